@@ -46,8 +46,7 @@ MODES = ("none", "selective", "full")
 ALONE = Prices(step=0.0, deferrable=0.0)  # what no schedule can defer
 NEAR = 1.02  # plans up to so much slower are solved too, for the simulator to rank
 SWEPT_FIRST = 50  # candidates, or axes more than two, from which bounds are with boxing
-FEWER = 8  # where they are many: variants to mix, not bounds, come of it
-SWEEPS = 12  # of the ascent per program, at first
+SWEEPS, FEWER = 12, 8  # of the ascent per program; where variants to mix, not bounds, come of it
 # Where memory is tight: prices of memory, as `TIE_BREAKER`. The first says how blocks hand tensors
 # on; the others, with their modes of recomputation, are two groups that take about equally long. In
 # the best plans their usual mode is solved once more at `ALONE_RUNGS`, the first price again saying
@@ -126,9 +125,9 @@ class Evaluator:
         self.programs = Programs(request, graph)
         self.sends = Sends(request.cluster, self.programs.handed_bytes)
         self._under: dict[Pins, Evaluator] = {}
-        pinned = request.pins.recompute
-        self.modes = MODES if pinned is None else (pinned,)
+        self.modes = (request.pins.recompute,) if request.pins.recompute else MODES
         self._loose = request.max_gap / 2  # of programs whose solutions are mixed
+        self.overlap = hidden_share(request.cluster) if request.max_gap else None  # None: exact
         self.asker = Asker(request, self.programs, self.modes[0])
         self._dearer: dict[Candidate, float] = {}
         self.wanted_ns = 0.0  # plans below it are wanted, however fast the best one seems
@@ -174,8 +173,8 @@ class Evaluator:
         much as the weights of a microbatch differ.
         """
         found = np.zeros(len(candidates))
-        few = len(candidates) < SWEPT_FIRST
-        if few and all(len(candidate.axes) <= FREE_AXES_MAX for candidate in candidates):
+        usual = all(len(candidate.axes) <= FREE_AXES_MAX for candidate in candidates)
+        if usual and len(candidates) < SWEPT_FIRST:
             return found
         stages = np.array([candidate.pipeline.stages for candidate in candidates])
         legal = np.flatnonzero(np.isfinite(costs) & (costs < cutoff_ns * stages)).tolist()
@@ -467,7 +466,7 @@ class Evaluator:
             return Pruned(candidate, bound_ns, "its stages cannot be even enough")
         with self.dividing():
             division = divide(runs, pipeline, limits, 0, self.request.max_gap / 4, best_ns)
-            division = in_order(division, runs, pipeline, hidden_share(self.request.cluster))
+            division = in_order(division, runs, pipeline, self.overlap)
         return Found(
             candidate=candidate,
             division=division,

@@ -27,6 +27,7 @@ from millrace.planner.search.blocks.solver import Solution, solve
 from millrace.planner.search.blocks.space import Space, build_space
 from millrace.planner.search.blocks.tables import (
     DEFERRABLE,
+    FIGURES,
     INFLIGHT,
     MICROBATCH,
     PERSISTENT,
@@ -438,9 +439,6 @@ class Programs:
     ) -> dict[str, VariantFigures]:
         """Figures of one block per template on one site; boxing between blocks counts at readers.
 
-        Where a schedule defers gradients of weights, what they read of the backward pass is kept
-        as long as what they read of the forward pass: somewhat more than it is in truth.
-
         Raises
         ------
         KeyError
@@ -474,6 +472,8 @@ class Programs:
                 step_ns=one[STEP],
                 persistent_bytes=one[PERSISTENT],
                 inflight_bytes=one[INFLIGHT],
+                weight_bytes=one[len(FIGURES)],
+                between_bytes=one[len(FIGURES) + 1],
                 transient_bytes=working[template],
                 handover=shared,
             )

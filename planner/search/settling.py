@@ -26,10 +26,11 @@ from millrace.planner.errors import InfeasibleError
 from millrace.planner.memory import StageMemory, plan_memory
 from millrace.planner.plan import Plan, plan_graph
 from millrace.planner.search.candidates import Candidate
-from millrace.planner.search.evaluation import Evaluator, Found, Limits
+from millrace.planner.search.evaluation import Evaluator, Found, Limits, Refused
+from millrace.planner.search.ranking import REFINED_OPTIONS
 from millrace.planner.search.request import SearchRequest
 from millrace.planner.search.sites import usable_bytes
-from millrace.planner.search.stages import Division, Run, VariantFigures, divide
+from millrace.planner.search.stages import Division, Run, VariantFigures, divide, in_order
 from millrace.planner.search.stages.measured import measured_step_ns
 from millrace.planner.search.stages.shape import stage_bytes, step_time_ns
 from millrace.planner.search.writing import write_plan
@@ -134,11 +135,11 @@ class _Measures:
         """The plan of a division with its memory; its step by the tables."""
         evaluator, request = self.evaluator, self.evaluator.request
         step_ns = step_time_ns(division.chunks, self._tables, self.pipeline)
-        found = replace(
-            self.found,
-            division=replace(division, step_ns=step_ns),
-            bound_ns=min(self.found.bound_ns, step_ns),
+        division = in_order(
+            replace(division, step_ns=step_ns), self._tables, self.pipeline, evaluator.overlap
         )
+        step_ns = division.step_ns
+        found = replace(self.found, division=division, bound_ns=min(self.found.bound_ns, step_ns))
         plan = write_plan(evaluator, found)
         memory = plan_memory(plan, plan_graph(plan))
         expected = stage_bytes(division.chunks, self._tables, self.pipeline)
@@ -172,15 +173,25 @@ class _Measures:
         """
         left = tuple(limit - self._more_bytes for limit in limits)
         if polished and self.found.solved == self._solved:
-            (self.found,) = self.evaluator.polish([self.found], [left])
-            self._tables = self.evaluator.runs(self.found.candidate, self.found.solved)
-            self._measure()
+            self._squeeze(left)
         try:
             with self.evaluator.dividing():
                 gap = self.evaluator.request.max_gap / 4
                 return divide(self._runs, self.pipeline, left, 0, gap)
         except InfeasibleError:
             return None
+
+    def _squeeze(self, limits: Limits) -> None:
+        """Mix variants that need less memory too."""
+        candidate = self.found.candidate
+        asked = [(candidate, self.found.bound_ns)]
+        (smaller,) = self.evaluator.squeeze_many(asked, [limits], float("inf"))
+        if isinstance(smaller, Refused) and self.evaluator.options(candidate) <= REFINED_OPTIONS:
+            smaller = self.evaluator.refine(smaller, limits, float("inf"))
+        if isinstance(smaller, Found):
+            (self.found,) = self.evaluator.polish([smaller], [limits])
+            self._tables = self.evaluator.runs(candidate, self.found.solved)
+            self._measure()
 
     def step_ns(self, division: Division) -> float | None:
         """The step of a division whose variants all are measured, else None."""

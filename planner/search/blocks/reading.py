@@ -23,10 +23,11 @@ Options = tuple[int, ...]
 def template_figures(
     space: Space, tables: Tables, row: int, options: Options, deferring: bool
 ) -> dict[str, list[int]]:
-    """Figures of one block per template, in the order of `FIGURES`, rounded up.
+    """Figures of one block per template, in the order of `FIGURES`, rounded up, and two more.
 
     Boxing between blocks counts where it is read. Where a schedule defers gradients of weights,
-    what they read of the backward pass is kept as long as what they read of the forward pass.
+    bytes in flight are those kept until the gradients of inputs, and the last two figures what is
+    kept for the gradients of weights: of the forward pass, and of the backward pass.
     """
     templates = space.folded.graph.templates
     counts: dict[str, int] = {}
@@ -34,7 +35,8 @@ def template_figures(
     home = [templates[choice.ops[0].op.block] for choice in space.choices]
     for at, (choice, template) in enumerate(zip(tables.choices, home, strict=True)):
         mine = choice.count * choice.figures[:, options[at], row]
-        sums[template] = sums.get(template, np.zeros(len(FIGURES), np.int64)) + mine
+        more = np.append(mine, (0, 0))
+        sums[template] = sums.get(template, np.zeros(len(more), np.int64)) + more
         counts[template] = max(counts.get(template, 0), choice.count)
     for net in tables.nets:
         source = net.makes[options[net.producer]]
@@ -47,8 +49,10 @@ def template_figures(
             mine[PERSISTENT] += net.count * net.buffer_bytes[source, target, row]
         if deferring and space.nets[net.number].deferred:
             held = wanted
+        lifetime = space.nets[net.number].lifetime if deferring else 0
         for target in held:
-            mine[INFLIGHT] += net.count * net.held_bytes[target, row]
+            column = len(FIGURES) + lifetime - 1 if lifetime else INFLIGHT
+            mine[column] += net.count * net.held_bytes[target, row]
     return {
         template: [-(-int(figure) // counts[template]) for figure in total]
         for template, total in sums.items()

@@ -157,6 +157,7 @@ class Net:
     crossing: bool
     forward: bool  # made in the forward pass
     deferred: bool  # made in the backward pass and read by gradients of weights
+    lifetime: int  # of what is held: one of `millrace.planner.schedules.counting.LIFETIMES`
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -316,6 +317,7 @@ class _Builder:
         if not found:
             return None
         producer, made = self._made[net.tensor]
+        made_later = self._phases[net.tensor] in (Phase.BACKWARD_INPUT, Phase.RECOMPUTE)
         sources, makes = np.unique(made, return_inverse=True)
         targets = np.unique(np.concatenate([states for _, states, _ in found]))
         uses: list[Use] = []
@@ -336,7 +338,8 @@ class _Builder:
             count=net.count,
             crossing=net.crossing,
             forward=self._phases[net.tensor] == Phase.FORWARD,
-            deferred=self._phases[net.tensor] == Phase.BACKWARD_INPUT and weights,
+            deferred=made_later and weights,
+            lifetime=2 if made_later else int(weights),
         )
 
 

@@ -6,7 +6,6 @@ from millrace.planner.search.blocks.states import Ints
 from millrace.planner.search.blocks.tables import (
     DEFERRABLE,
     FIGURES,
-    INFLIGHT,
     MICROBATCH,
     PERSISTENT,
     STEP,
@@ -158,7 +157,9 @@ class CellRows:
             return
         targets = np.arange(len(net.held_bytes))
         figures = np.zeros((len(targets), len(FIGURES)))
-        figures[:, INFLIGHT] = share * net.held_bytes[:, 0]
+        lifetime = self.mode.space.nets[net.number].lifetime if defers else 0
+        alive = self.stages.alive(self.cell.position, lifetime)
+        figures[:, PERSISTENT] = alive * share * net.held_bytes[:, 0]
         columns = self.program.add_columns(np.zeros(len(targets))) + targets
         self._charge(columns, figures)
         for use in holders:

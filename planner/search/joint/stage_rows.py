@@ -15,7 +15,8 @@ from millrace.planner.search.blocks.tables import (
     STEP,
 )
 from millrace.planner.search.integer_program import IntegerProgram
-from millrace.planner.search.stages import Pipeline, inflight_counts
+from millrace.planner.search.stages import Pipeline
+from millrace.planner.search.stages.shape import lifetime_counts
 
 Floats = NDArray[np.float64]
 
@@ -48,7 +49,7 @@ class StageRows:
         self.unit = unit_ns
         self.limit = limit_bytes
         self.cutoff = cutoff_ns
-        self._kept = inflight_counts(pipeline)
+        self._kept = lifetime_counts(pipeline)
         self._add_rows()
 
     def charge(self, position: int, columns: Ints, figures: Floats) -> Floats:
@@ -58,9 +59,13 @@ class StageRows:
         program.enter(self._time_rows + self.pipeline.place_of(position), columns, time)
         program.enter(self._update_rows + stage, columns, figures[:, STEP] / self.unit)
         if self.limit is not None:
-            size = figures[:, PERSISTENT] + self._kept[position] * figures[:, INFLIGHT]
+            size = figures[:, PERSISTENT] + self.alive(position, 0) * figures[:, INFLIGHT]
             program.enter(self._memory_rows + stage, columns, size / self.limit)
         return time
+
+    def alive(self, position: int, lifetime: int) -> int:
+        """Microbatches of which a chunk keeps what lives so long."""
+        return self._kept[position][lifetime]
 
     def add_filling(self) -> int:
         """Add a column for what fills the ramp of the pipeline, and shortens the step by it."""

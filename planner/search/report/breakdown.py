@@ -68,6 +68,8 @@ def breakdown(evaluator: Evaluator, found: Found) -> Parts:
     alone = replace(pipeline, sent_ns=0).pace(busy)
     parts[UNEVEN] = paces * (alone - mean)
     parts[SENDS] = paces * (pipeline.pace(busy) - alone) + pipeline.sent_ns
+    # What the order takes beyond that, stages wait for what is sent.
+    parts[SENDS] += max(found.division.step_ns - sum(parts.values()), 0.0)
     return {name: time for name, time in parts.items() if time}
 
 

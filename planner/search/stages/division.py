@@ -15,7 +15,7 @@ from millrace.planner.search.stages.shape import (
     Division,
     Pipeline,
     Run,
-    inflight_counts,
+    lifetime_counts,
     stage_bytes,
     step_time_ns,
 )
@@ -204,13 +204,12 @@ def _apart(
 
 def _smallest(runs: tuple[Run, ...], pipeline: Pipeline, limits: tuple[int, ...]) -> Division:
     """Divide at about the least bytes, every block in the variant that usually needs least."""
-    inflight = inflight_counts(pipeline)
-    mean = sum(inflight) // len(inflight)
+    counts = lifetime_counts(pipeline)
+    first, second, third = (sum(column) // len(counts) for column in zip(*counts, strict=True))
     numbers = []
     for run in runs:
         sizes = [
-            one.persistent_bytes + mean * one.inflight_bytes + one.transient_bytes
-            for one in run.variants
+            one.bytes_with((first, second, third)) + one.transient_bytes for one in run.variants
         ]
         numbers.append([sizes.index(min(sizes))])
     group = _kept(runs, numbers)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from millrace.planner.search.stages.caps import Choice, Ladder, Prices, near, search
 from millrace.planner.search.stages.holdings import DEFERRED, KEEPS, STAYS, TIME, UPDATE, Ints
 from millrace.planner.search.stages.layout import Chunks, Layout, Model, TooManyError
-from millrace.planner.search.stages.shape import Division
+from millrace.planner.search.stages.shape import Division, fewest
 
 FIRST_CAP = 1.08  # of what stages would take if blocks could be mixed of variants
 NEXT_CAP = 1.15  # times the last, while nothing fits
@@ -130,8 +130,9 @@ def _typical_ns(model: Model, limits: tuple[int, ...]) -> int:
     times = []
     for stage, limit in enumerate(limits):
         figures, sections = palette.kinds[model.pipeline.kinds[stage]]
-        inflight = min(model.inflight[position] for position in model.stages[stage])
-        size = figures[:, STAYS] + inflight * figures[:, KEEPS]
+        size = figures[:, STAYS] + figures[:, KEEPS] @ fewest(
+            model.inflight[position] for position in model.stages[stage]
+        )
         corners = _hull(size.astype(np.float64), figures[:, TIME].astype(np.float64))
         room = (limit - int(sections.max())) / blocks
         time = np.interp(room, size[corners], figures[corners, TIME])

@@ -13,17 +13,21 @@ from math import comb
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.planner.search.stages.shape import Pipeline, VariantFigures
+from millrace.planner.search.stages.shape import Lifetimes, Pipeline, VariantFigures
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 TOO_LARGE = 2**50  # bytes that no stage has, and that many blocks still add up
-TIME, UPDATE, DEFERRED, STAYS, KEEPS = range(5)  # columns of figures
+# Columns of figures; of what is kept per microbatch one for each lifetime.
+TIME, UPDATE, DEFERRED, STAYS = range(4)
+LIFETIMES = 3
+COLUMNS = 4 + LIFETIMES
+KEEPS = slice(4, COLUMNS)
 
 
 def figure_table(variants: Sequence[VariantFigures], pipeline: Pipeline) -> tuple[Ints, Ints]:
-    """Figures of variants [V, 5], and their transient bytes [V].
+    """Figures of variants [V, COLUMNS], and their transient bytes [V].
 
     What is deferred counts in shares of one stage, so that all figures are whole numbers.
     """
@@ -35,7 +39,7 @@ def figure_table(variants: Sequence[VariantFigures], pipeline: Pipeline) -> tupl
             one.step_ns,
             defers * min(2 * one.deferrable_ns * (stages - 1), one.microbatch_ns * stages),
             one.persistent_bytes,
-            one.inflight_bytes,
+            *one.lifetimes,
         )
         for one in variants
     ]
@@ -114,7 +118,7 @@ class Palette:
         self.exchange = exchange and mixed >= self.size
         self.mixed = mixed
         self._tables: dict[int, tuple[Floats, Ints]] = {}
-        self._least: dict[tuple[int, int, bytes], Ints] = {}
+        self._least: dict[tuple[int, Lifetimes, bytes], Ints] = {}
 
     @property
     def size(self) -> int:
@@ -123,9 +127,9 @@ class Palette:
 
     def _strict(self, groups: Ints) -> Ints:
         """What must not grow when groups of blocks [G, blocks] are exchanged, on every kind."""
-        sums = self._figures[groups].sum(axis=1).reshape(len(groups), len(self.kinds), 5)
+        sums = self._figures[groups].sum(axis=1).reshape(len(groups), len(self.kinds), COLUMNS)
         ramp = sums[..., [TIME]] * self.stages - sums[..., [DEFERRED]]
-        plain = sums[..., [TIME, UPDATE, STAYS, KEEPS]]
+        plain = np.concatenate([sums[..., [TIME, UPDATE, STAYS]], sums[..., KEEPS]], axis=-1)
         pieces = [plain.reshape(len(groups), -1), ramp.reshape(len(groups), -1)]
         return np.concatenate([*pieces, self._sections[groups].max(axis=1)], axis=1)
 
@@ -141,12 +145,12 @@ class Palette:
         """How many ways there are to hold so many blocks."""
         return multiset_count(self.size, number, self.mixed)
 
-    def least_bytes(self, kind: int, inflight: int, levels: Ints) -> Ints:
+    def least_bytes(self, kind: int, inflight: Lifetimes, levels: Ints) -> Ints:
         """Bytes of the smallest variant whose sections stay within each level."""
         key = kind, inflight, levels.tobytes()
         if key not in self._least:
             figures, sections = self.kinds[kind]
-            size = figures[:, STAYS] + inflight * figures[:, KEEPS]
+            size = figures[:, STAYS] + figures[:, KEEPS] @ inflight
             fits = sections[:, None] <= levels
             self._least[key] = np.where(fits, size[:, None], TOO_LARGE).min(axis=0)
         return self._least[key]
@@ -163,7 +167,13 @@ class Palette:
         return self._tables[most]
 
     def within(
-        self, kind: int, most: int, number: int, inflight: int, time_ns: int, memory_bytes: int
+        self,
+        kind: int,
+        most: int,
+        number: int,
+        inflight: Lifetimes,
+        time_ns: int,
+        memory_bytes: int,
     ) -> tuple[Ints, Ints, Ints]:
         """Rows of so many blocks that there is room for, their figures and largest sections."""
         table, starts = self.table(most)
@@ -172,7 +182,7 @@ class Palette:
         # Whole numbers that floats hold exactly: a stage's nanoseconds and bytes.
         figures = mine.astype(np.float64)
         need = figures[:, [TIME, STAYS]]
-        need[:, 1] += inflight * figures[:, KEEPS]
+        need[:, 1] += figures[:, KEEPS] @ inflight
         taken = table[begin:end] @ need
         rows = np.flatnonzero((taken[:, 0] <= time_ns) & (taken[:, 1] <= memory_bytes))
         counts = table[begin:end][rows]
@@ -206,7 +216,8 @@ class Holdings:
     time, ramp, update, base : array [rows]
         Nanoseconds (`ramp` in shares of one stage), and bytes whatever is in flight.
     keeps : array [rows, K]
-        Bytes that count as often as microbatches are in flight, which each stage says of each.
+        Bytes that count as often as microbatches are alive, which each stage says of each: of every
+        part one column for each lifetime.
     picks : array [rows, parts]
         Row of each part in its palette's table.
     """
@@ -222,18 +233,18 @@ class Holdings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What a stage has at most: time, bytes, and the fewest microbatches in flight by part."""
+    """What a stage has at most: time, bytes, and the fewest microbatches alive by part."""
 
     time_ns: int
     memory_bytes: int
-    inflight: tuple[int, ...]
+    inflight: tuple[Lifetimes, ...]
 
 
 def rows_of(
     parts: Sequence[tuple[Palette, int]], kind: int, most: int, makeup: int, room: Room
 ) -> Holdings:
     """Every way to hold one make-up, so many blocks of each palette, that there is room for."""
-    sums = np.zeros((1, 5), np.int64)
+    sums = np.zeros((1, COLUMNS), np.int64)
     transient = np.zeros(1, np.int64)
     kept = np.zeros(1, np.int64)
     keeps = np.zeros((1, 0), np.int64)
@@ -246,9 +257,9 @@ def rows_of(
         spare = room.memory_bytes - int((sums[:, STAYS] + kept).min(initial=room.memory_bytes))
         first, here, largest = palette.within(kind, most, count, inflight, left, spare)
         a, b = len(sums), len(here)
-        sums = (sums[:, None] + here).reshape(a * b, 5)
+        sums = (sums[:, None] + here).reshape(a * b, COLUMNS)
         transient = np.maximum(transient[:, None], largest).ravel()
-        kept = (kept[:, None] + inflight * here[:, KEEPS]).ravel()
+        kept = (kept[:, None] + here[:, KEEPS] @ inflight).ravel()
         fits = sums[:, TIME] <= room.time_ns
         fits &= sums[:, STAYS] + transient + kept <= room.memory_bytes
         rows = np.flatnonzero(fits)
@@ -270,10 +281,10 @@ def rows_of(
 
 def joined(pieces: Sequence[Holdings]) -> Holdings:
     """Put rows of several make-ups together; parts that one has not are zero."""
-    parts = max(piece.keeps.shape[1] for piece in pieces)
+    parts = max(piece.picks.shape[1] for piece in pieces)
 
-    def padded(array: Ints) -> Ints:
-        missing = parts - array.shape[1]
+    def padded(array: Ints, columns: int) -> Ints:
+        missing = columns - array.shape[1]
         return np.column_stack([array, np.zeros((len(array), missing), np.int64)])
 
     return Holdings(
@@ -282,8 +293,8 @@ def joined(pieces: Sequence[Holdings]) -> Holdings:
         ramp=np.concatenate([piece.ramp for piece in pieces]),
         update=np.concatenate([piece.update for piece in pieces]),
         base=np.concatenate([piece.base for piece in pieces]),
-        keeps=np.concatenate([padded(piece.keeps) for piece in pieces]),
-        picks=np.concatenate([padded(piece.picks) for piece in pieces]),
+        keeps=np.concatenate([padded(piece.keeps, parts * LIFETIMES) for piece in pieces]),
+        picks=np.concatenate([padded(piece.picks, parts) for piece in pieces]),
     )
 
 

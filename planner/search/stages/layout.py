@@ -8,7 +8,7 @@ run: only how many a stage holds matters, and a state is how many the stages so 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import chain, product
 from math import prod
 from typing import Protocol
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from millrace.planner.search.stages.holdings import (
     KEEPS,
+    LIFETIMES,
     Holdings,
     Ints,
     Palette,
@@ -24,14 +25,21 @@ from millrace.planner.search.stages.holdings import (
     joined,
     rows_of,
 )
-from millrace.planner.search.stages.shape import Pipeline, Run, inflight_counts
+from millrace.planner.search.stages.shape import (
+    Lifetimes,
+    Pipeline,
+    Run,
+    beyond,
+    fewest,
+    lifetime_counts,
+)
 
 ROWS_MAX = 1_500_000  # rows over all stages beyond which nothing is enumerated
 ENDS_MAX = 6  # blocks before, and after, the longest run that are laid out in every way
 
 Chunks = tuple[tuple[tuple[str, int], ...], ...]
 # A palette, microbatches in flight, and how many such blocks every make-up has.
-Piece = tuple[Palette, int, Ints]
+Piece = tuple[Palette, Lifetimes, Ints]
 
 
 NOTHING = rows_of((), 0, 0, 0, Room(time_ns=0, memory_bytes=-1, inflight=()))
@@ -51,7 +59,7 @@ class StagePlace:
     makeup_at : array [window, states]
         Make-up that takes `window` units to reach a state; -1 where there is none.
     inflight : tuple of int
-        How often each of the holdings' `keeps` counts.
+        How often each of the holdings' `keeps` counts, lifetime by lifetime.
     """
 
     holdings: Holdings
@@ -68,8 +76,8 @@ class Model:
     pipeline : Pipeline
     mixed : int
         Variants of one template that a stage may mix.
-    inflight : tuple of int, optional
-        Microbatches in flight at each position, where not by the pipeline's schedule.
+    inflight : tuple, optional
+        Microbatches alive at each position by lifetime, where not by the pipeline's schedule.
     """
 
     def __init__(
@@ -77,11 +85,11 @@ class Model:
         runs: tuple[Run, ...],
         pipeline: Pipeline,
         mixed: int,
-        inflight: tuple[int, ...] | None = None,
+        inflight: tuple[Lifetimes, ...] | None = None,
     ) -> None:
         self.runs = runs
         self.pipeline = pipeline
-        self.inflight = inflight or inflight_counts(pipeline)
+        self.inflight = inflight or lifetime_counts(pipeline)
         self.stages: list[list[int]] = [[] for _ in range(pipeline.stages)]
         for position in range(pipeline.positions):
             self.stages[pipeline.stage_of(position)].append(position)
@@ -241,7 +249,7 @@ class Cuts:
         held = {}
         for key in dict.fromkeys(keys):
             alike = [stage for stage in stages if keys[stage] == key]
-            inflight = min(model.inflight[stage] for stage in alike)
+            inflight = fewest(model.inflight[stage] for stage in alike)
             held[key] = self._holdings(
                 *key, longest, max(limits[stage] for stage in alike), inflight
             )
@@ -249,13 +257,13 @@ class Cuts:
             StagePlace(
                 holdings=held[keys[stage]],
                 makeup_at=at[stage],
-                inflight=(model.inflight[stage],) * held[keys[stage]].keeps.shape[1],
+                inflight=model.inflight[stage] * (held[keys[stage]].keeps.shape[1] // LIFETIMES),
             )
             for stage in stages
         ]
 
     def _holdings(
-        self, kind: int, used: tuple[int, ...], longest: int, limit: int, inflight: int
+        self, kind: int, used: tuple[int, ...], longest: int, limit: int, inflight: Lifetimes
     ) -> Holdings:
         pieces = []
         for one in used:
@@ -356,16 +364,17 @@ class Counts:
                 room = Room(
                     time_ns=longest,
                     memory_bytes=limits[stage] if ends else max(limits),
-                    inflight=inflight[: len(ends) + 1] if ends else (min(model.inflight),),
+                    inflight=inflight[: len(ends) + 1] if ends else (fewest(model.inflight),),
                 )
                 cache[key] = self._holdings(stage, counts, len(extra), room)
-            found.append(StagePlace(holdings=cache[key], makeup_at=at, inflight=inflight))
+            often = tuple(chain.from_iterable(inflight))
+            found.append(StagePlace(holdings=cache[key], makeup_at=at, inflight=often))
         return found
 
     def _holdings(self, stage: int, counts: tuple[int, ...], due: int, room: Room) -> Holdings:
         kind = self.model.pipeline.kinds[stage]
         if not counts:  # no layout has this stage's ends here: no rows, of the same columns
-            width = len(self._parts(stage, 0)) + due
+            width = (len(self._parts(stage, 0)) + due) * LIFETIMES
             return replace(NOTHING, keeps=np.zeros((0, width), np.int64))
         held = joined([rows_of(self._parts(stage, n), kind, self.window, n, room) for n in counts])
         return replace(held, keeps=np.column_stack([held.keeps, self._lightest(held, kind, due)]))
@@ -376,23 +385,25 @@ class Counts:
         fixed = [(palettes[of[run]], 1) for run, position in self.ends if position in on]
         return [*fixed, (palettes[of[self.main]], count)]
 
-    def _due_extra(self, stage: int) -> tuple[int, list[int]]:
-        """Least in flight where blocks may lie, and how much more where one has to, descending."""
+    def _due_extra(self, stage: int) -> tuple[Lifetimes, list[Lifetimes]]:
+        """Fewest alive where blocks may lie, and how many more where one has to, descending."""
         inflight = self.model.inflight
-        least = min((inflight[k] for k in self.open[stage]), default=0)
-        return least, sorted((inflight[k] - least for k in self.due[stage]), reverse=True)
+        least = fewest(inflight[k] for k in self.open[stage])
+        extra = [beyond(inflight[k], least) for k in self.due[stage]]
+        return least, sorted(extra, key=sum, reverse=True)
 
     def _lightest(self, held: Holdings, kind: int, due: int) -> Ints:
         """What the lightest blocks keep: they lie where most is in flight, as far as some must."""
         palette = self.palette
         counts = palette.table(self.window)[0][held.picks[:, -1]]
         keeps = palette.kinds[kind][0][list(palette.numbers), KEEPS]
-        order = np.argsort(keeps, kind="stable")
+        order = np.argsort(keeps.sum(axis=1), kind="stable")
         running = np.cumsum(counts[:, order].T, axis=0)
-        found = np.zeros((len(counts), due), np.int64)
-        for at in range(due):
-            found[:, at] = keeps[order][np.minimum((running <= at).sum(axis=0), len(keeps) - 1)]
-        return found
+        lightest = [
+            keeps[order][np.minimum((running <= at).sum(axis=0), len(keeps) - 1)]
+            for at in range(due)
+        ]
+        return np.column_stack(lightest) if due else np.zeros((len(counts), 0), np.int64)
 
     def chunks(self, places: list[StagePlace], taken: Sequence[int]) -> Chunks:
         """Return blocks and variants per position, where each stage holds one row."""
@@ -424,20 +435,21 @@ class Counts:
         kind = self.model.pipeline.kinds[stage]
         figures = palette.kinds[kind][0]
         variants = picked(palette, self.window, picks[-1])
-        variants.sort(key=lambda v: (int(figures[v, KEEPS]), v))
+        variants.sort(key=lambda v: (int(figures[v, KEEPS].sum()), v))
         inflight = self.model.inflight
-        for position in sorted(self.due[stage], key=lambda k: (-inflight[k], k)):
+        for position in sorted(self.due[stage], key=lambda k: (-sum(inflight[k]), k)):
             held[position].append((self.main, variants.pop(0)))
         used = int(holdings.base[row] + holdings.keeps[row] @ np.array(place.inflight, np.int64))
         spare = self.limits[stage] - used
-        open_ones = sorted(self.open[stage], key=lambda k: (inflight[k], k))
-        least = inflight[open_ones[0]] if open_ones else 0
+        open_ones = sorted(self.open[stage], key=lambda k: (sum(inflight[k]), k))
+        least = fewest(inflight[k] for k in open_ones)
+        more = {k: np.array(beyond(inflight[k], least)) for k in open_ones}
         sizes = {k: len(held[k]) for k in open_ones}
         for variant in variants:
-            keeps = int(figures[variant, KEEPS])
-            fits = [k for k in open_ones if keeps * (inflight[k] - least) <= spare]
+            keeps = figures[variant, KEEPS]
+            fits = [k for k in open_ones if keeps @ more[k] <= spare]
             position = min(fits, key=sizes.__getitem__)
-            spare -= keeps * (inflight[position] - least)
+            spare -= int(keeps @ more[position])
             sizes[position] += 1
             held[position].append((self.main, variant))
 

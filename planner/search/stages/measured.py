@@ -84,7 +84,7 @@ def slowed_passes_ns(chunks: Floats, times: BlockTimes) -> Floats:
 
 
 def in_order(
-    division: Division, runs: tuple[Run, ...], pipeline: Pipeline, overlap: float
+    division: Division, runs: tuple[Run, ...], pipeline: Pipeline, overlap: float | None
 ) -> Division:
     """The division with the step that its order takes on one kind of device, by tables.
 
@@ -96,10 +96,10 @@ def in_order(
     runs : tuple of Run
         Whose variants the division numbers, on one kind of device.
     pipeline : Pipeline
-    overlap : float
-        The speed of what is computed beside moving data.
+    overlap : float or None
+        The speed of what is computed beside moving data; None: the division as it is.
     """
-    if pipeline.stages == 1 or len(set(pipeline.kinds)) > 1:
+    if overlap is None or pipeline.stages == 1 or len(set(pipeline.kinds)) > 1:
         return division
     run_of = {block: at for at, run in enumerate(runs) for block in run.blocks}
     kinds = [[(str(run_of[block]), variant) for block, variant in c] for c in division.chunks]

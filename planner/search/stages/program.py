@@ -16,11 +16,12 @@ import numpy as np
 from millrace.planner.search.integer_program import IntegerProgram
 from millrace.planner.search.stages.shape import (
     Division,
+    Lifetimes,
     Pipeline,
     Run,
     VariantFigures,
     deferred_ns,
-    inflight_counts,
+    lifetime_counts,
     step_time_ns,
 )
 
@@ -55,7 +56,7 @@ class StageProgram:
         self.time_unit = max(
             sum(len(run.blocks) * min(v.microbatch_ns for v in run.variants) for run in runs), 1
         )
-        largest = max(f.persistent_bytes + f.inflight_bytes for f in self.figures[0])
+        largest = max(f.bytes_with((1, 1, 1)) for f in self.figures[0])
         self.byte_unit = float(max(*limits, largest, 1))
         self._counts(least_memory)
         self._contiguous()
@@ -63,7 +64,7 @@ class StageProgram:
         self._paces(weight * (pipeline.microbatches - pipeline.ramp))
         update = self.program.add_columns(weight)
         over = self.program.add_columns(1.0) if least_memory else None
-        inflight = inflight_counts(pipeline)
+        inflight = lifetime_counts(pipeline)
         for stage in range(pipeline.stages):
             on_stage = [k for k in range(pipeline.positions) if pipeline.stage_of(k) == stage]
             figures = self.figures[stage]
@@ -144,7 +145,7 @@ class StageProgram:
             self.program.enter(row, self.counts[k], [-value for value in values])
 
     def _memory(
-        self, stage: int, on_stage: list[int], inflight: tuple[int, ...], over: int | None
+        self, stage: int, on_stage: list[int], inflight: tuple[Lifetimes, ...], over: int | None
     ) -> None:
         """Bytes of a stage stay within its limit, or exceed it by no more than a column."""
         program, figures, unit = self.program, self.figures[stage], self.byte_unit
@@ -154,7 +155,7 @@ class StageProgram:
         spare = 0 if over is None else max(self.limits)
         row = program.add_rows(1, upper=(limit - levels[0] - spare) / unit)
         for k in on_stage:
-            sizes = [f.persistent_bytes + inflight[k] * f.inflight_bytes for f in figures]
+            sizes = [f.bytes_with(inflight[k]) for f in figures]
             program.enter(row, self.counts[k], [size / unit for size in sizes])
         if over is not None:
             program.enter(row, over, -1.0)

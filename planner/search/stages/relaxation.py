@@ -66,7 +66,7 @@ def _least(
         rows = palette.kinds[kind][0][list(palette.numbers)].astype(np.float64)
         less = rows[:, columns[1]] if len(columns) > 1 else 0.0
         figures.append(rows[:, columns[0]] * times - less)
-        sizes.append(rows[:, STAYS] + inflight * rows[:, KEEPS])
+        sizes.append(rows[:, STAYS] + rows[:, KEEPS] @ inflight)
     prices = np.unique(
         [0.0, *(p for x, b in zip(figures, sizes, strict=True) for p in _slopes(x, b))]
     )

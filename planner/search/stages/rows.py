@@ -17,7 +17,7 @@ from millrace.planner.search.stages.shape import (
     Pipeline,
     Run,
     VariantFigures,
-    inflight_counts,
+    lifetime_counts,
     step_time_ns,
 )
 
@@ -243,7 +243,7 @@ def _time(figures: VariantFigures) -> tuple[int, int]:
 
 
 def _size(figures: VariantFigures) -> int:
-    return figures.persistent_bytes + figures.inflight_bytes + figures.transient_bytes
+    return figures.bytes_with((1, 1, 1)) + figures.transient_bytes
 
 
 class _Filling:
@@ -262,7 +262,7 @@ class _Filling:
         self.limits = limits
         self.rows = rows
         self.taken = taken  # variant of each run, where nothing else is said
-        self.inflight = inflight_counts(pipeline)
+        self.inflight = lifetime_counts(pipeline)
         self.stages = np.array([pipeline.stage_of(k) for k in range(pipeline.positions)])
         self._beside = [0] * pipeline.stages  # bytes of the ends
         self._sections = [0] * pipeline.stages
@@ -321,7 +321,7 @@ class _Filling:
         on = [k for k in range(len(held)) if self.stages[k] == stage]
         # Sections shrink only where all blocks do: until then the larger one counts.
         over += max(0, self._working[small][stage] - self._working[usual][stage])
-        for k in sorted(on, key=lambda k: (-self.inflight[k], k)):
+        for k in sorted(on, key=lambda k: (-sum(self.inflight[k]), k)):
             saved = int(self._sizes[usual][k] - self._sizes[small][k])
             if over <= 0 or saved <= 0:
                 continue
@@ -333,7 +333,7 @@ class _Filling:
 
     def _bytes(self, run: int, variant: int, position: int) -> int:
         figures = self._figures(run, variant, position)
-        return figures.persistent_bytes + self.inflight[position] * figures.inflight_bytes
+        return figures.bytes_with(self.inflight[position])
 
     def _named(self, held: Ints, less: Ints, small: int) -> Chunks:
         """Blocks by their names."""

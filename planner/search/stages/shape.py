@@ -7,7 +7,7 @@ per position, ramp = one over the chunks of a stage, and no chunk empty::
     time[s]  = Σ microbatch over the blocks on stage s
     step     = (microbatches - ramp) · pace + ramp · Σ_s (time[s] - Σ deferred) + sent
                + max_s Σ step
-    bytes[s] = Σ_{k on s} Σ (persistent + inflight[k] · inflight bytes) + max transient ≤ limit
+    bytes[s] = Σ_{k on s} Σ (persistent + Σ_lifetimes count[k] · bytes) + max transient ≤ limit
 
 What each further microbatch takes, where `sent` is what one takes from stage to stage to the last
 chunk and back, besides computing::
@@ -39,8 +39,11 @@ weights are no theorem: they are fitted to orders that ran with the times of chu
 `python -m benchmarks.pipelines` holds all of this against the simulator.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
 
 from millrace.planner.errors import PlanError
 from millrace.planner.schedules import Schedule, schedule_of
@@ -48,6 +51,14 @@ from millrace.planner.schedules import Schedule, schedule_of
 # What rows wait for a longer one, in shares of what it is longer: with many stages, with so many
 # stages less, and at least. Fitted (2026-11) to orders of 2 to 16 stages of 2 to 6 chunks.
 LAG, LESS_LAG, LAG_MIN = 0.7, 3, 0.2
+
+
+Lifetimes = tuple[int, int, int]
+"""A number for each lifetime, as `millrace.planner.schedules.counting.LIFETIMES` has them."""
+
+# What lifetimes usually weigh beside one another: a block of a transformer keeps for the gradients
+# of its weights the inputs of its products, twice as much from the forward pass as from backward.
+USUAL_WEIGHTS = np.array([2, 2, 1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +70,10 @@ class VariantFigures:
     microbatch_ns, step_ns : int
         Time per microbatch and per step; `deferrable_ns` of the former makes weight gradients.
     persistent_bytes, inflight_bytes : int
-        Memory all step long, and per microbatch in flight.
+        Memory all step long, and per microbatch from its forward to the gradients of its inputs.
+    weight_bytes, between_bytes : int
+        Where weight gradients are deferred, what is kept for them per microbatch: from its forward,
+        and from the gradients of its inputs.
     transient_bytes : int
         The largest section; sections of a stage share their memory.
     forward_ns : int
@@ -76,6 +90,17 @@ class VariantFigures:
     transient_bytes: int = 0
     forward_ns: int = 0
     handover: object = None
+    weight_bytes: int = 0
+    between_bytes: int = 0
+
+    @property
+    def lifetimes(self) -> Lifetimes:
+        """Bytes per microbatch by lifetime: forward → input and weight gradients, and between."""
+        return self.inflight_bytes, self.weight_bytes, self.between_bytes
+
+    def bytes_with(self, counts: Lifetimes) -> int:
+        """Bytes of one block of which so many microbatches of each lifetime are alive."""
+        return self.persistent_bytes + dot(self.lifetimes, counts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,9 +232,48 @@ class Division:
     bound_ns: float = 0.0
 
 
+@lru_cache(maxsize=4096)
+def lifetime_counts(pipeline: Pipeline) -> tuple[Lifetimes, ...]:
+    """Microbatches alive of every position when its stage keeps most, by lifetime.
+
+    Where both gradients are made together all that is kept has the first lifetime.
+    """
+    shape = pipeline.stages, pipeline.interleave, pipeline.microbatches
+    if not pipeline.defers_weight_gradients:
+        return tuple((count, 0, 0) for count in pipeline.record.kept_at_once(*shape))
+    counts: list[Lifetimes] = [(0, 0, 0)] * pipeline.positions
+    positions: list[list[int]] = [[] for _ in range(pipeline.stages)]
+    for position in range(pipeline.positions):
+        positions[pipeline.stage_of(position)].append(position)
+    for stage, moments in enumerate(pipeline.record.moments(*shape)):
+        fullest = moments[(moments @ USUAL_WEIGHTS).sum(axis=1).argmax()]
+        for position, (first, second, third) in zip(
+            positions[stage], fullest.tolist(), strict=True
+        ):
+            counts[position] = first, second, third
+    return tuple(counts)
+
+
 def inflight_counts(pipeline: Pipeline) -> tuple[int, ...]:
-    """Microbatches whose activations each position keeps when its stage keeps most."""
-    return pipeline.record.kept_at_once(pipeline.stages, pipeline.interleave, pipeline.microbatches)
+    """Microbatches that every position keeps from forward to input gradients at that moment."""
+    return tuple(first for first, _, _ in lifetime_counts(pipeline))
+
+
+def fewest(counts: Iterable[Lifetimes]) -> Lifetimes:
+    """The least of every lifetime's counts; none where there are no counts."""
+    columns = [*zip(*counts, strict=True)] or [(0,)] * 3
+    first, second, third = map(min, columns)
+    return first, second, third
+
+
+def beyond(counts: Lifetimes, least: Lifetimes) -> Lifetimes:
+    """By how much each lifetime's count is above the least."""
+    return counts[0] - least[0], counts[1] - least[1], counts[2] - least[2]
+
+
+def dot(some: Lifetimes, others: Lifetimes) -> int:
+    """Sum of the products of three numbers with three others."""
+    return some[0] * others[0] + some[1] * others[1] + some[2] * others[2]
 
 
 def deferred_ns(figures: VariantFigures, pipeline: Pipeline) -> float:
@@ -245,10 +309,10 @@ def stage_bytes(
     """Bytes of every stage of a division."""
     run_of = {block: run for run in runs for block in run.blocks}
     used, transient = [0] * pipeline.stages, [0] * pipeline.stages
-    for position, (chunk, kept) in enumerate(zip(chunks, inflight_counts(pipeline), strict=True)):
+    for position, (chunk, kept) in enumerate(zip(chunks, lifetime_counts(pipeline), strict=True)):
         stage = pipeline.stage_of(position)
         for block, at in chunk:
             figures = run_of[block].on(pipeline.kinds[stage])[at]
-            used[stage] += figures.persistent_bytes + kept * figures.inflight_bytes
+            used[stage] += figures.bytes_with(kept)
             transient[stage] = max(transient[stage], figures.transient_bytes)
     return tuple(a + b for a, b in zip(used, transient, strict=True))

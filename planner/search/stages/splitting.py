@@ -10,9 +10,10 @@ from millrace.planner.search.stages.enumeration import divided
 from millrace.planner.search.stages.layout import Model
 from millrace.planner.search.stages.shape import (
     Division,
+    Lifetimes,
     Pipeline,
     Run,
-    inflight_counts,
+    lifetime_counts,
     step_time_ns,
 )
 
@@ -44,7 +45,7 @@ def divided_by_positions(
         microbatches=pipeline.microbatches,
         kind_of_stage=tuple(pipeline.kinds[stage] for stage in stage_of),
     )
-    inflight = inflight_counts(pipeline)
+    inflight = lifetime_counts(pipeline)
     mixed = min(2, max(len(run.variants) for run in runs))
     model = Model(runs, chunks, mixed, inflight)
     needs = _typical_bytes(runs, inflight)
@@ -60,9 +61,7 @@ def divided_by_positions(
     return Division(chunks=found.chunks, step_ns=step_ns, memory_bytes=0, bound_ns=bound_ns)
 
 
-def _typical_bytes(runs: tuple[Run, ...], inflight: tuple[int, ...]) -> list[int]:
+def _typical_bytes(runs: tuple[Run, ...], inflight: tuple[Lifetimes, ...]) -> list[int]:
     """What a block of the longest run needs at every position, over its variants."""
     longest = max(runs, key=lambda run: len(run.blocks))
-    stays = sum(figures.persistent_bytes for figures in longest.variants)
-    keeps = sum(figures.inflight_bytes for figures in longest.variants)
-    return [stays + count * keeps for count in inflight]
+    return [sum(one.bytes_with(counts) for one in longest.variants) for counts in inflight]

@@ -25,7 +25,8 @@ from tests.planner.search.plain import Plain, sized
 Ints = NDArray[np.int64]
 LATER = (Phase.RECOMPUTE, Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT)
 MICROBATCH, STEP, PERSISTENT, INFLIGHT, DEFERRABLE = range(5)
-FIGURES = 5
+WEIGHT, BETWEEN = 5, 6  # what deferred gradients of weights wait with: from forward, from backward
+FIGURES = 7
 
 Value = object  # what an option means to a factor
 Weigh = Callable[[tuple[Value, ...]], Ints | None]
@@ -136,7 +137,7 @@ class Block:
         for at, option in enumerate(options):
             for one, signature in zip(tied, option, strict=True):
                 own = blocks.plain.figures(one, signature, blocks.tensors)
-                vectors[at, :FIGURES] += self.count * np.array(own)
+                vectors[at, : len(own)] += self.count * np.array(own)
         index = len(self.variables)
         self.variables.append(Variable(vectors=vectors))
         for number, one in enumerate(tied):
@@ -176,7 +177,11 @@ class Block:
         forward = maker.phase == Phase.FORWARD and net.tensor not in blocks.values
         phases = [blocks.ops[one.op].phase for one in readers]
         # What deferred gradients of weights read of the backward pass is kept for all who read it.
-        deferred = maker.phase == Phase.BACKWARD_INPUT and Phase.BACKWARD_WEIGHT in phases
+        weights = Phase.BACKWARD_WEIGHT in phases
+        deferred = maker.phase in (Phase.BACKWARD_INPUT, Phase.RECOMPUTE) and weights
+        column = INFLIGHT
+        if blocks.defers and weights:
+            column = WEIGHT if forward else BETWEEN
         holds = [(forward and one in LATER) or (blocks.defers and deferred) for one in phases]
         step, bucketed = tensor.rate is Rate.STEP, net.tensor in blocks.in_buckets
 
@@ -197,7 +202,7 @@ class Block:
                     source, target, maker, net.tensor, blocks.tensors  # type: ignore[arg-type]
                 )  # fmt: skip
             for target in {t for t, kept in zip(targets, holds, strict=True) if kept}:
-                found[INFLIGHT] += blocks.plain.local_bytes(tensor, target)  # type: ignore[arg-type]
+                found[column] += blocks.plain.local_bytes(tensor, target)  # type: ignore[arg-type]
             return net.count * found
 
         self.factors.append(Factor(members=[made, *map(self._read, readers)], weigh=weigh))

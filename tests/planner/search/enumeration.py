@@ -26,13 +26,16 @@ from millrace.planner.search.blocks.folding import fold
 from millrace.planner.search.candidates import Candidate, candidates
 from millrace.planner.search.request import SearchRequest
 from millrace.planner.search.stages import inflight_counts
+from millrace.planner.search.stages.shape import Lifetimes, lifetime_counts
 from tests.planner.search.enumerated_blocks import (
+    BETWEEN,
     DEFERRABLE,
     FIGURES,
     INFLIGHT,
     MICROBATCH,
     PERSISTENT,
     STEP,
+    WEIGHT,
     Block,
     Blocks,
     Ints,
@@ -82,7 +85,7 @@ class Enumerator:
         pipeline = candidate.pipeline
         defers = pipeline.defers_weight_gradients
         whole = pipeline.stages == 1
-        kept = inflight_counts(pipeline)
+        kept = lifetime_counts(pipeline)
         key = (candidate.axes, candidate.batch, mode, template, pipeline.positions > 1, defers,
                whole, pipeline.microbatches, kept)  # fmt: skip
         if key not in self._known:
@@ -119,7 +122,9 @@ class Enumerator:
 
         def size(width: int) -> Ints:
             found = np.zeros(width, np.int64)
-            found[PERSISTENT], found[INFLIGHT] = 1, min(inflight_counts(pipeline))
+            counts = lifetime_counts(pipeline)
+            found[PERSISTENT] = 1
+            found[[INFLIGHT, WEIGHT, BETWEEN]] = np.array(counts).min(axis=0)
             return found
 
         return Room(
@@ -206,7 +211,7 @@ class Enumerator:
             ramp = (pipeline.stages - 1) / pipeline.interleave
             if (pipeline.microbatches + ramp) / pipeline.stages * least > best:
                 return float("inf")
-        kept = inflight_counts(pipeline)
+        kept = lifetime_counts(pipeline)
         sent = self._sent(candidate)
         found = float("inf")
         for cuts in combinations(range(1, len(blocks)), pipeline.positions - 1):
@@ -275,12 +280,12 @@ STAGE_WIDTH = 5  # the last of them a column per chunk of the stage
 
 
 def block_rows(
-    variants: Ints, kept: int, stages: int, defers: bool, chunk: NDArray[np.bool_]
+    variants: Ints, kept: Lifetimes, stages: int, defers: bool, chunk: NDArray[np.bool_]
 ) -> Ints:
     """Variants as a stage sees them: what is deferred (below zero, in shares of a stage), times."""
     time = variants[:, MICROBATCH] + variants[:, DEFERRABLE]
     deferred = np.minimum(2 * variants[:, DEFERRABLE] * (stages - 1), time * stages) * defers
-    size = variants[:, PERSISTENT] + kept * variants[:, INFLIGHT]
+    size = variants[:, PERSISTENT] + variants[:, [INFLIGHT, WEIGHT, BETWEEN]] @ kept
     figures = -deferred, variants[:, STEP], size, variants[:, FIGURES], time[:, None] * chunk
     return np.column_stack(figures)
 
@@ -297,7 +302,7 @@ def figure_weights(width: int, candidate: Candidate, limited: bool) -> Ints:
         found = [time, unit[STEP]]
         if pipeline.defers_weight_gradients:
             found.append(-unit[DEFERRABLE])
-        sizes = [unit[PERSISTENT], unit[INFLIGHT]]
+        sizes = [unit[PERSISTENT], unit[INFLIGHT], unit[WEIGHT], unit[BETWEEN]]
     if limited:
         found += [*sizes, *unit[FIGURES:]]
     return np.array(found)
