@@ -48,9 +48,8 @@ NEAR = 1.02  # plans up to so much slower are solved too, for the simulator to r
 SWEPT_FIRST = 50  # candidates, or axes more than two, from which bounds are with boxing
 SWEEPS, FEWER = 12, 8  # of the ascent per program; where variants to mix, not bounds, come of it
 # Where memory is tight: prices of memory, as `TIE_BREAKER`. The first says how blocks hand tensors
-# on; the others, with their modes of recomputation, are two groups that take about equally long. In
-# the best plans their usual mode is solved once more at `ALONE_RUNGS`, the first price again saying
-# how blocks hand on, and every other mode at the second.
+# on; the others, with their modes, are two groups that take about equally long. In the best plans
+# the usual mode is solved once more at `ALONE_RUNGS`, and every other mode at the second of them.
 FIRST_RUNG = 0.03
 RUNGS = (
     (("none", 0.3), ("selective", 0.1)),
@@ -465,7 +464,8 @@ class Evaluator:
         if lower_bound_ns(runs, pipeline) >= best_ns:
             return Pruned(candidate, bound_ns, "its stages cannot be even enough")
         with self.dividing():
-            division = divide(runs, pipeline, limits, 0, self.request.max_gap / 4, best_ns)
+            beside = self.sends.buffer_bytes(candidate) if self.request.max_gap else 0
+            division = divide(runs, pipeline, limits, beside, self.request.max_gap / 4, best_ns)
             division = in_order(division, runs, pipeline, self.overlap)
         return Found(
             candidate=candidate,

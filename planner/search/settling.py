@@ -129,7 +129,8 @@ class _Measures:
         self._times: BlockTimes | None = None
         self._known: dict[Kind, Floats] = {}  # by template and number of the solution
         self._solved = found.solved
-        self._more_bytes = 0  # laid out beyond what the figures say
+        # Laid out beyond what the figures of blocks say.
+        self._more_bytes = evaluator.sends.buffer_bytes(found.candidate)
 
     def laid_out(self, division: Division) -> Settled:
         """The plan of a division with its memory; its step by the tables."""

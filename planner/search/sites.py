@@ -22,7 +22,11 @@ from millrace.planner.search.candidates import Candidate, PipelineShape, candida
 from millrace.planner.search.ranks import Placing, Site, alike
 from millrace.planner.search.request import SearchRequest
 from millrace.planner.search.stages import Pipeline
+from millrace.planner.search.stages.shape import lifetime_counts
 
+# Versions of what a chunk sends and receives that no other of its bytes in flight covers: of what
+# it receives one more than it keeps, two of its gradient, and two of what it sends on or back.
+TRANSFERRED = 5
 ORDERED = 3  # so many groups are put in every order; more of them as listed and in reverse
 
 
@@ -200,6 +204,22 @@ class Sends:
         alike = candidate.placing is None or len(candidate.placing.sites) == 1
         paces = (pipeline.microbatches - 1) / pipeline.stages if pipeline.in_turn and alike else 0.0
         return pipeline.sent_ns * (1 + paces)
+
+    def buffer_bytes(self, candidate: Candidate) -> int:
+        """Bytes that stages keep to receive and to send, on the stage that keeps most.
+
+        What a chunk receives has room for as many versions as it ever keeps, whatever others keep
+        then, and both ends of a transfer have one more (`millrace.planner.compile.slots`).
+        """
+        pipeline = candidate.pipeline
+        if pipeline.stages == 1:
+            return 0
+        shape = pipeline.stages, pipeline.interleave, pipeline.microbatches
+        most, once = pipeline.record.counts(*shape)[0], lifetime_counts(pipeline)
+        copies = [0] * pipeline.stages
+        for position, (ever, (now, *_)) in enumerate(zip(most.tolist(), once, strict=True)):
+            copies[pipeline.stage_of(position)] += ever - now + TRANSFERRED
+        return max(copies) * self.handed_bytes(candidate.batch) // prod(candidate.sizes)
 
     def _row(self, order: tuple[int, ...], devices: int, stages: int, size: int) -> tuple[int, int]:
         """Time from the first stage to the last one by one, and from the last to the first."""
