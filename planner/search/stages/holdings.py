@@ -21,13 +21,11 @@ Floats = NDArray[np.float64]
 TOO_LARGE = 2**50  # bytes that no stage has, and that many blocks still add up
 # Columns of figures; of what is kept per microbatch one for each lifetime.
 TIME, UPDATE, DEFERRED, STAYS = range(4)
-LIFETIMES = 3
-COLUMNS = 4 + LIFETIMES
-KEEPS = slice(4, COLUMNS)
+KEEPS = slice(4, None)
 
 
 def figure_table(variants: Sequence[VariantFigures], pipeline: Pipeline) -> tuple[Ints, Ints]:
-    """Figures of variants [V, COLUMNS], and their transient bytes [V].
+    """Figures of variants [V, columns], and their transient bytes [V].
 
     What is deferred counts in shares of one stage, so that all figures are whole numbers.
     """
@@ -39,7 +37,7 @@ def figure_table(variants: Sequence[VariantFigures], pipeline: Pipeline) -> tupl
             one.step_ns,
             defers * min(2 * one.deferrable_ns * (stages - 1), one.microbatch_ns * stages),
             one.persistent_bytes,
-            *one.lifetimes,
+            *one.lifetimes[: pipeline.lifetimes],
         )
         for one in variants
     ]
@@ -121,13 +119,18 @@ class Palette:
         self._least: dict[tuple[int, Lifetimes, bytes], Ints] = {}
 
     @property
+    def columns(self) -> int:
+        """Number of figures of a variant."""
+        return int(self.kinds[0][0].shape[1])
+
+    @property
     def size(self) -> int:
         """Number of variants that no other beats."""
         return len(self.numbers)
 
     def _strict(self, groups: Ints) -> Ints:
         """What must not grow when groups of blocks [G, blocks] are exchanged, on every kind."""
-        sums = self._figures[groups].sum(axis=1).reshape(len(groups), len(self.kinds), COLUMNS)
+        sums = self._figures[groups].sum(axis=1).reshape(len(groups), len(self.kinds), self.columns)
         ramp = sums[..., [TIME]] * self.stages - sums[..., [DEFERRED]]
         plain = np.concatenate([sums[..., [TIME, UPDATE, STAYS]], sums[..., KEEPS]], axis=-1)
         pieces = [plain.reshape(len(groups), -1), ramp.reshape(len(groups), -1)]
@@ -244,7 +247,8 @@ def rows_of(
     parts: Sequence[tuple[Palette, int]], kind: int, most: int, makeup: int, room: Room
 ) -> Holdings:
     """Every way to hold one make-up, so many blocks of each palette, that there is room for."""
-    sums = np.zeros((1, COLUMNS), np.int64)
+    columns = parts[0][0].columns if parts else KEEPS.start
+    sums = np.zeros((1, columns), np.int64)
     transient = np.zeros(1, np.int64)
     kept = np.zeros(1, np.int64)
     keeps = np.zeros((1, 0), np.int64)
@@ -257,7 +261,7 @@ def rows_of(
         spare = room.memory_bytes - int((sums[:, STAYS] + kept).min(initial=room.memory_bytes))
         first, here, largest = palette.within(kind, most, count, inflight, left, spare)
         a, b = len(sums), len(here)
-        sums = (sums[:, None] + here).reshape(a * b, COLUMNS)
+        sums = (sums[:, None] + here).reshape(a * b, columns)
         transient = np.maximum(transient[:, None], largest).ravel()
         kept = (kept[:, None] + here[:, KEEPS] @ inflight).ravel()
         fits = sums[:, TIME] <= room.time_ns
@@ -281,11 +285,11 @@ def rows_of(
 
 def joined(pieces: Sequence[Holdings]) -> Holdings:
     """Put rows of several make-ups together; parts that one has not are zero."""
-    parts = max(piece.picks.shape[1] for piece in pieces)
 
-    def padded(array: Ints, columns: int) -> Ints:
-        missing = columns - array.shape[1]
-        return np.column_stack([array, np.zeros((len(array), missing), np.int64)])
+    def padded(arrays: list[Ints]) -> Ints:
+        columns = max(array.shape[1] for array in arrays)
+        missing = [np.zeros((len(one), columns - one.shape[1]), np.int64) for one in arrays]
+        return np.concatenate([np.column_stack(pair) for pair in zip(arrays, missing, strict=True)])
 
     return Holdings(
         makeup=np.concatenate([piece.makeup for piece in pieces]),
@@ -293,8 +297,8 @@ def joined(pieces: Sequence[Holdings]) -> Holdings:
         ramp=np.concatenate([piece.ramp for piece in pieces]),
         update=np.concatenate([piece.update for piece in pieces]),
         base=np.concatenate([piece.base for piece in pieces]),
-        keeps=np.concatenate([padded(piece.keeps, parts * LIFETIMES) for piece in pieces]),
-        picks=np.concatenate([padded(piece.picks, parts) for piece in pieces]),
+        keeps=padded([piece.keeps for piece in pieces]),
+        picks=padded([piece.picks for piece in pieces]),
     )
 
 

@@ -16,7 +16,6 @@ import numpy as np
 
 from millrace.planner.search.stages.holdings import (
     KEEPS,
-    LIFETIMES,
     Holdings,
     Ints,
     Palette,
@@ -89,7 +88,8 @@ class Model:
     ) -> None:
         self.runs = runs
         self.pipeline = pipeline
-        self.inflight = inflight or lifetime_counts(pipeline)
+        counts = inflight or lifetime_counts(pipeline)
+        self.inflight = tuple(one[: pipeline.lifetimes] for one in counts)
         self.stages: list[list[int]] = [[] for _ in range(pipeline.stages)]
         for position in range(pipeline.positions):
             self.stages[pipeline.stage_of(position)].append(position)
@@ -257,7 +257,7 @@ class Cuts:
             StagePlace(
                 holdings=held[keys[stage]],
                 makeup_at=at[stage],
-                inflight=model.inflight[stage] * (held[keys[stage]].keeps.shape[1] // LIFETIMES),
+                inflight=model.inflight[stage] * held[keys[stage]].picks.shape[1],
             )
             for stage in stages
         ]
@@ -374,7 +374,7 @@ class Counts:
     def _holdings(self, stage: int, counts: tuple[int, ...], due: int, room: Room) -> Holdings:
         kind = self.model.pipeline.kinds[stage]
         if not counts:  # no layout has this stage's ends here: no rows, of the same columns
-            width = (len(self._parts(stage, 0)) + due) * LIFETIMES
+            width = (len(self._parts(stage, 0)) + due) * self.model.pipeline.lifetimes
             return replace(NOTHING, keeps=np.zeros((0, width), np.int64))
         held = joined([rows_of(self._parts(stage, n), kind, self.window, n, room) for n in counts])
         return replace(held, keeps=np.column_stack([held.keeps, self._lightest(held, kind, due)]))
@@ -388,9 +388,15 @@ class Counts:
     def _due_extra(self, stage: int) -> tuple[Lifetimes, list[Lifetimes]]:
         """Fewest alive where blocks may lie, and how many more where one has to, descending."""
         inflight = self.model.inflight
-        least = fewest(inflight[k] for k in self.open[stage])
+        least = self._fewest(self.open[stage])
         extra = [beyond(inflight[k], least) for k in self.due[stage]]
         return least, sorted(extra, key=sum, reverse=True)
+
+    def _fewest(self, positions: Sequence[int]) -> Lifetimes:
+        """Fewest alive at these positions; none where there are none."""
+        model = self.model
+        none = (0,) * model.pipeline.lifetimes
+        return fewest(model.inflight[k] for k in positions) if positions else none
 
     def _lightest(self, held: Holdings, kind: int, due: int) -> Ints:
         """What the lightest blocks keep: they lie where most is in flight, as far as some must."""
@@ -442,7 +448,7 @@ class Counts:
         used = int(holdings.base[row] + holdings.keeps[row] @ np.array(place.inflight, np.int64))
         spare = self.limits[stage] - used
         open_ones = sorted(self.open[stage], key=lambda k: (sum(inflight[k]), k))
-        least = fewest(inflight[k] for k in open_ones)
+        least = self._fewest(open_ones)
         more = {k: np.array(beyond(inflight[k], least)) for k in open_ones}
         sizes = {k: len(held[k]) for k in open_ones}
         for variant in variants:

@@ -53,7 +53,7 @@ from millrace.planner.schedules import Schedule, schedule_of
 LAG, LESS_LAG, LAG_MIN = 0.7, 3, 0.2
 
 
-Lifetimes = tuple[int, int, int]
+Lifetimes = tuple[int, ...]
 """A number for each lifetime, as `millrace.planner.schedules.counting.LIFETIMES` has them."""
 
 # What lifetimes usually weigh beside one another: a block of a transformer keeps for the gradients
@@ -163,6 +163,11 @@ class Pipeline:
         return 1 / self.interleave
 
     @property
+    def lifetimes(self) -> int:
+        """Lifetimes that are told apart: all of them where weight gradients are deferred."""
+        return 3 if self.defers_weight_gradients else 1
+
+    @property
     def rows(self) -> int:
         """Rows of chunks that wait for their longest."""
         return 1 if self.record.folded else self.interleave
@@ -260,15 +265,13 @@ def inflight_counts(pipeline: Pipeline) -> tuple[int, ...]:
 
 
 def fewest(counts: Iterable[Lifetimes]) -> Lifetimes:
-    """The least of every lifetime's counts; none where there are no counts."""
-    columns = [*zip(*counts, strict=True)] or [(0,)] * 3
-    first, second, third = map(min, columns)
-    return first, second, third
+    """The least of every lifetime's counts."""
+    return tuple(map(min, zip(*counts, strict=True)))
 
 
 def beyond(counts: Lifetimes, least: Lifetimes) -> Lifetimes:
     """By how much each lifetime's count is above the least."""
-    return counts[0] - least[0], counts[1] - least[1], counts[2] - least[2]
+    return tuple(a - b for a, b in zip(counts, least, strict=True))
 
 
 def dot(some: Lifetimes, others: Lifetimes) -> int:

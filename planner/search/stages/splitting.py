@@ -4,6 +4,8 @@ Every position is taken for a stage with its share of the stage's memory, in pro
 typical block needs there. What is found fits; how good it is, a bound without memory says.
 """
 
+from dataclasses import replace
+
 from millrace.planner.schedules import PLAIN
 from millrace.planner.search.stages.bounds import lower_bound_ns
 from millrace.planner.search.stages.enumeration import divided
@@ -13,6 +15,7 @@ from millrace.planner.search.stages.shape import (
     Lifetimes,
     Pipeline,
     Run,
+    VariantFigures,
     lifetime_counts,
     step_time_ns,
 )
@@ -47,7 +50,9 @@ def divided_by_positions(
     )
     inflight = lifetime_counts(pipeline)
     mixed = min(2, max(len(run.variants) for run in runs))
-    model = Model(runs, chunks, mixed, inflight)
+    # Without a gradient that is deferred all that is kept has one lifetime: here the longest.
+    longest = tuple((max(counts),) for counts in inflight)
+    model = Model(tuple(map(_alike_kept, runs)), chunks, mixed, longest)
     needs = _typical_bytes(runs, inflight)
     shares = [0] * pipeline.stages
     for stage, need in zip(stage_of, needs, strict=True):
@@ -59,6 +64,21 @@ def divided_by_positions(
     step_ns = step_time_ns(found.chunks, runs, pipeline)
     bound_ns = min(lower_bound_ns(runs, pipeline), step_ns)
     return Division(chunks=found.chunks, step_ns=step_ns, memory_bytes=0, bound_ns=bound_ns)
+
+
+def _alike_kept(run: Run) -> Run:
+    """A run whose variants keep everything equally long."""
+
+    def kept(figures: VariantFigures) -> VariantFigures:
+        return replace(
+            figures, inflight_bytes=sum(figures.lifetimes), weight_bytes=0, between_bytes=0
+        )
+
+    return replace(
+        run,
+        variants=tuple(map(kept, run.variants)),
+        elsewhere=tuple(tuple(map(kept, one)) for one in run.elsewhere),
+    )
 
 
 def _typical_bytes(runs: tuple[Run, ...], inflight: tuple[Lifetimes, ...]) -> list[int]:
