@@ -34,7 +34,8 @@ Simulate = Callable[[Plan], Figures]
 Progress = Callable[[str], None]
 
 SETTLED = 4  # plans that fit before one is chosen
-CLOSE = 1.03  # of the best plan's step, within which others are settled
+CLOSE = 1.02  # of the best plan's step, within which others are settled
+LATE = 1.03  # of a plan's cost, beyond which its step says that others may be faster
 TRIED = 8  # plans that are settled for it at most
 RANKED, NEAREST = 2, 1.01  # settled plans that are simulated, and how near the best one they are
 SHOWN = 6  # alternatives in the evidence
@@ -243,7 +244,7 @@ def _checked(
 def _later_than_cost(checked: Sequence[Checked]) -> float:
     """Nanoseconds of the best step where they are far above that plan's cost, else 0."""
     best = min((one for one in checked if one.figures), key=lambda one: one.time_s, default=None)
-    if best is None or best.time_s * 1e9 <= CLOSE * best.found.division.step_ns:
+    if best is None or best.time_s * 1e9 <= LATE * best.found.division.step_ns:
         return 0.0
     return best.time_s * 1e9
 

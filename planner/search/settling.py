@@ -35,7 +35,7 @@ from millrace.planner.search.stages.measured import measured_step_ns
 from millrace.planner.search.stages.shape import stage_bytes, step_time_ns
 from millrace.planner.search.writing import write_plan
 
-LAID_OUT, TIMED = 4, 2  # divisions that are laid out until one fits, and that are timed after it
+LAID_OUT = 4  # divisions that are laid out until one fits
 LEAST_GAIN = 0.002  # of a step, for which another division is laid out and timed
 
 BlockTimer = Callable[[Plan, Mapping[Kind, Floats]], BlockTimes]
@@ -100,16 +100,11 @@ def settle(evaluator: Evaluator, found: Found, block_times: BlockTimer | None) -
     if not best.fits or block_times is None:
         return best
     best = measures.timed(best)
-    for _ in range(TIMED):
-        division = measures.divided(limits)
-        if division is None or division.chunks == best.found.division.chunks:
-            break
-        if measures.gain(division, best.found.division) < LEAST_GAIN:
-            break
-        other = measures.laid_out(division)
-        if other.fits:
-            best = min(best, measures.timed(other), key=_rank)
-    return best
+    division = measures.divided(limits)
+    if division is None or measures.gain(division, best.found.division) < LEAST_GAIN:
+        return best
+    other = measures.laid_out(division)
+    return min(best, measures.timed(other), key=_rank) if other.fits else best
 
 
 def _rank(settled: Settled) -> tuple[int, float]:
