@@ -115,7 +115,7 @@ class Pieces:
         graph, readings = _restricted(wiring, chunk, kept)
         lowering = _Alone(graph, plan.mesh, plan.offload)
         for reading in readings:
-            lowering.arrives(reading.tensor, wiring.made_as(reading.tensor))
+            lowering.arrives(reading, wiring.made_as(reading.tensor))
         for placed in place(_plan_of(plan, kept, wiring), graph):
             lowering.lower(placed)
         for block in kept:
@@ -250,16 +250,25 @@ class _Alone(Lowering):
         # The step's totals ask for what every block of the model has: most of it is nowhere here.
         self._homes = defaultdict(dict)
 
-    def arrives(self, tensor: str, sbp: NdSbp) -> None:
-        """Declare a tensor that another chunk makes."""
+    def arrives(self, reading: Reading, sbp: NdSbp) -> None:
+        """Declare a tensor that another chunk makes.
+
+        One that is partial crosses no stages: it is there as its reader begins.
+        """
+        tensor, rate = reading.tensor, self.tensors[reading.tensor].rate
         register = self._register(ELSEWHERE, tensor, tensor, sbp, "activation")
-        self._made(ELSEWHERE, tensor, sbp, Value(register, self.tensors[tensor].rate))
+        value = Value(register, rate)
+        if any(one.is_partial for one in sbp):
+            arrival = self._transfer(ELSEWHERE, HERE, tensor, sbp, value, _section(reading, rate))
+            self._made(HERE, tensor, sbp, arrival)
+        else:
+            self._made(ELSEWHERE, tensor, sbp, value)
 
     def leaves(self, reading: Reading, sbp: NdSbp) -> None:
-        """Box a tensor as a reader of another chunk wants it sent."""
+        """Box a tensor as a reader of another chunk wants it sent; partial, it stays as it is."""
         rate = self.tensors[reading.tensor].rate
-        section = UPDATE if rate is Rate.STEP else (PARTS[reading.reader.phase], 0)
-        self.need(ELSEWHERE, reading.tensor, sbp, section, rate)
+        if not any(one.is_partial for one in sbp):
+            self.need(ELSEWHERE, reading.tensor, sbp, _section(reading, rate), rate)
 
     def _transfer(
         self, home: int, stage: int, tensor: str, sbp: NdSbp, value: Value, section: Section
@@ -282,3 +291,8 @@ class _Alone(Lowering):
                 )
             )
         return Value(register, value.rate)
+
+
+def _section(reading: Reading, rate: Rate) -> Section:
+    """Where a tensor's reader runs."""
+    return UPDATE if rate is Rate.STEP else (PARTS[reading.reader.phase], 0)
