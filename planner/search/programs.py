@@ -437,13 +437,7 @@ class Programs:
     def block_figures(
         self, shape: Shape, mode: str, options: tuple[int, ...], deferring: bool = False
     ) -> dict[str, VariantFigures]:
-        """Figures of one block per template on one site; boxing between blocks counts at readers.
-
-        Raises
-        ------
-        KeyError
-            The shape was not solved, neither alone nor as part of another.
-        """
+        """Figures of a block per template on one site; boxing between blocks counts at readers."""
         key = shape, mode, options, deferring
         if key not in self._figures:
             self._figures[key] = self._block_figures(shape, mode, options, deferring)
@@ -458,7 +452,7 @@ class Programs:
     def _block_figures(
         self, shape: Shape, mode: str, options: tuple[int, ...], deferring: bool
     ) -> dict[str, VariantFigures]:
-        tables, row = self._tables[mode, shape]
+        tables, row = self.priced(shape, mode)  # another process may have solved it
         space = self.space(shape, mode)
         figures = template_figures(space, tables, row, options, deferring)
         working = self.working.largest(space, mode, shape.batch, shape.sizes, options)

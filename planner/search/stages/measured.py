@@ -62,11 +62,13 @@ def measured_step_ns(kinds: Kinds, pipeline: Pipeline, times: BlockTimes) -> flo
             ends=chunks[:, REDUCE] + once[NORM][stage_of],
         ),
     )
-    return path.length_ns + times.totals_ns + float(once[UPDATE].max())
+    # No stage is done before its host has launched every microbatch.
+    launched_ns = pipeline.microbatches * times.host_ns * float(once[LAUNCHES].sum(axis=0).max())
+    return max(path.length_ns, launched_ns) + times.totals_ns + float(once[UPDATE].max())
 
 
 def slowed_passes_ns(chunks: Floats, times: BlockTimes) -> Floats:
-    """Nanoseconds of every pass beside what is sent and received, and as launches allow [P, K].
+    """Nanoseconds of every pass beside what is sent and received [P, K].
 
     The four transfers of a microbatch run beside a forward and a backward, at times that have
     nothing to do with one another, and slow what these compute, but for the time in which meetings
@@ -80,7 +82,7 @@ def slowed_passes_ns(chunks: Floats, times: BlockTimes) -> Floats:
     share = np.divide(alone, passes, out=np.zeros_like(passes), where=passes > 0)
     slower = (1 - times.overlap) * moving * np.clip(share, 0, 1)
     slower[2] = 0  # what is sent beside a backward slows one of its passes
-    return np.asarray(np.maximum(passes + slower, chunks[:, LAUNCHES].T * times.host_ns))
+    return np.asarray(passes + slower)
 
 
 def in_order(
