@@ -35,6 +35,7 @@ Progress = Callable[[str], None]
 
 SETTLED = 4  # plans that fit before one is chosen
 CLOSE = 1.02  # of the best plan's step, within which others are settled
+ALIKE = 0.998  # where one of the same axes in another order was settled
 LATE = 1.03  # of a plan's cost, beyond which its step says that others may be faster
 TRIED = 8  # plans that are settled for it at most
 RANKED, NEAREST = 2, 1.01  # settled plans that are simulated, and how near the best one they are
@@ -215,12 +216,16 @@ def _checked(
     # Settling mixes all that is known of a candidate, whichever of its divisions it begins with.
     waiting = list({one.candidate: one for one in reversed(found)}.values())
     fitting: list[Checked] = []
-    while waiting and len(checked) < TRIED:
-        waiting.sort(key=ratios.expected_ns)
+    while len(checked) < TRIED and len(fitting) < (SETTLED if simulate else 1):
         best_ns = min((one.settled.step_ns for one in fitting), default=float("inf"))
-        if ratios.expected_ns(waiting[0]) > CLOSE * best_ns or len(fitting) == (
-            SETTLED if simulate else 1
-        ):
+        # A mesh whose axes lie otherwise is wanted where it promises more.
+        known = {_but_axes(one.found) for one in fitting}
+        waiting = [
+            one
+            for one in sorted(waiting, key=ratios.expected_ns)
+            if ratios.expected_ns(one) <= best_ns * (ALIKE if _but_axes(one) in known else CLOSE)
+        ]
+        if not waiting:
             break
         now, waiting = waiting[:2], waiting[2:]
         tell(f"dividing by measured figures: {now[0].candidate.text}")
@@ -239,6 +244,12 @@ def _checked(
     near = [one for one in fitting if one.settled.step_ns <= NEAREST * fitting[0].settled.step_ns]
     simulated = _simulated(near[:RANKED], simulate, tell)
     return [*simulated, *(one for one in checked if one not in near[:RANKED])]
+
+
+def _but_axes(found: Found) -> object:
+    """What plans have in common that differ in the order of their axes only."""
+    candidate = found.candidate
+    return candidate.pipeline, candidate.batch, tuple(sorted(candidate.sizes))
 
 
 def _later_than_cost(checked: Sequence[Checked]) -> float:
