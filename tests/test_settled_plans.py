@@ -1,0 +1,44 @@
+"""What a search counts with, beside what is laid out and simulated, whatever the schedule."""
+
+import pytest
+
+from millrace import api
+from millrace.planner.search.report.record import Compared, Record
+
+# Of a step, by which blocks that are timed apart may differ from the plan's own ops.
+TIME = 0.03
+# Of a stage's bytes: chunks of unlike sizes keep most at different moments.
+MEMORY = 0.12
+
+
+def compared(**asked: object) -> list[Compared]:
+    record = Record()
+    cluster = api.driven(api.cluster("a100-sxm-80gb:8x1"), "megatron-core")
+    limit = asked.pop("limit", None)
+    assert limit is None or isinstance(limit, int)
+    api.search(
+        "gpt3-1.3b", cluster, 64, seq_len=2048, precision="bf16", pins=asked,  # type: ignore[arg-type]
+        memory_limit_bytes=limit, record=record,
+    )  # fmt: skip
+    return record.compared
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved-1f1b", "zb-h1", "zb-v"])
+def test_what_is_thought_of_a_pipeline_is_what_is_simulated(schedule: str):
+    plans = compared(pp=4, schedule=schedule)
+    assert plans
+    for plan in plans:
+        assert not plan.refused
+        assert plan.simulated_s is not None
+        assert plan.cost_s == pytest.approx(plan.simulated_s, rel=TIME)
+        assert plan.cost_bytes == pytest.approx(plan.laid_out_bytes, rel=MEMORY)
+
+
+@pytest.mark.parametrize("pins", [{"pp": 1}, {"pp": 4}], ids=str)
+def test_plans_that_memory_is_short_for_fit_once_compiled(pins: dict[str, object]):
+    plans = compared(**pins, limit=12 * 2**30)
+    assert plans
+    for plan in plans:
+        assert not plan.refused
+        assert plan.simulated_s is not None
+        assert plan.cost_s == pytest.approx(plan.simulated_s, rel=TIME)
