@@ -34,8 +34,9 @@ Simulate = Callable[[Plan], Figures]
 Progress = Callable[[str], None]
 
 SETTLED = 4  # plans that fit before one is chosen
-CLOSE = 1.02  # of the best plan's step, within which others are settled
-ALIKE = 0.998  # where one of the same axes in another order was settled
+# Of the best plan's step, within which others are settled: of any pipeline, of one that has been
+# settled, and of one that was on a mesh of the same axes in another order.
+CLOSE, KNOWN, ALIKE = 1.02, 1.0, 0.998
 LATE = 1.03  # of a plan's cost, beyond which its step says that others may be faster
 TRIED = 8  # plans that are settled for it at most
 RANKED, NEAREST = 2, 1.01  # settled plans that are simulated, and how near the best one they are
@@ -218,12 +219,10 @@ def _checked(
     fitting: list[Checked] = []
     while len(checked) < TRIED and len(fitting) < (SETTLED if simulate else 1):
         best_ns = min((one.settled.step_ns for one in fitting), default=float("inf"))
-        # A mesh whose axes lie otherwise is wanted where it promises more.
-        known = {_but_axes(one.found) for one in fitting}
         waiting = [
             one
             for one in sorted(waiting, key=ratios.expected_ns)
-            if ratios.expected_ns(one) <= best_ns * (ALIKE if _but_axes(one) in known else CLOSE)
+            if ratios.expected_ns(one) <= best_ns * ratios.close(one)
         ]
         if not waiting:
             break
@@ -291,14 +290,25 @@ class _Ratios:
     def __init__(self) -> None:
         self._of_shape: dict[object, float] = {}
         self._of_schedule: dict[str, float] = {}
+        self._but_axes: set[object] = set()
 
     def note(self, settled: Settled) -> None:
         """Keep what was measured of a plan."""
         pipeline = settled.found.candidate.pipeline
         ratio = settled.step_ns / max(settled.found.division.step_ns, 1.0)
         self._of_shape[pipeline.schedule, pipeline.stages, pipeline.interleave] = ratio
+        if settled.fits:
+            self._but_axes.add(_but_axes(settled.found))
         least = self._of_schedule.get(pipeline.schedule, ratio)
         self._of_schedule[pipeline.schedule] = min(ratio, least)
+
+    def close(self, found: Found) -> float:
+        """How near the best step a plan has to be expected for it to be settled."""
+        pipeline = found.candidate.pipeline
+        if _but_axes(found) in self._but_axes:
+            return ALIKE
+        shape = pipeline.schedule, pipeline.stages, pipeline.interleave
+        return KNOWN if shape in self._of_shape else CLOSE
 
     def expected_ns(self, found: Found) -> float:
         """The step to expect of a plan."""
