@@ -377,12 +377,13 @@ def _best(
     for one in checked:
         if one is not best:
             slower = f"{one.time_s / best.time_s - 1:+.1%} step time"
-            by = "simulated" if simulated else "by the planner's cost"
+            by = "simulated" if one.figures else "by the times of its blocks"
+            by = by if simulated else "by the planner's cost"
             others.append(_alternative(one.found, one.reason or f"{slower} {by}", one.figures))
     objective_ns = best.found.division.step_ns
-    simulated_ones = [one.found for one in checked]
+    settled = {one.found.candidate for one in checked}
     for found in ranking.found:
-        if found in simulated_ones:
+        if found.candidate in settled:
             continue
         slower = f"{found.division.step_ns / objective_ns - 1:+.1%} by the planner's cost"
         others.append(_alternative(found, slower, {}))

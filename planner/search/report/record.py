@@ -30,11 +30,19 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """One plan by the search's cost, as the compiler lays it out, and as it is simulated.
+    """One plan as the search counts with it, as the compiler lays it out, and as it is simulated.
 
-    Bytes are those of the stage with the least room left once compiled, but for `cost_bytes`: of
-    the stage with the least room left by the cost. `simulated_s` is None where nothing was
-    simulated, `refused` says why a plan is no good.
+    Attributes
+    ----------
+    cost_s : float
+        Its step by the times of its blocks; by the tables where they were not timed.
+    simulated_s : float or None
+        None where it was not simulated.
+    cost_bytes, laid_out_bytes : int
+        Of the stage with the least room left: what was expected of its division before it was laid
+        out, and what is laid out.
+    refused : str
+        Why it is no good; empty where it is.
     """
 
     plan: str
