@@ -115,7 +115,7 @@ class Pieces:
         graph, readings = _restricted(wiring, chunk, kept)
         lowering = _Alone(graph, plan.mesh, plan.offload)
         for reading in readings:
-            lowering.arrives(reading, wiring.made_as(reading.tensor))
+            lowering.arrives(reading, wiring.made_as(reading.tensor), wiring.read_as(reading))
         for placed in place(_plan_of(plan, kept, wiring), graph):
             lowering.lower(placed)
         for block in kept:
@@ -250,15 +250,15 @@ class _Alone(Lowering):
         # The step's totals ask for what every block of the model has: most of it is nowhere here.
         self._homes = defaultdict(dict)
 
-    def arrives(self, reading: Reading, sbp: NdSbp) -> None:
+    def arrives(self, reading: Reading, sbp: NdSbp, wanted: NdSbp) -> None:
         """Declare a tensor that another chunk makes.
 
-        One that is partial crosses no stages: it is there as its reader begins.
+        One that is partial on both sides crosses no stages: it is there as its reader begins.
         """
         tensor, rate = reading.tensor, self.tensors[reading.tensor].rate
         register = self._register(ELSEWHERE, tensor, tensor, sbp, "activation")
         value = Value(register, rate)
-        if any(one.is_partial for one in sbp):
+        if any(a.is_partial and b.is_partial for a, b in zip(sbp, wanted, strict=True)):
             arrival = self._transfer(ELSEWHERE, HERE, tensor, sbp, value, _section(reading, rate))
             self._made(HERE, tensor, sbp, arrival)
         else:
