@@ -1,4 +1,4 @@
-"""Shorts: how many versions of what a chunk keeps are alive at once, by the order of its stage.
+"""Counting: how many versions of what a chunk keeps are alive at once, by the order of its stage.
 
 A version is made in a forward or a backward, and kept until the last slot that reads it. So there
 are three lifetimes: from F to B, from F to W and from B to W; where gradients of weights are made
@@ -25,8 +25,14 @@ READ_LAST[2, PARTS.index("BW")] = 0  # nothing is kept from one half of a slot t
 
 
 @lru_cache(maxsize=16)
-def alive(rule: TurnRule, stages: int, chunks: int, microbatches: int) -> Shorts:
-    """Versions alive during every slot of every stage: [C, 3 lifetimes, N, S]."""
+def alive(
+    rule: TurnRule, stages: int, chunks: int, microbatches: int, exchanged: bool = False
+) -> Shorts:
+    """Versions alive during every slot of every stage: [C, 3 lifetimes, N, S].
+
+    `exchanged`: gradients of inputs give back, block by block, what they read for the last time,
+    and what they make for deferred gradients of weights takes its place.
+    """
     (part, chunk, _), orders = ordered_pieces(rule, indices_of(stages, chunks, microbatches))
     deferred = PARTS.index("W") in part
     lifetimes = slice(None if deferred else 1)  # the second is as the first where none is deferred
@@ -36,6 +42,8 @@ def alive(rule: TurnRule, stages: int, chunks: int, microbatches: int) -> Shorts
     changes = np.take(made, at, axis=2)
     changes[:, :, 1:] -= np.take(read_last, at[:-1], axis=2)
     counts: Shorts = np.cumsum(changes, axis=2, out=changes)
+    if exchanged and deferred:
+        counts[:, 0] -= np.take(read_last[:, 0], at, axis=1)
     if not deferred:
         counts = np.concatenate([counts, counts, np.zeros_like(counts)], axis=1)
     counts.setflags(write=False)

@@ -135,7 +135,8 @@ class Schedule:
         """Return the versions alive at once at every stage's fullest moments [K, chunks, 3].
 
         Of all K that are given none is above another in every count, and every other moment is
-        below one of them: whatever versions weigh, a stage keeps most at one of these.
+        below one of them: whatever versions weigh, a stage keeps most at one of these. While
+        gradients of inputs run apart, what they have read gives its place to what they make.
 
         Examples
         --------
@@ -161,15 +162,18 @@ class Schedule:
         """
         return _kept_at_once(self, stages, chunks, microbatches)
 
-    def _alive(self, stages: int, chunks: int, microbatches: int) -> tuple[Shorts, int]:
+    def _alive(
+        self, stages: int, chunks: int, microbatches: int, exchanged: bool = False
+    ) -> tuple[Shorts, int]:
         """Versions alive in an order that is as short as counts allow, and how often they count."""
         self.check(chunks)
         if self.keeps_all:
-            return alive(self.turns, stages, chunks, 1), microbatches
-        return alive(self.turns, stages, chunks, min(microbatches, ROUNDS * stages)), 1
+            return alive(self.turns, stages, chunks, 1, exchanged), microbatches
+        rounds = min(microbatches, ROUNDS * stages)
+        return alive(self.turns, stages, chunks, rounds, exchanged), 1
 
     def _by_position(self, counts: Ints) -> Ints:
-        """Shorts of the stages' chunks [..., chunks, stages] in the order of the model."""
+        """Counts of the stages' chunks [..., chunks, stages] in the order of the model."""
         if self.folded:
             counts = counts.copy()
             counts[..., 1::2, :] = counts[..., 1::2, ::-1]
@@ -198,7 +202,7 @@ def _counts(schedule: Schedule, stages: int, chunks: int, microbatches: int) -> 
 
 @lru_cache(maxsize=256)
 def _moments(schedule: Schedule, stages: int, chunks: int, microbatches: int) -> tuple[Ints, ...]:
-    counts, times = schedule._alive(stages, chunks, microbatches)
+    counts, times = schedule._alive(stages, chunks, microbatches, exchanged=True)
     by_stage = tuple(times * moments.astype(np.int64) for moments in undominated(counts))
     for moments in by_stage:
         moments.setflags(write=False)

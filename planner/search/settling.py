@@ -32,7 +32,7 @@ from millrace.planner.search.request import SearchRequest
 from millrace.planner.search.sites import usable_bytes
 from millrace.planner.search.stages import Division, Run, VariantFigures, divide, in_order
 from millrace.planner.search.stages.measured import measured_step_ns
-from millrace.planner.search.stages.shape import stage_bytes, step_time_ns
+from millrace.planner.search.stages.shape import peak_bytes, stage_bytes, step_time_ns
 from millrace.planner.search.writing import write_plan
 
 LAID_OUT = 4  # divisions that are laid out until one fits
@@ -126,6 +126,7 @@ class _Measures:
         self._solved = found.solved
         # Laid out beyond what the figures of blocks say.
         self._more_bytes = evaluator.sends.buffer_bytes(found.candidate)
+        self._uneven_bytes = 0  # alive at another moment than the one that dividing counts
 
     def laid_out(self, division: Division) -> Settled:
         """The plan of a division with its memory; its step by the tables."""
@@ -138,10 +139,12 @@ class _Measures:
         found = replace(self.found, division=division, bound_ns=min(self.found.bound_ns, step_ns))
         plan = write_plan(evaluator, found)
         memory = plan_memory(plan, plan_graph(plan))
-        expected = stage_bytes(division.chunks, self._tables, self.pipeline)
-        expected_bytes = max(expected) + self._more_bytes
+        counted = division.chunks, self._tables, self.pipeline
+        peak, usual = peak_bytes(*counted), stage_bytes(*counted)
+        expected_bytes = max(peak) + self._more_bytes
         held = _laid_out_bytes(request, memory)
-        self._more_bytes = max(a - b for a, b in zip(held, expected, strict=True))
+        self._more_bytes = max(a - b for a, b in zip(held, peak, strict=True))
+        self._uneven_bytes = max(a - b for a, b in zip(peak, usual, strict=True))
         size, limit = fullest(request, found.candidate, memory)
         return Settled(
             found=replace(found, division=replace(found.division, memory_bytes=size)),
@@ -167,7 +170,7 @@ class _Measures:
 
         `polished`: with more variants to mix.
         """
-        left = tuple(limit - self._more_bytes for limit in limits)
+        left = tuple(limit - self._more_bytes - self._uneven_bytes for limit in limits)
         if polished and self.found.solved == self._solved:
             self._squeeze(left)
         try:

@@ -58,14 +58,19 @@ def in_flight(order: Order) -> int:
     return int(live.max())
 
 
-def alive_by_slot(order: Order, chunks: int) -> Iterator[np.ndarray]:
-    """Versions alive during every slot [chunks, 3 lifetimes], counted one by one."""
+def alive_by_slot(order: Order, chunks: int, exchanged: bool = False) -> Iterator[np.ndarray]:
+    """Versions alive during every slot [chunks, 3 lifetimes], counted one by one.
+
+    `exchanged`: gradients of inputs alone give back what they read as they begin.
+    """
     alive = np.zeros((chunks, len(LIFETIMES)), int)
     deferring = any(slot.part == "W" for slot in order)
     for part, chunk, _ in order:
         for at, (made, _) in enumerate(LIFETIMES):
             alive[chunk, at] += part == made
-        yield alive.copy()
+        given = np.zeros_like(alive)
+        given[chunk, 0] = exchanged and part == "B"
+        yield alive - given
         for at, (_, end) in enumerate(LIFETIMES):
             alive[chunk, at] -= end in part and (deferring or at < 2)
     assert not alive.any()
@@ -207,7 +212,7 @@ def assert_counted(name, stages, chunks, microbatches):
         positions = [k for k in range(stages * chunks) if stage_of(name, k, stages) == stage]
         assert (alive.max(axis=0) == counts[:, positions].T).all()
         # What no other moment is above in everything, and each once.
-        rows = {tuple(row.ravel().tolist()) for row in alive}
+        rows = {tuple(row.ravel().tolist()) for row in alive_by_slot(order, chunks, True)}
         table = np.array(list(rows))
         above = (table[:, None] >= table[None]).all(axis=2).sum(axis=0)
         full = {tuple(row) for row in table[above == 1].tolist()}

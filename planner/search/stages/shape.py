@@ -306,6 +306,32 @@ def step_time_ns(
     return paces + pipeline.ramp * (sum(times) - deferred) + pipeline.sent_ns + max(update)
 
 
+def peak_bytes(
+    chunks: tuple[tuple[tuple[str, int], ...], ...], runs: tuple[Run, ...], pipeline: Pipeline
+) -> tuple[int, ...]:
+    """Bytes of every stage of a division when it keeps most, whichever moment that is.
+
+    `stage_bytes` counts one moment for all divisions, so that it is linear in their blocks.
+    """
+    run_of = {block: run for run in runs for block in run.blocks}
+    moments = pipeline.record.moments(pipeline.stages, pipeline.interleave, pipeline.microbatches)
+    stays, transient = [0] * pipeline.stages, [0] * pipeline.stages
+    keeps: list[list[Lifetimes]] = [[] for _ in range(pipeline.stages)]  # of every chunk
+    for position, chunk in enumerate(chunks):
+        stage = pipeline.stage_of(position)
+        figures = [run_of[block].on(pipeline.kinds[stage])[at] for block, at in chunk]
+        stays[stage] += sum(one.persistent_bytes for one in figures)
+        transient[stage] = max([transient[stage], *(one.transient_bytes for one in figures)])
+        keeps[stage].append(tuple(map(sum, zip(*(one.lifetimes for one in figures), strict=True))))
+    if not pipeline.defers_weight_gradients:  # where the first two lifetimes are one
+        moments = tuple(one * np.array([1, 0, 0]) for one in moments)
+    most = [
+        int((m * np.array(kept)).sum(axis=(1, 2)).max())
+        for m, kept in zip(moments, keeps, strict=True)
+    ]
+    return tuple(map(sum, zip(stays, transient, most, strict=True)))
+
+
 def stage_bytes(
     chunks: tuple[tuple[tuple[str, int], ...], ...], runs: tuple[Run, ...], pipeline: Pipeline
 ) -> tuple[int, ...]:
