@@ -2,7 +2,7 @@
 
 from millrace.planner.errors import PlanError
 from millrace.planner.schedules import orders
-from millrace.planner.schedules.orders import Codes, Order
+from millrace.planner.schedules.orders import Order
 from millrace.planner.schedules.record import Schedule
 
 # Microbatches that a schedule repeats at most: twice those of any run in the published tables, and
@@ -80,26 +80,6 @@ def stage_of(schedule: str, position: int, stages: int) -> int:
     [0, 1, 2, 2, 1, 0]
     """
     return schedule_of(schedule).stage_of(position, stages)
-
-
-def order_array(name: str, *, stage: int, stages: int, chunks: int, microbatches: int) -> Codes:
-    """Return a stage's slots in order: [3, slots] of part codes, chunks and microbatches.
-
-    Parts are coded by their places in `millrace.planner.schedules.orders.PARTS`.
-
-    Raises
-    ------
-    PlanError
-        No schedule has that name.
-    InfeasibleError
-        The schedule cannot run that many chunks.
-
-    Examples
-    --------
-    >>> order_array("1f1b", stage=0, stages=2, chunks=1, microbatches=2).tolist()
-    [[0, 0, 3, 3], [0, 0, 0, 0], [0, 1, 0, 1]]
-    """
-    return schedule_of(name).order_array(stage, stages, chunks, microbatches)
 
 
 def schedule_order(name: str, *, stage: int, stages: int, chunks: int, microbatches: int) -> Order:

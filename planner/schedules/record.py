@@ -147,21 +147,6 @@ class Schedule:
         """
         return _moments(self, stages, chunks, microbatches)
 
-    def kept_at_once(self, stages: int, chunks: int, microbatches: int) -> tuple[int, ...]:
-        """Return the microbatches that each position keeps when its stage first keeps most.
-
-        Chunks keep most at different moments. Where all of a stage are alike this says how much
-        room they take together; where they are not it is never too much, for it is what one moment
-        needs. A microbatch is kept from its forward to its last backward part.
-
-        Examples
-        --------
-        >>> from millrace.planner.schedules import SCHEDULES
-        >>> SCHEDULES["interleaved-1f1b"].kept_at_once(4, 2, 16)
-        (7, 5, 4, 4, 4, 4, 3, 1)
-        """
-        return _kept_at_once(self, stages, chunks, microbatches)
-
     def _alive(
         self, stages: int, chunks: int, microbatches: int, exchanged: bool = False
     ) -> tuple[Shorts, int]:
@@ -207,14 +192,3 @@ def _moments(schedule: Schedule, stages: int, chunks: int, microbatches: int) ->
     for moments in by_stage:
         moments.setflags(write=False)
     return by_stage
-
-
-@lru_cache(maxsize=4096)
-def _kept_at_once(
-    schedule: Schedule, stages: int, chunks: int, microbatches: int
-) -> tuple[int, ...]:
-    counts, times = schedule._alive(stages, chunks, microbatches)
-    kept = counts[:, 1]
-    fullest = kept.sum(axis=0, dtype=np.int64).argmax(axis=0)
-    here = kept[:, fullest, np.arange(stages)].astype(np.int64)
-    return tuple((times * schedule._by_position(here)).tolist())

@@ -146,7 +146,7 @@ def _search(
     record.count("candidates", len(everything))
     evaluator = Evaluator(request, graph, dividing=record.dividing)
     tried: list[Refused] = []
-    floors: dict[Candidate, float] = {}  # bounds before limits were tightened
+    floors: dict[Candidate, float] = {}  # bounds of all candidates that were ever ranked
     barred: set[Candidate] = set()
     wide: set[Candidate] = set()
 
@@ -158,7 +158,7 @@ def _search(
 
     while True:
         record.count("rounds")
-        ranking = Ranker(request, evaluator, {}, tell, record).rank(everything, widened)
+        ranking = Ranker(request, evaluator, tell, record).rank(everything, widened)
         if not ranking.found:
             break
         for outcome in ranking.everything:
@@ -168,7 +168,7 @@ def _search(
         if late_ns := _later_than_cost(checked):
             # Others that seemed slower may be faster: all below it are looked at.
             evaluator.wanted_ns = late_ns
-            ranking = Ranker(request, evaluator, {}, tell, record).rank(everything, widened)
+            ranking = Ranker(request, evaluator, tell, record).rank(everything, widened)
             for outcome in ranking.everything:  # other meshes may have been tried
                 floors.setdefault(outcome.candidate, outcome.bound_ns)
             with record.layer(SIMULATION):
@@ -179,7 +179,7 @@ def _search(
         if fitting := [one for one in checked if not one.reason]:
             best = min(fitting, key=lambda one: (not one.figures, one.time_s))
             record.answer = Answer(
-                evaluator=evaluator, chosen=best.found, found=tuple(ranking.found), limits={}
+                evaluator=evaluator, chosen=best.found, found=tuple(ranking.found)
             )
             bound_ns = min(floor for one, floor in floors.items() if one not in barred)
             return _best(best, checked, ranking, bound_ns, record, simulate is not None)

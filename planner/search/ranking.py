@@ -88,8 +88,6 @@ class Ranker:
     ----------
     request : SearchRequest
     evaluator : Evaluator
-    limits : dict
-        Bytes that a candidate may lay out, where they are not what its devices have.
     tell : callable
         Told a line of text now and then.
     record : Record
@@ -100,13 +98,11 @@ class Ranker:
         self,
         request: SearchRequest,
         evaluator: Evaluator,
-        limits: dict[Candidate, Limits],
         tell: Progress,
         record: Record,
     ) -> None:
         self.request = request
         self.evaluator = evaluator
-        self.limits = limits
         self.tell = tell
         self.record = record
         self.ranking = Ranking()
@@ -131,7 +127,7 @@ class Ranker:
 
     def limit(self, candidate: Candidate) -> Limits:
         """Bytes that a candidate may lay out on each of its sites."""
-        return self.limits.get(candidate) or usable_bytes(self.request, candidate)
+        return usable_bytes(self.request, candidate)
 
     @property
     def cutoff_ns(self) -> float:

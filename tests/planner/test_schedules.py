@@ -13,7 +13,6 @@ from millrace.planner.schedules import (
     SCHEDULES,
     Order,
     Slot,
-    order_array,
     schedule_order,
     stage_of,
 )
@@ -85,9 +84,10 @@ def test_orders_are_what_they_are_spelled_out_to_be(name):
                     at = {"stage": stage, "stages": stages, "chunks": chunks}
                     spelled = SPELLED[name](stage, stages, chunks, microbatches)
                     assert schedule_order(name, **at, microbatches=microbatches) == spelled
-                    parts, *others = order_array(name, **at, microbatches=microbatches).tolist()
-                    slots = zip((PARTS[part] for part in parts), *others, strict=True)
-                    assert tuple(slots) == spelled
+                    slots = SCHEDULES[name].order_array(**at, microbatches=microbatches)
+                    parts, *others = slots.tolist()
+                    rows = zip((PARTS[part] for part in parts), *others, strict=True)
+                    assert tuple(rows) == spelled
 
 
 @pytest.mark.parametrize(("name", "stages", "chunks", "microbatches"), CASES)
@@ -284,22 +284,6 @@ def test_zero_bubble_defers_weight_gradients_on_later_stages():
 def test_an_unknown_schedule_is_named_with_the_known_ones():
     with pytest.raises(PlanError, match="unknown schedule `2f2b`: choose one of gpipe, 1f1b"):
         schedule_order("2f2b", stage=0, stages=2, chunks=1, microbatches=2)
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_what_is_kept_at_once_is_what_a_stage_keeps_at_its_first_fullest_moment(name):
-    for shape in counted(name):
-        assert_a_fullest_moment(name, *shape)
-
-
-def assert_a_fullest_moment(name, stages, chunks, microbatches):
-    kept = SCHEDULES[name].kept_at_once(stages, chunks, microbatches)
-    for stage, order in enumerate(orders_of(name, stages, chunks, microbatches)):
-        positions = [k for k in range(stages * chunks) if stage_of(name, k, stages) == stage]
-        here = [kept[k] for k in positions]
-        assert sum(here) == in_flight(order)
-        fullest = max(alive_by_slot(order, chunks), key=lambda alive: alive[:, 1].sum())
-        assert fullest[:, 1].tolist() == here
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4, 8])

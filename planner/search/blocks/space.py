@@ -156,8 +156,12 @@ class Net:
     count: int
     crossing: bool
     forward: bool  # made in the forward pass
-    deferred: bool  # made in the backward pass and read by gradients of weights
     lifetime: int  # of what is held: one of `millrace.planner.schedules.counting.LIFETIMES`
+
+    @property
+    def deferred(self) -> bool:
+        """Whether it is made in the backward pass and read by gradients of weights."""
+        return self.lifetime == 2
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -338,8 +342,7 @@ class _Builder:
             count=net.count,
             crossing=net.crossing,
             forward=self._phases[net.tensor] == Phase.FORWARD,
-            deferred=made_later and weights,
-            lifetime=2 if made_later else int(weights),
+            lifetime=(1 + made_later) if weights else 0,
         )
 
 

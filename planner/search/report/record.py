@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from millrace.planner.search.candidates import Candidate
-from millrace.planner.search.evaluation import Evaluator, Found, Limits, Pruned, Refused
+from millrace.planner.search.evaluation import Evaluator, Found, Pruned, Refused
 from millrace.planner.search.request import MemoryLimitError, SignatureError
 
 # In the order in which they are reported.
@@ -25,7 +24,6 @@ class Answer:
     evaluator: Evaluator
     chosen: Found
     found: tuple[Found, ...]
-    limits: dict[Candidate, Limits]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,11 +1,12 @@
 """Blocks over pipeline stages: against brute force, and at the limits."""
 
-from itertools import combinations, product
+from itertools import combinations, pairwise, product
 
 import numpy as np
 import pytest
 
 from millrace.planner.errors import InfeasibleError
+from millrace.planner.schedules import SCHEDULES
 from millrace.planner.search.request import MemoryLimitError
 from millrace.planner.search.stages import (
     Division,
@@ -15,6 +16,7 @@ from millrace.planner.search.stages import (
     divide,
     inflight_counts,
 )
+from millrace.planner.search.stages.shape import lifetime_counts
 
 PLENTY = 10**9
 
@@ -183,3 +185,16 @@ def test_in_flight_counts_follow_the_schedule() -> None:
     assert inflight_counts(pipeline(3, 8)) == (3, 2, 1)
     gpipe = Pipeline(schedule="gpipe", stages=2, interleave=1, microbatches=5)
     assert inflight_counts(gpipe) == (5, 5)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_chunks_of_a_stage_are_counted_when_they_have_an_order(name: str) -> None:
+    for stages, interleave, microbatches in product((1, 2, 3, 8), (1, 2, 3), (1, 2, 7, 24)):
+        if SCHEDULES[name].chunks not in (None, interleave):
+            continue
+        shape = {"stages": stages, "interleave": interleave, "microbatches": microbatches}
+        pipe = Pipeline(schedule=name, **shape)
+        for stage in range(stages):
+            on = [k for k in range(pipe.positions) if pipe.stage_of(k) == stage]
+            counts = sorted((lifetime_counts(pipe)[k] for k in on), key=sum)
+            assert all(a <= b for one in pairwise(counts) for a, b in zip(*one, strict=True))
