@@ -22,16 +22,19 @@ plan's file are the same, byte for byte; if not, it exits with 1.
 
 `python -m benchmarks.planner --figures [--quick] [NAME…]` asks each question free and with every
 schedule pinned, and prints of every plan that is compiled the search's cost and memory beside the
-laid-out memory and the simulated step; `--pins` asks it under textbook pins, and exits with 1 where
-one of them gives a plan that is faster than the free one by more than half a percent.
+laid-out memory and the simulated step; `--random N` does so for N questions drawn from other models
+and clusters, and `--alive` prints the activations that are laid out beside those that are alive at
+once in a step. `--pins` asks every question under textbook pins, and exits with 1 where one of them
+gives a plan that is faster than the free one by more than half a percent.
 """
 
 import json
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Annotated
@@ -39,13 +42,19 @@ from typing import Annotated
 import typer
 
 from benchmarks.planner_figures import (
+    GIB,
+    Asked,
+    alive_bytes,
+    drawn_questions,
     faster_pins,
     figures_header,
     figures_line,
-    figures_rows,
     figures_summary,
     pinned_steps,
+    pins_text,
+    question_rows,
     quick_questions,
+    scheduled_questions,
 )
 from benchmarks.planner_questions import DEFAULT, QUESTIONS, Question, arguments, ask
 from benchmarks.planner_rows import (
@@ -142,19 +151,34 @@ def _repeated(
     return found
 
 
-def _figures(
-    questions: Sequence[Question], frameworks: Sequence[str], quick: bool, folder: Path
-) -> list[Document]:
+def _figures(searches: Iterable[Asked], folder: Path) -> list[Document]:
     """Print the figures of every plan that the searches compile."""
-    if quick:
-        questions, frameworks = quick_questions(questions), frameworks[-1:]
     rows = []
     print(figures_header())
-    for one in figures_rows(questions, frameworks, quick, folder):
-        rows.append(one)
-        print(figures_line(one), flush=True)
+    for asked in searches:
+        for one in question_rows(asked, folder):
+            rows.append(one)
+            print(figures_line(one), flush=True)
     print(figures_summary(rows))
     return [asdict(one) for one in rows]
+
+
+def _alive(searches: Iterable[Asked], folder: Path) -> list[Document]:
+    """Print what every plan lays out for activations beside what is alive of it at once."""
+    rows: list[Document] = []
+    for asked in searches:
+        text = f"{asked.question.name:16}{asked.framework:14}{pins_text(asked.pins):30}"
+        if sizes := alive_bytes(asked, folder):
+            laid_out, alive = sizes
+            rows.append({"question": text.split(), "laid_out_bytes": laid_out, "bytes": alive})
+            print(
+                f"{text}laid out {laid_out / GIB:7.2f} GiB, alive at once {alive / GIB:7.2f} GiB, "
+                f"{laid_out / alive - 1:+.1%}",
+                flush=True,
+            )
+    beyond = [row["laid_out_bytes"] / row["bytes"] - 1 for row in rows] or [0.0]
+    print(f"alive: {len(rows)} plans, mean {fmean(beyond):.1%}, worst {max(beyond):.1%}")
+    return rows
 
 
 def _pins(questions: Sequence[Question], frameworks: Sequence[str], folder: Path) -> list[Document]:
@@ -234,7 +258,9 @@ def main(
     framework: Annotated[str, typer.Option(help="Only with this: default, or a name.")] = "",
     repeat: Annotated[int | None, typer.Option(min=2, help="Ask so often.")] = None,
     figures: Annotated[bool, typer.Option("--figures", help="Cost beside simulation.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Of --figures: three questions.")] = False,
+    drawn: Annotated[int, typer.Option("--random", min=0, help="Figures of so many others.")] = 0,
+    alive: Annotated[bool, typer.Option("--alive", help="Activations laid out and alive.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Three questions in a minute.")] = False,
     pins: Annotated[bool, typer.Option("--pins", help="Textbook pins beside none.")] = False,
     file: Annotated[Path | None, typer.Option("--json", help="Write what was printed.")] = None,
 ) -> None:
@@ -244,8 +270,15 @@ def main(
     questions = chosen(wanted)
     try:
         with TemporaryDirectory() as folder:
-            if figures or quick:
-                found["figures"] = _figures(questions, frameworks, quick, Path(folder))
+            short = quick or alive
+            if drawn:
+                found["figures"] = _figures(drawn_questions(drawn, frameworks), Path(folder))
+            elif figures or short:
+                if short:
+                    questions, frameworks = quick_questions(questions), frameworks[-1:]
+                searches = scheduled_questions(questions, frameworks, short)
+                told = _alive if alive else _figures
+                found["alive" if alive else "figures"] = told(searches, Path(folder))
             elif pins:
                 found["pins"] = _pins(questions, frameworks, Path(folder))
             elif repeat:
@@ -253,7 +286,7 @@ def main(
             elif questions:
                 rows = _timed(questions, frameworks, Path(folder))
                 found["rows"] = [asdict(one) for one in rows]
-        alone = not (repeat or figures or quick or pins)
+        alone = not (repeat or figures or drawn or short or pins)
         if alone and (not wanted or "mesh" in wanted):
             found["mesh"] = _mesh()
         if alone and (not wanted or "depth" in wanted):

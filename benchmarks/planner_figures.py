@@ -3,10 +3,12 @@
 Every plan that a search compiles is one row: its step time by the planner's cost beside the
 simulated one, and the bytes that the cost counts on the stage with the least room left beside those
 that the compiler lays out there. A plan that needs more than its limit once compiled is refused and
-has no simulated time. Beside it stand textbook pins, none of which should give a faster plan than a
-search without them.
+has no simulated time. Beside it stand questions that are drawn at random, what a simulated step has
+alive at once of the bytes that are laid out, and textbook pins, none of which should give a faster
+plan than a search without them.
 """
 
+import random
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,9 +20,11 @@ from millrace import api
 from millrace.planner.cluster import Cluster
 from millrace.planner.clusters import parse_cluster
 from millrace.planner.errors import InfeasibleError
-from millrace.planner.plan import Plan
+from millrace.planner.memory import plan_memory
+from millrace.planner.plan import Plan, plan_graph
 from millrace.planner.schedules import SCHEDULES
 from millrace.planner.search.report.record import Compared, Record
+from millrace.simulator.account import account_of
 
 Pinned = dict[str, str | int]
 
@@ -44,6 +48,40 @@ TEXTBOOK_PINS: tuple[Pinned, ...] = (
     {"recompute": "full"},
     {"tp": 8, "pp": 8, "zero": "1"},
 )
+# What questions are drawn from: models with their lengths, clusters with their precision.
+DRAWN_MODELS: tuple[tuple[str, tuple[int, ...]], ...] = (
+    ("bert-large", (128, 512)),
+    ("gpt2-xl", (512, 1024)),
+    ("gpt3-2.7b", (1024, 2048)),
+    ("gpt3-6.7b", (2048,)),
+    ("gpt3-13b", (2048,)),
+    ("gpt-neox-20b", (2048,)),
+    ("llama2-7b", (2048, 4096)),
+    ("llama3-8b", (4096, 8192)),
+    ("qwen3-14b", (4096,)),
+    ("qwen3-30b-a3b", (4096,)),
+    ("deepseek-v2-lite", (4096,)),
+    ("mixtral-8x7b", (2048, 4096)),
+    ("t5-3b", (512,)),
+    ("vit-h", (1,)),
+)
+DRAWN_DEVICES = (
+    ("v100-sxm-32gb", "fp16"),
+    ("a100-sxm-40gb", "bf16"),
+    ("a100-sxm-80gb", "bf16"),
+    ("h100-sxm-80gb", "bf16"),
+)
+DRAWN_NODES = (1, 2, 4, 8)  # of eight devices
+DRAWN_SAMPLES = (1, 2, 4, 8, 16)  # of a device, so that batches divide
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question, under a framework and pins."""
+
+    question: Question
+    framework: str
+    pins: Pinned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,27 +116,59 @@ def pinned_schedules(quick: bool) -> list[Pinned]:
     return searches
 
 
-def question_rows(
-    question: Question, framework: str, pins: Pinned, folder: Path
-) -> list[FiguresRow]:
+def drawn_questions(count: int, frameworks: Sequence[str], seed: int = 0) -> Iterator[Asked]:
+    """Yield questions of other models, clusters and batches, free or with a schedule pinned."""
+    draw = random.Random(seed)
+    for _ in range(count):
+        model, lengths = draw.choice(DRAWN_MODELS)
+        device, precision = draw.choice(DRAWN_DEVICES)
+        nodes, seq_len = draw.choice(DRAWN_NODES), draw.choice(lengths)
+        batch = 8 * nodes * draw.choice(DRAWN_SAMPLES)
+        arguments = (
+            f"{model} --cluster {device}:8x{nodes} --global-batch {batch} --precision {precision}"
+        )
+        if seq_len > 1:
+            arguments += f" --seq-len {seq_len}"
+        yield Asked(
+            Question(model, arguments, 0.0),
+            draw.choice(frameworks),
+            draw.choice([{}, *({"schedule": name} for name in SCHEDULES)]),
+        )
+
+
+def question_rows(asked: Asked, folder: Path) -> list[FiguresRow]:
     """Rows of every plan that one search compiled, the chosen one last; none where none fits."""
     record = Record()
     # Without a plan, what was compiled before says enough.
     with suppress(InfeasibleError):
-        _planned(question, framework, pins, folder, record)
+        _planned(asked, folder, record)
+    name, framework, pins = asked.question.name, asked.framework, pins_text(asked.pins)
     return [
-        FiguresRow(
-            question=question.name, framework=framework, pins=pins_text(pins), compared=compared
-        )
+        FiguresRow(question=name, framework=framework, pins=pins, compared=compared)
         for compared in record.compared
     ]
 
 
-def step_time_s(question: Question, framework: str, pins: Pinned, folder: Path) -> float | None:
+def step_time_s(asked: Asked, folder: Path) -> float | None:
     """Simulated step time of the plan that a search returns; None where there is none."""
     with suppress(InfeasibleError):
-        plan = _planned(question, framework, pins, folder, Record())
-        return float(plan.figures["step_time_s"])
+        return float(_planned(asked, folder, Record()).figures["step_time_s"])
+    return None
+
+
+def alive_bytes(asked: Asked, folder: Path) -> tuple[int, int] | None:
+    """Activations of a plan, laid out and alive at once in its step; None where there is no plan.
+
+    Of the stage that lays out most of them, with every op simulated.
+    """
+    with suppress(InfeasibleError):
+        plan = _planned(asked, folder, Record())
+        simulation = api.simulate(plan, fidelity="op", steps=2, detailed=True)
+        courses = account_of(plan, simulation).memory
+        return max(
+            (said.activation_bytes, int(max(course.bytes_by_kind["activation"])))
+            for said, course in zip(plan_memory(plan, plan_graph(plan)), courses, strict=True)
+        )
     return None
 
 
@@ -107,22 +177,16 @@ def pins_text(pins: Pinned) -> str:
     return " ".join(f"{name} {value}" for name, value in pins.items()) or "free"
 
 
-def _planned(
-    question: Question,
-    framework: str,
-    pins: Pinned,
-    folder: Path,
-    record: Record,
-) -> Plan:
-    model, options = question.arguments.split()[0], _options(question)
+def _planned(asked: Asked, folder: Path, record: Record) -> Plan:
+    model, options = asked.question.arguments.split()[0], _options(asked.question)
     return api.search(
         model,
-        _cluster(options["--cluster"], framework, folder),
+        _cluster(options["--cluster"], asked.framework, folder),
         int(options["--global-batch"]),
-        seq_len=int(options["--seq-len"]),
+        seq_len=int(options["--seq-len"]) if "--seq-len" in options else None,
         precision=options.get("--precision", "bf16"),
         memory_limit_bytes=_bytes(options.get("--memory-limit")),
-        pins=pins,
+        pins=asked.pins,
         record=record,
     )
 
@@ -143,14 +207,14 @@ def _cluster(name: str, framework: str, folder: Path) -> Cluster:
     return api.driven(parse_cluster(name), None if framework == DEFAULT else framework)
 
 
-def figures_rows(
-    questions: Sequence[Question], frameworks: Sequence[str], quick: bool, folder: Path
-) -> Iterator[FiguresRow]:
-    """Rows of every question under every framework, free and with each schedule pinned."""
+def scheduled_questions(
+    questions: Sequence[Question], frameworks: Sequence[str], quick: bool
+) -> Iterator[Asked]:
+    """Yield every question under every framework, free and with each schedule pinned."""
     for question in questions:
         for framework in frameworks:
             for pins in pinned_schedules(quick):
-                yield from question_rows(question, framework, pins, folder)
+                yield Asked(question, framework, pins)
 
 
 def quick_questions(questions: Sequence[Question]) -> list[Question]:
@@ -194,7 +258,7 @@ def pinned_steps(
 ) -> Iterator[tuple[str, float | None]]:
     """The simulated step of the free plan, then that under each of the textbook pins."""
     for pins in ({}, *TEXTBOOK_PINS):
-        yield pins_text(pins), step_time_s(question, framework, pins, folder)
+        yield pins_text(pins), step_time_s(Asked(question, framework, pins), folder)
 
 
 def faster_pins(steps: Sequence[tuple[str, float | None]]) -> list[str]:

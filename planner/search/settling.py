@@ -93,10 +93,14 @@ def settle(evaluator: Evaluator, found: Found, block_times: BlockTimer | None) -
         block_times = None  # blocks take another time on another kind of device
     measures = _Measures(evaluator, found, block_times)
     best = measures.laid_out(found.division)
+    left = limits
     for _ in range(LAID_OUT):
-        if best.fits or not (division := measures.divided(limits, polished=True)):
+        if best.fits or not (division := measures.divided(left, polished=True)):
             break
-        best = min(best, measures.laid_out(division), key=_rank)
+        other = measures.laid_out(division)
+        best = min(best, other, key=_rank)
+        # What gives room at one moment takes some at another: as much again is left free.
+        left = tuple(limit - other.over_bytes for limit in limits)
     if not best.fits or block_times is None:
         return best
     best = measures.timed(best)

@@ -9,7 +9,10 @@ import typer
 
 from benchmarks.planner import FRAMEWORKS, asked_of, chosen
 from benchmarks.planner_figures import (
+    Asked,
     FiguresRow,
+    alive_bytes,
+    drawn_questions,
     faster_pins,
     figures_line,
     figures_summary,
@@ -109,11 +112,11 @@ def test_every_question_with_a_bar_of_the_gap_has_an_earlier_answer():
     assert sorted(rows) == sorted((name, kind) for name in barred for kind in FRAMEWORKS)
 
 
+BERT = Question("bert", "bert-base --cluster a100-sxm-80gb:2x1 --global-batch 8 --seq-len 128", 9)
+
+
 def test_figures_of_a_compiled_plan_are_printed_beside_its_cost(tmp_path: Path):
-    rows = question_rows(
-        Question("bert", "bert-base --cluster a100-sxm-80gb:2x1 --global-batch 8 --seq-len 128", 9),
-        DEFAULT, {"schedule": "1f1b", "pp": 2}, tmp_path,
-    )  # fmt: skip
+    rows = question_rows(Asked(BERT, DEFAULT, {"schedule": "1f1b", "pp": 2}), tmp_path)
     first = rows[0]
     assert first.pins == "schedule 1f1b pp 2"
     assert first.time_error is not None
@@ -130,6 +133,21 @@ def test_figures_of_a_compiled_plan_are_printed_beside_its_cost(tmp_path: Path):
     assert figures_summary([refused]) == (
         "figures: 1 plans, time mean 0.0%, worst 0.0%, memory mean 20.0%, worst 20.0%, refused 1"
     )
+
+
+def test_what_is_laid_out_stands_beside_what_is_alive(tmp_path: Path):
+    sizes = alive_bytes(Asked(BERT, DEFAULT, {"schedule": "1f1b", "pp": 2}), tmp_path)
+    assert sizes is not None
+    laid_out, alive = sizes
+    assert alive <= laid_out < 1.5 * alive
+
+
+def test_questions_are_drawn_alike_every_time():
+    drawn = list(drawn_questions(20, FRAMEWORKS))
+    assert drawn == list(drawn_questions(20, FRAMEWORKS))
+    assert drawn[:5] == list(drawn_questions(5, FRAMEWORKS))
+    assert drawn != list(drawn_questions(20, FRAMEWORKS, seed=1))
+    assert {one.framework for one in drawn} == set(FRAMEWORKS)
 
 
 def test_pins_that_give_a_faster_plan_are_named():

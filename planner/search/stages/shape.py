@@ -61,6 +61,7 @@ Lifetimes = tuple[int, ...]
 # What lifetimes weigh beside one another, for the moment that dividing counts: blocks of Llama-2 7B
 # keep 537, 492 and 792 MiB of a microbatch, those of GPT-3 13B 281, 360 and 440 (2026-11).
 USUAL_WEIGHTS = (2, 2, 3)
+UNEVEN = 0.125  # of what is kept at most, by which another moment is taken for being more even
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,26 +242,32 @@ class Division:
 
 @lru_cache(maxsize=4096)
 def lifetime_counts(pipeline: Pipeline) -> tuple[Lifetimes, ...]:
-    """Microbatches alive of every position when its stage keeps most, by lifetime.
-
-    Of moments at which chunks have an order, each keeping no less of anything than the one before:
-    so blocks that keep most lie best where least is alive. Of equal moments it is the most even.
-    """
+    """Microbatches alive of every position when its stage keeps most, by lifetime."""
     counts: list[Lifetimes] = [(0, 0, 0)] * pipeline.positions
     positions: list[list[int]] = [[] for _ in range(pipeline.stages)]
     for position in range(pipeline.positions):
         positions[pipeline.stage_of(position)].append(position)
-    for stage, moments in enumerate(_moments(pipeline)):
-        weights = moments @ USUAL_WEIGHTS
-        ranked = np.take_along_axis(moments, weights.argsort(axis=1)[:, :, None], axis=1)
-        ordered = (np.diff(ranked, axis=1) >= 0).all(axis=(1, 2))
-        ranks = np.lexsort((-np.square(weights).sum(axis=1), weights.sum(axis=1), ordered))
-        fullest = moments[ranks[-1]]
-        for position, (first, second, third) in zip(
-            positions[stage], fullest.tolist(), strict=True
-        ):
+    for on, moments in zip(positions, _moments(pipeline), strict=True):
+        for position, (first, second, third) in zip(on, _usual(moments).tolist(), strict=True):
             counts[position] = first, second, third
     return tuple(counts)
+
+
+def _usual(moments: Ints) -> Ints:
+    """The moment [chunks, 3] of these for which a stage is divided.
+
+    It is the most even of those at which nearly most is kept, so that little is won by moving
+    blocks to a chunk that keeps little then, and much at another moment. Its chunks have an order,
+    each keeping no less of anything than the one before.
+    """
+    weights = moments @ USUAL_WEIGHTS
+    kept = weights.sum(axis=1)
+    ranked = np.take_along_axis(moments, weights.argsort(axis=1)[:, :, None], axis=1)
+    ordered = (np.diff(ranked, axis=1) >= 0).all(axis=(1, 2))
+    share = weights.max(axis=1) / np.maximum(kept, 1)
+    rank = np.lexsort((kept, -share, kept >= (1 - UNEVEN) * kept.max(), ordered))
+    usual: Ints = moments[rank[-1]]
+    return usual
 
 
 def _moments(pipeline: Pipeline) -> list[Ints]:
