@@ -36,6 +36,7 @@ from millrace.planner.search.stages.shape import peak_bytes, stage_bytes, step_t
 from millrace.planner.search.writing import write_plan
 
 LAID_OUT = 4  # divisions that are laid out until one fits
+DEAR = 0.003  # of a step, for which variants that need less memory are looked for
 LEAST_GAIN = 0.002  # of a step, for which another division is laid out and timed
 
 BlockTimer = Callable[[Plan, Mapping[Kind, Floats]], BlockTimes]
@@ -95,7 +96,7 @@ def settle(evaluator: Evaluator, found: Found, block_times: BlockTimer | None) -
     best = measures.laid_out(found.division)
     left = limits
     for _ in range(LAID_OUT):
-        if best.fits or not (division := measures.divided(left, polished=True)):
+        if best.fits or not (division := measures.smaller(left, found.division.step_ns)):
             break
         other = measures.laid_out(division)
         best = min(best, other, key=_rank)
@@ -169,20 +170,28 @@ class _Measures:
         assert step_ns is not None, "all variants of a measured plan are known"
         return replace(settled, step_ns=step_ns)
 
-    def divided(self, limits: Limits, polished: bool = False) -> Division | None:
-        """The best division by all that is known so far; None where nothing fits.
-
-        `polished`: with more variants to mix.
-        """
-        left = tuple(limit - self._more_bytes - self._uneven_bytes for limit in limits)
-        if polished and self.found.solved == self._solved:
-            self._squeeze(left)
+    def divided(self, limits: Limits) -> Division | None:
+        """The best division by all that is known so far; None where nothing fits."""
         try:
             with self.evaluator.dividing():
                 gap = self.evaluator.request.max_gap / 4
-                return divide(self._runs, self.pipeline, left, 0, gap)
+                return divide(self._runs, self.pipeline, self._left(limits), 0, gap)
         except InfeasibleError:
             return None
+
+    def smaller(self, limits: Limits, step_ns: float) -> Division | None:
+        """The same, of more variants where those that are known lose much of a step."""
+        division = self.divided(limits)
+        if self.found.solved == self._solved and (
+            division is None or division.step_ns > (1 + DEAR) * step_ns
+        ):
+            self._squeeze(self._left(limits))
+            division = self.divided(limits)
+        return division
+
+    def _left(self, limits: Limits) -> Limits:
+        """What figures of blocks may come to."""
+        return tuple(limit - self._more_bytes - self._uneven_bytes for limit in limits)
 
     def _squeeze(self, limits: Limits) -> None:
         """Mix variants that need less memory too."""
