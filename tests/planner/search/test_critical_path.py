@@ -98,7 +98,7 @@ def test_counts_of_a_critical_path_are_a_cut(case: tuple[str, int, int, int]):
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_further_rounds_add_what_one_adds(schedule: str):
-    chunks = 1 if schedule in ("1f1b", "zb-h1") else 2
+    chunks = SCHEDULES[schedule].chunks or 2
     times = random_times(4 * chunks, 1, 0.3)
     short = critical_path(schedule, 4, chunks, 120, times)
     with patch.object(module, "LAPS", 30):
