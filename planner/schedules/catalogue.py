@@ -28,6 +28,14 @@ SCHEDULES: dict[str, Schedule] = {
             requirement="runs one chunk a stage",
         ),
         Schedule(
+            name="eager-1f1b",
+            turns=orders.eager_one_forward_one_backward,
+            source='Zhuang et al., "On optimizing the communication of model parallelism", 2023, '
+            "section 4",
+            searched=False,  # others hide what travels too, and shorten the ramp
+            requirement="runs one chunk a stage",
+        ),
+        Schedule(
             name="interleaved-1f1b",
             turns=orders.interleaved,
             source="Narayanan et al. 2021, section 2.2",

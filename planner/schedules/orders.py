@@ -96,6 +96,12 @@ def one_forward_one_backward(piece: Indices) -> Mapping[str, Ints]:
     return {"F": 2 * (piece.microbatch - warm_up), "BW": 2 * piece.microbatch + 1}
 
 
+def eager_one_forward_one_backward(piece: Indices) -> Mapping[str, Ints]:
+    """1F1B with twice the warm-up: while a microbatch travels, a stage has another to run."""
+    warm_up = 2 * (piece.stages - piece.stage - 1)
+    return {**one_forward_one_backward(piece), "F": 2 * (piece.microbatch - warm_up)}
+
+
 def interleaved(piece: Indices) -> Mapping[str, Ints]:
     """Several chunks a stage, in rounds of as many microbatches as there are stages."""
     stages, chunks = piece.stages, piece.chunks

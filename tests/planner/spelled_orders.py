@@ -22,6 +22,17 @@ def one_forward_one_backward(stage: int, stages: int, chunks: int, microbatches:
     return tuple(order)
 
 
+def eager_one_forward_one_backward(
+    stage: int, stages: int, chunks: int, microbatches: int
+) -> Order:
+    """1F1B with twice the warm-up (Zhuang et al. 2023, section 4)."""
+    warm_up = 2 * (stages - stage - 1)
+    order = [Slot("F", 0, m) for m in range(warm_up)]
+    for m in range(microbatches):
+        order += [Slot("F", 0, m + warm_up), Slot("BW", 0, m)]
+    return _without_missing(order, microbatches)
+
+
 def interleaved(stage: int, stages: int, chunks: int, microbatches: int) -> Order:
     """Several chunks a stage, in rounds of `stages` microbatches (Narayanan 2021, section 2.2).
 
@@ -104,4 +115,5 @@ SPELLED: dict[str, Callable[[int, int, int, int], Order]] = {
     "interleaved-1f1b": interleaved,
     "zb-h1": zero_bubble_h1,
     "zb-v": zero_bubble_v,
+    "eager-1f1b": eager_one_forward_one_backward,
 }

@@ -158,6 +158,15 @@ def test_the_v_has_no_bubble_but_the_way_to_the_last_stage(stages):
 
 
 @pytest.mark.parametrize("stages", range(1, 9))
+def test_eager_1f1b_is_as_long_as_1f1b_and_keeps_twice_as_much(stages):
+    for microbatches in (2 * stages - 1, 2 * stages, 3 * stages + 1):
+        shape = stages, 1, microbatches
+        assert time_of("eager-1f1b", *shape) == time_of("1f1b", *shape)
+        kept = SCHEDULES["eager-1f1b"].counts(*shape)[0].tolist()
+        assert kept == [2 * (stages - stage) - 1 for stage in range(stages)]
+
+
+@pytest.mark.parametrize("stages", range(1, 9))
 def test_the_v_keeps_no_more_than_1f1b(stages):
     for microbatches in range(1, 3 * stages):
         most = max(

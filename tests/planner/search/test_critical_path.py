@@ -1,5 +1,6 @@
 """Critical paths of schedules' orders: against a graph library, as cuts, and of many rounds."""
 
+from dataclasses import replace
 from unittest.mock import patch
 
 import networkx as nx
@@ -105,3 +106,14 @@ def test_further_rounds_add_what_one_adds(schedule: str):
         whole = critical_path(schedule, 4, chunks, 120, times)
     assert short.length_ns == pytest.approx(whole.length_ns, rel=1e-3)
     assert short.counts.sum() == pytest.approx(whole.counts.sum(), rel=0.05)
+
+
+def test_eager_1f1b_hides_what_is_sent():
+    times = random_times(4, 1, 0.3)
+    far = replace(times, hops=times.hops + times.passes.max())
+    lengths = {
+        schedule: [critical_path(schedule, 4, 1, 32, one).length_ns for one in (times, far)]
+        for schedule in ("1f1b", "eager-1f1b")
+    }
+    waits = {schedule: there - here for schedule, (here, there) in lengths.items()}
+    assert waits["eager-1f1b"] < 0.5 * waits["1f1b"]
