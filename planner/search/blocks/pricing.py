@@ -7,6 +7,7 @@ O options, A sources, B targets, N axes, K rows, F figures.
 from collections.abc import Sequence
 from copy import copy
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -54,10 +55,7 @@ from millrace.planner.signatures import EXPANSIONS, sub_signatures
 
 # Ops without an actor: a variable is a register, `repeat` a way to read it.
 FREE = ("variable", "repeat")
-
-Boxing = tuple[Bools, Ints, Ints, Ints]  # the arrays of a net, as in `tables.Net`
-
-
+Boxing = dict[str, Any]  # the arrays of a net, as in `tables.Net`
 SHORT_NS = 100_000  # of a transfer, which is waiting in its lane and latency, not data that moves
 
 
@@ -445,7 +443,6 @@ class Pricing:
         key = likeness(tensor), net.crossing, named, made, states, hides
         if key not in alike:
             alike[key] = self._boxing(net, tensor)
-        reachable, duration_ns, buffer_bytes, held_bytes = alike[key]
         return Net(
             number=number,
             producer=net.producer,
@@ -453,10 +450,7 @@ class Pricing:
             uses=net.uses,
             count=net.count,
             step=tensor.rate is Rate.STEP,
-            reachable=reachable,
-            duration_ns=duration_ns,
-            buffer_bytes=buffer_bytes,
-            held_bytes=held_bytes,
+            **alike[key],
         )
 
     def _boxing(self, net: SpaceNet, tensor: Tensor) -> Boxing:
@@ -481,7 +475,13 @@ class Pricing:
         if self._hides(maker, tensor):
             hidden = hidden_share(self.cluster) * np.maximum(took - SHORT_NS, 0)
             took = took - hidden.astype(np.int64)
-        return reachable, took, buffers, self.local_bytes(net.tensor, net.targets)
+        return {
+            "reachable": reachable,
+            "duration_ns": took,
+            "buffer_bytes": buffers,
+            "made_bytes": source,
+            "held_bytes": self.local_bytes(net.tensor, net.targets),
+        }
 
     def _hides(self, maker: Op, tensor: Tensor) -> bool:
         """Whether boxing can run beside computation: of weights, but for the first block's."""

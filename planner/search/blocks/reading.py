@@ -1,11 +1,12 @@
 """Reading: what the options of a solved block program come to, template by template."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from millrace.models.graph import Graph, Op, Phase, Tensor, scaled
 from millrace.planner.memory import Layout, Sections
+from millrace.planner.search.blocks.space import Net as SpaceNet
 from millrace.planner.search.blocks.space import OpOptions, Space
 from millrace.planner.search.blocks.states import Ints
 from millrace.planner.search.blocks.tables import (
@@ -14,10 +15,12 @@ from millrace.planner.search.blocks.tables import (
     MICROBATCH,
     PERSISTENT,
     STEP,
+    Net,
     Tables,
 )
 
 Options = tuple[int, ...]
+LIFETIMES = ((0, 1), (0, 2), (1, 2))  # passes that make and read last what has one
 
 
 def template_figures(
@@ -41,22 +44,49 @@ def template_figures(
     for net in tables.nets:
         source = net.makes[options[net.producer]]
         wanted = {int(use.wants[options[use.choice]]) for use in net.uses}
-        held = {int(use.wants[options[use.choice]]) for use in net.uses if use.holds}
         mine = sums[home[net.uses[0].choice]]
         for target in wanted:
             time = net.duration_ns[source, target, row]
             mine[STEP if net.step else MICROBATCH] += net.count * time
             mine[PERSISTENT] += net.count * net.buffer_bytes[source, target, row]
-        if deferring and space.nets[net.number].deferred:
-            held = wanted
-        lifetime = space.nets[net.number].lifetime if deferring else 0
-        for target in held:
+        for lifetime, size in _kept(space.nets[net.number], net, row, options, deferring):
             column = len(FIGURES) + lifetime - 1 if lifetime else INFLIGHT
-            mine[column] += net.count * net.held_bytes[target, row]
+            mine[column] += net.count * size
     return {
         template: [-(-int(figure) // counts[template]) for figure in total]
         for template, total in sums.items()
     }
+
+
+def _kept(
+    net: SpaceNet, priced: Net, row: int, options: Options, deferring: bool
+) -> Iterator[tuple[int, int]]:
+    """Lifetime and bytes of what is kept of a net from one pass to another.
+
+    What a reader wants is boxed in the first pass that wants it, and kept until the last; what was
+    made is kept until it is boxed or read for the last time.
+    """
+    if net.made is None or not net.kept:
+        return
+    source = net.sources[net.makes[options[net.producer]]]
+    spans: dict[int, set[int]] = {}
+    for use in net.uses:
+        passes = {min(one, 2 if deferring else 1) for one in use.passes}
+        spans.setdefault(int(use.wants[options[use.choice]]), set()).update(passes)
+    last = net.made
+    for target, passes in spans.items():
+        if not passes:
+            continue
+        if net.targets[target] == source:
+            last = max(last, *passes)
+            continue
+        last = max(last, min(passes))
+        if min(passes) < max(passes):
+            size = int(priced.held_bytes[target, row])
+            yield LIFETIMES.index((min(passes), max(passes))), size
+    if net.made < last:
+        made = priced.makes[options[net.producer]]
+        yield LIFETIMES.index((net.made, last)), int(priced.made_bytes[made, row])
 
 
 def forward_times_ns(space: Space, tables: Tables, row: int, options: Options) -> dict[str, int]:

@@ -9,7 +9,7 @@ axes of the same roles, and every microbatch; which options divide is decided ro
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -30,6 +30,13 @@ from millrace.planner.signatures import (
     variable_values,
 )
 
+# Forward, gradients of inputs, gradients of weights.
+PASSES = {
+    Phase.FORWARD: 0,
+    Phase.RECOMPUTE: 1,
+    Phase.BACKWARD_INPUT: 1,
+    Phase.BACKWARD_WEIGHT: 2,
+}
 BACKWARD = (Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT, Phase.RECOMPUTE)
 
 
@@ -137,6 +144,12 @@ class Use:
     choice: int
     wants: Ints  # [options]
     holds: bool  # reads in the backward pass what the forward pass made
+    passes: frozenset[int] = frozenset()  # in which it reads, as `PASSES` numbers them
+
+    def same(self, other: "Use") -> bool:
+        """Whether another use boxes and holds the same, whichever passes read it."""
+        mine = self.choice, self.holds
+        return mine == (other.choice, other.holds) and np.array_equal(self.wants, other.wants)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -155,8 +168,14 @@ class Net:
     uses: tuple[Use, ...]
     count: int
     crossing: bool
-    forward: bool  # made in the forward pass
+    made: int | None  # the pass that makes it, as `PASSES` numbers them
+    kept: bool  # from one pass to the next: an activation, or its gradient
     lifetime: int  # of what is held: one of `millrace.planner.schedules.counting.LIFETIMES`
+
+    @property
+    def forward(self) -> bool:
+        """Whether the forward pass makes it."""
+        return self.made == 0
 
     @property
     def deferred(self) -> bool:
@@ -309,7 +328,7 @@ class _Builder:
 
     def net(self, net: FoldedNet) -> Net | None:
         """The net of a tensor; None where nobody needs it boxed."""
-        found: list[tuple[int, Ints, bool]] = []
+        found: list[tuple[int, Ints, bool, frozenset[int]]] = []
         weights = False
         for reader in net.readers:
             choice, states, op = self._read[reader.op, reader.index]
@@ -317,20 +336,25 @@ class _Builder:
             if choice == self._made[net.tensor][0] and op.kind in (*UPDATES, "cast"):
                 continue  # the variable under its own update or cast: tied, not boxed
             kept = self._phases[net.tensor] == Phase.FORWARD and op.phase in BACKWARD
-            found.append((choice, states, kept and net.tensor not in self.values))
+            passes = frozenset({PASSES[op.phase]} if op.phase in PASSES else ())
+            found.append((choice, states, kept and net.tensor not in self.values, passes))
         if not found:
             return None
         producer, made = self._made[net.tensor]
         made_later = self._phases[net.tensor] in (Phase.BACKWARD_INPUT, Phase.RECOMPUTE)
         sources, makes = np.unique(made, return_inverse=True)
-        targets = np.unique(np.concatenate([states for _, states, _ in found]))
+        targets = np.unique(np.concatenate([states for _, states, *_ in found]))
         uses: list[Use] = []
-        for choice, states, holds in found:
-            wants = np.searchsorted(targets, states)
-            same = [u for u in uses if u.choice == choice and np.array_equal(u.wants, wants)]
-            if any(one.holds == holds for one in same):
-                continue
-            uses.append(Use(choice=choice, wants=wants, holds=holds))
+        for choice, states, holds, passes in found:
+            use = Use(
+                choice=choice, wants=np.searchsorted(targets, states), holds=holds, passes=passes
+            )
+            for at, other in enumerate(uses):
+                if use.same(other):
+                    uses[at] = replace(other, passes=other.passes | passes)
+                    break
+            else:
+                uses.append(use)
         return Net(
             tensor=net.tensor,
             side=net.side,
@@ -341,7 +365,8 @@ class _Builder:
             uses=tuple(uses),
             count=net.count,
             crossing=net.crossing,
-            forward=self._phases[net.tensor] == Phase.FORWARD,
+            made=PASSES.get(self._phases[net.tensor]),
+            kept=net.tensor not in self.values,
             lifetime=(1 + made_later) if weights else 0,
         )
 

@@ -49,6 +49,7 @@ class Net:
     reachable: Bools  # [A, B, K]
     duration_ns: Ints  # [A, B, K]
     buffer_bytes: Ints  # [A, B, K]
+    made_bytes: Ints  # [A, K]
     held_bytes: Ints  # [B, K]: kept from the forward to the backward pass, once
 
 
@@ -110,6 +111,7 @@ def _joined(parts: Sequence[Tables], join: Callable[[list[Array]], Array]) -> Ta
                 reachable=one([each.reachable for each in same]),
                 duration_ns=one([each.duration_ns for each in same]),
                 buffer_bytes=one([each.buffer_bytes for each in same]),
+                made_bytes=one([each.made_bytes for each in same]),
                 held_bytes=one([each.held_bytes for each in same]),
             )
             for same in zip(*(part.nets for part in parts), strict=True)
@@ -205,6 +207,7 @@ def compact(tables: Tables, keep: Sequence[Ints]) -> Tables:
                 reachable=net.reachable[grid],
                 duration_ns=net.duration_ns[grid],
                 buffer_bytes=net.buffer_bytes[grid],
+                made_bytes=net.made_bytes[sources],
                 held_bytes=net.held_bytes[targets],
             )
         )

@@ -174,15 +174,8 @@ class Block:
             made = self.handed[net.tensor], list(blocks.handed[net.tensor])
         else:
             made = self._made(maker, net.tensor)
-        forward = maker.phase == Phase.FORWARD and net.tensor not in blocks.values
-        phases = [blocks.ops[one.op].phase for one in readers]
-        # What deferred gradients of weights read of the backward pass is kept for all who read it.
-        weights = Phase.BACKWARD_WEIGHT in phases
-        deferred = maker.phase in (Phase.BACKWARD_INPUT, Phase.RECOMPUTE) and weights
-        column = INFLIGHT
-        if blocks.defers and weights:
-            column = WEIGHT if forward else BETWEEN
-        holds = [(forward and one in LATER) or (blocks.defers and deferred) for one in phases]
+        passes = [blocks.pass_of(blocks.ops[one.op].phase) for one in readers]
+        first = None if net.tensor in blocks.values else blocks.pass_of(maker.phase)
         step, bucketed = tensor.rate is Rate.STEP, net.tensor in blocks.in_buckets
 
         def weigh(values: tuple[Value, ...]) -> Ints | None:
@@ -201,8 +194,16 @@ class Block:
                 found[PERSISTENT] += blocks.plain.buffer_bytes(
                     source, target, maker, net.tensor, blocks.tensors  # type: ignore[arg-type]
                 )  # fmt: skip
-            for target in {t for t, kept in zip(targets, holds, strict=True) if kept}:
-                found[column] += blocks.plain.local_bytes(tensor, target)  # type: ignore[arg-type]
+            read = [(t, p) for t, p in zip(targets, passes, strict=True) if p is not None]
+            spans = {t: [p for other, p in read if other == t] for t, _ in read}
+            # What was made is there until it is boxed, or read as it is, for the last time.
+            left = [max(p) if t == source else min(p) for t, p in spans.items()]
+            lives = [(t, min(p), max(p)) for t, p in spans.items() if t != source]
+            if first is not None:
+                for t, made_in, last in [*lives, (source, first, max([first, *left]))]:
+                    if made_in < last:
+                        column = {(0, 1): INFLIGHT, (0, 2): WEIGHT, (1, 2): BETWEEN}[made_in, last]
+                        found[column] += blocks.plain.local_bytes(tensor, t)  # type: ignore[arg-type]
             return net.count * found
 
         self.factors.append(Factor(members=[made, *map(self._read, readers)], weigh=weigh))
@@ -449,6 +450,12 @@ class Blocks:
                 found = [one for one in found if one[1]]
             self._options[op.name] = ([op, *others], [option for option, _ in found])
         return self._options[op.name]
+
+    def pass_of(self, phase: Phase) -> int | None:
+        """Forward, gradients of inputs, those of weights where they are deferred; else None."""
+        if phase == Phase.FORWARD:
+            return 0
+        return 1 + (self.defers and phase == Phase.BACKWARD_WEIGHT) if phase in LATER else None
 
     def updated_in_place(self, reader: Reader) -> bool:
         """The variable under its own update: nothing is boxed."""

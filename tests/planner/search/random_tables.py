@@ -66,6 +66,7 @@ def random_net(
         reachable=reachable,
         duration_ns=rng.integers(0, 80, shape),
         buffer_bytes=rng.integers(0, 40, shape),
+        made_bytes=np.zeros((shape[0], shape[2]), np.int64),
         held_bytes=rng.integers(0, 50, shape[1:]),
     )
 

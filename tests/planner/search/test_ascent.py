@@ -132,6 +132,7 @@ def tree(seed: int) -> Tables:
                 reachable=reachable,
                 duration_ns=rng.integers(0, 40, (3, 3, 2)),
                 buffer_bytes=rng.integers(0, 40, (3, 3, 2)),
+                made_bytes=rng.integers(0, 40, (3, 2)),
                 held_bytes=rng.integers(0, 40, (3, 2)),
             )
             for at, reader in ((0, 2), (1, 2), (2, 4), (3, 4))
@@ -162,6 +163,7 @@ def chain(seed: int) -> Tables:
             reachable=np.ones((4, 4, 1), np.bool_),
             duration_ns=rng.integers(0, 40, (4, 4, 1)),
             buffer_bytes=np.zeros((4, 4, 1), np.int64),
+            made_bytes=np.zeros((4, 1), np.int64),
             held_bytes=np.zeros((4, 1), np.int64),
         )
         for at in range(4)
@@ -215,6 +217,7 @@ def test_an_option_that_is_illegal_in_one_row_may_be_taken_in_another() -> None:
             reachable=np.repeat(net.reachable, 2, axis=2),
             duration_ns=np.zeros((4, 4, 2), np.int64),
             buffer_bytes=np.repeat(net.buffer_bytes, 2, axis=2),
+            made_bytes=np.repeat(net.made_bytes, 2, axis=1),
             held_bytes=np.repeat(net.held_bytes, 2, axis=1),
         )
         for net in tables.nets

@@ -244,6 +244,5 @@ def test_room_is_made_for_what_deferred_gradients_of_weights_read() -> None:
     plan = found(asked)
     assert plan is not None
     assert plan.evidence is not None
-    assert plan.evidence.gap < SAME
     objective_ns = plan.evidence.objective_s * 1e9
     assert objective_ns == pytest.approx(optimum_ns(asked, objective_ns * (1 + SAME)), rel=SAME)

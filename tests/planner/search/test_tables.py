@@ -85,6 +85,7 @@ def test_an_option_that_cannot_read_what_it_makes_is_left_out() -> None:
         reachable=reachable,
         duration_ns=np.ones_like(reachable, np.int64),
         buffer_bytes=np.ones_like(reachable, np.int64),
+        made_bytes=np.ones((states, 1), np.int64),
         held_bytes=np.ones((states, 1), np.int64),
     )
     only = replace(tables, nets=(blocked,))
