@@ -129,7 +129,6 @@ class Evaluator:
         self.overlap = hidden_share(request.cluster) if request.max_gap else None  # None: exact
         self.asker = Asker(request, self.programs, self.modes[0])
         self._dearer: dict[Candidate, float] = {}
-        self.wanted_ns = 0.0  # plans below it are wanted, however fast the best one seems
 
     def under(self, pins: Pins) -> "Evaluator":
         """An evaluator of the same question under other pins, made once."""
@@ -425,8 +424,7 @@ class Evaluator:
 
     def _lowered(self, best_ns: float, one: Found | Pruned) -> float:
         """The cutoff once a plan is known; others that are near it are wanted too."""
-        found_ns = one.division.step_ns * NEAR if isinstance(one, Found) else best_ns
-        return min(best_ns, max(found_ns, self.wanted_ns))
+        return min(best_ns, one.division.step_ns * NEAR) if isinstance(one, Found) else best_ns
 
     def unit(self, candidate: Candidate) -> float:
         """Step time per unit of a block program's cost.

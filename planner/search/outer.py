@@ -18,7 +18,7 @@ from millrace.models.zoo.catalogue import build_training
 from millrace.planner.errors import InfeasibleError, ProtocolError
 from millrace.planner.plan import ON_DEVICES, Evidence, Plan, plan_graph
 from millrace.planner.search.blocks.beside import beside
-from millrace.planner.search.candidates import Candidate, PipelineShape, shape_of
+from millrace.planner.search.candidates import Candidate, PipelineShape
 from millrace.planner.search.evaluation import Evaluator, Found, Refused
 from millrace.planner.search.ranking import Ranker, Ranking
 from millrace.planner.search.report.offload import host_shortage, last_resort, resorted
@@ -37,9 +37,8 @@ SETTLED = 4  # plans that fit before one is chosen
 # Of the best plan's step, within which others are settled: of any pipeline, of one that has been
 # settled, and of one that was on a mesh of the same axes in another order.
 CLOSE, KNOWN, ALIKE = 1.02, 1.0, 0.998
-LATE = 1.03  # of a plan's cost, beyond which its step says that others may be faster
 TRIED = 8  # plans that are settled for it at most
-RANKED, NEAREST = 2, 1.01  # settled plans that are simulated, and how near the best one they are
+NEAREST = 1.002  # of the best settled plan's step, up to which the next is simulated beside it
 SHOWN = 6  # alternatives in the evidence
 
 
@@ -165,14 +164,6 @@ def _search(
             floors.setdefault(outcome.candidate, outcome.bound_ns)
         with record.layer(SIMULATION):
             checked = _checked(evaluator, ranking.found, simulate, tell)
-        if late_ns := _later_than_cost(checked):
-            # Others that seemed slower may be faster: all below it are looked at.
-            evaluator.wanted_ns = late_ns
-            ranking = Ranker(request, evaluator, tell, record).rank(everything, widened)
-            for outcome in ranking.everything:  # other meshes may have been tried
-                floors.setdefault(outcome.candidate, outcome.bound_ns)
-            with record.layer(SIMULATION):
-                checked = _others(evaluator, ranking.found, checked, simulate, tell)
         record.compared += _compared(request, checked)
         record.count("simulated", sum("step_time_s" in one.figures for one in checked))
         record.count("simulated and refused", sum(bool(one.reason) for one in checked))
@@ -239,49 +230,22 @@ def _checked(
         fitting = [one for one in checked if not one.reason]
     if simulate is None or not fitting:
         return checked
-    fitting.sort(key=lambda one: one.settled.step_ns)
-    near = [one for one in fitting if one.settled.step_ns <= NEAREST * fitting[0].settled.step_ns]
-    simulated = _simulated(near[:RANKED], simulate, tell)
-    return [*simulated, *(one for one in checked if one not in near[:RANKED])]
+    # What is not simulated is slower by the times of its blocks than the best that is.
+    due = sorted(fitting, key=lambda one: one.settled.step_ns)
+    simulated: list[Checked] = []
+    best_s = float("inf")
+    while due and due[0].time_s < best_s:
+        near = [one for one in due[:2] if one.time_s <= NEAREST * due[0].time_s]
+        simulated += _simulated(near, simulate, tell)
+        due = due[len(near) :]
+        best_s = min((one.time_s for one in simulated if not one.reason), default=best_s)
+    return [*simulated, *due, *(one for one in checked if one.reason)]
 
 
 def _but_axes(found: Found) -> object:
     """What plans have in common that differ in the order of their axes only."""
     candidate = found.candidate
     return candidate.pipeline, candidate.batch, tuple(sorted(candidate.sizes))
-
-
-def _later_than_cost(checked: Sequence[Checked]) -> float:
-    """Nanoseconds of the best step where they are far above that plan's cost, else 0."""
-    best = min((one for one in checked if one.figures), key=lambda one: one.time_s, default=None)
-    if best is None or best.time_s * 1e9 <= LATE * best.found.division.step_ns:
-        return 0.0
-    return best.time_s * 1e9
-
-
-def _others(
-    evaluator: Evaluator,
-    found: list[Found],
-    checked: list[Checked],
-    simulate: Simulate | None,
-    tell: Progress,
-) -> list[Checked]:
-    """What is known with the best plans of pipelines that were not simulated so far."""
-    assert simulate is not None, "what is late was simulated"
-    late_ns = _later_than_cost(checked)
-    seen = {shape_of(one.found.candidate.pipeline) for one in checked if one.figures}
-    settled = {one.found.candidate for one in checked}
-
-    def unseen(other: Found) -> bool:
-        shape = shape_of(other.candidate.pipeline)
-        return shape not in seen and other.division.step_ns < late_ns
-
-    due = [one for one in checked if not one.reason and unseen(one.found)]
-    due.sort(key=lambda one: one.settled.step_ns)
-    simulated = _simulated(due[:RANKED], simulate, tell)
-    others = [one for one in found if unseen(one) and one.candidate not in settled]
-    more = _checked(evaluator, others, simulate, tell)
-    return [*(one for one in checked if one not in due[:RANKED]), *simulated, *more]
 
 
 class _Ratios:
@@ -339,15 +303,10 @@ def _simulated(checked: Sequence[Checked], simulate: Simulate, tell: Progress) -
         except ProtocolError as error:
             return replaced(one, reason=f"cannot run: {str(error)[:200]}")
 
-    answers: list[Checked] = []
-    for at in range(0, len(checked), 2):
-        pair = checked[at : at + 2]
-        tell(f"simulating: {pair[0].found.candidate.text}")
-        if len(pair) == 2 and isinstance(simulate, Pure):
-            answers += beside(partial(figured, pair[0]), partial(figured, pair[1]))
-        else:
-            answers += [figured(one) for one in pair]
-    return answers
+    tell(f"simulating: {checked[0].found.candidate.text}")
+    if len(checked) == 2 and isinstance(simulate, Pure):
+        return list(beside(partial(figured, checked[0]), partial(figured, checked[1])))
+    return [figured(one) for one in checked]
 
 
 def _compared(request: SearchRequest, checked: list[Checked]) -> Iterator[Compared]:

@@ -137,8 +137,7 @@ class Ranker:
         """
         best = self.ranking.best_ns
         found = sum(one.division.step_ns <= best * NEAR for one in self.ranking.found)
-        wanted = max(best * (NEAR if found < ENOUGH else 1.0), self.evaluator.wanted_ns)
-        return wanted / (1 + self.request.max_gap)
+        return best * (NEAR if found < ENOUGH else 1.0) / (1 + self.request.max_gap)
 
     def _part(
         self, part: list[Candidate], eased: Mapping[PipelineShape, float] | None = None
@@ -224,7 +223,7 @@ class Ranker:
     @property
     def _farthest(self) -> float:
         """The estimate from which a candidate is not solved."""
-        return max(self.ranking.best_ns, self.evaluator.wanted_ns) * FARTHEST
+        return self.ranking.best_ns * FARTHEST
 
     def _far(self, waiting: list[Waiting]) -> bool:
         """Whether all of these are estimated to be far from the best plan."""
