@@ -167,7 +167,7 @@ def _alive(searches: Iterable[Asked], folder: Path) -> list[Document]:
     """Print what every plan lays out for activations beside what is alive of it at once."""
     rows: list[Document] = []
     for asked in searches:
-        text = f"{asked.question.name:16}{asked.framework:14}{pins_text(asked.pins):30}"
+        text = f"{asked.question.name:16} {asked.framework:13} {pins_text(asked.pins):31}"
         if sizes := alive_bytes(asked, folder):
             laid_out, alive = sizes
             rows.append({"question": text.split(), "laid_out_bytes": laid_out, "bytes": alive})
