@@ -23,9 +23,9 @@ plan's file are the same, byte for byte; if not, it exits with 1.
 `python -m benchmarks.planner --figures [--quick] [NAME…]` asks each question free and with every
 schedule pinned, and prints of every plan that is compiled the search's cost and memory beside the
 laid-out memory and the simulated step; `--random N` does so for N questions drawn from other models
-and clusters, and `--alive` prints the activations that are laid out beside those that are alive at
-once in a step. `--pins` asks every question under textbook pins, and exits with 1 where one of them
-gives a plan that is faster than the free one by more than half a percent.
+and clusters, and `--alive` prints, of three questions, the activations that are laid out beside
+those that are alive at once in a step. `--pins` asks every question under textbook pins, and exits
+with 1 where one of them gives a plan that is faster than the free one by more than half a percent.
 """
 
 import json
@@ -170,13 +170,13 @@ def _alive(searches: Iterable[Asked], folder: Path) -> list[Document]:
         text = f"{asked.question.name:16} {asked.framework:13} {pins_text(asked.pins):31}"
         if sizes := alive_bytes(asked, folder):
             laid_out, alive = sizes
-            rows.append({"question": text.split(), "laid_out_bytes": laid_out, "bytes": alive})
+            rows.append(asdict(asked) | {"laid_out_bytes": laid_out, "alive_bytes": alive})
             print(
                 f"{text}laid out {laid_out / GIB:7.2f} GiB, alive at once {alive / GIB:7.2f} GiB, "
                 f"{laid_out / alive - 1:+.1%}",
                 flush=True,
             )
-    beyond = [row["laid_out_bytes"] / row["bytes"] - 1 for row in rows] or [0.0]
+    beyond = [row["laid_out_bytes"] / row["alive_bytes"] - 1 for row in rows] or [0.0]
     print(f"alive: {len(rows)} plans, mean {fmean(beyond):.1%}, worst {max(beyond):.1%}")
     return rows
 
@@ -268,6 +268,8 @@ def main(
     wanted, frameworks = names or [], asked_of(framework)
     found: Document = {"commit": _commit(), "cores": os.cpu_count()}
     questions = chosen(wanted)
+    if drawn and wanted:
+        raise typer.BadParameter(f"--random draws its own questions: leave {wanted[0]} out")
     try:
         with TemporaryDirectory() as folder:
             short = quick or alive

@@ -37,7 +37,7 @@ SETTLED = 4  # plans that fit before one is chosen
 # Of the best plan's step, within which others are settled: of any pipeline, of one that has been
 # settled, and of one that was on a mesh of the same axes in another order.
 CLOSE, KNOWN, ALIKE = 1.02, 1.0, 0.998
-TRIED = 8  # plans that are settled for it at most
+TRIED = 8  # plans that are settled at most
 NEAREST = 1.002  # of the best settled plan's step, up to which the next is simulated beside it
 SHOWN = 6  # alternatives in the evidence
 
@@ -145,7 +145,7 @@ def _search(
     record.count("candidates", len(everything))
     evaluator = Evaluator(request, graph, dividing=record.dividing)
     tried: list[Refused] = []
-    floors: dict[Candidate, float] = {}  # bounds of all candidates that were ever ranked
+    floors: dict[Candidate, float] = {}  # bounds of all candidates that were ranked in any round
     barred: set[Candidate] = set()
     wide: set[Candidate] = set()
 

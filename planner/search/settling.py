@@ -36,7 +36,7 @@ from millrace.planner.search.stages.shape import peak_bytes, stage_bytes, step_t
 from millrace.planner.search.writing import write_plan
 
 LAID_OUT = 4  # divisions that are laid out until one fits
-DEAR = 0.003  # of a step, for which variants that need less memory are looked for
+DEAR = 0.003  # of a step, for which variants that need less memory are looked for; by eye
 LEAST_GAIN = 0.002  # of a step, for which another division is laid out and timed
 
 BlockTimer = Callable[[Plan, Mapping[Kind, Floats]], BlockTimes]
@@ -180,7 +180,7 @@ class _Measures:
             return None
 
     def smaller(self, limits: Limits, step_ns: float) -> Division | None:
-        """The same, of more variants where those that are known lose much of a step."""
+        """The best division, of more variants where those that are known lose much of a step."""
         division = self.divided(limits)
         if self.found.solved == self._solved and (
             division is None or division.step_ns > (1 + DEAR) * step_ns

@@ -6,6 +6,7 @@ import numpy as np
 
 from millrace.models.graph import Graph, Op, Phase, Tensor, scaled
 from millrace.planner.memory import Layout, Sections
+from millrace.planner.schedules.counting import LIFETIMES
 from millrace.planner.search.blocks.space import Net as SpaceNet
 from millrace.planner.search.blocks.space import OpOptions, Space
 from millrace.planner.search.blocks.states import Ints
@@ -20,7 +21,8 @@ from millrace.planner.search.blocks.tables import (
 )
 
 Options = tuple[int, ...]
-LIFETIMES = ((0, 1), (0, 2), (1, 2))  # passes that make and read last what has one
+# Passes that make and read last what has a lifetime, as `space.PASSES` numbers them.
+SPANS = tuple(("FBW".index(made), "FBW".index(last)) for made, last in LIFETIMES)
 
 
 def template_figures(
@@ -83,10 +85,10 @@ def _kept(
         last = max(last, min(passes))
         if min(passes) < max(passes):
             size = int(priced.held_bytes[target, row])
-            yield LIFETIMES.index((min(passes), max(passes))), size
+            yield SPANS.index((min(passes), max(passes))), size
     if net.made < last:
         made = priced.makes[options[net.producer]]
-        yield LIFETIMES.index((net.made, last)), int(priced.made_bytes[made, row])
+        yield SPANS.index((net.made, last)), int(priced.made_bytes[made, row])
 
 
 def forward_times_ns(space: Space, tables: Tables, row: int, options: Options) -> dict[str, int]:

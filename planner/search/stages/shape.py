@@ -61,7 +61,8 @@ Lifetimes = tuple[int, ...]
 # What lifetimes weigh beside one another, for the moment that dividing counts: blocks of Llama-2 7B
 # keep 537, 492 and 792 MiB of a microbatch, those of GPT-3 13B 281, 360 and 440 (2026-11).
 USUAL_WEIGHTS = (2, 2, 3)
-UNEVEN = 0.125  # of what is kept at most, by which another moment is taken for being more even
+# Of what is kept at most, by which a more even moment may keep less; by eye, from 2 to 8 stages.
+UNEVEN = 0.125
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
