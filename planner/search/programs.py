@@ -254,7 +254,7 @@ class Programs:
 
     # -- solving -----------------------------------------------------------------------------
 
-    def _rows(self, asks: list[tuple[str, Shape]]) -> dict[int, tuple[Tables, list[int]]]:
+    def rows(self, asks: list[tuple[str, Shape]]) -> dict[int, tuple[Tables, list[int]]]:
         """Tables with the places, in `asks`, of the programs that are rows of them."""
         new = [key for key in dict.fromkeys(asks) if key not in self._tables]
         for mode in dict.fromkeys(mode for mode, _ in new):
@@ -335,7 +335,7 @@ class Programs:
         """Tables with a row for every program of one space, and the programs in their order."""
         parts: list[Tables] = []
         order: list[Ask] = []
-        for tables, places in self._rows([(ask.mode, ask.shape) for ask in asks]).values():
+        for tables, places in self.rows([(ask.mode, ask.shape) for ask in asks]).values():
             mine = [asks[place] for place in places]
             rows = np.array([self._tables[ask.mode, ask.shape][1] for ask in mine])
             parts.append(take(tables, rows))
@@ -367,7 +367,7 @@ class Programs:
 
     def _bounds(self, asks: Sequence[Ask], sweeps: int) -> dict[Ask, Bound]:
         known: dict[Ask, Bound] = {}
-        for tables, places in self._rows([(ask.mode, ask.shape) for ask in asks]).values():
+        for tables, places in self.rows([(ask.mode, ask.shape) for ask in asks]).values():
             mine = [asks[place] for place in places]
             rows = np.array([self._tables[ask.mode, ask.shape][1] for ask in mine])
             ascent = Ascent(take(tables, rows), np.array([ask.prices for ask in mine]).T)
@@ -408,7 +408,7 @@ class Programs:
         InfeasibleError
             Nothing is left.
         """
-        self._rows([(mode, shape)])
+        self.rows([(mode, shape)])
         found = single(*self._tables[mode, shape])
         if found is None:
             raise InfeasibleError(f"no signatures fit together on a mesh of {shape.sizes}")
@@ -416,7 +416,7 @@ class Programs:
 
     def priced(self, shape: Shape, mode: str) -> tuple[Tables, int]:
         """The tables that hold a program, and its row of them."""
-        self._rows([(mode, shape)])
+        self.rows([(mode, shape)])
         return self._tables[mode, shape]
 
     @property

@@ -70,7 +70,7 @@ class Blended:
                 together[0],
                 duration_ns=_least(
                     [
-                        np.floor(net.duration_ns * scale[STEP if net.step else MICROBATCH])
+                        np.floor(net.duration_ns * scale[net.figure])
                         for net, scale in zip(together, self.scales, strict=True)
                     ]
                 ),

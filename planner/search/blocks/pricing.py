@@ -449,7 +449,7 @@ class Pricing:
             makes=net.makes,
             uses=net.uses,
             count=net.count,
-            step=tensor.rate is Rate.STEP,
+            figure=STEP if tensor.rate is Rate.STEP else MICROBATCH,
             **alike[key],
         )
 

@@ -32,9 +32,7 @@ from millrace.planner.search.blocks.states import Ints
 from millrace.planner.search.blocks.tables import (
     FIGURES,
     INFLIGHT,
-    MICROBATCH,
     PERSISTENT,
-    STEP,
     Net,
     Tables,
 )
@@ -147,7 +145,7 @@ class _Program:
         program = self.program
         reachable = net.reachable[:, :, 0]
         figures = np.zeros((*reachable.shape, len(FIGURES)), np.int64)
-        figures[:, :, STEP if net.step else MICROBATCH] = net.count * net.duration_ns[:, :, 0]
+        figures[:, :, net.figure] = net.count * net.duration_ns[:, :, 0]
         figures[:, :, PERSISTENT] = net.count * net.buffer_bytes[:, :, 0]
         shared = len(net.uses) > 1
         whole = np.full(reachable.shape, -1, np.int64)

@@ -49,7 +49,7 @@ def template_figures(
         mine = sums[home[net.uses[0].choice]]
         for target in wanted:
             time = net.duration_ns[source, target, row]
-            mine[STEP if net.step else MICROBATCH] += net.count * time
+            mine[net.figure] += net.count * time
             mine[PERSISTENT] += net.count * net.buffer_bytes[source, target, row]
         for lifetime, size in _kept(space.nets[net.number], net, row, options, deferring):
             column = len(FIGURES) + lifetime - 1 if lifetime else INFLIGHT
@@ -106,7 +106,7 @@ def forward_times_ns(space: Space, tables: Tables, row: int, options: Options) -
             share = len(known.own) / len(known.ops)
             sums[home[at]] += choice.count * share * choice.figures[MICROBATCH, options[at], row]
     for net in tables.nets:
-        if net.step or not space.nets[net.number].forward or space.nets[net.number].side:
+        if net.figure == STEP or not space.nets[net.number].forward or space.nets[net.number].side:
             continue
         source = net.makes[options[net.producer]]
         wanted = {int(use.wants[options[use.choice]]) for use in net.uses if not use.holds}

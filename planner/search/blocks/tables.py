@@ -45,7 +45,7 @@ class Net:
     makes: Ints  # [options of the producer] → source
     uses: tuple[Use, ...]  # wants: [options of the reader] → target
     count: int
-    step: bool  # boxed once a step
+    figure: int  # that boxing counts in: time per microbatch, or per step
     reachable: Bools  # [A, B, K]
     duration_ns: Ints  # [A, B, K]
     buffer_bytes: Ints  # [A, B, K]
@@ -155,13 +155,13 @@ def net_figures(net: Net, chosen: Ints, places: Ints) -> tuple[Ints, Bools]:
     source = net.makes[chosen[net.producer]]
     targets = [use.wants[chosen[use.choice]] for use in net.uses]
     figures = np.zeros((len(FIGURES), len(places)), np.int64)
-    time = figures[STEP if net.step else MICROBATCH]
+    counted = figures[net.figure]
     fine = np.ones(len(places), np.bool_)
     held: list[Ints] = []
     for number, (use, target) in enumerate(zip(net.uses, targets, strict=True)):
         fresh, at = _unlike(target, targets[:number]), (source, target, places)
         fine &= net.reachable[at]
-        time += net.duration_ns[at] * fresh
+        counted += net.duration_ns[at] * fresh
         figures[PERSISTENT] += net.buffer_bytes[at] * fresh
         if use.holds:
             figures[INFLIGHT] += net.held_bytes[target, places] * _unlike(target, held)

@@ -6,9 +6,7 @@ from millrace.planner.search.blocks.states import Ints
 from millrace.planner.search.blocks.tables import (
     DEFERRABLE,
     FIGURES,
-    MICROBATCH,
     PERSISTENT,
-    STEP,
     Net,
 )
 from millrace.planner.search.joint.parts import Cell, Parts
@@ -80,7 +78,7 @@ class CellRows:
         reachable = net.reachable[:, :, 0]
         share = net.count / self.parts.counts[self.cell.template]
         figures = np.zeros((*reachable.shape, len(FIGURES)))
-        figures[:, :, STEP if net.step else MICROBATCH] = share * net.duration_ns[:, :, 0]
+        figures[:, :, net.figure] = share * net.duration_ns[:, :, 0]
         figures[:, :, PERSISTENT] = share * net.buffer_bytes[:, :, 0]
         self._add_held(net, share)
         if self.stages.limit is None and not figures.any() and reachable.all():

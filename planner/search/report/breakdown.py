@@ -110,7 +110,7 @@ def block_parts(programs: Programs, shape: Shape, mode: str, options: tuple[int,
     for net in tables.nets:
         template = home[net.uses[0].choice]
         for name, time in _moves(space, space.nets[net.number], net, options, row, named):
-            add(template, net.step, name, net.count * time)
+            add(template, net.figure == STEP, name, net.count * time)
     return found
 
 

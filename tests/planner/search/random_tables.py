@@ -62,7 +62,7 @@ def random_net(
             for reader, one in zip(readers, np.split(back, ends), strict=True)
         ),
         count=int(rng.integers(1, 4)),
-        step=bool(rng.random() < 0.3),
+        figure=int(rng.random() < 0.3),
         reachable=reachable,
         duration_ns=rng.integers(0, 80, shape),
         buffer_bytes=rng.integers(0, 40, shape),
@@ -94,7 +94,7 @@ def by_hand(tables: Tables, options: tuple[int, ...], row: int = 0) -> Ints | No
             if use.holds:
                 kept.add(target)
         for target in boxed:
-            total[1 if net.step else 0] += net.count * net.duration_ns[source, target, row]
+            total[net.figure] += net.count * net.duration_ns[source, target, row]
             total[2] += net.count * net.buffer_bytes[source, target, row]
         for target in kept:
             total[3] += net.count * net.held_bytes[target, row]

@@ -7,7 +7,7 @@ import pytest
 
 from millrace.planner.search.blocks.ascent import NEARLY, Ascent
 from millrace.planner.search.blocks.space import Use
-from millrace.planner.search.blocks.tables import Choice, Net, Tables, take
+from millrace.planner.search.blocks.tables import MICROBATCH, Choice, Net, Tables, take
 from tests.planner.search.random_tables import by_hand, optimum, random_tables, solutions
 
 ROWS = 3
@@ -128,7 +128,7 @@ def tree(seed: int) -> Tables:
                 makes=np.array([0, 1, 2, 1, 0]),
                 uses=(Use(choice=reader, wants=np.array([0, 0, 1, 2, 1]), holds=True),),
                 count=1,
-                step=False,
+                figure=MICROBATCH,
                 reachable=reachable,
                 duration_ns=rng.integers(0, 40, (3, 3, 2)),
                 buffer_bytes=rng.integers(0, 40, (3, 3, 2)),
@@ -159,7 +159,7 @@ def chain(seed: int) -> Tables:
             makes=np.arange(4),
             uses=(Use(choice=at + 1, wants=rng.permutation(4), holds=False),),
             count=1,
-            step=False,
+            figure=MICROBATCH,
             reachable=np.ones((4, 4, 1), np.bool_),
             duration_ns=rng.integers(0, 40, (4, 4, 1)),
             buffer_bytes=np.zeros((4, 4, 1), np.int64),

@@ -21,9 +21,7 @@ from millrace.planner.search.blocks.space import Use
 from millrace.planner.search.blocks.states import Bools, Ints
 from millrace.planner.search.blocks.tables import (
     INFLIGHT,
-    MICROBATCH,
     PERSISTENT,
-    STEP,
     Choice,
     Net,
     Tables,
@@ -125,7 +123,7 @@ class Terms:
     def _price(self, net: Net, cost: Floats) -> bool:
         """Note what every boxing of a net costs [A, B, K]; whether any costs something."""
         price = net.count * self._scaled
-        np.multiply(net.duration_ns, price[STEP if net.step else MICROBATCH], out=cost)
+        np.multiply(net.duration_ns, price[net.figure], out=cost)
         bytes_too = bool(net.buffer_bytes.any())
         if bytes_too and price[PERSISTENT].any():
             cost += net.buffer_bytes * price[PERSISTENT]

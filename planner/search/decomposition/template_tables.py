@@ -1,0 +1,260 @@
+"""Template tables: the block programs of one template alone, with what it keeps between passes.
+
+What blocks of other templates hand on, or read, costs nothing: only its states are left to choose.
+Activations, and their gradients, that a later pass reads are kept across the *gap* between two
+passes. Alive in a gap is every layout that is read before and after it, and what was made where
+something reads another layout, or this one, after the gap only::
+
+    kept[gap] = Σ_{t read before and after} bytes[t]  +  [some t is read after only] bytes[made]
+
+(the second where it is not among the first). Lifetimes are sums of gaps: from a forward to the
+gradients of weights a tensor is alive in both.
+
+For bounds the same is written as nets: a floor that every layout costs, and for each reader before
+the gap, on the diagonal of its own and the later readers' targets, what its layout costs more than
+the floor. No solution keeps less.
+
+Shapes: F figures, O options, A sources, B targets, K rows (meshes and microbatches), R solutions.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from millrace.planner.search.blocks.space import Net as SpaceNet
+from millrace.planner.search.blocks.space import Space, Use
+from millrace.planner.search.blocks.states import Bools, Ints
+from millrace.planner.search.blocks.tables import (
+    DEFERRABLE,
+    FIGURES,
+    INFLIGHT,
+    MICROBATCH,
+    PERSISTENT,
+    STEP,
+    Choice,
+    Net,
+    Tables,
+    net_figures,
+)
+from millrace.planner.search.stages import VariantFigures
+
+BETWEEN = len(FIGURES)
+"""Of block figures, the bytes kept from gradients of inputs to gradients of weights.
+
+`INFLIGHT` are here those kept from the forward pass to gradients of inputs.
+"""
+BLOCK_FIGURES = BETWEEN + 1
+GAPS = (INFLIGHT, BETWEEN)  # after the forward pass, and after gradients of inputs
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class TemplateTables:
+    """The block programs of one template.
+
+    Attributes
+    ----------
+    tables : Tables
+        `BLOCK_FIGURES` figures, of all blocks of the template together; what is kept is in nets.
+    places : tuple of int
+        The space's choice that each choice is; first those of the template itself.
+    stands : tuple of array
+        Per choice, the space's option that each of its options stands for.
+    nets : tuple of Net
+        What boxing costs, without what is kept.
+    count : int
+        Blocks of the template.
+    """
+
+    space: Space
+    tables: Tables
+    places: tuple[int, ...]
+    stands: tuple[Ints, ...]
+    nets: tuple[Net, ...]
+    count: int
+
+    def figures(self, options: Ints, rows: Ints) -> Ints:
+        """Figures [F, R] of all blocks, of one option per choice [choices, R] on some rows [R]."""
+        found = np.zeros((BLOCK_FIGURES, len(rows)), np.int64)
+        for choice, option in zip(self.tables.choices, options, strict=True):
+            found += choice.count * choice.figures[:, option, rows]
+        for net in self.nets:
+            boxing, _ = net_figures(net, options, rows)
+            found[: len(FIGURES)] += net.count * boxing
+            for gap in _gaps(self.space.nets[net.number]):
+                kept = _kept_bytes(self.space.nets[net.number], net, gap, options, rows)
+                found[GAPS[gap]] += net.count * kept
+        return found
+
+    def whole(self, options: Ints) -> tuple[int, ...]:
+        """One option per choice of the space; those that the template does not read are 0."""
+        found = [0] * len(self.space.choices)
+        for place, stands, option in zip(self.places, self.stands, options.tolist(), strict=True):
+            found[place] = int(stands[option])
+        return tuple(found)
+
+
+def template_tables(space: Space, tables: Tables, template: str) -> TemplateTables:
+    """The block programs of a template, one per row of the tables of all.
+
+    Parameters
+    ----------
+    space : Space
+    tables : Tables
+        Of that space, with all options.
+    template : str
+        One of the space's.
+    """
+    templates = space.folded.graph.templates
+    home = [templates[choice.ops[0].op.block] for choice in space.choices]
+    own = [at for at, name in enumerate(home) if name == template]
+    read = [net for net in tables.nets if home[net.uses[0].choice] == template]
+    ends = {at for net in read for at in (net.producer, *(use.choice for use in net.uses))}
+    place = {at: number for number, at in enumerate([*own, *sorted(ends - set(own))])}
+    choices = [_widened(tables.choices[at]) for at in own]
+    stands = [tables.choices[at].options for at in own]
+    for other in list(place)[len(own) :]:
+        choice, options = _bare(tables, other, read)
+        choices.append(choice)
+        stands.append(options)
+    nets = [_placed(net, place, stands) for net in read]
+    kept = [one for net in nets for one in _kept_nets(space.nets[net.number], net)]
+    return TemplateTables(
+        space=space,
+        tables=Tables(choices=tuple(choices), nets=(*nets, *kept)),
+        places=tuple(place),
+        stands=tuple(stands),
+        nets=tuple(nets),
+        count=max(choice.count for choice in choices[: len(own)]),
+    )
+
+
+def block_figures(variant: VariantFigures) -> Ints:
+    """The figures [F] of a block in a variant."""
+    found = np.zeros(BLOCK_FIGURES, np.int64)
+    found[MICROBATCH] = variant.microbatch_ns - variant.deferrable_ns
+    found[DEFERRABLE] = variant.deferrable_ns
+    found[STEP] = variant.step_ns
+    found[PERSISTENT] = variant.persistent_bytes
+    found[INFLIGHT] = variant.inflight_bytes + variant.weight_bytes
+    found[BETWEEN] = variant.weight_bytes + variant.between_bytes
+    return found
+
+
+def _widened(choice: Choice) -> Choice:
+    """A choice with a place for what is kept between gradients."""
+    more = np.zeros((BLOCK_FIGURES - len(FIGURES), *choice.figures.shape[1:]), np.int64)
+    return replace(choice, figures=np.concatenate([choice.figures, more]))
+
+
+def _bare(tables: Tables, at: int, nets: list[Net]) -> tuple[Choice, Ints]:
+    """What another template's choice makes, or wants, of these nets: one option per combination.
+
+    Returned is also an option of the space that stands for each.
+    """
+    ends = [net.makes for net in nets if net.producer == at]
+    ends += [use.wants for net in nets for use in net.uses if use.choice == at]
+    combinations, first, inverse = np.unique(
+        np.array(ends), axis=1, return_index=True, return_inverse=True
+    )
+    able = np.zeros((combinations.shape[1], tables.rows), np.bool_)
+    np.logical_or.at(able, inverse.ravel(), tables.choices[at].legal)
+    figures = np.zeros((BLOCK_FIGURES, *able.shape), np.int64)
+    return Choice(figures=figures, legal=able, options=np.arange(len(first)), count=1), first
+
+
+def _placed(net: Net, place: dict[int, int], stands: list[Ints]) -> Net:
+    """A net between choices by their new places and options, which holds nothing itself."""
+    return replace(
+        net,
+        producer=place[net.producer],
+        makes=net.makes[stands[place[net.producer]]],
+        uses=tuple(
+            replace(
+                use,
+                choice=place[use.choice],
+                wants=use.wants[stands[place[use.choice]]],
+                holds=False,
+            )
+            for use in net.uses
+        ),
+    )
+
+
+def _gaps(net: SpaceNet) -> Iterator[int]:
+    """The gaps across which something of a net may be kept."""
+    if net.kept and net.made is not None:
+        last = max((max(use.passes) for use in net.uses if use.passes), default=0)
+        yield from range(net.made, last)
+
+
+def _before_and_after(net: Net, gap: int) -> tuple[list[Use], list[Use]]:
+    """Uses that read before a gap, and those that read after it; some do both."""
+    reading = [use for use in net.uses if use.passes]
+    before = [use for use in reading if min(use.passes) <= gap]
+    return before, [use for use in reading if max(use.passes) > gap]
+
+
+def _kept_bytes(own: SpaceNet, net: Net, gap: int, options: Ints, rows: Ints) -> Ints:
+    """Bytes [R] of one occurrence of a net that are alive in a gap."""
+    before, after = _before_and_after(net, gap)
+    found = np.zeros(len(rows), np.int64)
+    source = net.makes[options[net.producer]]
+    made = own.sources[source]
+    made_too = np.zeros(len(rows), np.bool_)
+    early = [use.wants[options[use.choice]] for use in before]
+    late = [use.wants[options[use.choice]] for use in after]
+    for number, target in enumerate(late):
+        again = _any_equal(target, early)
+        as_made = own.targets[target] == made
+        made_too |= ~again | as_made
+        first = ~_any_equal(target, late[:number])
+        found += net.held_bytes[target, rows] * (again & ~as_made & first)
+    found += net.made_bytes[source, rows] * made_too
+    return found
+
+
+def _any_equal(target: Ints, others: list[Ints]) -> Bools:
+    """Where a target is one of the others [R]."""
+    found = np.zeros(len(target), np.bool_)
+    for other in others:
+        found |= target == other
+    return found
+
+
+def _kept_nets(own: SpaceNet, net: Net) -> Iterator[Net]:
+    """Nets that cost no more than what a net keeps, whatever is chosen."""
+    for gap in _gaps(own):
+        before, after = _before_and_after(net, gap)
+        if not before:  # what was made is kept, by whichever layout it is read
+            yield _bytes_net(net, GAPS[gap], net.made_bytes[:, None], net.makes)
+            continue
+        floor = np.minimum(net.made_bytes.min(axis=0), net.held_bytes.min(axis=0))
+        yield _bytes_net(net, GAPS[gap], floor[None, None], np.zeros_like(net.makes))
+        targets = np.arange(len(net.held_bytes))
+        cost = np.zeros((len(targets), *net.held_bytes.shape), np.int64)
+        cost[targets, targets] = (net.held_bytes - floor) // len(before)
+        for use in before:
+            later = tuple(replace(one, passes=frozenset()) for one in after)
+            reads = replace(net, producer=use.choice, makes=use.wants, uses=later)
+            yield _costing(reads, GAPS[gap], cost)
+
+
+def _bytes_net(net: Net, figure: int, cost: Ints, makes: Ints) -> Net:
+    """A net that costs by what is made alone [A, 1, K]."""
+    use = Use(choice=net.producer, wants=np.zeros_like(makes), holds=False)
+    return _costing(replace(net, makes=makes, uses=(use,)), figure, cost)
+
+
+def _costing(net: Net, figure: int, cost: Ints) -> Net:
+    """A net that can always be boxed, at a cost [A, B, K] that counts in a figure."""
+    nothing = np.zeros_like(cost)
+    return replace(
+        net,
+        figure=figure,
+        reachable=np.ones(cost.shape, np.bool_),
+        duration_ns=cost,
+        buffer_bytes=nothing,
+        made_bytes=nothing[:, 0],
+        held_bytes=nothing[0],
+    )

@@ -1,0 +1,209 @@
+"""Cuts and columns of blocks, against every variant that enumeration finds."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from millrace.models.graph import Graph
+from millrace.models.spec import TrainingSpec, graph_spec
+from millrace.models.zoo.catalogue import build_training, model_spec
+from millrace.planner.search import Pins, SearchRequest
+from millrace.planner.search.blocks.reading import template_figures
+from millrace.planner.search.blocks.states import Ints
+from millrace.planner.search.blocks.tables import DEFERRABLE, FIGURES, INFLIGHT
+from millrace.planner.search.candidates import Candidate
+from millrace.planner.search.decomposition.block_oracle import BlockOracle, PriceAsk
+from millrace.planner.search.decomposition.prices import snapped
+from millrace.planner.search.decomposition.template_tables import (
+    BETWEEN,
+    BLOCK_FIGURES,
+    TemplateTables,
+    template_tables,
+)
+from millrace.planner.search.evaluation import Evaluator
+from millrace.planner.search.sites import candidates_of
+from tests.planner.search.enumerated_blocks import BETWEEN as BETWEEN_BYTES
+from tests.planner.search.enumerated_blocks import WEIGHT
+from tests.planner.search.enumeration import Enumerator
+from tests.planner.search.small_models import small_graph
+from tests.planner.search.test_exact import drawn_cluster
+
+PINS: tuple[dict[str, object], ...] = ({}, {"tp": 2}, {"dp": 2}, {"dp": 2, "zero": 3})
+
+
+def question(seed: int) -> SearchRequest:
+    """Two stages of one or two devices, whose orders defer gradients of weights."""
+    graph = small_graph(
+        1,
+        batch=4,
+        tokens=(64, 1024)[seed % 2],
+        inputs=512,
+        hidden=(256, 512)[seed // 2 % 2],
+        classes=127,
+        stem=("dense", "embedding")[seed % 2],
+        mid=("gelu", "residual", "relu")[seed % 3],
+    )
+    pins = PINS[seed % len(PINS)]
+    return SearchRequest(
+        model=graph_spec(graph, "fp32"),
+        training=TrainingSpec(optimizer=("sgd", "adamw")[seed % 2]),
+        cluster=drawn_cluster(4 if pins else 2, seed),
+        global_batch=4,
+        pins=Pins(pp=2, micro_batch=1, schedule="zb-h1", **pins),  # type: ignore[arg-type]
+    )
+
+
+def asked(request: SearchRequest) -> tuple[Evaluator, Graph, tuple[Candidate, ...]]:
+    graph = build_training(request.model, request.training, request.global_batch)
+    return Evaluator(request, graph), graph, candidates_of(request, graph)
+
+
+def random_prices(rng: np.random.Generator) -> tuple[float, ...]:
+    """Prices of nanoseconds near one; those of bytes from hardly any to nearly all."""
+    found = np.ones(BLOCK_FIGURES)
+    found[1] = rng.uniform(0.01, 1)
+    found[[2, INFLIGHT, BETWEEN]] = rng.uniform(0, 1, 3) * 10.0 ** rng.uniform(-5, 1)
+    found[DEFERRABLE] = rng.uniform(0.1, 1)
+    return tuple(found.tolist())
+
+
+def enumerated_figures(rows: Ints) -> NDArray[np.int64]:
+    """Block figures [F, V] of variants as enumeration has them [V, columns]."""
+    found = rows[:, :BLOCK_FIGURES].T.copy()
+    found[INFLIGHT] += rows[:, WEIGHT]
+    found[BETWEEN] = rows[:, WEIGHT] + rows[:, BETWEEN_BYTES]
+    return found
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_every_cut_lies_below_every_variant(seed: int) -> None:
+    request = question(seed)
+    evaluator, graph, candidates = asked(request)
+    oracle = BlockOracle(evaluator.programs, evaluator.modes, sweeps=40)
+    enumerator = Enumerator(request, limited=True)
+    rng = np.random.default_rng(seed)
+    for candidate in candidates:
+        shape = evaluator.shape(candidate)
+        for template in dict.fromkeys(graph.templates[block] for block in graph.blocks):
+            oracle.ask(PriceAsk(shape, template, random_prices(rng)) for _ in range(12))
+            variants = np.concatenate(
+                [
+                    enumerated_figures(rows)
+                    for mode in evaluator.modes
+                    for rows in enumerator._variants(candidate, mode, template).by_handover.values()
+                ],
+                axis=1,
+            )
+            pool = oracle.pool(shape, template)
+            columns = np.array(list(pool.columns.values())).T
+            for prices, least in zip(pool.prices, pool.least, strict=True):
+                best = (prices @ variants).min()
+                assert least <= best * (1 + 1e-6)
+                # A column is one of the variants, or rounded as one.
+                assert (prices @ columns).min() >= best * (1 - 1e-6)
+                assert least >= 0.8 * best
+
+
+@cache
+def restricted(model: str) -> list[tuple[Evaluator, Candidate, str, TemplateTables, int]]:
+    """Template tables of some candidates of a question, with their rows."""
+    request = SearchRequest(
+        model=model_spec(model, seq_len=None if model == "resnet-50" else 256),
+        training=TrainingSpec(),
+        cluster=drawn_cluster(4, 3),
+        global_batch=8,
+        pins=Pins(pp=1),
+    )
+    evaluator, graph, candidates = asked(request)
+    found = []
+    for mode in ("none", "selective"):
+        for candidate in candidates[:: max(1, len(candidates) // 3)]:
+            shape = evaluator.shape(candidate)
+            tables, row = evaluator.programs.priced(shape, mode)
+            space = evaluator.programs.space(shape, mode)
+            for template in dict.fromkeys(graph.templates[block] for block in graph.blocks):
+                own = template_tables(space, tables, template)
+                found.append((evaluator, candidate, mode, own, row))
+    return found
+
+
+@pytest.mark.parametrize("model", ["llama3-8b", "bert-base", "resnet-50"])
+def test_restricted_figures_equal_the_whole_space_s(model: str) -> None:
+    """Of any options, legal or not: what a template's tables say is what is read of all."""
+    rng = np.random.default_rng(5)
+    for evaluator, candidate, mode, own, row in restricted(model):
+        tables, _ = evaluator.programs.priced(evaluator.shape(candidate), mode)
+        space = own.space
+        template = space.folded.graph.templates[space.choices[own.places[0]].ops[0].op.block]
+        for _ in range(4):
+            options = np.array([rng.integers(len(stands)) for stands in own.stands])
+            each = -(-own.figures(options[:, None], np.array([row]))[:, 0] // own.count)
+            for deferring in (False, True):
+                whole = own.whole(options)
+                *usual, weight, between = template_figures(space, tables, row, whole, deferring)[
+                    template
+                ]
+                if not deferring:
+                    assert (weight, between) == (0, 0)
+                usual[INFLIGHT] += weight
+                assert each[: len(FIGURES)].tolist() == pytest.approx(usual, abs=1)
+                if deferring:
+                    assert each[BETWEEN] == pytest.approx(weight + between, abs=1)
+
+
+@pytest.mark.parametrize("model", ["llama3-8b", "bert-base", "resnet-50"])
+def test_nets_of_what_is_kept_cost_no_more_than_it(model: str) -> None:
+    """Nor less where all readers find it in one layout."""
+    rng = np.random.default_rng(6)
+    for *_, own, row in restricted(model):
+        rows = np.array([row])
+        kept = own.tables.nets[len(own.nets) :]
+        assert kept
+        for _ in range(8):
+            options = np.array([rng.integers(len(stands)) for stands in own.stands])[:, None]
+            exact, bound = own.figures(options, rows)[:, 0], np.zeros(BLOCK_FIGURES, np.int64)
+            for net in kept:
+                source = net.makes[options[net.producer, 0]]
+                targets = {int(use.wants[options[use.choice, 0]]) for use in net.uses}
+                for target in targets:
+                    bound[net.figure] += net.count * net.duration_ns[source, target, row]
+            assert bound[INFLIGHT] <= exact[INFLIGHT]
+            assert bound[BETWEEN] <= exact[BETWEEN]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_columns_are_read_again_as_they_are_in_the_pool(seed: int) -> None:
+    request = question(seed)
+    evaluator, graph, candidates = asked(request)
+    oracle = BlockOracle(evaluator.programs, evaluator.modes)
+    rng = np.random.default_rng(seed)
+    shape = evaluator.shape(candidates[0])
+    for template in dict.fromkeys(graph.templates[block] for block in graph.blocks):
+        oracle.ask(PriceAsk(shape, template, random_prices(rng)) for _ in range(6))
+        for (mode, options), figures in oracle.pool(shape, template).columns.items():
+            tables, row = evaluator.programs.priced(shape, mode)
+            space = evaluator.programs.space(shape, mode)
+            *usual, weight, between = template_figures(space, tables, row, options, True)[template]
+            usual[INFLIGHT] += weight
+            assert figures.tolist() == pytest.approx([*usual, weight + between], abs=1)
+
+
+def test_what_was_asked_before_is_not_solved_again() -> None:
+    evaluator, graph, candidates = asked(question(0))
+    oracle = BlockOracle(evaluator.programs, evaluator.modes)
+    shape, template = evaluator.shape(candidates[0]), graph.templates[graph.blocks[0]]
+    asks = [PriceAsk(shape, template, (1.0, 1.0, 0.0, 0.0, 1.0, 0.0))] * 2
+    assert oracle.ask(asks) == 1
+    assert oracle.ask(asks) == 0
+    assert oracle.solved == len(evaluator.modes)
+    assert len(oracle.pool(shape, template).least) == 1
+
+
+def test_near_prices_are_snapped_to_the_same() -> None:
+    prices = np.array([3.0, 0.5, 1e-4, 2e-5, 2.0, 0.0])
+    assert snapped(prices)[0] == 1
+    assert snapped(prices)[5] == 0
+    assert (snapped(prices) == snapped(prices * 1.05)).all()
+    assert (np.abs(np.log2(snapped(prices)[:5] * 3 / prices[:5])) <= 0.25).all()
