@@ -1,8 +1,8 @@
-"""Integer programs in arrays, and the one door to the solver: HiGHS through OR-Tools MathOpt.
+"""Integer programs in arrays, and the one door to the solvers: HiGHS and GLOP by OR-Tools MathOpt.
 
-A program is put together in blocks of columns and rows; entries refer to them by index. It stops
-at a relative gap or a number of nodes, never after a time, so that equal questions have equal
-answers.
+A program is put together in blocks of columns and rows; entries refer to them by index. HiGHS
+stops at a relative gap or a number of nodes, never after a time, so that equal questions have equal
+answers; GLOP solves the relaxation, for which integers may be any numbers.
 """
 
 from dataclasses import dataclass
@@ -22,11 +22,14 @@ class Answer:
     """Values of the columns, what they cost, and the proven least.
 
     Where the solver stopped before it found any there are no values, and the cost is infinite.
+    Of a relaxation there are multipliers, too: by how much the cost rises with the limit that each
+    row lies at, above zero at a lower limit and below at an upper one.
     """
 
     values: Floats
     cost: float
     bound: float
+    multipliers: Floats | None = None
 
     @property
     def found(self) -> bool:
@@ -86,9 +89,7 @@ class IntegerProgram:
         """
         from ortools.math_opt.python import mathopt
 
-        cost = np.concatenate(self._cost)
-        # In a unit where all costs add up to about a million, absolute tolerances are harmless.
-        unit = max(float(np.abs(cost).sum()), 1e-30) / 1e6
+        cost, unit = self._costs()
         model = mathopt.Model.from_model_proto(self._proto(cost / unit))
         parameters = mathopt.SolveParameters(
             relative_gap_tolerance=max_gap,
@@ -111,7 +112,43 @@ class IntegerProgram:
         values = np.array(result.variable_values(list(model.variables())))
         return Answer(values=values, cost=float(cost @ values), bound=bound)
 
-    def _proto(self, cost: Floats) -> Any:
+    def relaxed(self) -> Answer | None:
+        """Return the best values where integers may be any numbers; None where none are feasible.
+
+        With multipliers of the rows.
+        """
+        from ortools.math_opt.python import mathopt
+
+        cost, unit = self._costs()
+        model = mathopt.Model.from_model_proto(self._proto(cost / unit, relaxed=True))
+        result = mathopt.solve(model, mathopt.SolverType.GLOP)
+        reason = result.termination.reason
+        if reason is mathopt.TerminationReason.INFEASIBLE_OR_UNBOUNDED:
+            parameters = mathopt.SolveParameters(presolve=mathopt.Emphasis.OFF)
+            result = mathopt.solve(model, mathopt.SolverType.GLOP, params=parameters)
+            reason = result.termination.reason
+        if reason is mathopt.TerminationReason.INFEASIBLE:
+            return None
+        assert reason is not mathopt.TerminationReason.UNBOUNDED, (
+            "columns without a limit lower the cost for ever"
+        )
+        bound = float(result.termination.objective_bounds.dual_bound * unit)
+        if reason is not mathopt.TerminationReason.OPTIMAL:
+            return Answer(values=np.zeros(0), cost=float("inf"), bound=bound)
+        values = np.array(result.variable_values(list(model.variables())))
+        multipliers = unit * np.array(result.dual_values(list(model.linear_constraints())))
+        at = float(cost @ values)
+        return Answer(values=values, cost=at, bound=min(bound, at), multipliers=multipliers)
+
+    def _costs(self) -> tuple[Floats, float]:
+        """Costs of the columns, and a unit in which they add up to about a million.
+
+        Absolute tolerances are harmless then.
+        """
+        cost = np.concatenate(self._cost)
+        return cost, max(float(np.abs(cost).sum()), 1e-30) / 1e6
+
+    def _proto(self, cost: Floats, *, relaxed: bool = False) -> Any:
         """The program as MathOpt reads it, filled from arrays."""
         from ortools.math_opt import model_pb2
 
@@ -120,7 +157,8 @@ class IntegerProgram:
         variables.ids.extend(range(self.columns))
         variables.lower_bounds.extend([0.0] * self.columns)
         variables.upper_bounds.extend(np.concatenate(self._highest).tolist())
-        variables.integers.extend(np.concatenate(self._integer).tolist())
+        integer = np.concatenate(self._integer) & (not relaxed)
+        variables.integers.extend(integer.tolist())
         charged = np.nonzero(cost)[0]
         proto.objective.linear_coefficients.ids.extend(charged.tolist())
         proto.objective.linear_coefficients.values.extend(cost[charged].tolist())

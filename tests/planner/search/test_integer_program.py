@@ -102,3 +102,28 @@ def test_the_unit_of_costs_does_not_matter(unit: float) -> None:
     assert scaled is not None
     assert scaled.cost / unit == pytest.approx(plain.cost)
     assert scaled.bound / unit == pytest.approx(plain.bound)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_relaxation_costs_what_its_multipliers_say(seed: int) -> None:
+    """Below every whole answer, and equal to the multipliers' worth of all limits (duality)."""
+    cost, rows = random_rows(np.random.default_rng(seed), 4)
+    rows += [(0.0, 3.0, np.eye(4)[at].tolist()) for at in range(4)]
+    whole = program(cost, rows).solve()
+    answer = program(cost, rows).relaxed()
+    assert whole is not None
+    assert answer is not None
+    assert answer.multipliers is not None
+    assert answer.cost <= whole.cost + 1e-9
+    assert answer.bound == pytest.approx(answer.cost)
+    worth = 0.0
+    for (lower, upper, _), multiplier in zip(rows, answer.multipliers.tolist(), strict=True):
+        if abs(multiplier) > 1e-9:
+            worth += multiplier * (lower if multiplier > 0 else upper)
+    assert worth == pytest.approx(answer.cost)
+
+
+def test_where_no_relaxation_is_feasible_there_is_no_answer() -> None:
+    rows = [(1.0, np.inf, [1.0, 1.0]), (-np.inf, 0.5, [1.0, 1.0])]
+    for cost in ([1.0, 1.0], [-1.0, 1.0]):
+        assert program(cost, rows).relaxed() is None

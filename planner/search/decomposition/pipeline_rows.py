@@ -1,0 +1,241 @@
+"""Pipeline rows: how blocks may lie on chunks, what a step takes then, and the room of stages.
+
+Shared by the bound program and the plan program, which say what the blocks of a chunk come to. With
+n[k, r] blocks of run r on chunk k, figure sums F[k, f] of a chunk and T = F[microbatch] +
+F[deferrable]::
+
+    minimise    (microbatches - ramp) · pace + ramp · Σ_k left[k] + update
+    subject to  Σ_k n[k, r] = blocks of r,   Σ_r n[k, r] ≥ 1
+                left[k] ≥ T[k] - 2 (1 - 1 / stages) F[k, deferrable]    where gradients are deferred
+                pace ≥ what `stages.shape` says of T, row by row
+                update ≥ Σ_{k on s} F[k, step]
+                Σ_{k on s} F[k, persistent] + Σ_gaps alive[k, gap] · F[k, gap] ≤ limit
+
+Runs follow one another: so much of a run lies on the first chunks, in shares, as of the next at
+least. Times are in `unit_ns`, bytes in shares of the limit, so that all is of the order of one.
+
+Shapes: K chunks in the order of the model, R runs of equal blocks, F block figures, S stages.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from millrace.planner.search.blocks.tables import (
+    DEFERRABLE,
+    INFLIGHT,
+    MICROBATCH,
+    PERSISTENT,
+    STEP,
+)
+from millrace.planner.search.decomposition.template_tables import BETWEEN, BLOCK_FIGURES
+from millrace.planner.search.integer_program import Answer, IntegerProgram
+from millrace.planner.search.stages import Pipeline
+from millrace.planner.search.stages.shape import lifetime_counts
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+TIMES = (MICROBATCH, DEFERRABLE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageProblem:
+    """What is divided over which pipeline, and the room that every stage has.
+
+    Attributes
+    ----------
+    pipeline : Pipeline
+        Of one kind of device.
+    runs : tuple of (str, int)
+        Templates in the order of the model, with how many blocks of each follow one another.
+    limit_bytes : int
+    unit_ns : float
+        About what a stage takes for one microbatch.
+    """
+
+    pipeline: Pipeline
+    runs: tuple[tuple[str, int], ...]
+    limit_bytes: int
+    unit_ns: float
+
+    @property
+    def scale(self) -> Floats:
+        """Figures [F] are counted in these."""
+        found = np.full(BLOCK_FIGURES, self.unit_ns)
+        found[[PERSISTENT, INFLIGHT, BETWEEN]] = self.limit_bytes
+        return found
+
+    @property
+    def alive(self) -> Ints:
+        """Microbatches that every chunk keeps across each gap when its stage keeps most [K, 2]."""
+        first, _, third = np.array(lifetime_counts(self.pipeline)).T
+        if self.pipeline.defers_weight_gradients:
+            return np.stack([first, third], axis=1)
+        return np.stack([first, np.zeros_like(third)], axis=1)
+
+    def open_chunks(self, run: int) -> range:
+        """Chunks that blocks of a run may lie on, none left empty."""
+        blocks = [count for _, count in self.runs]
+        before, total, chunks = sum(blocks[:run]), sum(blocks), self.pipeline.positions
+        first = max(0, before - (total - chunks))
+        return range(first, min(chunks, before + blocks[run]))
+
+
+class PipelineRows:
+    """A program with the rows of the module's docstring.
+
+    Parameters
+    ----------
+    problem : StageProblem
+    integer : bool
+        Whether chunks hold whole blocks.
+    exact : bool
+        Whether figure sums are what is entered with `add_load`; if not, they may be more: prices
+        are never below zero then, but where shorter rows of chunks wait for longer ones, what is
+        more may cost less.
+
+    Attributes
+    ----------
+    program : IntegerProgram
+    counts : dict
+        Column of n for every chunk and run that may meet.
+    figures, links : arrays [K, F]
+        Columns of the figure sums, and rows that hold them beside what is entered.
+    """
+
+    def __init__(self, problem: StageProblem, *, integer: bool, exact: bool = False) -> None:
+        self.problem = problem
+        self.program = IntegerProgram()
+        pipeline = problem.pipeline
+        chunks = pipeline.positions
+        self.counts: dict[tuple[int, int], int] = {}
+        self._add_counts(integer)
+        self.figures = self.program.add_columns(np.zeros(chunks * BLOCK_FIGURES)) + np.arange(
+            chunks * BLOCK_FIGURES
+        ).reshape(chunks, BLOCK_FIGURES)
+        most = 0.0 if exact else np.inf
+        first = self.program.add_rows(self.figures.size, lower=0.0, upper=most)
+        self.links = first + np.arange(self.figures.size).reshape(self.figures.shape)
+        self.program.enter(self.links, self.figures, 1.0)
+        self.stages = np.array([pipeline.stage_of(k) for k in range(chunks)])
+        self._add_pace()
+        self._add_ramp()
+        self._add_update()
+        self._add_memory()
+
+    def add_load(self, chunk: int, columns: ArrayLike, figures: Floats) -> None:
+        """Let columns [C] add so much [F, C] to the figures of a chunk, in the problem's scale."""
+        self.program.enter(self.links[chunk][:, None], np.asarray(columns)[None], -figures)
+
+    def step_ns(self, cost: float) -> float:
+        """The step time of a solution, or a bound of it, by the program's cost."""
+        return cost * self.problem.unit_ns + self.problem.pipeline.sent_ns
+
+    def prices(self, answer: Answer) -> Floats:
+        """What one more of every figure of each chunk adds to the step [K, F], in nanoseconds."""
+        assert answer.multipliers is not None, "a relaxation has them"
+        found = np.maximum(answer.multipliers[self.links], 0.0)
+        return found * (self.problem.unit_ns / self.problem.scale)
+
+    def fix_counts(self, counts: dict[tuple[int, int], int]) -> None:
+        """Let chunks hold so many blocks of every run, and no others."""
+        for key, column in self.counts.items():
+            held = float(counts.get(key, 0))
+            self._row([column], [1.0], held, held)
+
+    def _row(
+        self,
+        columns: Sequence[int] | Ints,
+        values: Sequence[float] | Floats,
+        lower: float = 0.0,
+        upper: float = np.inf,
+    ) -> None:
+        row = self.program.add_rows(1, lower, upper)
+        self.program.enter(row, columns, values)
+
+    def _add_counts(self, integer: bool) -> None:
+        problem = self.problem
+        for run, (_, blocks) in enumerate(problem.runs):
+            on = problem.open_chunks(run)
+            first = self.program.add_columns(
+                np.zeros(len(on)), integer=integer, highest=float(blocks)
+            )
+            self.counts |= {(k, run): first + at for at, k in enumerate(on)}
+            mine = first + np.arange(len(on))
+            self._row(mine, np.ones(len(on)), float(blocks), float(blocks))
+        for k in range(problem.pipeline.positions):
+            held = [at for (chunk, _), at in self.counts.items() if chunk == k]
+            self._row(held, [1.0] * len(held), 1.0)
+        for run in range(len(problem.runs) - 1):
+            self._add_order(run)
+
+    def _add_order(self, run: int) -> None:
+        """So much of a run lies on the first chunks, in shares, as of the next at least."""
+        (_, blocks), (_, later) = self.problem.runs[run : run + 2]
+        for k in self.problem.open_chunks(run + 1)[:-1]:
+            if k >= self.problem.open_chunks(run)[-1]:
+                break  # all of it
+            mine = [self.counts[j, run] for j in self.problem.open_chunks(run) if j <= k]
+            next_ = [self.counts[j, run + 1] for j in self.problem.open_chunks(run + 1) if j <= k]
+            values = [1 / blocks] * len(mine) + [-1 / later] * len(next_)
+            self._row([*mine, *next_], values)
+
+    def _times(self, chunks: Iterable[int]) -> list[int]:
+        """Columns whose sum is the time of some chunks for one microbatch."""
+        return [int(self.figures[k, figure]) for k in chunks for figure in TIMES]
+
+    def _add_pace(self) -> None:
+        """What each further microbatch takes."""
+        pipeline = self.problem.pipeline
+        share, stages, rows = pipeline.row_share, pipeline.stages, pipeline.rows
+        pace = self.program.add_columns(pipeline.microbatches - pipeline.ramp)
+        longest = self.program.add_columns(0.0)
+        for stage in range(stages):
+            times = self._times(np.flatnonzero(self.stages == stage).tolist())
+            self._row([longest, *times], [1.0] + [-1.0] * len(times))
+        columns, values = [pace, longest], [1.0, share - 1.0]
+        if share:
+            most = self.program.add_columns(0.0)  # the mean of the longest row
+            columns.append(most)
+            values.append(-pipeline.lag * rows)
+            for row in range(rows):
+                level = self.program.add_columns(0.0)
+                here = range(row * stages, (row + 1) * stages)
+                for k in here:
+                    self._row([level, *self._times([k])], [1.0, -1.0, -1.0])
+                times = self._times(here)
+                self._row([most, *times], [1.0] + [-1.0 / stages] * len(times))
+                columns += [level, *times]
+                values += [-share] + [pipeline.lag / stages] * len(times)
+        self._row(columns, values)
+        if pipeline.in_turn:
+            times = self._times(range(pipeline.positions))
+            sent = pipeline.sent_ns / self.problem.unit_ns
+            self._row([pace, *times], [float(stages)] + [-1.0] * len(times), sent)
+
+    def _add_ramp(self) -> None:
+        """What one microbatch takes through all chunks, but for gradients that are deferred."""
+        pipeline = self.problem.pipeline
+        chunks = pipeline.positions
+        left = self.program.add_columns(np.full(chunks, pipeline.ramp))
+        filled = 2 * (1 - 1 / pipeline.stages) if pipeline.defers_weight_gradients else 0.0
+        rows = self.program.add_rows(chunks, lower=0.0) + np.arange(chunks)
+        self.program.enter(rows, left + np.arange(chunks), 1.0)
+        self.program.enter(rows, self.figures[:, MICROBATCH], -1.0)
+        self.program.enter(rows, self.figures[:, DEFERRABLE], filled - 1.0)
+
+    def _add_update(self) -> None:
+        update = self.program.add_columns(1.0)
+        rows = self.program.add_rows(self.problem.pipeline.stages, lower=0.0)
+        self.program.enter(rows + np.arange(self.problem.pipeline.stages), update, 1.0)
+        self.program.enter(rows + self.stages, self.figures[:, STEP], -1.0)
+
+    def _add_memory(self) -> None:
+        self.memory = self.program.add_rows(self.problem.pipeline.stages, upper=1.0)
+        rows = self.memory + self.stages
+        alive = self.problem.alive
+        self.program.enter(rows, self.figures[:, PERSISTENT], 1.0)
+        self.program.enter(rows, self.figures[:, INFLIGHT], alive[:, 0])
+        self.program.enter(rows, self.figures[:, BETWEEN], alive[:, 1])

@@ -1,0 +1,236 @@
+"""Bounds and plans by cuts and columns, against going through all plans of small questions."""
+
+from dataclasses import replace
+from itertools import groupby, pairwise
+
+import numpy as np
+import pytest
+
+from millrace.models.graph import Graph
+from millrace.models.spec import TrainingSpec, graph_spec
+from millrace.models.zoo.catalogue import build_training
+from millrace.planner.search import Pins, SearchRequest
+from millrace.planner.search.blocks.tables import INFLIGHT, MICROBATCH, PERSISTENT
+from millrace.planner.search.candidates import Candidate
+from millrace.planner.search.decomposition.block_oracle import BlockOracle, Pool, PriceAsk
+from millrace.planner.search.decomposition.bound_program import bound_program, relaxation
+from millrace.planner.search.decomposition.pipeline_rows import PipelineRows, StageProblem
+from millrace.planner.search.decomposition.plan_program import plan_program
+from millrace.planner.search.decomposition.template_tables import BLOCK_FIGURES, block_figures
+from millrace.planner.search.evaluation import Evaluator
+from millrace.planner.search.sites import candidates_of, usable_bytes
+from millrace.planner.search.stages import Pipeline, Run, VariantFigures
+from millrace.planner.search.stages.shape import stage_bytes, step_time_ns
+from tests.planner.search.enumeration import Enumerator
+from tests.planner.search.small_models import small_graph
+from tests.planner.search.test_block_oracle import random_prices
+from tests.planner.search.test_exact import drawn_cluster
+
+SCHEDULES = ("1f1b", "gpipe", "interleaved-1f1b", "zb-h1", "zb-v")
+
+
+def random_runs(rng: np.random.Generator, mids: int, *, deferring: bool) -> tuple[Run, ...]:
+    """A stem, so many equal blocks and a head, in three variants each."""
+
+    def variant() -> VariantFigures:
+        time = int(rng.integers(50, 200))
+        return VariantFigures(
+            microbatch_ns=time,
+            deferrable_ns=int(rng.integers(0, time // 2)),
+            step_ns=int(rng.integers(0, 100)),
+            persistent_bytes=int(rng.integers(0, 50)),
+            inflight_bytes=int(rng.integers(0, 20)),
+            weight_bytes=deferring * int(rng.integers(0, 20)),
+            between_bytes=deferring * int(rng.integers(0, 20)),
+        )
+
+    def run(template: str, blocks: int) -> Run:
+        names = tuple(f"{template}.{at}" for at in range(blocks))
+        return Run(template=template, blocks=names, variants=tuple(variant() for _ in range(3)))
+
+    return run("stem", 1), run("mid", mids), run("head", 1)
+
+
+def pools_of(runs: tuple[Run, ...]) -> dict[str, Pool]:
+    """Every variant as a column."""
+    pools = {run.template: Pool() for run in runs}
+    for run in runs:
+        for at, variant in enumerate(run.variants):
+            pools[run.template].columns["none", (at,)] = block_figures(variant)  # type: ignore[index]
+    return pools
+
+
+def problem_of(runs: tuple[Run, ...], pipeline: Pipeline, limit: int) -> StageProblem:
+    held = tuple((run.template, len(run.blocks)) for run in runs)
+    return StageProblem(pipeline=pipeline, runs=held, limit_bytes=limit, unit_ns=300.0)
+
+
+def random_chunks(
+    rng: np.random.Generator, runs: tuple[Run, ...], pipeline: Pipeline
+) -> tuple[tuple[tuple[str, int], ...], ...]:
+    """Blocks in their order, on chunks none of which is empty, in any variants."""
+    blocks = [block for run in runs for block in run.blocks]
+    cuts = sorted(rng.choice(len(blocks) - 1, pipeline.positions - 1, replace=False) + 1)
+    edges = [0, *cuts, len(blocks)]
+    return tuple(
+        tuple((block, int(rng.integers(3))) for block in blocks[low:high])
+        for low, high in pairwise(edges)
+    )
+
+
+def fixed(
+    rows: PipelineRows, chunks: tuple[tuple[tuple[str, int], ...], ...], runs: tuple[Run, ...]
+) -> None:
+    """Let the rows hold these chunks."""
+    run_of = {block: at for at, run in enumerate(runs) for block in run.blocks}
+    counts: dict[tuple[int, int], int] = {}
+    for k, chunk in enumerate(chunks):
+        load = np.zeros(BLOCK_FIGURES)
+        for block, variant in chunk:
+            counts[k, run_of[block]] = counts.get((k, run_of[block]), 0) + 1
+            load += block_figures(runs[run_of[block]].variants[variant])
+        one = rows.program.add_columns(0.0)
+        rows.add_load(k, [one], (load / rows.problem.scale)[:, None])
+        rows.program.enter(rows.program.add_rows(1, 1.0, 1.0), one, 1.0)
+    rows.fix_counts(counts)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_rows_cost_what_a_division_does(seed: int) -> None:
+    """Its blocks and variants given, the program's step and bytes are those of `stages.shape`."""
+    rng = np.random.default_rng(seed)
+    schedule = SCHEDULES[seed % len(SCHEDULES)]
+    chunks = {"interleaved-1f1b": 2 + seed % 2, "zb-v": 2}.get(schedule, 1)
+    pipeline = Pipeline(
+        schedule=schedule,
+        stages=2 + seed % 3,
+        interleave=chunks,
+        microbatches=4 * (2 + seed % 3),
+        sent_ns=int(rng.integers(0, 100)),
+    )
+    runs = random_runs(rng, 12, deferring=pipeline.defers_weight_gradients)
+    held = random_chunks(rng, runs, pipeline)
+    most = max(stage_bytes(held, runs, pipeline))
+    expected = step_time_ns(held, runs, pipeline)
+    for limit, fits in ((most, True), (most - 1, False)):
+        for exact in (True, False):
+            rows = PipelineRows(problem_of(runs, pipeline, limit), integer=False, exact=exact)
+            fixed(rows, held, runs)
+            answer = rows.program.relaxed()
+            assert (answer is not None) is fits
+            if answer is not None:
+                assert rows.step_ns(answer.cost) <= expected * (1 + 1e-7)
+                # What fills the ramp is summed over a chunk, where blocks' own sums are smaller.
+                if exact and not pipeline.defers_weight_gradients:
+                    assert rows.step_ns(answer.cost) == pytest.approx(expected, rel=1e-7)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_plan_program_is_as_good_as_any_division(seed: int) -> None:
+    """Of random ones; and its relaxation costs no more."""
+    rng = np.random.default_rng(seed)
+    schedule = SCHEDULES[seed % len(SCHEDULES)]
+    chunks = {"interleaved-1f1b": 2, "zb-v": 2}.get(schedule, 1)
+    pipeline = Pipeline(schedule=schedule, stages=2, interleave=chunks, microbatches=8)
+    runs = random_runs(rng, 4, deferring=pipeline.defers_weight_gradients)
+    held = [random_chunks(rng, runs, pipeline) for _ in range(200)]
+    limit = int(np.median([max(stage_bytes(one, runs, pipeline)) for one in held]))
+    best = min(
+        step_time_ns(one, runs, pipeline)
+        for one in held
+        if max(stage_bytes(one, runs, pipeline)) <= limit
+    )
+    problem = problem_of(runs, pipeline, limit)
+    whole = plan_program(problem, pools_of(runs), integer=True)
+    answer = whole.program.solve()
+    assert answer is not None
+    assert whole.step_ns(answer.cost) <= best * (1 + 1e-6)
+    relaxed = relaxation(plan_program(problem, pools_of(runs)))
+    assert relaxed.step_ns <= whole.step_ns(answer.cost) * (1 + 1e-6)
+
+
+def question(seed: int) -> SearchRequest:
+    schedule = SCHEDULES[seed % len(SCHEDULES)]
+    graph = small_graph(
+        2 if schedule in ("interleaved-1f1b", "zb-v") else 1,
+        batch=8,
+        tokens=(64, 1024)[seed % 2],
+        inputs=512,
+        hidden=(256, 512)[seed // 2 % 2],
+        classes=127,
+        mid=("gelu", "residual")[seed % 2],
+    )
+    pins = ({}, {"tp": 2}, {"dp": 2})[seed % 3]
+    return SearchRequest(
+        model=graph_spec(graph, "fp32"),
+        training=TrainingSpec(optimizer=("sgd", "adamw")[seed % 2]),
+        cluster=drawn_cluster(4 if pins else 2, seed),
+        global_batch=8,
+        pins=Pins(pp=2, micro_batch=1, schedule=schedule, **pins),
+    )
+
+
+def asked(
+    request: SearchRequest,
+) -> tuple[Evaluator, Graph, Candidate, StageProblem, BlockOracle, dict[str, Pool]]:
+    """A question's first candidate, with some cuts of its blocks."""
+    graph = build_training(request.model, request.training, request.global_batch)
+    evaluator = Evaluator(request, graph)
+    candidate = candidates_of(request, graph)[0]
+    shape = evaluator.shape(candidate)
+    runs = tuple((name, len(list(of))) for name, of in groupby(graph.blocks, graph.templates.get))
+    problem = StageProblem(
+        pipeline=evaluator.sends.pipeline(candidate),
+        runs=runs,  # type: ignore[arg-type]
+        limit_bytes=usable_bytes(request, candidate)[0],
+        unit_ns=1e6,
+    )
+    oracle = BlockOracle(evaluator.programs, evaluator.modes, sweeps=40)
+    pools = {name: oracle.pool(shape, name) for name, _ in problem.runs}
+    return evaluator, graph, candidate, problem, oracle, pools
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_the_bound_is_below_every_plan_and_rises_with_every_cut(seed: int) -> None:
+    request = question(seed)
+    evaluator, _, candidate, problem, oracle, pools = asked(request)
+    free_ns = Enumerator(request, limited=False).of(candidate, float("inf"))
+    rng = np.random.default_rng(seed)
+    shape = evaluator.shape(candidate)
+    bound = 0.0
+    for number in range(6):
+        prices = random_prices(rng) if number else (1.0, 0.01, 0.0, 0.0, 1.0, 0.0)
+        oracle.ask(PriceAsk(shape, name, prices) for name in pools)
+        risen = relaxation(bound_program(problem, pools)).step_ns
+        assert risen >= bound * (1 - 1e-9)
+        bound = risen
+    assert bound <= free_ns * (1 + 1e-6)
+    whole = bound_program(problem, pools, integer=True)
+    answer = whole.program.solve()
+    assert answer is not None
+    assert bound * (1 - 1e-6) <= whole.step_ns(answer.bound) <= free_ns * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_where_memory_binds_the_bound_is_below_every_plan_that_fits(seed: int) -> None:
+    request = question(seed)
+    evaluator, _, candidate, problem, oracle, pools = asked(request)
+    shape = evaluator.shape(candidate)
+    rng = np.random.default_rng(seed)
+    for prices in [random_prices(rng) for _ in range(12)]:
+        oracle.ask(PriceAsk(shape, name, prices) for name in pools)
+    free_ns = relaxation(bound_program(problem, pools)).step_ns
+    columns = {name: np.array(list(pool.columns.values())) for name, pool in pools.items()}
+    fastest = [columns[name][columns[name][:, MICROBATCH].argmin()] for name, _ in problem.runs]
+    blocks = [count for _, count in problem.runs]
+    held = sum(
+        n * (one[PERSISTENT] + one[INFLIGHT]) for n, one in zip(blocks, fastest, strict=True)
+    )
+    most = int(held / 2)
+    tight = replace(problem, limit_bytes=most)
+    bound = relaxation(bound_program(tight, pools)).step_ns
+    assert bound >= free_ns * (1 - 1e-9)
+    spare = evaluator.request.usable_bytes
+    limit = (request.memory_limit_bytes or spare) + most - spare
+    limited = replace(request, memory_limit_bytes=limit)
+    assert bound <= Enumerator(limited, limited=True).of(candidate, float("inf")) * (1 + 1e-6)
