@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from millrace.planner.search.blocks.ascent import Ascent
 from millrace.planner.search.blocks.states import Ints
 from millrace.planner.search.blocks.tables import Tables, stacked, take
+from millrace.planner.search.blocks.variants import Handover
 from millrace.planner.search.decomposition.template_tables import TemplateTables, template_tables
 from millrace.planner.search.programs import GROUP, Programs, Shape
 
@@ -26,11 +27,16 @@ Options = tuple[int, ...]
 
 
 class PriceAsk(NamedTuple):
-    """Blocks of one template in one shape, at prices of their figures [F]."""
+    """Blocks of one template in one shape, at prices of their figures [F].
+
+    With a `handover`, blocks hand on what they make in these states, so that columns mix; what is
+    found is no cut of blocks that hand on otherwise.
+    """
 
     shape: Shape
     template: str
     prices: tuple[float, ...]
+    handover: Handover = ()
 
 
 class Column(NamedTuple):
@@ -80,13 +86,18 @@ class BlockOracle:
         self.sweeps = sweeps
         self.max_gap = max_gap
         self.solved = 0  # block programs, one for each vector and mode
-        self._pools: dict[tuple[Shape, str], Pool] = {}
+        self._pools: dict[tuple[Shape, str, Handover], Pool] = {}
         self._asked: set[PriceAsk] = set()
         self._tables: dict[tuple[int, str], TemplateTables] = {}
 
-    def pool(self, shape: Shape, template: str) -> Pool:
-        """What is known of a template's blocks in a shape."""
-        return self._pools.setdefault((shape, template), Pool())
+    def pool(self, shape: Shape, template: str, handover: Handover = ()) -> Pool:
+        """What is known of a template's blocks in a shape, which may have to hand on alike."""
+        return self._pools.setdefault((shape, template, handover), Pool())
+
+    def of_template(self, shape: Shape, template: str, mode: str) -> tuple[TemplateTables, int]:
+        """The tables that hold a template's programs in a mode, and the shape's row of them."""
+        tables, row = self.programs.priced(shape, mode)
+        return self._of_template(tables, shape, mode, template), row
 
     def ask(self, asks: Iterable[PriceAsk]) -> int:
         """Solve what was not asked before; cuts and columns go to the pools. Returns how many."""
@@ -94,7 +105,7 @@ class BlockOracle:
         self._asked.update(new)
         alike: dict[object, list[PriceAsk]] = {}
         for ask in new:
-            alike.setdefault((ask.shape.kinds, ask.template), []).append(ask)
+            alike.setdefault((ask.shape.kinds, ask.template, ask.handover), []).append(ask)
         for members in alike.values():
             for first in range(0, len(members), GROUP):
                 self._answer(members[first : first + GROUP])
@@ -116,7 +127,7 @@ class BlockOracle:
                 costs[places] = np.minimum(costs[places], own_costs)
                 self._note_columns(asks, mode, known, places, ascent)
         for ask, bound, cost in zip(asks, bounds.tolist(), costs.tolist(), strict=True):
-            pool = self.pool(ask.shape, ask.template)
+            pool = self.pool(ask.shape, ask.template, ask.handover)
             pool.prices.append(np.array(ask.prices))
             pool.least.append(max(0.0, min(bound, cost)))
 
@@ -133,7 +144,7 @@ class BlockOracle:
             at = [self.programs.priced(asks[place].shape, mode)[1] for place in places]
             known.append((own, np.array(at)))
             order += places
-        parts = [take(own.tables, at) for own, at in known]
+        parts = [take(own.handing(asks[0].handover), at) for own, at in known]
         return [(known, np.array(order), stacked(parts))]
 
     def _of_template(
@@ -163,5 +174,5 @@ class BlockOracle:
             for at, place in enumerate(places[mine].tolist()):
                 if np.isfinite(ascent.costs[mine][at]):
                     column = Column(mode, own.whole(options[:, at]))
-                    pool = self.pool(asks[place].shape, asks[place].template)
+                    pool = self.pool(asks[place].shape, asks[place].template, asks[place].handover)
                     pool.columns.setdefault(column, each[:, at])

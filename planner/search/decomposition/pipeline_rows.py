@@ -9,8 +9,9 @@ F[deferrable]::
                 left[k] ≥ T[k] - 2 (1 - 1 / stages) F[k, deferrable]    where gradients are deferred
                 pace ≥ what `stages.shape` says of T, row by row
                 update ≥ Σ_{k on s} F[k, step]
-                Σ_{k on s} F[k, persistent] + Σ_gaps alive[k, gap] · F[k, gap] ≤ limit
+                Σ_{k on s} F[k, persistent] + Σ_gaps alive[m, k, gap] · F[k, gap] ≤ limit
 
+with the last for each of the moments m at which stage s may keep most, by the schedule's record.
 Runs follow one another: so much of a run lies on the first chunks, in shares, as of the next at
 least. Times are in `unit_ns`, bytes in shares of the limit, so that all is of the order of one.
 
@@ -30,10 +31,10 @@ from millrace.planner.search.blocks.tables import (
     PERSISTENT,
     STEP,
 )
-from millrace.planner.search.decomposition.template_tables import BETWEEN, BLOCK_FIGURES
+from millrace.planner.search.decomposition.template_tables import BETWEEN, BLOCK_FIGURES, GAPS
 from millrace.planner.search.integer_program import Answer, IntegerProgram
 from millrace.planner.search.stages import Pipeline
-from millrace.planner.search.stages.shape import lifetime_counts
+from millrace.planner.search.stages.shape import fullest_moments, lifetime_counts
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -71,9 +72,15 @@ class StageProblem:
     def alive(self) -> Ints:
         """Microbatches that every chunk keeps across each gap when its stage keeps most [K, 2]."""
         first, _, third = np.array(lifetime_counts(self.pipeline)).T
-        if self.pipeline.defers_weight_gradients:
-            return np.stack([first, third], axis=1)
-        return np.stack([first, np.zeros_like(third)], axis=1)
+        return np.stack([first, third], axis=1)
+
+    @property
+    def moments(self) -> list[Ints]:
+        """The same at all fullest moments of every stage [moments, chunks, 2].
+
+        What is kept from a forward to gradients of weights is alive in both gaps.
+        """
+        return [counts[:, :, [0, 2]] for counts in fullest_moments(self.pipeline)]
 
     def open_chunks(self, run: int) -> range:
         """Chunks that blocks of a run may lie on, none left empty."""
@@ -233,9 +240,11 @@ class PipelineRows:
         self.program.enter(rows + self.stages, self.figures[:, STEP], -1.0)
 
     def _add_memory(self) -> None:
-        self.memory = self.program.add_rows(self.problem.pipeline.stages, upper=1.0)
-        rows = self.memory + self.stages
-        alive = self.problem.alive
-        self.program.enter(rows, self.figures[:, PERSISTENT], 1.0)
-        self.program.enter(rows, self.figures[:, INFLIGHT], alive[:, 0])
-        self.program.enter(rows, self.figures[:, BETWEEN], alive[:, 1])
+        """Whichever moment it is, no stage keeps more than its limit."""
+        self.memory: list[Ints] = []  # rows of every stage
+        for stage, counts in enumerate(self.problem.moments):
+            on = np.flatnonzero(self.stages == stage)
+            rows = self.program.add_rows(len(counts), upper=1.0) + np.arange(len(counts))
+            self.program.enter(rows[:, None], self.figures[on, PERSISTENT][None], 1.0)
+            self.program.enter(rows[:, None, None], self.figures[on][None, :, GAPS], counts)
+            self.memory.append(rows)

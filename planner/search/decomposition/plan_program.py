@@ -9,19 +9,52 @@ Its relaxation mixes columns, so that it may cost less than any plan; its multip
 which better columns cost less than these do.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from millrace.planner.search.blocks.states import Bools, Ints
-from millrace.planner.search.decomposition.block_oracle import Pool
-from millrace.planner.search.decomposition.pipeline_rows import PipelineRows, StageProblem
+from millrace.planner.search.blocks.states import Ints
+from millrace.planner.search.decomposition.block_oracle import Column, Pool
+from millrace.planner.search.decomposition.pipeline_rows import Floats, PipelineRows, StageProblem
 
 # Of a step, what memory beyond the limit costs for all that there is: more than any saving.
 OVERDRAFT = 100.0
 
 
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class PlanProgram:
+    """The program of a candidate.
+
+    Attributes
+    ----------
+    rows : PipelineRows
+    columns : dict
+        By template, the columns that no other is no worse than in every figure.
+    places : dict
+        Where the first of them is among the program's, for every chunk and run that may meet.
+    """
+
+    rows: PipelineRows
+    columns: dict[str, list[Column]]
+    places: dict[tuple[int, int], int]
+
+    def held(self, values: Floats) -> dict[tuple[int, int], dict[Column, float]]:
+        """Blocks in every column, of each chunk and run, by a solution."""
+        found = {}
+        for (chunk, run), first in self.places.items():
+            columns = self.columns[self.rows.problem.runs[run][0]]
+            amounts = values[first : first + len(columns)].tolist()
+            found[chunk, run] = {
+                column: amount
+                for column, amount in zip(columns, amounts, strict=True)
+                if amount > 0
+            }
+        return found
+
+
 def plan_program(
     problem: StageProblem, pools: dict[str, Pool], *, integer: bool = False
-) -> PipelineRows:
+) -> PlanProgram:
     """The program of a candidate.
 
     Parameters
@@ -38,22 +71,30 @@ def plan_program(
     if not integer:
         price = OVERDRAFT * pipeline.microbatches
         over = program.add_columns(np.full(pipeline.stages, price)) + np.arange(pipeline.stages)
-        program.enter(rows.memory + np.arange(pipeline.stages), over, -1.0)
-    figures = {template: column_figures(pool) for template, pool in pools.items()}
+        for stage, moments in enumerate(rows.memory):
+            program.enter(moments, over[stage], -1.0)
+    known = {template: undominated_columns(pool) for template, pool in pools.items()}
+    places: dict[tuple[int, int], int] = {}
     for (chunk, run), count in rows.counts.items():
         template, blocks = problem.runs[run]
-        own = figures[template]
-        first = program.add_columns(np.zeros(own.shape[1]), integer=integer, highest=float(blocks))
-        mine = first + np.arange(own.shape[1])
-        rows.add_load(chunk, mine, own / problem.scale[:, None])
+        columns, figures = known[template]
+        places[chunk, run] = program.add_columns(
+            np.zeros(len(columns)), integer=integer, highest=float(blocks)
+        )
+        mine = places[chunk, run] + np.arange(len(columns))
+        rows.add_load(chunk, mine, figures / problem.scale[:, None])
         row = program.add_rows(1, 0.0, 0.0)
         program.enter(row, count, 1.0)
         program.enter(row, mine, -1.0)
-    return rows
+    columns_of = {template: columns for template, (columns, _) in known.items()}
+    return PlanProgram(rows=rows, columns=columns_of, places=places)
 
 
-def column_figures(pool: Pool) -> Ints:
-    """Figures [F, V] of the columns that no other is no worse than in every figure."""
-    figures = np.unique(np.array(list(pool.columns.values())), axis=0)
-    no_worse: Bools = (figures[:, None] <= figures[None]).all(axis=2)
-    return figures[no_worse.sum(axis=0) == 1].T  # none but itself
+def undominated_columns(pool: Pool) -> tuple[list[Column], Ints]:
+    """Columns that no other is no worse than in every figure, with their figures [F, V]."""
+    columns = list(pool.columns)
+    every, first = np.unique(np.array(list(pool.columns.values())), axis=0, return_index=True)
+    no_worse = np.all(every[:, None] <= every[None], axis=2)
+    alone = np.flatnonzero(np.sum(no_worse, axis=0) == 1)  # none but itself
+    figures: Ints = every[alone].T
+    return [columns[at] for at in first[alone].tolist()], figures

@@ -6,12 +6,36 @@ Shapes: F block figures, in the order of `template_tables`.
 import numpy as np
 from numpy.typing import NDArray
 
+from millrace.planner.search.blocks.tables import (
+    DEFERRABLE,
+    INFLIGHT,
+    MICROBATCH,
+    PERSISTENT,
+    STEP,
+)
+
 Floats = NDArray[np.float64]
 
-OCTAVE_SHARE = 0.5  # of an octave between neighbours on the grid: bounds of either serve the other
-# Of the highest price of a figure's kind: a lower one is worth nothing, but is not none, so that of
-# what costs the same the smaller and the faster is taken.
-LEAST_SHARE = 1e-4
+GRID = 0.5  # octaves between neighbours on the grid: the bound of either serves the other
+# Least prices beside that of a microbatch's time (of its time, beside that of all memory), so that
+# of what costs the same the faster and the smaller is taken.
+TIME_SHARE, STEP_SHARE, DEFERRABLE_SHARE, BYTE_SHARE = 1e-3, 1e-4, 0.02, 1e-3
+
+
+def with_floors(prices: Floats) -> Floats:
+    """Prices [F] of which none that counts is zero, in units in which all figures are about one."""
+    found = prices.copy()
+    if found[MICROBATCH] <= 0:
+        found[MICROBATCH] = TIME_SHARE * max(found.max(), 1e-9)
+    time = found[MICROBATCH]
+    for figure, share in (
+        (STEP, STEP_SHARE),
+        (DEFERRABLE, DEFERRABLE_SHARE),
+        (PERSISTENT, BYTE_SHARE),
+    ):
+        found[figure] = max(found[figure], share * time)
+    found[INFLIGHT] = max(found[INFLIGHT], found[PERSISTENT])
+    return found
 
 
 def snapped(prices: Floats) -> Floats:
@@ -22,6 +46,5 @@ def snapped(prices: Floats) -> Floats:
     ratios = prices / prices[0]
     some = ratios > 0
     found: Floats = np.zeros_like(ratios)
-    steps = np.round(np.log2(ratios[some]) / OCTAVE_SHARE)
-    found[some] = 2.0 ** (steps * OCTAVE_SHARE)
+    found[some] = 2.0 ** (np.round(np.log2(ratios[some]) / GRID) * GRID)
     return found

@@ -37,6 +37,7 @@ from millrace.planner.search.blocks.tables import (
     Tables,
     net_figures,
 )
+from millrace.planner.search.blocks.variants import Handover, Options, handing
 from millrace.planner.search.stages import VariantFigures
 
 BETWEEN = len(FIGURES)
@@ -85,6 +86,27 @@ class TemplateTables:
                 kept = _kept_bytes(self.space.nets[net.number], net, gap, options, rows)
                 found[GAPS[gap]] += net.count * kept
         return found
+
+    def handing(self, handover: Handover) -> Tables:
+        """The tables with what does not hand on in these states marked illegal."""
+        if not handover:
+            return self.tables
+        able = handing(self.space, handover)
+        choices = list(self.tables.choices)
+        for at, (place, stands) in enumerate(zip(self.places, self.stands, strict=True)):
+            if place in able:
+                legal = choices[at].legal & able[place][stands][:, None]
+                choices[at] = replace(choices[at], legal=legal)
+        return replace(self.tables, choices=tuple(choices))
+
+    def handover(self, options: Options) -> Handover:
+        """How tensors are handed on that the template's blocks make or read, by whole options."""
+        near = set(self.places)
+        return tuple(
+            (net.tensor, int(net.sources[net.makes[options[net.producer]]]))
+            for net in self.space.nets
+            if net.crossing and net.producer in near
+        )
 
     def whole(self, options: Ints) -> tuple[int, ...]:
         """One option per choice of the space; those that the template does not read are 0."""

@@ -248,7 +248,7 @@ def lifetime_counts(pipeline: Pipeline) -> tuple[Lifetimes, ...]:
     positions: list[list[int]] = [[] for _ in range(pipeline.stages)]
     for position in range(pipeline.positions):
         positions[pipeline.stage_of(position)].append(position)
-    for on, moments in zip(positions, _moments(pipeline), strict=True):
+    for on, moments in zip(positions, fullest_moments(pipeline), strict=True):
         for position, (first, second, third) in zip(on, _usual(moments).tolist(), strict=True):
             counts[position] = first, second, third
     return tuple(counts)
@@ -271,7 +271,7 @@ def _usual(moments: Ints) -> Ints:
     return usual
 
 
-def _moments(pipeline: Pipeline) -> list[Ints]:
+def fullest_moments(pipeline: Pipeline) -> list[Ints]:
     """Versions alive at the fullest moments of every stage [K, chunks, 3].
 
     Where both gradients are made together, the first two lifetimes are one.
@@ -346,7 +346,7 @@ def peak_bytes(
         keeps[stage].append(tuple(map(sum, zip(*(one.lifetimes for one in figures), strict=True))))
     most = [
         int((moments * np.array(kept)).sum(axis=(1, 2)).max())
-        for moments, kept in zip(_moments(pipeline), keeps, strict=True)
+        for moments, kept in zip(fullest_moments(pipeline), keeps, strict=True)
     ]
     return tuple(map(sum, zip(stays, transient, most, strict=True)))
 

@@ -20,7 +20,7 @@ from millrace.planner.search.decomposition.template_tables import BLOCK_FIGURES,
 from millrace.planner.search.evaluation import Evaluator
 from millrace.planner.search.sites import candidates_of, usable_bytes
 from millrace.planner.search.stages import Pipeline, Run, VariantFigures
-from millrace.planner.search.stages.shape import stage_bytes, step_time_ns
+from millrace.planner.search.stages.shape import peak_bytes, step_time_ns
 from tests.planner.search.enumeration import Enumerator
 from tests.planner.search.small_models import small_graph
 from tests.planner.search.test_block_oracle import random_prices
@@ -110,7 +110,7 @@ def test_rows_cost_what_a_division_does(seed: int) -> None:
     )
     runs = random_runs(rng, 12, deferring=pipeline.defers_weight_gradients)
     held = random_chunks(rng, runs, pipeline)
-    most = max(stage_bytes(held, runs, pipeline))
+    most = max(peak_bytes(held, runs, pipeline))
     expected = step_time_ns(held, runs, pipeline)
     for limit, fits in ((most, True), (most - 1, False)):
         for exact in (True, False):
@@ -133,20 +133,22 @@ def test_a_plan_program_is_as_good_as_any_division(seed: int) -> None:
     chunks = {"interleaved-1f1b": 2, "zb-v": 2}.get(schedule, 1)
     pipeline = Pipeline(schedule=schedule, stages=2, interleave=chunks, microbatches=8)
     runs = random_runs(rng, 4, deferring=pipeline.defers_weight_gradients)
-    held = [random_chunks(rng, runs, pipeline) for _ in range(200)]
-    limit = int(np.median([max(stage_bytes(one, runs, pipeline)) for one in held]))
+    drawn = [random_chunks(rng, runs, pipeline) for _ in range(200)]
+    limit = int(np.median([max(peak_bytes(one, runs, pipeline)) for one in drawn]))
     best = min(
         step_time_ns(one, runs, pipeline)
-        for one in held
-        if max(stage_bytes(one, runs, pipeline)) <= limit
+        for one in drawn
+        if max(peak_bytes(one, runs, pipeline)) <= limit
     )
     problem = problem_of(runs, pipeline, limit)
     whole = plan_program(problem, pools_of(runs), integer=True)
-    answer = whole.program.solve()
+    answer = whole.rows.program.solve()
     assert answer is not None
-    assert whole.step_ns(answer.cost) <= best * (1 + 1e-6)
-    relaxed = relaxation(plan_program(problem, pools_of(runs)))
-    assert relaxed.step_ns <= whole.step_ns(answer.cost) * (1 + 1e-6)
+    assert whole.rows.step_ns(answer.cost) <= best * (1 + 1e-6)
+    held = whole.held(answer.values)
+    assert sum(sum(one.values()) for one in held.values()) == pytest.approx(6)
+    relaxed = relaxation(plan_program(problem, pools_of(runs)).rows)
+    assert relaxed.step_ns <= whole.rows.step_ns(answer.cost) * (1 + 1e-6)
 
 
 def question(seed: int) -> SearchRequest:
