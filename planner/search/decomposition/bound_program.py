@@ -13,9 +13,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from millrace.planner.search.blocks.states import Ints
 from millrace.planner.search.decomposition.block_oracle import Pool
-from millrace.planner.search.decomposition.pipeline_rows import Floats, PipelineRows, StageProblem
+from millrace.planner.search.decomposition.pipeline_rows import (
+    Branch,
+    Floats,
+    PipelineRows,
+    StageProblem,
+)
 from millrace.planner.search.decomposition.template_tables import BLOCK_FIGURES
+
+# A coefficient, beside others of one, below which solvers lose their precision.
+NEGLIGIBLE = 1e-9
+# Of what a cut asks for, what may be above it where it binds, by solvers' tolerances; and so many
+# more cuts are kept, for what binds next. Chunks with fewer blocks are looked at as if they had so
+# many.
+BINDING, SPARE, FEW = 1e-6, 2, 0.2
+
+# A coefficient, beside others of one, below which solvers lose their precision.
+NEGLIGIBLE = 1e-9
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -28,18 +44,56 @@ class Relaxation:
         A bound of the step time; infinite where nothing has room.
     prices : array [K, F], optional
         What one more of every figure of each chunk adds to the step.
-    counts : dict
-        Blocks of every chunk and run.
+    values : array
+        Of all columns; none where the solver gave up.
     """
 
     step_ns: float
     prices: Floats | None
-    counts: dict[tuple[int, int], float]
+    values: Floats
+
+
+Cuts = dict[tuple[int, int], Ints]
+"""Per chunk and run, which of its pool's cuts are rows of a program."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class BoundProgram:
+    """The program of a candidate.
+
+    Attributes
+    ----------
+    rows : PipelineRows
+    sums : dict
+        First of the columns of F[k, r], for every chunk and run that may meet.
+    cuts : dict
+        By template, prices [I, F] per unit of the scale and the least of a block [I].
+    """
+
+    rows: PipelineRows
+    sums: dict[tuple[int, int], int]
+    cuts: dict[str, tuple[Floats, Floats]]
+
+    def tight(self, values: Floats) -> Cuts:
+        """Cuts that bind at a solution, and those that are next to binding."""
+        found: Cuts = {}
+        for (chunk, run), first in self.sums.items():
+            prices, least = self.cuts[self.rows.problem.runs[run][0]]
+            blocks = max(float(values[self.rows.counts[chunk, run]]), FEW)
+            slack = prices @ values[first : first + BLOCK_FIGURES] / blocks - least
+            share = slack / np.maximum(least, 1e-12)
+            many = int((share < BINDING).sum()) + SPARE
+            found[chunk, run] = np.sort(np.argsort(share, kind="stable")[:many])
+        return found
 
 
 def bound_program(
-    problem: StageProblem, pools: dict[str, Pool], *, integer: bool = False
-) -> PipelineRows:
+    problem: StageProblem,
+    pools: dict[str, Pool],
+    *,
+    integer: bool = False,
+    kept: Cuts | None = None,
+) -> BoundProgram:
     """The program of a candidate.
 
     Parameters
@@ -49,37 +103,62 @@ def bound_program(
         By template.
     integer : bool
         Whether chunks hold whole blocks.
+    kept : dict, optional
+        Only these cuts are rows; the bound is lower, at most.
     """
     rows = PipelineRows(problem, integer=integer)
     cuts = {template: _scaled_cuts(pool, problem.scale) for template, pool in pools.items()}
     program = rows.program
+    sums: dict[tuple[int, int], int] = {}
     for (chunk, run), count in rows.counts.items():
         prices, least = cuts[problem.runs[run][0]]
-        own = program.add_columns(np.zeros(BLOCK_FIGURES)) + np.arange(BLOCK_FIGURES)
+        if kept is not None:
+            prices, least = prices[kept[chunk, run]], least[kept[chunk, run]]
+        sums[chunk, run] = program.add_columns(np.zeros(BLOCK_FIGURES))
+        own = sums[chunk, run] + np.arange(BLOCK_FIGURES)
         rows.add_load(chunk, own, np.eye(BLOCK_FIGURES))
         first = program.add_rows(len(least), lower=0.0) + np.arange(len(least))
         program.enter(first[:, None], own[None], prices)
         program.enter(first, count, -least)
-    return rows
-
-
-def _scaled_cuts(pool: Pool, scale: Floats) -> tuple[Floats, Floats]:
-    """Prices [I, F] per unit of the scale, at most one, and what a block costs at least [I]."""
-    prices = np.array(pool.prices) * scale
-    most = prices.max(axis=1)
-    return prices / most[:, None], np.array(pool.least) / most
+    return BoundProgram(rows=rows, sums=sums, cuts=cuts)
 
 
 def relaxation(rows: PipelineRows) -> Relaxation:
     """Solve the relaxation of a bound or plan program."""
     answer = rows.program.relaxed()
     if answer is None:
-        return Relaxation(step_ns=float("inf"), prices=None, counts={})
-    step_ns = rows.step_ns(answer.bound)
-    if answer.multipliers is None:
-        return Relaxation(step_ns=step_ns, prices=None, counts={})
-    return Relaxation(
-        step_ns=step_ns,
-        prices=rows.prices(answer),
-        counts={key: float(answer.values[at]) for key, at in rows.counts.items()},
-    )
+        return Relaxation(step_ns=float("inf"), prices=None, values=np.zeros(0))
+    prices = None if answer.multipliers is None else rows.prices(answer)
+    return Relaxation(step_ns=rows.step_ns(answer.bound), prices=prices, values=answer.values)
+
+
+def lowest_branch(
+    problem: StageProblem, pools: dict[str, Pool], time_ns: float, kept: Cuts | None = None
+) -> tuple[Branch, Relaxation]:
+    """The side of `PipelineRows.branch` whose bound is lower: a bound of all plans.
+
+    Parameters
+    ----------
+    problem : StageProblem
+    pools : dict
+        By template.
+    time_ns : float
+        What a block of the longest run takes for a microbatch at least.
+    kept : dict, optional
+        Only these cuts are rows.
+    """
+    found = []
+    for branch in Branch:
+        program = bound_program(problem, pools, kept=kept)
+        program.rows.branch(branch, time_ns)
+        found.append((branch, relaxation(program.rows)))
+    return min(found, key=lambda one: one[1].step_ns)
+
+
+def _scaled_cuts(pool: Pool, scale: Floats) -> tuple[Floats, Floats]:
+    """Prices [I, F] per unit of the scale, at most one, and what a block costs at least [I]."""
+    prices = np.array(pool.prices) * scale
+    prices /= prices.max(axis=1, keepdims=True)
+    least = np.array(pool.least) / (np.array(pool.prices) * scale).max(axis=1)
+    # Coefficients that are next to nothing are made more of, so that what they bound stays true.
+    return np.where(prices > 0, np.maximum(prices, NEGLIGIBLE), 0.0), least

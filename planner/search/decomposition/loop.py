@@ -28,6 +28,7 @@ from millrace.planner.search.decomposition.block_oracle import BlockOracle, Pool
 from millrace.planner.search.decomposition.bound_program import (
     Relaxation,
     bound_program,
+    lowest_branch,
     relaxation,
 )
 from millrace.planner.search.decomposition.pipeline_rows import StageProblem
@@ -40,9 +41,11 @@ from millrace.planner.search.sites import Sends, usable_bytes
 # What all memory together is worth of the time, at first; any from 0.1 to 1 leaves about as many
 # candidates open after the second round, whose prices follow from the first.
 FIRST_SHARE = 0.3
-SPREAD = 6  # price vectors of one candidate and round, spread over its chunks
+TIME_ALONE = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
+FIRST, SPREAD = 2, 6  # price vectors of a candidate, first and in every round, over its chunks
 SAME = 0.002  # of a step, within which the plan program's relaxation has reached the bound
-ROUNDS = 4  # of prices; later ones raise bounds by less than a thousandth
+WIDEST_GAP = 0.1  # of those that are proven one after the other
+PROGRAMS = 8_000  # block programs, after which what is open stays so
 
 
 @dataclass(slots=True)
@@ -55,6 +58,10 @@ class Open:
         Of the step, proven so far.
     mixed_ns : float
         What its columns come to, mixed in any shares.
+    asks : list
+        Price vectors to ask next.
+    done : bool
+        Whether nothing that is known to ask raises it.
     """
 
     candidate: Candidate
@@ -63,6 +70,8 @@ class Open:
     bound_ns: float
     mixed_ns: float = float("inf")
     asks: list[tuple[float, ...]] = field(default_factory=list)
+    rounds: int = 0
+    done: bool = False
 
 
 class Loop:
@@ -89,36 +98,48 @@ class Loop:
     def raised(
         self,
         candidates: Sequence[tuple[Candidate, float]],
-        cutoff_ns: float,
+        best_ns: float,
+        max_gap: float,
         tell: Callable[[str], None] = lambda line: None,
     ) -> list[Open]:
-        """Bounds of candidates on one kind of device, raised until they reach the cutoff.
+        """Bounds of candidates on one kind of device, the lowest raised to within a gap of a plan.
+
+        Gaps are halved until they are `max_gap`, as few prices close what is far from the best;
+        the last ones may be left, where `PROGRAMS` block programs are solved before.
 
         Parameters
         ----------
         candidates : sequence
             With their bounds so far.
-        cutoff_ns : float
-            Candidates whose bounds reach it gain nothing.
+        best_ns : float
+            Step of the best plan.
+        max_gap : float
         tell : callable, optional
             Told a line of text now and then.
         """
-        found = self._opened(candidates)
-        left = found
+        gaps = [max_gap]
+        while gaps[-1] < WIDEST_GAP:
+            gaps.append(2 * gaps[-1])
+        opened = {one.candidate: one for one in self._opened(candidates)}
+        for gap in reversed(gaps):
+            cutoff_ns = best_ns / (1 + gap)
+            left = [one for one in opened.values() if one.bound_ns < cutoff_ns and not one.done]
+            while left and self.oracle.solved < PROGRAMS:
+                tell(f"proving {gap:.0%}: {len(left)} candidates")
+                left = self._round(left, cutoff_ns)
+        return list(opened.values())
+
+    def _round(self, left: list[Open], cutoff_ns: float) -> list[Open]:
+        """Ask for all of these together; return those whose bounds may rise further."""
+        self.oracle.ask(
+            PriceAsk(one.shape, template, vector)
+            for one in left
+            for vector in one.asks or [TIME_ALONE, *_first_prices(one.problem)]
+            for template in self.templates
+        )
         for one in left:
-            one.asks = list(_first_prices(one.problem))
-        for number in range(1 + ROUNDS):
-            tell(f"proving {len(left)} candidates")
-            asks = [
-                PriceAsk(one.shape, template, vector)
-                for one in left
-                for vector in one.asks
-                for template in self.templates
-            ]
-            if not self.oracle.ask(asks):
-                break
-            left = [one for one in left if self._raise(one, cutoff_ns, number)]
-        return found
+            self._raise(one, cutoff_ns)
+        return [one for one in left if one.bound_ns < cutoff_ns and not one.done]
 
     def _opened(self, candidates: Sequence[tuple[Candidate, float]]) -> list[Open]:
         """Candidates with their stage problems."""
@@ -144,21 +165,39 @@ class Loop:
         """What is known of a candidate's blocks, by template."""
         return {template: self.oracle.pool(one.shape, template) for template in self.templates}
 
-    def _raise(self, one: Open, cutoff_ns: float, number: int) -> bool:
-        """Raise the bound by the cuts that there are; whether there is more to ask, noted."""
-        pools = self.pools(one)
-        bound = relaxation(bound_program(one.problem, pools))
+    def _raise(self, one: Open, cutoff_ns: float) -> None:
+        """Raise a bound by the cuts that there are; note what to ask next."""
+        pools, problem = self.pools(one), one.problem
+        program = bound_program(problem, pools)
+        bound = relaxation(program.rows)
         one.bound_ns = max(one.bound_ns, bound.step_ns)
-        if one.bound_ns >= cutoff_ns or any(not pool.columns for pool in pools.values()):
-            return False
-        mixed = relaxation(plan_program(one.problem, pools).rows)
+        if one.bound_ns >= cutoff_ns or bound.prices is None:
+            one.done |= bound.prices is None
+            return
+        time_ns, kept = self._least_time_ns(one), program.tight(bound.values)
+        branch, bound = lowest_branch(problem, pools, time_ns, kept)
+        one.bound_ns = max(one.bound_ns, bound.step_ns)
+        if one.bound_ns >= cutoff_ns or not all(pool.columns for pool in pools.values()):
+            return
+        plan = plan_program(problem, pools)
+        plan.rows.branch(branch, time_ns)
+        mixed = relaxation(plan.rows)
         one.mixed_ns = min(one.mixed_ns, mixed.step_ns)
-        if mixed.prices is None or one.bound_ns >= one.mixed_ns * (1 - SAME):
-            return False
         known = {tuple(vector.tolist()) for vector in pools[self.templates[0]].prices}
-        wanted = list(_vectors(one.problem, bound, mixed, mix=bool(number % 2)))
+        wanted = [] if mixed.prices is None else _vectors(problem, bound, mixed, mix=one.rounds % 2)
         one.asks = [vector for vector in _spread(wanted, SPREAD) if vector not in known]
-        return bool(one.asks)
+        one.rounds += 1
+        one.done = not one.asks or bound.step_ns >= mixed.step_ns * (1 - SAME)
+
+    def _least_time_ns(self, one: Open) -> float:
+        """What a block of the longest run takes for a microbatch at least."""
+        run, _ = one.problem.even_blocks
+        pool = self.oracle.pool(one.shape, self.runs[run][0])
+        return max(
+            least
+            for prices, least in zip(pool.prices, pool.least, strict=True)
+            if tuple(prices.tolist()) == TIME_ALONE
+        )
 
 
 def _first_prices(problem: StageProblem) -> Iterator[tuple[float, ...]]:
@@ -174,18 +213,18 @@ def _first_prices(problem: StageProblem) -> Iterator[tuple[float, ...]]:
         vector[PERSISTENT] = byte
         vector[[INFLIGHT, BETWEEN]] = byte * alive[chunk]
         found.append(vector)
-    yield from _spread(_on_grid(problem, found), SPREAD)
+    yield from _spread(_on_grid(problem, found), FIRST)
 
 
 def _vectors(
-    problem: StageProblem, bound: Relaxation, mixed: Relaxation, *, mix: bool
-) -> Iterator[tuple[float, ...]]:
+    problem: StageProblem, bound: Relaxation, mixed: Relaxation, *, mix: int
+) -> list[tuple[float, ...]]:
     """Prices of every chunk by the plan program, and, with `mix`, half by the bound program."""
     assert mixed.prices is not None, "asked only where there are"
     every = list(mixed.prices)
     if mix and bound.prices is not None:
         every += list((mixed.prices + bound.prices) / 2)
-    yield from _on_grid(problem, every)
+    return _on_grid(problem, every)
 
 
 def _on_grid(problem: StageProblem, vectors: Iterable[Floats]) -> list[tuple[float, ...]]:

@@ -20,6 +20,7 @@ Shapes: K chunks in the order of the model, R runs of equal blocks, F block figu
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -82,12 +83,26 @@ class StageProblem:
         """
         return [counts[:, :, [0, 2]] for counts in fullest_moments(self.pipeline)]
 
+    @property
+    def even_blocks(self) -> tuple[int, int]:
+        """The longest run, and the fewest of its blocks that can be the most of any place."""
+        run = max(range(len(self.runs)), key=lambda at: self.runs[at][1])
+        places = self.pipeline.stages * self.pipeline.rows
+        return run, -(-self.runs[run][1] // places)
+
     def open_chunks(self, run: int) -> range:
         """Chunks that blocks of a run may lie on, none left empty."""
         blocks = [count for _, count in self.runs]
         before, total, chunks = sum(blocks[:run]), sum(blocks), self.pipeline.positions
         first = max(0, before - (total - chunks))
         return range(first, min(chunks, before + blocks[run]))
+
+
+class Branch(Enum):
+    """Plans whose places hold equal blocks as evenly as can be, and all others."""
+
+    EVEN = "even"
+    UNEVEN = "uneven"
 
 
 class PipelineRows:
@@ -110,6 +125,8 @@ class PipelineRows:
         Column of n for every chunk and run that may meet.
     figures, links : arrays [K, F]
         Columns of the figure sums, and rows that hold them beside what is entered.
+    levels : list of int
+        Columns of the longest stage's time, or of the longest chunk's in every row of chunks.
     """
 
     def __init__(self, problem: StageProblem, *, integer: bool, exact: bool = False) -> None:
@@ -145,6 +162,43 @@ class PipelineRows:
         assert answer.multipliers is not None, "a relaxation has them"
         found = np.maximum(answer.multipliers[self.links], 0.0)
         return found * (self.problem.unit_ns / self.problem.scale)
+
+    def branch(self, branch: Branch, time_ns: float) -> None:
+        """Take one side of a split of all plans by how many blocks of the longest run a place has.
+
+        Places are stages, or chunks where rows wait for their longest. Evenly none has more than
+        the fewest that can be the most; unevenly one has, and takes as long. On either side the
+        longest of all rows have an even share of the blocks at least.
+
+        Parameters
+        ----------
+        branch : Branch
+        time_ns : float
+            What a block of the run takes for a microbatch at least.
+        """
+        problem = self.problem
+        run, most = problem.even_blocks
+        blocks, pipeline = problem.runs[run][1], problem.pipeline
+        longest = -(-blocks // pipeline.stages)
+        if branch is Branch.EVEN:
+            self._hold_at_most(run, most)
+        else:
+            # Every row has a block of the run, unless others fill one.
+            rest = sum(count for _, count in problem.runs) - blocks
+            others = pipeline.rows - 1 if pipeline.stages > rest else 0
+            longest = max(longest, most + 1 + others)
+        last = longest * time_ns / problem.unit_ns
+        self._row(self.levels, [1.0] * len(self.levels), last)
+
+    def _hold_at_most(self, run: int, most: int) -> None:
+        """Let no place have more blocks of a run."""
+        places: dict[int, list[int]] = {}
+        for (chunk, of), column in self.counts.items():
+            if of == run:
+                place = self.problem.pipeline.place_of(chunk)
+                places.setdefault(place, []).append(column)
+        for columns in places.values():
+            self._row(columns, [1.0] * len(columns), -np.inf, float(most))
 
     def fix_counts(self, counts: dict[tuple[int, int], int]) -> None:
         """Let chunks hold so many blocks of every run, and no others."""
@@ -199,6 +253,7 @@ class PipelineRows:
         share, stages, rows = pipeline.row_share, pipeline.stages, pipeline.rows
         pace = self.program.add_columns(pipeline.microbatches - pipeline.ramp)
         longest = self.program.add_columns(0.0)
+        self.levels = [longest]
         for stage in range(stages):
             times = self._times(np.flatnonzero(self.stages == stage).tolist())
             self._row([longest, *times], [1.0] + [-1.0] * len(times))
@@ -207,8 +262,10 @@ class PipelineRows:
             most = self.program.add_columns(0.0)  # the mean of the longest row
             columns.append(most)
             values.append(-pipeline.lag * rows)
+            self.levels = []
             for row in range(rows):
                 level = self.program.add_columns(0.0)
+                self.levels.append(level)
                 here = range(row * stages, (row + 1) * stages)
                 for k in here:
                     self._row([level, *self._times([k])], [1.0, -1.0, -1.0])

@@ -13,7 +13,12 @@ from millrace.planner.search import Pins, SearchRequest
 from millrace.planner.search.blocks.tables import INFLIGHT, MICROBATCH, PERSISTENT
 from millrace.planner.search.candidates import Candidate
 from millrace.planner.search.decomposition.block_oracle import BlockOracle, Pool, PriceAsk
-from millrace.planner.search.decomposition.bound_program import bound_program, relaxation
+from millrace.planner.search.decomposition.bound_program import (
+    bound_program,
+    lowest_branch,
+    relaxation,
+)
+from millrace.planner.search.decomposition.loop import TIME_ALONE
 from millrace.planner.search.decomposition.pipeline_rows import PipelineRows, StageProblem
 from millrace.planner.search.decomposition.plan_program import plan_program
 from millrace.planner.search.decomposition.template_tables import BLOCK_FIGURES, block_figures
@@ -201,16 +206,27 @@ def test_the_bound_is_below_every_plan_and_rises_with_every_cut(seed: int) -> No
     shape = evaluator.shape(candidate)
     bound = 0.0
     for number in range(6):
-        prices = random_prices(rng) if number else (1.0, 0.01, 0.0, 0.0, 1.0, 0.0)
+        prices = random_prices(rng) if number else TIME_ALONE
         oracle.ask(PriceAsk(shape, name, prices) for name in pools)
-        risen = relaxation(bound_program(problem, pools)).step_ns
+        risen = relaxation(bound_program(problem, pools).rows).step_ns
         assert risen >= bound * (1 - 1e-9)
         bound = risen
     assert bound <= free_ns * (1 + 1e-6)
     whole = bound_program(problem, pools, integer=True)
-    answer = whole.program.solve()
+    answer = whole.rows.program.solve()
     assert answer is not None
-    assert bound * (1 - 1e-6) <= whole.step_ns(answer.bound) <= free_ns * (1 + 1e-6)
+    assert bound * (1 - 1e-6) <= whole.rows.step_ns(answer.bound) <= free_ns * (1 + 1e-6)
+    run, _ = problem.even_blocks
+    time_ns = pools[problem.runs[run][0]].least[0]
+    _, lowest = lowest_branch(problem, pools, time_ns)
+    evenly = lowest.step_ns
+    assert bound * (1 - 1e-6) <= evenly <= free_ns * (1 + 1e-6)
+    program = bound_program(problem, pools)
+    kept = program.tight(relaxation(program.rows).values)
+    fewer = relaxation(bound_program(problem, pools, kept=kept).rows).step_ns
+    assert fewer <= bound * (1 + 1e-6)
+    _, lower = lowest_branch(problem, pools, time_ns, kept)
+    assert lower.step_ns <= evenly * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -221,7 +237,7 @@ def test_where_memory_binds_the_bound_is_below_every_plan_that_fits(seed: int) -
     rng = np.random.default_rng(seed)
     for prices in [random_prices(rng) for _ in range(12)]:
         oracle.ask(PriceAsk(shape, name, prices) for name in pools)
-    free_ns = relaxation(bound_program(problem, pools)).step_ns
+    free_ns = relaxation(bound_program(problem, pools).rows).step_ns
     columns = {name: np.array(list(pool.columns.values())) for name, pool in pools.items()}
     fastest = [columns[name][columns[name][:, MICROBATCH].argmin()] for name, _ in problem.runs]
     blocks = [count for _, count in problem.runs]
@@ -230,7 +246,7 @@ def test_where_memory_binds_the_bound_is_below_every_plan_that_fits(seed: int) -
     )
     most = int(held / 2)
     tight = replace(problem, limit_bytes=most)
-    bound = relaxation(bound_program(tight, pools)).step_ns
+    bound = relaxation(bound_program(tight, pools).rows).step_ns
     assert bound >= free_ns * (1 - 1e-9)
     spare = evaluator.request.usable_bytes
     limit = (request.memory_limit_bytes or spare) + most - spare
