@@ -19,10 +19,18 @@ from millrace.planner.errors import InfeasibleError, ProtocolError
 from millrace.planner.plan import ON_DEVICES, Evidence, Plan, plan_graph
 from millrace.planner.search.blocks.beside import beside
 from millrace.planner.search.candidates import Candidate, PipelineShape
+from millrace.planner.search.decomposition.proof import Prover
 from millrace.planner.search.evaluation import Evaluator, Found, Refused
 from millrace.planner.search.ranking import Ranker, Ranking
 from millrace.planner.search.report.offload import host_shortage, last_resort, resorted
-from millrace.planner.search.report.record import SIMULATION, Answer, Compared, Record, layers
+from millrace.planner.search.report.record import (
+    PROOF,
+    SIMULATION,
+    Answer,
+    Compared,
+    Record,
+    layers,
+)
 from millrace.planner.search.report.remedies import check_storage, unfit, with_remedies
 from millrace.planner.search.request import HostMemoryError, MemoryLimitError, SearchRequest
 from millrace.planner.search.settling import BlockTimer, Settled, fullest, settle
@@ -172,7 +180,9 @@ def _search(
             record.answer = Answer(
                 evaluator=evaluator, chosen=best.found, found=tuple(ranking.found)
             )
-            bound_ns = min(floor for one, floor in floors.items() if one not in barred)
+            left = {one: floor for one, floor in floors.items() if one not in barred}
+            with record.layer(PROOF):
+                bound_ns = _proven_ns(evaluator, left, best, tell, record)
             return _best(best, checked, ranking, bound_ns, record, simulate is not None)
         for one in checked:
             candidate = one.found.candidate
@@ -188,6 +198,26 @@ def _search(
             break
     bound_ns = min(one.bound_ns for one in (*tried, *ranking.refused))
     raise unfit(tried or ranking.refused, request.offload, bound_ns)
+
+
+def _proven_ns(
+    evaluator: Evaluator,
+    floors: dict[Candidate, float],
+    best: Checked,
+    tell: Progress,
+    record: Record,
+) -> float:
+    """The lowest bound of all candidates, those that leave a gap raised."""
+    max_gap, best_ns = evaluator.request.max_gap, best.found.division.step_ns
+    if not max_gap:  # by refining them all
+        return min(floors.values())
+    prover = Prover(
+        evaluator.programs, evaluator.graph, evaluator.modes, evaluator.asker, evaluator.sends
+    )
+    proof = prover.proof(floors, best_ns, max_gap, tell)
+    record.count("cuts", proof.block_programs)
+    record.count("linear programs", proof.linear_programs)
+    return min(proof.bounds_ns.values())
 
 
 def _checked(

@@ -31,9 +31,9 @@ from millrace.planner.search.decomposition.bound_program import (
     lowest_branch,
     relaxation,
 )
-from millrace.planner.search.decomposition.pipeline_rows import StageProblem
+from millrace.planner.search.decomposition.pipeline_rows import Branch, PipelineRows, StageProblem
 from millrace.planner.search.decomposition.plan_program import plan_program
-from millrace.planner.search.decomposition.prices import Floats, snapped, with_floors
+from millrace.planner.search.decomposition.prices import GRIDS, Floats, snapped, with_floors
 from millrace.planner.search.decomposition.template_tables import BETWEEN, BLOCK_FIGURES
 from millrace.planner.search.programs import Shape
 from millrace.planner.search.sites import Sends, usable_bytes
@@ -45,7 +45,6 @@ TIME_ALONE = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
 FIRST, SPREAD = 2, 6  # price vectors of a candidate, first and in every round, over its chunks
 SAME = 0.002  # of a step, within which the plan program's relaxation has reached the bound
 WIDEST_GAP = 0.1  # of those that are proven one after the other
-PROGRAMS = 8_000  # block programs, after which what is open stays so
 
 
 @dataclass(slots=True)
@@ -87,6 +86,7 @@ class Loop:
 
     def __init__(self, oracle: BlockOracle, graph: Graph, asker: Asker, sends: Sends) -> None:
         self.oracle = oracle
+        self.solved = 0  # linear programs
         self.asker = asker
         self.sends = sends
         self.runs = tuple(
@@ -100,12 +100,13 @@ class Loop:
         candidates: Sequence[tuple[Candidate, float]],
         best_ns: float,
         max_gap: float,
+        programs: int,
         tell: Callable[[str], None] = lambda line: None,
     ) -> list[Open]:
         """Bounds of candidates on one kind of device, the lowest raised to within a gap of a plan.
 
         Gaps are halved until they are `max_gap`, as few prices close what is far from the best;
-        the last ones may be left, where `PROGRAMS` block programs are solved before.
+        the last ones may be left, where so many block programs are solved before.
 
         Parameters
         ----------
@@ -114,6 +115,8 @@ class Loop:
         best_ns : float
             Step of the best plan.
         max_gap : float
+        programs : int
+            None is asked for once so many are solved.
         tell : callable, optional
             Told a line of text now and then.
         """
@@ -124,7 +127,7 @@ class Loop:
         for gap in reversed(gaps):
             cutoff_ns = best_ns / (1 + gap)
             left = [one for one in opened.values() if one.bound_ns < cutoff_ns and not one.done]
-            while left and self.oracle.solved < PROGRAMS:
+            while left and self.oracle.solved < programs:
                 tell(f"proving {gap:.0%}: {len(left)} candidates")
                 left = self._round(left, cutoff_ns)
         return list(opened.values())
@@ -169,25 +172,34 @@ class Loop:
         """Raise a bound by the cuts that there are; note what to ask next."""
         pools, problem = self.pools(one), one.problem
         program = bound_program(problem, pools)
-        bound = relaxation(program.rows)
+        bound = self._relaxed(program.rows)
         one.bound_ns = max(one.bound_ns, bound.step_ns)
         if one.bound_ns >= cutoff_ns or bound.prices is None:
             one.done |= bound.prices is None
             return
         time_ns, kept = self._least_time_ns(one), program.tight(bound.values)
         branch, bound = lowest_branch(problem, pools, time_ns, kept)
+        self.solved += len(Branch)
         one.bound_ns = max(one.bound_ns, bound.step_ns)
         if one.bound_ns >= cutoff_ns or not all(pool.columns for pool in pools.values()):
             return
         plan = plan_program(problem, pools)
         plan.rows.branch(branch, time_ns)
-        mixed = relaxation(plan.rows)
+        mixed = self._relaxed(plan.rows)
         one.mixed_ns = min(one.mixed_ns, mixed.step_ns)
         known = {tuple(vector.tolist()) for vector in pools[self.templates[0]].prices}
-        wanted = [] if mixed.prices is None else _vectors(problem, bound, mixed, mix=one.rounds % 2)
-        one.asks = [vector for vector in _spread(wanted, SPREAD) if vector not in known]
+        one.asks = []
+        for grid in GRIDS:  # ever finer, while all that is wanted has been asked for
+            wanted = _vectors(problem, bound, mixed, grid, mix=one.rounds % 2)
+            one.asks = _spread([vector for vector in wanted if vector not in known], SPREAD)
+            if one.asks:
+                break
         one.rounds += 1
         one.done = not one.asks or bound.step_ns >= mixed.step_ns * (1 - SAME)
+
+    def _relaxed(self, rows: PipelineRows) -> Relaxation:
+        self.solved += 1
+        return relaxation(rows)
 
     def _least_time_ns(self, one: Open) -> float:
         """What a block of the longest run takes for a microbatch at least."""
@@ -213,25 +225,28 @@ def _first_prices(problem: StageProblem) -> Iterator[tuple[float, ...]]:
         vector[PERSISTENT] = byte
         vector[[INFLIGHT, BETWEEN]] = byte * alive[chunk]
         found.append(vector)
-    yield from _spread(_on_grid(problem, found), FIRST)
+    yield from _spread(_on_grid(problem, found, GRIDS[0]), FIRST)
 
 
 def _vectors(
-    problem: StageProblem, bound: Relaxation, mixed: Relaxation, *, mix: int
+    problem: StageProblem, bound: Relaxation, mixed: Relaxation, grid: float, *, mix: int
 ) -> list[tuple[float, ...]]:
     """Prices of every chunk by the plan program, and, with `mix`, half by the bound program."""
-    assert mixed.prices is not None, "asked only where there are"
+    if mixed.prices is None:
+        return []
     every = list(mixed.prices)
     if mix and bound.prices is not None:
         every += list((mixed.prices + bound.prices) / 2)
-    return _on_grid(problem, every)
+    return _on_grid(problem, every, grid)
 
 
-def _on_grid(problem: StageProblem, vectors: Iterable[Floats]) -> list[tuple[float, ...]]:
+def _on_grid(
+    problem: StageProblem, vectors: Iterable[Floats], grid: float
+) -> list[tuple[float, ...]]:
     """Each of these price vectors that asks for something, on the grid, once, in order."""
     scale = problem.scale / problem.unit_ns
     found = [
-        tuple(snapped(with_floors(vector * scale) / scale).tolist())
+        tuple(snapped(with_floors(vector * scale) / scale, grid).tolist())
         for vector in vectors
         if vector.any()
     ]

@@ -16,7 +16,8 @@ from millrace.planner.search.blocks.tables import (
 
 Floats = NDArray[np.float64]
 
-GRID = 0.5  # octaves between neighbours on the grid: the bound of either serves the other
+# Octaves between neighbours on the grid: where they are near, the bound of either serves the other.
+GRIDS = (0.5, 0.25, 0.125)
 # Least prices beside that of a microbatch's time (of its time, beside that of all memory), so that
 # of what costs the same the faster and the smaller is taken.
 TIME_SHARE, STEP_SHARE, DEFERRABLE_SHARE, BYTE_SHARE = 1e-3, 1e-4, 0.02, 1e-3
@@ -38,7 +39,7 @@ def with_floors(prices: Floats) -> Floats:
     return found
 
 
-def snapped(prices: Floats) -> Floats:
+def snapped(prices: Floats, grid: float = GRIDS[0]) -> Floats:
     """Prices relative to the first, a nanosecond of microbatch time, each to the nearest on a grid.
 
     Whatever programs have asked for, near prices become equal, and are asked for once.
@@ -46,5 +47,5 @@ def snapped(prices: Floats) -> Floats:
     ratios = prices / prices[0]
     some = ratios > 0
     found: Floats = np.zeros_like(ratios)
-    found[some] = 2.0 ** (np.round(np.log2(ratios[some]) / GRID) * GRID)
+    found[some] = 2.0 ** (np.round(np.log2(ratios[some]) / grid) * grid)
     return found

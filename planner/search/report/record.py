@@ -13,7 +13,10 @@ from millrace.planner.search.evaluation import Evaluator, Found, Pruned, Refused
 from millrace.planner.search.request import MemoryLimitError, SignatureError
 
 # In the order in which they are reported.
-SHAPES, BLOCKS, STAGES, SIMULATION = LAYERS = ("shapes", "blocks", "stages", "simulation")
+SHAPES, BLOCKS, STAGES, SIMULATION, PROOF = LAYERS = (
+    *("shapes", "blocks", "stages", "simulation"),
+    "proof",
+)
 Document = dict[str, Any]
 
 
@@ -147,6 +150,12 @@ def layers(
             "name": SIMULATION,
             "simulated": did.get("simulated", 0),
             "refused": did.get("simulated and refused", 0),
+        },
+        {
+            "name": PROOF,
+            **_proof(division.step_ns, bound_ns),
+            "block_programs": did.get("cuts", 0),
+            "linear_programs": did.get("linear programs", 0),
         },
     )
 

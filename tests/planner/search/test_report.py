@@ -59,7 +59,7 @@ def test_every_layer_says_what_it_proved_and_why_candidates_were_left(
     plan, record = recorded
     assert plan.evidence is not None
     layers = {one["name"]: one for one in plan.evidence.layers}
-    assert list(layers) == ["shapes", "blocks", "stages", "simulation"]
+    assert list(layers) == ["shapes", "blocks", "stages", "simulation", "proof"]
     shapes = layers["shapes"]
     left = sum(shapes["pruned"].values()) + sum(shapes["refused"].values())
     assert shapes["bounded"] == shapes["candidates"] == plan.evidence.candidates
