@@ -44,6 +44,7 @@ FIRST_SHARE = 0.3
 TIME_ALONE = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
 FIRST, SPREAD = 2, 6  # price vectors of a candidate, first and in every round, over its chunks
 SAME = 0.002  # of a step, within which the plan program's relaxation has reached the bound
+TOGETHER = 24  # candidates of a round, those with the lowest bounds: few, as work may end
 WIDEST_GAP = 0.1  # of those that are proven one after the other
 
 
@@ -123,17 +124,23 @@ class Loop:
         gaps = [max_gap]
         while gaps[-1] < WIDEST_GAP:
             gaps.append(2 * gaps[-1])
-        opened = {one.candidate: one for one in self._opened(candidates)}
+        opened = self._opened(candidates)
         for gap in reversed(gaps):
             cutoff_ns = best_ns / (1 + gap)
-            left = [one for one in opened.values() if one.bound_ns < cutoff_ns and not one.done]
-            while left and self.oracle.solved < programs:
+            while self.oracle.solved < programs:
+                # What rises no further holds the gap, whatever others rise to.
+                held_ns = min((one.bound_ns for one in opened if one.done), default=cutoff_ns)
+                wanted_ns = min(cutoff_ns, held_ns)
+                left = [one for one in opened if one.bound_ns < wanted_ns and not one.done]
+                if not left:
+                    break
                 tell(f"proving {gap:.0%}: {len(left)} candidates")
-                left = self._round(left, cutoff_ns)
-        return list(opened.values())
+                left.sort(key=lambda one: one.bound_ns)
+                self._round(left[:TOGETHER], cutoff_ns)
+        return opened
 
-    def _round(self, left: list[Open], cutoff_ns: float) -> list[Open]:
-        """Ask for all of these together; return those whose bounds may rise further."""
+    def _round(self, left: list[Open], cutoff_ns: float) -> None:
+        """Ask for all of these together, and raise their bounds."""
         self.oracle.ask(
             PriceAsk(one.shape, template, vector)
             for one in left
@@ -142,7 +149,6 @@ class Loop:
         )
         for one in left:
             self._raise(one, cutoff_ns)
-        return [one for one in left if one.bound_ns < cutoff_ns and not one.done]
 
     def _opened(self, candidates: Sequence[tuple[Candidate, float]]) -> list[Open]:
         """Candidates with their stage problems."""

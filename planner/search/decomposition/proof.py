@@ -12,7 +12,9 @@ from millrace.planner.search.decomposition.loop import Loop
 from millrace.planner.search.programs import Programs, Shape
 from millrace.planner.search.sites import Sends
 
-PROGRAMS = 2_000  # block programs of either half of the candidates, after which no more are asked
+# Block programs of either half of the candidates, times the gap that is asked for, after which no
+# more are asked: a tighter gap is given more work.
+WORK = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +118,7 @@ class Prover:
         """Bounds of some of the candidates, raised."""
         oracle = BlockOracle(self.programs, self.modes)
         loop = Loop(oracle, self.graph, self.asker, self.sends)
-        found = loop.raised(candidates, best_ns, max_gap, PROGRAMS, tell)
+        found = loop.raised(candidates, best_ns, max_gap, round(WORK / max_gap), tell)
         return Proof(
             bounds_ns={one.candidate: one.bound_ns for one in found},
             block_programs=oracle.solved,
