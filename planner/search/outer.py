@@ -19,7 +19,9 @@ from millrace.planner.errors import InfeasibleError, ProtocolError
 from millrace.planner.plan import ON_DEVICES, Evidence, Plan, plan_graph
 from millrace.planner.search.blocks.beside import beside
 from millrace.planner.search.candidates import Candidate, PipelineShape
-from millrace.planner.search.decomposition.proof import Prover
+from millrace.planner.search.decomposition.block_oracle import BlockOracle
+from millrace.planner.search.decomposition.loop import Loop
+from millrace.planner.search.decomposition.proof import prove
 from millrace.planner.search.evaluation import Evaluator, Found, Refused
 from millrace.planner.search.ranking import Ranker, Ranking
 from millrace.planner.search.report.offload import host_shortage, last_resort, resorted
@@ -182,8 +184,9 @@ def _search(
             )
             left = {one: floor for one, floor in floors.items() if one not in barred}
             with record.layer(PROOF):
-                bound_ns = _proven_ns(evaluator, left, best, tell, record)
-            return _best(best, checked, ranking, bound_ns, record, simulate is not None)
+                proven_ns = _proven_ns(evaluator, left, best, tell, record)
+            bounds_ns = min(left.values()), proven_ns
+            return _best(best, checked, ranking, bounds_ns, record, simulate is not None)
         for one in checked:
             candidate = one.found.candidate
             barred.add(candidate)
@@ -211,11 +214,13 @@ def _proven_ns(
     max_gap, best_ns = evaluator.request.max_gap, best.found.division.step_ns
     if not max_gap:  # by refining them all
         return min(floors.values())
-    prover = Prover(
-        evaluator.programs, evaluator.graph, evaluator.modes, evaluator.asker, evaluator.sends
-    )
-    proof = prover.proof(floors, best_ns, max_gap, tell)
-    record.count("cuts", proof.block_programs)
+
+    def loops() -> Loop:
+        oracle = BlockOracle(evaluator.programs, evaluator.modes)
+        return Loop(oracle, evaluator.graph, evaluator.asker, evaluator.sends)
+
+    proof = prove(loops, floors, best_ns, max_gap, tell)
+    record.count("programs at prices", proof.block_programs)
     record.count("linear programs", proof.linear_programs)
     return min(proof.bounds_ns.values())
 
@@ -357,11 +362,14 @@ def _best(
     best: Checked,
     checked: list[Checked],
     ranking: Ranking,
-    bound_ns: float,
+    bounds_ns: tuple[float, float],
     record: Record,
     simulated: bool,
 ) -> Plan:
-    """The fastest plan that fits, with what it was compared with."""
+    """The fastest plan that fits, with what it was compared with.
+
+    Bounds are the lowest of all candidates, by ranking and as proven then.
+    """
     others: list[dict[str, Any]] = []
     for one in checked:
         if one is not best:
@@ -381,7 +389,7 @@ def _best(
         others.append({"plan": pruned.candidate.text, "bound_s": bound_s, "reason": pruned.reason})
     for refused in ranking.refused:
         others.append({"plan": refused.candidate.text, "reason": str(refused.error)})
-    bound_ns = min(bound_ns, objective_ns)
+    ranked_ns, bound_ns = (min(bound, objective_ns) for bound in bounds_ns)
     evidence = Evidence(
         objective_s=objective_ns / 1e9,
         bound_s=bound_ns / 1e9,
@@ -389,7 +397,7 @@ def _best(
         candidates=record.counts["candidates"],
         pruned=len(ranking.pruned),
         alternatives=tuple(others[:SHOWN]),
-        layers=layers(record, best.found, ranking.pruned, ranking.refused, bound_ns),
+        layers=layers(record, best.found, ranking.pruned, ranking.refused, (ranked_ns, bound_ns)),
     )
     return replace(best.settled.plan, evidence=evidence, figures=best.figures if simulated else {})
 

@@ -27,7 +27,8 @@ def test_explain_gives_layers_with_their_times_and_a_reason_per_choice(call):
     code, out, _ = call(*PLAN, "--cluster", "a100-sxm-80gb:2x1", "--explain", "--json")
     found = json.loads(out)
     assert code == 0
-    assert [one["name"] for one in found["layers"]] == ["shapes", "blocks", "stages", "simulation"]
+    layers = [one["name"] for one in found["layers"]]
+    assert layers == ["shapes", "blocks", "stages", "simulation", "proof"]
     took = sum(one["seconds"] for one in found["layers"])
     assert 0 < took <= found["search_time_s"]
     assert {one["choice"] for one in found["explain"]} >= {"dp", "tp", "pp", "recompute"}

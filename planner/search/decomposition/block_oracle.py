@@ -13,30 +13,24 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from millrace.planner.search.blocks.ascent import Ascent
 from millrace.planner.search.blocks.states import Ints
-from millrace.planner.search.blocks.tables import Tables, stacked, take
-from millrace.planner.search.blocks.variants import Handover
+from millrace.planner.search.blocks.tables import stacked, take
+from millrace.planner.search.blocks.variants import Options
+from millrace.planner.search.decomposition.prices import Floats
 from millrace.planner.search.decomposition.template_tables import TemplateTables, template_tables
 from millrace.planner.search.programs import GROUP, Programs, Shape
 
-Floats = NDArray[np.float64]
-Options = tuple[int, ...]
+NOTHING = -1  # no option: no solution was read off
 
 
 class PriceAsk(NamedTuple):
-    """Blocks of one template in one shape, at prices of their figures [F].
-
-    With a `handover`, blocks hand on what they make in these states, so that columns mix; what is
-    found is no cut of blocks that hand on otherwise.
-    """
+    """Blocks of one template in one shape, at prices of their figures [F]."""
 
     shape: Shape
     template: str
     prices: tuple[float, ...]
-    handover: Handover = ()
 
 
 class Column(NamedTuple):
@@ -86,18 +80,13 @@ class BlockOracle:
         self.sweeps = sweeps
         self.max_gap = max_gap
         self.solved = 0  # block programs, one for each vector and mode
-        self._pools: dict[tuple[Shape, str, Handover], Pool] = {}
+        self._pools: dict[tuple[Shape, str], Pool] = {}
         self._asked: set[PriceAsk] = set()
         self._tables: dict[tuple[int, str], TemplateTables] = {}
 
-    def pool(self, shape: Shape, template: str, handover: Handover = ()) -> Pool:
-        """What is known of a template's blocks in a shape, which may have to hand on alike."""
-        return self._pools.setdefault((shape, template, handover), Pool())
-
-    def of_template(self, shape: Shape, template: str, mode: str) -> tuple[TemplateTables, int]:
-        """The tables that hold a template's programs in a mode, and the shape's row of them."""
-        tables, row = self.programs.priced(shape, mode)
-        return self._of_template(tables, shape, mode, template), row
+    def pool(self, shape: Shape, template: str) -> Pool:
+        """What is known of a template's blocks in a shape."""
+        return self._pools.setdefault((shape, template), Pool())
 
     def ask(self, asks: Iterable[PriceAsk]) -> int:
         """Solve what was not asked before; cuts and columns go to the pools. Returns how many."""
@@ -105,7 +94,7 @@ class BlockOracle:
         self._asked.update(new)
         alike: dict[object, list[PriceAsk]] = {}
         for ask in new:
-            alike.setdefault((ask.shape.kinds, ask.template, ask.handover), []).append(ask)
+            alike.setdefault((ask.shape.kinds, ask.template), []).append(ask)
         for members in alike.values():
             for first in range(0, len(members), GROUP):
                 self._answer(members[first : first + GROUP])
@@ -115,64 +104,56 @@ class BlockOracle:
         """Solve programs of one space together, mode by mode; the least of all modes is a cut."""
         bounds, costs = np.full((2, len(asks)), np.inf)
         for mode in self.modes:
-            for known, places, tables in self._stacked(asks, mode):
-                prices = np.array([asks[place].prices for place in places]).T
-                ascent = Ascent(tables, prices)
-                # What costs more than another mode's blocks is no cut.
-                ascent.ascend(self.sweeps, self.max_gap, costs[places] * known[0][0].count)
-                self.solved += len(places)
-                count = known[0][0].count
-                own_costs, own_bounds = ascent.costs / count, ascent.bounds / count
-                bounds[places] = np.minimum(bounds[places], np.minimum(own_bounds, own_costs))
-                costs[places] = np.minimum(costs[places], own_costs)
-                self._note_columns(asks, mode, known, places, ascent)
-        for ask, bound, cost in zip(asks, bounds.tolist(), costs.tolist(), strict=True):
-            pool = self.pool(ask.shape, ask.template, ask.handover)
+            groups = self._groups(asks, mode)
+            order = np.concatenate([one.places for one in groups])
+            count = groups[0].tables.count
+            prices = np.array([asks[place].prices for place in order.tolist()]).T
+            tables = stacked([take(one.tables.tables, one.rows) for one in groups])
+            ascent = Ascent(tables, prices)
+            # What costs more than another mode's blocks is no cut.
+            ascent.ascend(self.sweeps, self.max_gap, costs[order] * count)
+            self.solved += len(order)
+            proven = np.minimum(ascent.bounds, ascent.costs) / count
+            bounds[order] = np.minimum(bounds[order], proven)
+            costs[order] = np.minimum(costs[order], ascent.costs / count)
+            read_off = np.zeros((len(tables.choices), len(asks)), np.int64)
+            read_off[:, order] = np.where(np.isfinite(ascent.costs), ascent.options, NOTHING)
+            for one in groups:
+                self._note_columns(asks, mode, one, read_off[:, one.places])
+        for ask, bound in zip(asks, np.maximum(bounds, 0.0).tolist(), strict=True):
+            pool = self.pool(ask.shape, ask.template)
             pool.prices.append(np.array(ask.prices))
-            pool.least.append(max(0.0, min(bound, cost)))
+            pool.least.append(bound)
 
-    def _stacked(
-        self, asks: list[PriceAsk], mode: str
-    ) -> list[tuple[list[tuple[TemplateTables, Ints]], Ints, Tables]]:
-        """Tables with a row per program, the programs' places, and the tables that these are of."""
-        rows = self.programs.rows([(mode, ask.shape) for ask in asks])
-        known: list[tuple[TemplateTables, Ints]] = []
-        order: list[int] = []
-        for tables, places in rows.values():
-            shape = asks[places[0]].shape
-            own = self._of_template(tables, shape, mode, asks[places[0]].template)
-            at = [self.programs.priced(asks[place].shape, mode)[1] for place in places]
-            known.append((own, np.array(at)))
-            order += places
-        parts = [take(own.handing(asks[0].handover), at) for own, at in known]
-        return [(known, np.array(order), stacked(parts))]
-
-    def _of_template(
-        self, tables: Tables, shape: Shape, mode: str, template: str
-    ) -> TemplateTables:
-        key = id(tables), template  # tables are kept, so that the number stays its own
-        if key not in self._tables:
-            space = self.programs.space(shape, mode)
-            self._tables[key] = template_tables(space, tables, template)
-        return self._tables[key]
+    def _groups(self, asks: list[PriceAsk], mode: str) -> "list[_Group]":
+        """Programs by the tables that hold them."""
+        found = []
+        for tables, places in self.programs.rows([(mode, ask.shape) for ask in asks]).values():
+            first = asks[places[0]]
+            key = id(tables), first.template  # tables are kept, so that the number stays its own
+            if key not in self._tables:
+                space = self.programs.space(first.shape, mode)
+                self._tables[key] = template_tables(space, tables, first.template)
+            rows = [self.programs.priced(asks[place].shape, mode)[1] for place in places]
+            found.append(_Group(self._tables[key], np.array(rows), np.array(places)))
+        return found
 
     def _note_columns(
-        self,
-        asks: list[PriceAsk],
-        mode: str,
-        known: list[tuple[TemplateTables, Ints]],
-        places: Ints,
-        ascent: Ascent,
+        self, asks: list[PriceAsk], mode: str, group: "_Group", options: Ints
     ) -> None:
-        """Add the solutions that were read off to the pools."""
-        first = 0
-        for own, rows in known:
-            mine = slice(first, first + len(rows))
-            first += len(rows)
-            options = ascent.options[:, mine]
-            each = -(-own.figures(options, rows) // own.count)
-            for at, place in enumerate(places[mine].tolist()):
-                if np.isfinite(ascent.costs[mine][at]):
-                    column = Column(mode, own.whole(options[:, at]))
-                    pool = self.pool(asks[place].shape, asks[place].template, asks[place].handover)
-                    pool.columns.setdefault(column, each[:, at])
+        """Add the solutions [choices, R] that were read off of a group to the pools."""
+        known = options[0] != NOTHING
+        options, rows, places = options[:, known], group.rows[known], group.places[known]
+        each = -(-group.tables.figures(options, rows) // group.tables.count)
+        for at, place in enumerate(places.tolist()):
+            column = Column(mode, group.tables.whole(options[:, at]))
+            pool = self.pool(asks[place].shape, asks[place].template)
+            pool.columns.setdefault(column, each[:, at])
+
+
+class _Group(NamedTuple):
+    """Programs of some tables: their rows of these [R], and their places among those asked [R]."""
+
+    tables: TemplateTables
+    rows: Ints
+    places: Ints

@@ -15,12 +15,8 @@ import numpy as np
 
 from millrace.planner.search.blocks.states import Ints
 from millrace.planner.search.decomposition.block_oracle import Pool
-from millrace.planner.search.decomposition.pipeline_rows import (
-    Branch,
-    Floats,
-    PipelineRows,
-    StageProblem,
-)
+from millrace.planner.search.decomposition.pipeline_rows import Branch, PipelineRows, StageProblem
+from millrace.planner.search.decomposition.prices import Floats
 from millrace.planner.search.decomposition.template_tables import BLOCK_FIGURES
 
 # A coefficient, beside others of one, below which solvers lose their precision.
@@ -29,9 +25,6 @@ NEGLIGIBLE = 1e-9
 # more cuts are kept, for what binds next. Chunks with fewer blocks are looked at as if they had so
 # many.
 BINDING, SPARE, FEW = 1e-6, 2, 0.2
-
-# A coefficient, beside others of one, below which solvers lose their precision.
-NEGLIGIBLE = 1e-9
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -90,8 +83,6 @@ class BoundProgram:
 def bound_program(
     problem: StageProblem,
     pools: dict[str, Pool],
-    *,
-    integer: bool = False,
     kept: Cuts | None = None,
 ) -> BoundProgram:
     """The program of a candidate.
@@ -101,12 +92,10 @@ def bound_program(
     problem : StageProblem
     pools : dict
         By template.
-    integer : bool
-        Whether chunks hold whole blocks.
     kept : dict, optional
         Only these cuts are rows; the bound is lower, at most.
     """
-    rows = PipelineRows(problem, integer=integer)
+    rows = PipelineRows(problem)
     cuts = {template: _scaled_cuts(pool, problem.scale) for template, pool in pools.items()}
     program = rows.program
     sums: dict[tuple[int, int], int] = {}

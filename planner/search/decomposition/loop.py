@@ -8,7 +8,7 @@ tight already raise nothing (Kelley, "The cutting-plane method", 1960; Dantzig a
 the cutoff, or both programs cost the same, or no price is new.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -180,14 +180,15 @@ class Loop:
         program = bound_program(problem, pools)
         bound = self._relaxed(program.rows)
         one.bound_ns = max(one.bound_ns, bound.step_ns)
-        if one.bound_ns >= cutoff_ns or bound.prices is None:
-            one.done |= bound.prices is None
+        # Without multipliers, or a column to mix, nothing says what to ask.
+        one.done = bound.prices is None or not all(pool.columns for pool in pools.values())
+        if one.bound_ns >= cutoff_ns or one.done:
             return
         time_ns, kept = self._least_time_ns(one), program.tight(bound.values)
         branch, bound = lowest_branch(problem, pools, time_ns, kept)
         self.solved += len(Branch)
         one.bound_ns = max(one.bound_ns, bound.step_ns)
-        if one.bound_ns >= cutoff_ns or not all(pool.columns for pool in pools.values()):
+        if one.bound_ns >= cutoff_ns:
             return
         plan = plan_program(problem, pools)
         plan.rows.branch(branch, time_ns)
@@ -218,7 +219,7 @@ class Loop:
         )
 
 
-def _first_prices(problem: StageProblem) -> Iterator[tuple[float, ...]]:
+def _first_prices(problem: StageProblem) -> list[tuple[float, ...]]:
     """Price vectors of a candidate's chunks where all memory costs a share of the time."""
     pipeline, alive = problem.pipeline, problem.alive
     time = prices(pipeline)
@@ -231,7 +232,7 @@ def _first_prices(problem: StageProblem) -> Iterator[tuple[float, ...]]:
         vector[PERSISTENT] = byte
         vector[[INFLIGHT, BETWEEN]] = byte * alive[chunk]
         found.append(vector)
-    yield from _spread(_on_grid(problem, found, GRIDS[0]), FIRST)
+    return _spread(_on_grid(problem, found, GRIDS[0]), FIRST)
 
 
 def _vectors(

@@ -23,8 +23,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from millrace.planner.search.blocks.states import Ints
 from millrace.planner.search.blocks.tables import (
     DEFERRABLE,
     INFLIGHT,
@@ -32,13 +33,12 @@ from millrace.planner.search.blocks.tables import (
     PERSISTENT,
     STEP,
 )
+from millrace.planner.search.decomposition.prices import Floats
 from millrace.planner.search.decomposition.template_tables import BETWEEN, BLOCK_FIGURES, GAPS
 from millrace.planner.search.integer_program import Answer, IntegerProgram
 from millrace.planner.search.stages import Pipeline
 from millrace.planner.search.stages.shape import fullest_moments, lifetime_counts
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 TIMES = (MICROBATCH, DEFERRABLE)
 
 
@@ -111,12 +111,10 @@ class PipelineRows:
     Parameters
     ----------
     problem : StageProblem
-    integer : bool
-        Whether chunks hold whole blocks.
-    exact : bool
-        Whether figure sums are what is entered with `add_load`; if not, they may be more: prices
-        are never below zero then, but where shorter rows of chunks wait for longer ones, what is
-        more may cost less.
+    whole : bool
+        Whether chunks hold whole blocks, and figure sums are what is entered with `add_load`. If
+        not, sums may be more: prices are never below zero then, but where shorter rows of chunks
+        wait for longer ones, what is more may cost less.
 
     Attributes
     ----------
@@ -129,17 +127,17 @@ class PipelineRows:
         Columns of the longest stage's time, or of the longest chunk's in every row of chunks.
     """
 
-    def __init__(self, problem: StageProblem, *, integer: bool, exact: bool = False) -> None:
+    def __init__(self, problem: StageProblem, *, whole: bool = False) -> None:
         self.problem = problem
         self.program = IntegerProgram()
         pipeline = problem.pipeline
         chunks = pipeline.positions
         self.counts: dict[tuple[int, int], int] = {}
-        self._add_counts(integer)
+        self._add_counts(whole)
         self.figures = self.program.add_columns(np.zeros(chunks * BLOCK_FIGURES)) + np.arange(
             chunks * BLOCK_FIGURES
         ).reshape(chunks, BLOCK_FIGURES)
-        most = 0.0 if exact else np.inf
+        most = 0.0 if whole else np.inf
         first = self.program.add_rows(self.figures.size, lower=0.0, upper=most)
         self.links = first + np.arange(self.figures.size).reshape(self.figures.shape)
         self.program.enter(self.links, self.figures, 1.0)
@@ -200,12 +198,6 @@ class PipelineRows:
         for columns in places.values():
             self._row(columns, [1.0] * len(columns), -np.inf, float(most))
 
-    def fix_counts(self, counts: dict[tuple[int, int], int]) -> None:
-        """Let chunks hold so many blocks of every run, and no others."""
-        for key, column in self.counts.items():
-            held = float(counts.get(key, 0))
-            self._row([column], [1.0], held, held)
-
     def _row(
         self,
         columns: Sequence[int] | Ints,
@@ -216,12 +208,12 @@ class PipelineRows:
         row = self.program.add_rows(1, lower, upper)
         self.program.enter(row, columns, values)
 
-    def _add_counts(self, integer: bool) -> None:
+    def _add_counts(self, whole: bool) -> None:
         problem = self.problem
         for run, (_, blocks) in enumerate(problem.runs):
             on = problem.open_chunks(run)
             first = self.program.add_columns(
-                np.zeros(len(on)), integer=integer, highest=float(blocks)
+                np.zeros(len(on)), integer=whole, highest=float(blocks)
             )
             self.counts |= {(k, run): first + at for at, k in enumerate(on)}
             mine = first + np.arange(len(on))

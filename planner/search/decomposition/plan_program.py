@@ -15,7 +15,8 @@ import numpy as np
 
 from millrace.planner.search.blocks.states import Ints
 from millrace.planner.search.decomposition.block_oracle import Column, Pool
-from millrace.planner.search.decomposition.pipeline_rows import Floats, PipelineRows, StageProblem
+from millrace.planner.search.decomposition.pipeline_rows import PipelineRows, StageProblem
+from millrace.planner.search.decomposition.prices import Floats
 
 # Of a step, what memory beyond the limit costs for all that there is: more than any saving.
 OVERDRAFT = 100.0
@@ -53,7 +54,7 @@ class PlanProgram:
 
 
 def plan_program(
-    problem: StageProblem, pools: dict[str, Pool], *, integer: bool = False
+    problem: StageProblem, pools: dict[str, Pool], *, whole: bool = False
 ) -> PlanProgram:
     """The program of a candidate.
 
@@ -62,13 +63,13 @@ def plan_program(
     problem : StageProblem
     pools : dict
         By template.
-    integer : bool
+    whole : bool
         Whether blocks are whole; if not, a stage may take more than its limit at a price, so that
         the relaxation has multipliers while no column has room.
     """
-    rows = PipelineRows(problem, integer=integer, exact=integer)
+    rows = PipelineRows(problem, whole=whole)
     program, pipeline = rows.program, problem.pipeline
-    if not integer:
+    if not whole:
         price = OVERDRAFT * pipeline.microbatches
         over = program.add_columns(np.full(pipeline.stages, price)) + np.arange(pipeline.stages)
         for stage, moments in enumerate(rows.memory):
@@ -79,7 +80,7 @@ def plan_program(
         template, blocks = problem.runs[run]
         columns, figures = known[template]
         places[chunk, run] = program.add_columns(
-            np.zeros(len(columns)), integer=integer, highest=float(blocks)
+            np.zeros(len(columns)), integer=whole, highest=float(blocks)
         )
         mine = places[chunk, run] + np.arange(len(columns))
         rows.add_load(chunk, mine, figures / problem.scale[:, None])

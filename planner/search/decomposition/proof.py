@@ -3,14 +3,9 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from millrace.models.graph import Graph
-from millrace.planner.search.asking import Asker
 from millrace.planner.search.blocks.beside import beside
 from millrace.planner.search.candidates import Candidate
-from millrace.planner.search.decomposition.block_oracle import BlockOracle
 from millrace.planner.search.decomposition.loop import Loop
-from millrace.planner.search.programs import Programs, Shape
-from millrace.planner.search.sites import Sends
 
 # Block programs of either half of the candidates, times the gap that is asked for, after which no
 # more are asked: a tighter gap is given more work.
@@ -34,93 +29,55 @@ class Proof:
     linear_programs: int
 
 
-class Prover:
-    """Raises bounds of one request's candidates.
+def prove(
+    loops: Callable[[], Loop],
+    bounds_ns: Mapping[Candidate, float],
+    best_ns: float,
+    max_gap: float,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Proof:
+    """Raise the bounds of candidates on one kind of device that are below a plan's step.
 
     Parameters
     ----------
-    programs : Programs
-    graph : Graph
-    modes : tuple of str
-        Modes of recomputation that blocks may run in.
-    asker : Asker
-    sends : Sends
+    loops : callable
+        Makes a loop that knows no cuts yet.
+    bounds_ns : mapping
+        What is proven of every candidate.
+    best_ns : float
+        Step of the plan.
+    max_gap : float
+        Within which no bound has to rise.
+    tell : callable, optional
+        Told a line of text now and then.
     """
+    shape_of = loops().asker.shape
+    low = [
+        (candidate, bound)
+        for candidate, bound in bounds_ns.items()
+        if bound * (1 + max_gap) < best_ns and len(shape_of(candidate).sites) == 1
+    ]
+    low.sort(key=lambda one: one[1])
+    # Candidates of one shape share their cuts, so that they stay together.
+    shapes = dict.fromkeys(shape_of(candidate) for candidate, _ in low)
+    number = {shape: at for at, shape in enumerate(shapes)}
+    one, other = (
+        [each for each in low if number[shape_of(each[0])] % 2 == half] for half in (0, 1)
+    )
 
-    def __init__(
-        self,
-        programs: Programs,
-        graph: Graph,
-        modes: tuple[str, ...],
-        asker: Asker,
-        sends: Sends,
-    ) -> None:
-        self.programs = programs
-        self.graph = graph
-        self.modes = modes
-        self.asker = asker
-        self.sends = sends
-
-    def proof(
-        self,
-        bounds_ns: Mapping[Candidate, float],
-        best_ns: float,
-        max_gap: float,
-        tell: Callable[[str], None] = lambda line: None,
-    ) -> Proof:
-        """Raise the bounds of candidates on one kind of device that are below a plan's step.
-
-        Parameters
-        ----------
-        bounds_ns : mapping
-            What is proven of every candidate.
-        best_ns : float
-            Step of the plan.
-        max_gap : float
-            Within which no bound has to rise.
-        tell : callable, optional
-            Told a line of text now and then.
-        """
-        low = sorted(
-            (
-                (bound, number, candidate)
-                for number, (candidate, bound) in enumerate(bounds_ns.items())
-                if bound * (1 + max_gap) < best_ns and len(self.asker.shape(candidate).sites) == 1
-            ),
-            key=lambda one: one[:2],
-        )
-        # Candidates of one shape share their cuts, so that they stay together.
-        shapes: dict[Shape, int] = {}
-        for *_, candidate in low:
-            shapes.setdefault(self.asker.shape(candidate), len(shapes))
-        halves: list[list[tuple[Candidate, float]]] = [[], []]
-        for bound, _, candidate in low:
-            half = shapes[self.asker.shape(candidate)] % 2
-            halves[half].append((candidate, bound))
-
-        def raised(number: int) -> Proof:
-            return self._raised(halves[number], best_ns, max_gap, tell)
-
-        one, other = beside(lambda: raised(0), lambda: raised(1)) if low else (raised(0), raised(1))
-        return Proof(
-            bounds_ns={**bounds_ns, **one.bounds_ns, **other.bounds_ns},
-            block_programs=one.block_programs + other.block_programs,
-            linear_programs=one.linear_programs + other.linear_programs,
-        )
-
-    def _raised(
-        self,
-        candidates: list[tuple[Candidate, float]],
-        best_ns: float,
-        max_gap: float,
-        tell: Callable[[str], None],
-    ) -> Proof:
-        """Bounds of some of the candidates, raised."""
-        oracle = BlockOracle(self.programs, self.modes)
-        loop = Loop(oracle, self.graph, self.asker, self.sends)
+    def raised(candidates: list[tuple[Candidate, float]]) -> Proof:
+        loop = loops()
         found = loop.raised(candidates, best_ns, max_gap, round(WORK / max_gap), tell)
         return Proof(
-            bounds_ns={one.candidate: one.bound_ns for one in found},
-            block_programs=oracle.solved,
+            bounds_ns={each.candidate: each.bound_ns for each in found},
+            block_programs=loop.oracle.solved,
             linear_programs=loop.solved,
         )
+
+    proofs = beside(lambda: raised(one), lambda: raised(other)) if other else (raised(one),)
+    return Proof(
+        bounds_ns=dict(bounds_ns)
+        | {key: b for each in proofs for key, b in each.bounds_ns.items()},
+        block_programs=sum(each.block_programs for each in proofs),
+        linear_programs=sum(each.linear_programs for each in proofs),
+    )

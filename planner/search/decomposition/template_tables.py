@@ -37,7 +37,7 @@ from millrace.planner.search.blocks.tables import (
     Tables,
     net_figures,
 )
-from millrace.planner.search.blocks.variants import Handover, Options, handing
+from millrace.planner.search.blocks.variants import Options
 from millrace.planner.search.stages import VariantFigures
 
 BETWEEN = len(FIGURES)
@@ -87,28 +87,7 @@ class TemplateTables:
                 found[GAPS[gap]] += net.count * kept
         return found
 
-    def handing(self, handover: Handover) -> Tables:
-        """The tables with what does not hand on in these states marked illegal."""
-        if not handover:
-            return self.tables
-        able = handing(self.space, handover)
-        choices = list(self.tables.choices)
-        for at, (place, stands) in enumerate(zip(self.places, self.stands, strict=True)):
-            if place in able:
-                legal = choices[at].legal & able[place][stands][:, None]
-                choices[at] = replace(choices[at], legal=legal)
-        return replace(self.tables, choices=tuple(choices))
-
-    def handover(self, options: Options) -> Handover:
-        """How tensors are handed on that the template's blocks make or read, by whole options."""
-        near = set(self.places)
-        return tuple(
-            (net.tensor, int(net.sources[net.makes[options[net.producer]]]))
-            for net in self.space.nets
-            if net.crossing and net.producer in near
-        )
-
-    def whole(self, options: Ints) -> tuple[int, ...]:
+    def whole(self, options: Ints) -> Options:
         """One option per choice of the space; those that the template does not read are 0."""
         found = [0] * len(self.space.choices)
         for place, stands, option in zip(self.places, self.stands, options.tolist(), strict=True):

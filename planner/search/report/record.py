@@ -107,7 +107,7 @@ def layers(
     chosen: Found,
     pruned: list[Pruned],
     refused: list[Refused],
-    bound_ns: float,
+    bounds_ns: tuple[float, float],
 ) -> tuple[Document, ...]:
     """Return what every layer did and proved, in numbers that repeat.
 
@@ -118,8 +118,8 @@ def layers(
         What the plan was made of.
     pruned, refused : list
         Candidates without a plan, in the last round.
-    bound_ns : float
-        The lowest over all candidates.
+    bounds_ns : tuple of float
+        The lowest over all candidates, by ranking and as proven then.
     """
     assert record.answer is not None, "filled before"
     did, evaluator = record.counts, record.answer.evaluator
@@ -129,7 +129,7 @@ def layers(
     return (
         {
             "name": SHAPES,
-            **_proof(division.step_ns, bound_ns),
+            **_proof(division.step_ns, bounds_ns[0]),
             **{name: did.get(name, 0) for name in ("candidates", "bounded", "solved")},
             **{name: did.get(name, 0) for name in ("squeezed", "refined", "rounds")},
             "pruned": reasons(one.reason for one in pruned),
@@ -153,8 +153,8 @@ def layers(
         },
         {
             "name": PROOF,
-            **_proof(division.step_ns, bound_ns),
-            "block_programs": did.get("cuts", 0),
+            **_proof(division.step_ns, bounds_ns[1]),
+            "block_programs": did.get("programs at prices", 0),
             "linear_programs": did.get("linear programs", 0),
         },
     )

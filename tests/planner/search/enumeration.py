@@ -81,7 +81,7 @@ class Enumerator:
             sequence=any(op.labels and " t" in op.labels for op in self.graph.ops),
         )
 
-    def _variants(self, candidate: Candidate, mode: str, template: str) -> Variants:
+    def variants(self, candidate: Candidate, mode: str, template: str) -> Variants:
         pipeline = candidate.pipeline
         defers = pipeline.defers_weight_gradients
         whole = pipeline.stages == 1
@@ -148,7 +148,7 @@ class Enumerator:
         templates = list(dict.fromkeys(graph.templates[block] for block in graph.blocks))
         try:
             tables = {
-                (mode, one): self._variants(candidate, mode, one)
+                (mode, one): self.variants(candidate, mode, one)
                 for mode in self.modes
                 for one in templates
             }

@@ -92,7 +92,7 @@ def test_every_cut_lies_below_every_variant(seed: int) -> None:
                 [
                     enumerated_figures(rows)
                     for mode in evaluator.modes
-                    for rows in enumerator._variants(candidate, mode, template).by_handover.values()
+                    for rows in enumerator.variants(candidate, mode, template).by_handover.values()
                 ],
                 axis=1,
             )
