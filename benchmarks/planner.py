@@ -26,6 +26,8 @@ laid-out memory and the simulated step; `--random N` does so for N questions dra
 and clusters, and `--alive` prints, of three questions, the activations that are laid out beside
 those that are alive at once in a step. `--pins` asks every question under textbook pins, and exits
 with 1 where one of them gives a plan that is faster than the free one by more than half a percent.
+`--bounds` prints of every question the bound that ranking leaves and the one that cuts prove, with
+the gap of the plan to either, by its cost and by its simulated step.
 """
 
 import json
@@ -60,6 +62,8 @@ from benchmarks.planner_questions import DEFAULT, QUESTIONS, Question, arguments
 from benchmarks.planner_rows import (
     Document,
     Row,
+    bounds_header,
+    bounds_line,
     earlier_rows,
     header,
     lines,
@@ -133,6 +137,26 @@ def _timed(questions: Sequence[Question], frameworks: Sequence[str], folder: Pat
             print("\n".join(lines(found[-1], commit, question.peer)), flush=True)
     print(summary(found))
     return found
+
+
+def _bounds(
+    questions: Sequence[Question], frameworks: Sequence[str], folder: Path
+) -> list[Document]:
+    """Print how far every question's plan may be from the best, before cuts and by them."""
+    answers: list[Document] = []
+    print(bounds_header())
+    for question in questions:
+        for framework in frameworks:
+            answer = ask(arguments(question, framework), folder)
+            answers.append({"question": question.name, "framework": framework})
+            if answer.code:
+                answers[-1]["error"] = answer.error
+                print(f"{question.name:16}{framework:14} no plan: {answer.error[:200]}", flush=True)
+                continue
+            found = json.loads(answer.text)
+            answers[-1]["layers"] = found["layers"]
+            print(bounds_line(question.name, framework, found), flush=True)
+    return answers
 
 
 def _repeated(
@@ -262,6 +286,7 @@ def main(
     alive: Annotated[bool, typer.Option("--alive", help="Activations laid out and alive.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Three questions in a minute.")] = False,
     pins: Annotated[bool, typer.Option("--pins", help="Textbook pins beside none.")] = False,
+    bounds: Annotated[bool, typer.Option("--bounds", help="Bounds, without cuts and by.")] = False,
     file: Annotated[Path | None, typer.Option("--json", help="Write what was printed.")] = None,
 ) -> None:
     """Print every row that is asked for."""
@@ -283,12 +308,14 @@ def main(
                 found["alive" if alive else "figures"] = told(searches, Path(folder))
             elif pins:
                 found["pins"] = _pins(questions, frameworks, Path(folder))
+            elif bounds:
+                found["bounds"] = _bounds(questions, frameworks, Path(folder))
             elif repeat:
                 found["repeats"] = _repeated(questions, frameworks, repeat, Path(folder))
             elif questions:
                 rows = _timed(questions, frameworks, Path(folder))
                 found["rows"] = [asdict(one) for one in rows]
-        alone = not (repeat or figures or drawn or short or pins)
+        alone = not (repeat or figures or drawn or short or pins or bounds)
         if alone and (not wanted or "mesh" in wanted):
             found["mesh"] = _mesh()
         if alone and (not wanted or "depth" in wanted):
@@ -296,9 +323,10 @@ def main(
     finally:
         if file is not None:
             file.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    lacking = any("error" in one for one in found.get("bounds", ()))
     differ = any(one["differences"] for one in found.get("repeats", ()))
     differ = differ or any(one["faster"] for one in found.get("pins", ()))
-    if differ or any("no plan" in one["marks"] for one in found.get("rows", ())):
+    if lacking or differ or any("no plan" in one["marks"] for one in found.get("rows", ())):
         raise typer.Exit(1)
 
 

@@ -19,7 +19,16 @@ from benchmarks.planner_figures import (
     question_rows,
 )
 from benchmarks.planner_questions import DEFAULT, QUESTIONS, Answer, Question, arguments, ask
-from benchmarks.planner_rows import earlier_rows, header, lines, row, summary, unsteady
+from benchmarks.planner_rows import (
+    bounds_header,
+    bounds_line,
+    earlier_rows,
+    header,
+    lines,
+    row,
+    summary,
+    unsteady,
+)
 
 QUESTION = Question("mlp", "mlp --cluster a100-sxm-80gb:2x1 --global-batch 8", 1000.0, 0.5)
 PRINTED = {
@@ -89,6 +98,18 @@ def test_seconds_alone_may_differ_between_answers():
     ]
     reordered = replace(answered(), text=json.dumps(dict(reversed(PRINTED.items()))))
     assert unsteady([answered(), reordered]) == ["time 2 prints other order of keys"]
+
+
+def test_bounds_before_cuts_and_by_them_stand_beside_the_plan():
+    proof = {"name": "proof", "bound_s": 0.98, "gap": 0.0204, "seconds": 3.25}
+    proof |= {"block_programs": 1200, "linear_programs": 34}
+    layers = [{"name": "shapes", "bound_s": 0.8, "gap": 0.25}, proof]
+    line = bounds_line("mlp", DEFAULT, PRINTED | {"layers": layers})
+    assert line.split()[2:] == [
+        *("1.0200", "1.0000", "0.80000", "25.00%", "0.98000", "2.04%", "4.08%", "3.2"),
+        *("1,200", "+", "34"),
+    ]
+    assert bounds_header().index("  programs") == line.index("  1,200")
 
 
 def test_names_choose_questions_and_a_name_of_none_is_refused():

@@ -8,8 +8,8 @@ from millrace.planner.search.candidates import Candidate
 from millrace.planner.search.decomposition.loop import Loop
 
 # Block programs of either half of the candidates, times the gap that is asked for, after which no
-# more are asked: a tighter gap is given more work.
-WORK = 20
+# more are asked: a tighter gap is given more work, down to the ascent's own of half a percent.
+WORK, TIGHTEST_GAP = 20, 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,9 @@ def prove(
 
     def raised(candidates: list[tuple[Candidate, float]]) -> Proof:
         loop = loops()
-        found = loop.raised(candidates, best_ns, max_gap, round(WORK / max_gap), tell)
+        found = loop.raised(
+            candidates, best_ns, max_gap, round(WORK / max(max_gap, TIGHTEST_GAP)), tell
+        )
         return Proof(
             bounds_ns={each.candidate: each.bound_ns for each in found},
             block_programs=loop.oracle.solved,
