@@ -27,6 +27,7 @@ MIXED = (3, 2)
 RESOLUTION = 1e-2
 ROUNDING = 1e-12  # of times that are equal
 PROGRAM_BLOCKS = 16  # up to so many blocks the integer program is quick, whatever the runs
+MANY_NODES = 200  # of its branch and bound where there are more: at 100,000 it took half an hour
 
 
 def divide(
@@ -242,6 +243,9 @@ def _nearly(
         if many or bound_ns * (1 + gap) >= division.step_ns:
             return replace(division, bound_ns=bound_ns)
         break
+    if max_gap and sum(len(run.blocks) for run in runs) > PROGRAM_BLOCKS:
+        found = StageProgram(runs, pipeline, limits, False).solve(gap, MANY_NODES)
+        return found or _smallest(runs, pipeline, limits)
     return by_program(runs, pipeline, limits, gap)
 
 

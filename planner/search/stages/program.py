@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from millrace.planner.search.integer_program import IntegerProgram
+from millrace.planner.search.integer_program import NODE_LIMIT, IntegerProgram
 from millrace.planner.search.stages.shape import (
     Division,
     Lifetimes,
@@ -169,9 +169,9 @@ class StageProgram:
             program.enter(taken, self.counts[on_stage][:, larger].ravel(), 1.0)
             program.enter(taken, reached, -blocks)
 
-    def solve(self, max_gap: float) -> Division | None:
+    def solve(self, max_gap: float, node_limit: int = NODE_LIMIT) -> Division | None:
         """Counts as a division; None where none was found."""
-        answer = self.program.solve(max_gap)
+        answer = self.program.solve(max_gap, node_limit)
         if answer is None or not answer.found:
             return None
         left = [list(run.blocks) for run in self.runs]

@@ -1,6 +1,7 @@
 """Divisions against brute force: every cut, every variant of every block, on random instances."""
 
 from itertools import combinations, product
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +14,7 @@ from millrace.planner.search.stages import (
     Run,
     VariantFigures,
     divide,
+    division,
     inflight_counts,
     lower_bound_ns,
 )
@@ -203,7 +205,8 @@ def test_parts_of_blocks_bound_whole_ones(
     assert relaxed_bound_ns(Model(runs, pipe, 3), stage_limits) <= found.step_ns * (1 + 1e-12)
 
 
-def test_many_blocks_in_many_variants_are_divided_within_a_proven_percent() -> None:
+def many_blocks() -> tuple[tuple[Run, ...], Pipeline]:
+    """More mixtures of variants than are tried."""
     variants = tuple(
         VariantFigures(
             microbatch_ns=1000 + 70 * v + v * v,
@@ -215,10 +218,26 @@ def test_many_blocks_in_many_variants_are_divided_within_a_proven_percent() -> N
         for v in range(6)
     )
     runs = (Run(template="h", blocks=tuple(map(str, range(120))), variants=variants),)
-    pipe = Pipeline(schedule="1f1b", stages=4, interleave=1, microbatches=32)
+    return runs, Pipeline(schedule="1f1b", stages=4, interleave=1, microbatches=32)
+
+
+def test_many_blocks_in_many_variants_are_divided_within_a_proven_percent() -> None:
+    runs, pipe = many_blocks()
     found = divide(runs, pipe, 300_000)
     assert found.memory_bytes <= 300_000
     assert lower_bound_ns(runs, pipe) <= found.bound_ns <= found.step_ns <= 1.01 * found.bound_ns
+
+
+@pytest.mark.parametrize("nodes", [0, 200])
+def test_where_no_mixture_is_tried_a_few_nodes_give_a_division_that_fits(nodes: int) -> None:
+    """The smallest blocks, where the integer program has found nothing by then."""
+    runs, pipe = many_blocks()
+    with patch.object(division, "MIXED", ()), patch.object(division, "MANY_NODES", nodes):
+        found = divide(runs, pipe, 300_000, max_gap=0.02)
+        assert found.memory_bytes <= 300_000
+        assert lower_bound_ns(runs, pipe) <= found.bound_ns <= found.step_ns
+        with pytest.raises(MemoryLimitError):
+            divide(runs, pipe, 200_000, max_gap=0.02)
 
 
 def test_long_runs_on_several_chunks_are_divided_within_their_memory() -> None:
