@@ -2,7 +2,8 @@
 
 A program is put together in blocks of columns and rows; entries refer to them by index. HiGHS
 stops at a relative gap or a number of nodes, never after a time, so that equal questions have equal
-answers; GLOP solves the relaxation, for which integers may be any numbers.
+answers; GLOP solves the relaxation, for which integers may be any numbers, and HiGHS where GLOP
+doubts its own answer.
 """
 
 from dataclasses import dataclass
@@ -15,6 +16,10 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 NODE_LIMIT = 100_000
+# Costs add up to so much in the solvers: absolute tolerances of HiGHS are harmless then, and GLOP
+# does not doubt its answers (with 1e6 it does so in half of those of 128 chunks).
+COSTS_WHOLE, COSTS_RELAXED = 1e6, 1e2
+PRESOLVE, NO_PRESOLVE = "EMPHASIS_UNSPECIFIED", "EMPHASIS_OFF"  # by their names in MathOpt
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -49,6 +54,10 @@ class IntegerProgram:
         self._lower: list[Floats] = []
         self._upper: list[Floats] = []
         self._entries: list[tuple[Ints, Ints, Floats]] = []
+        self._limits: dict[int, tuple[float, float]] = {}  # of rows whose limits were changed
+        self._solver: Any = None  # that is asked again
+        self._known = 0, 0, 0  # columns, rows and entries that it has
+        self._limits_sent: dict[int, tuple[float, float]] = {}
 
     def add_columns(
         self, cost: ArrayLike, *, integer: bool = False, highest: float = np.inf
@@ -89,7 +98,7 @@ class IntegerProgram:
         """
         from ortools.math_opt.python import mathopt
 
-        cost, unit = self._costs()
+        cost, unit = self._costs(COSTS_WHOLE)
         model = mathopt.Model.from_model_proto(self._proto(cost / unit))
         parameters = mathopt.SolveParameters(
             relative_gap_tolerance=max_gap,
@@ -112,60 +121,79 @@ class IntegerProgram:
         values = np.array(result.variable_values(list(model.variables())))
         return Answer(values=values, cost=float(cost @ values), bound=bound)
 
-    def relaxed(self) -> Answer | None:
+    def limit(self, rows: ArrayLike, lower: float = -np.inf, upper: float = np.inf) -> None:
+        """Give rows other limits."""
+        for row in np.atleast_1d(np.asarray(rows, np.int64)).tolist():
+            self._limits[row] = lower, upper
+
+    def relaxed(self, *, again: bool = False) -> Answer | None:
         """Return the best values where integers may be any numbers; None where none are feasible.
 
         With multipliers of the rows.
-        """
-        # Straight from and to arrays: MathOpt's objects for each column take longer than GLOP does.
-        from ortools.math_opt import (
-            callback_pb2,
-            model_parameters_pb2,
-            parameters_pb2,
-            result_pb2,
-        )
-        from ortools.math_opt.core.python import solver
 
-        cost, unit = self._costs()
-        proto = self._proto(cost / unit, relaxed=True)
-        for presolve in (parameters_pb2.EMPHASIS_UNSPECIFIED, parameters_pb2.EMPHASIS_OFF):
-            result = solver.solve(
-                proto,
-                parameters_pb2.SOLVER_TYPE_GLOP,
-                parameters_pb2.SolverInitializerProto(),
-                parameters_pb2.SolveParametersProto(presolve=presolve),
-                model_parameters_pb2.ModelSolveParametersProto(),
-                None,
-                callback_pb2.CallbackRegistrationProto(),
-                None,
-                None,
-            )
-            reason = result.termination.reason
-            optimal = reason == result_pb2.TERMINATION_REASON_OPTIMAL
-            infeasible = reason == result_pb2.TERMINATION_REASON_INFEASIBLE
-            if optimal or infeasible:  # presolving may leave open what it is, or be imprecise
+        Parameters
+        ----------
+        again : bool
+            Whether it is asked once more, when rows were added or their limits changed: it then
+            goes on from where it ended.
+        """
+        cost, unit = self._costs(COSTS_RELAXED)
+        if again:
+            if self._known[0] != self.columns or not self._solver.update(self._update()):
+                self._solver = _solver(self._proto(cost / unit, relaxed=True))
+            self._known = self.columns, self.rows, len(self._entries)
+            self._limits_sent = dict(self._limits)
+            result = _solved(self._solver, NO_PRESOLVE)  # which would begin anew
+            if result is None:
+                self._known = -1, 0, 0
+        else:
+            result = _solved(_solver(self._proto(cost / unit, relaxed=True)), PRESOLVE)
+        # Presolving may leave open what it is, and GLOP may call its own answer imprecise.
+        for solver in ("GLOP", "HIGHS"):
+            if result is not None:
                 break
-        if infeasible:
+            proto = self._proto(cost / unit, relaxed=True)
+            result = _solved(_solver(proto, solver), NO_PRESOLVE)
+        if result is None:
+            return Answer(values=np.zeros(0), cost=float("inf"), bound=-float("inf"))
+        if not result.solutions:
             return None
-        assert reason != result_pb2.TERMINATION_REASON_UNBOUNDED, (
-            "columns without a limit lower the cost for ever"
-        )
         bound = float(result.termination.objective_bounds.dual_bound * unit)
-        if not optimal:
-            return Answer(values=np.zeros(0), cost=float("inf"), bound=bound)
         solution = result.solutions[0]
         values = _spelled_out(solution.primal_solution.variable_values, self.columns)
         multipliers = unit * _spelled_out(solution.dual_solution.dual_values, self.rows)
         at = float(cost @ values)
         return Answer(values=values, cost=at, bound=min(bound, at), multipliers=multipliers)
 
-    def _costs(self) -> tuple[Floats, float]:
-        """Costs of the columns, and a unit in which they add up to about a million.
+    def _update(self) -> Any:
+        """What is new since the solver was asked: rows with their entries, and limits."""
+        from ortools.math_opt import model_update_pb2
 
-        Absolute tolerances are harmless then.
-        """
+        _, rows, entries = self._known
+        update = model_update_pb2.ModelUpdateProto()
+        new = update.new_linear_constraints
+        new.ids.extend(range(rows, self.rows))
+        lower, upper = self._row_limits()
+        new.lower_bounds.extend(lower[rows:].tolist())
+        new.upper_bounds.extend(upper[rows:].tolist())
+        moved = sorted(
+            row
+            for row, limits in self._limits.items()
+            if row < rows and self._limits_sent.get(row) != limits
+        )
+        for limits, values in (
+            (update.linear_constraint_updates.lower_bounds, lower),
+            (update.linear_constraint_updates.upper_bounds, upper),
+        ):
+            limits.ids.extend(moved)
+            limits.values.extend(values[moved].tolist())
+        self._fill(update.linear_constraint_matrix_updates, entries)
+        return update
+
+    def _costs(self, total: float) -> tuple[Floats, float]:
+        """Costs of the columns, and a unit in which they add up to so much."""
         cost = np.concatenate(self._cost)
-        return cost, max(float(np.abs(cost).sum()), 1e-30) / 1e6
+        return cost, max(float(np.abs(cost).sum()), 1e-30) / total
 
     def _proto(self, cost: Floats, *, relaxed: bool = False) -> Any:
         """The program as MathOpt reads it, filled from arrays."""
@@ -182,22 +210,67 @@ class IntegerProgram:
         proto.objective.linear_coefficients.ids.extend(charged.tolist())
         proto.objective.linear_coefficients.values.extend(cost[charged].tolist())
         proto.linear_constraints.ids.extend(range(self.rows))
-        for limits, given in (
-            (proto.linear_constraints.lower_bounds, self._lower),
-            (proto.linear_constraints.upper_bounds, self._upper),
-        ):
-            limits.extend(np.concatenate([np.zeros(0), *given]).tolist())
+        lower, upper = self._row_limits()
+        proto.linear_constraints.lower_bounds.extend(lower.tolist())
+        proto.linear_constraints.upper_bounds.extend(upper.tolist())
+        self._fill(proto.linear_constraint_matrix, 0)
+        return proto
+
+    def _row_limits(self) -> tuple[Floats, Floats]:
+        """Lower and upper limits of all rows."""
+        lower, upper = (
+            np.concatenate([np.zeros(0), *given]) for given in (self._lower, self._upper)
+        )
+        for row, limits in self._limits.items():
+            lower[row], upper[row] = limits
+        return lower, upper
+
+    def _fill(self, matrix: Any, first: int) -> None:
+        """Write the entries from the first on; coefficients of one row and column add up."""
         rows, columns, values = (
-            np.concatenate([np.zeros(0, kind), *(entry[i] for entry in self._entries)])
+            np.concatenate([np.zeros(0, kind), *(entry[i] for entry in self._entries[first:])])
             for i, kind in enumerate((np.int64, np.int64, np.float64))
         )
-        # Coefficients of one row and column add up.
         places, inverse = np.unique(rows * self.columns + columns, return_inverse=True)
-        matrix = proto.linear_constraint_matrix
         matrix.row_ids.extend((places // self.columns).tolist())
         matrix.column_ids.extend((places % self.columns).tolist())
         matrix.coefficients.extend(np.bincount(inverse, values).tolist())
-        return proto
+
+
+def _solver(proto: Any, name: str = "GLOP") -> Any:
+    """A solver that holds a program."""
+    # Straight from and to arrays: MathOpt's objects for each column take longer than GLOP does.
+    from ortools.math_opt import parameters_pb2
+    from ortools.math_opt.core.python import solver
+
+    kind = getattr(parameters_pb2, f"SOLVER_TYPE_{name}")
+    return solver.new(kind, proto, parameters_pb2.SolverInitializerProto())
+
+
+def _solved(solver: Any, presolve: str) -> Any:
+    """What a solver says of its program, without solutions where there are none; None: nothing."""
+    from ortools.math_opt import callback_pb2, model_parameters_pb2, parameters_pb2, result_pb2
+    from pybind11_abseil.status import StatusNotOk
+
+    try:
+        result = solver.solve(
+            parameters_pb2.SolveParametersProto(presolve=getattr(parameters_pb2, presolve)),
+            model_parameters_pb2.ModelSolveParametersProto(),
+            None,
+            callback_pb2.CallbackRegistrationProto(),
+            None,
+            None,
+        )
+    except StatusNotOk:
+        return None
+    reason = result.termination.reason
+    assert reason != result_pb2.TERMINATION_REASON_UNBOUNDED, (
+        "columns without a limit lower the cost for ever"
+    )
+    if reason == result_pb2.TERMINATION_REASON_INFEASIBLE:
+        del result.solutions[:]
+        return result
+    return result if reason == result_pb2.TERMINATION_REASON_OPTIMAL else None
 
 
 def _spelled_out(sparse: Any, length: int) -> Floats:

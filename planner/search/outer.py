@@ -184,9 +184,8 @@ def _search(
             )
             left = {one: floor for one, floor in floors.items() if one not in barred}
             with record.layer(PROOF):
-                proven_ns = _proven_ns(evaluator, left, best, tell, record)
-            bounds_ns = min(left.values()), proven_ns
-            return _best(best, checked, ranking, bounds_ns, record, simulate is not None)
+                proven = _proven(evaluator, left, best, tell, record)
+            return _best(best, checked, ranking, (left, proven), record, simulate is not None)
         for one in checked:
             candidate = one.found.candidate
             barred.add(candidate)
@@ -203,17 +202,17 @@ def _search(
     raise unfit(tried or ranking.refused, request.offload, bound_ns)
 
 
-def _proven_ns(
+def _proven(
     evaluator: Evaluator,
     floors: dict[Candidate, float],
     best: Checked,
     tell: Progress,
     record: Record,
-) -> float:
-    """The lowest bound of all candidates, those that leave a gap raised."""
+) -> dict[Candidate, float]:
+    """Bounds of all candidates, those that leave a gap raised."""
     max_gap, best_ns = evaluator.request.max_gap, best.found.division.step_ns
     if not max_gap:  # by refining them all
-        return min(floors.values())
+        return floors
 
     def loops() -> Loop:
         oracle = BlockOracle(evaluator.programs, evaluator.modes)
@@ -222,7 +221,7 @@ def _proven_ns(
     proof = prove(loops, floors, best_ns, max_gap, tell)
     record.count("programs at prices", proof.block_programs)
     record.count("linear programs", proof.linear_programs)
-    return min(proof.bounds_ns.values())
+    return proof.bounds_ns
 
 
 def _checked(
@@ -362,13 +361,13 @@ def _best(
     best: Checked,
     checked: list[Checked],
     ranking: Ranking,
-    bounds_ns: tuple[float, float],
+    bounds_ns: tuple[dict[Candidate, float], dict[Candidate, float]],
     record: Record,
     simulated: bool,
 ) -> Plan:
     """The fastest plan that fits, with what it was compared with.
 
-    Bounds are the lowest of all candidates, by ranking and as proven then.
+    Bounds are those of all candidates, by ranking and as proven then.
     """
     others: list[dict[str, Any]] = []
     for one in checked:
@@ -389,7 +388,8 @@ def _best(
         others.append({"plan": pruned.candidate.text, "bound_s": bound_s, "reason": pruned.reason})
     for refused in ranking.refused:
         others.append({"plan": refused.candidate.text, "reason": str(refused.error)})
-    ranked_ns, bound_ns = (min(bound, objective_ns) for bound in bounds_ns)
+    ranked_ns, bound_ns = (min(objective_ns, *bounds.values()) for bounds in bounds_ns)
+    held_by = min(bounds_ns[1], key=bounds_ns[1].__getitem__).text
     evidence = Evidence(
         objective_s=objective_ns / 1e9,
         bound_s=bound_ns / 1e9,
@@ -397,7 +397,14 @@ def _best(
         candidates=record.counts["candidates"],
         pruned=len(ranking.pruned),
         alternatives=tuple(others[:SHOWN]),
-        layers=layers(record, best.found, ranking.pruned, ranking.refused, (ranked_ns, bound_ns)),
+        layers=layers(
+            record,
+            best.found,
+            ranking.pruned,
+            ranking.refused,
+            (ranked_ns, bound_ns),
+            held_by,
+        ),
     )
     return replace(best.settled.plan, evidence=evidence, figures=best.figures if simulated else {})
 

@@ -19,7 +19,11 @@ from millrace.planner.search.blocks.states import Ints
 from millrace.planner.search.blocks.tables import stacked, take
 from millrace.planner.search.blocks.variants import Options
 from millrace.planner.search.decomposition.prices import Floats
-from millrace.planner.search.decomposition.template_tables import TemplateTables, template_tables
+from millrace.planner.search.decomposition.template_tables import (
+    TemplateTables,
+    table_prices,
+    template_tables,
+)
 from millrace.planner.search.programs import GROUP, Programs, Shape
 
 NOTHING = -1  # no option: no solution was read off
@@ -107,7 +111,7 @@ class BlockOracle:
             groups = self._groups(asks, mode)
             order = np.concatenate([one.places for one in groups])
             count = groups[0].tables.count
-            prices = np.array([asks[place].prices for place in order.tolist()]).T
+            prices = table_prices(np.array([asks[place].prices for place in order.tolist()]).T)
             tables = stacked([take(one.tables.tables, one.rows) for one in groups])
             ascent = Ascent(tables, prices)
             # What costs more than another mode's blocks is no cut.

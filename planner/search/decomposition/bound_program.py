@@ -15,6 +15,7 @@ import numpy as np
 
 from millrace.planner.search.blocks.states import Ints
 from millrace.planner.search.decomposition.block_oracle import Pool
+from millrace.planner.search.decomposition.paths import Paths
 from millrace.planner.search.decomposition.pipeline_rows import Branch, PipelineRows, StageProblem
 from millrace.planner.search.decomposition.prices import Floats
 from millrace.planner.search.decomposition.template_tables import BLOCK_FIGURES
@@ -25,6 +26,7 @@ NEGLIGIBLE = 1e-9
 # more cuts are kept, for what binds next. Chunks with fewer blocks are looked at as if they had so
 # many.
 BINDING, SPARE, FEW = 1e-6, 2, 0.2
+PATHS = 1  # that are looked for at a time
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -37,12 +39,15 @@ class Relaxation:
         A bound of the step time; infinite where nothing has room.
     prices : array [K, F], optional
         What one more of every figure of each chunk adds to the step.
+    room : array [S], optional
+        What one more byte of each stage's limit takes off the step, in nanoseconds.
     values : array
         Of all columns; none where the solver gave up.
     """
 
     step_ns: float
     prices: Floats | None
+    room: Floats | None
     values: Floats
 
 
@@ -81,9 +86,7 @@ class BoundProgram:
 
 
 def bound_program(
-    problem: StageProblem,
-    pools: dict[str, Pool],
-    kept: Cuts | None = None,
+    problem: StageProblem, pools: dict[str, Pool], kept: Cuts | None = None, newest: int = 0
 ) -> BoundProgram:
     """The program of a candidate.
 
@@ -93,7 +96,9 @@ def bound_program(
     pools : dict
         By template.
     kept : dict, optional
-        Only these cuts are rows; the bound is lower, at most.
+        Of all cuts but the newest only these are rows; the bound is lower, at most.
+    newest : int, optional
+        How many of every pool's cuts are newer.
     """
     rows = PipelineRows(problem)
     cuts = {template: _scaled_cuts(pool, problem.scale) for template, pool in pools.items()}
@@ -102,7 +107,9 @@ def bound_program(
     for (chunk, run), count in rows.counts.items():
         prices, least = cuts[problem.runs[run][0]]
         if kept is not None:
-            prices, least = prices[kept[chunk, run]], least[kept[chunk, run]]
+            new = np.arange(max(len(least) - newest, 0), len(least))
+            taken = np.union1d(kept[chunk, run], new)
+            prices, least = prices[taken], least[taken]
         sums[chunk, run] = program.add_columns(np.zeros(BLOCK_FIGURES))
         own = sums[chunk, run] + np.arange(BLOCK_FIGURES)
         rows.add_load(chunk, own, np.eye(BLOCK_FIGURES))
@@ -112,35 +119,51 @@ def bound_program(
     return BoundProgram(rows=rows, sums=sums, cuts=cuts)
 
 
-def relaxation(rows: PipelineRows) -> Relaxation:
-    """Solve the relaxation of a bound or plan program."""
-    answer = rows.program.relaxed()
+def relaxation(rows: PipelineRows, paths: Paths | None = None) -> Relaxation:
+    """Solve the relaxation of a bound or plan program, with paths of its order where given."""
+    if paths is None:
+        return _relaxed(rows)
+    paths.enter(rows)
+    found = _relaxed(rows, again=True)
+    for _ in range(PATHS):
+        if found.prices is None or not paths.add_longest(rows, found.values):
+            break
+        found = _relaxed(rows, again=True)
+    return found
+
+
+def _relaxed(rows: PipelineRows, *, again: bool = False) -> Relaxation:
+    answer = rows.program.relaxed(again=again)
     if answer is None:
-        return Relaxation(step_ns=float("inf"), prices=None, values=np.zeros(0))
-    prices = None if answer.multipliers is None else rows.prices(answer)
-    return Relaxation(step_ns=rows.step_ns(answer.bound), prices=prices, values=answer.values)
+        return Relaxation(step_ns=float("inf"), prices=None, room=None, values=np.zeros(0))
+    known = answer.multipliers is not None
+    return Relaxation(
+        step_ns=rows.step_ns(answer.bound),
+        prices=rows.prices(answer) if known else None,
+        room=rows.room(answer) if known else None,
+        values=answer.values,
+    )
 
 
 def lowest_branch(
-    problem: StageProblem, pools: dict[str, Pool], time_ns: float, kept: Cuts | None = None
+    rows: PipelineRows, time_ns: float, paths: Paths | None = None
 ) -> tuple[Branch, Relaxation]:
-    """The side of `PipelineRows.branch` whose bound is lower: a bound of all plans.
+    """The side of `PipelineRows.branch` on which a program costs less: a bound of all plans.
 
     Parameters
     ----------
-    problem : StageProblem
-    pools : dict
-        By template.
+    rows : PipelineRows
+        Of a bound or plan program; left as it was.
     time_ns : float
         What a block of the longest run takes for a microbatch at least.
-    kept : dict, optional
-        Only these cuts are rows.
+    paths : Paths, optional
+        Known of the candidate's order; those that are found are added.
     """
     found = []
     for branch in Branch:
-        program = bound_program(problem, pools, kept=kept)
-        program.rows.branch(branch, time_ns)
-        found.append((branch, relaxation(program.rows)))
+        added = rows.branch(branch, time_ns)
+        found.append((branch, relaxation(rows, paths)))
+        rows.program.limit(added)
     return min(found, key=lambda one: one[1].step_ns)
 
 

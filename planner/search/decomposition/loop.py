@@ -26,25 +26,35 @@ from millrace.planner.search.blocks.tables import (
 from millrace.planner.search.candidates import Candidate
 from millrace.planner.search.decomposition.block_oracle import BlockOracle, Pool, PriceAsk
 from millrace.planner.search.decomposition.bound_program import (
+    Cuts,
     Relaxation,
     bound_program,
     lowest_branch,
     relaxation,
 )
+from millrace.planner.search.decomposition.paths import Paths
 from millrace.planner.search.decomposition.pipeline_rows import Branch, PipelineRows, StageProblem
 from millrace.planner.search.decomposition.plan_program import plan_program
 from millrace.planner.search.decomposition.prices import GRIDS, Floats, snapped, with_floors
-from millrace.planner.search.decomposition.template_tables import BETWEEN, BLOCK_FIGURES
+from millrace.planner.search.decomposition.template_tables import (
+    BETWEEN,
+    BLOCK_FIGURES,
+    FORWARD,
+    PASSES,
+)
 from millrace.planner.search.programs import Shape
 from millrace.planner.search.sites import Sends, usable_bytes
 
 # What all memory together is worth of the time, at first; any from 0.1 to 1 leaves about as many
 # candidates open after the second round, whose prices follow from the first.
 FIRST_SHARE = 0.3
-TIME_ALONE = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
+TIME_ALONE = tuple(float(figure in PASSES) for figure in range(BLOCK_FIGURES))
 FIRST, SPREAD = 2, 6  # price vectors of a candidate, first and in every round, over its chunks
 SAME = 0.002  # of a step, within which the plan program's relaxation has reached the bound
 TOGETHER = 24  # candidates of a round, those with the lowest bounds: few, as work may end
+# Rows of a linear program that counts as a block program; the time of others grows with the square
+# of their rows. By eye: at 700 Llama-3 405B is asked too little, at 2,200 it takes twice as long.
+LIKE_A_BLOCK = 1500
 WIDEST_GAP = 0.1  # of those that are proven one after the other
 
 
@@ -60,6 +70,8 @@ class Open:
         What its columns come to, mixed in any shares.
     asks : list
         Price vectors to ask next.
+    kept : dict, optional
+        Cuts that were tight, or nearly so, when there were so many of every template (`cuts`).
     done : bool
         Whether nothing that is known to ask raises it.
     """
@@ -70,6 +82,8 @@ class Open:
     bound_ns: float
     mixed_ns: float = float("inf")
     asks: list[tuple[float, ...]] = field(default_factory=list)
+    kept: Cuts | None = None
+    cuts: int = 0
     rounds: int = 0
     done: bool = False
 
@@ -87,7 +101,9 @@ class Loop:
 
     def __init__(self, oracle: BlockOracle, graph: Graph, asker: Asker, sends: Sends) -> None:
         self.oracle = oracle
+        self.paths = Paths()
         self.solved = 0  # linear programs
+        self.work = 0.0  # of these, in block programs that take as long
         self.asker = asker
         self.sends = sends
         self.runs = tuple(
@@ -117,7 +133,7 @@ class Loop:
             Step of the best plan.
         max_gap : float
         programs : int
-            None is asked for once so many are solved.
+            Block programs, and linear programs counted as such, after which none is asked for.
         tell : callable, optional
             Told a line of text now and then.
         """
@@ -127,7 +143,7 @@ class Loop:
         opened = self._opened(candidates)
         for gap in reversed(gaps):
             cutoff_ns = best_ns / (1 + gap)
-            while self.oracle.solved < programs:
+            while self.oracle.solved + self.work < programs:
                 # What rises no further holds the gap, whatever others rise to.
                 held_ns = min((one.bound_ns for one in opened if one.done), default=cutoff_ns)
                 wanted_ns = min(cutoff_ns, held_ns)
@@ -170,6 +186,11 @@ class Loop:
             for (candidate, bound_ns), shape, cost in zip(candidates, shapes, costs, strict=True)
         ]
 
+    def mixed(self, candidate: Candidate, bound_ns: float, programs: int) -> Relaxation:
+        """A candidate's columns, mixed in any shares, after so many block programs."""
+        (one,) = self.raised([(candidate, bound_ns)], float("inf"), WIDEST_GAP, programs)
+        return self._relaxed(plan_program(one.problem, self.pools(one)).rows)
+
     def pools(self, one: Open) -> dict[str, Pool]:
         """What is known of a candidate's blocks, by template."""
         return {template: self.oracle.pool(one.shape, template) for template in self.templates}
@@ -177,19 +198,17 @@ class Loop:
     def _raise(self, one: Open, cutoff_ns: float) -> None:
         """Raise a bound by the cuts that there are; note what to ask next."""
         pools, problem = self.pools(one), one.problem
-        program = bound_program(problem, pools)
-        bound = self._relaxed(program.rows)
+        time_ns = self._least_time_ns(one)
+        cuts = len(pools[self.templates[0]].least)
+        program = bound_program(problem, pools, one.kept, cuts - one.cuts)
+        branch, bound = lowest_branch(program.rows, time_ns, self.paths)
+        self._note(program.rows, len(Branch))
         one.bound_ns = max(one.bound_ns, bound.step_ns)
         # Without multipliers, or a column to mix, nothing says what to ask.
         one.done = bound.prices is None or not all(pool.columns for pool in pools.values())
         if one.bound_ns >= cutoff_ns or one.done:
             return
-        time_ns, kept = self._least_time_ns(one), program.tight(bound.values)
-        branch, bound = lowest_branch(problem, pools, time_ns, kept)
-        self.solved += len(Branch)
-        one.bound_ns = max(one.bound_ns, bound.step_ns)
-        if one.bound_ns >= cutoff_ns:
-            return
+        one.kept, one.cuts = program.tight(bound.values), cuts
         plan = plan_program(problem, pools)
         plan.rows.branch(branch, time_ns)
         mixed = self._relaxed(plan.rows)
@@ -197,7 +216,7 @@ class Loop:
         known = {tuple(vector.tolist()) for vector in pools[self.templates[0]].prices}
         one.asks = []
         for grid in GRIDS:  # ever finer, while all that is wanted has been asked for
-            wanted = _vectors(problem, bound, mixed, grid, mix=one.rounds % 2)
+            wanted = _price_vectors(problem, mixed, bound if one.rounds % 2 else None, grid=grid)
             one.asks = _spread([vector for vector in wanted if vector not in known], SPREAD)
             if one.asks:
                 break
@@ -205,8 +224,14 @@ class Loop:
         one.done = not one.asks or bound.step_ns >= mixed.step_ns * (1 - SAME)
 
     def _relaxed(self, rows: PipelineRows) -> Relaxation:
-        self.solved += 1
-        return relaxation(rows)
+        found = relaxation(rows, self.paths)
+        self._note(rows, 1)
+        return found
+
+    def _note(self, rows: PipelineRows, times: int) -> None:
+        """Count linear programs of so many rows."""
+        self.solved += times
+        self.work += times * (rows.program.rows / LIKE_A_BLOCK) ** 2
 
     def _least_time_ns(self, one: Open) -> float:
         """What a block of the longest run takes for a microbatch at least."""
@@ -227,7 +252,7 @@ def _first_prices(problem: StageProblem) -> list[tuple[float, ...]]:
     found = []
     for chunk in range(pipeline.positions):
         vector = np.zeros(BLOCK_FIGURES)
-        vector[MICROBATCH], vector[STEP] = 1.0, time.step / time.microbatch
+        vector[[FORWARD, MICROBATCH]], vector[STEP] = 1.0, time.step / time.microbatch
         vector[DEFERRABLE] = 1.0 if time.deferrable is None else time.deferrable / time.microbatch
         vector[PERSISTENT] = byte
         vector[[INFLIGHT, BETWEEN]] = byte * alive[chunk]
@@ -235,14 +260,18 @@ def _first_prices(problem: StageProblem) -> list[tuple[float, ...]]:
     return _spread(_on_grid(problem, found, GRIDS[0]), FIRST)
 
 
-def _vectors(
-    problem: StageProblem, bound: Relaxation, mixed: Relaxation, grid: float, *, mix: int
+def _price_vectors(
+    problem: StageProblem,
+    mixed: Relaxation,
+    bound: Relaxation | None = None,
+    *,
+    grid: float = GRIDS[0],
 ) -> list[tuple[float, ...]]:
-    """Prices of every chunk by the plan program, and, with `mix`, half by the bound program."""
+    """Prices of every chunk by the plan program; with the bound program, half by that, too."""
     if mixed.prices is None:
         return []
     every = list(mixed.prices)
-    if mix and bound.prices is not None:
+    if bound is not None and bound.prices is not None:
         every += list((mixed.prices + bound.prices) / 2)
     return _on_grid(problem, every, grid)
 

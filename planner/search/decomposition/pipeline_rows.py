@@ -1,17 +1,19 @@
 """Pipeline rows: how blocks may lie on chunks, what a step takes then, and the room of stages.
 
 Shared by the bound program and the plan program, which say what the blocks of a chunk come to. With
-n[k, r] blocks of run r on chunk k, figure sums F[k, f] of a chunk and T = F[microbatch] +
-F[deferrable]::
+n[k, r] blocks of run r on chunk k, figure sums F[k, f] of a chunk, and T the sum of those of its
+passes::
 
-    minimise    (microbatches - ramp) · pace + ramp · Σ_k left[k] + update
+    minimise    (microbatches - ramp) · pace + ramp · Σ_k left[k] + waits + update
     subject to  Σ_k n[k, r] = blocks of r,   Σ_r n[k, r] ≥ 1
                 left[k] ≥ T[k] - 2 (1 - 1 / stages) F[k, deferrable]    where gradients are deferred
                 pace ≥ what `stages.shape` says of T, row by row
                 update ≥ Σ_{k on s} F[k, step]
                 Σ_{k on s} F[k, persistent] + Σ_gaps alive[m, k, gap] · F[k, gap] ≤ limit
+                Σ_k Σ_passes count[k, pass] · F[k, pass] + hops ≤ cost without update + waits
 
-with the last for each of the moments m at which stage s may keep most, by the schedule's record.
+with memory at each of the moments m at which stage s may keep most, by the schedule's record, and
+the last for paths of its order that are given (`add_path`), with what they wait as a further cost.
 Runs follow one another: so much of a run lies on the first chunks, in shares, as of the next at
 least. Times are in `unit_ns`, bytes in shares of the limit, so that all is of the order of one.
 
@@ -29,17 +31,20 @@ from millrace.planner.search.blocks.states import Ints
 from millrace.planner.search.blocks.tables import (
     DEFERRABLE,
     INFLIGHT,
-    MICROBATCH,
     PERSISTENT,
     STEP,
 )
 from millrace.planner.search.decomposition.prices import Floats
-from millrace.planner.search.decomposition.template_tables import BETWEEN, BLOCK_FIGURES, GAPS
+from millrace.planner.search.decomposition.template_tables import (
+    BETWEEN,
+    BLOCK_FIGURES,
+    GAPS,
+    PASSES,
+)
 from millrace.planner.search.integer_program import Answer, IntegerProgram
 from millrace.planner.search.stages import Pipeline
+from millrace.planner.search.stages.critical_path import PassTimes, PathCut
 from millrace.planner.search.stages.shape import fullest_moments, lifetime_counts
-
-TIMES = (MICROBATCH, DEFERRABLE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +128,8 @@ class PipelineRows:
         Column of n for every chunk and run that may meet.
     figures, links : arrays [K, F]
         Columns of the figure sums, and rows that hold them beside what is entered.
+    paths : int
+        That were given.
     levels : list of int
         Columns of the longest stage's time, or of the longest chunk's in every row of chunks.
     """
@@ -133,6 +140,7 @@ class PipelineRows:
         pipeline = problem.pipeline
         chunks = pipeline.positions
         self.counts: dict[tuple[int, int], int] = {}
+        self.paths = 0
         self._add_counts(whole)
         self.figures = self.program.add_columns(np.zeros(chunks * BLOCK_FIGURES)) + np.arange(
             chunks * BLOCK_FIGURES
@@ -144,12 +152,49 @@ class PipelineRows:
         self.stages = np.array([pipeline.stage_of(k) for k in range(chunks)])
         self._add_pace()
         self._add_ramp()
+        self.waits = self.program.add_columns(1.0)
         self._add_update()
         self._add_memory()
 
     def add_load(self, chunk: int, columns: ArrayLike, figures: Floats) -> None:
         """Let columns [C] add so much [F, C] to the figures of a chunk, in the problem's scale."""
         self.program.enter(self.links[chunk][:, None], np.asarray(columns)[None], -figures)
+
+    def add_path(self, cut: PathCut) -> None:
+        """Let the step take no less than a path of its schedule's order."""
+        pipeline, times = self.problem.pipeline, self.times()
+        self.paths += 1
+        share = 1 / max(int(cut.counts.max()), 1)  # so that all is of the order of one
+        row = self.program.add_rows(1, share * self._waited(float(cut.hops @ times.hops)))
+        self.program.enter(row, self.figures[:, PASSES].T, -share * cut.counts)
+        self.program.enter(row, self.pace, share * (pipeline.microbatches - pipeline.ramp))
+        self.program.enter(row, self.left, share * pipeline.ramp)
+        self.program.enter(row, self.waits, share)
+
+    def times(self, values: Floats | None = None) -> PassTimes:
+        """What passes of every chunk take at a solution, and what is sent between them."""
+        pipeline = self.problem.pipeline
+        nothing = np.zeros(pipeline.positions)
+        crossing = self.stages[:-1] != self.stages[1:]
+        each_ns = pipeline.sent_ns / 2 / max(int(crossing.sum()), 1)
+        passes = nothing[None] if values is None else values[self.figures[:, PASSES]].T
+        return PassTimes(
+            passes=passes * self.problem.unit_ns,
+            hops=np.append(crossing * each_ns, 0.0),
+            begins=nothing,
+            ends=nothing,
+        )
+
+    def in_order_ns(self, values: Floats) -> float:
+        """What a solution is thought to take until its last gradient, without the update."""
+        pipeline = self.problem.pipeline
+        cost = (pipeline.microbatches - pipeline.ramp) * values[self.pace]
+        cost += pipeline.ramp * values[self.left].sum() + values[self.waits]
+        return float(cost) * self.problem.unit_ns + pipeline.sent_ns
+
+    def _waited(self, hops_ns: float) -> float:
+        """What a path is sent for, beyond what is counted for all, in the problem's unit."""
+        return (hops_ns - self.problem.pipeline.sent_ns) / self.problem.unit_ns
 
     def step_ns(self, cost: float) -> float:
         """The step time of a solution, or a bound of it, by the program's cost."""
@@ -161,7 +206,14 @@ class PipelineRows:
         found = np.maximum(answer.multipliers[self.links], 0.0)
         return found * (self.problem.unit_ns / self.problem.scale)
 
-    def branch(self, branch: Branch, time_ns: float) -> None:
+    def room(self, answer: Answer) -> Floats:
+        """What one more byte of every stage's limit takes off the step [S], in nanoseconds."""
+        multipliers = answer.multipliers
+        assert multipliers is not None, "a relaxation has them"
+        found = np.array([-multipliers[moments].sum() for moments in self.memory])
+        return np.asarray(np.maximum(found, 0.0) * self.problem.unit_ns / self.problem.limit_bytes)
+
+    def branch(self, branch: Branch, time_ns: float) -> list[int]:
         """Take one side of a split of all plans by how many blocks of the longest run a place has.
 
         Places are stages, or chunks where rows wait for their longest. Evenly none has more than
@@ -173,30 +225,38 @@ class PipelineRows:
         branch : Branch
         time_ns : float
             What a block of the run takes for a microbatch at least.
+
+        Returns
+        -------
+        list of int
+            The rows that say so.
         """
         problem = self.problem
         run, most = problem.even_blocks
         blocks, pipeline = problem.runs[run][1], problem.pipeline
         longest = -(-blocks // pipeline.stages)
+        added = []
         if branch is Branch.EVEN:
-            self._hold_at_most(run, most)
+            added += self._hold_at_most(run, most)
         else:
             # Every row has a block of the run, unless others fill one.
             rest = sum(count for _, count in problem.runs) - blocks
             others = pipeline.rows - 1 if pipeline.stages > rest else 0
             longest = max(longest, most + 1 + others)
         last = longest * time_ns / problem.unit_ns
-        self._row(self.levels, [1.0] * len(self.levels), last)
+        return [*added, self._row(self.levels, [1.0] * len(self.levels), last)]
 
-    def _hold_at_most(self, run: int, most: int) -> None:
+    def _hold_at_most(self, run: int, most: int) -> list[int]:
         """Let no place have more blocks of a run."""
         places: dict[int, list[int]] = {}
         for (chunk, of), column in self.counts.items():
             if of == run:
                 place = self.problem.pipeline.place_of(chunk)
                 places.setdefault(place, []).append(column)
-        for columns in places.values():
+        return [
             self._row(columns, [1.0] * len(columns), -np.inf, float(most))
+            for columns in places.values()
+        ]
 
     def _row(
         self,
@@ -204,9 +264,10 @@ class PipelineRows:
         values: Sequence[float] | Floats,
         lower: float = 0.0,
         upper: float = np.inf,
-    ) -> None:
+    ) -> int:
         row = self.program.add_rows(1, lower, upper)
         self.program.enter(row, columns, values)
+        return row
 
     def _add_counts(self, whole: bool) -> None:
         problem = self.problem
@@ -237,13 +298,13 @@ class PipelineRows:
 
     def _times(self, chunks: Iterable[int]) -> list[int]:
         """Columns whose sum is the time of some chunks for one microbatch."""
-        return [int(self.figures[k, figure]) for k in chunks for figure in TIMES]
+        return [int(self.figures[k, figure]) for k in chunks for figure in PASSES]
 
     def _add_pace(self) -> None:
         """What each further microbatch takes."""
         pipeline = self.problem.pipeline
         share, stages, rows = pipeline.row_share, pipeline.stages, pipeline.rows
-        pace = self.program.add_columns(pipeline.microbatches - pipeline.ramp)
+        self.pace = pace = self.program.add_columns(pipeline.microbatches - pipeline.ramp)
         longest = self.program.add_columns(0.0)
         self.levels = [longest]
         for stage in range(stages):
@@ -260,7 +321,7 @@ class PipelineRows:
                 self.levels.append(level)
                 here = range(row * stages, (row + 1) * stages)
                 for k in here:
-                    self._row([level, *self._times([k])], [1.0, -1.0, -1.0])
+                    self._row([level, *self._times([k])], [1.0] + [-1.0] * len(PASSES))
                 times = self._times(here)
                 self._row([most, *times], [1.0] + [-1.0 / stages] * len(times))
                 columns += [level, *times]
@@ -276,11 +337,13 @@ class PipelineRows:
         pipeline = self.problem.pipeline
         chunks = pipeline.positions
         left = self.program.add_columns(np.full(chunks, pipeline.ramp))
+        self.left = left + np.arange(chunks)
         filled = 2 * (1 - 1 / pipeline.stages) if pipeline.defers_weight_gradients else 0.0
         rows = self.program.add_rows(chunks, lower=0.0) + np.arange(chunks)
         self.program.enter(rows, left + np.arange(chunks), 1.0)
-        self.program.enter(rows, self.figures[:, MICROBATCH], -1.0)
-        self.program.enter(rows, self.figures[:, DEFERRABLE], filled - 1.0)
+        for figure in PASSES:
+            self.program.enter(rows, self.figures[:, figure], -1.0)
+        self.program.enter(rows, self.figures[:, DEFERRABLE], filled)
 
     def _add_update(self) -> None:
         update = self.program.add_columns(1.0)

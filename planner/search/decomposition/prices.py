@@ -13,6 +13,7 @@ from millrace.planner.search.blocks.tables import (
     PERSISTENT,
     STEP,
 )
+from millrace.planner.search.decomposition.template_tables import FORWARD
 
 Floats = NDArray[np.float64]
 
@@ -26,8 +27,9 @@ TIME_SHARE, STEP_SHARE, DEFERRABLE_SHARE, BYTE_SHARE = 1e-3, 1e-4, 0.02, 1e-3
 def with_floors(prices: Floats) -> Floats:
     """Prices [F] of which none that counts is zero, in units in which all figures are about one."""
     found = prices.copy()
-    if found[MICROBATCH] <= 0:
-        found[MICROBATCH] = TIME_SHARE * max(found.max(), 1e-9)
+    for figure in (MICROBATCH, FORWARD):
+        if found[figure] <= 0:
+            found[figure] = TIME_SHARE * max(found.max(), 1e-9)
     time = found[MICROBATCH]
     for figure, share in (
         (STEP, STEP_SHARE),

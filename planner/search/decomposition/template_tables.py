@@ -14,6 +14,10 @@ For bounds the same is written as nets: a floor that every layout costs, and for
 the gap, on the diagonal of its own and the later readers' targets, what its layout costs more than
 the floor. No solution keeps less.
 
+Time is told apart by pass: what the forward pass makes is boxed there for its own readers, and in
+the backward pass for those that read it there alone. For bounds a net with both kinds of reader is
+boxed at the lesser price of the two.
+
 Shapes: F figures, O options, A sources, B targets, K rows (meshes and microbatches), R solutions.
 """
 
@@ -21,7 +25,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
+from millrace.models.graph import Phase
+from millrace.planner.search.blocks.space import Choice as SpaceChoice
 from millrace.planner.search.blocks.space import Net as SpaceNet
 from millrace.planner.search.blocks.space import Space, Use
 from millrace.planner.search.blocks.states import Bools, Ints
@@ -45,8 +52,15 @@ BETWEEN = len(FIGURES)
 
 `INFLIGHT` are here those kept from the forward pass to gradients of inputs.
 """
-BLOCK_FIGURES = BETWEEN + 1
+FORWARD = BETWEEN + 1
+"""Of block figures, the time of the forward pass per microbatch.
+
+`MICROBATCH` is here that of gradients of inputs and of what is recomputed for them.
+"""
+BLOCK_FIGURES = FORWARD + 1
 GAPS = (INFLIGHT, BETWEEN)  # after the forward pass, and after gradients of inputs
+PASSES = (FORWARD, MICROBATCH, DEFERRABLE)  # times of a microbatch, in the order of their passes
+EITHER = BLOCK_FIGURES  # of tables only: priced as the cheaper of the first two passes
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -56,13 +70,15 @@ class TemplateTables:
     Attributes
     ----------
     tables : Tables
-        `BLOCK_FIGURES` figures, of all blocks of the template together; what is kept is in nets.
+        Block figures and `EITHER`, of all blocks of the template together; what is kept is in nets.
     places : tuple of int
         The space's choice that each choice is; first those of the template itself.
     stands : tuple of array
         Per choice, the space's option that each of its options stands for.
     nets : tuple of Net
         What boxing costs, without what is kept.
+    forward : tuple of Net or None
+        Of each of these, what is boxed in the forward pass.
     count : int
         Blocks of the template.
     """
@@ -72,16 +88,21 @@ class TemplateTables:
     places: tuple[int, ...]
     stands: tuple[Ints, ...]
     nets: tuple[Net, ...]
+    forward: tuple[Net | None, ...]
     count: int
 
     def figures(self, options: Ints, rows: Ints) -> Ints:
         """Figures [F, R] of all blocks, of one option per choice [choices, R] on some rows [R]."""
         found = np.zeros((BLOCK_FIGURES, len(rows)), np.int64)
         for choice, option in zip(self.tables.choices, options, strict=True):
-            found += choice.count * choice.figures[:, option, rows]
-        for net in self.nets:
+            found += choice.count * choice.figures[:BLOCK_FIGURES, option, rows]
+        for net, early in zip(self.nets, self.forward, strict=True):
             boxing, _ = net_figures(net, options, rows)
             found[: len(FIGURES)] += net.count * boxing
+            if early is not None:
+                boxing, _ = net_figures(early, options, rows)
+                found[FORWARD] += net.count * boxing[MICROBATCH]
+                found[MICROBATCH] -= net.count * boxing[MICROBATCH]
             for gap in _gaps(self.space.nets[net.number]):
                 kept = _kept_bytes(self.space.nets[net.number], net, gap, options, rows)
                 found[GAPS[gap]] += net.count * kept
@@ -112,20 +133,23 @@ def template_tables(space: Space, tables: Tables, template: str) -> TemplateTabl
     read = [net for net in tables.nets if home[net.uses[0].choice] == template]
     ends = {at for net in read for at in (net.producer, *(use.choice for use in net.uses))}
     place = {at: number for number, at in enumerate([*own, *sorted(ends - set(own))])}
-    choices = [_widened(tables.choices[at]) for at in own]
+    choices = [_widened(tables.choices[at], space.choices[at]) for at in own]
     stands = [tables.choices[at].options for at in own]
     for other in list(place)[len(own) :]:
         choice, options = _bare(tables, other, read)
         choices.append(choice)
         stands.append(options)
     nets = [_placed(net, place, stands) for net in read]
+    forward = [_forward(space.nets[net.number], net) for net in nets]
+    boxing = [_by_pass(net, early) for net, early in zip(nets, forward, strict=True)]
     kept = [one for net in nets for one in _kept_nets(space.nets[net.number], net)]
     return TemplateTables(
         space=space,
-        tables=Tables(choices=tuple(choices), nets=(*nets, *kept)),
+        tables=Tables(choices=tuple(choices), nets=(*boxing, *kept)),
         places=tuple(place),
         stands=tuple(stands),
         nets=tuple(nets),
+        forward=tuple(forward),
         count=max(choice.count for choice in choices[: len(own)]),
     )
 
@@ -133,7 +157,8 @@ def template_tables(space: Space, tables: Tables, template: str) -> TemplateTabl
 def block_figures(variant: VariantFigures) -> Ints:
     """The figures [F] of a block in a variant."""
     found = np.zeros(BLOCK_FIGURES, np.int64)
-    found[MICROBATCH] = variant.microbatch_ns - variant.deferrable_ns
+    found[FORWARD] = variant.forward_ns
+    found[MICROBATCH] = variant.microbatch_ns - variant.deferrable_ns - variant.forward_ns
     found[DEFERRABLE] = variant.deferrable_ns
     found[STEP] = variant.step_ns
     found[PERSISTENT] = variant.persistent_bytes
@@ -142,10 +167,20 @@ def block_figures(variant: VariantFigures) -> Ints:
     return found
 
 
-def _widened(choice: Choice) -> Choice:
-    """A choice with a place for what is kept between gradients."""
-    more = np.zeros((BLOCK_FIGURES - len(FIGURES), *choice.figures.shape[1:]), np.int64)
-    return replace(choice, figures=np.concatenate([choice.figures, more]))
+def table_prices(prices: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Prices of what tables have [F + 1, R], from those of block figures [F, R]."""
+    return np.vstack([prices, np.minimum(prices[FORWARD], prices[MICROBATCH])])
+
+
+def _widened(choice: Choice, known: SpaceChoice) -> Choice:
+    """A choice with all that tables have."""
+    more = np.zeros((EITHER + 1 - len(FIGURES), *choice.figures.shape[1:]), np.int64)
+    figures = np.concatenate([choice.figures, more])
+    if known.own and known.own[0].op.phase is Phase.FORWARD:
+        # Clones take as long as what they run again.
+        figures[FORWARD] = figures[MICROBATCH] * len(known.own) // len(known.ops)
+        figures[MICROBATCH] -= figures[FORWARD]
+    return replace(choice, figures=figures)
 
 
 def _bare(tables: Tables, at: int, nets: list[Net]) -> tuple[Choice, Ints]:
@@ -160,7 +195,7 @@ def _bare(tables: Tables, at: int, nets: list[Net]) -> tuple[Choice, Ints]:
     )
     able = np.zeros((combinations.shape[1], tables.rows), np.bool_)
     np.logical_or.at(able, inverse.ravel(), tables.choices[at].legal)
-    figures = np.zeros((BLOCK_FIGURES, *able.shape), np.int64)
+    figures = np.zeros((EITHER + 1, *able.shape), np.int64)
     return Choice(figures=figures, legal=able, options=np.arange(len(first)), count=1), first
 
 
@@ -180,6 +215,22 @@ def _placed(net: Net, place: dict[int, int], stands: list[Ints]) -> Net:
             for use in net.uses
         ),
     )
+
+
+def _forward(own: SpaceNet, net: Net) -> Net | None:
+    """What of a net is boxed in the forward pass."""
+    if net.figure == STEP or not own.forward or own.side:
+        return None
+    uses = zip(net.uses, own.uses, strict=True)
+    early = tuple(use for use, of_space in uses if not of_space.holds)
+    return replace(net, uses=early) if early else None
+
+
+def _by_pass(net: Net, early: Net | None) -> Net:
+    """A net whose boxing counts in its pass; in the cheaper one, where it is boxed in two."""
+    if early is None:
+        return net
+    return replace(net, figure=FORWARD if len(early.uses) == len(net.uses) else EITHER)
 
 
 def _gaps(net: SpaceNet) -> Iterator[int]:

@@ -24,6 +24,7 @@ from millrace.planner.search.report.neighbours import (
     storage,
 )
 from millrace.planner.search.report.record import Answer
+from millrace.planner.search.report.worth import memory_worth
 from millrace.planner.search.request import MemoryLimitError
 from millrace.planner.search.sites import candidates_of
 from millrace.planner.wording import percent, size
@@ -92,8 +93,8 @@ def explain(plan: Plan, answer: Answer) -> tuple[Reason, ...]:
     Returns
     -------
     tuple of Reason
-        In the order of the choices, the runner-up last. A choice that was pinned, or that the plan
-        leaves none of, has one reason that says so.
+        In the order of the choices; then what more memory would save, and the runner-up. A choice
+        that was pinned, or that the plan leaves none of, has one reason that says so.
     """
     evaluator, chosen = answer.evaluator, answer.chosen
     shown = {**roles(plan, plan_graph(plan)), "offload": plan.offload}
@@ -105,6 +106,7 @@ def explain(plan: Plan, answer: Answer) -> tuple[Reason, ...]:
         asked = evaluator if one.pins == pins else evaluator.under(one.pins)
         found[one.choice].append(_reason(asked, one, outcomes, chosen, own))
     listed = [one for name in CHOICES for one in (found[name][1:] or found[name][:1])]
+    listed += _memory(evaluator, chosen)
     if runner_up := _runner_up(answer, own):
         listed.append(runner_up)
     return tuple(listed)
@@ -245,6 +247,26 @@ def _slower(plain: Reason, evaluator: Evaluator, best: Found, chosen: Found, own
         plan=best.candidate.text,
         parts_s={name: time / 1e9 for name, time in more.items()},
     )
+
+
+def _memory(evaluator: Evaluator, chosen: Found) -> list[Reason]:
+    """What more memory would save."""
+    worth = memory_worth(evaluator, chosen)
+    if worth is None:
+        return []
+    text = "saves nothing"
+    if worth.saved > SAME:
+        stages = chosen.candidate.pipeline.stages
+        where = f", most of it on stage {worth.stage}" if stages > 1 else ""
+        text = f"on every device saves about {percent(worth.saved)}{where}"
+    reason = Reason(
+        choice="memory",
+        value=size(worth.limit_bytes),
+        alternative="1 GiB more",
+        effect=-worth.saved,
+        reason=text,
+    )
+    return [reason]
 
 
 def _runner_up(answer: Answer, own: Parts) -> Reason | None:

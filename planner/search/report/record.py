@@ -108,6 +108,7 @@ def layers(
     pruned: list[Pruned],
     refused: list[Refused],
     bounds_ns: tuple[float, float],
+    held_by: str,
 ) -> tuple[Document, ...]:
     """Return what every layer did and proved, in numbers that repeat.
 
@@ -120,6 +121,8 @@ def layers(
         Candidates without a plan, in the last round.
     bounds_ns : tuple of float
         The lowest over all candidates, by ranking and as proven then.
+    held_by : str
+        The candidate that has the lowest proven bound.
     """
     assert record.answer is not None, "filled before"
     did, evaluator = record.counts, record.answer.evaluator
@@ -156,6 +159,7 @@ def layers(
             **_proof(division.step_ns, bounds_ns[1]),
             "block_programs": did.get("programs at prices", 0),
             "linear_programs": did.get("linear programs", 0),
+            "held_by": held_by,
         },
     )
 

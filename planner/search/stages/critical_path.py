@@ -6,6 +6,9 @@ microbatch's forward of the chunk before, a backward for that of the chunk after
 last pass is a longest path, and the passes on it, counted, are a lower bound of the length of the
 same order under any other times: length ≥ Σ count · time ("a cut").
 
+In an order of many microbatches a path through a few of them is a path, too, and so is one that
+goes round more often: between two equal passes of microbatches that are a round apart.
+
 Shapes: K positions (chunks in model order), P = 3 parts (forward, input gradient, weight gradient).
 """
 
@@ -57,6 +60,26 @@ class CriticalPath:
     counts: Ints
 
 
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class PathCut:
+    """A path of an order: whatever passes take, the order takes no less than those on it.
+
+    Attributes
+    ----------
+    counts : array [P, K]
+        How often every pass lies on it.
+    hops : array [K]
+        How often it is sent between each chunk and the next.
+    """
+
+    counts: Ints
+    hops: Ints
+
+    def least_ns(self, times: PassTimes) -> float:
+        """What an order takes at least, however late it begins."""
+        return float((self.counts * times.passes).sum() + self.hops @ times.hops)
+
+
 class _Order:
     """Passes of one step in levels, each after all that it waits for.
 
@@ -65,8 +88,8 @@ class _Order:
     Attributes
     ----------
     levels : list of slice
-    numbers, stages : array [N]
-        Per pass `part * (K + 1) + position`, and its stage.
+    numbers, stages, microbatches : array [N]
+        Per pass `part * (K + 1) + position`, its stage and its microbatch.
     before, read : array [N]
         The pass before it on its stage, and the one whose result it reads; -1: there is none.
     hops : array [N]
@@ -112,9 +135,9 @@ class _Order:
             places = np.arange(count, count + len(stage))
             earlier = np.minimum(position, sources[stage, slot])
             hop = np.where(sent[stage, slot], earlier, positions)
-            rows.append(
-                np.stack([part * (positions + 1) + position, stage, last[stage], read[ready], hop])
-            )
+            number = part * (positions + 1) + position
+            microbatch = numbers_of[stage, slot]
+            rows.append(np.stack([number, stage, microbatch, last[stage], read[ready], hop]))
             whole = part != WEIGHT_GRADIENT
             place_of[kinds[stage, slot][whole], position[whole], numbers_of[stage, slot][whole]] = (
                 places[whole]
@@ -124,7 +147,9 @@ class _Order:
             levels.append(slice(count, count + len(stage)))
             count += len(stage)
         self.levels = levels
-        self.numbers, self.stages, self.before, self.read, self.hops = np.concatenate(rows, axis=1)
+        self.numbers, self.stages, self.microbatches, self.before, self.read, self.hops = (
+            np.concatenate(rows, axis=1)
+        )
         self.firsts = place_of[0, :, 0]
         closing = np.flatnonzero(self.numbers >= WEIGHT_GRADIENT * (positions + 1))
         self.finals = np.zeros(positions, np.int64)
@@ -132,11 +157,62 @@ class _Order:
 
     def longest(self, times: PassTimes) -> CriticalPath:
         """The longest path of the passes, in these times."""
-        positions = self.positions
-        durations = np.zeros((4, positions + 1))
-        durations[:3, :positions] = times.passes
+        length_ns, path, _ = self._walked(times)
+        return CriticalPath(length_ns=length_ns, counts=self._counts(path))
+
+    def cut(self, times: PassTimes, rounds: int, period: int) -> PathCut:
+        """The longest path, going round so much more often where that takes longest.
+
+        A round is so many microbatches.
+        """
+        _, path, sent = self._walked(times)
+        found = self._counted(path, sent)
+        if rounds and (inside := self._longest_round(times, path, sent, period)):
+            again = self._counted(path[inside], sent[inside])
+            found = PathCut(
+                counts=found.counts + rounds * again.counts, hops=found.hops + rounds * again.hops
+            )
+        return found
+
+    def _counted(self, path: Ints, sent: Ints) -> PathCut:
+        hops = np.bincount(sent, minlength=self.positions + 1)
+        return PathCut(counts=self._counts(path), hops=hops[: self.positions])
+
+    def _longest_round(self, times: PassTimes, path: Ints, sent: Ints, period: int) -> slice | None:
+        """The part of a path, between equal passes a round apart, that takes longest."""
+        durations = self._durations(times)[self.numbers[path]]
+        ends = np.cumsum(durations + np.append(times.hops, 0.0)[sent])
+        microbatches = self.microbatches[path]
+        # An order may begin with more forwards, and put off gradients of weights until the end.
+        part = self.numbers[path] // (self.positions + 1)
+        final = self.microbatches.max() + 1 - period
+        begun = np.flatnonzero((part == FORWARD) & (microbatches < 2 * period))
+        put_off = np.flatnonzero((part == WEIGHT_GRADIENT) & (microbatches >= final))
+        after = int(begun[-1]) if len(begun) else 0
+        before = int(put_off[0]) if len(put_off) else len(path)
+        keys = zip(self.numbers[path].tolist(), microbatches.tolist(), strict=True)
+        place = {key: at for at, key in enumerate(keys)}
+        rounds = [
+            (first, last)
+            for (number, microbatch), last in place.items()
+            if last < before and (first := place.get((number, microbatch - period), -1)) >= after
+        ]
+        if not rounds:
+            return None
+        first, last = max(rounds, key=lambda one: ends[one[1]] - ends[one[0]])
+        return slice(first + 1, last + 1)
+
+    def _durations(self, times: PassTimes) -> Floats:
+        """What each pass takes, by its number."""
+        durations = np.zeros((4, self.positions + 1))
+        durations[:3, : self.positions] = times.passes
         durations[JOINT] = durations[INPUT_GRADIENT] + durations[WEIGHT_GRADIENT]
-        took = durations.ravel()[self.numbers]
+        return durations.ravel()
+
+    def _walked(self, times: PassTimes) -> tuple[float, Ints, Ints]:
+        """Length of the longest path, its passes, and the position each was sent from; K: none."""
+        positions = self.positions
+        took = self._durations(times)[self.numbers]
         hops = np.append(times.hops, 0.0)[self.hops]
         floors = np.zeros(len(took))
         floors[self.firsts] = times.begins
@@ -148,10 +224,6 @@ class _Order:
             stage_ends[stage] = ends[level] = np.maximum(begins, floors[level]) + took[level]
         tails = ends[self.finals] + times.ends
         at = int(self.finals[int(np.argmax(tails))])
-        return CriticalPath(length_ns=float(tails.max()), counts=self._counts(at, ends, hops))
-
-    def _counts(self, at: int, ends: Floats, hops: Floats) -> Ints:
-        """How often each pass lies on the path that ends at a place."""
         # Where a pass waits longer for what it reads than for its turn.
         late = (self.read >= 0) & ((self.before < 0) | (ends[self.before] < ends[self.read] + hops))
         came_from = np.where(late, self.read, self.before).tolist()
@@ -159,7 +231,12 @@ class _Order:
         while at >= 0:
             on_path.append(at)
             at = came_from[at]
-        counts = np.bincount(self.numbers[on_path], minlength=4 * (self.positions + 1))
+        path = np.array(on_path[::-1])
+        return float(tails.max()), path, np.where(late[path], self.hops[path], positions)
+
+    def _counts(self, path: Ints) -> Ints:
+        """How often each pass lies on a path."""
+        counts = np.bincount(self.numbers[path], minlength=4 * (self.positions + 1))
         by_part = counts.reshape(4, -1)[:, : self.positions].astype(np.int64)
         by_part[[INPUT_GRADIENT, WEIGHT_GRADIENT]] += by_part[JOINT]
         return by_part[:3]
@@ -225,3 +302,20 @@ def critical_path(
                 counts=path.counts + rounds * (path.counts - fewer.counts),
             )
         laps *= 2
+
+
+def path_cut(
+    schedule: str, stages: int, chunks: int, microbatches: int, times: PassTimes
+) -> PathCut:
+    """A path of a pipeline's order that is about the longest in these times.
+
+    Parameters
+    ----------
+    schedule : str
+    stages, chunks, microbatches : int
+        Chunks of each stage; microbatches of a step.
+    times : PassTimes
+    """
+    rounds = max(0, microbatches - LAPS * stages) // stages
+    order = _order(schedule, stages, chunks, microbatches - rounds * stages)
+    return order.cut(times, rounds, stages)

@@ -10,16 +10,24 @@ from millrace.models.graph import Graph
 from millrace.models.spec import TrainingSpec, graph_spec
 from millrace.models.zoo.catalogue import build_training, model_spec
 from millrace.planner.search import Pins, SearchRequest
-from millrace.planner.search.blocks.reading import template_figures
+from millrace.planner.search.blocks.reading import forward_times_ns, template_figures
 from millrace.planner.search.blocks.states import Ints
-from millrace.planner.search.blocks.tables import DEFERRABLE, FIGURES, INFLIGHT
+from millrace.planner.search.blocks.tables import (
+    DEFERRABLE,
+    FIGURES,
+    INFLIGHT,
+    MICROBATCH,
+    PERSISTENT,
+)
 from millrace.planner.search.candidates import Candidate
 from millrace.planner.search.decomposition.block_oracle import BlockOracle, PriceAsk
 from millrace.planner.search.decomposition.prices import snapped
 from millrace.planner.search.decomposition.template_tables import (
     BETWEEN,
     BLOCK_FIGURES,
+    FORWARD,
     TemplateTables,
+    table_prices,
     template_tables,
 )
 from millrace.planner.search.evaluation import Evaluator
@@ -66,12 +74,21 @@ def random_prices(rng: np.random.Generator) -> tuple[float, ...]:
     found[1] = rng.uniform(0.01, 1)
     found[[2, INFLIGHT, BETWEEN]] = rng.uniform(0, 1, 3) * 10.0 ** rng.uniform(-5, 1)
     found[DEFERRABLE] = rng.uniform(0.1, 1)
+    found[FORWARD] = rng.uniform(0.5, 2)
     return tuple(found.tolist())
+
+
+def alike_in_passes(prices: tuple[float, ...]) -> tuple[float, ...]:
+    """The same prices with one for both passes that enumeration has together."""
+    found = list(prices)
+    found[FORWARD] = found[MICROBATCH]
+    return tuple(found)
 
 
 def enumerated_figures(rows: Ints) -> NDArray[np.int64]:
     """Block figures [F, V] of variants as enumeration has them [V, columns]."""
     found = rows[:, :BLOCK_FIGURES].T.copy()
+    found[FORWARD] = 0  # among those of `MICROBATCH`
     found[INFLIGHT] += rows[:, WEIGHT]
     found[BETWEEN] = rows[:, WEIGHT] + rows[:, BETWEEN_BYTES]
     return found
@@ -87,7 +104,8 @@ def test_every_cut_lies_below_every_variant(seed: int) -> None:
     for candidate in candidates:
         shape = evaluator.shape(candidate)
         for template in dict.fromkeys(graph.templates[block] for block in graph.blocks):
-            oracle.ask(PriceAsk(shape, template, random_prices(rng)) for _ in range(12))
+            asks = [alike_in_passes(random_prices(rng)) for _ in range(12)]
+            oracle.ask(PriceAsk(shape, template, prices) for prices in asks)
             variants = np.concatenate(
                 [
                     enumerated_figures(rows)
@@ -148,7 +166,11 @@ def test_restricted_figures_equal_the_whole_space_s(model: str) -> None:
                 if not deferring:
                     assert (weight, between) == (0, 0)
                 usual[INFLIGHT] += weight
-                assert each[: len(FIGURES)].tolist() == pytest.approx(usual, abs=1)
+                forward = forward_times_ns(space, tables, row, whole)[template]
+                assert each[FORWARD] == pytest.approx(forward, abs=1)
+                each[MICROBATCH] += each[FORWARD]
+                assert each[: len(FIGURES)].tolist() == pytest.approx(usual, abs=2)
+                each[MICROBATCH] -= each[FORWARD]
                 if deferring:
                     assert each[BETWEEN] == pytest.approx(weight + between, abs=1)
 
@@ -173,6 +195,31 @@ def test_nets_of_what_is_kept_cost_no_more_than_it(model: str) -> None:
             assert bound[BETWEEN] <= exact[BETWEEN]
 
 
+@pytest.mark.parametrize("model", ["llama3-8b", "bert-base", "resnet-50"])
+def test_tables_cost_no_more_than_the_figures_at_any_prices(model: str) -> None:
+    """Nor less where both of the first passes cost the same."""
+    rng = np.random.default_rng(7)
+    for *_, own, row in restricted(model):
+        rows, tables = np.array([row]), own.tables
+        for alike in (False, True, False, True):
+            drawn = random_prices(rng)
+            prices = np.array(alike_in_passes(drawn) if alike else drawn)
+            prices[[PERSISTENT, INFLIGHT, BETWEEN]] = 0
+            priced = table_prices(prices[:, None])[:, 0]
+            options = np.array([rng.integers(len(stands)) for stands in own.stands])[:, None]
+            exact = float(prices @ own.figures(options, rows)[:, 0])
+            cost = 0.0
+            for choice, option in zip(tables.choices, options[:, 0], strict=True):
+                cost += choice.count * float(priced @ choice.figures[:, option, row])
+            for net in tables.nets[: len(own.nets)]:
+                source = net.makes[options[net.producer, 0]]
+                for target in {int(use.wants[options[use.choice, 0]]) for use in net.uses}:
+                    cost += net.count * priced[net.figure] * net.duration_ns[source, target, row]
+            assert cost <= exact * (1 + 1e-9)
+            if alike:
+                assert cost == pytest.approx(exact, rel=1e-9)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_columns_are_read_again_as_they_are_in_the_pool(seed: int) -> None:
     request = question(seed)
@@ -187,14 +234,16 @@ def test_columns_are_read_again_as_they_are_in_the_pool(seed: int) -> None:
             space = evaluator.programs.space(shape, mode)
             *usual, weight, between = template_figures(space, tables, row, options, True)[template]
             usual[INFLIGHT] += weight
-            assert figures.tolist() == pytest.approx([*usual, weight + between], abs=1)
+            forward = forward_times_ns(space, tables, row, options)[template]
+            usual[MICROBATCH] -= forward
+            assert figures.tolist() == pytest.approx([*usual, weight + between, forward], abs=2)
 
 
 def test_what_was_asked_before_is_not_solved_again() -> None:
     evaluator, graph, candidates = asked(question(0))
     oracle = BlockOracle(evaluator.programs, evaluator.modes)
     shape, template = evaluator.shape(candidates[0]), graph.templates[graph.blocks[0]]
-    asks = [PriceAsk(shape, template, (1.0, 1.0, 0.0, 0.0, 1.0, 0.0))] * 2
+    asks = [PriceAsk(shape, template, random_prices(np.random.default_rng(0)))] * 2
     assert oracle.ask(asks) == 1
     assert oracle.ask(asks) == 0
     assert oracle.solved == len(evaluator.modes)

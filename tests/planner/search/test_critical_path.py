@@ -9,7 +9,12 @@ import pytest
 
 from millrace.planner.schedules import SCHEDULES, schedule_order, stage_of
 from millrace.planner.search.stages import critical_path as module
-from millrace.planner.search.stages.critical_path import CriticalPath, PassTimes, critical_path
+from millrace.planner.search.stages.critical_path import (
+    CriticalPath,
+    PassTimes,
+    critical_path,
+    path_cut,
+)
 
 CASES = [
     ("gpipe", 3, 2, 5),
@@ -106,6 +111,24 @@ def test_further_rounds_add_what_one_adds(schedule: str):
         whole = critical_path(schedule, 4, chunks, 120, times)
     assert short.length_ns == pytest.approx(whole.length_ns, rel=1e-3)
     assert short.counts.sum() == pytest.approx(whole.counts.sum(), rel=0.05)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("rounds", [1, 3, 9])
+def test_no_order_is_shorter_than_a_path_that_was_cut_for_it(schedule: str, rounds: int):
+    """Whatever its passes take; and of the times it was cut for, it is nearly the longest."""
+    chunks = SCHEDULES[schedule].chunks or 2
+    microbatches = 3 * (module.LAPS + rounds)
+    shape = schedule, 3, chunks, microbatches
+    drawn = [random_times(3 * chunks, seed, spread=4) for seed in range(8)]
+    drawn = [replace(one, begins=0 * one.begins, ends=0 * one.ends) for one in drawn]
+    with patch.object(module, "LAPS", microbatches):
+        lengths = [critical_path(*shape, one).length_ns for one in drawn]
+    for times, length_ns in zip(drawn, lengths, strict=True):
+        cut = path_cut(*shape, times)
+        assert cut.least_ns(times) >= (0.9 if schedule != "gpipe" else 0.5) * length_ns
+        for other, other_ns in zip(drawn, lengths, strict=True):
+            assert cut.least_ns(other) <= other_ns * (1 + 1e-12)
 
 
 def test_eager_1f1b_hides_what_is_sent():

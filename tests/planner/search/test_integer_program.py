@@ -127,3 +127,28 @@ def test_where_no_relaxation_is_feasible_there_is_no_answer() -> None:
     rows = [(1.0, np.inf, [1.0, 1.0]), (-np.inf, 0.5, [1.0, 1.0])]
     for cost in ([1.0, 1.0], [-1.0, 1.0]):
         assert program(cost, rows).relaxed() is None
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_is_asked_again_is_answered_as_if_it_were_new(seed: int) -> None:
+    """With rows added to it, and with limits that come and go."""
+    rng = np.random.default_rng(seed)
+    cost, rows = random_rows(rng, 4)
+    cost = [abs(one) for one in cost]
+    again = program(cost, rows[:2], highest=3.0)
+    assert again.relaxed(again=True) is not None
+    for number in range(2, len(rows)):
+        lower, upper, coefficients = rows[number]
+        again.enter(again.add_rows(1, lower, upper), np.arange(4), coefficients)
+        grown, new = again.relaxed(again=True), program(cost, rows[: number + 1], highest=3.0)
+        fresh = new.relaxed()
+        assert (grown is None) is (fresh is None)
+        if grown is not None and fresh is not None:
+            assert grown.cost == pytest.approx(fresh.cost, abs=1e-6)
+    again.limit(np.arange(2, len(rows)))
+    loose, first = again.relaxed(again=True), program(cost, rows[:2], highest=3.0).relaxed()
+    assert loose is not None
+    assert first is not None
+    assert loose.cost == pytest.approx(first.cost, abs=1e-6)
+    assert loose.multipliers is not None
+    assert np.abs(loose.multipliers[2:]).max() < 1e-6

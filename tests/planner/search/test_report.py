@@ -114,7 +114,10 @@ def test_every_choice_has_a_reason_and_alternatives_an_effect_or_what_they_lack(
     found = explain(plan, record.answer)
     assert [name for name in CHOICES if name not in {one.choice for one in found}] == []
     assert all(one.reason and one.line for one in found)
-    effects = [one for one in found if one.effect is not None]
+    (memory,) = (one for one in found if one.choice == "memory")
+    assert memory.effect is not None
+    assert memory.effect <= 0
+    effects = [one for one in found if one.effect is not None and one is not memory]
     assert len(effects) > 4
     for one in effects:
         assert one.parts_s is not None

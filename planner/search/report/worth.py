@@ -1,0 +1,53 @@
+"""Worth: what more memory would save, by the multipliers of a plan's columns."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from millrace.planner.search.decomposition.block_oracle import BlockOracle
+from millrace.planner.search.decomposition.loop import Loop
+from millrace.planner.search.evaluation import Evaluator, Found
+from millrace.planner.search.sites import usable_bytes
+
+GIB = 2**30
+PROGRAMS = 200  # block programs, after which the columns of one candidate tell it to a tenth or so
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worth:
+    """What one GiB more is worth.
+
+    Attributes
+    ----------
+    limit_bytes : int
+        What a device may lay out as it is.
+    saved : float
+        Of the step, as a share, where every device has that much more.
+    stage : int
+        Whose devices save most of it.
+    """
+
+    limit_bytes: int
+    saved: float
+    stage: int
+
+
+def memory_worth(evaluator: Evaluator, chosen: Found) -> Worth | None:
+    """What a GiB more is worth to a plan of one kind of device; None: there are several.
+
+    It is the slope where the plan is: further GiB are worth less.
+    """
+    candidate = chosen.candidate
+    limits = usable_bytes(evaluator.request, candidate)
+    if len(limits) > 1 or not evaluator.request.max_gap:
+        return None
+    oracle = BlockOracle(evaluator.programs, evaluator.modes)
+    loop = Loop(oracle, evaluator.graph, evaluator.asker, evaluator.sends)
+    mixed = loop.mixed(candidate, chosen.bound_ns, PROGRAMS)
+    if mixed.room is None:
+        return None
+    return Worth(
+        limit_bytes=limits[0],
+        saved=float(mixed.room.sum()) * GIB / mixed.step_ns,
+        stage=int(np.argmax(mixed.room)),
+    )
