@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from millrace.planner.search.blocks.space import Use
 from millrace.planner.search.blocks.states import Ints
 from millrace.planner.search.blocks.tables import (
     DEFERRABLE,
@@ -12,6 +13,10 @@ from millrace.planner.search.blocks.tables import (
 from millrace.planner.search.joint.parts import Cell, Parts
 from millrace.planner.search.joint.sections import Flow, SectionRows
 from millrace.planner.search.joint.stage_rows import Floats, StageRows
+
+# As `millrace.planner.schedules.counting.LIFETIMES` numbers them: until gradients of inputs, and
+# from there to gradients of weights.
+LIFETIME_OF_GAP = (0, 2)
 
 
 class CellRows:
@@ -80,7 +85,7 @@ class CellRows:
         figures = np.zeros((*reachable.shape, len(FIGURES)))
         figures[:, :, net.figure] = share * net.duration_ns[:, :, 0]
         figures[:, :, PERSISTENT] = share * net.buffer_bytes[:, :, 0]
-        self._add_held(net, share)
+        self._add_kept(net, share)
         if self.stages.limit is None and not figures.any() and reachable.all():
             return
         source = self.parts.sources(net)
@@ -146,21 +151,100 @@ class CellRows:
         """Subtract the options of a choice from the row that each of them belongs to."""
         self.program.enter(rows, self.cell.first[choice] + np.arange(len(rows)), -1.0)
 
-    def _add_held(self, net: Net, share: float) -> None:
-        """What backward readers want is kept once per target; with what gradients deferred read."""
-        defers = self.stages.pipeline.defers_weight_gradients
-        deferred = defers and self.mode.space.nets[net.number].deferred
-        holders = [use for use in net.uses if use.holds or deferred]
-        if not holders or self.stages.limit is None:
+    # -- what is kept ------------------------------------------------------------------------
+
+    def _add_kept(self, net: Net, share: float) -> None:
+        """What a net keeps from one pass to the next, as `template_tables` has it by gaps."""
+        own = self.mode.space.nets[net.number]
+        if self.stages.limit is None or own.made is None or not own.kept:
             return
-        targets = np.arange(len(net.held_bytes))
-        figures = np.zeros((len(targets), len(FIGURES)))
-        lifetime = self.mode.space.nets[net.number].lifetime if defers else 0
-        alive = self.stages.alive(self.cell.position, lifetime)
-        figures[:, PERSISTENT] = alive * share * net.held_bytes[:, 0]
-        columns = self.program.add_columns(np.zeros(len(targets))) + targets
+        last = 2 if self.stages.pipeline.defers_weight_gradients else 1
+        reading = [(use, {min(one, last) for one in use.passes}) for use in net.uses if use.passes]
+        for gap in range(own.made, max((max(passes) for _, passes in reading), default=0)):
+            before = [use for use, passes in reading if min(passes) <= gap]
+            after = [use for use, passes in reading if max(passes) > gap]
+            alive = self.stages.alive(self.cell.position, LIFETIME_OF_GAP[gap])
+            made = self._made(net)
+            sizes = alive * share * net.made_bytes[:, 0]
+            if before:
+                boxed = np.asarray(alive * share * net.held_bytes[:, 0])
+                self._add_boxed(net, boxed, (before, after), made)
+                made = self._made_too(net, (before, after), made)
+            for columns, size in zip(made, sizes.tolist(), strict=True):
+                self._keep(columns, np.full(len(columns), size))
+
+    def _add_boxed(
+        self, net: Net, sizes: Floats, uses: tuple[list[Use], list[Use]], made: list[Ints]
+    ) -> None:
+        """What is read before and after a gap, in another layout than it was made in."""
+        program, states = self.program, self._target_states(net)
+        source = self.parts.sources(net).tolist()
+        for target, state in enumerate(states.tolist()):
+            pairs = [
+                (mine, theirs)
+                for mine in (self._wanting(use, target) for use in uses[0])
+                for theirs in (self._wanting(use, target) for use in uses[1])
+                if len(mine) and len(theirs)
+            ]
+            if not pairs:
+                continue
+            kept = program.add_columns(np.zeros(1))
+            self._keep(np.array([kept]), sizes[target : target + 1])
+            for mine, theirs in pairs:
+                row = program.add_rows(1, lower=0.0)
+                program.enter(row, kept, 1.0)
+                program.enter(row, mine, -1.0)
+                if not np.array_equal(mine, theirs):
+                    program.enter(row, theirs, -1.0)
+                    program.enter(row, self.cell.here, 1.0)
+                if state in source:
+                    program.enter(row, made[source.index(state)], 1.0)
+
+    def _made_too(
+        self, net: Net, uses: tuple[list[Use], list[Use]], made: list[Ints]
+    ) -> list[Ints]:
+        """Per source a column that is one where what was made is kept, boxed or not."""
+        program, states = self.program, self._target_states(net)
+        found = []
+        for columns, state in zip(made, self.parts.sources(net).tolist(), strict=True):
+            kept = program.add_columns(np.zeros(1))
+            found.append(np.array([kept]))
+            for use in uses[1]:
+                for target in np.unique(use.wants).tolist():
+                    again = [self._wanting(one, target) for one in uses[0]]
+                    if states[target] != state and any(one is use for one in uses[0]):
+                        continue
+                    row = program.add_rows(1, lower=0.0)
+                    program.enter(row, kept, 1.0)
+                    program.enter(row, columns, -1.0)
+                    program.enter(row, self._wanting(use, target), -1.0)
+                    program.enter(row, self.cell.here, 1.0)
+                    for mine in again if states[target] != state else ():
+                        program.enter(row, mine, 1.0)
+        return found
+
+    def _keep(self, columns: Ints, sizes: Floats) -> None:
+        figures = np.zeros((len(columns), len(FIGURES)))
+        figures[:, PERSISTENT] = sizes
         self._charge(columns, figures)
-        for use in holders:
-            rows = self.program.add_rows(len(targets), lower=0.0)
-            self.program.enter(rows + targets, columns, 1.0)
-            self._taken(use.choice, rows + use.wants)
+
+    def _made(self, net: Net) -> list[Ints]:
+        """Per source the columns of which one is one where the net's tensor is made so."""
+        own, source = self.mode.space.nets[net.number], self.parts.sources(net)
+        if own.crossing:
+            return [np.array([column]) for column in self._handed(own.tensor, source).tolist()]
+        first = self.cell.first[net.producer]
+        return [first + np.flatnonzero(net.makes == place) for place in range(len(source))]
+
+    def _wanting(self, use: Use, target: int) -> Ints:
+        """Columns of the options that want a target."""
+        return self.cell.first[use.choice] + np.flatnonzero(use.wants == target)
+
+    def _target_states(self, net: Net) -> Ints:
+        """The state of every target of a net."""
+        own = self.mode.space.nets[net.number]
+        found = np.zeros(len(net.held_bytes), np.int64)
+        for use, asked in zip(net.uses, own.uses, strict=True):
+            kept = self.mode.tables.choices[use.choice].options
+            found[use.wants] = own.targets[asked.wants[kept]]
+        return found
