@@ -138,7 +138,7 @@ class Loop:
             Told a line of text now and then.
         """
         gaps = [max_gap]
-        while gaps[-1] < WIDEST_GAP:
+        while 0 < gaps[-1] < WIDEST_GAP:
             gaps.append(2 * gaps[-1])
         opened = self._opened(candidates)
         for gap in reversed(gaps):
