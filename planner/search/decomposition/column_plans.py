@@ -11,16 +11,14 @@ from dataclasses import replace
 from millrace.planner.search.blocks.solver import Solution
 from millrace.planner.search.blocks.space import Space
 from millrace.planner.search.blocks.variants import Handover, Options, handover
-from millrace.planner.search.decomposition.block_oracle import BlockOracle, Column, Pool, PriceAsk
+from millrace.planner.search.decomposition.block_oracle import BlockOracle, Column, PriceAsk
 from millrace.planner.search.decomposition.bound_program import relaxation
-from millrace.planner.search.decomposition.division import divide_by_program
+from millrace.planner.search.decomposition.division import Pools, divide_by_program
 from millrace.planner.search.decomposition.loop import SPREAD, Loop, Open, price_vectors, spread
 from millrace.planner.search.decomposition.plan_program import PlanProgram, plan_program
 from millrace.planner.search.evaluation import Evaluator, Found, Solved
 
 ROUNDS = 3  # of asking for variants that hand on alike
-
-Pools = dict[str, Pool]
 
 
 def column_plan(evaluator: Evaluator, loop: Loop, one: Open) -> Found | None:

@@ -26,9 +26,11 @@ from millrace.planner.search.stages.shape import peak_bytes, step_time_ns
 
 LEVELS, KEPT = 8, 2  # that are tried, of which those that cost least are kept
 TRIED = 3  # block counts, of those that cost least, whose variants are made whole
-GAP, NODES = 0.002, 50  # of the integer program, which has its block counts given
+GAP, NODES = 0.002, 50  # of the integer program, which has its block counts given; by eye
 ORDERS = 3  # longest paths that it is asked again for
-LARGEST = 640  # integers of a program that it takes a few seconds for at most
+LARGEST = (
+    640  # integers of a program: SCIP takes a few seconds for so many, half a minute for 1,440
+)
 
 Pools = dict[str, Pool]
 BlockCounts = dict[tuple[int, int], int]

@@ -309,12 +309,7 @@ def path_cut(
 ) -> PathCut:
     """A path of a pipeline's order that is about the longest in these times.
 
-    Parameters
-    ----------
-    schedule : str
-    stages, chunks, microbatches : int
-        Chunks of each stage; microbatches of a step.
-    times : PassTimes
+    Arguments are those of `critical_path`.
     """
     rounds = max(0, microbatches - LAPS * stages) // stages
     order = _order(schedule, stages, chunks, microbatches - rounds * stages)

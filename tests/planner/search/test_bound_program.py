@@ -27,7 +27,7 @@ from millrace.planner.search.decomposition.template_tables import (
     block_figures,
 )
 from millrace.planner.search.evaluation import Evaluator
-from millrace.planner.search.report.record import Record
+from millrace.planner.search.report.record import Answer, Record
 from millrace.planner.search.sites import candidates_of, usable_bytes
 from millrace.planner.search.stages import Pipeline, Run, VariantFigures
 from millrace.planner.search.stages.shape import peak_bytes, step_time_ns
@@ -59,6 +59,13 @@ def random_runs(rng: np.random.Generator, mids: int, *, deferring: bool) -> tupl
         return Run(template=template, blocks=names, variants=tuple(variant() for _ in range(3)))
 
     return run("stem", 1), run("mid", mids), run("head", 1)
+
+
+def two_stages(seed: int) -> Pipeline:
+    """A pipeline of two stages, whose schedule is another for every seed."""
+    schedule = SCHEDULES[seed % len(SCHEDULES)]
+    chunks = {"interleaved-1f1b": 2, "zb-v": 2}.get(schedule, 1)
+    return Pipeline(schedule=schedule, stages=2, interleave=chunks, microbatches=8)
 
 
 def pools_of(runs: tuple[Run, ...]) -> dict[str, Pool]:
@@ -141,9 +148,7 @@ def test_rows_cost_what_a_division_does(seed: int) -> None:
 def test_a_plan_program_is_as_good_as_any_division(seed: int) -> None:
     """Of random ones; and its relaxation costs no more."""
     rng = np.random.default_rng(seed)
-    schedule = SCHEDULES[seed % len(SCHEDULES)]
-    chunks = {"interleaved-1f1b": 2, "zb-v": 2}.get(schedule, 1)
-    pipeline = Pipeline(schedule=schedule, stages=2, interleave=chunks, microbatches=8)
+    pipeline = two_stages(seed)
     runs = random_runs(rng, 4, deferring=pipeline.defers_weight_gradients)
     drawn = [random_chunks(rng, runs, pipeline) for _ in range(200)]
     limit = int(np.median([max(peak_bytes(one, runs, pipeline)) for one in drawn]))
@@ -167,9 +172,7 @@ def test_a_plan_program_is_as_good_as_any_division(seed: int) -> None:
 def test_multipliers_say_what_more_room_saves(seed: int) -> None:
     """A little more of it saves as much, by the program that has it."""
     rng = np.random.default_rng(seed)
-    schedule = SCHEDULES[seed % len(SCHEDULES)]
-    chunks = {"interleaved-1f1b": 2, "zb-v": 2}.get(schedule, 1)
-    pipeline = Pipeline(schedule=schedule, stages=2, interleave=chunks, microbatches=8)
+    pipeline = two_stages(seed)
     runs = random_runs(rng, 6, deferring=pipeline.defers_weight_gradients)
     drawn = [random_chunks(rng, runs, pipeline) for _ in range(50)]
     limit = 1000 * int(np.median([max(peak_bytes(one, runs, pipeline)) for one in drawn]))
@@ -280,8 +283,8 @@ def test_where_memory_binds_the_bound_is_below_every_plan_that_fits(seed: int) -
     assert bound <= Enumerator(limited, limited=True).of(candidate, float("inf")) * (1 + 1e-6)
 
 
-def test_no_bound_is_above_a_plan_that_was_found() -> None:
-    """Of every candidate of a search that has a plan, whatever its schedule."""
+def answered() -> tuple[Answer, Loop]:
+    """What a search of a question with little memory found, and a loop that knows no cuts yet."""
     record = Record()
     asked_for = SearchRequest(
         model=model_spec("gpt2-small", seq_len=512),
@@ -292,13 +295,15 @@ def test_no_bound_is_above_a_plan_that_was_found() -> None:
     )
     search(asked_for, record=record)
     assert record.answer is not None
-    evaluator, found = record.answer.evaluator, record.answer.found
-    loop = Loop(
-        BlockOracle(evaluator.programs, evaluator.modes),
-        evaluator.graph,
-        evaluator.asker,
-        evaluator.sends,
-    )
+    evaluator = record.answer.evaluator
+    oracle = BlockOracle(evaluator.programs, evaluator.modes)
+    return record.answer, Loop(oracle, evaluator.graph, evaluator.asker, evaluator.sends)
+
+
+def test_no_bound_is_above_a_plan_that_was_found() -> None:
+    """Of every candidate of a search that has a plan, whatever its schedule."""
+    answer, loop = answered()
+    found = answer.found
     most_ns = max(one.division.step_ns for one in found)
     given = [(one.candidate, one.bound_ns) for one in found]
     raised = loop.raised(given, 2 * most_ns, 0.02, 1_000)

@@ -5,27 +5,23 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from millrace.models.spec import TrainingSpec
-from millrace.models.zoo.catalogue import model_spec
-from millrace.planner.search import SearchRequest, search
-from millrace.planner.search.decomposition.block_oracle import BlockOracle
 from millrace.planner.search.decomposition.column_plans import column_plan
 from millrace.planner.search.decomposition.division import divide_by_program
-from millrace.planner.search.decomposition.loop import Loop
-from millrace.planner.search.report.record import Record
 from millrace.planner.search.sites import usable_bytes
 from millrace.planner.search.stages import Pipeline
 from millrace.planner.search.stages.shape import peak_bytes, step_time_ns
-from tests.planner.search.test_bound_program import SCHEDULES, random_chunks, random_runs
-from tests.planner.search.test_exact import drawn_cluster
+from tests.planner.search.test_bound_program import (
+    answered,
+    random_chunks,
+    random_runs,
+    two_stages,
+)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_division_fits_and_is_about_as_good_as_any_that_is_drawn(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    schedule = SCHEDULES[seed % len(SCHEDULES)]
-    chunks = {"interleaved-1f1b": 2, "zb-v": 2}.get(schedule, 1)
-    pipeline = Pipeline(schedule=schedule, stages=2, interleave=chunks, microbatches=8)
+    pipeline = two_stages(seed)
     runs = random_runs(rng, 6, deferring=pipeline.defers_weight_gradients)
     drawn = [random_chunks(rng, runs, pipeline) for _ in range(400)]
     limit = int(np.median([max(peak_bytes(one, runs, pipeline)) for one in drawn]))
@@ -54,19 +50,8 @@ def test_where_no_division_fits_there_is_none() -> None:
 
 def test_plans_of_columns_fit_and_are_about_as_good_as_those_of_the_search() -> None:
     """Of every candidate that has a plan, by the search's own cost."""
-    record = Record()
-    asked = SearchRequest(
-        model=model_spec("gpt2-small", seq_len=512),
-        training=TrainingSpec(),
-        cluster=drawn_cluster(4, 2),
-        global_batch=32,
-        memory_limit_bytes=6 * 2**30,
-    )
-    search(asked, record=record)
-    assert record.answer is not None
-    evaluator, known = record.answer.evaluator, record.answer.found
-    oracle = BlockOracle(evaluator.programs, evaluator.modes)
-    loop = Loop(oracle, evaluator.graph, evaluator.asker, evaluator.sends)
+    answer, loop = answered()
+    evaluator, known = answer.evaluator, answer.found
     best = {one.candidate: one for one in reversed(known)}
     given = [(one.candidate, one.bound_ns) for one in best.values()]
     most_ns = max(one.division.step_ns for one in known)
@@ -75,7 +60,7 @@ def test_plans_of_columns_fit_and_are_about_as_good_as_those_of_the_search() -> 
         found = column_plan(evaluator, loop, one)
         if found is None:
             continue
-        (limit,) = usable_bytes(asked, one.candidate)
+        (limit,) = usable_bytes(evaluator.request, one.candidate)
         assert found.division.memory_bytes <= limit
         assert one.bound_ns <= found.division.step_ns * (1 + 1e-6)
         runs = evaluator.runs(found.candidate, found.solved)
