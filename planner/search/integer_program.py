@@ -44,7 +44,7 @@ class Answer:
 
 
 class Solver(Enum):
-    """What solves an integer program, by its name in MathOpt."""
+    """Solvers of integer programs, by their names in MathOpt."""
 
     HIGHS = "HIGHS"
     SCIP = "GSCIP"
@@ -183,7 +183,7 @@ class IntegerProgram:
         return Answer(values=values, cost=at, bound=min(bound, at), multipliers=multipliers)
 
     def _update(self) -> Any:
-        """What is new since the solver was asked: rows with their entries, and limits."""
+        """Rows with their entries, and limits, that are new since the solver was asked."""
         from ortools.math_opt import model_update_pb2
 
         _, rows, entries = self._known
@@ -265,7 +265,7 @@ def _solver(proto: Any, name: str = "GLOP") -> Any:
 
 
 def _solved(solver: Any, presolve: str) -> Any:
-    """What a solver says of its program, without solutions where there are none; None: nothing."""
+    """Answer of a solver: without solutions where none is feasible; None where it gave up."""
     from ortools.math_opt import callback_pb2, model_parameters_pb2, parameters_pb2, result_pb2
     from pybind11_abseil.status import StatusNotOk
 

@@ -39,15 +39,15 @@ class Relaxation:
         A bound of the step time; infinite where nothing has room.
     prices : array [K, F], optional
         What one more of every figure of each chunk adds to the step.
-    room : array [S], optional
-        What one more byte of each stage's limit takes off the step, in nanoseconds.
+    memory_prices : array [S], optional
+        Nanoseconds that one more byte of each stage's limit takes off the step.
     values : array
         Of all columns; none where the solver gave up.
     """
 
     step_ns: float
     prices: Floats | None
-    room: Floats | None
+    memory_prices: Floats | None
     values: Floats
 
 
@@ -135,12 +135,12 @@ def relaxation(rows: PipelineRows, paths: Paths | None = None) -> Relaxation:
 def _relaxed(rows: PipelineRows, *, again: bool = False) -> Relaxation:
     answer = rows.program.relaxed(again=again)
     if answer is None:
-        return Relaxation(step_ns=float("inf"), prices=None, room=None, values=np.zeros(0))
+        return Relaxation(step_ns=float("inf"), prices=None, memory_prices=None, values=np.zeros(0))
     known = answer.multipliers is not None
     return Relaxation(
         step_ns=rows.step_ns(answer.bound),
         prices=rows.prices(answer) if known else None,
-        room=rows.room(answer) if known else None,
+        memory_prices=rows.memory_prices(answer) if known else None,
         values=answer.values,
     )
 

@@ -124,9 +124,9 @@ class _Dividing:
                     )
 
     def _levels(self) -> Iterator[tuple[float, StageProblem, Pools]]:
-        """What is left to keep beside sections up to a size, and variants that have no larger.
+        """Step, problem and variants of every level: the step of variants mixed in any shares.
 
-        First comes the step when they are mixed in any shares.
+        The problem has so much less memory, and variants have no larger sections.
         """
         sizes = [[one.transient_bytes for one in run.variants] for run in self.runs]
         least = max(map(min, sizes))

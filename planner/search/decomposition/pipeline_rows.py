@@ -172,7 +172,7 @@ class PipelineRows:
         self.program.enter(row, self.waits, share)
 
     def times(self, values: Floats | None = None) -> PassTimes:
-        """What passes of every chunk take at a solution, and what is sent between them."""
+        """Times of every chunk's passes at a solution (of none: zero), and of what is sent."""
         pipeline = self.problem.pipeline
         nothing = np.zeros(pipeline.positions)
         crossing = self.stages[:-1] != self.stages[1:]
@@ -186,14 +186,14 @@ class PipelineRows:
         )
 
     def in_order_ns(self, values: Floats) -> float:
-        """What a solution is thought to take until its last gradient, without the update."""
+        """Nanoseconds of a solution until its last gradient, without the update."""
         pipeline = self.problem.pipeline
         cost = (pipeline.microbatches - pipeline.ramp) * values[self.pace]
         cost += pipeline.ramp * values[self.left].sum() + values[self.waits]
         return float(cost) * self.problem.unit_ns + pipeline.sent_ns
 
     def _waited(self, hops_ns: float) -> float:
-        """What a path is sent for, beyond what is counted for all, in the problem's unit."""
+        """Time of a path's transfers beyond those of every step, in the problem's unit."""
         return (hops_ns - self.problem.pipeline.sent_ns) / self.problem.unit_ns
 
     def step_ns(self, cost: float) -> float:
@@ -206,8 +206,8 @@ class PipelineRows:
         found = np.maximum(answer.multipliers[self.links], 0.0)
         return found * (self.problem.unit_ns / self.problem.scale)
 
-    def room(self, answer: Answer) -> Floats:
-        """What one more byte of every stage's limit takes off the step [S], in nanoseconds."""
+    def memory_prices(self, answer: Answer) -> Floats:
+        """Nanoseconds [S] that one more byte of each stage's limit takes off the step."""
         multipliers = answer.multipliers
         assert multipliers is not None, "a relaxation has them"
         found = np.array([-multipliers[moments].sum() for moments in self.memory])

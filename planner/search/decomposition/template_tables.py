@@ -53,7 +53,7 @@ BETWEEN = len(FIGURES)
 `INFLIGHT` are here those kept from the forward pass to gradients of inputs.
 """
 FORWARD = BETWEEN + 1
-"""Of block figures, the time of the forward pass per microbatch.
+"""Time of the forward pass per microbatch, of block figures.
 
 `MICROBATCH` is here that of gradients of inputs and of what is recomputed for them.
 """
@@ -227,7 +227,7 @@ def _placed(net: Net, place: dict[int, int], stands: list[Ints]) -> Net:
 
 
 def _forward(own: SpaceNet, net: Net) -> Net | None:
-    """What of a net is boxed in the forward pass."""
+    """Part of a net that is boxed in the forward pass; None: nothing is."""
     if net.figure == STEP or not own.forward or own.side:
         return None
     uses = zip(net.uses, own.uses, strict=True)

@@ -154,7 +154,7 @@ class CellRows:
     # -- what is kept ------------------------------------------------------------------------
 
     def _add_kept(self, net: Net, share: float) -> None:
-        """What a net keeps from one pass to the next, as `template_tables` has it by gaps."""
+        """Charge what a net keeps from one pass to the next, by gaps as in `template_tables`."""
         own = self.mode.space.nets[net.number]
         if self.stages.limit is None or own.made is None or not own.kept:
             return
@@ -176,7 +176,7 @@ class CellRows:
     def _add_boxed(
         self, net: Net, sizes: Floats, uses: tuple[list[Use], list[Use]], made: list[Ints]
     ) -> None:
-        """What is read before and after a gap, in another layout than it was made in."""
+        """Charge layouts read before and after a gap, but for the one it was made in."""
         program, states = self.program, self._target_states(net)
         source = self.parts.sources(net).tolist()
         for target, state in enumerate(states.tolist()):

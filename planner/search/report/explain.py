@@ -250,7 +250,7 @@ def _slower(plain: Reason, evaluator: Evaluator, best: Found, chosen: Found, own
 
 
 def _memory(evaluator: Evaluator, chosen: Found) -> list[Reason]:
-    """What more memory would save."""
+    """Reason that says what more memory would save; none where kinds of device are mixed."""
     worth = memory_worth(evaluator, chosen)
     if worth is None:
         return []

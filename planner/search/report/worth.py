@@ -15,7 +15,7 @@ PROGRAMS = 200  # block programs for the columns of one candidate: two or three 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worth:
-    """What one GiB more is worth.
+    """Share of a step that one GiB more saves: a shadow price.
 
     Attributes
     ----------
@@ -33,7 +33,7 @@ class Worth:
 
 
 def memory_worth(evaluator: Evaluator, chosen: Found) -> Worth | None:
-    """What a GiB more is worth to a plan of one kind of device; None: there are several.
+    """Share of a plan's step that a GiB more saves; None where kinds of device are mixed.
 
     It is the slope where the plan is: further GiB are worth less.
     """
@@ -44,10 +44,10 @@ def memory_worth(evaluator: Evaluator, chosen: Found) -> Worth | None:
     oracle = BlockOracle(evaluator.programs, evaluator.modes)
     loop = Loop(oracle, evaluator.graph, evaluator.asker, evaluator.sends)
     mixed = loop.mixed(candidate, chosen.bound_ns, PROGRAMS)
-    if mixed.room is None:
+    if mixed.memory_prices is None:
         return None
     return Worth(
         limit_bytes=limits[0],
-        saved=float(mixed.room.sum()) * GIB / mixed.step_ns,
-        stage=int(np.argmax(mixed.room)),
+        saved=float(mixed.memory_prices.sum()) * GIB / mixed.step_ns,
+        stage=int(np.argmax(mixed.memory_prices)),
     )

@@ -76,7 +76,7 @@ class PathCut:
     hops: Ints
 
     def least_ns(self, times: PassTimes) -> float:
-        """What an order takes at least, however late it begins."""
+        """Nanoseconds that an order takes at least, however late it begins."""
         return float((self.counts * times.passes).sum() + self.hops @ times.hops)
 
 
@@ -203,7 +203,7 @@ class _Order:
         return slice(first + 1, last + 1)
 
     def _durations(self, times: PassTimes) -> Floats:
-        """What each pass takes, by its number."""
+        """Nanoseconds of each pass, by its number."""
         durations = np.zeros((4, self.positions + 1))
         durations[:3, : self.positions] = times.passes
         durations[JOINT] = durations[INPUT_GRADIENT] + durations[WEIGHT_GRADIENT]

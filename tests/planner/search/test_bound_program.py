@@ -184,8 +184,8 @@ def test_multipliers_say_what_more_room_saves(seed: int) -> None:
     for more in (0, 1):
         problem = problem_of(runs, pipeline, limit + more)
         relaxed = relaxation(plan_program(problem, pools).rows)
-        assert relaxed.room is not None
-        saved.append((relaxed.step_ns, float(relaxed.room.sum())))
+        assert relaxed.memory_prices is not None
+        saved.append((relaxed.step_ns, float(relaxed.memory_prices.sum())))
     (before_ns, each_ns), (after_ns, _) = saved
     assert before_ns - after_ns == pytest.approx(each_ns, rel=1e-3, abs=1e-9 * before_ns)
 
