@@ -1,13 +1,12 @@
-"""Integer programs in arrays, and the one door to the solvers of OR-Tools MathOpt.
+"""Integer programs in arrays, and the one door to the solvers: HiGHS and GLOP by OR-Tools MathOpt.
 
-A program is put together in blocks of columns and rows; entries refer to them by index. HiGHS, or
-SCIP, stops at a relative gap or a number of nodes, never after a time, so that equal questions have
-equal answers. GLOP solves the relaxation, for which integers may be any numbers, and HiGHS does so
-where GLOP doubts its own answer.
+A program is put together in blocks of columns and rows; entries refer to them by index. HiGHS
+stops at a relative gap or a number of nodes, never after a time, so that equal questions have equal
+answers; GLOP solves the relaxation, for which integers may be any numbers, and HiGHS where GLOP
+doubts its own answer.
 """
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -41,13 +40,6 @@ class Answer:
     def found(self) -> bool:
         """Whether there are values."""
         return self.cost < float("inf")
-
-
-class Solver(Enum):
-    """Solvers of integer programs, by their names in MathOpt."""
-
-    HIGHS = "HIGHS"
-    SCIP = "GSCIP"
 
 
 class IntegerProgram:
@@ -94,12 +86,7 @@ class IntegerProgram:
         )
         self._entries.append((found[0].ravel(), found[1].ravel(), found[2].ravel()))
 
-    def solve(
-        self,
-        max_gap: float = 0.0,
-        node_limit: int = NODE_LIMIT,
-        solver: Solver = Solver.HIGHS,
-    ) -> Answer | None:
+    def solve(self, max_gap: float = 0.0, node_limit: int = NODE_LIMIT) -> Answer | None:
         """Return the best values and the proven bound; None where no values are feasible.
 
         Parameters
@@ -108,8 +95,6 @@ class IntegerProgram:
             Relative gap at which to stop.
         node_limit : int
             Nodes of the branch and bound, after which it stops with what was found.
-        solver : Solver
-            HiGHS prints a line of its own where numbers are hard for it; SCIP never does.
         """
         from ortools.math_opt.python import mathopt
 
@@ -121,12 +106,10 @@ class IntegerProgram:
             node_limit=node_limit,
             random_seed=0,
         )
-        by = mathopt.SolverType[solver.value]
-        result = mathopt.solve(model, by, params=parameters)
+        result = mathopt.solve(model, mathopt.SolverType.HIGHS, params=parameters)
         if result.termination.reason is mathopt.TerminationReason.INFEASIBLE_OR_UNBOUNDED:
             parameters.presolve = mathopt.Emphasis.OFF  # which leaves open what it is
-            by = mathopt.SolverType[solver.value]
-        result = mathopt.solve(model, by, params=parameters)
+            result = mathopt.solve(model, mathopt.SolverType.HIGHS, params=parameters)
         if result.termination.reason is mathopt.TerminationReason.INFEASIBLE:
             return None
         assert result.termination.reason is not mathopt.TerminationReason.UNBOUNDED, (

@@ -17,7 +17,7 @@ import numpy as np
 from millrace.planner.search.blocks.ascent import Ascent
 from millrace.planner.search.blocks.states import Ints
 from millrace.planner.search.blocks.tables import stacked, take
-from millrace.planner.search.blocks.variants import Handover, Options
+from millrace.planner.search.blocks.variants import Options
 from millrace.planner.search.decomposition.prices import Floats
 from millrace.planner.search.decomposition.template_tables import (
     TemplateTables,
@@ -74,24 +74,15 @@ class BlockOracle:
         Of the ascent, for each price vector and mode, at most.
     max_gap : float
         Relative gap between cut and column at which a program counts as solved.
-    handover : tuple, optional
-        States in which blocks make what they hand on, so that their columns mix.
     """
 
     def __init__(
-        self,
-        programs: Programs,
-        modes: Sequence[str],
-        *,
-        sweeps: int = 8,
-        max_gap: float = 0.002,
-        handover: Handover = (),
+        self, programs: Programs, modes: Sequence[str], *, sweeps: int = 8, max_gap: float = 0.002
     ) -> None:
         self.programs = programs
         self.modes = tuple(modes)
         self.sweeps = sweeps
         self.max_gap = max_gap
-        self.handover = handover
         self.solved = 0  # block programs, one for each vector and mode
         self._pools: dict[tuple[Shape, str], Pool] = {}
         self._asked: set[PriceAsk] = set()
@@ -146,7 +137,7 @@ class BlockOracle:
             key = id(tables), first.template  # tables are kept, so that the number stays its own
             if key not in self._tables:
                 space = self.programs.space(first.shape, mode)
-                self._tables[key] = template_tables(space, tables, first.template, self.handover)
+                self._tables[key] = template_tables(space, tables, first.template)
             rows = [self.programs.priced(asks[place].shape, mode)[1] for place in places]
             found.append(_Group(self._tables[key], np.array(rows), np.array(places)))
         return found

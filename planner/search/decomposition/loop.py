@@ -216,8 +216,8 @@ class Loop:
         known = {tuple(vector.tolist()) for vector in pools[self.templates[0]].prices}
         one.asks = []
         for grid in GRIDS:  # ever finer, while all that is wanted has been asked for
-            wanted = price_vectors(problem, mixed, bound if one.rounds % 2 else None, grid=grid)
-            one.asks = spread([vector for vector in wanted if vector not in known], SPREAD)
+            wanted = _price_vectors(problem, mixed, bound if one.rounds % 2 else None, grid=grid)
+            one.asks = _spread([vector for vector in wanted if vector not in known], SPREAD)
             if one.asks:
                 break
         one.rounds += 1
@@ -257,10 +257,10 @@ def _first_prices(problem: StageProblem) -> list[tuple[float, ...]]:
         vector[PERSISTENT] = byte
         vector[[INFLIGHT, BETWEEN]] = byte * alive[chunk]
         found.append(vector)
-    return spread(_on_grid(problem, found, GRIDS[0]), FIRST)
+    return _spread(_on_grid(problem, found, GRIDS[0]), FIRST)
 
 
-def price_vectors(
+def _price_vectors(
     problem: StageProblem,
     mixed: Relaxation,
     bound: Relaxation | None = None,
@@ -289,7 +289,7 @@ def _on_grid(
     return sorted(set(found))
 
 
-def spread(vectors: list[tuple[float, ...]], most: int) -> list[tuple[float, ...]]:
+def _spread(vectors: list[tuple[float, ...]], most: int) -> list[tuple[float, ...]]:
     """So many of these at most, from the first to the last."""
     if len(vectors) <= most:
         return vectors

@@ -44,7 +44,7 @@ from millrace.planner.search.blocks.tables import (
     Tables,
     net_figures,
 )
-from millrace.planner.search.blocks.variants import Handover, Options, handing
+from millrace.planner.search.blocks.variants import Options
 from millrace.planner.search.stages import VariantFigures
 
 BETWEEN = len(FIGURES)
@@ -116,9 +116,7 @@ class TemplateTables:
         return tuple(found)
 
 
-def template_tables(
-    space: Space, tables: Tables, template: str, handover: Handover = ()
-) -> TemplateTables:
+def template_tables(space: Space, tables: Tables, template: str) -> TemplateTables:
     """The block programs of a template, one per row of the tables of all.
 
     Parameters
@@ -128,8 +126,6 @@ def template_tables(
         Of that space, with all options.
     template : str
         One of the space's.
-    handover : tuple, optional
-        States in which blocks make what they hand on; of tensors that are left out, any.
     """
     templates = space.folded.graph.templates
     home = [templates[choice.ops[0].op.block] for choice in space.choices]
@@ -143,11 +139,6 @@ def template_tables(
         choice, options = _bare(tables, other, read)
         choices.append(choice)
         stands.append(options)
-    for number, fine in handing(space, handover).items():
-        if number in place:
-            at = place[number]
-            legal = choices[at].legal & fine[stands[at]][:, None]
-            choices[at] = replace(choices[at], legal=legal)
     nets = [_placed(net, place, stands) for net in read]
     forward = [_forward(space.nets[net.number], net) for net in nets]
     boxing = [_by_pass(net, early) for net, early in zip(nets, forward, strict=True)]

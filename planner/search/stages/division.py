@@ -76,13 +76,13 @@ def divide(
     left = tuple(limit - transient_bytes for limit in limits)
     found: list[Division] = []
     short: list[MemoryLimitError] = []
-    for group, numbers in by_handover(runs):
+    for group, numbers in _alike(runs):
         try:
             one = _divide(group, pipeline, left, max_gap, worse_ns)
         except MemoryLimitError as error:
             short.append(error)
             continue
-        found.append(renumbered(one, group, numbers))
+        found.append(_renumbered(one, group, numbers))
     if not found:
         nearest = min(short, key=lambda error: error.needed_bytes - error.limit_bytes)
         raise MemoryLimitError(
@@ -98,7 +98,7 @@ def divide(
     )
 
 
-def by_handover(runs: tuple[Run, ...]) -> list[tuple[tuple[Run, ...], list[list[int]]]]:
+def _alike(runs: tuple[Run, ...]) -> list[tuple[tuple[Run, ...], list[list[int]]]]:
     """For every handover, the runs with the variants that have it, and the numbers of these."""
     handovers = list(dict.fromkeys(one.handover for run in runs for one in run.variants))
     groups = []
@@ -125,8 +125,7 @@ def _kept(runs: tuple[Run, ...], numbers: list[list[int]]) -> tuple[Run, ...]:
     )
 
 
-def renumbered(found: Division, runs: tuple[Run, ...], numbers: list[list[int]]) -> Division:
-    """A division whose variants have these numbers, run by run."""
+def _renumbered(found: Division, runs: tuple[Run, ...], numbers: list[list[int]]) -> Division:
     number_of = {
         block: mine for run, mine in zip(runs, numbers, strict=True) for block in run.blocks
     }
@@ -221,7 +220,7 @@ def _smallest(runs: tuple[Run, ...], pipeline: Pipeline, limits: tuple[int, ...]
     if used > limit:
         raise MemoryLimitError(used, limit)
     bound_ns = min(lower_bound_ns(runs, pipeline), smallest.step_ns)
-    return replace(renumbered(smallest, group, numbers), bound_ns=bound_ns)
+    return replace(_renumbered(smallest, group, numbers), bound_ns=bound_ns)
 
 
 def _nearly(

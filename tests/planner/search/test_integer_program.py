@@ -4,6 +4,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from ortools.math_opt.python import mathopt
 
 from millrace.planner.search.integer_program import IntegerProgram
 
@@ -152,3 +153,15 @@ def test_what_is_asked_again_is_answered_as_if_it_were_new(seed: int) -> None:
     assert loose.cost == pytest.approx(first.cost, abs=1e-6)
     assert loose.multipliers is not None
     assert np.abs(loose.multipliers[2:]).max() < 1e-6
+
+
+def test_a_program_that_can_be_solved_is_solved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    solves: list[str] = []
+    solve = mathopt.solve
+    monkeypatch.setattr(
+        mathopt, "solve", lambda *args, **kw: (solves.append("once"), solve(*args, **kw))[1]
+    )
+    answer = program([1.0, 2.0], [(3.0, np.inf, [1.0, 1.0])]).solve()
+    assert answer is not None
+    assert answer.cost == pytest.approx(3.0)
+    assert solves == ["once"]
