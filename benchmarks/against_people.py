@@ -40,7 +40,7 @@ from millrace.planner.memory import plan_memory
 from millrace.planner.plan import MAX_GAP, Plan, plan_graph
 from millrace.planner.roles import roles
 from millrace.planner.search import Pins, SearchRequest, search
-from millrace.planner.search.outer import Simulate
+from millrace.planner.search.outer import Pure, Simulate
 from millrace.planner.search.request import MemoryLimitError, NoPlanError
 from millrace.published.language import question
 from millrace.published.question import InexpressibleError, Question
@@ -482,12 +482,13 @@ def main(
 ) -> None:
     """Compare the rows of TABLE that are of tier A."""
     from millrace import api
+    from millrace.figures import block_times
 
     report(
         table,
         limit,
         every=every,
-        simulate=api.figures if simulate else None,
+        simulate=Pure(api.figures, block_times) if simulate else None,
         patience_s=patience,
         freely=free,
         changing=changes,

@@ -3,8 +3,7 @@
 A router sends a copy of every token to each of its `k` experts. Plain dispatchers send all copies;
 others send one to each place (device, node) that has experts of the token, and copy it there:
 DeepEP (DeepSeek-AI, github.com/deepseek-ai/DeepEP, 2025; `get_dispatch_layout` counts tokens, not
-copies, for each device and node). The search prices all copies; compiled plans know how many there
-are.
+copies, for each device and node).
 """
 
 import numpy as np

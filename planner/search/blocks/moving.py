@@ -212,6 +212,7 @@ class Moving:
         *,
         keeps_source: bool,
         bucketed: bool = False,
+        copies: int = 1,
     ) -> Boxed:
         """Box a tensor of `dims` [D, K] from every source to every target.
 
@@ -225,8 +226,11 @@ class Moving:
             The source is there all step long, so that what is made of it counts besides.
         bucketed : bool
             The tensor is state, see `millrace.planner.costs.buckets`.
+        copies : int
+            So often it holds every token, see `millrace.planner.costs.routing`.
         """
-        how = keeps_source, bucketed and self.cluster.software.bucketing
+        software = self.cluster.software
+        how = keeps_source, bucketed and software.bucketing, copies if software.merges else 1
         key = dims.tobytes(), itemsize, sources.tobytes(), targets.tobytes(), *how
         if key not in self._boxed:
             self._boxed[key] = self._box(dims, itemsize, sources, targets, *how)
@@ -240,10 +244,12 @@ class Moving:
         targets: Ints,
         keeps_source: bool,
         bucketed: bool,
+        copies: int,
     ) -> Boxed:
         graph = edges(len(dims), self.alphabets[len(dims)])
         hops = self._hops(graph, dims, sources, targets)
-        step_ns, sizes = self._step_ns(graph, len(dims), dims.prod(axis=0) * itemsize, bucketed)
+        size = dims.prod(axis=0) * itemsize
+        step_ns, sizes = self._step_ns(graph, len(dims), size, bucketed, copies)
         # Places in flat tables of an entry per edge and row.
         rows = len(self.meshes)
         places = hops.edges * rows + np.arange(rows)
@@ -288,12 +294,14 @@ class Moving:
         back = np.array([unique[key] for key in keys])
         return Hops(reachable.take(back, axis=-1), table.take(back, axis=-1))
 
-    def _step_ns(self, graph: Edges, ndim: int, size: Ints, bucketed: bool) -> tuple[Floats, Ints]:
+    def _step_ns(
+        self, graph: Edges, ndim: int, size: Ints, bucketed: bool, copies: int
+    ) -> tuple[Floats, Ints]:
         """Durations of every edge for a tensor of `size` bytes, and what it makes: [E + 1, K].
 
         Behind the last edge is one that takes no time, for paths that are shorter than others.
         """
-        key = ndim, size.tobytes(), bucketed
+        key = ndim, size.tobytes(), bucketed, copies
         if key in self._steps:
             return self._steps[key]
         if ndim not in self._shards:
@@ -309,15 +317,21 @@ class Moving:
                 found[mine] = np.ceil(took * self.stretch)
             else:
                 message = np.maximum(before[mine], after[mine])
-                found[mine] = self.collective_ns(kind, axes, message, bucketed)
+                sent = copies if kind == "all_to_all" else 1
+                found[mine] = self.collective_ns(kind, axes, message, bucketed, sent)
         self._steps[key] = found, np.vstack([after, np.zeros_like(local[:1])])
         return self._steps[key]
 
     def collective_ns(
-        self, kind: str, axes: tuple[int, ...], message_bytes: Ints, bucketed: bool = False
+        self,
+        kind: str,
+        axes: tuple[int, ...],
+        message_bytes: Ints,
+        bucketed: bool = False,
+        copies: int = 1,
     ) -> Floats:
         """One collective over these mesh axes: [..., K] for messages [..., K]."""
-        places = self._group(kind, axes, bucketed)
+        places = self._group(kind, axes, bucketed, copies)
         if places is None:
             found = np.zeros(message_bytes.shape)
             for row in range(len(self.meshes)):
@@ -341,30 +355,28 @@ class Moving:
         return unlike_groups(self.meshes[row], axes, self.starts[row], self._frame)
 
     def _alternatives(
-        self, kind: str, row: int, axes: tuple[int, ...], bucketed: bool
+        self, row: int, kind: str, axes: tuple[int, ...], bucketed: bool, copies: int
     ) -> tuple[Pieces | None, ...]:
         """Pieces of a collective, for every way its groups lie."""
-        key = kind, self.meshes[row], axes, self.starts[row], bucketed
+        key = kind, self.meshes[row], axes, self.starts[row], bucketed, copies
         if key not in self.known.pieces:
             found = (
-                collective_pieces(kind, ranks, self.cluster, bucketed=bucketed)
+                collective_pieces(kind, ranks, self.cluster, bucketed=bucketed, copies=copies)
                 for ranks in self._ranks(row, axes)
             )
             self.known.pieces[key] = tuple(dict.fromkeys(found))
         return self.known.pieces[key]
 
     def _group(
-        self, kind: str, axes: tuple[int, ...], bucketed: bool
+        self, kind: str, axes: tuple[int, ...], bucketed: bool, copies: int
     ) -> list[tuple[Floats, Floats]] | None:
         """Alternatives of a collective on every row, [alternatives, K] each; None: measured.
 
         Once for every way that the groups of a row lie, or the last again where a row has fewer.
         """
-        key = kind, axes, bucketed
+        key = kind, axes, bucketed, copies
         if key not in self._groups:
-            rows = [
-                self._alternatives(kind, row, axes, bucketed) for row in range(len(self.meshes))
-            ]
+            rows = [self._alternatives(row, *key) for row in range(len(self.meshes))]
             if any(one is None for row in rows for one in row):
                 self._groups[key] = None
             else:

@@ -21,6 +21,7 @@ from millrace.planner.costs.buckets import state_tensors
 from millrace.planner.costs.firings import precision_of
 from millrace.planner.costs.host import host_of, state_copies_ns
 from millrace.planner.costs.pacing import hidden_share
+from millrace.planner.costs.routing import copies_of_tokens
 from millrace.planner.fusion import Share, shares_of_graph
 from millrace.planner.memory import UPDATES
 from millrace.planner.plan import FUSED, ON_DEVICES, OPTIMIZER, UNFUSED
@@ -110,6 +111,7 @@ class Pricing:
         self.masters = masters(space.folded.graph) if self.hosts else frozenset()
         self.tensors = space.folded.graph.tensors_by_name
         self.in_buckets = state_tensors(space.folded.graph)
+        self.copies = copies_of_tokens(space.folded.graph)
         self.makers = {name: op for op in space.folded.ops for name in op.outputs}
         self.rows = sizes.shape[1]
         self.crossing_partial = np.broadcast_to(crossing_partial, self.rows)
@@ -160,13 +162,9 @@ class Pricing:
         found.legal = [legal[:, rows] for legal in self.legal]
         found._dims, found._sized, found._durations = {}, {}, {}
         found.batches = np.unique(found.batch, return_index=True, return_inverse=True)[1:]
+        moving, starts = self.moving, [self.moving.starts[row] for row in rows]
         found.moving = Moving(
-            self.cluster,
-            found.sizes,
-            self.moving.alphabets,
-            self.stretch,
-            self.moving.known,
-            [self.moving.starts[row] for row in rows],
+            self.cluster, found.sizes, moving.alphabets, self.stretch, moving.known, starts
         )
         return found
 
@@ -440,7 +438,8 @@ class Pricing:
         hides = self._hides(maker, tensor)
         states = net.sources.tobytes(), net.targets.tobytes()
         named = net.tensor in self.masters, net.tensor in self.in_buckets
-        key = likeness(tensor), net.crossing, named, made, states, hides
+        copies = self.copies.get(net.tensor, 1)
+        key = likeness(tensor), net.crossing, named, copies, made, states, hides
         if key not in alike:
             alike[key] = self._boxing(net, tensor)
         return Net(
@@ -459,7 +458,9 @@ class Pricing:
         at, to = np.searchsorted(sources, net.sources), np.searchsorted(targets, net.targets)
         work = self.dims(net.tensor), ITEMSIZE[tensor.dtype], sources, targets
         step, bucketed = tensor.rate is Rate.STEP, net.tensor in self.in_buckets
-        boxed = self.moving.boxed(*work, keeps_source=step, bucketed=bucketed).picked(at, to)
+        copies = self.copies.get(net.tensor, 1)
+        whole = self.moving.boxed(*work, keeps_source=step, bucketed=bucketed, copies=copies)
+        boxed = whole.picked(at, to)
         reachable = boxed.reachable
         if net.tensor in self.masters:  # what lies in host memory is cast as it is stored
             reachable = reachable & np.equal.outer(net.sources, net.targets)[:, :, None]

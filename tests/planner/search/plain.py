@@ -73,10 +73,15 @@ class Plain:
     # -- boxing ------------------------------------------------------------------------------
 
     def step_ns(
-        self, step: Step, shape: tuple[int, ...], dtype: str, bucketed: bool = False
+        self,
+        step: Step,
+        shape: tuple[int, ...],
+        dtype: str,
+        bucketed: bool = False,
+        copies: int = 1,
     ) -> int:
-        """One step of a boxing."""
-        key = step, shape, dtype, bucketed
+        """One step of a boxing, of a tensor that holds every token so often."""
+        key = step, shape, dtype, bucketed, copies
         if key not in self._steps:
             if step.kind in LOCAL:
                 before, after = (self.local(shape, dtype, s) for s in (step.before, step.after))
@@ -85,7 +90,13 @@ class Plain:
                 ranks = group_ranks(self.sizes, step.axes)
                 size = message_bytes(step, shape, ITEMSIZE[dtype], self.sizes)
                 self._steps[key] = collective_duration_ns(
-                    step.kind, size, len(ranks), self.cluster, ranks, bucketed=bucketed
+                    step.kind,
+                    size,
+                    len(ranks),
+                    self.cluster,
+                    ranks,
+                    bucketed=bucketed,
+                    copies=copies if step.kind == "all_to_all" else 1,
                 )
         return self._steps[key]
 

@@ -4,9 +4,10 @@ from itertools import product
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from millrace.planner.boxing import Step, boxing_path, moves, step_bytes
-from millrace.planner.cluster import Cluster
+from millrace.planner.cluster import Cluster, Software
 from millrace.planner.clusters import local_cluster, parse_cluster
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.sbp import BROADCAST, PARTIAL_MAX, PARTIAL_SUM, NdSbp, local_size, split
@@ -110,6 +111,28 @@ def test_durations_and_buffers_are_those_of_the_steps_of_every_row(cluster: Clus
             sizes = [4 * local_size(shape, step.after, mesh) for step in path]
             assert found.made_bytes[a, b, row] == sum(sizes)
             assert found.last_bytes[a, b, row] == sum(sizes[-1:])
+
+
+@pytest.mark.parametrize("merges", [False, True])
+def test_a_token_goes_once_to_each_place_where_software_merges_its_copies(merges: bool) -> None:
+    cluster = replace(CLUSTERS["gpu"], software=Software(merges=merges))
+    mesh, shape = (2, 8), (1024, 4096)
+    moving, plain = Moving(cluster, np.array([mesh]).T, {2: (DIGITS,) * 2}), Plain(cluster, mesh)
+    states = [one for one in states_of(2) if all(axis.is_split for axis in one)]
+    numbers = np.array([number_of(sbp) for sbp in states])
+    copies, alone = (
+        moving.boxed(
+            np.array([shape]).T, 4, numbers, numbers, keeps_source=False, copies=count
+        ).duration_ns[..., 0]
+        for count in (8, 1)
+    )
+    for at, to in np.ndindex(copies.shape):
+        path = walked(states[at], states[to], mesh, shape)
+        assert path is not None
+        assert copies[at, to] == sum(
+            plain.step_ns(step, shape, "float32", copies=8) for step in path
+        )
+    assert (copies < alone).any() == merges
 
 
 def test_rows_together_say_what_each_says_alone() -> None:
