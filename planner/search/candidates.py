@@ -14,7 +14,9 @@ from millrace.planner.search.stages import Pipeline
 
 INTERLEAVES = (2, 3, 4)
 INTERLEAVE_MAX = 12  # of published runs of tens of stages; beyond, sends outnumber what is gained
-UNEVEN = 1.15  # blocks of the largest chunk over their mean, beyond which no chunks are searched
+# Blocks of the largest chunk over their mean: beyond which no chunks are searched, and up to which
+# chunks are as good as even (of 58 equal blocks of DeepSeek-V3, 20 chunks have 3 at most).
+UNEVEN, EVEN = 1.15, 1.05
 
 
 PipelineShape = tuple[int, str, int, int]
@@ -222,8 +224,13 @@ def _chunks(pins: Pins, schedule: Schedule, stages: int, repeated: int) -> tuple
 
 
 def _interleaves(stages: int, repeated: int) -> tuple[int, ...]:
-    """Chunks per stage: few, and the most that leave chunks even."""
-    even = [n for n in divisors(repeated // stages) if 1 < n <= INTERLEAVE_MAX]
+    """Chunks per stage: few, and the most that leave chunks as good as even."""
+    even = [
+        chunks
+        for chunks in range(2, INTERLEAVE_MAX + 1)
+        if stages * chunks <= repeated
+        and ceil(repeated / (stages * chunks)) <= EVEN * repeated / (stages * chunks)
+    ]
     return tuple(sorted({*INTERLEAVES, *even[-1:]}))
 
 

@@ -21,7 +21,7 @@ from millrace.planner.search.blocks.beside import beside
 from millrace.planner.search.candidates import Candidate, PipelineShape
 from millrace.planner.search.decomposition.block_oracle import BlockOracle
 from millrace.planner.search.decomposition.loop import Loop
-from millrace.planner.search.decomposition.proof import prove
+from millrace.planner.search.decomposition.proof import Proof, prove
 from millrace.planner.search.evaluation import Evaluator, Found, Refused
 from millrace.planner.search.ranking import Ranker, Ranking
 from millrace.planner.search.report.offload import host_shortage, last_resort, resorted
@@ -167,25 +167,29 @@ def _search(
 
     while True:
         record.count("rounds")
-        ranking = Ranker(request, evaluator, tell, record).rank(everything, widened)
+        ranker = Ranker(request, evaluator, tell, record)
+        ranking = ranker.rank(everything, widened)
         if not ranking.found:
             break
         for outcome in ranking.everything:
             floors.setdefault(outcome.candidate, outcome.bound_ns)
         with record.layer(SIMULATION):
             checked = _checked(evaluator, ranking.found, simulate, tell)
-        record.compared += _compared(request, checked)
-        record.count("simulated", sum("step_time_s" in one.figures for one in checked))
-        record.count("simulated and refused", sum(bool(one.reason) for one in checked))
-        if fitting := [one for one in checked if not one.reason]:
-            best = min(fitting, key=lambda one: (not one.figures, one.time_s))
+        if best := _fastest(checked):
+            left = {one: floor for one, floor in floors.items() if one not in barred}
+            with record.layer(PROOF):
+                proof = _proven(evaluator, left, best, tell, record)
+            if more := ranker.reconsider(proof.mixed_ns):
+                with record.layer(SIMULATION):
+                    checked = _checked(evaluator, more, simulate, tell, checked)
+                best = _fastest(checked) or best
+            _note(record, request, checked)
             record.answer = Answer(
                 evaluator=evaluator, chosen=best.found, found=tuple(ranking.found)
             )
-            left = {one: floor for one, floor in floors.items() if one not in barred}
-            with record.layer(PROOF):
-                proven = _proven(evaluator, left, best, tell, record)
-            return _best(best, checked, ranking, (left, proven), record, simulate is not None)
+            bounds_ns = left, proof.bounds_ns
+            return _best(best, checked, ranking, bounds_ns, record, simulate is not None)
+        _note(record, request, checked)
         for one in checked:
             candidate = one.found.candidate
             barred.add(candidate)
@@ -202,17 +206,30 @@ def _search(
     raise unfit(tried or ranking.refused, request.offload, bound_ns)
 
 
+def _fastest(checked: Sequence[Checked]) -> Checked | None:
+    """The fastest plan that is any good, one that was simulated before others."""
+    fitting = [one for one in checked if not one.reason]
+    return min(fitting, key=lambda one: (not one.figures, one.time_s), default=None)
+
+
+def _note(record: Record, request: SearchRequest, checked: list[Checked]) -> None:
+    """Put plans that were looked at on record."""
+    record.compared += _compared(request, checked)
+    record.count("simulated", sum("step_time_s" in one.figures for one in checked))
+    record.count("simulated and refused", sum(bool(one.reason) for one in checked))
+
+
 def _proven(
     evaluator: Evaluator,
     floors: dict[Candidate, float],
     best: Checked,
     tell: Progress,
     record: Record,
-) -> dict[Candidate, float]:
-    """Bounds of all candidates, those that leave a gap raised."""
+) -> Proof:
+    """Bounds of all candidates, those that leave a gap raised, and what their columns promise."""
     max_gap, best_ns = evaluator.request.max_gap, best.found.division.step_ns
     if not max_gap:  # by refining them all
-        return floors
+        return Proof(bounds_ns=floors, mixed_ns={}, block_programs=0, linear_programs=0)
 
     def loops() -> Loop:
         oracle = BlockOracle(evaluator.programs, evaluator.modes)
@@ -221,7 +238,7 @@ def _proven(
     proof = prove(loops, floors, best_ns, max_gap, tell)
     record.count("programs at prices", proof.block_programs)
     record.count("linear programs", proof.linear_programs)
-    return proof.bounds_ns
+    return proof
 
 
 def _checked(
@@ -229,20 +246,24 @@ def _checked(
     found: list[Found],
     simulate: Simulate | None,
     tell: Progress,
+    known: Sequence[Checked] = (),
 ) -> list[Checked]:
-    """The best plans settled, and the best of these simulated.
+    """The best plans settled, and the best of these simulated, beside those that are known.
 
     Plans are taken in the order of their cost, times what settling has made of the cost of others
     of the same pipeline, until what is left is not near the best.
     """
     request, graph = evaluator.request, evaluator.graph
     block_times = simulate.block_times if isinstance(simulate, Pure) else None
-    checked: list[Checked] = []
+    checked = list(known)
     ratios = _Ratios()
+    for one in known:
+        ratios.note(one.settled)
     # Settling mixes all that is known of a candidate, whichever of its divisions it begins with.
     waiting = list({one.candidate: one for one in reversed(found)}.values())
-    fitting: list[Checked] = []
-    while len(checked) < TRIED and len(fitting) < (SETTLED if simulate else 1):
+    fitting = [one for one in checked if not one.reason]
+    most = len(checked) + TRIED, len(fitting) + (SETTLED if simulate else 1)
+    while len(checked) < most[0] and len(fitting) < most[1]:
         best_ns = min((one.settled.step_ns for one in fitting), default=float("inf"))
         waiting = [
             one
@@ -265,9 +286,9 @@ def _checked(
     if simulate is None or not fitting:
         return checked
     # What is not simulated is slower by the times of its blocks than the best that is.
-    due = sorted(fitting, key=lambda one: one.settled.step_ns)
-    simulated: list[Checked] = []
-    best_s = float("inf")
+    simulated = [one for one in fitting if one.figures]
+    due = sorted((one for one in fitting if not one.figures), key=lambda one: one.settled.step_ns)
+    best_s = min((one.time_s for one in simulated), default=float("inf"))
     while due and due[0].time_s < best_s:
         near = [one for one in due[:2] if one.time_s <= NEAREST * due[0].time_s]
         simulated += _simulated(near, simulate, tell)

@@ -40,10 +40,11 @@ FAR_OFF = "estimated far above the best plan"
 FARTHEST = 1.06  # times the best plan: an estimate from which a candidate is not solved
 NO_BETTER = "memory aside, a usual mesh is as good"
 BETTER_MESH = 0.99  # of the bound on usual meshes, where room is made on another at all
+PROMISED = 24  # candidates that were left early, for what linear programs promise of them
 REFINED = 4  # candidates solved further to close the gap, where some gap is allowed
 REFINED_OPTIONS = 1_500  # and that have no more options than this, there
 # Pipelines for which meshes of three axes are tried too: the best plans', and by their estimates.
-WIDENED, LIKELY = 2, 4
+WIDENED, LIKELY = 4, 4
 FAR = 1.2  # times the memory, needed at a microbatch, before no larger one is tried
 HOPELESS = 2  # times the memory that every candidate needs at least, before none is refined
 
@@ -124,6 +125,28 @@ class Ranker:
             self.record.count("refined", self._refine())
         self.ranking.found.sort(key=lambda one: one.division.step_ns)
         return self.ranking
+
+    def reconsider(self, promised_ns: Mapping[Candidate, float]) -> list[Found]:
+        """Plans of candidates that were left early, for what linear programs promise of them.
+
+        Parameters
+        ----------
+        promised_ns : mapping
+            What columns of a candidate come to, mixed in any shares.
+        """
+        left = [
+            (promised_ns[one.candidate], one.candidate, one.bound_ns)
+            for one in self.ranking.pruned
+            if promised_ns.get(one.candidate, float("inf")) < self.ranking.best_ns
+        ]
+        left.sort(key=lambda one: one[0])
+        again = [(candidate, bound) for _, candidate, bound in left[:PROMISED]]
+        candidates = {candidate for candidate, _ in again}
+        kept = [one for one in self.ranking.pruned if one.candidate not in candidates]
+        self.ranking.pruned, before = kept, len(self.ranking.found)
+        for first in range(0, len(again), SQUEEZED):
+            self._squeezed(again[first : first + SQUEEZED])
+        return self.ranking.found[before:]
 
     def limit(self, candidate: Candidate) -> Limits:
         """Bytes that a candidate may lay out on each of its sites."""

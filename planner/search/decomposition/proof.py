@@ -20,11 +20,14 @@ class Proof:
     ----------
     bounds_ns : dict
         Of every candidate that was given.
+    mixed_ns : dict
+        What the columns come to, mixed in any shares, of candidates that were looked at.
     block_programs, linear_programs : int
         Solved by dual ascent, and by GLOP.
     """
 
     bounds_ns: dict[Candidate, float]
+    mixed_ns: dict[Candidate, float]
     block_programs: int
     linear_programs: int
 
@@ -72,6 +75,7 @@ def prove(
         )
         return Proof(
             bounds_ns={each.candidate: each.bound_ns for each in found},
+            mixed_ns={one.candidate: one.mixed_ns for one in found if one.mixed_ns < float("inf")},
             block_programs=loop.oracle.solved,
             linear_programs=loop.solved,
         )
@@ -80,6 +84,7 @@ def prove(
     return Proof(
         bounds_ns=dict(bounds_ns)
         | {key: b for each in proofs for key, b in each.bounds_ns.items()},
+        mixed_ns={key: ns for each in proofs for key, ns in each.mixed_ns.items()},
         block_programs=sum(each.block_programs for each in proofs),
         linear_programs=sum(each.linear_programs for each in proofs),
     )

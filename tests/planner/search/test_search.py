@@ -11,8 +11,12 @@ from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.plan import Plan
 from millrace.planner.roles import roles
 from millrace.planner.search import Pins, Pure, SearchRequest, search
+from millrace.planner.search import ranking as ranked
 from millrace.planner.search.blocks import beside
+from millrace.planner.search.evaluation import Evaluator
+from millrace.planner.search.ranking import Ranker
 from millrace.planner.search.report.record import Record
+from millrace.planner.search.sites import candidates_of
 
 GPT = ModelSpec(
     name="tiny",
@@ -235,3 +239,23 @@ def test_ninety_six_layers_on_a_thousand_devices_can_be_expressed() -> None:
     assert plan.ranks == 1024
     assert sum(len(chunk.blocks) for chunk in plan.chunks) == 98
     assert len(plan.variants) == 3
+
+
+def test_what_was_left_early_is_solved_where_linear_programs_promise_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ranked, "MANY", 1)
+    monkeypatch.setattr(ranked, "FARTHEST", 0.0)
+    asked = request(4, cluster=parse_cluster("a100-sxm-80gb:4x1"), max_gap=0.0001)
+    graph = build_training(asked.model, asked.training, asked.global_batch)
+    ranker = Ranker(asked, Evaluator(asked, graph), lambda line: None, Record())
+    ranking = ranker.rank(candidates_of(asked, graph))
+    (left,) = [one for one in ranking.pruned if one.reason == ranked.FAR_OFF]
+    best_ns = ranking.best_ns
+    assert ranker.reconsider({left.candidate: best_ns}) == []
+    assert left in ranking.pruned
+    (found,) = ranker.reconsider({left.candidate: 0.99 * best_ns})
+    assert found.candidate == left.candidate
+    assert found in ranking.found
+    assert left not in ranking.pruned
+    assert found.division.step_ns >= left.bound_ns
