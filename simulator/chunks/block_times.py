@@ -2,8 +2,10 @@
 
 A kind is a template in a variant. One of a long run is measured as the difference of four such
 blocks alone and three; other blocks (an embedding, a head) beside three of the run next to them, or
-alone where there is none. They lie in a *sample* of the plan, in which every kind has a chunk of
-its own, so that no piece depends on how the plan mixes its variants.
+alone where there is none. Of those, one of at least three in a row (the dense blocks before many of
+experts) is what the piece takes longer than without one of them, and the others share the rest.
+They lie in a *sample* of the plan, in which every kind has a chunk of its own, so that no piece
+depends on how the plan mixes its variants.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -77,7 +79,8 @@ Choices = list[list[BlockChoice]]  # of every chunk
 def _samples(plan: Plan, graph: Graph) -> Iterator[Choices]:
     """The model's blocks in chunks: of every kind in a long run one, and one with those beside it.
 
-    A run has a chunk for as many kinds as it is long; of others there is another sample.
+    A run has a chunk for as many kinds as it is long, and a short one is of one kind if that can be
+    told from what lies beside it; of others there is another sample.
     """
     variant_of = {one.block: one.variant for chunk in plan.chunks for one in chunk.blocks}
     runs = [list(run) for _, run in groupby(graph.blocks, graph.templates.get)]
@@ -86,12 +89,18 @@ def _samples(plan: Plan, graph: Graph) -> Iterator[Choices]:
     for run, variants in zip(runs, kinds, strict=True):
         if len(run) >= 2 * LONG:
             rounds = max(rounds, -(-len(variants) // (len(run) // LONG - 1)))
+        elif len(run) >= BESIDE:
+            rounds = max(rounds, len(variants))
     for number in range(rounds):
         chunks: Choices = []
         others: list[BlockChoice] = []
         for run, variants in zip(runs, kinds, strict=True):
             if len(run) < 2 * LONG:
-                others += [BlockChoice(block=block, variant=variant_of[block]) for block in run]
+                alike = variants[number % len(variants)] if len(run) >= BESIDE else None
+                others += [
+                    BlockChoice(block=b, variant=variant_of[b] if alike is None else alike)
+                    for b in run
+                ]
                 continue
             # The first blocks of the run lie beside what comes before it.
             mine = variants[number::rounds] or variants[:1]
@@ -156,17 +165,24 @@ class _Measured:
             self._add_mixed(pieces, number, choices[number])
 
     def _add_mixed(self, pieces: Pieces, number: int, blocks: list[BlockChoice]) -> None:
-        """Blocks beside three of a long run share what these leave of the chunk's time."""
+        """Blocks beside three of a long run: one of many in a row, and what the others share."""
         kinds = self._kinds(blocks)
+        if all(kind in self.blocks for kind in kinds):
+            return
+        names = [one.block for one in blocks]
+        whole = self._piece(pieces, number, names)
+        for kind, at in _in_a_row(kinds):
+            if kind not in self.blocks:
+                fewer = self._piece(pieces, number, [*names[:at], *names[at + 1 :]])
+                self.blocks[kind] = np.maximum(whole - fewer, 0)
         new = [kind for kind in dict.fromkeys(kinds) if kind not in self.blocks]
         if not new:
             return
-        whole = self._piece(pieces, number, [one.block for one in blocks])
         known = [self.blocks[kind] for kind in kinds if kind in self.blocks]
         bare = np.mean(self.bare, axis=0) if self.bare else np.zeros(TIMES)
         left = whole - bare - sum(known)
         count = sum(kind in new for kind in kinds)
-        self.blocks |= dict.fromkeys(new, left / count)
+        self.blocks |= dict.fromkeys(new, np.maximum(left, 0) / count)
 
     def _kinds(self, blocks: Sequence[BlockChoice]) -> list[Kind]:
         return [(self.graph.templates[one.block], one.variant) for one in blocks]
@@ -175,6 +191,16 @@ class _Measured:
         times = part_times(pieces.compile(number, kept, self.order, 0))
         self.totals_ns = max(self.totals_ns, times.totals_ns)
         return _array(times)
+
+
+def _in_a_row(kinds: Sequence[Kind]) -> Iterator[tuple[Kind, int]]:
+    """Kinds of which there are enough in a row to leave one out, and where the one is."""
+    first = 0
+    for kind, row in groupby(kinds):
+        count = len(list(row))
+        if count >= BESIDE:
+            yield kind, first + 1
+        first += count
 
 
 def _array(times: PartTimes) -> Floats:

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from millrace.models.spec import Config, ModelSpec, TrainingSpec
+from millrace.models.zoo.decoder.sizes import DEMO
 from millrace.planner.clusters import parse_cluster
 from millrace.planner.memory import plan_memory
 from millrace.planner.plan import Chunk, Plan, plan_graph
@@ -27,8 +28,22 @@ GPT: Config = {
 SCHEDULES = {"1f1b": 1, "zb-h1": 1, "zb-v": 2, "interleaved-1f1b": 4, "gpipe": 1}
 
 
-def planned(schedule: str) -> Plan:
-    spec = ModelSpec(name="gpt", family="gpt", config=GPT, seq_len=512, precision="bf16")
+# Blocks without experts come first, as in DeepSeek-V3.
+EXPERTS: Config = dict(DEMO["mixtral-demo"]) | {
+    "layers": 15,
+    "hidden": 1024,
+    "head_dim": 64,
+    "heads": 16,
+    "kv_heads": 16,
+    "ffn_hidden": 32768,
+    "expert_hidden": 2048,
+    "positions": 512,
+    "dense_layers": (0, 1, 2),
+}
+
+
+def planned(schedule: str, spec: ModelSpec | None = None) -> Plan:
+    spec = spec or ModelSpec(name="gpt", family="gpt", config=GPT, seq_len=512, precision="bf16")
     pins = Pins(dp=2, tp=1, pp=4, micro_batch=8, schedule=schedule, interleave=SCHEDULES[schedule])
     return search(
         SearchRequest(
@@ -82,3 +97,13 @@ def test_block_times_hold_for_another_division():
     other = redivided(plan, (6, 2, 5, 3))
     assert measured_ns(other, plan) == pytest.approx(simulated_ns(other), rel=0.02)
     assert simulated_ns(other) > 1.1 * simulated_ns(plan)
+
+
+def test_blocks_of_a_few_in_a_row_are_told_from_what_lies_beside_them():
+    spec = ModelSpec(
+        name="experts", family="decoder", config=EXPERTS, seq_len=512, precision="bf16"
+    )
+    plan = planned("1f1b", spec)
+    for counts in ((1, 4, 6, 6), (4, 5, 4, 4)):  # the embedding alone, and beside three of them
+        other = redivided(plan, counts)
+        assert measured_ns(other, plan) == pytest.approx(simulated_ns(other), rel=0.02)
