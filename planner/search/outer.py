@@ -179,7 +179,7 @@ def _search(
             left = {one: floor for one, floor in floors.items() if one not in barred}
             with record.layer(PROOF):
                 proof = _proven(evaluator, left, best, tell, record)
-            if more := ranker.reconsider(proof.mixed_ns):
+            if more := ranker.reconsider(proof.mixed_ns, best.found.division.step_ns):
                 with record.layer(SIMULATION):
                     checked = _checked(evaluator, more, simulate, tell, checked)
                 best = _fastest(checked) or best

@@ -126,26 +126,29 @@ class Ranker:
         self.ranking.found.sort(key=lambda one: one.division.step_ns)
         return self.ranking
 
-    def reconsider(self, promised_ns: Mapping[Candidate, float]) -> list[Found]:
-        """Plans of candidates that were left early, for what linear programs promise of them.
+    def reconsider(self, promised_ns: Mapping[Candidate, float], best_ns: float) -> list[Found]:
+        """Plans of candidates that were left early, and promise more than the best one.
 
         Parameters
         ----------
         promised_ns : mapping
-            What columns of a candidate come to, mixed in any shares.
+            What columns of a candidate come to, mixed in any shares, by linear programs; of others
+            it is estimated.
+        best_ns : float
+            What the best plan takes that has room once it is laid out.
         """
-        left = [
-            (promised_ns[one.candidate], one.candidate, one.bound_ns)
-            for one in self.ranking.pruned
-            if promised_ns.get(one.candidate, float("inf")) < self.ranking.best_ns
+        promises = [
+            (promised_ns.get(candidate) or self._estimate(candidate, bound), bound, candidate)
+            for candidate, bound in ((one.candidate, one.bound_ns) for one in self.ranking.pruned)
+            if bound * (1 + self.request.max_gap) < best_ns
         ]
-        left.sort(key=lambda one: one[0])
-        again = [(candidate, bound) for _, candidate, bound in left[:PROMISED]]
+        left = sorted((one for one in promises if one[0] < best_ns), key=lambda one: one[:2])
+        again = [(candidate, bound) for _, bound, candidate in left[:PROMISED]]
         candidates = {candidate for candidate, _ in again}
         kept = [one for one in self.ranking.pruned if one.candidate not in candidates]
         self.ranking.pruned, before = kept, len(self.ranking.found)
         for first in range(0, len(again), SQUEEZED):
-            self._squeezed(again[first : first + SQUEEZED])
+            self._make_room(again[first : first + SQUEEZED], NEAR * best_ns)
         return self.ranking.found[before:]
 
     def limit(self, candidate: Candidate) -> Limits:
@@ -292,15 +295,16 @@ class Ranker:
         return tight
 
     def _squeezed(self, group: list[Tight]) -> None:
-        """Solve candidates so that they fit their memory."""
-        now = self._open(group)
-        if not now:
-            return
+        """Solve candidates so that they fit their memory, but for those with nothing to gain."""
+        if now := self._open(group):
+            self._make_room(now, self.cutoff_ns)
+
+    def _make_room(self, now: list[Tight], cutoff_ns: float) -> None:
         self.tell(f"making room in {len(now)} candidates: {now[0][0].text}")
         self.record.count("squeezed", len(now))
         with self.record.layer(BLOCKS):
             outcomes = self.evaluator.squeeze_many(
-                now, [self.limit(candidate) for candidate, _ in now], self.cutoff_ns
+                now, [self.limit(candidate) for candidate, _ in now], cutoff_ns
             )
         for outcome in outcomes:
             self.ranking.add(outcome)

@@ -1,15 +1,14 @@
 """Block times: what each kind of block of a plan adds to a chunk, measured on pieces of it.
 
 A kind is a template in a variant. One of a long run is measured as the difference of four such
-blocks alone and three; other blocks (an embedding, a head) beside three of the run next to them, or
-alone where there is none. Of those, one of at least three in a row (the dense blocks before many of
-experts) is what the piece takes longer than without one of them, and the others share the rest.
+blocks alone and three. Others (an embedding, a few blocks without experts, a head) are measured
+beside three of the run next to them, run by run, the nearest first; or alone where no run is long.
 They lie in a *sample* of the plan, in which every kind has a chunk of its own, so that no piece
 depends on how the plan mixes its variants.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Iterator, Mapping, Sequence, Set
+from itertools import chain, groupby
 
 import numpy as np
 from msgspec.structs import replace
@@ -42,6 +41,7 @@ from millrace.simulator.chunks.wiring import Wiring
 SLOTS = {"F": 0, "B": 1, "BW": 1, "W": 2}
 BESIDE = 3  # blocks of a run that are measured: a first, a last and one between
 LONG = BESIDE + 1  # blocks of a run of which one more can be measured
+NESTED = 4  # short runs beside a long one that are told apart; most models have one or two
 
 
 def block_times(plan: Plan, graph: Graph, known: Mapping[Kind, Floats] | None = None) -> BlockTimes:
@@ -60,8 +60,8 @@ def block_times(plan: Plan, graph: Graph, known: Mapping[Kind, Floats] | None = 
     table = timetable(plan.schedule, homes, plan.microbatches)
     measured = _Measured(plan, graph, alone(joint=table.joint), known or {})
     if not measured.complete:
-        for choices in _samples(plan, graph):
-            measured.add(choices)
+        for choices, wanted in _samples(plan, graph):
+            measured.add(choices, wanted)
     software, held_back = plan.cluster.software, paced(plan.cluster)
     return BlockTimes(
         blocks=measured.blocks,
@@ -76,49 +76,75 @@ def block_times(plan: Plan, graph: Graph, known: Mapping[Kind, Floats] | None = 
 Choices = list[list[BlockChoice]]  # of every chunk
 
 
-def _samples(plan: Plan, graph: Graph) -> Iterator[Choices]:
-    """The model's blocks in chunks: of every kind in a long run one, and one with those beside it.
+def _samples(plan: Plan, graph: Graph) -> Iterator[tuple[Choices, set[int]]]:
+    """The model's blocks in chunks, and the chunks that are measured.
 
-    A run has a chunk for as many kinds as it is long, and a short one is of one kind if that can be
-    told from what lies beside it; of others there is another sample.
+    Every kind of a long run has a chunk, every short run one with blocks of the long run next to it
+    and the short ones between, whose kinds earlier samples tell. A run has as many kinds as there
+    are chunks for it, a short one a single kind; of others there are further samples.
     """
     variant_of = {one.block: one.variant for chunk in plan.chunks for one in chunk.blocks}
     runs = [list(run) for _, run in groupby(graph.blocks, graph.templates.get)]
     kinds = [list(dict.fromkeys(variant_of[block] for block in run)) for run in runs]
-    rounds = 1
-    for run, variants in zip(runs, kinds, strict=True):
-        if len(run) >= 2 * LONG:
-            rounds = max(rounds, -(-len(variants) // (len(run) // LONG - 1)))
-        elif len(run) >= BESIDE:
-            rounds = max(rounds, len(variants))
+    long = [len(run) >= 2 * LONG for run in runs]
+    if not any(long):
+        yield (
+            [[BlockChoice(block=b, variant=variant_of[b])] for b in graph.blocks],
+            {*range(len(graph.blocks))},
+        )
+        return
+    rounds = max(
+        -(-len(variants) // (len(run) // LONG - 1)) if is_long else len(variants)
+        for run, variants, is_long in zip(runs, kinds, long, strict=True)
+    )
+    deepest = max((len(list(row)) for is_long, row in groupby(long) if not is_long), default=1)
     for number in range(rounds):
-        chunks: Choices = []
-        others: list[BlockChoice] = []
-        for run, variants in zip(runs, kinds, strict=True):
-            if len(run) < 2 * LONG:
-                alike = variants[number % len(variants)] if len(run) >= BESIDE else None
-                others += [
-                    BlockChoice(block=b, variant=variant_of[b] if alike is None else alike)
-                    for b in run
-                ]
-                continue
-            # The first blocks of the run lie beside what comes before it.
-            mine = variants[number::rounds] or variants[:1]
-            beside = [BlockChoice(block=block, variant=mine[0]) for block in run[:BESIDE]]
-            chunks.append([*others, *beside] if others else beside)
-            others = []
-            left = run[BESIDE:]
-            for at, variant in enumerate(mine):
-                end = len(left) if at == len(mine) - 1 else (at + 1) * LONG
-                chunks.append(
-                    [BlockChoice(block=b, variant=variant) for b in left[at * LONG : end]]
-                )
-        if others and chunks and len(chunks[-1]) >= LONG + BESIDE:
-            last = chunks[-1]
-            chunks[-1:] = [last[:-BESIDE], [*last[-BESIDE:], *others]]
-        elif others:
-            chunks += [[one] for one in others]
-        yield chunks
+        mine = [
+            (variants[number::rounds] or variants[:1])
+            if is_long
+            else [variants[number % len(variants)]]
+            for variants, is_long in zip(kinds, long, strict=True)
+        ]
+        for depth in (*range(1, min(deepest, NESTED)), deepest):
+            yield _sample(runs, mine, depth)
+
+
+def _sample(
+    runs: Sequence[list[str]], kinds: Sequence[list[int]], depth: int
+) -> tuple[Choices, set[int]]:
+    """Chunks of runs in these variants, and those that are measured.
+
+    Of the short runs next to a long one, so many lie beside it, and what is beyond is not measured.
+    """
+    chunks: Choices = []
+    beyond: set[int] = set()
+    short: list[list[BlockChoice]] = []
+
+    def put_aside(further: list[list[BlockChoice]]) -> None:
+        if further:
+            beyond.add(len(chunks))
+            chunks.append([*chain.from_iterable(further)])
+
+    for run, variants in zip(runs, kinds, strict=True):
+        if len(run) < 2 * LONG:
+            short.append([BlockChoice(block=block, variant=variants[0]) for block in run])
+            continue
+        # The first blocks of the run lie beside what comes before it.
+        put_aside(short[:-depth])
+        beside = [BlockChoice(block=block, variant=variants[0]) for block in run[:BESIDE]]
+        chunks.append([*chain.from_iterable(short[-depth:]), *beside])
+        short = []
+        left = run[BESIDE:]
+        for at, variant in enumerate(variants):
+            end = len(left) if at == len(variants) - 1 else (at + 1) * LONG
+            chunks.append([BlockChoice(block=b, variant=variant) for b in left[at * LONG : end]])
+    if short and len(chunks[-1]) >= LONG + BESIDE:
+        last = chunks[-1]
+        chunks[-1:] = [last[:-BESIDE], [*last[-BESIDE:], *chain.from_iterable(short[:depth])]]
+        put_aside(short[depth:])
+    elif short:
+        chunks += [[one] for one in chain.from_iterable(short)]
+    return chunks, {*range(len(chunks))} - beyond
 
 
 class _Measured:
@@ -137,19 +163,21 @@ class _Measured:
     @property
     def complete(self) -> bool:
         """Whether every kind of the plan is known."""
-        return all(
-            kind in self.blocks for chunk in self.plan.chunks for kind in self._kinds(chunk.blocks)
-        )
+        return all(self._knows(chunk.blocks) for chunk in self.plan.chunks)
 
-    def add(self, choices: Choices) -> None:
-        """Measure the kinds of a sample that are not known yet."""
+    def add(self, choices: Choices, wanted: Set[int]) -> None:
+        """Measure the kinds of these chunks of a sample that are not known yet."""
+        due = {number for number in wanted if not self._knows(choices[number])}
+        if not due:
+            return
         chunks = tuple(
             Chunk(stage=stage, blocks=tuple(blocks)) for stage, blocks in enumerate(choices)
         )
         sample = replace(self.plan, chunks=chunks, stages=len(chunks), interleave=1)
         pieces = Pieces(Wiring(sample, plan_graph(sample)))
         mixed: list[int] = []
-        for number, blocks in enumerate(choices):
+        for number in sorted(due):
+            blocks = choices[number]
             kinds = self._kinds(blocks)
             if len(set(kinds)) > 1:
                 mixed.append(number)
@@ -165,24 +193,20 @@ class _Measured:
             self._add_mixed(pieces, number, choices[number])
 
     def _add_mixed(self, pieces: Pieces, number: int, blocks: list[BlockChoice]) -> None:
-        """Blocks beside three of a long run: one of many in a row, and what the others share."""
+        """Blocks beside three of a long run share what these leave of the chunk's time."""
         kinds = self._kinds(blocks)
-        if all(kind in self.blocks for kind in kinds):
-            return
-        names = [one.block for one in blocks]
-        whole = self._piece(pieces, number, names)
-        for kind, at in _in_a_row(kinds):
-            if kind not in self.blocks:
-                fewer = self._piece(pieces, number, [*names[:at], *names[at + 1 :]])
-                self.blocks[kind] = np.maximum(whole - fewer, 0)
         new = [kind for kind in dict.fromkeys(kinds) if kind not in self.blocks]
         if not new:
             return
+        whole = self._piece(pieces, number, [one.block for one in blocks])
         known = [self.blocks[kind] for kind in kinds if kind in self.blocks]
         bare = np.mean(self.bare, axis=0) if self.bare else np.zeros(TIMES)
         left = whole - bare - sum(known)
         count = sum(kind in new for kind in kinds)
-        self.blocks |= dict.fromkeys(new, np.maximum(left, 0) / count)
+        self.blocks |= dict.fromkeys(new, left / count)
+
+    def _knows(self, blocks: Sequence[BlockChoice]) -> bool:
+        return all(kind in self.blocks for kind in self._kinds(blocks))
 
     def _kinds(self, blocks: Sequence[BlockChoice]) -> list[Kind]:
         return [(self.graph.templates[one.block], one.variant) for one in blocks]
@@ -191,16 +215,6 @@ class _Measured:
         times = part_times(pieces.compile(number, kept, self.order, 0))
         self.totals_ns = max(self.totals_ns, times.totals_ns)
         return _array(times)
-
-
-def _in_a_row(kinds: Sequence[Kind]) -> Iterator[tuple[Kind, int]]:
-    """Kinds of which there are enough in a row to leave one out, and where the one is."""
-    first = 0
-    for kind, row in groupby(kinds):
-        count = len(list(row))
-        if count >= BESIDE:
-            yield kind, first + 1
-        first += count
 
 
 def _array(times: PartTimes) -> Floats:

@@ -28,7 +28,7 @@ GPT: Config = {
 SCHEDULES = {"1f1b": 1, "zb-h1": 1, "zb-v": 2, "interleaved-1f1b": 4, "gpipe": 1}
 
 
-# Blocks without experts come first, as in DeepSeek-V3.
+# Large blocks without experts come first, as in Kimi K2 and DeepSeek-V3.
 EXPERTS: Config = dict(DEMO["mixtral-demo"]) | {
     "layers": 15,
     "hidden": 1024,
@@ -38,7 +38,6 @@ EXPERTS: Config = dict(DEMO["mixtral-demo"]) | {
     "ffn_hidden": 32768,
     "expert_hidden": 2048,
     "positions": 512,
-    "dense_layers": (0, 1, 2),
 }
 
 
@@ -99,11 +98,11 @@ def test_block_times_hold_for_another_division():
     assert simulated_ns(other) > 1.1 * simulated_ns(plan)
 
 
-def test_blocks_of_a_few_in_a_row_are_told_from_what_lies_beside_them():
-    spec = ModelSpec(
-        name="experts", family="decoder", config=EXPERTS, seq_len=512, precision="bf16"
-    )
+@pytest.mark.parametrize("dense", [1, 3])
+def test_blocks_of_short_runs_are_told_from_what_lies_beside_them(dense: int):
+    config = EXPERTS | {"dense_layers": tuple(range(dense))}
+    spec = ModelSpec(name="experts", family="decoder", config=config, seq_len=512, precision="bf16")
     plan = planned("1f1b", spec)
-    for counts in ((1, 4, 6, 6), (4, 5, 4, 4)):  # the embedding alone, and beside three of them
+    for counts in ((1, 4, 6, 6), (4, 5, 4, 4)):  # the embedding alone, and beside all of them
         other = redivided(plan, counts)
         assert measured_ns(other, plan) == pytest.approx(simulated_ns(other), rel=0.02)

@@ -251,10 +251,10 @@ def test_what_was_left_early_is_solved_where_linear_programs_promise_more(
     ranker = Ranker(asked, Evaluator(asked, graph), lambda line: None, Record())
     ranking = ranker.rank(candidates_of(asked, graph))
     (left,) = [one for one in ranking.pruned if one.reason == ranked.FAR_OFF]
-    best_ns = ranking.best_ns
-    assert ranker.reconsider({left.candidate: best_ns}) == []
+    settled_ns = 1.1 * ranking.best_ns  # of the best plan, once it was laid out
+    assert ranker.reconsider({left.candidate: settled_ns}, settled_ns) == []
     assert left in ranking.pruned
-    (found,) = ranker.reconsider({left.candidate: 0.99 * best_ns})
+    (found,) = ranker.reconsider({left.candidate: 0.99 * settled_ns}, settled_ns)
     assert found.candidate == left.candidate
     assert found in ranking.found
     assert left not in ranking.pruned
