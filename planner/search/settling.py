@@ -8,6 +8,7 @@ what the compiler lays out, and within a percent what a simulator says.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,6 +38,7 @@ from millrace.planner.search.writing import write_plan
 
 LAID_OUT = 4  # divisions that are laid out until one fits
 DEAR = 0.003  # of a step, for which variants that need less memory are looked for; by eye
+FILLED, SPARE = 3, 0.02  # divisions that are laid out while so much of the memory is left over
 LEAST_GAIN = 0.002  # of a step, for which another division is laid out and timed
 
 BlockTimer = Callable[[Plan, Mapping[Kind, Floats]], BlockTimes]
@@ -102,6 +104,7 @@ def settle(evaluator: Evaluator, found: Found, block_times: BlockTimer | None) -
         best = min(best, other, key=_rank)
         # What gives room at one moment takes some at another: as much again is left free.
         left = tuple(limit - other.over_bytes for limit in limits)
+    best = measures.fuller(best, limits)
     if not best.fits or block_times is None:
         return best
     best = measures.timed(best)
@@ -114,6 +117,15 @@ def settle(evaluator: Evaluator, found: Found, block_times: BlockTimer | None) -
 
 def _rank(settled: Settled) -> tuple[int, float]:
     return max(settled.over_bytes, 0), settled.step_ns
+
+
+class _Try(NamedTuple):
+    """Laid out: bytes at the moment that dividing counts, those above the limit, and its step."""
+
+    usual_bytes: int
+    over_bytes: int
+    step_ns: float
+    chunks: tuple[tuple[tuple[str, int], ...], ...]
 
 
 class _Measures:
@@ -132,6 +144,7 @@ class _Measures:
         # Laid out beyond what the figures of blocks say.
         self._more_bytes = evaluator.sends.buffer_bytes(found.candidate)
         self._uneven_bytes = 0  # alive at another moment than the one that dividing counts
+        self._tries: list[_Try] = []
 
     def laid_out(self, division: Division) -> Settled:
         """The plan of a division with its memory; its step by the tables."""
@@ -151,6 +164,7 @@ class _Measures:
         self._more_bytes = max(a - b for a, b in zip(held, peak, strict=True))
         self._uneven_bytes = max(a - b for a, b in zip(peak, usual, strict=True))
         size, limit = fullest(request, found.candidate, memory)
+        self._tries.append(_Try(max(usual), size - limit, step_ns, division.chunks))
         return Settled(
             found=replace(found, division=replace(found.division, memory_bytes=size)),
             plan=plan,
@@ -159,6 +173,28 @@ class _Measures:
             over_bytes=size - limit,
             expected_bytes=expected_bytes,
         )
+
+    def fuller(self, best: Settled, limits: Limits) -> Settled:
+        """The best division between one that fits, with memory left over, and one that does not.
+
+        What is alive at other moments than dividing counts is another share of every division.
+        """
+        for _ in range(FILLED):
+            tries = sorted(self._tries, key=lambda one: one.over_bytes)
+            fits = next((one for one in reversed(tries) if one.over_bytes <= 0), None)
+            short = next((one for one in tries if one.over_bytes > 0), None)
+            if short is None or fits is None or len(limits) > 1:
+                break
+            dear = fits.step_ns > (1 + DEAR) * short.step_ns
+            if not dear or -fits.over_bytes < SPARE * limits[0]:
+                break
+            share = -fits.over_bytes / (short.over_bytes - fits.over_bytes)
+            room = round(fits.usual_bytes + share * (short.usual_bytes - fits.usual_bytes))
+            division = self._within((room,))
+            if division is None or any(division.chunks == one.chunks for one in self._tries):
+                break
+            best = min(best, self.laid_out(division), key=_rank)
+        return best
 
     def timed(self, settled: Settled) -> Settled:
         """The plan with its step by the times of its blocks."""
@@ -172,10 +208,14 @@ class _Measures:
 
     def divided(self, limits: Limits) -> Division | None:
         """The best division by all that is known so far; None where nothing fits."""
+        return self._within(self._left(limits))
+
+    def _within(self, limits: Limits) -> Division | None:
+        """The best division by figures of blocks that come to no more than this."""
         try:
             with self.evaluator.dividing():
                 gap = self.evaluator.request.max_gap / 4
-                return divide(self._runs, self.pipeline, self._left(limits), 0, gap)
+                return divide(self._runs, self.pipeline, limits, 0, gap)
         except InfeasibleError:
             return None
 

@@ -10,7 +10,7 @@ from millrace.planner.compile import compile_plan
 from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.plan import Plan
 from millrace.planner.roles import roles
-from millrace.planner.search import Pins, Pure, SearchRequest, search
+from millrace.planner.search import Pins, Pure, SearchRequest, search, settling
 from millrace.planner.search import ranking as ranked
 from millrace.planner.search.blocks import beside
 from millrace.planner.search.evaluation import Evaluator
@@ -259,3 +259,24 @@ def test_what_was_left_early_is_solved_where_linear_programs_promise_more(
     assert found in ranking.found
     assert left not in ranking.pruned
     assert found.division.step_ns >= left.bound_ns
+
+
+def test_memory_that_a_plan_leaves_over_is_used_once_it_is_laid_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = dict(GPT.config) | {"layers": 24, "hidden": 2048, "heads": 16, "ffn_hidden": 8192}
+    config |= {"vocab": 32768, "positions": 2048}
+    asked = request(
+        8,
+        model=ModelSpec(name="gpt", family="gpt", config=config, seq_len=2048, precision="bf16"),
+        cluster=parse_cluster("a100-sxm-80gb:8x1"),
+        global_batch=64,
+        pins=Pins(dp=1, tp=1, pp=8, cp=1, micro_batch=4, schedule="zb-v", interleave=2),
+        memory_limit_bytes=17 * 2**30,
+    )
+    filled = search(asked, remedies=False)
+    monkeypatch.setattr(settling, "FILLED", 0)
+    first = search(asked, remedies=False)
+    assert filled.evidence is not None
+    assert first.evidence is not None
+    assert filled.evidence.objective_s < 0.9 * first.evidence.objective_s
