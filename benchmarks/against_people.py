@@ -1,6 +1,4 @@
-"""Published configurations against the free search.
-
-Is each of them feasible, and is any of them better?
+"""Published configurations against the free search: whether each is feasible, and is any better.
 
 Run `python -m benchmarks.against_people CSV [--limit N] [--every K] [--patience S] [--simulate]
 [--no-free] [--no-changes] [--processes P]` from the root of the repository.

@@ -92,10 +92,11 @@ def collective_pieces(
         return ((0, _state_ns_per_byte(kind, ranks, cluster, state)),)
     if _is_measured(kind, ranks, cluster):
         return None
-    found = _lines_of(kind, ranks, cluster, copies)
+    sent = copies if kind == "all_to_all" and software.merges else 1
+    found = _lines_of(kind, ranks, cluster, sent)
     if bucketed:
         return found
-    links = MERGED_LINKS if copies > 1 and software.merges else software.links
+    links = MERGED_LINKS if sent > 1 else software.links
     return _of_activations(kind, found, software, links)
 
 
@@ -157,8 +158,7 @@ def _lines_of(kind: str, ranks: tuple[int, ...], cluster: Cluster, copies: int =
     launch_ns = max(device.launch_ns for device in devices)
     libraries = {device.library for device in devices}
     library = libraries.pop() if len(libraries) == 1 else ""
-    sent = copies if cluster.software.merges else 1
-    return _pieces(kind, layout_of(ranks, frame_of(cluster)), launch_ns, library, sent)
+    return _pieces(kind, layout_of(ranks, frame_of(cluster)), launch_ns, library, copies)
 
 
 def _of_activations(kind: str, pieces: Pieces, software: Software, links: float) -> Pieces:

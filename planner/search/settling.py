@@ -38,7 +38,7 @@ from millrace.planner.search.writing import write_plan
 
 LAID_OUT = 4  # divisions that are laid out until one fits
 DEAR = 0.003  # of a step, for which variants that need less memory are looked for; by eye
-FILLED, SPARE = 3, 0.02  # divisions that are laid out while so much of the memory is left over
+FILLED, SPARE = 3, 0.02  # divisions laid out while that share of memory is left over; by eye
 LEAST_GAIN = 0.002  # of a step, for which another division is laid out and timed
 
 BlockTimer = Callable[[Plan, Mapping[Kind, Floats]], BlockTimes]
@@ -104,7 +104,7 @@ def settle(evaluator: Evaluator, found: Found, block_times: BlockTimer | None) -
         best = min(best, other, key=_rank)
         # What gives room at one moment takes some at another: as much again is left free.
         left = tuple(limit - other.over_bytes for limit in limits)
-    best = measures.fuller(best, limits)
+    best = measures.filled(best, limits)
     if not best.fits or block_times is None:
         return best
     best = measures.timed(best)
@@ -119,7 +119,7 @@ def _rank(settled: Settled) -> tuple[int, float]:
     return max(settled.over_bytes, 0), settled.step_ns
 
 
-class _Try(NamedTuple):
+class _LaidOut(NamedTuple):
     """Laid out: bytes at the moment that dividing counts, those above the limit, and its step."""
 
     usual_bytes: int
@@ -144,7 +144,7 @@ class _Measures:
         # Laid out beyond what the figures of blocks say.
         self._more_bytes = evaluator.sends.buffer_bytes(found.candidate)
         self._uneven_bytes = 0  # alive at another moment than the one that dividing counts
-        self._tries: list[_Try] = []
+        self._known_sizes: list[_LaidOut] = []
 
     def laid_out(self, division: Division) -> Settled:
         """The plan of a division with its memory; its step by the tables."""
@@ -164,7 +164,7 @@ class _Measures:
         self._more_bytes = max(a - b for a, b in zip(held, peak, strict=True))
         self._uneven_bytes = max(a - b for a, b in zip(peak, usual, strict=True))
         size, limit = fullest(request, found.candidate, memory)
-        self._tries.append(_Try(max(usual), size - limit, step_ns, division.chunks))
+        self._known_sizes.append(_LaidOut(max(usual), size - limit, step_ns, division.chunks))
         return Settled(
             found=replace(found, division=replace(found.division, memory_bytes=size)),
             plan=plan,
@@ -174,15 +174,15 @@ class _Measures:
             expected_bytes=expected_bytes,
         )
 
-    def fuller(self, best: Settled, limits: Limits) -> Settled:
+    def filled(self, best: Settled, limits: Limits) -> Settled:
         """The best division between one that fits, with memory left over, and one that does not.
 
-        What is alive at other moments than dividing counts is another share of every division.
+        By regula falsi: bytes above the limit rise with those at the moment that dividing counts.
         """
         for _ in range(FILLED):
-            tries = sorted(self._tries, key=lambda one: one.over_bytes)
-            fits = next((one for one in reversed(tries) if one.over_bytes <= 0), None)
-            short = next((one for one in tries if one.over_bytes > 0), None)
+            sizes = sorted(self._known_sizes, key=lambda one: one.over_bytes)
+            fits = next((one for one in reversed(sizes) if one.over_bytes <= 0), None)
+            short = next((one for one in sizes if one.over_bytes > 0), None)
             if short is None or fits is None or len(limits) > 1:
                 break
             dear = fits.step_ns > (1 + DEAR) * short.step_ns
@@ -191,7 +191,7 @@ class _Measures:
             share = -fits.over_bytes / (short.over_bytes - fits.over_bytes)
             room = round(fits.usual_bytes + share * (short.usual_bytes - fits.usual_bytes))
             division = self._within((room,))
-            if division is None or any(division.chunks == one.chunks for one in self._tries):
+            if division is None or any(division.chunks == one.chunks for one in self._known_sizes):
                 break
             best = min(best, self.laid_out(division), key=_rank)
         return best

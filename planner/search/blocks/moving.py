@@ -317,8 +317,7 @@ class Moving:
                 found[mine] = np.ceil(took * self.stretch)
             else:
                 message = np.maximum(before[mine], after[mine])
-                sent = copies if kind == "all_to_all" else 1
-                found[mine] = self.collective_ns(kind, axes, message, bucketed, sent)
+                found[mine] = self.collective_ns(kind, axes, message, bucketed, copies)
         self._steps[key] = found, np.vstack([after, np.zeros_like(local[:1])])
         return self._steps[key]
 

@@ -96,7 +96,7 @@ class Plain:
                     self.cluster,
                     ranks,
                     bucketed=bucketed,
-                    copies=copies if step.kind == "all_to_all" else 1,
+                    copies=copies,
                 )
         return self._steps[key]
 

@@ -10,7 +10,7 @@ from millrace.planner.compile import compile_plan
 from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.plan import Plan
 from millrace.planner.roles import roles
-from millrace.planner.search import Pins, Pure, SearchRequest, search, settling
+from millrace.planner.search import Pins, Pure, SearchRequest, search
 from millrace.planner.search import ranking as ranked
 from millrace.planner.search.blocks import beside
 from millrace.planner.search.evaluation import Evaluator
@@ -261,22 +261,23 @@ def test_what_was_left_early_is_solved_where_linear_programs_promise_more(
     assert found.division.step_ns >= left.bound_ns
 
 
-def test_memory_that_a_plan_leaves_over_is_used_once_it_is_laid_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_little_less_memory_makes_a_plan_a_little_slower() -> None:
     config = dict(GPT.config) | {"layers": 24, "hidden": 2048, "heads": 16, "ffn_hidden": 8192}
     config |= {"vocab": 32768, "positions": 2048}
-    asked = request(
-        8,
-        model=ModelSpec(name="gpt", family="gpt", config=config, seq_len=2048, precision="bf16"),
-        cluster=parse_cluster("a100-sxm-80gb:8x1"),
-        global_batch=64,
-        pins=Pins(dp=1, tp=1, pp=8, cp=1, micro_batch=4, schedule="zb-v", interleave=2),
-        memory_limit_bytes=17 * 2**30,
-    )
-    filled = search(asked, remedies=False)
-    monkeypatch.setattr(settling, "FILLED", 0)
-    first = search(asked, remedies=False)
-    assert filled.evidence is not None
-    assert first.evidence is not None
-    assert filled.evidence.objective_s < 0.9 * first.evidence.objective_s
+    model = ModelSpec(name="gpt", family="gpt", config=config, seq_len=2048, precision="bf16")
+    pins = Pins(dp=1, tp=1, pp=8, cp=1, micro_batch=4, schedule="zb-v", interleave=2)
+    on = parse_cluster("a100-sxm-80gb:8x1")
+    steps_s = []
+    for limit in (20, 17):  # at 17 GiB the first division that has room is 15 % slower
+        asked = request(
+            8,
+            model=model,
+            cluster=on,
+            global_batch=64,
+            pins=pins,
+            memory_limit_bytes=limit * 2**30,
+        )
+        evidence = search(asked, remedies=False).evidence
+        assert evidence is not None
+        steps_s.append(evidence.objective_s)
+    assert steps_s[1] < 1.02 * steps_s[0]
