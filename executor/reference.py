@@ -13,9 +13,7 @@ from millrace.executor.kernels import Kernel, KernelContext, RunState, make_kern
 from millrace.executor.kernels.context import Array, Dataset, whole
 from millrace.executor.values.initial import initial_value
 from millrace.models.graph import Graph, Op, Phase, Rate, Tensor
-from millrace.models.ops import state_of
-
-OPTIMIZERS = ("adamw", "sgd")
+from millrace.models.ops import op_kind, state_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +95,7 @@ class Reference:
     @property
     def optimizer_ops(self) -> list[Op]:
         """The ops that make the next value of a variable."""
-        return [op for op in self.graph.ops if op.kind in OPTIMIZERS]
+        return [op for op in self.graph.ops if op_kind(op.kind).updates]
 
     @property
     def variables(self) -> list[str]:
@@ -129,7 +127,7 @@ class Reference:
 
     def _group_of(self, op: Op, tensors: dict[str, Tensor]) -> list[tuple[Op, Kernel]]:
         """Return the group of ops that fire together: kind, rate and phase decide."""
-        if op.kind in OPTIMIZERS:
+        if op_kind(op.kind).updates:
             return self._update
         per_microbatch = op.kind == "accumulate" or any(
             tensors[name].rate is Rate.MICROBATCH for name in op.outputs

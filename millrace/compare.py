@@ -15,12 +15,11 @@ import msgspec
 
 from millrace.planner.actors.covering import Interval, covering_ns
 from millrace.planner.actors.trace import Lane, Span, Trace
+from millrace.planner.collectives import COLLECTIVES
 from millrace.planner.errors import PlanError
 
 WARM_UP_STEPS = 5
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 COMPUTED = "computed"  # what covers a meeting
-MEETINGS = frozenset((*COLLECTIVES, "rotate", "send", "recv"))
 
 
 class ActorRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,7 +156,7 @@ def _sums(trace: Trace) -> _Sums:
             actors[name][0] += total_ns / steps * lane.represents
             actors[name][1] += lane.represents
             kinds[name] = (kind, phase)
-            if kind not in MEETINGS:
+            if kind not in COLLECTIVES:
                 causes[f"compute: {kind}"] += total_ns * share
                 phases[phase] += total_ns * share
         window = (ends[counted.start - 1] if counted.start else 0, ends[counted.stop - 1])
@@ -171,12 +170,12 @@ def _sums(trace: Trace) -> _Sums:
 def _uncovered(lane: Lane, spans: list[Span], window: tuple[int, int]) -> dict[str, int]:
     """Time in which a rank computes nothing, by the kind of its meeting, "" where it has none."""
     compute = [
-        (span.start_ns, span.end_ns) for span in spans if lane.kinds[span.actor] not in MEETINGS
+        (span.start_ns, span.end_ns) for span in spans if lane.kinds[span.actor] not in COLLECTIVES
     ]
     meetings = [
         (span.start_ns, span.end_ns, lane.kinds[span.actor])
         for span in spans
-        if lane.kinds[span.actor] in MEETINGS
+        if lane.kinds[span.actor] in COLLECTIVES
     ]
     return exposed_ns(compute, meetings, window)
 

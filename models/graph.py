@@ -37,6 +37,21 @@ class Phase(StrEnum):
     BACKWARD_WEIGHT = "backward_weight"
     UPDATE = "update"  # once a step, after the last microbatch
 
+    @property
+    def is_gradient(self) -> bool:
+        """True if the op computes gradients."""
+        return self in (Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT)
+
+    @property
+    def is_backward(self) -> bool:
+        """True if the op runs in the backward pass: gradients, and what is computed once more."""
+        return self.is_gradient or self is Phase.RECOMPUTE
+
+    @property
+    def is_forward(self) -> bool:
+        """True if a forward graph has it: in the forward pass, or once before it."""
+        return self in (Phase.BEGIN, Phase.FORWARD)
+
 
 FLOAT8 = "float8"  # any 8-bit form; what a product makes of it says its `arithmetic`
 ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4}

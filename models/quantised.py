@@ -20,12 +20,13 @@ from millrace.models.builder import GraphBuilder
 from millrace.models.errors import ModelError
 from millrace.models.graph import FLOAT8, Graph, Op, Phase
 from millrace.models.labels import Operand, parse, write
+from millrace.models.ops import kinds_where
 
 ARITHMETIC = "arithmetic"  # attribute of a product that multiplies in 8 bits: fp8 or mxfp8
 NARROW = ("fp8", "mxfp8")
 
 # Between a variable and the product that reads it, and between a router's product and its choice.
-_OF_WEIGHTS = ("cast", "repeat", "narrow", "rearrange")
+_OF_WEIGHTS = kinds_where(lambda row: row.moves)
 _OF_SCORES = ("add", "softmax", "sigmoid", "scale")
 
 

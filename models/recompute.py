@@ -18,7 +18,6 @@ from millrace.models.unfused import scores_products
 NONE, SELECTIVE, FULL = MODES = ("none", "selective", "full")
 SUFFIX = ".recompute"
 
-BACKWARD = (Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT)
 KEPT = ("repeat", "input")  # what comes from outside the block: weights, data
 
 # What selective recomputation keeps beside products: tokens as they came to experts, for to make
@@ -75,7 +74,7 @@ def with_recompute(graph: Graph, modes: Mapping[str, str]) -> Graph:
     begun: set[str] = set()
     forward = {name for op in graph.ops if op.phase is Phase.FORWARD for name in op.outputs}
     for op in graph.ops:
-        if op.phase in BACKWARD and not _is_total(op, forward):
+        if op.phase.is_gradient and not _is_total(op, forward):
             clones = replayed.get(op.block, {})
             if op.block not in begun:
                 begun.add(op.block)
@@ -116,7 +115,7 @@ def _replayed(graph: Graph, modes: Mapping[str, str]) -> dict[str, dict[str, Op]
             forward.update(op.outputs)
             if _may_be_replayed(op, modes.get(op.block, NONE), scores):
                 makers.update(dict.fromkeys(op.outputs, op))
-        elif op.phase in BACKWARD and not _is_total(op, forward):
+        elif op.phase.is_gradient and not _is_total(op, forward):
             pending = [op]
             while pending:
                 reader = pending.pop()

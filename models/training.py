@@ -8,11 +8,12 @@ from millrace.models.errors import ModelError
 from millrace.models.gradients import backward
 from millrace.models.graph import GLOBAL_BLOCK, Graph, Op, Phase
 from millrace.models.labels import parse, write
-from millrace.models.ops import Attributes
+from millrace.models.ops import Attributes, kinds_where
 from millrace.models.spec import TrainingSpec
 from millrace.models.unfused import ATTENTIONS, UNFUSED, unfused
 
 LEARNING_RATE = f"{GLOBAL_BLOCK}.learning_rate"
+OPTIMIZERS = kinds_where(lambda row: row.updates)
 SCALARS = ("sum", "add", "scale")  # what a loss may end in
 STEP_TOTALS = f"{GLOBAL_BLOCK}.step_totals"
 
@@ -82,8 +83,10 @@ def training_graph(forward: Graph, training: TrainingSpec) -> Graph:
 
 def check_training(training: TrainingSpec) -> None:
     """Raise ModelError when a field is out of its range, naming the field and the range."""
-    if training.optimizer not in ("adamw", "sgd"):
-        raise ModelError(f"there is no optimizer `{training.optimizer}`; choose adamw or sgd")
+    if training.optimizer not in OPTIMIZERS:
+        raise ModelError(
+            f"there is no optimizer `{training.optimizer}`; choose {' or '.join(OPTIMIZERS)}"
+        )
     if training.attention not in ATTENTIONS:
         raise ModelError(
             f"there is no attention `{training.attention}`; choose {' or '.join(ATTENTIONS)}"

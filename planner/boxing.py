@@ -26,6 +26,7 @@ from itertools import combinations, compress
 from math import gcd, prod
 from typing import NamedTuple
 
+from millrace.planner.collectives import COLLECTIVES, LOCAL_BOXING
 from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.sbp import (
     BROADCAST,
@@ -42,7 +43,7 @@ from millrace.planner.sbp import (
 class Step(NamedTuple):
     """One collective or local move over the mesh axes with indexes `axes` (outer to inner)."""
 
-    kind: str  # slice pad all_gather all_reduce reduce_scatter all_to_all
+    kind: str  # a collective that boxes, or one of LOCAL_BOXING
     axes: tuple[int, ...]
     before: NdSbp
     after: NdSbp
@@ -72,16 +73,11 @@ def step_bytes(step: Step, shape: tuple[int, ...], itemsize: int, sizes: tuple[i
 
 def _received(step: Step, before: int, after: int, sizes: tuple[int, ...]) -> int:
     """Bytes received during a step between shards of so many bytes."""
-    group = prod([sizes[axis] for axis in step.axes])
-    match step.kind:
-        case "all_gather":
-            return after * (group - 1) // group
-        case "all_reduce":
-            return 2 * before * (group - 1) // group
-        case "reduce_scatter" | "all_to_all":
-            return before * (group - 1) // group
-        case _:
-            return 0
+    if step.kind in LOCAL_BOXING:
+        return 0
+    group, kind = prod([sizes[axis] for axis in step.axes]), COLLECTIVES[step.kind]
+    moved = kind.received_before * before + kind.received_after * after
+    return moved * (group - 1) // group
 
 
 def message_bytes(step: Step, shape: tuple[int, ...], itemsize: int, sizes: tuple[int, ...]) -> int:

@@ -32,7 +32,6 @@ from millrace.models.ops import op_kind
 from millrace.planner.sbp import NdSbp, split
 
 RING = "ring"
-ROTATE = "rotate"  # the meeting in which every member gets what the one before it has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

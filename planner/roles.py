@@ -174,7 +174,7 @@ def _storage_levels(
                 read_split[variable] = read_split.get(variable, frozenset()) | along(text)
         if op.kind in split:
             split[op.kind][op.outputs[0]] = along(signature.outputs[0])
-        if op.kind in ("repeat", "cast", "narrow", "rearrange"):
+        if op_kind(op.kind).moves:
             source[op.outputs[0]] = source.get(op.inputs[0], op.inputs[0])
     for name, gathered in split["repeat"].items():
         variable = source[name]

@@ -257,7 +257,7 @@ def variable_values(graph: Graph) -> frozenset[str]:
     """Return the tensors that hold a variable's value: variables, repeated, cast or sliced."""
     found: set[str] = set()
     for op in graph.ops:
-        moved = op.kind in ("repeat", "cast", "rearrange", "narrow", "broadcast")
+        moved = op_kind(op.kind).moves
         if op.kind == "variable" or (moved and op.inputs[0] in found):
             found.update(op.outputs)
     return frozenset(found)

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from millrace.executor.values.manifest import manifest_of
 from millrace.models.graph import Graph, to_json
+from millrace.models.ops import kinds_where
 from millrace.models.spec import TrainingSpec
 from millrace.planner.actors.graph import HOST, Program
 from millrace.planner.cluster import Cluster, Host
@@ -19,7 +20,7 @@ from millrace.planner.compile import compile_plan
 from millrace.planner.costs import durations
 from millrace.planner.costs.host import PIECE_BYTES, UNKNOWN, host_of, state_copies_ns
 from millrace.planner.errors import InfeasibleError, PlanError
-from millrace.planner.memory import UPDATES, plan_memory, reserved_bytes
+from millrace.planner.memory import plan_memory, reserved_bytes
 from millrace.planner.plan import OpSignature, Plan, plan_graph, read_plan
 from millrace.planner.search import Pins, SearchRequest, search
 from millrace.planner.search.report import Record
@@ -30,6 +31,7 @@ from tests.parallel_runs import run
 from tests.small_models import small
 from tests.test_same_mathematics import CASES, planned
 
+UPDATES = kinds_where(lambda row: row.updates)
 GPUS = parse_cluster("a100-sxm-80gb:2x1")
 KINDS = [at for at, case in enumerate(CASES) if case.name in ("dp x tp", "interleaved pp")]
 

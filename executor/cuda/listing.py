@@ -37,6 +37,7 @@ from millrace.executor.streams.commands import Command, CommandBuffer, command_b
 from millrace.executor.streams.listing import command_line
 from millrace.executor.values.loading import float32_arithmetic
 from millrace.planner.actors.graph import ActorGraph
+from millrace.planner.collectives import COLLECTIVES
 from millrace.planner.compile import compile_plan
 from millrace.planner.errors import PlanError
 from millrace.planner.plan import Plan
@@ -176,7 +177,7 @@ def _line(call: Call, rank: int, members: Sequence[int]) -> str:
             return f"copy {call.size_bytes} bytes: {source} -> {target}"
         case Collective():
             kind = call.kind
-            if kind in ("all_reduce", "reduce_scatter"):
+            if COLLECTIVES[kind].reduces:
                 kind += f" {call.reduction}"
             ends = f"{_operand(call.send, rank)} -> {_operand(call.recv, rank)}"
             among = ", ".join(map(str, members))

@@ -40,6 +40,7 @@ from millrace.executor.cuda.calls import (
 from millrace.executor.cuda.kernels.pieces import further
 from millrace.executor.transport.communicator import Exchange
 from millrace.models.graph import ITEMSIZE
+from millrace.planner.collectives import COLLECTIVES, ROTATE
 
 Shape = tuple[int, ...]
 
@@ -143,15 +144,16 @@ def loopback_calls(
     if recv_shape is None:
         return always()
     members, position = len(exchange.members), exchange.position
-    if exchange.kind in ("send", "recv") or send_shape is None:
+    kind = COLLECTIVES[exchange.kind]
+    if kind.point_to_point or send_shape is None:
         return always(_copy(peer(0), write(0), recv_shape, dtype))
-    if exchange.kind == "rotate":
+    if kind.name == ROTATE:
         return always(_copy(peer((position - 1) % members), write(0), recv_shape, dtype))
     itemsize = ITEMSIZE[dtype]
     scatter = cut_of(send_shape, exchange.scatter_dim, members)
     own_bytes = position * scatter.run * itemsize if scatter.parts > 1 else 0
     blocks = [further(peer(at), own_bytes) for at in range(members)]
-    if exchange.kind in ("all_reduce", "reduce_scatter"):
+    if kind.reduces:
         first, *others = blocks
         contiguous = Cut(1, scatter.elements, 1)
         join = f"join_block<{TYPES[dtype]}, {JOINS[exchange.reduction]}>"

@@ -35,11 +35,13 @@ from millrace.executor.kernels.context import Array, KernelContext
 from millrace.executor.shards import RankShards
 from millrace.executor.streams.commands import Command, CommandBuffer
 from millrace.executor.transport.communicator import Exchange, exchanges_of
+from millrace.models.ops import kinds_where
 from millrace.planner.actors.graph import HOST, Actor, ActorGraph, Port
 
 ALIGNMENT_BYTES = 256  # what cudaMalloc aligns to, and more than any load needs
 HISTORY_STEPS = 64  # of which the host reads each before it is overwritten
-UPDATES = ("adamw", "sgd")  # kinds that read the totals of the step, as their second input
+# Kinds that read the totals of the step, as their second input.
+UPDATES = kinds_where(lambda row: row.updates)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

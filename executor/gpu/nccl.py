@@ -37,7 +37,7 @@ WARM_DTYPE = "float32"
 class Group(NamedTuple):
     """Ranks that meet, in the order of the group, and the lane on which they do.
 
-    Of a transfer it is (sender, receiver); of a broadcast the first member is the one that sends.
+    Of a transfer it is (sender, receiver).
     """
 
     members: tuple[int, ...]
@@ -424,17 +424,6 @@ def _all_gather(member: _Member, call: Collective) -> None:
     )
 
 
-def _broadcast(member: _Member, call: Collective) -> None:
-    member.communicator.broadcast(
-        address_of(call.send),
-        address_of(call.recv),
-        call.elements,
-        member.dtype(call),
-        0,
-        member.stream,
-    )
-
-
 def _all_to_all(member: _Member, call: Collective) -> None:
     block = call.elements * ITEM_BYTES[call.dtype]
     peers = range(len(member.group.members))
@@ -469,7 +458,6 @@ CALLS: dict[str, Callable[[_Member, Collective], None]] = {
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,
     "all_to_all": _all_to_all,
-    "broadcast": _broadcast,
     "rotate": _rotate,
     "send": _send,
     "recv": _recv,

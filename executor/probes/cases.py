@@ -19,8 +19,9 @@ from millrace.executor.probes.sizes import CPU_SCALES, Scales, Sizes
 from millrace.models.inference import output_dtypes
 from millrace.models.labels import parse, shape_of
 from millrace.models.ops import op_work, state_of
+from millrace.planner.collectives import LOCAL_BOXING
 from millrace.planner.costs import ATTENTION
-from millrace.planner.costs.firings import LOCAL_BOXING, precision_of
+from millrace.planner.costs.firings import precision_of
 from millrace.planner.sbp import BROADCAST, PARTIAL_SUM, split
 
 Attributes = Mapping[str, int | float | str | bool]

@@ -15,6 +15,7 @@ from millrace.planner.actors.graph import (
     Queue,
     Register,
 )
+from millrace.planner.collectives import BOXING
 from millrace.planner.mesh import Axis
 
 MESSAGE_BYTES = (2**12, 2**15, 2**18, 2**20, 2**22)
@@ -133,7 +134,7 @@ def group_graph(ranks: int, size: int) -> ActorGraph:
     """
     chains = _Chains(place_bytes=2 * MESSAGE_BYTES[-1])
     for message_bytes in MESSAGE_BYTES:
-        for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+        for kind in BOXING:
             meeting = Meeting(
                 key=f"{kind} {message_bytes}",
                 kind=kind,

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from millrace.executor.errors import ExecutorError
 from millrace.planner.actors.graph import ActorGraph, Register
 from millrace.planner.actors.protocol import Fire
+from millrace.planner.collectives import COLLECTIVES
 from millrace.planner.sbp import parse_nd_sbp
 
 Array = NDArray[Any]
@@ -115,9 +116,9 @@ class Exchange:
         send = [program.registers[port.register] for port in node.inputs]
         recv = [program.registers[port.register] for port in node.outputs]
         self.gather_dim = self.scatter_dim = None
-        if len(self.members) > 1 and self.kind in ("all_gather", "all_to_all"):
+        if len(self.members) > 1 and COLLECTIVES[self.kind].gathers:
             self.gather_dim = self._cut_dim(send[part])
-        if len(self.members) > 1 and self.kind in ("reduce_scatter", "all_to_all"):
+        if len(self.members) > 1 and COLLECTIVES[self.kind].scatters:
             self.scatter_dim = self._cut_dim(recv[part])
 
     def _cut_dim(self, register: Register) -> int:

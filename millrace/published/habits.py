@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from millrace.planner.cluster import Software
 from millrace.planner.clusters import framework
 from millrace.planner.clusters.software import DEFAULT
+from millrace.planner.collectives import BOXING
 from millrace.planner.errors import ClusterError
 from millrace.published.reading import Row
 
@@ -22,7 +23,9 @@ NAMED = {"(DeepSpeed)": "deepspeed-zero", "MaxText": "jax-xla"}
 # Sources whose table has no such column: vTrain's measured Megatron-DeepSpeed.
 UNSAID = {"vtrain": "megatron-deepspeed"}
 
-TENSOR = ("all_gather", "all_reduce", "reduce_scatter")
+# Collectives of tensor parallelism; the one besides is that of experts.
+EXPERTS = "all_to_all"
+TENSOR = tuple(kind for kind in BOXING if kind != EXPERTS)
 TENSOR_IN_PIECES = ("TP comm overlap", "AsyncTP", "async TP")
 EXPERTS_IN_PIECES = ("moe_a2a_overlap=True", "A2A overlap")
 
@@ -95,7 +98,7 @@ def as_set(software: Software, row: Row) -> Software:
     if any(words in notes for words in TENSOR_IN_PIECES):
         pieces |= set(TENSOR)
     if any(words in notes for words in EXPERTS_IN_PIECES):
-        pieces.add("all_to_all")
+        pieces.add(EXPERTS)
         if not any(words in notes for words in (*CAPTURED, CAPTURED_LAYERS)):
             routing *= IN_TURNS
     host_ns, fusion, overlap = software.host_ns, software.fusion, software.overlap

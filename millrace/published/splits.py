@@ -10,10 +10,11 @@ from math import prod
 from msgspec.structs import replace
 
 from millrace.models.graph import Graph, Phase
+from millrace.models.ops import kinds_where
 from millrace.planner.plan import Plan
 
 # Ops between a variable and what reads it.
-ON_THE_WAY = ("cast", "repeat", "narrow", "rearrange")
+ON_THE_WAY = kinds_where(lambda row: row.moves)
 
 
 def split_evenly(plan: Plan) -> Plan:

@@ -7,8 +7,9 @@ with microseconds, and metadata events (`M`) that name and order processes and t
 from collections.abc import Iterable
 from typing import Any
 
-from millrace.compare import MEETINGS, step_of
+from millrace.compare import step_of
 from millrace.planner.actors.trace import Trace
+from millrace.planner.collectives import COLLECTIVES
 
 
 def chrome_trace(trace: Trace, counters: Iterable[dict[str, Any]] = ()) -> dict[str, Any]:
@@ -34,7 +35,7 @@ def chrome_trace(trace: Trace, counters: Iterable[dict[str, Any]] = ()) -> dict[
             {
                 "ph": "X",
                 "name": lane.actors[actor],
-                "cat": "communication" if kind in MEETINGS else lane.phases[actor],
+                "cat": "communication" if kind in COLLECTIVES else lane.phases[actor],
                 "pid": span.rank,
                 "tid": tracks[span.rank, lane.queues[actor]],
                 "ts": span.start_ns / 1000,

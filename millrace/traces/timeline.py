@@ -2,8 +2,9 @@
 
 from typing import NamedTuple
 
-from millrace.compare import MEETINGS, step_of, step_time_ns, traced_steps
+from millrace.compare import step_of, step_time_ns, traced_steps
 from millrace.planner.actors.trace import Trace
+from millrace.planner.collectives import COLLECTIVES
 
 # What a bar shows, in the order of the legend, and its colour (Okabe and Ito's palette, 2008,
 # which stays apart for readers with colour blindness).
@@ -63,7 +64,7 @@ def timeline(trace: Trace) -> Timeline:
         if step_of(span, lane) != step:
             continue
         kind = lane.kinds[span.actor]
-        what = "communication" if kind in MEETINGS else lane.phases[span.actor]
+        what = "communication" if kind in COLLECTIVES else lane.phases[span.actor]
         row = Row(lane.rank, lane.stage, lane.queues[span.actor])
         bar = (span.start_ns - origin, span.end_ns - origin, what, lane.actors[span.actor])
         found.setdefault(row, []).append(bar)

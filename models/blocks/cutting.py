@@ -14,7 +14,7 @@ from millrace.models.blocks.naming import inner_names, renamed
 from millrace.models.blocks.stream import Stream, stream_of
 from millrace.models.blocks.structure import Member, members, wiring_of
 from millrace.models.errors import ModelError
-from millrace.models.graph import Graph, Phase
+from millrace.models.graph import Graph
 
 
 class Cut(NamedTuple):
@@ -56,7 +56,7 @@ def with_blocks(graph: Graph) -> Graph:
 def cut(graph: Graph) -> Cut:
     """Do as `with_blocks` and say what became of the tensors' names."""
     for op in graph.validate().ops:
-        if op.phase not in (Phase.BEGIN, Phase.FORWARD):
+        if not op.phase.is_forward:
             raise ModelError(
                 f"graph `{graph.name}` has op `{op.name}` of phase {op.phase}: blocks are found in "
                 f"a forward graph; cut it before its gradients are added"

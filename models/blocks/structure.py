@@ -7,7 +7,7 @@ and the inputs of data themselves. It goes where it is read. All other ops make 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from millrace.models.graph import GLOBAL_BLOCK, Graph, Op, Phase, Tensor
+from millrace.models.graph import GLOBAL_BLOCK, Graph, Op, Tensor
 
 # Names inside attributes say who an op is, not what it does.
 NAMING_ATTRIBUTES = ("op", "variable")
@@ -60,7 +60,7 @@ def wiring_of(graph: Graph) -> Wiring:
     trained: list[bool] = []
     data: list[bool] = []
     for op in graph.ops:
-        if op.phase not in (Phase.BEGIN, Phase.FORWARD) or op.block == GLOBAL_BLOCK:
+        if not op.phase.is_forward or op.block == GLOBAL_BLOCK:
             continue
         sources = tuple(made[name] for name in op.inputs)
         made.update((name, (len(ops), output)) for output, name in enumerate(op.outputs))

@@ -10,14 +10,22 @@ counts.
 
 from millrace.models.ops.kind import Attributes, OpKind
 from millrace.models.ops.pointwise import FUNCTIONS
-from millrace.models.ops.table import OPS, Work, model_flops, op_flops, op_kind, op_work, state_of
+from millrace.models.ops.table import (
+    OPS,
+    kinds_where,
+    model_flops,
+    op_flops,
+    op_kind,
+    op_work,
+    state_of,
+)
 
 __all__ = [
     "FUNCTIONS",
     "OPS",
     "Attributes",
     "OpKind",
-    "Work",
+    "kinds_where",
     "model_flops",
     "op_flops",
     "op_kind",

@@ -23,6 +23,7 @@ PRODUCTS = (
         linear=(0, 1),
         reduction="sum",
         differentiable=True,
+        fused_by_frameworks=True,
     ),
     OpKind(
         name="add",
@@ -30,6 +31,7 @@ PRODUCTS = (
         linear="joint",
         differentiable=True,
         joins=("product", "norm", "norm_grad", "channel_norm"),
+        fused_by_frameworks=True,
     ),
     OpKind(
         name="sum",
@@ -38,6 +40,7 @@ PRODUCTS = (
         reduction="sum",
         differentiable=True,
         role="sum",
+        fused_by_frameworks=True,
     ),
     OpKind(
         name="scale",
@@ -45,22 +48,26 @@ PRODUCTS = (
         linear="joint",
         attributes=("factor",),
         differentiable=True,
+        fused_by_frameworks=True,
     ),
     OpKind(
         name="shift",
         description="b t n -> b t n: plus `value`",
         attributes=("value",),
         differentiable=True,
+        fused_by_frameworks=True,
     ),
     OpKind(
         name="softmax",
         description="b t n! -> b t n!: over the last dim",
         differentiable=True,
+        fused_by_frameworks=True,
     ),
     OpKind(
         name="softmax_grad",
         description="(y, dy) b t n!, b t n! -> b t n!: y (dy - sum(y dy))",
         linear=(1,),
+        fused_by_frameworks=True,
     ),
 )
 
@@ -73,12 +80,14 @@ LOSSES = (
         wide_outputs=(0, 1),
         differentiable=True,
         pitched=True,
+        fused_by_frameworks=True,
     ),
     OpKind(
         name="cross_entropy_grad",
         description="(logits, targets, logsumexp) b t v, b t, b t -> b t v: gradient of the sum "
         "of the losses",
         pitched=True,
+        fused_by_frameworks=True,
     ),
     OpKind(
         name="logistic_loss",
@@ -86,10 +95,12 @@ LOSSES = (
         "target of 0 or 1 (0 where the target is negative)",
         wide_outputs=(0,),
         differentiable=True,
+        fused_by_frameworks=True,
     ),
     OpKind(
         name="logistic_loss_grad",
         description="(logits, targets) b, b -> b: gradient of the sum of the losses",
+        fused_by_frameworks=True,
     ),
     OpKind(
         name="count_valid",
@@ -102,18 +113,21 @@ LOSSES = (
         "class, scale cosine elsewhere",
         attributes=("scale", "margin"),
         differentiable=True,
+        fused_by_frameworks=True,
     ),
     OpKind(
         name="arc_margin_grad",
         description="(cosine, targets, dy) b s, b, b s -> b s: gradient of the cosine",
         linear=(2,),
         attributes=("scale", "margin"),
+        fused_by_frameworks=True,
     ),
     OpKind(
         name="row_max",
         description="b t v -> b t: the largest logit",
         reduction="max",
         expansion_only=True,
+        fused_by_frameworks=True,
     ),
     OpKind(
         name="shifted_sums",
@@ -122,6 +136,7 @@ LOSSES = (
         reduction="sum",
         wide_outputs=(0,),
         expansion_only=True,
+        fused_by_frameworks=True,
     ),
     OpKind(
         name="loss_from_sums",
@@ -129,6 +144,7 @@ LOSSES = (
         extra_outputs=("logsumexp",),
         wide_outputs=(0, 1),
         expansion_only=True,
+        fused_by_frameworks=True,
     ),
 )
 

@@ -26,11 +26,15 @@ ROWS = (
         integer_outputs=(1, 2),
         attributes=("capacity", "groups", "kept_groups"),
         differentiable=True,
+        fused_by_frameworks=True,
+        routes=True,
     ),
     OpKind(
         name="top_k_grad",
         description="(dvalue, expert) b t! k!, b t! k! -> b t! e!: to where each came from",
         linear=(0,),
+        fused_by_frameworks=True,
+        routes=True,
     ),
     OpKind(
         name="dispatch",
@@ -38,12 +42,16 @@ ROWS = (
         "places it got, zeros elsewhere",
         linear=(0,),
         differentiable=True,
+        routed=(3, 1),
+        routes=True,
     ),
     OpKind(
         name="dispatch_grad",
         description="(dy, expert, place) e b c! d, b t! k!, b t! k! -> b t! d: added up by token",
         linear=(0,),
         reduction="sum",
+        routed=(0, 1),
+        routes=True,
     ),
     OpKind(
         name="combine",
@@ -52,12 +60,16 @@ ROWS = (
         linear=(0, 3),
         reduction="sum",
         differentiable=True,
+        routed=(0, 1),
+        routes=True,
     ),
     OpKind(
         name="combine_grad_input",
         description="(dout, expert, place, weight) b t! d, b t! k!, b t! k!, b t! k! -> e b c! d: "
         "dy",
         linear=(0, 3),
+        routed=(4, 1),
+        routes=True,
     ),
     OpKind(
         name="combine_grad_weight",
@@ -65,9 +77,12 @@ ROWS = (
         "dweight",
         linear=(0, 1),
         reduction="sum",
+        routed=(1, 2),
+        routes=True,
     ),
     OpKind(
         name="expert_load",
         description="(expert) b t! k! -> b e!: the share of a sample's choices that fall on each",
+        fused_by_frameworks=True,
     ),
 )

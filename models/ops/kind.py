@@ -57,6 +57,24 @@ class OpKind:
     joins : tuple of str
         The roles of ops into which ops of this kind may be fused; `millrace.planner.fusion` says
         when.
+    fusible : bool
+        It may be part of an actor that does several ops.
+    actor : bool
+        It becomes an actor; if not, a register, or a way to read one.
+    updates : bool
+        It is an optimizer's update of a variable, in place.
+    moves : bool
+        Its output holds the values of its first input: moved, copied or converted.
+    routed : (int, int) or None
+        It takes tokens to their experts or back: where, among inputs and outputs (outputs after
+        inputs), the tokens in their experts' order stand, and where the choices of every token.
+    routes : bool
+        Its work is a router's, many launches where a framework writes it out.
+    launched_together : bool
+        Frameworks and the compiler do it for many tensors in one launch.
+    fused_by_frameworks : bool
+        Compilers and frameworks fuse it with its neighbours, so that part of its bytes do not
+        travel. What the optimizer does, gathers, and boxing take their own kernels everywhere.
     """
 
     name: str
@@ -77,3 +95,11 @@ class OpKind:
     pitched: bool = False
     role: str = ""
     joins: tuple[str, ...] = ()
+    fusible: bool = True
+    actor: bool = True
+    updates: bool = False
+    moves: bool = False
+    routed: tuple[int, int] | None = None
+    routes: bool = False
+    launched_together: bool = False
+    fused_by_frameworks: bool = False

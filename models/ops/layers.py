@@ -16,12 +16,14 @@ NORMS = (
         attributes=("epsilon",),
         differentiable=True,
         role="norm",
+        fused_by_frameworks=True,
     ),
     OpKind(
         name="layer_norm_grad_input",
         description="(dy, x, gamma, mean, rstd) b t d!, b t d!, d!, b t, b t -> b t d!: dx",
         linear=(0,),
         role="norm_grad",
+        fused_by_frameworks=True,
     ),
     OpKind(
         name="layer_norm_grad_weight",
@@ -31,6 +33,7 @@ NORMS = (
         extra_outputs=("beta",),
         role="sum",
         joins=("norm_grad",),
+        fused_by_frameworks=True,
     ),
     OpKind(
         name="rms_norm",
@@ -40,12 +43,14 @@ NORMS = (
         attributes=("epsilon",),
         differentiable=True,
         role="norm",
+        fused_by_frameworks=True,
     ),
     OpKind(
         name="rms_norm_grad_input",
         description="(dy, x, gamma, rstd) b t d!, b t d!, d!, b t -> b t d!: dx",
         linear=(0,),
         role="norm_grad",
+        fused_by_frameworks=True,
     ),
     OpKind(
         name="rms_norm_grad_weight",
@@ -54,6 +59,7 @@ NORMS = (
         reduction="sum",
         role="sum",
         joins=("norm_grad",),
+        fused_by_frameworks=True,
     ),
     OpKind(
         name="l2_normalize",
@@ -62,11 +68,13 @@ NORMS = (
         wide_outputs=(1,),
         attributes=("epsilon",),
         differentiable=True,
+        fused_by_frameworks=True,
     ),
     OpKind(
         name="l2_normalize_grad",
         description="(dy, y, rnorm) b d!, b d!, b -> b d!: dx",
         linear=(0,),
+        fused_by_frameworks=True,
     ),
     OpKind(
         name="channel_sums",
@@ -74,12 +82,14 @@ NORMS = (
         linear="joint",
         reduction="sum",
         wide_outputs=(0,),
+        fused_by_frameworks=True,
     ),
     OpKind(
         name="channel_squares",
         description="(x, sums) b y x c, c -> c: sum of squared distances from the mean",
         reduction="sum",
         wide_outputs=(0,),
+        fused_by_frameworks=True,
     ),
     OpKind(
         name="batch_norm",
@@ -88,6 +98,7 @@ NORMS = (
         attributes=("epsilon",),
         differentiable=True,
         role="channel_norm",
+        fused_by_frameworks=True,
     ),
     OpKind(
         name="batch_norm_grad_sums",
@@ -97,12 +108,14 @@ NORMS = (
         wide_outputs=(0, 1),
         extra_outputs=("beta",),
         attributes=("epsilon",),
+        fused_by_frameworks=True,
     ),
     OpKind(
         name="batch_norm_grad_input",
         description="(dy, x, sums, squares, gamma, dgamma, dbeta) b y x c, b y x c, c, c, c, c, c "
         "-> b y x c: dx",
         attributes=("epsilon",),
+        fused_by_frameworks=True,
     ),
 )
 
@@ -132,6 +145,7 @@ EMBEDDINGS = (
         linear="joint",
         attributes=("base", "dims", "interleaved", "inverse"),
         differentiable=True,
+        fused_by_frameworks=True,
     ),
     OpKind(
         name="relative_bias",
@@ -197,12 +211,14 @@ ATTENTION = (
         "`scale`; `causal`, `window` and `alibi` as of attention",
         attributes=("causal", "scale"),
         differentiable=True,
+        fused_by_frameworks=True,
     ),
     OpKind(
         name="masked_softmax_grad",
         description="(y, dy) b g r t s!, b g r t s! -> b g r t s!: scale y (dy - sum(y dy))",
         linear=(1,),
         attributes=("scale",),
+        fused_by_frameworks=True,
     ),
     OpKind(
         name="attention_round",

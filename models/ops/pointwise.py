@@ -49,6 +49,7 @@ def _rows() -> tuple[OpKind, ...]:
                 attributes=attributes,
                 differentiable=True,
                 joins=(*joins, *alone),
+                fused_by_frameworks=True,
             )
         )
         found.append(
@@ -58,6 +59,7 @@ def _rows() -> tuple[OpKind, ...]:
                 linear=(1,),
                 attributes=attributes,
                 joins=joins,
+                fused_by_frameworks=True,
             )
         )
     return tuple(found)
@@ -70,17 +72,20 @@ ROWS = (
         description="(gate, up) b t n, b t n -> b t n: silu(gate) up",
         linear=(1,),
         differentiable=True,
+        fused_by_frameworks=True,
     ),
     OpKind(
         name="swiglu_grad",
         description="(gate, up, dy) b t n, b t n, b t n -> b t n, b t n: dgate and dup",
         linear=(2,),
         extra_outputs=("up",),
+        fused_by_frameworks=True,
     ),
     OpKind(
         name="prelu",
         description="(x, slope) b y x c, c -> b y x c: x where positive, else slope x",
         differentiable=True,
+        fused_by_frameworks=True,
     ),
     OpKind(
         name="prelu_grad",
@@ -88,6 +93,7 @@ ROWS = (
         linear=(2,),
         reduction="sum",
         extra_outputs=("slope",),
+        fused_by_frameworks=True,
     ),
     OpKind(
         name="dropout",
@@ -97,5 +103,6 @@ ROWS = (
         linear="joint",
         attributes=("rate", "op"),
         differentiable=True,
+        fused_by_frameworks=True,
     ),
 )

@@ -14,6 +14,7 @@ SOURCES = (
         "b c y x, with `channels_last` (optional) b y x c",
         rate=Rate.MICROBATCH,
         attributes=("source", "values"),
+        fusible=False,
     ),
     OpKind(
         name="variable",
@@ -21,6 +22,8 @@ SOURCES = (
         "leaves as it is; init is normal, zeros or ones; weight decay applies where `decay` holds",
         rate=Rate.STEP,
         attributes=("init", "std", "decay"),
+        fusible=False,
+        actor=False,
     ),
     OpKind(
         name="constant",
@@ -28,6 +31,7 @@ SOURCES = (
         "(base64 of zlib of little-endian values, row by row), or, empty, all are `value`",
         rate=Rate.STEP,
         attributes=("value", "data"),
+        fusible=False,
     ),
     OpKind(
         name="fill",
@@ -40,6 +44,7 @@ SOURCES = (
         description="->: this step's learning rate, by warm-up and cosine",
         rate=Rate.STEP,
         attributes=("learning_rate", "warmup_steps", "decay_steps", "final_fraction"),
+        fusible=False,
     ),
 )
 
@@ -50,6 +55,9 @@ LAYOUT = (
         linear="joint",
         rate=Rate.MICROBATCH,
         differentiable=True,
+        moves=True,
+        fusible=False,
+        actor=False,
     ),
     OpKind(
         name="accumulate",
@@ -59,29 +67,38 @@ LAYOUT = (
         wide_outputs=(0,),
         reads_output=True,
         joins=("product", "sum"),
+        launched_together=True,
     ),
     OpKind(
         name="cast",
         description="k n -> k n: the same values in another dtype",
         linear="joint",
         differentiable=True,
+        fused_by_frameworks=True,
+        launched_together=True,
+        moves=True,
     ),
     OpKind(
         name="quantise",
         description="b t n -> b t n: rounded to 8 bits, for products of that arithmetic",
         differentiable=True,
+        fused_by_frameworks=True,
     ),
     OpKind(
         name="rearrange",
         description="b i j -> b (i j): dims permuted, grouped and ungrouped",
         linear="joint",
         differentiable=True,
+        fused_by_frameworks=True,
+        moves=True,
     ),
     OpKind(
         name="broadcast",
         description="b n -> b t n: the same along new dims",
         linear="joint",
         differentiable=True,
+        fused_by_frameworks=True,
+        moves=True,
     ),
     OpKind(
         name="narrow",
@@ -91,6 +108,7 @@ LAYOUT = (
         attributes=("start",),
         gathered=(0,),
         differentiable=True,
+        moves=True,
     ),
     OpKind(
         name="widen",
@@ -115,6 +133,7 @@ OPTIMIZER = (
         description="k n ->: sum of squares",
         reduction="sum",
         wide_outputs=(0,),
+        launched_together=True,
     ),
     OpKind(
         name="step_totals",
@@ -122,18 +141,25 @@ OPTIMIZER = (
         "gradients over the whole model",
         linear="joint",
         wide_outputs=(0,),
+        fusible=False,
     ),
     OpKind(
         name="adamw",
         description="(w, grad, totals, lr) k n, k n, z!,  -> k n: w of the next step",
         attributes=("variable", "beta1", "beta2", "epsilon", "weight_decay", "clip_norm"),
         state=("m", "v"),
+        updates=True,
+        launched_together=True,
+        fusible=False,
     ),
     OpKind(
         name="sgd",
         description="(w, grad, totals, lr) k n, k n, z!,  -> k n: w of the next step",
         attributes=("variable", "momentum", "weight_decay", "clip_norm"),
         state=("velocity",),
+        updates=True,
+        launched_together=True,
+        fusible=False,
     ),
 )
 

@@ -1,6 +1,6 @@
 """The table itself, and what follows from a row and the shapes: FLOPs, bytes and kept state."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -31,6 +31,17 @@ def op_kind(name: str) -> OpKind:
         return OPS[name]
     except KeyError:
         raise ModelError(f"there is no op kind `{name}`; the kinds are {', '.join(OPS)}") from None
+
+
+def kinds_where(holds: Callable[[OpKind], object]) -> tuple[str, ...]:
+    """Names of the kinds whose rows satisfy a condition, in the order of the table.
+
+    Examples
+    --------
+    >>> kinds_where(lambda row: row.updates)
+    ('adamw', 'sgd')
+    """
+    return tuple(row.name for row in OPS.values() if holds(row))
 
 
 def state_of(kind: str, attributes: Attributes) -> tuple[str, ...]:

@@ -103,7 +103,7 @@ class Meeting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """
 
     key: str
-    kind: str  # all_reduce all_gather reduce_scatter all_to_all broadcast rotate send recv
+    kind: str  # of millrace.planner.collectives
     axes: tuple[str, ...] = ()
     peer: int | None = None
     world: bool = False

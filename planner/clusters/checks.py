@@ -5,6 +5,7 @@ from itertools import pairwise
 from math import isfinite, prod
 
 from millrace.planner.cluster import Cluster, Device, Host, Leaves, Link, NodeGroup, Software
+from millrace.planner.collectives import BOXING
 from millrace.planner.costs.products import ITEM_BYTES
 from millrace.planner.costs.protocols import LIBRARIES
 from millrace.planner.errors import ClusterError
@@ -14,8 +15,6 @@ DEVICES_MAX = 2**18
 # What times are made of: with more, or less a second, a step would not fit 64 bits of nanoseconds.
 RATE_MIN, RATE_MAX = 1e6, 1e24
 TIME_NS_MAX = 900 * 10**9
-# Collectives of activations that products can be overlapped with piece by piece.
-PIECEWISE = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 
 
 def validate(cluster: Cluster) -> Cluster:
@@ -94,8 +93,8 @@ def _software_faults(software: Software) -> Iterator[str]:
     yield from _above_zero("software.attention", software.attention)
     yield from _above_zero("software.links", software.links)
     for kind in software.pieces:
-        if kind not in PIECEWISE:
-            yield f"software.pieces has `{kind}`, expected {', '.join(PIECEWISE)}"
+        if kind not in BOXING:
+            yield f"software.pieces has `{kind}`, expected {', '.join(BOXING)}"
     if not 0 <= software.overlap <= 1:
         yield f"software.overlap is {software.overlap}, expected 0 to 1"
 

@@ -5,7 +5,7 @@ from math import prod
 
 from millrace.models.graph import ITEMSIZE, Phase
 from millrace.planner.actors.graph import Actor, Meeting, Part, Port, Register
-from millrace.planner.rings import ROTATE
+from millrace.planner.collectives import COLLECTIVES, LOCAL_BOXING
 from millrace.planner.sbp import BROADCAST, NdSbp, format_nd_sbp, local_shape
 
 # What runs when: `part` is begin, F, R, B, W or update; F, R, B, W once a microbatch and chunk.
@@ -20,17 +20,13 @@ PARTS = {
     Phase.BACKWARD_WEIGHT: "W",
 }
 PHASES = {
-    "begin": "begin",
-    "F": "forward",
-    "R": "recompute",
-    "B": "backward_input",
-    "W": "backward_weight",
-    "update": "update",
+    "begin": Phase.BEGIN.value,
+    **{part: phase.value for phase, part in PARTS.items()},
+    "update": Phase.UPDATE.value,
 }
 ALIGNMENT = 64  # bytes; a cache line, and enough for the widest vector instructions
-BOXING = frozenset(
-    ("slice", "pad", "all_gather", "all_reduce", "reduce_scatter", "all_to_all", "recv", ROTATE)
-)
+# Actors that make a tensor by moving what there is; a send makes none.
+BOXING = frozenset((*LOCAL_BOXING, *COLLECTIVES)) - {"send"}
 
 BEGIN: Section = ("begin", 0)
 UPDATE: Section = ("update", 0)

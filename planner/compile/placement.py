@@ -4,14 +4,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from millrace.models.graph import GLOBAL_BLOCK, Graph, Op, Phase
+from millrace.models.graph import GLOBAL_BLOCK, Graph, Op
 from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.plan import OpSignature, Plan, check_blocks, signature_of
 from millrace.planner.sbp import BROADCAST, NdSbp, local_shape, parse_nd_sbp
 from millrace.planner.signatures import EXTRA
 from millrace.planner.wording import one_of
-
-BACKWARD = (Phase.RECOMPUTE, Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +74,7 @@ def _with_late_sums(placed: Iterable[PlacedOp]) -> Iterator[PlacedOp]:
     held: list[PlacedOp] = []
     part, block = (0, 0, False), ""
     for one in placed:
-        now = (one.stage, one.chunk, one.op.phase in BACKWARD)
+        now = (one.stage, one.chunk, one.op.phase.is_backward)
         if now != part or one.op.block != block:
             stays = [late for late in held if now == part and late.op.block == block]
             yield from (late for late in held if late not in stays)

@@ -14,10 +14,11 @@ from math import prod
 
 from millrace.models.graph import ITEMSIZE, Tensor
 from millrace.planner.actors.graph import Meeting, Port
+from millrace.planner.collectives import ROTATE
 from millrace.planner.compile.draft import DraftActor, DraftStage, Section
 from millrace.planner.compile.placement import PlacedOp
 from millrace.planner.mesh import Mesh
-from millrace.planner.rings import RINGS, ROTATE
+from millrace.planner.rings import RINGS
 from millrace.planner.sbp import NdSbp
 
 TOGETHER = ("R", "B")  # parts that run in one section

@@ -9,9 +9,9 @@ from millrace.models.graph import ITEMSIZE
 from millrace.models.ops import state_of
 from millrace.planner.actors.graph import HOST, Actor, ActorGraph, Meeting, Part, Program, Register
 from millrace.planner.cluster import Cluster, Device, Host
+from millrace.planner.collectives import LOCAL_BOXING
 from millrace.planner.costs.buckets import State, Totals
 from millrace.planner.costs.collectives import collective_duration_ns
-from millrace.planner.costs.firings import LOCAL_BOXING
 from millrace.planner.costs.host import host_of, state_copies_ns
 from millrace.planner.costs.layout import frame_of, layout_of
 from millrace.planner.costs.ops import op_duration_ns

@@ -7,11 +7,12 @@ line through zero: a bucket's own time, for as many buckets as there are bytes f
 """
 
 from collections.abc import Callable, Iterable
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import combinations, pairwise, product
 from math import ceil, log2, prod
 
 from millrace.planner.cluster import Cluster, Device, Software
+from millrace.planner.collectives import COLLECTIVES, ROTATE
 from millrace.planner.costs.buckets import UNKNOWN, State, bucket_bytes
 from millrace.planner.costs.grids import (
     Pieces,
@@ -24,11 +25,6 @@ from millrace.planner.costs.layout import Frame, Layout, frame_of, layout_of, no
 from millrace.planner.costs.measured import interpolate_ns
 from millrace.planner.costs.protocols import LIBRARIES, Protocol, rounds, switched, transfers, trees
 from millrace.planner.costs.routing import share_beyond
-from millrace.planner.rings import ROTATE
-
-# Kinds for which a ring moves the message once; an all_reduce is one of each.
-GATHERS = ("all_gather", "reduce_scatter")
-TRANSFERS = ("send", "recv")
 
 # What a reduction along trees reaches of a ring's bandwidth: NCCL 2.2x tuning.cc, read 2026-11.
 TREE_SHARE = 0.92
@@ -104,7 +100,7 @@ def _state_ns_per_byte(kind: str, ranks: tuple[int, ...], cluster: Cluster, stat
     """Of state in buckets, by the habits of the software that moves it."""
     software, members = cluster.software, len(ranks)
     group = software.state_ranks
-    if 0 < group < members and members % group == 0 and kind in GATHERS:
+    if 0 < group < members and members % group == 0 and COLLECTIVES[kind].half_of_all_reduce:
         within = _bucket_ns_per_byte(kind, ranks[:group], cluster, state) if group > 1 else 0.0
         if kind == "all_gather":
             return within
@@ -124,7 +120,7 @@ def _bucket_ns_per_byte(kind: str, ranks: tuple[int, ...], cluster: Cluster, sta
     if software.state_bytes:
         size = _own_bucket_bytes(kind, ranks, cluster, software.state_bytes)
     share = 1.0
-    if kind in ("all_reduce", "reduce_scatter") and software.gradient_bytes and state.itemsize:
+    if COLLECTIVES[kind].reduces and software.gradient_bytes and state.itemsize:
         share = software.gradient_bytes / state.itemsize
     travels = max(round(share * size), 1)
     return _message_ns(kind, ranks, cluster)(travels) / size
@@ -196,41 +192,15 @@ def _by_library(
     kind: str, layout: Layout, protocols: tuple[Protocol, ...], copies: int
 ) -> list[tuple[int, float]]:
     """Lines of a library's own algorithms; what it has none for is made of transfers."""
-    if kind == "all_reduce":
-        return rounds(layout, protocols, 2) + trees(layout, protocols) + switched(layout)
-    if kind in GATHERS:
-        return rounds(layout, protocols, 1)
-    if kind in TRANSFERS:
-        return transfers(layout.crossings[-1], protocols)
-    if kind == ROTATE:
-        slowest = [transfers(crossing, protocols) for crossing in layout.crossings]
-        return [
-            (max(fixed for fixed, _ in one), max(slope for _, slope in one))
-            for one in zip(*slowest, strict=True)
-        ]
+    if kind in LIBRARY_ALGORITHMS:
+        return [line for lines in LIBRARY_ALGORITHMS[kind] for line in lines(layout, protocols)]
     base_ns = min(protocol.base_ns for protocol in protocols)
     return [(base_ns + fixed, slope) for fixed, slope in _by_links(kind, layout, copies)]
 
 
 def _by_links(kind: str, layout: Layout, copies: int) -> list[tuple[int, float]]:
     """Lines of every algorithm, by latency and bandwidth alone."""
-    if kind == "all_reduce":
-        found = _reductions(layout, rounds=2) + _tree(layout, rounds=2)
-        if layout.grid is None:
-            found += switched(layout, exact=True)
-    elif kind in GATHERS:
-        found = _reductions(layout, rounds=1)
-    elif kind == "all_to_all":
-        found = _exchanges(layout, copies)
-    elif kind == "broadcast":
-        found = _chain(layout) + _tree(layout, rounds=1)
-    elif kind in TRANSFERS:
-        found = _transfer(layout)
-    elif kind == ROTATE:
-        found = _rotation(layout)
-    else:
-        raise ValueError(f"collective `{kind}` has no cost")
-    return found
+    return [line for lines in ALGORITHMS[kind] for line in lines(layout, copies)]
 
 
 def lower_envelope(pieces: Iterable[tuple[int, float]]) -> Pieces:
@@ -256,7 +226,7 @@ def _meet(flat: tuple[int, float], steep: tuple[int, float]) -> float:
     return (steep[0] - flat[0]) / (flat[1] - steep[1])
 
 
-def _reductions(layout: Layout, rounds: int) -> list[tuple[int, float]]:
+def _rings(layout: Layout, copies: int, *, rounds: int) -> list[tuple[int, float]]:
     """Rings over stages of levels: reduce_scatter outwards, all_gather inwards.
 
     Levels are cut into stages in every way. A stage is one ring over the units of the level below
@@ -336,8 +306,8 @@ def _down_a_tree(layout: Layout, low: int, high: int) -> tuple[int, float]:
     return depth, 1 / min(crossing.bytes_per_ns for crossing in crossings)
 
 
-def _tree(layout: Layout, rounds: int) -> list[tuple[int, float]]:
-    """Return the two-tree algorithm over all levels; a torus has only its own links.
+def _two_trees(layout: Layout, copies: int) -> list[tuple[int, float]]:
+    """Lines of the two-tree algorithm over all levels; a torus has only its own links.
 
     Notes
     -----
@@ -347,21 +317,7 @@ def _tree(layout: Layout, rounds: int) -> list[tuple[int, float]]:
     if layout.grid is not None:
         return []
     fixed, slope = _down_a_tree(layout, 0, len(layout.crossings))
-    share = TREE_SHARE if rounds == 2 else 1.0
-    return [(rounds * fixed, rounds * slope / share)]
-
-
-def _chain(layout: Layout) -> list[tuple[int, float]]:
-    """Return a broadcast handed from member to member in pieces."""
-    low = 0
-    found: list[tuple[int, float]] = [(0, 0.0)]
-    if layout.grid is not None:
-        low, found = 1, list(spread_pieces(layout.within[0][0], layout.grid))
-    if low == len(layout.crossings):
-        return found
-    top = len(layout.crossings)
-    rate = min(crossing.bytes_per_ns for crossing in layout.crossings[low:])
-    return [(f + _round_ns(layout, low, top), max(s, 1 / rate)) for f, s in found]
+    return [(2 * fixed, 2 * slope / TREE_SHARE)]
 
 
 def _exchanges(layout: Layout, copies: int) -> list[tuple[int, float]]:
@@ -397,7 +353,7 @@ def _exchanges(layout: Layout, copies: int) -> list[tuple[int, float]]:
     return found
 
 
-def _transfer(layout: Layout) -> list[tuple[int, float]]:
+def _transfer(layout: Layout, copies: int) -> list[tuple[int, float]]:
     """Return one message over the outermost level that its two ends cross."""
     if layout.grid is not None and len(layout.crossings) == 1:
         return list(spread_pieces(layout.size, layout.grid))
@@ -405,7 +361,12 @@ def _transfer(layout: Layout) -> list[tuple[int, float]]:
     return [(last.latency_ns, 1 / last.own_bytes_per_ns)]
 
 
-def _rotation(layout: Layout) -> list[tuple[int, float]]:
+def _switched(layout: Layout, copies: int) -> list[tuple[int, float]]:
+    """Lines of reductions inside the switches, where there are such; a torus has none."""
+    return switched(layout, exact=True) if layout.grid is None else []
+
+
+def _rotation(layout: Layout, copies: int) -> list[tuple[int, float]]:
     """Return one message from every member to the next: the slowest border counts."""
     low, found = 0, [(0, 0.0)]
     if layout.grid is not None:
@@ -459,3 +420,46 @@ def collective_duration_ns(
         device = cluster.device_of(ranks[0] if ranks else 0)
         return interpolate_ns(device.collectives[_table(kind, group_size)], message_bytes)
     return min((fixed + ceil(slope * message_bytes) for fixed, slope in pieces), default=0)
+
+
+def _slowest_transfers(layout: Layout, protocols: tuple[Protocol, ...]) -> list[tuple[int, float]]:
+    """Lines of one message from every member to the next: the slowest border counts."""
+    slowest = [transfers(crossing, protocols) for crossing in layout.crossings]
+    return [
+        (max(fixed for fixed, _ in lines), max(slope for _, slope in lines))
+        for lines in zip(*slowest, strict=True)
+    ]
+
+
+def _in_switches(layout: Layout, protocols: tuple[Protocol, ...]) -> list[tuple[int, float]]:
+    """Lines of an all_reduce inside the switches, where there are such."""
+    return switched(layout)
+
+
+def _outermost(layout: Layout, protocols: tuple[Protocol, ...]) -> list[tuple[int, float]]:
+    """Lines of one transfer over the outermost level that its two ends cross."""
+    return list(transfers(layout.crossings[-1], protocols))
+
+
+# Algorithms of each kind, by links alone: of a group and the copies of each token, lines
+# (fixed_ns, ns_per_byte). The lowest line for a message counts, so a further one is an entry here.
+ALGORITHMS: dict[str, tuple[Callable[[Layout, int], list[tuple[int, float]]], ...]] = {
+    "all_reduce": (partial(_rings, rounds=2), _two_trees, _switched),
+    "all_gather": (partial(_rings, rounds=1),),
+    "reduce_scatter": (partial(_rings, rounds=1),),
+    "all_to_all": (_exchanges,),
+    ROTATE: (_rotation,),
+    "send": (_transfer,),
+    "recv": (_transfer,),
+}
+# Those that a library has of its own; it makes the other kinds of transfers.
+LIBRARY_ALGORITHMS: dict[
+    str, tuple[Callable[[Layout, tuple[Protocol, ...]], Iterable[tuple[int, float]]], ...]
+] = {
+    "all_reduce": (partial(rounds, times=2), trees, _in_switches),
+    "all_gather": (partial(rounds, times=1),),
+    "reduce_scatter": (partial(rounds, times=1),),
+    ROTATE: (_slowest_transfers,),
+    "send": (_outermost,),
+    "recv": (_outermost,),
+}

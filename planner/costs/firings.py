@@ -13,6 +13,7 @@ from millrace.models.graph import ITEMSIZE
 from millrace.models.labels import bind, parse
 from millrace.models.ops import op_kind, op_work
 from millrace.planner.cluster import Device
+from millrace.planner.collectives import LOCAL_BOXING
 from millrace.planner.costs.measured import Floats, Ints
 from millrace.planner.errors import ClusterError
 from millrace.planner.fusion.shares import Share
@@ -25,9 +26,6 @@ PRECISION = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16"
 # Formats of eight bits that a product may be done in (attribute `arithmetic` of its op): rows of
 # `Device.flops_per_s` whose rate they have, the first that there is.
 NARROW = {"fp8": ("fp8",), "mxfp8": ("mxfp8", "fp8")}
-
-# Kinds that the compiler adds and the op table lacks: they move bytes and compute nothing.
-LOCAL_BOXING = ("slice", "pad")
 
 
 class Firings(NamedTuple):

@@ -16,14 +16,15 @@ for their launches, push back its end.
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from millrace.models.ops import kinds_where
 from millrace.planner.actors.graph import ActorGraph, Program
 from millrace.planner.cluster import Cluster
 
-# Kinds of ops at a step's ends that frameworks do for all variables in one launch: PyTorch's
+# Phases in which frameworks do some kinds of ops for all variables in one launch: PyTorch's
 # `torch._foreach` functions, and apex's `multi_tensor_apply`, which DeepSpeed takes for Adam
 # (ops/adam/fused_adam.py) and Megatron-LM for norms, Adam and casts of float16 (core/optimizer; it
 # copies those of bfloat16 one by one, which is left out here). Read 2026-11.
-TOGETHER = ("cast", "squared_sum", "adamw", "sgd")
+TOGETHER = kinds_where(lambda row: row.launched_together)
 ENDS = ("begin", "update")
 
 

@@ -10,23 +10,12 @@ import numpy as np
 
 from millrace.models.graph import Graph
 from millrace.models.labels import EXPERT
+from millrace.models.ops import kinds_where, op_kind
 from millrace.planner.cluster import Software
 from millrace.planner.costs.firings import Firings
 from millrace.planner.costs.measured import Floats
 
-# Ops between tokens in their samples' order and in their experts': where the latter, and where the
-# choices of every token, stand among inputs and outputs (outputs after inputs).
-ROUTED = {
-    "dispatch": (3, 1),
-    "dispatch_grad": (0, 1),
-    "combine": (0, 1),
-    "combine_grad_input": (4, 1),
-    "combine_grad_weight": (1, 2),
-}
-
-# Kinds that are many launches where a framework writes them out (`Software.routing`: how many is
-# fitted on published runs of Megatron-Core, 2026-11).
-ROUTING = (*ROUTED, "top_k", "top_k_grad")
+ROUTING = kinds_where(lambda row: row.routes)
 
 # Launches that the device waits for per expert of a grouped product, over those of a routing op.
 # That there are some: weights, inputs and quantisers are lists over experts there, gone through one
@@ -49,8 +38,8 @@ def copies_of_tokens(graph: Graph) -> dict[str, int]:
     shapes = graph.tensors_by_name
     found: dict[str, int] = {}
     for op in graph.ops:
-        if op.kind in ROUTED:
-            sent, chosen = ((*op.inputs, *op.outputs)[at] for at in ROUTED[op.kind])
+        if places := op_kind(op.kind).routed:
+            sent, chosen = ((*op.inputs, *op.outputs)[place] for place in places)
             found[sent] = shapes[chosen].shape[-1]
     for op in graph.ops:
         if op.kind in ALIKE and op.inputs[0] in found:
@@ -79,7 +68,8 @@ def launches_waited_for(firings: Firings, software: Software) -> Floats:
     """Launches of one firing that the device waits for, where software writes routing out.
 
     The host reads from the device how many tokens each expert has, so that it is not ahead when it
-    launches what follows.
+    launches what follows. How many a router's op is, `Software.routing`, is fitted on published
+    runs of Megatron-Core, 2026-11.
     """
     if firings.kind in ROUTING:
         return np.array(float(software.routing))

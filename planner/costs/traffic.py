@@ -3,7 +3,7 @@
 import numpy as np
 
 from millrace.models.labels import EXPERT, parse
-from millrace.models.ops import FUNCTIONS
+from millrace.models.ops import kinds_where
 from millrace.planner.cluster import Device, Software
 from millrace.planner.costs.firings import Firings
 from millrace.planner.costs.measured import Floats
@@ -12,25 +12,7 @@ from millrace.planner.costs.measured import Floats
 # one op is often several of them. Fitted on published runs of small layers, 2026-11.
 RAMP_NS = 4_000
 
-# Kinds that compilers and frameworks fuse with one another or with their neighbours. What the
-# optimizer does, gathers, and boxing take their own kernels everywhere.
-FUSED = frozenset(
-    {
-        *FUNCTIONS,
-        *(f"{name}_grad" for name in FUNCTIONS),
-        *("swiglu", "swiglu_grad", "prelu", "prelu_grad", "dropout"),
-        *("mul", "add", "sum", "scale", "shift", "softmax", "softmax_grad", "cast"),
-        *("cross_entropy", "cross_entropy_grad", "logistic_loss", "logistic_loss_grad"),
-        *("arc_margin", "arc_margin_grad", "row_max", "shifted_sums", "loss_from_sums"),
-        *("layer_norm", "layer_norm_grad_input", "layer_norm_grad_weight"),
-        *("rms_norm", "rms_norm_grad_input", "rms_norm_grad_weight"),
-        *("l2_normalize", "l2_normalize_grad", "channel_sums", "channel_squares"),
-        *("batch_norm", "batch_norm_grad_sums", "batch_norm_grad_input"),
-        *("masked_softmax", "masked_softmax_grad", "quantise"),
-        *("rotary", "rearrange", "broadcast", "top_k", "top_k_grad", "expert_load"),
-    }
-)
-
+FUSED = frozenset(kinds_where(lambda row: row.fused_by_frameworks))
 
 # Of the bytes of adding up gradients of microbatches: a product that adds to what is there saves
 # writing its result and reading it again, and moves the rest while it multiplies. Fitted on

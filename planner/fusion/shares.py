@@ -10,17 +10,13 @@ from collections.abc import Container, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 from millrace.models.graph import ITEMSIZE, Graph, Rate
-from millrace.models.ops import op_kind
+from millrace.models.ops import kinds_where, op_kind
 from millrace.planner.fusion.net import Net, Node, Value
 from millrace.planner.fusion.rules import PRODUCT, fused_groups
 
 # Kinds that a step's ends do for all variables in one launch
 # (`millrace.planner.compile.fused.launches`).
-AT_ENDS = ("cast", "squared_sum", "adamw", "sgd")
-TOGETHER = (*AT_ENDS, "accumulate")
-
-# Ops that become no actor, or one that updates in place.
-ALONE = ("variable", "repeat", "input", "constant", "adamw", "sgd", "step_totals", "learning_rate")
+AT_ENDS = kinds_where(lambda row: row.launched_together and not row.reads_output)
 
 
 class Share(NamedTuple):
@@ -53,7 +49,10 @@ def shares_of(
     written
         Results that others read, and which are written therefore.
     """
-    if all(node.kind == nodes[0].kind for node in nodes) and nodes[0].kind in TOGETHER:
+    if (
+        all(node.kind == nodes[0].kind for node in nodes)
+        and op_kind(nodes[0].kind).launched_together
+    ):
         return tuple(_alone(node, values, follows=at > 0) for at, node in enumerate(nodes))
     products = [at for at, node in enumerate(nodes) if op_kind(node.kind).role == PRODUCT]
     apart = components(nodes)
@@ -168,7 +167,7 @@ def _net_of(graph: Graph) -> tuple[list[Node], dict[Hashable, Value]]:
                 outputs=op.outputs,
                 section=(op.phase, op.block),
                 firings=2 if often else 1,
-                free=op.kind not in ALONE,
+                free=op_kind(op.kind).fusible,
             )
         )
     values: dict[Hashable, Value] = {

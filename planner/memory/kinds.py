@@ -8,13 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
-from millrace.models.graph import ITEMSIZE, Op, Phase, Rate, Tensor
+from millrace.models.graph import ITEMSIZE, Op, Rate, Tensor
 from millrace.planner.boxing import boxing_path
 from millrace.planner.sbp import NdSbp, local_size
-
-LOCAL = ("slice", "pad")
-UPDATES = ("adamw", "sgd")
-LATER = (Phase.RECOMPUTE, Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT)  # in the backward section
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +102,7 @@ class Sections:
         self.ops = list(ops)
         self.tensors = tensors
         self.sizes = axis_sizes
-        self.later = [op.phase in LATER for op in self.ops]
+        self.later = [op.phase.is_backward for op in self.ops]
         self.first: dict[tuple[str, bool], int] = {}  # of a block in a section
         for at, op in enumerate(self.ops):
             self.first.setdefault((op.block, self.later[at]), at)

@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from millrace.models import counting
 from millrace.models.graph import Graph, Op
 from millrace.models.labels import BATCH, EXPERT, SEQUENCE, parse
-from millrace.models.ops import op_kind
+from millrace.models.ops import kinds_where, op_kind
 from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.plan import FUSIONS, OFFLOADS
 from millrace.planner.rings import RING, RINGS
@@ -23,8 +23,7 @@ from millrace.planner.signatures import Allowed, AxisSignature
 from millrace.planner.wording import one_of
 
 DEGREES = ("dp", "tp", "pp", "cp", "ep")
-STORAGE = ("variable", "adamw", "sgd", "squared_sum")
-ROUTED = ("dispatch", "dispatch_grad", "combine", "combine_grad_input", "combine_grad_weight")
+STORAGE = ("variable", "squared_sum", *kinds_where(lambda row: row.updates))
 NORMS = tuple(
     f"{norm}{part}" for norm in counting.NORMS for part in ("", "_grad_input", "_grad_weight")
 )
@@ -221,7 +220,7 @@ class AxisRules:
             return signature.label == SEQUENCE
         if role == "cp" and self.pins.ring and op.kind in RINGS:
             return signature.expansion == RING
-        if role == "dp" and self.axes[axis].experts and op.kind in ROUTED:
+        if role == "dp" and self.axes[axis].experts and op_kind(op.kind).routed:
             return signature.label == BATCH  # tokens go to experts, not to every rank (all_to_all)
         if role in ("dp", "cp"):
             return self._zero(axis, op, signature)
@@ -257,7 +256,7 @@ class AxisRules:
         split = signature.label is not None
         if op.kind in STORAGE and (op.trains or op.kind != "variable"):
             return split == (level >= 1)
-        if op.kind in ("variable", "repeat"):  # a frozen one has no state to be split with
+        if not op_kind(op.kind).actor:  # a frozen one has no state to be split with
             return split == (level >= 3)
         if op.kind == "accumulate":
             # Added up after their sum over ranks, gradients make a device that works off its queue

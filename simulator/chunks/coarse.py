@@ -15,7 +15,7 @@ from operator import attrgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.models.graph import ITEMSIZE, Phase, Rate
+from millrace.models.graph import ITEMSIZE, Rate
 from millrace.models.training import STEP_TOTALS
 from millrace.planner.actors.graph import ActorGraph, Meeting, Port, Register
 from millrace.planner.actors.null_clock import run_to_completion
@@ -167,7 +167,7 @@ def _slots(joint: bool) -> tuple[str, ...]:
 def _ends(reading: Reading, rate: Rate, parts: Mapping[str, str]) -> tuple[str, str]:
     """The parts that make and read a tensor."""
     if rate is Rate.STEP:
-        begins = reading.maker.phase in (Phase.BEGIN, Phase.FORWARD)
+        begins = reading.maker.phase.is_forward
         return ("gather", "gather") if begins else ("reduce", "norm")
     return parts[PARTS[reading.maker.phase]], parts[PARTS[reading.reader.phase]]
 

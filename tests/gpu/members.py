@@ -6,7 +6,7 @@ from millrace.executor.cuda.calls import Collective, Operand
 from millrace.executor.kernels.context import Array
 
 ELEMENTS = 1000
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "rotate")
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "rotate")
 
 
 def sent(kind: str, rank: int, members: int) -> Array:

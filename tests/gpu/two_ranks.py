@@ -39,11 +39,10 @@ def meet() -> None:
     bench.settle()
     group, transfer = groups
     for kind in (*KINDS, "transfer"):
-        one = "broadcast" if kind == "transfer" else kind  # the receiver finds what 0 has
         call_kind = next(iter(mine)) if kind == "transfer" else kind
-        expected = received(one, world.rank, 2)
+        expected = received(kind, world.rank, 2)  # of a transfer, what rank 0 has
         found = np.zeros_like(expected)
-        send, recv = bench.put(sent(one, world.rank, 2)), bench.put(found)
+        send, recv = bench.put(sent(kind, world.rank, 2)), bench.put(found)
         call = collective(call_kind, send, recv, "float32")
         where = transfer if kind == "transfer" else group
         for captured in (False, True):

@@ -25,7 +25,7 @@ from millrace.planner.errors import ClusterError
 from millrace.planner.search import Pins, SearchRequest, search
 
 MIB, MB, GB = 2**20, 10**6, 10**9
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send")
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 
 
 def a100(nodes: int) -> Cluster:

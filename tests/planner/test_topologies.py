@@ -21,7 +21,7 @@ from millrace.planner.errors import ClusterError
 DOCS = (Path(__file__).parents[2] / "docs" / "clusters.md").read_text("utf-8")
 EXAMPLES = re.findall(r"```toml\n(.*?)```", DOCS, re.DOTALL)
 
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 GIB = 2**30
 
 

@@ -18,7 +18,7 @@ from millrace.executor.gpu.operand_noise import CACHE_BYTES, NOISE_ELEMENTS, noi
 from millrace.executor.kernels.context import Shard
 from millrace.executor.probes.cases import Case
 from millrace.models.ops import state_of
-from millrace.planner.costs.firings import LOCAL_BOXING
+from millrace.planner.collectives import LOCAL_BOXING
 
 ALIGNMENT_BYTES = 256
 COPIES_MAX = 32  # what is so small that these fit into a cache lies there in training too

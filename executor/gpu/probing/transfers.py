@@ -8,13 +8,13 @@ from millrace.executor.gpu.nccl import ITEM_BYTES, Communicator, Group
 from millrace.executor.gpu.probing.stopwatch import Stopwatch
 from millrace.executor.probes.graphs import group_sizes
 from millrace.executor.probes.timing import Points
+from millrace.planner.collectives import BOXING
 
 COPY_BYTES_MAX = 256 * 2**20  # more than any L2
 HOST_BYTES = (2**12, 2**18, 2**22, 2**26)
 MESSAGE_BYTES = (2**12, 2**16, 2**20, 2**24, 2**27)
 TURNS = {2**12: 64, 2**16: 64, 2**20: 32, 2**24: 8, 2**27: 2}
 DTYPE = "float32"
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 LANE, LANE_BACK = "profile", "profile back"
 
 
@@ -53,7 +53,7 @@ def groups_of(rank: int, ranks: int) -> dict[Group, set[str]]:
     found: dict[Group, set[str]] = {}
     for size in group_sizes(ranks):
         first = rank // size * size
-        found[Group(tuple(range(first, first + size)), LANE)] = set(KINDS)
+        found[Group(tuple(range(first, first + size)), LANE)] = set(BOXING)
     if rank < 2 <= ranks:
         for group in (Group((0, 1), LANE_BACK), Group((1, 0), LANE_BACK)):
             found[group] = {"send" if group.members[0] == rank else "recv"}
@@ -102,7 +102,7 @@ def collective_points(
         (one for one in kinds if one.lane == LANE), key=lambda one: len(one.members)
     ):
         size = len(group.members)
-        for kind in KINDS:
+        for kind in BOXING:
             for size_bytes in MESSAGE_BYTES:
                 whole = size_bytes // ITEM_BYTES[DTYPE]
                 elements = whole if kind == "all_reduce" else whole // size

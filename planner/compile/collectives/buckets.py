@@ -34,14 +34,13 @@ from numpy.typing import NDArray
 
 from millrace.planner.actors.graph import Meeting, Port
 from millrace.planner.cluster import Cluster
+from millrace.planner.collectives import COLLECTIVES
 from millrace.planner.compile.draft import BEGIN, UPDATE, DraftActor, DraftStage
 from millrace.planner.compile.orders import compute_order
 from millrace.planner.costs.buckets import bucket_bytes, shown_bytes
 from millrace.planner.costs.collectives import collective_duration_ns
 from millrace.planner.mesh import Mesh
 from millrace.planner.schedules import Slot
-
-JOINED = ("all_reduce", "reduce_scatter", "all_gather")
 
 # A bucket this much fuller than asked for, or this empty, takes another member all the same: by
 # itself, what is so small would cost latency and next to nothing else.
@@ -260,7 +259,7 @@ def _may_join(actor: DraftActor) -> bool:
     return (
         meeting is not None
         and meeting.bucketed
-        and meeting.kind in JOINED
+        and COLLECTIVES[meeting.kind].joins_buckets
         and meeting.peer is None
         and not meeting.world
         and all(port.hold == 1 for port in actor.outputs)

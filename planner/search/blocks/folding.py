@@ -110,7 +110,7 @@ def fold(
             producer = producers[name]
             if producer.block == GLOBAL_BLOCK:
                 continue
-            backward = op.phase in (Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT)
+            backward = op.phase.is_gradient
             side = "backward" if producer.kind == "repeat" and backward else ""
             readings.setdefault((name, side), []).append((op, index))
     found: dict[tuple[str, str, tuple[Reader, ...]], FoldedNet] = {}

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from millrace.planner.boxing import moves
 from millrace.planner.cluster import Cluster
+from millrace.planner.collectives import COLLECTIVES, LOCAL_BOXING
 from millrace.planner.costs import (
     Firings,
     collective_duration_ns,
@@ -24,7 +25,6 @@ from millrace.planner.costs import (
     op_durations_ns,
 )
 from millrace.planner.costs.layout import frame_of
-from millrace.planner.memory import LOCAL
 from millrace.planner.sbp import NdSbp
 from millrace.planner.search.blocks.states import (
     MAX,
@@ -310,7 +310,7 @@ class Moving:
         found = np.zeros((len(graph.before) + 1, len(self.meshes)))
         before, after = local[graph.before], local[graph.after]
         for mine, (kind, axes) in zip(graph.members, graph.kinds, strict=True):
-            if kind in LOCAL:
+            if kind in LOCAL_BOXING:
                 # As much is read as lands in the smaller side.
                 touched = after[mine] + np.minimum(before[mine], after[mine])
                 took = kernel_ns(self.cluster, Firings(kind, "", {}, {}, touched, "fp32"))
@@ -440,12 +440,11 @@ def shortest(graph: Edges, sizes: Ints, fits: Bools) -> NDArray[np.int16]:
         before, after = graph.before[mine], graph.after[mine]
         group = sizes[list(axes)].prod(axis=0)
         share = (group - 1) / group
-        received = {
-            "all_gather": held[after] * share,
-            "all_reduce": 2 * held[before] * share,
-            "reduce_scatter": held[before] * share,
-            "all_to_all": held[before] * share,
-        }.get(kind, np.zeros((len(mine), rows)))
+        received = np.zeros((len(mine), rows))
+        if kind not in LOCAL_BOXING:
+            record = COLLECTIVES[kind]
+            moved = record.received_before * held[before] + record.received_after * held[after]
+            received = moved * share
         weights[mine] = np.where(fits[before] & fits[after], received + STEP, np.inf)
     cost = np.full((count, count, rows), np.inf)
     following = np.full((count, count, rows), -1, np.int16)

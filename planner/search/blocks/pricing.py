@@ -16,6 +16,7 @@ from millrace.models.graph import ITEMSIZE, Op, Phase, Rate, Tensor
 from millrace.models.labels import bind, parse
 from millrace.models.ops import op_kind, state_of
 from millrace.planner.cluster import Cluster
+from millrace.planner.collectives import ROTATE
 from millrace.planner.costs import Firings
 from millrace.planner.costs.buckets import state_tensors
 from millrace.planner.costs.firings import precision_of
@@ -23,9 +24,8 @@ from millrace.planner.costs.host import host_of, state_copies_ns
 from millrace.planner.costs.pacing import hidden_share
 from millrace.planner.costs.routing import copies_of_tokens
 from millrace.planner.fusion import Share, shares_of_graph
-from millrace.planner.memory import UPDATES
 from millrace.planner.plan import FUSED, ON_DEVICES, OPTIMIZER, UNFUSED
-from millrace.planner.rings import RINGS, ROTATE, ring_ns
+from millrace.planner.rings import RINGS, ring_ns
 from millrace.planner.sbp import parse_nd_sbp
 from millrace.planner.search.blocks.layouts import alphabets, ends, likeness
 from millrace.planner.search.blocks.moving import Known, Moving, kernel_ns
@@ -54,8 +54,6 @@ from millrace.planner.search.blocks.tables import (
 )
 from millrace.planner.signatures import EXPANSIONS, sub_signatures
 
-# Ops without an actor: a variable is a register, `repeat` a way to read it.
-FREE = ("variable", "repeat")
 Boxing = dict[str, Any]  # the arrays of a net, as in `tables.Net`
 SHORT_NS = 100_000  # of a transfer, which is waiting in its lane and latency, not data that moves
 
@@ -227,9 +225,11 @@ class Pricing:
         column = (DEFERRABLE if later else MICROBATCH) if often else STEP
         figures[column] += self._duration_ns(one)
         made = one.states[len(op.inputs)]
-        if self.hosts and (op.kind in UPDATES or (op.inputs and op.inputs[0] in self.masters)):
+        if self.hosts and (
+            op_kind(op.kind).updates or (op.inputs and op.inputs[0] in self.masters)
+        ):
             figures[STEP] += self._copies_ns(one)
-        if op.kind in UPDATES:
+        if op_kind(op.kind).updates:
             kept = 0 if self.hosts else len(state_of(op.kind, op.attributes))
             figures[PERSISTENT] += kept * self.local_bytes(op.outputs[0], made)
         elif op.outputs[0] in self.masters:
@@ -240,7 +240,7 @@ class Pricing:
     def _copies_ns(self, one: OpOptions) -> Ints:
         """What an update or a cast waits for what passes between it and host memory: [O, K]."""
         op, master = one.op, one.op.inputs[0] in self.masters
-        update = op.kind in UPDATES
+        update = op_kind(op.kind).updates
         tensors = master + (len(state_of(op.kind, op.attributes)) if update else 0)
         size = self.local_bytes(op.inputs[0], one.states[0])
         found = state_copies_ns(size, tensors, self.hosts, ways=2 if update else 1)
@@ -249,7 +249,7 @@ class Pricing:
 
     def _duration_ns(self, one: OpOptions) -> Ints:
         op = one.op
-        if op.kind in FREE:
+        if not op_kind(op.kind).actor:
             return np.zeros((one.states.shape[1], self.rows), np.int64)
         tensors = [self.tensors[name] for name in (*op.inputs, *op.outputs)]
         key = (

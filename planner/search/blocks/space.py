@@ -17,7 +17,6 @@ import numpy as np
 from millrace.models.graph import ITEMSIZE, Op, Phase
 from millrace.models.ops import op_kind
 from millrace.planner.errors import InfeasibleError
-from millrace.planner.memory import UPDATES
 from millrace.planner.sbp import Sbp
 from millrace.planner.search.blocks.folding import Folded, FoldedNet
 from millrace.planner.search.blocks.states import MAX, SUM, Bools, Ints, digit, digits, numbers
@@ -37,7 +36,6 @@ PASSES = {
     Phase.BACKWARD_INPUT: 1,
     Phase.BACKWARD_WEIGHT: 2,
 }
-BACKWARD = (Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT, Phase.RECOMPUTE)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -241,7 +239,7 @@ def _tied(folded: Folded) -> dict[str, str]:
     for op in folded.ops:
         if op.phase == Phase.RECOMPUTE:
             found[op.name] = op.name.removesuffix(".recompute")
-        if op.kind in UPDATES and op.inputs[0] in variables:
+        if op_kind(op.kind).updates and op.inputs[0] in variables:
             found[op.name] = variables[op.inputs[0]]
             gradients[op.inputs[1]] = variables[op.inputs[0]]
         if op.kind == "cast" and op.inputs[0] in variables and _narrows(folded, op):
@@ -293,7 +291,7 @@ class _Builder:
             mine = self._options(other)
             storage = options[0].states[-1]
             fits = np.ones((len(storage), mine.states.shape[1]), np.bool_)
-            for operand in (0, 1) if other.kind in UPDATES else (0,):
+            for operand in (0, 1) if op_kind(other.kind).updates else (0,):
                 fits &= storage[:, None] == mine.states[operand][None, :]
             before, now = np.nonzero(fits)
             options = [*(one.picked(before) for one in options), mine.picked(now)]
@@ -333,9 +331,11 @@ class _Builder:
         for reader in net.readers:
             choice, states, op = self._read[reader.op, reader.index]
             weights |= op.phase == Phase.BACKWARD_WEIGHT
-            if choice == self._made[net.tensor][0] and op.kind in (*UPDATES, "cast"):
+            if choice == self._made[net.tensor][0] and (
+                op.kind == "cast" or op_kind(op.kind).updates
+            ):
                 continue  # the variable under its own update or cast: tied, not boxed
-            kept = self._phases[net.tensor] == Phase.FORWARD and op.phase in BACKWARD
+            kept = self._phases[net.tensor] == Phase.FORWARD and op.phase.is_backward
             passes = frozenset({PASSES[op.phase]} if op.phase in PASSES else ())
             found.append((choice, states, kept and net.tensor not in self.values, passes))
         if not found:

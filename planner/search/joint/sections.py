@@ -13,7 +13,6 @@ import numpy as np
 
 from millrace.models.graph import ITEMSIZE, Op, Rate
 from millrace.planner.boxing import boxing_path
-from millrace.planner.memory.kinds import LATER
 from millrace.planner.sbp import local_size
 from millrace.planner.search.blocks.states import Ints, number_of, sbp_of
 from millrace.planner.search.joint.parts import Cell, Mode
@@ -68,7 +67,7 @@ class SectionRows:
             one.op.name: (number, one) for number in cell.first for one in space.choices[number].ops
         }
         self.ops: list[Op] = [op for op in space.folded.ops if op.name in self.choice_of]
-        self.later = [op.phase in LATER for op in self.ops]
+        self.later = [op.phase.is_backward for op in self.ops]
         # Per op: columns, and the bytes of what is alive there where they are one.
         self.alive: list[list[tuple[Ints, Ints]]] = [[] for _ in self.ops]
 

@@ -10,10 +10,10 @@ import msgspec
 
 from millrace.models.counting import masters
 from millrace.models.graph import Graph
-from millrace.models.ops import state_of
+from millrace.models.ops import op_kind, state_of
 from millrace.planner.costs.host import host_of
 from millrace.planner.errors import InfeasibleError
-from millrace.planner.memory import UPDATES, plan_memory
+from millrace.planner.memory import plan_memory
 from millrace.planner.plan import ON_DEVICES, OPTIMIZER, Plan
 from millrace.planner.search.request import (
     HostMemoryError,
@@ -63,7 +63,7 @@ def host_state_bytes(graph: Graph) -> int:
     tensors = graph.tensors_by_name
     found = sum(tensors[name].size_bytes for name in masters(graph))
     for op in graph.ops:
-        if op.kind in UPDATES:
+        if op_kind(op.kind).updates:
             found += len(state_of(op.kind, op.attributes)) * tensors[op.outputs[0]].size_bytes
     return found
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from millrace.models.graph import Graph
-from millrace.models.ops import state_of
+from millrace.models.ops import op_kind, state_of
 from millrace.models.zoo.catalogue import build_training
 from millrace.planner.cluster import Cluster
 from millrace.planner.clusters import reference_node
 from millrace.planner.errors import ClusterError, InfeasibleError
-from millrace.planner.memory import UPDATES, beside, plan_memory, reserved_bytes
+from millrace.planner.memory import beside, plan_memory, reserved_bytes
 from millrace.planner.plan import COUNT_MAX, ON_DEVICES, OPTIMIZER, TOKENS_MAX, plan_graph
 from millrace.planner.schedules import PLAIN, SCHEDULES
 from millrace.planner.search.candidates import Candidate
@@ -129,7 +129,7 @@ def storage_bytes(graph: Graph, offload: str = ON_DEVICES) -> int:
     for op in graph.ops:
         if op.kind == "variable":
             found += tensors[op.outputs[0]].size_bytes
-        elif op.kind in UPDATES:
+        elif op_kind(op.kind).updates:
             kept = 1 + len(state_of(op.kind, op.attributes))
             found += kept * tensors[op.outputs[0]].size_bytes
     return found if offload == ON_DEVICES else found - host_state_bytes(graph)

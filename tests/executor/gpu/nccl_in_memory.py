@@ -107,9 +107,6 @@ class Member:
 
         self.library.do(1, work)
 
-    def broadcast(self, send, recv, count, dtype, root, stream):
-        array(recv, count, dtype)[:] = self._all(send, count, dtype)[root]
-
     def send(self, send, count, dtype, peer, stream):
         mail = self.meeting.mail[self.rank, peer]
         self.library.do(0, lambda: mail.put(array(send, count, dtype).copy()))

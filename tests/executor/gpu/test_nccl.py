@@ -109,10 +109,6 @@ def test_rotate_gives_every_member_what_the_one_before_it_has(library: Library) 
     assert collect(Group((0, 2), "dp"), "rotate", 1, 1, 1) == [[200], [0]]
 
 
-def test_broadcast_is_from_the_first_member(library: Library) -> None:
-    assert collect(Group((2, 1, 0), "tp"), "broadcast", 2, 2, 2) == [[200, 201]] * 3
-
-
 def test_a_bucket_is_one_launch_of_all_its_collectives(library: Library) -> None:
     def run(world: SimpleNamespace) -> list[list[float]]:
         communicator = begin(world)

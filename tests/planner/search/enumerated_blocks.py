@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millrace.models.graph import ITEMSIZE, Graph, Op, Phase, Rate
+from millrace.models.ops import op_kind
 from millrace.models.recompute import with_recompute
 from millrace.planner.boxing import boxing_path
 from millrace.planner.costs.buckets import state_tensors
 from millrace.planner.errors import InfeasibleError
-from millrace.planner.memory import UPDATES
 from millrace.planner.sbp import NdSbp, local_size
 from millrace.planner.search.blocks.folding import Folded, FoldedNet, Reader, fold
 from millrace.planner.search.candidates import Candidate
@@ -23,7 +23,6 @@ from tests.planner.op_signatures import op_signatures
 from tests.planner.search.plain import Plain, sized
 
 Ints = NDArray[np.int64]
-LATER = (Phase.RECOMPUTE, Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT)
 MICROBATCH, STEP, PERSISTENT, INFLIGHT, DEFERRABLE = range(5)
 WEIGHT, BETWEEN = 5, 6  # what deferred gradients of weights wait with: from forward, from backward
 FIGURES = 7
@@ -217,7 +216,7 @@ class Block:
             for index, read in enumerate(op.inputs)
             if read == name
         ]
-        later = [op.phase in LATER for op in self.ops]
+        later = [op.phase.is_backward for op in self.ops]
         at_maker = self.place[maker.name]
         home, repeats = later[at_maker], maker.kind == "repeat"
         inside = all(later[at] == home for at, _ in readers)
@@ -415,7 +414,7 @@ class Blocks:
         """Clones choose with their op, updates and norms of a gradient with the variable."""
         found: dict[str, str] = {}
         variables = {op.outputs[0]: op.name for op in self.folded.ops if op.kind == "variable"}
-        updates = [op for op in self.folded.ops if op.kind in UPDATES]
+        updates = [op for op in self.folded.ops if op_kind(op.kind).updates]
         for op in self.folded.ops:
             if op.phase == Phase.RECOMPUTE:
                 found[op.name] = op.name.removesuffix(".recompute")
@@ -455,12 +454,12 @@ class Blocks:
         """Forward, gradients of inputs, those of weights where they are deferred; else None."""
         if phase == Phase.FORWARD:
             return 0
-        return 1 + (self.defers and phase == Phase.BACKWARD_WEIGHT) if phase in LATER else None
+        return 1 + (self.defers and phase == Phase.BACKWARD_WEIGHT) if phase.is_backward else None
 
     def updated_in_place(self, reader: Reader) -> bool:
         """The variable under its own update: nothing is boxed."""
         op = self.ops[reader.op]
-        return op.kind in UPDATES and reader.index == 0 and op.name in self.tied
+        return op_kind(op.kind).updates and reader.index == 0 and op.name in self.tied
 
 
 def agrees(op: Op, signature: Signature, variable: Signature) -> bool:

@@ -10,11 +10,11 @@ from math import ceil, prod
 
 from millrace.models.graph import ITEMSIZE, Graph, Op, Phase, Rate, Tensor, scaled
 from millrace.models.labels import parse
-from millrace.models.ops import state_of
+from millrace.models.ops import op_kind, state_of
 from millrace.planner.boxing import Step, boxing_path, message_bytes
 from millrace.planner.cluster import Cluster
+from millrace.planner.collectives import LOCAL_BOXING
 from millrace.planner.costs import collective_duration_ns, op_duration_ns
-from millrace.planner.memory import LOCAL, UPDATES
 from millrace.planner.rings import RING, RINGS
 from millrace.planner.sbp import NdSbp, local_shape, local_size, parse_nd_sbp
 from millrace.planner.search.ranks import group_ranks
@@ -83,7 +83,7 @@ class Plain:
         """One step of a boxing, of a tensor that holds every token so often."""
         key = step, shape, dtype, bucketed, copies
         if key not in self._steps:
-            if step.kind in LOCAL:
+            if step.kind in LOCAL_BOXING:
                 before, after = (self.local(shape, dtype, s) for s in (step.before, step.after))
                 self._steps[key] = self.kernel_ns(step.kind, "", {}, [before], [after])
             else:
@@ -236,7 +236,7 @@ class Plain:
         else:
             microbatch = time
         here = self.local_bytes(out, signature.outputs[0])
-        if op.kind in UPDATES:
+        if op_kind(op.kind).updates:
             stays = len(state_of(op.kind, op.attributes)) * here
         elif out.rate is Rate.STEP and op.kind != "squared_sum":
             stays = here

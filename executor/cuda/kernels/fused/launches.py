@@ -8,6 +8,7 @@ from millrace.executor.cuda.kernels.fused.operands import read_by, written_by
 from millrace.executor.cuda.kernels.in_turn import one_after_another, operand_at
 from millrace.executor.cuda.kernels.multi_tensor import moves, updates
 from millrace.executor.kernels.context import FusedPart, KernelContext
+from millrace.models.ops import kinds_where
 
 Numbers = tuple[tuple[str, float], ...]
 NUMBERS = {
@@ -15,7 +16,7 @@ NUMBERS = {
     "sgd": ("momentum", "weight_decay", "clip_norm"),
 }
 
-MANY = ("cast", "squared_sum", "adamw", "sgd", "accumulate")
+MANY = kinds_where(lambda row: row.launched_together)
 
 
 def many_tensors(context: KernelContext) -> Calls | None:
