@@ -81,8 +81,8 @@ def problems(site: Path) -> Iterator[str]:
                 if unquote(target.fragment) not in there:
                     yield f"{name} links to {link}: no such anchor"
     for style in sorted(site.rglob("*.css")):
-        found = ADDRESS.findall(style.read_text())
-        yield from (f"{style.relative_to(site)} needs another host: {said}" for said in found)
+        addresses = ADDRESS.findall(style.read_text())
+        yield from (f"{style.relative_to(site)} needs another host: {said}" for said in addresses)
     for name, page in pages.items():
         source = ROOT / (
             "README.md" if name == "index.html" else f"{name.removesuffix('.html')}.md"
@@ -95,9 +95,9 @@ def differences(text: str, built: Counter[str]) -> Iterator[str]:
     """Yield the kinds of blocks of which a page has more or fewer than its Markdown."""
     tokens = MarkdownIt("commonmark").enable("table").parse(text)
     written = Counter(
-        "pre" if one.type in ("fence", "code_block") else one.tag
-        for one in tokens
-        if one.nesting >= 0 and not one.hidden
+        "pre" if token.type in ("fence", "code_block") else token.tag
+        for token in tokens
+        if token.nesting >= 0 and not token.hidden
     )
     for tag in sorted(BLOCKS):
         if written[tag] != built[tag]:
@@ -122,9 +122,9 @@ def main() -> None:
             build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(site)))
         except Abort as error:
             sys.exit(str(error))
-        found = list(problems(site))
-        if found:
-            sys.exit("\n".join(found))
+        faults = list(problems(site))
+        if faults:
+            sys.exit("\n".join(faults))
         print(f"{sum(1 for _ in site.rglob('*.html'))} pages, built and read without a network")
 
 

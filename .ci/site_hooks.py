@@ -65,10 +65,10 @@ def _written_out(entries: list[Any]) -> Iterator[Any]:
 @event_priority(100)  # before the plugin that tells notebooks by their file
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Return the theme's files and the repository's, each under its path there."""
-    found = {file.src_uri: file for file in files if file.src_dir != config.docs_dir}
+    files_by_name = {file.src_uri: file for file in files if file.src_dir != config.docs_dir}
     paths = sorted({path for shown in SHOWN for path in ROOT.glob(shown) if path.is_file()})
     for name in (path.relative_to(ROOT).as_posix() for path in paths):
-        found[name] = (
+        files_by_name[name] = (
             _source(name, config)
             if name.endswith(".py")
             else File(name, str(ROOT), config.site_dir, False, inclusion=InclusionLevel.INCLUDED)
@@ -77,10 +77,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         for target in LINK.findall(page.read_text().replace('\\"', '"')):
             name = normpath(join(dirname(page.relative_to(ROOT).as_posix()), unquote(target)))
             path = ROOT / name
-            known = name in found or name.startswith("..") or (path / "README.md").exists()
-            if not known and path.exists():
-                found[name] = _source(name, config)
-    return Files(list(found.values()))
+            is_shown = (
+                name in files_by_name or name.startswith("..") or (path / "README.md").exists()
+            )
+            if not is_shown and path.exists():
+                files_by_name[name] = _source(name, config)
+    return Files(list(files_by_name.values()))
 
 
 def _source(name: str, config: MkDocsConfig) -> SourceFile:
@@ -107,7 +109,7 @@ def _source(name: str, config: MkDocsConfig) -> SourceFile:
 
 
 def _docstring(path: Path) -> str:
-    """What a module or a package says of itself; nothing where it is neither."""
+    """Docstring of a module or a package; empty where it is neither."""
     path = path / "__init__.py" if path.is_dir() else path
     python = path.suffix == ".py" and path.exists()
     return (python and ast.get_docstring(ast.parse(path.read_text()))) or ""
@@ -121,16 +123,16 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     for token in MarkdownIt("commonmark").enable("table").parse(markdown):
         first, end = token.map or (0, 0)
         if token.type == "list_item_open" and (mark := MARK.match(lines[first])):
-            for at in range(first + 1, end):
-                depth[at] += 1
-                column[at] = mark.end()
+            for row in range(first + 1, end):
+                depth[row] += 1
+                column[row] = mark.end()
         elif token.type == "table_open" or (token.type.endswith("list_open") and not token.level):
             apart.add(first)
     moved = (
-        "\n" * (at in apart)
-        + "    " * depth[at]
-        + (line.lstrip() if line[: column[at]].strip() else line[column[at] :])
-        for at, line in enumerate(lines)
+        "\n" * (row in apart)
+        + "    " * depth[row]
+        + (line.lstrip() if line[: column[row]].strip() else line[column[row] :])
+        for row, line in enumerate(lines)
     )
     both = r'<img \2src="\3#only-light"\4><img \2src="\1#only-dark"\4>'
     return PICTURE.sub(both, "\n".join(moved))

@@ -47,19 +47,19 @@ from millrace.published.reading import Row, read
 RESULTS = Path(__file__).parent / "results" / "against_people.json"
 SEED = 0
 PATIENCE_S = 300.0  # after which one search is given up
-LIMITS = (1.02, 1.1, 1.3, 2.0, 4.0)  # of the least memory that was named, to see a plan's kinds
+LIMITS = (1.02, 1.1, 1.3, 2.0, 4.0)  # times the least memory that was named: limits to plan within
 SLOWER = 1e-6  # relative difference of two costs that are not the same
 
 Say = Callable[[str], None]
 
 
 class TooLongError(Exception):
-    """A search outlasted the patience."""
+    """Search that outlasted the patience."""
 
 
 @dataclass(slots=True)
 class Compared:
-    """What came of one row; times in seconds a step, memory in bytes of the fullest device.
+    """Comparison of one row; times in seconds a step, memory in bytes of the fullest device.
 
     `status` is compared, beaten (the published plan is the faster), beaten by a change (of one of
     its pins), infeasible (the published plan does not fit), free failed, inexpressible, too long,
@@ -90,7 +90,7 @@ class Compared:
 
 
 class Comparison:
-    """Searches, each question once."""
+    """Comparisons of rows by searches, each question searched once."""
 
     def __init__(
         self, simulate: Simulate | None, patience_s: float, *, freely: bool, changing: bool = True
@@ -102,17 +102,17 @@ class Comparison:
         self._plans: dict[tuple[object, ...], Plan | Exception] = {}
 
     def plan(self, asked: Question, pins: Pins, limit_bytes: int | None = None) -> Plan:
-        """The plan for a question under pins; raises what the search raised the first time."""
+        """Plan for a question under pins; raises what the search raised the first time."""
         key = (*asked.key, pins, limit_bytes)
         if key not in self._plans:
             try:
                 self._plans[key] = self._searched(asked, pins, limit_bytes)
             except (InfeasibleError, PlanError, ModelError, TooLongError) as error:
                 self._plans[key] = without_frames(error)
-        found = self._plans[key]
-        if isinstance(found, Exception):
-            raise found
-        return found
+        plan = self._plans[key]
+        if isinstance(plan, Exception):
+            raise plan
+        return plan
 
     def _searched(self, asked: Question, pins: Pins, limit_bytes: int | None) -> Plan:
         request = SearchRequest(
@@ -133,7 +133,7 @@ class Comparison:
         return search(request, self.simulate, patience, remedies=False)
 
     def seconds(self, plan: Plan) -> float:
-        """Step time of a plan: the simulator's where there is one."""
+        """Step time of a plan, in seconds: the simulator's where there is one."""
         if self.simulate is not None:
             return float(plan.figures["step_time_s"])
         assert plan.evidence is not None, "the search writes its evidence"
@@ -141,50 +141,50 @@ class Comparison:
 
     def compare_all(self, rows: list[Row]) -> list[Compared]:
         """Plan rows that ask the same; plans are kept no longer than that."""
-        found = [self.compare(row) for row in rows]
+        comparisons = [self.compare(row) for row in rows]
         self._plans.clear()
-        return found
+        return comparisons
 
     def compare(self, row: Row) -> Compared:
         """Plan one row both ways."""
-        found = Compared(line=int(row["line"]), source=row["source"], asked=row["model"])
-        found.measured_s = float(row["iteration_time_s"]) if row["iteration_time_s"] else None
+        comparison = Compared(line=int(row["line"]), source=row["source"], asked=row["model"])
+        comparison.measured_s = float(row["iteration_time_s"]) if row["iteration_time_s"] else None
         try:
             asked, pins = question(row)
         except InexpressibleError as error:
-            found.status, found.reason = "inexpressible", str(error)
-            return found
-        found.asked, found.pins = asked.text, pins.document
-        found.limit_bytes = asked.cluster.device.memory_bytes
+            comparison.status, comparison.reason = "inexpressible", str(error)
+            return comparison
+        comparison.asked, comparison.pins = asked.text, pins.document
+        comparison.limit_bytes = asked.cluster.device.memory_bytes
         peak_gb = row.get("peak_mem_gb", "")
-        found.peak_bytes = int(float(peak_gb) * 1e9) if peak_gb else None
+        comparison.peak_bytes = int(float(peak_gb) * 1e9) if peak_gb else None
         began = perf_counter()
         try:
-            self._pinned(found, asked, pins)
+            self._pinned(comparison, asked, pins)
             if self.freely:
-                self._free(found, asked, pins)
+                self._free(comparison, asked, pins)
         except TooLongError as error:
-            found.status, found.reason = "too long", str(error)
-        found.seconds = perf_counter() - began
-        return found
+            comparison.status, comparison.reason = "too long", str(error)
+        comparison.seconds = perf_counter() - began
+        return comparison
 
-    def _pinned(self, found: Compared, asked: Question, pins: Pins) -> None:
+    def _pinned(self, comparison: Compared, asked: Question, pins: Pins) -> None:
         plan: Plan | None
         try:
             plan = self.plan(asked, pins)
         except (InfeasibleError, PlanError) as error:
-            found.status, found.reason = "infeasible", str(error)
+            comparison.status, comparison.reason = "infeasible", str(error)
             plan = self._roomier(asked, pins, error)
         else:
-            found.status, found.pinned_s = "feasible", self.seconds(plan)
+            comparison.status, comparison.pinned_s = "feasible", self.seconds(plan)
         if plan is not None:
-            found.pinned_plan = plan_text(plan)
-            found.memory = fullest(plan)
-            if found.status == "infeasible":
-                found.wrong = wrong_kind(found.memory, found.limit_bytes)
+            comparison.pinned_plan = plan_text(plan)
+            comparison.memory = fullest(plan)
+            if comparison.status == "infeasible":
+                comparison.wrong = wrong_kind(comparison.memory, comparison.limit_bytes)
 
     def _roomier(self, asked: Question, pins: Pins, error: Exception) -> Plan | None:
-        """The plan on devices with the memory it needs; None where memory is not what it lacks."""
+        """Plan on devices with the memory it needs; None where memory is not what it lacks."""
         least = least_bytes(error)
         if not least:
             return None
@@ -195,39 +195,39 @@ class Comparison:
                 continue
         return None
 
-    def _free(self, found: Compared, asked: Question, pins: Pins) -> None:
+    def _free(self, comparison: Compared, asked: Question, pins: Pins) -> None:
         try:
             plan = self.plan(asked, Pins())
         except (InfeasibleError, PlanError) as error:
-            if found.status == "feasible":
-                found.status, found.reason = "free failed", str(error)
+            if comparison.status == "feasible":
+                comparison.status, comparison.reason = "free failed", str(error)
             return
         assert plan.evidence is not None, "the search writes its evidence"
-        found.free_s, found.bound_s = self.seconds(plan), plan.evidence.bound_s
-        found.free_plan = plan_text(plan)
-        if found.pinned_s is None:
+        comparison.free_s, comparison.bound_s = self.seconds(plan), plan.evidence.bound_s
+        comparison.free_plan = plan_text(plan)
+        if comparison.pinned_s is None:
             return
-        found.gain = found.pinned_s / found.free_s - 1
+        comparison.gain = comparison.pinned_s / comparison.free_s - 1
         if self.changing:
-            self._changes(found, asked, pins, plan)
-        found.status = verdict(found.gain, found.change_gain)
+            self._changes(comparison, asked, pins, plan)
+        comparison.status = verdict(comparison.gain, comparison.change_gain)
 
-    def _changes(self, found: Compared, asked: Question, pins: Pins, free: Plan) -> None:
+    def _changes(self, comparison: Compared, asked: Question, pins: Pins, free: Plan) -> None:
         """Change one pin at a time to the free plan's value; keep the best change."""
-        assert found.pinned_s is not None, "compared only where it fits"
+        assert comparison.pinned_s is not None, "compared only where it fits"
         for name, changed in changes(pins, free):
             try:
                 plan = self.plan(asked, changed)
             except (InfeasibleError, PlanError):
                 continue
-            gain = found.pinned_s / self.seconds(plan) - 1
-            if found.change_gain is None or gain > found.change_gain:
-                found.change, found.change_gain = name, gain
-                found.change_plan = plan_text(plan)
+            gain = comparison.pinned_s / self.seconds(plan) - 1
+            if comparison.change_gain is None or gain > comparison.change_gain:
+                comparison.change, comparison.change_gain = name, gain
+                comparison.change_plan = plan_text(plan)
 
 
 def verdict(gain: float, change_gain: float | None) -> str:
-    """Whether the free plan is beaten, by gains in throughput over the published plan."""
+    """Status of a comparison, by gains in throughput over the published plan."""
     if gain < -SLOWER:
         return "beaten"
     if change_gain is not None and change_gain > gain + SLOWER:
@@ -236,20 +236,20 @@ def verdict(gain: float, change_gain: float | None) -> str:
 
 
 def without_frames(error: Exception) -> Exception:
-    """The error, and what it came from, without the frames that hold all of a search."""
-    found: BaseException | None = error
-    while found is not None:
-        found = found.with_traceback(None).__context__
+    """Error, and its causes, without the frames that hold all of a search."""
+    cause: BaseException | None = error
+    while cause is not None:
+        cause = cause.with_traceback(None).__context__
     return error
 
 
 def least_bytes(error: BaseException) -> int:
-    """The least memory that the refusal of a request came from; 0 where memory was not it."""
-    found: BaseException | None = error
-    while found is not None:
-        if isinstance(found, (NoPlanError, MemoryLimitError)):
-            return found.needed_bytes
-        found = found.__context__
+    """Least memory that the refusal of a request came from, in bytes; 0 where it was not memory."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, (NoPlanError, MemoryLimitError)):
+            return cause.needed_bytes
+        cause = cause.__context__
     return 0
 
 
@@ -260,7 +260,7 @@ def fullest(plan: Plan) -> dict[str, int]:
 
 
 def wrong_kind(memory: dict[str, int], limit_bytes: int) -> str:
-    """The kind of memory of which a half would let a plan fit: the first of those kept otherwise.
+    """Kind of memory of which a half would let a plan fit: the first of those kept otherwise.
 
     Gradients, then states and weights are kept in 16 bits by some, activations in 8 or not at all.
     """
@@ -272,21 +272,21 @@ def wrong_kind(memory: dict[str, int], limit_bytes: int) -> str:
 
 
 def values(plan: Plan) -> dict[str, Any]:
-    """A plan in the words of pins; None where its ops disagree."""
+    """Choices of a plan by the names of pins; None where its ops disagree."""
     graph = build_training(plan.model, plan.training, plan.global_batch)
-    found: dict[str, Any] = dict(roles(plan, with_batch(graph, plan.batch)))
-    replicas = found["dp"]
-    found["micro_batch"] = None if replicas is None else max(1, plan.batch // replicas)
-    found["interleave"], found["schedule"] = plan.interleave, plan.schedule
+    choices: dict[str, Any] = dict(roles(plan, with_batch(graph, plan.batch)))
+    replicas = choices["dp"]
+    choices["micro_batch"] = None if replicas is None else max(1, plan.batch // replicas)
+    choices["interleave"], choices["schedule"] = plan.interleave, plan.schedule
     modes = {variant.recompute for variant in plan.variants}
-    found["recompute"] = modes.pop() if len(modes) == 1 else None
-    return found
+    choices["recompute"] = modes.pop() if len(modes) == 1 else None
+    return choices
 
 
 def changes(pins: Pins, free: Plan) -> list[tuple[str, Pins]]:
     """Pins with one choice changed to the free plan's; the number of replicas follows degrees."""
     new, old = values(free), pins.document
-    found = []
+    changed_pins = []
     for name in ("tp", "pp", "cp", "ep", "micro_batch", "recompute", "zero", "sequence_parallel"):
         value = new[name]
         if name not in old or value == old[name] or str(value) == str(old[name]):
@@ -298,16 +298,16 @@ def changes(pins: Pins, free: Plan) -> list[tuple[str, Pins]]:
             changed = replace(changed, sequence_parallel=None)
         if name == "pp":
             changed = replace(changed, schedule=new["schedule"], interleave=new["interleave"])
-        found.append((f"{name} {old[name]} → {'free' if value is None else value}", changed))
+        changed_pins.append((f"{name} {old[name]} → {'free' if value is None else value}", changed))
     scheduled = (free.schedule, free.interleave)
     if pins.schedule and free.stages > 1 and (pins.schedule, pins.interleave) != scheduled:
         changed = replace(pins, schedule=free.schedule, interleave=free.interleave)
-        found.append((f"schedule → {free.schedule} with {free.interleave} chunks", changed))
-    return found
+        changed_pins.append((f"schedule → {free.schedule} with {free.interleave} chunks", changed))
+    return changed_pins
 
 
 def plan_text(plan: Plan) -> str:
-    """A plan in one line."""
+    """Plan in one line."""
     mesh = " × ".join(f"{axis.name} {axis.size}" for axis in plan.mesh.axes) or "one device"
     modes = "+".join(sorted({variant.recompute for variant in plan.variants}))
     schedule = f", {plan.schedule} with {plan.interleave} chunks" if plan.stages > 1 else ""
@@ -354,11 +354,11 @@ def report(
     patience_s : float
         A search that takes longer is given up, and its rows are counted as too long.
     freely : bool
-        Whether to search freely too, or only for the pinned plans and their memory.
+        Search freely too, not only for the pinned plans and their memory.
     changing : bool
-        Whether to look for the single pin whose change gains most.
+        Look for the single pin whose change gains most.
     processes : int
-        In how many processes to plan.
+        Number of processes that plan.
     say : callable
         Told every line.
 
@@ -373,21 +373,23 @@ def report(
     everything = read(table)
     chosen = sample(everything, every, limit)
     say(f"{len(chosen)} of {len(everything)} rows of tier A")
-    found: list[Compared] = []
+    comparisons: list[Compared] = []
     comparison = Comparison(simulate, patience_s, freely=freely, changing=changing)
-    for one in compared(chosen, comparison, processes):
-        found.append(one)
-        for line in lines(one):
-            say(f"{len(found):3d} {line}")
+    for comparison_of_row in compared(chosen, comparison, processes):
+        comparisons.append(comparison_of_row)
+        for line in lines(comparison_of_row):
+            say(f"{len(comparisons):3d} {line}")
         RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps([asdict(each) for each in found], indent=1) + "\n", "utf-8")
-    for line in summary(found):
+        RESULTS.write_text(
+            json.dumps([asdict(each) for each in comparisons], indent=1) + "\n", "utf-8"
+        )
+    for line in summary(comparisons):
         say(line)
-    return [asdict(one) for one in found]
+    return [asdict(comparison_of_row) for comparison_of_row in comparisons]
 
 
 def compared(rows: list[Row], comparison: Comparison, processes: int) -> Iterator[Compared]:
-    """What comes of every row; those that ask the same come where the first of them is."""
+    """Yield comparisons of all rows; those that ask the same come where the first of them is."""
     groups: dict[object, list[Row]] = {}
     for row in rows:
         try:
@@ -399,40 +401,56 @@ def compared(rows: list[Row], comparison: Comparison, processes: int) -> Iterato
     yield from chain.from_iterable(work)
 
 
-def lines(one: Compared) -> list[str]:
-    """One row in a line, and what explains it where it is beaten or does not fit."""
-    pins = " ".join(f"{name}={value}" for name, value in one.pins.items())
-    head = f"[{one.source}:{one.line}] {one.asked}; {pins}: {one.status}"
-    if one.gain is not None:
-        head += f", pinned {one.pinned_s:.3f} s, free {one.free_s:.3f} s, {one.gain:+.1%}"
-    if one.change and one.change_gain is not None:
-        alone = one.change_gain > 0
-        head += f"; most by {one.change}" if alone else f"; nothing alone, not {one.change}"
-        head += f" ({one.change_gain:+.1%})"
-    found = [f"{head} [{one.seconds:.0f} s]"]
-    if one.status == "infeasible" and one.memory:
-        kinds = ", ".join(f"{kind} {size / 1e9:.1f}" for kind, size in one.memory.items())
-        total = sum(one.memory.values())
-        over = total - one.limit_bytes
-        size = f"{over / 1e9:+.1f} GB of {one.limit_bytes / 1e9:.0f}"
-        half = "no half of one kind" if one.wrong == "several" else f"half of {one.wrong}"
-        found.append(f"    {size}, {half} would do: {kinds} GB")
-    elif one.reason:
-        found.append(f"    {one.reason}")
-    better = {"beaten": one.pinned_plan, "beaten by a change": one.change_plan}
-    if one.status in better:
-        found += [f"    faster: {better[one.status]}", f"    searched: {one.free_plan}"]
-    return found
+def lines(comparison: Compared) -> list[str]:
+    """Comparison of a row in a line, and what explains it where it is beaten or does not fit."""
+    pins = " ".join(f"{name}={value}" for name, value in comparison.pins.items())
+    head = (
+        f"[{comparison.source}:{comparison.line}] {comparison.asked}; {pins}: {comparison.status}"
+    )
+    if comparison.gain is not None:
+        head += (
+            f", pinned {comparison.pinned_s:.3f} s, free {comparison.free_s:.3f} s, "
+            f"{comparison.gain:+.1%}"
+        )
+    if comparison.change and comparison.change_gain is not None:
+        alone = comparison.change_gain > 0
+        head += (
+            f"; most by {comparison.change}"
+            if alone
+            else f"; nothing alone, not {comparison.change}"
+        )
+        head += f" ({comparison.change_gain:+.1%})"
+    texts = [f"{head} [{comparison.seconds:.0f} s]"]
+    if comparison.status == "infeasible" and comparison.memory:
+        kinds = ", ".join(f"{kind} {size / 1e9:.1f}" for kind, size in comparison.memory.items())
+        total = sum(comparison.memory.values())
+        over = total - comparison.limit_bytes
+        size = f"{over / 1e9:+.1f} GB of {comparison.limit_bytes / 1e9:.0f}"
+        half = (
+            "no half of one kind"
+            if comparison.wrong == "several"
+            else f"half of {comparison.wrong}"
+        )
+        texts.append(f"    {size}, {half} would do: {kinds} GB")
+    elif comparison.reason:
+        texts.append(f"    {comparison.reason}")
+    better = {"beaten": comparison.pinned_plan, "beaten by a change": comparison.change_plan}
+    if comparison.status in better:
+        texts += [
+            f"    faster: {better[comparison.status]}",
+            f"    searched: {comparison.free_plan}",
+        ]
+    return texts
 
 
-def summary(found: list[Compared]) -> list[str]:
-    """What all rows say together."""
-    counts = Counter(one.status for one in found)
+def summary(comparisons: list[Compared]) -> list[str]:
+    """Lines that say what all rows say together."""
+    counts = Counter(comparison.status for comparison in comparisons)
     told = [
-        f"{len(found)} rows, {len(found) - counts['inexpressible']} expressed: "
+        f"{len(comparisons)} rows, {len(comparisons) - counts['inexpressible']} expressed: "
         + ", ".join(f"{count} {status}" for status, count in counts.most_common())
     ]
-    gains = sorted(one.gain for one in found if one.gain is not None)
+    gains = sorted(comparison.gain for comparison in comparisons if comparison.gain is not None)
     if gains:
         tenth = len(gains) // 10
         told.append(
@@ -440,16 +458,20 @@ def summary(found: list[Compared]) -> list[str]:
             f"{gains[tenth]:+.1%}, median {median(gains):+.1%}, ninth "
             f"{gains[-1 - tenth]:+.1%}, most {gains[-1]:+.1%}"
         )
-    kinds = Counter(one.wrong or "not memory" for one in found if one.status == "infeasible")
+    kinds = Counter(
+        comparison.wrong or "not memory"
+        for comparison in comparisons
+        if comparison.status == "infeasible"
+    )
     if kinds:
         told.append(
             "kind of memory of which half would let a published plan fit: "
             + ", ".join(f"{kind} {count}" for kind, count in kinds.most_common())
         )
     moved = Counter(
-        one.change.split(" ", 1)[0] if (one.change_gain or 0) > 0 else "none alone"
-        for one in found
-        if one.change
+        comparison.change.split(" ", 1)[0] if (comparison.change_gain or 0) > 0 else "none alone"
+        for comparison in comparisons
+        if comparison.change
     )
     if moved:
         told.append(
@@ -457,7 +479,9 @@ def summary(found: list[Compared]) -> list[str]:
             + ", ".join(f"{name} {count}" for name, count in moved.most_common())
         )
     peaks = [
-        sum(one.memory.values()) / one.peak_bytes for one in found if one.peak_bytes and one.memory
+        sum(comparison.memory.values()) / comparison.peak_bytes
+        for comparison in comparisons
+        if comparison.peak_bytes and comparison.memory
     ]
     if peaks:
         error = sum(abs(ratio - 1) for ratio in peaks) / len(peaks)

@@ -33,7 +33,7 @@ def main(
     keep: Annotated[Path | None, typer.Option()] = None,
 ) -> None:
     """Fit and print, and write where wanted."""
-    asked = [one for path in tables for one in _asked(path)][::every]
+    asked = [question for path in tables for question in _asked(path)][::every]
 
     def told(done: int, of: int) -> None:
         if done % 50 == 0 or done == of:
@@ -43,8 +43,11 @@ def main(
     if keep is not None:
         np.savez(keep, now=answers.now, slopes=answers.slopes, residuals=answers.residuals)
     fit = fitted(answers.parameters, answers.now, answers.slopes, answers.residuals)
-    for one, before in zip(answers.parameters, np.exp(answers.now), strict=True):
-        typer.echo(f"{one.owner:28} {one.field:22} {before:10.4g} -> {fit.values[one]:10.4g}")
+    for parameter, before in zip(answers.parameters, np.exp(answers.now), strict=True):
+        typer.echo(
+            f"{parameter.owner:28} {parameter.field:22} {before:10.4g} -> "
+            f"{fit.values[parameter]:10.4g}"
+        )
     for name, off in (("now", answers.residuals), ("fitted", fit.residuals)):
         error = np.abs(np.expm1(off))
         typer.echo(
@@ -61,15 +64,20 @@ def _asked(path: Path) -> list[Asked]:
 
 def _write(values: dict[Parameter, float]) -> None:
     root = Path(millrace.planner.__file__).parent
-    for one, value in values.items():
-        if one.field in DEVICE_FIELDS:
-            _put(root / "catalogue" / f"{one.owner}.toml", "device", one.field, min(value, 1.0))
+    for parameter, value in values.items():
+        if parameter.field in DEVICE_FIELDS:
+            _put(
+                root / "catalogue" / f"{parameter.owner}.toml",
+                "device",
+                parameter.field,
+                min(value, 1.0),
+            )
             continue
         path = root / "clusters" / "software.toml"
-        if one.field == "loss":
-            _put(path, one.owner, "overlap", 1 - min(value, 1.0))
+        if parameter.field == "loss":
+            _put(path, parameter.owner, "overlap", 1 - min(value, 1.0))
         else:
-            _put(path, one.owner, one.field, value)
+            _put(path, parameter.owner, parameter.field, value)
 
 
 def _put(path: Path, table: str, field: str, value: float) -> None:

@@ -1,6 +1,4 @@
-"""One model of every family, trained on two and four processes as on one device.
-
-Are the losses the same?
+"""Losses of one model of every family, trained on two and four processes, against one device.
 
 Run `python -m benchmarks.families [STEPS] [--precision fp64]` from the root of the repository.
 
@@ -69,7 +67,7 @@ def main(steps: Annotated[int, typer.Argument()] = 20, precision: str = "fp32") 
                 dataset=open_dataset(None, plan.model, 0),
             )
             both = list(zip(measured.losses, expected.losses, strict=True))
-            apart = max(abs(found - other) / abs(other) for found, other in both)
+            apart = max(abs(loss - other) / abs(other) for loss, other in both)
             words = " ".join(f"{name} {value}" for name, value in pins.items())
             line = (
                 f"{model} on local:{ranks}, {words}: loss {both[0][0]:.4f} to {both[-1][0]:.4f}, "
@@ -79,8 +77,10 @@ def main(steps: Annotated[int, typer.Argument()] = 20, precision: str = "fp32") 
                 margins = measured.smallest_top_k_margin, expected.smallest_margin
                 line += ", margins {:.0e} and {:.0e}".format(*margins)
             predicted = plan.figures["step_time_s"] * 1e3
-            found = measured.step_time_ns / 1e6
-            print(f"{line}; predicted {predicted:.0f} ms, measured {found:.0f} ms", flush=True)
+            measured_ms = measured.step_time_ns / 1e6
+            print(
+                f"{line}; predicted {predicted:.0f} ms, measured {measured_ms:.0f} ms", flush=True
+            )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How fast whole training steps are on one GPU, beside what their plans say and PyTorch does.
+"""Speed of whole training steps on one GPU, beside what their plans say and PyTorch does.
 
 Run `python -m benchmarks.gpu [--models NAME...] [--budget SECONDS] [--profile FILE] [--ours]
 [--emulated]` from the root of the repository. Every model of `gpu_models.TRAINED` is
@@ -71,7 +71,7 @@ def main() -> int:
     unwind_when_asked_to_end()
     rows = run_all(wanted, options)
     print("\n".join((lines_without_times if options.emulated else lines)(rows)))
-    return int(any(one["ok"] is not True for one in rows))
+    return int(any(model_row["ok"] is not True for model_row in rows))
 
 
 def missing_gpu() -> str | None:
@@ -88,26 +88,26 @@ def item(options: argparse.Namespace) -> int:
     """Run one item and write down what it finds."""
     name: str = options.item
     who, _, model = name.partition(".")
-    entry = next(one for one in TRAINED if one.model == model)
+    entry = next(candidate for candidate in TRAINED if candidate.model == model)
     batches = entry.batches if options.batch is None else (options.batch,)
     spec = benchmark_model(model)
     from benchmarks.gpu_training import FULL, compiled_ahead, trained
 
     effort, device = FULL, "cuda"
-    if entry.unit == "images":  # a step's take as long to draw as ten to train
+    if entry.unit == "images":  # images of a step take as long to draw as ten steps to train
         effort = replace(FULL, losses=IMAGE_LOSSES)
     if options.emulated:
         from benchmarks.gpu_emulated import BATCH, BRIEF, emulated
 
         spec, batches, effort, device = emulated(spec), (BATCH,), BRIEF, "cpu"
     if who == "torch":
-        found = partial(torch_item, entry, spec, batches[0], options.budget, effort, device)
+        run_item = partial(torch_item, entry, spec, batches[0], options.budget, effort, device)
     elif who == "ahead":
-        found = partial(compiled_ahead, spec, batches[0], options.profile)
+        run_item = partial(compiled_ahead, spec, batches[0], options.profile)
     else:
         told = partial(hand_over, name)
-        found = partial(trained, spec, batches, options.profile, told, effort)
-    return run_here(name, found)
+        run_item = partial(trained, spec, batches, options.profile, told, effort)
+    return run_here(name, run_item)
 
 
 def torch_item(
@@ -128,7 +128,7 @@ def torch_item(
     }
     values = dict(starting_values(build(spec, 1)))
     left_s = budget_s - (time.monotonic() - began)
-    for one in tries(
+    for figures_of_setting in tries(
         spec,
         batch,
         values,
@@ -138,7 +138,7 @@ def torch_item(
         device=device,
         deterministic=entry is TRAINED[0],
     ):
-        tried.append(one)
+        tried.append(figures_of_setting)
         hand_over(f"torch.{entry.model}", figures)
     return figures
 
@@ -152,9 +152,9 @@ def run_all(wanted: Sequence[Trained], options: argparse.Namespace) -> list[Figu
     if not options.emulated:
         ahead(wanted, min(AHEAD_S_MAX, options.budget), given)
     rows: list[Figures] = []
-    for at, entry in enumerate(wanted):
+    for position, entry in enumerate(wanted):
         left_s = options.budget - (time.monotonic() - begun)
-        share_s = left_s * entry.weight / sum(one.weight for one in wanted[at:])
+        share_s = left_s * entry.weight / sum(trained.weight for trained in wanted[position:])
         ours_s = share_s if options.ours else min(OURS_S_MAX, OURS_SHARE * share_s)
         started = time.monotonic()
         ours = run_apart(f"ours.{entry.model}", ours_s, "benchmarks.gpu", given)
@@ -173,7 +173,7 @@ def ahead(wanted: Iterable[Trained], limit_s: float, arguments: Sequence[str]) -
     """Compile the kernels of all models at once, a process for each, before anything is timed."""
     begun = time.monotonic()
     command = [sys.executable, "-m", "benchmarks.gpu", *arguments, "--item"]
-    running = [started([*command, f"ahead.{one.model}"], {}) for one in wanted]
+    running = [started([*command, f"ahead.{trained.model}"], {}) for trained in wanted]
     for process in running:
         with suppress(subprocess.TimeoutExpired):
             process.wait(max(limit_s - (time.monotonic() - begun), 0.1))

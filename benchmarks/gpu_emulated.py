@@ -23,9 +23,9 @@ SMALL = {"gpt": "gpt", "resnet": "resnet", "decoder": "llama"}
 
 
 def emulated(spec: ModelSpec) -> ModelSpec:
-    """Return a small model of the family of one that is trained on a GPU."""
+    """Small model of the family of one that is trained on a GPU."""
     name = "mixtral" if spec.config.get("experts") else SMALL[spec.family]
-    found = small(name, spec.precision)
+    model = small(name, spec.precision)
     if spec.family != "gpt":
-        return found
-    return msgspec.structs.replace(found, config=dict(found.config) | {"layers": 1})
+        return model
+    return msgspec.structs.replace(model, config=dict(model.config) | {"layers": 1})

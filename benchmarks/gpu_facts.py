@@ -33,14 +33,14 @@ def main() -> int:
             append(name, None, seconds=0, error="needs a GPU")
             continue
         left_s = options.budget - (time.monotonic() - began)
-        found = run_apart(name, min(ITEM_S_MAX, left_s), "benchmarks.gpu_facts")
-        failed |= found["ok"] is False or bool(found.get("late"))
-        print(f"{name}: {'ok' if found['ok'] else found.get('error')}", flush=True)
+        line = run_apart(name, min(ITEM_S_MAX, left_s), "benchmarks.gpu_facts")
+        failed |= line["ok"] is False or bool(line.get("late"))
+        print(f"{name}: {'ok' if line['ok'] else line.get('error')}", flush=True)
     return int(failed)
 
 
 def items() -> dict[str, Callable[[], Figures]]:
-    """Return every item by name, in the order in which they run."""
+    """Items by name, in the order in which they run."""
     from benchmarks import gpu_items, gpu_versions
 
     return {**gpu_versions.ITEMS, **gpu_items.ITEMS}

@@ -19,7 +19,7 @@ from millrace.executor.kernels import RunState
 from millrace.executor.kernels.context import KernelContext, whole
 
 Figures = dict[str, object]
-REPEATS = 7  # of a timing; the median is given
+REPEATS = 7  # timings, of which the median is given
 AT_ONCE = 10  # calls of one timing, in one graph
 PRODUCT = 8192  # M = N = K, as published rates have it
 ATTENTION = (4, 16, 2048, 128)  # B, H, T, D
@@ -27,40 +27,40 @@ ROWS = (8192, 4096)  # R and features
 
 
 def device() -> CupyDevice:
-    """Return the first GPU, with cuBLASLt's products where they are asked for."""
+    """First GPU, with cuBLASLt's products where they are asked for."""
     from millrace.executor.gpu.products.cublaslt import ProductLibrary
 
     return CupyDevice(0, ProductLibrary)
 
 
 def bound(address: int) -> Operand:
-    """Return a bound operand."""
+    """Operand that is bound to an address in device memory."""
     return Operand("address", 0, address)
 
 
 def bfloat16(values: np.ndarray) -> np.ndarray:
-    """Return values rounded to bfloat16, as uint16."""
+    """Values rounded to bfloat16, as uint16."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
 def widened(values: np.ndarray) -> np.ndarray:
-    """Return what bfloat16 bits mean."""
+    """Values of bfloat16 bits, as float32."""
     return (values.astype(np.uint32) << 16).view(np.float32)
 
 
 def put(on: CupyDevice, array: np.ndarray) -> int:
-    """Return the address of a copy in device memory."""
+    """Address of a copy in device memory."""
     address = on.allocate(array.nbytes)
     on.to_device(address, array)
     return address
 
 
 def taken(on: CupyDevice, address: int, shape: tuple[int, ...], dtype: type) -> np.ndarray:
-    """Return a copy of device memory."""
-    found = np.empty(shape, dtype)
-    on.to_host(found, address)
-    return found
+    """Copy of device memory."""
+    values = np.empty(shape, dtype)
+    on.to_host(values, address)
+    return values
 
 
 def settle(on: CupyDevice, stream: int) -> None:
@@ -80,7 +80,7 @@ def captured(on: CupyDevice, stream: int, work: Callable[[], None]) -> object:
 
 
 def milliseconds(on: CupyDevice, stream: int, work: Callable[[], None]) -> float:
-    """Return the median time of `work` inside a replayed graph."""
+    """Median time of `work` inside a replayed graph, in ms."""
 
     def several() -> None:
         for _ in range(AT_ONCE):
@@ -88,14 +88,14 @@ def milliseconds(on: CupyDevice, stream: int, work: Callable[[], None]) -> float
 
     graph = captured(on, stream, several)
     start, end = on.event(timed=True), on.event(timed=True)
-    found = []
+    times_ms = []
     for _ in range(REPEATS):
         on.record(start, stream)
         on.replay(graph, stream)
         on.record(end, stream)
         on.synchronize(end)
-        found.append(on.elapsed_ns(start, end) / 1e6 / AT_ONCE)
-    return statistics.median(found)
+        times_ms.append(on.elapsed_ns(start, end) / 1e6 / AT_ONCE)
+    return statistics.median(times_ms)
 
 
 def memory() -> Figures:
@@ -173,7 +173,7 @@ def kernel() -> Figures:
 def layer_norm(
     on: CupyDevice, x: np.ndarray, gamma: np.ndarray, beta: np.ndarray
 ) -> tuple[Launch, int]:
-    """Return a layer norm of float32 rows, and where its result will lie."""
+    """Layer norm of float32 rows, and the address where its result will lie."""
     rows, columns = x.shape
     shards = [whole(shape, "float32") for shape in ((rows, columns), (columns,), (rows,))]
     context = KernelContext(
@@ -190,8 +190,8 @@ def layer_norm(
         "write": [y := on.allocate(x.nbytes), on.allocate(4 * rows), on.allocate(4 * rows)],
     }
     (call,) = (
-        placed(one, lambda operand: bound(places[operand.role][operand.number]))
-        for one in make_calls(context).of(0)
+        placed(operand_call, lambda operand: bound(places[operand.role][operand.number]))
+        for operand_call in make_calls(context).of(0)
     )
     assert isinstance(call, Launch)
     return call, y
@@ -207,8 +207,8 @@ def product() -> Figures:
     on.issue(Clear(bound(d), a.nbytes), stream)
     on.replay(graph, stream)
     settle(on, stream)
-    found, right = widened(taken(on, d, a.shape, np.uint16)), widened(a) @ widened(b)
-    worst = float((np.abs(found - right) / np.abs(right).max()).max())
+    result, right = widened(taken(on, d, a.shape, np.uint16)), widened(a) @ widened(b)
+    worst = float((np.abs(result - right) / np.abs(right).max()).max())
     assert worst < 2**-8, f"the product is off by {worst} of its largest value"
     a, b = (bfloat16(generator.standard_normal((PRODUCT,) * 2, np.float32)) for _ in range(2))
     call, _ = square_product(on, a, b)
@@ -223,7 +223,7 @@ def product() -> Figures:
 
 
 def square_product(on: CupyDevice, a: np.ndarray, b: np.ndarray) -> tuple[Product, int]:
-    """Return a product of bf16 squares in device memory, and where its result will lie."""
+    """Product of bf16 squares in device memory, and the address where its result will lie."""
     size, d = len(a), on.allocate(a.nbytes)
     sides = (
         Matrices(bound(address), "bfloat16", size, 1, size * size)
@@ -236,27 +236,27 @@ def streams() -> Figures:
     """Two streams forked and joined by events inside one capture; an event that is not done yet."""
     on = device()
     first, second, size = on.stream(), on.stream(-1), 64 * 2**20
-    one, two, three = (on.allocate(size) for _ in range(3))
-    on.to_device(one, np.full(size, 7, np.uint8))
+    first_copy, second_copy, third_copy = (on.allocate(size) for _ in range(3))
+    on.to_device(first_copy, np.full(size, 7, np.uint8))
     forked, joined = on.event(), on.event()
 
     def work() -> None:
         on.record(forked, first)
         on.wait(second, forked)
-        on.copy_async(two, one, size, second)
+        on.copy_async(second_copy, first_copy, size, second)
         on.record(joined, second)
         on.wait(first, joined)
-        on.copy_async(three, two, size, first)
+        on.copy_async(third_copy, second_copy, size, first)
 
     graph = captured(on, first, work)
-    on.issue(Clear(bound(three), size), first)
+    on.issue(Clear(bound(third_copy), size), first)
     on.replay(graph, first)
     after = on.event()
     on.record(after, first)
     early = on.done(after)
     on.synchronize(after)
     assert on.done(after)
-    assert taken(on, three, (size,), np.uint8).min() == 7, "the branches did not wait"
+    assert taken(on, third_copy, (size,), np.uint8).min() == 7, "the branches did not wait"
     on.check()
     on.close()
     return {"done_at_once": early}

@@ -61,12 +61,12 @@ Launched = tuple[str, str, int, int]  # source, function, threads and dynamic by
 
 
 def launched(models: Iterable[str], batch: int, precision: str) -> dict[str, Counter[Launched]]:
-    """Return how often a step of every model launches each function, by its block."""
-    found = {}
+    """Number of launches of each function, by its block, in a step of every model."""
+    counts = {}
     for name in models:
         plan = planned(benchmark_model(name, precision), batch, DEVICE)
-        found[name] = Counter(map(_launched, launches_of(plan)))
-    return found
+        counts[name] = Counter(map(_launched, launches_of(plan)))
+    return counts
 
 
 def _launched(launch: Launch) -> Launched:
@@ -86,12 +86,16 @@ def kernel_rows(
     functions: dict[str, set[str]] = {}
     for source, function, *_ in set().union(*counts.values()):
         functions.setdefault(source, set()).add(function)
-    wanted = [(source, one) for one in architectures for source in sorted(functions)]
+    wanted = [
+        (source, architecture) for architecture in architectures for source in sorted(functions)
+    ]
     with ThreadPoolExecutor() as pool:  # the compiler works outside Python's lock
-        made = list(pool.map(lambda one: offline_cubin(one[0], functions[one[0]], one[1]), wanted))
+        cubins = list(
+            pool.map(lambda pair: offline_cubin(pair[0], functions[pair[0]], pair[1]), wanted)
+        )
     return [
         row
-        for (source, architecture), cubin in zip(wanted, made, strict=True)
+        for (source, architecture), cubin in zip(wanted, cubins, strict=True)
         for row in _rows(source, architecture, cubin, counts)
     ]
 
@@ -105,18 +109,22 @@ def _rows(
             continue
         _, function, threads, dynamic_bytes = key
         symbol = cubin.symbols[function]
-        one = taken[symbol]
-        fits = occupancy(one, threads, architecture, dynamic_bytes)
+        resources = taken[symbol]
+        fits = occupancy(resources, threads, architecture, dynamic_bytes)
         yield KernelRow(
             architecture=architecture,
             source=source,
             function=function,
-            launches={name: found[key] for name, found in counts.items() if found[key]},
+            launches={
+                name: count_by_launch[key]
+                for name, count_by_launch in counts.items()
+                if count_by_launch[key]
+            },
             threads=threads,
-            registers=one.registers,
-            stack_bytes=one.stack_bytes,
+            registers=resources.registers,
+            stack_bytes=resources.stack_bytes,
             spilled_bytes=spilled[symbol],
-            shared_bytes=shared_bytes(one, architecture),
+            shared_bytes=shared_bytes(resources, architecture),
             dynamic_bytes=dynamic_bytes,
             blocks_by_registers=fits.by_registers,
             blocks_by_shared=fits.by_shared,
@@ -131,13 +139,13 @@ def print_table(rows: Iterable[KernelRow], console: Console) -> None:
     by_architecture: dict[str, list[KernelRow]] = {}
     for row in rows:
         by_architecture.setdefault(row.architecture, []).append(row)
-    for architecture, found in by_architecture.items():
+    for architecture, architecture_rows in by_architecture.items():
         table = Table(title=f"kernels on {architecture}", title_justify="left")
         table.add_column("function", overflow="fold")
         names = ("launches", "threads", "registers", "stack", "spilled", "shared", "dynamic")
         for name in (*names, "blocks by registers", "by shared", "by threads", "warps"):
             table.add_column(name, justify="right")
-        for row in found:
+        for row in architecture_rows:
             fits = (row.blocks_by_registers, row.blocks_by_shared, row.blocks_by_threads)
             figures = (row.threads, row.registers, row.stack_bytes, row.spilled_bytes)
             table.add_row(

@@ -20,7 +20,7 @@ DETAILS = 2000  # characters, of what a process said
 
 
 def lines_file() -> Path:
-    """The file to which lines go: a new one for this process and its own where none is named."""
+    """File to which lines go: a new one for this process and its own where none is named."""
     if FILE not in os.environ:
         descriptor, name = tempfile.mkstemp(suffix=".jsonl")
         os.close(descriptor)
@@ -29,7 +29,7 @@ def lines_file() -> Path:
 
 
 def log_file() -> Path:
-    """The file to which processes print: that of the lines with another ending, unless named."""
+    """File to which processes print: that of the lines with another ending, unless named."""
     return Path(os.environ.setdefault(LOG, str(lines_file().with_suffix(".log"))))
 
 
@@ -52,7 +52,7 @@ def append(name: str, ok: bool | None, **more: object) -> None:
 
 
 def read(path: Path, start: int = 0) -> list[Line]:
-    r"""Return the lines of a file from a byte on; one that was torn is left out.
+    r"""Lines of a file from a byte on; one that was torn is left out.
 
     Examples
     --------
@@ -63,21 +63,21 @@ def read(path: Path, start: int = 0) -> list[Line]:
     ...     read(path)
     [{'name': 'a', 'ok': True}]
     """
-    found: list[Line] = []
+    lines: list[Line] = []
     if not path.exists():
-        return found
+        return lines
     for text in path.read_bytes()[start:].splitlines():
         try:
             line = json.loads(text)
         except ValueError:
             continue
         if isinstance(line, dict) and {"name", "ok"} <= set(line):
-            found.append(line)
-    return found
+            lines.append(line)
+    return lines
 
 
 def folded(lines: Iterable[Mapping[str, Any]]) -> dict[str, Line]:
-    """Return what lines of each name come to, by the last: what it says replaces what was said.
+    """Lines of each name joined, by name: a later line replaces what an earlier one said.
 
     Examples
     --------
@@ -85,7 +85,7 @@ def folded(lines: Iterable[Mapping[str, Any]]) -> dict[str, Line]:
     >>> folded(growing)["a"]
     {'name': 'a', 'ok': False, 'figures': {'x': 1}}
     """
-    found: dict[str, Line] = {}
+    line_by_name: dict[str, Line] = {}
     for line in lines:
-        found[line["name"]] = found.pop(line["name"], {}) | dict(line)
-    return found
+        line_by_name[line["name"]] = line_by_name.pop(line["name"], {}) | dict(line)
+    return line_by_name

@@ -18,13 +18,13 @@ from millrace.planner.compile import compile_plan
 from millrace.planner.plan import Plan
 from millrace.planner.search import Pins, SearchRequest, search
 
-# What the catalogue has, by what CUDA calls the device; the first that fits is taken.
+# Names in the catalogue by a part of CUDA's name of the device; the first that fits is taken.
 CATALOGUE = (("H200", "h200-sxm"), ("H100", "h100-sxm-80gb"), ("A100", "a100-sxm-80gb"))
 DEVICE = "h100-sxm-80gb"  # where no other is named
 
 
 class Trained(NamedTuple):
-    """A model that is trained beside PyTorch: samples of a step, the first that fit, and its unit.
+    """Model that is trained beside PyTorch: samples of a step, the first that fit, and its unit.
 
     `weight` is its share of the time.
     """
@@ -35,7 +35,7 @@ class Trained(NamedTuple):
     weight: float
 
 
-# The most important first: where time runs out, what is behind says so.
+# The most important come first: where time runs out, those behind say so.
 TRAINED = (
     Trained("gpt2-small", (32, 16, 8), "tokens", 0.26),
     Trained("resnet-50", (256, 128), "images", 0.19),
@@ -96,7 +96,7 @@ BESIDE_THE_ZOO = {spec.name: spec for spec in (LLAMA_1B, MOE_1B)}
 
 
 def benchmark_model(name: str, precision: str = "bf16", seq_len: int | None = None) -> ModelSpec:
-    """Return a model of this module, or of the zoo, in a precision.
+    """Specification of a model of this module, or of the zoo, in a precision.
 
     Raises
     ------
@@ -114,15 +114,17 @@ def benchmark_model(name: str, precision: str = "bf16", seq_len: int | None = No
 def planned(
     model: ModelSpec, batch: int, device: str | Cluster = DEVICE, fusion: str | None = None
 ) -> Plan:
-    """Return the plan of one microbatch a step on one device, which our own executor drives.
+    """Plan of one microbatch a step on one device, which our own executor drives.
 
     Parameters
     ----------
-    model, batch
-        What is trained, and samples of a step.
-    device
+    model : ModelSpec
+        The model that is trained.
+    batch : int
+        Samples of a step.
+    device : str or Cluster
         The catalogue's name of a device, or a cluster of one.
-    fusion
+    fusion : str, optional
         As in a plan; None: as the search chooses.
     """
     if isinstance(device, str):
@@ -140,7 +142,7 @@ def planned(
 
 
 def catalogue_name(device: str) -> str:
-    """Return the catalogue's name of a device; an H100's where it has none.
+    """Name of a device in the catalogue; an H100's where it has none.
 
     Examples
     --------

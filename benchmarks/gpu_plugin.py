@@ -52,10 +52,10 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when != "teardown":
         return
     phases = _reports.pop(report.nodeid)
-    wrong = next((one for one in phases if one.failed), None)
-    skipped = next((one for one in phases if one.skipped), None)
+    wrong = next((phase for phase in phases if phase.failed), None)
+    skipped = next((phase for phase in phases if phase.skipped), None)
     ok = False if wrong else None if skipped else True
-    more: dict[str, Any] = {"seconds": round(sum(one.duration for one in phases), 3)}
+    more: dict[str, Any] = {"seconds": round(sum(phase.duration for phase in phases), 3)}
     if said := wrong or skipped:
         more["error"] = _first_line(said)
     if wrong:
@@ -68,7 +68,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Say how many tests there were, and whether anything was planned here."""
+    """Write how many tests there were, and whether anything was planned here."""
     figures = {"tests": session.testscollected, "planned_here": NEVER in sys.modules}
     append("tests", None, figures=figures)
 
@@ -81,7 +81,7 @@ def _first_line(report: pytest.TestReport) -> str:
 
 
 def broken() -> str | None:
-    """Return the error that the device's context holds, if CuPy is in use and there is one."""
+    """Error that the device's context holds, if CuPy is in use and there is one."""
     cupy = sys.modules.get("cupy")
     if cupy is None:
         return None

@@ -38,15 +38,15 @@ def run_here(name: str, item: Callable[[], Figures]) -> int:
     """
     began = time.monotonic()
     try:
-        found: Line = {"ok": True, "figures": item()}
+        line: Line = {"ok": True, "figures": item()}
     except ModuleNotFoundError as missing:
         absent = (missing.name or "").partition(".")[0] in OPTIONAL
-        found = {"ok": None if absent else False, "error": str(missing)}
+        line = {"ok": None if absent else False, "error": str(missing)}
     except BaseException as caught:
         traceback.print_exc()
-        found = {"ok": False, "error": f"{type(caught).__name__}: {caught}"}
-        found["details"] = traceback.format_exc()[-DETAILS:]
-    append(name, found.pop("ok"), seconds=round(time.monotonic() - began, 2), **found)
+        line = {"ok": False, "error": f"{type(caught).__name__}: {caught}"}
+        line["details"] = traceback.format_exc()[-DETAILS:]
+    append(name, line.pop("ok"), seconds=round(time.monotonic() - began, 2), **line)
     return 0
 
 
@@ -77,14 +77,14 @@ def run_apart(
         stop, how = asked, str(asked.code)
     finally:
         ended(process)
-    found = folded(read(lines_file(), start)).get(name, {"name": name, "ok": None})
-    if late or "seconds" not in found:
+    line = folded(read(lines_file(), start)).get(name, {"name": name, "ok": None})
+    if late or "seconds" not in line:
         more = {"late": late, "seconds": round(time.monotonic() - began, 2), "error": how}
         append(name, False, **more, details=printed(said))
-        found |= {"ok": False, **more}
+        line |= {"ok": False, **more}
     if stop is not None:
         raise stop
-    return found
+    return line
 
 
 def started(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -131,7 +131,7 @@ def ended(process: subprocess.Popen[bytes], killed_s: float = KILLED_S) -> None:
 
 
 def in_words(code: int) -> str:
-    """Return how a process ended.
+    """Ending of a process in words, from its exit code.
 
     Examples
     --------
@@ -147,7 +147,7 @@ def size_of(path: Path) -> int:
 
 
 def printed(start: int) -> str:
-    """Return what was printed to the log from a byte on: of much, the beginning and the end."""
+    """Text that was printed to the log from a byte on: of much, the beginning and the end."""
     path = log_file()
     text = path.read_bytes()[start:].decode(errors="replace") if path.exists() else ""
     half = DETAILS // 2

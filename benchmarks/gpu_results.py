@@ -1,4 +1,4 @@
-"""What the slices of `benchmarks/gpu.sh` found, from their lines: a file for each device, a table.
+"""Results of the slices of `benchmarks/gpu.sh`, from their lines: a file for each device, a table.
 
 `python -m benchmarks.gpu_results [FOLDER] [--out FOLDER] [--markdown]` reads every `*.jsonl` in a
 folder (benchmarks/results/lines) and its folders, and writes `gpu-<device>.json` (in
@@ -37,48 +37,52 @@ def main() -> int:
     asked.add_argument("--markdown", action="store_true")
     options = asked.parse_args()
     if is_file := options.folder.suffix == ".json":
-        if not (found := known(options.folder)):
+        if not (summaries := known(options.folder)):
             asked.error(f"{options.folder} is no file that this command has written")
     else:
-        found = by_device(options.folder)
-    for one in found:
+        summaries = by_device(options.folder)
+    for device_summary in summaries:
         if not is_file:
-            written(one, options.out)
-        print(markdown(one["rows"]) if options.markdown else "\n".join(said(one)))
-    if not found:
+            written(device_summary, options.out)
+        print(
+            markdown(device_summary["rows"])
+            if options.markdown
+            else "\n".join(said(device_summary))
+        )
+    if not summaries:
         print(f"benchmarks.gpu_results: there are no lines in {options.folder}", file=sys.stderr)
-    return int(not found)
+    return int(not summaries)
 
 
 def known(path: Path) -> list[Figures]:
-    """Return what a file holds that was written before; nothing where it is none."""
+    """Summaries in a file that this command has written; none where it is no such file."""
     try:
-        found = json.loads(path.read_text())
+        document = json.loads(path.read_text())
     except (OSError, ValueError):
         return []
-    return [found] if isinstance(found, dict) and {"device", "rows"} <= set(found) else []
+    return [document] if isinstance(document, dict) and {"device", "rows"} <= set(document) else []
 
 
 def summarised(folder: Path, out: Path) -> list[str]:
     """Write the file of every device of which there are lines; return what people want to read."""
-    found = by_device(folder)
-    for one in found:
-        written(one, out)
-    return [text for one in found for text in said(one)]
+    summaries = by_device(folder)
+    for device_summary in summaries:
+        written(device_summary, out)
+    return [text for device_summary in summaries for text in said(device_summary)]
 
 
-def written(found: Figures, out: Path) -> None:
+def written(device_summary: Figures, out: Path) -> None:
     """Replace a device's file at once: it is never half written. What is no number is null."""
-    path = out / f"gpu-{slug(found['device'])}.json"
+    path = out / f"gpu-{slug(device_summary['device'])}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     half = path.with_suffix(".tmp")
-    plain = json.loads(json.dumps(found), parse_constant=lambda name: None)
+    plain = json.loads(json.dumps(device_summary), parse_constant=lambda name: None)
     half.write_text(json.dumps(plain, indent=1) + "\n")
     os.replace(half, path)
 
 
 def slug(device: str) -> str:
-    """Return a device's name as file names have it.
+    """Name of a device as file names have it.
 
     Examples
     --------
@@ -89,19 +93,21 @@ def slug(device: str) -> str:
 
 
 def by_device(folder: Path) -> list[Figures]:
-    """Return what every device showed, from all lines in a folder."""
+    """Summaries of all devices, from all lines in a folder."""
     of_devices: dict[str, list[Line]] = {}
     for path in sorted(folder.rglob("*.jsonl")):
-        found = read(path)
-        runs = {line["run"]: line["figures"]["device"] for line in found if line["name"] == "run"}
-        for line in found:
+        file_lines = read(path)
+        runs = {
+            line["run"]: line["figures"]["device"] for line in file_lines if line["name"] == "run"
+        }
+        for line in file_lines:
             of_devices.setdefault(runs.get(line.get("run"), EMULATED), []).append(line)
-    return [summary(device, found) for device, found in sorted(of_devices.items())]
+    return [summary(device, device_lines) for device, device_lines in sorted(of_devices.items())]
 
 
-def summary(device: str, found: Sequence[Line]) -> Figures:
+def summary(device: str, device_lines: Sequence[Line]) -> Figures:
     """Join the lines of one device."""
-    parts = {part: folded(of) for part, of in _last_runs(found).items()}
+    parts = {part: folded(of) for part, of in _last_runs(device_lines).items()}
     every = [line for of in parts.values() for line in of.values()]
     versions = [line.get("figures") for line in every if line["name"] == "versions"]
     decided = [line for line in every if line["name"].partition(".")[0] not in ITEMS]
@@ -129,17 +135,17 @@ def summary(device: str, found: Sequence[Line]) -> Figures:
     }
 
 
-def _last_runs(found: Iterable[Line]) -> dict[str, list[Line]]:
+def _last_runs(device_lines: Iterable[Line]) -> dict[str, list[Line]]:
     """Lines by part, those of the last run that came to its end, or else of the last."""
     parts: dict[str, dict[str, list[Line]]] = {}
-    for line in found:
+    for line in device_lines:
         runs = parts.setdefault(line.get("part", ""), {})
         runs.setdefault(line.get("run", ""), []).append(line)
     chosen = {}
     for part, runs in parts.items():
         every = list(runs.values())
-        whole = [of for of in every if any(_of_part(one) and "seconds" in one for one in of)]
-        chosen[part] = (whole or every)[-1]
+        finished = [of for of in every if any(_of_part(line) and "seconds" in line for line in of)]
+        chosen[part] = (finished or every)[-1]
     return chosen
 
 
@@ -148,13 +154,13 @@ def _of_part(line: Line) -> bool:
 
 
 def _rows(parts: Mapping[str, Mapping[str, Line]]) -> list[Figures]:
-    found = []
+    rows = []
     for part, of in parts.items():
         for entry in TRAINED:
             ours, theirs = (of.get(f"{who}.{entry.model}") for who in ("ours", "torch"))
             if ours or theirs:
-                found.append({"part": part} | row(entry, ours or {}, theirs or {}))
-    return found
+                rows.append({"part": part} | row(entry, ours or {}, theirs or {}))
+    return rows
 
 
 def _counts(tests: Iterable[Line]) -> dict[str, dict[str, int]]:
@@ -163,25 +169,25 @@ def _counts(tests: Iterable[Line]) -> dict[str, dict[str, int]]:
     for line in tests:
         word = "not done" if line.get("late") else words[line["ok"]]
         counts.setdefault(line["name"].partition("::")[0], Counter())[word] += 1
-    return {name: dict(found) for name, found in counts.items()}
+    return {name: dict(count_by_ending) for name, count_by_ending in counts.items()}
 
 
 def _plain(line: Line, *names: str) -> Figures:
     return {name: line[name] for name in names if line.get(name) is not None}
 
 
-def said(found: Figures) -> list[str]:
-    """Return a summary as people read it."""
-    text = [f"{found['device']}:"]
-    for part in found["parts"]:
+def said(device_summary: Figures) -> list[str]:
+    """Summary of a device in lines for people."""
+    text = [f"{device_summary['device']}:"]
+    for part in device_summary["parts"]:
         ended = "ok" if part.get("ok") else part.get("error", "its end is not known")
         text.append(f"  {part['name']}: {ended}")
-    for name, counts in found["tests"].items():
+    for name, counts in device_summary["tests"].items():
         text.append(f"  {name}: " + ", ".join(f"{count} {how}" for how, count in counts.items()))
-    for failure in found["failures"]:
+    for failure in device_summary["failures"]:
         text.append(f"  FAILED {failure['name']}: {failure.get('error')}")
-    table = lines_without_times if found["device"] == EMULATED else lines
-    return text + (table(found["rows"]) if found["rows"] else [])
+    table = lines_without_times if device_summary["device"] == EMULATED else lines
+    return text + (table(device_summary["rows"]) if device_summary["rows"] else [])
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ BATCH = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What one firing of an actor computes and moves, and the least time it takes, in seconds.
+    """Work of one firing of an actor, and the least time it takes, in seconds.
 
     `kinds` are those of its ops, `flops` those of their products that a mask lets through,
     `bytes` everything read and written once.
@@ -66,7 +66,7 @@ class Work:
 
     @property
     def bound_s(self) -> float:
-        """By the data sheet: the larger of computing and moving."""
+        """Least seconds by the data sheet: the larger of computing and moving."""
         return max(self.compute_s, self.memory_s)
 
 
@@ -108,7 +108,7 @@ class Roofline:
 
 
 def works(plan: Plan, graph: Graph | None = None) -> list[Work]:
-    """Return what every actor of a plan on one device does.
+    """Work of every actor of a plan on one device.
 
     Raises
     ------
@@ -120,10 +120,10 @@ def works(plan: Plan, graph: Graph | None = None) -> list[Work]:
     if plan.ranks != 1:
         raise PlanError(f"the plan has {plan.ranks} ranks; a roofline is of one device")
     compiled = compile_plan(plan, graph)
-    (program,), (found,) = compiled.programs, durations(compiled, plan.cluster)
+    (program,), (durations_ns,) = compiled.programs, durations(compiled, plan.cluster)
     return [
         _work(actor, program, plan.cluster.device, duration_ns)
-        for actor, duration_ns in zip(program.actors, found, strict=True)
+        for actor, duration_ns in zip(program.actors, durations_ns, strict=True)
     ]
 
 
@@ -153,7 +153,7 @@ def _work(actor: Actor, program: Program, device: Device, duration_ns: int) -> W
 
 
 def ops_of(actor: Actor, program: Program) -> Iterator[Firings]:
-    """The ops that an actor computes in one firing; those of a fused one share what they move."""
+    """Yield the ops that an actor computes in one firing; in a fused one they share its traffic."""
     if not actor.parts:
         told = _told(*program.operands(actor))
         yield firing_of(actor.kind, actor.labels, actor.attributes, *told)
@@ -175,7 +175,7 @@ def _told(
 
 
 def _let_through(firing: Firings) -> float:
-    """The share of an attention's scores that its mask and window leave; 1 of all else."""
+    """Share of an attention's scores that its mask and window leave; 1 of all else."""
     if firing.kind not in ATTENTION or not firing.attributes.get("causal"):
         return 1.0
     queries, keys, *_ = parse(firing.labels).operands
@@ -186,7 +186,7 @@ def _let_through(firing: Firings) -> float:
 
 
 def _efficiency(firing: Firings, device: Device) -> float:
-    """The share of its peak that a large kernel of this kind reaches."""
+    """Share of its peak that a large kernel of this kind reaches."""
     if firing.kind in ATTENTION:
         return device.attention_efficiency
     if firing.precision in PLAIN and device.plain_efficiency is not None:
@@ -195,14 +195,14 @@ def _efficiency(firing: Firings, device: Device) -> float:
 
 
 def roofline(plan: Plan) -> Roofline:
-    """Sum up the actors of a plan on one device, by kind."""
+    """Roofline of a plan on one device: its actors summed up by kind."""
     graph = plan_graph(plan)
-    found = works(plan, graph)
+    actor_works = works(plan, graph)
     flops = model_flops(graph) * plan.microbatches
     peak = peak_flops_per_s(plan.cluster.device, plan.model.precision)
 
     def total(what: str) -> float:
-        return sum(getattr(work, what) * work.firings for work in found)
+        return sum(getattr(work, what) * work.firings for work in actor_works)
 
     bound_s, reachable_s, predicted_s = map(total, ("bound_s", "reachable_s", "predicted_s"))
     return Roofline(
@@ -210,7 +210,7 @@ def roofline(plan: Plan) -> Roofline:
         device=plan.cluster.device.name,
         batch=plan.global_batch,
         fusion=plan.fusion,
-        actors=len(found),
+        actors=len(actor_works),
         model_flops=flops,
         flops=total("flops"),
         bytes=int(total("bytes")),
@@ -220,7 +220,7 @@ def roofline(plan: Plan) -> Roofline:
         bound_mfu=flops / (peak * bound_s),
         reachable_mfu=flops / (peak * reachable_s),
         predicted_mfu=flops / (peak * predicted_s),
-        kinds=tuple(_by_kind(found, bound_s)),
+        kinds=tuple(_by_kind(actor_works, bound_s)),
     )
 
 
@@ -236,10 +236,10 @@ def kind_of(work: Work) -> str:
     return "+".join(dict.fromkeys(work.kinds))
 
 
-def _by_kind(found: Iterable[Work], bound_s: float) -> list[KindRow]:
+def _by_kind(actor_works: Iterable[Work], bound_s: float) -> list[KindRow]:
     """Rows by kind, the longest first."""
     kinds: dict[str, list[Work]] = {}
-    for work in found:
+    for work in actor_works:
         kinds.setdefault(kind_of(work), []).append(work)
     rows = []
     for kind, those in kinds.items():
@@ -264,15 +264,18 @@ def _by_kind(found: Iterable[Work], bound_s: float) -> list[KindRow]:
     return sorted(rows, key=lambda row: (-row.bound_s, row.kind))
 
 
-def print_table(found: Roofline, console: Console) -> None:
+def print_table(plan_roofline: Roofline, console: Console) -> None:
     """Print the rows of a plan and their sum."""
-    title = f"{found.model}, batch {found.batch}, on {found.device}, fusion {found.fusion}"
+    title = (
+        f"{plan_roofline.model}, batch {plan_roofline.batch}, on {plan_roofline.device}, "
+        f"fusion {plan_roofline.fusion}"
+    )
     table = Table(title=title, title_justify="left")
     table.add_column("kind", overflow="fold")
     names = ("actors", "GFLOP", "GB", "bound ms", "share", "by memory", "reachable ms")
     for name in (*names, "predicted ms"):
         table.add_column(name, justify="right")
-    for row in found.kinds:
+    for row in plan_roofline.kinds:
         table.add_row(
             row.kind,
             f"{row.actors:,}",
@@ -285,23 +288,23 @@ def print_table(found: Roofline, console: Console) -> None:
             f"{row.predicted_s * 1e3:,.3f}",
         )
     table.add_section()
-    sums = (found.bound_s, found.reachable_s, found.predicted_s)
-    bound, reachable, predicted = (f"{one * 1e3:,.3f}" for one in sums)
+    sums = (plan_roofline.bound_s, plan_roofline.reachable_s, plan_roofline.predicted_s)
+    bound, reachable, predicted = (f"{seconds * 1e3:,.3f}" for seconds in sums)
     table.add_row(
         "a step",
-        f"{found.actors:,}",
-        f"{found.flops / 1e9:,.1f}",
-        f"{found.bytes / 1e9:,.3f}",
+        f"{plan_roofline.actors:,}",
+        f"{plan_roofline.flops / 1e9:,.1f}",
+        f"{plan_roofline.bytes / 1e9:,.3f}",
         *(bound, "100.0%", "", reachable, predicted),
     )
-    shares = (found.bound_mfu, found.reachable_mfu, found.predicted_mfu)
-    bound, reachable, predicted = (f"{one:.1%}" for one in shares)
+    shares = (plan_roofline.bound_mfu, plan_roofline.reachable_mfu, plan_roofline.predicted_mfu)
+    bound, reachable, predicted = (f"{share:.1%}" for share in shares)
     table.add_row("share of peak (MFU)", "", "", "", bound, "", "", reachable, predicted)
     console.print(table)
 
 
 def plans(model: str, batch: int, device: str, precision: str, seq_len: int | None) -> list[Plan]:
-    """Return the plans that are set beside each other: every op alone, and fused."""
+    """Plans that are set beside each other: every op alone, and fused."""
     spec = benchmark_model(model, precision, seq_len)
     return [planned(spec, batch, device, fusion) for fusion in FUSIONS]
 
@@ -322,13 +325,13 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             asked_for = (options.batch, options.device, options.precision, options.seq_len)
             for plan in plans(model, *asked_for):
-                found = roofline(plan)
-                row = asdict(found)
+                plan_roofline = roofline(plan)
+                row = asdict(plan_roofline)
                 if options.actors:
-                    row["each"] = [asdict(one) | {"bound_s": one.bound_s} for one in works(plan)]
+                    row["each"] = [asdict(work) | {"bound_s": work.bound_s} for work in works(plan)]
                 rows.append(row)
                 if not options.json:
-                    print_table(found, console)
+                    print_table(plan_roofline, console)
         except (ClusterError, InfeasibleError, ModelError, PlanError) as error:
             print(f"benchmarks.gpu_roofline: {error}", file=sys.stderr)
             return 1 if isinstance(error, InfeasibleError) else 2

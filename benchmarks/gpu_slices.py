@@ -65,13 +65,13 @@ class SlicePart:
 
 
 def tests(name: str, seconds: float, *files: str) -> SlicePart:
-    """Return a part that runs some of the tests."""
-    paths = tuple(f"tests/gpu/test_{one}.py" for one in files)
+    """Part that runs some of the tests."""
+    paths = tuple(f"tests/gpu/test_{stem}.py" for stem in files)
     return SlicePart(name, "benchmarks.gpu_tests", (*BUDGET, *paths), seconds)
 
 
 def trained(model: str, seconds: float, name: str = "", *more: str) -> SlicePart:
-    """Return a part that trains a model, ours beside PyTorch's; it is called like the model."""
+    """Part that trains a model, ours beside PyTorch's; it is called like the model."""
     given = (*BUDGET, *PROFILED, *more, "--models", model)
     return SlicePart(name or model, "benchmarks.gpu", given, seconds, ("--emulated",))
 
@@ -142,7 +142,7 @@ def told(folder: Path, summary: Path) -> list[str] | None:
 
 
 def device_name(emulated: bool) -> str:
-    """Return what CUDA calls the first GPU; asked in a process that is gone before any part."""
+    """CUDA's name of the first GPU; asked in a process that is gone before any part."""
     if emulated:
         return EMULATED_DEVICE
     ask = "import cupy; print(cupy.cuda.runtime.getDeviceProperties(0)['name'].decode())"
@@ -156,9 +156,9 @@ def begin(folder: Path, number: str) -> None:
     os.environ[FILE] = str(folder.resolve() / f"slice-{number}.jsonl")
     os.environ[LOG] = str(folder.resolve() / f"slice-{number}.log")
     os.environ[RUN] = f"{number}-{int(time.time())}"
-    kept = Path(tempfile.gettempdir()) / "millrace-gpu"  # what one slice compiled, the next finds
-    os.environ.setdefault("CUPY_CACHE_DIR", str(kept / "cupy"))
-    os.environ.setdefault("XDG_CACHE_HOME", str(kept / "cache"))
+    cache = Path(tempfile.gettempdir()) / "millrace-gpu"  # what one slice compiled, the next finds
+    os.environ.setdefault("CUPY_CACHE_DIR", str(cache / "cupy"))
+    os.environ.setdefault("XDG_CACHE_HOME", str(cache / "cache"))
     if (plans := ROOT / ".carry" / "plans").is_dir():
         os.environ.setdefault("MILLRACE_PLANS", str(plans))
     os.environ.setdefault("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
@@ -169,7 +169,7 @@ def begin(folder: Path, number: str) -> None:
 
 
 def smoke() -> bool:
-    """Start two ranks; what that takes on this machine, all later ones are started with."""
+    """Start two ranks, and start all later ones with the environment in which that worked."""
     beside = Path(sys.executable).parent / "mpiexec"
     mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
     if mpiexec is None:
@@ -233,6 +233,6 @@ def run(part: SlicePart, deadline: float, folder: Path, emulated: bool) -> bool:
 
 def _command(part: SlicePart, limit_s: float, folder: Path, emulated: bool) -> list[str]:
     seconds = f"{max(limit_s - ENDING_S, 1):.0f}"
-    given = [one.format(seconds=seconds, folder=folder) for one in part.arguments]
+    given = [argument.format(seconds=seconds, folder=folder) for argument in part.arguments]
     more = (part.emulated or ()) if emulated else ()
     return [sys.executable, "-m", part.module, *given, *more]

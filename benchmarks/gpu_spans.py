@@ -1,4 +1,4 @@
-"""What every kind of actor takes of a step on a GPU, beside what was predicted and its bound.
+"""Times of every kind of actor in a step on a GPU, beside what was predicted and its bound.
 
 A step is fired actor by actor with events around each; an actor's time is the median of several
 such steps. Events cost a little themselves, some microseconds an actor.
@@ -29,9 +29,9 @@ def spans_by_kind(device: Any, run: DeviceRun, plan: Plan) -> Figures:
         furthest above its prediction first, with `kind`, `actors`, `measured_s`, `predicted_s` and
         `bound_s` (by the data sheet), seconds of a step.
     """
-    steps = [_fired(device, run, at) for at in range(STEPS)]
-    busy, whole = zip(*(_busy(each.values()) for each in steps), strict=True)
-    busy_ns, whole_ns = map(statistics.median, (busy, whole))
+    steps = [_fired(device, run, step) for step in range(STEPS)]
+    busy, total = zip(*(_busy(each.values()) for each in steps), strict=True)
+    busy_ns, whole_ns = map(statistics.median, (busy, total))
     rows: dict[str, Figures] = {}
     for actor, work in enumerate(works(plan)):
         row = rows.setdefault(kind_of(work), _blank(work))
@@ -72,12 +72,12 @@ def _fired(device: Any, run: DeviceRun, step: int) -> dict[tuple[int, int], Span
 
 def _busy(spans: Iterable[Span]) -> tuple[int, int]:
     """Nanoseconds in which any actor was at work, and of all from first to last."""
-    held = sorted(spans)
-    return union_ns(held), max(end for _, end in held) - held[0][0]
+    ordered = sorted(spans)
+    return union_ns(ordered), max(end for _, end in ordered) - ordered[0][0]
 
 
 def union_ns(spans: Iterable[Span]) -> int:
-    """Return how long any of some spans lasts, given in the order of their begins.
+    """Nanoseconds that the union of some spans lasts, given in the order of their begins.
 
     Where streams work at once they count once.
 

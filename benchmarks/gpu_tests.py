@@ -49,16 +49,16 @@ def main() -> int:
     start = size_of(lines_file())
     with tempfile.TemporaryDirectory() as folder:
         why = run_all(options.files, deadline, options.test_seconds, Path(folder), start)
-    known = folded(read(lines_file(), start))
-    found = [one for name, one in known.items() if "::" in name or name == PROCESS]
-    failed = [one for one in found if one["ok"] is False]
-    passed = sum(one["ok"] is True for one in found)
-    for one in failed:
-        print(f"FAILED {one['name']}: {one.get('error')}")
-    print(f"{passed} passed, {len(failed)} failed, {len(found) - passed - len(failed)} skipped")
+    line_by_name = folded(read(lines_file(), start))
+    lines = [line for name, line in line_by_name.items() if "::" in name or name == PROCESS]
+    failed = [line for line in lines if line["ok"] is False]
+    passed = sum(line["ok"] is True for line in lines)
+    for line in failed:
+        print(f"FAILED {line['name']}: {line.get('error')}")
+    print(f"{passed} passed, {len(failed)} failed, {len(lines) - passed - len(failed)} skipped")
     if why:
         print(why)
-    return int(bool(failed or why) or not found)
+    return int(bool(failed or why) or not lines)
 
 
 def run_all(
@@ -85,13 +85,13 @@ def run_all(
             return None
         why = why or f"the process ended: {in_words(process.returncode)}"
         name, _ = _under_way(current)
-        known = folded(read(lines_file(), start))
-        if name and name not in known:
+        line_by_name = folded(read(lines_file(), start))
+        if name and name not in line_by_name:
             append(name, None if last else False, error=why, details=printed(said), late=last)
         elif process.returncode != BROKEN:
             where = f"behind {name}" if name else "before the first test"
             append(PROCESS, None if last else False, error=f"{why}, {where}", details=printed(said))
-            if len(known) == len(before):
+            if len(line_by_name) == len(before):
                 return why
         if last:
             return f"not all tests had their turn: {why}"
@@ -110,7 +110,7 @@ def _watched(process: Popen[bytes], current: Path, deadline: float, test_s: floa
 
 
 def _under_way(current: Path) -> tuple[str, float]:
-    """The test under way and when it began; an empty name before the first."""
+    """Test under way and the time when it began; an empty name before the first."""
     name, _, began = current.read_text().strip().partition("\n")
     return (name, float(began)) if began else ("", 0.0)
 

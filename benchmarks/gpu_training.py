@@ -1,4 +1,4 @@
-"""Our own training steps on one GPU: how long they take, and what of that is whose.
+"""Times of our own training steps on one GPU, and what of them is whose.
 
 A model is planned for the GPU at hand, from its profile where there is one, and what the plan
 predicts is noted before anything runs. Then it is trained from the same values several times:
@@ -39,7 +39,7 @@ DIGESTED_BYTES = 3 * 2**30  # variables of which no more are read back
 
 
 def opened(deterministic: bool = False) -> tuple[Any, Any]:
-    """Return the first GPU and what chooses its products by timing: nothing if deterministic."""
+    """First GPU, and the tuner that chooses its products by timing: None if deterministic."""
     from millrace.executor.gpu.cudnn.opening import cudnn_library
     from millrace.executor.gpu.cupy_device import CupyDevice
     from millrace.executor.gpu.products.cublaslt import ProductLibrary
@@ -53,7 +53,7 @@ def opened(deterministic: bool = False) -> tuple[Any, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How much is trained, and on what.
+    """Amount of training, and its device.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ def trained(
     spec: ModelSpec,
     batches: Sequence[int],
     profile: Path | None = None,
-    hand_over: Callable[[Figures], None] = lambda found: None,
+    hand_over: Callable[[Figures], None] = lambda figures: None,
     effort: Effort = FULL,
 ) -> Figures:
     """Train with the first batch that fits, captured and eagerly; return all figures.
@@ -101,18 +101,18 @@ def trained(
     began = time.perf_counter()
     for batch in batches:
         try:
-            found = _trained(spec, batch, profile, hand_over, effort)
-            return found | {"all_s": round(time.perf_counter() - began, 1)}
+            figures = _trained(spec, batch, profile, hand_over, effort)
+            return figures | {"all_s": round(time.perf_counter() - began, 1)}
         except InfeasibleError as no:
             refused = no
     raise refused
 
 
 def predicted(plan: Plan) -> Figures:
-    """Return what a plan says before it is run."""
+    """Figures that a plan predicts before it is run."""
     from millrace import api
 
-    found = api.simulate(plan)
+    simulated = api.simulate(plan)
     return {
         "model": plan.model.name,
         "precision": plan.model.precision,
@@ -120,8 +120,8 @@ def predicted(plan: Plan) -> Figures:
         "seq_len": plan.model.seq_len,
         "fusion": plan.fusion,
         "predicted_for": plan.cluster.device.name,
-        "predicted_s": found.step_time_ns / 1e9,
-        "predicted_memory_bytes": found.memory_bytes_max,
+        "predicted_s": simulated.step_time_ns / 1e9,
+        "predicted_memory_bytes": simulated.memory_bytes_max,
     }
 
 
@@ -135,47 +135,47 @@ def _trained(
     device, tuner = effort.opened(False)
     try:
         plan = planned(spec, batch, _cluster(device, profile))
-        found = predicted(plan)
+        figures = predicted(plan)
         run, state = ready(device, plan, effort.losses, tuner)
         started = time.perf_counter()
         ends = run.train(effort.losses, time.perf_counter_ns())[0].step_end_ns
-        found["first_steps_s"] = round(time.perf_counter() - started, 2)
-        found["fed_s"] = float(np.median(np.diff(ends)[2:])) / 1e9
+        figures["first_steps_s"] = round(time.perf_counter() - started, 2)
+        figures["fed_s"] = float(np.median(np.diff(ends)[2:])) / 1e9
         captured = _result(run, state, plan)
-        found |= _replayed(device, run, effort) | _memory(run) | {"picked": device.picked()}
-        hand_over(found | {"losses": captured[0]})
+        figures |= _replayed(device, run, effort) | _memory(run) | {"picked": device.picked()}
+        hand_over(figures | {"losses": captured[0]})
     finally:
         device.close()
     assert np.isfinite(captured[0]).all(), f"losses are {captured[0]}"
-    found |= _eager(plan, effort)
-    found |= {
+    figures |= _eager(plan, effort)
+    figures |= {
         "losses": [round(loss, 5) for loss in captured[0]],
-        "prediction_error": found["predicted_s"] / found["measured_s"] - 1,
-        "host_share": found["host_s"] / found["measured_s"],
-        "mfu": _mfu(plan, found["measured_s"]),
+        "prediction_error": figures["predicted_s"] / figures["measured_s"] - 1,
+        "host_share": figures["host_s"] / figures["measured_s"],
+        "mfu": _mfu(plan, figures["measured_s"]),
     }
-    hand_over(found)
+    hand_over(figures)
     if plan_graph(plan).parameter_count <= TWICE_MAX:
-        found |= _deterministic(plan, found["measured_s"], effort)
-    return found
+        figures |= _deterministic(plan, figures["measured_s"], effort)
+    return figures
 
 
 def _eager(plan: Plan, effort: Effort) -> Figures:
-    """Train anew from the start, actor by actor: times."""
+    """Train anew from the start, actor by actor, and return times."""
     device, tuner = effort.opened(False)
     try:
         run, _ = ready(device, plan, effort.losses, tuner)
         run.train(effort.losses, time.perf_counter_ns(), eager=True)
         times = _timed(device, run, run.driver.fire, effort.eager_steps)
-        found = spans_by_kind(device, run, plan)
+        figures = spans_by_kind(device, run, plan)
         host_s = _host_s(device, run, run.driver.fire, effort.steps_min)
     finally:
         device.close()
-    return found | {"eager_s": statistics.median(times), "eager_host_s": host_s}
+    return figures | {"eager_s": statistics.median(times), "eager_host_s": host_s}
 
 
 def _deterministic(plan: Plan, measured_s: float, effort: Effort) -> Figures:
-    """Runs in deterministic mode, captured and eager: whether their bits agree, and its price."""
+    """Figures of deterministic mode: whether captured and eager bits agree, and its price."""
     results, figures = [], {}
     for eager in (False, True):
         device, tuner = effort.opened(True)
@@ -214,7 +214,7 @@ def _timed(device: Any, run: DeviceRun, issue: Any, steps: int) -> list[float]:
         device.record(events[step + 1], run.driver.origin)
     device.synchronize(events[-1])
     device.check()
-    return [device.elapsed_ns(one, two) / 1e9 for one, two in pairwise(events)]
+    return [device.elapsed_ns(start, end) / 1e9 for start, end in pairwise(events)]
 
 
 def _host_s(device: Any, run: DeviceRun, issue: Any, steps: int) -> float:
@@ -222,14 +222,14 @@ def _host_s(device: Any, run: DeviceRun, issue: Any, steps: int) -> float:
 
     To one that is at work a host soon waits: what may be issued ahead of it is limited.
     """
-    done, found = device.event(), []
+    done, times_s = device.event(), []
     for step in range(steps):
         began = time.perf_counter()
         issue(step)
-        found.append(time.perf_counter() - began)
+        times_s.append(time.perf_counter() - began)
         device.record(done, run.driver.origin)
         device.synchronize(done)
-    return statistics.median(found)
+    return statistics.median(times_s)
 
 
 def _result(run: DeviceRun, state: RunState, plan: Plan) -> Result:
@@ -238,18 +238,18 @@ def _result(run: DeviceRun, state: RunState, plan: Plan) -> Result:
 
 
 def _digest(run: DeviceRun, plan: Plan) -> int:
-    """A checksum of the variables (of very many the first), as they lie on the device."""
-    values, left, found = run.values[0], DIGESTED_BYTES, 0
+    """Checksum of the variables (of very many the first), as they lie on the device."""
+    values, left, checksum = run.values[0], DIGESTED_BYTES, 0
     names = {op.outputs[0] for op in plan_graph(plan).ops if op.kind == "variable"}
     for index, register in enumerate(values.program.registers):
         if register.initial and register.tensor in names and left > 0:
-            one = values.value(index, 0)
-            found, left = zlib.crc32(one.tobytes(), found), left - one.nbytes
-    return found
+            variable = values.value(index, 0)
+            checksum, left = zlib.crc32(variable.tobytes(), checksum), left - variable.nbytes
+    return checksum
 
 
 def _cluster(device: Any, profile: Path | None) -> str | Cluster:
-    """The GPU at hand by its profile, else by what the catalogue says of its kind."""
+    """GPU at hand by its profile, else the catalogue's name of its kind."""
     if profile is None:
         return catalogue_name(device.name)
     from millrace import api
@@ -258,7 +258,7 @@ def _cluster(device: Any, profile: Path | None) -> str | Cluster:
 
 
 def ready(device: Any, plan: Plan, losses: int, tuner: Any = None) -> tuple[DeviceRun, RunState]:
-    """Return a run whose variables are as they begin, and whose products are chosen for good."""
+    """Run whose variables are as they begin, and whose products are chosen for good; its state."""
     graph = plan_graph(plan)
     state = RunState(
         seed=SEED,

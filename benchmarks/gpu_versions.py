@@ -19,14 +19,14 @@ PACKAGES = ("cupy-cuda13x", "numpy", "torch", "triton", "nvidia-cudnn-frontend",
 
 
 def versions() -> Figures:
-    """What is installed, and which GPU there is."""
+    """Versions of all that is installed, and the GPU that there is."""
     system = f"{platform.system()} {platform.machine()}"
-    found: Figures = {"python": platform.python_version(), "system": system}
+    figures: Figures = {"python": platform.python_version(), "system": system}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            figures[name] = version(name)
         except PackageNotFoundError:
-            found[name] = None
+            figures[name] = None
     require_gpu()
     import cupy
     from cupy_backends.cuda.libs import nvrtc
@@ -34,7 +34,7 @@ def versions() -> Figures:
     runtime = cupy.cuda.runtime
     properties = runtime.getDeviceProperties(0)
     free, total = runtime.memGetInfo()
-    found |= {
+    figures |= {
         "device": properties["name"].decode(),
         "gpus": runtime.getDeviceCount(),
         "compute_capability": f"{properties['major']}.{properties['minor']}",
@@ -47,10 +47,10 @@ def versions() -> Figures:
     }
     for name, asked in LIBRARIES.items():
         try:
-            found[name] = asked()
+            figures[name] = asked()
         except Exception as error:
-            found[name] = f"{type(error).__name__}: {error}"
-    return found
+            figures[name] = f"{type(error).__name__}: {error}"
+    return figures
 
 
 def _cublaslt_version() -> int:
@@ -68,7 +68,7 @@ LIBRARIES: dict[str, Callable[[], object]] = {
 
 
 def compiling() -> Figures:
-    """Every source compiles for this GPU, alone; its kernels are compiled by their tests."""
+    """Seconds that every source takes to compile for this GPU; kernels compile in their tests."""
     import cupy
 
     cupy.cuda.runtime.setDevice(0)
@@ -82,7 +82,7 @@ def compiling() -> Figures:
 
 
 def smi() -> Figures:
-    """What the driver's own tool, where there is one, says of clocks, power and other processes."""
+    """Clocks, power and other processes, as the driver's own tool says, where there is one."""
     if shutil.which("nvidia-smi") is None:
         return {}
     asked = "name,driver_version,clocks.sm,clocks.max.sm,power.limit,memory.used,ecc.mode.current"

@@ -44,7 +44,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 
 
 def measure(path: Path) -> tuple[float, int, int]:
-    """Return seconds, peak memory of the process in bytes, and the model's parameters."""
+    """Seconds of building the graph, peak memory of the process in bytes, and parameters."""
     start = perf_counter()
     graph = build(read_config(path), 1)
     seconds = perf_counter() - start

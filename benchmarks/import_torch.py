@@ -16,7 +16,7 @@ TOKENS = 2048
 
 
 def module(layers: int) -> Any:
-    """Llama 3 70B on the meta device; sizes of Meta's release of April 2024."""
+    """Module of Llama 3 70B on the meta device; sizes of Meta's release of April 2024."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -39,9 +39,9 @@ def main() -> None:
     import torch
 
     layers = int(sys.argv[1]) if len(sys.argv) > 1 else 80
-    made = module(layers)
+    source_module = module(layers)
     start, started = perf_counter(), process_time()
-    imported = import_module(made, torch.zeros(1, TOKENS, dtype=torch.long, device="meta"))
+    imported = import_module(source_module, torch.zeros(1, TOKENS, dtype=torch.long, device="meta"))
     seconds, busy = perf_counter() - start, process_time() - started
     unit = 1 if sys.platform == "darwin" else 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,4 +1,4 @@
-"""What a compiled kernel takes of a multiprocessor, read off its machine code.
+"""Resources of a multiprocessor that a compiled kernel takes, read off its machine code.
 
 A cubin is an ELF file. Its section `.nv.info` lists attributes of functions, among them their
 registers and the frame of their stack, which lies in local memory (of the device) and holds what
@@ -25,12 +25,12 @@ SYMBOL_BYTES = 24
 REGISTERS_OF_THREAD_MAX = 255
 REGISTER_UNIT = 256  # registers are given to a warp in multiples of these
 PARTITIONS = 4  # of a multiprocessor; each has its own registers and warps
-RESERVED_BYTES = 1024  # of shared memory, which the system takes of every block
+RESERVED_BYTES = 1024  # the system takes so much shared memory of every block
 SHARED_UNIT = 128
 
 
 class Multiprocessor(NamedTuple):
-    """What one multiprocessor has for the blocks that it holds at once."""
+    """Resources of one multiprocessor for the blocks that it holds at once."""
 
     registers: int
     threads: int
@@ -39,7 +39,7 @@ class Multiprocessor(NamedTuple):
     counts_reserved: bool  # whether `.nv.shared` of a cubin holds the system's bytes too
 
 
-# The same source, by architecture.
+# Multiprocessors by architecture, of the same source.
 MULTIPROCESSORS = {
     "sm_80": Multiprocessor(65536, 2048, 32, 164 * 1024, False),
     "sm_86": Multiprocessor(65536, 1536, 16, 100 * 1024, False),
@@ -73,39 +73,44 @@ class Occupancy(NamedTuple):
 
 
 def resources_of(code: bytes) -> dict[str, Resources]:
-    """Return what every function of a cubin takes, by its symbol."""
+    """Resources that every function of a cubin takes, by its symbol."""
     sections = tuple(_sections(code))
-    by_name = {one.name: one for one in sections}
+    by_name = {section.name: section for section in sections}
     symbols = by_name[".symtab"]
     names = sections[symbols.link]
     taken: dict[str, dict[int, int]] = {}
     for attribute, symbol, number in _attributes(code, by_name[".nv.info"]):
         (name_at,) = struct.unpack_from("<I", code, symbols.at + symbol * SYMBOL_BYTES)
         taken.setdefault(_text(code, names.at + name_at), {})[attribute] = number
-    found = {}
+    resources = {}
     for name, numbers in taken.items():
         if REGISTERS in numbers:
             shared = by_name.get(f".nv.shared.{name}")
             size = shared.size if shared else 0
-            found[name] = Resources(numbers[REGISTERS], size, numbers.get(FRAME, 0))
-    return found
+            resources[name] = Resources(numbers[REGISTERS], size, numbers.get(FRAME, 0))
+    return resources
 
 
 def occupancy(
     taken: Resources, threads: int, architecture: str, dynamic_bytes: int = 0
 ) -> Occupancy:
-    """Return how many blocks of `threads` threads a multiprocessor holds at once.
+    """Number of blocks of `threads` threads that a multiprocessor holds at once.
 
     Parameters
     ----------
-    taken
-        What a function takes.
-    threads
-        Of a block.
-    architecture
+    taken : Resources
+        Resources that a function takes.
+    threads : int
+        Threads of a block.
+    architecture : str
         `sm_90` and the like; letters behind the number do not count.
-    dynamic_bytes
+    dynamic_bytes : int
         Shared memory that a launch asks for beside the static.
+
+    Returns
+    -------
+    Occupancy
+        Also what runs out first.
 
     Raises
     ------
@@ -130,7 +135,7 @@ def occupancy(
 
 
 def shared_bytes(taken: Resources, architecture: str) -> int:
-    """Return the static shared memory that a source asks for, without the system's."""
+    """Bytes of static shared memory that a source asks for, without the system's."""
     counted = _multiprocessor(architecture).counts_reserved
     return max(taken.shared_bytes - RESERVED_BYTES, 0) if counted else taken.shared_bytes
 
@@ -147,32 +152,34 @@ def _multiprocessor(architecture: str) -> Multiprocessor:
 
 class _Section(NamedTuple):
     name: str
-    at: int
+    at: int  # in the file, in bytes
     size: int
     link: int
 
 
 def _attributes(code: bytes, info: _Section) -> Iterator[tuple[int, int, int]]:
-    """Attribute, symbol and number of all those that say something of a function."""
-    at = info.at
-    while at < info.at + info.size:
-        form, attribute, size = struct.unpack_from("<BBH", code, at)
-        at += 4
+    """Yield attribute, symbol and number of all those that say something of a function."""
+    offset = info.at
+    while offset < info.at + info.size:
+        form, attribute, size = struct.unpack_from("<BBH", code, offset)
+        offset += 4
         if form != SIZED:
             continue
         if attribute in (REGISTERS, FRAME):
-            symbol, number = struct.unpack_from("<II", code, at)
+            symbol, number = struct.unpack_from("<II", code, offset)
             yield attribute, symbol, number
-        at += size
+        offset += size
 
 
 def _sections(code: bytes) -> Iterator[_Section]:
     (table,) = struct.unpack_from("<Q", code, 0x28)
     row_bytes, count, of_names = struct.unpack_from("<HHH", code, 0x3A)
-    rows = [struct.unpack_from("<IIQQQQI", code, table + at * row_bytes) for at in range(count)]
-    for name_at, _, _, _, at, size, link in rows:
-        yield _Section(_text(code, rows[of_names][4] + name_at), at, size, link)
+    rows = [
+        struct.unpack_from("<IIQQQQI", code, table + index * row_bytes) for index in range(count)
+    ]
+    for name_at, _, _, _, offset, size, link in rows:
+        yield _Section(_text(code, rows[of_names][4] + name_at), offset, size, link)
 
 
-def _text(code: bytes, at: int) -> str:
-    return code[at : code.index(b"\0", at)].decode()
+def _text(code: bytes, offset: int) -> str:
+    return code[offset : code.index(b"\0", offset)].decode()

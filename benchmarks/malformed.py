@@ -1,4 +1,4 @@
-"""Malformed input: what becomes of files and command lines that nobody means.
+"""Malformed input: faults that files and command lines bring out which nobody means.
 
 Run `python -m benchmarks.malformed [-n INPUTS] [--seed S] [--workers W] [--keep FOLDER]
 [--only KIND[:NUMBER]]` from the root of the repository.
@@ -50,7 +50,7 @@ CONTEXT = multiprocessing.get_context("fork")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What became of one input; `fault` is empty where it was accepted or refused."""
+    """Outcome of one input; `fault` is empty where it was accepted or refused."""
 
     kind: str
     number: int
@@ -66,18 +66,18 @@ class LateError(BaseException):
 
 @cache
 def table() -> dict[str, Kind]:
-    """Every kind by its name."""
+    """Kinds by their names."""
     return {kind.name: kind for kind in kinds()}
 
 
 @cache
 def sound(kind: str) -> dict[str, bytes]:
-    """The content of a kind's folder."""
+    """Content of a kind's folder, as bytes by file name."""
     return table()[kind].sound()
 
 
 def drawn(kind: str, number: int, seed: int) -> tuple[dict[str, bytes], Random]:
-    """Return the folder of one input, and what goes on drawing."""
+    """Folder of one input, and the generator that goes on drawing."""
     draw = Random(f"{seed}/{kind}/{number}")
     row, content = table()[kind], dict(sound(kind))
     content[row.file] = draw.choice(row.mutations)(content[row.file], draw)
@@ -85,10 +85,10 @@ def drawn(kind: str, number: int, seed: int) -> tuple[dict[str, bytes], Random]:
 
 
 def written(content: dict[str, bytes], folder: Path) -> None:
-    """Put a folder's content in place."""
-    for name, one in content.items():
+    """Write a folder's content to its place."""
+    for name, file_bytes in content.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(one)
+        (folder / name).write_bytes(file_bytes)
 
 
 def tried(kind: str, number: int, seed: int) -> Result:
@@ -124,13 +124,13 @@ def tried(kind: str, number: int, seed: int) -> Result:
 
 
 def _memory(name: str) -> int:
-    """A figure of this process's memory, in bytes."""
+    """Figure of this process's memory, in bytes."""
     text = Path("/proc/self/status").read_text()
     return int(text.partition(f"{name}:")[2].split()[0]) * 1024
 
 
 def answer(asked: Asked) -> tuple[int, str]:
-    """Return the exit code of a command line or function, and what is wrong with its answer."""
+    """Exit code of a command line or function, and what is wrong with its answer."""
     if callable(asked):
         try:
             asked()
@@ -153,7 +153,7 @@ def answer(asked: Asked) -> tuple[int, str]:
 
 
 def _wrong(code: int, out: str, err: str, as_json: bool) -> str:
-    """What is wrong with what a command said, in a line; empty where nothing is."""
+    """Fault in what a command said, in a line; empty where there is none."""
     sentence = err.strip().rpartition("\n")[2]
     if "a bug in Millrace" in sentence:
         return sentence.removeprefix("millrace: a bug in Millrace: ")
@@ -163,8 +163,8 @@ def _wrong(code: int, out: str, err: str, as_json: bool) -> str:
         return f"exit code {code}: {sentence}"
     if code in REFUSED and not sentence.startswith("millrace: "):
         return f"no sentence: {sentence}"
-    if found := STEERING.search(out + err):
-        return f"steers a terminal with {found[0]!r}"
+    if match := STEERING.search(out + err):
+        return f"steers a terminal with {match[0]!r}"
     if as_json and "--help" not in out:
         with suppress(ValueError):
             json.loads(out)
@@ -198,45 +198,45 @@ def _late(number: int, frame: object) -> NoReturn:
 
 def results(tasks: Sequence[tuple[str, int]], seed: int, workers: int) -> Iterator[Result]:
     """Yield what becomes of every input, tried in so many processes; one that dies is a fault."""
-    left = [list(tasks[at::workers]) for at in range(workers)]
+    left = [list(tasks[worker::workers]) for worker in range(workers)]
     running: dict[Connection, tuple[multiprocessing.process.BaseProcess, int]] = {}
 
-    def start(at: int) -> None:
+    def start(worker: int) -> None:
         ours, theirs = CONTEXT.Pipe(duplex=False)
-        process = CONTEXT.Process(target=work, args=(left[at], seed, theirs), daemon=True)
+        process = CONTEXT.Process(target=work, args=(left[worker], seed, theirs), daemon=True)
         process.start()
         theirs.close()
-        running[ours] = process, at
+        running[ours] = process, worker
 
-    for at in range(workers):
-        start(at)
+    for worker in range(workers):
+        start(worker)
     while running:
         ready = wait(list(running), timeout=2 * SECONDS_MAX)
         if not ready:  # in native code, where no alarm is heard
             for process, _ in running.values():
                 process.kill()
             continue
-        for one in ready:
-            assert isinstance(one, Connection)
-            process, at = running[one]
+        for receiver in ready:
+            assert isinstance(receiver, Connection)
+            process, worker = running[receiver]
             try:
-                said = one.recv()
+                said = receiver.recv()
             except EOFError:
-                del running[one]
+                del running[receiver]
                 process.join()
-                kind, number = left[at].pop(0)
+                kind, number = left[worker].pop(0)
                 fault = f"the process died with {process.exitcode}"
                 yield Result(kind=kind, number=number, fault=fault)
-                if left[at]:
-                    start(at)
+                if left[worker]:
+                    start(worker)
                 continue
             if isinstance(said, str):
                 raise RuntimeError(said)
             if said is None:
-                del running[one]
+                del running[receiver]
                 process.join()
             elif isinstance(said, Result):
-                left[at].pop(0)
+                left[worker].pop(0)
                 yield said
 
 
@@ -250,7 +250,7 @@ def drawn_tasks(inputs: int, only: str | None) -> list[tuple[str, int]]:
         if number:
             return [(name, int(number))]
         names = [name]
-    return [(names[at % len(names)], at // len(names)) for at in range(inputs)]
+    return [(names[index % len(names)], index // len(names)) for index in range(inputs)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -266,39 +266,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in {name for name, _ in tasks}:  # made once, before the workers part
         sound(name)
     began = perf_counter()
-    found = list(results(tasks, given.seed, given.workers))
-    print(f"{len(found)} inputs of seed {given.seed} in {perf_counter() - began:.0f} s")
-    _print_table(found)
-    faults = _print_faults(found)
+    outcomes = list(results(tasks, given.seed, given.workers))
+    print(f"{len(outcomes)} inputs of seed {given.seed} in {perf_counter() - began:.0f} s")
+    _print_table(outcomes)
+    faults = _print_faults(outcomes)
     if given.keep is not None:
-        for one in faults:
-            content, _ = drawn(one.kind, one.number, given.seed)
-            written(content, given.keep / f"{one.kind}-{one.number}")
+        for fault in faults:
+            content, _ = drawn(fault.kind, fault.number, given.seed)
+            written(content, given.keep / f"{fault.kind}-{fault.number}")
     return 1 if faults else 0
 
 
-def _print_table(found: Sequence[Result]) -> None:
+def _print_table(outcomes: Sequence[Result]) -> None:
     print(f"{'kind':<24}{'inputs':>8}{'refused':>9}{'accepted':>10}{'faults':>8}{'s':>8}{'MiB':>7}")
     for name in table():
-        rows = [one for one in found if one.kind == name]
+        rows = [outcome for outcome in outcomes if outcome.kind == name]
         if not rows:
             continue
-        faults = sum(bool(one.fault) for one in rows)
-        accepted = sum(one.accepted and not one.fault for one in rows)
+        faults = sum(bool(outcome.fault) for outcome in rows)
+        accepted = sum(outcome.accepted and not outcome.fault for outcome in rows)
         refused = len(rows) - faults - accepted
-        worst_s = max(one.seconds for one in rows)
-        most = max(one.memory_bytes for one in rows) >> 20
+        worst_s = max(outcome.seconds for outcome in rows)
+        most = max(outcome.memory_bytes for outcome in rows) >> 20
         print(
             f"{name:<24}{len(rows):>8}{refused:>9}{accepted:>10}{faults:>8}{worst_s:>8.1f}{most:>7}"
         )
 
 
-def _print_faults(found: Sequence[Result]) -> list[Result]:
+def _print_faults(outcomes: Sequence[Result]) -> list[Result]:
     """Print faults, those alike in one line; return the first of each."""
     alike: dict[tuple[str, str], list[Result]] = defaultdict(list)
-    for one in sorted(found, key=lambda one: (one.kind, one.number)):
-        if one.fault:
-            alike[one.kind, re.sub(r"[0-9]+|`[^`]*`", "…", one.fault)[:60]].append(one)
+    for outcome in sorted(outcomes, key=lambda outcome: (outcome.kind, outcome.number)):
+        if outcome.fault:
+            alike[outcome.kind, re.sub(r"[0-9]+|`[^`]*`", "…", outcome.fault)[:60]].append(outcome)
     for (kind, _), rows in alike.items():
         print(f"{len(rows):>6} {kind}:{rows[0].number}  {rows[0].fault[:200]!r}")
     return [rows[0] for rows in alike.values()]

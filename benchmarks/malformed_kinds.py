@@ -32,7 +32,7 @@ from millrace.models.graph import to_json
 from millrace.planner.plan import Plan
 
 Arguments = list[str]
-# What reads a file: a command line, or a function of it.
+# A command line, or a function, that reads a file.
 Asked = Arguments | Callable[[], object]
 
 
@@ -63,7 +63,7 @@ class Kind:
 
 @cache
 def tiny_plan(model: str = "mlp", ranks: int = 2, **pins: int) -> Plan:
-    """A plan on this machine's cores, as the catalogue has them."""
+    """Plan on this machine's cores, as the catalogue has them."""
     return api.search(model, api.cluster(f"local:{ranks}", measured=False), 8, pins=pins or None)
 
 
@@ -90,13 +90,13 @@ def _profile() -> dict[str, bytes]:
 
 
 def priced(path: Path) -> object:
-    """The figures of a plan on a machine whose profile lies in a file."""
+    """Figures of a plan on a machine whose profile lies in a file."""
     cluster = api.cluster("local:2", profile=path)
     return api.figures(msgspec.structs.replace(tiny_plan(), cluster=cluster))
 
 
 def asked_of_table(path: Path) -> object:
-    """Every row of a table as a question; one that is cheap is answered."""
+    """Rows of a table as questions."""
     from millrace.published.reading import read_table
     from millrace.published.validation import ask
 
@@ -110,18 +110,21 @@ def _checkpoint() -> dict[str, bytes]:
 
     with TemporaryDirectory() as name:
         api.execute(tiny_plan("mlp", 1), steps=1, checkpoint=Path(name), trace=False)
-        (made,) = Path(name).iterdir()
-        return {f"{made.name}/{one.name}": one.read_bytes() for one in sorted(made.iterdir())}
+        (step_folder,) = Path(name).iterdir()
+        return {
+            f"{step_folder.name}/{file.name}": file.read_bytes()
+            for file in sorted(step_folder.iterdir())
+        }
 
 
 def _shard() -> str:
-    """The smallest shard of a tensor with a shape, for its header to be most of it."""
+    """Name of the smallest shard of a tensor with a shape: its header is most of it."""
     files = {name: len(content) for name, content in _checkpoint().items()}
     return min((name for name in files if name.endswith(".npy")), key=lambda name: files[name])
 
 
 def loaded(folder: Path) -> object:
-    """The state of a rank, read from the checkpoint in a folder as a run that resumes reads it."""
+    """State of a rank, read from the checkpoint in a folder as a run that resumes reads it."""
     from millrace.executor.data import open_dataset
     from millrace.executor.kernels import RunState
     from millrace.executor.rank import RankState
@@ -149,7 +152,7 @@ def _weights() -> dict[str, bytes]:
 
 
 def weighed(path: Path) -> object:
-    """The values of every variable that a file of weights has."""
+    """Values of every variable that a file of weights has."""
     from millrace.executor.values.weights import Weights, check_weights
     from millrace.planner.plan import plan_graph
 
@@ -159,7 +162,7 @@ def weighed(path: Path) -> object:
 
 
 def opened(path: Path, model: str) -> object:
-    """The data that a model would read, opened."""
+    """Description of the data that a model would read, opened."""
     from millrace.executor.data import open_dataset
     from millrace.models.importers.opening import open_model
 
@@ -209,23 +212,25 @@ LINES = (
 
 
 def of_words(content: bytes, draw: Random) -> bytes:
-    """Return a command line, as JSON, with one or two of its words changed."""
+    """Command line, as JSON, with one or two of its words changed."""
     words = list(draw.choice(LINES))
     for _ in range(draw.randint(1, 2)):
-        at = draw.randrange(len(words))
+        position = draw.randrange(len(words))
         value = str(draw.choice(draw.choice((NUMBERS, TEXTS))))[:5000].replace("\0", "?")
         value = value.replace("os:abort", "os:nothing")  # it would be called, as asked
         change = draw.randrange(6)
         if change == 0:
-            del words[at]
+            del words[position]
         elif change == 1:
-            words.insert(at, draw.choice((value, words[at], "--help", "--no-such", "--json")))
-        elif change == 2 and ":" in words[at]:
-            words[at] = f"{words[at].partition(':')[0]}:{value}"
+            words.insert(
+                position, draw.choice((value, words[position], "--help", "--no-such", "--json"))
+            )
+        elif change == 2 and ":" in words[position]:
+            words[position] = f"{words[position].partition(':')[0]}:{value}"
         elif change == 3:
-            words[at] = words[at][: draw.randrange(len(words[at]) + 1)] + value
+            words[position] = words[position][: draw.randrange(len(words[position]) + 1)] + value
         else:
-            words[at] = value
+            words[position] = value
         words = words or [""]
     return json.dumps(words).encode()
 
@@ -264,7 +269,7 @@ def kinds() -> Iterator[Kind]:
 
 
 def _of_documents() -> Iterator[Kind]:
-    """Plans, traces, profiles and clusters."""
+    """Yield kinds of documents: plans, traces, profiles and clusters."""
     yield Kind(name="plan", file="plan.json", sound=_plan, mutations=FORMED, ask=SHOWN)
     yield Kind(
         name="plan of a pipeline", file="plan.json", sound=_pipeline, mutations=FORMED, ask=SHOWN
@@ -295,7 +300,7 @@ def _of_documents() -> Iterator[Kind]:
 
 
 def _of_tables() -> Iterator[Kind]:
-    """Configurations of models, and tables of published runs."""
+    """Yield kinds of configurations of models, and of tables of published runs."""
     for name, values in CONFIGURATIONS.items():
         content = json.dumps({"model_type": name} | values).encode()
         yield Kind(
@@ -316,7 +321,7 @@ def _of_tables() -> Iterator[Kind]:
 
 
 def _of_training() -> Iterator[Kind]:
-    """What a run begins with: a checkpoint, weights, data."""
+    """Yield kinds that a run begins with: a checkpoint, weights, data."""
     yield Kind(
         name="manifest",
         file=next(name for name in _checkpoint() if name.endswith("manifest.json")),
@@ -356,7 +361,7 @@ def _of_training() -> Iterator[Kind]:
 
 
 def _of_packages() -> Iterator[Kind]:
-    """Kinds that a package reads, where it is installed."""
+    """Yield kinds that a package reads, where it is installed."""
     if find_spec("onnx") is not None:
         yield Kind(
             name="ONNX",

@@ -1,4 +1,4 @@
-"""The power of the tests: of small mistakes in the source, the share that they notice.
+"""Power of the tests: of small mistakes in the source, the share that they notice.
 
 Run `python -m benchmarks.mutants [-o FILE] [PACKAGE...] [--per-package N] [--seed S] [--workers W]
 [--save FILE] [--only FILE]` from the root of the repository.
@@ -173,13 +173,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             mutants, gone = kept(root, options.packages, options.only)
         if options.save is not None:
-            told = [asdict(one) for one in mutants]
+            told = [asdict(mutant) for mutant in mutants]
             options.save.write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", "utf-8")
         results = measured(root, options.packages, mutants, options.output, options.workers, _say)
     except RunError as error:
         print(f"stopped: {error}", file=sys.stderr)
         return 1
-    results += [{**asdict(one), "outcome": GONE, "seconds": 0.0} for one in gone]
+    results += [{**asdict(mutant), "outcome": GONE, "seconds": 0.0} for mutant in gone]
     print("\n".join(lines(results)))
     return 0
 
@@ -194,11 +194,11 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--save", type=Path, metavar="FILE")
     parser.add_argument("--only", type=Path, metavar="FILE")
     options = parser.parse_args(arguments)
-    known = {one.source: one for one in TABLE}
+    package_by_source = {package.source: package for package in TABLE}
     for name in options.packages:
-        if name not in known:
-            parser.error(f"no package `{name}`: there are {', '.join(known)}")
-    options.packages = [known[name] for name in options.packages or known]
+        if name not in package_by_source:
+            parser.error(f"no package `{name}`: there are {', '.join(package_by_source)}")
+    options.packages = [package_by_source[name] for name in options.packages or package_by_source]
     if options.per_package < 1:
         parser.error(f"--per-package {options.per_package}: at least 1 mutant is drawn")
     if options.only is not None and not options.only.is_file():
@@ -206,7 +206,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     for path in filter(None, (options.output, options.save)):
         if not path.parent.is_dir():
             parser.error(f"no folder `{path.parent}` to write `{path.name}` to")
-    for source in (one for package in TABLE for one in (package.source, *_tests(package))):
+    for source in (source for package in TABLE for source in (package.source, *_tests(package))):
         if not Path(source.partition("::")[0]).exists():
             parser.error(f"no `{source}` here: run this from the root of the repository")
     if not find_spec("cosmic_ray") or not find_spec("coverage"):
@@ -223,7 +223,7 @@ def _tests(package: Package) -> tuple[str, ...]:
 
 
 def sampled(root: Path, packages: Iterable[Package], count: int, seed: int) -> list[Mutant]:
-    """So many mutants of every package."""
+    """Sample of so many mutants of every package."""
     return [
         mutant
         for package in packages
@@ -233,24 +233,26 @@ def sampled(root: Path, packages: Iterable[Package], count: int, seed: int) -> l
 
 def kept(root: Path, packages: Sequence[Package], path: Path) -> tuple[list[Mutant], list[Mutant]]:
     """Mutants of a file that was saved, as they are here, and those that are gone."""
-    wanted = [Mutant(**one) for one in json.loads(path.read_text("utf-8"))]
-    wanted = [one for one in wanted if one.package in {package.source for package in packages}]
-    known = [mutant for package in TABLE for mutant in _mutants(root, package)]
-    seen = {one.path for one in known}
-    names = {one.name for one in wanted}
+    wanted = [Mutant(**fields) for fields in json.loads(path.read_text("utf-8"))]
+    wanted = [
+        mutant for mutant in wanted if mutant.package in {package.source for package in packages}
+    ]
+    candidates = [mutant for package in TABLE for mutant in _mutants(root, package)]
+    seen = {mutant.path for mutant in candidates}
+    names = {mutant.name for mutant in wanted}
     for package in SOURCES:
         for file in sorted((root / package).rglob("*.py")):
             place = file.relative_to(root).as_posix()
             if file.name in names and place not in seen:
-                known += mutants_of("", place, file.read_text("utf-8"))
+                candidates += mutants_of("", place, file.read_text("utf-8"))
     here, gone = [], []
-    for one in wanted:
-        found = found_again(one, known)
-        told = found and with_after(found, _text_of(root)(found.path))
+    for mutant in wanted:
+        match = found_again(mutant, candidates)
+        told = match and with_after(match, _text_of(root)(match.path))
         if told:
-            here.append(replace(told, package=one.package))
+            here.append(replace(told, package=mutant.package))
         else:
-            gone.append(one)
+            gone.append(mutant)
     return here, gone
 
 
@@ -287,20 +289,20 @@ def measured(
         code.
     """
     files = listed(root)
-    known, results = _begun(output, digest_of(root, files))
+    runs, results = _begun(output, digest_of(root, files))
     of = {package.source: package for package in packages}
-    left = [one for one in mutants if one.key not in results]
-    paths = sorted({one.path for one in left})
-    tests = {test: None for one in left for test in _files(root, _tests(of[one.package]))}
-    lacking = [t for t in tests if t not in known or not known[t].lines.keys() >= set(paths)]
+    left = [mutant for mutant in mutants if mutant.key not in results]
+    paths = sorted({mutant.path for mutant in left})
+    tests = {test: None for mutant in left for test in _files(root, _tests(of[mutant.package]))}
+    lacking = [t for t in tests if t not in runs or not runs[t].lines.keys() >= set(paths)]
 
     def unmutated(copy: Copy, test: str) -> None:
-        known[test] = copy.unmutated(test, paths)
-        _append(output, written(known[test]))
-        say(f"{test}: {known[test].seconds:.1f} s without a mutant")
+        runs[test] = copy.unmutated(test, paths)
+        _append(output, written(runs[test]))
+        say(f"{test}: {runs[test].seconds:.1f} s without a mutant")
 
     def mutated(copy: Copy, mutant: Mutant) -> None:
-        shown = _shown(root, of[mutant.package], mutant, known)
+        shown = _shown(root, of[mutant.package], mutant, runs)
         results[mutant.key] = result = _told(mutant, copy.outcome(mutant, shown))
         _append(output, json.dumps(result, ensure_ascii=False))
         say(f"{result['outcome']} in {result['seconds']:.0f} s: {_place(result)}")
@@ -309,27 +311,27 @@ def measured(
         copies = [Copy(root, files, Path(folder) / str(number)) for number in range(workers)]
         _each(copies, unmutated, lacking)
         _each(copies, mutated, left)
-    return [results[one.key] for one in mutants]
+    return [results[mutant.key] for mutant in mutants]
 
 
 def _begun(
     output: Path, digest: str
 ) -> tuple[dict[str, Unmutated], dict[tuple[str, str, str, int], Result]]:
-    """What a file of results holds already; a fresh one begins with the digest of the code."""
+    """Runs and results that a file holds; a fresh one begins with the digest of the code."""
     if not output.exists() or not output.read_text("utf-8").strip():
         _append(output, json.dumps({"code": digest}))
     first, *rest = output.read_text("utf-8").splitlines()
     if json.loads(first).get("code") != digest:
         raise RunError(f"`{output}` has results of other code: name another file")
-    known: dict[str, Unmutated] = {}
+    runs: dict[str, Unmutated] = {}
     results: dict[tuple[str, str, str, int], Result] = {}
     for line in rest:
         told = json.loads(line)
         if "unmutated" in told:
-            known[told["unmutated"]] = read(told)
+            runs[told["unmutated"]] = read(told)
         else:
             results[told["path"], told["operator"], told["before"], told["occurrence"]] = told
-    return known, results
+    return runs, results
 
 
 def _append(path: Path, line: str) -> None:
@@ -364,23 +366,25 @@ def _each(copies: Sequence[Copy], task: Callable[[Copy, Any], None], items: Iter
 
 def _files(root: Path, tests: Iterable[str]) -> list[str]:
     """Test files under some paths; a test that is named is run like a file."""
-    found: dict[str, None] = {}
-    for one in tests:
-        inside = sorted((root / one).rglob("test_*.py"))
-        found |= dict.fromkeys([file.relative_to(root).as_posix() for file in inside] or [one])
-    return list(found)
+    files: dict[str, None] = {}
+    for test in tests:
+        inside = sorted((root / test).rglob("test_*.py"))
+        files |= dict.fromkeys([file.relative_to(root).as_posix() for file in inside] or [test])
+    return list(files)
 
 
 def _shown(
-    root: Path, package: Package, mutant: Mutant, known: dict[str, Unmutated]
+    root: Path, package: Package, mutant: Mutant, runs: dict[str, Unmutated]
 ) -> list[Unmutated]:
     """Test files that a mutant is shown to, in order."""
     statement = statement_of(_text_of(root)(mutant.path), mutant.line)
     order: list[Unmutated] = []
     for tests in (package.near, package.wide):
-        files = sorted((known[one] for one in _files(root, tests)), key=lambda one: one.seconds)
+        files = sorted(
+            (runs[test] for test in _files(root, tests)), key=lambda test_run: test_run.seconds
+        )
         order += reaching(mutant, files, statement)
-    return order + [known[one] for one in _files(root, package.apart)]
+    return order + [runs[test] for test in _files(root, package.apart)]
 
 
 def _told(mutant: Mutant, outcome: Outcome) -> Result:
@@ -395,28 +399,30 @@ def _told(mutant: Mutant, outcome: Outcome) -> Result:
 
 
 def lines(results: Sequence[Result]) -> list[str]:
-    """The table of packages, and the survivors and those gone below it."""
+    """Lines of the table of packages, and below it the survivors and those gone."""
     told = [
         f"{'package':24}" + _columns("mutants", "killed", "late", "survived", "share", "seconds")
     ]
-    sources = list(dict.fromkeys(one["package"] for one in results))
+    sources = list(dict.fromkeys(result["package"] for result in results))
     for name in (*sources, "all"):
         here = [
-            one for one in results if one["outcome"] != GONE and name in (one["package"], "all")
+            result
+            for result in results
+            if result["outcome"] != GONE and name in (result["package"], "all")
         ]
-        killed = [one for one in here if one["outcome"] == KILLED]
+        killed = [result for result in here if result["outcome"] == KILLED]
         share = f"{len(killed) / len(here):.0%}" if here else ""
-        late = sum(one["late"] for one in killed)
-        seconds = sum(one["seconds"] for one in here)
+        late = sum(result["late"] for result in killed)
+        seconds = sum(result["seconds"] for result in here)
         counts = (len(here), len(killed), late, len(here) - len(killed))
         told.append(f"{name:24}" + _columns(*map(str, counts), share, f"{seconds:.0f}"))
     for outcome in (SURVIVED, GONE):
-        those = [one for one in results if one["outcome"] == outcome]
+        those = [result for result in results if result["outcome"] == outcome]
         if those:
             told += ["", f"{outcome.capitalize()}:"]
-        for one in those:
-            told += [_place(one), f"  - {one['before']}", f"  + {one['after']}"]
-            if not one.get("files", 1):
+        for result in those:
+            told += [_place(result), f"  - {result['before']}", f"  + {result['after']}"]
+            if not result.get("files", 1):
                 told.append("  no test reaches it")
     return told
 

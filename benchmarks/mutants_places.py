@@ -78,7 +78,7 @@ TYPES = {"bool", "bytes", "dict", "float", "frozenset", "int", "list", "set", "s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """A change of one place in one file.
+    """Change of one place in one file.
 
     `occurrence` counts the mutants of the file with the same operator and the same line before;
     `nth` is the number by which cosmic-ray knows the place, among all of its operator in the file.
@@ -95,32 +95,32 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """The file's name."""
+        """Name of its file."""
         return PurePosixPath(self.path).name
 
     @property
     def place(self) -> tuple[str, str, str, int]:
-        """What the mutant is known by at every commit."""
+        """Key of the mutant at every commit: file name, operator, line before and number."""
         return (self.name, self.operator, self.before, self.occurrence)
 
     @property
     def key(self) -> tuple[str, str, str, int]:
-        """What the mutant is known by at one commit."""
+        """Key of the mutant at one commit: path, operator, line before and number."""
         return (self.path, self.operator, self.before, self.occurrence)
 
 
 def mutants_of(package: str, path: str, source: str) -> list[Mutant]:
-    """Every mutant of a file that is not left out, in the order of operators and places."""
+    """Mutants of a file that are not left out, in the order of operators and places."""
     from cosmic_ray.ast import ast_nodes, get_ast
 
     nodes = list(ast_nodes(get_ast(source)))
     outside = _outside(left_out(source))
     lines = source.splitlines()
     counts: Counter[tuple[str, str]] = Counter()
-    found = []
+    mutants = []
     for operator in KIND_OF:
         places = (
-            (node, at) for node in nodes for at in _operator(operator).mutation_positions(node)
+            (node, span) for node in nodes for span in _operator(operator).mutation_positions(node)
         )
         for nth, (node, ((line, column), _)) in enumerate(places):
             binary = operator.startswith("ReplaceBinaryOperator")
@@ -129,7 +129,7 @@ def mutants_of(package: str, path: str, source: str) -> list[Mutant]:
             before = lines[line - 1].strip()
             occurrence = counts[operator, before]
             counts[operator, before] += 1
-            found.append(
+            mutants.append(
                 Mutant(
                     package=package,
                     path=path,
@@ -140,7 +140,7 @@ def mutants_of(package: str, path: str, source: str) -> list[Mutant]:
                     nth=nth,
                 )
             )
-    return found
+    return mutants
 
 
 @cache
@@ -151,7 +151,7 @@ def _operator(name: str) -> Any:
 
 
 def mutated(mutant: Mutant, source: str) -> str:
-    """The file's text with the mutant in it."""
+    """Text of a file with the mutant in it."""
     from cosmic_ray.mutating import mutate_code
 
     text = mutate_code(source, _operator(mutant.operator), mutant.nth)
@@ -199,7 +199,7 @@ def _left_out_nodes(tree: ast.Module) -> Iterator[Any]:
 
 
 def _is_type(node: ast.expr) -> bool:
-    """Whether an expression reads as a type or a union of types."""
+    """True if an expression reads as a type or a union of types."""
     match node:
         case ast.BinOp(op=ast.BitOr()):
             return _is_type(node.left) and _is_type(node.right)
@@ -213,27 +213,27 @@ def _is_type(node: ast.expr) -> bool:
 
 
 def _outside(spans: Sequence[Span]) -> Callable[[Position], bool]:
-    return lambda at: not any(start <= at < end for start, end in spans)
+    return lambda position: not any(start <= position < end for start, end in spans)
 
 
 def drawn(
     mutants: Iterable[Mutant], count: int, seed: int, text_of: Callable[[str], str]
 ) -> list[Mutant]:
-    """A sample of a package's mutants: kinds in turn, of each the file that has been drawn least.
+    """Sample of a package's mutants: kinds in turn, of each the file that has been drawn least.
 
     Ties go to the smallest digest of the seed and the mutant's place, so a sample changes only
     where the lines that it could draw from change. No line is drawn twice.
 
     Parameters
     ----------
-    mutants
-        What to draw from.
-    count
+    mutants : iterable of Mutant
+        Mutants to draw from.
+    count : int
         Number of mutants; fewer where there are not so many lines.
-    seed
+    seed : int
         Chooses another sample.
-    text_of
-        The text of a file by its path.
+    text_of : callable
+        Text of a file by its path.
     """
     left: dict[str, list[tuple[str, Mutant]]] = {kind: [] for kind in KINDS}
     for mutant in mutants:
@@ -245,8 +245,12 @@ def drawn(
     for kind in cycle(KINDS):
         if len(sample) == count or not any(left.values()):
             return sample
-        open_ = [one for one in left[kind] if (one[1].path, one[1].line) not in lines]
-        open_.sort(key=lambda one: (files[one[1].name], one[0]))
+        open_ = [
+            candidate
+            for candidate in left[kind]
+            if (candidate[1].path, candidate[1].line) not in lines
+        ]
+        open_.sort(key=lambda candidate: (files[candidate[1].name], candidate[0]))
         left[kind] = open_
         while open_:
             _, mutant = open_.pop(0)
@@ -260,7 +264,7 @@ def drawn(
 
 
 def with_after(mutant: Mutant, source: str) -> Mutant | None:
-    """The mutant with the first line that it changes; None where it is not Python or no change."""
+    """Mutant with the first line that it changes; None where it is not Python or no change."""
     text = mutated(mutant, source)
     try:
         if ast.dump(ast.parse(text)) == ast.dump(ast.parse(source)):
@@ -273,9 +277,11 @@ def with_after(mutant: Mutant, source: str) -> Mutant | None:
     return replace(mutant, after=after)
 
 
-def found_again(wanted: Mutant, known: Iterable[Mutant]) -> Mutant | None:
-    """A mutant of another commit at this one: in its own file, its package or another; or None."""
-    alike = [one for one in known if one.place == wanted.place]
+def found_again(wanted: Mutant, candidates: Iterable[Mutant]) -> Mutant | None:
+    """Mutant of another commit at this one: in its own file, its package or another; or None."""
+    alike = [mutant for mutant in candidates if mutant.place == wanted.place]
     if not alike:
         return None
-    return min(alike, key=lambda one: (one.path != wanted.path, one.package != wanted.package))
+    return min(
+        alike, key=lambda mutant: (mutant.path != wanted.path, mutant.package != wanted.package)
+    )

@@ -46,7 +46,7 @@ class RunError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unmutated:
-    """A test file on the code as it is: its seconds and the lines that it runs, by path."""
+    """Run of a test file on the code as it is: its seconds and the lines that it runs, by path."""
 
     tests: str
     seconds: float
@@ -55,7 +55,7 @@ class Unmutated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of a mutant: `by` is the test file that killed it, or the last that did not."""
+    """Outcome of a mutant: `by` is the test file that killed it, or the last that did not."""
 
     killed: bool
     by: str
@@ -222,24 +222,24 @@ def reaching(mutant: Mutant, files: Iterable[Unmutated], statement: range) -> li
 
 def statement_of(source: str, line: int) -> range:
     """Lines of the innermost statement around a line; of a compound one its head."""
-    found = range(line, line + 1)
+    statement = range(line, line + 1)
     for node in ast.walk(ast.parse(source)):  # outer ones first
         if isinstance(node, ast.stmt | ast.excepthandler | ast.match_case):
             first = node.pattern.lineno if isinstance(node, ast.match_case) else node.lineno
             body = getattr(node, "body", None)
             last = body[0].lineno - 1 if body else node.end_lineno
             if first <= line <= max(first, last):
-                found = range(first, max(first, last) + 1)
-    return found
+                statement = range(first, max(first, last) + 1)
+    return statement
 
 
 def written(file: Unmutated) -> str:
-    """A test file's run as a line of JSON."""
+    """JSON line of a test file's run."""
     lines = {path: sorted(numbers) for path, numbers in file.lines.items()}
     return json.dumps({"unmutated": file.tests, "seconds": round(file.seconds, 2), "lines": lines})
 
 
 def read(line: dict[str, object]) -> Unmutated:
-    """A test file's run from its line of JSON."""
+    """Run of a test file, from its line of JSON."""
     lines = {path: frozenset(numbers) for path, numbers in line["lines"].items()}
     return Unmutated(tests=line["unmutated"], seconds=line["seconds"], lines=lines)

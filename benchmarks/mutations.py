@@ -33,31 +33,31 @@ BYTES = (b"\0", b"\xff", b"\xc0", b"\xff\xfe", b"\x80" * 9, b"[" * 3000, b'{"a":
 
 
 def of_bytes(content: bytes, draw: Random) -> bytes:
-    """Return the content with one to four changes to bytes, whatever they mean."""
-    found = bytearray(content)
+    """Content with one to four changes to bytes, whatever they mean."""
+    changed = bytearray(content)
     for _ in range(draw.randint(1, 4)):
-        at = draw.randrange(len(found) + 1)
-        end = min(len(found), at + draw.choice((1, 1, 2, 4, 8, 64, 1024)))
+        offset = draw.randrange(len(changed) + 1)
+        end = min(len(changed), offset + draw.choice((1, 1, 2, 4, 8, 64, 1024)))
         change = draw.randrange(7)
-        if change == 0 and at < len(found):
-            found[at] ^= 1 << draw.randrange(8)
-        elif change == 1 and at < len(found):
-            found[at] = draw.choice((0, 1, 0x7F, 0x80, 0xFF, ord("9"), ord("-")))
+        if change == 0 and offset < len(changed):
+            changed[offset] ^= 1 << draw.randrange(8)
+        elif change == 1 and offset < len(changed):
+            changed[offset] = draw.choice((0, 1, 0x7F, 0x80, 0xFF, ord("9"), ord("-")))
         elif change == 2:
-            del found[at:end]
+            del changed[offset:end]
         elif change == 3:
-            found[at:at] = found[at:end]
+            changed[offset:offset] = changed[offset:end]
         elif change == 4:
-            del found[at if draw.random() < 0.3 else end :]
+            del changed[offset if draw.random() < 0.3 else end :]
         elif change == 5:
-            found[at:at] = draw.choice(BYTES)
+            changed[offset:offset] = draw.choice(BYTES)
         else:
-            found[at:end] = draw.randbytes(end - at)
-    return bytes(found)
+            changed[offset:end] = draw.randbytes(end - offset)
+    return bytes(changed)
 
 
 def of_json(content: bytes, draw: Random) -> bytes:
-    """Return a JSON text with one to three changes to its values and keys."""
+    """JSON text with one to three changes to its values and keys."""
     document = json.loads(content)
     for _ in range(draw.randint(1, 3)):
         places = list(_places(document))
@@ -68,15 +68,15 @@ def of_json(content: bytes, draw: Random) -> bytes:
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every value in a document, as what holds it and its key there."""
+    """Yield the container and the key of every value in a document."""
     if isinstance(value, dict):
-        for key, one in value.items():
+        for key, child in value.items():
             yield value, key
-            yield from _places(one)
+            yield from _places(child)
     elif isinstance(value, list):
-        for at, one in enumerate(value):
-            yield value, at
-            yield from _places(one)
+        for index, child in enumerate(value):
+            yield value, index
+            yield from _places(child)
 
 
 def _change(holder: Any, key: Any, document: Any, draw: Random) -> None:
@@ -101,7 +101,7 @@ def _change(holder: Any, key: Any, document: Any, draw: Random) -> None:
 
 
 def extreme(value: Any, draw: Random) -> Any:
-    """Return a value of the same type, or nearly, that few would think of."""
+    """Value of the same type, or nearly, that few would think of."""
     if isinstance(value, bool):
         return draw.choice((not value, int(value), str(value).lower()))
     if isinstance(value, int | float):
@@ -120,22 +120,22 @@ def _text(value: Any) -> str:
         return "[" * 20_000
     if isinstance(value, dict):
         twice = value.get("\1twice")
-        pairs = [(k, one) for k, one in value.items() if k != "\1twice"]
-        pairs += [(twice, one) for k, one in pairs if k == twice]
-        return "{" + ",".join(f"{json.dumps(k)}:{_text(one)}" for k, one in pairs) + "}"
+        pairs = [(k, child) for k, child in value.items() if k != "\1twice"]
+        pairs += [(twice, child) for k, child in pairs if k == twice]
+        return "{" + ",".join(f"{json.dumps(k)}:{_text(child)}" for k, child in pairs) + "}"
     if isinstance(value, list):
         return "[" + ",".join(map(_text, value)) + "]"
     return json.dumps(value)
 
 
 def of_lines(separator: str) -> Mutation:
-    """Return a mutation of lines of fields between separators: TOML at `=`, CSV at `,`."""
+    """Mutation of lines of fields between separators: TOML at `=`, CSV at `,`."""
 
     def mutation(content: bytes, draw: Random) -> bytes:
         lines = content.decode().split("\n")
         for _ in range(draw.randint(1, 3)):
-            at = draw.randrange(len(lines))
-            fields = lines[at].split(separator)
+            number = draw.randrange(len(lines))
+            fields = lines[number].split(separator)
             field = draw.randrange(len(fields))
             change = draw.randrange(6)
             if change <= 2:
@@ -147,9 +147,11 @@ def of_lines(separator: str) -> Mutation:
                 del fields[field]
             elif change == 4:
                 fields.insert(field, fields[draw.randrange(len(fields))])
-            lines[at] = separator.join(fields)
+            lines[number] = separator.join(fields)
             if change == 5:
-                lines[at:at] = draw.choice(([lines[at]], [], [lines[draw.randrange(len(lines))]]))
+                lines[number:number] = draw.choice(
+                    ([lines[number]], [], [lines[draw.randrange(len(lines))]])
+                )
                 del lines[draw.randrange(len(lines))]
                 lines = lines or [""]
         return "\n".join(lines).encode("utf-8", "surrogatepass")
@@ -158,27 +160,30 @@ def of_lines(separator: str) -> Mutation:
 
 
 def of_archive(content: bytes, draw: Random) -> bytes:
-    """Return a zip with one or two members changed as what they are."""
+    """Zip archive with one or two members changed as what they are."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        members = [(one.filename, archive.read(one)) for one in archive.infolist()]
+        members = [(info.filename, archive.read(info)) for info in archive.infolist()]
     method = draw.choice((zipfile.ZIP_STORED, zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
     for _ in range(draw.randint(1, 2)):
-        at = draw.randrange(len(members))
-        name, member = members[at]
+        index = draw.randrange(len(members))
+        name, member = members[index]
         change = draw.randrange(8)
         if change == 0:
-            del members[at]
+            del members[index]
             members = members or [(name, b"")]
         elif change == 1:
-            members[at] = (name + draw.choice(("x", "/../../y", ".npy", "")), member)
+            members[index] = (name + draw.choice(("x", "/../../y", ".npy", "")), member)
         elif change == 2:
-            members[at] = (name, members[draw.randrange(len(members))][1])
+            members[index] = (name, members[draw.randrange(len(members))][1])
         else:
             form = {"json": of_json, "npy": of_array}.get(name.rpartition(".")[2], of_bytes)
             try:
-                members[at] = (name, form(member, draw) if change < 7 else of_bytes(member, draw))
+                members[index] = (
+                    name,
+                    form(member, draw) if change < 7 else of_bytes(member, draw),
+                )
             except (ValueError, RecursionError):  # changed already, beyond its form
-                members[at] = (name, of_bytes(member, draw))
+                members[index] = (name, of_bytes(member, draw))
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", method) as archive:
         for name, member in members:
@@ -188,7 +193,7 @@ def of_archive(content: bytes, draw: Random) -> bytes:
 
 
 def of_array(content: bytes, draw: Random) -> bytes:
-    """Return a `.npy` with another header: of another type, shape or order."""
+    """File `.npy` with another header: of another type, shape or order."""
     length = int.from_bytes(content[8:10], "little")
     header, data = content[10 : 10 + length], content[10 + length :]
     types = ("<f8", "<i4", "|S4", "|O", "<c8", "<M8[s]", ">f4", "|V3", "<U2", "f", "<f2")
@@ -207,7 +212,7 @@ def of_array(content: bytes, draw: Random) -> bytes:
 
 
 def of_message(content: bytes, draw: Random) -> bytes:
-    """Return an ONNX model with one to three of its fields changed."""
+    """ONNX model with one to three of its fields changed."""
     import onnx
 
     model = onnx.ModelProto.FromString(content)
@@ -226,11 +231,11 @@ def of_message(content: bytes, draw: Random) -> bytes:
             spoilt = (b"", value[:-1], b"\xff" * len(value), value * 2)
             _set(message, field.name, draw.choice(spoilt))
         elif hasattr(value, "append") and len(value):
-            at = draw.randrange(len(value))
+            index = draw.randrange(len(value))
             if draw.random() < 0.5:
-                del value[at]
+                del value[index]
             else:
-                value.append(value[at])
+                value.append(value[index])
     return bytes(model.SerializeToString())
 
 
@@ -242,9 +247,9 @@ def _set(message: Any, name: str, value: Any) -> None:
 
 
 def _fields(message: Any) -> Iterator[tuple[Any, Any]]:
-    """Every field that is set in a message or below it, with what holds it."""
+    """Yield every field that is set in a message or below it, behind the message that holds it."""
     for field, value in message.ListFields():
         yield message, field
-        for one in value if hasattr(value, "append") else [value]:
-            if hasattr(one, "ListFields"):
-                yield from _fields(one)
+        for child in value if hasattr(value, "append") else [value]:
+            if hasattr(child, "ListFields"):
+                yield from _fields(child)

@@ -68,13 +68,13 @@ QUOTED_VTRAIN = (
     ("LLM Cluster Simulator", 0.228, 0.464),
     ("vTrain, with kernel profiles (its paper)", 0.147, 0.084),
 )
-# What the tools say of themselves, on their own sets.
+# The tools claim this of themselves, on their own sets.
 CLAIMED = (
     "Calculon 3.65 % (Megatron's selective-recompute runs, reproduced)",
     "SimuMax 5.6 % (43 B200 rows) and 1.5 % (30 A100-PCIe rows), with measured shapes",
     "Aceso 2.7 %, Primus 5–9 %, SimAI 1.9 %, Proteus 3.0 %, Charon under 5.4 %: their claims",
 )
-# Why the others are not run here (PyPI and npm, read 2026-11).
+# The others are not run here for these reasons (PyPI and npm, read 2026-11).
 ABSENT = (
     "not on a registry: Calculon (PyPI's `calculon` is another program), SimuMax, vTrain, SimAI, "
     "Aceso (another program), Primus (another program), LLM Cluster Simulator",
@@ -84,7 +84,7 @@ ABSENT = (
 
 
 class Peer(Protocol):
-    """Another predictor."""
+    """Predictor that is not Millrace."""
 
     name: str
 
@@ -93,9 +93,9 @@ class Peer(Protocol):
 
 
 class LlmAnalysis:
-    """llm-analysis, its `training` analysis, at one of the efficiencies that it speaks of."""
+    """Predictor llm-analysis, its `training` analysis, at one of the efficiencies it speaks of."""
 
-    # Left as shipped, and what its constant.py says that Megatron-LM reaches.
+    # One is left as shipped, the other is what its constant.py says that Megatron-LM reaches.
     EFFICIENCIES = (None, 0.5)
 
     def __init__(self, efficiency: float | None) -> None:
@@ -114,7 +114,7 @@ class LlmAnalysis:
         if row["zero"] == "3-hybrid":
             raise InexpressibleError("zero 3 inside a node")
         try:
-            found = self._analyser(asked).training(
+            summary = self._analyser(asked).training(
                 batch_size_per_gpu=pins.micro_batch,
                 global_batch_size=int(row["global_batch"]),
                 seq_len=int(row["seq_len"]),
@@ -126,7 +126,7 @@ class LlmAnalysis:
             )
         except (AssertionError, ValueError, ZeroDivisionError) as error:
             raise InexpressibleError(f"refused: {str(error) or type(error).__name__}") from None
-        return float(found["latency_per_iter"])
+        return float(summary["latency_per_iter"])
 
     def _analyser(self, asked: Asked) -> Any:
         row, pins, config = asked.row, asked.pins, self._config
@@ -158,7 +158,7 @@ class LlmAnalysis:
         )
 
     def _gpu(self, asked: Asked) -> Any:
-        """Its file of the device, or the data sheet's figures where it has none."""
+        """Device by its own file, or by the data sheet's figures where it has none."""
         assert asked.cluster is not None
         device, name = asked.cluster.device, asked.row["gpu"]
         if name in self._config.gpu_configs:
@@ -177,7 +177,7 @@ class LlmAnalysis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A predictor's errors; of Millrace on the same rows, where it ran."""
+    """Errors of a predictor, and of Millrace on the same rows, where it ran."""
 
     name: str
     errors: Figures
@@ -190,7 +190,7 @@ Predictions = dict[str, float]  # seconds by a row's line in the file
 
 
 def installed(say: Callable[[str], None] = print) -> list[Peer]:
-    """Return the peers that can be imported; the others are named."""
+    """Peers that can be imported; those that cannot are named to `say`."""
     try:
         return [LlmAnalysis(each) for each in LlmAnalysis.EFFICIENCIES]
     except (ImportError, PackageNotFoundError) as error:
@@ -201,11 +201,13 @@ def installed(say: Callable[[str], None] = print) -> list[Peer]:
 def dense(table: Table) -> list[Asked]:
     """Rows of tier A without experts that can be asked at all."""
     rows = [row for row in table.rows if row["tier"] == "A" and "experts=" not in row["notes"]]
-    return [one for one in (ask(row, table.layout) for row in rows) if _has_peak(one)]
+    return [
+        question for question in (ask(row, table.layout) for row in rows) if _has_peak(question)
+    ]
 
 
 def _has_peak(asked: Asked) -> bool:
-    """Whether the row can be asked, on a device that has its precision."""
+    """True if the row can be asked, on a device that has its precision."""
     try:
         return asked.question is not None and _peak_flops_per_s(asked) > 0
     except ClusterError:
@@ -240,41 +242,43 @@ def _peak_flops_per_s(asked: Asked) -> float:
 
 
 def groups(row: Row) -> tuple[tuple[str, ...], ...]:
-    """What a row shares its constant with, from the narrowest: a group left empty gives way."""
+    """Groups that a row shares its constant with, from the narrowest: an empty one gives way."""
     gpu, precision = row["gpu"], row["precision"]
     return ((framework_name(row), gpu, precision), (gpu, precision), (precision,), ())
 
 
-def constants(known: Sequence[Asked], wanted: Sequence[Asked], leaving: bool) -> Predictions:
+def constants(references: Sequence[Asked], wanted: Sequence[Asked], leaving: bool) -> Predictions:
     """Predict rows by the median utilisation of their group, of other sources only if `leaving`."""
-    held: dict[tuple[str, ...], list[tuple[str, float]]] = defaultdict(list)
-    for one in known:
-        for group in groups(one.row):
-            held[group].append((source(one.row), utilisation(one)))
-    found: Predictions = {}
-    for one in wanted:
-        for group in groups(one.row):
-            others = [u for who, u in held[group] if not leaving or who != source(one.row)]
+    utilisations: dict[tuple[str, ...], list[tuple[str, float]]] = defaultdict(list)
+    for question in references:
+        for group in groups(question.row):
+            utilisations[group].append((source(question.row), utilisation(question)))
+    predictions: Predictions = {}
+    for question in wanted:
+        for group in groups(question.row):
+            others = [
+                u for who, u in utilisations[group] if not leaving or who != source(question.row)
+            ]
             if others:
-                peak = _peak_flops_per_s(one)
-                found[one.row[LINE]] = model_flops(one) / median(others) / peak
+                peak = _peak_flops_per_s(question)
+                predictions[question.row[LINE]] = model_flops(question) / median(others) / peak
                 break
-    return found
+    return predictions
 
 
 def asked_of(peer: Peer, wanted: Sequence[Asked]) -> tuple[Predictions, Counter[str], float]:
-    """Ask a peer row by row: what it predicts, why not, and its milliseconds per prediction."""
-    found: Predictions = {}
+    """Predictions of a peer, its refusals by reason, and its milliseconds per prediction."""
+    predictions: Predictions = {}
     refused: Counter[str] = Counter()
     spent_ns = 0
-    for one in wanted:
+    for question in wanted:
         began = time.process_time_ns()
         try:
-            found[one.row[LINE]] = peer.step_time_s(one)
+            predictions[question.row[LINE]] = peer.step_time_s(question)
             spent_ns += time.process_time_ns() - began
         except InexpressibleError as error:
             refused[str(error)] += 1
-    return found, refused, spent_ns / 1e6 / max(1, len(found))
+    return predictions, refused, spent_ns / 1e6 / max(1, len(predictions))
 
 
 def millrace_of(
@@ -286,67 +290,81 @@ def millrace_of(
         print(f"Millrace: {done} of {of}", end="\n" if done == of else "\r", file=sys.stderr)
 
     began_s = sum(os.times()[:4])  # of this process and of those that it waited for
-    rows = tuple(one.row for one in wanted)
+    rows = tuple(question.row for question in wanted)
     outcomes = validate(replace(table, rows=rows), processes=processes, told=told)
     spent_s = sum(os.times()[:4]) - began_s
-    known = [(one.asked.row[LINE], one.predicted) for one in outcomes]
-    found = {line: one.step_time_s for line, one in known if one is not None}
-    refused = Counter(one.reason.split(": ", 1)[-1] for one in outcomes if one.predicted is None)
-    return found, refused, spent_s * 1e3 / max(1, len(found))
+    predicted_lines = [(outcome.asked.row[LINE], outcome.predicted) for outcome in outcomes]
+    predictions = {
+        line: predicted.step_time_s for line, predicted in predicted_lines if predicted is not None
+    }
+    refused = Counter(
+        outcome.reason.split(": ", 1)[-1] for outcome in outcomes if outcome.predicted is None
+    )
+    return predictions, refused, spent_s * 1e3 / max(1, len(predictions))
 
 
-def errors(found: Predictions, wanted: Sequence[Asked], only: Predictions | None = None) -> Figures:
-    """Errors of what was found, of the rows in `only` where that is given."""
+def errors(
+    predictions: Predictions, wanted: Sequence[Asked], only: Predictions | None = None
+) -> Figures:
+    """Errors of predictions, of the rows in `only` where that is given."""
     return figures(
-        found[one.row[LINE]] / one.measured_s - 1
-        for one in wanted
-        if one.row[LINE] in found and (only is None or one.row[LINE] in only)
+        predictions[question.row[LINE]] / question.measured_s - 1
+        for question in wanted
+        if question.row[LINE] in predictions and (only is None or question.row[LINE] in only)
     )
 
 
 def lines(
     table: Table, every: int, peers: Sequence[Peer], millrace: bool, processes: int = 1
 ) -> list[Line]:
-    """Return a line per predictor over every so many dense rows of a table."""
-    known = dense(table)
-    wanted = known[::every]
+    """Lines of the table, one per predictor, over every so many dense rows."""
+    questions = dense(table)
+    wanted = questions[::every]
     nothing: tuple[Predictions, Counter[str], float] = ({}, Counter(), 0.0)
     ours, refused, ms = millrace_of(table, wanted, processes) if millrace else nothing
 
-    def line(name: str, found: Predictions, left: Counter[str], ms: float | None) -> Line:
+    def line(name: str, predictions: Predictions, left: Counter[str], ms: float | None) -> Line:
         return Line(
             name=name,
-            errors=errors(found, wanted),
+            errors=errors(predictions, wanted),
             ms=ms,
             left_out=dict(left.most_common()),
-            millrace=errors(ours, wanted, found) if millrace else None,
+            millrace=errors(ours, wanted, predictions) if millrace else None,
         )
 
     told = [line("Millrace, its catalogue's fitted figures", ours, refused, ms)] if millrace else []
     for said, leaving in (("fitted on these sources", False), ("each source left out", True)):
-        found = constants(known, wanted, leaving)
-        told.append(line(f"one constant utilisation, {said}", found, Counter(), None))
+        predictions = constants(questions, wanted, leaving)
+        told.append(line(f"one constant utilisation, {said}", predictions, Counter(), None))
     return told + [line(peer.name, *asked_of(peer, wanted)) for peer in peers]
 
 
-def drawn(found: Sequence[Line]) -> list[str]:
-    """The table as text, what was left out, and what is quoted below it."""
+def drawn(peer_lines: Sequence[Line]) -> list[str]:
+    """Table as lines of text, with what was left out and what is quoted below it."""
     told = [_columns("predictor", "rows", "mean", "median", "in 10 %", "ms each", "Millrace")]
-    for one in found:
-        e, own = one.errors, one.millrace
+    for line in peer_lines:
+        e, of_millrace = line.errors, line.millrace
         shares = [_percent(share) for share in (e.mape, e.median_error, e.within_10_percent)]
-        ms = "" if one.ms is None else f"{one.ms:,.0f}" if one.ms >= 100 else f"{one.ms:.2g}"
-        told.append(_columns(one.name, str(e.rows), *shares, ms, _percent(own.mape) if own else ""))
-    for one in found:
-        for reason, count in list(one.left_out.items())[:REPORTED_REASONS]:
-            told.append(f"  {one.name} leaves out {count}: {reason}")
+        ms = "" if line.ms is None else f"{line.ms:,.0f}" if line.ms >= 100 else f"{line.ms:.2g}"
+        told.append(
+            _columns(
+                line.name,
+                str(e.rows),
+                *shares,
+                ms,
+                _percent(of_millrace.mape) if of_millrace else "",
+            )
+        )
+    for line in peer_lines:
+        for reason, count in list(line.left_out.items())[:REPORTED_REASONS]:
+            told.append(f"  {line.name} leaves out {count}: {reason}")
     told += ["", "Not run here. The same kind of rows, measured in November 2026 (repositories):"]
     for name, rows, *shares, ms in QUOTED:
         told.append(_columns(name, str(rows), *map(_percent, shares), ms, ""))
     told.append("Mean errors on vTrain's 109 runs over several nodes and 1,440 on one node:")
     for name, *shares in QUOTED_VTRAIN:
         told.append(_columns(name, "", *(f"{share:.1%}" for share in shares)))
-    told += ["On their own sets:", *(f"  {one}" for one in CLAIMED)]
+    told += ["On their own sets:", *(f"  {claim}" for claim in CLAIMED)]
     return [*told, *ABSENT]
 
 
@@ -366,11 +384,11 @@ def main(csv: Path, every: int = 1, millrace: bool = True, processes: int = 1) -
     table = read_table(csv)
     if table.layout is not Layout.LANGUAGE:
         raise typer.BadParameter(f"`{csv}` is of the {table.layout} layout: the peers know none")
-    found = lines(table, every, installed(), millrace, processes)
-    print("\n".join(drawn(found)))
-    kept = {"table": csv.name, "every": every, "lines": [asdict(one) for one in found]}
+    peer_lines = lines(table, every, installed(), millrace, processes)
+    print("\n".join(drawn(peer_lines)))
+    document = {"table": csv.name, "every": every, "lines": [asdict(line) for line in peer_lines]}
     RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    RESULTS.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

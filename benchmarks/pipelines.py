@@ -1,4 +1,4 @@
-"""The planner's own cost of a pipeline against the simulated step time, by schedule.
+"""Cost of a pipeline by the planner against the simulated step time, by schedule.
 
 Every plan is the best under pins of stages, mesh, microbatch and schedule, by the planner's cost
 alone (`millrace.planner.search.stages.shape`), then simulated chunk by chunk. What is printed is
@@ -33,7 +33,7 @@ SCHEDULES = ("1f1b", "zb-h1", "zb-v", FEW, MANY)
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A model on a cluster, whose network is `slow` times as slow, and chunks to interleave."""
+    """Model on a cluster whose network is `slow` times as slow, and chunks to interleave."""
 
     model: str
     cluster: str
@@ -73,7 +73,7 @@ QUESTIONS = (
 def main(numbers: list[str]) -> None:
     """Print the table and its summary."""
     print(f"{'':2} {'question':44}" + "".join(f"{name:>17}" for name in SCHEDULES))
-    found: dict[str, list[float]] = {name: [] for name in (*SCHEDULES, ONCE)}
+    ratios_by_name: dict[str, list[float]] = {name: [] for name in (*SCHEDULES, ONCE)}
     for number, question in enumerate(QUESTIONS, 1):
         if numbers and str(number) not in numbers:
             continue
@@ -82,12 +82,16 @@ def main(numbers: list[str]) -> None:
         for name in SCHEDULES:
             ratio = _ratio(question, name)
             line += f"{ratio - 1:>+17.1%}" if ratio else f"{'-':>17}"
-            found[ONCE if question.once else name] += [ratio] if ratio else []
+            ratios_by_name[ONCE if question.once else name] += [ratio] if ratio else []
         print(line, flush=True)
     print()
-    rows = found.pop(FEW) + found.pop(MANY)
-    found = {"1f1b": found.pop("1f1b"), "interleaved-1f1b": rows, **found}
-    for name, ratios in found.items():
+    rows = ratios_by_name.pop(FEW) + ratios_by_name.pop(MANY)
+    ratios_by_name = {
+        "1f1b": ratios_by_name.pop("1f1b"),
+        "interleaved-1f1b": rows,
+        **ratios_by_name,
+    }
+    for name, ratios in ratios_by_name.items():
         if ratios:
             errors = [abs(ratio - 1) for ratio in ratios]
             print(
@@ -104,7 +108,7 @@ def _text(question: Question) -> str:
 
 
 def _ratio(question: Question, name: str) -> float | None:
-    """The plan's cost over its simulated time; None where the schedule is not asked, or cannot."""
+    """Cost of the plan over its simulated time; None where the schedule is not asked, or cannot."""
     chunks = {FEW: question.chunks[:1], MANY: question.chunks[1:]}
     if name in chunks and not chunks[name]:
         return None

@@ -1,4 +1,4 @@
-"""How long the planner takes, on how much memory, how sure it is, and whether its plans got slower.
+"""Seconds, memory and gaps of the planner, and whether its plans got slower.
 
 Run `python -m benchmarks.planner [NAME…] [--framework NAME] [--json FILE]` from the root of the
 repository; a name is that of a question, `peers`, `mesh` or `depth`.
@@ -84,26 +84,28 @@ IN_PROCESS = ("mesh", "depth")
 
 
 def chosen(names: Sequence[str]) -> list[Question]:
-    """The questions of the names, all where there are none.
+    """Questions of the names, all where there are none.
 
     Raises
     ------
     typer.BadParameter
         A name is of no row.
     """
-    known = {one.name for one in QUESTIONS} | {"peers", *IN_PROCESS}
+    names_of_rows = {question.name for question in QUESTIONS} | {"peers", *IN_PROCESS}
     for name in names:
-        if name not in known:
-            raise typer.BadParameter(f"there is no row `{name}`: {', '.join(sorted(known))}")
+        if name not in names_of_rows:
+            raise typer.BadParameter(
+                f"there is no row `{name}`: {', '.join(sorted(names_of_rows))}"
+            )
     return [
-        one
-        for one in QUESTIONS
-        if not names or one.name in names or (one.peer and "peers" in names)
+        question
+        for question in QUESTIONS
+        if not names or question.name in names or (question.peer and "peers" in names)
     ]
 
 
 def asked_of(framework: str) -> tuple[str, ...]:
-    """The frameworks that a question is asked under: one that is named, else both.
+    """Frameworks that a question is asked under: one that is named, else both.
 
     Raises
     ------
@@ -125,18 +127,18 @@ def _commit() -> str:
 
 
 def _timed(questions: Sequence[Question], frameworks: Sequence[str], folder: Path) -> list[Row]:
-    """Print the row of every question."""
+    """Print the row of every question, and return all rows."""
     commit, before = earlier_rows()
-    found = []
+    rows = []
     print(header(commit))
     for question in questions:
         for framework in frameworks:
             answer = ask(arguments(question, framework), folder)
             earlier = before.get((question.name, framework), {})
-            found.append(row(question, framework, answer, earlier))
-            print("\n".join(lines(found[-1], commit, question.peer)), flush=True)
-    print(summary(found))
-    return found
+            rows.append(row(question, framework, answer, earlier))
+            print("\n".join(lines(rows[-1], commit, question.peer)), flush=True)
+    print(summary(rows))
+    return rows
 
 
 def _bounds(
@@ -153,9 +155,9 @@ def _bounds(
                 answers[-1]["error"] = answer.error
                 print(f"{question.name:16}{framework:14} no plan: {answer.error[:200]}", flush=True)
                 continue
-            found = json.loads(answer.text)
-            answers[-1]["layers"] = found["layers"]
-            print(bounds_line(question.name, framework, found), flush=True)
+            document = json.loads(answer.text)
+            answers[-1]["layers"] = document["layers"]
+            print(bounds_line(question.name, framework, document), flush=True)
     return answers
 
 
@@ -163,16 +165,16 @@ def _repeated(
     questions: Sequence[Question], frameworks: Sequence[str], times: int, folder: Path
 ) -> list[Document]:
     """Print whether every question has the same answer every time."""
-    found = []
+    repeats = []
     for question in questions:
         for framework in frameworks:
             asked = arguments(question, framework)
             told = unsteady([ask(asked, folder, hash_seed) for hash_seed in range(times)])
-            found.append({"question": question.name, "framework": framework, "times": times})
-            found[-1]["differences"] = told
+            repeats.append({"question": question.name, "framework": framework, "times": times})
+            repeats[-1]["differences"] = told
             text = "; ".join(told) or "the same bytes"
             print(f"{question.name:16}{framework:14} {times} times: {text}", flush=True)
-    return found
+    return repeats
 
 
 def _figures(searches: Iterable[Asked], folder: Path) -> list[Document]:
@@ -180,11 +182,11 @@ def _figures(searches: Iterable[Asked], folder: Path) -> list[Document]:
     rows = []
     print(figures_header())
     for asked in searches:
-        for one in question_rows(asked, folder):
-            rows.append(one)
-            print(figures_line(one), flush=True)
+        for plan_row in question_rows(asked, folder):
+            rows.append(plan_row)
+            print(figures_line(plan_row), flush=True)
     print(figures_summary(rows))
-    return [asdict(one) for one in rows]
+    return [asdict(plan_row) for plan_row in rows]
 
 
 def _alive(searches: Iterable[Asked], folder: Path) -> list[Document]:
@@ -221,7 +223,7 @@ def _pins(questions: Sequence[Question], frameworks: Sequence[str], folder: Path
 
 
 def _mesh() -> Document:
-    """Operator-level sharding on one mesh, whole proof, from graph to plan."""
+    """Time operator-level sharding on one mesh, whole proof, from graph to plan, and print it."""
     spec = model_spec("llama3-8b", seq_len=8192, precision="bf16")
     cluster = parse_cluster("h100-sxm-80gb:8x8")
     began = perf_counter()
@@ -247,8 +249,8 @@ def _mesh() -> Document:
 
 
 def _depth() -> list[Document]:
-    """What layers cost: the same search for few layers and for many."""
-    found: list[Document] = []
+    """Time the same search for few layers and for many, and print what layers cost."""
+    depths: list[Document] = []
     for layers in DEPTHS:
         spec = model_spec("gpt3-175b", seq_len=2048, precision="bf16")
         config = {**spec.config, "layers": layers}
@@ -271,10 +273,10 @@ def _depth() -> list[Document]:
         built = perf_counter()
         search(request)
         graph_s, search_s = built - began, perf_counter() - built
-        found.append({"layers": layers, "graph_s": graph_s, "search_s": search_s})
+        depths.append({"layers": layers, "graph_s": graph_s, "search_s": search_s})
         print(f"{layers:3} layers: graph {graph_s:5.2f} s, search {search_s:5.2f} s")
-    print(f"ratio {found[-1]['search_s'] / found[0]['search_s']:.2f}")
-    return found
+    print(f"ratio {depths[-1]['search_s'] / depths[0]['search_s']:.2f}")
+    return depths
 
 
 def main(
@@ -291,7 +293,7 @@ def main(
 ) -> None:
     """Print every row that is asked for."""
     wanted, frameworks = names or [], asked_of(framework)
-    found: Document = {"commit": _commit(), "cores": os.cpu_count()}
+    document: Document = {"commit": _commit(), "cores": os.cpu_count()}
     questions = chosen(wanted)
     if drawn and wanted:
         raise typer.BadParameter(f"--random draws its own questions: leave {wanted[0]} out")
@@ -299,34 +301,34 @@ def main(
         with TemporaryDirectory() as folder:
             short = quick or alive
             if drawn:
-                found["figures"] = _figures(drawn_questions(drawn, frameworks), Path(folder))
+                document["figures"] = _figures(drawn_questions(drawn, frameworks), Path(folder))
             elif figures or short:
                 if short:
                     questions, frameworks = quick_questions(questions), frameworks[-1:]
                 searches = scheduled_questions(questions, frameworks, short)
                 told = _alive if alive else _figures
-                found["alive" if alive else "figures"] = told(searches, Path(folder))
+                document["alive" if alive else "figures"] = told(searches, Path(folder))
             elif pins:
-                found["pins"] = _pins(questions, frameworks, Path(folder))
+                document["pins"] = _pins(questions, frameworks, Path(folder))
             elif bounds:
-                found["bounds"] = _bounds(questions, frameworks, Path(folder))
+                document["bounds"] = _bounds(questions, frameworks, Path(folder))
             elif repeat:
-                found["repeats"] = _repeated(questions, frameworks, repeat, Path(folder))
+                document["repeats"] = _repeated(questions, frameworks, repeat, Path(folder))
             elif questions:
                 rows = _timed(questions, frameworks, Path(folder))
-                found["rows"] = [asdict(one) for one in rows]
+                document["rows"] = [asdict(entry) for entry in rows]
         alone = not (repeat or figures or drawn or short or pins or bounds)
         if alone and (not wanted or "mesh" in wanted):
-            found["mesh"] = _mesh()
+            document["mesh"] = _mesh()
         if alone and (not wanted or "depth" in wanted):
-            found["depth"] = _depth()
+            document["depth"] = _depth()
     finally:
         if file is not None:
-            file.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", "utf-8")
-    lacking = any("error" in one for one in found.get("bounds", ()))
-    differ = any(one["differences"] for one in found.get("repeats", ()))
-    differ = differ or any(one["faster"] for one in found.get("pins", ()))
-    if lacking or differ or any("no plan" in one["marks"] for one in found.get("rows", ())):
+            file.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    lacking = any("error" in entry for entry in document.get("bounds", ()))
+    differ = any(entry["differences"] for entry in document.get("repeats", ()))
+    differ = differ or any(entry["faster"] for entry in document.get("pins", ()))
+    if lacking or differ or any("no plan" in entry["marks"] for entry in document.get("rows", ())):
         raise typer.Exit(1)
 
 

@@ -29,7 +29,7 @@ from millrace.simulator.account import account_of
 Pinned = dict[str, str | int]
 
 GIB = 2**30
-QUICK = ("llama2-7b", "gpt3-13b", "mixtral-8x7b")  # with one pipeline of each kind
+QUICK = ("llama2-7b", "gpt3-13b", "mixtral-8x7b")  # asked with one pipeline of each kind
 QUICK_PP = 4
 FASTER = 0.005  # of the free plan's simulated step, up to which a pinned one may be below it
 TEXTBOOK_PINS: tuple[Pinned, ...] = (
@@ -48,7 +48,7 @@ TEXTBOOK_PINS: tuple[Pinned, ...] = (
     {"recompute": "full"},
     {"tp": 8, "pp": 8, "zero": "1"},
 )
-# What questions are drawn from: models with their lengths, clusters with their precision.
+# Questions are drawn from these: models with their lengths, clusters with their precision.
 DRAWN_MODELS: tuple[tuple[str, tuple[int, ...]], ...] = (
     ("bert-large", (128, 512)),
     ("gpt2-xl", (512, 1024)),
@@ -77,7 +77,7 @@ DRAWN_SAMPLES = (1, 2, 4, 8, 16)  # of a device, so that batches divide
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A question, under a framework and pins."""
+    """Question, under a framework and pins."""
 
     question: Question
     framework: str
@@ -86,7 +86,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FiguresRow:
-    """A plan that a search compiled, and the question that it was asked; `pins` as text."""
+    """Plan that a search compiled, and the question that it was asked; `pins` as text."""
 
     question: str
     framework: str
@@ -95,13 +95,13 @@ class FiguresRow:
 
     @property
     def time_error(self) -> float | None:
-        """Time by the cost over simulated time, less one; None where nothing was simulated."""
+        """Error of the cost: time by it over simulated time, less one; None where not simulated."""
         simulated_s = self.compared.simulated_s
         return None if simulated_s is None else self.compared.cost_s / simulated_s - 1
 
     @property
     def memory_error(self) -> float:
-        """Bytes by the cost over those laid out, less one."""
+        """Error of the cost: bytes by it over those laid out, less one."""
         return self.compared.cost_bytes / self.compared.laid_out_bytes - 1
 
 
@@ -139,7 +139,7 @@ def drawn_questions(count: int, frameworks: Sequence[str], seed: int = 0) -> Ite
 def question_rows(asked: Asked, folder: Path) -> list[FiguresRow]:
     """Rows of every plan that one search compiled, the chosen one last; none where none fits."""
     record = Record()
-    # Without a plan, what was compiled before says enough.
+    # Where there is no plan, the plans compiled before say enough.
     with suppress(InfeasibleError):
         _planned(asked, folder, record)
     name, framework, pins = asked.question.name, asked.framework, pins_text(asked.pins)
@@ -218,7 +218,7 @@ def scheduled_questions(
 
 
 def quick_questions(questions: Sequence[Question]) -> list[Question]:
-    """Three of the questions, for an answer in about a minute."""
+    """Questions, at most three, for an answer in about a minute."""
     return [question for question in questions if question.name in QUICK]
 
 
@@ -231,7 +231,7 @@ def figures_header() -> str:
 
 
 def figures_line(row: FiguresRow) -> str:
-    """A row as it is printed."""
+    """Row as it is printed."""
     compared, error = row.compared, row.time_error
     simulated = "" if compared.simulated_s is None else f"{compared.simulated_s:#.4g}"
     return (
@@ -243,7 +243,7 @@ def figures_line(row: FiguresRow) -> str:
 
 
 def figures_summary(rows: Sequence[FiguresRow]) -> str:
-    """The last line: errors of all plans, in absolute value."""
+    """Line that ends the table: errors of all plans, in absolute value."""
     times = [abs(row.time_error) for row in rows if row.time_error is not None] or [0.0]
     sizes = [abs(row.memory_error) for row in rows] or [0.0]
     refused = sum(bool(row.compared.refused) for row in rows)
@@ -256,7 +256,7 @@ def figures_summary(rows: Sequence[FiguresRow]) -> str:
 def pinned_steps(
     question: Question, framework: str, folder: Path
 ) -> Iterator[tuple[str, float | None]]:
-    """The simulated step of the free plan, then that under each of the textbook pins."""
+    """Yield the simulated step of the free plan, then that under each of the textbook pins."""
     for pins in ({}, *TEXTBOOK_PINS):
         yield pins_text(pins), step_time_s(Asked(question, framework, pins), folder)
 

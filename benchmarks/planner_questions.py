@@ -1,4 +1,4 @@
-"""The planner's questions, each a command of its own that is timed from typing to printing."""
+"""Questions to the planner, each a command of its own that is timed from typing to printing."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ nodes = 8
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A command, the seconds and the gap it should take at most, and what peers take."""
+    """Command, with the seconds and the gap it should take at most, and what peers take."""
 
     name: str
     arguments: str
@@ -101,7 +101,7 @@ QUESTIONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a command printed, the plan's file, and what it took."""
+    """Answer of a command: what it printed, the plan's file, and what it took."""
 
     code: int
     text: str
@@ -113,13 +113,13 @@ class Answer:
 
 
 def arguments(question: Question, framework: str) -> list[str]:
-    """Those of `millrace plan` for a question, under a framework or DEFAULT."""
+    """Arguments of `millrace plan` for a question, under a framework or DEFAULT."""
     asked = question.arguments.split()
     return asked if framework == DEFAULT else [*asked, "--framework", framework]
 
 
 def ask(asked: Sequence[str], folder: Path, hash_seed: int = 0) -> Answer:
-    """The answer of `millrace plan`, in a process of its own.
+    """Answer of `millrace plan`, in a process of its own.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ def ask(asked: Sequence[str], folder: Path, hash_seed: int = 0) -> Answer:
     written = folder / "plan.json"
     written.unlink(missing_ok=True)
     (folder / MIXED).write_text(MIXED_TOML, "utf-8")
-    given = [str(folder / MIXED) if one == MIXED else one for one in asked]
+    given = [str(folder / MIXED) if argument == MIXED else argument for argument in asked]
     if "--precision" not in given:
         given += ["--precision", "bf16"]
     with TemporaryFile() as out, TemporaryFile() as err:

@@ -16,7 +16,7 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What is printed of one answer, beside the earlier one."""
+    """Figures of one answer that are printed, beside the earlier one's."""
 
     question: str
     framework: str
@@ -34,53 +34,59 @@ class Row:
 
 
 def row(question: Question, framework: str, answer: Answer, earlier: Document) -> Row:
-    """The figures of an answer beside an earlier row (empty where there is none)."""
-    found: Document = json.loads(answer.text) if answer.code == 0 else {}
+    """Row of an answer, beside an earlier row (empty where there is none)."""
+    document: Document = json.loads(answer.text) if answer.code == 0 else {}
     return Row(
         question=question.name,
         framework=framework,
         wall_s=answer.wall_s,
         cpu_s=answer.cpu_s,
         memory_bytes=answer.memory_bytes,
-        step_time_s=found.get("step_time_s"),
-        objective_s=found.get("objective"),
-        bound_s=found.get("bound"),
-        gap=found.get("gap"),
-        plan=plan_text(found) if found else f"no plan: {answer.error[:200]}",
+        step_time_s=document.get("step_time_s"),
+        objective_s=document.get("objective"),
+        bound_s=document.get("bound"),
+        gap=document.get("gap"),
+        plan=plan_text(document) if document else f"no plan: {answer.error[:200]}",
         layers_s={
-            one["name"]: one["seconds"] for one in found.get("layers", ()) if "seconds" in one
+            layer["name"]: layer["seconds"]
+            for layer in document.get("layers", ())
+            if "seconds" in layer
         },
         earlier={name: earlier.get(name) for name in ("wall_s", "gap", "step_time_s")},
-        marks=tuple(_marks(question, answer, found, earlier)),
+        marks=tuple(_marks(question, answer, document, earlier)),
     )
 
 
-def _marks(question: Question, answer: Answer, found: Document, earlier: Document) -> Iterable[str]:
-    if not found:
+def _marks(
+    question: Question, answer: Answer, document: Document, earlier: Document
+) -> Iterable[str]:
+    if not document:
         yield "no plan"
     if answer.wall_s > question.bar_s:
         yield f"seconds over {question.bar_s:g}"
-    if found and question.bar_gap is not None and found["gap"] > question.bar_gap:
+    if document and question.bar_gap is not None and document["gap"] > question.bar_gap:
         yield f"gap over {question.bar_gap:.0%}"
     before_s = earlier.get("step_time_s")
-    if found and before_s and found["step_time_s"] > SLOWER * before_s:
-        yield f"slower plan, {found['step_time_s'] / before_s - 1:+.1%}"
+    if document and before_s and document["step_time_s"] > SLOWER * before_s:
+        yield f"slower plan, {document['step_time_s'] / before_s - 1:+.1%}"
 
 
-def plan_text(found: Document) -> str:
-    """A plan in one line; a choice in which its ops disagree is `mixed`."""
-    axes = " × ".join(f"{axis['name']} {axis['size']}" for axis in found["axes"])
-    microbatches = found["microbatches"]
-    chunks = f" of {found['interleave']} chunks" if found["interleave"] > 1 else ""
-    extras = [f"{name} {found[name]}" for name in ("offload", "fusion") if found[name] != "none"]
+def plan_text(document: Document) -> str:
+    """Plan in one line; a choice in which its ops disagree is `mixed`."""
+    axes = " × ".join(f"{axis['name']} {axis['size']}" for axis in document["axes"])
+    microbatches = document["microbatches"]
+    chunks = f" of {document['interleave']} chunks" if document["interleave"] > 1 else ""
+    extras = [
+        f"{name} {document[name]}" for name in ("offload", "fusion") if document[name] != "none"
+    ]
     return ", ".join(
         [
-            f"pp {found['pp']} of {axes or 'one device'}",
-            f"{microbatches} microbatches of {found['global_batch'] // microbatches}",
-            f"{found['schedule']}{chunks}",
-            *(f"{name} {_or_mixed(found[name])}" for name in ("zero", "recompute")),
+            f"pp {document['pp']} of {axes or 'one device'}",
+            f"{microbatches} microbatches of {document['global_batch'] // microbatches}",
+            f"{document['schedule']}{chunks}",
+            *(f"{name} {_or_mixed(document[name])}" for name in ("zero", "recompute")),
             *extras,
-            f"mfu {found['mfu']:.1%}",
+            f"mfu {document['mfu']:.1%}",
         ]
     )
 
@@ -90,25 +96,31 @@ def _or_mixed(value: Any) -> str:
 
 
 def header(commit: str) -> str:
-    """The names of the columns, with the commit of the earlier figures."""
+    """Names of the columns, with the commit of the earlier figures."""
     left = f"{'question':16}{'framework':14}" + "".join(
         f"{name:>9}" for name in ("wall s", "CPU s", "GiB", "step s", "obj s", "bound s", "gap")
     )
     return f"{left} | {commit}:" + "".join(f"{name:>9}" for name in ("wall s", "gap", "step s"))
 
 
-def lines(one: Row, commit: str, peer: str = "") -> list[str]:
-    """A row as it is printed: its figures, the earlier ones and marks, and below what explains."""
-    now = [f"{one.wall_s:.1f}", f"{one.cpu_s:.1f}", f"{one.memory_bytes / 2**30:.2f}"]
-    now += [_seconds(s) for s in (one.step_time_s, one.objective_s, one.bound_s)]
-    wall_s, gap, step_s = one.earlier.values()
+def lines(answer_row: Row, commit: str, peer: str = "") -> list[str]:
+    """Row as it is printed: its figures, the earlier ones and marks, and below what explains."""
+    now = [
+        f"{answer_row.wall_s:.1f}",
+        f"{answer_row.cpu_s:.1f}",
+        f"{answer_row.memory_bytes / 2**30:.2f}",
+    ]
+    now += [
+        _seconds(s) for s in (answer_row.step_time_s, answer_row.objective_s, answer_row.bound_s)
+    ]
+    wall_s, gap, step_s = answer_row.earlier.values()
     before = ["" if wall_s is None else f"{wall_s:.1f}", _share(gap), _seconds(step_s)]
-    head = f"{one.question:16}{one.framework:14}"
-    head += "".join(f"{cell:>9}" for cell in (*now, _share(one.gap)))
+    head = f"{answer_row.question:16}{answer_row.framework:14}"
+    head += "".join(f"{cell:>9}" for cell in (*now, _share(answer_row.gap)))
     head += f" | {'':{len(commit) + 1}}" + "".join(f"{cell:>9}" for cell in before)
-    layers = ", ".join(f"{name} {seconds:.1f}" for name, seconds in one.layers_s.items())
-    below = (one.plan, layers and f"seconds: {layers}", peer)
-    marks = "; ".join(one.marks)
+    layers = ", ".join(f"{name} {seconds:.1f}" for name, seconds in answer_row.layers_s.items())
+    below = (answer_row.plan, layers and f"seconds: {layers}", peer)
+    marks = "; ".join(answer_row.marks)
     return [f"{head}  {marks}".rstrip(), *(f"    {text}" for text in below if text)]
 
 
@@ -121,53 +133,55 @@ def _share(value: float | None) -> str:
 
 
 def bounds_header() -> str:
-    """The names of the columns of `bounds_line`."""
+    """Names of the columns of `bounds_line`."""
     names = ("step s", "obj s", "ranked s", "gap", "proven s", "gap", "step gap", "seconds")
     left = f"{'question':16}{'framework':14}" + "".join(f"{name:>9}" for name in names)
     return f"{left}  programs"
 
 
-def bounds_line(question: str, framework: str, found: Document) -> str:
-    """A plan's step and cost, with the bounds of ranking and of cuts and the gaps to them.
+def bounds_line(question: str, framework: str, document: Document) -> str:
+    """Line of a plan's step and cost, with the bounds of ranking and of cuts and the gaps to them.
 
     The last gap is that of the simulated step; programs are those of blocks, and linear ones.
     """
-    layers = {one["name"]: one for one in found["layers"]}
+    layers = {layer["name"]: layer for layer in document["layers"]}
     ranked, proof = layers["shapes"], layers["proof"]
-    step_s, objective_s = found["step_time_s"], found["objective"]
+    step_s, objective_s = document["step_time_s"], document["objective"]
     cells = [_seconds(s) for s in (step_s, objective_s, ranked["bound_s"])]
     cells += [_share(ranked["gap"]), _seconds(proof["bound_s"]), _share(proof["gap"])]
     cells += [_share(step_s / proof["bound_s"] - 1), f"{proof['seconds']:.1f}"]
     programs = f"{proof['block_programs']:,} + {proof['linear_programs']:,}"
-    return f"{question:16}{framework:14}" + "".join(f"{one:>9}" for one in cells) + f"  {programs}"
+    return (
+        f"{question:16}{framework:14}" + "".join(f"{cell:>9}" for cell in cells) + f"  {programs}"
+    )
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """How many rows have which mark."""
+    """Line that says how many rows have which mark."""
     kinds = ("no plan", "seconds over", "gap over", "slower plan")
     counts = {
-        kind: sum(any(mark.startswith(kind) for mark in one.marks) for one in rows)
+        kind: sum(any(mark.startswith(kind) for mark in row.marks) for row in rows)
         for kind in kinds
     }
     return f"{len(rows)} rows: " + ", ".join(f"{count} {kind}" for kind, count in counts.items())
 
 
 def earlier_rows(path: Path = EARLIER) -> tuple[str, dict[tuple[str, str], Document]]:
-    """The commit of a file that `--json` wrote, and its rows by question and framework."""
+    """Commit of a file that `--json` wrote, and its rows by question and framework."""
     document = json.loads(path.read_text("utf-8"))
-    rows = {(one["question"], one["framework"]): one for one in document["rows"]}
+    rows = {(row["question"], row["framework"]): row for row in document["rows"]}
     return document["commit"], rows
 
 
 def unsteady(answers: Sequence[Answer]) -> list[str]:
-    """What differs between answers to one question; nothing where they are the same.
+    """Differences between answers to one question; none where they are the same.
 
     Seconds of the search and of its layers are left out.
     """
-    told = [f"{one.code} {one.error}" for one in answers if one.code]
+    told = [f"{answer.code} {answer.error}" for answer in answers if answer.code]
     if told:
         return [f"no plan in {len(told)} of {len(answers)}: {told[0][:200]}"]
-    documents = [_timeless(one.text) for one in answers]
+    documents = [_timeless(answer.text) for answer in answers]
     first = documents[0]
     for number, document in enumerate(documents[1:], 2):
         keys = [key for key in {**first, **document} if first.get(key) != document.get(key)]

@@ -1,4 +1,4 @@
-"""How far the demo's prediction is from its measurement, over several runs.
+"""Error of the demo's prediction against its measurement, over several runs.
 
 Run `python -m benchmarks.prediction [RUNS]` from the root of the repository.
 
@@ -28,12 +28,12 @@ def main(runs: int) -> None:
                 check=True,
                 text=True,
             )
-        found = json.loads(told.stdout)
-        predicted, measured = (found[name]["step_time_s"] for name in ("predicted", "measured"))
-        errors.append(found["error"])
+        document = json.loads(told.stdout)
+        predicted, measured = (document[name]["step_time_s"] for name in ("predicted", "measured"))
+        errors.append(document["error"])
         print(
             f"run {number + 1:2d}: predicted {predicted * 1e3:5.0f} ms, "
-            f"measured {measured * 1e3:5.0f} ms, error {found['error']:+.1%}",
+            f"measured {measured * 1e3:5.0f} ms, error {document['error']:+.1%}",
             flush=True,
         )
     within = sum(abs(error) <= TOLERANCE for error in errors)

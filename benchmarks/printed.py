@@ -1,4 +1,4 @@
-"""What README and docs show of commands, printed anew and put in its place.
+"""Output of commands that README and docs show, printed anew and put in its place.
 
 Run `python -m benchmarks.printed [FILE...] [--check] [--all] [--data FOLDER]` from the root of the
 repository. Without files it takes every page that a person wrote, and what is generated
@@ -243,7 +243,7 @@ def aligned(
 
 
 def close(shown: Sequence[str], printed: Sequence[str]) -> bool:
-    """True where lines of one form have the same figures, up to the rounding of processors.
+    """True if lines of one form have the same figures, up to the rounding of processors.
 
     A search compares sums of many floats, whose last digits depend on the order of a processor's
     vector units: figures may differ by `ROUNDING`, everything else may not.
@@ -339,7 +339,7 @@ def renewed(page: Page, *, minutes: bool = False, data: Path | None = None) -> R
 
 
 def _can_run(block: ConsoleBlock, folder: Path, minutes: bool, data: Path | None) -> bool:
-    """True where a block is asked for and has the tables that it needs, then linked in `folder`."""
+    """True if a block is asked for and has the tables that it needs, then linked in `folder`."""
     if block.minutes and not minutes:
         return False
     for file in block.needs:
@@ -351,7 +351,7 @@ def _can_run(block: ConsoleBlock, folder: Path, minutes: bool, data: Path | None
 
 
 def pages() -> list[Path]:
-    """Every Markdown file of the repository that a person wrote."""
+    """Markdown files of the repository that a person wrote."""
     folders = (ROOT, ROOT / "docs", ROOT / "docs" / "decisions", ROOT / "examples")
     written = [path for folder in folders for path in sorted(folder.glob("*.md"))]
     return [path for path in written if path != ROOT / "docs" / "cli.md"]

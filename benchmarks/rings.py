@@ -1,4 +1,4 @@
-"""What a ring saves and costs: long sequences with keys and values that travel, and gathered ones.
+"""Savings and costs of a ring: long sequences whose keys and values travel, against gathered ones.
 
 Run `python -m benchmarks.rings` from the root of the repository. Each row is a search with `cp`
 pinned to all devices, and with `ring` pinned either way or left to the search; step times are the
@@ -37,10 +37,10 @@ def main() -> None:
                 pins={key: value for key, value in pins.items() if value is not None},
             )
             shown = roles(plan, plan_graph(plan))
-            found = {True: "yes", False: "no", None: "of some ops"}[shown["ring"]]
+            ring_text = {True: "yes", False: "no", None: "of some ops"}[shown["ring"]]
             asked = "searched" if ring is None else "pinned"
             print(
-                f"| {name} | {cluster_name} | {tokens} | {found} ({asked}) "
+                f"| {name} | {cluster_name} | {tokens} | {ring_text} ({asked}) "
                 f"| {format_seconds(plan.figures['step_time_s'])} "
                 f"| {format_bytes(plan.figures['memory_bytes_max'])} "
                 f"| {shown['recompute'] or 'mixed'} |",

@@ -1,4 +1,4 @@
-"""How fast the simulator is, how large a cluster may be, and what its short cuts cost.
+"""Speed of the simulator, the size of cluster that it takes, and the cost of its short cuts.
 
 Firings a second are those of pipelines of compute actors, with the protocol alone beside the
 simulator. Then plans are predicted: one of a mid-size model at every fidelity, GPT-3 on a thousand
@@ -53,7 +53,7 @@ JITTER, SEEDS = 0.05, 3
 
 
 def program(stage: int) -> Program:
-    """A stage: receive, a row of ops, each with two inputs, and send."""
+    """Program of a stage: receive, a row of ops, each with two inputs, and send."""
     actors: list[Actor] = []
     count = OPS + (stage > 0) + (stage < STAGES - 1)
 
@@ -75,8 +75,8 @@ def program(stage: int) -> Program:
     if stage > 0:
         add("recv", 1, [], [0], stage - 1)
     for _ in range(OPS):
-        at = len(actors)
-        add("relu", 0, [r for r in (at - 1, at - 2) if r >= 0], [at], None)
+        index = len(actors)
+        add("relu", 0, [r for r in (index - 1, index - 2) if r >= 0], [index], None)
     if stage < STAGES - 1:
         add("send", 2, [len(actors) - 1], [len(actors)], stage + 1)
     lanes = [[i for i, a in enumerate(actors) if a.queues == (q,)] for q in range(3)]
@@ -105,7 +105,7 @@ def program(stage: int) -> Program:
 
 
 def firings_per_second() -> None:
-    """Print the best of several runs."""
+    """Print firings per second, the best of several runs."""
     graph = ActorGraph(
         name="benchmark",
         axes=(Axis(name="dp", size=1),),
@@ -130,13 +130,13 @@ def firings_per_second() -> None:
 def planned(
     model: str, cluster: str, global_batch: int, pins: Pins, seq_len: int | None = None
 ) -> Plan:
-    """A pinned plan on devices with memory for anything."""
-    found = parse_cluster(cluster)
-    found = replace(found, device=replace(found.device, memory_bytes=BOUNDLESS))
+    """Pinned plan on devices with memory for anything."""
+    boundless = parse_cluster(cluster)
+    boundless = replace(boundless, device=replace(boundless.device, memory_bytes=BOUNDLESS))
     request = SearchRequest(
         model=model_spec(model, seq_len, precision="bf16"),
         training=TrainingSpec(),
-        cluster=found,
+        cluster=boundless,
         global_batch=global_batch,
         pins=pins,
         max_gap=0.02,
@@ -145,19 +145,19 @@ def planned(
 
 
 def small() -> Plan:
-    """The plan that can be simulated op by op in reasonable time."""
+    """Plan that can be simulated op by op in reasonable time."""
     pins = Pins(dp=2, tp=4, pp=4, micro_batch=1, schedule="1f1b")
     return planned("gpt3-2.7b", "a100-sxm-80gb:8x4", 128, pins)
 
 
 def gpt3() -> Plan:
-    """GPT-3 175B on 1,024 devices."""
+    """Plan of GPT-3 175B on 1,024 devices."""
     pins = Pins(dp=16, tp=8, pp=8, micro_batch=1, schedule="1f1b")
     return planned("gpt3-175b", "a100-sxm-80gb:8x128", 1536, pins)
 
 
 def llama3(replicas: int) -> Plan:
-    """Llama 3 405B on 128 devices a replica, its last blocks on other stages than search says."""
+    """Plan of Llama 3 405B on 128 devices a replica, last blocks on other stages than searched."""
     pins = Pins(dp=replicas, tp=8, pp=16, micro_batch=1, schedule="1f1b")
     plan = planned("llama3-405b", f"h100-sxm-80gb:8x{16 * replicas}", 16 * replicas, pins, 8192)
     first, second, *rest = plan.chunks
@@ -174,14 +174,14 @@ def timed(plan: Plan, fidelity: str, stragglers: dict[int, float] | None = None)
     """Predict a plan and print a row; return the step time and the firings."""
     graph = plan_graph(plan)
     begin = process_time()
-    found = predict(plan, fidelity=fidelity, spans=False, graph=graph, stragglers=stragglers)
+    simulated = predict(plan, fidelity=fidelity, spans=False, graph=graph, stragglers=stragglers)
     took_s = process_time() - begin
     slow = "one straggler" if stragglers else ""
     print(
         f"{plan.model.name:12} {plan.ranks:7,} {fidelity:6} {slow:14} {took_s:8.2f} "
-        f"{found.firings:10,} {found.step_time_ns / 1e6:12.3f} ms"
+        f"{simulated.firings:10,} {simulated.step_time_ns / 1e6:12.3f} ms"
     )
-    return found.step_time_ns, found.firings
+    return simulated.step_time_ns, simulated.firings
 
 
 def predictions() -> None:
@@ -248,7 +248,7 @@ def jitter() -> None:
 def failures() -> None:
     """Print goodput in closed form and by simulation, for Llama 3's cluster."""
     step_s, checkpoint_bytes, bytes_per_s, restart_s = 4.0, 5.7e12, 2e11, 600.0
-    found = goodput(step_s, 16384, MTBF_HOURS, checkpoint_bytes, bytes_per_s, restart_s)
+    estimate = goodput(step_s, 16384, MTBF_HOURS, checkpoint_bytes, bytes_per_s, restart_s)
     steps = 1_000_000
     runs = [
         time_to_train(
@@ -256,19 +256,19 @@ def failures() -> None:
             step_s,
             devices=16384,
             mtbf_hours=MTBF_HOURS,
-            interval_steps=round(found.interval_s / step_s),
-            checkpoint_s=found.checkpoint_s,
+            interval_steps=round(estimate.interval_s / step_s),
+            checkpoint_s=estimate.checkpoint_s,
             restart_s=restart_s,
             seed=seed,
         ).wall_s
         for seed in range(16)
     ]
     closed_s = expected_s(
-        steps * step_s, found.interval_s, found.mtbf_s, found.checkpoint_s, restart_s
+        steps * step_s, estimate.interval_s, estimate.mtbf_s, estimate.checkpoint_s, restart_s
     )
     print(
-        f"\ngoodput on 16,384 devices that fail every {found.mtbf_s / 3600:.1f} h: "
-        f"{found.fraction:.1%}, a checkpoint every {found.interval_s:.0f} s; "
+        f"\ngoodput on 16,384 devices that fail every {estimate.mtbf_s / 3600:.1f} h: "
+        f"{estimate.fraction:.1%}, a checkpoint every {estimate.interval_s:.0f} s; "
         f"{steps:,} steps take {closed_s / 86400:.2f} days, simulated {mean(runs) / 86400:.2f}"
     )
 

@@ -1,4 +1,4 @@
-"""What a benchmark of training starts from: variables and samples, the same for all who train.
+"""Starting point of a benchmark of training: variables and samples, the same for all who train.
 
 Both follow from a seed, names and numbers, so that every process finds them by itself.
 """
@@ -57,13 +57,13 @@ class RandomSamples:
         self._known: dict[tuple[str, int], NDArray[Any]] = {}
         wanted = list(product(sources, range(different)))
         with ThreadPoolExecutor() as pool:
-            drawn = pool.map(lambda one: _drawn(*one), wanted)
+            drawn = pool.map(lambda pair: _drawn(*pair), wanted)
             for (source, number), sample in zip(wanted, drawn, strict=True):
                 self._known[source.name, number] = sample
 
     def read(self, source: Source, samples: NDArray[np.int64]) -> Array:
-        """Return the region of samples, [samples, region...]."""
-        return np.stack([self._sample(source, int(one))[source.region] for one in samples])
+        """Region of samples, [samples, region...]."""
+        return np.stack([self._sample(source, int(number))[source.region] for number in samples])
 
     def _sample(self, source: Source, number: int) -> NDArray[Any]:
         key = source.name, number % self.different
@@ -86,13 +86,13 @@ def _drawn(source: Source, number: int) -> NDArray[Any]:
 
 
 def sources_of(graph: Graph) -> dict[str, Source]:
-    """Return what every `input` op of a graph reads of a sample, by source."""
-    found = {}
+    """Sources of a graph by name: what its `input` ops read of a sample."""
+    source_by_name = {}
     for op in graph.ops:
         if op.kind == "input":
             shape = graph.tensor(op.outputs[0]).shape[1:]
             name = str(op.attributes["source"])
             region = tuple(slice(0, size) for size in shape)
             values = int(op.attributes.get("values", 0))
-            found[name] = Source(name=name, values=values, shape=shape, region=region)
-    return found
+            source_by_name[name] = Source(name=name, values=values, shape=shape, region=region)
+    return source_by_name

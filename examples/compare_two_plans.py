@@ -20,24 +20,27 @@ shapes = {
 columns: dict[str, dict[str, float]] = {}
 transfers: list[str] = []
 for name, pins in shapes.items():
-    # What is pinned is fixed. Schedule, microbatches and recomputation remain free.
+    # Pinned degrees are fixed. Schedule, microbatches and recomputation remain free.
     plan = api.search("llama2-7b", cluster, global_batch=64, precision="bf16", pins=pins)
     print(f"{name}: {headline(plan)}")
 
     # Every instant of a step is compute, communication that no compute hides, or bubble (waiting).
     # The figures are means over the ranks, in nanoseconds.
-    found = api.simulate(plan, detailed=True)
-    exposed, bubble = found.exposed_communication_ns, found.bubble_fraction * found.step_time_ns
+    prediction = api.simulate(plan, detailed=True)
+    exposed, bubble = (
+        prediction.exposed_communication_ns,
+        prediction.bubble_fraction * prediction.step_time_ns,
+    )
     columns[name] = {
-        "step time": found.step_time_ns / 1e9,
-        "compute": (found.step_time_ns - exposed - bubble) / 1e9,
+        "step time": prediction.step_time_ns / 1e9,
+        "compute": (prediction.step_time_ns - exposed - bubble) / 1e9,
         "exposed communication": exposed / 1e9,
         "bubble": bubble / 1e9,
-        "memory, GiB": found.memory_bytes_max / 2**30,
+        "memory, GiB": prediction.memory_bytes_max / 2**30,
     }
 
     # `detailed=True` keeps what an account needs: the rows behind these totals, largest first.
-    for row in account_of(plan, found).communication[:2]:
+    for row in account_of(plan, prediction).communication[:2]:
         transfers.append(
             f"{name}: {row.kind} over {'+'.join(row.axes)}, {row.message_bytes / 1e9:,.1f} GB, "
             f"{row.exposed_ns / 1e9:.2f} s of it exposed"

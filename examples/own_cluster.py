@@ -22,7 +22,7 @@ for level in cluster.levels:
 
 plan = api.search("gpt3-1.3b", cluster, global_batch=32, precision="bf16")
 print(headline(plan))
-own = plan_summary(plan)
+summary = plan_summary(plan)
 
 # `scale` plans and simulates every combination that it is given (sizes, batches, networks), so that
 # the network below gets the plan that suits it. It takes the framework as an argument: that of the
@@ -38,7 +38,7 @@ own = plan_summary(plan)
 )
 print(f"{'network':<12}{'stages':>8}{'step':>11}{'a million tokens':>20}")
 for network, stages, step_s, cost_usd in (
-    ("own", own["pp"], own["step_time_s"], own["cost_usd_per_mtoken"]),
+    ("own", summary["pp"], summary["step_time_s"], summary["cost_usd_per_mtoken"]),
     (faster["network"], faster["pp"], faster["step_time_s"], faster["cost_usd"]),
 ):
     print(f"{network:<12}{stages:>8}{step_s:>9.3f} s{cost_usd:>16.4f} USD")
@@ -46,7 +46,7 @@ print(f"{faster['network']}: {faster['binds']} takes {faster['binds_fraction']:.
 
 # The file prices the devices, not the network. A faster network is worth what the same speed would
 # cost in devices.
-speedup = own["step_time_s"] / faster["step_time_s"] - 1
+speedup = summary["step_time_s"] / faster["step_time_s"] - 1
 usd_per_hour = cluster.device.price_usd_per_hour * cluster.devices
 print(f"{faster['network']} is {speedup:.1%} faster than the network of the file")
 print(f"it is worth {usd_per_hour * speedup:.2f} USD an hour; devices cost {usd_per_hour:.2f}")

@@ -30,7 +30,7 @@ print("mesh:", " × ".join(f"{axis.name} {axis.size}" for axis in plan.mesh.axes
 print("degrees:", ", ".join(f"{k} {'mixed' if v is None else v}" for k, v in degrees.items()))
 print(f"schedule: {plan.schedule}, {plan.stages} stages, {plan.microbatches} microbatches")
 
-# What the simulator predicts: times in seconds, memory in bytes.
+# The simulator predicts times in seconds and memory in bytes.
 figures = plan.figures
 print(f"step time: {figures['step_time_s']:.2f} s, {figures['tokens_per_s']:,.0f} tokens/s")
 print(f"model FLOPs utilisation: {figures['mfu']:.1%}")

@@ -40,7 +40,7 @@ class Block(torch.nn.Module):
 
 
 def decoder(size: int, layers: int, vocabulary: int) -> torch.nn.Module:
-    """Return a module from token ids, [batch, tokens], to logits of the next tokens."""
+    """Module from token ids, [batch, tokens], to logits of the next tokens."""
     embedding, head = torch.nn.Embedding(vocabulary, size), torch.nn.Linear(size, vocabulary)
     return torch.nn.Sequential(embedding, *(Block(size) for _ in range(layers)), head)
 

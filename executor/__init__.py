@@ -1,4 +1,4 @@
-"""Runs plans for real: one process per rank, on CPUs with NumPy or on GPUs with CuPy and NCCL.
+"""Executor: plans run for real, one process per rank, on CPUs (NumPy) or GPUs (CuPy and NCCL).
 
 In comes a Plan; `millrace.executor.launch.execute` compiles it, starts one process per rank and
 gives back `Measured`: step times, losses and a Trace. `millrace.executor.measure.cached_profile`

@@ -66,7 +66,7 @@ def _aligned(size_bytes: int) -> Array:
 
 
 def numpy_dtype(register: Register) -> np.dtype[Any]:
-    """Return the NumPy dtype of a register; raises ExecutorError for one that NumPy lacks."""
+    """NumPy dtype of a register; raises ExecutorError for one that NumPy lacks."""
     try:
         return np.dtype(register.dtype)
     except TypeError:

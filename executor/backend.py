@@ -1,4 +1,4 @@
-"""Where and how a plan runs."""
+"""Backends: where and how a plan runs."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ WORKERS = {"numpy": "millrace.executor.worker", "cupy": "millrace.executor.gpu.w
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
-    """Where and how a plan runs.
+    """Backend of a run, and the ways in which it runs there.
 
     Parameters
     ----------
@@ -52,12 +52,12 @@ class Backend:
 
     @property
     def on_gpus(self) -> bool:
-        """Whether ranks have GPUs."""
+        """True if ranks have GPUs."""
         return self.name == "cupy"
 
     @property
     def orders(self) -> dict[str, bool]:
-        """What a `Job` is told of how its ranks run."""
+        """Fields of a `Job` that say how its ranks run."""
         return {
             "eager": self.eager,
             "loopback": self.loopback,
@@ -65,7 +65,7 @@ class Backend:
         }
 
     def processes(self, ranks: int) -> int:
-        """Return how many processes run so many ranks."""
+        """Number of processes that run so many ranks."""
         return 1 if self.loopback else ranks
 
 

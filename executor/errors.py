@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def reason_of(error: Exception) -> str:
-    """Return why the system refused, in its own words, without numbers and paths."""
+    """Reason for which the system refused, in its own words, without numbers and paths."""
     told = error.strerror if isinstance(error, OSError) else None
     return (told or str(error)).lower()
 
@@ -25,7 +25,7 @@ class ExecutorError(RuntimeError):
     Attributes
     ----------
     cause : str
-        What went wrong, in one sentence.
+        The failure in one sentence.
     rank, actor : int or None, str or None
         Where, as far as it is known.
     """

@@ -47,5 +47,5 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 def read_job(folder: Path) -> Job:
-    """Return the job of a folder."""
+    """Job of a folder."""
     return msgspec.json.decode((folder / FILE).read_bytes(), type=Job)

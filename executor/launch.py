@@ -40,7 +40,7 @@ _LINE = re.compile(rb"^([0-9]+) (\S+)$", re.MULTILINE)  # what a full disk cut o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What a run gave.
+    """Results and measurements of a run.
 
     Attributes
     ----------
@@ -149,14 +149,14 @@ def execute(
         )
         with TemporaryDirectory(prefix="millrace-") as name:
             _run(job, Path(name), contents, progress, WORKERS[backend.name])
-            found = _measured(job, Path(name), digest, plan.cluster.device.name, description)
-            return replace(found, backend=backend.name, memory=_memory(Path(name)))
+            measured = _measured(job, Path(name), digest, plan.cluster.device.name, description)
+            return replace(measured, backend=backend.name, memory=_memory(Path(name)))
 
 
 def _folder_of(
     checkpoint: Path | None, contents: Manifest, *, resume: bool, every: int
 ) -> AbstractContextManager[None]:
-    """The folder of checkpoints, held for as long as the run lasts."""
+    """Folder of checkpoints, held for as long as the run lasts."""
     if every < 0:
         raise CheckpointError(f"checkpoints every {every} steps: expected a number above 0")
     if checkpoint is None and (resume or every):
@@ -174,15 +174,15 @@ def _check_machine(graph: ActorGraph, backend: Backend, steps: int, spans: bool)
     if steps < 1:
         raise PlanError(f"{steps} steps: expected at least one")
     on_host = [
-        one.host_bytes + recorded_bytes(one, steps, spans=spans)
-        for one in graph.programs
-        for _ in one.ranks
+        program.host_bytes + recorded_bytes(program, steps, spans=spans)
+        for program in graph.programs
+        for _ in program.ranks
     ]
     if backend.on_gpus:
         require_gpu(backend.processes(graph.ranks))
         check_capacity([sum(on_host)] if backend.loopback else on_host)
         return
-    arenas = [one.memory_bytes for one in graph.programs for _ in one.ranks]
+    arenas = [program.memory_bytes for program in graph.programs for _ in program.ranks]
     check_capacity([size + host for size, host in zip(arenas, on_host, strict=True)])
 
 
@@ -212,7 +212,7 @@ def _job(plan: Plan, training_graph: Graph, graph: ActorGraph, **orders: Any) ->
 
 
 def _source(graph: ActorGraph, plan: Plan, folder: Path | None) -> tuple[Path, int]:
-    """The checkpoint to go on from, and the steps made."""
+    """Checkpoint to go on from, and the number of steps made."""
     assert folder is not None
     source, manifest = checked_checkpoint(folder, graph, plan.model.name)
     return source, manifest.step
@@ -224,12 +224,12 @@ def _run(
     """Run a job's ranks, which write their recordings in its folder."""
     job.save(folder)
     reader = _Progress(folder, progress)
-    kept = None if job.checkpoint is None else Path(job.checkpoint)
+    checkpoint_folder = None if job.checkpoint is None else Path(job.checkpoint)
 
     def watch() -> None:
         reader.read()
-        if kept is not None:
-            commit_finished(kept, contents)
+        if checkpoint_folder is not None:
+            commit_finished(checkpoint_folder, contents)
 
     run_ranks(worker, 1 if job.loopback else job.graph.ranks, folder, watch=watch)
 
@@ -250,26 +250,26 @@ def _measured(job: Job, folder: Path, digest: str, device: str, data: str) -> Me
 
 
 def _memory(folder: Path) -> dict[str, int] | None:
-    """What the memory of the fullest rank went to, where ranks have said so."""
-    found = [
+    """Bytes of the fullest rank's memory by region; None where ranks have not said."""
+    uses = [
         msgspec.json.decode(path.read_bytes(), type=MemoryUse)
         for path in sorted(folder.glob("memory.*.json"))
     ]
-    if not found:
+    if not uses:
         return None
-    most = max(found, key=lambda one: sum(one.regions.values()))
+    fullest = max(uses, key=lambda use: sum(use.regions.values()))
     return {
-        **most.regions,
-        "context": most.context_bytes,
-        "libraries": most.library_bytes,
-        "host": most.host_bytes,
-        "device": most.device_used_bytes,
-        "grown": most.grown_bytes,
+        **fullest.regions,
+        "context": fullest.context_bytes,
+        "libraries": fullest.library_bytes,
+        "host": fullest.host_bytes,
+        "device": fullest.device_used_bytes,
+        "grown": fullest.grown_bytes,
     }
 
 
 class _Progress:
-    """Reads the lines that rank 0 writes after every step."""
+    """Reader of the lines that rank 0 writes after every step."""
 
     def __init__(self, folder: Path, tell: Progress | None) -> None:
         self._path, self._tell, self._read = folder / "progress", tell, 0
@@ -281,9 +281,9 @@ class _Progress:
         with self._path.open("rb") as lines:
             lines.seek(self._read)
             text = lines.read()
-        whole = text[: text.rfind(b"\n") + 1]
-        self._read += len(whole)
-        for step, loss in _LINE.findall(whole):
+        full_lines = text[: text.rfind(b"\n") + 1]
+        self._read += len(full_lines)
+        for step, loss in _LINE.findall(full_lines):
             try:
                 self._tell(int(step), float(loss))
             except OSError:  # who listened has gone, or its disk is full: training goes on

@@ -21,11 +21,11 @@ from millrace.models.documents import FileError, read_document, write_bytes
 from millrace.models.graph import to_json
 from millrace.planner.cluster import Device
 
-FORM = 3  # raise it when what is measured changes
-SECONDS = 11.0  # that a profile takes, about
-KERNEL_SHARE = 0.65  # of the time; collectives and starting take the rest
-ARENA_BYTES = 2**24  # registers of the largest messages
-PROBE_COUNT = 200  # kernels and sizes that `millrace.executor.probes` lists, about
+FORM = 3  # Raise it when what is measured changes.
+SECONDS = 11.0  # A profile takes about so long.
+KERNEL_SHARE = 0.65  # Kernels take this share of the time; collectives and starting take the rest.
+ARENA_BYTES = 2**24  # Registers of the largest messages need so much.
+PROBE_COUNT = 200  # `millrace.executor.probes` lists about so many kernels and sizes.
 
 
 class _Cached(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,11 +69,11 @@ def profile(ranks: int, *, seconds: float = SECONDS) -> Device:
         order = Order(cores=min(ranks, cores), kernel_ns=patience_ns)
         (folder / "order.json").write_bytes(msgspec.json.encode(order))
         run_ranks("millrace.executor.probes.timing", ranks, folder)
-        found = [
+        rank_timings = [
             msgspec.json.decode((folder / f"timings.{rank}.json").read_bytes(), type=Timings)
             for rank in range(ranks)
         ]
-    return _device(ranks, cores, found)
+    return _device(ranks, cores, rank_timings)
 
 
 def cached_profile(
@@ -84,7 +84,7 @@ def cached_profile(
     progress: Callable[[str], None] | None = None,
     unkept: Callable[[str], None] | None = None,
 ) -> Device:
-    """Return the profile of this machine with `ranks` processes, measured once and then kept.
+    """Profile of this machine with `ranks` processes, measured once and then kept.
 
     It is kept in the user's cache folder (`$XDG_CACHE_HOME` or `~/.cache`, `millrace/`) and is
     measured anew when the host, its cores, NumPy or the way of measuring change; `progress` is
@@ -109,7 +109,7 @@ def kept_profile(
     progress: Callable[[str], None] | None,
     unkept: Callable[[str], None] | None = None,
 ) -> Device:
-    """Return the profile that is kept for a key, else measure it and keep it.
+    """Profile that is kept for a key; where there is none, it is measured and kept.
 
     Parameters
     ----------
@@ -120,16 +120,16 @@ def kept_profile(
     refresh
         Measure it in any case.
     told, progress
-        What `progress` is told before that.
+        The text that `progress` is told before that.
     unkept
         Told why the profile cannot be kept; `progress` by default.
     """
     path = cache_folder() / f"device-{sha256(key.encode()).hexdigest()[:16]}.json"
     if not refresh:
         with suppress(FileError):  # not there, or nothing that we have written
-            kept = read_document(path, _Cached, "kept profile")
-            if kept.key == key:
-                return kept.device
+            cached = read_document(path, _Cached, "kept profile")
+            if cached.key == key:
+                return cached.device
     if progress is not None:
         progress(told)
     device = measure()
@@ -144,7 +144,7 @@ def kept_profile(
 
 
 def cache_folder() -> Path:
-    """Return the folder in which profiles are kept, whether or not it can be written to."""
+    """Folder in which profiles are kept, whether or not it can be written to."""
     root = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not root.is_absolute():  # the specification of it leaves such a value out
         root = Path(os.environ.get("HOME") or _home()) / ".cache"
@@ -152,7 +152,7 @@ def cache_folder() -> Path:
 
 
 def _home() -> str:
-    """The home of the user; where there is none, a place in which nothing can be kept."""
+    """Home of the user; where there is none, a place in which nothing can be kept."""
     try:
         return pwd.getpwuid(os.getuid()).pw_dir
     except KeyError:
@@ -173,7 +173,7 @@ def _key(ranks: int) -> str:
 
 
 def _processor() -> str:
-    """The processor's name; `platform.processor()` is empty on many systems."""
+    """Name of the processor; `platform.processor()` is empty on many systems."""
     path = Path("/proc/cpuinfo")
     if path.exists():
         for line in path.read_text().splitlines():
@@ -182,8 +182,8 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def _device(ranks: int, cores: int, found: list[Timings]) -> Device:
-    timed = [timings for timings in found if timings.kernels]
+def _device(ranks: int, cores: int, rank_timings: list[Timings]) -> Device:
+    timed = [timings for timings in rank_timings if timings.kernels]
     if not timed:
         raise ExecutorError("no process timed its kernels")
     launch_ns = round(fmean(timings.launch_ns for timings in timed))
@@ -202,7 +202,7 @@ def _device(ranks: int, cores: int, found: list[Timings]) -> Device:
         launch_ns=launch_ns,
         source=f"measured by millrace profile: {_key(ranks)}",
         kernels=kernels,
-        collectives=merged([timings.collectives for timings in found]),
+        collectives=merged([timings.collectives for timings in rank_timings]),
     )
 
 

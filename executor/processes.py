@@ -32,16 +32,16 @@ POLL_S = 0.02
 END_S_MAX = 5.0  # ranks are gone some 60 ms after mpiexec (MPICH 5.0, November 2026)
 TOKEN = "MILLRACE_JOB"
 LINE_NUMBER = 900
-DONE = b"."  # what a rank says on its line when it has done its work
+DONE = b"."  # A rank says this on its line when it has done its work.
 # Ranks of one machine meet in shared memory: without this UCX listens on its outer address too.
 LOCAL = {"UCX_TLS": "self,posix,sysv", "UCX_NET_DEVICES": "lo"}
-# What a rank takes besides its arena: Python, NumPy, mpi4py and MPICH's own segments, measured as
-# the resident size of a worker with an empty arena (November 2026: 75 MB).
+# A rank takes so much besides its arena: Python, NumPy, mpi4py and MPICH's own segments, measured
+# as the resident size of a worker with an empty arena (November 2026: 75 MB).
 PROCESS_BYTES = 80_000_000
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank writes before it ends early."""
+    """Report that a rank writes before it ends early."""
 
     rank: int
     actor: str | None
@@ -99,7 +99,7 @@ def _line_number() -> int:
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -134,25 +134,25 @@ def check_capacity(arena_bytes: Sequence[int]) -> None:
 
 
 def available_memory_bytes() -> int:
-    """Return the memory that new processes may take without swapping."""
+    """Bytes of memory that new processes may take without swapping."""
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
-        found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(), flags=re.MULTILINE)
-        if found:
-            available = int(found[1]) * 1024
+        match = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(), flags=re.MULTILINE)
+        if match:
+            available = int(match[1]) * 1024
             return min(available, _control_group("memory.max", "memory.current", available))
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _processes_allowed() -> int:
-    """Processes that may still be started (each rank has about five threads)."""
+    """Number of processes that may still be started (each rank has about five threads)."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     limit = soft if soft != resource.RLIM_INFINITY else 1 << 22
     return min(limit, _control_group("pids.max", "pids.current", limit)) // 5
 
 
 def _control_group(limit: str, used: str, default: int) -> int:
-    """What the container's control group leaves, or `default` where it sets no limit."""
+    """Amount that the container's control group leaves; `default` where it sets no limit."""
     root = Path("/sys/fs/cgroup")
     with suppress(OSError, ValueError):
         return int((root / limit).read_text()) - int((root / used).read_text())
@@ -212,7 +212,7 @@ def run_ranks(
 
 
 class _Ends:
-    """Finds out which rank ended first: MPICH, when it clears the others away, names any of them.
+    """Ends of the ranks, the first above all: MPICH, clearing the others away, names any of them.
 
     Every rank holds a line (a named pipe) to this process. The kernel reports lines in the order
     in which they were closed. A rank that has said that its work is done has not failed.
@@ -243,12 +243,12 @@ class _Ends:
 
     @property
     def first(self) -> int | None:
-        """The rank that ended first, all having ended; None where one died before it had a line."""
+        """Rank that ended first, all having ended; None where one died before it had a line."""
         return self._first if self._closed == len(self._ranks) else None
 
     @property
     def all_done(self) -> bool:
-        """Whether every rank has said that its work is done."""
+        """True if every rank has said that its work is done."""
         return self._done == len(self._ranks)
 
     def close(self) -> None:
@@ -259,7 +259,7 @@ class _Ends:
 
 
 def _command(module: str, ranks: int, folder: Path) -> list[str]:
-    """What starts the ranks.
+    """Command that starts the ranks.
 
     `-m mpi4py` ends all ranks when one raises; without it the others would wait for ever. Where
     there is a shell that can, it opens a rank's line before Python starts, for reading too, so as
@@ -275,24 +275,26 @@ def _command(module: str, ranks: int, folder: Path) -> list[str]:
 
 
 def _mpiexec() -> str:
-    """The launcher of the environment in use, before any other on the path."""
+    """Launcher of the environment in use, before any other on the path."""
     beside = Path(sys.executable).parent / "mpiexec"
-    found = str(beside) if beside.exists() else shutil.which("mpiexec")
-    if found is None:
+    mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
+    if mpiexec is None:
         raise ExecutorError("no `mpiexec` beside the interpreter or on PATH: pip install mpich")
-    return found
+    return mpiexec
 
 
 def _environment(ranks: int, token: str) -> dict[str, str]:
     """Environment of the ranks: our packages first, one share of the cores for BLAS."""
     # A command that itself runs under MPI hands down variables that would confuse ours.
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PMI_", "PMIX_", "HYDI_"))}
+    inherited = {
+        k: v for k, v in os.environ.items() if not k.startswith(("PMI_", "PMIX_", "HYDI_"))
+    }
     root = str(Path(__file__).absolute().parents[2])  # the folder that millrace/ lies in
     threads = str(max(1, usable_cores() // ranks))
     return {
         **LOCAL,
-        **kept,
-        "PYTHONPATH": os.pathsep.join(filter(None, (root, kept.get("PYTHONPATH")))),
+        **inherited,
+        "PYTHONPATH": os.pathsep.join(filter(None, (root, inherited.get("PYTHONPATH")))),
         "PYTHONSAFEPATH": "1",
         "OPENBLAS_NUM_THREADS": threads,
         "OMP_NUM_THREADS": threads,
@@ -352,14 +354,14 @@ def _end(process: subprocess.Popen[bytes], token: str) -> None:
 
 
 def processes_of(token: str) -> list[int]:
-    """Return the processes that carry a job's token in their environment."""
+    """Ids of the processes that carry a job's token in their environment."""
     mark = f"{TOKEN}={token}".encode()
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
             if mark in path.read_bytes().split(b"\0"):
-                found.append(int(path.parent.name))
-    return found
+                pids.append(int(path.parent.name))
+    return pids
 
 
 def _segments() -> set[Path]:
@@ -386,7 +388,7 @@ def _remove_segments(before: set[Path]) -> None:
 
 
 def failure_of(folder: Path, code: int, first: int | None) -> ExecutorError | InfeasibleError:
-    """Return what went wrong: the first failure that a rank wrote, or how a rank died.
+    """Error that tells what went wrong: the first failure that a rank wrote, or how one died.
 
     Parameters
     ----------
@@ -402,13 +404,13 @@ def failure_of(folder: Path, code: int, first: int | None) -> ExecutorError | In
         for path in folder.glob("failure.*.json")
     ]
     if failures and (first is None or any(failure.rank == first for failure in failures)):
-        told = min(failures, key=lambda failure: failure.at_ns)
+        earliest = min(failures, key=lambda failure: failure.at_ns)
         error: ExecutorError | InfeasibleError
-        if told.infeasible:
-            error = InfeasibleError(told.cause)
+        if earliest.infeasible:
+            error = InfeasibleError(earliest.cause)
         else:
-            error = ExecutorError(told.cause, rank=told.rank, actor=told.actor)
-        error.add_note(told.details)
+            error = ExecutorError(earliest.cause, rank=earliest.rank, actor=earliest.actor)
+        error.add_note(earliest.details)
         return error
     output = (folder / "output").read_text(errors="replace")
     cause, rank = _end_of(output, code, first)
@@ -416,7 +418,7 @@ def failure_of(folder: Path, code: int, first: int | None) -> ExecutorError | In
 
 
 def _end_of(output: str, code: int, first: int | None) -> tuple[str, int | None]:
-    """What ended a job whose ranks have written nothing, and which rank it was."""
+    """Cause of the end of a job whose ranks have written nothing, and the rank that it was."""
     if code < 0:
         name = signal.Signals(-code).name
         return f"mpiexec, which had started the ranks, was ended by {name}", None

@@ -51,20 +51,20 @@ class RankMemory(RankValues):
         ]
 
     def arrays(self, fire: Fire) -> tuple[list[Array], list[Array]]:
-        """Return the arrays that a firing reads and writes."""
-        known = self._arrays[fire.actor]
+        """Arrays that a firing reads and writes."""
+        arrays_by_slots = self._arrays[fire.actor]
         slots = (fire.reads, fire.writes)
-        found = known.get(slots)
-        if found is None:
+        arrays = arrays_by_slots.get(slots)
+        if arrays is None:
             actor, views = self.program.actors[fire.actor], self.arena.views
             # What a meeting only waits for comes behind what it reads.
             reads = [views[p.register][s] for p, s in zip(actor.read, fire.reads, strict=False)]
             writes = [views[p.register][s] for p, s in zip(actor.outputs, fire.writes, strict=True)]
-            found = known[slots] = (
+            arrays = arrays_by_slots[slots] = (
                 [writes[0], *reads] if actor.reads_first_output else reads,
                 writes,
             )
-        return found
+        return arrays
 
     def name(self, fire: Fire) -> str:
         """Name of the actor that a command fires."""
@@ -75,7 +75,7 @@ class RankMemory(RankValues):
         np.copyto(self.arena.views[register][slot], values)
 
     def value(self, register: int, slot: int) -> Array:
-        """Return this rank's shard in a slot, as a view."""
+        """Shard of this rank in a slot, as a view."""
         return self.arena.views[register][slot]
 
 

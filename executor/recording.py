@@ -1,4 +1,4 @@
-"""What a rank remembers of its run: when each firing began and ended, and when each step did."""
+"""Recordings: when each firing of a rank began and ended, and when each step did."""
 
 from array import array
 from collections.abc import Callable, Sequence
@@ -18,14 +18,14 @@ from millrace.planner.actors.trace import Span, Trace
 Totals = tuple[float, float, float]
 StepDone = Callable[[int], None]
 
-# What a rank keeps of every step: two list entries, an integer, and a tuple of three floats.
+# A rank keeps of every step two list entries, an integer, and a tuple of three floats.
 STEP_BYTES = 200
 SPAN_BYTES = 16
 _NOTHING = np.zeros(0, np.int64)
 
 
 def recorded_bytes(program: Program, steps: int, *, spans: bool) -> int:
-    """Return about how much memory a rank's recorder takes."""
+    """Bytes of memory that a rank's recorder takes, about."""
     firings = sum(actor.firings for actor in program.actors) if spans else 0
     return steps * (STEP_BYTES + SPAN_BYTES * firings)
 
@@ -68,7 +68,7 @@ class Recorder:
                 self._step_done(step)
 
     def recording(self, rank: int, origin_ns: int) -> "Recording":
-        """Return all that was kept, in nanoseconds after `origin_ns`."""
+        """Recording of all that was kept, in nanoseconds after `origin_ns`."""
         starts, ends = (
             np.concatenate([np.asarray(column, np.int64) for column in columns] or [_NOTHING])
             for columns in (self._starts, self._ends)
@@ -114,15 +114,15 @@ class Recording:
 
 
 def load_recording(path: Path) -> Recording:
-    """Read what `Recording.save` wrote."""
-    with np.load(path) as found:
+    """Recording that `Recording.save` wrote to a file."""
+    with np.load(path) as archive:
         return Recording(
-            rank=int(found["rank"]),
-            step_end_ns=found["step_end_ns"],
-            starts_ns=found["starts_ns"],
-            ends_ns=found["ends_ns"],
-            totals=tuple((float(a), float(b), float(c)) for a, b, c in found["totals"]),
-            smallest_margin=float(found["smallest_margin"]),
+            rank=int(archive["rank"]),
+            step_end_ns=archive["step_end_ns"],
+            starts_ns=archive["starts_ns"],
+            ends_ns=archive["ends_ns"],
+            totals=tuple((float(a), float(b), float(c)) for a, b, c in archive["totals"]),
+            smallest_margin=float(archive["smallest_margin"]),
         )
 
 
@@ -135,7 +135,7 @@ def losses(recordings: Sequence[Recording]) -> tuple[float, ...]:
 def trace_of(
     graph: ActorGraph, recordings: Sequence[Recording], *, plan_digest: str = "", device: str = ""
 ) -> Trace:
-    """Return the measured Trace document of a run."""
+    """Trace document of a run, as measured."""
     return Trace(
         source="measured",
         plan_digest=plan_digest,

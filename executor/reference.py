@@ -18,7 +18,7 @@ from millrace.models.ops import op_kind, state_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceResult:
-    """What a reference run leaves behind.
+    """Results that a reference run leaves behind.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ class Reference:
 
     @property
     def optimizer_ops(self) -> list[Op]:
-        """The ops that make the next value of a variable."""
+        """Ops that make the next value of a variable."""
         return [op for op in self.graph.ops if op_kind(op.kind).updates]
 
     @property
@@ -118,15 +118,15 @@ class Reference:
         self._fire(self._end, self.steps_done)
 
     def parameters(self) -> dict[str, Array]:
-        """Return a copy of every variable."""
+        """Copies of all variables, by name."""
         return {name: self.values[name].copy() for name in self.variables}
 
     def gradients(self) -> dict[str, Array]:
-        """Return, per variable, a copy of the gradient its optimizer op reads."""
+        """Copy of the gradient that each variable's optimizer op reads, by variable."""
         return {op.inputs[0]: self.values[op.inputs[1]].copy() for op in self.optimizer_ops}
 
     def _group_of(self, op: Op, tensors: dict[str, Tensor]) -> list[tuple[Op, Kernel]]:
-        """Return the group of ops that fire together: kind, rate and phase decide."""
+        """Ops that fire together with an op; its kind, rate and phase decide."""
         if op_kind(op.kind).updates:
             return self._update
         per_microbatch = op.kind == "accumulate" or any(
@@ -186,19 +186,19 @@ def run_reference(
         Steps after which every variable's value is kept (0: as initialised).
     """
     reference = Reference(graph, microbatches, dataset, seed)
-    kept = {0: reference.parameters()} if 0 in keep_parameters else {}
+    parameters_by_step = {0: reference.parameters()} if 0 in keep_parameters else {}
     gradients: dict[str, Array] = {}
-    for done in range(1, steps + 1):
+    for step_count in range(1, steps + 1):
         reference.step()
-        if done == 1:
+        if step_count == 1:
             gradients = reference.gradients()
-        if done in keep_parameters:
-            kept[done] = reference.parameters()
+        if step_count in keep_parameters:
+            parameters_by_step[step_count] = reference.parameters()
     totals = tuple(reference.run.totals)
     return ReferenceResult(
         losses=tuple(loss / max(count, 1.0) for loss, count, _ in totals),
         totals=totals,
         gradients=gradients,
-        parameters=kept,
+        parameters=parameters_by_step,
         smallest_margin=reference.run.smallest_margin,
     )

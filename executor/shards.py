@@ -1,4 +1,4 @@
-"""Where a rank's parts of tensors lie, and what its kernels are told: the same on every device."""
+"""Shards: where a rank's parts of tensors lie, and the contexts of its kernels, on any device."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class RankShards:
         self.coordinate = graph.coordinate(rank)
 
     def shard(self, register: Register) -> Shard:
-        """Where this rank's part of a register's tensor begins, and how large it is."""
+        """Shard of a register's tensor on this rank: where it begins, and how large it is."""
         return Shard(
             global_shape=register.global_shape,
             offsets=shard_offsets(
@@ -46,7 +46,7 @@ class RankShards:
         state: Sequence[Array] = (),
         buffer: Array | None = None,
     ) -> KernelContext:
-        """What the kernel of a local actor is told; arrays where the backend has any."""
+        """Context of the kernel of a local actor; arrays where the backend has any."""
         inputs, outputs = self.program.operands(actor)
         passes = None if actor.buffer is None else self.program.registers[actor.buffer]
         updated = self.program.registers[actor.outputs[0].register] if actor.in_place else None
@@ -72,7 +72,7 @@ class RankShards:
         )
 
     def _part(self, actor: Actor, part: Part, run: RunState, state: Sequence[Array]) -> FusedPart:
-        """What the kernel of one op of a fused actor is told."""
+        """Context and operands of the kernel of one op of a fused actor."""
         operands = self.program.all_operands(actor)
         inputs = [operands[number] for number in part.inputs]
         outputs = [operands[number] for number in part.outputs]
@@ -92,7 +92,7 @@ class RankShards:
                 output_sbp=tuple(parse_nd_sbp(register.sbp) for register in outputs),
                 coordinate=self.coordinate,
                 axis_sizes=self.graph.axis_sizes,
-                state=tuple(state[at] for at in part.state) if state else (),
+                state=tuple(state[number] for number in part.state) if state else (),
             ),
             inputs=part.inputs,
             outputs=part.outputs,
@@ -117,7 +117,7 @@ class RankValues(RankShards):
 
     @property
     def run_state(self) -> RunState:
-        """What the kernels of this rank share."""
+        """State that the kernels of this rank share."""
         if self._run is None:
             raise ExecutorError("this rank runs no kernels", rank=self.rank)
         return self._run
@@ -128,19 +128,19 @@ class RankValues(RankShards):
 
     @abstractmethod
     def value(self, register: int, slot: int) -> Array:
-        """Return this rank's shard as a slot holds it."""
+        """Shard of this rank as a slot holds it."""
 
-    def load(self, register: int, whole: Array, version: int = 0) -> None:
+    def load(self, register: int, values: Array, version: int = 0) -> None:
         """Write this rank's shard of a whole tensor into the slot of `version`."""
-        where = self.program.registers[register]
-        if whole.shape != where.global_shape:
+        target = self.program.registers[register]
+        if values.shape != target.global_shape:
             raise ExecutorError(
-                f"`{where.tensor}` has shape {where.global_shape} in the plan, but a value of "
-                f"shape {whole.shape} was given"
+                f"`{target.tensor}` has shape {target.global_shape} in the plan, but a value of "
+                f"shape {values.shape} was given"
             )
-        shard = self.shard(where)
+        shard = self.shard(target)
         region = tuple(
             slice(start, start + size)
             for start, size in zip(shard.offsets, shard.shape, strict=True)
         )
-        self.write(register, version % where.slots, whole[region])
+        self.write(register, version % target.slots, values[region])

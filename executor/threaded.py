@@ -18,7 +18,7 @@ from millrace.planner.actors.protocol import Fire, Protocol
 
 
 class Work(Interface):
-    """What the firings of a rank do. `millrace.executor.rank.RankState` computes."""
+    """Work that the firings of a rank do; `millrace.executor.rank.RankState` computes."""
 
     def run(self, fire: Fire) -> None:
         """Carry out one firing of a local actor; calls of different actors may overlap."""
@@ -26,7 +26,7 @@ class Work(Interface):
 
 
 class RankDriver:
-    """Runs one rank of an actor graph on threads.
+    """Driver of one rank of an actor graph on threads.
 
     Parameters
     ----------
@@ -132,7 +132,7 @@ class RankDriver:
         return ready.popleft() if ready and not self._stopped else None
 
     def _done(self, fire: Fire) -> None:
-        """A meeting's data has moved (called by the communicator)."""
+        """Take note that a meeting's data has moved (called by the communicator)."""
         end_ns = perf_counter_ns()
         with self._lock:
             if not self._stopped:

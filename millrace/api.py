@@ -38,7 +38,7 @@ Progress = Callable[[str], None]
 def build(
     model: str, *, batch: int = 1, seq_len: int | None = None, precision: str = "fp32"
 ) -> Graph:
-    """Return the training graph of a model: its forward pass, gradients and optimizer.
+    """Training graph of a model: its forward pass, gradients and optimizer.
 
     Parameters
     ----------
@@ -51,6 +51,11 @@ def build(
         Tokens of a sample; the model's longest by default.
     precision : str
         fp64, fp32, tf32, bf16, fp16, fp8 or mxfp8: what the model computes in.
+
+    Returns
+    -------
+    Graph
+        Ops of all phases, with shapes for one microbatch of `batch` samples.
 
     Raises
     ------
@@ -69,7 +74,7 @@ def cluster(
     measured: bool = True,
     progress: Progress | None = None,
 ) -> Cluster:
-    """Return the cluster that a text of the command line names.
+    """Cluster that a text of the command line names.
 
     Unless its file says so, nothing is lost to software on it: `driven` adds a framework.
 
@@ -85,6 +90,11 @@ def cluster(
         else take built-in figures of CPUs.
     progress : callable, optional
         Called with a sentence where something takes long or a name was taken for another.
+
+    Returns
+    -------
+    Cluster
+        Validated, with devices, links and software.
 
     Raises
     ------
@@ -107,12 +117,27 @@ def check_question(
     optimize_for: str = "throughput",
     told: Progress | None = None,
 ) -> ModelSpec:
-    """Return the opened model, for `search`, once these arguments of it are known to make sense.
+    """Opened model, for `search`, once these arguments of it are known to make sense.
 
     Parameters
     ----------
+    model : str
+        As for `build`.
+    seq_len : int, optional
+        Tokens of a sample; the model's longest by default.
+    precision : str
+        As for `build`.
+    pins : mapping, optional
+        Choices fixed beforehand, by the names of `millrace.planner.search.Pins`.
+    optimize_for : str
+        throughput, cost or energy, as for `search`.
     told : callable, optional
         Called with a sentence for everything that was noticed in the model.
+
+    Returns
+    -------
+    ModelSpec
+        The model with its sequence length and precision.
 
     Raises
     ------
@@ -145,26 +170,26 @@ def search(
     progress: Progress | None = None,
     record: "Record | None" = None,
 ) -> Plan:
-    """Return the fastest plan that fits, with the evidence for it and its predicted figures.
+    """Fastest plan that fits, with the evidence for it and its predicted figures.
 
     Parameters
     ----------
     model : str or ModelSpec
         As for `build`, or one opened already, which brings its own length and precision.
-    seq_len : int, optional
-        As for `build`.
-    precision : str
-        As for `build`.
     on : Cluster
-        What to plan for; all its devices are used, unless `optimize_for` leaves some.
+        The cluster to plan for; all its devices are used, unless `optimize_for` leaves some.
     global_batch : int
         Samples of a step.
+    seq_len : int, optional
+        Tokens of a sample; the model's longest by default.
+    precision : str
+        As for `build`.
     training : TrainingSpec, optional
         The optimizer, its learning rate and schedule, and the form of attention.
     pins : mapping, optional
         Choices fixed beforehand, by the names of `millrace.planner.search.Pins`.
     memory_limit_bytes : int, optional
-        What the plan may use of each device; all of it by default.
+        Bytes that the plan may use of each device; all of them by default.
     max_gap : float
         Stop within this fraction of the proven bound; 0 asks for the optimum.
     seed : int
@@ -175,6 +200,11 @@ def search(
         Called with a sentence that says how far the search is.
     record : Record, optional
         Filled with what every layer did; `explain` reads it.
+
+    Returns
+    -------
+    Plan
+        With `figures` as the function `figures` gives them.
 
     Raises
     ------
@@ -216,12 +246,12 @@ def scale(
     worth: float | None = None,
     progress: Progress | None = None,
 ) -> list[dict[str, Any]]:
-    """Return a row for every cluster, network, batch and size, each planned and simulated.
+    """Rows of a sweep: every cluster, network, batch and size, each planned and simulated.
 
     Parameters
     ----------
     model : str or ModelSpec
-        As for `search`, and so are `seq_len` and `precision`.
+        As for `search`.
     clusters : sequence of str
         As for `cluster`; `xNODES` may be left out.
     nodes : sequence of int
@@ -230,6 +260,10 @@ def scale(
         Samples of a step.
     networks : sequence of str, optional
         Between the nodes (`8xhdr`; docs/clusters.md has all forms), in place of a cluster's own.
+    seq_len : int, optional
+        Tokens of a sample; the model's longest by default.
+    precision : str
+        As for `build`.
     framework : str, optional
         The framework that drives all clusters, whatever their files say; see `driven`.
     tokens : float, optional
@@ -237,7 +271,7 @@ def scale(
     failures : Failures, optional
         How often devices fail, and what that costs; by default they never do.
     worth : float, optional
-        The least marginal efficiency at which more devices pay; 0.5 by default.
+        The least marginal efficiency, a fraction, at which more devices pay; 0.5 by default.
     progress : callable, optional
         Called with a line for every point that is planned.
 
@@ -274,7 +308,7 @@ def scale(
 
 
 def driven(cluster: Cluster, framework: str | None = None) -> Cluster:
-    """Return the cluster with a framework's launches, overlap, fusion and buckets.
+    """Cluster with a framework's launches, overlap, fusion and buckets.
 
     Parameters
     ----------
@@ -283,6 +317,11 @@ def driven(cluster: Cluster, framework: str | None = None) -> Cluster:
     framework : str, optional
         A name in `planner/clusters/software.toml`. Without one the cluster's own framework stays,
         or else `default` is taken; ranks on CPUs stay as they were measured.
+
+    Returns
+    -------
+    Cluster
+        The same devices and links, with the framework as `software`.
 
     Raises
     ------
@@ -295,7 +334,7 @@ def driven(cluster: Cluster, framework: str | None = None) -> Cluster:
 
 
 def explain(plan: Plan, record: "Record") -> list[dict[str, Any]]:
-    """Return what decided each choice of a plan: its nearest alternatives, and why they lost.
+    """Reasons for each choice of a plan: its nearest alternatives, and why they lost.
 
     Parameters
     ----------
@@ -321,16 +360,16 @@ def explain(plan: Plan, record: "Record") -> list[dict[str, Any]]:
     from millrace.planner.search.report.explain import explain as reasons
 
     assert record.answer is not None, "filled by the search that returned the plan"
-    return [one.document for one in reasons(plan, record.answer)]
+    return [reason.document for reason in reasons(plan, record.answer)]
 
 
 def figures(plan: Plan) -> dict[str, Any]:
-    """Return what the simulator predicts of a plan, as `plan.figures` holds it.
+    """Figures that the simulator predicts of a plan, as `plan.figures` holds them.
 
     Parameters
     ----------
     plan : Plan
-        The plan.
+        As `search` returns it; its own figures are not read.
 
     Returns
     -------
@@ -346,7 +385,17 @@ def figures(plan: Plan) -> dict[str, Any]:
 
 
 def compile(plan: Plan) -> ActorGraph:
-    """Return the plan compiled to actors, registers and queues, proven to run to their end.
+    """Actor graph of a plan: actors, registers and queues, proven to run to their end.
+
+    Parameters
+    ----------
+    plan : Plan
+        With its model, mesh and signatures.
+
+    Returns
+    -------
+    ActorGraph
+        One program per group of ranks that do the same.
 
     Raises
     ------
@@ -368,12 +417,12 @@ def simulate(
     fidelity: str | None = None,
     detailed: bool = False,
 ) -> "Simulated":
-    """Return what the plan would do on the cluster it was made for: a Trace and its figures.
+    """Simulated run of the plan on the cluster it was made for: a Trace and its figures.
 
     Parameters
     ----------
     plan : Plan
-        What runs, on the cluster that it holds.
+        The plan that runs, on the cluster that it holds.
     steps : int
         Training steps; the last but one gives the figures.
     jitter : float
@@ -387,6 +436,11 @@ def simulate(
         the whole model compiled. Default: `op` for small plans, `stage` for large ones.
     detailed : bool
         Keep what `millrace.simulator.account.account_of` needs for its tables of the step.
+
+    Returns
+    -------
+    Simulated
+        The `trace`, the step time in ns, bubble, exposed communication and memory.
 
     Raises
     ------
@@ -421,12 +475,12 @@ def execute(
     backend: "Backend | None" = None,
     progress: Callable[[int, float], None] | None = None,
 ) -> "Measured":
-    """Train the plan on this machine, one process per rank, and return times, losses and a Trace.
+    """Train the plan on this machine, one process per rank.
 
     Parameters
     ----------
     plan : Plan
-        What to run, whatever its cluster is.
+        The plan to run, whatever its cluster is.
     steps : int
         Training steps.
     data : Path, optional
@@ -449,6 +503,11 @@ def execute(
         Where and how it runs (`millrace.executor.backend`); on this machine's CPUs by default.
     progress : callable, optional
         Called as `progress(step, loss)` after every step.
+
+    Returns
+    -------
+    Measured
+        The step time in ns, the loss of every step, and the `trace`.
 
     Raises
     ------
@@ -479,7 +538,7 @@ def execute(
 
 
 def compare(plan: Plan, measured: Trace) -> Comparison:
-    """Return the join of the plan's prediction with a measured trace, actor by actor.
+    """Join of the plan's prediction with a measured trace, actor by actor.
 
     Parameters
     ----------
@@ -487,6 +546,11 @@ def compare(plan: Plan, measured: Trace) -> Comparison:
         The plan that was run; it is simulated op by op.
     measured : Trace
         `trace` of what `execute` returned, with the times of firings.
+
+    Returns
+    -------
+    Comparison
+        Seconds per step by actor, cause and phase, and the relative error of the step time.
 
     Raises
     ------

@@ -57,7 +57,7 @@ def _front(
 
 @cache
 def filled_app() -> typer.Typer:
-    """Return the app with its commands: what these import takes longer than `--version` should."""
+    """App with its commands, which take longer to import than `--version` should."""
     from millrace.commands import (
         catalogues,
         demo,
@@ -74,7 +74,18 @@ def filled_app() -> typer.Typer:
 
 
 def exit_code_of(error: BaseException) -> int | None:
-    """Return the contract's exit code for an error, None where it is a bug of ours."""
+    """Exit code of the contract for an error, None where it is a bug of ours.
+
+    Parameters
+    ----------
+    error : BaseException
+        Whatever a command raised.
+
+    Returns
+    -------
+    int or None
+        1, 2 or 3, as the module says.
+    """
     from millrace.executor.errors import CheckpointError, DataError, ExecutorError
     from millrace.models.documents import FileError
     from millrace.models.errors import ModelError
@@ -101,7 +112,7 @@ def exit_code_of(error: BaseException) -> int | None:
 
 
 def _sentence(error: Exception) -> str:
-    """What is said of an error that we know."""
+    """Sentence that is printed of an error that we know."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"`{error.filename}`: {error.strerror.lower()}"
     return str(error) or type(error).__name__
@@ -115,14 +126,14 @@ def _terminated(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _deafen() -> None:
-    """From here on the exit code is decided, and no further signal changes it."""
+    """Ignore all further signals: from here on the exit code is decided."""
     for number in (signal.SIGINT, *ASKED_TO_END):
         if signal.getsignal(number) is _terminated:
             signal.signal(number, signal.SIG_IGN)
 
 
 def _fail(sentence: str, code: int) -> int:
-    """Print why the command failed; returns the exit code."""
+    """Print why the command failed, and return the exit code."""
     from millrace.output import error_document
     from millrace.streams import NobodyReadsError, visible
 
@@ -140,6 +151,16 @@ def run(arguments: list[str] | None = None) -> int:
     ----------
     arguments : list of str, optional
         The command line without the program's name; that of the process when left out.
+
+    Returns
+    -------
+    int
+        0, 1, 2, 3 or 130, as the module says.
+
+    Raises
+    ------
+    SystemExit
+        A command ended the process with a code that is no signal's.
     """
     from millrace.streams import NobodyReadsError
 

@@ -41,7 +41,7 @@ class CauseRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def difference_s(self) -> float:
-        """Predicted minus measured."""
+        """Predicted minus measured time, in seconds."""
         return self.predicted_s - self.measured_s
 
 
@@ -68,6 +68,18 @@ class _Sums(NamedTuple):
 def join(predicted: Trace, measured: Trace) -> Comparison:
     """Join two traces of one plan.
 
+    Parameters
+    ----------
+    predicted : Trace
+        As the simulator writes it.
+    measured : Trace
+        As the executor writes it, with the times of firings.
+
+    Returns
+    -------
+    Comparison
+        Seconds per step by actor, cause and phase, each largest difference first.
+
     Raises
     ------
     PlanError
@@ -88,12 +100,12 @@ def join(predicted: Trace, measured: Trace) -> Comparison:
     if strange := [lane.rank for lane in measured.lanes if not 0 <= lane.rank < ranks]:
         raise PlanError(f"the trace has rank {strange[0]}, the plan has ranks 0 to {ranks - 1}")
     before, after = _sums(predicted), _sums(measured)
-    expected_s, found_s = step_time_ns(predicted) / 1e9, step_time_ns(measured) / 1e9
+    predicted_s, measured_s = step_time_ns(predicted) / 1e9, step_time_ns(measured) / 1e9
     return Comparison(
         plan_digest=measured.plan_digest,
-        predicted_step_time_s=expected_s,
-        measured_step_time_s=found_s,
-        step_time_error=expected_s / found_s - 1,
+        predicted_step_time_s=predicted_s,
+        measured_step_time_s=measured_s,
+        step_time_error=predicted_s / measured_s - 1,
         actors=_actor_rows(before, after),
         causes=_cause_rows(before.causes, after.causes),
         phases=_cause_rows(before.phases, after.phases),
@@ -133,7 +145,7 @@ def _cause_rows(before: dict[str, float], after: dict[str, float]) -> tuple[Caus
 
 
 def _sums(trace: Trace) -> _Sums:
-    """Add up a trace's spans over the steps that count."""
+    """Sums of a trace's spans over the steps that count, in ns per step and rank."""
     counted = traced_steps(trace)
     steps = len(counted)
     ranks = sum(lane.represents for lane in trace.lanes)
@@ -163,12 +175,12 @@ def _sums(trace: Trace) -> _Sums:
         for kind, total_ns in _uncovered(lane, spans[lane.rank], window).items():
             causes[f"communication: {kind}" if kind else "idle"] += total_ns * share
             phases["communication" if kind else "idle"] += total_ns * share
-    means = {name: (*kinds[name], total / held) for name, (total, held) in actors.items()}
+    means = {name: (*kinds[name], total / holders) for name, (total, holders) in actors.items()}
     return _Sums(means, causes, phases)
 
 
 def _uncovered(lane: Lane, spans: list[Span], window: tuple[int, int]) -> dict[str, int]:
-    """Time in which a rank computes nothing, by the kind of its meeting, "" where it has none."""
+    """Nanoseconds in which a rank computes nothing, by the kind of its meeting ("": none)."""
     compute = [
         (span.start_ns, span.end_ns) for span in spans if lane.kinds[span.actor] not in COLLECTIVES
     ]
@@ -192,11 +204,16 @@ def exposed_ns(
     Parameters
     ----------
     compute : list of (start, end)
-        When something is computed.
+        Intervals in which something is computed, in ns.
     meetings : list of (start, end, kind)
-        When a meeting is under way.
+        Intervals in which a meeting is under way, in ns.
     window : (start, end)
-        What is split.
+        The interval that is split, in ns.
+
+    Returns
+    -------
+    dict
+        Nanoseconds by kind of meeting.
 
     Examples
     --------
@@ -205,24 +222,24 @@ def exposed_ns(
     """
     intervals = [Interval(start, end, 0, COMPUTED) for start, end in compute]
     intervals += [Interval(start, end, 1, kind) for start, end, kind in meetings]
-    found = covering_ns(intervals, *window)
-    return {str(kind or ""): ns for kind, ns in found.items() if kind is not COMPUTED}
+    ns_by_kind = covering_ns(intervals, *window)
+    return {str(kind or ""): ns for kind, ns in ns_by_kind.items() if kind is not COMPUTED}
 
 
 def counted_steps(trace: Trace) -> range:
-    """Return the steps that count: those after the warm-up, the middle one of a simulation.
+    """Steps that count: those after the warm-up, the middle one of a simulation.
 
     A simulated step that has one before and one behind it shows the steady state, so one of them
     says it all.
     """
     if trace.source == "simulated":
-        one = max(trace.steps - 2, 0) if trace.steps > 2 else trace.steps - 1
-        return range(one, one + 1)
+        middle = max(trace.steps - 2, 0) if trace.steps > 2 else trace.steps - 1
+        return range(middle, middle + 1)
     return range(WARM_UP_STEPS if trace.steps > WARM_UP_STEPS else 0, trace.steps)
 
 
 def traced_steps(trace: Trace) -> range:
-    """Return the steps that count and have spans (a GPU's run keeps them of its last steps)."""
+    """Steps that count and have spans (a GPU's run keeps them of its last steps)."""
     counted = counted_steps(trace)
     lanes = {lane.rank: lane for lane in trace.lanes}
     first = min((step_of(span, lanes[span.rank]) for span in trace.spans), default=0)
@@ -230,11 +247,24 @@ def traced_steps(trace: Trace) -> range:
 
 
 def step_time_ns(trace: Trace) -> int:
-    """Return the median time of the steps that count, of the slowest rank."""
+    """Median time of the steps that count, of the slowest rank, in ns."""
     times = trace.step_times_ns()
     return round(median(times[step] for step in counted_steps(trace)))
 
 
 def step_of(span: Span, lane: Lane) -> int:
-    """Return the step that a span belongs to."""
+    """Step that a span belongs to.
+
+    Parameters
+    ----------
+    span : Span
+        One firing of an actor.
+    lane : Lane
+        The lane of the span's rank, which says how often an actor fires per step.
+
+    Returns
+    -------
+    int
+        Counted from the first step of the run.
+    """
     return span.firing // max(lane.firings[span.actor], 1)

@@ -1,4 +1,4 @@
-"""What the shell offers behind Tab: names of models, devices, frameworks, and the closed words.
+"""Completions of the shell (Tab): names of models, devices, frameworks, and the closed words.
 
 `millrace --install-completion` teaches the shell to ask. Each function takes what is typed so far
 and returns the words that begin with it, and nothing is read but the catalogues.
@@ -16,21 +16,21 @@ def models(incomplete: str) -> list[str]:
 
 
 def clusters(incomplete: str) -> list[str]:
-    """Devices of the catalogue and the machine at hand, up to the colon that sizes follow."""
+    """Devices of the catalogue, `local` and `local-gpu`, up to the colon that sizes follow."""
     devices = ("local", "local-gpu", *files.names())
     return [f"{name}:" for name in devices if f"{name}:".startswith(incomplete)]
 
 
 def frameworks(incomplete: str) -> list[str]:
-    """Names of the frameworks whose costs are known."""
+    """Names of the frameworks whose costs are known, that begin with `incomplete`."""
     return [name for name in software.frameworks() if name.startswith(incomplete)]
 
 
 def schedules(incomplete: str) -> list[str]:
-    """Names of the pipeline schedules."""
+    """Names of the pipeline schedules that begin with `incomplete`."""
     return [name for name in SCHEDULES if name.startswith(incomplete)]
 
 
 def precisions(incomplete: str) -> list[str]:
-    """Names of the precisions."""
+    """Names of the precisions that begin with `incomplete`."""
     return [name for name in PRECISIONS if name.startswith(incomplete)]

@@ -17,9 +17,9 @@ from millrace.models.graph import Phase
 from millrace.planner.plan import FUSED, ON_DEVICES, Chunk, Plan, plan_graph, recompute_modes
 from millrace.units import byte_unit, format_bytes, format_percent, format_seconds
 
-# What a screen holds as devices × stages; a larger plan is drawn as stages and ranges of ranks.
+# A screen holds so many devices × stages; a larger plan is drawn as stages and ranges of ranks.
 DEVICES_MAX, STAGES_MAX = 8, 6
-# Kinds of memory beside what a plan lays out: one column, so that the table fits a screen.
+# Kinds of memory beside what a plan lays out share one column, so that the table fits a screen.
 BESIDE = ("context", "slack", "workspace")
 
 
@@ -32,7 +32,17 @@ def draw_plan(
 ) -> None:
     """Print a plan: decisions, devices × stages, the SBP of its repeated block, figures, proof.
 
-    `fused`: what is fused in the repeated block too.
+    Parameters
+    ----------
+    plan : Plan
+        Its figures and evidence are printed where it has them.
+    console : Console
+        The console to print on.
+    with_sbp : bool
+        Print the SBP of the repeated block too.
+    fused : mapping, optional
+        Groups of ops that are one actor, by template of block; those of the repeated block are
+        printed.
     """
     console.print(headline(plan), markup=False, soft_wrap=True)
     console.print(placement_table(plan))
@@ -57,14 +67,14 @@ def draw_plan(
 
 
 def headline(plan: Plan) -> str:
-    """Return the plan's decisions in one line."""
+    """Decisions of a plan in one line."""
     axes = " × ".join(f"{axis.name} {axis.size}" for axis in plan.mesh.axes) or "one device"
     loops = f", {plan.interleave} chunks a stage" if plan.interleave > 1 else ""
     stages = "1 stage" if plan.stages == 1 else f"{plan.stages} stages, {plan.schedule}{loops}"
     pieces = "1 microbatch" if plan.microbatches == 1 else f"{plan.microbatches} microbatches"
     samples = "1 sample" if plan.batch == 1 else f"{plan.batch} samples"
-    own = micro_batch(plan)
-    share = f" ({own} a rank)" if own not in (None, plan.batch) else ""
+    rank_samples = micro_batch(plan)
+    share = f" ({rank_samples} a rank)" if rank_samples not in (None, plan.batch) else ""
     host = "" if plan.offload == ON_DEVICES else "; optimizer state in host memory"
     fused = "; ops fused" if plan.fusion == FUSED else ""
     mesh = f"{plan.model.name} on {plan.cluster.name}: mesh {axes}"
@@ -72,13 +82,13 @@ def headline(plan: Plan) -> str:
 
 
 def placement_table(plan: Plan) -> Table:
-    """Return the table of who computes what, in the form that its size allows."""
+    """Table of who computes what: devices × stages of a small plan, else stages alone."""
     small = plan.mesh.devices <= DEVICES_MAX and plan.stages <= STAGES_MAX
     return devices_table(plan) if small else stages_table(plan)
 
 
 def stages_table(plan: Plan) -> Table:
-    """Return the table of stages (rows) with their ranks and blocks, a line per chunk."""
+    """Table of stages (rows) with their ranks and blocks, a line per chunk."""
     table = Table(title="stages", title_justify="left")
     for column in ("stage", "ranks", "blocks"):
         table.add_column(column)
@@ -91,7 +101,7 @@ def stages_table(plan: Plan) -> Table:
 
 
 def devices_table(plan: Plan) -> Table:
-    """Return the table of devices (rows) × stages (columns), with the blocks of each stage."""
+    """Table of devices (rows) × stages (columns), with the blocks of each stage."""
     table = Table(title="devices × stages", title_justify="left")
     table.add_column("mesh " + " ".join(plan.mesh.names) if plan.mesh.names else "mesh")
     for stage in range(plan.stages):
@@ -105,15 +115,40 @@ def devices_table(plan: Plan) -> Table:
 
 
 def stage_blocks(plan: Plan, stage: int) -> str:
-    """Return the blocks of a stage, one line per chunk: `embedding, h.0-1 (recompute full)`."""
+    """Blocks of a stage, one line per chunk: `embedding, h.0-1 (recompute full)`.
+
+    Parameters
+    ----------
+    plan : Plan
+        The plan that has the stage.
+    stage : int
+        Counted from 0.
+
+    Returns
+    -------
+    str
+        Consecutive blocks of one kind and recompute mode as a range.
+    """
     modes = recompute_modes(plan)
     return "\n".join(_runs(chunk, modes) for chunk in plan.chunks if chunk.stage == stage)
 
 
 def sbp_table(plan: Plan, template: str) -> Table:
-    """Return the table of one block's forward ops with the SBP of their inputs and outputs.
+    """Table of one block's forward ops with the SBP of their inputs and outputs.
 
     Variables are in it, for their storage; backward and update ops are in the plan's file.
+
+    Parameters
+    ----------
+    plan : Plan
+        A plan that has a block of the template.
+    template : str
+        Name of the template; its first block is shown.
+
+    Returns
+    -------
+    Table
+        A row per op.
     """
     graph = plan_graph(plan)
     block, variant = next(
@@ -141,7 +176,20 @@ def sbp_table(plan: Plan, template: str) -> Table:
 
 
 def fused_table(template: str, groups: Sequence[Sequence[str]]) -> Table:
-    """Return the table of ops that one kernel computes, a row for every such actor of a block."""
+    """Table of ops that one kernel computes, a row for every such actor of a block.
+
+    Parameters
+    ----------
+    template : str
+        Name of the block's template, for the title.
+    groups : sequence of sequence of str
+        Names of the ops of each actor.
+
+    Returns
+    -------
+    Table
+        One column.
+    """
     table = Table(title=f"ops of a block `{template}` that are one actor", title_justify="left")
     table.add_column("ops")
     for group in groups:
@@ -150,7 +198,7 @@ def fused_table(template: str, groups: Sequence[Sequence[str]]) -> Table:
 
 
 def repeated_template(plan: Plan) -> str:
-    """Return the template that most blocks of the plan are of, the one worth drawing."""
+    """Template that most blocks of the plan are of, the one worth drawing."""
     counts: dict[str, int] = {}
     for chunk in plan.chunks:
         for choice in chunk.blocks:
@@ -160,7 +208,15 @@ def repeated_template(plan: Plan) -> str:
 
 
 def draw_memory(plan: Plan, console: Console) -> None:
-    """Print memory by kind, per stage, where the plan's figures hold it."""
+    """Print memory by kind, per stage, where the plan's figures hold it.
+
+    Parameters
+    ----------
+    plan : Plan
+        With `memory_by_kind` in its figures, bytes of one device per stage.
+    console : Console
+        The console to print on.
+    """
     by_stage = [_together(stage) for stage in plan.figures.get("memory_by_kind", ())]
     if not by_stage:
         return
@@ -180,50 +236,71 @@ def draw_memory(plan: Plan, console: Console) -> None:
 
 
 def _together(amounts: dict[str, int]) -> dict[str, int]:
-    """Bytes by kind, with what no plan lays out under one name."""
-    found: dict[str, int] = {}
+    """Bytes by kind, with the kinds that no plan lays out added up under `runtime`."""
+    bytes_by_name: dict[str, int] = {}
     for kind, size in amounts.items():
         name = "runtime" if kind in BESIDE else kind
-        found[name] = found.get(name, 0) + size
-    return found
+        bytes_by_name[name] = bytes_by_name.get(name, 0) + size
+    return bytes_by_name
 
 
 def changes(before: Plan, after: Plan) -> list[dict[str, Any]]:
-    """Return every value that differs between two plans, by its path in the document."""
+    """Differences between two plans, a row for every value.
+
+    Parameters
+    ----------
+    before : Plan
+        The first plan.
+    after : Plan
+        The second plan.
+
+    Returns
+    -------
+    list of dict
+        `path` in the document, and the values `before` and `after`, None where there is none.
+    """
     left, right = msgspec.to_builtins(before), msgspec.to_builtins(after)
     return [
         {"path": path, "before": old, "after": new} for path, old, new in _differences(left, right)
     ]
 
 
-def draw_changes(found: list[dict[str, Any]], console: Console) -> None:
-    """Print what differs between two plans."""
-    if not found:
+def draw_changes(differences: list[dict[str, Any]], console: Console) -> None:
+    """Print the differences between two plans.
+
+    Parameters
+    ----------
+    differences : list of dict
+        As `changes` returns them.
+    console : Console
+        The console to print on.
+    """
+    if not differences:
         console.print("the plans are equal")
         return
     table = Table()
     for column in ("what", "before", "after"):
         table.add_column(column, overflow="fold")
-    for row in found:
+    for row in differences:
         table.add_row(Text(row["path"]), Text(_short(row["before"])), Text(_short(row["after"])))
     console.print(table)
 
 
 def _differences(left: Any, right: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Walk two JSON values side by side."""
+    """Yield path and both values wherever two JSON values, walked side by side, differ."""
     if isinstance(left, dict) and isinstance(right, dict):
         for key in [*left, *(key for key in right if key not in left)]:
             inner = f"{path}.{key}" if path else key
             yield from _differences(left.get(key), right.get(key), inner)
     elif isinstance(left, list) and isinstance(right, list) and len(left) == len(right):
-        for at, (one, other) in enumerate(zip(left, right, strict=True)):
-            yield from _differences(one, other, f"{path}[{at}]")
+        for position, (old, new) in enumerate(zip(left, right, strict=True)):
+            yield from _differences(old, new, f"{path}[{position}]")
     elif left != right:
         yield path, left, right
 
 
 def _short(value: Any) -> str:
-    """A value in at most 60 characters."""
+    """JSON text of a value, cut to at most 60 characters."""
     text = msgspec.json.encode(value).decode()
     return text if len(text) <= 60 else text[:57] + "..."
 
@@ -237,11 +314,11 @@ def _runs(chunk: Chunk, modes: Mapping[str, str]) -> str:
         mode = modes.get(choice.block, "")
         note = f" (recompute {mode})" if mode else ""
         if stem and number.isdigit():
-            at = int(number)
-            if runs and runs[-1][:2] == (stem, mode) and runs[-1][3] == at - 1:
-                runs[-1] = (stem, mode, runs[-1][2], at)
+            index = int(number)
+            if runs and runs[-1][:2] == (stem, mode) and runs[-1][3] == index - 1:
+                runs[-1] = (stem, mode, runs[-1][2], index)
             else:
-                runs.append((stem, mode, at, at))
+                runs.append((stem, mode, index, index))
                 names.append("")
             first, last = runs[-1][2:]
             names[-1] = f"{stem}.{first}" if first == last else f"{stem}.{first}-{last}"
@@ -253,9 +330,9 @@ def _runs(chunk: Chunk, modes: Mapping[str, str]) -> str:
 
 
 def _coordinate(sizes: tuple[int, ...], position: int) -> list[int]:
-    """Row-major coordinate of a position."""
-    found = []
+    """Row-major coordinate of a position in a mesh of these sizes."""
+    indices = []
     for size in reversed(sizes):
-        position, at = divmod(position, size)
-        found.append(at)
-    return found[::-1]
+        position, index = divmod(position, size)
+        indices.append(index)
+    return indices[::-1]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Speed(NamedTuple):
-    """How fast a step time makes a plan.
+    """Speed of a plan at a step time: tokens per second, TFLOP/s per device, and MFU.
 
     `mfu` is model FLOPs / (step time × the precision's dense peaks of all devices). None where a
     device's peak for the precision is not known, and where it would be above one: a causal mask
@@ -35,14 +35,26 @@ class Speed(NamedTuple):
 
 
 def tokens_per_step(plan: Plan) -> int:
-    """Return the tokens of a global batch; images or samples, as `unit_of` the model says."""
+    """Tokens of a global batch; images or samples, as `unit_of` the model says."""
     return plan.global_batch * plan.model.seq_len
 
 
 def speed(plan: Plan, step_time_s: float, graph: Graph | None = None) -> Speed:
-    """Return what a step time means for a plan; model FLOPs leave out recomputation.
+    """Speed of a plan at a step time; model FLOPs leave out recomputation.
 
-    `graph` is the plan's, as `plan_graph` gives it, where it is already at hand.
+    Parameters
+    ----------
+    plan : Plan
+        The plan, with its model and cluster.
+    step_time_s : float
+        Seconds of one step.
+    graph : Graph, optional
+        The plan's, as `plan_graph` gives it, where it is already at hand.
+
+    Returns
+    -------
+    Speed
+        Tokens per second of all devices, TFLOP/s of one, and MFU.
     """
     flops = model_flops(plan_graph(plan) if graph is None else graph) * plan.microbatches
     per_device = flops / step_time_s / plan.ranks
@@ -56,36 +68,64 @@ def speed(plan: Plan, step_time_s: float, graph: Graph | None = None) -> Speed:
 
 
 def _peak_flops_per_s(plan: Plan) -> float | None:
-    """Dense peaks of the plan's devices together; None where one is not known."""
+    """Sum of the dense peaks of the plan's devices, in FLOP/s; None where one is not known."""
     left, total = plan.ranks, 0.0
     for group in plan.cluster.groups:
         peak = group.device.flops_per_s.get(plan.model.precision)
-        mine = min(left, group.devices)
-        if mine and not peak:
+        used = min(left, group.devices)
+        if used and not peak:
             return None
-        total += mine * (peak or 0.0)
-        left -= mine
+        total += used * (peak or 0.0)
+        left -= used
     return total
 
 
 def forecast_figures(plan: Plan) -> dict[str, Any]:
-    """Return the figures of a plan."""
+    """Figures of a plan, as `millrace.api.figures` says."""
     from millrace.simulator import forecast
 
     graph = plan_graph(plan)
     return predicted_figures(plan, forecast(plan, graph, plan_memory(plan, graph)), graph)
 
 
-def block_times(plan: Plan, known: Mapping[Kind, Floats]) -> BlockTimes:
-    """Return what each block of a plan adds to its chunk; kinds that are `known` are not timed."""
+def block_times(plan: Plan, cached: Mapping[Kind, Floats]) -> BlockTimes:
+    """Times that each block of a plan adds to its chunk.
+
+    Parameters
+    ----------
+    plan : Plan
+        The plan whose blocks are timed.
+    cached : mapping
+        Arrays [T] by template and variant (`millrace.planner.block_times`): not timed again.
+
+    Returns
+    -------
+    BlockTimes
+        Times of every kind of block, the cached ones included.
+    """
     from millrace.simulator.chunks.block_times import block_times as timed
 
-    return timed(plan, plan_graph(plan), known)
+    return timed(plan, plan_graph(plan), cached)
 
 
-def predicted_figures(plan: Plan, found: "Forecast", graph: Graph) -> dict[str, Any]:
-    """Return what the simulator says of a plan and its graph, as the plan's `figures` hold it."""
-    step_time_s = found.step_time_ns / 1e9
+def predicted_figures(plan: Plan, prediction: "Forecast", graph: Graph) -> dict[str, Any]:
+    """Figures of a plan from its forecast, as the plan's `figures` hold them.
+
+    Parameters
+    ----------
+    plan : Plan
+        The plan that was simulated.
+    prediction : Forecast
+        The simulator's forecast of it.
+    graph : Graph
+        The plan's, as `plan_graph` gives it.
+
+    Returns
+    -------
+    dict
+        As `millrace.api.figures` returns it.
+    """
+    step_time_s = prediction.step_time_ns / 1e9
     on_host = {}
     if plan.offload != ON_DEVICES:
         sizes = [stage.host_bytes for stage in plan_memory(plan, graph)]
@@ -93,18 +133,20 @@ def predicted_figures(plan: Plan, found: "Forecast", graph: Graph) -> dict[str, 
     return {
         "step_time_s": step_time_s,
         **speed(plan, step_time_s, graph)._asdict(),
-        **memory_figures(found.memory_by_kind),
+        **memory_figures(prediction.memory_by_kind),
         **on_host,
-        "fidelity": found.fidelity,
+        "fidelity": prediction.fidelity,
         "busy_fraction": max(
             0.0,
-            1 - found.bubble_fraction - found.exposed_communication_ns / found.step_time_ns,
+            1
+            - prediction.bubble_fraction
+            - prediction.exposed_communication_ns / prediction.step_time_ns,
         ),
     }
 
 
 def memory_figures(by_kind: Sequence[dict[str, int]]) -> dict[str, Any]:
-    """Return the figures of what every stage's devices hold, in bytes by kind."""
+    """Figures of memory from the bytes by kind that a device of every stage holds."""
     most = max(sum(kinds.values()) for kinds in by_kind)
     return {"memory_bytes_max": most, "memory_by_kind": list(by_kind)}
 
@@ -115,12 +157,18 @@ def shortage(plan: Plan, by_kind: Sequence[dict[str, int]]) -> str:
     Parameters
     ----------
     plan : Plan
+        The plan, with its cluster and memory limit.
     by_kind : sequence of dict
         Bytes by kind that a device of every stage holds; of every program, where these are more.
+
+    Returns
+    -------
+    str
+        A sentence about the stage that lacks most.
     """
-    if len(by_kind) != plan.stages:  # of programs, of which a stage on two kinds of node has two
-        by_kind = [one.by_kind for one in plan_memory(plan, plan_graph(plan))]
-    found = []
+    if len(by_kind) != plan.stages:  # these are of programs: a stage on two kinds of node has two
+        by_kind = [program_memory.by_kind for program_memory in plan_memory(plan, plan_graph(plan))]
+    overruns = []
     for stage, kinds in enumerate(by_kind):
         first, last = stage * plan.mesh.devices, (stage + 1) * plan.mesh.devices - 1
         least = min(plan.cluster.device_of(rank).memory_bytes for rank in (first, last))
@@ -128,10 +176,10 @@ def shortage(plan: Plan, by_kind: Sequence[dict[str, int]]) -> str:
         if plan.cluster.others:
             room = min(room, least)
         if needed > room:
-            found.append((needed - room, stage, first, last, needed, room))
-    if not found:
+            overruns.append((needed - room, stage, first, last, needed, room))
+    if not overruns:
         return ""
-    over, stage, first, last, needed, room = max(found)
+    over, stage, first, last, needed, room = max(overruns)
     return (
         f"the plan does not fit: stage {stage} (ranks {first} to {last}) needs {size(needed)} of "
         f"a device that has {size(room)}: {size(over)} too few"
@@ -146,9 +194,9 @@ def idle_devices(plan: Plan) -> str:
 
 
 def plan_summary(plan: Plan) -> dict[str, Any]:
-    """Return the fields by which scripts know a plan (the contract of `millrace plan --json`)."""
-    found: dict[str, Any] = dict(roles(plan, plan_graph(plan)))
-    found |= {
+    """Fields by which scripts know a plan (the contract of `millrace plan --json`)."""
+    summary: dict[str, Any] = dict(roles(plan, plan_graph(plan)))
+    summary |= {
         "micro_batch": micro_batch(plan),
         "schedule": plan.schedule,
         "interleave": plan.interleave,
@@ -162,27 +210,27 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
         "digest": plan.digest(),
     }
     missing = ("step_time_s", "tokens_per_s", "tflops_per_gpu", "mfu", "memory_bytes_max")
-    found |= dict.fromkeys(missing) | plan.figures
-    found |= spending(plan)
+    summary |= dict.fromkeys(missing) | plan.figures
+    summary |= spending(plan)
     evidence = plan.evidence
-    found |= {
+    summary |= {
         "objective": None if evidence is None else evidence.objective_s,
         "bound": None if evidence is None else evidence.bound_s,
         "gap": None if evidence is None else evidence.gap,
         "alternatives": [] if evidence is None else list(evidence.alternatives),
         "layers": [] if evidence is None else list(evidence.layers),
     }
-    return found
+    return summary
 
 
 def micro_batch(plan: Plan) -> int | None:
-    """Return the samples of a microbatch on one rank, None where ops disagree."""
+    """Samples of a microbatch on one rank, None where ops disagree."""
     dp = roles(plan, plan_graph(plan))["dp"]
     return plan.batch // dp if isinstance(dp, int) else None
 
 
 def spending(plan: Plan) -> dict[str, float | None]:
-    """Return dollars per million tokens and joules per token, None where they are not known.
+    """Dollars per million tokens and joules per token, None where they are not known.
 
     Of what `unit_of` the model says where it has no tokens.
     """
@@ -196,10 +244,10 @@ def spending(plan: Plan) -> dict[str, float | None]:
 
 
 def kinds_of_parallelism(plan: Plan) -> list[str]:
-    """Return the names of the plan's degrees above one, `dp 2`; of its axes where ops disagree."""
-    found = roles(plan, plan_graph(plan))
-    known = ((name, found[name]) for name in ("dp", "tp", "cp"))
-    degrees = {name: degree for name, degree in known if isinstance(degree, int)}
+    """Names of the plan's degrees above one, `dp 2`; of its axes where ops disagree."""
+    plan_roles = roles(plan, plan_graph(plan))
+    role_degrees = ((name, plan_roles[name]) for name in ("dp", "tp", "cp"))
+    degrees = {name: degree for name, degree in role_degrees if isinstance(degree, int)}
     if len(degrees) < 3:
         degrees = {axis.name: axis.size for axis in plan.mesh.axes}
     degrees["pp"] = plan.stages

@@ -40,11 +40,18 @@ def load_plan(path: Path, *, trust: bool = False) -> Plan:
         Take a plan of a model that is a function (`package.module:function`), which is called
         wherever the plan is used: whoever wrote the file says what runs.
 
+    Returns
+    -------
+    Plan
+        Checked, with a valid cluster.
+
     Raises
     ------
     PlanError
         It cannot be read or is no plan, by the path and the offending key; or its model is a
         function, and the file is not trusted.
+    ClusterError
+        Its cluster is not valid.
     """
     plan = read_document(path, Plan, "plan", bytes_max=PLAN_BYTES_MAX, error=PlanError)
     if plan.model.family == FUNCTION and not trust:
@@ -79,14 +86,26 @@ def load_profile(path: Path) -> Device:
 
 
 def is_chrome(path: Path) -> bool:
-    """Whether a trace goes to this file in Chrome's form."""
+    """True if a trace goes to this file in Chrome's form: its name ends in `.chrome.json`."""
     return path.name.endswith(".chrome.json")
 
 
 def write_trace(path: Path, trace: Trace, counters: Iterable[dict[str, Any]] = ()) -> None:
     """Write a trace: in Chrome's form to `*.chrome.json`, else as the Trace document.
 
-    Chrome's form also takes counters.
+    Parameters
+    ----------
+    path : Path
+        The file; its name decides the form.
+    trace : Trace
+        The trace to write.
+    counters : iterable of dict
+        Counter events that Chrome's form takes beside it.
+
+    Raises
+    ------
+    FileError
+        The file cannot be written.
     """
     if is_chrome(path):
         write_bytes(path, msgspec.json.encode(chrome_trace(trace, counters)))
@@ -95,7 +114,20 @@ def write_trace(path: Path, trace: Trace, counters: Iterable[dict[str, Any]] = (
 
 
 def write_document(path: Path, document: object) -> None:
-    """Write a document as indented JSON, in the deterministic order of its bytes."""
+    """Write a document as indented JSON, in the deterministic order of its bytes.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    document : object
+        Whatever `to_json` takes: a Plan, a Trace, a Device.
+
+    Raises
+    ------
+    FileError
+        The file cannot be written.
+    """
     write_bytes(path, msgspec.json.format(to_json(document), indent=1) + b"\n")
 
 

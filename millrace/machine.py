@@ -20,26 +20,66 @@ CROWDED = 4  # processes a core, beyond which they mostly wait for one another
 
 
 def is_local(text: str) -> bool:
-    """Whether a cluster is of this machine."""
+    """True if a text names a cluster of this machine."""
     return text.partition(":")[0] in (LOCAL, LOCAL_GPU)
 
 
 def cluster_of(
     text: str, profile: Path | None, measured: bool, progress: Callable[[str], None] | None
 ) -> Cluster:
-    """Return the cluster of a text, as `millrace.api.cluster` says."""
+    """Cluster that a text names, as `millrace.api.cluster` says.
+
+    Parameters
+    ----------
+    text : str
+        A cluster of the catalogue, of a TOML file or of this machine.
+    profile : Path or None
+        Device profile in place of the catalogue's or of this machine's own.
+    measured : bool
+        Measure this machine where the text names it.
+    progress : callable or None
+        Called with a sentence where something takes long or a name was taken for another.
+
+    Returns
+    -------
+    Cluster
+        Validated.
+
+    Raises
+    ------
+    ClusterError, FileError, InfeasibleError, ExecutorError
+        As `millrace.api.cluster` says.
+    """
     if not is_local(text):
-        found = catalogue_cluster(text, progress)
+        named_cluster = catalogue_cluster(text, progress)
         if profile is None:
-            return found
-        return validate(msgspec.structs.replace(found, device=load_profile(profile)))
+            return named_cluster
+        return validate(msgspec.structs.replace(named_cluster, device=load_profile(profile)))
     if profile is not None or not measured:
         return parse_cluster(text, None if profile is None else load_profile(profile))
     return measured_cluster(text, progress)
 
 
 def with_software(cluster: Cluster, framework: str | None) -> Cluster:
-    """Return the cluster driven by a framework, as `millrace.api.driven` says."""
+    """Cluster driven by a framework, as `millrace.api.driven` says.
+
+    Parameters
+    ----------
+    cluster : Cluster
+        The devices and links.
+    framework : str or None
+        Name of the framework; None keeps the cluster's own, or takes `default`.
+
+    Returns
+    -------
+    Cluster
+        With the framework as `software`.
+
+    Raises
+    ------
+    ClusterError
+        There is no such framework.
+    """
     said = cluster.software.name != Software().name
     if framework is None and (said or cluster.cores_per_node is not None):
         return cluster
@@ -48,12 +88,34 @@ def with_software(cluster: Cluster, framework: str | None) -> Cluster:
 
 
 def with_nodes(text: str) -> str:
-    """The text of a cluster that need not say how many nodes it has, with one where it does not."""
+    """Text of a cluster, with one node where it does not say how many it has."""
     return f"{text}x1" if fullmatch(r"[^:]+:[0-9]+", text) and not is_local(text) else text
 
 
 def named(option: str, read: Callable[..., Found], text: str, *rest: int) -> Found:
-    """What `read` makes of an option's value; its refusal names the option."""
+    """Value that `read` makes of an option's text; its refusal names the option.
+
+    Parameters
+    ----------
+    option : str
+        Name of the option, as it is typed.
+    read : callable
+        Called with the text and `rest`.
+    text : str
+        The option's value.
+    rest : int
+        Further arguments of `read`.
+
+    Returns
+    -------
+    object
+        What `read` returns.
+
+    Raises
+    ------
+    ClusterError
+        That of `read`, with the option and its value in front.
+    """
     try:
         return read(text, *rest)
     except ClusterError as error:
@@ -61,23 +123,45 @@ def named(option: str, read: Callable[..., Found], text: str, *rest: int) -> Fou
 
 
 def catalogue_cluster(text: str, progress: Callable[[str], None] | None) -> Cluster:
-    """Return a cluster of the catalogue or of a file.
+    """Cluster of the catalogue or of a file.
 
-    `progress` is told which device a shorter name was taken as.
+    Parameters
+    ----------
+    text : str
+        `DEVICE:GPUSxNODES`, or the path of a TOML file.
+    progress : callable or None
+        Told which device a shorter name was taken as.
+
+    Returns
+    -------
+    Cluster
+        Validated.
 
     Raises
     ------
     ClusterError
         The text has another form or names an unknown device.
     """
-    found = parse_cluster(text)
-    if progress is not None and not text.endswith(".toml") and found.name != text:
-        progress(f"--cluster {text}: taken as {found.name}")
-    return found
+    cluster = parse_cluster(text)
+    if progress is not None and not text.endswith(".toml") and cluster.name != text:
+        progress(f"--cluster {text}: taken as {cluster.name}")
+    return cluster
 
 
 def crowding(ranks: int, cores: int) -> str:
     """Say what becomes of many processes on few cores; empty where they are not so many.
+
+    Parameters
+    ----------
+    ranks : int
+        Processes.
+    cores : int
+        Cores that they share.
+
+    Returns
+    -------
+    str
+        A clause without a full stop.
 
     Examples
     --------
@@ -95,7 +179,19 @@ def crowding(ranks: int, cores: int) -> str:
 
 
 def measured_cluster(text: str, progress: Callable[[str], None] | None) -> Cluster:
-    """Return a cluster of this machine as it is measured, once, and kept.
+    """Cluster of this machine as it is measured, once, and kept.
+
+    Parameters
+    ----------
+    text : str
+        `local:N` or `local-gpu:N`.
+    progress : callable or None
+        Called with a sentence about a measurement that takes long.
+
+    Returns
+    -------
+    Cluster
+        With a measured device.
 
     Raises
     ------

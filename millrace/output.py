@@ -1,4 +1,4 @@
-"""What a command prints: its answer on stdout, as text or as one JSON document, the rest on stderr.
+"""Output of a command: its answer on stdout, as text or as one JSON document, the rest on stderr.
 
 Progress and warnings go to stderr whatever the form of the answer, so that a script can always read
 stdout. On a terminal long work shows a spinner; elsewhere each step is one plain line.
@@ -32,7 +32,7 @@ class Plain(Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterator[Segment]:
-        """Yield what is printed, piece by piece."""
+        """Yield the segments that are printed, with characters that steer a terminal escaped."""
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else visible(text), style, control)
 
@@ -48,18 +48,28 @@ class Plain(Console):
 
 
 def stdout() -> Console:
-    """Return a console on stdout, at least 100 columns wide where it is not a terminal."""
+    """Console on stdout, at least 100 columns wide where it is not a terminal."""
     width = None if sys.stdout.isatty() else 100
     return Plain(file=sys.stdout, width=width, markup=False, highlight=False, soft_wrap=False)
 
 
 def stderr() -> Console:
-    """Return a console on stderr."""
+    """Console on stderr."""
     return Plain(file=sys.stderr, markup=False, highlight=False, soft_wrap=True)
 
 
 def answer(document: Mapping[str, Any], as_json: bool, draw: Callable[[Console], None]) -> None:
-    """Print a command's answer: the document, or what `draw` makes of it."""
+    """Print a command's answer on stdout: one JSON document, or a text.
+
+    Parameters
+    ----------
+    document : mapping
+        The answer, of values that JSON has.
+    as_json : bool
+        Print the document; else draw.
+    draw : callable
+        Called with a console on stdout, prints the text.
+    """
     if as_json:
         try:
             text = msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
@@ -78,7 +88,7 @@ def say(text: str) -> None:
 
 @contextmanager
 def working(text: str) -> Iterator[Callable[[str], None]]:
-    """Show that long work is going on; yields a function that replaces the text."""
+    """Show that long work is going on, and yield a function that replaces the text."""
     console = stderr()
     if not console.is_terminal:
         console.print(f"{text} …", markup=False)
@@ -90,7 +100,7 @@ def working(text: str) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def training(steps: int) -> Iterator[Callable[[int, float], None]]:
-    """Show a live loss line; yields what is to be called as `told(step, loss)` after each step.
+    """Show a live loss line, and yield what is to be called as `told(step, loss)` after each step.
 
     A terminal shows every step in place; elsewhere each tenth step is one plain line. Steps are
     counted over all runs. The first loss that is not finite gets a line of its own.
@@ -104,8 +114,8 @@ def training(steps: int) -> Iterator[Callable[[int, float], None]]:
         nonlocal first, last, diverged
         first = step if first < 0 else first
         end = first + steps
-        made = f" ({step + 1 - first} of this run)" if first else ""
-        line = f"step {step + 1:>4} of {end}{made}   loss {loss:.4f}"
+        progress_note = f" ({step + 1 - first} of this run)" if first else ""
+        line = f"step {step + 1:>4} of {end}{progress_note}   loss {loss:.4f}"
         if status is not None:
             status.update(Text(line))
         elif step // 10 != last // 10 or step + 1 == end:
@@ -128,5 +138,13 @@ def training(steps: int) -> Iterator[Callable[[int, float], None]]:
 
 
 def error_document(sentence: str, code: int) -> None:
-    """Print what went wrong as the JSON document of a command that failed."""
+    """Print the JSON document of a command that failed, with `error` and `exit_code`.
+
+    Parameters
+    ----------
+    sentence : str
+        What went wrong.
+    code : int
+        The exit code.
+    """
     answer({"error": sentence, "exit_code": code}, True, lambda _: None)

@@ -36,26 +36,50 @@ footer { margin-top: 2rem; color: #666; font-size: 12px; }
 
 
 def write_page(path: Path, plan: Plan, predicted: Trace, measured: Trace) -> None:
-    """Write the page that compares two traces of a plan; raises FileError and PlanError."""
+    """Write the page that compares two traces of a plan.
+
+    Parameters
+    ----------
+    path : Path
+        The HTML file.
+    plan : Plan
+        The plan, for the headline.
+    predicted : Trace
+        Its simulated trace.
+    measured : Trace
+        Its measured trace.
+
+    Raises
+    ------
+    FileError
+        The file cannot be written.
+    PlanError
+        The traces do not belong together, as `millrace.compare.join` says.
+    """
     drawn = [timeline(predicted), timeline(measured)]
     page = comparison_page(headline(plan), join(predicted, measured), drawn)
     write_bytes(path, page.encode())
 
 
 def comparison_page(title: str, comparison: Comparison, timelines: Iterable[Timeline]) -> str:
-    """Return the page of one comparison.
+    """HTML page of one comparison.
 
     Parameters
     ----------
     title : str
-        What was compared: the model and how it was split.
+        The model and how it was split.
     comparison : Comparison
         The join that the tables show.
     timelines : iterable of Timeline
         Drawn under each other on one scale: the predicted one, then the measured one.
+
+    Returns
+    -------
+    str
+        A self-contained document.
     """
     drawn = list(timelines)
-    longest = max(one.duration_ns for one in drawn)
+    longest = max(drawn_timeline.duration_ns for drawn_timeline in drawn)
     error = format_percent(comparison.step_time_error, signed=True)
     parts = [
         f"<h1>{escape(title)}</h1>",
@@ -64,12 +88,12 @@ def comparison_page(title: str, comparison: Comparison, timelines: Iterable[Time
         f"error <b>{error}</b> (predicted / measured − 1).</p>",
         legend({what.replace("_", " "): colour for what, colour in COLOURS.items()}),
     ]
-    for one in drawn:
+    for drawn_timeline in drawn:
         parts.append(
-            f"<h2>{escape(one.source.capitalize())}: step {one.step}, "
-            f"{format_seconds(one.duration_ns / 1e9)}</h2>"
+            f"<h2>{escape(drawn_timeline.source.capitalize())}: step {drawn_timeline.step}, "
+            f"{format_seconds(drawn_timeline.duration_ns / 1e9)}</h2>"
         )
-        parts.append(timeline_svg(one, longest))
+        parts.append(timeline_svg(drawn_timeline, longest))
     parts.append("<h2>Where the time goes, per step on the average rank</h2>")
     parts.append(_table("cause", comparison.causes))
     parts.append(f"<h2>The {SHOWN_ACTORS} actors that differ most</h2>")
@@ -79,7 +103,22 @@ def comparison_page(title: str, comparison: Comparison, timelines: Iterable[Time
 
 
 def document(title: str, parts: Iterable[str], style: str = "") -> str:
-    """Return a self-contained page of these parts; `style` is added to that of all pages."""
+    """Self-contained HTML page.
+
+    Parameters
+    ----------
+    title : str
+        Plain text, escaped here.
+    parts : iterable of str
+        HTML of the body, piece by piece.
+    style : str
+        CSS that is added to that of all pages.
+
+    Returns
+    -------
+    str
+        The document.
+    """
     body = "\n".join(parts)
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -89,17 +128,29 @@ def document(title: str, parts: Iterable[str], style: str = "") -> str:
 
 
 def timeline_svg(timeline: Timeline, scale_ns: int) -> str:
-    """Return one timeline as inline SVG, `scale_ns` wide.
+    """Inline SVG of one timeline.
 
     Bars under half a pixel that touch one of the same colour are drawn together.
+
+    Parameters
+    ----------
+    timeline : Timeline
+        Rows and bars of one step.
+    scale_ns : int
+        Nanoseconds that the width of the plot stands for.
+
+    Returns
+    -------
+    str
+        An `<svg>` element.
     """
     height = ROW_PX * len(timeline.rows) + 26
     parts = [
         f'<svg viewBox="0 0 {LABEL_PX + PLOT_PX + 10} {height}" role="img" '
         f'aria-label="{escape(timeline.source)} timeline">'
     ]
-    for at, row in enumerate(timeline.rows):
-        top = at * ROW_PX
+    for position, row in enumerate(timeline.rows):
+        top = position * ROW_PX
         shade = "#f6f6f6" if row.rank % 2 else "#fff"
         parts.append(
             f'<rect x="0" y="{top}" width="{LABEL_PX + PLOT_PX}" height="{ROW_PX}" fill="{shade}"/>'
@@ -140,7 +191,7 @@ def _merged(timeline: Timeline, least_ns: float) -> list[tuple[int, int, int, st
 
 
 def _time_axis(top: int, scale_ns: int, end_ns: int) -> str:
-    """Marks at round times, and the line where the step ends."""
+    """Marks at round times, and the line where the step ends, as SVG."""
     parts = []
     step_ns = round_step(scale_ns / 6)
     for mark in range(int(scale_ns // step_ns) + 1):
@@ -158,13 +209,13 @@ def _time_axis(top: int, scale_ns: int, end_ns: int) -> str:
 
 
 def round_step(least_ns: float) -> float:
-    """Return the smallest of 1, 2, 5 × 10ⁿ ns that is at least `least_ns`."""
+    """Smallest of 1, 2, 5 × 10ⁿ ns that is at least `least_ns`."""
     power = 10.0 ** floor(log10(max(least_ns, 1.0)))
     return next(power * digit for digit in (1, 2, 5, 10) if power * digit >= least_ns)
 
 
 def legend(colours: Mapping[str, str]) -> str:
-    """Return what each colour means."""
+    """Paragraph that says what each colour means."""
     keys = "".join(
         f'<span class="key"><i style="background:{colour}"></i>{escape(what)}</span>'
         for what, colour in colours.items()
@@ -173,7 +224,7 @@ def legend(colours: Mapping[str, str]) -> str:
 
 
 def _table(first: str, rows: Iterable[CauseRow | ActorRow]) -> str:
-    """Rows of causes or actors."""
+    """Table of causes or actors, as HTML."""
     lines = [
         f"<table><tr><th>{first}</th><th>predicted</th><th>measured</th><th>difference</th></tr>"
     ]

@@ -25,12 +25,17 @@ MARKERS = ("o", "^", "s", "D", "v")
 
 
 def plot_timelines(timelines: Sequence[Timeline]) -> Any:
-    """Return a matplotlib Figure of some timelines under each other, on one scale of time.
+    """Matplotlib Figure of some timelines under each other, on one scale of time.
 
     Parameters
     ----------
     timelines : sequence of Timeline
         Usually a predicted one and a measured one of the same plan.
+
+    Returns
+    -------
+    Figure
+        A panel per timeline.
 
     Examples
     --------
@@ -39,25 +44,27 @@ def plot_timelines(timelines: Sequence[Timeline]) -> Any:
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    rows = [len(one.rows) for one in timelines]
+    rows = [len(timeline.rows) for timeline in timelines]
     figure = Figure(figsize=(11, 0.9 + 0.21 * sum(rows) + 0.5 * len(rows)), layout="constrained")
     panels = figure.subplots(len(rows), 1, sharex=True, height_ratios=rows, squeeze=False)
-    for panel, one in zip(panels[:, 0], timelines, strict=True):
-        for at in range(len(one.rows)):
-            bars = [bar for bar in one.bars if bar.row == at]
+    for panel, timeline in zip(panels[:, 0], timelines, strict=True):
+        for row_index in range(len(timeline.rows)):
+            bars = [bar for bar in timeline.bars if bar.row == row_index]
             panel.broken_barh(
                 [(bar.start_ns / 1e6, (bar.end_ns - bar.start_ns) / 1e6) for bar in bars],
-                (at - 0.4, 0.8),
+                (row_index - 0.4, 0.8),
                 facecolors=[COLOURS.get(bar.what, "#555555") for bar in bars],
             )
-        panel.set_yticks(range(len(one.rows)))
-        panel.set_yticklabels([f"rank {row.rank} {row.queue}" for row in one.rows], fontsize=7)
+        panel.set_yticks(range(len(timeline.rows)))
+        panel.set_yticklabels([f"rank {row.rank} {row.queue}" for row in timeline.rows], fontsize=7)
         panel.invert_yaxis()
-        panel.axvline(one.duration_ns / 1e6, color="#cc0000", linestyle=":", linewidth=1)
-        panel.set_title(f"{one.source}: {one.duration_ns / 1e6:.1f} ms", loc="left", fontsize=9)
+        panel.axvline(timeline.duration_ns / 1e6, color="#cc0000", linestyle=":", linewidth=1)
+        panel.set_title(
+            f"{timeline.source}: {timeline.duration_ns / 1e6:.1f} ms", loc="left", fontsize=9
+        )
     panels[-1, 0].set_xlabel("ms from the start of the step")
-    panels[-1, 0].set_xlim(0, 1.01 * max(one.duration_ns for one in timelines) / 1e6)
-    seen = {bar.what for one in timelines for bar in one.bars}
+    panels[-1, 0].set_xlim(0, 1.01 * max(timeline.duration_ns for timeline in timelines) / 1e6)
+    seen = {bar.what for timeline in timelines for bar in timeline.bars}
     patches = [
         Patch(color=colour, label=what.replace("_", " "))
         for what, colour in COLOURS.items()
@@ -68,7 +75,7 @@ def plot_timelines(timelines: Sequence[Timeline]) -> Any:
 
 
 def plot_devices(plan: Plan) -> Any:
-    """Return a matplotlib Figure of the plan's devices (rows) × stages (columns)."""
+    """Matplotlib Figure of the plan's devices (rows) × stages (columns)."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
@@ -99,7 +106,7 @@ def plot_devices(plan: Plan) -> Any:
 
 
 def plot_losses(losses: Sequence[float]) -> Any:
-    """Return a matplotlib Figure of the loss over steps."""
+    """Matplotlib Figure of the loss over steps."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 2.4), layout="constrained")
@@ -111,7 +118,7 @@ def plot_losses(losses: Sequence[float]) -> Any:
 
 
 def plot_scaling(rows: Sequence[dict[str, Any]]) -> Any:
-    """Return a matplotlib Figure of a sweep's rows: throughput, efficiency and cost over devices.
+    """Matplotlib Figure of a sweep's rows: throughput, efficiency and cost over devices.
 
     Throughput is on logarithmic axes, with what perfect scaling from a line's smallest size would
     give. A ring marks where a line stops paying, a cross on the axis a size without a plan.
@@ -120,6 +127,11 @@ def plot_scaling(rows: Sequence[dict[str, Any]]) -> Any:
     ----------
     rows : sequence of dict
         As `millrace.api.scale` returns them.
+
+    Returns
+    -------
+    Figure
+        Three panels.
     """
     from matplotlib.figure import Figure
 
@@ -132,25 +144,25 @@ def plot_scaling(rows: Sequence[dict[str, Any]]) -> Any:
     share = figure.add_subplot(grid[0, 1], sharex=speed)
     spent = figure.add_subplot(grid[1, 1], sharex=speed)
     name, title = _spending(rows)
-    for at, (label, line) in enumerate(lines.items()):
+    for line_index, (label, line) in enumerate(lines.items()):
         look = {
-            "color": TEN[at % len(TEN)],
-            "marker": MARKERS[at % len(MARKERS)],
+            "color": TEN[line_index % len(TEN)],
+            "marker": MARKERS[line_index % len(MARKERS)],
         }
-        found = sorted((one for one in line if one["reason"] is None), key=_devices)
-        _draw_line(speed, found, "goodput_tokens_per_s", label=label, **look)
-        _draw_line(share, found, "scaling_efficiency", **look)
+        planned = sorted((point for point in line if point["reason"] is None), key=_devices)
+        _draw_line(speed, planned, "goodput_tokens_per_s", label=label, **look)
+        _draw_line(share, planned, "scaling_efficiency", **look)
         if name:
-            _draw_line(spent, found, name, **look)
-        if found:
-            base = found[0]["goodput_tokens_per_s"] / _devices(found[0])
-            sizes = [_devices(found[0]), _devices(found[-1])]
+            _draw_line(spent, planned, name, **look)
+        if planned:
+            base = planned[0]["goodput_tokens_per_s"] / _devices(planned[0])
+            sizes = [_devices(planned[0]), _devices(planned[-1])]
             ideal = [base * size for size in sizes]
             speed.plot(sizes, ideal, linestyle=(0, (4, 3)), color=look["color"], alpha=0.55, lw=1.2)
-        missing = [_devices(one) for one in line if one["reason"] is not None]
+        missing = [_devices(point) for point in line if point["reason"] is not None]
         speed.plot(
             missing,
-            [0.02 + 0.03 * at] * len(missing),
+            [0.02 + 0.03 * line_index] * len(missing),
             marker="x",
             linestyle="",
             color=look["color"],
@@ -166,7 +178,7 @@ def _devices(row: dict[str, Any]) -> int:
 
 
 def _spending(rows: Sequence[dict[str, Any]]) -> tuple[str, str]:
-    """What is drawn of money or energy: a column, and what it is called."""
+    """Column of money or energy that is drawn, and its title."""
     tokens = format_count(rows[0]["tokens"])
     for name, title in (("cost_usd", "cost in $"), ("energy_j", "energy in J")):
         if any(row[name] is not None for row in rows):
@@ -175,18 +187,18 @@ def _spending(rows: Sequence[dict[str, Any]]) -> tuple[str, str]:
 
 
 def _draw_line(panel: Any, rows: Sequence[dict[str, Any]], name: str, **look: Any) -> None:
-    """One line of a panel, a ring where it stops paying."""
-    known = [row for row in rows if row[name] is not None]
+    """Draw one line of a panel, with a ring where it stops paying."""
+    plotted = [row for row in rows if row[name] is not None]
     panel.plot(
-        [_devices(row) for row in known],
-        [row[name] for row in known],
+        [_devices(row) for row in plotted],
+        [row[name] for row in plotted],
         lw=2.2,
         markersize=6.5,
         markeredgecolor="white",
         markeredgewidth=0.8,
         **look,
     )
-    stops = [row for row in known if row["stops_paying"]]
+    stops = [row for row in plotted if row["stops_paying"]]
     panel.plot(
         [_devices(row) for row in stops],
         [row[name] for row in stops],
@@ -202,7 +214,7 @@ def _draw_line(panel: Any, rows: Sequence[dict[str, Any]], name: str, **look: An
 def _dress(
     figure: Any, rows: Sequence[dict[str, Any]], speed: Any, share: Any, spent: Any, title: str
 ) -> None:
-    """Scales, titles and the legend."""
+    """Set scales, titles and the legend."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
     sizes = sorted({_devices(row) for row in rows})
@@ -219,7 +231,7 @@ def _dress(
     speed.yaxis.set_minor_formatter(NullFormatter())
     share.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     spent.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
-    share.set_ylim(0, 1.05 * max([1.0, *(one["scaling_efficiency"] or 0.0 for one in rows)]))
+    share.set_ylim(0, 1.05 * max([1.0, *(row["scaling_efficiency"] or 0.0 for row in rows)]))
     spent.set_ylim(0, 1.12 * spent.dataLim.y1 if spent.lines else 1)
     failing = ", less failures" if any(row["goodput_fraction"] for row in rows) else ""
     for panel, text in (
@@ -243,7 +255,7 @@ def _dress(
 
 
 def _legend(panel: Any, rows: Sequence[dict[str, Any]]) -> tuple[list[Any], list[str]]:
-    """The lines, and what else there is to see."""
+    """Handles and labels of the lines, and of whatever else there is to see."""
     from matplotlib.lines import Line2D
 
     handles, labels = panel.get_legend_handles_labels()
@@ -261,14 +273,19 @@ def _legend(panel: Any, rows: Sequence[dict[str, Any]]) -> tuple[list[Any], list
 
 
 def plot_predictions(groups: Mapping[str, Sequence[tuple[float, float]]], title: str) -> Any:
-    """Return a matplotlib Figure of predicted over measured step times, both on a log scale.
+    """Matplotlib Figure of predicted over measured step times, both on a log scale.
 
     Parameters
     ----------
     groups : mapping
-        By the name of a source, its rows as (measured_s, predicted_s).
+        By the name of a source, its rows as (measured_s, predicted_s), in seconds.
     title : str
         What they are, and how far off in all.
+
+    Returns
+    -------
+    Figure
+        The times, and below them predicted over measured.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import FixedLocator, NullLocator
@@ -282,11 +299,11 @@ def plot_predictions(groups: Mapping[str, Sequence[tuple[float, float]]], title:
     panel.plot(ends, ends, color="#666666", linewidth=0.8)
     below.axhspan(0.9, 1.1, label="within 10 %", **band)
     below.axhline(1, color="#666666", linewidth=0.8)
-    for at, (name, points) in enumerate(groups.items()):
+    for source_index, (name, points) in enumerate(groups.items()):
         style = {
             "s": 22,
-            "marker": MARKERS[at // len(TEN) % len(MARKERS)],
-            "color": TEN[at % len(TEN)],
+            "marker": MARKERS[source_index // len(TEN) % len(MARKERS)],
+            "color": TEN[source_index % len(TEN)],
             "alpha": 0.75,
             "linewidths": 0,
         }
@@ -301,9 +318,9 @@ def plot_predictions(groups: Mapping[str, Sequence[tuple[float, float]]], title:
         axis.set_major_formatter(lambda value, _: f"{value:g}")
     below.yaxis.set_major_locator(FixedLocator([0.25, 0.5, 0.8, 1, 1.25, 2, 4]))
     below.yaxis.set_minor_locator(NullLocator())
-    for one in (panel, below):
-        one.grid(visible=True, which="major", color="#dddddd", linewidth=0.6)
-        one.set_axisbelow(True)
+    for axes in (panel, below):
+        axes.grid(visible=True, which="major", color="#dddddd", linewidth=0.6)
+        axes.set_axisbelow(True)
     panel.set_title(title, loc="left", fontsize=10)
     figure.legend(loc="outside right upper", fontsize=8, frameon=False)
     return figure
@@ -320,15 +337,27 @@ def check_drawable(path: Path) -> None:
         raise FileError(
             f"`{path}` is drawn by matplotlib: pip install '.[plot]' in Millrace's checkout"
         ) from None
-    known = FigureCanvasBase.get_supported_filetypes()
-    if path.suffix.removeprefix(".").lower() not in known:
-        raise FileError(f"cannot draw `{path}`: name a file that ends in .{', .'.join(known)}")
+    formats = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix.removeprefix(".").lower() not in formats:
+        raise FileError(f"cannot draw `{path}`: name a file that ends in .{', .'.join(formats)}")
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write a figure in the form that the file's name ends in; raises FileError.
+    """Write a figure in the form that the file's name ends in.
 
     The same figure gives the same bytes.
+
+    Parameters
+    ----------
+    figure : Figure
+        As the functions of this module return it.
+    path : Path
+        The file.
+
+    Raises
+    ------
+    FileError
+        Matplotlib is missing or has no such form, or the file cannot be written.
     """
     from matplotlib import rc_context
 

@@ -24,37 +24,37 @@ class NobodyReadsError(Exception):
 
 
 def visible(text: str) -> str:
-    r"""Return a text that steers no terminal: names come from files, and files from anywhere.
+    r"""Text that steers no terminal: names come from files, and files from anywhere.
 
     Examples
     --------
     >>> visible("a\x1b[31mb")
     'a\\x1b[31mb'
     """
-    return STEERING.sub(lambda found: ascii(found[0])[1:-1], text)
+    return STEERING.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def visible_json(text: str) -> str:
-    """Return a JSON text whose strings steer no terminal; they are the same strings."""
-    return STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    """JSON text whose strings steer no terminal; they are the same strings."""
+    return STEERING.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def take_over() -> None:
-    """Put streams in the place of stdout and stderr that say what is wrong with them."""
+    """Replace stdout and stderr by streams that say what is wrong with them."""
     codecs.register_error(ESCAPED, _escaped)
     sys.stdout = Answers(_opened(sys.stdout))
     sys.stderr = Asides(_opened(sys.stderr))
 
 
 def silence(stream: Any) -> None:
-    """Let whatever a stream still holds go nowhere, so that the end of the process is quiet."""
+    """Redirect whatever a stream still holds to nowhere, so that the process ends quietly."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 
 def _opened(stream: TextIO | None) -> TextIO:
-    """The stream, or one that goes nowhere in place of one that is closed."""
+    """Stream that can be written: this one, or one that goes nowhere where it is closed."""
     if stream is None:
         return open(os.devnull, "w", encoding="utf-8")
     if hasattr(stream, "reconfigure"):
@@ -63,7 +63,7 @@ def _opened(stream: TextIO | None) -> TextIO:
 
 
 def _escaped(error: UnicodeError) -> tuple[str, int]:
-    """What a stream cannot encode, as JSON escapes it: an answer stays the document that it is."""
+    """JSON escapes of text that a stream cannot encode: an answer stays the document that it is."""
     assert isinstance(error, UnicodeEncodeError)
     return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 

@@ -35,7 +35,7 @@ def format_bytes(count: float) -> str:
 
 
 def byte_unit(count: float) -> tuple[str, int]:
-    """Return the largest binary unit of which `count` bytes are at least one, and its bytes."""
+    """Largest binary unit of which `count` bytes are at least one, and its bytes."""
     for unit, scale in (("TiB", 1024**4), ("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
         if abs(count) >= scale:
             return unit, scale
@@ -51,7 +51,20 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_rate(per_second: float, unit: str) -> str:
-    """Write a rate with a decimal prefix: `312 TFLOP/s`, `2.0 GB/s`."""
+    """Write a rate with a decimal prefix: `312 TFLOP/s`, `2.0 GB/s`.
+
+    Parameters
+    ----------
+    per_second : float
+        The rate, in `unit` per second.
+    unit : str
+        What is counted, such as `FLOP` or `B`.
+
+    Returns
+    -------
+    str
+        Three significant digits, prefix and unit.
+    """
     for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(per_second) >= scale:
             return f"{_three(per_second / scale)} {prefix}{unit}/s"
@@ -59,7 +72,20 @@ def format_rate(per_second: float, unit: str) -> str:
 
 
 def format_percent(fraction: float, signed: bool = False) -> str:
-    """Write a fraction as a percentage with one decimal."""
+    """Write a fraction as a percentage with one decimal.
+
+    Parameters
+    ----------
+    fraction : float
+        1.0 is 100 %.
+    signed : bool
+        Write a plus before what is not negative.
+
+    Returns
+    -------
+    str
+        The percentage with its sign `%`.
+    """
     return f"{fraction * 100:+.1f} %" if signed else f"{fraction * 100:.1f} %"
 
 
@@ -72,6 +98,6 @@ def format_count(count: float) -> str:
 
 
 def _three(value: float) -> str:
-    """Three significant digits, never in scientific notation."""
+    """Number with three significant digits, never in scientific notation."""
     size = abs(value)
     return f"{value:.0f}" if size >= 100 else f"{value:.1f}" if size >= 10 else f"{value:.2f}"

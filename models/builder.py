@@ -30,7 +30,7 @@ PRECISIONS = {
     "fp16": Precision("float32", "float16"),
     "fp8": Precision(
         "float32", "bfloat16"
-    ),  # and linear layers in 8 bits: `millrace.models.quantised`
+    ),  # linear layers compute in 8 bits: `millrace.models.quantised`
     "mxfp8": Precision("float32", "bfloat16"),
 }
 
@@ -76,8 +76,8 @@ class GraphBuilder:
         if batch <= 0:
             raise ModelError(f"batch is {batch}: a microbatch holds at least one sample")
         if precision not in PRECISIONS:
-            known = ", ".join(PRECISIONS)
-            raise ModelError(f"there is no precision `{precision}`; choose one of {known}")
+            choices = ", ".join(PRECISIONS)
+            raise ModelError(f"there is no precision `{precision}`; choose one of {choices}")
         self.name = name
         self.batch = batch
         self.tokens_per_sample = tokens_per_sample
@@ -96,12 +96,12 @@ class GraphBuilder:
         builder._templates = {block: graph.templates[block] for block in graph.blocks}
         return builder
 
-    def adopt(self, op: Op, made: Sequence[Tensor]) -> None:
+    def adopt(self, op: Op, outputs: Sequence[Tensor]) -> None:
         """Take over an op of another graph, with the tensors that it makes."""
         for name in op.inputs:
             self._known(name, op.name)
         self._ops.append(op)
-        self.tensors.update((tensor.name, tensor) for tensor in made)
+        self.tensors.update((tensor.name, tensor) for tensor in outputs)
 
     def begin_block(self, name: str, template: str | None = None) -> None:
         """Let what follows lie in block `name`; blocks are listed in the order they begin."""
@@ -250,13 +250,13 @@ class GraphBuilder:
         dtypes = output_dtypes(kind, len(names), [tensor.dtype for tensor in read])
         if dtype is not None or dtypes is None:
             dtypes = (dtype or self.precision.variable,) * len(names)
-        for output, operand, one in zip(names, expression.outputs, dtypes, strict=True):
+        for output, operand, output_dtype in zip(names, expression.outputs, dtypes, strict=True):
             if output in self.tensors:
                 raise ModelError(f"op `{name}`: tensor `{output}` exists already; rename the op")
             self.tensors[output] = Tensor(
                 name=output,
                 shape=shape_of(operand, sizes),
-                dtype=one,
+                dtype=output_dtype,
                 rate=rate,
                 batch_dim=dim_of(operand, BATCH) if rate is Rate.MICROBATCH else None,
             )
@@ -343,10 +343,10 @@ def dense(
     """
     expression = parse(labels)
     (x_operand, weight_operand), (out,) = expression.inputs, expression.outputs
-    of_x = {dim[0]: size for dim, size in zip(x_operand, builder.tensors[x].shape, strict=True)}
-    known = of_x | sizes
+    x_sizes = {dim[0]: size for dim, size in zip(x_operand, builder.tensors[x].shape, strict=True)}
+    label_sizes = x_sizes | sizes
     weight = builder.parameter(
-        f"{name}.weight", _dims(weight_operand), shape_of(weight_operand, known), std=std
+        f"{name}.weight", _dims(weight_operand), shape_of(weight_operand, label_sizes), std=std
     )
     if not bias:
         return builder.apply("matmul", name, (x, weight), labels)
@@ -355,7 +355,7 @@ def dense(
     added = builder.parameter(
         f"{name}.bias",
         _dims(bias_operand),
-        shape_of(bias_operand, known),
+        shape_of(bias_operand, label_sizes),
         init="zeros",
         decay=False,
     )

@@ -1,4 +1,4 @@
-"""What a forward graph says of its training without the training graph: FLOPs, and what can split.
+"""Figures of a training step from its forward graph alone: FLOPs, and what can split.
 
 `model_flops` of the training graph gives the same count; for the list of all models that would mean
 to differentiate each of them.
@@ -37,7 +37,7 @@ def training_flops(forward: Graph) -> int:
 
 
 def _backward_products(op: Op, trained: set[str]) -> int:
-    """Products of the backward pass, of those of one forward pass."""
+    """Number of products in an op's backward pass; its forward pass has `len(row.products)`."""
     row = op_kind(op.kind)
     wanted = sum(name in trained for name in op.inputs)
     if row.linear:
@@ -46,7 +46,7 @@ def _backward_products(op: Op, trained: set[str]) -> int:
 
 
 def masters(training: Graph) -> frozenset[str]:
-    """Variables of a training graph that a step reads in 16 bits only: but for the update, a cast.
+    """Variables of a training graph that all ops but the update read through one cast to 16 bits.
 
     Such a variable is the copy in float32 that training in 16 bits keeps (Micikevicius et al.,
     "Mixed precision training", 2018, section 3.1).
@@ -88,9 +88,9 @@ def splits(graph: Graph) -> dict[str, int | bool]:
             continue
         labels.update(expression.splittable)
         if EXPERT in expression.splittable:
-            at = next(i for i, o in enumerate(expression.inputs) if (EXPERT,) in o)
-            dim = expression.inputs[at].index((EXPERT,))
-            experts = max(experts, tensors[op.inputs[at]].shape[dim])
+            input_index = next(i for i, o in enumerate(expression.inputs) if (EXPERT,) in o)
+            dim = expression.inputs[input_index].index((EXPERT,))
+            experts = max(experts, tensors[op.inputs[input_index]].shape[dim])
     return {
         "blocks": len(graph.blocks),
         "experts": experts,

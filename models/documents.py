@@ -20,11 +20,11 @@ from typing import Any, TypeVar
 import msgspec
 
 BYTES_MAX = 2**24
-"""Of a document unless its kind says more: a hundred times what profiles and manifests have."""
+"""Most bytes of a document unless its kind says more; profiles and manifests have a hundredth."""
 PIECE_BYTES = 2**20
 WORD = 2**63
 """Whole numbers count bytes, nanoseconds and samples; none reaches the end of 64 bits."""
-_LONG = re.compile(rb"[0-9]{19}")  # without which no number of a text does
+_LONG = re.compile(rb"[0-9]{19}")  # every number beyond 64 bits has 19 digits or more
 
 Kind = TypeVar("Kind")
 Refusal = type[ValueError]
@@ -49,11 +49,11 @@ def read_document(
     path : Path
         A file, or a pipe.
     kind : type
-        What it holds: a Struct, or `Any`.
+        Type of the content: a Struct, or `Any`.
     what : str
-        What a user calls it, in the singular: "plan".
+        Noun by which a user calls the content, in the singular: "plan".
     bytes_max : int
-        Of the file; a larger one is refused before it takes memory.
+        Most bytes of the file; a larger one is refused before it takes memory.
     error : type of ValueError
         Raised with the path, and with the key where one is wrong.
 
@@ -91,14 +91,14 @@ def read_bytes(path: Path, what: str, *, bytes_max: int, error: Refusal = FileEr
 def _content(
     path: Path, what: str, bytes_max: int, error: Refusal, check: Callable[[bytes], None] | None
 ) -> bytes:
-    """The content of a file, refused before more than `bytes_max` are held; `check` as it comes."""
+    """Content of a file, refused before more than `bytes_max` are held; `check` as it comes."""
     try:
-        with path.open("rb", buffering=0) as file:  # what has come is looked at, not waited for
-            found = os.fstat(file.fileno())
-            if stat.S_ISREG(found.st_mode) and found.st_size > bytes_max:
-                raise error(_too_large(path, what, f"{found.st_size} bytes", bytes_max))
+        with path.open("rb", buffering=0) as file:  # a pipe's bytes are checked as they come
+            file_stat = os.fstat(file.fileno())
+            if stat.S_ISREG(file_stat.st_mode) and file_stat.st_size > bytes_max:
+                raise error(_too_large(path, what, f"{file_stat.st_size} bytes", bytes_max))
             if check is None:
-                if not stat.S_ISREG(found.st_mode):
+                if not stat.S_ISREG(file_stat.st_mode):
                     raise error(f"the {what} `{path}` cannot be read: it is no regular file")
                 return file.readall()
             content = BytesIO()
@@ -122,7 +122,7 @@ def _too_large(path: Path, what: str, size: str, bytes_max: int) -> str:
 
 
 def as_text(name: str) -> str:
-    """Return a file's name as text, with `?` for the bytes in it that are none."""
+    """File name as text, with `?` for bytes that are no text."""
     return name.encode("utf-8", "replace").decode()
 
 
@@ -149,7 +149,7 @@ def write_bytes(path: Path, content: bytes) -> None:
         partial.replace(path)
     except (FileNotFoundError, NotADirectoryError, PermissionError, IsADirectoryError) as error:
         raise FileError(f"cannot write `{path}`: {_reason(error)}") from None
-    except BrokenPipeError:  # as that of stdout
+    except BrokenPipeError:  # stdout's pipe may break too
         raise
     except OSError as error:
         raise OSError(f"cannot write `{path}`: {_reason(error)}") from None
@@ -188,12 +188,12 @@ def decode_toml(text: str, kind: type[Kind], where: str, error: Refusal = FileEr
 
 
 def _decoded(decode: Callable[[], Kind], where: str, error: Refusal) -> Kind:
-    """What `decode` returns; all that decoders raise as one error."""
+    """Document that `decode` returns; anything that a decoder raises becomes one `error`."""
     try:
         return decode()
     except RecursionError:
         raise error(f"{where}: its values are nested too deep") from None
-    except (ValueError, OverflowError) as wrong:  # of msgspec, tomllib, UTF-8 and numbers
+    except (ValueError, OverflowError) as wrong:  # decoders raise both
         hint = (
             "; it is of another version, write it anew" if "schema_version`" in str(wrong) else ""
         )
@@ -211,10 +211,10 @@ def _check_numbers(document: Any) -> None:
 
 def _numbers(value: Any, place: str) -> Iterator[tuple[str, int | float]]:
     if isinstance(value, dict):
-        for name, one in value.items():
-            yield from _numbers(one, f"{place}.{name}")
+        for name, child in value.items():
+            yield from _numbers(child, f"{place}.{name}")
     elif isinstance(value, list):
-        for at, one in enumerate(value):
-            yield from _numbers(one, f"{place}[{at}]")
+        for index, child in enumerate(value):
+            yield from _numbers(child, f"{place}[{index}]")
     elif isinstance(value, int | float):
         yield place, value

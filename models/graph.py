@@ -21,7 +21,7 @@ GLOBAL_BLOCK = "global"
 
 
 class Rate(StrEnum):
-    """How often a tensor is produced."""
+    """Frequency at which a tensor is produced: once a step or once a microbatch."""
 
     STEP = "step"
     MICROBATCH = "microbatch"
@@ -92,7 +92,7 @@ class Op(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def trains(self) -> bool:
-        """Whether it is a variable that training changes."""
+        """True if the op is a variable that training changes."""
         return self.kind == "variable" and not self.attributes.get("frozen", False)
 
 
@@ -123,7 +123,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @cached_property
     def tensors_by_name(self) -> dict[str, Tensor]:
-        """Every tensor under its name; made once, not to be changed."""
+        """Tensors by name; the mapping is made once and is not to be changed."""
         return {tensor.name: tensor for tensor in self.tensors}
 
     @property
@@ -149,8 +149,8 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             A name is used twice, an input is read before it is produced, a tensor has no producer
             or more than one, or an op's block is not one of the graph's blocks.
         """
-        known = self.tensors_by_name
-        if len(known) != len(self.tensors):
+        tensors_by_name = self.tensors_by_name
+        if len(tensors_by_name) != len(self.tensors):
             raise ModelError(f"graph `{self.name}` declares a tensor twice")
         seen: set[str] = set()
         names: set[str] = set()
@@ -166,10 +166,10 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             for name in op.outputs:
                 if name in seen:
                     raise ModelError(f"op `{op.name}` produces `{name}`, which exists already")
-                if name not in known:
+                if name not in tensors_by_name:
                     raise ModelError(f"op `{op.name}` produces `{name}`, which is not declared")
                 seen.add(name)
-        if unused := sorted(set(known) - seen):
+        if unused := sorted(set(tensors_by_name) - seen):
             raise ModelError(f"graph `{self.name}` declares `{unused[0]}`, which no op produces")
         return self
 

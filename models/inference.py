@@ -1,4 +1,4 @@
-"""What an op's outputs are like, given its inputs; and the check that a whole graph agrees."""
+"""Dtypes and rates of an op's outputs, given its inputs; and the check of a whole graph."""
 
 from collections.abc import Mapping, Sequence
 
@@ -29,7 +29,7 @@ def output_dtypes(kind: str, outputs: int, input_dtypes: Sequence[str]) -> tuple
 
 
 def widened(dtype: str) -> str:
-    """At least float32."""
+    """Name of `dtype` where it has more than 32 bits, else float32."""
     return dtype if ITEMSIZE[dtype] > 4 else "float32"
 
 

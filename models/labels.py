@@ -38,12 +38,12 @@ _TOKEN = re.compile(r"\s*(?:([a-z][a-z0-9_]*)(!?)|([()]))")
 
 @dataclass(frozen=True, kw_only=True)  # no slots: what follows from the operands is kept
 class Expression:
-    """A parsed index expression; two are equal when their texts are.
+    """Parsed index expression; two are equal when their texts are.
 
     Attributes
     ----------
     text : str
-        What was parsed.
+        The expression as it was written.
     inputs, outputs : tuple of Operand
         An operand is a tuple of dims, a dim a tuple of labels (outermost first).
     whole : frozenset of str
@@ -63,20 +63,22 @@ class Expression:
     @cached_property
     def labels(self) -> tuple[str, ...]:
         """Every label once, in order of appearance."""
-        found = (label for operand in self.operands for dim in operand for label in dim)
-        return tuple(dict.fromkeys(found))
+        occurrences = (label for operand in self.operands for dim in operand for label in dim)
+        return tuple(dict.fromkeys(occurrences))
 
     @cached_property
     def contracted(self) -> tuple[str, ...]:
         """Labels of the inputs that no output has."""
-        kept = {label for operand in self.outputs for dim in operand for label in dim}
-        return tuple(label for label in self.labels if label not in kept)
+        output_labels = {label for operand in self.outputs for dim in operand for label in dim}
+        return tuple(label for label in self.labels if label not in output_labels)
 
     @cached_property
     def splittable(self) -> tuple[str, ...]:
         """Labels that are not whole and are outermost in every dim that has them."""
         inner = {label for operand in self.operands for dim in operand for label in dim[1:]}
-        return tuple(x for x in self.labels if x not in self.whole and x not in inner)
+        return tuple(
+            label for label in self.labels if label not in self.whole and label not in inner
+        )
 
 
 @lru_cache(maxsize=4096)
@@ -101,18 +103,18 @@ def parse(text: str) -> Expression:
     sides = text.split("->")
     if len(sides) != 2:
         raise ModelError(f"labels `{text}`: expected one `->` between inputs and outputs")
-    whole: set[str] = set()
+    whole_labels: set[str] = set()
     left, right = sides
-    inputs = _operands(left, text, whole) if left.strip() else ()
-    outputs = _operands(right, text, whole)
-    return Expression(text=text, inputs=inputs, outputs=outputs, whole=frozenset(whole))
+    inputs = _operands(left, text, whole_labels) if left.strip() else ()
+    outputs = _operands(right, text, whole_labels)
+    return Expression(text=text, inputs=inputs, outputs=outputs, whole=frozenset(whole_labels))
 
 
-def _operands(side: str, text: str, whole: set[str]) -> tuple[Operand, ...]:
-    return tuple(_operand(piece, text, whole) for piece in side.split(","))
+def _operands(side: str, text: str, whole_labels: set[str]) -> tuple[Operand, ...]:
+    return tuple(_operand(piece, text, whole_labels) for piece in side.split(","))
 
 
-def _operand(piece: str, text: str, whole: set[str]) -> Operand:
+def _operand(piece: str, text: str, whole_labels: set[str]) -> Operand:
     dims: list[Dim] = []
     group: list[str] | None = None
     position = 0
@@ -124,7 +126,7 @@ def _operand(piece: str, text: str, whole: set[str]) -> Operand:
         label, mark, bracket = match.groups()
         if label:
             if mark:
-                whole.add(label)
+                whole_labels.add(label)
             if group is None:
                 dims.append((label,))
             else:
@@ -147,19 +149,21 @@ def _operand(piece: str, text: str, whole: set[str]) -> Operand:
 
 
 def write(
-    inputs: Sequence[Operand], outputs: Sequence[Operand], whole: frozenset[str] = frozenset()
+    inputs: Sequence[Operand],
+    outputs: Sequence[Operand],
+    whole_labels: frozenset[str] = frozenset(),
 ) -> str:
     """Write operands in the one way that `parse` reads back; scalars among several as nothing."""
-    left = ", ".join(_written(operand, whole) for operand in inputs)
-    right = ", ".join(_written(operand, whole) for operand in outputs)
+    left = ", ".join(_written(operand, whole_labels) for operand in inputs)
+    right = ", ".join(_written(operand, whole_labels) for operand in outputs)
     if len(inputs) == 1 and not inputs[0]:
         left = "()"
     return f"{left} -> {right}"
 
 
-def _written(operand: Operand, whole: frozenset[str]) -> str:
+def _written(operand: Operand, whole_labels: frozenset[str]) -> str:
     def dim(labels: Dim) -> str:
-        marked = [label + "!" * (label in whole) for label in labels]
+        marked = [label + "!" * (label in whole_labels) for label in labels]
         return marked[0] if len(marked) == 1 else "(" + " ".join(marked) + ")"
 
     return " ".join(dim(labels) for labels in operand)
@@ -199,15 +203,15 @@ def bind(
     >>> bind(parse("b (h d), d n -> b h n"), [(2, 12), (4, 7)])
     {'b': 2, 'h': 3, 'd': 4, 'n': 7}
     """
-    known = tuple(sorted((sizes or {}).items()))
+    given_sizes = tuple(sorted((sizes or {}).items()))
     try:
-        return dict(_bound(expression, tuple(input_shapes), tuple(output_shapes), known))
+        return dict(_bound(expression, tuple(input_shapes), tuple(output_shapes), given_sizes))
     except _MismatchError as mismatch:
-        at, reason = mismatch.args
+        position, reason = mismatch.args
         where = f"op `{op}`" if op else f"labels `{expression.text}`"
-        if at is not None:
-            name = tensors[at] if at < len(tensors) else f"operand {at}"
-            where += f", tensor `{name}`" if at < len(tensors) else f", {name}"
+        if position is not None:
+            name = tensors[position] if position < len(tensors) else f"operand {position}"
+            where += f", tensor `{name}`" if position < len(tensors) else f", {name}"
         raise ModelError(f"{where}: {reason} (labels `{expression.text}`)") from None
 
 
@@ -220,7 +224,7 @@ def _bound(
     expression: Expression,
     input_shapes: tuple[Shape, ...],
     output_shapes: tuple[Shape, ...],
-    known: tuple[tuple[str, int], ...],
+    given_sizes: tuple[tuple[str, int], ...],
 ) -> dict[str, int]:
     if len(input_shapes) != len(expression.inputs):
         raise _MismatchError(
@@ -230,20 +234,20 @@ def _bound(
         raise _MismatchError(
             None, f"{len(expression.outputs)} outputs expected, {len(output_shapes)} given"
         )
-    sizes = dict(known)
+    sizes = dict(given_sizes)
     pending: list[tuple[int, Dim, int]] = []
     shapes = input_shapes + output_shapes
-    for at, (operand, shape) in enumerate(zip(expression.operands, shapes, strict=False)):
+    for position, (operand, shape) in enumerate(zip(expression.operands, shapes, strict=False)):
         if len(operand) != len(shape):
-            raise _MismatchError(at, f"{len(operand)} dims expected, the shape is {shape}")
-        pending.extend((at, dim, size) for dim, size in zip(operand, shape, strict=True))
+            raise _MismatchError(position, f"{len(operand)} dims expected, the shape is {shape}")
+        pending.extend((position, dim, size) for dim, size in zip(operand, shape, strict=True))
     while pending:
         left = [item for item in pending if not _settled(*item, sizes)]
         if len(left) == len(pending):
-            at, dim, _ = left[0]
+            position, dim, _ = left[0]
             unknown = next(label for label in dim if label not in sizes)
             raise _MismatchError(
-                at, f"the size of label `{unknown}` is not known; give it in `sizes`"
+                position, f"the size of label `{unknown}` is not known; give it in `sizes`"
             )
         pending = left
     unbound = [label for label in expression.labels if label not in sizes]
@@ -254,7 +258,7 @@ def _bound(
     return {label: sizes[label] for label in expression.labels}
 
 
-def _settled(at: int, dim: Dim, size: int, sizes: dict[str, int]) -> bool:
+def _settled(position: int, dim: Dim, size: int, sizes: dict[str, int]) -> bool:
     """Fill in the one unknown label of a dim, or check it; False while two are unknown."""
     unknown = [label for label in dim if label not in sizes]
     if len(unknown) > 1:
@@ -263,11 +267,15 @@ def _settled(at: int, dim: Dim, size: int, sizes: dict[str, int]) -> bool:
     if unknown:
         if rest == 0 or size % rest:
             group = " ".join(dim)
-            raise _MismatchError(at, f"size {size} of group `({group})` is not divisible by {rest}")
+            raise _MismatchError(
+                position, f"size {size} of group `({group})` is not divisible by {rest}"
+            )
         sizes[unknown[0]] = size // rest
     elif rest != size:
         name = f"label `{dim[0]}`" if len(dim) == 1 else f"group `({' '.join(dim)})`"
-        raise _MismatchError(at, f"{name} is {rest} elsewhere but {size} here; make them equal")
+        raise _MismatchError(
+            position, f"{name} is {rest} elsewhere but {size} here; make them equal"
+        )
     return True
 
 

@@ -25,7 +25,7 @@ from millrace.models.ops import kinds_where
 ARITHMETIC = "arithmetic"  # attribute of a product that multiplies in 8 bits: fp8 or mxfp8
 NARROW = ("fp8", "mxfp8")
 
-# Between a variable and the product that reads it, and between a router's product and its choice.
+# Kinds between a variable and a product that reads it; between a router's product and its choice.
 _OF_WEIGHTS = kinds_where(lambda row: row.moves)
 _OF_SCORES = ("add", "softmax", "sigmoid", "scale")
 
@@ -54,14 +54,18 @@ def with_quantised_products(graph: Graph, precision: str) -> Graph:
         )
     tensors = graph.tensors_by_name
     builder = GraphBuilder.extending(replace(graph, ops=(), tensors=()))
-    made: dict[tuple[str, str], str] = {}  # once a block, however many products read it
+    quantised_copies: dict[tuple[str, str], str] = {}  # one a block, however many readers
     for op in graph.ops:
         if op.name in chosen:
-            at = chosen[op.name]
-            key = op.block, op.inputs[at]
-            if key not in made:
-                made[key] = quantised(builder, op.inputs[at], op, parse(op.labels).inputs[at])
-            inputs = tuple(made[key] if i == at else name for i, name in enumerate(op.inputs))
+            factor = chosen[op.name]
+            key = op.block, op.inputs[factor]
+            if key not in quantised_copies:
+                quantised_copies[key] = quantised(
+                    builder, op.inputs[factor], op, parse(op.labels).inputs[factor]
+                )
+            inputs = tuple(
+                quantised_copies[key] if i == factor else name for i, name in enumerate(op.inputs)
+            )
             op = replace(op, inputs=inputs, attributes=op.attributes | {ARITHMETIC: precision})
         builder.adopt(op, [tensors[name] for name in op.outputs])
     return builder.build()
@@ -83,7 +87,7 @@ def quantised(
 
 
 def _products(graph: Graph) -> Iterator[tuple[str, int]]:
-    """Names of the products to quantise, and which of their factors is not the weight."""
+    """Products to quantise, by name, each with the index of the factor that is not the weight."""
     inner = set(graph.blocks[1:-1])
     makers = {name: op for op in graph.ops for name in op.outputs}
     weights: set[str] = set()
@@ -94,7 +98,7 @@ def _products(graph: Graph) -> Iterator[tuple[str, int]]:
     for op in graph.ops:
         if op.kind != "matmul" or op.block not in inner or op.name in routers:
             continue
-        factors = [at for at, name in enumerate(op.inputs) if name not in weights]
+        factors = [index for index, name in enumerate(op.inputs) if name not in weights]
         if len(factors) == 1:
             yield op.name, factors[0]
 

@@ -18,9 +18,9 @@ from millrace.models.unfused import scores_products
 NONE, SELECTIVE, FULL = MODES = ("none", "selective", "full")
 SUFFIX = ".recompute"
 
-KEPT = ("repeat", "input")  # what comes from outside the block: weights, data
+KEPT = ("repeat", "input")  # these bring weights and data from outside the block
 
-# What selective recomputation keeps beside products: tokens as they came to experts, for to make
+# Selective recomputation also keeps tokens as they came to experts, for to make
 # them again is to send them again.
 SENT = ("dispatch",)
 
@@ -78,14 +78,16 @@ def with_recompute(graph: Graph, modes: Mapping[str, str]) -> Graph:
             clones = replayed.get(op.block, {})
             if op.block not in begun:
                 begun.add(op.block)
-                again = {one.name: one for one in clones.values()}
-                ops.extend(_clone(one, clones) for one in again.values())
+                cloned_ops = {cloned.name: cloned for cloned in clones.values()}
+                ops.extend(_clone(cloned, clones) for cloned in cloned_ops.values())
             if not clones.keys().isdisjoint(op.inputs):
                 op = replace(op, inputs=_replaced(op.inputs, clones))
         ops.append(op)
-    known = graph.tensors_by_name
+    tensors_by_name = graph.tensors_by_name
     tensors = (
-        replace(known[name], name=name + SUFFIX) for clones in replayed.values() for name in clones
+        replace(tensors_by_name[name], name=name + SUFFIX)
+        for clones in replayed.values()
+        for name in clones
     )
     return replace(graph, ops=tuple(ops), tensors=(*graph.tensors, *tensors)).validate()
 
@@ -105,7 +107,7 @@ def _check(graph: Graph, modes: Mapping[str, str]) -> None:
 
 
 def _replayed(graph: Graph, modes: Mapping[str, str]) -> dict[str, dict[str, Op]]:
-    """Per block, the tensors that clones make, each with the op cloned, in the graph's order."""
+    """Ops to clone, by block and by the tensor that each clone makes, in the graph's order."""
     makers: dict[str, Op] = {}
     scores = scores_products(graph)
     forward: set[str] = set()
@@ -125,11 +127,11 @@ def _replayed(graph: Graph, modes: Mapping[str, str]) -> dict[str, dict[str, Op]
                         continue
                     needed.add(maker.name)
                     pending.append(maker)
-    found: dict[str, dict[str, Op]] = {}
+    replayed: dict[str, dict[str, Op]] = {}
     for name, op in makers.items():
         if op.name in needed:
-            found.setdefault(op.block, {})[name] = op
-    return found
+            replayed.setdefault(op.block, {})[name] = op
+    return replayed
 
 
 def _may_be_replayed(op: Op, mode: str, scores: frozenset[str]) -> bool:
@@ -141,7 +143,7 @@ def _may_be_replayed(op: Op, mode: str, scores: frozenset[str]) -> bool:
 
 
 def _is_total(op: Op, forward: set[str]) -> bool:
-    """Whether an op adds up over the step what the forward pass resulted in."""
+    """True if an op adds up over the step what the forward pass results in (loss, count)."""
     return op.kind == "accumulate" and op.inputs[0] in forward
 
 

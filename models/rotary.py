@@ -26,7 +26,7 @@ def rotary_frequencies(attributes: Attributes) -> tuple[float, ...]:
     Parameters
     ----------
     attributes : mapping
-        Those of a `rotary` op: `base`, `dims`; optionally `scaling` with `factor` and, for llama3,
+        `base` and `dims` of a `rotary` op; optionally `scaling` with `factor` and, for llama3,
         `low_freq_factor`, `high_freq_factor` and `original_positions`, for yarn `beta_fast`,
         `beta_slow`, `original_positions` and `truncate`.
 
@@ -46,11 +46,11 @@ def rotary_frequencies(attributes: Attributes) -> tuple[float, ...]:
     if not scaling:
         return tuple(plain)
     if scaling not in SCALINGS:
-        known = ", ".join(SCALINGS)
-        raise ModelError(f"there is no rotary scaling `{scaling}`; choose one of {known}")
-    kept = SCALINGS[scaling](attributes, plain)
+        choices = ", ".join(SCALINGS)
+        raise ModelError(f"there is no rotary scaling `{scaling}`; choose one of {choices}")
+    unscaled_shares = SCALINGS[scaling](attributes, plain)
     factor = float(attributes["factor"])
-    return tuple(f * (k + (1 - k) / factor) for f, k in zip(plain, kept, strict=True))
+    return tuple(f * (k + (1 - k) / factor) for f, k in zip(plain, unscaled_shares, strict=True))
 
 
 def _linear(attributes: Attributes, plain: list[float]) -> list[float]:
@@ -58,14 +58,18 @@ def _linear(attributes: Attributes, plain: list[float]) -> list[float]:
 
 
 def _llama3(attributes: Attributes, plain: list[float]) -> list[float]:
-    """How much of a pair's angle is kept grows with its turns within the original length."""
+    """Share of each pair's angle that stays: it grows with the turns in the original length."""
     low, high = float(attributes["low_freq_factor"]), float(attributes["high_freq_factor"])
     turns = [frequency * float(attributes["original_positions"]) / (2 * pi) for frequency in plain]
     return [_between((turn - low) / (high - low)) for turn in turns]
 
 
 def _yarn(attributes: Attributes, plain: list[float]) -> list[float]:
-    """All is kept up to the pair that turns `beta_fast` times within the original length."""
+    """Share of each pair's angle that stays: 1 up to the pair that turns `beta_fast` times.
+
+    Turns are those within the original length; at `beta_slow` turns the share is 0, between the
+    two it falls with the pair's index.
+    """
     base, dims = float(attributes["base"]), int(attributes["dims"])
     original = float(attributes["original_positions"])
 

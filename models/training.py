@@ -14,7 +14,7 @@ from millrace.models.unfused import ATTENTIONS, UNFUSED, unfused
 
 LEARNING_RATE = f"{GLOBAL_BLOCK}.learning_rate"
 OPTIMIZERS = kinds_where(lambda row: row.updates)
-SCALARS = ("sum", "add", "scale")  # what a loss may end in
+SCALARS = ("sum", "add", "scale")  # a loss may end in these kinds
 STEP_TOTALS = f"{GLOBAL_BLOCK}.step_totals"
 
 
@@ -124,10 +124,10 @@ def _loss_and_count(forward: Graph) -> tuple[Op, Op]:
         if op.kind in SCALARS and not tensors[op.outputs[0]].shape and op.outputs[0] not in read
     ]
     counts = [op for op in forward.ops if op.kind == "count_valid"]
-    for found, what in ((losses, "scalar `sum` of losses"), (counts, "`count_valid`")):
-        if len(found) != 1:
+    for candidates, what in ((losses, "scalar `sum` of losses"), (counts, "`count_valid`")):
+        if len(candidates) != 1:
             raise ModelError(
-                f"graph `{forward.name}` has {len(found)} ops that are the {what}; a graph to "
+                f"graph `{forward.name}` has {len(candidates)} ops that are the {what}; a graph to "
                 f"train has one"
             )
     return losses[0], counts[0]
@@ -162,13 +162,13 @@ def _update(builder: GraphBuilder, training: TrainingSpec, variable: Op, gradien
     name = variable.outputs[0]
     (operand,) = parse(variable.labels).outputs
     # The totals' own label: `z`, or a longer one where the variable has that.
-    own = next("z" * n for n in count(1) if ("z" * n,) not in operand)
-    totals = ((own,),)
+    totals_label = next("z" * n for n in count(1) if ("z" * n,) not in operand)
+    totals = ((totals_label,),)
     builder.emit(
         training.optimizer,
         f"{name}.next",
         (name, gradient, STEP_TOTALS, LEARNING_RATE),
-        write((operand, operand, totals, ()), (operand,), frozenset({own})),
+        write((operand, operand, totals, ()), (operand,), frozenset({totals_label})),
         attributes=_optimizer_attributes(training, variable),
         block=variable.block,
         phase=Phase.UPDATE,

@@ -56,7 +56,7 @@ def _write_apart(builder: GraphBuilder, op: Op) -> None:
     query, key, value, *bias = expression.inputs
     batch, queries, *heads, _ = query
     scores: Operand = (batch, *heads, queries, key[1])
-    whole = expression.whole
+    whole_labels = expression.whole
 
     def add(
         kind: str, name: str, inputs: tuple[str, ...], labels: str, attributes: Attributes
@@ -65,32 +65,38 @@ def _write_apart(builder: GraphBuilder, op: Op) -> None:
             kind, name, inputs, labels, attributes=attributes, block=op.block, phase=op.phase
         )[0]
 
-    labels = write((query, key), (scores,), whole)
-    found = add("matmul", f"{op.name}.scores", op.inputs[:2], labels, {})
+    labels = write((query, key), (scores,), whole_labels)
+    scores_tensor = add("matmul", f"{op.name}.scores", op.inputs[:2], labels, {})
     attributes = dict(op.attributes)
     if bias:
-        labels = write((scores,), (scores,), whole)
+        labels = write((scores,), (scores,), whole_labels)
         if attributes["scale"] != 1:  # what is added is not scaled
             factor: Attributes = {"factor": attributes["scale"]}
-            found = add("scale", f"{op.name}.scores.scaled", (found,), labels, factor)
+            scores_tensor = add(
+                "scale", f"{op.name}.scores.scaled", (scores_tensor,), labels, factor
+            )
             attributes["scale"] = 1.0
-        labels = write((scores, *bias), (scores,), whole)
-        found = add("add", f"{op.name}.scores.biased", (found, op.inputs[3]), labels, {})
-    labels = write((scores,), (scores,), whole)
-    found = add("masked_softmax", f"{op.name}.probabilities", (found,), labels, attributes)
-    labels = write((scores, value), (expression.outputs[0],), whole)
-    add("matmul", op.name, (found, op.inputs[2]), labels, {})
+        labels = write((scores, *bias), (scores,), whole_labels)
+        scores_tensor = add(
+            "add", f"{op.name}.scores.biased", (scores_tensor, op.inputs[3]), labels, {}
+        )
+    labels = write((scores,), (scores,), whole_labels)
+    probabilities = add(
+        "masked_softmax", f"{op.name}.probabilities", (scores_tensor,), labels, attributes
+    )
+    labels = write((scores, value), (expression.outputs[0],), whole_labels)
+    add("matmul", op.name, (probabilities, op.inputs[2]), labels, {})
 
 
 def scores_products(graph: Graph) -> frozenset[str]:
-    """Names of the products that make scores: what a `masked_softmax` reads was made by them.
+    """Names of the products that make the scores which a `masked_softmax` reads.
 
     Selective recomputation makes their output again.
     """
     makers: Mapping[str, Op] = {
         name: op for op in graph.ops if op.phase is Phase.FORWARD for name in op.outputs
     }
-    found: set[str] = set()
+    product_names: set[str] = set()
     for op in graph.ops:
         if op.kind != "masked_softmax":
             continue
@@ -98,5 +104,5 @@ def scores_products(graph: Graph) -> frozenset[str]:
         while maker is not None and maker.kind in ("add", "scale"):
             maker = makers.get(maker.inputs[0])
         if maker is not None and op_kind(maker.kind).products:
-            found.add(maker.name)
-    return frozenset(found)
+            product_names.add(maker.name)
+    return frozenset(product_names)

@@ -49,12 +49,12 @@ class Step(NamedTuple):
     after: NdSbp
 
 
-# Bytes of an element while paths are compared: shares of it are not rounded away.
+# An element counts so many bytes while paths are compared: shares of it are not rounded away.
 EXACT = 1 << 20
 
 
 def _kind(before: Sbp, after: Sbp) -> str | None:
-    """The move that takes one axis from `before` to `after`, None where there is none."""
+    """Kind of the step that takes one axis from `before` to `after`; None where there is none."""
     if before.is_split:
         return "all_to_all" if after.is_split else "all_gather" if after == BROADCAST else "pad"
     if before == BROADCAST:
@@ -87,15 +87,15 @@ def message_bytes(step: Step, shape: tuple[int, ...], itemsize: int, sizes: tupl
 
 
 def moves(state: NdSbp, ndim: int, sizes: tuple[int, ...]) -> tuple[Step, ...]:
-    """Every legal single step from `state`."""
+    """Legal single steps from `state`."""
     return _moves(state, ndim, tuple(size > 1 for size in sizes))
 
 
 @cache
 def _moves(state: NdSbp, ndim: int, wide: tuple[bool, ...]) -> tuple[Step, ...]:
-    """The same, where all that counts is which axes have more than one device."""
-    found: list[Step] = []
-    for axis, one in enumerate(state):
+    """Legal single steps from `state`, where `wide` tells which axes have several devices."""
+    steps: list[Step] = []
+    for axis, sbp in enumerate(state):
         if not wide[axis]:
             continue
         inner = {
@@ -103,55 +103,55 @@ def _moves(state: NdSbp, ndim: int, wide: tuple[bool, ...]) -> tuple[Step, ...]:
             for s, several in zip(state[axis + 1 :], wide[axis + 1 :], strict=True)
             if s.is_split and several
         }
-        if one.is_split and one.dim in inner:
+        if sbp.is_split and sbp.dim in inner:
             continue
         # Zeros are neutral for sums only, so nothing becomes P(max).
         choices = [BROADCAST, *(split(dim) for dim in range(ndim)), PARTIAL_SUM]
         for after in choices:
-            if after == one or (after.is_split and after.dim in inner):
+            if after == sbp or (after.is_split and after.dim in inner):
                 continue
-            if after.is_partial and not one.is_partial and _clashes(state, after):
+            if after.is_partial and not sbp.is_partial and _clashes(state, after):
                 continue
-            if kind := _kind(one, after):
-                found.append(Step(kind, (axis,), state, _replaced(state, (axis,), after)))
-    found.extend(_joint_moves(state, ndim, wide))
-    return tuple(found)
+            if kind := _kind(sbp, after):
+                steps.append(Step(kind, (axis,), state, _replaced(state, (axis,), after)))
+    steps.extend(_joint_moves(state, ndim, wide))
+    return tuple(steps)
 
 
 def _clashes(state: NdSbp, after: Sbp) -> bool:
-    return any(one.is_partial and one != after for one in state)
+    return any(sbp.is_partial and sbp != after for sbp in state)
 
 
 def _joint_moves(state: NdSbp, ndim: int, wide: tuple[bool, ...]) -> list[Step]:
-    """One collective over several axes: they are partial alike, or split one dim."""
-    found = []
-    partial = tuple(a for a, one in enumerate(state) if one.is_partial and wide[a])
+    """Collectives over several axes at once, which are partial alike or split one dim."""
+    steps = []
+    partial = tuple(a for a, sbp in enumerate(state) if sbp.is_partial and wide[a])
     if len(partial) > 1 and len({state[a] for a in partial}) == 1:
-        found.append(Step("all_reduce", partial, state, _replaced(state, partial, BROADCAST)))
+        steps.append(Step("all_reduce", partial, state, _replaced(state, partial, BROADCAST)))
         for count in range(2, len(partial) + 1):
             for axes in combinations(partial, count):
                 inner = {s.dim for s in compress(state[axes[0] :], wide[axes[0] :]) if s.is_split}
-                found += (
+                steps += (
                     Step("reduce_scatter", axes, state, _replaced(state, axes, split(dim)))
                     for dim in range(ndim)
                     if dim not in inner
                 )
-    for dim in {one.dim for one in state if one.is_split}:
-        axes = tuple(a for a, one in enumerate(state) if one == split(dim) and wide[a])
+    for dim in {sbp.dim for sbp in state if sbp.is_split}:
+        axes = tuple(a for a, sbp in enumerate(state) if sbp == split(dim) and wide[a])
         if len(axes) > 1:
-            found.append(Step("all_gather", axes, state, _replaced(state, axes, BROADCAST)))
-    return found
+            steps.append(Step("all_gather", axes, state, _replaced(state, axes, BROADCAST)))
+    return steps
 
 
 def _replaced(state: NdSbp, axes: tuple[int, ...], after: Sbp) -> NdSbp:
-    return tuple(after if axis in axes else one for axis, one in enumerate(state))
+    return tuple(after if axis in axes else sbp for axis, sbp in enumerate(state))
 
 
 @cache
 def boxing_path(
     source: NdSbp, target: NdSbp, sizes: tuple[int, ...], shape: tuple[int, ...]
 ) -> tuple[Step, ...]:
-    """Return the steps of least bytes from `source` to `target` on one placement.
+    """Steps of least bytes from `source` to `target` on one placement.
 
     Parameters
     ----------
@@ -226,8 +226,8 @@ class _Paths:
             if after is None:
                 continue
             cost = moved + _received(step, before, after, self._sizes), length + 1
-            known = self._queued.get(step.after)
-            if known is None or cost < known:  # the first of equals is taken
+            best = self._queued.get(step.after)
+            if best is None or cost < best:  # the first of equals is taken
                 self._queued[step.after] = cost
                 self._count += 1
                 heapq.heappush(self._queue, (*cost, self._count, step.after, (*path, step)))
@@ -238,24 +238,24 @@ _paths = cache(_Paths)
 
 @cache
 def _held(sizes: tuple[int, ...], shape: tuple[int, ...]) -> dict[NdSbp, int | None]:
-    """Bytes of every shard that was asked for: filled by `_held_bytes`."""
+    """Bytes of every shard that was asked for, by its nd-SBP; `_held_bytes` fills it."""
     return {}
 
 
 def _held_bytes(
-    held: dict[NdSbp, int | None], sbp: NdSbp, shape: tuple[int, ...], sizes: tuple[int, ...]
+    shard_bytes: dict[NdSbp, int | None], sbp: NdSbp, shape: tuple[int, ...], sizes: tuple[int, ...]
 ) -> int | None:
     """Bytes of a shard; None where a dim does not divide."""
-    if sbp not in held:
+    if sbp not in shard_bytes:
         try:
-            held[sbp] = local_size(shape, sbp, sizes) * EXACT
+            shard_bytes[sbp] = local_size(shape, sbp, sizes) * EXACT
         except PlanError:
-            held[sbp] = None
-    return held[sbp]
+            shard_bytes[sbp] = None
+    return shard_bytes[sbp]
 
 
 class Crossing(NamedTuple):
-    """How a tensor gets from one placement to an equal mesh elsewhere: box, send across, box."""
+    """Way of a tensor from one placement to an equal mesh elsewhere: box, send across, box."""
 
     before: tuple[Step, ...]
     carried: NdSbp
@@ -266,7 +266,7 @@ class Crossing(NamedTuple):
 def crossing(
     source: NdSbp, target: NdSbp, sizes: tuple[int, ...], shape: tuple[int, ...]
 ) -> Crossing:
-    """Return the cheapest way from `source` here to `target` on another placement of equal mesh.
+    """Cheapest way from `source` here to `target` on another placement of equal mesh.
 
     The tensor is sent straight across, each device to its counterpart, as the source's SBP or as
     the target's, whichever makes every device receive fewer bytes in all.
@@ -278,7 +278,7 @@ def crossing(
     """
     best: tuple[int, Crossing] | None = None
     for carried in dict.fromkeys((target, source)):
-        if any(one.is_partial for one, size in zip(carried, sizes, strict=True) if size > 1):
+        if any(sbp.is_partial for sbp, size in zip(carried, sizes, strict=True) if size > 1):
             continue
         before = boxing_path(source, carried, sizes, shape)
         after = boxing_path(carried, target, sizes, shape)

@@ -80,7 +80,7 @@ class Child:
         theirs.close()
 
     def answer(self) -> Any:
-        """Return the next thing that it sends; raises EOFError where it has ended."""
+        """Next answer that the child sends; raises EOFError where it has ended."""
         try:
             return self.line.recv()
         except ConnectionResetError:
@@ -97,7 +97,7 @@ class Child:
 
 
 def _live(life: Callable[["Connection[Any, Any]"], None], line: "Connection[Any, Any]") -> None:
-    """The life of a child; nothing of the process that was copied is flushed or closed twice."""
+    """Run the life of a child and exit; nothing that was copied is flushed or closed twice."""
     code = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -115,12 +115,12 @@ def _live(life: Callable[["Connection[Any, Any]"], None], line: "Connection[Any,
 def in_children(
     work: Callable[[Asking], Answer], jobs: Sequence[Asking], processes: int
 ) -> Iterator[Answer]:
-    """What comes of every job, in their order, worked on in several processes.
+    """Answers of `work` to every job, in the order of the jobs, from several processes.
 
     Parameters
     ----------
     work, jobs
-        What is done, and with what; what comes of it pickles.
+        Function of one job, and the jobs; answers pickle.
     processes
         How many at the most; with one, all is done here.
 
@@ -159,7 +159,7 @@ def _answers(
     work: Callable[[Asking], Answer], jobs: Sequence[Asking], children: list[Child]
 ) -> Iterator[Answer]:
     numbers = iter(range(len(jobs)))
-    found: dict[int, tuple[Answer, ...]] = {}
+    answers: dict[int, tuple[Answer, ...]] = {}
     busy: dict[object, tuple[Child, int]] = {}
 
     def hand(child: Child) -> None:
@@ -171,8 +171,8 @@ def _answers(
 
     for child in children:
         hand(child)
-    for at in range(len(jobs)):
-        while at not in found:
+    for position in range(len(jobs)):
+        while position not in answers:
             for line in wait([child.line for child, _ in busy.values()]):
                 child, number = busy.pop(line)
                 try:
@@ -182,7 +182,7 @@ def _answers(
                         f"one of {len(children)} processes was ended by {child.end()}; where "
                         f"memory had run out, fewer processes need less"
                     ) from None
-                found[number] = answer
+                answers[number] = answer
                 hand(child)
-        answer = found.pop(at)
-        yield answer[0] if answer else work(jobs[at])  # which raises what it raised there
+        answer = answers.pop(position)
+        yield answer[0] if answer else work(jobs[position])  # which raises what it raised there

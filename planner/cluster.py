@@ -32,7 +32,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Its switches add up what passes through them (SHARP), in NVLink's case or the network's: an
         all_reduce moves the message once each way.
     gap_ns
-        What the sender's host takes per message: each step of a ring that uses the link takes at
+        Time of the sender's host per message: each step of a ring that uses the link takes at
         least as long, wherever the step itself lies.
     joined
         Of devices that are joined in pairs, without a switch: (members, share of the bandwidth)
@@ -52,7 +52,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     joined: tuple[tuple[int, float], ...] = ()
 
     def share(self, members: int) -> float:
-        """Of the bandwidth, what a group of so many members in a node reaches."""
+        """Fraction of the bandwidth that a group of `members` devices of one node reaches."""
         return next((share for most, share in self.joined if members <= most), 1.0)
 
 
@@ -138,7 +138,7 @@ class Torus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     wrap_multiple: int = 1
 
     def wraps(self, dim: int) -> bool:
-        """Whether the ends of a dim are joined."""
+        """True if the ends of a dim are joined."""
         size = self.dims[dim]
         return size > 1 and self.wrap_multiple > 0 and size % self.wrap_multiple == 0
 
@@ -162,14 +162,14 @@ OURS = "millrace"  # our own executor on GPUs, as `Software.name`
 
 
 class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a training framework drives its devices: habits that a plan does not show.
+    """Habits of a training framework in driving its devices, which a plan does not show.
 
     Attributes
     ----------
     name
         The framework's; `none` drives devices without a loss.
     host_ns
-        What the host takes to launch one op of a device's compute queue. It runs ahead of the
+        Time of the host to launch one op of a device's compute queue. It runs ahead of the
         device within a step; where ops are shorter than this, the device waits.
     overlap
         Share of its speed that a device keeps while its collectives move data: 1 computes as if
@@ -237,12 +237,12 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def bucketing(self) -> bool:
-        """Whether state is priced as it travels in buckets, not message by message."""
+        """True if state is priced as it travels in buckets, not message by message."""
         return self.bucket_bytes > 0 or self.state_bytes > 0
 
 
 class Level(msgspec.Struct, frozen=True, kw_only=True):
-    """`devices` neighbours that a link joins, and the neighbours inside that meet over it."""
+    """Level of links: `devices` neighbours that `link` joins; groups inside meet over it."""
 
     name: str
     devices: int
@@ -338,12 +338,12 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
         Between nodes of several kinds the slowest network counts.
         """
-        found = [*self.groups[0].levels]
+        levels = [*self.groups[0].levels]
         networks = [group.inter_node for group in self.groups]
         outside = min(networks, key=lambda link: link.bandwidth_bytes_per_s)
         if self.leaves is not None:
             under = min(self.leaves.nodes * self.devices_per_node, self.devices)
-            found.append(
+            levels.append(
                 Level(name="rail" if self.leaves.rails else "leaf", devices=under, link=outside)
             )
             outside = Link(
@@ -352,9 +352,9 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 source=f"{outside.source}, oversubscribed {self.leaves.oversubscription:g} to 1",
                 reduces=outside.reduces,
             )
-        if found[-1].devices < self.devices:
-            found.append(Level(name="cluster", devices=self.devices, link=outside))
-        return tuple(found)
+        if levels[-1].devices < self.devices:
+            levels.append(Level(name="cluster", devices=self.devices, link=outside))
+        return tuple(levels)
 
 
 def nearest_cube(devices: int, dims: int) -> tuple[int, ...]:

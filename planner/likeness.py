@@ -63,7 +63,7 @@ PRICED_LIKE: dict[str, Like] = _table(
 
 
 def priced_like(kind: str, tables: Collection[str], precision: str = "fp32") -> Like:
-    """Return whose table prices a kind, out of those a device has.
+    """Kind whose table prices `kind`, out of the `tables` of a device, and its factor.
 
     It is the kind's own where there is one, or where its like has none either. A table may be told
     by size and by precision (`kind`, `kind/size`, `kind@precision`, `kind/size@precision`); those

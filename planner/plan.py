@@ -24,18 +24,18 @@ from millrace.planner.schedules import MICROBATCHES_MAX, SCHEDULES
 SCHEMA_VERSION = 1
 # Relative gap at which a search stops by default: finer than any cost is known.
 MAX_GAP = 0.02
-# Where optimizer state lies: on the devices, or in the memory of their nodes.
+# Optimizer state lies on the devices, or in the memory of their nodes.
 ON_DEVICES, OPTIMIZER = "none", "optimizer"
 OFFLOADS = (ON_DEVICES, OPTIMIZER)
-# Whether ops become one actor where one kernel can compute them (`millrace.planner.fusion`).
+# With `full`, ops become one actor where one kernel can compute them (`millrace.planner.fusion`).
 UNFUSED, FUSED = "none", "full"
 FUSIONS = (UNFUSED, FUSED)
-# Samples of a step, stages and chunks.
+# A plan has at most so many samples of a step, stages and chunks.
 COUNT_MAX = 2**24
-# Tokens of a step, a thousand times as many as are usual: FLOPs of more would not fit 64 bits.
+# A step has at most so many tokens, a thousand times the usual: more FLOPs would not fit 64 bits.
 TOKENS_MAX = 2**34
 SEED_MAX = 2**63 - 1  # what a document holds
-# Ends of the names of figures that are numbers.
+# Names of figures that are numbers end so.
 NUMBERS = ("_s", "_max", "_per_gpu", "mfu", "_fraction")
 
 
@@ -78,7 +78,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the search proved: seconds in the planner's own cost, and the plans that lost.
+    """Proof of the search: seconds in the planner's own cost, and the plans that lost.
 
     `layers` says of each layer of the search what it did and proved, in counts that repeat.
     """
@@ -142,7 +142,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def check_plan(plan: Plan) -> Plan:
-    """Return the plan itself once its numbers agree with one another.
+    """The plan itself, once its numbers agree with one another.
 
     Raises
     ------
@@ -193,8 +193,11 @@ def _faults(plan: Plan) -> Iterator[str]:
                 yield f"block `{choice.block}` names variant {choice.variant}"
     if missing := sorted(set(range(plan.stages)) - {chunk.stage for chunk in plan.chunks}):
         yield f"stage {missing[0]} holds no chunk"
-    if not _is_sizes(held := plan.figures.get("memory_by_kind", ())):
-        yield f"`figures.memory_by_kind` is {held!r:.60}, expected bytes by kind of every stage"
+    if not _is_sizes(memory_by_kind := plan.figures.get("memory_by_kind", ())):
+        yield (
+            f"`figures.memory_by_kind` is {memory_by_kind!r:.60}, expected bytes by kind of every "
+            f"stage"
+        )
     for name, value in plan.figures.items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if name.endswith(NUMBERS) and value is not None and not (number and value >= 0):
@@ -213,7 +216,7 @@ def check_blocks(plan: Plan, graph: Graph) -> None:
     """Raise PlanError unless every block of the plan's graph has one place."""
     placed = [choice.block for chunk in plan.chunks for choice in chunk.blocks]
     if len(set(placed)) < len(placed):
-        twice = next(block for at, block in enumerate(placed) if block in placed[:at])
+        twice = next(block for position, block in enumerate(placed) if block in placed[:position])
         raise PlanError(f"plan: block `{twice}` is placed twice")
     if unknown := sorted(set(placed) - set(graph.blocks)):
         raise PlanError(f"plan: `{plan.model.name}` has no block `{unknown[0]}`")
@@ -222,24 +225,24 @@ def check_blocks(plan: Plan, graph: Graph) -> None:
 
 
 def signature_of(plan: Plan, variant: int, op: Op) -> OpSignature:
-    """Return how a variant of its block runs an op; raises PlanError where that fits no op."""
-    found = plan.variants[variant].signatures.get(op.name.removeprefix(f"{op.block}."))
-    if found is None:
+    """Signature of an op in a variant of its block; raises PlanError where none fits the op."""
+    signature = plan.variants[variant].signatures.get(op.name.removeprefix(f"{op.block}."))
+    if signature is None:
         raise PlanError(f"plan: variant {variant} has no signature for op `{op.name}`")
-    if len(found.inputs) != len(op.inputs) or len(found.outputs) != len(op.outputs):
+    if len(signature.inputs) != len(op.inputs) or len(signature.outputs) != len(op.outputs):
         raise PlanError(
             f"plan: op `{op.name}` has {len(op.inputs)} inputs and {len(op.outputs)} outputs, its "
-            f"signature {len(found.inputs)} and {len(found.outputs)}"
+            f"signature {len(signature.inputs)} and {len(signature.outputs)}"
         )
     axes = len(plan.mesh.axes)
-    for text in (*found.inputs, *found.outputs):
+    for text in (*signature.inputs, *signature.outputs):
         if len(parse_nd_sbp(text)) != axes:
             raise PlanError(f"plan: op `{op.name}`: {text} on a mesh of {axes} axes")
-    return found
+    return signature
 
 
 def plan_graph(plan: Plan) -> Graph:
-    """Return the training graph of a plan, its blocks recomputing as their variants say.
+    """Training graph of a plan, its blocks recomputing as their variants say.
 
     It is written for microbatches of `plan.batch` samples.
 
@@ -257,7 +260,7 @@ def plan_graph(plan: Plan) -> Graph:
 
 
 def recompute_modes(plan: Plan) -> dict[str, str]:
-    """Return the mode of every block that recomputes: selective or full."""
+    """Mode of every block that recomputes: selective or full."""
     return {
         choice.block: plan.variants[choice.variant].recompute
         for chunk in plan.chunks

@@ -36,7 +36,7 @@ RING = "ring"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ring:
-    """What the rounds of one kind of op are.
+    """Rounds of one kind of op.
 
     Round 0 is the op itself on the device's own blocks. `in0` … are the op's inputs, `out0` … its
     outputs.
@@ -62,29 +62,29 @@ class Ring:
     dim: int = 1
 
     def labels(self, labels: str) -> str:
-        """Labels of a later round, of those of the op."""
-        given, made = labels.split("->")
-        outputs = made.split(",")
-        carried = ", ".join(outputs[at].strip() for at in self.carried)
-        return f"{given.strip()}, {carried} -> {made.strip()}"
+        """Labels of a later round, from those of the op."""
+        input_labels, output_labels = labels.split("->")
+        outputs = output_labels.split(",")
+        carried = ", ".join(outputs[index].strip() for index in self.carried)
+        return f"{input_labels.strip()}, {carried} -> {output_labels.strip()}"
 
     def adding(self, labels: str, output: int) -> str:
-        """Labels of the addition of what returns as an output."""
-        one = labels.split("->")[1].split(",")[output].strip()
-        return f"{one}, {one} -> {one}"
+        """Labels of the op that adds up an output which returns."""
+        operand = labels.split("->")[1].split(",")[output].strip()
+        return f"{operand}, {operand} -> {operand}"
 
     def dtypes(self, dtypes: Sequence[str]) -> tuple[str, ...]:
-        """Of what a round hands on, where the op's outputs have these."""
+        """Dtypes of the outputs that a round hands on, from those of the op's outputs."""
         wide = op_kind(self.later).wide_outputs
         return tuple(
-            "float32" if at in wide and ITEMSIZE[dtype] < ITEMSIZE["float32"] else dtype
-            for at, dtype in enumerate(dtypes)
+            "float32" if output in wide and ITEMSIZE[dtype] < ITEMSIZE["float32"] else dtype
+            for output, dtype in enumerate(dtypes)
         )
 
     def axes(self, inputs: Sequence[NdSbp]) -> tuple[int, ...]:
-        """Indexes of the mesh axes that make the ring, of the SBPs of the op's inputs."""
+        """Indexes of the mesh axes that make the ring, from the SBPs of the op's inputs."""
         sbp = inputs[self.travelling[0]]
-        return tuple(axis for axis, one in enumerate(sbp) if one == split(self.dim))
+        return tuple(axis for axis, axis_sbp in enumerate(sbp) if axis_sbp == split(self.dim))
 
 
 RINGS: dict[str, Ring] = {

@@ -26,7 +26,7 @@ Roles = dict[str, int | bool | str | None]
 def _placed(
     plan: Plan, graph: Graph, blocks: frozenset[str] | None = None
 ) -> Iterator[tuple[Op, OpSignature]]:
-    """Every op that has a signature, of all blocks or of these."""
+    """Ops that have a signature, each with it, of all blocks or of `blocks`."""
     variant = {
         choice.block: choice.variant
         for chunk in plan.chunks
@@ -39,7 +39,7 @@ def _placed(
 
 
 def _unlike(plan: Plan, graph: Graph) -> Iterator[tuple[Op, OpSignature]]:
-    """The same, of one block of each template and variant."""
+    """Ops that have a signature, each with it, of one block of each template and variant."""
     first: dict[tuple[str, int], str] = {}
     for chunk in plan.chunks:
         for choice in chunk.blocks:
@@ -48,28 +48,28 @@ def _unlike(plan: Plan, graph: Graph) -> Iterator[tuple[Op, OpSignature]]:
 
 
 def label_role(label: str | None) -> str | None:
-    """The role that splitting a label gives an axis."""
+    """Role that splitting a label gives an axis."""
     if label is None:
         return None
     return {BATCH: "dp", SEQUENCE: "cp", EXPERT: "ep"}.get(label, "tp")
 
 
 def axis_roles(plan: Plan, graph: Graph) -> tuple[frozenset[str], ...]:
-    """Per mesh axis, the roles that the products and attentions of repeated blocks give it."""
+    """Roles that the products and attentions of repeated blocks give each mesh axis."""
     counted = _counted_blocks(graph)
-    found: list[set[str]] = [set() for _ in plan.mesh.axes]
+    roles_by_axis: list[set[str]] = [set() for _ in plan.mesh.axes]
     for op, signature in _unlike(plan, graph):
         if op.block not in counted or not op_kind(op.kind).products:
             continue
         for axis, label in enumerate(split_labels(op.labels, signature)):
             role = label_role(label)
             if role is not None:
-                found[axis].add(role)
-    return tuple(frozenset(one) for one in found)
+                roles_by_axis[axis].add(role)
+    return tuple(frozenset(names) for names in roles_by_axis)
 
 
 def _counted_blocks(graph: Graph) -> set[str]:
-    """The blocks whose template occurs more than once; all where none does."""
+    """Blocks whose template occurs more than once; all where none does."""
     times: dict[str, int] = {}
     for block in graph.blocks:
         times[graph.templates[block]] = times.get(graph.templates[block], 0) + 1
@@ -78,7 +78,7 @@ def _counted_blocks(graph: Graph) -> set[str]:
 
 
 def roles(plan: Plan, graph: Graph) -> Roles:
-    """Return dp, tp, pp, cp, ep, zero, sequence_parallel, ring and recompute of a plan.
+    """Degrees dp, tp, pp, cp and ep of a plan, its zero, sequence_parallel, ring and recompute.
 
     Parameters
     ----------
@@ -93,25 +93,25 @@ def roles(plan: Plan, graph: Graph) -> Roles:
     """
     per_axis = axis_roles(plan, graph)
     sizes = plan.mesh.sizes
-    others = [one - {"ep"} or one for one in per_axis]
+    others = [names - {"ep"} or names for names in per_axis]
 
     def known(role: str) -> bool:
-        return all(len(one) == 1 for one in others if role in one)
+        return all(len(names) == 1 for names in others if role in names)
 
     def degree(role: str) -> int | None:
         if not known(role):
             return None
-        return prod(size for size, one in zip(sizes, others, strict=True) if role in one)
+        return prod(size for size, names in zip(sizes, others, strict=True) if role in names)
 
     def axes(role: str) -> list[int]:
-        return [a for a, one in enumerate(others) if role in one and sizes[a] > 1]
+        return [a for a, names in enumerate(others) if role in names and sizes[a] > 1]
 
     return {
         "dp": degree("dp"),
         "tp": degree("tp"),
         "pp": plan.stages,
         "cp": degree("cp"),
-        "ep": prod(size for size, one in zip(sizes, per_axis, strict=True) if "ep" in one),
+        "ep": prod(size for size, names in zip(sizes, per_axis, strict=True) if "ep" in names),
         "zero": (
             _zero(plan, graph, axes("dp") + axes("cp")) if known("dp") and known("cp") else None
         ),
@@ -122,10 +122,10 @@ def roles(plan: Plan, graph: Graph) -> Roles:
 
 
 def _recompute(plan: Plan, graph: Graph) -> str | None:
-    """The mode of the repeated blocks."""
+    """Recompute mode of the repeated blocks; None where they disagree."""
     modes = recompute_modes(plan)
-    found = {modes.get(block, NONE) for block in _counted_blocks(graph)}
-    return found.pop() if len(found) == 1 else None
+    block_modes = {modes.get(block, NONE) for block in _counted_blocks(graph)}
+    return block_modes.pop() if len(block_modes) == 1 else None
 
 
 def _zero(plan: Plan, graph: Graph, axes: list[int]) -> int | str | None:
@@ -141,10 +141,10 @@ def _zero(plan: Plan, graph: Graph, axes: list[int]) -> int | str | None:
         by_axis.setdefault(axis, set()).add(level)
     if any(len(levels) > 1 for levels in by_axis.values()):
         return None
-    found = set[int]().union(*by_axis.values())
-    if found == {0, 3}:
+    all_levels = set[int]().union(*by_axis.values())
+    if all_levels == {0, 3}:
         return HYBRID
-    return None if len(found) > 1 else max(found, default=0)
+    return None if len(all_levels) > 1 else max(all_levels, default=0)
 
 
 def _storage_levels(
@@ -191,25 +191,25 @@ def _storage_levels(
 
 
 def _sequence_parallel(plan: Plan, graph: Graph, axes: list[int]) -> bool | None:
-    """Whether norms split the sequence over the tp axes."""
-    found = {
+    """True if norms split the sequence over the tp axes; None where they disagree."""
+    splits = {
         split_labels(op.labels, signature)[axis] == "t"
         for op, signature in _unlike(plan, graph)
         if op.kind in NORMS
         for axis in axes
     }
-    if not found:
+    if not splits:
         return False
-    return found.pop() if len(found) == 1 else None
+    return splits.pop() if len(splits) == 1 else None
 
 
 def _ring(plan: Plan, graph: Graph, axes: list[int]) -> bool | None:
-    """Whether keys and values of attention travel round the cp axes."""
-    found = {
+    """True if keys and values of attention travel round the cp axes; None where ops disagree."""
+    expansions = {
         signature.expansion == RING
         for op, signature in _unlike(plan, graph)
         if op.kind in RINGS and axes
     }
-    if not found:
+    if not expansions:
         return False
-    return found.pop() if len(found) == 1 else None
+    return expansions.pop() if len(expansions) == 1 else None

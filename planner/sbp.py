@@ -43,7 +43,7 @@ NdSbp = tuple[Sbp, ...]
 
 
 def split(dim: int) -> Sbp:
-    """Return S(dim)."""
+    """S(dim)."""
     return Sbp("S", dim)
 
 
@@ -57,16 +57,16 @@ def parse_nd_sbp(text: str) -> NdSbp:
     if inner == "()":
         return ()
     body = inner[1:-1] if inner.startswith("(") and inner.endswith(")") else inner
-    found: list[Sbp] = []
+    sbps: list[Sbp] = []
     for piece in body.split(","):
         match = _ONE.fullmatch(piece)
         if match is None:
             raise PlanError(f"`{text}` is not an sbp: expected S(d), B, P(sum) or P(max)")
-        dim, whole, reduction = match.groups()
-        found.append(
-            split(int(dim)) if dim else BROADCAST if whole else Sbp("P", reduction=reduction)
+        dim, broadcast, reduction = match.groups()
+        sbps.append(
+            split(int(dim)) if dim else BROADCAST if broadcast else Sbp("P", reduction=reduction)
         )
-    return tuple(found)
+    return tuple(sbps)
 
 
 @lru_cache(maxsize=65536)
@@ -85,17 +85,17 @@ def local_shape(shape: tuple[int, ...], sbp: NdSbp, axis_sizes: tuple[int, ...])
         A split dim does not exist or does not divide evenly over its axes.
     """
     local = list(shape)
-    for axis, (one, size) in enumerate(zip(sbp, axis_sizes, strict=True)):
-        if not one.is_split:
+    for axis, (axis_sbp, size) in enumerate(zip(sbp, axis_sizes, strict=True)):
+        if not axis_sbp.is_split:
             continue
-        if one.dim >= len(local):
-            raise PlanError(f"{one} on a tensor with {len(local)} dims")
-        if local[one.dim] % size:
+        if axis_sbp.dim >= len(local):
+            raise PlanError(f"{axis_sbp} on a tensor with {len(local)} dims")
+        if local[axis_sbp.dim] % size:
             raise PlanError(
-                f"{one} splits dim {one.dim} (size {local[one.dim]}) over axis {axis} ({size}): "
-                f"not divisible"
+                f"{axis_sbp} splits dim {axis_sbp.dim} (size {local[axis_sbp.dim]}) over axis "
+                f"{axis} ({size}): not divisible"
             )
-        local[one.dim] //= size
+        local[axis_sbp.dim] //= size
     return tuple(local)
 
 
@@ -105,10 +105,10 @@ def shard_offsets(
     """Global index of the first element, per dim, of the shard at a mesh coordinate."""
     offsets = [0] * len(shape)
     local = list(shape)
-    for one, size, at in zip(sbp, axis_sizes, coordinate, strict=True):
-        if one.is_split:
-            local[one.dim] //= size
-            offsets[one.dim] += at * local[one.dim]
+    for axis_sbp, size, position in zip(sbp, axis_sizes, coordinate, strict=True):
+        if axis_sbp.is_split:
+            local[axis_sbp.dim] //= size
+            offsets[axis_sbp.dim] += position * local[axis_sbp.dim]
     return tuple(offsets)
 
 

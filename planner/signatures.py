@@ -65,7 +65,7 @@ class Signature:
 
     @property
     def document(self) -> OpSignature:
-        """The form that a Plan holds."""
+        """Signature as a Plan holds it."""
         return OpSignature(
             inputs=tuple(map(format_nd_sbp, self.inputs)),
             outputs=tuple(map(format_nd_sbp, self.outputs)),
@@ -86,16 +86,16 @@ class Extra:
     along: tuple[tuple[int, int], ...] = ()
 
     def label(self, expression: Expression) -> str:
-        """Return the label that is split, in the words of the op's own expression."""
+        """Label that is split, in the words of the op's own expression."""
         return expression.operands[self.operand][self.dim][0]
 
     def signature(self, expression: Expression) -> AxisSignature:
-        """Return what it makes of an op on one mesh axis."""
+        """Signature of an op on one mesh axis whose label is split."""
         dims = ((self.operand, self.dim), *self.along)
         labels = [expression.operands[operand][dim][0] for operand, dim in dims]
 
         def cut(operand: Operand) -> Sbp:
-            return next((one for x in labels if (one := _split_on(operand, x))), BROADCAST)
+            return next((sbp for label in labels if (sbp := _split_on(operand, label))), BROADCAST)
 
         return AxisSignature(
             inputs=tuple(map(cut, expression.inputs)),
@@ -166,17 +166,17 @@ EXPANSIONS: dict[tuple[str, str], Expansion] = {
 
 
 def split_signature(kind: str, expression: Expression, label: str) -> AxisSignature | None:
-    """Return the signature that splits `label`, None where an output cannot be partial."""
+    """Signature that splits `label`; None where an output cannot be partial."""
     reduction = op_kind(kind).reduction
     inputs = tuple(_split_on(operand, label) or BROADCAST for operand in expression.inputs)
     outputs: list[Sbp] = []
     for operand in expression.outputs:
-        one = _split_on(operand, label)
-        if one is None:
+        sbp = _split_on(operand, label)
+        if sbp is None:
             if reduction is None:
                 return None
-            one = Sbp("P", reduction=reduction)
-        outputs.append(one)
+            sbp = Sbp("P", reduction=reduction)
+        outputs.append(sbp)
     return AxisSignature(inputs=inputs, outputs=tuple(outputs), label=label)
 
 
@@ -186,9 +186,9 @@ def _split_on(operand: Operand, label: str) -> Sbp | None:
 
 
 def axis_signatures(
-    kind: str, labels: str, never_partial: Sequence[int] = (), whole: Iterable[str] = ()
+    kind: str, labels: str, never_partial: Sequence[int] = (), unsplit: Iterable[str] = ()
 ) -> tuple[AxisSignature, ...]:
-    """Return every legal signature of an op on one mesh axis, all-B first.
+    """Legal signatures of an op on one mesh axis, all-B first.
 
     Parameters
     ----------
@@ -196,7 +196,7 @@ def axis_signatures(
         A row of `millrace.models.ops.OPS` and the op's index expression.
     never_partial : sequence of int, optional
         Indexes of inputs that cannot be partial (ids).
-    whole : iterable of str, optional
+    unsplit : iterable of str, optional
         Labels that may not be split, besides those marked `!`.
 
     Examples
@@ -213,19 +213,19 @@ def axis_signatures(
     expression = parse(labels)
     count = len(expression.inputs)
     outputs = len(expression.outputs)
-    found = [AxisSignature(inputs=(BROADCAST,) * count, outputs=(BROADCAST,) * outputs)]
-    barred = set(whole)
+    signatures = [AxisSignature(inputs=(BROADCAST,) * count, outputs=(BROADCAST,) * outputs)]
+    barred = set(unsplit)
     for label in expression.splittable:
-        if label not in barred and (one := split_signature(kind, expression, label)):
-            found.append(one)
+        if label not in barred and (signature := split_signature(kind, expression, label)):
+            signatures.append(signature)
     for partial in _partial_inputs(kind, count):
         if not partial & set(never_partial):
             inputs = tuple(PARTIAL_SUM if i in partial else BROADCAST for i in range(count))
-            found.append(AxisSignature(inputs=inputs, outputs=(PARTIAL_SUM,) * outputs))
+            signatures.append(AxisSignature(inputs=inputs, outputs=(PARTIAL_SUM,) * outputs))
     for extra in EXTRA.get(kind, ()):
         if extra.label(expression) not in barred:
-            found.append(extra.signature(expression))
-    return tuple(found)
+            signatures.append(extra.signature(expression))
+    return tuple(signatures)
 
 
 def _partial_inputs(kind: str, count: int) -> list[set[int]]:
@@ -236,52 +236,58 @@ def _partial_inputs(kind: str, count: int) -> list[set[int]]:
 
 
 Allowed = Callable[[Op, int, AxisSignature], bool]
-"""Whether an op may take a signature on the mesh axis with this index (pins are such rules)."""
+"""Rule: True if an op may take a signature on the mesh axis of this index (pins are such rules)."""
 
 
 def joined(choice: tuple[AxisSignature, ...], inputs: int, outputs: int) -> Signature | None:
-    """One signature per axis as one nd-signature; None where P(sum) and P(max) would mix."""
+    """Signature over several axes of one per axis; None where P(sum) and P(max) would mix."""
     signature = Signature(
-        inputs=tuple(tuple(one.inputs[i] for one in choice) for i in range(inputs)),
-        outputs=tuple(tuple(one.outputs[i] for one in choice) for i in range(outputs)),
-        labels=tuple(one.label for one in choice),
-        expansion=next((one.expansion for one in choice if one.expansion), ""),
+        inputs=tuple(
+            tuple(axis_signature.inputs[i] for axis_signature in choice) for i in range(inputs)
+        ),
+        outputs=tuple(
+            tuple(axis_signature.outputs[i] for axis_signature in choice) for i in range(outputs)
+        ),
+        labels=tuple(axis_signature.label for axis_signature in choice),
+        expansion=next(
+            (axis_signature.expansion for axis_signature in choice if axis_signature.expansion), ""
+        ),
     )
     for sbp in (*signature.inputs, *signature.outputs):
-        if len({one for one in sbp if one.is_partial}) > 1:
+        if len({sbp_of_axis for sbp_of_axis in sbp if sbp_of_axis.is_partial}) > 1:
             return None
     return signature
 
 
 def variable_values(graph: Graph) -> frozenset[str]:
-    """Return the tensors that hold a variable's value: variables, repeated, cast or sliced."""
-    found: set[str] = set()
+    """Tensors that hold a variable's value: variables, repeated, cast or sliced."""
+    tensors: set[str] = set()
     for op in graph.ops:
         moved = op_kind(op.kind).moves
-        if op.kind == "variable" or (moved and op.inputs[0] in found):
-            found.update(op.outputs)
-    return frozenset(found)
+        if op.kind == "variable" or (moved and op.inputs[0] in tensors):
+            tensors.update(op.outputs)
+    return frozenset(tensors)
 
 
 def split_labels(labels: str, signature: OpSignature) -> tuple[str | None, ...]:
-    """Return, per mesh axis, the label that a signature splits; None for whole and partial."""
+    """Label that a signature splits on each mesh axis; None for whole and partial."""
     expression = parse(labels)
     operands = [parse_nd_sbp(text) for text in (*signature.inputs, *signature.outputs)]
-    found: list[str | None] = []
+    axis_labels: list[str | None] = []
     for axis in range(len(operands[0]) if operands else 0):
         label = None
         for operand, sbp in zip(expression.operands, operands, strict=True):
             if sbp[axis].is_split:
                 label = operand[sbp[axis].dim][0]
                 break
-        found.append(label)
-    return tuple(found)
+        axis_labels.append(label)
+    return tuple(axis_labels)
 
 
 def sub_signatures(
     kind: str, labels: str, signature: OpSignature
 ) -> tuple[tuple[ExpansionOp, OpSignature], ...]:
-    """Return the primitive ops of an expanded op, each with its signature, in order.
+    """Primitive ops of an expanded op, each with its signature, in order.
 
     Every primitive op splits, per axis, the label that the op itself splits, where it has it.
 
@@ -292,21 +298,23 @@ def sub_signatures(
     """
     if (kind, signature.expansion) not in EXPANSIONS:
         raise PlanError(f"op kind `{kind}` has no extra signature `{signature.expansion}`")
-    (extra,) = (one for one in EXTRA[kind] if one.name == signature.expansion)
-    own = parse(labels)
-    column = extra.label(own)
-    rest = " ".join(d[0] for d in own.operands[extra.operand] if d[0] != column)
+    (extra,) = (candidate for candidate in EXTRA[kind] if candidate.name == signature.expansion)
+    op_expression = parse(labels)
+    column = extra.label(op_expression)
+    rest = " ".join(d[0] for d in op_expression.operands[extra.operand] if d[0] != column)
     split_on = split_labels(labels, signature)
-    found: list[tuple[ExpansionOp, OpSignature]] = []
+    sub_ops: list[tuple[ExpansionOp, OpSignature]] = []
     for op in EXPANSIONS[kind, signature.expansion].ops:
         op = replace(op, labels=op.labels.format(split=column, rest=rest))
         expression = parse(op.labels)
         choice: list[AxisSignature] = []
         for label in split_on:
-            known = label is not None and label in expression.labels
-            one = split_signature(op.kind, expression, label) if label and known else None
-            choice.append(one or axis_signatures(op.kind, op.labels)[0])
-        whole = joined(tuple(choice), len(expression.inputs), len(expression.outputs))
-        assert whole is not None, "one reduction per op"
-        found.append((op, whole.document))
-    return tuple(found)
+            applies = label is not None and label in expression.labels
+            axis_signature = (
+                split_signature(op.kind, expression, label) if label and applies else None
+            )
+            choice.append(axis_signature or axis_signatures(op.kind, op.labels)[0])
+        joint = joined(tuple(choice), len(expression.inputs), len(expression.outputs))
+        assert joint is not None, "one reduction per op"
+        sub_ops.append((op, joint.document))
+    return tuple(sub_ops)

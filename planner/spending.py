@@ -14,7 +14,7 @@ from millrace.planner.errors import ClusterError, PlanError
 from millrace.planner.plan import Plan
 
 OBJECTIVES = ("throughput", "cost", "energy")
-# Of its TDP, what a device draws while it waits. H200: 80 W idle against 593 W under load, 14 %
+# A device that waits draws this share of its TDP. H200: 80 W idle against 593 W under load, 14 %
 # (serialalice.pt, "GPU Energy Benchmark", 2026-06); A100: 60 of 400 W, H100: 105 of 700 W, 15 %
 # (nemulai.com, "GPU electricity cost per training run", 2026-06). Read 2026-11.
 IDLE_SHARE = 0.15
@@ -23,7 +23,7 @@ EXAMPLES = {"cost": "2.50", "energy": "700"}
 
 
 def price_usd_per_s(cluster: Cluster) -> float | None:
-    """Price of all devices of a cluster; None where one is not known."""
+    """Price of all devices of a cluster [USD/s]; None where one is not known."""
     prices = [group.device.price_usd_per_hour for group in cluster.groups]
     if None in prices:
         return None

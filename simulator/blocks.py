@@ -24,7 +24,7 @@ def by_block(
     rows: Mapping[str, Row],
     pacing: Pacing | None = None,
 ) -> tuple[ActorGraph, list[list[int]], Pacing | None]:
-    """Return the graph of blocks, the durations of its actors and what else holds them back.
+    """Graph of blocks, the durations of its actors and what else holds them back.
 
     Parameters
     ----------
@@ -43,36 +43,39 @@ def by_block(
         programs.append(split)
         table.append(ns)
         if pacing is not None:
-            found = zip(program.actors, pacing.rows[index], strict=True)
-            own = (_paces(pace, rows.get(one.name, ()), pacing.host_ns) for one, pace in found)
-            paces.append(tuple(chain.from_iterable(own)))
+            actor_paces = zip(program.actors, pacing.rows[index], strict=True)
+            block_paces = (
+                _paces(pace, rows.get(actor.name, ()), pacing.host_ns)
+                for actor, pace in actor_paces
+            )
+            paces.append(tuple(chain.from_iterable(block_paces)))
     if pacing is not None:
         pacing = pacing._replace(rows=tuple(paces))
     return msgspec.structs.replace(graph, programs=tuple(programs)), table, pacing
 
 
 def shared(total_ns: int, weights: Sequence[float]) -> list[int]:
-    """Split a time in proportion to weights, with nothing left over."""
-    whole = sum(weights)
-    if not whole:
-        weights, whole = [1] * len(weights), len(weights)
+    """Nanoseconds of `total_ns` per weight, in proportion to it, with nothing left over."""
+    weight_sum = sum(weights)
+    if not weight_sum:
+        weights, weight_sum = [1] * len(weights), len(weights)
     ends, before = [0], 0.0
     for weight in weights:
         before += weight
-        ends.append(round(total_ns * before / whole))
+        ends.append(round(total_ns * before / weight_sum))
     return [after - here for here, after in pairwise(ends)]
 
 
 def _paces(pace: Pace, row: Row, host_ns: int) -> list[Pace]:
-    """The paces of a part's blocks, whose launches are spread evenly over each of them."""
+    """Paces of a part's blocks, whose launches are spread evenly over each of them."""
     if len(row) < 2:
         return [pace]
-    found = []
+    paces = []
     launches = shared(pace.launches, [ns for _, ns in row])
-    for (_, ns), often in zip(row, launches, strict=True):
-        lag_ns = max((often - 1) * (host_ns - ns // often), 0) if often else -host_ns
-        found.append(Pace(often, lag_ns, pace.alone))
-    return found
+    for (_, ns), count in zip(row, launches, strict=True):
+        lag_ns = max((count - 1) * (host_ns - ns // count), 0) if count else -host_ns
+        paces.append(Pace(count, lag_ns, pace.alone))
+    return paces
 
 
 def _split(
@@ -102,11 +105,11 @@ def _split(
 
 
 def _blocks(actor: Actor, row: Row) -> list[Actor]:
-    """What is read is held from the first block to the last, and written by the last."""
-    found = []
+    """Actors of a part's blocks: inputs are held from the first to the last, which writes."""
+    block_actors = []
     for index, (block, _) in enumerate(row):
         last = index == len(row) - 1
-        found.append(
+        block_actors.append(
             msgspec.structs.replace(
                 actor,
                 name=f"{actor.name} {block}",
@@ -116,4 +119,4 @@ def _blocks(actor: Actor, row: Row) -> list[Actor]:
                 block=block,
             )
         )
-    return found
+    return block_actors

@@ -30,7 +30,7 @@ class Split(NamedTuple):
 
 
 def step_ends_ns(program: Program, rows: Sequence[Sequence[int]], steps: int) -> list[int]:
-    """When the last firing of each step ended on one rank; `rows` are its actors' ends."""
+    """End of each step's last firing on one rank; `rows` are its actors' ends."""
     last = [0] * steps
     for actor, ends in zip(program.actors, rows, strict=True):
         for step in range(steps):
@@ -44,8 +44,8 @@ def window_ns(step_ends: Sequence[Sequence[int]]) -> tuple[int, int]:
     Runs of one or two steps have no step with one before and one behind: their last step serves.
     """
     slowest = [0, *(max(column) for column in zip(*step_ends, strict=True))]
-    at = -1 if len(slowest) < 4 else -2
-    return slowest[at - 1], slowest[at]
+    last = -1 if len(slowest) < 4 else -2
+    return slowest[last - 1], slowest[last]
 
 
 def covered_ns(intervals: Iterable[tuple[Times, Times]], begin_ns: int, end_ns: int) -> int:
@@ -69,7 +69,7 @@ def split(
     begin_ns: int,
     end_ns: int,
 ) -> Split:
-    """Split one rank's window into busy, exposed communication and bubble.
+    """Window of one rank, split into busy, exposed communication and bubble.
 
     Times are those of every actor's firings; a meeting starts when its data begins to move.
     """

@@ -30,11 +30,13 @@ def followed(
 ) -> tuple[list[list[Times]], list[list[Times]]]:
     """Starts and ends of all firings of some steps by events, as `Following` has them."""
     instances = [
-        Instance(rank=one.ranks[0], program=one, protocol=Protocol(one, steps), delays=row)
-        for one, row in zip(graph.programs, durations_ns, strict=True)
+        Instance(
+            rank=program.ranks[0], program=program, protocol=Protocol(program, steps), delays=row
+        )
+        for program, row in zip(graph.programs, durations_ns, strict=True)
     ]
     Kernel(graph, instances, pacing=pacing).run()
-    return [one.begun for one in instances], [one.ends for one in instances]
+    return [instance.begun for instance in instances], [instance.ends for instance in instances]
 
 
 class _Seat(NamedTuple):
@@ -95,8 +97,8 @@ class Following:
         seats, durations, freed = self._seats, self._durations, self._freed
         late = until_ns if until_ns is not None else 1 << 62
         begun = list(freed)
-        for members, held in zip(self._sequence, self._held, strict=True):
-            moved = 0 if held is None else begun[held[0]] + held[1]
+        for members, launch in zip(self._sequence, self._held, strict=True):
+            moved = 0 if launch is None else begun[launch[0]] + launch[1]
             for program, actor in members:
                 _, ends, lanes, launches, inputs, outputs = seats[program][actor]
                 firing = len(ends)
@@ -108,16 +110,16 @@ class Following:
                     if freed[queue] > begin:
                         begin = freed[queue]
                 if begin < late:
-                    for made, hold, initial, often in inputs:
-                        at = (firing // hold - initial + 1) * often - 1
-                        if at >= 0 and made[at] > begin:
-                            begin = made[at]
+                    for maker_ends, hold, initial, often in inputs:
+                        maker_firing = (firing // hold - initial + 1) * often - 1
+                        if maker_firing >= 0 and maker_ends[maker_firing] > begin:
+                            begin = maker_ends[maker_firing]
                     for slots, hold, initial, readers in outputs:
                         taken = firing // hold + initial - slots + 1
                         if taken > 0:
-                            for read, often in readers:
-                                if read[taken * often - 1] > begin:
-                                    begin = read[taken * often - 1]
+                            for reader_ends, often in readers:
+                                if reader_ends[taken * often - 1] > begin:
+                                    begin = reader_ends[taken * often - 1]
                 for queue in launches:
                     freed[queue] = begin
                 if begin > moved:
@@ -132,17 +134,20 @@ class Following:
                     freed[queue] = end
 
     def _launches(self, graph: ActorGraph, pacing: Pacing) -> list[Held]:
-        """Per firing of the sequence, when the host launches it."""
+        """Launch of every firing of the sequence by the host; None for meetings."""
         offsets = [
-            [iter(one) for one in launch_offsets(program, row, pacing.host_ns)]
+            [
+                iter(firing_offsets)
+                for firing_offsets in launch_offsets(program, row, pacing.host_ns)
+            ]
             for program, row in zip(graph.programs, pacing.rows, strict=True)
         ]
-        found: list[Held] = []
+        launches: list[Held] = []
         for program, actor in (members[0] for members in self._sequence):
             meets = graph.programs[program].actors[actor].meeting is not None
             lanes = self._seats[program][actor].lanes
-            found.append(None if meets else (lanes[0], next(offsets[program][actor])))
-        return found
+            launches.append(None if meets else (lanes[0], next(offsets[program][actor])))
+        return launches
 
     def _program(self, graph: ActorGraph, index: int) -> list[_Seat]:
         program = graph.programs[index]
@@ -159,20 +164,20 @@ class Following:
             for port in actor.inputs:
                 readers.setdefault(port.register, []).append((times, port.hold))
         registers = program.registers
-        found = []
+        seats = []
         for actor, begun, times in zip(program.actors, starts, ends, strict=True):
             leaves = [(program.queues[queue].leave, before + queue) for queue in actor.queues]
-            found.append(
+            seats.append(
                 _Seat(
                     starts=begun,
                     ends=times,
                     lanes=tuple(q for leave, q in leaves if leave is Leave.COMPLETED),
                     launches=tuple(q for leave, q in leaves if leave is Leave.ISSUED),
                     inputs=[
-                        (made, port.hold, registers[port.register].initial, often)
+                        (maker_ends, port.hold, registers[port.register].initial, often)
                         for port in actor.inputs
                         if port.register in makers
-                        for made, often in (makers[port.register],)
+                        for maker_ends, often in (makers[port.register],)
                     ],
                     outputs=[
                         (
@@ -186,4 +191,4 @@ class Following:
                     ],
                 )
             )
-        return found
+        return seats

@@ -26,7 +26,7 @@ class Forecast:
 def forecast(
     plan: Plan, graph: Graph, memory: Sequence[StageMemory], fidelity: str | None = None
 ) -> Forecast:
-    """Return the figures that `predict` gives at the fidelity that the plan's size allows.
+    """Figures that `predict` gives at the fidelity that the plan's size allows.
 
     They are computed without events (`millrace.simulator.paths.steady`), unless ranks share cores.
 
@@ -58,20 +58,20 @@ def forecast(
     elif plan.cluster.cores_per_node is None:
         steady = steady_ops(ordered_plan(plan, graph))
     if steady is None:
-        found = predict(
+        simulated = predict(
             plan, spans=False, graph=graph, memory=memory, fidelity=fidelity, stages=stages
         )
         return Forecast(
-            step_time_ns=found.step_time_ns,
-            bubble_fraction=found.bubble_fraction,
-            exposed_communication_ns=found.exposed_communication_ns,
-            memory_by_kind=found.memory_by_kind,
-            fidelity=found.fidelity,
+            step_time_ns=simulated.step_time_ns,
+            bubble_fraction=simulated.bubble_fraction,
+            exposed_communication_ns=simulated.exposed_communication_ns,
+            memory_by_kind=simulated.memory_by_kind,
+            fidelity=simulated.fidelity,
         )
     return Forecast(
         step_time_ns=steady.step_time_ns,
         bubble_fraction=steady.bubble_fraction,
         exposed_communication_ns=steady.exposed_communication_ns + inside_ns,
-        memory_by_kind=tuple(one.by_kind for one in memory),
+        memory_by_kind=tuple(stage_memory.by_kind for stage_memory in memory),
         fidelity=fidelity,
     )

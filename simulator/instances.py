@@ -24,8 +24,8 @@ class Completion(Event):
         self.finish = protocol.finish
         self.ends: list[int] = []
         self.members: Sequence[tuple[int, int]] = ()
-        # What `millrace.simulator.pacer` keeps of a firing under way: which it is, work left, since
-        # when.
+        # The pacer (`millrace.simulator.pacer`) keeps here which firing is under way, the work that
+        # is left of it, and since when that is so.
         self.firing = 0
         self.left = 0
         self.since = 0
@@ -69,13 +69,13 @@ class Instance:
 
     @property
     def begun(self) -> list[list[int]]:
-        """When every firing began: a meeting's when its data began to move."""
+        """Begins of every firing, per actor: a meeting's when its data began to move."""
         rows = zip(self.meets, self.moves, self.starts, strict=True)
         return [moves if meets else starts for meets, moves, starts in rows]
 
 
 class Noise(NamedTuple):
-    """How ranks differ: jitter and its seed, rank → factor of stragglers."""
+    """Differences between ranks: jitter and its seed, rank → factor of stragglers."""
 
     jitter: float
     seed: int
@@ -93,7 +93,7 @@ def instances_of(
     durations_ns: Sequence[Sequence[int]],
     noise: Noise = CALM,
 ) -> list[Instance]:
-    """Return instances of these ranks, ready to run `steps` steps.
+    """Instances of these ranks, ready to run `steps` steps.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ def instances_of(
         How ranks differ.
     """
     cores = cluster.cores_per_node or 1
-    found = []
+    instances = []
     for rank in ranks:
         index = graph.program_of(rank)
         program = graph.programs[index]
@@ -124,7 +124,7 @@ def instances_of(
                 _noisy(ns, noise, rank, a, actor.firings * steps)
                 for a, (ns, actor) in enumerate(zip(delays, program.actors, strict=True))
             ]
-        found.append(
+        instances.append(
             Instance(
                 rank=rank,
                 program=program,
@@ -136,7 +136,7 @@ def instances_of(
                 node=rank // cluster.devices_per_node,
             )
         )
-    return found
+    return instances
 
 
 def _noisy(ns: int, noise: Noise, rank: int, actor: int, count: int) -> list[int]:

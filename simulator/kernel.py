@@ -76,7 +76,7 @@ class Kernel:
         self.graph = graph
         self.instances = instances
         self.env = Clock()
-        self._rendezvous = Rendezvous(graph, ranks=[one.rank for one in instances])
+        self._rendezvous = Rendezvous(graph, ranks=[instance.rank for instance in instances])
         self._lateness = lateness
         # What SimPy calls at the end of a firing or a meeting, one list for all events.
         self._on_end: list[Callable[[Any], None]] = [self._ended]
@@ -90,7 +90,8 @@ class Kernel:
         self._pacers: list[Pacer] = []
         if pacing is not None:
             self._pacers = [
-                Pacer(one.program, pacing, graph.program_of(one.rank)) for one in instances
+                Pacer(instance.program, pacing, graph.program_of(instance.rank))
+                for instance in instances
             ]
         for index, instance in enumerate(instances):
             instance.prepare(self.env, index)
@@ -147,7 +148,7 @@ class Kernel:
             self._carry_out(event.instance, due)
 
     def _move(self, members: Sequence[tuple[int, int]], firing: int) -> None:
-        """All members are there: their data begins to move."""
+        """Let the data of a meeting begin to move, all of whose members are there."""
         now = int(self.env.now)
         for index, actor in members:
             self.instances[index].moves[actor].append(now)
@@ -196,7 +197,7 @@ class Kernel:
         self.env.after(end - now, event)
 
     def _due(self, event: Completion) -> None:
-        """A paced firing is over, unless something began to move."""
+        """End a paced firing, unless something began to move."""
         now = self.env._now
         pacer = self._pacers[event.instance]
         left = pacer.end_ns(event) - now

@@ -28,7 +28,7 @@ def largest_of(count: int) -> float:
 
 
 class Lateness:
-    """What the members that are not simulated add to meetings.
+    """Delay that the members that are not simulated add to meetings.
 
     Parameters
     ----------
@@ -46,26 +46,31 @@ class Lateness:
         self._instances = instances
         self._sizes = dict(zip((axis.name for axis in graph.axes), graph.axis_sizes, strict=True))
         named = dict(zip(self._sizes, chosen.named, strict=True))
-        at = [dict(zip(named, graph.coordinate(one.rank), strict=True)) for one in instances]
+        coordinates = [
+            dict(zip(named, graph.coordinate(instance.rank), strict=True)) for instance in instances
+        ]
         # Per instance, the axes along which it is one of those that are alike.
-        self._alike = [{axis for axis, c in one.items() if c not in named[axis]} for one in at]
+        self._alike = [
+            {axis for axis, c in coordinate_of.items() if c not in named[axis]}
+            for coordinate_of in coordinates
+        ]
         self._others = {axis: len(taken) for axis, taken in named.items()}
 
     def late_ns(self, members: Sequence[tuple[int, int]]) -> int:
-        """How long after the last simulated member the last of all arrives."""
+        """Nanoseconds from the arrival of the last simulated member to that of the last of all."""
         if len(members) < 2:
             return 0
         arrivals: dict[int, list[int]] = {}
         sizes: dict[int, int] = {}
         for index, actor in members:
-            one = self._instances[index]
-            meeting = one.program.actors[actor].meeting
+            instance = self._instances[index]
+            meeting = instance.program.actors[actor].meeting
             if meeting is None or meeting.peer is not None:
                 return 0
             axes = tuple(self._sizes) if meeting.world else meeting.axes
             if self._alike[index].issuperset(axes):
-                arrivals.setdefault(one.program.stage, []).append(one.starts[actor][-1])
-                sizes[one.program.stage] = prod(self._sizes[a] - self._others[a] for a in axes)
+                arrivals.setdefault(instance.program.stage, []).append(instance.starts[actor][-1])
+                sizes[instance.program.stage] = prod(self._sizes[a] - self._others[a] for a in axes)
         now = max(self._instances[index].starts[actor][-1] for index, actor in members)
         latest = float(now)
         for stage, times in arrivals.items():

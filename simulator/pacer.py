@@ -52,12 +52,12 @@ class Pacer:
         return event.since, self.end_ns(event)
 
     def end_ns(self, event: Completion) -> int:
-        """When a firing ends if no more begins to move."""
-        since, left, kept = event.since, event.left, self._kept[event.actor]
+        """End of a firing if no more begins to move."""
+        since, left, speed = event.since, event.left, self._kept[event.actor]
         slow = max(self._moving_until - since, 0)
-        if left > slow * kept:
-            return since + slow - (slow * kept - left) // SCALE
-        return since - (-left // kept) if left else since
+        if left > slow * speed:
+            return since + slow - (slow * speed - left) // SCALE
+        return since - (-left // speed) if left else since
 
     def move(self, now: int, duration_ns: int) -> None:
         """Take note that a meeting moves data from now on."""

@@ -76,20 +76,20 @@ def predict(
     table: Sequence[Sequence[int]] = stages.coarse.durations_ns
     if chosen == BLOCK:
         actors, table, pacing = by_block(actors, table, stages.rows, pacing)
-    found = run(actors, durations_ns=table, pacing=pacing)
+    simulated = run(actors, durations_ns=table, pacing=pacing)
     memory = plan_memory(plan, graph) if memory is None else memory
     return replace(
-        found,
+        simulated,
         fidelity=chosen,
         chunks=stages.times,
-        exposed_communication_ns=found.exposed_communication_ns + stages.inside_ns,
-        memory_bytes_max=max(one.total_bytes for one in memory),
-        memory_by_kind=tuple(one.by_kind for one in memory),
+        exposed_communication_ns=simulated.exposed_communication_ns + stages.inside_ns,
+        memory_bytes_max=max(stage_memory.total_bytes for stage_memory in memory),
+        memory_by_kind=tuple(stage_memory.by_kind for stage_memory in memory),
     )
 
 
 def chosen_fidelity(plan: Plan) -> str:
-    """The fidelity of a plan for which none is asked: `op` while its step has few firings."""
+    """Fidelity of a plan for which none is asked: `op` while its step has few firings."""
     sizes = [len(variant.signatures) for variant in plan.variants]
     ops = sum(sizes[choice.variant] for chunk in plan.chunks for choice in chunk.blocks)
     if plan.cluster.cores_per_node is not None or ops * plan.microbatches <= MOST_OP_FIRINGS:

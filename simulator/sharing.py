@@ -73,9 +73,9 @@ class Host:
             delay = -(-missing * self._threads // (SCALE * self.cores))
         else:
             delay = -(-missing // SCALE)
-        at = int(self.env.now) + delay
-        if self._wake_at < 0 or at < self._wake_at:
-            self._wake_at = at
+        wake_at = int(self.env.now) + delay
+        if self._wake_at < 0 or wake_at < self._wake_at:
+            self._wake_at = wake_at
             wake = self.env.timeout(delay)
             wake.callbacks.append(self._wake)
 

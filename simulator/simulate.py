@@ -36,7 +36,7 @@ FACTOR_MAX = 1e6  # of a straggler, or one over it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """What came of a simulated run.
+    """Figures and trace of a simulated run.
 
     Attributes
     ----------
@@ -187,12 +187,15 @@ def _simulated(
     plan_digest: str,
     spans: bool,
 ) -> Simulated:
-    """Put together what the instances saw."""
+    """Figures and trace of a run, from what its instances saw."""
     ends = tuple(
         tuple(step_ends_ns(instance.program, instance.ends, steps)) for instance in instances
     )
     begin_ns, end_ns = window_ns(ends)
-    parts = [split(one.program, one.begun, one.ends, begin_ns, end_ns) for one in instances]
+    parts = [
+        split(instance.program, instance.begun, instance.ends, begin_ns, end_ns)
+        for instance in instances
+    ]
     shares = np.asarray(represents) / sum(represents)
     bubble_ns = float(np.dot([part.bubble_ns for part in parts], shares))
     exposed_ns = float(np.dot([part.exposed_ns for part in parts], shares))
@@ -227,8 +230,8 @@ def _simulated(
 
 
 def _spans(instances: Sequence[Instance]) -> list[Span]:
-    """Every firing, by rank and then by start."""
-    found: list[Span] = []
+    """Spans of all firings, by rank and then by start."""
+    spans: list[Span] = []
     for instance in instances:
         rows = [
             (start, actor, firing, end)
@@ -236,5 +239,5 @@ def _spans(instances: Sequence[Instance]) -> list[Span]:
             for firing, (start, end) in enumerate(zip(starts, ends, strict=True))
         ]
         rows.sort()
-        found.extend(Span(instance.rank, actor, f, start, end) for start, actor, f, end in rows)
-    return found
+        spans.extend(Span(instance.rank, actor, f, start, end) for start, actor, f, end in rows)
+    return spans

@@ -31,7 +31,7 @@ BLOCKS = 3  # of a run are measured: a first, a last and one between (lanes run 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageGraph:
-    """What is simulated at stage fidelity.
+    """Graph and durations that are simulated at stage fidelity.
 
     `table` holds the schedule's orders; `inside_ns` is the communication that nothing hides inside
     parts of one step, in the mean over stages; `rows` lists the blocks of every part and their
@@ -46,7 +46,7 @@ class StageGraph:
 
 
 def stage_graph(plan: Plan, graph: Graph, detailed: bool = False) -> StageGraph:
-    """Return the plan's chunks as an actor graph, with measured durations.
+    """Actor graph of the plan's chunks, with measured durations.
 
     Parameters
     ----------
@@ -74,13 +74,13 @@ def stage_graph(plan: Plan, graph: Graph, detailed: bool = False) -> StageGraph:
     times = measured.times()
     coarse = coarse_graph(wiring, table, times)
     exposed = [0] * plan.stages
-    for chunk, one in zip(plan.chunks, times, strict=True):
-        exposed[chunk.stage] += plan.microbatches * sum(one.exposed_ns.values())
+    for chunk, chunk_times in zip(plan.chunks, times, strict=True):
+        exposed[chunk.stage] += plan.microbatches * sum(chunk_times.exposed_ns.values())
     inside_ns = round(float(np.mean(exposed)))
     rows = {
-        f"chunk {number}: {part}": measured.row(number, part, ns, one.exposed_ns[part])
-        for number, one in enumerate(times)
-        for part, ns in one.slots_ns.items()
+        f"chunk {number}: {part}": measured.row(number, part, ns, chunk_times.exposed_ns[part])
+        for number, chunk_times in enumerate(times)
+        for part, ns in chunk_times.slots_ns.items()
     }
     return StageGraph(coarse=coarse, table=table, inside_ns=inside_ns, rows=rows, times=times)
 
@@ -104,22 +104,22 @@ class _Measured:
         ]
 
     def times(self) -> tuple[PartTimes, ...]:
-        """The times of every chunk, in model order."""
+        """Times of every chunk, in model order."""
         chunks = self.wiring.plan.chunks
         # What one more block adds is measured where the fewest kinds of block are.
         kinds = [len(self.wiring.runs(chunk)) for chunk in chunks]
-        found = {
+        times_by_chunk = {
             number: self._chunk(number)
             for number in sorted(range(len(chunks)), key=kinds.__getitem__)
         }
-        return tuple(found[number] for number in range(len(chunks)))
+        return tuple(times_by_chunk[number] for number in range(len(chunks)))
 
     def row(self, number: int, part: str, part_ns: int, exposed_ns: int) -> Row:
-        """The blocks of a part in the order in which they run, with their shares of its time."""
+        """Blocks of a part in the order in which they run, with their shares of its time."""
         chunk = self.wiring.plan.chunks[number]
         choices = chunk.blocks if part == "F" else chunk.blocks[::-1]
         where = self._where(number)
-        phases = [PHASES[one] for one in SLOT_PARTS[part]]
+        phases = [PHASES[draft_part] for draft_part in SLOT_PARTS[part]]
         columns: list[list[int]] = []
         for moving in (0, 1):
             columns.append(
@@ -136,31 +136,31 @@ class _Measured:
     def _note(self, number: int, piece: Piece) -> None:
         """Keep what each kind of block computes and moves in every microbatch."""
         where, kind_of = self._where(number), dict(self._by_name(number))
-        found: dict[str, dict[str, list[int]]] = {}
+        phases_by_block: dict[str, dict[str, list[int]]] = {}
         for actor, ns in zip(piece.graph.programs[0].actors, piece.durations_ns, strict=True):
             if actor.firings > 1:
-                phases = found.setdefault(actor.block, {})
+                phases = phases_by_block.setdefault(actor.block, {})
                 phases.setdefault(actor.phase, [0, 0])[actor.meeting is not None] += ns
-        for block, phases in found.items():
+        for block, phases in phases_by_block.items():
             if block in kind_of:
                 self._alone[(kind_of[block], *where)] = phases
 
     def _by_name(self, number: int) -> list[tuple[str, tuple[str, int]]]:
         blocks = self.wiring.plan.chunks[number].blocks
-        return list(zip((one.block for one in blocks), self._kinds(blocks), strict=True))
+        return list(zip((choice.block for choice in blocks), self._kinds(blocks), strict=True))
 
     def _chunk(self, number: int) -> PartTimes:
-        """A few blocks of every run, measured, and what each further block adds."""
+        """Times of a chunk: few blocks of every run, measured, and what each further block adds."""
         runs = self.wiring.runs(self.wiring.plan.chunks[number])
         counts = [min(len(run.blocks), BLOCKS) for run in runs]
-        found = self._measured(number, counts)
+        times = self._measured(number, counts)
         for index, run in enumerate(runs):
             if len(run.blocks) > BLOCKS:
-                found = found.plus(self._one_more(number, index), len(run.blocks) - BLOCKS)
-        return found.settled()
+                times = times.plus(self._one_more(number, index), len(run.blocks) - BLOCKS)
+        return times.settled()
 
     def _one_more(self, number: int, index: int) -> PartTimes:
-        """What one more block of a run adds, wherever such a run lies."""
+        """Times that one more block of a run adds, wherever such a run lies."""
         runs = self.wiring.runs(self.wiring.plan.chunks[number])
         key = ("one more", runs[index].template, runs[index].variant, *self._where(number))
         if key not in self._found:
@@ -182,14 +182,14 @@ class _Measured:
             *self._where(number),
         )
         if key not in self._found:
-            kept = [b for run, n in zip(runs, counts, strict=True) for b in run.kept(n)]
-            piece = self._pieces.compile(number, kept, *self._where(number))
+            block_names = [b for run, n in zip(runs, counts, strict=True) for b in run.kept(n)]
+            piece = self._pieces.compile(number, block_names, *self._where(number))
             self._found[key] = part_times(piece, self._detailed)
             self._note(number, piece)
         return self._found[key]
 
     def _where(self, number: int) -> tuple[Order, int]:
-        """What else the times of a chunk depend on: its order and its devices."""
+        """Order of a chunk and the first stage whose devices lie alike: they decide its times."""
         return self._order(number), self._lies[self.wiring.plan.chunks[number].stage]
 
     def _kinds(self, blocks: Sequence[BlockChoice]) -> tuple[tuple[str, int], ...]:
@@ -197,17 +197,17 @@ class _Measured:
         return tuple((templates[choice.block], choice.variant) for choice in blocks)
 
     def _order(self, number: int) -> Order:
-        """How a chunk runs alone: all forwards first where its stage does so, else in turn."""
+        """Order of a chunk alone: all forwards first where its stage does so, else in turn."""
         if not self.table.joint:
             return alone(joint=False)
         stage = self.wiring.plan.chunks[number].stage
-        mine = self.table.positions[stage].index(number)
-        parts = [slot.part for slot in self.table.orders[stage] if slot.chunk == mine]
+        position = self.table.positions[stage].index(number)
+        parts = [slot.part for slot in self.table.orders[stage] if slot.chunk == position]
         return alone(forwards_first=len(parts) > 2 and "F" not in parts[parts.index("BW") :])
 
 
 def _surroundings(plan: Plan, stage: int) -> object:
-    """What tells apart stages whose devices lie differently.
+    """Key that tells apart stages whose devices lie differently.
 
     Kinds of device, and what groups along the mesh's axes cost at the stage's two ends.
     """

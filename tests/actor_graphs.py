@@ -59,7 +59,7 @@ class DraftStage:
 
 
 class Drawing:
-    """Draws one graph from a seed."""
+    """Random graph drawn from a seed."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
@@ -75,14 +75,14 @@ class Drawing:
             for _ in range(self.random.randint(0, 2)):
                 stage.registers.append(DraftRegister("B", True, 1, initial=1))
         actions = (self.compute, self.compute, self.accumulate, self.collective, self.transfer)
-        for at in range(len(self.stages)):
-            self.compute(at, at)
+        for stage_index in range(len(self.stages)):
+            self.compute(stage_index, stage_index)
         for number in range(len(self.stages), self.random.randint(8, 24)):
             self.random.choice(actions)(self.random.randrange(len(self.stages)), number)
-        for at, stage in enumerate(self.stages):
+        for stage_index, stage in enumerate(self.stages):
             variables = [r for r, register in enumerate(stage.registers) if register.initial]
             for variable in variables:
-                self.update(at, variable)
+                self.update(stage_index, variable)
         self.execute()
         while True:
             graph = validate(self.graph())
@@ -95,27 +95,27 @@ class Drawing:
             else:
                 return graph
 
-    def pick(self, at: int, most: int, *, per_step: bool | None = None) -> list[int]:
-        found = [
+    def pick(self, stage_index: int, most: int, *, per_step: bool | None = None) -> list[int]:
+        candidates = [
             index
-            for index, register in enumerate(self.stages[at].registers)
+            for index, register in enumerate(self.stages[stage_index].registers)
             if per_step in (None, register.per_step)
         ]
-        return self.random.sample(found, min(len(found), self.random.randint(0, most)))
+        return self.random.sample(candidates, min(len(candidates), self.random.randint(0, most)))
 
-    def register(self, at: int, sbp: str, per_step: bool) -> int:
+    def register(self, stage_index: int, sbp: str, per_step: bool) -> int:
         slots = self.random.choice((1, 1, 2, 3))
-        self.stages[at].registers.append(DraftRegister(sbp, per_step, slots))
-        return len(self.stages[at].registers) - 1
+        self.stages[stage_index].registers.append(DraftRegister(sbp, per_step, slots))
+        return len(self.stages[stage_index].registers) - 1
 
-    def compute(self, at: int, number: int) -> None:
-        stage = self.stages[at]
+    def compute(self, stage_index: int, number: int) -> None:
+        stage = self.stages[stage_index]
         once = self.random.random() < 0.25
         firings = 1 if once else self.microbatches
-        inputs = self.pick(at, 3, per_step=True if once else None)
+        inputs = self.pick(stage_index, 3, per_step=True if once else None)
         holds = [firings if stage.registers[i].per_step else 1 for i in inputs]
         outputs = [
-            (self.register(at, self.random.choice(("B", "S(0)", "P(sum)")), once), 1)
+            (self.register(stage_index, self.random.choice(("B", "S(0)", "P(sum)")), once), 1)
             for _ in range(self.random.randint(0, 2))
         ]
         queue = self.random.choice(("compute", "compute", "compute", "copy"))
@@ -130,10 +130,10 @@ class Drawing:
             )
         )
 
-    def accumulate(self, at: int, number: int) -> None:
-        if inputs := self.pick(at, 1, per_step=False):
-            output = self.register(at, "P(sum)", True)
-            self.stages[at].actors.append(
+    def accumulate(self, stage_index: int, number: int) -> None:
+        if inputs := self.pick(stage_index, 1, per_step=False):
+            output = self.register(stage_index, "P(sum)", True)
+            self.stages[stage_index].actors.append(
                 DraftActor(
                     f"accumulate {number}",
                     "opaque",
@@ -144,10 +144,10 @@ class Drawing:
                 )
             )
 
-    def collective(self, at: int, number: int) -> None:
+    def collective(self, stage_index: int, number: int) -> None:
         kinds = {"S(0)": ["all_gather"], "P(sum)": ["all_reduce", "reduce_scatter"]}
-        for source in self.pick(at, 1):
-            register = self.stages[at].registers[source]
+        for source in self.pick(stage_index, 1):
+            register = self.stages[stage_index].registers[source]
             if register.sbp in kinds and not register.initial:
                 kind = self.random.choice(kinds[register.sbp])
                 target = "S(0)" if kind == "reduce_scatter" else "B"
@@ -158,41 +158,43 @@ class Drawing:
                     reduction="sum",
                     message_bytes=SHAPE[0] * ITEM_BYTES,
                 )
-                output = self.register(at, target, register.per_step)
-                self.meet(at, f"{kind} {number}", "dp", register.per_step, meeting)
-                self.stages[at].actors[-1].inputs.append((source, 1))
-                self.stages[at].actors[-1].outputs.append((output, 1))
+                output = self.register(stage_index, target, register.per_step)
+                self.meet(stage_index, f"{kind} {number}", "dp", register.per_step, meeting)
+                self.stages[stage_index].actors[-1].inputs.append((source, 1))
+                self.stages[stage_index].actors[-1].outputs.append((output, 1))
 
-    def transfer(self, at: int, number: int) -> None:
-        others = [other for other in range(len(self.stages)) if other != at]
-        picked = self.pick(at, 1)
+    def transfer(self, stage_index: int, number: int) -> None:
+        others = [other for other in range(len(self.stages)) if other != stage_index]
+        picked = self.pick(stage_index, 1)
         if not others or not picked:
             return
         there, source = self.random.choice(others), picked[0]
-        register = self.stages[at].registers[source]
+        register = self.stages[stage_index].registers[source]
         size = SHAPE[0] * ITEM_BYTES
         sending, receiving = (
             Meeting(key=f"m{number}", kind=kind, peer=peer, message_bytes=size)
-            for kind, peer in (("send", there), ("recv", at))
+            for kind, peer in (("send", there), ("recv", stage_index))
         )
-        self.meet(at, f"send {number}", f"to {there}", register.per_step, sending)
-        self.stages[at].actors[-1].inputs.append((source, 1))
+        self.meet(stage_index, f"send {number}", f"to {there}", register.per_step, sending)
+        self.stages[stage_index].actors[-1].inputs.append((source, 1))
         output = self.register(there, register.sbp, register.per_step)
-        self.meet(there, f"recv {number}", f"from {at}", register.per_step, receiving)
+        self.meet(there, f"recv {number}", f"from {stage_index}", register.per_step, receiving)
         self.stages[there].actors[-1].outputs.append((output, 1))
-        here = (at, len(self.stages[at].actors) - 1)
+        here = (stage_index, len(self.stages[stage_index].actors) - 1)
         self.links[here] = (there, len(self.stages[there].actors) - 1)
 
-    def meet(self, at: int, name: str, queue: str, per_step: bool, meeting: Meeting) -> None:
+    def meet(
+        self, stage_index: int, name: str, queue: str, per_step: bool, meeting: Meeting
+    ) -> None:
         firings = 1 if per_step else self.microbatches
-        self.stages[at].actors.append(
+        self.stages[stage_index].actors.append(
             DraftActor(name, meeting.kind, queue, firings, meeting=meeting)
         )
 
-    def update(self, at: int, variable: int) -> None:
-        registers = self.stages[at].registers
-        inputs = [i for i in self.pick(at, 3, per_step=True) if not registers[i].initial]
-        self.stages[at].actors.append(
+    def update(self, stage_index: int, variable: int) -> None:
+        registers = self.stages[stage_index].registers
+        inputs = [i for i in self.pick(stage_index, 3, per_step=True) if not registers[i].initial]
+        self.stages[stage_index].actors.append(
             DraftActor(
                 f"update {variable}",
                 "opaque",
@@ -209,23 +211,28 @@ class Drawing:
         fired: dict[tuple[int, int], int] = {}
         receivers = set(self.links.values())
         senders = [
-            (at, index)
-            for at, stage in enumerate(self.stages)
+            (stage_index, index)
+            for stage_index, stage in enumerate(self.stages)
             for index in range(len(stage.actors))
-            if (at, index) not in receivers
+            if (stage_index, index) not in receivers
         ]
         while ready := [event for event in senders if self.ready(event, fired)]:
             event = self.random.choice(ready)
-            for at, index in (event, self.links.get(event)) if event in self.links else (event,):
-                fired[at, index] = fired.get((at, index), 0) + 1
-                actor, orders = self.stages[at].actors[index], self.stages[at].orders
+            for stage_index, index in (
+                (event, self.links.get(event)) if event in self.links else (event,)
+            ):
+                fired[stage_index, index] = fired.get((stage_index, index), 0) + 1
+                actor, orders = (
+                    self.stages[stage_index].actors[index],
+                    self.stages[stage_index].orders,
+                )
                 orders.setdefault(actor.queue, []).append(index)
                 if actor.meeting is not None:
                     orders.setdefault("launch", []).append(index)
 
     def ready(self, event: tuple[int, int], fired: dict[tuple[int, int], int]) -> bool:
-        at, index = event
-        stage = self.stages[at]
+        stage_index, index = event
+        stage = self.stages[stage_index]
         actor, firing = stage.actors[index], fired.get(event, 0)
         if firing == actor.firings:
             return False
@@ -236,14 +243,14 @@ class Drawing:
                 for out, out_hold in producer.outputs
                 if out == register
             ]
-            made = stage.registers[register].initial + sum(
-                fired.get((at, other), 0) // out_hold for other, out_hold in producers
+            versions = stage.registers[register].initial + sum(
+                fired.get((stage_index, other), 0) // out_hold for other, out_hold in producers
             )
-            if firing // hold >= made:
+            if firing // hold >= versions:
                 return False
         # A variable is written in place: only when all that read it this step have done so.
         return all(
-            fired.get((at, other), 0) == reader.firings
+            fired.get((stage_index, other), 0) == reader.firings
             for register, _ in actor.outputs
             if stage.registers[register].initial
             for other, reader in enumerate(stage.actors)
@@ -255,11 +262,11 @@ class Drawing:
         return ActorGraph(
             name=self.name,
             axes=axes,
-            programs=tuple(self.program(at) for at in range(len(self.stages))),
+            programs=tuple(self.program(stage_index) for stage_index in range(len(self.stages))),
         )
 
-    def program(self, at: int) -> Program:
-        stage = self.stages[at]
+    def program(self, stage_index: int) -> Program:
+        stage = self.stages[stage_index]
         names = sorted(stage.orders)
         registers, end = [], 0
         for index, draft in enumerate(stage.registers):
@@ -295,9 +302,9 @@ class Drawing:
                 )
             )
         return Program(
-            name=f"stage {at}",
-            stage=at,
-            ranks=tuple(range(at * self.size, (at + 1) * self.size)),
+            name=f"stage {stage_index}",
+            stage=stage_index,
+            ranks=tuple(range(stage_index * self.size, (stage_index + 1) * self.size)),
             registers=tuple(registers),
             actors=tuple(actors),
             queues=tuple(
@@ -312,5 +319,5 @@ class Drawing:
 
 
 def random_actor_graph(seed: int) -> ActorGraph:
-    """Return a live actor graph over one to four ranks, the same for the same seed."""
+    """Live actor graph over one to four ranks, the same for the same seed."""
     return Drawing(seed).draw()

@@ -28,13 +28,13 @@ Posted = tuple[int, Fire, Done]
 
 
 class WorkOfAll(Interface):
-    """What the firings of all ranks do."""
+    """Work of all ranks: `run` carries out one firing of a local actor of a rank."""
 
     def run(self, rank: int, fire: Fire) -> None: ...
 
 
 class WorkOfOne:
-    """What the firings of one rank do, of the work of all."""
+    """Work of one rank, which passes its firings on to the work of all."""
 
     def __init__(self, work: WorkOfAll, rank: int) -> None:
         self._work, self._rank = work, rank

@@ -10,9 +10,10 @@ import numpy as np
 from millrace.executor.data import open_dataset
 from millrace.executor.kernels.context import RunState
 from millrace.executor.rank import RankState
-from millrace.executor.reference import OPTIMIZERS, ReferenceResult
+from millrace.executor.reference import ReferenceResult
 from millrace.executor.values.initial import initial_value
 from millrace.models.graph import Graph
+from millrace.models.ops import op_kind
 from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.plan import Plan
 from millrace.planner.sbp import parse_nd_sbp, shard_offsets
@@ -22,19 +23,19 @@ STRAYING = 10  # sums in another order err as much, a wrong number errs by far m
 
 
 def run(plan: Plan, graph: Graph, actors: ActorGraph, steps: int) -> list[RankState]:
-    """The states of all ranks after so many steps."""
+    """States of all ranks after `steps` steps."""
     return advanced(begun(plan, graph, actors), actors, steps)
 
 
 def advanced(states: list[RankState], actors: ActorGraph, steps: int) -> list[RankState]:
-    """The same states after so many steps."""
+    """`states` themselves, after `steps` more steps."""
     work = KernelWork(states)
     execute_lockstep(actors, steps, work, work.meet)
     return states
 
 
 def begun(plan: Plan, graph: Graph, actors: ActorGraph) -> list[RankState]:
-    """The states of all ranks before the first step."""
+    """States of all ranks before the first step."""
     dataset = open_dataset(None, plan.model, 0)
     attributes = {op.outputs[0]: op.attributes for op in graph.ops if op.kind == "variable"}
     states = []
@@ -57,30 +58,30 @@ def begun(plan: Plan, graph: Graph, actors: ActorGraph) -> list[RankState]:
 
 
 def whole(states: list[RankState], name: str) -> np.ndarray:
-    """A variable put together from the shards of the ranks that own it."""
-    found = None
+    """Global value of a variable, put together from the shards of the ranks that own it."""
+    variable = None
     for state in states:
         for index, register in enumerate(state.program.registers):
             if register.name != name:
                 continue
-            if found is None:
-                found = np.full(register.global_shape, np.nan)
+            if variable is None:
+                variable = np.full(register.global_shape, np.nan)
             shard = state.shard(register)
             region = tuple(slice(o, o + n) for o, n in zip(shard.offsets, shard.shape, strict=True))
-            found[region] = state.arena.views[index][0]
-    assert found is not None, name
-    return found
+            variable[region] = state.arena.views[index][0]
+    assert variable is not None, name
+    return variable
 
 
 def assert_trains_as_one_device(
     plan: Plan, graph: Graph, actors: ActorGraph, expected: ReferenceResult, steps: int
 ) -> None:
-    """One run in float64 shows it all, on every rank.
+    """Assert that a float64 run trains, on every rank, as one device does.
 
-    Loss, count and norm of every step, every gradient of the first and every parameter after the
-    last.
+    The comparison covers loss, count and norm of every step, every gradient of the first and every
+    parameter after the last.
     """
-    updates = {op.inputs[0]: op.inputs[1] for op in graph.ops if op.kind in OPTIMIZERS}
+    updates = {op.inputs[0]: op.inputs[1] for op in graph.ops if op_kind(op.kind).updates}
     states = begun(plan, graph, actors)
     gradients = watched_gradients(states, updates)
     advanced(states, actors, steps)
@@ -95,20 +96,20 @@ def assert_trains_as_one_device(
         close(whole(states, name), value, 1.0, name)
 
 
-def close(found: np.ndarray, expected: np.ndarray, scale: float, name: str) -> None:
-    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9 * scale, err_msg=name)
+def close(actual: np.ndarray, expected: np.ndarray, scale: float, name: str) -> None:
+    np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-9 * scale, err_msg=name)
 
 
 def watched_gradients(states: list[RankState], updates: dict[str, str]) -> dict[str, np.ndarray]:
     """Gradients of the first step by variable, filled in as every rank's optimizers read them."""
-    found: dict[str, np.ndarray] = {}
+    gradients: dict[str, np.ndarray] = {}
     for state in states:
-        state.fired = partial(_keep_gradient, found, updates, state)
-    return found
+        state.fired = partial(_keep_gradient, gradients, updates, state)
+    return gradients
 
 
 def _keep_gradient(
-    found: dict[str, np.ndarray],
+    gradients: dict[str, np.ndarray],
     updates: dict[str, str],
     state: RankState,
     index: int,
@@ -121,25 +122,25 @@ def _keep_gradient(
     variable = program.operands(actor)[0][0].tensor
     if variable not in updates:
         return
-    at = actor.inputs[0].register
-    register = program.registers[at]
+    register_index = actor.inputs[0].register
+    register = program.registers[register_index]
     assert register.tensor == updates[variable]
-    gradient = found.setdefault(variable, np.full(register.global_shape, np.nan))
+    gradient = gradients.setdefault(variable, np.full(register.global_shape, np.nan))
     sbps = parse_nd_sbp(register.sbp)
     offsets = shard_offsets(register.global_shape, sbps, state.graph.axis_sizes, state.coordinate)
     region = tuple(slice(o, o + n) for o, n in zip(offsets, register.shape, strict=True))
-    gradient[region] = state.arena.views[at][0]
+    gradient[region] = state.arena.views[register_index][0]
 
 
 def losses_of(states: list[RankState]) -> np.ndarray:
-    """The mean loss of every step, by rank."""
+    """Mean loss of every step, by rank [ranks, steps]."""
     return np.array([[loss / n for loss, n, _ in state.run_state.totals] for state in states])
 
 
 def assert_strays_no_further(
     losses: np.ndarray, single: ReferenceResult, exact: ReferenceResult
 ) -> None:
-    """Losses in fp32 are as near to those in float64 as one device's in fp32, times `STRAYING`.
+    """Assert that fp32 losses are as near to float64 as one device's in fp32, times `STRAYING`.
 
     Every step counts as much as the step in which the one device strays furthest: a difference of
     two roundings may be nothing by chance.

@@ -11,6 +11,6 @@ from millrace.planner.clusters import parse_cluster
 
 
 def without_library(text: str) -> Cluster:
-    """The cluster that the command line reads, with every algorithm there is."""
-    found = parse_cluster(text)
-    return replace(found, device=replace(found.device, library=""))
+    """Cluster that `text` names on the command line, with every collective algorithm there is."""
+    cluster = parse_cluster(text)
+    return replace(cluster, device=replace(cluster.device, library=""))

@@ -11,7 +11,7 @@ from millrace.planner.plan import BlockChoice, Plan, Variant, recompute_modes
 
 
 def recomputed(plan: Plan, modes: Mapping[str, str]) -> Plan:
-    """Return the plan whose blocks recompute as `modes` say; all else, but its figures, stays.
+    """Plan whose blocks recompute as `modes` say; all else, but its figures, stays.
 
     Parameters
     ----------
@@ -53,6 +53,6 @@ def recomputed(plan: Plan, modes: Mapping[str, str]) -> Plan:
 
 
 def _with_clones(variant: Variant, mode: str, clones: list[str]) -> Variant:
-    own = {op: how for op, how in variant.signatures.items() if not op.endswith(SUFFIX)}
-    signatures = own | {clone: own[clone.removesuffix(SUFFIX)] for clone in clones}
+    originals = {op: how for op, how in variant.signatures.items() if not op.endswith(SUFFIX)}
+    signatures = originals | {clone: originals[clone.removesuffix(SUFFIX)] for clone in clones}
     return replace(variant, recompute=mode, signatures=signatures)

@@ -84,7 +84,7 @@ class Memory:
             self.write(member, ready, brought, result)
 
     def visit(self, rank: int, fire: Fire) -> None:
-        """Do the same at the end of a simulated firing."""
+        """Carry out a firing at its simulated end; a meeting when its last member arrives."""
         meeting = self.actor(rank, fire).meeting
         if meeting is None:
             self.run(rank, fire)
@@ -107,13 +107,13 @@ class Memory:
 
     def read(self, rank: int, fire: Fire) -> tuple[Content, ...]:
         """Contents of the input ports, each of the version that this firing must see."""
-        found = []
+        contents = []
         for port, slot in zip(self.actor(rank, fire).inputs, fire.reads, strict=True):
             content = self.slots[rank][port.register][slot]
             assert content is not None
             assert content.version == fire.firing // port.hold
-            found.append(content)
-        return tuple(found)
+            contents.append(content)
+        return tuple(contents)
 
     def write(self, rank: int, fire: Fire, seen: tuple[Content, ...], result: int) -> None:
         """Fill the output ports; a version that somebody may still read is never overwritten."""
@@ -129,8 +129,8 @@ class Memory:
                             given_back = self.done[rank][index] // read.hold
                             assert given_back > version - register.slots, "more slots than computed"
                 before = self.slots[rank][port.register][slot]
-                kept = before if actor.in_place or fire.firing % port.hold else None
-                content = Content(version, digest(result, kept))
+                base = before if actor.in_place or fire.firing % port.hold else None
+                content = Content(version, digest(result, base))
                 self.slots[rank][port.register][slot] = content
             self.done[rank][fire.actor] += 1
             self.records[rank, fire.actor, fire.firing] = Record(fire.reads, fire.writes, seen)

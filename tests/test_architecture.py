@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.test_layering import ALLOWED, DOORS, ROOT, tree
 
-# In these a name of the code stands nowhere but behind its file.
+# On these pages a name of the code stands nowhere but behind its file.
 GUIDES = [ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs" / "decisions").glob("*.md"))]
 PAGES = [*GUIDES, *sorted({*ROOT.glob("*.md")} - {*GUIDES})]
 PAST = "CHANGELOG.md"  # tells of files that are gone
@@ -32,15 +32,15 @@ def defined(path: Path) -> frozenset[str]:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             names.add(node.name)
         if isinstance(node, ast.ClassDef):
-            inner = (one.name for one in node.body if isinstance(one, ast.FunctionDef))
+            inner = (method.name for method in node.body if isinstance(method, ast.FunctionDef))
             names.update(f"{node.name}.{name}" for name in inner)
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        names.update(one.id for one in targets if isinstance(one, ast.Name))
+        names.update(target.id for target in targets if isinstance(target, ast.Name))
     return frozenset(names)
 
 
 def faults(text: str, folder: Path, *, guide: bool = True, past: bool = False) -> Iterator[str]:
-    """Say what a page of a folder names that is not there; of a guide also what hangs loose."""
+    """Names on a page of a folder that do not exist; of a guide also names behind no file."""
     text = FENCE.sub("", text)
     for label, target, behind in LINK.findall(text):
         if "://" in target:
@@ -49,8 +49,8 @@ def faults(text: str, folder: Path, *, guide: bool = True, past: bool = False) -
         if not path.exists():
             yield f"{target}: no such file"
         elif path.suffix == ".py":
-            known = defined(path)
-            yield from (f"{target}: no `{n}`" for n in SPAN.findall(behind) if n not in known)
+            names = defined(path)
+            yield from (f"{target}: no `{n}`" for n in SPAN.findall(behind) if n not in names)
         if guide and target.endswith(CODE) and not f"/{target}".endswith(f"/{label}"):
             yield f"{label}: is not how {target} ends"
     for module in re.findall(r"python -m (benchmarks(?:\.\w+)+)", text):

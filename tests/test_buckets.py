@@ -16,7 +16,7 @@ STEPS = 2
 
 
 def parameters(name: str, actors: ActorGraph) -> dict[tuple[int, str], np.ndarray]:
-    """What every rank's variables and optimizer states hold after some steps."""
+    """Variables and optimizer states of every rank after some steps, by rank and name."""
     plan, graph = searched(name)
     return {
         (state.rank, register.name): state.arena.views[index][slot].copy()
@@ -46,7 +46,7 @@ def test_streams_of_buckets_have_no_races(name: str) -> None:
 @pytest.mark.parametrize("name", ["ZeRO 3", "dp with pp"])
 def test_both_clocks_show_the_same_firings_of_buckets(name: str) -> None:
     _, actors = compiled(name)
-    assert any(one.meeting and one.meeting.parts > 1 for one in actors.programs[0].actors)
+    assert any(actor.meeting and actor.meeting.parts > 1 for actor in actors.programs[0].actors)
     on_paper, in_life = simulated(actors, 1), executed(actors, 1)
     assert on_paper.records == in_life.records
     assert on_paper.slots == in_life.slots
@@ -55,7 +55,7 @@ def test_both_clocks_show_the_same_firings_of_buckets(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_the_formula_of_memory_knows_what_buckets_hold(name: str) -> None:
     alone, together = compiled(name)
-    found = [stage.arena_bytes for stage in plan_memory(*searched(name))]
-    assert found == [program.memory_bytes for program in together.programs]
+    predicted = [stage.arena_bytes for stage in plan_memory(*searched(name))]
+    assert predicted == [program.memory_bytes for program in together.programs]
     before = [program.memory_bytes for program in alone.programs]
-    assert all(now <= then for now, then in zip(found, before, strict=True))
+    assert all(now <= then for now, then in zip(predicted, before, strict=True))

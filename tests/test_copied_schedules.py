@@ -39,17 +39,24 @@ def proposed(schedule: str | None = None, **pins: object) -> list[Candidate] | s
         return str(error)
 
 
-def copied(one: Candidate) -> Candidate:
-    return replace(one, pipeline=replace(one.pipeline, schedule=copy_of(one.pipeline.schedule)))
+def copied(candidate: Candidate) -> Candidate:
+    return replace(
+        candidate,
+        pipeline=replace(candidate.pipeline, schedule=copy_of(candidate.pipeline.schedule)),
+    )
 
 
 def test_a_copy_is_proposed_where_the_original_is(name: str) -> None:
-    found = proposed()
-    assert not isinstance(found, str)
+    candidates = proposed()
+    assert not isinstance(candidates, str)
     # With one stage there is no order to choose.
-    originals = [one for one in found if one.pipeline.schedule == name and one.pipeline.stages > 1]
-    copies = [one for one in found if one.pipeline.schedule == copy_of(name)]
-    assert copies == [copied(one) for one in originals]
+    originals = [
+        candidate
+        for candidate in candidates
+        if candidate.pipeline.schedule == name and candidate.pipeline.stages > 1
+    ]
+    copies = [candidate for candidate in candidates if candidate.pipeline.schedule == copy_of(name)]
+    assert copies == [copied(candidate) for candidate in originals]
     assert bool(copies) == SCHEDULES[name].searched
 
 
@@ -61,7 +68,7 @@ def test_a_pinned_copy_leaves_what_the_original_leaves(name: str, pins: dict[str
     if isinstance(originals, str):
         assert copies == originals.replace(name, copy_of(name))
     else:
-        assert copies == [copied(one) for one in originals]
+        assert copies == [copied(candidate) for candidate in originals]
 
 
 def planned(schedule: str) -> Plan:

@@ -27,7 +27,7 @@ PAGE = ROOT / "docs" / "api.md"
 
 
 def ran(program: Path, folder: Path, path: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """What a program did: no measurement of this machine is taken from outside the folder."""
+    """Finished process of a program; measurements of this machine stay inside the folder."""
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join((str(path), str(ROOT))),
@@ -45,21 +45,26 @@ def ran(program: Path, folder: Path, path: Path = ROOT) -> subprocess.CompletedP
 
 
 def printed(program: str | Path, folder: Path) -> str:
-    """What a program prints, an example by its name."""
+    """Output of a program, an example by its name."""
     done = ran(FOLDER / program, folder)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
 
 def numbers(pattern: str, text: str) -> list[float]:
-    """The groups of the only place where a pattern is found."""
-    (found,) = re.findall(pattern, text, re.MULTILINE)
-    return [float(one.replace(",", "")) for one in ((found,) if isinstance(found, str) else found)]
+    """Numbers in the groups of a pattern that occurs once in the text."""
+    (groups,) = re.findall(pattern, text, re.MULTILINE)
+    return [
+        float(group.replace(",", ""))
+        for group in ((groups,) if isinstance(groups, str) else groups)
+    ]
 
 
 def test_a_planned_model_shows_its_decisions_figures_and_evidence(tmp_path):
     text = printed("plan_a_model.py", tmp_path)
-    sizes = [int(one) for one in re.findall(r" (\d+)", re.search(r"^mesh:.*$", text, re.M)[0])]
+    sizes = [
+        int(figure) for figure in re.findall(r" (\d+)", re.search(r"^mesh:.*$", text, re.M)[0])
+    ]
     stages, microbatches = numbers(r"^schedule: .*, (\d+) stages, (\d+) microbatches$", text)
     assert prod(sizes) * stages == 16
     assert 128 % microbatches == 0
@@ -67,7 +72,9 @@ def test_a_planned_model_shows_its_decisions_figures_and_evidence(tmp_path):
     assert step * speed == pytest.approx(128 * 4096, rel=1e-3)
     (fullest,) = numbers(r"^memory: ([\d.]+) GiB on the fullest device$", text)
     assert 0 < fullest <= 80
-    kinds = [float(one) for one in re.findall(r"^  of stage 0, \w+: ([\d.]+) GiB$", text, re.M)]
+    kinds = [
+        float(figure) for figure in re.findall(r"^  of stage 0, \w+: ([\d.]+) GiB$", text, re.M)
+    ]
     assert len(kinds) == 3
     assert sorted(kinds, reverse=True) == kinds
     cost, bound = numbers(r"^cost: ([\d.]+) s, bound: ([\d.]+) s$", text)
@@ -81,13 +88,15 @@ def test_a_planned_model_shows_its_decisions_figures_and_evidence(tmp_path):
 def test_two_pinned_plans_differ_by_the_parts_of_their_steps(tmp_path):
     text = printed("compare_two_plans.py", tmp_path)
     cells = re.findall(r"^([\w ,]+?) {2,}([\d.]+) +([\d.]+) +([+-][\d.]+)$", text, re.M)
-    rows = {name: [float(one) for one in figures] for name, *figures in cells}
+    rows = {name: [float(figure) for figure in figures] for name, *figures in cells}
     parts = ["compute", "exposed communication", "bubble"]
     assert [*rows] == ["step time", *parts, "memory, GiB"]
     for first, second, difference in rows.values():
         assert isclose(first - second, difference, abs_tol=0.011)
-    for at in (0, 1, 2):
-        assert isclose(sum(rows[part][at] for part in parts), rows["step time"][at], abs_tol=0.03)
+    for column in (0, 1, 2):
+        assert isclose(
+            sum(rows[part][column] for part in parts), rows["step time"][column], abs_tol=0.03
+        )
     tensor, pipeline, _ = zip(*(rows[name] for name in rows), strict=True)
     assert pipeline[3] > tensor[3] == 0, "stages wait, a single stage does not"
     assert tensor[2] > pipeline[2], "tensor parallelism sends more than pipeline parallelism"
@@ -131,10 +140,10 @@ def test_a_run_on_this_machine_is_compared_with_its_prediction(tmp_path):
         r"^  [\w: ]+: predicted ([\d.]+) ms, measured ([\d.]+) ms \(([+-][\d.]+) ms\)$", text, re.M
     )
     assert len(causes) == 3
-    found = [[float(one) for one in cause] for cause in causes]
-    for expected, took, difference in found:
+    rows = [[float(figure) for figure in cause] for cause in causes]
+    for expected, took, difference in rows:
         assert isclose(expected - took, difference, abs_tol=0.11)
-    assert all(abs(one[2]) >= abs(other[2]) for one, other in pairwise(found))
+    assert all(abs(larger[2]) >= abs(smaller[2]) for larger, smaller in pairwise(rows))
 
 
 def test_a_module_of_ones_own_is_planned_checked_and_trained(tmp_path):
@@ -183,15 +192,17 @@ def test_the_programs_of_the_api_page_run(tmp_path):
 def test_the_api_page_names_what_there_is_and_every_verb():
     text = PAGE.read_text()
     for name in re.findall(r"^::: (\S+)$", text, re.MULTILINE):
-        place, found = name, None
-        while found is None:
+        place, definition = name, None
+        while definition is None:
             try:
-                found = importlib.import_module(place)
+                definition = importlib.import_module(place)
             except ModuleNotFoundError:
                 place = place.rpartition(".")[0]
         for part in name[len(place) + 1 :].split(".") if place != name else ():
-            found = getattr(found, part)
+            definition = getattr(definition, part)
     public = inspect.getmembers(api, inspect.isfunction)
-    verbs = [name for name, one in public if one.__module__ == api.__name__ and name[0] != "_"]
+    verbs = [
+        name for name, function in public if function.__module__ == api.__name__ and name[0] != "_"
+    ]
     assert len(verbs) == 12
     assert [name for name in verbs if f"`{name}`" not in text] == []

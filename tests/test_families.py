@@ -85,7 +85,11 @@ CASES = [
     Case("face", 4, degrees(dp=2, tp=2), {"all_reduce"}, {"head.cosine": "s"}),
 ]
 INDEXES = range(len(CASES))
-IN_FP32 = [at for at in INDEXES if CASES[at].model in ("bert", "resnet") and CASES[at].ranks == 4]
+IN_FP32 = [
+    index
+    for index in INDEXES
+    if CASES[index].model in ("bert", "resnet") and CASES[index].ranks == 4
+]
 
 
 def title(index: int) -> str:
@@ -133,8 +137,8 @@ def test_every_family_that_can_be_trained_has_a_case() -> None:
 def test_a_plan_of_the_kind_asked_for_trains_as_a_single_device(index: int) -> None:
     plan, graph, actors = planned(index, "fp64")
     case = CASES[index]
-    found = roles(plan, graph)
-    assert {name: found[name] for name in case.pins} == case.pins
+    role_degrees = roles(plan, graph)
+    assert {name: role_degrees[name] for name in case.pins} == case.pins
     kinds = {
         actor.kind
         for program in actors.programs

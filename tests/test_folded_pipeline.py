@@ -29,7 +29,7 @@ from tests.test_same_mathematics import (
 
 @cache
 def planned(schedule: str) -> tuple[Plan, Graph, ActorGraph]:
-    """The same four chunks on two stages: in a loop, or folded."""
+    """Plan, graph and actors of the same four chunks on two stages: in a loop, or folded."""
     pins = Pins(dp=1, tp=1, pp=2, schedule="interleaved-1f1b", interleave=2, micro_batch=4)
     request = SearchRequest(
         model=model("fp64"),
@@ -76,9 +76,9 @@ def test_what_shares_places_is_not_there_at_once_and_a_wrong_place_is_found():
         assert find_races(actors, command_buffer(actors, program.ranks)) == []
         wrong = list(wrongly_placed(program))
         assert wrong
-        for one in wrong[:: len(wrong) // 12]:
+        for misplaced in wrong[:: len(wrong) // 12]:
             programs = [*actors.programs]
-            programs[number] = one
+            programs[number] = misplaced
             moved = replace(actors, programs=tuple(programs))
             assert find_races(moved, command_buffer(moved, program.ranks))
 

@@ -14,11 +14,12 @@ import pytest
 
 from millrace import api
 from millrace.executor.data import open_dataset
-from millrace.executor.reference import OPTIMIZERS, ReferenceResult, run_reference
+from millrace.executor.reference import ReferenceResult, run_reference
 from millrace.executor.streams import command_buffer, find_races
 from millrace.models.builder import GraphBuilder, dense
 from millrace.models.errors import ModelError
 from millrace.models.graph import Graph, Phase
+from millrace.models.ops import op_kind
 from millrace.models.spec import ModelSpec, TrainingSpec, graph_spec
 from millrace.models.training import training_graph
 from millrace.models.zoo.catalogue import build_training
@@ -126,7 +127,7 @@ def test_what_only_frozen_variables_need_has_no_gradient_and_nothing_updates_the
     graph = build_training(spec("half-frozen"), TRAINING, 1)
     backward = {op.block for op in graph.ops if op.phase.startswith("backward")}
     assert backward == {"h.2", "h.3", "head"}
-    updated = {op.inputs[0] for op in graph.ops if op.kind in OPTIMIZERS}
+    updated = {op.inputs[0] for op in graph.ops if op_kind(op.kind).updates}
     assert updated == {op.outputs[0] for op in graph.ops if op.trains}
     assert len(frozen(graph)) == 7
     frozen_values = VOCAB * WIDTH + 2 * (WIDTH + 2 * WIDTH * HIDDEN)
@@ -137,7 +138,7 @@ def test_what_only_frozen_variables_need_has_no_gradient_and_nothing_updates_the
 @pytest.mark.parametrize("name", MODELS)
 def test_frozen_variables_stay_and_the_others_train(name):
     before, after = (reference(name).parameters[step] for step in (0, STEPS))
-    still = {one for one in before if np.array_equal(before[one], after[one])}
+    still = {variable for variable in before if np.array_equal(before[variable], after[variable])}
     assert still == frozen(spec(name).graph)
 
 
@@ -178,7 +179,7 @@ def test_memory_counts_no_gradient_and_no_state_of_what_is_frozen():
 
 
 def test_a_checkpoint_holds_frozen_variables_for_any_plan_to_go_on_with(tmp_path):
-    first, then = (search(asked(spec("half-frozen"), **PINS[one])) for one in ("pp", "ZeRO 3"))
+    first, then = (search(asked(spec("half-frozen"), **PINS[kind])) for kind in ("pp", "ZeRO 3"))
     losses = api.execute(first, steps=1, checkpoint=tmp_path).losses
     losses += api.execute(then, steps=1, checkpoint=tmp_path, resume=True).losses
     assert losses == pytest.approx(reference("half-frozen").losses, rel=1e-9)
@@ -190,8 +191,12 @@ def test_plans_in_16_bits_on_gpus_keep_frozen_variables_in_their_place():
         plan = search(dataclasses.replace(request, cluster=parse_cluster("a100-sxm-80gb:2x1")))
         graph = plan_graph(plan)
         actors = compile_plan(plan, graph)
-        kept = [one for one in actors.programs[0].registers if one.tensor in frozen(graph)]
-        assert {one.dtype for one in kept} == {"bfloat16"}
+        registers = [
+            register
+            for register in actors.programs[0].registers
+            if register.tensor in frozen(graph)
+        ]
+        assert {register.dtype for register in registers} == {"bfloat16"}
         assert find_races(actors, command_buffer(actors, (0,))) == []
 
 

@@ -34,7 +34,7 @@ def linked(text: str) -> Iterator[Path]:
 
 
 def says(file: Path, name: str) -> bool:
-    """Whether a file holds a name that is no part of a longer one."""
+    """True if a file holds a name that is no part of a longer one."""
     return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", file.read_text()) is not None
 
 

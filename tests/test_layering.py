@@ -81,7 +81,7 @@ def tree(path: Path) -> ast.Module:
 
 
 def imported(node: ast.AST) -> Iterator[str]:
-    """Yield what an import statement reads: a package of ours, or a library's top-level name."""
+    """Names that an import statement reads: packages of ours, or top-level names of libraries."""
     names: list[str] = []
     if isinstance(node, ast.Import):
         names = [alias.name for alias in node.names]
@@ -116,7 +116,11 @@ def home(dotted: str) -> tuple[Path, list[str]]:
     if rest and rest[0] in ALLOWED:
         place = ROOT / rest.pop(0)
     while rest and place.is_dir():
-        inner = [one for one in (place / rest[0], place / f"{rest[0]}.py") if one.exists()]
+        inner = [
+            candidate
+            for candidate in (place / rest[0], place / f"{rest[0]}.py")
+            if candidate.exists()
+        ]
         if not inner:
             break
         place = inner[0]
@@ -134,9 +138,9 @@ def test_neighbours_in_a_folder_import_each_other_one_way() -> None:
                 continue
             for target in (home(f"{node.module}.{alias.name}")[0] for alias in node.names):
                 above = Path(commonpath((path, target)))
-                ends = [one.relative_to(above).parts[:1] for one in (path, target)]
+                ends = [file.relative_to(above).parts[:1] for file in (path, target)]
                 if ("__init__.py",) not in ends and () not in ends:  # a door is no neighbour
-                    graphs.setdefault(above, nx.DiGraph()).add_edge(*(one for (one,) in ends))
+                    graphs.setdefault(above, nx.DiGraph()).add_edge(*(end for (end,) in ends))
     for above, graph in graphs.items():
         if not nx.is_directed_acyclic_graph(graph):
             raise AssertionError(f"in {above.relative_to(ROOT)}: {nx.find_cycle(graph)}")
@@ -147,16 +151,16 @@ def test_files_and_names_of_ours_that_words_mention_are_there() -> None:
 
 
 def missing_names(path: Path) -> Iterator[str]:
-    above = [one for one in path.parents if one.is_relative_to(ROOT)]
+    above = [folder for folder in path.parents if folder.is_relative_to(ROOT)]
     for name in re.findall(r"`([\w./]+)`", path.read_text()):
         there = True
         if name.startswith("millrace."):
             place, rest = home(name)
             text = (place / "__init__.py" if place.is_dir() else place).read_text()
-            there = all(re.search(rf"\b{one}\b", text) for one in rest)
+            there = all(re.search(rf"\b{part}\b", text) for part in rest)
         elif re.fullmatch(r"\w[\w/]*(\.(py|cu|cuh)|/)", name) or name.split("/")[0] in ALLOWED:
-            known = ((one / name, one / f"{name}.py") for one in above)
-            there = any(one.exists() for pair in known for one in pair)
+            candidates = ((folder / name, folder / f"{name}.py") for folder in above)
+            there = any(candidate.exists() for pair in candidates for candidate in pair)
         if not there:
             yield f"{path.relative_to(ROOT)}: no `{name}`"
 

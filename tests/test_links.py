@@ -45,21 +45,21 @@ def tokens(text: str) -> Iterator[Token]:
 
 
 def anchors(text: str) -> set[str]:
-    """The anchors that code hosts give a page: of its headings, in their order, and by `id`."""
-    found, seen = set(), Counter[str]()
+    """Anchors that code hosts give a page: of its headings, in their order, and by `id`."""
+    names, seen = set(), Counter[str]()
     blocks = MarkdownIt("commonmark").enable("table").parse(text)
     for block, inside in pairwise(blocks):
         if block.type == "heading_open":
             words = "".join(part.content for part in inside.children or () if not part.nesting)
             name = re.sub(r"[^\w\- ]", "", words.strip().lower()).replace(" ", "-")
-            found.add(f"{name}-{seen[name]}" if seen[name] else name)
+            names.add(f"{name}-{seen[name]}" if seen[name] else name)
             seen[name] += 1
     html = "".join(token.content for token in tokens(text) if token.type.startswith("html"))
-    return found | set(re.findall(r'\b(?:id|name)="([^"]+)"', html))
+    return names | set(re.findall(r'\b(?:id|name)="([^"]+)"', html))
 
 
 def targets(text: str) -> Iterator[str]:
-    """What links and pictures point to, in Markdown or in HTML."""
+    """Targets of links and pictures, in Markdown or in HTML."""
     for token in tokens(text):
         if token.type in ("link_open", "image"):
             yield str(token.attrs.get("href") or token.attrs.get("src"))

@@ -33,7 +33,7 @@ from tests.test_same_mathematics import CASES, planned
 
 UPDATES = kinds_where(lambda row: row.updates)
 GPUS = parse_cluster("a100-sxm-80gb:2x1")
-KINDS = [at for at, case in enumerate(CASES) if case.name in ("dp x tp", "interleaved pp")]
+KINDS = [index for index, case in enumerate(CASES) if case.name in ("dp x tp", "interleaved pp")]
 
 
 def on_host(plan: Plan) -> Plan:
@@ -52,13 +52,13 @@ def asked(cluster: Cluster, limit_bytes: int | None = None, **pins: object) -> S
 
 
 def states(program: Program) -> list[int]:
-    """Bytes of the state of every update, padded as it lies."""
-    sizes = [program.registers[one].slot_bytes for a in program.actors for one in a.state]
+    """Bytes of the state of every update, padded as in the arena."""
+    sizes = [program.registers[index].slot_bytes for a in program.actors for index in a.state]
     assert sizes
     return sizes
 
 
-@pytest.mark.parametrize("index", KINDS, ids=lambda at: CASES[at].name)
+@pytest.mark.parametrize("index", KINDS, ids=lambda index: CASES[index].name)
 def test_the_formula_says_what_is_laid_out_on_the_device_and_on_the_host(index: int) -> None:
     plan, graph, _ = planned(index, "fp32")
     before, said = plan_memory(plan, graph), plan_memory(on_host(plan), graph)
@@ -74,28 +74,31 @@ def test_the_formula_says_what_is_laid_out_on_the_device_and_on_the_host(index: 
         assert HOST not in now.by_kind
 
 
-@pytest.mark.parametrize("index", KINDS, ids=lambda at: CASES[at].name)
+@pytest.mark.parametrize("index", KINDS, ids=lambda index: CASES[index].name)
 def test_a_run_is_equal_bit_for_bit(index: int) -> None:
     plan, graph, actors = planned(index, "fp32")
     elsewhere = compile_plan(on_host(plan), graph)
-    for one, other in zip(
+    for plain, offloaded in zip(
         run(plan, graph, actors, 4), run(on_host(plan), graph, elsewhere, 4), strict=True
     ):
-        assert one.run_state.totals == other.run_state.totals
-        kept = {r.name: at for at, r in enumerate(one.program.registers) if r.initial}
-        for at, register in enumerate(other.program.registers):
+        assert plain.run_state.totals == offloaded.run_state.totals
+        positions = {
+            r.name: position for position, r in enumerate(plain.program.registers) if r.initial
+        }
+        for position, register in enumerate(offloaded.program.registers):
             if register.initial:
                 np.testing.assert_array_equal(
-                    other.arena.views[at][0], one.arena.views[kept.pop(register.name)][0]
+                    offloaded.arena.views[position][0],
+                    plain.arena.views[positions.pop(register.name)][0],
                 )
-        assert not kept
+        assert not positions
 
 
 def test_a_checkpoint_is_the_same_wherever_the_state_lies() -> None:
     plan, graph, actors = planned(KINDS[0], "fp32")
     elsewhere = compile_plan(on_host(plan), graph)
-    one, other = (manifest_of(a, model="m", plan_digest="d") for a in (actors, elsewhere))
-    assert one == other
+    plain, offloaded = (manifest_of(a, model="m", plan_digest="d") for a in (actors, elsewhere))
+    assert plain == offloaded
 
 
 @cache
@@ -174,15 +177,15 @@ def on_gpus(index: int) -> tuple[Plan, Graph]:
 
 
 def test_an_update_takes_its_copies_longer_and_nothing_else_does() -> None:
-    plan, graph = on_gpus(next(at for at in KINDS if CASES[at].name == "dp x tp"))
+    plan, graph = on_gpus(next(index for index in KINDS if CASES[index].name == "dp x tp"))
     host = plan.cluster.host
     assert host is not None
-    one, other = (compile_plan(p, graph) for p in (plan, on_host(plan)))
+    plain, offloaded = (compile_plan(p, graph) for p in (plan, on_host(plan)))
     longer = 0
     for program, before, after in zip(
-        other.programs,
-        durations(one, plan.cluster),
-        durations(other, plan.cluster),
+        offloaded.programs,
+        durations(plain, plan.cluster),
+        durations(offloaded, plan.cluster),
         strict=True,
     ):
         for actor, old, new in zip(program.actors, before, after, strict=True):
@@ -217,7 +220,7 @@ def test_every_gpu_of_the_catalogue_knows_the_way_to_its_host_and_others_get_a_d
 
 
 def tight_bytes(cluster: Cluster, share: float = 1.05) -> int:
-    """A limit under which optimizer state must leave the device."""
+    """Memory limit under which optimizer state must leave the device."""
     plan = search(asked(cluster, pp=1, micro_batch=1, recompute="full", offload="optimizer"))
     (memory,) = plan_memory(plan, plan_graph(plan))
     return int(reserved_bytes(cluster) + share * (memory.arena_bytes + 8_000))
@@ -237,7 +240,11 @@ def test_it_is_the_last_resort_and_the_evidence_says_so() -> None:
     assert first["reason"].startswith("no plan fits the memory. Nearest: ")
     assert read_plan(to_json(plan)) == plan
     assert record.answer is not None
-    (why,) = [one for one in explain(plan, record.answer) if one.choice == "offload"]
+    (why,) = [
+        explanation
+        for explanation in explain(plan, record.answer)
+        if explanation.choice == "offload"
+    ]
     assert why.line.startswith("offload = optimizer: none exceeds memory by ")
 
 

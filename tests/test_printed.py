@@ -1,4 +1,4 @@
-"""What README and docs show of commands is what the commands print: `python -m benchmarks.printed`.
+"""Blocks of README and docs that show commands equal what `python -m benchmarks.printed` prints.
 
 Blocks that take minutes, or need a table that the repository does not hold, are printed by that
 command alone.

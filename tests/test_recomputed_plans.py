@@ -80,7 +80,7 @@ def compiled(plan: Plan) -> tuple[Graph, ActorGraph]:
 
 @dataclass(frozen=True)
 class Trained:
-    """Per rank the loss, count and gradient norm of every step; every variable at the end."""
+    """Loss, count and gradient norm of every step, per rank; every variable at the end."""
 
     totals: list[list[tuple[float, float, float]]]
     parameters: dict[str, np.ndarray]
@@ -109,11 +109,11 @@ def everywhere(plan: Plan, mode: str) -> Plan:
     return recomputed(plan, dict.fromkeys(blocks_of(plan), mode))
 
 
-def assert_equal_bits(found: Trained, expected: Trained) -> None:
-    assert found.totals == expected.totals
+def assert_equal_bits(actual: Trained, expected: Trained) -> None:
+    assert actual.totals == expected.totals
     assert expected.totals[0][-1] != expected.totals[0][0]
     for name, value in expected.parameters.items():
-        np.testing.assert_array_equal(found.parameters[name], value, err_msg=name)
+        np.testing.assert_array_equal(actual.parameters[name], value, err_msg=name)
 
 
 @pytest.mark.parametrize("mode", ["selective", "full"])
@@ -128,7 +128,8 @@ def test_losses_norms_and_parameters_are_equal_bit_for_bit(name: str, mode: str)
 def test_half_of_a_stage_may_recompute(name: str) -> None:
     plan = planned(name)
     modes = {
-        block: ("full", "none", "selective")[at % 3] for at, block in enumerate(blocks_of(plan))
+        block: ("full", "none", "selective")[position % 3]
+        for position, block in enumerate(blocks_of(plan))
     }
     mixed = recomputed(plan, modes)
     assert recompute_modes(mixed) == {
@@ -143,6 +144,6 @@ HELD = ["1f1b", "interleaved", "sequence-parallel tp", "dp with dropout", "exper
 @pytest.mark.parametrize("name", HELD)
 def test_every_rank_holds_less_when_all_blocks_recompute(name: str) -> None:
     plan = planned(name)
-    keeping, again = (compile_plan(one) for one in (plan, everywhere(plan, "full")))
+    keeping, again = (compile_plan(candidate) for candidate in (plan, everywhere(plan, "full")))
     for before, after in zip(keeping.programs, again.programs, strict=True):
         assert after.memory_bytes < before.memory_bytes

@@ -1,4 +1,4 @@
-"""What people found by thought the search finds by arithmetic: no templates, no pins of its form.
+"""Schemes that people found by thought the search finds by arithmetic, with no template or pin.
 
 Each model and cluster is one on which the known scheme is the cheapest by the cost model; what is
 asserted is read off the signatures, the roles and the collectives of the plan. A pin names the mesh
@@ -95,14 +95,14 @@ def of(config: Config) -> tuple[tuple[str, object], ...]:
 
 
 def signature(plan: Plan, template: str, op: str) -> OpSignature:
-    """How an op runs in every block of a template."""
-    found = {v.signatures[op] for v in plan.variants if v.template == template}
-    assert len(found) == 1, (template, op, found)
-    return found.pop()
+    """Signature of an op, the same in every block of a template."""
+    signatures = {v.signatures[op] for v in plan.variants if v.template == template}
+    assert len(signatures) == 1, (template, op, signatures)
+    return signatures.pop()
 
 
 def megatron() -> Plan:
-    """One sample on two devices: there is no batch to split."""
+    """Plan for one sample on two devices: there is no batch to split."""
     return planned("gpt", of(GPT), 2048, "h100-sxm-80gb:2x1", 1, max_gap=0)[0]
 
 
@@ -125,9 +125,9 @@ def test_megatrons_sequence_parallelism() -> None:
     for norm in ("ln1", "ln2"):
         assert signature(plan, "h", norm).inputs[0] == "S(1)"
     assert signature(plan, "h", "mlp.residual").inputs == ("S(1)", "S(1)")
-    found = roles(plan, plan_graph(plan))
-    assert found["tp"] == 2
-    assert found["sequence_parallel"] is True
+    role_degrees = roles(plan, plan_graph(plan))
+    assert role_degrees["tp"] == 2
+    assert role_degrees["sequence_parallel"] is True
 
 
 def test_an_embedding_and_a_loss_parallel_over_the_vocabulary() -> None:
@@ -147,13 +147,13 @@ def replicas(limit_gib: float | None) -> tuple[Plan, Graph]:
 
 
 def gathered(plan: Plan) -> list[set[str]]:
-    """Per transformer block in turn, the weights that are stored split and gathered as read."""
-    variants = [plan.variants[one.variant] for chunk in plan.chunks for one in chunk.blocks]
+    """Names of the weights stored split and gathered as read, per transformer block in turn."""
+    variants = [plan.variants[choice.variant] for chunk in plan.chunks for choice in chunk.blocks]
     return [
         {
             name
-            for name, one in variant.signatures.items()
-            if name.endswith(".weight.repeat") and "S(" in one.outputs[0]
+            for name, op_signature in variant.signatures.items()
+            if name.endswith(".weight.repeat") and "S(" in op_signature.outputs[0]
         }
         for variant in variants
         if variant.template == "h"
@@ -199,21 +199,21 @@ def test_face_recognition_splits_the_classifier_by_identity_and_the_network_by_s
         ("stem.conv", "stem", BATCH),
     ):
         inner = op.removeprefix(template + ".")
-        found = split_labels(ops[op].labels, signature(plan, template, inner))
-        assert set(found) == {label}, (op, found)
+        labels = split_labels(ops[op].labels, signature(plan, template, inner))
+        assert set(labels) == {label}, (op, labels)
     assert signature(plan, "head", "loss").expansion == "vocabulary_parallel"
 
 
 def test_experts_are_split_and_tokens_exchanged_by_all_to_all() -> None:
     plan, graph = planned("decoder", of(EXPERTS), 2048, "h100-sxm-80gb:8x1", 64)
-    found = roles(plan, graph)
-    assert isinstance(found["ep"], int)
-    assert found["ep"] > 1
+    role_degrees = roles(plan, graph)
+    assert isinstance(role_degrees["ep"], int)
+    assert role_degrees["ep"] > 1
     ops = {op.name: op for op in graph.ops}
     inner = signature(plan, "h.experts", "experts.up")
     cut = split_labels(ops["h.0.experts.up"].labels, inner)
     place = [axis for axis, label in enumerate(cut) if label == EXPERT]
-    assert prod(plan.mesh.sizes[axis] for axis in place) == found["ep"]
+    assert prod(plan.mesh.sizes[axis] for axis in place) == role_degrees["ep"]
     actors = compile_plan(plan, graph)
     exchanged = {
         register.tensor
@@ -222,16 +222,16 @@ def test_experts_are_split_and_tokens_exchanged_by_all_to_all() -> None:
         if actor.kind == "all_to_all"
         for register in (program.registers[port.register] for port in actor.inputs)
     }
-    # There and back, of the activations and of their gradients.
+    # Activations go there and back, and so do their gradients.
     for name in ("experts.dispatch", "experts.down"):
         assert any(name in tensor for tensor in exchanged), sorted(exchanged)
 
 
 def test_tensor_parallelism_stays_inside_the_nodes_nvlink() -> None:
     plan, graph = planned("gpt", of(GPT), 2048, "h100-sxm-80gb:4x2", 16)
-    found = axis_roles(plan, graph)
-    assert any("tp" in one for one in found)
+    roles_by_axis = axis_roles(plan, graph)
+    assert any("tp" in axis_role_names for axis_role_names in roles_by_axis)
     sizes = plan.mesh.sizes
-    for axis, one in enumerate(found):
-        if "tp" in one:
+    for axis, axis_role_names in enumerate(roles_by_axis):
+        if "tp" in axis_role_names:
             assert prod(sizes[axis:]) <= plan.cluster.devices_per_node

@@ -36,13 +36,13 @@ def model(name: str, seq_len: int) -> ModelSpec:
 
 @cache
 def planned(spec_name: str, seq_len: int, ranks: int, pins: tuple[tuple[str, object], ...]) -> Plan:
-    known = {"dp": 1, "tp": 1, "pp": 1, "micro_batch": 1, "ring": True}
+    defaults = {"dp": 1, "tp": 1, "pp": 1, "micro_batch": 1, "ring": True}
     request = SearchRequest(
         model=model(spec_name, seq_len),
         training=TRAINING,
         cluster=local_cluster(ranks, cores=2, memory_bytes=2**33),
         global_batch=BATCH,
-        pins=Pins(**(known | dict(pins))),
+        pins=Pins(**(defaults | dict(pins))),
     )
     return search(request)
 
@@ -93,16 +93,16 @@ def test_a_ring_has_the_same_bits_whatever_the_timing() -> None:
         at_once = begun(plan, graph, actors)
         work = KernelWork(at_once)
         execute_in_process(actors, STEPS, work, work.meet, spans=False)
-        for mine, other in zip(one_by_one, at_once, strict=True):
-            assert mine.run_state.totals == other.run_state.totals
-            for index, register in enumerate(mine.program.registers):
+        for sequential, threaded in zip(one_by_one, at_once, strict=True):
+            assert sequential.run_state.totals == threaded.run_state.totals
+            for index, register in enumerate(sequential.program.registers):
                 if register.initial:
-                    found = other.arena.views[index][0]
-                    np.testing.assert_array_equal(found, mine.arena.views[index][0])
+                    content = threaded.arena.views[index][0]
+                    np.testing.assert_array_equal(content, sequential.arena.views[index][0])
 
 
 def travelling(program: Program, name: str) -> list[int]:
-    """The registers of the blocks of one operand of one op that rotations bring."""
+    """Registers of the blocks of one operand of one op that rotations bring."""
     return [
         actor.outputs[0].register
         for actor in program.actors
@@ -119,11 +119,11 @@ def eight_rounds(recompute: str) -> ActorGraph:
 @pytest.mark.parametrize("op", ["core", "core.recompute", "core.grad_input"])
 def test_two_places_hold_all_blocks_that_travel(op: str, recompute: str) -> None:
     (program,) = eight_rounds(recompute).programs
-    found = [travelling(program, f"h.1.attn.{op}.in{operand}") for operand in (1, 2)]
+    travelling_blocks = [travelling(program, f"h.1.attn.{op}.in{operand}") for operand in (1, 2)]
     if op == "core.recompute" and recompute == "none":
-        assert found == [[], []]
+        assert travelling_blocks == [[], []]
         return
-    for blocks in found:
+    for blocks in travelling_blocks:
         assert len(blocks) == 7
         registers = [program.registers[block] for block in blocks]
         assert len({register.offset_bytes for register in registers}) == 2

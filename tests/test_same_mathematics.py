@@ -92,7 +92,7 @@ CASES = [
 
 
 def model(precision: str) -> ModelSpec:
-    """A GPT small enough to run many times; everything that is split comes in multiples of 4."""
+    """GPT small enough to run many times; everything that is split comes in multiples of 4."""
     config = {
         "layers": 4,
         "hidden": 32,
@@ -134,7 +134,7 @@ def reference(precision: str) -> ReferenceResult:
 
 
 INDEXES = range(len(CASES))
-IN_FP32 = [at for at in INDEXES if CASES[at].name in ("dp x tp x pp", "ring", "ZeRO 3")]
+IN_FP32 = [index for index in INDEXES if CASES[index].name in ("dp x tp x pp", "ring", "ZeRO 3")]
 
 
 @pytest.mark.parametrize("index", INDEXES, ids=lambda i: CASES[i].name)
@@ -147,11 +147,11 @@ def test_a_plan_of_the_kind_asked_for_trains_as_a_single_device(index):
 def assert_kind(case: Case, plan: Plan, actors: ActorGraph) -> None:
     assert actors.ranks == case.ranks
     assert plan.microbatches == MICROBATCHES
-    known = [actor for program in actors.programs for actor in program.actors]
-    assert case.meetings <= {actor.kind for actor in known if actor.meeting is not None}
+    all_actors = [actor for program in actors.programs for actor in program.actors]
+    assert case.meetings <= {actor.kind for actor in all_actors if actor.meeting is not None}
     if case.required:
         kinds = {"row_max", "shifted_sums", "loss_from_sums"}
-        assert kinds <= {actor.kind for actor in known}
+        assert kinds <= {actor.kind for actor in all_actors}
 
 
 @pytest.mark.parametrize("index", IN_FP32, ids=lambda i: CASES[i].name)

@@ -1,13 +1,13 @@
-"""What a search counts with, beside what is laid out and simulated, whatever the schedule."""
+"""Times and bytes that a search counts with, beside those simulated and laid out."""
 
 import pytest
 
 from millrace import api
 from millrace.planner.search.report.record import Compared, Record
 
-# Of a step, by which blocks that are timed apart may differ from the plan's own ops.
+# Blocks that are timed apart may differ from the plan's own ops by this fraction of a step.
 TIME = 0.03
-# Of a stage's bytes: chunks of unlike sizes keep most at different moments.
+# This is a fraction of a stage's bytes: chunks of unlike sizes keep most at different moments.
 MEMORY = 0.12
 
 

@@ -82,25 +82,25 @@ def reading(plan: Plan, graph: Graph, block: str, chosen: dict[str, OpSignature]
 
 
 def readers(graph: Graph, block: str) -> dict[str, list[OpSignature]]:
-    """Ops of a block that read another's tensors once a microbatch, and how they may read them."""
+    """Signatures of the block's ops that read another's tensors once a microbatch, by op."""
     makers = {name: op.block for op in graph.ops for name in op.outputs}
     tensors = graph.tensors_by_name
-    found = {}
+    signatures = {}
     for op in graph.ops:
         names = [name for name in op.inputs if makers[name] not in ("", op.block)]
         if op.block != block or not names or op.phase in ("begin", "update"):
             continue
-        found[op.name.removeprefix(f"{block}.")] = [
-            one.document
-            for one in op_signatures(op, tensors, (2, 2))
+        signatures[op.name.removeprefix(f"{block}.")] = [
+            signature.document
+            for signature in op_signatures(op, tensors, (2, 2))
             if not any(
                 sbp.is_partial
-                for name, sbps in zip(op.inputs, one.inputs, strict=True)
+                for name, sbps in zip(op.inputs, signature.inputs, strict=True)
                 if name in names
                 for sbp in sbps
             )
         ]
-    return found
+    return signatures
 
 
 def drawn(seed: int, precision: str = "fp32") -> Plan:
@@ -117,7 +117,7 @@ def drawn(seed: int, precision: str = "fp32") -> Plan:
 
 
 def sent(plan: Plan, graph: Graph) -> Counter[tuple[str, str]]:
-    """How often each tensor is sent to each stage."""
+    """Number of sends of each tensor to each stage."""
     return Counter(
         (program.registers[actor.inputs[0].register].tensor, actor.name)
         for program in compile_plan(plan, graph).programs

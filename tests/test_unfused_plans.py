@@ -60,5 +60,5 @@ def test_losses_and_norms_equal_those_of_one_device_with_flash(name: str, way: s
     assert plan.training.attention == "unfused"
     graph = build_training(plan.model, plan.training, plan.batch)
     for state in run(plan, graph, compile_plan(plan), STEPS):
-        found, expected = state.run_state.totals, of_one_device(name).totals
-        np.testing.assert_allclose(found, expected, rtol=1e-8)
+        totals, expected = state.run_state.totals, of_one_device(name).totals
+        np.testing.assert_allclose(totals, expected, rtol=1e-8)

@@ -41,12 +41,12 @@ def documents(stages: int) -> list[Any]:
     graph = build_training(plan.model, plan.training, plan.batch)
     actors = compile_plan(plan, graph)
     simulated = simulate(actors, plan.cluster, steps=1, plan_digest=plan.digest())
-    found = [msgspec.to_builtins(d) for d in (graph, plan, actors, simulated.trace)]
-    for program in found[2]["programs"]:
+    decoded = [msgspec.to_builtins(d) for d in (graph, plan, actors, simulated.trace)]
+    for program in decoded[2]["programs"]:
         names = [actor["name"] for actor in program["actors"]]
         for queue in program["queues"]:
             queue["order"] = [names[index] for index in queue["order"]]
-    return found
+    return decoded
 
 
 def objects(value: Any) -> Iterator[dict[str, Any]]:
@@ -59,44 +59,48 @@ def objects(value: Any) -> Iterator[dict[str, Any]]:
             yield from objects(item)
 
 
-def is_part(shown: Any, whole: Any) -> bool:
-    """Whether `whole` says what is shown: fields may be left out, `…` stands for anything."""
+def is_part(shown: Any, document: Any) -> bool:
+    """True if `document` holds what is shown: fields may be left out, `…` stands for anything."""
     if shown == ANYTHING:
         return True
-    if isinstance(shown, dict) and isinstance(whole, dict):
-        return all(key in whole and is_part(item, whole[key]) for key, item in shown.items())
-    if isinstance(shown, list) and isinstance(whole, list | tuple):
+    if isinstance(shown, dict) and isinstance(document, dict):
+        return all(key in document and is_part(item, document[key]) for key, item in shown.items())
+    if isinstance(shown, list) and isinstance(document, list | tuple):
         if not shown:
-            return not whole
+            return not document
         if shown[0] == ANYTHING:
-            return any(is_part(shown[1:], whole[at:]) for at in range(len(whole) + 1))
-        return bool(whole) and is_part(shown[0], whole[0]) and is_part(shown[1:], whole[1:])
-    return bool(shown == whole)
+            return any(is_part(shown[1:], document[start:]) for start in range(len(document) + 1))
+        return (
+            bool(document) and is_part(shown[0], document[0]) and is_part(shown[1:], document[1:])
+        )
+    return bool(shown == document)
 
 
 def shown() -> list[tuple[int, dict[str, Any]]]:
-    """The page's JSON objects, each with the number of stages of the example it belongs to."""
-    found = []
+    """JSON objects of the page, each with the number of stages of the example it belongs to."""
+    examples = []
     text, decoder = PAGE.read_text(), json.JSONDecoder()
     second = text.index("## With two stages")
     for block in re.finditer(r"```json\n(.*?)```", text, re.DOTALL):
         rest = block.group(1).strip()
         while rest:
             item, end = decoder.raw_decode(rest)
-            found.append((2 if block.start() > second else 1, item))
+            examples.append((2 if block.start() > second else 1, item))
             rest = rest[end:].strip()
-    return found
+    return examples
 
 
 @pytest.mark.parametrize("number", range(len(shown())))
 def test_what_the_page_shows_is_in_the_documents(number):
     stages, item = shown()[number]
-    assert any(is_part(item, whole) for d in documents(stages) for whole in objects(d)), item
+    assert any(is_part(item, candidate) for d in documents(stages) for candidate in objects(d)), (
+        item
+    )
 
 
 def test_the_page_shows_all_four_documents():
     counts = [
-        sum(any(is_part(item, whole) for whole in objects(document)) for _, item in shown())
+        sum(any(is_part(item, candidate) for candidate in objects(document)) for _, item in shown())
         for document in documents(1)
     ]
     assert min(counts) >= 1

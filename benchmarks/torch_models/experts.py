@@ -42,7 +42,7 @@ def _rows(x: Tensor, numbers: Tensor) -> Tensor:
 
 
 class ExpertLinear(nn.Module):
-    """A linear layer of every expert, over the rows that are its own."""
+    """Linear layer of every expert, over the rows that are its own."""
 
     def __init__(self, experts: int, inward: int, outward: int) -> None:
         super().__init__()
@@ -89,13 +89,15 @@ class Experts(nn.Module):
         tokens = x.to(logits.dtype).flatten(0, 1)
         sent = Moved.apply(tokens, holders // self.choices, rows)
         gate, up = self.gate_up(sent, ends).chunk(2, dim=-1)
-        made = self.down(functional.silu(gate) * up, ends)
-        brought = Moved.apply(made, rows.flatten(), holders[:, None])
-        weight = weight.to(made.dtype).view(-1, self.choices, 1)
-        return (brought.view(-1, self.choices, made.shape[-1]) * weight).sum(1).view(x.shape)
+        expert_outputs = self.down(functional.silu(gate) * up, ends)
+        brought = Moved.apply(expert_outputs, rows.flatten(), holders[:, None])
+        weight = weight.to(expert_outputs.dtype).view(-1, self.choices, 1)
+        return (
+            (brought.view(-1, self.choices, expert_outputs.shape[-1]) * weight).sum(1).view(x.shape)
+        )
 
     def _ways(self, expert: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Which row a choice has [BT, K], which choice a row has [R], and where experts end [E].
+        """Rows of the choices [BT, K], choices of the rows [R], and ends of the experts' rows [E].
 
         The number of a choice, or of a row, that has none is -1.
         """

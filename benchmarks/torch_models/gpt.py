@@ -59,13 +59,13 @@ class GPT(nn.Module):
         return functional.cross_entropy(logits.reshape(-1, self.vocab).float(), targets.reshape(-1))
 
     def sources(self) -> Sources:
-        """Which of the zoo's variables each part holds, side by side."""
-        found: Sources = {
+        """Variables of the zoo that each part holds, side by side, by the part's path."""
+        names_by_part: Sources = {
             "tokens": ("embedding.tokens",),
             "places": ("embedding.positions",),
             "norm": ("head.ln",),
         }
-        for at in range(len(self.blocks)):
+        for layer in range(len(self.blocks)):
             parts = {
                 "norm_1": ("ln1",),
                 "norm_2": ("ln2",),
@@ -75,5 +75,7 @@ class GPT(nn.Module):
                 "down": ("mlp.fc2",),
             }
             for name, ours in parts.items():
-                found[f"blocks.{at}.{name}"] = tuple(f"h.{at}.{one}" for one in ours)
-        return found
+                names_by_part[f"blocks.{layer}.{name}"] = tuple(
+                    f"h.{layer}.{name_part}" for name_part in ours
+                )
+        return names_by_part

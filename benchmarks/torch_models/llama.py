@@ -26,9 +26,9 @@ def angles(tokens: int, dims: int, base: float, device: Any) -> tuple[Tensor, Te
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """[B, T, H, K] with every pair of features, half a head apart, turned by the token's angle."""
-    one, two = x.float().chunk(2, dim=-1)
+    first, second = x.float().chunk(2, dim=-1)
     cos, sin = cos[:, None], sin[:, None]
-    return torch.cat((one * cos - two * sin, two * cos + one * sin), dim=-1).to(x.dtype)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
 class Block(nn.Module):
@@ -95,11 +95,11 @@ class Llama(nn.Module):
         return functional.cross_entropy(logits.reshape(-1, self.vocab).float(), targets.reshape(-1))
 
     def sources(self) -> Sources:
-        """Which of the zoo's variables each part holds, side by side."""
-        found: Sources = {"tokens": ("embedding.tokens",), "norm": ("head.ln",)}
+        """Variables of the zoo that each part holds, side by side, by the part's path."""
+        names_by_part: Sources = {"tokens": ("embedding.tokens",), "norm": ("head.ln",)}
         if self.head is not None:
-            found["head"] = ("head.logits",)
-        for at in range(len(self.blocks)):
+            names_by_part["head"] = ("head.logits",)
+        for layer in range(len(self.blocks)):
             parts = {
                 "norm_1": ("ln1",),
                 "norm_2": ("ln2",),
@@ -112,5 +112,7 @@ class Llama(nn.Module):
                 "experts.down": ("experts.down",),
             }
             for name, ours in parts.items():
-                found[f"blocks.{at}.{name}"] = tuple(f"h.{at}.{one}" for one in ours)
-        return found
+                names_by_part[f"blocks.{layer}.{name}"] = tuple(
+                    f"h.{layer}.{name_part}" for name_part in ours
+                )
+        return names_by_part

@@ -22,7 +22,7 @@ Array = NDArray[Any]
 
 
 def module_of(spec: ModelSpec, vocab_multiple: int = 1, grouped_experts: bool = False) -> Any:
-    """Return the module of a specification, on torch's default device, with any weights."""
+    """Module of a specification, on torch's default device, with any weights."""
     if spec.family == "resnet":
         return ResNet(spec.config)
     if spec.family == "decoder":
@@ -64,7 +64,7 @@ def load(module: Any, values: Mapping[str, Array]) -> None:
 
 
 def _as_torch(value: Tensor, parameter: Tensor, linear: bool) -> Tensor:
-    """One of ours in the order of torch's dims."""
+    """Value of one of our variables in the order of torch's dims."""
     if linear:
         inward = parameter.shape[1]
         # The inputs are the dims in front, however many they are.
@@ -77,8 +77,8 @@ def _as_torch(value: Tensor, parameter: Tensor, linear: bool) -> Tensor:
 
 
 def taken(module: Any, of: Mapping[str, Array], gradients: bool = False) -> dict[str, Array]:
-    """Return parameters (or gradients) as the zoo's variables, in the shapes of those in `of`."""
-    found: dict[str, Array] = {}
+    """Parameters (or gradients) as the zoo's variables, in the shapes of those in `of`."""
+    values: dict[str, Array] = {}
     for path, kind, parameter, names in parts(module):
         linear = kind == "weight" and isinstance(module.get_submodule(path), nn.Linear)
         tensor = parameter.grad if gradients else parameter
@@ -87,15 +87,15 @@ def taken(module: Any, of: Mapping[str, Array], gradients: bool = False) -> dict
         for name in names:
             shape = of[name].shape
             if parameter.dim() == 3:
-                found[name] = array[..., begin : begin + shape[-1]]
+                values[name] = array[..., begin : begin + shape[-1]]
                 begin += shape[-1]
                 continue
             inward = parameter.shape[1] if parameter.dim() > 1 else 1
             rows = int(np.prod(shape)) // inward if linear else shape[0]
             rows = int(np.prod(shape)) if parameter.dim() == 1 else rows
-            one = array[begin : begin + rows]
+            region = array[begin : begin + rows]
             begin += rows
-            if parameter.dim() == 4 and one.shape != shape:
-                one = one.transpose(0, 2, 3, 1)
-            found[name] = (one.T if linear else one).reshape(shape)
-    return found
+            if parameter.dim() == 4 and region.shape != shape:
+                region = region.transpose(0, 2, 3, 1)
+            values[name] = (region.T if linear else region).reshape(shape)
+    return values

@@ -17,12 +17,12 @@ REDUCTION = 4
 
 
 def convolved(inward: int, outward: int, side: int, stride: int = 1) -> nn.Conv2d:
-    """A convolution that keeps the image's size, but for its stride."""
+    """Convolution that keeps the image's size, but for its stride."""
     return nn.Conv2d(inward, outward, side, stride, padding=side // 2, bias=False)
 
 
 def normed(channels: int) -> nn.BatchNorm2d:
-    """A batch norm by the statistics of the batch."""
+    """Batch norm by the statistics of the batch."""
     return nn.BatchNorm2d(channels, track_running_stats=False)
 
 
@@ -81,16 +81,16 @@ class ResNet(nn.Module):
         return functional.cross_entropy(logits.float(), classes)
 
     def sources(self) -> Sources:
-        """Which of the zoo's variables each part holds."""
-        found: Sources = {
+        """Variables of the zoo that each part holds, by the part's path."""
+        names_by_part: Sources = {
             "stem": ("stem.conv",),
             "norm": ("stem.norm",),
             "head": ("head.logits",),
         }
-        for at, place in enumerate(self.places):
+        for index, place in enumerate(self.places):
             for which in range(3):
-                found[f"blocks.{at}.conv_{which}"] = (f"{place}.conv{which}",)
-                found[f"blocks.{at}.norm_{which}"] = (f"{place}.norm{which}",)
-            found[f"blocks.{at}.shortcut"] = (f"{place}.shortcut.conv",)
-            found[f"blocks.{at}.shortcut_norm"] = (f"{place}.shortcut.norm",)
-        return found
+                names_by_part[f"blocks.{index}.conv_{which}"] = (f"{place}.conv{which}",)
+                names_by_part[f"blocks.{index}.norm_{which}"] = (f"{place}.norm{which}",)
+            names_by_part[f"blocks.{index}.shortcut"] = (f"{place}.shortcut.conv",)
+            names_by_part[f"blocks.{index}.shortcut_norm"] = (f"{place}.shortcut.norm",)
+        return names_by_part

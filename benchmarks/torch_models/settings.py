@@ -1,4 +1,4 @@
-"""What is tried of PyTorch: every change is tried on the best so far, and kept where it is faster.
+"""Settings of PyTorch: every change is tried on the best so far, and kept where it is faster.
 
 So the competitor's settings are its best of all those in these tables, on the GPU at hand; each one
 that was tried is in the results with its speed.
@@ -55,7 +55,7 @@ class Setting:
 
     @property
     def eager(self) -> bool:
-        """Whether kernels are launched one by one."""
+        """True if kernels are launched one by one."""
         return not self.compiled and not self.graph and self.optimizer != "compiled"
 
 
@@ -64,7 +64,7 @@ Change = tuple[str, dict[str, Any]]
 VOCAB_MULTIPLE = 64  # rows that matrix units take at once (NVIDIA's matmul guide)
 AUTOTUNED = "max-autotune-no-cudagraphs"
 
-# What was fastest of token models on an H100, but for 1 % (2026-11-23): it comes first, since time
+# This was fastest of token models on an H100, but for 1 % (2026-11-23): it comes first, since time
 # may not allow more.
 _FAST = {"compiled": "default", "numerics": "masters", "graph": True}
 _COMPILED: tuple[Change, ...] = (
@@ -93,7 +93,7 @@ _TOKENS: tuple[Change, ...] = (
     *_SLOWEST,
     ("memory-efficient attention", {"attention": "efficient"}),
 )
-# Of a mixture of experts.
+# A mixture of experts tries these.
 _MIXTURE: tuple[Change, ...] = (
     *_COMPILED,
     ("grouped products of experts", {"grouped_experts": True}),
@@ -111,27 +111,27 @@ DETERMINISTIC: Change = ("deterministic", {"deterministic": True})
 
 
 def changes_of(spec: ModelSpec) -> tuple[Change, ...]:
-    """Return what is tried of a model, in order; `DETERMINISTIC` comes behind."""
+    """Changes that are tried of a model, in order; `DETERMINISTIC` comes behind."""
     if spec.family == "resnet":
         return _IMAGES
-    found = _MIXTURE if spec.config.get("experts") else _TOKENS
+    changes = _MIXTURE if spec.config.get("experts") else _TOKENS
     even = int(str(spec.config["vocab"])) % VOCAB_MULTIPLE == 0
-    return tuple(one for one in found if not (even and "vocab_multiple" in one[1]))
+    return tuple(change for change in changes if not (even and "vocab_multiple" in change[1]))
 
 
 def first_setting(spec: ModelSpec) -> Setting:
-    """Return what the first change is made to."""
+    """Setting that the first change is made to."""
     layers = spec.config.get("layers", 0)
     assert isinstance(layers, int)
     return Setting(scope="blocks" if layers > LAYERS_WHOLE else "whole")
 
 
 def changed(setting: Setting, change: Change) -> Setting | None:
-    """Return a setting with one change; None where it has that already."""
-    found = replace(setting, **change[1])
-    return None if change[1] and found == setting else found
+    """Setting with one change; None where it has that already."""
+    changed_setting = replace(setting, **change[1])
+    return None if change[1] and changed_setting == setting else changed_setting
 
 
 def said(setting: Setting) -> dict[str, object]:
-    """Return a setting as results hold it."""
+    """Fields of a setting, as results hold them."""
     return asdict(setting)

@@ -38,7 +38,7 @@ ATTENTION = ("flash", "mem_efficient", "cudnn", "math")  # backends, as torch.ba
 
 
 class Trainer:
-    """A model on a device, and its step under a setting."""
+    """Model on a device, and its step under a setting."""
 
     def __init__(
         self,
@@ -59,12 +59,12 @@ class Trainer:
         parameters = list(self.module.parameters())
         self.masters = parameters
         if setting.numerics == "masters":
-            self.masters = [one.detach().float().clone() for one in parameters]
-            flags = [decay[one] for one in parameters]
+            self.masters = [parameter.detach().float().clone() for parameter in parameters]
+            flags = [decay[parameter] for parameter in parameters]
             self.module = self.module.bfloat16()
             parameters = list(self.module.parameters())
-            for one in self.masters:
-                one.grad = torch.zeros_like(one)
+            for master in self.masters:
+                master.grad = torch.zeros_like(master)
             decay = dict(zip(self.masters, flags, strict=True))
         self.parameters = parameters
         self.optimizer = self._optimizer(training, decay)
@@ -75,7 +75,10 @@ class Trainer:
     def _optimizer(self, training: TrainingSpec, decay: Mapping[Tensor, bool]) -> Any:
         setting = self.setting
         groups = [
-            {"params": [one for one in self.masters if decay[one] is flag], "weight_decay": amount}
+            {
+                "params": [master for master in self.masters if decay[master] is flag],
+                "weight_decay": amount,
+            }
             for flag, amount in ((True, training.weight_decay), (False, 0.0))
         ]
         return torch.optim.AdamW(
@@ -101,28 +104,28 @@ class Trainer:
             self.update = torch.compile(self._update)
 
     def step(self, first: Tensor, second: Tensor) -> Tensor:
-        """One whole step; returns its loss, not waited for."""
+        """Run one whole step, and return its loss, not waited for."""
         if self.setting.compiled == "reduce-overhead":
             torch.compiler.cudagraph_mark_step_begin()
         with self._autocast():
             loss: Tensor = self.forward(first, second)
         loss.backward()
         self.update()
-        for one in self.parameters:
-            one.grad = None
+        for parameter in self.parameters:
+            parameter.grad = None
         return loss.detach().clone()  # a compiled graph of its own writes the next one there
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self.setting.numerics != "autocast":
             return nullcontext()
         # A captured cast would be read from its cache when the graph is replayed.
-        kept = not self.setting.graph
-        return torch.autocast(self.device, dtype=torch.bfloat16, cache_enabled=kept)
+        caches = not self.setting.graph
+        return torch.autocast(self.device, dtype=torch.bfloat16, cache_enabled=caches)
 
     def _update(self) -> None:
         if self.setting.numerics == "masters":
-            gradients = [one.grad for one in self.masters]
-            torch._foreach_copy_(gradients, [one.grad for one in self.parameters])
+            gradients = [master.grad for master in self.masters]
+            torch._foreach_copy_(gradients, [parameter.grad for parameter in self.parameters])
         if self.clip_norm:
             nn.utils.clip_grad_norm_(self.masters, self.clip_norm, foreach=True)
         self.optimizer.step()
@@ -135,15 +138,15 @@ class Captured:
     """A trainer's step as a CUDA graph."""
 
     def __init__(self, trainer: Trainer, batch: Batch) -> None:
-        self._held = tuple(one.clone() for one in batch)
+        self._held = tuple(tensor.clone() for tensor in batch)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
             self._loss = trainer.step(*self._held)
 
     def step(self, first: Tensor, second: Tensor) -> Tensor:
         """Replay the graph on a batch; the loss is the next step's place too."""
-        for held, given in zip(self._held, (first, second), strict=True):
-            held.copy_(given, non_blocking=True)
+        for place, given in zip(self._held, (first, second), strict=True):
+            place.copy_(given, non_blocking=True)
         self._graph.replay()
         return self._loss
 
@@ -162,7 +165,7 @@ def trained(
         losses = [trainer.step(*batch) for batch in batches]
     if stream is not None:
         stream.synchronize()  # `item` waits for the current stream alone
-    found = [loss.item() for loss in losses]
+    loss_values = [loss.item() for loss in losses]
     stepper: Trainer | Captured = trainer
     if trainer.setting.graph:
         torch.cuda.synchronize()
@@ -171,7 +174,7 @@ def trained(
     made_ready_s = time.perf_counter() - began
     one_s = _timed(stepper, batches, 2, trainer.device)[-1]
     count = max(STEPS_MIN, min(steps, int(budget_s / max(one_s, 1e-6))))
-    return found, _timed(stepper, batches, count, trainer.device), made_ready_s
+    return loss_values, _timed(stepper, batches, count, trainer.device), made_ready_s
 
 
 def _timed(
@@ -191,28 +194,28 @@ def _timed(
         stepper.step(*batches[step % len(batches)])
         events[step + 1].record()
     torch.cuda.synchronize()
-    return [one.elapsed_time(two) / 1e3 for one, two in pairwise(events)]
+    return [start.elapsed_time(end) / 1e3 for start, end in pairwise(events)]
 
 
 def batches_of(
     graph: Graph, batch: int, count: int, device: str, channels_last: bool
 ) -> list[Batch]:
-    """Return the first batches of the samples that ours are trained on, on the device."""
+    """First batches of the samples that ours are trained on, on the device."""
     sources = sources_of(graph)
     data = RandomSamples(batch * count, sources.values())
     names = ("tokens", "targets") if "tokens" in sources else ("images", "classes")
-    found = []
-    for at in range(count):
-        numbers = np.arange(at * batch, (at + 1) * batch)
-        first, second = (torch.from_numpy(data.read(sources[one], numbers)) for one in names)
+    batches = []
+    for number in range(count):
+        numbers = np.arange(number * batch, (number + 1) * batch)
+        first, second = (torch.from_numpy(data.read(sources[name], numbers)) for name in names)
         first = first.to(device)
         if first.dim() == 4:
             if first.shape[-1] < first.shape[1]:  # ours have their channels last
                 first = first.permute(0, 3, 1, 2)
             order = torch.channels_last if channels_last else torch.contiguous_format
             first = first.contiguous(memory_format=order)
-        found.append((first.long() if first.dim() == 2 else first, second.to(device).long()))
-    return found
+        batches.append((first.long() if first.dim() == 2 else first, second.to(device).long()))
+    return batches
 
 
 def tries(
@@ -230,19 +233,21 @@ def tries(
 
     Parameters
     ----------
-    spec, batch
-        The model and the samples of a step.
-    values
+    spec : ModelSpec
+        The model.
+    batch : int
+        Samples of a step.
+    values : mapping
         Of our variables, before the first step.
-    budget_s
+    budget_s : float
         For all; none is begun that would take longer than what is left, by the longest so far.
-    steps
+    steps : int
         At most so many are timed of each.
-    losses
+    losses : int
         Steps whose losses are given.
-    device
+    device : str
         `cuda` or `cpu`.
-    deterministic
+    deterministic : bool
         Try at last what deterministic algorithms cost the best setting.
     """
     began, longest_s, best_s = time.perf_counter(), 0.0, float("inf")
@@ -258,14 +263,14 @@ def tries(
         if time.perf_counter() - began + longest_s > budget_s:
             yield figures | {"error": "no time was left"}
             continue
-        at = time.perf_counter()
+        tried_at = time.perf_counter()
         try:
             figures |= tried(spec, graph, setting, values, batch, steps, losses, device)
         except Exception as error:  # what a setting cannot do says nothing of the others
             figures["error"] = f"{type(error).__name__}: {error}"[:500]
         _forget(device)
-        figures["seconds"] = round(time.perf_counter() - at, 2)
-        longest_s = max(longest_s, time.perf_counter() - at)
+        figures["seconds"] = round(time.perf_counter() - tried_at, 2)
+        longest_s = max(longest_s, time.perf_counter() - tried_at)
         step_s = float(str(figures.get("step_s", "inf")))
         if step_s < best_s and not setting.deterministic:
             best, best_s = setting, step_s
@@ -291,16 +296,17 @@ def tried(
     batches = batches_of(graph, batch, losses, device, setting.channels_last)
     if setting.numerics == "masters":
         batches = [
-            (one.bfloat16() if one.is_floating_point() else one, two) for one, two in batches
+            (images.bfloat16() if images.is_floating_point() else images, classes)
+            for images, classes in batches
         ]
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    found, times, made_ready_s = trained(trainer, batches, steps=steps, budget_s=TIMED_S)
+    loss_values, times, made_ready_s = trained(trainer, batches, steps=steps, budget_s=TIMED_S)
     figures: Figures = {
         "step_s": statistics.median(times),
         "steps": len(times),
         "made_ready_s": round(made_ready_s, 2),
-        "losses": [round(loss, 5) for loss in found],
+        "losses": [round(loss, 5) for loss in loss_values],
     }
     if device == "cuda":
         free, total = torch.cuda.mem_get_info()

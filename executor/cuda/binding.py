@@ -26,7 +26,7 @@ Place = Callable[[Operand], Operand]
 
 
 def bound(call: Call, place: Place) -> Call:
-    """Return the call with every operand replaced by what `place` says of it."""
+    """The call with every operand replaced by what `place` returns for it."""
     match call:
         case Launch():
             return call._replace(args=tuple(_bound_argument(a, place) for a in call.args))
@@ -46,19 +46,22 @@ def bound(call: Call, place: Place) -> Call:
             return bound_library(call, place)
         case Choice():
             return Choice(
-                tuple(tuple(bound(one, place) for one in option) for option in call.options)
+                tuple(
+                    tuple(bound(option_call, place) for option_call in option)
+                    for option in call.options
+                )
             )
         case Bucket():
             return Bucket(
                 tuple(
-                    one._replace(send=place(one.send), recv=place(one.recv))
-                    for one in call.collectives
+                    collective._replace(send=place(collective.send), recv=place(collective.recv))
+                    for collective in call.collectives
                 )
             )
 
 
 def bound_library(call: LibraryCall, place: Place) -> LibraryCall:
-    """Return a call of the library with every operand replaced by what `place` says of it."""
+    """A call of the library with every operand replaced by what `place` returns for it."""
     fields: dict[str, Any] = {
         name: value._replace(operand=place(value.operand))
         for name, value in call._asdict().items()

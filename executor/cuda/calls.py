@@ -17,15 +17,15 @@ from millrace.executor.kernels.context import Array
 from millrace.models.graph import ITEMSIZE
 
 WARP_THREADS = 32
-BLOCK_THREADS = 256  # of kernels that go element by element
+BLOCK_THREADS = 256  # threads of a block in kernels that go element by element
 PACK_BYTES = 16  # the widest load and store of a thread (CUDA programming guide, vector types)
-PACKS_TOGETHER = 2  # that a thread has on their way at once, `TOGETHER` of sources/packs.cuh
-BLOCKS_MAX = 4096  # of such kernels, whose threads stride over what is left
+PACKS_TOGETHER = 2  # packs that a thread loads at once, `TOGETHER` of sources/packs.cuh
+BLOCKS_MAX = 4096  # blocks of such kernels; their threads stride over what is left
 EPILOGUE_PARTS = ("c", "bias", "aux")
 
 
 class Operand(NamedTuple):
-    """Where a call reads or writes, by role.
+    """Place at which a call reads or writes, by role.
 
     `role` is one of
 
@@ -81,7 +81,7 @@ def stage(half: int) -> Operand:
 
 
 def peer(number: int) -> Operand:
-    """What a member of the meeting sends."""
+    """Send register of a member of the meeting."""
     return Operand("peer", number)
 
 
@@ -99,12 +99,12 @@ class Pointers(NamedTuple):
 
 
 POINTERS_MAX = 480
-"""Of a launch: its parameters have 4 KB on every device (CUDA programming guide, C++ language
-extensions, function parameters), and others are among them."""
+"""Most pointers of a launch: its parameters have 4 KB on every device (CUDA programming guide, C++
+language extensions, function parameters), and others are among them."""
 
 
 class Tensor(NamedTuple):
-    """What a call reads or writes: where, in which dtype, how many elements."""
+    """Tensor that a call reads or writes: its place, dtype and number of elements."""
 
     operand: Operand
     dtype: str
@@ -112,7 +112,7 @@ class Tensor(NamedTuple):
 
 
 Scalar = np.int32 | np.uint32 | np.int64 | np.float32 | np.float64
-"""By value, of exactly the type that the kernel's parameter has."""
+"""Argument by value, of exactly the type that the kernel's parameter has."""
 
 Argument = Operand | Pointers | Scalar
 
@@ -127,11 +127,11 @@ class Launch(NamedTuple):
     source
         Stem of its file in `executor/cuda/sources`.
     function
-        Its name with template arguments: `layer_norm<bf16>`.
+        Name of the kernel with template arguments: `layer_norm<bf16>`.
     grid, block
         Blocks, and threads of a block.
     args
-        In the order of the kernel's parameters: pointers, structs of pointers, and values.
+        Arguments in the order of the kernel's parameters: pointers, structs of pointers, values.
     shared_bytes
         Dynamic shared memory of a block (`DYNAMIC_SHARED` of `sources/matrix_units.cuh`).
     """
@@ -205,8 +205,8 @@ class Product(NamedTuple):
     @property
     def parts(self) -> dict[str, Matrices | Vector]:
         """Everything that lies in memory, by field."""
-        found = {name: getattr(self, name) for name in ("a", "b", "d", *EPILOGUE_PARTS)}
-        return {name: part for name, part in found.items() if part is not None}
+        fields = {name: getattr(self, name) for name in ("a", "b", "d", *EPILOGUE_PARTS)}
+        return {name: part for name, part in fields.items() if part is not None}
 
     @property
     def plain(self) -> "Product":
@@ -215,14 +215,14 @@ class Product(NamedTuple):
 
 
 class Clear(NamedTuple):
-    """Zero bytes."""
+    """Call that zeroes bytes."""
 
     target: Operand
     size_bytes: int
 
 
 class Copy(NamedTuple):
-    """Copy bytes, between device and host memory too."""
+    """Call that copies bytes, between device and host memory too."""
 
     source: Operand
     target: Operand
@@ -288,12 +288,12 @@ class Attention(NamedTuple):
 
     @property
     def tensors(self) -> tuple[Strided, ...]:
-        """What is read, then what is written."""
+        """Tensors that are read, then those that are written."""
         return self.q, self.k, self.v, self.out, self.logsumexp
 
     @property
     def sizes(self) -> tuple[tuple[int, ...], ...]:
-        """Of the dims of each of `tensors`."""
+        """Sizes of the dims of each of `tensors`."""
         b, h, g, t, s, d, u = self.b, self.h, self.g, self.t, self.s, self.d, self.u
         return (b, h, t, d), (b, g, s, d), (b, g, s, u), (b, h, t, u), (b, h, t)
 
@@ -312,12 +312,12 @@ class AttentionGrad(NamedTuple):
 
     @property
     def tensors(self) -> tuple[Strided, ...]:
-        """What is read, the tensors of `forward` first, then what is written."""
+        """Tensors that are read, those of `forward` first, then those that are written."""
         return *self.forward.tensors, self.dout, self.dq, self.dk, self.dv
 
     @property
     def sizes(self) -> tuple[tuple[int, ...], ...]:
-        """Of the dims of each of `tensors`."""
+        """Sizes of the dims of each of `tensors`."""
         q, k, v, out, logsumexp = self.forward.sizes
         return q, k, v, out, logsumexp, out, q, k, v
 
@@ -355,7 +355,7 @@ class Convolution(NamedTuple):
 
     @property
     def sizes(self) -> tuple[tuple[int, ...], ...]:
-        """Of the dims of each of `tensors`."""
+        """Sizes of the dims of each of `tensors`."""
         image = (self.b, self.groups * self.c, *self.given)
         return image, (self.n, self.c, *self.window), (self.b, self.n, *self.made)
 
@@ -383,12 +383,12 @@ Call = (
     | Bucket
 )
 LibraryCall = Attention | AttentionGrad | Convolution
-"""What only the vendor's library of neural networks carries out: always an option of a `Choice`."""
+"""Calls that only the vendor's library of neural networks carries out: always in a `Choice`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calls:
-    """What the firings of an actor do.
+    """Calls of every firing of an actor, with the constants and the scratch that they need.
 
     Parameters
     ----------
@@ -406,17 +406,17 @@ class Calls:
 
 
 def always(*calls: Call, tables: tuple[Array, ...] = (), workspace_bytes: int = 0) -> Calls:
-    """Return calls that every firing makes alike."""
+    """Calls that every firing makes alike."""
     return Calls(of=lambda firing: calls, tables=tables, workspace_bytes=workspace_bytes)
 
 
 def rather(preferred: Call, calls: Calls) -> Calls:
-    """Return calls that every firing may make by `preferred` alone instead."""
+    """`calls`, with `preferred` alone as the first option of every firing."""
     return replace(calls, of=lambda firing: (Choice(((preferred,), calls.of(firing))),))
 
 
 def elementwise(source: str, function: str, count: int, *args: Argument) -> Launch:
-    """Launch a kernel whose threads stride over `count` elements; `count` is its last argument."""
+    """Launch of a kernel whose threads stride over `count` elements, its last argument."""
     blocks = max(1, min(ceil(count / BLOCK_THREADS), BLOCKS_MAX))
     return Launch(source, function, (blocks, 1, 1), (BLOCK_THREADS, 1, 1), (*args, np.int64(count)))
 
@@ -424,7 +424,7 @@ def elementwise(source: str, function: str, count: int, *args: Argument) -> Laun
 def by_packs(
     source: str, function: str, count: int, dtypes: Sequence[str], *args: Argument
 ) -> Launch:
-    """Launch a kernel whose threads take packs of neighbours; `count` is its last argument.
+    """Launch of a kernel whose threads take packs of neighbours; `count` is its last argument.
 
     A pack is 16 bytes of the narrowest of the dtypes of what lies as the elements do.
     """
@@ -435,7 +435,7 @@ def by_packs(
 
 
 def by_row(source: str, function: str, rows: int, columns: int, *args: Argument) -> Launch:
-    """Launch a kernel with one block per row; its last arguments are `rows` and `columns`.
+    """Launch of a kernel with one block per row; its last arguments are `rows` and `columns`.
 
     A block has as many warps as a row fills, at most eight.
     """

@@ -43,13 +43,13 @@ class Cubin(NamedTuple):
     report: str = ""
 
     def spilled_bytes(self) -> dict[str, int]:
-        """Return the bytes that every function stores and loads for want of registers, by symbol.
+        """Bytes that every function stores and loads for want of registers, by symbol.
 
         The machine code holds only the size of the stack's frame, where other things lie too.
         """
         return {
-            one["symbol"]: int(one["stores"]) + int(one["loads"])
-            for one in _SPILLS.finditer(self.report)
+            match["symbol"]: int(match["stores"]) + int(match["loads"])
+            for match in _SPILLS.finditer(self.report)
         }
 
 
@@ -75,7 +75,7 @@ def offline_cubin(source: str, functions: Iterable[str], architecture: str) -> C
 
 
 def program_options(source: str, architecture: str) -> "ProgramOptions":
-    """Return the options of a program that is called `source`, with the compiler loaded.
+    """Options of a program that is called `source`, with the compiler loaded.
 
     Raises
     ------
@@ -105,16 +105,16 @@ def cubin_of(text: str, source: str, functions: Iterable[str], architecture: str
     from cuda.core import Program
 
     program = Program(text, "c++", options)
-    said = StringIO()
+    compiler_log = StringIO()
     try:
-        made = program.compile("cubin", name_expressions=names, logs=said)
+        object_code = program.compile("cubin", name_expressions=names, logs=compiler_log)
     except Exception as error:  # NVRTCError, whose name is not public
         raise ExecutorError(
             f"source `{source}` does not compile for {architecture} with "
             f"{', '.join(names)}: {error}"
         ) from error
     return Cubin(
-        code=bytes(made.code),
-        symbols={name: made.symbol_mapping[name].decode() for name in names},
-        report=said.getvalue(),
+        code=bytes(object_code.code),
+        symbols={name: object_code.symbol_mapping[name].decode() for name in names},
+        report=compiler_log.getvalue(),
     )

@@ -1,4 +1,4 @@
-"""What changes from step to step on a device: its first values, and the launch that ends a step."""
+"""State of a device that changes from step to step: its first values, and a step's last launch."""
 
 import numpy as np
 
@@ -36,7 +36,7 @@ GROWTH_INTERVAL = 2000
 
 
 def control_bytes(first_step: int, precision: str, *, loss_scale: float = LOSS_SCALE) -> bytes:
-    """Return the `Control` of a rank before the first step of a run.
+    """Bytes of the `Control` of a rank before the first step of a run.
 
     Parameters
     ----------
@@ -44,9 +44,9 @@ def control_bytes(first_step: int, precision: str, *, loss_scale: float = LOSS_S
         Steps that earlier runs have made. All are taken for updates: how many of them were skipped
         is not known.
     precision
-        That of the plan: in fp16 gradients are scaled, in every other the scale is 1 and stays.
+        Precision of the plan: in fp16 gradients are scaled, in any other the scale is 1 and stays.
     loss_scale
-        What the scale begins at in fp16, above 0. Gradients here are those of sums over
+        First value of the scale in fp16, above 0. Gradients here are those of sums over
         tokens: what scale s is to a mean over n tokens of a microbatch, s / n is here.
 
     Returns
@@ -78,7 +78,7 @@ def control_bytes(first_step: int, precision: str, *, loss_scale: float = LOSS_S
 
 
 def finish_step_call(totals: Operand | None, dtype: str, history: Operand, capacity: int) -> Launch:
-    """Return the launch that ends a step, after all that the rank does in it.
+    """Launch that ends a step, after all that the rank does in it.
 
     It keeps the step's row of the history and advances `Control`: the steps' counts, and in fp16
     the loss scale, which halves (not below 2⁻¹⁶) where the step's gradients were not finite and is
@@ -90,7 +90,7 @@ def finish_step_call(totals: Operand | None, dtype: str, history: Operand, capac
         The sum over the world of what `step_totals` made; None where the rank has no such actor,
         then only `Control` advances, as of a step with finite gradients.
     dtype
-        That of the totals.
+        Dtype of the totals.
     history
         Rows of `HISTORY_FIELDS`; step n of this run goes to row n mod `capacity`.
     capacity

@@ -56,14 +56,14 @@ class Unread:
 
 
 def rank_listing(plan: Plan, rank: int) -> str:
-    """Write out what one rank of a plan would issue to its GPU, ranks being one to a GPU.
+    """Text of what one rank of a plan would issue to its GPU, ranks being one to a GPU.
 
     Parameters
     ----------
     plan
         The plan.
     rank
-        Which of its ranks.
+        The rank.
 
     Raises
     ------
@@ -73,8 +73,8 @@ def rank_listing(plan: Plan, rank: int) -> str:
         An op has no kernel on a GPU; names it.
     """
     if not 0 <= rank < plan.ranks:
-        known = "only rank 0" if plan.ranks == 1 else f"ranks 0 to {plan.ranks - 1}"
-        raise PlanError(f"the plan has no rank {rank}: it has {known}")
+        rank_range = "only rank 0" if plan.ranks == 1 else f"ranks 0 to {plan.ranks - 1}"
+        raise PlanError(f"the plan has no rank {rank}: it has {rank_range}")
     graph = compile_plan(plan)
     buffer = command_buffer(graph, (rank,))
     ranks = {rank: RankCalls(graph, rank, buffer, listed_run(plan))}
@@ -82,7 +82,7 @@ def rank_listing(plan: Plan, rank: int) -> str:
 
 
 def listed_run(plan: Plan) -> RunState:
-    """Return what the kernels of a rank share where calls are only made, and no sample is read."""
+    """State that a rank's kernels share where calls are only made, and no sample is read."""
     return RunState(
         seed=plan.seed,
         dataset=Unread(),
@@ -94,7 +94,7 @@ def listed_run(plan: Plan) -> RunState:
 
 
 def device_listing(graph: ActorGraph, buffer: CommandBuffer, ranks: Mapping[int, RankCalls]) -> str:
-    """Write out every call of every step of a buffer's period, in the order of the driver.
+    """Text of every call of every step of a buffer's period, in the order of the driver.
 
     First come the bytes of every region of every rank. Then every command has a line with its
     number, rank, stream, actor and firing, the commands it waits for, `records` where an event
@@ -135,26 +135,26 @@ def _command(
     number: int,
     ranks: Mapping[int, RankCalls],
 ) -> Iterator[str]:
-    """The line of a command, and those of its calls."""
+    """Yield the line of a command, and those of its calls."""
     command = commands[number]
     calls = ranks[command.rank]
     actor = calls.program.actors[command.actor]
     yield command_line(graph, buffer, commands, number, slots=False)
     members = () if actor.meeting is None else graph.members(command.rank, actor.meeting)
-    peers = [(ranks[commands[at].rank], commands[at]) for at in command.meets]
+    peers = [(ranks[commands[peer].rank], commands[peer]) for peer in command.meets]
     for call in calls.located(command, peers):
         yield from (INDENT + line for line in _described(call, command.rank, members))
 
 
 def _described(call: Call, rank: int, members: Sequence[int]) -> Iterator[str]:
-    """One call in one line; a choice in one line, and its options below it."""
+    """Yield one call as one line; a choice as one line, and its options below it."""
     if not isinstance(call, Choice):
         yield _line(call, rank, members)
         return
     yield f"one of {len(call.options)}:"
     for number, option in enumerate(call.options, 1):
-        for one in option:
-            yield from (f"  {number}: {line}" for line in _described(one, rank, members))
+        for option_call in option:
+            yield from (f"  {number}: {line}" for line in _described(option_call, rank, members))
 
 
 def _line(call: Call, rank: int, members: Sequence[int]) -> str:
@@ -167,9 +167,9 @@ def _line(call: Call, rank: int, members: Sequence[int]) -> str:
             return f"{call.source}: {call.function} {sizes} ({args})"
         case Product():
             how = f"m {call.m} n {call.n} k {call.k} batch {call.batch} in {call.arithmetic}"
-            a, b, d = (_matrices(one, rank) for one in (call.a, call.b, call.d))
-            made = f"product {how}: {d} {'+=' if call.accumulate else '='} {a} x {b}"
-            return "; ".join((made, *_epilogue(call, rank)))
+            a, b, d = (_matrices(matrices, rank) for matrices in (call.a, call.b, call.d))
+            equation = f"product {how}: {d} {'+=' if call.accumulate else '='} {a} x {b}"
+            return "; ".join((equation, *_epilogue(call, rank)))
         case Clear():
             return f"clear {call.size_bytes} bytes: {_operand(call.target, rank)}"
         case Copy():
@@ -183,7 +183,7 @@ def _line(call: Call, rank: int, members: Sequence[int]) -> str:
             among = ", ".join(map(str, members))
             return f"{kind} {call.elements} {call.dtype} among {among}: {ends}"
         case Bucket():
-            parts = (_line(one, rank, members) for one in call.collectives)
+            parts = (_line(collective, rank, members) for collective in call.collectives)
             return f"at once: {'; '.join(parts)}"
         case Attention() | AttentionGrad() | Convolution():
             return _library_line(call, rank)
@@ -193,14 +193,14 @@ def _line(call: Call, rank: int, members: Sequence[int]) -> str:
 
 def _library_line(call: LibraryCall, rank: int) -> str:
     tensors = ", ".join(
-        f"{_operand(one.operand, rank)} {one.dtype} [{' '.join(map(str, one.strides))}]"
-        for one in call.tensors
+        f"{_operand(tensor.operand, rank)} {tensor.dtype} [{' '.join(map(str, tensor.strides))}]"
+        for tensor in call.tensors
     )
     return f"library: {described(call)}: {tensors}"
 
 
 def _epilogue(call: Product, rank: int) -> Iterator[str]:
-    """What a product does beside multiplying, in the order of its doing."""
+    """Yield the terms of a product beside the multiplication, in the order of their computation."""
     if call.c is not None:
         yield f"plus {_matrices(call.c, rank)}"
     if call.bias is not None:
@@ -215,7 +215,7 @@ def _epilogue(call: Product, rank: int) -> Iterator[str]:
 
 def _argument(arg: Argument, rank: int) -> str:
     if isinstance(arg, Pointers):
-        return f"[{', '.join(_operand(one, rank) for one in arg.operands)}]"
+        return f"[{', '.join(_operand(operand, rank) for operand in arg.operands)}]"
     return _operand(arg, rank) if isinstance(arg, Operand) else f"{arg.dtype} {arg.item()}"
 
 
@@ -225,16 +225,16 @@ def _operand(operand: Operand, rank: int) -> str:
     return f"{region}+{operand.offset_bytes:#x}" if operand.offset_bytes else region
 
 
-def _matrices(found: Matrices, rank: int) -> str:
-    strides = f"{found.batch_stride} {found.row_stride} {found.column_stride}"
-    return f"{_operand(found.operand, rank)} {found.dtype} [{strides}]"
+def _matrices(matrices: Matrices, rank: int) -> str:
+    strides = f"{matrices.batch_stride} {matrices.row_stride} {matrices.column_stride}"
+    return f"{_operand(matrices.operand, rank)} {matrices.dtype} [{strides}]"
 
 
-def _vector(found: Vector, rank: int) -> str:
-    return f"{_operand(found.operand, rank)} {found.dtype} [{found.batch_stride}]"
+def _vector(vector: Vector, rank: int) -> str:
+    return f"{_operand(vector.operand, rank)} {vector.dtype} [{vector.batch_stride}]"
 
 
 def _extent(size: tuple[int, int, int]) -> str:
-    """Sizes, without the ones behind: `4 x 2`, `256`."""
-    used = max((at for at, one in enumerate(size) if one > 1), default=0) + 1
+    """Sizes, without the trailing ones of 1: `4 x 2`, `256`."""
+    used = max((axis for axis, extent in enumerate(size) if extent > 1), default=0) + 1
     return " x ".join(map(str, size[:used]))

@@ -46,12 +46,12 @@ Shape = tuple[int, ...]
 
 SOURCE = "meetings"
 JOINS = {"sum": "Add", "max": "Largest"}
-UNIT_BYTES = (16, 8, 4, 2)  # what a thread moves at once
+UNIT_BYTES = (16, 8, 4, 2)  # bytes that a thread may move at once
 WORKSPACE_ALIGNMENT = 256
 
 
 class Cut(NamedTuple):
-    """How a dim cuts a tensor into a block per member.
+    """Cut of a tensor along a dim into a block per member.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ class Cut(NamedTuple):
 
 
 def cut_of(shape: Shape, dim: int | None, parts: int) -> Cut:
-    """Return how `dim` cuts a tensor; one block that is all of it where nothing is cut."""
+    """Cut of a tensor along `dim`; one block that is all of it where nothing is cut."""
     if dim is None:
         return Cut(1, prod(shape), 1)
     return Cut(prod(shape[:dim]), prod(shape[dim:]) // parts, parts)
@@ -88,16 +88,16 @@ def cut_of(shape: Shape, dim: int | None, parts: int) -> Cut:
 def collective_calls(
     exchange: Exchange, send_shape: Shape | None, recv_shape: Shape | None, dtype: str
 ) -> Calls:
-    """Return the calls of one member of a meeting, by a library of flat collectives.
+    """Calls of one member of a meeting, by a library of flat collectives.
 
     Parameters
     ----------
     exchange
         The member's part in the meeting.
     send_shape, recv_shape
-        Of its two registers; None where it sends or receives nothing.
+        Shapes of its two registers; None where it sends or receives nothing.
     dtype
-        Of both.
+        Dtype of both.
     """
     kind, members = exchange.kind, len(exchange.members)
     if send_shape is None or recv_shape is None:
@@ -118,7 +118,7 @@ def collective_calls(
         target = workspace(used_bytes)
         used_bytes += _aligned(_size_bytes(recv_shape, dtype))
         after.append(_transposed(target, write(0), members, gather.runs, gather.run, dtype))
-    # what a member keeps, sends to each, or sends: that of its send register that is one block
+    # The elements are one block of the send register: what a member keeps, sends to each, or sends.
     meeting = Collective(kind, source, target, scatter.elements, dtype, exchange.reduction)
     return always(*before, meeting, *after, workspace_bytes=used_bytes)
 
@@ -126,7 +126,7 @@ def collective_calls(
 def loopback_calls(
     exchange: Exchange, send_shape: Shape | None, recv_shape: Shape | None, dtype: str
 ) -> Calls:
-    """Return the calls of one member of a meeting whose members all lie on one device.
+    """Calls of one member of a meeting whose members all lie on one device.
 
     It reads what the others send (`peer(0)`, `peer(1)`, … in the order of the group; of a transfer
     `peer(0)` is the sender's) and writes its own register. All members' send registers must be
@@ -137,9 +137,9 @@ def loopback_calls(
     exchange
         The member's part in the meeting.
     send_shape, recv_shape
-        Of its two registers; None where it sends or receives nothing.
+        Shapes of its two registers; None where it sends or receives nothing.
     dtype
-        Of both.
+        Dtype of both.
     """
     if recv_shape is None:
         return always()
@@ -151,8 +151,8 @@ def loopback_calls(
         return always(_copy(peer((position - 1) % members), write(0), recv_shape, dtype))
     itemsize = ITEMSIZE[dtype]
     scatter = cut_of(send_shape, exchange.scatter_dim, members)
-    own_bytes = position * scatter.run * itemsize if scatter.parts > 1 else 0
-    blocks = [further(peer(at), own_bytes) for at in range(members)]
+    offset_bytes = position * scatter.run * itemsize if scatter.parts > 1 else 0
+    blocks = [further(peer(member), offset_bytes) for member in range(members)]
     if kind.reduces:
         first, *others = blocks
         contiguous = Cut(1, scatter.elements, 1)
@@ -165,19 +165,19 @@ def loopback_calls(
     gather = cut_of(recv_shape, exchange.gather_dim, members)
     return always(
         *(
-            _moved(one, further(write(0), at * gather.run * itemsize), scatter, gather, dtype)
-            for at, one in enumerate(blocks)
+            _moved(block, further(write(0), member * gather.run * itemsize), scatter, gather, dtype)
+            for member, block in enumerate(blocks)
         )
     )
 
 
 def bucket_calls(parts: Sequence[Calls]) -> Calls:
-    """Return the calls of a meeting, given those of each of its parts by itself.
+    """Calls of a meeting, given those of each of its parts by itself.
 
     Parameters
     ----------
     parts
-        Of `collective_calls` or `loopback_calls`: the same calls in every firing.
+        Calls by `collective_calls` or `loopback_calls`: the same in every firing.
     """
     if len(parts) == 1:
         return parts[0]
@@ -188,19 +188,19 @@ def bucket_calls(parts: Sequence[Calls]) -> Calls:
     for number, part in enumerate(parts):
         end = before
         for call in part.of(0):
-            own = _of_part(call, number, used_bytes)
-            if isinstance(own, Collective):
-                together.append(own)
+            part_call = _of_part(call, number, used_bytes)
+            if isinstance(part_call, Collective):
+                together.append(part_call)
                 end = after
             else:
-                end.append(own)
+                end.append(part_call)
         used_bytes += _aligned(part.workspace_bytes)
     meeting = (Bucket(tuple(together)),) if together else ()
     return always(*before, *meeting, *after, workspace_bytes=used_bytes)
 
 
 def _of_part(call: Call, part: int, workspace_bytes: int) -> Call:
-    """A call of a part by itself, with the operands and the workspace that it has in a bucket."""
+    """Call of a part by itself, with the operands and the workspace that it has in a bucket."""
 
     def place(operand: Operand) -> Operand:
         match operand.role:
@@ -216,22 +216,22 @@ def _of_part(call: Call, part: int, workspace_bytes: int) -> Call:
 
 
 def _moved(source: Operand, target: Operand, before: Cut, after: Cut, dtype: str) -> Call:
-    """Copy a block that lies as `before` says to where it lies as `after` says."""
+    """Call that copies a block that lies as `before` says to where it lies as `after` says."""
     if before.runs == after.runs == 1:
         return Copy(source, target, before.run * ITEMSIZE[dtype])
     unit = _unit_bytes(before.run, after.run, dtype)
-    found = [
+    extents = [
         np.int64(elements * ITEMSIZE[dtype] // unit)
         for elements in (before.run, before.stride, after.run, after.stride)
     ]
     count = before.elements * ITEMSIZE[dtype] // unit
-    return elementwise(SOURCE, f"move_block<bytes{unit}>", count, source, target, *found)
+    return elementwise(SOURCE, f"move_block<bytes{unit}>", count, source, target, *extents)
 
 
 def _transposed(
     source: Operand, target: Operand, outer: int, inner: int, length: int, dtype: str
 ) -> Launch:
-    """Bring blocks from [outer, inner, length] to [inner, outer, length]."""
+    """Launch that brings blocks from [outer, inner, length] to [inner, outer, length]."""
     unit = _unit_bytes(length, length, dtype)
     units = length * ITEMSIZE[dtype] // unit
     sizes = (np.int64(outer), np.int64(inner), np.int64(units))
@@ -240,7 +240,7 @@ def _transposed(
 
 
 def _unit_bytes(run: int, other: int, dtype: str) -> int:
-    """The widest unit that divides both runs, hence every place at which one begins."""
+    """Bytes of the widest unit that divides both runs, hence every place at which one begins."""
     itemsize = ITEMSIZE[dtype]
     return next(
         unit for unit in UNIT_BYTES if not run * itemsize % unit and not other * itemsize % unit

@@ -1,4 +1,4 @@
-"""Products in memory: what parts of one span, which of several are one stack, which are cut."""
+"""Products in memory: bytes that their parts span, stacks of several, cuts of one."""
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -16,7 +16,7 @@ from millrace.executor.cuda.calls import (
 from millrace.models.graph import ITEMSIZE
 
 DIMS = {"a": "mk", "b": "kn", "d": "mn", "c": "mn", "aux": "mn", "bias": "n"}
-"""Of the parts of a product."""
+"""Dims of the parts of a product, by letter."""
 
 CUT_ITEMSIZE = 2  # bytes of an element of a and b: what was measured slow is 16-bit
 CUT_UNIT = PACK_BYTES // CUT_ITEMSIZE
@@ -26,18 +26,18 @@ CUT_EXTENT_MIN = 1024
 
 
 def spans(product: Product) -> dict[str, int]:
-    """Return the bytes from the first to the last element of every part of a product.
+    """Bytes from the first to the last element of every part of a product.
 
     Examples
     --------
     >>> from millrace.executor.cuda.calls import read, write
-    >>> x, w, y = (Matrices(one, "float32", 8, 1, 64) for one in (read(0), read(1), write(0)))
+    >>> x, w, y = (Matrices(place, "float32", 8, 1, 64) for place in (read(0), read(1), write(0)))
     >>> spans(Product(x, w, y, 2, 8, 4, 3, "fp32"))
     {'a': 560, 'b': 640, 'd': 576}
     """
     m, n, k = product.m, product.n, product.k
     shapes = {"a": (m, k), "b": (k, n)}
-    found = {}
+    span_bytes = {}
     for name, part in product.parts.items():
         if isinstance(part, Matrices):
             rows, columns = shapes.get(name, (m, n))
@@ -45,12 +45,12 @@ def spans(product: Product) -> dict[str, int]:
         else:
             last = n - 1
         last += (product.batch - 1) * part.batch_stride
-        found[name] = (last + 1) * ITEMSIZE[part.dtype]
-    return found
+        span_bytes[name] = (last + 1) * ITEMSIZE[part.dtype]
+    return span_bytes
 
 
 def stacked(products: Sequence[Product]) -> Product | None:
-    """Return several products as one of a stack; None where their places do not allow it.
+    """Several products as one of a stack; None where their places do not allow it.
 
     They are alike in everything but where their parts lie, each a single product; what they read
     is shared or lies at equal distances, as does what they write, apart from each other and from
@@ -66,20 +66,24 @@ def stacked(products: Sequence[Product]) -> Product | None:
     Queries, keys and values from one x, their weights and results behind each other:
 
     >>> x = Matrices(Operand("address", 0, 0), "bfloat16", 8, 1, 0)
-    >>> weights = [Matrices(Operand("address", 0, 4096 + at), "bfloat16", 8, 1, 0)
-    ...            for at in (0, 256, 512)]
-    >>> made = [Matrices(Operand("address", 0, 8192 + at), "bfloat16", 8, 1, 0)
-    ...         for at in (0, 128, 256)]
-    >>> found = stacked([Product(x, w, y, 8, 8, 8, 1, "bf16")
-    ...                  for w, y in zip(weights, made, strict=True)])
-    >>> found.batch, found.a.batch_stride, found.b.batch_stride, found.d.batch_stride
+    >>> weights = [Matrices(Operand("address", 0, 4096 + offset), "bfloat16", 8, 1, 0)
+    ...            for offset in (0, 256, 512)]
+    >>> results = [Matrices(Operand("address", 0, 8192 + offset), "bfloat16", 8, 1, 0)
+    ...            for offset in (0, 128, 256)]
+    >>> stack = stacked([Product(x, w, y, 8, 8, 8, 1, "bf16")
+    ...                  for w, y in zip(weights, results, strict=True)])
+    >>> stack.batch, stack.a.batch_stride, stack.b.batch_stride, stack.d.batch_stride
     (3, 0, 128, 64)
     """
     first = products[0]
-    if len(products) < 2 or first.batch != 1 or len({_unplaced(one) for one in products}) > 1:
+    if (
+        len(products) < 2
+        or first.batch != 1
+        or len({_unplaced(product) for product in products}) > 1
+    ):
         return None
-    parts = {name: [one.parts[name] for one in products] for name in first.parts}
-    strides = {name: _distance(found) for name, found in parts.items()}
+    parts = {name: [product.parts[name] for product in products] for name in first.parts}
+    strides = {name: _distance(members) for name, members in parts.items()}
     written = {"d"} if first.slope else {"d", "aux"}
     if any(stride is None for stride in strides.values()) or any(
         not strides[name] for name in written if name in strides
@@ -88,50 +92,53 @@ def stacked(products: Sequence[Product]) -> Product | None:
     if not _apart(products, written):
         return None
     changes: dict[str, Any] = {
-        name: found[0]._replace(batch_stride=strides[name] or 0) for name, found in parts.items()
+        name: members[0]._replace(batch_stride=strides[name] or 0)
+        for name, members in parts.items()
     }
     return first._replace(batch=len(products), **changes)
 
 
 def with_stacks(calls: Iterable[Call]) -> tuple[Call, ...]:
-    """Return bound calls with products that follow each other put into stacks where they can be.
+    """Bound calls with products that follow each other put into stacks where they can be.
 
     Whether they can depends on nothing but where they lie, so it is the same in every run.
     """
-    found: list[Call] = []
+    stacked_products: list[Call] = []
     run: list[Product] = []
     for call in (*calls, None):
         if isinstance(call, Product):
             if run and stacked([*run, call]) is None:
-                found += _flushed(run)
+                stacked_products += _flushed(run)
                 run = []
             run.append(call)
             continue
-        found += _flushed(run)
+        stacked_products += _flushed(run)
         run = []
         if call is not None:
-            found.append(call)
-    return tuple(found)
+            stacked_products.append(call)
+    return tuple(stacked_products)
 
 
 def with_cuts(call: Call) -> Call:
-    """Return a bound call as a choice that would rather cut its products; itself if it cuts none.
+    """A bound call as a choice that would rather cut its products; itself if it cuts none.
 
     A choice keeps all its options, behind those of them in which products are cut.
     """
     options = call.options if isinstance(call, Choice) else ((call,),)
-    pieces = [
+    cut_options = [
         tuple(
-            piece for one in option for piece in (cut(one) if isinstance(one, Product) else (one,))
+            piece
+            for option_call in option
+            for piece in (cut(option_call) if isinstance(option_call, Product) else (option_call,))
         )
         for option in options
     ]
-    preferred = [one for one in pieces if one not in options]
+    preferred = [option for option in cut_options if option not in options]
     return Choice((*preferred, *options)) if preferred else call
 
 
 def cut(product: Product) -> tuple[Product, ...]:
-    """Return the products that make one, all but small ones of extents that wide loads divide.
+    """Products that make one, all but small ones of extents that wide loads divide.
 
     Of 16-bit matrices with a contiguous extent that loads of 16 bytes do not divide, the library
     makes products by kernels that load single elements, several times slower, even if every row
@@ -165,24 +172,24 @@ def cut(product: Product) -> tuple[Product, ...]:
     extents = [getattr(product, dim) for dim in uneven]
     if not uneven or min(extents) < CUT_EXTENT_MIN:
         return (product,)
-    if "k" in uneven and product.slope:  # which goes with nothing that is added
+    if "k" in uneven and product.slope:  # A slope goes with nothing that is added.
         return (product,)
-    found = []
+    remainders = []
     for dim, extent in zip(uneven, extents, strict=True):
         end = extent - extent % CUT_UNIT
         rest, product = _range(product, dim, end, extent), _range(product, dim, 0, end)
-        if dim == "k":  # what follows on the sums follows on all of them
+        if dim == "k":  # What follows on the sums follows on all of them.
             rest = rest._replace(bias=None, activation="", aux=None)
             product = product._replace(c=None, accumulate=True)
-        found.append(rest)
-    return (*found, product)
+        remainders.append(rest)
+    return (*remainders, product)
 
 
 def _uneven(product: Product) -> list[str]:
     """Dims with a contiguous extent that wide loads do not divide; none if rows begin elsewhere."""
     if ITEMSIZE[product.a.dtype] != CUT_ITEMSIZE:
         return []
-    found = set()
+    uneven_dims = set()
     for name, part in product.parts.items():
         if not isinstance(part, Matrices):
             continue
@@ -195,12 +202,12 @@ def _uneven(product: Product) -> list[str]:
             return []
         along = DIMS[name][by_rows]
         if getattr(product, along) * itemsize % PACK_BYTES:
-            found.add(along)
-    return [dim for dim in "mnk" if dim in found]
+            uneven_dims.add(along)
+    return [dim for dim in "mnk" if dim in uneven_dims]
 
 
 def _range(product: Product, dim: str, start: int, end: int) -> Product:
-    """The part of a product from one index of a dim up to another."""
+    """Part of a product from one index of a dim up to another."""
     changes: dict[str, Any] = {dim: end - start}
     for name, part in product.parts.items():
         if dim in DIMS[name]:
@@ -217,7 +224,7 @@ def _flushed(run: list[Product]) -> list[Product]:
 
 
 def _unplaced(product: Product) -> Product:
-    """A product without the places of its parts."""
+    """Product without the places of its parts."""
     nowhere = Operand("nowhere")
     changes: dict[str, Any] = {
         name: part._replace(operand=nowhere) for name, part in product.parts.items()
@@ -228,7 +235,7 @@ def _unplaced(product: Product) -> Product:
 def _distance(parts: Sequence[Matrices | Vector]) -> int | None:
     """Elements from each part to the next, where they lie in one region at equal distances."""
     operands = [part.operand for part in parts]
-    if len({(one.role, one.number) for one in operands}) > 1:
+    if len({(operand.role, operand.number) for operand in operands}) > 1:
         return None
     steps = {after.offset_bytes - before.offset_bytes for before, after in pairwise(operands)}
     (step, *others) = steps
@@ -237,12 +244,12 @@ def _distance(parts: Sequence[Matrices | Vector]) -> int | None:
 
 
 def _apart(products: Sequence[Product], written: set[str]) -> bool:
-    """Whether what each product writes is touched by no other."""
+    """True if what each product writes is touched by no other."""
     places = [
         (number, name in written, (part.operand.role, part.operand.number),
          part.operand.offset_bytes, part.operand.offset_bytes + size)
-        for number, one in enumerate(products)
-        for (name, part), size in zip(one.parts.items(), spans(one).values(), strict=True)
+        for number, product in enumerate(products)
+        for (name, part), size in zip(product.parts.items(), spans(product).values(), strict=True)
     ]  # fmt: skip
     return not any(
         (writes or also_writes) and region == other and begin < last and start < end

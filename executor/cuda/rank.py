@@ -38,15 +38,15 @@ from millrace.executor.transport.communicator import Exchange, exchanges_of
 from millrace.models.ops import kinds_where
 from millrace.planner.actors.graph import HOST, Actor, ActorGraph, Port
 
-ALIGNMENT_BYTES = 256  # what cudaMalloc aligns to, and more than any load needs
-HISTORY_STEPS = 64  # of which the host reads each before it is overwritten
+ALIGNMENT_BYTES = 256  # alignment of cudaMalloc, and more than any load needs
+HISTORY_STEPS = 64  # rows; the host reads each before it is overwritten
 # Kinds that read the totals of the step, as their second input.
 UPDATES = kinds_where(lambda row: row.updates)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedInput:
-    """What the host copies to the stage for one firing of an `input` actor.
+    """Values that the host copies to the stage for one firing of an `input` actor.
 
     `read(firing, (), (values,))` fills values of `shape` and `dtype`, which go to `offset_bytes` of
     a half.
@@ -71,11 +71,11 @@ class RankCalls(RankShards):
     Parameters
     ----------
     graph, rank
-        The actor graph and which of its ranks this is.
+        The actor graph, and the number of this rank in it.
     buffer
         The command buffer that the rank is in.
     run
-        What the kernels of this rank share.
+        State that the kernels of this rank share.
 
     Attributes
     ----------
@@ -84,7 +84,7 @@ class RankCalls(RankShards):
     tables
         Constants, by their offset in `tables`.
     inputs
-        What the host stages for a step.
+        Inputs that the host stages for a step.
     exchanges
         The rank's exchange of every part of every meeting actor, by actor index.
 
@@ -104,7 +104,9 @@ class RankCalls(RankShards):
         self.tables, self._table_offsets, table_bytes = self._tabled()
         self._workspaces, workspace_bytes = self._scratch()
         self.inputs, self._half_bytes = self._staged()
-        self._stage_offsets = {(one.actor, one.firing): one.offset_bytes for one in self.inputs}
+        self._stage_offsets = {
+            (staged.actor, staged.firing): staged.offset_bytes for staged in self.inputs
+        }
         self.sizes: Mapping[str, int] = {
             "arena": self.program.memory_bytes,
             "host": self.program.host_bytes,
@@ -116,19 +118,19 @@ class RankCalls(RankShards):
         }
 
     def at(self, region: str, offset_bytes: int = 0) -> Operand:
-        """An operand located in one of this rank's regions."""
+        """Operand located in one of this rank's regions."""
         return Operand(region, self.rank, offset_bytes)
 
     def register_at(self, register: int, slot: int) -> Operand:
-        """Where a slot of a register lies."""
-        found = self.program.registers[register]
-        region = "host" if found.memory_kind == HOST else "arena"
-        return self.at(region, found.start_bytes(slot))
+        """Place of a slot of a register."""
+        entry = self.program.registers[register]
+        region = "host" if entry.memory_kind == HOST else "arena"
+        return self.at(region, entry.start_bytes(slot))
 
     def located(
         self, command: Command, peers: Sequence[tuple["RankCalls", Command]] = ()
     ) -> tuple[Call, ...]:
-        """Return the calls of a command, in the order of its stream.
+        """Calls of a command, in the order of its stream.
 
         Parameters
         ----------
@@ -158,7 +160,7 @@ class RankCalls(RankShards):
         writes: Sequence[Operand],
         peers: Sequence[tuple["RankCalls", Command]],
     ) -> Operand:
-        """Where what an operand names begins."""
+        """Place at which what an operand names begins."""
         actor = self.program.actors[command.actor]
         match operand.role:
             case "read":
@@ -187,17 +189,17 @@ class RankCalls(RankShards):
 
     @property
     def totals(self) -> Port | None:
-        """The register with the totals of a step when it ends; None where nothing is updated."""
+        """Register with the totals of a step when it ends; None where nothing is updated."""
         return next((a.inputs[1] for a in self.program.actors if a.kind in UPDATES), None)
 
     def finish(self) -> Call:
-        """Return the located launch that ends a step: totals to the history, clocks on by one."""
+        """Located launch that ends a step: totals to the history, clocks on by one."""
         where, dtype = None, "float32"
         if (port := self.totals) is not None:
             where = self.register_at(port.register, 0)
             dtype = self.program.registers[port.register].dtype
         launch = finish_step_call(where, dtype, self.at("history"), HISTORY_STEPS)
-        return bound(launch, lambda one: self.at("control") if one == CONTROL else one)
+        return bound(launch, lambda operand: self.at("control") if operand == CONTROL else operand)
 
     def _check_scale(self) -> None:
         """Refuse a rank whose loss scale would not follow that of the others.
@@ -215,7 +217,7 @@ class RankCalls(RankShards):
             )
 
     def control(self) -> NDArray[np.uint8]:
-        """Return what `Control` holds before the first step, the same on every rank.
+        """Bytes of `Control` before the first step, the same on every rank.
 
         In fp16 the loss scale is that of a mean over the tokens of a microbatch, for gradients
         here are those of sums.
@@ -234,12 +236,12 @@ class RankCalls(RankShards):
         return np.frombuffer(control_bytes(first, "fp16", loss_scale=scale), np.uint8)
 
     def functions(self) -> dict[str, set[str]]:
-        """Every function that the rank may launch, by source."""
-        found: dict[str, set[str]] = {}
+        """Functions that the rank may launch, by source."""
+        functions_by_source: dict[str, set[str]] = {}
         for call in leaves(*self.all_calls()):
             if isinstance(call, Launch):
-                found.setdefault(call.source, set()).add(call.function)
-        return found
+                functions_by_source.setdefault(call.source, set()).add(call.function)
+        return functions_by_source
 
     def all_calls(self) -> Iterator[Call]:
         """Yield every call of a step, not located."""
@@ -267,13 +269,13 @@ class RankCalls(RankShards):
         return bucket_calls(parts)
 
     def _together(self, exchange: Exchange) -> bool:
-        """Whether all members of a meeting live on this device."""
+        """True if all members of a meeting live on this device."""
         return set(exchange.members) <= set(self._buffer.ranks)
 
     def _tabled(self) -> tuple[list[tuple[int, Array]], list[list[int]], int]:
-        """Lay out the tables of all actors, each content once."""
+        """Tables of all actors by offset, each content once, the actors' offsets, and all bytes."""
         tables: list[tuple[int, Array]] = []
-        known: dict[bytes, int] = {}
+        offset_by_digest: dict[bytes, int] = {}
         offsets: list[list[int]] = []
         end = 0
         for calls in self._calls:
@@ -281,16 +283,16 @@ class RankCalls(RankShards):
             for table in calls.tables:
                 content = np.ascontiguousarray(table).tobytes()
                 digest = sha256(content).digest()
-                if digest not in known:
-                    known[digest] = end
+                if digest not in offset_by_digest:
+                    offset_by_digest[digest] = end
                     tables.append((end, np.frombuffer(content, np.uint8)))
                     end += _aligned(len(content))
-                places.append(known[digest])
+                places.append(offset_by_digest[digest])
             offsets.append(places)
         return tables, offsets, end
 
     def _scratch(self) -> tuple[list[int], int]:
-        """Lay out the workspaces: every stream has one, as large as any of its actors needs."""
+        """Offsets of the streams' workspaces, each as large as an actor needs, and all bytes."""
         sizes = [0] * len(self._buffer.streams[self._buffer.ranks.index(self.rank)])
         for step in self._buffer.steps:
             for command in step:
@@ -301,8 +303,8 @@ class RankCalls(RankShards):
         return starts, end
 
     def _staged(self) -> tuple[tuple[StagedInput, ...], int]:
-        """Lay out a half of the stage: the samples of every firing of every `input` actor."""
-        found: list[StagedInput] = []
+        """Inputs of a half of the stage, one per firing of every `input` actor, and its bytes."""
+        staged_inputs: list[StagedInput] = []
         end = 0
         for index, actor in enumerate(self.program.actors):
             if actor.kind != "input":
@@ -310,7 +312,7 @@ class RankCalls(RankShards):
             context = self._host_context(actor)
             (shard,), read = context.outputs, make_kernel(context)
             for firing in range(actor.firings):
-                one = StagedInput(
+                staged = StagedInput(
                     actor=index,
                     firing=firing,
                     offset_bytes=end,
@@ -318,14 +320,14 @@ class RankCalls(RankShards):
                     dtype=shard.dtype,
                     read=read,
                 )
-                found.append(one)
-                end += _aligned(one.size_bytes)
-        return tuple(found), end
+                staged_inputs.append(staged)
+                end += _aligned(staged.size_bytes)
+        return tuple(staged_inputs), end
 
     def _host_context(self, actor: Actor) -> KernelContext:
-        """What the host's kernel of an `input` actor is told: values as the stage has them."""
+        """Context of the host's kernel of an `input` actor, with dtypes as the stage has them."""
         context = self.context(actor, self.run_state)
-        outputs = tuple(replace(one, dtype=stage_dtype(one.dtype)) for one in context.outputs)
+        outputs = tuple(replace(shard, dtype=stage_dtype(shard.dtype)) for shard in context.outputs)
         return replace(context, outputs=outputs)
 
 

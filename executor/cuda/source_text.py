@@ -10,7 +10,7 @@ _INCLUDE = re.compile(r'^#include "(.+)"$', flags=re.MULTILINE)
 
 @cache
 def source_text(stem: str) -> str:
-    """Return `sources/<stem>.cu` with every header that it includes in the place of the first use.
+    """Text of `sources/<stem>.cu` with every header in the place of its first use.
 
     Raises
     ------
@@ -26,12 +26,12 @@ def source_text(stem: str) -> str:
 
 
 def source_stems() -> tuple[str, ...]:
-    """Return the stems of all sources, in order."""
+    """Stems of all sources, in order."""
     return tuple(sorted(path.stem for path in FOLDER.glob("*.cu")))
 
 
 def _joined(name: str, seen: set[str]) -> str:
-    """Return a file with its headers, each once."""
+    """Text of a file with its headers, each once."""
 
     def included(match: re.Match[str]) -> str:
         if match[1] in seen:

@@ -4,27 +4,27 @@ from millrace.executor.cuda.calls import Attention, AttentionGrad, Convolution, 
 
 
 def described(call: LibraryCall | Product) -> str:
-    """Return a call of a library without its operands, in words.
+    """A call of a library without its operands, in words.
 
     Examples
     --------
     >>> from millrace.executor.cuda.calls import Matrices, Vector, read, write
-    >>> a, b, d = (Matrices(one, "float32", 8, 1, 0) for one in (read(0), read(1), write(0)))
+    >>> a, b, d = (Matrices(place, "float32", 8, 1, 0) for place in (read(0), read(1), write(0)))
     >>> described(Product(a, b, d, 2, 8, 8, 1, "fp32", bias=Vector(read(2), "float32")))
     'product m 2 n 8 k 8 batch 1 in fp32 with bias'
     """
     match call:
         case Product():
             sizes = f"m {call.m} n {call.n} k {call.k} batch {call.batch} in {call.arithmetic}"
-            beside = (
+            terms = (
                 "adding up" if call.accumulate else "",
                 "another added" if call.c is not None else "",
                 "bias" if call.bias is not None else "",
                 call.activation,
                 f"slope of {call.slope}" if call.slope else "",
             )
-            with_these = ", ".join(one for one in beside if one)
-            return f"product {sizes}{' with ' if with_these else ''}{with_these}"
+            epilogue = ", ".join(term for term in terms if term)
+            return f"product {sizes}{' with ' if epilogue else ''}{epilogue}"
         case Attention():
             seen = f"-{call.ahead} < i - j < {call.behind}" if call.ahead or call.behind else "all"
             return (

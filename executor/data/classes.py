@@ -23,11 +23,11 @@ class Blobs:
 
     @property
     def description(self) -> str:
-        """What a run trains on, for the reader."""
+        """Name of the data that a run trains on, for the reader."""
         return f"synthetic points around {self.classes} centres"
 
     def read(self, source: Source, samples: NDArray[np.int64]) -> Array:
-        """Return class ids [samples] or features [samples, region…].
+        """Class ids [samples] or features [samples, region…].
 
         Raises
         ------
@@ -42,15 +42,15 @@ class Blobs:
                 f"`{source.name}`"
             )
         shape = tuple(part.stop - part.start for part in source.region)
-        found = np.empty((len(samples), *shape), np.float32)
+        features = np.empty((len(samples), *shape), np.float32)
         for row, sample in enumerate(samples.tolist()):
             label, noise = self._draw(sample)
             values = generator(self.seed, CLASS_KEYS + label).standard_normal(source.shape)
             values = values / 4 + noise.standard_normal(source.shape)
-            found[row] = values[source.region]
-        return found
+            features[row] = values[source.region]
+        return features
 
     def _draw(self, sample: int) -> tuple[int, np.random.Generator]:
-        """Return the class of a sample and the generator from which its noise follows."""
+        """Class of a sample and the generator from which its noise follows."""
         drawn = generator(self.seed, sample)
         return int(drawn.integers(self.classes)), drawn

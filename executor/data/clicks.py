@@ -40,14 +40,14 @@ class SyntheticClicks:
 
     @property
     def description(self) -> str:
-        """What a run trains on, for the reader."""
+        """Name of the data that a run trains on, for the reader."""
         return (
             f"synthetic click logs ({self.fields} fields of ids below {self.rows}, {self.numbers} "
             f"numbers)"
         )
 
     def read(self, source: Source, samples: NDArray[np.int64]) -> Array:
-        """Return ids [samples, region of f], numbers [samples, region of x] or clicks [samples].
+        """Ids [samples, region of f], numbers [samples, region of x] or clicks [samples].
 
         Raises
         ------
@@ -62,10 +62,10 @@ class SyntheticClicks:
         if source.name == "clicks":
             return self._clicks(drawn)
         index = _SOURCES.index(source.name)
-        return np.stack([one[index] for one in drawn])[:, source.region[0]]
+        return np.stack([sample[index] for sample in drawn])[:, source.region[0]]
 
     def _draw(self, sample: int) -> tuple[Array, Array, float]:
-        """Return ids, numbers and a uniform number of one sample."""
+        """Ids, numbers and a uniform number of one sample."""
         drawn = generator(self.seed, sample)
         bounds = np.arange(self.fields + 1, dtype=np.int64) * self.rows // max(self.fields, 1)
         sizes = np.maximum(np.diff(bounds), 1)

@@ -47,7 +47,7 @@ class Corpus:
     origin: str
 
     def checked(self, ids: NDArray[Any]) -> NDArray[Any]:
-        """Return `ids`; raises DataError when one of them does not fit the vocabulary."""
+        """Token ids as given; raises DataError when one of them does not fit the vocabulary."""
         if ids.size and int(ids.max()) >= self.vocab:
             text = ", or, if it is text, name it otherwise than .bin"
             raise DataError(
@@ -59,7 +59,7 @@ class Corpus:
 
 
 def open_corpus(path: str | None, vocab: int, sample_tokens: int, takes: str) -> Corpus:
-    """Return the text a model trains on.
+    """Text a model trains on.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ def _files(root: Path) -> Iterator[Path]:
 
 
 def _bytes_of(files: Iterator[Path], limit: int | None) -> NDArray[np.uint8]:
-    """Return the files' bytes joined, up to `limit`; files with a zero byte are no text."""
+    """Bytes of the files, joined, up to `limit`; files with a zero byte are no text."""
     pieces = []
     size = 0
     for path in files:

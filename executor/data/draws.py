@@ -7,5 +7,5 @@ CLASS_KEYS = 2**63
 
 
 def generator(seed: int, key: int) -> np.random.Generator:
-    """Return the generator of one sample (or class): a Philox stream keyed by seed and number."""
+    """Generator of one sample (or class): a Philox stream keyed by seed and number."""
     return np.random.Generator(np.random.Philox(key=np.array([seed, key], dtype=np.uint64)))

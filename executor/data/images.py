@@ -46,12 +46,12 @@ class Digits:
 
     @property
     def description(self) -> str:
-        """What a run trains on, for the reader."""
+        """Name of the data that a run trains on, for the reader."""
         kinds = len(np.unique(self.labels))
         return f"scikit-learn's handwritten digits ({len(self.images)} images, {kinds} classes)"
 
     def read(self, source: Source, samples: NDArray[np.int64]) -> Array:
-        """Return digits [samples] or images [samples, region of c y x, or of y x c].
+        """Digits [samples] or images [samples, region of c y x, or of y x c].
 
         Raises
         ------
@@ -86,11 +86,11 @@ class Patterns:
 
     @property
     def description(self) -> str:
-        """What a run trains on, for the reader."""
+        """Name of the data that a run trains on, for the reader."""
         return f"synthetic images (a random pattern for each of {self.classes} {self.of})"
 
     def read(self, source: Source, samples: NDArray[np.int64]) -> Array:
-        """Return class ids [samples] or images [samples, region of c y x, or of y x c].
+        """Class ids [samples] or images [samples, region of c y x, or of y x c].
 
         Raises
         ------
@@ -102,24 +102,24 @@ class Patterns:
         _check_images(source, "synthetic image data", f"images and {self.of}")
         form = _form(source)
         shape = tuple(part.stop - part.start for part in form.region)
-        found = np.empty((len(samples), *shape), np.float32)
+        images = np.empty((len(samples), *shape), np.float32)
         for row, sample in enumerate(samples.tolist()):
             label, drawn = self._draw(sample)
             noise = drawn.standard_normal(form.shape, np.float32)
             pattern = generator(self.seed, CLASS_KEYS + label).standard_normal(
                 (1, form.shape[0], PATTERN_SIDE, PATTERN_SIDE), np.float32
             )
-            found[row] = _enlarged(pattern, form)[0] + noise[form.region]
-        return form.ordered(found)
+            images[row] = _enlarged(pattern, form)[0] + noise[form.region]
+        return form.ordered(images)
 
     def _draw(self, sample: int) -> tuple[int, np.random.Generator]:
-        """Return the class of a sample and the generator from which its noise follows."""
+        """Class of a sample and the generator from which its noise follows."""
         drawn = generator(self.seed, sample)
         return int(drawn.integers(self.classes)), drawn
 
 
 def open_digits(classes: int, seed: int) -> Dataset:
-    """Return the digits below `classes`; synthetic patterns where scikit-learn is not installed."""
+    """Digits below `classes`; synthetic patterns where scikit-learn is not installed."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
@@ -127,13 +127,13 @@ def open_digits(classes: int, seed: int) -> Dataset:
     pixels, labels = load_digits(return_X_y=True)
     images = pixels.reshape(-1, 8, 8)
     normed = ((images - images.mean()) / images.std()).astype(np.float32)
-    kept = labels < classes
-    return Digits(images=normed[kept], labels=labels[kept].astype(np.int32), seed=seed)
+    has_class = labels < classes
+    return Digits(images=normed[has_class], labels=labels[has_class].astype(np.int32), seed=seed)
 
 
-def _check_images(source: Source, data: str, held: str) -> None:
+def _check_images(source: Source, data: str, contents: str) -> None:
     if source.name != "images":
-        raise DataError(f"{data} holds {held}; the model reads `{source.name}`")
+        raise DataError(f"{data} holds {contents}; the model reads `{source.name}`")
     if len(source.shape) != 3:
         raise DataError(
             f"{data} holds images of channels, rows and columns; the model reads samples of "
@@ -164,7 +164,7 @@ def _form(source: Source) -> _Form:
 
 
 def _enlarged(images: NDArray[np.float32], form: _Form) -> NDArray[np.float32]:
-    """Return a region of images n c y x, each pixel the nearest; one channel is all."""
+    """Region of images n c y x, each pixel the nearest; one channel is all."""
     _, height, width = form.shape
     channels, rows, columns = (np.arange(part.start, part.stop) for part in form.region)
     if images.shape[1] == 1:

@@ -55,11 +55,11 @@ class MaskedText:
 
     @property
     def description(self) -> str:
-        """What a run trains on, for the reader."""
+        """Name of the data that a run trains on, for the reader."""
         return f"text with ids hidden: {self.corpus.origin}"
 
     def read(self, source: Source, samples: NDArray[np.int64]) -> Array:
-        """Return a region of t of every sample [samples, region], or one class of each [samples].
+        """Region of t of every sample [samples, region], or one class of each [samples].
 
         `masked_tokens` are the ids with some hidden; `masked_targets` the ids to predict, -1
         elsewhere; `segments` 0 in the first half and 1 in the second (0 throughout where the model
@@ -84,18 +84,18 @@ class MaskedText:
             second = np.arange(length) >= _first_half(length)
             ids = np.minimum(second, source.values - 1).astype(np.int32)
             return np.repeat(ids[None, region], len(samples), 0)
-        found = np.empty((len(samples), region.stop - region.start), np.int32)
+        sample_ids = np.empty((len(samples), region.stop - region.start), np.int32)
         for row, sample in enumerate(samples.tolist()):
             shown, targets = self._masked(sample, length)
-            found[row] = (shown if source.name == "masked_tokens" else targets)[region]
-        return self.corpus.checked(found)
+            sample_ids[row] = (shown if source.name == "masked_tokens" else targets)[region]
+        return self.corpus.checked(sample_ids)
 
     def _from_anywhere(self, drawn: np.random.Generator) -> bool:
-        """Whether the second half does not follow: the first thing drawn for a sample."""
+        """True if the second half does not follow; it is the first draw of a sample."""
         return bool(drawn.integers(2)) and self.random_halves
 
     def _masked(self, sample: int, length: int) -> tuple[Array, Array]:
-        """Return what a sample shows and what is to be predicted in it."""
+        """Ids that a sample shows, and those that are to be predicted in it."""
         drawn = generator(self.seed, sample)
         tokens, first = self.corpus.tokens, _first_half(length)
         elsewhere = self._from_anywhere(drawn)

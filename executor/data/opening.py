@@ -1,4 +1,4 @@
-"""Which model gets which data: a table from what a model reads to what opens it."""
+"""Data for models: a table from the sources that a model reads to what opens them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from millrace.models.zoo import catalogue
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
-    """What one `input` op of a model reads.
+    """Values that one `input` op of a model reads.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ class Request:
     inputs: Mapping[str, Input]
 
     def input(self, source: str) -> Input:
-        """Return the input of a source that the others go with; DataError where there is none."""
+        """Input of a source that the others go with; DataError where there is none."""
         if source not in self.inputs:
             raise DataError(
                 f"model `{self.model}` reads {', '.join(sorted(self.inputs))} without `{source}`: "
@@ -75,7 +75,7 @@ class Opening(NamedTuple):
 
 
 def open_dataset(path: str | None, spec: ModelSpec, seed: int) -> Dataset:
-    """Return the samples a model trains on.
+    """Samples a model trains on.
 
     Parameters
     ----------
@@ -100,45 +100,47 @@ def open_dataset(path: str | None, spec: ModelSpec, seed: int) -> Dataset:
         if inputs.keys() <= sources.keys():
             _check_shapes(spec.name, inputs, sources)
             return opened(Request(model=spec.name, path=path, seed=seed, inputs=inputs))
-    known = "; ".join(", ".join(sorted(sources)) for sources, _ in OPENINGS)
+    available = "; ".join(", ".join(sorted(sources)) for sources, _ in OPENINGS)
     raise DataError(
         f"model `{spec.name}` reads {', '.join(sorted(inputs))}, which no data holds together; "
-        f"there is data for: {known}"
+        f"there is data for: {available}"
     )
 
 
 def _inputs(spec: ModelSpec) -> dict[str, Input]:
     graph = catalogue.build(spec, 1)
-    found: dict[str, Input] = {}
+    inputs: dict[str, Input] = {}
     for op in graph.ops:
         if op.kind != "input":
             continue
         source = str(op.attributes["source"])
-        if source in found:
+        if source in inputs:
             raise DataError(
                 f"model `{spec.name}` has two inputs of source `{source}`, which would read the "
                 f"same values: no data holds both"
             )
-        found[source] = Input(
+        inputs[source] = Input(
             values=int(op.attributes["values"]),
             shape=graph.tensor(op.outputs[0]).shape[1:],
             attributes=op.attributes,
         )
-    return found
+    return inputs
 
 
-def _check_shapes(model: str, inputs: Mapping[str, Input], held: Mapping[str, str | None]) -> None:
+def _check_shapes(
+    model: str, inputs: Mapping[str, Input], dims_by_source: Mapping[str, str | None]
+) -> None:
     """Refuse inputs of other dims than the data has, or of lengths that differ where its agree."""
     sizes: dict[str, int] = {}
     for source, read in inputs.items():
-        dims = held[source]
+        dims = dims_by_source[source]
         if dims is None:
             continue
         labels = dims.split()
         pairs = zip(labels, read.shape, strict=False)
         if len(labels) != len(read.shape) or any(sizes.setdefault(x, n) != n for x, n in pairs):
             others = ", ".join(
-                f"{name} [{dims}]" for name, dims in held.items() if dims is not None
+                f"{name} [{dims}]" for name, dims in dims_by_source.items() if dims is not None
             )
             raise DataError(
                 f"model `{model}` reads `{source}` in samples of shape {list(read.shape)}, which "
@@ -147,7 +149,7 @@ def _check_shapes(model: str, inputs: Mapping[str, Input], held: Mapping[str, st
 
 
 def _vocabulary(request: Request, read: str, predicted: str) -> int:
-    """Return how many ids text may have that is read and predicted."""
+    """Number of different ids that text may have when it is read and predicted."""
     values = request.inputs[read].values if read in request.inputs else 0
     targets = request.inputs[predicted].values if predicted in request.inputs else values
     if values and targets < values:

@@ -11,7 +11,7 @@ from millrace.executor.errors import DataError
 from millrace.executor.kernels.context import Array, Source
 
 FIRST_ID = 0
-"""What the decoder reads first: T5's padding id, which starts every target there too."""
+"""Id that the decoder reads first: T5's padding id, which starts every target there too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +35,11 @@ class TextPairs:
 
     @property
     def description(self) -> str:
-        """What a run trains on, for the reader."""
+        """Name of the data that a run trains on, for the reader."""
         return f"text and its continuation: {self.corpus.origin}"
 
     def read(self, source: Source, samples: NDArray[np.int64]) -> Array:
-        """Return ids [samples, region].
+        """Ids [samples, region].
 
         `source_tokens` are the window's first `source_length` ids, `decoder_targets` those that
         follow, `decoder_tokens` the targets moved one further behind id 0.
@@ -60,13 +60,13 @@ class TextPairs:
                 f"`{source.name}`"
             )
         (region,) = source.region
-        found = np.empty((len(samples), region.stop - region.start), np.int32)
+        ids = np.empty((len(samples), region.stop - region.start), np.int32)
         for row, sample in enumerate(samples.tolist()):
             start = self._position(sample) + begins[source.name]
-            found[row] = self.corpus.tokens[start + region.start : start + region.stop]
+            ids[row] = self.corpus.tokens[start + region.start : start + region.stop]
         if source.name == "decoder_tokens" and region.start == 0:
-            found[:, :1] = FIRST_ID
-        return self.corpus.checked(found)
+            ids[:, :1] = FIRST_ID
+        return self.corpus.checked(ids)
 
     def _position(self, sample: int) -> int:
         positions = len(self.corpus.tokens) - self.source_length - self.target_length + 1

@@ -30,11 +30,11 @@ class TokenWindows:
 
     @property
     def description(self) -> str:
-        """What a run trains on, for the reader."""
+        """Name of the data that a run trains on, for the reader."""
         return f"text: {self.corpus.origin}"
 
     def read(self, source: Source, samples: NDArray[np.int64]) -> Array:
-        """Return token or target ids [samples, region of t].
+        """Token or target ids [samples, region of t].
 
         Raises
         ------
@@ -48,12 +48,12 @@ class TokenWindows:
         (length,) = source.shape
         (region,) = source.region
         shift = 1 if source.name == "targets" else 0
-        found = np.empty((len(samples), region.stop - region.start), np.int32)
+        ids = np.empty((len(samples), region.stop - region.start), np.int32)
         for row, sample in enumerate(samples.tolist()):
             start = self.position(sample, length) + shift
-            found[row] = self.corpus.tokens[start + region.start : start + region.stop]
-        return self.corpus.checked(found)
+            ids[row] = self.corpus.tokens[start + region.start : start + region.stop]
+        return self.corpus.checked(ids)
 
     def position(self, sample: int, length: int) -> int:
-        """Return where the window of a sample of `length` tokens starts."""
+        """Position at which the window of a sample of `length` tokens starts."""
         return int(generator(self.seed, sample).integers(len(self.corpus.tokens) - length))

@@ -1,4 +1,4 @@
-"""What running on GPUs needs, and the sentence that says which part of it is missing."""
+"""Requirements of runs on GPUs, and the sentence that says which of them is missing."""
 
 import warnings
 from importlib import import_module
@@ -28,17 +28,17 @@ def require_gpu(ranks: int = 1, needed_by: str = BACKEND) -> None:
     InfeasibleError
         There are fewer GPUs than ranks.
     """
-    found = gpus_found(needed_by)
-    if found == 0:
+    gpus = gpus_found(needed_by)
+    if gpus == 0:
         raise InfeasibleError(
             f"{needed_by} needs a GPU, and no GPU was found (CUDA_VISIBLE_DEVICES hides those "
             f"that it does not list)"
         )
-    if ranks > found:
-        instead = f"plan for {found}, or use --backend numpy"
+    if ranks > gpus:
+        instead = f"plan for {gpus}, or use --backend numpy"
         raise InfeasibleError(
-            f"{ranks} ranks on this node need {ranks} GPUs, found {found}: "
-            f"{instead if needed_by == BACKEND else f'ask for at most {found}'}"
+            f"{ranks} ranks on this node need {ranks} GPUs, found {gpus}: "
+            f"{instead if needed_by == BACKEND else f'ask for at most {gpus}'}"
         )
     require_compiler()
     if ranks > 1:
@@ -46,7 +46,7 @@ def require_gpu(ranks: int = 1, needed_by: str = BACKEND) -> None:
 
 
 def gpus_found(needed_by: str = BACKEND) -> int:
-    """Return the number of GPUs that this process sees; `needed_by` is as for `require_gpu`.
+    """Number of GPUs that this process sees; `needed_by` is as for `require_gpu`.
 
     Raises
     ------
@@ -72,7 +72,7 @@ def gpus_found(needed_by: str = BACKEND) -> int:
 
 
 def gpu_versions(needed_by: str = BACKEND) -> dict[str, str]:
-    """Return what times on this machine's first GPU depend on: its name, and versions.
+    """Name and versions that times on this machine's first GPU depend on.
 
     No context is made on it.
     """
@@ -96,7 +96,7 @@ def require_compiler() -> None:
 
 
 def require_nccl() -> Any:
-    """Return CuPy's binding of NCCL.
+    """CuPy's binding of NCCL.
 
     Raises
     ------
@@ -130,5 +130,5 @@ def _version(number: int) -> str:
 
 
 def _line(error: BaseException) -> str:
-    """The first line of an error that has words."""
+    """First line of an error that has words."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason")

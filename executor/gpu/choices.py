@@ -15,7 +15,7 @@ from millrace.executor.cuda.wording import described
 from millrace.executor.errors import ExecutorError
 
 Can = Callable[[int], bool]
-"""`can(at)`: the device can carry out option `at`; always the last."""
+"""`can(option)`: the device can carry out this option, by index; always the last."""
 
 Choose = Callable[[Choice, Can, int], int]
 """`choose(choice, can, stream)`: the index of the option to take, one that the device can.
@@ -28,8 +28,8 @@ ALIGNMENT_BYTES = 16
 
 
 def first_supported(choice: Choice, can: Can, stream: int) -> int:
-    """Return the first option that the device can carry out: factories give the best first."""
-    return next(at for at in range(len(choice.options)) if can(at))
+    """First option that the device can carry out: factories give the best first."""
+    return next(option for option in range(len(choice.options)) if can(option))
 
 
 class Choices:
@@ -47,10 +47,10 @@ class Choices:
         self._supports, self._choose = supports, choose
         self._answers: dict[Choice, int] = {}  # by question
         self._taken: dict[Choice, int] = {}  # by bound choice
-        self._streams: dict[Choice, int] = {}  # that it was asked for
+        self._streams: dict[Choice, int] = {}  # by bound choice, the stream that asked
 
     def pick(self, choice: Choice, stream: int) -> tuple[Call, ...]:
-        """Return the calls of the option that is taken, picked now where that is the first time."""
+        """Calls of the option that is taken, picked now where that is the first time."""
         if choice not in self._taken:
             question = _unplaced(choice)
             if question not in self._answers:
@@ -66,55 +66,59 @@ class Choices:
         return asked
 
     def taken(self, choice: Choice) -> tuple[Call, ...]:
-        """Return the calls of the option that was taken.
+        """Calls of the option that was taken.
 
         Raises
         ------
         ExecutorError
             Nothing was picked.
         """
-        found = self._taken.get(choice)
-        if found is None:
+        option = self._taken.get(choice)
+        if option is None:
             raise ExecutorError(
                 f"a choice among {len(choice.options)} ways was captured before it was prepared: "
                 f"{subject_of(choice)}"
             )
-        return choice.options[found]
+        return choice.options[option]
 
     def picked(self) -> dict[str, dict[str, int]]:
-        """Return how many choices took which way, by what they compute; both in words."""
-        found: dict[str, Counter[str]] = {}
-        for choice, at in self._taken.items():
-            found.setdefault(subject_of(choice), Counter())[way_of(choice.options[at])] += 1
-        return {subject: dict(ways) for subject, ways in found.items()}
+        """Number of choices that took each way, by what they compute; both in words."""
+        counts: dict[str, Counter[str]] = {}
+        for choice, option in self._taken.items():
+            counts.setdefault(subject_of(choice), Counter())[way_of(choice.options[option])] += 1
+        return {subject: dict(ways) for subject, ways in counts.items()}
 
     def _made(self, choice: Choice, stream: int) -> int:
         last = len(choice.options) - 1
 
-        def can(at: int) -> bool:
-            return at == last or all(self._supports(call) for call in choice.options[at])
+        def can(option: int) -> bool:
+            return option == last or all(self._supports(call) for call in choice.options[option])
 
-        found = self._choose(choice, can, stream)
-        if not can(found):
-            raise ExecutorError(f"option {found} of {subject_of(choice)} is not supported")
-        return found
+        option = self._choose(choice, can, stream)
+        if not can(option):
+            raise ExecutorError(f"option {option} of {subject_of(choice)} is not supported")
+        return option
 
 
 def key_of_choice(choice: Choice) -> str:
-    """Return all that the choice of a way depends on, but for the device: words, and a digest."""
+    """All that the choice of a way depends on, but for the device: words, and a digest."""
     digest = sha256(repr(_unplaced(choice)).encode()).hexdigest()[:16]
     return f"{subject_of(choice)}; {digest}"
 
 
 def subject_of(choice: Choice) -> str:
-    """Return what a choice computes, in words: its first library's call, which says it in one."""
+    """Subject of a choice in words: that of its first library's call, which says it in one."""
     calls = (call for option in choice.options for call in option)
-    found = next((call for call in calls if isinstance(call, LibraryCall | Product)), None)
-    return f"{len(choice.options)} ways of one thing" if found is None else described(found)
+    library_call = next((call for call in calls if isinstance(call, LibraryCall | Product)), None)
+    return (
+        f"{len(choice.options)} ways of one thing"
+        if library_call is None
+        else described(library_call)
+    )
 
 
 def way_of(option: Sequence[Call]) -> str:
-    """Return how an option computes what it does: libraries, and the sources of kernels of ours.
+    """An option's way of computing, in words: libraries, and the sources of kernels of ours.
 
     Examples
     --------
@@ -140,11 +144,11 @@ def _maker(call: Call) -> str:
 
 
 def _unplaced(choice: Choice) -> Choice:
-    """Return the choice with addresses replaced by what kernels may know of them: alignment."""
+    """Choice with addresses replaced by what kernels may know of them: alignment."""
 
     def aligned(operand: Operand) -> Operand:
         return Operand(operand.role, 0, gcd(operand.offset_bytes, ALIGNMENT_BYTES))
 
-    found = bound(choice, aligned)
-    assert isinstance(found, Choice)
-    return found
+    unplaced = bound(choice, aligned)
+    assert isinstance(unplaced, Choice)
+    return unplaced

@@ -21,21 +21,21 @@ TRANSFERS = "transfers"  # the lane of both ends, which have queues of their own
 
 
 def groups_of(graph: ActorGraph, rank: int) -> dict[int, Group]:
-    """Return the group of every meeting actor of a rank that meets others, by actor index.
+    """Group of every meeting actor of a rank that meets others, by actor index.
 
     All members of a meeting name its group alike. A transfer's is its pair of ranks, one per
     direction.
     """
     program = graph.programs[graph.program_of(rank)]
-    found = {}
+    groups = {}
     for index, actor in enumerate(program.actors):
         if actor.meeting is None:
             continue
         members = graph.members(rank, actor.meeting)
         if len(members) > 1:
             lane = TRANSFERS if actor.meeting.peer is not None else drawn_in(program, actor)
-            found[index] = Group(members, lane)
-    return found
+            groups[index] = Group(members, lane)
+    return groups
 
 
 class NcclCollectives:
@@ -95,7 +95,7 @@ class NcclCollectives:
         self._communicator.check()
 
     def last_issued(self) -> list[str]:
-        """Return the collective that was issued last for every group, in words."""
+        """The collective that was issued last for every group, in words."""
         return self._communicator.last_issued()
 
     def abandon(self, error: ExecutorError) -> None:

@@ -40,7 +40,7 @@ from millrace.executor.gpu.products.tuning import Products, Room, Tuner
 
 WORKSPACE_BYTES = 32 * 2**20  # NVIDIA's advice for cuBLAS on Hopper and later (cuBLAS 13 guide)
 SUCCESS, OUT_OF_MEMORY, NOT_READY = 0, 2, 600  # cudaError_t, CUDA 13 runtime API
-LOG_LINES = 20  # of what the compiler says
+LOG_LINES = 20  # lines of the compiler's log that an error shows
 SHARED_BYTES = 48 * 1024  # dynamic shared memory that a kernel has unasked (CUDA C++ guide)
 
 
@@ -50,7 +50,7 @@ class CupyDevice:
     Parameters
     ----------
     index
-        Which of the GPUs that this process sees.
+        Number of the GPU among those that this process sees.
     products
         Makes the library of products, when the GPU is current.
     networks
@@ -86,7 +86,7 @@ class CupyDevice:
         self._host_memory: list[int] = []
         self._functions: dict[tuple[str, str], Any] = {}
         self._attributes: dict[tuple[str, str], Any] = {}  # CuPy's kernels, which hold them
-        self._shared_bytes: dict[tuple[str, str], int] = {}  # that a function has asked for
+        self._shared_bytes: dict[tuple[str, str], int] = {}  # bytes that a function has asked for
         self._make_products, self._tuner = products, tuner
         self._products: Products | None = None
         self._planned: dict[Product, Any] = {}
@@ -101,11 +101,11 @@ class CupyDevice:
         self._runtime.setDevice(self.index)
 
     def free_bytes(self) -> int:
-        """Return the memory that nobody holds now."""
+        """Bytes of memory that nobody holds now."""
         return int(self._runtime.memGetInfo()[0])
 
     def allocate(self, size_bytes: int) -> int:
-        """Return the address of zeros in device memory."""
+        """Address of zeros in newly allocated device memory."""
         size_bytes = max(size_bytes, 1)
         try:
             address = int(self._runtime.malloc(size_bytes))
@@ -123,7 +123,7 @@ class CupyDevice:
         self._memory.remove(address)
 
     def allocate_host(self, size_bytes: int) -> tuple[int, Bytes]:
-        """Return zeros in pinned host memory: their address on the device, and a view of them."""
+        """Zeros in new pinned host memory: their address on the device, and a view of them."""
         runtime, size_bytes = self._runtime, max(size_bytes, 1)
         flags = runtime.hostAllocPortable | runtime.hostAllocMapped
         try:
@@ -142,8 +142,8 @@ class CupyDevice:
         A plain `cudaMemcpy` may return while pageable memory is still on its way, and streams like
         ours do not wait for it.
         """
-        held = np.ascontiguousarray(array)
-        self.copy_async(address, held.ctypes.data, held.nbytes, self._own)
+        contiguous = np.ascontiguousarray(array)
+        self.copy_async(address, contiguous.ctypes.data, contiguous.nbytes, self._own)
         self._finish()
 
     def to_host(self, array: NDArray[Any], address: int) -> None:
@@ -160,15 +160,15 @@ class CupyDevice:
 
     def stream(self, priority: int = 0) -> int:
         """Make a stream that waits for no other; a lower number goes first."""
-        made = self._cupy.cuda.Stream(non_blocking=True, priority=priority)
-        self._streams[int(made.ptr)] = made
-        return int(made.ptr)
+        stream = self._cupy.cuda.Stream(non_blocking=True, priority=priority)
+        self._streams[int(stream.ptr)] = stream
+        return int(stream.ptr)
 
     def event(self, timed: bool = False) -> int:
         """Make an event; who synchronizes with it sleeps, and leaves its core to other ranks."""
-        made = self._cupy.cuda.Event(block=True, disable_timing=not timed)
-        self._events[int(made.ptr)] = made
-        return int(made.ptr)
+        event = self._cupy.cuda.Event(block=True, disable_timing=not timed)
+        self._events[int(event.ptr)] = event
+        return int(event.ptr)
 
     def record(self, event: int, stream: int) -> None:
         """Let an event happen when all that the stream was given by now is done."""
@@ -179,7 +179,7 @@ class CupyDevice:
         self._runtime.streamWaitEvent(stream, event)
 
     def done(self, event: int) -> bool:
-        """True when what the event was recorded for is done."""
+        """True if what the event was recorded for is done."""
         # CuPy's own `Event.done` takes an error for "not yet".
         return self._ready(self._runtime.eventQuery(event))
 
@@ -191,7 +191,7 @@ class CupyDevice:
             raise self._failed(error) from error
 
     def elapsed_ns(self, start: int, end: int) -> int:
-        """Return the time between two events that have happened; ticks are half a microsecond."""
+        """Nanoseconds between two events that have happened; ticks are half a microsecond."""
         milliseconds: float = self._runtime.eventElapsedTime(start, end)
         return round(milliseconds * 1e6)
 
@@ -212,9 +212,9 @@ class CupyDevice:
                     self._attributes[source, name] = module.get_function(name)
                     self._functions[source, name] = self._attributes[source, name].kernel
             except self._cupy.cuda.compiler.CompileException as error:
-                said = "\n".join(str(error).splitlines()[:LOG_LINES])
+                compiler_log = "\n".join(str(error).splitlines()[:LOG_LINES])
                 raise ExecutorError(
-                    f"`sources/{source}.cu` does not compile for {self.name}:\n{said}"
+                    f"`sources/{source}.cu` does not compile for {self.name}:\n{compiler_log}"
                 ) from error
 
     def prepare(self, call: Call, stream: int) -> None:
@@ -225,11 +225,11 @@ class CupyDevice:
             case Attention() | AttentionGrad() | Convolution():
                 self._networks.prepare(call, stream)
             case Choice():
-                for one in self._choices.pick(call, stream):
-                    self.prepare(one, stream)
+                for option_call in self._choices.pick(call, stream):
+                    self.prepare(option_call, stream)
 
     def picked(self) -> dict[str, dict[str, int]]:
-        """Return how often each choice took which way."""
+        """Number of choices that took each way, by what they compute."""
         return self._choices.picked()
 
     def _choose(self, choice: Choice, can: Can, stream: int) -> int:
@@ -316,8 +316,8 @@ class CupyDevice:
             case Choice():
                 if self._capturing is None:
                     self.prepare(call, stream)
-                for one in self._choices.taken(call):
-                    self._carry_out(one, stream)
+                for option_call in self._choices.taken(call):
+                    self._carry_out(option_call, stream)
             case Collective() | Bucket():
                 kind = call.kind if isinstance(call, Collective) else "a bucket"
                 raise ExecutorError(f"{kind} is for a communicator, not for the device")
@@ -357,7 +357,7 @@ class CupyDevice:
         self._capturing = stream
 
     def end_capture(self, stream: int) -> CapturedGraph:
-        """Return the graph, already sent to the device."""
+        """Graph of what was captured, already sent to the device."""
         self._capturing = None
         try:
             return CapturedGraph(self._runtime, stream)
@@ -455,11 +455,11 @@ class CupyDevice:
 
 
 def _by_value(argument: Argument) -> Any:
-    """What CuPy (14.2, `_pointer`) passes by value: a scalar of NumPy, or an array of size one.
+    """Argument that CuPy (14.2, `_pointer`) passes by value: a scalar or an array of size one.
 
     A pointer goes as the eight bytes of an integer, and a struct of pointers as one element.
     """
     if isinstance(argument, Pointers):
-        addresses = np.array([address_of(one) for one in argument.operands], np.uint64)
+        addresses = np.array([address_of(operand) for operand in argument.operands], np.uint64)
         return addresses.view(np.dtype((np.void, addresses.nbytes)))
     return np.uint64(address_of(argument)) if isinstance(argument, Operand) else argument

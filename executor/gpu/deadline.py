@@ -17,14 +17,14 @@ from millrace.executor.gpu.device import Device
 FIRST_S = 300.0
 LEAST_S = 60.0  # a rank's host may stall so long (its disk, its neighbours) and go on
 STEPS = 20.0  # as many usual steps: heat or neighbours slow one down by far less
-RECENT_STEPS = 100  # of which the median is taken
+RECENT_STEPS = 100  # last steps, of which the median is taken
 PAUSE_S_MIN, PAUSE_S_MAX = 50e-6, 50e-3  # shorter ones take a tenth of a core (`transport.mpi`)
-PAUSE_SHARE = 1 / 16  # of the time waited: an end is noticed at most so much later
+PAUSE_SHARE = 1 / 16  # share of the time waited: an end is noticed at most so much later
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long the host waits for the end of a step before it takes the step for hung.
+    """Time that the host waits for the end of a step before it takes the step for hung.
 
     `first_s` for the first step, then `least_s` and `steps` times the median of those before.
     """
@@ -34,7 +34,7 @@ class Patience:
     steps: float = STEPS
 
     def limit_s(self, ends_ns: Sequence[int]) -> float:
-        """Return the limit of the step after some that ended then, the run's begin first.
+        """Limit in seconds of the step after some that ended then, the run's begin first.
 
         Examples
         --------

@@ -1,4 +1,4 @@
-"""What a driver asks of a device, so that another one, in memory of this host, can take its place.
+"""Interface of a device to its driver, so that one in memory of this host can take its place.
 
 Streams and events are plain ints, as CUDA's own handles are; a graph is whatever the device makes
 of it. Addresses are of device memory, or of host memory that the device sees: both lie in one
@@ -31,12 +31,12 @@ class Device(Protocol):
     Attributes
     ----------
     name
-        What its maker calls it.
+        Name that its maker gives it.
     total_bytes
         Memory that it has.
     context_bytes
-        What of it was taken before the first allocation: by the context of this process, and by
-        other processes.
+        Part of it that was taken before the first allocation: by the context of this process, and
+        by other processes.
     """
 
     name: str
@@ -49,11 +49,11 @@ class Device(Protocol):
         ...
 
     def free_bytes(self) -> int:
-        """Return the memory that nobody holds now."""
+        """Bytes of memory that nobody holds now."""
         ...
 
     def allocate(self, size_bytes: int) -> int:
-        """Return the address of zeros in device memory, held until the device is closed.
+        """Address of zeros in newly allocated device memory, held until the device is closed.
 
         Raises
         ------
@@ -63,7 +63,7 @@ class Device(Protocol):
         ...
 
     def allocate_host(self, size_bytes: int) -> tuple[int, Bytes]:
-        """Return zeros in pinned host memory: their address on the device, and a view of them."""
+        """Zeros in new pinned host memory: their address on the device, and a view of them."""
         ...
 
     def to_device(self, address: int, array: NDArray[Any]) -> None:
@@ -98,7 +98,7 @@ class Device(Protocol):
         ...
 
     def done(self, event: int) -> bool:
-        """True when what the event was recorded for is done.
+        """True if what the event was recorded for is done.
 
         Raises
         ------
@@ -112,7 +112,7 @@ class Device(Protocol):
         ...
 
     def elapsed_ns(self, start: int, end: int) -> int:
-        """Return the time between two events that have happened."""
+        """Nanoseconds between two events that have happened."""
         ...
 
     def load(self, functions: Mapping[str, Collection[str]]) -> None:
@@ -134,7 +134,7 @@ class Device(Protocol):
         ...
 
     def picked(self) -> dict[str, dict[str, int]]:
-        """Return how many of the choices prepared took which way, by what they compute.
+        """Number of the choices prepared that took each way, by what they compute.
 
         Both are words (`millrace.executor.gpu.choices`): `{"attention b 8 …": {"cudnn": 12}}`.
         """
@@ -155,7 +155,7 @@ class Device(Protocol):
         ...
 
     def end_capture(self, stream: int) -> Any:
-        """Return what was issued since `begin_capture`, as a graph that is ready to be replayed."""
+        """Graph of what was issued since `begin_capture`, ready to be replayed."""
         ...
 
     def replay(self, graph: Any, stream: int) -> None:
@@ -176,7 +176,7 @@ class Device(Protocol):
 
 
 def address_of(operand: Operand) -> int:
-    """Return the address of a bound operand.
+    """Address of a bound operand.
 
     Raises
     ------

@@ -31,7 +31,7 @@ class Collectives(Protocol):
         ...
 
     def last_issued(self) -> list[str]:
-        """Return the collective that was issued last for every group, in words."""
+        """The collective that was issued last for every group, in words."""
         ...
 
     def abandon(self, error: ExecutorError) -> None:
@@ -73,7 +73,7 @@ class StreamDriver:
     ranks
         The calls of every rank in it.
     regions
-        Where their operands lie.
+        Memory in which their operands lie.
     collectives
         Carries out meetings with ranks elsewhere; None where there are none.
     """
@@ -110,7 +110,7 @@ class StreamDriver:
 
     @property
     def captured(self) -> bool:
-        """True once steps are replayed as graphs."""
+        """True if steps are replayed as graphs."""
         return bool(self._graphs)
 
     def fire(self, step: int, *, timed: bool = False) -> list[Mark]:
@@ -158,7 +158,7 @@ class StreamDriver:
         self._device.replay(self._graphs[step % self._buffer.period], self.origin)
 
     def hung(self, marks: Sequence[Mark]) -> list[tuple[int, str, str]]:
-        """Return rank, actor and stream of the commands that have begun and not ended."""
+        """Rank, actor and stream of the commands that have begun and not ended."""
         done = self._device.done
         streams = dict(zip(self._buffer.ranks, self._buffer.streams, strict=True))
         return [
@@ -171,57 +171,57 @@ class StreamDriver:
         """Yield local commands one by one, and the members of a meeting together."""
         issues = self._steps[step % self._buffer.period]
         numbered = enumerate(issues)
-        for key, group in groupby(numbered, lambda one: one[1].command.meets or one[0]):
+        for key, group in groupby(numbered, lambda pair: pair[1].command.meets or pair[0]):
             yield key, [issue for _, issue in group]
 
     def _issue(self, group: list[_Issue], marks: list[Mark] | None) -> None:
         """Issue one command, or the members of one meeting, which begin and end together."""
         device = self._device
-        for one in group:
-            for event in one.waits:
-                device.wait(one.stream, event)
+        for issue in group:
+            for event in issue.waits:
+                device.wait(issue.stream, event)
         if len(group) > 1:
             self._together(group, self._arrivals)
-        for one in group:
-            rank, actor = one.command.rank, one.command.actor
+        for issue in group:
+            rank, actor = issue.command.rank, issue.command.actor
             name = self._names[rank][actor]
-            start = self._mark(one, marks)
+            start = self._mark(issue, marks)
             with device.range(name):
-                for call in one.calls:
+                for call in issue.calls:
                     if isinstance(call, Collective | Bucket) and self._collectives is not None:
-                        self._collectives.issue(rank, actor, call, one.stream)
+                        self._collectives.issue(rank, actor, call, issue.stream)
                     else:
-                        self._call(rank, name, call, one.stream)
+                        self._call(rank, name, call, issue.stream)
             if marks is not None:
-                end = self._mark(one, marks)
-                command = one.command
+                end = self._mark(issue, marks)
+                command = issue.command
                 marks.append(Mark(rank, command.stream, actor, command.firing, start, end))
         if len(group) > 1:
             self._together(group, self._departures)
-        for one in group:
-            if one.event is not None:
-                device.record(one.event, one.stream)
+        for issue in group:
+            if issue.event is not None:
+                device.record(issue.event, issue.stream)
 
-    def _mark(self, one: _Issue, marks: list[Mark] | None) -> Any:
+    def _mark(self, issue: _Issue, marks: list[Mark] | None) -> Any:
         if marks is None:
             return None
         if self._timed_used == len(self._timed):
             self._timed.append(self._device.event(timed=True))
         event = self._timed[self._timed_used]
         self._timed_used += 1
-        self._device.record(event, one.stream)
+        self._device.record(event, issue.stream)
         return event
 
     def _together(self, group: list[_Issue], events: dict[int, Any]) -> None:
         """Let the streams of a group wait for each other."""
-        for at, one in enumerate(group):
-            if at not in events:
-                events[at] = self._device.event(timed=False)
-            self._device.record(events[at], one.stream)
-        for at, one in enumerate(group):
+        for position, issue in enumerate(group):
+            if position not in events:
+                events[position] = self._device.event(timed=False)
+            self._device.record(events[position], issue.stream)
+        for position, issue in enumerate(group):
             for other in range(len(group)):
-                if other != at:
-                    self._device.wait(one.stream, events[other])
+                if other != position:
+                    self._device.wait(issue.stream, events[other])
 
     def _call(self, rank: int, name: str, call: Call, stream: Any) -> None:
         try:
@@ -232,17 +232,17 @@ class StreamDriver:
     def _prepared(
         self, step: Sequence[Command], ranks: Mapping[int, RankCalls], regions: DeviceRegions
     ) -> list[_Issue]:
-        """Bind the commands of a step to streams, events and addresses."""
+        """Commands of a step, bound to streams, events and addresses."""
         events = {
             number: self._device.event(timed=False)
             for number, command in enumerate(step)
             if command.records
         }
-        found = []
+        issues = []
         for number, command in enumerate(step):
-            peers = [(ranks[step[at].rank], step[at]) for at in command.meets]
+            peers = [(ranks[step[peer].rank], step[peer]) for peer in command.meets]
             calls = ranks[command.rank].located(command, peers)
-            found.append(
+            issues.append(
                 _Issue(
                     command,
                     self._streams[command.rank, command.stream],
@@ -251,12 +251,12 @@ class StreamDriver:
                     events.get(number),
                 )
             )
-        return found
+        return issues
 
     def _prepare(self) -> None:
         """Let the device make ready whatever it needs for a call, before the first one."""
         for issues in self._steps:
-            for one in issues:
-                for call in one.calls:
+            for issue in issues:
+                for call in issue.calls:
                     if not isinstance(call, Collective | Bucket):
-                        self._device.prepare(call, one.stream)
+                        self._device.prepare(call, issue.stream)

@@ -67,8 +67,8 @@ class Feeder:
 
 def _read(calls: RankCalls, step: int, pinned: NDArray[np.uint8]) -> None:
     """Read the samples of a step of one rank into its half of the host's side."""
-    for one in calls.inputs:
-        content = pinned[one.offset_bytes : one.offset_bytes + one.size_bytes]
-        values = content.view(one.dtype).reshape(one.shape)
-        firings = calls.program.actors[one.actor].firings
-        one.read(step * firings + one.firing, (), (values,))
+    for staged in calls.inputs:
+        content = pinned[staged.offset_bytes : staged.offset_bytes + staged.size_bytes]
+        values = content.view(staged.dtype).reshape(staged.shape)
+        firings = calls.program.actors[staged.actor].firings
+        staged.read(step * firings + staged.firing, (), (values,))

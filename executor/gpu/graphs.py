@@ -19,7 +19,7 @@ USE_NODE_PRIORITY = 8  # CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY, CUDA 13 
 
 
 class CapturedGraph:
-    """What a stream was given since its capture began, ready to be launched.
+    """Graph of what a stream was given since its capture began, ready to be launched.
 
     It is destroyed with the last reference to it.
 
@@ -53,22 +53,24 @@ class CapturedGraph:
 
 
 def _executable(graph: int) -> int:
-    """Return the handle of an executable graph."""
-    made = ctypes.c_void_p()
-    status = open_driver().cuGraphInstantiateWithFlags(ctypes.byref(made), graph, USE_NODE_PRIORITY)
-    if status or made.value is None:
+    """Handle of an executable graph."""
+    handle = ctypes.c_void_p()
+    status = open_driver().cuGraphInstantiateWithFlags(
+        ctypes.byref(handle), graph, USE_NODE_PRIORITY
+    )
+    if status or handle.value is None:
         raise ExecutorError(f"cuGraphInstantiateWithFlags returned CUresult {status}")
-    return made.value
+    return handle.value
 
 
 def _destroy(runtime: Any, handle: int) -> None:
-    with suppress(runtime.CUDARuntimeError):  # of a context that has failed
+    with suppress(runtime.CUDARuntimeError):  # the context may have failed
         runtime.graphExecDestroy(handle)
 
 
 @cache
 def open_driver() -> Any:
-    """Return the driver that CuPy has loaded, with the one function that is called here."""
+    """Driver that CuPy has loaded, with the one function that is called here."""
     driver = ctypes.CDLL(DRIVER)
     function = driver.cuGraphInstantiateWithFlags
     function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ulonglong)

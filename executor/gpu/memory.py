@@ -29,7 +29,7 @@ class DeviceRegions:
     Parameters
     ----------
     device
-        Where they are allocated.
+        The device that they are allocated on.
     ranks
         The calls of every rank on it.
 
@@ -65,7 +65,7 @@ class DeviceRegions:
         return self._bases[operand.role, operand.number] + operand.offset_bytes
 
     def placed(self, call: Call) -> Call:
-        """Return a located call with addresses."""
+        """A located call with addresses."""
         return bound(call, lambda operand: Operand("address", 0, self.address(operand)))
 
     def view(self, region: str, rank: int) -> Array:
@@ -87,7 +87,7 @@ class DeviceValues(RankValues):
     calls
         The rank.
     regions
-        Where its registers lie.
+        Memory in which its registers lie.
     device
         The device that holds them.
     """
@@ -104,35 +104,35 @@ class DeviceValues(RankValues):
         ExecutorError
             The shard has another shape; names the tensor.
         """
-        found = self.program.registers[register]
-        if values.shape != found.shape:
+        entry = self.program.registers[register]
+        if values.shape != entry.shape:
             raise ExecutorError(
-                f"`{found.tensor}` has shape {found.shape} here, but a value of shape "
+                f"`{entry.tensor}` has shape {entry.shape} here, but a value of shape "
                 f"{values.shape} was given",
                 rank=self.rank,
             )
-        dtype = BITS.get(found.dtype, found.dtype)
+        dtype = BITS.get(entry.dtype, entry.dtype)
         content = np.ascontiguousarray(values, dtype).view(np.uint8).reshape(-1)
         where = self._calls.register_at(register, slot)
-        if found.memory_kind == HOST:
+        if entry.memory_kind == HOST:
             view = self._regions.view("host", self.rank)
             view[where.offset_bytes : where.offset_bytes + content.size] = content
         else:
             self._device.to_device(self._regions.address(where), content)
 
     def value(self, register: int, slot: int) -> Array:
-        """Return a copy of this rank's shard."""
-        found = self.program.registers[register]
-        shape = (*found.shape[:-1], found.pitch) if found.pitch else found.shape
-        values = np.empty(shape, BITS.get(found.dtype, found.dtype))
+        """Copy of this rank's shard."""
+        entry = self.program.registers[register]
+        shape = (*entry.shape[:-1], entry.pitch) if entry.pitch else entry.shape
+        values = np.empty(shape, BITS.get(entry.dtype, entry.dtype))
         content = values.reshape(-1).view(np.uint8)
         where = self._calls.register_at(register, slot)
-        if found.memory_kind == HOST:
+        if entry.memory_kind == HOST:
             view = self._regions.view("host", self.rank)
             content[:] = view[where.offset_bytes : where.offset_bytes + content.size]
         else:
             self._device.to_host(content, self._regions.address(where))
-        return np.ascontiguousarray(values[..., : found.shape[-1]]) if found.pitch else values
+        return np.ascontiguousarray(values[..., : entry.shape[-1]]) if entry.pitch else values
 
 
 def device_bytes(sizes: Mapping[str, int]) -> dict[str, int]:

@@ -1,10 +1,10 @@
-"""What a process on a GPU says of its memory when it ends."""
+"""Memory of a process on a GPU, as it is reported at the end."""
 
 import msgspec
 
 
 class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank's memory goes to, in bytes.
+    """Memory of a rank by use, in bytes.
 
     `regions` are ours, on the device, by name; `host_bytes` is pinned memory of the node.
     `context_bytes` had been taken before them (the context, other processes), `library_bytes` is

@@ -92,21 +92,21 @@ def exchange_ids(world: World, groups: Iterable[Group]) -> dict[Group, bytes]:
     """
     nccl = require_nccl()
     wanted = sorted(set(groups))
-    mine = {group: nccl.get_unique_id() for group in wanted if group.members[0] == world.rank}
-    found: dict[Group, bytes] = {}
-    for theirs in world.communicator.allgather(mine):
-        found |= theirs
+    own_ids = {group: nccl.get_unique_id() for group in wanted if group.members[0] == world.rank}
+    ids: dict[Group, bytes] = {}
+    for rank_ids in world.communicator.allgather(own_ids):
+        ids |= rank_ids
     for group in wanted:
-        if group not in found:
+        if group not in ids:
             raise ExecutorError(
                 f"rank {group.members[0]} has no group {group.members} on lane `{group.lane}`",
                 rank=world.rank,
             )
-    return {group: found[group] for group in wanted}
+    return {group: ids[group] for group in wanted}
 
 
 def channels_max(lanes: int, multiprocessors: int) -> int:
-    """Return the blocks that a collective may take so that one of every lane fits on the device.
+    """Blocks that a collective may take so that one of every lane fits on the device.
 
     A block of NCCL waits on its multiprocessor for blocks of other GPUs. If those of one lane fill
     the device here, and those of another lane fill the device there, both wait for ever for blocks
@@ -158,18 +158,18 @@ def set_environment(world: World, lanes: int, multiprocessors: int) -> None:
     world
         All ranks; all of them call this.
     lanes
-        On which this rank meets others.
+        Number of lanes on which this rank meets others.
     multiprocessors
-        Of its GPU.
+        Number of multiprocessors of its GPU.
     """
     everyone = world.communicator.allgather((lanes, multiprocessors))
-    most, fewest = max(one for one, _ in everyone), min(one for _, one in everyone)
+    most, fewest = max(count for count, _ in everyone), min(count for _, count in everyone)
     os.environ.setdefault("NCCL_MAX_CTAS", str(channels_max(most, fewest)))
     os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
 
 
 def warm_up_bytes(kinds: Mapping[Group, Collection[str]]) -> int:
-    """Return the scratch that `Communicator.warm_up` needs: one element to and from each member."""
+    """Bytes of scratch for `Communicator.warm_up`: one element to and from each member."""
     return 2 * ITEM_BYTES[WARM_DTYPE] * max((len(group.members) for group in kinds), default=1)
 
 
@@ -192,7 +192,7 @@ class NcclCommunicator:
     failed
         Called once, from a thread, with the error that `check` raises from then on.
     timeout_s
-        How long to wait for the other members of a group.
+        Seconds to wait for the other members of a group.
 
     Raises
     ------
@@ -225,11 +225,11 @@ class NcclCommunicator:
 
     def issue(self, call: Collective | Bucket, group: Group, stream: int, actor: str = "") -> None:
         """Carry out one bound collective, or several at once; `actor` is named if it fails."""
-        found = self._communicators.get(group)
-        if found is None:
+        communicator = self._communicators.get(group)
+        if communicator is None:
             raise self._error or self._wrong(group, actor, "no communicator was made for it")
         self._last[group] = actor
-        member = _Member(self._nccl, found, group, self.rank, stream)
+        member = _Member(self._nccl, communicator, group, self.rank, stream)
         try:
             if isinstance(call, Bucket):
                 member.at_once(call)
@@ -255,7 +255,7 @@ class NcclCommunicator:
             raise self._error
 
     def last_issued(self) -> list[str]:
-        """Return the collective that was issued last for every group, in words."""
+        """The collective that was issued last for every group, in words."""
         return [
             f"`{actor}` of ranks {group.members} on lane `{group.lane}`"
             for group, actor in sorted(self._last.items())
@@ -283,7 +283,7 @@ class NcclCommunicator:
         """Make all communicators, each within the time; CuPy's binding can only block."""
         current: list[Group] = []
         raised: list[BaseException] = []
-        made = threading.Semaphore(0)
+        joined = threading.Semaphore(0)
 
         def work() -> None:
             try:
@@ -295,14 +295,14 @@ class NcclCommunicator:
                     self._communicators[group] = self._nccl.NcclCommunicator(
                         size, ids[group], position
                     )
-                    made.release()
+                    joined.release()
             except BaseException as error:
                 raised.append(error)
-                made.release()
+                joined.release()
 
         threading.Thread(target=work, name="nccl start", daemon=True).start()
         for _ in ids:
-            if not made.acquire(timeout=timeout_s):
+            if not joined.acquire(timeout=timeout_s):
                 group = current[0]
                 others = [member for member in group.members if member != self.rank]
                 raise self._wrong(
@@ -336,7 +336,7 @@ class NcclCommunicator:
                 self._communicators.popitem()[1].abort()
 
     def _asked(self, group: Group) -> ExecutorError | None:
-        """What has gone wrong in a group, if anything."""
+        """Error of what has gone wrong in a group; None if nothing has."""
         try:
             self._communicators[group].check_async_error()
         except Exception as error:
@@ -436,9 +436,9 @@ def _all_to_all(member: _Member, call: Collective) -> None:
 
 
 def _rotate(member: _Member, call: Collective) -> None:
-    count, at = len(member.group.members), member.group.members.index(member.rank)
+    count, position = len(member.group.members), member.group.members.index(member.rank)
     send, recv = address_of(call.send), address_of(call.recv)
-    member.exchange(call, [(send, (at + 1) % count)], [(recv, (at - 1) % count)])
+    member.exchange(call, [(send, (position + 1) % count)], [(recv, (position - 1) % count)])
 
 
 def _send(member: _Member, call: Collective) -> None:

@@ -1,4 +1,4 @@
-"""What operands of timed kernels are filled with, and how much of it no cache of a GPU holds.
+"""Contents of the operands of timed kernels, and bytes that no cache of a GPU holds.
 
 Products of zeros would draw less power, and what lies in a cache would be read faster than in a
 step.
@@ -15,7 +15,7 @@ NOISE_ELEMENTS = 2**20
 
 
 def noise(dtype: str, elements: int) -> NDArray[Any]:
-    """Return numbers from 0 to 1 as a device stores them; zeros of an integer dtype.
+    """Numbers from 0 to 1 as a device stores them; zeros of an integer dtype.
 
     Examples
     --------

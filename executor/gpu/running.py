@@ -22,7 +22,7 @@ from millrace.planner.actors.graph import ActorGraph
 
 AHEAD_STEPS = 2  # steps issued and not known to have ended
 FIRST_REPLAY = 1  # the step before was fired eagerly, and this one captured
-TRACED_STEPS = 3  # of a traced run that is captured: the last, which are fired eagerly
+TRACED_STEPS = 3  # last steps of a traced run that is captured: they are fired eagerly
 Kept = Callable[[int], None]
 
 
@@ -36,7 +36,7 @@ class DeviceRun:
     graph
         The actor graph.
     runs
-        What the kernels of every rank on this device share, by rank.
+        State that the kernels of every rank on this device share, by rank.
     collectives
         Carries out meetings with ranks elsewhere; None where there are none.
 
@@ -83,8 +83,8 @@ class DeviceRun:
         *,
         eager: bool = False,
         spans: bool = False,
-        kept: Kept | None = None,
-        is_kept: Callable[[int], bool] = lambda step: False,
+        save: Kept | None = None,
+        is_saved: Callable[[int], bool] = lambda step: False,
         step_done: StepDone | None = None,
         patience: Patience = PATIENCE,
     ) -> list[Recording]:
@@ -93,7 +93,7 @@ class DeviceRun:
         Parameters
         ----------
         steps
-            How many.
+            Number of steps.
         origin_ns
             The origin of the clock (`perf_counter_ns`).
         eager
@@ -101,13 +101,13 @@ class DeviceRun:
         spans
             Keep times of firings: of all steps where `eager`, else of the last few, which are then
             fired eagerly.
-        kept, is_kept
-            `kept(step)` is called after every step of which `is_kept(step)` holds, with nothing in
+        save, is_saved
+            `save(step)` is called after every step of which `is_saved(step)` holds, with nothing in
             flight.
         step_done
             Called with every step that has ended, totals known.
         patience
-            How long a step may take.
+            Time that a step may take.
 
         Raises
         ------
@@ -126,7 +126,7 @@ class DeviceRun:
             self._device.record(event, self.driver.origin)
             self._feeder.used(step, event)
             timeline.issued(event)
-            waits = traced or is_kept(step) or step in (first_replay, steps - 1)
+            waits = traced or is_saved(step) or step in (first_replay, steps - 1)
             while timeline.under_way > (0 if waits else AHEAD_STEPS - 1):
                 limit_s = patience.limit_s(timeline.ends_ns)
                 if not happens(self._device, timeline.next_end, limit_s):
@@ -137,8 +137,8 @@ class DeviceRun:
                     step_done(ended)
             if step == first_replay:
                 self._used_bytes = self._device.total_bytes - self._device.free_bytes()
-            if kept is not None and is_kept(step):
-                kept(step)
+            if save is not None and is_saved(step):
+                save(step)
         return timeline.recordings(origin_ns)
 
     def _step(self, step: int, timeline: "_Timeline", *, eager: bool, traced: bool) -> None:
@@ -151,7 +151,7 @@ class DeviceRun:
         self.driver.replay(step)
 
     def _overdue(self, timeline: "_Timeline", limit_s: float) -> ExecutorError:
-        """What to tell of a step that does not end; what hangs on the device is ended."""
+        """Error that tells of a step that does not end; what hangs on the device is ended."""
         step = next(iter(self._runs.values())).first_step + len(timeline.ends_ns) - 1
         last = [] if self._collectives is None else self._collectives.last_issued()
         hung = self.driver.hung(timeline.next_marks)
@@ -187,7 +187,7 @@ class DeviceRun:
             run.record_totals(step, np.array([loss, count, squares]))
 
     def memory(self) -> dict[int, MemoryUse]:
-        """Return what the memory of every rank went to; of a shared device its share."""
+        """Memory of every rank by use; of a shared device its share."""
         used = self._device.total_bytes - self._device.free_bytes()
         return {
             rank: MemoryUse(
@@ -211,7 +211,7 @@ class DeviceRun:
 
 
 class _Timeline:
-    """When steps and firings ended, on the host's clock.
+    """Times at which steps and firings ended, on the host's clock.
 
     The device's clock is read as the time between two events; the ends of steps follow from one
     another, so that no difference is long (they are floats of milliseconds).
@@ -230,14 +230,14 @@ class _Timeline:
         self._before = device.event(timed=True)
         device.record(self._before, origin)
         device.synchronize(self._before)
-        self.ends_ns = [perf_counter_ns()]  # of the steps, behind the run's begin
+        self.ends_ns = [perf_counter_ns()]  # ends of the steps, behind the run's begin
         self._events: list[Any] = []
         self._marks: dict[int, list[Mark]] = {}
         counts = {
             rank: [actor.firings * steps if spans else 0 for actor in calls.program.actors]
             for rank, calls in ranks.items()
         }
-        self._firsts = {rank: np.cumsum([0, *found]) for rank, found in counts.items()}
+        self._firsts = {rank: np.cumsum([0, *firings]) for rank, firings in counts.items()}
         self._spans = {
             rank: np.full((2, firsts[-1]), -1, np.int64) for rank, firsts in self._firsts.items()
         }
@@ -258,7 +258,7 @@ class _Timeline:
 
     @property
     def next_end(self) -> Any:
-        """The event at the end of the next step that ends."""
+        """Event at the end of the next step that ends."""
         return self._events[0]
 
     @property
@@ -278,20 +278,20 @@ class _Timeline:
     def _keep(self, step: int, mark: Mark) -> None:
         """Keep the times of one firing, counted from the end of the step before."""
         actor = self._ranks[mark.rank].program.actors[mark.actor]
-        at = self._firsts[mark.rank][mark.actor] + step * actor.firings + mark.firing
+        position = self._firsts[mark.rank][mark.actor] + step * actor.firings + mark.firing
         for row, event in enumerate((mark.start, mark.end)):
             passed_ns = self._device.elapsed_ns(self._before, event)
-            self._spans[mark.rank][row, at] = self.ends_ns[-1] + passed_ns
+            self._spans[mark.rank][row, position] = self.ends_ns[-1] + passed_ns
 
     def recordings(self, origin_ns: int) -> list[Recording]:
-        """Return what every rank's run left; firings without times have -1."""
+        """Recording of every rank's run; firings without times have -1."""
         if len(self.ends_ns) - 1 != self._steps:
             raise ExecutorError(f"{len(self.ends_ns) - 1} of {self._steps} steps have ended")
         ends = np.asarray(self.ends_ns[1:], np.int64) - origin_ns
-        found = []
+        recordings = []
         for rank, spans in self._spans.items():
             starts_ns, ends_ns = np.where(spans < 0, -1, spans - origin_ns)
-            found.append(
+            recordings.append(
                 Recording(rank=rank, step_end_ns=ends, starts_ns=starts_ns, ends_ns=ends_ns)
             )
-        return found
+        return recordings

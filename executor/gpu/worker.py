@@ -135,7 +135,7 @@ def train(
         def step_done(step: int) -> None:
             if first == 0 and len(runs[first].totals) > step:
                 loss, count, _ = runs[first].totals[step]
-                with suppress(OSError):  # a full disk: training goes on untold
+                with suppress(OSError):  # On a full disk training goes on untold.
                     lines.write(f"{job.first_step + step} {loss / max(count, 1.0)!r}\n".encode())
 
         def kept(step: int) -> None:
@@ -148,8 +148,8 @@ def train(
             world.origin_ns(),
             eager=job.eager,
             spans=job.spans,
-            kept=kept,
-            is_kept=lambda step: any(saver.keeps(step) for saver in savers),
+            save=kept,
+            is_saved=lambda step: any(saver.keeps(step) for saver in savers),
             step_done=step_done,
             patience=patience,
         )

@@ -21,17 +21,17 @@ def chunks(size: int, length: int = CHUNK_ELEMENTS) -> Iterator[slice]:
 
 
 def scratch(count: int, size: int, dtype: str, length: int = CHUNK_ELEMENTS) -> list[Array]:
-    """Return `count` arrays of one chunk each."""
+    """Arrays of one chunk each, `count` of them."""
     return [np.empty(min(size, length), dtype) for _ in range(count)]
 
 
 def rows_per_chunk(columns: int, rows: int, length: int = CHUNK_ELEMENTS) -> int:
-    """Return how many rows of `columns` elements make a chunk: at least one, at most `rows`."""
+    """Number of rows of `columns` elements that make a chunk: at least one, at most `rows`."""
     return max(1, min(rows, length // max(columns, 1)))
 
 
 def rows_of(context: KernelContext) -> tuple[int, int, int]:
-    """Return the rows, columns and rows of a chunk of the first input; a row is its last dim."""
+    """Rows, columns and rows of a chunk of the first input; a row is its last dim."""
     columns = context.inputs[0].shape[-1]
     rows = context.inputs[0].size // max(columns, 1)
     return rows, columns, rows_per_chunk(columns, rows)

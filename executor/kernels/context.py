@@ -1,4 +1,4 @@
-"""What a kernel knows: its op, the shards it reads and writes, and the run it belongs to.
+"""Kernel contexts: a kernel's op, the shards it reads and writes, and the run it belongs to.
 
 A shard knows the global index of its first element, so that a kernel of an op that depends on
 positions (a causal mask, a row of a split table) gives the same values however tensors are split.
@@ -59,13 +59,13 @@ class Shard:
 
 
 def whole(shape: tuple[int, ...], dtype: str) -> Shard:
-    """Return the shard that is the whole tensor."""
+    """Shard that is the whole tensor."""
     return Shard(global_shape=shape, offsets=(0,) * len(shape), shape=shape, dtype=dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """What an `input` op reads of every sample.
+    """Part of every sample that an `input` op reads.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ class Source:
 
 
 class Dataset(Protocol):
-    """Where samples come from; `millrace.executor.data` holds the implementations.
+    """Samples by number; `millrace.executor.data` holds the implementations.
 
     A sample is known by its number in the whole run, so that every rank reads its own rows and
     gets the values it would find in the whole batch. `description` says what a run trains on.
@@ -101,13 +101,13 @@ class Dataset(Protocol):
         ...
 
     def read(self, source: Source, samples: NDArray[np.int64]) -> Array:
-        """Return the source's region of each of `samples`, stacked along dim 0."""
+        """Region of the source in each of `samples`, stacked along dim 0."""
         ...
 
 
 @dataclass(slots=True, kw_only=True)
 class RunState:
-    """What all kernels of one rank share during a run.
+    """State that all kernels of one rank share during a run.
 
     Parameters
     ----------
@@ -120,9 +120,9 @@ class RunState:
     first_step
         Steps that earlier runs have made (resuming from a checkpoint).
     loss_scale
-        What fp16's scale of gradients begins at, of a mean over the tokens of a microbatch.
+        Scale at which fp16's gradients begin, those of a mean over the tokens of a microbatch.
     arithmetic
-        What products of float32 operands are computed in: fp32, or tf32 where a GPU has it.
+        Arithmetic of products of float32 operands: fp32, or tf32 where a GPU has it.
     totals
         One `(loss sum, token count, sum of squared gradients)` per step of this run.
     smallest_margin
@@ -153,7 +153,7 @@ class RunState:
 
 @dataclass(slots=True, kw_only=True)
 class KernelContext:
-    """All that a kernel factory is told about one actor of one rank.
+    """Context of one actor of one rank: all that its kernel factory is told.
 
     Parameters
     ----------
@@ -206,7 +206,7 @@ class KernelContext:
     inner: tuple[Shard, ...] = ()
 
     def number(self, attribute: str, default: float) -> float:
-        """Return an attribute as a float."""
+        """Attribute as a float."""
         return float(self.attributes.get(attribute, default))
 
 
@@ -217,7 +217,7 @@ class FusedPart:
     Parameters
     ----------
     context
-        What its own kernel would be told, were it alone.
+        The context of its own kernel, were it alone.
     inputs, outputs
         Its operands, as numbers of the actor's.
     state

@@ -8,7 +8,7 @@ from millrace.executor.kernels.context import Array, Kernel, KernelContext
 
 
 def fused(context: KernelContext, kernels: Sequence[Kernel]) -> Kernel:
-    """Return the kernel of a fused actor, made of those of its parts."""
+    """Kernel of a fused actor, made of those of its parts."""
     inner = [np.empty(shard.shape, shard.dtype) for shard in context.inner]
     parts = [
         (kernel, part.inputs, part.outputs)
@@ -18,6 +18,10 @@ def fused(context: KernelContext, kernels: Sequence[Kernel]) -> Kernel:
     def run(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         operands = (*inputs, *outputs, *inner)
         for kernel, read, written in parts:
-            kernel(firing, [operands[at] for at in read], [operands[at] for at in written])
+            kernel(
+                firing,
+                [operands[number] for number in read],
+                [operands[number] for number in written],
+            )
 
     return run

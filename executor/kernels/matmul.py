@@ -21,7 +21,7 @@ from millrace.executor.kernels.dims import Dims, Layout, layout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _View:
-    """How an array becomes a stack of matrices: split dims, reorder them, merge them.
+    """View of an array as a stack of matrices: split dims, reorder them, merge them.
 
     `scratch` holds the matrices where the merge is not a view.
     """
@@ -32,7 +32,7 @@ class _View:
     scratch: Array | None
 
     def read(self, array: Array) -> Array:
-        """Return the array's matrices."""
+        """Matrices of an array."""
         apart = self.apart(array)
         if self.scratch is None:
             return apart.reshape(self.merged)
@@ -40,7 +40,7 @@ class _View:
         return self.scratch
 
     def apart(self, array: Array) -> Array:
-        """Return the array with the dims of the matrices in order, not yet merged."""
+        """Array with the dims of the matrices in order, not yet merged."""
         return array.reshape(self.split).transpose(self.order)
 
 
@@ -64,8 +64,8 @@ class ProductClasses(NamedTuple):
     right: Dims
 
 
-def product_classes(context: KernelContext, found: Layout) -> ProductClasses:
-    """Return the labels of an einsum of two operands by class.
+def product_classes(context: KernelContext, operand_dims: Layout) -> ProductClasses:
+    """Labels of an einsum of two operands by class.
 
     Raises
     ------
@@ -73,18 +73,22 @@ def product_classes(context: KernelContext, found: Layout) -> ProductClasses:
         The expression has not two operands and one output, repeats a label inside one, or has a
         label that one of the three holds alone.
     """
-    if len(found.inputs) != 2 or len(found.outputs) != 1:
+    if len(operand_dims.inputs) != 2 or len(operand_dims.outputs) != 1:
         raise ExecutorError(
             f"matmul needs two operands, found `{context.labels}`", actor=context.name
         )
-    left_operand, right_operand = found.inputs
-    (output,) = found.outputs
+    left_operand, right_operand = operand_dims.inputs
+    (output,) = operand_dims.outputs
     batch = tuple(x for x in output if x in left_operand and x in right_operand)
     left = tuple(x for x in output if x in left_operand and x not in right_operand)
     right = tuple(x for x in output if x in right_operand and x not in left_operand)
     contracted = tuple(x for x in left_operand if x in right_operand and x not in output)
-    known = ((batch, left, contracted), (batch, right, contracted), (batch, left, right))
-    for operand, groups in zip((*found.inputs, output), known, strict=True):
+    classes_of_operands = (
+        (batch, left, contracted),
+        (batch, right, contracted),
+        (batch, left, right),
+    )
+    for operand, groups in zip((*operand_dims.inputs, output), classes_of_operands, strict=True):
         expected = {label for group in groups for label in group}
         if len(set(operand)) != len(operand) or set(operand) != expected:
             raise ExecutorError(
@@ -96,7 +100,7 @@ def product_classes(context: KernelContext, found: Layout) -> ProductClasses:
 
 
 def matmul(context: KernelContext) -> Kernel:
-    """Return the kernel of any einsum of two operands.
+    """Kernel of any einsum of two operands.
 
     Raises
     ------
@@ -104,14 +108,18 @@ def matmul(context: KernelContext) -> Kernel:
         The expression has not two operands, repeats a label inside one, or has a label that only
         one operand holds and the output does not.
     """
-    found = layout(context)
-    batch, left, contracted, right = product_classes(context, found)
+    operand_dims = layout(context)
+    batch, left, contracted, right = product_classes(context, operand_dims)
     stack = tuple((label,) for label in batch)
     dtype = context.outputs[0].dtype
-    sizes = found.sizes
-    first = _view(found.inputs[0], (*stack, left, contracted), sizes, context.inputs[0].dtype)
-    second = _view(found.inputs[1], (*stack, contracted, right), sizes, context.inputs[1].dtype)
-    result = _view(found.outputs[0], (*stack, left, right), sizes, dtype)
+    sizes = operand_dims.sizes
+    first = _view(
+        operand_dims.inputs[0], (*stack, left, contracted), sizes, context.inputs[0].dtype
+    )
+    second = _view(
+        operand_dims.inputs[1], (*stack, contracted, right), sizes, context.inputs[1].dtype
+    )
+    result = _view(operand_dims.outputs[0], (*stack, left, right), sizes, dtype)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         left_matrices, right_matrices = first.read(inputs[0]), second.read(inputs[1])

@@ -13,12 +13,12 @@ from millrace.models.labels import parse
 
 
 def rearrange(context: KernelContext) -> Kernel:
-    """Return the same values with dims reordered, grouped or taken apart."""
-    found = layout(context)
-    (source,), (target,) = found.inputs, found.outputs
-    apart = tuple(found.sizes[label] for label in source)
+    """Kernel of the input's values with dims reordered, grouped or taken apart."""
+    operand_dims = layout(context)
+    (source,), (target,) = operand_dims.inputs, operand_dims.outputs
+    apart = tuple(operand_dims.sizes[label] for label in source)
     order = tuple(source.index(label) for label in target)
-    result = tuple(found.sizes[label] for label in target)
+    result = tuple(operand_dims.sizes[label] for label in target)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         np.copyto(outputs[0].reshape(result), inputs[0].reshape(apart).transpose(order))
@@ -27,14 +27,14 @@ def rearrange(context: KernelContext) -> Kernel:
 
 
 def sum_(context: KernelContext) -> Kernel:
-    """Return the sum over the labels that the output does not hold."""
-    found = layout(context)
-    (source,), (target,) = found.inputs, found.outputs
-    apart = tuple(found.sizes[label] for label in source)
-    axes = tuple(at for at, label in enumerate(source) if label not in target)
-    kept = tuple(label for label in source if label in target)
-    order = tuple(target.index(label) for label in kept)
-    result = tuple(found.sizes[label] for label in target)
+    """Kernel of the sum over the labels that the output does not hold."""
+    operand_dims = layout(context)
+    (source,), (target,) = operand_dims.inputs, operand_dims.outputs
+    apart = tuple(operand_dims.sizes[label] for label in source)
+    axes = tuple(axis for axis, label in enumerate(source) if label not in target)
+    kept_labels = tuple(label for label in source if label in target)
+    order = tuple(target.index(label) for label in kept_labels)
+    result = tuple(operand_dims.sizes[label] for label in target)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         out = outputs[0].reshape(result).transpose(order)
@@ -44,11 +44,11 @@ def sum_(context: KernelContext) -> Kernel:
 
 
 def broadcast(context: KernelContext) -> Kernel:
-    """Return the same values along every label that only the output holds."""
-    found = layout(context)
-    (source,), (target,) = found.inputs, found.outputs
-    form = spread(source, target, found.sizes)
-    result = tuple(found.sizes[label] for label in target)
+    """Kernel of the input's values, repeated along every label that only the output holds."""
+    operand_dims = layout(context)
+    (source,), (target,) = operand_dims.inputs, operand_dims.outputs
+    form = spread(source, target, operand_dims.sizes)
+    result = tuple(operand_dims.sizes[label] for label in target)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         np.copyto(outputs[0].reshape(result), form.view(inputs[0]))
@@ -57,22 +57,24 @@ def broadcast(context: KernelContext) -> Kernel:
 
 
 def _differing_dim(context: KernelContext) -> int:
-    """Return the dim whose label differs between the first input and the output (0 if none)."""
+    """Dim whose label differs between the first input and the output (0 if none)."""
     expression = parse(context.labels)
     pairs = zip(expression.inputs[0], expression.outputs[0], strict=True)
-    return next((at for at, (one, other) in enumerate(pairs) if one != other), 0)
+    return next(
+        (dim for dim, (in_label, out_label) in enumerate(pairs) if in_label != out_label), 0
+    )
 
 
-def _window(context: KernelContext, at: int, size: int) -> tuple[slice, ...]:
-    """Return `size` indexes from the attribute `start` on, along dim `at`."""
+def _window(context: KernelContext, dim: int, size: int) -> tuple[slice, ...]:
+    """Slices of `size` indexes from the attribute `start` on, along dim `dim`."""
     start = int(context.attributes["start"])
-    return (*(slice(None),) * at, slice(start, start + size))
+    return (*(slice(None),) * dim, slice(start, start + size))
 
 
 def narrow(context: KernelContext) -> Kernel:
-    """Return what the output holds of the input, from `start` on along the dim that differs."""
-    at = _differing_dim(context)
-    window = _window(context, at, context.outputs[0].shape[at])
+    """Kernel of the output's part of the input, from `start` on along the dim that differs."""
+    dim = _differing_dim(context)
+    window = _window(context, dim, context.outputs[0].shape[dim])
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         np.copyto(outputs[0], inputs[0][window])
@@ -81,9 +83,9 @@ def narrow(context: KernelContext) -> Kernel:
 
 
 def widen(context: KernelContext) -> Kernel:
-    """Return the input at `start`, zeros around it: the gradient of `narrow`."""
-    at = _differing_dim(context)
-    window = _window(context, at, context.inputs[0].shape[at])
+    """Kernel of the input at `start`, zeros around it: the gradient of `narrow`."""
+    dim = _differing_dim(context)
+    window = _window(context, dim, context.inputs[0].shape[dim])
     before = (*window[:-1], slice(None, window[-1].start))
     behind = (*window[:-1], slice(window[-1].stop, None))
 
@@ -96,11 +98,11 @@ def widen(context: KernelContext) -> Kernel:
 
 
 def concat(context: KernelContext) -> Kernel:
-    """Return two or more tensors one behind the other along the dim whose labels differ."""
-    at = _differing_dim(context)
-    stops = list(accumulate(shard.shape[at] for shard in context.inputs))
+    """Kernel of two or more tensors one behind the other along the dim whose labels differ."""
+    dim = _differing_dim(context)
+    stops = list(accumulate(shard.shape[dim] for shard in context.inputs))
     places = [
-        (*(slice(None),) * at, slice(stop - shard.shape[at], stop))
+        (*(slice(None),) * dim, slice(stop - shard.shape[dim], stop))
         for shard, stop in zip(context.inputs, stops, strict=True)
     ]
 
@@ -112,23 +114,23 @@ def concat(context: KernelContext) -> Kernel:
 
 
 def _overlap(context: KernelContext) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-    """Return where input and output shards meet, inside the input and inside the output."""
+    """Region where input and output shards meet, inside the input and inside the output."""
     given, wanted = context.inputs[0], context.outputs[0]
     inside_given, inside_wanted = [], []
-    for at in range(len(given.shape)):
-        start = max(given.offsets[at], wanted.offsets[at])
+    for dim in range(len(given.shape)):
+        start = max(given.offsets[dim], wanted.offsets[dim])
         stop = min(
-            given.offsets[at] + given.shape[at],
-            wanted.offsets[at] + wanted.shape[at],
+            given.offsets[dim] + given.shape[dim],
+            wanted.offsets[dim] + wanted.shape[dim],
         )
         stop = max(start, stop)
-        inside_given.append(slice(start - given.offsets[at], stop - given.offsets[at]))
-        inside_wanted.append(slice(start - wanted.offsets[at], stop - wanted.offsets[at]))
+        inside_given.append(slice(start - given.offsets[dim], stop - given.offsets[dim]))
+        inside_wanted.append(slice(start - wanted.offsets[dim], stop - wanted.offsets[dim]))
     return tuple(inside_given), tuple(inside_wanted)
 
 
 def slice_(context: KernelContext) -> Kernel:
-    """Return the part of the input that is this rank's shard of the output (B to S).
+    """Kernel of the part of the input that is this rank's shard of the output (B to S).
 
     Raises
     ------
@@ -149,7 +151,7 @@ def slice_(context: KernelContext) -> Kernel:
 
 
 def pad(context: KernelContext) -> Kernel:
-    """Return the input at its place among values that change nothing (B or S to P).
+    """Kernel of the input at its place among values that change nothing (B or S to P).
 
     On an axis that goes from B to P(sum) only the rank at coordinate 0 keeps its values. The
     filling is 0 for P(sum) and minus infinity for P(max), where every rank may keep its values.
@@ -159,11 +161,11 @@ def pad(context: KernelContext) -> Kernel:
     covers = tuple(part.stop - part.start for part in inside_wanted) == context.outputs[0].shape
     keeps = True
     neutral = 0.0
-    for old, new, at in zip(before, after, context.coordinate, strict=True):
+    for old, new, axis_coordinate in zip(before, after, context.coordinate, strict=True):
         if new.reduction == "max":
             neutral = -np.inf
         elif new.is_partial and not old.is_partial and not old.is_split:
-            keeps = keeps and at == 0
+            keeps = keeps and axis_coordinate == 0
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         if not keeps or not covers:

@@ -16,7 +16,7 @@ from millrace.models.ops import state_of
 
 
 def squared_sum(context: KernelContext) -> Kernel:
-    """Return the sum of squares, added up in float64."""
+    """Kernel of the sum of squares, added up in float64."""
     size = context.inputs[0].size
     (wide,) = scratch(1, size, "float64")
 
@@ -33,7 +33,7 @@ def squared_sum(context: KernelContext) -> Kernel:
 
 
 def step_totals(context: KernelContext) -> Kernel:
-    """Return (loss sum, token count, sum of squares) as this rank's part of a sum over the world.
+    """Kernel of (loss sum, token count, sum of squares): this rank's part of a sum over the world.
 
     Inputs are the loss, the count and any number of squared sums; with the attribute `has_loss`
     false (a stage that holds no loss) they are squared sums alone. An input that is B on a mesh
@@ -41,7 +41,10 @@ def step_totals(context: KernelContext) -> Kernel:
     """
     has_loss = bool(context.attributes.get("has_loss", True))
     counts = [
-        all(one.kind != "B" or at == 0 for one, at in zip(sbp, context.coordinate, strict=True))
+        all(
+            axis_sbp.kind != "B" or axis_coordinate == 0
+            for axis_sbp, axis_coordinate in zip(sbp, context.coordinate, strict=True)
+        )
         for sbp in context.input_sbp or ((),) * len(context.inputs)
     ]
     squares_from = 2 if has_loss else 0
@@ -59,7 +62,7 @@ def step_totals(context: KernelContext) -> Kernel:
 
 
 def rate_at(context: KernelContext, step: int) -> float:
-    """Return the learning rate of `step`, counted from 0 over all runs.
+    """Learning rate of `step`, counted from 0 over all runs.
 
     A linear rise over `warmup_steps`, then a cosine to `final_fraction` of `learning_rate` at
     `decay_steps`; constant when that is 0 (Loshchilov and Hutter 2017, without restarts).
@@ -76,7 +79,7 @@ def rate_at(context: KernelContext, step: int) -> float:
 
 
 def learning_rate(context: KernelContext) -> Kernel:
-    """Return the learning rate of the step."""
+    """Kernel of the learning rate of the step."""
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         outputs[0][...] = rate_at(context, context.run.first_step + firing)
@@ -85,7 +88,7 @@ def learning_rate(context: KernelContext) -> Kernel:
 
 
 def _gradient_scale(totals: Array, clip_norm: float) -> float:
-    """Return what an unscaled gradient is multiplied by: 1 / tokens, and the clipping."""
+    """Factor of an unscaled gradient: 1 / tokens, and the clipping."""
     tokens = max(float(totals[1]), 1.0)
     norm = sqrt(float(totals[2])) / tokens
     return (clip_norm / norm if 0 < clip_norm < norm else 1.0) / tokens
@@ -107,8 +110,8 @@ class _State:
             dtype, share = self._arrays[0].dtype, room.size // len(self._arrays)
             length = share // dtype.itemsize
             self._staged = [
-                room[at * length * dtype.itemsize :][: length * dtype.itemsize].view(dtype)
-                for at in range(len(self._arrays))
+                room[index * length * dtype.itemsize :][: length * dtype.itemsize].view(dtype)
+                for index in range(len(self._arrays))
             ]
 
     def pieces(self) -> Iterator[tuple[slice, list[Array]]]:
@@ -126,7 +129,7 @@ class _State:
 
 
 def _flat_state(context: KernelContext) -> list[Array]:
-    """Return the state arrays in one dim."""
+    """State arrays in one dim."""
     names = state_of(context.kind, context.attributes)
     if len(context.state) != len(names):
         raise ExecutorError(
@@ -137,7 +140,7 @@ def _flat_state(context: KernelContext) -> list[Array]:
 
 
 def adamw(context: KernelContext) -> Kernel:
-    """Return the next value of a variable, of (w, gradient sum, totals, learning rate).
+    """Kernel of the next value of a variable, from (w, gradient sum, totals, learning rate).
 
     Notes
     -----
@@ -183,7 +186,7 @@ def adamw(context: KernelContext) -> Kernel:
 
 
 def sgd(context: KernelContext) -> Kernel:
-    """Return the next value of a variable, of (w, gradient sum, totals, learning rate).
+    """Kernel of the next value of a variable, from (w, gradient sum, totals, learning rate).
 
     velocity = momentum · velocity + g, w' = w (1 − lr · decay) − lr · velocity; without momentum
     there is no velocity and g takes its place.
@@ -198,12 +201,12 @@ def sgd(context: KernelContext) -> Kernel:
         w, gradient, target = (a.reshape(-1) for a in (inputs[0], inputs[1], outputs[0]))
         context.run.record_totals(firing, inputs[2])
         scale, rate = _gradient_scale(inputs[2], clip_norm), float(inputs[3])
-        for piece, kept in state.pieces():
+        for piece, velocities in state.pieces():
             for inner in chunks(piece.stop - piece.start):
                 part = slice(piece.start + inner.start, piece.start + inner.stop)
                 change = buffer[: part.stop - part.start]
                 np.multiply(gradient[part], scale, out=change)
-                for velocity in kept:
+                for velocity in velocities:
                     np.multiply(velocity[inner], momentum, out=velocity[inner])
                     np.add(velocity[inner], change, out=velocity[inner])
                     np.copyto(change, velocity[inner])

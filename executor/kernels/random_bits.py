@@ -17,14 +17,14 @@ from millrace.executor.kernels.context import Array
 
 ROUNDS = 10
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-WEYL = (0x9E3779B9, 0xBB67AE85)  # what the key grows by from round to round
+WEYL = (0x9E3779B9, 0xBB67AE85)  # The key grows by these from round to round.
 _WORD = 0xFFFFFFFF
 
 Key = tuple[int, int]
 
 
 def key_of(seed: int, name: str) -> Key:
-    """Return the key of a stream: 64 bits of the SHA-256 of seed and name."""
+    """Key of a stream: 64 bits of the SHA-256 of seed and name."""
     digest = sha256(f"{seed} {name}".encode()).digest()
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")
 
@@ -42,19 +42,19 @@ def philox(words: Sequence[Array], key: Key, spare: Sequence[Array]) -> None:
     spare
         Two more such arrays, which are spoiled.
     """
-    zero, one, two, three = words
+    word0, word1, word2, word3 = words
     left, right = spare
     first, second = key
     for _ in range(ROUNDS):
-        np.multiply(zero, np.uint64(MULTIPLIERS[0]), out=left)
-        np.multiply(two, np.uint64(MULTIPLIERS[1]), out=right)
+        np.multiply(word0, np.uint64(MULTIPLIERS[0]), out=left)
+        np.multiply(word2, np.uint64(MULTIPLIERS[1]), out=right)
         # the high halves of the products cross over, mixed with the other words and the key
-        np.right_shift(right, np.uint64(32), out=zero)
-        np.bitwise_xor(zero, one, out=zero)
-        np.bitwise_xor(zero, np.uint64(first), out=zero)
-        np.right_shift(left, np.uint64(32), out=two)
-        np.bitwise_xor(two, three, out=two)
-        np.bitwise_xor(two, np.uint64(second), out=two)
-        np.bitwise_and(right, np.uint64(_WORD), out=one)
-        np.bitwise_and(left, np.uint64(_WORD), out=three)
+        np.right_shift(right, np.uint64(32), out=word0)
+        np.bitwise_xor(word0, word1, out=word0)
+        np.bitwise_xor(word0, np.uint64(first), out=word0)
+        np.right_shift(left, np.uint64(32), out=word2)
+        np.bitwise_xor(word2, word3, out=word2)
+        np.bitwise_xor(word2, np.uint64(second), out=word2)
+        np.bitwise_and(right, np.uint64(_WORD), out=word1)
+        np.bitwise_and(left, np.uint64(_WORD), out=word3)
         first, second = (first + WEYL[0]) & _WORD, (second + WEYL[1]) & _WORD

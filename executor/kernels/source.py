@@ -14,7 +14,7 @@ from millrace.models.graph import ITEMSIZE
 
 
 def input_(context: KernelContext) -> Kernel:
-    """Return the shard's samples of the attribute `source`, dim 0 being the batch.
+    """Kernel of the shard's samples of the attribute `source`, dim 0 being the batch.
 
     Sample i of microbatch m of step s is number (s · global_batch + m · batch + i) of the run.
 
@@ -48,7 +48,7 @@ def input_(context: KernelContext) -> Kernel:
 
 
 def fill(context: KernelContext) -> Kernel:
-    """Return the attribute `value` everywhere."""
+    """Kernel of the attribute `value` everywhere."""
     value = context.attributes["value"]
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -58,7 +58,7 @@ def fill(context: KernelContext) -> Kernel:
 
 
 def constant(context: KernelContext) -> Kernel:
-    """Return the shard of the values in `data`, or `value` everywhere where `data` is empty.
+    """Kernel of the shard of the values in `data`, or `value` everywhere where `data` is empty.
 
     Raises
     ------
@@ -76,7 +76,7 @@ def constant(context: KernelContext) -> Kernel:
 
 
 def constant_bits(context: KernelContext) -> Array:
-    """Return this rank's shard of a constant's `data`, as unsigned integers of its width.
+    """Shard of a constant's `data` on this rank, as unsigned integers of its width.
 
     The text is base64 of zlib of little-endian values, row by row.
 

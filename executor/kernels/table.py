@@ -137,7 +137,7 @@ DTYPES = ("float32", "float64", "int32", "int64")
 
 
 def make_kernel(context: KernelContext) -> Kernel:
-    """Return the kernel of an actor.
+    """Kernel of an actor.
 
     Raises
     ------

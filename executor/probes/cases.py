@@ -1,4 +1,4 @@
-"""What `millrace profile` times: the op kinds that most time goes to, at several sizes.
+"""Cases that `millrace profile` times: the op kinds that most time goes to, at several sizes.
 
 The kinds left out are priced like one of these (`millrace.planner.likeness`). Labels: b batch, t
 queries, s keys, h heads, d and k features, n made, v vocabulary, p positions, z totals; c channels,
@@ -50,10 +50,10 @@ class Probe:
     attributes: Attributes = field(default_factory=dict)
 
     def dtypes(self, dtype: str) -> tuple[str, ...]:
-        """Return the dtypes of the inputs where activations are of `dtype`."""
+        """Dtypes of the inputs where activations are of `dtype`."""
         return tuple(
-            "int32" if at in self.ids else WIDE if at in self.wide else dtype
-            for at in range(len(parse(self.labels).inputs))
+            "int32" if index in self.ids else WIDE if index in self.wide else dtype
+            for index in range(len(parse(self.labels).inputs))
         )
 
     @property
@@ -74,7 +74,7 @@ def _window(stride: int, pad: int) -> Attributes:
 
 
 def _convolutions() -> Iterator[Probe]:
-    """Windows of 3 by 3 and of one place."""
+    """Probes of windows of 3 by 3 and of one place."""
     x, w, y = "b y! x! c", "n q! p! c", "b j! i! n"
     forms = (
         ("conv", f"{x}, {w} -> {y}"),
@@ -241,20 +241,20 @@ class Case:
     ids: Mapping[int, int] = field(default_factory=dict)
 
     def numbers(self, index: int) -> Array:
-        """Return the ids of an input."""
+        """Ids of an input."""
         rng = np.random.default_rng(index)
         return rng.integers(0, self.ids[index], self.context.inputs[index].shape).astype(np.int32)
 
     def inputs(self) -> tuple[Array, ...]:
-        """Return fresh input arrays, ids and float32; none is negative: some are squares."""
+        """Fresh input arrays, ids and float32; none is negative: some are squares."""
         rng = np.random.default_rng(0)
         return tuple(
-            self.numbers(at) if at in self.ids else rng.random(shard.shape, dtype=np.float32)
-            for at, shard in enumerate(self.context.inputs)
+            self.numbers(index) if index in self.ids else rng.random(shard.shape, dtype=np.float32)
+            for index, shard in enumerate(self.context.inputs)
         )
 
     def outputs(self) -> tuple[Array, ...]:
-        """Return fresh output arrays."""
+        """Fresh output arrays."""
         return tuple(np.zeros(shard.shape, shard.dtype) for shard in self.context.outputs)
 
 
@@ -280,7 +280,7 @@ def cases(scales: Scales = CPU_SCALES, precision: str | None = None) -> Iterator
 
 
 def _computes_in(probe: Probe, precision: str) -> bool:
-    """Whether a probe is timed in a precision: each kind once where its dtypes never change."""
+    """True if a probe is timed in a precision: each kind once where its dtypes never change."""
     if precision == "tf32":
         return probe.kind in MULTIPLIED
     if probe.kind == "cast":
@@ -311,16 +311,16 @@ def _made(kind: str, outputs: int, inputs: Sequence[str], dtype: str) -> tuple[s
 def _case(probe: Probe, sizes: Sizes, precision: str | None) -> Case:
     expression = parse(probe.labels)
     tokens = sizes.get("t", 1)
-    known = {"v": VOCABULARY, "c": 2, "z": 3, "s": tokens, "p": 2 * tokens, **sizes}
+    label_sizes = {"v": VOCABULARY, "c": 2, "z": 3, "s": tokens, "p": 2 * tokens, **sizes}
     dtype = WIDE if precision is None else DTYPES[precision]
-    given = probe.dtypes(dtype)
-    made = _made(probe.kind, len(expression.outputs), given, dtype)
+    in_dtypes = probe.dtypes(dtype)
+    out_dtypes = _made(probe.kind, len(expression.outputs), in_dtypes, dtype)
     inputs, outputs = (
         tuple(
-            whole(shape_of(operand, known), found)
-            for operand, found in zip(operands, dtypes, strict=True)
+            whole(shape_of(operand, label_sizes), operand_dtype)
+            for operand, operand_dtype in zip(operands, dtypes, strict=True)
         )
-        for operands, dtypes in ((expression.inputs, given), (expression.outputs, made))
+        for operands, dtypes in ((expression.inputs, in_dtypes), (expression.outputs, out_dtypes))
     )
     work = op_work(
         probe.kind,
@@ -331,7 +331,7 @@ def _case(probe: Probe, sizes: Sizes, precision: str | None) -> Case:
         [shard.itemsize for shard in inputs],
         [shard.itemsize for shard in outputs],
     )
-    kept = state_of(probe.kind, probe.attributes)
+    states = state_of(probe.kind, probe.attributes)
     context = KernelContext(
         kind=probe.kind,
         name=f"probe {probe.kind}",
@@ -339,7 +339,7 @@ def _case(probe: Probe, sizes: Sizes, precision: str | None) -> Case:
         attributes=probe.attributes,
         inputs=inputs,
         outputs=outputs,
-        state=[np.zeros(outputs[0].shape, outputs[0].dtype) for _ in kept],
+        state=[np.zeros(outputs[0].shape, outputs[0].dtype) for _ in states],
         run=_run(_tokens() if probe.kind == "input" else None, precision),
     )
     below = zip(probe.ids, probe.below, strict=False)
@@ -347,7 +347,7 @@ def _case(probe: Probe, sizes: Sizes, precision: str | None) -> Case:
         context=context,
         work=max(work.flops or work.bytes, 1),
         table=_table(probe, sizes, precision),
-        ids={at: known[label] for at, label in below},
+        ids={index: label_sizes[label] for index, label in below},
     )
 
 
@@ -363,14 +363,14 @@ def _run(dataset: TokenWindows | None, precision: str | None) -> RunState:
 
 
 def _tokens() -> TokenWindows:
-    """Some text, for `input`."""
+    """Text for `input`, of no meaning."""
     tokens = np.arange(2**16, dtype=np.uint16) % VOCABULARY
     corpus = Corpus(tokens=tokens, vocab=VOCABULARY, origin="probe")
     return TokenWindows(corpus=corpus, seed=0)
 
 
 def _boxing_cases(size_bytes: int) -> Iterator[Case]:
-    """`slice` of half a tensor, and `pad` back, of so many bytes.
+    """Cases of `slice` of half a tensor, and of `pad` back, of so many bytes.
 
     They move bytes, of whatever dtype: one table serves every precision.
     """

@@ -25,7 +25,7 @@ COMPUTE, LANE, BACK_LANE, LAUNCH = range(4)
 
 
 class _Chains:
-    """Collects chains; all registers lie in the same two places, since nobody reads the values."""
+    """Chains while they are added; all registers lie in two places, for nobody reads the values."""
 
     def __init__(self, place_bytes: int) -> None:
         self._place_bytes = place_bytes
@@ -93,7 +93,7 @@ class _Chains:
                     self._orders[queue].append(actor)
 
     def program(self, stage: int, ranks: tuple[int, ...]) -> Program:
-        """Return the program of all chains."""
+        """Program of all chains."""
         names = ("compute", "lane", "lane back", "launch")
         return Program(
             name=f"stage {stage}",
@@ -113,7 +113,7 @@ class _Chains:
 
 
 def ring_graph(actors: int) -> ActorGraph:
-    """A ring of idle actors on one rank, each reading what the one before it wrote."""
+    """Graph of a ring of idle actors on one rank, each reading what the one before it wrote."""
     chains = _Chains(64)
     registers = [
         chains.register((1,), "()", place=0, initial=int(index == actors - 1))
@@ -128,7 +128,7 @@ def ring_graph(actors: int) -> ActorGraph:
 
 
 def group_graph(ranks: int, size: int) -> ActorGraph:
-    """Every collective between the first `size` of `ranks` ranks; the others do nothing.
+    """Graph of every collective between the first `size` of `ranks` ranks; the others do nothing.
 
     One group alone, because what groups cost each other is for the simulator to add.
     """
@@ -146,7 +146,7 @@ def group_graph(ranks: int, size: int) -> ActorGraph:
 
 
 def _add_collective(chains: _Chains, meeting: Meeting, size: int) -> None:
-    """Idle actor, send register, meeting, receive register; shapes are (rows, columns)."""
+    """Add an idle actor, a meeting and its registers, of shapes (rows, columns)."""
     columns = 8 * size
     rows = max(1, meeting.message_bytes // (ITEM_BYTES * columns * size)) * size
     large, small = (rows, columns), (rows // size, columns)
@@ -168,7 +168,7 @@ def _add_collective(chains: _Chains, meeting: Meeting, size: int) -> None:
 
 
 def pair_graph(ranks: int) -> ActorGraph:
-    """Messages there and back between the first two of `ranks` ranks."""
+    """Graph of messages there and back between the first two of `ranks` ranks."""
     near, far = (_Chains(place_bytes=MESSAGE_BYTES[-1]) for _ in range(2))
     for message_bytes in MESSAGE_BYTES:
         shape, firings = (message_bytes // ITEM_BYTES,), TURNS[message_bytes]
@@ -192,10 +192,10 @@ def pair_graph(ranks: int) -> ActorGraph:
 
 
 def _graph(name: str, size: int, ranks: int, *chains: _Chains) -> ActorGraph:
-    """A program of `size` ranks for each of `chains`, and an idle one for all other ranks."""
+    """Graph of a program of `size` ranks for each of `chains`, and an idle one for the others."""
     programs = [
-        found.program(stage, tuple(range(stage * size, (stage + 1) * size)))
-        for stage, found in enumerate(chains)
+        stage_chains.program(stage, tuple(range(stage * size, (stage + 1) * size)))
+        for stage, stage_chains in enumerate(chains)
     ]
     if rest := tuple(range(len(chains) * size, ranks)):
         programs.append(_Chains(place_bytes=ITEM_BYTES).program(len(chains), rest))

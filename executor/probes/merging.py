@@ -1,4 +1,4 @@
-"""What ranks have timed, made one table for every kind."""
+"""Merging: one table for every kind, from what the ranks have timed."""
 
 from collections import Counter
 from statistics import fmean, median
@@ -7,8 +7,8 @@ from millrace.executor.probes.timing import Points
 
 
 def merged(tables: list[Points]) -> dict[str, tuple[tuple[int, int], ...]]:
-    """Return the median over ranks, then the mean over probes of equal work, sorted by work."""
-    found: dict[str, tuple[tuple[int, int], ...]] = {}
+    """Points of every kind: the median over ranks, then the mean over probes of equal work."""
+    points_by_kind: dict[str, tuple[tuple[int, int], ...]] = {}
     for key in sorted({key for table in tables for key in table}):
         by_probe: dict[tuple[int, int], list[int]] = {}
         for table in tables:
@@ -19,7 +19,7 @@ def merged(tables: list[Points]) -> dict[str, tuple[tuple[int, int], ...]]:
         by_work: dict[int, list[int]] = {}
         for (work, _), durations in by_probe.items():
             by_work.setdefault(work, []).append(round(median(durations)))
-        found[key] = tuple(
+        points_by_kind[key] = tuple(
             (work, max(1, round(fmean(durations)))) for work, durations in sorted(by_work.items())
         )
-    return found
+    return points_by_kind

@@ -12,14 +12,14 @@ Scales = Mapping[str, tuple[Sizes, ...]]
 def _scales(
     tokens: tuple[Sizes, Sizes, Sizes, Sizes], others: dict[str, tuple[Sizes, ...]]
 ) -> Scales:
-    """What many models use is timed at all sizes of activations, what few use at some of them."""
+    """Sizes by name: of activations all for what many models use, some for what few use."""
     few, ends = (tokens[0], tokens[2], tokens[3]), (tokens[0], tokens[3])
     scalars = ({"z": 3},)
     return {"tokens": tokens, "few": few, "ends": ends, "scalars": scalars, **others}
 
 
 def _heads(sizes: tuple[int, ...], batches: tuple[tuple[int, int, int], ...]) -> tuple[Sizes, ...]:
-    """Attention's core is taken per head: d features of one head."""
+    """Sizes of attention, whose core is taken per head: d features of one head."""
     return tuple({"b": b, "t": t, "h": h, "d": d} for d in sizes for b, t, h in batches)
 
 
@@ -28,7 +28,7 @@ def _products(*sizes: tuple[int, int, int, int]) -> tuple[Sizes, ...]:
 
 
 def _filters(*sizes: tuple[int, int, int, int, int]) -> tuple[Sizes, ...]:
-    """Images of b, c channels, n made, windows of q by q, sides of places."""
+    """Sizes of convolutions: images of b, c channels, n made, q by q windows, sides of places."""
     return tuple(
         {"b": b, "c": c, "n": n, "q": q, "p": q, "y": side, "x": side, "j": side, "i": side}
         for b, c, n, q, side in sizes

@@ -1,4 +1,4 @@
-"""What each rank does for `millrace profile`.
+"""Timing: the work of each rank for `millrace profile`.
 
 Started as `python -m mpi4py -m millrace.executor.probes.timing FOLDER`.
 
@@ -44,14 +44,14 @@ Points = dict[str, list[tuple[int, int]]]
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """What the parent asks for."""
+    """Request of the parent: what to time, and for how long."""
 
     cores: int
     kernel_ns: int  # how long to repeat each kernel
 
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank found; ranks beyond the cores time no kernels."""
+    """Timings of one rank; ranks beyond the cores time no kernels."""
 
     launch_ns: int = 0
     memory_bandwidth_bytes_per_s: float = 0.0
@@ -66,16 +66,16 @@ def main(arguments: Sequence[str]) -> None:
         order = msgspec.json.decode((folder / "order.json").read_bytes(), type=Order)
         world = join_world()
         world.barrier()
-        found = Timings()
+        timings = Timings()
         if world.rank < order.cores:
-            found = Timings(
+            timings = Timings(
                 launch_ns=time_launch(),
                 memory_bandwidth_bytes_per_s=time_copy(),
                 kernels=time_kernels(order.kernel_ns),
             )
         world.barrier()
-        found = msgspec.structs.replace(found, collectives=time_collectives(world, folder))
-        (folder / f"timings.{world.rank}.json").write_bytes(msgspec.json.encode(found))
+        timings = msgspec.structs.replace(timings, collectives=time_collectives(world, folder))
+        (folder / f"timings.{world.rank}.json").write_bytes(msgspec.json.encode(timings))
         world.barrier()
 
     be_rank(arguments, life)
@@ -92,7 +92,7 @@ def time_kernels(patience_ns: int) -> Points:
 
 
 def time_case(case: Case, patience_ns: int) -> int:
-    """Return the median duration of one call, over about `patience_ns` of calls.
+    """Median duration of one call [ns], over about `patience_ns` of calls.
 
     Calls take turns on copies of the arrays, so that, as in a run, no cache holds them, and all
     lie in shared memory, whose small pages cost a strided kernel up to half its speed.
@@ -121,7 +121,7 @@ def time_case(case: Case, patience_ns: int) -> int:
 
 
 def _shared_set(case: Case, inputs: Sequence[Array]) -> tuple[list[Array], list[Array]]:
-    """Return a copy of the inputs and of the outputs."""
+    """Copy of the inputs and of the outputs, in shared memory."""
     return (
         [in_shared_memory(array) for array in inputs],
         [in_shared_memory(array) for array in case.outputs()],
@@ -129,7 +129,7 @@ def _shared_set(case: Case, inputs: Sequence[Array]) -> tuple[list[Array], list[
 
 
 def in_shared_memory(array: Array) -> Array:
-    """Return a copy that lies where a run's arena does, every page written to."""
+    """Copy of an array that lies where a run's arena does, every page written to."""
     block = mmap(-1, max(array.nbytes, 1))
     copy = np.frombuffer(block, array.dtype, array.size).reshape(array.shape)
     np.copyto(copy, array)
@@ -137,7 +137,7 @@ def in_shared_memory(array: Array) -> Array:
 
 
 def time_copy() -> float:
-    """Return the bytes read and written per second by a copy that no cache holds."""
+    """Bytes read and written per second by a copy that no cache holds."""
     source, target = (np.ones(BANDWIDTH_BYTES // 8) for _ in range(2))
     durations = []
     for _ in range(5):
@@ -148,7 +148,7 @@ def time_copy() -> float:
 
 
 def time_launch() -> int:
-    """Return what the driver adds to a kernel: the time of one firing that does nothing."""
+    """Nanoseconds that the driver adds to a kernel: the time of one firing that does nothing."""
     graph = ring_graph(IDLE_ACTORS)
     program = graph.programs[0]
     recorder = Recorder(program, IDLE_STEPS, spans=False)
@@ -198,14 +198,14 @@ def time_collectives(world: World, folder: Path) -> Points:
     for size in group_sizes(world.size):
         for actor, turn_ns in _turns(group_graph(world.size, size), world, folder):
             if (meeting := actor.meeting) is not None:
-                found = points.setdefault(f"{meeting.kind}/{size}", [])
-                found.append((meeting.message_bytes, turn_ns))
+                kind_points = points.setdefault(f"{meeting.kind}/{size}", [])
+                kind_points.append((meeting.message_bytes, turn_ns))
     if world.size > 1:
         for actor, turn_ns in _turns(pair_graph(world.size), world, folder):
             if actor.meeting is not None and actor.meeting.kind == "recv":
                 # a turn goes there and back
-                found = points.setdefault("send/2", [])
-                found.append((actor.meeting.message_bytes, turn_ns // 2))
+                kind_points = points.setdefault("send/2", [])
+                kind_points.append((actor.meeting.message_bytes, turn_ns // 2))
     return points
 
 
@@ -216,10 +216,10 @@ def _turns(graph: ActorGraph, world: World, folder: Path) -> Iterator[tuple[Acto
     memory = RankMemory(graph, world.rank, block)
     recording = run_rank(memory, _Nothing(), world, folder, shared=shared, steps=1, spans=True)
     world.barrier()  # ranks that had nothing to do wait here, where waiting is polite
-    at = 0
+    offset = 0
     for actor in memory.program.actors:
-        ends_ns = recording.ends_ns[at : at + actor.firings]
-        at += actor.firings
+        ends_ns = recording.ends_ns[offset : offset + actor.firings]
+        offset += actor.firings
         yield actor, round(float(np.median(np.diff(ends_ns))))
 
 

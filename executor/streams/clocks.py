@@ -29,12 +29,12 @@ class Clocks:
         self._end: dict[int, Clock] = {}
 
     def pruned(self, stream: int, needs: Iterable[int]) -> tuple[int, ...]:
-        """The fewest of `needs` to wait for, so that the stream's next command is after all."""
-        known = self._ends[stream]
+        """Fewest of `needs` to wait for, so that the stream's next command is after all of them."""
+        stream_clock = self._ends[stream]
         latest: dict[int, int] = {}
         for need in needs:
             other, place = self._at[need]
-            if place >= known[other] and (
+            if place >= stream_clock[other] and (
                 other not in latest or place > self._at[latest[other]][1]
             ):
                 latest[other] = need
@@ -58,11 +58,11 @@ class Clocks:
         self._end[command] = self._ends[stream] = end
 
     def before(self, first: int, second: int) -> bool:
-        """Whether one command is complete before another begins."""
+        """True if one command is complete before another begins."""
         stream, place = self._at[first]
         return self._begin[second][stream] > place
 
     def ends_after(self, last: int, other: int) -> bool:
-        """Whether one command, another than `other`, ends only after that has."""
+        """True if one command, another than `other`, ends only after that has."""
         stream, place = self._at[other]
         return last != other and self._end[last][stream] > place

@@ -54,7 +54,7 @@ class Command(NamedTuple):
         Commands of other streams of the rank that the stream waits for first, by their place in
         the list.
     records
-        Whether an event follows that another stream waits for.
+        True if an event follows that another stream waits for.
     meets
         Of a meeting, the commands of all members in the buffer, this one too, in the order of the
         group; of a local actor, none.
@@ -73,7 +73,7 @@ class Command(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandBuffer:
-    """What a host issues for some ranks of an actor graph.
+    """Commands that a host issues for some ranks of an actor graph.
 
     Parameters
     ----------
@@ -141,7 +141,7 @@ def command_buffer(
     versions = {rank: Versions(graph.programs[graph.program_of(rank)]) for rank in ranks}
     issues = _host_order(graph, ranks, len(ranks) == 1 if folded is None else folded)
     commands = _commands(versions, [[m for m in i if m.rank in versions] for i in issues])
-    period = lcm(*(one.period for one in versions.values()))
+    period = lcm(*(rank_versions.period for rank_versions in versions.values()))
     return CommandBuffer(
         ranks=ranks,
         streams=tuple(
@@ -149,28 +149,28 @@ def command_buffer(
             for rank in ranks
         ),
         steps=tuple(
-            tuple(_in_step(one, versions[one.rank], step) for one in commands)
+            tuple(_in_step(command, versions[command.rank], step) for command in commands)
             for step in range(period)
         ),
     )
 
 
 def streams_of(program: Program) -> list[int]:
-    """The queues of a program that become streams."""
-    return [at for at, queue in enumerate(program.queues) if queue.leave is Leave.COMPLETED]
+    """Queues of a program that become streams."""
+    return [index for index, queue in enumerate(program.queues) if queue.leave is Leave.COMPLETED]
 
 
 def stream_of(program: Program, actor: int) -> int:
-    """The stream of an actor; raises ExecutorError unless there is exactly one."""
-    streams, found = streams_of(program), program.actors[actor]
-    mine = [streams.index(queue) for queue in found.queues if queue in streams]
-    if len(mine) != 1:
-        names = [program.queues[streams[at]].name for at in mine]
+    """Stream of an actor; raises ExecutorError unless there is exactly one."""
+    streams, graph_actor = streams_of(program), program.actors[actor]
+    own_streams = [streams.index(queue) for queue in graph_actor.queues if queue in streams]
+    if len(own_streams) != 1:
+        names = [program.queues[streams[stream]].name for stream in own_streams]
         raise ExecutorError(
             f"expected one queue that is left at `completed`, to be its stream, found {names}",
-            actor=found.name,
+            actor=graph_actor.name,
         )
-    return mine[0]
+    return own_streams[0]
 
 
 def _in_step(command: Command, versions: Versions, step: int) -> Command:
@@ -179,32 +179,32 @@ def _in_step(command: Command, versions: Versions, step: int) -> Command:
 
 
 def _commands(versions: dict[int, Versions], issues: Sequence[Sequence[Member]]) -> list[Command]:
-    """The commands of a step but for their slots."""
-    programs = {rank: one.program for rank, one in versions.items()}
+    """Commands of a step but for their slots."""
+    programs = {rank: rank_versions.program for rank, rank_versions in versions.items()}
     streams = {
         rank: [stream_of(program, actor) for actor in range(len(program.actors))]
         for rank, program in programs.items()
     }
     clocks = {rank: Clocks(len(streams_of(program))) for rank, program in programs.items()}
     numbers: dict[Member, int] = {}
-    found: list[Command] = []
+    commands: list[Command] = []
     for issue in issues:
-        begin = len(found)
-        for rank, at in issue:
-            number, stream = len(found), streams[rank][at.actor]
-            needs = (numbers[Member(rank, need)] for need in versions[rank].needs(at))
+        begin = len(commands)
+        for rank, firing in issue:
+            number, stream = len(commands), streams[rank][firing.actor]
+            needs = (numbers[Member(rank, need)] for need in versions[rank].needs(firing))
             waits = clocks[rank].pruned(stream, needs)
             clocks[rank].issue(number, stream, waits)
-            numbers[Member(rank, at)] = number
-            meets = programs[rank].actors[at.actor].meeting is not None
+            numbers[Member(rank, firing)] = number
+            meets = programs[rank].actors[firing.actor].meeting is not None
             members = tuple(range(begin, begin + len(issue))) if meets else ()
-            found.append(Command(rank, stream, *at, (), (), waits, meets=members))
-    awaited = {number for command in found for number in command.waits}
-    return [one._replace(records=number in awaited) for number, one in enumerate(found)]
+            commands.append(Command(rank, stream, *firing, (), (), waits, meets=members))
+    awaited = {number for command in commands for number in command.waits}
+    return [command._replace(records=number in awaited) for number, command in enumerate(commands)]
 
 
 def _host_order(graph: ActorGraph, ranks: tuple[int, ...], folded: bool) -> list[Issue]:
-    """What is issued at once, one after the other, for at least the ranks that are asked for.
+    """Issues in the host's order, for at least the ranks that are asked for.
 
     As the null clock has it, except that every rank's meetings are issued in the order of its
     launch queue: the null clock lets a meeting whose members are all there go before another.
@@ -233,7 +233,7 @@ def _host_order(graph: ActorGraph, ranks: tuple[int, ...], folded: bool) -> list
 def _groups(
     graph: ActorGraph, present: set[int]
 ) -> dict[tuple[int, int], tuple[tuple[int, int], ...]]:
-    """By rank and actor of a meeting, its members among the ranks present, in group order."""
+    """Members of a meeting among the ranks present, in group order, by rank and actor."""
     actors: dict[tuple[str, tuple[int, ...]], dict[int, int]] = {}
     for rank in sorted(present):
         for index, actor in enumerate(graph.programs[graph.program_of(rank)].actors):
@@ -242,9 +242,9 @@ def _groups(
                 here = tuple(member for member in members if member in present)
                 actors.setdefault((actor.meeting.key, here), {})[rank] = index
     return {
-        (rank, index): tuple((member, found[member]) for member in here)
-        for (_, here), found in actors.items()
-        for rank, index in found.items()
+        (rank, index): tuple((member, index_of_rank[member]) for member in here)
+        for (_, here), index_of_rank in actors.items()
+        for rank, index in index_of_rank.items()
     }
 
 
@@ -258,50 +258,51 @@ def _in_launch_order(graph: ActorGraph, issues: list[Issue]) -> list[Issue]:
     missing = [0] * len(issues)
     allows: list[list[int]] = [[] for _ in issues]
     for index, issue in enumerate(issues):
-        before = {issue_of[Member(r, need)] for r, at in issue for need in earlier[r][at]}
+        before = {issue_of[Member(r, need)] for r, firing in issue for need in earlier[r][firing]}
         missing[index] = len(before)
         for other in before:
             allows[other].append(index)
     ready = [index for index, count in enumerate(missing) if not count]
-    found: list[Issue] = []
+    ordered: list[Issue] = []
     while ready:
         index = heapq.heappop(ready)
-        found.append(issues[index])
+        ordered.append(issues[index])
         for other in allows[index]:
             missing[other] -= 1
             if not missing[other]:
                 heapq.heappush(ready, other)
-    if len(found) < len(issues):
+    if len(ordered) < len(issues):
         raise ExecutorError(_contradiction(graph, issues, missing))
-    return found
+    return ordered
 
 
 def _earlier(program: Program) -> dict[Firing, list[Firing]]:
-    """What must be issued before each firing of a step."""
+    """Firings that must be issued before each firing of a step."""
     versions = Versions(program)
-    found = {
-        at: list(versions.needs(at))
+    earlier = {
+        firing: list(versions.needs(firing))
         for index, actor in enumerate(program.actors)
-        for at in (Firing(index, firing) for firing in range(actor.firings))
+        for firing in (Firing(index, number) for number in range(actor.firings))
     }
     for queue in program.queues:
         fired = [0] * len(program.actors)
         before: Firing | None = None
         for actor in queue.order:
-            at = Firing(actor, fired[actor])
+            firing = Firing(actor, fired[actor])
             fired[actor] += 1
             if before is not None:
-                found[at].append(before)
-            before = at
-    return found
+                earlier[firing].append(before)
+            before = firing
+    return earlier
 
 
 def _contradiction(graph: ActorGraph, issues: list[Issue], missing: list[int]) -> str:
     stuck = [issue[0] for issue, count in zip(issues, missing, strict=True) if count]
     names = {
         f"`{actor.name}` of rank {rank}": None
-        for rank, at in stuck
-        if (actor := graph.programs[graph.program_of(rank)].actors[at.actor]).meeting is not None
+        for rank, firing in stuck
+        if (actor := graph.programs[graph.program_of(rank)].actors[firing.actor]).meeting
+        is not None
     }
     return (
         "ranks come to their meetings in orders that contradict each other, among them "

@@ -51,29 +51,29 @@ def _run(buffer: CommandBuffer, commands: Sequence[Command], work: Work, random:
             number
             for number in heads
             if all(
-                one in heads and events.issuperset(commands[one].waits)
-                for one in commands[number].meets or (number,)
+                member in heads and events.issuperset(commands[member].waits)
+                for member in commands[number].meets or (number,)
             )
         )
         if not ready:
             raise ExecutorError(_story(buffer, commands, sorted(heads), events))
         number = random.choice(ready)
         together = commands[number].meets or (number,)
-        work([commands[one] for one in together])
-        for one in together:
-            command = commands[one]
+        work([commands[member] for member in together])
+        for member in together:
+            command = commands[member]
             if command.records:
-                events.add(one)
+                events.add(member)
             queue = streams[command.rank, command.stream]
             queue.pop()
-            heads.remove(one)
+            heads.remove(member)
             heads.update(queue[-1:])
 
 
 def _story(
     buffer: CommandBuffer, commands: Sequence[Command], heads: Sequence[int], events: set[int]
 ) -> str:
-    """What the head of every stream waits for."""
+    """Report of what the head of every stream waits for."""
     lines = ["no command can begin"]
     for number in heads:
         command = commands[number]

@@ -36,7 +36,7 @@ def command_line(
     *,
     slots: bool = True,
 ) -> str:
-    """Return the line of one command of a step, with the slots of its registers or without."""
+    """Line of one command of a step, with the slots of its registers or without."""
     command = commands[number]
     program = graph.programs[graph.program_of(command.rank)]
     actor = program.actors[command.actor]

@@ -27,7 +27,7 @@ ANYTHING = -3  # overwritten whatever it was
 
 
 class Access(NamedTuple):
-    """A command reads or writes one slot of a register.
+    """Read or write of one slot of a register by a command.
 
     `expects` is the command whose write it must find there. After the last command come reads by
     the next step, of what it is to find; their command is the number of commands.
@@ -71,7 +71,7 @@ class Race:
 
 
 def find_races(graph: ActorGraph, buffer: CommandBuffer) -> list[Race]:
-    """Return every pair of accesses to common bytes that is not ordered, or ordered wrongly.
+    """Races: the pairs of accesses to common bytes that are not ordered, or ordered wrongly.
 
     Parameters
     ----------
@@ -106,13 +106,13 @@ class _Search:
         self.versions = Versions(self.program)
         self.clocks = Clocks(streams)
         self.numbers: dict[Firing, int] = {}
-        for number, one in enumerate(commands):
-            if one.rank == rank:
-                self.clocks.issue(number, one.stream, one.waits)
-                self.numbers[Firing(one.actor, one.firing)] = number
+        for number, command in enumerate(commands):
+            if command.rank == rank:
+                self.clocks.issue(number, command.stream, command.waits)
+                self.numbers[Firing(command.actor, command.firing)] = number
 
     def races(self) -> Iterator[Race]:
-        """What was found, in the device's arena and in the host's."""
+        """Races in the device's arena and in the host's."""
         arenas: dict[bool, dict[Bytes, list[Access]]] = {False: {}, True: {}}
         for access in self._accesses():
             register = self.program.registers[access.register]
@@ -120,33 +120,33 @@ class _Search:
             arena = arenas[register.memory_kind == HOST]
             arena.setdefault((start, start + register.slot_bytes), []).append(access)
         for host, places in arenas.items():
-            found: dict[Found, Bytes] = {}
+            bytes_by_conflict: dict[Found, Bytes] = {}
             for (start, end), accesses in _intervals(places):
-                for one in self._conflicts(accesses):
-                    first, _ = found.get(one, (start, end))
-                    found[one] = first, end
-            for (why, before, access), (start, end) in found.items():
+                for conflict in self._conflicts(accesses):
+                    first, _ = bytes_by_conflict.get(conflict, (start, end))
+                    bytes_by_conflict[conflict] = first, end
+            for (why, before, access), (start, end) in bytes_by_conflict.items():
                 yield self._race(why, before, access, start, end, host)
 
     def _accesses(self) -> Iterator[Access]:
-        """What every command reads and writes, reads first; then what the next step will read."""
-        for at, number in self.numbers.items():
-            actor, command = self.program.actors[at.actor], self.commands[number]
+        """Accesses of every command, reads first; then the reads of the next step."""
+        for firing, number in self.numbers.items():
+            actor, command = self.program.actors[firing.actor], self.commands[number]
             for port, slot in zip(actor.read, command.reads, strict=False):  # no waits
-                maker = self._write_of(port.register, at.firing // port.hold)
+                maker = self._write_of(port.register, firing.firing // port.hold)
                 yield Access(number, False, port.register, slot, maker)
             for port, slot in zip(actor.outputs, command.writes, strict=True):
-                if at.firing % port.hold:  # adds to what the firing before left
-                    before = self.numbers[Firing(at.actor, at.firing - 1)]
+                if firing.firing % port.hold:  # adds to what the firing before left
+                    before = self.numbers[Firing(firing.actor, firing.firing - 1)]
                     yield Access(number, False, port.register, slot, before)
                 elif port in actor.updates:
-                    version = self.versions.made(port.register, port.hold, at.firing) - 1
+                    version = self.versions.made(port.register, port.hold, firing.firing) - 1
                     before = self._write_of(port.register, version)
                     yield Access(number, False, port.register, slot, before)
                 yield Access(number, True, port.register, slot)
             for register in actor.state:
                 first = FROM_BEFORE if self.program.registers[register].initial else NOTHING
-                last = self.numbers.get(Firing(at.actor, at.firing - 1), first)
+                last = self.numbers.get(Firing(firing.actor, firing.firing - 1), first)
                 yield Access(number, False, register, 0, last)
                 yield Access(number, True, register, 0)
             if actor.buffer is not None:
@@ -154,17 +154,21 @@ class _Search:
         yield from self._kept()
 
     def _kept(self) -> Iterator[Access]:
-        """Versions and states that the next step finds."""
+        """Reads of versions and states that the next step finds."""
         end = len(self.commands)
         states = {index for actor in self.program.actors for index in actor.state}
         for index, register in enumerate(self.program.registers):
-            made = self.versions.of_step(index)
-            for version in range(made, made + register.initial) if index not in states else ():
+            version_count = self.versions.of_step(index)
+            for version in (
+                range(version_count, version_count + register.initial)
+                if index not in states
+                else ()
+            ):
                 slot = self.versions.slot(index, version, self.step)
                 yield Access(end, False, index, slot, self._write_of(index, version))
-        for at, actor in enumerate(self.program.actors):
+        for actor_index, actor in enumerate(self.program.actors):
             for index in actor.state:
-                last = self.numbers[Firing(at, actor.firings - 1)]
+                last = self.numbers[Firing(actor_index, actor.firings - 1)]
                 yield Access(end, False, index, 0, last)
 
     def _write_of(self, register: int, version: int) -> int:
@@ -174,7 +178,7 @@ class _Search:
         return self.numbers[maker]
 
     def _conflicts(self, accesses: Sequence[Access]) -> Iterator[Found]:
-        """What goes wrong in bytes that all these accesses have in common."""
+        """Conflicts in bytes that all these accesses have in common."""
         write: Access | None = None
         reads: dict[int, list[Access]] = {}  # since that write, the latest command of each stream
         for access in accesses:
@@ -187,7 +191,7 @@ class _Search:
             if access.writes:
                 for some in reads.values():
                     yield from (
-                        ("race", one, access) for one in some if not self._after(one, access)
+                        ("race", read, access) for read in some if not self._after(read, access)
                     )
                 write, reads = access, {}
             elif stream in reads and reads[stream][0].command == access.command:
@@ -196,11 +200,11 @@ class _Search:
                 reads[stream] = [access]
 
     def _content(self, write: Access | None) -> int:
-        """Who made what bytes hold; what was there before the step is nobody's."""
+        """Command that made what bytes hold; what was there before the step is nobody's."""
         return FROM_BEFORE if write is None else write.command
 
     def _after(self, first: Access, second: Access) -> bool:
-        """Whether the second access comes after the first; one command may update in place."""
+        """True if the second access comes after the first; one command may update in place."""
         if second.command == len(self.commands):
             return True
         if first.command == second.command:
@@ -222,8 +226,8 @@ class _Search:
         return Race(
             rank=self.rank,
             step=self.step,
-            commands=tuple(one.command for one in pair),
-            registers=tuple(self.program.registers[one.register].name for one in pair),
+            commands=tuple(party.command for party in pair),
+            registers=tuple(self.program.registers[party.register].name for party in pair),
             start_bytes=start,
             end_bytes=end,
             host=host,
@@ -241,15 +245,15 @@ class _Search:
             return "the step before"
         if command == len(self.commands):
             return "the step after"
-        one = self.commands[command]
-        return f"`{self.program.actors[one.actor].name}` firing {one.firing}"
+        maker = self.commands[command]
+        return f"`{self.program.actors[maker.actor].name}` firing {maker.firing}"
 
 
 def _intervals(
     places: dict[Bytes, list[Access]],
 ) -> Iterator[tuple[Bytes, list[Access]]]:
     """Cut the arena where places begin or end; per piece, all accesses in the host's order."""
-    bounds = sorted({at for place in places for at in place})
+    bounds = sorted({bound for place in places for bound in place})
     over: list[list[Bytes]] = [[] for _ in bounds]
     for place in sorted(places):
         for piece in range(bisect_left(bounds, place[0]), bisect_left(bounds, place[1])):
@@ -259,6 +263,6 @@ def _intervals(
             yield (bounds[piece], bounds[piece + 1]), places[some[0]]
         elif some:
             # Sorting keeps each command's reads before its writes.
-            found = [access for place in some for access in places[place]]
-            found.sort(key=lambda access: access[:2])
-            yield (bounds[piece], bounds[piece + 1]), found
+            accesses = [access for place in some for access in places[place]]
+            accesses.sort(key=lambda access: access[:2])
+            yield (bounds[piece], bounds[piece + 1]), accesses

@@ -1,4 +1,4 @@
-"""What every command buffer must satisfy before a host may issue it."""
+"""Conditions that every command buffer must satisfy before a host may issue it."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from millrace.planner.actors.graph import ActorGraph, Program
 
 
 def validate(graph: ActorGraph, buffer: CommandBuffer) -> CommandBuffer:
-    """Return the buffer itself once streams and waits keep the order of the graph's protocol.
+    """The buffer itself, once streams and waits keep the order of the graph's protocol.
 
     Raises
     ------
@@ -46,14 +46,14 @@ def _check_waits(graph: ActorGraph, commands: Sequence[Command]) -> None:
         for other in command.waits:
             if not 0 <= other < number:
                 raise _failed(graph, number, command, f"waits for command {other}, not issued yet")
-            found = commands[other]
-            if found.rank != command.rank or found.stream == command.stream:
+            awaited_command = commands[other]
+            if awaited_command.rank != command.rank or awaited_command.stream == command.stream:
                 raise _failed(
                     graph,
                     number,
                     command,
                     f"expected waits for other streams of its rank, found one for command {other}, "
-                    f"{_named(graph, found)}",
+                    f"{_named(graph, awaited_command)}",
                 )
         if command.records is not (number in awaited):
             waited = "waits" if number in awaited else "does not wait"
@@ -66,7 +66,7 @@ def _check_waits(graph: ActorGraph, commands: Sequence[Command]) -> None:
 
 
 def _check_meetings(graph: ActorGraph, commands: Sequence[Command]) -> None:
-    here = {one.rank for one in commands}
+    here = {command.rank for command in commands}
     for number, command in enumerate(commands):
         actor = graph.programs[graph.program_of(command.rank)].actors[command.actor]
         if actor.meeting is None:
@@ -76,20 +76,20 @@ def _check_meetings(graph: ActorGraph, commands: Sequence[Command]) -> None:
             expected = [
                 (rank, actor.meeting.key, command.firing) for rank in members if rank in here
             ]
-        found = []
-        for at in command.meets:
-            one = commands[at]
-            meeting = graph.programs[graph.program_of(one.rank)].actors[one.actor].meeting
-            found.append((one.rank, meeting.key if meeting else "", one.firing))
+        met = []
+        for member_number in command.meets:
+            member = commands[member_number]
+            meeting = graph.programs[graph.program_of(member.rank)].actors[member.actor].meeting
+            met.append((member.rank, meeting.key if meeting else "", member.firing))
         begin = min(command.meets, default=number)
         run = tuple(range(begin, begin + len(command.meets)))
-        if found != expected or command.meets != run or (run and number not in run):
+        if met != expected or command.meets != run or (run and number not in run):
             raise _failed(
                 graph,
                 number,
                 command,
                 f"expected to meet {expected} (rank, key, firing), one after the other, "
-                f"found {found} in commands {command.meets}",
+                f"found {met} in commands {command.meets}",
             )
 
 
@@ -111,36 +111,38 @@ def _check_rank(
 ) -> None:
     program = graph.programs[graph.program_of(rank)]
     versions = Versions(program)
-    mine = [(number, one) for number, one in enumerate(commands) if one.rank == rank]
+    numbered_commands = [
+        (number, command) for number, command in enumerate(commands) if command.rank == rank
+    ]
     queues = [program.queues[queue].name for queue in streams_of(program)]
     if list(names) != queues:
         raise ExecutorError(f"expected the streams {queues}, found {list(names)}", rank=rank)
-    _check_queues(program, rank, [one.actor for _, one in mine])
+    _check_queues(program, rank, [command.actor for _, command in numbered_commands])
     fired: Counter[int] = Counter()
     clocks = Clocks(len(queues))
     numbers: dict[Firing, int] = {}
-    for number, one in mine:
-        at = Firing(one.actor, fired[one.actor])
-        stream, slots = stream_of(program, one.actor), versions.slots(at, step)
-        fired[one.actor] += 1
-        expected, found = (stream, at.firing, *slots), (one.stream, *one[3:6])
-        if expected != found:
+    for number, command in numbered_commands:
+        firing = Firing(command.actor, fired[command.actor])
+        stream, slots = stream_of(program, command.actor), versions.slots(firing, step)
+        fired[command.actor] += 1
+        expected, actual = (stream, firing.firing, *slots), (command.stream, *command[3:6])
+        if expected != actual:
             raise _failed(
                 graph,
                 number,
-                one,
-                f"expected (stream, firing, reads, writes) {expected}, found {found}",
+                command,
+                f"expected (stream, firing, reads, writes) {expected}, found {actual}",
             )
-        clocks.issue(number, one.stream, one.waits)
-        numbers[at] = number
-        for need in versions.needs(at):
+        clocks.issue(number, command.stream, command.waits)
+        numbers[firing] = number
+        for need in versions.needs(firing):
             other = numbers.get(need)
             if other is None or not clocks.before(other, number):
                 name = program.actors[need.actor].name
                 raise _failed(
                     graph,
                     number,
-                    one,
+                    command,
                     f"may begin before `{name}` firing {need.firing}, which it needs, is complete: "
                     f"neither its stream nor a wait orders them",
                 )

@@ -53,58 +53,58 @@ class Versions:
         )
 
     def of_step(self, register: int) -> int:
-        """How many versions of a register a step makes."""
+        """Number of versions of a register that a step makes."""
         if register not in self._maker:
             return 0
         actor, hold = self._maker[register]
         return self.program.actors[actor].firings // hold
 
-    def slots(self, at: Firing, step: int) -> tuple[Slots, Slots]:
+    def slots(self, firing: Firing, step: int) -> tuple[Slots, Slots]:
         """Slots that a firing of step number `step` reads and writes."""
-        actor = self.program.actors[at.actor]
+        actor = self.program.actors[firing.actor]
         return (
-            tuple(self.slot(p.register, at.firing // p.hold, step) for p in actor.inputs),
+            tuple(self.slot(p.register, firing.firing // p.hold, step) for p in actor.inputs),
             tuple(
-                self.slot(p.register, self.made(p.register, p.hold, at.firing), step)
+                self.slot(p.register, self.made(p.register, p.hold, firing.firing), step)
                 for p in actor.outputs
             ),
         )
 
     def slot(self, register: int, version: int, step: int) -> int:
-        """The slot of a version: what no step hands to the next begins every step in slot 0."""
-        found = self.program.registers[register]
-        before = step * self.of_step(register) if found.initial else 0
-        return (before + version) % found.slots
+        """Slot of a version: what no step hands to the next begins every step in slot 0."""
+        register_info = self.program.registers[register]
+        before = step * self.of_step(register) if register_info.initial else 0
+        return (before + version) % register_info.slots
 
     def made(self, register: int, hold: int, firing: int) -> int:
-        """The version that a firing of a register's maker makes or adds to."""
+        """Version that a firing of a register's maker makes or adds to."""
         return self.program.registers[register].initial + firing // hold
 
     def maker(self, register: int, version: int) -> Firing | None:
-        """The last firing that makes a version; None if the step starts with it."""
-        made = version - self.program.registers[register].initial
-        if made < 0 or register not in self._maker:
+        """Last firing that makes a version; None if the step starts with it."""
+        step_version = version - self.program.registers[register].initial
+        if step_version < 0 or register not in self._maker:
             return None
         actor, hold = self._maker[register]
-        return Firing(actor, (made + 1) * hold - 1)
+        return Firing(actor, (step_version + 1) * hold - 1)
 
     def readers(self, register: int, version: int) -> Iterator[Firing]:
-        """The last firing of every reader of a version."""
+        """Last firing of every reader of a version."""
         for actor, hold in self._readers.get(register, ()):
             yield Firing(actor, (version + 1) * hold - 1)
 
-    def needs(self, at: Firing) -> Iterator[Firing]:
+    def needs(self, firing: Firing) -> Iterator[Firing]:
         """Firings of the step that must be complete before one begins, but for its queues.
 
         The makers of what it reads; and, for each slot it writes, those who read what was there.
         """
-        actor = self.program.actors[at.actor]
+        actor = self.program.actors[firing.actor]
         for port in actor.inputs:
-            maker = self.maker(port.register, at.firing // port.hold)
+            maker = self.maker(port.register, firing.firing // port.hold)
             if maker is not None:
                 yield maker
         for port in actor.outputs:
             slots = self.program.registers[port.register].slots
-            before = self.made(port.register, port.hold, at.firing) - slots
+            before = self.made(port.register, port.hold, firing.firing) - slots
             if before >= 0:
                 yield from self.readers(port.register, before)

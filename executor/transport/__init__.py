@@ -1,4 +1,4 @@
-"""How ranks meet: the meetings of an ActorGraph, carried out between processes.
+"""Transports: the meetings of an ActorGraph, carried out between processes.
 
 In come firings of meeting actors, in launch order; out comes a call when the data has moved.
 `communicator.py` says what a transport does, and what the members of a meeting receive. Ranks of

@@ -1,4 +1,4 @@
-"""What a driver asks of a transport, and what the members of a meeting give each other.
+"""Communicators: what a driver asks of a transport, and what members of a meeting receive.
 
 A meeting is told by what a member receives: a sum of what all send, blocks of it put side by side,
 one block of each, or all that one of them sends. Blocks lie along one dim, in the order of the
@@ -26,7 +26,7 @@ REDUCTIONS: dict[str, np.ufunc] = {"sum": np.add, "max": np.maximum}
 
 
 class Communicator(Protocol):
-    """Carries out the meetings of the ranks of this process.
+    """Communicator of the ranks of this process, whose meetings it carries out.
 
     Calls of one rank are posted in the order of its launch queue; `post` returns at once, and
     `done(fire)` is called later, from a thread of the communicator, when the data has moved.
@@ -46,20 +46,20 @@ class Communicator(Protocol):
 
 
 class RankArrays(Protocol):
-    """What a transport asks of the rank that it serves (`millrace.executor.rank.RankMemory`)."""
+    """Arrays of the rank that a transport serves (`millrace.executor.rank.RankMemory`)."""
 
     @property
     def rank(self) -> int:
-        """Its number in the actor graph."""
+        """Number of the rank in the actor graph."""
         ...
 
     @property
     def exchanges(self) -> Mapping[int, tuple["Exchange", ...]]:
-        """The exchange of every part of every meeting actor, by actor index."""
+        """Exchange of every part of every meeting actor, by actor index."""
         ...
 
     def arrays(self, fire: Fire) -> tuple[list[Array], list[Array]]:
-        """Return the arrays that a firing reads and writes."""
+        """Arrays that a firing reads and writes."""
         ...
 
 
@@ -122,7 +122,7 @@ class Exchange:
             self.scatter_dim = self._cut_dim(recv[part])
 
     def _cut_dim(self, register: Register) -> int:
-        """The dim of `register` that is split over every axis of the meeting."""
+        """Dim of `register` that is split over every axis of the meeting."""
         sbp = parse_nd_sbp(register.sbp)
         cuts = {sbp[axis] for axis in self._axes}
         if len(cuts) != 1 or not (cut := cuts.pop()).is_split:
@@ -134,7 +134,7 @@ class Exchange:
 
 
 def exchanges_of(graph: ActorGraph, rank: int) -> dict[int, tuple[Exchange, ...]]:
-    """Return the exchange of every part of every meeting actor of `rank`, by actor index."""
+    """Exchange of every part of every meeting actor of `rank`, by actor index."""
     program = graph.programs[graph.program_of(rank)]
     return {
         index: tuple(Exchange(graph, rank, index, part) for part in range(actor.meeting.parts))
@@ -144,7 +144,7 @@ def exchanges_of(graph: ActorGraph, rank: int) -> dict[int, tuple[Exchange, ...]
 
 
 def meeting_keys(graph: ActorGraph) -> dict[str, int]:
-    """A number for every meeting key, the same on all ranks."""
+    """Number of every meeting key, the same on all ranks."""
     keys = {
         actor.meeting.key
         for program in graph.programs
@@ -163,7 +163,7 @@ def receive(exchange: Exchange, sends: Sequence[Array], recv: Array) -> None:
 
 
 def block(array: Array, dim: int | None, parts: int, index: int) -> Array:
-    """Return block `index` of `parts` along `dim` as a view; all of it where nothing is cut."""
+    """Block `index` of `parts` along `dim` as a view; all of it where nothing is cut."""
     if dim is None:
         return array
     size = array.shape[dim] // parts
@@ -183,16 +183,16 @@ def reduce_into(out: Array, terms: Sequence[Array], reduction: str) -> None:
 
 
 def _reduced(exchange: Exchange, sends: Sequence[Array], recv: Array) -> None:
-    count, at = len(sends), exchange.position
-    terms = [block(send, exchange.scatter_dim, count, at) for send in sends]
+    count, position = len(sends), exchange.position
+    terms = [block(send, exchange.scatter_dim, count, position) for send in sends]
     reduce_into(recv, terms, exchange.reduction)
 
 
 def _gathered(exchange: Exchange, sends: Sequence[Array], recv: Array) -> None:
-    count, at = len(sends), exchange.position
+    count, position = len(sends), exchange.position
     for index, send in enumerate(sends):
         target = block(recv, exchange.gather_dim, count, index)
-        np.copyto(target, block(send, exchange.scatter_dim, count, at))
+        np.copyto(target, block(send, exchange.scatter_dim, count, position))
 
 
 def _transferred(exchange: Exchange, sends: Sequence[Array], recv: Array) -> None:

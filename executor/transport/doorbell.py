@@ -42,7 +42,7 @@ class Doorbell:
                 self._out.sendto(_RING, self._addresses[rank])
 
     def wait(self, wait_s: float | None) -> None:
-        """Return when the bell has rung, or after `wait_s` seconds; all rings until then count."""
+        """Wait until the bell has rung, or for `wait_s` seconds; all rings until then count."""
         self._socket.settimeout(wait_s)
         with suppress(TimeoutError, BlockingIOError):
             self._socket.recv(1)

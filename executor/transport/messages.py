@@ -50,11 +50,11 @@ class Blocks:
             self._staging = np.empty((parts, pre, shape[dim] // parts, post), dtype)
 
     def contiguous(self, view: Array) -> Array:
-        """Return a buffer in block order of the size of `view`, without its values."""
+        """Buffer in block order of the size of `view`, without its values."""
         return view if self._staging is None else self._staging
 
     def packed(self, view: Array) -> Array:
-        """Return the values of `view` in block order."""
+        """Values of `view` in block order."""
         if self._staging is None:
             return view
         np.copyto(self._staging, view.reshape(self._strided).swapaxes(0, 1))
@@ -73,7 +73,7 @@ class _Both(NamedTuple):
     second: Any
 
     def Test(self) -> bool:  # noqa: N802 - as MPI's requests have it
-        """Whether both are done; a request that is done stays so."""
+        """True if both are done; a request that is done stays so."""
         return bool(self.first.Test()) & bool(self.second.Test())
 
 
@@ -85,7 +85,7 @@ class _Moving(NamedTuple):
     recv: Array | None = None
 
     def done(self) -> bool:
-        """Whether the data has moved; a request that is done stays so."""
+        """True if the data has moved; a request that is done stays so."""
         return self.request is None or bool(self.request.Test())
 
 
@@ -182,15 +182,15 @@ class MessageCommunicator:
         return _Call(tuple(parts), fire, done)
 
     def _moving(
-        self, at: tuple[int, int], exchange: Exchange, send: Array | None, recv: Array | None
+        self, part: tuple[int, int], exchange: Exchange, send: Array | None, recv: Array | None
     ) -> _Moving:
-        """Post part `at` (actor, part) to MPI."""
+        """Post a part of a meeting, given as (actor, part), to MPI."""
         target = recv
         if len(exchange.members) == 1:
             if send is not None and recv is not None:
                 np.copyto(recv, send)
             return _Moving(None)
-        outgoing, incoming = self._staged(at, exchange, send, recv)
+        outgoing, incoming = self._staged(part, exchange, send, recv)
         if outgoing is not None and send is not None:
             send = outgoing.packed(send)
         if incoming is not None and recv is not None:
@@ -199,16 +199,16 @@ class MessageCommunicator:
         return _Moving(request, incoming, recv)
 
     def _staged(
-        self, at: tuple[int, int], exchange: Exchange, send: Array | None, recv: Array | None
+        self, part: tuple[int, int], exchange: Exchange, send: Array | None, recv: Array | None
     ) -> tuple[Blocks | None, Blocks | None]:
-        """The blocks that part `at` sends and receives, made at its first firing."""
-        if at not in self._blocks:
+        """Blocks that a part (actor, part) sends and receives, made at its first firing."""
+        if part not in self._blocks:
             count = len(exchange.members)
-            self._blocks[at] = (
+            self._blocks[part] = (
                 _blocks(send, exchange.scatter_dim, count),
                 _blocks(recv, exchange.gather_dim, count),
             )
-        return self._blocks[at]
+        return self._blocks[part]
 
     def _all_reduce(self, exchange: Exchange, send: Any, recv: Any) -> Any:
         operation = self._operations[exchange.reduction]
@@ -231,11 +231,11 @@ class MessageCommunicator:
         return self._transfers.Irecv(recv, exchange.members[0], self._tags[exchange.key])
 
     def _rotate(self, exchange: Exchange, send: Any, recv: Any) -> Any:
-        count, at = len(exchange.members), exchange.position
+        count, position = len(exchange.members), exchange.position
         tag = self._tags[exchange.key]
         return _Both(
-            self._transfers.Irecv(recv, exchange.members[at - 1], tag),
-            self._transfers.Isend(send, exchange.members[(at + 1) % count], tag),
+            self._transfers.Irecv(recv, exchange.members[position - 1], tag),
+            self._transfers.Isend(send, exchange.members[(position + 1) % count], tag),
         )
 
 

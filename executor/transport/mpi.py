@@ -53,12 +53,12 @@ class World:
         return len(set(self.communicator.allgather(gethostname()))) == 1
 
     def local_rank(self) -> int:
-        """Return the number of this rank among those of its host, in the order of the ranks."""
+        """Number of this rank among those of its host, in the order of the ranks."""
         hosts: list[str] = self.communicator.allgather(gethostname())
         return hosts[: self.rank].count(hosts[self.rank])
 
     def doorbell(self) -> Doorbell:
-        """Return this rank's doorbell, once every rank (all on one host) has one."""
+        """Doorbell of this rank, once every rank (all on one host) has one."""
         name = self.communicator.bcast(token_hex(8))
         others = [rank for rank in range(self.size) if rank != self.rank]
         bell = Doorbell(name, self.rank, others)
@@ -67,7 +67,7 @@ class World:
 
 
 def join_world() -> World:
-    """Start MPI in this process and return the world.
+    """World of this process, in which MPI is started.
 
     The names of MPI's shared-memory segments are removed as soon as every rank has them mapped, so
     that no way of dying leaves one behind.
@@ -101,9 +101,9 @@ def join_world() -> World:
 
 
 def mapped_segments() -> list[Path]:
-    """Return the named shared-memory segments of MPICH that this process has mapped."""
+    """Named shared-memory segments of MPICH that this process has mapped."""
     maps = Path("/proc/self/maps")
     if not maps.exists():
         return []
-    found = re.findall(r"(/dev/shm/mpich_shm_\w+)$", maps.read_text(), flags=re.MULTILINE)
-    return [Path(name) for name in dict.fromkeys(found)]
+    names = re.findall(r"(/dev/shm/mpich_shm_\w+)$", maps.read_text(), flags=re.MULTILINE)
+    return [Path(name) for name in dict.fromkeys(names)]

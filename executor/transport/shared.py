@@ -65,11 +65,11 @@ class SharedMemory:
 
     def __init__(self, maps: Sequence[mmap.mmap], meetings: int) -> None:
         first = meetings * LINE_BYTES
-        whole = [np.frombuffer(found, np.uint8) for found in maps]
+        segments = [np.frombuffer(segment, np.uint8) for segment in maps]
         self.words: list[Words] = [
-            block[:first].view(np.int64).reshape(meetings, WORDS) for block in whole
+            block[:first].view(np.int64).reshape(meetings, WORDS) for block in segments
         ]
-        self.blocks = [block[first:] for block in whole]
+        self.blocks = [block[first:] for block in segments]
 
 
 def share_memory(graph: ActorGraph, world: World) -> SharedMemory | None:
@@ -239,7 +239,9 @@ class SharedCommunicator:
             like = sent[part] if sent else recv
             givers = len(exchange.members) if sent else 1
             further = _distance(sent, part)
-            sends = [self._view(seat, at, SEND_AT, like, further) for at in range(givers)]
+            sends = [
+                self._view(seat, position, SEND_AT, like, further) for position in range(givers)
+            ]
             if exchange.kind == "all_reduce" and recv.nbytes >= PIECES_BYTES_MIN:
                 in_pieces.append(_Reducing(exchange, sends, recv, _distance(received, part)))
             else:
@@ -254,17 +256,17 @@ class SharedCommunicator:
         self, seat: _Seat, firing: int, parts: Sequence[_Reducing]
     ) -> Iterator[None]:
         """Reduce one piece of every tensor here, and take the other pieces from the others."""
-        own = seat.exchange.position
+        own_position = seat.exchange.position
         for exchange, sends, recv, _ in parts:
-            mine = _bounds(recv.size, len(sends))[own]
-            terms = [send.reshape(-1)[mine] for send in sends]
-            reduce_into(recv.reshape(-1)[mine], terms, exchange.reduction)
+            own_piece = _bounds(recv.size, len(sends))[own_position]
+            terms = [send.reshape(-1)[own_piece] for send in sends]
+            reduce_into(recv.reshape(-1)[own_piece], terms, exchange.reduction)
         self._tell(seat, REDUCED, firing)
         while not seat.all_others(REDUCED, firing):
             yield
         for _, sends, recv, further in parts:
             for position, piece in enumerate(_bounds(recv.size, len(sends))):
-                if position != own:
+                if position != own_position:
                     result = self._view(seat, position, RECV_AT, recv, further)
                     np.copyto(recv.reshape(-1)[piece], result.reshape(-1)[piece])
 
@@ -278,19 +280,19 @@ class SharedCommunicator:
         self._bell.ring(seat.exchange.others)
 
     def _view(self, seat: _Seat, position: int, word: int, like: Array, further: int) -> Array:
-        """What a member sends or receives, in the shape of this rank's own part.
+        """View of what a member sends or receives, in the shape of this rank's own part.
 
         It lies so many bytes `further` than the meeting's first part.
         """
         member = seat.exchange.members[position]
         offset = int(seat.members[position][word]) + further
         key = member, offset, like.shape, like.dtype.str
-        found = self._views.get(key)
-        if found is None:
+        view = self._views.get(key)
+        if view is None:
             size_bytes = prod(like.shape) * like.itemsize
             bytes_there = self._shared.blocks[member][offset : offset + size_bytes]
-            found = self._views[key] = bytes_there.view(like.dtype).reshape(like.shape)
-        return found
+            view = self._views[key] = bytes_there.view(like.dtype).reshape(like.shape)
+        return view
 
 
 def _distance(arrays: Sequence[Array], part: int) -> int:
@@ -299,6 +301,6 @@ def _distance(arrays: Sequence[Array], part: int) -> int:
 
 
 def _bounds(size: int, parts: int) -> list[slice]:
-    """Cut `size` elements into `parts` pieces of nearly equal length."""
+    """Slices that cut `size` elements into `parts` pieces of nearly equal length."""
     ends = [size * index // parts for index in range(parts + 1)]
     return [slice(start, end) for start, end in pairwise(ends)]

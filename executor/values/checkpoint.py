@@ -52,7 +52,7 @@ CHECKSUMS = msgspec.json.Decoder(dict[str, str])
 
 
 class Saver:
-    """Writes one rank's shards when its optimizer actors have made a step that is to be kept.
+    """Writer of one rank's shards when its optimizers have made a step that is to be kept.
 
     What no actor writes, frozen variables, is written with the totals of the step.
 
@@ -76,18 +76,24 @@ class Saver:
         self._folder, self._state = folder, state
         self._last_step, self._every = last_step, every
         self._writes: dict[int, list[tuple[int, str]]] = {}
-        written = {port.register for one in state.program.actors for port in one.outputs}
-        written.update(register for one in state.program.actors for register in one.state)
-        still = [at for at in range(len(state.program.registers)) if at not in written]
+        written = {port.register for actor in state.program.actors for port in actor.outputs}
+        written.update(register for actor in state.program.actors for register in actor.state)
+        still = [
+            register for register in range(len(state.program.registers)) if register not in written
+        ]
         for index, actor in enumerate(state.program.actors):
             registers = [*actor.state, *(port.register for port in actor.outputs)]
             if actor.kind == "step_totals":
                 registers += still
             for register in registers:
-                found = state.program.registers[register]
-                shard = written_shard(state.graph, state.rank, found) if found.initial else None
+                register_info = state.program.registers[register]
+                shard = (
+                    written_shard(state.graph, state.rank, register_info)
+                    if register_info.initial
+                    else None
+                )
                 if shard is not None:
-                    file = shard_file(found.tensor, shard.offsets)
+                    file = shard_file(register_info.tensor, shard.offsets)
                     self._writes.setdefault(index, []).append((register, file))
         self._left: dict[int, int] = {}
         self._checksums: dict[int, dict[str, str]] = {}
@@ -103,10 +109,10 @@ class Saver:
         with saving(folder):
             folder.mkdir(parents=True, exist_ok=True)
         for register, file in writes:
-            found = self._state.program.registers[register]
-            values = self._state.value(register, (firing + 1) % found.slots)
+            register_info = self._state.program.registers[register]
+            values = self._state.value(register, (firing + 1) % register_info.slots)
             with saving(folder / file):
-                checksums[file] = write_shard(folder / file, values, found.dtype)
+                checksums[file] = write_shard(folder / file, values, register_info.dtype)
         left = self._left.setdefault(step, len(self._writes)) - 1
         self._left[step] = left
         if left == 0:
@@ -122,7 +128,7 @@ class Saver:
             self.fired(actor, step)
 
     def keeps(self, step: int) -> bool:
-        """Whether the state after a step (counted from this run's first) is to be kept."""
+        """True if the state after a step (counted from this run's first) is to be kept."""
         return self._due(self._state.run_state.first_step + step + 1)
 
     def _due(self, step: int) -> bool:
@@ -220,7 +226,7 @@ def commit_finished(folder: Path, contents: Manifest) -> list[Path]:
     Raises ExecutorError where the file system refuses.
     """
     ranks = {shard.rank for tensor in contents.tensors.values() for shard in tensor.shards}
-    made = []
+    checkpoints = []
     for partial in _partials(folder):
         marks = [_mark(partial, rank) for rank in ranks]
         if not all(mark.exists() for mark in marks):
@@ -240,12 +246,12 @@ def commit_finished(folder: Path, contents: Manifest) -> list[Path]:
             partial.rename(final)
             for mark in marks:
                 (final / mark.name).unlink()
-        made.append(final)
-    return made
+        checkpoints.append(final)
+    return checkpoints
 
 
 def _completed(contents: Manifest, step: int, checksums: dict[str, str]) -> Manifest:
-    """The manifest of a step, from the checksums by the names of files."""
+    """Manifest of a step, from the checksums by the names of files."""
     replace = msgspec.structs.replace
     tensors = {}
     for name, tensor in contents.tensors.items():
@@ -271,22 +277,22 @@ def _mark(partial: Path, rank: int) -> Path:
 
 
 def find_checkpoint(folder: Path) -> Path:
-    """Return the checkpoint of the last step in `folder`; CheckpointError where there is none."""
-    found = _checkpoints(folder)
-    if not found:
+    """Checkpoint of the last step in `folder`; CheckpointError where there is none."""
+    checkpoints = _checkpoints(folder)
+    if not checkpoints:
         raise CheckpointError(f"no checkpoint in `{folder}`: run without --resume first")
-    return found[-1]
+    return checkpoints[-1]
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    found = [path for path in folder.glob("step-*") if step_of(path.name) is not None]
+    paths = [path for path in folder.glob("step-*") if step_of(path.name) is not None]
     return sorted(
-        (path for path in found if path.is_dir()), key=lambda path: step_of(path.name) or 0
+        (path for path in paths if path.is_dir()), key=lambda path: step_of(path.name) or 0
     )
 
 
 def checked_checkpoint(folder: Path, graph: ActorGraph, model: str) -> tuple[Path, Manifest]:
-    """Return the last checkpoint in `folder` and what it holds, every byte of it checked.
+    """Last checkpoint in `folder` and its manifest, every byte of it checked.
 
     Parameters
     ----------

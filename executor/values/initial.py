@@ -19,7 +19,7 @@ def initial_value(
     attributes: Mapping[str, int | float | str | bool],
     seed: int,
 ) -> Array:
-    """Return the value of a variable before the first step.
+    """Value of a variable before the first step.
 
     Normal values are drawn in float32 whatever the dtype, so that runs in float32 and float64
     start at the same point.
@@ -53,7 +53,7 @@ def initial_value(
 
 
 def stored(values: Array, dtype: str) -> Array:
-    """Return values as a register of `dtype` keeps them; of bfloat16 the bits, rounded to even.
+    """Values as a register of `dtype` keeps them; of bfloat16 the bits, rounded to even.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What a rank begins with: the run it belongs to, and the values of its variables."""
+"""Loading: the run that a rank belongs to, and the values with which its variables begin."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from millrace.models.spec import ModelSpec
 
 
 def run_state(job: Job) -> RunState:
-    """Return what the kernels of a rank share."""
+    """State of the run that the kernels of a rank share."""
     return RunState(
         seed=job.seed,
         dataset=open_dataset(job.data, job.model, job.seed),
@@ -26,7 +26,7 @@ def run_state(job: Job) -> RunState:
 
 
 def float32_arithmetic(model: ModelSpec) -> str:
-    """Return what a GPU computes products of a model's float32 operands in: fp32 or tf32."""
+    """Arithmetic of a GPU's products of a model's float32 operands: fp32 or tf32."""
     return "tf32" if model.precision == "tf32" else "fp32"
 
 
@@ -40,13 +40,13 @@ def load_values(job: Job, state: RankValues) -> None:
         if register.tensor not in job.variables or not register.initial:
             continue
         if weights is not None and register.tensor in weights.names:
-            whole = stored(weights.value(register.tensor), register.dtype)
+            values = stored(weights.value(register.tensor), register.dtype)
         else:
-            whole = initial_value(
+            values = initial_value(
                 register.tensor,
                 register.global_shape,
                 register.dtype,
                 job.variables[register.tensor],
                 job.seed,
             )
-        state.load(index, whole)
+        state.load(index, values)

@@ -47,7 +47,7 @@ class SavedTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a checkpoint holds; `step` counts the steps made."""
+    """Contents of a checkpoint; `step` counts the steps made."""
 
     schema_version: Annotated[int, msgspec.Meta(ge=SCHEMA_VERSION, le=SCHEMA_VERSION)] = (
         SCHEMA_VERSION
@@ -60,7 +60,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def size_bytes(self) -> int:
         """Bytes of all values."""
-        return sum(prod(one.shape) * ITEMSIZE[one.dtype] for one in self.tensors.values())
+        return sum(prod(tensor.shape) * ITEMSIZE[tensor.dtype] for tensor in self.tensors.values())
 
     def check(self, graph: ActorGraph, model: str) -> None:
         """Raise CheckpointError unless it holds every variable and state of `graph`."""
@@ -87,11 +87,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def manifest_of(graph: ActorGraph, *, model: str, plan_digest: str, step: int = 0) -> Manifest:
-    """Return what the ranks of `graph` write together, checksums left out."""
+    """Manifest of what the ranks of `graph` write together, checksums left out."""
     tensors: dict[str, SavedTensor] = {}
     for program in graph.programs:
         for register in kept(program.registers):
-            known = tensors.get(register.tensor)
+            saved = tensors.get(register.tensor)
             shards = [
                 shard
                 for rank in program.ranks
@@ -101,7 +101,7 @@ def manifest_of(graph: ActorGraph, *, model: str, plan_digest: str, step: int = 
                 shape=register.global_shape,
                 dtype=register.dtype,
                 sbp=register.sbp,
-                shards=(*(known.shards if known else ()), *shards),
+                shards=(*(saved.shards if saved else ()), *shards),
             )
     return Manifest(model=model, plan_digest=plan_digest, step=step, tensors=tensors)
 
@@ -112,16 +112,19 @@ def kept(registers: tuple[Register, ...]) -> Iterator[Register]:
 
 
 def written_shard(graph: ActorGraph, rank: int, register: Register) -> SavedShard | None:
-    """The shard of `register` that `rank` writes; None where another rank writes the same."""
+    """Shard of `register` that `rank` writes; None where another rank writes the same."""
     sbp, coordinate = parse_nd_sbp(register.sbp), graph.coordinate(rank)
-    if any(not one.is_split and at for one, at in zip(sbp, coordinate, strict=True)):
+    if any(
+        not axis_sbp.is_split and axis_coordinate
+        for axis_sbp, axis_coordinate in zip(sbp, coordinate, strict=True)
+    ):
         return None
     offsets = shard_offsets(register.global_shape, sbp, graph.axis_sizes, coordinate)
     return SavedShard(rank=rank, offsets=offsets, shape=register.shape)
 
 
 def shard_file(tensor: str, offsets: tuple[int, ...]) -> str:
-    """The name of a shard's file, which has no `/` whatever the tensor is called.
+    """Name of a shard's file, which has no `/` whatever the tensor is called.
 
     Examples
     --------
@@ -132,18 +135,18 @@ def shard_file(tensor: str, offsets: tuple[int, ...]) -> str:
 
 
 def step_folder(step: int) -> str:
-    """The name of the folder of a checkpoint."""
+    """Name of the folder of a checkpoint."""
     return f"step-{step:08d}"
 
 
 def step_of(name: str) -> int | None:
-    """The step of a checkpoint's folder of this name; None where it is no such name."""
-    found = re.fullmatch(r"step-([0-9]{8,10})", name)
-    return int(found[1]) if found and step_folder(int(found[1])) == name else None
+    """Step of a checkpoint's folder of this name; None where it is no such name."""
+    match = re.fullmatch(r"step-([0-9]{8,10})", name)
+    return int(match[1]) if match and step_folder(int(match[1])) == name else None
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
-    """Return what a checkpoint says that it holds; no shard is read.
+    """Manifest of a checkpoint, which says what it holds; no shard is read.
 
     Raises
     ------
@@ -165,14 +168,14 @@ def read_manifest(checkpoint: Path) -> Manifest:
 
 
 def decoded_manifest(path: Path) -> Manifest:
-    """Return the manifest of a file; CheckpointError where it is none, or of another version."""
+    """Manifest in a file; CheckpointError where it is none, or of another version."""
     return read_document(
         path, Manifest, "manifest", bytes_max=MANIFEST_BYTES_MAX, error=CheckpointError
     )
 
 
 def _fault(tensor: SavedTensor) -> str | None:
-    """What is wrong with a tensor's dtype or shards.
+    """Fault of a tensor's dtype or shards; None where there is none.
 
     Splitting over the axes of a mesh cuts every dim at the same places all along the others: the
     shards are the cells of a grid. So they tile the tensor exactly where the cuts of every dim
@@ -188,7 +191,7 @@ def _fault(tensor: SavedTensor) -> str | None:
         return "has two shards at the same offsets"
     cells = 1
     for dim, size in enumerate(tensor.shape):
-        cuts = sorted({(one.offsets[dim], one.shape[dim]) for one in tensor.shards})
+        cuts = sorted({(shard.offsets[dim], shard.shape[dim]) for shard in tensor.shards})
         end = 0
         for offset, length in cuts:
             if offset != end:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from millrace.executor.errors import CheckpointError, reason_of
 from millrace.models.graph import FLOAT8
 
-# What NumPy calls the bits of our dtypes, least significant byte first.
+# NumPy calls the bits of our dtypes so, least significant byte first.
 STORED = {
     "float64": "<f8",
     "float32": "<f4",
@@ -40,14 +40,14 @@ def write_shard(path: Path, values: NDArray[Any], dtype: str) -> str:
     with path.open("wb") as file:
         file.write(header)
         file.write(content)
-    whole = _checksum()
-    whole.update(header)
-    whole.update(content)
-    return whole.hexdigest()
+    digest = _checksum()
+    digest.update(header)
+    digest.update(content)
+    return digest.hexdigest()
 
 
 def read_shard(path: Path, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Return the array of a file that has been checked, as a view of the file."""
+    """Array of a file that has been checked, as a view of the file."""
     header = _header(dtype, shape)
     try:
         return np.memmap(path, STORED[dtype], mode="r", offset=len(header), shape=shape)
@@ -59,34 +59,34 @@ def check_size(path: Path, dtype: str, shape: tuple[int, ...]) -> None:
     """Raise CheckpointError unless a file of the right size is there, and no link to another."""
     expected = len(_header(dtype, shape)) + prod(shape) * np.dtype(STORED[dtype]).itemsize
     try:
-        found = path.lstat()
+        status = path.lstat()
     except FileNotFoundError:
         raise CheckpointError(f"the checkpoint lacks `{path}`") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"cannot read `{path}`: {reason_of(error)}") from None
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise CheckpointError(f"`{path}` is no file of its own")
-    if found.st_size != expected:
+    if status.st_size != expected:
         raise CheckpointError(
-            f"`{path}` has {found.st_size:,} bytes, and a shard of shape {shape} in {dtype} has "
+            f"`{path}` has {status.st_size:,} bytes, and a shard of shape {shape} in {dtype} has "
             f"{expected:,}"
         )
 
 
 def check_content(path: Path, dtype: str, shape: tuple[int, ...], checksum: str) -> None:
     """Raise CheckpointError unless a file is what was written, and all its values are finite."""
-    header, whole, item = _header(dtype, shape), _checksum(), STORED[dtype]
+    header, digest, item = _header(dtype, shape), _checksum(), STORED[dtype]
     try:
         with path.open("rb") as file:
             begins = file.read(len(header))
-            whole.update(begins)
+            digest.update(begins)
             finite = True
             while block := file.read(BLOCK_BYTES):
-                whole.update(block)
+                digest.update(block)
                 finite = finite and _is_finite(block, item, dtype)
     except OSError as error:
         raise CheckpointError(f"cannot read `{path}`: {reason_of(error)}") from None
-    if whole.hexdigest() != checksum:
+    if digest.hexdigest() != checksum:
         raise CheckpointError(f"`{path}` is not as it was written: its checksum differs")
     if begins != header:
         raise CheckpointError(f"`{path}` does not begin as an array of {dtype}, shape {shape}")
@@ -95,8 +95,8 @@ def check_content(path: Path, dtype: str, shape: tuple[int, ...], checksum: str)
 
 
 def _is_finite(block: bytes, item: str, dtype: str) -> bool:
-    whole = len(block) - len(block) % np.dtype(item).itemsize
-    values = np.frombuffer(block[:whole] if whole < len(block) else block, item)
+    full_bytes = len(block) - len(block) % np.dtype(item).itemsize
+    values = np.frombuffer(block[:full_bytes] if full_bytes < len(block) else block, item)
     if dtype == "bfloat16":
         return bool(((values & BFLOAT16_EXPONENT) != BFLOAT16_EXPONENT).all())
     return values.dtype.kind != "f" or bool(np.isfinite(values).all())
@@ -107,7 +107,7 @@ def _checksum() -> blake2b:
 
 
 def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
-    """What an array's file begins with: version 1.0 of NumPy's form, filled up to 64 bytes."""
+    """Header of an array's file: version 1.0 of NumPy's form, filled up to 64 bytes."""
     text = f"{{'descr': {STORED[dtype]!r}, 'fortran_order': False, 'shape': {shape!r}, }}"
     room = -(10 + len(text) + 1) % 64
     line = f"{text}{' ' * room}\n".encode()

@@ -22,7 +22,7 @@ Names = frozenset[str]
 
 NUMBERS = "fiu"  # kinds of dtypes: floating, signed and unsigned integers
 
-# What NumPy and zipfile raise where a member or its header is not what they write.
+# NumPy and zipfile raise these where a member or its header is not what they write.
 _MALFORMED = (
     ValueError,
     EOFError,
@@ -59,7 +59,7 @@ class Weights:
             self.names: Names = frozenset(arrays.files)
 
     def value(self, name: str) -> Array:
-        """Return the whole value of a variable."""
+        """Whole value of a variable."""
         with self._arrays() as arrays:
             return np.asarray(arrays[name])
 
@@ -67,12 +67,12 @@ class Weights:
     def _arrays(self) -> Iterator[Any]:
         try:
             with self.path.open("rb") as file:
-                found = np.load(file, allow_pickle=False)
-                if not isinstance(found, np.lib.npyio.NpzFile):
+                arrays = np.load(file, allow_pickle=False)
+                if not isinstance(arrays, np.lib.npyio.NpzFile):
                     raise DataError(
                         f"weights `{self.path}` is one array; expected a .npz of arrays by name"
                     )
-                yield found
+                yield arrays
         except OSError as error:
             raise DataError(f"weights `{self.path}` cannot be read: {error.strerror}") from None
         except DataError:
@@ -109,7 +109,7 @@ def check_weights(path: Path | None, graph: Graph) -> None:
 
 
 def _misfit(values: Array, variable: Tensor) -> str:
-    """What keeps values from being those of a variable; empty where nothing does."""
+    """Reason why values cannot be those of a variable; empty where they can."""
     if values.shape != variable.shape:
         return f"has shape {values.shape}, the model's is {variable.shape}"
     if values.dtype.kind not in NUMBERS:

@@ -1,4 +1,4 @@
-"""Answers: how every row's prediction answers to every parameter.
+"""Sensitivities of every row's prediction to every parameter.
 
 A row is planned and simulated once. What costs of ops and meetings do to it follows from its shares
 (`shares`); what the host's launches and overlap do is simulated again where it can matter.
@@ -28,7 +28,7 @@ from millrace.published.prediction import REFUSED, Planned, Predicted, planned, 
 from millrace.published.question import InexpressibleError, Question
 from millrace.published.validation import Asked
 
-NUDGE = 0.08  # of a logarithm
+NUDGE = 0.08  # by which a logarithm is moved
 SHARES = (*DEVICE_FIELDS, "loss")
 
 # Below these shares of a step launches, and meetings, are taken to change nothing.
@@ -41,10 +41,11 @@ Slopes = dict[Parameter, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """What predictions of R rows answer to N parameters.
+    """Sensitivities of the predictions of R rows to N parameters.
 
-    `rows` are places in what was asked; `now` holds logarithms of the parameters' values, `slopes`
-    those of the predictions by those, `residuals` logarithms of predicted over measured.
+    `rows` are places in what was asked; `now` [N] holds logarithms of the parameters' values,
+    `slopes` [R, N] derivatives of the logarithms of the predictions by those, `residuals` [R]
+    logarithms of predicted over measured.
     """
 
     parameters: tuple[Parameter, ...]
@@ -57,37 +58,39 @@ class Answers:
 def answers_of(
     asked: Sequence[Asked], processes: int, told: Callable[[int, int], None] = lambda done, of: None
 ) -> Answers:
-    """Find how the predictions of these rows answer to the parameters they depend on.
+    """Find the sensitivities of these rows' predictions to the parameters they depend on.
 
     Rows that cannot be expressed are left out.
     """
     jobs: dict[object, tuple[Question, Pins, Cluster]] = {}
     places: dict[int, object] = {}
-    for at, one in enumerate(asked):
-        if one.question is None or one.cluster is None:
+    for row, question_row in enumerate(asked):
+        if question_row.question is None or question_row.cluster is None:
             continue
-        places[at] = (one.question.key, one.pins, one.cluster.software)
-        jobs.setdefault(places[at], (one.question, one.pins, one.cluster))
+        places[row] = (question_row.question.key, question_row.pins, question_row.cluster.software)
+        jobs.setdefault(
+            places[row], (question_row.question, question_row.pins, question_row.cluster)
+        )
     answered: dict[object, tuple[float, Slopes]] = {}
-    for done, (key, found) in enumerate(
+    for done, (key, slope_answer) in enumerate(
         zip(jobs, in_children(_answer, list(jobs.values()), processes), strict=True), start=1
     ):
-        if found is not None:
-            answered[key] = found
+        if slope_answer is not None:
+            answered[key] = slope_answer
         told(done, len(jobs))
     parameters = dict.fromkeys(default_parameters())
     for _, slopes in answered.values():
         parameters |= dict.fromkeys(slopes)
-    rows = tuple(at for at, key in places.items() if key in answered)
+    rows = tuple(row for row, key in places.items() if key in answered)
     table = np.zeros((len(rows), len(parameters)))
     residuals = np.zeros(len(rows))
-    for index, at in enumerate(rows):
-        step_time_s, slopes = answered[places[at]]
-        residuals[index] = np.log(step_time_s / asked[at].measured_s)
-        table[index] = [slopes.get(one, 0.0) for one in parameters]
+    for index, row in enumerate(rows):
+        step_time_s, slopes = answered[places[row]]
+        residuals[index] = np.log(step_time_s / asked[row].measured_s)
+        table[index] = [slopes.get(parameter, 0.0) for parameter in parameters]
     return Answers(
         parameters=tuple(parameters),
-        now=np.log([value_of(one) for one in parameters]),
+        now=np.log([value_of(parameter) for parameter in parameters]),
         rows=rows,
         slopes=table,
         residuals=residuals,
@@ -95,19 +98,19 @@ def answers_of(
 
 
 def _answer(job: tuple[Question, Pins, Cluster]) -> tuple[float, Slopes] | None:
-    """A question's predicted step time, and the slopes of its logarithm; None: not expressed."""
+    """Predicted step time in seconds and slopes of its logarithm; None where not expressed."""
     question, pins, cluster = job
     try:
-        found = planned(question, pins)
-        (now,) = predicted(found, (cluster,), FIDELITY)
-        return now.step_time_s, _slopes(question, found, cluster, now)
+        planned_run = planned(question, pins)
+        (now,) = predicted(planned_run, (cluster,), FIDELITY)
+        return now.step_time_s, _slopes(question, planned_run, cluster, now)
     except (InexpressibleError, *REFUSED):
         return None
 
 
-def _slopes(question: Question, found: Planned, cluster: Cluster, now: Predicted) -> Slopes:
-    step = step_of(replace(found.plan, cluster=cluster))
-    stages = found.plan.stages
+def _slopes(question: Question, planned_run: Planned, cluster: Cluster, now: Predicted) -> Slopes:
+    step = step_of(replace(planned_run.plan, cluster=cluster))
+    stages = planned_run.plan.stages
     ops_ns, meetings_ns = step.busy_ns(cluster), step.moving_ns(cluster)
     slopes: Slopes = {}
     for alike in parameters_of(question, cluster):
@@ -118,24 +121,24 @@ def _slopes(question: Question, found: Planned, cluster: Cluster, now: Predicted
         moved = scaled(cluster, {alike[0]: exp(by)})
         bound = step.launches * cluster.software.host_ns > LAUNCHES * now.step_time_s * 1e9
         if field == "host_ns" and bound:
-            slope = _again(found, moved, now) / by
+            slope = _again(planned_run, moved, now) / by
         elif field == "loss":
             asked = meetings_ns / stages > MEETINGS * now.step_time_s * 1e9
-            slope = _again(found, moved, now) / by if asked else 0.0
+            slope = _again(planned_run, moved, now) / by if asked else 0.0
         else:
             slope = _priced(step, moved, now, ops_ns) / by
         slopes |= dict.fromkeys(alike, slope)
     return slopes
 
 
-def _again(found: Planned, moved: Cluster, now: Predicted) -> float:
-    """By how much the logarithm of the step changes, by simulating."""
-    (then,) = predicted(found, (moved,), FIDELITY)
+def _again(planned_run: Planned, moved: Cluster, now: Predicted) -> float:
+    """Change of the logarithm of the step time, by simulating again."""
+    (then,) = predicted(planned_run, (moved,), FIDELITY)
     return float(np.log(then.step_time_s / now.step_time_s))
 
 
 def _priced(step: Step, moved: Cluster, now: Predicted, ops_ns: float) -> float:
-    """By how much it changes by its shares."""
+    """Change of the logarithm of the step time, by the step's shares."""
     exposed = min(now.exposed_communication_s / now.step_time_s, 1.0)
     busy = max(1 - exposed - now.bubble_fraction, 0.0)
     change = busy * (step.busy_ns(moved) / ops_ns - 1)

@@ -7,7 +7,7 @@ import numpy as np
 
 from millrace.calibration.parameters import Floats, Parameter, beliefs
 
-# What a good prediction is off by: a row further off than `FAR` of this counts ever less.
+# A good prediction is off by this: a row further off than `FAR` times as much counts ever less.
 USUAL = 0.05
 FAR = 3.0
 SWEEPS = 30  # of weighing rows anew
@@ -15,7 +15,7 @@ SWEEPS = 30  # of weighing rows anew
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """Fitted values, and what the rows are expected to be off by with them (logarithms, [R])."""
+    """Fitted values, and the residuals [R] that are expected with them (logarithms)."""
 
     values: dict[Parameter, float]
     residuals: Floats
@@ -30,7 +30,7 @@ def fitted(
     counts: Floats | None = None,
     step: float = 0.5,
 ) -> Fit:
-    """Return the most likely values, where predictions answer as `slopes` say.
+    """Most likely values of the parameters, where predictions answer as `slopes` say.
 
     Parameters
     ----------
@@ -43,9 +43,14 @@ def fitted(
     residuals : array of float, [R]
         Logarithms of predicted over measured.
     counts : array of float, [R], optional
-        What each row counts; 1 unless given, 0 leaves a row out.
+        Weight of each row; 1 unless given, 0 leaves a row out.
     step : float
         The furthest that a logarithm moves, for slopes hold nearby only.
+
+    Returns
+    -------
+    Fit
+        Values, not their logarithms, by parameter.
 
     Notes
     -----
@@ -63,5 +68,8 @@ def fitted(
         right = -(slopes * heard[:, None]).T @ residuals + precision @ (mean - now)
         moved = np.clip(np.linalg.solve(left, right), -step, step)
     logs = now + moved
-    values = {one: float(np.exp(at)) for one, at in zip(parameters, logs, strict=True)}
+    values = {
+        parameter: float(np.exp(log_value))
+        for parameter, log_value in zip(parameters, logs, strict=True)
+    }
     return Fit(values=values, residuals=residuals + slopes @ moved)

@@ -25,28 +25,38 @@ Factors = dict[Parameter, float]
 
 
 def left_out(table: Table, processes: int = 1, told: Told = lambda done, of: None) -> Tuned:
-    """Return what changes the cluster of a row to what is known without the row's source.
+    """Make a function that changes a row's cluster to what is known without the row's source.
 
     Parameters
     ----------
     table : Table
         All rows, of which those of tier A are known.
-    processes, told
-        As in `millrace.published.validation.validate`.
+    processes : int
+        Number of processes that plan; what comes out does not depend on it.
+    told : callable
+        Told how many of the questions are answered, and how many there are.
+
+    Returns
+    -------
+    callable
+        From a row and its cluster, the cluster with all figures fitted to the other sources.
     """
-    known = [ask(row, table.layout) for row in table.rows if row["tier"] == "A"]
-    answers = answers_of(known, processes, told)
-    fits = {one: _without(one, known, answers) for one in {source(a.row) for a in known}}
+    questions = [ask(row, table.layout) for row in table.rows if row["tier"] == "A"]
+    answers = answers_of(questions, processes, told)
+    fits = {
+        left_source: _without(left_source, questions, answers)
+        for left_source in {source(question.row) for question in questions}
+    }
     return _tuned(table, fits)
 
 
-def _without(left: str, known: Sequence[Asked], answers: Answers) -> Factors:
-    """What figures change by when they are fitted to all other sources."""
-    counts = np.array([float(source(known[at].row) != left) for at in answers.rows])
+def _without(left: str, questions: Sequence[Asked], answers: Answers) -> Factors:
+    """Factors on all figures when they are fitted to the other sources, by parameter."""
+    counts = np.array([float(source(questions[row].row) != left) for row in answers.rows])
     fit = fitted(answers.parameters, answers.now, answers.slopes, answers.residuals, counts=counts)
     return {
-        one: fit.values[one] / exp(now)
-        for one, now in zip(answers.parameters, answers.now, strict=True)
+        parameter: fit.values[parameter] / exp(now)
+        for parameter, now in zip(answers.parameters, answers.now, strict=True)
     }
 
 

@@ -1,4 +1,4 @@
-"""Parameters: what is fitted, one value per device or framework, and what is believed beforehand.
+"""Parameters that are fitted, one value per device or framework, and what is believed beforehand.
 
 Beliefs are normal in the logarithm. Values of one pool (devices of one architecture; all
 frameworks) share what they deviate by from the belief, and each deviates a little by itself: one
@@ -23,14 +23,17 @@ Floats = NDArray[np.float64]
 
 
 class Belief(NamedTuple):
-    """Beforehand: the value, and deviations of its logarithm, of a pool and of a member."""
+    """Prior of a figure: its value, and standard deviations of the logarithm.
+
+    `pool` is the deviation that all of a pool share, `member` that of each by itself.
+    """
 
     value: float
     pool: float
     member: float
 
 
-# What kernels are commonly seen to reach, of peaks (planner/costs says of what each is a share).
+# Kernels are commonly seen to reach these shares of peaks (planner/costs says of which peak each).
 DEVICE_FIELDS = {
     "matmul_efficiency": Belief(0.75, 0.15, 0.05),
     "narrow_efficiency": Belief(0.65, 0.2, 0.05),
@@ -45,7 +48,7 @@ SOFTWARE_FIELDS = {
 }
 FIELDS = DEVICE_FIELDS | SOFTWARE_FIELDS
 
-# Beginnings of device names, by architecture.
+# Names of devices begin so, by architecture.
 ARCHITECTURES = {
     "volta": ("v100",),
     "ampere": ("a100", "a800", "a10g"),
@@ -62,49 +65,51 @@ class Parameter(NamedTuple):
 
     @property
     def pool(self) -> str:
-        """What it shares its deviation with."""
+        """Name of the pool that it shares its deviation with."""
         if self.field in SOFTWARE_FIELDS:
             return self.field
-        found = (name for name, heads in ARCHITECTURES.items() if self.owner.startswith(heads))
-        return f"{next(found, self.owner)} {self.field}"
+        architectures = (
+            name for name, heads in ARCHITECTURES.items() if self.owner.startswith(heads)
+        )
+        return f"{next(architectures, self.owner)} {self.field}"
 
     @property
     def belief(self) -> Belief:
-        """What is believed beforehand."""
+        """Prior of its value."""
         return FIELDS[self.field]
 
 
 def parameters_of(question: Question, cluster: Cluster) -> tuple[tuple[Parameter, ...], ...]:
     """Parameters on which a question's prediction depends, those together that act as one."""
     device, software = cluster.device.name, cluster.software
-    found: list[tuple[Parameter, ...]] = [
+    groups: list[tuple[Parameter, ...]] = [
         (Parameter(device, "matmul_efficiency"),),
         (Parameter(device, "memory_efficiency"),),
     ]
     if question.model.precision in NARROW:
-        found.append((Parameter(device, "narrow_efficiency"),))
+        groups.append((Parameter(device, "narrow_efficiency"),))
     if question.training.attention == "flash":
         both = Parameter(device, "attention_efficiency"), Parameter(software.name, "attention")
-        found.append(both)
+        groups.append(both)
     if software.host_ns:
-        found.append((Parameter(software.name, "host_ns"),))
+        groups.append((Parameter(software.name, "host_ns"),))
     if 0 < software.overlap < 1:
-        found.append((Parameter(software.name, "loss"),))
-    found.append((Parameter(software.name, "fusion"),))
-    return tuple(found)
+        groups.append((Parameter(software.name, "loss"),))
+    groups.append((Parameter(software.name, "fusion"),))
+    return tuple(groups)
 
 
 def default_parameters() -> tuple[Parameter, ...]:
-    """Settings of a framework that was not seen: members of every pool on which no row depends."""
+    """Parameters of a framework that was not seen: one of every pool, and no row depends on it."""
     return tuple(Parameter(DEFAULT, field) for field in SOFTWARE_FIELDS)
 
 
 def value_of(parameter: Parameter) -> float:
-    """The value in the catalogue or in the frameworks' settings."""
+    """Value in the catalogue or in the frameworks' settings."""
     owner, field = parameter
     if field == "narrow_efficiency":
-        found = device(owner)
-        return found.narrow_efficiency or found.matmul_efficiency
+        owner_device = device(owner)
+        return owner_device.narrow_efficiency or owner_device.matmul_efficiency
     if field in DEVICE_FIELDS:
         return float(getattr(device(owner), field))
     software = framework(owner)
@@ -112,7 +117,7 @@ def value_of(parameter: Parameter) -> float:
 
 
 def scaled(cluster: Cluster, factors: Mapping[Parameter, float]) -> Cluster:
-    """Return the cluster with what factors concern it, on the figures that it has."""
+    """Cluster with its figures times the factors of those parameters that are its own."""
     owners = cluster.device.name, cluster.software.name
     for (owner, field), factor in factors.items():
         if owner in owners:
@@ -123,9 +128,9 @@ def scaled(cluster: Cluster, factors: Mapping[Parameter, float]) -> Cluster:
 def _scaled(cluster: Cluster, field: str, factor: float) -> Cluster:
     software = cluster.software
     if field in DEVICE_FIELDS:
-        held = cluster.device
-        value = getattr(held, field) or held.matmul_efficiency
-        return replace(cluster, device=replace(held, **{field: min(value * factor, 1.0)}))
+        device = cluster.device
+        value = getattr(device, field) or device.matmul_efficiency
+        return replace(cluster, device=replace(device, **{field: min(value * factor, 1.0)}))
     if field == "loss":
         software = replace(software, overlap=1 - min((1 - software.overlap) * factor, 1.0))
     elif field == "host_ns":
@@ -136,11 +141,11 @@ def _scaled(cluster: Cluster, field: str, factor: float) -> Cluster:
 
 
 def beliefs(parameters: Iterable[Parameter]) -> tuple[Floats, Floats]:
-    """Return the mean and the covariance of the logarithms, [N] and [N, N]."""
+    """Mean [N] and covariance [N, N] of the logarithms."""
     listed = list(parameters)
-    mean = np.array([log(one.belief.value) for one in listed])
-    pools = [one.pool for one in listed]
+    mean = np.array([log(parameter.belief.value) for parameter in listed])
+    pools = [parameter.pool for parameter in listed]
     alike = np.array([[a == b for b in pools] for a in pools])
-    shared = np.array([one.belief.pool**2 for one in listed])
-    own = np.array([one.belief.member**2 for one in listed])
-    return mean, alike * shared + np.diag(own)
+    shared = np.array([parameter.belief.pool**2 for parameter in listed])
+    member_variances = np.array([parameter.belief.member**2 for parameter in listed])
+    return mean, alike * shared + np.diag(member_variances)

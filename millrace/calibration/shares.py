@@ -1,4 +1,4 @@
-"""Shares: what a step's time is made of, so that slopes need no simulation of their own.
+"""Shares of a step's time, by what it is made of, so that slopes need no simulation of their own.
 
 The step of the average device is busy, exposed communication and bubble. Priced on another cluster
 the ops of all chunks take longer by some factor, and so does the busy part; the exposed part stays,
@@ -18,7 +18,7 @@ from millrace.planner.plan import Plan, plan_graph
 from millrace.simulator.chunks.pieces import Pieces, alone
 from millrace.simulator.chunks.wiring import Wiring
 
-BLOCKS = 2  # of a run of equal ones are compiled
+BLOCKS = 2  # so many of a run of equal ones are compiled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Work:
     counts: tuple[float, ...]
 
     def total_ns(self, cluster: Cluster) -> float:
-        """The duration of all firings."""
+        """Duration of all firings, in ns."""
         (row,) = durations(self.graph, cluster)
         return sum(ns * count for ns, count in zip(row, self.counts, strict=True))
 
@@ -43,11 +43,11 @@ class Step:
     launches: float
 
     def busy_ns(self, cluster: Cluster) -> float:
-        """Of all chunks together."""
+        """Duration of the ops of all chunks together, in ns."""
         return sum(work.total_ns(cluster) for work in self.ops)
 
     def moving_ns(self, cluster: Cluster) -> float:
-        """Of all chunks together, hidden or not."""
+        """Duration of the meetings of all chunks together, hidden or not, in ns."""
         return sum(work.total_ns(cluster) for work in self.meetings)
 
 
@@ -66,15 +66,15 @@ def step_of(plan: Plan) -> Step:
     meetings: list[Work] = []
     launches = 0.0
     for key, number in first.items():
-        kept: list[str] = []
+        block_names: list[str] = []
         many: dict[str, float] = {}
         for run in wiring.runs(plan.chunks[number]):
             count = min(len(run.blocks), BLOCKS)
-            kept += run.kept(count)
+            block_names += run.kept(count)
             many |= dict.fromkeys(run.kept(count), len(run.blocks) / count)
-        piece = pieces.compile(number, kept, alone(), plan.chunks[number].stage)
+        piece = pieces.compile(number, block_names, alone(), plan.chunks[number].stage)
         (program,) = piece.graph.programs
-        for wanted, found in ((False, ops), (True, meetings)):
+        for wanted, works in ((False, ops), (True, meetings)):
             chosen = [
                 actor
                 for actor in program.actors
@@ -89,6 +89,6 @@ def step_of(plan: Plan) -> Step:
             )
             bare = replace(program, actors=tuple(chosen))
             graph = ActorGraph(name=plan.model.name, axes=plan.mesh.axes, programs=(bare,))
-            found.append(Work(graph=graph, counts=counts))
+            works.append(Work(graph=graph, counts=counts))
             launches += 0.0 if wanted else sum(counts) / plan.stages
     return Step(ops=tuple(ops), meetings=tuple(meetings), launches=launches)

@@ -50,23 +50,26 @@ def clusters(
     from millrace.planner.clusters.fabrics import fabrics
 
     if names:
-        found = [
+        asked_clusters = [
             reference_node(name)
             if ":" not in name and not name.endswith(".toml")
             else cluster(name, measured=False)
             for name in names
         ]
-        rows = [_device_row(one.name, one.device) | _network(one) for one in found]
+        rows = [
+            _device_row(asked_cluster.name, asked_cluster.device) | _network(asked_cluster)
+            for asked_cluster in asked_clusters
+        ]
         answer({"rows": rows}, as_json, lambda console: _draw_clusters(rows, console))
         return
     rows = [_device_row(name, device(name)) for name in device_names()]
-    known = [_fabric_row(fabric) for fabric in fabrics().values()]
+    fabric_rows = [_fabric_row(fabric) for fabric in fabrics().values()]
 
     def draw(console: Console) -> None:
         _draw_clusters(rows, console)
-        _draw_fabrics(known, console)
+        _draw_fabrics(fabric_rows, console)
 
-    answer({"rows": rows, "fabrics": known}, as_json, draw)
+    answer({"rows": rows, "fabrics": fabric_rows}, as_json, draw)
 
 
 def _model_row(name: str, seq_len: int | None) -> dict[str, Any]:
@@ -78,36 +81,36 @@ def _model_row(name: str, seq_len: int | None) -> dict[str, Any]:
     if stretched := beyond_positions(spec):
         say(stretched)
     graph = build(spec, 1)
-    found = splits(graph)
+    limits = splits(graph)
     return {
         "name": spec.name,
         "parameters": graph.parameter_count,
         "training_flops": training_flops(graph),
-        "pins": _pins(found),
-        "blocks": found["blocks"],
-        "experts": found["experts"],
+        "pins": _pins(limits),
+        "blocks": limits["blocks"],
+        "experts": limits["experts"],
         "seq_len": spec.seq_len,
         "family": spec.family,
         "config": spec.config,
     }
 
 
-def _pins(found: dict[str, int | bool]) -> list[str]:
+def _pins(limits: dict[str, int | bool]) -> list[str]:
     """Degrees and choices of `millrace plan` that mean something for the model."""
-    known = {
-        "dp": found["batch"],
-        "tp": found["tensor"],
-        "pp": found["blocks"] != 1,
-        "cp": found["sequence"],
-        "ep": found["experts"],
-        "zero": found["batch"],
-        "sequence_parallel": found["sequence_parallel"],
+    meaningful = {
+        "dp": limits["batch"],
+        "tp": limits["tensor"],
+        "pp": limits["blocks"] != 1,
+        "cp": limits["sequence"],
+        "ep": limits["experts"],
+        "zero": limits["batch"],
+        "sequence_parallel": limits["sequence_parallel"],
     }
-    return [name for name, meant in known.items() if meant]
+    return [name for name, meant in meaningful.items() if meant]
 
 
 def _pinned(row: dict[str, Any]) -> str:
-    """The pins in one cell, with the most that blocks and experts allow."""
+    """Pins of a model in one cell, with the most that blocks and experts allow."""
     most = {"pp": f"pp≤{row['blocks']}", "ep": f"ep≤{row['experts']}", "sequence_parallel": "sp"}
     return " ".join(most.get(name, name) for name in row["pins"])
 
@@ -242,7 +245,7 @@ def _draw_clusters(rows: list[dict[str, Any]], console: Console) -> None:
 
 
 def _by_kind(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A line for each cluster, or for each of its kinds of device where it has several."""
+    """Lines of a table: one for each cluster, or for each of its kinds of device."""
     return [
         line
         for row in rows
@@ -251,7 +254,7 @@ def _by_kind(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _draw_levels(row: dict[str, Any], console: Console) -> None:
-    """What joins how many neighbours; nodes of each kind first, then the network."""
+    """Print the levels of a cluster: nodes of each kind first, then the network."""
     table = Table(title=f"{row['name']}, from inner to outer", title_justify="left")
     for column in ("level", "devices", "GB/s", "latency", "link"):
         table.add_column(column, justify="left" if column in ("level", "link") else "right")
@@ -281,7 +284,7 @@ def _draw_levels(row: dict[str, Any], console: Console) -> None:
 
 
 def _kind(level: dict[str, Any], group: dict[str, Any]) -> str:
-    """A level's name, a torus with its dims."""
+    """Name of a level, of a torus with its dims."""
     if level["name"] != "torus":
         return str(level["name"])
     return f"torus {' x '.join(map(str, group['torus']))}"

@@ -64,25 +64,25 @@ def demo(
         predicted = api.simulate(plan)
     with training(steps) as told:
         measured = api.execute(plan, steps=steps, data=data, seed=seed, progress=told)
-    found = join(predicted.trace, measured.trace)
+    comparison = join(predicted.trace, measured.trace)
     if output is not None:
         _write_all(output, plan, predicted.trace, measured.trace)
     document = {
         "plan": msgspec.to_builtins(plan),
         "free_plan": msgspec.to_builtins(free),
         "pins": pins,
-        "predicted": {"step_time_s": found.predicted_step_time_s},
-        "measured": {"step_time_s": found.measured_step_time_s},
-        "error": found.step_time_error,
+        "predicted": {"step_time_s": comparison.predicted_step_time_s},
+        "measured": {"step_time_s": comparison.measured_step_time_s},
+        "error": comparison.step_time_error,
         "loss": measured.losses,
         "data": measured.data,
     }
-    answer(document, as_json, lambda console: _draw_end(found, document, output, console))
+    answer(document, as_json, lambda console: _draw_end(comparison, document, output, console))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Question:
-    """What both searches of the demo ask, but for the pins."""
+    """Question of both searches of the demo, but for the pins."""
 
     on: Cluster
     global_batch: int
@@ -107,7 +107,7 @@ class _Question:
 
 
 def pins_for(kinds: list[str], ranks: int) -> dict[str, int]:
-    """Return pins that make a plan of two kinds of parallelism, none where it has them already.
+    """Pins that make a plan of two kinds of parallelism, none where it has them already.
 
     Examples
     --------
@@ -140,7 +140,7 @@ def _draw_choice(free: Plan, plan: Plan, pins: dict[str, int], console: Console)
 
 
 def _draw_end(
-    found: Comparison, document: Mapping[str, Any], output: Path | None, console: Console
+    comparison: Comparison, document: Mapping[str, Any], output: Path | None, console: Console
 ) -> None:
     losses = document["loss"]
     console.print(f"trained on {document['data']}", markup=False)
@@ -149,12 +149,12 @@ def _draw_end(
         f"(a uniform guess over 256 bytes: {log(256):.3f})",
         markup=False,
     )
-    console.print(rows_table("cause (per step, average rank)", found.causes[:SHOWN_CAUSES]))
+    console.print(rows_table("cause (per step, average rank)", comparison.causes[:SHOWN_CAUSES]))
     if output is not None:
         console.print(f"plan, traces and page: {output}", markup=False)
-    console.print(f"predicted step time {format_seconds(found.predicted_step_time_s)}")
-    console.print(f"measured  step time {format_seconds(found.measured_step_time_s)}")
-    console.print(f"error {format_percent(found.step_time_error, signed=True)}")
+    console.print(f"predicted step time {format_seconds(comparison.predicted_step_time_s)}")
+    console.print(f"measured  step time {format_seconds(comparison.measured_step_time_s)}")
+    console.print(f"error {format_percent(comparison.step_time_error, signed=True)}")
 
 
 def _write_all(folder: Path, plan: Plan, predicted: Trace, measured: Trace) -> None:

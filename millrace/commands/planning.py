@@ -149,8 +149,8 @@ PINS = (
     *("dp", "tp", "pp", "cp", "ep", "micro_batch", "schedule", "interleave"),
     *("recompute", "zero", "sequence_parallel", "offload", "ring", "fusion"),
 )
-# Of a batch, how far one is looked for that divides better; and how many times as many replicas
-# are worth a word.
+# Batches so near, as a fraction, are tried for one that divides better; so many times as many
+# replicas are worth a word.
 NEARBY, FAR_MORE = 0.02, 4
 
 
@@ -201,7 +201,7 @@ def plan(
     limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
     chosen = (dp, tp, pp, cp, ep, micro_batch, schedule, interleave, recompute, zero)
     pins = _pinned(*chosen, sequence_parallel, offload, ring, fusion)
-    # Before this machine is measured, which takes a while.
+    # The question is checked before this machine is measured, which takes a while.
     check_training(training := TrainingSpec(attention=attention))
     asked: dict[str, Any] = {"pins": pins, "optimize_for": optimize_for}
     opened = api.check_question(model, seq_len=seq_len, precision=precision, told=say, **asked)
@@ -211,7 +211,7 @@ def plan(
     began = perf_counter()
     record = Record(clock=perf_counter)
     with working(f"planning {opened.name} for {on.name}") as told:
-        found = api.search(
+        best_plan = api.search(
             opened,
             on,
             global_batch,
@@ -223,11 +223,11 @@ def plan(
             record=record,
             **asked,
         )
-    document = _documented(found, record, perf_counter() - began, explain)
+    document = _documented(best_plan, record, perf_counter() - began, explain)
     if output is not None:
-        write_document(output, found)
+        write_document(output, best_plan)
         say(f"plan written to {output}")
-    answer(document, as_json, lambda console: _draw_found(found, document, explain, console))
+    answer(document, as_json, lambda console: _draw_found(best_plan, document, explain, console))
 
 
 def _warn(model: ModelSpec, batch: int, devices: int, pins: dict[str, str | int | bool]) -> None:
@@ -267,16 +267,16 @@ def _pinned(*values: str | int | bool | None) -> dict[str, str | int | bool]:
 
 
 def _documented(
-    found: Plan, record: "Record", search_time_s: float, explain: bool
+    plan: Plan, record: "Record", search_time_s: float, explain: bool
 ) -> dict[str, Any]:
     from millrace import api
     from millrace.figures import plan_summary
 
-    document = plan_summary(found) | {"search_time_s": search_time_s}
+    document = plan_summary(plan) | {"search_time_s": search_time_s}
     document["layers"] = record.timed(document["layers"])
     if explain:
-        with working(f"explaining {found.model.name} for {found.cluster.name}"):
-            document["explain"] = api.explain(found, record)
+        with working(f"explaining {plan.model.name} for {plan.cluster.name}"):
+            document["explain"] = api.explain(plan, record)
     return document
 
 
@@ -310,8 +310,12 @@ def show(
         fused = document["fused"]
         answer(document, as_json, lambda console: drawing.draw_plan(before, console, fused=fused))
         return
-    found = drawing.changes(before, load_plan(other, trust=trust))
-    answer({"changes": found}, as_json, lambda console: drawing.draw_changes(found, console))
+    differences = drawing.changes(before, load_plan(other, trust=trust))
+    answer(
+        {"changes": differences},
+        as_json,
+        lambda console: drawing.draw_changes(differences, console),
+    )
 
 
 def _list_commands(plan: Plan, rank: int, as_json: bool) -> None:
@@ -319,7 +323,7 @@ def _list_commands(plan: Plan, rank: int, as_json: bool) -> None:
 
     text = rank_listing(plan, rank)
     document = {"rank": rank, "commands": text.splitlines()}
-    # As it is: lines are long, and none may be wrapped.
+    # The text is printed as it is: lines are long, and none may be wrapped.
     answer(document, as_json, lambda console: console.out(text, highlight=False, end=""))
 
 
@@ -335,20 +339,20 @@ def _draw_found(plan: Any, document: dict[str, Any], explain: bool, console: Con
         f"searched for {format_seconds(document['search_time_s'])}",
         markup=False,
     )
-    known = {
+    formats = {
         "cost_usd_per_mtoken": "${:.3g} per million {}s",
         "energy_j_per_token": "{:.3g} J per {}",
     }
     unit = document["unit"]
-    spent = [text.format(document[name], unit) for name, text in known.items() if document[name]]
+    spent = [text.format(document[name], unit) for name, text in formats.items() if document[name]]
     if spent:
         console.print(", ".join(spent), markup=False)
     if explain:
         console.print(_layers_table(document["layers"]))
         console.print(_alternatives_table(document["alternatives"]))
         console.print("what decided each choice")
-        for one in document["explain"]:
-            console.print(f"  {one['line']}", markup=False, soft_wrap=True)
+        for reason in document["explain"]:
+            console.print(f"  {reason['line']}", markup=False, soft_wrap=True)
 
 
 def _layers_table(rows: list[dict[str, Any]]) -> Table:

@@ -47,15 +47,19 @@ def profile(
     check_writable(output)
     if device not in MEASURED:
         raise ClusterError(f"--device {device}: expected one of {', '.join(MEASURED)}")
-    found = MEASURED[device](ranks, seconds)
+    measured_device = MEASURED[device](ranks, seconds)
     if output is not None:
-        write_document(output, found)
+        write_document(output, measured_device)
         say(f"device profile written to {output}")
-    answer(msgspec.to_builtins(found), as_json, lambda console: _draw(found, console))
+    answer(
+        msgspec.to_builtins(measured_device),
+        as_json,
+        lambda console: _draw(measured_device, console),
+    )
 
 
 def _cpus(ranks: int | None, seconds: float | None) -> Device:
-    """One of so many processes on this machine's cores."""
+    """Measured device: one of so many processes on this machine's cores."""
     from millrace.executor.measure import SECONDS, cached_profile
     from millrace.planner.clusters import local_cluster, machine_cores, machine_memory_bytes
 
@@ -67,7 +71,7 @@ def _cpus(ranks: int | None, seconds: float | None) -> Device:
 
 
 def _gpus(ranks: int | None, seconds: float | None) -> Device:
-    """One of so many GPUs, each measured in a process of its own: this one touches none."""
+    """Measured device: one of so many GPUs, each in a process of its own: this one touches none."""
     from millrace.executor.gpu.availability import gpus_found, require_gpu
     from millrace.executor.gpu.probing.measuring import cached_gpu_profile
 

@@ -57,7 +57,7 @@ def register(app: typer.Typer) -> None:
 
 
 def warn_of(plan: "Plan") -> None:
-    """Say on stderr what an honest plan seldom does."""
+    """Say on stderr what a plan does that is seldom meant."""
     from millrace.figures import idle_devices
 
     for text in (idle_devices(plan), beyond_positions(plan.model)):
@@ -99,7 +99,7 @@ def simulate(
     warn_of(planned)
     began = perf_counter()
     with working(f"simulating {planned.model.name} on {planned.ranks} ranks"):
-        found = api.simulate(
+        simulated = api.simulate(
             planned,
             jitter=jitter,
             stragglers=_stragglers(straggler or ()),
@@ -107,30 +107,30 @@ def simulate(
             fidelity=fidelity,
             detailed=detailed,
         )
-        account = account_of(planned, found) if detailed else None
+        account = account_of(planned, simulated) if detailed else None
     wall_time_s = perf_counter() - began
-    step_time_s = found.step_time_ns / 1e9
+    step_time_s = simulated.step_time_ns / 1e9
     document = {
         "step_time_s": step_time_s,
         "unit": unit_of(planned.model),
         **speed(planned, step_time_s)._asdict(),
-        "bubble_fraction": found.bubble_fraction,
-        "exposed_communication_s": found.exposed_communication_ns / 1e9,
-        "memory_bytes_max": found.memory_bytes_max,
-        "firings": found.firings,
-        "fidelity": found.fidelity,
+        "bubble_fraction": simulated.bubble_fraction,
+        "exposed_communication_s": simulated.exposed_communication_ns / 1e9,
+        "memory_bytes_max": simulated.memory_bytes_max,
+        "firings": simulated.firings,
+        "fidelity": simulated.fidelity,
         "wall_time_s": wall_time_s,
     }
     if account is not None:
         document |= report_rows(account)
     if trace is not None:
-        write_trace(trace, found.trace, memory_counters(account.memory if account else ()))
+        write_trace(trace, simulated.trace, memory_counters(account.memory if account else ()))
     if html is not None and account is not None:
         figures = _figures(document)
         del figures["simulated"]  # how long that took differs: the page is equal every time
-        write_bytes(html, report_page(planned, found, account, figures.items()).encode())
+        write_bytes(html, report_page(planned, simulated, account, figures.items()).encode())
     answer(document, as_json, lambda console: _draw_figures(document, console))
-    if short := shortage(planned, found.memory_by_kind):
+    if short := shortage(planned, simulated.memory_by_kind):
         say(f"millrace: {short}")
         raise typer.Exit(1)
 
@@ -183,7 +183,7 @@ def run(
     planned = load_plan(plan, trust=trust)
     warn_of(planned)
     with training(steps) as told:
-        found = api.execute(
+        measured = api.execute(
             planned,
             steps=steps,
             data=data,
@@ -198,15 +198,15 @@ def run(
             progress=told,
         )
     if trace is not None:
-        write_trace(trace, found.trace)
-    document = _run_document(planned, found)
+        write_trace(trace, measured.trace)
+    document = _run_document(planned, measured)
     answer(document, as_json, lambda console: _draw_run(document, console))
 
 
 def _check_saving(
     checkpoint: Path | None, every: int | None, resume: bool, weights: Path | None
 ) -> None:
-    """Refuse what does not go together."""
+    """Refuse options of saving that do not go together."""
     if resume and checkpoint is None:
         raise PlanError("--resume goes on from a saved state: give its folder with --checkpoint")
     if every is not None and checkpoint is None:
@@ -230,25 +230,25 @@ def warn_of_later(folder: Path, steps: int) -> None:
             )
 
 
-def _run_document(planned: "Plan", found: "Measured") -> dict[str, Any]:
-    """What a run says of itself."""
+def _run_document(planned: "Plan", measured: "Measured") -> dict[str, Any]:
+    """Document of a run: its speed, losses and memory."""
     from millrace.figures import speed
 
-    step_time_s = found.step_time_ns / 1e9
+    step_time_s = measured.step_time_ns / 1e9
     document = {
         "step_time_s": step_time_s,
         "unit": unit_of(planned.model),
         **speed(planned, step_time_s)._asdict(),
-        "loss": found.losses,
-        "first_step": found.first_step,
-        "data": found.data,
-        "ranks": found.ranks,
-        "backend": found.backend,
+        "loss": measured.losses,
+        "first_step": measured.first_step,
+        "data": measured.data,
+        "ranks": measured.ranks,
+        "backend": measured.backend,
     }
-    if found.memory is not None:
-        document["memory_bytes"] = found.memory
-    if found.smallest_top_k_margin is not None:
-        document["smallest_top_k_margin"] = found.smallest_top_k_margin
+    if measured.memory is not None:
+        document["memory_bytes"] = measured.memory
+    if measured.smallest_top_k_margin is not None:
+        document["smallest_top_k_margin"] = measured.smallest_top_k_margin
     return document
 
 
@@ -273,14 +273,18 @@ def compare(
     planned, measured = load_plan(plan, trust=trust), load_trace(trace)
     with working(f"simulating {planned.model.name} on {planned.ranks} ranks"):
         predicted = api.simulate(planned).trace
-    found = join(predicted, measured)
+    comparison = join(predicted, measured)
     if html is not None:
         write_page(html, planned, predicted, measured)
-    answer(msgspec.to_builtins(found), as_json, lambda console: draw_comparison(found, console))
-    if tolerance is not None and abs(found.step_time_error) > tolerance:
+    answer(
+        msgspec.to_builtins(comparison),
+        as_json,
+        lambda console: draw_comparison(comparison, console),
+    )
+    if tolerance is not None and abs(comparison.step_time_error) > tolerance:
         say(
             f"millrace: the step time is off by "
-            f"{format_percent(found.step_time_error, signed=True)}, "
+            f"{format_percent(comparison.step_time_error, signed=True)}, "
             f"outside the tolerance of {format_percent(tolerance)}"
         )
         raise typer.Exit(1)
@@ -292,7 +296,7 @@ def _draw_figures(document: Mapping[str, Any], console: Console) -> None:
 
 
 def _figures(document: Mapping[str, Any]) -> dict[str, str]:
-    """The figures of a simulation as text, by name."""
+    """Figures of a simulation as text, by name."""
     mfu = document["mfu"]
     return {
         "step time": format_seconds(document["step_time_s"]),
@@ -332,20 +336,20 @@ def _draw_run(document: Mapping[str, Any], console: Console) -> None:
         )
 
 
-def draw_comparison(found: Comparison, console: Console) -> None:
+def draw_comparison(comparison: Comparison, console: Console) -> None:
     """Print where the time goes, the actors that differ most, and the error of the step time."""
-    console.print(rows_table("cause (per step, average rank)", found.causes[:SHOWN_ROWS]))
-    console.print(rows_table("actors that differ most", found.actors[:SHOWN_ROWS]))
+    console.print(rows_table("cause (per step, average rank)", comparison.causes[:SHOWN_ROWS]))
+    console.print(rows_table("actors that differ most", comparison.actors[:SHOWN_ROWS]))
     console.print(
-        f"step time: predicted {format_seconds(found.predicted_step_time_s)}, "
-        f"measured {format_seconds(found.measured_step_time_s)}, "
-        f"error {format_percent(found.step_time_error, signed=True)}",
+        f"step time: predicted {format_seconds(comparison.predicted_step_time_s)}, "
+        f"measured {format_seconds(comparison.measured_step_time_s)}, "
+        f"error {format_percent(comparison.step_time_error, signed=True)}",
         markup=False,
     )
 
 
 def rows_table(title: str, rows: Iterable[CauseRow | ActorRow]) -> Table:
-    """Return a table of causes or actors."""
+    """Table of causes or actors."""
     table = Table()
     table.add_column(title, overflow="fold")
     for column in ("predicted", "measured", "difference"):
@@ -363,14 +367,14 @@ def rows_table(title: str, rows: Iterable[CauseRow | ActorRow]) -> Table:
 
 
 def _stragglers(texts: Iterable[str]) -> dict[int, float]:
-    """Read `RANK:FACTOR`, as often as it was given."""
-    found = {}
+    """Factors by rank, from texts `RANK:FACTOR`."""
+    factors = {}
     for text in texts:
         rank, _, factor = text.partition(":")
         try:
-            found[int(rank)] = float(factor)
+            factors[int(rank)] = float(factor)
         except ValueError:
             raise PlanError(
                 f"--straggler {text}: expected RANK:FACTOR, such as 3:2.0 (rank 3 takes twice)"
             ) from None
-    return found
+    return factors

@@ -116,22 +116,22 @@ def scale(
 
 def _texts(option: str, given: Sequence[str]) -> list[str]:
     """Values of an option that may be repeated, or hold several between commas."""
-    found = [text.strip() for one in given for text in one.split(",")]
-    if not all(found):
+    texts = [text.strip() for list_text in given for text in list_text.split(",")]
+    if not all(texts):
         raise ClusterError(
             f"{option} {','.join(given) or '(nothing)'}: expected a name, found none"
         )
-    return found
+    return texts
 
 
 def _numbers(option: str, text: str) -> list[int]:
     """Numbers between commas; their range is checked where they are used."""
-    found = []
-    for one in text.split(","):
-        if not fullmatch(r"\s*[+-]?[0-9]{1,12}\s*", one):
-            raise PlanError(f"{option} {text}: `{one}` is not a whole number; write 1,2,4")
-        found.append(int(one))
-    return found
+    numbers = []
+    for number in text.split(","):
+        if not fullmatch(r"\s*[+-]?[0-9]{1,12}\s*", number):
+            raise PlanError(f"{option} {text}: `{number}` is not a whole number; write 1,2,4")
+        numbers.append(int(number))
+    return numbers
 
 
 def _failures(mtbf_hours: float | None, rate: str | None, minutes: float | None) -> Any:
@@ -144,11 +144,11 @@ def _failures(mtbf_hours: float | None, rate: str | None, minutes: float | None)
                     f"{option} {given}: it needs --mtbf-hours, without which none fails"
                 )
         return None
-    found = Failures(
+    failures = Failures(
         mtbf_hours=mtbf_hours,
         checkpoint_bytes_per_s=None if rate is None else _bytes_per_s(rate),
     )
-    return found if minutes is None else replace(found, restart_s=60 * minutes)
+    return failures if minutes is None else replace(failures, restart_s=60 * minutes)
 
 
 def _bytes_per_s(text: str) -> int:

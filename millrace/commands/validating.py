@@ -71,16 +71,16 @@ def validate(
         count = processes or len(os.sched_getaffinity(0))
         tuned = left_out(table, count, told) if leave_one_source_out else None
         outcomes = validated(table, tuned=tuned, processes=count, told=told)
-    found = document(outcomes, table.layout)
-    for one in outcomes:
-        if one.reason:
-            say(one.reason)
+    figures = document(outcomes, table.layout)
+    for outcome in outcomes:
+        if outcome.reason:
+            say(outcome.reason)
     if plot is not None:
-        _plot(outcomes, found, table.layout, plot)
-    answer(found, as_json, lambda console: _draw(outcomes, found, console))
+        _plot(outcomes, figures, table.layout, plot)
+    answer(figures, as_json, lambda console: _draw(outcomes, figures, console))
 
 
-def _plot(outcomes: "list[Outcome]", found: dict[str, Any], layout: "Layout", file: Path) -> None:
+def _plot(outcomes: "list[Outcome]", figures: dict[str, Any], layout: "Layout", file: Path) -> None:
     """Draw the rows that are judged, by source."""
     from millrace.published.summary import GROUPS, points
 
@@ -90,23 +90,23 @@ def _plot(outcomes: "list[Outcome]", found: dict[str, Any], layout: "Layout", fi
         return
     from millrace.plot import plot_predictions, save
 
-    title = f"{found['expressed']} of {found['count']} rows: {_errors(found)}"
+    title = f"{figures['expressed']} of {figures['count']} rows: {_errors(figures)}"
     save(plot_predictions(groups, title), file)
 
 
-def _draw(outcomes: "list[Outcome]", found: dict[str, Any], console: Console) -> None:
+def _draw(outcomes: "list[Outcome]", figures: dict[str, Any], console: Console) -> None:
     from millrace.published.summary import judged, worst
 
-    for name, groups in found["groups"].items():
+    for name, groups in figures["groups"].items():
         _draw_groups(name, groups, console)
     _draw_worst(worst(judged(outcomes)), console)
-    _draw_tier("", found, console)
-    if found["tier_b"]["count"]:
-        _draw_tier("tier B: ", found["tier_b"], console)
-    if found["differences"] and found["differences"]["pairs"]:
-        _draw_differences(found["differences"], console)
-    if found["memory"]["rows"]:
-        memory = found["memory"]
+    _draw_tier("", figures, console)
+    if figures["tier_b"]["count"]:
+        _draw_tier("tier B: ", figures["tier_b"], console)
+    if figures["differences"] and figures["differences"]["pairs"]:
+        _draw_differences(figures["differences"], console)
+    if figures["memory"]["rows"]:
+        memory = figures["memory"]
         console.print(f"peak memory, {memory['rows']} rows: {_errors(memory)}")
 
 
@@ -114,14 +114,14 @@ def _draw_groups(name: str, groups: dict[str, Any], console: Console) -> None:
     table = Table(name, *("rows", "mean", "median", "bias", "within 10 %"))
     for column in table.columns[1:]:
         column.justify = "right"
-    for group, found in groups.items():
+    for group, figures in groups.items():
         table.add_row(
             group,
-            str(found["rows"]),
-            format_percent(found["mape"]),
-            format_percent(found["median_error"]),
-            f"{found['bias']:+.1%}",
-            format_percent(found["within_10_percent"]),
+            str(figures["rows"]),
+            format_percent(figures["mape"]),
+            format_percent(figures["median_error"]),
+            f"{figures['bias']:+.1%}",
+            format_percent(figures["within_10_percent"]),
         )
     console.print(table)
 
@@ -130,42 +130,42 @@ def _draw_worst(outcomes: "list[Outcome]", console: Console) -> None:
     from millrace.published.validation import source
 
     table = Table("line", "source", "model", "measured", "predicted", "error", title="worst rows")
-    for one in outcomes:
-        assert one.predicted is not None, "only rows with an error are the worst"
+    for outcome in outcomes:
+        assert outcome.predicted is not None, "only rows with an error are the worst"
         table.add_row(
-            one.asked.row["line"],
-            source(one.asked.row),
-            one.asked.row["model"],
-            format_seconds(one.asked.measured_s),
-            format_seconds(one.predicted.step_time_s),
-            f"{one.error:+.1%}",
+            outcome.asked.row["line"],
+            source(outcome.asked.row),
+            outcome.asked.row["model"],
+            format_seconds(outcome.asked.measured_s),
+            format_seconds(outcome.predicted.step_time_s),
+            f"{outcome.error:+.1%}",
         )
     console.print(table)
 
 
-def _draw_differences(found: dict[str, Any], console: Console) -> None:
+def _draw_differences(figures: dict[str, Any], console: Console) -> None:
     kinds = ", ".join(
-        f"{kind} {format_percent(one['median_error'])} of {one['pairs']}"
-        for kind, one in found["kinds"].items()
+        f"{kind} {format_percent(kind_figures['median_error'])} of {kind_figures['pairs']}"
+        for kind, kind_figures in figures["kinds"].items()
     )
     console.print(
-        f"differences, {found['pairs']} pairs equal but for one setting: median error of the "
-        f"ratio {format_percent(found['median_error'])} ({kinds})"
+        f"differences, {figures['pairs']} pairs equal but for one setting: median error of the "
+        f"ratio {format_percent(figures['median_error'])} ({kinds})"
     )
 
 
-def _draw_tier(name: str, found: dict[str, Any], console: Console) -> None:
-    if not found["expressed"]:
-        console.print(f"{name}{found['count']} rows, none expressed")
+def _draw_tier(name: str, figures: dict[str, Any], console: Console) -> None:
+    if not figures["expressed"]:
+        console.print(f"{name}{figures['count']} rows, none expressed")
         return
     console.print(
-        f"{name}{found['count']} rows, {found['expressed']} expressed: {_errors(found)}, "
-        f"{format_percent(found['within_10_percent'])} within 10 %"
+        f"{name}{figures['count']} rows, {figures['expressed']} expressed: {_errors(figures)}, "
+        f"{format_percent(figures['within_10_percent'])} within 10 %"
     )
 
 
-def _errors(found: dict[str, Any]) -> str:
+def _errors(figures: dict[str, Any]) -> str:
     return (
-        f"mean error {format_percent(found['mape'])}, median "
-        f"{format_percent(found['median_error'])}, bias {found['bias']:+.1%}"
+        f"mean error {format_percent(figures['mape'])}, median "
+        f"{format_percent(figures['median_error'])}, bias {figures['bias']:+.1%}"
     )

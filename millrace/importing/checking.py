@@ -35,16 +35,16 @@ SIXTEEN = ("bf16", "fp16", "fp8", "mxfp8")  # NumPy has no such arithmetic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportCheck:
-    """How far an import is from PyTorch.
+    """Distance of an import from PyTorch.
 
     Attributes
     ----------
     loss_error : float
-        Of the loss of a random batch, relative.
+        Relative error of the loss of a random batch.
     gradient_error : float
         The largest over all parameters, relative to the parameter's own largest gradient.
     worst_parameter : str
-        Which that is.
+        The parameter that has it.
     """
 
     loss_error: float
@@ -53,7 +53,7 @@ class ImportCheck:
 
     @property
     def line(self) -> str:
-        """The check in words."""
+        """Sentence that says what the check gave."""
         return (
             f"checked against PyTorch: the loss is {self.loss_error:.1e} off, gradients "
             f"{self.gradient_error:.1e} at most (`{self.worst_parameter}`)"
@@ -61,14 +61,21 @@ class ImportCheck:
 
 
 def checked(imported: "Imported", source: Any, inputs: Any = None) -> str:
-    """Return in words what checking an import found, or why it was not checked.
+    """Sentence that says what checking an import gave, or why it was not checked.
 
     Parameters
     ----------
     imported : Imported
         In a precision that NumPy computes in.
-    source, inputs
-        The module and its example inputs, or the program.
+    source : torch.nn.Module or torch.export.ExportedProgram
+        The module, or the program.
+    inputs : tensor, sequence or mapping, optional
+        Example inputs of the module; None for a program.
+
+    Returns
+    -------
+    str
+        Without a full stop.
 
     Raises
     ------
@@ -82,14 +89,23 @@ def checked(imported: "Imported", source: Any, inputs: Any = None) -> str:
 
 
 def check(imported: "Imported", source: Any, inputs: Any = None, seed: int = 0) -> ImportCheck:
-    """Return how far an import is from the module, or program, that it is of.
+    """Distance of an import from the module, or program, that it is of.
 
     Parameters
     ----------
-    imported, source, inputs
-        As for `checked`; the import has values.
+    imported : Imported
+        As for `checked`; it has values.
+    source : torch.nn.Module or torch.export.ExportedProgram
+        As for `checked`.
+    inputs : tensor, sequence or mapping, optional
+        As for `checked`.
     seed : int
         Of the random batch.
+
+    Returns
+    -------
+    ImportCheck
+        Errors of the loss and of the gradients, no larger than rounding explains.
 
     Raises
     ------
@@ -99,7 +115,7 @@ def check(imported: "Imported", source: Any, inputs: Any = None, seed: int = 0) 
     graph = imported.graph
     if inputs is None:
         return _checked(imported, source, inputs, seed)
-    # With other samples than it was traced with: what counts them would be as wrong as it looks.
+    # The check takes another number of samples than the trace: code that counts them shows then.
     more = replace(imported, graph=with_batch(graph, graph.batch + 1))
     try:
         return _checked(more, source, inputs, seed)
@@ -124,7 +140,7 @@ def _checked(imported: "Imported", source: Any, inputs: Any, seed: int) -> Impor
 
 
 def _held_against(imported: "Imported", source: Any, inputs: Any, seed: int) -> ImportCheck:
-    """The check itself."""
+    """Check in fp32, and in fp64 where that is further off than the tolerance."""
     from millrace.models.importers.torch_export.autograd import gradients
 
     data = _batch(imported, np.random.default_rng(seed))
@@ -138,24 +154,24 @@ def _held_against(imported: "Imported", source: Any, inputs: Any, seed: int) -> 
         raise
     except (RuntimeError, ValueError, AssertionError, IndexError) as error:
         raise _FixedError(str(error)) from error
-    found = _compared(imported, ours, theirs)
-    if max(found.loss_error, found.gradient_error) <= TOLERANCE:
-        return found
+    comparison = _compared(imported, ours, theirs)
+    if max(comparison.loss_error, comparison.gradient_error) <= TOLERANCE:
+        return comparison
     exact = _by_variable(imported, gradients(*asked, double=True), ours[1])
     rounding = _compared(imported, theirs, exact)
     allowed = max(TOLERANCE, _ROUNDINGS * max(rounding.loss_error, rounding.gradient_error))
-    if max(found.loss_error, found.gradient_error) <= allowed:
-        return found
+    if max(comparison.loss_error, comparison.gradient_error) <= allowed:
+        return comparison
     raise ModelError(
         f"`{imported.graph.name}` as imported is not what PyTorch computes: the loss is "
-        f"{found.loss_error:.1e} off and the gradient of `{found.worst_parameter}` "
-        f"{found.gradient_error:.1e}, where rounding explains {allowed:.1e}; please report it with "
-        f"the module"
+        f"{comparison.loss_error:.1e} off and the gradient of `{comparison.worst_parameter}` "
+        f"{comparison.gradient_error:.1e}, where rounding explains {allowed:.1e}; please report it "
+        f"with the module"
     )
 
 
 def _unchecked(imported: "Imported") -> str:
-    """Why an import cannot be checked, or nothing."""
+    """Reason why an import cannot be checked, empty where it can."""
     from millrace.models.training import training_graph
 
     if imported.values is None:
@@ -167,40 +183,43 @@ def _unchecked(imported: "Imported") -> str:
         return f"NumPy has no arithmetic in {imported.precision}"
     graph = training_graph(imported.graph, TrainingSpec())
     flops = model_flops(graph)
-    held = sum(prod(tensor.shape) * ITEMSIZE[tensor.dtype] for tensor in graph.tensors)
+    tensor_bytes = sum(prod(tensor.shape) * ITEMSIZE[tensor.dtype] for tensor in graph.tensors)
     if flops > CHECKED_FLOPS:
         return f"a step computes {flops / 1e9:,.0f} GFLOP ({CHECKED_FLOPS / 1e9:.0f} at most are)"
-    if held > CHECKED_BYTES:
-        return f"a step holds {held / 2**30:,.1f} GiB ({CHECKED_BYTES / 2**30:.0f} at most are)"
+    if tensor_bytes > CHECKED_BYTES:
+        return (
+            f"a step holds {tensor_bytes / 2**30:,.1f} GiB "
+            f"({CHECKED_BYTES / 2**30:.0f} at most are)"
+        )
     return ""
 
 
 def _batch(imported: "Imported", random: np.random.Generator) -> dict[str, Values]:
     """Random values of every input, and the targets, by their ops."""
-    found: dict[str, Values] = {}
+    values_by_op: dict[str, Values] = {}
     for op in imported.graph.ops:
         if op.kind != "input":
             continue
         tensor = imported.graph.tensor(op.outputs[0])
         if tensor.dtype.startswith("int"):
             ids = random.integers(0, max(1, int(op.attributes["values"])), tensor.shape)
-            found[op.name] = ids.astype(np.int32)
+            values_by_op[op.name] = ids.astype(np.int32)
         else:
-            found[op.name] = random.normal(size=tensor.shape).astype(np.float32)
-    return found
+            values_by_op[op.name] = random.normal(size=tensor.shape).astype(np.float32)
+    return values_by_op
 
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """A dataset of one batch, by source."""
+    """Dataset of one batch, by source."""
 
     by_source: Mapping[str, Values]
     description: str = "one random batch"
 
     def read(self, source: Any, samples: NDArray[np.int64]) -> Values:
-        """Return samples of a source."""
-        found: Values = self.by_source[source.name][samples]
-        return found
+        """Samples of a source."""
+        rows: Values = self.by_source[source.name][samples]
+        return rows
 
 
 def _reference(imported: "Imported", data: Mapping[str, Values]) -> tuple[float, dict[str, Values]]:
@@ -225,11 +244,13 @@ def _reference(imported: "Imported", data: Mapping[str, Values]) -> tuple[float,
 
 
 def _by_variable(
-    imported: "Imported", found: "ModuleGradients", of: Iterable[str]
+    imported: "Imported", module_gradients: "ModuleGradients", of: Iterable[str]
 ) -> tuple[float, dict[str, Values]]:
     """Loss, and gradients by variable, as PyTorch has them."""
     sources = imported.parameters
-    return found.loss, {name: sources[name].read(found.by_name[sources[name].fqn]) for name in of}
+    return module_gradients.loss, {
+        name: sources[name].read(module_gradients.by_name[sources[name].fqn]) for name in of
+    }
 
 
 def _compared(
@@ -237,7 +258,7 @@ def _compared(
     ours: tuple[float, Mapping[str, Values]],
     theirs: tuple[float, Mapping[str, Values]],
 ) -> ImportCheck:
-    """How far `ours` is from `theirs`."""
+    """Distance of `ours` from `theirs`."""
     loss, wanted = theirs
     largest = max((float(np.abs(value).max()) for value in wanted.values()), default=0.0)
     errors = {
@@ -253,9 +274,9 @@ def _compared(
 
 
 def _apart(ours: Values, theirs: Values, least: float) -> float:
-    """The largest difference, relative to the largest value (`least` is added to that).
+    """Largest difference, relative to the largest value (`least` is added to that).
 
-    What only one of them has no number for is infinitely far.
+    Where one of the two alone has no finite number, they are infinitely far apart.
     """
     difference = np.abs(ours.astype(np.float64) - theirs)
     if not np.isfinite(difference).all():

@@ -17,13 +17,17 @@ def import_module(module: Any, inputs: Any, **options: Any) -> "Imported":
 
     Parameters
     ----------
-    module, inputs, options
+    module : torch.nn.Module
         As for `millrace.models.importers.torch_export.import_module`.
+    inputs : tensor, sequence or mapping
+        Its example inputs, as there.
+    options : dict
+        Keywords of that function, such as `precision`.
 
     Returns
     -------
     Imported
-        Its last note is what the check found, or why there was none.
+        Its last note is what the check gave, or why there was none.
 
     Raises
     ------
@@ -45,7 +49,29 @@ def opened(
     precision: str = "fp32",
     told: Callable[[str], None] | None = None,
 ) -> ModelSpec:
-    """Open a model as `open_model` does; a PyTorch program is checked, and `told` of what of."""
+    """Open a model as `open_model` does, and check it against PyTorch where it is a program.
+
+    Parameters
+    ----------
+    model : str
+        A name of the zoo, a file or folder, or `package.module:function`.
+    seq_len : int, optional
+        Tokens of a sample; the model's longest by default.
+    precision : str
+        Name of the precision that the model computes in.
+    told : callable, optional
+        Called with a sentence for everything that was noticed in the model.
+
+    Returns
+    -------
+    ModelSpec
+        The model with its sequence length and precision.
+
+    Raises
+    ------
+    ModelError
+        The model cannot be opened, or a program's import is further from PyTorch than rounding.
+    """
     return open_model(model, seq_len, precision, told=told, check=_checked_program)
 
 

@@ -54,7 +54,7 @@ PRECISIONS = {"amp": "fp16", "fp32": "fp32"}
 CLASSES = {"face_emore": 85_742, "glint360k": 360_232}
 MASKED = 20  # places of a sequence of 128 that BERT predicts
 
-# Whose head reads every place of a sequence, not only the masked ones: NVIDIA
+# The heads of these read every place of a sequence, not only the masked ones: NVIDIA
 # DeepLearningExamples, PyTorch/LanguageModeling/BERT/modeling.py, spring of 2020.
 WHOLE_HEADS = ("NGC PyTorch",)
 GPT = re.compile(r"gpt.*-h(\d+)-l(\d+)-a(\d+)-s(\d+)$")
@@ -74,7 +74,7 @@ SGD = TrainingSpec(optimizer="sgd", momentum=0.9, weight_decay=5e-4, clip_norm=0
 
 
 def question(row: Row) -> tuple[Question, Pins]:
-    """Return what a row asks and what it pins.
+    """Question that a row asks, and what it pins.
 
     Raises
     ------
@@ -95,37 +95,37 @@ def question(row: Row) -> tuple[Question, Pins]:
 
 
 def measured_s(row: Row) -> float:
-    """Return the time of a step: the global batch over the throughput."""
+    """Seconds of a step: the global batch over the throughput."""
     return _batch(row) / number(row, "throughput")
 
 
 def peak_bytes(row: Row) -> float | None:
-    """None: what rows print is all that a process holds, of which some frameworks take it all."""
+    """Always None: rows print all that a process holds, and some frameworks take all there is."""
     return None
 
 
 def framework_name(row: Row) -> str:
-    """The software of a row; with XLA it is another."""
+    """Software of a row; with XLA it is another."""
     named = SETTINGS.get(row["framework"], row["framework"])
     return named + (" XLA" if choice(row, "xla", ("0", "1")) == "1" else "")
 
 
 def approximations(row: Row) -> list[str]:
-    """What the row says and its question does not, each in a few words."""
-    found, said = [], _variant(row)
+    """Differences between the row and its question, each in a few words."""
+    differences, said = [], _variant(row)
     if "net" in said:
-        found.append(f"{said['net']} as v1.5")
+        differences.append(f"{said['net']} as v1.5")
     if said.get("fc_parallel", "dp") != "dp":
-        found.append("classifier placed by the search")
+        differences.append("classifier placed by the search")
     if said.get("fc_parallel") == "partial_fc_0.1":
-        found.append("classifier of the tenth of the classes that is sampled")
+        differences.append("classifier of the tenth of the classes that is sampled")
     if row["model"] == "wide-deep":
-        found.append("table of the rows that a batch reads, placed by the search")
-    return found
+        differences.append("table of the rows that a batch reads, placed by the search")
+    return differences
 
 
 def model(row: Row) -> ModelSpec:
-    """The row's model, of the zoo or with the row's own sizes."""
+    """Model of a row, of the zoo or with the row's own sizes."""
     precision = PRECISIONS[choice(row, "dtype", tuple(PRECISIONS)) or "fp32"]
     name = row["model"]
     if name == "resnet50-v1.5":
@@ -145,7 +145,7 @@ def model(row: Row) -> ModelSpec:
 
 
 def _wide_deep(row: Row, precision: str) -> ModelSpec:
-    """Its tables have sparse gradients: dense ones of the rows that a batch reads at most."""
+    """Wide & Deep with dense gradients of the rows that a batch reads at most (they are sparse)."""
     said = _variant(row)
     config: Config = {
         "vocab": max(FIELDS, min(whole(said, "vocab"), FIELDS * _batch(row))),
@@ -182,7 +182,7 @@ def _gpt(
 
 
 def training(row: Row) -> TrainingSpec:
-    """The optimizer of the reports; attention was not fused in those years."""
+    """Optimizer of the reports; attention was not fused in those years."""
     if row["model"].startswith(("resnet", "insightface")):
         return SGD
     if row["model"] == "wide-deep":
@@ -192,10 +192,10 @@ def training(row: Row) -> TrainingSpec:
 
 
 def cluster(row: Row) -> Cluster:
-    """Nodes of up to eight V100s that share one port."""
+    """Cluster of a row: nodes of up to eight V100s that share one port."""
     per_node, nodes = whole(row, "gpus_per_node", 8), whole(row, "nodes", 1)
     node, link = reference_node(GPU), network(NETWORK, per_node)
-    found = replace(
+    sized_cluster = replace(
         resized(node, per_node),
         name=f"{GPU}:{per_node}x{nodes}",
         nodes=nodes,
@@ -204,11 +204,11 @@ def cluster(row: Row) -> Cluster:
         ),
         software=_as_set(settings(framework_name(row)), row),
     )
-    return validate(found)
+    return validate(sized_cluster)
 
 
 def _as_set(software: Software, row: Row) -> Software:
-    """A framework's settings for a row's precision and kind of model."""
+    """Settings of a framework for a row's precision and kind of model."""
     fusion = software.fusion
     if row["model"].startswith(("resnet", "insightface")):
         if row["dtype"] == "fp32":
@@ -221,7 +221,7 @@ def _as_set(software: Software, row: Row) -> Software:
 
 
 def pins(row: Row) -> Pins:
-    """Data-parallel, or as `variant` says; free where a table or classifier is placed apart."""
+    """Pins of a row: data parallel, or as `variant` says; free where a table lies apart."""
     said = _variant(row)
     if row["model"] == "wide-deep" or said.get("fc_parallel", "dp") != "dp":
         return Pins(pp=1, recompute="none") if _devices(row) > 1 else _replicas(row)
@@ -262,6 +262,6 @@ def _batch(row: Row) -> int:
 
 
 def _variant(row: Row) -> Row:
-    """`key=value;…` by key."""
+    """Values of `variant` by key, from `key=value;…`."""
     parts = (part.partition("=") for part in row["variant"].split(";") if part)
     return {name.strip(): value.strip() for name, _, value in parts}

@@ -71,7 +71,7 @@ COMPILED, COMPILED_BYTES = "torch.compile", 0.7
 
 
 def framework_name(row: Row) -> str:
-    """The framework of a row: as its column says, but where its notes know better."""
+    """Framework of a row: as its column says, but where its notes know better."""
     named = row.get("framework", "")
     if not named:
         heads = (name for head, name in UNSAID.items() if row.get("source", "").startswith(head))
@@ -90,7 +90,7 @@ def settings(name: str) -> Software:
 
 
 def as_set(software: Software, row: Row) -> Software:
-    """A framework's settings, with what the row's notes say of how it was set."""
+    """Settings of a framework, with what the row's notes say of how it was set."""
     notes = row.get("notes", "")
     pieces, routing = set(software.pieces), software.routing
     if "experts=" in notes:
@@ -125,25 +125,25 @@ def as_set(software: Software, row: Row) -> Software:
 
 
 def _gradient_bytes(software: Software, row: Row) -> int:
-    """Of an element of a gradient on its way; 0: as the plan has it."""
+    """Bytes of an element of a gradient on its way to the sum; 0: as the plan has it."""
     notes = row.get("notes", "")
     if WIDE_GRADIENTS in notes:
         return 0  # once a step a plan sums in float32 too
-    recipe = software.name == "megatron-core" and any(one in notes for one in NARROW_GRADIENTS)
+    recipe = software.name == "megatron-core" and any(words in notes for words in NARROW_GRADIENTS)
     narrow = row.get("precision") == "fp16" or software.name == "internevo"
     return 2 if narrow or recipe else 0
 
 
 def state_ranks(notes: str) -> int:
-    """How many replicas storage is split among; 0 where notes do not say."""
+    """Number of replicas that storage is split among; 0 where notes do not say."""
     for pattern in GROUPS:
-        if found := pattern.search(notes):
-            return prod(int(one) for one in found.groups())
+        if match := pattern.search(notes):
+            return prod(int(size) for size in match.groups())
     return 0
 
 
 def every_second(row: Row) -> bool:
-    """Whether every second product, or block, is made again: `selective` in torchtitan.
+    """True if every second product, or block, is made again: `selective` in torchtitan.
 
     torchtitan, `_apply_ac_to_transformer_block` in models/llama3/infra/parallelize.py (as of 2025,
     read 2026-11): of the matrix products in a block every second one (`op`), or every n-th of the

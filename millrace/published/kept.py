@@ -1,4 +1,4 @@
-"""Kept: what the framework of a published row keeps in memory, and which figure its source prints.
+"""Memory habits: what the framework of a row keeps, and which figure of it the source prints.
 
 One entry per framework; what a row says of its own setting (ZeRO, precision, a fused loss) changes
 an entry by a rule that is the same for every row that says it.
@@ -11,7 +11,7 @@ from millrace.published.habits import COMPILED, framework_name
 from millrace.published.peaks import Figure, Keeping
 from millrace.published.reading import Row, whole
 
-# Of a logit: itself, its softmax of 4 bytes in one kernel, which becomes its gradient (Megatron-
+# A logit takes 2 bytes, and 4 its softmax in one kernel, which becomes its gradient (Megatron-
 # Core, fusions/fused_cross_entropy.py, read 2026-11; others are taken alike).
 FUSED_LOSS, FUSED_LOSS_BYTES = "fused cross entropy", 6
 
@@ -19,7 +19,7 @@ FUSED_LOSS, FUSED_LOSS_BYTES = "fused cross entropy", 6
 # `reduce_bucket_size` and `allgather_bucket_size`, 2022).
 BUCKETS_BYTES = 2 * 2 * 5 * 10**8
 
-# Where probabilities of attention are kept: 2 bytes, a byte of dropout's mask and 2 of what it left
+# Probabilities of attention, where kept, take 2 bytes, a byte of dropout's mask and 2 of its result
 # (Korthikanti et al., 2022, section 4.1: 5 a s^2 b bytes of a layer).
 DROPPED = (("masked_softmax", 2.5),)
 
@@ -45,7 +45,7 @@ KEPT: dict[str, Keeping] = {
         by_weight=True,
         figure=Figure.RESERVED,
     ),
-    # Stored in float32 alone.
+    # Weights are stored in float32 alone.
     "pytorch-fsdp": Keeping(weight_bytes=4, state_bytes=8, figure=Figure.RESERVED),
     # Gradients are summed in float16, the loss is one fused kernel.
     "alpa": Keeping(gradient_bytes=2, loss_bytes=FUSED_LOSS_BYTES),
@@ -70,7 +70,7 @@ def _loss_of_pytorch(row: Row) -> int:
 
 
 def keeping(row: Row) -> Keeping | None:
-    """What the framework of a row keeps, and which figure its source prints; None if it does not.
+    """Memory habit of a row's framework, and the figure its source prints; None if it prints none.
 
     Raises
     ------
@@ -80,24 +80,24 @@ def keeping(row: Row) -> Keeping | None:
     if not row.get("peak_mem_gb", ""):
         return None
     name, notes = framework_name(row), row.get("notes", "")
-    found = KEPT.get(name, Keeping())
+    habit = KEPT.get(name, Keeping())
     if name == "megatron-deepspeed" and row["precision"] == "bf16":
         # Gradients are summed in float32, beside those of a microbatch, which stay.
-        found = replace(found, gradient_bytes=6, state_bytes=12)
+        habit = replace(habit, gradient_bytes=6, state_bytes=12)
     if FUSED_LOSS in notes:
-        found = replace(found, loss_bytes=FUSED_LOSS_BYTES)
+        habit = replace(habit, loss_bytes=FUSED_LOSS_BYTES)
     if name == "pytorch-fsdp":
-        found = replace(found, loss_bytes=_loss_of_pytorch(row))
+        habit = replace(habit, loss_bytes=_loss_of_pytorch(row))
         if row["recompute"] == "selective":
-            found = replace(found, every_second=True, unread=COMPILED not in notes)
+            habit = replace(habit, every_second=True, unread=COMPILED not in notes)
     if row["zero"] in ("0", "1", "2", "3"):
-        found = replace(found, zero=int(row["zero"]))
+        habit = replace(habit, zero=int(row["zero"]))
     if name == "pytorch-fsdp" and whole(row, "pp", 1) > 1:
         # Between the microbatches of a pipeline weights stay gathered and gradients whole.
-        found = replace(found, weight_bytes=2, state_bytes=12, zero=1)
+        habit = replace(habit, weight_bytes=2, state_bytes=12, zero=1)
     if groups := re.search(r"zero1=(\d+)", notes):
-        found = replace(found, zero_ranks=int(groups[1]))
+        habit = replace(habit, zero_ranks=int(groups[1]))
     # Under sequence parallelism norms are gathered again for the backward pass (Korthikanti et al.,
     # 2022, section 4.2.2); keys and values travel round context parallel ranks again.
     again = row["sequence_parallel"] == "1" or whole(row, "cp", 1) > 1
-    return replace(found, gathers_again=again)
+    return replace(habit, gathers_again=again)

@@ -31,10 +31,10 @@ from millrace.published.reading import Row, choice, number, whole
 VOCAB_MULTIPLE = 128
 UNPADDED = ("pytorch-fsdp", "alpa")
 
-# NVL72 racks: jobs of more than one rack take 64 devices of each (16 trays of 4).
+# Jobs of more than one NVL72 rack take 64 devices of each (16 trays of 4).
 RACK_DEVICES = 64
 
-# Kinds of GPT whose MLP has two matrices and a GELU, with learned positions and a tied head.
+# The MLP of these kinds of GPT has two matrices and a GELU; positions are learned, the head tied.
 GPTS = ("gpt", "mpt", "bloom", "mt-nlg")
 
 # Decoders whose blocks have biases in all products, those of experts too: OpenAI's release of
@@ -52,7 +52,7 @@ MODES = ("none", "selective", "full", SUBSET)
 
 
 def question(row: Row) -> tuple[Question, Pins]:
-    """Return what a row asks and what it pins.
+    """Question that a row asks, and what it pins.
 
     Raises
     ------
@@ -76,7 +76,7 @@ def question(row: Row) -> tuple[Question, Pins]:
 
 
 def measured_s(row: Row) -> float:
-    """Return the step time that was measured, or follows from the tokens of a second."""
+    """Seconds of a step, as measured or as they follow from the tokens of a second."""
     if row.get("iteration_time_s", ""):
         return number(row, "iteration_time_s")
     if not row.get("tokens_per_s_per_gpu", ""):
@@ -88,7 +88,7 @@ def measured_s(row: Row) -> float:
 
 
 def peak_bytes(row: Row) -> float | None:
-    """Return the peak of memory that a row prints; None where it prints none."""
+    """Peak of memory that a row prints, in bytes; None where it prints none."""
     if not row.get("peak_mem_gb", ""):
         return None
     unit = 2**30 if "GiB" in row["notes"] else 1e9
@@ -96,32 +96,32 @@ def peak_bytes(row: Row) -> float | None:
 
 
 def training(row: Row) -> TrainingSpec:
-    """How the row trains; attention is fused where it does not say."""
+    """Training settings of a row; attention is fused where it does not say."""
     flash = choice(row, "flash_attention", ("0", "1")) != "0"
     return TrainingSpec(attention="flash" if flash else "unfused")
 
 
 def approximations(row: Row) -> list[str]:
-    """What the row says and its question does not, each in a few words."""
-    notes, found = row["notes"], []
+    """Differences between the row and its question, each in a few words."""
+    notes, differences = row["notes"], []
     precision = _precision(row)
     if precision != row["precision"]:
-        found.append(f"precision {row['precision'] or 'blank'} as {precision}")
+        differences.append(f"precision {row['precision'] or 'blank'} as {precision}")
     if row["recompute"] == SUBSET:
-        found.append("recompute full of all layers")
+        differences.append("recompute full of all layers")
     if layers := _noted(notes, r"recompute_num_layers=(\d+)"):
-        found.append(f"recompute_num_layers={layers}: full of all layers")
+        differences.append(f"recompute_num_layers={layers}: full of all layers")
     if 0 < (group := state_ranks(notes)) < whole(row, "dp", 1):
-        found.append(f"memory of storage split over all replicas, not in groups of {group}")
+        differences.append(f"memory of storage split over all replicas, not in groups of {group}")
     if "uneven layer split" in notes:
-        found.append("uneven layers as the search splits them")
+        differences.append("uneven layers as the search splits them")
     if offloaded := re.search(r"alpha=(0?\.\d+|1)", notes):
-        found.append(f"activation offload {offloaded[0]} left out")
-    return found
+        differences.append(f"activation offload {offloaded[0]} left out")
+    return differences
 
 
 def model(row: Row) -> ModelSpec:
-    """The row's model: of the GPT family where its MLP and positions are GPT's, else a decoder."""
+    """Model of a row: of the GPT family where its MLP and positions are GPT's, else a decoder."""
     notes = row["notes"]
     is_gpt = row["model"].startswith(GPTS) and "experts=" not in notes
     config = _gpt(row) if is_gpt else _decoder(row)
@@ -138,11 +138,11 @@ def model(row: Row) -> ModelSpec:
 
 
 def _precision(row: Row) -> str:
-    """The row's precision, or the nearest that models are built in."""
-    found = choice(row, "precision", (*PRECISIONS, *NEAREST))
-    while found not in PRECISIONS:
-        found = NEAREST[found]
-    return found
+    """Precision of a row, or the nearest that models are built in."""
+    precision = choice(row, "precision", (*PRECISIONS, *NEAREST))
+    while precision not in PRECISIONS:
+        precision = NEAREST[precision]
+    return precision
 
 
 def _gpt(row: Row) -> Config:
@@ -196,7 +196,7 @@ def _decoder(row: Row) -> Config:
 
 
 def _experts(notes: str, layers: int, experts: int) -> Config:
-    """Experts: balanced by force or padded to an even share in every row, so one share of places.
+    """Configuration of experts: equal shares of the tokens in every row, by force or by padding.
 
     Shared experts that every token visits are one as wide as all of them.
     """
@@ -218,22 +218,22 @@ def _experts(notes: str, layers: int, experts: int) -> Config:
 
 
 def _layers(row: Row) -> int:
-    """Layers of the row, as many as can be built."""
-    found = whole(row, "layers")
-    if found > LAYERS_MAX:
+    """Number of layers of a row, at most as many as can be built."""
+    layers = whole(row, "layers")
+    if layers > LAYERS_MAX:
         raise InexpressibleError(f"layers is `{row['layers']}`: expected at most {LAYERS_MAX}")
-    return found
+    return layers
 
 
 def _noted(notes: str, pattern: str) -> int:
-    found = re.search(pattern, notes)
-    if found and len(found[1]) > DIGITS_MAX:
-        raise InexpressibleError(f"notes say `{found[0][:40]}…`: expected a smaller number")
-    return int(found[1]) if found else 0
+    match = re.search(pattern, notes)
+    if match and len(match[1]) > DIGITS_MAX:
+        raise InexpressibleError(f"notes say `{match[0][:40]}…`: expected a smaller number")
+    return int(match[1]) if match else 0
 
 
 def _vocab(row: Row) -> int:
-    """The vocabulary as the framework pads it."""
+    """Size of the vocabulary as the framework pads it."""
     size = whole(row, "vocab")
     if row["framework"] in UNPADDED:
         return size
@@ -242,7 +242,7 @@ def _vocab(row: Row) -> int:
 
 
 def cluster(row: Row) -> Cluster:
-    """The row's devices in nodes of the reference system, over the network that the row states."""
+    """Devices of a row in nodes of the reference system, over the network that the row states."""
     devices = whole(row, "gpus")
     node = reference_node(row["gpu"])
     per_node = min(whole(row, "gpus_per_node", node.devices_per_node), devices)
@@ -251,14 +251,16 @@ def cluster(row: Row) -> Cluster:
     if devices % per_node:
         raise InexpressibleError(f"{devices} devices do not fill nodes of {per_node}")
     nodes = devices // per_node
-    found = replace(resized(node, per_node), name=f"{row['gpu']}:{per_node}x{nodes}", nodes=nodes)
-    link = _network(row["inter_node_net"], found)
+    sized_cluster = replace(
+        resized(node, per_node), name=f"{row['gpu']}:{per_node}x{nodes}", nodes=nodes
+    )
+    link = _network(row["inter_node_net"], sized_cluster)
     software = as_set(settings(framework_name(row)), row)
-    return validate(replace(found, inter_node=link, software=software))
+    return validate(replace(sized_cluster, inter_node=link, software=software))
 
 
 def _network(text: str, node: Cluster) -> Link:
-    """What the row says of the network; the reference system's where it says nothing of it."""
+    """Link of the network that a row states; the reference system's where it states none."""
     try:
         return network(text, node.devices_per_node) if text else node.inter_node
     except ClusterError:
@@ -266,7 +268,7 @@ def _network(text: str, node: Cluster) -> Link:
 
 
 def pins(row: Row) -> Pins:
-    """What the row fixes; what it leaves blank, and what has no meaning at its degrees, is free."""
+    """Pins of a row; what it leaves blank, and what has no meaning at its degrees, is free."""
     degrees = {name: whole(row, name, 1) for name in ("dp", "tp", "pp", "cp")}
     if not row["dp"]:
         others = degrees["tp"] * degrees["pp"] * degrees["cp"]
@@ -275,18 +277,18 @@ def pins(row: Row) -> Pins:
         raise InexpressibleError(
             f"dp × tp × pp × cp is {prod(degrees.values())}, on {row['gpus']} devices"
         )
-    found: dict[str, Any] = dict(degrees)
+    settings: dict[str, Any] = dict(degrees)
     if "experts=" in row["notes"]:
-        found["ep"] = whole(row, "ep", 1)
+        settings["ep"] = whole(row, "ep", 1)
     if row["micro_batch"]:
-        found["micro_batch"] = whole(row, "micro_batch")
+        settings["micro_batch"] = whole(row, "micro_batch")
     if degrees["pp"] > 1:
-        found["interleave"] = whole(row, "interleave", 1)
-        found["schedule"] = "interleaved-1f1b" if found["interleave"] > 1 else "1f1b"
+        settings["interleave"] = whole(row, "interleave", 1)
+        settings["schedule"] = "interleaved-1f1b" if settings["interleave"] > 1 else "1f1b"
     if mode := choice(row, "recompute", MODES):
-        found["recompute"] = "full" if mode == SUBSET else mode
+        settings["recompute"] = "full" if mode == SUBSET else mode
     if choice(row, "zero", ZEROS) and degrees["dp"] * degrees["cp"] > 1:
-        found["zero"] = row["zero"] if row["zero"] == "3-hybrid" else int(row["zero"])
+        settings["zero"] = row["zero"] if row["zero"] == "3-hybrid" else int(row["zero"])
     if choice(row, "sequence_parallel", ("0", "1")) and degrees["tp"] > 1:
-        found["sequence_parallel"] = row["sequence_parallel"] == "1"
-    return Pins(**found)
+        settings["sequence_parallel"] = row["sequence_parallel"] == "1"
+    return Pins(**settings)

@@ -1,4 +1,4 @@
-"""Differences: pairs of rows of one source that are equal in every setting but one.
+"""Pairs of rows of one source that are equal in every setting but one, and what that one changes.
 
 What one setting changes is a sharper test than either time: what both rows share cancels out.
 """
@@ -14,14 +14,14 @@ from typing import Any
 from millrace.published.reading import Row
 from millrace.published.validation import Outcome, source
 
-# Columns that say what ran; those that say what was measured, and from where, are not among them.
+# These columns say what ran; those that say what was measured, and from where, are left out.
 SETTINGS = (
     *("framework", "model", "layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocab"),
     *("seq_len", "gpu", "gpus", "gpus_per_node", "inter_node_net", "dp", "tp", "pp", "interleave"),
     *("cp", "ep", "zero", "sequence_parallel", "micro_batch", "global_batch", "recompute"),
     *("precision", "flash_attention", "schedule"),
 )
-# What may differ -> the columns that change with it.
+# The setting that may differ -> the columns that change with it.
 KINDS: dict[str, tuple[str, ...]] = {
     "recompute": ("recompute",),
     "sequence_parallel": ("sequence_parallel",),
@@ -53,27 +53,27 @@ class Pair:
 
     @property
     def error(self) -> float:
-        """Predicted over measured ratio, less one."""
+        """Ratio that is predicted, over the measured one, less one."""
         return self.predicted / self.measured - 1
 
 
 def pairs(outcomes: Sequence[Outcome]) -> list[Pair]:
-    """Return all pairs of expressed rows that differ in one setting, kind by kind."""
-    found = []
+    """Pairs of expressed rows that differ in one setting, kind by kind."""
+    row_pairs = []
     for kind, columns in KINDS.items():
         groups: dict[object, list[Outcome]] = defaultdict(list)
-        for one in outcomes:
-            if one.predicted is not None:
-                groups[_shared(one.asked.row, kind, columns)].append(one)
+        for outcome in outcomes:
+            if outcome.predicted is not None:
+                groups[_shared(outcome.asked.row, kind, columns)].append(outcome)
         for group in groups.values():
             for first, second in combinations(group, 2):
                 if first.asked.row[kind] != second.asked.row[kind]:
-                    found.append(_pair(kind, first, second))
-    return found
+                    row_pairs.append(_pair(kind, first, second))
+    return row_pairs
 
 
 def _shared(row: Row, kind: str, columns: tuple[str, ...]) -> object:
-    """What two rows of a kind of pair have in common."""
+    """Key that is equal for two rows that make a pair of a kind."""
     settings = tuple(row[name] for name in SETTINGS if name not in columns)
     batch = int(row["global_batch"]) / int(row["gpus"]) if kind == "gpus" else 0.0
     noted = tuple(sorted(NOTED.findall(row["notes"])))
@@ -92,17 +92,17 @@ def _pair(kind: str, first: Outcome, second: Outcome) -> Pair:
     )
 
 
-def differences(found: Sequence[Pair]) -> dict[str, Any]:
+def differences(row_pairs: Sequence[Pair]) -> dict[str, Any]:
     """Count and median error of the predicted ratio, of all pairs and of each kind."""
-    kinds = {kind: [one for one in found if one.kind == kind] for kind in KINDS}
+    kinds = {kind: [pair for pair in row_pairs if pair.kind == kind] for kind in KINDS}
     return {
-        **_figures(found),
+        **_figures(row_pairs),
         "kinds": {kind: _figures(group) for kind, group in kinds.items() if group},
     }
 
 
-def _figures(found: Sequence[Pair]) -> dict[str, Any]:
+def _figures(row_pairs: Sequence[Pair]) -> dict[str, Any]:
     return {
-        "pairs": len(found),
-        "median_error": median(abs(one.error) for one in found) if found else None,
+        "pairs": len(row_pairs),
+        "median_error": median(abs(pair.error) for pair in row_pairs) if row_pairs else None,
     }

@@ -21,7 +21,7 @@ from millrace.published.splits import ON_THE_WAY, split_by_weight, split_evenly
 
 
 class Figure(StrEnum):
-    """What a source prints: of the allocator, or of the whole device."""
+    """Figure of memory that a source prints: of the allocator, or of the whole device."""
 
     ALLOCATED = "allocated"
     RESERVED = "reserved"
@@ -30,19 +30,18 @@ class Figure(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keeping:
-    """What a framework keeps, in bytes of a parameter but for `loss_bytes` and `bucket_bytes`.
+    """Memory habit of a framework, in bytes of a parameter but for `loss_bytes` and `bucket_bytes`.
 
     Attributes
     ----------
     weight_bytes, gradient_bytes, state_bytes : int
-        What products read, what gradients are summed in, and the rest, which ZeRO-1 splits.
+        The weights that products read, the sums of gradients, and the rest, which ZeRO-1 splits.
     passing_bytes : int
-        Of the gradients of one microbatch before they are summed: most when its activations are
-        gone.
+        The gradients of one microbatch before they are summed: most when its activations are gone.
     loss_bytes : int
-        Of a logit of 2 bytes, itself with all that is made of it, at the peak of the loss.
+        A logit of 2 bytes with all that is made of it, at the peak of the loss.
     bucket_bytes : int
-        Of buffers whose size depends on nothing.
+        Buffers whose size depends on nothing.
     zero, zero_ranks : int, optional
         Level, and over how many replicas at most; None: as the plan has it, all of them.
     gathers_again : bool
@@ -56,6 +55,7 @@ class Keeping:
     by_weight : bool
         Stages have blocks of equal weight, not equally many.
     figure : Figure
+        The figure that the source prints.
     """
 
     weight_bytes: int = 2
@@ -74,30 +74,31 @@ class Keeping:
     figure: Figure = Figure.ALLOCATED
 
 
-def peak_bytes(plan: Plan, graph: Graph, kept: Keeping) -> int:
-    """Return the memory of the fullest device as a source prints it.
+def peak_bytes(plan: Plan, graph: Graph, habit: Keeping) -> int:
+    """Memory of the fullest device as a source prints it, in bytes.
 
     Parameters
     ----------
     plan : Plan
+        The plan; its blocks are dealt out to stages as the framework does it.
     graph : Graph
         As `plan_graph` gives it.
-    kept : Keeping
-        Of the framework.
+    habit : Keeping
+        The framework's.
     """
-    plan = split_by_weight(plan, graph) if kept.by_weight else split_evenly(plan)
+    plan = split_by_weight(plan, graph) if habit.by_weight else split_evenly(plan)
     placed = place(plan, graph)
-    states = _state_bytes(plan, graph, placed, kept)
+    states = _state_bytes(plan, graph, placed, habit)
     logits = _logits(plan, graph, placed)
-    memory = plan_memory(plan, graph, gathers_again=kept.gathers_again, grown=_grown(graph, kept))
-    passing = _passing_bytes(plan, graph, placed, kept)
+    memory = plan_memory(plan, graph, gathers_again=habit.gathers_again, grown=_grown(graph, habit))
+    passing = _passing_bytes(plan, graph, placed, habit)
     needed = []
     for stage, planned in enumerate(memory):
         state = _planned_state(planned) if states is None else states[stage]
-        area = max(planned.temporary_bytes, logits[stage] * kept.loss_bytes)
+        area = max(planned.temporary_bytes, logits[stage] * habit.loss_bytes)
         working = max(planned.activation_bytes + area, passing[stage] + planned.temporary_bytes)
-        needed.append(state + working + planned.communication_bytes + kept.bucket_bytes)
-    return _printed(max(needed), plan, kept.figure)
+        needed.append(state + working + planned.communication_bytes + habit.bucket_bytes)
+    return _printed(max(needed), plan, habit.figure)
 
 
 def _planned_state(planned: StageMemory) -> int:
@@ -105,7 +106,7 @@ def _planned_state(planned: StageMemory) -> int:
 
 
 def _printed(needed: int, plan: Plan, figure: Figure) -> int:
-    """A figure of what is allocated."""
+    """Bytes that a source prints where `needed` bytes are allocated."""
     more = beside(needed, plan.cluster)
     if figure is Figure.ALLOCATED:
         return needed
@@ -115,95 +116,95 @@ def _printed(needed: int, plan: Plan, figure: Figure) -> int:
 
 
 def _state_bytes(
-    plan: Plan, graph: Graph, placed: tuple[PlacedOp, ...], kept: Keeping
+    plan: Plan, graph: Graph, placed: tuple[PlacedOp, ...], habit: Keeping
 ) -> list[int] | None:
     """Bytes of parameters, gradients and optimizer per stage; None where the plan says it."""
-    if kept.zero is None:
+    if habit.zero is None:
         return None
-    found: Counter[int] = Counter()
+    bytes_by_stage: Counter[int] = Counter()
     for stage, elements, ranks in _read_elements(plan, graph, placed):
-        ranks = min(ranks, kept.zero_ranks or ranks)
-        parts = (kept.state_bytes, 1), (kept.gradient_bytes, 2), (kept.weight_bytes, 3)
+        ranks = min(ranks, habit.zero_ranks or ranks)
+        parts = (habit.state_bytes, 1), (habit.gradient_bytes, 2), (habit.weight_bytes, 3)
         for size, level in parts:
-            found[stage] += elements * size // (ranks if kept.zero >= level else 1)
-    return [found[stage] for stage in range(plan.stages)]
+            bytes_by_stage[stage] += elements * size // (ranks if habit.zero >= level else 1)
+    return [bytes_by_stage[stage] for stage in range(plan.stages)]
 
 
 def _passing_bytes(
-    plan: Plan, graph: Graph, placed: tuple[PlacedOp, ...], kept: Keeping
+    plan: Plan, graph: Graph, placed: tuple[PlacedOp, ...], habit: Keeping
 ) -> Counter[int]:
     """Bytes of the gradients of a microbatch per stage, where they are apart from their sums."""
-    found: Counter[int] = Counter()
-    if kept.passing_bytes:
+    bytes_by_stage: Counter[int] = Counter()
+    if habit.passing_bytes:
         for stage, elements, _ in _read_elements(plan, graph, placed):
-            found[stage] += elements * kept.passing_bytes
-    return found
+            bytes_by_stage[stage] += elements * habit.passing_bytes
+    return bytes_by_stage
 
 
 def _read_elements(
     plan: Plan, graph: Graph, placed: tuple[PlacedOp, ...]
 ) -> Iterator[tuple[int, int, int]]:
-    """Parameters per stage: elements on a rank, and ranks that hold the same."""
+    """Yield stage, elements on a rank and ranks that hold the same, for every parameter."""
     sizes = plan.mesh.sizes
     roles = axis_roles(plan, graph)
-    replicas = [axis for axis, one in enumerate(roles) if one & {"dp", "cp"}]
-    tensor = [axis for axis, one in enumerate(roles) if "tp" in one]
+    replicas = [axis for axis, axis_role in enumerate(roles) if axis_role & {"dp", "cp"}]
+    tensor = [axis for axis, axis_role in enumerate(roles) if "tp" in axis_role]
     source: dict[str, str] = {}
     read: dict[tuple[int, str], tuple[int, int]] = {}  # elements, and ranks that hold them
-    for one in placed:
-        if one.op.kind == "variable":
-            source[one.op.outputs[0]] = one.op.outputs[0]
-        elif one.op.kind in ON_THE_WAY and one.op.inputs[0] in source:
-            source[one.op.outputs[0]] = source[one.op.inputs[0]]
-        elif one.op.phase is Phase.FORWARD:
-            for name, sbp in zip(one.op.inputs, one.inputs, strict=True):
-                if name in source and (one.stage, source[name]) not in read:
+    for placed_op in placed:
+        if placed_op.op.kind == "variable":
+            source[placed_op.op.outputs[0]] = placed_op.op.outputs[0]
+        elif placed_op.op.kind in ON_THE_WAY and placed_op.op.inputs[0] in source:
+            source[placed_op.op.outputs[0]] = source[placed_op.op.inputs[0]]
+        elif placed_op.op.phase is Phase.FORWARD:
+            for name, sbp in zip(placed_op.op.inputs, placed_op.inputs, strict=True):
+                if name in source and (placed_op.stage, source[name]) not in read:
                     ranks = 1
                     for axis in replicas:
                         ranks *= 1 if sbp[axis].is_split else sizes[axis]
                     shape = graph.tensors_by_name[name].shape
                     elements = local_size(shape, sbp, sizes)
-                    if one.op.kind == "embedding":
+                    if placed_op.op.kind == "embedding":
                         for axis in tensor:
                             elements //= 1 if sbp[axis].is_split else sizes[axis]
-                    read[one.stage, source[name]] = elements, ranks
+                    read[placed_op.stage, source[name]] = elements, ranks
     for (stage, _), (elements, ranks) in read.items():
         yield stage, elements, ranks
 
 
-def _grown(graph: Graph, kept: Keeping) -> dict[str, float]:
-    """By name of op: how many times what it makes is kept; logits are counted apart."""
-    logits, times = _logits_names(graph), dict(kept.beside)
-    found: dict[str, float] = {}
+def _grown(graph: Graph, habit: Keeping) -> dict[str, float]:
+    """Factors on the bytes that ops keep of what they make, by name; logits are counted apart."""
+    logits, times = _logits_names(graph), dict(habit.beside)
+    factors: dict[str, float] = {}
     for op in graph.ops:
         if op.phase in (Phase.FORWARD, Phase.RECOMPUTE):
             if op.kind in times:
-                found[op.name] = times[op.kind]
+                factors[op.name] = times[op.kind]
             if logits.intersection(op.outputs):
-                found[op.name] = 0.0
-    if kept.every_second:
-        _every_second(graph, kept, found)
-    return found
+                factors[op.name] = 0.0
+    if habit.every_second:
+        _every_second(graph, habit, factors)
+    return factors
 
 
-def _every_second(graph: Graph, kept: Keeping, found: dict[str, float]) -> None:
-    """Products of a block that recomputes, of which every second is made again."""
+def _every_second(graph: Graph, habit: Keeping, factors: dict[str, float]) -> None:
+    """Add the factors of blocks that recompute, of which every second product is made again."""
     recomputed = {op.block for op in graph.ops if op.phase is Phase.RECOMPUTE}
     products: dict[str, list[Op]] = {}
     for op in graph.ops:
         forward = op.phase is Phase.FORWARD and op.block in recomputed
-        if forward and op.kind == "matmul" and op.name not in found:
+        if forward and op.kind == "matmul" and op.name not in factors:
             products.setdefault(op.block, []).append(op)
     for every in products.values():
-        found.update((op.name, 0.0) for op in every[1::2])
-    if kept.unread:
+        factors.update((op.name, 0.0) for op in every[1::2])
+    if habit.unread:
         last = {every[-1].outputs[0] for every in products.values() if len(every) % 2}
         sums = (op for op in graph.ops if op.phase is Phase.FORWARD and last & {*op.inputs})
-        found.update((op.name, 2.0) for op in sums)
+        factors.update((op.name, 2.0) for op in sums)
 
 
 def _logits_names(graph: Graph) -> set[str]:
-    """Logits of 2 bytes, made once and again."""
+    """Names of the logits of 2 bytes, which losses read."""
     tensors = graph.tensors_by_name
     return {
         op.inputs[0]
@@ -213,11 +214,13 @@ def _logits_names(graph: Graph) -> set[str]:
 
 
 def _logits(plan: Plan, graph: Graph, placed: tuple[PlacedOp, ...]) -> Counter[int]:
-    """Logits of a microbatch on a device of each stage, where they are of 2 bytes."""
-    found: Counter[int] = Counter()
-    for one in placed:
-        if one.op.kind == "cross_entropy" and one.op.phase is Phase.FORWARD:
-            logits = graph.tensors_by_name[one.op.inputs[0]]
+    """Elements of a microbatch's logits on a device of each stage, where they are of 2 bytes."""
+    elements_by_stage: Counter[int] = Counter()
+    for placed_op in placed:
+        if placed_op.op.kind == "cross_entropy" and placed_op.op.phase is Phase.FORWARD:
+            logits = graph.tensors_by_name[placed_op.op.inputs[0]]
             if ITEMSIZE[logits.dtype] == 2:
-                found[one.stage] += local_size(logits.shape, one.inputs[0], plan.mesh.sizes)
-    return found
+                elements_by_stage[placed_op.stage] += local_size(
+                    logits.shape, placed_op.inputs[0], plan.mesh.sizes
+                )
+    return elements_by_stage

@@ -1,6 +1,6 @@
 """Prediction of a pinned run that happened: a plan whatever it takes of memory, then simulated.
 
-What a row leaves blank is filled here: `micro_batch` by the best of some that divides and fits,
+Blanks of a row are filled here: `micro_batch` by the best of some that divides and fits,
 `recompute` by the lightest that fits.
 """
 
@@ -32,7 +32,10 @@ REFUSED = (InfeasibleError, PlanError, ModelError, ClusterError, ProtocolError, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """What is predicted of a run; memory of the fullest device, in the figure that was printed."""
+    """Prediction of a run: step time, shares of it, and memory of the fullest device.
+
+    `peak_bytes` is the figure that the run's source printed.
+    """
 
     step_time_s: float
     peak_bytes: int
@@ -43,7 +46,7 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """The plan of a question, made with the pins that were left, and what had to be given up.
+    """Plan of a question, made with the pins that were left, and what had to be given up.
 
     `between` are plans the mean of whose step times is predicted, where none stands for the run.
     """
@@ -55,7 +58,7 @@ class Planned:
 
 
 def planned(question: Question, pins: Pins) -> Planned:
-    """Return the plan of a question, with what the row left blank filled in.
+    """Plan of a question, with what the row left blank filled in.
 
     Raises
     ------
@@ -70,40 +73,44 @@ def planned(question: Question, pins: Pins) -> Planned:
         for mode in _modes(pins):
             filled = replace(pins, micro_batch=micro_batch, recompute=mode)
             try:
-                found = _searched(question, filled)
+                candidate = _searched(question, filled)
             except InexpressibleError as error:
                 reason = reason or str(error)
                 continue
             if pins == filled:
-                return found
-            (one,) = predicted(found, (question.cluster,))
-            tried.append((found, one, fullest(found.plan)))
+                return candidate
+            (prediction,) = predicted(candidate, (question.cluster,))
+            tried.append((candidate, prediction, fullest(candidate.plan)))
             if tried[-1][2].total_bytes <= question.cluster.device.memory_bytes:
                 break
     if not tried:
         raise InexpressibleError(reason or "no size of microbatch divides the global batch")
     limit = question.cluster.device.memory_bytes
-    fitting = [one for one in tried if one[2].total_bytes <= limit]
+    fitting = [attempt for attempt in tried if attempt[2].total_bytes <= limit]
     if fitting:
-        return min(fitting, key=lambda one: one[1].step_time_s)[0]
-    best = min(tried, key=lambda one: one[2].total_bytes)[0]
+        return min(fitting, key=lambda attempt: attempt[1].step_time_s)[0]
+    best = min(tried, key=lambda attempt: attempt[2].total_bytes)[0]
     return replace(best, notes=(*best.notes, "nothing fits: the choice that needs least memory"))
 
 
 def _between(question: Question, pins: Pins) -> Planned:
-    """The plan of a run that makes half again, with those that make nothing and all again."""
-    found = planned(question, pins)
+    """Plan of a run that makes half again, with those that make nothing and all again."""
+    pinned_plan = planned(question, pins)
     if pins.dp is not None:
-        pins = replace(pins, micro_batch=found.plan.batch // pins.dp)
+        pins = replace(pins, micro_batch=pinned_plan.plan.batch // pins.dp)
     ends = (planned(question, replace(pins, recompute=mode)).plan for mode in ("none", "full"))
-    return replace(found, between=tuple(ends))
+    return replace(pinned_plan, between=tuple(ends))
 
 
 def _micro_batches(question: Question, pins: Pins) -> tuple[int | None, ...]:
-    """Sizes to try: the row's, or those that divide the batch of a replica."""
+    """Sizes of microbatch to try: the row's, or those that divide the batch of a replica."""
     if pins.micro_batch is not None or pins.dp is None:
         return (pins.micro_batch,)
-    return tuple(one for one in MICRO_BATCHES if question.global_batch % (one * pins.dp) == 0)
+    return tuple(
+        micro_batch
+        for micro_batch in MICRO_BATCHES
+        if question.global_batch % (micro_batch * pins.dp) == 0
+    )
 
 
 def _modes(pins: Pins) -> tuple[str, ...]:
@@ -111,7 +118,7 @@ def _modes(pins: Pins) -> tuple[str, ...]:
 
 
 def _searched(question: Question, pins: Pins) -> Planned:
-    """The plan under pins; where a form of storage is what cannot be had, without that pin."""
+    """Plan under pins; where a form of storage is what cannot be had, without that pin."""
     try:
         return Planned(plan=_plan(question, pins), keeping=question.keeping)
     except REFUSED as error:
@@ -127,19 +134,19 @@ def _searched(question: Question, pins: Pins) -> Planned:
 
 def _weaker(pins: Pins, reason: str) -> list[tuple[Pins, str]]:
     """Pins nearest to those that were refused, and what each gives up."""
-    found = []
+    alternatives = []
     if pins.zero is not None and f"--zero {pins.zero} cannot be had" in reason:
         if pins.zero == 1:
             note = "zero 0 for 1: state does not divide by its ranks"
-            found.append((replace(pins, zero=0), note))
+            alternatives.append((replace(pins, zero=0), note))
         note = f"zero {pins.zero} not pinned: storage does not divide by its ranks"
-        found.append((replace(pins, zero=None), note))
+        alternatives.append((replace(pins, zero=None), note))
     if pins.ep is not None and pins.ep > 1 and pins.dp is not None:
         share = gcd(pins.ep, pins.dp * (pins.cp or 1))
         if share < pins.ep:
             note = f"ep {share} instead of {pins.ep}: experts lie on replicas of one stage"
-            found.append((replace(pins, ep=share), note))
-    return found
+            alternatives.append((replace(pins, ep=share), note))
+    return alternatives
 
 
 def _plan(question: Question, pins: Pins) -> Plan:
@@ -157,25 +164,28 @@ def _plan(question: Question, pins: Pins) -> Plan:
 
 
 def predicted(
-    found: Planned, clusters: Sequence[Cluster], fidelity: str | None = None
+    planned_run: Planned, clusters: Sequence[Cluster], fidelity: str | None = None
 ) -> tuple[Predicted, ...]:
-    """Return what is predicted of a plan on clusters of the shape that it was made for."""
-    graph = plan_graph(found.plan)
-    memory = plan_memory(found.plan, graph)
+    """Predictions of a plan on clusters of the shape that it was made for, one per cluster."""
+    graph = plan_graph(planned_run.plan)
+    memory = plan_memory(planned_run.plan, graph)
     peak = max(stage.arena_bytes for stage in memory)
-    if found.keeping is not None:
-        peak = peak_bytes(found.plan, graph, found.keeping)
-    ends = [(plan, plan_graph(plan)) for plan in found.between] or [(found.plan, graph)]
+    if planned_run.keeping is not None:
+        peak = peak_bytes(planned_run.plan, graph, planned_run.keeping)
+    ends = [(plan, plan_graph(plan)) for plan in planned_run.between] or [(planned_run.plan, graph)]
     every = (
         [forecast(changed(plan, cluster=cluster), of, memory, fidelity) for plan, of in ends]
         for cluster in clusters
     )
     return tuple(
         Predicted(
-            step_time_s=fmean(one.step_time_ns for one in figures) / 1e9,
+            step_time_s=fmean(prediction.step_time_ns for prediction in figures) / 1e9,
             peak_bytes=peak,
-            bubble_fraction=fmean(one.bubble_fraction for one in figures),
-            exposed_communication_s=fmean(one.exposed_communication_ns for one in figures) / 1e9,
+            bubble_fraction=fmean(prediction.bubble_fraction for prediction in figures),
+            exposed_communication_s=fmean(
+                prediction.exposed_communication_ns for prediction in figures
+            )
+            / 1e9,
             fidelity=figures[0].fidelity,
         )
         for figures in every
@@ -183,7 +193,7 @@ def predicted(
 
 
 def fullest(plan: Plan) -> StageMemory:
-    """Memory of the stage that needs most."""
+    """Memory of the stage that needs most of a plan."""
     return max(plan_memory(plan, plan_graph(plan)), key=lambda stage: stage.total_bytes)
 
 
@@ -195,10 +205,11 @@ def answer(
     Returns
     -------
     tuple
-        Why there is none (or nothing), a prediction per cluster, and what had to be given up.
+        The reason why there is no plan (or nothing), a prediction per cluster, and what had to be
+        given up.
     """
     try:
-        found = planned(question, pins)
-        return "", predicted(found, clusters), found.notes
+        run = planned(question, pins)
+        return "", predicted(run, clusters), run.notes
     except (InexpressibleError, *REFUSED) as error:
         return str(error), (), ()

@@ -15,7 +15,7 @@ class InexpressibleError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What to plan; rows that ask the same share one search."""
+    """Question of a published row to the planner; rows that ask the same share one search."""
 
     model: ModelSpec
     cluster: Cluster
@@ -26,7 +26,7 @@ class Question:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Equal for equal questions; hashable."""
+        """Key that is equal for equal questions; hashable."""
         model = msgspec.structs.replace(self.model, name="")
         parts = (model, self.cluster, self.training)
         encoded = (msgspec.json.encode(part, order="sorted") for part in parts)

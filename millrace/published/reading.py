@@ -22,13 +22,13 @@ MALFORMED = "malformed"  # and under which one of another length than the header
 
 
 class Layout(StrEnum):
-    """What the columns of a table mean."""
+    """Layout of a table: what its columns mean."""
 
     LANGUAGE = "language model"
     DLPERF = "DLPerf"
 
 
-# Columns without which a file is not of a layout.
+# A file without these columns is not of the layout.
 REQUIRED = {
     Layout.LANGUAGE: ("layers", "hidden", "heads", "seq_len", "gpu", "gpus", "global_batch"),
     Layout.DLPERF: ("model", "framework", "dtype", "batch_per_gpu", "nodes", "throughput"),
@@ -51,7 +51,7 @@ COLUMNS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A file's rows in its order, with every column of the layout; `tier` A where it has none."""
+    """Rows of a file in its order, with every column of the layout; `tier` A where it has none."""
 
     layout: Layout
     columns: tuple[str, ...]  # of the file
@@ -83,13 +83,13 @@ def read_table(path: Path) -> Table:
 
 
 def sampled(table: Table, every: int) -> Table:
-    """Return the table of every so many rows of tier A, the first of them included."""
+    """Table of every so many rows of tier A, the first of them included."""
     judged = [row for row in table.rows if row["tier"] == "A"]
     return replace(table, rows=tuple(judged[::every]))
 
 
 def read(path: Path, tier: str = "A") -> list[Row]:
-    """Return the rows of one tier, each with its line number as `line`."""
+    """Rows of one tier, each with its line number as `line`."""
     return [row for row in read_table(path).rows if row["tier"] == tier]
 
 
@@ -103,7 +103,7 @@ def _layout(path: Path, header: tuple[str, ...]) -> Layout:
 
 
 def _row(layout: Layout, header: tuple[str, ...], values: list[str], line: int) -> Row:
-    """A row by column; one of another length than the header's says so under `malformed`."""
+    """Row by column; one of another length than the header's says so under `malformed`."""
     row = dict.fromkeys((*COLUMNS[layout], *header), "")
     row |= {name: value.strip() for name, value in zip(header, values, strict=False)}
     row[LINE] = str(line)
@@ -121,21 +121,21 @@ def check_whole(row: Row) -> None:
 
 
 def whole(row: Row, field: str, blank: int | None = None) -> int:
-    """Return a whole number of a row, at least 1; `blank` where there is nothing, if given.
+    """Whole number in a row's field, at least 1; `blank` where there is nothing, if given.
 
     Raises
     ------
     InexpressibleError
         Names the field, what it holds and what was expected.
     """
-    found = number(row, field, blank)
-    if found != int(found) or not 1 <= found <= WHOLE_MAX:
+    count = number(row, field, blank)
+    if count != int(count) or not 1 <= count <= WHOLE_MAX:
         raise _wrong(row, field, f"a whole number of at least 1 and at most {WHOLE_MAX:g}")
-    return int(found)
+    return int(count)
 
 
 def number(row: Row, field: str, blank: float | None = None) -> float:
-    """Return a positive number of a row; `blank` where there is nothing, if given.
+    """Positive number in a row's field; `blank` where there is nothing, if given.
 
     Raises
     ------
@@ -146,16 +146,16 @@ def number(row: Row, field: str, blank: float | None = None) -> float:
     if not text and blank is not None:
         return blank
     try:
-        found = float(text)
+        amount = float(text)
     except ValueError:
         raise _wrong(row, field, "a number") from None
-    if not 0 < found < float("inf"):
+    if not 0 < amount < float("inf"):
         raise _wrong(row, field, "a number above 0")
-    return found
+    return amount
 
 
-def choice(row: Row, field: str, known: tuple[str, ...]) -> str:
-    """Return a word of a row, blank or one of some.
+def choice(row: Row, field: str, words: tuple[str, ...]) -> str:
+    """Word in a row's field: blank or one of `words`.
 
     Raises
     ------
@@ -163,12 +163,12 @@ def choice(row: Row, field: str, known: tuple[str, ...]) -> str:
         Names the field, what it holds and what was expected.
     """
     text = row.get(field, "")
-    if text and text not in known:
-        raise _wrong(row, field, f"one of {', '.join(known)}")
+    if text and text not in words:
+        raise _wrong(row, field, f"one of {', '.join(words)}")
     return text
 
 
 def _wrong(row: Row, field: str, expected: str) -> InexpressibleError:
     text = row.get(field, "")
-    found = f"is `{text}`" if text else "is blank"
-    return InexpressibleError(f"{field} {found}: expected {expected}")
+    content = f"is `{text}`" if text else "is blank"
+    return InexpressibleError(f"{field} {content}: expected {expected}")

@@ -1,4 +1,4 @@
-"""Splits: how frameworks deal out layers to the stages of a pipeline, where the search may do else.
+"""Layer splits: how frameworks deal out layers to pipeline stages, where the search may do else.
 
 Only the account of memory is made of plans split so: the fullest stage is what a source prints.
 """
@@ -18,7 +18,7 @@ ON_THE_WAY = kinds_where(lambda row: row.moves)
 
 
 def split_evenly(plan: Plan) -> Plan:
-    """Return the plan with as many layers in every chunk.
+    """Plan with as many layers in every chunk.
 
     Where layers do not divide but do with both ends counted as layers, they are counted so (as
     bigscience ran DeepSpeed, `--pp-partition-method type:transformer|embedding`; torchtitan's
@@ -38,7 +38,7 @@ def split_evenly(plan: Plan) -> Plan:
 
 
 def split_by_weight(plan: Plan, graph: Graph) -> Plan:
-    """Return the plan with blocks dealt out, in their order, by the elements of their matrices.
+    """Plan with blocks dealt out, in their order, by the elements of their matrices.
 
     A stage takes blocks until their sum exceeds its share (nanotron, `build_model` and
     `get_block_compute_costs`, read 2026-11; that counts keys and values as wide as queries, as its
@@ -52,15 +52,15 @@ def split_by_weight(plan: Plan, graph: Graph) -> Plan:
             weights[op.block] += sum(prod(tensors[x].shape) for x in op.inputs if x in stored)
     blocks = [choice.block for chunk in plan.chunks for choice in chunk.blocks]
     done, ends = 0, list[int]()
-    for at, block in enumerate(blocks[:-1]):
+    for position, block in enumerate(blocks[:-1]):
         done += weights[block]
         if len(ends) < number - 1 and done * number > weights.total() * (len(ends) + 1):
-            ends.append(at + 1)
+            ends.append(position + 1)
     return _with_ends(plan, ends) if len(ends) == number - 1 else plan
 
 
 def _with_ends(plan: Plan, ends: Sequence[int]) -> Plan:
-    """The plan with its blocks in chunks that end there, but for the last."""
+    """Plan with its blocks in chunks that end there, but for the last."""
     blocks = [choice for chunk in plan.chunks for choice in chunk.blocks]
     chunks = tuple(
         replace(chunk, blocks=tuple(blocks[start:end]))

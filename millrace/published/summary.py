@@ -1,4 +1,4 @@
-"""What predictions of many rows say together: errors, by group, and of memory.
+"""Summary of the predictions of many rows: errors, by group, and of memory.
 
 An error is predicted over measured, less one. Its mean is of magnitudes, its bias is signed.
 """
@@ -19,7 +19,7 @@ WORST_ROWS = 12
 
 Key = Callable[[Row], str]
 
-# How rows are grouped in tables.
+# Tables group rows by these keys.
 GROUPS: dict[Layout, dict[str, Key]] = {
     Layout.LANGUAGE: {
         "source": source,
@@ -44,7 +44,7 @@ class Figures:
 
 
 def figures(errors: Iterable[float]) -> Figures:
-    """Return the mean, median and share within ten percent of errors' magnitudes, and their mean.
+    """Figures of errors: mean, median and share within ten percent of magnitudes, and the bias.
 
     Examples
     --------
@@ -65,86 +65,86 @@ def figures(errors: Iterable[float]) -> Figures:
 
 
 def judged(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Rows of tier A; all where there are none."""
+    """Outcomes of the rows of tier A; all where there are none."""
     return _of_tier(outcomes, "A") or list(outcomes)
 
 
 def _of_tier(outcomes: Sequence[Outcome], tier: str) -> list[Outcome]:
-    return [one for one in outcomes if one.asked.row["tier"] == tier]
+    return [outcome for outcome in outcomes if outcome.asked.row["tier"] == tier]
 
 
 def points(outcomes: Sequence[Outcome], key: Key) -> dict[str, list[tuple[float, float]]]:
     """Measured and predicted step times of the rows that are judged, by group."""
-    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for one in judged(outcomes):
-        if one.predicted is not None:
-            pair = (one.asked.measured_s, one.predicted.step_time_s)
-            found[key(one.asked.row)].append(pair)
-    return dict(found)
+    points_by_group: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for outcome in judged(outcomes):
+        if outcome.predicted is not None:
+            pair = (outcome.asked.measured_s, outcome.predicted.step_time_s)
+            points_by_group[key(outcome.asked.row)].append(pair)
+    return dict(points_by_group)
 
 
 def worst(outcomes: Iterable[Outcome], count: int = WORST_ROWS) -> list[Outcome]:
-    """Rows that are furthest off, by the ratio of predicted and measured."""
+    """Outcomes that are furthest off, by the ratio of predicted and measured, the worst first."""
 
-    def distance(one: Outcome) -> float:
-        ratio = 1 + (one.error or 0.0)
+    def distance(outcome: Outcome) -> float:
+        ratio = 1 + (outcome.error or 0.0)
         return max(ratio, 1 / ratio)
 
-    known = [one for one in outcomes if one.error is not None]
-    return sorted(known, key=distance, reverse=True)[:count]
+    judged_outcomes = [outcome for outcome in outcomes if outcome.error is not None]
+    return sorted(judged_outcomes, key=distance, reverse=True)[:count]
 
 
-def memory_error(one: Outcome) -> float | None:
-    """Predicted over published peak of memory, less one."""
-    if one.predicted is None or one.asked.peak_bytes is None:
+def memory_error(outcome: Outcome) -> float | None:
+    """Error of the predicted peak of memory; None where no peak is known."""
+    if outcome.predicted is None or outcome.asked.peak_bytes is None:
         return None
-    return one.predicted.peak_bytes / one.asked.peak_bytes - 1
+    return outcome.predicted.peak_bytes / outcome.asked.peak_bytes - 1
 
 
 def document(outcomes: Sequence[Outcome], layout: Layout) -> dict[str, Any]:
-    """Return what `millrace validate --json` prints: rows in order, and what they say together.
+    """Document of `millrace validate --json`: rows in order, and what they say together.
 
     The figures are those of tier A, with `tier_b` beside them; of a file of B alone, those of B.
     """
     rows = judged(outcomes)
-    memory = [error for one in rows if (error := memory_error(one)) is not None]
+    memory = [error for outcome in rows if (error := memory_error(outcome)) is not None]
     return {
         **_tier(rows),
         "tier_b": _tier(_of_tier(outcomes, "B")),
         "groups": {name: _groups(rows, key) for name, key in GROUPS[layout].items()},
         "memory": asdict(figures(memory)),
         "differences": differences(pairs(rows)) if layout is Layout.LANGUAGE else None,
-        "rows": [row_document(one) for one in outcomes],
+        "rows": [row_document(outcome) for outcome in outcomes],
     }
 
 
 def _tier(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    known = asdict(figures(one.error for one in outcomes if one.error is not None))
-    return {"count": len(outcomes), "expressed": known.pop("rows")} | known
+    errors = asdict(figures(outcome.error for outcome in outcomes if outcome.error is not None))
+    return {"count": len(outcomes), "expressed": errors.pop("rows")} | errors
 
 
 def _groups(outcomes: Iterable[Outcome], key: Key) -> dict[str, Any]:
     """Figures of each group of rows, in the order of their first rows."""
     groups: dict[str, list[float]] = defaultdict(list)
-    for one in outcomes:
-        if one.error is not None:
-            groups[key(one.asked.row)].append(one.error)
+    for outcome in outcomes:
+        if outcome.error is not None:
+            groups[key(outcome.asked.row)].append(outcome.error)
     return {name: asdict(figures(errors)) for name, errors in groups.items()}
 
 
-def row_document(one: Outcome) -> dict[str, Any]:
-    """A row's columns and what is predicted of it, or the reason why nothing is."""
-    columns = {name: value for name, value in one.asked.row.items() if name != MALFORMED}
-    found: dict[str, Any] = columns | {LINE: int(columns[LINE])}
-    if one.predicted is None:
-        return found | {"predicted_s": None, "error": None, "reason": one.reason}
-    return found | {
-        "measured_s": one.asked.measured_s,
-        "predicted_s": one.predicted.step_time_s,
-        "error": one.error,
-        "predicted_peak_gb": one.predicted.peak_bytes / 1e9,
-        "memory_error": memory_error(one),
-        "bubble_fraction": one.predicted.bubble_fraction,
-        "exposed_communication_s": one.predicted.exposed_communication_s,
-        "note": "; ".join(one.notes),
+def row_document(outcome: Outcome) -> dict[str, Any]:
+    """Columns of a row and what is predicted of it, or the reason why nothing is."""
+    columns = {name: value for name, value in outcome.asked.row.items() if name != MALFORMED}
+    row: dict[str, Any] = columns | {LINE: int(columns[LINE])}
+    if outcome.predicted is None:
+        return row | {"predicted_s": None, "error": None, "reason": outcome.reason}
+    return row | {
+        "measured_s": outcome.asked.measured_s,
+        "predicted_s": outcome.predicted.step_time_s,
+        "error": outcome.error,
+        "predicted_peak_gb": outcome.predicted.peak_bytes / 1e9,
+        "memory_error": memory_error(outcome),
+        "bubble_fraction": outcome.predicted.bubble_fraction,
+        "exposed_communication_s": outcome.predicted.exposed_communication_s,
+        "note": "; ".join(outcome.notes),
     }

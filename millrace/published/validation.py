@@ -23,7 +23,7 @@ Told = Callable[[int, int], None]  # how many questions are answered, of how man
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A row as a question with pins and the cluster to predict on, or why it is not."""
+    """Row as a question with pins and the cluster to predict on, or the reason why it is none."""
 
     row: Row
     question: Question | None = None
@@ -37,7 +37,7 @@ class Asked:
 
 @dataclass(slots=True)
 class Job:
-    """A question with pins, and the clusters that it is predicted on."""
+    """Question with pins, and the clusters that it is predicted on."""
 
     question: Question
     pins: Pins
@@ -46,7 +46,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a row: a prediction, or the reason why there is none."""
+    """Outcome of a row: a prediction, or the reason why there is none."""
 
     asked: Asked
     predicted: Predicted | None = None
@@ -55,41 +55,41 @@ class Outcome:
 
     @property
     def error(self) -> float | None:
-        """Predicted over measured step time, less one."""
+        """Error of the predicted step time: predicted over measured, less one."""
         if self.predicted is None:
             return None
         return self.predicted.step_time_s / self.asked.measured_s - 1
 
 
 class Reader(Protocol):
-    """What the module of a layout makes of a row."""
+    """Module of a layout: what it makes of a row."""
 
     def question(self, row: Row) -> tuple[Question, Pins]:
-        """What a row asks and what it pins; raises InexpressibleError."""
+        """Question that a row asks, and what it pins; raises InexpressibleError."""
 
     def measured_s(self, row: Row) -> float:
-        """The step time that was measured; raises InexpressibleError."""
+        """Step time that was measured, in seconds; raises InexpressibleError."""
 
     def peak_bytes(self, row: Row) -> float | None:
-        """The peak of allocated memory, where it is printed; raises InexpressibleError."""
+        """Peak of allocated memory, where it is printed; raises InexpressibleError."""
 
     def approximations(self, row: Row) -> list[str]:
-        """What the row says and its question does not; raises InexpressibleError."""
+        """Differences between the row and its question; raises InexpressibleError."""
 
     def framework_name(self, row: Row) -> str:
-        """The software of a row."""
+        """Software of a row."""
 
 
 READERS: dict[Layout, Reader] = {Layout.LANGUAGE: language, Layout.DLPERF: dlperf}
 
 
 def source(row: Row) -> str:
-    """Who published a row; where the table does not say, the framework."""
+    """Publisher of a row; where the table does not say, the framework."""
     return row.get("source") or row["framework"]
 
 
 def ask(row: Row, layout: Layout, tuned: Tuned | None = None) -> Asked:
-    """Return a row as a question, or the reason why it is none."""
+    """Row as a question, or the reason why it is none."""
     reader = READERS[layout]
     try:
         check_whole(row)
@@ -128,7 +128,7 @@ def validate(
     tuned : callable, optional
         Changes the figures (not the shape) of a row's cluster before it is predicted.
     processes : int
-        In how many processes to plan; what comes out does not depend on it.
+        Number of processes that plan; what comes out does not depend on it.
     told : callable
         Told how many of the questions are answered.
 
@@ -139,32 +139,36 @@ def validate(
     """
     asked = [ask(row, table.layout, tuned) for row in table.rows]
     jobs: dict[object, Job] = {}
-    for one in asked:
-        if one.question is None or one.cluster is None:
+    for row_question in asked:
+        if row_question.question is None or row_question.cluster is None:
             continue
-        job = jobs.setdefault(_key(one), Job(one.question, one.pins))
-        if one.cluster not in job.clusters:
-            job.clusters.append(one.cluster)
+        job = jobs.setdefault(_key(row_question), Job(row_question.question, row_question.pins))
+        if row_question.cluster not in job.clusters:
+            job.clusters.append(row_question.cluster)
     answers = {}
-    for key, found in zip(jobs, in_children(_work, list(jobs.values()), processes), strict=True):
-        answers[key] = found
+    for key, prediction in zip(
+        jobs, in_children(_work, list(jobs.values()), processes), strict=True
+    ):
+        answers[key] = prediction
         told(len(answers), len(jobs))
-    return [_outcome(one, jobs, answers) for one in asked]
+    return [_outcome(question_row, jobs, answers) for question_row in asked]
 
 
-def _key(one: Asked) -> object:
-    assert one.question is not None
-    return one.question.key, one.pins
+def _key(row_question: Asked) -> object:
+    assert row_question.question is not None
+    return row_question.question.key, row_question.pins
 
 
-def _outcome(one: Asked, jobs: dict[object, Job], answers: dict[object, Any]) -> Outcome:
-    if one.question is None or one.cluster is None:
-        return Outcome(asked=one, reason=one.reason)
-    reason, predictions, notes = answers[_key(one)]
+def _outcome(row_question: Asked, jobs: dict[object, Job], answers: dict[object, Any]) -> Outcome:
+    if row_question.question is None or row_question.cluster is None:
+        return Outcome(asked=row_question, reason=row_question.reason)
+    reason, predictions, notes = answers[_key(row_question)]
     if reason:
-        return Outcome(asked=one, reason=f"line {one.row[LINE]}: {reason}")
-    at = jobs[_key(one)].clusters.index(one.cluster)
-    return Outcome(asked=one, predicted=predictions[at], notes=(*one.notes, *notes))
+        return Outcome(asked=row_question, reason=f"line {row_question.row[LINE]}: {reason}")
+    index = jobs[_key(row_question)].clusters.index(row_question.cluster)
+    return Outcome(
+        asked=row_question, predicted=predictions[index], notes=(*row_question.notes, *notes)
+    )
 
 
 def _work(job: Job) -> Any:

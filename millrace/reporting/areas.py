@@ -8,7 +8,8 @@ from millrace.reporting.bars import time_axis
 from millrace.simulator.account import MemoryCourse
 from millrace.units import format_bytes
 
-# From below: what stays, then what comes and goes. Okabe and Ito's palette (2008) with tints.
+# Kinds are stacked from below: those that stay, then those that come and go. The colours are Okabe
+# and Ito's palette (2008) with tints.
 KINDS = {
     "runtime": "#999999",
     "parameter": "#0072B2",
@@ -26,33 +27,35 @@ NEAR = 0.3  # of the limit; what stays below is drawn on its own scale
 
 
 def together(course: MemoryCourse) -> dict[str, list[int]]:
-    """Return the bytes of a course by the kinds that are drawn, from below."""
-    found: dict[str, list[int]] = {}
+    """Bytes of a course by the kinds that are drawn, from below."""
+    rows: dict[str, list[int]] = {}
     for kind, row in course.bytes_by_kind.items():
         name = "runtime" if kind in RUNTIME else kind
-        before = found.get(name, [0] * len(row))
-        found[name] = [a + b for a, b in zip(before, row, strict=True)]
-    return {kind: found[kind] for kind in KINDS if any(found.get(kind, ()))}
+        before = rows.get(name, [0] * len(row))
+        rows[name] = [a + b for a, b in zip(before, row, strict=True)]
+    return {kind: rows[kind] for kind in KINDS if any(rows.get(kind, ()))}
 
 
 def height_bytes(reserved_bytes: int, limit_bytes: int) -> float:
-    """Return what the height of a plot stands for: the limit is in it unless it is far away."""
+    """Bytes that the height of a plot stands for: the limit is in it unless it is far away."""
     if reserved_bytes >= NEAR * limit_bytes:
         return 1.12 * max(limit_bytes, reserved_bytes)
     return 1.2 * reserved_bytes
 
 
 def area_svg(course: MemoryCourse, reserved: int, step_ns: int, scale: float) -> str:
-    """Return the area of one stage.
+    """Stacked area of one stage, as SVG.
 
     Parameters
     ----------
-    course
+    course : MemoryCourse
         Of the step alone, its times counted from the step's begin.
-    reserved
+    reserved : int
         Bytes that a device of the stage has to have: the dashed line.
-    step_ns, scale
-        What the width and the height stand for.
+    step_ns : int
+        Nanoseconds that the width stands for.
+    scale : float
+        Bytes that the height stands for.
     """
     rows = together(course)
     limit = course.limit_bytes
@@ -82,27 +85,27 @@ def area_svg(course: MemoryCourse, reserved: int, step_ns: int, scale: float) ->
 def _columns(
     course: MemoryCourse, rows: Mapping[str, list[int]], step_ns: int
 ) -> list[tuple[list[float], list[int]]]:
-    """Per kind the places of the steps, and their heights; of a column the fullest moment."""
+    """Places of the steps per kind, and their heights; of a column the fullest moment."""
     chosen: dict[int, int] = {}
     totals = [sum(column) for column in zip(*rows.values(), strict=True)]
-    for at, ns in enumerate(course.times_ns):
+    for moment, ns in enumerate(course.times_ns):
         column = ns * POINTS // max(step_ns, 1)
-        if column not in chosen or totals[at] >= totals[chosen[column]]:
-            chosen[column] = at
+        if column not in chosen or totals[moment] >= totals[chosen[column]]:
+            chosen[column] = moment
     order = sorted(chosen)
     xs = [LEFT_PX + PLOT_PX * column / POINTS for column in order] + [float(LEFT_PX + PLOT_PX)]
     return [(xs, [row[chosen[column]] for column in order]) for row in rows.values()]
 
 
 def _path(xs: list[float], base: list[int], upper: list[int], scale: float) -> str:
-    """The outline of a row of steps between two heights."""
+    """Outline of a row of steps between two heights."""
 
     def edge(heights: list[int]) -> list[str]:
-        found = []
+        corners = []
         for (left, right), height in zip(pairwise(xs), heights, strict=True):
             y = HEIGHT_PX * (1 - height / scale)
-            found += [f"{left:.1f} {y:.1f}", f"{right:.1f} {y:.1f}"]
-        return found
+            corners += [f"{left:.1f} {y:.1f}", f"{right:.1f} {y:.1f}"]
+        return corners
 
     return "M" + "L".join([*edge(upper), *reversed(edge(base))]) + "Z"
 
@@ -120,7 +123,7 @@ def _line(size: int, scale: float, colour: str, text: str) -> str:
 def _marks(scale: float) -> list[float]:
     """Round sizes up to a scale, three to six of them."""
     step = 2.0 ** ceil(log2(max(scale, 1.0) / 6))
-    return [step * at for at in range(int(scale // step) + 1)]
+    return [step * multiple for multiple in range(int(scale // step) + 1)]
 
 
 def _mark(size: float, scale: float) -> str:

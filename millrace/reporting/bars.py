@@ -1,4 +1,4 @@
-"""Where the step of every stage goes, as one stacked bar each, and the timeline of the step."""
+"""Bars of where the step of every stage goes, one stacked bar each, and the step's timeline."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -13,7 +13,7 @@ from millrace.units import format_percent, format_seconds
 LABEL_PX, PLOT_PX, SIDE_PX = 90, 960, 120
 BAR_PX, GAP_PX = 22, 7
 
-# What is exposed: purples and reds apart from the colours of computation.
+# Exposed communication has purples and reds, apart from the colours of computation.
 MOVING = ("#CC79A7", "#882255", "#D55E00", "#AA4499", "#E8A0C4")
 OTHERS, OTHERS_COLOUR = "others", "#661100"
 SEEN = 0.0005  # of the step: half a pixel
@@ -32,19 +32,19 @@ class Piece(NamedTuple):
 
 
 def moving_colours(account: Account) -> dict[str, str]:
-    """Return a colour per collective that shows; those that show little have one together."""
+    """Colour of each collective that shows; those that show little have one together."""
     least_ns = LEAST * account.step_time_ns
     shown = [collective(row) for row in account.communication if row.exposed_ns > least_ns]
     return dict(zip(shown, MOVING, strict=False))
 
 
 def collective(row: CommunicationRow) -> str:
-    """Return a collective's name with the axes of the mesh it spans: `all_gather over dp`."""
+    """Name of a collective with the axes of the mesh it spans: `all_gather over dp`."""
     return f"{row.kind} over {' × '.join(row.axes)}" if row.axes else row.kind
 
 
 def stage_pieces(stage: StageRow, colours: Mapping[str, str]) -> list[Piece]:
-    """Return the parts of a stage's bar, which add up to the step."""
+    """Parts of a stage's bar, which add up to the step."""
     phases = dict.fromkeys(PHASES, 0.0)
     for op in stage.compute:
         phases[op.phase] += op.busy_ns
@@ -63,20 +63,20 @@ def stage_pieces(stage: StageRow, colours: Mapping[str, str]) -> list[Piece]:
 
 
 def bar_colours(account: Account) -> dict[str, str]:
-    """Return the legend: every part that can be seen in any stage's bar."""
+    """Legend of the bars: every part that can be seen in any stage's bar, with its colour."""
     moving = moving_colours(account)
-    found: dict[str, str] = {}
+    colours: dict[str, str] = {}
     for stage in account.stages:
         for piece in stage_pieces(stage, moving):
             if piece.ns > SEEN * account.step_time_ns:
-                found[piece.name] = piece.colour
+                colours[piece.name] = piece.colour
     order = [phase.replace("_", " ") for phase in PHASES]
     order += [f"exposed {name}" for name in (*moving, OTHERS)] + [LAUNCH, "bubble"]
-    return {name: found[name] for name in order if name in found}
+    return {name: colours[name] for name in order if name in colours}
 
 
 def bars_svg(account: Account) -> str:
-    """Return the stages' bars; what is written beside them is how long each computes."""
+    """Bars of the stages, as SVG; beside each is written how long the stage computes."""
     colours = moving_colours(account)
     step_ns = max(account.step_time_ns, 1)
     height = len(account.stages) * (BAR_PX + GAP_PX) + 26
@@ -84,8 +84,8 @@ def bars_svg(account: Account) -> str:
         f'<svg viewBox="0 0 {LABEL_PX + PLOT_PX + SIDE_PX} {height}" role="img" '
         'aria-label="where the step of every stage goes">'
     ]
-    for at, stage in enumerate(account.stages):
-        top = at * (BAR_PX + GAP_PX)
+    for position, stage in enumerate(account.stages):
+        top = position * (BAR_PX + GAP_PX)
         parts.append(f'<text x="4" y="{top + 15}">stage {stage.stage}</text>')
         left = float(LABEL_PX)
         for piece in stage_pieces(stage, colours):
@@ -114,7 +114,7 @@ def _piece(piece: Piece, left: float, top: int, width: float, share: float) -> s
 
 
 def time_axis(left: float, width: float, top: float, whole_ns: int) -> str:
-    """Return marks at round times under a plot that shows `whole_ns`."""
+    """Marks at round times, as SVG, under a plot that shows `whole_ns`."""
     step_ns = round_step(whole_ns / (8 if width > 600 else 4))
     marks = []
     for mark in range(int(whole_ns // step_ns) + 1):
@@ -127,27 +127,29 @@ def time_axis(left: float, width: float, top: float, whole_ns: int) -> str:
     return "".join(marks)
 
 
-def step_timeline(found: Simulated) -> Timeline:
-    """Return the step that the figures are of: of each stage a rank, what it computes and moves.
+def step_timeline(simulated: Simulated) -> Timeline:
+    """Timeline of the step that the figures are of: what a rank of each stage computes and moves.
 
     A meeting's bar begins when its data begins to move.
     """
-    begin_ns, end_ns = found.window_ns
+    begin_ns, end_ns = simulated.window_ns
     rows: list[Row] = []
     bars: list[Bar] = []
-    for run in _first_of_stages(found.runs):
-        one = run.instance
+    for run in _first_of_stages(simulated.runs):
+        instance = run.instance
         for moving in (False, True):
-            mine = sorted(
+            firings = sorted(
                 (max(start, begin_ns), min(end, end_ns), actor.phase, actor.name)
-                for actor, starts, ends in zip(one.program.actors, one.begun, one.ends, strict=True)
+                for actor, starts, ends in zip(
+                    instance.program.actors, instance.begun, instance.ends, strict=True
+                )
                 if (actor.meeting is not None) == moving
                 for start, end in zip(starts, ends, strict=True)
                 if end > begin_ns and start < end_ns and end > start
             )
-            if mine:
-                queue = f"stage {one.program.stage} {'moves' if moving else 'computes'}"
-                rows.append(Row(one.rank, one.program.stage, queue))
+            if firings:
+                queue = f"stage {instance.program.stage} {'moves' if moving else 'computes'}"
+                rows.append(Row(instance.rank, instance.program.stage, queue))
             bars.extend(
                 Bar(
                     len(rows) - 1,
@@ -156,13 +158,13 @@ def step_timeline(found: Simulated) -> Timeline:
                     "communication" if moving else phase,
                     name,
                 )
-                for start, end, phase, name in mine
+                for start, end, phase, name in firings
             )
     return Timeline("simulated", 0, end_ns - begin_ns, tuple(rows), tuple(bars))
 
 
 def _first_of_stages(runs: Iterable[Run]) -> Sequence[Run]:
-    found: dict[int, Run] = {}
+    run_by_stage: dict[int, Run] = {}
     for run in runs:
-        found.setdefault(run.instance.program.stage, run)
-    return [found[stage] for stage in sorted(found)]
+        run_by_stage.setdefault(run.instance.program.stage, run)
+    return [run_by_stage[stage] for stage in sorted(run_by_stage)]

@@ -9,15 +9,17 @@ MIB = 2**20
 
 
 def memory_counters(courses: Iterable[MemoryCourse]) -> list[dict[str, Any]]:
-    """Return counter events (`C`) in MiB, on the process of the rank that was followed."""
+    """Counter events (`C`) in MiB, on the process of the rank that was followed."""
     return [
         {
             "ph": "C",
             "name": "memory (MiB)",
             "pid": course.rank,
             "ts": ns / 1000,
-            "args": {kind: round(row[at] / MIB, 3) for kind, row in course.bytes_by_kind.items()},
+            "args": {
+                kind: round(row[moment] / MIB, 3) for kind, row in course.bytes_by_kind.items()
+            },
         }
         for course in courses
-        for at, ns in enumerate(course.times_ns)
+        for moment, ns in enumerate(course.times_ns)
     ]

@@ -43,25 +43,30 @@ th.left, td.left { text-align: left; } tr.sum td { font-weight: 600; }
 
 
 def report_page(
-    plan: Plan, found: Simulated, account: Account, figures: Iterable[tuple[str, str]]
+    plan: Plan, simulated: Simulated, account: Account, figures: Iterable[tuple[str, str]]
 ) -> str:
-    """Return the page of one step.
+    """HTML page of one step.
 
     Parameters
     ----------
-    plan
+    plan : Plan
         The plan that was simulated.
-    found
-        What was simulated, with `detailed=True`.
-    account
-        Of `found`.
-    figures
+    simulated : Simulated
+        Its simulation, with `detailed=True`.
+    account : Account
+        Of `simulated`.
+    figures : iterable of (str, str)
         Names and values, shown at the top.
+
+    Returns
+    -------
+    str
+        A self-contained document.
     """
     cards = "".join(
         f"<div><span>{escape(name)}</span><b>{escape(value)}</b></div>" for name, value in figures
     )
-    timeline = step_timeline(found)
+    timeline = step_timeline(simulated)
     drawn = {bar.what for bar in timeline.bars}
     bars = {what.replace("_", " "): colour for what, colour in COLOURS.items() if what in drawn}
     return document(
@@ -80,9 +85,9 @@ def report_page(
             f"<h2>The step: one rank of each stage, "
             f"{format_seconds(account.step_time_ns / 1e9)}</h2>",
             legend(bars),
-            *([] if found.fidelity == "op" else [PARTS]),
+            *([] if simulated.fidelity == "op" else [PARTS]),
             timeline_svg(timeline, timeline.duration_ns),
-            f"<footer>Millrace · plan {escape(plan.digest())} · {found.fidelity} fidelity · "
+            f"<footer>Millrace · plan {escape(plan.digest())} · {simulated.fidelity} fidelity · "
             "times are of one step, in the mean over ranks</footer>",
         ],
         _STYLE,
@@ -121,23 +126,25 @@ def _communication(account: Account) -> str:
 
 
 def _compute(account: Account) -> str:
-    """A row per kind of op, a column per phase."""
+    """Table of a row per kind of op, a column per phase."""
     step_ns = max(account.step_time_ns, 1)
     kinds: dict[str, dict[str, float]] = {}
     for row in account.compute:
-        mine = kinds.setdefault(row.kind, {})
-        mine[row.phase] = mine.get(row.phase, 0.0) + row.busy_ns
+        ns_by_phase = kinds.setdefault(row.kind, {})
+        ns_by_phase[row.phase] = ns_by_phase.get(row.phase, 0.0) + row.busy_ns
     ordered = sorted(kinds, key=lambda kind: (-sum(kinds[kind].values()), kind))
     shown = [(kind, kinds[kind]) for kind in ordered[:SHOWN_KINDS]]
     if rest := ordered[SHOWN_KINDS:]:
         shown.append((f"{len(rest)} other kinds", _added(kinds[kind] for kind in rest)))
-    phases = [phase for phase in PHASES if any(phase in one for one in kinds.values())]
+    phases = [
+        phase for phase in PHASES if any(phase in ns_by_phase for ns_by_phase in kinds.values())
+    ]
     heads = "".join(f"<th>{phase.replace('_', ' ')}</th>" for phase in phases)
     lines = [
         f"<table><tr><th>kind</th>{heads}<th>sum</th><th>of the step</th>"
         '<th class="left">by phase</th></tr>'
     ]
-    longest = max((sum(one.values()) for _, one in shown), default=1.0) or 1.0
+    longest = max((sum(ns_by_phase.values()) for _, ns_by_phase in shown), default=1.0) or 1.0
     for kind, times in [*shown, ("busy", _added(kinds.values()))]:
         total = sum(times.values())
         cells = "".join(
@@ -157,15 +164,15 @@ def _compute(account: Account) -> str:
 
 
 def _added(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    found: dict[str, float] = {}
+    ns_by_phase: dict[str, float] = {}
     for row in rows:
         for phase, ns in row.items():
-            found[phase] = found.get(phase, 0.0) + ns
-    return found
+            ns_by_phase[phase] = ns_by_phase.get(phase, 0.0) + ns
+    return ns_by_phase
 
 
 def _meter(*parts: tuple[float, str]) -> str:
-    """A bar in a table: shares of its width, and their colours."""
+    """Cell of a table with a bar: shares of its width, and their colours."""
     inner = "".join(
         f'<i style="width:{share * 180:.1f}px;background:{colour}"></i>'
         for share, colour in parts
@@ -175,12 +182,12 @@ def _meter(*parts: tuple[float, str]) -> str:
 
 
 def _memory(account: Account) -> list[str]:
-    """The memory of stages over the step: of all, or of some where there are many."""
+    """Section about the memory of stages over the step: of all, or of some where there are many."""
     begin_ns, step_ns = account.begin_ns, account.step_time_ns
     sizes = [sum(row.memory_by_kind.values()) for row in account.stages]
     chosen = _chosen(sizes)
-    courses = [between(account.memory[at], begin_ns, begin_ns + step_ns) for at in chosen]
-    kinds = [kind for kind in KINDS if any(kind in together(one) for one in courses)]
+    courses = [between(account.memory[stage], begin_ns, begin_ns + step_ns) for stage in chosen]
+    kinds = [kind for kind in KINDS if any(kind in together(course) for course in courses)]
     limit = format_bytes(courses[0].limit_bytes)
     scale = height_bytes(max(sizes), max(course.limit_bytes for course in courses))
     above = ", above what is drawn" if courses[0].limit_bytes > scale else ""
@@ -188,9 +195,9 @@ def _memory(account: Account) -> list[str]:
     if len(chosen) < len(sizes):
         note += f" {len(chosen)} of {len(sizes)} stages are drawn, the fullest among them."
     areas = "".join(
-        f"<div><h3>{_title(course, sizes[at])}</h3>"
-        f"{area_svg(course, sizes[at], step_ns, scale)}</div>"
-        for at, course in zip(chosen, courses, strict=True)
+        f"<div><h3>{_title(course, sizes[stage])}</h3>"
+        f"{area_svg(course, sizes[stage], step_ns, scale)}</div>"
+        for stage, course in zip(chosen, courses, strict=True)
     )
     return [
         "<h2>Memory over one step</h2>",
@@ -206,11 +213,11 @@ def _title(course: MemoryCourse, size: int) -> str:
 
 
 def _chosen(sizes: Sequence[int]) -> list[int]:
-    """Stages that are drawn: spread evenly, with the fullest."""
+    """Indices of the stages that are drawn: spread evenly, with the fullest."""
     if len(sizes) <= SHOWN_STAGES:
         return list(range(len(sizes)))
     fullest = max(range(len(sizes)), key=sizes.__getitem__)
-    spread = {at * (len(sizes) - 1) // (SHOWN_STAGES - 1) for at in range(SHOWN_STAGES)}
+    spread = {index * (len(sizes) - 1) // (SHOWN_STAGES - 1) for index in range(SHOWN_STAGES)}
     if fullest not in spread:
-        spread.remove(min(spread - {0, len(sizes) - 1}, key=lambda at: abs(at - fullest)))
+        spread.remove(min(spread - {0, len(sizes) - 1}, key=lambda index: abs(index - fullest)))
     return sorted(spread | {fullest})

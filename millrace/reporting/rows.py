@@ -9,7 +9,7 @@ from millrace.simulator.account import Account, CommunicationRow
 
 
 def report_rows(account: Account) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows by what they are of: `communication`, `compute` and `stages`."""
+    """Rows of a report by what they are of: `communication`, `compute` and `stages`."""
     step_ns = max(account.step_time_ns, 1)
     return {
         "communication": [_communication(row) for row in account.communication],

@@ -13,9 +13,9 @@ from rich.table import Table
 from millrace.units import format_count, format_percent, format_seconds
 
 Row = dict[str, Any]
-# Of a plan's degrees, those above one are shown.
+# Those of a plan's degrees that are above one are shown.
 DEGREES = ("dp", "tp", "pp", "cp", "ep")
-# What a run takes, and what it is called.
+# A run takes these, which are called so in the table.
 SPENT = {
     "goodput_fraction": "goodput",
     "time_s": "time",
@@ -25,12 +25,12 @@ SPENT = {
 
 
 def line_of(row: Row) -> tuple[str, str | None, int]:
-    """What the rows of one line have in common."""
+    """Key that the rows of one line have in common: cluster, network and batch."""
     return row["cluster"], row["network"], row["global_batch"]
 
 
 def line_name(row: Row) -> str:
-    """The same in words."""
+    """Name of a row's line in words."""
     network = f", {row['network']}" if row["network"] else ""
     return f"{row['cluster']}{network}, batch {row['global_batch']}"
 
@@ -38,14 +38,14 @@ def line_name(row: Row) -> str:
 def draw_scaling(rows: Sequence[Row], worth: float, console: Console) -> None:
     """Print a table for every line of a sweep, and what was not planned, with the reason."""
     for _, line in groupby(rows, line_of):
-        found = list(line)
-        console.print(_table(found))
-        for row in found:
+        line_rows = list(line)
+        console.print(_table(line_rows))
+        for row in line_rows:
             if row["reason"] is not None:
                 console.print(
                     f"{row['devices']} devices: {row['reason']}", markup=False, soft_wrap=True
                 )
-        stops = next((row for row in found if row["stops_paying"]), None)
+        stops = next((row for row in line_rows if row["stops_paying"]), None)
         if stops is not None:
             console.print(
                 f"stops paying at {stops['devices']} devices: those added bring "
@@ -62,7 +62,7 @@ def draw_scaling(rows: Sequence[Row], worth: float, console: Console) -> None:
 
 
 def _table(rows: Sequence[Row]) -> Table:
-    """The sizes of one line."""
+    """Table of the sizes of one line."""
     title = f"{rows[0]['model']} on {line_name(rows[0])}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     shown = [name for name in SPENT if any(row[name] is not None for row in rows)]
@@ -90,11 +90,11 @@ def _table(rows: Sequence[Row]) -> Table:
 
 def _plan(row: Row) -> str:
     degrees = [f"{name} {row[name]}" for name in DEGREES if row[name] is None or row[name] > 1]
-    return " ".join(one.replace("None", "mixed") for one in degrees) or "one device"
+    return " ".join(text.replace("None", "mixed") for text in degrees) or "one device"
 
 
 def _binds(row: Row) -> str:
-    """The two largest parts, a line each."""
+    """Shares and names of the two largest parts, a line each."""
     pairs = [(row["binds"], row["binds_fraction"]), (row["next"], row["next_fraction"])]
     return "\n".join(f"{_percent(share)} {name}" for name, share in pairs if name is not None)
 
@@ -137,7 +137,7 @@ def format_usd(dollars: float) -> str:
 
 
 def csv_text(rows: Iterable[Row]) -> str:
-    """Return the rows as CSV, a column for every key but `parts`; empty where there is no value."""
+    """CSV text of the rows, a column for every key but `parts`; empty where there is no value."""
     written = io.StringIO()
     writer: csv.DictWriter[str] | None = None
     for row in rows:

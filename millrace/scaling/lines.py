@@ -23,9 +23,9 @@ def relate(rows: Sequence[dict[str, Any]], worth: float) -> None:
 
     Parameters
     ----------
-    rows
+    rows : sequence of dict
         With `devices` and `goodput_tokens_per_s`, None where there is no plan.
-    worth
+    worth : float
         The least marginal efficiency that pays.
 
     Examples

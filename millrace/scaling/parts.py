@@ -1,4 +1,4 @@
-"""Parts: what a simulated step's time goes to, by the resource that would shorten it.
+"""Parts of a simulated step: where its time goes, by the resource that would shorten it.
 
 The simulator splits the step of the average device in three that add up to it: busy, communication
 that nothing hides, and bubble. Each is split further:
@@ -50,7 +50,7 @@ Parts = dict[str, float]
 
 
 def step_parts(plan: Plan) -> Parts:
-    """Return the fractions of a plan's step by what they go to, the largest first; they sum to 1.
+    """Fractions of a plan's step by what they go to, the largest first; they sum to 1.
 
     Names are `compute`, `memory-bound ops`, `host`, `recomputation`, `bubble`, and collectives with
     their place, such as `all_reduce between nodes`.
@@ -63,35 +63,36 @@ def step_parts(plan: Plan) -> Parts:
     def step_ns(cluster: Cluster) -> int:
         return forecast(replace(plan, cluster=cluster), graph, memory).step_time_ns
 
-    found = forecast(plan, graph, memory)
-    whole = max(found.step_time_ns, 1)
-    exposed = min(found.exposed_communication_ns / whole, 1.0)
-    bubble = min(found.bubble_fraction, 1 - exposed)
+    prediction = forecast(plan, graph, memory)
+    step_time_ns = max(prediction.step_time_ns, 1)
+    exposed = min(prediction.exposed_communication_ns / step_time_ns, 1.0)
+    bubble = min(prediction.bubble_fraction, 1 - exposed)
     actors = _lowered(plan, graph)
     parts = _scaled(_work(actors, plan.cluster), 1 - exposed - bubble)
     moved = _moved(actors, plan.cluster)
     if exposed > 0:
         gains = {
-            at: whole - step_ns(_changed(plan.cluster, FREE_LINKS[at])) for at in _places(moved)
+            place: step_time_ns - step_ns(_changed(plan.cluster, FREE_LINKS[place]))
+            for place in _places(moved)
         }
         parts |= _exposed(moved, gains, exposed)
     if plan.cluster.software.host_ns:
         software = replace(plan.cluster.software, host_ns=0)
-        waited = 1 - step_ns(replace(plan.cluster, software=software)) / whole
+        waited = 1 - step_ns(replace(plan.cluster, software=software)) / step_time_ns
         waited = min(max(waited, 0.0), bubble)
         parts[HOST] = parts.get(HOST, 0.0) + waited
         bubble -= waited
     parts[BUBBLE] = bubble
-    return dict(sorted(((n, v) for n, v in parts.items() if v > 0), key=lambda one: -one[1]))
+    return dict(sorted(((n, v) for n, v in parts.items() if v > 0), key=lambda part: -part[1]))
 
 
 def resources(parts: Mapping[str, float]) -> Parts:
-    """Return the fractions of a step by resource, in the order of `RESOURCES`.
+    """Fractions of a step by resource, in the order of `RESOURCES`.
 
     Examples
     --------
-    >>> found = resources({"compute": 0.9, "send between nodes": 0.1})
-    >>> found["links_between_nodes"], found["bubble"]
+    >>> shares = resources({"compute": 0.9, "send between nodes": 0.1})
+    >>> shares["links_between_nodes"], shares["bubble"]
     (0.1, 0.0)
     """
     return {
@@ -101,7 +102,7 @@ def resources(parts: Mapping[str, float]) -> Parts:
 
 
 def _lowered(plan: Plan, graph: Graph) -> ActorGraph:
-    """Every actor of the plan; in which order they run does not matter here."""
+    """Actors of the plan; in which order they run does not matter here."""
     drafts, table = lowered(plan, graph)
     programs = [
         unordered(draft, f"stage {stage}", stage, table.orders[stage])
@@ -113,16 +114,24 @@ def _lowered(plan: Plan, graph: Graph) -> ActorGraph:
 def _work(actors: ActorGraph, cluster: Cluster) -> Parts:
     """Nanoseconds of all ops, by what they wait for."""
     now = durations(actors, cluster)
-    free = {name: durations(actors, one) for name, one in _free_devices(cluster).items()}
-    found: Parts = {}
-    for at, program in enumerate(actors.programs):
+    free = {
+        name: durations(actors, free_cluster)
+        for name, free_cluster in _free_devices(cluster).items()
+    }
+    ns_by_resource: Parts = {}
+    for program_index, program in enumerate(actors.programs):
         for index, actor in enumerate(program.actors):
             if actor.meeting is not None:
                 continue
-            gains = {name: now[at][index] - rows[at][index] for name, rows in free.items()}
+            gains = {
+                name: now[program_index][index] - rows[program_index][index]
+                for name, rows in free.items()
+            }
             name = _resource(actor, gains)
-            found[name] = found.get(name, 0.0) + now[at][index] * actor.firings
-    return found
+            ns_by_resource[name] = (
+                ns_by_resource.get(name, 0.0) + now[program_index][index] * actor.firings
+            )
+    return ns_by_resource
 
 
 def _resource(actor: Actor, gains: Mapping[str, int]) -> str:
@@ -139,55 +148,59 @@ def _moved(actors: ActorGraph, cluster: Cluster) -> dict[tuple[str, str], float]
     """Nanoseconds of all meetings, by kind and place."""
     times = durations(actors, cluster)
     places: dict[object, str] = {}
-    found: dict[tuple[str, str], float] = {}
-    for at, program in enumerate(actors.programs):
-        for actor, ns in zip(program.actors, times[at], strict=True):
+    ns_by_kind_and_place: dict[tuple[str, str], float] = {}
+    for program_index, program in enumerate(actors.programs):
+        for actor, ns in zip(program.actors, times[program_index], strict=True):
             meeting = actor.meeting
             if meeting is None:
                 continue
-            key = (at, meeting.kind, meeting.axes, meeting.peer, meeting.world)
+            key = (program_index, meeting.kind, meeting.axes, meeting.peer, meeting.world)
             if key not in places:
                 places[key] = _place(actors, program, actor, cluster)
             name = (SENT.get(meeting.kind, meeting.kind), places[key])
-            found[name] = found.get(name, 0.0) + ns * actor.firings
-    return found
+            ns_by_kind_and_place[name] = ns_by_kind_and_place.get(name, 0.0) + ns * actor.firings
+    return ns_by_kind_and_place
 
 
 def _place(actors: ActorGraph, program: Program, actor: Actor, cluster: Cluster) -> str:
-    """Where the group of the program's first rank meets."""
+    """Place where the group of the program's first rank meets: inside nodes, or between them."""
     assert actor.meeting is not None
     members = actors.members(program.ranks[0], actor.meeting)
     return BETWEEN if len(set(nodes_of(tuple(members), frame_of(cluster)).tolist())) > 1 else INSIDE
 
 
 def _places(moved: Mapping[tuple[str, str], float]) -> list[str]:
-    return [at for at in PLACES if any(place == at and ns for (_, place), ns in moved.items())]
+    return [
+        name for name in PLACES if any(place == name and ns for (_, place), ns in moved.items())
+    ]
 
 
 def _exposed(
     moved: Mapping[tuple[str, str], float], gains: Mapping[str, int], exposed: float
 ) -> Parts:
-    """Share exposed communication out, see above."""
+    """Parts of the exposed communication, a fraction of the step, as the module says."""
     by_place: dict[str, Parts] = {}
-    for (kind, at), ns in moved.items():
-        by_place.setdefault(at, {})[f"{kind} {at}"] = ns
-    totals = {at: sum(kinds.values()) for at, kinds in by_place.items()}
-    weights = {at: float(max(gain, 0)) for at, gain in gains.items()}
+    for (kind, place), ns in moved.items():
+        by_place.setdefault(place, {})[f"{kind} {place}"] = ns
+    totals = {place: sum(kinds.values()) for place, kinds in by_place.items()}
+    weights = {place: float(max(gain, 0)) for place, gain in gains.items()}
     if not any(weights.values()):
         weights = totals
-    found: Parts = {}
-    for at, share in _scaled(weights, exposed).items():
-        found |= _scaled(by_place[at], share)
-    return found
+    parts: Parts = {}
+    for place, share in _scaled(weights, exposed).items():
+        parts |= _scaled(by_place[place], share)
+    return parts
 
 
 def _scaled(parts: Mapping[str, float], total: float) -> Parts:
-    whole = sum(parts.values())
-    return {name: part * total / whole for name, part in parts.items()} if whole else {}
+    sum_of_parts = sum(parts.values())
+    return (
+        {name: part * total / sum_of_parts for name, part in parts.items()} if sum_of_parts else {}
+    )
 
 
 def _free_devices(cluster: Cluster) -> dict[str, Cluster]:
-    """The cluster with devices that compute, reach their memory, or are launched, for nothing.
+    """Clusters whose devices compute, reach their memory, or are launched, for nothing.
 
     Ops whose times were measured take as long as before.
     """
@@ -234,7 +247,7 @@ FREE_LINKS = {INSIDE: _free_inside, BETWEEN: _free_between}
 
 
 def _changed(cluster: Cluster, change: Callable[[NodeGroup], NodeGroup]) -> Cluster:
-    """The cluster with every kind of node changed."""
+    """Cluster with every kind of node changed."""
     first, *others = map(change, cluster.groups)
     return replace(
         cluster,

@@ -17,15 +17,15 @@ from millrace.planner.plan import Plan, plan_graph
 from millrace.scaling.lines import WORTH, relate
 from millrace.scaling.parts import RESOURCES, resources, step_parts
 
-# Per device: 2 TB/s that a storage of Meta sustained for 16,384 GPUs ("The Llama 3 Herd of Models",
-# 2024, section 3.3.1).
+# Each device has its share of 2 TB/s, which a storage of Meta sustained for 16,384 GPUs ("The Llama
+# 3 Herd of Models", 2024, section 3.3.1).
 CHECKPOINT_BYTES_PER_S = 2e12 / 16384
 # ByteDance's MegaScale finds and diagnoses a failure within 10 minutes on average (Jiang et al.,
 # "MegaScale: Scaling Large Language Model Training to More Than 10,000 GPUs", 2024, section 6.3).
 RESTART_S = 600.0
 MILLION = 1e6
 
-# What of a plan stands in a row.
+# A row holds these choices of its plan.
 CHOICES = (
     *("dp", "tp", "pp", "cp", "ep", "zero", "sequence_parallel", "micro_batch"),
     *("microbatches", "schedule", "interleave", "recompute", "offload", "gap"),
@@ -46,16 +46,16 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failures:
-    """How often devices fail, and what a failure costs.
+    """Rate of failures of devices, and the cost of one.
 
     Attributes
     ----------
-    mtbf_hours
+    mtbf_hours : float
         Mean time between failures of one device, with its share of host and network.
-    checkpoint_bytes_per_s
-        With which all devices together write a checkpoint; None: `CHECKPOINT_BYTES_PER_S` each.
-    restart_s
-        From a failure to the first step after it.
+    checkpoint_bytes_per_s : float, optional
+        Rate at which all devices together write a checkpoint; None: `CHECKPOINT_BYTES_PER_S` each.
+    restart_s : float
+        Seconds from a failure to the first step after it.
     """
 
     mtbf_hours: float
@@ -65,24 +65,28 @@ class Failures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """What is asked.
+    """Sweep that is asked for: one model on clusters, networks, batches and sizes.
 
     Attributes
     ----------
-    clusters
+    model : ModelSpec
+        The model.
+    clusters : tuple of (str, Cluster)
         Name as asked, and the cluster; its number of nodes is replaced by each of `nodes`.
-    nodes, global_batches
-        Sizes, in nodes, and samples of a step.
-    networks
+    nodes : tuple of int
+        Sizes, in nodes.
+    global_batches : tuple of int
+        Samples of a step.
+    networks : tuple of (str, callable)
         Name as asked → the link of a device of a node of so many devices, in place of the
         cluster's own between nodes; none: its own alone.
-    software
-        Of all clusters.
-    tokens
-        To which time, energy and cost are counted; None: to a million.
-    failures
+    software : Software
+        The framework of all clusters.
+    tokens : float, optional
+        Tokens to which time, energy and cost are counted; None: a million.
+    failures : Failures, optional
         None: nothing fails.
-    worth
+    worth : float
         The least marginal efficiency that pays, see `millrace.scaling.lines`.
     """
 
@@ -121,16 +125,16 @@ class Sweep:
 def sweep(
     asked: Sweep, search: Callable[[Cluster, int], Plan], progress: Progress | None = None
 ) -> list[Row]:
-    """Return a row for every combination: by cluster, then network, then batch, then size.
+    """Rows of every combination: by cluster, then network, then batch, then size.
 
     Parameters
     ----------
-    asked
+    asked : Sweep
         The combinations.
-    search
+    search : callable
         Plans the model for a cluster and a batch, with the simulator's figures.
-    progress
-        Told a line about every question that is put to it.
+    progress : callable, optional
+        Told a line about every question that is put to the search.
 
     Returns
     -------
@@ -144,27 +148,29 @@ def sweep(
     """
     lines = list(_lines(asked))
     total = sum(len(line) for line in lines)
-    known: dict[bytes, Row] = {}
+    answers: dict[bytes, Row] = {}
     faults: list[ClusterError] = []
     rows: list[Row] = []
     for line in lines:
-        found: list[Row] = []
+        line_rows: list[Row] = []
         for row, cluster in line:
             key = _key(cluster, row["global_batch"])
-            if key not in known:
-                known[key] = _answer(asked, row, cluster, search, faults)
+            if key not in answers:
+                answers[key] = _answer(asked, row, cluster, search, faults)
                 if progress is not None:
-                    progress(f"{len(rows) + len(found) + 1} of {total}: {_told(row, known[key])}")
-            found.append(row | known[key])
-        relate(found, asked.worth)
-        rows += found
-    if faults and len(faults) == len(known):
+                    progress(
+                        f"{len(rows) + len(line_rows) + 1} of {total}: {_told(row, answers[key])}"
+                    )
+            line_rows.append(row | answers[key])
+        relate(line_rows, asked.worth)
+        rows += line_rows
+    if faults and len(faults) == len(answers):
         raise faults[0]
     return rows
 
 
 def _lines(asked: Sweep) -> Iterator[list[tuple[Row, Cluster]]]:
-    """Rows as far as they are asked, with their clusters, a line at a time."""
+    """Yield rows as far as they are asked, with their clusters, a line at a time."""
     for name, base in asked.clusters:
         for network, link in asked.networks or ((None, None),):
             joined = base if link is None else _joined(base, link)
@@ -199,7 +205,7 @@ def _joined(base: Cluster, link: Callable[[int], Link]) -> Cluster:
 
 
 def _sized(base: Cluster, nodes: int) -> Cluster:
-    """The cluster with another number of nodes, named after it."""
+    """Cluster with another number of nodes, named after it."""
     if base.others:
         raise ClusterError(
             f"--cluster {base.name}: it has several kinds of device, of which --nodes {nodes} does "
@@ -219,7 +225,7 @@ def _sized(base: Cluster, nodes: int) -> Cluster:
 
 
 def _key(cluster: Cluster, batch: int) -> bytes:
-    """What the answer depends on: neither names, nor a network that joins nothing."""
+    """Key of all that an answer depends on: neither names, nor a network that joins nothing."""
     alone = cluster.inter_node if cluster.nodes > 1 else cluster.intra_node
     bare = msgspec.structs.replace(cluster, name="", inter_node=alone)
     return msgspec.json.encode((bare, batch))
@@ -232,7 +238,7 @@ def _answer(
     search: Callable[[Cluster, int], Plan],
     faults: list[ClusterError],
 ) -> Row:
-    """What is found for a row, or why nothing is."""
+    """Answer to a row's question: the plan's figures, or the reason why there is none."""
     unanswered = dict.fromkeys(ANSWERS)
     software = asked.software
     try:
@@ -243,20 +249,20 @@ def _answer(
         faults.append(error)
         return unanswered | {"reason": str(error)}
     summary = plan_summary(plan)
-    found = {name: summary[name] for name in (*FIGURES, *CHOICES)}
-    found |= _goodput(asked.failures, plan)
-    useful = found.get("goodput_fraction", 1.0)
-    found["goodput_tokens_per_s"] = found["tokens_per_s"] * useful
+    figures = {name: summary[name] for name in (*FIGURES, *CHOICES)}
+    figures |= _goodput(asked.failures, plan)
+    useful = figures.get("goodput_fraction", 1.0)
+    figures["goodput_tokens_per_s"] = figures["tokens_per_s"] * useful
     if useful > 0:
         price = summary["cost_usd_per_mtoken"]
         per_token = {
-            "time_s": 1 / found["tokens_per_s"],
+            "time_s": 1 / figures["tokens_per_s"],
             "energy_j": summary["energy_j_per_token"],
             "cost_usd": None if price is None else price / MILLION,
         }
         for name, spent in per_token.items():
-            found[name] = None if spent is None else spent * row["tokens"] / useful
-    return unanswered | found | _binding(plan) | {"reason": None}
+            figures[name] = None if spent is None else spent * row["tokens"] / useful
+    return unanswered | figures | _binding(plan) | {"reason": None}
 
 
 def _goodput(failures: Failures | None, plan: Plan) -> Row:
@@ -265,7 +271,7 @@ def _goodput(failures: Failures | None, plan: Plan) -> Row:
     from millrace.simulator.failures import goodput
 
     rate = failures.checkpoint_bytes_per_s or CHECKPOINT_BYTES_PER_S * plan.ranks
-    found = goodput(
+    estimate = goodput(
         plan.figures["step_time_s"],
         plan.ranks,
         failures.mtbf_hours,
@@ -273,7 +279,7 @@ def _goodput(failures: Failures | None, plan: Plan) -> Row:
         rate,
         failures.restart_s,
     )
-    return {"goodput_fraction": found.fraction, "checkpoint_interval_s": found.interval_s}
+    return {"goodput_fraction": estimate.fraction, "checkpoint_interval_s": estimate.interval_s}
 
 
 def checkpoint_bytes(plan: Plan) -> int:
@@ -284,7 +290,7 @@ def checkpoint_bytes(plan: Plan) -> int:
 
 
 def _binding(plan: Plan) -> Row:
-    """Which resource takes most of the step, which is next, and all of them."""
+    """Resource that takes most of the step, the next one, and the shares of all."""
     parts = step_parts(plan)
     shares = resources(parts)
     first, then = sorted(shares, key=lambda name: -shares[name])[:2]
@@ -299,13 +305,13 @@ def _binding(plan: Plan) -> Row:
 
 
 def _named(resource: str, parts: dict[str, float]) -> str:
-    """The largest part of a resource; `all_reduce between nodes` of the links between nodes."""
+    """Name of a resource's largest part; `all_reduce between nodes` of the links between nodes."""
     return next(name for name in parts if name.endswith(RESOURCES[resource]))
 
 
-def _told(row: Row, found: Row) -> str:
+def _told(row: Row, point_row: Row) -> str:
     network = f", {row['network']}" if row["network"] else ""
     where = f"{row['devices']} devices of {row['cluster']}{network}, batch {row['global_batch']}"
-    if found["reason"] is not None:
+    if point_row["reason"] is not None:
         return f"{where}: no plan"
-    return f"{where}: {found['tokens_per_s']:,.0f} {row['unit']}s/s"
+    return f"{where}: {point_row['tokens_per_s']:,.0f} {row['unit']}s/s"

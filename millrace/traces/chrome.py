@@ -13,7 +13,7 @@ from millrace.planner.collectives import COLLECTIVES
 
 
 def chrome_trace(trace: Trace, counters: Iterable[dict[str, Any]] = ()) -> dict[str, Any]:
-    """Return the trace as a Chrome trace document; counter events are put behind its own."""
+    """Document of a trace in Chrome's form; counter events are put behind its own."""
     events: list[dict[str, Any]] = []
     tracks: dict[tuple[int, str], int] = {}
     for lane in trace.lanes:
@@ -54,5 +54,5 @@ def chrome_trace(trace: Trace, counters: Iterable[dict[str, Any]] = ()) -> dict[
 
 
 def _named(what: str, process: int, track: int, arguments: dict[str, Any]) -> dict[str, Any]:
-    """One metadata event."""
+    """Metadata event that names or orders a process or a thread."""
     return {"ph": "M", "name": what, "pid": process, "tid": track, "args": arguments}

@@ -6,8 +6,8 @@ from millrace.compare import step_of, step_time_ns, traced_steps
 from millrace.planner.actors.trace import Trace
 from millrace.planner.collectives import COLLECTIVES
 
-# What a bar shows, in the order of the legend, and its colour (Okabe and Ito's palette, 2008,
-# which stays apart for readers with colour blindness).
+# The colour of each kind of bar, in the order of the legend (Okabe and Ito's palette, 2008, which
+# stays apart for readers with colour blindness).
 COLOURS = {
     "begin": "#999999",
     "forward": "#0072B2",
@@ -48,17 +48,19 @@ class Timeline(NamedTuple):
 
 
 def timeline(trace: Trace) -> Timeline:
-    """Return the bars of the step whose time lies nearest to the trace's median step.
+    """Bars of the step whose time lies nearest to the trace's median step.
 
     Of a run on GPUs it is one of those that have spans. A rank's compute queue comes first, its
     communication queues follow; queues without a bar in the step are left out.
     """
     times = trace.step_times_ns()
     middle = step_time_ns(trace)
-    step = min(traced_steps(trace), key=lambda at: (abs(times[at] - middle), at))
+    step = min(
+        traced_steps(trace), key=lambda step_index: (abs(times[step_index] - middle), step_index)
+    )
     origin = max(ends[step - 1] for ends in trace.step_end_ns) if step else 0
     lanes = {lane.rank: lane for lane in trace.lanes}
-    found: dict[Row, list[tuple[int, int, str, str]]] = {}
+    bars_by_row: dict[Row, list[tuple[int, int, str, str]]] = {}
     for span in trace.spans:
         lane = lanes[span.rank]
         if step_of(span, lane) != step:
@@ -67,7 +69,9 @@ def timeline(trace: Trace) -> Timeline:
         what = "communication" if kind in COLLECTIVES else lane.phases[span.actor]
         row = Row(lane.rank, lane.stage, lane.queues[span.actor])
         bar = (span.start_ns - origin, span.end_ns - origin, what, lane.actors[span.actor])
-        found.setdefault(row, []).append(bar)
-    rows = tuple(sorted(found, key=lambda row: (row.rank, row.queue != "compute", row.queue)))
-    bars = tuple(Bar(at, *bar) for at, row in enumerate(rows) for bar in sorted(found[row]))
+        bars_by_row.setdefault(row, []).append(bar)
+    rows = tuple(sorted(bars_by_row, key=lambda row: (row.rank, row.queue != "compute", row.queue)))
+    bars = tuple(
+        Bar(position, *bar) for position, row in enumerate(rows) for bar in sorted(bars_by_row[row])
+    )
     return Timeline(trace.source, step, times[step], rows, bars)

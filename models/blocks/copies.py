@@ -1,4 +1,4 @@
-"""Which repetitions of a stream are repeated blocks, and where in the period a block begins.
+"""Repeated blocks: which repetitions of a stream are such, and where a block begins.
 
 A repetition of equal ops is a row of equal blocks only where the blocks are wired alike: an op
 reads either the same place of its own block in every copy, or from outside its block in every copy.
@@ -33,93 +33,102 @@ class Copies(NamedTuple):
 def find_copies(stream: Stream) -> list[Copies]:
     """Return the repeated pieces of a stream in order; those that cover most are taken first."""
     candidates = _without_long_turns(repetitions(stream.word))
-    found: list[Copies] = []
+    copies: list[Copies] = []
     pending = [(0, len(stream.word))]
     while pending:
         low, high = pending.pop()
         best = _best(stream, candidates, low, high)
         if best is not None:
-            found.append(best)
+            copies.append(best)
             pending += [(low, best.start), (best.stop, high)]
-    return sorted(found)
+    return sorted(copies)
 
 
-def _without_long_turns(found: Iterable[Repetition]) -> list[Repetition]:
+def _without_long_turns(candidates: Iterable[Repetition]) -> list[Repetition]:
     """Leave out the many multiples of the period of one stretch."""
     smallest: dict[tuple[int, int], int] = {}
-    for start, stop, period in found:
-        known = smallest.get((start, stop), period)
-        smallest[start, stop] = min(known, period)
-    return [one for one in found if one.period <= TURNS_MAX * smallest[one.start, one.stop]]
+    for start, stop, period in candidates:
+        shortest = smallest.get((start, stop), period)
+        smallest[start, stop] = min(shortest, period)
+    return [
+        repetition
+        for repetition in candidates
+        if repetition.period <= TURNS_MAX * smallest[repetition.start, repetition.stop]
+    ]
 
 
 def _best(stream: Stream, candidates: Sequence[Repetition], low: int, high: int) -> Copies | None:
-    """The copies between two positions that cover most; of equal ones the shortest period."""
+    """Copies between two positions that cover most; of equal ones those of the shortest period."""
     clipped = [
         Repetition(max(start, low), min(stop, high), period)
         for start, stop, period in candidates
         if min(stop, high) - max(start, low) >= 2 * period
     ]
-    clipped.sort(key=lambda one: (-_covered(one), one.period))
+    clipped.sort(key=lambda repetition: (-_covered(repetition), repetition.period))
     best: Copies | None = None
-    for one in clipped:
+    for repetition in clipped:
         covered = 0 if best is None else best.period * best.times
-        if covered >= _covered(one):
+        if covered >= _covered(repetition):
             break
-        made = _cut_best(stream, one)
+        copies = _cut_best(stream, repetition)
         # A longer period has to be worth it: a block more, not the rest of one.
-        if made and (not covered or made.period * made.times >= covered + made.period):
-            best = made
+        if copies and (not covered or copies.period * copies.times >= covered + copies.period):
+            best = copies
     return best
 
 
-def _covered(one: Repetition) -> int:
-    return (one.stop - one.start) // one.period * one.period
+def _covered(repetition: Repetition) -> int:
+    return (repetition.stop - repetition.start) // repetition.period * repetition.period
 
 
-def _cut_best(stream: Stream, one: Repetition) -> Copies | None:
-    """The best way to cut one repetition into blocks that are trained, if there is any."""
-    if not any(stream.trains[one.start : one.start + one.period]):
+def _cut_best(stream: Stream, repetition: Repetition) -> Copies | None:
+    """Best way to cut one repetition into blocks that are trained, if there is any."""
+    if not any(stream.trains[repetition.start : repetition.start + repetition.period]):
         return None
-    obstacles = _obstacles(stream, one)
-    ways = [_longest(one, obstacles, one.start + shift) for shift in range(one.period)]
+    obstacles = _obstacles(stream, repetition)
+    ways = [
+        _longest(repetition, obstacles, repetition.start + shift)
+        for shift in range(repetition.period)
+    ]
     most = max(way.times for way in ways)
-    crossing = _crossing(stream, one)
+    crossing = _crossing(stream, repetition)
 
     def cost(way: Copies) -> tuple[int, int, int, int]:
         middle = way.start + way.times // 2 * way.period
-        return *crossing[middle - one.start], -way.times, -way.start
+        return *crossing[middle - repetition.start], -way.times, -way.start
 
     # One block less is a fair price for a better place to cut.
     worthy = [way for way in ways if way.times >= max(2, most - 1)]
     return next((way for way in sorted(worthy, key=cost) if _is_chain(stream, way)), None)
 
 
-def _obstacles(stream: Stream, one: Repetition) -> list[tuple[int, int, int]]:
+def _obstacles(stream: Stream, repetition: Repetition) -> list[tuple[int, int, int]]:
     """Triples (position, low, high): no block that holds the position may begin in (low, high].
 
     Otherwise this op, or its like a period further on, reads from its own block where the other
     does not, or is read outside its block where the other is not.
     """
-    found: list[tuple[int, int, int]] = []
-    period = one.period
-    for position in range(one.start, one.stop - period):
+    obstacles: list[tuple[int, int, int]] = []
+    period = repetition.period
+    for position in range(repetition.start, repetition.stop - period):
         here, there = stream.reads[position], stream.reads[position + period]
         for first, second in zip(here, there, strict=True):
             high = max(first, second - period)
             if second - first != period and position - high < period:
-                found.append((position, NEVER, high))
+                obstacles.append((position, NEVER, high))
         here, there = stream.lasts[position], stream.lasts[position + period]
         for first, second in zip(here, there, strict=True):
             low, high = sorted((first - period, second - 2 * period))
             if low != high and high > position - period:
-                found.append((position, low, high))
-    return found
+                obstacles.append((position, low, high))
+    return obstacles
 
 
-def _longest(one: Repetition, obstacles: Sequence[tuple[int, int, int]], begin: int) -> Copies:
-    """The longest row of equal blocks of which one would begin at `begin`."""
-    period = one.period
+def _longest(
+    repetition: Repetition, obstacles: Sequence[tuple[int, int, int]], begin: int
+) -> Copies:
+    """Longest row of equal blocks of which one would begin at `begin`."""
+    period = repetition.period
     broken = [
         position
         for position, low, high in obstacles
@@ -127,8 +136,8 @@ def _longest(one: Repetition, obstacles: Sequence[tuple[int, int, int]], begin: 
     ]
     best = Copies(begin, period, 0)
     for after, before in zip(
-        [one.start, *(position + 1 for position in broken)],
-        [*(position + period for position in broken), one.stop],
+        [repetition.start, *(position + 1 for position in broken)],
+        [*(position + period for position in broken), repetition.stop],
         strict=True,
     ):
         start = after + (begin - after) % period
@@ -137,26 +146,26 @@ def _longest(one: Repetition, obstacles: Sequence[tuple[int, int, int]], begin: 
     return best
 
 
-def _crossing(stream: Stream, one: Repetition) -> list[tuple[int, int]]:
-    """Per position of a repetition: bytes and number of tensors that a cut there would cross.
+def _crossing(stream: Stream, repetition: Repetition) -> list[tuple[int, int]]:
+    """Bytes and number of tensors that a cut would cross, per position of a repetition.
 
     What lives for a period or more crosses some border wherever the cuts are, and is left out.
     """
-    size = one.stop - one.start + 1
+    size = repetition.stop - repetition.start + 1
     count, total = [0] * size, [0] * size
     for first, last, size_bytes in stream.spans:
-        if last - first >= one.period or first < one.start or last >= one.stop:
+        if last - first >= repetition.period or first < repetition.start or last >= repetition.stop:
             continue
         for place, sign in ((first + 1, 1), (last + 1, -1)):
-            total[place - one.start] += sign * size_bytes
-            count[place - one.start] += sign
+            total[place - repetition.start] += sign * size_bytes
+            count[place - repetition.start] += sign
     return list(zip(accumulate(total), accumulate(count), strict=True))
 
 
 def _is_chain(stream: Stream, way: Copies) -> bool:
-    """Whether every block reads the one before it."""
+    """True if every block reads the one before it."""
     return any(
-        way.start <= made < way.start + way.period
+        way.start <= producer < way.start + way.period
         for position in range(way.start + way.period, way.start + 2 * way.period)
-        for made in stream.producers[position]
+        for producer in stream.producers[position]
     )

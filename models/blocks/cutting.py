@@ -1,4 +1,4 @@
-"""Cuts a forward graph into blocks by structure.
+"""Cutting of a forward graph into blocks, by structure.
 
 The ops that work on data are lined up (`stream.py`); rows of equal pieces among them become blocks
 of one template (`copies.py`), what lies before, between and after becomes blocks of its own. What
@@ -54,7 +54,7 @@ def with_blocks(graph: Graph) -> Graph:
 
 
 def cut(graph: Graph) -> Cut:
-    """Do as `with_blocks` and say what became of the tensors' names."""
+    """Cut a graph as `with_blocks` does, and keep the new name of every tensor."""
     for op in graph.validate().ops:
         if not op.phase.is_forward:
             raise ModelError(
@@ -66,20 +66,26 @@ def cut(graph: Graph) -> Cut:
     copies = find_copies(stream)
     pieces = _pieces(len(stream.word), copies)
     homes = _homes(stream, pieces, {piece for row in copies for piece in _starts(row)})
-    found = members(wiring, homes, len(pieces))
-    blocks, templates = _named(found)
+    block_members = members(wiring, homes, len(pieces))
+    blocks, templates = _named(block_members)
     inner: dict[str, list[str]] = {}
     for template in dict.fromkeys(templates):
-        equal = [one for one, other in zip(found, templates, strict=True) if other == template]
-        inner[template] = inner_names([[wiring.ops[n] for n in one.order] for one in equal])
+        equal = [
+            member
+            for member, other in zip(block_members, templates, strict=True)
+            if other == template
+        ]
+        inner[template] = inner_names([[wiring.ops[n] for n in member.order] for member in equal])
     names = {
         wiring.ops[number].name: f"{block}.{name}"
-        for one, block, template in zip(found, blocks, templates, strict=True)
-        for number, name in zip(one.order, inner[template], strict=True)
+        for member, block, template in zip(block_members, blocks, templates, strict=True)
+        for number, name in zip(member.order, inner[template], strict=True)
     }
     homes_by_name = {op.name: blocks[home] for op, home in zip(wiring.ops, homes, strict=True)}
-    made, tensors = renamed(graph, names, homes_by_name, dict(zip(blocks, templates, strict=True)))
-    return Cut(made, tensors)
+    renamed_graph, tensors = renamed(
+        graph, names, homes_by_name, dict(zip(blocks, templates, strict=True))
+    )
+    return Cut(renamed_graph, tensors)
 
 
 def _starts(row: Copies) -> range:
@@ -87,7 +93,7 @@ def _starts(row: Copies) -> range:
 
 
 def _pieces(size: int, copies: Sequence[Copies]) -> list[int]:
-    """Where the pieces of the stream begin; one piece where there is nothing to cut."""
+    """Starts of the pieces of the stream; one piece where there is nothing to cut."""
     borders = {0}
     for row in copies:
         borders.update(_starts(row))
@@ -96,7 +102,7 @@ def _pieces(size: int, copies: Sequence[Copies]) -> list[int]:
 
 
 def _homes(stream: Stream, pieces: Sequence[int], repeated: set[int]) -> list[int]:
-    """Per op the number of its piece."""
+    """Number of the piece that each op goes to."""
     homes = [-1] * len(stream.wiring.ops)
     ends = [*pieces[1:], len(stream.numbers)]
     for piece, (start, stop) in enumerate(zip(pieces, ends, strict=True)):
@@ -113,36 +119,36 @@ def _homes(stream: Stream, pieces: Sequence[int], repeated: set[int]) -> list[in
 
 
 def _home(readers: set[int], repeated: Sequence[bool]) -> int:
-    """The piece of what is carried: its first reader's, or of several equal ones the one before."""
+    """Piece of a carried op: its first reader's, or of several equal ones the one before."""
     first = min(readers, default=0)
     if len(readers) > 1 and repeated[first]:
         return max((piece for piece in range(first) if not repeated[piece]), default=first)
     return first
 
 
-def _named(found: Sequence[Member]) -> tuple[list[str], list[str]]:
+def _named(block_members: Sequence[Member]) -> tuple[list[str], list[str]]:
     """Names of the blocks and of their templates."""
     times: dict[object, int] = {}
-    for one in found:
-        times[one.structure] = times.get(one.structure, 0) + 1
+    for member in block_members:
+        times[member.structure] = times.get(member.structure, 0) + 1
     rows = [structure for structure, count in times.items() if count > 1]
     titles = {
         structure: "layer" if len(rows) == 1 else f"layer{row}"
         for row, structure in enumerate(rows, 1)
     }
-    places = [index for index, one in enumerate(found) if one.structure in titles]
+    places = [index for index, member in enumerate(block_members) if member.structure in titles]
     blocks: list[str] = []
     templates: list[str] = []
     counts: dict[str, int] = {}
-    for index, one in enumerate(found):
-        if one.structure in titles:
-            title = titles[one.structure]
+    for index, member in enumerate(block_members):
+        if member.structure in titles:
+            title = titles[member.structure]
             blocks.append(f"{title}.{counts.get(title, 0)}")
         else:
             title = _place(index, places)
             blocks.append(f"{title}{counts[title] + 1}" if title in counts else title)
         counts[title] = counts.get(title, 0) + 1
-        templates.append(title if one.structure in titles else blocks[-1])
+        templates.append(title if member.structure in titles else blocks[-1])
     return blocks, templates
 
 

@@ -24,10 +24,12 @@ def inner_names(copies: Sequence[Sequence[Op]]) -> list[str]:
         `4.attn.query`: `attn.query`), or, where that does not tell all ops and outputs apart, kind
         and place (`matmul.7`) for all.
     """
-    found = [_common_end([_old(op) for op in alike]) for alike in zip(*copies, strict=True)]
-    taken = [one for op, name in zip(copies[0], found, strict=True) for one in outputs_of(op, name)]
-    if all(found) and len(set(taken)) == len(taken):
-        return found
+    names = [_common_end([_old(op) for op in alike]) for alike in zip(*copies, strict=True)]
+    taken = [
+        output for op, name in zip(copies[0], names, strict=True) for output in outputs_of(op, name)
+    ]
+    if all(names) and len(set(taken)) == len(taken):
+        return names
     return [f"{op.kind}.{place}" for place, op in enumerate(copies[0])]
 
 
@@ -97,11 +99,11 @@ def renamed(
         )
         for op in graph.ops
     )
-    made = msgspec.structs.replace(
+    renamed_graph = msgspec.structs.replace(
         graph,
         ops=ops,
         tensors=tuple(msgspec.structs.replace(t, name=tensors[t.name]) for t in graph.tensors),
         blocks=tuple(templates),
         templates=dict(templates),
     )
-    return made.validate(), tensors
+    return renamed_graph.validate(), tensors

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class Repetition(NamedTuple):
-    """`word[start:stop]` has this period at least twice and cannot be extended."""
+    """Stretch `word[start:stop]` that has this period at least twice and cannot be extended."""
 
     start: int
     stop: int
@@ -34,16 +34,16 @@ def repetitions(word: Sequence[int]) -> list[Repetition]:
     >>> repetitions([7, 1, 2, 1, 2, 1, 8])
     [Repetition(start=1, stop=6, period=2)]
     """
-    found: set[Repetition] = set()
+    candidates: set[Repetition] = set()
     pending = [(0, len(word))]
     while pending:
         low, high = pending.pop()
         if high - low < 2:
             continue
         middle = (low + high) // 2
-        found.update(_across(word, low, middle, high))
+        candidates.update(_across(word, low, middle, high))
         pending += [(low, middle), (middle, high)]
-    return sorted(one for one in found if _is_maximal(word, one))
+    return sorted(candidate for candidate in candidates if _is_maximal(word, candidate))
 
 
 def _across(word: Sequence[int], low: int, middle: int, high: int) -> list[Repetition]:
@@ -53,24 +53,24 @@ def _across(word: Sequence[int], low: int, middle: int, high: int) -> list[Repet
     behind = z_array([*left[::-1], -1, *right[::-1], *left[::-1]])
     back = z_array(left[::-1])
     after = z_array([*right, -1, *left, *right])
-    found = []
+    crossing = []
     for period in range(1, len(right) + 1):
         # Item j equals item j + period from `before` items left of the middle on.
         prefix = ahead[period] if period < len(right) else 0
         before = behind[len(left) + 1 + len(right) - period]
         if before + prefix >= period:
-            found.append(Repetition(middle - before, middle + prefix + period, period))
+            crossing.append(Repetition(middle - before, middle + prefix + period, period))
     for period in range(1, len(left) + 1):
         # Item j equals item j - period up to `prefix` items right of the middle.
         prefix = after[len(right) + 1 + len(left) - period]
         before = back[period] if period < len(left) else 0
         if before + prefix >= period:
-            found.append(Repetition(middle - period - before, middle + prefix, period))
-    return found
+            crossing.append(Repetition(middle - period - before, middle + prefix, period))
+    return crossing
 
 
-def _is_maximal(word: Sequence[int], one: Repetition) -> bool:
-    start, stop, period = one
+def _is_maximal(word: Sequence[int], repetition: Repetition) -> bool:
+    start, stop, period = repetition
     if start > 0 and word[start - 1] == word[start - 1 + period]:
         return False
     return stop == len(word) or word[stop] != word[stop - period]

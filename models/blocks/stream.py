@@ -26,8 +26,8 @@ class Stream:
     producers : tuple
         Position to the positions of the ops in the stream that it reads.
     reads : tuple
-        The same for every input: what it reads, or for something carried that others read as well,
-        its reader before this one (or NEVER).
+        Position to the position that each input reads, or, for something carried that others read
+        as well, that of its reader before this one (or NEVER).
     lasts : tuple
         Position to the last reader (or NEVER) of every output.
     trains : tuple of bool
@@ -53,7 +53,7 @@ def stream_of(graph: Graph, wiring: Wiring) -> Stream:
     shared = _shared(wiring, positions)
     trees = _carried_trees(wiring)
     tensors = graph.tensors_by_name
-    known: dict[Hashable, int] = {}
+    numbers_by_token: dict[Hashable, int] = {}
     word: list[int] = []
     producers: list[tuple[int, ...]] = []
     reads: list[tuple[int, ...]] = []
@@ -61,21 +61,21 @@ def stream_of(graph: Graph, wiring: Wiring) -> Stream:
     first: dict[tuple[int, int], int] = {}
     for position, number in enumerate(numbers):
         token: list[Hashable] = [wiring.likeness[number]]
-        made_at: list[int] = []
+        producer_positions: list[int] = []
         before: list[int] = []
-        for made in wiring.inputs[number]:
-            if wiring.carried[made[0]]:
-                token.append((trees[made[0]], made[1], made[0] in shared))
-                before.append(last.get(made, NEVER))
-                first.setdefault(made, position)
+        for source in wiring.inputs[number]:
+            if wiring.carried[source[0]]:
+                token.append((trees[source[0]], source[1], source[0] in shared))
+                before.append(last.get(source, NEVER))
+                first.setdefault(source, position)
             else:
-                token.append(wiring.seen(made))
-                made_at.append(positions[made[0]])
-                before.append(made_at[-1])
-                first.setdefault(made, made_at[-1])
+                token.append(wiring.seen(source))
+                producer_positions.append(positions[source[0]])
+                before.append(producer_positions[-1])
+                first.setdefault(source, producer_positions[-1])
         last.update(dict.fromkeys(wiring.inputs[number], position))
-        word.append(known.setdefault(tuple(token), len(known)))
-        producers.append(tuple(made_at))
+        word.append(numbers_by_token.setdefault(tuple(token), len(numbers_by_token)))
+        producers.append(tuple(producer_positions))
         reads.append(tuple(before))
     return Stream(
         wiring=wiring,
@@ -90,25 +90,30 @@ def stream_of(graph: Graph, wiring: Wiring) -> Stream:
             for number in numbers
         ),
         trains=tuple(
-            any(wiring.carried[made] and wiring.trained[made] for made, _ in wiring.inputs[number])
+            any(
+                wiring.carried[source] and wiring.trained[source]
+                for source, _ in wiring.inputs[number]
+            )
             for number in numbers
         ),
         spans=tuple(
-            (first[made], stop, tensors[wiring.ops[made[0]].outputs[made[1]]].size_bytes)
-            for made, stop in last.items()
-            if first[made] < stop
+            (first[source], stop, tensors[wiring.ops[source[0]].outputs[source[1]]].size_bytes)
+            for source, stop in last.items()
+            if first[source] < stop
         ),
     )
 
 
 def _carried_trees(wiring: Wiring) -> dict[int, int]:
     """Number per carried op, equal where everything that it is made of is equal."""
-    known: dict[Hashable, int] = {}
+    numbers_by_tree: dict[Hashable, int] = {}
     trees: dict[int, int] = {}
     for number, carried in enumerate(wiring.carried):
         if carried:
-            made = tuple((trees[source], output) for source, output in wiring.inputs[number])
-            trees[number] = known.setdefault((wiring.likeness[number], made), len(known))
+            inputs = tuple((trees[source], output) for source, output in wiring.inputs[number])
+            trees[number] = numbers_by_tree.setdefault(
+                (wiring.likeness[number], inputs), len(numbers_by_tree)
+            )
     return trees
 
 

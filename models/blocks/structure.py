@@ -1,4 +1,4 @@
-"""What is equal about two ops or two blocks, whatever they are called.
+"""Equality of ops and of blocks in structure, whatever they are called.
 
 A *carried* op is one that works on no data: variables, constants and what is made of them alone,
 and the inputs of data themselves. It goes where it is read. All other ops make up the stream.
@@ -42,17 +42,17 @@ class Wiring:
     data: tuple[bool, ...]
     carried: tuple[bool, ...]
 
-    def seen(self, made: tuple[int, int]) -> tuple[Hashable, ...]:
-        """What a reader in another block knows of an op's output."""
-        number, output = made
+    def seen(self, source: tuple[int, int]) -> tuple[Hashable, ...]:
+        """Facts that a reader in another block sees of an op's output."""
+        number, output = source
         return *self.outputs[number][output], self.trained[number], self.data[number]
 
 
 def wiring_of(graph: Graph) -> Wiring:
     """Number the forward part of a valid graph."""
     tensors = graph.tensors_by_name
-    made: dict[str, tuple[int, int]] = {}
-    known: dict[Hashable, int] = {}
+    sources_by_name: dict[str, tuple[int, int]] = {}
+    numbers_by_facts: dict[Hashable, int] = {}
     ops: list[Op] = []
     inputs: list[tuple[tuple[int, int], ...]] = []
     outputs: list[tuple[tuple[Hashable, ...], ...]] = []
@@ -62,10 +62,12 @@ def wiring_of(graph: Graph) -> Wiring:
     for op in graph.ops:
         if not op.phase.is_forward or op.block == GLOBAL_BLOCK:
             continue
-        sources = tuple(made[name] for name in op.inputs)
-        made.update((name, (len(ops), output)) for output, name in enumerate(op.outputs))
+        sources = tuple(sources_by_name[name] for name in op.inputs)
+        sources_by_name.update((name, (len(ops), output)) for output, name in enumerate(op.outputs))
         outputs.append(tuple(facts_of_tensor(tensors[name]) for name in op.outputs))
-        likeness.append(known.setdefault((*facts_of_op(op), outputs[-1]), len(known)))
+        likeness.append(
+            numbers_by_facts.setdefault((*facts_of_op(op), outputs[-1]), len(numbers_by_facts))
+        )
         # What is counted or chosen (int32) has no slope.
         read = zip(sources, op.inputs, strict=True)
         sloped = [number for (number, _), name in read if "int" not in tensors[name].dtype]
@@ -92,7 +94,7 @@ def facts_of_tensor(tensor: Tensor) -> tuple[Hashable, ...]:
 
 
 def facts_of_op(op: Op) -> tuple[Hashable, ...]:
-    """What an op does, whatever it is called and reads."""
+    """Everything about an op but its name and tensors: kind, labels, phase, attributes."""
     attributes = tuple(x for x in sorted(op.attributes.items()) if x[0] not in NAMING_ATTRIBUTES)
     return op.kind, op.labels, op.phase, attributes
 
@@ -114,7 +116,7 @@ def members(wiring: Wiring, homes: Sequence[int], count: int) -> tuple[Member, .
     homes : sequence of int
         Per op the number of its block.
     count : int
-        How many blocks there are.
+        Number of blocks.
 
     Returns
     -------
@@ -127,20 +129,20 @@ def members(wiring: Wiring, homes: Sequence[int], count: int) -> tuple[Member, .
     for number, home in enumerate(homes):
         inside[home].append(number)
     leaving = {
-        made
+        source
         for number, home in enumerate(homes)
-        for made in wiring.inputs[number]
-        if homes[made[0]] != home
+        for source in wiring.inputs[number]
+        if homes[source[0]] != home
     }
-    found = []
+    blocks = []
     for numbers in inside:
         order = _order(wiring, numbers)
-        found.append(Member(order=order, structure=_structure(wiring, order, leaving)))
-    return tuple(found)
+        blocks.append(Member(order=order, structure=_structure(wiring, order, leaving)))
+    return tuple(blocks)
 
 
 def _order(wiring: Wiring, numbers: Sequence[int]) -> tuple[int, ...]:
-    """The stream in its order, every carried op right before its first reader, idle ones last."""
+    """Ops of the stream in order, each carried op right before its first reader, idle ones last."""
     inside = set(numbers)
     placed: dict[int, None] = {}
     stream = [number for number in numbers if not wiring.carried[number]]
@@ -149,9 +151,9 @@ def _order(wiring: Wiring, numbers: Sequence[int]) -> tuple[int, ...]:
         while pending:
             number = pending[-1]
             waiting = [
-                made
-                for made, _ in wiring.inputs[number]
-                if made in inside and made not in placed and made != number
+                producer
+                for producer, _ in wiring.inputs[number]
+                if producer in inside and producer not in placed and producer != number
             ]
             if waiting:
                 pending.extend(reversed(waiting))
@@ -168,12 +170,12 @@ def _structure(
     facts: list[Hashable] = []
     for number in order:
         reads: list[Hashable] = []
-        for made in wiring.inputs[number]:
-            if made[0] in places:
-                reads.append((places[made[0]], made[1]))
+        for source in wiring.inputs[number]:
+            if source[0] in places:
+                reads.append((places[source[0]], source[1]))
             else:
-                entry = outside.setdefault(made, len(outside))
-                reads.append(("outside", entry, *wiring.seen(made)))
+                entry = outside.setdefault(source, len(outside))
+                reads.append(("outside", entry, *wiring.seen(source)))
         outputs = range(len(wiring.ops[number].outputs))
         read_outside = tuple((number, output) in leaving for output in outputs)
         facts.append((wiring.likeness[number], tuple(reads), read_outside))

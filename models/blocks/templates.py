@@ -1,4 +1,4 @@
-"""Ties the blocks of a graph that are equal in structure, whatever they are called."""
+"""Templates of blocks: those equal in structure share one, whatever they are called."""
 
 from collections.abc import Hashable
 
@@ -37,10 +37,10 @@ def same_templates(graph: Graph) -> Graph:
     wiring = wiring_of(graph)
     places = {block: place for place, block in enumerate(graph.blocks)}
     homes = [places[op.block] for op in wiring.ops]
-    found = members(wiring, homes, len(places))
+    block_members = members(wiring, homes, len(places))
     classes: dict[object, list[int]] = {}
-    for place, one in enumerate(found):
-        classes.setdefault(one.structure, []).append(place)
+    for place, member in enumerate(block_members):
+        classes.setdefault(member.structure, []).append(place)
     templates: dict[str, str] = {}
     names: dict[str, str] = {}
     for alike in classes.values():
@@ -49,7 +49,7 @@ def same_templates(graph: Graph) -> Graph:
         if title in templates.values():
             title = first  # two templates in one: the blocks were not equal after all
         templates.update({graph.blocks[place]: title for place in alike})
-        copies = [[wiring.ops[number] for number in found[place].order] for place in alike]
+        copies = [[wiring.ops[number] for number in block_members[place].order] for place in alike]
         if any(_inner(copy) != _inner(copies[0]) for copy in copies):
             for copy in copies:
                 chosen = zip(copy, inner_names(copies), strict=True)
@@ -89,9 +89,9 @@ def unlike_parted(graph: Graph) -> Graph:
                 else facts_of_tensor(tensors[name])
                 for name in op.inputs
             )
-            made = tuple(facts_of_tensor(tensors[name]) for name in op.outputs)
+            outputs = tuple(facts_of_tensor(tensors[name]) for name in op.outputs)
             inner = op.name.removeprefix(op.block)
-            facts[op.block].add((inner, facts_of_op(op), read, made))
+            facts[op.block].add((inner, facts_of_op(op), read, outputs))
     templates: dict[str, str] = {}
     firsts: dict[str, list[str]] = {}  # by template as it was
     for block in graph.blocks:

@@ -6,7 +6,7 @@ from millrace.models.labels import parse, write
 
 
 def layer_norm(tape: Tape, op: Op, dy: str) -> Gradients:
-    """Two ops: the input's gradient needs rows whole, the weights' gradients do not."""
+    """Gradients of `layer_norm`: one op for the input, which needs whole rows, one for weights."""
     expression = parse(op.labels)
     (x, gamma, beta), (_, mean, rstd) = expression.inputs, expression.outputs
     _, mean_name, rstd_name = op.outputs
@@ -18,7 +18,7 @@ def layer_norm(tape: Tape, op: Op, dy: str) -> Gradients:
     if not (tape.wants(op.inputs[1]) or tape.wants(op.inputs[2])):
         return dx, None, None
     labels = write((x, x, mean, rstd), (gamma, beta))
-    made = tape.emit(
+    weight_gradients = tape.emit(
         op,
         1,
         "layer_norm_grad_weight",
@@ -26,11 +26,11 @@ def layer_norm(tape: Tape, op: Op, dy: str) -> Gradients:
         labels,
         suffix="grad_weight",
     )
-    return dx, *made
+    return dx, *weight_gradients
 
 
 def rms_norm(tape: Tape, op: Op, dy: str) -> Gradients:
-    """As `layer_norm`, with no mean."""
+    """Gradients of `rms_norm`: as those of `layer_norm`, with no mean."""
     expression = parse(op.labels)
     (x, gamma), (_, rstd) = expression.inputs, expression.outputs
     dx: str | None = None
@@ -46,7 +46,7 @@ def rms_norm(tape: Tape, op: Op, dy: str) -> Gradients:
 
 
 def l2_normalize(tape: Tape, op: Op, dy: str) -> Gradients:
-    """From the rows of length one."""
+    """Gradient of `l2_normalize`, from the rows of length one."""
     expression = parse(op.labels)
     y, rnorm = expression.outputs
     labels = write((y, y, rnorm), expression.inputs, expression.whole)
@@ -54,7 +54,10 @@ def l2_normalize(tape: Tape, op: Op, dy: str) -> Gradients:
 
 
 def batch_norm(tape: Tape, op: Op, dy: str) -> Gradients:
-    """Through the statistics too, so that `channel_sums` and `channel_squares` get none."""
+    """Gradients of `batch_norm`, through the statistics too.
+
+    So `channel_sums` and `channel_squares` get none.
+    """
     expression = parse(op.labels)
     x, sums, squares, gamma, beta = expression.inputs
     statistics = op.inputs[1:3]
@@ -74,7 +77,7 @@ def batch_norm(tape: Tape, op: Op, dy: str) -> Gradients:
 
 
 def embedding(tape: Tape, op: Op, dy: str) -> Gradients:
-    """Added up by id."""
+    """Gradient of `embedding`: dy added up by id."""
     expression = parse(op.labels)
     (ids, table), (out,) = expression.inputs, expression.outputs
     labels = write((ids, out), (table,), expression.whole)
@@ -82,20 +85,20 @@ def embedding(tape: Tape, op: Op, dy: str) -> Gradients:
 
 
 def rotary(tape: Tape, op: Op, dy: str) -> Gradients:
-    """Turned back."""
+    """Gradient of `rotary`: dy turned back."""
     attributes = {**op.attributes, "inverse": not op.attributes["inverse"]}
     return tape.emit(op, 0, "rotary", (dy,), op.labels, attributes=attributes)
 
 
 def relative_bias(tape: Tape, op: Op, dy: str) -> Gradients:
-    """Added up by bucket."""
+    """Gradient of `relative_bias`: dy added up by bucket."""
     expression = parse(op.labels)
     labels = write(expression.outputs, expression.inputs, expression.whole)
     return tape.emit(op, 0, "relative_bias_grad", (dy,), labels)
 
 
 def attention(tape: Tape, op: Op, dy: str) -> Gradients:
-    """All inputs' gradients from one op that finds the probabilities again."""
+    """Gradients of `attention`, all from one op that finds the probabilities again."""
     expression = parse(op.labels)
     inputs, outputs = expression.inputs, expression.outputs
     labels = write((*inputs, *outputs, outputs[0]), inputs, expression.whole)
@@ -104,7 +107,7 @@ def attention(tape: Tape, op: Op, dy: str) -> Gradients:
 
 
 def masked_softmax(tape: Tape, op: Op, dy: str) -> Gradients:
-    """From the probabilities: where they are zero, so is the gradient."""
+    """Gradient of `masked_softmax`: zero where the probabilities are."""
     expression = parse(op.labels)
     (y,) = expression.outputs
     labels = write((y, y), expression.inputs, expression.whole)
@@ -114,36 +117,36 @@ def masked_softmax(tape: Tape, op: Op, dy: str) -> Gradients:
 
 
 def conv(tape: Tape, op: Op, dy: str) -> Gradients:
-    """Two ops, as of a product."""
+    """Gradients of `conv`, by two ops as those of a product."""
     expression = parse(op.labels)
-    (x, weight), (out,), whole = expression.inputs, expression.outputs, expression.whole
+    (x, weight), (out,), whole_labels = expression.inputs, expression.outputs, expression.whole
     dx: str | None = None
     dw: str | None = None
     if tape.wants(op.inputs[0]):
-        labels = write((out, weight), (x,), whole)
+        labels = write((out, weight), (x,), whole_labels)
         (dx,) = tape.emit(op, 0, "conv_grad_input", (dy, op.inputs[1]), labels)
     if tape.wants(op.inputs[1]):
-        labels = write((x, out), (weight,), whole)
+        labels = write((x, out), (weight,), whole_labels)
         (dw,) = tape.emit(op, 1, "conv_grad_weight", (op.inputs[0], dy), labels)
     return dx, dw
 
 
 def max_pool(tape: Tape, op: Op, dy: str) -> Gradients:
-    """To the largest of every window."""
+    """Gradient of `max_pool`: dy at the largest value of every window."""
     expression = parse(op.labels)
     labels = write((*expression.inputs, *expression.outputs), expression.inputs, expression.whole)
     return tape.emit(op, 0, "max_pool_grad", (op.inputs[0], dy), labels)
 
 
 def avg_pool(tape: Tape, op: Op, dy: str) -> Gradients:
-    """Spread over every window."""
+    """Gradient of `avg_pool`: dy spread over every window."""
     expression = parse(op.labels)
     labels = write(expression.outputs, expression.inputs, expression.whole)
     return tape.emit(op, 0, "avg_pool_grad", (dy,), labels)
 
 
 def top_k(tape: Tape, op: Op, dy: str) -> Gradients:
-    """To the scores that were chosen; the choice itself has no slope."""
+    """Gradient of `top_k`: dy at the scores that were chosen; the choice itself has no slope."""
     expression = parse(op.labels)
     value, expert, _ = expression.outputs
     labels = write((value, expert), expression.inputs, expression.whole)
@@ -151,7 +154,7 @@ def top_k(tape: Tape, op: Op, dy: str) -> Gradients:
 
 
 def dispatch(tape: Tape, op: Op, dy: str) -> Gradients:
-    """Added up over the places a token got."""
+    """Gradient of `dispatch`: dy added up over the places a token got."""
     expression = parse(op.labels)
     x, expert, place = expression.inputs
     labels = write((*expression.outputs, expert, place), (x,), expression.whole)
@@ -159,19 +162,21 @@ def dispatch(tape: Tape, op: Op, dy: str) -> Gradients:
 
 
 def combine(tape: Tape, op: Op, dy: str) -> Gradients:
-    """What the experts made gets dy by weight, a weight what its expert made times dy."""
+    """Gradients of `combine`: dy by weight for experts' outputs, output times dy for weights."""
     expression = parse(op.labels)
     (y, expert, place, weight), (out,) = expression.inputs, expression.outputs
-    whole = expression.whole
-    made, chosen = op.inputs[0], op.inputs[1:3]
-    dmade: str | None = None
+    whole_labels = expression.whole
+    expert_outputs, chosen = op.inputs[0], op.inputs[1:3]
+    d_expert_outputs: str | None = None
     dweight: str | None = None
-    if tape.wants(made):
-        labels = write((out, expert, place, weight), (y,), whole)
+    if tape.wants(expert_outputs):
+        labels = write((out, expert, place, weight), (y,), whole_labels)
         read = (dy, *chosen, op.inputs[3])
-        (dmade,) = tape.emit(op, 0, "combine_grad_input", read, labels, suffix="grad_input")
+        (d_expert_outputs,) = tape.emit(
+            op, 0, "combine_grad_input", read, labels, suffix="grad_input"
+        )
     if tape.wants(op.inputs[3]):
-        labels = write((out, y, expert, place), (weight,), whole)
-        read = (dy, made, *chosen)
+        labels = write((out, y, expert, place), (weight,), whole_labels)
+        read = (dy, expert_outputs, *chosen)
         (dweight,) = tape.emit(op, 3, "combine_grad_weight", read, labels, suffix="grad_scale")
-    return dmade, None, None, dweight
+    return d_expert_outputs, None, None, dweight

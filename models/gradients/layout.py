@@ -7,7 +7,7 @@ from millrace.models.labels import parse, write
 
 
 def repeat(tape: Tape, op: Op, dy: str) -> Gradients:
-    """Added up over the step, unscaled."""
+    """Gradient of `repeat`: dy added up over the step, unscaled."""
     if dy == ONE:
         dy = tape.ones(op.outputs[0], parse(op.labels).outputs[0], op)
     return tape.builder.emit(
@@ -21,7 +21,7 @@ def repeat(tape: Tape, op: Op, dy: str) -> Gradients:
 
 
 def cast(tape: Tape, op: Op, dy: str) -> Gradients:
-    """A gradient added up over the step is wide already and passes as it is."""
+    """Gradient of `cast`: dy in the input's dtype, which a sum over the step has already."""
     dtype = tape.builder.tensors[op.inputs[0]].dtype
     if dy != ONE and tape.builder.tensors[dy].dtype == dtype:
         return (dy,)
@@ -29,38 +29,38 @@ def cast(tape: Tape, op: Op, dy: str) -> Gradients:
 
 
 def quantise(tape: Tape, op: Op, dy: str) -> Gradients:
-    """As if nothing had been rounded."""
+    """Gradient of `quantise`: dy unchanged (straight-through estimator)."""
     return (dy,)
 
 
 def rearrange(tape: Tape, op: Op, dy: str) -> Gradients:
-    """Rearranged back."""
+    """Gradient of `rearrange`: dy rearranged back."""
     return reversed_into(tape, op, dy, "rearrange")
 
 
 def narrow(tape: Tape, op: Op, dy: str) -> Gradients:
-    """Put back where it came from, zeros around it."""
+    """Gradient of `narrow`: dy put back where it came from, zeros around it."""
     return reversed_into(tape, op, dy, "widen")
 
 
 def widen(tape: Tape, op: Op, dy: str) -> Gradients:
-    """Only what was not added."""
+    """Gradient of `widen`: the part of dy that was not added."""
     return reversed_into(tape, op, dy, "narrow")
 
 
 def concat(tape: Tape, op: Op, dy: str) -> Gradients:
-    """To every input its piece."""
+    """Gradients of `concat`: to every input its piece of dy."""
     expression = parse(op.labels)
     (out,) = expression.outputs
     tensors = tape.builder.tensors
     start = 0
     gradients: list[str | None] = []
     for index, operand in enumerate(expression.inputs):
-        (at,) = (i for i, dim in enumerate(operand) if dim != out[i])
-        made: str | None = None
+        (concat_dim,) = (i for i, dim in enumerate(operand) if dim != out[i])
+        gradient: str | None = None
         if tape.wants(op.inputs[index]):
             labels = write((out,), (operand,), expression.whole)
-            (made,) = tape.emit(op, index, "narrow", (dy,), labels, attributes={"start": start})
-        gradients.append(made)
-        start += tensors[op.inputs[index]].shape[at]
+            (gradient,) = tape.emit(op, index, "narrow", (dy,), labels, attributes={"start": start})
+        gradients.append(gradient)
+        start += tensors[op.inputs[index]].shape[concat_dim]
     return tuple(gradients)

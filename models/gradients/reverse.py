@@ -41,7 +41,7 @@ def backward(builder: GraphBuilder, graph: Graph, loss: str) -> dict[str, str]:
     """
     tape = Tape(builder, graph.ops)
     parts: dict[str, list[tuple[Op, int, str]]] = {}
-    found: dict[str, str] = {}
+    gradients: dict[str, str] = {}
     for op in reversed(graph.ops):
         totals = [tape.total(name, parts.pop(name, [])) for name in op.outputs]
         gradient = ONE if loss in op.outputs else totals[0]
@@ -50,22 +50,22 @@ def backward(builder: GraphBuilder, graph: Graph, loss: str) -> dict[str, str]:
         if gradient is None or not tape.wants(op.outputs[0]):
             continue
         if op.kind == "variable":
-            found[op.outputs[0]] = gradient
+            gradients[op.outputs[0]] = gradient
             continue
         for index, part in enumerate(_rule(op)(tape, op, gradient)):
             if part is not None and tape.wants(op.inputs[index]):
                 parts.setdefault(op.inputs[index], []).append((op, index, part))
     variables = [op.outputs[0] for op in graph.ops if op.trains]
-    if lost := [name for name in variables if name not in found]:
+    if lost := [name for name in variables if name not in gradients]:
         raise ModelError(f"variable `{lost[0]}` does not reach the loss `{loss}`; remove it")
-    return {name: found[name] for name in variables}
+    return {name: gradients[name] for name in variables}
 
 
 def _rule(op: Op) -> Rule:
     try:
         return RULES[op.kind]
     except KeyError:
-        known = ", ".join(RULES)
+        kinds = ", ".join(RULES)
         raise ModelError(
-            f"op `{op.name}`: kind `{op.kind}` cannot be differentiated; these can: {known}"
+            f"op `{op.name}`: kind `{op.kind}` cannot be differentiated; these can: {kinds}"
         ) from None

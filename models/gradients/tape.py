@@ -1,4 +1,4 @@
-"""Tape: what the rules of differentiation know about the forward graph, and where they add ops.
+"""Tape: the view of the forward graph that gradient rules read, and the builder they add ops to.
 
 What a rule makes for an activation is a `backward_input` op, what it makes for a weight a
 `backward_weight` op of its own, so that a schedule can move the second.
@@ -21,11 +21,11 @@ Micikevicius et al., "Mixed precision training" (2018), section 3.2: else small 
 """
 
 Gradients = tuple[str | None, ...]
-"""One per input of the op; None where none is wanted."""
+"""Gradient of every input of the op; None where none is wanted."""
 
 
 class Tape:
-    """What rules need to know about the forward graph, and where they add ops.
+    """Facts about the forward graph that gradient rules need, and the builder they add ops to.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ class Tape:
         }
         self._trained: set[str] = set()  # depends on a variable that is trained
         self._data: set[str] = set()  # depends on an input
-        self._scaled = any(one.dtype == "float16" for one in builder.tensors.values())
+        self._scaled = any(tensor.dtype == "float16" for tensor in builder.tensors.values())
         for op in ops:
             if op.trains or not self._trained.isdisjoint(op.inputs):
                 # What is counted or chosen (int32) has no slope.
@@ -53,11 +53,11 @@ class Tape:
                 self._data.update(op.outputs)
 
     def wants(self, tensor: str) -> bool:
-        """Whether a gradient of `tensor` is of any use."""
+        """True if `tensor` needs a gradient: it depends on a variable that is trained."""
         return tensor in self._trained
 
     def stays(self, tensor: str) -> bool:
-        """Whether nothing but its own block reads a tensor."""
+        """True if only ops of its own block read `tensor`."""
         return tensor not in self._handed_on
 
     def phase(self, tensor: str) -> Phase:
@@ -96,8 +96,8 @@ class Tape:
             sizes = bind(expression, read, (shape,), op=op.name, tensors=inputs)
         else:
             first = zip(expression.outputs[0], shape, strict=True)
-            known = {dim[0]: size for dim, size in first if len(dim) == 1}
-            sizes = bind(expression, read, (), known, op=op.name, tensors=inputs)
+            label_sizes = {dim[0]: size for dim, size in first if len(dim) == 1}
+            sizes = bind(expression, read, (), label_sizes, op=op.name, tensors=inputs)
         return self.builder.emit(
             kind,
             f"{op.name}.{suffix or self._suffix(op, index)}",
@@ -169,4 +169,4 @@ class Tape:
 
 
 Rule = Callable[[Tape, Op, str], Gradients]
-"""From an op and the gradient of its first output to those of its inputs."""
+"""Gradients of an op's inputs, made from the tape, the op and its first output's gradient."""

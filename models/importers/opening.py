@@ -67,8 +67,8 @@ def open_model(
         supported, or needs a package that is not installed; a sequence does not fit.
     """
     if precision not in PRECISIONS:
-        known = ", ".join(PRECISIONS)
-        raise ModelError(f"there is no precision `{precision}`; choose one of {known}")
+        choices = ", ".join(PRECISIONS)
+        raise ModelError(f"there is no precision `{precision}`; choose one of {choices}")
     path = Path(text)
     reader = READERS.get(path.suffix.lower())
     if reader is not None:
@@ -81,7 +81,7 @@ def open_model(
 
 
 def _sayable(spec: ModelSpec) -> ModelSpec:
-    """The specification under a name that is text; a file's may hold bytes that are none."""
+    """Specification under a name that is text; a file's may hold bytes that are none."""
     name = as_text(spec.name)
     graph = None if spec.graph is None else replace(spec.graph, name=as_text(spec.graph.name))
     return spec if name == spec.name else replace(spec, name=name, graph=graph)
@@ -92,11 +92,11 @@ def _looks_like_path(text: str) -> bool:
 
 
 def _hub_hint(text: str) -> str:
-    """What to do with a name of a hub, `owner/model`; empty for what can be none."""
+    """Advice for a name of a hub, `owner/model`; empty for what can be none."""
     owner, _, name = text.partition("/")
     if not owner or owner.startswith(".") or not name or "/" in name or _exists(Path(owner)):
         return ""
-    close = [known for known in (*NAMES, *ALIASES) if _squeezed(known) in _squeezed(name)]
+    close = [zoo_name for zoo_name in (*NAMES, *ALIASES) if _squeezed(zoo_name) in _squeezed(name)]
     nearest = max(close, key=len, default="")
     zoo = f"; the zoo's `{canonical_name(nearest)}` comes near" if nearest else ""
     return (
@@ -107,13 +107,13 @@ def _hub_hint(text: str) -> str:
 
 def _squeezed(name: str) -> str:
     """Letters and digits of a name alone: `Llama-3-8B` is `llama38b`."""
-    return "".join(one for one in name.lower() if one.isalnum())
+    return "".join(character for character in name.lower() if character.isalnum())
 
 
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except (OSError, ValueError):  # too long, or with a zero byte
+    except (OSError, ValueError):  # the name is too long or has a zero byte
         return False
 
 
@@ -159,14 +159,14 @@ def _torch_export(question: _Question) -> ModelSpec:
         for note in imported.notes:
             question.told(f"`{question.path}`: {note}")
     if question.check is not None:
-        found = question.check(imported, program)
+        agreement = question.check(imported, program)
         if question.told is not None:
-            question.told(f"`{question.path}`: {found}")
+            question.told(f"`{question.path}`: {agreement}")
     return _of_graph(imported.graph, question)
 
 
 def _of_graph(graph: Graph, question: _Question) -> ModelSpec:
-    """A specification that holds its graph, of the sequence length that was asked for."""
+    """Specification that holds its graph, of the sequence length that was asked for."""
     if question.seq_len not in (None, graph.tokens_per_sample):
         raise ModelError(
             f"`{question.path}` fixes sequences of {graph.tokens_per_sample} tokens, "

@@ -8,14 +8,14 @@ from millrace.models.errors import ModelError
 def classes_dim(
     shape: Sequence[int], along: Sequence[bool], *, tokens: bool, asked: int | None
 ) -> int:
-    """Which dim of the predictions is classes: as PyTorch's cross entropy has it, or the last.
+    """Dim of the predictions that is classes: as PyTorch's cross entropy has it, or the last.
 
     Parameters
     ----------
     shape, along
-        Of the predictions: how long each dim is, and whether it runs along the tokens.
+        Length of each dim of the predictions, and whether it runs along the tokens.
     tokens
-        Whether an input is of ids.
+        True if an input is of ids.
     asked
         The dim where it is said, counted from the end if below zero.
 
@@ -32,23 +32,23 @@ def classes_dim(
     1
     """
     shape, rank = tuple(shape), len(shape)
-    found = rank - 1
+    dim = rank - 1
     if asked is not None:
         if not -rank < asked < rank or asked % rank == 0:
             raise ModelError(f"the predictions have shape {shape}: classes_dim={asked} is none")
-        found = asked % rank
+        dim = asked % rank
     elif rank == 3 and tokens:
-        found = 1 if along[2] and not along[1] else 2
+        dim = 1 if along[2] and not along[1] else 2
     elif rank > 3 and not tokens:
-        found = 1
+        dim = 1
     elif rank > 2:
         raise ModelError(
             f"the predictions have shape {shape}: which dim is classes? Say classes_dim=1 (as "
             f"PyTorch's cross_entropy has it) or classes_dim={rank - 1} (the last)"
         )
-    if rank < 2 or shape[found] == 1:
+    if rank < 2 or shape[dim] == 1:
         raise ModelError(
             f"the predictions have shape {shape}: over one class cross entropy is always zero; "
             f'for one logit against 0 or 1 say loss="logistic"'
         )
-    return found
+    return dim

@@ -29,20 +29,20 @@ FUNCTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
 # Functions whose slope at their result is that at x: relu(x) is positive exactly where x is.
 SLOPE_OF_RESULT = ("relu",)
 
-# What a library of products can do with a product before it is written, and with the gradient of
-# what was made so: cuBLASLt's epilogues GELU_AUX and DGELU (the tanh form), cuBLAS 13 guide.
+# A library of products can apply these to a product before it writes it, and their gradients to
+# its gradient: cuBLASLt's epilogues GELU_AUX and DGELU (the tanh form), cuBLAS 13 guide.
 AFTER_PRODUCTS = ("gelu",)
 
-# What batch norm does with an element before it writes it.
+# Batch norm can apply these to an element before it writes it.
 AFTER_CHANNEL_NORMS = ("relu",)
 
 
 def _rows() -> tuple[OpKind, ...]:
-    found: list[OpKind] = []
+    rows: list[OpKind] = []
     for name, (formula, attributes) in FUNCTIONS.items():
         joins = ("product",) if name in AFTER_PRODUCTS else ()
         alone = ("channel_norm",) if name in AFTER_CHANNEL_NORMS else ()
-        found.append(
+        rows.append(
             OpKind(
                 name=name,
                 description=f"b t n -> b t n: {formula}",
@@ -52,7 +52,7 @@ def _rows() -> tuple[OpKind, ...]:
                 fused_by_frameworks=True,
             )
         )
-        found.append(
+        rows.append(
             OpKind(
                 name=f"{name}_grad",
                 description="(x, dy) b t n, b t n -> b t n: dy times the slope at x",
@@ -62,7 +62,7 @@ def _rows() -> tuple[OpKind, ...]:
                 fused_by_frameworks=True,
             )
         )
-    return tuple(found)
+    return tuple(rows)
 
 
 ROWS = (

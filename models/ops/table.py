@@ -19,7 +19,7 @@ OPS: dict[str, OpKind] = {
 
 
 class Work(NamedTuple):
-    """What one firing of an op costs: arithmetic, and bytes read and written."""
+    """Cost of one firing of an op: FLOPs, and bytes read and written."""
 
     flops: int
     bytes: int
@@ -75,7 +75,9 @@ def op_flops(
     sizes = bind(expression, input_shapes, output_shapes, op=op)
     total = 0
     for pair in products:
-        points = {label for at in pair for dim in expression.operands[at] for label in dim}
+        points = {
+            label for position in pair for dim in expression.operands[position] for label in dim
+        }
         total += 2 * prod(sizes[label] for label in points)
     return total
 
@@ -125,14 +127,14 @@ def model_flops(graph: Graph) -> int:
     tensors = graph.tensors_by_name
     shares = seen_shares(graph, OPS)
     total = 0
-    known: dict[object, int] = {}  # ops of equal blocks are equal
+    flops_by_key: dict[object, int] = {}  # ops of equal blocks are equal
     for op in graph.ops:
         if op.phase in uncounted or not op_kind(op.kind).products:
             continue
         inputs = tuple(tensors[name].shape for name in op.inputs)
         outputs = tuple(tensors[name].shape for name in op.outputs)
         key = op.kind, op.labels, inputs, outputs
-        if key not in known:
-            known[key] = op_flops(*key, op=op.name)
-        total += int(known[key] * shares.get(op.name, 1))
+        if key not in flops_by_key:
+            flops_by_key[key] = op_flops(*key, op=op.name)
+        total += int(flops_by_key[key] * shares.get(op.name, 1))
     return total

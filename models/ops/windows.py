@@ -1,4 +1,4 @@
-"""Windows: of the scores of an attention, those that its window lets through.
+"""Windows: the share of an attention's scores that its window lets through.
 
 Model FLOPs count attention in full, causal or not: every query meets every key. Within a window of
 w it meets w keys (both ways, where it is not causal: 2 w - 1), at the ends of a sequence too, where
@@ -11,7 +11,7 @@ from millrace.models.graph import Graph, Op
 from millrace.models.labels import Shape
 from millrace.models.ops.kind import OpKind
 
-SOFTMAX = "masked_softmax"  # of an attention that is written as separate ops
+SOFTMAX = "masked_softmax"  # attention as separate ops has one
 
 
 def seen_shares(graph: Graph, kinds: dict[str, OpKind]) -> dict[str, Fraction]:
@@ -22,16 +22,16 @@ def seen_shares(graph: Graph, kinds: dict[str, OpKind]) -> dict[str, Fraction]:
     """
     shapes = {tensor.name: tensor.shape for tensor in graph.tensors}
     scores = _scores(graph, shapes)
-    found: dict[str, Fraction] = {}
+    shares: dict[str, Fraction] = {}
     for op in graph.ops:
         if not kinds[op.kind].products:
             continue
         if op.attributes.get("window"):
-            found[op.name] = _share(op, shapes[op.inputs[1]][1])
+            shares[op.name] = _share(op, shapes[op.inputs[1]][1])
         for name in (*op.inputs, *op.outputs) if scores else ():
             if name in scores:
-                found[op.name] = scores[name]
-    return found
+                shares[op.name] = scores[name]
+    return shares
 
 
 def _share(op: Op, keys: int) -> Fraction:
@@ -41,16 +41,19 @@ def _share(op: Op, keys: int) -> Fraction:
 
 
 def _scores(graph: Graph, shapes: dict[str, Shape]) -> dict[str, Fraction]:
-    """Scores and probabilities of attention written as separate ops, and their gradients."""
-    found: dict[str, Fraction] = {}
-    for op in reversed(graph.ops):  # back from the softmax to the product
+    """Share of the keys that a query meets, per score tensor of unfused attention.
+
+    These are the scores, the probabilities, and their gradients.
+    """
+    shares: dict[str, Fraction] = {}
+    for op in reversed(graph.ops):  # the product lies before the softmax
         if op.kind == SOFTMAX and op.attributes.get("window"):
-            found[op.inputs[0]] = found[op.outputs[0]] = _share(op, shapes[op.inputs[0]][-1])
-        elif op.outputs and op.outputs[0] in found and op.kind in ("add", "scale", "cast"):
-            found[op.inputs[0]] = found[op.outputs[0]]
-    for op in graph.ops if found else ():
-        if op.kind == f"{SOFTMAX}_grad" and op.inputs[0] in found:
-            found[op.inputs[1]] = found[op.outputs[0]] = found[op.inputs[0]]
-        elif op.kind in ("scale", "cast") and op.inputs[0] in found:
-            found[op.outputs[0]] = found[op.inputs[0]]
-    return found
+            shares[op.inputs[0]] = shares[op.outputs[0]] = _share(op, shapes[op.inputs[0]][-1])
+        elif op.outputs and op.outputs[0] in shares and op.kind in ("add", "scale", "cast"):
+            shares[op.inputs[0]] = shares[op.outputs[0]]
+    for op in graph.ops if shares else ():
+        if op.kind == f"{SOFTMAX}_grad" and op.inputs[0] in shares:
+            shares[op.inputs[1]] = shares[op.outputs[0]] = shares[op.inputs[0]]
+        elif op.kind in ("scale", "cast") and op.inputs[0] in shares:
+            shares[op.outputs[0]] = shares[op.inputs[0]]
+    return shares

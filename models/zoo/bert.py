@@ -95,7 +95,7 @@ def default_seq_len(config: BertConfig) -> int:
 
 
 def masked_places(config: BertConfig, seq_len: int) -> int:
-    """Places of a sample that are predicted."""
+    """Number of places of a sample that are predicted."""
     return config.masked or max(1, round(MASKED_SHARE * seq_len))
 
 
@@ -117,8 +117,8 @@ def build(spec: ModelSpec, config: BertConfig, batch: int) -> Graph:
         mixed = transformer.attention_part(builder, x, config.heads, config.hidden // config.heads)
         x = transformer.residual(builder, "attn.residual", x, mixed, config.dropout)
         x = add_norm(builder, "ln1", x, epsilon=config.epsilon)
-        made = transformer.feed_forward_part(builder, x, config.ffn_hidden, config.activation)
-        x = transformer.residual(builder, "mlp.residual", x, made, config.dropout)
+        mlp_output = transformer.feed_forward_part(builder, x, config.ffn_hidden, config.activation)
+        x = transformer.residual(builder, "mlp.residual", x, mlp_output, config.dropout)
         x = add_norm(builder, "ln2", x, epsilon=config.epsilon)
     builder.begin_block("head")
     loss = _masked_loss(builder, config, x, table, spec.seq_len)
@@ -187,9 +187,11 @@ def _masked_loss(
         decoder = builder.repeat(table, "tokens.weight", "v k")
     else:
         decoder = builder.parameter("decoder.weight", "v k", (config.vocab, config.hidden))
-        own = builder.parameter("decoder.bias", "v", (config.vocab,), init="zeros", decay=False)
+        decoder_bias = builder.parameter(
+            "decoder.bias", "v", (config.vocab,), init="zeros", decay=False
+        )
         idle = builder.apply("scale", "logits.idle", (bias,), "v -> v", attributes={"factor": 0.0})
-        bias = builder.apply("add", "logits.biases", (own, idle), "v, v -> v")
+        bias = builder.apply("add", "logits.biases", (decoder_bias, idle), "v, v -> v")
     product = builder.apply("matmul", "logits.matmul", (x, decoder), "b t k, v k -> b t v")
     logits = builder.apply("add", "logits", (product, bias), "b t v, v -> b t v")
     shape = (builder.batch, seq_len)
@@ -203,7 +205,7 @@ def _masked_loss(
 
 
 def _first_places(builder: GraphBuilder, name: str, x: str, places: int, beyond: str = "") -> str:
-    """The first so many places of `b t`, and what each has beside."""
+    """First `places` places of `b t`, and what each has beside."""
     batch, _, *features = builder.tensors[x].shape
     return builder.apply(
         "narrow",

@@ -33,7 +33,7 @@ FUNCTION = "function"  # the family of `package.module:function`
 
 
 class Entry(NamedTuple):
-    """One name of the zoo."""
+    """Name of the zoo, with its family and sizes."""
 
     family: str
     config: Config
@@ -67,20 +67,20 @@ def model_spec(name: str, seq_len: int | None = None, precision: str = "fp32") -
         Unknown name (close names are offered) or precision; a sequence that does not fit.
     """
     if precision not in PRECISIONS:
-        known = ", ".join(PRECISIONS)
-        raise ModelError(f"there is no precision `{precision}`; choose one of {known}")
+        choices = ", ".join(PRECISIONS)
+        raise ModelError(f"there is no precision `{precision}`; choose one of {choices}")
     if ":" in name:
         graph = _called(name)
         length = graph.tokens_per_sample if seq_len is None else seq_len
         spec = ModelSpec(name=name, family=FUNCTION, config={}, seq_len=length, precision=precision)
         _check_function(spec, graph)
         return spec
-    found = canonical_name(name)
-    entry = _ENTRIES[found]
+    catalogue_name = canonical_name(name)
+    entry = _ENTRIES[catalogue_name]
     family = FAMILIES[entry.family]
     config = msgspec.convert(entry.config, family.config)
     spec = ModelSpec(
-        name=found,
+        name=catalogue_name,
         family=entry.family,
         config=dict(entry.config),
         seq_len=family.default_seq_len(config) if seq_len is None else seq_len,
@@ -94,9 +94,9 @@ def model_spec(name: str, seq_len: int | None = None, precision: str = "fp32") -
 def canonical_name(name: str) -> str:
     """Return the catalogue's name for a name or alias; raises ModelError with close ones."""
     plain = name.lower().replace("_", "-").replace("gpt-2", "gpt2").replace("gpt-3", "gpt3")
-    found = ALIASES.get(plain, plain)
-    if found in _ENTRIES:
-        return found
+    catalogue_name = ALIASES.get(plain, plain)
+    if catalogue_name in _ENTRIES:
+        return catalogue_name
     close = get_close_matches(plain, [*NAMES, *ALIASES], n=3)
     hint = f"did you mean {' or '.join(close)}?" if close else "`millrace models` lists them"
     raise ModelError(f"there is no model `{name}`; {hint}")
@@ -156,8 +156,8 @@ def _as_written(spec: ModelSpec, batch: int) -> Graph:
             raise ModelError(f"model `{spec.name}` is an imported one, but holds no graph")
         return with_batch(check_graph(spec.graph), batch)
     if spec.family not in FAMILIES:
-        known = ", ".join((*FAMILIES, FUNCTION, GRAPH))
-        raise ModelError(f"there is no family `{spec.family}`; choose one of {known}")
+        families = ", ".join((*FAMILIES, FUNCTION, GRAPH))
+        raise ModelError(f"there is no family `{spec.family}`; choose one of {families}")
     family = FAMILIES[spec.family]
     try:
         config = msgspec.convert(spec.config, family.config)
@@ -188,7 +188,7 @@ def _of_batch(spec: bytes, training: bytes, batch: int) -> Graph:
 
 @lru_cache(maxsize=2)
 def _of_one_sample(spec: bytes, training: bytes) -> Graph:
-    """The same for microbatches of one sample."""
+    """Training graph of two specifications, as JSON, for microbatches of one sample."""
     model = msgspec.json.decode(spec, type=ModelSpec)
     return training_graph(build(model, 1), msgspec.json.decode(training, type=TrainingSpec))
 
@@ -231,7 +231,7 @@ def _called(name: str) -> Graph:
 
 
 def _check_function(spec: ModelSpec, graph: Graph) -> None:
-    """A function decides its own sequence length and precision: refuse to be asked for others."""
+    """Refuse another sequence length or precision than those a function decides itself."""
     if graph.tokens_per_sample != spec.seq_len:
         raise ModelError(
             f"model `{spec.name}` makes sequences of {graph.tokens_per_sample} tokens, "

@@ -53,7 +53,7 @@ def convolution(
     """
     batch, rows, columns, read = builder.tensors[x].shape
     pad = size // 2 if padding is None else padding
-    made = tuple(places(n, size, stride, pad, name) for n in (rows, columns))
+    window_counts = tuple(places(n, size, stride, pad, name) for n in (rows, columns))
     inputs = 1 if depthwise else read
     weight = builder.parameter(
         f"{name}.weight",
@@ -69,13 +69,13 @@ def convolution(
         name,
         (x, weight),
         labels,
-        shapes=((batch, *made, channels),),
+        shapes=((batch, *window_counts, channels),),
         attributes={"stride_y": stride, "stride_x": stride, "pad_y": pad, "pad_x": pad},
     )
 
 
 def places(pixels: int, size: int, stride: int, pad: int, name: str) -> int:
-    """How many places a window has along a side of `pixels`; raises ModelError where it has none.
+    """Places of a window along a side of `pixels`; raises ModelError where it has none.
 
     Examples
     --------
@@ -93,13 +93,13 @@ def places(pixels: int, size: int, stride: int, pad: int, name: str) -> int:
 def max_pool(builder: GraphBuilder, name: str, x: str, *, size: int, stride: int, pad: int) -> str:
     """Add the largest value of every square window."""
     batch, rows, columns, channels = builder.tensors[x].shape
-    made = tuple(places(n, size, stride, pad, name) for n in (rows, columns))
+    window_counts = tuple(places(n, size, stride, pad, name) for n in (rows, columns))
     return builder.apply(
         "max_pool",
         name,
         (x,),
         "b y! x! c -> b j! i! c",
-        shapes=((batch, *made, channels),),
+        shapes=((batch, *window_counts, channels),),
         attributes={
             "stride_y": stride,
             "stride_x": stride,

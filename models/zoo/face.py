@@ -184,15 +184,15 @@ def _mobilefacenet(builder: GraphBuilder, config: FaceConfig) -> str:
 
 
 def _inverted_unit(builder: GraphBuilder, x: str, expansion: int, width: int, stride: int) -> str:
-    """Wide inside, narrow between units; the last convolution is not rectified."""
+    """Add a unit wide inside, narrow outside, whose last convolution is not rectified."""
     read = builder.tensors[x].shape[-1]
     inner = _rectified(builder, "conv0", x, expansion * read, size=1)
     inner = _rectified(builder, "depthwise", inner, expansion * read, stride=stride, depthwise=True)
-    made = convolution(builder, "conv1", inner, width, size=1)
-    made = batch_norm(builder, "conv1.norm", made)
+    narrowed = convolution(builder, "conv1", inner, width, size=1)
+    narrowed = batch_norm(builder, "conv1.norm", narrowed)
     if stride != 1 or read != width:
-        return made
-    return builder.apply("add", "sum", (made, x), "b y x c, b y x c -> b y x c")
+        return narrowed
+    return builder.apply("add", "sum", (narrowed, x), "b y x c, b y x c -> b y x c")
 
 
 def _rectified(
@@ -205,18 +205,18 @@ def _rectified(
     stride: int = 1,
     depthwise: bool = False,
 ) -> str:
-    """A convolution, its norm and a PReLU."""
+    """Add a convolution, its norm and a PReLU."""
     x = convolution(builder, name, x, channels, size=size, stride=stride, depthwise=depthwise)
     return prelu(builder, f"{name}.prelu", batch_norm(builder, f"{name}.norm", x))
 
 
 def _size(builder: GraphBuilder, x: str) -> int:
-    """Values of one sample of a tensor."""
+    """Number of values of one sample of a tensor."""
     return prod(builder.tensors[x].shape[1:])
 
 
 def _head(builder: GraphBuilder, config: FaceConfig, x: str) -> None:
-    """Rows of the weight are brought to length one once a step, not once a microbatch."""
+    """Add the classifier; its weight's rows are brought to length one once a step."""
     builder.begin_block("head")
     epsilon = {"epsilon": LENGTH_EPSILON}
     x = builder.apply("l2_normalize", "unit", (x,), "b d! -> b d!, b", attributes=epsilon)

@@ -15,7 +15,7 @@ TOKEN, IMAGE, SAMPLE = "token", "image", "sample"
 
 
 class Family(NamedTuple):
-    """How a family reads its configuration, checks it, chooses a sequence length and builds.
+    """Functions that read a family's configuration, check it, choose a length and build the graph.
 
     `models` are the family's names in the catalogue with their configurations, `aliases` other
     names for them. `unit` is what speed, cost and energy are counted by: what `seq_len` counts.

@@ -152,7 +152,7 @@ def _block(builder: GraphBuilder, config: GptConfig, x: str) -> str:
     )
     x = builder.apply("add", "attn.residual", (x, mixed), "b t n, b t n -> b t n")
     normed = add_norm(builder, "ln2", x, epsilon=config.epsilon)
-    made = transformer.feed_forward_part(
+    mlp_output = transformer.feed_forward_part(
         builder,
         normed,
         config.ffn_hidden,
@@ -160,7 +160,7 @@ def _block(builder: GraphBuilder, config: GptConfig, x: str) -> str:
         std=config.init_std,
         out_std=config.residual_std,
     )
-    return builder.apply("add", "mlp.residual", (x, made), "b t n, b t n -> b t n")
+    return builder.apply("add", "mlp.residual", (x, mlp_output), "b t n, b t n -> b t n")
 
 
 def _head(builder: GraphBuilder, config: GptConfig, x: str, table: str, seq_len: int) -> None:

@@ -66,8 +66,8 @@ def build(spec: ModelSpec, config: MlpConfig, batch: int) -> Graph:
 
 def _hidden(builder: GraphBuilder, x: str, inputs: int, outputs: int) -> str:
     sizes = {"n": outputs}
-    made = dense(builder, "fc", x, "b k, k n -> b n", sizes, std=sqrt(2 / inputs))
-    return builder.apply("relu", "relu", (made,), "b n -> b n")
+    product = dense(builder, "fc", x, "b k, k n -> b n", sizes, std=sqrt(2 / inputs))
+    return builder.apply("relu", "relu", (product,), "b n -> b n")
 
 
 def _head(builder: GraphBuilder, config: MlpConfig, x: str) -> None:

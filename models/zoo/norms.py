@@ -30,20 +30,20 @@ def add_norm(
     size = builder.tensors[x].shape[-1]
     scale = builder.parameter(f"{name}.weight", "d", (size,), init="ones", decay=False)
     attributes = {"epsilon": epsilon}
-    whole = frozenset(feature[0])
+    whole_labels = frozenset(feature[0])
     if kind == "rms":
-        labels = write((operand, feature), (operand, rows), whole)
+        labels = write((operand, feature), (operand, rows), whole_labels)
         return builder.apply("rms_norm", name, (x, scale), labels, attributes=attributes)
     if kind == "layer":
         shift = builder.parameter(f"{name}.bias", "d", (size,), init="zeros", decay=False)
     else:
         shift = _zeros(builder, f"{name}.zero", size)
-    labels = write((operand, feature, feature), (operand, rows, rows), whole)
+    labels = write((operand, feature, feature), (operand, rows, rows), whole_labels)
     return builder.apply("layer_norm", name, (x, scale, shift), labels, attributes=attributes)
 
 
 def _zeros(builder: GraphBuilder, name: str, size: int) -> str:
-    """A shift of nothing: part of the model, not trained."""
+    """Add a shift of zeros: part of the model, not trained."""
     zeros = builder.emit(
         "constant",
         builder.full_name(name),

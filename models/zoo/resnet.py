@@ -119,7 +119,7 @@ def _stem(builder: GraphBuilder, config: ResNetConfig) -> str:
 def _residual_block(
     builder: GraphBuilder, config: ResNetConfig, x: str, width: int, stride: int
 ) -> str:
-    """The last convolution's norm is not rectified before the shortcut is added."""
+    """Add a residual block; its last norm is not rectified before the shortcut is added."""
     windows: tuple[tuple[int, int, int], ...]
     if config.block == "basic":
         windows = ((width, 3, stride), (width, 3, 1))

@@ -81,7 +81,7 @@ def check(spec: ModelSpec, config: T5Config) -> None:
 
 
 def default_seq_len(config: T5Config) -> int:
-    """That of the paper's pre-training."""
+    """Sequence length of the paper's pre-training."""
     return SEQ_LEN
 
 
@@ -201,14 +201,14 @@ def _feed_forward(builder: GraphBuilder, config: T5Config, x: str) -> str:
     normed = _norm(builder, "mlp.norm", x, config)
     labels = "b t k, k n -> b t n"
     wide, std = {"n": config.ffn_hidden}, config.hidden**-0.5
-    made = dense(builder, "mlp.fc1", normed, labels, wide, std=std, bias=False)
-    made = builder.apply(config.activation, f"mlp.{config.activation}", (made,), "b t n -> b t n")
+    inner = dense(builder, "mlp.fc1", normed, labels, wide, std=std, bias=False)
+    inner = builder.apply(config.activation, f"mlp.{config.activation}", (inner,), "b t n -> b t n")
     if config.gated:
         up = dense(builder, "mlp.up", normed, labels, wide, std=std, bias=False)
-        made = builder.apply("mul", "mlp.gated", (made, up), "b t n, b t n -> b t n")
-    made = dropout(builder, "mlp.dropout", made, "b t n", config.dropout)
+        inner = builder.apply("mul", "mlp.gated", (inner, up), "b t n, b t n -> b t n")
+    inner = dropout(builder, "mlp.dropout", inner, "b t n", config.dropout)
     narrow, std = {"n": config.hidden}, config.ffn_hidden**-0.5
-    out = dense(builder, "mlp.fc2", made, labels, narrow, std=std, bias=False)
+    out = dense(builder, "mlp.fc2", inner, labels, narrow, std=std, bias=False)
     return transformer.residual(builder, "mlp.residual", x, out, config.dropout)
 
 
@@ -254,9 +254,14 @@ def _first(layers: int, hidden: int, heads: int, head_dim: int, ffn_hidden: int)
 
 
 def _second(layers: int, hidden: int, heads: int, ffn_hidden: int) -> Config:
-    """Version 1.1: gated, with a head of its own that reads unscaled values."""
-    own: Config = {"gated": True, "activation": "gelu", "tied": False, "scaled_output": False}
-    return _first(layers, hidden, heads, 64, ffn_hidden) | own
+    """Sizes of version 1.1: gated, with a head of its own that reads unscaled values."""
+    version_fields: Config = {
+        "gated": True,
+        "activation": "gelu",
+        "tied": False,
+        "scaled_output": False,
+    }
+    return _first(layers, hidden, heads, 64, ffn_hidden) | version_fields
 
 
 # Raffel et al., arXiv 1910.10683 (2019), section 3.7; version 1.1 as in its released gin files

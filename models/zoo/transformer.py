@@ -70,14 +70,14 @@ def feed_forward_part(
 
 def residual(builder: GraphBuilder, name: str, x: str, part: str, rate: float) -> str:
     """Add a part, thinned by dropout, to what it read."""
-    kept = dropout(builder, f"{name}.dropout", part, "b t n", rate)
-    return builder.apply("add", name, (x, kept), "b t n, b t n -> b t n")
+    thinned = dropout(builder, f"{name}.dropout", part, "b t n", rate)
+    return builder.apply("add", name, (x, thinned), "b t n, b t n -> b t n")
 
 
 def first_place(builder: GraphBuilder, name: str, x: str) -> str:
     """Keep what stands at the first place of `b t d`, as `b d`."""
     batch, _, hidden = builder.tensors[x].shape
-    kept = builder.apply(
+    first = builder.apply(
         "narrow",
         f"{name}.place",
         (x,),
@@ -85,7 +85,7 @@ def first_place(builder: GraphBuilder, name: str, x: str) -> str:
         shapes=((batch, 1, hidden),),
         attributes={"start": 0},
     )
-    return builder.apply("sum", name, (kept,), "b z d -> b d")
+    return builder.apply("sum", name, (first,), "b z d -> b d")
 
 
 def check_heads(model: str, hidden: int, heads: int) -> None:

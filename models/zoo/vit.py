@@ -94,8 +94,10 @@ def build(spec: ModelSpec, config: VitConfig, batch: int) -> Graph:
         )
         x = transformer.residual(builder, "attn.residual", x, mixed, config.dropout)
         normed = add_norm(builder, "ln2", x, epsilon=config.epsilon)
-        made = transformer.feed_forward_part(builder, normed, config.ffn_hidden, config.activation)
-        x = transformer.residual(builder, "mlp.residual", x, made, config.dropout)
+        mlp_output = transformer.feed_forward_part(
+            builder, normed, config.ffn_hidden, config.activation
+        )
+        x = transformer.residual(builder, "mlp.residual", x, mlp_output, config.dropout)
     _head(builder, config, x)
     return builder.build()
 

@@ -1,4 +1,4 @@
-"""Covering: which of many intervals a time counts for, so that every instant counts once."""
+"""Covering: the interval, of many that cover it, for which each instant of a window counts."""
 
 from collections.abc import Hashable, Iterable
 from heapq import heappop, heappush
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Interval(NamedTuple):
-    """What is under way from `start_ns` to `end_ns`; a lower `rank` goes before a higher one."""
+    """Time from `start_ns` to `end_ns` of one owner; a lower `rank` goes before a higher one."""
 
     start_ns: int
     end_ns: int
@@ -15,7 +15,7 @@ class Interval(NamedTuple):
 
 
 def covering_ns(intervals: Iterable[Interval], begin_ns: int, end_ns: int) -> dict[Hashable, int]:
-    """Split a window among the owners of the intervals that cover it; the rest is under None.
+    """Nanoseconds of a window by the owner of the interval that covers them; the rest under None.
 
     An instant counts for the interval of lowest rank, of equals for the one that ends first.
 
@@ -26,24 +26,28 @@ def covering_ns(intervals: Iterable[Interval], begin_ns: int, end_ns: int) -> di
     {'work': 4, 'moves': 3, None: 2}
     """
     coming = sorted(
-        (one for one in intervals if one.end_ns > begin_ns and one.start_ns < end_ns),
-        key=lambda one: -one.start_ns,
+        (
+            interval
+            for interval in intervals
+            if interval.end_ns > begin_ns and interval.start_ns < end_ns
+        ),
+        key=lambda interval: -interval.start_ns,
     )
-    found: dict[Hashable, int] = {}
+    owned_ns: dict[Hashable, int] = {}
     under_way: list[tuple[int, int, int, Hashable]] = []
-    at, count = begin_ns, 0
-    while at < end_ns:
-        while coming and coming[-1].start_ns <= at:
-            one = coming.pop()
-            heappush(under_way, (one.rank, one.end_ns, count, one.owner))
+    now, count = begin_ns, 0
+    while now < end_ns:
+        while coming and coming[-1].start_ns <= now:
+            interval = coming.pop()
+            heappush(under_way, (interval.rank, interval.end_ns, count, interval.owner))
             count += 1
-        while under_way and under_way[0][1] <= at:
+        while under_way and under_way[0][1] <= now:
             heappop(under_way)
         upto = min(end_ns, coming[-1].start_ns) if coming else end_ns
         owner: Hashable = None
         if under_way:
             _, until, _, owner = under_way[0]
             upto = min(upto, until)
-        found[owner] = found.get(owner, 0) + upto - at
-        at = upto
-    return found
+        owned_ns[owner] = owned_ns.get(owner, 0) + upto - now
+        now = upto
+    return owned_ns

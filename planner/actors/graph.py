@@ -28,7 +28,7 @@ COMMUNICATION = "communication"  # the kind of boxing's buffers that have a plac
 
 
 class Leave(StrEnum):
-    """When an actor makes room for the next one in a queue."""
+    """Event at which an actor makes room for the next one in a queue."""
 
     ISSUED = "issued"
     COMPLETED = "completed"
@@ -66,7 +66,7 @@ class Register(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     memory_kind: str = "activation"
 
     def start_bytes(self, slot: int) -> int:
-        """Where a slot lies in its arena."""
+        """Offset of a slot in its arena."""
         if not self.places:
             return self.offset_bytes + slot * self.slot_bytes
         begin = self.places[slot] * (self.place_bytes or self.slot_bytes)
@@ -74,7 +74,7 @@ class Register(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of its places, whoever else has them."""
+        """Bytes of its places, those included that other registers share."""
         if not self.places:
             return self.slots * self.slot_bytes
         return (max(self.places) + 1) * (self.place_bytes or self.slot_bytes)
@@ -88,7 +88,7 @@ class Port(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Meeting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where ranks meet: a collective over mesh axes, over the world, or one end of a transfer.
+    """Rendezvous of ranks: a collective over mesh axes, over the world, or one end of a transfer.
 
     Equal `key` and equal group mean the same meeting. `axes` are the mesh axes the group spans;
     `peer` is the program of a transfer's other end (the rank at the same coordinate);
@@ -170,19 +170,19 @@ class Actor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def updates(self) -> tuple[Port, ...]:
-        """Outputs of which the version before is read."""
+        """Outputs whose previous version the actor reads."""
         if not self.in_place:
             return ()
         return self.outputs if self.parts else self.outputs[:1]
 
     @property
     def reads_first_output(self) -> bool:
-        """True when the labels list its first output as the first input."""
+        """True if the labels list its first output as the first input."""
         return self.in_place and not self.parts
 
     @property
     def read(self) -> tuple[Port, ...]:
-        """The inputs whose content it reads; it waits for the others alone."""
+        """Inputs whose content the actor reads; for the others it only waits."""
         return self.inputs if self.meeting is None else self.inputs[: self.meeting.parts]
 
 
@@ -195,7 +195,7 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What every rank of one device class runs; `ranks` in row-major order of the mesh."""
+    """Program of every rank of one device class; `ranks` in row-major order of the mesh."""
 
     name: str
     stage: int
@@ -211,7 +211,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return ((outputs[0], *inputs) if actor.reads_first_output else inputs), outputs
 
     def all_operands(self, actor: Actor) -> tuple[Register, ...]:
-        """What the parts of a fused actor number: inputs, outputs, and what is inside."""
+        """Registers that the parts of a fused actor number: inputs, outputs and inner ones."""
         ports = (*actor.inputs, *actor.outputs)
         return (*(self.registers[port.register] for port in ports), *actor.inner)
 
@@ -228,21 +228,21 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     @property
     def memory_bytes_by_kind(self) -> dict[str, int]:
         """The arena's bytes by kind; they add up to `memory_bytes`."""
-        found: dict[str, int] = {}
-        ends: dict[int, int] = {}  # of places that registers have together, by their offset
+        kind_bytes: dict[str, int] = {}
+        ends: dict[int, int] = {}  # bytes counted of places that registers share, by their offset
         for register in self.registers:
-            size, before = register.size_bytes, found.get(register.memory_kind, 0)
+            size, before = register.size_bytes, kind_bytes.get(register.memory_kind, 0)
             if register.memory_kind in (HOST, LENT):
                 continue
             if register.places:
-                known = ends.get(register.offset_bytes, 0)
-                size = max(size - known, 0)
-                ends[register.offset_bytes] = known + size
+                end = ends.get(register.offset_bytes, 0)
+                size = max(size - end, 0)
+                ends[register.offset_bytes] = end + size
             if register.memory_kind == TEMPORARY:
-                found[TEMPORARY] = max(before, register.offset_bytes + size)
+                kind_bytes[TEMPORARY] = max(before, register.offset_bytes + size)
             else:
-                found[register.memory_kind] = before + size
-        return dict(sorted(found.items()))
+                kind_bytes[register.memory_kind] = before + size
+        return dict(sorted(kind_bytes.items()))
 
 
 def _end(registers: Iterable[Register]) -> int:
@@ -287,11 +287,11 @@ class ActorGraph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def coordinate(self, rank: int) -> tuple[int, ...]:
         """Mesh coordinate of `rank` inside its stage."""
         _, position = self._place(rank)
-        found = []
+        indices = []
         for size in reversed(self.axis_sizes):
-            position, at = divmod(position, size)
-            found.append(at)
-        return tuple(reversed(found))
+            position, index = divmod(position, size)
+            indices.append(index)
+        return tuple(reversed(indices))
 
     def members(self, rank: int, meeting: Meeting) -> tuple[int, ...]:
         """Ranks of the meeting that `rank` takes part in, in the order of the group.
@@ -309,8 +309,8 @@ class ActorGraph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         base = position
         members = [0]
         for axis in meeting.axes:
-            at = names.index(axis)
-            size, stride = self.axis_sizes[at], strides[at]
+            axis_index = names.index(axis)
+            size, stride = self.axis_sizes[axis_index], strides[axis_index]
             base -= (position // stride % size) * stride
             members = [member + k * stride for member in members for k in range(size)]
         return tuple(self.programs[index].ranks[base + member] for member in members)

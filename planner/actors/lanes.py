@@ -5,7 +5,7 @@ from millrace.planner.actors.trace import Lane
 
 
 def lane_of(graph: ActorGraph, rank: int, represents: int = 1) -> Lane:
-    """Return the lane of `rank`, standing for `represents` ranks that run alike."""
+    """Lane of `rank`, standing for `represents` ranks that run alike."""
     program = graph.programs[graph.program_of(rank)]
     return Lane(
         rank=rank,

@@ -92,13 +92,13 @@ def _explain(protocols: list[Protocol], rendezvous: Rendezvous) -> str:
         pending.extend((instance, wait.actor) for wait in protocol.waits())
     seen: set[tuple[int, int]] = set()
     while pending:
-        at = pending.pop()
-        if at in seen:
+        node = pending.pop()
+        if node in seen:
             continue
-        seen.add(at)
-        for wait in protocols[at[0]].reasons(at[1]):
-            waits.add_edge(at, (at[0], wait.on), reason=_REASONS[wait.reason].format(wait.what))
-            pending.append((at[0], wait.on))
+        seen.add(node)
+        for wait in protocols[node[0]].reasons(node[1]):
+            waits.add_edge(node, (node[0], wait.on), reason=_REASONS[wait.reason].format(wait.what))
+            pending.append((node[0], wait.on))
 
     def named(node: tuple[int, int]) -> str:
         program = protocols[node[0]].program

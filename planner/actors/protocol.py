@@ -33,7 +33,7 @@ class Fire(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """Why the next actor of a queue cannot fire: `on` is the actor it waits for."""
+    """Reason why the next actor of a queue cannot fire; `on` is the actor it waits for."""
 
     actor: int
     firing: int
@@ -60,13 +60,13 @@ class Protocol:
         self._left = sum(self._total)
         self._short = [0] * len(actors)
         self._tokens: list[int] = []
-        # Per actor: places it takes from at every firing, or at one of several (place, how many),
-        # and those that it fills when it is done (place, who takes from it, at one of how many).
+        # An actor takes from places at every firing, or at one of several (place, how many), and
+        # fills others when it is done (place, who takes from it, at one of how many).
         self._takes: list[list[int]] = [[] for _ in actors]
         self._rarely: list[list[tuple[int, int]]] = [[] for _ in actors]
         self._fills: list[list[tuple[int, int, int]]] = [[] for _ in actors]
         self._connect()
-        # Whose turn it is in each queue, -1 at its end, and whose it will be.
+        # `_turn` is the actor whose turn it is in each queue, -1 at its end; `_coming` those after.
         self._coming = [chain.from_iterable(repeat(queue.order, steps)) for queue in program.queues]
         self._turn = [next(coming, -1) for coming in self._coming]
         self._issue_queues = [self._leaving(a.queues, Leave.ISSUED) for a in actors]
@@ -87,7 +87,7 @@ class Protocol:
         for index, actor in enumerate(actors):
             for port in actor.inputs:
                 if port.register not in writer:
-                    continue  # there for good
+                    continue  # it is there for good
                 versions = self._place(index, port.hold, registers[port.register].initial)
                 readers.setdefault(port.register, []).append((versions, index))
                 register, (maker, hold) = registers[port.register], writer[port.register]
@@ -114,11 +114,11 @@ class Protocol:
 
     @property
     def finished(self) -> bool:
-        """True once every firing of every step has completed."""
+        """True if every firing of every step has completed."""
         return self._left == 0
 
     def start(self) -> list[Fire]:
-        """Return the commands that are possible before any event."""
+        """Fire what is possible before any event; return the commands."""
         return [self.command(actor) for actor in self.begin()]
 
     def issued(self, actor: int) -> list[Fire]:
@@ -137,20 +137,20 @@ class Protocol:
 
     def command(self, actor: int) -> Fire:
         """The firing of an actor that is under way, with its slots."""
-        registers, found = self.program.registers, self.program.actors[actor]
+        registers, definition = self.program.registers, self.program.actors[actor]
         firing = self._done[actor]
         return Fire(
             actor,
             firing,
-            tuple(firing // p.hold % registers[p.register].slots for p in found.inputs),
+            tuple(firing // p.hold % registers[p.register].slots for p in definition.inputs),
             tuple(
                 (firing // p.hold + registers[p.register].initial) % registers[p.register].slots
-                for p in found.outputs
+                for p in definition.outputs
             ),
         )
 
     def begin(self) -> list[int]:
-        """As `start`, but only the actors that fire."""
+        """Fire as `start` does; return only the actors that fire."""
         due: list[int] = []
         for actor in self._turn:
             if actor >= 0 and not self._short[actor]:
@@ -158,14 +158,14 @@ class Protocol:
         return due
 
     def leave(self, actor: int) -> list[int]:
-        """As `issued`, but only the actors that fire."""
+        """Take note as `issued` does; return only the actors that fire."""
         due: list[int] = []
         for queue in self._issue_queues[actor]:
             self._advance(actor, queue, due)
         return due
 
     def finish(self, actor: int) -> list[int]:
-        """As `completed`, but only the actors that fire."""
+        """Take note as `completed` does; return only the actors that fire."""
         firing = self._done[actor]
         if firing >= self._fired[actor]:
             name = self.program.actors[actor].name
@@ -179,8 +179,8 @@ class Protocol:
             self._advance(actor, queue, due)
         for place, other, hold in self._fills[actor]:
             if hold == 1 or done % hold == 0:
-                held = tokens[place] = tokens[place] + 1
-                if held == 1:
+                token_count = tokens[place] = tokens[place] + 1
+                if token_count == 1:
                     left = short[other] = short[other] - 1
                     if not left:
                         self._fire(other, due)
@@ -201,13 +201,13 @@ class Protocol:
         self._fired[actor] = fired = self._fired[actor] + 1
         tokens, short = self._tokens, 1
         for place in self._takes[actor]:
-            held = tokens[place] = tokens[place] - 1
-            if not held:
+            token_count = tokens[place] = tokens[place] - 1
+            if not token_count:
                 short += 1
         for place, hold in self._rarely[actor]:
             if fired % hold == 0:
-                held = tokens[place] = tokens[place] - 1
-                if not held:
+                token_count = tokens[place] = tokens[place] - 1
+                if not token_count:
                     short += 1
         self._short[actor] = short
         due.append(actor)
@@ -217,43 +217,43 @@ class Protocol:
         return [(a, self._done[a]) for a, f in enumerate(self._fired) if f > self._done[a]]
 
     def waits(self, queue: int | None = None) -> list[Wait]:
-        """What the actors at the heads of the queues, or of one, wait for."""
-        found: list[Wait] = []
+        """Waits of the actors at the heads of the queues, or of one queue."""
+        waits: list[Wait] = []
         for actor in self._turn if queue is None else (self._turn[queue],):
             if actor >= 0:
-                found.extend(self.reasons(actor))
-        return list(dict.fromkeys(found))
+                waits.extend(self.reasons(actor))
+        return list(dict.fromkeys(waits))
 
     def reasons(self, actor: int) -> list[Wait]:
-        """What holds back the next firing of one actor."""
+        """Waits that hold back the next firing of one actor."""
         firing = self._fired[actor]
         if firing != self._done[actor] or firing >= self._total[actor]:
             return []
         names = self.program.registers
-        found = []
+        waits = []
         for queue in self._member[actor]:
             head = self._turn[queue]
             if head != actor:
                 what = self.program.queues[queue].name
-                found.append(Wait(actor, firing, "queue", what, head))
+                waits.append(Wait(actor, firing, "queue", what, head))
         for register, hold in self._ports(self.program.actors[actor].inputs):
-            maker, made = self._made(register)
-            if maker >= 0 and firing // hold >= made:
-                found.append(Wait(actor, firing, "input", names[register].name, maker))
+            maker, versions = self._made(register)
+            if maker >= 0 and firing // hold >= versions:
+                waits.append(Wait(actor, firing, "input", names[register].name, maker))
         for register, hold in self._ports(self.program.actors[actor].outputs):
             initial, slots = names[register].initial, names[register].slots
             before = firing // hold + initial - slots + 1
-            for consumer, one in enumerate(self.program.actors):
-                for other, often in self._ports(one.inputs):
-                    if other == register and self._done[consumer] // often < before:
-                        found.append(Wait(actor, firing, "slot", names[register].name, consumer))
-        return found
+            for consumer, reader in enumerate(self.program.actors):
+                for other, reader_hold in self._ports(reader.inputs):
+                    if other == register and self._done[consumer] // reader_hold < before:
+                        waits.append(Wait(actor, firing, "slot", names[register].name, consumer))
+        return waits
 
     def _ports(self, ports: Iterable[Port]) -> list[tuple[int, int]]:
         return [(port.register, port.hold) for port in ports]
 
     def _made(self, register: int) -> tuple[int, int]:
-        """Who writes a register, and how many versions there have been."""
+        """Actor that writes a register (-1: none), and number of versions that there have been."""
         initial = self.program.registers[register].initial
         for index, actor in enumerate(self.program.actors):
             for port in actor.outputs:

@@ -13,7 +13,7 @@ Arrival = tuple[int, int]  # instance, actor
 
 
 class Rendezvous:
-    """Counts arrivals at every meeting of an actor graph.
+    """Arrivals at every meeting of an actor graph, counted.
 
     Parameters
     ----------
@@ -35,31 +35,31 @@ class Rendezvous:
         self._groups: list[dict[int, int]] = []  # instance → actor → group
         self._sizes: list[int] = []
         self._members: list[list[Arrival]] = []
-        found: dict[tuple[str, tuple[int, ...]], int] = {}
+        group_numbers: dict[tuple[str, tuple[int, ...]], int] = {}
         for instance, rank in enumerate(self._ranks):
             groups: dict[int, int] = {}
             for index, actor in enumerate(graph.programs[graph.program_of(rank)].actors):
                 if actor.meeting is None:
                     continue
                 parties = self._present(instance, actor.meeting)
-                at = found.setdefault((actor.meeting.key, parties), len(found))
-                if at == len(self._sizes):
+                group = group_numbers.setdefault((actor.meeting.key, parties), len(group_numbers))
+                if group == len(self._sizes):
                     self._sizes.append(len(parties))
                     self._members.append([])
-                groups[index] = at
-                self._members[at].append((instance, index))
+                groups[index] = group
+                self._members[group].append((instance, index))
             self._groups.append(groups)
         self._arrived: dict[tuple[int, int], list[Arrival]] = {}
 
     def _present(self, instance: int, meeting: Meeting) -> tuple[int, ...]:
-        """The instances that take part in a meeting of this one."""
+        """Instances that take part in a meeting of this one."""
         if meeting.world:
             return tuple(range(len(self._ranks)))
         key = instance, meeting.axes, meeting.peer
         if key not in self._parties:
             members = self._graph.members(self._ranks[instance], meeting)
-            found = (self._instance_of[rank] for rank in members if rank in self._instance_of)
-            self._parties[key] = tuple(sorted(found))
+            instances = (self._instance_of[rank] for rank in members if rank in self._instance_of)
+            self._parties[key] = tuple(sorted(instances))
         return self._parties[key]
 
     def arrive(self, instance: int, actor: int, firing: int) -> list[Arrival] | None:
@@ -74,9 +74,9 @@ class Rendezvous:
         return self._arrived.pop((group, firing))
 
     def absent(self, instance: int, actor: int, firing: int) -> list[Arrival]:
-        """Those who have not arrived where `actor` waits (to explain a deadlock)."""
+        """Members of `actor`'s group that have not arrived yet (to explain a deadlock)."""
         group = self._groups[instance][actor]
-        present = {at for at, _ in self._arrived.get((group, firing), [])}
+        present = {party for party, _ in self._arrived.get((group, firing), [])}
         return [member for member in self._members[group] if member[0] not in present]
 
 

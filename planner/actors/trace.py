@@ -62,7 +62,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     spans: tuple[Span, ...] = ()
 
     def validate(self) -> "Trace":
-        """Return the trace itself once every span has its lane, its actor and its step.
+        """The trace itself, once every span has its lane, its actor and its step.
 
         Raises
         ------
@@ -74,26 +74,32 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 f"it has {len(self.lanes)} lanes - at `$.lanes` - and ends of steps of "
                 f"{len(self.step_end_ns)} - at `$.step_end_ns`"
             )
-        for at, (lane, ends) in enumerate(zip(self.lanes, self.step_end_ns, strict=True)):
-            lane.check(f"$.lanes[{at}]")
+        for lane_index, (lane, ends) in enumerate(zip(self.lanes, self.step_end_ns, strict=True)):
+            lane.check(f"$.lanes[{lane_index}]")
             if len(ends) != self.steps:
                 raise PlanError(
-                    f"of {self.steps} steps {len(ends)} have an end - at `$.step_end_ns[{at}]`"
+                    f"of {self.steps} steps {len(ends)} have an end "
+                    f"- at `$.step_end_ns[{lane_index}]`"
                 )
             if not all(before < after for before, after in pairwise((0, *ends))):
-                raise PlanError(f"a step ends before it begins - at `$.step_end_ns[{at}]`")
-        firings = {lane.rank: [self.steps * one for one in lane.firings] for lane in self.lanes}
+                raise PlanError(f"a step ends before it begins - at `$.step_end_ns[{lane_index}]`")
+        firings = {
+            lane.rank: [self.steps * per_step for per_step in lane.firings] for lane in self.lanes
+        }
         if len(firings) != len(self.lanes):
             raise PlanError("two lanes are of one rank - at `$.lanes`")
-        for at, span in enumerate(self.spans):
-            known = firings.get(span.rank, ())
-            if not 0 <= span.actor < len(known) or not 0 <= span.firing < known[span.actor]:
+        for span_index, span in enumerate(self.spans):
+            firing_counts = firings.get(span.rank, ())
+            if (
+                not 0 <= span.actor < len(firing_counts)
+                or not 0 <= span.firing < firing_counts[span.actor]
+            ):
                 raise PlanError(
                     f"there is no firing {span.firing} of actor {span.actor} on rank {span.rank} "
-                    f"- at `$.spans[{at}]`"
+                    f"- at `$.spans[{span_index}]`"
                 )
             if span.end_ns < span.start_ns:
-                raise PlanError(f"it ends before it begins - at `$.spans[{at}]`")
+                raise PlanError(f"it ends before it begins - at `$.spans[{span_index}]`")
         return self
 
     def step_times_ns(self) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""What every actor graph must satisfy before a driver may run it."""
+"""Checks that every actor graph passes before a driver may run it."""
 
 from collections import Counter
 
@@ -7,7 +7,7 @@ from millrace.planner.errors import ProtocolError
 
 
 def validate(graph: ActorGraph) -> ActorGraph:
-    """Return the graph itself once it is structurally sound.
+    """The graph itself, once it is structurally sound.
 
     Raises
     ------
@@ -66,13 +66,13 @@ def _check_registers(program: Program) -> None:
 
 def _check_queues(program: Program) -> None:
     for index, queue in enumerate(program.queues):
-        found = Counter(queue.order)
-        for at, actor in enumerate(program.actors):
+        counts = Counter(queue.order)
+        for actor_index, actor in enumerate(program.actors):
             expected = actor.firings if index in actor.queues else 0
-            if found[at] != expected:
+            if counts[actor_index] != expected:
                 raise ProtocolError(
-                    f"queue `{queue.name}` ({program.name}) lists `{actor.name}` {found[at]} times "
-                    f"a step, expected {expected}"
+                    f"queue `{queue.name}` ({program.name}) lists `{actor.name}` "
+                    f"{counts[actor_index]} times a step, expected {expected}"
                 )
     for actor in program.actors:
         if not any(program.queues[q].leave is Leave.COMPLETED for q in actor.queues):
@@ -82,7 +82,7 @@ def _check_queues(program: Program) -> None:
 
 
 def _check_parts(program: Program, actor: Actor, meeting: Meeting) -> None:
-    """Every part of a collective is an input that makes an output."""
+    """Raise ProtocolError unless every part of a collective is an input that makes an output."""
     if meeting.parts < 1 or (meeting.peer is not None and meeting.parts > 1):
         raise ProtocolError(f"`{actor.name}` ({program.name}) has {meeting.parts} parts")
     if meeting.parts > 1 and not (

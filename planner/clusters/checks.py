@@ -12,13 +12,14 @@ from millrace.planner.errors import ClusterError
 
 # Devices up to which a search answers within half a minute on two cores (2026-11).
 DEVICES_MAX = 2**18
-# What times are made of: with more, or less a second, a step would not fit 64 bits of nanoseconds.
+# Rates that times are made of lie between these: with more, or less a second, a step would not fit
+# 64 bits of nanoseconds.
 RATE_MIN, RATE_MAX = 1e6, 1e24
 TIME_NS_MAX = 900 * 10**9
 
 
 def validate(cluster: Cluster) -> Cluster:
-    """Return the cluster itself once every value lies in its range.
+    """The cluster itself, once every value lies in its range.
 
     Raises
     ------
@@ -44,9 +45,9 @@ def _faults(cluster: Cluster) -> Iterator[str]:
         yield f"{cluster.devices:,} devices are more than are planned for; {most}"
     devices: dict[str, Device] = {}
     for group in cluster.groups:
-        known = devices.setdefault(group.device.name, group.device)
-        if known != group.device:
-            yield f"two devices are called `{known.name}` and differ; give each a name of its own"
+        first = devices.setdefault(group.device.name, group.device)
+        if first != group.device:
+            yield f"two devices are called `{first.name}` and differ; give each a name of its own"
 
 
 def _group_faults(group: NodeGroup, where: str) -> Iterator[str]:
@@ -141,8 +142,8 @@ def _device_faults(device: Device, where: str) -> Iterator[str]:
         )
     yield from _table_faults(f"{where}kernels", device.kernels)
     for name in device.kernels:
-        _, at, precision = name.partition("@")
-        if at and precision not in ITEM_BYTES:
+        _, separator, precision = name.partition("@")
+        if separator and precision not in ITEM_BYTES:
             yield f"{where}kernels.{name}: `{precision}` is none of {', '.join(ITEM_BYTES)}"
     yield from _table_faults(f"{where}collectives", device.collectives)
 

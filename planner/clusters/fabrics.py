@@ -22,7 +22,7 @@ FORM = (
 
 
 class Reduction(StrEnum):
-    """Whether switches add up what passes through them (SHARP)."""
+    """Condition under which switches add up what passes through them (SHARP)."""
 
     NEVER = "never"
     ASKED = "asked"
@@ -60,7 +60,7 @@ class Fabric(_Settings, frozen=True, kw_only=True):
     ports
         Of a node where the vendor sells no other number; None: one for each device.
     reduces
-        Whether its switches reduce: never, where they are asked to (`ndr+sharp`), or always.
+        When its switches reduce: never, where they are asked to (`ndr+sharp`), or always.
     gap_ns, congestion
         As in `Link`.
     source
@@ -70,7 +70,7 @@ class Fabric(_Settings, frozen=True, kw_only=True):
     name: str
 
     def link(self, ports: float, sharp: bool = False) -> Link:
-        """The link of a device that has so many ports to itself."""
+        """Link of a device that has so many ports to itself."""
         reduces = self.reduces is Reduction.ALWAYS or sharp
         return Link(
             latency_ns=self.latency_ns,
@@ -82,8 +82,8 @@ class Fabric(_Settings, frozen=True, kw_only=True):
         )
 
 
-# What a sentence calls a family of networks; the first word found in it counts, and a rate alone
-# is taken for Ethernet with RDMA, which comes at every rate.
+# A sentence names a family of networks by such words; the first found in it counts, and a rate
+# alone is taken for Ethernet with RDMA, which comes at every rate.
 WORDS = {
     "infiniband": "infiniband",
     "ib": "infiniband",
@@ -115,17 +115,17 @@ _PER_DEVICE = re.compile(r"\b(?:per|a|each|/)\s*(?:gpu|device|chip|accelerator)\
 
 @lru_cache(maxsize=1)
 def fabrics() -> dict[str, Fabric]:
-    """Every fabric by name, those inside a node first."""
+    """Fabrics by name, those inside a node first."""
     text = (resources.files("millrace.planner.clusters") / "fabrics.toml").read_text("utf-8")
-    found = msgspec.toml.decode(text, type=dict[str, _Settings])
+    tables = msgspec.toml.decode(text, type=dict[str, _Settings])
     return {
         name: Fabric(name=name, **msgspec.structs.asdict(settings))
-        for name, settings in found.items()
+        for name, settings in tables.items()
     }
 
 
 def network(text: str, devices_per_node: int) -> Link:
-    """What each device gets of a fabric that its node is joined by.
+    """Link that each device of a node gets of the network that its node is joined by.
 
     Parameters
     ----------
@@ -151,20 +151,20 @@ def network(text: str, devices_per_node: int) -> Link:
         raise ClusterError(f"devices_per_node is {devices_per_node}, expected at least 1")
     if re.match(r"\s*-\s*\d", text):
         raise ClusterError(f"network `{text}` is negative; {FORM}")
-    found = _named(text.strip().lower(), devices_per_node)
-    found = found or _rated(text, devices_per_node) or _mentioned(text, devices_per_node)
-    if found is None:
+    link = _named(text.strip().lower(), devices_per_node)
+    link = link or _rated(text, devices_per_node) or _mentioned(text, devices_per_node)
+    if link is None:
         word = re.sub(r"^\d+\s*x\s*|\+sharp$", "", text.strip().lower())
         close = get_close_matches(word, fabrics(), n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(fabrics())}"
         raise ClusterError(f"no network `{text}`; {FORM}; {hint}")
-    if found.bandwidth_bytes_per_s <= 0:
+    if link.bandwidth_bytes_per_s <= 0:
         raise ClusterError(f"network `{text}` has a bandwidth of 0; {FORM}")
-    return found
+    return link
 
 
 def _named(text: str, devices: int) -> Link | None:
-    """`ndr`, `8xhdr`, `18xnvlink-4`, each perhaps with `+sharp`."""
+    """Link of `ndr`, `8xhdr`, `18xnvlink-4`, each perhaps with `+sharp`; None for other texts."""
     match = re.fullmatch(r"(?:(\d+)\s*x\s*)?([a-z][a-z0-9-]*)(?:\+sharp)?", text)
     if not match or not (fabric := fabrics().get(match[2])):
         return None
@@ -172,10 +172,14 @@ def _named(text: str, devices: int) -> Link | None:
 
 
 def _link(fabric: Fabric, ports: float, text: str) -> Link:
-    """The link of a device with so many ports, which the text may ask to reduce."""
+    """Link of a device with so many ports, which the text may ask to reduce."""
     sharp = text.rstrip().lower().endswith("+sharp")
     if sharp and fabric.reduces is Reduction.NEVER:
-        able = [name for name, one in fabrics().items() if one.reduces is not Reduction.NEVER]
+        able = [
+            name
+            for name, candidate in fabrics().items()
+            if candidate.reduces is not Reduction.NEVER
+        ]
         raise ClusterError(
             f"network `{text}`: switches of {fabric.name} do not reduce; leave out `+sharp` or "
             f"take one of {', '.join(able)}"
@@ -191,7 +195,7 @@ def _ports(fabric: Fabric, count: str | None, devices: int) -> float:
 
 
 def _rated(text: str, devices: int) -> Link | None:
-    """A sentence with a rate: of each of the ports it counts, of a device, or of a whole node."""
+    """Link of a sentence with a rate: of each port it counts, of a device, or of a whole node."""
     if not (match := _RATE.search(text)):
         return None
     unit = match["unit"]
@@ -204,17 +208,17 @@ def _rated(text: str, devices: int) -> Link | None:
 
 
 def _of_family(text: str, port_bytes_per_s: float) -> Fabric:
-    """The fabric of a sentence: by its name, else of its family and nearest a port's rate."""
+    """Fabric of a sentence: by its name, else of its family and nearest a port's rate."""
     words = re.findall(r"[a-z]+[a-z0-9]*", text.lower())
     if named := next((word for word in words if word in fabrics()), None):
         return fabrics()[named]
     family = next((WORDS[word] for word in words if word in WORDS), DEFAULT_FAMILY)
     members = [fabric for fabric in fabrics().values() if fabric.family == family]
-    return min(members, key=lambda one: abs(one.bandwidth_bytes_per_s - port_bytes_per_s))
+    return min(members, key=lambda member: abs(member.bandwidth_bytes_per_s - port_bytes_per_s))
 
 
 def _mentioned(text: str, devices: int) -> Link | None:
-    """A sentence without a rate that names a fabric: `4x HDR InfiniBand`, `AWS EFA`."""
+    """Link of a sentence without a rate that names a fabric: `4x HDR InfiniBand`, `AWS EFA`."""
     words = re.findall(r"[a-z][a-z0-9-]*", text.lower())
     names = [CLOUDS.get(word, word) for word in words]
     name = next((name for name in names if name in fabrics()), None)

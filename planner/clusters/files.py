@@ -71,11 +71,11 @@ class ClusterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 def names() -> tuple[str, ...]:
     """Names of the catalogue's devices, sorted."""
     folder = resources.files("millrace.planner") / "catalogue"
-    found = [entry.name for entry in folder.iterdir() if entry.name.endswith(".toml")]
-    return tuple(sorted(name.removesuffix(".toml") for name in found))
+    files = [entry.name for entry in folder.iterdir() if entry.name.endswith(".toml")]
+    return tuple(sorted(name.removesuffix(".toml") for name in files))
 
 
-# What people say, and the device of that name that most published runs were on.
+# People say these names for the device of that name that most published runs were on.
 USUAL = {
     "a100": "a100-sxm-80gb",
     "a800": "a800-sxm-80gb",
@@ -88,7 +88,7 @@ USUAL = {
 
 
 def canonical(name: str) -> str:
-    """Return the catalogue's name for a device that people call by less, else the name itself.
+    """The catalogue's name for a device that people call by less, else the name itself.
 
     Examples
     --------
@@ -109,7 +109,7 @@ def reference_node(name: str) -> Cluster:
     """
     name = canonical(name)
     if name not in names():
-        begun = [one for one in names() if name and one.startswith(name.lower())]
+        begun = [candidate for candidate in names() if name and candidate.startswith(name.lower())]
         close = begun[:3] or get_close_matches(name, names(), n=3, cutoff=0.4)
         hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(names())}"
         raise ClusterError(f"no device `{name}` in the catalogue; {hint}")
@@ -118,12 +118,12 @@ def reference_node(name: str) -> Cluster:
 
 
 def device(name: str) -> Device:
-    """Return the catalogue's device called `name`; raises ClusterError when there is none."""
+    """The catalogue's device called `name`; raises ClusterError when there is none."""
     return reference_node(name).device
 
 
 def resized(node: Cluster, devices_per_node: int) -> Cluster:
-    """Return the node with another number of devices, a torus as near to a cube as it goes.
+    """The node with another number of devices, a torus as near to a cube as it goes.
 
     Islands that the devices do not fill are left out.
     """
@@ -182,7 +182,7 @@ def _decode(text: str, where: str, name: str = "") -> Cluster:
 
 
 def _software(given: Software | str, where: str) -> Software:
-    """A framework's settings by its name, or the file's own."""
+    """Settings of a framework by its name, or the file's own."""
     if isinstance(given, Software):
         return given
     try:
@@ -240,7 +240,7 @@ def _nodes(nodes: NodesTable, where: str) -> NodeGroup:
 
 
 def _link(given: Link | str, devices_per_node: int, where: str) -> Link:
-    """A link as it is, or the one that a fabric's name stands for."""
+    """Link as it is given, or the one that a fabric's name stands for."""
     if isinstance(given, Link):
         return given
     try:

@@ -86,14 +86,14 @@ def parse_cluster(
     for value, field in ((per_node, "GPUS_PER_NODE"), (nodes, "NODES")):
         if value < 1:
             raise ClusterError(f"`{text}`: {field} is {value}, expected at least 1")
-    found = msgspec.structs.replace(resized(node, per_node), name=f"{name}:{shape}", nodes=nodes)
-    return validate(found)
+    cluster = msgspec.structs.replace(resized(node, per_node), name=f"{name}:{shape}", nodes=nodes)
+    return validate(cluster)
 
 
 def local_cluster(
     ranks: int, cores: int, memory_bytes: int, device: Device | None = None
 ) -> Cluster:
-    """`ranks` processes on one machine, which share its cores and its memory.
+    """Cluster of `ranks` processes on one machine, which share its cores and its memory.
 
     Parameters
     ----------
@@ -131,7 +131,7 @@ def local_cluster(
 
 
 def local_gpu_cluster(ranks: int, device: Device | None) -> Cluster:
-    """`ranks` GPUs of one machine, as they were measured, driven by captured steps.
+    """Cluster of `ranks` GPUs of one machine, as they were measured, driven by captured steps.
 
     Parameters
     ----------
@@ -183,7 +183,7 @@ def local_gpu_cluster(ranks: int, device: Device | None) -> Cluster:
 
 
 def local_ranks(name: str, shape: str) -> int:
-    """Return the N of `local:N` or `local-gpu:N`; raises ClusterError where it is none."""
+    """N of `local:N` or `local-gpu:N`; raises ClusterError where it is none."""
     if not re.fullmatch(r"[0-9]{1,9}", shape) or int(shape) < 1:
         raise ClusterError(
             f"`{name}:{shape}`: expected {name}:N with N {_COUNTED[name]}, such as {name}:4"
@@ -200,12 +200,12 @@ def machine_cores() -> int:
 
 def machine_memory_bytes() -> int:
     """Memory of this machine, or the limit of the control group it runs in."""
-    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
     for path in map(Path, limits):
         if path.is_file() and (limit := path.read_text("ascii").strip()).isdecimal():
-            found = min(found, int(limit))
-    return found
+            memory_bytes = min(memory_bytes, int(limit))
+    return memory_bytes
 
 
 def _several_cores(core: Device, cores: int) -> Device:
@@ -217,12 +217,12 @@ def _several_cores(core: Device, cores: int) -> Device:
 
 
 def _measured_link(device: Device) -> Link:
-    """What stands in for group sizes that were not measured; built in where nothing was."""
+    """Link for group sizes that were not measured; built in where nothing was."""
     return _line(device, "send/2") or reference_node(CORE).intra_node
 
 
 def _line(device: Device, table: str) -> Link | None:
-    """α-β that passes through the smallest and the largest measured transfer of a table."""
+    """Link whose α-β line passes through the smallest and largest measured transfer of a table."""
     points = device.collectives.get(table, ())
     if len(points) < 2:
         return None

@@ -9,7 +9,7 @@ import msgspec
 from millrace.planner.cluster import Software
 from millrace.planner.errors import ClusterError
 
-DEFAULT = "default"  # what a framework takes that has no table
+DEFAULT = "default"  # a framework that has no table takes this one
 
 # Megatron-LM's buckets of gradients hold 40 million parameters or more (distributed_data_parallel,
 # `bucket_size`), DeepSpeed's `reduce_bucket_size` is 5e8 elements (both read 2026-11): of this
@@ -45,12 +45,12 @@ class _Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 def frameworks() -> dict[str, Software]:
     """Every framework that has settings, and the default ones, by name."""
     text = (resources.files("millrace.planner.clusters") / "software.toml").read_text("utf-8")
-    found = msgspec.toml.decode(text, type=dict[str, _Settings])
+    tables = msgspec.toml.decode(text, type=dict[str, _Settings])
     return {
         name: Software(
             name=name, bucket_bytes=BUCKET_BYTES, links=LINKS, **msgspec.structs.asdict(settings)
         )
-        for name, settings in found.items()
+        for name, settings in tables.items()
     }
 
 
@@ -62,9 +62,13 @@ def framework(name: str) -> Software:
     ClusterError
         There is no such framework; lists those there are.
     """
-    known = frameworks()
-    if name not in known:
-        close = get_close_matches(name, known, n=3, cutoff=0.4)
-        hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"
+    frameworks_by_name = frameworks()
+    if name not in frameworks_by_name:
+        close = get_close_matches(name, frameworks_by_name, n=3, cutoff=0.4)
+        hint = (
+            f"did you mean {' or '.join(close)}?"
+            if close
+            else f"known: {', '.join(frameworks_by_name)}"
+        )
         raise ClusterError(f"no framework `{name}`; {hint}")
-    return known[name]
+    return frameworks_by_name[name]

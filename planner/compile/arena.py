@@ -52,7 +52,7 @@ class Placed(NamedTuple):
 
 
 def lay_out(program: Program, draft: DraftStage, table: Timetable) -> Program:
-    """Return the program with `offset_bytes` and `memory_kind` of every register set.
+    """The program with `offset_bytes` and `memory_kind` of every register set.
 
     Parameters
     ----------
@@ -68,10 +68,10 @@ def lay_out(program: Program, draft: DraftStage, table: Timetable) -> Program:
     lent = lent_places(spans, offsets.keys())
     buffers = communication_buffers(draft)
     registers = list(program.registers)
-    for index, at in offsets.items():
-        registers[index] = replace(registers[index], offset_bytes=at, memory_kind=TEMPORARY)
-    kept = taking_turns(spans, offsets.keys() | lent.keys())
-    places, end = kept_places(draft, kept, table.turns[program.stage], end)
+    for index, offset in offsets.items():
+        registers[index] = replace(registers[index], offset_bytes=offset, memory_kind=TEMPORARY)
+    bundle_registers = taking_turns(spans, offsets.keys() | lent.keys())
+    places, end = kept_places(draft, bundle_registers, table.turns[program.stage], end)
     for index, place in places.items():
         registers[index] = replace(registers[index], **place)
     done = {*offsets, *lent, *places}
@@ -85,8 +85,8 @@ def lay_out(program: Program, draft: DraftStage, table: Timetable) -> Program:
             registers[index] = replace(register, offset_bytes=end, memory_kind=kind)
             end += register.slots * register.slot_bytes
     for index, (owner, behind) in lent.items():
-        at = registers[owner].offset_bytes + behind
-        registers[index] = replace(registers[index], offset_bytes=at, memory_kind=LENT)
+        offset = registers[owner].offset_bytes + behind
+        registers[index] = replace(registers[index], offset_bytes=offset, memory_kind=LENT)
     return replace(program, registers=tuple(registers))
 
 
@@ -143,32 +143,32 @@ def lent_places(spans: Spans, shared: Set[int]) -> dict[int, tuple[int, int]]:
         Registers in the area.
     """
     draft = spans.draft
-    found: dict[int, tuple[int, int]] = {}
+    places: dict[int, tuple[int, int]] = {}
     for variable, gradient in _updates(draft):
-        parts, whole = _gathered(spans, variable)
+        parts, gathered = _gathered(spans, variable)
         total, reduced = _summed(spans, gradient)
-        if total is None or whole is None or {total, whole, *parts, *reduced} & shared:
+        if total is None or gathered is None or {total, gathered, *parts, *reduced} & shared:
             continue
-        if not _read_before(spans, whole, total):
+        if not _read_before(spans, gathered, total):
             continue
         behind = 0
-        for one in parts:
-            size = draft.registers[one].slot_bytes
+        for part in parts:
+            size = draft.registers[part].slot_bytes
             if behind + size <= draft.registers[total].slot_bytes:
-                found[one] = total, behind
+                places[part] = total, behind
                 behind += size
-        # Every other one where the sum was, for what is boxed on is not read again.
+        # Every other one lies where the sum was, for what is boxed on is not read again.
         row = [total, *reduced]
-        for at, one in enumerate(reduced):
-            owner = total if at % 2 else whole
-            alone = at == 0 or len(spans.readers[row[at - 1]]) == 1
-            if alone and draft.registers[one].slot_bytes <= draft.registers[owner].slot_bytes:
-                found[one] = owner, 0
-    return found
+        for position, register in enumerate(reduced):
+            owner = total if position % 2 else gathered
+            alone = position == 0 or len(spans.readers[row[position - 1]]) == 1
+            if alone and draft.registers[register].slot_bytes <= draft.registers[owner].slot_bytes:
+                places[register] = owner, 0
+    return places
 
 
 def _updates(draft: DraftStage) -> Iterator[tuple[int, int]]:
-    """Every variable that an actor updates, and the gradient that it reads for it."""
+    """Variables that an actor updates, each with the gradient that it reads for it."""
     for actor in draft.actors:
         if not actor.in_place:
             continue
@@ -180,25 +180,32 @@ def _updates(draft: DraftStage) -> Iterator[tuple[int, int]]:
 
 
 def _made_of(actor: DraftActor, register: int) -> list[int]:
-    """What an actor makes of one of its inputs."""
+    """Registers that an actor makes of one of its inputs."""
     if actor.meeting is not None:
         pairs = zip(actor.inputs, actor.outputs, strict=False)  # a part each; waits come after
-        return [made.register for sent, made in pairs if sent.register == register]
+        return [output.register for sent, output in pairs if sent.register == register]
     if not actor.parts:
         return [port.register for port in actor.outputs]
-    at = [port.register for port in actor.inputs].index(register)
+    operand = [port.register for port in actor.inputs].index(register)
     ports = (*actor.inputs, *actor.outputs)
     return [
-        ports[one].register for part in actor.parts if at in part.inputs for one in part.outputs
+        ports[output_operand].register
+        for part in actor.parts
+        if operand in part.inputs
+        for output_operand in part.outputs
     ]
 
 
 def _gathered(spans: Spans, variable: int) -> tuple[list[int], int | None]:
-    """What is made of a variable before the first microbatch, and the last of it, read in them."""
+    """Registers made of a variable before the first microbatch: all but the last, and the last."""
     draft, parts = spans.draft, list[int]()
     last = variable
     while True:
-        readers = [at for at in spans.readers.get(last, ()) if draft.actors[at].section == BEGIN]
+        readers = [
+            reader
+            for reader in spans.readers.get(last, ())
+            if draft.actors[reader].section == BEGIN
+        ]
         if not readers:
             is_made = last in draft.producer and not draft.registers[last].initial
             return parts[:-1], last if is_made else None
@@ -213,15 +220,15 @@ def _gathered(spans: Spans, variable: int) -> tuple[list[int], int | None]:
 
 
 def _summed(spans: Spans, gradient: int) -> tuple[int | None, list[int]]:
-    """The sum of all microbatches that a gradient is boxed from, and what boxing made of it."""
+    """Sum of all microbatches that a gradient is boxed from, and what boxing made of it."""
     draft, reduced = spans.draft, list[int]()
     boxed: int | None = None  # the actor that boxes it on
     while True:
         index = draft.producer.get(gradient)
-        readers = [at for at in spans.readers[gradient] if at != boxed]
+        readers = [reader for reader in spans.readers[gradient] if reader != boxed]
         alone = all(
-            draft.actors[at].section == UPDATE and draft.actors[at].lane == "compute"
-            for at in readers
+            draft.actors[reader].section == UPDATE and draft.actors[reader].lane == "compute"
+            for reader in readers
         )
         if index is None or not alone:
             return None, []
@@ -235,19 +242,19 @@ def _summed(spans: Spans, gradient: int) -> tuple[int | None, list[int]]:
         gradient, boxed = actor.inputs[part].register, index
 
 
-def _read_before(spans: Spans, whole: int, total: int) -> bool:
-    """Whether every microbatch reads a weight before its gradient is added to the sum."""
+def _read_before(spans: Spans, gathered: int, total: int) -> bool:
+    """True if every microbatch reads a weight before its gradient is added to the sum."""
     draft = spans.draft
     end = draft.producer[total]
     last = spans.section(end)
-    readers = spans.readers.get(whole, ())
-    parts = [draft.actors[at].section for at in readers]
+    readers = spans.readers.get(gathered, ())
+    parts = [draft.actors[reader].section for reader in readers]
     return ("F", last[1]) in parts and all(
-        draft.actors[at].lane == "compute"
+        draft.actors[reader].lane == "compute"
         and section[1] == last[1]
-        and (at < end or spans.section(at) != last)
+        and (reader < end or spans.section(reader) != last)
         and PART_ORDER[section[0]] <= PART_ORDER[draft.actors[end].section[0]]
-        for at, section in zip(readers, parts, strict=True)
+        for reader, section in zip(readers, parts, strict=True)
     )
 
 
@@ -270,20 +277,25 @@ def _pack_section(
         elif not stepwise:
             across.setdefault(last if first == last - 1 else 0, []).append(span)
     fixed, offsets = _pack_across(across)
-    area = max((one.offset + one.size for one in fixed), default=0)
+    area = max((placed.offset + placed.size for placed in fixed), default=0)
     for stretch, local in within.items():
         begin = starts[stretch - 1]
         end = starts[stretch] - 1 if stretch < len(starts) else max(span.last for span in local)
         around = sorted(
-            Placed(one.offset, one.size, max(one.first, begin) - begin, min(one.last, end) - begin)
-            for one in fixed
-            if one.first <= end and begin <= one.last
+            Placed(
+                placed.offset,
+                placed.size,
+                max(placed.first, begin) - begin,
+                min(placed.last, end) - begin,
+            )
+            for placed in fixed
+            if placed.first <= end and begin <= placed.last
         )
         moved = [span._replace(first=span.first - begin, last=span.last - begin) for span in local]
         key = tuple(span[1:] for span in moved), tuple(around)
         if key not in packed:
-            at = {span.register: offset for span, offset in _fitted(moved, list(around))}
-            places = tuple(at[span.register] for span in local)
+            offset_of = {span.register: offset for span, offset in _fitted(moved, list(around))}
+            places = tuple(offset_of[span.register] for span in local)
             packed[key] = places, max(p + s.size for p, s in zip(places, local, strict=True))
         places, size = packed[key]
         offsets |= {span.register: place for span, place in zip(local, places, strict=True)}
@@ -298,7 +310,7 @@ def _pack_across(across: dict[int, list[Span]]) -> tuple[list[Placed], dict[int,
     stretches there are, those two parts are as large as the largest pair of neighbours needs. What
     lives longer (0) lies below.
     """
-    found: list[Placed] = []
+    fixed: list[Placed] = []
     offsets: dict[int, int] = {}
     base = 0
     for part in ([0], *(sorted(k for k in across if k and k % 2 == odd) for odd in (0, 1))):
@@ -308,14 +320,14 @@ def _pack_across(across: dict[int, list[Span]]) -> tuple[list[Placed], dict[int,
             for span, offset in _fitted(across.get(stretch, ()), placed):
                 offsets[span.register] = base + offset
                 end = max(end, base + offset + span.size)
-            found += (one._replace(offset=base + one.offset) for one in placed)
+            fixed += (place._replace(offset=base + place.offset) for place in placed)
         base = end
-    return found, offsets
+    return fixed, offsets
 
 
 def _fitted(spans: Sequence[Span], placed: list[Placed]) -> Iterator[tuple[Span, int]]:
     """First fit, largest first, around and into what is placed already (sorted by offset)."""
-    for span in sorted(spans, key=lambda one: (-one.size, one.first, one.last, one.register)):
+    for span in sorted(spans, key=lambda span: (-span.size, span.first, span.last, span.register)):
         offset = 0
         for other in placed:
             if (

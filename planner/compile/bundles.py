@@ -20,31 +20,35 @@ from millrace.planner.compile.spans import Spans, stretches
 def taking_turns(spans: Spans, elsewhere: Set[int]) -> dict[Bundle, list[int]]:
     """Registers that live from one section of a chunk to a later one, by what is alive together."""
     draft = spans.draft
-    kept: dict[Bundle, list[int]] = {}
+    bundle_registers: dict[Bundle, list[int]] = {}
     starts: dict[int, list[int]] = {}  # of the stretches of input gradients, by chunk
     for register in spans.candidates:
         kind, size = draft.registers[register].memory_kind, draft.registers[register].slot_bytes
         begin = None if register in elsewhere else spans.begin(register)
         if begin is None or begin[0][0] not in SLOT_PARTS or kind != "activation" or not size:
             continue
-        (made, chunk), begun = begin
+        (maker_part, chunk), begun = begin
         readers = spans.readers.get(register, ())
         ends = {spans.section(reader) for reader in readers}
         last = max((PART_ORDER[part] for part, _ in ends), default=0)
         done = [spans.done(reader, spans.section(reader)) for reader in readers]
-        if None in done or last <= PART_ORDER[made] or {at for _, at in ends} != {chunk}:
+        if (
+            None in done
+            or last <= PART_ORDER[maker_part]
+            or {reader_chunk for _, reader_chunk in ends} != {chunk}
+        ):
             continue
         end = next(part for part, _ in ends if PART_ORDER[part] == last)
         if end not in SLOT_PARTS:
             continue
         stretch = WHOLE
-        if "B" in (made, end):
+        if "B" in (maker_part, end):
             if chunk not in starts:
-                starts[chunk] = [at for at, _ in chunk_stretches(spans, chunk)]
-            at = begun if made == "B" else max(time for time in done if time is not None)
-            stretch = bisect_right(starts[chunk], at) - 1
-        kept.setdefault(Bundle(chunk, made, end, stretch), []).append(register)
-    return kept
+                starts[chunk] = [start for start, _ in chunk_stretches(spans, chunk)]
+            moment = begun if maker_part == "B" else max(time for time in done if time is not None)
+            stretch = bisect_right(starts[chunk], moment) - 1
+        bundle_registers.setdefault(Bundle(chunk, maker_part, end, stretch), []).append(register)
+    return bundle_registers
 
 
 def chunk_stretches(spans: Spans, chunk: int) -> list[tuple[int, str]]:
@@ -55,18 +59,18 @@ def chunk_stretches(spans: Spans, chunk: int) -> list[tuple[int, str]]:
 
 def kept_places(
     draft: DraftStage,
-    kept: Mapping[Bundle, Iterable[int]],
+    bundle_registers: Mapping[Bundle, Iterable[int]],
     turns: Mapping[Section, Turns],
     begin: int,
 ) -> tuple[dict[int, dict[str, Any]], int]:
     """Fields of the registers that share places, from an offset on, and where these end."""
     sizes = {
         bundle: Counter(draft.registers[index].slot_bytes for index in rows)
-        for bundle, rows in kept.items()
+        for bundle, rows in bundle_registers.items()
     }
     packing = packed(sizes, turns)
     left: dict[tuple[Bundle, int], list[int]] = {}  # registers of a bundle, by their bytes
-    for bundle, rows in kept.items():
+    for bundle, rows in bundle_registers.items():
         packed_as = bundle if bundle in packing.pieces else bundle._replace(stretch=WHOLE)
         for index in rows:
             left.setdefault((packed_as, draft.registers[index].slot_bytes), []).append(index)

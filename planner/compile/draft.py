@@ -8,7 +8,7 @@ from millrace.planner.actors.graph import Actor, Meeting, Part, Port, Register
 from millrace.planner.collectives import COLLECTIVES, LOCAL_BOXING
 from millrace.planner.sbp import BROADCAST, NdSbp, format_nd_sbp, local_shape
 
-# What runs when: `part` is begin, F, R, B, W or update; F, R, B, W once a microbatch and chunk.
+# Part and chunk: `part` is begin, F, R, B, W or update; F, R, B, W run once a microbatch and chunk.
 # R, what is recomputed, runs among the actors of B, in their order.
 Section = tuple[str, int]
 PART_ORDER = {"begin": 0, "F": 1, "R": 2, "B": 3, "BW": 3, "W": 4, "update": 5}
@@ -134,12 +134,12 @@ class DraftStage:
         return len(self.actors) - 1
 
     def block_of(self, register: int) -> str:
-        """The block of the actor that makes what a register holds; empty where none does."""
+        """Block of the actor that makes what a register holds; empty where none does."""
         index = self.producer.get(register)
         return self.actors[index].block if index is not None else ""
 
     def made_forward(self, register: int) -> bool:
-        """Whether an actor of the forward pass makes what a register holds."""
+        """True if an actor of the forward pass makes what a register holds."""
         index = self.producer.get(register)
         return index is not None and self.actors[index].section[0] == "F"
 

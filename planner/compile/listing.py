@@ -1,4 +1,4 @@
-"""Which ops of a plan are fused, block template by block template."""
+"""Listing: the ops of a plan that are fused, block template by block template."""
 
 from millrace.models.graph import Graph
 from millrace.planner.compile.stages import lowered
@@ -6,7 +6,7 @@ from millrace.planner.plan import Plan, check_plan, plan_graph
 
 
 def fused_ops(plan: Plan, graph: Graph | None = None) -> dict[str, tuple[tuple[str, ...], ...]]:
-    """Return the ops that become one actor each, of the first block of every template.
+    """Ops that become one actor each, of the first block of every template.
 
     Names have the block's cut off. What a step's ends do to all variables at once is in no block,
     and left out.

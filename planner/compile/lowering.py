@@ -49,7 +49,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """What boxing must know of a tensor, in the graph or inside an expansion."""
+    """Facts of a tensor that boxing needs, in the graph or inside an expansion."""
 
     tensor: str
     shape: tuple[int, ...]
@@ -57,7 +57,7 @@ class Inside:
 
 
 class Lowering:
-    """Builds every stage's draft from the placed ops of one plan."""
+    """Builder of every stage's draft from the placed ops of one plan."""
 
     def __init__(
         self,
@@ -76,11 +76,11 @@ class Lowering:
         self.microbatches = microbatches
         self.stages = [DraftStage(mesh.sizes) for _ in range(stages)]
         self.whole: NdSbp = (BROADCAST,) * len(mesh.axes)
-        # Where each tensor is produced: stage → (SBP, value).
+        # `_homes` holds where each tensor is produced: stage → (SBP, value).
         self._homes: dict[str, dict[int, tuple[NdSbp, Value]]] = {}
-        # What boxing made of it: (stage, tensor, SBP, forward or backward) → value.
+        # `_boxed` holds what boxing made: (stage, tensor, SBP, forward or backward) → value.
         self._boxed: dict[tuple[int, str, NdSbp, str], Value] = {}
-        # What another stage sent, and as which SBP: one transfer per (stage, tensor).
+        # `_arrived` holds what another stage sent, and as which SBP: once per (stage, tensor).
         self._arrived: dict[tuple[int, str], tuple[NdSbp, Value]] = {}
         self._variables: dict[tuple[int, str], int] = {}
         self._host = HostState(graph, offload)
@@ -103,8 +103,8 @@ class Lowering:
 
     def _repeat(self, placed: PlacedOp) -> None:
         value = self.need(placed.stage, placed.op.inputs[0], placed.inputs[0], BEGIN, Rate.STEP)
-        held = Value(value.register, Rate.STEP, repeated=True)
-        self._made(placed.stage, placed.op.outputs[0], placed.inputs[0], held)
+        repeated = Value(value.register, Rate.STEP, repeated=True)
+        self._made(placed.stage, placed.op.outputs[0], placed.inputs[0], repeated)
 
     def _update(self, placed: PlacedOp) -> None:
         op, stage = placed.op, placed.stage
@@ -144,7 +144,7 @@ class Lowering:
         )
 
     def _totals(self, placed: PlacedOp) -> None:
-        """Each stage adds up what it has; one all_reduce over the world joins them."""
+        """Add the sum of what the stage has, and one all_reduce over the world that joins them."""
         op, stage = placed.op, placed.stage
         draft = self.stages[stage]
         here = [name for name in op.inputs if stage in self._homes[name]]
@@ -235,7 +235,7 @@ class Lowering:
         )
 
     def _from_host(self, placed: PlacedOp) -> int | None:
-        """The buffer of a cast that reads a variable where it is stored, if that is the host."""
+        """Buffer of a cast that reads a variable where it is stored, if that is the host."""
         stage, name = placed.stage, placed.op.inputs[0] if placed.op.kind == "cast" else ""
         register = self._variables.get((stage, name))
         if register is None or self._homes[name][stage][0] != placed.inputs[0]:
@@ -243,14 +243,14 @@ class Lowering:
         return self._host.read(stage, self.stages[stage], name, register)
 
     def _expanded(self, placed: PlacedOp) -> None:
-        """An extra signature: its primitive ops one by one, with boxing in between."""
+        """Add the primitive ops of an extra signature one by one, with boxing in between."""
         op, stage = placed.op, placed.stage
         section = self._section(placed, Rate.MICROBATCH)
         dtype = self.tensors[op.outputs[0]].dtype
         names = {f"in{i}": name for i, name in enumerate(op.inputs)}
         names |= {f"out{i}": name for i, name in enumerate(op.outputs)}
         shapes = {f"in{i}": self.tensors[name].shape for i, name in enumerate(op.inputs)}
-        made: dict[str, tuple[NdSbp, Value]] = {}
+        sub_values: dict[str, tuple[NdSbp, Value]] = {}
         signature = OpSignature(
             inputs=tuple(map(format_nd_sbp, placed.inputs)),
             outputs=tuple(map(format_nd_sbp, placed.outputs)),
@@ -266,7 +266,7 @@ class Lowering:
                     value = self.need(stage, names[name], sbp, section, Rate.MICROBATCH)
                 else:
                     inside = Inside(f"{op.name}.{name}", shapes[name], dtype)
-                    value = self._box(stage, inside, *made[name], sbp, section)
+                    value = self._box(stage, inside, *sub_values[name], sbp, section)
                 ports.append(Port(register=value.register))
             for name, dims in zip(inner.inputs, expression.inputs, strict=True):
                 sizes |= {dim[0]: n for dim, n in zip(dims, shapes[name], strict=True)}
@@ -284,9 +284,9 @@ class Lowering:
                     sbp=parse_nd_sbp(text),
                     memory_kind="activation",
                 )
-                made[name] = (parse_nd_sbp(text), Value(register, Rate.MICROBATCH))
+                sub_values[name] = (parse_nd_sbp(text), Value(register, Rate.MICROBATCH))
                 if name in names:
-                    self._made(stage, tensor, *made[name])
+                    self._made(stage, tensor, *sub_values[name])
                 results.append(Port(register=register))
             self.stages[stage].add_actor(
                 DraftActor(
@@ -303,7 +303,7 @@ class Lowering:
             )
 
     def _on_a_ring(self, placed: PlacedOp) -> None:
-        """An extra signature whose operands travel."""
+        """Add the rounds of an extra signature whose operands travel."""
         op, stage = placed.op, placed.stage
         section = self._section(placed, Rate.MICROBATCH)
         inputs = [
@@ -318,7 +318,7 @@ class Lowering:
     # Values: where a tensor is, and how it gets where it is needed.
 
     def need(self, stage: int, tensor: str, sbp: NdSbp, section: Section, rate: Rate) -> Value:
-        """Return the value of `tensor` on `stage` as `sbp`, adding what boxing it takes.
+        """Value of `tensor` on `stage` as `sbp`; adds the boxing that it takes.
 
         Raises
         ------
@@ -333,24 +333,24 @@ class Lowering:
             if source == sbp:
                 self.stages[stage].needed_in(value.register, section)
                 return value
-        what = Inside(tensor, self.tensors[tensor].shape, self.tensors[tensor].dtype)
+        info = Inside(tensor, self.tensors[tensor].shape, self.tensors[tensor].dtype)
         if stage in homes:
-            return self._box(stage, what, source, value, sbp, section)
+            return self._box(stage, info, source, value, sbp, section)
         home, (source, value) = next(iter(homes.items()))
         if value.repeated:
             raise PlanError(f"`{tensor}` is repeated on stage {home} but read on stage {stage}")
         if (stage, tensor) not in self._arrived:
-            carried = crossing(source, sbp, self.sizes, what.shape).carried
-            sent = self._box(home, what, source, value, carried, self._after(home, value))
+            carried = crossing(source, sbp, self.sizes, info.shape).carried
+            sent = self._box(home, info, source, value, carried, self._after(home, value))
             arrival = self._transfer(home, stage, tensor, carried, sent, section)
             self._arrived[stage, tensor] = carried, arrival
         carried, arrival = self._arrived[stage, tensor]
-        return self._box(stage, what, carried, arrival, sbp, section)
+        return self._box(stage, info, carried, arrival, sbp, section)
 
     def _box(
         self,
         stage: int,
-        what: Inside,
+        info: Inside,
         source: NdSbp,
         value: Value,
         target: NdSbp,
@@ -358,33 +358,33 @@ class Lowering:
     ) -> Value:
         """Take a value on one stage from one SBP to another."""
         draft, repeated = self.stages[stage], value.repeated
-        kept = self._gathers_again and draft.made_forward(value.register)
-        # Every step, for it may be new, and what it boxes on planned for later.
+        gathers_anew = self._gathers_again and draft.made_forward(value.register)
+        # Every step needs this, for it may be new, and what it boxes on planned for later.
         draft.needed_in(value.register, section)
-        for step in boxing_path(source, target, self.sizes, what.shape):
-            anew = repeated or (kept and step.kind == "all_gather")
+        for step in boxing_path(source, target, self.sizes, info.shape):
+            anew = repeated or (gathers_anew and step.kind == "all_gather")
             side = " again" if anew and section[0] in ("R", "B", "W") else ""
-            key = (stage, what.tensor, step.after, side)
+            key = (stage, info.tensor, step.after, side)
             if key not in self._boxed:
-                self._boxed[key] = self._step(stage, what, step, value, section, side)
+                self._boxed[key] = self._step(stage, info, step, value, section, side)
             value = self._boxed[key]
             draft.needed_in(value.register, section)
         return value
 
     def _step(
-        self, stage: int, what: Inside, step: Step, value: Value, section: Section, side: str
+        self, stage: int, info: Inside, step: Step, value: Value, section: Section, side: str
     ) -> Value:
         """Add the actor of one boxing step."""
         draft = self.stages[stage]
         rate = Rate.MICROBATCH if value.repeated else value.rate
         before, after = format_nd_sbp(step.before), format_nd_sbp(step.after)
-        name = f"{what.tensor}: {before} -> {after}{side}"
+        name = f"{info.tensor}: {before} -> {after}{side}"
         kind = draft.registers[value.register].memory_kind
         register = draft.add_register(
-            name=f"{what.tensor} {after}{side}",
-            tensor=what.tensor,
-            shape=what.shape,
-            dtype=what.dtype,
+            name=f"{info.tensor} {after}{side}",
+            tensor=info.tensor,
+            shape=info.shape,
+            dtype=info.dtype,
             sbp=step.after,
             memory_kind="activation" if value.repeated else kind,
         )
@@ -396,9 +396,9 @@ class Lowering:
                 kind=step.kind,
                 axes=axes,
                 reduction=step.before[step.axes[0]].reduction,
-                message_bytes=message_bytes(step, what.shape, ITEMSIZE[what.dtype], self.sizes),
-                bucketed=what.tensor in self._in_buckets,
-                copies=self._copies.get(what.tensor, 1) if step.kind == "all_to_all" else 1,
+                message_bytes=message_bytes(step, info.shape, ITEMSIZE[info.dtype], self.sizes),
+                bucketed=info.tensor in self._in_buckets,
+                copies=self._copies.get(info.tensor, 1) if step.kind == "all_to_all" else 1,
             )
         draft.add_actor(
             DraftActor(
@@ -455,13 +455,13 @@ class Lowering:
         return Value(register, value.rate)
 
     def _after(self, stage: int, value: Value) -> Section:
-        """The section in which a value can first be worked on where it was made."""
+        """Section in which a value can first be worked on where it was made."""
         draft = self.stages[stage]
-        made = draft.producer.get(value.register)
+        maker = draft.producer.get(value.register)
         # A variable is read as the step before left it, whoever updates it.
-        if made is None or draft.registers[value.register].initial:
+        if maker is None or draft.registers[value.register].initial:
             return BEGIN
-        section = draft.actors[made].section
+        section = draft.actors[maker].section
         return UPDATE if value.rate is Rate.STEP and section != BEGIN else section
 
     def _made(self, stage: int, tensor: str, sbp: NdSbp, value: Value) -> None:

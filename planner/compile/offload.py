@@ -22,7 +22,7 @@ DTYPE = "int32"  # bytes, four by four; what passes through has its own dtype
 
 
 class HostState:
-    """Which registers of a plan lie in host memory, and every stage's buffer.
+    """Registers of a plan that lie in host memory, and every stage's buffer.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class HostState:
 
     @property
     def kind(self) -> str:
-        """The kind of memory in which moments lie."""
+        """Kind of memory in which moments lie."""
         return HOST if self._used else "optimizer"
 
     def read(self, stage: int, draft: DraftStage, tensor: str, register: int) -> int | None:
@@ -53,13 +53,17 @@ class HostState:
         return self._buffer(stage, draft, (register,))
 
     def updated(self, stage: int, draft: DraftStage, registers: tuple[int, ...]) -> int | None:
-        """Return the buffer of an update of these registers; None where none is in host memory."""
-        there = tuple(one for one in registers if draft.registers[one].memory_kind == HOST)
+        """Buffer of an update of these registers; None where none is in host memory."""
+        there = tuple(
+            register for register in registers if draft.registers[register].memory_kind == HOST
+        )
         return self._buffer(stage, draft, there) if there else None
 
     def _buffer(self, stage: int, draft: DraftStage, registers: tuple[int, ...]) -> int:
         """The stage's buffer, as large as the largest that passes through, or a piece of it."""
-        needed = min(sum(draft.registers[one].slot_bytes for one in registers), PIECE_BYTES)
+        needed = min(
+            sum(draft.registers[register].slot_bytes for register in registers), PIECE_BYTES
+        )
         if stage not in self._buffers:
             self._buffers[stage] = draft.add_register(
                 name=BUFFER,

@@ -29,7 +29,7 @@ Lane = tuple[int, str]  # a program and a lane of it
 
 
 def compute_order(draft: DraftStage, slots: Sequence[Slot]) -> tuple[int, ...]:
-    """The compute queue of one step: begin, the schedule's slots, update."""
+    """Compute queue of one step: begin, the schedule's slots, update."""
     sections: dict[tuple[str, int], list[int]] = {}
     for index, actor in enumerate(draft.actors):
         if actor.lane == "compute":
@@ -38,7 +38,7 @@ def compute_order(draft: DraftStage, slots: Sequence[Slot]) -> tuple[int, ...]:
     runs: dict[tuple[str, int], list[int]] = {}
     for part, chunk, _ in slots:
         if (part, chunk) not in runs:
-            rows = [sections.get((one, chunk), []) for one in SLOT_PARTS[part]]
+            rows = [sections.get((section_part, chunk), []) for section_part in SLOT_PARTS[part]]
             runs[part, chunk] = sorted(index for row in rows for index in row)
         order += runs[part, chunk]
     order.extend(sections.get(("update", 0), ()))
@@ -46,7 +46,7 @@ def compute_order(draft: DraftStage, slots: Sequence[Slot]) -> tuple[int, ...]:
 
 
 def unordered(draft: DraftStage, name: str, stage: int, slots: Sequence[Slot]) -> Program:
-    """The program with its compute order, and every meeting in a queue of its own."""
+    """Program with its compute order, and every meeting in a queue of its own."""
     compute = Queue(name="compute", leave=Leave.COMPLETED, order=compute_order(draft, slots))
     queues = [compute]
     actors = []
@@ -73,8 +73,10 @@ def with_slots(graph: ActorGraph, drafts: Sequence[DraftStage], table: Timetable
     programs = []
     for program, alive in zip(graph.programs, lifetimes(drafts), strict=True):
         registers = tuple(
-            register if one is None else replace(register, slots=table.slots(program.stage, one))
-            for register, one in zip(program.registers, alive, strict=True)
+            register
+            if lifetime is None
+            else replace(register, slots=table.slots(program.stage, lifetime))
+            for register, lifetime in zip(program.registers, alive, strict=True)
         )
         programs.append(replace(program, registers=registers))
     return replace(graph, programs=tuple(programs))
@@ -82,7 +84,7 @@ def with_slots(graph: ActorGraph, drafts: Sequence[DraftStage], table: Timetable
 
 @dataclass(slots=True)
 class FirstStep:
-    """What a run of one step as early as durations allow saw, one instance a program.
+    """Record of a run of one step as early as durations allow, one instance a program.
 
     `sequence` lists firings as they began, a meeting's members together; `starts` and `ends` hold
     the times of every actor's firings (a meeting starts when its data begins to move).
@@ -109,15 +111,17 @@ class _EarliestRun:
     ) -> None:
         self.durations = durations
         self.launched = [
-            launch_offsets(program, pacing.rows[at], pacing.host_ns) if pacing is not None else ()
-            for at, program in enumerate(graph.programs)
+            launch_offsets(program, pacing.rows[index], pacing.host_ns)
+            if pacing is not None
+            else ()
+            for index, program in enumerate(graph.programs)
         ]
         self.protocols = [Protocol(program) for program in graph.programs]
         self.rendezvous = Rendezvous(graph, folded=True)
-        # Per program and actor, the lane on which it meets others.
+        # `lane_of` holds the lane on which each program's actor meets others.
         self.lane_of = [
-            [None if one.meeting is None else (at, one.lane) for one in draft.actors]
-            for at, draft in enumerate(drafts)
+            [None if actor.meeting is None else (index, actor.lane) for actor in draft.actors]
+            for index, draft in enumerate(drafts)
         ]
         self.seen = FirstStep(
             sequence=[],
@@ -131,7 +135,7 @@ class _EarliestRun:
         self.count = 0
 
     def run(self) -> FirstStep:
-        """Go through the step."""
+        """Run the step; return its record."""
         for instance, protocol in enumerate(self.protocols):
             self._fire(0, instance, protocol.start())
         events, lane_of, lanes = self.events, self.lane_of, self.lanes
@@ -216,5 +220,5 @@ def with_queues(graph: ActorGraph, drafts: Sequence[DraftStage], first: FirstSte
 
 
 def joined(programs: Sequence[Program], name: str, axes: tuple[Axis, ...]) -> ActorGraph:
-    """The programs of all stages as one actor graph."""
+    """Programs of all stages as one actor graph."""
     return ActorGraph(name=name, axes=axes, programs=tuple(programs))

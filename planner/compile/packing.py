@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from millrace.planner.compile.draft import SLOT_PARTS, Section
 
-# What a search for pieces is worth, as parts of the bytes that are alive at once: one that is left
-# undone, and one that a further size must save.
+# A search for pieces leaves undone one part in GAP of the bytes that are alive at once, and a
+# further size must save one in GAIN of them.
 GAP, GAIN = 256, 1024
 EMPTY = (16, 4)  # one part in so many of its place, a piece leaves empty at most; tried in turn
 SIZES = 4  # of registers, those that hold most, whose multiples are tried as pieces
@@ -51,7 +51,7 @@ class Bundle(NamedTuple):
     stretch: int = WHOLE
 
 
-Sizes = Mapping[Bundle, Mapping[int, int]]  # how many registers have a slot of so many bytes
+Sizes = Mapping[Bundle, Mapping[int, int]]  # number of registers by bytes of a slot
 
 
 class Piece(NamedTuple):
@@ -82,7 +82,7 @@ class Packing:
         return _size_bytes(self.places)
 
     def of_size(self, place_bytes: int) -> dict[Bundle, list[Piece]]:
-        """Every bundle's pieces of a size, one by one."""
+        """Pieces of a size of every bundle, one by one."""
         rows = {
             bundle: sorted(piece for piece in row.elements() if piece.place_bytes == place_bytes)
             for bundle, row in self.pieces.items()
@@ -91,7 +91,7 @@ class Packing:
 
 
 def packed(sizes: Sizes, turns: Mapping[Section, Turns]) -> Packing:
-    """Return pieces and places that need few more bytes than are alive at once.
+    """Pieces and places that need few more bytes than are alive at once.
 
     Parameters
     ----------
@@ -108,11 +108,11 @@ def packed(sizes: Sizes, turns: Mapping[Section, Turns]) -> Packing:
     registers each: where nothing comes of that they are left out. What comes out depends on sizes
     and counts alone.
     """
-    whole: dict[Bundle, Counter[int]] = {}
+    unstretched: dict[Bundle, Counter[int]] = {}
     for bundle, counts in sizes.items():
-        whole.setdefault(bundle._replace(stretch=WHOLE), Counter()).update(counts)
-    packing = _packed(whole, turns)
-    if len(whole) == len(sizes):
+        unstretched.setdefault(bundle._replace(stretch=WHOLE), Counter()).update(counts)
+    packing = _packed(unstretched, turns)
+    if len(unstretched) == len(sizes):
         return packing
     stretched = _packed(sizes, turns)
     saved = packing.size_bytes - stretched.size_bytes
@@ -134,12 +134,12 @@ def alive_at_once(bundles: Sequence[Bundle], turns: Mapping[Section, Turns]) -> 
 
 def _largest(columns: NDArray[np.int32]) -> Counts:
     """Columns than which no other is at least as large in every row."""
-    kept = np.zeros((len(columns), 0))
-    for at in np.argsort(-columns.sum(axis=0), kind="stable"):
-        column = columns[:, [at]]
-        if not (kept >= column).all(axis=0).any():
-            kept = np.hstack((kept, column))
-    return kept
+    largest = np.zeros((len(columns), 0))
+    for index in np.argsort(-columns.sum(axis=0), kind="stable"):
+        column = columns[:, [index]]
+        if not (largest >= column).all(axis=0).any():
+            largest = np.hstack((largest, column))
+    return largest
 
 
 def taken_in_turn(
@@ -151,10 +151,10 @@ def taken_in_turn(
     there are too few; it leaves them when the turn that reads it last is over.
     """
     events = sorted(
-        (at, ends, bundle, microbatch)
+        (moment, ends, bundle, microbatch)
         for bundle, times in _times(list(counts), turns).items()
         for ends, row in enumerate(times)
-        for microbatch, at in enumerate(row.tolist())
+        for microbatch, moment in enumerate(row.tolist())
     )
     taken: dict[Bundle, list[list[int]]] = {bundle: [] for bundle in counts}
     free: deque[int] = deque()
@@ -180,8 +180,10 @@ def _packed(sizes: Sizes, turns: Mapping[Section, Turns]) -> Packing:
         Counter({Piece(size, (size,)): count for size, count in sizes[bundle].items()})
         for bundle in bundles
     ]
-    held = np.array([sum(piece.place_bytes * n for piece, n in row.items()) for row in pieces])
-    alive_bytes = int((held @ alive).max())
+    bundle_bytes = np.array(
+        [sum(piece.place_bytes * n for piece, n in row.items()) for row in pieces]
+    )
+    alive_bytes = int((bundle_bytes @ alive).max())
     needed = _size_bytes(_places(pieces, alive))
     allowed = deque(EMPTY)
     while allowed and needed > alive_bytes + alive_bytes // GAP:
@@ -202,7 +204,7 @@ def _packed(sizes: Sizes, turns: Mapping[Section, Turns]) -> Packing:
 def _gathered_once(
     bundles: Sequence[Bundle], pieces: Sequence[Pieces], alive: Counts, empty: int
 ) -> tuple[int, list[Pieces]]:
-    """The fewest bytes after gathering into one more size, all bundles or those of one life."""
+    """Fewest bytes after gathering into one more size, all bundles or those of one life."""
     tried = _piece_sizes(pieces, alive)
     sizes = np.array(sorted({*tried, *(piece.place_bytes for row in pieces for piece in row)}))
     counts = _of_sizes(pieces, sizes.tolist())
@@ -230,7 +232,7 @@ def _gathered_once(
 def _times(
     bundles: Sequence[Bundle], turns: Mapping[Section, Turns]
 ) -> dict[Bundle, tuple[Turns, Turns]]:
-    """When versions of bundles are made, and when they are read last, by microbatch.
+    """Moments at which versions of bundles are made, and are read last, by microbatch.
 
     A turn has a moment for each stretch, and a last one, when all of them are over.
     """
@@ -252,14 +254,14 @@ def _size_bytes(places: Mapping[int, int]) -> int:
 
 
 def _places(pieces: Sequence[Pieces], alive: Counts) -> dict[int, int]:
-    """How many places of every size are in use at once, the largest first."""
+    """Number of places of every size in use at once, the largest first."""
     sizes = sorted({piece.place_bytes for row in pieces for piece in row}, reverse=True)
     most = (_of_sizes(pieces, sizes) @ alive).max(axis=1)
     return dict(zip(sizes, map(int, most.tolist()), strict=True))
 
 
 def _of_sizes(pieces: Sequence[Pieces], sizes: Sequence[int]) -> Counts:
-    """How many pieces of every size (rows) a version of every bundle (columns) has."""
+    """Number of pieces of every size (rows) that a version of every bundle (columns) has."""
     counts = np.zeros((len(sizes), len(pieces)))
     rows = {size: row for row, size in enumerate(sizes)}
     for column, of_bundle in enumerate(pieces):
@@ -295,12 +297,12 @@ def _piece_sizes(pieces: Sequence[Pieces], alive: Counts) -> list[int]:
 
 
 def _all_gathered(pieces: Sequence[Pieces], place_bytes: int, empty_bytes: int) -> list[Pieces]:
-    """Every bundle's pieces gathered; chunks that are alike cost nothing."""
-    known: dict[frozenset[tuple[Piece, int]], Pieces] = {}
+    """Pieces of every bundle gathered; chunks that are alike cost nothing."""
+    gathered: dict[frozenset[tuple[Piece, int]], Pieces] = {}
     for row in pieces:
-        if (key := frozenset(row.items())) not in known:
-            known[key] = _gathered(row, place_bytes, empty_bytes)
-    return [known[frozenset(row.items())] for row in pieces]
+        if (key := frozenset(row.items())) not in gathered:
+            gathered[key] = _gathered(row, place_bytes, empty_bytes)
+    return [gathered[frozenset(row.items())] for row in pieces]
 
 
 def _gathered(pieces: Pieces, place_bytes: int, empty_bytes: int) -> Pieces:

@@ -25,7 +25,7 @@ class PlacedOp:
 
 
 def place(plan: Plan, graph: Graph) -> tuple[PlacedOp, ...]:
-    """Give every op of the training graph its stage, chunk and nd-SBPs, in the graph's order.
+    """Ops of the training graph with stage, chunk and nd-SBPs each, in the graph's order.
 
     Ops of the global block come once per stage. SBPs on axes of size one are written B. Only sums
     of gradients that ranks add up first come later, after the ops of the next block: a device that
@@ -69,27 +69,30 @@ def place(plan: Plan, graph: Graph) -> tuple[PlacedOp, ...]:
 
 
 def _with_late_sums(placed: Iterable[PlacedOp]) -> Iterator[PlacedOp]:
-    """The same ops, sums of what ranks have to add up first after the next block's."""
-    made: dict[str, NdSbp] = {}
-    held: list[PlacedOp] = []
+    """Ops as they come, but sums of what ranks add up first after the next block's ops."""
+    sbp_of: dict[str, NdSbp] = {}
+    late_sums: list[PlacedOp] = []
     part, block = (0, 0, False), ""
-    for one in placed:
-        now = (one.stage, one.chunk, one.op.phase.is_backward)
-        if now != part or one.op.block != block:
-            stays = [late for late in held if now == part and late.op.block == block]
-            yield from (late for late in held if late not in stays)
-            held, part, block = stays, now, one.op.block
-        made.update(zip(one.op.outputs, one.outputs, strict=True))
-        if one.op.kind == "accumulate" and made.get(one.op.inputs[0]) != one.inputs[0]:
-            held.append(one)
+    for placed_op in placed:
+        now = (placed_op.stage, placed_op.chunk, placed_op.op.phase.is_backward)
+        if now != part or placed_op.op.block != block:
+            stays = [late for late in late_sums if now == part and late.op.block == block]
+            yield from (late for late in late_sums if late not in stays)
+            late_sums, part, block = stays, now, placed_op.op.block
+        sbp_of.update(zip(placed_op.op.outputs, placed_op.outputs, strict=True))
+        if (
+            placed_op.op.kind == "accumulate"
+            and sbp_of.get(placed_op.op.inputs[0]) != placed_op.inputs[0]
+        ):
+            late_sums.append(placed_op)
         else:
-            yield one
-    yield from held
+            yield placed_op
+    yield from late_sums
 
 
 def _everywhere(op: Op, plan: Plan) -> list[PlacedOp]:
-    whole = (BROADCAST,) * len(plan.mesh.axes)
-    inputs, outputs = (whole,) * len(op.inputs), (whole,) * len(op.outputs)
+    broadcast = (BROADCAST,) * len(plan.mesh.axes)
+    inputs, outputs = (broadcast,) * len(op.inputs), (broadcast,) * len(op.outputs)
     return [
         PlacedOp(op=op, stage=stage, chunk=0, inputs=inputs, outputs=outputs)
         for stage in range(plan.stages)
@@ -100,28 +103,28 @@ def _read(
     op: Op, signature: OpSignature, sizes: tuple[int, ...], shapes: dict[str, tuple[int, ...]]
 ) -> tuple[tuple[NdSbp, ...], tuple[NdSbp, ...]]:
     """Parse one op's signature and check it against the op and its tensors."""
-    known = [extra.name for extra in EXTRA.get(op.kind, ())]
-    if signature.expansion and signature.expansion not in known:
+    extras = [extra.name for extra in EXTRA.get(op.kind, ())]
+    if signature.expansion and signature.expansion not in extras:
         raise PlanError(
             f"plan: op `{op.name}` has no extra signature `{signature.expansion}`; there is "
-            f"{one_of(known) if known else 'none'}"
+            f"{one_of(extras) if extras else 'none'}"
         )
-    found: list[NdSbp] = []
+    sbps: list[NdSbp] = []
     for name, text in zip(
         (*op.inputs, *op.outputs), (*signature.inputs, *signature.outputs), strict=True
     ):
         try:
-            found.append(_on_mesh(text, shapes[name], sizes))
+            sbps.append(_on_mesh(text, shapes[name], sizes))
         except InfeasibleError as error:
             raise InfeasibleError(f"plan: op `{op.name}`, tensor `{name}`: {error}") from None
         except PlanError as error:
             raise PlanError(f"plan: op `{op.name}`: {error}") from None
-    return tuple(found[: len(op.inputs)]), tuple(found[len(op.inputs) :])
+    return tuple(sbps[: len(op.inputs)]), tuple(sbps[len(op.inputs) :])
 
 
 @lru_cache(maxsize=65536)
 def _on_mesh(text: str, shape: tuple[int, ...], sizes: tuple[int, ...]) -> NdSbp:
-    """The SBP of one operand, checked against its shape; axes of size one say B."""
+    """SBP of one operand, checked against its shape; axes of size one say B."""
     sbp = parse_nd_sbp(text)
     if len(sbp) != len(sizes):
         raise PlanError(f"{text} on a mesh of {len(sizes)} axes")
@@ -129,4 +132,4 @@ def _on_mesh(text: str, shape: tuple[int, ...], sizes: tuple[int, ...]) -> NdSbp
         local_shape(shape, sbp, sizes)
     except PlanError as error:
         raise InfeasibleError(str(error)) from None
-    return tuple(one if n > 1 else BROADCAST for one, n in zip(sbp, sizes, strict=True))
+    return tuple(axis_sbp if n > 1 else BROADCAST for axis_sbp, n in zip(sbp, sizes, strict=True))

@@ -43,7 +43,7 @@ class Ordered:
 def compile_plan(
     plan: Plan, graph: Graph | None = None, *, in_buckets: bool | None = None
 ) -> ActorGraph:
-    """Return the actor graph of a plan, proven to run to its end.
+    """Actor graph of a plan, proven to run to its end.
 
     Parameters
     ----------
@@ -52,8 +52,8 @@ def compile_plan(
     graph
         Its graph, as `plan_graph` gives it, where it is already at hand.
     in_buckets
-        Whether collectives of state are joined (`millrace.planner.compile.collectives`); None:
-        where the plan's ops are fused.
+        True joins collectives of state (`millrace.planner.compile.collectives`); None: where the
+        plan's ops are fused.
 
     Raises
     ------
@@ -77,7 +77,7 @@ def compile_plan(
 
 
 def ordered_plan(plan: Plan, graph: Graph, *, in_buckets: bool | None = None) -> Ordered:
-    """Return what runs of a plan, and in which order; raises as `compile_plan` does.
+    """The plan compiled but for its places in memory; raises as `compile_plan` does.
 
     That it runs to its end is shown by a run, not proven: whoever simulates it sees.
     """

@@ -73,7 +73,7 @@ class _Rounds:
         self.given = [tensors[name] for name in placed.op.inputs]
         self.made = [tensors[name] for name in placed.op.outputs]
         self.dtypes = self.ring.dtypes([tensor.dtype for tensor in self.made])
-        self.blocks = {at: [inputs[at]] for at in self.ring.travelling}
+        self.blocks = {operand: [inputs[operand]] for operand in self.ring.travelling}
         self.done: list[int] = []  # per round, a small register that tells that it is done
         self.outputs: list[int] = []
 
@@ -81,28 +81,28 @@ class _Rounds:
         if self.size == 1:
             self._round(0)
             return tuple(self.outputs)
-        begin, known = self._begin()
+        begin, can_begin = self._begin()
         for number in range(self.size):
             arrived = {
-                at: self._rotate_sum(at, number, self.outputs[at], "")
-                for at in (self.ring.returning if number else ())
+                output: self._rotate_sum(output, number, self.outputs[output], "")
+                for output in (self.ring.returning if number else ())
             }
-            if known and number < self.size - 1:
+            if can_begin and number < self.size - 1:
                 self._hand_on(number, begin)
             self._round(number)
-            for at, register in arrived.items():
-                self.outputs[at] = self._add(at, number, register)
+            for output, register in arrived.items():
+                self.outputs[output] = self._add(output, number, register)
             self.done.append(self.outputs[-1])
-            if not known:
+            if not can_begin:
                 self._hand_on(number, self.done[0])
-                known = True
-        for at in self.ring.returning:
-            name = self.op.outputs[at]
-            self.outputs[at] = self._rotate_sum(at, self.size, self.outputs[at], name)
+                can_begin = True
+        for output in self.ring.returning:
+            name = self.op.outputs[output]
+            self.outputs[output] = self._rotate_sum(output, self.size, self.outputs[output], name)
         return tuple(self.outputs)
 
     def _begin(self) -> tuple[int | None, bool]:
-        """What the first rotation waits for beside its block; False: the first round."""
+        """Register that the first rotation waits for beside its block; False: the first round."""
 
         def here(register: int) -> int:
             """The actor of the compute queue that makes a register in this section; -1: none."""
@@ -120,18 +120,18 @@ class _Rounds:
     def _round(self, number: int) -> None:
         """Work on the blocks that the last rotation brought."""
         reads = list(self.inputs)
-        for at, blocks in self.blocks.items():
-            reads[at] = blocks[number]
+        for operand, blocks in self.blocks.items():
+            reads[operand] = blocks[number]
         labels, attributes = self.op.labels, dict(self.op.attributes)
         if number:
-            reads += [self.outputs[at] for at in self.ring.carried]
+            reads += [self.outputs[output] for output in self.ring.carried]
             labels, attributes["round"] = self.ring.labels(labels), number
         self.outputs = []
-        for at, tensor in enumerate(self.made):
-            last = number == self.size - 1 and at not in self.ring.returning
-            name = tensor.name if last else f"{self.op.name}.out{at} of round {number}"
-            dtype = tensor.dtype if last else self.dtypes[at]
-            self.outputs.append(self._register(name, tensor, dtype, self.output_sbp[at]))
+        for output, tensor in enumerate(self.made):
+            last = number == self.size - 1 and output not in self.ring.returning
+            name = tensor.name if last else f"{self.op.name}.out{output} of round {number}"
+            dtype = tensor.dtype if last else self.dtypes[output]
+            self.outputs.append(self._register(name, tensor, dtype, self.output_sbp[output]))
         self._actor(
             f"{self.op.name}: round {number}",
             self.ring.later if number else self.op.kind,
@@ -143,10 +143,10 @@ class _Rounds:
 
     def _hand_on(self, number: int, begin: int | None) -> None:
         """Send the blocks of a round to the next device."""
-        for at, blocks in self.blocks.items():
+        for operand, blocks in self.blocks.items():
             wait = begin if number == 0 else self.done[number - 1] if number > 1 else None
-            name = f"{self.op.name}.in{at}"
-            tensor, sbp = self.given[at], self.input_sbp[at]
+            name = f"{self.op.name}.in{operand}"
+            tensor, sbp = self.given[operand], self.input_sbp[operand]
             block = self._register(f"{name} of round {number + 1}", tensor, tensor.dtype, sbp)
             self._rotate(f"{name}: round {number} -> {number + 1}", blocks[-1], block, wait)
             if number > 1:
@@ -154,23 +154,25 @@ class _Rounds:
                 self.draft.places[block] = self.draft.places.get(behind, behind)
             blocks.append(block)
 
-    def _rotate_sum(self, at: int, number: int, register: int, name: str) -> int:
+    def _rotate_sum(self, output: int, number: int, register: int, name: str) -> int:
         """Send what returns to the next device, where the blocks it belongs to are by now."""
-        tensor = self.made[at]
-        own = f"{self.op.name}.out{at}"
-        name = name or f"{own} for round {number}"
-        arrived = self._register(name, tensor, self.dtypes[at], self.output_sbp[at])
-        self._rotate(f"{own}: round {number - 1} -> {number}", register, arrived, None)
+        tensor = self.made[output]
+        prefix = f"{self.op.name}.out{output}"
+        name = name or f"{prefix} for round {number}"
+        arrived = self._register(name, tensor, self.dtypes[output], self.output_sbp[output])
+        self._rotate(f"{prefix}: round {number - 1} -> {number}", register, arrived, None)
         return arrived
 
-    def _add(self, at: int, number: int, arrived: int) -> int:
-        name = f"{self.op.name}.out{at} up to round {number}"
-        total = self._register(name, self.made[at], self.dtypes[at], self.output_sbp[at])
-        labels = self.ring.adding(self.op.labels, at)
+    def _add(self, output: int, number: int, arrived: int) -> int:
+        name = f"{self.op.name}.out{output} up to round {number}"
+        total = self._register(
+            name, self.made[output], self.dtypes[output], self.output_sbp[output]
+        )
+        labels = self.ring.adding(self.op.labels, output)
         self._actor(
-            f"{self.op.name}.out{at}: sum of round {number}",
+            f"{self.op.name}.out{output}: sum of round {number}",
             "add",
-            [arrived, self.outputs[at]],
+            [arrived, self.outputs[output]],
             [total],
             labels,
             {},

@@ -34,7 +34,7 @@ OVERLAP_DEPTH = 1  # versions of a transferred register beyond those that livene
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lifetime:
-    """Where versions of a register are made and given back, if one comes every microbatch.
+    """Sections that make and give back versions of a register, if one comes every microbatch.
 
     `sent` holds the other end of every transfer that reads it: stage and section.
     """
@@ -76,15 +76,15 @@ class Timetable:
         return self._known[key]
 
     def _counted(self, stage: int, lifetime: Lifetime) -> int:
-        turns, made = self.turns[stage], lifetime.made
+        turns, making = self.turns[stage], lifetime.made
         count = np.arange(1, self.microbatches + 1)
         most = 1
-        for section in lifetime.read - {made}:
-            alive = count - np.searchsorted(turns[section], turns[made])
+        for section in lifetime.read - {making}:
+            alive = count - np.searchsorted(turns[section], turns[making])
             most = max(most, int(alive.max()))
         most += OVERLAP_DEPTH if lifetime.received else 0
         for peer, section in lifetime.sent:
-            taken, begun = self._started[peer][section], self._started[stage][made]
+            taken, begun = self._started[peer][section], self._started[stage][making]
             waiting = count - np.searchsorted(taken, begun, side="right")
             most = max(most, int(waiting.max()) + OVERLAP_DEPTH)
         return min(most, self.microbatches)
@@ -92,13 +92,15 @@ class Timetable:
     @cached_property
     def _started(self) -> list[dict[Section, Turns]]:
         return [
-            _by_section(order, [at - len(slot.part) for slot, at in zip(order, ends, strict=True)])
+            _by_section(
+                order, [end - len(slot.part) for slot, end in zip(order, ends, strict=True)]
+            )
             for order, ends in zip(self.orders, self.times, strict=True)
         ]
 
     @cached_property
     def times(self) -> list[list[int]]:
-        """When each slot of each stage ends, if a part lasts one unit and none waits for slots.
+        """End of each slot of each stage, if a part lasts one unit and none waits for slots.
 
         Raises
         ------
@@ -109,16 +111,20 @@ class Timetable:
         ends: dict[tuple[str, int], list[int]] = {
             (part, position): [] for part in "FB" for position in range(len(self.homes))
         }
-        found: list[list[int]] = [[] for _ in self.orders]
+        times_by_stage: list[list[int]] = [[] for _ in self.orders]
         pending = list(range(len(self.orders)))
         waiting: dict[tuple[str, int], int] = {}  # stages, by what they wait for more of
         while pending:
             stage = pending.pop()
-            order, times, positions = self.orders[stage], found[stage], self.positions[stage]
+            order, times, positions = (
+                self.orders[stage],
+                times_by_stage[stage],
+                self.positions[stage],
+            )
             now = times[-1] if times else 0
-            for at in range(len(times), len(order)):
-                part, chunk, microbatch = order[at]
-                made = part[0], positions[chunk]
+            for index in range(len(times), len(order)):
+                part, chunk, microbatch = order[index]
+                provides = part[0], positions[chunk]
                 # The forward before, or the backward after, on whichever stage.
                 need = part[0], positions[chunk] - 1 if part == "F" else positions[chunk] + 1
                 if part != "W" and need in ends:
@@ -129,22 +135,22 @@ class Timetable:
                 now += len(part)
                 times.append(now)
                 if part != "W":
-                    ends[made].append(now)
-                    if made in waiting:
-                        pending.append(waiting.pop(made))
-        for stage, times in enumerate(found):
+                    ends[provides].append(now)
+                    if provides in waiting:
+                        pending.append(waiting.pop(provides))
+        for stage, times in enumerate(times_by_stage):
             if len(times) < len(self.orders[stage]):
                 stuck = self.orders[stage][len(times)]
                 raise ProtocolError(
                     f"the compute orders deadlock: {stuck.part}{stuck.microbatch} of chunk "
                     f"{stuck.chunk} on stage {stage} waits for a microbatch that never comes"
                 )
-        return found
+        return times_by_stage
 
 
 @lru_cache(maxsize=4)  # plans of one search share theirs; they are large
 def timetable(schedule: str, homes: tuple[int, ...], microbatches: int) -> Timetable:
-    """Return the timetable of a schedule, the one of before where it was made already.
+    """Timetable of a schedule, the one of before where it was made already.
 
     `homes` holds the stage of every chunk, in the order of the model.
     """
@@ -163,19 +169,19 @@ def timetable(schedule: str, homes: tuple[int, ...], microbatches: int) -> Timet
 
 
 def _by_section(order: Sequence[Slot], values: Sequence[int]) -> dict[Section, Turns]:
-    """The value of every section's slot, by microbatch."""
-    found: dict[tuple[str, int], list[int]] = {}
+    """Value of every section's slot, by microbatch."""
+    values_by_slot: dict[tuple[str, int], list[int]] = {}
     for (part, chunk, _), value in zip(order, values, strict=True):
-        found.setdefault((part, chunk), []).append(value)
+        values_by_slot.setdefault((part, chunk), []).append(value)
     return {
-        (one, chunk): np.asarray(row)
-        for (part, chunk), row in found.items()
-        for one in SLOT_PARTS[part]
+        (section_part, chunk): np.asarray(row)
+        for (part, chunk), row in values_by_slot.items()
+        for section_part in SLOT_PARTS[part]
     }
 
 
 def lifetimes(drafts: Sequence[DraftStage]) -> list[list[Lifetime | None]]:
-    """The lifetime of every stage's registers; None for those of one version a step."""
+    """Lifetime of every stage's registers; None for those of one version a step."""
     receipts = {
         actor.meeting.key: (stage, actor.section)
         for stage, draft in enumerate(drafts)
@@ -188,7 +194,7 @@ def lifetimes(drafts: Sequence[DraftStage]) -> list[list[Lifetime | None]]:
 def _stage_lifetimes(
     draft: DraftStage, receipts: dict[str, tuple[int, Section]]
 ) -> list[Lifetime | None]:
-    made: dict[int, tuple[Section, bool]] = {}
+    makers: dict[int, tuple[Section, bool]] = {}
     read: dict[int, set[Section]] = {}
     sent: dict[int, set[tuple[int, Section]]] = {}
     for actor in draft.actors:
@@ -201,15 +207,15 @@ def _stage_lifetimes(
         for port in actor.outputs:
             if actor.firings > port.hold and not draft.registers[port.register].initial:
                 received = meeting is not None and meeting.kind == "recv"
-                made[port.register] = actor.section, received
+                makers[port.register] = actor.section, received
     return [
         Lifetime(
-            made=made[register][0],
+            made=makers[register][0],
             read=frozenset(read.get(register, ())),
             sent=frozenset(sent.get(register, ())),
-            received=made[register][1],
+            received=makers[register][1],
         )
-        if register in made
+        if register in makers
         else None
         for register in range(len(draft.registers))
     ]

@@ -23,20 +23,20 @@ class Span(NamedTuple):
 
 
 class Spans:
-    """Finds the registers of a draft that never outlive one section."""
+    """Registers of a draft that never outlive one section, and their spans."""
 
     def __init__(self, draft: DraftStage, joint_backward: bool) -> None:
         self.draft = draft
         self.joint = joint_backward
         self.readers: dict[int, list[int]] = {}
         self.followers: dict[int, int] = {}  # register → the one whose place it takes
-        held: set[int] = set()
+        long_held: set[int] = set()
         for index, actor in enumerate(draft.actors):
             for port in actor.inputs:
                 self.readers.setdefault(port.register, []).append(index)
             for port in (*actor.inputs, *actor.outputs):
                 if port.hold > 1:
-                    held.add(port.register)
+                    long_held.add(port.register)
         self._sections = [self._slot(actor.section) for actor in draft.actors]
         self._ops: dict[Section, list[int]] = {}
         for index, actor in enumerate(draft.actors):
@@ -45,7 +45,7 @@ class Spans:
         self.candidates = [
             register
             for register in draft.producer
-            if register not in held and not draft.registers[register].initial
+            if register not in long_held and not draft.registers[register].initial
         ]
 
     def _slot(self, section: Section) -> Section:
@@ -55,7 +55,7 @@ class Spans:
         return part, chunk
 
     def section(self, index: int) -> Section:
-        """The section in whose slot an actor runs."""
+        """Section in whose slot an actor runs."""
         return self._sections[index]
 
     def ops(self, section: Section) -> list[int]:
@@ -63,30 +63,30 @@ class Spans:
         return self._ops.get(section, [])
 
     def by_section(self) -> dict[Section, list[Span]]:
-        """Per section, the spans of the registers that share the area.
+        """Spans of the registers that share the area, per section.
 
         One place that several take in turn is one span, known by the first of them.
         """
-        found: dict[Section, dict[int, Span]] = {}
+        spans_by_section: dict[Section, dict[int, Span]] = {}
         for register in self.candidates:
             begin = self.begin(register)
             end = self.end(register, begin[0]) if begin else None
             if not begin or end is None:
                 continue
-            spans = found.setdefault(begin[0], {})
+            spans = spans_by_section.setdefault(begin[0], {})
             leader = self.draft.places.get(register, register)
             size = self.draft.registers[register].slot_bytes
-            one = Span(register, size, begin[1], end)
+            span = Span(register, size, begin[1], end)
             if leader != register and leader in spans:
                 self.followers[register] = leader
                 first = spans[leader]
                 size = max(size, first.size)
-                one = Span(leader, size, min(one.first, first.first), max(end, first.last))
-            spans[one.register] = one
-        return {section: list(spans.values()) for section, spans in found.items()}
+                span = Span(leader, size, min(span.first, first.first), max(end, first.last))
+            spans[span.register] = span
+        return {section: list(spans.values()) for section, spans in spans_by_section.items()}
 
     def local(self, index: int) -> bool:
-        """Whether an actor is a collective of this stage alone."""
+        """True if an actor is a collective of this stage alone."""
         meeting = self.draft.actors[index].meeting
         return meeting is not None and meeting.peer is None and not meeting.world
 
@@ -102,13 +102,18 @@ class Spans:
             return None
         section = self.section(index)
         before = [self.begin(port.register) for port in actor.inputs]
-        known = [one is not None and one[0] == section for one in before]
-        # Of a bucket its own part counts, and what the whole waits for: not when others' are made.
+        in_section = [
+            input_begin is not None and input_begin[0] == section for input_begin in before
+        ]
+        # A bucket's output may be written once its own part is there and all that the bucket waits
+        # for; its other parts do not matter.
         parts = 1 if actor.meeting is None else actor.meeting.parts
-        own = [port.register for port in actor.outputs].index(register)
-        if not any((*known[own : own + 1], *known[parts:])):
+        part = [port.register for port in actor.outputs].index(register)
+        if not any((*in_section[part : part + 1], *in_section[parts:])):
             return None
-        return section, max(one[1] for one in before if one and one[0] == section) | 1
+        return section, max(
+            input_begin[1] for input_begin in before if input_begin and input_begin[0] == section
+        ) | 1
 
     def end(self, register: int, section: Section) -> int | None:
         """Time after which a register is free; None unless that is within the section."""
@@ -125,13 +130,13 @@ class Spans:
             return 2 * index if self.section(index) == section else None
         if not self.local(index):
             return None
-        known = [
+        reader_times = [
             done
             for port in self.draft.actors[index].outputs
             for reader in self.readers.get(port.register, ())
             if (done := self.done(reader, section)) is not None
         ]
-        return min(known, default=None)
+        return min(reader_times, default=None)
 
 
 def stretches(draft: DraftStage, ops: Sequence[int]) -> list[tuple[int, str]]:

@@ -12,7 +12,7 @@ from millrace.planner.plan import Plan
 def lowered(
     plan: Plan, graph: Graph, *, across_blocks: bool = True
 ) -> tuple[list[DraftStage], Timetable]:
-    """Return the stages of a plan as its `fusion` wants them, and the orders of its schedule."""
+    """Stages of a plan as its `fusion` wants them, and the orders of its schedule."""
     lowering = Lowering(graph, plan.mesh, plan.stages, plan.microbatches, plan.offload)
     for placed in place(plan, graph):
         lowering.lower(placed)

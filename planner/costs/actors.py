@@ -26,7 +26,7 @@ Priced = tuple[Part, tuple[Register, ...], tuple[Register, ...], Share]
 
 
 def parts_of(actor: Actor, program: Program) -> Iterator[Priced]:
-    """The ops of a fused actor with their operands and shares."""
+    """Ops of a fused actor with their operands and shares."""
     operands = program.all_operands(actor)
     names = [(*part.inputs, *part.outputs) for part in actor.parts]
     nodes = [
@@ -92,11 +92,11 @@ class _Costs:
             tuple(register.dtype for register in inputs),
             tuple(register.dtype for register in outputs),
         )
-        kept = () if op.kind in LOCAL_BOXING else state_of(op.kind, op.attributes)
+        state = () if op.kind in LOCAL_BOXING else state_of(op.kind, op.attributes)
         told = tuple(op.attributes.get(name) for name in PRICED_ATTRIBUTES)
         devices = self._kinds(program.ranks)
         names = tuple(device.name for device in devices)
-        key = (op.kind, op.labels, kept, told, work, names, share)
+        key = (op.kind, op.labels, state, told, work, names, share)
         if key not in self._ops:
             self._ops[key] = max(
                 op_duration_ns(
@@ -107,14 +107,14 @@ class _Costs:
         return self._ops[key]
 
     def _copies_ns(self, actor: Actor, program: Program) -> int:
-        """What an update or a cast waits for what passes between it and host memory."""
+        """Nanoseconds that an update or a cast waits for copies from and to host memory."""
         if actor.buffer is None:
             return 0
         ports = actor.outputs if actor.in_place else actor.inputs
         passing = [
-            program.registers[one]
-            for one in (*actor.state, ports[0].register)
-            if program.registers[one].memory_kind == HOST
+            program.registers[index]
+            for index in (*actor.state, ports[0].register)
+            if program.registers[index].memory_kind == HOST
         ]
         size = np.array([prod(passing[0].shape) * ITEMSIZE[passing[0].dtype]])
         ways = 2 if actor.in_place else 1
@@ -124,16 +124,16 @@ class _Costs:
                 lie = map(self.cluster.group_of, program.ranks)
                 groups = tuple({id(group): group for group in lie}.values())
             self._hosts[program.ranks] = [host_of(group, self.cluster) for group in groups]
-        found = state_copies_ns(size, len(passing), self._hosts[program.ranks], ways=ways)
-        return int(found[0])
+        copies_ns = state_copies_ns(size, len(passing), self._hosts[program.ranks], ways=ways)
+        return int(copies_ns[0])
 
     def _kinds(self, ranks: tuple[int, ...]) -> tuple[Device, ...]:
-        """The kinds of device that a program's ranks lie on."""
+        """Kinds of device that a program's ranks lie on."""
         if not self.cluster.others:
             return (self.cluster.device,)
         if ranks not in self._devices:
-            found = {device.name: device for device in map(self.cluster.device_of, ranks)}
-            self._devices[ranks] = tuple(found.values())
+            devices_by_name = {device.name: device for device in map(self.cluster.device_of, ranks)}
+            self._devices[ranks] = tuple(devices_by_name.values())
         return self._devices[ranks]
 
     def _state(self, actor: Actor, program: Program) -> State:
@@ -165,14 +165,14 @@ class _Costs:
     def _members(self, meeting: Meeting, program: Program) -> tuple[tuple[int, ...], ...]:
         """Groups of the meeting with a member in the program, one of each that lie alike."""
         seen: set[int] = set()
-        found: dict[object, tuple[int, ...]] = {}
+        members_by_layout: dict[object, tuple[int, ...]] = {}
         for rank in program.ranks:
             if rank not in seen:
                 members = tuple(self.graph.members(rank, meeting))
                 seen.update(members)
                 kinds = tuple(device.name for device in self._kinds(members))
-                found.setdefault((layout_of(members, self._frame), kinds), members)
-        return tuple(found.values())
+                members_by_layout.setdefault((layout_of(members, self._frame), kinds), members)
+        return tuple(members_by_layout.values())
 
 
 def durations(
@@ -191,8 +191,8 @@ def durations(
     return tuple(
         tuple(
             costs.actor_ns(actor, program)
-            for at, actor in enumerate(program.actors)
-            if chosen is None or at in chosen
+            for index, actor in enumerate(program.actors)
+            if chosen is None or index in chosen
         )
         for program in graph.programs
     )

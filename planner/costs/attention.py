@@ -54,7 +54,7 @@ BACKWARD_SPEED = 0.91
 
 
 def attention_seconds(firings: Firings, device: Device, software: Software) -> Floats:
-    """Arithmetic of an attention on one device, without launch and memory.
+    """Seconds of an attention's arithmetic on one device, without launch and memory.
 
     Under a causal mask half of the scores count, and in full those of the tiles on the diagonal;
     within a window what lies in it. Where devices share a sequence, each is taken to see as much
@@ -69,7 +69,9 @@ def attention_seconds(firings: Firings, device: Device, software: Software) -> F
     backward = KINDS[firings.kind]
     queries, keys, values = parse(firings.labels).operands[:3]
     tokens = firings.size(queries[1])
-    heads = firings.size([x for at, dim in enumerate(queries[:-1]) for x in dim if at != 1])
+    heads = firings.size(
+        [label for position, dim in enumerate(queries[:-1]) for label in dim if position != 1]
+    )
     scored, mixed = _filled(firings.size(queries[-1])), _filled(firings.size(values[-1]))
     seen = _keys_seen(firings, firings.size(keys[1]))
     softmax = device.softmax_features
@@ -85,8 +87,8 @@ def attention_seconds(firings: Firings, device: Device, software: Software) -> F
     waves = np.ceil(heads * np.ceil(tokens / QUERIES) / device.multiprocessors)
     passes = seen + (TILE_ENDS_KEYS_BACKWARD if backward else TILE_ENDS_KEYS)
     rows = waves * device.multiprocessors * QUERIES
-    found: Floats = 2 * rows * passes * features / flops_per_s
-    return found
+    seconds: Floats = 2 * rows * passes * features / flops_per_s
+    return seconds
 
 
 def _keys_seen(firings: Firings, keys: Floats) -> Floats:
@@ -96,14 +98,14 @@ def _keys_seen(firings: Firings, keys: Floats) -> Floats:
     window = float(firings.attributes.get("window", 0)) or np.inf
     reach = np.minimum(window, keys)
     # Each of the first `reach` queries sees one key more than the one before it.
-    found: Floats = reach - reach * reach / (2 * np.maximum(keys, 1)) + DIAGONAL_KEYS
-    return np.minimum(found, keys)
+    seen: Floats = reach - reach * reach / (2 * np.maximum(keys, 1)) + DIAGONAL_KEYS
+    return np.minimum(seen, keys)
 
 
 def _filled(size: Floats) -> Floats:
-    """The head size of the kernel that serves one."""
+    """Head size of the kernel that serves heads of `size` features."""
     place = np.searchsorted(HEAD_SIZES, size)
     beyond = np.ceil(size / 64) * 64
     last = len(HEAD_SIZES) - 1
-    found: Floats = np.where(place > last, beyond, HEAD_SIZES[np.minimum(place, last)])
-    return found
+    kernel_sizes: Floats = np.where(place > last, beyond, HEAD_SIZES[np.minimum(place, last)])
+    return kernel_sizes

@@ -32,7 +32,7 @@ SIZES = tuple(1 << power for power in range(16, 33))
 
 
 class State(NamedTuple):
-    """What is known of a message of state beside its size; 0: not known.
+    """Known facts of a message of state beside its size; 0: not known.
 
     `itemsize` is the bytes of one element as the plan has it, `bytes_of_block` those of all
     messages of its kind that belong to its block, and `bytes_together` those of all blocks, over
@@ -68,7 +68,7 @@ class Totals:
                 self._all[meeting.kind, actor.phase] += meeting.message_bytes
 
     def state(self, actor: Actor) -> State:
-        """What is known of the message of an actor."""
+        """Known facts of an actor's message; `UNKNOWN` where it moves no state in buckets."""
         meeting = actor.meeting
         if meeting is None or not meeting.bucketed:
             return UNKNOWN
@@ -80,7 +80,7 @@ class Totals:
 
 
 def bucket_bytes(duration_ns: Callable[[int], int], bytes_together: int = 0) -> int:
-    """Return how many bytes a bucket should have.
+    """Bytes that a bucket should have.
 
     Let N bytes travel in buckets of n, each of which takes t(n). All of them take t(n) N / n; the
     backward pass hides them but for the last, which begins when it ends (for weights: the first,
@@ -96,7 +96,7 @@ def bucket_bytes(duration_ns: Callable[[int], int], bytes_together: int = 0) -> 
     Parameters
     ----------
     duration_ns
-        t: what a collective of so many bytes takes.
+        t: nanoseconds of a collective by its bytes.
     bytes_together
         N; 0: not known.
 
@@ -122,7 +122,7 @@ def bucket_bytes(duration_ns: Callable[[int], int], bytes_together: int = 0) -> 
 
 
 def shown_bytes(duration_ns: Callable[[int], int]) -> int:
-    """Return how many bytes the bucket should have that nothing hides.
+    """Bytes that the bucket should have which nothing hides.
 
     The smallest size at which latency is no more than half of what it takes: less hardly shows
     less.
@@ -137,13 +137,13 @@ def shown_bytes(duration_ns: Callable[[int], int]) -> int:
 
 
 def _ns_per_byte(duration_ns: Callable[[int], int]) -> float:
-    """What a byte takes in a large message."""
+    """Nanoseconds per byte of a large message."""
     *_, half, most = SIZES
     return (duration_ns(most) - duration_ns(half)) / (most - half)
 
 
 def with_own_buckets(cluster: Cluster, state_bytes: int) -> Cluster:
-    """Return the cluster on which state is priced as it travels in our own compiler's buckets.
+    """Cluster on which state is priced as it travels in our own compiler's buckets.
 
     Parameters
     ----------
@@ -159,10 +159,10 @@ def with_own_buckets(cluster: Cluster, state_bytes: int) -> Cluster:
 
 
 def state_bytes_of(graph: Graph) -> int:
-    """Return the bytes of all trained variables of a graph, as `with_own_buckets` takes them."""
+    """Bytes of all trained variables of a graph, as `with_own_buckets` takes them."""
     tensors = graph.tensors_by_name
-    made = (op.outputs[0] for op in graph.ops if op.trains)
-    return sum(tensors[name].size_bytes for name in made)
+    variables = (op.outputs[0] for op in graph.ops if op.trains)
+    return sum(tensors[name].size_bytes for name in variables)
 
 
 def state_tensors(graph: Graph) -> frozenset[str]:

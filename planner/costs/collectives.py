@@ -26,12 +26,12 @@ from millrace.planner.costs.measured import interpolate_ns
 from millrace.planner.costs.protocols import LIBRARIES, Protocol, rounds, switched, transfers, trees
 from millrace.planner.costs.routing import share_beyond
 
-# What a reduction along trees reaches of a ring's bandwidth: NCCL 2.2x tuning.cc, read 2026-11.
+# A reduction along trees reaches so much of a ring's bandwidth: NCCL 2.2x tuning.cc, read 2026-11.
 TREE_SHARE = 0.92
 
 
-# What shows of a collective that moves in pieces beside products (`Software.pieces`): fitted on
-# published runs with such overlap, 2026-11.
+# This share shows of a collective that moves in pieces beside products (`Software.pieces`): fitted
+# on published runs with such overlap, 2026-11.
 SHOWN = 0.25
 
 # Share of their bandwidth that links reach where tokens travel once to each place, which has
@@ -89,15 +89,15 @@ def collective_pieces(
     if _is_measured(kind, ranks, cluster):
         return None
     sent = copies if kind == "all_to_all" and software.merges else 1
-    found = _lines_of(kind, ranks, cluster, sent)
+    lines = _lines_of(kind, ranks, cluster, sent)
     if bucketed:
-        return found
+        return lines
     links = MERGED_LINKS if sent > 1 else software.links
-    return _of_activations(kind, found, software, links)
+    return _of_activations(kind, lines, software, links)
 
 
 def _state_ns_per_byte(kind: str, ranks: tuple[int, ...], cluster: Cluster, state: State) -> float:
-    """Of state in buckets, by the habits of the software that moves it."""
+    """Nanoseconds per byte of state in buckets, by the habits of the software that moves it."""
     software, members = cluster.software, len(ranks)
     group = software.state_ranks
     if 0 < group < members and members % group == 0 and COLLECTIVES[kind].half_of_all_reduce:
@@ -105,14 +105,14 @@ def _state_ns_per_byte(kind: str, ranks: tuple[int, ...], cluster: Cluster, stat
         if kind == "all_gather":
             return within
         return within + _bucket_ns_per_byte("all_reduce", ranks[::group], cluster, state) / group
-    found = _bucket_ns_per_byte(kind, ranks, cluster, state)
+    ns_per_byte = _bucket_ns_per_byte(kind, ranks, cluster, state)
     if software.broadcast_ns and kind == "all_gather" and state.bytes_together:
-        found += members * software.broadcast_ns / state.bytes_together
-    return found
+        ns_per_byte += members * software.broadcast_ns / state.bytes_together
+    return ns_per_byte
 
 
 def _bucket_ns_per_byte(kind: str, ranks: tuple[int, ...], cluster: Cluster, state: State) -> float:
-    """A bucket's own time, by its bytes; of gradients, those that travel."""
+    """Nanoseconds of a bucket per byte of it; of gradients, those bytes that travel count."""
     software = cluster.software
     size = max(software.bucket_bytes, software.bucket_part_bytes * len(ranks))
     if software.whole_blocks and state.bytes_of_block:
@@ -129,13 +129,13 @@ def _bucket_ns_per_byte(kind: str, ranks: tuple[int, ...], cluster: Cluster, sta
 def _own_bucket_bytes(
     kind: str, ranks: tuple[int, ...], cluster: Cluster, bytes_together: int
 ) -> int:
-    """A bucket of our own compiler's, of so many bytes at most."""
+    """Bytes of a bucket of our own compiler, at most `bytes_together`."""
     size = bucket_bytes(_message_ns(kind, ranks, cluster), bytes_together)
     return min(size, bytes_together)
 
 
 def _message_ns(kind: str, ranks: tuple[int, ...], cluster: Cluster) -> Callable[[int], int]:
-    """What one message takes, by its bytes."""
+    """Function that gives the nanoseconds of one message by its bytes."""
     if _is_measured(kind, ranks, cluster):
         table = cluster.device_of(ranks[0]).collectives[_table(kind, len(ranks))]
         return lambda size: interpolate_ns(table, size)
@@ -149,7 +149,7 @@ def _is_measured(kind: str, ranks: tuple[int, ...], cluster: Cluster) -> bool:
 
 
 def _lines_of(kind: str, ranks: tuple[int, ...], cluster: Cluster, copies: int = 1) -> Pieces:
-    """Of every algorithm there is for a message of these ranks."""
+    """Lines of the algorithms that there are for a message of these ranks."""
     devices = _devices(ranks, cluster)
     launch_ns = max(device.launch_ns for device in devices)
     libraries = {device.library for device in devices}
@@ -158,7 +158,7 @@ def _lines_of(kind: str, ranks: tuple[int, ...], cluster: Cluster, copies: int =
 
 
 def _of_activations(kind: str, pieces: Pieces, software: Software, links: float) -> Pieces:
-    """What the ranks come to one after the other, and what of it shows beside products."""
+    """Lines of activations: ranks reach less of the links, and products hide a part of pieces."""
     shown = SHOWN if kind in software.pieces else 1.0
     if shown == links == 1.0:
         return pieces
@@ -182,10 +182,10 @@ def _in_a_node(ranks: tuple[int, ...], frame: Frame) -> bool:
 @lru_cache(maxsize=4096)
 def _pieces(kind: str, layout: Layout, launch_ns: int, library: str, copies: int) -> Pieces:
     if library and layout.grid is None:
-        found = _by_library(kind, layout, LIBRARIES[library], copies)
+        lines = _by_library(kind, layout, LIBRARIES[library], copies)
     else:
-        found = _by_links(kind, layout, copies)
-    return tuple((launch_ns + fixed, slope) for fixed, slope in lower_envelope(found))
+        lines = _by_links(kind, layout, copies)
+    return tuple((launch_ns + fixed, slope) for fixed, slope in lower_envelope(lines))
 
 
 def _by_library(
@@ -204,21 +204,23 @@ def _by_links(kind: str, layout: Layout, copies: int) -> list[tuple[int, float]]
 
 
 def lower_envelope(pieces: Iterable[tuple[int, float]]) -> Pieces:
-    """Return the lines that are the lowest for some message, by rising `fixed_ns`.
+    """Lines that are the lowest for some message, by rising `fixed_ns`.
 
     Examples
     --------
     >>> lower_envelope([(0, 3.0), (10, 1.0), (9, 2.9), (20, 1.0)])
     ((0, 3.0), (10, 1.0))
     """
-    kept: list[tuple[int, float]] = []
+    envelope: list[tuple[int, float]] = []
     for fixed, slope in sorted(set(pieces)):
-        if kept and slope >= kept[-1][1]:
+        if envelope and slope >= envelope[-1][1]:
             continue
-        while len(kept) > 1 and _meet(kept[-2], (fixed, slope)) <= _meet(kept[-2], kept[-1]):
-            kept.pop()
-        kept.append((fixed, slope))
-    return tuple(kept)
+        while len(envelope) > 1 and _meet(envelope[-2], (fixed, slope)) <= _meet(
+            envelope[-2], envelope[-1]
+        ):
+            envelope.pop()
+        envelope.append((fixed, slope))
+    return tuple(envelope)
 
 
 def _meet(flat: tuple[int, float], steep: tuple[int, float]) -> float:
@@ -240,7 +242,7 @@ def _rings(layout: Layout, copies: int, *, rounds: int) -> list[tuple[int, float
     workstations", 2009. Stages: Jia et al., "Highly scalable deep learning training system with
     mixed-precision", 2018, section 3.3.
     """
-    found = []
+    lines = []
     top = len(layout.crossings)
     for cuts in _stages(top, innermost_alone=layout.grid is not None):
         inner: list[Pieces] = []
@@ -250,35 +252,35 @@ def _rings(layout: Layout, copies: int, *, rounds: int) -> list[tuple[int, float
                 inner.append(gather_pieces(members, layout.grid))
             else:
                 inner.append((_ring(layout, low, high),))
-        found += [
+        lines += [
             (rounds * sum(f for f, _ in stages), rounds * sum(s for _, s in stages))
             for stages in product(*inner)
         ]
         low = cuts[-2]
         if rounds == 2 and low > 0:
             depth, slope = _down_a_tree(layout, low, top)
-            found += [
+            lines += [
                 (
                     2 * (sum(f for f, _ in stages) + depth),
                     2 * (sum(s for _, s in stages) + slope / TREE_SHARE),
                 )
                 for stages in product(*inner[:-1])
             ]
-    return found
+    return lines
 
 
 @lru_cache(maxsize=64)
 def _stages(levels: int, innermost_alone: bool) -> tuple[tuple[int, ...], ...]:
     """Every way to cut the levels: tuples of borders from 0 to `levels`."""
     borders = range(1, levels)
-    found = [
+    cuts = [
         (0, *chosen, levels) for count in range(levels) for chosen in combinations(borders, count)
     ]
-    return tuple(c for c in found if not innermost_alone or c[1] == 1)
+    return tuple(c for c in cuts if not innermost_alone or c[1] == 1)
 
 
 def _ring(layout: Layout, low: int, high: int) -> tuple[int, float]:
-    """One way round a ring of the units of level `low` inside a unit of level `high`."""
+    """Line of one way round a ring of the units of level `low` inside a unit of level `high`."""
     units = layout.within[low][high - low - 1]
     rate = min(crossing.bytes_per_ns for crossing in layout.crossings[low:high])
     return _round_ns(layout, low, high), (units - 1) / units / rate
@@ -297,7 +299,7 @@ def _round_ns(layout: Layout, low: int, high: int) -> int:
 
 
 def _down_a_tree(layout: Layout, low: int, high: int) -> tuple[int, float]:
-    """Half of a tree's work (up or down) over the units of level `low`."""
+    """Line of half a tree's work (up or down) over the units of level `low`."""
     crossings = layout.crossings[low:high]
     depth = sum(
         ceil(log2(layout.within[low + index][0])) * crossing.latency_ns
@@ -321,7 +323,7 @@ def _two_trees(layout: Layout, copies: int) -> list[tuple[int, float]]:
 
 
 def _exchanges(layout: Layout, copies: int) -> list[tuple[int, float]]:
-    """Return an all_to_all member by member, and level by level.
+    """Lines of an all_to_all member by member, and level by level.
 
     What leaves a unit goes over each member's own link of the level above, so the slowest level
     counts, for the share of the message that crosses it. Level by level a message is handed on
@@ -343,18 +345,18 @@ def _exchanges(layout: Layout, copies: int) -> list[tuple[int, float]]:
         share_beyond(layout.size / crossing.fewest, copies) / crossing.own_bytes_per_ns
         for crossing in crossings
     ]
-    found = [(f + direct_ns, max([s * share, *outside])) for f, s in inner]
+    lines = [(f + direct_ns, max([s * share, *outside])) for f, s in inner]
     steps = [layout.within[level][0] for level in range(len(layout.crossings))]
     if prod(steps) == layout.size:
         levels = list(zip(steps[low:], crossings, strict=True))
         handed_ns = sum((n - 1) * crossing.latency_ns for n, crossing in levels)
         slope = sum((n - 1) / n / crossing.own_bytes_per_ns for n, crossing in levels)
-        found += [(f + handed_ns, s + slope) for f, s in inner]
-    return found
+        lines += [(f + handed_ns, s + slope) for f, s in inner]
+    return lines
 
 
 def _transfer(layout: Layout, copies: int) -> list[tuple[int, float]]:
-    """Return one message over the outermost level that its two ends cross."""
+    """Lines of one message over the outermost level that its two ends cross."""
     if layout.grid is not None and len(layout.crossings) == 1:
         return list(spread_pieces(layout.size, layout.grid))
     last = layout.crossings[-1]
@@ -367,14 +369,14 @@ def _switched(layout: Layout, copies: int) -> list[tuple[int, float]]:
 
 
 def _rotation(layout: Layout, copies: int) -> list[tuple[int, float]]:
-    """Return one message from every member to the next: the slowest border counts."""
-    low, found = 0, [(0, 0.0)]
+    """Lines of one message from every member to the next: the slowest border counts."""
+    low, lines = 0, [(0, 0.0)]
     if layout.grid is not None:
-        low, found = 1, list(rotation_pieces(layout.grid))
+        low, lines = 1, list(rotation_pieces(layout.grid))
     for crossing in layout.crossings[low:]:
         slope = 1 / crossing.own_bytes_per_ns
-        found = [(max(f, crossing.latency_ns), max(s, slope)) for f, s in found]
-    return found
+        lines = [(max(f, crossing.latency_ns), max(s, slope)) for f, s in lines]
+    return lines
 
 
 def _table(kind: str, group_size: int) -> str:

@@ -36,11 +36,11 @@ class Firings(NamedTuple):
     kind, labels, attributes
         The op, as in `millrace.models.graph.Op`; `slice` and `pad` of the compiler move bytes only.
     sizes
-        Of every label, what one device has of it; empty for kinds without products.
+        Size of every label on one device; empty for kinds without products.
     bytes
-        What is read and written, as `millrace.models.ops.op_work` counts it.
+        Bytes read and written, as `millrace.models.ops.op_work` counts it.
     precision
-        Of the arithmetic, see `precision_of`; without products only a measured device's tables
+        That of the arithmetic, see `precision_of`; without products only a measured device's tables
         tell one from another.
     follows
         It is done inside the kernel of another op (`millrace.planner.fusion`) and launches nothing.
@@ -56,21 +56,23 @@ class Firings(NamedTuple):
 
     @property
     def flops(self) -> Floats:
-        """As the op table counts them: attention in full, causal or not."""
+        """FLOPs as the op table counts them: attention in full, causal or not."""
         total = np.zeros(np.shape(self.bytes))
         if self.sizes:
             operands = parse(self.labels).operands
             for pair in op_kind(self.kind).products:
-                points = dict.fromkeys(x for at in pair for dim in operands[at] for x in dim)
+                points = dict.fromkeys(
+                    label for operand in pair for dim in operands[operand] for label in dim
+                )
                 total = total + 2.0 * self.size(points)
         return total
 
     def size(self, labels: Sequence[str] | Mapping[str, object]) -> Floats:
         """Points that these labels span together."""
-        found: Floats = np.array(1.0)
+        points: Floats = np.array(1.0)
         for label in labels:
-            found = found * self.sizes[label]
-        return found
+            points = points * self.sizes[label]
+        return points
 
 
 def precision_of(kind: str, dtypes: Sequence[str], attributes: Attributes | None = None) -> str:
@@ -95,7 +97,7 @@ def precision_of(kind: str, dtypes: Sequence[str], attributes: Attributes | None
     products = op_kind(kind).products
     if not products:
         return next((PRECISION[dtype] for dtype in dtypes if dtype in PRECISION), "fp32")
-    inputs = [dtypes[at] for at in products[0] if at < len(dtypes)]
+    inputs = [dtypes[operand] for operand in products[0] if operand < len(dtypes)]
     floating = [dtype for dtype in inputs if dtype in PRECISION]
     return PRECISION[max(floating, key=lambda dtype: ITEMSIZE[dtype])] if floating else "fp32"
 
@@ -105,9 +107,9 @@ def peak_flops_per_s(device: Device, precision: str) -> float:
     for name in NARROW.get(precision, (precision,)):
         if name in device.flops_per_s:
             return device.flops_per_s[name]
-    known = ", ".join(sorted(device.flops_per_s))
+    precisions = ", ".join(sorted(device.flops_per_s))
     raise ClusterError(
-        f"device `{device.name}` has no {precision} arithmetic (flops_per_s lists {known}):"
+        f"device `{device.name}` has no {precision} arithmetic (flops_per_s lists {precisions}):"
         f" choose another precision"
     )
 
@@ -122,7 +124,7 @@ def firing_of(
     output_dtypes: Sequence[str],
     share: Share | None = None,
 ) -> Firings:
-    """Return one firing, of the local shapes of its operands; `share`: as part of a fused actor.
+    """One firing, of the local shapes of its operands; `share`: as part of a fused actor.
 
     Raises
     ------

@@ -20,7 +20,7 @@ def _steps_ns(line: Line, grid: Grid) -> int:
 
 
 def gather_pieces(members: int, grid: Grid) -> Pieces:
-    """Return the costs of an all_gather or a reduce_scatter, per byte of the whole message.
+    """Lines of an all_gather or a reduce_scatter, per byte of the whole message.
 
     Notes
     -----
@@ -43,7 +43,7 @@ def gather_pieces(members: int, grid: Grid) -> Pieces:
 
 
 def exchange_pieces(members: int, grid: Grid) -> Pieces:
-    """Return the costs of an all_to_all, per byte of one member's part.
+    """Lines of an all_to_all, per byte of one member's part.
 
     The busiest link carries an eighth of a ring's members' bytes, a quarter of a line's.
     """
@@ -57,7 +57,7 @@ def exchange_pieces(members: int, grid: Grid) -> Pieces:
 
 
 def spread_pieces(members: int, grid: Grid) -> Pieces:
-    """Return the costs of a broadcast, or of one transfer between two members.
+    """Lines of a broadcast, or of one transfer between two members.
 
     Groups that lie between the members send at the same time, over the same links.
     """
@@ -69,7 +69,7 @@ def spread_pieces(members: int, grid: Grid) -> Pieces:
 
 
 def rotation_pieces(grid: Grid) -> Pieces:
-    """Return the costs of one transfer of every member to the next one, all at once."""
+    """Lines of one transfer of every member to the next one, all at once."""
     shared = max((line.stride / (2 if line.ring else 1) for line in grid.lines), default=grid.hops)
     return ((grid.hops * grid.latency_ns, max(shared, 1.0) / grid.bytes_per_ns),)
 

@@ -16,10 +16,10 @@ import numpy as np
 from millrace.planner.cluster import Cluster, Host, NodeGroup
 from millrace.planner.costs.measured import Ints
 
-# Of the state of one variable; larger ones gain nothing where latency is microseconds.
+# Larger pieces of a variable's state gain nothing where latency is microseconds.
 PIECE_BYTES = 16 * 2**20
 
-# What is assumed of a device whose cluster does not say it.
+# A device is assumed to have this where its cluster does not say.
 UNKNOWN = Host(
     latency_ns=2500,  # as NCCL counts a PCI hop (2.2x tuning.cc hwLat, LL128), read 2026-11
     bandwidth_bytes_per_s=12.8e9,  # 0.8 of PCIe 3.0 x16, 16 GB/s (SimAI, calbusbw.h), read 2026-11
@@ -28,7 +28,7 @@ UNKNOWN = Host(
 
 
 def host_of(group: NodeGroup, cluster: Cluster) -> Host:
-    """The host memory of a group's devices; ranks on a CPU copy within the memory they have."""
+    """Host memory of a group's devices; ranks on a CPU copy within the memory they have."""
     if group.host is not None:
         return group.host
     if cluster.cores_per_node is None:
@@ -63,8 +63,8 @@ def state_copies_ns(
     """
     total = tensors * np.asarray(state_bytes, np.int64)
     copies = tensors * -(-total // PIECE_BYTES)
-    found = np.zeros_like(total)
+    slowest_ns = np.zeros_like(total)
     for host in hosts:
         moved = np.ceil(total / host.bandwidth_bytes_per_s * 1e9).astype(np.int64)
-        found = np.maximum(found, ways * (copies * host.latency_ns + moved))
-    return found
+        slowest_ns = np.maximum(slowest_ns, ways * (copies * host.latency_ns + moved))
+    return slowest_ns

@@ -20,7 +20,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class Crossing(NamedTuple):
-    """Where units of one level meet: those of the level below, inside one of this.
+    """Level on which units of the level below meet, inside one unit of this.
 
     `bytes_per_ns` is what the members of one lower unit bring together, `own_bytes_per_ns` what
     one member does; `fewest` and `most` are the members of a lower unit. `outside`: between nodes.
@@ -45,7 +45,7 @@ class Line(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """How the members inside a torus lie: a box of lines, or scattered (no lines)."""
+    """Positions of the members inside a torus: a box of lines, or scattered (no lines)."""
 
     lines: tuple[Line, ...]
     hops: int  # steps between the two furthest neighbours in rank
@@ -67,7 +67,7 @@ class Layout(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """What of a group of nodes matters to a collective."""
+    """Properties of a group of nodes that matter to a collective."""
 
     devices_per_node: int
     nodes: int
@@ -78,14 +78,14 @@ class _Part(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """What of a cluster matters to a collective; equal for clusters of unlike devices."""
+    """Properties of a cluster that matter to a collective; equal for clusters of unlike devices."""
 
     parts: tuple[_Part, ...]
     leaves: Leaves | None
 
 
 def frame_of(cluster: Cluster) -> Frame:
-    """Return the links of a cluster and what they join."""
+    """Frame of a cluster: its links and what they join."""
     parts = tuple(
         _Part(
             group.devices_per_node,
@@ -101,7 +101,7 @@ def frame_of(cluster: Cluster) -> Frame:
 
 
 class _Places(NamedTuple):
-    """Where each member lies: its part, node and place in the node."""
+    """Places of the members: part, node and place in the node of each."""
 
     part: Ints
     node: Ints
@@ -118,12 +118,12 @@ def _places(ranks: Ints, frame: Frame) -> _Places:
 
 
 def nodes_of(ranks: tuple[int, ...], frame: Frame) -> Ints:
-    """Return the node of each rank; rank r lies on device r."""
+    """Node of each rank; rank r lies on device r."""
     return _places(np.array(ranks), frame).node
 
 
 def _on_rails(places: _Places) -> bool:
-    """Whether the group has the same places in each of its nodes."""
+    """True if the group has the same places in each of its nodes."""
     order = np.lexsort((places.local, places.node))
     _, counts = np.unique(places.node, return_counts=True)
     if counts.min() != counts.max():
@@ -138,7 +138,7 @@ class _Level(NamedTuple):
     units: Ints  # of each member
     latency_ns: int
     bytes_per_ns: Floats  # of each member
-    pooled: bool  # whether the most members of a unit tell its share, or the fewest
+    pooled: bool  # True: the most members of a unit tell its share; else the fewest do
     gap_ns: int
     reduces: bool
     outside: bool
@@ -174,10 +174,10 @@ def _levels(places: _Places, frame: Frame) -> list[_Level]:
     most = max(part.devices_per_node for part in frame.parts)
     ranks = np.arange(len(places.node))
     doublings = max(np.log2(len(np.unique(places.node))) - 1.0, 0.0)
-    kept = np.array([1.0 - link.congestion for link in outer])[places.part]
-    network = rates(outer) * kept**doublings
+    doubling_factor = np.array([1.0 - link.congestion for link in outer])[places.part]
+    network = rates(outer) * doubling_factor**doublings
     island = places.node * most + places.local // size[places.part]
-    found = [
+    levels = [
         _Level(ranks, latency(inner), inside(inner), False, gap(inner), reduces(inner), False),
         _Level(island, latency(intra), inside(intra), False, gap(intra), reduces(intra), False),
         _Level(places.node, latency(outer), network, False, gap(outer), reduces(outer), True),
@@ -188,18 +188,18 @@ def _levels(places: _Places, frame: Frame) -> list[_Level]:
         under = places.node if spread else places.node // leaves.nodes
         share = network / leaves.oversubscription
         above_ns = latency(outer) + leaves.latency_ns
-        found.append(_Level(under, above_ns, share, True, gap(outer), reduces(outer), True))
-    return found
+        levels.append(_Level(under, above_ns, share, True, gap(outer), reduces(outer), True))
+    return levels
 
 
 def _counted(units: Ints) -> tuple[Ints, Ints]:
-    """Number each unit from 0; also the first member of each."""
+    """Number of each member's unit, counted from 0, and the first member of each unit."""
     _, first, index = np.unique(units, return_index=True, return_inverse=True)
     return index.astype(np.int64), first
 
 
 def layout_of(ranks: tuple[int, ...], frame: Frame) -> Layout:
-    """How the members of a group lie on a cluster."""
+    """Layout of a group's members on a cluster."""
     shift = _whole_units(min(ranks), frame)
     return _layout(tuple(rank - shift for rank in ranks) if shift else ranks, frame)
 
@@ -215,7 +215,7 @@ def _whole_units(rank: int, frame: Frame) -> int:
 @lru_cache(maxsize=4096)
 def _layout(ranks: tuple[int, ...], frame: Frame) -> Layout:
     places = _places(np.array(ranks), frame)
-    crossings, kept = [], []
+    crossings, crossed_units = [], []
     latency_ns, gap_ns = 0, 0
     levels = _levels(places, frame)
     above = [_counted(level.units) for level in levels[1:]]
@@ -240,17 +240,17 @@ def _layout(ranks: tuple[int, ...], frame: Frame) -> Layout:
                 level.outside,
             )
         )
-        kept.append((index, first))
-    kept.append(above[-1])
+        crossed_units.append((index, first))
+    crossed_units.append(above[-1])
     within = tuple(
-        tuple(int(np.bincount(upper[lower_first]).max()) for upper, _ in kept[i + 1 :])
-        for i, (_, lower_first) in enumerate(kept[:-1])
+        tuple(int(np.bincount(upper[lower_first]).max()) for upper, _ in crossed_units[i + 1 :])
+        for i, (_, lower_first) in enumerate(crossed_units[:-1])
     )
     return Layout(len(ranks), tuple(crossings), within, _grid(places, frame))
 
 
 def _grid(places: _Places, frame: Frame) -> Grid | None:
-    """How the group lies inside its tori; None where it lies in none, or alone in each."""
+    """Grid of the group inside its tori; None where it lies in none, or alone in each."""
     parts = {frame.parts[int(index)] for index in np.unique(places.part)}
     tori = {(part.torus, part.intra_node) for part in parts}
     torus, link = next(iter(tori))
@@ -273,8 +273,8 @@ def _grid(places: _Places, frame: Frame) -> Grid | None:
 
 
 def _lines(steps: npt.NDArray[Any], torus: Torus) -> tuple[Line, ...]:
-    """Return the lines whose box is the group; none where the group is no box."""
-    found = []
+    """Lines whose box is the group; none where the group is no box."""
+    lines = []
     for dim, along in enumerate(steps):
         taken = np.unique(along)
         if len(taken) == 1:
@@ -282,9 +282,9 @@ def _lines(steps: npt.NDArray[Any], torus: Torus) -> tuple[Line, ...]:
         gaps = np.diff(taken)
         if gaps.min() != gaps.max():
             return ()
-        stride, whole = int(gaps[0]), torus.dims[dim]
+        stride, dim_size = int(gaps[0]), torus.dims[dim]
         if len(taken) == 2 and torus.wraps(dim):
-            stride = min(stride, whole - stride)  # the shorter way round
-        ring = torus.wraps(dim) and stride * len(taken) == whole
-        found.append(Line(len(taken), stride, ring))
-    return tuple(found) if prod(line.size for line in found) == steps.shape[1] else ()
+            stride = min(stride, dim_size - stride)  # the shorter way round
+        ring = torus.wraps(dim) and stride * len(taken) == dim_size
+        lines.append(Line(len(taken), stride, ring))
+    return tuple(lines) if prod(line.size for line in lines) == steps.shape[1] else ()

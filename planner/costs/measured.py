@@ -19,11 +19,11 @@ DURATION_NS_MAX = 2**62
 @lru_cache(maxsize=512)
 def _columns(points: Points) -> tuple[Floats, Floats]:
     """Work and duration; durations made monotone against noise."""
-    kept = [(work, duration) for work, duration in points if work > 0 and duration > 0]
-    if not kept:
+    usable = [(work, duration) for work, duration in points if work > 0 and duration > 0]
+    if not usable:
         raise ClusterError("a measured table has no point with positive work and duration")
-    durations = list(accumulate((duration for _, duration in kept), max))
-    return np.array([work for work, _ in kept], float), np.array(durations, float)
+    durations = list(accumulate((duration for _, duration in usable), max))
+    return np.array([work for work, _ in usable], float), np.array(durations, float)
 
 
 def whole_ns(durations: Floats) -> Ints:
@@ -49,9 +49,9 @@ def interpolated_ns(points: Points, work: Floats) -> Ints:
     inside = np.clip(work, works[0], works[-1])
     between = np.rint(np.exp(np.interp(np.log(inside), np.log(works), np.log(durations))))
     above = np.clip(np.searchsorted(works, inside), 1, len(works) - 1)
-    held = np.clip(between, durations[above - 1], durations[above])
-    held = np.where(work <= works[0], durations[0], held)
-    return whole_ns(np.where(work >= works[-1], beyond, held))
+    clamped = np.clip(between, durations[above - 1], durations[above])
+    clamped = np.where(work <= works[0], durations[0], clamped)
+    return whole_ns(np.where(work >= works[-1], beyond, clamped))
 
 
 def interpolate_ns(points: Points, work: int) -> int:

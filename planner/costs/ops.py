@@ -52,40 +52,40 @@ def _by_head_size(
         return None
     measured = sorted(tables)
 
-    def at(size: int) -> Ints:
+    def at_size(size: int) -> Ints:
         return interpolated_ns(tables[size], flops * (size / head_size))
 
     if head_size >= measured[-1]:
         return interpolated_ns(tables[measured[-1]], flops)
     above = next(index for index, size in enumerate(measured) if size >= head_size)
     if above == 0 or measured[above] == head_size:
-        return at(measured[above])
+        return at_size(measured[above])
     low, high = measured[above - 1], measured[above]
     share = (head_size - low) / (high - low)
-    return whole_ns(np.rint(at(low) * (1 - share) + at(high) * share))
+    return whole_ns(np.rint(at_size(low) * (1 - share) + at_size(high) * share))
 
 
 def _tables_by_size(device: Device, kind: str, suffix: str) -> dict[int, Points]:
-    """The tables `kind/head_size` with a suffix, by head size."""
-    found = {}
+    """Tables `kind/head_size` with a suffix, by head size."""
+    tables = {}
     for name, points in device.kernels.items():
         size = name.removeprefix(f"{kind}/").removesuffix(suffix)
         if name == f"{kind}/{size}{suffix}" and size.isdecimal():
-            found[int(size)] = points
-    return found
+            tables[int(size)] = points
+    return tables
 
 
 def _table_ns(firings: Firings, device: Device) -> Ints | None:
-    """Durations by what was measured, None where nothing like it was."""
+    """Durations from measured tables; None where nothing like the op was measured."""
     like = priced_like(firings.kind, device.kernels, firings.precision)
     flops = firings.flops
     if like.kind in ATTENTION and firings.sizes:
         head_size = int(np.max(firings.size(parse(firings.labels).inputs[0][-1])))
-        found = _by_head_size(
+        durations_ns = _by_head_size(
             device, like.kind, firings.precision, np.rint(like.factor * flops), head_size
         )
-        if found is not None:
-            return found
+        if durations_ns is not None:
+            return durations_ns
     precise = device.kernels.get(f"{like.kind}@{firings.precision}")
     if points := precise or device.kernels.get(like.kind):
         work = np.where(flops > 0, flops, firings.bytes)
@@ -94,7 +94,7 @@ def _table_ns(firings: Firings, device: Device) -> Ints | None:
 
 
 def _seconds(firings: Firings, device: Device, software: Software) -> Floats:
-    """Durations by the data sheet, without what every kernel takes."""
+    """Seconds by the data sheet, without what every kernel takes."""
     if not firings.sizes:
         return moving_seconds(firings, device, software)
     moving_s = firings.bytes / bandwidth_bytes_per_s(device)
@@ -102,14 +102,14 @@ def _seconds(firings: Firings, device: Device, software: Software) -> Floats:
         return np.maximum(moving_s, attention_seconds(firings, device, software))
     if is_depthwise(firings):
         return moving_s / DEPTHWISE_RATE
-    found = product_seconds(sizes_of(firings), firings.precision, device)
+    product_s = product_seconds(sizes_of(firings), firings.precision, device)
     if device.multiprocessors:
-        found = found / winograd_speed(firings)
-    return np.maximum(moving_s, found)
+        product_s = product_s / winograd_speed(firings)
+    return np.maximum(moving_s, product_s)
 
 
 def _following_ns(firings: Firings, device: Device, software: Software) -> Ints:
-    """What an op adds to the kernel that it is done in: its bytes, at the device's best rate.
+    """Time that an op adds to the kernel it is done in: its bytes, at the device's best rate.
 
     Where the device was measured the rate is that of the largest point of the op's table.
     """
@@ -149,9 +149,9 @@ def op_durations_ns(firings: Firings, device: Device, software: Software = NO_SO
     """
     if firings.follows:
         return _following_ns(firings, device, software)
-    found = _table_ns(firings, device) if device.kernels else None
-    if found is not None:
-        return found
+    measured_ns = _table_ns(firings, device) if device.kernels else None
+    if measured_ns is not None:
+        return measured_ns
     waits_ns = whole_ns(software.host_ns * launches_waited_for(firings, software))
     return kernel_ns(device) + waits_ns + whole_ns(_seconds(firings, device, software) * 1e9)
 

@@ -29,7 +29,7 @@ ENDS = ("begin", "update")
 
 
 class Pace(NamedTuple):
-    """How one actor without a meeting is launched and slowed: 0 launches: with those before it.
+    """Launches and slowdown of one actor without a meeting; 0 launches: with those before it.
 
     `alone` is the share of its time in which it computes and no meeting inside it moves data: as
     much of it as other meetings slow down.
@@ -72,56 +72,60 @@ def _paces(program: Program, host_ns: int) -> tuple[Pace, ...]:
         if (meeting := actor.meeting) and not (meeting.bucketed or meeting.world)
         for port in actor.outputs
     }
-    found = [ONE] * len(program.actors)
+    paces = [ONE] * len(program.actors)
     begun: set[tuple[str, str]] = set()
-    for index in dict.fromkeys(one for queue in program.queues for one in queue.order):
+    for index in dict.fromkeys(
+        actor_index for queue in program.queues for actor_index in queue.order
+    ):
         actor = program.actors[index]
         if actor.meeting is not None:
             continue
         read = met.intersection(port.register for port in actor.inputs)
         met -= read
-        what = (actor.phase, actor.kind)
-        own = 0 if actor.phase in ENDS and actor.kind in TOGETHER and what in begun else 1
-        begun.add(what)
-        found[index] = Pace(own + len(read), len(read) * host_ns if own else 0)
-    return tuple(found)
+        phase_kind = (actor.phase, actor.kind)
+        own_launches = (
+            0 if actor.phase in ENDS and actor.kind in TOGETHER and phase_kind in begun else 1
+        )
+        begun.add(phase_kind)
+        paces[index] = Pace(own_launches + len(read), len(read) * host_ns if own_launches else 0)
+    return tuple(paces)
 
 
 def paced(cluster: Cluster) -> bool:
-    """Whether launches or contention hold back what a cluster's devices compute."""
+    """True if launches or contention hold back what a cluster's devices compute."""
     software = cluster.software
     return cluster.cores_per_node is None and (software.host_ns > 0 or software.overlap < 1)
 
 
 def hidden_share(cluster: Cluster) -> float:
-    """The share of a transfer beside computation that does not slow that down."""
+    """Share of a transfer beside computation that does not slow that down."""
     return cluster.software.overlap if paced(cluster) else 0.0
 
 
 def launch_offsets(
     program: Program, row: Sequence[Pace], host_ns: int
 ) -> tuple[tuple[int, ...], ...]:
-    """Per actor and firing of a step, when it can begin after the step's launches have begun.
+    """Nanoseconds, per actor and firing of a step, from the first launch until it can begin.
 
     Empty for meetings: nobody waits for their launch.
     """
-    found: list[list[int]] = [[] for _ in program.actors]
+    offsets_by_actor: list[list[int]] = [[] for _ in program.actors]
     for queue in program.queues:
         launched = 0
         for actor in queue.order:
             if program.actors[actor].meeting is None:
                 first = min(row[actor].launches, 1)
-                found[actor].append((launched + first) * host_ns + row[actor].lag_ns)
+                offsets_by_actor[actor].append((launched + first) * host_ns + row[actor].lag_ns)
                 launched += row[actor].launches
-    return tuple(tuple(offsets) for offsets in found)
+    return tuple(tuple(offsets) for offsets in offsets_by_actor)
 
 
 def merged(paces: Iterable[tuple[Pace, int]], host_ns: int) -> Pace:
-    """The pace of actors that follow one another, each given with its duration."""
+    """Pace of actors that follow one another, each given with its duration."""
     launches = lag = before = 0
-    for at, (pace, duration_ns) in enumerate(paces):
+    for index, (pace, duration_ns) in enumerate(paces):
         later = launches * host_ns - before + pace.lag_ns
-        lag = later if at == 0 else max(lag, later)
+        lag = later if index == 0 else max(lag, later)
         launches += pace.launches
         before += duration_ns
     return Pace(launches, lag)

@@ -54,7 +54,7 @@ DEPTHWISE_RATE = 0.35
 # Precisions that no matrix units multiply in.
 PLAIN = ("fp32", "fp64")
 
-# How much faster a 3 x 3 convolution of stride 1 is by Winograd's algorithm than as a product: 2.25
+# A 3 x 3 convolution of stride 1 is so much faster by Winograd's algorithm than as a product: 2.25
 # times fewer multiplications (Lavin and Gray, "Fast algorithms for convolutional neural networks",
 # arXiv 1509.09308, 2015, section 4.1), less the transforms. Fitted on published runs of ResNet-100
 # for faces in fp32 on V100 (DLPerf, 2021), which are faster than the device's peak. cuDNN 7 has it
@@ -66,8 +66,8 @@ WINOGRAD_CHANNELS = 16
 _CONVOLUTIONS = {"conv": (0, 1, 2), "conv_grad_input": (2, 1, 0), "conv_grad_weight": (0, 2, 1)}
 
 
-# How much slower batched 16-bit products are whose rows do not begin at whole 16 bytes: what heads
-# of 108 and 150 features cost without flash attention. Fitted on published runs of BLOOM's
+# Batched 16-bit products whose rows do not begin at whole 16 bytes are so much slower: heads of 108
+# and 150 features cost that without flash attention. Fitted on published runs of BLOOM's
 # preparation (bigscience, 2022), of which four pairs of like configurations differ by 1.30 to 1.44
 # times.
 UNALIGNED = 13.8
@@ -83,7 +83,7 @@ class Sizes(NamedTuple):
 
 
 def sizes_of(firings: Firings) -> Sizes:
-    """Which product an op is; a convolution is that of its windows and its weights."""
+    """Sizes of the product that an op is; a convolution is that of its windows and its weights."""
     return Sizes(*(firings.size(labels) for labels in _roles(firings.kind, firings.labels)))
 
 
@@ -91,10 +91,10 @@ def sizes_of(firings: Firings) -> Sizes:
 def _roles(kind: str, labels: str) -> tuple[Labels, Labels, Labels, Labels]:
     """Labels of the batch, of the rows, of the columns, and those contracted."""
     expression = parse(labels)
-    sets = [{label for dim in one for label in dim} for one in expression.operands]
+    sets = [{label for dim in operand for label in dim} for operand in expression.operands]
 
-    def those(found: set[str]) -> Labels:
-        return tuple(label for label in expression.labels if label in found)
+    def those(chosen: set[str]) -> Labels:
+        return tuple(label for label in expression.labels if label in chosen)
 
     if kind not in _CONVOLUTIONS:
         first, second = op_kind(kind).products[0]
@@ -106,10 +106,10 @@ def _roles(kind: str, labels: str) -> tuple[Labels, Labels, Labels, Labels]:
             those(right & out - batch),
             those((left | right) - out),
         )
-    image, weight, made = (sets[at] for at in _CONVOLUTIONS[kind])
-    groups = image & weight & made
-    pixels, outward = made - weight, (weight & made) - groups
-    inward, window = (weight & image) - groups, weight - image - made
+    image, weight, result = (sets[operand] for operand in _CONVOLUTIONS[kind])
+    groups = image & weight & result
+    pixels, outward = result - weight, (weight & result) - groups
+    inward, window = (weight & image) - groups, weight - image - result
     if kind == "conv":
         return those(groups), those(pixels), those(outward), those(inward | window)
     if kind == "conv_grad_input":
@@ -118,13 +118,13 @@ def _roles(kind: str, labels: str) -> tuple[Labels, Labels, Labels, Labels]:
 
 
 def is_depthwise(firings: Firings) -> bool:
-    """Whether every channel of a convolution is convolved by itself."""
+    """True if every channel of a convolution is convolved by itself."""
     if firings.kind not in _CONVOLUTIONS:
         return False
     expression = parse(firings.labels)
     image, weight, _ = (
-        {label for dim in expression.operands[at] for label in dim}
-        for at in _CONVOLUTIONS[firings.kind]
+        {label for dim in expression.operands[operand] for label in dim}
+        for operand in _CONVOLUTIONS[firings.kind]
     )
     channels, _ = _filters(firings.kind, firings.labels)
     return len(image & weight) > 1 and bool(np.all(firings.size(channels) == 1))
@@ -134,15 +134,15 @@ def is_depthwise(firings: Firings) -> bool:
 def _filters(kind: str, labels: str) -> tuple[Labels, tuple[Labels, ...]]:
     """Labels of a convolution's weight: of the channels that it reads, of each side of windows."""
     operands = parse(labels).operands
-    image, weight, made = (operands[at] for at in _CONVOLUTIONS[kind])
-    read, written = ({label for dim in one for label in dim} for one in (image, made))
+    image, weight, result = (operands[operand] for operand in _CONVOLUTIONS[kind])
+    read, written = ({label for dim in operand for label in dim} for operand in (image, result))
     inner = [dim for dim in weight if not written.intersection(dim)]
     (channels,) = (dim for dim in inner if read.intersection(dim))
     return channels, tuple(dim for dim in inner if dim != channels)
 
 
 def winograd_speed(firings: Firings) -> float:
-    """How much faster a convolution is than the product that it is: 1 where Winograd has no say."""
+    """Speed of a convolution over the product that it is: 1 where Winograd has no say."""
     if firings.kind not in _CONVOLUTIONS or firings.precision != "fp32":
         return 1.0
     channels, window = _filters(firings.kind, firings.labels)
@@ -154,7 +154,7 @@ def winograd_speed(firings: Firings) -> float:
 
 
 def product_seconds(sizes: Sizes, precision: str, device: Device) -> Floats:
-    """Arithmetic of products on one device, without launch and memory.
+    """Seconds of the arithmetic of products on one device, without launch and memory.
 
     Raises
     ------
@@ -180,30 +180,30 @@ def product_seconds(sizes: Sizes, precision: str, device: Device) -> Floats:
     rows = {size: np.ceil(m / size) for size in (256, 128, 64, 32)}
     columns = {size: np.ceil(n / size) for size in (256, 128, 64, 32)}
     written = batch * m * n * (2 * PARTIAL_BYTES / device.memory_bandwidth_bytes_per_s)
-    found: Floats | None = None
+    fastest: Floats | None = None
     for tm, tn, parts in TILES:
         waves = np.ceil(batch * rows[tm] * columns[tn] * (parts / count))
         step_s = 2 * tm * tn * count / (flops_per_s * _tile_share(tm, tn))
         seconds = waves * (np.ceil(k / parts) + TILE_ENDS_BYTES / item) * step_s
         if parts > 1:
             seconds = seconds + written * parts
-        found = seconds if found is None else np.minimum(found, seconds)
-    assert found is not None, "there are tiles"
-    return found
+        fastest = seconds if fastest is None else np.minimum(fastest, seconds)
+    assert fastest is not None, "there are tiles"
+    return fastest
 
 
 def _padded(size: Floats, item: int) -> Floats:
-    """A dim, filled up to whole 16 bytes where tensor cores do the work."""
+    """Size of a dim, filled up to whole 16 bytes where tensor cores do the work."""
     if item > 2:
         return size
     step = ALIGNED_BYTES // item
-    found: Floats = np.ceil(size / step) * step
-    return found
+    padded: Floats = np.ceil(size / step) * step
+    return padded
 
 
 @lru_cache(maxsize=16)
 def _tile_share(rows: int, columns: int) -> float:
-    """How fast a tile is computed, of the largest's speed: by the points per element fetched."""
+    """Speed of a tile, as a share of the largest's: by the points per element fetched."""
 
     def speed(m: int, n: int) -> float:
         reuse = m * n / (m + n)

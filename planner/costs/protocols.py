@@ -24,12 +24,12 @@ class Hops(NamedTuple):
     outside: float
 
     def latency_ns(self, crossing: Crossing) -> float:
-        """Of one hop over this crossing."""
+        """Latency of one hop over this crossing."""
         return crossing.latency_ns * (self.outside if crossing.outside else self.inside)
 
 
 class Protocol(NamedTuple):
-    """What a message costs before its first hop, per hop, and which share of a link it fills."""
+    """Cost of a message before its first hop and per hop, and share of a link that it fills."""
 
     base_ns: int
     ring: Hops
@@ -82,15 +82,15 @@ NETWORK_SHARE = 5 / 6
 
 
 def rounds(layout: Layout, protocols: Iterable[Protocol], times: int) -> Lines:
-    """Return one ring over all members: once round, or twice for an all_reduce."""
+    """Lines of one ring over all members: once round, or twice for an all_reduce."""
     size = layout.size
     rate = min(crossing.bytes_per_ns for crossing in layout.crossings)
-    found = []
+    lines = []
     for protocol in protocols:
         once = round_ns(layout, protocol)
         slope = times * (size - 1) / size / (rate * protocol.share)
-        found.append((protocol.base_ns + times * once, slope))
-    return found
+        lines.append((protocol.base_ns + times * once, slope))
+    return lines
 
 
 def round_ns(layout: Layout, protocol: Protocol) -> int:
@@ -98,7 +98,7 @@ def round_ns(layout: Layout, protocol: Protocol) -> int:
     leaves = any(crossing.outside for crossing in layout.crossings)
     least_ns = max(crossing.gap_ns for crossing in layout.crossings)
     least_ns = max(least_ns, protocol.gap_ns) if leaves else least_ns
-    counts = [one[-1] for one in layout.within] + [1]
+    counts = [units[-1] for units in layout.within] + [1]
     steps = [inside - beyond for inside, beyond in pairwise(counts)]
     return round(
         sum(
@@ -109,21 +109,21 @@ def round_ns(layout: Layout, protocol: Protocol) -> int:
 
 
 def trees(layout: Layout, protocols: Iterable[Protocol]) -> Lines:
-    """Return two trees over the nodes, chains inside them: up, and down again."""
+    """Lines of two trees over the nodes, chains inside them: up, and down again."""
     rate = min(crossing.bytes_per_ns for crossing in layout.crossings)
-    found = []
+    lines = []
     for protocol in protocols:
         depth_ns = 0.0
         for units, crossing in zip(layout.within, layout.crossings, strict=True):
             deep = ceil(log2(units[0])) if crossing.outside else units[0] - 1
             depth_ns += deep * protocol.tree.latency_ns(crossing)
         fixed = protocol.tree_base_ns + round(2 * depth_ns)
-        found.append((fixed, 2 / (rate * protocol.tree_share)))
-    return found
+        lines.append((fixed, 2 / (rate * protocol.tree_share)))
+    return lines
 
 
 def transfers(crossing: Crossing, protocols: Iterable[Protocol]) -> Lines:
-    """Return one message of each member over its own links."""
+    """Lines of one message of each member over its own links."""
     return [
         (
             protocol.base_ns + round(protocol.ring.latency_ns(crossing)),
@@ -134,7 +134,7 @@ def transfers(crossing: Crossing, protocols: Iterable[Protocol]) -> Lines:
 
 
 def switched(layout: Layout, *, exact: bool = False) -> Lines:
-    """Return an all_reduce that switches inside nodes add up, over a tree of the nodes.
+    """Lines of an all_reduce that switches inside nodes add up, over a tree of the nodes.
 
     The message moves once each way over every member's link. Between nodes it does so meanwhile
     where those switches reduce too, else up and down a tree, for which each of more than two nodes
@@ -148,7 +148,7 @@ def switched(layout: Layout, *, exact: bool = False) -> Lines:
         By α-β alone: a hop to the switch and one back, and all of the bandwidth.
     """
     inside, outside = layout.crossings[0], layout.crossings[1:]
-    even = all(one.outside and one.fewest == one.most for one in outside)
+    even = all(crossing.outside and crossing.fewest == crossing.most for crossing in outside)
     if not inside.reduces or not even:
         return []
     hops, share, beyond = (

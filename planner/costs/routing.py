@@ -28,7 +28,7 @@ ALIKE = ("quantise", "cast")
 
 
 def copies_of_tokens(graph: Graph) -> dict[str, int]:
-    """Tensors that hold tokens in the order of their experts: how many copies there are of each.
+    """Number of copies of a token, by tensor that holds tokens in the order of their experts.
 
     Parameters
     ----------
@@ -36,19 +36,19 @@ def copies_of_tokens(graph: Graph) -> dict[str, int]:
         A training graph, or part of one.
     """
     shapes = graph.tensors_by_name
-    found: dict[str, int] = {}
+    copies: dict[str, int] = {}
     for op in graph.ops:
         if places := op_kind(op.kind).routed:
             sent, chosen = ((*op.inputs, *op.outputs)[place] for place in places)
-            found[sent] = shapes[chosen].shape[-1]
+            copies[sent] = shapes[chosen].shape[-1]
     for op in graph.ops:
-        if op.kind in ALIKE and op.inputs[0] in found:
-            found.update(dict.fromkeys(op.outputs, found[op.inputs[0]]))
-    return found
+        if op.kind in ALIKE and op.inputs[0] in copies:
+            copies.update(dict.fromkeys(op.outputs, copies[op.inputs[0]]))
+    return copies
 
 
 def share_beyond(places: float, copies: int) -> float:
-    """Of the bytes of all copies, what leaves a place for others, one copy to each that has any.
+    """Share of the bytes of all copies that leaves a place, one copy to each other that has any.
 
     Notes
     -----
@@ -74,6 +74,6 @@ def launches_waited_for(firings: Firings, software: Software) -> Floats:
     if firings.kind in ROUTING:
         return np.array(float(software.routing))
     if EXPERT in firings.sizes:
-        found: Floats = np.float64(PER_EXPERT * software.routing) * firings.sizes[EXPERT]
-        return found
+        launches: Floats = np.float64(PER_EXPERT * software.routing) * firings.sizes[EXPERT]
+        return launches
     return np.array(0.0)

@@ -47,7 +47,7 @@ class Net:
     nodes
         In an order in which every value is made before it is read.
     values
-        What they read and make.
+        Tensors that they read and make.
     """
 
     def __init__(self, nodes: Sequence[Node], values: Mapping[Hashable, Value]) -> None:
@@ -57,16 +57,16 @@ class Net:
 
     @cached_property
     def readers(self) -> Mapping[Hashable, tuple[int, ...]]:
-        """The nodes that read every value, in order; once each."""
-        found: dict[Hashable, list[int]] = {}
+        """Nodes that read every value, in order; once each."""
+        readers: dict[Hashable, list[int]] = {}
         for index, node in enumerate(self.nodes):
             for name in dict.fromkeys(node.inputs):
-                found.setdefault(name, []).append(index)
-        return {name: tuple(row) for name, row in found.items()}
+                readers.setdefault(name, []).append(index)
+        return {name: tuple(row) for name, row in readers.items()}
 
     @cached_property
     def makers(self) -> Mapping[Hashable, int]:
-        """The node that makes every value which is not there before."""
+        """Node that makes every value which is not there before."""
         return {
             name: index
             for index, node in enumerate(self.nodes)
@@ -75,16 +75,16 @@ class Net:
         }
 
     def alone(self, index: int) -> bool:
-        """Whether a node may still be put into a group."""
+        """True if a node may still be put into a group."""
         return self.nodes[index].free and index not in self.groups
 
     def only_reader(self, value: Hashable) -> int | None:
-        """The node that reads a value, where there is one alone and it may be grouped."""
-        found = self.readers.get(value, ())
-        return found[0] if len(found) == 1 and self.alone(found[0]) else None
+        """Node that reads a value, where there is one alone and it may be grouped."""
+        readers = self.readers.get(value, ())
+        return readers[0] if len(readers) == 1 and self.alone(readers[0]) else None
 
     def alike(self, first: Hashable, second: Hashable) -> bool:
-        """Whether two values have one shape and one dtype."""
+        """True if two values have one shape and one dtype."""
         a, b = self.values[first], self.values[second]
         return (a.shape, a.dtype) == (b.shape, b.dtype)
 
@@ -127,8 +127,8 @@ class Net:
     def _after(self, index: int) -> list[int]:
         """Nodes that read what a node makes, in this step."""
         node = self.nodes[index]
-        made = [name for name in node.outputs if self.makers.get(name) == index]
-        return [reader for name in made for reader in self.readers.get(name, ())]
+        outputs = [name for name in node.outputs if self.makers.get(name) == index]
+        return [reader for name in outputs for reader in self.readers.get(name, ())]
 
     def order(self) -> tuple[tuple[int, ...], ...]:
         """Groups and single nodes, each once what it reads is made; else as late as their last."""
@@ -145,13 +145,13 @@ class Net:
                     behind[here].add(there)
         ready = [key for key, row in ahead.items() if not row]
         heapify(ready)
-        found = []
+        ordered = []
         while ready:
             key = heappop(ready)
-            found.append(units[key])
+            ordered.append(units[key])
             for after in sorted(behind[key]):
                 ahead[after].discard(key)
                 if not ahead[after]:
                     heappush(ready, after)
-        assert len(found) == len(units), "groups wait for one another"
-        return tuple(found)
+        assert len(ordered) == len(units), "groups wait for one another"
+        return tuple(ordered)

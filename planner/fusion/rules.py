@@ -31,7 +31,7 @@ CHANNEL_NORM = "channel_norm"
 def fused_groups(
     nodes: Sequence[Node], values: Mapping[Hashable, Value], *, joint: bool = True
 ) -> Net:
-    """Return the net with its groups made.
+    """Net of the nodes, with its groups made.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ def _role(net: Net, index: int) -> str:
 
 
 def _follower(net: Net, value: Hashable, head: Node, role: str) -> int | None:
-    """The node that alone reads a value, where it may join `head` and runs as often, there too."""
+    """Node that alone reads a value, where it may join `head` and runs as often, there too."""
     index = net.only_reader(value)
     if index is None:
         return None
@@ -80,39 +80,39 @@ def _follower(net: Net, value: Hashable, head: Node, role: str) -> int | None:
 
 
 def _same_dims(node: Node) -> bool:
-    """Whether all operands of an op have the same dims in the same order."""
+    """True if all operands of an op have the same dims in the same order."""
     return len(set(parse(node.labels).operands)) == 1
 
 
 def _products(net: Net, index: int, joint: bool) -> None:
-    """A product, and what is done with it before it is written."""
+    """Join a product with what is done with it before it is written."""
     if _role(net, index) != PRODUCT:
         return
     head = net.nodes[index]
-    (made,) = head.outputs
+    (tensor,) = head.outputs
     members = [index]
-    after = _follower(net, made, head, PRODUCT)
-    if after is not None and _is_bias(net, after, made):
+    after = _follower(net, tensor, head, PRODUCT)
+    if after is not None and _is_bias(net, after, tensor):
         members.append(after)
-        (made,) = net.nodes[after].outputs
-        after = _follower(net, made, head, PRODUCT)
-    gate = _function(net, made, head, PRODUCT)
+        (tensor,) = net.nodes[after].outputs
+        after = _follower(net, tensor, head, PRODUCT)
+    gate = _function(net, tensor, head, PRODUCT)
     last = gate if gate is not None else after
-    if last is not None and (gate is not None or _ends(net, last, made, len(members) == 1)):
+    if last is not None and (gate is not None or _ends(net, last, tensor, len(members) == 1)):
         members.append(last)
     net.join(members)
 
 
 def _siblings(net: Net) -> None:
-    """Products that share an operand, alike in all else, with what follows on each."""
+    """Join products that share an operand, alike in all else, with what follows on each."""
     rows: dict[object, list[tuple[int, ...]]] = {}
     for index, node in enumerate(net.nodes):
         group = net.groups.get(index, (index,))
         if not node.free or _role(net, index) != PRODUCT or group[0] != index:
             continue
         if sum(_role(net, member) == PRODUCT for member in group) == 1:
-            for at, name in enumerate(node.inputs):
-                rows.setdefault((at, name, _likeness(net, group)), []).append(group)
+            for position, name in enumerate(node.inputs):
+                rows.setdefault((position, name, _likeness(net, group)), []).append(group)
     for row in rows.values():
         free = [group for group in row if net.groups.get(group[0], group) == group]
         if len(free) > 1:
@@ -120,7 +120,7 @@ def _siblings(net: Net) -> None:
 
 
 def _likeness(net: Net, group: Sequence[int]) -> object:
-    """What groups have in common that are one stack of products."""
+    """Properties that groups have in common which are one stack of products."""
     return tuple(
         (
             (node := net.nodes[index]).kind,
@@ -128,49 +128,50 @@ def _likeness(net: Net, group: Sequence[int]) -> object:
             node.section,
             node.firings,
             tuple(
-                (net.values[x].shape, net.values[x].dtype) for x in (*node.inputs, *node.outputs)
+                (net.values[name].shape, net.values[name].dtype)
+                for name in (*node.inputs, *node.outputs)
             ),
         )
         for index in group
     )
 
 
-def _is_bias(net: Net, index: int, made: Hashable) -> bool:
-    """Whether a node adds to `made` what lies along its last dims, and none of those before."""
+def _is_bias(net: Net, index: int, tensor: Hashable) -> bool:
+    """True if a node adds to `tensor` what lies along its last dims, and none of those before."""
     node = net.nodes[index]
-    if node.kind != "add" or len(node.inputs) != 2 or not net.alike(made, node.outputs[0]):
+    if node.kind != "add" or len(node.inputs) != 2 or not net.alike(tensor, node.outputs[0]):
         return False
     expression = parse(node.labels)
-    (whole,), bias = expression.outputs, expression.inputs[1 - node.inputs.index(made)]
-    return 0 < len(bias) < len(whole) and whole[-len(bias) :] == bias
+    (dims,), bias = expression.outputs, expression.inputs[1 - node.inputs.index(tensor)]
+    return 0 < len(bias) < len(dims) and dims[-len(bias) :] == bias
 
 
-def _ends(net: Net, index: int, made: Hashable, unbiased: bool) -> bool:
-    """Whether a product can end in this node: a sum over microbatches, a residual, a slope."""
+def _ends(net: Net, index: int, tensor: Hashable, unbiased: bool) -> bool:
+    """True if a product can end in this node: a sum over microbatches, a residual, a slope."""
     node = net.nodes[index]
     if node.kind == "accumulate":
         return unbiased
-    if not net.alike(made, node.outputs[0]):
+    if not net.alike(tensor, node.outputs[0]):
         return False
     if node.kind == "add":
-        return len(set(node.inputs)) == 2 and all(net.alike(x, made) for x in node.inputs)
-    return unbiased and node.inputs[1:] == (made,)
+        return len(set(node.inputs)) == 2 and all(net.alike(name, tensor) for name in node.inputs)
+    return unbiased and node.inputs[1:] == (tensor,)
 
 
-def _function(net: Net, made: Hashable, head: Node, role: str) -> int | None:
-    """A function of what `head` made, which the backward pass may read too: it is kept then."""
-    for index in net.readers.get(made, ()):
+def _function(net: Net, tensor: Hashable, head: Node, role: str) -> int | None:
+    """Node of a function of `tensor`, which the backward pass may read too: it is kept then."""
+    for index in net.readers.get(tensor, ()):
         node = net.nodes[index]
         runs = (node.section, node.firings) == (head.section, head.firings)
         if runs and net.alone(index) and node.kind in FUNCTIONS:
             joins, (result,) = op_kind(node.kind).joins, node.outputs
-            if role in joins and net.alike(made, result):
+            if role in joins and net.alike(tensor, result):
                 return index
     return None
 
 
 def _sums_of_products(net: Net, index: int, joint: bool) -> None:
-    """Two products or more that only their sum is wanted of, with at most one thing more."""
+    """Join the sum of two or more products, wanted for nothing else, and one other term at most."""
     node = net.nodes[index]
     if node.kind != "add" or not _same_dims(node) or len(set(node.inputs)) < len(node.inputs):
         return
@@ -191,25 +192,25 @@ def _sums_of_products(net: Net, index: int, joint: bool) -> None:
 
 
 def _sums(net: Net, index: int, joint: bool) -> None:
-    """A sum over rows, all of whose results are added to sums over microbatches."""
+    """Join a sum over rows with the sums over microbatches that all its results are added to."""
     if _role(net, index) == SUM and (after := _accumulated(net, index)):
         net.join([index, *after])
 
 
 def _accumulated(net: Net, index: int) -> list[int]:
-    """The sums over microbatches that all results of a node go into; none if one does not."""
+    """Sums over microbatches that all results of a node go into; none if one does not."""
     node = net.nodes[index]
-    found = []
+    sums = []
     for name in node.outputs:
         after = _follower(net, name, node, SUM)
         if after is None or net.nodes[after].kind != "accumulate":
             return []
-        found.append(after)
-    return found
+        sums.append(after)
+    return sums
 
 
 def _norms(net: Net, index: int, joint: bool) -> None:
-    """A norm and the sum of two tensors that it normalises."""
+    """Join a norm and the sum of two tensors that it normalises."""
     if _role(net, index) != NORM:
         return
     node = net.nodes[index]
@@ -224,40 +225,40 @@ def _norms(net: Net, index: int, joint: bool) -> None:
 
 
 def _channel_norms(net: Net, index: int, joint: bool) -> None:
-    """A batch norm, the sum with another tensor like its result, and a function of what is then."""
+    """Join a batch norm, the sum with a tensor like its result, and a function of what is then."""
     if _role(net, index) != CHANNEL_NORM:
         return
     head = net.nodes[index]
-    (made,) = head.outputs
+    (tensor,) = head.outputs
     members = [index]
-    after = _follower(net, made, head, CHANNEL_NORM)
-    if after is not None and _adds_one(net, after, made):
+    after = _follower(net, tensor, head, CHANNEL_NORM)
+    if after is not None and _adds_one(net, after, tensor):
         members.append(after)
-        (made,) = net.nodes[after].outputs
-    last = _function(net, made, head, CHANNEL_NORM)
+        (tensor,) = net.nodes[after].outputs
+    last = _function(net, tensor, head, CHANNEL_NORM)
     net.join(members if last is None else [*members, last])
 
 
-def _adds_one(net: Net, index: int, made: Hashable) -> bool:
-    """Whether a node adds one other tensor to `made`, and all three are alike."""
+def _adds_one(net: Net, index: int, tensor: Hashable) -> bool:
+    """True if a node adds one other tensor to `tensor`, and all three are alike."""
     node = net.nodes[index]
     return (
         node.kind == "add"
         and len(node.inputs) == len(set(node.inputs)) == 2
         and _same_dims(node)
-        and all(net.alike(name, made) for name in (*node.inputs, *node.outputs))
+        and all(net.alike(name, tensor) for name in (*node.inputs, *node.outputs))
     )
 
 
 def _norm_gradients(net: Net, index: int, joint: bool) -> None:
-    """A norm's gradient with the residual's added, and the gradients of its weights beside it."""
+    """Join a norm's gradient with the residual's added, and its weights' gradients beside it."""
     if _role(net, index) != NORM_GRAD:
         return
     node = net.nodes[index]
-    (made,) = node.outputs
+    (tensor,) = node.outputs
     members = [index]
-    after = _follower(net, made, node, NORM_GRAD)
-    if after is not None and _adds_one(net, after, made):
+    after = _follower(net, tensor, node, NORM_GRAD)
+    if after is not None and _adds_one(net, after, tensor):
         members.append(after)
     weights = node.kind.replace("_input", "_weight")
     for beside in net.readers.get(node.inputs[0], ()) if joint else ():

@@ -14,7 +14,7 @@ from millrace.models.ops import kinds_where, op_kind
 from millrace.planner.fusion.net import Net, Node, Value
 from millrace.planner.fusion.rules import PRODUCT, fused_groups
 
-# Kinds that a step's ends do for all variables in one launch
+# Kinds of ops that are done at a step's ends for all variables in one launch
 # (`millrace.planner.compile.fused.launches`).
 AT_ENDS = kinds_where(lambda row: row.launched_together and not row.reads_output)
 
@@ -38,14 +38,14 @@ class Share(NamedTuple):
 def shares_of(
     nodes: Sequence[Node], values: Mapping[Hashable, Value], written: Container[Hashable]
 ) -> tuple[Share, ...]:
-    """Return the shares of one group's ops, in their order.
+    """Shares of one group's ops, in their order.
 
     Parameters
     ----------
     nodes
         The ops.
     values
-        What they read and make.
+        Tensors that they read and make.
     written
         Results that others read, and which are written therefore.
     """
@@ -53,29 +53,29 @@ def shares_of(
         all(node.kind == nodes[0].kind for node in nodes)
         and op_kind(nodes[0].kind).launched_together
     ):
-        return tuple(_alone(node, values, follows=at > 0) for at, node in enumerate(nodes))
-    products = [at for at, node in enumerate(nodes) if op_kind(node.kind).role == PRODUCT]
+        return tuple(_alone(node, values, follows=index > 0) for index, node in enumerate(nodes))
+    products = [index for index, node in enumerate(nodes) if op_kind(node.kind).role == PRODUCT]
     apart = components(nodes)
     if 1 < len(apart) == len(products):
-        found: dict[int, Share] = {}
+        shares: dict[int, Share] = {}
         for row in apart:
-            one = shares_of([nodes[at] for at in row], values, written)
-            found |= dict(zip(row, one, strict=True))
-        return tuple(found[at] for at in range(len(nodes)))
+            component_shares = shares_of([nodes[index] for index in row], values, written)
+            shares |= dict(zip(row, component_shares, strict=True))
+        return tuple(shares[index] for index in range(len(nodes)))
     head = products[-1] if products else _head(nodes)
     size = values[nodes[head].outputs[0]].elements
     there: set[Hashable] = set()
     rows: list[tuple[list[int], list[int]]] = []
     beside = 0
-    for at, node in enumerate(nodes):
+    for index, node in enumerate(nodes):
         reads = [0 if x in there else ITEMSIZE[values[x].dtype] for x in node.inputs]
         writes = [ITEMSIZE[values[x].dtype] if x in written else 0 for x in node.outputs]
-        if at in products[:-1]:  # written, and read again by the next, whatever becomes of it
+        if index in products[:-1]:  # written, and read again by the next, whatever becomes of it
             writes = [
-                ITEMSIZE[values[x].dtype] * (1 if at == products[0] else 2) for x in node.outputs
+                ITEMSIZE[values[x].dtype] * (1 if index == products[0] else 2) for x in node.outputs
             ]
         there.update(node.inputs, node.outputs)
-        if at != head and at not in products:
+        if index != head and index not in products:
             again = op_kind(node.kind).reads_output
             for row, names in ((reads, node.inputs), (writes, node.outputs)):
                 for place, name in enumerate(names):
@@ -87,28 +87,28 @@ def shares_of(
         beside += ITEMSIZE[values[nodes[head].outputs[0]].dtype]
     rows[head][1][0] += beside
     return tuple(
-        Share(tuple(reads), tuple(writes), follows=at != head and at not in products)
-        for at, (reads, writes) in enumerate(rows)
+        Share(tuple(reads), tuple(writes), follows=index != head and index not in products)
+        for index, (reads, writes) in enumerate(rows)
     )
 
 
 def components(nodes: Sequence[Node]) -> list[list[int]]:
-    """Nodes of a group that no value between them joins, apart from each other."""
-    of: dict[Hashable, list[int]] = {}
+    """Components of a group: indexes of the nodes that values between them join, sorted."""
+    component_of: dict[Hashable, list[int]] = {}
     rows: list[list[int]] = []
-    for at, node in enumerate(nodes):
-        joined = [at]
-        for row in {id(row): row for x in node.inputs if (row := of.get(x))}.values():
+    for index, node in enumerate(nodes):
+        joined = [index]
+        for row in {id(row): row for x in node.inputs if (row := component_of.get(x))}.values():
             rows.remove(row)
             joined = [*row, *joined]
         joined.sort()
         rows.append(joined)
-        of |= {x: joined for one in joined for x in nodes[one].outputs}
+        component_of |= {x: joined for member in joined for x in nodes[member].outputs}
     return sorted(rows)
 
 
 def _alone(node: Node, values: Mapping[Hashable, Value], *, follows: bool) -> Share:
-    """The share of an op that has nothing in common with the others but the launch."""
+    """Share of an op that has nothing in common with the others but the launch."""
     reads, writes = (
         tuple(ITEMSIZE[values[name].dtype] for name in names)
         for names in (node.inputs, node.outputs)
@@ -117,27 +117,27 @@ def _alone(node: Node, values: Mapping[Hashable, Value], *, follows: bool) -> Sh
 
 
 def _head(nodes: Sequence[Node]) -> int:
-    """The op that a group without products is about; the largest kernel, were it alone."""
-    return next((at for at, node in enumerate(nodes) if op_kind(node.kind).role), 0)
+    """Index of the op that a group without products is about; the largest kernel, were it alone."""
+    return next((index for index, node in enumerate(nodes) if op_kind(node.kind).role), 0)
 
 
 def shares_of_graph(graph: Graph, *, joint: bool = True) -> dict[str, Share]:
-    """Return the share of every op of a graph that is fused if nothing is boxed in between.
+    """Share of every op of a graph that is fused if nothing is boxed in between.
 
     Ops that are not named are alone.
     """
     nodes, values = _net_of(graph)
     net = fused_groups(nodes, values, joint=joint)
-    found = {
+    shares = {
         node.name: _alone(node, values, follows=True)
         for node in nodes
         if node.kind in AT_ENDS and node.firings == 1
     }
     for group in dict.fromkeys(net.groups.values()):
         members = [net.nodes[index] for index in group]
-        shares = shares_of(members, values, written(net, group))
-        found |= {node.name: share for node, share in zip(members, shares, strict=True)}
-    return found
+        group_shares = shares_of(members, values, written(net, group))
+        shares |= {node.name: share for node, share in zip(members, group_shares, strict=True)}
+    return shares
 
 
 def written(net: Net, group: Sequence[int]) -> list[Hashable]:
@@ -152,10 +152,10 @@ def written(net: Net, group: Sequence[int]) -> list[Hashable]:
 
 
 def _net_of(graph: Graph) -> tuple[list[Node], dict[Hashable, Value]]:
-    """A graph's ops as nodes; those without an actor of their own cannot be fused."""
+    """Ops of a graph as nodes; those without an actor of their own cannot be fused."""
     nodes = []
     for op in graph.ops:
-        often = op.kind == "accumulate" or any(
+        per_microbatch = op.kind == "accumulate" or any(
             graph.tensor(name).rate is Rate.MICROBATCH for name in op.outputs
         )
         nodes.append(
@@ -166,7 +166,7 @@ def _net_of(graph: Graph) -> tuple[list[Node], dict[Hashable, Value]]:
                 inputs=op.inputs,
                 outputs=op.outputs,
                 section=(op.phase, op.block),
-                firings=2 if often else 1,
+                firings=2 if per_microbatch else 1,
                 free=op_kind(op.kind).fusible,
             )
         )

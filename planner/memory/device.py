@@ -18,20 +18,20 @@ CONTEXT_BYTES = 512 * MIB
 # on Hopper, 2024).
 WORKSPACE_BYTES = 32 * MIB
 
-# What NCCL buffers per channel and peer: 4 MiB Simple (NCCL_BUFFSIZE's default, documentation of
-# 2.2x), 4.69 MiB LL128 (120 × 640 × 8 steps × 8 B) and 0.5 MiB LL (NCCL device.h, read 2026-11).
+# NCCL buffers so much per channel and peer: 4 MiB Simple (NCCL_BUFFSIZE's default, documentation
+# of 2.2x), 4.69 MiB LL128 (120 × 640 × 8 steps × 8 B) and 0.5 MiB LL (NCCL device.h, read 2026-11).
 CHANNEL_BYTES = 4 * MIB + 120 * 640 * 8 * 8 + MIB // 2
 CHANNELS = 16  # per communicator; NCCL searches 2 to 32, 16 to 24 on NVSwitch (2.2x)
 COMMUNICATORS = 3  # two mesh axes and the world
 
-# What PyTorch's caching allocator reserves beyond the peak allocated: 3 to 9 %, 5 % in the mean of
+# PyTorch's caching allocator reserves this beyond the peak allocated: 3 to 9 %, 5 % in the mean of
 # 43 runs of Megatron on 8 x B200 (SimuMax's published runs, 2025).
 SLACK_FRACTION = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
-    """What a device holds besides registers; `slack_fraction` is of the registers' bytes."""
+    """Memory of a device besides registers; `slack_fraction` is of the registers' bytes."""
 
     workspace_bytes: int
     communicator_bytes: int
@@ -40,7 +40,7 @@ class DeviceMemory:
 
 
 def device_memory(cluster: Cluster) -> DeviceMemory:
-    """Return what every device of a cluster holds besides the arena."""
+    """Memory that every device of a cluster holds besides the arena."""
     if cluster.cores_per_node is not None:
         return DeviceMemory(
             workspace_bytes=0, communicator_bytes=0, context_bytes=0, slack_fraction=0.0
@@ -68,7 +68,7 @@ def reserved_bytes(cluster: Cluster) -> int:
 
 
 def slack_fraction(cluster: Cluster) -> float:
-    """What an allocator reserves beyond what is allocated, as a fraction of it."""
+    """Fraction of what is allocated that an allocator reserves beyond it."""
     return device_memory(cluster).slack_fraction
 
 

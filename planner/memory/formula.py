@@ -40,16 +40,16 @@ from millrace.planner.schedules import Slot
 
 # Bytes of one slot by kind and lifetime (None: one version a step).
 Registers = Counter[tuple[str, Lifetime | None]]
-# The same of what belongs to no block, by the names of registers.
+# Kind, lifetime and bytes of what belongs to no block, by the names of registers.
 Common = dict[str, tuple[tuple[str, Lifetime | None], int]]
 
 
 class Held(NamedTuple):
-    """What a stage holds outside the area: what has a place of its own, and what takes turns."""
+    """Registers of a stage outside the area: with places of their own, and taking turns."""
 
     own: Registers
     common: Common
-    kept: dict[Bundle, Counter[int]]  # how many registers have slots of so many bytes
+    kept: dict[Bundle, Counter[int]]  # number of registers by bytes of a slot
 
 
 def plan_memory(
@@ -59,7 +59,7 @@ def plan_memory(
     gathers_again: bool = False,
     grown: Mapping[str, float] | None = None,
 ) -> tuple[StageMemory, ...]:
-    """Return the memory of every stage of a plan.
+    """Memory of every stage of a plan.
 
     Parameters
     ----------
@@ -98,25 +98,30 @@ def plan_memory(
         alive = lifetimes(drafts)
     makers = {name: op.block for op in small.graph.ops for name in op.outputs}
     spans = [Spans(draft, table.joint) for draft in drafts]
-    areas = [shared_places(one) for one in spans]
+    areas = [shared_places(stage_spans) for stage_spans in spans]
     sums = [
-        _registers(one, alive[stage], areas[stage][0].keys(), small.times, makers)
-        for stage, one in enumerate(spans)
+        _registers(stage_spans, alive[stage], areas[stage][0].keys(), small.times, makers)
+        for stage, stage_spans in enumerate(spans)
     ]
-    found = []
+    memories = []
     for stage, parts in enumerate(small.stands_for):
         sizes: Counter[str] = Counter()
-        held = [(chunk, *one) for chunk, part in enumerate(parts) for one in sums[part].own.items()]
-        # What belongs to no block is there once, however many chunks need it.
-        once = {name: one for part in parts for name, one in sums[part].common.items()}
-        kept = packed(_together([sums[part].kept for part in parts]), table.turns[stage])
-        sizes["activation"] += kept.size_bytes
-        for chunk, (kind, lifetime), size in (*held, *((0, *one) for one in once.values())):
+        own_sizes = [
+            (chunk, *entry) for chunk, part in enumerate(parts) for entry in sums[part].own.items()
+        ]
+        # Registers of no block are there once, however many chunks need them.
+        common = {name: entry for part in parts for name, entry in sums[part].common.items()}
+        packing = packed(_together([sums[part].kept for part in parts]), table.turns[stage])
+        sizes["activation"] += packing.size_bytes
+        for chunk, (kind, lifetime), size in (
+            *own_sizes,
+            *((0, *entry) for entry in common.values()),
+        ):
             if lifetime is not None and small.moved:
                 lifetime = _moved(lifetime, stage, chunk if small.apart else None, table)
             sizes[kind] += size * (1 if lifetime is None else table.slots(stage, lifetime))
-        found.append(_memory(sizes, max(areas[part][1] for part in parts), plan.cluster))
-    return tuple(found)
+        memories.append(_memory(sizes, max(areas[part][1] for part in parts), plan.cluster))
+    return tuple(memories)
 
 
 def _lowered(
@@ -147,11 +152,13 @@ def _lowered(
 
 
 def _in_buckets(draft: DraftStage, stage: int, plan: Plan, joint: bool) -> DraftStage:
-    """A draft with the buckets of every microbatch; those of a step take no more room.
+    """Draft with the buckets of every microbatch; those of a step take no more room.
 
     They lie within a block and a part of the step, so that the order of the parts is all one.
     """
-    if not any(one.firings > 1 and one.meeting and one.meeting.bucketed for one in draft.actors):
+    if not any(
+        actor.firings > 1 and actor.meeting and actor.meeting.bucketed for actor in draft.actors
+    ):
         return draft
     chunks = sorted({chunk for _, chunk in (actor.section for actor in draft.actors)})
     backward = ("BW",) if joint else ("B", "W")
@@ -185,37 +192,37 @@ def _registers(
         return makers.get(draft.registers[index].tensor) or inside.get(index, "")
 
     def sizes(indices: Iterable[int]) -> Registers:
-        found: Registers = Counter()
+        kind_bytes: Registers = Counter()
         for index in indices:
             register = draft.registers[index]
             kind = "communication" if index in buffers else register.memory_kind
-            found[kind, alive[index]] += times.get(block(index), 1) * register.slot_bytes
-        return found
+            kind_bytes[kind, alive[index]] += times.get(block(index), 1) * register.slot_bytes
+        return kind_bytes
 
     lent = lent_places(spans, shared).keys()
-    kept = taking_turns(spans, shared | lent)
-    taking = (index for rows in kept.values() for index in rows)
+    bundle_registers = taking_turns(spans, shared | lent)
+    taking = (index for rows in bundle_registers.values() for index in rows)
     elsewhere = {*shared, *lent, *taking}
-    own = [index for index in range(len(draft.registers)) if index not in elsewhere]
-    common = [index for index in own if block(index) in ("", GLOBAL_BLOCK)]
+    own_places = [index for index in range(len(draft.registers)) if index not in elsewhere]
+    common = [index for index in own_places if block(index) in ("", GLOBAL_BLOCK)]
     return Held(
-        own=sizes(set(own).difference(common)),
+        own=sizes(set(own_places).difference(common)),
         common={
             draft.registers[index].name: next(iter(sizes([index]).items())) for index in common
         },
-        kept=_every_block(spans, kept, block, times),
+        kept=_every_block(spans, bundle_registers, block, times),
     )
 
 
 def _every_block(
     spans: Spans,
-    kept: Mapping[Bundle, Iterable[int]],
+    bundle_registers: Mapping[Bundle, Iterable[int]],
     block: Callable[[int], str],
     times: Mapping[str, int],
 ) -> dict[Bundle, Counter[int]]:
-    """How many registers bundles have of every size, with the blocks that others stand for."""
+    """Number of registers of every size by bundle, with the blocks that others stand for."""
     sizes: dict[Bundle, Counter[int]] = {}
-    for bundle, rows in kept.items():
+    for bundle, rows in bundle_registers.items():
         blocks = [name for _, name in chunk_stretches(spans, bundle.chunk)]
         for index in rows:
             size = spans.draft.registers[index].slot_bytes
@@ -230,21 +237,21 @@ def _every_block(
 def _stretches_of(
     stretch: int, block: str, blocks: Sequence[str], times: Mapping[str, int]
 ) -> Iterable[int]:
-    """The stretches, every block counted, in which copies of a block's register are made or read.
+    """Stretches, every block counted, where copies of a block's register are made or read.
 
     Each is as far from its own block's stretch as it is where blocks stand for others.
     """
     counts = [times.get(name, 1) for name in blocks]
     first, count = sum(counts[:stretch]), times.get(block, 1)
-    own = blocks.index(block) if block in blocks else stretch
+    own_stretch = blocks.index(block) if block in blocks else stretch
     if count > 1:
-        begin = sum(counts[:own]) + stretch - own
+        begin = sum(counts[:own_stretch]) + stretch - own_stretch
         return range(begin, begin + count)
-    return [first + counts[stretch] - 1 if own > stretch else first]
+    return [first + counts[stretch] - 1 if own_stretch > stretch else first]
 
 
 def _together(parts: Sequence[Mapping[Bundle, Counter[int]]]) -> dict[Bundle, Counter[int]]:
-    """What a stage keeps between sections: as one like it, or as one like each of its chunks."""
+    """Registers that a stage keeps between sections: as one like it, or one like each chunk."""
     if len(parts) == 1:
         return dict(parts[0])
     return {
@@ -255,12 +262,12 @@ def _together(parts: Sequence[Mapping[Bundle, Counter[int]]]) -> dict[Bundle, Co
 
 
 def _neighbour(section: Section) -> int:
-    """On which side of the model a section's results are wanted: after it, or before."""
+    """Step in the model from a section to the reader of its results: 1 after it, -1 before."""
     return 1 if section[0] == "F" else -1
 
 
 def _all_near(alive: list[list[Lifetime | None]], small: Regular) -> bool:
-    """Whether everything sent once a microbatch goes to the next chunk of the model."""
+    """True if everything sent once a microbatch goes to the next chunk of the model."""
     chunks = small.plan.chunks
     positions = [
         [k for k, chunk in enumerate(chunks) if chunk.stage == stage]
@@ -277,14 +284,14 @@ def _all_near(alive: list[list[Lifetime | None]], small: Regular) -> bool:
 
 
 def _moved(lifetime: Lifetime, stage: int, chunk: int | None, table: Timetable) -> Lifetime:
-    """The lifetime of a register on a stage that equals, in a chunk: its neighbours are others.
+    """Lifetime of a register on a stage that equals, in a chunk: its neighbours are others.
 
     Without a chunk those of the stage have the numbers they had.
     """
     if chunk is not None:
-        made = (lifetime.made[0], chunk)
+        making = (lifetime.made[0], chunk)
         read = frozenset((part, chunk) for part, _ in lifetime.read)
-        lifetime = replace(lifetime, made=made, read=read)
+        lifetime = replace(lifetime, made=making, read=read)
     if not lifetime.sent:
         return lifetime
     position = table.positions[stage][lifetime.made[1]] + _neighbour(lifetime.made)

@@ -35,7 +35,7 @@ class StageMemory:
 
     @property
     def arena_bytes(self) -> int:
-        """What the compiled registers take."""
+        """Bytes of the compiled registers."""
         return (
             self.parameter_bytes
             + self.gradient_bytes
@@ -47,7 +47,7 @@ class StageMemory:
 
     @property
     def total_bytes(self) -> int:
-        """All kinds together."""
+        """Bytes of all kinds together."""
         return self.arena_bytes + self.workspace_bytes + self.context_bytes + self.slack_bytes
 
     @property
@@ -104,19 +104,19 @@ class Sections:
         self.sizes = axis_sizes
         self.later = [op.phase.is_backward for op in self.ops]
         self.first: dict[tuple[str, bool], int] = {}  # of a block in a section
-        for at, op in enumerate(self.ops):
-            self.first.setdefault((op.block, self.later[at]), at)
+        for index, op in enumerate(self.ops):
+            self.first.setdefault((op.block, self.later[index]), index)
         makers = {
-            name: (at, number)
-            for at, op in enumerate(self.ops)
+            name: (index, number)
+            for index, op in enumerate(self.ops)
             for number, name in enumerate(op.outputs)
             if tensors[name].rate is Rate.MICROBATCH
         }
         readers: dict[str, list[tuple[int, int]]] = {name: [] for name in makers}
-        for at, op in enumerate(self.ops):
+        for index, op in enumerate(self.ops):
             for number, name in enumerate(op.inputs):
                 if name in makers:
-                    readers[name].append((at, number))
+                    readers[name].append((index, number))
         self._ends = [(name, *makers[name], readers[name]) for name in makers]
         self._known: dict[tuple[str, NdSbp, tuple[NdSbp, ...]], tuple[Interval, ...]] = {}
 
@@ -127,10 +127,10 @@ class Sections:
         ahead: dict[tuple[str, bool], int] = {}  # bytes boxed a block early
         for name, maker, number, readers in self._ends:
             source = laid[maker].outputs[number]
-            read = tuple(laid[at].inputs[place] for at, place in readers)
+            read = tuple(laid[index].inputs[place] for index, place in readers)
             key = name, source, read
             if key not in self._known:
-                ends = [(at, sbp) for (at, _), sbp in zip(readers, read, strict=True)]
+                ends = [(index, sbp) for (index, _), sbp in zip(readers, read, strict=True)]
                 self._known[key] = tuple(self._intervals(name, source, maker, ends))
             for first, last, size, block in self._known[key]:
                 live[first] += size
@@ -138,27 +138,27 @@ class Sections:
                 if block is not None:
                     ahead[block] = ahead.get(block, 0) + size
         most = total = 0
-        for at, op in enumerate(self.ops):
-            total += live[at]
-            most = max(most, total + ahead.get((op.block, self.later[at]), 0))
+        for index, op in enumerate(self.ops):
+            total += live[index]
+            most = max(most, total + ahead.get((op.block, self.later[index]), 0))
         return most
 
     def _intervals(
         self, name: str, source: NdSbp, maker: int, readings: list[tuple[int, NdSbp]]
     ) -> Iterator[Interval]:
-        """What lives of one tensor, and what boxing makes of it."""
+        """Intervals in which one tensor lives, and what boxing makes of it."""
         home, repeats = self.later[maker], self.ops[maker].kind == "repeat"
-        if not repeats and all(self.later[at] == home for at, _ in readings):
-            last = max((at for at, _ in readings), default=maker)
+        if not repeats and all(self.later[index] == home for index, _ in readings):
+            last = max((index for index, _ in readings), default=maker)
             yield Interval(maker, last, self._bytes(name, source), None)
         for later in (False, True):
-            here = [(at, sbp) for at, sbp in readings if self.later[at] == later]
-            elsewhere = {sbp for at, sbp in readings if self.later[at] != later}
+            here = [(index, sbp) for index, sbp in readings if self.later[index] == later]
+            elsewhere = {sbp for index, sbp in readings if self.later[index] != later}
             ends: dict[NdSbp, int] = {}
-            for at, sbp in here:
+            for index, sbp in here:
                 if repeats or sbp not in elsewhere:
                     for step in boxing_path(source, sbp, self.sizes, self.tensors[name].shape):
-                        ends[step.after] = max(at, ends.get(step.after, 0))
+                        ends[step.after] = max(index, ends.get(step.after, 0))
             for place, end in ends.items():
                 block = self.ops[end].block, later
                 early = repeats or later != home

@@ -28,7 +28,7 @@ class Regular:
     Attributes
     ----------
     times : dict of str to int
-        How many blocks of a chunk each block stands for, where it is more than one.
+        Number of blocks of a chunk that each block stands for, where it is more than one.
     stands_for : tuple
         The stages of `plan` that each stage of the whole plan equals: one, or one for each of its
         chunks where these are taken `apart`.
@@ -42,7 +42,7 @@ class Regular:
 
     @property
     def moved(self) -> bool:
-        """Whether stages are others than those of the whole plan."""
+        """True if stages are others than those of the whole plan."""
         return self.apart or self.plan.stages < len(self.stands_for)
 
     @staticmethod
@@ -57,22 +57,27 @@ class _NotRegularError(Exception):
 
 
 def regular(plan: Plan, graph: Graph) -> Regular:
-    """Return the plan without repetitions, or as it is where blocks reach beyond neighbours."""
-    if found := _by_chunk(plan, graph):
-        return found
-    kept, stands_for = _kept_stages(plan)
+    """The plan without repetitions, or as it is where blocks reach beyond neighbours."""
+    if by_chunk := _by_chunk(plan, graph):
+        return by_chunk
+    kept_stages, stands_for = _kept_stages(plan)
     chunks, times = _kept_chunks(
-        [(chunk, kept.index(chunk.stage)) for chunk in plan.chunks if chunk.stage in kept], graph
+        [
+            (chunk, kept_stages.index(chunk.stage))
+            for chunk in plan.chunks
+            if chunk.stage in kept_stages
+        ],
+        graph,
     )
     try:
-        smaller, _ = _without(graph, {choice.block for one in chunks for choice in one.blocks})
+        smaller, _ = _without(graph, {choice.block for chunk in chunks for choice in chunk.blocks})
     except _NotRegularError:
         return Regular.whole(plan, graph)
     return Regular(
-        plan=replace(plan, chunks=chunks, stages=len(kept)),
+        plan=replace(plan, chunks=chunks, stages=len(kept_stages)),
         graph=smaller,
         times=times,
-        stands_for=tuple((one,) for one in stands_for),
+        stands_for=tuple((stage,) for stage in stands_for),
     )
 
 
@@ -92,26 +97,30 @@ def _by_chunk(plan: Plan, graph: Graph) -> Regular | None:
     """One chunk of every kind, each on a stage of its own; None where a stage's chunks share."""
     if len(plan.chunks) == plan.stages or plan.offload != ON_DEVICES:
         return None
-    if any(one.stage == other.stage for one, other in pairwise(plan.chunks)):
+    if any(chunk.stage == following.stage for chunk, following in pairwise(plan.chunks)):
         return None
     kinds = [
         (tuple(choice.variant for choice in chunk.blocks), *_beside(plan.chunks, k))
         for k, chunk in enumerate(plan.chunks)
     ]
-    kept = _walk(kinds)
-    if len(kept) == len(kinds):
+    positions = _walk(kinds)
+    if len(positions) == len(kinds):
         return None
-    chunks, times = _kept_chunks([(plan.chunks[k], at) for at, k in enumerate(kept)], graph)
+    chunks, times = _kept_chunks(
+        [(plan.chunks[k], stage) for stage, k in enumerate(positions)], graph
+    )
     try:
-        smaller, reads = _without(graph, {choice.block for one in chunks for choice in one.blocks})
+        smaller, reads = _without(
+            graph, {choice.block for chunk in chunks for choice in chunk.blocks}
+        )
     except _NotRegularError:
         return None
     if not _nothing_shared(plan, kinds, reads):
         return None
-    place = {kinds[k]: at for at, k in enumerate(kept)}
+    stage_of_kind = {kinds[k]: stage for stage, k in enumerate(positions)}
     stands_for: list[tuple[int, ...]] = [()] * plan.stages
     for chunk, kind in zip(plan.chunks, kinds, strict=True):
-        stands_for[chunk.stage] += (place[kind],)
+        stands_for[chunk.stage] += (stage_of_kind[kind],)
     return Regular(
         plan=replace(plan, chunks=chunks, stages=len(chunks)),
         graph=smaller,
@@ -122,35 +131,40 @@ def _by_chunk(plan: Plan, graph: Graph) -> Regular | None:
 
 
 def _walk(kinds: Sequence[object]) -> list[int]:
-    """Some of the chunks, all kinds among them, so that each has neighbours of the kinds it had."""
-    kept: list[int] = []
+    """Positions of some chunks, all kinds among them, each with neighbours of the kinds it had."""
+    positions: list[int] = []
     for k, kind in enumerate(kinds):
-        kept.append(k)
-        known: set[object] = set()
-        for at, one in enumerate(kept[:-1]):
-            known.add(kinds[one])
-            # What was met since a chunk of this kind is left out where it was all met before.
-            if kinds[one] == kind and known.issuperset(kinds[j] for j in kept[at + 1 :]):
-                del kept[at + 1 :]
+        positions.append(k)
+        met: set[object] = set()
+        for index, earlier in enumerate(positions[:-1]):
+            met.add(kinds[earlier])
+            # Chunks met since one of this kind are left out where their kinds were all met before.
+            if kinds[earlier] == kind and met.issuperset(kinds[j] for j in positions[index + 1 :]):
+                del positions[index + 1 :]
                 break
-    return kept
+    return positions
 
 
 def _nothing_shared(plan: Plan, kinds: Sequence[object], reads: Reads) -> bool:
-    """Whether no two chunks of a stage take the same tensor, or one from another.
+    """True if no two chunks of a stage take the same tensor, or one from another.
 
     Chunks further apart than neighbours may share where there is no other of either's kind.
     """
     home = {choice.block: k for k, chunk in enumerate(plan.chunks) for choice in chunk.blocks}
     takers: dict[tuple[str, int], int] = {}
     for tensor, maker, reader in reads:
-        one, other = home[maker], home[reader]
-        if one == other:
+        maker_chunk, reader_chunk = home[maker], home[reader]
+        if maker_chunk == reader_chunk:
             continue
-        stage = plan.chunks[other].stage
-        if stage == plan.chunks[one].stage or takers.setdefault((tensor, stage), other) != other:
+        stage = plan.chunks[reader_chunk].stage
+        if (
+            stage == plan.chunks[maker_chunk].stage
+            or takers.setdefault((tensor, stage), reader_chunk) != reader_chunk
+        ):
             return False
-        if abs(one - other) > 1 and (kinds.count(kinds[one]) > 1 or kinds.count(kinds[other]) > 1):
+        if abs(maker_chunk - reader_chunk) > 1 and (
+            kinds.count(kinds[maker_chunk]) > 1 or kinds.count(kinds[reader_chunk]) > 1
+        ):
             return False
     return True
 
@@ -175,63 +189,63 @@ def _kept_stages(plan: Plan) -> tuple[list[int], tuple[int, ...]]:
 
 
 def _beside(chunks: Sequence[Chunk], k: int) -> tuple[object, object]:
-    """What lies before and after a chunk: its nearest block's variant, and whether it is near."""
-    found: list[object] = []
+    """Variant of the nearest block before and after a chunk; True with it if on the same stage."""
+    sides: list[object] = []
     for other, block in ((k - 1, -1), (k + 1, 0)):
         if 0 <= other < len(chunks):
             near = chunks[other].stage == chunks[k].stage
-            found.append((chunks[other].blocks[block].variant, near))
+            sides.append((chunks[other].blocks[block].variant, near))
         else:
-            found.append(None)
-    return found[0], found[1]
+            sides.append(None)
+    return sides[0], sides[1]
 
 
 def _shortened(
     choices: Sequence[BlockChoice], graph: Graph, times: dict[str, int]
 ) -> Iterator[BlockChoice]:
     """The blocks of a chunk that are kept; counts what they stand for."""
-    at = 0
-    while at < len(choices):
-        end = at + 1
-        while end < len(choices) and _equal(choices[at], choices[end], graph):
+    begin = 0
+    while begin < len(choices):
+        end = begin + 1
+        while end < len(choices) and _equal(choices[begin], choices[end], graph):
             end += 1
-        left_out = max(end - at - KEPT, 0) // 2 * 2
+        left_out = max(end - begin - KEPT, 0) // 2 * 2
         if left_out:
-            times[choices[at + 1].block] = left_out + 1
-        yield from choices[at : min(at + 2, end)]
-        yield from choices[at + 2 + left_out : end]
-        at = end
+            times[choices[begin + 1].block] = left_out + 1
+        yield from choices[begin : min(begin + 2, end)]
+        yield from choices[begin + 2 + left_out : end]
+        begin = end
 
 
-def _equal(one: BlockChoice, other: BlockChoice, graph: Graph) -> bool:
-    alike = graph.templates[one.block] == graph.templates[other.block]
-    return alike and one.variant == other.variant
+def _equal(choice: BlockChoice, other: BlockChoice, graph: Graph) -> bool:
+    alike = graph.templates[choice.block] == graph.templates[other.block]
+    return alike and choice.variant == other.variant
 
 
-def _without(graph: Graph, kept: set[str]) -> tuple[Graph, Reads]:
-    """The graph of some blocks: who reads a neighbour left out reads the nearest one kept.
+def _without(graph: Graph, kept_blocks: set[str]) -> tuple[Graph, Reads]:
+    """Graph of some blocks: who reads a neighbour left out reads the nearest one kept.
 
     Besides it, what blocks read of one another in the whole graph.
     """
     reads: Reads = set()
-    if len(kept) == len(graph.blocks):
+    if len(kept_blocks) == len(graph.blocks):
         return graph, reads
     ops: dict[str, list[Op]] = {block: [] for block in graph.blocks}
-    made: dict[str, tuple[str, int, int]] = {}  # tensor → block, op of the block, output
+    makers: dict[str, tuple[str, int, int]] = {}  # tensor → block, op of the block, output
     for op in graph.ops:
         if op.block != GLOBAL_BLOCK:
             for number, name in enumerate(op.outputs):
-                made[name] = op.block, len(ops[op.block]), number
+                makers[name] = op.block, len(ops[op.block]), number
             ops[op.block].append(op)
     places = {block: index for index, block in enumerate(graph.blocks)}
-    nearest = _nearest(graph.blocks, kept)
+    nearest = _nearest(graph.blocks, kept_blocks)
 
     def read(name: str, block: str) -> str:
-        home = made.get(name)
+        home = makers.get(name)
         if home is None or home[0] == block:
             return name
         reads.add((name, home[0], block))
-        if home[0] in kept:
+        if home[0] in kept_blocks:
             return name
         step = places[home[0]] - places[block]
         if abs(step) != 1:
@@ -244,24 +258,24 @@ def _without(graph: Graph, kept: set[str]) -> tuple[Graph, Reads]:
     smaller = []
     for op in graph.ops:
         if op.kind == "step_totals":
-            names = tuple(n for n in op.inputs if n not in made or made[n][0] in kept)
+            names = tuple(n for n in op.inputs if n not in makers or makers[n][0] in kept_blocks)
             smaller.append(replace(op, inputs=names))
         elif op.block == GLOBAL_BLOCK:
             smaller.append(op)
-        elif op.block in kept:
+        elif op.block in kept_blocks:
             names = tuple(read(name, op.block) for name in op.inputs)
             smaller.append(op if names == op.inputs else replace(op, inputs=names))
-    blocks = tuple(block for block in graph.blocks if block in kept)
+    blocks = tuple(block for block in graph.blocks if block in kept_blocks)
     templates = {block: graph.templates[block] for block in blocks}
     return replace(graph, ops=tuple(smaller), blocks=blocks, templates=templates), reads
 
 
-def _nearest(blocks: Sequence[str], kept: set[str]) -> dict[int, dict[str, str]]:
-    """The kept block nearest to each, going back (-1) and going on (1)."""
-    found: dict[int, dict[str, str]] = {-1: {}, 1: {}}
+def _nearest(blocks: Sequence[str], kept_blocks: set[str]) -> dict[int, dict[str, str]]:
+    """Kept block nearest to each, going back (-1) and going on (1)."""
+    nearest: dict[int, dict[str, str]] = {-1: {}, 1: {}}
     for step in (-1, 1):
         last = ""
         for block in blocks[::-step]:
-            last = block if block in kept else last
-            found[step][block] = last
-    return found
+            last = block if block in kept_blocks else last
+            nearest[step][block] = last
+    return nearest

@@ -5,8 +5,8 @@ from millrace.planner.schedules import orders
 from millrace.planner.schedules.orders import Order
 from millrace.planner.schedules.record import Schedule
 
-# Microbatches that a schedule repeats at most: twice those of any run in the published tables, and
-# what a simulation of every op gets through in some ten seconds.
+# A schedule repeats at most so many microbatches: twice those of any run in the published tables,
+# and as many as a simulation of every op gets through in some ten seconds.
 MICROBATCHES_MAX = 2**12
 
 SCHEDULES: dict[str, Schedule] = {
@@ -61,11 +61,11 @@ SCHEDULES: dict[str, Schedule] = {
         ),
     )
 }
-PLAIN = "1f1b"  # one chunk a stage and nothing deferred: what others are measured against
+PLAIN = "1f1b"  # It has one chunk a stage and defers nothing: others are measured against it.
 
 
 def schedule_of(name: str) -> Schedule:
-    """Return the schedule of a name.
+    """The schedule called `name`.
 
     Raises
     ------
@@ -78,7 +78,7 @@ def schedule_of(name: str) -> Schedule:
 
 
 def stage_of(schedule: str, position: int, stages: int) -> int:
-    """Return the stage of the chunk at a position of the model.
+    """Stage of the chunk at a position of the model.
 
     Examples
     --------
@@ -91,7 +91,7 @@ def stage_of(schedule: str, position: int, stages: int) -> int:
 
 
 def schedule_order(name: str, *, stage: int, stages: int, chunks: int, microbatches: int) -> Order:
-    """Return what a stage runs during one step, in order.
+    """Slots that a stage runs during one step, in order.
 
     Raises
     ------

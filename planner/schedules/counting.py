@@ -37,13 +37,13 @@ def alive(
     deferred = PARTS.index("W") in part
     lifetimes = slice(None if deferred else 1)  # the second is as the first where none is deferred
     here = chunk == np.arange(chunks)[:, None, None]
-    made, read_last = (here * table[lifetimes, part] for table in (MADE, READ_LAST))
-    at = np.ascontiguousarray(orders.T)
-    changes = np.take(made, at, axis=2)
-    changes[:, :, 1:] -= np.take(read_last, at[:-1], axis=2)
+    versions_made, read_last = (here * table[lifetimes, part] for table in (MADE, READ_LAST))
+    piece_order = np.ascontiguousarray(orders.T)
+    changes = np.take(versions_made, piece_order, axis=2)
+    changes[:, :, 1:] -= np.take(read_last, piece_order[:-1], axis=2)
     counts: Shorts = np.cumsum(changes, axis=2, out=changes)
     if exchanged and deferred:
-        counts[:, 0] -= np.take(read_last[:, 0], at, axis=1)
+        counts[:, 0] -= np.take(read_last[:, 0], piece_order, axis=1)
     if not deferred:
         counts = np.concatenate([counts, counts, np.zeros_like(counts)], axis=1)
     counts.setflags(write=False)
@@ -51,36 +51,36 @@ def alive(
 
 
 def undominated(counts: Shorts) -> tuple[Shorts, ...]:
-    """Moments of every stage that no other is above in every count [K, C, 3], of `alive`'s."""
+    """Moments [K, C, 3] of every stage that no other moment exceeds in every count of `alive`."""
     chunks, lifetimes, slots, stages = counts.shape
     counts = np.swapaxes(counts, 2, 3).reshape(chunks * lifetimes, -1)
     joint = not counts[lifetimes - 1 :: lifetimes].any()
     rows = counts[::lifetimes] if joint else counts  # the first two lifetimes are equal then
-    kept = np.arange(stages * slots)
+    candidates = np.arange(stages * slots)
     # Most moments are below one nearby. What is left is little enough to compare all with all.
     for lag in (1, 1, 2):
-        rows, kept = _thinned(rows, kept, kept // slots, lag)
-    _, first = np.unique(_numbered([kept // slots, *rows]), return_index=True)
+        rows, candidates = _thinned(rows, candidates, candidates // slots, lag)
+    _, first = np.unique(_numbered([candidates // slots, *rows]), return_index=True)
     first.sort()
-    rows, kept = rows[:, first], kept[first]
+    rows, candidates = rows[:, first], candidates[first]
     # Moments in a table [S, K] as long as any stage's, with zeros where a stage has fewer.
-    stage = kept // slots
+    stage = candidates // slots
     begins = np.searchsorted(stage, np.arange(stages))
-    place = np.arange(len(kept)) - begins[stage]
+    place = np.arange(len(candidates)) - begins[stage]
     above = np.ones((stages, place.max() + 1, place.max() + 1), np.bool_)
     table = np.zeros(above.shape[:2], np.int16)
     for row in rows:
         table[stage, place] = row
         above &= table[:, None, :] >= table[:, :, None]
     alone = above.sum(axis=2)[stage, place] == 1  # nothing is above it but itself
-    moments = np.take(counts, kept[alone], axis=1).T.reshape(-1, chunks, lifetimes)
+    moments = np.take(counts, candidates[alone], axis=1).T.reshape(-1, chunks, lifetimes)
     return tuple(np.split(moments, np.cumsum(np.bincount(stage[alone]))[:-1]))
 
 
 def _thinned(
-    rows: Shorts, kept: NDArray[np.int64], stage: NDArray[np.int64], lag: int
+    rows: Shorts, candidates: NDArray[np.int64], stage: NDArray[np.int64], lag: int
 ) -> tuple[Shorts, NDArray[np.int64]]:
-    """Moments without those that the one `lag` later, or before, is above in every count.
+    """Rows and candidates less the moments below the one `lag` later, or before, in every count.
 
     Of two that are equal the later one stays.
     """
@@ -91,12 +91,12 @@ def _thinned(
     stays = np.ones(len(stage), np.bool_)
     stays[:-lag] &= falls | other
     stays[lag:] &= rises | other | ~falls
-    at = np.flatnonzero(stays)
-    return np.take(rows, at, axis=1), kept[at]
+    survivors = np.flatnonzero(stays)
+    return np.take(rows, survivors, axis=1), candidates[survivors]
 
 
 def _numbered(columns: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """A number for every row of columns, equal where rows are."""
+    """Number of every row of `columns`, equal for equal rows."""
     number, count = np.zeros(len(columns[0]), np.int64), 1
     for column in columns:
         size = int(column.max(initial=0)) + 1

@@ -1,4 +1,4 @@
-"""The record of a pipeline schedule: what is declared of it, and what follows from its order."""
+"""Schedule record: the declared properties of a pipeline schedule, and what its order implies."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ from millrace.planner.schedules.orders import (
     ordered_pieces,
 )
 
-# Rounds of as many microbatches as there are stages, after which no order keeps more, for no more
-# rounds are under way at once: counts of more microbatches are those of so many.
+# A round has as many microbatches as there are stages. After so many rounds no order keeps more,
+# for no more rounds are under way at once: counts of more microbatches are equal.
 ROUNDS = 2
 
 
@@ -43,15 +43,15 @@ class Schedule:
     chunks : int or None
         Chunks that a stage has; None: any number.
     folded : bool
-        Whether every other row of chunks goes back up the stages.
+        True if every other row of chunks goes back up the stages.
     least_microbatches : callable
         Fewest microbatches, by the stages, for which the order is meant.
     in_rounds : bool
-        Whether a search asks for microbatches in multiples of the stages.
+        True if a search asks for microbatches in multiples of the stages.
     keeps_all : bool
-        Whether every microbatch's activations are kept at once, however many there are.
+        True if every microbatch's activations are kept at once, however many there are.
     searched : bool
-        Whether a search proposes it; if not, only a pin brings it in.
+        True if a search proposes it; else only a pin brings it in.
     requirement : str
         What it asks of chunks and microbatches, to follow its name; empty: nothing.
     """
@@ -69,12 +69,12 @@ class Schedule:
 
     @property
     def defers_weight_gradients(self) -> bool:
-        """Whether weight gradients have slots of their own."""
+        """True if weight gradients have slots of their own."""
         return "W" in _parts(self.turns, self.chunks or 1)
 
     @property
     def interleaves(self) -> bool:
-        """Whether a search tries several numbers of chunks, more than one."""
+        """True if a search tries several numbers of chunks, more than one."""
         return self.searched and self.chunks is None
 
     @property
@@ -85,20 +85,20 @@ class Schedule:
     def check(self, chunks: int) -> None:
         """Raise InfeasibleError where stages cannot have so many chunks."""
         if self.chunks not in (None, chunks):
-            known = {1: "one chunk", 2: "two chunks"}
-            asked = known.get(self.chunks or 0, f"{self.chunks} chunks")
+            number_words = {1: "one chunk", 2: "two chunks"}
+            asked = number_words.get(self.chunks or 0, f"{self.chunks} chunks")
             raise InfeasibleError(
                 f"schedule {self.name} runs {asked} a stage, found {chunks}: give every stage so "
                 f"many, or choose another schedule"
             )
 
     def stage_of(self, position: int, stages: int) -> int:
-        """Return the stage of the chunk at a position of the model."""
+        """Stage of the chunk at a position of the model."""
         row, stage = divmod(position, stages)
         return stages - 1 - stage if self.folded and row % 2 else stage
 
     def order_array(self, stage: int, stages: int, chunks: int, microbatches: int) -> Codes:
-        """Return a stage's slots in order: [3, slots] of part codes, chunks and microbatches.
+        """Slots of a stage in order: [3, slots] of part codes, chunks and microbatches.
 
         Parts are coded by their places in `PARTS`.
         """
@@ -110,13 +110,13 @@ class Schedule:
         return slots
 
     def order(self, stage: int, stages: int, chunks: int, microbatches: int) -> Order:
-        """Return what a stage runs during one step, in order."""
+        """Slots that a stage runs during one step, in order."""
         part, chunk, microbatch = self.order_array(stage, stages, chunks, microbatches)
-        at = (part * chunks + chunk) * microbatches + microbatch
-        return tuple(map(_slots(chunks, microbatches).__getitem__, at.tolist()))
+        slot_indices = (part * chunks + chunk) * microbatches + microbatch
+        return tuple(map(_slots(chunks, microbatches).__getitem__, slot_indices.tolist()))
 
     def counts(self, stages: int, chunks: int, microbatches: int) -> Ints:
-        """Return the most versions alive at once by lifetime and position [3, positions].
+        """Most versions alive at once by lifetime and position [3, positions].
 
         Lifetimes are those from a forward to the gradients of its inputs, from a forward to the
         gradients of its weights, and from the former gradients to the latter; positions are chunks
@@ -132,7 +132,7 @@ class Schedule:
         return _counts(self, stages, chunks, microbatches)
 
     def moments(self, stages: int, chunks: int, microbatches: int) -> tuple[Ints, ...]:
-        """Return the versions alive at once at every stage's fullest moments [K, chunks, 3].
+        """Versions alive at once at every stage's fullest moments [K, chunks, 3].
 
         Of all K that are given none is above another in every count, and every other moment is
         below one of them: whatever versions weigh, a stage keeps most at one of these. While
@@ -172,7 +172,7 @@ def _parts(rule: TurnRule, chunks: int) -> frozenset[str]:
 
 @lru_cache(maxsize=1)  # stages share theirs
 def _slots(chunks: int, microbatches: int) -> Order:
-    """All slots there can be, by part, chunk and microbatch."""
+    """Every possible slot, by part, chunk and microbatch."""
     return tuple(starmap(Slot, product(PARTS, range(chunks), range(microbatches))))
 
 

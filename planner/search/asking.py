@@ -41,20 +41,20 @@ def priced(pipeline: Pipeline, price: float, average: bool) -> Prices:
     """Shared prices with a price per byte, for the average or the fewest microbatches in flight."""
     plain = replace(pipeline, schedule=PLAIN, interleave=1)
     counts = inflight_counts(plain)
-    kept = sum(counts) / len(counts) if average else min(counts)
+    inflight = sum(counts) / len(counts) if average else min(counts)
     shared = shared_prices(plain if average else pipeline)
-    return replace(shared, persistent_byte=price, inflight_byte=price * kept)
+    return replace(shared, persistent_byte=price, inflight_byte=price * inflight)
 
 
 class Asker:
-    """Asks for the programs of candidates.
+    """Block programs that candidates ask for, with their prices.
 
     Parameters
     ----------
     request : SearchRequest
     programs : Programs
     mode : str
-        In which memory is weighed against time.
+        Mode of recomputation in which memory is weighed against time.
     """
 
     def __init__(self, request: SearchRequest, programs: Programs, mode: str) -> None:
@@ -65,7 +65,7 @@ class Asker:
         self._cheapest: dict[tuple[Shape, tuple[float, ...]], float] = {}
 
     def shape(self, candidate: Candidate) -> Shape:
-        """What the tables of a candidate depend on."""
+        """Shape of a candidate, which its tables depend on."""
         pipeline = candidate.pipeline
         ramp = Fraction(pipeline.stages - 1, pipeline.interleave)
         if pipeline.defers_weight_gradients:
@@ -100,20 +100,20 @@ class Asker:
         share: float,
         cutoffs: Sequence[float],
     ) -> list[Ask]:
-        """The programs of candidates where all memory together costs a share of their time."""
+        """Programs of candidates where all memory together costs a share of their time."""
         shapes = [self.shape(candidate) for candidate in candidates]
-        vectors = [shared_prices(one.pipeline).vector.tolist() for one in candidates]
+        vectors = [shared_prices(candidate.pipeline).vector.tolist() for candidate in candidates]
         keys = [(shape, tuple(vector)) for shape, vector in zip(shapes, vectors, strict=True)]
         new = [key for key in dict.fromkeys(keys) if key not in self._cheapest]
-        found_costs = self.programs.cheapest(
+        new_costs = self.programs.cheapest(
             [shape for shape, _ in new], self.mode, [vector for _, vector in new]
         )
-        self._cheapest.update(zip(new, found_costs.tolist(), strict=True))
+        self._cheapest.update(zip(new, new_costs.tolist(), strict=True))
         costs = [self._cheapest[key] for key in keys]
-        found = []
+        asks = []
         for candidate, shape, cost, cutoff in zip(candidates, shapes, costs, cutoffs, strict=True):
-            # By what devices have, whatever limits are in force: solutions serve all of these.
+            # The price is by what devices have, whatever limits are in force: all share solutions.
             price = share * cost / room(candidate, usable_bytes(self.request, candidate))
             vector = priced(candidate.pipeline, price, share > TIE_BREAKER).vector
-            found.append(Ask(shape=shape, mode=mode, prices=tuple(vector.tolist()), cutoff=cutoff))
-        return found
+            asks.append(Ask(shape=shape, mode=mode, prices=tuple(vector.tolist()), cutoff=cutoff))
+        return asks

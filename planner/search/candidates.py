@@ -13,9 +13,9 @@ from millrace.planner.search.ranks import Placing
 from millrace.planner.search.stages import Pipeline
 
 INTERLEAVES = (2, 3, 4)
-INTERLEAVE_MAX = 12  # of published runs of tens of stages; beyond, sends outnumber what is gained
-# Blocks of the largest chunk over their mean: beyond which no chunks are searched, and up to which
-# chunks are as good as even (58 equal blocks of DeepSeek-V3 in 20 chunks: 3 at most). By eye.
+INTERLEAVE_MAX = 12  # the most in published runs of tens of stages; with more, sends cost more
+# Blocks of the largest chunk over their mean: above the first no chunks are searched, up to the
+# second they are as good as even (58 equal blocks of DeepSeek-V3 in 20 chunks: 3 at most). By eye.
 UNEVEN, EVEN = 1.15, 1.05
 
 
@@ -68,7 +68,7 @@ def candidates(
     experts: int = 0,
     repeated: int = 0,
 ) -> tuple[Candidate, ...]:
-    """Return every candidate that the pins, the devices and the batch allow, in a fixed order.
+    """Candidates that the pins, the devices and the batch allow, in a fixed order.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ def candidates(
     blocks : int
         Blocks of the model: no more chunks than that.
     sequence : bool
-        Whether the model has a sequence label, so that an axis may split it.
+        True if the model has a sequence label, so that an axis may split it.
     experts : int
         Size of the model's expert label; 0 where it has none.
     repeated : int
@@ -115,7 +115,7 @@ def candidates(
             f"the pinned degrees make {pinned} devices, `{cluster.name}` has {devices}: leave one "
             f"degree out, or plan for a cluster of {pinned}"
         )
-    found: list[Candidate] = []
+    allowed_candidates: list[Candidate] = []
     for stages in (pins.pp,) if pins.pp else divisors(devices):
         if devices % (pinned // (pins.pp or 1) * stages) or stages > blocks:
             continue
@@ -124,10 +124,10 @@ def candidates(
                 for pipeline in _pipelines(
                     pins, stages, global_batch // batch, blocks, repeated or blocks
                 ):
-                    found.append(Candidate(axes=axes, pipeline=pipeline, batch=batch))
-    if not found:
+                    allowed_candidates.append(Candidate(axes=axes, pipeline=pipeline, batch=batch))
+    if not allowed_candidates:
         raise InfeasibleError(_nothing(pins, devices, global_batch, blocks))
-    return tuple(found)
+    return tuple(allowed_candidates)
 
 
 def wider(
@@ -141,17 +141,17 @@ def wider(
     experts: int = 0,
     repeated: int = 0,
 ) -> tuple[Candidate, ...]:
-    """Return candidates with meshes of three axes, in a fixed order.
+    """Candidates with meshes of three axes, in a fixed order.
 
     Only for some `pipelines` (those that did best with fewer axes). Where there are none, for all,
     but with microbatches of one or two samples where the inner axes split anything but the batch,
     or where the middle one splits it.
     """
-    found: list[Candidate] = []
+    wide_candidates: list[Candidate] = []
     for stages in divisors(cluster.devices):
         if (pins.pp or stages) != stages or stages > blocks:
             continue
-        if pipelines and all(stages != one[0] for one in pipelines):
+        if pipelines and all(stages != shape[0] for shape in pipelines):
             continue
         for axes in wide_meshes(
             pins, cluster, cluster.devices // stages, sequence=sequence, experts=experts
@@ -162,14 +162,14 @@ def wider(
             for batch in _batches(pins, axes, global_batch):
                 if not (pipelines or batch in few or pins.micro_batch):
                     continue
-                found.extend(
-                    Candidate(axes=axes, pipeline=one, batch=batch)
-                    for one in _pipelines(
+                wide_candidates.extend(
+                    Candidate(axes=axes, pipeline=pipeline, batch=batch)
+                    for pipeline in _pipelines(
                         pins, stages, global_batch // batch, blocks, repeated or blocks
                     )
-                    if not pipelines or shape_of(one) in pipelines
+                    if not pipelines or shape_of(pipeline) in pipelines
                 )
-    return tuple(found)
+    return tuple(wide_candidates)
 
 
 def _batches(pins: Pins, axes: tuple[RoledAxis, ...], global_batch: int) -> tuple[int, ...]:
@@ -247,7 +247,7 @@ def _nothing(pins: Pins, devices: int, global_batch: int, blocks: int) -> str:
 
 
 def _rules(pins: Pins) -> list[str]:
-    """What the schedules in question ask of chunks and microbatches, but for what a pin lifts."""
+    """Rules of the schedules in question on chunks and microbatches, but for those a pin lifts."""
     rules = []
     for schedule in _schedules(pins):
         requirement = schedule.requirement

@@ -45,8 +45,8 @@ Floats = NDArray[np.float64]
 MODES = ("none", "selective", "full")
 ALONE = Prices(step=0.0, deferrable=0.0)  # what no schedule can defer
 NEAR = 1.02  # plans up to so much slower are solved too, for the simulator to rank
-SWEPT_FIRST = 50  # candidates, or axes more than two, from which bounds are with boxing
-SWEEPS, FEWER = 12, 8  # of the ascent per program; where variants to mix, not bounds, come of it
+SWEPT_FIRST = 50  # from so many candidates, or with more than two axes, bounds include boxing
+SWEEPS, FEWER = 12, 8  # ascent's sweeps per program; where variants to mix, not bounds, come of it
 # Where memory is tight: prices of memory, as `TIE_BREAKER`. The first says how blocks hand tensors
 # on; the others, with their modes, are two groups that take about equally long. In the best plans
 # the usual mode is solved once more at `ALONE_RUNGS`, and every other mode at the second of them.
@@ -56,7 +56,7 @@ RUNGS = (
     (("full", 0.1), ("full", 3.0)),
 )
 ALONE_RUNGS = (0.3, 0.1, 1.0)
-POLISHED = 1.03  # times its own bound, up to which a plan has little to gain by that
+POLISHED = 1.03  # a plan up to this times its own bound has little to gain by that
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ NO_GAIN = "its lower bound leaves nothing to gain"
 
 
 class Evaluator:
-    """Evaluates candidates; graphs, tables and solutions are made once and shared.
+    """Evaluator of candidates; graphs, tables and solutions are made once and shared.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ class Evaluator:
     graph : Graph
         The training graph, of any batch.
     dividing : callable, optional
-        A context in which every division into stages is made, for whom counts and times them.
+        Context in which every division into stages is made, for a caller that counts and times.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Evaluator:
         self.sends = Sends(request.cluster, self.programs.handed_bytes)
         self._under: dict[Pins, Evaluator] = {}
         self.modes = (request.pins.recompute,) if request.pins.recompute else MODES
-        self._loose = request.max_gap / 2  # of programs whose solutions are mixed
+        self._loose = request.max_gap / 2  # gap of programs whose solutions are mixed
         self.overlap = hidden_share(request.cluster) if request.max_gap else None  # None: exact
         self.asker = Asker(request, self.programs, self.modes[0])
         self._dearer: dict[Candidate, float] = {}
@@ -137,7 +137,7 @@ class Evaluator:
         return self._under[pins]
 
     def shape(self, candidate: Candidate) -> Shape:
-        """What the tables of a candidate depend on."""
+        """Shape of a candidate, which its tables depend on."""
         return self.asker.shape(candidate)
 
     def lower_bounds_ns(
@@ -170,45 +170,53 @@ class Evaluator:
         The program has the prices of 1F1B. Another schedule pays less for the ramp, at most by as
         much as the weights of a microbatch differ.
         """
-        found = np.zeros(len(candidates))
+        floors = np.zeros(len(candidates))
         usual = all(len(candidate.axes) <= FREE_AXES_MAX for candidate in candidates)
         if usual and len(candidates) < SWEPT_FIRST:
-            return found
+            return floors
         stages = np.array([candidate.pipeline.stages for candidate in candidates])
         legal = np.flatnonzero(np.isfinite(costs) & (costs < cutoff_ns * stages)).tolist()
         plain = [
             replace(c, pipeline=replace(c.pipeline, schedule=PLAIN, interleave=1))
             for c in candidates
         ]
-        limits = [usable_bytes(self.request, plain[at]) for at in legal]
+        limits = [usable_bytes(self.request, plain[place]) for place in legal]
         endless = [float("inf")] * len(legal)
-        asks = self.asker.asks([plain[at] for at in legal], self.modes[0], TIE_BREAKER, endless)
-        alone = self.programs.cheapest(
-            [shapes[at] for at in legal], self.modes[0], [ALONE.vector.tolist()] * len(legal)
+        asks = self.asker.asks(
+            [plain[place] for place in legal], self.modes[0], TIE_BREAKER, endless
         )
-        for at, ask, (bound, solution), now, limit in zip(
+        alone = self.programs.cheapest(
+            [shapes[place] for place in legal], self.modes[0], [ALONE.vector.tolist()] * len(legal)
+        )
+        for place, ask, (bound, solution), now, limit in zip(
             legal, asks, self.programs.bounds(asks, 3), alone.tolist(), limits, strict=True
         ):
             if not isinstance(solution, float):
-                share = self._held_share(candidates[at], solution, limit)
-                self._dearer[candidates[at]] = dearth(candidates[at].pipeline, share)
-            mine = prices(candidates[at].pipeline)
-            lightest = mine.microbatch if mine.deferrable is None else mine.deferrable
-            share = lightest / prices(plain[at].pipeline).microbatch
-            paid = ask.prices[2] * room(plain[at], limit)
+                share = self._held_share(candidates[place], solution, limit)
+                self._dearer[candidates[place]] = dearth(candidates[place].pipeline, share)
+            candidate_prices = prices(candidates[place].pipeline)
+            lightest = (
+                candidate_prices.microbatch
+                if candidate_prices.deferrable is None
+                else candidate_prices.deferrable
+            )
+            share = lightest / prices(plain[place].pipeline).microbatch
+            paid = ask.prices[2] * room(plain[place], limit)
             # What cannot be deferred is paid in full.
-            found[at] = share * max(0.0, bound - paid) + (mine.microbatch - lightest) * now
-        return found
+            floors[place] = (
+                share * max(0.0, bound - paid) + (candidate_prices.microbatch - lightest) * now
+            )
+        return floors
 
     def estimate_ns(self, candidate: Candidate, bound_ns: float) -> float:
-        """What a candidate may take, by its bound and what room would cost; proves nothing."""
+        """Estimate of a candidate's step, by its bound and what room would cost; proves nothing."""
         return bound_ns * self._dearer.get(candidate, 1.0)
 
     def _held_share(self, candidate: Candidate, solution: Solution, limits: Limits) -> float:
-        """What all stages hold with a solution, over what there is room for."""
+        """Bytes that all stages hold with a solution, as a share of the room there is."""
         counts = inflight_counts(candidate.pipeline)
-        kept = solution.figures[INFLIGHT] * sum(counts) / len(counts)
-        return (solution.figures[PERSISTENT] + kept) / max(room(candidate, limits), 1)
+        inflight_bytes = solution.figures[INFLIGHT] * sum(counts) / len(counts)
+        return (solution.figures[PERSISTENT] + inflight_bytes) / max(room(candidate, limits), 1)
 
     def evaluate_many(
         self, candidates: Sequence[Candidate], limits: Sequence[Limits], best_ns: float
@@ -223,34 +231,34 @@ class Evaluator:
         cutoffs = [self._cutoff(candidate, best_ns) for candidate in candidates]
         asks = self.asker.asks(candidates, self.modes[0], TIE_BREAKER, cutoffs)
         solutions = self.programs.solve_many(asks, SWEEPS, self.request.max_gap / 4)
-        found: list[Outcome | tuple[Candidate, float]] = []
+        outcomes: list[Outcome | tuple[Candidate, float]] = []
         for candidate, limit, ask, solution in zip(
             candidates, limits, asks, solutions, strict=True
         ):
             bound = self._bound(candidate, solution, ask, limit)
             if bound >= best_ns:
-                found.append(Pruned(candidate, bound, NO_GAIN))
+                outcomes.append(Pruned(candidate, bound, NO_GAIN))
                 continue
             if isinstance(solution, float):
-                found.append(self._unsolved(candidate, bound))
+                outcomes.append(self._unsolved(candidate, bound))
                 continue
             group, pipeline = [Solved(self.modes[0], solution)], self.sends.pipeline(candidate)
             try:
-                one = self._found(candidate, group, limit, bound, best_ns)
+                outcome = self._found(candidate, group, limit, bound, best_ns)
             except MemoryLimitError as error:
                 uneven = lower_bound_ns(self.runs(candidate, group), pipeline) / max(bound, 1)
                 short = dearth(candidate.pipeline, error.needed_bytes / max(error.limit_bytes, 1))
                 self._dearer[candidate] = max(1.0, uneven) * short
-                found.append((candidate, bound))
+                outcomes.append((candidate, bound))
             except InfeasibleError as error:
-                found.append(Refused(candidate, error))
+                outcomes.append(Refused(candidate, error))
             else:
-                found.append(one)
-                best_ns = self._lowered(best_ns, one)
-        return found
+                outcomes.append(outcome)
+                best_ns = self._lowered(best_ns, outcome)
+        return outcomes
 
     def _unsolved(self, candidate: Candidate, bound: float) -> Refused:
-        """Nothing was read off the ascent: proof only where options alone say so."""
+        """Refusal where nothing was read off the ascent: proof only where options alone say so."""
         error = InfeasibleError(f"no signatures fit together on {candidate.sizes}")
         try:
             self.programs.tables(self.shape(candidate), self.modes[0])
@@ -277,17 +285,17 @@ class Evaluator:
             return asked
 
         def note(asked: Sequence[Wanted], solutions: Sequence[Solution | float]) -> None:
-            for at, ((ask, _), solution) in enumerate(zip(asked, solutions, strict=True)):
+            for number, ((ask, _), solution) in enumerate(zip(asked, solutions, strict=True)):
                 if not isinstance(solution, float):
-                    groups[at % len(groups)].append(Solved(ask.mode, solution))
+                    groups[number % len(groups)].append(Solved(ask.mode, solution))
 
         first = wanted([(self.modes[0], FIRST_RUNG)])
         solutions = self.programs.solve_many([ask for ask, _ in first], FEWER, self._loose)
         note(first, solutions)
-        for at, ((ask, _), solution) in enumerate(zip(first, solutions, strict=True)):
+        for number, ((ask, _), solution) in enumerate(zip(first, solutions, strict=True)):
             if not isinstance(solution, float):
                 space = self.programs.space(ask.shape, ask.mode)
-                handed[at] = handover(space, solution.options)
+                handed[number] = handover(space, solution.options)
         plain, full = (
             wanted([(mode, share) for mode, share in rungs if mode in self.modes])
             for rungs in RUNGS
@@ -295,65 +303,68 @@ class Evaluator:
         both = self.programs.solve_beside(plain, full, FEWER, self._loose)
         for asked, solutions in zip((plain, full), both, strict=True):
             note(asked, solutions)
-        found: list[Outcome] = []
+        outcomes: list[Outcome] = []
         for (candidate, bound), limit, group in zip(tight, limits, groups, strict=True):
             if bound >= best_ns:
-                found.append(Pruned(candidate, bound, NO_GAIN))
+                outcomes.append(Pruned(candidate, bound, NO_GAIN))
                 continue
             try:
-                one = self._found(candidate, _distinct(group), limit, bound, best_ns)
+                outcome = self._found(candidate, _distinct(group), limit, bound, best_ns)
             except InfeasibleError as error:
-                found.append(Refused(candidate, error, bound))
+                outcomes.append(Refused(candidate, error, bound))
             else:
-                found.append(one)
-                best_ns = self._lowered(best_ns, one)
-        return found
+                outcomes.append(outcome)
+                best_ns = self._lowered(best_ns, outcome)
+        return outcomes
 
-    def polish(self, found: Sequence[Found], limits: Sequence[Limits]) -> list[Found]:
+    def polish(self, plans: Sequence[Found], limits: Sequence[Limits]) -> list[Found]:
         """Divide anew with more to mix: modes as they are best alone, where bytes cost more.
 
         The usual mode of each plan comes first, and says how blocks of the others hand on.
         """
-        groups = [list(one.solved) for one in found]
-        usual = [usual_mode(one.division, [s.mode for s in one.solved]) for one in found]
-        handed: list[Handover] = [()] * len(found)
+        groups = [list(plan.solved) for plan in plans]
+        usual = [usual_mode(plan.division, [s.mode for s in plan.solved]) for plan in plans]
+        handed: list[Handover] = [()] * len(plans)
         for first in (True, False):
             asked: list[tuple[int, Ask]] = []
-            for at, one in enumerate(found):
-                if one.division.step_ns <= POLISHED * one.bound_ns:
+            for number, plan in enumerate(plans):
+                if plan.division.step_ns <= POLISHED * plan.bound_ns:
                     continue
-                rungs = [(usual[at], share) for share in ALONE_RUNGS]
-                others = [(mode, ALONE_RUNGS[1]) for mode in self.modes if mode != usual[at]]
+                rungs = [(usual[number], share) for share in ALONE_RUNGS]
+                others = [(mode, ALONE_RUNGS[1]) for mode in self.modes if mode != usual[number]]
                 for mode, share in rungs[:1] if first else rungs[1:] + others:
-                    asks = self.asker.asks([one.candidate], mode, share, [float("inf")])
-                    asked.append((at, replace(asks[0], handover=handed[at])))
+                    asks = self.asker.asks([plan.candidate], mode, share, [float("inf")])
+                    asked.append((number, replace(asks[0], handover=handed[number])))
             solutions = self.programs.solve_many([ask for _, ask in asked], SWEEPS, self._loose)
-            for (at, ask), solution in zip(asked, solutions, strict=True):
+            for (number, ask), solution in zip(asked, solutions, strict=True):
                 if not isinstance(solution, float):
-                    groups[at].append(Solved(ask.mode, solution))
+                    groups[number].append(Solved(ask.mode, solution))
                     if first:
                         space = self.programs.space(ask.shape, ask.mode)
-                        handed[at] = handover(space, solution.options)
+                        handed[number] = handover(space, solution.options)
         better: list[Found] = []
-        for one, limit, group in zip(found, limits, groups, strict=True):
-            again: Outcome = one
-            if len(group) == len(one.solved):
-                better.append(one)
+        for plan, limit, group in zip(plans, limits, groups, strict=True):
+            again: Outcome = plan
+            if len(group) == len(plan.solved):
+                better.append(plan)
                 continue
             with suppress(InfeasibleError):  # where there is too much to mix, less of it is tried
-                again = self._found(one.candidate, _distinct(group), limit, one.bound_ns)
+                again = self._found(plan.candidate, _distinct(group), limit, plan.bound_ns)
             assert isinstance(again, Found), "without a cutoff nothing is pruned"
-            better.append(min(one, again, key=lambda each: each.division.step_ns))
+            better.append(min(plan, again, key=lambda each: each.division.step_ns))
         return better
 
-    def variants(self, found: Found) -> tuple[Variant, ...]:
-        """What a plan holds of its solutions: per solution one variant of every template."""
-        shape = self.shape(found.candidate)
+    def variants(self, plan: Found) -> tuple[Variant, ...]:
+        """Variants of a plan's solutions: per solution one of every template."""
+        shape = self.shape(plan.candidate)
         return tuple(
             variant
-            for one in found.solved
+            for solved in plan.solved
             for variant in variants(
-                self.programs.space(shape, one.mode), self.graph, one.solution.options, one.mode
+                self.programs.space(shape, solved.mode),
+                self.graph,
+                solved.solution.options,
+                solved.mode,
             )
         )
 
@@ -372,28 +383,30 @@ class Evaluator:
         usual = self.request.max_gap and best_ns < float("inf")
         together = None if usual else self._jointly(candidate, limits, best_ns)
         try:
-            found, least = together or self._by_mode(candidate, limits)
+            solutions, least = together or self._by_mode(candidate, limits)
         except InfeasibleError as error:
             return Refused(candidate, error)
         bound = max(least, 0.0 if isinstance(outcome, Refused) else outcome.bound_ns)
-        if not found:  # nothing fits that is better than the best
-            known = outcome.division.step_ns if isinstance(outcome, Found) else bound
-            return replace(outcome, bound_ns=min(bound, known))
+        if not solutions:  # nothing fits that is better than the best
+            known_ns = outcome.division.step_ns if isinstance(outcome, Found) else bound
+            return replace(outcome, bound_ns=min(bound, known_ns))
         try:
-            one = self._found(candidate, found, limits, bound)
+            refined = self._found(candidate, solutions, limits, bound)
         except InfeasibleError as error:
             return outcome if isinstance(outcome, Found) else Refused(candidate, error, bound)
-        assert isinstance(one, Found), "without a cutoff nothing is pruned"
-        if isinstance(outcome, Found) and outcome.division.step_ns <= one.division.step_ns:
+        assert isinstance(refined, Found), "without a cutoff nothing is pruned"
+        if isinstance(outcome, Found) and outcome.division.step_ns <= refined.division.step_ns:
             return replace(outcome, bound_ns=min(bound, outcome.division.step_ns))
-        return one
+        return refined
 
     def _by_mode(self, candidate: Candidate, limits: Limits) -> tuple[list[Solved], float]:
-        """All blocks in one mode, for each of them: solutions, and the bound of all plans."""
+        """Solutions with all blocks in one mode, for each mode, and the bound of all plans."""
         shape, memory_bytes = self.shape(candidate), room(candidate, limits)
-        found, bound = by_mode(self.programs, shape, candidate.pipeline, self.modes, memory_bytes)
+        solutions, bound = by_mode(
+            self.programs, shape, candidate.pipeline, self.modes, memory_bytes
+        )
         least_ns = bound * self.unit(candidate) + self.sends.waits_ns(candidate)
-        return [Solved(*one) for one in found], least_ns
+        return [Solved(*pair) for pair in solutions], least_ns
 
     def _jointly(
         self, candidate: Candidate, limits: Limits, best_ns: float
@@ -407,8 +420,8 @@ class Evaluator:
 
         def step_ns(solutions: Solutions) -> float:
             try:
-                one = self._found(candidate, [solved(*s) for s in solutions], limits, 0.0)
-                return one.division.step_ns if isinstance(one, Found) else float("inf")
+                outcome = self._found(candidate, [solved(*s) for s in solutions], limits, 0.0)
+                return outcome.division.step_ns if isinstance(outcome, Found) else float("inf")
             except InfeasibleError:
                 return float("inf")
 
@@ -420,11 +433,13 @@ class Evaluator:
             (limits[0], best_ns),
             step_ns,
         )
-        return answer and ([solved(*one) for one in answer[0]], answer[1])
+        return answer and ([solved(*pair) for pair in answer[0]], answer[1])
 
-    def _lowered(self, best_ns: float, one: Found | Pruned) -> float:
-        """The cutoff once a plan is known; others that are near it are wanted too."""
-        return min(best_ns, one.division.step_ns * NEAR) if isinstance(one, Found) else best_ns
+    def _lowered(self, best_ns: float, outcome: Found | Pruned) -> float:
+        """Cutoff once a plan is known; others that are near it are wanted too."""
+        return (
+            min(best_ns, outcome.division.step_ns * NEAR) if isinstance(outcome, Found) else best_ns
+        )
 
     def unit(self, candidate: Candidate) -> float:
         """Step time per unit of a block program's cost.
@@ -477,8 +492,8 @@ class Evaluator:
         later = candidate.pipeline.defers_weight_gradients
         figures = [
             [
-                self.programs.block_figures(part, one.mode, one.solution.options, later)
-                for one in group
+                self.programs.block_figures(part, solved.mode, solved.solution.options, later)
+                for solved in group
             ]
             for part in self.shape(candidate).parts
         ]
@@ -486,7 +501,9 @@ class Evaluator:
         for block in self.graph.blocks:
             template = self.graph.templates[block]
             if not runs or runs[-1].template != template:
-                first, *others = (tuple(one[template] for one in site) for site in figures)
+                first, *others = (
+                    tuple(by_template[template] for by_template in site) for site in figures
+                )
                 run = Run(template=template, blocks=(), variants=first, elsewhere=tuple(others))
                 runs.append(run)
             runs[-1] = replace(runs[-1], blocks=(*runs[-1].blocks, block))
@@ -494,5 +511,5 @@ class Evaluator:
 
 
 def _distinct(group: list[Solved]) -> list[Solved]:
-    """Each solution once."""
-    return list({(one.mode, one.solution.options): one for one in group}.values())
+    """Solutions, each of them once."""
+    return list({(solved.mode, solved.solution.options): solved for solved in group}.values())

@@ -36,7 +36,7 @@ def search_for(
     progress: Progress | None = None,
     record: Record | None = None,
 ) -> Plan:
-    """Return the best plan for throughput, cost or energy per token.
+    """Best plan for throughput, cost or energy per token.
 
     Parameters
     ----------
@@ -70,24 +70,24 @@ def search_for(
         if bound is None or (best is not None and bound >= best[0]) or worse == WORSE:
             continue
         tell(f"on {cluster.devices} of {request.cluster.devices} devices")
-        mine = Record(clock=record.clock)
+        fleet_record = Record(clock=record.clock)
         try:
-            plan = search(asked, simulate, progress, mine, remedies=False)
+            plan = search(asked, simulate, progress, fleet_record, remedies=False)
         except InfeasibleError:
             continue
         finally:
             for layer in LAYERS:
-                record.seconds[layer] += mine.seconds[layer]
-        spent = spending(plan, mine, optimize_for)
+                record.seconds[layer] += fleet_record.seconds[layer]
+        spent = spending(plan, fleet_record, optimize_for)
         others.append({"plan": cluster.name, "spent": spent})
         if best is None or spent < best[0]:
-            best, worse = (spent, plan, mine), 0
+            best, worse = (spent, plan, fleet_record), 0
         else:
             worse += 1
     if best is None:
         return search(request, simulate, progress, record)
-    spent, plan, mine = best
-    record.answer, record.counts = mine.answer, mine.counts
+    spent, plan, fleet_record = best
+    record.answer, record.counts = fleet_record.answer, fleet_record.counts
     return _with_others(plan, spent, others, optimize_for)
 
 
@@ -96,11 +96,11 @@ def _with_others(plan: Plan, spent: float, others: list[dict[str, Any]], optimiz
     assert plan.evidence is not None
     lost = tuple(
         {
-            "plan": f"on {one['plan']}",
-            "reason": f"+{percent(one['spent'] / spent - 1)} {optimize_for}",
+            "plan": f"on {other['plan']}",
+            "reason": f"+{percent(other['spent'] / spent - 1)} {optimize_for}",
         }
-        for one in others
-        if one["plan"] != plan.cluster.name
+        for other in others
+        if other["plan"] != plan.cluster.name
     )
     evidence = msgspec.structs.replace(
         plan.evidence, alternatives=(*lost, *plan.evidence.alternatives)
@@ -125,7 +125,7 @@ def spending(plan: Plan, record: Record, optimize_for: str) -> float:
 
 
 def _least(request: SearchRequest, optimize_for: str) -> float | None:
-    """What a step costs at least, by the bounds on its time; None where nothing can be."""
+    """Least dollars or joules of a step, by the bounds on its time; None where nothing can be."""
     graph = build_training(request.model, request.training, request.global_batch)
     try:
         everything = candidates_of(request, graph)
@@ -133,7 +133,7 @@ def _least(request: SearchRequest, optimize_for: str) -> float | None:
     except InfeasibleError:
         return None
     bounds = Evaluator(request, graph).lower_bounds_ns(everything)
-    times = [one for one in bounds if not isinstance(one, InfeasibleError)]
+    times = [bound for bound in bounds if not isinstance(bound, InfeasibleError)]
     if not times:
         return None
     rates: dict[str, Callable[[], float | None]] = {

@@ -38,7 +38,7 @@ class Answer:
 
     @property
     def found(self) -> bool:
-        """Whether there are values."""
+        """True if there are values."""
         return self.cost < float("inf")
 
 
@@ -54,8 +54,8 @@ class IntegerProgram:
         self._lower: list[Floats] = []
         self._upper: list[Floats] = []
         self._entries: list[tuple[Ints, Ints, Floats]] = []
-        self._limits: dict[int, tuple[float, float]] = {}  # of rows whose limits were changed
-        self._solver: Any = None  # that is asked again
+        self._limits: dict[int, tuple[float, float]] = {}  # limits that were changed, by row
+        self._solver: Any = None  # the one that is asked again
         self._known = 0, 0, 0  # columns, rows and entries that it has
         self._limits_sent: dict[int, tuple[float, float]] = {}
 
@@ -81,13 +81,13 @@ class IntegerProgram:
 
     def enter(self, rows: ArrayLike, columns: ArrayLike, values: ArrayLike) -> None:
         """Add coefficients; each argument is an array, or one value for all."""
-        found = np.broadcast_arrays(
+        entries = np.broadcast_arrays(
             np.asarray(rows, np.int64), np.asarray(columns, np.int64), np.asarray(values, float)
         )
-        self._entries.append((found[0].ravel(), found[1].ravel(), found[2].ravel()))
+        self._entries.append((entries[0].ravel(), entries[1].ravel(), entries[2].ravel()))
 
     def solve(self, max_gap: float = 0.0, node_limit: int = NODE_LIMIT) -> Answer | None:
-        """Return the best values and the proven bound; None where no values are feasible.
+        """Best values and the proven bound; None where no values are feasible.
 
         Parameters
         ----------
@@ -127,14 +127,14 @@ class IntegerProgram:
             self._limits[row] = lower, upper
 
     def relaxed(self, *, again: bool = False) -> Answer | None:
-        """Return the best values where integers may be any numbers; None where none are feasible.
+        """Best values where integers may be any numbers; None where none are feasible.
 
         With multipliers of the rows.
 
         Parameters
         ----------
         again : bool
-            Whether it is asked once more, when rows were added or their limits changed: it then
+            True if it is asked once more, when rows were added or their limits changed: it then
             goes on from where it ended.
         """
         cost, unit = self._costs(COSTS_RELAXED)
@@ -162,8 +162,10 @@ class IntegerProgram:
         solution = result.solutions[0]
         values = _spelled_out(solution.primal_solution.variable_values, self.columns)
         multipliers = unit * _spelled_out(solution.dual_solution.dual_values, self.rows)
-        at = float(cost @ values)
-        return Answer(values=values, cost=at, bound=min(bound, at), multipliers=multipliers)
+        total_cost = float(cost @ values)
+        return Answer(
+            values=values, cost=total_cost, bound=min(bound, total_cost), multipliers=multipliers
+        )
 
     def _update(self) -> Any:
         """Rows with their entries, and limits, that are new since the solver was asked."""
@@ -239,7 +241,7 @@ class IntegerProgram:
 
 def _solver(proto: Any, name: str = "GLOP") -> Any:
     """A solver that holds a program."""
-    # Straight from and to arrays: MathOpt's objects for each column take longer than GLOP does.
+    # Arrays go straight in and out: MathOpt's objects for each column take longer than GLOP does.
     from ortools.math_opt import parameters_pb2
     from ortools.math_opt.core.python import solver
 
@@ -274,7 +276,7 @@ def _solved(solver: Any, presolve: str) -> Any:
 
 
 def _spelled_out(sparse: Any, length: int) -> Floats:
-    """Values by their indices."""
-    found = np.zeros(length)
-    found[np.array(sparse.ids, np.int64)] = sparse.values
-    return found
+    """Values of a sparse vector at their indices, zero elsewhere."""
+    values = np.zeros(length)
+    values[np.array(sparse.ids, np.int64)] = sparse.values
+    return values

@@ -19,8 +19,8 @@ Axes = tuple[RoledAxis, ...]
 FREE_AXES_MAX = 2
 # Axes of a mesh on which a pinned ep is looked for, if it can be had on so few.
 EXPERT_AXES_MAX = 3
-# Three axes: from so many devices per stage, inner axes of the largest sizes that a node holds, and
-# a middle axis of at most so many.
+# Meshes may have three axes from so many devices per stage, with inner axes of the largest sizes
+# that a node holds (so many of them), and a middle axis of at most so many.
 WIDE_FROM, INNER_CHOICES, MIDDLE_MAX = 16, 2, 16
 
 
@@ -42,7 +42,7 @@ def meshes(
     devices : int
         Devices of one stage.
     sequence : bool
-        Whether the model has a sequence label, so that an axis may split it.
+        True if the model has a sequence label, so that an axis may split it.
     experts : int
         Size of the model's expert label; 0 where it has none.
     """
@@ -155,7 +155,7 @@ def _expert_axes(
             for part, inner in parts
         ]
         most = max(axes_max, min(axes, default=0))
-        yield from (one for one, count in zip(parts, axes, strict=True) if count <= most)
+        yield from (pair for pair, count in zip(parts, axes, strict=True) if count <= most)
         return
     yield from sorted({(1, 1), (gcd(dp, experts), 1), (1, tp if experts % tp == 0 else 1)})
 

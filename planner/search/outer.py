@@ -44,11 +44,11 @@ Simulate = Callable[[Plan], Figures]
 Progress = Callable[[str], None]
 
 SETTLED = 4  # plans that fit before one is chosen
-# Of the best plan's step, within which others are settled: of any pipeline, of one that has been
+# Plans are settled whose step is within this of the best: of any pipeline, of one that has been
 # settled, and of one that was on a mesh of the same axes in another order.
 CLOSE, KNOWN, ALIKE = 1.02, 1.0, 0.998
 TRIED = 8  # plans that are settled at most
-NEAREST = 1.002  # of the best settled plan's step, up to which the next is simulated beside it
+NEAREST = 1.002  # times the best settled plan's step: the next up to this is simulated beside it
 SHOWN = 6  # alternatives in the evidence
 
 
@@ -86,7 +86,7 @@ class Checked:
 
     @property
     def time_s(self) -> float:
-        """Its simulated step; where it was not simulated, by its blocks' times or the tables."""
+        """Seconds of its simulated step; without one, by its blocks' times or the tables."""
         return float(self.figures.get("step_time_s", self.settled.step_ns / 1e9))
 
 
@@ -98,7 +98,7 @@ def search(
     *,
     remedies: bool = True,
 ) -> Plan:
-    """Return the best plan, with the evidence for it.
+    """Best plan, with the evidence for it.
 
     Parameters
     ----------
@@ -160,10 +160,10 @@ def _search(
     wide: set[Candidate] = set()
 
     def widened(best: list[PipelineShape]) -> list[Candidate]:
-        found = candidates_of(request, graph, best)
-        record.count("candidates", len(set(found) - wide))
-        wide.update(found)
-        return [one for one in found if one not in barred]
+        wide_candidates = candidates_of(request, graph, best)
+        record.count("candidates", len(set(wide_candidates) - wide))
+        wide.update(wide_candidates)
+        return [candidate for candidate in wide_candidates if candidate not in barred]
 
     while True:
         record.count("rounds")
@@ -176,7 +176,9 @@ def _search(
         with record.layer(SIMULATION):
             checked = _checked(evaluator, ranking.found, simulate, tell)
         if best := _fastest(checked):
-            left = {one: floor for one, floor in floors.items() if one not in barred}
+            left = {
+                candidate: floor for candidate, floor in floors.items() if candidate not in barred
+            }
             with record.layer(PROOF):
                 proof = _proven(evaluator, left, best, tell, record)
             if more := ranker.reconsider(proof.mixed_ns, best.found.division.step_ns):
@@ -190,33 +192,33 @@ def _search(
             bounds_ns = left, proof.bounds_ns
             return _best(best, checked, ranking, bounds_ns, record, simulate is not None)
         _note(record, request, checked)
-        for one in checked:
-            candidate = one.found.candidate
+        for failed in checked:
+            candidate = failed.found.candidate
             barred.add(candidate)
-            settled = one.settled
+            settled = failed.settled
             if settled.fits:
-                tried.append(Refused(candidate, one.short or InfeasibleError(one.reason)))
+                tried.append(Refused(candidate, failed.short or InfeasibleError(failed.reason)))
             else:
                 short = MemoryLimitError(*fullest(request, candidate, settled.memory))
                 tried.append(Refused(candidate, short, floors[candidate]))
         everything = tuple(other for other in everything if other not in barred)
         if not everything:
             break
-    bound_ns = min(one.bound_ns for one in (*tried, *ranking.refused))
+    bound_ns = min(refused.bound_ns for refused in (*tried, *ranking.refused))
     raise unfit(tried or ranking.refused, request.offload, bound_ns)
 
 
 def _fastest(checked: Sequence[Checked]) -> Checked | None:
     """The fastest plan that is any good, one that was simulated before others."""
-    fitting = [one for one in checked if not one.reason]
-    return min(fitting, key=lambda one: (not one.figures, one.time_s), default=None)
+    fitting = [plan for plan in checked if not plan.reason]
+    return min(fitting, key=lambda plan: (not plan.figures, plan.time_s), default=None)
 
 
 def _note(record: Record, request: SearchRequest, checked: list[Checked]) -> None:
     """Put plans that were looked at on record."""
     record.compared += _compared(request, checked)
-    record.count("simulated", sum("step_time_s" in one.figures for one in checked))
-    record.count("simulated and refused", sum(bool(one.reason) for one in checked))
+    record.count("simulated", sum("step_time_s" in plan.figures for plan in checked))
+    record.count("simulated and refused", sum(bool(plan.reason) for plan in checked))
 
 
 def _proven(
@@ -243,32 +245,32 @@ def _proven(
 
 def _checked(
     evaluator: Evaluator,
-    found: list[Found],
+    ranked_plans: list[Found],
     simulate: Simulate | None,
     tell: Progress,
-    known: Sequence[Checked] = (),
+    checked_before: Sequence[Checked] = (),
 ) -> list[Checked]:
-    """The best plans settled, and the best of these simulated, beside those that are known.
+    """Best plans settled, and the best of these simulated, beside those checked before.
 
     Plans are taken in the order of their cost, times what settling has made of the cost of others
     of the same pipeline, until what is left is not near the best.
     """
     request, graph = evaluator.request, evaluator.graph
     block_times = simulate.block_times if isinstance(simulate, Pure) else None
-    checked = list(known)
+    checked = list(checked_before)
     ratios = _Ratios()
-    for one in known:
-        ratios.note(one.settled)
+    for earlier in checked_before:
+        ratios.note(earlier.settled)
     # Settling mixes all that is known of a candidate, whichever of its divisions it begins with.
-    waiting = list({one.candidate: one for one in reversed(found)}.values())
-    fitting = [one for one in checked if not one.reason]
+    waiting = list({plan.candidate: plan for plan in reversed(ranked_plans)}.values())
+    fitting = [plan for plan in checked if not plan.reason]
     most = len(checked) + TRIED, len(fitting) + (SETTLED if simulate else 1)
     while len(checked) < most[0] and len(fitting) < most[1]:
-        best_ns = min((one.settled.step_ns for one in fitting), default=float("inf"))
+        best_ns = min((plan.settled.step_ns for plan in fitting), default=float("inf"))
         waiting = [
-            one
-            for one in sorted(waiting, key=ratios.expected_ns)
-            if ratios.expected_ns(one) <= best_ns * ratios.close(one)
+            plan
+            for plan in sorted(waiting, key=ratios.expected_ns)
+            if ratios.expected_ns(plan) <= best_ns * ratios.close(plan)
         ]
         if not waiting:
             break
@@ -282,29 +284,31 @@ def _checked(
                 reason = f"needs {settled.over_bytes} bytes more than the limit once compiled"
             checked.append(Checked(settled, {}, reason, short))
             ratios.note(settled)
-        fitting = [one for one in checked if not one.reason]
+        fitting = [plan for plan in checked if not plan.reason]
     if simulate is None or not fitting:
         return checked
     # What is not simulated is slower by the times of its blocks than the best that is.
-    simulated = [one for one in fitting if one.figures]
-    due = sorted((one for one in fitting if not one.figures), key=lambda one: one.settled.step_ns)
-    best_s = min((one.time_s for one in simulated), default=float("inf"))
+    simulated = [plan for plan in fitting if plan.figures]
+    due = sorted(
+        (plan for plan in fitting if not plan.figures), key=lambda plan: plan.settled.step_ns
+    )
+    best_s = min((plan.time_s for plan in simulated), default=float("inf"))
     while due and due[0].time_s < best_s:
-        near = [one for one in due[:2] if one.time_s <= NEAREST * due[0].time_s]
+        near = [plan for plan in due[:2] if plan.time_s <= NEAREST * due[0].time_s]
         simulated += _simulated(near, simulate, tell)
         due = due[len(near) :]
-        best_s = min((one.time_s for one in simulated if not one.reason), default=best_s)
-    return [*simulated, *due, *(one for one in checked if one.reason)]
+        best_s = min((plan.time_s for plan in simulated if not plan.reason), default=best_s)
+    return [*simulated, *due, *(plan for plan in checked if plan.reason)]
 
 
-def _but_axes(found: Found) -> object:
-    """What plans have in common that differ in the order of their axes only."""
-    candidate = found.candidate
+def _but_axes(plan: Found) -> object:
+    """Key that plans share which differ in the order of their axes only."""
+    candidate = plan.candidate
     return candidate.pipeline, candidate.batch, tuple(sorted(candidate.sizes))
 
 
 class _Ratios:
-    """Measured over tabled step times, by pipeline: what to expect of those not yet measured."""
+    """Ratios of measured to tabled step times, by pipeline, to expect those not yet measured."""
 
     def __init__(self) -> None:
         self._of_shape: dict[object, float] = {}
@@ -312,7 +316,7 @@ class _Ratios:
         self._but_axes: set[object] = set()
 
     def note(self, settled: Settled) -> None:
-        """Keep what was measured of a plan."""
+        """Keep the step that was measured of a plan, over the tabled one."""
         pipeline = settled.found.candidate.pipeline
         ratio = settled.step_ns / max(settled.found.division.step_ns, 1.0)
         self._of_shape[pipeline.schedule, pipeline.stages, pipeline.interleave] = ratio
@@ -321,60 +325,60 @@ class _Ratios:
         least = self._of_schedule.get(pipeline.schedule, ratio)
         self._of_schedule[pipeline.schedule] = min(ratio, least)
 
-    def close(self, found: Found) -> float:
-        """How near the best step a plan has to be expected for it to be settled."""
-        pipeline = found.candidate.pipeline
-        if _but_axes(found) in self._but_axes:
+    def close(self, plan: Found) -> float:
+        """Ratio of a plan's expected step to the best one up to which the plan is settled."""
+        pipeline = plan.candidate.pipeline
+        if _but_axes(plan) in self._but_axes:
             return ALIKE
         shape = pipeline.schedule, pipeline.stages, pipeline.interleave
         return KNOWN if shape in self._of_shape else CLOSE
 
-    def expected_ns(self, found: Found) -> float:
-        """The step to expect of a plan."""
-        pipeline = found.candidate.pipeline
+    def expected_ns(self, plan: Found) -> float:
+        """Step to expect of a plan."""
+        pipeline = plan.candidate.pipeline
         shape = pipeline.schedule, pipeline.stages, pipeline.interleave
         usual = self._of_schedule.get(pipeline.schedule, 1.0)
-        return found.division.step_ns * self._of_shape.get(shape, usual)
+        return plan.division.step_ns * self._of_shape.get(shape, usual)
 
 
 def _settled(
-    evaluator: Evaluator, found: Sequence[Found], block_times: BlockTimer | None
+    evaluator: Evaluator, plans: Sequence[Found], block_times: BlockTimer | None
 ) -> tuple[Settled, ...]:
     """Two plans settled at once, or one."""
-    if len(found) == 1:
-        return (settle(evaluator, found[0], block_times),)
+    if len(plans) == 1:
+        return (settle(evaluator, plans[0], block_times),)
     return beside(
-        lambda: settle(evaluator, found[0], block_times),
-        lambda: settle(evaluator, found[1], block_times),
+        lambda: settle(evaluator, plans[0], block_times),
+        lambda: settle(evaluator, plans[1], block_times),
     )
 
 
 def _simulated(checked: Sequence[Checked], simulate: Simulate, tell: Progress) -> list[Checked]:
     """The plans with the simulator's figures; two at once where it changes nothing."""
 
-    def figured(one: Checked) -> Checked:
+    def figured(plan: Checked) -> Checked:
         try:
-            return replaced(one, figures=simulate(one.settled.plan))
+            return replaced(plan, figures=simulate(plan.settled.plan))
         except ProtocolError as error:
-            return replaced(one, reason=f"cannot run: {str(error)[:200]}")
+            return replaced(plan, reason=f"cannot run: {str(error)[:200]}")
 
     tell(f"simulating: {checked[0].found.candidate.text}")
     if len(checked) == 2 and isinstance(simulate, Pure):
         return list(beside(partial(figured, checked[0]), partial(figured, checked[1])))
-    return [figured(one) for one in checked]
+    return [figured(plan) for plan in checked]
 
 
 def _compared(request: SearchRequest, checked: list[Checked]) -> Iterator[Compared]:
     """Figures of every compiled plan by the cost, beside those that were laid out and simulated."""
-    for one in checked:
-        if one.figures or not one.settled.fits:
+    for plan in checked:
+        if plan.figures or not plan.settled.fits:
             yield Compared(
-                plan=one.found.candidate.text,
-                cost_s=one.settled.step_ns / 1e9,
-                simulated_s=one.figures.get("step_time_s"),
-                cost_bytes=one.settled.expected_bytes,
-                laid_out_bytes=fullest(request, one.found.candidate, one.settled.memory)[0],
-                refused=one.reason,
+                plan=plan.found.candidate.text,
+                cost_s=plan.settled.step_ns / 1e9,
+                simulated_s=plan.figures.get("step_time_s"),
+                cost_bytes=plan.settled.expected_bytes,
+                laid_out_bytes=fullest(request, plan.found.candidate, plan.settled.memory)[0],
+                refused=plan.reason,
             )
 
 
@@ -391,20 +395,22 @@ def _best(
     Bounds are those of all candidates, by ranking and as proven then.
     """
     others: list[dict[str, Any]] = []
-    for one in checked:
-        if one is not best:
-            slower = f"{one.time_s / best.time_s - 1:+.1%} step time"
-            by = "simulated" if one.figures else "by the times of its blocks"
+    for other in checked:
+        if other is not best:
+            slower = f"{other.time_s / best.time_s - 1:+.1%} step time"
+            by = "simulated" if other.figures else "by the times of its blocks"
             by = by if simulated else "by the planner's cost"
-            others.append(_alternative(one.found, one.reason or f"{slower} {by}", one.figures))
+            others.append(
+                _alternative(other.found, other.reason or f"{slower} {by}", other.figures)
+            )
     objective_ns = best.found.division.step_ns
-    settled = {one.found.candidate for one in checked}
-    for found in ranking.found:
-        if found.candidate in settled:
+    settled = {plan.found.candidate for plan in checked}
+    for ranked_plan in ranking.found:
+        if ranked_plan.candidate in settled:
             continue
-        slower = f"{found.division.step_ns / objective_ns - 1:+.1%} by the planner's cost"
-        others.append(_alternative(found, slower, {}))
-    for pruned in sorted(ranking.pruned, key=lambda one: one.bound_ns):
+        slower = f"{ranked_plan.division.step_ns / objective_ns - 1:+.1%} by the planner's cost"
+        others.append(_alternative(ranked_plan, slower, {}))
+    for pruned in sorted(ranking.pruned, key=lambda outcome: outcome.bound_ns):
         bound_s = pruned.bound_ns / 1e9
         others.append({"plan": pruned.candidate.text, "bound_s": bound_s, "reason": pruned.reason})
     for refused in ranking.refused:
@@ -430,11 +436,11 @@ def _best(
     return replace(best.settled.plan, evidence=evidence, figures=best.figures if simulated else {})
 
 
-def _alternative(found: Found, reason: str, figures: Figures) -> dict[str, Any]:
+def _alternative(plan: Found, reason: str, figures: Figures) -> dict[str, Any]:
     document = {
-        "plan": found.candidate.text,
-        "objective_s": found.division.step_ns / 1e9,
-        "bound_s": found.bound_ns / 1e9,
+        "plan": plan.candidate.text,
+        "objective_s": plan.division.step_ns / 1e9,
+        "bound_s": plan.bound_ns / 1e9,
         "reason": reason,
     }
     if "step_time_s" in figures:

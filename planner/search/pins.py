@@ -54,20 +54,24 @@ class Pins:
 
     @classmethod
     def of(cls, choices: Mapping[str, object]) -> "Pins":
-        """Return the pins of a mapping by name, every value of its kind.
+        """Pins of a mapping by name, every value of its kind.
 
         Raises
         ------
         PlanError
             There is no such pin, or its value is of another kind.
         """
-        known = {field.name: str(field.type) for field in fields(cls)}
+        kinds_by_pin = {field.name: str(field.type) for field in fields(cls)}
         for name, value in choices.items():
-            if name not in known:
-                close = get_close_matches(str(name), known, n=2)
-                hint = f"did you mean {one_of(close)}?" if close else f"known: {', '.join(known)}"
+            if name not in kinds_by_pin:
+                close = get_close_matches(str(name), kinds_by_pin, n=2)
+                hint = (
+                    f"did you mean {one_of(close)}?"
+                    if close
+                    else f"known: {', '.join(kinds_by_pin)}"
+                )
                 raise PlanError(f"there is no pin `{name}`; {hint}")
-            kinds = known[name].split(" | ")
+            kinds = kinds_by_pin[name].split(" | ")
             if type(value).__name__ not in (*kinds, "NoneType"):
                 raise PlanError(f"pin `{name}` is {value!r}: expected {one_of(kinds[:-1])}")
         return cls(**choices)  # type: ignore[arg-type]
@@ -75,8 +79,8 @@ class Pins:
     @property
     def document(self) -> dict[str, str | int | bool]:
         """The pins that are set, as a Plan holds them."""
-        found = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in found.items() if value is not None}
+        value_by_pin = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in value_by_pin.items() if value is not None}
 
     def check(self) -> None:
         """Refuse what is malformed and what this version cannot do.
@@ -133,17 +137,17 @@ class Pins:
         The size of a microbatch and ZeRO are those of the data-parallel replicas, sequence
         parallelism is that of the tensor-parallel ones, rings are those of the context-parallel.
         """
-        found = {name for name in ("dp", "tp", "cp") if getattr(self, name) is not None}
+        degrees = {name for name in ("dp", "tp", "cp") if getattr(self, name) is not None}
         if self.micro_batch is not None or self.zero is not None:
-            found.add("dp")
+            degrees.add("dp")
         if self.sequence_parallel is not None:
-            found.add("tp")
+            degrees.add("tp")
         if self.ep is not None and self.ep > 1:
-            found.add("dp")
-        return frozenset(found)
+            degrees.add("dp")
+        return frozenset(degrees)
 
     def admits(self, degree: str, value: int) -> bool:
-        """Whether a settled degree may have this value."""
+        """True if a settled degree may have this value."""
         pinned = getattr(self, degree)
         if pinned is not None and pinned != value:
             return False
@@ -192,7 +196,7 @@ class AxisRules:
     widened: bool = True  # gradients are added up in a wider dtype than they are made in
 
     def may(self, op: Op, axis: int, signature: AxisSignature) -> bool:
-        """Whether the role of the axis lets the op take this signature."""
+        """True if the role of the axis lets the op take this signature."""
         role, experts = self.axes[axis].role, self.axes[axis].experts
         if signature.expansion == RING and self.pins.ring is False:
             return False
@@ -210,7 +214,7 @@ class AxisRules:
         return self._free(op, signature)
 
     def must(self, op: Op, axis: int, signature: AxisSignature) -> bool:
-        """`may`, and what pins of zero, sequence_parallel and single ops ask for."""
+        """True if `may`, and if pins of zero, sequence_parallel and single ops are obeyed."""
         if not self.may(op, axis, signature):
             return False
         role = self.axes[axis].role
@@ -227,7 +231,7 @@ class AxisRules:
         return True
 
     def _follows(self, label: str, op: Op, signature: AxisSignature) -> bool:
-        """An op that has the axis's label splits it; one that lacks it does as it likes."""
+        """True if the op splits the axis's label, or lacks it and so does as it likes."""
         return signature.label == label if label in parse(op.labels).splittable else True
 
     def _tensor(self, op: Op, signature: AxisSignature) -> bool:
@@ -246,7 +250,7 @@ class AxisRules:
         return "tp" not in settled or label is None or not multiplies(op)
 
     def _zero(self, axis: int, op: Op, signature: AxisSignature) -> bool:
-        """What a pinned ZeRO asks of storage; experts split over the axis have no copies there."""
+        """True if a pinned ZeRO lets storage do this; split experts have no copies on the axis."""
         level = 0 if self.axes[axis].copies else self.pins.zero_level
         label = BATCH if self.axes[axis].role == "dp" else SEQUENCE
         if self.axes[axis].experts and EXPERT in parse(op.labels).splittable:
@@ -272,7 +276,7 @@ def _divisors_between(number: int) -> list[int]:
 
 
 def multiplies(op: Op) -> bool:
-    """Whether an op is one of those whose splits give an axis its role."""
+    """True if an op is one of those whose splits give an axis its role."""
     return bool(op_kind(op.kind).products) or op.kind in ("embedding", "embedding_grad")
 
 
@@ -281,9 +285,9 @@ def forced_ops(graph: Graph, op_names: Mapping[str, int]) -> frozenset[str]:
 
     Where no block repeats, those of every block.
     """
-    found = {op.name: op for op in graph.ops if op.name in op_names and multiplies(op)}
-    repeated = {name for name in found if op_names[name] > 1}
-    return frozenset(repeated or found)
+    products = {op.name: op for op in graph.ops if op.name in op_names and multiplies(op)}
+    repeated = {name for name in products if op_names[name] > 1}
+    return frozenset(repeated or products)
 
 
 def filters(rules: AxisRules) -> tuple[Allowed, Allowed]:

@@ -53,7 +53,7 @@ GROUP = 96  # programs that are swept together: enough that NumPy's own time is 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What the tables of a program depend on, besides the mode."""
+    """Shape of a program: all that its tables depend on, besides the mode."""
 
     axes: tuple[RoledAxis, ...]
     batch: int
@@ -69,17 +69,17 @@ class Shape:
 
     @property
     def kinds(self) -> tuple[object, ...]:
-        """What the axes are, whatever their sizes."""
+        """Role, experts and copies of every axis, whatever their sizes."""
         return tuple((axis.role, axis.experts, axis.copies) for axis in self.axes)
 
     @property
     def family(self) -> tuple[object, ...]:
-        """Shapes of one family are priced together."""
+        """Key of the shapes that are priced together."""
         return self.kinds, self.stretch, tuple(site.groups for site in self.sites)
 
     @property
     def parts(self) -> "tuple[Shape, ...]":
-        """The same on each of its sites alone."""
+        """Shapes of the stages on each of its sites alone."""
         if len(self.sites) == 1:
             return (self,)
         return tuple(replace(self, sites=(site,), pipeline=None) for site in self.sites)
@@ -99,13 +99,13 @@ class Ask:
     handover: Handover = ()
 
 
-Wanted = tuple[Ask, bool]  # with whether gradients of weights are deferred
+Wanted = tuple[Ask, bool]  # True if gradients of weights are deferred
 Bound = tuple[float, Solution | float]
 FiguresKey = tuple[Shape, str, tuple[int, ...], bool]
 
 
 class Learned(NamedTuple):
-    """What solving some programs gave."""
+    """Solutions of some programs, and figures of their blocks."""
 
     solved: dict[Ask, Solution | float]
     figures: dict[FiguresKey, dict[str, VariantFigures]]
@@ -152,7 +152,7 @@ class Programs:
         return self._folded[mode]
 
     def space(self, shape: Shape, mode: str) -> Space:
-        """What there is to choose on meshes of a shape's kind."""
+        """Space of the choices on meshes of a shape's kind."""
         if (shape.kinds, mode) not in self._spaces:
             if self._forced is None:
                 self._forced = forced_ops(self.folded("none").graph, self.folded("none").counts)
@@ -175,13 +175,13 @@ class Programs:
         for shape in dict.fromkeys(shapes):
             if (mode, shape) not in self._priced:
                 families.setdefault(shape.family, []).append(shape)
-        found = []
+        pricings = []
         for members in families.values():
             pricing = self._pricing(members, mode)
-            found.append((pricing, members))
+            pricings.append((pricing, members))
             for row, shape in enumerate(members):
                 self._priced[mode, shape] = pricing, row
-        return found
+        return pricings
 
     def _pricing(self, members: list[Shape], mode: str) -> Priced:
         """Price shapes of one family, as rows."""
@@ -195,7 +195,7 @@ class Programs:
                 stretch=float(members[0].stretch),
                 crossing_partial=np.array([not shape.chunked for shape in members]),
                 starts=[shape.sites[number].starts for shape in members],
-                known=self._known.setdefault(site.groups, Known()),
+                cache=self._known.setdefault(site.groups, Known()),
                 offload=self.request.offload,
                 fusion=self.request.fusion,
                 alike=alike[number] if alike else None,
@@ -210,14 +210,14 @@ class Programs:
         return Blended(parts, [shape.pipeline for shape in members if shape.pipeline])
 
     def _alike(self, members: list[Shape], mode: str) -> list[Pricing]:
-        """The same rows without recomputation, of each site; nothing where they are not priced."""
-        known = [self._priced.get(("none", shape)) for shape in members]
-        first = known[0]
+        """Pricings of the same rows without recomputation, per site; none if not priced yet."""
+        plain_rows = [self._priced.get(("none", shape)) for shape in members]
+        first = plain_rows[0]
         if mode == "none" or first is None:
             return []
-        if any(one is None or one[0] is not first[0] for one in known):
+        if any(priced is None or priced[0] is not first[0] for priced in plain_rows):
             return []
-        rows = np.array([one[1] for one in known if one])
+        rows = np.array([priced[1] for priced in plain_rows if priced])
         parts = first[0].parts if isinstance(first[0], Blended) else (first[0],)
         return [part.take(rows) for part in parts]
 
@@ -229,7 +229,7 @@ class Programs:
         Infinite where an op has no legal option (`refusal` says which).
         """
         self.price(shapes, mode)
-        found = np.zeros(len(shapes))
+        costs = np.zeros(len(shapes))
         together: dict[int, list[int]] = {}
         for place, shape in enumerate(shapes):
             together.setdefault(id(self._priced[mode, shape][0]), []).append(place)
@@ -239,8 +239,8 @@ class Programs:
             if id(pricing) not in self._least:
                 self._least[id(pricing)] = least_times(pricing)
             vectors = np.array([prices[place] for place in places]).T
-            found[places] = cheapest(pricing, self._least[id(pricing)], rows, vectors)
-        return found
+            costs[places] = cheapest(pricing, self._least[id(pricing)], rows, vectors)
+        return costs
 
     def refusal(self, shape: Shape, mode: str) -> InfeasibleError:
         """Say which op has no legal option."""
@@ -258,7 +258,7 @@ class Programs:
         """Tables with the places, in `asks`, of the programs that are rows of them."""
         new = [key for key in dict.fromkeys(asks) if key not in self._tables]
         for mode in dict.fromkeys(mode for mode, _ in new):
-            self.price([shape for one, shape in new if one == mode], mode)
+            self.price([shape for key_mode, shape in new if key_mode == mode], mode)
         missing: dict[object, list[tuple[str, Shape]]] = {}
         for key in new:
             missing.setdefault((key[0], id(self._priced[key][0])), []).append(key)
@@ -271,14 +271,14 @@ class Programs:
                 if isinstance(tables, tuple):
                     tables, apart = tables
                     for row, (mode, shape) in enumerate(group):
-                        for part, own in zip(shape.parts, apart, strict=True):
-                            self._tables.setdefault((mode, part), (own, row))
+                        for part, part_tables in zip(shape.parts, apart, strict=True):
+                            self._tables.setdefault((mode, part), (part_tables, row))
                 for row, key in enumerate(group):
                     self._tables[key] = tables, row
-        found: dict[int, tuple[Tables, list[int]]] = {}
+        places_by_tables: dict[int, tuple[Tables, list[int]]] = {}
         for place, (tables, _) in enumerate(self._tables[key] for key in asks):
-            found.setdefault(id(tables), (tables, []))[1].append(place)
-        return found
+            places_by_tables.setdefault(id(tables), (tables, []))[1].append(place)
+        return places_by_tables
 
     def solve_many(
         self, asks: Sequence[Ask], sweeps: int, max_gap: float
@@ -295,28 +295,28 @@ class Programs:
             spaces.setdefault((ask.mode, ask.shape.kinds), []).append(ask)
         for members in spaces.values():
             for first in range(0, len(members), GROUP):
-                tables, mine = self._stacked(members[first : first + GROUP])
-                ascent = Ascent(tables, np.array([ask.prices for ask in mine]).T)
-                ascent.ascend(sweeps, max_gap, np.array([ask.cutoff for ask in mine]))
-                for ask, solution in zip(mine, _solutions(ascent), strict=True):
+                tables, row_asks = self._stacked(members[first : first + GROUP])
+                ascent = Ascent(tables, np.array([ask.prices for ask in row_asks]).T)
+                ascent.ascend(sweeps, max_gap, np.array([ask.cutoff for ask in row_asks]))
+                for ask, solution in zip(row_asks, _solutions(ascent), strict=True):
                     self._solved[ask] = solution
         return [self._solved[ask] for ask in asks]
 
     def solve_beside(
-        self, one: Sequence[Wanted], other: Sequence[Wanted], sweeps: int, max_gap: float
+        self, first: Sequence[Wanted], second: Sequence[Wanted], sweeps: int, max_gap: float
     ) -> list[list[Solution | float]]:
         """Solve two groups of programs at once, and read the figures of their solutions."""
-        for ask, _ in other:
+        for ask, _ in second:
             self.space(ask.shape, ask.mode)  # once here, rather than whenever a process starts
-        if one and other:
+        if first and second:
             for learned in beside(
-                lambda: self._learned(one, sweeps, max_gap),
-                lambda: self._learned(other, sweeps, max_gap),
+                lambda: self._learned(first, sweeps, max_gap),
+                lambda: self._learned(second, sweeps, max_gap),
             ):
                 self._solved.update(learned.solved)
                 self._figures.update(learned.figures)
         return [
-            self.solve_many([ask for ask, _ in group], sweeps, max_gap) for group in (one, other)
+            self.solve_many([ask for ask, _ in group], sweeps, max_gap) for group in (first, second)
         ]
 
     def _learned(self, wanted: Sequence[Wanted], sweeps: int, max_gap: float) -> Learned:
@@ -336,14 +336,14 @@ class Programs:
         parts: list[Tables] = []
         order: list[Ask] = []
         for tables, places in self.rows([(ask.mode, ask.shape) for ask in asks]).values():
-            mine = [asks[place] for place in places]
-            rows = np.array([self._tables[ask.mode, ask.shape][1] for ask in mine])
+            row_asks = [asks[place] for place in places]
+            rows = np.array([self._tables[ask.mode, ask.shape][1] for ask in row_asks])
             parts.append(take(tables, rows))
-            order += mine
+            order += row_asks
         return self._handing(stacked(parts), order), order
 
     def _handing(self, tables: Tables, asks: list[Ask]) -> Tables:
-        """The tables with what does not hand on as asked marked illegal."""
+        """Tables in which options that do not hand on as asked are illegal."""
         if not any(ask.handover for ask in asks):
             return tables
         legal = [choice.legal.copy() for choice in tables.choices]
@@ -351,7 +351,9 @@ class Programs:
             for choice, fine in handing(self.space(ask.shape, ask.mode), ask.handover).items():
                 legal[choice][:, row] &= fine
         choices = zip(tables.choices, legal, strict=True)
-        return replace(tables, choices=tuple(replace(one, legal=mine) for one, mine in choices))
+        return replace(
+            tables, choices=tuple(replace(choice, legal=mask) for choice, mask in choices)
+        )
 
     def bounds(self, asks: Sequence[Ask], sweeps: int) -> list[Bound]:
         """Bounds of programs after a few sweeps, with the solution that can be read off then."""
@@ -360,25 +362,25 @@ class Programs:
             return []
         self.price([ask.shape for ask in new], new[0].mode)
         half = (len(new) + 1) // 2 if len(new) > GROUP else len(new)
-        one, other = beside(
+        first_half, second_half = beside(
             lambda: self._bounds(new[:half], sweeps), lambda: self._bounds(new[half:], sweeps)
         )
-        return [(one | other)[ask] for ask in asks]
+        return [(first_half | second_half)[ask] for ask in asks]
 
     def _bounds(self, asks: Sequence[Ask], sweeps: int) -> dict[Ask, Bound]:
-        known: dict[Ask, Bound] = {}
+        bounds: dict[Ask, Bound] = {}
         for tables, places in self.rows([(ask.mode, ask.shape) for ask in asks]).values():
-            mine = [asks[place] for place in places]
-            rows = np.array([self._tables[ask.mode, ask.shape][1] for ask in mine])
-            ascent = Ascent(take(tables, rows), np.array([ask.prices for ask in mine]).T)
+            row_asks = [asks[place] for place in places]
+            rows = np.array([self._tables[ask.mode, ask.shape][1] for ask in row_asks])
+            ascent = Ascent(take(tables, rows), np.array([ask.prices for ask in row_asks]).T)
             ascent.sweep()
             ascent.reshare()
             for _ in range(sweeps - 1):
                 ascent.sweep()
             ascent.decode()
             pairs = zip(ascent.bounds.tolist(), _solutions(ascent), strict=True)
-            known.update(zip(mine, pairs, strict=True))
-        return known
+            bounds.update(zip(row_asks, pairs, strict=True))
+        return bounds
 
     def solve_one(
         self,
@@ -389,15 +391,15 @@ class Programs:
         cutoff: float = float("inf"),
     ) -> Solution:
         """Solve one program to the request's gap, by integer programming where that is needed."""
-        one = self.tables(shape, mode)
+        tables = self.tables(shape, mode)
         key = shape, mode, prices, memory
         if key not in self._exact:
-            found = solve(one, prices, memory, max_gap=self.request.max_gap, cutoff=cutoff)
+            solution = solve(tables, prices, memory, max_gap=self.request.max_gap, cutoff=cutoff)
             options = (
                 int(choice.options[option])
-                for choice, option in zip(one.choices, found.options, strict=True)
+                for choice, option in zip(tables.choices, solution.options, strict=True)
             )
-            self._exact[key] = replace(found, options=tuple(options))
+            self._exact[key] = replace(solution, options=tuple(options))
         return self._exact[key]
 
     def tables(self, shape: Shape, mode: str) -> Tables:
@@ -409,10 +411,10 @@ class Programs:
             Nothing is left.
         """
         self.rows([(mode, shape)])
-        found = single(*self._tables[mode, shape])
-        if found is None:
+        tables = single(*self._tables[mode, shape])
+        if tables is None:
             raise InfeasibleError(f"no signatures fit together on a mesh of {shape.sizes}")
-        return found
+        return tables
 
     def priced(self, shape: Shape, mode: str) -> tuple[Tables, int]:
         """The tables that hold a program, and its row of them."""
@@ -421,7 +423,7 @@ class Programs:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """How many programs were solved, to the optimum and in all, and how large they were."""
+        """Number of programs solved, in all and to the optimum, and how large they were."""
         return {
             "programs": len(self._solved) + len(self._exact),
             "exact_programs": len(self._exact),
@@ -460,18 +462,18 @@ class Programs:
         forward_ns = forward_times_ns(space, tables, row, options)
         return {
             template: VariantFigures(
-                microbatch_ns=one[MICROBATCH] + one[DEFERRABLE],
+                microbatch_ns=template_sums[MICROBATCH] + template_sums[DEFERRABLE],
                 forward_ns=forward_ns[template],
-                deferrable_ns=one[DEFERRABLE],
-                step_ns=one[STEP],
-                persistent_bytes=one[PERSISTENT],
-                inflight_bytes=one[INFLIGHT],
-                weight_bytes=one[len(FIGURES)],
-                between_bytes=one[len(FIGURES) + 1],
+                deferrable_ns=template_sums[DEFERRABLE],
+                step_ns=template_sums[STEP],
+                persistent_bytes=template_sums[PERSISTENT],
+                inflight_bytes=template_sums[INFLIGHT],
+                weight_bytes=template_sums[len(FIGURES)],
+                between_bytes=template_sums[len(FIGURES) + 1],
                 transient_bytes=working[template],
                 handover=shared,
             )
-            for template, one in figures.items()
+            for template, template_sums in figures.items()
         }
 
 

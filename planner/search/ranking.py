@@ -31,29 +31,29 @@ Tight = tuple[Candidate, float]  # with its bound
 Waiting = tuple[float, float, int, Candidate]  # by its estimate and its bound
 
 MANY = 48  # candidates solved together: few, as a good plan prunes the rest
-SQUEEZED = 8  # likewise where memory is tight
+SQUEEZED = 8  # candidates made room in together where memory is tight: few, too
 ENOUGH = 3  # plans near the best, from which no other is wanted that is no better
-# Candidates made room in, one after the other, that better the best plan by less than this.
+# Making room stops after so many candidates in a row that better the best plan by less than this.
 PATIENCE, BETTER = 8, 0.998
 LEFT = "making room in candidates of a lower estimate gained nothing"
 FAR_OFF = "estimated far above the best plan"
-FARTHEST = 1.06  # times the best plan: an estimate from which a candidate is not solved
+FARTHEST = 1.06  # a candidate estimated at this times the best plan is not solved
 NO_BETTER = "memory aside, a usual mesh is as good"
-BETTER_MESH = 0.99  # of the bound on usual meshes, where room is made on another at all
+BETTER_MESH = 0.99  # room is made on another mesh below this times the bound on usual ones
 # Candidates that were left early and are solved for what they promise; by eye: with 24, README's
 # plan of Llama-3 70B is searched for 41 s where it is 37 s, and is no faster.
 PROMISED = 16
 REFINED = 4  # candidates solved further to close the gap, where some gap is allowed
-REFINED_OPTIONS = 1_500  # and that have no more options than this, there
+REFINED_OPTIONS = 1_500  # candidates that have more options are not refined there
 # Pipelines for which meshes of three axes are tried too: the best plans', and by their estimates.
 WIDENED, LIKELY = 4, 4
-FAR = 1.2  # times the memory, needed at a microbatch, before no larger one is tried
-HOPELESS = 2  # times the memory that every candidate needs at least, before none is refined
+FAR = 1.2  # a microbatch that needs this times the memory rules out larger ones
+HOPELESS = 2  # where every candidate needs more than this times the memory, none is refined
 
 
 @dataclass(slots=True)
 class Ranking:
-    """What one round over the candidates found."""
+    """Outcomes of one round over the candidates."""
 
     found: list[Found] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
@@ -71,7 +71,7 @@ class Ranking:
     @property
     def bound_ns(self) -> float:
         """The lowest bound over every candidate that could be a plan."""
-        return min(one.bound_ns for one in self.everything)
+        return min(outcome.bound_ns for outcome in self.everything)
 
     @property
     def everything(self) -> list[Outcome]:
@@ -81,7 +81,7 @@ class Ranking:
     @property
     def best_ns(self) -> float:
         """Step time of the best plan so far."""
-        return min((one.division.step_ns for one in self.found), default=float("inf"))
+        return min((plan.division.step_ns for plan in self.found), default=float("inf"))
 
 
 class Ranker:
@@ -117,7 +117,7 @@ class Ranker:
         """
         self._part(list(everything))
         if widened is not None:
-            self.ranking.found.sort(key=lambda one: one.division.step_ns)
+            self.ranking.found.sort(key=lambda plan: plan.division.step_ns)
             eased = self._eased()
             if wide := widened(self._promising(list(eased))):
                 tight = eased and self.ranking.best_ns * BETTER_MESH > min(eased.values())
@@ -125,7 +125,7 @@ class Ranker:
         with self.record.layer(BLOCKS):
             self._polish()
             self.record.count("refined", self._refine())
-        self.ranking.found.sort(key=lambda one: one.division.step_ns)
+        self.ranking.found.sort(key=lambda plan: plan.division.step_ns)
         return self.ranking
 
     def reconsider(self, promised_ns: Mapping[Candidate, float], best_ns: float) -> list[Found]:
@@ -134,21 +134,28 @@ class Ranker:
         Parameters
         ----------
         promised_ns : mapping
-            What columns of a candidate come to, mixed in any shares, by linear programs; of others
-            it is estimated.
+            Step to which columns of a candidate come, mixed in any shares, by linear programs; that
+            of others is estimated.
         best_ns : float
-            What the best plan takes that has room once it is laid out.
+            Step of the best plan that has room once it is laid out.
         """
         promises = [
             (promised_ns.get(candidate) or self._estimate(candidate, bound), bound, candidate)
-            for candidate, bound in ((one.candidate, one.bound_ns) for one in self.ranking.pruned)
+            for candidate, bound in (
+                (pruned.candidate, pruned.bound_ns) for pruned in self.ranking.pruned
+            )
             if bound * (1 + self.request.max_gap) < best_ns
         ]
-        left = sorted((one for one in promises if one[0] < best_ns), key=lambda one: one[:2])
+        left = sorted(
+            (promise for promise in promises if promise[0] < best_ns),
+            key=lambda promise: promise[:2],
+        )
         again = [(candidate, bound) for _, bound, candidate in left[:PROMISED]]
         candidates = {candidate for candidate, _ in again}
-        kept = [one for one in self.ranking.pruned if one.candidate not in candidates]
-        self.ranking.pruned, before = kept, len(self.ranking.found)
+        still_pruned = [
+            pruned for pruned in self.ranking.pruned if pruned.candidate not in candidates
+        ]
+        self.ranking.pruned, before = still_pruned, len(self.ranking.found)
         for first in range(0, len(again), SQUEEZED):
             self._make_room(again[first : first + SQUEEZED], NEAR * best_ns)
         return self.ranking.found[before:]
@@ -164,8 +171,8 @@ class Ranker:
         Until there are enough plans about as good as the best, others are wanted for the simulator.
         """
         best = self.ranking.best_ns
-        found = sum(one.division.step_ns <= best * NEAR for one in self.ranking.found)
-        return best * (NEAR if found < ENOUGH else 1.0) / (1 + self.request.max_gap)
+        near_count = sum(plan.division.step_ns <= best * NEAR for plan in self.ranking.found)
+        return best * (NEAR if near_count < ENOUGH else 1.0) / (1 + self.request.max_gap)
 
     def _part(
         self, part: list[Candidate], eased: Mapping[PipelineShape, float] | None = None
@@ -180,33 +187,35 @@ class Ranker:
             waiting = self._bounded(part)
         self.record.count("bounded", len(part))
         if eased and self.request.max_gap:
-            odd = [one for one in waiting if one[1] >= _worth(one[3], eased)]
+            odd = [bounded for bounded in waiting if bounded[1] >= _worth(bounded[3], eased)]
             self._left(_bounds(odd), NO_BETTER)
-            waiting = [one for one in waiting if one not in odd]
+            waiting = [bounded for bounded in waiting if bounded not in odd]
         tight: list[Tight] = []
-        at = stale = 0
-        while at < len(waiting) or tight:
-            if self._far(waiting[at:]):
-                self._left(_bounds(waiting[at:]), FAR_OFF)
-                waiting = waiting[:at]
-            group = waiting[at : at + MANY]
-            at += len(group)
-            solved = self._solved(_bounds(group), at)
+        position = stale = 0
+        while position < len(waiting) or tight:
+            if self._far(waiting[position:]):
+                self._left(_bounds(waiting[position:]), FAR_OFF)
+                waiting = waiting[:position]
+            group = waiting[position : position + MANY]
+            position += len(group)
+            solved = self._solved(_bounds(group), position)
             if eased and self.request.max_gap:
-                worth = [one for one in solved if one[1] < _worth(one[0], eased)]
-                self._left([one for one in solved if one not in worth], NO_BETTER)
+                worth = [bounded for bounded in solved if bounded[1] < _worth(bounded[0], eased)]
+                self._left([bounded for bounded in solved if bounded not in worth], NO_BETTER)
                 solved = worth
             tight += solved
             # Without a plan yet, what needs least memory is asked first.
-            known = bool(self.ranking.found)
-            tight.sort(key=lambda one: (0 if known else one[0].batch, self._estimate(*one)))
-            if known and self.request.max_gap:
-                near = [one for one in tight if self._estimate(*one) < self._farthest]
+            has_plan = bool(self.ranking.found)
+            tight.sort(
+                key=lambda bounded: (0 if has_plan else bounded[0].batch, self._estimate(*bounded))
+            )
+            if has_plan and self.request.max_gap:
+                near = [bounded for bounded in tight if self._estimate(*bounded) < self._farthest]
                 self._left(tight[len(near) :], FAR_OFF)
                 tight = near
-            # Few at a time, as a good plan prunes the rest, and none before what may be better.
-            ahead = waiting[at][0] if known and at < len(waiting) else float("inf")
-            ready = sum(self._estimate(*one) <= ahead for one in tight[:SQUEEZED])
+            # Few are taken at once, as a good plan prunes the rest; none before what may be better.
+            ahead = waiting[position][0] if has_plan and position < len(waiting) else float("inf")
+            ready = sum(self._estimate(*bounded) <= ahead for bounded in tight[:SQUEEZED])
             now, tight = tight[:ready], tight[ready:]
             if stale >= PATIENCE and self.request.max_gap:
                 self._left([*now, *tight], LEFT)
@@ -216,7 +225,7 @@ class Ranker:
             if now:
                 stale = stale + len(now) if self.ranking.best_ns > best * BETTER else 0
             if now and not self.ranking.found:
-                waiting[at:], tight = _without_larger(waiting[at:], tight, self.ranking)
+                waiting[position:], tight = _without_larger(waiting[position:], tight, self.ranking)
 
     def _eased(self) -> dict[PipelineShape, float]:
         """The least bound of every pipeline that there is a plan for: what it takes, memory aside.
@@ -224,17 +233,17 @@ class Ranker:
         The best pipelines come first where plans are in order.
         """
         eased: dict[PipelineShape, float] = {}
-        for one in self.ranking.found:
-            shape = shape_of(one.candidate.pipeline)
-            eased[shape] = min(one.bound_ns, eased.get(shape, one.bound_ns))
+        for plan in self.ranking.found:
+            shape = shape_of(plan.candidate.pipeline)
+            eased[shape] = min(plan.bound_ns, eased.get(shape, plan.bound_ns))
         return eased
 
     def _promising(self, best: list[PipelineShape]) -> list[PipelineShape]:
         """Pipelines to try meshes of three axes for: the best, and those estimated to be so."""
         estimates: dict[PipelineShape, float] = {}
-        for one in self.ranking.everything:
-            shape = shape_of(one.candidate.pipeline)
-            estimate = self._estimate(one.candidate, one.bound_ns)
+        for outcome in self.ranking.everything:
+            shape = shape_of(outcome.candidate.pipeline)
+            estimate = self._estimate(outcome.candidate, outcome.bound_ns)
             estimates[shape] = min(estimate, estimates.get(shape, self._farthest))
         likely = sorted(estimates, key=lambda shape: estimates[shape])[:LIKELY]
         near = [shape for shape in likely if estimates[shape] < self._farthest]
@@ -242,10 +251,10 @@ class Ranker:
 
     def _left(self, group: list[Tight], reason: str) -> None:
         """Leave candidates whose like gained nothing; their bounds count in the gap."""
-        self.ranking.pruned += [Pruned(*one, reason) for one in self._open(group)]
+        self.ranking.pruned += [Pruned(*bounded, reason) for bounded in self._open(group)]
 
     def _estimate(self, candidate: Candidate, bound: float) -> float:
-        """By what candidates are ordered: their bounds, where no gap is allowed."""
+        """Estimate that orders candidates: their bound, where no gap is allowed."""
         return self.evaluator.estimate_ns(candidate, bound) if self.request.max_gap else bound
 
     @property
@@ -254,7 +263,7 @@ class Ranker:
         return self.ranking.best_ns * FARTHEST
 
     def _far(self, waiting: list[Waiting]) -> bool:
-        """Whether all of these are estimated to be far from the best plan."""
+        """True if all of these are estimated to be far from the best plan."""
         return bool(self.request.max_gap and waiting) and waiting[0][0] > self._farthest
 
     def _bounded(self, part: list[Candidate]) -> list[Waiting]:
@@ -266,15 +275,15 @@ class Ranker:
                 self.ranking.refused.append(Refused(candidate, bound))
             else:
                 waiting.append((self._estimate(candidate, bound), bound, number, candidate))
-        return sorted(waiting, key=lambda one: one[:3])
+        return sorted(waiting, key=lambda bounded: bounded[:3])
 
     def _open(self, group: list[Tight]) -> list[Tight]:
-        """Those of a group that may gain something; the others are pruned."""
+        """Candidates of a group that may gain something; the others are pruned."""
         cutoff = self.cutoff_ns
         for candidate, bound in group:
             if bound >= cutoff:
                 self.ranking.pruned.append(Pruned(candidate, bound, NO_GAIN))
-        return [one for one in group if one[1] < cutoff]
+        return [bounded for bounded in group if bounded[1] < cutoff]
 
     def _solved(self, group: list[Tight], place: int) -> list[Tight]:
         """Solve candidates as if memory hardly mattered; return those where it does."""
@@ -286,7 +295,7 @@ class Ranker:
         self.record.count("solved", len(now))
         with self.record.layer(BLOCKS):
             outcomes = self.evaluator.evaluate_many(
-                now, [self.limit(one) for one in now], self.cutoff_ns
+                now, [self.limit(candidate) for candidate in now], self.cutoff_ns
             )
         tight: list[Tight] = []
         for outcome in outcomes:
@@ -312,19 +321,19 @@ class Ranker:
             self.ranking.add(outcome)
 
     def _behind(self) -> list[Outcome]:
-        """What keeps the gap above the one that was asked for."""
+        """Outcomes that keep the gap above the one that was asked for."""
         least = self.ranking.best_ns / (1 + self.request.max_gap)
-        return [one for one in self.ranking.everything if one.bound_ns < least]
+        return [outcome for outcome in self.ranking.everything if outcome.bound_ns < least]
 
     def _polish(self) -> None:
         """Mix more where room was made in the best plans; a simulator may like either."""
         ranking = self.ranking
-        found = sorted(ranking.found, key=lambda one: one.division.step_ns)[:ENOUGH]
-        near = [one for one in found if one.division.step_ns <= NEAR * ranking.best_ns]
-        mixed = [one for one in near if len(one.solved) > 1]
+        best_plans = sorted(ranking.found, key=lambda plan: plan.division.step_ns)[:ENOUGH]
+        near = [plan for plan in best_plans if plan.division.step_ns <= NEAR * ranking.best_ns]
+        mixed = [plan for plan in near if len(plan.solved) > 1]
         if mixed and ranking.best_ns > ranking.bound_ns * (1 + self.request.max_gap):
             self.tell(f"mixing more in {len(mixed)} plans")
-            limits = [self.limit(one.candidate) for one in mixed]
+            limits = [self.limit(plan.candidate) for plan in mixed]
             better = self.evaluator.polish(mixed, limits)
             pairs = zip(better, mixed, strict=True)
             ranking.found += [new for new, old in pairs if new is not old]
@@ -332,7 +341,7 @@ class Ranker:
     def _refine(self) -> int:
         """Solve the candidates with the lowest bounds better until the gap is what was asked for.
 
-        Returns how many that took.
+        Return the number of candidates that were refined.
         """
         ranking, max_gap = self.ranking, self.request.max_gap
         done: set[Candidate] = set()
@@ -342,8 +351,12 @@ class Ranker:
             return 0  # those left would keep the gap open
         for _ in range(REFINED if max_gap else len(ranking.everything)):
             # Where no gap is allowed, others may still be better than what stays behind its bound.
-            left = [one for one in ranking.everything if max_gap or one.candidate not in done]
-            lowest = min(left, key=lambda one: one.bound_ns, default=None)
+            left = [
+                outcome
+                for outcome in ranking.everything
+                if max_gap or outcome.candidate not in done
+            ]
+            lowest = min(left, key=lambda outcome: outcome.bound_ns, default=None)
             if lowest is None or ranking.best_ns <= lowest.bound_ns * (1 + max_gap):
                 break
             if lowest.candidate in done:
@@ -353,10 +366,10 @@ class Ranker:
             done.add(lowest.candidate)
             self.tell(f"refining: {lowest.candidate.text}")
             better = self.evaluator.refine(lowest, self.limit(lowest.candidate), ranking.best_ns)
-            others = [one for one in ranking.everything if one is not lowest]
+            others = [outcome for outcome in ranking.everything if outcome is not lowest]
             ranking.found, ranking.pruned, ranking.refused = [], [], []
-            for one in (*others, better):
-                ranking.add(one)
+            for outcome in (*others, better):
+                ranking.add(outcome)
         return len(done)
 
 
@@ -382,12 +395,12 @@ def _without_larger(
 ) -> tuple[list[Waiting], list[Tight]]:
     """Refuse candidates with larger microbatches than equal ones that are far from fitting."""
     short: dict[object, Refused] = {}
-    for one in ranking.refused:
-        error = one.error
+    for refused in ranking.refused:
+        error = refused.error
         if isinstance(error, MemoryLimitError) and error.needed_bytes > FAR * error.limit_bytes:
-            key = _but_batch(one.candidate)
-            if key not in short or one.candidate.batch < short[key].candidate.batch:
-                short[key] = one
+            key = _but_batch(refused.candidate)
+            if key not in short or refused.candidate.batch < short[key].candidate.batch:
+                short[key] = refused
 
     def cannot(candidate: Candidate, bound: float) -> bool:
         smaller = short.get(_but_batch(candidate))
@@ -397,18 +410,20 @@ def _without_larger(
         return True
 
     return (
-        [one for one in waiting if not cannot(one[3], one[1])],
-        [one for one in tight if not cannot(*one)],
+        [bounded for bounded in waiting if not cannot(bounded[3], bounded[1])],
+        [bounded for bounded in tight if not cannot(*bounded)],
     )
 
 
 def _but_batch(candidate: Candidate) -> tuple[object, ...]:
-    """What makes candidates equal but for their microbatches."""
+    """Key that candidates share which are equal but for their microbatches."""
     pipeline = candidate.pipeline
     return candidate.axes, pipeline.schedule, pipeline.stages, pipeline.interleave
 
 
 def _hopeless(ranking: Ranking) -> bool:
-    """Whether memory is so short that solving better cannot make room."""
-    short = [one.error for one in ranking.refused if isinstance(one.error, MemoryLimitError)]
-    return bool(short) and all(one.needed_bytes > HOPELESS * one.limit_bytes for one in short)
+    """True if memory is so short that solving better cannot make room."""
+    short = [
+        refused.error for refused in ranking.refused if isinstance(refused.error, MemoryLimitError)
+    ]
+    return bool(short) and all(error.needed_bytes > HOPELESS * error.limit_bytes for error in short)

@@ -41,7 +41,7 @@ class Placing:
 
 
 def core_share(cluster: Cluster, ranks: int, busy: Fraction) -> Fraction:
-    """How much longer work takes where ranks share the cores of their node.
+    """Factor by which work takes longer where ranks share the cores of their node.
 
     Parameters
     ----------
@@ -103,15 +103,15 @@ def unlike_groups(
     offsets = np.unique(offsets)
     if len(offsets) > SAMPLED:
         offsets = offsets[np.linspace(0, len(offsets) - 1, SAMPLED).astype(np.int64)]
-    found: dict[Layout, tuple[int, ...]] = {}
+    group_by_layout: dict[Layout, tuple[int, ...]] = {}
     for offset in offsets.tolist():
         group = tuple(rank + offset for rank in first)
-        found.setdefault(layout_of(group, frame), group)
-    return tuple(found.values())
+        group_by_layout.setdefault(layout_of(group, frame), group)
+    return tuple(group_by_layout.values())
 
 
 def alike(strides: Iterable[int], frame: Frame) -> bool:
-    """Whether groups with these strides lie alike wherever they begin at a multiple of them.
+    """True if groups with these strides lie alike wherever they begin at a multiple of them.
 
     So it is where strides and what the levels of links hold divide one another: a rank's number is
     then written in digits of which each belongs to one stride and to one level.
@@ -124,11 +124,11 @@ def alike(strides: Iterable[int], frame: Frame) -> bool:
 def units(frame: Frame) -> tuple[int, ...]:
     """Ranks that each level of links inside a cluster's first group holds."""
     part = frame.parts[0]
-    found = {part.devices_per_node}
+    level_sizes = {part.devices_per_node}
     if part.islands is not None:
-        found.add(part.islands.devices)
+        level_sizes.add(part.islands.devices)
     if part.torus is not None:
-        found.update(prod(part.torus.dims[at:]) for at in range(len(part.torus.dims)))
+        level_sizes.update(prod(part.torus.dims[dim:]) for dim in range(len(part.torus.dims)))
     if frame.leaves is not None:
-        found.add(frame.leaves.nodes * part.devices_per_node)
-    return tuple(sorted(found))
+        level_sizes.add(frame.leaves.nodes * part.devices_per_node)
+    return tuple(sorted(level_sizes))

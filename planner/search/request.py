@@ -87,17 +87,19 @@ class SignatureError(InfeasibleError):
     ----------
     op : Op
     shapes : sequence
-        Of its inputs, then of its outputs, of as many samples as may be.
+        Shapes of its inputs, then of its outputs, for as many samples as may be.
     sizes, batch
-        Of the mesh's axes, and samples of a microbatch.
+        Sizes of the mesh's axes, and samples of a microbatch.
     """
 
     def __init__(self, op: Op, shapes: Sequence[Shape], sizes: Sequence[int], batch: int) -> None:
         expression, inputs = parse(op.labels), len(op.inputs)
-        found = bind(expression, shapes[:inputs], shapes[inputs:]) | {BATCH: batch}
+        label_sizes = bind(expression, shapes[:inputs], shapes[inputs:]) | {BATCH: batch}
         words = LABEL_WORDS | (HEAD_WORDS if "attention" in op.kind else {})
         parts = [
-            f"{found[label]} {words[label]}" if label in words else f"{label} of {found[label]}"
+            f"{label_sizes[label]} {words[label]}"
+            if label in words
+            else f"{label} of {label_sizes[label]}"
             for label in expression.splittable
         ]
         super().__init__(
@@ -110,7 +112,7 @@ class SignatureError(InfeasibleError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchRequest:
-    """What to plan, for which devices, and what is fixed beforehand.
+    """Question to the search: what to plan, for which devices, and what is fixed beforehand.
 
     Attributes
     ----------
@@ -167,12 +169,12 @@ class SearchRequest:
 
     @property
     def offload(self) -> str:
-        """Where optimizer state lies, as in a Plan."""
+        """Place of optimizer state, as in a Plan."""
         return self.pins.offload or (OPTIMIZER if self.last_resort else ON_DEVICES)
 
     @property
     def fusion(self) -> str:
-        """Whether ops become one actor where one kernel computes them, as in a Plan.
+        """Fusion, as in a Plan: fused if ops become one actor where one kernel computes them.
 
         Unless a pin says so: where our own executor drives GPUs. A framework fuses in its own way.
         """
@@ -210,6 +212,6 @@ class SearchRequest:
         return self.memory_limit_bytes
 
     def laid_out_bytes(self, held_bytes: int) -> int:
-        """What a plan lays out of all that a device holds: `usable_on` for a device's memory."""
+        """Bytes that a plan lays out of those held: `usable_on` for all that a device has."""
         slack = 1 + slack_fraction(self.cluster)
         return int((held_bytes - reserved_bytes(self.cluster)) / slack)

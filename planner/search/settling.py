@@ -37,9 +37,9 @@ from millrace.planner.search.stages.shape import peak_bytes, stage_bytes, step_t
 from millrace.planner.search.writing import write_plan
 
 LAID_OUT = 4  # divisions that are laid out until one fits
-DEAR = 0.003  # of a step, for which variants that need less memory are looked for; by eye
-FILLED, SPARE = 3, 0.02  # divisions laid out while that share of memory is left over; by eye
-LEAST_GAIN = 0.002  # of a step, for which another division is laid out and timed
+DEAR = 0.003  # variants of less memory are looked for to save this share of a step; by eye
+FILLED, SPARE = 3, 0.02  # divisions are laid out while that share of memory is left; by eye
+LEAST_GAIN = 0.002  # another division is laid out and timed to gain this share of a step
 
 BlockTimer = Callable[[Plan, Mapping[Kind, Floats]], BlockTimes]
 
@@ -53,13 +53,13 @@ class Settled:
     found : Found
         Its division, with the step by the tables and the bytes that are laid out.
     step_ns : float
-        By the times of its blocks where they were measured, else by the tables.
+        Its step by the times of its blocks where they were measured, else by the tables.
     memory : tuple of StageMemory
-        As the compiler will lay it out.
+        Its memory as the compiler will lay it out.
     over_bytes : int
-        What it lays out above its limit, on the stage with the least room left.
+        Bytes that it lays out above its limit, on the stage with the least room left.
     expected_bytes : int
-        What was expected there of this division before it was laid out.
+        Bytes that were expected there of this division before it was laid out.
     """
 
     found: Found
@@ -71,18 +71,18 @@ class Settled:
 
     @property
     def fits(self) -> bool:
-        """Whether every stage has room for what is laid out."""
+        """True if every stage has room for what is laid out."""
         return self.over_bytes <= 0
 
 
-def settle(evaluator: Evaluator, found: Found, block_times: BlockTimer | None) -> Settled:
-    """The best plan of a candidate's solutions by measured figures.
+def settle(evaluator: Evaluator, unsettled: Found, block_times: BlockTimer | None) -> Settled:
+    """Best plan of a candidate's solutions by measured figures.
 
     Parameters
     ----------
     evaluator : Evaluator
-    found : Found
-        By the tables.
+    unsettled : Found
+        The plan by the tables.
     block_times : callable, optional
         Times the blocks of a plan; without it their times are those of the tables.
 
@@ -91,14 +91,14 @@ def settle(evaluator: Evaluator, found: Found, block_times: BlockTimer | None) -
     Settled
         The fastest that fits; the one that is least over its limit where none does.
     """
-    limits = usable_bytes(evaluator.request, found.candidate)
+    limits = usable_bytes(evaluator.request, unsettled.candidate)
     if len(limits) > 1:
         block_times = None  # blocks take another time on another kind of device
-    measures = _Measures(evaluator, found, block_times)
-    best = measures.laid_out(found.division)
+    measures = _Measures(evaluator, unsettled, block_times)
+    best = measures.laid_out(unsettled.division)
     left = limits
     for _ in range(LAID_OUT):
-        if best.fits or not (division := measures.smaller(left, found.division.step_ns)):
+        if best.fits or not (division := measures.smaller(left, unsettled.division.step_ns)):
             break
         other = measures.laid_out(division)
         best = min(best, other, key=_rank)
@@ -120,7 +120,7 @@ def _rank(settled: Settled) -> tuple[int, float]:
 
 
 class _LaidOut(NamedTuple):
-    """Laid out: bytes at the moment that dividing counts, those above the limit, and its step."""
+    """Bytes laid out at the moment that dividing counts, those above the limit, and the step."""
 
     usual_bytes: int
     over_bytes: int
@@ -129,21 +129,23 @@ class _LaidOut(NamedTuple):
 
 
 class _Measures:
-    """What was measured of a candidate's variants so far, and runs that have these figures."""
+    """Measured figures of a candidate's variants so far, and runs that have these figures."""
 
-    def __init__(self, evaluator: Evaluator, found: Found, block_times: BlockTimer | None) -> None:
+    def __init__(
+        self, evaluator: Evaluator, unsettled: Found, block_times: BlockTimer | None
+    ) -> None:
         self.evaluator = evaluator
-        self.found = found
-        self.pipeline = evaluator.sends.pipeline(found.candidate)
+        self.found = unsettled
+        self.pipeline = evaluator.sends.pipeline(unsettled.candidate)
         self._block_times = block_times
-        self._tables = evaluator.runs(found.candidate, found.solved)
+        self._tables = evaluator.runs(unsettled.candidate, unsettled.solved)
         self._runs = self._tables
         self._times: BlockTimes | None = None
         self._known: dict[Kind, Floats] = {}  # by template and number of the solution
-        self._solved = found.solved
-        # Laid out beyond what the figures of blocks say.
-        self._more_bytes = evaluator.sends.buffer_bytes(found.candidate)
-        self._uneven_bytes = 0  # alive at another moment than the one that dividing counts
+        self._solved = unsettled.solved
+        # Bytes that are laid out beyond what the figures of blocks say.
+        self._more_bytes = evaluator.sends.buffer_bytes(unsettled.candidate)
+        self._uneven_bytes = 0  # bytes alive at another moment than the one that dividing counts
         self._known_sizes: list[_LaidOut] = []
 
     def laid_out(self, division: Division) -> Settled:
@@ -154,19 +156,19 @@ class _Measures:
             replace(division, step_ns=step_ns), self._tables, self.pipeline, evaluator.overlap
         )
         step_ns = division.step_ns
-        found = replace(self.found, division=division, bound_ns=min(self.found.bound_ns, step_ns))
-        plan = write_plan(evaluator, found)
+        divided = replace(self.found, division=division, bound_ns=min(self.found.bound_ns, step_ns))
+        plan = write_plan(evaluator, divided)
         memory = plan_memory(plan, plan_graph(plan))
         counted = division.chunks, self._tables, self.pipeline
         peak, usual = peak_bytes(*counted), stage_bytes(*counted)
         expected_bytes = max(peak) + self._more_bytes
-        held = _laid_out_bytes(request, memory)
-        self._more_bytes = max(a - b for a, b in zip(held, peak, strict=True))
+        stage_totals = _laid_out_bytes(request, memory)
+        self._more_bytes = max(a - b for a, b in zip(stage_totals, peak, strict=True))
         self._uneven_bytes = max(a - b for a, b in zip(peak, usual, strict=True))
-        size, limit = fullest(request, found.candidate, memory)
+        size, limit = fullest(request, divided.candidate, memory)
         self._known_sizes.append(_LaidOut(max(usual), size - limit, step_ns, division.chunks))
         return Settled(
-            found=replace(found, division=replace(found.division, memory_bytes=size)),
+            found=replace(divided, division=replace(divided.division, memory_bytes=size)),
             plan=plan,
             step_ns=step_ns,
             memory=memory,
@@ -180,9 +182,9 @@ class _Measures:
         By regula falsi: bytes above the limit rise with those at the moment that dividing counts.
         """
         for _ in range(FILLED):
-            sizes = sorted(self._known_sizes, key=lambda one: one.over_bytes)
-            fits = next((one for one in reversed(sizes) if one.over_bytes <= 0), None)
-            short = next((one for one in sizes if one.over_bytes > 0), None)
+            sizes = sorted(self._known_sizes, key=lambda size: size.over_bytes)
+            fits = next((size for size in reversed(sizes) if size.over_bytes <= 0), None)
+            short = next((size for size in sizes if size.over_bytes > 0), None)
             if short is None or fits is None or len(limits) > 1:
                 break
             dear = fits.step_ns > (1 + DEAR) * short.step_ns
@@ -191,7 +193,9 @@ class _Measures:
             share = -fits.over_bytes / (short.over_bytes - fits.over_bytes)
             room = round(fits.usual_bytes + share * (short.usual_bytes - fits.usual_bytes))
             division = self._within((room,))
-            if division is None or any(division.chunks == one.chunks for one in self._known_sizes):
+            if division is None or any(
+                division.chunks == size.chunks for size in self._known_sizes
+            ):
                 break
             best = min(best, self.laid_out(division), key=_rank)
         return best
@@ -230,7 +234,7 @@ class _Measures:
         return division
 
     def _left(self, limits: Limits) -> Limits:
-        """What figures of blocks may come to."""
+        """Bytes that figures of blocks may come to, per site."""
         return tuple(limit - self._more_bytes - self._uneven_bytes for limit in limits)
 
     def _squeeze(self, limits: Limits) -> None:
@@ -254,17 +258,20 @@ class _Measures:
         return measured_step_ns(kinds, self.pipeline, times)
 
     def gain(self, division: Division, other: Division) -> float:
-        """By how much one division is faster than another, by all that is known so far."""
-        known, known_other = self.step_ns(division), self.step_ns(other)
-        if known is None or known_other is None:
-            known, known_other = (
-                step_time_ns(one.chunks, self._runs, self.pipeline) for one in (division, other)
+        """Share of a step that one division saves over another, by all that is known so far."""
+        step_ns, other_step_ns = self.step_ns(division), self.step_ns(other)
+        if step_ns is None or other_step_ns is None:
+            step_ns, other_step_ns = (
+                step_time_ns(either.chunks, self._runs, self.pipeline)
+                for either in (division, other)
             )
-        return 1 - known / known_other
+        return 1 - step_ns / other_step_ns
 
     def _kinds(self, division: Division) -> list[list[Kind]]:
         templates = self.evaluator.graph.templates
-        return [[(templates[block], at) for block, at in chunk] for chunk in division.chunks]
+        return [
+            [(templates[block], solution) for block, solution in chunk] for chunk in division.chunks
+        ]
 
     def _time(self, plan: Plan, division: Division) -> None:
         """Time the blocks of a plan, and keep times by the numbers of solutions."""
@@ -275,10 +282,10 @@ class _Measures:
             for chunk, choices in zip(division.chunks, plan.chunks, strict=True)
             for (block, solution), choice in zip(chunk, choices.blocks, strict=True)
         }
-        known = {
+        known_times = {
             kind: self._known[number] for kind, number in numbers.items() if number in self._known
         }
-        times = self._block_times(plan, known)
+        times = self._block_times(plan, known_times)
         self._known |= {number: times.blocks[kind] for kind, number in numbers.items()}
         # What chunks take besides was measured beside blocks that were not known.
         self._times = self._times or times
@@ -291,23 +298,23 @@ class _Measures:
         )
 
 
-def _measured(run: Run, known: dict[Kind, Floats]) -> Sequence[VariantFigures]:
+def _measured(run: Run, known_times: dict[Kind, Floats]) -> Sequence[VariantFigures]:
     """A run's variants with measured times, and those not measured yet scaled like the others."""
     pairs = [
-        (figures.microbatch_ns, float(known[run.template, at][PASSES].sum()))
-        for at, figures in enumerate(run.variants)
-        if (run.template, at) in known
+        (figures.microbatch_ns, float(known_times[run.template, solution][PASSES].sum()))
+        for solution, figures in enumerate(run.variants)
+        if (run.template, solution) in known_times
     ]
     scale = sum(b for _, b in pairs) / max(sum(a for a, _ in pairs), 1) if pairs else 1.0
     return [
-        _with_times(figures, known[run.template, at])
-        if (run.template, at) in known
+        _with_times(figures, known_times[run.template, solution])
+        if (run.template, solution) in known_times
         else replace(
             figures,
             microbatch_ns=round(scale * figures.microbatch_ns),
             deferrable_ns=round(scale * figures.deferrable_ns),
         )
-        for at, figures in enumerate(run.variants)
+        for solution, figures in enumerate(run.variants)
     ]
 
 
@@ -325,7 +332,7 @@ def _with_times(figures: VariantFigures, times: Floats) -> VariantFigures:
 
 def _laid_out_bytes(request: SearchRequest, memory: Sequence[StageMemory]) -> list[int]:
     """Bytes of every stage that a limit on what is laid out counts."""
-    return [request.laid_out_bytes(sum(one.by_kind.values())) for one in memory]
+    return [request.laid_out_bytes(sum(stage.by_kind.values())) for stage in memory]
 
 
 def fullest(

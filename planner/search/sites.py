@@ -33,7 +33,7 @@ ORDERED = 3  # so many groups are put in every order; more of them as listed and
 def candidates_of(
     request: SearchRequest, graph: Graph, widened: Collection[PipelineShape] | None = None
 ) -> tuple[Candidate, ...]:
-    """Return the candidates of a request; with `widened` those of three axes for such pipelines."""
+    """Candidates of a request; with `widened` those of three axes for such pipelines."""
     can = splits(graph)
     sequence, experts = bool(can["sequence"] or can["sequence_parallel"]), int(can["experts"])
     pins, cluster, samples = request.pins, request.cluster, request.global_batch
@@ -41,10 +41,10 @@ def candidates_of(
     repeated = max(len(list(run)) for _, run in groupby(graph.blocks, graph.templates.get))
     asked = pins, cluster, samples, blocks
     if widened is None:
-        found = candidates(*asked, sequence=sequence, experts=experts, repeated=repeated)
+        unplaced = candidates(*asked, sequence=sequence, experts=experts, repeated=repeated)
     else:
-        found = wider(*asked, widened, sequence=sequence, experts=experts, repeated=repeated)
-    return placed(found, cluster)
+        unplaced = wider(*asked, widened, sequence=sequence, experts=experts, repeated=repeated)
+    return placed(unplaced, cluster)
 
 
 def everywhere(cluster: Cluster, devices: int) -> Site:
@@ -53,20 +53,20 @@ def everywhere(cluster: Cluster, devices: int) -> Site:
     return Site(groups=groups, starts=_starts(cluster, devices, range(0, cluster.devices, devices)))
 
 
-def placed(found: Sequence[Candidate], cluster: Cluster) -> tuple[Candidate, ...]:
+def placed(unplaced: Sequence[Candidate], cluster: Cluster) -> tuple[Candidate, ...]:
     """Give candidates their places: on several kinds of device once per order of the groups."""
     if not cluster.others:
-        return tuple(found)
-    shapes = [(prod(candidate.sizes), candidate.pipeline.stages) for candidate in found]
-    known = {shape: placings(cluster, *shape) for shape in dict.fromkeys(shapes)}
+        return tuple(unplaced)
+    shapes = [(prod(candidate.sizes), candidate.pipeline.stages) for candidate in unplaced]
+    placings_by_shape = {shape: placings(cluster, *shape) for shape in dict.fromkeys(shapes)}
     return tuple(
         replace(
             candidate,
             placing=placing,
             pipeline=replace(candidate.pipeline, kind_of_stage=kinds),
         )
-        for candidate, shape in zip(found, shapes, strict=True)
-        for placing, kinds in known[shape]
+        for candidate, shape in zip(unplaced, shapes, strict=True)
+        for placing, kinds in placings_by_shape[shape]
     )
 
 
@@ -78,30 +78,30 @@ def placings(
     orders = list(permutations(numbers)) if len(numbers) <= ORDERED else [(*numbers,)]
     if len(numbers) > ORDERED:
         orders.append(tuple(reversed(numbers)))
-    found: dict[object, tuple[Placing, tuple[int, ...]]] = {}
+    placing_by_sites: dict[object, tuple[Placing, tuple[int, ...]]] = {}
     for order in orders:
         sites = _sites(cluster, order, devices, stages)
         distinct = tuple(sorted(set(sites)))
         kinds = tuple(distinct.index(site) for site in sites)
         # One stage that spans all groups asks for nothing but their given order.
         key = tuple(sites) if stages > 1 else ()
-        names = [cluster.groups[at].device.name for at in order]
+        names = [cluster.groups[group].device.name for group in order]
         text = " before ".join(names) if stages > 1 else ""
-        found.setdefault(key, (Placing(order=order, sites=distinct, text=text), kinds))
-    return tuple(found.values())
+        placing_by_sites.setdefault(key, (Placing(order=order, sites=distinct, text=text), kinds))
+    return tuple(placing_by_sites.values())
 
 
 def _sites(cluster: Cluster, order: tuple[int, ...], devices: int, stages: int) -> list[Site]:
     """The site of every stage, groups in this order."""
-    begins = [0, *accumulate(cluster.groups[at].devices for at in order)]
+    begins = [0, *accumulate(cluster.groups[group].devices for group in order)]
     spans: list[tuple[tuple[int, ...], int]] = []
     for first in range(0, stages * devices, devices):
         on = [
-            at
-            for at in range(len(order))
-            if begins[at] < first + devices and first < begins[at + 1]
+            position
+            for position in range(len(order))
+            if begins[position] < first + devices and first < begins[position + 1]
         ]
-        groups = tuple(_like(cluster, order[at]) for at in on)
+        groups = tuple(_like(cluster, order[position]) for position in on)
         spans.append((groups, first - begins[on[0]]))
     starts = {
         groups: _starts(
@@ -113,24 +113,24 @@ def _sites(cluster: Cluster, order: tuple[int, ...], devices: int, stages: int) 
 
 
 def _like(cluster: Cluster, group: int) -> int:
-    """The first group of the same nodes, however many there are."""
-    bare = [msgspec.structs.replace(one, nodes=1) for one in cluster.groups]
+    """Number of the first group of the same nodes, however many there are."""
+    bare = [msgspec.structs.replace(device_group, nodes=1) for device_group in cluster.groups]
     return bare.index(bare[group])
 
 
 def _starts(cluster: Cluster, devices: int, starts: Iterable[int]) -> tuple[int, ...]:
     """First ranks of stages, one of them for all that lie alike."""
-    found = tuple(starts)
-    if cluster.others or any(start % devices for start in found):
-        return found
-    return (0,) if alike((devices,), frame_of(cluster)) else found
+    stage_starts = tuple(starts)
+    if cluster.others or any(start % devices for start in stage_starts):
+        return stage_starts
+    return (0,) if alike((devices,), frame_of(cluster)) else stage_starts
 
 
 def ordered(cluster: Cluster, order: tuple[int, ...]) -> Cluster:
-    """The cluster with these of its groups, in this order."""
+    """Cluster of these groups only, in this order."""
     if order == tuple(range(len(cluster.groups))):
         return cluster
-    first, *others = (cluster.groups[at] for at in order)
+    first, *others = (cluster.groups[group] for group in order)
     return msgspec.structs.replace(
         cluster,
         device=first.device,
@@ -151,7 +151,7 @@ def usable_bytes(request: SearchRequest, candidate: Candidate) -> tuple[int, ...
         return (request.usable_bytes,)
     groups = request.cluster.groups
     return tuple(
-        request.usable_on(groups[at].device for at in site.groups)
+        request.usable_on(groups[group].device for group in site.groups)
         for site in candidate.placing.sites
     )
 
@@ -196,7 +196,7 @@ class Sends:
         return replace(pipeline, sent_ns=2 * (pipeline.interleave * row + turns))
 
     def waits_ns(self, candidate: Candidate) -> float:
-        """What sends add to bounds in which the stages are in balance, as each pace has a share.
+        """Nanoseconds that sends add to bounds of balanced stages, as each pace has a share.
 
         On several kinds of device stages are in balance with unequal shares.
         """
@@ -222,11 +222,11 @@ class Sends:
         return max(copies) * self.handed_bytes(candidate.batch) // prod(candidate.sizes)
 
     def _row(self, order: tuple[int, ...], devices: int, stages: int, size: int) -> tuple[int, int]:
-        """Time from the first stage to the last one by one, and from the last to the first."""
+        """Nanoseconds from the first stage on to the last, and from the last to the first."""
         cluster = ordered(self.cluster, order) if order else self.cluster
 
         def hop(home: int, target: int) -> int:
-            ends = {(home * devices + at, target * devices + at) for at in (0, devices - 1)}
+            ends = {(home * devices + rank, target * devices + rank) for rank in (0, devices - 1)}
             return max(collective_duration_ns("send", size, 2, cluster, pair) for pair in ends)
 
-        return sum(hop(at, at + 1) for at in range(stages - 1)), hop(stages - 1, 0)
+        return sum(hop(stage, stage + 1) for stage in range(stages - 1)), hop(stages - 1, 0)

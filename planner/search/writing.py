@@ -12,13 +12,13 @@ from millrace.planner.search.pins import Pins
 from millrace.planner.search.sites import ordered
 
 
-def write_plan(evaluator: Evaluator, found: Found) -> Plan:
-    """Return the plan of a solved candidate, without evidence or figures."""
+def write_plan(evaluator: Evaluator, solved: Found) -> Plan:
+    """Plan of a solved candidate, without evidence or figures."""
     request, graph = evaluator.request, evaluator.graph
-    variants = evaluator.variants(found)
-    candidate, pipeline = found.candidate, found.candidate.pipeline
+    variants = evaluator.variants(solved)
+    candidate, pipeline = solved.candidate, solved.candidate.pipeline
     templates = len({graph.templates[block] for block in graph.blocks})
-    place = {variant.template: at for at, variant in enumerate(variants[:templates])}
+    place = {variant.template: index for index, variant in enumerate(variants[:templates])}
     chunks = tuple(
         Chunk(
             stage=stage_of(pipeline.schedule, position, pipeline.stages),
@@ -29,7 +29,7 @@ def write_plan(evaluator: Evaluator, found: Found) -> Plan:
                 for block, variant in chunk
             ),
         )
-        for position, chunk in enumerate(found.division.chunks)
+        for position, chunk in enumerate(solved.division.chunks)
     )
     plan = Plan(
         model=request.model,
@@ -40,7 +40,9 @@ def write_plan(evaluator: Evaluator, found: Found) -> Plan:
         global_batch=request.global_batch,
         microbatches=pipeline.microbatches,
         mesh=Mesh(
-            axes=tuple(Axis(name=f"axis{at}", size=size) for at, size in enumerate(candidate.sizes))
+            axes=tuple(
+                Axis(name=f"axis{index}", size=size) for index, size in enumerate(candidate.sizes)
+            )
         ),
         stages=pipeline.stages,
         schedule=pipeline.schedule,
@@ -62,15 +64,15 @@ def disobeyed(plan: Plan, graph: Graph, pins: Pins) -> str:
 
     Roles on which ops disagree cannot contradict a pin.
     """
-    found = roles(plan, graph)
+    degrees = roles(plan, graph)
     asked = pins.document
     if pins.zero is not None and pins.zero != HYBRID:
         asked["zero"] = int(pins.zero)
     for name in ("dp", "tp", "pp", "cp", "zero", "sequence_parallel", "ring"):
-        if name in asked and found[name] is not None and found[name] != asked[name]:
+        if name in asked and degrees[name] is not None and degrees[name] != asked[name]:
             return (
                 f"--{name.replace('_', '-')} {asked[name]} cannot be had: the labels of this "
-                f"model's ops give {found[name]}"
+                f"model's ops give {degrees[name]}"
             )
     return ""
 
@@ -78,22 +80,22 @@ def disobeyed(plan: Plan, graph: Graph, pins: Pins) -> str:
 def only_used(plan: Plan) -> Plan:
     """Leave out variants that no block takes."""
     used = sorted({choice.variant for chunk in plan.chunks for choice in chunk.blocks})
-    place = {variant: at for at, variant in enumerate(used)}
+    place = {variant: index for index, variant in enumerate(used)}
     chunks = tuple(
         replace(
             chunk,
-            blocks=tuple(replace(one, variant=place[one.variant]) for one in chunk.blocks),
+            blocks=tuple(replace(choice, variant=place[choice.variant]) for choice in chunk.blocks),
         )
         for chunk in plan.chunks
     )
-    return replace(plan, variants=tuple(plan.variants[at] for at in used), chunks=chunks)
+    return replace(plan, variants=tuple(plan.variants[index] for index in used), chunks=chunks)
 
 
 def named_mesh(plan: Plan, graph: Graph) -> Mesh:
-    """The plan's mesh with every axis named after its role, and a number where one repeats."""
+    """Mesh of the plan with every axis named after its role, and a number where one repeats."""
     names: list[str] = []
-    for one in axis_roles(plan, graph):
-        name = "+".join(sorted(one)) or "whole"
+    for role_names in axis_roles(plan, graph):
+        name = "+".join(sorted(role_names)) or "whole"
         taken = sum(other.rstrip("0123456789") == name for other in names)
         names.append(name + (str(taken + 1) if taken else ""))
     axes = (Axis(name=n, size=size) for n, size in zip(names, plan.mesh.sizes, strict=True))

@@ -29,7 +29,7 @@ Changes = dict[str, list[tuple[Ns, Ns]]]  # by kind: times, and the bytes that c
 
 
 def course_of_ops(instance: Instance, cluster: Cluster, beside: Mapping[str, int]) -> MemoryCourse:
-    """Follow the registers of a rank; `beside` holds what the device has besides."""
+    """Course of the memory of a rank's registers; `beside` holds what the device has besides."""
     program = instance.program
     makers: dict[int, tuple[int, Port]] = {}
     readers: dict[int, list[tuple[int, Port]]] = {}
@@ -49,20 +49,20 @@ def course_of_ops(instance: Instance, cluster: Cluster, beside: Mapping[str, int
         if index not in makers or register.initial:
             fixed[kind] = fixed.get(kind, 0) + register.slots * register.slot_bytes
             continue
-        maker, made = makers[index]
-        come = starts[maker][:: made.hold]
-        gone = ends[maker][made.hold - 1 :: made.hold]
-        come = come[: len(gone)]
-        for reader, read in readers.get(index, ()):
-            over = ends[reader][read.hold - 1 :: read.hold][: len(gone)]
-            gone = np.maximum(gone, np.append(over, np.full(len(gone) - len(over), until)))
-        size = np.full(len(come), register.slot_bytes)
-        changes.setdefault(kind, []).extend([(come, size), (gone, -size)])
+        maker, out_port = makers[index]
+        taken = starts[maker][:: out_port.hold]
+        freed = ends[maker][out_port.hold - 1 :: out_port.hold]
+        taken = taken[: len(freed)]
+        for reader, in_port in readers.get(index, ()):
+            over = ends[reader][in_port.hold - 1 :: in_port.hold][: len(freed)]
+            freed = np.maximum(freed, np.append(over, np.full(len(freed) - len(over), until)))
+        size = np.full(len(taken), register.slot_bytes)
+        changes.setdefault(kind, []).extend([(taken, size), (freed, -size)])
     return _course(program, instance.rank, cluster, fixed, changes)
 
 
 def course_of_parts(instance: Instance, plan: Plan, by_kind: Mapping[str, int]) -> MemoryCourse:
-    """Follow the microbatches of a rank, whose peak of memory by kind is given."""
+    """Course of a rank's memory by its microbatches; `by_kind` is its peak, in bytes by kind."""
     begun: dict[str, list[Ns]] = {}
     over: dict[str, list[Ns]] = {}
     changes: Changes = {}
@@ -85,8 +85,8 @@ def course_of_parts(instance: Instance, plan: Plan, by_kind: Mapping[str, int]) 
         size = np.full(len(first), weight)
         changes.setdefault(ACTIVATION, []).extend([(first, size), (last, -size)])
     fixed = {kind: n for kind, n in by_kind.items() if kind not in (ACTIVATION, TEMPORARY)}
-    found = _course(instance.program, instance.rank, plan.cluster, fixed, changes)
-    return _scaled_to(found, ACTIVATION, by_kind.get(ACTIVATION, 0))
+    course = _course(instance.program, instance.rank, plan.cluster, fixed, changes)
+    return _scaled_to(course, ACTIVATION, by_kind.get(ACTIVATION, 0))
 
 
 def _scaled_to(course: MemoryCourse, kind: str, peak_bytes: int) -> MemoryCourse:
@@ -106,28 +106,28 @@ def _scaled_to(course: MemoryCourse, kind: str, peak_bytes: int) -> MemoryCourse
 def _course(
     program: Program, rank: int, cluster: Cluster, fixed: Mapping[str, int], changes: Changes
 ) -> MemoryCourse:
-    """Add up changes; what is taken at a time counts after what is given back at it."""
-    every: list[Ns] = [np.zeros(1, np.int64)]
-    every.extend(times for rows in changes.values() for times, _ in rows)
-    times = np.unique(np.concatenate(every))
+    """Course of fixed bytes and changes; bytes taken at a time count after those given back."""
+    time_rows: list[Ns] = [np.zeros(1, np.int64)]
+    time_rows.extend(times for rows in changes.values() for times, _ in rows)
+    times = np.unique(np.concatenate(time_rows))
     rows = {kind: np.full(len(times), size, np.int64) for kind, size in fixed.items()}
-    for kind, found in changes.items():
+    for kind, kind_changes in changes.items():
         delta = np.zeros(len(times), np.int64)
-        for when, sizes in found:
+        for when, sizes in kind_changes:
             np.add.at(delta, np.searchsorted(times, when), sizes)
         rows[kind] = rows.get(kind, np.zeros(len(times), np.int64)) + np.cumsum(delta)
-    kept = _fewer(times, sum(rows.values(), np.zeros(len(times), np.int64)))
+    points = _fewer(times, sum(rows.values(), np.zeros(len(times), np.int64)))
     return MemoryCourse(
         stage=program.stage,
         rank=rank,
-        times_ns=tuple(times[kept].tolist()),
-        bytes_by_kind={kind: tuple(row[kept].tolist()) for kind, row in sorted(rows.items())},
+        times_ns=tuple(times[points].tolist()),
+        bytes_by_kind={kind: tuple(row[points].tolist()) for kind, row in sorted(rows.items())},
         limit_bytes=cluster.device_of(rank).memory_bytes,
     )
 
 
 def _fewer(times: Ns, total: Ns) -> Ns:
-    """Which points are kept: of equal stretches of time, the one with the largest sum."""
+    """Indices of the points that stay: of equal stretches of time, the one with the largest sum."""
     if len(times) <= POINTS:
         return np.arange(len(times))
     stretch = (times - times[0]) * POINTS // (times[-1] - times[0] + 1)
@@ -137,37 +137,37 @@ def _fewer(times: Ns, total: Ns) -> Ns:
 
 
 def between(course: MemoryCourse, begin_ns: int, end_ns: int) -> MemoryCourse:
-    """Return a window of a course, its times counted from the window's begin."""
+    """Window of a course, its times counted from the window's begin."""
     times = np.asarray(course.times_ns)
     first = max(int(np.searchsorted(times, begin_ns, "right")) - 1, 0)
     last = int(np.searchsorted(times, end_ns, "left"))
-    at = np.maximum(times[first:last], begin_ns) - begin_ns
+    window_times = np.maximum(times[first:last], begin_ns) - begin_ns
     return MemoryCourse(
         stage=course.stage,
         rank=course.rank,
-        times_ns=tuple(at.tolist()),
+        times_ns=tuple(window_times.tolist()),
         bytes_by_kind={kind: row[first:last] for kind, row in course.bytes_by_kind.items()},
         limit_bytes=course.limit_bytes,
     )
 
 
 def peak_bytes(course: MemoryCourse) -> int:
-    """The most that is held at any time."""
+    """Most bytes that are held at any time."""
     return max(map(sum, zip(*course.bytes_by_kind.values(), strict=True)), default=0)
 
 
 def courses(
     instances: Iterable[Instance], plan: Plan, kinds: Sequence[Mapping[str, int]], ops: bool
 ) -> tuple[MemoryCourse, ...]:
-    """The course of the first simulated rank of every stage."""
-    found: dict[int, MemoryCourse] = {}
+    """Courses of the first simulated rank of every stage, in the order of the stages."""
+    course_of_stage: dict[int, MemoryCourse] = {}
     for instance in instances:
         stage = instance.program.stage
-        if stage not in found:
+        if stage not in course_of_stage:
             beside = {kind: n for kind, n in kinds[stage].items() if kind in BESIDE}
-            found[stage] = (
+            course_of_stage[stage] = (
                 course_of_ops(instance, plan.cluster, beside)
                 if ops
                 else course_of_parts(instance, plan, kinds[stage])
             )
-    return tuple(found[stage] for stage in sorted(found))
+    return tuple(course_of_stage[stage] for stage in sorted(course_of_stage))

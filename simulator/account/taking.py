@@ -36,45 +36,45 @@ Sums = defaultdict[Key, float]
 Made = Counter[tuple[str, tuple[str, ...]]]
 
 
-def account_of(plan: Plan, found: Simulated) -> Account:
-    """Return the account of a simulated step.
+def account_of(plan: Plan, simulated: Simulated) -> Account:
+    """Account of a simulated step.
 
     Parameters
     ----------
     plan
         The plan that was simulated.
-    found
-        What `predict` gave for it, with `detailed=True`.
+    simulated
+        The result of `predict` for it, with `detailed=True`.
     """
-    chunks = _Chunks(plan, found.chunks) if found.chunks else None
+    chunks = _Chunks(plan, simulated.chunks) if simulated.chunks else None
     ranks: Counter[int] = Counter()
-    for instance, represents in found.runs:
+    for instance, represents in simulated.runs:
         ranks[instance.program.stage] += represents
     stages: dict[int, Sums] = {stage: defaultdict(float) for stage in ranks}
-    whole: Sums = defaultdict(float)
-    for instance, represents in found.runs:
+    mean_sums: Sums = defaultdict(float)
+    for instance, represents in simulated.runs:
         stage = instance.program.stage
-        for key, amount in _rank(instance, found.window_ns, chunks).items():
+        for key, amount in _rank(instance, simulated.window_ns, chunks).items():
             stages[stage][key] += amount * represents / ranks[stage]
-            whole[key] += amount * represents / ranks.total()
-    begin_ns, end_ns = found.window_ns
+            mean_sums[key] += amount * represents / ranks.total()
+    begin_ns, end_ns = simulated.window_ns
     return Account(
         begin_ns=begin_ns,
         step_time_ns=end_ns - begin_ns,
         stages=tuple(
-            _stage(stage, stages[stage], end_ns - begin_ns, found.memory_by_kind[stage])
+            _stage(stage, stages[stage], end_ns - begin_ns, simulated.memory_by_kind[stage])
             for stage in sorted(stages)
         ),
-        compute=_compute(whole),
-        communication=_communication(whole),
+        compute=_compute(mean_sums),
+        communication=_communication(mean_sums),
         memory=courses(
-            (one.instance for one in found.runs), plan, found.memory_by_kind, chunks is None
+            (run.instance for run in simulated.runs), plan, simulated.memory_by_kind, chunks is None
         ),
     )
 
 
 def _rank(instance: Instance, window_ns: tuple[int, int], chunks: "_Chunks | None") -> Sums:
-    """One rank's window, by what its time goes to; and what its meetings move meanwhile."""
+    """Sums of one rank's window: what its time goes to, and what its meetings move meanwhile."""
     begin_ns, end_ns = window_ns
     actors = instance.program.actors
     intervals = [Interval(start, end, 2, HOST) for start, end in instance.held]
@@ -82,24 +82,26 @@ def _rank(instance: Instance, window_ns: tuple[int, int], chunks: "_Chunks | Non
     for index, (actor, starts, ends) in enumerate(
         zip(actors, instance.begun, instance.ends, strict=True)
     ):
-        rank = int(actor.meeting is not None)
-        mine = [
-            Interval(start, end, rank, index)
+        priority = int(actor.meeting is not None)
+        firings = [
+            Interval(start, end, priority, index)
             for start, end in zip(starts, ends, strict=True)
             if end > begin_ns and start < end_ns and end > start
         ]
-        intervals.extend(mine)
+        intervals.extend(firings)
         if actor.meeting is not None and not (chunks and chunks.knows(actor)):
             kind, axes = _meeting(actor)
-            inside = (min(one.end_ns, end_ns) - max(one.start_ns, begin_ns) for one in mine)
+            inside = (
+                min(firing.end_ns, end_ns) - max(firing.start_ns, begin_ns) for firing in firings
+            )
             sums[MOVED, kind, axes] += sum(inside)
             sums[BYTES, kind, axes] += actor.meeting.message_bytes * actor.firings
     counted = covering_ns(intervals, begin_ns, end_ns)
     times_ns = {index: ns for index, ns in counted.items() if isinstance(index, int)}
     sums[HOST, "", ()] = counted.get(HOST, 0)
     if chunks is not None:
-        for found in (chunks.shared(times_ns, actors), chunks.moved(instance.program.stage)):
-            for key, amount in found.items():
+        for chunk_sums in (chunks.shared(times_ns, actors), chunks.moved(instance.program.stage)):
+            for key, amount in chunk_sums.items():
                 sums[key] += amount
     else:
         for index, ns in times_ns.items():
@@ -122,38 +124,44 @@ def _meeting(actor: Actor) -> tuple[str, tuple[str, ...]]:
 
 
 class _Chunks:
-    """What the parts of a plan's chunks are made of, by the names of their actors."""
+    """Composition of the parts of a plan's chunks, by the names of their actors."""
 
     def __init__(self, plan: Plan, times: Sequence[PartTimes]) -> None:
         self._microbatches = plan.microbatches
         self._exposed: dict[str, int] = {}  # of a part in every microbatch
         self._made: dict[tuple[str, str], Made] = {}
         self._stages: dict[int, Sums] = {}
-        for number, (chunk, one) in enumerate(zip(plan.chunks, times, strict=True)):
-            for part, ns in one.exposed_ns.items():
+        for number, (chunk, chunk_times) in enumerate(zip(plan.chunks, times, strict=True)):
+            for part, ns in chunk_times.exposed_ns.items():
                 self._exposed[f"chunk {number}: {part}"] = ns
-            for key, count in one.inside.items():
+            for key, count in chunk_times.inside.items():
                 self._note(f"chunk {number}", chunk.stage, key, count)
 
     def _note(self, chunk: str, stage: int, key: Inside, count: int) -> None:
-        part, what, kind, at = key
+        part, what, kind, phase_or_axes = key
         home = f"stage {stage}" if part in (*ONCE_COMPUTED, TOTALS) else chunk
         name = f"{home}: {'norm' if part == TOTALS else part}"
         if what in (MOVED, BYTES):
             often = 1 if part in ONCE_MOVED else self._microbatches
-            self._stages.setdefault(stage, defaultdict(float))[what, kind, at] += count * often
+            self._stages.setdefault(stage, defaultdict(float))[what, kind, phase_or_axes] += (
+                count * often
+            )
         if what == MOVED and part in ONCE_MOVED:
             what = EXPOSED
-        made = self._made.setdefault((name, what), Counter())
+        counts = self._made.setdefault((name, what), Counter())
         # Totals are added up once a stage, as `millrace.simulator.chunks.coarse` has it.
-        made[kind, at] = max(made[kind, at], count) if part == TOTALS else made[kind, at] + count
+        counts[kind, phase_or_axes] = (
+            max(counts[kind, phase_or_axes], count)
+            if part == TOTALS
+            else counts[kind, phase_or_axes] + count
+        )
 
     def knows(self, actor: Actor) -> bool:
-        """Whether a meeting stands for several, which `moved` counts."""
+        """True if a meeting stands for several, which `moved` counts."""
         return bool(self._made.get((actor.name, EXPOSED)) or self._instead(actor))
 
     def moved(self, stage: int) -> Sums:
-        """What the meetings inside a stage's parts move in a step."""
+        """Nanoseconds and bytes that the meetings inside a stage's parts move in a step."""
         return self._stages.get(stage, defaultdict(float))
 
     def shared(self, times_ns: Mapping[int, int], actors: Sequence[Actor]) -> Sums:
@@ -176,32 +184,34 @@ class _Chunks:
                 waits = self._exposed[name] * self._microbatches
             plain: Made = Counter({_key(actor)[1:]: 1})
             for what, amount in ((EXPOSED, waits), (COMPUTE, ns - waits)):
-                made = self._made.get((name, what)) or self._instead(actor) or plain
-                for key, share in _shared(made, amount).items():
+                counts = self._made.get((name, what)) or self._instead(actor) or plain
+                for key, share in _shared(counts, amount).items():
                     sums[(what, *key)] += share
         return sums
 
     def _instead(self, actor: Actor) -> Made | None:
-        """What gathering or reducing is made of where every microbatch has its own."""
+        """Meetings that a gather or reduce is made of where every microbatch has its own."""
         chunk, _, part = actor.name.partition(": ")
         if part not in ONCE_MOVED:
             return None
-        found: Made = Counter()
-        for (other, what), made in self._made.items():
+        counts: Made = Counter()
+        for (other, what), part_counts in self._made.items():
             if what == MOVED and other.startswith(f"{chunk}: "):
-                found.update({key: n for key, n in made.items() if key[0] == actor.kind})
-        return found
+                counts.update({key: n for key, n in part_counts.items() if key[0] == actor.kind})
+        return counts
 
 
-def _shared(made: Made, amount: float) -> dict[tuple[str, tuple[str, ...]], float]:
-    whole = sum(made.values())
-    return {key: count * amount / whole for key, count in made.items()} if amount and whole else {}
+def _shared(counts: Made, amount: float) -> dict[tuple[str, tuple[str, ...]], float]:
+    total = sum(counts.values())
+    return (
+        {key: count * amount / total for key, count in counts.items()} if amount and total else {}
+    )
 
 
 def _compute(sums: Sums) -> tuple[ComputeRow, ...]:
     rows = [
-        ComputeRow(kind=kind, phase=at[0], busy_ns=amount)
-        for (what, kind, at), amount in sums.items()
+        ComputeRow(kind=kind, phase=phase_or_axes[0], busy_ns=amount)
+        for (what, kind, phase_or_axes), amount in sums.items()
         if what == COMPUTE and amount
     ]
     return tuple(sorted(rows, key=lambda row: (-row.busy_ns, row.kind, row.phase)))

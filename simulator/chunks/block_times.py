@@ -44,8 +44,10 @@ LONG = BESIDE + 1  # blocks of a run of which one more can be measured
 NESTED = 4  # short runs beside a long one that are told apart; most models have one or two
 
 
-def block_times(plan: Plan, graph: Graph, known: Mapping[Kind, Floats] | None = None) -> BlockTimes:
-    """The times of a plan's blocks.
+def block_times(
+    plan: Plan, graph: Graph, times_by_kind: Mapping[Kind, Floats] | None = None
+) -> BlockTimes:
+    """Times of a plan's blocks.
 
     Parameters
     ----------
@@ -53,12 +55,12 @@ def block_times(plan: Plan, graph: Graph, known: Mapping[Kind, Floats] | None = 
         The plan.
     graph
         Its graph, as `plan_graph` gives it.
-    known
+    times_by_kind
         Times of kinds that were measured before, which are not measured again.
     """
     homes = tuple(chunk.stage for chunk in plan.chunks)
     table = timetable(plan.schedule, homes, plan.microbatches)
-    measured = _Measured(plan, graph, alone(joint=table.joint), known or {})
+    measured = _Measured(plan, graph, alone(joint=table.joint), times_by_kind or {})
     if not measured.complete:
         for choices, wanted in _samples(plan, graph):
             measured.add(choices, wanted)
@@ -77,13 +79,13 @@ Choices = list[list[BlockChoice]]  # of every chunk
 
 
 def _samples(plan: Plan, graph: Graph) -> Iterator[tuple[Choices, set[int]]]:
-    """The model's blocks in chunks, and the chunks that are measured.
+    """Samples of a plan: the model's blocks in chunks, and the chunks that are measured.
 
     Every kind of a long run has a chunk, every short run one with blocks of the long run next to it
     and the short ones between, whose kinds earlier samples tell. A run has as many kinds as there
     are chunks for it, a short one a single kind; of others there are further samples.
     """
-    variant_of = {one.block: one.variant for chunk in plan.chunks for one in chunk.blocks}
+    variant_of = {choice.block: choice.variant for chunk in plan.chunks for choice in chunk.blocks}
     runs = [list(run) for _, run in groupby(graph.blocks, graph.templates.get)]
     kinds = [list(dict.fromkeys(variant_of[block] for block in run)) for run in runs]
     long = [len(run) >= 2 * LONG for run in runs]
@@ -99,14 +101,14 @@ def _samples(plan: Plan, graph: Graph) -> Iterator[tuple[Choices, set[int]]]:
     )
     deepest = max((len(list(row)) for is_long, row in groupby(long) if not is_long), default=1)
     for number in range(rounds):
-        mine = [
+        round_kinds = [
             (variants[number::rounds] or variants[:1])
             if is_long
             else [variants[number % len(variants)]]
             for variants, is_long in zip(kinds, long, strict=True)
         ]
         for depth in (*range(1, min(deepest, NESTED)), deepest):
-            yield _sample(runs, mine, depth)
+            yield _sample(runs, round_kinds, depth)
 
 
 def _sample(
@@ -135,15 +137,17 @@ def _sample(
         chunks.append([*chain.from_iterable(short[-depth:]), *beside])
         short = []
         left = run[BESIDE:]
-        for at, variant in enumerate(variants):
-            end = len(left) if at == len(variants) - 1 else (at + 1) * LONG
-            chunks.append([BlockChoice(block=b, variant=variant) for b in left[at * LONG : end]])
+        for position, variant in enumerate(variants):
+            end = len(left) if position == len(variants) - 1 else (position + 1) * LONG
+            chunks.append(
+                [BlockChoice(block=b, variant=variant) for b in left[position * LONG : end]]
+            )
     if short and len(chunks[-1]) >= LONG + BESIDE:
         last = chunks[-1]
         chunks[-1:] = [last[:-BESIDE], [*last[-BESIDE:], *chain.from_iterable(short[:depth])]]
         put_aside(short[depth:])
     elif short:
-        chunks += [[one] for one in chain.from_iterable(short)]
+        chunks += [[choice] for choice in chain.from_iterable(short)]
     return chunks, {*range(len(chunks))} - beyond
 
 
@@ -151,18 +155,18 @@ class _Measured:
     """Times of kinds while they are measured."""
 
     def __init__(
-        self, plan: Plan, graph: Graph, order: Order, known: Mapping[Kind, Floats]
+        self, plan: Plan, graph: Graph, order: Order, times_by_kind: Mapping[Kind, Floats]
     ) -> None:
         self.plan = plan
         self.graph = graph
         self.order = order
-        self.blocks = dict(known)
+        self.blocks = dict(times_by_kind)
         self.bare: list[Floats] = []  # times of chunks without their blocks
         self.totals_ns = 0
 
     @property
     def complete(self) -> bool:
-        """Whether every kind of the plan is known."""
+        """True if the times of every kind of the plan are there."""
         return all(self._knows(chunk.blocks) for chunk in self.plan.chunks)
 
     def add(self, choices: Choices, wanted: Set[int]) -> None:
@@ -182,7 +186,7 @@ class _Measured:
             if len(set(kinds)) > 1:
                 mixed.append(number)
             elif kinds[0] not in self.blocks and len(blocks) >= LONG:
-                names = [one.block for one in blocks]
+                names = [choice.block for choice in blocks]
                 fewer = self._piece(pieces, number, [*names[: BESIDE - 1], names[-1]])
                 more = self._piece(pieces, number, [*names[: LONG - 1], names[-1]])
                 self.blocks[kinds[0]] = more - fewer
@@ -193,15 +197,15 @@ class _Measured:
             self._add_mixed(pieces, number, choices[number])
 
     def _add_mixed(self, pieces: Pieces, number: int, blocks: list[BlockChoice]) -> None:
-        """Blocks beside three of a long run share what these leave of the chunk's time."""
+        """Measure blocks beside three of a long run: they share what these leave of the time."""
         kinds = self._kinds(blocks)
         new = [kind for kind in dict.fromkeys(kinds) if kind not in self.blocks]
         if not new:
             return
-        whole = self._piece(pieces, number, [one.block for one in blocks])
-        known = [self.blocks[kind] for kind in kinds if kind in self.blocks]
+        piece_times = self._piece(pieces, number, [choice.block for choice in blocks])
+        known_times = [self.blocks[kind] for kind in kinds if kind in self.blocks]
         bare = np.mean(self.bare, axis=0) if self.bare else np.zeros(TIMES)
-        left = whole - bare - sum(known)
+        left = piece_times - bare - sum(known_times)
         count = sum(kind in new for kind in kinds)
         self.blocks |= dict.fromkeys(new, left / count)
 
@@ -209,21 +213,21 @@ class _Measured:
         return all(kind in self.blocks for kind in self._kinds(blocks))
 
     def _kinds(self, blocks: Sequence[BlockChoice]) -> list[Kind]:
-        return [(self.graph.templates[one.block], one.variant) for one in blocks]
+        return [(self.graph.templates[choice.block], choice.variant) for choice in blocks]
 
-    def _piece(self, pieces: Pieces, number: int, kept: Sequence[str]) -> Floats:
-        times = part_times(pieces.compile(number, kept, self.order, 0))
+    def _piece(self, pieces: Pieces, number: int, block_names: Sequence[str]) -> Floats:
+        times = part_times(pieces.compile(number, block_names, self.order, 0))
         self.totals_ns = max(self.totals_ns, times.totals_ns)
         return _array(times)
 
 
 def _array(times: PartTimes) -> Floats:
-    found = np.zeros(TIMES)
+    vector = np.zeros(TIMES)
     for part, ns in times.slots_ns.items():
-        found[PASSES][SLOTS[part]] = ns
+        vector[PASSES][SLOTS[part]] = ns
         pace = times.paces.get(part)
-        found[ALONE][SLOTS[part]] = ns if pace is None else pace.alone_ns
-        found[LAUNCHES][SLOTS[part]] = 0 if pace is None else pace.launches
-    found[BEGIN], found[GATHER], found[REDUCE] = times.begin_ns, times.gather_ns, times.reduce_ns
-    found[NORM], found[UPDATE] = times.norm_ns, times.update_ns
-    return found
+        vector[ALONE][SLOTS[part]] = ns if pace is None else pace.alone_ns
+        vector[LAUNCHES][SLOTS[part]] = 0 if pace is None else pace.launches
+    vector[BEGIN], vector[GATHER], vector[REDUCE] = times.begin_ns, times.gather_ns, times.reduce_ns
+    vector[NORM], vector[UPDATE] = times.norm_ns, times.update_ns
+    return vector

@@ -61,7 +61,7 @@ class CoarseGraph:
     pacing: Pacing | None
 
     def ordered(self) -> ActorGraph:
-        """The actor graph with all orders, proven to run to its end.
+        """Actor graph with all orders, proven to run to its end.
 
         Raises
         ------
@@ -75,7 +75,7 @@ class CoarseGraph:
 
 
 def coarse_graph(wiring: Wiring, table: Timetable, times: Sequence[PartTimes]) -> CoarseGraph:
-    """Return the chunks' actor graph, its communication in no order yet.
+    """Actor graph of the chunks, its communication in no order yet.
 
     Parameters
     ----------
@@ -119,9 +119,9 @@ class _Crossing:
 
 
 def _crossings(wiring: Wiring, parts: Mapping[str, str]) -> dict[_Crossing, list[int]]:
-    """What crosses between chunks: the bytes of each tensor's shard, as its first reader has it."""
+    """Bytes of the shards that cross between chunks, as the first reader has each, by crossing."""
     plan, tensors = wiring.plan, wiring.graph.tensors_by_name
-    found: dict[tuple[str, int], set[Place]] = {}
+    readers_by_tensor: dict[tuple[str, int], set[Place]] = {}
     sizes: dict[tuple[str, int], tuple[Place, int]] = {}
     for reading in sorted(chain(*wiring.readings.values()), key=attrgetter("at")):
         here = wiring.chunk_of[reading.maker.block]
@@ -130,17 +130,17 @@ def _crossings(wiring: Wiring, parts: Mapping[str, str]) -> dict[_Crossing, list
             continue
         tensor, key = tensors[reading.tensor], (reading.tensor, plan.chunks[there].stage)
         source, reader = _ends(reading, tensor.rate, parts)
-        found.setdefault(key, set()).add((there, reader))
+        readers_by_tensor.setdefault(key, set()).add((there, reader))
         if key not in sizes:
-            made, read = wiring.made_as(reading.tensor), wiring.read_as(reading)
-            carried = crossing(made, read, plan.mesh.sizes, tensor.shape).carried
+            made_sbp, read_sbp = wiring.made_as(reading.tensor), wiring.read_as(reading)
+            carried = crossing(made_sbp, read_sbp, plan.mesh.sizes, tensor.shape).carried
             size = local_size(tensor.shape, carried, plan.mesh.sizes) * ITEMSIZE[tensor.dtype]
             sizes[key] = ((here, source), size)
     merged: dict[_Crossing, list[int]] = {}
-    for key, readers in found.items():
+    for key, readers in readers_by_tensor.items():
         (maker, size), target = sizes[key], key[1]
-        one = _Crossing(source=maker, target=target, readers=frozenset(readers))
-        merged.setdefault(one, []).append(size)
+        stage_crossing = _Crossing(source=maker, target=target, readers=frozenset(readers))
+        merged.setdefault(stage_crossing, []).append(size)
     return merged
 
 
@@ -196,8 +196,8 @@ class _Drafting:
         self.parts = {part: slot for slot in _slots(joint) for part in SLOT_PARTS[slot]}
         stages = range(plan.stages)
         self._sendings: dict[tuple[int, int, int], int] = {}
-        self._variables = [self._register(at, "variables", 0, initial=1) for at in stages]
-        self._begun = [self._register(at, "parameters", 0) for at in stages]
+        self._variables = [self._register(stage, "variables", 0, initial=1) for stage in stages]
+        self._begun = [self._register(stage, "parameters", 0) for stage in stages]
         self._reduced: list[list[Port]] = [[] for _ in self.stages]
         for number in range(len(plan.chunks)):
             self._join_parts(number)
@@ -218,8 +218,8 @@ class _Drafting:
         arrived = self._register(key.target, f"chunk {chunk} {part}", sum(sizes))
         readers = sorted(key.readers, key=lambda place: (place[0], ORDER.find(place[1]), place[1]))
         for reader in readers:
-            at = (reader[0] if reader[1] != "norm" else -1 - key.target, reader[1])
-            self._inputs.setdefault(at, []).append(Port(register=arrived))
+            reader_place = (reader[0] if reader[1] != "norm" else -1 - key.target, reader[1])
+            self._inputs.setdefault(reader_place, []).append(Port(register=arrived))
         name = f"chunk {chunk} {part} -> {', '.join(f'chunk {c} {p}' for c, p in readers)}"
         section = self._section(*readers[0])
         took = sum(self._sending_ns(home, key.target, size) for size in sizes)
@@ -258,7 +258,7 @@ class _Drafting:
             self._update(stage, totals_bytes, *world)
 
     def pacing(self) -> Pacing | None:
-        """What holds the actors back."""
+        """Paces of all actors, with the host's; None where nothing holds them back."""
         cluster = self.plan.cluster
         if not paced(cluster):
             return None
@@ -266,7 +266,7 @@ class _Drafting:
         return Pacing(cluster.software.host_ns, cluster.software.overlap, rows)
 
     def _join_parts(self, number: int) -> None:
-        """Registers between the parts of one chunk."""
+        """Add the registers between the parts of one chunk."""
         stage, m = self.plan.chunks[number].stage, self.plan.microbatches
         parts = list(self._times[number].slots_ns)
         self._inputs.setdefault((number, "gather"), []).append(Port(register=self._begun[stage]))
@@ -312,7 +312,7 @@ class _Drafting:
         self.paces[stage].append(pace)
 
     def _section(self, number: int, part: str) -> Section:
-        """Where a part runs on its stage."""
+        """Section of the step in which a part runs on its stage."""
         once = {"gather": BEGIN, "reduce": UPDATE, "norm": UPDATE}
         return once.get(part) or ("B" if part == "BW" else part, self._numbers[number])
 
@@ -333,7 +333,7 @@ class _Drafting:
         )
 
     def _once(self, number: int, part: str, kind: str, ns: int) -> None:
-        """Communication once a step beside the compute queue; its groups lie inside the stage."""
+        """Add communication once a step beside the compute queue, its groups inside the stage."""
         name = f"chunk {number}: {part}"
         self._actor(
             self.plan.chunks[number].stage,
@@ -352,22 +352,24 @@ class _Drafting:
         )
 
     def _update(self, stage: int, totals_bytes: int, meeting_ns: int, meeting: Meeting) -> None:
-        """What a stage does once a step: begin, the gradients' norm, meet the world, update."""
+        """Add a stage's actors of once a step: begin, the gradients' norm, the world, update."""
         here = self._register(stage, "norm here", totals_bytes)
         everywhere = self._register(stage, "norm", totals_bytes)
         times = [
-            one
-            for chunk, one in zip(self.plan.chunks, self._times, strict=True)
+            chunk_times
+            for chunk, chunk_times in zip(self.plan.chunks, self._times, strict=True)
             if chunk.stage == stage
         ]
-        norm_ns = sum(one.norm_ns for one in times) + max(one.totals_ns for one in times)
+        norm_ns = sum(chunk_times.norm_ns for chunk_times in times) + max(
+            chunk_times.totals_ns for chunk_times in times
+        )
         reduced = (*self._reduced[stage], *self._inputs.get((-1 - stage, "norm"), ()))
         variables, begun = (
             (Port(register=rows[stage]),) for rows in (self._variables, self._begun)
         )
         norm, met = (Port(register=here),), (Port(register=everywhere),)
-        update_ns = sum(one.update_ns for one in times)
-        begin_ns = sum(one.begin_ns for one in times)
+        update_ns = sum(chunk_times.update_ns for chunk_times in times)
+        begin_ns = sum(chunk_times.begin_ns for chunk_times in times)
         for name, section, inputs, outputs, ns in (
             ("begin", BEGIN, variables, begun, begin_ns),
             ("norm", UPDATE, reduced, norm, norm_ns),
@@ -390,22 +392,24 @@ class _Drafting:
             self._actor(stage, ns, actor, pace)
 
     def _once_pace(self, times: Sequence[PartTimes], name: str) -> Pace:
-        """The pace of what the chunks of a stage compute once a step, one after the other."""
+        """Pace of what the chunks of a stage compute once a step, one after the other."""
         taken = {"begin": "begin_ns", "norm": "norm_ns", "update": "update_ns"}
-        found = [
-            (one.paces[name].of(ns), ns)
-            for one in times
-            if name in taken and name in one.paces
-            for ns in (getattr(one, taken[name]),)
+        timed_paces = [
+            (chunk_times.paces[name].of(ns), ns)
+            for chunk_times in times
+            if name in taken and name in chunk_times.paces
+            for ns in (getattr(chunk_times, taken[name]),)
         ]
         if name == "norm":
-            longest = max(times, key=lambda one: one.totals_ns)
+            longest = max(times, key=lambda chunk_times: chunk_times.totals_ns)
             if "totals" in longest.paces:
-                found.append((longest.paces["totals"].of(longest.totals_ns), longest.totals_ns))
-        return merged(found, self.plan.cluster.software.host_ns)
+                timed_paces.append(
+                    (longest.paces["totals"].of(longest.totals_ns), longest.totals_ns)
+                )
+        return merged(timed_paces, self.plan.cluster.software.host_ns)
 
     def _world(self, size: int) -> tuple[int, Meeting]:
-        """The meeting in which every rank's part of the totals is added up, and its duration."""
+        """Meeting in which every rank's part of the totals is added up, and its duration."""
         ranks = tuple(range(self.plan.ranks))
         meeting = Meeting(
             key="norm",
@@ -425,11 +429,11 @@ class _Drafting:
 
 
 def _sending_ns(plan: Plan, home: int, target: int, size: int) -> int:
-    """Time of the slowest pair of counterparts on two stages."""
+    """Nanoseconds that the slowest pair of counterparts on two stages takes."""
     devices = plan.mesh.devices
     return max(
         collective_duration_ns(
-            "send", size, 2, plan.cluster, (home * devices + at, target * devices + at)
+            "send", size, 2, plan.cluster, (home * devices + device, target * devices + device)
         )
-        for at in range(0, devices, -(-devices // SAMPLED_PAIRS))
+        for device in range(0, devices, -(-devices // SAMPLED_PAIRS))
     )

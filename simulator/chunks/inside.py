@@ -17,36 +17,36 @@ Times = Sequence[Sequence[int]]
 
 
 def inside_parts(piece: Piece, starts: Times, ends: Times) -> Counter[Inside]:
-    """Count what a piece's second step is made of, by part."""
-    found: Counter[Inside] = Counter()
+    """Contents of a piece's second step, by part."""
+    contents: Counter[Inside] = Counter()
     count = max(slot.microbatch for slot in piece.slots) + 1
     before = 0
     for slot in piece.slots:
-        sections = [(one, 0) for one in SLOT_PARTS[slot.part]]
-        at = count + slot.microbatch
-        mine = [actor for actor, section in enumerate(piece.sections) if section in sections]
-        until = max((ends[actor][at] for actor in mine), default=before)
+        sections = [(draft_part, 0) for draft_part in SLOT_PARTS[slot.part]]
+        firing = count + slot.microbatch
+        actors = [actor for actor, section in enumerate(piece.sections) if section in sections]
+        until = max((ends[actor][firing] for actor in actors), default=before)
         if slot.microbatch == count - 2:
-            for actor in mine:
+            for actor in actors:
                 op = piece.graph.programs[0].actors[actor]
                 key = Inside(slot.part, "compute", op.kind, (op.phase,))
-                found[key] += ends[actor][at] - starts[actor][at]
-            _exposed(found, slot.part, piece, starts, ends, (before, until))
+                contents[key] += ends[actor][firing] - starts[actor][firing]
+            _exposed(contents, slot.part, piece, starts, ends, (before, until))
         before = until
-    _once(found, piece)
-    _moved(found, piece)
-    return found
+    _once(contents, piece)
+    _moved(contents, piece)
+    return contents
 
 
 def _exposed(
-    found: Counter[Inside],
+    contents: Counter[Inside],
     part: str,
     piece: Piece,
     starts: Times,
     ends: Times,
     window: tuple[int, int],
 ) -> None:
-    """What moves in a window in which nothing is computed."""
+    """Count what moves in a window while nothing is computed."""
     intervals: list[Interval] = []
     for index, actor in enumerate(piece.graph.programs[0].actors):
         meeting = actor.meeting
@@ -59,34 +59,38 @@ def _exposed(
     for what, ns in covering_ns(intervals, *window).items():
         if isinstance(what, tuple):
             kind, axes = what
-            found[Inside(part, "exposed", kind, axes)] += ns
+            contents[Inside(part, "exposed", kind, axes)] += ns
 
 
-def _once(found: Counter[Inside], piece: Piece) -> None:
-    """Ops that run once a step."""
+def _once(contents: Counter[Inside], piece: Piece) -> None:
+    """Count ops that run once a step."""
     part = "norm"
     for actor, section, ns in zip(
         piece.graph.programs[0].actors, piece.sections, piece.durations_ns, strict=True
     ):
         if section == BEGIN:
-            found[Inside("begin", "compute", actor.kind, (actor.phase,))] += ns
+            contents[Inside("begin", "compute", actor.kind, (actor.phase,))] += ns
         elif section == UPDATE:
             totals = actor.kind == "step_totals"
-            at = "totals" if totals else part
-            found[Inside(at, "compute", actor.kind, (actor.phase,))] += ns
+            counted_part = "totals" if totals else part
+            contents[Inside(counted_part, "compute", actor.kind, (actor.phase,))] += ns
             part = "update" if totals else part
 
 
-def _moved(found: Counter[Inside], piece: Piece) -> None:
-    """Meetings along the mesh's axes: those of a microbatch, and those of a step."""
-    parts = {PHASES[one]: slot.part for slot in piece.slots for one in SLOT_PARTS[slot.part]}
+def _moved(contents: Counter[Inside], piece: Piece) -> None:
+    """Count meetings along the mesh's axes: those of a microbatch, and those of a step."""
+    parts = {
+        PHASES[draft_part]: slot.part
+        for slot in piece.slots
+        for draft_part in SLOT_PARTS[slot.part]
+    }
     for actor, ns in _meetings(piece):
         meeting = actor.meeting
         assert meeting is not None
         once = "gather" if actor.phase in ("begin", "forward") else "reduce"
         part = parts.get(actor.phase, once) if actor.firings > 1 else once
-        found[Inside(part, "moved", meeting.kind, meeting.axes)] += ns
-        found[Inside(part, "bytes", meeting.kind, meeting.axes)] += meeting.message_bytes
+        contents[Inside(part, "moved", meeting.kind, meeting.axes)] += ns
+        contents[Inside(part, "bytes", meeting.kind, meeting.axes)] += meeting.message_bytes
 
 
 def _meetings(piece: Piece) -> Iterator[tuple[Actor, int]]:

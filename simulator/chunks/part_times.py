@@ -8,7 +8,7 @@ from millrace.planner.costs.pacing import Pace
 
 
 class PartPace(NamedTuple):
-    """How the ops of a part are launched and slowed (`millrace.planner.costs.pacing`).
+    """Pace of a part: how its ops are launched and slowed (`millrace.planner.costs.pacing`).
 
     `lag_ns`: how much later than the first launch the part has to begin for no later one to hold it
     back; `alone_ns`: how long it computes while no meeting of its own moves data.
@@ -19,13 +19,13 @@ class PartPace(NamedTuple):
     alone_ns: int
 
     def of(self, duration_ns: int) -> Pace:
-        """The pace of a part that takes so long."""
+        """Pace of a part that takes `duration_ns`."""
         alone = min(max(self.alone_ns / duration_ns, 0.0), 1.0) if duration_ns > 0 else 0.0
         return Pace(self.launches, self.lag_ns, alone)
 
 
 class Inside(NamedTuple):
-    """What is counted inside a part: of which ops, or of which meetings.
+    """Key of a count inside a part: of some ops, or of some meetings.
 
     `part` is one of the schedule or `begin`, `norm`, `totals`, `update`, `gather`, `reduce`; `what`
     is `compute`, `exposed` or `moved` (nanoseconds), or `bytes`; `at` is the phase of ops, the mesh
@@ -102,7 +102,7 @@ class PartTimes:
         )
 
     def settled(self) -> "PartTimes":
-        """The same without negative times.
+        """Times with every entry at least zero; gather, reduce and update make up for each other.
 
         Differences of measured times can be negative, and lanes that run ahead or behind let a
         step begin late and end early, or the other way round: what one lacks the others give.

@@ -23,9 +23,9 @@ from millrace.simulator.following import Following, Times, followed
 
 
 def part_times(piece: Piece, detailed: bool = False) -> PartTimes:
-    """Follow a piece through two steps and return the times of its parts.
+    """Times of a piece's parts, from following it through two steps.
 
-    `detailed`: and what they are made of.
+    With `detailed` also what the parts are made of.
     """
     pacing = piece.pacing
     if pacing is not None and pacing.overlap < 1:
@@ -38,10 +38,10 @@ def part_times(piece: Piece, detailed: bool = False) -> PartTimes:
     for actor, section in enumerate(piece.sections):
         if section is not None:
             by_section.setdefault(section, []).append(actor)
-    found = _Reading(piece, starts[0], ends[0], by_section).times()
+    times = _Reading(piece, starts[0], ends[0], by_section).times()
     if not detailed:
-        return found
-    return replace(found, inside=inside_parts(piece, starts[0], ends[0]))
+        return times
+    return replace(times, inside=inside_parts(piece, starts[0], ends[0]))
 
 
 class _Reading:
@@ -60,19 +60,19 @@ class _Reading:
         self.count = max(slot.microbatch for slot in piece.slots) + 1
 
     def times(self) -> PartTimes:
-        """The times of all parts."""
+        """Times of all parts."""
         ends: list[int] = []
         for slot in self.piece.slots:
-            found = [self._end(actor, slot.microbatch) for actor in self._actors(slot.part)]
-            ends.append(max(found, default=ends[-1] if ends else self._update_end(0)))
+            actor_ends = [self._end(actor, slot.microbatch) for actor in self._actors(slot.part)]
+            ends.append(max(actor_ends, default=ends[-1] if ends else self._update_end(0)))
         slots_ns, exposed, paces = {}, {}, {}
         for index, slot in enumerate(self.piece.slots):
             if slot.microbatch == self.count - 2:
                 slots_ns[slot.part] = ends[index] - ends[index - 1]
-                at = self.count + slot.microbatch
+                firing = self.count + slot.microbatch
                 actors = sorted(self._actors(slot.part))
-                begun = [self.starts[actor][at] for actor in actors]
-                busy_ns = sum(self.ends[actor][at] for actor in actors) - sum(begun)
+                begun = [self.starts[actor][firing] for actor in actors]
+                busy_ns = sum(self.ends[actor][firing] for actor in actors) - sum(begun)
                 exposed[slot.part] = slots_ns[slot.part] - busy_ns
                 if self.piece.pacing is not None:
                     paces[slot.part] = self._pace(actors, begun, ends[index - 1], ends[index])
@@ -98,7 +98,7 @@ class _Reading:
     def _pace(
         self, actors: Sequence[int], begun: Sequence[int], begin_ns: int, end_ns: int
     ) -> PartPace:
-        """The pace of what runs from one time to another, its firings in order."""
+        """Pace of what runs from one time to another, its firings in order."""
         pacing = self.piece.pacing
         assert pacing is not None
         launched = [*accumulate(pacing.rows[0][actor].launches for actor in actors)]
@@ -110,23 +110,28 @@ class _Reading:
         return PartPace(launched[-1] if launched else 0, max(late, default=0), alone)
 
     def _once(self, totals: int) -> dict[str, PartPace]:
-        """The paces of what is computed once a step."""
+        """Paces of what is computed once a step."""
         update = self.by_section[UPDATE]
-        at = update.index(totals)
-        found = {}
-        for part, actors in (("begin", self.by_section.get(BEGIN, ())), ("norm", update[:at])):
+        totals_position = update.index(totals)
+        paces = {}
+        for part, actors in (
+            ("begin", self.by_section.get(BEGIN, ())),
+            ("norm", update[:totals_position]),
+        ):
             # Here other lanes decide when ops begin, not the ops before them.
             begun = [0, *accumulate(self.piece.durations_ns[actor] for actor in actors)]
             pace = self._pace(list(actors), begun[:-1], 0, begun[-1])
-            found[part] = pace._replace(alone_ns=begun[-1])
+            paces[part] = pace._replace(alone_ns=begun[-1])
         begin_ns = self.ends[totals][1]
-        begun = [self.starts[actor][1] for actor in update[at + 1 :]]
-        found["totals"] = PartPace(1, 0, self._ns([totals]))
-        found["update"] = self._pace(update[at + 1 :], begun, begin_ns, self._update_end(1))
-        return found
+        begun = [self.starts[actor][1] for actor in update[totals_position + 1 :]]
+        paces["totals"] = PartPace(1, 0, self._ns([totals]))
+        paces["update"] = self._pace(
+            update[totals_position + 1 :], begun, begin_ns, self._update_end(1)
+        )
+        return paces
 
     def _covered(self, begin_ns: int, end_ns: int, either: bool) -> int:
-        """How long in a window anything was under way; else, data moved."""
+        """Nanoseconds of a window in which anything is under way; without `either`, data moves."""
         actors = self.piece.graph.programs[0].actors
         return covered_ns(
             [
@@ -139,7 +144,9 @@ class _Reading:
         )
 
     def _actors(self, part: str) -> list[int]:
-        return [a for one in SLOT_PARTS[part] for a in self.by_section.get((one, 0), ())]
+        return [
+            a for draft_part in SLOT_PARTS[part] for a in self.by_section.get((draft_part, 0), ())
+        ]
 
     def _end(self, actor: int, microbatch: int) -> int:
         return self.ends[actor][self.count + microbatch]

@@ -62,7 +62,7 @@ class Piece:
 
 
 def alone(*, joint: bool = True, forwards_first: bool = False) -> Order:
-    """Return the order of a piece's parts: every microbatch in turn, or all forwards first.
+    """Order of a piece's parts: every microbatch in turn, or all forwards first.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def alone(*, joint: bool = True, forwards_first: bool = False) -> Order:
 
 
 class Pieces:
-    """Compiles pieces of one plan.
+    """Compiler of pieces of one plan.
 
     Parameters
     ----------
@@ -97,14 +97,14 @@ class Pieces:
         self._meetings: dict[tuple[object, ...], int] = {}
         self._tables: dict[Order, Timetable] = {}
 
-    def compile(self, chunk: int, kept: Sequence[str], order: Order, stage: int) -> Piece:
+    def compile(self, chunk: int, block_names: Sequence[str], order: Order, stage: int) -> Piece:
         """Compile some of a chunk's blocks alone.
 
         Parameters
         ----------
         chunk
             Index of the chunk.
-        kept
+        block_names
             The blocks that are kept, in order; from each run its last and at least one more.
         order
             In which the piece runs alone (`alone`).
@@ -112,13 +112,13 @@ class Pieces:
             On whose devices the piece lies.
         """
         wiring, plan = self.wiring, self.wiring.plan
-        graph, readings = _restricted(wiring, chunk, kept)
+        graph, readings = _restricted(wiring, chunk, block_names)
         lowering = _Alone(graph, plan.mesh, plan.offload)
         for reading in readings:
             lowering.arrives(reading, wiring.made_as(reading.tensor), wiring.read_as(reading))
-        for placed in place(_plan_of(plan, kept, wiring), graph):
+        for placed in place(_plan_of(plan, block_names, wiring), graph):
             lowering.lower(placed)
-        for block in kept:
+        for block in block_names:
             for reading in wiring.read_from.get(block, ()):
                 if wiring.chunk_of[reading.reader.block] != chunk:
                     lowering.leaves(reading, wiring.read_as(reading))
@@ -150,27 +150,29 @@ class Pieces:
         return self._tables[order]
 
     def _durations(self, graph: ActorGraph) -> tuple[int, ...]:
-        """The durations of a piece's actors; only meetings along the mesh's axes take time."""
+        """Durations of a piece's actors; only meetings along the mesh's axes take time."""
         (program,) = graph.programs
         totals = Totals(program)
-        found: list[int | None] = []
+        actor_ns: list[int | None] = []
         for actor in program.actors:
             meeting = actor.meeting
             if meeting is None:
-                found.append(None)
+                actor_ns.append(None)
             elif meeting.world or not meeting.axes:
-                found.append(0)
+                actor_ns.append(0)
             else:
-                found.append(self._meetings.get(_key(program.stage, meeting, totals.state(actor))))
-        missing = [index for index, ns in enumerate(found) if ns is None]
+                actor_ns.append(
+                    self._meetings.get(_key(program.stage, meeting, totals.state(actor)))
+                )
+        missing = [index for index, ns in enumerate(actor_ns) if ns is None]
         (priced,) = durations(graph, self._cluster, frozenset(missing))
         for index, ns in zip(missing, priced, strict=True):
             actor = program.actors[index]
             if actor.meeting is not None:
                 key = _key(program.stage, actor.meeting, totals.state(actor))
                 self._meetings[key] = ns
-            found[index] = ns
-        return tuple(ns for ns in found if ns is not None)
+            actor_ns[index] = ns
+        return tuple(ns for ns in actor_ns if ns is not None)
 
 
 def _key(stage: int, meeting: Meeting, state: State) -> tuple[object, ...]:
@@ -179,17 +181,17 @@ def _key(stage: int, meeting: Meeting, state: State) -> tuple[object, ...]:
 
 
 def _restricted(
-    wiring: Wiring, chunk: int, kept: Sequence[str]
+    wiring: Wiring, chunk: int, block_names: Sequence[str]
 ) -> tuple[Graph, tuple[Reading, ...]]:
-    """The graph of the kept blocks, and what they read from other chunks.
+    """Graph of the kept blocks, and what they read from other chunks.
 
     What was made by a block that is left out is taken from the nearest kept one of its run.
     """
-    within = set(kept)
-    instead = _instead(wiring, chunk, kept)
+    within = set(block_names)
+    instead = _instead(wiring, chunk, block_names)
     ops: list[tuple[int, Op]] = []
     arriving: dict[str, Reading] = {}
-    for block in kept:
+    for block in block_names:
         renamed: dict[str, dict[int, str]] = {}
         for reading in wiring.readings.get(block, ()):
             maker = reading.maker.block
@@ -204,23 +206,23 @@ def _restricted(
             for number, op in wiring.ops.get(block, ())
         )
     ops.extend(wiring.ops[GLOBAL_BLOCK])
-    made = {name for _, op in ops for name in op.outputs}
-    ops.sort(key=lambda item: item[0])
+    output_names = {name for _, op in ops for name in op.outputs}
+    ops.sort(key=lambda numbered: numbered[0])
     tensors = wiring.graph.tensors_by_name
     graph = replace(
         wiring.graph,
         ops=tuple(op for _, op in ops),
-        tensors=tuple(tensors[name] for name in sorted(made | set(arriving))),
-        blocks=tuple(kept),
-        templates={block: wiring.graph.templates[block] for block in kept},
+        tensors=tuple(tensors[name] for name in sorted(output_names | set(arriving))),
+        blocks=tuple(block_names),
+        templates={block: wiring.graph.templates[block] for block in block_names},
     )
     return graph, tuple(arriving.values())
 
 
-def _instead(wiring: Wiring, chunk: int, kept: Sequence[str]) -> dict[str, tuple[str, str]]:
+def _instead(wiring: Wiring, chunk: int, block_names: Sequence[str]) -> dict[str, tuple[str, str]]:
     """Block that is left out → the nearest kept block behind it and before it."""
-    within = set(kept)
-    found: dict[str, tuple[str, str]] = {}
+    within = set(block_names)
+    nearest: dict[str, tuple[str, str]] = {}
     for run in wiring.runs(wiring.plan.chunks[chunk]):
         there = [block for block in run.blocks if block in within]
         before = there[0]
@@ -228,17 +230,19 @@ def _instead(wiring: Wiring, chunk: int, kept: Sequence[str]) -> dict[str, tuple
             if block in within:
                 before = block
             else:
-                found[block] = (there[-1], before)
-    return found
+                nearest[block] = (there[-1], before)
+    return nearest
 
 
 def _renamed(op: Op, names: dict[int, str]) -> Op:
     return replace(op, inputs=tuple(names.get(i, name) for i, name in enumerate(op.inputs)))
 
 
-def _plan_of(plan: Plan, kept: Sequence[str], wiring: Wiring) -> Plan:
-    """The plan of the kept blocks on one stage."""
-    blocks = tuple(BlockChoice(block=block, variant=wiring.variant_of[block]) for block in kept)
+def _plan_of(plan: Plan, block_names: Sequence[str], wiring: Wiring) -> Plan:
+    """Plan of the kept blocks on one stage."""
+    blocks = tuple(
+        BlockChoice(block=block, variant=wiring.variant_of[block]) for block in block_names
+    )
     return replace(plan, stages=1, chunks=(Chunk(stage=HERE, blocks=blocks),))
 
 
@@ -267,13 +271,13 @@ class _Alone(Lowering):
     def leaves(self, reading: Reading, sbp: NdSbp) -> None:
         """Box a tensor as a reader of another chunk wants it sent; partial, it stays as it is."""
         rate = self.tensors[reading.tensor].rate
-        if not any(one.is_partial for one in sbp):
+        if not any(axis_sbp.is_partial for axis_sbp in sbp):
             self.need(ELSEWHERE, reading.tensor, sbp, _section(reading, rate), rate)
 
     def _transfer(
         self, home: int, stage: int, tensor: str, sbp: NdSbp, value: Value, section: Section
     ) -> Value:
-        """What arrives is a meeting with nobody; nothing has to be done about what leaves."""
+        """Value on `stage` of a tensor that arrives from nobody; one that leaves takes no actor."""
         kind = self.stages[home].registers[value.register].memory_kind
         register = self._register(stage, tensor, f"{tensor} arrived", sbp, kind)
         if stage == HERE:
@@ -294,5 +298,5 @@ class _Alone(Lowering):
 
 
 def _section(reading: Reading, rate: Rate) -> Section:
-    """Where a tensor's reader runs."""
+    """Section of the step in which a tensor's reader runs."""
     return UPDATE if rate is Rate.STEP else (PARTS[reading.reader.phase], 0)

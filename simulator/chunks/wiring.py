@@ -82,32 +82,32 @@ class Wiring:
 
     @cached_property
     def read_from(self) -> dict[str, list[Reading]]:
-        """The readings of other blocks, by the block that made the tensor."""
-        found: dict[str, list[Reading]] = {}
+        """Readings by other blocks, by the block that made the tensor."""
+        readings_by_maker: dict[str, list[Reading]] = {}
         for readings in self.readings.values():
             for reading in readings:
-                found.setdefault(reading.maker.block, []).append(reading)
-        return found
+                readings_by_maker.setdefault(reading.maker.block, []).append(reading)
+        return readings_by_maker
 
     def runs(self, chunk: Chunk) -> tuple[Run, ...]:
-        """A chunk's blocks as runs of equal ones."""
-        found: list[Run] = []
+        """Runs of equal blocks that a chunk consists of."""
+        runs: list[Run] = []
         templates = self.graph.templates
         row: list[str] = []
         for choice, after in zip_longest(chunk.blocks, chunk.blocks[1:]):
             row.append(choice.block)
             here = (templates[choice.block], choice.variant)
             if after is None or here != (templates[after.block], after.variant):
-                found.append(Run(template=here[0], variant=here[1], blocks=tuple(row)))
+                runs.append(Run(template=here[0], variant=here[1], blocks=tuple(row)))
                 row = []
-        return tuple(found)
+        return tuple(runs)
 
     def read_as(self, reading: Reading) -> NdSbp:
-        """The SBP that the reader wants."""
+        """SBP that the reader wants."""
         return self._layout(reading.reader)[0][reading.operand]
 
     def made_as(self, tensor: str) -> NdSbp:
-        """The SBP in which a tensor's op makes it."""
+        """SBP in which a tensor's op makes it."""
         op = self.makers[tensor]
         return self._layout(op)[1][op.outputs.index(tensor)]
 
@@ -128,8 +128,8 @@ def _parsed(texts: Iterable[str], mesh: Mesh) -> tuple[NdSbp, ...]:
     """SBPs from a plan's text; axes of size one say B."""
     return tuple(
         tuple(
-            one if size > 1 else BROADCAST
-            for one, size in zip(parse_nd_sbp(text), mesh.sizes, strict=True)
+            axis_sbp if size > 1 else BROADCAST
+            for axis_sbp, size in zip(parse_nd_sbp(text), mesh.sizes, strict=True)
         )
         for text in texts
     )

@@ -25,7 +25,7 @@ MTBF_HOURS = 54 * 24 * 16384 / 419
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goodput:
-    """What failures leave of a run's time.
+    """Share of a run's time that failures leave, and the checkpoints that it takes.
 
     Attributes
     ----------
@@ -34,7 +34,7 @@ class Goodput:
     interval_s
         Useful time from one checkpoint to the next: the optimum, in whole steps.
     checkpoint_s
-        What writing one takes.
+        Time that writing one takes.
     mtbf_s
         Mean time between failures of all devices together.
     """
@@ -53,7 +53,7 @@ def goodput(
     checkpoint_bytes_per_s: float,
     restart_s: float,
 ) -> Goodput:
-    """Return the expected share of time spent on steps that count, at the best interval.
+    """Expected share of time spent on steps that count, at the best interval.
 
     Parameters
     ----------
@@ -100,19 +100,19 @@ def goodput(
 def expected_s(
     useful_s: float, interval_s: float, mtbf_s: float, checkpoint_s: float, restart_s: float
 ) -> float:
-    """Return the expected wall time of a run of `useful_s`, a checkpoint after every interval.
+    """Expected wall time of a run of `useful_s`, a checkpoint after every interval.
 
     The last interval may be shorter; the run ends with its checkpoint. Infinite where an interval
     is so much longer than the time between failures that the run hardly ever gets through one.
     """
     _positive(useful_s=useful_s, interval_s=interval_s, mtbf_s=mtbf_s)
     _not_negative(checkpoint_s=checkpoint_s, restart_s=restart_s)
-    whole = int(useful_s / interval_s + 1e-9)
-    rest_s = max(useful_s - whole * interval_s, 0.0)
+    full_intervals = int(useful_s / interval_s + 1e-9)
+    rest_s = max(useful_s - full_intervals * interval_s, 0.0)
     if mtbf_s == inf:
-        return useful_s + (whole + (rest_s > 1e-9 * interval_s)) * checkpoint_s
+        return useful_s + (full_intervals + (rest_s > 1e-9 * interval_s)) * checkpoint_s
     try:
-        segments = whole * expm1((interval_s + checkpoint_s) / mtbf_s)
+        segments = full_intervals * expm1((interval_s + checkpoint_s) / mtbf_s)
         if rest_s > 1e-9 * interval_s:
             segments += expm1((rest_s + checkpoint_s) / mtbf_s)
         return mtbf_s * exp(restart_s / mtbf_s) * segments
@@ -121,7 +121,7 @@ def expected_s(
 
 
 def best_interval_s(mtbf_s: float, checkpoint_s: float) -> float:
-    """Return the useful time between checkpoints that makes the expected wall time shortest.
+    """Useful time between checkpoints that makes the expected wall time shortest.
 
     Daly's estimate, within a thousandth of the exact optimum's wall time. It tends to Young's
     sqrt(2 · checkpoint · mtbf) where checkpoints are short, and is the time between failures where

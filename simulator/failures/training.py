@@ -12,7 +12,7 @@ PATIENCE = 1_000_000  # failures in one run; it will hardly ever end
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeToTrain:
-    """What became of a run: the parts add up to `wall_s`.
+    """Wall time of a run and its parts, which add up to `wall_s`.
 
     Attributes
     ----------
@@ -121,7 +121,7 @@ class _Run:
         return float(self.random.exponential()) * self.mtbf_s
 
     def lasts(self, work_s: float, *, lost: bool = True) -> bool:
-        """Whether work ends before the next failure; what a failure cuts short is accounted for."""
+        """True if work ends before the next failure; what a failure cuts short is accounted for."""
         fits = work_s <= self._next_s
         spent_s = min(work_s, self._next_s)
         if not lost:

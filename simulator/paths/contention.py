@@ -16,7 +16,7 @@ from millrace.simulator.paths.firings import Firings, Nodes
 
 
 def slowed(firings: Firings, work: Nodes, ends: Nodes, pacing: Pacing) -> Nodes:
-    """Return every node's duration while data moves as it does in these times.
+    """Durations of all nodes while data moves as it does in these times.
 
     Parameters
     ----------
@@ -29,25 +29,25 @@ def slowed(firings: Firings, work: Nodes, ends: Nodes, pacing: Pacing) -> Nodes:
     pacing
         What holds computation back.
     """
-    found = work.copy()
+    durations = work.copy()
     begun = ends[: firings.count] - firings.durations
     for index, groups in enumerate(firings.group_of):
-        meetings = np.concatenate([one.nodes for one in groups if one.lane is not None])
+        meetings = np.concatenate([group.nodes for group in groups if group.lane is not None])
         edges = _edges(begun[meetings], ends[meetings])
         speeds = [
             (kept(pace.alone, pacing.overlap), group.nodes)
             for group, pace in zip(groups, pacing.rows[index], strict=True)
             if group.lane is None
         ]
-        speeds.sort(key=lambda one: one[0])
-        for speed, same in groupby(speeds, key=lambda one: one[0]):
-            nodes = np.concatenate([one for _, one in same])
-            found[nodes] = _durations(begun[nodes], work[nodes], edges, speed)
-    return found
+        speeds.sort(key=lambda entry: entry[0])
+        for speed, same in groupby(speeds, key=lambda entry: entry[0]):
+            nodes = np.concatenate([group_nodes for _, group_nodes in same])
+            durations[nodes] = _durations(begun[nodes], work[nodes], edges, speed)
+    return durations
 
 
 def moves_early(firings: Firings, ends: Nodes, updated_ns: list[int]) -> bool:
-    """Whether a rank takes part in a meeting before its last update is over."""
+    """True if a rank takes part in a meeting before its last update is over."""
     begun = ends[: firings.count] - firings.durations
     return any(
         bool((begun[group.nodes] < until).any())
@@ -69,15 +69,17 @@ def _edges(starts: Nodes, ends: Nodes) -> Nodes:
 
 
 def _durations(begun: Nodes, work: Nodes, edges: Nodes, speed: int) -> NDArray[np.int64]:
-    """How long each work takes from where it begins, at `speed` between edges."""
+    """Duration of each work from where it begins, at `speed` between edges."""
     if not len(edges):
         return work
     moving = np.zeros(len(edges), np.int64)  # until each edge
     moving[1::2] = np.cumsum(edges[1::2] - edges[::2])
     moving[2::2] = moving[1:-1:2]
-    at = np.searchsorted(edges, begun, side="right")
-    before = np.maximum(at - 1, 0)
-    inside = np.where(at % 2 == 1, begun - edges[before], 0) + np.where(at > 0, moving[before], 0)
+    edges_passed = np.searchsorted(edges, begun, side="right")
+    before = np.maximum(edges_passed - 1, 0)
+    inside = np.where(edges_passed % 2 == 1, begun - edges[before], 0) + np.where(
+        edges_passed > 0, moving[before], 0
+    )
     done = SCALE * edges - (SCALE - speed) * moving
     goal = SCALE * begun - (SCALE - speed) * inside + SCALE * work
     reached = np.searchsorted(done, goal, side="left")

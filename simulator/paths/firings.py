@@ -43,7 +43,7 @@ class Group:
 
     @property
     def nodes(self) -> Nodes:
-        """Its firings in order."""
+        """Nodes of its firings, in order."""
         return np.arange(self.base, self.base + self.count)
 
 
@@ -81,14 +81,14 @@ class Firings:
         self.work = self.durations  # where `durations` follow from what moves meanwhile
         self.launched = self._launched(coarse.pacing)
         rows = [self._rows(group) for group in self.groups]
-        self.waits = np.concatenate([one.ravel() for one in rows])
-        widths = np.repeat([one.shape[1] for one in rows], [group.count for group in self.groups])
+        self.waits = np.concatenate([row.ravel() for row in rows])
+        widths = np.repeat([row.shape[1] for row in rows], [group.count for group in self.groups])
         self.offsets = np.cumsum(widths) - widths  # of each node's row in `waits`
         self.widths = widths
         self.lanes = self._lanes()
 
     def ends(self, updated_ns: Sequence[int], floors_ns: Nodes | None = None) -> Nodes | None:
-        """When every node ends; None where they wait for one another.
+        """End of every node; None where they wait for one another.
 
         Parameters
         ----------
@@ -97,24 +97,24 @@ class Firings:
         floors_ns
             Per node, before when it does not begin.
         """
-        known = np.asarray([0, *updated_ns])
+        earlier_ends = np.asarray([0, *updated_ns])
         floors = np.zeros(self.count, np.int64) if floors_ns is None else floors_ns
-        ranks = np.append(self.ranks, np.full(len(known), FIRST - 1))
+        ranks = np.append(self.ranks, np.full(len(earlier_ends), FIRST - 1))
         latest = np.maximum(
             ranks[self.before], np.maximum.reduceat(ranks[self.waits], self.offsets)
         )
         if (latest < self.ranks).all():
-            return self._by_rank(floors, known)
-        return self._in_turn(floors, known)
+            return self._by_rank(floors, earlier_ends)
+        return self._in_turn(floors, earlier_ends)
 
-    def _by_rank(self, floors: Nodes, known: Nodes) -> Nodes:
-        """Nodes of one rank at a time: none of them waits for another."""
+    def _by_rank(self, floors: Nodes, earlier_ends: Nodes) -> Nodes:
+        """Ends, computed for the nodes of one rank at a time: none of them waits for another."""
         order, waits, offsets, bounds = self._ranked
-        place = np.append(np.empty(self.count, np.int64), self.count + np.arange(len(known)))
+        place = np.append(np.empty(self.count, np.int64), self.count + np.arange(len(earlier_ends)))
         place[order] = np.arange(self.count)
         before, floors = place[self.before[order]], floors[order]
         durations = self.durations[order]
-        ends = np.append(np.empty(self.count, np.int64), known)
+        ends = np.append(np.empty(self.count, np.int64), earlier_ends)
         rows = [*offsets[bounds[:-1]].tolist(), len(waits)]
         for (low, high), (first, last) in zip(pairwise(bounds), pairwise(rows), strict=True):
             begin = np.maximum.reduceat(ends[waits[first:last]], offsets[low:high] - first)
@@ -132,16 +132,16 @@ class Firings:
         place[order] = np.arange(self.count)
         # Rows in that order, of places in that order.
         offsets = np.cumsum(widths) - widths
-        at = np.arange(len(self.waits)) + np.repeat(self.offsets[order] - offsets, widths)
+        positions = np.arange(len(self.waits)) + np.repeat(self.offsets[order] - offsets, widths)
         bounds = [0, *(np.flatnonzero(ranks[1:] != ranks[:-1]) + 1).tolist(), self.count]
-        return order, place[self.waits[at]], offsets, bounds
+        return order, place[self.waits[positions]], offsets, bounds
 
-    def _in_turn(self, floors: Nodes, known: Nodes) -> Nodes | None:
-        """One node after the other, those that are looked at too early once more."""
+    def _in_turn(self, floors: Nodes, earlier_ends: Nodes) -> Nodes | None:
+        """Ends, computed node by node; a node that is looked at too early is looked at again."""
         low, before, durations = floors.tolist(), self.before.tolist(), self.durations.tolist()
         waits, offsets = self.waits.tolist(), [*self.offsets.tolist(), len(self.waits)]
         rows = [waits[first:last] for first, last in pairwise(offsets)]
-        ends: list[int] = [NEVER] * self.count + known.tolist()
+        ends: list[int] = [NEVER] * self.count + earlier_ends.tolist()
         pending: list[int] = np.argsort(self.ranks, kind="stable").tolist()
         while pending:
             later = []
@@ -160,7 +160,7 @@ class Firings:
         return np.asarray(ends)
 
     def ready(self, ends: Nodes) -> Nodes:
-        """When each node could begin if its turn had come."""
+        """Time at which each node could begin if its turn had come."""
         return np.asarray(np.maximum.reduceat(ends[self.waits], self.offsets))
 
     def set_order(self, nodes: Nodes) -> None:
@@ -170,8 +170,8 @@ class Firings:
 
     def _group(self, named: dict[object, Group], program: int, actor: int) -> Group:
         """The group of an actor: that of those it meets, or one of its own."""
-        found = self.programs[program].actors[actor]
-        meeting = found.meeting
+        graph_actor = self.programs[program].actors[actor]
+        meeting = graph_actor.meeting
         lane: object = None
         key: object = (program, actor)
         if meeting is not None:
@@ -185,11 +185,11 @@ class Firings:
         if key not in named:
             named[key] = Group(
                 base=self.count,
-                count=found.firings,
+                count=graph_actor.firings,
                 duration_ns=self.coarse.durations_ns[program][actor],
                 lane=lane,
             )
-            self.count += found.firings
+            self.count += graph_actor.firings
         named[key].members.append((program, actor))
         return named[key]
 
@@ -203,7 +203,9 @@ class Firings:
         )
         self.before[nodes[1:]] = nodes[:-1]
         self.before[nodes[0]] = self.count + 1 + index
-        early = np.array([one.section == BEGIN for one in self.coarse.drafts[index].actors])
+        early = np.array(
+            [draft_actor.section == BEGIN for draft_actor in self.coarse.drafts[index].actors]
+        )
         begun = int(early[order].sum())
         slots = slice(begun, begun + len(times))
         self.ranks[nodes[:begun]] = FIRST
@@ -212,7 +214,7 @@ class Firings:
         self.ranks[rest] = LAST + 3 * np.arange(1, len(rest) + 1)
 
     def _waits(self, index: int, program: Program) -> None:
-        """What each actor's firings wait for beside their turn: inputs and slots."""
+        """Collect what each actor's firings wait for beside their turn: inputs and slots."""
         makers: dict[int, tuple[Group, int]] = {}
         readers: dict[int, list[tuple[Group, int]]] = {}
         for group, actor in zip(self.group_of[index], program.actors, strict=True):
@@ -220,22 +222,22 @@ class Firings:
             for port in actor.inputs:
                 readers.setdefault(port.register, []).append((group, port.hold))
         for group, actor in zip(self.group_of[index], program.actors, strict=True):
-            at = np.arange(group.count)
-            found: list[Nodes] = []
+            firings = np.arange(group.count)
+            columns: list[Nodes] = []
             for port in actor.inputs:
                 if port.register not in makers:
                     continue  # there for good
                 maker, hold = makers[port.register]
-                version = at // port.hold - program.registers[port.register].initial
-                found.append(self._done(maker, (version + 1) * hold - 1))
+                version = firings // port.hold - program.registers[port.register].initial
+                columns.append(self._done(maker, (version + 1) * hold - 1))
             for port in actor.outputs:
                 register = program.registers[port.register]
-                freed = at // port.hold + register.initial - register.slots
+                freed = firings // port.hold + register.initial - register.slots
                 for reader, hold in readers.get(port.register, ()):
-                    found.append(self._done(reader, (freed + 1) * hold - 1))
+                    columns.append(self._done(reader, (freed + 1) * hold - 1))
             if actor.meeting is not None:
-                found.append(self._done(group, at - 1))
-            group.waits.append([column for column in found if (column < self.count).any()])
+                columns.append(self._done(group, firings - 1))
+            group.waits.append([column for column in columns if (column < self.count).any()])
 
     def _done(self, group: Group, firings: Nodes) -> Nodes:
         """The nodes of a group's firings; those of the step before are over."""
@@ -243,34 +245,39 @@ class Firings:
 
     def _rows(self, group: Group) -> Nodes:
         """A row of waits per node; none is empty."""
-        columns = [column for own in group.waits for column in own]
+        columns = [column for member_waits in group.waits for column in member_waits]
         return np.stack(columns or [np.full(group.count, self.count)], axis=1)
 
     def _launched(self, pacing: Pacing | None) -> list[tuple[Nodes, Nodes]]:
-        """Per program, nodes and when after their step's begin the host launches them."""
-        found = []
+        """Nodes of every program that the host launches, and when after their step's begin."""
+        launches = []
         for index, program in enumerate(self.programs if pacing is not None else ()):
             assert pacing is not None
             offsets = launch_offsets(program, pacing.rows[index], pacing.host_ns)
             pairs = zip(self.group_of[index], offsets, strict=True)
             computed = [(group.nodes, np.asarray(row)) for group, row in pairs if row]
             nodes, rows = zip(*computed, strict=True)
-            found.append((np.concatenate(nodes), np.concatenate(rows)))
-        return found
+            launches.append((np.concatenate(nodes), np.concatenate(rows)))
+        return launches
 
     def floors(self, begun_ns: Sequence[int]) -> Nodes:
-        """Per node, when it is launched in a step that begins at a time per program."""
-        found = np.zeros(self.count, np.int64)
+        """Launch time of every node in a step that begins at a time per program."""
+        floors_ns = np.zeros(self.count, np.int64)
         for (nodes, offsets), begin_ns in zip(self.launched, begun_ns, strict=False):
-            found[nodes] = begin_ns + offsets
-        return found
+            floors_ns[nodes] = begin_ns + offsets
+        return floors_ns
 
     def _rank_meetings(self) -> None:
-        """A meeting comes right after what its members wait for."""
+        """Rank every meeting right after what its members wait for."""
         ranks = np.append(self.ranks, FIRST)
         for _ in range(3):  # begin, gathered, sent; or the last backward, reduced, sent
             for group in self.groups:
-                columns = [c for own in group.waits for c in own if (ranks[c] < NEVER).all()]
+                columns = [
+                    c
+                    for member_waits in group.waits
+                    for c in member_waits
+                    if (ranks[c] < NEVER).all()
+                ]
                 if group.lane is not None and columns:
                     ranks[group.nodes] = 1 + ranks[np.stack(columns)].max(axis=0)
         self.ranks = ranks[: self.count]

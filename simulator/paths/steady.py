@@ -44,7 +44,7 @@ class Steady:
 
 
 def steady_ops(ordered: Ordered) -> Steady:
-    """Return what the third of three simulated steps of a compiled plan would show.
+    """Figures that the third of three simulated steps of a compiled plan would show.
 
     The steps are followed one by one (`millrace.simulator.following`): the second, and as much of
     the third as begins before the second is over on every rank. Events run where data that moves
@@ -65,22 +65,22 @@ def steady_ops(ordered: Ordered) -> Steady:
     step_ns = end_ns - begin_ns
     return Steady(
         step_time_ns=step_ns,
-        bubble_fraction=float(np.mean([one.bubble_ns for one in parts])) / step_ns
+        bubble_fraction=float(np.mean([part.bubble_ns for part in parts])) / step_ns
         if step_ns
         else 0.0,
-        exposed_communication_ns=round(float(np.mean([one.exposed_ns for one in parts]))),
+        exposed_communication_ns=round(float(np.mean([part.exposed_ns for part in parts]))),
     )
 
 
 def _second_step(programs: Sequence[Program], rows: Sequence[Sequence[Times]]) -> tuple[int, int]:
-    """When the second step begins and ends on the slowest rank."""
-    ends = [step_ends_ns(*one, 2) for one in zip(programs, rows, strict=True)]
+    """Begin and end of the second step on the slowest rank."""
+    ends = [step_ends_ns(*program_ends, 2) for program_ends in zip(programs, rows, strict=True)]
     begin_ns, end_ns = (max(column) for column in zip(*ends, strict=True))
     return begin_ns, end_ns
 
 
 def steady_step(coarse: CoarseGraph, table: Timetable) -> Steady | None:
-    """Return what the third of three simulated steps of a coarse graph would show.
+    """Figures that the third of three simulated steps of a coarse graph would show.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ def steady_step(coarse: CoarseGraph, table: Timetable) -> Steady | None:
 
 
 def _first_step(firings: Firings) -> Nodes | None:
-    """The ends of a step that begins at once, its lanes in the order that they themselves give."""
+    """Ends of a step that begins at once, its lanes in the order that they themselves give."""
     for _ in range(GUESSES):
         begun = [0] * len(firings.programs)
         ends = firings.ends(begun, firings.floors(begun))
@@ -128,19 +128,19 @@ def _first_step(firings: Firings) -> Nodes | None:
             return None
         settled = True
         times = firings.ready(ends)
-        for at, nodes in enumerate(firings.lanes):
+        for lane, nodes in enumerate(firings.lanes):
             ready = times[nodes]
             if (ready[1:] < ready[:-1]).any():
                 settled = False
-                firings.lanes[at] = nodes[np.argsort(ready, kind="stable")]
-                firings.set_order(firings.lanes[at])
+                firings.lanes[lane] = nodes[np.argsort(ready, kind="stable")]
+                firings.set_order(firings.lanes[lane])
         if settled:
             return ends
     return None
 
 
 def _last(firings: Firings) -> tuple[list[int], int]:
-    """The actor that ends each program's step, and the node of the meeting before it."""
+    """Actor that ends each program's step, and the node of the meeting before it."""
     updates = [program.queues[0].order[-1] for program in firings.programs]
     (world,) = (
         group.base
@@ -154,7 +154,7 @@ def _last(firings: Firings) -> tuple[list[int], int]:
 def _paced_step(
     firings: Firings, first: Nodes, updated_ns: list[int], pacing: Pacing | None
 ) -> Nodes | None:
-    """The ends of a step after another, whose durations are those that its times give.
+    """Ends of a step after another, whose durations are those that its times give.
 
     In long steps guesses are confirmed from the begin onwards, and the length of the step long
     before its last firing.
@@ -175,7 +175,7 @@ def _paced_step(
 
 
 def _launched_step(firings: Firings, first: Nodes, updated_ns: list[int]) -> Nodes | None:
-    """The ends of a step after another, its meetings launched in the order of the first."""
+    """Ends of a step after another, its meetings launched in the order of the first."""
     begun = first[: firings.count] - firings.durations
     floors = firings.floors(updated_ns)
     for _ in range(GUESSES):
@@ -190,7 +190,7 @@ def _launched_step(firings: Firings, first: Nodes, updated_ns: list[int]) -> Nod
 
 
 def _launches(firings: Firings, begun: Nodes, ends: Nodes) -> Nodes:
-    """When the last member of each meeting can be launched: after all that are launched before.
+    """Launch time of the last member of each meeting: after all that are launched before.
 
     A member is ready for it when what it waits for itself is over.
     """
@@ -199,14 +199,14 @@ def _launches(firings: Firings, begun: Nodes, ends: Nodes) -> Nodes:
         nodes, ready = [], []
         for actor, group in enumerate(groups):
             if group.lane is not None:
-                own = group.waits[group.members.index((index, actor))]
-                columns = np.stack([firings.before[group.nodes], *own])
+                member_waits = group.waits[group.members.index((index, actor))]
+                columns = np.stack([firings.before[group.nodes], *member_waits])
                 nodes.append(group.nodes)
                 ready.append(ends[columns].max(axis=0))
-        mine = np.concatenate(nodes)
-        order = np.argsort(begun[mine], kind="stable")
+        meeting_nodes = np.concatenate(nodes)
+        order = np.argsort(begun[meeting_nodes], kind="stable")
         latest = np.maximum.accumulate(np.concatenate(ready)[order])
-        launched[mine[order]] = np.maximum(launched[mine[order]], latest)
+        launched[meeting_nodes[order]] = np.maximum(launched[meeting_nodes[order]], latest)
     return launched
 
 
@@ -228,7 +228,7 @@ def _figures(firings: Firings, ends: Nodes, step_ns: int, begin_ns: int) -> Stea
 
 
 def _mean(step_ns: int, parts: list[Split]) -> Steady:
-    """The figures of a step, from those of every program's representative."""
+    """Figures of a step, from those of every program's representative."""
     bubble_ns = float(np.mean([part.bubble_ns for part in parts]))
     return Steady(
         step_time_ns=step_ns,

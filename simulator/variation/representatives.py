@@ -47,11 +47,11 @@ def representatives(
         where there are fewer.
     """
     sizes = graph.axis_sizes
-    at = list(zip(*map(graph.coordinate, stragglers), strict=True)) or [()] * len(sizes)
-    named = tuple(frozenset(column) for column in at)
+    columns = list(zip(*map(graph.coordinate, stragglers), strict=True)) or [()] * len(sizes)
+    named = tuple(frozenset(column) for column in columns)
     alike = [size - len(taken) for size, taken in zip(sizes, named, strict=True)]
-    kept = _spread(alike, sampled)
-    axes = [_coordinates(*one) for one in zip(sizes, named, kept, strict=True)]
+    simulated_counts = _spread(alike, sampled)
+    axes = [_coordinates(*axis) for axis in zip(sizes, named, simulated_counts, strict=True)]
     ranks, counts = [], []
     for program in graph.programs:
         for position in product(*axes):
@@ -64,21 +64,23 @@ def representatives(
 
 
 def _spread(alike: list[int], sampled: int) -> list[int]:
-    """How many of an axis's coordinates are kept: together `sampled` or more, if there are."""
-    kept = [min(size, 1) for size in alike]
-    while prod(max(one, 1) for one in kept) < sampled:
-        free = [index for index, size in enumerate(alike) if kept[index] < size]
+    """Number of each axis's coordinates to simulate: together `sampled` or more, if there are."""
+    simulated_counts = [min(size, 1) for size in alike]
+    while prod(max(count, 1) for count in simulated_counts) < sampled:
+        free = [index for index, size in enumerate(alike) if simulated_counts[index] < size]
         if not free:
             break
-        least = min(free, key=kept.__getitem__)
-        kept[least] = min(2 * kept[least], alike[least])
-    return kept
+        least = min(free, key=simulated_counts.__getitem__)
+        simulated_counts[least] = min(2 * simulated_counts[least], alike[least])
+    return simulated_counts
 
 
-def _coordinates(size: int, named: frozenset[int], kept: int) -> list[tuple[int, int]]:
+def _coordinates(size: int, named: frozenset[int], count: int) -> list[tuple[int, int]]:
     """Coordinates along an axis that are simulated, and how many each stands for."""
-    others = [at for at in range(size) if at not in named]
-    stand_ins = others[:kept]
-    each, more = divmod(len(others), max(kept, 1))
-    counts = {at: each + (index < more) for index, at in enumerate(stand_ins)}
-    return [(at, counts.get(at, 1)) for at in sorted(named | set(stand_ins))]
+    others = [coordinate for coordinate in range(size) if coordinate not in named]
+    stand_ins = others[:count]
+    each, more = divmod(len(others), max(count, 1))
+    counts = {coordinate: each + (index < more) for index, coordinate in enumerate(stand_ins)}
+    return [
+        (coordinate, counts.get(coordinate, 1)) for coordinate in sorted(named | set(stand_ins))
+    ]

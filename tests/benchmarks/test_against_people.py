@@ -40,9 +40,9 @@ def test_each_choice_of_the_free_plan_is_tried_alone():
 
 def test_a_sample_goes_round_the_sources_the_same_way_every_time():
     rows = [row(source=name, line=str(n)) for name in "ab" for n in range(5)]
-    found = sample(rows, 1, 4)
-    assert [one["source"] for one in found] == ["a", "b", "a", "b"]
-    assert found == sample(rows, 1, 4)
+    sampled = sample(rows, 1, 4)
+    assert [published["source"] for published in sampled] == ["a", "b", "a", "b"]
+    assert sampled == sample(rows, 1, 4)
     assert len(sample(rows, 3, None)) == 4
 
 
@@ -82,7 +82,7 @@ def test_a_plan_that_does_not_fit_says_the_kinds_of_its_memory():
         layers="2", hidden="8192", heads="64", ffn_hidden="32768", gpu="v100-sxm-16gb",
         precision="fp16", dp="8", tp="1", sequence_parallel="", zero="0", micro_batch="8",
     )  # fmt: skip
-    found = Comparison(None, 600.0, freely=False).compare(small)
-    assert found.status == "infeasible"
-    assert sum(found.memory.values()) > found.limit_bytes
-    assert found.memory["optimizer"] > found.memory["parameter"] > 0
+    outcome = Comparison(None, 600.0, freely=False).compare(small)
+    assert outcome.status == "infeasible"
+    assert sum(outcome.memory.values()) > outcome.limit_bytes
+    assert outcome.memory["optimizer"] > outcome.memory["parameter"] > 0

@@ -52,10 +52,10 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     room = reserved_bytes(parse_cluster("h100-sxm-80gb:1x1")) + 2**20
     write_document(profile, msgspec.structs.replace(device("h100-sxm-80gb"), memory_bytes=room))
     handed: list[dict[str, Any]] = []
-    found = gpu_training.trained(
+    figures = gpu_training.trained(
         of_one_layer("bf16"), (16 * BATCH, BATCH), profile, handed.append, BRIEF
     )
-    return found | {"handed": handed}
+    return figures | {"handed": handed}
 
 
 @needs_compiler
@@ -94,9 +94,9 @@ def reference(spec: ModelSpec, steps: int) -> list[float]:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["gpt", "llama", "mixtral", "resnet"])
 def test_pytorch_trains_as_the_reference_does(name: str) -> None:
-    """The same weights, samples, decay, clipping and updates, for several steps.
+    """Several steps with the same weights, samples, decay, clipping and updates.
 
-    In float32 it strays from the truth as our own float32 does.
+    In float32 PyTorch strays from the truth as our own float32 does.
     """
     optional("torch")
     from benchmarks.torch_models.settings import Setting
@@ -111,9 +111,9 @@ def test_pytorch_trains_as_the_reference_does(name: str) -> None:
     assert strays < 1e-3
     for numerics, apart in (("float32", strays), ("autocast", 2e-2), ("masters", 2e-2)):
         setting = Setting(numerics=numerics, vocab_multiple=64)
-        found = tried(spec, graph, setting, values, BATCH, 3, LOSSES, "cpu")
-        np.testing.assert_allclose(found["losses"], expected, atol=apart, err_msg=numerics)
-        assert found["step_s"] > 0
+        attempt = tried(spec, graph, setting, values, BATCH, 3, LOSSES, "cpu")
+        np.testing.assert_allclose(attempt["losses"], expected, atol=apart, err_msg=numerics)
+        assert attempt["step_s"] > 0
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -134,29 +134,29 @@ def test_a_change_that_is_faster_is_kept(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(training, "_forget", lambda device: None)
     spec = small("gpt", "bf16")
     how = {"steps": 1, "losses": 1, "device": "cuda", "deterministic": True}
-    found = list(training.tries(spec, BATCH, {}, budget_s=1e9, **how))
-    assert [one["name"] for one in found][-1] == "deterministic"
-    assert len(found) <= len(changes_of(spec)) + 1
-    by_name = {one["name"]: one for one in found}
+    attempts = list(training.tries(spec, BATCH, {}, budget_s=1e9, **how))
+    assert [attempt["name"] for attempt in attempts][-1] == "deterministic"
+    assert len(attempts) <= len(changes_of(spec)) + 1
+    by_name = {attempt["name"]: attempt for attempt in attempts}
     assert by_name["cuDNN attention"]["error"] == "RuntimeError: no such kernel"
     assert by_name["flash attention"]["setting"]["graph"], "the graph was faster, and was kept"
     assert not by_name["flash attention"]["setting"]["deterministic"]
     assert seen[-1].graph
     assert seen[-1].optimizer == "fused"
     none = list(training.tries(spec, BATCH, {}, budget_s=-1.0, **how))
-    assert all(one["error"] == "no time was left" for one in none)
+    assert all(attempt["error"] == "no time was left" for attempt in none)
 
 
 def test_samples_are_the_same_whoever_reads_them() -> None:
     sources = sources_of(build(small("gpt"), BATCH))
-    one, other = RandomSamples(6), RandomSamples(6, sources.values())
+    first, second = RandomSamples(6), RandomSamples(6, sources.values())
     numbers = np.array([5, 0, 7])
-    tokens = one.read(sources["tokens"], numbers)
-    np.testing.assert_array_equal(tokens, other.read(sources["tokens"], numbers))
-    targets = one.read(sources["targets"], numbers)
+    tokens = first.read(sources["tokens"], numbers)
+    np.testing.assert_array_equal(tokens, second.read(sources["tokens"], numbers))
+    targets = first.read(sources["targets"], numbers)
     np.testing.assert_array_equal(tokens[:, 1:], targets[:, :-1])
     np.testing.assert_array_equal(
-        one.read(sources["tokens"], np.array([1])), tokens[2:], "numbers repeat after six"
+        first.read(sources["tokens"], np.array([1])), tokens[2:], "numbers repeat after six"
     )
 
 
@@ -194,22 +194,22 @@ def test_a_row_sets_the_best_of_theirs_beside_ours() -> None:
         {"setting": TRIED | {"compiled": "default", "deterministic": True}, "step_s": 0.5},
         {"setting": TRIED | {"graph": True}, "error": "no time was left"},
     ]
-    found = row(entry, ours, {"ok": True, "figures": {"tried": tried, "items": 20}})
-    assert found["ok"]
-    assert found["error"] is None
-    assert found["millrace_tokens_per_s"] == 40
-    assert found["torch_tokens_per_s"] == 80
-    assert found["ratio"] == 0.5
-    assert found["eager_ratio"] == 2.0
-    assert found["torch_eager_tokens_per_s"] == 10
-    assert found["memory_ratio"] == 0.5
-    assert found["torch_deterministic_price"] == 1.0
-    assert found["losses_apart"] == pytest.approx(0.01)
-    assert found["losses_equal"]
-    assert found["torch_setting"]["compiled"] == "default"
-    assert found["torch_images_per_s"] is None
-    assert json.loads(json.dumps(found)) == found
-    said = "\n".join(lines([found]))
+    comparison = row(entry, ours, {"ok": True, "figures": {"tried": tried, "items": 20}})
+    assert comparison["ok"]
+    assert comparison["error"] is None
+    assert comparison["millrace_tokens_per_s"] == 40
+    assert comparison["torch_tokens_per_s"] == 80
+    assert comparison["ratio"] == 0.5
+    assert comparison["eager_ratio"] == 2.0
+    assert comparison["torch_eager_tokens_per_s"] == 10
+    assert comparison["memory_ratio"] == 0.5
+    assert comparison["torch_deterministic_price"] == 1.0
+    assert comparison["losses_apart"] == pytest.approx(0.01)
+    assert comparison["losses_equal"]
+    assert comparison["torch_setting"]["compiled"] == "default"
+    assert comparison["torch_images_per_s"] is None
+    assert json.loads(json.dumps(comparison)) == comparison
+    said = "\n".join(lines([comparison]))
     assert "costs +25.0% (torch: +100.0%); captured and eagerly it gives equal bits" in said
 
 
@@ -217,22 +217,22 @@ def test_a_row_of_the_emulated_device_has_no_speed_to_read() -> None:
     figures = {"batch": 2, "seq_len": 10, "measured_s": 0.5, "bit_equal": True, "losses": [3.0]}
     tried = [{"setting": TRIED, "step_s": 2.0, "losses": [3.5]}]
     theirs = {"ok": True, "figures": {"tried": tried, "items": 20}}
-    found = row(TRAINED[0], {"ok": True, "figures": figures}, theirs)
-    (said,) = lines_without_times([found])
+    comparison = row(TRAINED[0], {"ok": True, "figures": figures}, theirs)
+    (said,) = lines_without_times([comparison])
     assert said.startswith("  gpt2-small: ")
     assert said.endswith("losses apart by 5.0e-01; equal bits")
 
 
 def test_a_row_without_time_says_so() -> None:
     late = {"ok": False, "late": True, "error": "no time was left"}
-    found = row(TRAINED[1], late, late)
-    assert found["ok"] is None
-    assert found["ratio"] is None
+    comparison = row(TRAINED[1], late, late)
+    assert comparison["ok"] is None
+    assert comparison["ratio"] is None
     assert row(TRAINED[1], {"ok": False, "error": "out of memory"}, late)["ok"] is False
-    assert found["millrace_images_per_s"] is None
-    assert found["error"].startswith("millrace: no time was left; torch: no time was left")
-    assert set(found) == set(row(TRAINED[0], {}, {}))
-    assert "no time was left" in "\n".join(lines([found]))
+    assert comparison["millrace_images_per_s"] is None
+    assert comparison["error"].startswith("millrace: no time was left; torch: no time was left")
+    assert set(comparison) == set(row(TRAINED[0], {}, {}))
+    assert "no time was left" in "\n".join(lines([comparison]))
 
 
 def test_every_model_can_be_planned_and_has_settings() -> None:

@@ -1,4 +1,4 @@
-"""What the kernels of the benchmark's models take of a multiprocessor."""
+"""Resources of a multiprocessor that the kernels of the benchmark's models take."""
 
 import json
 from math import prod

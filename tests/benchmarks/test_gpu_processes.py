@@ -23,8 +23,8 @@ def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_an_item_that_fails_is_a_line_with_its_error(lines: Path) -> None:
-    found = run_apart("no such item", 60, FACTS)
-    assert (found["ok"], found["error"]) == (False, "it ended: exit code 1")
+    outcome = run_apart("no such item", 60, FACTS)
+    assert (outcome["ok"], outcome["error"]) == (False, "it ended: exit code 1")
     (line,) = read(lines)
     assert "KeyError: 'no such item'" in line["details"]
     run_here("divided", lambda: {"figure": 1 / 0})
@@ -49,27 +49,27 @@ print("so far", flush=True)
 
 def test_an_item_that_dies_leaves_what_it_had_and_the_reason(lines: Path) -> None:
     (lines.parent / "planted.py").write_text(f"{BEGUN}\nimport os\nos.abort()")
-    found = run_apart("item", 120, "planted")
-    assert found["figures"] == {"tried": [1]}
-    assert (found["ok"], found["error"], found["late"]) == (False, "it ended: SIGABRT", False)
+    outcome = run_apart("item", 120, "planted")
+    assert outcome["figures"] == {"tried": [1]}
+    assert (outcome["ok"], outcome["error"], outcome["late"]) == (False, "it ended: SIGABRT", False)
     assert "so far" in read(lines)[-1]["details"]
 
 
 def test_an_item_that_is_late_leaves_what_it_had_and_the_reason(lines: Path) -> None:
     (lines.parent / "planted.py").write_text(f"{BEGUN}\nimport time\ntime.sleep(600)")
     for seconds in (2, 4, 8, 16, 32, 64):  # on a busy machine it takes more until it sleeps
-        found = run_apart("item", seconds, "planted")
+        outcome = run_apart("item", seconds, "planted")
         if "so far" in read(lines)[-1]["details"]:
             break
-    assert found["figures"] == {"tried": [1]}
+    assert outcome["figures"] == {"tried": [1]}
     said = f"not done after {seconds} s"
-    assert (found["ok"], found["error"], found["late"]) == (False, said, True)
+    assert (outcome["ok"], outcome["error"], outcome["late"]) == (False, said, True)
     assert "so far" in read(lines)[-1]["details"]
 
 
 def test_an_item_without_time_says_so(lines: Path) -> None:
-    found = run_apart("versions", 0.5, FACTS)
-    assert (found["ok"], found["late"], found["error"]) == (None, True, "no time was left")
+    outcome = run_apart("versions", 0.5, FACTS)
+    assert (outcome["ok"], outcome["late"], outcome["error"]) == (None, True, "no time was left")
     assert read(lines)[-1]["late"]
 
 

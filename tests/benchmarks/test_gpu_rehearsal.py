@@ -98,7 +98,7 @@ NO_GPU = gpu.missing_gpu() is not None
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
-    """What processes find: modules of a test before ours, and where lines and the ledger go."""
+    """Environment of processes: a test's modules before ours, and where lines and the ledger go."""
     return {
         **os.environ,
         "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}",
@@ -148,7 +148,7 @@ def test_a_culprit_is_named_and_those_behind_it_run(tmp_path: Path) -> None:
         culprit = lines[f"test_{name}.py::test_culprit"]
         assert culprit["ok"] is False, name
         assert culprit["error"].startswith(said), name
-        before, behind = (f"test_{name}.py::test_{one}" for one in ("before", "behind"))
+        before, behind = (f"test_{name}.py::test_{neighbour}" for neighbour in ("before", "behind"))
         assert lines[before]["ok"], name
         assert lines[behind]["ok"], name
         assert (processes[before] == processes[behind]) is (name == "fails"), name
@@ -198,14 +198,14 @@ def started_slice(folder: Path, parts: str, *arguments: str) -> subprocess.Popen
 def processes_of(folder: Path) -> list[str]:
     """Command lines of all processes that a slice has started and that have not ended."""
     mark = f"{gpu_lines.FILE}={folder / 'slice-1.jsonl'}".encode()
-    found = []
+    commands = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
             if mark in (path / "environ").read_bytes().split(b"\0"):
-                found.append((path / "cmdline").read_text().replace("\0", " "))
+                commands.append((path / "cmdline").read_text().replace("\0", " "))
         except OSError:
             continue
-    return found
+    return commands
 
 
 def until(holds: Callable[[], bool], seconds: float) -> bool:
@@ -222,8 +222,8 @@ def summary(folder: Path) -> dict[str, Any]:
     return dict(json.loads(text, parse_constant=pytest.fail))
 
 
-def by_name(found: Mapping[str, Any], field: str) -> dict[str, Any]:
-    return {one["name"]: one for one in found[field]}
+def by_name(document: Mapping[str, Any], field: str) -> dict[str, Any]:
+    return {entry["name"]: entry for entry in document[field]}
 
 
 def test_a_slice_that_is_asked_to_end_says_so_and_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -234,11 +234,11 @@ def test_a_slice_that_is_asked_to_end_says_so_and_leaves_nothing_behind(tmp_path
     said, _ = process.communicate(timeout=HANGS_S)
     assert process.returncode == 1, said
     assert until(lambda: not processes_of(tmp_path), HANGS_S), processes_of(tmp_path)
-    found = folded(read(lines))
+    outcomes = folded(read(lines))
     for name in ("endless", "part.endless", "slice"):
-        assert (found[name]["ok"], found[name]["error"]) == (False, "stopped by SIGTERM")
-    assert "swift.14" in found
-    assert "part.items" not in found
+        assert (outcomes[name]["ok"], outcomes[name]["error"]) == (False, "stopped by SIGTERM")
+    assert "swift.14" in outcomes
+    assert "part.items" not in outcomes
     document = summary(tmp_path)
     assert by_name(document, "parts")["endless"]["error"] == "stopped by SIGTERM"
     assert "slice" in by_name(document, "failures")
@@ -262,11 +262,13 @@ def test_a_slice_whose_time_runs_out_says_so_of_every_part(tmp_path: Path) -> No
         process = started_slice(folder, ENDLESS + ITEMS, "--seconds", str(2 * seconds))
         said, _ = process.communicate(timeout=2 * HANGS_S)
         assert process.returncode == 1, said
-        assert until(lambda at=folder: not processes_of(at), HANGS_S), processes_of(folder)
-        found = folded(read(folder / "slice-1.jsonl"))
-        if "endless.10" in found:
+        assert until(lambda slice_folder=folder: not processes_of(slice_folder), HANGS_S), (
+            processes_of(folder)
+        )
+        outcomes = folded(read(folder / "slice-1.jsonl"))
+        if "endless.10" in outcomes:
             break
-    assert found["swift"]["ok"]
+    assert outcomes["swift"]["ok"]
     parts = by_name(summary(folder), "parts")
     assert parts["endless"]["error"].startswith("not done after ")
     assert parts["items"]["error"] == "no time was left"
@@ -275,7 +277,7 @@ def test_a_slice_whose_time_runs_out_says_so_of_every_part(tmp_path: Path) -> No
 def test_a_part_past_its_limit_is_ended_before_the_next_begins(tmp_path: Path) -> None:
     process = started_slice(tmp_path, SHORT + PASSING)
     assert until(lambda: "part.tests" in folded(read(tmp_path / "slice-1.jsonl")), HANGS_S)
-    assert not [one for one in processes_of(tmp_path) if "planted_part" in one]
+    assert not [command for command in processes_of(tmp_path) if "planted_part" in command]
     said, _ = process.communicate(timeout=HANGS_S)
     assert process.returncode == 1, said
     parts = by_name(summary(tmp_path), "parts")
@@ -284,20 +286,20 @@ def test_a_part_past_its_limit_is_ended_before_the_next_begins(tmp_path: Path) -
 
 
 def test_a_slice_killed_at_any_moment_keeps_every_line(tmp_path: Path) -> None:
-    """By SIGTERM and SIGKILL in turn, some milliseconds after so many lines."""
-    whole = tmp_path / "whole"
-    said, _ = (process := started_slice(whole, ITEMS + PASSING)).communicate(timeout=HANGS_S)
+    """Kill slices by SIGTERM and SIGKILL in turn, some milliseconds after so many lines."""
+    undisturbed = tmp_path / "whole"
+    said, _ = (process := started_slice(undisturbed, ITEMS + PASSING)).communicate(timeout=HANGS_S)
     assert process.returncode == 0, said
-    assert_nothing_is_lost(whole, 0)
-    lines, seeded = lines_of(whole), random.Random(TRIALS)
-    moments = [(lines * at // TRIALS, seeded.uniform(0, 0.05)) for at in range(TRIALS)]
+    assert_nothing_is_lost(undisturbed, 0)
+    lines, seeded = lines_of(undisturbed), random.Random(TRIALS)
+    moments = [(lines * trial // TRIALS, seeded.uniform(0, 0.05)) for trial in range(TRIALS)]
 
-    def killed(at: int) -> tuple[Path, int]:
-        folder, (count, later_s) = tmp_path / str(at), moments[at]
+    def killed(trial: int) -> tuple[Path, int]:
+        folder, (count, later_s) = tmp_path / str(trial), moments[trial]
         process = started_slice(folder, ITEMS + PASSING)
         assert until(lambda: lines_of(folder) > count, HANGS_S)
         time.sleep(later_s)  # any time will do
-        process.send_signal((signal.SIGTERM, signal.SIGKILL)[at % 2])
+        process.send_signal((signal.SIGTERM, signal.SIGKILL)[trial % 2])
         process.communicate(timeout=HANGS_S)
         until(lambda: not processes_of(folder), HANGS_S)
         return folder, process.returncode
@@ -313,12 +315,12 @@ def lines_of(folder: Path) -> int:
 
 
 def assert_nothing_is_lost(folder: Path, code: int) -> None:
-    """Whatever an item had written is among the lines; the summary says how the slice ended."""
+    """Assert that lines hold all that items wrote and that the summary says how the slice ended."""
     assert not processes_of(folder)
     ledger = folder / "ledger"
     written = set(ledger.read_text().split()) if ledger.exists() else set()
-    found = folded(read(folder / "slice-1.jsonl"))
-    assert written <= set(found), folder
+    outcomes = folded(read(folder / "slice-1.jsonl"))
+    assert written <= set(outcomes), folder
     (document,) = by_device(folder)
     assert document["device"] == EMULATED
     if code == 1:
@@ -377,12 +379,12 @@ def test_facts_tests_and_a_model_run_emulated(tmp_path: Path) -> None:
     process = started_slice(tmp_path, parts)
     said, _ = process.communicate(timeout=5 * HANGS_S)
     assert process.returncode == 0, said
-    found = summary(tmp_path)
-    assert {one["name"]: one["ok"] for one in found["parts"]} == dict.fromkeys(
+    document = summary(tmp_path)
+    assert {part["name"]: part["ok"] for part in document["parts"]} == dict.fromkeys(
         ("facts", "libraries", "gpt2-small"), True
     )
-    assert found["tests"]["tests/gpu/test_products.py"]["passed"] > 100
-    assert found["failures"] == []
-    (row,) = found["rows"]
+    assert document["tests"]["tests/gpu/test_products.py"]["passed"] > 100
+    assert document["failures"] == []
+    (row,) = document["rows"]
     assert (row["model"], row["bit_equal"], row["ok"]) == ("gpt2-small", True, True)
     assert f"{EMULATED}:" in said

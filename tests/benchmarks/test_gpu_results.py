@@ -40,21 +40,21 @@ def slice_of(run: str, ok: bool, *, ends: bool = True) -> str:
 
 
 def found_in(folder: Path) -> dict[str, Any]:
-    (found,) = by_device(folder)
-    return found
+    (document,) = by_device(folder)
+    return document
 
 
 def test_lines_come_to_rows_parts_facts_counts_and_failures(tmp_path: Path) -> None:
     (tmp_path / "slice-2.jsonl").write_text(slice_of("2-1", False))
-    found = found_in(tmp_path)
-    assert found["device"] == DEVICE
-    assert found["facts"] == {"memory": {"copies": 1, "rate": 2}}
-    assert found["tests"] == {"tests/gpu/test_a.py": {"passed": 1, "failed": 1}}
-    assert found["parts"] == [{"name": "kernels", "run": "2-1", "ok": False, "seconds": 9}]
-    assert [(one["model"], one["batch"], one["part"]) for one in found["rows"]] == [
+    document = found_in(tmp_path)
+    assert document["device"] == DEVICE
+    assert document["facts"] == {"memory": {"copies": 1, "rate": 2}}
+    assert document["tests"] == {"tests/gpu/test_a.py": {"passed": 1, "failed": 1}}
+    assert document["parts"] == [{"name": "kernels", "run": "2-1", "ok": False, "seconds": 9}]
+    assert [(row["model"], row["batch"], row["part"]) for row in document["rows"]] == [
         ("gpt2-small", 4, "kernels")
     ]
-    assert found["failures"][0] == {
+    assert document["failures"][0] == {
         "part": "kernels",
         "name": "tests/gpu/test_a.py::test_two",
         "error": "off by 3",
@@ -72,9 +72,9 @@ def test_the_last_run_counts_that_came_to_its_end(tmp_path: Path) -> None:
     ):
         with path.open("a") as file:
             file.write(text)
-        found = found_in(tmp_path)
-        assert found["parts"][0]["run"] == run
-        assert bool(found["failures"]) is (run != "2-3")
+        document = found_in(tmp_path)
+        assert document["parts"][0]["run"] == run
+        assert bool(document["failures"]) is (run != "2-3")
 
 
 def test_a_part_whose_process_was_killed_is_there_without_its_end(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_part_whose_process_was_killed_is_there_without_its_end(tmp_path: Path
 def test_failures_of_one_name_in_two_parts_are_both_told(tmp_path: Path) -> None:
     lines = [line("tests.process", False, part=part, error=part) for part in ("one", "two")]
     (tmp_path / "slice-1.jsonl").write_text(begun() + "".join(lines))
-    assert [one["error"] for one in found_in(tmp_path)["failures"]] == ["one", "two"]
+    assert [failure["error"] for failure in found_in(tmp_path)["failures"]] == ["one", "two"]
 
 
 def test_the_file_is_valid_whatever_the_figures_are(tmp_path: Path) -> None:
@@ -96,8 +96,8 @@ def test_the_file_is_valid_whatever_the_figures_are(tmp_path: Path) -> None:
     said = summarised(tmp_path, tmp_path / "out")
     assert said[0] == "NVIDIA H200:"
     text = (tmp_path / "out" / "gpu-h200.json").read_text()
-    found = json.loads(text, parse_constant=pytest.fail)
-    assert found["rows"][0]["losses"] == [None]
+    document = json.loads(text, parse_constant=pytest.fail)
+    assert document["rows"][0]["losses"] == [None]
 
 
 def test_a_table_of_a_readme_and_a_folder_without_lines(tmp_path: Path) -> None:

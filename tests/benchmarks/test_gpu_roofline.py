@@ -25,9 +25,9 @@ FACTS = parse_cluster(f"{DEVICE}:1x1").device
 @pytest.mark.parametrize("fusion", FUSIONS)
 def test_products_are_those_of_the_model(fusion: str) -> None:
     plan = planned(small("resnet", "bf16"), BATCH, DEVICE, fusion)
-    found = roofline(plan)
-    assert found.flops == found.model_flops == model_flops(plan_graph(plan))
-    assert found.fusion == fusion
+    bounds = roofline(plan)
+    assert bounds.flops == bounds.model_flops == model_flops(plan_graph(plan))
+    assert bounds.fusion == fusion
 
 
 @pytest.mark.parametrize("fusion", FUSIONS)
@@ -37,11 +37,11 @@ def test_products_are_those_of_the_model(fusion: str) -> None:
 def test_a_mask_leaves_its_share_of_attention(
     name: str, counted: float, seen: float, fusion: str
 ) -> None:
-    # Of 16 tokens; a window of five lets 1 + 2 + 3 + 4 + 12 times 5 scores through.
+    # A window of five lets 1 + 2 + 3 + 4 + 12 times 5 scores of 16 tokens through.
     plan = planned(small(name, "bf16"), BATCH, DEVICE, fusion)
-    found = roofline(plan)
-    whole = sum(float(firing.flops[0]) for firing in attentions(plan))
-    assert found.model_flops - found.flops == pytest.approx(whole * (counted - seen))
+    bounds = roofline(plan)
+    attention_flops = sum(float(firing.flops[0]) for firing in attentions(plan))
+    assert bounds.model_flops - bounds.flops == pytest.approx(attention_flops * (counted - seen))
 
 
 def attentions(plan: Plan) -> Iterator[Firings]:
@@ -54,8 +54,8 @@ def attentions(plan: Plan) -> Iterator[Firings]:
 
 def test_a_product_takes_its_flops_or_its_bytes() -> None:
     plan = planned(small("gpt", "bf16"), BATCH, DEVICE, UNFUSED)
-    products = (one for one in works(plan) if one.kinds == ("matmul",))
-    work = next(one for one in products if one.name.startswith("h.0.mlp.fc1"))
+    products = (product for product in works(plan) if product.kinds == ("matmul",))
+    work = next(product for product in products if product.name.startswith("h.0.mlp.fc1"))
     rows, inner, outer = BATCH * 16, 32, 64
     assert work.flops == 2 * rows * inner * outer
     assert work.bytes == 2 * (rows * inner + inner * outer + rows * outer)
@@ -74,16 +74,16 @@ def test_fusing_moves_less_and_bounds_follow(name: str) -> None:
     assert fused.bytes < alone.bytes
     assert fused.actors < alone.actors
     assert fused.bound_s < alone.bound_s
-    for one in (alone, fused):
-        assert one.bound_s <= one.reachable_s
-        rounded = one.bound_s * (1 + 1e-9)
-        assert rounded >= one.flops / FACTS.flops_per_s["bf16"]
-        assert rounded >= one.bytes / FACTS.memory_bandwidth_bytes_per_s
-        assert one.bound_mfu == pytest.approx(
-            one.model_flops / (FACTS.flops_per_s["bf16"] * one.bound_s)
+    for bounds in (alone, fused):
+        assert bounds.bound_s <= bounds.reachable_s
+        rounded = bounds.bound_s * (1 + 1e-9)
+        assert rounded >= bounds.flops / FACTS.flops_per_s["bf16"]
+        assert rounded >= bounds.bytes / FACTS.memory_bandwidth_bytes_per_s
+        assert bounds.bound_mfu == pytest.approx(
+            bounds.model_flops / (FACTS.flops_per_s["bf16"] * bounds.bound_s)
         )
-        assert sum(row.bound_s for row in one.kinds) == pytest.approx(one.bound_s)
-        assert sum(row.share for row in one.kinds) == pytest.approx(1)
+        assert sum(row.bound_s for row in bounds.kinds) == pytest.approx(bounds.bound_s)
+        assert sum(row.share for row in bounds.kinds) == pytest.approx(1)
 
 
 def test_a_plan_of_several_devices_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""What cubins say of their functions, against what the assembler said when it made them."""
+"""Resources of functions as cubins state them, against the assembler's report when it made them."""
 
 from math import prod
 
@@ -42,18 +42,18 @@ extern "C" __global__ void shares(float* a, int n) {
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_cubin_says_what_the_assembler_said(architecture: str) -> None:
     optional("cuda.core", extra="test")
-    made = cubin_of(TEXT, "three", ("spills", "indexed", "shares"), architecture)
-    found, told = resources_of(made.code), as_reported(made)
-    assert set(found) == {"spills", "indexed", "shares"}
-    for name, one in found.items():
-        without = one._replace(shared_bytes=shared_bytes(one, architecture))
-        assert without == told[name], (name, made.report)
-    spilled = made.spilled_bytes()
+    cubin = cubin_of(TEXT, "three", ("spills", "indexed", "shares"), architecture)
+    by_function, told = resources_of(cubin.code), as_reported(cubin)
+    assert set(by_function) == {"spills", "indexed", "shares"}
+    for name, resources in by_function.items():
+        without = resources._replace(shared_bytes=shared_bytes(resources, architecture))
+        assert without == told[name], (name, cubin.report)
+    spilled = cubin.spilled_bytes()
     assert spilled["spills"] > 0
     assert spilled["indexed"] == spilled["shares"] == 0
-    assert found["spills"].stack_bytes > 0
-    assert found["indexed"].stack_bytes == 1600
-    assert found["shares"].stack_bytes == 0
+    assert by_function["spills"].stack_bytes > 0
+    assert by_function["indexed"].stack_bytes == 1600
+    assert by_function["shares"].stack_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -71,10 +71,10 @@ def test_a_cubin_says_what_the_assembler_said(architecture: str) -> None:
 def test_occupancy_is_what_runs_out_first(
     taken: Resources, threads: int, architecture: str, expected: tuple[int, int, int, int]
 ) -> None:
-    found = occupancy(taken, threads, architecture)
-    assert found[:4] == expected
+    occupied = occupancy(taken, threads, architecture)
+    assert occupied[:4] == expected
     most = 1536 if architecture == "sm_86" else 2048
-    assert found.warps_share == prod((expected[3], threads)) / most
+    assert occupied.warps_share == prod((expected[3], threads)) / most
 
 
 def test_dynamic_shared_memory_counts() -> None:

@@ -16,10 +16,12 @@ SLOW_TO_IMPORT = (".pt2",)  # tests of its own change every member
 
 def test_a_slice_of_malformed_inputs_is_accepted_or_refused():
     names = [name for name in table() if name not in SLOW_TO_IMPORT]
-    tasks = [(names[at % len(names)], at // len(names)) for at in range(300)]
-    found = list(results(tasks, seed=0, workers=2))
-    assert [(one.kind, one.number, one.fault) for one in found if one.fault] == []
-    assert len(found) == len(tasks)
+    tasks = [(names[task % len(names)], task // len(names)) for task in range(300)]
+    outcomes = list(results(tasks, seed=0, workers=2))
+    assert [
+        (outcome.kind, outcome.number, outcome.fault) for outcome in outcomes if outcome.fault
+    ] == []
+    assert len(outcomes) == len(tasks)
 
 
 def test_what_is_changed_is_sound_before(tmp_path, monkeypatch):

@@ -68,8 +68,8 @@ def text_of(source: str):
 def test_places_without_a_meaning_are_left_out():
     assert mutants_of("toy", "toy.py", MEANINGLESS) == []
     source = MEANINGLESS + "total = 'é', 1 + LIMIT\n"
-    found = mutants_of("toy", "toy.py", source)
-    assert {(one.operator, one.before, one.occurrence) for one in found} == {
+    remaining = mutants_of("toy", "toy.py", source)
+    assert {(mutant.operator, mutant.before, mutant.occurrence) for mutant in remaining} == {
         ("ReplaceBinaryOperator_Add_Sub", "total = 'é', 1 + LIMIT", 0),
         ("NumberReplacer", "total = 'é', 1 + LIMIT", 0),
         ("NumberReplacer", "total = 'é', 1 + LIMIT", 1),
@@ -77,23 +77,23 @@ def test_places_without_a_meaning_are_left_out():
 
 
 def test_a_sample_is_the_same_every_time_and_after_imports_have_changed():
-    known = mutants_of("toy", "toy.py", TOY)
-    sample = drawn(known, 3, 0, text_of(TOY))
-    assert len({one.line for one in sample}) == 3
-    assert drawn(known[::-1], 3, 0, text_of(TOY)) == sample
+    candidates = mutants_of("toy", "toy.py", TOY)
+    sample = drawn(candidates, 3, 0, text_of(TOY))
+    assert len({mutant.line for mutant in sample}) == 3
+    assert drawn(candidates[::-1], 3, 0, text_of(TOY)) == sample
     moved = "import a\nfrom b import c\n" + TOY
     later = drawn(mutants_of("elsewhere", "other/toy.py", moved), 3, 0, text_of(moved))
-    assert [one.place for one in later] == [one.place for one in sample]
-    assert [one.line for one in later] == [one.line + 2 for one in sample]
+    assert [mutant.place for mutant in later] == [mutant.place for mutant in sample]
+    assert [mutant.line for mutant in later] == [mutant.line + 2 for mutant in sample]
 
 
 def test_a_mutant_is_found_where_its_line_has_moved_and_not_where_it_has_changed():
     wanted = drawn(mutants_of("toy", "toy.py", TOY), 1, 0, text_of(TOY))[0]
     moved = "def first(a):\n    return a > 1\n" + TOY
     others = mutants_of("toy", "deeper/toy.py", TOY)
-    found = found_again(wanted, [*others, *mutants_of("toy", "toy.py", moved)])
-    assert found is not None
-    assert (found.path, found.line) == ("toy.py", wanted.line + 2)
+    relocated = found_again(wanted, [*others, *mutants_of("toy", "toy.py", moved)])
+    assert relocated is not None
+    assert (relocated.path, relocated.line) == ("toy.py", wanted.line + 2)
     away = found_again(wanted, others)
     assert away is not None
     assert away.path == "deeper/toy.py"
@@ -112,8 +112,8 @@ def toy(folder: Path) -> tuple[mutants.Package, dict[str, Mutant]]:
     (folder / "toy.py").write_text(TOY)
     (folder / "test_toy.py").write_text(TOY_TESTS)
     subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
-    found = mutants_of("toy.py", "toy.py", TOY)
-    named = {f"{one.line} {one.operator}": one for one in found}
+    candidates = mutants_of("toy.py", "toy.py", TOY)
+    named = {f"{mutant.line} {mutant.operator}": mutant for mutant in candidates}
     return mutants.Package(source="toy.py", near=("test_toy.py",)), named
 
 
@@ -126,7 +126,7 @@ def test_a_mutant_that_a_test_notices_is_killed_and_the_others_survive(tmp_path:
     ]
     output = tmp_path / "results.jsonl"
     results = mutants.measured(tmp_path, [package], shown, output)
-    assert [(one["outcome"], one["files"]) for one in results] == [
+    assert [(result["outcome"], result["files"]) for result in results] == [
         ("killed", 1),
         ("survived", 1),
         ("survived", 0),

@@ -32,11 +32,11 @@ def test_a_constant_is_the_median_of_its_group_and_leaves_a_source_out(tmp_path:
         {"notes": "experts=8 topk=2 moe_ffn=512", "iteration_time_s": "9"},
         {"tier": "B", "iteration_time_s": "9"},
     )
-    known = peers.dense(read_table(path))
-    assert len(known) == 4
-    fitted = peers.constants(known, known, leaving=False)
+    runs = peers.dense(read_table(path))
+    assert len(runs) == 4
+    fitted = peers.constants(runs, runs, leaving=False)
     assert list(fitted.values()) == pytest.approx([0.02, 0.02, 0.02, 0.08])
-    left = peers.constants(known, known, leaving=True)
+    left = peers.constants(runs, runs, leaving=True)
     assert list(left.values()) == pytest.approx([0.08, 0.08, 0.08, 0.02])
 
 
@@ -51,14 +51,14 @@ def test_flops_of_a_model_are_counted_by_its_kind(tmp_path: Path):
 
 def test_lines_have_a_row_per_predictor_and_millrace_on_the_same_rows(tmp_path: Path):
     path = written(tmp_path / "runs.csv", {}, {"model": "llama-tiny"})
-    found = peers.lines(read_table(path), 1, [Doubling()], millrace=True)
-    assert [one.errors.rows for one in found] == [2, 2, 0, 1]
-    doubling = found[-1]
+    lines = peers.lines(read_table(path), 1, [Doubling()], millrace=True)
+    assert [line.errors.rows for line in lines] == [2, 2, 0, 1]
+    doubling = lines[-1]
     assert doubling.errors.mape == pytest.approx(1)
     assert doubling.left_out == {"a llama": 1}
     assert doubling.millrace is not None
     assert doubling.millrace.rows == 1
-    text = "\n".join(peers.drawn(found))
+    text = "\n".join(peers.drawn(lines))
     assert "doubling leaves out 1: a llama" in text
     assert "Not run here" in text
 

@@ -49,23 +49,23 @@ def answered(**changed: object) -> Answer:
 
 def test_a_command_is_timed_and_answers_with_the_same_bytes(tmp_path: Path):
     asked = arguments(QUESTION, DEFAULT)
-    found = [ask(asked, tmp_path, seed) for seed in range(2)]
-    assert unsteady(found) == []
-    assert json.loads(found[0].plan)
-    one = row(QUESTION, DEFAULT, found[0], {})
-    assert one.marks == ()
-    assert one.step_time_s is not None
-    assert one.wall_s > 0 < one.cpu_s
-    assert one.memory_bytes > 2**20
+    answers = [ask(asked, tmp_path, seed) for seed in range(2)]
+    assert unsteady(answers) == []
+    assert json.loads(answers[0].plan)
+    figures = row(QUESTION, DEFAULT, answers[0], {})
+    assert figures.marks == ()
+    assert figures.step_time_s is not None
+    assert figures.wall_s > 0 < figures.cpu_s
+    assert figures.memory_bytes > 2**20
     assert arguments(QUESTION, "megatron-core")[-2:] == ["--framework", "megatron-core"]
 
 
 def test_what_is_over_a_bar_or_slower_than_before_is_marked():
     strict = replace(QUESTION, bar_s=1.5)
-    found = row(strict, DEFAULT, answered(), {"step_time_s": 1.0, "gap": 0.1, "wall_s": 4.0})
-    assert found.marks == ("seconds over 1.5", "gap over 50%", "slower plan, +2.0%")
-    first, plan, *below = lines(found, "abc1234")
-    assert first.endswith("4.0   10.00%   1.0000  " + "; ".join(found.marks))
+    slow = row(strict, DEFAULT, answered(), {"step_time_s": 1.0, "gap": 0.1, "wall_s": 4.0})
+    assert slow.marks == ("seconds over 1.5", "gap over 50%", "slower plan, +2.0%")
+    first, plan, *below = lines(slow, "abc1234")
+    assert first.endswith("4.0   10.00%   1.0000  " + "; ".join(slow.marks))
     assert first.index(" | ") == header("abc1234").index(" | ")
     assert plan == (
         "    pp 4 of dp 2, 4 microbatches of 2, interleaved-1f1b of 2 chunks, zero 1, "
@@ -74,16 +74,14 @@ def test_what_is_over_a_bar_or_slower_than_before_is_marked():
     assert below == ["    seconds: blocks 0.5"]
     fine = row(QUESTION, DEFAULT, answered(gap=0.5), {"step_time_s": 1.02 / 1.009})
     assert fine.marks == ()
-    assert summary([found, fine]) == (
-        "2 rows: 0 no plan, 1 seconds over, 1 gap over, 1 slower plan"
-    )
+    assert summary([slow, fine]) == ("2 rows: 0 no plan, 1 seconds over, 1 gap over, 1 slower plan")
 
 
 def test_a_refusal_is_a_row_too():
     refused = replace(answered(), code=1, text="", error="millrace: no plan fits", plan=b"")
-    found = row(QUESTION, DEFAULT, refused, {"step_time_s": 1.0})
-    assert found.marks == ("no plan",)
-    assert lines(found, "abc1234")[1:] == ["    no plan: millrace: no plan fits"]
+    figures = row(QUESTION, DEFAULT, refused, {"step_time_s": 1.0})
+    assert figures.marks == ("no plan",)
+    assert lines(figures, "abc1234")[1:] == ["    no plan: millrace: no plan fits"]
     assert unsteady([answered(), refused]) == ["no plan in 1 of 2: 1 millrace: no plan fits"]
 
 
@@ -114,8 +112,8 @@ def test_bounds_before_cuts_and_by_them_stand_beside_the_plan():
 
 def test_names_choose_questions_and_a_name_of_none_is_refused():
     assert chosen([]) == list(QUESTIONS)
-    assert [one.name for one in chosen(["mixed", "depth"])] == ["mixed"]
-    assert [one.name for one in chosen(["peers"])] == ["llama2-7b-38GiB", "gpt3-13b-v100"]
+    assert [question.name for question in chosen(["mixed", "depth"])] == ["mixed"]
+    assert [question.name for question in chosen(["peers"])] == ["llama2-7b-38GiB", "gpt3-13b-v100"]
     with pytest.raises(typer.BadParameter, match="there is no row `mixd`"):
         chosen(["mixd"])
 
@@ -129,7 +127,7 @@ def test_a_framework_is_asked_alone_and_one_that_there_is_not_is_refused():
 
 def test_every_question_with_a_bar_of_the_gap_has_an_earlier_answer():
     _, rows = earlier_rows()
-    barred = [one.name for one in QUESTIONS if one.bar_gap is not None]
+    barred = [question.name for question in QUESTIONS if question.bar_gap is not None]
     assert sorted(rows) == sorted((name, kind) for name in barred for kind in FRAMEWORKS)
 
 
@@ -168,7 +166,7 @@ def test_questions_are_drawn_alike_every_time():
     assert drawn == list(drawn_questions(20, FRAMEWORKS))
     assert drawn[:5] == list(drawn_questions(5, FRAMEWORKS))
     assert drawn != list(drawn_questions(20, FRAMEWORKS, seed=1))
-    assert {one.framework for one in drawn} == set(FRAMEWORKS)
+    assert {question.framework for question in drawn} == set(FRAMEWORKS)
 
 
 def test_pins_that_give_a_faster_plan_are_named():

@@ -37,13 +37,15 @@ def drawn(spec: ModelSpec) -> dict[str, Any]:
     """Values of every variable, larger than at the start, so that all matter."""
     draw = np.random.default_rng(5)
     graph = build(spec, BATCH)
-    found = {}
+    variables = {}
     for op in graph.ops:
         if op.kind == "variable":
             shape = graph.tensor(op.outputs[0]).shape
             values = draw.normal(0, 0.2, shape)
-            found[op.outputs[0]] = (values + (op.attributes["init"] == "ones")).astype(np.float32)
-    return found
+            variables[op.outputs[0]] = (values + (op.attributes["init"] == "ones")).astype(
+                np.float32
+            )
+    return variables
 
 
 def samples(spec: ModelSpec) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from millrace.planner.sbp import local_shape, parse_nd_sbp
 
 
 class ProgramWriter:
-    """Collects registers and actors; queue 0 is compute, 1 a communication lane, 2 launch."""
+    """Registers and actors of a program; queue 0 is compute, 1 a communication lane, 2 launch."""
 
     def __init__(self, axes: tuple[Axis, ...]) -> None:
         self.axes = axes
@@ -80,9 +80,9 @@ class ProgramWriter:
         return len(self.actors) - 1
 
     def source(self, name: str, shape: tuple[int, ...], sbp: str, *, firings: int = 1) -> int:
-        found = self.register(name, shape, sbp)
-        self.actor(f"{name}.read", "input", (), (found,), firings=firings, source=name)
-        return found
+        register = self.register(name, shape, sbp)
+        self.actor(f"{name}.read", "input", (), (register,), firings=firings, source=name)
+        return register
 
     def program(self, stage: int, ranks: tuple[int, ...], *, microbatches: int = 1) -> Program:
         def order(queue: int) -> tuple[int, ...]:
@@ -112,17 +112,17 @@ def checked(axes: tuple[Axis, ...], *programs: Program) -> ActorGraph:
 
 
 def split_matmul(ranks: int = 2, microbatches: int = 2, size: int = 8) -> ActorGraph:
-    """x S(1) times w S(0): partial sums, then all_reduce; every microbatch."""
+    """Graph of x S(1) times w S(0): partial sums, then all_reduce; every microbatch."""
     axes = (Axis(name="tp", size=ranks),)
     writer = ProgramWriter(axes)
     x = writer.source("x", (4, size), "S(1)", firings=microbatches)
     w = writer.source("w", (size, 6), "S(0)", firings=microbatches)
     part = writer.register("y.partial", (4, 6), "P(sum)")
-    whole = writer.register("y", (4, 6), "B")
+    total = writer.register("y", (4, 6), "B")
     writer.actor("mm", "matmul", (x, w), (part,), firings=microbatches, labels="b k, k n -> b n")
     reduce = Meeting(key="y", kind="all_reduce", axes=("tp",), reduction="sum")
     writer.actor(
-        "y.all_reduce", "all_reduce", (part,), (whole,), firings=microbatches, meeting=reduce
+        "y.all_reduce", "all_reduce", (part,), (total,), firings=microbatches, meeting=reduce
     )
     return checked(axes, writer.program(0, tuple(range(ranks)), microbatches=microbatches))
 
@@ -155,13 +155,13 @@ def in_a_bucket(
     writer = ProgramWriter(axes)
     parts = len(shapes)
     sources = [
-        writer.source(f"x{at}", shape, before)
-        for at, (shape, (before, _)) in enumerate(zip(shapes, sbps, strict=True))
+        writer.source(f"x{number}", shape, before)
+        for number, (shape, (before, _)) in enumerate(zip(shapes, sbps, strict=True))
     ]
     sources.append(writer.source("z", (4,), "B" if len(axes) == 1 else "(B, B)"))
     targets = [
-        writer.register(f"y{at}", shape, after)
-        for at, (shape, (_, after)) in enumerate(zip(shapes, sbps, strict=True))
+        writer.register(f"y{number}", shape, after)
+        for number, (shape, (_, after)) in enumerate(zip(shapes, sbps, strict=True))
     ]
     meeting = Meeting(key="x", kind=kind, axes=over, reduction="sum", parts=parts)
     writer.actor("box", kind, tuple(sources), tuple(targets), meeting=meeting)

@@ -13,7 +13,7 @@ Attributes = Mapping[str, int | float | str | bool]
 
 
 def run_state(**changes: object) -> RunState:
-    """Return the state of a run of one microbatch of 8 samples a step."""
+    """State of a run of one microbatch of 8 samples a step."""
     settings: dict[str, object] = {
         "seed": 0,
         "dataset": None,
@@ -62,15 +62,15 @@ def shard_of(
     shape: tuple[int, ...],
     dtype: str,
     splits: Mapping[str, int],
-    at: Mapping[str, int],
+    place: Mapping[str, int],
 ) -> tuple[Shard, tuple[slice, ...]]:
-    """Return the shard of an operand and its region, at one place of the split labels."""
+    """Shard of an operand and its region, at one place of the split labels."""
     offsets, local = [0] * len(shape), list(shape)
     for label, parts in splits.items():
         dim = dim_of(operand, label)
         if dim is not None:
             local[dim] = shape[dim] // parts
-            offsets[dim] = at[label] * local[dim]
+            offsets[dim] = place[label] * local[dim]
     region = tuple(slice(o, o + n) for o, n in zip(offsets, local, strict=True))
     shard = Shard(global_shape=shape, offsets=tuple(offsets), shape=tuple(local), dtype=dtype)
     return shard, region
@@ -96,13 +96,13 @@ def call_sharded(
     start = -np.inf if reduction == "max" else 0
     totals = [np.full(shard.shape, start, shard.dtype) for shard in outputs]
     for place in product(*(range(parts) for parts in splits.values())):
-        at = dict(zip(splits, place, strict=True))
-        given = [
-            shard_of(operand, array.shape, str(array.dtype), splits, at)
+        place_by_label = dict(zip(splits, place, strict=True))
+        input_pieces = [
+            shard_of(operand, array.shape, str(array.dtype), splits, place_by_label)
             for operand, array in zip(expression.inputs, inputs, strict=True)
         ]
-        made = [
-            shard_of(operand, shard.shape, shard.dtype, splits, at)
+        output_pieces = [
+            shard_of(operand, shard.shape, shard.dtype, splits, place_by_label)
             for operand, shard in zip(expression.outputs, outputs, strict=True)
         ]
         results = fire(
@@ -110,13 +110,13 @@ def call_sharded(
             labels,
             [
                 np.ascontiguousarray(array[region]).reshape(shard.shape)
-                for array, (shard, region) in zip(inputs, given, strict=True)
+                for array, (shard, region) in zip(inputs, input_pieces, strict=True)
             ],
-            [shard for shard, _ in made],
-            input_shards=[shard for shard, _ in given],
+            [shard for shard, _ in output_pieces],
+            input_shards=[shard for shard, _ in input_pieces],
             attributes=attributes,
         )
         join = np.maximum if reduction == "max" else np.add
-        for total, result, (_, region) in zip(totals, results, made, strict=True):
+        for total, result, (_, region) in zip(totals, results, output_pieces, strict=True):
             total[region] = join(total[region], result)
     return totals

@@ -25,6 +25,6 @@ def wave(name: str, *grids: NDArray[np.int64]) -> NDArray[Any]:
 
 
 def whole(name: str, shape: tuple[int, ...], first: int = 0) -> NDArray[Any]:
-    """What a source of `shape` reads when its first sample is number `first`."""
+    """Values that a source of `shape` reads when its first sample is number `first`."""
     head, *rest = shape
     return wave(name, *np.ix_(np.arange(first, first + head), *(np.arange(n) for n in rest)))

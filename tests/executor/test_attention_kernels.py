@@ -26,11 +26,11 @@ def gradient(labels: str, given: list[Array], dout: Array, **attributes: object)
     """dq, dk and dv of a form with these forward labels."""
     q = given[0]
     outputs = [whole(q.shape, DTYPE), whole(q.shape[:-1], DTYPE)]
-    made = call("attention", labels, given, outputs, attributes=attributes)
+    saved = call("attention", labels, given, outputs, attributes=attributes)
     inputs, results = labels.split(" -> ")
     out = results.split(", ")[0]
     return call(
-        "attention_grad", f"{inputs}, {results}, {out} -> {inputs}", [*given, *made, dout],
+        "attention_grad", f"{inputs}, {results}, {out} -> {inputs}", [*given, *saved, dout],
         [whole(array.shape, DTYPE) for array in given], attributes=attributes,
     )  # fmt: skip
 
@@ -64,10 +64,10 @@ def test_a_dim_of_one_group_may_be_left_out(labels: str, heads: int, left_out: t
     attributes = {"causal": True, "window": 9, "alibi": 8.0}
     expected = gradient(GROUPED, full, dout[:, :, None], **attributes)
     short = [q.squeeze(left_out), k[:, :, 0], v[:, :, 0]]
-    found = gradient(labels, short, dout.squeeze(left_out), **attributes)
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other.reshape(one.shape), atol=1e-12)
-    assert found[1].shape == (2, 70, 4)
+    gradients = gradient(labels, short, dout.squeeze(left_out), **attributes)
+    for array, reference in zip(gradients, expected, strict=True):
+        np.testing.assert_allclose(array, reference.reshape(array.shape), atol=1e-12)
+    assert gradients[1].shape == (2, 70, 4)
 
 
 def test_a_causal_window_is_the_mean_of_the_last_values_where_scores_are_equal():
@@ -89,8 +89,8 @@ def test_a_window_without_a_cause_reaches_as_far_ahead_as_behind():
 def test_a_window_as_long_as_the_sequence_changes_nothing(causal: bool):
     q, k, v, dout = (random(2, 70, 2, 4, seed=seed) for seed in range(4))
     wide = gradient(PLAIN, [q, k, v], dout, causal=causal, window=70)
-    for one, other in zip(wide, gradient(PLAIN, [q, k, v], dout, causal=causal), strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-12)
+    for array, reference in zip(wide, gradient(PLAIN, [q, k, v], dout, causal=causal), strict=True):
+        np.testing.assert_allclose(array, reference, atol=1e-12)
 
 
 def test_a_window_that_shows_a_query_nothing_is_refused():
@@ -112,9 +112,9 @@ def test_slopes_follow_the_head_wherever_heads_are_cut(heads: int):
     outputs = [whole(given[0].shape, DTYPE), whole(given[0].shape[:-1], DTYPE)]
     expected = call("attention", PLAIN, given, outputs, attributes=attributes)
     for splits in ({"h": 4}, {"h": 2, "t": 2}):
-        found = call_sharded("attention", PLAIN, given, outputs, splits, attributes=attributes)
-        for one, other in zip(found, expected, strict=True):
-            np.testing.assert_allclose(one, other, atol=1e-12)
+        sharded = call_sharded("attention", PLAIN, given, outputs, splits, attributes=attributes)
+        for array, reference in zip(sharded, expected, strict=True):
+            np.testing.assert_allclose(array, reference, atol=1e-12)
     # the last head's slope: the score of the key before falls by just that
     logits = np.zeros((1, 2, heads, 1))
     values = np.broadcast_to(np.array([0.0, 1.0])[None, :, None, None], logits.shape).copy()

@@ -35,21 +35,21 @@ def shard(sbp: NdSbp, coordinate: tuple[int, ...]) -> Shard:
 
 def box(kind: str, x: Array, before: NdSbp, after: NdSbp) -> dict[tuple[int, ...], Array]:
     """Fire `kind` on every rank of the mesh; its input is the rank's part of x under `before`."""
-    found = {}
+    outputs = {}
     for coordinate in product(range(2), range(2)):
-        given_shard, made = shard(before, coordinate), shard(after, coordinate)
-        found[coordinate] = call(
+        input_shard, output_shard = shard(before, coordinate), shard(after, coordinate)
+        outputs[coordinate] = call(
             kind,
             "",
-            [part(x, given_shard)],
-            [made],
-            input_shards=[given_shard],
+            [part(x, input_shard)],
+            [output_shard],
+            input_shards=[input_shard],
             input_sbp=(before,),
             output_sbp=(after,),
             coordinate=coordinate,
             axis_sizes=AXES,
         )[0]
-    return found
+    return outputs
 
 
 def part(x: Array, where: Shard) -> Array:
@@ -64,8 +64,8 @@ whole_or_split = st.sampled_from([BROADCAST, split(0), split(1)])
 @settings(max_examples=20, deadline=None)
 def test_slice_keeps_each_ranks_shard(after: NdSbp):
     x = np.arange(32.0).reshape(SHAPE)
-    found = box("slice", x, (BROADCAST, BROADCAST), after)
-    for coordinate, array in found.items():
+    outputs = box("slice", x, (BROADCAST, BROADCAST), after)
+    for coordinate, array in outputs.items():
         np.testing.assert_array_equal(array, part(x, shard(after, coordinate)))
 
 
@@ -79,9 +79,9 @@ def test_padded_parts_add_up_to_the_whole(before: NdSbp, which: tuple[int, ...])
         which = (0, 1)
     x = np.random.default_rng(0).standard_normal(SHAPE)
     after = tuple(PARTIAL_SUM if axis in which else sbp for axis, sbp in enumerate(before))
-    found = box("pad", x, before, after)
+    outputs = box("pad", x, before, after)
     total = np.zeros(SHAPE)
-    for coordinate, array in found.items():
+    for coordinate, array in outputs.items():
         where = shard(after, coordinate)
         region = tuple(slice(o, o + n) for o, n in zip(where.offsets, where.shape, strict=True))
         copies = np.prod([
@@ -93,8 +93,8 @@ def test_padded_parts_add_up_to_the_whole(before: NdSbp, which: tuple[int, ...])
 
 def test_padding_for_a_maximum_uses_minus_infinity():
     x = -np.arange(1.0, 33).reshape(SHAPE)
-    found = box("pad", x, (split(0), BROADCAST), (PARTIAL_MAX, BROADCAST))
-    np.testing.assert_array_equal(np.max(list(found.values()), axis=0), x)
+    outputs = box("pad", x, (split(0), BROADCAST), (PARTIAL_MAX, BROADCAST))
+    np.testing.assert_array_equal(np.max(list(outputs.values()), axis=0), x)
 
 
 def test_slice_refuses_a_shard_outside_its_input():

@@ -57,9 +57,9 @@ def test_targets_are_the_tokens_one_further(tmp_path: Path):
 def test_a_sample_does_not_depend_on_who_reads_it(tmp_path: Path):
     (tmp_path / "text").write_bytes(bytes(range(200)))
     data = open_dataset(str(tmp_path / "text"), gpt(), seed=3)
-    whole = read(data, "tokens", [5, 6, 7, 8])
-    np.testing.assert_array_equal(read(data, "tokens", [7]), whole[2:3])
-    np.testing.assert_array_equal(read(data, "tokens", [6, 8], slice(4, 8)), whole[1::2, 4:8])
+    batch = read(data, "tokens", [5, 6, 7, 8])
+    np.testing.assert_array_equal(read(data, "tokens", [7]), batch[2:3])
+    np.testing.assert_array_equal(read(data, "tokens", [6, 8], slice(4, 8)), batch[1::2, 4:8])
 
 
 def test_samples_follow_from_the_seed(tmp_path: Path):
@@ -142,11 +142,11 @@ def test_what_is_wrong_with_data_is_said(tmp_path: Path):
 
 
 def reading(**inputs: tuple[str, tuple[int, ...], int]) -> ModelSpec:
-    """A model of inputs by name: source, shape of a sample, ids."""
+    """Model of inputs by name: source, shape of a sample, ids."""
     builder = GraphBuilder(name="own", batch=1, tokens_per_sample=1)
     builder.begin_block("data")
     for name, (source, shape, values) in inputs.items():
-        dims = " ".join(f"{name}{at}" for at in range(len(shape)))
+        dims = " ".join(f"{name}{dim}" for dim in range(len(shape)))
         builder.input(name, f"b {dims}", (1, *shape), source=source, values=values)
     return graph_spec(builder.build(), "fp32")
 
@@ -193,7 +193,7 @@ def test_a_vocabulary_of_targets_may_be_padded():
 
 
 def test_a_bin_file_holds_ids_for_a_vocabulary_of_256_too(tmp_path: Path):
-    ids = [(7 * at) % 256 for at in range(60)]
+    ids = [(7 * position) % 256 for position in range(60)]
     data = open_dataset(token_file(tmp_path / "own.bin", ids), gpt(), seed=0)
     assert data.corpus.tokens.tolist() == ids
     (tmp_path / "text.bin").write_bytes(b"what is text may be called anything else")

@@ -41,17 +41,17 @@ def channels_last(data: Dataset, *region: slice) -> Array:
 def read(data: Dataset, name: str, samples: list[int], *region: slice, seed: int = 0) -> Array:
     shapes = {"images": IMAGE, "categories": (4,), "features": (3,)}
     shape = shapes.get(name, ())
-    whole = tuple(slice(0, size) for size in shape)
-    source = Source(name=name, values=0, shape=shape, region=region or whole)
+    everything = tuple(slice(0, size) for size in shape)
+    source = Source(name=name, values=0, shape=shape, region=region or everything)
     return data.read(source, np.array(samples))
 
 
 def check_parts(data: Dataset, name: str, *region: slice) -> None:
-    """Two samples and a region of them are what the whole batch holds."""
-    whole = read(data, name, [3, 4, 5, 6])
+    """Check that two samples and a region of them are what the whole batch holds."""
+    batch = read(data, name, [3, 4, 5, 6])
     part = read(data, name, [4, 6], *region)
-    assert part.dtype == whole.dtype == (np.float32 if name in ("images", "features") else np.int32)
-    np.testing.assert_array_equal(part, whole[[1, 3]][(slice(None), *region)])
+    assert part.dtype == batch.dtype == (np.float32 if name in ("images", "features") else np.int32)
+    np.testing.assert_array_equal(part, batch[[1, 3]][(slice(None), *region)])
 
 
 @pytest.mark.parametrize(("classes", "occur"), [(3, 3), (10, 10), (1000, 10)])

@@ -47,24 +47,24 @@ def dropped(x: Array, *, firing: int = 0, labels: str = "b t n", **run: object) 
             inputs=(shard,), outputs=(shard,), run=run_state(**run),
         )
     )  # fmt: skip
-    found = np.full_like(x, 77)
-    kernel(firing, [x], [found])
-    return found
+    output = np.full_like(x, 77)
+    kernel(firing, [x], [output])
+    return output
 
 
 def test_rate_and_mean_are_right():
-    kept = dropped(np.ones((8, 128, 256)), batch=8)
-    count = kept.size
-    assert abs(np.count_nonzero(kept) / count - 0.9) < 5 * np.sqrt(0.09 / count)
-    assert abs(kept.mean() - 1) < 5 * np.sqrt(0.1 / 0.9 / count)
-    np.testing.assert_allclose(np.unique(kept), [0, 1 / 0.9])
+    output = dropped(np.ones((8, 128, 256)), batch=8)
+    count = output.size
+    assert abs(np.count_nonzero(output) / count - 0.9) < 5 * np.sqrt(0.09 / count)
+    assert abs(output.mean() - 1) < 5 * np.sqrt(0.1 / 0.9 / count)
+    np.testing.assert_allclose(np.unique(output), [0, 1 / 0.9])
 
 
 def test_neighbours_samples_and_ops_are_dropped_independently():
-    kept = dropped(np.ones((8, 64, 512))) > 0
-    for one, other in ((kept[:, 1:], kept[:, :-1]), (kept[..., 1:], kept[..., :-1])):
-        assert abs(np.mean(one & other) - 0.81) < 0.005
-    assert abs(np.mean(kept[1:] & kept[:-1]) - 0.81) < 0.005
+    mask = dropped(np.ones((8, 64, 512))) > 0
+    for elements, neighbours in ((mask[:, 1:], mask[:, :-1]), (mask[..., 1:], mask[..., :-1])):
+        assert abs(np.mean(elements & neighbours) - 0.81) < 0.005
+    assert abs(np.mean(mask[1:] & mask[:-1]) - 0.81) < 0.005
 
 
 @pytest.mark.parametrize(
@@ -75,10 +75,10 @@ def test_a_split_changes_no_bit(splits: dict[str, int]):
     x = np.random.default_rng(0).standard_normal((4, 6, 110))
     shards = [whole(x.shape, "float64")]
     expected = dropped(x, batch=4)
-    (found,) = call_sharded(
+    (output,) = call_sharded(
         "dropout", "b t n -> b t n", [x], shards, splits, attributes=ATTRIBUTES
     )  # fmt: skip
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(output, expected)
 
 
 def test_rows_longer_than_a_chunk_and_off_the_counters_words_change_no_bit():
@@ -86,10 +86,10 @@ def test_rows_longer_than_a_chunk_and_off_the_counters_words_change_no_bit():
     shards = [whole(x.shape, "float64")]
     expected = dropped(x)
     for splits in ({"t": 3}, {"n": 2}, {"b": 2}):
-        (found,) = call_sharded(
+        (output,) = call_sharded(
             "dropout", "b t n -> b t n", [x], shards, splits, attributes=ATTRIBUTES
         )
-        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(output, expected)
 
 
 def test_the_microbatch_changes_no_bit_and_a_resumed_run_goes_on():

@@ -28,7 +28,7 @@ def top_k(
 def there_and_back(
     x: Array, expert: Array, place: Array, weight: Array, experts: int, capacity: int
 ) -> tuple[Array, Array]:
-    """What lies at the experts, and what comes back."""
+    """Values that lie at the experts, and those that come back."""
     samples, _, features = x.shape
     form = whole((experts, samples, capacity, features), DTYPE)
     (sent,) = call("dispatch", DISPATCH, [x, expert, place], [form])
@@ -67,7 +67,7 @@ def test_of_equal_scores_the_lower_expert_is_chosen():
 
 
 def test_only_experts_of_the_best_groups_are_chosen():
-    # by the sum of two the second group wins, though the first holds the largest score
+    # The second group wins by the sum of two, though the first holds the largest score.
     scores = np.array([[[9.0, 0, 0, 6, 5, 1]]])
     _, expert, _ = top_k(scores, 2, capacity=1, groups=2, kept_groups=1)
     np.testing.assert_array_equal(expert[0, 0], [3, 4])

@@ -80,10 +80,10 @@ def test_a_fused_plan_trains_to_the_same_bits(model, pins):
     fused, few = trained(replace(plan, fusion=FUSED))
     plain, many = trained(replace(plan, fusion=UNFUSED))
     assert few < 0.8 * many
-    for one, other in zip(fused, plain, strict=True):
-        assert one.run_state.totals == other.run_state.totals
-        registers = {r.name: i for i, r in enumerate(other.program.registers) if r.initial}
-        for index, register in enumerate(one.program.registers):
+    for fused_rank, plain_rank in zip(fused, plain, strict=True):
+        assert fused_rank.run_state.totals == plain_rank.run_state.totals
+        registers = {r.name: i for i, r in enumerate(plain_rank.program.registers) if r.initial}
+        for index, register in enumerate(fused_rank.program.registers):
             if register.initial:
-                values = one.value(index, 0), other.value(registers[register.name], 0)
+                values = fused_rank.value(index, 0), plain_rank.value(registers[register.name], 0)
                 np.testing.assert_array_equal(*values, err_msg=register.name)

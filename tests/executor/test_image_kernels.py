@@ -44,14 +44,14 @@ def test_samples_that_do_not_fit_one_part_are_taken_in_several():
     x, w = random(samples, 8, 32, 32), random(2, 8, 3, 3, seed=1)
     dy = random(samples, 2, 32, 32, seed=2)
     forward, grad_input, grad_weight = convolution(attributes, sizes)
-    image, weight, made = "b c y! x!", "n c q! p!", "b n j! i!"
+    image, weight, out = "b c y! x!", "n c q! p!", "b n j! i!"
     for kind, labels, given, expected in (
-        ("conv", f"{image}, {weight} -> {made}", [x, w], forward(x, w)),
-        ("conv_grad_input", f"{made}, {weight} -> {image}", [dy, w], grad_input(dy, w)),
-        ("conv_grad_weight", f"{image}, {made} -> {weight}", [x, dy], grad_weight(x, dy)),
+        ("conv", f"{image}, {weight} -> {out}", [x, w], forward(x, w)),
+        ("conv_grad_input", f"{out}, {weight} -> {image}", [dy, w], grad_input(dy, w)),
+        ("conv_grad_weight", f"{image}, {out} -> {weight}", [x, dy], grad_weight(x, dy)),
     ):
-        (found,) = call(kind, labels, given, [whole(expected.shape, DTYPE)], attributes=attributes)
-        np.testing.assert_allclose(found, expected, atol=1e-10)
+        (output,) = call(kind, labels, given, [whole(expected.shape, DTYPE)], attributes=attributes)
+        np.testing.assert_allclose(output, expected, atol=1e-10)
 
 
 def test_padding_is_no_largest_value_and_equals_give_the_slope_to_the_first():
@@ -80,10 +80,10 @@ def test_a_mean_counts_its_padding():
 
 
 def on_shards(
-    kind: str, labels: str, shards: list[list[Array]], split: list[bool], made: list[bool]
+    kind: str, labels: str, shards: list[list[Array]], split: list[bool], output_split: list[bool]
 ) -> list[list[Array]]:
     """Outputs of a kernel on two halves of the samples, where inputs and outputs are split."""
-    found = []
+    shard_outputs = []
     for half, given in enumerate(shards):
         places = []
         for array, cut in zip(given, split, strict=True):
@@ -97,7 +97,7 @@ def on_shards(
             )  # fmt: skip
         image = places[0]
         channels = whole((image.shape[1],), DTYPE)
-        outputs = [image if cut else channels for cut in made]
+        outputs = [image if cut else channels for cut in output_split]
         kernel = make_kernel(
             KernelContext(
                 kind=kind, name=kind, labels=labels, attributes=EPSILON, inputs=tuple(places),
@@ -106,8 +106,8 @@ def on_shards(
         )  # fmt: skip
         arrays = [np.empty(shard.shape) for shard in outputs]
         kernel(0, given, arrays)
-        found.append(arrays)
-    return found
+        shard_outputs.append(arrays)
+    return shard_outputs
 
 
 @pytest.mark.parametrize(("dims", "shape"), [("b c y x", (8, 3, 4, 5)), ("b c", (8, 3))])
@@ -119,17 +119,17 @@ def test_batch_norm_of_a_split_batch_takes_the_statistics_of_the_whole(
     xs, dys = np.split(x, 2), np.split(dy, 2)
     (sums,) = sum_of(on_shards("channel_sums", f"{dims} -> c", [[x] for x in xs], [True], [False]))
     given = [[x, sums] for x in xs]
-    found = on_shards("channel_squares", f"{dims}, c -> c", given, [True, False], [False])
-    (squares,) = sum_of(found)
+    partial_squares = on_shards("channel_squares", f"{dims}, c -> c", given, [True, False], [False])
+    (squares,) = sum_of(partial_squares)
     given = [[x, sums, squares, gamma, beta] for x in xs]
-    made = on_shards(
+    pieces = on_shards(
         "batch_norm", f"{dims}, c, c, c, c -> {dims}", given, [True, *[False] * 4], [True]
     )
     axes = tuple(axis for axis in range(len(shape)) if axis != 1)
     spread = (1, 3, 1, 1)[: len(shape)]
     std = np.sqrt(x.var(axes, keepdims=True) + 1e-5)
     normal = (x - x.mean(axes, keepdims=True)) / std
-    whole_y = np.concatenate([y for (y,) in made])
+    whole_y = np.concatenate([y for (y,) in pieces])
     np.testing.assert_allclose(
         whole_y, normal * gamma.reshape(spread) + beta.reshape(spread), atol=1e-12
     )
@@ -141,14 +141,14 @@ def test_batch_norm_of_a_split_batch_takes_the_statistics_of_the_whole(
     np.testing.assert_allclose(dgamma, (dy * normal).sum(axes), atol=1e-11)
     np.testing.assert_allclose(dbeta, dy.sum(axes), atol=1e-11)
     given = [[*four, gamma, dgamma, dbeta] for four in given]
-    made = on_shards(
+    pieces = on_shards(
         "batch_norm_grad_input", f"{dims}, {dims}, c, c, c, c, c -> {dims}", given,
         [*both, *[False] * 3], [True],
     )  # fmt: skip
     mean_dy = dy.mean(axes, keepdims=True)
     along = normal * (dy * normal).mean(axes, keepdims=True)
     np.testing.assert_allclose(
-        np.concatenate([dx for (dx,) in made]),
+        np.concatenate([dx for (dx,) in pieces]),
         gamma.reshape(spread) / std * (dy - mean_dy - along),
         atol=1e-12,
     )
@@ -156,4 +156,4 @@ def test_batch_norm_of_a_split_batch_takes_the_statistics_of_the_whole(
 
 def sum_of(shards: list[list[Array]]) -> list[Array]:
     """The partial outputs of two ranks, added up."""
-    return [one + other for one, other in zip(*shards, strict=True)]
+    return [first + second for first, second in zip(*shards, strict=True)]

@@ -30,15 +30,15 @@ every_example = pytest.mark.parametrize(
 def output_shards(example: Example, dtype: str) -> list[Shard]:
     integers = OPS[example.kind].integer_outputs
     return [
-        whole(shape_of(operand, example.label_sizes), "int32" if at in integers else dtype)
-        for at, operand in enumerate(parse(example.labels).outputs)
+        whole(shape_of(operand, example.label_sizes), "int32" if position in integers else dtype)
+        for position, operand in enumerate(parse(example.labels).outputs)
     ]
 
 
-def assert_close(found: list[Array], expected: tuple[Array, ...], dtype: str) -> None:
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+def assert_close(outputs: list[Array], expected: tuple[Array, ...], dtype: str) -> None:
+    assert len(outputs) == len(expected)
+    for output, reference in zip(outputs, expected, strict=True):
+        np.testing.assert_allclose(output, reference, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
 def test_every_op_kind_has_a_kernel_and_every_kernel_an_op_kind():
@@ -58,18 +58,18 @@ def test_every_kernel_has_an_example_or_a_test_of_its_own():
 @every_example
 def test_a_kernel_computes_what_its_formula_says(example: Example, dtype: str):
     inputs = example.inputs(dtype)
-    found = call(
+    outputs = call(
         example.kind,
         example.labels,
         inputs,
         output_shards(example, dtype),
         attributes=example.attributes,
     )
-    assert_close(found, example.expected(inputs), dtype)
+    assert_close(outputs, example.expected(inputs), dtype)
 
 
 def splits_of(example: Example) -> st.SearchStrategy[dict[str, int]]:
-    """Any set of labels the op table allows to split, each into parts that divide it."""
+    """Strategy of splits: labels that the op table lets be split, into parts that divide them."""
     expression = parse(example.labels)
     reduction = OPS[example.kind].reduction
     outputs = [{x for dim in operand for x in dim} for operand in expression.outputs]
@@ -84,7 +84,7 @@ def splits_of(example: Example) -> st.SearchStrategy[dict[str, int]]:
         for label in allowed
     }
     return st.fixed_dictionaries(parts).map(
-        lambda found: {label: parts for label, parts in found.items() if parts > 1}
+        lambda drawn: {label: parts for label, parts in drawn.items() if parts > 1}
     )
 
 
@@ -94,7 +94,7 @@ def splits_of(example: Example) -> st.SearchStrategy[dict[str, int]]:
 def test_shards_put_together_equal_the_whole(example: Example, data: st.DataObject):
     splits = data.draw(splits_of(example))
     inputs = example.inputs("float64")
-    found = call_sharded(
+    outputs = call_sharded(
         example.kind,
         example.labels,
         inputs,
@@ -103,7 +103,7 @@ def test_shards_put_together_equal_the_whole(example: Example, data: st.DataObje
         attributes=example.attributes,
         reduction=OPS[example.kind].reduction,
     )
-    assert_close(found, example.expected(inputs), "float64")
+    assert_close(outputs, example.expected(inputs), "float64")
 
 
 @every_example
@@ -112,10 +112,10 @@ def test_partial_inputs_give_partial_outputs_where_the_table_says_linear(example
     inputs = example.inputs("float64")
     shards = output_shards(example, "float64")
     joint = row.linear == "joint"
-    for at in [tuple(range(len(inputs)))] if joint else [(index,) for index in row.linear]:
+    for positions in [tuple(range(len(inputs)))] if joint else [(index,) for index in row.linear]:
         other = example.inputs("float64", seed=1)
-        first = [other[i] if i in at else x for i, x in enumerate(inputs)]
-        second = [x - other[i] if i in at else x for i, x in enumerate(inputs)]
+        first = [other[i] if i in positions else x for i, x in enumerate(inputs)]
+        second = [x - other[i] if i in positions else x for i, x in enumerate(inputs)]
         partial = [
             call(example.kind, example.labels, given, shards, attributes=example.attributes)
             for given in (first, second)

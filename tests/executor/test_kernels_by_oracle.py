@@ -30,10 +30,11 @@ def test_a_kernel_computes_what_the_oracle_does(kind: str, sample: Sample) -> No
     inputs = [x if x.dtype == np.float64 else x.astype(np.int32) for x in sample.inputs()]
     shapes = [shape_of(operand, sample.all_sizes) for operand in parse(sample.labels).outputs]
     dtypes = [
-        "int32" if at in OPS[kind].integer_outputs else "float64" for at in range(len(shapes))
+        "int32" if position in OPS[kind].integer_outputs else "float64"
+        for position in range(len(shapes))
     ]
     outputs = [whole(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
-    found = call(kind, sample.labels, inputs, outputs, attributes=sample.attributes)
+    computed = call(kind, sample.labels, inputs, outputs, attributes=sample.attributes)
     expected = evaluate(kind, sample.labels, inputs, shapes, sample.attributes)
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-8, atol=1e-8)
+    for output, reference in zip(computed, expected, strict=True):
+        np.testing.assert_allclose(output, reference, rtol=1e-8, atol=1e-8)

@@ -40,7 +40,7 @@ DEADLINE_S = 120.0
 
 @pytest.fixture(autouse=True)
 def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No rank, shared-memory segment or job folder outlives a run."""
+    """Require that no rank, shared-memory segment or job folder outlives a run."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -53,38 +53,38 @@ def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 
 
 def is_soon(condition: Callable[[], bool]) -> bool:
-    """Whether it comes true; the deadline only ends what never does."""
+    """True if the condition comes true; the deadline only ends what never does."""
     deadline = monotonic() + DEADLINE_S
-    while not (found := condition()) and monotonic() < deadline:
+    while not (came_true := condition()) and monotonic() < deadline:
         sleep(0.02)
-    return found
+    return came_true
 
 
 def segments() -> set[Path]:
     return set(Path("/dev/shm").glob("*mpich*"))
 
 
-def unused(found: set[Path]) -> set[Path]:
+def unused(segments: set[Path]) -> set[Path]:
     """Segments that no process maps: those of other runs, which go on meanwhile, are not ours."""
-    for path in Path("/proc").glob("[0-9]*/maps") if found else ():
+    for path in Path("/proc").glob("[0-9]*/maps") if segments else ():
         try:
             mapped = path.read_text()
         except OSError:
             continue
-        found = {one for one in found if str(one) not in mapped}
-    return found
+        segments = {segment for segment in segments if str(segment) not in mapped}
+    return segments
 
 
 def ranks_of(parent: int) -> list[int]:
-    """Processes that `parent` started as ranks."""
-    found = []
+    """Process ids of the ranks that `parent` started."""
+    pids = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
             if f"{TOKEN}={parent}-".encode() in path.read_bytes():
-                found.append(int(path.parent.name))
+                pids.append(int(path.parent.name))
         except OSError:
             continue
-    return found
+    return pids
 
 
 def losses_in_one_process(plan: Plan, steps: int) -> list[float]:
@@ -117,14 +117,14 @@ def test_processes_give_the_losses_of_one_process_and_checkpoints_go_on(tmp_path
     plan = data_parallel_pipeline()
     expected = losses_in_one_process(plan, 5)
     told: list[tuple[int, float]] = []
-    kept = tmp_path / "kept"
+    folder = tmp_path / "kept"
     with pytest.raises(CheckpointError, match="no checkpoint in"):
-        execute(plan, steps=1, checkpoint=kept, resume=True)
+        execute(plan, steps=1, checkpoint=folder, resume=True)
     first = execute(
         plan,
         steps=4,
         trace=True,
-        checkpoint=kept,
+        checkpoint=folder,
         checkpoint_every=2,
         progress=lambda step, loss: told.append((step, loss)),
     )
@@ -136,12 +136,12 @@ def test_processes_give_the_losses_of_one_process_and_checkpoints_go_on(tmp_path
     assert all(list(ends) == sorted(ends) for ends in first.trace.step_end_ns)
     firings = sum(sum(lane.firings) for lane in first.trace.lanes)
     assert len(first.trace.spans) == 4 * firings
-    assert sorted(path.name for path in kept.iterdir()) == ["step-00000002", "step-00000004"]
+    assert sorted(path.name for path in folder.iterdir()) == ["step-00000002", "step-00000004"]
 
     def gone(step: int, loss: float) -> None:
         raise BrokenPipeError
 
-    second = execute(plan, steps=1, checkpoint=kept, resume=True, progress=gone)
+    second = execute(plan, steps=1, checkpoint=folder, resume=True, progress=gone)
     np.testing.assert_allclose(second.losses, expected[4:], rtol=1e-5)
     assert second.first_step == 4
     again = recomputed(plan, {"h.0": "full", "h.2": "selective", "h.3": "full", "head": "full"})
@@ -149,10 +149,10 @@ def test_processes_give_the_losses_of_one_process_and_checkpoints_go_on(tmp_path
     assert third.losses == first.losses[:3]
     assert third.gradient_norms == first.gradient_norms[:3]
     assert {phase for lane in third.trace.lanes for phase in lane.phases} >= {"recompute"}
-    file = next((kept / "step-00000005").glob("head*.npy"))
+    file = next((folder / "step-00000005").glob("head*.npy"))
     file.unlink()
     with pytest.raises(CheckpointError, match=file.name):
-        execute(plan, steps=1, checkpoint=kept, resume=True)
+        execute(plan, steps=1, checkpoint=folder, resume=True)
 
 
 def test_data_that_is_not_there_is_refused_before_any_process_starts() -> None:

@@ -21,10 +21,10 @@ def test_a_constant_is_read_from_its_data_wherever_it_is_cut(dtype: str):
     values = np.arange(24).reshape(4, 6).astype(dtype)
     attributes = {"value": 0, "data": data_of(values)}
     for splits in ({}, {"t": 2}, {"t": 2, "d": 3}):
-        (found,) = call_sharded(
+        (output,) = call_sharded(
             "constant", " -> t d", [], [whole((4, 6), dtype)], splits, attributes=attributes
         )
-        np.testing.assert_array_equal(found, values)
+        np.testing.assert_array_equal(output, values)
 
 
 @pytest.mark.parametrize(
@@ -44,18 +44,18 @@ def test_a_constant_without_its_values_is_refused(data: str, complaint: str):
 
 
 def of_function(kind: str, x: Array, **attributes: float) -> Array:
-    (found,) = call(
+    (output,) = call(
         kind, "n -> n", [x], [whole(x.shape, str(x.dtype))], attributes=attributes
     )  # fmt: skip
-    return found
+    return output
 
 
 def slope_of(kind: str, x: Array, **attributes: float) -> Array:
-    (found,) = call(
+    (slope,) = call(
         f"{kind}_grad", "n, n -> n", [x, np.ones_like(x)], [whole(x.shape, str(x.dtype))],
         attributes=attributes,
     )  # fmt: skip
-    return found
+    return slope
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -92,8 +92,10 @@ def test_the_margin_is_an_angle_up_to_and_beyond_half_a_turn_and_its_slope_stays
     cosine = np.cos(angle)[:, None].astype(dtype)
     targets, attributes = np.zeros(5, np.int32), {"scale": 2.0, "margin": 0.5}
     shards = [whole((5, 1), dtype)]
-    (found,) = call("arc_margin", "b s, b -> b s", [cosine, targets], shards, attributes=attributes)
-    np.testing.assert_allclose(found[:, 0], 2 * np.cos(angle + 0.5), atol=3e-3)
+    (output,) = call(
+        "arc_margin", "b s, b -> b s", [cosine, targets], shards, attributes=attributes
+    )
+    np.testing.assert_allclose(output[:, 0], 2 * np.cos(angle + 0.5), atol=3e-3)
     (slope,) = call(
         "arc_margin_grad", "b s, b, b s -> b s", [cosine, targets, np.ones_like(cosine)], shards,
         attributes=attributes,
@@ -106,9 +108,9 @@ def test_the_margin_is_an_angle_up_to_and_beyond_half_a_turn_and_its_slope_stays
 
 def test_softmax_of_scores_far_from_zero_overflows_nothing():
     x = np.array([[1e4, 1e4 - 1, -1e4]], np.float32)
-    (found,) = call("softmax", "b n! -> b n!", [x], [whole((1, 3), "float32")])
+    (output,) = call("softmax", "b n! -> b n!", [x], [whole((1, 3), "float32")])
     share = 1 / (1 + np.exp(-1))
-    np.testing.assert_allclose(found, [[share, 1 - share, 0]], rtol=1e-3)
+    np.testing.assert_allclose(output, [[share, 1 - share, 0]], rtol=1e-3)
 
 
 def test_a_row_of_zeros_has_no_length_to_divide_by():

@@ -103,8 +103,8 @@ def test_a_profile_that_cannot_be_kept_is_used_and_that_is_said(
     spoil(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     told: list[str] = []
-    found = kept_profile("a", sample, refresh=False, told="measuring", progress=told.append)
-    assert found == sample()
+    profile = kept_profile("a", sample, refresh=False, told="measuring", progress=told.append)
+    assert profile == sample()
     assert told[0] == "measuring"
     assert told[1].startswith("the measurement is not kept: ")
     assert sorted(tmp_path.rglob("*")) == before
@@ -135,7 +135,7 @@ def test_probes_have_work_to_be_charged_by() -> None:
     works = {}
     for case in cases():
         works.setdefault(case.context.kind, []).append(case.work)
-    assert all(work > 0 for found in works.values() for work in found)
+    assert all(work > 0 for kind_works in works.values() for work in kind_works)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 6])

@@ -57,8 +57,8 @@ def test_state_that_passes_through_a_buffer_in_pieces_gives_the_same_bits(
     for pieces in (1, 3, 7):
         count = -(-SIZE * state_count * np.dtype(dtype).itemsize // 4 // pieces)
         buffer = np.full(count + 3, 77, "int32")
-        _, found, *_ = optimizer_run(kind, attributes, state_count, dtype, buffer=buffer)
-        np.testing.assert_array_equal(found, expected)
+        _, updated, *_ = optimizer_run(kind, attributes, state_count, dtype, buffer=buffer)
+        np.testing.assert_array_equal(updated, expected)
 
 
 def clipped(gradient: Array, total: Array, clip_norm: float) -> Array:
@@ -69,14 +69,14 @@ def clipped(gradient: Array, total: Array, clip_norm: float) -> Array:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 2e-5)])
 def test_adamw_follows_the_published_algorithm(dtype: str, tolerance: float):
-    start, found, gradients, totals = optimizer_run("adamw", ADAMW, 2, dtype)
+    start, updated, gradients, totals = optimizer_run("adamw", ADAMW, 2, dtype)
     w, m, v = start.astype(np.float64), np.zeros(SIZE), np.zeros(SIZE)
     for step, (gradient, total) in enumerate(zip(gradients, totals, strict=True), start=1):
         g = clipped(gradient, total, 0.5)
         m, v = 0.9 * m + 0.1 * g, 0.95 * v + 0.05 * g * g
         m_hat, v_hat = m / (1 - 0.9**step), v / (1 - 0.95**step)
         w = w - 0.01 * (m_hat / (np.sqrt(v_hat) + 1e-8) + 0.1 * w)
-    np.testing.assert_allclose(found, w, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(updated, w, rtol=tolerance, atol=tolerance)
 
 
 def test_adamw_counts_steps_over_all_runs():
@@ -88,22 +88,24 @@ def test_adamw_counts_steps_over_all_runs():
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_sgd_with_and_without_momentum(momentum: float):
     attributes = {"momentum": momentum, "weight_decay": 0.1, "clip_norm": 0.0}
-    start, found, gradients, totals = optimizer_run("sgd", attributes, int(momentum > 0), "float64")
+    start, updated, gradients, totals = optimizer_run(
+        "sgd", attributes, int(momentum > 0), "float64"
+    )
     w, velocity = start.copy(), np.zeros(SIZE)
     for gradient, total in zip(gradients, totals, strict=True):
         velocity = momentum * velocity + clipped(gradient, total, 0)
         w = w - 0.01 * (velocity + 0.1 * w)
-    np.testing.assert_allclose(found, w, rtol=1e-12)
+    np.testing.assert_allclose(updated, w, rtol=1e-12)
 
 
 def test_a_step_without_tokens_changes_nothing_but_decay():
     shards = (whole((2,), "float64"),) * 2 + (whole((3,), "float64"), whole((), "float64"))
-    (found,) = call(
+    (updated,) = call(
         "sgd", "n, n, z!, -> n",
         [np.ones(2), np.zeros(2), np.zeros(3), np.array(0.1)], [whole((2,), "float64")],
         input_shards=shards, attributes={"clip_norm": 1.0},
     )  # fmt: skip
-    np.testing.assert_array_equal(found, np.ones(2))
+    np.testing.assert_array_equal(updated, np.ones(2))
 
 
 def test_an_optimizer_without_its_state_is_refused():
@@ -117,11 +119,11 @@ def test_the_learning_rate_rises_falls_along_a_cosine_and_stays():
     }  # fmt: skip
 
     def rate(step: int, attributes: dict[str, float]) -> float:
-        (found,) = call(
+        (learning_rate,) = call(
             "learning_rate", " -> ", [], [whole((), "float64")],
             attributes=attributes, run=run_state(first_step=step),
         )  # fmt: skip
-        return float(found)
+        return float(learning_rate)
 
     assert [rate(step, schedule) for step in range(4)] == [0.5, 1.0, 1.5, 2.0]
     assert rate(4, schedule) == 2.0
@@ -149,10 +151,10 @@ def test_step_totals_count_a_broadcast_value_once_over_the_mesh():
 
 def test_step_totals_of_a_stage_without_a_loss_are_squares_alone():
     values = [np.array(3.0), np.array(5.0)]
-    (found,) = call(
+    (totals,) = call(
         "step_totals", ", -> z!", values, [whole((3,), "float64")], attributes={"has_loss": False}
     )
-    np.testing.assert_array_equal(found, [0, 0, 8])
+    np.testing.assert_array_equal(totals, [0, 0, 8])
 
 
 class SampleNumbers:

@@ -45,7 +45,7 @@ def test_gradients_are_those_of_finite_differences(spec: ModelSpec):
     trainer = reference(spec, batch=2, microbatches=2)
     rng = np.random.default_rng(0)
     for name in trainer.variables:
-        # away from the zeros and ones of the first step, where some gradients vanish
+        # Some gradients vanish at the zeros and ones of the first step.
         trainer.values[name] += 0.3 * rng.standard_normal(trainer.values[name].shape)
     trainer.accumulate_gradients()
     before = trainer.parameters()
@@ -57,9 +57,9 @@ def test_gradients_are_those_of_finite_differences(spec: ModelSpec):
             trainer.values[name][...] = before[name] + sign * 1e-5 * direction
             slopes.append(loss_sum(trainer))
         trainer.values[name][...] = before[name]
-        found = float((gradients[name] * direction).sum())
+        derivative = float((gradients[name] * direction).sum())
         expected = (slopes[0] - slopes[1]) / 2e-5
-        assert found == pytest.approx(expected, rel=2e-6, abs=1e-7), name
+        assert derivative == pytest.approx(expected, rel=2e-6, abs=1e-7), name
 
 
 def test_microbatches_of_a_step_add_up_to_the_whole_batch():

@@ -38,7 +38,7 @@ def read(data: Dataset, name: str, samples: list[int], *region: slice, values: i
 
 
 def original(data: MaskedText, samples: list[int]) -> Array:
-    """What stood there before ids were hidden."""
+    """Ids that stood there before some were hidden."""
     targets = read(data, "masked_targets", samples)
     return np.where(targets >= 0, targets, read(data, "masked_tokens", samples))
 
@@ -116,10 +116,10 @@ SOURCES = {
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_part_of_a_sample_is_that_part_of_the_whole(name: str):
     data = SOURCES[name]()
-    whole = read(data, name, [5, 6, 7, 8])
-    np.testing.assert_array_equal(read(data, name, [7]), whole[2:3])
-    np.testing.assert_array_equal(read(data, name, [6, 8], slice(3, 7)), whole[1::2, 3:7])
-    np.testing.assert_array_equal(read(data, name, [5], slice(0, 2)), whole[:1, :2])
+    batch = read(data, name, [5, 6, 7, 8])
+    np.testing.assert_array_equal(read(data, name, [7]), batch[2:3])
+    np.testing.assert_array_equal(read(data, name, [6, 8], slice(3, 7)), batch[1::2, 3:7])
+    np.testing.assert_array_equal(read(data, name, [5], slice(0, 2)), batch[:1, :2])
 
 
 @pytest.mark.parametrize("name", SOURCES)

@@ -94,15 +94,15 @@ def test_both_transports_move_what_one_process_moves(
     (tmp_path / "transport_rank.py").write_text(RANK)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     run_ranks("transport_rank", 4, folder)
-    found = [json.loads((folder / f"found.{rank}").read_text()) for rank in range(4)]
+    moved_by_rank = [json.loads((folder / f"found.{rank}").read_text()) for rank in range(4)]
     for name, graph in graphs.items():
         for state in run(graph, steps=3, batch=4, microbatches=2):
             for result in (register.name for register in state.program.registers):
                 if not result.startswith("y"):
                     continue
                 expected = [value(state, result, slot).tolist() for slot in (0, 1)]
-                assert found[state.rank][f"{name} shared {result}"] == expected, name
-                received = found[state.rank][f"{name} messages {result}"]
+                assert moved_by_rank[state.rank][f"{name} shared {result}"] == expected, name
+                received = moved_by_rank[state.rank][f"{name} messages {result}"]
                 np.testing.assert_allclose(received, expected, rtol=1e-12, err_msg=name)
 
 

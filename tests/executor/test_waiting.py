@@ -22,35 +22,35 @@ def bells() -> Iterator[tuple[Doorbell, Doorbell]]:
 
 
 def test_a_ring_wakes_who_waits(bells: tuple[Doorbell, Doorbell]) -> None:
-    mine, other = bells
+    bell, peer_bell = bells
     woken = threading.Event()
 
     def wait() -> None:
-        mine.wait(DEADLINE_S)
+        bell.wait(DEADLINE_S)
         woken.set()
 
     thread = threading.Thread(target=wait)
     thread.start()
-    other.ring([0])
+    peer_bell.ring([0])
     assert woken.wait(DEADLINE_S / 2)
     thread.join()
 
 
 def test_all_rings_before_a_wait_count_as_one(bells: tuple[Doorbell, Doorbell]) -> None:
-    mine, other = bells
+    bell, peer_bell = bells
     for _ in range(3):
-        other.ring([0])
-    mine.ring([0])
-    mine.wait(DEADLINE_S)
+        peer_bell.ring([0])
+    bell.ring([0])
+    bell.wait(DEADLINE_S)
     with pytest.raises(BlockingIOError):
-        mine._socket.recv(1)
+        bell._socket.recv(1)
 
 
 def test_a_ring_for_a_rank_that_has_gone_is_lost(bells: tuple[Doorbell, Doorbell]) -> None:
-    mine, other = bells
-    other.close()
-    mine.ring([1, 0])
-    mine.wait(DEADLINE_S)
+    bell, peer_bell = bells
+    peer_bell.close()
+    bell.ring([1, 0])
+    bell.wait(DEADLINE_S)
 
 
 def test_who_waits_looks_again_within_a_millisecond() -> None:

@@ -64,8 +64,8 @@ def answer_of(*arguments: object) -> dict[str, Any]:
     """The JSON document of a command that ends well."""
     done = millrace(*arguments, "--json")
     assert done.returncode == 0, done.stderr[-4000:]
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
 
 
 def used_bytes() -> int:

@@ -8,8 +8,8 @@ from millrace.executor.gpu.products.cublaslt import ProductLibrary
 
 def load_one_by_one(device: CupyDevice, names: list[str]) -> None:
     """Load functions each as a module of its own, as the cache then holds them."""
-    for one in names:
-        source, _, function = one.partition(":")
+    for name in names:
+        source, _, function = name.partition(":")
         device.load({source: [function]})
 
 

@@ -48,9 +48,9 @@ def device(request: pytest.FixtureRequest) -> Iterator[Any]:
     from millrace.executor.gpu.cupy_device import CupyDevice
     from millrace.executor.gpu.products.cublaslt import ProductLibrary
 
-    found = CupyDevice(0, ProductLibrary)
-    yield found
-    found.close()
+    cupy_device = CupyDevice(0, ProductLibrary)
+    yield cupy_device
+    cupy_device.close()
 
 
 @pytest.fixture(scope="session")
@@ -68,11 +68,11 @@ def compiled(request: pytest.FixtureRequest) -> None:
         f"{source}:{name}" for source, all_of in launched_functions().items() for name in all_of
     ]
     workers = min(12, os.cpu_count() or 1)
-    parts = [names[at::workers] for at in range(workers)]
+    parts = [names[offset::workers] for offset in range(workers)]
     with ThreadPoolExecutor(workers) as pool:
         done = list(pool.map(_compile_apart, parts))
-    for one in done:
-        assert one.returncode == 0, one.stderr[-4000:]
+    for process in done:
+        assert process.returncode == 0, process.stderr[-4000:]
 
 
 def _compile_apart(names: list[str]) -> subprocess.CompletedProcess[str]:

@@ -14,7 +14,7 @@ NOWHERE = Operand("address", 0, 64)
 
 
 class FaultyDevice(CupyDevice):
-    """Gives layer norms an address outside of all memory."""
+    """A GPU whose layer norms are given an address outside of all memory."""
 
     def issue(self, call: Call, stream: int) -> None:
         if isinstance(call, Launch) and call.source == "layer_norm":

@@ -1,4 +1,4 @@
-"""What every member of a group finds after a collective, by NumPy, and the calls that find it."""
+"""Values of every member of a group after a collective, by NumPy, and the bound calls."""
 
 import numpy as np
 
@@ -10,14 +10,14 @@ KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "rotate")
 
 
 def sent(kind: str, rank: int, members: int) -> Array:
-    """What a member sends: small whole numbers, whose sums are exact in every dtype."""
+    """Values that a member sends: small whole numbers, whose sums are exact in every dtype."""
     blocks = members if kind in ("reduce_scatter", "all_to_all") else 1
     generator = np.random.default_rng(rank)
     return generator.integers(-8, 8, (blocks, ELEMENTS)).astype(np.float32)
 
 
 def received(kind: str, rank: int, members: int, reduction: str = "sum") -> Array:
-    """What it finds."""
+    """Values that a member receives."""
     everyone = [sent(kind, member, members) for member in range(members)]
     join = np.add.reduce if reduction == "sum" else np.maximum.reduce
     match kind:
@@ -26,9 +26,9 @@ def received(kind: str, rank: int, members: int, reduction: str = "sum") -> Arra
         case "all_gather":
             return np.concatenate(everyone)
         case "reduce_scatter":
-            return join([one[rank : rank + 1] for one in everyone])
+            return join([values[rank : rank + 1] for values in everyone])
         case "all_to_all":
-            return np.stack([one[rank] for one in everyone])
+            return np.stack([values[rank] for values in everyone])
         case "rotate":
             return everyone[(rank - 1) % members]
     return everyone[0]

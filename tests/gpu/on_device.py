@@ -30,24 +30,24 @@ class Bench:
 
     def room(self, size_bytes: int) -> int:
         """Address of that many bytes."""
-        at = self._base + self._used
+        address = self._base + self._used
         self._used += -(-max(size_bytes, 1) // ALIGNMENT) * ALIGNMENT
         assert self._used <= self._size, "the bench is too small"
-        return at
+        return address
 
     def put(self, array: Array) -> int:
         """Address of a copy of an array."""
-        at = self.room(array.nbytes)
+        address = self.room(array.nbytes)
         if array.size:
-            self.device.to_device(at, np.ascontiguousarray(array).reshape(-1).view(np.uint8))
-        return at
+            self.device.to_device(address, np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        return address
 
     def take(self, address: int, like: Array) -> Array:
         """An array from device memory."""
-        found = np.empty_like(like)
-        if found.size:
-            self.device.to_host(found.reshape(-1).view(np.uint8), address)
-        return found
+        array = np.empty_like(like)
+        if array.size:
+            self.device.to_host(array.reshape(-1).view(np.uint8), address)
+        return array
 
     def settle(self) -> None:
         """Wait for the stream."""
@@ -73,34 +73,36 @@ class Bench:
 def carry_out(
     bench: Bench, calls: Calls, inputs: Sequence[Array], outputs: Sequence[Shard]
 ) -> list[Array]:
-    """What a firing leaves in its outputs, as stored; the same when it is replayed.
+    """Outputs of a firing, as stored; the same when it is replayed.
 
     `inputs` are as a device holds them.
     """
     bench.clear()
     blank = [empty(shard) for shard in outputs]
     places: dict[str, list[int]] = {
-        "read": [bench.put(one) for one in inputs],
-        "write": [bench.put(one) for one in blank],
-        "table": [bench.put(one) for one in calls.tables],
+        "read": [bench.put(array) for array in inputs],
+        "write": [bench.put(array) for array in blank],
+        "table": [bench.put(array) for array in calls.tables],
         "workspace": [bench.put(np.full(calls.workspace_bytes + 64, RUBBISH, np.uint8))],
         "control": [bench.put(np.zeros(128, np.uint8))],
     }
 
     def place(operand: Operand) -> Operand:
-        at = places[operand.role][operand.number] + operand.offset_bytes
-        return Operand("address", 0, at)
+        address = places[operand.role][operand.number] + operand.offset_bytes
+        return Operand("address", 0, address)
 
     located = [bound(call, place) for call in calls.of(0)]
     for call in located:
         bench.device.prepare(call, bench.stream)
     bench.fire(located)
-    fired = [bench.take(at, one) for at, one in zip(places["write"], blank, strict=True)]
-    for at, one in zip(places["write"], blank, strict=True):
-        if one.size:
-            bench.device.to_device(at, one.reshape(-1).view(np.uint8))
+    fired = [
+        bench.take(address, array) for address, array in zip(places["write"], blank, strict=True)
+    ]
+    for address, array in zip(places["write"], blank, strict=True):
+        if array.size:
+            bench.device.to_device(address, array.reshape(-1).view(np.uint8))
     bench.replay(located)
-    for at, one in zip(places["write"], fired, strict=True):
-        same: Any = bench.take(at, one).tobytes() == one.tobytes()
+    for address, array in zip(places["write"], fired, strict=True):
+        same: Any = bench.take(address, array).tobytes() == array.tobytes()
         assert same, "a replay gives other bits than the first firing"
     return fired

@@ -45,17 +45,17 @@ def alone(nccl: Any, device: Any) -> Iterator[tuple[NcclCommunicator, Bench]]:
     )
     set_environment(world, 1, device.multiprocessors)
     failures: list[ExecutorError] = []
-    made = NcclCommunicator(
+    communicator = NcclCommunicator(
         0, exchange_ids(world, [GROUP]), use_device=device.use, failed=failures.append, timeout_s=60
     )
     bench = Bench(device)
     kinds = {GROUP: KINDS}
-    made.warm_up(kinds, device.allocate(warm_up_bytes(kinds)), bench.stream)
+    communicator.warm_up(kinds, device.allocate(warm_up_bytes(kinds)), bench.stream)
     bench.settle()
-    yield made, bench
-    made.check()
+    yield communicator, bench
+    communicator.check()
     assert not failures
-    made.close()
+    communicator.close()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])

@@ -27,12 +27,12 @@ from tests.executor.kernel_calls import run_state
 from tests.gpu.conftest import EMULATED
 from tests.gpu.on_device import Bench, carry_out
 
-# Of the largest value: shares of the values are rounded to 16 bits before they are added up.
+# These are relative to the largest value: terms are rounded to 16 bits before they are added up.
 NEAR = {"bfloat16": 2e-2, "float16": 4e-3}
 STATISTICS_NEAR = 2e-2
 CAUSAL: Attributes = {"causal": True, "scale": 0.125}
 PLAIN: Attributes = {"causal": False, "scale": 0.125}
-# samples, queries, keys, groups, query heads of a group, head dim, value dim; attributes
+# Sizes are samples, queries, keys, groups, query heads of a group, head dim and value dim.
 ATTENTION = [
     ((2, 256, 256, 4, 1, 64, 64), CAUSAL),
     ((2, 256, 256, 4, 1, 64, 64), PLAIN),
@@ -41,8 +41,8 @@ ATTENTION = [
     ((1, 512, 512, 2, 2, 64, 64), CAUSAL | {"window": 200}),
     ((1, 512, 512, 1, 1, 64, 64), PLAIN | {"window": 200}),
 ]
-FAR = -400.0  # what a logsumexp is moved by: exp of it is 0 in float32
-# samples, channels, made, sides, window, stride, pad, groups
+FAR = -400.0  # shift of a logsumexp: exp of it is 0 in float32
+# Sizes are samples, channels, output channels, sides, window, stride, pad and groups.
 CONVOLUTIONS = [
     (4, 32, 64, 14, 3, 1, 1, 1),
     (4, 64, 32, 14, 1, 2, 0, 1),
@@ -54,7 +54,7 @@ CONVOLUTIONS = [
 
 @pytest.fixture(scope="module")
 def version(request: pytest.FixtureRequest) -> int:
-    """Of cuDNN."""
+    """Version of cuDNN."""
     if EMULATED:
         return STATISTICS_VERSION_MIN
     request.getfixturevalue("gpu")
@@ -67,7 +67,7 @@ def version(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(scope="module")
 def bench(version: int) -> Iterator[Bench]:
-    """Where a call that the library has no plan for is an error, and sums have one order."""
+    """Bench on which a call without a plan of the library is an error, and sums have one order."""
     if EMULATED:
         yield Bench(EmulatedDevice())
         return
@@ -81,18 +81,18 @@ def bench(version: int) -> Iterator[Bench]:
     device.close()
 
 
-def way(calls: Calls, at: int) -> Calls:
+def way(calls: Calls, number: int) -> Calls:
     """One way of a choice, as if there were no other."""
     (choice,) = calls.of(0)
     assert isinstance(choice, Choice)
-    option = choice.options[at]
+    option = choice.options[number]
     return Calls(
         of=lambda firing: option, tables=calls.tables, workspace_bytes=calls.workspace_bytes
     )
 
 
 def ways(calls: Calls, version: int) -> range:
-    """Those by the library that it may be asked for."""
+    """Options by the library that it may be asked for."""
     (choice,) = calls.of(0)
     assert isinstance(choice, Choice)
     last = len(choice.options) - 1
@@ -101,18 +101,18 @@ def ways(calls: Calls, version: int) -> range:
 
 def fired(bench: Bench, calls: Calls, inputs: list[Array], outputs: list[Shard]) -> list[Array]:
     """Outputs as numbers; fired twice and replayed with the same bits."""
-    launches = [one for one in leaves(*calls.of(0)) if isinstance(one, Launch)]
+    launches = [call for call in leaves(*calls.of(0)) if isinstance(call, Launch)]
     bench.device.load(functions_of(launches))
     first, again = (carry_out(bench, calls, inputs, outputs) for _ in range(2))
-    for one, other in zip(first, again, strict=True):
-        assert one.tobytes() == other.tobytes(), "two firings give different bits"
-    return [loaded(one, shard.dtype) for one, shard in zip(first, outputs, strict=True)]
+    for array, other in zip(first, again, strict=True):
+        assert array.tobytes() == other.tobytes(), "two firings give different bits"
+    return [loaded(array, shard.dtype) for array, shard in zip(first, outputs, strict=True)]
 
 
-def assert_near(found: Array, expected: Array, dtype: str) -> None:
-    assert np.isfinite(found).all()
+def assert_near(actual: Array, expected: Array, dtype: str) -> None:
+    assert np.isfinite(actual).all()
     near = NEAR[dtype] * float(np.abs(expected).max())
-    np.testing.assert_allclose(found, expected, rtol=0, atol=near)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=near)
 
 
 @pytest.mark.parametrize("shift", [0.0, FAR], ids=["near", "far"])
@@ -133,8 +133,8 @@ def test_attention_and_its_gradient_are_those_of_the_formula(
     numbers = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
     if shift:  # a feature that adds the same to every score
         numbers[0][..., 0], numbers[1][..., 0] = 64, shift / (64 * 0.125)
-    held = [stored(one, dtype) for one in numbers]
-    exact = [loaded(one, dtype).astype(np.float64) for one in held]
+    operands = [stored(values, dtype) for values in numbers]
+    exact = [loaded(operand, dtype).astype(np.float64) for operand in operands]
     expected = form.forward(*exact[:3])
     slopes = form.backward(*exact[:3], *expected, exact[3])
     q, k, v, out = (whole(shape, dtype) for shape in shapes)
@@ -146,15 +146,15 @@ def test_attention_and_its_gradient_are_those_of_the_formula(
             ("attention_grad", form.labels[1], [q, k, v, out, rows, out], [q, k, v]),
         )
     )
-    for at in ways(forward, version):
-        made, statistics = fired(bench, way(forward, at), held[:3], [out, rows])
-        assert_near(made, expected[0], dtype)
+    for number in ways(forward, version):
+        output, statistics = fired(bench, way(forward, number), operands[:3], [out, rows])
+        assert_near(output, expected[0], dtype)
         np.testing.assert_allclose(statistics, expected[1], rtol=0, atol=STATISTICS_NEAR)
-        given = [*held[:3], stored(made, dtype), stored(statistics, "float32"), held[3]]
-        found = fired(bench, way(backward, at), given, [q, k, v])
-        for one, other in zip(found, slopes, strict=True):
-            # along the feature that was added there are differences of large numbers
-            assert_near(one[..., 1:], other[..., 1:], dtype)
+        given = [*operands[:3], stored(output, dtype), stored(statistics, "float32"), operands[3]]
+        gradients = fired(bench, way(backward, number), given, [q, k, v])
+        for gradient, slope in zip(gradients, slopes, strict=True):
+            # Along the feature that was added there are differences of large numbers.
+            assert_near(gradient[..., 1:], slope[..., 1:], dtype)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -165,17 +165,19 @@ def test_convolutions_are_those_of_images_whose_channels_lie_last(
 ) -> None:
     b, c, n, side, window, stride, pad, groups = sizes
     dim = Dim(side, (side + 2 * pad - window) // stride + 1, window, stride, pad, 1)
-    found = Sizes(b=b, g=groups, c=c // groups, n=n // groups, y=dim, x=dim, dtype=dtype)
-    calls = way(with_library(direction, found, run_state(), Calls(of=lambda firing: ())), 0)
+    layer = Sizes(b=b, g=groups, c=c // groups, n=n // groups, y=dim, x=dim, dtype=dtype)
+    calls = way(with_library(direction, layer, run_state(), Calls(of=lambda firing: ())), 0)
     (call,) = calls.of(0)
     assert isinstance(call, Convolution)
     rng = np.random.default_rng(0)
-    held = [  # channels last in memory
-        stored(rng.standard_normal([one[at] for at in (0, 2, 3, 1)]) / 4, dtype)
-        for one in call.sizes
+    operands = [  # channels last in memory
+        stored(rng.standard_normal([shape[axis] for axis in (0, 2, 3, 1)]) / 4, dtype)
+        for shape in call.sizes
     ]
-    expected = [one.copy().transpose(0, 3, 1, 2) for one in held]
+    expected = [operand.copy().transpose(0, 3, 1, 2) for operand in operands]
     in_numpy(call, expected, to_wide, to_stored)
     *read, target = {FORWARD: (0, 1, 2), GRAD_INPUT: (2, 1, 0), GRAD_WEIGHT: (0, 2, 1)}[direction]
-    (made,) = fired(bench, calls, [held[at] for at in read], [whole(held[target].shape, dtype)])
-    assert_near(made.transpose(0, 3, 1, 2), loaded(expected[target], dtype), dtype)
+    (output,) = fired(
+        bench, calls, [operands[number] for number in read], [whole(operands[target].shape, dtype)]
+    )
+    assert_near(output.transpose(0, 3, 1, 2), loaded(expected[target], dtype), dtype)

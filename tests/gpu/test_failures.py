@@ -35,25 +35,25 @@ def _nothing_left(gpu: None) -> Iterator[None]:
 
 def is_soon(condition: Callable[[], bool]) -> bool:
     deadline = monotonic() + PATIENCE_S
-    while not (found := condition()) and monotonic() < deadline:
+    while not (holds := condition()) and monotonic() < deadline:
         sleep(0.1)
-    return found
+    return holds
 
 
 def ranks_of(parent: int) -> list[int]:
     """Processes that a command has started, launchers included."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
             if f"{TOKEN}={parent}-".encode() in (path / "environ").read_bytes():
-                found.append(int(path.name))
+                pids.append(int(path.name))
         except OSError:
             continue
-    return found
+    return pids
 
 
 def workers_of(parent: int) -> list[int]:
-    """Those of them that are ranks."""
+    """Ranks among the processes that a command has started."""
     commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in ranks_of(parent)}
     return [
         pid
@@ -67,12 +67,12 @@ def test_a_plan_too_large_for_what_is_free_is_answered_with_no(tmp_path: Path) -
 
     runtime = cupy.cuda.runtime
     free, _ = runtime.memGetInfo()
-    held = runtime.malloc(free - LEFT_BYTES)
+    address = runtime.malloc(free - LEFT_BYTES)
     try:
         plan = written(middling_plan(), tmp_path)
         done = millrace("run", plan, "--backend", "cupy", "--steps", 2)
     finally:
-        runtime.free(held)
+        runtime.free(address)
     assert done.returncode == 1, done.stderr[-2000:]
     last = done.stderr.strip().splitlines()[-1]
     assert "rank 0 needs" in last

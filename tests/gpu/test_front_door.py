@@ -31,35 +31,35 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[str,
 
 
 def test_a_run_trains_as_cpus_do(run: tuple[Path, Path, dict[str, Any]]) -> None:
-    found = run[2]
-    assert found["backend"] == "cupy"
-    assert found["ranks"] == 1
+    answer = run[2]
+    assert answer["backend"] == "cupy"
+    assert answer["ranks"] == 1
     expected = execute(planned("gpt", "fp32")[0], steps=STEPS).losses
-    np.testing.assert_allclose(found["loss"], expected, atol=NEAR, rtol=0)
+    np.testing.assert_allclose(answer["loss"], expected, atol=NEAR, rtol=0)
     actors = planned("gpt", "fp32")[2]
-    assert found["memory_bytes"]["arena"] == actors.programs[0].memory_bytes
-    assert found["memory_bytes"]["grown"] <= CODE_BYTES
+    assert answer["memory_bytes"]["arena"] == actors.programs[0].memory_bytes
+    assert answer["memory_bytes"]["grown"] <= CODE_BYTES
 
 
 def test_prediction_and_measurement_are_joined(run: tuple[Path, Path, dict[str, Any]]) -> None:
-    found = answer_of("compare", run[0], run[1])
-    assert found["measured_step_time_s"] > 0
-    assert {row["name"] for row in found["actors"]}
-    assert all(row["measured_s"] is not None for row in found["actors"])
+    answer = answer_of("compare", run[0], run[1])
+    assert answer["measured_step_time_s"] > 0
+    assert {row["name"] for row in answer["actors"]}
+    assert all(row["measured_s"] is not None for row in answer["actors"])
 
 
 def test_eager_gives_the_losses_of_captured(run: tuple[Path, Path, dict[str, Any]]) -> None:
     asked = ("run", run[0], "--backend", "cupy", "--steps", STEPS, "--deterministic")
-    found = answer_of(*asked, "--eager")
-    assert found["loss"] == run[2]["loss"]
+    answer = answer_of(*asked, "--eager")
+    assert answer["loss"] == run[2]["loss"]
 
 
 def test_two_ranks_share_a_gpu_in_loopback(tmp_path: Path) -> None:
     plan = written(planned("gpt", "fp32", (("dp", 2),))[0], tmp_path)
-    found = answer_of("run", plan, "--backend", "cupy", "--steps", STEPS, "--loopback")
-    assert found["ranks"] == 2
+    answer = answer_of("run", plan, "--backend", "cupy", "--steps", STEPS, "--loopback")
+    assert answer["ranks"] == 2
     expected = execute(planned("gpt", "fp32")[0], steps=STEPS).losses
-    np.testing.assert_allclose(found["loss"], expected, atol=NEAR, rtol=0)
+    np.testing.assert_allclose(answer["loss"], expected, atol=NEAR, rtol=0)
 
 
 def test_two_ranks_need_two_gpus(tmp_path: Path) -> None:
@@ -77,12 +77,12 @@ def test_a_checkpoint_goes_from_gpu_to_cpu_and_back(
     run: tuple[Path, Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     plan = run[0]
-    kept = ("--checkpoint", tmp_path)
+    checkpoint = ("--checkpoint", tmp_path)
     losses = []
     for number, where in enumerate(("cupy", "numpy", "cupy")):
         more = ("--resume",) if number else ()
-        asked = ("run", plan, "--backend", where, "--steps", 3, *kept, *more)
-        found = answer_of(*asked)
-        assert found["first_step"] == 3 * number
-        losses += found["loss"]
+        asked = ("run", plan, "--backend", where, "--steps", 3, *checkpoint, *more)
+        answer = answer_of(*asked)
+        assert answer["first_step"] == 3 * number
+        losses += answer["loss"]
     np.testing.assert_allclose(losses, run[2]["loss"][:9], atol=NEAR, rtol=0)

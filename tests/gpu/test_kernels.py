@@ -45,23 +45,23 @@ def test_a_kernel_computes_what_its_formula_says(
     case: tuple[Example, str, KernelContext], bench: Bench
 ) -> None:
     example, dtype, context = case
-    kept = [
+    inputs = [
         stored(array, shard.dtype)
         for array, shard in zip(example.inputs("float64"), context.inputs, strict=True)
     ]
     given = [
         loaded(array, shard.dtype).reshape(shard.shape)
-        for array, shard in zip(kept, context.inputs, strict=True)
+        for array, shard in zip(inputs, context.inputs, strict=True)
     ]
     given = [array if array.dtype == np.int32 else array.astype(np.float64) for array in given]
-    found = carry_out(bench, make_calls(context), kept, context.outputs)
+    outputs = carry_out(bench, make_calls(context), inputs, context.outputs)
     expected = example.expected(given)
-    assert len(found) == len(expected)
-    for one, shard, other in zip(found, context.outputs, expected, strict=True):
+    assert len(outputs) == len(expected)
+    for output, shard, other in zip(outputs, context.outputs, expected, strict=True):
         near = TOLERANCE[dtype]
         scale = max(1.0, float(np.abs(other).max(initial=0.0, where=np.isfinite(other))))
         np.testing.assert_allclose(
-            loaded(one, shard.dtype).reshape(other.shape), other, rtol=near, atol=near * scale
+            loaded(output, shard.dtype).reshape(other.shape), other, rtol=near, atol=near * scale
         )
 
 
@@ -70,5 +70,5 @@ def test_floats_become_16_bits_as_the_emulator_has_it(dtype: str, bench: Bench) 
     context = cast_context(dtype)
     calls = make_calls(context)
     bench.device.load(functions_of(calls.of(0)))
-    (found,) = carry_out(bench, calls, [floats()], context.outputs)
-    np.testing.assert_array_equal(found.view(np.uint16), wanted_bits(dtype))
+    (output,) = carry_out(bench, calls, [floats()], context.outputs)
+    np.testing.assert_array_equal(output.view(np.uint16), wanted_bits(dtype))

@@ -1,4 +1,4 @@
-"""What a model of a middling size takes on a GPU, against what its plan says."""
+"""Memory of a model of a middling size on a GPU, against what its plan says."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from tests.executor.gpu.plans import execute_on_device, loading, runs_of
 from tests.gpu.commands import CODE_BYTES, middling_plan
 from tests.gpu.conftest import EMULATED
 
-NEAR = 0.05  # of the prediction
+NEAR = 0.05  # share of the prediction
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ DTYPES = [
     ("bfloat16", "float32", "bf16"),
     ("float16", "float32", "fp16"),
 ]
-# m, n, k, batch: even ones, some that no vector of 16 bytes divides, and a row and a column
+# Shapes are m, n, k, batch: even ones, some that vectors of 16 bytes do not divide, a row, a column
 SHAPES = [(64, 128, 32, 1), (17, 33, 9, 1), (48, 24, 40, 3), (1, 65, 31, 1), (65, 1, 31, 2)]
 ARITHMETIC = {"float16": "fp16", "bfloat16": "bf16"}
 NARROW = [
@@ -75,80 +75,90 @@ class Side:
 @pytest.mark.parametrize("accumulate", [False, True], ids=["new", "added"])
 @pytest.mark.parametrize("gap", [0, 8], ids=["dense", "gaps"])
 @pytest.mark.parametrize("turned", range(8), ids=lambda bits: f"{bits:03b}")
-@pytest.mark.parametrize(("narrow", "made", "arithmetic"), DTYPES, ids="-".join)
+@pytest.mark.parametrize(("narrow", "out", "arithmetic"), DTYPES, ids="-".join)
 def test_a_product_is_that_of_float64(
-    bench: Bench, narrow: str, made: str, arithmetic: str, turned: int, gap: int, accumulate: bool
+    bench: Bench, narrow: str, out: str, arithmetic: str, turned: int, gap: int, accumulate: bool
 ) -> None:
     for number, (m, n, k, batch) in enumerate(SHAPES):
         bench.clear()
         sides = [
-            Side(rows, columns, batch, dtype, turned=bool(turned >> at & 1), gap=gap, seed=at)
-            for at, (rows, columns, dtype) in enumerate(
-                [(m, k, narrow), (k, n, narrow), (m, n, made)]
+            Side(rows, columns, batch, dtype, turned=bool(turned >> index & 1), gap=gap, seed=index)
+            for index, (rows, columns, dtype) in enumerate(
+                [(m, k, narrow), (k, n, narrow), (m, n, out)]
             )
         ]
         a, b, d = sides
         places = [bench.put(side.flat) for side in sides]
-        found = [side.matrices(at) for side, at in zip(sides, places, strict=True)]
-        call = Product(found[0], found[1], found[2], m, n, k, batch, arithmetic, accumulate)
+        matrices = [side.matrices(address) for side, address in zip(sides, places, strict=True)]
+        call = Product(
+            matrices[0], matrices[1], matrices[2], m, n, k, batch, arithmetic, accumulate
+        )
         expected = a.wide(a.flat) @ b.wide(b.flat)
         if accumulate:
             expected += d.wide(d.flat)
-        near = TF32_NEAR if arithmetic == "tf32" else NEAR[made if made == narrow else narrow]
+        near = TF32_NEAR if arithmetic == "tf32" else NEAR[out if out == narrow else narrow]
         check(bench, [call], d, places[2], expected, near, f"gaps of d, shape {number}")
 
 
 def check(
-    bench: Bench, calls: Sequence[Call], d: Side, at: int, expected: Array, near: float, gaps: str
+    bench: Bench,
+    calls: Sequence[Call],
+    d: Side,
+    address: int,
+    expected: Array,
+    near: float,
+    gaps: str,
 ) -> None:
-    """Calls leave in d, which lies there, what is expected, fired as replayed."""
+    """Assert that calls leave in d, at `address`, what is expected, fired as replayed."""
     for call in calls:
         bench.device.prepare(call, bench.stream)
     bench.fire(calls)
-    fired = bench.take(at, d.flat)
+    fired = bench.take(address, d.flat)
     scale = max(1.0, float(np.abs(expected).max()))
     np.testing.assert_allclose(d.wide(fired), expected, rtol=0, atol=near * scale)
     untouched = d.flat.copy()
     d.view(untouched)[...] = d.view(fired)
     np.testing.assert_array_equal(untouched, fired, err_msg=gaps)
-    bench.device.to_device(at, d.flat.view(np.uint8))
+    bench.device.to_device(address, d.flat.view(np.uint8))
     bench.replay(calls)
-    np.testing.assert_array_equal(bench.take(at, d.flat), fired)
+    np.testing.assert_array_equal(bench.take(address, d.flat), fired)
 
 
-@pytest.mark.parametrize(("narrow", "made"), NARROW[:3])
+@pytest.mark.parametrize(("narrow", "out"), NARROW[:3])
 @pytest.mark.parametrize(
     ("dim", "m", "n", "k"), [("n", 128, 1027, 64), ("m", 1025, 64, 128), ("k", 128, 64, 1031)]
 )
 def test_a_cut_product_is_that_of_float64(
-    bench: Bench, dim: str, m: int, n: int, k: int, narrow: str, made: str
+    bench: Bench, dim: str, m: int, n: int, k: int, narrow: str, out: str
 ) -> None:
     bench.clear()
-    sizes = [(m, k, narrow, dim == "m"), (k, n, narrow, False), (m, n, made, False)]
+    sizes = [(m, k, narrow, dim == "m"), (k, n, narrow, False), (m, n, out, False)]
     a, b, d = sides = [
-        Side(*shape, 1, dtype, turned=turned, gap=-shape[not turned] % 8, seed=at)
-        for at, (*shape, dtype, turned) in enumerate(sizes)
+        Side(*shape, 1, dtype, turned=turned, gap=-shape[not turned] % 8, seed=index)
+        for index, (*shape, dtype, turned) in enumerate(sizes)
     ]
     places = [bench.put(side.flat) for side in sides]
-    found = [side.matrices(at) for side, at in zip(sides, places, strict=True)]
-    rest, large = cut(Product(found[0], found[1], found[2], m, n, k, 1, ARITHMETIC[narrow]))
+    matrices = [side.matrices(address) for side, address in zip(sides, places, strict=True)]
+    rest, large = cut(
+        Product(matrices[0], matrices[1], matrices[2], m, n, k, 1, ARITHMETIC[narrow])
+    )
     assert getattr(rest, dim) < 8
     expected = a.wide(a.flat) @ b.wide(b.flat)
     check(bench, [rest, large], d, places[2], expected, 2 * NEAR[narrow], "gaps of d")
 
 
 @pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize(("narrow", "made"), NARROW)
+@pytest.mark.parametrize(("narrow", "out"), NARROW)
 @pytest.mark.parametrize("name", EPILOGUES)
 def test_an_epilogue_is_that_of_the_emulation(
-    bench: Bench, name: str, narrow: str, made: str, batch: int
+    bench: Bench, name: str, narrow: str, out: str, batch: int
 ) -> None:
-    product, arrays = product_of(name, narrow, made, batch=batch)
+    product, arrays = product_of(name, narrow, out, batch=batch)
     bench.clear()
     places = {part: bench.put(array) for part, array in arrays.items()}
     moved = {
-        part: one._replace(operand=Operand("address", 0, places[part]))
-        for part, one in product.parts.items()
+        part: tensor._replace(operand=Operand("address", 0, places[part]))
+        for part, tensor in product.parts.items()
     }
     call = product._replace(**moved)
     try:
@@ -157,10 +167,10 @@ def test_an_epilogue_is_that_of_the_emulation(
         pytest.skip(f"the library has no algorithm: {error}")
     bench.fire([call])
     Emulator({}).run(product, lambda operand: operand.offset_bytes)
-    for part, one in product.parts.items():
-        fired = loaded(bench.take(places[part], arrays[part]), one.dtype).astype(np.float64)
-        expected = loaded(arrays[part], one.dtype).astype(np.float64)
-        near = 2 * NEAR[one.dtype] * max(1.0, float(np.abs(expected).max()))
+    for part, tensor in product.parts.items():
+        fired = loaded(bench.take(places[part], arrays[part]), tensor.dtype).astype(np.float64)
+        expected = loaded(arrays[part], tensor.dtype).astype(np.float64)
+        near = 2 * NEAR[tensor.dtype] * max(1.0, float(np.abs(expected).max()))
         np.testing.assert_allclose(fired, expected, rtol=0, atol=near, err_msg=part)
 
 
@@ -173,21 +183,21 @@ def test_kept_picks_give_the_bits_and_the_way_of_the_run_that_timed_them(
     from millrace.executor.gpu.products.cublaslt import ProductLibrary
     from millrace.executor.gpu.products.tuning import Tuner
 
-    found = []
-    sides = [Side(512, 512, 1, "bfloat16", turned=False, gap=0, seed=at) for at in range(3)]
+    outcomes = []
+    sides = [Side(512, 512, 1, "bfloat16", turned=False, gap=0, seed=seed) for seed in range(3)]
     for _ in range(2):
         tuner = Tuner(tmp_path)
         device = CupyDevice(0, ProductLibrary, tuner=tuner)
-        own = Bench(device)
-        places = [own.put(side.flat) for side in sides]
-        a, b, d = (side.matrices(at) for side, at in zip(sides, places, strict=True))
+        own_bench = Bench(device)
+        places = [own_bench.put(side.flat) for side in sides]
+        a, b, d = (side.matrices(address) for side, address in zip(sides, places, strict=True))
         call = Product(a, b, d, 512, 512, 512, 1, "bf16")
         choice = Choice(((call,), (Clear(d.operand, sides[2].flat.nbytes), call)))
-        device.prepare(choice, own.stream)
-        own.fire([choice])
-        found.append((own.take(places[2], sides[2].flat), tuner.used, device.picked()))
+        device.prepare(choice, own_bench.stream)
+        own_bench.fire([choice])
+        outcomes.append((own_bench.take(places[2], sides[2].flat), tuner.used, device.picked()))
         tuner.save()
         device.close()
-    np.testing.assert_array_equal(found[0][0], found[1][0])
-    assert found[0][1:] == found[1][1:]
-    assert len(found[0][1].picks) == 2
+    np.testing.assert_array_equal(outcomes[0][0], outcomes[1][0])
+    assert outcomes[0][1:] == outcomes[1][1:]
+    assert len(outcomes[0][1].picks) == 2

@@ -78,8 +78,8 @@ def test_two_runs_leave_the_same_bits(model: str, device: Any, functions: None) 
 def test_all_ranks_on_one_gpu_equal_the_reference(
     model: str, pins: dict[str, object], device: Any, functions: None
 ) -> None:
-    run, _, found = train(device, model, "fp32", tuple(pins.items()), steps=PARALLEL_STEPS)
+    run, _, losses = train(device, model, "fp32", tuple(pins.items()), steps=PARALLEL_STEPS)
     assert len(run.ranks) > 1
     assert run.driver.captured
     expected = reference(model, PARALLEL_STEPS).losses
-    np.testing.assert_allclose(found, expected, atol=1e-3, rtol=0)
+    np.testing.assert_allclose(losses, expected, atol=1e-3, rtol=0)

@@ -24,8 +24,11 @@ def meet() -> None:
     """Carry out every kind, eagerly and captured, and compare with NumPy."""
     world, device = join_world(), CupyDevice(0, ProductLibrary)
     groups = {Group((0, 1), "dp"): set(KINDS), Group((0, 1), "transfer"): {"send", "recv"}}
-    mine = {"send"} if world.rank == 0 else {"recv"}
-    kinds = {group: found if "all_reduce" in found else mine for group, found in groups.items()}
+    own_kinds = {"send"} if world.rank == 0 else {"recv"}
+    kinds = {
+        group: group_kinds if "all_reduce" in group_kinds else own_kinds
+        for group, group_kinds in groups.items()
+    }
     set_environment(world, len(kinds), device.multiprocessors)
 
     def failed(error: ExecutorError) -> None:
@@ -39,10 +42,10 @@ def meet() -> None:
     bench.settle()
     group, transfer = groups
     for kind in (*KINDS, "transfer"):
-        call_kind = next(iter(mine)) if kind == "transfer" else kind
+        call_kind = next(iter(own_kinds)) if kind == "transfer" else kind
         expected = received(kind, world.rank, 2)  # of a transfer, what rank 0 has
-        found = np.zeros_like(expected)
-        send, recv = bench.put(sent(kind, world.rank, 2)), bench.put(found)
+        output = np.zeros_like(expected)
+        send, recv = bench.put(sent(kind, world.rank, 2)), bench.put(output)
         call = collective(call_kind, send, recv, "float32")
         where = transfer if kind == "transfer" else group
         for captured in (False, True):
@@ -55,8 +58,8 @@ def meet() -> None:
                 device.replay(graph, bench.stream)
             bench.settle()
             if call_kind != "send":
-                found = bench.take(recv, expected)
-                np.testing.assert_array_equal(found, expected, err_msg=f"{kind} {captured}")
+                output = bench.take(recv, expected)
+                np.testing.assert_array_equal(output, expected, err_msg=f"{kind} {captured}")
     world.barrier()
     communicator.close()
     device.close()

@@ -14,12 +14,12 @@ BLOCKS = {"embedding": "embedding", "h": "h.0", "head": "head"}
 
 
 def cluster() -> Cluster:
-    """Four ranks on two cores."""
+    """A cluster of four ranks on two cores."""
     return local_cluster(4, cores=2, memory_bytes=8 * 2**30)
 
 
 def drawn_plan() -> Plan:
-    """Four blocks of a GPT on two stages of two devices, which repeat all work but one product."""
+    """A plan of four GPT blocks on two stages of two devices that repeat all but one product."""
     split = OpSignature(inputs=("B", "S(1)"), outputs=("S(2)",))
     spec = model_spec("gpt-demo")
     graph = build_training(spec, TrainingSpec(), 4)
@@ -33,7 +33,7 @@ def drawn_plan() -> Plan:
 
 
 def data_parallel_pipeline() -> Plan:
-    """A tiny GPT on two stages of two devices that share each microbatch."""
+    """A plan of a tiny GPT on two stages of two devices that share each microbatch."""
     spec = ModelSpec(
         name="tiny",
         family="gpt",
@@ -104,11 +104,15 @@ def _batch_split(graph: Graph, block: str) -> dict[str, OpSignature]:
 
 
 def _signature(op: Op) -> OpSignature:
-    known = axis_signatures(op.kind, op.labels)
-    found = next((one for one in known if one.label == "b"), known[0])
+    signatures = axis_signatures(op.kind, op.labels)
+    signature = next(
+        (candidate for candidate in signatures if candidate.label == "b"), signatures[0]
+    )
     if op.kind == "accumulate":
-        found = next(one for one in known if str(one.inputs[0]) == "P(sum)")
+        signature = next(
+            candidate for candidate in signatures if str(candidate.inputs[0]) == "P(sum)"
+        )
     return OpSignature(
-        inputs=tuple(str(one) for one in found.inputs),
-        outputs=tuple(str(one) for one in found.outputs),
+        inputs=tuple(str(sbp) for sbp in signature.inputs),
+        outputs=tuple(str(sbp) for sbp in signature.outputs),
     )

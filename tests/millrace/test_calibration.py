@@ -79,10 +79,10 @@ def test_shares_stay_shares_and_others_are_left_alone() -> None:
         Parameter("one", "loss"): 3.0,
         Parameter("another", "host_ns"): 3.0,
     }
-    found = scaled(cluster, factors)
-    assert found.device.matmul_efficiency == 1.0
-    assert found.software.overlap == pytest.approx(0.7)
-    assert found.software.host_ns == 10
+    scaled_cluster = scaled(cluster, factors)
+    assert scaled_cluster.device.matmul_efficiency == 1.0
+    assert scaled_cluster.software.overlap == pytest.approx(0.7)
+    assert scaled_cluster.software.host_ns == 10
 
 
 def test_slopes_by_shares_are_those_of_the_simulator() -> None:
@@ -91,12 +91,16 @@ def test_slopes_by_shares_are_those_of_the_simulator() -> None:
         model=model_spec("gpt3-1.3b", precision="bf16"), cluster=cluster, global_batch=64
     )
     pins = Pins(dp=2, tp=2, pp=2, micro_batch=2, schedule="1f1b", recompute="none", zero=1)
-    found = planned(question, pins)
-    step = step_of(replace(found.plan, cluster=cluster))
+    planning = planned(question, pins)
+    step = step_of(replace(planning.plan, cluster=cluster))
     fields = [alike[0] for alike in parameters_of(question, cluster)]
-    moves = {one: scaled(cluster, {one: 0.92}) for one in fields if one.field != "fusion"}
-    now, *then = predicted(found, (cluster, *moves.values()), FIDELITY)
-    for (one, moved), simulated in zip(moves.items(), then, strict=True):
+    moves = {
+        parameter: scaled(cluster, {parameter: 0.92})
+        for parameter in fields
+        if parameter.field != "fusion"
+    }
+    now, *then = predicted(planning, (cluster, *moves.values()), FIDELITY)
+    for (parameter, moved), simulated in zip(moves.items(), then, strict=True):
         slope = _priced(step, moved, now, step.busy_ns(cluster))
         change = log(simulated.step_time_s / now.step_time_s)
-        assert slope == pytest.approx(change, abs=0.004), one
+        assert slope == pytest.approx(change, abs=0.004), parameter

@@ -25,16 +25,16 @@ def call(capsys, monkeypatch):
 
 def test_explain_gives_layers_with_their_times_and_a_reason_per_choice(call):
     code, out, _ = call(*PLAN, "--cluster", "a100-sxm-80gb:2x1", "--explain", "--json")
-    found = json.loads(out)
+    document = json.loads(out)
     assert code == 0
-    layers = [one["name"] for one in found["layers"]]
+    layers = [layer["name"] for layer in document["layers"]]
     assert layers == ["shapes", "blocks", "stages", "simulation", "proof"]
-    took = sum(one["seconds"] for one in found["layers"])
-    assert 0 < took <= found["search_time_s"]
-    assert {one["choice"] for one in found["explain"]} >= {"dp", "tp", "pp", "recompute"}
-    assert all(one["line"] for one in found["explain"])
-    assert found["cost_usd_per_mtoken"] > 0
-    assert found["energy_j_per_token"] > 0
+    took = sum(layer["seconds"] for layer in document["layers"])
+    assert 0 < took <= document["search_time_s"]
+    assert {reason["choice"] for reason in document["explain"]} >= {"dp", "tp", "pp", "recompute"}
+    assert all(reason["line"] for reason in document["explain"])
+    assert document["cost_usd_per_mtoken"] > 0
+    assert document["energy_j_per_token"] > 0
 
 
 def test_explained_text_names_layers_and_choices(call):
@@ -67,8 +67,8 @@ def test_cost_per_token_may_use_fewer_devices(call):
     ],
 )
 def test_what_has_no_answer_says_what_binds_and_what_would_do(call, arguments, code, said):
-    found, out, err = call(*PLAN, *arguments)
-    assert (found, out) == (code, "")
+    exit_code, out, err = call(*PLAN, *arguments)
+    assert (exit_code, out) == (code, "")
     assert said in err
 
 

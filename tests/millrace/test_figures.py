@@ -45,22 +45,22 @@ def test_a_share_of_the_peak_above_one_is_not_stated() -> None:
 
 
 def test_the_micro_batch_is_that_of_a_rank() -> None:
-    found = plan_summary(data_parallel_pipeline())
-    assert (found["dp"], found["global_batch"], found["microbatches"]) == (2, 16, 4)
-    assert found["micro_batch"] == 2
-    assert found["unit"] == "token"
+    summary = plan_summary(data_parallel_pipeline())
+    assert (summary["dp"], summary["global_batch"], summary["microbatches"]) == (2, 16, 4)
+    assert summary["micro_batch"] == 2
+    assert summary["unit"] == "token"
 
 
 def test_a_plan_that_needs_more_than_a_device_has_says_where_and_by_how_much() -> None:
     plan = data_parallel_pipeline()
-    held = [{"parameter": 2**30}, {"parameter": 2**30, "activation": 2**30 + 1}]
-    assert shortage(plan, held) == (
+    stage_memory = [{"parameter": 2**30}, {"parameter": 2**30, "activation": 2**30 + 1}]
+    assert shortage(plan, stage_memory) == (
         "the plan does not fit: stage 1 (ranks 2 to 3) needs 2.0 GiB of a device that has 2.0 GiB: "
         "1 bytes too few"
     )
-    assert shortage(plan, [held[0], held[0]]) == ""
+    assert shortage(plan, [stage_memory[0], stage_memory[0]]) == ""
     roomy = replace(plan, memory_limit_bytes=2**31 + 1)
-    assert shortage(roomy, held) == ""
+    assert shortage(roomy, stage_memory) == ""
 
 
 def test_devices_that_a_plan_leaves_out_are_counted() -> None:
@@ -73,8 +73,8 @@ def test_devices_that_a_plan_leaves_out_are_counted() -> None:
 def test_sequences_longer_than_a_model_was_made_for_are_told_and_not_refused() -> None:
     assert beyond_positions(model_spec("llama3-8b")) == ""
     assert beyond_positions(model_spec("t5-base", seq_len=4096)) == ""
-    found = beyond_positions(model_spec("llama3-8b", seq_len=1_000_000))
-    assert "at most 8,192 tokens, 1,000,000 are planned" in found
+    warning = beyond_positions(model_spec("llama3-8b", seq_len=1_000_000))
+    assert "at most 8,192 tokens, 1,000,000 are planned" in warning
 
 
 def test_positions_that_are_learned_end_where_the_model_does() -> None:

@@ -17,8 +17,8 @@ from tests.millrace.traces import two_rank_trace
 
 def slow():
     """A cluster whose messages take centuries."""
-    found = cluster()
-    return replace(found, intra_node=replace(found.intra_node, latency_ns=2**63 - 1))
+    base = cluster()
+    return replace(base, intra_node=replace(base.intra_node, latency_ns=2**63 - 1))
 
 
 def test_a_trace_comes_back_as_it_was_written(tmp_path):

@@ -31,18 +31,18 @@ EXAMPLE = torch.zeros(4, 6)
 
 
 def test_a_module_is_imported_with_what_its_check_found() -> None:
-    found = import_module(network(), EXAMPLE)
-    assert found.notes[-1].startswith("checked against PyTorch: the loss is ")
-    checked = check(found, network(), EXAMPLE)
+    imported = import_module(network(), EXAMPLE)
+    assert imported.notes[-1].startswith("checked against PyTorch: the loss is ")
+    checked = check(imported, network(), EXAMPLE)
     assert checked.loss_error < 1e-6
     assert checked.gradient_error < 1e-5
 
 
 def wrong() -> Imported:
-    found = imported_from(network(), EXAMPLE)
-    assert found.values is not None
-    name = next(name for name, source in found.parameters.items() if source.fqn == "3.weight")
-    return replace(found, values={**found.values, name: found.values[name] * 1.01})
+    imported = imported_from(network(), EXAMPLE)
+    assert imported.values is not None
+    name = next(name for name, source in imported.parameters.items() if source.fqn == "3.weight")
+    return replace(imported, values={**imported.values, name: imported.values[name] * 1.01})
 
 
 def test_an_import_that_is_not_what_pytorch_computes_is_refused_by_name() -> None:
@@ -81,17 +81,17 @@ def test_what_is_not_checked_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.device("meta"):
         without = import_module(network(), torch.zeros(4, 6))
     assert without.notes == ("not checked against PyTorch: the module has no values",)
-    found = imported_from(network(), EXAMPLE)
+    imported = imported_from(network(), EXAMPLE)
     monkeypatch.setattr(checking, "CHECKED_BYTES", 100)
-    assert "a step holds" in checked(found, network(), EXAMPLE)
+    assert "a step holds" in checked(imported, network(), EXAMPLE)
     monkeypatch.setattr(checking, "CHECKED_FLOPS", 100)
-    assert "a step computes" in checked(found, network(), EXAMPLE)
+    assert "a step computes" in checked(imported, network(), EXAMPLE)
 
 
 def test_an_import_in_16_bits_is_checked_in_32() -> None:
-    found = import_module(network(), EXAMPLE, precision="bf16")
-    assert found.precision == "bf16"
-    assert found.notes[-1].startswith("checked")
+    imported = import_module(network(), EXAMPLE, precision="bf16")
+    assert imported.precision == "bf16"
+    assert imported.notes[-1].startswith("checked")
 
 
 def test_a_program_is_checked_as_it_is_opened(tmp_path: Path) -> None:
@@ -118,12 +118,12 @@ class Frozen(nn.Module):  # type: ignore[misc]
 
 
 def test_frozen_parameters_are_neither_trained_nor_forgotten() -> None:
-    found = imported_from(Frozen(), EXAMPLE)
-    trained = training_graph(found.graph, TrainingSpec())
+    imported = imported_from(Frozen(), EXAMPLE)
+    trained = training_graph(imported.graph, TrainingSpec())
     moved = {op.inputs[0] for op in trained.ops if op.kind == "adamw"}
-    assert {found.parameters[name].fqn for name in moved} == {"more.weight", "more.bias"}
-    assert found.graph.parameter_count == 2 * (6 * 3 + 3)
-    assert found.notes == (
+    assert {imported.parameters[name].fqn for name in moved} == {"more.weight", "more.bias"}
+    assert imported.graph.parameter_count == 2 * (6 * 3 + 3)
+    assert imported.notes == (
         "the loss does not depend on `unused.weight`, `unused.bias` (21 values): left out",
     )
 
@@ -165,10 +165,10 @@ def test_attention_that_looks_both_ways_reads_masked_text_or_no_data() -> None:
     masked = imported_from(Filled(), IDS, mask_id=0)
     data = open_dataset(None, spec(masked), 0)
     assert data.description.startswith("text with ids hidden")
-    found = imported_from(Filled(), IDS)
-    assert "attention looks both ways (`layer.self_attn`)" in found.notes[0]
+    unmasked = imported_from(Filled(), IDS)
+    assert "attention looks both ways (`layer.self_attn`)" in unmasked.notes[0]
     with pytest.raises(DataError, match="reads masked_targets, tokens, which no data"):
-        open_dataset(None, spec(found), 0)
+        open_dataset(None, spec(unmasked), 0)
 
 
 class Biased(nn.Module):  # type: ignore[misc]
@@ -191,9 +191,9 @@ class Biased(nn.Module):  # type: ignore[misc]
     ("shut", "targets"), [(True, "decoder_targets"), (False, "masked_targets")]
 )
 def test_a_learned_term_behind_a_mask_looks_one_way(shut: bool, targets: str) -> None:
-    found = import_module(Biased(shut), IDS)
-    assert found.notes[-1].startswith("checked")
-    read = {op.attributes["source"] for op in found.graph.ops if op.kind == "input"}
+    imported = import_module(Biased(shut), IDS)
+    assert imported.notes[-1].startswith("checked")
+    read = {op.attributes["source"] for op in imported.graph.ops if op.kind == "input"}
     assert read == {"decoder_tokens", targets}
 
 
@@ -216,6 +216,6 @@ def test_a_failed_export_prints_nothing(capfd: pytest.CaptureFixture[str]) -> No
 
 
 def test_dropout_stays_in_the_graph_though_the_check_drops_nothing() -> None:
-    found = import_module(Filled(), IDS)
-    kinds = [op.kind for op in found.graph.ops]
+    imported = import_module(Filled(), IDS)
+    kinds = [op.kind for op in imported.graph.ops]
     assert kinds.count("dropout") == 4  # one of them on the probabilities of attention

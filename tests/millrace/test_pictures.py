@@ -12,15 +12,15 @@ from tests.millrace.traces import two_rank_trace
 
 
 def test_a_timeline_is_one_step_counted_from_its_start():
-    found = timeline(two_rank_trace("measured", steps=8))
-    assert found.duration_ns == 1600
-    assert [row.queue for row in found.rows] == ["compute", "dp", "compute", "dp"]
-    assert [(bar.row, bar.start_ns, bar.end_ns) for bar in found.bars[:3]] == [
+    chart = timeline(two_rank_trace("measured", steps=8))
+    assert chart.duration_ns == 1600
+    assert [row.queue for row in chart.rows] == ["compute", "dp", "compute", "dp"]
+    assert [(bar.row, bar.start_ns, bar.end_ns) for bar in chart.bars[:3]] == [
         (0, 0, 600),
         (0, 600, 1200),
         (1, 1200, 1500),
     ]
-    assert {bar.what for bar in found.bars} == {"forward", "communication"} <= COLOURS.keys()
+    assert {bar.what for bar in chart.bars} == {"forward", "communication"} <= COLOURS.keys()
 
 
 def test_the_page_holds_both_timelines_on_one_scale_and_nothing_from_elsewhere():
@@ -36,11 +36,11 @@ def test_the_page_holds_both_timelines_on_one_scale_and_nothing_from_elsewhere()
 
 
 def test_bars_too_small_to_see_are_drawn_together_and_lose_no_time():
-    found = timeline(two_rank_trace("measured"))
-    drawn = ET.fromstring(timeline_svg(found, 10_000_000))
-    bars = [one for one in drawn.iter("rect") if one.find("title") is not None]
+    chart = timeline(two_rank_trace("measured"))
+    drawn = ET.fromstring(timeline_svg(chart, 10_000_000))
+    bars = [rect for rect in drawn.iter("rect") if rect.find("title") is not None]
     assert len(bars) == 4  # the two firings of a compute queue became one
-    assert "mul …: 1.20 µs" in [one.findtext("title") for one in bars]
+    assert "mul …: 1.20 µs" in [rect.findtext("title") for rect in bars]
 
 
 def test_chromes_form_has_a_process_per_rank_and_a_track_per_queue():

@@ -26,9 +26,9 @@ def call(capsys, monkeypatch):
         texts = [*arguments, "--json"]
         monkeypatch.setattr("sys.argv", ["millrace", *texts])
         code = run(texts)
-        found = json.loads(capsys.readouterr().out)
-        assert found["exit_code"] == code
-        return code, found["error"]
+        document = json.loads(capsys.readouterr().out)
+        assert document["exit_code"] == code
+        return code, document["error"]
 
     return called
 
@@ -47,14 +47,14 @@ def test_what_lacks_for_a_gpu_is_said_in_one_sentence(call, monkeypatch, argumen
         code, said = call(*arguments)
         assert code == 3
         assert said.startswith(f"{asked} needs CuPy: pip install '.[cuda]' in Millrace's checkout")
-    machine(monkeypatch, driver=13020, found=0)
+    machine(monkeypatch, driver=13020, gpus=0)
     code, said = call(*arguments)
     assert code == 1
     assert said.startswith(f"{asked} needs a GPU, and no GPU was found")
 
 
 def test_more_gpus_than_there_are_cannot_be_had(call, monkeypatch):
-    machine(monkeypatch, driver=13020, found=2)
+    machine(monkeypatch, driver=13020, gpus=2)
     code, said = call("profile", "--device", "gpu", "--ranks", "3")
     assert (code, "need 3 GPUs, found 2: ask for at most 2" in said) == (1, True)
     with pytest.raises(InfeasibleError, match="found 2"):
@@ -70,24 +70,28 @@ def test_more_gpus_than_there_are_cannot_be_had(call, monkeypatch):
     ],
 )
 def test_what_cannot_be_understood_is_refused_before_a_gpu_is_looked_for(call, arguments, said):
-    code, found = call(*arguments)
+    code, error = call(*arguments)
     assert code == 2
-    assert said in found
+    assert said in error
 
 
 def test_a_profile_that_is_given_needs_no_gpu(tmp_path):
     path = tmp_path / "gpu.json"
     write_document(path, device("h100-sxm-80gb"))
-    found = api.cluster("local-gpu:1", profile=path)
-    assert (found.name, found.device.name, found.devices) == ("local-gpu:1", "h100-sxm-80gb", 1)
-    assert api.driven(found) == found
+    cluster = api.cluster("local-gpu:1", profile=path)
+    assert (cluster.name, cluster.device.name, cluster.devices) == (
+        "local-gpu:1",
+        "h100-sxm-80gb",
+        1,
+    )
+    assert api.driven(cluster) == cluster
     with pytest.raises(ClusterError, match="no collectives between 2 GPUs"):
         api.cluster("local-gpu:2", profile=path)
 
 
 def test_a_gpu_that_was_measured_is_read_from_the_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    machine(monkeypatch, driver=13020, found=1)
+    machine(monkeypatch, driver=13020, gpus=1)
     runtime, cupy = sys.modules["cupy.cuda.runtime"], sys.modules["cupy"]
     monkeypatch.setattr(
         runtime, "getDeviceProperties", lambda index: {"name": b"A GPU"}, raising=False
@@ -95,9 +99,9 @@ def test_a_gpu_that_was_measured_is_read_from_the_cache(monkeypatch, tmp_path):
     monkeypatch.setattr(cupy, "__version__", "14.2.0", raising=False)
     key = profile_key(1, "--cluster local-gpu:1")
     assert "gpu A GPU; driver 13.2; runtime 13.2; cupy 14.2.0; ranks 1" in key
-    kept = device("h100-sxm-80gb")
-    kept_profile(key, lambda: kept, refresh=False, told="", progress=None)
-    assert api.cluster("local-gpu:1", progress=pytest.fail).device == kept
+    measured = device("h100-sxm-80gb")
+    kept_profile(key, lambda: measured, refresh=False, told="", progress=None)
+    assert api.cluster("local-gpu:1", progress=pytest.fail).device == measured
     with pytest.raises(ClusterError, match="--cluster local-gpu:1,local-gpu:2"):
         api.scale("mlp", ["local-gpu:1"], [1, 2], [8])
 
@@ -106,7 +110,7 @@ def test_a_limit_of_time_reaches_every_rank_and_what_it_left_out_is_said(
     capsys, monkeypatch, tmp_path
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    machine(monkeypatch, driver=13020, found=2)
+    machine(monkeypatch, driver=13020, gpus=2)
     runtime, cupy = sys.modules["cupy.cuda.runtime"], sys.modules["cupy"]
     monkeypatch.setattr(
         runtime, "getDeviceProperties", lambda index: {"name": b"A GPU"}, raising=False

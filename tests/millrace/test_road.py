@@ -48,17 +48,17 @@ def plan(tmp_path):
 def test_a_plan_is_found_written_and_shown_with_the_same_figures(call, tmp_path):
     path = tmp_path / "mlp.json"
     question = ("plan", "mlp", "--cluster", "a100-sxm-80gb:2x1", "--global-batch", "8", "--dp", "2")
-    code, found = call(*question, "-o", path)
+    code, document = call(*question, "-o", path)
     assert code == 0
     for name in ("objective", "bound", "gap", "search_time_s", "memory_bytes_max", "mfu"):
-        assert found[name] is not None
-    assert (found["dp"], found["tp"], found["pp"]) == (2, 1, 1)
+        assert document[name] is not None
+    assert (document["dp"], document["tp"], document["pp"]) == (2, 1, 1)
     code, shown = call("show", path)
     assert code == 0
-    found.pop("search_time_s")
-    for layer in found["layers"]:
+    document.pop("search_time_s")
+    for layer in document["layers"]:
         assert layer.pop("seconds") >= 0
-    assert {name: shown[name] for name in found} == found
+    assert {name: shown[name] for name in document} == document
     first = path.read_bytes()
     assert call(*question, "-o", path)[0] == 0
     assert path.read_bytes() == first
@@ -86,25 +86,27 @@ def test_a_plan_is_found_written_and_shown_with_the_same_figures(call, tmp_path)
     ],
 )
 def test_what_cannot_be_planned_ends_with_its_code(call, arguments, code, said):
-    found = call("plan", "mlp", "--cluster", "a100-sxm-80gb:2x1", "--global-batch", "8", *arguments)
-    assert found[0] == code
-    assert said in found[1]["error"]
+    outcome = call(
+        "plan", "mlp", "--cluster", "a100-sxm-80gb:2x1", "--global-batch", "8", *arguments
+    )
+    assert outcome[0] == code
+    assert said in outcome[1]["error"]
 
 
 def test_a_plan_that_does_not_fit_is_simulated_and_ends_with_1(call, tmp_path):
     path = tmp_path / "tight.json"
     write_document(path, replace(data_parallel_pipeline(), memory_limit_bytes=2**16))
-    code, found = call("simulate", path)
+    code, document = call("simulate", path)
     assert code == 1
-    assert found["step_time_s"] > 0
-    assert found["memory_bytes_max"] > 2**16
+    assert document["step_time_s"] > 0
+    assert document["memory_bytes_max"] > 2**16
 
 
 @pytest.mark.parametrize("straggler", ["0:1e15", "0:nan", "9:2", "0:0"])
 def test_a_straggler_beyond_all_measure_is_refused(call, plan, straggler):
-    code, found = call("simulate", plan, "--straggler", straggler)
+    code, document = call("simulate", plan, "--straggler", straggler)
     assert code == 2
-    assert found["error"].startswith(f"straggler {straggler[0]}:")
+    assert document["error"].startswith(f"straggler {straggler[0]}:")
 
 
 def test_a_device_by_its_usual_name_is_told_by_its_full_one(capsys):
@@ -119,19 +121,19 @@ def test_a_device_by_its_usual_name_is_told_by_its_full_one(capsys):
 
 def test_a_simulation_says_what_the_contract_asks_for(call, plan, tmp_path):
     trace = tmp_path / "simulated.chrome.json"
-    code, found = call("simulate", plan, "--trace", trace, "--jitter", "0.1", "--seed", "3")
+    code, document = call("simulate", plan, "--trace", trace, "--jitter", "0.1", "--seed", "3")
     assert code == 0
-    assert found["step_time_s"] > 0
+    assert document["step_time_s"] > 0
     names = {"tokens_per_s", "mfu", "bubble_fraction", "exposed_communication_s"}
     names |= {"memory_bytes_max", "firings", "wall_time_s"}
-    assert names <= found.keys()
+    assert names <= document.keys()
     assert {event["ph"] for event in json.loads(trace.read_text())["traceEvents"]} == {
         "M",
         "X",
         "C",
     }
     _, slow = call("simulate", plan, "--straggler", "1:4")
-    assert slow["step_time_s"] > found["step_time_s"]
+    assert slow["step_time_s"] > document["step_time_s"]
 
 
 @pytest.mark.parametrize(
@@ -144,24 +146,24 @@ def test_a_simulation_says_what_the_contract_asks_for(call, plan, tmp_path):
     ],
 )
 def test_a_simulation_refuses_what_does_not_exist(call, plan, arguments, said):
-    code, found = call("simulate", plan, *arguments)
+    code, document = call("simulate", plan, *arguments)
     assert code == 2
-    assert said in found["error"]
+    assert said in document["error"]
 
 
 def test_a_run_is_compared_with_its_prediction_actor_by_actor(call, plan, tmp_path):
     trace, page = tmp_path / "run.json", tmp_path / "page.html"
-    code, found = call("run", plan, "--steps", "7", "--trace", trace)
+    code, document = call("run", plan, "--steps", "7", "--trace", trace)
     assert code == 0
-    assert found["ranks"] == 4
-    assert found["backend"] == "numpy"
-    assert found["data"] == "text: the Python standard library"
-    assert "smallest_top_k_margin" not in found
-    assert len(found["loss"]) == 7
-    assert found["step_time_s"] > 0
+    assert document["ranks"] == 4
+    assert document["backend"] == "numpy"
+    assert document["data"] == "text: the Python standard library"
+    assert "smallest_top_k_margin" not in document
+    assert len(document["loss"]) == 7
+    assert document["step_time_s"] > 0
     code, compared = call("compare", plan, trace, "--html", page)
     assert code == 0
-    assert compared["measured_step_time_s"] == pytest.approx(found["step_time_s"])
+    assert compared["measured_step_time_s"] == pytest.approx(document["step_time_s"])
     for row in (*compared["actors"], *compared["causes"]):
         assert {"name", "predicted_s", "measured_s"} <= row.keys()
         assert row["predicted_s"] is not None
@@ -188,14 +190,14 @@ def test_a_state_that_resume_would_take_for_a_later_run_s_is_told(capsys, tmp_pa
 
 def test_a_run_is_saved_every_so_many_steps_and_goes_on_from_what_is_whole(capsys, plan, tmp_path):
     """Steps are counted over all runs, and a loss that is no number is said."""
-    kept = tmp_path / "kept"
+    checkpoints = tmp_path / "kept"
 
     def ran(*arguments: str) -> tuple[int, str]:
-        code = run(["run", str(plan), "--checkpoint", str(kept), *arguments])
+        code = run(["run", str(plan), "--checkpoint", str(checkpoints), *arguments])
         return code, capsys.readouterr().err
 
     assert ran("--steps", "5", "--checkpoint-every", "2")[0] == 0
-    assert sorted(path.name[-1] for path in kept.iterdir()) == ["2", "4", "5"]
+    assert sorted(path.name[-1] for path in checkpoints.iterdir()) == ["2", "4", "5"]
     code, told = ran("--steps", "3", "--resume", "--lr", "1e30")
     assert code == 0
     assert "step    6 of 8 (1 of this run)   loss 5." in told
@@ -214,15 +216,15 @@ def test_a_run_and_the_reference_say_by_how_little_an_expert_was_chosen(capsys, 
         global_batch=4,
         pins=Pins(dp=2, ep=2, tp=1, pp=1),
     )
-    found = search(request)
-    write_document(tmp_path / "plan.json", found)
+    searched = search(request)
+    write_document(tmp_path / "plan.json", searched)
     assert run(["run", str(tmp_path / "plan.json"), "--steps", "2"]) == 0
     told = re.search(r"choice of experts (\S+):", capsys.readouterr().out)
     expected = run_reference(
-        build_training(found.model, found.training, found.batch),
-        microbatches=found.microbatches,
+        build_training(searched.model, searched.training, searched.batch),
+        microbatches=searched.microbatches,
         steps=2,
-        dataset=open_dataset(None, found.model, 0),
+        dataset=open_dataset(None, searched.model, 0),
     )
     assert 0 < expected.smallest_margin < 1
     assert told is not None
@@ -244,16 +246,16 @@ def test_a_run_and_the_reference_say_by_how_little_an_expert_was_chosen(capsys, 
     ],
 )
 def test_a_run_refuses_what_it_cannot_do(call, plan, arguments, said):
-    code, found = call("run", plan, *arguments)
+    code, document = call("run", plan, *arguments)
     assert code == 2
-    assert said in found["error"]
+    assert said in document["error"]
 
 
 def test_a_machine_without_a_gpu_says_in_one_sentence_what_is_missing(call, plan, monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
-    code, found = call("run", plan, "--backend", "cupy")
+    code, document = call("run", plan, "--backend", "cupy")
     assert code == 3
-    assert found["error"].startswith(
+    assert document["error"].startswith(
         "--backend cupy needs CuPy: pip install '.[cuda]' in Millrace's checkout"
     )
 

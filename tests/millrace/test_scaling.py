@@ -121,17 +121,17 @@ def test_each_resource_binds_where_the_others_are_plentiful():
         device = replace(cluster.device, **changes)
         return resources(step_parts(replace(plan, cluster=replace(cluster, device=device))))
 
-    found = on()
-    assert found["memory"] > 0.1  # a fourth of the work is done twice
-    assert found["bubble"] == pytest.approx(0, abs=0.05)
-    found = on(launch_ns=10**7)
-    assert max(found, key=found.__getitem__) == "host"
-    found = on(
+    shares = on()
+    assert shares["memory"] > 0.1  # a fourth of the work is done twice
+    assert shares["bubble"] == pytest.approx(0, abs=0.05)
+    shares = on(launch_ns=10**7)
+    assert max(shares, key=shares.__getitem__) == "host"
+    shares = on(
         flops_per_s={name: 1e3 * rate for name, rate in cluster.device.flops_per_s.items()},
         memory_bandwidth_bytes_per_s=1e3 * cluster.device.memory_bandwidth_bytes_per_s,
         launch_ns=0,
     )
-    assert max(found, key=found.__getitem__) == "links_inside_nodes"
+    assert max(shares, key=shares.__getitem__) == "links_inside_nodes"
 
 
 def test_this_machine_alone_has_no_other_sizes_and_a_mixed_cluster_is_not_resized():

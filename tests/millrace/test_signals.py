@@ -51,8 +51,8 @@ def signalled(
 def test_a_command_that_is_told_to_end_says_so(
     number: signal.Signals, code: int, sentence: str
 ) -> None:
-    found, out, error = signalled(number, *LONG)
-    assert found == code
+    exit_code, out, error = signalled(number, *LONG)
+    assert exit_code == code
     assert error == f"millrace: {sentence}\n"
     assert json.loads(out) == {"error": sentence, "exit_code": code}
 

@@ -15,7 +15,7 @@ from millrace.streams import Answers, Asides, NobodyReadsError, visible, visible
 
 ROOT = Path(__file__).resolve().parents[2]
 FULL = "cannot write to stdout: no space left on device"
-# A command line of a shell; its exit code; what is said on stderr, where that is left.
+# Each command line of a shell has an exit code and what is said on stderr, where that is left.
 SHELLS = {
     "models mlp --json > /dev/full": (3, FULL),
     "--help > /dev/full": (3, FULL),
@@ -31,7 +31,7 @@ SHELLS = {
 
 
 def test_every_state_of_stdout_and_stderr_ends_as_the_contract_says():
-    """All at once: what takes time is that every one is a process."""
+    """Start all at once, since each is a process and starting it takes the time."""
     started = []
     for line in SHELLS:
         arguments, mark, rest = line.partition(" |")
@@ -55,14 +55,14 @@ def test_every_state_of_stdout_and_stderr_ends_as_the_contract_says():
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_letters_that_stdout_has_not_are_escaped_and_json_stays_json(encoding: str):
-    found = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "millrace", "clusters", "--json"],
         cwd=ROOT,
         env={"PYTHONIOENCODING": encoding, "PATH": ""},
         capture_output=True,
         check=True,
     )
-    rows = json.loads(found.stdout.decode(encoding))["rows"]
+    rows = json.loads(completed.stdout.decode(encoding))["rows"]
     assert len(rows) > 20
 
 
@@ -98,7 +98,7 @@ def test_names_that_would_steer_a_terminal_are_shown():
 
 
 def test_brackets_in_names_are_no_markup(capsys, monkeypatch):
-    """On a terminal as well, where progress is a spinner."""
+    """Print on a terminal as well, where progress is a spinner."""
     name = "[/x] [bold]"
     table = Table(name)
     table.add_row(name)

@@ -14,7 +14,7 @@ def two_rank_trace(
     digest: str = DIGEST,
     represents: int = 1,
 ) -> Trace:
-    """Each step: two firings of `mul` on rank 0 and 1, one `sum`, 100 ns of nothing."""
+    """Trace whose steps have two firings of `mul` on rank 0 and 1, one `sum`, 100 ns of nothing."""
     step_ns = 2 * compute_ns + wait_ns + 100
     lanes, spans = [], []
     for rank in (0, 1):

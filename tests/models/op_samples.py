@@ -32,24 +32,24 @@ class Sample(NamedTuple):
 
     @property
     def all_sizes(self) -> dict[str, int]:
-        """Of every label."""
+        """Sizes of every label."""
         return SIZES | self.sizes
 
     def inputs(self, seed: int = 0) -> list[Array]:
         """Random inputs: numbers above 0.1, ids, cosines, routes."""
         generator = np.random.default_rng(seed)
-        made: list[Array] = []
+        arrays: list[Array] = []
         for index, operand in enumerate(parse(self.labels).inputs):
             shape = shape_of(operand, self.all_sizes)
             if index in self.ids:
-                made.append(generator.integers(0, SIZES["v"], shape))
+                arrays.append(generator.integers(0, SIZES["v"], shape))
             elif index in self.cosines:
-                made.append(generator.uniform(-0.9, 0.9, shape))
+                arrays.append(generator.uniform(-0.9, 0.9, shape))
             elif index in self.routes:
-                made.append(self._routes(seed)[self.routes.index(index)])
+                arrays.append(self._routes(seed)[self.routes.index(index)])
             else:
-                made.append(np.abs(generator.normal(0, 1, shape)) + 0.1)
-        return made
+                arrays.append(np.abs(generator.normal(0, 1, shape)) + 0.1)
+        return arrays
 
     def _routes(self, seed: int) -> tuple[Array, Array]:
         """Experts b t k, all of a token's different, and a place for as many as there is room."""

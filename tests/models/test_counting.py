@@ -11,11 +11,11 @@ from millrace.models.zoo.catalogue import FAMILIES, build, model_spec
 
 
 def smallest_of_each_family() -> list[str]:
-    found = []
+    smallest = []
     for family in FAMILIES.values():
         graphs = {name: build(model_spec(name), 1) for name in family.models}
-        found.append(min(graphs, key=lambda name: len(graphs[name].ops)))
-    return found
+        smallest.append(min(graphs, key=lambda name: len(graphs[name].ops)))
+    return smallest
 
 
 @pytest.mark.parametrize("name", smallest_of_each_family())
@@ -58,8 +58,8 @@ def test_a_window_both_ways_meets_the_keys_before_and_behind() -> None:
 
 
 def test_a_gpt_can_be_split_by_batch_sequence_and_weights_but_has_no_experts() -> None:
-    found = splits(build(model_spec("gpt2-small"), 1))
-    assert found == {
+    properties = splits(build(model_spec("gpt2-small"), 1))
+    assert properties == {
         "blocks": 14,
         "experts": 0,
         "batch": True,

@@ -53,8 +53,8 @@ def test_what_is_no_document_is_refused_with_path_and_place(
 def test_whole_numbers_up_to_63_bits_are_read(tmp_path: Path) -> None:
     path = tmp_path / "sizes.json"
     path.write_bytes(b'{"counts": {"a": 9223372036854775807, "b": -9223372036854775808}}')
-    found = read_document(path, Sizes, "table of sizes")
-    assert found.counts == {"a": 2**63 - 1, "b": -(2**63)}
+    sizes = read_document(path, Sizes, "table of sizes")
+    assert sizes.counts == {"a": 2**63 - 1, "b": -(2**63)}
 
 
 def test_the_caller_says_which_error_it_is(tmp_path: Path) -> None:

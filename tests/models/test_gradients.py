@@ -29,7 +29,7 @@ def assert_gradients_are_slopes(forward: Graph, *, seed: int, entries: int | Non
     """Compare with central differences: every entry, or random directions where that is many."""
     training = check_graph(training_graph(forward, TrainingSpec()))
     values = random_values(forward, seed)
-    found = run(training, values)
+    tensors = run(training, values)
     loss = next(op.inputs[0] for op in training.ops if op.kind == "step_totals")
     generator = np.random.default_rng(seed)
 
@@ -53,7 +53,7 @@ def assert_gradients_are_slopes(forward: Graph, *, seed: int, entries: int | Non
                 for step in (STEP, STEP / 2)
             )
             slope = (4 * narrow - wide) / 3  # Richardson's extrapolation
-            along = float((found[gradient_of(training, name)] * direction).sum())
+            along = float((tensors[gradient_of(training, name)] * direction).sum())
             assert along == pytest.approx(slope, rel=1e-6, abs=1e-7), name
 
 
@@ -89,8 +89,8 @@ def test_gradients_of_a_whole_mlp_are_slopes() -> None:
 def test_targets_below_zero_do_not_count() -> None:
     forward = classifier(layers.layer_normed)
     values = random_values(forward, 0) | {"body.targets": np.full((B, T), -1)}
-    found = run(training_graph(forward, TrainingSpec()), values)
-    np.testing.assert_array_equal(found["global.step_totals"], [0, 0, 0])
+    tensors = run(training_graph(forward, TrainingSpec()), values)
+    np.testing.assert_array_equal(tensors["global.step_totals"], [0, 0, 0])
 
 
 def test_the_gradient_of_an_activation_and_of_a_weight_are_two_ops() -> None:

@@ -30,13 +30,13 @@ def operands(draw: st.DrawFn) -> Operand:
     st.sets(st.sampled_from(LABELS)),
 )
 def test_what_is_written_is_parsed_back(
-    inputs: list[Operand], outputs: list[Operand], whole: set[str]
+    inputs: list[Operand], outputs: list[Operand], whole_labels: set[str]
 ) -> None:
     used = {label for operand in [*inputs, *outputs] for dim in operand for label in dim}
-    expression = parse(write(inputs, outputs, frozenset(whole)))
+    expression = parse(write(inputs, outputs, frozenset(whole_labels)))
     assert expression.inputs == tuple(inputs)
     assert expression.outputs == tuple(outputs)
-    assert expression.whole == whole & used
+    assert expression.whole == whole_labels & used
 
 
 @settings(deadline=None)
@@ -51,9 +51,9 @@ def test_sizes_are_found_again_from_the_shapes_of_groups(
     assert prod(grouped) == prod(spread)
     assert bind(expression, [grouped], [spread]) == sizes
     for label in sizes:
-        at = dim_of(operand, label)
-        assert at is not None
-        assert label in operand[at]
+        position = dim_of(operand, label)
+        assert position is not None
+        assert label in operand[position]
         assert dim_of(plain, label) == list(sizes).index(label)
 
 

@@ -33,16 +33,16 @@ def scaled(graph: Graph) -> Graph:
         if not op.attributes.get(LOSS_SCALED):
             ops.append(op)
             continue
-        (made,) = op.outputs
-        inner.append(replace(tensors[made], name=f"{made}.plain"))
+        (output,) = op.outputs
+        inner.append(replace(tensors[output], name=f"{output}.plain"))
         out = op.labels.split("->")[1].strip() or "()"
-        ops.append(replace(op, outputs=(f"{made}.plain",)))
+        ops.append(replace(op, outputs=(f"{output}.plain",)))
         ops.append(
             replace(
                 op,
                 name=f"{op.name}.scaled",
                 kind="scale",
-                inputs=(f"{made}.plain",),
+                inputs=(f"{output}.plain",),
                 labels=f"{out} -> {out}".replace("-> ()", "-> "),
                 attributes={"factor": SCALE},
             )
@@ -51,9 +51,9 @@ def scaled(graph: Graph) -> Graph:
 
 
 def gradients(graph: Graph, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    found = run(graph, values)
+    tensors = run(graph, values)
     updates = (op for op in graph.ops if op.kind == "adamw")
-    return {op.inputs[0]: found[op.inputs[1]] for op in updates}
+    return {op.inputs[0]: tensors[op.inputs[1]] for op in updates}
 
 
 def assert_scaled_once(forward: Graph) -> None:
@@ -90,7 +90,7 @@ def test_a_loss_times_a_gradient_is_not_scaled_again() -> None:
 def test_a_gpt_in_fp16_begins_at_its_cross_entropy_and_recomputes_as_before() -> None:
     spec = model_spec("gpt2-small", precision="fp16")
     plain_graph = build_training(spec, TrainingSpec(), 1)
-    (one,) = marked(plain_graph)
-    assert (one.kind, one.phase) == ("cross_entropy_grad", Phase.BACKWARD_INPUT)
+    (marked_op,) = marked(plain_graph)
+    assert (marked_op.kind, marked_op.phase) == ("cross_entropy_grad", Phase.BACKWARD_INPUT)
     again = with_recompute(plain_graph, dict.fromkeys(plain_graph.blocks, "full"))
-    assert [op.name for op in marked(again)] == [one.name]
+    assert [op.name for op in marked(again)] == [marked_op.name]

@@ -40,7 +40,7 @@ def test_exactly_the_differentiable_kinds_have_a_rule() -> None:
 def test_shards_of_every_label_that_may_be_split_make_the_whole(kind: str, sample: Sample) -> None:
     expression, whole_sizes = parse(sample.labels), sample.all_sizes
     inputs = sample.inputs()
-    whole = computed(kind, sample, inputs)
+    outputs = computed(kind, sample, inputs)
     for label in expression.splittable:
         lacking = [operand for operand in expression.outputs if dim_of(operand, label) is None]
         if lacking and OPS[kind].reduction is None:
@@ -50,7 +50,7 @@ def test_shards_of_every_label_that_may_be_split_make_the_whole(kind: str, sampl
             offset = half * whole_sizes[label] // 2
             sizes = whole_sizes | {label: whole_sizes[label] // 2}
             cut = [
-                x if (at := dim_of(operand, label)) is None else np.split(x, 2, at)[half]
+                x if (dim := dim_of(operand, label)) is None else np.split(x, 2, dim)[half]
                 for x, operand in zip(inputs, expression.inputs, strict=True)
             ]
             shapes = [shape_of(operand, sizes) for operand in expression.outputs]
@@ -66,11 +66,11 @@ def test_shards_of_every_label_that_may_be_split_make_the_whole(kind: str, sampl
                 )
             )
         for first, second, expected, operand in zip(
-            *shards, whole, expression.outputs, strict=True
+            *shards, outputs, expression.outputs, strict=True
         ):
-            at = dim_of(operand, label)
-            if at is not None:
-                joined = np.concatenate([first, second], at)
+            dim = dim_of(operand, label)
+            if dim is not None:
+                joined = np.concatenate([first, second], dim)
             else:
                 joined = (
                     np.maximum(first, second) if OPS[kind].reduction == "max" else first + second
@@ -91,13 +91,13 @@ def test_partial_sums_pass_through_where_the_table_says_linear(kind: str, sample
         both = [
             a + b if i in partial else a for i, (a, b) in enumerate(zip(first, second, strict=True))
         ]
-        for one, two, expected in zip(
+        for left, right, expected in zip(
             computed(kind, sample, first),
             computed(kind, sample, other),
             computed(kind, sample, both),
             strict=True,
         ):
-            np.testing.assert_allclose(one + two, expected, rtol=1e-8, atol=1e-8)
+            np.testing.assert_allclose(left + right, expected, rtol=1e-8, atol=1e-8)
 
 
 def test_the_loss_from_split_logits_is_the_cross_entropy() -> None:
@@ -246,7 +246,7 @@ def test_model_flops_of_gpt2_match_the_formula() -> None:
 
 
 def graph_of(op: Op, *tensors: Tensor) -> Graph:
-    made = [
+    sources = [
         Op(
             name=f"make.{tensor.name}",
             kind="variable" if tensor.rate is Rate.STEP else "input",
@@ -269,7 +269,7 @@ def graph_of(op: Op, *tensors: Tensor) -> Graph:
         name="small",
         batch=2,
         tokens_per_sample=1,
-        ops=(*made, op),
+        ops=(*sources, op),
         tensors=tensors,
         blocks=("only",),
         templates={"only": "only"},

@@ -60,24 +60,24 @@ def test_such_a_product_and_both_gradients_read_8_bits_and_weights_stay_in_16(na
 
 def test_products_of_one_tensor_share_its_narrow_copy_which_alone_is_kept() -> None:
     graph = trained("llama")
-    one = {op.name: op.inputs[0] for op in graph.ops if op.kind in ("matmul", "quantise")}
-    assert one["h.1.attn.q"] == one["h.1.attn.k"] == one["h.1.attn.v"]
-    assert one["h.1.attn.q"] == "h.1.attn.q.quantised"
+    first_inputs = {op.name: op.inputs[0] for op in graph.ops if op.kind in ("matmul", "quantise")}
+    assert first_inputs["h.1.attn.q"] == first_inputs["h.1.attn.k"] == first_inputs["h.1.attn.v"]
+    assert first_inputs["h.1.attn.q"] == "h.1.attn.q.quantised"
     backward = (Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT)
     later = {tensor for op in graph.ops if op.phase in backward for tensor in op.inputs}
     assert "h.1.attn.q.quantised" in later
-    assert one["h.1.attn.q.quantised"] not in later  # what the norm made
+    assert first_inputs["h.1.attn.q.quantised"] not in later  # what the norm made
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_but_for_rounding_it_is_the_model_in_16_bits(name: str) -> None:
     graphs = [trained(name, precision) for precision in ("bf16", "fp8")]
     values = random_values(graphs[0], 1)
-    found = [run(graph, values) for graph in graphs]
+    runs = [run(graph, values) for graph in graphs]
     for op in graphs[0].ops:
         if op.kind == "squared_sum":
-            one, other = (each[op.inputs[0]] for each in found)
-            np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
+            expected, quantised = (tensors[op.inputs[0]] for tensors in runs)
+            np.testing.assert_allclose(expected, quantised, rtol=1e-9, atol=1e-12)
     assert model_flops(graphs[0]) == model_flops(graphs[1])
     forward = [build(small(name, precision), 2) for precision in ("bf16", "fp8")]
     assert training_flops(forward[0]) == training_flops(forward[1])

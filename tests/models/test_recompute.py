@@ -48,12 +48,12 @@ def forward_of(graph: Graph) -> dict[str, Op]:
 def test_every_gradient_and_the_loss_stay_what_they_were(name: str, mode: str) -> None:
     graph = plain(name)
     values = random_values(graph, 1)
-    expected, found = run(graph, values), run(everywhere(graph, mode), values)
+    expected, actual = run(graph, values), run(everywhere(graph, mode), values)
     compared = 0
     for op in graph.ops:
         if op.kind in ("squared_sum", "step_totals"):
             for tensor in op.inputs:
-                assert np.array_equal(found[tensor], expected[tensor]), tensor
+                assert np.array_equal(actual[tensor], expected[tensor]), tensor
                 compared += 1
     assert compared > 2
 
@@ -64,13 +64,13 @@ def test_kernels_train_to_the_same_bits(name: str, mode: str) -> None:
     graph = plain(name)
     ways = [
         run_reference(
-            one,
+            variant,
             microbatches=2,
             steps=2,
             dataset=open_dataset(None, small(name, "fp64"), 0),
             keep_parameters=(2,),
         )
-        for one in (graph, everywhere(graph, mode))
+        for variant in (graph, everywhere(graph, mode))
     ]
     assert ways[0].totals == ways[1].totals
     for tensor, value in ways[0].parameters[2].items():
@@ -101,8 +101,8 @@ def test_in_mode_selective_what_products_made_is_kept_too_and_nothing_else(name:
                 maker = makers.get(tensor)
                 if maker is None or maker.block != op.block or op.kind == "accumulate":
                     continue
-                kept = ("repeat", "input", "dispatch")
-                assert maker.kind in kept or op_kind(maker.kind).products
+                kept_kinds = ("repeat", "input", "dispatch")
+                assert maker.kind in kept_kinds or op_kind(maker.kind).products
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -143,17 +143,17 @@ def test_of_a_layer_of_a_gpt_selective_replays_all_but_products() -> None:
 
 def test_the_last_product_of_a_layer_is_not_replayed_for_no_gradient_reads_it() -> None:
     graph = with_recompute(plain("gpt"), {"h.1": "full"})
-    found = clones_of(graph, "h.1")
-    assert {"attn.core", "mlp.fc1.matmul"} <= set(found)
-    assert not {"mlp.fc2.matmul", "mlp.residual"} & set(found)
+    clones = clones_of(graph, "h.1")
+    assert {"attn.core", "mlp.fc1.matmul"} <= set(clones)
+    assert not {"mlp.fc2.matmul", "mlp.residual"} & set(clones)
 
 
 def test_clones_lie_right_before_the_backward_ops_of_their_block() -> None:
     graph = everywhere(plain("gpt"), "full")
     for block in graph.blocks:
         phases = [op.phase for op in graph.ops if op.block == block and op.kind != "accumulate"]
-        again = [at for at, phase in enumerate(phases) if phase is Phase.RECOMPUTE]
-        first = next(at for at, phase in enumerate(phases) if phase in BACKWARD)
+        again = [position for position, phase in enumerate(phases) if phase is Phase.RECOMPUTE]
+        first = next(position for position, phase in enumerate(phases) if phase in BACKWARD)
         assert not again or again == list(range(first - len(again), first))
 
 

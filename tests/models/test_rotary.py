@@ -45,9 +45,9 @@ def test_pairs_that_turn_often_are_kept_and_those_that_turn_seldom_are_slowed(
 
 
 def test_yarns_ramp_may_begin_between_two_pairs() -> None:
-    whole, between = rotary_frequencies(YARN), rotary_frequencies(YARN | {"truncate": False})
-    assert whole != between
-    assert (whole[0], whole[-1]) == (between[0], between[-1])
+    truncated, between = rotary_frequencies(YARN), rotary_frequencies(YARN | {"truncate": False})
+    assert truncated != between
+    assert (truncated[0], truncated[-1]) == (between[0], between[-1])
 
 
 def test_a_ramp_of_no_length_is_a_step() -> None:

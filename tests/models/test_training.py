@@ -90,9 +90,9 @@ def test_every_variable_is_updated_once_by_totals_and_learning_rate() -> None:
 def test_phases_follow_each_other() -> None:
     order = {Phase.BACKWARD_INPUT: 2, Phase.BACKWARD_WEIGHT: 2, Phase.UPDATE: 3}
     order |= {Phase.BEGIN: 0, Phase.FORWARD: 1}
-    found = [order[op.phase] for op in tiny().ops]
-    assert found == sorted(found)
-    assert set(found) == {0, 1, 2, 3}
+    phases = [order[op.phase] for op in tiny().ops]
+    assert phases == sorted(phases)
+    assert set(phases) == {0, 1, 2, 3}
 
 
 def test_nothing_waits_for_a_weight_gradient_but_its_accumulation() -> None:
@@ -105,8 +105,8 @@ def test_nothing_waits_for_a_weight_gradient_but_its_accumulation() -> None:
 def test_a_weight_gradient_follows_the_input_gradient_of_its_op() -> None:
     names = [op.name for op in tiny().ops]
     for name in names:
-        before, found, _ = name.partition(".grad_weight")
-        if found and f"{before}.grad_input" in names:
+        before, suffix, _ = name.partition(".grad_weight")
+        if suffix and f"{before}.grad_input" in names:
             assert names.index(f"{before}.grad_input") == names.index(name) - 1
 
 
@@ -118,7 +118,7 @@ def test_gradients_of_one_tensor_are_added_in_the_block_that_reads_it_first() ->
 
 
 def structure(graph: Graph, block: str) -> list[tuple[object, ...]]:
-    """What is left of a block when names lose its prefix and names of others are forgotten."""
+    """Ops of a block when names lose its prefix and names of others are forgotten."""
     prefix = f"{block}."
 
     def cut(name: str) -> str:
@@ -126,18 +126,20 @@ def structure(graph: Graph, block: str) -> list[tuple[object, ...]]:
         return name.removeprefix(prefix) if inside else "<outside>"
 
     tensors = graph.tensors_by_name
-    found: list[tuple[object, ...]] = []
+    rows: list[tuple[object, ...]] = []
     for op in graph.ops:
         if op.block != block:
             continue
         attributes = dict(op.attributes)
         if "variable" in attributes:
             attributes["variable"] = cut(str(attributes["variable"]))
-        made = [(tensors[n].shape, tensors[n].dtype, tensors[n].rate) for n in op.outputs]
+        written = [(tensors[n].shape, tensors[n].dtype, tensors[n].rate) for n in op.outputs]
         read = [(cut(n), tensors[n].shape, tensors[n].dtype, tensors[n].rate) for n in op.inputs]
         outputs = [cut(n) for n in op.outputs]
-        found.append((cut(op.name), op.kind, op.labels, op.phase, attributes, outputs, made, read))
-    return found
+        rows.append(
+            (cut(op.name), op.kind, op.labels, op.phase, attributes, outputs, written, read)
+        )
+    return rows
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp64"])

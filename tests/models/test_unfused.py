@@ -37,22 +37,24 @@ def ops_of(graph: Graph, kind: str) -> list[Op]:
 
 def kept(graph: Graph, block: str) -> set[str]:
     """Forward tensors of a block that its backward ops or clones read."""
-    made = {t for op in graph.ops if op.phase is Phase.FORWARD for t in op.outputs}
+    forward_tensors = {t for op in graph.ops if op.phase is Phase.FORWARD for t in op.outputs}
     later = (Phase.RECOMPUTE, Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT)
     read = {t for op in graph.ops if op.phase in later and op.block == block for t in op.inputs}
-    return {t.removeprefix(f"{block}.") for t in made & read if t.startswith(f"{block}.")}
+    return {
+        t.removeprefix(f"{block}.") for t in forward_tensors & read if t.startswith(f"{block}.")
+    }
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_loss_and_gradients_are_those_of_flash_attention(name: str) -> None:
     flash, apart = both(name)
     values = random_values(flash, 1)
-    expected, found = run(flash, values), run(check_graph(apart), values)
+    expected, actual = run(flash, values), run(check_graph(apart), values)
     compared = 0
     for op in flash.ops:
         if op.kind in ("squared_sum", "step_totals"):
             for tensor in op.inputs:
-                np.testing.assert_allclose(found[tensor], expected[tensor], rtol=1e-8, atol=1e-10)
+                np.testing.assert_allclose(actual[tensor], expected[tensor], rtol=1e-8, atol=1e-10)
                 compared += 1
     assert compared > 2
     assert not any("attention" in op.kind for op in apart.ops)
@@ -66,8 +68,8 @@ def test_kernels_train_as_with_flash_attention(name: str) -> None:
         )
         for graph in both(name)
     ]
-    for one, other in zip(ways[0].totals, ways[1].totals, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-9)
+    for flash, apart in zip(ways[0].totals, ways[1].totals, strict=True):
+        np.testing.assert_allclose(flash, apart, rtol=1e-9)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -97,7 +99,7 @@ def test_selective_makes_scores_and_probabilities_again_and_keeps_what_lies_arou
     names = kept(with_recompute(graph, {block: "selective"}), block)
     assert not {"attn.core.probabilities", "attn.core.scores"} & names
     assert "attn.core" in names  # the context, which the projection reads
-    assert {f"attn.{one}" for one in "qkv"} <= {n.removesuffix(".matmul") for n in names}
+    assert {f"attn.{part}" for part in "qkv"} <= {n.removesuffix(".matmul") for n in names}
 
 
 @pytest.mark.parametrize("mode", ["selective", "full"])
@@ -107,9 +109,9 @@ def test_recomputation_changes_no_number(name: str, mode: str) -> None:
     again = check_graph(with_recompute(graph, dict.fromkeys(graph.blocks, mode)))
     assert any(op.name.endswith(f"core.scores{SUFFIX}") for op in again.ops)
     values = random_values(graph, 1)
-    expected, found = run(graph, values), run(again, values)
+    expected, actual = run(graph, values), run(again, values)
     for op in ops_of(graph, "squared_sum"):
-        assert np.array_equal(found[op.inputs[0]], expected[op.inputs[0]])
+        assert np.array_equal(actual[op.inputs[0]], expected[op.inputs[0]])
 
 
 def test_what_is_added_to_scores_is_not_scaled() -> None:
@@ -120,8 +122,10 @@ def test_what_is_added_to_scores_is_not_scaled() -> None:
     )
     forward = replace(forward, ops=tuple(scaled))
     values = random_values(forward, 3)
-    expected, found = (run(one, values)["head.loss_sum"] for one in (forward, unfused(forward)))
-    np.testing.assert_allclose(found, expected, rtol=1e-10)
+    expected, actual = (
+        run(variant, values)["head.loss_sum"] for variant in (forward, unfused(forward))
+    )
+    np.testing.assert_allclose(actual, expected, rtol=1e-10)
 
 
 def test_blocks_of_one_template_stay_equal() -> None:

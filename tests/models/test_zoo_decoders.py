@@ -88,8 +88,8 @@ def graph(**changes: Any) -> Graph:
     return build(spec, 2)
 
 
-def kinds(made: Graph) -> list[str]:
-    return [op.kind for op in made.ops]
+def kinds(graph: Graph) -> list[str]:
+    return [op.kind for op in graph.ops]
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -134,42 +134,42 @@ def test_layers_of_one_kind_share_a_template() -> None:
 
 
 def test_heads_are_dims_of_their_own() -> None:
-    made = graph()
-    assert made.tensor("h.0.attn.q.weight").shape == (16, 2, 2, 4)
-    assert made.tensor("h.0.attn.k.weight").shape == (16, 2, 4)
+    decoder = graph()
+    assert decoder.tensor("h.0.attn.q.weight").shape == (16, 2, 2, 4)
+    assert decoder.tensor("h.0.attn.k.weight").shape == (16, 2, 4)
     assert graph(kv_heads=4).tensor("h.0.attn.q.weight").shape == (16, 4, 4)
 
 
 def test_only_the_layers_told_so_see_all_keys() -> None:
-    made = graph(window=4, full_layers=(1,))
-    windows = [op.attributes.get("window", 0) for op in made.ops if op.kind == "attention"]
+    decoder = graph(window=4, full_layers=(1,))
+    windows = [op.attributes.get("window", 0) for op in decoder.ops if op.kind == "attention"]
     assert windows == [4, 0, 4]
 
 
 @pytest.mark.parametrize(("factor", "places"), [(0.0, 12), (1.0, 4), (1.25, 5), (9.0, 12)])
 def test_the_capacity_of_experts_is_explicit(factor: float, places: int) -> None:
-    made = graph(**EXPERTS, capacity_factor=factor)
-    assert made.tensor("h.0.experts.dispatch").shape == (6, 2, places, 16)
+    decoder = graph(**EXPERTS, capacity_factor=factor)
+    assert decoder.tensor("h.0.experts.dispatch").shape == (6, 2, places, 16)
 
 
 def test_routers_are_balanced_by_a_loss_only_where_it_is_asked_for() -> None:
     assert "expert_load" not in kinds(graph(**EXPERTS))
-    made = graph(**EXPERTS, balance_loss=0.5, dense_layers=(1,))
-    assert kinds(made).count("expert_load") == 2
-    (total,) = (op for op in made.ops if op.name == "head.loss_with_balance")
+    decoder = graph(**EXPERTS, balance_loss=0.5, dense_layers=(1,))
+    assert kinds(decoder).count("expert_load") == 2
+    (total,) = (op for op in decoder.ops if op.name == "head.loss_with_balance")
     assert total.inputs == ("head.loss_sum", "h.0.experts.balance", "h.2.experts.balance")
 
 
 def test_a_stretched_model_keeps_its_short_angles() -> None:
-    made = build(model_spec("llama3-405b", seq_len=16), 1)
-    attributes = next(op.attributes for op in made.ops if op.kind == "rotary")
+    decoder = build(model_spec("llama3-405b", seq_len=16), 1)
+    attributes = next(op.attributes for op in decoder.ops if op.kind == "rotary")
     assert attributes["scaling"] == "llama3"
     assert attributes["original_positions"] == 8192
 
 
 def test_deepseek_v3_softens_its_scores_as_yarn_does() -> None:
-    made = build(model_spec("deepseek-v3", seq_len=16), 1)
-    scale = next(op.attributes["scale"] for op in made.ops if op.kind == "attention")
+    decoder = build(model_spec("deepseek-v3", seq_len=16), 1)
+    scale = next(op.attributes["scale"] for op in decoder.ops if op.kind == "attention")
     assert scale == pytest.approx((1 + 0.1 * log(40)) ** 2 / sqrt(192))
 
 

@@ -86,9 +86,9 @@ def test_bert_masks_fifteen_percent_where_nothing_else_is_said() -> None:
 
 
 def test_berts_head_reads_the_first_places_only_where_asked() -> None:
-    whole, part = (build(spec("bert", masked=4, first_places=n), 2) for n in (0, 5))
+    full, part = (build(spec("bert", masked=4, first_places=n), 2) for n in (0, 5))
     tensors = part.tensors_by_name
-    assert tensors["head.logits"].shape == (2, 5, whole.tensors_by_name["head.logits"].shape[-1])
+    assert tensors["head.logits"].shape == (2, 5, full.tensors_by_name["head.logits"].shape[-1])
     (ids,) = (op for op in part.ops if op.attributes.get("source") == "masked_tokens")
     assert (ids.attributes["masked"], ids.attributes["among"]) == (4, 5)
     with pytest.raises(ModelError, match="`first_places` is 3; 4 places are masked"):

@@ -63,26 +63,26 @@ def test_wide_and_deep_counts_two_tables_and_its_layers(name: str, rows: int) ->
 @pytest.mark.parametrize("name", ["resnet-18", "arcface-r100", "arcface-mobilefacenet"])
 def test_blocks_of_one_template_have_the_same_ops_and_shapes(name: str) -> None:
     graph = built(name)
-    found: dict[str, list[tuple[object, ...]]] = {}
+    ops_by_template: dict[str, list[tuple[object, ...]]] = {}
     for block in graph.blocks:
         ops = [
             (op.name.removeprefix(block), op.kind, op.labels, graph.tensor(op.outputs[0]).shape)
             for op in graph.ops
             if op.block == block
         ]
-        assert found.setdefault(graph.templates[block], ops) == ops  # type: ignore[arg-type]
-    assert len(found) < len(graph.blocks)
+        assert ops_by_template.setdefault(graph.templates[block], ops) == ops  # type: ignore[arg-type]
+    assert len(ops_by_template) < len(graph.blocks)
 
 
 @pytest.mark.parametrize(("first", "strides"), [(False, [1, 2, 1]), (True, [2, 1, 1])])
 def test_version_1_5_strides_in_the_window_of_three(first: bool, strides: list[int]) -> None:
     graph = built("resnet-50", stride_first=first)
-    found = [
+    actual = [
         op.attributes["stride_y"]
         for op in graph.ops
         if op.kind == "conv" and op.name.startswith("stage.1.0.conv")
     ]
-    assert found == strides
+    assert actual == strides
 
 
 @pytest.mark.parametrize(
@@ -142,16 +142,16 @@ _FIELDS = sorted(
 @given(
     family=st.sampled_from(["resnet", "wide_deep", "face"]),
     changes=st.dictionaries(st.sampled_from(_FIELDS), _VALUES, max_size=3),
-    kept=st.sets(st.sampled_from(_FIELDS)),
+    kept_fields=st.sets(st.sampled_from(_FIELDS)),
 )
 def test_any_configuration_builds_a_graph_or_is_refused_as_a_model_error(
-    family: str, changes: dict[str, object], kept: set[str]
+    family: str, changes: dict[str, object], kept_fields: set[str]
 ) -> None:
     row = FAMILIES[family]
     start = dict(next(iter(row.models.values())))
-    known = set(row.config.__struct_fields__)
-    config = {k: v for k, v in start.items() if k in kept or len(kept) < 6}
-    config |= {k: v for k, v in changes.items() if k in known}  # type: ignore[misc]
+    fields = set(row.config.__struct_fields__)
+    config = {k: v for k, v in start.items() if k in kept_fields or len(kept_fields) < 6}
+    config |= {k: v for k, v in changes.items() if k in fields}  # type: ignore[misc]
     spec = ModelSpec(name="own", family=family, config=config)
     try:
         graph = build(spec, 1)

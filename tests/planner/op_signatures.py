@@ -16,10 +16,10 @@ def op_signatures(
     axis_sizes: Sequence[int],
     *,
     values: frozenset[str] = frozenset(),
-    whole: Mapping[str, frozenset[str]] | None = None,
+    unsplittable: Mapping[str, frozenset[str]] | None = None,
     allowed: Allowed | None = None,
 ) -> tuple[Signature, ...]:
-    """Return every legal signature of an op on a mesh, in a fixed order, all-B first.
+    """Every legal signature of an op on a mesh, in a fixed order, all-B first.
 
     Parameters
     ----------
@@ -31,13 +31,13 @@ def op_signatures(
         Tensors that hold a variable's value (`variable_values`): these are partial only as the
         summand of a jointly linear op, where zeros elsewhere complete them; multiplying by a
         partial weight would repeat the whole product on every device.
-    whole : mapping, optional
+    unsplittable : mapping, optional
         Labels per op kind that may not be split.
     allowed : callable, optional
         A filter per axis.
     """
     per_axis: list[list[AxisSignature]] = []
-    barred = (whole or {}).get(op.kind, frozenset())
+    barred = (unsplittable or {}).get(op.kind, frozenset())
     ids = [i for i, name in enumerate(op.inputs) if tensors[name].dtype.startswith("int")]
     if op_kind(op.kind).linear != "joint" or op.outputs[0] in values:
         ids += [i for i, name in enumerate(op.inputs) if name in values]
@@ -45,12 +45,14 @@ def op_signatures(
     for axis in range(len(axis_sizes)):
         per_axis.append([s for s in base if allowed is None or allowed(op, axis, s)])
     shapes = [tensors[name].shape for name in (*op.inputs, *op.outputs)]
-    found: dict[tuple[tuple[NdSbp, ...], str], Signature] = {}
+    signatures: dict[tuple[tuple[NdSbp, ...], str], Signature] = {}
     for choice in product(*per_axis):
-        one = joined(choice, len(op.inputs), len(op.outputs))
-        if one and _divides(one, shapes, tuple(axis_sizes)):
-            found.setdefault(((*one.inputs, *one.outputs), one.expansion), one)
-    return tuple(found.values())
+        signature = joined(choice, len(op.inputs), len(op.outputs))
+        if signature and _divides(signature, shapes, tuple(axis_sizes)):
+            signatures.setdefault(
+                ((*signature.inputs, *signature.outputs), signature.expansion), signature
+            )
+    return tuple(signatures.values())
 
 
 def _divides(

@@ -83,7 +83,7 @@ def zero_bubble_h1(stage: int, stages: int, chunks: int, microbatches: int) -> O
 
 def zero_bubble_v(stage: int, stages: int, chunks: int, microbatches: int) -> Order:
     """Two chunks a stage that mirror each other (Qi et al. 2023, section 6)."""
-    # What follows keeps a full pipeline busy; fewer microbatches than fill it are left out of it.
+    # The rest keeps a full pipeline busy; fewer microbatches than fill it are left out of it.
     full = max(2 * stages - 1, microbatches)
     order: list[Slot] = []
     done = dict.fromkeys([(part, chunk) for part in "FBW" for chunk in (0, 1)], 0)

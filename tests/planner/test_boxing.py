@@ -42,26 +42,27 @@ def coordinates(sizes):
     return list(product(*map(range, sizes)))
 
 
-def shards_of(whole, sbp, sizes, rng):
-    """What each device holds when the tensor lies as `sbp`: written from the definition."""
+def shards_of(tensor, sbp, sizes, rng):
+    """Shards of all devices when the tensor lies as `sbp`, written from the definition."""
     shards = []
-    for at in coordinates(sizes):
-        offsets = shard_offsets(whole.shape, sbp, sizes, at)
-        local = local_shape(whole.shape, sbp, sizes)
+    for coordinate in coordinates(sizes):
+        offsets = shard_offsets(tensor.shape, sbp, sizes, coordinate)
+        local = local_shape(tensor.shape, sbp, sizes)
         region = tuple(slice(o, o + n) for o, n in zip(offsets, local, strict=True))
-        shards.append(whole[region].copy())
-    for axis, one in enumerate(sbp):
-        if not one.is_partial:
+        shards.append(tensor[region].copy())
+    for axis, axis_sbp in enumerate(sbp):
+        if not axis_sbp.is_partial:
             continue
-        for index, at in enumerate(coordinates(sizes)):
-            if at[axis] == 0:
+        for index, coordinate in enumerate(coordinates(sizes)):
+            if coordinate[axis] == 0:
                 group = [
                     i
                     for i, other in enumerate(coordinates(sizes))
-                    if other[:axis] + other[axis + 1 :] == at[:axis] + at[axis + 1 :]
+                    if other[:axis] + other[axis + 1 :]
+                    == coordinate[:axis] + coordinate[axis + 1 :]
                 ]
                 parts = rng.integers(-50, 50, (len(group), *shards[index].shape)).astype(float)
-                if one == PARTIAL_SUM:
+                if axis_sbp == PARTIAL_SUM:
                     parts[0] = shards[index] - parts[1:].sum(axis=0)
                 else:
                     parts = np.minimum(parts, shards[index])
@@ -72,19 +73,19 @@ def shards_of(whole, sbp, sizes, rng):
 
 
 def combined(shards, shape, sbp, sizes):
-    """The whole tensor again, by reducing partial axes and placing every shard."""
-    kinds = {one.reduction for one in sbp if one.is_partial}
-    whole = np.full(shape, -np.inf if kinds == {"max"} else 0.0)
-    for shard, at in zip(shards, coordinates(sizes), strict=True):
-        if any(one == BROADCAST and c for one, c in zip(sbp, at, strict=True)):
+    """The tensor rebuilt, by reducing partial axes and placing every shard."""
+    kinds = {axis_sbp.reduction for axis_sbp in sbp if axis_sbp.is_partial}
+    tensor = np.full(shape, -np.inf if kinds == {"max"} else 0.0)
+    for shard, coordinate in zip(shards, coordinates(sizes), strict=True):
+        if any(axis_sbp == BROADCAST and c for axis_sbp, c in zip(sbp, coordinate, strict=True)):
             continue
-        offsets = shard_offsets(shape, sbp, sizes, at)
+        offsets = shard_offsets(shape, sbp, sizes, coordinate)
         region = tuple(slice(o, o + n) for o, n in zip(offsets, shard.shape, strict=True))
         if kinds == {"max"}:
-            whole[region] = np.maximum(whole[region], shard)
+            tensor[region] = np.maximum(tensor[region], shard)
         else:
-            whole[region] += shard
-    return whole
+            tensor[region] += shard
+    return tensor
 
 
 def chain(path: tuple[Step, ...], shape, sizes, source: NdSbp) -> ActorGraph:
@@ -154,10 +155,10 @@ def test_boxing_equals_gather_then_reshard(case):
         path = boxing_path(source, target, sizes, shape)
     except (InfeasibleError, PlanError):
         return
-    whole = rng.integers(-50, 50, shape).astype(float)
+    tensor = rng.integers(-50, 50, shape).astype(float)
     graph = chain(path, shape, sizes, source)
     states = []
-    for rank, shard in enumerate(shards_of(whole, source, sizes, rng)):
+    for rank, shard in enumerate(shards_of(tensor, source, sizes, rng)):
         run = RunState(seed=0, dataset=None, global_batch=1, microbatches=1, batch=1)
         state = RankState(graph, rank, run)
         state.arena.views[0][0][...] = shard
@@ -165,10 +166,10 @@ def test_boxing_equals_gather_then_reshard(case):
     work = KernelWork(states)
     execute_lockstep(graph, 1, work, work.meet)
     after = path[-1].after if path else source
-    found = [state.arena.views[-1][0] for state in states]
-    np.testing.assert_array_equal(combined(found, shape, after, sizes), whole)
-    for one, wanted, size in zip(after, target, sizes, strict=True):
-        assert one == wanted or size == 1
+    shards = [state.arena.views[-1][0] for state in states]
+    np.testing.assert_array_equal(combined(shards, shape, after, sizes), tensor)
+    for axis_sbp, wanted, size in zip(after, target, sizes, strict=True):
+        assert axis_sbp == wanted or size == 1
 
 
 @given(cases())
@@ -181,9 +182,9 @@ def test_the_bytes_of_a_step_are_those_that_a_device_lacks(case):
         return
     for step in path:
         group = prod(sizes[axis] for axis in step.axes)
-        for at in coordinates(sizes):
-            before = elements(shape, step.before, sizes, at)
-            after = elements(shape, step.after, sizes, at)
+        for coordinate in coordinates(sizes):
+            before = elements(shape, step.before, sizes, coordinate)
+            after = elements(shape, step.after, sizes, coordinate)
             if step.kind in ("slice", "pad"):
                 lacks = 0
                 assert step.kind == "pad" or after <= before
@@ -196,9 +197,9 @@ def test_the_bytes_of_a_step_are_those_that_a_device_lacks(case):
             assert step_bytes(step, shape, 1, sizes) == lacks
 
 
-def elements(shape, sbp, sizes, at):
+def elements(shape, sbp, sizes, coordinate):
     """Flat indexes of the elements that the device at a coordinate holds (partial or whole)."""
-    offsets = shard_offsets(shape, sbp, sizes, at)
+    offsets = shard_offsets(shape, sbp, sizes, coordinate)
     local = local_shape(shape, sbp, sizes)
     grid = np.arange(prod(shape)).reshape(shape)
     region = tuple(slice(o, o + n) for o, n in zip(offsets, local, strict=True))

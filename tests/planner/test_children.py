@@ -19,15 +19,15 @@ DEADLINE_S = 60.0
 
 
 def is_soon(condition: Callable[[], bool]) -> bool:
-    """Whether it comes true; the deadline only ends what never does."""
+    """True if `condition` comes true; the deadline only ends a wait that would never end."""
     deadline = monotonic() + DEADLINE_S
-    while not (found := condition()) and monotonic() < deadline:
+    while not (holds := condition()) and monotonic() < deadline:
         sleep(0.02)
-    return found
+    return holds
 
 
 def has_ended(process: int) -> bool:
-    """Whether it is gone, or dead and not yet buried by who took it over."""
+    """True if the process is gone, or dead and not yet reaped by the process that adopted it."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
@@ -42,8 +42,8 @@ def test_answers_come_in_the_order_of_the_jobs(processes: int) -> None:
         sleep(0.05 * (job == 0))
         return f"{job}" * large
 
-    found = list(in_children(work, range(4), processes))
-    assert found == [f"{job}" * large for job in range(4)]
+    answers = list(in_children(work, range(4), processes))
+    assert answers == [f"{job}" * large for job in range(4)]
 
 
 def test_what_a_job_raises_is_raised_here_as_it_is() -> None:

@@ -77,11 +77,11 @@ def test_every_figure_of_the_catalogue_carries_its_source_and_year_on_its_line(n
 
 
 def test_figures_of_well_known_devices_are_those_of_their_data_sheets() -> None:
-    found = {
+    figures = {
         name: (device(name).flops_per_s["fp16"], device(name).memory_bandwidth_bytes_per_s)
         for name in ("v100-sxm-32gb", "a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm")
     }
-    assert found == {
+    assert figures == {
         "v100-sxm-32gb": (125e12, 900e9),
         "a100-sxm-80gb": (312e12, 2039e9),
         "h100-sxm-80gb": (989.4e12, 3350e9),
@@ -118,9 +118,9 @@ def test_local_ranks_share_the_cores_and_the_memory_of_one_machine() -> None:
 
 
 def test_a_rank_with_several_cores_to_itself_is_as_fast_as_they_are_together() -> None:
-    one = local_cluster(ranks=4, cores=4, memory_bytes=8 * GIB)
-    two = local_cluster(ranks=2, cores=4, memory_bytes=8 * GIB)
-    assert two.device.flops_per_s["fp32"] == 2 * one.device.flops_per_s["fp32"]
+    single_core = local_cluster(ranks=4, cores=4, memory_bytes=8 * GIB)
+    dual_core = local_cluster(ranks=2, cores=4, memory_bytes=8 * GIB)
+    assert dual_core.device.flops_per_s["fp32"] == 2 * single_core.device.flops_per_s["fp32"]
 
 
 def test_a_measured_device_replaces_the_built_in_figures_of_a_local_cluster() -> None:

@@ -42,7 +42,7 @@ EFA = {field: getattr(_EFA, field) for field in _EFA.__struct_fields__}
 
 
 def plain(cluster: Cluster) -> Cluster:
-    """The same links, without a library and without what its launches cost."""
+    """Cluster of the same links, without a library and without the cost of its launches."""
     return replace(cluster, device=replace(cluster.device, library="", launch_ns=0))
 
 
@@ -89,9 +89,9 @@ def test_the_latency_of_a_tree_grows_with_the_logarithm_of_the_nodes(nodes: int)
     doublings = (nodes - 1).bit_length()
     low, hop = NCCL[0], round(2 * doublings * NCCL[0].tree.outside * 4000)
     tree = a100(nodes).device.launch_ns + low.tree_base_ns + hop
-    found = cost("all_reduce", 0, ranks, a100(nodes))
-    assert found <= tree
-    assert nodes < 8 or found == tree
+    cost_ns = cost("all_reduce", 0, ranks, a100(nodes))
+    assert cost_ns <= tree
+    assert nodes < 8 or cost_ns == tree
     assert cost("all_reduce", 0, ranks, plain(a100(nodes))) == 2 * doublings * 4000
 
 
@@ -122,10 +122,10 @@ def test_large_messages_reach_the_bus_bandwidth_that_was_measured(
 
 
 def test_a_group_of_one_device_per_node_has_one_interface_and_a_whole_node_all() -> None:
-    one, all_of_them = tuple(range(0, 64, 8)), tuple(range(64))
+    one_per_node, all_of_them = tuple(range(0, 64, 8)), tuple(range(64))
     wide, narrow = (
         cost("all_gather", 32 * GB, all_of_them, a100(8)),
-        cost("all_gather", 32 * GB, one, a100(8)),
+        cost("all_gather", 32 * GB, one_per_node, a100(8)),
     )
     assert narrow == pytest.approx(8 * (7 / 8) / (63 / 64) * wide, rel=0.01)
 
@@ -148,9 +148,9 @@ def test_bus_bandwidth_over_efa_falls_with_the_nodes_as_was_published() -> None:
         "all_gather": {1: 250, 2: 183, 4: 118, 8: 69, 16: 55, 32: 28, 64: 11},
     }
     for kind, figures in published.items():
-        found = [bus(kind, 256 * MB, nodes, h100(nodes, **EFA)) for nodes in figures]
-        assert found[1:] == sorted(found[1:], reverse=True)
-        for reached, (nodes, expected) in zip(found, figures.items(), strict=True):
+        bandwidths = [bus(kind, 256 * MB, nodes, h100(nodes, **EFA)) for nodes in figures]
+        assert bandwidths[1:] == sorted(bandwidths[1:], reverse=True)
+        for reached, (nodes, expected) in zip(bandwidths, figures.items(), strict=True):
             # Trees lose more at 256 MB than steps of training show: see the fabric's congestion.
             most = 1.45 if kind == "all_gather" else 2.2
             assert 0.7 * expected < reached < most * expected, (kind, nodes, reached)
@@ -208,9 +208,12 @@ def test_state_in_our_own_buckets_pays_its_part_of_one(kind: str, nodes: int) ->
     size = bucket_bytes(lambda sent: cost(kind, sent, ranks, bare), together)
     assert MIB <= size < together
     on = with_own_buckets(bare, together)
-    one, whole = cost(kind, size, ranks, bare), cost(kind, together, ranks, on, bucketed=True)
-    assert whole == pytest.approx(together / size * one, rel=1e-3)
-    assert cost(kind, together, ranks, bare) < whole < 1.5 * cost(kind, together, ranks, bare)
+    bucket_ns, together_ns = (
+        cost(kind, size, ranks, bare),
+        cost(kind, together, ranks, on, bucketed=True),
+    )
+    assert together_ns == pytest.approx(together / size * bucket_ns, rel=1e-3)
+    assert cost(kind, together, ranks, bare) < together_ns < 1.5 * cost(kind, together, ranks, bare)
     assert cost(kind, together, ranks, on) == cost(kind, together, ranks, bare), "activations"
     assert shown_bytes(lambda sent: cost(kind, sent, ranks, bare)) <= size
 
@@ -224,12 +227,12 @@ def test_a_message_in_buckets_costs_its_part_of_as_many_as_it_fills() -> None:
     bucket, ranks = 40 * MB, tuple(range(64))
     bare = a100(8)
     on = replace(bare, software=Software(bucket_bytes=bucket))
-    whole = cost("all_gather", bucket, ranks, bare)
-    assert collective_pieces("all_gather", ranks, on, bucketed=True) == ((0, whole / bucket),)
-    assert cost("all_gather", bucket, ranks, on, bucketed=True) == whole
-    assert cost("all_gather", bucket // 40, ranks, on, bucketed=True) == ceil(whole / 40)
-    assert cost("all_gather", 5 * bucket, ranks, on, bucketed=True) == 5 * whole
-    # What is no state, and what knows no buckets, pays as before.
+    bucket_ns = cost("all_gather", bucket, ranks, bare)
+    assert collective_pieces("all_gather", ranks, on, bucketed=True) == ((0, bucket_ns / bucket),)
+    assert cost("all_gather", bucket, ranks, on, bucketed=True) == bucket_ns
+    assert cost("all_gather", bucket // 40, ranks, on, bucketed=True) == ceil(bucket_ns / 40)
+    assert cost("all_gather", 5 * bucket, ranks, on, bucketed=True) == 5 * bucket_ns
+    # Messages that are no state, and clusters without buckets, pay as before.
     assert cost("all_gather", MB, ranks, on) == cost("all_gather", MB, ranks, bare)
     assert cost("all_gather", MB, ranks, bare, bucketed=True) == cost("all_gather", MB, ranks, bare)
     assert cost("all_gather", MB, ranks, on, bucketed=True) < cost("all_gather", MB, ranks, on) / 3
@@ -247,11 +250,11 @@ def test_a_bucket_grows_with_the_ranks_that_share_it() -> None:
     )
 
 
-def state_cost(kind: str, size: int, members: int, on: Cluster, **known: int) -> int:
-    """Of a message of state whose buckets and habits are those of a cluster's software."""
+def state_cost(kind: str, size: int, members: int, on: Cluster, **fields: int) -> int:
+    """Cost [ns] of a message of state, with the buckets and habits of the cluster's software."""
     ranks = tuple(range(members))
     return collective_duration_ns(
-        kind, size, members, on, ranks, bucketed=True, state=State(**known)
+        kind, size, members, on, ranks, bucketed=True, state=State(**fields)
     )
 
 
@@ -262,9 +265,9 @@ def driven(nodes: int, **habits: int | bool) -> Cluster:
 @pytest.mark.parametrize("block", [4 * MB, 1700 * MB])
 def test_a_variable_of_a_block_that_moves_at_once_costs_its_part_of_it(block: int) -> None:
     on = driven(16, whole_blocks=True)
-    whole = cost("all_gather", block, tuple(range(128)), a100(16))
+    block_ns = cost("all_gather", block, tuple(range(128)), a100(16))
     took = state_cost("all_gather", block // 4, 128, on, bytes_of_block=block)
-    assert took == pytest.approx(whole / 4, abs=1)
+    assert took == pytest.approx(block_ns / 4, abs=1)
 
 
 def test_gradients_travel_in_the_bytes_that_the_software_sums_them_in() -> None:

@@ -104,11 +104,11 @@ def test_attention_with_a_bias_is_read_from_the_tables_of_attention_by_head_size
     labels = "b t h d!, b s! h d!, b s! h u!, h t s! -> b t h u!, b t h"
     attributes = {"causal": True, "scale": 1.0}
     flops = 4 * 2 * 5 * 5 * 3 * 4
-    found = op_duration_ns(
+    duration_ns = op_duration_ns(
         "biased_attention", labels, attributes, (q, q, q, bias), (q, row), ("float32",) * 4,
         ("float32",) * 2, on,
     )  # fmt: skip
-    assert found == pytest.approx(1.1 * flops * 5, rel=1e-3)
+    assert duration_ns == pytest.approx(1.1 * flops * 5, rel=1e-3)
 
 
 def test_likes_count_the_same_kind_of_work() -> None:
@@ -119,10 +119,10 @@ def test_likes_count_the_same_kind_of_work() -> None:
 
 
 def test_local_boxing_reads_and_writes_the_smaller_side() -> None:
-    whole, part = ((8, 4),), ((2, 4),)
+    full, part = ((8, 4),), ((2, 4),)
     f32 = ("float32",)
-    assert op_duration_ns("slice", "", {}, whole, part, f32, f32, PLAIN) == 2 * 2 * 4 * 4
-    assert op_duration_ns("pad", "", {}, part, whole, f32, f32, PLAIN) == (2 + 8) * 4 * 4
+    assert op_duration_ns("slice", "", {}, full, part, f32, f32, PLAIN) == 2 * 2 * 4 * 4
+    assert op_duration_ns("pad", "", {}, part, full, f32, f32, PLAIN) == (2 + 8) * 4 * 4
 
 
 def test_interpolation_is_straight_on_logarithms_and_clamped_outside() -> None:
@@ -144,8 +144,8 @@ def test_interpolated_durations_never_fall_with_work(
     points: dict[int, int], work: list[int]
 ) -> None:
     table = tuple(sorted(points.items()))
-    found = [interpolate_ns(table, size) for size in sorted(work)]
-    assert found == sorted(found)
+    durations_ns = [interpolate_ns(table, size) for size in sorted(work)]
+    assert durations_ns == sorted(durations_ns)
 
 
 @settings(deadline=None)
@@ -298,6 +298,6 @@ def test_a_gpu_cluster_reduces_faster_inside_a_node_than_across() -> None:
     size = 1_000_000_000
     inside = collective_duration_ns("all_reduce", size, 8, cluster)
     across = collective_duration_ns("all_reduce", size, 2, cluster, (0, 8))
-    whole = collective_duration_ns("all_reduce", size, 16, cluster)
-    assert inside < whole < across
+    everywhere = collective_duration_ns("all_reduce", size, 16, cluster)
+    assert inside < everywhere < across
     assert inside == pytest.approx(2 * 7 / 8 * size / 240e9 * 1e9, rel=0.01)

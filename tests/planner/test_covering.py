@@ -15,11 +15,11 @@ intervals = st.builds(
 
 
 @given(st.lists(intervals, max_size=8), times, times)
-def test_every_instant_counts_for_the_lowest_rank_that_covers_it(found, begin, length):
-    counted = covering_ns(found, begin, begin + length)
+def test_every_instant_counts_for_the_lowest_rank_that_covers_it(spans, begin, length):
+    counted = covering_ns(spans, begin, begin + length)
     expected: dict[object, int] = {}
-    for at in range(begin, begin + length):
-        ranks = [one.rank for one in found if one.start_ns <= at < one.end_ns]
+    for instant in range(begin, begin + length):
+        ranks = [span.rank for span in spans if span.start_ns <= instant < span.end_ns]
         owner = min(ranks, default=None)
         expected[owner] = expected.get(owner, 0) + 1
     assert counted == expected

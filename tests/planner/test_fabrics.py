@@ -108,9 +108,9 @@ def test_switches_of_infiniband_reduce_where_they_are_asked_to() -> None:
 
 
 def test_nodes_of_hopper_and_later_reduce_in_their_switches() -> None:
-    found = {name for name in names() if reference_node(name).intra_node.reduces}
+    devices = {name for name in names() if reference_node(name).intra_node.reduces}
     hopper = {"h100-sxm-80gb", "h100-sxm-96gb-hbm2e-500w", "h200-sxm", "h800-sxm-80gb"}
-    assert found == hopper | {"b200", "b300", "gb200", "gb300"}
+    assert devices == hopper | {"b200", "b300", "gb200", "gb300"}
     assert not any(reference_node(name).inter_node.reduces for name in names())
 
 
@@ -157,8 +157,13 @@ def test_a_file_names_the_software_on_the_cluster(tmp_path: Path) -> None:
     path.write_text(head + 'software = "default"\n')
     assert parse_cluster(str(path)).software.name == "default"
     path.write_text(head + '[software]\nname = "mine"\nhost_ns = 7_000\noverlap = 0.9\n')
-    found = parse_cluster(str(path)).software
-    assert (found.name, found.host_ns, found.overlap, found.fusion) == ("mine", 7_000, 0.9, 1.0)
+    software = parse_cluster(str(path)).software
+    assert (software.name, software.host_ns, software.overlap, software.fusion) == (
+        "mine",
+        7_000,
+        0.9,
+        1.0,
+    )
     assert parse_cluster("a100-sxm-80gb:8x2").software.name == "none"
 
 

@@ -126,7 +126,7 @@ def test_the_formula_knows_what_weights_in_16_bits_and_their_gradients_lend_each
     plan = search(request)
     said = plan_memory(plan, plan_graph(plan))
     programs = compile_plan(plan).programs
-    assert [one.arena_bytes for one in said] == [one.memory_bytes for one in programs]
+    assert [stage.arena_bytes for stage in said] == [program.memory_bytes for program in programs]
 
 
 def test_chunks_that_take_turns_need_less_than_each_at_its_most() -> None:
@@ -136,9 +136,11 @@ def test_chunks_that_take_turns_need_less_than_each_at_its_most() -> None:
     )  # fmt: skip
     first, _ = compile_plan(plan, graph).programs
     alone = ordered_plan(plan, graph).graph.programs[0].registers
-    turns = [at for at, register in enumerate(first.registers) if register.places]
-    apart = sum(alone[at].slots * alone[at].slot_bytes for at in turns)
-    together = {first.registers[at].offset_bytes: first.registers[at].size_bytes for at in turns}
+    turns = [index for index, register in enumerate(first.registers) if register.places]
+    apart = sum(alone[index].slots * alone[index].slot_bytes for index in turns)
+    together = {
+        first.registers[index].offset_bytes: first.registers[index].size_bytes for index in turns
+    }
     assert apart > 1.1 * sum(together.values())
 
 
@@ -222,20 +224,23 @@ def test_a_gpu_holds_more_than_its_registers_a_local_rank_does_not() -> None:
 
 
 def test_storage_split_over_replicas_divides_weights_and_optimizer() -> None:
-    (whole,) = plan_memory(*planned(2, dp=2, tp=1, pp=1, zero=0))
+    (replicated,) = plan_memory(*planned(2, dp=2, tp=1, pp=1, zero=0))
     (split,) = plan_memory(*planned(2, dp=2, tp=1, pp=1, zero=1))
-    assert whole.optimizer_bytes == pytest.approx(2 * whole.parameter_bytes, rel=0.01)
-    assert split.optimizer_bytes == whole.optimizer_bytes // 2
+    assert replicated.optimizer_bytes == pytest.approx(2 * replicated.parameter_bytes, rel=0.01)
+    assert split.optimizer_bytes == replicated.optimizer_bytes // 2
     # Half of the weights is stored, all of them are gathered for the step.
-    assert split.parameter_bytes == pytest.approx(1.5 * whole.parameter_bytes, rel=0.01)
+    assert split.parameter_bytes == pytest.approx(1.5 * replicated.parameter_bytes, rel=0.01)
 
 
 def test_what_is_gathered_again_is_not_held_between_the_passes() -> None:
     plan, graph = planned(2, **degrees(tp=2, sequence_parallel=True))
-    (held,), (again,) = plan_memory(plan, graph), plan_memory(plan, graph, gathers_again=True)
-    norms, whole = 2 * 4, 2 * 32 * 64 * 4  # of blocks; bytes of one of them, gathered
-    assert held.activation_bytes - again.activation_bytes >= norms * whole // 2
-    assert again.parameter_bytes == held.parameter_bytes
+    (gathered_once,), (again,) = (
+        plan_memory(plan, graph),
+        plan_memory(plan, graph, gathers_again=True),
+    )
+    norms, gathered_bytes = 2 * 4, 2 * 32 * 64 * 4  # of blocks; bytes of one of them, gathered
+    assert gathered_once.activation_bytes - again.activation_bytes >= norms * gathered_bytes // 2
+    assert again.parameter_bytes == gathered_once.parameter_bytes
 
 
 def test_what_an_op_makes_may_be_counted_more_often_or_not_at_all() -> None:

@@ -102,7 +102,7 @@ def test_attention_by_head_size_costs_what_each_costs_alone(
 
 
 def firings(kind: str, precision: str, work: int) -> Firings:
-    """An op that does so much work: FLOPs of a product of [m, 1] and [1, 1], else bytes."""
+    """Firings of an op of `work` FLOPs (a product of [m, 1] and [1, 1]) or bytes (any other op)."""
     if kind == "matmul":
         sizes = {"m": np.array([work // 2]), "k": np.array([1]), "n": np.array([1])}
         return Firings(kind, "m k, k n -> m n", {}, sizes, np.array([work]), precision)
@@ -127,8 +127,8 @@ def test_the_table_of_the_precision_is_read_before_the_kinds_own(
 
 
 def test_products_of_a_precision_that_was_not_measured_are_priced_by_the_peak() -> None:
-    (found,) = op_durations_ns(firings("matmul", "fp16", 10**9), PRECISE)
-    assert found == op_durations_ns(firings("matmul", "fp16", 10**9), A100)[0]
+    (duration_ns,) = op_durations_ns(firings("matmul", "fp16", 10**9), PRECISE)
+    assert duration_ns == op_durations_ns(firings("matmul", "fp16", 10**9), A100)[0]
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_products_of_a_precision_that_was_not_measured_are_priced_by_the_peak() 
 )
 def test_attention_has_tables_by_head_size_and_precision(dtype: str, expected: int) -> None:
     q, row = (1, 2, 1, 64), (1, 2, 1)
-    found = op_duration_ns(
+    duration_ns = op_duration_ns(
         "attention",
         "b t h d!, b s! h d!, b s! h u! -> b t h u!, b t h",
         {"causal": False},
@@ -146,7 +146,7 @@ def test_attention_has_tables_by_head_size_and_precision(dtype: str, expected: i
         (dtype, "float32"),
         PRECISE,
     )
-    assert expected <= found <= 1.2 * expected
+    assert expected <= duration_ns <= 1.2 * expected
 
 
 def test_statistics_do_not_decide_the_precision_of_an_op() -> None:
@@ -157,20 +157,20 @@ def test_statistics_do_not_decide_the_precision_of_an_op() -> None:
         kernels={"layer_norm_grad_input@bf16": ((1, 77),), "layer_norm_grad_input": ((1, 10**6),)},
     )
     labels = "t d!, t d!, d!, t, t -> t d!"
-    found = op_duration_ns(
+    duration_ns = op_duration_ns(
         "layer_norm_grad_input", labels, {}, shapes, ((8, 64),), dtypes, ("bfloat16",), norm
     )
     work = 2 * (3 * 8 * 64 + 64) + 4 * 16
-    assert found == 77 * work
+    assert duration_ns == 77 * work
 
 
 @pytest.mark.parametrize("on", [A100, MEASURED], ids=["catalogue", "measured"])
 def test_durations_of_growing_work_never_fall(on: Device) -> None:
     work = np.unique(np.logspace(0, 17, 400).astype(np.int64))
     for kind in ("matmul", "relu"):
-        one = np.array([1])
-        sizes = {"m": work, "k": one, "n": one} if kind == "matmul" else {}
+        unit = np.array([1])
+        sizes = {"m": work, "k": unit, "n": unit} if kind == "matmul" else {}
         labels = "m k, k n -> m n" if kind == "matmul" else "m -> m"
-        found = op_durations_ns(Firings(kind, labels, {}, sizes, work, "bf16"), on)
-        assert (np.diff(found) >= 0).all()
-        assert found.dtype == np.int64
+        durations_ns = op_durations_ns(Firings(kind, labels, {}, sizes, work, "bf16"), on)
+        assert (np.diff(durations_ns) >= 0).all()
+        assert durations_ns.dtype == np.int64

@@ -1,4 +1,4 @@
-"""What the data sheet says of ops: tiles and waves, flash attention, and bytes."""
+"""Op durations that follow from the data sheet: tiles and waves, flash attention, and bytes."""
 
 from itertools import starmap
 from typing import Any
@@ -42,8 +42,8 @@ BF16, F32 = "bfloat16", "float32"
 
 
 def op_ns(*work: Any) -> int:
-    """A firing without the ramps that every kernel of a device with multiprocessors takes."""
-    on = next(one for one in work if isinstance(one, Device))
+    """Duration of a firing without the ramps of every kernel on a device with multiprocessors."""
+    on = next(argument for argument in work if isinstance(argument, Device))
     return op_duration_ns(*work) - (RAMP_NS if on.multiprocessors else 0)
 
 
@@ -55,7 +55,7 @@ def matmul_ns(m: int, n: int, k: int, on: Device, dtype: str = BF16, **attribute
 
 
 def wave_ns(k: int) -> int:
-    """One wave of the largest tiles."""
+    """Duration of one wave of the largest tiles."""
     return 2 * 256 * 128 * (k + TILE_ENDS_BYTES // 2)
 
 
@@ -78,11 +78,11 @@ def test_a_small_output_of_a_long_contraction_is_cut_along_it() -> None:
 
 def test_batches_of_products_fill_waves_together() -> None:
     labels = "b m k, b k n -> b m n"
-    found = op_ns(
+    duration_ns = op_ns(
         "matmul", labels, {}, ((100, 256, 4096), (100, 4096, 128)), ((100, 256, 128),),
         (BF16,) * 2, (BF16,), GPU,
     )  # fmt: skip
-    assert found == pytest.approx(wave_ns(4096), abs=1)
+    assert duration_ns == pytest.approx(wave_ns(4096), abs=1)
 
 
 def test_sixteen_bit_dims_are_filled_up_to_multiples_of_eight() -> None:
@@ -116,8 +116,10 @@ def test_products_without_matrix_units_have_their_rate() -> None:
 def test_batched_products_of_unaligned_rows_are_far_slower() -> None:
     def batched_ns(k: int) -> int:
         shapes = ((64, 2048, k), (64, k, 2048))
-        made = ((64, 2048, 2048),)
-        return op_ns("matmul", "b m k, b k n -> b m n", {}, shapes, made, (BF16,) * 2, (BF16,), GPU)
+        output_shapes = ((64, 2048, 2048),)
+        return op_ns(
+            "matmul", "b m k, b k n -> b m n", {}, shapes, output_shapes, (BF16,) * 2, (BF16,), GPU
+        )
 
     assert batched_ns(108) == pytest.approx(UNALIGNED * batched_ns(112), rel=0.01)
     assert matmul_ns(2048, 2048, 108, GPU) == matmul_ns(2048, 2048, 112, GPU)
@@ -160,11 +162,11 @@ def test_a_3_x_3_convolution_of_stride_1_in_fp32_takes_fewer_multiplications(
     window: int, stride: int, faster: float
 ) -> None:
     shapes = ((32, 128, 28, 28), (256, 128, window, window))
-    made = ((32, 256, 28 // stride, 28 // stride),)
+    output_shapes = ((32, 256, 28 // stride, 28 // stride),)
     ways = {"stride_y": stride, "stride_x": stride}
-    found = op_ns("conv", CONV, ways, shapes, made, (F32,) * 2, (F32,), GPU)
+    duration_ns = op_ns("conv", CONV, ways, shapes, output_shapes, (F32,) * 2, (F32,), GPU)
     rows, terms = 32 * (28 // stride) ** 2, 128 * window**2
-    assert found == pytest.approx(matmul_ns(rows, 256, terms, GPU, F32) / faster, rel=1e-3)
+    assert duration_ns == pytest.approx(matmul_ns(rows, 256, terms, GPU, F32) / faster, rel=1e-3)
 
 
 def test_sums_and_squares_of_a_norm_are_taken_in_one_pass() -> None:
@@ -179,9 +181,11 @@ def test_sums_and_squares_of_a_norm_are_taken_in_one_pass() -> None:
 
 def test_a_depthwise_convolution_is_bound_by_memory() -> None:
     shape, window = (32, 256, 28, 28), (256, 1, 3, 3)
-    found = op_ns("conv", DEPTHWISE, {}, (shape, window), (shape,), (BF16,) * 2, (BF16,), SLOW)
+    duration_ns = op_ns(
+        "conv", DEPTHWISE, {}, (shape, window), (shape,), (BF16,) * 2, (BF16,), SLOW
+    )
     moved = 2 * (2 * 32 * 256 * 28 * 28 + 256 * 9)
-    assert found == pytest.approx(moved / DEPTHWISE_RATE, rel=1e-6)
+    assert duration_ns == pytest.approx(moved / DEPTHWISE_RATE, rel=1e-6)
 
 
 def attention_ns(
@@ -284,8 +288,8 @@ def test_what_is_fused_moves_fewer_bytes() -> None:
 def test_the_smallest_kernel_takes_its_launch_and_ramps() -> None:
     on = msgspec.structs.replace(GPU, launch_ns=900)
     for kind, labels in (("gelu", "n -> n"), ("slice", "")):
-        found = op_duration_ns(kind, labels, {}, ((1,),), ((1,),), (F32,), (F32,), on)
-        assert found == 900 + RAMP_NS + 1
+        duration_ns = op_duration_ns(kind, labels, {}, ((1,),), ((1,),), (F32,), (F32,), on)
+        assert duration_ns == 900 + RAMP_NS + 1
 
 
 # Kinds that no compiler or framework fuses with a neighbour, and why.

@@ -45,7 +45,7 @@ def planned(
 
 
 def halves(first: Plan, second: Plan, graph: Graph) -> Plan:
-    """One plan whose block `h.1` runs as in another."""
+    """Plan whose block `h.1` runs as in `second`, all else as in `first`."""
     places = {variant.template: i for i, variant in enumerate(first.variants)}
     return replace(
         first,
@@ -76,11 +76,11 @@ def test_ops_that_disagree_leave_roles_open() -> None:
     by_batch, graph = planned(dp=2, tp=1, pp=1)
     by_heads, _ = planned(dp=1, tp=2, pp=1)
     mixed = halves(by_batch, by_heads, graph)
-    found = roles(mixed, graph)
-    assert found["dp"] is None
-    assert found["tp"] is None
-    assert found["zero"] is None
-    assert found["pp"] == 1
+    role_degrees = roles(mixed, graph)
+    assert role_degrees["dp"] is None
+    assert role_degrees["tp"] is None
+    assert role_degrees["zero"] is None
+    assert role_degrees["pp"] == 1
 
 
 def test_an_axis_that_repeats_all_work_has_no_role() -> None:
@@ -94,7 +94,7 @@ def test_an_axis_that_repeats_all_work_has_no_role() -> None:
     variants = tuple(
         Variant(
             template=variant.template,
-            signatures={name: whole(one) for name, one in variant.signatures.items()},
+            signatures={name: whole(signature) for name, signature in variant.signatures.items()},
         )
         for variant in plan.variants
     )
@@ -132,8 +132,8 @@ def test_recomputing_changes_no_other_role() -> None:
 def test_experts_share_the_axis_of_the_replicas() -> None:
     plan, graph = planned(small("mixtral"), 4, dp=4, tp=1, pp=1, ep=2, zero=0)
     assert axis_roles(plan, graph) == (frozenset({"dp"}), frozenset({"dp", "ep"}))
-    found = roles(plan, graph)
-    assert (found["dp"], found["tp"], found["ep"]) == (4, 1, 2)
+    role_degrees = roles(plan, graph)
+    assert (role_degrees["dp"], role_degrees["tp"], role_degrees["ep"]) == (4, 1, 2)
 
 
 def test_storage_of_split_experts_is_not_taken_for_zero() -> None:
@@ -145,7 +145,7 @@ def test_storage_of_split_experts_is_not_taken_for_zero() -> None:
 
 def test_levels_that_differ_from_block_to_block_are_none_and_not_0() -> None:
     plans = {level: planned(dp=2, tp=1, pp=1, cp=1, zero=level) for level in (0, 1, 2, 3)}
-    assert [roles(*one)["zero"] for one in plans.values()] == [0, 1, 2, 3]
+    assert [roles(*pair)["zero"] for pair in plans.values()] == [0, 1, 2, 3]
     graph = plans[1][1]
     for level in (0, 2, 3):
         assert roles(halves(plans[1][0], plans[level][0], graph), graph)["zero"] is None
@@ -163,14 +163,18 @@ def test_levels_that_differ_from_axis_to_axis_are_none_unless_one_holds_copies()
                 pair = (repeated, "B")
             return f"({', '.join(pair)})"
 
-        def stretched(name: str, one: OpSignature) -> OpSignature:
-            inputs, outputs = ([both(name, t) for t in side] for side in (one.inputs, one.outputs))
-            return replace(one, inputs=tuple(inputs), outputs=tuple(outputs))
+        def stretched(name: str, signature: OpSignature) -> OpSignature:
+            inputs, outputs = (
+                [both(name, t) for t in side] for side in (signature.inputs, signature.outputs)
+            )
+            return replace(signature, inputs=tuple(inputs), outputs=tuple(outputs))
 
         variants = tuple(
             replace(
                 variant,
-                signatures={n: stretched(n, one) for n, one in variant.signatures.items()},
+                signatures={
+                    n: stretched(n, signature) for n, signature in variant.signatures.items()
+                },
             )
             for variant in plan.variants
         )

@@ -46,17 +46,17 @@ def test_only_software_that_merges_sends_fewer_copies() -> None:
     merging = replace(on, software=Software(merges=True))
     assert exchange_ns(on, 8) == exchange_ns(on, 1) == exchange_ns(merging, 1)
     crossing = 64 * MIB * share_beyond(4, 8) / (on.inter_node.bandwidth_bytes_per_s / 1e9)
-    found = exchange_ns(merging, 8, 128 * MIB) - exchange_ns(merging, 8)
-    assert found == pytest.approx(crossing / MERGED_LINKS, rel=1e-6)
+    extra_ns = exchange_ns(merging, 8, 128 * MIB) - exchange_ns(merging, 8)
+    assert extra_ns == pytest.approx(crossing / MERGED_LINKS, rel=1e-6)
 
 
 def test_what_experts_read_and_make_holds_a_copy_of_a_token_for_each_of_them() -> None:
     graph = build_training(small("mixtral"), TrainingSpec(), 2)
-    found = copies_of_tokens(graph)
-    assert set(found.values()) == {2}
+    copies = copies_of_tokens(graph)
+    assert set(copies.values()) == {2}
     for name in ("experts.dispatch", "experts.down", "experts.combine.grad_input"):
-        assert f"h.0.{name}" in found
-    assert not any("attn" in name for name in found)
+        assert f"h.0.{name}" in copies
+    assert not any("attn" in name for name in copies)
 
 
 def test_copies_are_known_where_tokens_meet_their_experts() -> None:
@@ -79,10 +79,10 @@ def test_copies_are_known_where_tokens_meet_their_experts() -> None:
 
 
 def op_ns(kind: str, labels: str, shapes: tuple[tuple[int, ...], ...], software: Software) -> int:
-    *read, made = shapes
+    *read, output = shapes
     dtypes = ["bfloat16"] * len(read)
     return op_duration_ns(
-        kind, labels, {}, read, (made,), dtypes, ["bfloat16"], device("b200"), software
+        kind, labels, {}, read, (output,), dtypes, ["bfloat16"], device("b200"), software
     )
 
 
@@ -98,8 +98,10 @@ def test_a_dispatch_waits_for_its_launches() -> None:
     shapes = (shapes[0], (8, 32, 32), shapes[2])
     waited = op_ns("matmul", labels, shapes, written) - op_ns("matmul", labels, shapes, plain)
     assert waited == round(20_000 * 8 * PER_EXPERT)
-    one = ((64, 32), (64, 32))
-    assert op_ns("gelu", "n d -> n d", one, written) == op_ns("gelu", "n d -> n d", one, plain)
+    gelu_shapes = ((64, 32), (64, 32))
+    assert op_ns("gelu", "n d -> n d", gelu_shapes, written) == op_ns(
+        "gelu", "n d -> n d", gelu_shapes, plain
+    )
 
 
 def test_gradients_of_the_two_first_products_of_experts_are_one_products() -> None:

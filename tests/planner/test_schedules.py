@@ -52,7 +52,7 @@ def orders_of(name: str, stages: int, chunks: int, microbatches: int) -> list[Or
 
 
 def in_flight(order: Order) -> int:
-    """Most chunk-microbatches whose forward has run and whose last backward part has not."""
+    """Peak number of chunk-microbatches that ran forward and not yet their last backward part."""
     live = np.cumsum([{"F": 1, "W": -1, "BW": -1}.get(slot.part, 0) for slot in order])
     return int(live.max())
 
@@ -65,13 +65,13 @@ def alive_by_slot(order: Order, chunks: int, exchanged: bool = False) -> Iterato
     alive = np.zeros((chunks, len(LIFETIMES)), int)
     deferring = any(slot.part == "W" for slot in order)
     for part, chunk, _ in order:
-        for at, (made, _) in enumerate(LIFETIMES):
-            alive[chunk, at] += part == made
+        for lifetime, (begin, _) in enumerate(LIFETIMES):
+            alive[chunk, lifetime] += part == begin
         given = np.zeros_like(alive)
         given[chunk, 0] = exchanged and part == "B"
         yield alive - given
-        for at, (_, end) in enumerate(LIFETIMES):
-            alive[chunk, at] -= end in part and (deferring or at < 2)
+        for lifetime, (_, end) in enumerate(LIFETIMES):
+            alive[chunk, lifetime] -= end in part and (deferring or lifetime < 2)
     assert not alive.any()
 
 
@@ -81,10 +81,10 @@ def test_orders_are_what_they_are_spelled_out_to_be(name):
         for chunks in chunks_of(name, 1, 2, 3):
             for microbatches in (*range(1, 3 * stages + 3), 29):
                 for stage in range(stages):
-                    at = {"stage": stage, "stages": stages, "chunks": chunks}
+                    place = {"stage": stage, "stages": stages, "chunks": chunks}
                     spelled = SPELLED[name](stage, stages, chunks, microbatches)
-                    assert schedule_order(name, **at, microbatches=microbatches) == spelled
-                    slots = SCHEDULES[name].order_array(**at, microbatches=microbatches)
+                    assert schedule_order(name, **place, microbatches=microbatches) == spelled
+                    slots = SCHEDULES[name].order_array(**place, microbatches=microbatches)
                     parts, *others = slots.tolist()
                     rows = zip((PARTS[part] for part in parts), *others, strict=True)
                     assert tuple(rows) == spelled
@@ -102,12 +102,12 @@ def test_every_part_of_every_microbatch_runs_once_and_forward_comes_first(
         assert len(set(parts)) == len(parts) == 3 * chunks * microbatches
         for chunk in range(chunks):
             for m in range(microbatches):
-                at = [parts.index((part, chunk, m)) for part in "FBW"]
-                assert at == sorted(at)
+                positions = [parts.index((part, chunk, m)) for part in "FBW"]
+                assert positions == sorted(positions)
 
 
 def time_of(name: str, stages: int, chunks: int, microbatches: int) -> int:
-    """When every stage is done, where F, B and W of a chunk last one unit each.
+    """Time at which every stage is done, where F, B and W of a chunk last one unit each.
 
     Runs every stage's order against its neighbours; fails where they get stuck.
     """
@@ -162,8 +162,8 @@ def test_eager_1f1b_is_as_long_as_1f1b_and_keeps_twice_as_much(stages):
     for microbatches in (2 * stages - 1, 2 * stages, 3 * stages + 1):
         shape = stages, 1, microbatches
         assert time_of("eager-1f1b", *shape) == time_of("1f1b", *shape)
-        kept = SCHEDULES["eager-1f1b"].counts(*shape)[0].tolist()
-        assert kept == [2 * (stages - stage) - 1 for stage in range(stages)]
+        peaks = SCHEDULES["eager-1f1b"].counts(*shape)[0].tolist()
+        assert peaks == [2 * (stages - stage) - 1 for stage in range(stages)]
 
 
 @pytest.mark.parametrize("stages", range(1, 9))
@@ -199,11 +199,11 @@ def test_the_v_folds_and_loops_go_round():
 
 
 def test_1f1b_keeps_as_many_microbatches_as_there_are_stages_behind():
-    found = [
+    peaks = [
         in_flight(schedule_order("1f1b", stage=s, stages=4, chunks=1, microbatches=8))
         for s in range(4)
     ]
-    assert found == [4, 3, 2, 1]
+    assert peaks == [4, 3, 2, 1]
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -220,7 +220,7 @@ def assert_counted(name, stages, chunks, microbatches):
         alive = np.array(list(alive_by_slot(order, chunks)))
         positions = [k for k in range(stages * chunks) if stage_of(name, k, stages) == stage]
         assert (alive.max(axis=0) == counts[:, positions].T).all()
-        # What no other moment is above in everything, and each once.
+        # Moments that no other moment exceeds in every entry, each counted once.
         rows = {tuple(row.ravel().tolist()) for row in alive_by_slot(order, chunks, True)}
         table = np.array(list(rows))
         above = (table[:, None] >= table[None]).all(axis=2).sum(axis=0)
@@ -242,11 +242,14 @@ def assert_slots(name, stages, chunks, microbatches):
     counts = SCHEDULES[name].counts(stages, chunks, microbatches)
     for position, stage in enumerate(homes):
         chunk = table.positions[stage].index(position)
-        for (made, end), count in zip(LIFETIMES, counts[:, position].tolist(), strict=True):
+        for (begin, end), count in zip(LIFETIMES, counts[:, position].tolist(), strict=True):
             lifetime = Lifetime(
-                made=(made, chunk), read=frozenset({(end, chunk)}), sent=frozenset(), received=False
+                made=(begin, chunk),
+                read=frozenset({(end, chunk)}),
+                sent=frozenset(),
+                received=False,
             )
-            within_a_slot = table.joint and made == "B"
+            within_a_slot = table.joint and begin == "B"
             assert count == (0 if within_a_slot else table.slots(stage, lifetime))
 
 

@@ -25,8 +25,8 @@ VOCABULARY = "vocabulary_parallel"
 
 def written(kind: str, labels: str) -> list[str]:
     return [
-        f"{' '.join(map(str, one.inputs))} -> {' '.join(map(str, one.outputs))}"
-        for one in axis_signatures(kind, labels)
+        f"{' '.join(map(str, signature.inputs))} -> {' '.join(map(str, signature.outputs))}"
+        for signature in axis_signatures(kind, labels)
     ]
 
 
@@ -99,11 +99,11 @@ def test_ids_are_never_partial() -> None:
         labels="b, v d -> b d",
         block="e",
     )
-    for one in op_signatures(op, tensors, (2,)):
-        assert not one.inputs[0][0].is_partial
+    for signature in op_signatures(op, tensors, (2,)):
+        assert not signature.inputs[0][0].is_partial
     assert any(
-        one.inputs[1][0].is_split and one.outputs[0][0].is_partial
-        for one in op_signatures(op, tensors, (2,))
+        signature.inputs[1][0].is_split and signature.outputs[0][0].is_partial
+        for signature in op_signatures(op, tensors, (2,))
     )
 
 
@@ -112,22 +112,25 @@ def test_several_axes_are_the_product_of_one_axis_where_it_divides() -> None:
     single = op_signatures(op, tensors, (2,))
     double = op_signatures(op, tensors, (2, 2))
     assert len(single) == 6
-    pairs = {one.inputs for one in double}
+    pairs = {signature.inputs for signature in double}
     assert (parse_nd_sbp("(S(0), S(0))"), parse_nd_sbp("(B, B)")) in pairs
     # k is 6, which two axes of two do not divide: only those two splits of k fall away.
     assert len(double) == 6 * 6 - 1
-    for one in double:
-        for name, sbp in zip(("x", "w", "y"), (*one.inputs, *one.outputs), strict=True):
+    for signature in double:
+        for name, sbp in zip(("x", "w", "y"), (*signature.inputs, *signature.outputs), strict=True):
             local_shape(tensors[name].shape, sbp, (2, 2))
 
 
 def test_a_pin_is_a_filter_per_axis() -> None:
     op, tensors = matmul()
     only_rows = op_signatures(
-        op, tensors, (2, 2), allowed=lambda op, axis, one: axis == 1 or one.label == "m"
+        op,
+        tensors,
+        (2, 2),
+        allowed=lambda op, axis, axis_signature: axis == 1 or axis_signature.label == "m",
     )
-    assert {one.labels[0] for one in only_rows} == {"m"}
-    assert {one.labels[1] for one in only_rows} == {"m", "k", "n", None}
+    assert {signature.labels[0] for signature in only_rows} == {"m"}
+    assert {signature.labels[1] for signature in only_rows} == {"m", "k", "n", None}
 
 
 @pytest.mark.parametrize("sizes", [(2,), (2, 2)])
@@ -135,33 +138,35 @@ def test_the_shards_of_a_product_make_the_whole_product(sizes: tuple[int, ...]) 
     op, tensors = matmul()
     rng = np.random.default_rng(0)
     x, w = rng.normal(size=(4, 6)), rng.normal(size=(6, 8))
-    for one in op_signatures(op, tensors, sizes):
+    for signature in op_signatures(op, tensors, sizes):
         total = np.zeros((4, 8))
-        for at in product(*map(range, sizes)):
-            y = shard(x, one.inputs[0], sizes, at, rng) @ shard(w, one.inputs[1], sizes, at, rng)
-            place(total, y, one.outputs[0], sizes, at)
-        np.testing.assert_allclose(total, x @ w, atol=1e-12, err_msg=str(one))
+        for coordinate in product(*map(range, sizes)):
+            y = shard(x, signature.inputs[0], sizes, coordinate, rng) @ shard(
+                w, signature.inputs[1], sizes, coordinate, rng
+            )
+            place(total, y, signature.outputs[0], sizes, coordinate)
+        np.testing.assert_allclose(total, x @ w, atol=1e-12, err_msg=str(signature))
 
 
-def shard(whole, sbp, sizes, at, rng):
-    """One device's value; a partial one is a fixed share of the whole."""
-    value = whole
-    for one, size, index in zip(sbp, sizes, at, strict=True):
-        if one.is_split:
-            value = np.split(value, size, axis=one.dim)[index]
-        elif one.is_partial:
+def shard(tensor, sbp, sizes, coordinate, rng):
+    """Shard of one device; a partial one is a fixed fraction of the tensor."""
+    value = tensor
+    for axis_sbp, size, index in zip(sbp, sizes, coordinate, strict=True):
+        if axis_sbp.is_split:
+            value = np.split(value, size, axis=axis_sbp.dim)[index]
+        elif axis_sbp.is_partial:
             shares = np.linspace(1, 2, size)
             value = value * (shares[index] / shares.sum())
     return value
 
 
-def place(total, part, sbp, sizes, at):
+def place(total, part, sbp, sizes, coordinate):
     """Add a device's part where it belongs; copies count once."""
     window = total
-    for one, size, index in zip(sbp, sizes, at, strict=True):
-        if one.is_split:
-            window = np.split(window, size, axis=one.dim)[index]
-        elif not one.is_partial and index:
+    for axis_sbp, size, index in zip(sbp, sizes, coordinate, strict=True):
+        if axis_sbp.is_split:
+            window = np.split(window, size, axis=axis_sbp.dim)[index]
+        elif not axis_sbp.is_partial and index:
             return
     window += part
 
@@ -172,16 +177,21 @@ def test_every_extra_signature_has_an_expansion_of_known_kinds() -> None:
     assert named == set(EXPANSIONS) | rings
     assert all(ring.later in OPS for ring in RINGS.values())
     for expansion in EXPANSIONS.values():
-        made = {name for op in expansion.ops for name in op.outputs}
+        outputs = {name for op in expansion.ops for name in op.outputs}
         for op in expansion.ops:
             assert op.kind in OPS
-            assert all(name.startswith("in") or name in made for name in op.inputs)
+            assert all(name.startswith("in") or name in outputs for name in op.inputs)
 
 
 def test_vocabulary_parallel_loss_expands_to_three_ops() -> None:
     labels = "b t v!, b t -> b t, b t"
-    one = next(s for s in axis_signatures("cross_entropy", labels) if s.expansion)
-    assert [str(s) for s in (*one.inputs, *one.outputs)] == ["S(2)", "B", "B", "B"]
+    axis_signature = next(s for s in axis_signatures("cross_entropy", labels) if s.expansion)
+    assert [str(s) for s in (*axis_signature.inputs, *axis_signature.outputs)] == [
+        "S(2)",
+        "B",
+        "B",
+        "B",
+    ]
     signature = OpSignature(
         inputs=("(S(0), S(2))", "(S(0), B)"),
         outputs=("(S(0), B)", "(S(0), B)"),
@@ -208,17 +218,17 @@ def test_an_expansion_takes_the_labels_of_the_op_it_stands_for() -> None:
 
 def test_on_a_ring_queries_and_keys_are_split_along_the_sequence() -> None:
     labels = "b t g r d!, b s! g d!, b s! g u! -> b t g r u!, b t g r"
-    (one,) = (s for s in axis_signatures("attention", labels) if s.expansion)
-    assert [str(s) for s in (*one.inputs, *one.outputs)] == ["S(1)"] * 5
-    assert (one.label, one.expansion) == ("t", RING)
+    (axis_signature,) = (s for s in axis_signatures("attention", labels) if s.expansion)
+    assert [str(s) for s in (*axis_signature.inputs, *axis_signature.outputs)] == ["S(1)"] * 5
+    assert (axis_signature.label, axis_signature.expansion) == ("t", RING)
     given = "b t h d!, b s! h d!, b s! h d!, b t h d!, b t h, b t h d!"
-    (one,) = (
+    (axis_signature,) = (
         s
         for s in axis_signatures("attention_grad", f"{given} -> b t h d!, b s! h d!, b s! h d!")
         if s.expansion
     )
-    assert [str(s) for s in (*one.inputs, *one.outputs)] == ["S(1)"] * 9
-    assert not [s for s in axis_signatures("attention", labels, whole=("t",)) if s.expansion]
+    assert [str(s) for s in (*axis_signature.inputs, *axis_signature.outputs)] == ["S(1)"] * 9
+    assert not [s for s in axis_signatures("attention", labels, unsplit=("t",)) if s.expansion]
 
 
 def test_an_unknown_expansion_is_refused() -> None:

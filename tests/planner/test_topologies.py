@@ -75,14 +75,14 @@ def cost(kind: str, size: int, ranks: tuple[int, ...], on: Cluster) -> int:
 
 @st.composite
 def groups(draw: st.DrawFn, devices: int) -> tuple[int, ...]:
-    """Either any ranks, or a mesh axis: equal steps from some first rank."""
+    """Ranks of a group: any set, or a mesh axis with equal steps from some first rank."""
     if draw(st.booleans()):
-        found = draw(st.sets(st.integers(0, devices - 1), min_size=2, max_size=20))
-        return tuple(sorted(found))
+        ranks = draw(st.sets(st.integers(0, devices - 1), min_size=2, max_size=20))
+        return tuple(sorted(ranks))
     stride = 2 ** draw(st.integers(0, 5))
     first = draw(st.integers(0, stride - 1))
-    whole = tuple(range(first, devices, stride))
-    return whole[: draw(st.integers(2, len(whole)))]
+    axis_ranks = tuple(range(first, devices, stride))
+    return axis_ranks[: draw(st.integers(2, len(axis_ranks)))]
 
 
 @pytest.mark.parametrize("on", CLUSTERS, ids=IDS)
@@ -148,9 +148,9 @@ def test_rails_never_slow_a_group_that_keeps_to_them(
 ) -> None:
     # The same switches: one that takes a port of each of 8 nodes as a rail holds one whole node.
     rails = replace(FLAT, leaves=Leaves(nodes=8, oversubscription=4.0, rails=True))
-    whole = replace(FLAT, leaves=Leaves(nodes=1, oversubscription=4.0))
+    whole_nodes = replace(FLAT, leaves=Leaves(nodes=1, oversubscription=4.0))
     ranks = tuple(8 * node + place for node in range(2 if kind == "send" else nodes))
-    assert cost(kind, size, ranks, rails) <= cost(kind, size, ranks, whole)
+    assert cost(kind, size, ranks, rails) <= cost(kind, size, ranks, whole_nodes)
 
 
 def test_a_group_on_its_rail_has_full_speed_and_any_other_crosses_the_spine() -> None:
@@ -176,8 +176,10 @@ def test_a_leaf_shares_its_links_upwards_among_all_that_lies_under_it() -> None:
 
 
 def test_a_ring_over_all_ranks_of_a_node_owns_all_its_interfaces() -> None:
-    one, eight = tuple(range(0, 128, 8)), tuple(range(128))
-    assert cost("all_reduce", GIB, eight, FLAT) < cost("all_reduce", GIB, one, FLAT) / 4
+    one_per_node, every_rank = tuple(range(0, 128, 8)), tuple(range(128))
+    assert (
+        cost("all_reduce", GIB, every_rank, FLAT) < cost("all_reduce", GIB, one_per_node, FLAT) / 4
+    )
 
 
 def test_pairs_meet_fast_and_quads_over_the_bus() -> None:
@@ -190,15 +192,15 @@ def test_pairs_meet_fast_and_quads_over_the_bus() -> None:
 
 def test_rings_of_a_torus_go_both_ways_and_all_dims_work_at_once() -> None:
     row, column = tuple(range(16)), tuple(range(0, 64, 16))
-    whole = tuple(range(64))
+    plane = tuple(range(64))
     rate = 2 * 100.0
     assert cost("all_gather", GIB, row, GRID) == pytest.approx(15 / 16 * GIB / rate, rel=1e-4)
     assert cost("all_gather", GIB, column, GRID) == pytest.approx(3 / 4 * GIB / rate, rel=1e-4)
-    assert cost("all_gather", GIB, whole, GRID) == pytest.approx(
+    assert cost("all_gather", GIB, plane, GRID) == pytest.approx(
         63 / 64 * GIB / (2 * rate), rel=1e-4
     )
-    assert cost("all_reduce", GIB, whole, GRID) == pytest.approx(
-        2 * cost("all_gather", GIB, whole, GRID), rel=1e-4
+    assert cost("all_reduce", GIB, plane, GRID) == pytest.approx(
+        2 * cost("all_gather", GIB, plane, GRID), rel=1e-4
     )
     assert cost("all_to_all", GIB, row, GRID) == pytest.approx(16 / 8 * GIB / 100, rel=1e-4)
 
@@ -261,26 +263,26 @@ def test_bus_bandwidth_inside_a_node_and_over_two_is_near_what_was_published() -
     for (kind, nodes), bus in published.items():
         ranks = tuple(range(8 * nodes))
         volume = (2 if kind == "all_reduce" else 1) * (len(ranks) - 1) / len(ranks)
-        found = volume * size / cost(kind, size, ranks, on)
-        assert 0.6 * bus < found < 2.0 * bus, (kind, nodes, found)
+        bandwidth = volume * size / cost(kind, size, ranks, on)
+        assert 0.6 * bus < bandwidth < 2.0 * bus, (kind, nodes, bandwidth)
 
 
 @pytest.mark.parametrize("text", EXAMPLES, ids=lambda text: text.split('"')[1])
 def test_every_example_of_the_documentation_is_a_cluster(tmp_path: Path, text: str) -> None:
     path = tmp_path / "example.toml"
     path.write_text(text)
-    found = parse_cluster(str(path))
-    assert found.levels[-1].devices == found.devices
-    assert msgspec.json.decode(to_json(found), type=Cluster) == found
-    assert cost("all_reduce", GIB, tuple(range(found.devices)), found) > 0
+    cluster = parse_cluster(str(path))
+    assert cluster.levels[-1].devices == cluster.devices
+    assert msgspec.json.decode(to_json(cluster), type=Cluster) == cluster
+    assert cost("all_reduce", GIB, tuple(range(cluster.devices)), cluster) > 0
 
 
 def test_a_slice_of_any_size_is_as_near_to_a_cube_as_it_goes() -> None:
     assert parse_cluster("tpu-v5p:64x2").torus == Torus(dims=(4, 4, 4), wrap_multiple=4)
     assert parse_cluster("tpu-v6e:32x1").torus == Torus(dims=(4, 8), wrap_multiple=16)
-    whole = parse_cluster("tpu-v6e:256x1")
-    assert whole.torus is not None
-    assert [whole.torus.wraps(dim) for dim in (0, 1)] == [True, True]
+    full_torus = parse_cluster("tpu-v6e:256x1")
+    assert full_torus.torus is not None
+    assert [full_torus.torus.wraps(dim) for dim in (0, 1)] == [True, True]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ Ports = list[tuple[str, int]]  # register, hold
 
 
 class Writer:
-    """Writes one program: registers and queues come into being when they are named."""
+    """Writer of one program: registers and queues come into being when they are named."""
 
     def __init__(self, slots: int = 2) -> None:
         self.slots = slots
@@ -108,7 +108,7 @@ def chain(length: int, firings: int, slots: int) -> ActorGraph:
 
 
 def overlapped(firings: int, ranks: int, message_bytes: int, slots: int = 2) -> ActorGraph:
-    """Every microbatch computes something that is then reduced over the ranks, in a lane aside."""
+    """Actor graph of microbatches that each compute, then reduce over the ranks in a lane aside."""
     writer = Writer(slots)
     writer.actor("compute", "compute", [], [("part", 1)], firings=firings)
     meeting = Meeting(
@@ -153,18 +153,18 @@ def _stage(writer: Writer, stage: int, stages: int, microbatches: int) -> None:
         transfer("x.recv", "recv", f"x{stage}", stage - 1, "x")
     if not last:
         transfer("dy.recv", "recv", f"dy{stage}", stage + 1, "dy")
-    held: Ports = [("variable", microbatches)]
+    variable: Ports = [("variable", microbatches)]
     writer.actor(
         "F",
         "compute",
-        held + ([] if first else [("x", 1)]),
+        variable + ([] if first else [("x", 1)]),
         [("kept", 1)] + ([] if last else [("y", 1)]),
         firings=microbatches,
     )
     writer.actor(
         "B",
         "compute",
-        [*held, ("kept", 1)] + ([] if last else [("dy", 1)]),
+        [*variable, ("kept", 1)] + ([] if last else [("dy", 1)]),
         [("gradient", microbatches)] + ([] if first else [("dx", 1)]),
         firings=microbatches,
     )

@@ -56,18 +56,20 @@ def planned(schedule: str, spec: ModelSpec | None = None) -> Plan:
 
 
 def redivided(plan: Plan, counts: tuple[int, ...]) -> Plan:
-    """The plan with so many blocks in its chunks, one after the other."""
+    """Plan with `counts` blocks in its chunks, one after the other."""
     choices = [choice for chunk in plan.chunks for choice in chunk.blocks]
-    ends = [sum(counts[:at]) for at in range(len(counts))]
+    ends = [sum(counts[:position]) for position in range(len(counts))]
     chunks = tuple(
-        Chunk(stage=stage_of(plan.schedule, at, plan.stages), blocks=tuple(choices[begin:end]))
-        for at, (begin, end) in enumerate(pairwise([*ends, len(choices)]))
+        Chunk(
+            stage=stage_of(plan.schedule, position, plan.stages), blocks=tuple(choices[begin:end])
+        )
+        for position, (begin, end) in enumerate(pairwise([*ends, len(choices)]))
     )
     return replace(plan, chunks=chunks)
 
 
 def measured_ns(plan: Plan, by: Plan) -> float:
-    """The step of a plan by the block times of another."""
+    """Step time of `plan` [ns], by the block times of the plan `by`."""
     graph = plan_graph(by)
     times = block_times(by, graph)
     pipeline = Pipeline(
@@ -76,7 +78,10 @@ def measured_ns(plan: Plan, by: Plan) -> float:
         interleave=plan.interleave,
         microbatches=plan.microbatches,
     )
-    kinds = [[(graph.templates[one.block], one.variant) for one in c.blocks] for c in plan.chunks]
+    kinds = [
+        [(graph.templates[choice.block], choice.variant) for choice in c.blocks]
+        for c in plan.chunks
+    ]
     return measured_step_ns(kinds, pipeline, times)
 
 

@@ -34,11 +34,11 @@ def test_a_part_becomes_its_blocks_and_takes_as_long(mode: str) -> None:
         program, row = graph.programs[chunk.stage], table[chunk.stage]
         for part, order in (("F", names), ("BW", names[::-1])):
             part_name = f"chunk {number}: {part}"
-            mine = [i for i, a in enumerate(program.actors) if a.name.startswith(part_name)]
-            assert [program.actors[i].block for i in mine] == order
+            indexes = [i for i, a in enumerate(program.actors) if a.name.startswith(part_name)]
+            assert [program.actors[i].block for i in indexes] == order
             before = [a.name for a in coarse.programs[chunk.stage].actors].index(part_name)
-            assert sum(row[i] for i in mine) == durations_ns[chunk.stage][before]
-            assert all(row[i] > 0 for i in mine)
+            assert sum(row[i] for i in indexes) == durations_ns[chunk.stage][before]
+            assert all(row[i] > 0 for i in indexes)
     fine = simulate(graph, GPU, durations_ns=table)
     assert fine.step_time_ns == simulate(coarse, GPU, durations_ns=durations_ns).step_time_ns
 
@@ -60,17 +60,17 @@ def test_jitter_of_blocks_evens_out_within_a_part() -> None:
 def test_recomputing_takes_the_time_of_its_ops_and_shows_as_a_phase_of_its_own() -> None:
     plan = data_parallel_pipeline()
     full = recomputed(plan, {"h.0": "full", "h.1": "full"})
-    kept, again = (simulate(compile_plan(one), GPU) for one in (plan, full))
+    keeping, again = (simulate(compile_plan(candidate), GPU) for candidate in (plan, full))
     busy: list[dict[str, int]] = []
-    for run in (kept, again):
+    for run in (keeping, again):
         lanes = {lane.rank: lane for lane in run.trace.lanes}
-        found: dict[str, int] = {}
+        phase_ns: dict[str, int] = {}
         for span in run.trace.spans:
             lane = lanes[span.rank]
             if lane.queues[span.actor] == "compute":
                 phase = lane.phases[span.actor]
-                found[phase] = found.get(phase, 0) + span.end_ns - span.start_ns
-        busy.append(found)
+                phase_ns[phase] = phase_ns.get(phase, 0) + span.end_ns - span.start_ns
+        busy.append(phase_ns)
     assert busy[1].keys() - busy[0].keys() == {"recompute"}
     assert 0 < busy[1]["recompute"] < busy[1]["forward"] == busy[0]["forward"]
-    assert again.step_time_ns > kept.step_time_ns
+    assert again.step_time_ns > keeping.step_time_ns

@@ -33,7 +33,7 @@ NODE = replace(KNOWN, device=replace(KNOWN.device, multiprocessors=0))
 
 
 def slower(fast: Device) -> Device:
-    """A device of which everything takes twice as long."""
+    """Device on which everything takes twice as long."""
     return replace(
         fast,
         name="slow",
@@ -73,8 +73,8 @@ def planned(pins: Pins) -> Plan:
 
 
 def evenly(plan: Plan) -> Plan:
-    """The plan with as many blocks on every stage."""
-    blocks = [one for chunk in plan.chunks for one in chunk.blocks]
+    """Plan with as many blocks on every stage."""
+    blocks = [choice for chunk in plan.chunks for choice in chunk.blocks]
     share = -(-len(blocks) // plan.stages)
     chunks = tuple(
         Chunk(stage=stage, blocks=tuple(blocks[stage * share : (stage + 1) * share]))

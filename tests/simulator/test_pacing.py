@@ -35,7 +35,7 @@ def row_of(length: int, firings: int = 4) -> ActorGraph:
 
 
 def beside(compute_ns: int, meeting_ns: int, overlap: float) -> int:
-    """The time of one computation that begins together with one collective."""
+    """Time of one computation that begins together with one collective."""
     writer = Writer()
     writer.actor("compute", "compute", [], [])
     graph = overlapped(firings=1, ranks=2, message_bytes=0)
@@ -52,16 +52,16 @@ def test_a_step_of_equal_ops_takes_the_longer_of_launching_and_computing(
 ) -> None:
     graph = row_of(5)
     ns = [[op_ns] * 5]
-    found = simulate(graph, driven(host_ns), durations_ns=ns)
+    simulated = simulate(graph, driven(host_ns), durations_ns=ns)
     # The first launch, or the last op, is beside nothing.
-    assert found.step_time_ns == max(host_ns + 20 * op_ns, 20 * host_ns + op_ns)
+    assert simulated.step_time_ns == max(host_ns + 20 * op_ns, 20 * host_ns + op_ns)
 
 
 def test_the_host_runs_ahead_of_a_long_op_and_no_further_than_the_step() -> None:
     graph = row_of(2, firings=1)
-    found = simulate(graph, driven(100), durations_ns=[[1000, 10]])
-    assert found.step_time_ns == 100 + 1000 + 10
-    assert [span.start_ns for span in found.trace.spans if span.actor == 0] == [100, 1210, 2320]
+    simulated = simulate(graph, driven(100), durations_ns=[[1000, 10]])
+    assert simulated.step_time_ns == 100 + 1000 + 10
+    assert [span.start_ns for span in simulated.trace.spans if span.actor == 0] == [100, 1210, 2320]
 
 
 @pytest.mark.parametrize(("compute", "meeting"), [(100, 40), (100, 100), (40, 100)])
@@ -81,18 +81,18 @@ def test_a_collective_that_begins_later_slows_the_rest_of_a_computation() -> Non
     writer.actor("reduce", "lane", [("x", 1)], [("y", 1)], meeting=reduce.meeting)
     graph = joined(writer.program(ranks=(0, 1)))
     ns = times(graph, {"first": 60, "long": 100, "reduce": 30})
-    found = simulate(graph, driven(overlap=0.5), steps=1, durations_ns=ns)
-    # 60 alone, 30 at half the speed, 25 alone.
-    assert found.step_time_ns == 115
-    assert found.exposed_communication_ns == 0
+    simulated = simulate(graph, driven(overlap=0.5), steps=1, durations_ns=ns)
+    # It runs 60 alone, 30 at half the speed and 25 alone.
+    assert simulated.step_time_ns == 115
+    assert simulated.exposed_communication_ns == 0
 
 
 def test_what_no_one_can_hide_costs_a_step_both_times() -> None:
     graph = overlapped(firings=10, ranks=2, message_bytes=0)
     ns = times(graph, {"compute": 100, "reduce": 90})
-    found = simulate(graph, driven(overlap=0.0), durations_ns=ns)
-    assert found.step_time_ns == 10 * 190
-    assert found.exposed_communication_ns == 0  # a firing that stands still is under way
+    simulated = simulate(graph, driven(overlap=0.0), durations_ns=ns)
+    assert simulated.step_time_ns == 10 * 190
+    assert simulated.exposed_communication_ns == 0  # a firing that stands still is under way
 
 
 OVERLAPS = (0.0, 0.35, 0.8)
@@ -101,9 +101,11 @@ OVERLAPS = (0.0, 0.35, 0.8)
 @pytest.mark.parametrize(
     ("seed", "overlap"),
     [
-        pytest.param(seed, one, marks=() if one == OVERLAPS[seed % 3] else pytest.mark.exhaustive)
+        pytest.param(
+            seed, overlap, marks=() if overlap == OVERLAPS[seed % 3] else pytest.mark.exhaustive
+        )
         for seed in range(42)
-        for one in OVERLAPS
+        for overlap in OVERLAPS
     ],
 )
 def test_random_graphs_are_never_faster_for_it_folded_or_not(seed: int, overlap: float) -> None:
@@ -123,8 +125,8 @@ def under(plan: Plan, host_ns: int, overlap: float) -> Plan:
 
 
 LIGHT, BOUND, CONTENDED = (5_000, 1.0), (100_000, 1.0), (20_000, 0.7)
-# Every plan where launches and collectives both matter; where one of them alone does, so many that
-# every schedule, every ZeRO level and every family meets either.
+# These are all plans where launches and collectives both matter, and so many where only one of them
+# does that every schedule, every ZeRO level and every family meets either.
 PACED = {
     *((name, CONTENDED) for name in CASES),
     *((name, LIGHT) for name in ("ZeRO 1", "ZeRO 3 on stages", "gpipe", "tp and sequence")),
@@ -139,9 +141,9 @@ PACED = {
 @pytest.mark.parametrize(
     ("name", "pacing"),
     [
-        pytest.param(name, one, marks=() if (name, one) in PACED else pytest.mark.exhaustive)
+        pytest.param(name, pacing, marks=() if (name, pacing) in PACED else pytest.mark.exhaustive)
         for name in CASES
-        for one in (LIGHT, BOUND, CONTENDED)
+        for pacing in (LIGHT, BOUND, CONTENDED)
     ],
 )
 def test_stages_agree_with_ops_and_forecasts_with_events(
@@ -172,8 +174,8 @@ def test_a_plan_bound_by_its_host_takes_its_launches() -> None:
     rows = zip(graph.programs[0].actors, pacing.rows[0], strict=True)
     launches = sum(a.firings * pace.launches for a, pace in rows if a.meeting is None)
     for fidelity in ("op", "block", "stage"):
-        found = predict(plan, fidelity=fidelity, spans=False).step_time_ns
-        assert found == pytest.approx(launches * 100_000, rel=0.015)
+        step_ns = predict(plan, fidelity=fidelity, spans=False).step_time_ns
+        assert step_ns == pytest.approx(launches * 100_000, rel=0.015)
 
 
 def test_what_an_optimizer_does_to_all_variables_is_one_launch_of_each_kind() -> None:
@@ -214,16 +216,18 @@ def test_a_collective_of_activations_is_launched_before_what_reads_it() -> None:
 
 @pytest.mark.parametrize("name", ["ZeRO 1", "interleaved"])
 def test_less_overlap_takes_longer(name: str) -> None:
-    found = [
+    step_times_ns = [
         predict(under(planned(name), 0, overlap), spans=False).step_time_ns
         for overlap in (1.0, 0.9, 0.5, 0.0)
     ]
-    assert found == sorted(set(found))
+    assert step_times_ns == sorted(set(step_times_ns))
 
 
 def test_ranks_that_share_cores_are_paced_by_these_alone() -> None:
     graph = overlapped(firings=4, ranks=2, message_bytes=0)
     ns = times(graph, {"compute": 100, "reduce": 90})
     here = shared(2, cores=2)
-    free, paced = (simulate(graph, one, durations_ns=ns) for one in (here, driven(500, 0.0, here)))
+    free, paced = (
+        simulate(graph, cluster, durations_ns=ns) for cluster in (here, driven(500, 0.0, here))
+    )
     assert paced.step_time_ns == free.step_time_ns

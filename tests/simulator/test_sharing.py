@@ -13,18 +13,18 @@ Jobs = list[tuple[int, int, int]]  # arrival, work, threads
 def ends(cores: int, jobs: Jobs) -> list[int]:
     env = Environment()
     host = Host(env, cores)
-    found = [-1] * len(jobs)
+    end_times = [-1] * len(jobs)
     for index, (arrival, work, threads) in enumerate(jobs):
 
         def done(index: int = index) -> None:
-            found[index] = int(env.now)
+            end_times[index] = int(env.now)
 
         def arrive(_: object, work: int = work, threads: int = threads, done=done) -> None:
             host.add(work, threads, done)
 
         env.timeout(arrival).callbacks.append(arrive)
     env.run()
-    return found
+    return end_times
 
 
 def test_jobs_that_find_a_core_each_do_not_notice_each_other() -> None:
@@ -66,14 +66,14 @@ def test_a_job_of_no_work_ends_at_once() -> None:
 def test_no_core_idles_while_there_is_work_and_none_does_more_than_it_can(
     cores: int, jobs: Jobs
 ) -> None:
-    found = ends(cores, jobs)
-    alone = [end - arrival - work for end, (arrival, work, _) in zip(found, jobs, strict=True)]
+    end_times = ends(cores, jobs)
+    alone = [end - arrival - work for end, (arrival, work, _) in zip(end_times, jobs, strict=True)]
     assert min(alone) >= 0, "no job is faster than alone"
     work = sum(work * threads for _, work, threads in jobs)
     last = max(arrival for arrival, _, _ in jobs)
-    assert max(found) <= last + work + len(jobs), "at least one core works"
+    assert max(end_times) <= last + work + len(jobs), "at least one core works"
     first = min(arrival for arrival, _, _ in jobs)
-    assert (max(found) - first + 1) * cores >= work, "cores do no more than they can"
+    assert (max(end_times) - first + 1) * cores >= work, "cores do no more than they can"
 
 
 @pytest.mark.parametrize("cores", [1, 2, 3])

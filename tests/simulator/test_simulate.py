@@ -25,14 +25,14 @@ def random_times(graph: ActorGraph, seed: int) -> list[list[int]]:
 def test_with_two_slots_a_chain_is_as_fast_as_its_slowest_actor(slowest: int) -> None:
     graph = chain(4, firings=8, slots=2)
     names = {f"a{index}": 70 + 30 * (index == slowest) for index in range(4)}
-    found = simulate(graph, GPU, durations_ns=times(graph, names))
-    assert found.step_time_ns == 8 * 100
+    simulated = simulate(graph, GPU, durations_ns=times(graph, names))
+    assert simulated.step_time_ns == 8 * 100
 
 
 def test_with_one_slot_neighbours_in_a_chain_take_turns() -> None:
     graph = chain(3, firings=8, slots=1)
-    found = simulate(graph, GPU, durations_ns=times(graph, {"a0": 50, "a1": 70, "a2": 40}))
-    assert found.step_time_ns == 8 * (50 + 70)
+    simulated = simulate(graph, GPU, durations_ns=times(graph, {"a0": 50, "a1": 70, "a2": 40}))
+    assert simulated.step_time_ns == 8 * (50 + 70)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
@@ -41,39 +41,42 @@ def test_a_flushed_pipeline_has_the_bubble_of_the_textbook(
     schedule: str, stages: int, microbatches: int
 ) -> None:
     graph = pipeline(schedule, stages, microbatches)
-    found = simulate(graph, GPU, durations_ns=times(graph, {"F": 100, "B": 100}))
-    assert found.step_time_ns == (microbatches + stages - 1) * 200
+    simulated = simulate(graph, GPU, durations_ns=times(graph, {"F": 100, "B": 100}))
+    assert simulated.step_time_ns == (microbatches + stages - 1) * 200
     expected = (stages - 1) / (microbatches + stages - 1)
-    assert found.bubble_fraction == pytest.approx(expected, abs=1e-12)
-    assert found.exposed_communication_ns == 0
+    assert simulated.bubble_fraction == pytest.approx(expected, abs=1e-12)
+    assert simulated.exposed_communication_ns == 0
 
 
 def test_one_forward_one_backward_needs_no_more_activations_than_stages() -> None:
     graph = pipeline("1f1b", 4, 8)
-    found = simulate(graph, GPU, durations_ns=times(graph, {"F": 100, "B": 200}))
-    for stage, lane in enumerate(found.trace.lanes):
+    simulated = simulate(graph, GPU, durations_ns=times(graph, {"F": 100, "B": 200}))
+    for stage, lane in enumerate(simulated.trace.lanes):
         forward, backward = lane.actors.index("F"), lane.actors.index("B")
-        spans = [span for span in found.trace.spans if span.rank == lane.rank]
-        made = sorted(span.end_ns for span in spans if span.actor == forward)
-        gone = sorted(span.end_ns for span in spans if span.actor == backward)
-        held = max(sum(m <= t for m in made) - sum(g <= t for g in gone) for t in made)
-        assert held <= 4 - stage
+        spans = [span for span in simulated.trace.spans if span.rank == lane.rank]
+        forward_ends = sorted(span.end_ns for span in spans if span.actor == forward)
+        backward_ends = sorted(span.end_ns for span in spans if span.actor == backward)
+        in_flight = max(
+            sum(m <= t for m in forward_ends) - sum(g <= t for g in backward_ends)
+            for t in forward_ends
+        )
+        assert in_flight <= 4 - stage
 
 
 def test_communication_shorter_than_compute_hides_behind_it() -> None:
     graph = overlapped(firings=10, ranks=2, message_bytes=0)
-    found = simulate(graph, GPU, durations_ns=times(graph, {"compute": 100, "reduce": 90}))
-    assert found.step_time_ns == 1000
-    assert found.exposed_communication_ns == 0
-    assert found.bubble_fraction == 0
+    simulated = simulate(graph, GPU, durations_ns=times(graph, {"compute": 100, "reduce": 90}))
+    assert simulated.step_time_ns == 1000
+    assert simulated.exposed_communication_ns == 0
+    assert simulated.bubble_fraction == 0
 
 
 def test_communication_longer_than_compute_is_exposed_by_the_difference() -> None:
     graph = overlapped(firings=10, ranks=2, message_bytes=0)
-    found = simulate(graph, GPU, durations_ns=times(graph, {"compute": 100, "reduce": 130}))
-    assert found.step_time_ns == 1300
-    assert found.exposed_communication_ns == 300
-    assert found.bubble_fraction == 0
+    simulated = simulate(graph, GPU, durations_ns=times(graph, {"compute": 100, "reduce": 130}))
+    assert simulated.step_time_ns == 1300
+    assert simulated.exposed_communication_ns == 300
+    assert simulated.bubble_fraction == 0
 
 
 def test_a_lone_all_reduce_takes_the_time_of_a_ring() -> None:
@@ -90,10 +93,10 @@ def test_a_lone_all_reduce_takes_the_time_of_a_ring() -> None:
 def test_a_straggler_holds_up_all_that_meet_it() -> None:
     graph = overlapped(firings=10, ranks=4, message_bytes=0)
     ns = times(graph, {"compute": 100, "reduce": 10})
-    found = simulate(graph, GPU, durations_ns=ns, stragglers={2: 1.5})
-    assert found.step_time_ns == 1500
-    assert found.bubble_fraction > 0
-    assert [(lane.rank, lane.represents) for lane in found.trace.lanes] == [(0, 3), (2, 1)]
+    simulated = simulate(graph, GPU, durations_ns=ns, stragglers={2: 1.5})
+    assert simulated.step_time_ns == 1500
+    assert simulated.bubble_fraction > 0
+    assert [(lane.rank, lane.represents) for lane in simulated.trace.lanes] == [(0, 3), (2, 1)]
 
 
 def test_a_world_meeting_waits_for_the_slowest_program() -> None:
@@ -107,8 +110,8 @@ def test_a_world_meeting_waits_for_the_slowest_program() -> None:
         writer.actor("world", "lane", [("x", 1)], [("y", 1)], meeting=meeting)
         programs.append(writer.program(stage, (2 * stage, 2 * stage + 1)))
     graph = joined(*programs)
-    found = simulate(graph, GPU, steps=1, durations_ns=((100, 7), (300, 7)))
-    assert found.trace.step_end_ns == ((307,), (307,))
+    simulated = simulate(graph, GPU, steps=1, durations_ns=((100, 7), (300, 7)))
+    assert simulated.trace.step_end_ns == ((307,), (307,))
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -128,14 +131,14 @@ def test_random_graphs_run_to_their_end_folded_and_not_with_equal_times(seed: in
 def test_on_one_core_nothing_overlaps(seed: int) -> None:
     graph = random_actor_graph(seed)
     ns = random_times(graph, seed)
-    found = simulate(graph, shared(graph.ranks, cores=1), durations_ns=ns)
+    simulated = simulate(graph, shared(graph.ranks, cores=1), durations_ns=ns)
     work = sum(
         3 * actor.firings * duration * (1 if actor.meeting is None else 0)
         for program, row in zip(graph.programs, ns, strict=True)
         for actor, duration in zip(program.actors, row, strict=True)
         for _ in program.ranks
     )
-    assert max(end[-1] for end in found.trace.step_end_ns) >= work
+    assert max(end[-1] for end in simulated.trace.step_end_ns) >= work
 
 
 @pytest.mark.parametrize(("cores", "expected"), [(1, 4000), (2, 2000), (3, 1333), (4, 1000)])
@@ -146,8 +149,8 @@ def test_ranks_that_share_cores_take_turns(cores: int, expected: int) -> None:
         writer.actor("compute", "compute", [], [])
         programs.append(writer.program(stage, (stage,)))
     graph = joined(*programs)
-    found = simulate(graph, shared(4, cores), steps=1, durations_ns=[[1000]] * 4)
-    assert found.step_time_ns in (expected, expected + 1)
+    simulated = simulate(graph, shared(4, cores), steps=1, durations_ns=[[1000]] * 4)
+    assert simulated.step_time_ns in (expected, expected + 1)
 
 
 def test_a_collective_takes_as_long_as_measured_when_its_members_have_the_cores_to_themselves() -> (

@@ -96,7 +96,7 @@ CASES = {
     )
 }
 
-# Of the plans here the worst is off by 1.7 % (interleaved); the recomputed one by 0.7 % (its clones
+# The worst of these plans is off by 1.7 % (interleaved), the recomputed one by 0.7 % (its clones
 # hide gathering elsewhere). Where a transfer takes a third of a stage's forward, as in toys of some
 # microseconds an op, 12 % were seen: sends begin before their part ends.
 TOLERANCE = 0.02
@@ -129,7 +129,7 @@ def planned(name: str) -> Plan:
 
 @cache
 def by_op(name: str) -> Simulated:
-    """What events show op by op."""
+    """Simulated step of the plan at op fidelity, the reference of the others."""
     return predict(planned(name), fidelity="op", spans=False)
 
 
@@ -154,7 +154,7 @@ def cut(plan: Plan, schedule: str, stages: int, rows: int, microbatches: int) ->
 
 
 def deeper(plan: Plan, layers: int) -> Plan:
-    """The plan with more layers on each of its stages."""
+    """Plan with more layers on each of its stages."""
     model = replace(plan.model, config=plan.model.config | {"layers": layers})
     row = [choice for chunk in plan.chunks for choice in chunk.blocks]
     inner = BlockChoice(block="h.0", variant=row[1].variant)
@@ -188,8 +188,8 @@ def test_a_step_takes_as_long_as_op_by_op(name: str) -> None:
     plan, fine = planned(name), by_op(name)
     coarse = predict(plan, fidelity="stage", spans=False)
     blocks = predict(plan, fidelity="block", spans=False)
-    found = [one.fidelity for one in (fine, blocks, coarse)]
-    assert found == ["op", "block", "stage"]
+    fidelities = [simulated.fidelity for simulated in (fine, blocks, coarse)]
+    assert fidelities == ["op", "block", "stage"]
     assert blocks.step_time_ns == pytest.approx(fine.step_time_ns, rel=TOLERANCE)
     assert blocks.step_time_ns == pytest.approx(coarse.step_time_ns, rel=TOLERANCE)
     assert coarse.firings < blocks.firings < fine.firings
@@ -221,12 +221,12 @@ def test_the_steady_step_is_what_events_show(name: str) -> None:
 def test_a_forecast_is_what_events_show_op_by_op(name: str) -> None:
     plan, graph = planned(name), plan_graph(planned(name))
     quick = forecast(plan, graph, plan_memory(plan, graph))
-    found = by_op(name)
+    reference = by_op(name)
     assert quick.fidelity == "op"
-    assert quick.step_time_ns == found.step_time_ns
-    assert quick.bubble_fraction == pytest.approx(found.bubble_fraction, rel=1e-12)
-    assert quick.exposed_communication_ns == found.exposed_communication_ns
-    assert quick.memory_by_kind == found.memory_by_kind
+    assert quick.step_time_ns == reference.step_time_ns
+    assert quick.bubble_fraction == pytest.approx(reference.bubble_fraction, rel=1e-12)
+    assert quick.exposed_communication_ns == reference.exposed_communication_ns
+    assert quick.memory_by_kind == reference.memory_by_kind
 
 
 @pytest.mark.parametrize("cutting", [*CUTS, ("zb-h1", 4, 1, 40), ("interleaved-1f1b", 4, 2, 14)])
@@ -240,7 +240,7 @@ def test_the_steady_step_is_what_events_show_whatever_takes_how_long(
 
 
 def with_random_durations(coarse: CoarseGraph, seed: int) -> CoarseGraph:
-    """The graph with other durations; those who meet agree on theirs."""
+    """Graph with other durations; those who meet agree on theirs."""
     random = Random(seed)
     slowest = 10 ** random.randint(1, 6)  # of a meeting; parts take up to a millisecond
     drawn: dict[str, int] = {}
@@ -258,17 +258,19 @@ def with_random_durations(coarse: CoarseGraph, seed: int) -> CoarseGraph:
 def check_steady(coarse: CoarseGraph, table: Timetable, plan: Plan) -> None:
     """Hold the longest paths of one step to the events of three."""
     steady = steady_step(coarse, table)
-    found = simulate(coarse.ordered(), plan.cluster, spans=False, durations_ns=coarse.durations_ns)
+    simulated = simulate(
+        coarse.ordered(), plan.cluster, spans=False, durations_ns=coarse.durations_ns
+    )
     assert steady is not None
-    assert steady.step_time_ns == found.step_time_ns
-    assert steady.bubble_fraction == pytest.approx(found.bubble_fraction, rel=1e-12)
-    assert steady.exposed_communication_ns == found.exposed_communication_ns
+    assert steady.step_time_ns == simulated.step_time_ns
+    assert steady.bubble_fraction == pytest.approx(simulated.bubble_fraction, rel=1e-12)
+    assert steady.exposed_communication_ns == simulated.exposed_communication_ns
 
 
 def test_the_depth_of_a_model_enters_only_as_counts() -> None:
     plan = planned("1f1b on two stages")
     shallow, deep = deeper(plan, 8), deeper(plan, 14)
-    sizes = [graph_size(one) for one in (shallow, deep)]
+    sizes = [graph_size(candidate) for candidate in (shallow, deep)]
     assert sizes[0] == sizes[1]
     fine = predict(deep, fidelity="op", spans=False)
     assert step_time_ns(deep) == pytest.approx(fine.step_time_ns, rel=TOLERANCE)
@@ -294,8 +296,8 @@ def test_the_same_plan_gives_the_same_prediction() -> None:
 
 def test_the_graph_of_stages_goes_through_several_steps_in_every_slot_order() -> None:
     plan = cut(planned("one device"), "zb-v", 4, 2, 9)
-    found: StageGraph = stage_graph(replace(plan, cluster=GPU), plan_graph(plan))
-    graph = found.coarse.ordered()
+    stages: StageGraph = stage_graph(replace(plan, cluster=GPU), plan_graph(plan))
+    graph = stages.coarse.ordered()
     firings = run_to_completion(graph, steps=3)
     assert firings == 3 * sum(a.firings for p in graph.programs for a in p.actors)
 
@@ -312,9 +314,9 @@ def test_a_straggler_and_jitter_act_on_whole_parts() -> None:
 
 def test_ranks_that_share_cores_are_simulated_at_stage_fidelity_too() -> None:
     plan = data_parallel_pipeline()
-    found = predict(plan, fidelity="stage")
-    assert found.fidelity == "stage"
-    assert found.step_time_ns > 0
+    simulated = predict(plan, fidelity="stage")
+    assert simulated.fidelity == "stage"
+    assert simulated.step_time_ns > 0
 
 
 def test_only_large_plans_are_predicted_by_stages_unless_asked() -> None:

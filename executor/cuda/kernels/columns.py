@@ -26,12 +26,12 @@ from millrace.models.inference import widened
 
 BLOCKS_WANTED = 512  # about four blocks for each of the 132 multiprocessors of an H100
 SLAB_ROWS_MIN = 32  # four rows for each of a block's 8 warps, so that a slab's sum is worth a store
-NOTHING = workspace()  # in the place of an operand that a kernel does not touch
+NOTHING = workspace()  # stands for an operand that a kernel does not touch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnSums:
-    """Where sums over rows go.
+    """Places that sums over rows go to.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class ColumnSums:
     hold
         Firings that share one version of the outputs: the first writes, the others add.
     scratch
-        Where the sums of slabs go.
+        Place of the sums of slabs.
     """
 
     outputs: tuple[Tensor, ...]
@@ -52,7 +52,7 @@ class ColumnSums:
 
 
 def packs_of(columns: int, *dtypes: str) -> int:
-    """Return how many elements a pack has where every row of all operands is a number of packs.
+    """Elements of a pack such that every row of all operands is a number of packs.
 
     It is 16 bytes of the narrowest, so that wider ones are moved by several instructions.
     """
@@ -63,7 +63,7 @@ def packs_of(columns: int, *dtypes: str) -> int:
 
 
 def column_sum(x: Tensor, sums: ColumnSums, *, columns: int) -> Calls:
-    """Return the sum over the rows of x, [rows, columns], of floats."""
+    """Calls of the sum over the rows of x, [rows, columns], of floats."""
     pack, wide = packs_of(columns, x.dtype), widened(x.dtype)
     return summed_in_slabs(
         "sums", f"column_sums<{TYPES[x.dtype]}, {TYPES[wide]}, {pack}>",
@@ -81,7 +81,7 @@ def summed_in_slabs(
     wide: str,
     *args: Argument,
 ) -> Calls:
-    """Sum over rows, per column: `function` writes the sums of slabs of rows, then these add up.
+    """Calls of sums over rows, per column: `function` sums slabs of rows, then these add up.
 
     The slabs follow from the shape alone, so that the order of a sum is the same on every device.
     `function` takes `args`, where the sums go, and the rows of a slab, all rows and columns.
@@ -96,7 +96,7 @@ def summed_in_slabs(
 
 
 def added_up(sums: ColumnSums, wide: str, slabs: int, columns: int, partial: Launch) -> Calls:
-    """Return a launch that leaves the sums of slabs in the scratch, and one that adds them up."""
+    """Calls of a launch that leaves the sums of slabs in the scratch, and one that adds them up."""
     count, dtype = len(sums.outputs), sums.outputs[0].dtype
     places = (sums.outputs[0].operand, sums.outputs[-1].operand)
     types = (TYPES[wide], TYPES[sums.rounded or dtype], TYPES[dtype])

@@ -1,4 +1,4 @@
-"""What a factory of calls is: it gets what a NumPy kernel's factory gets."""
+"""Type of a factory of calls: it gets what a NumPy kernel's factory gets."""
 
 from collections.abc import Callable
 

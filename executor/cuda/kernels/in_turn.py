@@ -11,44 +11,46 @@ from millrace.executor.cuda.binding import Place, bound
 from millrace.executor.cuda.calls import Call, Calls, Operand, read, table, workspace, write
 from millrace.executor.kernels.context import FusedPart, KernelContext, Shard
 
-ALIGNMENT_BYTES = 256  # what cudaMalloc aligns to, and more than any load needs
+ALIGNMENT_BYTES = 256  # alignment of cudaMalloc, and more than any load needs
 
 
 def in_turn(context: KernelContext, parts: Sequence[Calls]) -> Calls:
-    """Return the calls of a fused actor, made of those of its parts alone."""
+    """Calls of a fused actor, made of those of its parts alone."""
     end = sum(map(_room, context.inner))
-    made = one_after_another(
+    part_calls = one_after_another(
         [
             placed(calls, _place(context, part, end))
             for part, calls in zip(context.parts, parts, strict=True)
         ]
     )
-    return replace(made, workspace_bytes=end + made.workspace_bytes)
+    return replace(part_calls, workspace_bytes=end + part_calls.workspace_bytes)
 
 
 def one_after_another(several: Sequence[Calls]) -> Calls:
-    """Return all calls of several as those of one actor; their scratch is one and the same."""
+    """Calls of one actor that makes those of all `several` in turn, in one scratch."""
     firsts = list(accumulate((len(calls.tables) for calls in several), initial=0))
 
     def moved(first: int) -> Place:
-        return lambda one: (
-            table(first + one.number) if one.role == "table" else one._replace(offset_bytes=0)
+        return lambda operand: (
+            table(first + operand.number)
+            if operand.role == "table"
+            else operand._replace(offset_bytes=0)
         )
 
     rows = [placed(calls, moved(first)) for calls, first in zip(several, firsts, strict=False)]
     return Calls(
         of=lambda firing: tuple(call for calls in rows for call in calls.of(firing)),
-        tables=tuple(one for calls in several for one in calls.tables),
+        tables=tuple(array for calls in several for array in calls.tables),
         workspace_bytes=max((calls.workspace_bytes for calls in several), default=0),
     )
 
 
 def placed(calls: Calls, place: Place) -> Calls:
-    """Return the same calls on other operands."""
+    """Calls with every operand moved to where `place` puts it."""
 
     def further(operand: Operand) -> Operand:
-        found = place(operand)
-        return found._replace(offset_bytes=found.offset_bytes + operand.offset_bytes)
+        base = place(operand)
+        return base._replace(offset_bytes=base.offset_bytes + operand.offset_bytes)
 
     def of(firing: int) -> tuple[Call, ...]:
         return tuple(bound(call, further) for call in calls.of(firing))
@@ -57,7 +59,7 @@ def placed(calls: Calls, place: Place) -> Calls:
 
 
 def operand_at(context: KernelContext, number: int) -> Operand:
-    """Return the operand of a fused actor that has this number."""
+    """Operand of a fused actor by number: inputs come first, then outputs, then inner ones."""
     inputs, outputs = len(context.inputs), len(context.outputs)
     if number < inputs:
         return read(number)
@@ -67,12 +69,12 @@ def operand_at(context: KernelContext, number: int) -> Operand:
 
 
 def is_inner(context: KernelContext, number: int) -> bool:
-    """Whether an operand of a fused actor passes between its parts alone."""
+    """True if an operand of a fused actor passes between its parts alone."""
     return number >= len(context.inputs) + len(context.outputs)
 
 
 def _place(context: KernelContext, part: FusedPart, scratch: int) -> Place:
-    """Where what a part names begins, as the actor names it."""
+    """Function from an operand of a part to the actor's operand at which it begins."""
 
     def place(operand: Operand) -> Operand:
         match operand.role:

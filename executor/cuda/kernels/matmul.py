@@ -36,7 +36,7 @@ from millrace.models.quantised import ARITHMETIC, NARROW
 SOURCE = "contract"
 TILE = 64  # rows and columns of d that a block of `contract` makes
 THREADS = 256
-PRODUCTS_MAX = 64  # of one firing; more are slower than one launch of `contract`
+PRODUCTS_MAX = 64  # products of one firing; more are slower than one launch of `contract`
 GRID_MAX = 2**31 - 1  # blocks along x (CUDA C++ Programming Guide, compute capabilities)
 DIM_MAX = 2**31 - 1  # cublasLt.h: usually, rows and columns that an int32 expresses
 
@@ -56,7 +56,7 @@ Strides = Mapping[str, int]
 
 
 def matmul(context: KernelContext) -> Calls:
-    """Return the calls of any einsum of two operands.
+    """Calls of any einsum of two operands.
 
     Raises
     ------
@@ -64,12 +64,12 @@ def matmul(context: KernelContext) -> Calls:
         The product is one in 8 bits; or the expression has not two operands, repeats a label inside
         one, or has a label that only one operand holds and the output does not.
     """
-    made = library_products(context)
-    return always(*made) if made else _contract(context)
+    products = library_products(context)
+    return always(*products) if products else _contract(context)
 
 
 def library_products(context: KernelContext) -> tuple[Product, ...]:
-    """Return the products of the library that make an einsum; none where it cannot.
+    """Products of the library that make an einsum; none where it cannot.
 
     Raises
     ------
@@ -86,7 +86,7 @@ def library_products(context: KernelContext) -> tuple[Product, ...]:
 
 
 def multiplied(operands: str, result: str) -> bool:
-    """Whether the library multiplies operands of one dtype into a result of another."""
+    """True if the library multiplies operands of one dtype into a result of another."""
     return (operands, result) in LIBRARY
 
 
@@ -94,18 +94,18 @@ def _classified(
     context: KernelContext,
 ) -> tuple[ProductClasses, Mapping[str, int], Sequence[Strides]]:
     """Labels by class, their sizes, and their strides in every operand."""
-    found = layout(context)
-    classes = product_classes(context, found)
+    einsum = layout(context)
+    classes = product_classes(context, einsum)
     shards = (*context.inputs, *context.outputs)
     strides = [
-        _strides(dims, found.sizes, shard)
-        for dims, shard in zip((*found.inputs, *found.outputs), shards, strict=True)
+        _strides(dims, einsum.sizes, shard)
+        for dims, shard in zip((*einsum.inputs, *einsum.outputs), shards, strict=True)
     ]
-    return classes, found.sizes, strides
+    return classes, einsum.sizes, strides
 
 
 def arithmetic_of(dtype: str, run: RunState) -> str:
-    """Return what products of operands of `dtype` are computed in (`Product.arithmetic`)."""
+    """Arithmetic in which products of operands of `dtype` are computed (`Product.arithmetic`)."""
     return run.arithmetic if dtype == "float32" else _ARITHMETIC[dtype]
 
 
@@ -127,7 +127,7 @@ class _Side(NamedTuple):
 
     @property
     def transposed(self) -> "_Side":
-        """The same in memory, with rows and columns exchanged."""
+        """Side over the same memory with rows and columns exchanged."""
         return self._replace(shape=self.shape[::-1], strides=self.strides[::-1])
 
     @property
@@ -141,37 +141,43 @@ class _Side(NamedTuple):
         return of_row, of_column
 
     def matrices(self, outer: Sequence[int]) -> Matrices:
-        """Return the matrices at these indices of all batch labels but the last."""
-        offset = sum(at * stride for at, stride in zip(outer, self.batch_strides, strict=False))
+        """Matrices at these indices of all batch labels but the last."""
+        offset = sum(
+            index * stride for index, stride in zip(outer, self.batch_strides, strict=False)
+        )
         operand = self.operand._replace(offset_bytes=offset * ITEMSIZE[self.dtype])
         return Matrices(operand, self.dtype, *self.steps, self.batch_strides[-1])
 
 
 def _strides(dims: Dims, sizes: Mapping[str, int], shard: Shard) -> dict[str, int]:
     """Strides of an operand that is contiguous, but for a pitch of its rows."""
-    found = {label: prod(sizes[x] for x in dims[at + 1 :]) for at, label in enumerate(dims)}
+    strides = {
+        label: prod(sizes[inner] for inner in dims[axis + 1 :]) for axis, label in enumerate(dims)
+    }
     if shard.pitch:
         row = shard.shape[-1]
         return {
             label: stride // row * shard.pitch if stride >= row and stride % row == 0 else stride
-            for label, stride in found.items()
+            for label, stride in strides.items()
         }
-    return found
+    return strides
 
 
 def _merged(labels: Dims, sizes: Mapping[str, int], *operands: Strides) -> list[_Merged]:
-    """Merge labels of one class wherever they follow each other in every operand.
+    """Labels of one class, merged wherever they follow each other in every operand.
 
     Only the order from the longest stride to the shortest can merge.
     """
-    found: list[_Merged] = []
+    merged_labels: list[_Merged] = []
     long = [label for label in labels if sizes[label] != 1]
     for label in sorted(long, key=lambda label: -operands[0][label]):
         size, strides = sizes[label], tuple(strides[label] for strides in operands)
-        if found and found[-1].strides == tuple(size * stride for stride in strides):
-            size *= found.pop().size
-        found.append(_Merged(size, strides))
-    return found
+        if merged_labels and merged_labels[-1].strides == tuple(
+            size * stride for stride in strides
+        ):
+            size *= merged_labels.pop().size
+        merged_labels.append(_Merged(size, strides))
+    return merged_labels
 
 
 def _products(
@@ -180,16 +186,18 @@ def _products(
     sizes: Mapping[str, int],
     strides: Sequence[Strides],
 ) -> tuple[Product, ...]:
-    """Return the products that make the einsum; none where the library cannot."""
+    """Products that make the einsum; none where the library cannot."""
     a, b, d = strides
-    dtype, other, made = (shard.dtype for shard in (*context.inputs, *context.outputs))
-    if dtype != other or (dtype, made) not in LIBRARY:
+    dtype, other_dtype, result_dtype = (
+        shard.dtype for shard in (*context.inputs, *context.outputs)
+    )
+    if dtype != other_dtype or (dtype, result_dtype) not in LIBRARY:
         return ()
     left = _merged(classes.left, sizes, a, d) or [_Merged(1, (0, 0))]
     contracted = _merged(classes.contracted, sizes, a, b) or [_Merged(1, (0, 0))]
     right = _merged(classes.right, sizes, b, d) or [_Merged(1, (0, 0))]
     batch = _merged(classes.batch, sizes, a, b, d) or [_Merged(1, (0, 0, 0))]
-    batch.sort(key=lambda merged: merged.size)  # stable; the longest is the products' own
+    batch.sort(key=lambda merged: merged.size)  # The sort is stable; the longest comes last.
     *outer, inner = batch
     if max(len(left), len(contracted), len(right)) > 1 or (
         prod(merged.size for merged in outer) > PRODUCTS_MAX
@@ -199,8 +207,10 @@ def _products(
     stacks = list(zip(*(merged.strides for merged in batch), strict=True))
     left_side = _Side(read(0), dtype, (m.size, k.size), (m.strides[0], k.strides[0]), stacks[0])
     right_side = _Side(read(1), dtype, (k.size, n.size), (k.strides[1], n.strides[0]), stacks[1])
-    target = _Side(write(0), made, (m.size, n.size), (m.strides[1], n.strides[1]), stacks[2])
-    if target.steps[1] != 1:  # the transposed product, whose result has contiguous rows
+    target = _Side(
+        write(0), result_dtype, (m.size, n.size), (m.strides[1], n.strides[1]), stacks[2]
+    )
+    if target.steps[1] != 1:  # The transposed product has contiguous rows.
         left_side, right_side = right_side.transposed, left_side.transposed
         target = target.transposed
     fits = 1 in left_side.steps and 1 in right_side.steps and target.steps[1] == 1
@@ -222,13 +232,13 @@ def _products(
 
 
 def _contract(context: KernelContext) -> Calls:
-    """Return one launch of our own kernel, whose blocks make tiles of the output."""
+    """Calls of one launch of our own kernel, whose blocks make tiles of the output."""
     classes, sizes, strides = _classified(context)
     batch, left, contracted, right = classes
     a, b, d = strides
     first, second = 0, 1
     if any(d[label] == 1 and sizes[label] > 1 for label in left):
-        # the transposed product, so that neighbouring threads write neighbours
+        # The product is transposed, so that neighbouring threads write neighbours.
         left, right, a, b, first, second = right, left, b, a, 1, 0
     counts = [prod(sizes[label] for label in labels) for labels in (batch, left, contracted, right)]
     tables = [
@@ -245,12 +255,14 @@ def _contract(context: KernelContext) -> Calls:
     launch = Launch(
         SOURCE,
         "contract"
-        + types(*(context.inputs[at].dtype for at in (first, second)), context.outputs[0].dtype),
+        + types(
+            *(context.inputs[number].dtype for number in (first, second)), context.outputs[0].dtype
+        ),
         (min(tiles, GRID_MAX), 1, 1),
         (THREADS, 1, 1),
         (
-            read(first), read(second), write(0), *(table(at) for at in range(len(tables))),
-            *(np.int32(one) for one in along), *(np.int64(count) for count in counts),
+            read(first), read(second), write(0), *(table(number) for number in range(len(tables))),
+            *(np.int32(flag) for flag in along), *(np.int64(count) for count in counts),
         ),
     )  # fmt: skip
     return always(launch, tables=tuple(tables))
@@ -258,8 +270,8 @@ def _contract(context: KernelContext) -> Calls:
 
 def _offsets(labels: Dims, sizes: Mapping[str, int], strides: Strides) -> Array:
     """Offset of every index of the labels, the last one fastest, in elements."""
-    found = np.zeros(1, np.int64)
+    offsets = np.zeros(1, np.int64)
     for label in labels:
         steps = np.arange(sizes[label], dtype=np.int64) * strides[label]
-        found = np.add.outer(found, steps).reshape(-1)
-    return found
+        offsets = np.add.outer(offsets, steps).reshape(-1)
+    return offsets

@@ -46,7 +46,7 @@ TILED_SIZE_MIN = 8  # dims of fewer elements fill too little of a tile
 
 
 class Place(NamedTuple):
-    """Where one side of a move begins, in elements, and its stride for every dim."""
+    """Place of one side of a move: its first element, and its stride for every dim in elements."""
 
     operand: Operand
     dtype: str
@@ -62,16 +62,16 @@ class Move(NamedTuple):
 
 
 def move(actor: str, source: Place, target: Place, sizes: tuple[int, ...], number: int = 0) -> Move:
-    """Return the call that writes what one place holds to another.
+    """Call that writes what one place holds to another, and its tables.
 
     Parameters
     ----------
     actor
         Its name, for messages.
     source, target
-        Where the values are and where they go.
+        Places that the values are at, and that they go to.
     sizes
-        Of the dims that are gone through, from the outermost to the innermost in the target.
+        Sizes of the dims that are gone through, from the outermost to the innermost in the target.
     number
         Tables that the actor's calls have already.
     """
@@ -122,7 +122,7 @@ def _strided(
 
 
 def _together(path: Walk, source_start: int, target_start: int, width: int) -> int:
-    """Return how many neighbours can be moved at once: a power of two, of 16 bytes at most."""
+    """Number of neighbours that can be moved at once: a power of two, of 16 bytes at most."""
     if path.first[-1] != 1 or path.second[-1] != 1:
         return 1
     apart = (path.sizes[-1], *path.first[:-1], *path.second[:-1], source_start, target_start)
@@ -130,7 +130,7 @@ def _together(path: Walk, source_start: int, target_start: int, width: int) -> i
 
 
 def _in_units(path: Walk, together: int) -> Walk:
-    """Return the walk over units of so many neighbours."""
+    """Walk over units of so many neighbours."""
     return Walk(
         sizes=(*path.sizes[:-1], path.sizes[-1] // together),
         first=(*(step // together for step in path.first[:-1]), path.first[-1]),
@@ -139,7 +139,7 @@ def _in_units(path: Walk, together: int) -> Walk:
 
 
 def _turned(path: Walk) -> tuple[int, int] | None:
-    """Return the dims along which input and output lie side by side, where these are two."""
+    """Dims along which input and output lie side by side, where these are two."""
     if 1 not in path.first or 1 not in path.second:
         return None
     near, far = path.first.index(1), path.second.index(1)
@@ -152,11 +152,11 @@ def _transposed(
     actor: str, path: Walk, turned: tuple[int, int], source: Place, target: Place, number: int
 ) -> Move:
     near, far = turned
-    others = [at for at in range(len(path.sizes)) if at not in turned]
+    others = [axis for axis in range(len(path.sizes)) if axis not in turned]
     outer = merged(
-        [path.sizes[at] for at in others],
-        [path.first[at] for at in others],
-        [path.second[at] for at in others],
+        [path.sizes[axis] for axis in others],
+        [path.first[axis] for axis in others],
+        [path.second[axis] for axis in others],
     )
     rows, columns = path.sizes[far], path.sizes[near]
     width = ITEMSIZE[source.dtype]
@@ -185,64 +185,66 @@ def _transposed(
 
 
 def rearrange(context: KernelContext) -> Calls:
-    """Return the same values with dims reordered, grouped, taken apart or repeated."""
-    found = layout(context)
-    (given,), (made,) = found.inputs, found.outputs
-    sizes = tuple(found.sizes[label] for label in made)
-    one = move(
+    """Calls that write the input's values with dims reordered, grouped, taken apart or repeated."""
+    dims = layout(context)
+    (input_dims,), (output_dims,) = dims.inputs, dims.outputs
+    sizes = tuple(dims.sizes[label] for label in output_dims)
+    movement = move(
         context.name,
-        Place(read(0), context.inputs[0].dtype, 0, strides_of(made, given, found.sizes)),
+        Place(read(0), context.inputs[0].dtype, 0, strides_of(output_dims, input_dims, dims.sizes)),
         Place(write(0), context.outputs[0].dtype, 0, contiguous(sizes)),
         sizes,
     )
-    return always(one.call, tables=one.tables)
+    return always(movement.call, tables=movement.tables)
 
 
 def sum_(context: KernelContext) -> Calls:
-    """Return the sum over the labels that the output does not hold."""
-    found = layout(context)
-    (given,), (made,) = found.inputs, found.outputs
-    if prod(found.sizes[label] for label in given if label not in made) == 1:
+    """Calls of the sum over the labels that the output does not hold."""
+    dims = layout(context)
+    (input_dims,), (output_dims,) = dims.inputs, dims.outputs
+    if prod(dims.sizes[label] for label in input_dims if label not in output_dims) == 1:
         return rearrange(context)
     dtype = context.inputs[0].dtype
     terms = Terms(
-        function="Single", operands=(read(0),) * 2, dims=(given,) * 2, dtypes=(dtype,) * 2
+        function="Single", operands=(read(0),) * 2, dims=(input_dims,) * 2, dtypes=(dtype,) * 2
     )
-    return sums(context.name, terms, made, found.sizes, 0, context.outputs[0].dtype)
+    return sums(context.name, terms, output_dims, dims.sizes, 0, context.outputs[0].dtype)
 
 
 def _differing_dim(context: KernelContext) -> int:
-    """Return the dim whose label differs between the first input and the output (0 if none)."""
+    """Dim whose label differs between the first input and the output (0 if none)."""
     expression = parse(context.labels)
     pairs = zip(expression.inputs[0], expression.outputs[0], strict=True)
-    return next((at for at, (one, other) in enumerate(pairs) if one != other), 0)
+    return next(
+        (axis for axis, (label, other_label) in enumerate(pairs) if label != other_label), 0
+    )
 
 
 def narrow(context: KernelContext) -> Calls:
-    """Return what the output holds of the input, from `start` on along the dim that differs."""
-    at = _differing_dim(context)
+    """Calls that write a part of the input, from `start` on along the dim that differs."""
+    axis = _differing_dim(context)
     (x,), (y,) = context.inputs, context.outputs
     strides = contiguous(x.shape)
-    start = int(context.attributes["start"]) * strides[at]
-    one = move(
+    start = int(context.attributes["start"]) * strides[axis]
+    movement = move(
         context.name,
         Place(read(0), x.dtype, start, strides),
         Place(write(0), y.dtype, 0, contiguous(y.shape)),
         y.shape,
     )
-    return always(one.call, tables=one.tables)
+    return always(movement.call, tables=movement.tables)
 
 
 def widen(context: KernelContext) -> Calls:
-    """Return the input at `start`, zeros around it: the gradient of `narrow`."""
-    at = _differing_dim(context)
+    """Calls that write the input at `start`, zeros around it: the gradient of `narrow`."""
+    axis = _differing_dim(context)
     (x,), (y,) = context.inputs, context.outputs
     if x.dtype != y.dtype:
         raise ExecutorError(
             f"widen keeps its dtype, found {x.dtype} and {y.dtype}: cast the input first",
             actor=context.name,
         )
-    width, inner = ITEMSIZE[x.dtype], prod(x.shape[at + 1 :])
+    width, inner = ITEMSIZE[x.dtype], prod(x.shape[axis + 1 :])
     together = gcd(16 // width, inner)
     count = y.size // together
     return always(
@@ -253,36 +255,36 @@ def widen(context: KernelContext) -> Calls:
             read(0),
             write(0),
             np.int64(context.attributes["start"]),
-            np.int64(x.shape[at]),
-            np.int64(y.shape[at]),
+            np.int64(x.shape[axis]),
+            np.int64(y.shape[axis]),
             np.int64(inner // together),
         )
     )
 
 
 def concat(context: KernelContext) -> Calls:
-    """Return two or more tensors one behind the other along the dim whose labels differ."""
-    at = _differing_dim(context)
+    """Calls that write two or more tensors behind each other along the dim whose labels differ."""
+    axis = _differing_dim(context)
     y = context.outputs[0]
     strides = contiguous(y.shape)
-    stops = list(accumulate(shard.shape[at] for shard in context.inputs))
+    stops = list(accumulate(shard.shape[axis] for shard in context.inputs))
     calls: list[Call] = []
     tables: tuple[Array, ...] = ()
     for number, (x, stop) in enumerate(zip(context.inputs, stops, strict=True)):
-        one = move(
+        movement = move(
             context.name,
             Place(read(number), x.dtype, 0, contiguous(x.shape)),
-            Place(write(0), y.dtype, (stop - x.shape[at]) * strides[at], strides),
+            Place(write(0), y.dtype, (stop - x.shape[axis]) * strides[axis], strides),
             x.shape,
             len(tables),
         )
-        calls.append(one.call)
-        tables += one.tables
+        calls.append(movement.call)
+        tables += movement.tables
     return always(*calls, tables=tables)
 
 
 class _Overlap(NamedTuple):
-    """Where input and output shards meet: the first index in either, and the sizes."""
+    """Part that input and output shards share: its first index in either, and its sizes."""
 
     given: tuple[int, ...]
     wanted: tuple[int, ...]
@@ -296,18 +298,18 @@ def _overlap(context: KernelContext) -> _Overlap:
         min(a + n, b + m) for a, n, b, m in zip(x.offsets, x.shape, y.offsets, y.shape, strict=True)
     ]
     return _Overlap(
-        given=tuple(start - at for start, at in zip(starts, x.offsets, strict=True)),
-        wanted=tuple(start - at for start, at in zip(starts, y.offsets, strict=True)),
+        given=tuple(start - offset for start, offset in zip(starts, x.offsets, strict=True)),
+        wanted=tuple(start - offset for start, offset in zip(starts, y.offsets, strict=True)),
         sizes=tuple(max(0, stop - start) for start, stop in zip(starts, stops, strict=True)),
     )
 
 
 def _shared(context: KernelContext, overlap: _Overlap) -> Move:
-    """The move of what input and output shards have in common."""
+    """Move of the part that input and output shards have in common."""
     x, y = context.inputs[0], context.outputs[0]
     from_strides, to_strides = contiguous(x.shape), contiguous(y.shape)
     start, stop = (
-        sum(at * step for at, step in zip(place, strides, strict=True))
+        sum(index * step for index, step in zip(place, strides, strict=True))
         for place, strides in ((overlap.given, from_strides), (overlap.wanted, to_strides))
     )
     return move(
@@ -319,7 +321,7 @@ def _shared(context: KernelContext, overlap: _Overlap) -> Move:
 
 
 def slice_(context: KernelContext) -> Calls:
-    """Return the part of the input that is this rank's shard of the output (B to S).
+    """Calls that write the part of the input that is this rank's shard of the output (B to S).
 
     Raises
     ------
@@ -332,12 +334,12 @@ def slice_(context: KernelContext) -> Calls:
             f"slice: output {context.outputs[0]} is not inside input {context.inputs[0]}",
             actor=context.name,
         )
-    one = _shared(context, overlap)
-    return always(one.call, tables=one.tables)
+    movement = _shared(context, overlap)
+    return always(movement.call, tables=movement.tables)
 
 
 def pad(context: KernelContext) -> Calls:
-    """Return the input at its place among values that change nothing (B or S to P).
+    """Calls that write the input at its place among values that change nothing (B or S to P).
 
     On an axis that goes from B to P(sum) only the rank at coordinate 0 keeps its values. The
     filling is 0 for P(sum) and minus infinity for P(max), where every rank may keep its values.
@@ -345,25 +347,25 @@ def pad(context: KernelContext) -> Calls:
     overlap = _overlap(context)
     (before,), (after,) = context.input_sbp, context.output_sbp
     keeps, neutral = True, 0.0
-    for old, new, at in zip(before, after, context.coordinate, strict=True):
+    for old, new, coordinate in zip(before, after, context.coordinate, strict=True):
         if new.reduction == "max":
             neutral = -inf
         elif new.is_partial and not old.is_partial and not old.is_split:
-            keeps = keeps and at == 0
+            keeps = keeps and coordinate == 0
     keeps = keeps and prod(overlap.sizes) > 0
     calls: list[Call] = []
     tables: tuple[Array, ...] = ()
     if not keeps or overlap.sizes != context.outputs[0].shape:
         calls.append(filling(context, neutral))
     if keeps:
-        one = _shared(context, overlap)
-        calls.append(one.call)
-        tables = one.tables
+        movement = _shared(context, overlap)
+        calls.append(movement.call)
+        tables = movement.tables
     return always(*calls, tables=tables)
 
 
 def filling(context: KernelContext, value: float) -> Call:
-    """Return the call that writes `value` everywhere in the output."""
+    """Call that writes `value` everywhere in the output."""
     y = context.outputs[0]
     if value == 0:
         return Clear(write(0), y.size * ITEMSIZE[y.dtype])

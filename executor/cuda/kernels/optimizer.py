@@ -42,12 +42,12 @@ ONE_BLOCK = (BLOCK_THREADS, 1, 1)
 ONE_WARP = (WARP_THREADS, 1, 1)
 ONE_BLOCK_MAX = 16 * BLOCK_THREADS  # elements that one block adds up alone
 PARTS_MAX = 1024  # blocks that share a longer sum
-SCALARS = (1, 16, POINTERS_MAX)  # that one launch of `add_scalars` takes
+SCALARS = (1, 16, POINTERS_MAX)  # numbers of scalars that one launch of `add_scalars` takes
 TOTALS = 3
 
 
 def loss_scaled_fill(context: KernelContext) -> Calls:
-    """Return the attribute `value` times the loss scale, for a `fill` with `loss_scaled`."""
+    """Calls of the attribute `value` times the loss scale, for a `fill` with `loss_scaled`."""
     (y,) = context.outputs
     value = np.float64(context.number("value", 1.0))
     name = "loss_scaled_fill" + types(y.dtype)
@@ -55,7 +55,7 @@ def loss_scaled_fill(context: KernelContext) -> Calls:
 
 
 def squared_sum(context: KernelContext) -> Calls:
-    """Return the sum of squares, added up in double in a fixed order."""
+    """Calls of the sum of squares, added up in double in a fixed order."""
     (x,), (y,) = context.inputs, context.outputs
     size = np.int64(x.size)
     if x.size <= ONE_BLOCK_MAX:
@@ -76,7 +76,7 @@ def squared_sum(context: KernelContext) -> Calls:
 
 
 def step_totals(context: KernelContext) -> Calls:
-    """Return (loss sum, token count, sum of squares) as this rank's part of a sum over the world.
+    """Calls of (loss sum, token count, sum of squares), this rank's part of a sum over the world.
 
     Inputs are as the NumPy kernel's: the loss and the count unless `has_loss` is false, then
     squared sums. An input that is B on a mesh axis counts on the ranks at coordinate 0 of that axis
@@ -84,12 +84,12 @@ def step_totals(context: KernelContext) -> Calls:
     """
     size_bytes = 8 * TOTALS
     calls: list[Call] = [Clear(workspace(), size_bytes)]
-    for (total, dtype), group in groupby(_counted(context), key=lambda found: found[1:]):
-        scalars = [read(at) for at, _, _ in group]
+    for (total, dtype), group in groupby(_counted(context), key=lambda counted: counted[1:]):
+        scalars = [read(number) for number, _, _ in group]
         for start in range(0, len(scalars), SCALARS[-1]):
             some = scalars[start : start + SCALARS[-1]]
             room = next(room for room in SCALARS if room >= len(some))
-            pointers = Pointers((*some, *some[:1] * (room - len(some))))  # these are not read again
+            pointers = Pointers((*some, *some[:1] * (room - len(some))))  # These are not read.
             name = f"add_scalars<{types(dtype)[1:-1]}, {room}>"
             args = (pointers, workspace(8 * total), np.int32(len(some)))
             calls.append(Launch(SOURCE, name, (1, 1, 1), ONE_WARP, args))
@@ -99,17 +99,17 @@ def step_totals(context: KernelContext) -> Calls:
 
 
 def _counted(context: KernelContext) -> Iterator[tuple[int, int, str]]:
-    """Yield which inputs this rank counts, to which total they belong, and their dtypes."""
+    """Yield the number, the total and the dtype of every input that this rank counts."""
     squares_from = 2 if context.attributes.get("has_loss", True) else 0
-    for at, shard in enumerate(context.inputs):
-        sbp = context.input_sbp[at] if context.input_sbp else ()
+    for number, shard in enumerate(context.inputs):
+        sbp = context.input_sbp[number] if context.input_sbp else ()
         place = zip(sbp, context.coordinate, strict=True)
-        if all(one.kind != "B" or coordinate == 0 for one, coordinate in place):
-            yield at, min(at, 2) if squares_from else 2, shard.dtype
+        if all(axis_sbp.kind != "B" or coordinate == 0 for axis_sbp, coordinate in place):
+            yield number, min(number, 2) if squares_from else 2, shard.dtype
 
 
 def learning_rate(context: KernelContext) -> Calls:
-    """Return the learning rate of `Control.step`, as the NumPy kernel's `rate_at` says."""
+    """Calls of the learning rate of `Control.step`, as the NumPy kernel's `rate_at` says."""
     args = (
         np.float64(context.number("learning_rate", 1e-3)),
         np.float64(context.number("warmup_steps", 0)),
@@ -121,7 +121,7 @@ def learning_rate(context: KernelContext) -> Calls:
 
 
 def adamw(context: KernelContext) -> Calls:
-    """Return the next value of a variable, of (w, gradient sum, totals, learning rate).
+    """Calls of the next value of a variable, of (w, gradient sum, totals, learning rate).
 
     Notes
     -----
@@ -139,7 +139,7 @@ def adamw(context: KernelContext) -> Calls:
 
 
 def sgd(context: KernelContext) -> Calls:
-    """Return the next value of a variable, of (w, gradient sum, totals, learning rate).
+    """Calls of the next value of a variable, of (w, gradient sum, totals, learning rate).
 
     With momentum the state is the velocity; without there is none.
     """
@@ -154,7 +154,7 @@ def sgd(context: KernelContext) -> Calls:
 
 
 def _update(context: KernelContext, function: str, values: tuple[np.float64, ...]) -> Calls:
-    """Return the calls of an optimizer: on all of a variable, or on pieces from host memory."""
+    """Calls of an optimizer: on all of a variable, or on pieces from host memory."""
     w, gradient, totals, rate = context.inputs
     if w.dtype != context.outputs[0].dtype:
         raise ExecutorError(
@@ -162,26 +162,34 @@ def _update(context: KernelContext, function: str, values: tuple[np.float64, ...
             f"{context.outputs[0].dtype}",
             actor=context.name,
         )
-    kept = tuple(state(at) for at in range(len(state_of(context.kind, context.attributes))))
+    states = tuple(
+        state(number) for number in range(len(state_of(context.kind, context.attributes)))
+    )
     name = function + types(w.dtype, gradient.dtype, totals.dtype, rate.dtype)
 
-    def launch(start: int, count: int, before: Operand, after: Operand, *held: Operand) -> Launch:
+    def launch(
+        start: int, count: int, before: Operand, after: Operand, *state_operands: Operand
+    ) -> Launch:
         slope = further(read(1), start * ITEMSIZE[gradient.dtype])
-        operands = (CONTROL, before, slope, read(2), read(3), after, *held)
+        operands = (CONTROL, before, slope, read(2), read(3), after, *state_operands)
         return elementwise(SOURCE, name, count, *operands, *values)
 
     if not context.buffer_bytes:
-        return always(launch(0, w.size, read(0), write(0), *kept))
-    arrays = [HostArray(one, ITEMSIZE[w.dtype], one) for one in kept]
+        return always(launch(0, w.size, read(0), write(0), *states))
+    arrays = [HostArray(operand, ITEMSIZE[w.dtype], operand) for operand in states]
     if context.variable_in_host:
         arrays.append(HostArray(read(0), ITEMSIZE[w.dtype], write(0)))
 
     def work(start: int, count: int, places: tuple[Operand, ...]) -> tuple[Call, ...]:
-        held = places[: len(kept)]
+        state_places = places[: len(states)]
         if context.variable_in_host:
-            return (launch(start, count, places[-1], places[-1], *held),)
+            return (launch(start, count, places[-1], places[-1], *state_places),)
         offset = start * ITEMSIZE[w.dtype]
-        return (launch(start, count, further(read(0), offset), further(write(0), offset), *held),)
+        return (
+            launch(
+                start, count, further(read(0), offset), further(write(0), offset), *state_places
+            ),
+        )
 
     return always(*in_pieces(context.name, w.size, arrays, context.buffer_bytes, work))
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 from millrace.executor.cuda.calls import BUFFER, Call, Copy, Operand
 from millrace.executor.errors import ExecutorError
 
-ALIGNMENT_BYTES = 16  # of every array's part of the buffer: the widest load of a thread
-PIECE_UNIT = 8  # elements: pieces of tensors of 16 bits begin on as much, too
+ALIGNMENT_BYTES = 16  # alignment of an array's part of the buffer: a thread's widest load
+PIECE_UNIT = 8  # elements: pieces of tensors of 16 bits begin on 16 bytes too
 
 
 class HostArray(NamedTuple):
@@ -17,11 +17,11 @@ class HostArray(NamedTuple):
     Parameters
     ----------
     source
-        Where it lies.
+        Place of the array.
     itemsize
         Bytes of an element.
     target
-        Where what the kernel leaves in the buffer is copied to; None: the kernel only reads.
+        Place to which what the kernel leaves in the buffer is copied; None: the kernel only reads.
     """
 
     source: Operand
@@ -34,14 +34,14 @@ Work = Callable[[int, int, tuple[Operand, ...]], Sequence[Call]]
 
 
 def further(operand: Operand, size_bytes: int) -> Operand:
-    """Return the operand from so many bytes on."""
+    """Operand from so many bytes on."""
     return operand._replace(offset_bytes=operand.offset_bytes + size_bytes)
 
 
 def in_pieces(
     name: str, count: int, arrays: Sequence[HostArray], buffer_bytes: int, work: Work
 ) -> tuple[Call, ...]:
-    """Return the calls that bring `count` elements of every array in, work on them, copy back.
+    """Calls that bring `count` elements of every array in, work on them, and copy them back.
 
     Every array has an equal part of the buffer; a piece is as long as such a part holds. One piece
     is under way at a time, as `millrace.planner.costs.host` counts.
@@ -53,7 +53,7 @@ def in_pieces(
     count
         Elements of each array.
     arrays
-        What passes through.
+        Arrays that pass through.
     buffer_bytes
         Size of the buffer.
     work
@@ -76,7 +76,7 @@ def in_pieces(
             f"{buffer_bytes}; compile the plan again",
             actor=name,
         )
-    places = tuple(further(BUFFER, at * share) for at in range(len(arrays)))
+    places = tuple(further(BUFFER, number * share) for number in range(len(arrays)))
     calls: list[Call] = []
     for start in range(0, count, length):
         size = min(length, count - start)

@@ -18,9 +18,9 @@ from millrace.executor.kernels.source import constant_bits
 
 
 def stage_dtype(dtype: str) -> str:
-    """Return the dtype in which the host stages samples of a register of `dtype`.
+    """Dtype in which the host stages samples of a register of `dtype`.
 
-    Its own, but float32 for one of 16 bits, whose narrowing is left to the device.
+    It is the register's, but float32 for one of 16 bits, whose narrowing is left to the device.
 
     Examples
     --------
@@ -31,7 +31,7 @@ def stage_dtype(dtype: str) -> str:
 
 
 def input_(context: KernelContext) -> Calls:
-    """Return the samples that were copied to this step's half of the stage."""
+    """Calls that write the samples that were copied to this step's half of the stage."""
     shard = context.outputs[0]
     name = f"from_stage{types(stage_dtype(shard.dtype), shard.dtype)}"
     return always(
@@ -40,14 +40,14 @@ def input_(context: KernelContext) -> Calls:
 
 
 def fill(context: KernelContext) -> Calls:
-    """Return the attribute `value` everywhere; with `loss_scaled`, times the loss scale."""
+    """Calls that fill y with the attribute `value`; with `loss_scaled`, times the loss scale."""
     if context.attributes.get("loss_scaled"):
         return loss_scaled_fill(context)
     return always(filling(context, float(context.attributes["value"])))
 
 
 def constant(context: KernelContext) -> Calls:
-    """Return the shard of the values in `data`, or `value` everywhere where `data` is empty.
+    """Calls that write the shard of the values in `data`, or `value` everywhere if it is empty.
 
     Raises
     ------

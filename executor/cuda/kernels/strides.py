@@ -28,7 +28,7 @@ class Walk:
     Parameters
     ----------
     sizes
-        Of every dim; at least one, and none of size one but where all are.
+        Sizes of the dims; at least one, and none of size one but where all are.
     first, second
         Elements between neighbours of every dim, in both operands; 0 where an operand lacks it.
     """
@@ -49,11 +49,11 @@ class Walk:
 
     @property
     def is_flat(self) -> bool:
-        """True when both operands lie as the elements are numbered."""
+        """True if both operands lie as the elements are numbered."""
         return self.first == self.second == contiguous(self.sizes)
 
     def table(self, actor: str) -> Array:
-        """Return the table of a kernel: sizes and both strides.
+        """Table of a kernel: sizes and both strides, [3, DIMS_MAX].
 
         Raises
         ------
@@ -66,25 +66,27 @@ class Walk:
                 f"found {len(self.sizes)} ({self.sizes}): split the op into two",
                 actor=actor,
             )
-        found = np.zeros((3, DIMS_MAX), np.int64)
-        for row, numbers in zip(found, (self.sizes, self.first, self.second), strict=True):
+        rows = np.zeros((3, DIMS_MAX), np.int64)
+        for row, numbers in zip(rows, (self.sizes, self.first, self.second), strict=True):
             row[: len(numbers)] = numbers
-        return found
+        return rows
 
 
 def contiguous(sizes: Sequence[int]) -> Strides:
-    """Return the strides of a tensor of these sizes whose elements lie one after the other."""
-    return tuple(prod(sizes[at + 1 :]) for at in range(len(sizes)))
+    """Strides of a tensor of these sizes whose elements lie one after the other."""
+    return tuple(prod(sizes[axis + 1 :]) for axis in range(len(sizes)))
 
 
 def strides_of(order: Dims, operand: Dims, sizes: Mapping[str, int]) -> Strides:
-    """Return an operand's stride for every label of `order`, 0 for a label that it lacks."""
-    own = dict(zip(operand, contiguous([sizes[label] for label in operand]), strict=True))
-    return tuple(own.get(label, 0) for label in order)
+    """An operand's stride for every label of `order`, 0 for a label that it lacks."""
+    stride_by_label = dict(
+        zip(operand, contiguous([sizes[label] for label in operand]), strict=True)
+    )
+    return tuple(stride_by_label.get(label, 0) for label in order)
 
 
 def walk(order: Dims, first: Dims, second: Dims, sizes: Mapping[str, int]) -> Walk:
-    """Go through the labels of `order` in two operands.
+    """Walk through the labels of `order` in two operands.
 
     Examples
     --------
@@ -99,22 +101,22 @@ def walk(order: Dims, first: Dims, second: Dims, sizes: Mapping[str, int]) -> Wa
 
 
 def merged(sizes: Sequence[int], first: Sequence[int], second: Sequence[int]) -> Walk:
-    """Leave out dims of size one and make one dim of neighbours where both operands allow it."""
+    """Walk without dims of size one, neighbours made one dim where both operands allow it."""
     dims: list[tuple[int, int, int]] = []
-    for size, one, other in zip(sizes, first, second, strict=True):
+    for size, step, other_step in zip(sizes, first, second, strict=True):
         if size == 1:
             continue
-        if dims and dims[-1][1:] == (size * one, size * other):
+        if dims and dims[-1][1:] == (size * step, size * other_step):
             size *= dims.pop()[0]
-        dims.append((size, one, other))
-    found = dims or [(1, 1, 1)]
+        dims.append((size, step, other_step))
+    merged_dims = dims or [(1, 1, 1)]
     return Walk(
-        sizes=tuple(size for size, _, _ in found),
-        first=tuple(one for _, one, _ in found),
-        second=tuple(other for _, _, other in found),
+        sizes=tuple(size for size, _, _ in merged_dims),
+        first=tuple(step for _, step, _ in merged_dims),
+        second=tuple(other_step for _, _, other_step in merged_dims),
     )
 
 
 def index_type(*counts: int) -> str:
-    """Return the C++ type in which a kernel divides numbers up to these."""
+    """C++ type in which a kernel divides numbers up to these."""
     return "unsigned" if max(counts) < INDEX_32_BITS else "i64"

@@ -33,18 +33,18 @@ from millrace.executor.kernels.dims import Dims
 SOURCE = "sums"
 TABLE_BYTES = 3 * DIMS_MAX * 8
 
-# What keeps every multiprocessor of a large GPU busy (132 of up to 2048 threads: NVIDIA H100
-# data sheet and Hopper tuning guide, 2022), and how few terms are still worth a part.
+# These keep every multiprocessor of a large GPU busy (132 of up to 2048 threads: NVIDIA H100
+# data sheet and Hopper tuning guide, 2022); fewer terms than PART_TERMS are not worth a part.
 THREADS_WANTED = 2**17
 BLOCKS_WANTED = 2**10
 PARTS_MAX = 2**10
-PART_TERMS = 32  # of a thread
-ROW_TERMS = 32  # up to so many terms a thread adds up alone, wherever they lie
+PART_TERMS = 32  # least terms of a thread in a part
+ROW_TERMS = 32  # most terms that a thread adds up alone wherever they lie
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What is added up.
+    """Terms of a sum: of one tensor, or of two.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ class Terms:
 
     @property
     def sum_dtype(self) -> str:
-        """What terms are added up in."""
+        """Dtype that terms are added up in."""
         if "float64" in self.dtypes:
             return "float64"
         return self.dtypes[0] if set(self.dtypes) <= {"int32", "int64"} else "float32"
@@ -78,7 +78,7 @@ class _Pass:
 
     @property
     def is_of_columns(self) -> bool:
-        """True when terms and outputs are the rows and columns of a tensor of many of both."""
+        """True if terms and outputs are the rows and columns of a tensor of many of both."""
         columns, rows = self.kept.count, self.summed.count
         places = (self.kept.first, self.summed.first)
         return min(columns, rows) >= WARP_THREADS and places == ((1,), (columns,))
@@ -90,7 +90,7 @@ class _Pass:
         target: Operand,
         number: int,
     ) -> Launch:
-        """Return the launch, whose tables lie behind `number` others."""
+        """Launch of the pass, whose tables lie behind `number` others."""
         outputs, terms = self.kept.count, self.summed.count
         part = ceil(terms / self.parts)
         if self.by_block:
@@ -122,18 +122,18 @@ class _Pass:
 def sums(
     actor: str, terms: Terms, result: Dims, sizes: Mapping[str, int], number: int, dtype: str
 ) -> Calls:
-    """Return the calls that write the sums of terms over every label that the result lacks.
+    """Calls that write the sums of terms over every label that the result lacks.
 
     Parameters
     ----------
     actor
         Its name, for messages.
     terms
-        What is added up.
+        Terms that are added up.
     result, sizes
         Labels of the output, and the size of every label.
     number, dtype
-        Which output of the actor it is, and its dtype.
+        Number of the output among the actor's, and its dtype.
     """
     first = _first_pass(terms, result, sizes)
     if first.is_of_columns and terms.function == "Single":
@@ -143,7 +143,7 @@ def sums(
         if "int" not in x.dtype + dtype:
             return column_sum(x, ColumnSums(outputs=(output,)), columns=columns)
     outputs, wide = first.kept.count, terms.sum_dtype
-    types = tuple(TYPES[one] for one in terms.dtypes)
+    types = tuple(TYPES[term_dtype] for term_dtype in terms.dtypes)
     last = write(number)
     tables: list[Array] = [first.kept.table(actor), first.summed.table(actor)]
     if first.parts == 1:
@@ -163,13 +163,13 @@ def sums(
 
 
 def _first_pass(terms: Terms, result: Dims, sizes: Mapping[str, int]) -> _Pass:
-    """Choose who adds up the terms, and in how many parts."""
-    one, other = terms.dims
+    """Pass over all terms: it says who adds them up, and in how many parts."""
+    first_dims, second_dims = terms.dims
     largest = max(terms.dims, key=lambda dims: prod(sizes[label] for label in dims))
-    gone = [label for label in (*largest, *one, *other) if label not in result]
-    kept = walk(result, one, other, sizes)
-    summed = walk(tuple(dict.fromkeys(gone)), one, other, sizes)
-    outputs, count = kept.count, summed.count
+    gone = [label for label in (*largest, *first_dims, *second_dims) if label not in result]
+    over_outputs = walk(result, first_dims, second_dims, sizes)
+    over_terms = walk(tuple(dict.fromkeys(gone)), first_dims, second_dims, sizes)
+    outputs, count = over_outputs.count, over_terms.count
     innermost = next((label for label in reversed(largest) if sizes[label] > 1), None)
     by_block = count > ROW_TERMS and (innermost in gone or outputs < WARP_THREADS)
     if by_block:
@@ -177,11 +177,11 @@ def _first_pass(terms: Terms, result: Dims, sizes: Mapping[str, int]) -> _Pass:
     else:
         wanted, least = THREADS_WANTED // max(outputs, 1), PART_TERMS
     parts = max(1, min(wanted, count // least, PARTS_MAX))
-    return _Pass(kept=kept, summed=summed, by_block=by_block, parts=parts)
+    return _Pass(kept=over_outputs, summed=over_terms, by_block=by_block, parts=parts)
 
 
 def _second_pass(outputs: int, parts: int, *, rows: bool) -> _Pass:
-    """Add up the sums of parts; `rows`: those of one part lie side by side, not of one output."""
+    """Pass over sums of parts; `rows`: those of one part lie side by side, not of one output."""
     near, down = (1, outputs) if rows else (parts, 1)
     return _Pass(
         kept=Walk(sizes=(outputs,), first=(near,), second=(near,)),

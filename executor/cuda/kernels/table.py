@@ -48,7 +48,7 @@ CALLS: dict[str, CallsFactory] = {
 
 
 def make_calls(context: KernelContext) -> Calls:
-    """Return the calls of an actor.
+    """Calls of an actor.
 
     Raises
     ------

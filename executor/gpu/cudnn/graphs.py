@@ -9,25 +9,25 @@ from typing import Any
 from millrace.executor.cuda.calls import Attention, AttentionGrad, Convolution, LibraryCall, Strided
 from millrace.executor.gpu.cudnn.limits import DTYPES
 
-DIMS = 4  # of every tensor that the operations take
+DIMS = 4  # dims of every tensor that the operations take
 
 NOTES = ("REDUCED_PRECISION_REDUCTION", "DOWN_CONVERT_INPUTS", "FFT", "WINOGRAD")
 """Kinds of kernels of convolution that compute in less than was asked for, or by a detour."""
 
 
 def graph_of(cudnn: Any, call: LibraryCall, *, deterministic: bool, **where: Any) -> Any:
-    """Return the front end's graph of a call; nothing has been checked or planned.
+    """The front end's graph of a call; nothing has been checked or planned.
 
     Parameters
     ----------
     cudnn
         The front end.
     call
-        What is to be computed; addresses do not matter.
+        The call; addresses do not matter.
     deterministic
         Every sum in one order; of convolutions `deselected_notes` says so.
     where
-        What the graph is told of the device: its `handle`.
+        Device for the graph: its `handle`.
     """
     types = cudnn.data_type
     graph = cudnn.pygraph(
@@ -48,7 +48,7 @@ def graph_of(cudnn: Any, call: LibraryCall, *, deterministic: bool, **where: Any
 
 
 def deselected_notes(cudnn: Any, call: LibraryCall, *, deterministic: bool) -> list[Any]:
-    """Return the kinds of kernels that may not carry out a call.
+    """Kinds of kernels that may not carry out a call.
 
     Attention is told to be deterministic by a flag of its own.
     """
@@ -58,7 +58,7 @@ def deselected_notes(cudnn: Any, call: LibraryCall, *, deterministic: bool) -> l
     if deterministic:
         names.append("NONDETERMINISTIC")
     if call.arithmetic == "fp32":
-        names.append("TENSOR_CORE")  # of float32 these take only the first bits: tf32
+        names.append("TENSOR_CORE")  # these take only the first bits of float32: tf32
     return [getattr(cudnn.numerical_note, name) for name in names]
 
 
@@ -73,7 +73,7 @@ def _attention(cudnn: Any, graph: Any, call: Attention) -> None:
 
 def _attention_grad(cudnn: Any, graph: Any, call: AttentionGrad, deterministic: bool) -> None:
     q, k, v, out, logsumexp, dout = _inputs(cudnn, graph, call, 0, 1, 2, 3, 4, 5)
-    made = graph.sdpa_backward(
+    gradients = graph.sdpa_backward(
         q=q,
         k=k,
         v=v,
@@ -84,18 +84,18 @@ def _attention_grad(cudnn: Any, graph: Any, call: AttentionGrad, deterministic: 
         use_deterministic_algorithm=deterministic,
         **_band(call.forward),
     )
-    for at, one in enumerate(made, 6):
-        _output(cudnn, one, call, at)
+    for place, gradient in enumerate(gradients, 6):
+        _output(cudnn, gradient, call, place)
 
 
 def _band(call: Attention) -> dict[str, int]:
-    """The diagonals that queries see: key j by query i where i - left < j <= i + right."""
-    found = {}
+    """Bounds of the diagonals of queries: i sees key j where i - left < j <= i + right."""
+    bounds = {}
     if call.behind is not None:
-        found["diagonal_band_left_bound"] = call.behind
+        bounds["diagonal_band_left_bound"] = call.behind
     if call.ahead is not None:
-        found["diagonal_band_right_bound"] = call.ahead - 1
-    return found
+        bounds["diagonal_band_right_bound"] = call.ahead - 1
+    return bounds
 
 
 def _convolution(cudnn: Any, graph: Any, call: Convolution) -> None:
@@ -118,38 +118,38 @@ def _convolution(cudnn: Any, graph: Any, call: Convolution) -> None:
 
 
 def post_padding(call: Convolution) -> tuple[int, ...]:
-    """Return the places behind the image that the library is told of.
+    """Places behind the image that the library is told of.
 
-    As many as before it where that makes as many outputs, for which it has more kernels; else
-    those that the last window reaches.
+    They are as many as before it where that makes as many outputs, for which it has more kernels;
+    else those that the last window reaches.
     """
-    found = []
-    for given, made, window, stride, pad, dilation in zip(
+    padding = []
+    for given, outputs, window, stride, pad, dilation in zip(
         call.given, call.made, call.window, call.stride, call.pad, call.dilation, strict=True
     ):
         reach = (window - 1) * dilation + 1
-        alike = (given + 2 * pad - reach) // stride + 1 == made
-        found.append(pad if alike else max(0, (made - 1) * stride + reach - given - pad))
-    return tuple(found)
+        alike = (given + 2 * pad - reach) // stride + 1 == outputs
+        padding.append(pad if alike else max(0, (outputs - 1) * stride + reach - given - pad))
+    return tuple(padding)
 
 
 def _inputs(cudnn: Any, graph: Any, call: LibraryCall, *places: int) -> list[Any]:
     return [
         graph.tensor(
-            dim=_padded(call.sizes[at], 1),
-            stride=_padded(call.tensors[at].strides, 1),
-            data_type=_data_type(cudnn, call.tensors[at]),
-            name=f"tensor {at + 1}",
-            uid=at + 1,
+            dim=_padded(call.sizes[place], 1),
+            stride=_padded(call.tensors[place].strides, 1),
+            data_type=_data_type(cudnn, call.tensors[place]),
+            name=f"tensor {place + 1}",
+            uid=place + 1,
         )
-        for at in places
+        for place in places
     ]
 
 
-def _output(cudnn: Any, tensor: Any, call: LibraryCall, at: int) -> None:
-    tensor.set_output(True).set_uid(at + 1).set_dim(_padded(call.sizes[at], 1)).set_stride(
-        _padded(call.tensors[at].strides, 1)
-    ).set_data_type(_data_type(cudnn, call.tensors[at]))
+def _output(cudnn: Any, tensor: Any, call: LibraryCall, place: int) -> None:
+    tensor.set_output(True).set_uid(place + 1).set_dim(_padded(call.sizes[place], 1)).set_stride(
+        _padded(call.tensors[place].strides, 1)
+    ).set_data_type(_data_type(cudnn, call.tensors[place]))
 
 
 def _padded(values: tuple[int, ...], filling: int) -> list[int]:

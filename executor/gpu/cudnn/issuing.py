@@ -20,7 +20,7 @@ SHARE = 8
 """A call may take one part in so many of the device's memory: 9.9 GiB of an H100's 79, which holds
 the deterministic backward pass of four samples of 32 heads over 4,096 places, 4 GiB, twice over
 (b h t s 2 bytes, cuDNN 9.28)."""
-RESERVE_BYTES = 2**30  # left free for NCCL's buffers, kernels' code and captured steps
+RESERVE_BYTES = 2**30  # bytes left free for NCCL's buffers, kernels' code and captured steps
 
 
 class Planned(Protocol):
@@ -36,7 +36,7 @@ class Library(Protocol):
     """A library of neural networks (`millrace.executor.gpu.cudnn.library.CudnnLibrary`)."""
 
     def plan(self, call: LibraryCall, workspace_bytes: int) -> Any:
-        """Return a plan that takes at most so much scratch; None where there is none."""
+        """Plan that takes at most so much scratch; None where there is none."""
         ...
 
     def run(self, planned: Any, addresses: tuple[int, ...], workspace: int, stream: int) -> None:
@@ -49,16 +49,16 @@ class Library(Protocol):
 
 
 class Memory(Protocol):
-    """What is asked of the device."""
+    """Device memory that scratch is taken from."""
 
     total_bytes: int
 
     def free_bytes(self) -> int:
-        """Return the memory that nobody holds now."""
+        """Bytes of memory that nobody holds now."""
         ...
 
     def allocate(self, size_bytes: int) -> int:
-        """Return the address of device memory, held until the device is closed."""
+        """Address of device memory, held until the device is closed."""
         ...
 
     def free(self, address: int) -> None:
@@ -92,7 +92,7 @@ class LibraryCalls:
         self.workspace_bytes = 0
 
     def supports(self, call: LibraryCall) -> bool:
-        """True where a bound call can be carried out."""
+        """True if a bound call can be carried out."""
         return self._planned(call) is not None
 
     def prepare(self, call: LibraryCall, stream: int) -> None:
@@ -149,7 +149,7 @@ class LibraryCalls:
         self._workspaces.clear()
 
     def _planned(self, call: LibraryCall) -> Planned | None:
-        """The plan of a bound call, made at the first that is alike but for its places."""
+        """Plan of a bound call, made at the first that is alike but for its places."""
         if not self._opened:
             self._library, self._opened = self._open_library(), True
         aligned = all(address_of(tensor.operand) % ALIGNMENT_BYTES == 0 for tensor in call.tensors)

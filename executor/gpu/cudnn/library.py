@@ -18,9 +18,9 @@ class PlannedCall:
     Parameters
     ----------
     graph
-        Of the front end, with a plan.
+        The front end's graph, with a plan.
     description
-        Of the call, in words, for errors.
+        The call in words, for errors.
     workspace_bytes
         Scratch that it takes.
     """
@@ -43,9 +43,9 @@ class CudnnLibrary:
     Attributes
     ----------
     version
-        Of the library: 92600 is 9.26.0.
+        Version of the library: 92600 is 9.26.0.
     refused
-        Why there is no plan, by call without addresses.
+        Reason why there is no plan, by call without addresses.
 
     Raises
     ------
@@ -63,12 +63,12 @@ class CudnnLibrary:
             raise ExecutorError(f"cuDNN finds no device: {error}") from error
 
     def plan(self, call: LibraryCall, workspace_bytes: int) -> PlannedCall | None:
-        """Return a plan for a call, or None where the library has none: `refused` says why.
+        """Plan for a call, or None where the library has none: `refused` says why.
 
         Parameters
         ----------
         call
-            What is to be computed; addresses do not matter.
+            The call; addresses do not matter.
         workspace_bytes
             Scratch that it may use.
         """
@@ -105,9 +105,9 @@ class CudnnLibrary:
         Parameters
         ----------
         planned
-            What `plan` returned.
+            The call as `plan` returned it.
         addresses
-            Of the call's `tensors`.
+            Addresses of the call's `tensors`.
         workspace
             Address of the scratch that it takes.
         stream

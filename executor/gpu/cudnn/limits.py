@@ -1,4 +1,4 @@
-"""What cuDNN is not asked for, though some version of it would take it: known faults, and ours."""
+"""Limits of the calls that cuDNN is given, narrower than its own: known faults, and ours."""
 
 from millrace.executor.cuda.calls import Attention, AttentionGrad, LibraryCall
 
@@ -11,14 +11,14 @@ SEQUENCE_MULTIPLE = 128
 """Places of a tile. Where the last one is not full, gradients have been NaN on Hopper when a row's
 logsumexp is far below zero: keys (pytorch issue 196678, 2026), queries (NVIDIA/cudnn-frontend issue
 1072, 2026-09)."""
-HEAD_DIM_MAX, HEAD_DIM_MULTIPLE = 256, 8  # of Hopper; the library knows the less of other devices
-ALIGNMENT_BYTES = 16  # what the library takes for granted of every address
+HEAD_DIM_MAX, HEAD_DIM_MULTIPLE = 256, 8  # Hopper's; the library knows the lower ones of others
+ALIGNMENT_BYTES = 16  # alignment that the library takes for granted of every address
 DTYPES = {"bfloat16": "BFLOAT16", "float16": "HALF", "float32": "FLOAT"}
 """Names of the library's data types."""
 
 
 def version_in_words(version: int) -> str:
-    """Return a version as people write it.
+    """A version as people write it.
 
     Examples
     --------
@@ -29,14 +29,14 @@ def version_in_words(version: int) -> str:
 
 
 def refusal(call: LibraryCall, version: int) -> str | None:
-    """Return why the library is not asked for a call, None where it is.
+    """Reason why the library is not asked for a call, None where it is.
 
     Parameters
     ----------
     call
         Addresses do not matter.
     version
-        Of the library.
+        Version of the library.
     """
     if any(tensor.dtype not in DTYPES for tensor in call.tensors):
         return "a dtype that it is not asked for"
@@ -59,7 +59,7 @@ def _attention_refusal(call: Attention, version: int) -> str | None:
 
 
 def _in_order(sizes: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether strides are those of memory in the order of the dims, without gaps."""
+    """True if strides are those of memory in the order of the dims, without gaps."""
     expected = 1
     for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
         if size > 1 and stride != expected:

@@ -15,7 +15,7 @@ CHOICES = ("auto", "on", "off")
 def cudnn_library(
     environment: Mapping[str, str] = os.environ, *, deterministic: bool = False
 ) -> CudnnLibrary | None:
-    """Return cuDNN on the device that is current, or None where it is not to be used.
+    """The library cuDNN on the current device, or None where it is not to be used.
 
     The setting `MILLRACE_CUDNN` is `auto` (where it is installed; the default), `on` (it must be
     there) or `off`. `deterministic` as of `CudnnLibrary`.
@@ -39,10 +39,14 @@ def cudnn_library(
 
 
 def _module() -> object:
-    """Import the front end, which finds the library itself."""
+    """The front end, which finds the library itself."""
     try:
         import cudnn
-    except (ImportError, OSError, AssertionError) as error:  # it loads the library, if it finds one
+    except (
+        ImportError,
+        OSError,
+        AssertionError,
+    ) as error:  # The import loads the library, if it finds one.
         raise ExecutorError(
             f"cuDNN's front end cannot be imported ({error}): {INSTALL}, or "
             f"pip install nvidia-cudnn-frontend"

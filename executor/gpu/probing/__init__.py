@@ -1,4 +1,4 @@
-"""What `millrace profile --device gpu` runs: kernels, copies and collectives, timed on a GPU.
+"""Measurements of `millrace profile --device gpu`: kernels, copies and collectives on a GPU.
 
 In comes a device; out comes what `millrace profile` writes. `arena.py` gives the kernels of
 `millrace.executor.probes.cases` their memory, `stopwatch.py` times calls as captured graphs,

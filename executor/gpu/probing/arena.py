@@ -22,7 +22,7 @@ from millrace.planner.collectives import LOCAL_BOXING
 
 ALIGNMENT_BYTES = 256
 COPIES_MAX = 32  # what is so small that these fit into a cache lies there in training too
-STAGED_BYTES = 4  # of a staged sample: float32 or int32
+STAGED_BYTES = 4  # bytes of a staged element: float32 or int32
 
 
 class Made(NamedTuple):
@@ -33,11 +33,11 @@ class Made(NamedTuple):
 
     @property
     def operands(self) -> tuple[Shard, ...]:
-        """What every copy holds: inputs, outputs, and state in the shape of the output."""
+        """Shards that every copy holds: inputs, outputs, and state in the shape of the output."""
         context = self.case.context
         kind = context.kind
-        kept = 0 if kind in LOCAL_BOXING else len(state_of(kind, context.attributes))
-        return (*context.inputs, *context.outputs, *context.outputs[:1] * kept)
+        states = 0 if kind in LOCAL_BOXING else len(state_of(kind, context.attributes))
+        return (*context.inputs, *context.outputs, *context.outputs[:1] * states)
 
     @property
     def copy_bytes(self) -> int:
@@ -58,7 +58,7 @@ class Made(NamedTuple):
 
 
 def made(case: Case) -> Made:
-    """Return a case with its calls."""
+    """A case with its calls."""
     return Made(case, make_calls(case.context))
 
 
@@ -68,9 +68,9 @@ class CaseArena:
     Parameters
     ----------
     device
-        Where it is allocated.
+        The device that it is allocated on.
     size_bytes
-        How much; `arena_bytes` says what some cases need.
+        Size of the arena; `arena_bytes` says what some cases need.
     """
 
     def __init__(self, device: Device, size_bytes: int) -> None:
@@ -81,27 +81,27 @@ class CaseArena:
         device.to_device(self._control, np.frombuffer(control_bytes(0, "fp32"), np.uint8))
         self._noise: dict[str, tuple[int, int]] = {}
 
-    def place(self, one: Made) -> list[tuple[Call, ...]]:
+    def place(self, timed_case: Made) -> list[tuple[Call, ...]]:
         """Fill the arena for a case and return the bound calls of each of its copies."""
-        copies = (self.size_bytes - one.shared_bytes) // max(one.copy_bytes, 1)
-        copies = max(1, min(copies, COPIES_MAX, CACHE_BYTES // max(one.copy_bytes, 1)))
+        copies = (self.size_bytes - timed_case.shared_bytes) // max(timed_case.copy_bytes, 1)
+        copies = max(1, min(copies, COPIES_MAX, CACHE_BYTES // max(timed_case.copy_bytes, 1)))
         tables, end = [], self.base
-        for table in one.calls.tables:
+        for table in timed_case.calls.tables:
             tables.append(end)
             self._device.to_device(end, np.ascontiguousarray(table))
             end += _aligned(table.nbytes)
         workspace = end
-        stage = workspace + _aligned(one.calls.workspace_bytes)
-        begin = stage + 2 * one.half_bytes
-        self._spread(stage, 2 * one.half_bytes, "int32")
+        stage = workspace + _aligned(timed_case.calls.workspace_bytes)
+        begin = stage + 2 * timed_case.half_bytes
+        self._spread(stage, 2 * timed_case.half_bytes, "int32")
         calls = []
         for copy in range(copies):
-            places = self._copied(one, begin + copy * one.copy_bytes)
+            places = self._copied(timed_case, begin + copy * timed_case.copy_bytes)
             bases: dict[str, Sequence[int]] = {
                 **places,
                 "table": tables,
                 "workspace": (workspace,),
-                "stage": (stage, stage + one.half_bytes),
+                "stage": (stage, stage + timed_case.half_bytes),
                 "control": (self._control,),
             }
 
@@ -109,22 +109,22 @@ class CaseArena:
                 base = bases[operand.role][operand.number]
                 return Operand(ADDRESS, 0, base + operand.offset_bytes)
 
-            calls.append(tuple(bound(call, place) for call in one.calls.of(0)))
+            calls.append(tuple(bound(call, place) for call in timed_case.calls.of(0)))
         self._wait()
         return calls
 
-    def _copied(self, one: Made, begin: int) -> dict[str, Sequence[int]]:
+    def _copied(self, timed_case: Made, begin: int) -> dict[str, Sequence[int]]:
         """Fill one copy of the operands; return where each lies, by role."""
         places = []
-        for at, shard in enumerate(one.operands):
+        for number, shard in enumerate(timed_case.operands):
             size_bytes = shard.size * shard.itemsize
-            if at in one.case.ids:
-                self._device.to_device(begin, one.case.numbers(at))
+            if number in timed_case.case.ids:
+                self._device.to_device(begin, timed_case.case.numbers(number))
             else:
                 self._spread(begin, size_bytes, shard.dtype)
             places.append(begin)
             begin += _aligned(size_bytes)
-        context = one.case.context
+        context = timed_case.case.context
         reads, writes = len(context.inputs), len(context.outputs)
         return {
             "read": places[:reads],
@@ -145,7 +145,7 @@ class CaseArena:
             done += more
 
     def _noise_of(self, dtype: str) -> tuple[int, int]:
-        """Where numbers of a dtype lie that operands are filled from, and their bytes."""
+        """Address of numbers of a dtype that operands are filled from, and their bytes."""
         if dtype not in self._noise:
             content = noise(dtype, NOISE_ELEMENTS)
             address = self._device.allocate(content.nbytes)
@@ -159,11 +159,12 @@ class CaseArena:
 
 
 def arena_bytes(cases: Sequence[Made]) -> int:
-    """Return what the largest of some cases needs, and all of them to miss a cache."""
+    """Bytes that the largest of some cases needs, and all of them to miss a cache."""
     return max(
-        one.shared_bytes
-        + one.copy_bytes * max(1, min(COPIES_MAX, CACHE_BYTES // max(one.copy_bytes, 1)))
-        for one in cases
+        timed_case.shared_bytes
+        + timed_case.copy_bytes
+        * max(1, min(COPIES_MAX, CACHE_BYTES // max(timed_case.copy_bytes, 1)))
+        for timed_case in cases
     )
 
 

@@ -27,7 +27,7 @@ def cached_gpu_profile(
     progress: Callable[[str], None] | None = None,
     missed: Callable[[str], None] | None = None,
 ) -> Device:
-    """Return the profile of `ranks` GPUs of this machine, measured once and then kept.
+    """Profile of `ranks` GPUs of this machine, measured once and then kept.
 
     It lies beside those of `millrace.executor.measure.cached_profile` and is measured anew when the
     GPU, its driver, CuPy or the way of measuring change.
@@ -37,11 +37,11 @@ def cached_gpu_profile(
     ranks
         Number of GPUs; all are measured at once, each in a process of its own.
     needed_by
-        What asks for them, for the refusal.
+        Option that asks for them, for the refusal.
     refresh
         Measure them in any case.
     seconds
-        When no further kernel is begun, products tuned in this time included; compiling them the
+        Time after which no further kernel is begun, tuning included; compiling them the
         first time, copies and collectives come on top. None: all are timed, for a minute and half
         a minute of tuning.
     progress
@@ -78,20 +78,20 @@ def _measured(
         order = GpuOrder(seconds=timed_s, limit_s=seconds)
         (folder / "order.json").write_bytes(msgspec.json.encode(order))
         run_ranks("millrace.executor.gpu.probing.worker", ranks, folder)
-        found = [
+        timings = [
             msgspec.json.decode((folder / f"timings.{rank}.json").read_bytes(), type=GpuTimings)
             for rank in range(ranks)
         ]
-    if left := not_reached(found):
+    if left := not_reached(timings):
         left = f"in {seconds:g} s {left}"
         source += f"; {left}"
         if missed is not None:
             missed(left)
-    return measured_device(found, source)
+    return measured_device(timings, source)
 
 
 def profile_key(ranks: int, needed_by: str) -> str:
-    """Return all that a profile of so many GPUs of this machine holds for."""
+    """All that a profile of so many GPUs of this machine holds for."""
     parts = {
         "form": FORM,
         "host": platform.node(),

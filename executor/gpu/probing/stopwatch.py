@@ -9,13 +9,13 @@ import numpy as np
 from millrace.executor.cuda.calls import Call, Launch, Operand, elementwise
 from millrace.executor.gpu.device import ADDRESS, Device
 
-CALLS_MAX = 512  # of a graph: enough for the shortest, whose capture still takes milliseconds
-ROUNDS = 5  # replays that are timed, of which the median counts
+CALLS_MAX = 512  # calls of a graph: enough for the shortest, whose capture still takes milliseconds
+ROUNDS = 5  # replays that are timed; their median counts
 IDLE_FUNCTION = ("movement", "fill<float>")
 
 
 def idle_launch(address: int) -> Launch:
-    """Return a launch that does nothing: it fills no elements."""
+    """Launch that does nothing: it fills no elements."""
     return elementwise(*IDLE_FUNCTION, 0, Operand(ADDRESS, 0, address), np.float64(0))
 
 
@@ -32,31 +32,33 @@ class Stopwatch:
     Attributes
     ----------
     launch_ns
-        What a kernel that does nothing adds to a captured graph.
+        Time that a kernel that does nothing adds to a captured graph.
     """
 
     def __init__(self, device: Device, scratch: int) -> None:
         self._device = device
         self.stream = device.stream()
         self._start, self._end = device.event(timed=True), device.event(timed=True)
-        self._graph_ns = 0  # what a replay takes beside its calls
+        self._graph_ns = 0  # time of a replay beside its calls
         idle = ((idle_launch(scratch),),)
         self._issue(idle[0])  # code is sent to the device at its first launch
         # The device is busy with this while the host issues what is timed.
         self._cover = self._captured(idle, CALLS_MAX)
-        one, many = (self._replayed_ns(each) for each in (self._captured(idle, 1), self._cover))
-        self.launch_ns = max(1, round((many - one) / (CALLS_MAX - 1)))
-        self._graph_ns = max(0, one - self.launch_ns)
+        single_ns, many_ns = (
+            self._replayed_ns(each) for each in (self._captured(idle, 1), self._cover)
+        )
+        self.launch_ns = max(1, round((many_ns - single_ns) / (CALLS_MAX - 1)))
+        self._graph_ns = max(0, single_ns - self.launch_ns)
 
     def calls_ns(self, copies: Sequence[tuple[Call, ...]], patience_ns: int) -> int:
-        """Return the time of one firing of calls that take copies of their operands in turn.
+        """Nanoseconds of one firing of calls that take copies of their operands in turn.
 
         Parameters
         ----------
         copies
             The bound calls of a firing, for each copy.
         patience_ns
-            About how long to repeat them; they are timed at least once.
+            Time, about, for which they are repeated; they are timed at least once.
         """
         for calls in copies:
             for call in calls:
@@ -68,7 +70,7 @@ class Stopwatch:
         return max(1, round(self._replayed_ns(self._captured(copies, count), patience_ns) / count))
 
     def issued_ns(self, issue: Callable[[], None], count: int) -> int:
-        """Return the time of one of `count` times what is issued, captured and replayed.
+        """Nanoseconds of one of `count` times what is issued, captured and replayed.
 
         The number of replays is fixed too: ranks that meet in it make as many.
         """
@@ -77,7 +79,7 @@ class Stopwatch:
         return max(1, round(self._replayed_ns(graph) / count))
 
     def _captured(self, copies: Sequence[tuple[Call, ...]], count: int) -> Any:
-        """Capture `count` firings."""
+        """Graph of `count` firings."""
         turns = iter(range(count))
         return self._graph(lambda: self._issue(copies[next(turns) % len(copies)]), count)
 
@@ -91,7 +93,7 @@ class Stopwatch:
         return graph
 
     def _replayed_ns(self, graph: Any, patience_ns: int | None = None) -> int:
-        """Return the median time of a replay, of at most `ROUNDS`; the first is not counted."""
+        """Median nanoseconds of a replay, of at most `ROUNDS`; the first is not counted."""
         durations: list[int] = []
         spent_ns = self._between_ns(lambda: self._device.replay(graph, self.stream))
         while len(durations) < ROUNDS:
@@ -102,7 +104,7 @@ class Stopwatch:
         return max(1, round(median(durations)) - self._graph_ns)
 
     def _between_ns(self, work: Callable[[], None]) -> int:
-        """Return the time between an event before and one after some work."""
+        """Nanoseconds between an event before and one after some work."""
         self._device.replay(self._cover, self.stream)
         self._device.record(self._start, self.stream)
         work()

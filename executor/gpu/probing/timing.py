@@ -35,16 +35,16 @@ from millrace.planner.cluster import Device as MeasuredDevice
 from millrace.planner.costs import ATTENTION
 
 ARENA_BYTES_MIN = 2**20
-FREE_SHARE = 0.9  # of what is free: libraries take their own
+FREE_SHARE = 0.9  # share of free memory that is used: libraries take their own
 HOST_TABLE = "host/1"
-PRECISIONS = ("bf16", "", "fp32", "fp16", "tf32")  # of tables, those of most runs first
+PRECISIONS = ("bf16", "", "fp32", "fp16", "tf32")  # precisions of tables, most runs' first
 LATER = 2  # how much later fewer models' layers come: after what is of all models in float32
 LAYER_KINDS = frozenset(probe.kind for probe in LAYERS)
-SHOWN = 8  # names of tables that are told
+SHOWN = 8  # most names of tables that are told
 
 
 class Meetings(NamedTuple):
-    """What a rank needs to time collectives; `together` waits for all ranks."""
+    """Groups and communicator to time a rank's collectives; `together` waits for all ranks."""
 
     rank: int
     kinds: dict[Group, set[str]]
@@ -53,7 +53,7 @@ class Meetings(NamedTuple):
 
 
 class GpuTimings(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank found on its GPU."""
+    """Timings of one rank on its GPU."""
 
     name: str
     memory_bytes: int
@@ -83,13 +83,13 @@ def time_gpu(
     device, multiprocessors
         The GPU, and how many it has; 0: not known.
     seconds
-        About how long kernels may be timed; compiling them the first time comes on top.
+        Time, about, for which kernels are timed; compiling them the first time comes on top.
     scales, precisions
         Sizes of the kernels, and in which of fp32, tf32, bf16 and fp16.
     meetings
-        What collectives are timed with; None: they are not.
+        Groups that collectives are timed with; None: they are not.
     limit_s, clock
-        When no further kernel is begun, in seconds of the clock from the first; None: all are
+        Seconds of the clock from the first kernel after which none is begun; None: all are
         timed. What matters most comes first (`by_weight`), what was not reached is priced by rates.
 
     Raises
@@ -98,7 +98,7 @@ def time_gpu(
         A kernel does not compile or fails, or the GPU has not enough free memory for any.
     """
     everything = [made(case) for precision in precisions for case in cases(scales, precision)]
-    device.load(_functions(call for one in everything for call in one.calls.of(0)))
+    device.load(_functions(call for timed_case in everything for call in timed_case.calls.of(0)))
     room = round(device.free_bytes() * FREE_SHARE)
     fitting = _fitting(everything, room, device)
     least = ARENA_BYTES_MIN if meetings is None else 2 * MESSAGE_BYTES[-1]
@@ -106,12 +106,12 @@ def time_gpu(
     watch = Stopwatch(device, arena.base)
     patience_ns = round(seconds / len(everything) * 1e9)
     kernels: Points = {}
-    waiting = deque(sorted(fitting, key=lambda one: by_weight(one.case)))
+    waiting = deque(sorted(fitting, key=lambda timed_case: by_weight(timed_case.case)))
     begun_s = clock()
     while waiting and (not kernels or limit_s is None or clock() - begun_s < limit_s):
-        one = waiting.popleft()
-        duration_ns = watch.calls_ns(arena.place(one), patience_ns)
-        kernels.setdefault(one.case.table, []).append((one.case.work, duration_ns))
+        timed_case = waiting.popleft()
+        duration_ns = watch.calls_ns(arena.place(timed_case), patience_ns)
+        kernels.setdefault(timed_case.case.table, []).append((timed_case.case.work, duration_ns))
     together = _alone if meetings is None else meetings.together
     together()  # ranks copy at once, as in a run
     bandwidth = copy_bytes_per_s(watch, arena.base, arena.size_bytes, patience_ns)
@@ -130,23 +130,27 @@ def time_gpu(
         memory_bandwidth_bytes_per_s=bandwidth,
         kernels=kernels,
         collectives=collectives,
-        missed=tuple(one.case.table for one in waiting),
+        missed=tuple(timed_case.case.table for timed_case in waiting),
     )
 
 
 def _fitting(everything: Sequence[Made], room: int, device: Device) -> list[Made]:
-    """Those of the cases for which there is room; raises an ExecutorError where it is for none."""
-    found = [one for one in everything if one.shared_bytes + one.copy_bytes <= room]
-    if not found:
+    """Cases for which there is room; raises an ExecutorError where it is for none."""
+    fitting = [
+        timed_case
+        for timed_case in everything
+        if timed_case.shared_bytes + timed_case.copy_bytes <= room
+    ]
+    if not fitting:
         raise ExecutorError(
             f"{device.name} has {device.free_bytes() / 2**30:.2f} GiB free, which no kernel fits "
             f"that is to be timed: end what else runs on it"
         )
-    return found
+    return fitting
 
 
 def by_weight(case: Case) -> tuple[int, bool]:
-    """Order of cases in which those that most of a step's time goes to come first.
+    """Sort key by which the cases that most of a step's time goes to come first.
 
     Products of every precision come before all else: peaks are read from them.
     """
@@ -157,15 +161,15 @@ def by_weight(case: Case) -> tuple[int, bool]:
     return precision + LATER * (kind in LAYER_KINDS), kind not in ATTENTION
 
 
-def not_reached(found: Sequence[GpuTimings]) -> str:
-    """Return which cases no rank has reached within the limit, in words; empty where all were.
+def not_reached(timings: Sequence[GpuTimings]) -> str:
+    """Cases that no rank has reached within the limit, in words; empty where all were.
 
     Examples
     --------
     >>> not_reached([])
     ''
     """
-    if not (missed := _missed(found)):
+    if not (missed := _missed(timings)):
         return ""
     kinds = [name for name in missed if not _is_of_products(name)]
     shown = ", ".join(kinds[:SHOWN]) + (f" and {len(kinds) - SHOWN} more" * (len(kinds) > SHOWN))
@@ -173,17 +177,21 @@ def not_reached(found: Sequence[GpuTimings]) -> str:
     return f"{missed.total()} kernels were not reached{priced}"
 
 
-def _missed(found: Sequence[GpuTimings]) -> Counter[str]:
+def _missed(timings: Sequence[GpuTimings]) -> Counter[str]:
     """Cases that no rank has reached, by table."""
-    return reduce(and_, (Counter(one.missed) for one in found)) if found else Counter()
+    return (
+        reduce(and_, (Counter(rank_timings.missed) for rank_timings in timings))
+        if timings
+        else Counter()
+    )
 
 
 def _is_of_products(table: str) -> bool:
     return table.startswith(f"{MULTIPLIED[0]}@")
 
 
-def measured_device(found: Sequence[GpuTimings], source: str) -> MeasuredDevice:
-    """Return the device that all ranks' GPUs are taken for.
+def measured_device(timings: Sequence[GpuTimings], source: str) -> MeasuredDevice:
+    """Device that all ranks' GPUs are taken for.
 
     A kind of which a case was not reached has no table, for a few small cases say nothing of large
     ones; products keep what they have, since peaks are read from it.
@@ -193,26 +201,26 @@ def measured_device(found: Sequence[GpuTimings], source: str) -> MeasuredDevice:
     ExecutorError
         The GPUs are of different kinds.
     """
-    first = found[0]
-    if names := {timings.name for timings in found} - {first.name}:
+    first = timings[0]
+    if names := {rank_timings.name for rank_timings in timings} - {first.name}:
         raise ExecutorError(
             f"the GPUs of this machine differ ({first.name}, {', '.join(sorted(names))}), and one "
             f"profile is of one kind: list those of one kind in CUDA_VISIBLE_DEVICES"
         )
-    cut_off = {name for name in _missed(found) if not _is_of_products(name)}
-    measured = merged([timings.kernels for timings in found])
+    cut_off = {name for name in _missed(timings) if not _is_of_products(name)}
+    measured = merged([rank_timings.kernels for rank_timings in timings])
     kernels = {name: points for name, points in measured.items() if name not in cut_off}
     return MeasuredDevice(
         name=first.name,
-        memory_bytes=min(timings.memory_bytes for timings in found),
+        memory_bytes=min(rank_timings.memory_bytes for rank_timings in timings),
         flops_per_s=_peaks(kernels),
-        memory_bandwidth_bytes_per_s=fmean(t.memory_bandwidth_bytes_per_s for t in found),
+        memory_bandwidth_bytes_per_s=fmean(t.memory_bandwidth_bytes_per_s for t in timings),
         matmul_efficiency=1.0,
         memory_efficiency=1.0,
-        launch_ns=round(fmean(timings.launch_ns for timings in found)),
+        launch_ns=round(fmean(rank_timings.launch_ns for rank_timings in timings)),
         source=source,
         kernels=kernels,
-        collectives=merged([timings.collectives for timings in found]),
+        collectives=merged([rank_timings.collectives for rank_timings in timings]),
         multiprocessors=first.multiprocessors,
     )
 
@@ -231,10 +239,10 @@ def _alone() -> None:
 
 
 def _functions(calls: Iterable[Call]) -> dict[str, set[str]]:
-    """Every function that may be launched, by source."""
+    """Functions that may be launched, by source."""
     source, name = IDLE_FUNCTION
-    found: dict[str, set[str]] = {source: {name}}
+    functions_by_source: dict[str, set[str]] = {source: {name}}
     for call in leaves(*calls):
         if isinstance(call, Launch):
-            found.setdefault(call.source, set()).add(call.function)
-    return found
+            functions_by_source.setdefault(call.source, set()).add(call.function)
+    return functions_by_source

@@ -19,7 +19,7 @@ LANE, LANE_BACK = "profile", "profile back"
 
 
 def copy_bytes_per_s(watch: Stopwatch, arena: int, size_bytes: int, patience_ns: int) -> float:
-    """Return the bytes read and written per second by a copy within the device's memory."""
+    """Bytes read and written per second by a copy within the device's memory."""
     half = min(size_bytes // 2, COPY_BYTES_MAX) // 256 * 256
     copy = Copy(Operand(ADDRESS, 0, arena), Operand(ADDRESS, 0, arena + half), half)
     return 2 * half / watch.calls_ns(((copy,),), patience_ns) * 1e9
@@ -28,7 +28,7 @@ def copy_bytes_per_s(watch: Stopwatch, arena: int, size_bytes: int, patience_ns:
 def host_points(
     device: Device, watch: Stopwatch, arena: int, size_bytes: int, patience_ns: int
 ) -> list[tuple[int, int]]:
-    """Return (bytes, duration) of copies from and to pinned memory, of the slower way."""
+    """Points (bytes, nanoseconds) of copies from and to pinned memory, of the slower way."""
     sizes = [size for size in HOST_BYTES if size <= size_bytes]
     pinned, _ = device.allocate_host(sizes[-1])
     there, here = Operand(ADDRESS, 0, pinned), Operand(ADDRESS, 0, arena)
@@ -45,19 +45,19 @@ def host_points(
 
 
 def groups_of(rank: int, ranks: int) -> dict[Group, set[str]]:
-    """Return the groups that a rank meets in to be timed, and what is timed there.
+    """Groups that a rank meets in to be timed, and the kinds that are timed there.
 
-    Of every size that a mesh of so many ranks can have; the first two ranks also send to each
-    other.
+    They are of every size that a mesh of so many ranks can have; the first two ranks also send to
+    each other.
     """
-    found: dict[Group, set[str]] = {}
+    kinds_by_group: dict[Group, set[str]] = {}
     for size in group_sizes(ranks):
         first = rank // size * size
-        found[Group(tuple(range(first, first + size)), LANE)] = set(BOXING)
+        kinds_by_group[Group(tuple(range(first, first + size)), LANE)] = set(BOXING)
     if rank < 2 <= ranks:
         for group in (Group((0, 1), LANE_BACK), Group((1, 0), LANE_BACK)):
-            found[group] = {"send" if group.members[0] == rank else "recv"}
-    return found
+            kinds_by_group[group] = {"send" if group.members[0] == rank else "recv"}
+    return kinds_by_group
 
 
 def collective_points(
@@ -75,7 +75,7 @@ def collective_points(
     rank
         This rank.
     kinds
-        What `groups_of` returns of it.
+        Kinds by group, as `groups_of` returns them of it.
     communicator
         Carries them out; warmed up.
     watch
@@ -99,13 +99,13 @@ def collective_points(
 
     # From the smallest on every rank: one order of groups, in which no two of them hang.
     for group in sorted(
-        (one for one in kinds if one.lane == LANE), key=lambda one: len(one.members)
+        (group for group in kinds if group.lane == LANE), key=lambda group: len(group.members)
     ):
         size = len(group.members)
         for kind in BOXING:
             for size_bytes in MESSAGE_BYTES:
-                whole = size_bytes // ITEM_BYTES[DTYPE]
-                elements = whole if kind == "all_reduce" else whole // size
+                message_elements = size_bytes // ITEM_BYTES[DTYPE]
+                elements = message_elements if kind == "all_reduce" else message_elements // size
                 call = Collective(kind, send, recv, elements, DTYPE)
                 taken_ns = timed(((call, group),), size_bytes)
                 points.setdefault(f"{kind}/{size}", []).append((size_bytes, taken_ns))

@@ -1,4 +1,4 @@
-"""What each rank does for `millrace profile --device gpu`: times the GPU of its number.
+"""Process of each rank of `millrace profile --device gpu`: times the GPU of its number.
 
 `python -m mpi4py -m millrace.executor.gpu.probing.worker FOLDER`
 """
@@ -27,12 +27,12 @@ from millrace.executor.measure import cache_folder
 from millrace.executor.transport.mpi import World, join_world
 from millrace.executor.worker import be_rank, give_up
 
-TUNING_SHARE = 0.5  # of the time for kernels, on top of it
-LANES = 2  # NCCL gets as many channels as in a run with collectives on so many
+TUNING_SHARE = 0.5  # share of the time for kernels, on top of it
+LANES = 2  # NCCL gets as many channels as in a run with collectives on so many lanes
 
 
 class GpuOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """What the parent asks for."""
+    """Order of the parent process to its ranks."""
 
     seconds: float
     limit_s: float | None
@@ -44,8 +44,8 @@ def main(arguments: Sequence[str]) -> None:
     def life(folder: Path) -> None:
         order = msgspec.json.decode((folder / "order.json").read_bytes(), type=GpuOrder)
         world = join_world()
-        found = _timed(world, order, folder)
-        (folder / f"timings.{world.rank}.json").write_bytes(msgspec.json.encode(found))
+        timings = _timed(world, order, folder)
+        (folder / f"timings.{world.rank}.json").write_bytes(msgspec.json.encode(timings))
         world.barrier()
 
     be_rank(arguments, life)
@@ -65,7 +65,7 @@ def _timed(world: World, order: GpuOrder, folder: Path) -> GpuTimings:
         communicator = _communicator(world, device, failed)
         kinds = groups_of(world.rank, world.size)
         meetings = Meetings(world.rank, kinds, communicator, world.barrier)
-    found = time_gpu(
+    timings = time_gpu(
         device,
         multiprocessors=device.multiprocessors,
         seconds=order.seconds,
@@ -78,7 +78,7 @@ def _timed(world: World, order: GpuOrder, folder: Path) -> GpuTimings:
     if communicator is not None:
         communicator.close()
     device.close()
-    return found
+    return timings
 
 
 def _communicator(
@@ -88,12 +88,12 @@ def _communicator(
     kinds = groups_of(world.rank, world.size)
     set_environment(world, LANES, device.multiprocessors)
     ids = exchange_ids(world, kinds)
-    made = NcclCommunicator(world.rank, ids, use_device=device.use, failed=failed)
+    communicator = NcclCommunicator(world.rank, ids, use_device=device.use, failed=failed)
     stream, event = device.stream(), device.event()
-    made.warm_up(kinds, device.allocate(warm_up_bytes(kinds)), stream)
+    communicator.warm_up(kinds, device.allocate(warm_up_bytes(kinds)), stream)
     device.record(event, stream)
     device.synchronize(event)
-    return made
+    return communicator
 
 
 if __name__ == "__main__":

@@ -124,7 +124,7 @@ def check(status: int, function: str, description: str = "") -> None:
 
 
 def create(library: ctypes.CDLL, kind: str, *arguments: int) -> ctypes.c_void_p:
-    """Return a new handle of the library: a descriptor, a layout or a preference."""
+    """New handle of the library: a descriptor, a layout or a preference."""
     handle = ctypes.c_void_p()
     status = getattr(library, f"{kind}Create")(ctypes.byref(handle), *arguments)
     check(status, f"{kind}Create")
@@ -151,27 +151,27 @@ def open_library(files: Sequence[str] = FILES) -> ctypes.CDLL:
     """
     loaded = os.RTLD_NOW | os.RTLD_NOLOAD
     # A name without a folder is looked up where the dynamic linker looks.
-    found = _first([(name, loaded) for name in files])
-    found = found or _first(
+    library = _first([(name, loaded) for name in files])
+    library = library or _first(
         [(name, os.RTLD_NOW) for name in (*files, *candidates(sys.path, files))]
     )
-    if found is None:
+    if library is None:
         raise ExecutorError(
             f"found no {' or '.join(files)}: not on the dynamic linker's paths, not in "
             f"{' or '.join(WHEEL_FOLDERS)} of site-packages, not in /usr/local/cuda*/lib64; "
             f"`pip install nvidia-cublas` (CUDA 13) or `nvidia-cublas-cu12`"
         )
     for name, parameters in FUNCTIONS.items():
-        function = getattr(found, name)
+        function = getattr(library, name)
         function.argtypes, function.restype = parameters, ctypes.c_int
-    found.cublasLtGetVersion.argtypes, found.cublasLtGetVersion.restype = (), _SIZE
-    return found
+    library.cublasLtGetVersion.argtypes, library.cublasLtGetVersion.restype = (), _SIZE
+    return library
 
 
 def candidates(
     site_packages: Sequence[str], files: Sequence[str] = FILES, root: Path = Path("/usr/local")
 ) -> tuple[str, ...]:
-    """Return those of `files` that lie in wheels, then in toolkits, the newest first."""
+    """Those of `files` that lie in wheels, then in toolkits, the newest first."""
     wheels = [Path(site, folder) for site in site_packages for folder in WHEEL_FOLDERS]
     toolkits = sorted(root.glob("cuda*/lib64"), reverse=True)
     paths = [folder / name for folder in (*wheels, *toolkits) for name in files]
@@ -179,7 +179,7 @@ def candidates(
 
 
 def _first(names: Sequence[tuple[str, int]]) -> ctypes.CDLL | None:
-    """The first of some libraries that opens."""
+    """First of some libraries that opens."""
     for name, mode in names:
         try:
             return ctypes.CDLL(name, mode=mode)

@@ -27,9 +27,9 @@ class ProductLayout(NamedTuple):
     swapped
         A is the product's b, and B its a.
     transpose_a, transpose_b
-        Whether op transposes what is stored.
+        True if op transposes what is stored.
     c, aux
-        Those of an epilogue; None where it has none. They are stored as D is.
+        Matrices of an epilogue, stored as D is; None where it has none.
     """
 
     swapped: bool
@@ -47,17 +47,17 @@ class ProductLayout(NamedTuple):
 
 
 def layout_of(product: Product) -> ProductLayout:
-    """Return what a column-major library is told to compute a product.
+    """Layout that a column-major library is told, to compute a product.
 
     Examples
     --------
     >>> from millrace.executor.cuda.calls import Matrices, read, write
     >>> x, w, y = read(0), read(1), write(0)
     >>> stored = [Matrices(x, "float32", 8, 1, 0), Matrices(w, "float32", 5, 1, 0)]
-    >>> found = layout_of(
+    >>> layout = layout_of(
     ...     Product(*stored, Matrices(y, "float32", 5, 1, 0), 3, 5, 8, 1, "fp32")
     ... )
-    >>> found.swapped, found.transpose_a, found.transpose_b, (found.m, found.n, found.k)
+    >>> layout.swapped, layout.transpose_a, layout.transpose_b, (layout.m, layout.n, layout.k)
     (True, False, False, (5, 3, 8))
     """
     a, a_by_rows = _stored(product.a, product.m, product.k)
@@ -83,23 +83,25 @@ def layout_of(product: Product) -> ProductLayout:
     )
 
 
-def _beside(found: Matrices | None, product: Product) -> ColumnMajor | None:
+def _beside(matrices: Matrices | None, product: Product) -> ColumnMajor | None:
     """Matrices of an epilogue, in the order of d."""
-    return None if found is None else _stored(found, product.m, product.n)[0]
+    return None if matrices is None else _stored(matrices, product.m, product.n)[0]
 
 
-def _stored(found: Matrices, rows: int, columns: int) -> tuple[ColumnMajor, bool]:
-    """What is stored column by column, and whether that is the transpose.
+def _stored(matrices: Matrices, rows: int, columns: int) -> tuple[ColumnMajor, bool]:
+    """Matrices as they are stored column by column, and True if that is the transpose.
 
     The stride of a single row or column is free, but libraries want it to be no shorter than what
     it would skip.
     """
-    by_rows = found.column_stride == 1
+    by_rows = matrices.column_stride == 1
     if by_rows:
-        rows, columns, leading = columns, rows, found.row_stride
+        rows, columns, leading = columns, rows, matrices.row_stride
     else:
-        assert found.row_stride == 1, f"matrices of neither contiguous rows nor columns: {found}"
-        leading = found.column_stride
+        assert matrices.row_stride == 1, (
+            f"matrices of neither contiguous rows nor columns: {matrices}"
+        )
+        leading = matrices.column_stride
     if columns == 1:
         leading = max(leading, rows)
-    return ColumnMajor(found.dtype, rows, columns, leading, found.batch_stride), by_rows
+    return ColumnMajor(matrices.dtype, rows, columns, leading, matrices.batch_stride), by_rows

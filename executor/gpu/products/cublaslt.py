@@ -65,13 +65,13 @@ class PlannedProduct:
     key
         All that the choice of an algorithm depends on, but for the device and the library.
     layout
-        What the library was told.
+        Layout that the library was told.
     description
-        Of the product, in words, for errors.
+        The product in words, for errors.
     descriptor, a, b, c, d
         Handles of the library.
     algorithm
-        What it will run.
+        Algorithm that it will run.
     workspace_bytes
         Scratch that this takes.
     alpha, beta
@@ -115,7 +115,7 @@ class ProductLibrary:
         return int(self._library.cublasLtGetVersion())
 
     def supports(self, product: Product, workspace_bytes: int) -> bool:
-        """Whether the library has an algorithm for a bound product, epilogue and all."""
+        """True if the library has an algorithm for a bound product, epilogue and all."""
         try:
             self.plan(product, workspace_bytes)
         except ExecutorError:
@@ -123,14 +123,14 @@ class ProductLibrary:
         return True
 
     def plan(self, product: Product, workspace_bytes: int) -> PlannedProduct:
-        """Return a product with its descriptors and the algorithm that the library puts first.
+        """Plan of a product: its descriptors and the algorithm that the library puts first.
 
         Alike products share one.
 
         Parameters
         ----------
         product
-            What is to be computed, bound: algorithms are chosen by the alignment of addresses.
+            The product, bound: algorithms are chosen by the alignment of addresses.
         workspace_bytes
             Scratch that it may use.
 
@@ -150,7 +150,7 @@ class ProductLibrary:
     def candidates(
         self, product: Product, workspace_bytes: int, count: int
     ) -> list[PlannedProduct]:
-        """Return a product with each of at most `count` algorithms, the library's first one first.
+        """Plans of a product, one for each of at most `count` algorithms, the best first.
 
         Raises
         ------
@@ -162,20 +162,20 @@ class ProductLibrary:
         return [with_result(planned, result) for result in results]
 
     def restored(self, planned: PlannedProduct, algorithm: bytes) -> PlannedProduct | None:
-        """Return a product with an algorithm that was kept as bytes; None: it does not fit here.
+        """Plan of a product with an algorithm that was kept as bytes; None: it does not fit here.
 
         The library's header allows that under the same version of it (`cublasLtMatmulAlgo_t`,
         cublasLt.h 13.10.0); it is asked all the same.
         """
-        kept = Algorithm.from_buffer_copy(algorithm)
+        restored = Algorithm.from_buffer_copy(algorithm)
         result = HeuristicResult()
         status = self._library.cublasLtMatmulAlgoCheck(
             self._handle, planned.descriptor, planned.a, planned.b, planned.c, planned.d,
-            ctypes.byref(kept), ctypes.byref(result),
+            ctypes.byref(restored), ctypes.byref(result),
         )  # fmt: skip
         if status or result.state:
             return None
-        return replace(planned, algorithm=kept, workspace_bytes=result.workspace_bytes)
+        return replace(planned, algorithm=restored, workspace_bytes=result.workspace_bytes)
 
     def run(
         self, planned: PlannedProduct, product: Product, workspace: int, stream_handle: int
@@ -192,7 +192,7 @@ class ProductLibrary:
         """
         assert self._handle is not None, "the library is closed"
         self._point(planned.descriptor, product)
-        first, second = (address_of(one.operand) for one in (product.a, product.b))
+        first, second = (address_of(side.operand) for side in (product.a, product.b))
         if planned.layout.swapped:
             first, second = second, first
         d = address_of(product.d.operand)
@@ -226,11 +226,11 @@ class ProductLibrary:
             self._handle = None
 
     def _described(self, key: str, product: Product, workspace_bytes: int) -> PlannedProduct:
-        """Make the descriptors of a product and ask for an algorithm."""
+        """Plan of a product: its descriptors, and the algorithm that is put first."""
         layout, (compute, scale) = layout_of(product), compute_type(product)
         factor = ctypes.c_double if scale == DATA_TYPES["float64"] else ctypes.c_float
         stored = (layout.a, layout.b, layout.c or layout.d, layout.d)
-        a, b, c, d = (stored_layout(self._library, one, layout.batch) for one in stored)
+        a, b, c, d = (stored_layout(self._library, matrices, layout.batch) for matrices in stored)
         planned = PlannedProduct(
             key=key,
             layout=layout,
@@ -260,7 +260,7 @@ class ProductLibrary:
     def _descriptor(
         self, product: Product, layout: ProductLayout, compute: int, scale: int
     ) -> ctypes.c_void_p:
-        """Return the library's handle of what is computed."""
+        """The library's handle of what is computed."""
         kind = "cublasLtMatmulDesc"
         descriptor = create(self._library, kind, compute, scale)
         values: list[tuple[int, Any]] = [
@@ -297,7 +297,7 @@ class ProductLibrary:
     def _heuristic(
         self, planned: PlannedProduct, product: Product, workspace_bytes: int, most: int
     ) -> list[HeuristicResult]:
-        """Return what the library proposes, the best first; at least one.
+        """Algorithms that the library proposes, the best first; at least one.
 
         It takes the alignment of bias and aux from their addresses.
         """
@@ -317,20 +317,20 @@ class ProductLibrary:
         )  # fmt: skip
         self._library.cublasLtMatmulPreferenceDestroy(preference)
         check(status, name, planned.description)
-        found = [one for one in results[: count.value] if not one.state]
-        if not found:
+        usable = [result for result in results[: count.value] if not result.state]
+        if not usable:
             check(results[0].state or STATUS_NOT_SUPPORTED, name, planned.description)
-        return found
+        return usable
 
 
 def with_result(planned: PlannedProduct, result: HeuristicResult) -> PlannedProduct:
-    """Return a product with the algorithm that the library proposes."""
+    """Plan of a product with the algorithm that the library proposes."""
     algorithm = Algorithm.from_buffer_copy(result.algo)
     return replace(planned, algorithm=algorithm, workspace_bytes=int(result.workspace_bytes))
 
 
 def key_of(product: Product, workspace_bytes: int) -> str:
-    """Return all that the choice of an algorithm depends on, in words.
+    """All that the choice of an algorithm depends on, in words.
 
     Parameters
     ----------
@@ -341,13 +341,15 @@ def key_of(product: Product, workspace_bytes: int) -> str:
         Scratch that an algorithm may use.
     """
     layout, (compute, _) = layout_of(product), compute_type(product)
-    turned = "".join("T" if one else "N" for one in (layout.transpose_a, layout.transpose_b))
+    turned = "".join(
+        "T" if is_transposed else "N" for is_transposed in (layout.transpose_a, layout.transpose_b)
+    )
     sides = [
-        f"{name} {one.dtype} {one.leading}/{one.batch_stride}"
-        for name, one in (
+        f"{name} {matrices.dtype} {matrices.leading}/{matrices.batch_stride}"
+        for name, matrices in (
             ("a", layout.a), ("b", layout.b), ("c", layout.c), ("d", layout.d), ("aux", layout.aux),
         )
-        if one is not None
+        if matrices is not None
     ]  # fmt: skip
     aligned = [f"{name} {alignment_of(part)}" for name, part in product.parts.items()]
     bias = product.bias
@@ -364,7 +366,7 @@ def key_of(product: Product, workspace_bytes: int) -> str:
 
 
 def compute_type(product: Product) -> tuple[int, int]:
-    """Return the arithmetic of a product and the type of its factors, as the library knows them.
+    """Arithmetic of a product and type of its factors, as the library knows them.
 
     Products of 16 bits add up in float32.
     """
@@ -375,7 +377,7 @@ def compute_type(product: Product) -> tuple[int, int]:
 
 
 def alignment_bytes(address: int, batch_stride_bytes: int) -> int:
-    """Return what power of two, at most 64, divides the address of every matrix of a stack.
+    """Largest power of two, at most 64, that divides the address of every matrix of a stack.
 
     Examples
     --------
@@ -386,30 +388,30 @@ def alignment_bytes(address: int, batch_stride_bytes: int) -> int:
 
 
 def alignment_of(part: Matrices | Vector) -> int:
-    """Return what power of two divides the addresses of everything in a bound stack."""
+    """Largest power of two, at most 64, that divides the addresses of all of a bound stack."""
     stride_bytes = part.batch_stride * ITEMSIZE[part.dtype]
     return alignment_bytes(address_of(part.operand), stride_bytes)
 
 
 def describe(product: Product) -> str:
-    """Return a product in words, for errors."""
+    """A product in words, for errors."""
     stored = ", ".join(
-        f"{name} {found.dtype} strides ({found.batch_stride}, {found.row_stride}, "
-        f"{found.column_stride})"
-        for name, found in product.parts.items()
-        if isinstance(found, Matrices)
+        f"{name} {part.dtype} strides ({part.batch_stride}, {part.row_stride}, "
+        f"{part.column_stride})"
+        for name, part in product.parts.items()
+        if isinstance(part, Matrices)
     )
     return f"a {described(product)} ({stored})"
 
 
-def stored_layout(library: ctypes.CDLL, found: ColumnMajor, batch: int) -> ctypes.c_void_p:
-    """Return the library's handle of a stack of matrices."""
+def stored_layout(library: ctypes.CDLL, matrices: ColumnMajor, batch: int) -> ctypes.c_void_p:
+    """The library's handle of a stack of matrices."""
     kind = "cublasLtMatrixLayout"
-    data_type = DATA_TYPES[found.dtype]
-    layout = create(library, kind, data_type, found.rows, found.columns, found.leading)
+    data_type = DATA_TYPES[matrices.dtype]
+    layout = create(library, kind, data_type, matrices.rows, matrices.columns, matrices.leading)
     if batch > 1:
         put(library, kind, layout, LAYOUT_BATCH_COUNT, ctypes.c_int32(batch))
-        stride = ctypes.c_int64(found.batch_stride)
+        stride = ctypes.c_int64(matrices.batch_stride)
         put(library, kind, layout, LAYOUT_STRIDED_BATCH_OFFSET, stride)
     return layout
 
@@ -417,7 +419,7 @@ def stored_layout(library: ctypes.CDLL, found: ColumnMajor, batch: int) -> ctype
 def preference_for(
     library: ctypes.CDLL, alignments: Sequence[int], workspace_bytes: int
 ) -> ctypes.c_void_p:
-    """Return the library's handle of what the heuristic may choose.
+    """The library's handle of what the heuristic may choose.
 
     Parts of a sum that are made at once meet in the arithmetic's type and in a fixed order: not in
     the output's, which may be of 16 bits.
@@ -425,13 +427,13 @@ def preference_for(
     kind = "cublasLtMatmulPreference"
     preference = create(library, kind)
     put(library, kind, preference, PREF_MAX_WORKSPACE_BYTES, ctypes.c_uint64(workspace_bytes))
-    first, second, added, made = alignments
+    first, second, added, output = alignments
     for attribute, value in (
         (PREF_REDUCTION_SCHEME_MASK, REDUCTION_SCHEME_COMPUTE_TYPE),
         (PREF_MIN_ALIGNMENT_A_BYTES, first),
         (PREF_MIN_ALIGNMENT_B_BYTES, second),
         (PREF_MIN_ALIGNMENT_C_BYTES, added),
-        (PREF_MIN_ALIGNMENT_D_BYTES, made),
+        (PREF_MIN_ALIGNMENT_D_BYTES, output),
     ):
         put(library, kind, preference, attribute, ctypes.c_uint32(value))
     return preference

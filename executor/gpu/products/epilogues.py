@@ -28,12 +28,12 @@ ACTIVATIONS = {"gelu": EPILOGUE_GELU, "relu": EPILOGUE_RELU}
 
 
 def epilogue_of(product: Product) -> int:
-    """Return the number of the epilogue of a product that `refusal` allows.
+    """Number of the epilogue of a product that `refusal` allows.
 
     Examples
     --------
     >>> from millrace.executor.cuda.calls import Matrices, Vector, read, write
-    >>> sides = [Matrices(one, "bfloat16", 8, 1, 0) for one in (read(0), read(1), write(0))]
+    >>> sides = [Matrices(place, "bfloat16", 8, 1, 0) for place in (read(0), read(1), write(0))]
     >>> bias = Vector(read(2), "bfloat16")
     >>> product = Product(*sides, 8, 8, 8, 1, "bf16", bias=bias, activation="gelu")
     >>> epilogue_of(product) == EPILOGUE_GELU | EPILOGUE_BIAS
@@ -50,12 +50,12 @@ def epilogue_of(product: Product) -> int:
 
 
 def refusal(product: Product) -> str:
-    """Say why the library cannot compute a product in one call; nothing where its rules allow it.
+    """Reason why the library cannot compute a product in one call; empty where its rules allow it.
 
     Examples
     --------
     >>> from millrace.executor.cuda.calls import Matrices, Vector, read, write
-    >>> sides = [Matrices(one, "bfloat16", 8, 1, 0) for one in (read(0), read(1), write(0))]
+    >>> sides = [Matrices(place, "bfloat16", 8, 1, 0) for place in (read(0), read(1), write(0))]
     >>> refusal(Product(*sides, 8, 8, 8, 1, "bf16", bias=Vector(read(2), "float32")))
     'the bias is of float32 and d of bfloat16'
     """
@@ -64,7 +64,7 @@ def refusal(product: Product) -> str:
 
 
 def _of_kind(product: Product) -> str:
-    """What combinations of fields have an epilogue."""
+    """Reason why a combination of fields has no epilogue; empty where it has one."""
     if product.accumulate and product.c is not None:
         return "a product adds either what d holds or c"
     if product.activation not in ("", *ACTIVATIONS):
@@ -82,7 +82,7 @@ def _of_kind(product: Product) -> str:
 
 
 def _of_dtypes(product: Product) -> str:
-    """Whatever lies beside d has its dtype, in all but 8-bit products."""
+    """Reason why dtypes do not fit: all beside d has its dtype, in all but 8-bit products."""
     words = {"c": "c", "aux": "aux", "bias": "the bias"}
     for name, word in words.items():
         part = getattr(product, name)
@@ -92,7 +92,7 @@ def _of_dtypes(product: Product) -> str:
 
 
 def _of_places(product: Product) -> str:
-    """C and aux are stored in the order of d; what GELU keeps in multiples of eight."""
+    """Reason why places do not fit: c and aux need d's order, what GELU keeps multiples of 8."""
     for name in ("c", "aux"):
         part: Matrices | None = getattr(product, name)
         along = part is None or (part.column_stride if _by_rows(product.d) else part.row_stride)
@@ -108,5 +108,5 @@ def _of_places(product: Product) -> str:
     return ""
 
 
-def _by_rows(found: Matrices) -> bool:
-    return found.column_stride == 1
+def _by_rows(matrices: Matrices) -> bool:
+    return matrices.column_stride == 1

@@ -20,9 +20,9 @@ SCHEMA_VERSION = 2
 
 
 class Pick(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is taken and its time.
+    """Algorithm or option that is taken, and its time.
 
-    Of a product its algorithm, as hexadecimal digits of its 64 bytes; of a choice the option.
+    A product takes an algorithm, as hexadecimal digits of its 64 bytes; a choice takes an option.
     """
 
     taken: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{128}$|^[0-9]$")]
@@ -35,7 +35,7 @@ class Picks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     Parameters
     ----------
     device
-        What the maker of the device calls it.
+        Name that the maker of the device gives it.
     library_version
         `cublasLtGetVersion`.
     picks
@@ -48,14 +48,14 @@ class Picks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     schema_version: int = SCHEMA_VERSION
 
     def with_first(self, other: "Picks") -> "Picks":
-        """Return these and, wherever another has one too, the other's pick."""
+        """These picks and, wherever another has one too, the other's."""
         if (other.device, other.library_version) != (self.device, self.library_version):
             return self
         return msgspec.structs.replace(self, picks=self.picks | other.picks)
 
 
 def agreed(several: Sequence[Picks | None], rank: int) -> Picks | None:
-    """Return what a rank takes so that all ranks take the same: the pick of the lowest that has it.
+    """Picks that a rank takes so that all take the same: each that of the lowest rank that has it.
 
     Ranks that compute the same value from the same operands must get the same bits. Picks of
     other kinds of devices, and of other versions, are left out.
@@ -63,33 +63,33 @@ def agreed(several: Sequence[Picks | None], rank: int) -> Picks | None:
     Parameters
     ----------
     several
-        What every rank has; None where it has no products.
+        Picks of every rank; None where it has no products.
     rank
-        Which of them asks.
+        The rank that asks.
     """
-    own = several[rank]
-    if own is None:
+    picks = several[rank]
+    if picks is None:
         return None
     for other in reversed(several):
-        own = own if other is None else own.with_first(other)
-    return own
+        picks = picks if other is None else picks.with_first(other)
+    return picks
 
 
 def picks_path(folder: Path, device: str, library_version: int) -> Path:
-    """Return where picks are kept."""
+    """File in which picks are kept."""
     digest = sha256(f"{device}; cublasLt {library_version}".encode()).hexdigest()[:16]
     return folder / f"products-{digest}.json"
 
 
 def load_picks(folder: Path, device: str, library_version: int) -> Picks:
-    """Return the picks that are kept in a folder; none where the file is missing or not one."""
+    """Picks that are kept in a folder; none where the file is missing or not one."""
     none = Picks(device=device, library_version=library_version, picks={})
     path = picks_path(folder, device, library_version)
     try:
-        found = read_document(path, Picks, "file of picks")
+        picks = read_document(path, Picks, "file of picks")
     except FileError:
         return none
-    return found if found.schema_version == SCHEMA_VERSION else none
+    return picks if picks.schema_version == SCHEMA_VERSION else none
 
 
 def save_picks(folder: Path, picks: Picks) -> None:
@@ -97,10 +97,10 @@ def save_picks(folder: Path, picks: Picks) -> None:
 
     The file is replaced in one step: a reader sees the old one or the new one.
     """
-    kept = load_picks(folder, picks.device, picks.library_version)
-    if picks.picks.keys() <= kept.picks.keys():
+    stored = load_picks(folder, picks.device, picks.library_version)
+    if picks.picks.keys() <= stored.picks.keys():
         return
     path = picks_path(folder, picks.device, picks.library_version)
     with suppress(OSError, FileError):  # what cannot be kept is found again
         folder.mkdir(parents=True, exist_ok=True)
-        write_bytes(path, to_json(picks.with_first(kept)))
+        write_bytes(path, to_json(picks.with_first(stored)))

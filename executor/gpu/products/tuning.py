@@ -35,10 +35,10 @@ from millrace.executor.gpu.products.cublaslt import PlannedProduct
 from millrace.executor.gpu.products.picks import Pick, Picks, load_picks, save_picks
 
 CANDIDATES = 8
-ROUNDS = 5  # turns of every candidate that is not far behind, of which the median counts
-FAR_BEHIND = 1.3  # times as slow as the fastest
-TUNING_SECONDS = 20.0  # of a run, for all its products and choices
-FREE_SHARE = 0.9  # of what is free, for copies
+ROUNDS = 5  # turns of every candidate that is not far behind; their median counts
+FAR_BEHIND = 1.3  # such candidates are at least so many times as slow as the fastest
+TUNING_SECONDS = 20.0  # seconds of a run, for all its products and choices
+FREE_SHARE = 0.9  # share of free memory that copies may take
 PLACE_BYTES = 256  # finer than this, copies are as aligned as what they are copies of
 T = TypeVar("T")
 
@@ -52,19 +52,19 @@ class Products(Protocol):
         ...
 
     def supports(self, product: Product, workspace_bytes: int) -> bool:
-        """Whether it can carry out a bound product."""
+        """True if it can carry out a bound product."""
         ...
 
     def plan(self, product: Product, workspace_bytes: int) -> PlannedProduct:
-        """Return a product with the algorithm that it puts first."""
+        """Plan of a product with the algorithm that it puts first."""
         ...
 
     def candidates(self, product: Product, workspace_bytes: int, count: int) -> list[Any]:
-        """Return a product with each of some algorithms."""
+        """Plans of a product with each of some algorithms."""
         ...
 
     def restored(self, planned: PlannedProduct, algorithm: bytes) -> PlannedProduct | None:
-        """Return a product with an algorithm that was kept."""
+        """Plan of a product with an algorithm that was kept."""
         ...
 
     def run(self, planned: Any, product: Product, workspace: int, stream: int, /) -> None:
@@ -77,12 +77,12 @@ class Products(Protocol):
 
 
 class Bench(Protocol):
-    """What is asked of a device (`millrace.executor.gpu.device.Device`, and scratch)."""
+    """Device as far as tuning needs it (`millrace.executor.gpu.device.Device`, and scratch)."""
 
     name: str
 
     def free_bytes(self) -> int:
-        """Return the memory that nobody holds now."""
+        """Bytes of memory that nobody holds now."""
         ...
 
     def scratch(self, size_bytes: int) -> AbstractContextManager[int]:
@@ -118,12 +118,12 @@ class Bench(Protocol):
         ...
 
     def elapsed_ns(self, start: int, end: int) -> int:
-        """Return the time between two events."""
+        """Nanoseconds between two events."""
         ...
 
 
 class Room(NamedTuple):
-    """The workspace of a stream."""
+    """Workspace of a stream."""
 
     address: int
     size_bytes: int
@@ -135,9 +135,9 @@ class Tuner:
     Parameters
     ----------
     folder
-        Where picks are kept.
+        Folder in which picks are kept.
     seconds
-        About how long all of them may be timed, together.
+        Time, about, for which all of them may be timed, together.
     """
 
     def __init__(self, folder: Path, *, seconds: float = TUNING_SECONDS) -> None:
@@ -149,16 +149,16 @@ class Tuner:
 
     @property
     def used(self) -> Picks | None:
-        """The picks of all that was planned or chosen so far; None before the first."""
+        """Picks of all that was planned or chosen so far; None before the first."""
         if self._known is None:
             return None
-        known = self._known
-        return Picks(device=known.device, library_version=known.library_version, picks=self._used)
+        picks = self._known
+        return Picks(device=picks.device, library_version=picks.library_version, picks=self._used)
 
     def plan(
         self, library: Products, product: Product, device: Bench, stream: int, workspace: Room
     ) -> PlannedProduct:
-        """Return a bound product with its pick, timing its candidates where it has none.
+        """Plan of a bound product with its pick, timing its candidates where it has none.
 
         Raises
         ------
@@ -175,11 +175,11 @@ class Tuner:
         if self._settled or self._left_ns <= 0:
             return planned
         began = perf_counter_ns()
-        found = self._fastest(library, product, device, stream, workspace)
+        best = self._fastest(library, product, device, stream, workspace)
         self._left_ns -= perf_counter_ns() - began
-        if found is None:
+        if best is None:
             return planned
-        fastest, duration_ns = found
+        fastest, duration_ns = best
         self._used[planned.key] = Pick(
             taken=bytes(fastest.algorithm).hex(), duration_ns=duration_ns
         )
@@ -188,16 +188,16 @@ class Tuner:
     def choose(
         self, library: Products, choice: Choice, can: Can, device: Bench, stream: int
     ) -> int:
-        """Return the option of a bound choice that was picked, timing them where none was.
+        """Option of a bound choice that was picked; times the options where none was.
 
         Parameters
         ----------
         library
-            Whose version the picks are of.
+            The library that the picks are of.
         choice, can, stream
             As `millrace.executor.gpu.choices.Choose` has them.
         device
-            Where the options are carried out.
+            The device that the options are carried out on.
         """
         key = key_of_choice(choice)
         pick = self._pick(key, library, device)
@@ -206,13 +206,15 @@ class Tuner:
             return int(pick.taken)
         if self._settled or self._left_ns <= 0:
             return first_supported(choice, can, stream)
-        supported = [at for at in range(len(choice.options)) if can(at)]
+        supported = [option for option in range(len(choice.options)) if can(option)]
         left_ns, began = self._left_ns, perf_counter_ns()
-        found = self._fastest_option(choice, supported, device, stream)
-        self._left_ns = left_ns - (perf_counter_ns() - began)  # with what its products took
-        if found is None:
+        best = self._fastest_option(choice, supported, device, stream)
+        self._left_ns = left_ns - (
+            perf_counter_ns() - began
+        )  # The time that its products took is in it.
+        if best is None:
             return supported[0]
-        option, duration_ns = found
+        option, duration_ns = best
         self._used[key] = Pick(taken=str(option), duration_ns=duration_ns)
         return option
 
@@ -227,16 +229,16 @@ class Tuner:
             save_picks(self._folder, self.used)
 
     def _pick(self, key: str, library: Products, device: Bench) -> Pick | None:
-        """The pick of a product or choice that was used or, before ranks agreed, is kept."""
+        """Pick of a product or choice that was used or, before ranks agreed, is kept."""
         if self._known is None:
             self._known = load_picks(self._folder, device.name, library.version)
-        known = {} if self._settled else self._known.picks
-        return self._used.get(key) or known.get(key)
+        cached = {} if self._settled else self._known.picks
+        return self._used.get(key) or cached.get(key)
 
     def _fastest(
         self, library: Products, product: Product, device: Bench, stream: int, workspace: Room
     ) -> tuple[PlannedProduct, int] | None:
-        """Time the candidates; None where there is no room or none of them runs."""
+        """Fastest candidate and its time; None where there is no room or none of them runs."""
         copied, copied_bytes = copy_of(product)
         size_bytes = copied_bytes + CACHE_BYTES
         if size_bytes > device.free_bytes() * FREE_SHARE:
@@ -248,8 +250,8 @@ class Tuner:
             fill(device, begin, copied_bytes, stream)
             flush = Clear(Operand(ADDRESS, 0, begin + copied_bytes), CACHE_BYTES - PLACE_BYTES)
 
-            def timed_ns(one: PlannedProduct) -> int:
-                run = partial(library.run, one, call, workspace.address, stream)
+            def timed_ns(candidate: PlannedProduct) -> int:
+                run = partial(library.run, candidate, call, workspace.address, stream)
                 return self._cold_ns(device, stream, flush, [run])
 
             return fastest(candidates, timed_ns, deadline_ns=perf_counter_ns() + self._left_ns)
@@ -257,17 +259,17 @@ class Tuner:
     def _fastest_option(
         self, choice: Choice, supported: Sequence[int], device: Bench, stream: int
     ) -> tuple[int, int] | None:
-        """Time options in place; None where there is one, no room, or none of them runs."""
+        """Fastest option and its time; None where there is one, no room, or none of them runs."""
         if len(supported) == 1 or device.free_bytes() * FREE_SHARE < CACHE_BYTES:
             return None
         with device.scratch(CACHE_BYTES) as base:
             flush = Clear(Operand(ADDRESS, 0, base), CACHE_BYTES)
-            for at in supported:
-                for call in choice.options[at]:
+            for option in supported:
+                for call in choice.options[option]:
                     device.prepare(call, stream)
 
-            def timed_ns(at: int) -> int:
-                calls = [partial(device.issue, call, stream) for call in choice.options[at]]
+            def timed_ns(option: int) -> int:
+                calls = [partial(device.issue, call, stream) for call in choice.options[option]]
                 return self._cold_ns(device, stream, flush, calls)
 
             return fastest(supported, timed_ns, deadline_ns=perf_counter_ns() + self._left_ns)
@@ -275,7 +277,7 @@ class Tuner:
     def _cold_ns(
         self, device: Bench, stream: int, flush: Clear, issues: Sequence[Callable[[], None]]
     ) -> int:
-        """Time what is issued after the caches were flushed, which lasts until it is issued."""
+        """Nanoseconds of what is issued after the caches were flushed, once for every call."""
         if self._events is None:
             self._events = device.event(timed=True), device.event(timed=True)
         start, end = self._events
@@ -292,7 +294,7 @@ class Tuner:
 def fastest(
     candidates: Sequence[T], timed_ns: Callable[[T], int], *, deadline_ns: int
 ) -> tuple[T, int] | None:
-    """Return the candidate of the least median time; of equals the one that comes first.
+    """Candidate of the least median time, and that time; of equals the one that comes first.
 
     Parameters
     ----------
@@ -301,13 +303,13 @@ def fastest(
     timed_ns
         Runs one and returns its time; one that raises an ExecutorError is left out.
     deadline_ns
-        When to stop (`perf_counter_ns`); every candidate has one turn all the same.
+        Time to stop at (`perf_counter_ns`); every candidate has one turn all the same.
     """
     times: list[tuple[T, list[int]]] = []
-    for one in candidates:
+    for candidate in candidates:
         try:
-            timed_ns(one)  # code is sent to the device at its first run
-            times.append((one, [timed_ns(one)]))
+            timed_ns(candidate)  # code is sent to the device at its first run
+            times.append((candidate, [timed_ns(candidate)]))
         except ExecutorError:
             continue
     if not times:
@@ -317,14 +319,14 @@ def fastest(
     for _ in range(ROUNDS - 1):
         if len(times) == 1 or perf_counter_ns() > deadline_ns:
             break
-        for one, durations in times:
-            durations.append(timed_ns(one))
-    one, durations = min(times, key=lambda each: median(each[1]))
-    return one, round(median(durations))
+        for candidate, durations in times:
+            durations.append(timed_ns(candidate))
+    candidate, durations = min(times, key=lambda each: median(each[1]))
+    return candidate, round(median(durations))
 
 
 def copy_of(product: Product) -> tuple[Product, int]:
-    """Return a bound product with its parts behind each other from address 0, and their bytes.
+    """A bound product with its parts behind each other from address 0, and their bytes.
 
     Every part is as aligned as it was, and parts that lay in one place do so again.
     """
@@ -344,7 +346,7 @@ def copy_of(product: Product) -> tuple[Product, int]:
 
 
 def placed_at(product: Product, base: int) -> Product:
-    """Return a product that lies from address 0 on at another base."""
+    """A product that lies from address 0 on, moved to another base."""
     changes: dict[str, Any] = {
         name: part._replace(operand=Operand(ADDRESS, 0, base + part.operand.offset_bytes))
         for name, part in product.parts.items()

@@ -16,12 +16,12 @@ from millrace.executor.kernels.context import Array, Kernel, KernelContext
 
 
 def attention_grad(context: KernelContext) -> Kernel:
-    """Return dq, dk and dv of (q, k, v, out, logsumexp, dout)."""
+    """Kernel of dq, dk and dv from (q, k, v, out, logsumexp, dout)."""
     return _backward(context, None)
 
 
 def biased_attention_grad(context: KernelContext) -> Kernel:
-    """Return dq, dk, dv and dbias of (q, k, v, bias, out, logsumexp, dout)."""
+    """Kernel of dq, dk, dv and dbias from (q, k, v, bias, out, logsumexp, dout)."""
     return _backward(context, 3)
 
 
@@ -39,15 +39,15 @@ class _GradientRoom:
     dscores: Array
 
 
-def _gradient_rooms(found: Geometry) -> list[_GradientRoom]:
-    """Return the blocks with scratch that all of them share, from the last block to the first."""
-    products, dscores = found.rows(found.value_dim), found.scores()
-    slopes = None if found.repeats == 1 else found.rows(found.value_dim)
-    made = []
-    for room in reversed(rooms(found)):
+def _gradient_rooms(sizes: Geometry) -> list[_GradientRoom]:
+    """Blocks with scratch that all of them share, from the last block to the first."""
+    products, dscores = sizes.rows(sizes.value_dim), sizes.scores()
+    slopes = None if sizes.repeats == 1 else sizes.rows(sizes.value_dim)
+    gradient_rooms = []
+    for room in reversed(rooms(sizes)):
         apart = part(dscores, *room.scores_apart.shape)
-        shape = (*room.query_apart.shape[:3], found.value_dim)
-        made.append(
+        shape = (*room.query_apart.shape[:3], sizes.value_dim)
+        gradient_rooms.append(
             _GradientRoom(
                 room=room,
                 products=part(products, *shape),
@@ -56,20 +56,20 @@ def _gradient_rooms(found: Geometry) -> list[_GradientRoom]:
                 dscores=apart.reshape(room.scores.shape),
             )
         )
-    return made
+    return gradient_rooms
 
 
 def _backward(context: KernelContext, bias: int | None) -> Kernel:
-    """Blocks go from the last query to the first.
+    """Kernel of the gradient, whose blocks go from the last query to the first.
 
     In a causal sequence the last block sees the most keys and writes dk and dv, earlier ones add
     to them; through a window every block adds.
     """
-    found = geometry(context)
-    added, parts = additions(context, found, bias), _gradient_rooms(found)
-    add_to = _adder(found)
-    heads, rows_of_heads = found.heads, (*found.heads, -1)
-    add_bias = None if bias is None else _bias_adder(context, found, bias)
+    sizes = geometry(context)
+    adders, parts = additions(context, sizes, bias), _gradient_rooms(sizes)
+    add_to = _adder(sizes)
+    heads, rows_of_heads = sizes.heads, (*sizes.heads, -1)
+    add_bias = None if bias is None else _bias_adder(context, sizes, bias)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         queries, results, douts, dqs = [
@@ -79,20 +79,20 @@ def _backward(context: KernelContext, bias: int | None) -> Kernel:
         logsumexps = inputs[-2].reshape(heads).transpose(0, 2, 3, 1)
         if bias is not None:
             outputs[3].fill(0)
-        for sample in range(found.samples):
+        for sample in range(sizes.samples):
             q, out, dout, dq = queries[sample], results[sample], douts[sample], dqs[sample]
-            key, value = (inputs[at][sample].transpose(1, 0, 2) for at in (1, 2))
+            key, value = (inputs[index][sample].transpose(1, 0, 2) for index in (1, 2))
             dk, dv = outputs[1][sample], outputs[2][sample]
             written = 0
-            if found.windowed:
+            if sizes.windowed:
                 dk.fill(0)
                 dv.fill(0)
-                written = found.keys
+                written = sizes.keys
             for more in parts:
                 room, rows = more.room, more.room.block.rows
-                np.multiply(q[:, :, rows], found.scale, out=room.query_apart)
+                np.multiply(q[:, :, rows], sizes.scale, out=room.query_apart)
                 score(room, key)
-                for add in added:
+                for add in adders:
                     add(room, sample, inputs)
                 hide(room)
                 _to_probabilities(room, logsumexps[sample])
@@ -104,7 +104,7 @@ def _backward(context: KernelContext, bias: int | None) -> Kernel:
                 mixed = dq[:, :, rows]
                 weights = more.dscores_apart.transpose(0, 2, 3, 1)
                 np.matmul(weights, key[:, None, room.block.columns], out=mixed)
-                np.multiply(mixed, found.scale, out=mixed)
+                np.multiply(mixed, sizes.scale, out=mixed)
                 written = max(written, room.block.columns.stop)
             dk[written:] = 0
             dv[written:] = 0
@@ -136,13 +136,13 @@ def _dscores(more: _GradientRoom, slope: Array, out: Array, value: Array) -> Arr
     return merged
 
 
-def _adder(found: Geometry) -> Callable[[Array, Array, Array, Block, int], None]:
-    """Return what adds weights [g, s, r t] @ rows [g, r t, d] to the block's keys of [s, g, d].
+def _adder(sizes: Geometry) -> Callable[[Array, Array, Array, Block, int], None]:
+    """Function that adds weights [g, s, r t] @ rows [g, r t, d] to the block's keys of [s, g, d].
 
     `written` keys hold values already: all that the block sees, or none.
     """
-    widest = max(found.head_dim, found.value_dim)
-    added = np.empty(found.groups * found.keys * widest, found.dtype)
+    widest = max(sizes.head_dim, sizes.value_dim)
+    added = np.empty(sizes.groups * sizes.keys * widest, sizes.dtype)
 
     def add(total: Array, weights: Array, rows: Array, block: Block, written: int) -> None:
         target = total[block.columns].transpose(1, 0, 2)
@@ -155,11 +155,11 @@ def _adder(found: Geometry) -> Callable[[Array, Array, Array, Block, int], None]
 
 
 def _bias_adder(
-    context: KernelContext, found: Geometry, bias: int
+    context: KernelContext, sizes: Geometry, bias: int
 ) -> Callable[[Array, _GradientRoom, int], None]:
-    """Return what adds a block's dS to dbias, summed over what that lacks."""
-    view = BiasView(context, found, bias)
-    sums = np.empty(view.shape[1:], found.dtype).reshape(-1)
+    """Function that adds a block's dS to dbias, summed over what that lacks."""
+    view = BiasView(context, sizes, bias)
+    sums = np.empty(view.shape[1:], sizes.dtype).reshape(-1)
 
     def add(total: Array, more: _GradientRoom, sample: int) -> None:
         target, change = view.of(more.room.block, sample, total), more.dscores_apart

@@ -10,26 +10,26 @@ from millrace.executor.kernels.context import Array, Kernel, KernelContext
 
 
 def attention(context: KernelContext) -> Kernel:
-    """Return the output and the logsumexp of the scores of every query, of (q, k, v)."""
+    """Kernel of the output and the logsumexp of the scores of every query, from (q, k, v)."""
     return _forward(context, None)
 
 
 def biased_attention(context: KernelContext) -> Kernel:
-    """Return the same of (q, k, v, bias), the bias added to the scores before any mask."""
+    """Kernel of output and logsumexp from (q, k, v, bias); bias is added to scores before masks."""
     return _forward(context, 3)
 
 
 def _forward(context: KernelContext, bias: int | None) -> Kernel:
-    found = geometry(context)
-    added, parts = additions(context, found, bias), rooms(found)
-    ones = np.ones((1, found.keys), found.dtype)
-    heads, rows_of_heads = found.heads, (*found.heads, -1)
+    sizes = geometry(context)
+    adders, parts = additions(context, sizes, bias), rooms(sizes)
+    ones = np.ones((1, sizes.keys), sizes.dtype)
+    heads, rows_of_heads = sizes.heads, (*sizes.heads, -1)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         queries = inputs[0].reshape(rows_of_heads).transpose(0, 2, 3, 1, 4)
         results = outputs[0].reshape(rows_of_heads).transpose(0, 2, 3, 1, 4)
         logsumexps = outputs[1].reshape(heads).transpose(0, 2, 3, 1)
-        for sample in range(found.samples):
+        for sample in range(sizes.samples):
             q, out, logsumexp = queries[sample], results[sample], logsumexps[sample]
             key = inputs[1][sample].transpose(1, 0, 2)
             value = inputs[2][sample].transpose(1, 0, 2)[:, None]
@@ -38,14 +38,14 @@ def _forward(context: KernelContext, bias: int | None) -> Kernel:
                 if not block.keys:
                     out[:, :, block.rows], logsumexp[:, :, block.rows] = 0, -np.inf
                     continue
-                np.multiply(q[:, :, block.rows], found.scale, out=room.query_apart)
+                np.multiply(q[:, :, block.rows], sizes.scale, out=room.query_apart)
                 score(room, key)
-                for add in added:
+                for add in adders:
                     add(room, sample, inputs)
                 hide(room)
                 largest = np.maximum.reduce(scores, axis=1)
                 if block.blind:
-                    np.maximum(largest, np.finfo(found.dtype).min, out=largest)
+                    np.maximum(largest, np.finfo(sizes.dtype).min, out=largest)
                 np.subtract(scores, largest[:, None, :], out=scores)
                 np.exp(scores, out=scores)
                 mixed = out[:, :, block.rows]

@@ -1,4 +1,4 @@
-"""Which keys a block of queries sees, and the sizes that forward and backward share.
+"""Geometry: the keys that a block of queries sees, and the sizes that forward and backward share.
 
 b samples, t queries here, s keys, g groups of heads that share keys, r query heads of a group, d
 head dim, u value dim. Queries may be a shard of the sequence: their offset shifts masks and
@@ -65,17 +65,17 @@ class Geometry:
         return self.samples, self.queries, self.groups, self.repeats
 
     def rows(self, columns: int) -> Array:
-        """Return flat scratch for `columns` values of every query of a block."""
+        """Flat scratch for `columns` values of every query of a block."""
         queries = max(block.queries for block in self.blocks)
         return np.empty(self.groups * self.repeats * queries * columns, self.dtype)
 
     def scores(self) -> Array:
-        """Return flat scratch for the scores of the largest block."""
+        """Flat scratch for the scores of the largest block."""
         return self.rows(max(block.keys for block in self.blocks))
 
 
 def part(flat: Array, *shape: int) -> Array:
-    """Return the beginning of flat scratch in this shape."""
+    """Beginning of flat scratch in this shape."""
     return flat[: prod(shape)].reshape(shape)
 
 
@@ -114,7 +114,7 @@ def geometry(context: KernelContext) -> Geometry:
 
 
 def reach(context: KernelContext) -> tuple[int | None, int | None]:
-    """Return how far behind and ahead a query at t sees: the keys with -ahead < t - s < behind.
+    """Distances behind and ahead that a query at t sees: the keys with -ahead < t - s < behind.
 
     None is without end.
 
@@ -136,7 +136,7 @@ def reach(context: KernelContext) -> tuple[int | None, int | None]:
 
 
 def first_key(context: KernelContext) -> int:
-    """Return the place of the first key here in the whole sequence.
+    """Place of the first key here in the whole sequence.
 
     After `round` rounds a device of a ring holds the block of the device that many places before.
     """
@@ -144,20 +144,20 @@ def first_key(context: KernelContext) -> int:
     if not rounds:
         return key.offsets[1]
     sizes, sbp = context.axis_sizes, context.input_sbp[1]
-    ring = [axis for axis, one in enumerate(sbp) if one == split(1)]
+    ring = [axis for axis, axis_sbp in enumerate(sbp) if axis_sbp == split(1)]
     here = [sizes[axis] for axis in ring]
     place = int(np.ravel_multi_index([context.coordinate[axis] for axis in ring], here))
     source = np.unravel_index((place - rounds) % prod(here), here)
     coordinate = list(context.coordinate)
-    for axis, at in zip(ring, source, strict=True):
-        coordinate[axis] = int(at)
+    for axis, axis_coordinate in zip(ring, source, strict=True):
+        coordinate[axis] = int(axis_coordinate)
     return shard_offsets(key.global_shape, sbp, sizes, tuple(coordinate))[1]
 
 
 def _block(
     rows: slice, offset: int, keys: int, behind: int | None, ahead: int | None, dtype: str
 ) -> Block:
-    """Return the block of `rows`: a query at t sees the keys with -ahead < t - s < behind."""
+    """Block of `rows`: a query at t sees the keys with -ahead < t - s < behind."""
     first, queries = offset + rows.start, rows.stop - rows.start
     last = first + queries - 1
     begin = 0 if behind is None else min(max(0, first - behind + 1), keys)

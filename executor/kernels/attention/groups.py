@@ -16,7 +16,7 @@ BIAS = 3  # what is added to the scores, and its gradient, lies otherwise
 
 
 def grouped(context: KernelContext) -> KernelContext:
-    """Return the context with a group put in where keys have none; else the context itself."""
+    """Context with a group put in where keys have none; else the context itself."""
     if len(context.inputs[1].shape) > AT + 1:
         return context
     expression = parse(context.labels)
@@ -26,17 +26,20 @@ def grouped(context: KernelContext) -> KernelContext:
 
     def labelled(operands: Sequence[Operand]) -> tuple[Operand, ...]:
         return tuple(
-            one if biased and at == BIAS else (*one[:AT], (label,), *one[AT:])
-            for at, one in enumerate(operands)
+            operand if biased and index == BIAS else (*operand[:AT], (label,), *operand[AT:])
+            for index, operand in enumerate(operands)
         )
 
     def put_in(shards: Sequence[Shard]) -> tuple[Shard, ...]:
         return tuple(
-            one if biased and at == BIAS else _with_group(one) for at, one in enumerate(shards)
+            shard if biased and index == BIAS else _with_group(shard)
+            for index, shard in enumerate(shards)
         )
 
     def moved(sbps: Sequence[NdSbp]) -> tuple[NdSbp, ...]:
-        return tuple(one if biased and at == BIAS else _behind(one) for at, one in enumerate(sbps))
+        return tuple(
+            sbp if biased and index == BIAS else _behind(sbp) for index, sbp in enumerate(sbps)
+        )
 
     labels = write(labelled(expression.inputs), labelled(expression.outputs), expression.whole)
     return replace(
@@ -50,7 +53,7 @@ def grouped(context: KernelContext) -> KernelContext:
 
 
 def with_groups(factory: KernelFactory) -> KernelFactory:
-    """Return the factory for operands without groups too."""
+    """Factory for operands without groups too."""
 
     def make(context: KernelContext) -> Kernel:
         seen = grouped(context)
@@ -61,8 +64,8 @@ def with_groups(factory: KernelFactory) -> KernelFactory:
         def regrouped(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
             kernel(
                 firing,
-                [a.reshape(one.shape) for a, one in zip(inputs, seen.inputs, strict=True)],
-                [a.reshape(one.shape) for a, one in zip(outputs, seen.outputs, strict=True)],
+                [a.reshape(shard.shape) for a, shard in zip(inputs, seen.inputs, strict=True)],
+                [a.reshape(shard.shape) for a, shard in zip(outputs, seen.outputs, strict=True)],
             )
 
         return regrouped
@@ -83,5 +86,8 @@ def _with_group(shard: Shard) -> Shard:
 
 
 def _behind(sbp: NdSbp) -> NdSbp:
-    """The SBP with dims behind the group counted on by one."""
-    return tuple(split(one.dim + 1) if one.is_split and one.dim >= AT else one for one in sbp)
+    """SBP with dims behind the group counted on by one."""
+    return tuple(
+        split(axis_sbp.dim + 1) if axis_sbp.is_split and axis_sbp.dim >= AT else axis_sbp
+        for axis_sbp in sbp
+    )

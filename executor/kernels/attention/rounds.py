@@ -16,7 +16,7 @@ from millrace.executor.kernels.context import Array, Kernel, KernelContext
 
 
 def attention_round(context: KernelContext) -> Kernel:
-    """Return the output and logsumexp of (q, k, v, out, logsumexp)."""
+    """Kernel of the output and logsumexp from (q, k, v, out, logsumexp)."""
     alone = attention(context)
     of_round, share = [np.empty(shard.shape, shard.dtype) for shard in context.outputs]
 
@@ -36,7 +36,7 @@ def attention_round(context: KernelContext) -> Kernel:
 
 
 def attention_grad_round(context: KernelContext) -> Kernel:
-    """Return dq so far, and dk and dv of the block, of (q, k, v, out, logsumexp, dout, dq)."""
+    """Kernel of dq so far, and dk and dv of the block, from (q, k, v, out, logsumexp, dout, dq)."""
     alone = attention_grad(context)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:

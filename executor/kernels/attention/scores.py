@@ -30,23 +30,23 @@ class Room:
     scores: Array
 
 
-def rooms(found: Geometry) -> list[Room]:
-    """Return the blocks with scratch for their queries and scores, which all of them share."""
-    queries, scores = found.rows(found.head_dim), found.scores()
-    made = []
-    for block in found.blocks:
-        query = part(queries, found.groups, found.repeats, block.queries, found.head_dim)
-        score = part(scores, found.groups, block.keys, found.repeats, block.queries)
-        made.append(
+def rooms(sizes: Geometry) -> list[Room]:
+    """Blocks with scratch for their queries and scores, which all of them share."""
+    queries, scores = sizes.rows(sizes.head_dim), sizes.scores()
+    block_rooms = []
+    for block in sizes.blocks:
+        query = part(queries, sizes.groups, sizes.repeats, block.queries, sizes.head_dim)
+        score = part(scores, sizes.groups, block.keys, sizes.repeats, block.queries)
+        block_rooms.append(
             Room(
                 block=block,
                 query_apart=query,
-                query=query.reshape(found.groups, -1, found.head_dim),
+                query=query.reshape(sizes.groups, -1, sizes.head_dim),
                 scores_apart=score,
-                scores=score.reshape(found.groups, block.keys, found.repeats * block.queries),
+                scores=score.reshape(sizes.groups, block.keys, sizes.repeats * block.queries),
             )
         )
-    return made
+    return block_rooms
 
 
 Added = Callable[[Room, int, Sequence[Array]], None]
@@ -65,25 +65,25 @@ def hide(room: Room) -> None:
         np.add(hidden, mask.values, out=hidden)
 
 
-def additions(context: KernelContext, found: Geometry, bias: int | None) -> list[Added]:
-    """Return what is added to scaled products: distances times slopes, and input `bias`."""
-    made: list[Added] = []
+def additions(context: KernelContext, sizes: Geometry, bias: int | None) -> list[Added]:
+    """Functions that add to scaled products: distances times slopes, and input `bias`."""
+    adders: list[Added] = []
     slopes = head_slopes(context)
     if slopes is not None:
-        made.append(_distances_added(found, slopes.astype(found.dtype)[:, None, :, None]))
+        adders.append(_distances_added(sizes, slopes.astype(sizes.dtype)[:, None, :, None]))
     if bias is not None:
-        view = BiasView(context, found, bias)
+        view = BiasView(context, sizes, bias)
 
         def biased(room: Room, sample: int, inputs: Sequence[Array]) -> None:
             values = view.of(room.block, sample, inputs[bias])
             np.add(room.scores_apart, values, out=room.scores_apart)
 
-        made.append(biased)
-    return made
+        adders.append(biased)
+    return adders
 
 
 def alibi_slopes(heads: int, exponent: float) -> Array:
-    """Return how fast the scores of every head fall with the distance.
+    """Slopes with which the scores of every head fall with the distance.
 
     Head i of a power of two of heads has 2^(-exponent (i + 1) / heads); otherwise every second
     slope of the next power of two comes first, then the others.
@@ -99,27 +99,27 @@ def alibi_slopes(heads: int, exponent: float) -> Array:
 
 
 def head_slopes(context: KernelContext) -> Array | None:
-    """Return the slopes of this rank's heads as [g, r]; None without `alibi`."""
+    """Slopes of this rank's heads as [g, r]; None without `alibi`."""
     exponent = context.number("alibi", 0.0)
     if not exponent:
         return None
     query = context.inputs[0]
-    whole, first = query.global_shape[2:-1], query.offsets[2:-1]
-    slopes = alibi_slopes(prod(whole), exponent).reshape(whole[0], -1)
+    global_heads, first = query.global_shape[2:-1], query.offsets[2:-1]
+    slopes = alibi_slopes(prod(global_heads), exponent).reshape(global_heads[0], -1)
     repeat = first[1] if len(first) == 2 else 0
     groups, *repeats = query.shape[2:-1]
     here: Array = slopes[first[0] :, repeat:][:groups, : prod(repeats)]
     return here
 
 
-def _distances_added(found: Geometry, slopes: Array) -> Added:
-    """Take away slope · |t - s|; the distances of every block are a part of one array."""
-    queries = max(block.queries for block in found.blocks)
-    lowest = min(block.columns.start - block.first for block in found.blocks)
-    highest = max(block.columns.stop - block.first for block in found.blocks)
+def _distances_added(sizes: Geometry, slopes: Array) -> Added:
+    """Function that takes away slope · |t - s|; all blocks' distances are parts of one array."""
+    queries = max(block.queries for block in sizes.blocks)
+    lowest = min(block.columns.start - block.first for block in sizes.blocks)
+    highest = max(block.columns.stop - block.first for block in sizes.blocks)
     behind = np.subtract.outer(np.arange(lowest, highest), np.arange(queries))
-    table = -np.abs(behind).astype(found.dtype)
-    scratch = found.scores()
+    table = -np.abs(behind).astype(sizes.dtype)
+    scratch = sizes.scores()
 
     def add(room: Room, sample: int, inputs: Sequence[Array]) -> None:
         block = room.block
@@ -137,22 +137,22 @@ class BiasView:
 
     Parameters
     ----------
-    context, found
+    context, sizes
         The kernel's context and sizes.
-    at
-        Which input it is; its gradient has the same labels.
+    input_index
+        Number of the input that it is; its gradient has the same labels.
 
     Attributes
     ----------
     shape
         Its shape as seen.
     lacks
-        Which of [g, s, r, t] it lacks.
+        Those of [g, s, r, t] that it lacks.
     """
 
-    def __init__(self, context: KernelContext, found: Geometry, at: int) -> None:
+    def __init__(self, context: KernelContext, sizes: Geometry, input_index: int) -> None:
         dims = layout(context)
-        query, key, bias = dims.inputs[0], dims.inputs[1], dims.inputs[at]
+        query, key, bias = dims.inputs[0], dims.inputs[1], dims.inputs[input_index]
         batch, queries, group, *repeat = query[:-1]
         order = [batch, group, key[1], *(repeat or [""]), queries]
         self._split = tuple(dims.sizes[label] for label in bias)
@@ -165,7 +165,7 @@ class BiasView:
 
     def of(self, block: Block, sample: int, array: Array) -> Array:
         """View what a block of a sample takes of the operand, [g, s, r, t]."""
-        whole = array.reshape(self._split).transpose(self._order).reshape(self.shape)
+        view = array.reshape(self._split).transpose(self._order).reshape(self.shape)
         columns = slice(None) if 1 in self.lacks else block.columns
         rows = slice(None) if 3 in self.lacks else block.rows
-        return whole[sample if self._per_sample else 0, :, columns, :, rows]
+        return view[sample if self._per_sample else 0, :, columns, :, rows]

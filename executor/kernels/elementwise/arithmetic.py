@@ -11,14 +11,14 @@ from millrace.executor.kernels.dims import Dims, Layout, layout
 
 
 class Spread(NamedTuple):
-    """How an array takes the place of an output with more labels: split, transpose, add dims."""
+    """View of an array against an output with more labels: split, transpose, add dims."""
 
     split: tuple[int, ...]
     order: tuple[int, ...]
     shape: tuple[int, ...]
 
     def view(self, array: Array) -> Array:
-        """Return the array with a dim (of size one where it lacks it) per label of the output."""
+        """Array with a dim (of size one where it lacks it) per label of the output."""
         return array.reshape(self.split).transpose(self.order).reshape(self.shape)
 
 
@@ -32,11 +32,11 @@ def spread(dims: Dims, output: Dims, sizes: dict[str, int]) -> Spread:
 
 
 def add(context: KernelContext) -> Kernel:
-    """Return the sum of two or more tensors, broadcast by label."""
-    found = layout(context)
-    (output,) = found.outputs
-    apart = tuple(found.sizes[label] for label in output)
-    forms = [spread(dims, output, found.sizes) for dims in found.inputs]
+    """Kernel of the sum of two or more tensors, broadcast by label."""
+    operand_dims = layout(context)
+    (output,) = operand_dims.outputs
+    apart = tuple(operand_dims.sizes[label] for label in output)
+    forms = [spread(dims, output, operand_dims.sizes) for dims in operand_dims.inputs]
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         target = outputs[0].reshape(apart)
@@ -49,13 +49,13 @@ def add(context: KernelContext) -> Kernel:
 
 
 def mul(context: KernelContext) -> Kernel:
-    """Return the product of two tensors, broadcast by label and summed over what is missing."""
-    found = layout(context)
-    (output,) = found.outputs
-    apart = tuple(found.sizes[label] for label in output)
-    if any(label not in output for dims in found.inputs for label in dims):
-        return _summed_product(context, found)
-    first, second = (spread(dims, output, found.sizes) for dims in found.inputs)
+    """Kernel of the product of two tensors, broadcast by label and summed over what is missing."""
+    operand_dims = layout(context)
+    (output,) = operand_dims.outputs
+    apart = tuple(operand_dims.sizes[label] for label in output)
+    if any(label not in output for dims in operand_dims.inputs for label in dims):
+        return _summed_product(context, operand_dims)
+    first, second = (spread(dims, output, operand_dims.sizes) for dims in operand_dims.inputs)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         np.multiply(
@@ -68,16 +68,20 @@ def mul(context: KernelContext) -> Kernel:
     return kernel
 
 
-def _summed_product(context: KernelContext, found: Layout) -> Kernel:
-    """Return the kernel of a product of which some labels are summed; no product is stored."""
-    labels = sorted({label for dims in (*found.inputs, *found.outputs) for label in dims})
+def _summed_product(context: KernelContext, operand_dims: Layout) -> Kernel:
+    """Kernel of a product of which some labels are summed; no product is stored."""
+    labels = sorted(
+        {label for dims in (*operand_dims.inputs, *operand_dims.outputs) for label in dims}
+    )
     letters = dict(zip(labels, ascii_letters, strict=False))
     first, second, output = (
-        "".join(letters[label] for label in dims) for dims in (*found.inputs, *found.outputs)
+        "".join(letters[label] for label in dims)
+        for dims in (*operand_dims.inputs, *operand_dims.outputs)
     )
     text = f"{first},{second}->{output}"
     shapes = [
-        tuple(found.sizes[label] for label in dims) for dims in (*found.inputs, *found.outputs)
+        tuple(operand_dims.sizes[label] for label in dims)
+        for dims in (*operand_dims.inputs, *operand_dims.outputs)
     ]
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -93,7 +97,7 @@ def _summed_product(context: KernelContext, found: Layout) -> Kernel:
 
 
 def scale(context: KernelContext) -> Kernel:
-    """Return x times the attribute `factor`."""
+    """Kernel of x times the attribute `factor`."""
     factor = float(context.attributes["factor"])
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -103,7 +107,7 @@ def scale(context: KernelContext) -> Kernel:
 
 
 def shift(context: KernelContext) -> Kernel:
-    """Return x plus the attribute `value`."""
+    """Kernel of x plus the attribute `value`."""
     value = float(context.attributes["value"])
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -113,7 +117,7 @@ def shift(context: KernelContext) -> Kernel:
 
 
 def cast(context: KernelContext) -> Kernel:
-    """Return the same values in another dtype."""
+    """Kernel of the input's values in another dtype."""
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         np.copyto(outputs[0], inputs[0], casting="same_kind")
@@ -122,7 +126,7 @@ def cast(context: KernelContext) -> Kernel:
 
 
 def accumulate(context: KernelContext) -> Kernel:
-    """Return the sum over the firings that share one version of the output."""
+    """Kernel of the sum over the firings that share one version of the output."""
     hold = context.output_hold
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:

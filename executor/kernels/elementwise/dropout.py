@@ -21,7 +21,7 @@ from millrace.executor.kernels.context import Array, Kernel, KernelContext
 from millrace.executor.kernels.random_bits import key_of, philox
 from millrace.models.labels import BATCH, bind, parse
 
-WORDS = 4  # that a counter gives
+WORDS = 4  # A counter gives so many.
 
 
 class _Rows(NamedTuple):
@@ -46,7 +46,7 @@ class Labels(NamedTuple):
 
 
 def labels_of(context: KernelContext) -> Labels:
-    """Return the labels of a dropout's input."""
+    """Labels of a dropout's input."""
     shard = context.inputs[0]
     expression = parse(context.labels)
     (dims,) = expression.inputs
@@ -64,32 +64,33 @@ def labels_of(context: KernelContext) -> Labels:
 
 def _rows(context: KernelContext) -> _Rows:
     """Cut the shard into rows as long as possible."""
-    labels, local, whole, offsets = labels_of(context)
+    labels, local_sizes, global_sizes, offsets = labels_of(context)
     inside = [label for label in labels if label != BATCH]
     strides = {
-        label: prod(whole[later] for later in inside[at + 1 :]) for at, label in enumerate(inside)
+        label: prod(global_sizes[later] for later in inside[position + 1 :])
+        for position, label in enumerate(inside)
     }
     # a row goes on over every dim that is whole here, and over one more
-    kept, length = len(labels), 1
-    while kept and labels[kept - 1] != BATCH:
-        kept -= 1
-        length *= local[labels[kept]]
-        if local[labels[kept]] != whole[labels[kept]]:
+    outer_count, length = len(labels), 1
+    while outer_count and labels[outer_count - 1] != BATCH:
+        outer_count -= 1
+        length *= local_sizes[labels[outer_count]]
+        if local_sizes[labels[outer_count]] != global_sizes[labels[outer_count]]:
             break
-    samples = np.zeros((1,) * kept, np.uint64)
+    samples = np.zeros((1,) * outer_count, np.uint64)
     starts = np.full(
-        (1,) * kept,
-        sum(offsets.get(label, 0) * strides[label] for label in labels[kept:]),
+        (1,) * outer_count,
+        sum(offsets.get(label, 0) * strides[label] for label in labels[outer_count:]),
         np.uint64,
     )
-    for at, label in enumerate(labels[:kept]):
-        index = offsets.get(label, 0) + np.arange(local[label], dtype=np.uint64)
-        index = index.reshape([-1 if other == at else 1 for other in range(kept)])
+    for position, label in enumerate(labels[:outer_count]):
+        index = offsets.get(label, 0) + np.arange(local_sizes[label], dtype=np.uint64)
+        index = index.reshape([-1 if other == position else 1 for other in range(outer_count)])
         if label == BATCH:
             samples = samples + index
         else:
             starts = starts + index * np.uint64(strides[label])
-    shape = [local[label] for label in labels[:kept]]
+    shape = [local_sizes[label] for label in labels[:outer_count]]
     return _Rows(
         samples=np.broadcast_to(samples, shape).reshape(-1),
         starts=np.broadcast_to(starts, shape).reshape(-1),
@@ -99,7 +100,7 @@ def _rows(context: KernelContext) -> _Rows:
 
 
 def rate_of(context: KernelContext) -> float:
-    """Return the share of values that a dropout leaves out.
+    """Share of values that a dropout leaves out.
 
     Raises
     ------
@@ -115,7 +116,7 @@ def rate_of(context: KernelContext) -> float:
 
 
 def dropout(context: KernelContext) -> Kernel:
-    """Return x / (1 − rate), or 0 with probability `rate`; raises as `rate_of` does."""
+    """Kernel of x / (1 − rate), or 0 with probability `rate`; raises as `rate_of` does."""
     rate = rate_of(context)
     rows = _rows(context)
     bits = _Bits(key_of(context.run.seed, str(context.attributes["op"])), round(rate * 2**32), rows)
@@ -124,15 +125,15 @@ def dropout(context: KernelContext) -> Kernel:
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         x, y = inputs[0].reshape(shape), outputs[0].reshape(shape)
-        for region, kept in bits.kept(_first_number(context, firing, rows.has_samples)):
+        for region, mask in bits.kept(_first_number(context, firing, rows.has_samples)):
             np.multiply(x[region], factor, out=y[region])
-            np.multiply(y[region], kept, out=y[region])
+            np.multiply(y[region], mask, out=y[region])
 
     return kernel
 
 
 def _first_number(context: KernelContext, firing: int, has_samples: bool) -> int:
-    """Return the number of the microbatch's first sample, or of the firing, in the whole run."""
+    """Number of the microbatch's first sample, or of the firing, in the whole run."""
     run = context.run
     if not has_samples:
         return run.first_step * run.microbatches + firing
@@ -141,7 +142,7 @@ def _first_number(context: KernelContext, firing: int, has_samples: bool) -> int
 
 
 class _Bits:
-    """Which elements are kept, region by region; its arrays are written over by every region."""
+    """Masks of the elements that are kept, by region; every region writes over its arrays."""
 
     def __init__(self, key: tuple[int, int], threshold: int, rows: _Rows) -> None:
         self._key = key
@@ -181,13 +182,13 @@ class _Bits:
         np.right_shift(words[1], high, out=words[1])
         words[2][...], words[3][...] = samples & low, samples >> high
         philox(words, self._key, [array[:count, :width] for array in self._spare])
-        kept = self._kept[:count, :width]
-        for at, word in enumerate(words):
-            np.greater_equal(word, self._threshold, out=kept[..., at])
-        found = kept.reshape(count, width * WORDS)
+        mask = self._kept[:count, :width]
+        for word_index, word in enumerate(words):
+            np.greater_equal(word, self._threshold, out=mask[..., word_index])
+        flat_mask = mask.reshape(count, width * WORDS)
         if self._is_aligned:
-            return found[:, :length]
+            return flat_mask[:, :length]
         moved = self._moved[:count, :length]
         for row, place in enumerate(self._places[part].tolist()):
-            moved[row] = found[row, place : place + length]
+            moved[row] = flat_mask[row, place : place + length]
         return moved

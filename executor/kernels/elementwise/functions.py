@@ -111,7 +111,7 @@ def _tail(dtype: str) -> _Tail:
         start=start,
         scale=2 * start / (high - low),
         shift=-(high + low) / (high - low),
-        coefficients=tuple(float(one) for one in monomials),
+        coefficients=tuple(float(coefficient) for coefficient in monomials),
     )
 
 

@@ -22,13 +22,13 @@ from millrace.models.ops import FUNCTIONS as DESCRIPTIONS
 
 
 def _numbers(context: KernelContext, name: str) -> tuple[float, ...]:
-    """Return a function's attributes in the order of its row."""
+    """Attributes of a function in the order of its row."""
     _, names = DESCRIPTIONS[name]
     return tuple(float(context.attributes[attribute]) for attribute in names)
 
 
 def _value(name: str, formula: Formula) -> KernelFactory:
-    """Return the kernel factory of a function of x."""
+    """Kernel factory of a function of x."""
 
     def factory(context: KernelContext) -> Kernel:
         size = context.outputs[0].size
@@ -48,7 +48,7 @@ def _value(name: str, formula: Formula) -> KernelFactory:
 
 
 def _gradient(name: str, formula: Formula) -> KernelFactory:
-    """Return the kernel factory of dy times the slope at x, of (x, dy)."""
+    """Kernel factory of dy times the slope at x, from (x, dy)."""
 
     def factory(context: KernelContext) -> Kernel:
         size = context.outputs[0].size
@@ -74,7 +74,7 @@ POINTWISE: dict[str, KernelFactory] = {
 
 
 def swiglu(context: KernelContext) -> Kernel:
-    """Return silu(gate) · up of (gate, up)."""
+    """Kernel of silu(gate) · up from (gate, up)."""
     size = context.outputs[0].size
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -88,7 +88,7 @@ def swiglu(context: KernelContext) -> Kernel:
 
 
 def swiglu_grad(context: KernelContext) -> Kernel:
-    """Return dgate and dup of (gate, up, dy).
+    """Kernel of dgate and dup from (gate, up, dy).
 
     With s = sigmoid(gate): dup = dy · gate s, and dgate = dy · up · (s + gate s (1 − s)).
     """
@@ -125,26 +125,28 @@ class _Channels:
     """
 
     def __init__(self, context: KernelContext) -> None:
-        found = layout(context)
-        x, slope = found.inputs[:2]
+        operand_dims = layout(context)
+        x, slope = operand_dims.inputs[:2]
         named = [label for label in slope if label in x]
-        if len(named) > 1 or any(found.sizes[label] > 1 for label in slope if label not in x):
+        if len(named) > 1 or any(
+            operand_dims.sizes[label] > 1 for label in slope if label not in x
+        ):
             raise ExecutorError(
                 f"prelu takes one slope or one per index of a dim of x, found `{context.labels}`",
                 actor=context.name,
             )
-        sizes = [found.sizes[label] for label in x]
-        at = x.index(named[0]) if named else len(x) - 1
-        self.count = sizes[at] if named else 1
-        self.outer = int(np.prod(sizes[:at]))
-        inner = int(np.prod(sizes[at + 1 if named else at :]))
+        sizes = [operand_dims.sizes[label] for label in x]
+        position = x.index(named[0]) if named else len(x) - 1
+        self.count = sizes[position] if named else 1
+        self.outer = int(np.prod(sizes[:position]))
+        inner = int(np.prod(sizes[position + 1 if named else position :]))
         self._by_row = inner > 1 or not named
         rows = self.outer * self.count if self._by_row else self.outer
         self.shape = (rows, inner if self._by_row else self.count)
         self.step = rows_per_chunk(self.shape[1], rows)
 
     def slopes(self, slope: Array) -> Array:
-        """Return the slopes so that `slopes[rows]` broadcasts against rows of x."""
+        """Slopes so that `slopes[rows]` broadcasts against rows of x."""
         if self._by_row:
             return np.tile(slope.reshape(-1), self.outer)[:, None]
         return np.broadcast_to(slope.reshape(1, -1), self.shape)
@@ -163,7 +165,7 @@ class _Channels:
 
 
 def prelu(context: KernelContext) -> Kernel:
-    """Return x where it is positive, elsewhere slope · x, of (x, slope)."""
+    """Kernel of x where it is positive, elsewhere slope · x, from (x, slope)."""
     channels = _Channels(context)
     buffer = np.empty((channels.step, channels.shape[1]), context.outputs[0].dtype)
 
@@ -181,7 +183,7 @@ def prelu(context: KernelContext) -> Kernel:
 
 
 def prelu_grad(context: KernelContext) -> Kernel:
-    """Return dx and dslope = Σ dy · min(x, 0) of (x, slope, dy)."""
+    """Kernel of dx and dslope = Σ dy · min(x, 0) from (x, slope, dy)."""
     channels = _Channels(context)
     dtype = context.outputs[0].dtype
     buffer = np.empty((channels.step, channels.shape[1]), dtype)

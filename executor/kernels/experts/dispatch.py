@@ -18,7 +18,7 @@ from millrace.executor.kernels.context import Array, Kernel, KernelContext, Shar
 
 
 class _Ways:
-    """Which choice has which row, in scratch that every firing fills anew.
+    """Rows of choices and choices of rows, in scratch that every firing fills anew.
 
     Parameters
     ----------
@@ -39,23 +39,23 @@ class _Ways:
         self._numbers = np.arange(self._rows.size)
 
     def rows(self, expert: Array, place: Array) -> Array:
-        """Return the row [b t, k] of every choice."""
-        rows, known, other = self._rows, self._known, self._other
+        """Row [b t, k] of every choice."""
+        rows, is_here, other = self._rows, self._known, self._other
         np.subtract(expert, self._first, out=rows)
-        np.greater_equal(place, 0, out=known)
+        np.greater_equal(place, 0, out=is_here)
         for compare, bound in ((np.greater_equal, 0), (np.less, self.experts)):
             compare(rows, bound, out=other)
-            np.logical_and(known, other, out=known)
+            np.logical_and(is_here, other, out=is_here)
         np.multiply(rows, self.samples, out=rows)
         np.add(rows, self._sample, out=rows)
         np.multiply(rows, self.capacity, out=rows)
         np.add(rows, place, out=rows)
-        np.logical_not(known, out=other)
+        np.logical_not(is_here, out=other)
         np.copyto(rows, -1, where=other)
         return rows.reshape(self.tokens, self.choices)
 
     def holders(self, expert: Array, place: Array) -> Array:
-        """Return which choice [b t k] has every row [e b c]."""
+        """Choice [b t k] that has every row [e b c]."""
         rows = self.rows(expert, place)
         self._holders.fill(-1)
         self._holders[rows.reshape(-1)] = self._numbers
@@ -75,31 +75,31 @@ class _Ways:
 
 
 def dispatch(context: KernelContext) -> Kernel:
-    """Return every token at the places it got, of (x, expert, place); zeros elsewhere."""
+    """Kernel of every token at the places it got, from (x, expert, place); zeros elsewhere."""
     ways = _Ways(context.outputs[0], context.inputs[1])
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        x, made = ways.at_tokens(inputs[0]), ways.at_experts(outputs[0])
+        x, expert_rows = ways.at_tokens(inputs[0]), ways.at_experts(outputs[0])
         holders = ways.holders(inputs[1], inputs[2])
         np.floor_divide(holders, ways.choices, out=holders)
-        np.take(x, holders, axis=0, out=made, mode="clip")
-        made[holders < 0] = 0
+        np.take(x, holders, axis=0, out=expert_rows, mode="clip")
+        expert_rows[holders < 0] = 0
 
     return kernel
 
 
 def dispatch_grad(context: KernelContext) -> Kernel:
-    """Return dx of (dy, expert, place): dy of a token's places, added up."""
+    """Kernel of dx from (dy, expert, place): dy of a token's places, added up."""
     return _gather(_Ways(context.inputs[0], context.inputs[1]), context.outputs[0].dtype)
 
 
 def combine(context: KernelContext) -> Kernel:
-    """Return the sum by weight of a token's places, of (y, expert, place, weight)."""
+    """Kernel of the sum by weight of a token's places, from (y, expert, place, weight)."""
     return _gather(_Ways(context.inputs[0], context.inputs[1]), context.outputs[0].dtype)
 
 
 def _gather(ways: _Ways, dtype: str) -> Kernel:
-    """Return the sum of a token's rows, by weight where there is a fourth input."""
+    """Kernel of the sum of a token's rows, by weight where there is a fourth input."""
     buffer = np.empty((ways.step(), ways.features), dtype)
     weights = np.empty((ways.tokens, ways.choices), dtype)
 
@@ -109,18 +109,20 @@ def _gather(ways: _Ways, dtype: str) -> Kernel:
         np.copyto(weights, inputs[3].reshape(weights.shape) if len(inputs) > 3 else 1)
         weights[rows < 0] = 0
         for part in chunks(ways.tokens, ways.step()):
-            found, total = buffer[: part.stop - part.start], out[part]
+            gathered, total = buffer[: part.stop - part.start], out[part]
             for choice in range(ways.choices):
-                np.take(given, rows[part, choice], axis=0, out=found, mode="clip")
-                np.multiply(found, weights[part, choice, None], out=found if choice else total)
+                np.take(given, rows[part, choice], axis=0, out=gathered, mode="clip")
+                np.multiply(
+                    gathered, weights[part, choice, None], out=gathered if choice else total
+                )
                 if choice:
-                    np.add(total, found, out=total)
+                    np.add(total, gathered, out=total)
 
     return kernel
 
 
 def combine_grad_input(context: KernelContext) -> Kernel:
-    """Return dy of (dout, expert, place, weight): dout by weight, at the places of its token."""
+    """Kernel of dy from (dout, expert, place, weight): dout by weight, at its token's places."""
     ways = _Ways(context.outputs[0], context.inputs[1])
     weights = np.empty(prod(context.outputs[0].shape[:3]), context.outputs[0].dtype)
     tokens = np.empty(weights.size, np.intp)
@@ -138,7 +140,7 @@ def combine_grad_input(context: KernelContext) -> Kernel:
 
 
 def combine_grad_weight(context: KernelContext) -> Kernel:
-    """Return dweight of (dout, y, expert, place): dout times what is at a token's places."""
+    """Kernel of dweight from (dout, y, expert, place): dout times what is at a token's places."""
     ways = _Ways(context.inputs[1], context.inputs[2])
     buffer = np.empty((ways.step(), ways.features), context.outputs[0].dtype)
 
@@ -146,10 +148,10 @@ def combine_grad_weight(context: KernelContext) -> Kernel:
         dout, y = ways.at_tokens(inputs[0]), ways.at_experts(inputs[1])
         rows, dweight = ways.rows(inputs[2], inputs[3]), outputs[0].reshape(ways.tokens, -1)
         for part in chunks(ways.tokens, ways.step()):
-            found = buffer[: part.stop - part.start]
+            gathered = buffer[: part.stop - part.start]
             for choice in range(ways.choices):
-                np.take(y, rows[part, choice], axis=0, out=found, mode="clip")
-                np.vecdot(found, dout[part], out=dweight[part, choice])
+                np.take(y, rows[part, choice], axis=0, out=gathered, mode="clip")
+                np.vecdot(gathered, dout[part], out=dweight[part, choice])
         dweight[rows < 0] = 0
 
     return kernel

@@ -1,4 +1,4 @@
-"""Which experts a token goes to, and which place it gets there.
+"""Routing: the experts that a token goes to, and the place that it gets there.
 
 Ties go to the expert with the lower index, and places are given by choice, then by position, so
 that the same scores give the same places on any number of ranks.
@@ -15,7 +15,7 @@ from millrace.executor.kernels.context import Array, Kernel, KernelContext
 
 
 class _Best:
-    """Takes the largest of every row, one after the other, from a copy of the rows.
+    """Search for the largest of every row, one after the other, in a copy of the rows.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class _Best:
 
 
 def top_k(context: KernelContext) -> Kernel:
-    """Return the largest scores of every token, their experts, and its places there.
+    """Kernel of the largest scores of every token, their experts, and its places there.
 
     The smallest distance between a score that was chosen and one that just was not, of groups too,
     is kept in the run: within it, another order of sums may choose otherwise.
@@ -55,14 +55,15 @@ def top_k(context: KernelContext) -> Kernel:
     samples, tokens, experts = context.inputs[0].shape
     choices, dtype = context.outputs[0].shape[2], context.inputs[0].dtype
     groups = int(context.attributes.get("groups", 1))
-    kept = int(context.attributes.get("kept_groups", groups)) if groups > 1 else 1
-    if choices > experts // groups * kept:
+    kept_groups = int(context.attributes.get("kept_groups", groups)) if groups > 1 else 1
+    if choices > experts // groups * kept_groups:
         raise ExecutorError(
-            f"a token chooses {choices} experts of {experts // groups * kept} that it may choose",
+            f"a token chooses {choices} experts of {experts // groups * kept_groups} that it may "
+            f"choose",
             actor=context.name,
         )
     best = _Best(tokens, experts, dtype)
-    limit = _group_limit(best, groups, kept) if 1 < groups != kept else None
+    limit = _group_limit(best, groups, kept_groups) if 1 < groups != kept_groups else None
     capacity = int(context.attributes["capacity"])
     last = np.empty(tokens, dtype)
 
@@ -87,8 +88,8 @@ def top_k(context: KernelContext) -> Kernel:
     return kernel
 
 
-def _group_limit(best: _Best, groups: int, kept: int) -> Callable[[], float]:
-    """Return what hides experts outside a token's best groups, and says by how much those won.
+def _group_limit(best: _Best, groups: int, kept_groups: int) -> Callable[[], float]:
+    """Function that hides experts outside a token's best groups, and says by how much those won.
 
     A group counts for the sum of its two largest scores (DeepSeek-V3, arXiv 2412.19437, 2.1.2).
     """
@@ -106,7 +107,7 @@ def _group_limit(best: _Best, groups: int, kept: int) -> Callable[[], float]:
             inside.find()
             np.add(scores, inside.value.reshape(scores.shape), out=scores)
         np.copyto(among.left, scores)
-        for _ in range(kept):
+        for _ in range(kept_groups):
             among.find()
             among.remove()
         np.copyto(last, among.value)
@@ -120,7 +121,7 @@ def _group_limit(best: _Best, groups: int, kept: int) -> Callable[[], float]:
 
 
 def places(expert: Array, experts: int, capacity: int) -> Array:
-    """Return the place [t, k] that every choice [t, k] gets at its expert; -1 where it is full."""
+    """Place [t, k] that every choice [t, k] gets at its expert; -1 where it is full."""
     tokens, choices = expert.shape
     chosen = expert.T.reshape(-1)
     order = np.argsort(chosen, kind="stable")
@@ -133,7 +134,7 @@ def places(expert: Array, experts: int, capacity: int) -> Array:
 
 
 def top_k_grad(context: KernelContext) -> Kernel:
-    """Return dscores of (dvalue, expert)."""
+    """Kernel of dscores from (dvalue, expert)."""
     samples, tokens, choices = context.inputs[0].shape
     experts = context.outputs[0].shape[2]
     starts = np.arange(tokens, dtype=np.intp) * experts
@@ -152,7 +153,7 @@ def top_k_grad(context: KernelContext) -> Kernel:
 
 
 def expert_load(context: KernelContext) -> Kernel:
-    """Return the share of a sample's choices that fall on each expert, dropped ones too."""
+    """Kernel of the share of a sample's choices that fall on each expert, dropped ones too."""
     samples, tokens, choices = context.inputs[0].shape
     experts = context.outputs[0].shape[1]
 

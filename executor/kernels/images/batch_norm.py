@@ -40,29 +40,29 @@ class _Channels:
                 yield part, across
 
     def room(self, piece: Piece) -> Array:
-        """Return scratch for a piece."""
+        """Scratch for a piece."""
         rows, columns = (part.stop - part.start for part in piece)
         shape = rows, columns, self.form[2]
         return self.scratch[: prod(shape)].reshape(shape)
 
     def statistics(self, sums: Array, squares: Array, epsilon: float) -> tuple[Array, Array]:
-        """Return mean and 1 / standard deviation of every channel, as [channels, 1]."""
+        """Mean and 1 / standard deviation of every channel, as [channels, 1]."""
         rstd = 1 / np.sqrt(squares / self.count + epsilon)
         return (sums / self.count)[:, None], rstd[:, None]
 
 
 def _channels(context: KernelContext, sums_at: int, x_at: int = 0) -> _Channels:
     """Read the form off input `x_at` and operand `sums_at` (inputs, then outputs)."""
-    found = layout(context)
-    (channel,) = (*found.inputs, *found.outputs)[sums_at]
+    operand_dims = layout(context)
+    (channel,) = (*operand_dims.inputs, *operand_dims.outputs)[sums_at]
     shards = (*context.inputs, *context.outputs)
-    dims = found.inputs[x_at]
-    at = dims.index(channel)
-    sizes = [found.sizes[label] for label in dims]
-    form = prod(sizes[:at]), sizes[at], prod(sizes[at + 1 :])
-    whole = prod(shards[x_at].global_shape) // prod(shards[sums_at].global_shape)
+    dims = operand_dims.inputs[x_at]
+    position = dims.index(channel)
+    sizes = [operand_dims.sizes[label] for label in dims]
+    form = prod(sizes[:position]), sizes[position], prod(sizes[position + 1 :])
+    count = prod(shards[x_at].global_shape) // prod(shards[sums_at].global_shape)
     largest = max(min(prod(form), CHUNK_ELEMENTS), form[2])
-    return _Channels(form=form, count=whole, scratch=np.empty(largest, shards[x_at].dtype))
+    return _Channels(form=form, count=count, scratch=np.empty(largest, shards[x_at].dtype))
 
 
 def _add_up(values: Array, total: Array) -> None:
@@ -72,28 +72,28 @@ def _add_up(values: Array, total: Array) -> None:
 
 
 def channel_sums(context: KernelContext) -> Kernel:
-    """Return every channel's sum."""
-    found = _channels(context, 1)
+    """Kernel of every channel's sum."""
+    channels = _channels(context, 1)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        x, total = found.of(inputs[0]), outputs[0]
+        x, total = channels.of(inputs[0]), outputs[0]
         total.fill(0)
-        for piece in found.pieces():
+        for piece in channels.pieces():
             _add_up(x[piece], total[piece[1]])
 
     return kernel
 
 
 def channel_squares(context: KernelContext) -> Kernel:
-    """Return every channel's sum of squared distances from its mean, of (x, sums)."""
-    found = _channels(context, 1)
+    """Kernel of every channel's sum of squared distances from its mean, from (x, sums)."""
+    channels = _channels(context, 1)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        x, total = found.of(inputs[0]), outputs[0]
-        mean = (inputs[1] / found.count)[:, None]
+        x, total = channels.of(inputs[0]), outputs[0]
+        mean = (inputs[1] / channels.count)[:, None]
         total.fill(0)
-        for piece in found.pieces():
-            centred = found.room(piece)
+        for piece in channels.pieces():
+            centred = channels.room(piece)
             np.subtract(x[piece], mean[piece[1]], out=centred)
             np.multiply(centred, centred, out=centred)
             _add_up(centred, total[piece[1]])
@@ -102,14 +102,14 @@ def channel_squares(context: KernelContext) -> Kernel:
 
 
 def batch_norm(context: KernelContext) -> Kernel:
-    """Return y of (x, sums, squares, gamma, beta)."""
-    found, epsilon = _channels(context, 1), context.number("epsilon", 1e-5)
+    """Kernel of y from (x, sums, squares, gamma, beta)."""
+    channels, epsilon = _channels(context, 1), context.number("epsilon", 1e-5)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        x, y = found.of(inputs[0]), found.of(outputs[0])
-        mean, rstd = found.statistics(inputs[1], inputs[2], epsilon)
+        x, y = channels.of(inputs[0]), channels.of(outputs[0])
+        mean, rstd = channels.statistics(inputs[1], inputs[2], epsilon)
         factor, shift = rstd * inputs[3][:, None], inputs[4][:, None]
-        for piece in found.pieces():
+        for piece in channels.pieces():
             here, across = y[piece], piece[1]
             np.subtract(x[piece], mean[across], out=here)
             np.multiply(here, factor[across], out=here)
@@ -119,17 +119,17 @@ def batch_norm(context: KernelContext) -> Kernel:
 
 
 def batch_norm_grad_sums(context: KernelContext) -> Kernel:
-    """Return dgamma = Σ dy · x̂ and dbeta = Σ dy of (dy, x, sums, squares)."""
-    found, epsilon = _channels(context, 2), context.number("epsilon", 1e-5)
+    """Kernel of dgamma = Σ dy · x̂ and dbeta = Σ dy from (dy, x, sums, squares)."""
+    channels, epsilon = _channels(context, 2), context.number("epsilon", 1e-5)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        dy, x = found.of(inputs[0]), found.of(inputs[1])
+        dy, x = channels.of(inputs[0]), channels.of(inputs[1])
         dgamma, dbeta = outputs
-        mean, rstd = found.statistics(inputs[2], inputs[3], epsilon)
+        mean, rstd = channels.statistics(inputs[2], inputs[3], epsilon)
         dgamma.fill(0)
         dbeta.fill(0)
-        for piece in found.pieces():
-            product, across = found.room(piece), piece[1]
+        for piece in channels.pieces():
+            product, across = channels.room(piece), piece[1]
             np.subtract(x[piece], mean[across], out=product)
             np.multiply(product, dy[piece], out=product)
             _add_up(product, dgamma[across])
@@ -140,20 +140,24 @@ def batch_norm_grad_sums(context: KernelContext) -> Kernel:
 
 
 def batch_norm_grad_input(context: KernelContext) -> Kernel:
-    """Return dx of (dy, x, sums, squares, gamma, dgamma, dbeta).
+    """Kernel of dx from (dy, x, sums, squares, gamma, dgamma, dbeta).
 
     dx = gamma · rstd · (dy − dbeta / count − x̂ · dgamma / count): the statistics move with x
     (Ioffe and Szegedy 2015, section 3).
     """
-    found, epsilon = _channels(context, 2), context.number("epsilon", 1e-5)
+    channels, epsilon = _channels(context, 2), context.number("epsilon", 1e-5)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        dy, x, dx = found.of(inputs[0]), found.of(inputs[1]), found.of(outputs[0])
-        mean, rstd = found.statistics(inputs[2], inputs[3], epsilon)
+        dy, x, dx = channels.of(inputs[0]), channels.of(inputs[1]), channels.of(outputs[0])
+        mean, rstd = channels.statistics(inputs[2], inputs[3], epsilon)
         gamma, dgamma, dbeta = (array[:, None] for array in inputs[4:])
-        factor, along, average = gamma * rstd, rstd * dgamma / found.count, dbeta / found.count
-        for piece in found.pieces():
-            change, across = found.room(piece), piece[1]
+        factor, along, average = (
+            gamma * rstd,
+            rstd * dgamma / channels.count,
+            dbeta / channels.count,
+        )
+        for piece in channels.pieces():
+            change, across = channels.room(piece), piece[1]
             np.subtract(x[piece], mean[across], out=change)
             np.multiply(change, along[across], out=change)
             np.subtract(dy[piece], change, out=change)

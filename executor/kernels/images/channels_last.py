@@ -27,15 +27,15 @@ class _Columns:
         self._values = np.zeros(0 if self._plain else shape, sizes.dtype)
 
     def matrix(self, images: Array) -> Array:
-        """Return where to find, or leave, the columns of images as [g, b j i, q p c]."""
+        """Array in which to find, or leave, the columns of images, as [g, b j i, q p c]."""
         sizes = self._sizes
         if self._plain:
             return images.reshape(1, -1, sizes.c)
-        whole = self._values.reshape(sizes.g, -1, sizes.depth)
-        return whole[:, : len(images) * sizes.places]
+        columns = self._values.reshape(sizes.g, -1, sizes.depth)
+        return columns[:, : len(images) * sizes.places]
 
     def read(self, images: Array) -> Array:
-        """Return the columns of images [b, y, x, g c]."""
+        """Columns of images [b, y, x, g c]."""
         if not self._plain:
             for tap, apart in self._meeting(images):
                 np.copyto(self._under(tap, len(images)), apart)
@@ -70,14 +70,14 @@ class _Places:
         self._values = np.empty(shape if sizes.g > 1 else 0, sizes.dtype)
 
     def matrix(self, outputs: Array) -> Array:
-        """Return where to find, or leave, the outputs."""
+        """Array in which to find, or leave, the outputs."""
         sizes = self._sizes
         if sizes.g == 1:
             return outputs.reshape(1, -1, sizes.n)
         return self._values[:, : len(outputs) * sizes.places]
 
     def read(self, outputs: Array) -> Array:
-        """Return the outputs' values."""
+        """Values of the outputs."""
         if self._sizes.g > 1:
             np.copyto(self.matrix(outputs), self._apart(outputs))
         return self.matrix(outputs)
@@ -92,21 +92,21 @@ class _Places:
 
 
 def conv(sizes: Sizes) -> Kernel:
-    """Return the convolution of (x, w)."""
+    """Kernel of the convolution of (x, w)."""
     columns, places = _Columns(sizes), _Places(sizes)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         weight = inputs[1].reshape(sizes.g, sizes.n, sizes.depth).transpose(0, 2, 1)
         for part in sizes.parts():
-            made = outputs[0][part]
-            np.matmul(columns.read(inputs[0][part]), weight, out=places.matrix(made))
-            places.write(made)
+            out = outputs[0][part]
+            np.matmul(columns.read(inputs[0][part]), weight, out=places.matrix(out))
+            places.write(out)
 
     return kernel
 
 
 def conv_grad_input(sizes: Sizes) -> Kernel:
-    """Return dx of (dy, w): the columns of dx are dy w."""
+    """Kernel of dx from (dy, w): the columns of dx are dy w."""
     columns, places = _Columns(sizes), _Places(sizes)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -121,7 +121,7 @@ def conv_grad_input(sizes: Sizes) -> Kernel:
 
 
 def conv_grad_weight(sizes: Sizes) -> Kernel:
-    """Return dw of (x, dy): dy times the columns of x, added up over samples and places."""
+    """Kernel of dw from (x, dy): dy times the columns of x, added up over samples and places."""
     columns, places = _Columns(sizes), _Places(sizes)
     product = np.empty((sizes.g, sizes.n, sizes.depth), sizes.dtype)
 

@@ -30,11 +30,11 @@ class _Columns:
     def matrix(self, samples: int) -> Array:
         """View the columns of the first `samples` as [g, c q p, b j i]."""
         sizes = self._sizes
-        whole = self._values.reshape(sizes.g, sizes.depth, -1)
-        return whole[:, :, : samples * sizes.places]
+        columns = self._values.reshape(sizes.g, sizes.depth, -1)
+        return columns[:, :, : samples * sizes.places]
 
     def read(self, images: Array) -> Array:
-        """Return the columns of images [b, g c, y, x]."""
+        """Columns of images [b, g c, y, x]."""
         samples = images.shape[0]
         for tap, apart in self._meeting(images):
             values = self._values[:, :, tap.row, tap.column, :samples]
@@ -65,7 +65,7 @@ class _Places:
         self._values = np.empty(shape if sizes.step > 1 else 0, sizes.dtype)
 
     def matrix(self, outputs: Array) -> Array:
-        """Return where to find, or leave, the outputs."""
+        """Array in which to find, or leave, the outputs."""
         sizes = self._sizes
         if sizes.step == 1:
             return outputs.reshape(sizes.g, sizes.n, sizes.places)
@@ -73,7 +73,7 @@ class _Places:
         return merged[:, :, : outputs.shape[0] * sizes.places]
 
     def read(self, outputs: Array) -> Array:
-        """Return the outputs' values."""
+        """Values of the outputs."""
         if self._sizes.step > 1:
             np.copyto(self._here(outputs), self._apart(outputs))
         return self.matrix(outputs)
@@ -92,7 +92,7 @@ class _Places:
 
 
 def conv(context: KernelContext) -> Kernel:
-    """Return the convolution of (x, w)."""
+    """Kernel of the convolution of (x, w)."""
     sizes = sizes_of(context)
     if sizes.channels_last:
         return channels_last.conv(sizes)
@@ -103,15 +103,15 @@ def conv(context: KernelContext) -> Kernel:
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         weight = inputs[1].reshape(sizes.g, sizes.n, sizes.depth)
         for part in sizes.parts():
-            made = outputs[0][part]
-            np.matmul(weight, columns.read(inputs[0][part]), out=places.matrix(made))
-            places.write(made)
+            out = outputs[0][part]
+            np.matmul(weight, columns.read(inputs[0][part]), out=places.matrix(out))
+            places.write(out)
 
     return kernel
 
 
 def conv_grad_input(context: KernelContext) -> Kernel:
-    """Return dx of (dy, w): the columns of dx are wᵀ dy."""
+    """Kernel of dx from (dy, w): the columns of dx are wᵀ dy."""
     sizes = sizes_of(context)
     if sizes.channels_last:
         return channels_last.conv_grad_input(sizes)
@@ -132,7 +132,7 @@ def conv_grad_input(context: KernelContext) -> Kernel:
 
 
 def conv_grad_weight(context: KernelContext) -> Kernel:
-    """Return dw of (x, dy): dy times the columns of x, added up over samples and places."""
+    """Kernel of dw from (x, dy): dy times the columns of x, added up over samples and places."""
     sizes = sizes_of(context)
     if sizes.channels_last:
         return channels_last.conv_grad_weight(sizes)
@@ -143,23 +143,23 @@ def conv_grad_weight(context: KernelContext) -> Kernel:
         total = outputs[0].reshape(product.shape)
         total.fill(0)
         for part in sizes.parts():
-            found = columns.read(inputs[0][part]).transpose(0, 2, 1)
-            np.matmul(places.read(inputs[1][part]), found, out=product)
+            columns_of_x = columns.read(inputs[0][part]).transpose(0, 2, 1)
+            np.matmul(places.read(inputs[1][part]), columns_of_x, out=product)
             np.add(total, product, out=total)
 
     return kernel
 
 
 def _pointwise(sizes: Sizes, *, backward: bool) -> Kernel:
-    """Return the product of every place with the weight, or with its transpose."""
-    given, made = (sizes.n, sizes.c) if backward else (sizes.c, sizes.n)
+    """Kernel of the product of every place with the weight, or with its transpose."""
+    in_channels, out_channels = (sizes.n, sizes.c) if backward else (sizes.c, sizes.n)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         weight = inputs[1].reshape(sizes.g, sizes.n, sizes.c)
         np.matmul(
             weight.transpose(0, 2, 1) if backward else weight,
-            inputs[0].reshape(sizes.b, sizes.g, given, sizes.places),
-            out=outputs[0].reshape(sizes.b, sizes.g, made, sizes.places),
+            inputs[0].reshape(sizes.b, sizes.g, in_channels, sizes.places),
+            out=outputs[0].reshape(sizes.b, sizes.g, out_channels, sizes.places),
         )
 
     return kernel

@@ -10,7 +10,7 @@ from millrace.executor.kernels.context import KernelContext, Shard
 from millrace.models.labels import Operand, parse
 
 _CONVOLUTIONS = {"conv": (0, 1, 2), "conv_grad_input": (2, 1, 0), "conv_grad_weight": (0, 2, 1)}
-"""Places of the image, the weight and what is made among the operands, outputs last."""
+"""Places of the image, the weight and the output among the operands, outputs last."""
 
 
 class Convolved(NamedTuple):
@@ -38,8 +38,8 @@ def convolved(context: KernelContext) -> Convolved:
     """
     operands = parse(context.labels).operands
     shards = (*context.inputs, *context.outputs)
-    image, weight, made = (operands[at] for at in _CONVOLUTIONS[context.kind])
-    orders = {_channels(image, weight), _channels(made, weight), _channels(weight, image, made)}
+    image, weight, output = (operands[index] for index in _CONVOLUTIONS[context.kind])
+    orders = {_channels(image, weight), _channels(output, weight), _channels(weight, image, output)}
     if orders not in ({1}, {3}):
         raise ExecutorError(
             f"{context.kind} takes images `b c y x` with weights `n c q p`, or `b y x c` with "
@@ -47,7 +47,7 @@ def convolved(context: KernelContext) -> Convolved:
             actor=context.name,
         )
     (channels,) = orders
-    x, w, y = (shards[at] for at in _CONVOLUTIONS[context.kind])
+    x, w, y = (shards[index] for index in _CONVOLUTIONS[context.kind])
     return Convolved(x, w, y, channels=channels, rows=2 if channels == 1 else 1)
 
 
@@ -56,13 +56,15 @@ def _channels(of: Operand, shared: Operand, beside: Operand = ()) -> int:
     theirs = {label for dim in shared for label in dim}
     others = {label for dim in beside for label in dim}
     places = [
-        at for at, dim in enumerate(of) if theirs.intersection(dim) and not others.intersection(dim)
+        position
+        for position, dim in enumerate(of)
+        if theirs.intersection(dim) and not others.intersection(dim)
     ]
     return places[-1] if len(of) == 4 and places else -1
 
 
 def rows_of_pooling(context: KernelContext) -> int:
-    """Return the place of rows in the shapes of an image and its windows; columns follow.
+    """Place of rows in the shapes of an image and its windows; columns follow.
 
     Raises
     ------
@@ -70,11 +72,15 @@ def rows_of_pooling(context: KernelContext) -> int:
         Rows and columns are no neighbours.
     """
     first, *_ = operands = parse(context.labels).operands
-    kept = [at for at, dim in enumerate(first) if all(dim in operand for operand in operands)]
-    moved = [at for at in range(len(first)) if at not in kept]
-    if len(first) != 4 or len(moved) != 2 or moved[1] != moved[0] + 1:
+    fixed_dims = [
+        position
+        for position, dim in enumerate(first)
+        if all(dim in operand for operand in operands)
+    ]
+    pooled_dims = [position for position in range(len(first)) if position not in fixed_dims]
+    if len(first) != 4 or len(pooled_dims) != 2 or pooled_dims[1] != pooled_dims[0] + 1:
         raise ExecutorError(
             f"{context.kind} takes images `b c y x` or `b y x c`; found `{context.labels}`",
             actor=context.name,
         )
-    return moved[0]
+    return pooled_dims[0]

@@ -19,7 +19,7 @@ from millrace.executor.kernels.images.windows import Tap, taps
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Planes:
-    """How many planes, how many of them at a time, their sizes, and the taps of a window.
+    """Planes: how many, how many of them at a time, their sizes, and the taps of a window.
 
     A pixel has `beside` values: the channels where they come last, else one.
     """
@@ -42,7 +42,7 @@ class _Planes:
         return array.reshape(self.count, *self.made, self.beside)
 
     def scratch(self, dtype: str) -> Array:
-        """Return room for the outputs of a chunk of planes."""
+        """Room for the outputs of a chunk of planes."""
         return np.empty((self.step, *self.made, self.beside), dtype)
 
     @property
@@ -51,11 +51,11 @@ class _Planes:
         return prod(self.made) == 1 and self.window == prod(self.given) == len(self.taps)
 
 
-def _planes(context: KernelContext, image: Shard, made: Shard) -> _Planes:
+def _planes(context: KernelContext, image: Shard, output: Shard) -> _Planes:
     size = int(context.attributes["size_y"]), int(context.attributes["size_x"])
     rows = rows_of_pooling(context)
     count, beside = prod(image.shape[:rows]), prod(image.shape[rows + 2 :])
-    given, places = ((shard.shape[rows], shard.shape[rows + 1]) for shard in (image, made))
+    given, places = ((shard.shape[rows], shard.shape[rows + 1]) for shard in (image, output))
     return _Planes(
         count=count,
         step=rows_per_chunk(prod(given) * beside, count),
@@ -77,7 +77,7 @@ def _largest(planes: _Planes, x: Array, out: Array) -> None:
 
 
 def max_pool(context: KernelContext) -> Kernel:
-    """Return the largest of every window."""
+    """Kernel of the largest of every window."""
     planes = _planes(context, context.inputs[0], context.outputs[0])
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -89,7 +89,7 @@ def max_pool(context: KernelContext) -> Kernel:
 
 
 def max_pool_grad(context: KernelContext) -> Kernel:
-    """Return dx of (x, dy): dy goes to the first of a window's largest, row by row."""
+    """Kernel of dx from (x, dy): dy goes to the first of a window's largest, row by row."""
     planes = _planes(context, context.inputs[0], context.inputs[1])
     largest, changes = planes.scratch(planes.dtype), planes.scratch(planes.dtype)
     hits, waits = planes.scratch("bool"), planes.scratch("bool")
@@ -103,12 +103,12 @@ def max_pool_grad(context: KernelContext) -> Kernel:
             waiting.fill(True)
             dx.fill(0)
             for tap in planes.taps:
-                at = (slice(x.shape[0]), *tap.outputs)
-                hit, change, still = hits[at], changes[at], waiting[at]
-                np.equal(x[:, *tap.inputs], best[at], out=hit)
+                region = (slice(x.shape[0]), *tap.outputs)
+                hit, change, still = hits[region], changes[region], waiting[region]
+                np.equal(x[:, *tap.inputs], best[region], out=hit)
                 np.logical_and(hit, still, out=hit)
                 np.greater(still, hit, out=still)
-                np.multiply(dy[at], hit, out=change)
+                np.multiply(dy[region], hit, out=change)
                 target = dx[:, *tap.inputs]
                 np.add(target, change, out=target)
 
@@ -116,7 +116,7 @@ def max_pool_grad(context: KernelContext) -> Kernel:
 
 
 def avg_pool(context: KernelContext) -> Kernel:
-    """Return the mean of every window, its padding counted as zeros."""
+    """Kernel of the mean of every window, its padding counted as zeros."""
     planes = _planes(context, context.inputs[0], context.outputs[0])
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -126,32 +126,32 @@ def avg_pool(context: KernelContext) -> Kernel:
             np.multiply(y, 1 / planes.window, out=y)
             return
         for part in chunks(planes.count, planes.step):
-            given, made = x[part], y[part]
-            made.fill(0)
+            given, out = x[part], y[part]
+            out.fill(0)
             for tap in planes.taps:
-                here = made[:, *tap.outputs]
+                here = out[:, *tap.outputs]
                 np.add(here, given[:, *tap.inputs], out=here)
-            np.multiply(made, 1 / planes.window, out=made)
+            np.multiply(out, 1 / planes.window, out=out)
 
     return kernel
 
 
 def avg_pool_grad(context: KernelContext) -> Kernel:
-    """Return dx of dy: every window's share at each of its places."""
+    """Kernel of dx from dy: every window's share at each of its places."""
     planes = _planes(context, context.outputs[0], context.inputs[0])
     shares = planes.scratch(planes.dtype)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         dy, dx = planes.pooled(inputs[0]), planes.images(outputs[0])
         for part in chunks(planes.count, planes.step):
-            share, made = shares[: part.stop - part.start], dx[part]
+            share, dx_part = shares[: part.stop - part.start], dx[part]
             np.multiply(dy[part], 1 / planes.window, out=share)
             if planes.is_global:
-                np.copyto(made, share)
+                np.copyto(dx_part, share)
                 continue
-            made.fill(0)
+            dx_part.fill(0)
             for tap in planes.taps:
-                here = made[:, *tap.inputs]
+                here = dx_part[:, *tap.inputs]
                 np.add(here, share[:, *tap.outputs], out=here)
 
     return kernel

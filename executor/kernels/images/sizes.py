@@ -46,10 +46,10 @@ class Sizes:
 
 def sizes_of(context: KernelContext) -> Sizes:
     """Read the sizes off the shards; raises ExecutorError where dims are in another order."""
-    found = convolved(context)
-    (n, c), window = _apart(found.weight.shape, found.channels, found.rows)
-    (b, channels), given = _apart(found.image.shape, found.channels, found.rows)
-    _, places = _apart(found.made.shape, found.channels, found.rows)
+    operands = convolved(context)
+    (n, c), window = _apart(operands.weight.shape, operands.channels, operands.rows)
+    (b, channels), given = _apart(operands.image.shape, operands.channels, operands.rows)
+    _, places = _apart(operands.made.shape, operands.channels, operands.rows)
     groups = channels // c
     plain = all(
         context.attributes[f"{name}_{dim}"] == usual
@@ -66,15 +66,15 @@ def sizes_of(context: KernelContext) -> Sizes:
         made=places,
         window=window,
         step=max(1, min(b, COLUMNS_ELEMENTS // max(sample, 1))),
-        dtype=found.image.dtype,
+        dtype=operands.image.dtype,
         taps=tuple(taps(context, window, given, places)),
         pointwise=window == (1, 1) and plain,
-        channels_last=found.is_channels_last,
+        channels_last=operands.is_channels_last,
     )
 
 
 def _apart(
     shape: tuple[int, ...], channels: int, rows: int
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the sizes of dim 0 and of the channels, and those of rows and columns."""
+    """Sizes of dim 0 and of the channels, and those of rows and columns."""
     return (shape[0], shape[channels]), (shape[rows], shape[rows + 1])

@@ -1,4 +1,4 @@
-"""Windows over an image: which input every tap of every window reads.
+"""Windows over an image: the input that every tap of every window reads.
 
 Shape legend: b samples, y x rows and columns of the input, j i of the output, q p of a window.
 """
@@ -19,27 +19,27 @@ class Tap(NamedTuple):
 
 
 def taps(
-    context: KernelContext, size: tuple[int, int], given: tuple[int, int], made: tuple[int, int]
+    context: KernelContext, size: tuple[int, int], given: tuple[int, int], out_size: tuple[int, int]
 ) -> list[Tap]:
-    """Return the taps of windows, row by row, without those that lie in the padding everywhere.
+    """Taps of windows, row by row, without those that lie in the padding everywhere.
 
     Parameters
     ----------
     context
         Holds strides, padding and dilation.
-    size, given, made
+    size, given, out_size
         Rows and columns of a window, of the input and of the output.
     """
-    found = []
-    across = list(_reaches(context, "x", size[1], given[1], made[1]))
-    for row, outputs_y, inputs_y in _reaches(context, "y", size[0], given[0], made[0]):
+    window_taps = []
+    across = list(_reaches(context, "x", size[1], given[1], out_size[1]))
+    for row, outputs_y, inputs_y in _reaches(context, "y", size[0], given[0], out_size[0]):
         for column, outputs_x, inputs_x in across:
-            found.append(Tap(row, column, (outputs_y, outputs_x), (inputs_y, inputs_x)))
-    return found
+            window_taps.append(Tap(row, column, (outputs_y, outputs_x), (inputs_y, inputs_x)))
+    return window_taps
 
 
 def _reaches(
-    context: KernelContext, dim: str, size: int, given: int, made: int
+    context: KernelContext, dim: str, size: int, given: int, out_size: int
 ) -> Iterator[tuple[int, slice, slice]]:
     """Yield the taps of one dim with the outputs and inputs that meet there."""
     stride, pad = (int(context.attributes[f"{name}_{dim}"]) for name in ("stride", "pad"))
@@ -47,7 +47,7 @@ def _reaches(
     for tap in range(size):
         offset = tap * dilation - pad
         first = max(0, -(offset // stride))
-        stop = min(made, (given - 1 - offset) // stride + 1)
+        stop = min(out_size, (given - 1 - offset) // stride + 1)
         if first < stop:
             start = first * stride + offset
             end = (stop - 1) * stride + offset + 1

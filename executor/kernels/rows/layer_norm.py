@@ -13,7 +13,7 @@ from millrace.executor.kernels.context import Array, Kernel, KernelContext
 
 
 def layer_norm(context: KernelContext) -> Kernel:
-    """Return y, mean and rstd of (x, gamma, beta)."""
+    """Kernel of y, mean and rstd from (x, gamma, beta)."""
     rows, columns, step = rows_of(context)
     epsilon = context.number("epsilon", 1e-5)
     averages = np.full(columns, 1 / columns, context.inputs[0].dtype)
@@ -36,7 +36,7 @@ def layer_norm(context: KernelContext) -> Kernel:
 
 
 def layer_norm_grad_input(context: KernelContext) -> Kernel:
-    """Return dx of (dy, x, gamma, mean, rstd).
+    """Kernel of dx from (dy, x, gamma, mean, rstd).
 
     With g = dy · gamma: dx = rstd · (g − mean(g) − x̂ · mean(g · x̂)); the factors rstd inside x̂
     join the row's scalar, which saves a pass.
@@ -66,7 +66,7 @@ def layer_norm_grad_input(context: KernelContext) -> Kernel:
 
 
 def layer_norm_grad_weight(context: KernelContext) -> Kernel:
-    """Return dgamma = Σ dy · x̂ and dbeta = Σ dy of (dy, x, mean, rstd), sums over rows."""
+    """Kernel of dgamma = Σ dy · x̂ and dbeta = Σ dy from (dy, x, mean, rstd), sums over rows."""
     rows, columns, step = rows_of(context)
     dtype = context.outputs[0].dtype
     ones = np.ones(step, dtype)

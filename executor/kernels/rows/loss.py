@@ -13,7 +13,7 @@ from millrace.executor.kernels.context import Array, Kernel, KernelContext
 
 
 def cross_entropy(context: KernelContext) -> Kernel:
-    """Return loss and logsumexp of every row, of (logits, targets)."""
+    """Kernel of loss and logsumexp of every row, from (logits, targets)."""
     rows, columns, step = rows_of(context)
     buffer = np.empty((step, columns), context.inputs[0].dtype)
 
@@ -36,7 +36,7 @@ def cross_entropy(context: KernelContext) -> Kernel:
 
 
 def cross_entropy_grad(context: KernelContext) -> Kernel:
-    """Return softmax(logits) minus the one-hot target, of (logits, targets, logsumexp).
+    """Kernel of softmax(logits) minus the one-hot target, from (logits, targets, logsumexp).
 
     This is the gradient of the sum of the losses; the vocabulary may be split.
     """
@@ -58,14 +58,14 @@ def cross_entropy_grad(context: KernelContext) -> Kernel:
 
 
 def targets_here(targets: Array, first: int, columns: int) -> tuple[Array, Array]:
-    """Return the rows whose target lies in columns `first:first + columns`, and its flat place."""
+    """Rows whose target lies in columns `first:first + columns`, and its flat place."""
     local = targets.astype(np.int64) - first
     here = np.flatnonzero((targets >= 0) & (local >= 0) & (local < columns))
     return here, here * columns + local[here]
 
 
 def row_max(context: KernelContext) -> Kernel:
-    """Return the largest logit of every row: P(max) over ranks that split the vocabulary."""
+    """Kernel of the largest logit of every row: P(max) over ranks that split the vocabulary."""
     rows, columns, _ = rows_of(context)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -76,7 +76,7 @@ def row_max(context: KernelContext) -> Kernel:
 
 
 def shifted_sums(context: KernelContext) -> Kernel:
-    """Return [Σ exp(logit − max), the target's logit] of every row, of (logits, max, targets).
+    """Kernel of [Σ exp(logit − max), the target's logit] of every row, from (logits, max, targets).
 
     Both are P(sum) over ranks that split the vocabulary: the target's logit is 0 where another
     rank holds it.
@@ -101,7 +101,7 @@ def shifted_sums(context: KernelContext) -> Kernel:
 
 
 def loss_from_sums(context: KernelContext) -> Kernel:
-    """Return loss and logsumexp of every row, of (max, sums, targets)."""
+    """Kernel of loss and logsumexp of every row, from (max, sums, targets)."""
     rows = context.inputs[0].size
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -116,7 +116,7 @@ def loss_from_sums(context: KernelContext) -> Kernel:
 
 
 def count_valid(context: KernelContext) -> Kernel:
-    """Return the number of targets that are not below 0."""
+    """Kernel of the number of targets that are not below 0."""
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         outputs[0][...] = np.count_nonzero(inputs[0] >= 0)

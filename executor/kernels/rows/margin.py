@@ -18,7 +18,7 @@ COSINE_MAX = {"float32": 1 - 1e-6, "float64": 1 - 1e-12}
 
 
 def logistic_loss(context: KernelContext) -> Kernel:
-    """Return log(1 + exp(x)) − target · x of (logits, targets); 0 where a target is negative."""
+    """Kernel of log(1 + exp(x)) − target · x from (logits, targets); 0 for a negative target."""
     size = context.outputs[0].size
     (buffer,) = scratch(1, size, context.inputs[0].dtype)
 
@@ -35,7 +35,7 @@ def logistic_loss(context: KernelContext) -> Kernel:
 
 
 def logistic_loss_grad(context: KernelContext) -> Kernel:
-    """Return sigmoid(x) − target of (logits, targets); 0 where a target is negative."""
+    """Kernel of sigmoid(x) − target from (logits, targets); 0 for a negative target."""
     size = context.outputs[0].size
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -50,7 +50,7 @@ def logistic_loss_grad(context: KernelContext) -> Kernel:
 
 
 def arc_margin(context: KernelContext) -> Kernel:
-    """Return scale · cosine, but scale · cos(angle + margin) at the target's class.
+    """Kernel of scale · cosine, but scale · cos(angle + margin) at the target's class.
 
     Notes
     -----
@@ -74,7 +74,7 @@ def arc_margin(context: KernelContext) -> Kernel:
 
 
 def arc_margin_grad(context: KernelContext) -> Kernel:
-    """Return the gradient of the cosine, of (cosine, targets, dy).
+    """Kernel of the gradient of the cosine, from (cosine, targets, dy).
 
     At the target it is scale · dy · (cos(margin) + c sin(margin) / √(1 − c²)), with c brought
     below `COSINE_MAX` so that it stays finite.

@@ -14,7 +14,7 @@ from millrace.executor.kernels.context import Array, Kernel, KernelContext
 
 
 def masked_softmax(context: KernelContext) -> Kernel:
-    """Return the softmax over keys of scale · x, less what ALiBi takes away, where not hidden."""
+    """Kernel of softmax over keys of scale · x, less what ALiBi takes away, where not hidden."""
     samples, *heads, queries, keys = context.inputs[0].shape
     count = prod(heads)
     scale = context.number("scale", 1.0)
@@ -25,11 +25,11 @@ def masked_softmax(context: KernelContext) -> Kernel:
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         x, y = (a.reshape(samples * count, queries, keys) for a in (*inputs, *outputs))
-        for at in range(samples * count):
-            row = y[at]
-            np.multiply(x[at], scale, out=row)
+        for head in range(samples * count):
+            row = y[head]
+            np.multiply(x[head], scale, out=row)
             if slopes is not None:
-                np.subtract(row, slopes[at % count] * distances, out=row)
+                np.subtract(row, slopes[head % count] * distances, out=row)
             if mask is not None:
                 np.add(row, mask, out=row)
             largest = np.maximum.reduce(row, axis=1)
@@ -44,24 +44,24 @@ def masked_softmax(context: KernelContext) -> Kernel:
 
 
 def masked_softmax_grad(context: KernelContext) -> Kernel:
-    """Return scale · y (dy − Σ y dy) of (y, dy)."""
+    """Kernel of scale · y (dy − Σ y dy) from (y, dy)."""
     *heads, queries, keys = context.inputs[0].shape
     count = prod(heads)
     scale = context.number("scale", 1.0)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         y, dy, dx = (a.reshape(count, queries, keys) for a in (*inputs, *outputs))
-        for at in range(count):
-            along = np.vecdot(y[at], dy[at])
-            np.subtract(dy[at], along[:, None], out=dx[at])
-            np.multiply(dx[at], y[at], out=dx[at])
-            np.multiply(dx[at], scale, out=dx[at])
+        for head in range(count):
+            along = np.vecdot(y[head], dy[head])
+            np.subtract(dy[head], along[:, None], out=dx[head])
+            np.multiply(dx[head], y[head], out=dx[head])
+            np.multiply(dx[head], scale, out=dx[head])
 
     return kernel
 
 
 def _mask(context: KernelContext, behind: Array) -> Array | None:
-    """Return minus infinity where a query does not see a key, else zero; None: it sees all."""
+    """Mask of minus infinity where a query does not see a key, else zero; None: it sees all."""
     window = int(context.attributes.get("window", 0))
     hidden = np.zeros(behind.shape, bool)
     if context.attributes.get("causal", True):
@@ -72,12 +72,16 @@ def _mask(context: KernelContext, behind: Array) -> Array | None:
 
 
 def _slopes(context: KernelContext) -> Array | None:
-    """Return the slopes of this rank's heads, one after the other; None without `alibi`."""
+    """Slopes of this rank's heads, one after the other; None without `alibi`."""
     exponent = context.number("alibi", 0.0)
     if not exponent:
         return None
     scores = context.inputs[0]
-    whole, first, here = (x[1:-2] for x in (scores.global_shape, scores.offsets, scores.shape))
-    slopes = alibi_slopes(prod(whole), exponent).reshape(whole)
-    own = slopes[tuple(slice(at, at + n) for at, n in zip(first, here, strict=True))]
-    return own.reshape(-1).astype(scores.dtype)
+    global_heads, first, here = (
+        dims[1:-2] for dims in (scores.global_shape, scores.offsets, scores.shape)
+    )
+    slopes = alibi_slopes(prod(global_heads), exponent).reshape(global_heads)
+    rank_slopes = slopes[
+        tuple(slice(start, start + n) for start, n in zip(first, here, strict=True))
+    ]
+    return rank_slopes.reshape(-1).astype(scores.dtype)

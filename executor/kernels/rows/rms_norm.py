@@ -13,7 +13,7 @@ from millrace.executor.kernels.context import Array, Kernel, KernelContext
 
 
 def rms_norm(context: KernelContext) -> Kernel:
-    """Return y and rstd of (x, gamma)."""
+    """Kernel of y and rstd from (x, gamma)."""
     rows, columns, step = rows_of(context)
     epsilon = context.number("epsilon", 1e-5)
 
@@ -29,7 +29,7 @@ def rms_norm(context: KernelContext) -> Kernel:
 
 
 def rms_norm_grad_input(context: KernelContext) -> Kernel:
-    """Return dx of (dy, x, gamma, rstd).
+    """Kernel of dx from (dy, x, gamma, rstd).
 
     With g = dy · gamma: dx = rstd · (g − x · rstd² · mean(g · x)).
     """
@@ -52,7 +52,7 @@ def rms_norm_grad_input(context: KernelContext) -> Kernel:
 
 
 def rms_norm_grad_weight(context: KernelContext) -> Kernel:
-    """Return dgamma = Σ dy · x · rstd of (dy, x, rstd), a sum over rows."""
+    """Kernel of dgamma = Σ dy · x · rstd from (dy, x, rstd), a sum over rows."""
     rows, columns, step = rows_of(context)
     dtype = context.outputs[0].dtype
     products = np.empty((step, columns), dtype)
@@ -72,7 +72,7 @@ def rms_norm_grad_weight(context: KernelContext) -> Kernel:
 
 
 def l2_normalize(context: KernelContext) -> Kernel:
-    """Return rows of length one, and one over the length they had (at least `epsilon`)."""
+    """Kernel of rows of length one, and one over the length they had (at least `epsilon`)."""
     rows, columns, step = rows_of(context)
     epsilon = context.number("epsilon", 1e-12)
 
@@ -88,7 +88,7 @@ def l2_normalize(context: KernelContext) -> Kernel:
 
 
 def l2_normalize_grad(context: KernelContext) -> Kernel:
-    """Return dx = rnorm · (dy − y · Σ dy · y) of (dy, y, rnorm)."""
+    """Kernel of dx = rnorm · (dy − y · Σ dy · y) from (dy, y, rnorm)."""
     rows, columns, step = rows_of(context)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:

@@ -9,7 +9,7 @@ from millrace.executor.kernels.context import Array, Kernel, KernelContext
 
 
 def softmax(context: KernelContext) -> Kernel:
-    """Return exp(x − max) / Σ exp(x − max) of every row."""
+    """Kernel of exp(x − max) / Σ exp(x − max) of every row."""
     rows, columns, step = rows_of(context)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -25,7 +25,7 @@ def softmax(context: KernelContext) -> Kernel:
 
 
 def softmax_grad(context: KernelContext) -> Kernel:
-    """Return y (dy − Σ y dy) of (y, dy)."""
+    """Kernel of y (dy − Σ y dy) from (y, dy)."""
     rows, columns, step = rows_of(context)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:

@@ -12,7 +12,7 @@ from millrace.executor.kernels.context import Array, Kernel, KernelContext
 
 
 def embedding(context: KernelContext) -> Kernel:
-    """Return the table's row of every id; zeros where another rank holds the row."""
+    """Kernel of the table's row of every id; zeros where another rank holds the row."""
     table_shard = context.inputs[1]
     rows, columns = table_shard.shape
     first = table_shard.offsets[0]
@@ -32,7 +32,7 @@ def embedding(context: KernelContext) -> Kernel:
 
 
 def embedding_grad(context: KernelContext) -> Kernel:
-    """Return, per row of the table, the sum of dy over the positions that hold its id.
+    """Kernel of the sum of dy over the positions that hold an id, for every row of the table.
 
     Positions are sorted by id and every run of equal ids is summed at once: `np.add.at` takes
     twice as long. The row of the id `padding`, if there is one, gets none.

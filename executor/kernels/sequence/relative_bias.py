@@ -22,11 +22,11 @@ from millrace.executor.kernels.context import Array, Kernel, KernelContext
 
 
 def bucket_of(distance: Array, buckets: int, *, bidirectional: bool, max_distance: int) -> Array:
-    """Return the bucket of every distance key − query."""
-    found = np.zeros(distance.shape, np.int64)
+    """Bucket of every distance key − query."""
+    bucket = np.zeros(distance.shape, np.int64)
     if bidirectional:
         buckets //= 2
-        found[distance > 0] = buckets
+        bucket[distance > 0] = buckets
         far = np.abs(distance)
     else:
         far = np.maximum(-distance, 0)
@@ -34,7 +34,7 @@ def bucket_of(distance: Array, buckets: int, *, bidirectional: bool, max_distanc
     # a distance on a border (a power of the ratio) falls into the further bucket despite rounding
     steps = np.log(np.maximum(far, 1) / exact) / log(max_distance / exact) * (buckets - exact)
     wide = exact + np.floor(steps + 1e-6).astype(np.int64)
-    return found + np.where(far < exact, far, np.minimum(wide, buckets - 1))
+    return bucket + np.where(far < exact, far, np.minimum(wide, buckets - 1))
 
 
 class Distances(NamedTuple):
@@ -49,7 +49,7 @@ class Distances(NamedTuple):
 def distances(
     context: KernelContext, bias_shape: tuple[int, ...], offsets: Sequence[int]
 ) -> Distances:
-    """Return them of the shard of a bias of this shape and these offsets."""
+    """Distances of the shard of a bias of this shape and these offsets."""
     heads, queries, keys = bias_shape
     table = context.inputs[0] if context.kind == "relative_bias" else context.outputs[0]
     smallest = offsets[2] - (offsets[1] + queries - 1)
@@ -67,31 +67,31 @@ def distances(
 
 
 def relative_bias(context: KernelContext) -> Kernel:
-    """Return the bias [H, T, S] of a table [M, H]."""
+    """Kernel of the bias [H, T, S] of a table [M, H]."""
     output = context.outputs[0]
-    found = distances(context, output.shape, output.offsets)
-    by_distance = np.empty((found.heads, found.bucket.size), output.dtype)
+    shard_distances = distances(context, output.shape, output.offsets)
+    by_distance = np.empty((shard_distances.heads, shard_distances.bucket.size), output.dtype)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        np.take(inputs[0].T, found.bucket, axis=1, out=by_distance, mode="clip")
-        windows = sliding_window_view(by_distance, found.keys, axis=1)
+        np.take(inputs[0].T, shard_distances.bucket, axis=1, out=by_distance, mode="clip")
+        windows = sliding_window_view(by_distance, shard_distances.keys, axis=1)
         np.copyto(outputs[0], windows[:, ::-1])
 
     return kernel
 
 
 def relative_bias_grad(context: KernelContext) -> Kernel:
-    """Return the gradient of the table [M, H]: that of the bias added up by bucket."""
+    """Kernel of the gradient of the table [M, H]: that of the bias added up by bucket."""
     given, table = context.inputs[0], context.outputs[0]
-    found = distances(context, given.shape, given.offsets)
-    by_distance = np.empty((found.bucket.size, found.heads), table.dtype)
-    members = (np.arange(table.shape[0])[:, None] == found.bucket).astype(table.dtype)
+    shard_distances = distances(context, given.shape, given.offsets)
+    by_distance = np.empty((shard_distances.bucket.size, shard_distances.heads), table.dtype)
+    members = (np.arange(table.shape[0])[:, None] == shard_distances.bucket).astype(table.dtype)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         by_distance.fill(0)
-        for query in range(found.queries):
-            first = found.queries - 1 - query
-            window = by_distance[first : first + found.keys].T
+        for query in range(shard_distances.queries):
+            first = shard_distances.queries - 1 - query
+            window = by_distance[first : first + shard_distances.keys].T
             np.add(window, inputs[0][:, query], out=window)
         np.matmul(members, by_distance, out=outputs[0])
 

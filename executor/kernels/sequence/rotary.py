@@ -29,7 +29,7 @@ Turn = Callable[[Array, Array, slice], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turning:
-    """All that the angles follow from; ops that agree in it share one copy of the tables."""
+    """Parameters of the angles; ops that agree in them share one copy of the tables."""
 
     frequencies: tuple[float, ...]
     amplitude: float
@@ -40,11 +40,11 @@ class Turning:
 
     @property
     def dims(self) -> int:
-        """How many features turn."""
+        """Number of features that turn."""
         return 2 * len(self.frequencies)
 
     def tables(self) -> tuple[Array, Array]:
-        """Return cosines and sines [T, 1, pairs] in float64."""
+        """Cosines and sines [T, 1, pairs] in float64."""
         angles = np.outer(np.arange(self.first, self.first + self.count), self.frequencies)
         sign = -1 if self.is_inverse else 1
         cos, sin = self.amplitude * np.cos(angles), sign * self.amplitude * np.sin(angles)
@@ -53,7 +53,7 @@ class Turning:
 
 @lru_cache(maxsize=32)
 def _half_tables(turning: Turning) -> tuple[Array, Array]:
-    """Return (cos, cos) [T, 1, D] and (−sin, sin) [T, 1, 2, pairs]."""
+    """Tables (cos, cos) [T, 1, D] and (−sin, sin) [T, 1, 2, pairs]."""
     cos, sin = turning.tables()
     cosines, sines = np.concatenate((cos, cos), -1), np.stack((-sin, sin), -2)
     return cosines.astype(turning.dtype), sines.astype(turning.dtype)
@@ -61,33 +61,38 @@ def _half_tables(turning: Turning) -> tuple[Array, Array]:
 
 @lru_cache(maxsize=32)
 def _complex_table(turning: Turning) -> Array:
-    """Return cos + i sin [T, 1, pairs]."""
+    """Table of cos + i sin [T, 1, pairs]."""
     cos, sin = turning.tables()
     return (cos + 1j * sin).astype("complex64" if turning.dtype == "float32" else "complex128")
 
 
 def _shape(context: KernelContext) -> tuple[tuple[int, int, int, int], int]:
-    """Return the shape [outer, T, inner, D] of the shard and the position of its first element."""
-    found = layout(context)
-    labels = found.inputs[0]
+    """Shape [outer, T, inner, D] of the shard and the position of its first element."""
+    operand_dims = layout(context)
+    labels = operand_dims.inputs[0]
     if SEQUENCE not in labels[:-1]:
         raise ExecutorError(
             f"rotary needs label `{SEQUENCE}` before the features, found `{context.labels}`",
             actor=context.name,
         )
-    sizes = [found.sizes[label] for label in labels]
-    at = labels.index(SEQUENCE)
+    sizes = [operand_dims.sizes[label] for label in labels]
+    position = labels.index(SEQUENCE)
     first = 0
     for dim, offset in zip(parse(context.labels).inputs[0], context.inputs[0].offsets, strict=True):
         if dim[0] == SEQUENCE:
-            first = offset // prod(found.sizes[label] for label in dim[1:])
-    return (prod(sizes[:at]), sizes[at], prod(sizes[at + 1 : -1]), sizes[-1]), first
+            first = offset // prod(operand_dims.sizes[label] for label in dim[1:])
+    return (
+        prod(sizes[:position]),
+        sizes[position],
+        prod(sizes[position + 1 : -1]),
+        sizes[-1],
+    ), first
 
 
 def shape_and_turning(
     context: KernelContext,
 ) -> tuple[tuple[int, int, int, int], Turning]:
-    """Return the shape [outer, T, inner, D] of the shard, and what its features turn by.
+    """Shape [outer, T, inner, D] of the shard, and the turning of its features.
 
     Raises
     ------
@@ -123,7 +128,7 @@ def _blocks(shape: tuple[int, int, int, int]) -> Iterator[Block]:
 
 
 def rotary(context: KernelContext) -> Kernel:
-    """Return every pair (x, y) as (x cos − y sin, y cos + x sin), times `amplitude`.
+    """Kernel of every pair (x, y) as (x cos − y sin, y cos + x sin), times `amplitude`.
 
     The angles per position are those of `millrace.models.rotary`; `amplitude` is 1 if left out.
 
@@ -153,7 +158,7 @@ def rotary(context: KernelContext) -> Kernel:
 
 
 def _halves(turning: Turning, size: int) -> Turn:
-    """Return what turns pairs (i, i + half): x · (cos, cos) + (second, first) · (−sin, sin)."""
+    """Function that turns pairs (i, i + half): x · (cos, cos) + (second, first) · (−sin, sin)."""
     cosines, sines = _half_tables(turning)
     buffer = np.empty(size, turning.dtype)
 
@@ -168,7 +173,7 @@ def _halves(turning: Turning, size: int) -> Turn:
 
 
 def _neighbours(turning: Turning) -> Turn:
-    """Return what turns pairs (2 i, 2 i + 1): as products of complex numbers."""
+    """Function that turns pairs (2 i, 2 i + 1): as products of complex numbers."""
     turns = _complex_table(turning)
 
     def turn(x: Array, y: Array, part: slice) -> None:

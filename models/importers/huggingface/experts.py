@@ -154,19 +154,19 @@ def _deepseek_v2(keys: Keys, _: str) -> Mapped:
 
 
 def _latent_attention(keys: Keys, *, interleaved: bool) -> Config:
-    """Return what DeepSeek's dense part is like, with its attention."""
-    turned, kept = keys.integer("qk_rope_head_dim"), keys.integer("qk_nope_head_dim")
+    """Fields of DeepSeek's dense part, with its attention."""
+    turned, unturned = keys.integer("qk_rope_head_dim"), keys.integer("qk_nope_head_dim")
     heads, positions = keys.integer("num_attention_heads"), keys.integer("max_position_embeddings")
     if keys.integer("num_key_value_heads", null=heads) != heads:
         raise keys.error("num_key_value_heads", f"latent attention has one per head: {heads}")
     plain = keys.without("head_dim", "rope_scaling", "rope_parameters")
     biased = keys.flag("attention_bias", False)
     return (
-        base_fields(plain, head_dim=turned + kept)
+        base_fields(plain, head_dim=turned + unturned)
         | rotary_fields(keys, turned, positions)
         | {
             "rope_interleaved": interleaved,
-            "attention_scale": latent_scale(keys, turned + kept, positions),
+            "attention_scale": latent_scale(keys, turned + unturned, positions),
             "kv_lora": keys.integer("kv_lora_rank"),
             "q_lora": keys.integer("q_lora_rank", null=0),
             "value_dim": keys.integer("v_head_dim"),

@@ -46,11 +46,11 @@ class Keys:
 
     def without(self, *names: str) -> "Keys":
         """Return the same keys but for those named."""
-        kept = {name: value for name, value in self.values.items() if name not in names}
-        return replace(self, values=kept)
+        remaining = {name: value for name, value in self.values.items() if name not in names}
+        return replace(self, values=remaining)
 
     def has(self, name: str) -> bool:
-        """Whether the key is there and not `null`."""
+        """True if the key is there and not `null`."""
         return self.values.get(name) is not None
 
     def integer(
@@ -79,8 +79,8 @@ class Keys:
     ) -> float:
         """Return a finite number from `least` to `most`."""
         value = self._value(name, default, null)
-        known = isinstance(value, int | float) and not isinstance(value, bool)
-        if not known or not least <= value <= most:  # which nan is not
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not least <= value <= most:  # which nan is not
             raise self.error(name, f"expected a number from {least:g} to {most:g}")
         return float(value)
 
@@ -106,7 +106,7 @@ class Keys:
         *,
         null: str | None = None,
     ) -> T:
-        """Return what `options` has under the string that is found."""
+        """Entry of `options` under the string that the key holds."""
         value = self._value(name, default, null)
         if not isinstance(value, str) or value not in options:
             raise self.error(name, f"expected one of {', '.join(options)}")
@@ -130,8 +130,8 @@ class Keys:
     def texts(self, name: str) -> tuple[str, ...]:
         """Return a list of strings; an empty one where the key is missing or `null`."""
         value = self._value(name, (), ())
-        known = isinstance(value, list | tuple) and len(value) <= LAYERS_MAX
-        if not known or not all(isinstance(item, str) for item in value):
+        is_list = isinstance(value, list | tuple) and len(value) <= LAYERS_MAX
+        if not is_list or not all(isinstance(item, str) for item in value):
             raise self.error(name, f"expected a list of at most {LAYERS_MAX} strings")
         return tuple(value)
 
@@ -144,8 +144,8 @@ class Keys:
 
     def error(self, name: str, expected: str) -> ModelError:
         """Return the complaint about the key's value, to be raised."""
-        found = shown(self.values[name]) if name in self.values else "missing"
-        return ModelError(f"{self.where}: `{name}` is {found}; {expected}")
+        shown_value = shown(self.values[name]) if name in self.values else "missing"
+        return ModelError(f"{self.where}: `{name}` is {shown_value}; {expected}")
 
     def _value(self, name: str, default: Any, null: Any) -> Any:
         if name not in self.values:

@@ -1,4 +1,4 @@
-"""What a mapping from a model type's keys to a zoo family takes and gives."""
+"""Types of a mapping from a model type's keys to a zoo family: its reader and its result."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from millrace.models.spec import Config
 
 
 class Mapped(NamedTuple):
-    """A family of the zoo, its configuration, and the longest sequence the model was made for."""
+    """Family of the zoo, its configuration, and the longest sequence the model was made for."""
 
     family: str
     config: Config
@@ -16,7 +16,7 @@ class Mapped(NamedTuple):
 
 
 class ModelType(NamedTuple):
-    """How one `model_type` is read.
+    """Reader of one `model_type`.
 
     `classes` are the values of `architectures` that are understood, the first one meant where a
     configuration names none; `read` is given the configuration's keys and the class.

@@ -45,8 +45,8 @@ def read_config(
     out: published models are trained further without it.
     """
     if precision not in PRECISIONS:
-        known = ", ".join(PRECISIONS)
-        raise ModelError(f"there is no precision `{precision}`; choose one of {known}")
+        choices = ", ".join(PRECISIONS)
+        raise ModelError(f"there is no precision `{precision}`; choose one of {choices}")
     file = Path(path) / FILE_NAME if Path(path).is_dir() else Path(path)
     keys = Keys(values=_object(file), where=f"configuration `{file}`")
     model_type = _model_type(keys, file)
@@ -88,15 +88,15 @@ def _model_type(keys: Keys, file: Path) -> ModelType:
 
 
 def _by_class(file: Path, classes: Sequence[str]) -> str:
-    """How a model that no mapping knows may be imported from its class."""
-    known = len(classes) == 1 and classes[0].isidentifier()
-    name = classes[0] if known else "AutoModelForCausalLM"
-    made = f"transformers.{name}(config)"
+    """Advice to import a model that no mapping knows from its class."""
+    names_class = len(classes) == 1 and classes[0].isidentifier()
+    name = classes[0] if names_class else "AutoModelForCausalLM"
+    call = f"transformers.{name}(config)"
     if name.startswith("Auto"):
-        made = f"transformers.{name}.from_config(config)"
+        call = f"transformers.{name}.from_config(config)"
     return (
         f"; its class may import through torch.export, in Python: config = "
-        f"transformers.AutoConfig.from_pretrained({str(file.parent)!r}); module = {made}; "
+        f"transformers.AutoConfig.from_pretrained({str(file.parent)!r}); module = {call}; "
         f"imported = millrace.importing.import_module(module, "
         f"(torch.zeros(1, 128, dtype=torch.int64),))"
     )
@@ -108,7 +108,7 @@ def _architecture(keys: Keys, model_type: ModelType, file: Path) -> str:
     if not named:
         return model_type.classes[0]
     if len(named) > 1 or named[0] not in model_type.classes:
-        known = ", ".join(model_type.classes)
+        choices = ", ".join(model_type.classes)
         how = _by_class(file, named)
-        raise keys.error("architectures", f"expected a list of one of {known}{how}")
+        raise keys.error("architectures", f"expected a list of one of {choices}{how}")
     return named[0]

@@ -94,7 +94,7 @@ def _amplitude(keys: Keys, positions: int) -> float:
 
 
 def latent_scale(keys: Keys, head_dim: int, positions: int) -> float:
-    """Return what scores of latent attention are multiplied by; 0 for the default."""
+    """Factor on the scores of latent attention; 0 for the default."""
     section = rope_section(keys)
     weight = section.number("mscale_all_dim", 0.0, null=0.0)
     if not _kind(section) or not weight:

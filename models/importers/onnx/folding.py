@@ -57,12 +57,12 @@ def folded(node: Node, inputs: Sequence[Array | None]) -> tuple[Array, ...]:
         if len(shapes) > 1 and node.kind in _ELEMENTWISE:
             _check_size(np.broadcast_shapes(*shapes))
         with np.errstate(all="ignore"):
-            made = fold(node, inputs)
+            fold_output = fold(node, inputs)
     except (ValueError, TypeError, IndexError, AttributeError, OverflowError) as error:
         if isinstance(error, ModelError):
             raise
         raise ModelError(f"{node.title} is malformed: {error}") from None
-    outputs = made if isinstance(made, tuple) else (made,)
+    outputs = fold_output if isinstance(fold_output, tuple) else (fold_output,)
     return tuple(np.asarray(output) for output in outputs)
 
 
@@ -100,8 +100,8 @@ def _range(node: Node, inputs: Sequence[Any]) -> Array:
     if delta == 0:
         raise ModelError(f"{node.title} has a step of 0; the file is malformed")
     _check_size((max(0, int(np.ceil((limit - start) / delta))),))
-    made: Array = np.arange(start, limit, delta, dtype=np.asarray(inputs[0]).dtype)
-    return made
+    numbers: Array = np.arange(start, limit, delta, dtype=np.asarray(inputs[0]).dtype)
+    return numbers
 
 
 def _expand(node: Node, inputs: Sequence[Any]) -> Array:
@@ -119,14 +119,14 @@ def new_shape(node: Node, old: Sequence[int], asked: Sequence[int]) -> tuple[int
     """Return the shape that a Reshape gives, its 0 and -1 filled in."""
     zeros = node.integer("allowzero", 0)
     shape = [
-        int(old[at]) if size == 0 and not zeros and at < len(old) else int(size)
-        for at, size in enumerate(asked)
+        int(old[axis]) if size == 0 and not zeros and axis < len(old) else int(size)
+        for axis, size in enumerate(asked)
     ]
-    known = prod(size for size in shape if size != -1)
+    known_product = prod(size for size in shape if size != -1)
     if shape.count(-1) > 1 or any(size < -1 for size in shape):
         raise ModelError(f"{node.title} asks for shape {tuple(shape)}; the file is malformed")
-    if -1 in shape and known > 0:
-        shape[shape.index(-1)] = prod(old) // known
+    if -1 in shape and known_product > 0:
+        shape[shape.index(-1)] = prod(old) // known_product
     if prod(shape) != prod(old):
         raise ModelError(f"{node.title}: {tuple(old)} does not fit shape {tuple(shape)}")
     return tuple(shape)
@@ -168,8 +168,8 @@ def axes_of(node: Node, inputs: Sequence[Array | None]) -> list[int] | None:
     """Return axes given as second input or as an attribute; None where they are left out."""
     if len(inputs) > 1 and inputs[1] is not None:
         return [int(axis) for axis in np.ravel(inputs[1])]
-    found = node.integers("axes")
-    return None if found is None else list(found)
+    axes = node.integers("axes")
+    return None if axes is None else list(axes)
 
 
 def _unsqueeze(node: Node, inputs: Sequence[Any]) -> Array:
@@ -194,7 +194,7 @@ def split_sizes(node: Node, size: int, given: Array | None, pieces: int | None =
     else:
         count = node.integer("num_outputs", len(node.outputs))
         piece = -(-size // max(count, 1))
-        sizes = [min(piece, size - piece * at) for at in range(count)]
+        sizes = [min(piece, size - piece * index) for index in range(count)]
     if (
         sum(sizes) != size
         or len(sizes) != (pieces or len(node.outputs))
@@ -226,7 +226,7 @@ def _reduction(function: Callable[..., Any]) -> Fold:
 
 
 def _divided(a: Any, b: Any) -> Any:
-    """Division; of integers towards zero, as ONNX has it."""
+    """Quotient; of integers rounded towards zero, as ONNX has it."""
     if np.asarray(a).dtype.kind != "f":
         if not np.all(b):
             raise ValueError("a division by zero")
@@ -245,7 +245,7 @@ def _cumsum(node: Node, inputs: Sequence[Any]) -> Array:
 
 
 def shape_part(node: Node, shape: Sequence[int]) -> Array:
-    """Return what a Shape node gives of a shape: all of it, or from `start` to `end`."""
+    """Part of a shape that a Shape node gives: all of it, or from `start` to `end`."""
     end = node.integer("end", len(shape))
     return np.asarray(shape[node.integer("start", 0) : end], "int64")
 

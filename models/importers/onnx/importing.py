@@ -112,9 +112,9 @@ def import_file(
     seq_len : int, optional
         Tokens of a sample, where the file leaves that open.
     output : str or int, optional
-        Which output the predictions are; `logits`, or the only floating one, by default.
+        Output that holds the predictions; `logits`, or the only floating one, by default.
     classes_dim : int, optional
-        Which dim of the predictions is classes. Known by itself for [batch, classes], for
+        Dim of the predictions that is classes. Known by itself for [batch, classes], for
         predictions of every token (the last) and for images (1, as PyTorch's cross_entropy has it).
     mask_id : int, optional
         The id of a hidden token; a model that fills in masked text needs it to be trained.
@@ -137,11 +137,11 @@ def import_file(
     if loss is not None and loss not in LOSSES:
         raise ModelError(f"there is no loss `{loss}`; choose one of {', '.join(LOSSES)}")
     source = read_file(Path(path))
-    known = {entry.name for entry in source.inputs if describes_sequence(entry)}
+    constant_inputs = {entry.name for entry in source.inputs if describes_sequence(entry)}
     question = _Question(
         path=path,
         source=source,
-        roles=trained_roles(source, known),
+        roles=trained_roles(source, constant_inputs),
         frozen=matching(source, frozen),
         output=output,
         classes_dim=classes_dim,
@@ -158,7 +158,7 @@ def _imported(question: "_Question") -> Imported:
     """Import at one batch, or at two where the file leaves it open."""
     source, batch = question.source, fixed_batch(question.source)
     read = [_read(question, size) for size in (BATCHES if batch is None else (batch,))]
-    graph, variables, at = read[0]
+    graph, variables, dim_of_classes = read[0]
     if batch is None:
         if with_batch(graph, BATCHES[1]) != read[1].graph:
             raise ModelError(
@@ -167,31 +167,31 @@ def _imported(question: "_Question") -> Imported:
             )
         graph = with_batch(graph, 1)
     graph = for_masked_text(graph, question.mask_id)
-    found = cut(graph)
-    parameters = {found.names[name]: parameter for name, parameter in variables.items()}
-    used = {one.initializer for one in parameters.values()}
+    cut_graph = cut(graph)
+    parameters = {cut_graph.names[name]: parameter for name, parameter in variables.items()}
+    used = {parameter.initializer for parameter in parameters.values()}
     return Imported(
-        graph=check_graph(found.graph),
+        graph=check_graph(cut_graph.graph),
         parameters=parameters,
         values=_values(source, parameters),
-        classes_dim=at,
+        classes_dim=dim_of_classes,
         notes=tuple(notes_on(source, used | question.frozen, graph)),
     )
 
 
 def _values(source: Source, parameters: Mapping[str, Parameter]) -> dict[str, Array] | None:
-    found: dict[str, Array] = {}
+    values: dict[str, Array] = {}
     for name, parameter in parameters.items():
         array = source.initializers[parameter.initializer].array
         if array is None:
             return None
-        found[name] = parameter.value(array)
-    return found
+        values[name] = parameter.value(array)
+    return values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Question:
-    """What is to be imported, and how."""
+    """File to import, and the options of the import."""
 
     path: str | Path
     source: Source
@@ -207,7 +207,7 @@ class _Question:
 
 
 class _Read(NamedTuple):
-    """A graph, where its variables' values are found, and which dim of the output is classes."""
+    """Graph, source of each variable's values, and the dim of the output that is classes."""
 
     graph: Graph
     parameters: dict[str, Parameter]
@@ -242,7 +242,7 @@ class _Import:
         self.low = Lowering(self.builder, question.source, question.roles, uncut, question.frozen)
 
     def run(self) -> _Read:
-        """Return the graph and what is known of it."""
+        """Read the whole file; return the graph, its parameters and the dim of classes."""
         for entry in self.source.inputs:
             self.low.values[entry.name] = self._input(entry)
         for initializer in self.source.initializers.values():
@@ -261,11 +261,13 @@ class _Import:
             targets=self.inputs.targets,
             tokens=any(not entry.floating for entry in self.inputs.data),
         )
-        at = add_loss(self.low, asked, output)
+        dim_of_classes = add_loss(self.low, asked, output)
         graph = pruned(self.builder.build())
         read = {op.outputs[0] for op in graph.ops if op.kind == "variable"}
-        found = {name: own for name, own in self.low.parameters.items() if name in read}
-        return _Read(graph, found, at)
+        parameters = {
+            name: parameter for name, parameter in self.low.parameters.items() if name in read
+        }
+        return _Read(graph, parameters, dim_of_classes)
 
     def _check_trained(self, output: str) -> None:
         """Refuse parameters that would become constants."""
@@ -301,16 +303,16 @@ class _Import:
     def _made(self, node: Node) -> tuple[Value, ...]:
         """Return the values of a node's outputs."""
         try:
-            known = self._known(node)
-            if known is not None:
-                return tuple(Constant(array=array) for array in known)
+            folded_outputs = self._known(node)
+            if folded_outputs is not None:
+                return tuple(Constant(array=array) for array in folded_outputs)
             rule = RULES.get(node.kind)
             if rule is None:
                 if node.kind in (*FOLDS, "Erf") and self._blocked(node):
                     raise BlockedError(frozenset())
                 raise UnsupportedError("is not supported")
-            made = rule(self.low, node)
-            return made if isinstance(made, tuple) else (made,)
+            outputs = rule(self.low, node)
+            return outputs if isinstance(outputs, tuple) else (outputs,)
         except BlockedError as blocked:
             return self._unknown(node, blocked.problems)
         except UnsupportedError as error:
@@ -358,12 +360,12 @@ class _Import:
 
     def _input(self, entry: Input) -> Value:
         shape = self.inputs.shape(entry, self.batch.size)
-        known = prescribed(entry, shape)
-        if known is not None:
-            return Constant(array=known)
+        prescribed_values = prescribed(entry, shape)
+        if prescribed_values is not None:
+            return Constant(array=prescribed_values)
         dims: list[Dim] = [(self.batch,)]
-        for at, size in enumerate(shape[1:], 1):
-            sequence = at == 1 and self.inputs.has_sequence(entry)
+        for axis, size in enumerate(shape[1:], 1):
+            sequence = axis == 1 and self.inputs.has_sequence(entry)
             dims.append((Factor(SEQUENCE, size) if sequence else self.low.fresh(size),))
         operand = tuple(dims)
         source = self.inputs.source_of(entry)
@@ -382,5 +384,5 @@ class _Import:
 
 
 def _plain(name: str) -> str:
-    """A name of letters, digits, dots and underscores."""
+    """Name of letters, digits, dots and underscores."""
     return re.sub(r"[^A-Za-z0-9_.]+", ".", name).strip(".") or "unnamed"

@@ -12,7 +12,7 @@ from millrace.models.importers.onnx.weights import embedded_rows
 
 
 class Read(NamedTuple):
-    """Source of an `input` op and how many different ids it has (0: floating)."""
+    """Source of an `input` op, and its number of different ids (0: floating)."""
 
     name: str
     values: int
@@ -29,7 +29,7 @@ def prescribed(entry: Input, shape: tuple[int, ...]) -> Array | None:
 
 
 def describes_sequence(entry: Input) -> bool:
-    """Whether an input is a mask, positions, or token types: no data, but what is said of them."""
+    """True if an input is a mask, positions or token types: facts about data, not data."""
     plain = entry.name.lower()
     return not entry.floating and any(
         word in plain for word in ("mask", "position", "type", "segment")
@@ -57,12 +57,12 @@ def fixed_batch(source: Source) -> int | None:
 
 
 class Inputs:
-    """What all inputs of a file say together.
+    """Inputs of a file together: the data they read, and the length of their sequence.
 
     Parameters
     ----------
     source : Source
-        What was read from the file.
+        Content of the file.
     seq_len : int or None
         Tokens of a sample, where it was asked for.
 
@@ -93,7 +93,7 @@ class Inputs:
         return "decoder_targets" if self._decoder else "targets"
 
     def source_of(self, entry: Input) -> Read:
-        """Return what an input reads of the data; inputs of one kind read data of their own."""
+        """Source of the data that an input reads; inputs of one kind read data of their own."""
         kind = self._kind(entry)
         kinds = [self._kind(other) for other in self.data]
         source = kind if kinds.count(kind) < 2 else f"input.{entry.name}"
@@ -111,14 +111,14 @@ class Inputs:
         return (batch, *self._sizes(entry))
 
     def has_sequence(self, entry: Input) -> bool:
-        """Whether the second dim of an input is the sequence."""
+        """True if the second dim of an input is the sequence."""
         if len(entry.dims) < 2:
             return False
         return not entry.floating or entry.dims[1] in _sequence_names(self._source)
 
     def _sizes(self, entry: Input) -> Iterator[int]:
-        for at, dim in enumerate(entry.dims[1:], 1):
-            sequence = self.has_sequence(entry) and at == 1
+        for axis, dim in enumerate(entry.dims[1:], 1):
+            sequence = self.has_sequence(entry) and axis == 1
             if isinstance(dim, int):
                 yield dim
             elif self.seq_len is not None and (sequence or dim in _sequence_names(self._source)):
@@ -129,7 +129,9 @@ class Inputs:
                     if sequence
                     else "export the model with a fixed one"
                 )
-                raise ModelError(f"input `{entry.name}`: dim {at} (`{dim}`) has no size; {advice}")
+                raise ModelError(
+                    f"input `{entry.name}`: dim {axis} (`{dim}`) has no size; {advice}"
+                )
 
 
 def _sequence_names(source: Source) -> set[str]:

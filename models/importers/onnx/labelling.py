@@ -17,10 +17,10 @@ def labels_of(
     inputs: Sequence[Dims],
     outputs: Sequence[Dims],
     names: Mapping[Factor, str] | None = None,
-    whole: Iterable[Factor] = (),
+    whole_factors: Iterable[Factor] = (),
 ) -> str:
     """Write an index expression for operands of factors."""
-    given, not_split = names or {}, set(whole)
+    given, not_split = names or {}, set(whole_factors)
     merged = _merged((*inputs, *outputs))
     present = {factor for operand in (*inputs, *outputs) for dim in operand for factor in dim}
     taken = {label for factor, label in given.items() if factor in present}
@@ -30,15 +30,15 @@ def labels_of(
     for operand in (*inputs, *outputs):
         for factor in (f for dim in operand for f in dim if f in merged):
             if factor not in chosen:
-                own = factor.name if factor.name in _FIXED else None
-                label = given.get(factor) or own or next(pool)
+                fixed_label = factor.name if factor.name in _FIXED else None
+                label = given.get(factor) or fixed_label or next(pool)
                 chosen[factor] = label + "!" * any(f in not_split for f in merged[factor])
 
     def written(operand: Dims) -> str:
         texts = []
         for dim in operand:
-            kept = [chosen[factor] for factor in dim if factor in merged]
-            texts.append(kept[0] if len(kept) == 1 else f"({' '.join(kept)})")
+            labels = [chosen[factor] for factor in dim if factor in merged]
+            texts.append(labels[0] if len(labels) == 1 else f"({' '.join(labels)})")
         return " ".join(texts)
 
     left = ", ".join(written(operand) for operand in inputs)
@@ -52,25 +52,25 @@ def labels_of_tensor(operand: Dims) -> str:
     return labels_of((), (operand,)).removeprefix(" -> ") or "()"
 
 
-def restricted(operand: Iterable[Dim], kept: Iterable[Factor]) -> Dims:
-    """The dims with only some of their factors; dims that lose all of them go."""
-    allowed = set(kept)
-    found = (tuple(factor for factor in dim if factor in allowed) for dim in operand)
-    return tuple(dim for dim in found if dim)
+def restricted(operand: Iterable[Dim], factors: Iterable[Factor]) -> Dims:
+    """Dims with only some of their factors; dims that lose all of them go."""
+    allowed = set(factors)
+    dims = (tuple(factor for factor in dim if factor in allowed) for dim in operand)
+    return tuple(dim for dim in dims if dim)
 
 
 def apart(operand: Dims) -> Dims:
-    """Every factor as a dim of its own."""
+    """Dims of one factor each, for every factor of the operand."""
     return tuple((factor,) for dim in operand for factor in dim)
 
 
 def unclear(labels: str) -> bool:
-    """Whether shapes alone do not give every label its size (`millrace.models.labels.bind`)."""
+    """True if shapes alone do not give every label its size (`millrace.models.labels.bind`)."""
     dims = [set(dim) for operand in parse(labels).operands for dim in operand]
-    known: set[str] = set()
-    while settled := [dim for dim in dims if len(dim - known) == 1]:
-        known.update(*settled)
-    return any(dim - known for dim in dims)
+    sized_labels: set[str] = set()
+    while settled := [dim for dim in dims if len(dim - sized_labels) == 1]:
+        sized_labels.update(*settled)
+    return any(dim - sized_labels for dim in dims)
 
 
 def _merged(operands: Sequence[Dims]) -> dict[Factor, Dim]:

@@ -38,7 +38,7 @@ class Asked:
 
 
 class Added(NamedTuple):
-    """Losses, the targets that they are against, and which dim of the predictions is classes."""
+    """Losses, their targets, and the dim of the predictions that is classes."""
 
     losses: Traced
     targets: Traced
@@ -46,16 +46,18 @@ class Added(NamedTuple):
 
 
 def _along(dim: Dim) -> bool:
-    """Whether a dim runs along the tokens."""
+    """True if a dim runs along the tokens."""
     return any(factor.name == SEQUENCE for factor in dim)
 
 
 def _cross_entropy(low: Lowering, output: Traced, asked: Asked) -> Added:
     """Losses and targets of logits over their dim of classes."""
     along = [_along(dim) for dim in output.dims]
-    at = classes_dim(output.shape, along, tokens=asked.tokens, asked=asked.classes_dim)
-    last = output.dims[at]
-    output = output.seen_as((*output.dims[:at], *output.dims[at + 1 :], last))
+    dim_of_classes = classes_dim(output.shape, along, tokens=asked.tokens, asked=asked.classes_dim)
+    last = output.dims[dim_of_classes]
+    output = output.seen_as(
+        (*output.dims[:dim_of_classes], *output.dims[dim_of_classes + 1 :], last)
+    )
     logits = _with_batch(low, output, (*_rows(output), last))
     sequence = any(map(_along, logits.operand[:-1]))
     read = asked.targets if sequence or len(logits.operand) > 2 else "classes"
@@ -63,9 +65,9 @@ def _cross_entropy(low: Lowering, output: Traced, asked: Asked) -> Added:
     rows = logits.operand[:-1]
     names = {last[0]: "v"} if sequence else {last[0]: "c"}
     losses = low.emit(
-        "cross_entropy", "loss", (logits, targets), (rows, rows), whole=last, names=names
+        "cross_entropy", "loss", (logits, targets), (rows, rows), whole_factors=last, names=names
     )
-    return Added(losses, targets, at)
+    return Added(losses, targets, dim_of_classes)
 
 
 def _logistic(low: Lowering, output: Traced, asked: Asked) -> Added:
@@ -90,7 +92,7 @@ LOSSES: dict[str, Callable[[Lowering, Traced, Asked], Added]] = {
 def add_loss(low: Lowering, asked: Asked, output: Traced) -> int | None:
     """Add targets, the losses against them, their sum and the count of those that are valid.
 
-    Returns which dim of the predictions is classes.
+    Returns the dim of the predictions that is classes.
     """
     alone = len(output.dims) < 2 or output.shape[-1] == 1
     kind = asked.kind or ("logistic" if alone else "cross_entropy")
@@ -133,14 +135,14 @@ def _size(dim: tuple[Factor, ...]) -> int:
 def pruned(graph: Graph) -> Graph:
     """Return the graph without ops that neither lead to the loss nor count its targets."""
     wanted = {f"{BLOCK}.loss_sum", f"{BLOCK}.token_count"}
-    kept = []
+    ops = []
     for op in reversed(graph.ops):
         if wanted.isdisjoint(op.outputs):
             continue
         wanted.update((*op.inputs, *op.outputs))
-        kept.append(op)
+        ops.append(op)
     return msgspec.structs.replace(
         graph,
-        ops=tuple(reversed(kept)),
+        ops=tuple(reversed(ops)),
         tensors=tuple(tensor for tensor in graph.tensors if tensor.name in wanted),
     )

@@ -105,18 +105,18 @@ class Lowering:
         operand = tuple(dim for dim in dims if dim)
         suffix = "" if piece is None else f".{piece.start}"
         name = self.unique(re.sub(r"[^A-Za-z0-9_.]+", ".", initializer).strip(".") + suffix)
-        kept = kept_shape(shape, role)
+        variable_shape = kept_shape(shape, role)
         tensor = self.builder.variable(
             name,
             labels_of_tensor(operand),
-            kept,
+            variable_shape,
             init=role.init,
             std=role.std,
             decay=role.decay,
             frozen=initializer in self.frozen,
         )
-        found = Parameter(initializer=initializer, shape=kept, piece=piece)
-        self.parameters[self.full_name(name)] = found
+        parameter = Parameter(initializer=initializer, shape=variable_shape, piece=piece)
+        self.parameters[self.full_name(name)] = parameter
         return Traced(tensor=tensor, operand=operand, dims=dims)
 
     def first_name(self, tensor: str) -> str:
@@ -140,26 +140,26 @@ class Lowering:
         return node if node is not None and node.kind in kinds else None
 
     def given(self, node: Node, index: int) -> bool:
-        """Whether a node has this (optional) input."""
+        """True if a node has this (optional) input."""
         return index < len(node.inputs) and node.inputs[index] != ""
 
     def value(self, node: Node, index: int) -> Traced | Constant:
-        """Return what is known of an input."""
+        """Value of an input, traced or constant; raises BlockedError where it is unknown."""
         if not self.given(node, index):
             raise UnsupportedError(f"lacks input {index}")
-        found = self.values.get(node.inputs[index])
-        if found is None:
+        input_value = self.values.get(node.inputs[index])
+        if input_value is None:
             raise ModelError(f"{node.title} reads `{node.inputs[index]}` before any node makes it")
-        if isinstance(found, Unknown):
-            raise BlockedError(found.problems)
-        return found
+        if isinstance(input_value, Unknown):
+            raise BlockedError(input_value.problems)
+        return input_value
 
     def constant(self, node: Node, index: int) -> Array:
         """Return an input that must be known."""
-        found = self.value(node, index)
-        if not isinstance(found, Constant):
+        input_value = self.value(node, index)
+        if not isinstance(input_value, Constant):
             raise UnsupportedError(f"input `{node.inputs[index]}` depends on data")
-        return found.array
+        return input_value.array
 
     def optional(self, node: Node, index: int) -> Array | None:
         """Return an input that must be known or left out."""
@@ -167,26 +167,28 @@ class Lowering:
 
     def traced(self, node: Node, index: int) -> Traced:
         """Return an input once a microbatch, as a tensor of our graph."""
-        found = self.value(node, index)
-        if isinstance(found, Constant):
-            return self.used(self.tensor(found.array, self.name(node, f"constant.{index}")))
-        return self.used(found)
+        input_value = self.value(node, index)
+        if isinstance(input_value, Constant):
+            return self.used(self.tensor(input_value.array, self.name(node, f"constant.{index}")))
+        return self.used(input_value)
 
     def floating(self, node: Node, index: int) -> Traced:
         """Return an input that must be floating, as `traced`."""
-        found = self.traced(node, index)
-        if found.ids:
+        tensor = self.traced(node, index)
+        if tensor.ids:
             raise UnsupportedError(f"input `{node.inputs[index]}` is of ids, not floating")
-        return found
+        return tensor
 
     def scalar(self, name: str) -> float | None:
         """Return the one value of a known tensor, None where it has several or is not known."""
-        found = self.values.get(name)
-        if not isinstance(found, Constant) or not found.array.size:
+        known_value = self.values.get(name)
+        if not isinstance(known_value, Constant) or not known_value.array.size:
             return None
-        if found.array.dtype.kind not in "fiub" or np.any(found.array != found.array.flat[0]):
+        if known_value.array.dtype.kind not in "fiub" or np.any(
+            known_value.array != known_value.array.flat[0]
+        ):
             return None
-        return float(found.array.flat[0])
+        return float(known_value.array.flat[0])
 
     def used(self, value: Traced) -> Traced:
         """Bring a parameter or constant to the microbatch; other tensors are there already."""
@@ -203,36 +205,36 @@ class Lowering:
     def tensor(self, array: Array, name: str, *, squeezed: bool = True) -> Traced:
         """Add a constant to our graph; `squeezed`: dims along which it does not vary go."""
         ids = array.dtype.kind in "iub"
-        kept = varying(array) if squeezed else array
-        kept_dims = [(self.fresh(n),) if n > 1 or not squeezed else () for n in kept.shape]
-        operand = tuple(dim for dim in kept_dims if dim)
-        kept = kept.reshape([size_of(dim) for dim in operand])
-        uniform = kept.size == 0 or bool(np.all(kept == kept.flat[0]))
+        content = varying(array) if squeezed else array
+        content_dims = [(self.fresh(n),) if n > 1 or not squeezed else () for n in content.shape]
+        operand = tuple(dim for dim in content_dims if dim)
+        content = content.reshape([size_of(dim) for dim in operand])
+        uniform = content.size == 0 or bool(np.all(content == content.flat[0]))
         dtype = "int32" if ids else self.builder.precision.variable
-        data = "" if uniform else _encoded(kept, dtype)
-        value = kept.flat[0].item() if uniform and kept.size else 0
+        data = "" if uniform else _encoded(content, dtype)
+        value = content.flat[0].item() if uniform and content.size else 0
         full = f"{BLOCK}.{self.unique(name)}"
         self.builder.emit(
             "constant",
             full,
             (),
             labels_of((), (operand,)),
-            shapes=(kept.shape,),
+            shapes=(content.shape,),
             dtype=dtype,
             attributes={"value": value if ids else _finite(float(value)), "data": data},
         )
-        made = Traced(tensor=full, operand=operand, dims=tuple(kept_dims), ids=ids)
+        constant = Traced(tensor=full, operand=operand, dims=tuple(content_dims), ids=ids)
         if not ids and dtype != self.builder.precision.compute:
-            made = self.cast(made, f"{name}.cast")
-        return made
+            constant = self.cast(constant, f"{name}.cast")
+        return constant
 
     def cast(self, value: Traced, name: str) -> Traced:
         """Bring a tensor to the dtype of the arithmetic."""
         labels = labels_of((value.operand,), (value.operand,))
         full = f"{BLOCK}.{self.unique(name)}"
         dtype = self.builder.precision.compute
-        (made,) = self.builder.emit("cast", full, (value.tensor,), labels, dtype=dtype)
-        return replace(value, tensor=made, ids=False)
+        (cast_tensor,) = self.builder.emit("cast", full, (value.tensor,), labels, dtype=dtype)
+        return replace(value, tensor=cast_tensor, ids=False)
 
     def name(self, node: Node, suffix: str = "") -> str:
         """Return the name of an op made for a node."""
@@ -247,7 +249,7 @@ class Lowering:
         outputs: Sequence[Dims],
         *,
         dims: Iterable[Dim] | None = None,
-        whole: Iterable[Factor] = (),
+        whole_factors: Iterable[Factor] = (),
         names: Mapping[Factor, str] | None = None,
         attributes: Attributes | None = None,
     ) -> Traced:
@@ -256,20 +258,20 @@ class Lowering:
         `dims` is how ONNX sees it (default: as it is), `names` fixes labels of some factors.
         """
         operands = tuple(value.operand for value in inputs)
-        labels = labels_of(operands, outputs, names, whole)
+        labels = labels_of(operands, outputs, names, whole_factors)
         if unclear(labels):
             inputs = [self.laid_out(value, apart(value.operand), name) for value in inputs]
             outputs = [apart(operand) for operand in outputs]
             operands = tuple(value.operand for value in inputs)
-            labels = labels_of(operands, outputs, names, whole)
+            labels = labels_of(operands, outputs, names, whole_factors)
         shapes = tuple(tuple(size_of(dim) for dim in operand) for operand in outputs)
         tensors = tuple(value.tensor for value in inputs)
         unique = self.unique(name)
-        made = self.builder.apply(
+        output = self.builder.apply(
             kind, unique, tensors, labels, shapes=shapes, attributes=attributes
         )
         seen = outputs[0] if dims is None else tuple(dims)
-        return Traced(tensor=made, operand=outputs[0], dims=seen)
+        return Traced(tensor=output, operand=outputs[0], dims=seen)
 
     def dropped(self, value: Traced) -> Traced:
         """Take away factors of size one that ONNX does not see."""
@@ -319,12 +321,12 @@ class Lowering:
         columns = broadcast_columns([len(value.dims) for value in inputs])
         values = [self.dropped(v) for v in unified(inputs, columns, self.fresh)]
         dims = [
-            next((d for at, index in column if (d := values[at].dims[index])), ())
+            next((d for position, index in column if (d := values[position].dims[index])), ())
             for column in columns
         ]
-        held = frozenset[Factor]().union(*(value.held for value in values))
-        full = next((value.operand for value in values if value.held == held), None)
-        operand = restricted(dims, held) if full is None else full
+        factors = frozenset[Factor]().union(*(value.held for value in values))
+        full = next((value.operand for value in values if value.held == factors), None)
+        operand = restricted(dims, factors) if full is None else full
         return self.emit(kind, name, values, (operand,), dims=dims)
 
     def full_name(self, name: str) -> str:
@@ -341,7 +343,7 @@ class Lowering:
 
 
 def _encoded(array: Array, dtype: str) -> str:
-    """Values as the op `constant` keeps them: base64 of zlib of little-endian values."""
+    """Text in which the op `constant` keeps values: base64 of zlib of little-endian values."""
     plain: Any = np.ascontiguousarray(array.astype(np.dtype(dtype).newbyteorder("<")))
     return base64.b64encode(zlib.compress(_without_infinity(plain).tobytes())).decode()
 
@@ -352,6 +354,6 @@ def _without_infinity(array: Array) -> Array:
 
 
 def _finite(value: float) -> float:
-    """JSON has no infinity; the largest float32 hides a score as well."""
+    """Number that JSON can hold: infinity becomes the largest float32, which hides a score too."""
     largest = float(np.finfo(np.float32).max)
     return min(max(value, -largest), largest)

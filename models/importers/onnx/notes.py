@@ -1,4 +1,4 @@
-"""What the user should know of an import: weights left out, and attention that sees the answers."""
+"""Notes for the user of an import: weights left out, and attention that sees the answers."""
 
 from collections.abc import Container, Iterator
 from math import prod
@@ -9,7 +9,7 @@ from millrace.models.graph import Graph, Op
 from millrace.models.importers.onnx.reading import Source
 from millrace.models.labels import SEQUENCE, parse
 
-_MASKED = 0.15  # of the positions are predicted; Devlin et al., arXiv 1810.04805 (2018), 3.1
+_MASKED = 0.15  # share of positions predicted; Devlin et al., arXiv 1810.04805 (2018), 3.1
 
 
 def for_masked_text(graph: Graph, mask_id: int | None) -> Graph:
@@ -34,19 +34,23 @@ def _masked(graph: Graph, op: Op, mask_id: int | None) -> Op:
 
 
 def _sees_both_ways(op: Op) -> bool:
-    """Whether tokens attend to all tokens; what is added to scores may hide some."""
+    """True if tokens attend to all tokens; what is added to scores may hide some."""
     if op.kind != "attention" or op.attributes.get("causal", True):
         return False
     return parse(op.labels).inputs[0][1] == (SEQUENCE,)
 
 
 def notes_on(source: Source, used: Container[str], graph: Graph) -> Iterator[str]:
-    """Yield what the user should know; `used` are weights that are variables, or need not be."""
-    gone = [one for one in source.initializers.values() if one.trained and one.name not in used]
+    """Yield notes for the user; `used` are weights that are variables, or need not be."""
+    gone = [
+        initializer
+        for initializer in source.initializers.values()
+        if initializer.trained and initializer.name not in used
+    ]
     if gone:
-        shown = ", ".join(f"`{one.name}`" for one in gone[:4])
+        shown = ", ".join(f"`{initializer.name}`" for initializer in gone[:4])
         more = f" and {len(gone) - 4} more" if len(gone) > 4 else ""
-        values = sum(prod(one.shape) for one in gone)
+        values = sum(prod(initializer.shape) for initializer in gone)
         yield f"the loss does not depend on {shown}{more} ({values:,} values): left out"
     sources = {op.attributes["source"] for op in graph.ops if op.kind == "input"}
     if "masked_targets" in sources and "masked_tokens" not in sources:

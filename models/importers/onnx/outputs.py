@@ -17,7 +17,7 @@ def chosen(outputs: Sequence[str], values: Mapping[str, Value], output: str | in
     outputs
         Names of the file's outputs.
     values
-        What is known of each.
+        Value of each tensor.
     output
         Name or index of one; by default `logits`, or the only floating one that depends on data.
 
@@ -26,35 +26,37 @@ def chosen(outputs: Sequence[str], values: Mapping[str, Value], output: str | in
     ModelError
         There is none, or several and none is named.
     """
-    found = [name for name in outputs if _floating(values.get(name))]
-    named = ", ".join(f"`{name}`" for name in found)
+    candidates = [name for name in outputs if _floating(values.get(name))]
+    named = ", ".join(f"`{name}`" for name in candidates)
     if output is not None:
-        wanted = found[output] if isinstance(output, int) and output < len(found) else output
-        if wanted in found:
+        wanted = (
+            candidates[output] if isinstance(output, int) and output < len(candidates) else output
+        )
+        if wanted in candidates:
             return str(wanted)
         raise ModelError(
             f"the file returns no floating tensor `{output}`; choose one of {named or 'none'}"
         )
-    if not found:
+    if not candidates:
         raise ModelError(
             f"output `{outputs[0]}` depends on no floating data; the loss needs the model's "
             f"predictions"
         )
-    if LOGITS in found:
+    if LOGITS in candidates:
         return LOGITS
-    if len(found) > 1:
+    if len(candidates) > 1:
         raise ModelError(
-            f"the file returns {len(found)} floating tensors ({named}), and the loss is taken of "
-            f"one: say which, for example output={found[0]!r}"
+            f"the file returns {len(candidates)} floating tensors ({named}), and the loss is taken "
+            f"of one: say which, for example output={candidates[0]!r}"
         )
-    if found == [_HIDDEN]:
+    if candidates == [_HIDDEN]:
         raise ModelError(
             f"the file returns hidden states (`{_HIDDEN}`), no predictions: export the model with "
             f'its head, or say output="{_HIDDEN}" if they are to be taken as classes'
         )
-    return found[0]
+    return candidates[0]
 
 
 def _floating(value: Value | None) -> bool:
-    """Whether a loss could be taken of a value; of one that is not understood it might."""
+    """True if a loss could be taken of a value, or might be where it is not understood."""
     return isinstance(value, Unknown) or (isinstance(value, Traced) and not value.ids)

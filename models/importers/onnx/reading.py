@@ -20,7 +20,7 @@ OPSET_MIN = 17
 OWN_DOMAINS = ("", "ai.onnx")
 INSTALL = "pip install '.[onnx]' in Millrace's checkout"
 _PARAMETER_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # written by torch.onnx.export
-_SCOPES = "pkg.torch.onnx.name_scopes"  # the same
+_SCOPES = "pkg.torch.onnx.name_scopes"  # written by it too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Node:
 
     @property
     def title(self) -> str:
-        """The node for messages: kind, name and the module path that produced it."""
+        """Name of the node in messages: kind, name and the module path that produced it."""
         return f"{self.kind} `{self.name}`" + (f" (in `{self.path}`)" if self.path else "")
 
     def integer(self, name: str, default: int | None = None) -> int:
@@ -53,20 +53,20 @@ class Node:
 
     def integers(self, name: str) -> tuple[int, ...] | None:
         """Return an attribute that is a list of integers, or None where it is left out."""
-        found = self.attributes.get(name)
-        if found is None:
+        numbers = self.attributes.get(name)
+        if numbers is None:
             return None
-        if not isinstance(found, list) or not all(isinstance(item, int) for item in found):
+        if not isinstance(numbers, list) or not all(isinstance(item, int) for item in numbers):
             raise ModelError(f"{self.title}: attribute `{name}` is not a list of integers")
-        return tuple(found)
+        return tuple(numbers)
 
     def _typed(self, name: str, types: tuple[type, ...], default: Any) -> Any:
-        found = self.attributes.get(name, default)
-        if found is None:
+        attribute = self.attributes.get(name, default)
+        if attribute is None:
             raise ModelError(f"{self.title} lacks attribute `{name}`; the file is malformed")
-        if not isinstance(found, types):
-            raise ModelError(f"{self.title}: attribute `{name}` is {found!r}, of another type")
-        return found
+        if not isinstance(attribute, types):
+            raise ModelError(f"{self.title}: attribute `{name}` is {attribute!r}, of another type")
+        return attribute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ class Input:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """All that is read from a file."""
+    """Content of a file."""
 
     name: str
     nodes: tuple[Node, ...]
@@ -164,7 +164,7 @@ def _check_opset(path: Path, model: Any) -> None:
 
 def _source(onnx: Any, path: Path, model: Any) -> Source:
     graph = model.graph
-    if any(isinstance(name, bytes) for name in _names(graph)):  # what protobuf makes of such
+    if any(isinstance(name, bytes) for name in _names(graph)):  # protobuf leaves it as bytes
         raise ModelError(f"`{path}` is malformed: a name in it is not UTF-8 text")
     if graph.sparse_initializer:
         raise ModelError(f"`{path}` holds sparse initializers, which are not read")
@@ -180,7 +180,7 @@ def _source(onnx: Any, path: Path, model: Any) -> Source:
     }
     return Source(
         name=graph.name or path.stem,
-        nodes=tuple(_node(onnx, path, at, node) for at, node in enumerate(graph.node)),
+        nodes=tuple(_node(onnx, path, index, node) for index, node in enumerate(graph.node)),
         initializers=initializers,
         inputs=tuple(_input(onnx, i) for i in graph.input if i.name not in initializers),
         outputs=tuple(output.name for output in graph.output),
@@ -188,7 +188,7 @@ def _source(onnx: Any, path: Path, model: Any) -> Source:
 
 
 def _names(graph: Any) -> Iterator[Any]:
-    """Every name in a graph."""
+    """Names in a graph, all of them."""
     yield graph.name
     for named in (*graph.input, *graph.output, *graph.initializer):
         yield named.name
@@ -240,8 +240,8 @@ def _plain(array: Array, tensor: Any) -> Array:
     return array.astype(np.float32) if array.dtype.kind not in "fiubUOS" else array
 
 
-def _node(onnx: Any, path: Path, at: int, node: Any) -> Node:
-    output = next((name for name in node.output if name), f"node_{at}")
+def _node(onnx: Any, path: Path, index: int, node: Any) -> Node:
+    output = next((name for name in node.output if name), f"node_{index}")
     kind = node.op_type if node.domain in OWN_DOMAINS else f"{node.domain}.{node.op_type}"
     properties = {entry.key: entry.value for entry in node.metadata_props}
     return Node(
@@ -257,9 +257,9 @@ def _node(onnx: Any, path: Path, at: int, node: Any) -> Node:
 
 
 def _module_path(scopes: str, name: str) -> str:
-    """The last module of a list such as "['', 'layers.0', 'layers.0.attn', 'linear_3']"."""
-    found = [piece.strip().strip("'\"") for piece in scopes.strip("[]").split(",")]
-    modules = [piece for piece in found[:-1] if piece]
+    """Last module of a list such as "['', 'layers.0', 'layers.0.attn', 'linear_3']"."""
+    pieces = [piece.strip().strip("'\"") for piece in scopes.strip("[]").split(",")]
+    modules = [piece for piece in pieces[:-1] if piece]
     if modules:
         return modules[-1]
     return ".".join(name.split("/")[:-1]).strip(".") if "/" in name else ""
@@ -270,10 +270,14 @@ def _attribute(onnx: Any, path: Path, attribute: Any) -> Any:
     if attribute.type == kinds.TENSOR:
         return _array(onnx, path, attribute.t)
     if attribute.type in (kinds.FLOAT, kinds.INT, kinds.STRING, kinds.FLOATS, kinds.INTS):
-        found = onnx.helper.get_attribute_value(attribute)
-        if isinstance(found, bytes):
-            return found.decode("utf-8", "replace")
-        return list(found) if attribute.type in (kinds.FLOATS, kinds.INTS) else found
+        attribute_value = onnx.helper.get_attribute_value(attribute)
+        if isinstance(attribute_value, bytes):
+            return attribute_value.decode("utf-8", "replace")
+        return (
+            list(attribute_value)
+            if attribute.type in (kinds.FLOATS, kinds.INTS)
+            else attribute_value
+        )
     return onnx.AttributeProto.AttributeType.Name(attribute.type)
 
 

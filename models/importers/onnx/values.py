@@ -1,4 +1,4 @@
-"""What is known of a tensor of an ONNX graph while it is imported, and the algebra of its dims.
+"""Values of an ONNX graph's tensors while it is imported, and the algebra of their dims.
 
 A tensor that depends on data or on a parameter is `Traced`: it lies in a tensor of our graph whose
 dims carry *factors* (a label and its size), and ONNX's own dims are sequences of the same factors.
@@ -22,7 +22,7 @@ Array = NDArray[Any]
 
 
 class UnsupportedError(Exception):
-    """What a node asks for has no counterpart; the message says what, not where."""
+    """A node asks for something without a counterpart; the message says what, not where."""
 
 
 class Factor(NamedTuple):
@@ -136,9 +136,9 @@ def reshaped(value: Traced, shape: Sequence[int], fresh: Fresh) -> Traced:
             first = queue.pop(0)
             if needed % first.size and first.size % needed == 0:
                 outer, inner = _apart(first, needed, fresh)
-                whole = next((f for f, dim in pieces.items() if first in dim), first)
-                before = pieces.get(whole, (first,))
-                pieces[whole] = _replaced(before, {first: (outer, inner)})
+                original = next((f for f, dim in pieces.items() if first in dim), first)
+                before = pieces.get(original, (first,))
+                pieces[original] = _replaced(before, {first: (outer, inner)})
                 queue.insert(0, inner)
                 first = outer
             elif needed % first.size:
@@ -190,9 +190,9 @@ def unified(
     apart: list[Traced] = []
     origins: dict[Factor, Factor] = {}
     for value in values:
-        own = {f: fresh(f.size) for dim in (*value.operand, *value.dims) for f in dim}
-        origins |= {new: old for old, new in own.items()}
-        apart.append(value.replaced({old: (new,) for old, new in own.items()}))
+        fresh_factors = {f: fresh(f.size) for dim in (*value.operand, *value.dims) for f in dim}
+        origins |= {new: old for old, new in fresh_factors.items()}
+        apart.append(value.replaced({old: (new,) for old, new in fresh_factors.items()}))
     maps: list[dict[Factor, Dim]] = [{} for _ in values]
     used: set[str] = set()
     for column in columns:
@@ -209,19 +209,19 @@ def unified(
 
 def _without_ones(apart: list[Traced], column: Column, origins: Mapping[Factor, Factor]) -> None:
     """Empty the dims of size one that meet larger ones."""
-    sizes = {size_of(apart[at].dims[dim]) for at, dim in column}
+    sizes = {size_of(apart[position].dims[dim]) for position, dim in column}
     if len(sizes) > 2 or (len(sizes) == 2 and 1 not in sizes):
         raise UnsupportedError(f"dims of sizes {sorted(sizes)} meet")
     if len(sizes) < 2:
         return
-    for at, dim in column:
-        found = apart[at].dims[dim]
-        if size_of(found) == 1:
-            if any(origins[factor].name == BATCH for factor in found):
+    for position, dim in column:
+        factors = apart[position].dims[dim]
+        if size_of(factors) == 1:
+            if any(origins[factor].name == BATCH for factor in factors):
                 raise UnsupportedError("a batch of one is spread over a larger dim")
-            dims = list(apart[at].dims)
+            dims = list(apart[position].dims)
             dims[dim] = ()
-            apart[at] = apart[at].seen_as(dims)
+            apart[position] = apart[position].seen_as(dims)
 
 
 def _common(
@@ -230,21 +230,21 @@ def _common(
     """Fill in, for the dims of one column, the common pieces of their factors."""
     common: Dim = ()
     done: list[int] = []
-    for at, index in column:
-        dim = apart[at].dims[index]
+    for position, index in column:
+        dim = apart[position].dims[index]
         if not dim:
             continue
         if not common:
             common = tuple(fresh(factor.size) for factor in dim)
-            maps[at].update({f: (piece,) for f, piece in zip(dim, common, strict=True)})
+            maps[position].update({f: (piece,) for f, piece in zip(dim, common, strict=True)})
         else:
             of_common, of_dim = _refined(common, dim, fresh)
             for earlier in done:
                 for factor, pieces in maps[earlier].items():
                     maps[earlier][factor] = _replaced(pieces, of_common)
-            maps[at].update(of_dim)
+            maps[position].update(of_dim)
             common = _replaced(common, of_common)
-        done.append(at)
+        done.append(position)
     return common
 
 
@@ -256,16 +256,16 @@ def _refined(left: Dim, right: Dim, fresh: Fresh) -> tuple[dict[Factor, Dim], di
     )
     queues = [[(f, f.size) for f in left], [(f, f.size) for f in right]]
     while queues[0] and queues[1]:
-        (one, a), (two, b) = queues[0].pop(0), queues[1].pop(0)
+        (first, a), (second, b) = queues[0].pop(0), queues[1].pop(0)
         if a % b and b % a:
             raise UnsupportedError(f"dims of factors {a} and {b} have no common pieces")
         piece = fresh(min(a, b))
-        maps[0][one] += (piece,)
-        maps[1][two] += (piece,)
+        maps[0][first] += (piece,)
+        maps[1][second] += (piece,)
         if a > b:
-            queues[0].insert(0, (one, a // b))
+            queues[0].insert(0, (first, a // b))
         elif b > a:
-            queues[1].insert(0, (two, b // a))
+            queues[1].insert(0, (second, b // a))
     for side, queue in enumerate(queues):
         for factor, size in queue:  # factors of size one at the end of one side
             piece = fresh(size)
@@ -287,8 +287,8 @@ def _named(
     for piece in common:
         candidates = [
             origins[factor]
-            for at, _ in column
-            for factor, pieces in maps[at].items()
+            for position, _ in column
+            for factor, pieces in maps[position].items()
             if pieces == (piece,)
         ]
         ranked = sorted(candidates, key=lambda f: (f.name != BATCH, f.name != SEQUENCE))
@@ -297,19 +297,23 @@ def _named(
             raise UnsupportedError("every sample meets every other (the batch occurs twice)")
         used.add(chosen.name)
         names[piece] = (chosen,)
-    for at in {at for at, _ in column}:
-        for factor, pieces in maps[at].items():
+    for position in {position for position, _ in column}:
+        for factor, pieces in maps[position].items():
             larger = [piece for piece in pieces if piece.size > 1]
             if len(larger) > 1 and origins[factor].name == BATCH:
                 raise UnsupportedError(f"the batch of {factor.size} is taken apart")
-            maps[at][factor] = _replaced(pieces, names)
+            maps[position][factor] = _replaced(pieces, names)
 
 
 def broadcast_columns(ranks: Sequence[int]) -> list[Column]:
     """Columns of dims that ONNX aligns at the right."""
     highest = max(ranks)
     return [
-        [(at, place - highest + rank) for at, rank in enumerate(ranks) if place >= highest - rank]
+        [
+            (position, place - highest + rank)
+            for position, rank in enumerate(ranks)
+            if place >= highest - rank
+        ]
         for place in range(highest)
     ]
 

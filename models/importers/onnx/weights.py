@@ -1,13 +1,4 @@
-"""Which initializers are trained, and how each starts.
-
-An ONNX file does not say which of its tensors are trained. Exporters that do (torch.onnx.export
-notes parameter or buffer) are believed; else a floating initializer of at least one dim is a
-parameter when it, or a view of it, or it plus or times a number, is used as one: as a factor of a
-matrix product or convolution, as scale or shift of a norm, as the table of a Gather, or joined with
-data by Add, Sub, Mul, Div or Concat. A tensor with the large negative values of a mask is none, nor
-is a single number that multiplies, nor a table that does (of two dims or more: the angles of rotary
-positions).
-"""
+"""Roles of initializers: which are trained, and how each starts."""
 
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
@@ -43,7 +34,7 @@ _NORMS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
-    """How a parameter starts, and whether dims of size one matter to the op that uses it."""
+    """Start of a parameter's values, and whether its dims of size one matter to its reader."""
 
     init: str = "normal"
     std: float = TABLE_STD
@@ -52,7 +43,7 @@ class Role:
 
 
 class Piece(NamedTuple):
-    """So many places of one dim of an initializer, from `start` on."""
+    """Range of places of one dim of an initializer: `size` of them from `start` on."""
 
     dim: int
     start: int
@@ -61,7 +52,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """Where the value of a variable is found: an initializer, or a piece of it, seen in `shape`."""
+    """Source of a variable's value: an initializer, or a piece of it, seen in `shape`."""
 
     initializer: str
     shape: tuple[int, ...]
@@ -69,26 +60,30 @@ class Parameter:
 
     def value(self, array: Array) -> Array:
         """Return the variable's value (or its gradient), given the initializer's."""
-        found = np.asarray(array, np.float32)
+        values = np.asarray(array, np.float32)
         if self.piece is not None:
             places = range(self.piece.start, self.piece.start + self.piece.size)
-            found = np.take(found, places, self.piece.dim)
-        return found.reshape(self.shape)
+            values = np.take(values, places, self.piece.dim)
+        return values.reshape(self.shape)
 
 
 SCALE = Role(init="ones", decay=False)
 SHIFT = Role(init="zeros", decay=False)
 
 
-def trained_roles(source: Source, known: Container[str] = ()) -> dict[str, Role]:
-    """Return the role of every initializer that is a parameter, in the order of their use.
+def trained_roles(source: Source, constant_inputs: Container[str] = ()) -> dict[str, Role]:
+    """Role of every initializer that is a parameter, in the order of their use.
 
-    `known` are inputs of the graph whose values are constants.
+    `constant_inputs` are inputs of the graph whose values are constants.
     """
-    data = {entry.name for entry in source.inputs if entry.name not in known}
-    views = {name: name for name, found in source.initializers.items() if _candidate(found)}
-    numbers = {name for name, found in source.initializers.items() if prod(found.shape) == 1}
-    samples = next((one.dims[0] for one in source.inputs if one.dims), 0)
+    data = {entry.name for entry in source.inputs if entry.name not in constant_inputs}
+    views = {
+        name: name for name, initializer in source.initializers.items() if _candidate(initializer)
+    }
+    numbers = {
+        name for name, initializer in source.initializers.items() if prod(initializer.shape) == 1
+    }
+    samples = next((entry.dims[0] for entry in source.inputs if entry.dims), 0)
     shifted: set[str] = set()  # such a view plus a number, as the 1 + w of a norm
     kinds: dict[str, str] = {}
     roles: dict[str, Role] = {}
@@ -99,20 +94,20 @@ def trained_roles(source: Source, known: Container[str] = ()) -> dict[str, Role]
             data.update(node.outputs)
         if _is_number(node, numbers):
             numbers.update(node.outputs)
-        for at, name in enumerate(node.inputs):
+        for position, name in enumerate(node.inputs):
             if name not in views:
                 continue
             initializer = source.initializers[views[name]]
-            if at == 0 and not on_data and node.kind in _VIEWS | _PIECES:
+            if position == 0 and not on_data and node.kind in _VIEWS | _PIECES:
                 views.update(dict.fromkeys(node.outputs, views[name]))
                 shifted.update(node.outputs if name in shifted else ())
-            if not on_data and _with_a_number(node, at, numbers) and _computed(initializer):
+            if not on_data and _with_a_number(node, position, numbers) and _computed(initializer):
                 views.update(dict.fromkeys(node.outputs, views[name]))
                 shifted.update(node.outputs if node.kind in ("Add", "Sub") else ())
             if not on_data or initializer.name in roles or _is_begun(initializer, samples):
                 continue
             others = {kinds.get(other, "") for other in node.inputs if other != name}
-            role = _role(node, at, initializer, others)
+            role = _role(node, position, initializer, others)
             if role is not None:
                 roles[initializer.name] = SHIFT if name in shifted else role
     return roles
@@ -126,13 +121,13 @@ def untrained(
     pending, read = [output], {output}
     while pending:
         node = makers.get(pending.pop())
-        inside = [] if node is None else [one for one in node.inputs if one not in read]
+        inside = [] if node is None else [name for name in node.inputs if name not in read]
         pending += inside
         read.update(inside)
     return tuple(
         name
-        for name, found in source.initializers.items()
-        if found.trained and found.floating and name in read
+        for name, initializer in source.initializers.items()
+        if initializer.trained and initializer.floating and name in read
         if name not in roles and name not in frozen
     )
 
@@ -145,8 +140,8 @@ def matching(source: Source, patterns: Sequence[str]) -> frozenset[str]:
     ModelError
         A pattern names none.
     """
-    names = [name for name, found in source.initializers.items() if found.floating]
-    found: set[str] = set()
+    names = [name for name, initializer in source.initializers.items() if initializer.floating]
+    matched: set[str] = set()
     for pattern in patterns:
         some = [name for name in names if fnmatchcase(name, pattern)]
         if not some:
@@ -154,30 +149,34 @@ def matching(source: Source, patterns: Sequence[str]) -> frozenset[str]:
             raise ModelError(
                 f"frozen: no weight is called `{pattern}`; the first are {shown or 'none at all'}"
             )
-        found.update(some)
-    return frozenset(found)
+        matched.update(some)
+    return frozenset(matched)
 
 
 def _is_number(node: Node, numbers: Container[str]) -> bool:
-    """Whether a node makes a single value, of such alone."""
+    """True if a node makes a single value, of such alone."""
     if node.kind == "Constant":
         kinds = ("value", "value_float", "value_int")
-        found = next((node.attributes[one] for one in kinds if one in node.attributes), None)
-        return found is not None and np.size(found) == 1
+        number = next(
+            (node.attributes[attribute] for attribute in kinds if attribute in node.attributes),
+            None,
+        )
+        return number is not None and np.size(number) == 1
     computes = node.kind in _ARITHMETIC | {"Cast", "CastLike", "Identity"}
     return computes and all(name in numbers for name in node.inputs)
 
 
-def _with_a_number(node: Node, at: int, numbers: Container[str]) -> bool:
-    """Whether a node joins its input `at` with nothing but a number."""
-    others = [name for index, name in enumerate(node.inputs) if index != at]
+def _with_a_number(node: Node, position: int, numbers: Container[str]) -> bool:
+    """True if a node joins its input at `position` with nothing but a number."""
+    others = [name for index, name in enumerate(node.inputs) if index != position]
     return node.kind in _ARITHMETIC and all(name in numbers for name in others)
 
 
 def _computed(initializer: Initializer) -> bool:
-    """Whether what is computed of an initializer alone is trained: a scale or shift, if not noted.
+    """True if what is computed of an initializer alone is trained.
 
-    Masks and tables of angles are computed so as well.
+    That is a scale or shift, where the exporter noted nothing. Masks and tables of angles are
+    computed so as well.
     """
     several = sum(size > 1 for size in initializer.shape)
     return initializer.trained is True or several == 1
@@ -189,26 +188,26 @@ def _candidate(initializer: Initializer) -> bool:
     return initializer.trained is not False
 
 
-def _role(node: Node, at: int, initializer: Initializer, others: set[str]) -> Role | None:
-    """Return what an initializer is to a node that joins it with data, None: nothing trained.
+def _role(node: Node, position: int, initializer: Initializer, others: set[str]) -> Role | None:
+    """Role of an initializer in a node that joins it with data; None where it is not trained.
 
     `others` are the kinds of the nodes that make the other inputs.
     """
     shape = initializer.shape
     kind = node.kind
     if kind in _NORMS:
-        return (None, SCALE, SHIFT, None, None)[at] if at < 5 else None
+        return (None, SCALE, SHIFT, None, None)[position] if position < 5 else None
     if kind == "Gemm":
-        rows = 1 if node.attributes.get("transB" if at else "transA") else 0
-        return SHIFT if at == 2 else _product(shape[rows : rows + 1])
+        rows = 1 if node.attributes.get("transB" if position else "transA") else 0
+        return SHIFT if position == 2 else _product(shape[rows : rows + 1])
     if kind == "Conv":
-        return SHIFT if at == 2 else _product(shape[1:], gain=2.0)
+        return SHIFT if position == 2 else _product(shape[1:], gain=2.0)
     if kind == "MatMul":
         return _product(shape[-2:-1])
     if kind == "Gather":
-        return Role(keeps_ones=True) if at == 0 else None
+        return Role(keeps_ones=True) if position == 0 else None
     if kind == "PRelu":
-        return Role(std=0.25, decay=False) if at == 1 else None
+        return Role(std=0.25, decay=False) if position == 1 else None
     if kind not in ("Mul", "Div", "Add", "Sub", "Concat"):
         return None
     added = kind in ("Add", "Sub", "Concat")
@@ -227,7 +226,7 @@ def _is_mask(initializer: Initializer) -> bool:
 
 
 def _is_begun(initializer: Initializer, samples: int | str) -> bool:
-    """Whether it is what a recurrence begins with: one value throughout, for every sample."""
+    """True if a recurrence begins with an initializer: one value throughout, for every sample."""
     if initializer.trained is not None or initializer.array is None or samples == 1:
         return False
     first = initializer.array.flat[0]
@@ -235,7 +234,10 @@ def _is_begun(initializer: Initializer, samples: int | str) -> bool:
 
 
 def _product(contracted: tuple[int, ...], gain: float = 1.0) -> Role:
-    """Deviation sqrt(gain / inputs); 2 before a ReLU (He et al., arXiv 1502.01852, section 2.2)."""
+    """Role of deviation sqrt(gain / inputs); the gain is 2 before a ReLU.
+
+    He et al., arXiv 1502.01852, section 2.2.
+    """
     return Role(std=sqrt(gain / max(prod(contracted), 1)), keeps_ones=True)
 
 
@@ -245,7 +247,7 @@ def kept_shape(shape: Sequence[int], role: Role) -> tuple[int, ...]:
 
 
 def embedded_rows(source: Source) -> dict[str, int]:
-    """Return, per integer input that looks rows up in a table, how many rows there are."""
+    """Number of rows of the table, per integer input that looks rows up in one."""
     return dict(_looked_up(source))
 
 

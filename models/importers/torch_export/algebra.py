@@ -34,10 +34,10 @@ Pair = tuple[Axis | None, Axis | None]
 def matched(left: Group, right: Group) -> list[Pair]:
     """Pairs of leaf axes of two dims that broadcast; None where a dim has size one."""
     if size_of(left) == 1 and size_of(right) == 1:
-        mine, yours = leaves(left), leaves(right)
-        if len(mine) == len(yours):
-            return list(zip(mine, yours, strict=True))
-        return [(axis, None) for axis in mine] + [(None, axis) for axis in yours]
+        left_leaves, right_leaves = leaves(left), leaves(right)
+        if len(left_leaves) == len(right_leaves):
+            return list(zip(left_leaves, right_leaves, strict=True))
+        return [(axis, None) for axis in left_leaves] + [(None, axis) for axis in right_leaves]
     if size_of(right) == 1:
         return [(axis, None) for axis in leaves(left)]
     if size_of(left) == 1:
@@ -54,21 +54,21 @@ class _Joined:
         self.out: dict[int, Slot] = {}
         self._real = tuple({id(x) for x in array.tensor.leaves()} for array in (left, right))
 
-    def add(self, pair: Pair, kept: bool = True) -> Axis:
+    def add(self, pair: Pair, keep: bool = True) -> Axis:
         """Take in a pair of axes and return the output's."""
-        mine, yours = pair
+        left_axis, right_axis = pair
         here = [
             axis is not None and id(axis) in real
-            for axis, real in zip((mine, yours), self._real, strict=True)
+            for axis, real in zip((left_axis, right_axis), self._real, strict=True)
         ]
         token = Token()
-        for axis, real, slots in zip((mine, yours), here, self.slots, strict=True):
+        for axis, real, slots in zip((left_axis, right_axis), here, self.slots, strict=True):
             if axis is not None and real:
                 slots.append(Slot(token, (axis,)))
-        chosen = mine if mine is not None and (here[0] or not here[1]) else yours
+        chosen = left_axis if left_axis is not None and (here[0] or not here[1]) else right_axis
         if chosen is None:
             raise ShapeError("an op reads a dim that none of its operands has")
-        if not kept:
+        if not keep:
             if here[0] != here[1]:
                 raise ShapeError("a product sums over a dim that one factor is constant along")
             return chosen
@@ -79,7 +79,7 @@ class _Joined:
         return chosen
 
     def operands(self) -> tuple[Operand, Operand]:
-        """Both, as a step reads them."""
+        """Both operands, as a step reads them."""
         return (
             Operand(self.left.tensor, tuple(self.slots[0])),
             Operand(self.right.tensor, tuple(self.slots[1])),
@@ -87,7 +87,7 @@ class _Joined:
 
 
 def without_units(draft: Draft, array: Array) -> Array:
-    """The same with dims of size one that the tensor really has summed away, but for the batch."""
+    """Array without the dims of size one that its tensor really has, but for the batch."""
     units = [x for x in array.tensor.leaves() if x.size == 1 and x.role != "b"]
     return summed_axes(draft, array, units) if units else array
 
@@ -97,11 +97,11 @@ def summed_axes(draft: Draft, array: Array, gone: Sequence[Axis]) -> Array:
     drop = {id(axis) for axis in gone}
     operand = Operand(array.tensor, tuple(Slot(Token(), (axis,)) for axis in array.tensor.leaves()))
     slots = [slot for slot in operand.slots if id(slot.axes[0]) not in drop]
-    made = draft.make("sum", (operand,), slots)
+    total = draft.make("sum", (operand,), slots)
     dims = tuple(
         tuple(axis for axis in leaves(group) if id(axis) not in drop) for group in array.dims
     )
-    return Array(made, dims)
+    return Array(total, dims)
 
 
 def _all_matched(groups: Sequence[tuple[Group, Group]]) -> list[list[Pair]]:
@@ -123,18 +123,18 @@ def combined(
     """Apply an elementwise op of two arrays that broadcast."""
     left, right = _unit_free(draft, left, right)
     rank = max(len(left.dims), len(right.dims))
-    mine = ((),) * (rank - len(left.dims)) + left.dims
-    yours = ((),) * (rank - len(right.dims)) + right.dims
-    pairs = _all_matched(list(zip(mine, yours, strict=True)))
+    left_dims = ((),) * (rank - len(left.dims)) + left.dims
+    right_dims = ((),) * (rank - len(right.dims)) + right.dims
+    pairs = _all_matched(list(zip(left_dims, right_dims, strict=True)))
     joined = _Joined(left, right)
     dims = tuple(tuple(joined.add(pair) for pair in row) for row in pairs)
     slots = _ordered_slots(joined)
-    made = draft.make(kind, joined.operands(), slots, name=name, attributes=attributes)
-    return Array(made, dims)
+    output = draft.make(kind, joined.operands(), slots, name=name, attributes=attributes)
+    return Array(output, dims)
 
 
 def _unit_free(draft: Draft, left: Array, right: Array) -> tuple[Array, Array]:
-    """Real dims of size one go where they would be broadcast."""
+    """Both arrays, without real dims of size one that would be broadcast."""
     if left.shape == right.shape and len(left.tensor.leaves()) == len(right.tensor.leaves()):
         return left, right
     return without_units(draft, left), without_units(draft, right)
@@ -145,11 +145,11 @@ def _ordered_slots(joined: _Joined) -> list[Slot]:
     tokens = {id(slot.token): slot for slot in joined.out.values()}
     first, second = joined.slots
     order = [*first, *second] if len(first) >= len(second) else [*second, *first]
-    found: dict[int, Slot] = {}
+    ordered: dict[int, Slot] = {}
     for slot in order:
         if id(slot.token) in tokens:
-            found.setdefault(id(slot.token), tokens[id(slot.token)])
-    return list(found.values())
+            ordered.setdefault(id(slot.token), tokens[id(slot.token)])
+    return list(ordered.values())
 
 
 def product(
@@ -162,39 +162,48 @@ def product(
 ) -> Array:
     """Multiply and sum as `equation` says: the letters of left, right and output dims."""
     left, right = without_units(draft, left), without_units(draft, right)
-    mine, yours, kept = equation
-    left = _sum_alone(draft, left, mine, yours + kept)
-    mine = "".join(x for x in mine if x in yours + kept)
-    right = _sum_alone(draft, right, yours, mine + kept)
-    yours = "".join(x for x in yours if x in mine + kept)
-    gone = [letter for letter in dict.fromkeys(mine + yours) if letter not in kept]
-    left = spread(draft, left, [left.dims[mine.index(letter)] for letter in gone])
-    right = spread(draft, right, [right.dims[yours.index(letter)] for letter in gone])
-    letters = list(dict.fromkeys(kept + mine + yours))
+    left_letters, right_letters, out_letters = equation
+    left = _sum_alone(draft, left, left_letters, right_letters + out_letters)
+    left_letters = "".join(x for x in left_letters if x in right_letters + out_letters)
+    right = _sum_alone(draft, right, right_letters, left_letters + out_letters)
+    right_letters = "".join(x for x in right_letters if x in left_letters + out_letters)
+    gone = [
+        letter
+        for letter in dict.fromkeys(left_letters + right_letters)
+        if letter not in out_letters
+    ]
+    left = spread(draft, left, [left.dims[left_letters.index(letter)] for letter in gone])
+    right = spread(draft, right, [right.dims[right_letters.index(letter)] for letter in gone])
+    letters = list(dict.fromkeys(out_letters + left_letters + right_letters))
     groups = [
         (
-            left.dims[mine.index(letter)] if letter in mine else (),
-            right.dims[yours.index(letter)] if letter in yours else (),
+            left.dims[left_letters.index(letter)] if letter in left_letters else (),
+            right.dims[right_letters.index(letter)] if letter in right_letters else (),
         )
         for letter in letters
     ]
     rows = _all_matched(groups)
     joined = _Joined(left, right)
-    found: dict[str, Group] = {}
+    groups_by_letter: dict[str, Group] = {}
     for letter, pairs in zip(letters, rows, strict=True):
-        if letter in kept:
-            found[letter] = tuple(joined.add(pair) for pair in pairs)
+        if letter in out_letters:
+            groups_by_letter[letter] = tuple(joined.add(pair) for pair in pairs)
         else:
             for pair in pairs:
-                joined.add(pair, kept=False)
-    slots = [joined.out[id(x)] for letter in kept for x in found[letter] if id(x) in joined.out]
+                joined.add(pair, keep=False)
+    slots = [
+        joined.out[id(x)]
+        for letter in out_letters
+        for x in groups_by_letter[letter]
+        if id(x) in joined.out
+    ]
     _label_product(joined)
-    made = draft.make("matmul", joined.operands(), slots, name=name)
-    return Array(made, tuple(found[letter] for letter in kept))
+    output = draft.make("matmul", joined.operands(), slots, name=name)
+    return Array(output, tuple(groups_by_letter[letter] for letter in out_letters))
 
 
 def _label_product(joined: _Joined) -> None:
-    """Contracted dims read k, those of a weight alone n."""
+    """Label contracted dims k, those of a weight alone n."""
     out = {id(slot.token) for slot in joined.out.values()}
     left = {id(slot.token) for slot in joined.slots[0]}
     for slot in (*joined.slots[0], *joined.slots[1]):
@@ -213,19 +222,21 @@ def _sum_alone(draft: Draft, array: Array, letters: str, elsewhere: str) -> Arra
 def reduced(draft: Draft, array: Array, dims: Sequence[int], *, keep: bool) -> Array:
     """Sum over dims; one along which the tensor is the same counts as often as it is long."""
     places = {dim % len(array.dims) for dim in dims}
-    if any(axis.role == BATCH for at in places for axis in leaves(array.dims[at])):
+    if any(axis.role == BATCH for place in places for axis in leaves(array.dims[place])):
         raise ShapeError("it computes across samples")
-    gone = [x for at in places for x in real_leaves(array, array.dims[at])]
-    times = prod(array.dims[at][i].size for at in places for i in range(len(array.dims[at])))
-    times //= prod(axis.size for axis in gone)
-    found = summed_axes(draft, array, gone) if gone else array
-    kept = tuple(
-        () if at in places else group
-        for at, group in enumerate(found.dims)
-        if keep or at not in places
+    gone = [x for place in places for x in real_leaves(array, array.dims[place])]
+    times = prod(
+        array.dims[place][i].size for place in places for i in range(len(array.dims[place]))
     )
-    found = Array(found.tensor, kept)
-    return scaled(draft, found, times) if times != 1 else found
+    times //= prod(axis.size for axis in gone)
+    total = summed_axes(draft, array, gone) if gone else array
+    kept_dims = tuple(
+        () if place in places else group
+        for place, group in enumerate(total.dims)
+        if keep or place not in places
+    )
+    total = Array(total.tensor, kept_dims)
+    return scaled(draft, total, times) if times != 1 else total
 
 
 def scaled(draft: Draft, array: Array, factor: float) -> Array:
@@ -244,8 +255,8 @@ def spread(draft: Draft, array: Array, groups: Sequence[Group]) -> Array:
     both = {id(slot.axes[0]): slot for slot in slots}
     both |= {id(axis): Slot(Token(), (axis,)) for axis in missing}
     out = [both[id(axis)] for axis in order if id(axis) in both]
-    made = draft.make("broadcast", (Operand(array.tensor, tuple(slots)),), out)
-    return Array(made, array.dims)
+    wide = draft.make("broadcast", (Operand(array.tensor, tuple(slots)),), out)
+    return Array(wide, array.dims)
 
 
 def narrowed(draft: Draft, array: Array, dim: int, start: int, size: int) -> Array:
@@ -261,20 +272,20 @@ def narrowed(draft: Draft, array: Array, dim: int, start: int, size: int) -> Arr
     else:
         cut, rest = outer, []
     if not any(array.real(axis) for axis in cut):
-        kept = (fresh(size), *rest) if size > 1 else tuple(rest)
-        return Array(array.tensor, (*array.dims[:dim], kept, *array.dims[dim + 1 :]))
+        narrow_group = (fresh(size), *rest) if size > 1 else tuple(rest)
+        return Array(array.tensor, (*array.dims[:dim], narrow_group, *array.dims[dim + 1 :]))
     array = spread(draft, array, (tuple(cut),))
-    made = fresh(size)
+    narrow_axis = fresh(size)
     inputs: list[Slot] = []
     outputs: list[Slot] = []
     for axis in array.tensor.leaves():
         if axis is cut[0]:
             inputs.append(Slot(Token(whole=True, single=True), tuple(cut)))
-            outputs.append(Slot(Token(whole=True, single=True), (made,)))
+            outputs.append(Slot(Token(whole=True, single=True), (narrow_axis,)))
         elif not any(axis is part for part in cut):
             inputs.append(Slot(Token(), (axis,)))
             outputs.append(Slot(inputs[-1].token, (axis,)))
     read = Operand(array.tensor, tuple(inputs))
     tensor = draft.make("narrow", (read,), outputs, attributes={"start": start})
-    found = Array(tensor, (*array.dims[:dim], (made, *rest), *array.dims[dim + 1 :]))
-    return summed_axes(draft, found, (made,)) if size == 1 else found
+    piece = Array(tensor, (*array.dims[:dim], (narrow_axis, *rest), *array.dims[dim + 1 :]))
+    return summed_axes(draft, piece, (narrow_axis,)) if size == 1 else piece

@@ -41,7 +41,7 @@ _SYMPY = {
     "RShift", "IsNonOverlappingAndDenseIndicator", "precision", "positive", "negative",
     "nonnegative", "nonpositive", "integer", "real", "zero", "nonzero", "finite", "infinite",
 }  # fmt: skip
-_NAMING = ("Symbol", "Integer", "Float")  # what takes a text; elsewhere SymPy would evaluate it
+_NAMING = ("Symbol", "Integer", "Float")  # these take a text; others would evaluate it
 _GROWING = ("Pow", "PowByNatural", "FloatPow", "LShift")
 GROWING_MAX = 4
 _TEXT = re.compile(r"[\w.+-]{0,64}")
@@ -69,7 +69,7 @@ def plain_archive(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _entries(path: Path, archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
-    """The members, known to be as long as the file has bytes, and one of each name."""
+    """Members of the archive, no longer than the file has bytes, and one of each name."""
     entries = archive.infolist()
     if any(entry.filename == OLDER for entry in entries):
         raise ModelError(
@@ -133,7 +133,7 @@ def _check_json(path: Path, name: str, content: bytes) -> None:
 
 
 def _values(document: Any) -> Iterator[tuple[str, Any]]:
-    """Every value that lies under a key, with it."""
+    """Key and value of every value that lies under a key."""
     if isinstance(document, dict):
         for key, value in document.items():
             yield key, value
@@ -144,22 +144,25 @@ def _values(document: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_expression(text: Any) -> bool:
-    """Whether a text is what SymPy's `srepr` writes of sizes, and soon worked out."""
+    """True if a text is what SymPy's `srepr` writes of sizes, and soon worked out."""
     if not isinstance(text, str) or len(text) > EXPRESSION_LETTERS_MAX:
         return False
     try:
         nodes = list(ast.walk(ast.parse(text, mode="eval")))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
-    growing = sum(isinstance(one, ast.Name) and one.id in _GROWING for one in nodes)
+    growing = sum(isinstance(node, ast.Name) and node.id in _GROWING for node in nodes)
     return growing <= GROWING_MAX and all(map(_is_plain, nodes))
 
 
 def _is_plain(node: ast.AST) -> bool:
-    """Whether a part of an expression is a size, a number, or a function of sizes."""
+    """True if a part of an expression is a size, a number, or a function of sizes."""
     match node:
         case ast.Call(func=ast.Name(id=name), args=args):
-            texts = any(isinstance(one, ast.Constant) and type(one.value) is str for one in args)
+            texts = any(
+                isinstance(argument, ast.Constant) and type(argument.value) is str
+                for argument in args
+            )
             return (name in _NAMING or not texts) and (name not in _GROWING or _is_short(args[1:]))
         case ast.Name(id=name) | ast.keyword(arg=str(name)):
             return name in _SYMPY
@@ -171,7 +174,7 @@ def _is_plain(node: ast.AST) -> bool:
 
 
 def _is_short(exponent: list[ast.expr]) -> bool:
-    """Whether an exponent is one number of one digit: a larger power may have no end."""
+    """True if an exponent is one number of one digit: a larger power may have no end."""
     match exponent:
         case [ast.Call(func=ast.Name(id="Integer"), args=[number])]:
             return isinstance(ast.literal_eval(number), int) and abs(ast.literal_eval(number)) < 10
@@ -179,7 +182,7 @@ def _is_short(exponent: list[ast.expr]) -> bool:
 
 
 def _is_tree(text: Any) -> bool:
-    """Whether the structure of inputs or outputs names no module to import."""
+    """True if the structure of inputs or outputs names no module to import."""
     if not isinstance(text, str):
         return text is None
-    return not any(one in text for one in ("\\u", "__enum__", "default_factory"))
+    return not any(marker in text for marker in ("\\u", "__enum__", "default_factory"))

@@ -77,7 +77,7 @@ def gradients(
 
 
 def _called(source: Any, inputs: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """A module of its own and what it is called with."""
+    """Module of its own, and the arguments that it is called with."""
     import torch
 
     if isinstance(source, torch.nn.Module):
@@ -106,21 +106,21 @@ def _with_data(
     data: Mapping[str, Values],
     double: bool,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with other values, in the order in which the program names them."""
+    """Arguments with other values, in the order in which the program names them."""
     import torch
     from torch.utils import _pytree
 
     flat, form = _pytree.tree_flatten((tuple(args), dict(kwargs)))
-    made = []
+    leaves = []
     for name, value in zip(names, flat, strict=True):
         if name in data:
             value = torch.from_numpy(data[name]).to(value.dtype)
         if isinstance(value, torch.Tensor):
             value = value.detach().cpu()
             value = value.double() if double and value.is_floating_point() else value
-        made.append(value)
-    found: tuple[tuple[Any, ...], dict[str, Any]] = _pytree.tree_unflatten(made, form)
-    return found
+        leaves.append(value)
+    arguments: tuple[tuple[Any, ...], dict[str, Any]] = _pytree.tree_unflatten(leaves, form)
+    return arguments
 
 
 def _loss(imported: Imported, logits: Any, targets: Values) -> Any:
@@ -141,18 +141,18 @@ def _loss(imported: Imported, logits: Any, targets: Values) -> Any:
 def _numbers(parameter: Any) -> Values:
     if parameter.grad is None:
         return np.zeros(tuple(parameter.shape), np.float32)
-    found: Values = parameter.grad.numpy()
-    return found
+    gradient: Values = parameter.grad.numpy()
+    return gradient
 
 
 def _is_cast(tensor: Any, options: Any) -> bool:
-    """Whether a copy changes the width of numbers alone."""
+    """True if a copy changes the width of numbers alone."""
     dtype = (options or {}).get("dtype")
     return dtype is not None and dtype.is_floating_point and is_floating(tensor)
 
 
 def _exact() -> Any:
-    """A mode in which no call drops anything, and all numbers stay as wide as they came."""
+    """Mode in which no call drops anything, and all numbers stay as wide as they came."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -166,9 +166,9 @@ def _exact() -> Any:
                 return args[0].clone()
             if function is aten.native_dropout.default:
                 return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
-            if function is aten.bernoulli_.float:  # what is kept, before it is divided by the share
-                kept = (kwargs or {}).get("p", args[1] if len(args) > 1 else 0.5)
-                return args[0].fill_(kept)
+            if function is aten.bernoulli_.float:  # its mask is divided by the share afterwards
+                share = (kwargs or {}).get("p", args[1] if len(args) > 1 else 0.5)
+                return args[0].fill_(share)
             return function(*args, **(kwargs or {}))
 
     return Exact()

@@ -43,7 +43,7 @@ class Tensor:
     attributes: dict[str, Value] = field(default_factory=dict)
 
     def leaves(self) -> Group:
-        """Its dims as the graph will have them."""
+        """Dims as the graph will have them."""
         return leaves(self.axes)
 
 
@@ -64,7 +64,7 @@ class Array:
         return tuple(size_of(group) for group in self.dims)
 
     def real(self, axis: Axis) -> bool:
-        """Whether the tensor has this leaf axis."""
+        """True if the tensor has this leaf axis."""
         return any(axis is leaf for leaf in self.tensor.leaves())
 
 
@@ -100,7 +100,7 @@ class Operand:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Step:
-    """An op to be. `ordered`: dims of operands come in the order of their slots."""
+    """Op to be. `ordered`: dims of operands come in the order of their slots."""
 
     kind: str
     inputs: tuple[Operand, ...]
@@ -113,7 +113,7 @@ class Step:
 
 @dataclass(slots=True, kw_only=True)
 class Draft:
-    """The steps and the names given so far."""
+    """Steps and names given so far."""
 
     batch: int
     steps: list[Step] = field(default_factory=list)
@@ -122,12 +122,12 @@ class Draft:
 
     def name(self, wanted: str) -> str:
         """Return `wanted`, with a number behind it where it is taken."""
-        found, count = wanted, 1
-        while found in self.names:
+        name, count = wanted, 1
+        while name in self.names:
             count += 1
-            found = f"{wanted}.{count}"
-        self.names.add(found)
-        return found
+            name = f"{wanted}.{count}"
+        self.names.add(name)
+        return name
 
     def make(
         self,
@@ -186,10 +186,10 @@ class Draft:
 
 
 def _check_samples(inputs: Sequence[Operand], slots: Sequence[Slot]) -> None:
-    """Every sample of what is made comes from the same sample of what is read."""
-    kept = {id(slot.token) for slot in slots if _of_samples(slot) and not slot.token.whole}
+    """Check that every sample of what is made comes from the same sample of what is read."""
+    sample_tokens = {id(slot.token) for slot in slots if _of_samples(slot) and not slot.token.whole}
     for operand in inputs:
-        if any(_of_samples(slot) and id(slot.token) not in kept for slot in operand.slots):
+        if any(_of_samples(slot) and id(slot.token) not in sample_tokens for slot in operand.slots):
             raise ShapeError("it computes across samples")
     if sum(len([x for x in leaves(slot.axes) if x.role == BATCH]) for slot in slots) > 1:
         raise ShapeError("it computes across samples")
@@ -200,7 +200,7 @@ def _of_samples(slot: Slot) -> bool:
 
 
 def alike(array: Array) -> tuple[Operand, list[Slot]]:
-    """Read a tensor dim by dim, and slots of an output with the same dims."""
+    """Operand that reads a tensor dim by dim, and slots of an output with the same dims."""
     slots = [Slot(Token(), (axis,)) for axis in array.tensor.axes]
     return Operand(array.tensor, tuple(slots)), slots
 
@@ -214,8 +214,8 @@ def pointwise(
 ) -> Array:
     """Apply an op to every element."""
     operand, slots = alike(array)
-    made = draft.make(kind, (operand,), slots, attributes=attributes, name=name)
-    return Array(made, array.dims)
+    tensor = draft.make(kind, (operand,), slots, attributes=attributes, name=name)
+    return Array(tensor, array.dims)
 
 
 def fresh(size: int, hint: str | None = None) -> Axis:

@@ -1,11 +1,4 @@
-"""Extents: how long the dims of traced tensors are, and what a view splits them into.
-
-A view never moves data here. It splits the extent of a dim (768 into 12 and 64), and every dim of
-every other tensor that must be as long, because it is added to it or multiplied with it, is split
-alike: its extent is the same one. When the whole program is read, each tensor is laid out with one
-dim per leaf, so that heads are dims of their own from the weight to the attention and the views
-are gone.
-"""
+"""Extents: lengths of the dims of traced tensors, and the parts that views split them into."""
 
 from collections.abc import Sequence
 from math import prod
@@ -30,14 +23,14 @@ class Extent:
         self._same: Extent | None = None
 
     def root(self) -> "Extent":
-        """The extent that stands for all that were found to be the same."""
-        found = self
-        while found._same is not None:
-            found = found._same
-        return found
+        """Extent that stands for all that were found to be the same."""
+        extent = self
+        while extent._same is not None:
+            extent = extent._same
+        return extent
 
     def leaves(self) -> tuple["Extent", ...]:
-        """The unsplit parts, outermost first."""
+        """Parts that are not split further, outermost first."""
         root = self.root()
         if root.parts is None:
             return (root,)
@@ -52,41 +45,43 @@ class Extent:
 
     def join(self, other: "Extent") -> None:
         """Let two extents of one size be split alike from now on."""
-        mine, yours = self.root(), other.root()
-        if mine is yours:
+        own_root, other_root = self.root(), other.root()
+        if own_root is other_root:
             return
-        if mine.parts is not None and yours.parts is not None:
-            align(mine.leaves(), yours.leaves())
+        if own_root.parts is not None and other_root.parts is not None:
+            align(own_root.leaves(), other_root.leaves())
             return
-        kept, gone = (yours, mine) if mine.parts is None else (mine, yours)
-        if kept.role and gone.role and kept.role != gone.role:
+        survivor, merged = (
+            (other_root, own_root) if own_root.parts is None else (own_root, other_root)
+        )
+        if survivor.role and merged.role and survivor.role != merged.role:
             raise ShapeError("the batch dim meets the sequence dim in one op")
-        if kept.parts is not None and gone.role == BATCH:
-            raise ShapeError(f"the batch dim ({gone.size} samples) is split; keep it whole")
-        if kept.parts is None:
-            kept.role = kept.role or gone.role
-            kept.hint = kept.hint or gone.hint
-        gone._same = kept
+        if survivor.parts is not None and merged.role == BATCH:
+            raise ShapeError(f"the batch dim ({merged.size} samples) is split; keep it whole")
+        if survivor.parts is None:
+            survivor.role = survivor.role or merged.role
+            survivor.hint = survivor.hint or merged.hint
+        merged._same = survivor
 
 
 def align(left: Sequence[Extent], right: Sequence[Extent]) -> None:
     """Split two rows of leaves until they match one to one, and join the pairs."""
-    mine, yours = list(left), list(right)
-    while mine and yours:
-        a, b = mine.pop(0), yours.pop(0)
+    lefts, rights = list(left), list(right)
+    while lefts and rights:
+        a, b = lefts.pop(0), rights.pop(0)
         if a.root().parts is not None or b.root().parts is not None:
-            mine[:0], yours[:0] = a.leaves(), b.leaves()
+            lefts[:0], rights[:0] = a.leaves(), b.leaves()
         elif a.size == b.size:
             a.join(b)
         elif a.size > b.size and a.size % b.size == 0:
             a.split(b.size)
-            mine[:0], yours[:0] = a.leaves(), (b,)
+            lefts[:0], rights[:0] = a.leaves(), (b,)
         elif b.size > a.size and b.size % a.size == 0:
             b.split(a.size)
-            mine[:0], yours[:0] = (a,), b.leaves()
+            lefts[:0], rights[:0] = (a,), b.leaves()
         else:
             raise ShapeError(f"dims of {a.size} and {b.size} are taken apart in two ways")
-    if mine or yours:
+    if lefts or rights:
         raise ShapeError("dims of different sizes meet")
 
 
@@ -101,12 +96,12 @@ class Axis:
 
     @property
     def size(self) -> int:
-        """Length."""
+        """Length of the dim."""
         return self.extent.size
 
     @property
     def role(self) -> str | None:
-        """`b`, `t` or None."""
+        """`b`, `t` or None: the role of the dim."""
         return self.extent.root().role
 
     def leaves(self) -> tuple["Axis", ...]:
@@ -133,17 +128,17 @@ def size_of(group: Sequence[Axis]) -> int:
 
 
 def paired(left: Group, right: Group) -> list[tuple[Axis, Axis]]:
-    """Leaf by leaf, two dims of one size; both are split where the other is.
+    """Pairs of leaf axes of two dims of one size; both dims are split where the other is.
 
     Raises
     ------
     ShapeError
         They are taken apart in two ways that do not fit.
     """
-    mine = [axis for axis in leaves(left) if axis.size > 1]
-    yours = [axis for axis in leaves(right) if axis.size > 1]
-    align([axis.extent for axis in mine], [axis.extent for axis in yours])
-    return list(zip(leaves(mine), leaves(yours), strict=True))
+    left_axes = [axis for axis in leaves(left) if axis.size > 1]
+    right_axes = [axis for axis in leaves(right) if axis.size > 1]
+    align([axis.extent for axis in left_axes], [axis.extent for axis in right_axes])
+    return list(zip(leaves(left_axes), leaves(right_axes), strict=True))
 
 
 def regroup(axes: Sequence[Axis], sizes: Sequence[int]) -> list[Group]:

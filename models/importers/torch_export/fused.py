@@ -13,7 +13,7 @@ from millrace.models.importers.torch_export.sources import Cut
 
 
 class _Slice(NamedTuple):
-    """One reader of a fused projection."""
+    """Slice that reads a fused projection."""
 
     start: int
     made: Axis
@@ -23,7 +23,7 @@ class _Slice(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """A part of a tensor: `old` is the axis that was sliced, `new` what is left of it."""
+    """Part of a tensor: `old` is the axis that was sliced, `new` what is left of it."""
 
     tensor: Tensor
     old: Axis
@@ -32,32 +32,32 @@ class _Piece(NamedTuple):
 
 def taken_apart(draft: Draft, steps: list[Step]) -> list[Step]:
     """Return the steps with every sliced projection of a parameter taken apart."""
-    at, readers = 0, _readers(steps)
-    while at < len(steps):
-        made = _taken_apart(draft, steps, at, readers)
-        if made is None:
-            at += 1
+    index, readers = 0, _readers(steps)
+    while index < len(steps):
+        rewritten = _taken_apart(draft, steps, index, readers)
+        if rewritten is None:
+            index += 1
         else:
-            steps, readers = made, _readers(made)
+            steps, readers = rewritten, _readers(rewritten)
     return steps
 
 
 def _taken_apart(
-    draft: Draft, steps: list[Step], at: int, readers: dict[int, list[Step]]
+    draft: Draft, steps: list[Step], index: int, readers: dict[int, list[Step]]
 ) -> list[Step] | None:
-    """Take the projection that ends in step `at` apart, if it is one that is only sliced."""
-    last = steps[at]
-    found = readers.get(id(last.output.tensor), [])
-    if len(found) < 2 or any(step.kind != "narrow" for step in found):
+    """Take the projection that ends in step `index` apart, if it is one that is only sliced."""
+    last = steps[index]
+    narrows = readers.get(id(last.output.tensor), [])
+    if len(narrows) < 2 or any(step.kind != "narrow" for step in narrows):
         return None
-    sliced = [_sliced(step) for step in found]
+    sliced = [_sliced(step) for step in narrows]
     old = sliced[0][0]
     if old is None or any(axis is not old for axis, _ in sliced):
         return None
     # Only slices that tile the projection are parameters of their own.
     parts = sorted(
-        (int(step.attributes["start"]), made.size)
-        for step, (_, made) in zip(found, sliced, strict=True)
+        (int(step.attributes["start"]), new_axis.size)
+        for step, (_, new_axis) in zip(narrows, sliced, strict=True)
     )
     ends = [start + size for start, size in parts]
     if [start for start, _ in parts] != [0, *ends[:-1]] or ends[-1] != old.size:
@@ -66,51 +66,53 @@ def _taken_apart(
     chain = _projection(last, old, makers, readers)
     if chain is None:
         return None
-    slices = [_slice(step, made, readers) for step, (_, made) in zip(found, sliced, strict=True)]
-    gone = {id(step) for one in slices for step in one.steps} | {id(step) for step in chain}
-    new = [step for i, one in enumerate(slices) for step in _part(draft, chain, old, one, i)]
-    before = [step for step in steps[: at + 1] if id(step) not in gone]
-    return [*before, *new, *(step for step in steps[at + 1 :] if id(step) not in gone)]
+    slices = [
+        _slice(step, new_axis, readers) for step, (_, new_axis) in zip(narrows, sliced, strict=True)
+    ]
+    gone = {id(step) for slice_ in slices for step in slice_.steps} | {id(step) for step in chain}
+    new = [step for i, slice_ in enumerate(slices) for step in _part(draft, chain, old, slice_, i)]
+    before = [step for step in steps[: index + 1] if id(step) not in gone]
+    return [*before, *new, *(step for step in steps[index + 1 :] if id(step) not in gone)]
 
 
 def _readers(steps: list[Step]) -> dict[int, list[Step]]:
-    found: dict[int, list[Step]] = {}
+    readers: dict[int, list[Step]] = {}
     for step in steps:
         for operand in step.inputs:
-            found.setdefault(id(operand.tensor), []).append(step)
-    return found
+            readers.setdefault(id(operand.tensor), []).append(step)
+    return readers
 
 
 def _sliced(step: Step) -> tuple[Axis | None, Axis]:
-    """The axis that a narrow slices, where it is one leaf, and the axis it makes."""
-    kept = {id(slot.token) for slot in step.inputs[0].slots}
-    made = next(slot for slot in step.output.slots if id(slot.token) not in kept)
-    kept = {id(slot.token) for slot in step.output.slots}
-    gone = next(slot for slot in step.inputs[0].slots if id(slot.token) not in kept)
-    group = leaves(gone.axes)
-    return group[0] if len(group) == 1 else None, made.axes[0]
+    """Axis that a narrow slices, None where it is several leaves, and the axis it makes."""
+    read_tokens = {id(slot.token) for slot in step.inputs[0].slots}
+    new_slot = next(slot for slot in step.output.slots if id(slot.token) not in read_tokens)
+    out_tokens = {id(slot.token) for slot in step.output.slots}
+    old_slot = next(slot for slot in step.inputs[0].slots if id(slot.token) not in out_tokens)
+    group = leaves(old_slot.axes)
+    return group[0] if len(group) == 1 else None, new_slot.axes[0]
 
 
-def _slice(step: Step, made: Axis, readers: dict[int, list[Step]]) -> _Slice:
+def _slice(step: Step, new_axis: Axis, readers: dict[int, list[Step]]) -> _Slice:
     start = int(step.attributes["start"])
     after = readers.get(id(step.output.tensor), [])
-    if made.size == 1 and len(after) == 1 and after[0].kind == "sum":
+    if new_axis.size == 1 and len(after) == 1 and after[0].kind == "sum":
         left = {id(axis) for axis in after[0].output.tensor.leaves()}
-        if left == {id(x) for x in step.output.tensor.leaves() if x is not made}:
-            return _Slice(start, made, after[0].output.tensor, True, (step, after[0]))
-    return _Slice(start, made, step.output.tensor, False, (step,))
+        if left == {id(x) for x in step.output.tensor.leaves() if x is not new_axis}:
+            return _Slice(start, new_axis, after[0].output.tensor, True, (step, after[0]))
+    return _Slice(start, new_axis, step.output.tensor, False, (step,))
 
 
 def _projection(
     last: Step, old: Axis, makers: dict[int, Step], readers: dict[int, list[Step]]
 ) -> tuple[Step, ...] | None:
-    """The product (and the addition of its bias) that make a sliced tensor out of a parameter."""
+    """Product (and addition of its bias) that make a sliced tensor out of a parameter."""
     if last.kind == "add" and len(last.inputs) == 2:
         makes = [makers.get(id(operand.tensor)) for operand in last.inputs]
-        at = next((i for i, step in enumerate(makes) if step and step.kind == "matmul"), None)
-        if at is None or not _own(last.inputs[1 - at].tensor, readers):
+        index = next((i for i, step in enumerate(makes) if step and step.kind == "matmul"), None)
+        if index is None or not _own(last.inputs[1 - index].tensor, readers):
             return None
-        product, inner = makes[at], _place(last, last.inputs[at], old)
+        product, inner = makes[index], _place(last, last.inputs[index], old)
         if product is None or inner is None or len(readers[id(product.output.tensor)]) != 1:
             return None
         return (product, last) if _from_parameter(product, inner, readers) else None
@@ -120,28 +122,30 @@ def _projection(
 
 
 def _own(tensor: Tensor, readers: dict[int, list[Step]]) -> bool:
-    """Whether a tensor is a parameter that is read once."""
+    """True if a tensor is a parameter that is read once."""
     return tensor.kind == "variable" and len(readers[id(tensor)]) == 1
 
 
 def _from_parameter(step: Step, old: Axis, readers: dict[int, list[Step]]) -> bool:
-    """Whether the axis comes from a parameter alone."""
+    """True if the axis comes from a parameter alone."""
     have = [_place(step, operand, old) is not None for operand in step.inputs]
     return sum(have) == 1 and _own(step.inputs[have.index(True)].tensor, readers)
 
 
 def _place(step: Step, operand: Operand, old: Axis) -> Axis | None:
-    """The axis of an operand that stands where `old` stands in the output."""
+    """Axis of an operand that stands where `old` stands in the output."""
     for slot in step.output.slots:
-        for at, axis in enumerate(leaves(slot.axes)):
+        for position, axis in enumerate(leaves(slot.axes)):
             if axis is old:
                 same = (other for other in operand.slots if other.token is slot.token)
-                return next((leaves(other.axes)[at] for other in same), None)
+                return next((leaves(other.axes)[position] for other in same), None)
     return None
 
 
-def _part(draft: Draft, chain: tuple[Step, ...], old: Axis, one: _Slice, at: int) -> list[Step]:
-    """The steps that make one slice from its own part of the parameters."""
+def _part(
+    draft: Draft, chain: tuple[Step, ...], old: Axis, slice_: _Slice, index: int
+) -> list[Step]:
+    """Steps that make one slice from its own part of the parameters."""
     steps: list[Step] = []
     olds = [old]
     for step in reversed(chain[1:]):
@@ -149,7 +153,7 @@ def _part(draft: Draft, chain: tuple[Step, ...], old: Axis, one: _Slice, at: int
         place = _place(step, inner, olds[0])
         assert place is not None
         olds.insert(0, place)
-    made: _Piece | None = None
+    output_piece: _Piece | None = None
     for step, axis in zip(chain, olds, strict=True):
         inputs = []
         for operand in step.inputs:
@@ -158,38 +162,38 @@ def _part(draft: Draft, chain: tuple[Step, ...], old: Axis, one: _Slice, at: int
                 inputs.append(operand)
                 continue
             if operand.tensor.kind == "variable":
-                piece = _cut(draft, operand.tensor, place, one, at)
+                piece = _cut(draft, operand.tensor, place, slice_, index)
             else:
-                assert made is not None
-                piece = made
+                assert output_piece is not None
+                piece = output_piece
             inputs.append(_read(operand, piece))
         if step is chain[-1]:
-            made = _Piece(one.output, axis, None if one.dropped else one.made)
+            output_piece = _Piece(slice_.output, axis, None if slice_.dropped else slice_.made)
         else:
-            made = _renamed(draft, step.output.tensor, axis, one, at)
-        steps.append(replace(step, inputs=tuple(inputs), output=_read(step.output, made)))
+            output_piece = _renamed(draft, step.output.tensor, axis, slice_, index)
+        steps.append(replace(step, inputs=tuple(inputs), output=_read(step.output, output_piece)))
     return steps
 
 
-def _new_axis(one: _Slice) -> Axis | None:
-    return None if one.dropped else Axis(one.made.extent)
+def _new_axis(slice_: _Slice) -> Axis | None:
+    return None if slice_.dropped else Axis(slice_.made.extent)
 
 
-def _renamed(draft: Draft, tensor: Tensor, old: Axis, one: _Slice, at: int) -> _Piece:
-    new = _new_axis(one)
-    name = draft.name(f"{tensor.name}.part{at}")
+def _renamed(draft: Draft, tensor: Tensor, old: Axis, slice_: _Slice, index: int) -> _Piece:
+    new = _new_axis(slice_)
+    name = draft.name(f"{tensor.name}.part{index}")
     return _Piece(replace(tensor, name=name, axes=_with(tensor.leaves(), old, new)), old, new)
 
 
-def _cut(draft: Draft, tensor: Tensor, old: Axis, one: _Slice, at: int) -> _Piece:
-    """The part of a parameter that makes one slice."""
-    piece = _renamed(draft, tensor, old, one, at)
+def _cut(draft: Draft, tensor: Tensor, old: Axis, slice_: _Slice, index: int) -> _Piece:
+    """Part of a parameter that makes one slice."""
+    piece = _renamed(draft, tensor, old, slice_, index)
     axes = tensor.leaves()
     cut = Cut(
         shape=tuple(axis.size for axis in axes),
         dim=next(i for i, axis in enumerate(axes) if axis is old),
-        start=one.start,
-        size=one.made.size,
+        start=slice_.start,
+        size=slice_.made.size,
     )
     source = tensor.payload
     piece.tensor.payload = replace(source, cuts=(*source.cuts, cut))
@@ -202,5 +206,5 @@ def _read(operand: Operand, piece: _Piece) -> Operand:
 
 
 def _with(axes: Group, old: Axis, new: Axis | None) -> Group:
-    kept = (new if axis is old else axis for axis in axes)
-    return tuple(axis for axis in kept if axis is not None)
+    replaced = (new if axis is old else axis for axis in axes)
+    return tuple(axis for axis in replaced if axis is not None)

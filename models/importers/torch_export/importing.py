@@ -72,10 +72,10 @@ def import_module(
     name, precision : str
         The graph's; the module's class name by default.
     output : str or int, optional
-        Which of several outputs the predictions are; `logits`, or the only floating one, by
+        Output, of several, that holds the predictions; `logits`, or the only floating one, by
         default.
     classes_dim : int, optional
-        Which dim of the predictions is classes. Known by itself for [batch, classes], for
+        Dim of the predictions that is classes. Known by itself for [batch, classes], for
         predictions of every token (the last) and for images (1, as PyTorch's cross_entropy has it).
     mask_id : int, optional
         The id of a hidden token; a model that fills in masked text needs it to be trained.
@@ -108,9 +108,9 @@ def import_module(
         precision=precision,
         output=output,
     )
-    found = _imported(program_of(trace(module, inputs, output), module, output=output), asked)
+    imported = _imported(program_of(trace(module, inputs, output), module, output=output), asked)
     samples = _samples(inputs)
-    return found if samples == found.graph.batch else _for_batch(found, samples)
+    return imported if samples == imported.graph.batch else _for_batch(imported, samples)
 
 
 def import_program(
@@ -161,7 +161,7 @@ def import_file(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """What an importer is asked for besides the program."""
+    """Options of an import, besides the program."""
 
     loss: Loss
     name: str
@@ -201,7 +201,7 @@ def _imported(program: Program, asked: _Asked) -> Imported:
 
 
 def _fed(program: Program, reader: Reader, names: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """The program's inputs, each with the op that reads its data."""
+    """Inputs of the program, each with the op that reads its data."""
     read = {
         array.tensor.name: names.get(f"{BLOCK}.{array.tensor.name}", "") for array in reader.inputs
     }
@@ -213,11 +213,11 @@ def _left_out(program: Program, reader: Reader, sources: Mapping[str, Source]) -
     for name in program.inputs:
         if all(array.tensor.name != name for array in reader.inputs):
             yield f"the loss does not depend on input `{name}`: left out"
-    found = {source.fqn for source in sources.values()}
+    used_names = {source.fqn for source in sources.values()}
     gone = {
         name.removeprefix(WRAPPED): tensor
         for name, tensor in program.parameters.values()
-        if name.removeprefix(WRAPPED) not in found
+        if name.removeprefix(WRAPPED) not in used_names
     }
     if gone:
         shown = ", ".join(f"`{name}`" for name in list(gone)[:4])
@@ -258,14 +258,14 @@ def _tokens(inputs: list[Array]) -> int:
     return 1
 
 
-def _live(steps: list[Step], kept: set[int]) -> list[Step]:
-    """The steps that the kept tensors need."""
-    needed, found = set(kept), []
+def _live(steps: list[Step], kept_ids: set[int]) -> list[Step]:
+    """Steps that the kept tensors need."""
+    needed, live_steps = set(kept_ids), []
     for step in reversed(steps):
         if not needed.isdisjoint(id(x) for x in (step.output.tensor, *step.more)):
-            found.append(step)
+            live_steps.append(step)
             needed |= {id(operand.tensor) for operand in step.inputs}
-    return found[::-1]
+    return live_steps[::-1]
 
 
 def _values(program: Program, sources: dict[str, Source]) -> dict[str, Any] | None:

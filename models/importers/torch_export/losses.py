@@ -1,4 +1,4 @@
-"""Losses: what kind of data each input is, the targets, and the loss over the predictions."""
+"""Losses: the kind of data of each input, the targets, and the loss over the predictions."""
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from millrace.models.labels import BATCH, SEQUENCE
 
 KINDS = ("cross_entropy", "logistic")
 _NAMED = {"token_type": "segments", "decoder": "decoder_tokens", "categor": "categories"}
-_MASKED = 0.15  # of the positions are predicted; Devlin et al., arXiv 1810.04805 (2018), 3.1
+_MASKED = 0.15  # share of positions predicted; Devlin et al., arXiv 1810.04805 (2018), 3.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Loss:
 
 
 class WithLoss(NamedTuple):
-    """What adding a loss gives: the tensors to keep, by id, and the dim of classes."""
+    """Tensors to keep once a loss is added, by id, and the dim of classes."""
 
     kept: set[int]
     classes_dim: int | None
@@ -78,14 +78,14 @@ def add_loss(
     draft.where = ""
     rank = len(logits.dims)
     logits = spread(draft, logits, logits.dims[1:])
-    at = None
+    dim_of_classes = None
     if loss.kind == "cross_entropy":
         along = [_along(group) for group in logits.dims]
         tokens = any(array.tensor.integer for array in inputs)
-        at = classes_dim(logits.shape, along, tokens=tokens, asked=loss.classes_dim)
+        dim_of_classes = classes_dim(logits.shape, along, tokens=tokens, asked=loss.classes_dim)
     elif rank > 1 and size_of(logits.dims[-1]) == 1:
-        at = rank - 1
-    lead = [group for dim, group in enumerate(logits.dims) if dim != at]
+        dim_of_classes = rank - 1
+    lead = [group for dim, group in enumerate(logits.dims) if dim != dim_of_classes]
     axes = tuple(axis for group in lead for axis in leaves(group))
     if not axes or axes[0].role != BATCH or not all(logits.real(axis) for axis in axes):
         raise ModelError(
@@ -94,9 +94,11 @@ def add_loss(
     rows = tuple(Slot(Token(), (axis,)) for axis in axes)
     targets = _targets(draft, axes, rows)
     if loss.kind == "cross_entropy":
-        assert at is not None
-        classes = Slot(Token(single=True, whole=True, label="v"), leaves(logits.dims[at]))
-        targets.tensor.attributes["values"] = size_of(logits.dims[at])
+        assert dim_of_classes is not None
+        classes = Slot(
+            Token(single=True, whole=True, label="v"), leaves(logits.dims[dim_of_classes])
+        )
+        targets.tensor.attributes["values"] = size_of(logits.dims[dim_of_classes])
         _name_targets(targets.tensor, inputs, loss, both_ways)
         read = Operand(logits.tensor, (*rows, classes))
         extras: tuple[tuple[Token, ...], ...] = (tuple(row.token for row in rows),)
@@ -112,7 +114,9 @@ def add_loss(
     losses = draft.make(kind, (read, targets), rows, name="loss", extras=extras, ordered=True)
     total = draft.make("sum", (Operand(losses, rows),), (), name="loss_sum", across=True)
     count = draft.make("count_valid", (targets,), (), name="token_count", across=True)
-    return WithLoss({id(total), id(count)}, at if loss.kind == "cross_entropy" else None)
+    return WithLoss(
+        {id(total), id(count)}, dim_of_classes if loss.kind == "cross_entropy" else None
+    )
 
 
 def _targets(draft: Draft, axes: Group, rows: Sequence[Slot]) -> Operand:
@@ -129,7 +133,7 @@ def _targets(draft: Draft, axes: Group, rows: Sequence[Slot]) -> Operand:
 def _name_targets(
     tensor: Tensor, inputs: Sequence[Array], loss: Loss, both_ways: Container[str]
 ) -> None:
-    """The kind of data that targets of classes are, which may change that of the tokens."""
+    """Name the kind of data that targets of classes are, which may change that of the tokens."""
     if len(tensor.axes) == 1:
         tensor.attributes["source"] = "classes"
         return
@@ -151,5 +155,5 @@ def _name_targets(
 
 
 def _along(group: Group) -> bool:
-    """Whether a dim runs along the tokens."""
+    """True if a dim runs along the tokens."""
     return any(axis.role == SEQUENCE for axis in leaves(group))

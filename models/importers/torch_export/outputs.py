@@ -22,39 +22,40 @@ def chosen(
     output : str, int or None
         Name or index of the tensor; by default `logits`, or the only floating one.
     floating : callable
-        Whether a leaf of `returned` is a tensor that a loss could be taken of.
+        True of a leaf of `returned` that is a tensor a loss could be taken of.
 
     Raises
     ------
     ModelError
         There is none, or several and none is named.
     """
-    found = {path: leaf for path, leaf in _leaves(returned, "") if floating(leaf)}
-    path = _path(found, output)
-    return found[path], [leaf for other, leaf in found.items() if other != path]
+    candidates = {path: leaf for path, leaf in _leaves(returned, "") if floating(leaf)}
+    path = _path(candidates, output)
+    return candidates[path], [leaf for other, leaf in candidates.items() if other != path]
 
 
-def _path(found: Mapping[str, Any], output: str | int | None) -> str:
-    named = ", ".join(f"`{path}`" for path in found)
+def _path(candidates: Mapping[str, Any], output: str | int | None) -> str:
+    named = ", ".join(f"`{path}`" for path in candidates)
     if output is not None:
-        wanted = str(output) if len(found) > 1 or "" not in found or output != 0 else ""
-        if wanted in found:
+        wanted = str(output) if len(candidates) > 1 or "" not in candidates or output != 0 else ""
+        if wanted in candidates:
             return wanted
         raise ModelError(
             f"the module returns no floating tensor `{output}`; "
-            + (f"choose one of {named}" if found.keys() - {""} else "leave `output` out")
+            + (f"choose one of {named}" if candidates.keys() - {""} else "leave `output` out")
         )
-    if not found:
+    if not candidates:
         raise ModelError("the module returns no floating tensor; the loss needs its predictions")
-    if LOGITS in found:
+    if LOGITS in candidates:
         return LOGITS
-    if len(found) > 1:
-        first = next(iter(found))
+    if len(candidates) > 1:
+        first = next(iter(candidates))
         raise ModelError(
-            f"the module returns {len(found)} floating tensors ({named}), and the loss is taken of "
-            f"one: say which, for example output={first if first.isdigit() else repr(first)}"
+            f"the module returns {len(candidates)} floating tensors ({named}), and the loss is "
+            "taken of one: say which, for example "
+            f"output={first if first.isdigit() else repr(first)}"
         )
-    (path,) = found
+    (path,) = candidates
     if path == _HIDDEN:
         raise ModelError(
             f"the module returns hidden states (`{_HIDDEN}`), no predictions: import the model "
@@ -66,15 +67,15 @@ def _path(found: Mapping[str, Any], output: str | int | None) -> str:
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     """Path and value of everything that is neither a mapping nor a sequence."""
     if isinstance(value, Mapping):
-        inside: Iterator[tuple[str, Any]] = ((str(key), one) for key, one in value.items())
+        inside: Iterator[tuple[str, Any]] = ((str(key), child) for key, child in value.items())
     elif isinstance(value, tuple) and hasattr(value, "_fields"):
         inside = iter(zip(value._fields, value, strict=True))
     elif isinstance(value, list | tuple):
-        inside = ((str(at), one) for at, one in enumerate(value))
+        inside = ((str(index), child) for index, child in enumerate(value))
     elif is_dataclass(value) and not isinstance(value, type):
         inside = ((field.name, getattr(value, field.name)) for field in fields(value))
     else:
         yield path, value
         return
-    for key, one in inside:
-        yield from _leaves(one, f"{path}.{key}".lstrip("."))
+    for key, child in inside:
+        yield from _leaves(child, f"{path}.{key}".lstrip("."))

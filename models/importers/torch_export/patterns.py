@@ -23,7 +23,7 @@ def kind(node: Any) -> str:
 
 
 def bare(node: Any) -> Any:
-    """What a call reads, behind casts and copies."""
+    """Node that a call reads, behind casts and copies."""
     while kind(node) in SAME and node.meta["val"].is_floating_point():
         below = node.args[0]
         if not below.meta["val"].is_floating_point():
@@ -33,7 +33,7 @@ def bare(node: Any) -> Any:
 
 
 def is_call(node: Any, *names: str) -> bool:
-    """Whether a node is a call of one of these ops."""
+    """True if a node is a call of one of these ops."""
     return getattr(node, "op", "") == "call_function" and kind(node) in names
 
 
@@ -42,16 +42,16 @@ def _number(value: Any) -> float | None:
 
 
 def either(node: Any, first: Callable[[Any], Any]) -> tuple[Any, Any] | None:
-    """Which of a call's two operands `first` accepts, and the other one."""
-    for mine, other in (node.args[:2], reversed(node.args[:2])):
-        found = first(bare(mine)) if hasattr(mine, "meta") else None
-        if found is not None:
-            return found, other
+    """Match of `first` in one of a call's two operands, and the other operand."""
+    for operand, other in (node.args[:2], reversed(node.args[:2])):
+        matched = first(bare(operand)) if hasattr(operand, "meta") else None
+        if matched is not None:
+            return matched, other
     return None
 
 
 def _mean_square(node: Any) -> Any:
-    """X of mean(x^2) over the last dim, kept."""
+    """Tensor x of mean(x^2) over the last dim, kept."""
     if not is_call(node, "mean") or len(node.args) < 3 or not node.args[2]:
         return None
     dims = node.args[1] if isinstance(node.args[1], list | tuple) else [node.args[1]]
@@ -68,7 +68,7 @@ def _mean_square(node: Any) -> Any:
 
 
 def _inverse_root(node: Any) -> tuple[Any, float] | None:
-    """(x, epsilon) of rsqrt(mean(x^2) + epsilon)."""
+    """Pair (x, epsilon) of rsqrt(mean(x^2) + epsilon)."""
     if not is_call(node, "rsqrt"):
         return None
     total = bare(node.args[0])
@@ -82,25 +82,27 @@ def _inverse_root(node: Any) -> tuple[Any, float] | None:
 def _normed(node: Any) -> tuple[Any, float] | None:
     if not is_call(node, "mul"):
         return None
-    found = either(node, _inverse_root)
-    if found is None or not hasattr(found[1], "meta"):
+    matched = either(node, _inverse_root)
+    if matched is None or not hasattr(matched[1], "meta"):
         return None
-    (x, epsilon), other = found
+    (x, epsilon), other = matched
     return (x, epsilon) if bare(other) is x else None
 
 
 def rms_norm(node: Any) -> Found | None:
-    """Weight times x rsqrt(mean(x^2) + epsilon)."""
+    """Match of weight times x rsqrt(mean(x^2) + epsilon)."""
     if not is_call(node, "mul"):
         return None
-    found = either(node, _normed)
-    if found is None or not hasattr(found[1], "meta"):
+    matched = either(node, _normed)
+    if matched is None or not hasattr(matched[1], "meta"):
         return None
-    (x, epsilon), weight = found
+    (x, epsilon), weight = matched
     weight = bare(weight)
-    own = bare(weight.args[0]) if is_call(weight, "add") and len(weight.users) == 1 else weight
+    parameter = (
+        bare(weight.args[0]) if is_call(weight, "add") and len(weight.users) == 1 else weight
+    )
     if (
-        getattr(own, "op", "") != "placeholder"
+        getattr(parameter, "op", "") != "placeholder"
         or weight.meta["val"].shape != x.meta["val"].shape[-1:]
     ):
         return None
@@ -110,13 +112,13 @@ def rms_norm(node: Any) -> Found | None:
 
 
 def gelu(node: Any) -> Found | None:
-    """The tanh form written out, as transformers' `gelu_new` has it."""
+    """Match of the tanh form written out, as transformers' `gelu_new` has it."""
     if not is_call(node, "mul"):
         return None
-    found = either(node, _half)
-    if found is None or not hasattr(found[1], "meta"):
+    matched = either(node, _half)
+    if matched is None or not hasattr(matched[1], "meta"):
         return None
-    x, other = found
+    x, other = matched
     plus = bare(other)
     if not is_call(plus, "add") or _number(plus.args[1]) != 1 or not is_call(plus.args[0], "tanh"):
         return None
@@ -138,8 +140,8 @@ def gelu(node: Any) -> Found | None:
 
 
 def _close(value: Any, number: float) -> bool:
-    found = _number(value)
-    return found is not None and isclose(found, number, rel_tol=1e-6)
+    scalar = _number(value)
+    return scalar is not None and isclose(scalar, number, rel_tol=1e-6)
 
 
 def _half(node: Any) -> Any:
@@ -149,20 +151,20 @@ def _half(node: Any) -> Any:
 
 
 def swiglu(node: Any) -> Found | None:
-    """Silu of one tensor times another of the same shape."""
+    """Match of silu of one tensor times another of the same shape."""
     if not is_call(node, "mul"):
         return None
-    found = either(node, lambda x: x if is_call(x, "silu") and len(x.users) == 1 else None)
-    if found is None or not hasattr(found[1], "meta"):
+    matched = either(node, lambda x: x if is_call(x, "silu") and len(x.users) == 1 else None)
+    if matched is None or not hasattr(matched[1], "meta"):
         return None
-    gate, up = found[0].args[0], found[1]
+    gate, up = matched[0].args[0], matched[1]
     if gate.meta["val"].shape != up.meta["val"].shape:
         return None
     return "swiglu", {"gate": gate, "up": up}
 
 
 def eager_attention(node: Any) -> Found | None:
-    """Softmax of scaled (and masked) products, times values."""
+    """Match of a softmax of scaled (and masked) products, times values."""
     if not is_call(node, "matmul", "bmm"):
         return None
     weights, value = bare(node.args[0]), node.args[1]
@@ -185,7 +187,7 @@ def eager_attention(node: Any) -> Found | None:
     if not is_call(scores, "matmul", "bmm"):
         return None
     query, key = scores.args[0], bare(scores.args[1])
-    if not is_call(key, "transpose") or {at % 4 for at in key.args[1:]} != {2, 3}:
+    if not is_call(key, "transpose") or {dim % 4 for dim in key.args[1:]} != {2, 3}:
         return None
     if mask is not None and mask.meta["val"].ndim > 4:
         return None

@@ -32,7 +32,7 @@ class UnsupportedError(Exception):
 
 
 class _Poison:
-    """What an unsupported call made."""
+    """Output of an unsupported call."""
 
 
 POISON = _Poison()
@@ -44,7 +44,7 @@ Handler = Callable[["Reader", Arguments], Any]
 _SILENT = {"_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range_for_size"}
 _SHAPE_ONLY = {"zeros_like": 0.0, "ones_like": 1.0, "new_zeros": 0.0, "new_ones": 1.0}
 _SHAPE_ONLY |= {"empty_like": 0.0, "new_empty": 0.0, "zero": 0.0}
-_STATISTICS = ("running_mean", "running_var")  # of a batch norm, which says itself what it reads
+_STATISTICS = ("running_mean", "running_var")  # a batch norm says itself which it reads
 _RANDOM = {"rand", "randn", "rand_like", "randn_like", "bernoulli", "multinomial", "randint"}
 
 
@@ -52,7 +52,7 @@ _ROUTING_HINT = "; as it routes tokens to experts, its config.json may import in
 
 
 class BatchNumber(int):
-    """A number that grows with the samples: it may say a shape, but not enter arithmetic."""
+    """Number that grows with the samples: it may say a shape, but not enter arithmetic."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -141,9 +141,9 @@ class Reader:
         """Read the calls that the predictions need, in order, and return the predictions."""
         wanted = next(node for node in nodes if node.name == self.program.predictions)
         rewrites = {
-            node: found
+            node: pattern
             for node in nodes
-            if node.op == "call_function" and (found := self._match(node)) is not None
+            if node.op == "call_function" and (pattern := self._match(node)) is not None
         }
         needed = _needed(nodes, rewrites, wanted)
         values: dict[Any, Any] = {}
@@ -160,8 +160,8 @@ class Reader:
         return values[wanted]
 
     def _match(self, node: Any) -> Found | None:
-        found = (matcher(node) for matcher in self.matchers)
-        return next((one for one in found if one is not None), None)
+        matches = (matcher(node) for matcher in self.matchers)
+        return next((match for match in matches if match is not None), None)
 
     def _placeholder(self, node: Any) -> Any:
         import torch
@@ -265,15 +265,15 @@ class Reader:
         if tensor.dtype.is_floating_point or tensor.dtype is torch.bool:
             tensor = tensor.to(torch.float32)
         shape = tuple(tensor.shape)
-        kept = []
+        varying_dims = []
         for dim, size in enumerate(shape):
             if size > 1 and (
                 tensor.stride(dim) == 0 or bool((tensor == tensor.narrow(dim, 0, 1)).all())
             ):
                 tensor = tensor.narrow(dim, 0, 1)
             elif size > 1:
-                kept.append(dim)
-        data = tensor.reshape([shape[dim] for dim in kept]).contiguous().numpy()
+                varying_dims.append(dim)
+        data = tensor.reshape([shape[dim] for dim in varying_dims]).contiguous().numpy()
         key = hashlib.sha256(f"{data.dtype} {data.shape}".encode() + data.tobytes()).digest()
         if key not in self._constants:
             axes = tuple(fresh(size) for size in data.shape)
@@ -287,13 +287,13 @@ class Reader:
                 ),
                 tuple((axis,) for axis in axes),
             )
-        found = self._constants[key]
-        own = iter(found.dims)
+        array = self._constants[key]
+        groups = iter(array.dims)
         dims = tuple(
-            next(own) if dim in kept else (fresh(size),) if size > 1 else ()
+            next(groups) if dim in varying_dims else (fresh(size),) if size > 1 else ()
             for dim, size in enumerate(shape)
         )
-        return Array(found.tensor, dims)
+        return Array(array.tensor, dims)
 
     def _raise_unsupported(self) -> None:
         if not self.unsupported:
@@ -320,7 +320,7 @@ class _Missing:
 
 
 def nearby(name: str, handlers: Mapping[str, Handler]) -> str:
-    """A word on what is supported that is called alike."""
+    """Hint at what is supported that is called alike."""
     from difflib import get_close_matches
 
     bare = name.partition(" ")[0]
@@ -331,7 +331,7 @@ def nearby(name: str, handlers: Mapping[str, Handler]) -> str:
 
 
 def _needed(nodes: list[Any], rewrites: Mapping[Any, Any], wanted: Any) -> set[Any]:
-    """The calls that the wanted one reads, directly or not, and itself."""
+    """Calls that the wanted one reads, directly or not, and itself."""
     needed: set[Any] = {wanted}
     for node in reversed(nodes):
         if node not in needed:
@@ -348,22 +348,22 @@ def _bound(node: Any, values: Mapping[Any, Any]) -> dict[str, Any]:
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return {f"arg{i}": _looked_up(x, values) for i, x in enumerate(node.args)}
-    found: dict[str, Any] = {}
-    for at, argument in enumerate(schema.arguments):
-        if at < len(node.args):
-            found[argument.name] = _looked_up(node.args[at], values)
+    arguments: dict[str, Any] = {}
+    for index, argument in enumerate(schema.arguments):
+        if index < len(node.args):
+            arguments[argument.name] = _looked_up(node.args[index], values)
         elif argument.name in node.kwargs:
-            found[argument.name] = _looked_up(node.kwargs[argument.name], values)
+            arguments[argument.name] = _looked_up(node.kwargs[argument.name], values)
         else:
-            found[argument.name] = argument.default_value
-    return found
+            arguments[argument.name] = argument.default_value
+    return arguments
 
 
 def _looked_up(value: Any, values: Mapping[Any, Any]) -> Any:
     if isinstance(value, list | tuple):
-        return [_looked_up(one, values) for one in value]
+        return [_looked_up(element, values) for element in value]
     if isinstance(value, dict):
-        return {key: _looked_up(one, values) for key, one in value.items()}
+        return {key: _looked_up(element, values) for key, element in value.items()}
     if hasattr(value, "all_input_nodes"):
         return values.get(value)
     return value
@@ -374,10 +374,10 @@ def _holds(value: Any, wanted: type) -> bool:
 
 
 def _those(value: Any, wanted: type[Kind]) -> Iterator[Kind]:
-    """What is of a type in a value, or in the lists that it is."""
+    """Objects of one type in a value, or in the lists that it is."""
     if isinstance(value, list | tuple):
-        for one in value:
-            yield from _those(one, wanted)
+        for element in value:
+            yield from _those(element, wanted)
     elif isinstance(value, wanted):
         yield value
 
@@ -387,8 +387,8 @@ def _scalar(value: Any, batch_symbols: set[str]) -> int | float | bool | None:
     import torch
 
     if isinstance(value, torch.SymInt):
-        found = whole_number(value)
-        return BatchNumber(found) if _symbols(value) & batch_symbols else found
+        number = whole_number(value)
+        return BatchNumber(number) if _symbols(value) & batch_symbols else number
     if isinstance(value, int | float | bool):
         return value
     if isinstance(value, torch.SymFloat):

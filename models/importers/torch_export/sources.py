@@ -1,4 +1,4 @@
-"""What an import hands back: the graph, where each variable's value comes from, and the values."""
+"""Results of an import: the graph, the source of each variable's value, and the values."""
 
 from dataclasses import dataclass
 from math import prod
@@ -24,7 +24,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """How a variable's value is read from a parameter of the module.
+    """Source of a variable's value: a parameter of the module, cut and reshaped.
 
     Attributes
     ----------
@@ -50,17 +50,17 @@ class Source:
         ... )
         array([2, 3, 4, 5])
         """
-        found = parameter
+        values = parameter
         for cut in self.cuts:
-            found = found.reshape(cut.shape)
+            values = values.reshape(cut.shape)
             part = (slice(None),) * cut.dim + (slice(cut.start, cut.start + cut.size),)
-            found = found[part]
-        if found.size != prod(self.shape):
+            values = values[part]
+        if values.size != prod(self.shape):
             raise ModelError(
-                f"parameter `{self.fqn}` gives {found.size} values where its variable has shape "
+                f"parameter `{self.fqn}` gives {values.size} values where its variable has shape "
                 f"{self.shape}; import the module again"
             )
-        return np.ascontiguousarray(found.reshape(self.shape))
+        return np.ascontiguousarray(values.reshape(self.shape))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

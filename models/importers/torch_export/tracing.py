@@ -19,7 +19,7 @@ from millrace.models.errors import ModelError
 from millrace.models.importers.torch_export.archive import plain_archive
 from millrace.models.importers.torch_export.outputs import LOGITS, chosen
 
-WRAPPED = "module."  # where the traced module hangs
+WRAPPED = "module."  # the traced module hangs there
 STOPPED = "wrap_with_set_grad_enabled"  # a region with gradients off or on
 _EXPERTS_HINT = " (a mixture of experts that does so can be imported from its config.json)"
 
@@ -170,14 +170,14 @@ def _batch(values: Sequence[Any]) -> int:
 
 
 def _fake_copy(module: Any, mode: Any) -> Any:
-    """A copy of the module whose parameters and buffers are fake."""
+    """Copy of the module whose parameters and buffers are fake."""
     import torch
 
     memo: dict[int, Any] = {}
     with mode:
         for parameter in module.parameters():
-            made = torch.empty(parameter.shape, dtype=parameter.dtype)
-            memo[id(parameter)] = torch.nn.Parameter(made, parameter.requires_grad)
+            fake_values = torch.empty(parameter.shape, dtype=parameter.dtype)
+            memo[id(parameter)] = torch.nn.Parameter(fake_values, parameter.requires_grad)
         for buffer in module.buffers():
             memo[id(buffer)] = torch.empty(buffer.shape, dtype=buffer.dtype)
     copied = copy.deepcopy(module, memo)
@@ -188,7 +188,7 @@ def _fake_copy(module: Any, mode: Any) -> Any:
 
 
 def _wrapper(module: Any, output: str | int | None) -> Any:
-    """A module that returns the tensor the loss is taken of by the name of logits, and others."""
+    """Module that returns the tensor the loss is taken of by the name of logits, and others."""
     import torch
 
     class Wrapper(torch.nn.Module):
@@ -197,8 +197,8 @@ def _wrapper(module: Any, output: str | int | None) -> Any:
             self.module = module
 
         def forward(self, *args: Any, **kwargs: Any) -> Any:
-            found, others = chosen(self.module(*args, **kwargs), output, is_floating)
-            return {LOGITS: found, "others": others}
+            logits, others = chosen(self.module(*args, **kwargs), output, is_floating)
+            return {LOGITS: logits, "others": others}
 
     return Wrapper()
 
@@ -219,7 +219,9 @@ def functional(exported: Any) -> Any:
                 with graph.inserting_after(part):
                     stopped = graph.call_function(torch.ops.aten.detach.default, (part,))
                 stopped.meta = dict(part.meta)
-                part.replace_all_uses_with(stopped, lambda user, own=stopped: user is not own)
+                part.replace_all_uses_with(
+                    stopped, lambda user, detached=stopped: user is not detached
+                )
                 signature.replace_all_uses(part.name, stopped.name)
     changed = torch.export.ExportedProgram(
         root=exported.graph_module,
@@ -245,8 +247,8 @@ def functional(exported: Any) -> Any:
 def _check_constants(exported: Any) -> None:
     """Refuse a value of the program that it holds as a constant: what `.data` reads, say."""
     for name, value in exported.graph_signature.inputs_to_lifted_tensor_constants.items():
-        made = "lifted_tensor" in value  # not an attribute of the module
-        if made and not has_values(exported.constants[value]):
+        is_lifted = "lifted_tensor" in value  # it is no attribute of the module
+        if is_lifted and not has_values(exported.constants[value]):
             nodes = (node for node in exported.graph.nodes if node.name == name)
             places = {module_path(user) for node in nodes for user in node.users}
             where = ", ".join(f"`{place or 'the module itself'}`" for place in sorted(places))
@@ -308,7 +310,7 @@ def program_of(exported: Any, module: Any = None, *, output: str | int | None = 
 
 
 def _predictions_of(exported: Any, output: str | int | None, traced: bool) -> str:
-    """The call the loss is taken of, among those that the program returns."""
+    """Name of the call the loss is taken of, among those that the program returns."""
     from torch.utils import _pytree
 
     nodes = {node.name: node for node in exported.graph.nodes}
@@ -318,10 +320,10 @@ def _predictions_of(exported: Any, output: str | int | None, traced: bool) -> st
 
     names = list(exported.graph_signature.user_outputs)
     returned = _pytree.tree_unflatten(names, exported.call_spec.out_spec)
-    found, others = chosen(returned, LOGITS if traced else output, floating)
+    predictions, others = chosen(returned, LOGITS if traced else output, floating)
     if output is None:
-        _check_others(exported, nodes[found], [nodes[name] for name in others])
-    return str(found)
+        _check_others(exported, nodes[predictions], [nodes[name] for name in others])
+    return str(predictions)
 
 
 def _check_others(exported: Any, predictions: Any, others: Sequence[Any]) -> None:
@@ -339,23 +341,23 @@ def _check_others(exported: Any, predictions: Any, others: Sequence[Any]) -> Non
 
 
 def _behind(nodes: Sequence[Any]) -> set[Any]:
-    """All that some calls read, directly or not, and themselves."""
-    found, queue = set(nodes), list(nodes)
+    """Calls that some calls read, directly or not, and these themselves."""
+    reached, queue = set(nodes), list(nodes)
     while queue:
-        new = [node for node in queue.pop().all_input_nodes if node not in found]
-        found.update(new)
+        new = [node for node in queue.pop().all_input_nodes if node not in reached]
+        reached.update(new)
         queue += new
-    return found
+    return reached
 
 
 def is_floating(value: Any) -> bool:
-    """Whether a value is a tensor of numbers."""
+    """True if a value is a tensor of numbers."""
     floating = getattr(value, "is_floating_point", None)
     return floating is not None and bool(floating())
 
 
 def _identity(tensor: Any) -> Any:
-    """Equal for two tensors that are one in memory."""
+    """Key that is equal for two tensors that are one in memory."""
     if not has_values(tensor) or not tensor.numel():
         return id(tensor)
     return (tensor.data_ptr(), tuple(tensor.shape), tensor.dtype)
@@ -374,7 +376,7 @@ def whole_number(size: Any) -> int:
 
 
 def has_values(tensor: Any) -> bool:
-    """Whether a tensor is neither fake nor on the meta device."""
+    """True if a tensor is neither fake nor on the meta device."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     return not isinstance(tensor, FakeTensor) and tensor.device.type != "meta"
@@ -386,17 +388,17 @@ def _buffers_from_nothing(module: Any) -> dict[str, Any]:
     Modules of transformers can (`_init_weights`), and their tables of angles are in no checkpoint.
     Only parts without parameters of their own are made real.
     """
-    found: dict[str, Any] = {}
+    buffers: dict[str, Any] = {}
     able: dict[str, Any] = {}  # the nearest module around a part that can initialise it, by path
     for path, part in module.named_modules():
         able[path] = getattr(part, "_init_weights", able.get(path.rpartition(".")[0]))
-        own = dict(part.named_buffers(recurse=False))
-        if all(has_values(tensor) for tensor in own.values()) or list(part.parameters()):
+        part_buffers = dict(part.named_buffers(recurse=False))
+        if all(has_values(tensor) for tensor in part_buffers.values()) or list(part.parameters()):
             continue
         if able[path] is None:
             continue
-        made = copy.deepcopy(part).to_empty(device="cpu")
-        able[path](made)
-        for name, tensor in made.named_buffers(recurse=False):
-            found[f"{path}.{name}".lstrip(".")] = tensor
-    return found
+        real_part = copy.deepcopy(part).to_empty(device="cpu")
+        able[path](real_part)
+        for name, tensor in real_part.named_buffers(recurse=False):
+            buffers[f"{path}.{name}".lstrip(".")] = tensor
+    return buffers

@@ -16,7 +16,7 @@ from millrace.models.importers.torch_export.sources import Source
 from millrace.models.labels import BATCH, EXPERT, SEQUENCE, Dim, write
 
 BLOCK = "model"
-_MASKED = ("masked", "mask_id")  # of tokens of masked text
+_MASKED = ("masked", "mask_id")  # tokens of masked text have them
 _LETTERS = "knduhgrsvcyxijpqmzwaflo"
 # More dims than letters are rare: views that take every dim apart.
 _SPARE = (*_LETTERS, *(f"{letter}{number}" for number in (1, 2, 3) for letter in _LETTERS))
@@ -25,7 +25,7 @@ Layout = tuple[Group, ...]  # per dim the leaf axes in it
 
 
 class _Labels:
-    """The labels of one op: one per leaf of each token."""
+    """Labels of one op: one per leaf of each token."""
 
     def __init__(self, step: Step) -> None:
         self._step = step
@@ -34,26 +34,26 @@ class _Labels:
         self._found: dict[tuple[int, int], Dim] = {}
         for slot in (*step.output.slots, *(s for x in step.inputs for s in x.slots)):
             count = 1 if slot.token.single else len(leaves(slot.axes))
-            for at in range(count):
-                self._add(slot, at)
+            for index in range(count):
+                self._add(slot, index)
 
-    def _add(self, slot: Slot, at: int) -> None:
-        key = (id(slot.token), at)
+    def _add(self, slot: Slot, index: int) -> None:
+        key = (id(slot.token), index)
         if key in self._found:
             return
         if slot.token.labels:
             self._found[key] = slot.token.labels
             label = slot.token.labels[0]
         else:
-            label = self._free(slot, at)
+            label = self._free(slot, index)
             self._found[key] = (label,)
         if slot.token.whole:
             self.whole.add(label)
 
-    def _free(self, slot: Slot, at: int) -> str:
+    def _free(self, slot: Slot, index: int) -> str:
         group = leaves(slot.axes)
         alone = not slot.token.single or len(group) == 1
-        root = group[at].extent.root() if group and alone else None
+        root = group[index].extent.root() if group and alone else None
         wanted: list[str | None] = [slot.token.label]
         if root is not None:
             several = not slot.token.single and len(group) > 1
@@ -71,9 +71,9 @@ class _Labels:
             f"labels ({len(_SPARE)}); rewrite its views with fewer dims"
         )
 
-    def dim(self, token: Token, at: int) -> Dim:
+    def dim(self, token: Token, index: int) -> Dim:
         """Labels of a leaf of a token (of the whole token where it is single)."""
-        return self._found[id(token), at]
+        return self._found[id(token), index]
 
 
 def _may(label: str, slot: Slot, root: Extent | None) -> bool:
@@ -86,7 +86,7 @@ def _tokens(step: Step) -> list[Token]:
 
 @dataclass(slots=True, kw_only=True)
 class Writer:
-    """Puts the steps of a draft into a builder."""
+    """Writer of a draft's steps into a builder."""
 
     builder: GraphBuilder
     sources: dict[str, Source] = field(default_factory=dict)
@@ -115,13 +115,13 @@ class Writer:
         return self._names[id(tensor)]
 
     def _noted(self, step: Step, operand: Operand) -> None:
-        """How a variable begins follows from what first reads it."""
+        """Note how a variable begins, which follows from what first reads it."""
         if operand.tensor.kind != "variable":
             return
-        at = next(i for i, x in enumerate(step.inputs) if x is operand)
+        index = next(i for i, x in enumerate(step.inputs) if x is operand)
         init = "normal"
         if step.kind in ("layer_norm", "rms_norm", "batch_norm"):
-            init = "zeros" if at == len(step.inputs) - 1 and step.kind != "rms_norm" else "ones"
+            init = "zeros" if index == len(step.inputs) - 1 and step.kind != "rms_norm" else "ones"
         elif step.kind == "add" and len(operand.tensor.leaves()) < len(step.output.tensor.leaves()):
             init = "zeros" if len(operand.tensor.payload.shape) == 1 else "normal"
         elif step.kind == "conv":
@@ -222,25 +222,25 @@ class Writer:
             return
         labels = _Labels(step)
         names, operands = [], []
-        for at, operand in enumerate(step.inputs):
-            name, slots = self._read(operand, step, at)
+        for index, operand in enumerate(step.inputs):
+            name, slots = self._read(operand, step, index)
             names.append(name)
             operands.append(_operand(slots, labels))
         out = step.output
-        made = _operand(out.slots, labels)
+        output_dims = _operand(out.slots, labels)
         extras = [tuple(_expanded(t, labels, step) for t in tokens) for tokens in step.extras]
-        whole = frozenset(labels.whole)
-        text = write(operands, (made, *(sum(extra, ()) for extra in extras)), whole)
+        whole_labels = frozenset(labels.whole)
+        text = write(operands, (output_dims, *(sum(extra, ()) for extra in extras)), whole_labels)
         layout = _layout(out.slots)
         same = all(len(group) == 1 for group in layout)
         name = out.tensor.name if same else f"{out.tensor.name}.grouped"
         attributes = dict(step.attributes)
         if step.kind == "dropout":
             attributes["op"] = self._full(name)
-        sizes = {dim: prod(x.size for x in g) for dim, g in zip(made, layout, strict=True)}
+        sizes = {dim: prod(x.size for x in g) for dim, g in zip(output_dims, layout, strict=True)}
         shapes = [
             tuple(sizes[dim] for dim in dims)
-            for dims in (made, *(tuple(d for dim in extra for d in dim) for extra in extras))
+            for dims in (output_dims, *(tuple(d for dim in extra for d in dim) for extra in extras))
         ]
         made_names = self.builder.emit(
             step.kind,
@@ -263,7 +263,7 @@ class Writer:
         self._names[id(out.tensor)] = first
 
     def _merge(self, step: Step) -> None:
-        """Several dims to one, and that one to what later views made of it."""
+        """Merge several dims into one, and split that one as later views made of it."""
         (read,), out = step.inputs, step.output
         name = self.tensor(read.tensor, f"{out.tensor.name}.0")
         have = tuple((axis,) for axis in read.tensor.leaves())
@@ -275,9 +275,9 @@ class Writer:
             name = self._turn(name, grouped, final, out.tensor.name)
         self._names[id(out.tensor)] = name
 
-    def _read(self, operand: Operand, step: Step, at: int) -> tuple[str, tuple[Slot, ...]]:
-        """An operand as the op needs it: grouped, permuted or with dims of size one."""
-        name = self.tensor(operand.tensor, f"{step.output.tensor.name}.{at}")
+    def _read(self, operand: Operand, step: Step, index: int) -> tuple[str, tuple[Slot, ...]]:
+        """Operand as the op needs it: grouped, permuted or with dims of size one."""
+        name = self.tensor(operand.tensor, f"{step.output.tensor.name}.{index}")
         have = tuple((axis,) for axis in operand.tensor.leaves())
         wanted = _layout(operand.slots)
         fits = all(len(group) == 1 for group in wanted)
@@ -287,28 +287,28 @@ class Writer:
         if have != wanted_full:
             key = (id(operand.tensor), tuple(tuple(id(x) for x in g) for g in wanted_full))
             if operand.tensor.kind != "made" or key not in self._turned:
-                title = f"{operand.tensor.name}.for.{step.output.tensor.name}.{at}"
+                title = f"{operand.tensor.name}.for.{step.output.tensor.name}.{index}"
                 self._turned[key] = self._turn(name, have, wanted_full, title)
             name = self._turned[key]
         if len(wanted_full) != len(wanted):
-            name = self._with_units(name, wanted, f"{step.output.tensor.name}.unit.{at}")
+            name = self._with_units(name, wanted, f"{step.output.tensor.name}.unit.{index}")
         return name, operand.slots
 
     def _turn(self, name: str, have: Layout, wanted: Layout, title: str) -> str:
         """Rearrange a tensor from one layout to another."""
         if have == wanted:
             return name
-        found: dict[int, str] = {}
+        labels_by_axis: dict[int, str] = {}
         taken: set[str] = set()
         for axis in (x for group in (*have, *wanted) for x in group):
             root = axis.extent.root()
-            if id(axis) in found:
+            if id(axis) in labels_by_axis:
                 continue
             spare = [x for x in (root.role, root.hint, *_SPARE) if x and x not in taken]
-            found[id(axis)] = spare[0]
+            labels_by_axis[id(axis)] = spare[0]
             taken.add(spare[0])
         sides = [
-            tuple(tuple(found[id(axis)] for axis in group) for group in layout)
+            tuple(tuple(labels_by_axis[id(axis)] for axis in group) for group in layout)
             for layout in (have, wanted)
         ]
         shape = tuple(prod(x.size for x in group) for group in wanted)
@@ -320,7 +320,7 @@ class Writer:
     def _moved(
         self, kind: str, name: str, title: str, labels: str, shapes: Sequence[tuple[int, ...]] = ()
     ) -> str:
-        """The output of an op that makes ids of ids."""
+        """Output of an op that makes ids of ids."""
         dtype = self.builder.tensors[name].dtype
         ids = dtype if dtype.startswith("int") else None
         full = self._full(title)
@@ -331,8 +331,8 @@ class Writer:
         if all(layout):
             return name
         dims = _numbered(layout)
-        kept = tuple(dim for dim, group in zip(dims, layout, strict=True) if group)
-        return self._moved("sum", name, title, write((dims,), (kept,)))
+        kept_dims = tuple(dim for dim, group in zip(dims, layout, strict=True) if group)
+        return self._moved("sum", name, title, write((dims,), (kept_dims,)))
 
     def _with_units(self, name: str, wanted: Layout, title: str) -> str:
         """Add the dims of size one that a layout has."""
@@ -346,21 +346,21 @@ class Writer:
 def _drop_samples(tensor: Tensor) -> None:
     """Leave the batch out of a constant that is the same for every sample."""
     axes = tensor.leaves()
-    at = next((i for i, axis in enumerate(axes) if axis.role == BATCH), None)
-    if at is None or tensor.payload is None or tensor.kind != "constant":
+    batch_dim = next((i for i, axis in enumerate(axes) if axis.role == BATCH), None)
+    if batch_dim is None or tensor.payload is None or tensor.kind != "constant":
         return
     values = np.asarray(tensor.payload).reshape([axis.size for axis in axes])
-    first = values.take([0], axis=at)
+    first = values.take([0], axis=batch_dim)
     if (values == first).all():
-        tensor.axes = axes[:at] + axes[at + 1 :]
-        tensor.payload = first.squeeze(at)
+        tensor.axes = axes[:batch_dim] + axes[batch_dim + 1 :]
+        tensor.payload = first.squeeze(batch_dim)
 
 
 def _numbered(layout: Layout) -> tuple[Dim, ...]:
-    """Labels for dims of which nothing matters but which is the batch."""
+    """Labels for dims of which nothing matters but where the batch is."""
     return tuple(
-        (BATCH,) if len(group) == 1 and group[0].role == BATCH else (_SPARE[at],)
-        for at, group in enumerate(layout)
+        (BATCH,) if len(group) == 1 and group[0].role == BATCH else (_SPARE[index],)
+        for index, group in enumerate(layout)
     )
 
 
@@ -372,7 +372,7 @@ def _own_dims(tensor: Tensor) -> str:
 
 
 def _groups(slot: Slot) -> tuple[Group, ...]:
-    """The dims a slot stands for: one per leaf, or one for all."""
+    """Dims that a slot stands for: one per leaf, or one for all."""
     group = leaves(slot.axes)
     return (group,) if slot.token.single else tuple((axis,) for axis in group)
 
@@ -385,8 +385,8 @@ def _in_order(operand: Operand) -> tuple[Slot, ...]:
     """Slots, one per leaf, in the order of the tensor's dims."""
     places: dict[int, tuple[Slot, int]] = {}
     for slot in operand.slots:
-        for at, axis in enumerate(leaves(slot.axes)):
-            places[id(axis)] = (slot, at)
+        for index, axis in enumerate(leaves(slot.axes)):
+            places[id(axis)] = (slot, index)
     return tuple(
         _Leaf(places[id(axis)][0].token, (axis,), places[id(axis)][1])
         for axis in operand.tensor.leaves()
@@ -406,7 +406,7 @@ def _operand(slots: Sequence[Slot], labels: _Labels) -> tuple[Dim, ...]:
         if isinstance(slot, _Leaf):
             dims.append(labels.dim(slot.token, slot.at))
         else:
-            dims += [labels.dim(slot.token, at) for at in range(len(_groups(slot)))]
+            dims += [labels.dim(slot.token, index) for index in range(len(_groups(slot)))]
     return tuple(dims)
 
 

@@ -27,8 +27,8 @@ def attention(builder: GraphBuilder, config: DecoderConfig, x: str, layer: int) 
     key = _projected(builder, config, "k", x, keys, heads)
     value = _projected(builder, config, "v", x, keys, heads)
     query, key = (
-        _positioned(builder, config, part, made, f"b t {dims}")
-        for part, made, dims in (("q", query, queries), ("k", key, keys))
+        _positioned(builder, config, part, projected, f"b t {dims}")
+        for part, projected, dims in (("q", query, queries), ("k", key, keys))
     )
     mixed = mix(builder, config, (query, key, value), layer, grouped=grouped)
     return project_out(builder, config, mixed, grouped=grouped)
@@ -80,8 +80,11 @@ def mix(
         attributes["window"] = window
     if config.alibi:
         attributes["alibi"] = config.alibi
-    own, shared = ("g r", "g") if grouped else ("h", "h")
-    labels = f"b t {own} d!, b s! {shared} d!, b s! {shared} u! -> b t {own} u!, b t {own}"
+    query_heads, key_heads = ("g r", "g") if grouped else ("h", "h")
+    labels = (
+        f"b t {query_heads} d!, b s! {key_heads} d!, b s! {key_heads} u! "
+        f"-> b t {query_heads} u!, b t {query_heads}"
+    )
     return builder.apply("attention", "attn.core", operands, labels, attributes=attributes)
 
 
@@ -109,15 +112,15 @@ def _projected(
 ) -> str:
     """Add the projection that makes queries, keys or values."""
     labels = f"b t k, k {dims} -> b t {dims}"
-    made = dense(
+    projected = dense(
         builder, f"attn.{part}", x, labels, sizes, std=config.init_std, bias=config.qkv_bias
     )
     if not config.clip_qkv:
-        return made
+        return projected
     return builder.apply(
         "clip",
         f"attn.{part}.clip",
-        (made,),
+        (projected,),
         f"b t {dims} -> b t {dims}",
         attributes={"low": -config.clip_qkv, "high": config.clip_qkv},
     )

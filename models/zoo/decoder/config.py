@@ -140,15 +140,15 @@ rope_slow, rope_truncate
 
     @property
     def score_scale(self) -> float:
-        """What products of queries and keys are multiplied by."""
+        """Factor on the products of queries and keys."""
         return self.attention_scale or 1 / sqrt(self.head_dim)
 
     def has_experts(self, layer: int) -> bool:
-        """Whether this layer's feed-forward part is a mixture of experts."""
+        """True if this layer's feed-forward part is a mixture of experts."""
         return self.experts > 0 and layer not in self.dense_layers
 
     def window_of(self, layer: int) -> int:
-        """How many keys a query of this layer sees; 0 for all before it."""
+        """Number of keys that a query of this layer sees; 0 for all before it."""
         return 0 if layer in self.full_layers else self.window
 
 
@@ -237,7 +237,7 @@ def _check_experts(name: str, config: DecoderConfig) -> None:
     _one_of(name, "router", config.router, ROUTERS)
     if config.expert_hidden < 1:
         raise ModelError(f"{name}: `expert_hidden` is {config.expert_hidden}, below 1")
-    groups, kept = config.router_groups, config.kept_groups
+    groups, kept_groups = config.router_groups, config.kept_groups
     if groups < 1 or config.experts % groups:
         raise ModelError(f"{name}: experts ({config.experts}) do not make {groups} router_groups")
     if groups > 1 and config.experts // groups < 2:
@@ -245,16 +245,16 @@ def _check_experts(name: str, config: DecoderConfig) -> None:
             f"{name}: `router_groups` is {groups}, which leaves one expert to a group; groups are "
             f"chosen by their two best: use at most {config.experts // 2}"
         )
-    if not 1 <= kept <= groups:
-        raise ModelError(f"{name}: `kept_groups` is {kept}; use 1 to {groups}")
-    reachable = config.experts // groups * kept
+    if not 1 <= kept_groups <= groups:
+        raise ModelError(f"{name}: `kept_groups` is {kept_groups}; use 1 to {groups}")
+    reachable = config.experts // groups * kept_groups
     if not 1 <= config.experts_per_token <= reachable:
         raise ModelError(
             f"{name}: `experts_per_token` is {config.experts_per_token}; use 1 to {reachable}"
         )
 
 
-def _one_of(name: str, field: str, value: str, known: Collection[str]) -> None:
-    if value not in known:
-        shown = ", ".join(option or '""' for option in known)
+def _one_of(name: str, field: str, value: str, choices: Collection[str]) -> None:
+    if value not in choices:
+        shown = ", ".join(option or '""' for option in choices)
         raise ModelError(f"{name}: `{field}` is `{value}`; choose one of {shown}")

@@ -1,4 +1,4 @@
-"""How a decoder is put together: blocks `embedding`, `h.0` …, `head`.
+"""Decoders: blocks `embedding`, `h.0` …, `head`.
 
 Shape legend: b batch, t sequence, d k n hidden, v vocabulary.
 """
@@ -79,13 +79,13 @@ def _layer(
         second = _stream_norm(builder, config, "ln2", x)
     balance = None
     if config.has_experts(layer):
-        made, balance = experts(builder, config, second)
+        mlp_output, balance = experts(builder, config, second)
     else:
-        made = feed_forward(builder, config, "mlp", second, config.ffn_hidden)
+        mlp_output = feed_forward(builder, config, "mlp", second, config.ffn_hidden)
     if config.parallel:
         labels = "b t n, b t n, b t n -> b t n"
-        return builder.apply("add", "residual", (x, mixed, made), labels), balance
-    return builder.apply("add", "mlp.residual", (x, made), "b t n, b t n -> b t n"), balance
+        return builder.apply("add", "residual", (x, mixed, mlp_output), labels), balance
+    return builder.apply("add", "mlp.residual", (x, mlp_output), "b t n, b t n -> b t n"), balance
 
 
 def _stream_norm(builder: GraphBuilder, config: DecoderConfig, name: str, x: str) -> str:

@@ -60,12 +60,12 @@ def experts(builder: GraphBuilder, config: DecoderConfig, x: str) -> tuple[str, 
         "b t! d, b t! k!, b t! k! -> e b c! d",
         shapes=((config.experts, batch, places, hidden),),
     )
-    made = expert_products(builder, config, sent)
+    expert_outputs = expert_products(builder, config, sent)
     weight = _weights(builder, config, value)
     out = builder.apply(
         "combine",
         "experts.combine",
-        (made, *routes, weight),
+        (expert_outputs, *routes, weight),
         "e b c! d, b t! k!, b t! k!, b t! k! -> b t! d",
     )
     if config.shared_hidden:

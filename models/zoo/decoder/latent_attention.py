@@ -18,7 +18,7 @@ from millrace.models.zoo.decoder.attention import mix, project_out, rotary_attri
 from millrace.models.zoo.decoder.config import DecoderConfig
 from millrace.models.zoo.norms import add_norm
 
-LATENT_EPSILON = 1e-6  # of the norms of latent vectors, whatever that of the stream's norms is
+LATENT_EPSILON = 1e-6  # norms of latent vectors have it, whatever the stream's norms have
 
 
 def latent_attention(builder: GraphBuilder, config: DecoderConfig, x: str, layer: int) -> str:
@@ -46,7 +46,7 @@ def _queries(builder: GraphBuilder, config: DecoderConfig, x: str) -> str:
 
 
 def _keys_and_values(builder: GraphBuilder, config: DecoderConfig, x: str) -> tuple[str, str]:
-    kept = config.head_dim - config.rotary_dims
+    unturned_dims = config.head_dim - config.rotary_dims
     shared = dense(
         builder,
         "attn.k.shared",
@@ -62,9 +62,9 @@ def _keys_and_values(builder: GraphBuilder, config: DecoderConfig, x: str) -> tu
         "broadcast", "attn.k.spread", (turned,), "b t p -> b t h p", shapes=(shape,)
     )
     latent = _latent(builder, config, "kv", x, config.kv_lora)
-    made = []
-    for part, size in (("k", kept), ("v", config.value_dim or config.head_dim)):
-        made.append(
+    projections = []
+    for part, size in (("k", unturned_dims), ("v", config.value_dim or config.head_dim)):
+        projections.append(
             dense(
                 builder,
                 f"attn.{part}",
@@ -75,10 +75,12 @@ def _keys_and_values(builder: GraphBuilder, config: DecoderConfig, x: str) -> tu
                 bias=False,
             )
         )
-    own, value = made
+    unturned, value = projections
     shape = (*shape[:3], config.head_dim)
     labels = "b t h p!, b t h q! -> b t h d!"
-    return builder.apply("concat", "attn.k.whole", (spread, own), labels, shapes=(shape,)), value
+    return builder.apply(
+        "concat", "attn.k.whole", (spread, unturned), labels, shapes=(shape,)
+    ), value
 
 
 def _latent(builder: GraphBuilder, config: DecoderConfig, part: str, x: str, size: int) -> str:

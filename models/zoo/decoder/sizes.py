@@ -15,7 +15,7 @@ from millrace.models.spec import Config
 def _llama(
     layers: int, hidden: int, heads: int, kv_heads: int, ffn_hidden: int, **other: Any
 ) -> Config:
-    """RMS norm, rotary positions on whole heads of 128 features or as told, SwiGLU, no biases."""
+    """Sizes with RMS norm, SwiGLU and no biases; rotary over whole heads of 128, or as told."""
     head_dim = other.get("head_dim", hidden // heads)
     row: Config = {
         "layers": layers,
@@ -115,7 +115,7 @@ _PHI3: Config = {"vocab": 32064, "positions": 4096, "epsilon": 1e-5, "window": 2
 def _latent(
     layers: int, hidden: int, heads: int, ffn_hidden: int, kv_lora: int, **other: Any
 ) -> Config:
-    """DeepSeek's attention and experts: 64 turned and 128 other features of a head."""
+    """Sizes with DeepSeek's attention and experts: 64 turned, 128 other features of a head."""
     row: Config = {
         "layers": layers,
         "hidden": hidden,
@@ -179,7 +179,7 @@ DEEPSEEK: dict[str, Config] = {
 
 
 def _neox(layers: int, hidden: int, heads: int, vocab: int, activation: str) -> Config:
-    """Layer norms, a quarter of every head turned, attention and feed-forward side by side."""
+    """Sizes with layer norms and parallel parts, a quarter of every head turned."""
     head_dim = hidden // heads
     return {
         "layers": layers,
@@ -217,7 +217,7 @@ NEOX: dict[str, Config] = {
 
 
 def _phi(layers: int, hidden: int, rotary_dims: int) -> Config:
-    """As GPT-NeoX, with one norm for both parts and a head that has a bias."""
+    """Sizes like GPT-NeoX's, with one norm for both parts and a head that has a bias."""
     row = _neox(layers, hidden, 32, 51200, "gelu")
     return row | {"shared_norm": True, "head_bias": True, "rotary_dims": rotary_dims}
 
@@ -231,7 +231,7 @@ PHI: dict[str, Config] = {
 
 
 def _mpt(layers: int, hidden: int, heads: int, positions: int) -> Config:
-    """ALiBi, no bias anywhere (not even in norms), a tied head."""
+    """Sizes with ALiBi, no bias anywhere (not even in norms) and a tied head."""
     return {
         "layers": layers,
         "hidden": hidden,

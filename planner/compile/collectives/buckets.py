@@ -62,7 +62,7 @@ class _Member:
 def bucketed(
     draft: DraftStage, slots: Sequence[Slot], stage: int, mesh: Mesh, cluster: Cluster
 ) -> DraftStage:
-    """Return a stage's draft with its collectives of state in buckets.
+    """The stage's draft with its collectives of state in buckets.
 
     Parameters
     ----------
@@ -78,12 +78,12 @@ def bucketed(
     """
     if cluster.software.bucketing:
         return draft
-    found = _Joining(draft, slots, stage, mesh, cluster).buckets()
-    return _with_buckets(draft, [row for row in found if len(row) > 1])
+    rows = _Joining(draft, slots, stage, mesh, cluster).buckets()
+    return _with_buckets(draft, [row for row in rows if len(row) > 1])
 
 
 class _Joining:
-    """Finds the members of every bucket of a stage."""
+    """Search for the members of every bucket of a stage."""
 
     def __init__(
         self, draft: DraftStage, slots: Sequence[Slot], stage: int, mesh: Mesh, cluster: Cluster
@@ -104,8 +104,8 @@ class _Joining:
 
     def buckets(self) -> list[list[int]]:
         """Actors of every bucket; collectives that read others' results come after those."""
-        chosen = [at for at, one in enumerate(self.draft.actors) if _may_join(one)]
-        found: list[list[int]] = []
+        chosen = [index for index, actor in enumerate(self.draft.actors) if _may_join(actor)]
+        buckets: list[list[int]] = []
         for depth in sorted({self._depth(index) for index in chosen}):
             rows: dict[object, list[_Member]] = {}
             for index in chosen:
@@ -116,67 +116,67 @@ class _Joining:
                     member = _Member(index=index, ready=ready, wanted=wanted)
                     rows.setdefault(self._key(index), []).append(member)
             for row in rows.values():
-                found += self._joined(row)
-        return found
+                buckets += self._joined(row)
+        return buckets
 
     def _key(self, index: int) -> object:
-        """What members of a bucket have in common."""
+        """Properties that members of a bucket have in common."""
         actor = self.draft.actors[index]
         assert actor.meeting is not None
         meeting = actor.meeting
         dtype = self.draft.registers[actor.outputs[0].register].dtype
         once = actor.section in (BEGIN, UPDATE)
         within = "" if once else (actor.block, actor.inputs[1:])
-        what = meeting.kind, meeting.axes, meeting.reduction, dtype
-        return (*what, actor.lane, actor.section, actor.firings, within)
+        message = meeting.kind, meeting.axes, meeting.reduction, dtype
+        return (*message, actor.lane, actor.section, actor.firings, within)
 
     def _joined(self, row: list[_Member]) -> list[list[int]]:
         """Cut a row of members, in the order of time, into buckets."""
         actors = self.draft.actors
         meeting, section = actors[row[0].index].meeting, actors[row[0].index].section
         assert meeting is not None
-        # From the end that shows.
+        # Members are sorted from the end that shows.
         if meeting.kind == "all_gather":
-            row = sorted(row, key=lambda one: (int(one.wanted[0]), one.index))
+            row = sorted(row, key=lambda member: (int(member.wanted[0]), member.index))
         else:
-            row = sorted(row, key=lambda one: (-int(one.ready[-1]), -one.index))
+            row = sorted(row, key=lambda member: (-int(member.ready[-1]), -member.index))
         duration_ns = self._duration_of(meeting)
         once = section in (BEGIN, UPDATE)
-        together = sum(_bytes(actors[one.index]) for one in row)
+        together = sum(_bytes(actors[member.index]) for member in row)
         full = bucket_bytes(duration_ns, together if once else 0)
         shows = once or self._shows(row, meeting.kind)
         most = min(shown_bytes(duration_ns), full) if shows else full
-        found: list[list[_Member]] = []
+        buckets: list[list[_Member]] = []
         size = 0
-        for one in row:
-            more = _bytes(actors[one.index])
-            if found and _fits(size, more, most) and _in_time((*found[-1], one)):
-                found[-1].append(one)
+        for member in row:
+            more = _bytes(actors[member.index])
+            if buckets and _fits(size, more, most) and _in_time((*buckets[-1], member)):
+                buckets[-1].append(member)
                 size += more
             else:
-                most = min(2 * most, full) if found else most
-                found.append([one])
+                most = min(2 * most, full) if buckets else most
+                buckets.append([member])
                 size = more
-        for bucket in found:
-            latest = np.max([one.ready for one in bucket], axis=0)
-            self.ready.update((one.index, latest) for one in bucket)
-        return [sorted(one.index for one in bucket) for bucket in found]
+        for bucket in buckets:
+            latest = np.max([member.ready for member in bucket], axis=0)
+            self.ready.update((member.index, latest) for member in bucket)
+        return [sorted(member.index for member in bucket) for bucket in buckets]
 
     def _shows(self, row: Sequence[_Member], kind: str) -> bool:
-        """Whether a block's collectives of every microbatch have no other block to hide them."""
-        made = [int(one.ready[-1]) for one in row]
-        read = [int(one.wanted[-1]) for one in row]
+        """True if a block's collectives of every microbatch have no other block to hide them."""
+        ready = [int(member.ready[-1]) for member in row]
+        wanted = [int(member.wanted[-1]) for member in row]
         if kind != "all_gather":
-            own = max(made) - min(made)
+            own_span = max(ready) - min(ready)
         elif len(self.draft.actors[row[0].index].inputs) == 1:
             return True
         else:
-            own = max(read) - min(read)
+            own_span = max(wanted) - min(wanted)
         # Fewer ops are there to hide them than their own block has between the first and the last.
-        return min(read) - max(made) < own
+        return min(wanted) - max(ready) < own_span
 
     def _duration_of(self, meeting: Meeting) -> Callable[[int], int]:
-        """What a message takes among the first group of this stage, by its bytes."""
+        """Nanoseconds of a message among this stage's first group, as a function of its bytes."""
         ranks = self._group(meeting.axes)
 
         def duration_ns(size_bytes: int) -> int:
@@ -188,44 +188,46 @@ class _Joining:
 
     def _group(self, axes: tuple[str, ...]) -> tuple[int, ...]:
         """Ranks of the group over some axes in which the stage's first rank is."""
-        found = [self.first_rank]
-        for at, axis in enumerate(self.mesh.axes):
+        ranks = [self.first_rank]
+        for index, axis in enumerate(self.mesh.axes):
             if axis.name in axes:
-                stride = prod(self.mesh.sizes[at + 1 :])
-                found = [rank + k * stride for rank in found for k in range(axis.size)]
-        return tuple(found)
+                stride = prod(self.mesh.sizes[index + 1 :])
+                ranks = [rank + k * stride for rank in ranks for k in range(axis.size)]
+        return tuple(ranks)
 
     def _ready(self, index: int) -> Firings | None:
-        """The last compute firing that each firing of a collective waits for; None: not known."""
+        """Last compute firing that each firing of a collective waits for; None: not known."""
         if index not in self.ready:
             actor = self.draft.actors[index]
             rows = [self._made(port, actor.firings) for port in actor.inputs]
-            known = [row for row in rows if row is not None]
-            self.ready[index] = np.max(known, axis=0) if known and len(known) == len(rows) else None
+            present = [row for row in rows if row is not None]
+            self.ready[index] = (
+                np.max(present, axis=0) if present and len(present) == len(rows) else None
+            )
         return self.ready[index]
 
     def _made(self, port: Port, firings: int) -> Firings | None:
-        """The number of the compute firing behind which each reading finds its version."""
+        """Number of the compute firing behind which each reading finds its version."""
         maker = self.draft.producer.get(port.register)
         if self.draft.registers[port.register].initial or maker is None:
             return np.full(firings, -1)
         actor = self.draft.actors[maker]
         versions = np.arange(firings) // port.hold
-        hold = next(one.hold for one in actor.outputs if one.register == port.register)
+        hold = next(output.hold for output in actor.outputs if output.register == port.register)
         numbers = self._numbers(maker, self._ready)
         return None if numbers is None else numbers[(versions + 1) * hold - 1]
 
     def _wanted(self, index: int) -> Firings | None:
-        """The first compute firing that waits for each firing of a collective; None: not known."""
+        """First compute firing that waits for each firing of a collective; None: not known."""
         if index not in self.wanted:
             (output,) = self.draft.actors[index].outputs
             rows = []
             for reader, port in self.readers.get(output.register, ()):
                 numbers = self._numbers(reader, self._wanted)
                 rows.append(None if numbers is None else numbers[:: port.hold])
-            known = [row for row in rows if row is not None]
-            found = np.min(known, axis=0) if known and len(known) == len(rows) else None
-            self.wanted[index] = found
+            present = [row for row in rows if row is not None]
+            wanted = np.min(present, axis=0) if present and len(present) == len(rows) else None
+            self.wanted[index] = wanted
         return self.wanted[index]
 
     def _numbers(self, index: int, met: _Bound) -> Firings | None:
@@ -238,7 +240,7 @@ class _Joining:
         return met(index)
 
     def _depth(self, index: int) -> int:
-        """How many collectives a collective's input came through."""
+        """Number of collectives that a collective's input came through."""
         if index not in self.depths:
             makers = (
                 self.draft.producer.get(port.register) for port in self.draft.actors[index].inputs
@@ -271,36 +273,36 @@ def _bytes(actor: DraftActor) -> int:
 
 
 def _fits(size: int, more: int, most: int) -> bool:
-    """Whether a bucket of some bytes takes more of them."""
+    """True if a bucket of some bytes takes more of them."""
     crumb = most * CRUMB
     return size + more <= most or size <= crumb or (more <= crumb and size < most)
 
 
 def _in_time(members: Iterable[_Member]) -> bool:
-    """Whether in every firing all inputs are there before a result is wanted."""
+    """True if in every firing all inputs are there before a result is wanted."""
     rows = tuple(members)
-    ready = np.max([one.ready for one in rows], axis=0)
-    wanted = np.min([one.wanted for one in rows], axis=0)
+    ready = np.max([member.ready for member in rows], axis=0)
+    wanted = np.min([member.wanted for member in rows], axis=0)
     return bool(np.all(ready < wanted))
 
 
 def _with_buckets(draft: DraftStage, buckets: Sequence[Sequence[int]]) -> DraftStage:
-    """The draft with each bucket in the place of its last member."""
-    made = {row[-1]: _bucket([draft.actors[index] for index in row]) for row in buckets}
+    """Draft with each bucket in the place of its last member."""
+    bucket_actors = {row[-1]: _bucket([draft.actors[index] for index in row]) for row in buckets}
     gone = {index for row in buckets for index in row[:-1]}
-    found = DraftStage(draft.sizes, registers=draft.registers, places=draft.places)
+    joined_draft = DraftStage(draft.sizes, registers=draft.registers, places=draft.places)
     for index, actor in enumerate(draft.actors):
         if index not in gone:
-            found.add_actor(made.get(index, actor))
-    return found
+            joined_draft.add_actor(bucket_actors.get(index, actor))
+    return joined_draft
 
 
 def _bucket(members: Sequence[DraftActor]) -> DraftActor:
-    """One actor that does what all members do."""
+    """Actor that does what all members do."""
     first, last = members[0], members[-1]
     assert first.meeting is not None
-    sent = tuple(one.inputs[0] for one in members)
-    waited = dict.fromkeys(port for one in members for port in one.inputs[1:])
+    sent = tuple(member.inputs[0] for member in members)
+    waited = dict.fromkeys(port for member in members for port in member.inputs[1:])
     name = f"{first.name}, and {len(members) - 1} more"
     meeting = changed(
         first.meeting, key=name, message_bytes=sum(map(_bytes, members)), parts=len(members)
@@ -309,7 +311,7 @@ def _bucket(members: Sequence[DraftActor]) -> DraftActor:
         last,
         name=name,
         inputs=(*sent, *waited),
-        outputs=tuple(one.outputs[0] for one in members),
-        block=first.block if len({one.block for one in members}) == 1 else "",
+        outputs=tuple(member.outputs[0] for member in members),
+        block=first.block if len({member.block for member in members}) == 1 else "",
         meeting=meeting,
     )

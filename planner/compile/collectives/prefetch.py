@@ -29,7 +29,7 @@ def hold_back(draft: DraftStage, joint_backward: bool) -> None:
         if section not in triggers:
             triggers[section] = _triggers(draft, spans, section)
         first = min(spans.done(reader, section) or 0 for reader in spans.readers[output])
-        before = [at for at in triggers[section] if at[0] <= first]
+        before = [trigger for trigger in triggers[section] if trigger[0] <= first]
         if len(before) > 1 and (register := before[-2][1]) is not None:
             actor.inputs = (*actor.inputs, Port(register=register))
             spans.readers[register].append(index)
@@ -39,15 +39,15 @@ def _triggers(draft: DraftStage, spans: Spans, section: Section) -> list[tuple[i
     """Start of every stretch of a section, and the smallest register that its ops fill."""
     ops = spans.ops(section)
     starts = [start for start, _ in stretches(draft, ops)]
-    found: list[tuple[int, int | None]] = []
+    triggers: list[tuple[int, int | None]] = []
     for start, end in zip(starts, [*starts[1:], 2 * len(draft.actors)], strict=True):
-        made = [
+        filled = [
             port.register
             for index in ops
             if start <= 2 * index < end
             for port in draft.actors[index].outputs
             if port.hold == 1 and port.register in spans.readers
         ]
-        smallest = min(made, key=lambda r: (draft.registers[r].slot_bytes, r), default=None)
-        found.append((start, smallest))
-    return found
+        smallest = min(filled, key=lambda r: (draft.registers[r].slot_bytes, r), default=None)
+        triggers.append((start, smallest))
+    return triggers

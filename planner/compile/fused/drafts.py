@@ -13,7 +13,7 @@ from millrace.planner.fusion.shares import components, written
 
 
 def fused_draft(draft: DraftStage, *, joint: bool) -> DraftStage:
-    """Return the stage with its groups fused.
+    """The stage with its groups fused.
 
     Parameters
     ----------
@@ -36,7 +36,9 @@ def fused_draft(draft: DraftStage, *, joint: bool) -> DraftStage:
         draft.sizes,
         registers=[draft.registers[old] for old in numbers],
         places={
-            numbers[one]: numbers[other] for one, other in draft.places.items() if one in numbers
+            numbers[follower]: numbers[leader]
+            for follower, leader in draft.places.items()
+            if follower in numbers
         },
     )
     for unit in net.order():
@@ -55,25 +57,35 @@ def _in_stacks(net: Net, count: int) -> list[int]:
     order = list(range(count))
     for group in dict.fromkeys(net.groups.values()):
         nodes = [net.nodes[index] for index in group]
-        rows = [[nodes[at] for at in row] for row in components(nodes)]
+        rows = [[nodes[index] for index in row] for row in components(nodes)]
         heads = [row[0] for row in rows]
         if len(rows) < 2 or any(op_kind(head.kind).role != PRODUCT for head in heads):
             continue
-        own = [at for at in (0, 1) if len({head.inputs[at] for head in heads}) == len(heads)]
-        if len(own) != 1:
-            continue
-        by_operand = sorted((_number(row[0].inputs[own[0]]), at) for at, row in enumerate(rows))
-        results = [
-            [_number(name) for node in rows[at] for name in node.outputs] for _, at in by_operand
+        own_operands = [
+            operand
+            for operand in (0, 1)
+            if len({head.inputs[operand] for head in heads}) == len(heads)
         ]
-        for made in zip(*results, strict=True):
-            for place, register in zip(sorted(map(order.index, made)), made, strict=True):
+        if len(own_operands) != 1:
+            continue
+        by_operand = sorted(
+            (_number(row[0].inputs[own_operands[0]]), row_index)
+            for row_index, row in enumerate(rows)
+        )
+        results = [
+            [_number(name) for node in rows[row_index] for name in node.outputs]
+            for _, row_index in by_operand
+        ]
+        for alike_results in zip(*results, strict=True):
+            for place, register in zip(
+                sorted(map(order.index, alike_results)), alike_results, strict=True
+            ):
                 order[place] = register
     return order
 
 
 def _number(value: Hashable) -> int:
-    """A register: what values are named by here."""
+    """Number of the register that a value is named by here."""
     assert isinstance(value, int)
     return value
 
@@ -95,7 +107,7 @@ def _nodes(draft: DraftStage) -> list[Node]:
 
 
 def _is_free(actor: DraftActor) -> bool:
-    """Whether an actor is one op on the compute queue, with nothing but inputs and outputs."""
+    """True if an actor is one op on the compute queue, with nothing but inputs and outputs."""
     return (
         actor.lane == "compute"
         and actor.meeting is None
@@ -117,16 +129,16 @@ def _made(net: Net, group: Sequence[int]) -> set[Hashable]:
 
 
 def _joined(draft: DraftStage, members: Sequence[DraftActor], inner: set[Hashable]) -> DraftActor:
-    """One actor of several, which run in their order."""
+    """Actor of several, which run in their order."""
     outputs = [p for actor in members for p in actor.outputs if p.register not in inner]
-    made = {port.register for actor in members for port in actor.outputs}
+    results = {port.register for actor in members for port in actor.outputs}
     inputs: dict[int, Port] = {}
     for actor in members:
         for port in actor.inputs:
-            if port.register not in made:
+            if port.register not in results:
                 inputs.setdefault(port.register, port)
     within = [p.register for actor in members for p in actor.outputs if p.register in inner]
-    at = {
+    numbers = {
         register: number
         for number, register in enumerate([*inputs, *(p.register for p in outputs), *within])
     }
@@ -145,8 +157,8 @@ def _joined(draft: DraftStage, members: Sequence[DraftActor], inner: set[Hashabl
                 kind=actor.kind,
                 labels=actor.labels,
                 attributes=actor.attributes,
-                inputs=tuple(at[port.register] for port in actor.inputs),
-                outputs=tuple(at[port.register] for port in actor.outputs),
+                inputs=tuple(numbers[port.register] for port in actor.inputs),
+                outputs=tuple(numbers[port.register] for port in actor.outputs),
             )
             for actor in members
         ),
@@ -155,7 +167,7 @@ def _joined(draft: DraftStage, members: Sequence[DraftActor], inner: set[Hashabl
 
 
 def name_of(names: Sequence[str], block: str) -> str:
-    """The name of a fused actor: those of its ops, the block's written once."""
+    """Name of a fused actor: those of its ops, the block's written once."""
     first, *others = names
     return " + ".join([first, *(name.removeprefix(f"{block}.") for name in others)])
 

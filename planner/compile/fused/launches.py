@@ -27,7 +27,7 @@ OWN = ("variable", "weight_decay")  # attributes in which parts of one update ma
 
 
 def joined_launches(draft: DraftStage, *, across_blocks: bool = True) -> DraftStage:
-    """Return the stage with such actors joined, sums over microbatches within their block.
+    """The stage with launches joined, sums over microbatches within their block.
 
     A cast is joined where it reads a variable and what it makes is kept for the microbatches: what
     only a collective reads comes and goes, and would have to be there all at once. A sum over
@@ -44,24 +44,24 @@ def joined_launches(draft: DraftStage, *, across_blocks: bool = True) -> DraftSt
     gone: set[int] = set()
     for row in rows.values():
         if len(row) > 1:
-            at = row[0] if TOGETHER[draft.actors[row[0]].kind] == FIRST else row[-1]
-            joined[at] = row
+            position = row[0] if TOGETHER[draft.actors[row[0]].kind] == FIRST else row[-1]
+            joined[position] = row
             gone.update(row)
-    found = DraftStage(draft.sizes, registers=draft.registers, places=draft.places)
+    joined_draft = DraftStage(draft.sizes, registers=draft.registers, places=draft.places)
     for index, actor in enumerate(draft.actors):
         if index in joined:
-            found.add_actor(_one_actor([draft.actors[member] for member in joined[index]]))
+            joined_draft.add_actor(_one_actor([draft.actors[member] for member in joined[index]]))
         elif index not in gone:
-            found.add_actor(actor)
-    return found
+            joined_draft.add_actor(actor)
+    return joined_draft
 
 
 def _readers(draft: DraftStage) -> Mapping[int, list[int]]:
-    found: dict[int, list[int]] = defaultdict(list)
+    readers: dict[int, list[int]] = defaultdict(list)
     for index, actor in enumerate(draft.actors):
         for port in actor.inputs:
-            found[port.register].append(index)
-    return found
+            readers[port.register].append(index)
+    return readers
 
 
 def _alike(
@@ -70,21 +70,21 @@ def _alike(
     read_later: frozenset[int],
     readers: Mapping[int, Sequence[int]],
 ) -> object:
-    """What actors have in common that are joined; None where one is not."""
+    """Properties that joined actors have in common; None where an actor is not joined."""
     plain = actor.buffer is None and not actor.parts
     if actor.kind not in TOGETHER or not plain:
         return None
     if actor.kind == "accumulate":
-        (made,) = actor.outputs
-        alone = all(draft.actors[at].lane == "compute" for at in readers[made.register])
-        own = actor.kind, actor.block, actor.section, actor.firings, made.hold
-        return own if alone else None
+        (result,) = actor.outputs
+        alone = all(draft.actors[reader].lane == "compute" for reader in readers[result.register])
+        likeness = actor.kind, actor.block, actor.section, actor.firings, result.hold
+        return likeness if alone else None
     if actor.firings > 1:
         return None
     if actor.kind == "cast":
-        (source,), (made,) = actor.inputs, actor.outputs
-        kept = draft.registers[source.register].initial and made.register in read_later
-        if actor.section != BEGIN or not kept:
+        (source,), (result,) = actor.inputs, actor.outputs
+        stays = draft.registers[source.register].initial and result.register in read_later
+        if actor.section != BEGIN or not stays:
             return None
     elif actor.section != UPDATE:
         return None
@@ -94,25 +94,25 @@ def _alike(
 
 
 def _read_later(draft: DraftStage) -> frozenset[int]:
-    """Registers that something reads after the step's beginning."""
+    """Registers that are read after the step's beginning."""
     return frozenset(
         port.register for actor in draft.actors if actor.section != BEGIN for port in actor.inputs
     )
 
 
 def _one_actor(members: Sequence[DraftActor]) -> DraftActor:
-    """The actor that does what all members do; updates read the versions before in its outputs."""
+    """Actor that does what all members do; updates read the versions before in its outputs."""
     inputs: dict[int, Port] = {}
     for actor in members:
         for port in actor.inputs:
             inputs.setdefault(port.register, port)
     outputs = tuple(port for actor in members for port in actor.outputs)
-    at = {register: number for number, register in enumerate(inputs)}
-    made = {port.register: len(inputs) + number for number, port in enumerate(outputs)}
+    input_numbers = {register: number for number, register in enumerate(inputs)}
+    output_numbers = {port.register: len(inputs) + number for number, port in enumerate(outputs)}
     parts, state = [], list[int]()
     for actor in members:
-        read = [at[port.register] for port in actor.inputs]
-        written = tuple(made[port.register] for port in actor.outputs)
+        read = [input_numbers[port.register] for port in actor.inputs]
+        written = tuple(output_numbers[port.register] for port in actor.outputs)
         parts.append(
             Part(
                 name=actor.name,

@@ -21,10 +21,10 @@ LEAST_BYTES = 2**12  # smaller tensors are no matter
 
 
 def padded(draft: DraftStage) -> DraftStage:
-    """Return the stage with a pitch for every register that gains by it."""
-    known = _known(draft)
+    """The stage with a pitch for every register that gains by it."""
+    pitched = _known(draft)
     registers = [
-        _with_pitch(register) if index in known and _gains(register) else register
+        _with_pitch(register) if index in pitched and _gains(register) else register
         for index, register in enumerate(draft.registers)
     ]
     draft.registers[:] = registers
@@ -32,7 +32,7 @@ def padded(draft: DraftStage) -> DraftStage:
 
 
 def _gains(register: Register) -> bool:
-    """Whether rows begin where no wide load can begin."""
+    """True if rows begin where no wide load can begin."""
     size = prod(register.shape) * ITEMSIZE[register.dtype]
     return (
         len(register.shape) > 1

@@ -12,7 +12,7 @@ from millrace.planner.plan import FUSED
 def fused_stages(
     drafts: Sequence[DraftStage], fusion: str, *, joint: bool, across_blocks: bool = True
 ) -> list[DraftStage]:
-    """Return drafts with their actors fused, or as they are.
+    """Drafts with their actors fused, or as they are.
 
     Parameters
     ----------
@@ -23,7 +23,7 @@ def fused_stages(
     joint
         Gradients of inputs and of weights run together.
     across_blocks
-        Join what launches for many variables too, which no block can be counted for.
+        Joins launches for many variables too, which no block can be counted for.
     """
     if fusion != FUSED:
         return list(drafts)

@@ -40,14 +40,14 @@ STALE, STALE_SWEEPS = 0.03, 8  # stop when so many sweeps close less than this s
 
 
 class Ascent:
-    """The duals of the block programs of all rows of tables, at given prices.
+    """Duals of the block programs of all rows of tables, at given prices.
 
     Parameters
     ----------
     tables : Tables
     prices : array [F, K]
-        What one unit of each figure costs, row by row.
-    whole : bool
+        Price of one unit of each figure, row by row.
+    keep_all : bool
         Keep every choice and option, for `lifts`, and double precision.
 
     Attributes
@@ -55,27 +55,29 @@ class Ascent:
     bounds : array [K]
         Proven least cost of every row so far.
     costs : array [K]
-        Of the best solution that was read off; infinite where none is legal.
+        Costs of the best solution that was read off; infinite where none is legal.
     options : array [choices, K]
         That solution.
     """
 
-    def __init__(self, tables: Tables, prices: Doubles, *, whole: bool = False) -> None:
+    def __init__(self, tables: Tables, prices: Doubles, *, keep_all: bool = False) -> None:
         self.tables = tables
-        self.precision: type[np.floating[Any]] = np.float64 if whole else np.float32
-        self.terms = Terms(tables, prices.astype(np.float64), whole=whole, precision=self.precision)
+        self.precision: type[np.floating[Any]] = np.float64 if keep_all else np.float32
+        self.terms = Terms(
+            tables, prices.astype(np.float64), keep_all=keep_all, precision=self.precision
+        )
         self.places = np.arange(tables.rows)  # rows that are still swept
         self.unit, self.own = self.terms.unit, self.terms.own
         self.apart: list[Eliminated] = []
         self.pairs = self.terms.pairs
-        if not whole:
+        if not keep_all:
             self.apart, self.pairs = eliminate(self.own, self.pairs)
         self.fixed = np.zeros(tables.rows)
-        for one in self.apart:
-            if one.pair is None:
-                self.fixed += one.own.min(axis=0)
-        gone = {one.choice for one in self.apart}
-        order = [at for at in range(len(self.own)) if at not in gone]
+        for eliminated in self.apart:
+            if eliminated.pair is None:
+                self.fixed += eliminated.own.min(axis=0)
+        gone = {eliminated.choice for eliminated in self.apart}
+        order = [choice for choice in range(len(self.own)) if choice not in gone]
         self.levels = levels_of(order, self.own, self.pairs)
         self._lay_out()
         self.bounds = np.full(tables.rows, -np.inf)
@@ -85,7 +87,9 @@ class Ascent:
     def _lay_out(self) -> None:
         """Note where sweeps read and write, once for all of them."""
         sides = [side for level in self.levels for side in level.sides]
-        cells = [3 * one.total.size for one in self.terms.shared] + [side.room() for side in sides]
+        cells = [3 * shared.total.size for shared in self.terms.shared] + [
+            side.room() for side in sides
+        ]
         self.room: Floats = np.empty(max(cells, default=0), self.precision)
         for side in sides:
             side.lay_out(self.room)
@@ -139,7 +143,9 @@ class Ascent:
             level.forth()
         for level in reversed(self.levels):
             level.back()
-        least = np.concatenate([np.zeros((0, len(self.places))), *(x.least() for x in self.levels)])
+        least = np.concatenate(
+            [np.zeros((0, len(self.places))), *(level.least() for level in self.levels)]
+        )
         bound = (self.fixed + least.sum(axis=0)) * self.unit
         self.bounds[self.places] = np.maximum(self.bounds[self.places], bound)
 
@@ -160,10 +166,10 @@ class Ascent:
                 value = value + level.earlier.beside(chosen, rows)
             for choice, place in zip(level.choices, level.slices, strict=True):
                 chosen[choice] = value[place].argmin(axis=0)
-        for one in reversed(self.apart):
-            chosen[one.choice] = one.costs(chosen, rows).argmin(axis=0)
-        for at, kept in enumerate(self.terms.kept):
-            chosen[at] = kept[chosen[at]]
+        for eliminated in reversed(self.apart):
+            chosen[eliminated.choice] = eliminated.costs(chosen, rows).argmin(axis=0)
+        for index, legal_options in enumerate(self.terms.kept):
+            chosen[index] = legal_options[chosen[index]]
         cost = self.terms.measured(chosen, self.places)
         better = cost < self.costs[self.places]
         self.costs[self.places[better]] = cost[better]
@@ -182,17 +188,17 @@ class Ascent:
             shared.keep(left)
         for level in self.levels:
             level.keep(left)
-        for one in self.apart:
-            one.keep(left)
+        for eliminated in self.apart:
+            eliminated.keep(left)
         self._lay_out()
 
     def lifts(self) -> list[Doubles]:
-        """Per choice and option, by how much taking it lifts the bound of the only row."""
+        """Rise of the only row's bound if an option is taken, per choice: [O] each."""
         assert not self.apart, "an ascent of all choices"
-        found = [own[:, 0] - own[:, 0].min() for own in self.own]
+        lifts = [costs[:, 0] - costs[:, 0].min() for costs in self.own]
         for pair in self.pairs:
-            for at, cost in enumerate((pair.turned, pair.cost)):
-                left = cost[..., 0] - pair.taken[1 - at][:, :1]
-                gain = left.min(axis=0) - pair.taken[at][:, 0]
-                found[pair.ends[at]] += (gain - gain.min())[pair.states[at]]
-        return [lift * self.unit[0] for lift in found]
+            for end, cost in enumerate((pair.turned, pair.cost)):
+                left = cost[..., 0] - pair.taken[1 - end][:, :1]
+                gain = left.min(axis=0) - pair.taken[end][:, 0]
+                lifts[pair.ends[end]] += (gain - gain.min())[pair.states[end]]
+        return [lift * self.unit[0] for lift in lifts]

@@ -16,7 +16,7 @@ B = TypeVar("B")
 
 
 def beside(first: Callable[[], A], second: Callable[[], B]) -> tuple[A, B]:
-    """Return what both functions return; what `second` changes may be lost.
+    """Answers of both functions; what `second` changes may be lost.
 
     Parameters
     ----------
@@ -34,19 +34,19 @@ def beside(first: Callable[[], A], second: Callable[[], B]) -> tuple[A, B]:
     except OSError:  # no more processes are allowed
         return first(), second()
     try:
-        mine = first()
+        first_answer = first()
         try:
-            theirs: B = child.answer()
+            second_answer: B = child.answer()
         except EOFError:
             child.end()
-            return mine, second()
-        return mine, theirs
+            return first_answer, second()
+        return first_answer, second_answer
     finally:
         child.end()
 
 
 def _can_fork() -> bool:
-    """Whether another process would have a core, and none would copy the work of other threads."""
+    """True if another process would have a core, and would copy no work of other threads."""
     if sys.platform != "linux" or threading.active_count() > 1:
         return False
     return len(os.sched_getaffinity(0)) > 1

@@ -34,9 +34,9 @@ class Blended:
     Parameters
     ----------
     parts : sequence of Pricing
-        One a site; rows and space are equal.
+        Pricing of each site; rows and space are equal.
     pipelines : sequence of Pipeline
-        Of every row, with `kind_of_stage` counting the sites.
+        Pipeline of every row, with `kind_of_stage` counting the sites.
     """
 
     def __init__(self, parts: Sequence[Pricing], pipelines: Sequence[Pipeline]) -> None:
@@ -46,24 +46,24 @@ class Blended:
         self.space, self.tensors, self.legal = first.space, first.tensors, first.legal
         self.scales = _scales(self.parts, self.pipelines)
         self.figures = [
-            _least([_scaled(part.figures[at], s) for part, s in self._pairs()])
-            for at in range(len(self.space.choices))
+            _least([_scaled(part.figures[index], s) for part, s in self._pairs()])
+            for index in range(len(self.space.choices))
         ]
 
     def _pairs(self) -> list[tuple[Pricing, Floats]]:
         return list(zip(self.parts, self.scales, strict=True))
 
     def take(self, rows: Ints) -> "Blended":
-        """The same for some of the rows."""
+        """Blend of some of the rows."""
         taken = [part.take(rows) for part in self.parts]
         return Blended(taken, [self.pipelines[row] for row in rows])
 
     def tables(self) -> tuple[Tables, list[Tables]]:
         """Choices and nets of all rows, and those of each site."""
-        own = [part.tables() for part in self.parts]
+        tables_by_site = [part.tables() for part in self.parts]
         choices = tuple(
             replace(choice, figures=figures)
-            for choice, figures in zip(own[0].choices, self.figures, strict=True)
+            for choice, figures in zip(tables_by_site[0].choices, self.figures, strict=True)
         )
         nets = tuple(
             replace(
@@ -75,45 +75,45 @@ class Blended:
                     ]
                 ),
             )
-            for together in zip(*(one.nets for one in own), strict=True)
+            for together in zip(*(site_tables.nets for site_tables in tables_by_site), strict=True)
         )
-        return Tables(choices=choices, nets=nets), own
+        return Tables(choices=choices, nets=nets), tables_by_site
 
 
 class Least(NamedTuple):
-    """The least time of a choice's options that divide, of all times in one column: [K]."""
+    """Least time of a choice's options that divide, where all times are in one column: [K]."""
 
     column: int
     time: Floats
 
 
 def least_times(pricing: Pricing | Blended) -> list[Least | None]:
-    """Of every choice; None where options have times in several columns."""
-    found: list[Least | None] = []
+    """Least time of every choice; None where options have times in several columns."""
+    least: list[Least | None] = []
     for figures, legal in zip(pricing.figures, pricing.legal, strict=True):
         columns = [column for column in TIMES if figures[column].any()] or [MICROBATCH]
         if len(columns) > 1:
-            found.append(None)
+            least.append(None)
         else:
             time = np.where(legal, figures[columns[0]], np.inf).min(axis=0)
-            found.append(Least(columns[0], time))
-    return found
+            least.append(Least(columns[0], time))
+    return least
 
 
 def cheapest(
     pricing: Pricing | Blended, least: Sequence[Least | None], rows: Ints, prices: Floats
 ) -> Floats:
-    """The sum of every choice at its cheapest option, of some rows at their prices [F, rows].
+    """Sum of every choice at its cheapest option, of some rows at their prices [F, rows].
 
     Infinite where an op has no legal option.
     """
     total = np.zeros(len(rows))
-    for at, (choice, one) in enumerate(zip(pricing.space.choices, least, strict=True)):
-        if one is not None:
-            time = one.time[rows]
-            cost = np.where(np.isinf(time), np.inf, time * prices[one.column])
+    for index, (choice, least_time) in enumerate(zip(pricing.space.choices, least, strict=True)):
+        if least_time is not None:
+            time = least_time.time[rows]
+            cost = np.where(np.isinf(time), np.inf, time * prices[least_time.column])
         else:
-            figures, legal = pricing.figures[at], pricing.legal[at]
+            figures, legal = pricing.figures[index], pricing.legal[index]
             costs = np.zeros((choice.size, len(rows)))
             for column in TIMES:
                 costs += figures[column].take(rows, axis=1) * prices[column]
@@ -125,43 +125,50 @@ def cheapest(
 
 def _scaled(figures: Ints, scale: Floats) -> Floats:
     """Figures [F, O, K] times a scale [F, K]."""
-    found: Floats = np.floor(figures * scale[:, None, :])
-    return found
+    scaled: Floats = np.floor(figures * scale[:, None, :])
+    return scaled
 
 
-def _least(found: Sequence[Floats]) -> Ints:
-    least: Ints = np.minimum.reduce(found).astype(np.int64)
+def _least(alternatives: Sequence[Floats]) -> Ints:
+    least: Ints = np.minimum.reduce(alternatives).astype(np.int64)
     return least
 
 
 def _scales(parts: Sequence[Pricing], pipelines: Sequence[Pipeline]) -> list[Floats]:
-    """What a figure of each site counts as in a program of equal stages: [F, K]."""
-    stages = np.array([one.stages for one in pipelines], np.float64)
-    on = np.array([[one.kinds.count(at) for one in pipelines] for at in range(len(parts))], float)
-    m = np.array([one.microbatches for one in pipelines], np.float64)
-    r = np.array([one.ramp for one in pipelines])
-    whole = m - r + r * stages  # the weight of a time where all stages are alike
-    filled = np.array([2 * (one.defers_weight_gradients) for one in pipelines]) * r * (stages - 1)
-    later = np.maximum(whole - filled, 0.0)  # that of a time which fills the ramp
+    """Weight of each site's figures in a program of equal stages: [F, K] per site."""
+    stages = np.array([pipeline.stages for pipeline in pipelines], np.float64)
+    on = np.array(
+        [[pipeline.kinds.count(site) for pipeline in pipelines] for site in range(len(parts))],
+        float,
+    )
+    m = np.array([pipeline.microbatches for pipeline in pipelines], np.float64)
+    r = np.array([pipeline.ramp for pipeline in pipelines])
+    even_weight = m - r + r * stages  # the weight of a time where all stages are alike
+    filled = (
+        np.array([2 * (pipeline.defers_weight_gradients) for pipeline in pipelines])
+        * r
+        * (stages - 1)
+    )
+    later = np.maximum(even_weight - filled, 0.0)  # the weight of a time which fills the ramp
     times = _times(parts, (MICROBATCH, DEFERRABLE))
-    # What is left of a ramp, in shares of a stage's time.
+    # A ramp counts without what gradients of weights fill of it, in shares of a stage's time.
     ramp = r - filled / stages * (_times(parts, (DEFERRABLE,)) / times).mean(axis=0)
     shares = _shares(1 / times, on, ramp, m - r)
     speed = 1 / _times(parts, (STEP,))
     updates = speed / (on * speed).sum(axis=0)
-    found = []
+    scales = []
     for share, update in zip(shares, updates, strict=True):
         scale = np.ones((len(FIGURES), len(pipelines)))
         weight = ((m - r) * share + r) * stages
-        scale[MICROBATCH] = weight / whole
+        scale[MICROBATCH] = weight / even_weight
         scale[DEFERRABLE] = np.maximum(weight - filled, 0.0) / np.maximum(later, 1e-9)
         scale[STEP] = update * stages
-        found.append(scale)
-    return found
+        scales.append(scale)
+    return scales
 
 
 def _shares(speed: Floats, on: Floats, ramp: Floats, pace: Floats) -> Floats:
-    """Return the share α of a stage on each site at which a block costs the same on every site.
+    """Share α of a stage on each site, at which a block costs the same on every site.
 
     That is where `(pace · α + ramp) / speed` is equal; a site so slow that its ramps alone cost
     more has none.
@@ -170,8 +177,8 @@ def _shares(speed: Floats, on: Floats, ramp: Floats, pace: Floats) -> Floats:
     pace = np.maximum(pace, PACE_MIN)  # so that rounding leaves a site that is alone its share
     has = np.ones(speed.shape, np.bool_)
     while True:
-        mine = on * has
-        level = (pace + (mine * ramp).sum(axis=0)) / (mine * speed).sum(axis=0)
+        counted_stages = on * has
+        level = (pace + (counted_stages * ramp).sum(axis=0)) / (counted_stages * speed).sum(axis=0)
         shares: Floats = np.where(has, (level * speed - ramp) / pace, 0.0)
         if (shares >= 0).all():
             # Without a pace any shares will do.

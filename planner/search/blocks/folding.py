@@ -54,7 +54,7 @@ class Folded:
 
 
 def representatives(graph: Graph, blocks: Iterable[str]) -> dict[str, str]:
-    """Map every block to the first of its template among `blocks`."""
+    """First block of each block's template among `blocks`, by block."""
     first: dict[str, str] = {}
     wanted = set(blocks)
     return {
@@ -82,7 +82,7 @@ def fold(
         Block to the block that stands for it; default: the first of its template. Map every block
         to itself to fold nothing.
     often : mapping, optional
-        How many blocks each counts for, as `shortened` says; default: one.
+        Number of blocks that each counts for, as `shortened` says; default: one.
     """
     often = often or {}
     wanted = set(graph.blocks if blocks is None else blocks)
@@ -113,17 +113,17 @@ def fold(
             backward = op.phase.is_gradient
             side = "backward" if producer.kind == "repeat" and backward else ""
             readings.setdefault((name, side), []).append((op, index))
-    found: dict[tuple[str, str, tuple[Reader, ...]], FoldedNet] = {}
+    folded_nets: dict[tuple[str, str, tuple[Reader, ...]], FoldedNet] = {}
     for (name, side), uses in readings.items():
         readers = tuple(Reader(op=names[op.name], index=index) for op, index in uses)
         key = (tensors[name], side, readers)
         home = producers[name].block
-        count = often.get(home, 1) + (found[key].count if key in found else 0)
+        count = often.get(home, 1) + (folded_nets[key].count if key in folded_nets else 0)
         crossing = any(op.block != home for op, _ in uses)
-        found[key] = FoldedNet(
+        folded_nets[key] = FoldedNet(
             tensor=tensors[name], side=side, readers=readers, count=count, crossing=crossing
         )
-    return Folded(graph=graph, ops=tuple(ops), counts=counts, nets=tuple(found.values()))
+    return Folded(graph=graph, ops=tuple(ops), counts=counts, nets=tuple(folded_nets.values()))
 
 
 def handed_bytes(folded: Folded, batch: int) -> int:
@@ -159,12 +159,12 @@ def shortened(graph: Graph) -> Shortened:
     for block in graph.blocks:
         alike.setdefault((standing[block], joints[block]), []).append(block)
     often: dict[str, int] = {}
-    sets: dict[str, int] = {}  # of blocks that are alike
+    sets: dict[str, int] = {}  # number of the set of like blocks that a block is in
     for number, members in enumerate(alike.values()):
         sets.update(dict.fromkeys(members, number))
-        kept = members if len(members) <= 2 * KEPT else [*members[:KEPT], *members[-KEPT:]]
-        often.update(dict.fromkeys(kept, 1))
-        often[kept[0]] += len(members) - len(kept)
+        kept_blocks = members if len(members) <= 2 * KEPT else [*members[:KEPT], *members[-KEPT:]]
+        often.update(dict.fromkeys(kept_blocks, 1))
+        often[kept_blocks[0]] += len(members) - len(kept_blocks)
     if len(often) < len(graph.blocks):
         short = _without(graph, sets, often)
         if short is not None:
@@ -175,7 +175,7 @@ def shortened(graph: Graph) -> Shortened:
 
 
 def _joints(graph: Graph, standing: Mapping[str, str]) -> dict[str, tuple[object, ...]]:
-    """Per block what other blocks read of it, what it reads of them, and the number of its ops."""
+    """Joints of every block: what it reads of others, what others read of it; and number of ops."""
     homes: dict[str, str] = {}
     read: dict[str, list[Joint]] = {block: [] for block in graph.blocks}
     given: dict[str, list[Joint]] = {block: [] for block in graph.blocks}
@@ -192,11 +192,11 @@ def _joints(graph: Graph, standing: Mapping[str, str]) -> dict[str, tuple[object
                 given[home].append(joint)
         for name in op.outputs:
             homes[name] = block
-    return {one: (tuple(read[one]), tuple(given[one]), ops[one]) for one in graph.blocks}
+    return {block: (tuple(read[block]), tuple(given[block]), ops[block]) for block in graph.blocks}
 
 
-def _without(graph: Graph, sets: Mapping[str, int], kept: Mapping[str, int]) -> Graph | None:
-    """The graph of the kept blocks; what one reads of a block left out, a like one gives it.
+def _without(graph: Graph, sets: Mapping[str, int], kept_blocks: Mapping[str, int]) -> Graph | None:
+    """Graph of the kept blocks; what one reads of a block left out, a like block gives it.
 
     That is the last of the like blocks that has made it. None where there is none.
     """
@@ -206,32 +206,32 @@ def _without(graph: Graph, sets: Mapping[str, int], kept: Mapping[str, int]) -> 
     ops: list[Op] = []
     for op in graph.ops:
         homes.update(dict.fromkeys(op.outputs, op.block))
-        if op.block in sets and op.block not in kept:
+        if op.block in sets and op.block not in kept_blocks:
             continue
         inputs: list[str] = []
         for name in op.inputs:
             home = homes[name]
-            if home not in sets or home in kept:
+            if home not in sets or home in kept_blocks:
                 inputs.append(name)
             elif op.block in sets:
-                own = name.removeprefix(home)
-                like = instead.get((op.block, home)) or latest.get((sets[home], own))
-                if like is None or like + own not in homes:
+                suffix = name.removeprefix(home)
+                like = instead.get((op.block, home)) or latest.get((sets[home], suffix))
+                if like is None or like + suffix not in homes:
                     return None
                 instead[op.block, home] = like
-                inputs.append(like + own)
+                inputs.append(like + suffix)
         if len(inputs) < len(op.inputs) or tuple(inputs) != op.inputs:
             op = replace(op, inputs=tuple(inputs))
         ops.append(op)
         if op.block in sets:
             for name in op.outputs:
                 latest[sets[op.block], name.removeprefix(op.block)] = op.block
-    made = {name for op in ops for name in op.outputs}
-    blocks = tuple(block for block in graph.blocks if block in kept)
+    made_names = {name for op in ops for name in op.outputs}
+    blocks = tuple(block for block in graph.blocks if block in kept_blocks)
     return replace(
         graph,
         ops=tuple(ops),
-        tensors=tuple(tensor for tensor in graph.tensors if tensor.name in made),
+        tensors=tuple(tensor for tensor in graph.tensors if tensor.name in made_names),
         blocks=blocks,
         templates={block: graph.templates[block] for block in blocks},
     ).validate()

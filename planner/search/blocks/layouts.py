@@ -18,13 +18,13 @@ from millrace.planner.signatures import sub_signatures
 
 
 def likeness(tensor: Tensor) -> tuple[object, ...]:
-    """Return what tensors have in common whose boxing costs the same, row by row."""
+    """Key that tensors share whose boxing costs the same, row by row."""
     return tensor.shape, tensor.batch_dim, ITEMSIZE[tensor.dtype], tensor.rate is Rate.STEP
 
 
-@lru_cache(maxsize=8)  # of the spaces of one search; they are priced more than once
+@lru_cache(maxsize=8)  # a search has few spaces, and prices each more than once
 def ends(space: Space) -> dict[tuple[object, ...], tuple[Ints, Ints]]:
-    """Return all sources and targets of the nets whose tensors are alike: boxed together, once."""
+    """Sources and targets of all nets of alike tensors (`likeness`): boxed together, once."""
     tensors = space.folded.graph.tensors_by_name
     alike: dict[tuple[object, ...], list[SpaceNet]] = {}
     for net in space.nets:
@@ -40,22 +40,22 @@ def ends(space: Space) -> dict[tuple[object, ...], tuple[Ints, Ints]]:
 
 @lru_cache(maxsize=8)
 def alphabets(space: Space) -> dict[int, tuple[tuple[int, ...], ...]]:
-    """Return, per number of dims, the digits that tensors take on each axis, and B."""
+    """Digits that tensors take on each axis, and B, by their number of dims."""
     tensors = space.folded.graph.tensors_by_name
-    found: dict[int, list[set[int]]] = {}
+    digits_by_ndim: dict[int, list[set[int]]] = {}
 
     def note(ndim: int, states: Ints) -> None:
-        sets = found.setdefault(ndim, [{WHOLE} for _ in range(space.axes)])
+        sets = digits_by_ndim.setdefault(ndim, [{WHOLE} for _ in range(space.axes)])
         for axis, row in enumerate(digits(states, space.axes)):
             sets[axis].update(row.tolist())
 
-    def note_parts(one: OpOptions, option: int) -> None:
-        """What the parts of an extra signature read and make."""
-        for operand, states in enumerate(one.states):
-            name = (*one.op.inputs, *one.op.outputs)[operand]
+    def note_parts(op_options: OpOptions, option: int) -> None:
+        """Note the states that an extra signature and its parts read and make."""
+        for operand, states in enumerate(op_options.states):
+            name = (*op_options.op.inputs, *op_options.op.outputs)[operand]
             note(len(tensors[name].shape), states[option : option + 1])
-        document = one.signature(option).document
-        for part, signature in sub_signatures(one.op.kind, one.op.labels, document):
+        document = op_options.signature(option).document
+        for part, signature in sub_signatures(op_options.op.kind, op_options.op.labels, document):
             operands = parse(part.labels).operands
             texts = (*signature.inputs, *signature.outputs)
             for operand_labels, text in zip(operands, texts, strict=True):
@@ -66,8 +66,11 @@ def alphabets(space: Space) -> dict[int, tuple[tuple[int, ...], ...]]:
         note(ndim, net.sources)
         note(ndim, net.targets)
     for choice in space.choices:
-        for one in choice.ops:
-            if one.op.kind not in RINGS:
-                for option in np.flatnonzero(one.expanded).tolist():
-                    note_parts(one, option)
-    return {ndim: tuple(tuple(sorted(one)) for one in sets) for ndim, sets in found.items()}
+        for op_options in choice.ops:
+            if op_options.op.kind not in RINGS:
+                for option in np.flatnonzero(op_options.expanded).tolist():
+                    note_parts(op_options, option)
+    return {
+        ndim: tuple(tuple(sorted(digit_set)) for digit_set in sets)
+        for ndim, sets in digits_by_ndim.items()
+    }

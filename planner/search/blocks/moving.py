@@ -43,7 +43,7 @@ from millrace.planner.search.ranks import unlike_groups
 Floats = NDArray[np.float64]
 Key = tuple[int, ...]
 Pieces = tuple[tuple[int, float], ...]
-STEP = 1e-9  # what a step counts beside its share of the tensor: fewest steps among equal bytes
+STEP = 1e-9  # a step counts this beside its share of the tensor: fewest steps among equal bytes
 TIE = 1e-13
 
 
@@ -52,11 +52,11 @@ class Boxed(NamedTuple):
 
     reachable: Bools  # [A, B, K]
     duration_ns: Ints  # [A, B, K]
-    made_bytes: Ints | None  # [A, B, K]: of all that is made on the way, the target included
-    last_bytes: Ints | None  # [A, B, K]: of the target, where it is not the source
+    made_bytes: Ints | None  # [A, B, K]: bytes of all that is made on the way, the target included
+    last_bytes: Ints | None  # [A, B, K]: bytes of the target, where it is not the source
 
     def picked(self, sources: Ints, targets: Ints) -> "Boxed":
-        """From some of the sources to some of the targets, by their places."""
+        """Boxings from some of the sources to some of the targets, by their places."""
         grid = np.ix_(sources, targets)
         return Boxed(
             self.reachable[grid],
@@ -66,7 +66,7 @@ class Boxed(NamedTuple):
         )
 
     def buffer_bytes(self, maker: str, source: Ints, given: Ints) -> Ints:
-        """Bytes of what is made once a step and no other register has room for: [A, B, K].
+        """Bytes of buffers made once a step that no other register has room for: [A, B, K].
 
         A sum of gradients is reduced into the weight that was gathered, as large as the 16-bit
         gradients of a microbatch; what a weight is gathered through lies where they will be summed
@@ -82,14 +82,14 @@ class Boxed(NamedTuple):
         if self.made_bytes is None or self.last_bytes is None:
             return np.zeros(self.duration_ns.shape, np.int64)
         before, room = source[:, None], np.where(given < source, given, 0)[:, None]
-        made: Ints
+        buffers: Ints
         if maker == "accumulate":
-            made = np.where(self.last_bytes <= room, 0, self.made_bytes)
+            buffers = np.where(self.last_bytes <= room, 0, self.made_bytes)
         elif maker == "cast":
-            made = np.where(self.last_bytes > 0, np.maximum(self.last_bytes - before, 0), 0)
+            buffers = np.where(self.last_bytes > 0, np.maximum(self.last_bytes - before, 0), 0)
         else:
-            made = self.last_bytes if maker == "variable" else self.made_bytes
-        return made
+            buffers = self.last_bytes if maker == "variable" else self.made_bytes
+        return buffers
 
 
 class Edges(NamedTuple):
@@ -104,21 +104,21 @@ class Edges(NamedTuple):
 
 @lru_cache(maxsize=256)
 def edges(ndim: int, alphabets: tuple[Key, ...]) -> Edges:
-    """Every step between the states that the digits per axis make, for a tensor of `ndim` dims."""
+    """Single steps between the states that the digits per axis make, for tensors of `ndim` dims."""
     axes = len(alphabets)
     grid = np.meshgrid(*map(np.array, alphabets), indexing="ij")
-    states = numbers([one.ravel() for one in grid])
+    states = numbers([axis_grid.ravel() for axis_grid in grid])
     by_axis = digits(states, axes)
     states = np.sort(states[~((by_axis == SUM).any(axis=0) & (by_axis == MAX).any(axis=0))])
-    place = {int(state): at for at, state in enumerate(states)}
+    place = {int(state): index for index, state in enumerate(states)}
     kinds: dict[tuple[str, tuple[int, ...]], int] = {}
     rows: list[tuple[int, int, int]] = []
-    for at, state in enumerate(states.tolist()):
+    for before, state in enumerate(states.tolist()):
         for step in moves(_sbp(state, axes), ndim, (2,) * axes):
             after = place.get(number_of(step.after))
             if after is not None:
                 number = kinds.setdefault((step.kind, step.axes), len(kinds))
-                rows.append((at, after, number))
+                rows.append((before, after, number))
     table = np.array(rows, np.int64).reshape(-1, 3)
     return Edges(
         states=states,
@@ -142,25 +142,25 @@ class Hops(NamedTuple):
 
 
 def walk(graph: Edges, nexts: NDArray[np.int16]) -> NDArray[np.int16]:
-    """Follow the next states from every state to every other: the edges of hops, [H, U, U, rows].
+    """Edges of the hops from every state to every other, by the next states: [H, U, U, rows].
 
     One behind the edges means none: the path is shorter, or there is none.
     """
     count, none = len(graph.states), len(graph.before)
     places = np.arange(count)
     rows = np.arange(nexts.shape[2])
-    at = np.broadcast_to(places[:, None, None], nexts.shape)
+    current = np.broadcast_to(places[:, None, None], nexts.shape)
     goal = np.broadcast_to(places[None, :, None], nexts.shape)
     number = np.zeros((count, count), np.int16)
     number[graph.before, graph.after] = np.arange(none)
     hops: list[NDArray[np.int16]] = []
     while True:
-        going = (at != goal) & (nexts >= 0)
+        going = (current != goal) & (nexts >= 0)
         if hops and not going.any():
             return np.array(hops)
-        then = np.where(going, nexts[at, goal, rows], at)
-        hops.append(np.where(going, number[at, then], none).astype(np.int16))
-        at = then
+        then = np.where(going, nexts[current, goal, rows], current)
+        hops.append(np.where(going, number[current, then], none).astype(np.int16))
+        current = then
 
 
 class Moving:
@@ -175,8 +175,8 @@ class Moving:
         Per number of dims, the digits that may occur on each axis.
     stretch : float
         By how much sharing cores slows local work down.
-    known : Known, optional
-        What others have asked already of the same cluster.
+    cache : Known, optional
+        Paths and collectives of the same cluster that were looked up before.
     starts : sequence, optional
         Per row, the first ranks of its stages: the slowest of their groups counts.
     """
@@ -187,10 +187,10 @@ class Moving:
         sizes: Ints,
         alphabets: dict[int, tuple[Key, ...]],
         stretch: float = 1.0,
-        known: "Known | None" = None,
+        cache: "Known | None" = None,
         starts: Sequence[tuple[int, ...]] = (),
     ) -> None:
-        self.known = known if known is not None else Known()
+        self.known = cache if cache is not None else Known()
         self.cluster = cluster
         self.sizes = sizes
         self.alphabets = alphabets
@@ -227,7 +227,7 @@ class Moving:
         bucketed : bool
             The tensor is state, see `millrace.planner.costs.buckets`.
         copies : int
-            So often it holds every token, see `millrace.planner.costs.routing`.
+            Times that it holds every token, see `millrace.planner.costs.routing`.
         """
         software = self.cluster.software
         how = keeps_source, bucketed and software.bucketing, copies if software.merges else 1
@@ -250,45 +250,49 @@ class Moving:
         hops = self._hops(graph, dims, sources, targets)
         size = dims.prod(axis=0) * itemsize
         step_ns, sizes = self._step_ns(graph, len(dims), size, bucketed, copies)
-        # Places in flat tables of an entry per edge and row.
+        # These places index flat tables that have an entry per edge and row.
         rows = len(self.meshes)
         places = hops.edges * rows + np.arange(rows)
         duration = step_ns.take(places[0])
         for place in places[1:]:
             duration += step_ns.take(place)
-        whole = np.round(duration).astype(np.int64)
+        duration_ns = np.round(duration).astype(np.int64)
         if not keeps_source:
-            return Boxed(hops.reachable, whole, None, None)
-        made, arrives = np.zeros_like(whole), np.zeros_like(whole)
+            return Boxed(hops.reachable, duration_ns, None, None)
+        made_bytes, arrives = np.zeros_like(duration_ns), np.zeros_like(duration_ns)
         ending = hops.edges == len(graph.before)
         for hop, place in enumerate(places):
             size = sizes.take(place)
-            made += size
+            made_bytes += size
             last = ending[hop + 1] if hop + 1 < len(places) else True
             arrives += size * last
-        return Boxed(hops.reachable, whole, made, arrives)
+        return Boxed(hops.reachable, duration_ns, made_bytes, arrives)
 
     def _hops(self, graph: Edges, dims: Ints, sources: Ints, targets: Ints) -> Hops:
-        """The edges of the paths from every source to every target."""
+        """Edges of the paths from every source to every target."""
         fits = divisible(graph.states, dims, self.sizes)
-        known = self.known.paths.setdefault((len(dims), self.alphabets[len(dims)]), {})
+        edges_by_key = self.known.paths.setdefault((len(dims), self.alphabets[len(dims)]), {})
         keys = [
             (mesh, column.tobytes())
             for mesh, column in zip(self.meshes, fits.T.copy(), strict=True)
         ]
-        unique = {key: at for at, key in enumerate(dict.fromkeys(keys))}
-        if missing := [key for key in unique if key not in known]:
+        unique = {key: index for index, key in enumerate(dict.fromkeys(keys))}
+        if missing := [key for key in unique if key not in edges_by_key]:
             rows = [keys.index(key) for key in missing]
-            found = walk(graph, shortest(graph, self.sizes[:, rows], fits[:, rows]))
-            known.update((key, found[..., at].copy()) for at, key in enumerate(missing))
-        at, to = (np.searchsorted(graph.states, one) for one in (sources, targets))
-        picked = [known[key][:, at[:, None], to] for key in unique]
+            walked_edges = walk(graph, shortest(graph, self.sizes[:, rows], fits[:, rows]))
+            edges_by_key.update(
+                (key, walked_edges[..., index].copy()) for index, key in enumerate(missing)
+            )
+        source_places, target_places = (
+            np.searchsorted(graph.states, states) for states in (sources, targets)
+        )
+        picked = [edges_by_key[key][:, source_places[:, None], target_places] for key in unique]
         most = max(map(len, picked))
         none = len(graph.before)
-        table = np.full((most, len(at), len(to), len(picked)), none)
-        for place, one in enumerate(picked):
-            table[: len(one), :, :, place] = one
-        reachable = (table[0] != none) | (at[:, None] == to)[:, :, None]
+        table = np.full((most, len(source_places), len(target_places), len(picked)), none)
+        for place, path_edges in enumerate(picked):
+            table[: len(path_edges), :, :, place] = path_edges
+        reachable = (table[0] != none) | (source_places[:, None] == target_places)[:, :, None]
         if len(unique) == len(keys):
             return Hops(reachable, table)
         back = np.array([unique[key] for key in keys])
@@ -297,7 +301,7 @@ class Moving:
     def _step_ns(
         self, graph: Edges, ndim: int, size: Ints, bucketed: bool, copies: int
     ) -> tuple[Floats, Ints]:
-        """Durations of every edge for a tensor of `size` bytes, and what it makes: [E + 1, K].
+        """Nanoseconds of every edge for a tensor of `size` bytes, and what it makes: [E + 1, K].
 
         Behind the last edge is one that takes no time, for paths that are shorter than others.
         """
@@ -307,18 +311,18 @@ class Moving:
         if ndim not in self._shards:
             self._shards[ndim] = shards(graph.states, self.sizes)
         local = size[None, :] // self._shards[ndim]
-        found = np.zeros((len(graph.before) + 1, len(self.meshes)))
+        durations = np.zeros((len(graph.before) + 1, len(self.meshes)))
         before, after = local[graph.before], local[graph.after]
-        for mine, (kind, axes) in zip(graph.members, graph.kinds, strict=True):
+        for members, (kind, axes) in zip(graph.members, graph.kinds, strict=True):
             if kind in LOCAL_BOXING:
                 # As much is read as lands in the smaller side.
-                touched = after[mine] + np.minimum(before[mine], after[mine])
+                touched = after[members] + np.minimum(before[members], after[members])
                 took = kernel_ns(self.cluster, Firings(kind, "", {}, {}, touched, "fp32"))
-                found[mine] = np.ceil(took * self.stretch)
+                durations[members] = np.ceil(took * self.stretch)
             else:
-                message = np.maximum(before[mine], after[mine])
-                found[mine] = self.collective_ns(kind, axes, message, bucketed, copies)
-        self._steps[key] = found, np.vstack([after, np.zeros_like(local[:1])])
+                message = np.maximum(before[members], after[members])
+                durations[members] = self.collective_ns(kind, axes, message, bucketed, copies)
+        self._steps[key] = durations, np.vstack([after, np.zeros_like(local[:1])])
         return self._steps[key]
 
     def collective_ns(
@@ -329,17 +333,19 @@ class Moving:
         bucketed: bool = False,
         copies: int = 1,
     ) -> Floats:
-        """One collective over these mesh axes: [..., K] for messages [..., K]."""
+        """Nanoseconds of one collective over these mesh axes: [..., K] for messages [..., K]."""
         places = self._group(kind, axes, bucketed, copies)
         if places is None:
-            found = np.zeros(message_bytes.shape)
+            slowest_ns = np.zeros(message_bytes.shape)
             for row in range(len(self.meshes)):
                 for ranks in self._ranks(row, axes):
                     for size in np.unique(message_bytes[..., row]).tolist():
-                        mine = message_bytes[..., row] == size
+                        of_size = message_bytes[..., row] == size
                         took = collective_duration_ns(kind, size, len(ranks), self.cluster, ranks)
-                        found[..., row][mine] = np.maximum(found[..., row][mine], took)
-            return found
+                        slowest_ns[..., row][of_size] = np.maximum(
+                            slowest_ns[..., row][of_size], took
+                        )
+            return slowest_ns
         slowest: Floats | None = None
         for fixed, slope in places:
             fastest: Floats = np.min(
@@ -350,7 +356,7 @@ class Moving:
         return slowest
 
     def _ranks(self, row: int, axes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-        """Groups over these axes, one of each that lie alike."""
+        """Ranks of the groups over these axes, one of each that lie alike."""
         return unlike_groups(self.meshes[row], axes, self.starts[row], self._frame)
 
     def _alternatives(
@@ -359,11 +365,11 @@ class Moving:
         """Pieces of a collective, for every way its groups lie."""
         key = kind, self.meshes[row], axes, self.starts[row], bucketed, copies
         if key not in self.known.pieces:
-            found = (
+            pieces = (
                 collective_pieces(kind, ranks, self.cluster, bucketed=bucketed, copies=copies)
                 for ranks in self._ranks(row, axes)
             )
-            self.known.pieces[key] = tuple(dict.fromkeys(found))
+            self.known.pieces[key] = tuple(dict.fromkeys(pieces))
         return self.known.pieces[key]
 
     def _group(
@@ -376,7 +382,7 @@ class Moving:
         key = kind, axes, bucketed, copies
         if key not in self._groups:
             rows = [self._alternatives(row, *key) for row in range(len(self.meshes))]
-            if any(one is None for row in rows for one in row):
+            if any(pieces is None for row in rows for pieces in row):
                 self._groups[key] = None
             else:
                 self._groups[key] = [
@@ -387,23 +393,23 @@ class Moving:
 
 
 def kernel_ns(cluster: Cluster, firings: Firings) -> Ints:
-    """Durations of an op on ranks of every kind of device of a cluster: the slowest counts."""
-    found = op_durations_ns(firings, cluster.device, cluster.software)
+    """Nanoseconds of an op on ranks of every kind of device of a cluster: the slowest counts."""
+    durations = op_durations_ns(firings, cluster.device, cluster.software)
     for group in cluster.others:
         if group.device.name != cluster.device.name:
             other = op_durations_ns(firings, group.device, cluster.software)
-            found = np.maximum(found, other)
-    return found
+            durations = np.maximum(durations, other)
+    return durations
 
 
-def _lines(found: Sequence[Pieces]) -> tuple[Floats, Floats]:
+def _lines(row_alternatives: Sequence[Pieces]) -> tuple[Floats, Floats]:
     """Fixed costs and slopes of every row's alternatives: [alternatives, K] each."""
-    most = max(len(one) for one in found)
-    table = np.full((2, max(most, 1), len(found)), np.inf)
-    for row, one in enumerate(found):
-        for at, piece in enumerate(one):
-            table[:, at, row] = piece
-        if not one:
+    most = max(len(pieces) for pieces in row_alternatives)
+    table = np.full((2, max(most, 1), len(row_alternatives)), np.inf)
+    for row, pieces in enumerate(row_alternatives):
+        for number, piece in enumerate(pieces):
+            table[:, number, row] = piece
+        if not pieces:
             table[:, 0, row] = 0.0
     table[1][~np.isfinite(table[1])] = 0.0
     return table[0], table[1]
@@ -413,7 +419,7 @@ class Known:
     """Paths and collectives that were looked up once."""
 
     def __init__(self) -> None:
-        # Per graph of states: of a mesh and which of them divide, the edges of hops [H, U, U].
+        # Edges of hops [H, U, U] per graph of states, by the mesh and which of the states divide.
         self.paths: dict[
             tuple[int, tuple[Key, ...]], dict[tuple[Key, bytes], NDArray[np.int16]]
         ] = {}
@@ -434,24 +440,28 @@ def shortest(graph: Edges, sizes: Ints, fits: Bools) -> NDArray[np.int16]:
     Bytes are those that a device receives on a ring, in shares of the tensor.
     """
     count, rows = len(graph.states), sizes.shape[1]
-    held = 1.0 / shards(graph.states, sizes)
+    fractions = 1.0 / shards(graph.states, sizes)
     weights = np.empty((len(graph.before), rows))
-    for mine, (kind, axes) in zip(graph.members, graph.kinds, strict=True):
-        before, after = graph.before[mine], graph.after[mine]
+    for members, (kind, axes) in zip(graph.members, graph.kinds, strict=True):
+        before, after = graph.before[members], graph.after[members]
         group = sizes[list(axes)].prod(axis=0)
         share = (group - 1) / group
-        received = np.zeros((len(mine), rows))
+        received = np.zeros((len(members), rows))
         if kind not in LOCAL_BOXING:
             record = COLLECTIVES[kind]
-            moved = record.received_before * held[before] + record.received_after * held[after]
+            moved = (
+                record.received_before * fractions[before]
+                + record.received_after * fractions[after]
+            )
             received = moved * share
-        weights[mine] = np.where(fits[before] & fits[after], received + STEP, np.inf)
+        weights[members] = np.where(fits[before] & fits[after], received + STEP, np.inf)
     cost = np.full((count, count, rows), np.inf)
     following = np.full((count, count, rows), -1, np.int16)
     diagonal = np.arange(count)
     cost[diagonal, diagonal], following[diagonal, diagonal] = 0.0, diagonal[:, None]
     ends = np.searchsorted(graph.before, np.arange(count + 1))
-    # Turns at which a state was bettered, and looked at: it is again when what is after it was.
+    # Turns at which a state was bettered, and looked at. It is looked at again once a state behind
+    # it was bettered.
     bettered, looked, turn = np.zeros(count, np.int64), [-1] * count, 0
     changed = True
     while changed:

@@ -55,11 +55,11 @@ from millrace.planner.search.blocks.tables import (
 from millrace.planner.signatures import EXPANSIONS, sub_signatures
 
 Boxing = dict[str, Any]  # the arrays of a net, as in `tables.Net`
-SHORT_NS = 100_000  # of a transfer, which is waiting in its lane and latency, not data that moves
+SHORT_NS = 100_000  # no data moves in this much of a transfer: waiting in its lane, and latency
 
 
 class Pricing:
-    """The figures of one space on K rows.
+    """Figures of one space on K rows.
 
     Parameters
     ----------
@@ -71,11 +71,11 @@ class Pricing:
     stretch : float
         By how much sharing cores slows a rank down.
     crossing_partial : bool or array [K]
-        Whether a tensor may be partial both where one block makes it and where another reads it
+        True if a tensor may be partial both where one block makes it and where another reads it
         (partial values do not cross stages), of all rows or row by row.
     starts : sequence, optional
         Per row, the first ranks of its stages.
-    known : Known, optional
+    cache : Known, optional
         Paths and collectives of the same cluster that were looked up before.
     offload : str
         Where optimizer state lies, as in a Plan.
@@ -95,7 +95,7 @@ class Pricing:
         stretch: float = 1.0,
         crossing_partial: bool | Bools = True,
         starts: Sequence[tuple[int, ...]] = (),
-        known: Known | None = None,
+        cache: Known | None = None,
         offload: str = ON_DEVICES,
         fusion: str = UNFUSED,
         alike: "Pricing | None" = None,
@@ -118,9 +118,9 @@ class Pricing:
         self._ends = ends(space)
         self._dims: dict[str, Ints] = {}
         self._sized: dict[object, tuple[Ints, Bools]] = {}
-        self._durations: dict[object, Ints] = {}  # of ops that are alike
+        self._durations: dict[object, Ints] = {}  # computed once for ops that are alike
         self.batches = np.unique(batch, return_index=True, return_inverse=True)[1:]
-        self.moving = Moving(cluster, sizes, alphabets(space), stretch, known, starts)
+        self.moving = Moving(cluster, sizes, alphabets(space), stretch, cache, starts)
         self.figures: list[Ints] = []  # per choice [F, O, K], of one occurrence
         self.legal: list[Bools] = []  # per choice [O, K]
         priced = {} if alike is None else alike._by_op()
@@ -128,8 +128,8 @@ class Pricing:
             before = priced.get(choice.ops[0].op.name)
             same = before and choice.follows(before[0])
             figures, fits = before[1:] if before and same else self._priced(choice.own)
-            for one in choice.clones:
-                self._add(figures, one)
+            for clone in choice.clones:
+                self._add(figures, clone)
             self.figures.append(figures)
             self.legal.append(fits)
         self._sized, self._durations = {}, {}
@@ -139,45 +139,50 @@ class Pricing:
         options = len(ops[0].primary)
         figures = np.zeros((len(FIGURES), options, self.rows), np.int64)
         fits = np.ones((options, self.rows), np.bool_)
-        for one in ops:
-            fits &= self._fits(one)
-            self._add(figures, one)
+        for op_options in ops:
+            fits &= self._fits(op_options)
+            self._add(figures, op_options)
         primary = fits & ops[0].primary[:, None]
         return figures, np.where(primary.any(axis=0), primary, fits)
 
     def _by_op(self) -> dict[str, tuple[SpaceChoice, Ints, Bools]]:
         """Choices with their figures and what divides, by the op that chooses."""
         rows = zip(self.space.choices, self.figures, self.legal, strict=True)
-        return {choice.ops[0].op.name: (choice, own, fits) for choice, own, fits in rows}
+        return {choice.ops[0].op.name: (choice, figures, fits) for choice, figures, fits in rows}
 
     def take(self, rows: Ints) -> "Pricing":
-        """The same for some of the rows; op figures are not computed again."""
-        found = copy(self)
-        found.sizes, found.batch = self.sizes[:, rows], self.batch[rows]
-        found.rows = len(rows)
-        found.crossing_partial = self.crossing_partial[rows]
-        found.figures = [figures[:, :, rows] for figures in self.figures]
-        found.legal = [legal[:, rows] for legal in self.legal]
-        found._dims, found._sized, found._durations = {}, {}, {}
-        found.batches = np.unique(found.batch, return_index=True, return_inverse=True)[1:]
+        """Pricing of some of the rows; op figures are not computed again."""
+        taken = copy(self)
+        taken.sizes, taken.batch = self.sizes[:, rows], self.batch[rows]
+        taken.rows = len(rows)
+        taken.crossing_partial = self.crossing_partial[rows]
+        taken.figures = [figures[:, :, rows] for figures in self.figures]
+        taken.legal = [legal[:, rows] for legal in self.legal]
+        taken._dims, taken._sized, taken._durations = {}, {}, {}
+        taken.batches = np.unique(taken.batch, return_index=True, return_inverse=True)[1:]
         moving, starts = self.moving, [self.moving.starts[row] for row in rows]
-        found.moving = Moving(
-            self.cluster, found.sizes, moving.alphabets, self.stretch, moving.known, starts
+        taken.moving = Moving(
+            self.cluster, taken.sizes, moving.alphabets, self.stretch, moving.known, starts
         )
-        return found
+        return taken
 
     def tables(self) -> Tables:
         """Choices and nets of all rows."""
         choices = tuple(
-            Choice(figures=figures, legal=legal, options=np.arange(len(legal)), count=one.count)
-            for figures, legal, one in zip(
+            Choice(
+                figures=figures,
+                legal=legal,
+                options=np.arange(len(legal)),
+                count=space_choice.count,
+            )
+            for figures, legal, space_choice in zip(
                 self.figures, self.legal, self.space.choices, strict=True
             )
         )
         alike: dict[object, Boxing] = {}
         return Tables(
             choices=choices,
-            nets=tuple(self._net(at, net, alike) for at, net in enumerate(self.space.nets)),
+            nets=tuple(self._net(number, net, alike) for number, net in enumerate(self.space.nets)),
         )
 
     # -- shapes ------------------------------------------------------------------------------
@@ -194,7 +199,7 @@ class Pricing:
         return self._dims[name]
 
     def _local(self, dims: Ints, states: Ints) -> tuple[Ints, Bools]:
-        """Elements of a shard and whether the state divides: [O, K] each."""
+        """Elements of a shard, and mask of the states that divide: [O, K] each."""
         unique, back = self.moving.known.distinct(states)
         key = dims.tobytes(), unique.tobytes()
         if key not in self._sized:
@@ -208,75 +213,79 @@ class Pricing:
         """Bytes of one device's shard: [O, K]."""
         return self._local(self.dims(name), states)[0] * ITEMSIZE[self.tensors[name].dtype]
 
-    def _fits(self, one: OpOptions) -> Bools:
-        fits = np.ones((one.states.shape[1], self.rows), np.bool_)
-        for name, states in zip((*one.op.inputs, *one.op.outputs), one.states, strict=True):
+    def _fits(self, op_options: OpOptions) -> Bools:
+        fits = np.ones((op_options.states.shape[1], self.rows), np.bool_)
+        for name, states in zip(
+            (*op_options.op.inputs, *op_options.op.outputs), op_options.states, strict=True
+        ):
             fits &= self._local(self.dims(name), states)[1]
         return fits
 
     # -- ops ---------------------------------------------------------------------------------
 
-    def _add(self, figures: Ints, one: OpOptions) -> None:
+    def _add(self, figures: Ints, op_options: OpOptions) -> None:
         """Add the figures of one op of a choice."""
-        op = one.op
+        op = op_options.op
         out = self.tensors[op.outputs[0]]
         often = out.rate is Rate.MICROBATCH or op.kind == "accumulate"
         later = op.phase is Phase.BACKWARD_WEIGHT
         column = (DEFERRABLE if later else MICROBATCH) if often else STEP
-        figures[column] += self._duration_ns(one)
-        made = one.states[len(op.inputs)]
+        figures[column] += self._duration_ns(op_options)
+        made_states = op_options.states[len(op.inputs)]
         if self.hosts and (
             op_kind(op.kind).updates or (op.inputs and op.inputs[0] in self.masters)
         ):
-            figures[STEP] += self._copies_ns(one)
+            figures[STEP] += self._copies_ns(op_options)
         if op_kind(op.kind).updates:
-            kept = 0 if self.hosts else len(state_of(op.kind, op.attributes))
-            figures[PERSISTENT] += kept * self.local_bytes(op.outputs[0], made)
+            state_count = 0 if self.hosts else len(state_of(op.kind, op.attributes))
+            figures[PERSISTENT] += state_count * self.local_bytes(op.outputs[0], made_states)
         elif op.outputs[0] in self.masters:
             pass  # in host memory
         elif out.rate is Rate.STEP and op.kind != "squared_sum":
-            figures[PERSISTENT] += self.local_bytes(op.outputs[0], made)
+            figures[PERSISTENT] += self.local_bytes(op.outputs[0], made_states)
 
-    def _copies_ns(self, one: OpOptions) -> Ints:
-        """What an update or a cast waits for what passes between it and host memory: [O, K]."""
-        op, master = one.op, one.op.inputs[0] in self.masters
+    def _copies_ns(self, op_options: OpOptions) -> Ints:
+        """Nanoseconds that an update or a cast waits for its traffic with host memory: [O, K]."""
+        op, master = op_options.op, op_options.op.inputs[0] in self.masters
         update = op_kind(op.kind).updates
         tensors = master + (len(state_of(op.kind, op.attributes)) if update else 0)
-        size = self.local_bytes(op.inputs[0], one.states[0])
-        found = state_copies_ns(size, tensors, self.hosts, ways=2 if update else 1)
-        stretched: Ints = np.ceil(found * self.stretch).astype(np.int64)
+        size = self.local_bytes(op.inputs[0], op_options.states[0])
+        copy_ns = state_copies_ns(size, tensors, self.hosts, ways=2 if update else 1)
+        stretched: Ints = np.ceil(copy_ns * self.stretch).astype(np.int64)
         return stretched
 
-    def _duration_ns(self, one: OpOptions) -> Ints:
-        op = one.op
+    def _duration_ns(self, op_options: OpOptions) -> Ints:
+        op = op_options.op
         if not op_kind(op.kind).actor:
-            return np.zeros((one.states.shape[1], self.rows), np.int64)
+            return np.zeros((op_options.states.shape[1], self.rows), np.int64)
         tensors = [self.tensors[name] for name in (*op.inputs, *op.outputs)]
         key = (
             (op.kind, op.labels, tuple(op.attributes.items())),
-            tuple((one.shape, one.batch_dim, one.dtype) for one in tensors),
-            (id(one.base), one.taken.tobytes(), one.states.tobytes()),
+            tuple((tensor.shape, tensor.batch_dim, tensor.dtype) for tensor in tensors),
+            (id(op_options.base), op_options.taken.tobytes(), op_options.states.tobytes()),
             self._shares.get(op.name),
         )
         if key not in self._durations:
-            self._durations[key] = self._distinct_ns(one)
+            self._durations[key] = self._distinct_ns(op_options)
         return self._durations[key]
 
-    def _distinct_ns(self, one: OpOptions) -> Ints:
-        """Durations of every option of an op: [O, K]."""
-        op = one.op
+    def _distinct_ns(self, op_options: OpOptions) -> Ints:
+        """Nanoseconds of every option of an op: [O, K]."""
+        op = op_options.op
         names = (*op.inputs, *op.outputs)
         dims = [self.dims(name) for name in names]
         dtypes = [self.tensors[name].dtype for name in names]
         share = self._shares.get(op.name)
-        found = self._kernel_ns(op, op.kind, op.labels, dims, dtypes, list(one.states), share)
-        expanded = np.flatnonzero(one.expanded)
+        durations = self._kernel_ns(
+            op, op.kind, op.labels, dims, dtypes, list(op_options.states), share
+        )
+        expanded = np.flatnonzero(op_options.expanded)
         if op.kind in RINGS:
-            for axes, options in one.rings(expanded).items():
-                found[options] = self._ring_ns(op, one, axes, np.array(options))
+            for axes, options in op_options.rings(expanded).items():
+                durations[options] = self._ring_ns(op, op_options, axes, np.array(options))
         elif len(expanded):
-            found[expanded] = self._expanded_ns(op, one, expanded)
-        return found
+            durations[expanded] = self._expanded_ns(op, op_options, expanded)
+        return durations
 
     def _kernel_ns(
         self,
@@ -288,7 +297,7 @@ class Pricing:
         states: list[Ints],
         share: Share | None = None,
     ) -> Ints:
-        """Duration of a kernel on every row: [O, K]."""
+        """Nanoseconds of a kernel on every row: [O, K]."""
         row = op_kind(kind)
         inputs = len(parse(labels).inputs)
         sizes = [self._local(d, s)[0] for d, s in zip(dims, states, strict=True)]
@@ -297,52 +306,57 @@ class Pricing:
             item = [*share.inputs, *share.outputs]
         first = sizes[inputs]
         moved = np.zeros_like(first)
-        for at, size in enumerate(sizes):
-            gathered = at < inputs and at in row.gathered
-            moved += item[at] * (np.minimum(size, first) if gathered else size)
+        for operand, size in enumerate(sizes):
+            gathered = operand < inputs and operand in row.gathered
+            moved += item[operand] * (np.minimum(size, first) if gathered else size)
         if row.reads_output:
             moved += item[inputs] * first
         moved += 2 * len(state_of(kind, op.attributes)) * item[inputs] * first
         spans = self._spans(labels, dims, states) if row.products else {}
         precision = precision_of(kind, dtypes[:inputs], op.attributes)
         follows = share is not None and share.follows
-        found = kernel_ns(
+        durations = kernel_ns(
             self.cluster, Firings(kind, labels, op.attributes, spans, moved, precision, follows)
         )
         if self.stretch == 1.0:
-            return found
-        stretched: Ints = np.ceil(found * self.stretch).astype(np.int64)
+            return durations
+        stretched: Ints = np.ceil(durations * self.stretch).astype(np.int64)
         return stretched
 
     def _spans(self, labels: str, dims: list[Ints], states: list[Ints]) -> dict[str, Ints]:
-        """What one device has of every label: [O or 1, K] each."""
+        """Size of every label on one device: [O or 1, K] each."""
         first, back = self.batches  # dims differ by the microbatch alone
-        columns = [tuple(map(tuple, one[:, first].T.tolist())) for one in dims]
-        whole = np.array([_sizes(labels, shapes) for shapes in zip(*columns, strict=True)])[back]
+        columns = [tuple(map(tuple, operand_dims[:, first].T.tolist())) for operand_dims in dims]
+        label_sizes = np.array([_sizes(labels, shapes) for shapes in zip(*columns, strict=True)])[
+            back
+        ]
         expression = parse(labels)
         outermost: dict[str, tuple[int, int]] = {}
-        for at, operand in enumerate(expression.operands):
+        for index, operand in enumerate(expression.operands):
             for dim, inside in enumerate(operand):
-                outermost.setdefault(inside[0], (at, dim))
-        found = {}
+                outermost.setdefault(inside[0], (index, dim))
+        spans = {}
         for number, label in enumerate(expression.labels):
-            size = whole[None, :, number]
+            size = label_sizes[None, :, number]
             if label in outermost:
-                at, dim = outermost[label]
-                for axis, one in enumerate(digits(states[at], len(self.sizes))):
-                    cut = one == FIRST_DIM + dim
+                index, dim = outermost[label]
+                for axis, axis_digits in enumerate(digits(states[index], len(self.sizes))):
+                    cut = axis_digits == FIRST_DIM + dim
                     if cut.any():
                         size = size // np.where(cut[:, None], self.sizes[axis], 1)
-            found[label] = size
-        return found
+            spans[label] = size
+        return spans
 
-    def _expanded_ns(self, op: Op, one: OpOptions, options: Ints) -> Ints:
-        """The parts of an extra signature, and the boxing of what they hand on: [O, K]."""
-        signatures = [one.signature(option) for option in options.tolist()]
+    def _expanded_ns(self, op: Op, op_options: OpOptions, options: Ints) -> Ints:
+        """Nanoseconds of an extra signature's parts and of the boxing between them: [O, K]."""
+        signatures = [op_options.signature(option) for option in options.tolist()]
         expansion = EXPANSIONS[op.kind, signatures[0].expansion]
         parts = [sub_signatures(op.kind, op.labels, each.document) for each in signatures]
-        known = {f"in{at}": (self.dims(x), self.tensors[x].dtype) for at, x in enumerate(op.inputs)}
-        lies = {f"in{at}": one.states[at, options] for at in range(len(op.inputs))}
+        dims_and_dtypes = {
+            f"in{index}": (self.dims(name), self.tensors[name].dtype)
+            for index, name in enumerate(op.inputs)
+        }
+        lies = {f"in{index}": op_options.states[index, options] for index in range(len(op.inputs))}
         wide = self.tensors[op.outputs[0]].dtype
         sizes = {label: np.full(self.rows, size) for label, size in expansion.sizes.items()}
         paid: dict[str, list[Ints]] = {}
@@ -352,9 +366,9 @@ class Pricing:
             expression = parse(part.labels)
             texts = zip(*((*how.inputs, *how.outputs) for _, how in alike), strict=True)
             states = [np.array([number_of(parse_nd_sbp(text)) for text in row]) for row in texts]
-            read, made = states[: len(part.inputs)], states[len(part.inputs) :]
+            read, made_states = states[: len(part.inputs)], states[len(part.inputs) :]
             for name, operand, state in zip(part.inputs, expression.inputs, read, strict=True):
-                shape, dtype = known[name]
+                shape, dtype = dims_and_dtypes[name]
                 sizes |= {dim[0]: size for dim, size in zip(operand, shape, strict=True)}
                 fresh = np.ones(len(options), np.bool_)
                 for before in paid.setdefault(name, []):
@@ -362,11 +376,13 @@ class Pricing:
                 paid[name].append(state)
                 moved = self._moved_ns(shape, dtype, lies[name], state)
                 total += np.where(fresh[:, None], moved, 0)
-            for name, operand, state in zip(part.outputs, expression.outputs, made, strict=True):
+            for name, operand, state in zip(
+                part.outputs, expression.outputs, made_states, strict=True
+            ):
                 shape = np.array([sizes[dim[0]] for dim in operand]).reshape(-1, self.rows)
-                known[name] = shape, wide
+                dims_and_dtypes[name] = shape, wide
                 lies[name] = state
-            operands = [known[name] for name in (*part.inputs, *part.outputs)]
+            operands = [dims_and_dtypes[name] for name in (*part.inputs, *part.outputs)]
             total += self._kernel_ns(
                 op,
                 part.kind,
@@ -377,69 +393,71 @@ class Pricing:
             )
         return total
 
-    def _ring_ns(self, op: Op, one: OpOptions, axes: tuple[int, ...], options: Ints) -> Ints:
-        """The rounds of an op on a ring over these axes: [O, K] of these options."""
+    def _ring_ns(self, op: Op, op_options: OpOptions, axes: tuple[int, ...], options: Ints) -> Ints:
+        """Nanoseconds of the rounds of an op on a ring over these axes: [O, K] of these options."""
         ring, size = RINGS[op.kind], self.sizes[list(axes)].prod(axis=0)
-        states = [row[options] for row in one.states]
+        states = [row[options] for row in op_options.states]
         inputs = len(op.inputs)
         dims = [self.dims(name) for name in (*op.inputs, *op.outputs)]
         given = [self.tensors[name].dtype for name in op.inputs]
-        made = list(ring.dtypes([self.tensors[name].dtype for name in op.outputs]))
+        made_dtypes = list(ring.dtypes([self.tensors[name].dtype for name in op.outputs]))
 
         def work(kind: str, labels: str, operands: list[int]) -> Ints:
-            """A kernel on these operands of the op, outputs numbered after inputs."""
-            dtypes = [*given, *made]
-            found: Ints = self._kernel_ns(
+            """Nanoseconds of a kernel on these operands, outputs numbered after inputs."""
+            dtypes = [*given, *made_dtypes]
+            durations: Ints = self._kernel_ns(
                 op,
                 kind,
                 labels,
-                [dims[at] for at in operands],
-                [dtypes[at] for at in operands],
-                [states[at] for at in operands],
+                [dims[operand] for operand in operands],
+                [dtypes[operand] for operand in operands],
+                [states[operand] for operand in operands],
             )
-            return found
+            return durations
 
-        def sent(at: int, dtype: str) -> Ints:
-            local = self._local(dims[at], states[at])[0] * ITEMSIZE[dtype]
-            found: Ints = np.round(self.moving.collective_ns(ROTATE, axes, local)).astype(np.int64)
-            return found
+        def sent(operand: int, dtype: str) -> Ints:
+            local = self._local(dims[operand], states[operand])[0] * ITEMSIZE[dtype]
+            hop_ns: Ints = np.round(self.moving.collective_ns(ROTATE, axes, local)).astype(np.int64)
+            return hop_ns
 
-        own, results = list(range(inputs)), list(range(inputs, len(dims)))
-        carried = [inputs + at for at in ring.carried]
+        input_numbers, output_numbers = list(range(inputs)), list(range(inputs, len(dims)))
+        carried = [inputs + output for output in ring.carried]
         sending, adding, back = np.zeros((3, len(options), self.rows), np.int64)
-        for at in ring.travelling:
-            sending += sent(at, given[at])
-        for at in ring.returning:
-            total = inputs + at
-            adding += work("add", ring.adding(op.labels, at), [total] * 3)
-            back += sent(total, made[at])
-        found: Ints = ring_ns(
+        for travelling_input in ring.travelling:
+            sending += sent(travelling_input, given[travelling_input])
+        for output in ring.returning:
+            total = inputs + output
+            adding += work("add", ring.adding(op.labels, output), [total] * 3)
+            back += sent(total, made_dtypes[output])
+        durations: Ints = ring_ns(
             size,
-            work(op.kind, op.labels, [*own, *results]),
-            work(ring.later, ring.labels(op.labels), [*own, *carried, *results]),
+            work(op.kind, op.labels, [*input_numbers, *output_numbers]),
+            work(ring.later, ring.labels(op.labels), [*input_numbers, *carried, *output_numbers]),
             sending,
             adding,
             back,
         )
-        return found
+        return durations
 
     def _moved_ns(self, dims: Ints, dtype: str, sources: Ints, targets: Ints) -> Ints:
-        """Boxing from each source to the target beside it: [O, K]."""
-        (before, at), (after, to) = map(self.moving.known.distinct, (sources, targets))
+        """Nanoseconds of boxing each source to the target at the same place: [O, K]."""
+        (before, source_places), (after, target_places) = map(
+            self.moving.known.distinct, (sources, targets)
+        )
         boxed = self.moving.boxed(dims, ITEMSIZE[dtype], before, after, keeps_source=False)
-        found: Ints = boxed.duration_ns[at, to]
-        return found
+        durations: Ints = boxed.duration_ns[source_places, target_places]
+        return durations
 
     def _net(self, number: int, net: SpaceNet, alike: dict[object, Boxing]) -> Net:
         """One net; those that are boxed alike share their arrays."""
         tensor: Tensor = self.tensors[net.tensor]
         maker = self.makers[net.tensor]
-        made = maker.kind, tuple(self.tensors[name].dtype for name in maker.inputs[:1])
+        maker_key = maker.kind, tuple(self.tensors[name].dtype for name in maker.inputs[:1])
         hides = self._hides(maker, tensor)
         states = net.sources.tobytes(), net.targets.tobytes()
         named = net.tensor in self.masters, net.tensor in self.in_buckets
         copies = self.copies.get(net.tensor, 1)
-        key = likeness(tensor), net.crossing, named, copies, made, states, hides
+        key = likeness(tensor), net.crossing, named, copies, maker_key, states, hides
         if key not in alike:
             alike[key] = self._boxing(net, tensor)
         return Net(
@@ -453,14 +471,17 @@ class Pricing:
         )
 
     def _boxing(self, net: SpaceNet, tensor: Tensor) -> Boxing:
-        """Whether a net's tensor can be boxed, how long it takes, its buffers, what is held."""
+        """Arrays of a net's boxing: which exists, how long it takes, its buffers, what is held."""
         sources, targets = self._ends[likeness(tensor)]
-        at, to = np.searchsorted(sources, net.sources), np.searchsorted(targets, net.targets)
+        source_places, target_places = (
+            np.searchsorted(sources, net.sources),
+            np.searchsorted(targets, net.targets),
+        )
         work = self.dims(net.tensor), ITEMSIZE[tensor.dtype], sources, targets
         step, bucketed = tensor.rate is Rate.STEP, net.tensor in self.in_buckets
         copies = self.copies.get(net.tensor, 1)
-        whole = self.moving.boxed(*work, keeps_source=step, bucketed=bucketed, copies=copies)
-        boxed = whole.picked(at, to)
+        all_boxed = self.moving.boxed(*work, keeps_source=step, bucketed=bucketed, copies=copies)
+        boxed = all_boxed.picked(source_places, target_places)
         reachable = boxed.reachable
         if net.tensor in self.masters:  # what lies in host memory is cast as it is stored
             reachable = reachable & np.equal.outer(net.sources, net.targets)[:, :, None]
@@ -485,7 +506,7 @@ class Pricing:
         }
 
     def _hides(self, maker: Op, tensor: Tensor) -> bool:
-        """Whether boxing can run beside computation: of weights, but for the first block's."""
+        """True if boxing can run beside computation: of weights, but for the first block's."""
         weight = maker.kind == "repeat" or maker.phase is Phase.BACKWARD_WEIGHT
         first = maker.block == self.space.folded.graph.blocks[0]
         return (weight or tensor.rate is Rate.STEP) and not first
@@ -493,7 +514,7 @@ class Pricing:
 
 @lru_cache(maxsize=4096)
 def _sizes(labels: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
-    """Size of every label of whole operands of these shapes."""
+    """Size of every label, for undivided operands of these shapes."""
     expression = parse(labels)
     inputs = len(expression.inputs)
     sizes = bind(expression, shapes[:inputs], shapes[inputs:])

@@ -43,7 +43,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """What one unit of each figure costs, in nanoseconds of the step."""
+    """Price of one unit of each figure, in nanoseconds of the step."""
 
     microbatch: float = 1.0
     step: float = 1.0
@@ -53,7 +53,7 @@ class Prices:
 
     @property
     def vector(self) -> Floats:
-        """In the order of `tables.FIGURES`."""
+        """Prices in the order of `tables.FIGURES`: [F]."""
         deferrable = self.microbatch if self.deferrable is None else self.deferrable
         figures = (self.microbatch, self.step, self.persistent_byte, self.inflight_byte, deferrable)
         return np.array(figures, np.float64)
@@ -61,14 +61,14 @@ class Prices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRow:
-    """Persistent bytes, plus bytes in flight for so many microbatches, stay within a limit."""
+    """Limit on persistent bytes plus the bytes in flight of `inflight` microbatches."""
 
     inflight: int
     limit_bytes: int
 
     @property
     def weights(self) -> Floats:
-        """What one unit of each figure takes of the limit."""
+        """Bytes of the limit that one unit of each figure takes: [F]."""
         return np.array([0.0, 0.0, 1.0, self.inflight, 0.0], np.float64)
 
 
@@ -80,7 +80,7 @@ def solve_program(
     max_gap: float = 0.0,
     node_limit: int = NODE_LIMIT,
 ) -> tuple[tuple[int, ...] | None, float] | None:
-    """Return the option of every choice and the proven bound; None where nothing is feasible.
+    """Options of all choices and the proven bound; None where nothing is feasible.
 
     There are no options where the solver stopped before it found any.
 
@@ -129,7 +129,7 @@ class _Program:
         first = self.program.add_columns(figures @ self.prices, integer=integer, highest=highest)
         if self.memory is not None:
             size = figures[:, 2] + self.memory.inflight * figures[:, 3]
-            # In shares of the limit, so that the row is of the size of the others.
+            # The row is in shares of the limit, so that it is of the size of the others.
             columns = first + np.nonzero(size)[0]
             self.program.enter(
                 self.memory_row, columns, size[size != 0] / max(self.memory.limit_bytes, 1)
@@ -148,37 +148,37 @@ class _Program:
         figures[:, :, net.figure] = net.count * net.duration_ns[:, :, 0]
         figures[:, :, PERSISTENT] = net.count * net.buffer_bytes[:, :, 0]
         shared = len(net.uses) > 1
-        whole = np.full(reachable.shape, -1, np.int64)
+        shared_columns = np.full(reachable.shape, -1, np.int64)
         if shared:
             a, b = np.nonzero(reachable & figures.any(axis=2))
-            whole[a, b] = self._columns(figures[a, b]) + np.arange(len(a))
+            shared_columns[a, b] = self._columns(figures[a, b]) + np.arange(len(a))
         for use in net.uses:
-            mine = np.zeros(reachable.shape[1], np.bool_)
-            mine[use.wants] = True
-            a, b = np.nonzero(reachable & mine)
-            own = np.zeros((len(a), len(FIGURES)), np.int64) if shared else figures[a, b]
-            columns = self._columns(own) + np.arange(len(a))
+            wanted = np.zeros(reachable.shape[1], np.bool_)
+            wanted[use.wants] = True
+            a, b = np.nonzero(reachable & wanted)
+            use_figures = np.zeros((len(a), len(FIGURES)), np.int64) if shared else figures[a, b]
+            columns = self._columns(use_figures) + np.arange(len(a))
             leaves = program.add_rows(reachable.shape[0], 0.0, 0.0)
             program.enter(leaves + a, columns, 1.0)
             self._taken(net.producer, leaves + net.makes)
             arrives = program.add_rows(reachable.shape[1], 0.0, 0.0)
             program.enter(arrives + b, columns, 1.0)
             self._taken(use.choice, arrives + use.wants)
-            paid = whole[a, b] >= 0
+            paid = shared_columns[a, b] >= 0
             count = int(paid.sum())
             covers = program.add_rows(count, lower=0.0) + np.arange(count)
-            program.enter(covers, whole[a, b][paid], 1.0)
+            program.enter(covers, shared_columns[a, b][paid], 1.0)
             program.enter(covers, columns[paid], -1.0)
 
     def _add_held(self, net: Net) -> None:
-        """Add `D`: what backward readers want is kept once per target."""
+        """Add `D`: each target that backward readers want is kept once."""
         holders = [use for use in net.uses if use.holds]
         if not holders:
             return
         targets = np.arange(len(net.held_bytes))
-        held = np.zeros((len(targets), len(FIGURES)), np.int64)
-        held[:, INFLIGHT] = net.count * net.held_bytes[:, 0]
-        columns = self._columns(held)
+        held_figures = np.zeros((len(targets), len(FIGURES)), np.int64)
+        held_figures[:, INFLIGHT] = net.count * net.held_bytes[:, 0]
+        columns = self._columns(held_figures)
         for use in holders:
             rows = self.program.add_rows(len(targets), lower=0.0)
             self.program.enter(rows + targets, columns + targets, 1.0)

@@ -22,7 +22,7 @@ from millrace.planner.search.blocks.tables import (
 
 Options = tuple[int, ...]
 # Passes that make and read last what has a lifetime, as `space.PASSES` numbers them.
-SPANS = tuple(("FBW".index(made), "FBW".index(last)) for made, last in LIFETIMES)
+SPANS = tuple(("FBW".index(first), "FBW".index(last)) for first, last in LIFETIMES)
 
 
 def template_figures(
@@ -38,22 +38,22 @@ def template_figures(
     counts: dict[str, int] = {}
     sums: dict[str, Ints] = {}
     home = [templates[choice.ops[0].op.block] for choice in space.choices]
-    for at, (choice, template) in enumerate(zip(tables.choices, home, strict=True)):
-        mine = choice.count * choice.figures[:, options[at], row]
-        more = np.append(mine, (0, 0))
+    for index, (choice, template) in enumerate(zip(tables.choices, home, strict=True)):
+        figures = choice.count * choice.figures[:, options[index], row]
+        more = np.append(figures, (0, 0))
         sums[template] = sums.get(template, np.zeros(len(more), np.int64)) + more
         counts[template] = max(counts.get(template, 0), choice.count)
     for net in tables.nets:
         source = net.makes[options[net.producer]]
         wanted = {int(use.wants[options[use.choice]]) for use in net.uses}
-        mine = sums[home[net.uses[0].choice]]
+        template_sums = sums[home[net.uses[0].choice]]
         for target in wanted:
             time = net.duration_ns[source, target, row]
-            mine[net.figure] += net.count * time
-            mine[PERSISTENT] += net.count * net.buffer_bytes[source, target, row]
+            template_sums[net.figure] += net.count * time
+            template_sums[PERSISTENT] += net.count * net.buffer_bytes[source, target, row]
         for lifetime, size in _kept(space.nets[net.number], net, row, options, deferring):
             column = len(FIGURES) + lifetime - 1 if lifetime else INFLIGHT
-            mine[column] += net.count * size
+            template_sums[column] += net.count * size
     return {
         template: [-(-int(figure) // counts[template]) for figure in total]
         for template, total in sums.items()
@@ -63,7 +63,7 @@ def template_figures(
 def _kept(
     net: SpaceNet, priced: Net, row: int, options: Options, deferring: bool
 ) -> Iterator[tuple[int, int]]:
-    """Lifetime and bytes of what is kept of a net from one pass to another.
+    """Lifetime and bytes of every version of a net that is kept from one pass to another.
 
     What a reader wants is boxed in the first pass that wants it, and kept until the last; what was
     made is kept until it is boxed or read for the last time.
@@ -73,7 +73,7 @@ def _kept(
     source = net.sources[net.makes[options[net.producer]]]
     spans: dict[int, set[int]] = {}
     for use in net.uses:
-        passes = {min(one, 2 if deferring else 1) for one in use.passes}
+        passes = {min(pass_number, 2 if deferring else 1) for pass_number in use.passes}
         spans.setdefault(int(use.wants[options[use.choice]]), set()).update(passes)
     last = net.made
     for target, passes in spans.items():
@@ -87,8 +87,8 @@ def _kept(
             size = int(priced.held_bytes[target, row])
             yield SPANS.index((min(passes), max(passes))), size
     if net.made < last:
-        made = priced.makes[options[net.producer]]
-        yield SPANS.index((net.made, last)), int(priced.made_bytes[made, row])
+        priced_source = priced.makes[options[net.producer]]
+        yield SPANS.index((net.made, last)), int(priced.made_bytes[priced_source, row])
 
 
 def forward_times_ns(space: Space, tables: Tables, row: int, options: Options) -> dict[str, int]:
@@ -100,11 +100,13 @@ def forward_times_ns(space: Space, tables: Tables, row: int, options: Options) -
     home = [templates[choice.ops[0].op.block] for choice in space.choices]
     counts: dict[str, int] = {}
     sums = dict.fromkeys(home, 0.0)
-    for at, (choice, known) in enumerate(zip(tables.choices, space.choices, strict=True)):
-        counts[home[at]] = max(counts.get(home[at], 0), choice.count)
-        if known.own and known.own[0].op.phase is Phase.FORWARD:
-            share = len(known.own) / len(known.ops)
-            sums[home[at]] += choice.count * share * choice.figures[MICROBATCH, options[at], row]
+    for index, (choice, space_choice) in enumerate(zip(tables.choices, space.choices, strict=True)):
+        counts[home[index]] = max(counts.get(home[index], 0), choice.count)
+        if space_choice.own and space_choice.own[0].op.phase is Phase.FORWARD:
+            share = len(space_choice.own) / len(space_choice.ops)
+            sums[home[index]] += (
+                choice.count * share * choice.figures[MICROBATCH, options[index], row]
+            )
     for net in tables.nets:
         if net.figure == STEP or not space.nets[net.number].forward or space.nets[net.number].side:
             continue
@@ -117,7 +119,7 @@ def forward_times_ns(space: Space, tables: Tables, row: int, options: Options) -
 
 
 class Working:
-    """The largest sections of representative blocks; what solutions have in common is kept."""
+    """Largest sections of representative blocks; what solutions have in common is kept."""
 
     def __init__(self) -> None:
         self._layouts: dict[tuple[int, int], Layout] = {}
@@ -130,17 +132,17 @@ class Working:
         """Bytes of the largest section of every template's block, in one mode."""
         layouts = {}
         for choice, option in zip(space.choices, options, strict=True):
-            for one in choice.ops:
-                layouts[one.op.name] = self._layout(one, option)
-        found: dict[str, int] = {}
+            for op_options in choice.ops:
+                layouts[op_options.op.name] = self._layout(op_options, option)
+        largest_bytes: dict[str, int] = {}
         for template, sections in self._sections_of(space, mode, batch, sizes):
-            found[template] = max(found.get(template, 0), sections.most(layouts))
-        return found
+            largest_bytes[template] = max(largest_bytes.get(template, 0), sections.most(layouts))
+        return largest_bytes
 
     def _sections_of(
         self, space: Space, mode: str, batch: int, sizes: tuple[int, ...]
     ) -> list[tuple[str, Sections]]:
-        """The representative blocks' ops on a mesh, with their templates."""
+        """Sections of the representative blocks' ops on a mesh, with their templates."""
         key = mode, batch, sizes
         if key not in self._sections:
             by_block: dict[str, list[Op]] = {}
@@ -153,10 +155,10 @@ class Working:
             ]
         return self._sections[key]
 
-    def _layout(self, one: OpOptions, option: int) -> Layout:
-        key = id(one), option  # spaces are kept, so that the number stays its own
+    def _layout(self, op_options: OpOptions, option: int) -> Layout:
+        key = id(op_options), option  # spaces are kept, so that the number stays its own
         if key not in self._layouts:
-            signature = one.signature(option)
+            signature = op_options.signature(option)
             self._layouts[key] = Layout(signature.inputs, signature.outputs)
         return self._layouts[key]
 

@@ -23,17 +23,17 @@ ROW_OPTIONS = 1_200
 ROW_NODES = 5_000
 
 SWEEPS = 300
-PRICES = 10  # of memory, tried one after the other
+PRICES = 10  # prices of memory that are tried one after the other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
-    """The option of every choice, what it sums up to, and what is proven.
+    """Options of all choices, the figures that they sum up to, and the proven bound.
 
     Attributes
     ----------
     options : tuple of int
-        Per choice of the tables.
+        One option per choice of the tables.
     figures : tuple of int
         Totals in the order of `tables.FIGURES`.
     cost, bound : float
@@ -95,7 +95,7 @@ class BeyondCutoff(Exception):  # noqa: N818 - an outcome, not a fault
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ascended:
-    """What an ascent came to: the best solution that was read off (None: none), and the bound.
+    """Outcome of an ascent: the best solution that was read off (None: none), and the bound.
 
     Lifts of options add to `base`, the bound of this ascent alone: others may have proven more.
     """
@@ -113,7 +113,7 @@ def evaluate(tables: Tables, options: tuple[int, ...]) -> Ints:
 
 
 class _Solver:
-    """One question; the tables without the options that no boxing reaches."""
+    """Solver of one question, on the tables without the options that no boxing reaches."""
 
     def __init__(
         self,
@@ -132,12 +132,12 @@ class _Solver:
 
     def free(self) -> Solution:
         """Solve without a memory row."""
-        found, ascent = self._ascended(self.prices.vector, self.cutoff)
-        if found.bound >= self.cutoff:
-            raise BeyondCutoff(found.bound)
-        if self._proven(found.cost, found.bound):
-            return self.solution(found.options, found.bound)
-        return self._decided(found, ascent, None, self.node_limit)
+        ascended, ascent = self._ascended(self.prices.vector, self.cutoff)
+        if ascended.bound >= self.cutoff:
+            raise BeyondCutoff(ascended.bound)
+        if self._proven(ascended.cost, ascended.bound):
+            return self.solution(ascended.options, ascended.bound)
+        return self._decided(ascended, ascent, None, self.node_limit)
 
     def limited(self, memory: MemoryRow, start: Solution | None) -> Solution:
         """Solve with a memory row."""
@@ -155,7 +155,7 @@ class _Solver:
         return self._decided(best, ascent, memory, min(self.node_limit, ROW_NODES))
 
     def _ascended(self, prices: Floats, cutoff: float = np.inf) -> tuple[Ascended, Ascent]:
-        ascent = Ascent(self.tables, prices.reshape(-1, 1), whole=True)
+        ascent = Ascent(self.tables, prices.reshape(-1, 1), keep_all=True)
         ascent.ascend(SWEEPS, self.max_gap, np.array([cutoff]))
         cost = float(ascent.costs[0])
         options = tuple(int(o) for o in ascent.options[:, 0]) if np.isfinite(cost) else None
@@ -166,29 +166,31 @@ class _Solver:
         return np.isfinite(cost) and cost - bound <= max(self.max_gap, SETTLED) * abs(cost)
 
     def _decided(
-        self, found: Ascended, ascent: Ascent, memory: MemoryRow | None, nodes: int
+        self, ascended: Ascended, ascent: Ascent, memory: MemoryRow | None, nodes: int
     ) -> Solution:
         """Ask the integer program for anything better than what was found."""
-        room = found.cost - found.base
+        room = ascended.cost - ascended.base
         left = [np.flatnonzero(lift < room) for lift in ascent.lifts()]
         answer = None
-        if all(len(one) for one in left):
+        if all(len(options) for options in left):
             narrow = compact(self.tables, left)
             answer = solve_program(
                 narrow, self.prices, memory, max_gap=self.max_gap, node_limit=nodes
             )
         if answer is None:  # nothing that is left beats what was found
-            return self.solution(found.options, found.cost)
-        bound = max(found.bound, min(answer[1], found.cost))
+            return self.solution(ascended.options, ascended.cost)
+        bound = max(ascended.bound, min(answer[1], ascended.cost))
         if answer[0] is None:
-            return self.solution(found.options, bound)
-        options = tuple(int(kept[o]) for kept, o in zip(left, answer[0], strict=True))
-        if found.cost < float(evaluate(self.tables, options) @ self.prices.vector):
-            return self.solution(found.options, bound)
+            return self.solution(ascended.options, bound)
+        options = tuple(
+            int(left_options[o]) for left_options, o in zip(left, answer[0], strict=True)
+        )
+        if ascended.cost < float(evaluate(self.tables, options) @ self.prices.vector):
+            return self.solution(ascended.options, bound)
         return self.solution(options, bound)
 
     def priced(self, memory: MemoryRow, first: Solution) -> tuple[Ascended, Ascent]:
-        """The best solution that fits at any price of memory, and the highest bound.
+        """Best solution that fits at any price of memory, and the highest bound.
 
         With price y the cost is at least min (cost + y bytes) - y limit. The next price is where
         the lines of the best solutions on either side of the limit cross.
@@ -199,15 +201,15 @@ class _Solver:
         bound, ascent = -np.inf, None
         for _ in range(PRICES):
             price = max(high[0] - low[0], 0.0) / (low[1] - high[1])
-            found, tried = self._at(price, memory)
-            if found.bound > bound:
-                bound, ascent = found.bound, tried
-            if found.options is None:
+            ascended, tried = self._at(price, memory)
+            if ascended.bound > bound:
+                bound, ascent = ascended.bound, tried
+            if ascended.options is None:
                 break
-            point = self._measure(found.options, memory)
+            point = self._measure(ascended.options, memory)
             fits = point[1] <= memory.limit_bytes
             if fits and point[0] < best[0]:
-                options, best = found.options, point
+                options, best = ascended.options, point
             crossing = low[0] + price * (low[1] - memory.limit_bytes)
             if point in (low, high) or bound >= crossing - SETTLED * abs(crossing):
                 break
@@ -222,9 +224,9 @@ class _Solver:
 
     def _at(self, price: float, memory: MemoryRow) -> tuple[Ascended, Ascent]:
         """Solve at a price of memory; the bound is that of the program with the row."""
-        found, ascent = self._ascended(self.prices.vector + price * memory.weights)
-        bound = found.bound - price * memory.limit_bytes
-        return replace(found, bound=bound, base=bound), ascent
+        ascended, ascent = self._ascended(self.prices.vector + price * memory.weights)
+        bound = ascended.bound - price * memory.limit_bytes
+        return replace(ascended, bound=bound, base=bound), ascent
 
     def _measure(self, options: tuple[int, ...], memory: MemoryRow) -> tuple[float, float]:
         """Cost and bytes of a solution."""
@@ -235,26 +237,28 @@ class _Solver:
         """Options of the least bytes; raises MemoryLimitError where even these do not fit."""
         bare = Prices(microbatch=0, step=0, persistent_byte=1, inflight_byte=memory.inflight)
         solver = _Solver(self.tables, bare, self.max_gap, self.node_limit)
-        found, ascent = solver._ascended(bare.vector)
-        if found.options is not None and found.cost <= memory.limit_bytes:
-            return found.options
+        ascended, ascent = solver._ascended(bare.vector)
+        if ascended.options is not None and ascended.cost <= memory.limit_bytes:
+            return ascended.options
         options = sum(len(choice.options) for choice in self.tables.choices)
-        if found.bound > memory.limit_bytes and options > ROW_OPTIONS:
-            raise MemoryLimitError(round(found.bound), memory.limit_bytes)
-        least = solver._decided(found, ascent, None, self.node_limit)
+        if ascended.bound > memory.limit_bytes and options > ROW_OPTIONS:
+            raise MemoryLimitError(round(ascended.bound), memory.limit_bytes)
+        least = solver._decided(ascended, ascent, None, self.node_limit)
         if least.cost > memory.limit_bytes:
             raise MemoryLimitError(round(least.cost), memory.limit_bytes)
         return least.options
 
     def solution(self, options: tuple[int, ...] | None, bound: float) -> Solution:
-        """A solution in the tables as they were given."""
+        """Solution in the tables as they were given."""
         if options is None:
             raise InfeasibleError("no signatures fit together")
         figures = evaluate(self.tables, options)
         cost = float(figures @ self.prices.vector)
         return Solution(
-            options=tuple(int(kept[o]) for kept, o in zip(self.keep, options, strict=True)),
-            figures=tuple(int(one) for one in figures),
+            options=tuple(
+                int(left_options[o]) for left_options, o in zip(self.keep, options, strict=True)
+            ),
+            figures=tuple(int(figure) for figure in figures),
             cost=cost,
             bound=min(bound, cost),
         )

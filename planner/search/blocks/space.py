@@ -29,7 +29,7 @@ from millrace.planner.signatures import (
     variable_values,
 )
 
-# Forward, gradients of inputs, gradients of weights.
+# Passes are numbered: forward, gradients of inputs, gradients of weights.
 PASSES = {
     Phase.FORWARD: 0,
     Phase.RECOMPUTE: 1,
@@ -40,16 +40,16 @@ PASSES = {
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class OpOptions:
-    """The options of one op: O of them, on N axes.
+    """Options of one op: O of them, on N axes.
 
     Attributes
     ----------
     base : tuple of AxisSignature
-        What the op may do on one axis.
+        Signatures that the op may have on one axis.
     taken : array [N, O]
         Which of `base` each option takes on each axis.
     states : array [operands, O]
-        The state of every operand, inputs first.
+        States of every operand, inputs first.
     primary : array [O]
         False: only where no primary option divides.
     """
@@ -61,7 +61,7 @@ class OpOptions:
     primary: Bools
 
     def picked(self, options: Ints) -> "OpOptions":
-        """Only these options, in this order."""
+        """The op with these options only, in this order."""
         return OpOptions(
             op=self.op,
             base=self.base,
@@ -71,33 +71,33 @@ class OpOptions:
         )
 
     def signature(self, option: int) -> Signature:
-        """One option as a signature."""
-        one = joined(
-            tuple(self.base[at] for at in self.taken[:, option]),
+        """Signature of one option."""
+        signature = joined(
+            tuple(self.base[index] for index in self.taken[:, option]),
             len(self.op.inputs),
             len(self.op.outputs),
         )
-        assert one is not None, "enumerated, so it exists"
-        return one
+        assert signature is not None, "enumerated, so it exists"
+        return signature
 
     @property
     def expanded(self) -> Bools:
-        """Options that are extra signatures."""
-        extra = np.array([bool(one.expansion) for one in self.base])
-        found: Bools = np.any(extra[self.taken], axis=0)
-        return found
+        """Mask of the options that are extra signatures: [O]."""
+        extra = np.array([bool(axis_signature.expansion) for axis_signature in self.base])
+        expanded: Bools = np.any(extra[self.taken], axis=0)
+        return expanded
 
     def rings(self, options: Ints) -> dict[tuple[int, ...], list[int]]:
-        """These options by the axes that make their ring."""
-        found: dict[tuple[int, ...], list[int]] = {}
+        """Places of these options, by the axes that make their ring."""
+        options_by_axes: dict[tuple[int, ...], list[int]] = {}
         travels = np.array([bool(base.expansion) for base in self.base])[self.taken]
         for option in options.tolist():
             axes = tuple(np.flatnonzero(travels[:, option]).tolist())
-            found.setdefault(axes, []).append(option)
-        return found
+            options_by_axes.setdefault(axes, []).append(option)
+        return options_by_axes
 
     def same(self, other: "OpOptions") -> bool:
-        """Whether these are another's options, of an op of the same name."""
+        """True if these are another's options, of an op of the same name."""
         return (
             self.op.name == other.op.name
             and self.base == other.base
@@ -121,18 +121,22 @@ class Choice:
 
     @property
     def own(self) -> tuple[OpOptions, ...]:
-        """Its ops that are not clones."""
-        return tuple(one for one in self.ops if one.op.phase != Phase.RECOMPUTE)
+        """Ops that are not clones."""
+        return tuple(
+            op_options for op_options in self.ops if op_options.op.phase != Phase.RECOMPUTE
+        )
 
     @property
     def clones(self) -> tuple[OpOptions, ...]:
-        """Its ops that recompute what another makes."""
-        return tuple(one for one in self.ops if one.op.phase == Phase.RECOMPUTE)
+        """Ops that recompute what another makes."""
+        return tuple(
+            op_options for op_options in self.ops if op_options.op.phase == Phase.RECOMPUTE
+        )
 
     def follows(self, other: "Choice") -> bool:
-        """Whether it is another choice without clones, and clones of it."""
-        own = self.own
-        return len(own) == len(other.ops) and all(map(OpOptions.same, own, other.ops))
+        """True if this choice is another, which has no clones, with clones added."""
+        originals = self.own
+        return len(originals) == len(other.ops) and all(map(OpOptions.same, originals, other.ops))
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -142,12 +146,14 @@ class Use:
     choice: int
     wants: Ints  # [options]
     holds: bool  # reads in the backward pass what the forward pass made
-    passes: frozenset[int] = frozenset()  # in which it reads, as `PASSES` numbers them
+    passes: frozenset[int] = frozenset()  # those in which it reads, as `PASSES` numbers them
 
     def same(self, other: "Use") -> bool:
-        """Whether another use boxes and holds the same, whichever passes read it."""
-        mine = self.choice, self.holds
-        return mine == (other.choice, other.holds) and np.array_equal(self.wants, other.wants)
+        """True if another use boxes and holds the same, whichever passes read it."""
+        choice_and_holds = self.choice, self.holds
+        return choice_and_holds == (other.choice, other.holds) and np.array_equal(
+            self.wants, other.wants
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -172,12 +178,12 @@ class Net:
 
     @property
     def forward(self) -> bool:
-        """Whether the forward pass makes it."""
+        """True if the forward pass makes the tensor."""
         return self.made == 0
 
     @property
     def deferred(self) -> bool:
-        """Whether it is made in the backward pass and read by gradients of weights."""
+        """True if the tensor is made in the backward pass and read by gradients of weights."""
         return self.lifetime == 2
 
 
@@ -217,8 +223,10 @@ def build_space(
     tied = _tied(folded)
     for op in folded.ops:
         if op.name not in tied:
-            builder.add(op, [one for one in folded.ops if tied.get(one.name) == op.name])
-    nets = tuple(net for one in folded.nets if (net := builder.net(one)))
+            builder.add(
+                op, [tied_op for tied_op in folded.ops if tied.get(tied_op.name) == op.name]
+            )
+    nets = tuple(net for folded_net in folded.nets if (net := builder.net(folded_net)))
     return Space(
         folded=folded,
         axes=axes,
@@ -234,25 +242,27 @@ def _tied(folded: Folded) -> dict[str, str]:
     A variable is cast as it is stored: to box what is cast moves fewer bytes, and keeps fewer.
     """
     variables = {op.outputs[0]: op.name for op in folded.ops if op.kind == "variable"}
-    found: dict[str, str] = {}
+    leader_by_op: dict[str, str] = {}
     gradients: dict[str, str] = {}
     for op in folded.ops:
         if op.phase == Phase.RECOMPUTE:
-            found[op.name] = op.name.removesuffix(".recompute")
+            leader_by_op[op.name] = op.name.removesuffix(".recompute")
         if op_kind(op.kind).updates and op.inputs[0] in variables:
-            found[op.name] = variables[op.inputs[0]]
+            leader_by_op[op.name] = variables[op.inputs[0]]
             gradients[op.inputs[1]] = variables[op.inputs[0]]
         if op.kind == "cast" and op.inputs[0] in variables and _narrows(folded, op):
-            found[op.name] = variables[op.inputs[0]]
+            leader_by_op[op.name] = variables[op.inputs[0]]
     for op in folded.ops:
         if op.kind == "squared_sum" and op.inputs[0] in gradients:
-            found[op.name] = gradients[op.inputs[0]]
-    return found
+            leader_by_op[op.name] = gradients[op.inputs[0]]
+    return leader_by_op
 
 
 def _narrows(folded: Folded, op: Op) -> bool:
-    """Whether what an op makes takes fewer bytes than what it reads."""
-    before, after = (folded.graph.tensors_by_name[one[0]].dtype for one in (op.inputs, op.outputs))
+    """True if an op's output takes fewer bytes than its input."""
+    before, after = (
+        folded.graph.tensors_by_name[names[0]].dtype for names in (op.inputs, op.outputs)
+    )
     return ITEMSIZE[after] < ITEMSIZE[before]
 
 
@@ -288,13 +298,16 @@ class _Builder:
                     )
                 )
                 continue
-            mine = self._options(other)
+            tied_options = self._options(other)
             storage = options[0].states[-1]
-            fits = np.ones((len(storage), mine.states.shape[1]), np.bool_)
+            fits = np.ones((len(storage), tied_options.states.shape[1]), np.bool_)
             for operand in (0, 1) if op_kind(other.kind).updates else (0,):
-                fits &= storage[:, None] == mine.states[operand][None, :]
+                fits &= storage[:, None] == tied_options.states[operand][None, :]
             before, now = np.nonzero(fits)
-            options = [*(one.picked(before) for one in options), mine.picked(now)]
+            options = [
+                *(op_options.picked(before) for op_options in options),
+                tied_options.picked(now),
+            ]
         if not options[0].states.shape[1]:
             raise InfeasibleError(
                 f"op `{op.name}` ({op.labels}) has no legal signature under these pins: change "
@@ -302,31 +315,39 @@ class _Builder:
             )
         index = len(self.choices)
         self.choices.append(Choice(ops=tuple(options), count=self.folded.counts[op.name]))
-        for one in options:
-            inputs = len(one.op.inputs)
-            for number, name in enumerate(one.op.outputs):
-                self._made[name] = index, one.states[inputs + number]
+        for op_options in options:
+            inputs = len(op_options.op.inputs)
+            for number, name in enumerate(op_options.op.outputs):
+                self._made[name] = index, op_options.states[inputs + number]
             for number in range(inputs):
-                self._read[one.op.name, number] = index, one.states[number], one.op
+                self._read[op_options.op.name, number] = (
+                    index,
+                    op_options.states[number],
+                    op_options.op,
+                )
 
     def _options(self, op: Op) -> OpOptions:
         ids = [i for i, name in enumerate(op.inputs) if self.tensors[name].dtype.startswith("int")]
         if op_kind(op.kind).linear != "joint" or op.outputs[0] in self.values:
             ids += [i for i, name in enumerate(op.inputs) if name in self.values]
         base = _signatures(op.kind, op.labels, tuple(ids))
-        kept = tuple(
+        allowed_by_filter = tuple(
             tuple(
-                tuple(n for n, one in enumerate(base) if allowed is None or allowed(op, axis, one))
+                tuple(
+                    n
+                    for n, signature in enumerate(base)
+                    if allowed is None or allowed(op, axis, signature)
+                )
                 for axis in range(self.axes)
             )
             for allowed in self.filters[: None if self.axes else 1]
         )
-        taken, states, primary = _combined(op.kind, op.labels, tuple(ids), kept)
+        taken, states, primary = _combined(op.kind, op.labels, tuple(ids), allowed_by_filter)
         return OpOptions(op=op, base=base, taken=taken, states=states, primary=primary)
 
     def net(self, net: FoldedNet) -> Net | None:
-        """The net of a tensor; None where nobody needs it boxed."""
-        found: list[tuple[int, Ints, bool, frozenset[int]]] = []
+        """Net of a tensor; None where nobody needs it boxed."""
+        readings: list[tuple[int, Ints, bool, frozenset[int]]] = []
         weights = False
         for reader in net.readers:
             choice, states, op = self._read[reader.op, reader.index]
@@ -335,23 +356,25 @@ class _Builder:
                 op.kind == "cast" or op_kind(op.kind).updates
             ):
                 continue  # the variable under its own update or cast: tied, not boxed
-            kept = self._phases[net.tensor] == Phase.FORWARD and op.phase.is_backward
+            kept_for_backward = self._phases[net.tensor] == Phase.FORWARD and op.phase.is_backward
             passes = frozenset({PASSES[op.phase]} if op.phase in PASSES else ())
-            found.append((choice, states, kept and net.tensor not in self.values, passes))
-        if not found:
+            readings.append(
+                (choice, states, kept_for_backward and net.tensor not in self.values, passes)
+            )
+        if not readings:
             return None
-        producer, made = self._made[net.tensor]
+        producer, made_states = self._made[net.tensor]
         made_later = self._phases[net.tensor] in (Phase.BACKWARD_INPUT, Phase.RECOMPUTE)
-        sources, makes = np.unique(made, return_inverse=True)
-        targets = np.unique(np.concatenate([states for _, states, *_ in found]))
+        sources, makes = np.unique(made_states, return_inverse=True)
+        targets = np.unique(np.concatenate([states for _, states, *_ in readings]))
         uses: list[Use] = []
-        for choice, states, holds, passes in found:
+        for choice, states, holds, passes in readings:
             use = Use(
                 choice=choice, wants=np.searchsorted(targets, states), holds=holds, passes=passes
             )
-            for at, other in enumerate(uses):
+            for index, other in enumerate(uses):
                 if use.same(other):
-                    uses[at] = replace(other, passes=other.passes | passes)
+                    uses[index] = replace(other, passes=other.passes | passes)
                     break
             else:
                 uses.append(use)
@@ -381,25 +404,28 @@ def _signatures(kind: str, labels: str, ids: tuple[int, ...]) -> tuple[AxisSigna
 
 @lru_cache(maxsize=1024)
 def _combined(
-    kind: str, labels: str, ids: tuple[int, ...], kept: tuple[tuple[tuple[int, ...], ...], ...]
+    kind: str,
+    labels: str,
+    ids: tuple[int, ...],
+    allowed_by_filter: tuple[tuple[tuple[int, ...], ...], ...],
 ) -> tuple[Ints, Ints, Bools]:
-    """What options take on each axis, their states, and which are primary.
+    """Signatures that options take on each axis, their states, and the mask of primary options.
 
-    `kept` gives, for each filter and axis, the signatures that it leaves. Mixed partial values are
-    left out, and what says the same as an option before.
+    `allowed_by_filter` gives, for each filter and axis, the signatures that it leaves. Options of
+    mixed partial values are left out, and those that say the same as an option before.
     """
     base = _signatures(kind, labels, ids)
-    axes = len(kept[0])
+    axes = len(allowed_by_filter[0])
     grids = [
-        np.array([one.ravel() for one in np.meshgrid(*lists, indexing="ij")], np.int64)
+        np.array([axis_grid.ravel() for axis_grid in np.meshgrid(*lists, indexing="ij")], np.int64)
         if axes
         else np.zeros((0, 1), np.int64)
-        for lists in kept
+        for lists in allowed_by_filter
     ]
     taken = np.concatenate(grids, axis=1)
     primary = np.arange(taken.shape[1]) < grids[0].shape[1]
     per_base = [
-        np.array([digit(one) for one in row]) for row in zip(*map(_operands, base), strict=True)
+        np.array([digit(sbp) for sbp in row]) for row in zip(*map(_operands, base), strict=True)
     ]
     states = np.array([numbers(list(row[taken])) for row in per_base], np.int64)
     if not axes:
@@ -408,7 +434,7 @@ def _combined(
     for row in states:
         by_axis = digits(row, axes)
         fine &= ~((by_axis == SUM).any(axis=0) & (by_axis == MAX).any(axis=0))
-    extra = np.array([bool(one.expansion) for one in base])
+    extra = np.array([bool(signature.expansion) for signature in base])
     marked = np.vstack([states, extra[taken].any(axis=0) if axes else np.zeros(1)])
     _, first = np.unique(marked, axis=1, return_index=True)
     keep = np.sort(first)
@@ -416,5 +442,5 @@ def _combined(
     return taken[:, keep], states[:, keep], primary[keep]
 
 
-def _operands(one: AxisSignature) -> tuple[Sbp, ...]:
-    return (*one.inputs, *one.outputs)
+def _operands(signature: AxisSignature) -> tuple[Sbp, ...]:
+    return (*signature.inputs, *signature.outputs)

@@ -14,12 +14,12 @@ from millrace.planner.sbp import BROADCAST, PARTIAL_MAX, PARTIAL_SUM, NdSbp, Sbp
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-RADIX = 64  # of 61 dims, and of 10 axes in 64 bits; importers cut dims into many
+RADIX = 64  # leaves room for 61 dims, and for 10 axes in 64 bits; importers cut dims into many
 WHOLE, SUM, MAX, FIRST_DIM = 0, 1, 2, 3
 
 
 def digit(sbp: Sbp) -> int:
-    """The digit of one axis."""
+    """Digit of the SBP on one axis."""
     if sbp.is_split:
         return FIRST_DIM + sbp.dim
     if sbp == BROADCAST:
@@ -28,26 +28,30 @@ def digit(sbp: Sbp) -> int:
 
 
 def number_of(sbp: NdSbp) -> int:
-    """The number of an nd-SBP."""
+    """Number of an nd-SBP."""
     number = 0
-    for one in sbp:
-        number = number * RADIX + digit(one)
+    for axis_sbp in sbp:
+        number = number * RADIX + digit(axis_sbp)
     return number
 
 
 def sbp_of(state: int, axes: int) -> NdSbp:
-    """The nd-SBP of a number.
+    """Nd-SBP of a number.
 
     Examples
     --------
     >>> sbp_of(number_of((split(1), BROADCAST)), 2) == (split(1), BROADCAST)
     True
     """
-    found: list[Sbp] = []
-    for one in digits(np.array([state]), axes)[:, 0].tolist():
-        known = {WHOLE: BROADCAST, SUM: PARTIAL_SUM, MAX: PARTIAL_MAX}
-        found.append(known[one] if one in known else split(one - FIRST_DIM))
-    return tuple(found)
+    axis_sbps: list[Sbp] = []
+    for axis_digit in digits(np.array([state]), axes)[:, 0].tolist():
+        unsplit_sbps = {WHOLE: BROADCAST, SUM: PARTIAL_SUM, MAX: PARTIAL_MAX}
+        axis_sbps.append(
+            unsplit_sbps[axis_digit]
+            if axis_digit in unsplit_sbps
+            else split(axis_digit - FIRST_DIM)
+        )
+    return tuple(axis_sbps)
 
 
 def digits(states: Ints, axes: int) -> Ints:
@@ -57,15 +61,15 @@ def digits(states: Ints, axes: int) -> Ints:
 
 
 def numbers(by_axis: Sequence[Ints]) -> Ints:
-    """The states that digits per axis make."""
+    """States that these digits per axis make: [U]."""
     total = np.zeros_like(by_axis[0]) if by_axis else np.zeros(1, np.int64)
-    for one in by_axis:
-        total = total * RADIX + one
+    for axis_digits in by_axis:
+        total = total * RADIX + axis_digits
     return total
 
 
 def shards(states: Ints, sizes: Ints) -> Ints:
-    """Into how many shards each state cuts a tensor: [U, K], for axis sizes [N, K]."""
+    """Number of shards into which each state cuts a tensor: [U, K], for axis sizes [N, K]."""
     split_here = digits(states, len(sizes)) >= FIRST_DIM
     factors = np.where(split_here[:, :, None], sizes[:, None, :], 1)
     product: Ints = factors.prod(axis=0)
@@ -73,7 +77,7 @@ def shards(states: Ints, sizes: Ints) -> Ints:
 
 
 def divisible(states: Ints, dims: Ints, sizes: Ints) -> Bools:
-    """Whether each state cuts every dim evenly: [U, K], for dims [D, K] and axis sizes [N, K]."""
+    """True where a state cuts every dim evenly: [U, K], for dims [D, K] and axis sizes [N, K]."""
     by_axis = digits(states, len(sizes))
     fits = np.ones((len(states), sizes.shape[1]), np.bool_)
     for dim in range(len(dims)):
@@ -81,13 +85,13 @@ def divisible(states: Ints, dims: Ints, sizes: Ints) -> Bools:
         if here.any():
             cut = np.where(here[:, :, None], sizes[:, None, :], 1).prod(axis=0)
             fits &= dims[dim] % cut == 0
-    known: Bools = np.all(by_axis < FIRST_DIM + len(dims), axis=0)
-    fits &= known[:, None]
+    dims_exist: Bools = np.all(by_axis < FIRST_DIM + len(dims), axis=0)
+    fits &= dims_exist[:, None]
     return fits
 
 
 def is_partial(states: Ints, axes: int) -> Bools:
-    """Whether any axis of each state is partial: [U]."""
+    """True where any axis of a state is partial: [U]."""
     by_axis = digits(states, axes)
-    found: Bools = ((by_axis == SUM) | (by_axis == MAX)).any(axis=0)
-    return found
+    partial: Bools = ((by_axis == SUM) | (by_axis == MAX)).any(axis=0)
+    return partial

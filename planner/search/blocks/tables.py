@@ -40,12 +40,12 @@ class Choice:
 class Net:
     """A tensor between its producer and its readers, `count` times: boxing, and what is held."""
 
-    number: int  # of the space's nets
+    number: int  # its place among the space's nets
     producer: int
     makes: Ints  # [options of the producer] → source
     uses: tuple[Use, ...]  # wants: [options of the reader] → target
     count: int
-    figure: int  # that boxing counts in: time per microbatch, or per step
+    figure: int  # the one that boxing counts in: time per microbatch, or per step
     reachable: Bools  # [A, B, K]
     duration_ns: Ints  # [A, B, K]
     buffer_bytes: Ints  # [A, B, K]
@@ -72,7 +72,7 @@ class Tables:
 
 
 def take(tables: Tables, rows: Ints | Bools) -> Tables:
-    """Return some of the rows."""
+    """Tables of some of the rows."""
     places = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
     if np.array_equal(places, np.arange(tables.rows)):
         return tables
@@ -80,39 +80,39 @@ def take(tables: Tables, rows: Ints | Bools) -> Tables:
 
 
 def stacked(parts: Sequence[Tables]) -> Tables:
-    """Return the rows of several tables of the same choices and nets as one."""
+    """Tables with the rows of several, all of the same choices and nets."""
     if len(parts) == 1:
         return parts[0]
     return _joined(parts, lambda arrays: np.concatenate(arrays, axis=-1))
 
 
 def _joined(parts: Sequence[Tables], join: Callable[[list[Array]], Array]) -> Tables:
-    """Tables of what is made of the arrays of several, once where nets share them."""
-    made: dict[tuple[int, ...], Array] = {}
+    """Tables whose arrays are joined from those of several, once where nets share them."""
+    joined_arrays: dict[tuple[int, ...], Array] = {}
 
-    def one(arrays: list[Array]) -> Array:
+    def join_once(arrays: list[Array]) -> Array:
         key = tuple(map(id, arrays))
-        if key not in made:
-            made[key] = join(arrays)
-        return made[key]
+        if key not in joined_arrays:
+            joined_arrays[key] = join(arrays)
+        return joined_arrays[key]
 
     return Tables(
         choices=tuple(
             replace(
                 same[0],
-                figures=one([each.figures for each in same]),
-                legal=one([each.legal for each in same]),
+                figures=join_once([each.figures for each in same]),
+                legal=join_once([each.legal for each in same]),
             )
             for same in zip(*(part.choices for part in parts), strict=True)
         ),
         nets=tuple(
             replace(
                 same[0],
-                reachable=one([each.reachable for each in same]),
-                duration_ns=one([each.duration_ns for each in same]),
-                buffer_bytes=one([each.buffer_bytes for each in same]),
-                made_bytes=one([each.made_bytes for each in same]),
-                held_bytes=one([each.held_bytes for each in same]),
+                reachable=join_once([each.reachable for each in same]),
+                duration_ns=join_once([each.duration_ns for each in same]),
+                buffer_bytes=join_once([each.buffer_bytes for each in same]),
+                made_bytes=join_once([each.made_bytes for each in same]),
+                held_bytes=join_once([each.held_bytes for each in same]),
             )
             for same in zip(*(part.nets for part in parts), strict=True)
         ),
@@ -126,7 +126,7 @@ def totals(tables: Tables, chosen: Ints, places: Ints | None = None) -> tuple[In
     ----------
     tables : Tables
     chosen : array [choices, R]
-        Options by their place in the tables.
+        The option of each choice, by its place in the tables.
     places : array [R], optional
         The row of each column; default: all rows.
 
@@ -135,17 +135,17 @@ def totals(tables: Tables, chosen: Ints, places: Ints | None = None) -> tuple[In
     figures : array [F, R]
         Each boxing and each kept tensor counts once, whoever reads it.
     legal : array [R]
-        Whether every option divides and every boxing exists.
+        True where every option divides and every boxing exists.
     """
-    at = np.arange(tables.rows) if places is None else places
-    figures = np.zeros((len(FIGURES), len(at)), np.int64)
-    legal = np.ones(len(at), np.bool_)
+    rows = np.arange(tables.rows) if places is None else places
+    figures = np.zeros((len(FIGURES), len(rows)), np.int64)
+    legal = np.ones(len(rows), np.bool_)
     for choice, option in zip(tables.choices, chosen, strict=True):
-        figures += choice.count * choice.figures[:, option, at]
-        legal &= choice.legal[option, at]
+        figures += choice.count * choice.figures[:, option, rows]
+        legal &= choice.legal[option, rows]
     for net in tables.nets:
-        own, fine = net_figures(net, chosen, at)
-        figures += net.count * own
+        net_totals, fine = net_figures(net, chosen, rows)
+        figures += net.count * net_totals
         legal &= fine
     return figures, legal
 
@@ -157,35 +157,35 @@ def net_figures(net: Net, chosen: Ints, places: Ints) -> tuple[Ints, Bools]:
     figures = np.zeros((len(FIGURES), len(places)), np.int64)
     counted = figures[net.figure]
     fine = np.ones(len(places), np.bool_)
-    held: list[Ints] = []
+    held_targets: list[Ints] = []
     for number, (use, target) in enumerate(zip(net.uses, targets, strict=True)):
-        fresh, at = _unlike(target, targets[:number]), (source, target, places)
-        fine &= net.reachable[at]
-        counted += net.duration_ns[at] * fresh
-        figures[PERSISTENT] += net.buffer_bytes[at] * fresh
+        fresh, cells = _unlike(target, targets[:number]), (source, target, places)
+        fine &= net.reachable[cells]
+        counted += net.duration_ns[cells] * fresh
+        figures[PERSISTENT] += net.buffer_bytes[cells] * fresh
         if use.holds:
-            figures[INFLIGHT] += net.held_bytes[target, places] * _unlike(target, held)
-            held.append(target)
+            figures[INFLIGHT] += net.held_bytes[target, places] * _unlike(target, held_targets)
+            held_targets.append(target)
     return figures, fine
 
 
 def _unlike(target: Ints, others: Sequence[Ints]) -> Bools:
-    """Where a target is none of the others."""
-    found = np.ones(len(target), np.bool_)
+    """Mask of the rows in which a target is none of the others: [R]."""
+    distinct = np.ones(len(target), np.bool_)
     for other in others:
-        found &= target != other
-    return found
+        distinct &= target != other
+    return distinct
 
 
 def single(tables: Tables, row: int) -> Tables | None:
-    """One row with only the options that are legal and can be boxed to and from; None: none."""
-    one = take(tables, np.array([row]))
-    keep = reachable_options(one)
-    return compact(one, keep) if all(len(options) for options in keep) else None
+    """Tables of one row, of options that are legal and can be boxed to and from; None: none."""
+    row_tables = take(tables, np.array([row]))
+    keep = reachable_options(row_tables)
+    return compact(row_tables, keep) if all(len(options) for options in keep) else None
 
 
 def compact(tables: Tables, keep: Sequence[Ints]) -> Tables:
-    """Return tables of some options per choice, without sources and targets that are left over."""
+    """Tables of some options per choice, without sources and targets that are left over."""
     choices = tuple(
         replace(c, figures=c.figures[:, k], legal=c.legal[k], options=c.options[k])
         for c, k in zip(tables.choices, keep, strict=True)
@@ -215,7 +215,7 @@ def compact(tables: Tables, keep: Sequence[Ints]) -> Tables:
 
 
 def reachable_options(tables: Tables) -> list[Ints]:
-    """Of tables with one row, the options that some option of every neighbour can be boxed with."""
+    """Options of every choice that can be boxed with some option of each neighbour; of one row."""
     keep = [choice.legal[:, 0].copy() for choice in tables.choices]
     changed = True
     while changed:
@@ -223,16 +223,16 @@ def reachable_options(tables: Tables) -> list[Ints]:
         for net in tables.nets:
             reach = net.reachable[:, :, 0]
             for use in net.uses:
-                made, wanted = keep[net.producer], keep[use.choice]
+                producing, reading = keep[net.producer], keep[use.choice]
                 if use.choice == net.producer:  # what an option makes is what it reads
-                    own = reach[net.makes, use.wants]
-                    changed |= bool((made & ~own).any())
-                    made &= own
+                    self_reach = reach[net.makes, use.wants]
+                    changed |= bool((producing & ~self_reach).any())
+                    producing &= self_reach
                     continue
-                leaves: Bools = np.any(reach[:, use.wants[wanted]], axis=1)
-                arrives: Bools = np.any(reach[net.makes[made]], axis=0)
+                leaves: Bools = np.any(reach[:, use.wants[reading]], axis=1)
+                arrives: Bools = np.any(reach[net.makes[producing]], axis=0)
                 from_here, to_here = leaves[net.makes], arrives[use.wants]
-                for mask, good in ((made, from_here), (wanted, to_here)):
+                for mask, good in ((producing, from_here), (reading, to_here)):
                     if (mask & ~good).any():
                         mask &= good
                         changed = True

@@ -7,11 +7,11 @@ from millrace.planner.search.blocks.states import Bools
 
 Options = tuple[int, ...]
 Handover = tuple[tuple[str, int], ...]
-"""Per tensor that blocks hand on, the state that it is made in."""
+"""Every tensor that blocks hand on, with the state in which it is made."""
 
 
 def handover(space: Space, options: Options) -> Handover:
-    """How blocks hand tensors to one another; blocks alike in this mix without more boxing.
+    """States of the tensors that blocks hand on; blocks alike in these mix without more boxing.
 
     What a reader wants is boxed, and counted, where it reads: only what is made has to agree.
     """
@@ -23,25 +23,27 @@ def handover(space: Space, options: Options) -> Handover:
 
 
 def handing(space: Space, wanted: Handover) -> dict[int, Bools]:
-    """Per choice that hands something on, the options that do it in the wanted states."""
+    """Mask of the options that hand tensors on in the wanted states, by choice: [O] each."""
     states = dict(wanted)
-    found: dict[int, Bools] = {}
+    masks: dict[int, Bools] = {}
     for net in space.nets:
         if net.crossing and net.tensor in states:
             fine = net.sources[net.makes] == states[net.tensor]
-            found[net.producer] = found.get(net.producer, fine) & fine
-    return found
+            masks[net.producer] = masks.get(net.producer, fine) & fine
+    return masks
 
 
 def variants(space: Space, graph: Graph, options: Options, mode: str) -> tuple[Variant, ...]:
-    """One Variant per template, in the order of the model."""
-    found: dict[str, dict[str, OpSignature]] = {}
+    """Variants, one per template, in the order of the model."""
+    signatures: dict[str, dict[str, OpSignature]] = {}
     for choice, option in zip(space.choices, options, strict=True):
-        for one in choice.ops:
-            inner = one.op.name.removeprefix(one.op.block + ".")
-            template = graph.templates[one.op.block]
-            found.setdefault(template, {})[inner] = one.signature(option).document
+        for op_options in choice.ops:
+            inner = op_options.op.name.removeprefix(op_options.op.block + ".")
+            template = graph.templates[op_options.op.block]
+            signatures.setdefault(template, {})[inner] = op_options.signature(option).document
     return tuple(
-        Variant(template=template, signatures=dict(sorted(found[template].items())), recompute=mode)
+        Variant(
+            template=template, signatures=dict(sorted(signatures[template].items())), recompute=mode
+        )
         for template in dict.fromkeys(graph.templates[block] for block in graph.blocks)
     )

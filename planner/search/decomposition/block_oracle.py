@@ -26,7 +26,7 @@ from millrace.planner.search.decomposition.template_tables import (
 )
 from millrace.planner.search.programs import GROUP, Programs, Shape
 
-NOTHING = -1  # no option: no solution was read off
+NOTHING = -1  # in place of an option where no solution was read off
 
 
 class PriceAsk(NamedTuple):
@@ -46,13 +46,13 @@ class Column(NamedTuple):
 
 @dataclass(slots=True)
 class Pool:
-    """What is known of the blocks of one template in one shape.
+    """Cuts and columns of the blocks of one template in one shape, as far as asked.
 
     Attributes
     ----------
     prices : list of array [F]
     least : list of float
-        Of each of these vectors, what a block costs at least.
+        Least cost of a block at each of these price vectors.
     columns : dict
         Figures [F] of a block of each variant, rounded up.
     """
@@ -71,7 +71,7 @@ class BlockOracle:
     modes : sequence of str
         Modes of recomputation that blocks may run in.
     sweeps : int
-        Of the ascent, for each price vector and mode, at most.
+        Most sweeps of the dual ascent, for each price vector and mode.
     max_gap : float
         Relative gap between cut and column at which a program counts as solved.
     """
@@ -89,11 +89,11 @@ class BlockOracle:
         self._tables: dict[tuple[int, str], TemplateTables] = {}
 
     def pool(self, shape: Shape, template: str) -> Pool:
-        """What is known of a template's blocks in a shape."""
+        """Cuts and columns of a template's blocks in a shape; empty before any is asked."""
         return self._pools.setdefault((shape, template), Pool())
 
     def ask(self, asks: Iterable[PriceAsk]) -> int:
-        """Solve what was not asked before; cuts and columns go to the pools. Returns how many."""
+        """Solve programs not asked before, add cuts and columns to the pools, return how many."""
         new = [ask for ask in dict.fromkeys(asks) if ask not in self._asked]
         self._asked.update(new)
         alike: dict[object, list[PriceAsk]] = {}
@@ -109,10 +109,10 @@ class BlockOracle:
         bounds, costs = np.full((2, len(asks)), np.inf)
         for mode in self.modes:
             groups = self._groups(asks, mode)
-            order = np.concatenate([one.places for one in groups])
+            order = np.concatenate([group.places for group in groups])
             count = groups[0].tables.count
             prices = table_prices(np.array([asks[place].prices for place in order.tolist()]).T)
-            tables = stacked([take(one.tables.tables, one.rows) for one in groups])
+            tables = stacked([take(group.tables.tables, group.rows) for group in groups])
             ascent = Ascent(tables, prices)
             # What costs more than another mode's blocks is no cut.
             ascent.ascend(self.sweeps, self.max_gap, costs[order] * count)
@@ -122,16 +122,16 @@ class BlockOracle:
             costs[order] = np.minimum(costs[order], ascent.costs / count)
             read_off = np.zeros((len(tables.choices), len(asks)), np.int64)
             read_off[:, order] = np.where(np.isfinite(ascent.costs), ascent.options, NOTHING)
-            for one in groups:
-                self._note_columns(asks, mode, one, read_off[:, one.places])
+            for group in groups:
+                self._note_columns(asks, mode, group, read_off[:, group.places])
         for ask, bound in zip(asks, np.maximum(bounds, 0.0).tolist(), strict=True):
             pool = self.pool(ask.shape, ask.template)
             pool.prices.append(np.array(ask.prices))
             pool.least.append(bound)
 
     def _groups(self, asks: list[PriceAsk], mode: str) -> "list[_Group]":
-        """Programs by the tables that hold them."""
-        found = []
+        """Groups of the programs asked, one for all whose tables are the same."""
+        groups = []
         for tables, places in self.programs.rows([(mode, ask.shape) for ask in asks]).values():
             first = asks[places[0]]
             key = id(tables), first.template  # tables are kept, so that the number stays its own
@@ -139,20 +139,20 @@ class BlockOracle:
                 space = self.programs.space(first.shape, mode)
                 self._tables[key] = template_tables(space, tables, first.template)
             rows = [self.programs.priced(asks[place].shape, mode)[1] for place in places]
-            found.append(_Group(self._tables[key], np.array(rows), np.array(places)))
-        return found
+            groups.append(_Group(self._tables[key], np.array(rows), np.array(places)))
+        return groups
 
     def _note_columns(
         self, asks: list[PriceAsk], mode: str, group: "_Group", options: Ints
     ) -> None:
         """Add the solutions [choices, R] that were read off of a group to the pools."""
-        known = options[0] != NOTHING
-        options, rows, places = options[:, known], group.rows[known], group.places[known]
-        each = -(-group.tables.figures(options, rows) // group.tables.count)
-        for at, place in enumerate(places.tolist()):
-            column = Column(mode, group.tables.whole(options[:, at]))
+        solved = options[0] != NOTHING
+        options, rows, places = options[:, solved], group.rows[solved], group.places[solved]
+        per_block = -(-group.tables.figures(options, rows) // group.tables.count)
+        for solution, place in enumerate(places.tolist()):
+            column = Column(mode, group.tables.whole(options[:, solution]))
             pool = self.pool(asks[place].shape, asks[place].template)
-            pool.columns.setdefault(column, each[:, at])
+            pool.columns.setdefault(column, per_block[:, solution])
 
 
 class _Group(NamedTuple):

@@ -20,29 +20,29 @@ from millrace.planner.search.decomposition.pipeline_rows import Branch, Pipeline
 from millrace.planner.search.decomposition.prices import Floats
 from millrace.planner.search.decomposition.template_tables import BLOCK_FIGURES
 
-# A coefficient, beside others of one, below which solvers lose their precision.
+# Solvers lose their precision with coefficients below this, beside others of one.
 NEGLIGIBLE = 1e-9
-# Of what a cut asks for, what may be above it where it binds, by solvers' tolerances; and so many
-# more cuts are kept, for what binds next. Chunks with fewer blocks are looked at as if they had so
-# many.
+# A cut binds where its slack is below this share of what it asks for, by solvers' tolerances;
+# so many more cuts are kept, as they may bind next. Chunks with fewer blocks count as if they had
+# so many.
 BINDING, SPARE, FEW = 1e-6, 2, 0.2
-PATHS = 1  # that are looked for at a time
+PATHS = 1  # paths that are added to a program at a time, at most
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Relaxation:
-    """What the relaxation of a bound or plan program says.
+    """Solution of the relaxation of a bound or plan program.
 
     Attributes
     ----------
     step_ns : float
         A bound of the step time; infinite where nothing has room.
     prices : array [K, F], optional
-        What one more of every figure of each chunk adds to the step.
+        Nanoseconds that one more of each figure of each chunk adds to the step.
     memory_prices : array [S], optional
         Nanoseconds that one more byte of each stage's limit takes off the step.
     values : array
-        Of all columns; none where the solver gave up.
+        Value of every column; none where the solver gave up.
     """
 
     step_ns: float
@@ -52,12 +52,12 @@ class Relaxation:
 
 
 Cuts = dict[tuple[int, int], Ints]
-"""Per chunk and run, which of its pool's cuts are rows of a program."""
+"""Indices of the pool's cuts that are rows of a program, per chunk and run."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class BoundProgram:
-    """The program of a candidate.
+    """Bound program of a candidate.
 
     Attributes
     ----------
@@ -65,7 +65,7 @@ class BoundProgram:
     sums : dict
         First of the columns of F[k, r], for every chunk and run that may meet.
     cuts : dict
-        By template, prices [I, F] per unit of the scale and the least of a block [I].
+        Prices [I, F] per unit of the scale and least cost of a block [I], by template.
     """
 
     rows: PipelineRows
@@ -74,29 +74,29 @@ class BoundProgram:
 
     def tight(self, values: Floats) -> Cuts:
         """Cuts that bind at a solution, and those that are next to binding."""
-        found: Cuts = {}
+        tight_cuts: Cuts = {}
         for (chunk, run), first in self.sums.items():
             prices, least = self.cuts[self.rows.problem.runs[run][0]]
             blocks = max(float(values[self.rows.counts[chunk, run]]), FEW)
             slack = prices @ values[first : first + BLOCK_FIGURES] / blocks - least
             share = slack / np.maximum(least, 1e-12)
             many = int((share < BINDING).sum()) + SPARE
-            found[chunk, run] = np.sort(np.argsort(share, kind="stable")[:many])
-        return found
+            tight_cuts[chunk, run] = np.sort(np.argsort(share, kind="stable")[:many])
+        return tight_cuts
 
 
 def bound_program(
-    problem: StageProblem, pools: dict[str, Pool], kept: Cuts | None = None, newest: int = 0
+    problem: StageProblem, pools: dict[str, Pool], kept_cuts: Cuts | None = None, newest: int = 0
 ) -> BoundProgram:
-    """The program of a candidate.
+    """Bound program of a candidate.
 
     Parameters
     ----------
     problem : StageProblem
     pools : dict
         By template.
-    kept : dict, optional
-        Of all cuts but the newest only these are rows; the bound is lower, at most.
+    kept_cuts : dict, optional
+        The only cuts, beside the newest, that are rows; the bound is lower, at most.
     newest : int, optional
         How many of every pool's cuts are newer.
     """
@@ -106,41 +106,41 @@ def bound_program(
     sums: dict[tuple[int, int], int] = {}
     for (chunk, run), count in rows.counts.items():
         prices, least = cuts[problem.runs[run][0]]
-        if kept is not None:
+        if kept_cuts is not None:
             new = np.arange(max(len(least) - newest, 0), len(least))
-            taken = np.union1d(kept[chunk, run], new)
+            taken = np.union1d(kept_cuts[chunk, run], new)
             prices, least = prices[taken], least[taken]
         sums[chunk, run] = program.add_columns(np.zeros(BLOCK_FIGURES))
-        own = sums[chunk, run] + np.arange(BLOCK_FIGURES)
-        rows.add_load(chunk, own, np.eye(BLOCK_FIGURES))
+        sum_columns = sums[chunk, run] + np.arange(BLOCK_FIGURES)
+        rows.add_load(chunk, sum_columns, np.eye(BLOCK_FIGURES))
         first = program.add_rows(len(least), lower=0.0) + np.arange(len(least))
-        program.enter(first[:, None], own[None], prices)
+        program.enter(first[:, None], sum_columns[None], prices)
         program.enter(first, count, -least)
     return BoundProgram(rows=rows, sums=sums, cuts=cuts)
 
 
 def relaxation(rows: PipelineRows, paths: Paths | None = None) -> Relaxation:
-    """Solve the relaxation of a bound or plan program, with paths of its order where given."""
+    """Relaxation of a bound or plan program, with paths of its order where given."""
     if paths is None:
         return _relaxed(rows)
     paths.enter(rows)
-    found = _relaxed(rows, again=True)
+    solution = _relaxed(rows, again=True)
     for _ in range(PATHS):
-        if found.prices is None or not paths.add_longest(rows, found.values):
+        if solution.prices is None or not paths.add_longest(rows, solution.values):
             break
-        found = _relaxed(rows, again=True)
-    return found
+        solution = _relaxed(rows, again=True)
+    return solution
 
 
 def _relaxed(rows: PipelineRows, *, again: bool = False) -> Relaxation:
     answer = rows.program.relaxed(again=again)
     if answer is None:
         return Relaxation(step_ns=float("inf"), prices=None, memory_prices=None, values=np.zeros(0))
-    known = answer.multipliers is not None
+    has_multipliers = answer.multipliers is not None
     return Relaxation(
         step_ns=rows.step_ns(answer.bound),
-        prices=rows.prices(answer) if known else None,
-        memory_prices=rows.memory_prices(answer) if known else None,
+        prices=rows.prices(answer) if has_multipliers else None,
+        memory_prices=rows.memory_prices(answer) if has_multipliers else None,
         values=answer.values,
     )
 
@@ -148,29 +148,29 @@ def _relaxed(rows: PipelineRows, *, again: bool = False) -> Relaxation:
 def lowest_branch(
     rows: PipelineRows, time_ns: float, paths: Paths | None = None
 ) -> tuple[Branch, Relaxation]:
-    """The side of `PipelineRows.branch` on which a program costs less: a bound of all plans.
+    """Side of `PipelineRows.branch` on which a program costs less: a bound of all plans.
 
     Parameters
     ----------
     rows : PipelineRows
         Of a bound or plan program; left as it was.
     time_ns : float
-        What a block of the longest run takes for a microbatch at least.
+        Least time of a block of the longest run for a microbatch.
     paths : Paths, optional
         Known of the candidate's order; those that are found are added.
     """
-    found = []
+    sides = []
     for branch in Branch:
         added = rows.branch(branch, time_ns)
-        found.append((branch, relaxation(rows, paths)))
+        sides.append((branch, relaxation(rows, paths)))
         rows.program.limit(added)
-    return min(found, key=lambda one: one[1].step_ns)
+    return min(sides, key=lambda side: side[1].step_ns)
 
 
 def _scaled_cuts(pool: Pool, scale: Floats) -> tuple[Floats, Floats]:
-    """Prices [I, F] per unit of the scale, at most one, and what a block costs at least [I]."""
+    """Prices [I, F] per unit of the scale, at most one, and least costs of a block [I]."""
     prices = np.array(pool.prices) * scale
     prices /= prices.max(axis=1, keepdims=True)
     least = np.array(pool.least) / (np.array(pool.prices) * scale).max(axis=1)
-    # Coefficients that are next to nothing are made more of, so that what they bound stays true.
+    # Coefficients that are next to nothing are raised, so that the cut remains true.
     return np.where(prices > 0, np.maximum(prices, NEGLIGIBLE), 0.0), least

@@ -45,8 +45,8 @@ from millrace.planner.search.decomposition.template_tables import (
 from millrace.planner.search.programs import Shape
 from millrace.planner.search.sites import Sends, usable_bytes
 
-# What all memory together is worth of the time, at first; any from 0.1 to 1 leaves about as many
-# candidates open after the second round, whose prices follow from the first.
+# Share of the time that all memory together is worth at first. Any from 0.1 to 1 leaves about as
+# many candidates open after the second round, whose prices follow from the first.
 FIRST_SHARE = 0.3
 TIME_ALONE = tuple(float(figure in PASSES) for figure in range(BLOCK_FIGURES))
 FIRST, SPREAD = 2, 6  # price vectors of a candidate, first and in every round, over its chunks
@@ -55,7 +55,7 @@ TOGETHER = 24  # candidates of a round, those with the lowest bounds: few, as wo
 # Rows of a linear program that counts as a block program; the time of others grows with the square
 # of their rows. By eye: at 700 Llama-3 405B is asked too little, at 2,200 it takes twice as long.
 LIKE_A_BLOCK = 1500
-WIDEST_GAP = 0.1  # of those that are proven one after the other
+WIDEST_GAP = 0.1  # widest of the gaps that are proven one after the other
 
 
 @dataclass(slots=True)
@@ -65,15 +65,15 @@ class Open:
     Attributes
     ----------
     bound_ns : float
-        Of the step, proven so far.
+        Least step time proven so far.
     mixed_ns : float
-        What its columns come to, mixed in any shares.
+        Step time of its columns, mixed in any shares.
     asks : list
         Price vectors to ask next.
     kept : dict, optional
         Cuts that were tight, or nearly so, when there were so many of every template (`cuts`).
     done : bool
-        Whether nothing that is known to ask raises it.
+        True if nothing that is known to ask raises it.
     """
 
     candidate: Candidate
@@ -89,7 +89,7 @@ class Open:
 
 
 class Loop:
-    """The candidates of one request, bounded by cuts.
+    """Candidates of one request, bounded by cuts.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ class Loop:
         self.oracle = oracle
         self.paths = Paths()
         self.solved = 0  # linear programs
-        self.work = 0.0  # of these, in block programs that take as long
+        self.work = 0.0  # time of these, counted in block programs
         self.asker = asker
         self.sends = sends
         self.runs = tuple(
@@ -145,26 +145,34 @@ class Loop:
             cutoff_ns = best_ns / (1 + gap)
             while self.oracle.solved + self.work < programs:
                 # What rises no further holds the gap, whatever others rise to.
-                held_ns = min((one.bound_ns for one in opened if one.done), default=cutoff_ns)
+                held_ns = min(
+                    (open_candidate.bound_ns for open_candidate in opened if open_candidate.done),
+                    default=cutoff_ns,
+                )
                 wanted_ns = min(cutoff_ns, held_ns)
-                left = [one for one in opened if one.bound_ns < wanted_ns and not one.done]
+                left = [
+                    open_candidate
+                    for open_candidate in opened
+                    if open_candidate.bound_ns < wanted_ns and not open_candidate.done
+                ]
                 if not left:
                     break
                 tell(f"proving {gap:.0%}: {len(left)} candidates")
-                left.sort(key=lambda one: one.bound_ns)
+                left.sort(key=lambda open_candidate: open_candidate.bound_ns)
                 self._round(left[:TOGETHER], cutoff_ns)
         return opened
 
     def _round(self, left: list[Open], cutoff_ns: float) -> None:
         """Ask for all of these together, and raise their bounds."""
         self.oracle.ask(
-            PriceAsk(one.shape, template, vector)
-            for one in left
-            for vector in one.asks or [TIME_ALONE, *_first_prices(one.problem)]
+            PriceAsk(open_candidate.shape, template, vector)
+            for open_candidate in left
+            for vector in open_candidate.asks
+            or [TIME_ALONE, *_first_prices(open_candidate.problem)]
             for template in self.templates
         )
-        for one in left:
-            self._raise(one, cutoff_ns)
+        for open_candidate in left:
+            self._raise(open_candidate, cutoff_ns)
 
     def _opened(self, candidates: Sequence[tuple[Candidate, float]]) -> list[Open]:
         """Candidates with their stage problems."""
@@ -187,56 +195,65 @@ class Loop:
         ]
 
     def mixed(self, candidate: Candidate, bound_ns: float, programs: int) -> Relaxation:
-        """A candidate's columns, mixed in any shares, after so many block programs."""
-        (one,) = self.raised([(candidate, bound_ns)], float("inf"), WIDEST_GAP, programs)
-        return self._relaxed(plan_program(one.problem, self.pools(one)).rows)
+        """Relaxed plan program of a candidate, columns in any shares, after `programs` solved."""
+        (open_candidate,) = self.raised([(candidate, bound_ns)], float("inf"), WIDEST_GAP, programs)
+        return self._relaxed(plan_program(open_candidate.problem, self.pools(open_candidate)).rows)
 
-    def pools(self, one: Open) -> dict[str, Pool]:
-        """What is known of a candidate's blocks, by template."""
-        return {template: self.oracle.pool(one.shape, template) for template in self.templates}
+    def pools(self, open_candidate: Open) -> dict[str, Pool]:
+        """Cuts and columns of a candidate's blocks, by template."""
+        return {
+            template: self.oracle.pool(open_candidate.shape, template)
+            for template in self.templates
+        }
 
-    def _raise(self, one: Open, cutoff_ns: float) -> None:
+    def _raise(self, open_candidate: Open, cutoff_ns: float) -> None:
         """Raise a bound by the cuts that there are; note what to ask next."""
-        pools, problem = self.pools(one), one.problem
-        time_ns = self._least_time_ns(one)
+        pools, problem = self.pools(open_candidate), open_candidate.problem
+        time_ns = self._least_time_ns(open_candidate)
         cuts = len(pools[self.templates[0]].least)
-        program = bound_program(problem, pools, one.kept, cuts - one.cuts)
+        program = bound_program(problem, pools, open_candidate.kept, cuts - open_candidate.cuts)
         branch, bound = lowest_branch(program.rows, time_ns, self.paths)
         self._note(program.rows, len(Branch))
-        one.bound_ns = max(one.bound_ns, bound.step_ns)
+        open_candidate.bound_ns = max(open_candidate.bound_ns, bound.step_ns)
         # Without multipliers, or a column to mix, nothing says what to ask.
-        one.done = bound.prices is None or not all(pool.columns for pool in pools.values())
-        if one.bound_ns >= cutoff_ns or one.done:
+        open_candidate.done = bound.prices is None or not all(
+            pool.columns for pool in pools.values()
+        )
+        if open_candidate.bound_ns >= cutoff_ns or open_candidate.done:
             return
-        one.kept, one.cuts = program.tight(bound.values), cuts
+        open_candidate.kept, open_candidate.cuts = program.tight(bound.values), cuts
         plan = plan_program(problem, pools)
         plan.rows.branch(branch, time_ns)
         mixed = self._relaxed(plan.rows)
-        one.mixed_ns = min(one.mixed_ns, mixed.step_ns)
-        known = {tuple(vector.tolist()) for vector in pools[self.templates[0]].prices}
-        one.asks = []
+        open_candidate.mixed_ns = min(open_candidate.mixed_ns, mixed.step_ns)
+        asked = {tuple(vector.tolist()) for vector in pools[self.templates[0]].prices}
+        open_candidate.asks = []
         for grid in GRIDS:  # ever finer, while all that is wanted has been asked for
-            wanted = _price_vectors(problem, mixed, bound if one.rounds % 2 else None, grid=grid)
-            one.asks = _spread([vector for vector in wanted if vector not in known], SPREAD)
-            if one.asks:
+            wanted = _price_vectors(
+                problem, mixed, bound if open_candidate.rounds % 2 else None, grid=grid
+            )
+            open_candidate.asks = _spread(
+                [vector for vector in wanted if vector not in asked], SPREAD
+            )
+            if open_candidate.asks:
                 break
-        one.rounds += 1
-        one.done = not one.asks or bound.step_ns >= mixed.step_ns * (1 - SAME)
+        open_candidate.rounds += 1
+        open_candidate.done = not open_candidate.asks or bound.step_ns >= mixed.step_ns * (1 - SAME)
 
     def _relaxed(self, rows: PipelineRows) -> Relaxation:
-        found = relaxation(rows, self.paths)
+        solution = relaxation(rows, self.paths)
         self._note(rows, 1)
-        return found
+        return solution
 
     def _note(self, rows: PipelineRows, times: int) -> None:
         """Count linear programs of so many rows."""
         self.solved += times
         self.work += times * (rows.program.rows / LIKE_A_BLOCK) ** 2
 
-    def _least_time_ns(self, one: Open) -> float:
-        """What a block of the longest run takes for a microbatch at least."""
-        run, _ = one.problem.even_blocks
-        pool = self.oracle.pool(one.shape, self.runs[run][0])
+    def _least_time_ns(self, open_candidate: Open) -> float:
+        """Least time of a block of the longest run for a microbatch."""
+        run, _ = open_candidate.problem.even_blocks
+        pool = self.oracle.pool(open_candidate.shape, self.runs[run][0])
         return max(
             least
             for prices, least in zip(pool.prices, pool.least, strict=True)
@@ -249,15 +266,15 @@ def _first_prices(problem: StageProblem) -> list[tuple[float, ...]]:
     pipeline, alive = problem.pipeline, problem.alive
     time = prices(pipeline)
     byte = FIRST_SHARE * problem.unit_ns / problem.limit_bytes
-    found = []
+    vectors = []
     for chunk in range(pipeline.positions):
         vector = np.zeros(BLOCK_FIGURES)
         vector[[FORWARD, MICROBATCH]], vector[STEP] = 1.0, time.step / time.microbatch
         vector[DEFERRABLE] = 1.0 if time.deferrable is None else time.deferrable / time.microbatch
         vector[PERSISTENT] = byte
         vector[[INFLIGHT, BETWEEN]] = byte * alive[chunk]
-        found.append(vector)
-    return _spread(_on_grid(problem, found, GRIDS[0]), FIRST)
+        vectors.append(vector)
+    return _spread(_on_grid(problem, vectors, GRIDS[0]), FIRST)
 
 
 def _price_vectors(
@@ -279,19 +296,19 @@ def _price_vectors(
 def _on_grid(
     problem: StageProblem, vectors: Iterable[Floats], grid: float
 ) -> list[tuple[float, ...]]:
-    """Each of these price vectors that asks for something, on the grid, once, in order."""
+    """Price vectors that ask for something, snapped to the grid, each once, in order."""
     scale = problem.scale / problem.unit_ns
-    found = [
+    on_grid = [
         tuple(snapped(with_floors(vector * scale) / scale, grid).tolist())
         for vector in vectors
         if vector.any()
     ]
-    return sorted(set(found))
+    return sorted(set(on_grid))
 
 
 def _spread(vectors: list[tuple[float, ...]], most: int) -> list[tuple[float, ...]]:
-    """So many of these at most, from the first to the last."""
+    """At most so many of the vectors, evenly spread from the first to the last."""
     if len(vectors) <= most:
         return vectors
     places = np.linspace(0, len(vectors) - 1, most).astype(int)
-    return [vectors[at] for at in np.unique(places).tolist()]
+    return [vectors[place] for place in np.unique(places).tolist()]

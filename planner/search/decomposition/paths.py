@@ -12,7 +12,7 @@ from millrace.planner.search.decomposition.prices import Floats
 from millrace.planner.search.stages import Pipeline
 from millrace.planner.search.stages.critical_path import PathCut, path_cut
 
-LONGER = 1e-3  # of a step, by which a path has to be longer for it to be kept
+LONGER = 1e-3  # share of a step by which a path has to be longer to be kept
 
 
 class Paths:

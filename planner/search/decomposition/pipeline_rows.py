@@ -49,7 +49,7 @@ from millrace.planner.search.stages.shape import fullest_moments, lifetime_count
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageProblem:
-    """What is divided over which pipeline, and the room that every stage has.
+    """Runs of blocks to divide over a pipeline, and the room that every stage has.
 
     Attributes
     ----------
@@ -59,7 +59,7 @@ class StageProblem:
         Templates in the order of the model, with how many blocks of each follow one another.
     limit_bytes : int
     unit_ns : float
-        About what a stage takes for one microbatch.
+        About the time of a stage for one microbatch.
     """
 
     pipeline: Pipeline
@@ -69,10 +69,10 @@ class StageProblem:
 
     @property
     def scale(self) -> Floats:
-        """Figures [F] are counted in these."""
-        found = np.full(BLOCK_FIGURES, self.unit_ns)
-        found[[PERSISTENT, INFLIGHT, BETWEEN]] = self.limit_bytes
-        return found
+        """Units [F] that figures are counted in: `unit_ns` for times, the limit for bytes."""
+        units = np.full(BLOCK_FIGURES, self.unit_ns)
+        units[[PERSISTENT, INFLIGHT, BETWEEN]] = self.limit_bytes
+        return units
 
     @property
     def alive(self) -> Ints:
@@ -82,7 +82,7 @@ class StageProblem:
 
     @property
     def moments(self) -> list[Ints]:
-        """The same at all fullest moments of every stage [moments, chunks, 2].
+        """Microbatches alive in each gap, at every stage's fullest moments [moments, chunks, 2].
 
         What is kept from a forward to gradients of weights is alive in both gaps.
         """
@@ -90,8 +90,8 @@ class StageProblem:
 
     @property
     def even_blocks(self) -> tuple[int, int]:
-        """The longest run, and the fewest of its blocks that can be the most of any place."""
-        run = max(range(len(self.runs)), key=lambda at: self.runs[at][1])
+        """Longest run, and the fewest of its blocks that the fullest place can have."""
+        run = max(range(len(self.runs)), key=lambda run: self.runs[run][1])
         places = self.pipeline.stages * self.pipeline.rows
         return run, -(-self.runs[run][1] // places)
 
@@ -104,7 +104,7 @@ class StageProblem:
 
 
 class Branch(Enum):
-    """Plans whose places hold equal blocks as evenly as can be, and all others."""
+    """Sides of a split of all plans: places hold equal blocks as evenly as can be, or do not."""
 
     EVEN = "even"
     UNEVEN = "uneven"
@@ -116,8 +116,8 @@ class PipelineRows:
     Parameters
     ----------
     problem : StageProblem
-    whole : bool
-        Whether chunks hold whole blocks, and figure sums are what is entered with `add_load`. If
+    whole_blocks : bool
+        True if chunks hold whole blocks, and figure sums are what is entered with `add_load`. If
         not, sums may be more: prices are never below zero then, but where shorter rows of chunks
         wait for longer ones, what is more may cost less.
 
@@ -129,23 +129,23 @@ class PipelineRows:
     figures, links : arrays [K, F]
         Columns of the figure sums, and rows that hold them beside what is entered.
     paths : int
-        That were given.
+        Number of paths that were given.
     levels : list of int
         Columns of the longest stage's time, or of the longest chunk's in every row of chunks.
     """
 
-    def __init__(self, problem: StageProblem, *, whole: bool = False) -> None:
+    def __init__(self, problem: StageProblem, *, whole_blocks: bool = False) -> None:
         self.problem = problem
         self.program = IntegerProgram()
         pipeline = problem.pipeline
         chunks = pipeline.positions
         self.counts: dict[tuple[int, int], int] = {}
         self.paths = 0
-        self._add_counts(whole)
+        self._add_counts(whole_blocks)
         self.figures = self.program.add_columns(np.zeros(chunks * BLOCK_FIGURES)) + np.arange(
             chunks * BLOCK_FIGURES
         ).reshape(chunks, BLOCK_FIGURES)
-        most = 0.0 if whole else np.inf
+        most = 0.0 if whole_blocks else np.inf
         first = self.program.add_rows(self.figures.size, lower=0.0, upper=most)
         self.links = first + np.arange(self.figures.size).reshape(self.figures.shape)
         self.program.enter(self.links, self.figures, 1.0)
@@ -197,21 +197,23 @@ class PipelineRows:
         return (hops_ns - self.problem.pipeline.sent_ns) / self.problem.unit_ns
 
     def step_ns(self, cost: float) -> float:
-        """The step time of a solution, or a bound of it, by the program's cost."""
+        """Step time of a solution, or a bound of it, by the program's cost."""
         return cost * self.problem.unit_ns + self.problem.pipeline.sent_ns
 
     def prices(self, answer: Answer) -> Floats:
-        """What one more of every figure of each chunk adds to the step [K, F], in nanoseconds."""
+        """Nanoseconds [K, F] that one more of each figure of each chunk adds to the step."""
         assert answer.multipliers is not None, "a relaxation has them"
-        found = np.maximum(answer.multipliers[self.links], 0.0)
-        return found * (self.problem.unit_ns / self.problem.scale)
+        multipliers = np.maximum(answer.multipliers[self.links], 0.0)
+        return multipliers * (self.problem.unit_ns / self.problem.scale)
 
     def memory_prices(self, answer: Answer) -> Floats:
         """Nanoseconds [S] that one more byte of each stage's limit takes off the step."""
         multipliers = answer.multipliers
         assert multipliers is not None, "a relaxation has them"
-        found = np.array([-multipliers[moments].sum() for moments in self.memory])
-        return np.asarray(np.maximum(found, 0.0) * self.problem.unit_ns / self.problem.limit_bytes)
+        stage_multipliers = np.array([-multipliers[moments].sum() for moments in self.memory])
+        return np.asarray(
+            np.maximum(stage_multipliers, 0.0) * self.problem.unit_ns / self.problem.limit_bytes
+        )
 
     def branch(self, branch: Branch, time_ns: float) -> list[int]:
         """Take one side of a split of all plans by how many blocks of the longest run a place has.
@@ -224,7 +226,7 @@ class PipelineRows:
         ----------
         branch : Branch
         time_ns : float
-            What a block of the run takes for a microbatch at least.
+            Least time of a block of the run for a microbatch.
 
         Returns
         -------
@@ -269,39 +271,41 @@ class PipelineRows:
         self.program.enter(row, columns, values)
         return row
 
-    def _add_counts(self, whole: bool) -> None:
+    def _add_counts(self, whole_blocks: bool) -> None:
         problem = self.problem
         for run, (_, blocks) in enumerate(problem.runs):
             on = problem.open_chunks(run)
             first = self.program.add_columns(
-                np.zeros(len(on)), integer=whole, highest=float(blocks)
+                np.zeros(len(on)), integer=whole_blocks, highest=float(blocks)
             )
-            self.counts |= {(k, run): first + at for at, k in enumerate(on)}
-            mine = first + np.arange(len(on))
-            self._row(mine, np.ones(len(on)), float(blocks), float(blocks))
+            self.counts |= {(k, run): first + offset for offset, k in enumerate(on)}
+            run_columns = first + np.arange(len(on))
+            self._row(run_columns, np.ones(len(on)), float(blocks), float(blocks))
         for k in range(problem.pipeline.positions):
-            held = [at for (chunk, _), at in self.counts.items() if chunk == k]
-            self._row(held, [1.0] * len(held), 1.0)
+            chunk_columns = [column for (chunk, _), column in self.counts.items() if chunk == k]
+            self._row(chunk_columns, [1.0] * len(chunk_columns), 1.0)
         for run in range(len(problem.runs) - 1):
             self._add_order(run)
 
     def _add_order(self, run: int) -> None:
-        """So much of a run lies on the first chunks, in shares, as of the next at least."""
+        """Let the first chunks hold no smaller share of a run than of the next."""
         (_, blocks), (_, later) = self.problem.runs[run : run + 2]
         for k in self.problem.open_chunks(run + 1)[:-1]:
             if k >= self.problem.open_chunks(run)[-1]:
-                break  # all of it
-            mine = [self.counts[j, run] for j in self.problem.open_chunks(run) if j <= k]
-            next_ = [self.counts[j, run + 1] for j in self.problem.open_chunks(run + 1) if j <= k]
-            values = [1 / blocks] * len(mine) + [-1 / later] * len(next_)
-            self._row([*mine, *next_], values)
+                break  # all of the run lies on these chunks
+            run_columns = [self.counts[j, run] for j in self.problem.open_chunks(run) if j <= k]
+            next_columns = [
+                self.counts[j, run + 1] for j in self.problem.open_chunks(run + 1) if j <= k
+            ]
+            values = [1 / blocks] * len(run_columns) + [-1 / later] * len(next_columns)
+            self._row([*run_columns, *next_columns], values)
 
     def _times(self, chunks: Iterable[int]) -> list[int]:
         """Columns whose sum is the time of some chunks for one microbatch."""
         return [int(self.figures[k, figure]) for k in chunks for figure in PASSES]
 
     def _add_pace(self) -> None:
-        """What each further microbatch takes."""
+        """Let the pace be no less than the time of each further microbatch."""
         pipeline = self.problem.pipeline
         share, stages, rows = pipeline.row_share, pipeline.stages, pipeline.rows
         self.pace = pace = self.program.add_columns(pipeline.microbatches - pipeline.ramp)
@@ -333,7 +337,7 @@ class PipelineRows:
             self._row([pace, *times], [float(stages)] + [-1.0] * len(times), sent)
 
     def _add_ramp(self) -> None:
-        """What one microbatch takes through all chunks, but for gradients that are deferred."""
+        """Let `left` be the time of one microbatch on each chunk, but for deferred gradients."""
         pipeline = self.problem.pipeline
         chunks = pipeline.positions
         left = self.program.add_columns(np.full(chunks, pipeline.ramp))
@@ -352,7 +356,7 @@ class PipelineRows:
         self.program.enter(rows + self.stages, self.figures[:, STEP], -1.0)
 
     def _add_memory(self) -> None:
-        """Whichever moment it is, no stage keeps more than its limit."""
+        """Let no stage keep more than its limit, whichever moment it is."""
         self.memory: list[Ints] = []  # rows of every stage
         for stage, counts in enumerate(self.problem.moments):
             on = np.flatnonzero(self.stages == stage)

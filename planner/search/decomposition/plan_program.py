@@ -18,21 +18,21 @@ from millrace.planner.search.decomposition.block_oracle import Column, Pool
 from millrace.planner.search.decomposition.pipeline_rows import PipelineRows, StageProblem
 from millrace.planner.search.decomposition.prices import Floats
 
-# Of a step, what memory beyond the limit costs for all that there is: more than any saving.
+# Cost, in steps, of memory beyond the limit by as much as the limit: more than any saving.
 OVERDRAFT = 100.0
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class PlanProgram:
-    """The program of a candidate.
+    """Plan program of a candidate.
 
     Attributes
     ----------
     rows : PipelineRows
     columns : dict
-        By template, the columns that no other is no worse than in every figure.
+        Columns that no other is no worse than in every figure, by template.
     places : dict
-        Where the first of them is among the program's, for every chunk and run that may meet.
+        Index of the first of them among the program's, for every chunk and run that may meet.
     """
 
     rows: PipelineRows
@@ -40,54 +40,54 @@ class PlanProgram:
     places: dict[tuple[int, int], int]
 
     def held(self, values: Floats) -> dict[tuple[int, int], dict[Column, float]]:
-        """Blocks in every column, of each chunk and run, by a solution."""
-        found = {}
+        """Blocks in every column by a solution, for each chunk and run."""
+        blocks_held = {}
         for (chunk, run), first in self.places.items():
             columns = self.columns[self.rows.problem.runs[run][0]]
             amounts = values[first : first + len(columns)].tolist()
-            found[chunk, run] = {
+            blocks_held[chunk, run] = {
                 column: amount
                 for column, amount in zip(columns, amounts, strict=True)
                 if amount > 0
             }
-        return found
+        return blocks_held
 
 
 def plan_program(
-    problem: StageProblem, pools: dict[str, Pool], *, whole: bool = False
+    problem: StageProblem, pools: dict[str, Pool], *, whole_blocks: bool = False
 ) -> PlanProgram:
-    """The program of a candidate.
+    """Plan program of a candidate.
 
     Parameters
     ----------
     problem : StageProblem
     pools : dict
         By template.
-    whole : bool
-        Whether blocks are whole; if not, a stage may take more than its limit at a price, so that
+    whole_blocks : bool
+        True if blocks are whole; if not, a stage may take more than its limit at a price, so that
         the relaxation has multipliers while no column has room.
     """
-    rows = PipelineRows(problem, whole=whole)
+    rows = PipelineRows(problem, whole_blocks=whole_blocks)
     program, pipeline = rows.program, problem.pipeline
-    if not whole:
+    if not whole_blocks:
         price = OVERDRAFT * pipeline.microbatches
         over = program.add_columns(np.full(pipeline.stages, price)) + np.arange(pipeline.stages)
         for stage, moments in enumerate(rows.memory):
             program.enter(moments, over[stage], -1.0)
-    known = {template: undominated_columns(pool) for template, pool in pools.items()}
+    undominated = {template: undominated_columns(pool) for template, pool in pools.items()}
     places: dict[tuple[int, int], int] = {}
     for (chunk, run), count in rows.counts.items():
         template, blocks = problem.runs[run]
-        columns, figures = known[template]
+        columns, figures = undominated[template]
         places[chunk, run] = program.add_columns(
-            np.zeros(len(columns)), integer=whole, highest=float(blocks)
+            np.zeros(len(columns)), integer=whole_blocks, highest=float(blocks)
         )
-        mine = places[chunk, run] + np.arange(len(columns))
-        rows.add_load(chunk, mine, figures / problem.scale[:, None])
+        amount_columns = places[chunk, run] + np.arange(len(columns))
+        rows.add_load(chunk, amount_columns, figures / problem.scale[:, None])
         row = program.add_rows(1, 0.0, 0.0)
         program.enter(row, count, 1.0)
-        program.enter(row, mine, -1.0)
-    columns_of = {template: columns for template, (columns, _) in known.items()}
+        program.enter(row, amount_columns, -1.0)
+    columns_of = {template: columns for template, (columns, _) in undominated.items()}
     return PlanProgram(rows=rows, columns=columns_of, places=places)
 
 
@@ -98,4 +98,4 @@ def undominated_columns(pool: Pool) -> tuple[list[Column], Ints]:
     no_worse = np.all(every[:, None] <= every[None], axis=2)
     alone = np.flatnonzero(np.sum(no_worse, axis=0) == 1)  # none but itself
     figures: Ints = every[alone].T
-    return [columns[at] for at in first[alone].tolist()], figures
+    return [columns[column] for column in first[alone].tolist()], figures

@@ -19,26 +19,26 @@ Floats = NDArray[np.float64]
 
 # Octaves between neighbours on the grid: where they are near, the bound of either serves the other.
 GRIDS = (0.5, 0.25, 0.125)
-# Least prices beside that of a microbatch's time (of its time, beside that of all memory), so that
-# of what costs the same the faster and the smaller is taken.
+# Least prices beside that of a microbatch's time (for its time, beside that of all memory), so that
+# the faster and the smaller is taken where costs are the same.
 TIME_SHARE, STEP_SHARE, DEFERRABLE_SHARE, BYTE_SHARE = 1e-3, 1e-4, 0.02, 1e-3
 
 
 def with_floors(prices: Floats) -> Floats:
-    """Prices [F] of which none that counts is zero, in units in which all figures are about one."""
-    found = prices.copy()
+    """Prices [F] raised so that none that counts is zero, where all figures are about one."""
+    floored = prices.copy()
     for figure in (MICROBATCH, FORWARD):
-        if found[figure] <= 0:
-            found[figure] = TIME_SHARE * max(found.max(), 1e-9)
-    time = found[MICROBATCH]
+        if floored[figure] <= 0:
+            floored[figure] = TIME_SHARE * max(floored.max(), 1e-9)
+    time = floored[MICROBATCH]
     for figure, share in (
         (STEP, STEP_SHARE),
         (DEFERRABLE, DEFERRABLE_SHARE),
         (PERSISTENT, BYTE_SHARE),
     ):
-        found[figure] = max(found[figure], share * time)
-    found[INFLIGHT] = max(found[INFLIGHT], found[PERSISTENT])
-    return found
+        floored[figure] = max(floored[figure], share * time)
+    floored[INFLIGHT] = max(floored[INFLIGHT], floored[PERSISTENT])
+    return floored
 
 
 def snapped(prices: Floats, grid: float = GRIDS[0]) -> Floats:
@@ -47,7 +47,7 @@ def snapped(prices: Floats, grid: float = GRIDS[0]) -> Floats:
     Whatever programs have asked for, near prices become equal, and are asked for once.
     """
     ratios = prices / prices[0]
-    some = ratios > 0
-    found: Floats = np.zeros_like(ratios)
-    found[some] = 2.0 ** (np.round(np.log2(ratios[some]) / grid) * grid)
-    return found
+    positive = ratios > 0
+    nearest: Floats = np.zeros_like(ratios)
+    nearest[positive] = 2.0 ** (np.round(np.log2(ratios[positive]) / grid) * grid)
+    return nearest

@@ -19,9 +19,9 @@ class Proof:
     Attributes
     ----------
     bounds_ns : dict
-        Of every candidate that was given.
+        Least step time of every candidate that was given.
     mixed_ns : dict
-        What the columns come to, mixed in any shares, of candidates that were looked at.
+        Step time of the columns, mixed in any shares, of candidates that were looked at.
     block_programs, linear_programs : int
         Solved by dual ascent, and by GLOP.
     """
@@ -46,7 +46,7 @@ def prove(
     loops : callable
         Makes a loop that knows no cuts yet.
     bounds_ns : mapping
-        What is proven of every candidate.
+        Least step time proven of every candidate.
     best_ns : float
         Step of the plan.
     max_gap : float
@@ -60,31 +60,41 @@ def prove(
         for candidate, bound in bounds_ns.items()
         if bound * (1 + max_gap) < best_ns and len(shape_of(candidate).sites) == 1
     ]
-    low.sort(key=lambda one: one[1])
+    low.sort(key=lambda pair: pair[1])
     # Candidates of one shape share their cuts, so that they stay together.
     shapes = dict.fromkeys(shape_of(candidate) for candidate, _ in low)
-    number = {shape: at for at, shape in enumerate(shapes)}
-    one, other = (
-        [each for each in low if number[shape_of(each[0])] % 2 == half] for half in (0, 1)
+    number = {shape: position for position, shape in enumerate(shapes)}
+    first_half, second_half = (
+        [pair for pair in low if number[shape_of(pair[0])] % 2 == half] for half in (0, 1)
     )
 
     def raised(candidates: list[tuple[Candidate, float]]) -> Proof:
         loop = loops()
-        found = loop.raised(
+        opened = loop.raised(
             candidates, best_ns, max_gap, round(WORK / max(max_gap, TIGHTEST_GAP)), tell
         )
         return Proof(
-            bounds_ns={each.candidate: each.bound_ns for each in found},
-            mixed_ns={one.candidate: one.mixed_ns for one in found if one.mixed_ns < float("inf")},
+            bounds_ns={
+                open_candidate.candidate: open_candidate.bound_ns for open_candidate in opened
+            },
+            mixed_ns={
+                open_candidate.candidate: open_candidate.mixed_ns
+                for open_candidate in opened
+                if open_candidate.mixed_ns < float("inf")
+            },
             block_programs=loop.oracle.solved,
             linear_programs=loop.solved,
         )
 
-    proofs = beside(lambda: raised(one), lambda: raised(other)) if other else (raised(one),)
+    proofs = (
+        beside(lambda: raised(first_half), lambda: raised(second_half))
+        if second_half
+        else (raised(first_half),)
+    )
     return Proof(
         bounds_ns=dict(bounds_ns)
-        | {key: b for each in proofs for key, b in each.bounds_ns.items()},
-        mixed_ns={key: ns for each in proofs for key, ns in each.mixed_ns.items()},
-        block_programs=sum(each.block_programs for each in proofs),
-        linear_programs=sum(each.linear_programs for each in proofs),
+        | {key: b for proof in proofs for key, b in proof.bounds_ns.items()},
+        mixed_ns={key: ns for proof in proofs for key, ns in proof.mixed_ns.items()},
+        block_programs=sum(proof.block_programs for proof in proofs),
+        linear_programs=sum(proof.linear_programs for proof in proofs),
     )

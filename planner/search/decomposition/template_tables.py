@@ -48,12 +48,12 @@ from millrace.planner.search.blocks.variants import Options
 from millrace.planner.search.stages import VariantFigures
 
 BETWEEN = len(FIGURES)
-"""Of block figures, the bytes kept from gradients of inputs to gradients of weights.
+"""Index, in block figures, of bytes kept from gradients of inputs to gradients of weights.
 
 `INFLIGHT` are here those kept from the forward pass to gradients of inputs.
 """
 FORWARD = BETWEEN + 1
-"""Time of the forward pass per microbatch, of block figures.
+"""Index, in block figures, of the time of the forward pass per microbatch.
 
 `MICROBATCH` is here that of gradients of inputs and of what is recomputed for them.
 """
@@ -65,7 +65,7 @@ EITHER = BLOCK_FIGURES  # of tables only: priced as the cheaper of the first two
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class TemplateTables:
-    """The block programs of one template.
+    """Block programs of one template.
 
     Attributes
     ----------
@@ -78,7 +78,7 @@ class TemplateTables:
     nets : tuple of Net
         What boxing costs, without what is kept.
     forward : tuple of Net or None
-        Of each of these, what is boxed in the forward pass.
+        Part of each of these that is boxed in the forward pass.
     count : int
         Blocks of the template.
     """
@@ -93,31 +93,31 @@ class TemplateTables:
 
     def figures(self, options: Ints, rows: Ints) -> Ints:
         """Figures [F, R] of all blocks, of one option per choice [choices, R] on some rows [R]."""
-        found = np.zeros((BLOCK_FIGURES, len(rows)), np.int64)
+        totals = np.zeros((BLOCK_FIGURES, len(rows)), np.int64)
         for choice, option in zip(self.tables.choices, options, strict=True):
-            found += choice.count * choice.figures[:BLOCK_FIGURES, option, rows]
+            totals += choice.count * choice.figures[:BLOCK_FIGURES, option, rows]
         for net, early in zip(self.nets, self.forward, strict=True):
             boxing, _ = net_figures(net, options, rows)
-            found[: len(FIGURES)] += net.count * boxing
+            totals[: len(FIGURES)] += net.count * boxing
             if early is not None:
                 boxing, _ = net_figures(early, options, rows)
-                found[FORWARD] += net.count * boxing[MICROBATCH]
-                found[MICROBATCH] -= net.count * boxing[MICROBATCH]
+                totals[FORWARD] += net.count * boxing[MICROBATCH]
+                totals[MICROBATCH] -= net.count * boxing[MICROBATCH]
             for gap in _gaps(self.space.nets[net.number]):
-                kept = _kept_bytes(self.space.nets[net.number], net, gap, options, rows)
-                found[GAPS[gap]] += net.count * kept
-        return found
+                kept_bytes = _kept_bytes(self.space.nets[net.number], net, gap, options, rows)
+                totals[GAPS[gap]] += net.count * kept_bytes
+        return totals
 
     def whole(self, options: Ints) -> Options:
         """One option per choice of the space; those that the template does not read are 0."""
-        found = [0] * len(self.space.choices)
+        space_options = [0] * len(self.space.choices)
         for place, stands, option in zip(self.places, self.stands, options.tolist(), strict=True):
-            found[place] = int(stands[option])
-        return tuple(found)
+            space_options[place] = int(stands[option])
+        return tuple(space_options)
 
 
 def template_tables(space: Space, tables: Tables, template: str) -> TemplateTables:
-    """The block programs of a template, one per row of the tables of all.
+    """Block programs of a template, one per row of the tables of all.
 
     Parameters
     ----------
@@ -129,42 +129,52 @@ def template_tables(space: Space, tables: Tables, template: str) -> TemplateTabl
     """
     templates = space.folded.graph.templates
     home = [templates[choice.ops[0].op.block] for choice in space.choices]
-    own = [at for at, name in enumerate(home) if name == template]
+    own_choices = [choice_index for choice_index, name in enumerate(home) if name == template]
     read = [net for net in tables.nets if home[net.uses[0].choice] == template]
-    ends = {at for net in read for at in (net.producer, *(use.choice for use in net.uses))}
-    place = {at: number for number, at in enumerate([*own, *sorted(ends - set(own))])}
-    choices = [_widened(tables.choices[at], space.choices[at]) for at in own]
-    stands = [tables.choices[at].options for at in own]
-    for other in list(place)[len(own) :]:
+    ends = {
+        choice_index
+        for net in read
+        for choice_index in (net.producer, *(use.choice for use in net.uses))
+    }
+    place = {
+        choice_index: number
+        for number, choice_index in enumerate([*own_choices, *sorted(ends - set(own_choices))])
+    }
+    choices = [
+        _widened(tables.choices[choice_index], space.choices[choice_index])
+        for choice_index in own_choices
+    ]
+    stands = [tables.choices[choice_index].options for choice_index in own_choices]
+    for other in list(place)[len(own_choices) :]:
         choice, options = _bare(tables, other, read)
         choices.append(choice)
         stands.append(options)
     nets = [_placed(net, place, stands) for net in read]
     forward = [_forward(space.nets[net.number], net) for net in nets]
     boxing = [_by_pass(net, early) for net, early in zip(nets, forward, strict=True)]
-    kept = [one for net in nets for one in _kept_nets(space.nets[net.number], net)]
+    kept_nets = [kept_net for net in nets for kept_net in _kept_nets(space.nets[net.number], net)]
     return TemplateTables(
         space=space,
-        tables=Tables(choices=tuple(choices), nets=(*boxing, *kept)),
+        tables=Tables(choices=tuple(choices), nets=(*boxing, *kept_nets)),
         places=tuple(place),
         stands=tuple(stands),
         nets=tuple(nets),
         forward=tuple(forward),
-        count=max(choice.count for choice in choices[: len(own)]),
+        count=max(choice.count for choice in choices[: len(own_choices)]),
     )
 
 
 def block_figures(variant: VariantFigures) -> Ints:
-    """The figures [F] of a block in a variant."""
-    found = np.zeros(BLOCK_FIGURES, np.int64)
-    found[FORWARD] = variant.forward_ns
-    found[MICROBATCH] = variant.microbatch_ns - variant.deferrable_ns - variant.forward_ns
-    found[DEFERRABLE] = variant.deferrable_ns
-    found[STEP] = variant.step_ns
-    found[PERSISTENT] = variant.persistent_bytes
-    found[INFLIGHT] = variant.inflight_bytes + variant.weight_bytes
-    found[BETWEEN] = variant.weight_bytes + variant.between_bytes
-    return found
+    """Figures [F] of a block in a variant."""
+    figures = np.zeros(BLOCK_FIGURES, np.int64)
+    figures[FORWARD] = variant.forward_ns
+    figures[MICROBATCH] = variant.microbatch_ns - variant.deferrable_ns - variant.forward_ns
+    figures[DEFERRABLE] = variant.deferrable_ns
+    figures[STEP] = variant.step_ns
+    figures[PERSISTENT] = variant.persistent_bytes
+    figures[INFLIGHT] = variant.inflight_bytes + variant.weight_bytes
+    figures[BETWEEN] = variant.weight_bytes + variant.between_bytes
+    return figures
 
 
 def table_prices(prices: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -172,29 +182,29 @@ def table_prices(prices: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.vstack([prices, np.minimum(prices[FORWARD], prices[MICROBATCH])])
 
 
-def _widened(choice: Choice, known: SpaceChoice) -> Choice:
-    """A choice with all that tables have."""
+def _widened(choice: Choice, space_choice: SpaceChoice) -> Choice:
+    """Choice with all figures that tables have; the time of forward ops is told apart."""
     more = np.zeros((EITHER + 1 - len(FIGURES), *choice.figures.shape[1:]), np.int64)
     figures = np.concatenate([choice.figures, more])
-    if known.own and known.own[0].op.phase is Phase.FORWARD:
+    if space_choice.own and space_choice.own[0].op.phase is Phase.FORWARD:
         # Clones take as long as what they run again.
-        figures[FORWARD] = figures[MICROBATCH] * len(known.own) // len(known.ops)
+        figures[FORWARD] = figures[MICROBATCH] * len(space_choice.own) // len(space_choice.ops)
         figures[MICROBATCH] -= figures[FORWARD]
     return replace(choice, figures=figures)
 
 
-def _bare(tables: Tables, at: int, nets: list[Net]) -> tuple[Choice, Ints]:
-    """What another template's choice makes, or wants, of these nets: one option per combination.
+def _bare(tables: Tables, choice: int, nets: list[Net]) -> tuple[Choice, Ints]:
+    """Choice of another template at no cost: one option per combination that it makes or wants.
 
     Returned is also an option of the space that stands for each.
     """
-    ends = [net.makes for net in nets if net.producer == at]
-    ends += [use.wants for net in nets for use in net.uses if use.choice == at]
+    ends = [net.makes for net in nets if net.producer == choice]
+    ends += [use.wants for net in nets for use in net.uses if use.choice == choice]
     combinations, first, inverse = np.unique(
         np.array(ends), axis=1, return_index=True, return_inverse=True
     )
     able = np.zeros((combinations.shape[1], tables.rows), np.bool_)
-    np.logical_or.at(able, inverse.ravel(), tables.choices[at].legal)
+    np.logical_or.at(able, inverse.ravel(), tables.choices[choice].legal)
     figures = np.zeros((EITHER + 1, *able.shape), np.int64)
     return Choice(figures=figures, legal=able, options=np.arange(len(first)), count=1), first
 
@@ -217,11 +227,11 @@ def _placed(net: Net, place: dict[int, int], stands: list[Ints]) -> Net:
     )
 
 
-def _forward(own: SpaceNet, net: Net) -> Net | None:
+def _forward(space_net: SpaceNet, net: Net) -> Net | None:
     """Part of a net that is boxed in the forward pass; None: nothing is."""
-    if net.figure == STEP or not own.forward or own.side:
+    if net.figure == STEP or not space_net.forward or space_net.side:
         return None
-    uses = zip(net.uses, own.uses, strict=True)
+    uses = zip(net.uses, space_net.uses, strict=True)
     early = tuple(use for use, of_space in uses if not of_space.holds)
     return replace(net, uses=early) if early else None
 
@@ -234,7 +244,7 @@ def _by_pass(net: Net, early: Net | None) -> Net:
 
 
 def _gaps(net: SpaceNet) -> Iterator[int]:
-    """The gaps across which something of a net may be kept."""
+    """Gaps across which something of a net may be kept."""
     if net.kept and net.made is not None:
         last = max((max(use.passes) for use in net.uses if use.passes), default=0)
         yield from range(net.made, last)
@@ -247,36 +257,36 @@ def _before_and_after(net: Net, gap: int) -> tuple[list[Use], list[Use]]:
     return before, [use for use in reading if max(use.passes) > gap]
 
 
-def _kept_bytes(own: SpaceNet, net: Net, gap: int, options: Ints, rows: Ints) -> Ints:
+def _kept_bytes(space_net: SpaceNet, net: Net, gap: int, options: Ints, rows: Ints) -> Ints:
     """Bytes [R] of one occurrence of a net that are alive in a gap."""
     before, after = _before_and_after(net, gap)
-    found = np.zeros(len(rows), np.int64)
+    alive_bytes = np.zeros(len(rows), np.int64)
     source = net.makes[options[net.producer]]
-    made = own.sources[source]
+    made_state = space_net.sources[source]
     made_too = np.zeros(len(rows), np.bool_)
     early = [use.wants[options[use.choice]] for use in before]
     late = [use.wants[options[use.choice]] for use in after]
     for number, target in enumerate(late):
         again = _any_equal(target, early)
-        as_made = own.targets[target] == made
+        as_made = space_net.targets[target] == made_state
         made_too |= ~again | as_made
         first = ~_any_equal(target, late[:number])
-        found += net.held_bytes[target, rows] * (again & ~as_made & first)
-    found += net.made_bytes[source, rows] * made_too
-    return found
+        alive_bytes += net.held_bytes[target, rows] * (again & ~as_made & first)
+    alive_bytes += net.made_bytes[source, rows] * made_too
+    return alive_bytes
 
 
 def _any_equal(target: Ints, others: list[Ints]) -> Bools:
-    """Where a target is one of the others [R]."""
-    found = np.zeros(len(target), np.bool_)
+    """Mask [R] of rows whose target is one of the others."""
+    equal = np.zeros(len(target), np.bool_)
     for other in others:
-        found |= target == other
-    return found
+        equal |= target == other
+    return equal
 
 
-def _kept_nets(own: SpaceNet, net: Net) -> Iterator[Net]:
+def _kept_nets(space_net: SpaceNet, net: Net) -> Iterator[Net]:
     """Nets that cost no more than what a net keeps, whatever is chosen."""
-    for gap in _gaps(own):
+    for gap in _gaps(space_net):
         before, after = _before_and_after(net, gap)
         if not before:  # what was made is kept, by whichever layout it is read
             yield _bytes_net(net, GAPS[gap], net.made_bytes[:, None], net.makes)
@@ -287,7 +297,7 @@ def _kept_nets(own: SpaceNet, net: Net) -> Iterator[Net]:
         cost = np.zeros((len(targets), *net.held_bytes.shape), np.int64)
         cost[targets, targets] = (net.held_bytes - floor) // len(before)
         for use in before:
-            later = tuple(replace(one, passes=frozenset()) for one in after)
+            later = tuple(replace(reader, passes=frozenset()) for reader in after)
             reads = replace(net, producer=use.choice, makes=use.wants, uses=later)
             yield _costing(reads, GAPS[gap], cost)
 

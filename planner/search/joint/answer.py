@@ -10,7 +10,7 @@ from millrace.planner.search.joint.program import JointProgram, Taken
 from millrace.planner.search.programs import Programs, Shape
 from millrace.planner.search.stages import Pipeline
 
-TOLERANCE = 1e-6  # of the integer program: its answers are as exact as that, as a share
+TOLERANCE = 1e-6  # relative, of the integer program's answers
 
 
 Solutions = tuple[tuple[str, tuple[int, ...]], ...]
@@ -38,7 +38,7 @@ def decided(
     limits: tuple[int, float],
     step_ns: Callable[[Solutions], float],
 ) -> tuple[Solutions, float] | None:
-    """Return the solutions of which the best plan is mixed, and the bound; None if too large.
+    """Solutions of which the best plan is mixed, and the bound; None if too large.
 
     Memory is left out at first: without it no block gains by running anything twice.
 
@@ -55,7 +55,7 @@ def decided(
         Step time of the best division with some solutions; infinite where none fits.
     """
     limit_bytes, cutoff_ns = limits
-    found: Solutions = ()
+    solutions: Solutions = ()
     bound = 0.0
     for some, limit in ((modes[:1], None), (modes, limit_bytes)):
         answer = solve_jointly(programs, shape, some, pipeline, limit, cutoff_ns)
@@ -63,12 +63,12 @@ def decided(
             return None
         bound = max(bound, answer.bound_ns)
         if not answer.solutions:
-            return found, bound
-        found = (*found, *answer.solutions)
+            return solutions, bound
+        solutions = (*solutions, *answer.solutions)
         slack = 10 * TOLERANCE * answer.bound_ns + answer.rounding_ns
         if step_ns(answer.solutions) <= answer.bound_ns + slack:
             break
-    return found, bound
+    return solutions, bound
 
 
 def solve_jointly(
@@ -79,7 +79,7 @@ def solve_jointly(
     limit_bytes: int | None,
     cutoff_ns: float,
 ) -> JointAnswer | None:
-    """Return the best plan of one shape and the bound of all; None where it is too large to solve.
+    """Best plan of one shape and the bound of all; None where it is too large to solve.
 
     Parameters
     ----------
@@ -103,8 +103,8 @@ def solve_jointly(
             continue
         folded = programs.folded(name)
         tensors = {
-            tensor: scaled(one, folded.graph.batch, shape.batch)
-            for tensor, one in folded.graph.tensors_by_name.items()
+            tensor_name: scaled(tensor, folded.graph.batch, shape.batch)
+            for tensor_name, tensor in folded.graph.tensors_by_name.items()
         }
         offered.append(
             Mode(
@@ -121,28 +121,30 @@ def solve_jointly(
     if len(templates) < pipeline.positions or not JointProgram.fits(offered, templates, pipeline):
         return None
     program = JointProgram(offered, templates, pipeline, limit_bytes, cutoff_ns)
-    found = program.solve()
-    if found is None:
+    best_plan = program.solve()
+    if best_plan is None:
         return None
-    solutions = () if found.taken is None else _whole(offered, found.taken)
+    solutions = () if best_plan.taken is None else _whole(offered, best_plan.taken)
     return JointAnswer(
         solutions=solutions,
-        bound_ns=min(found.bound_ns * (1 - TOLERANCE), cutoff_ns),
+        bound_ns=min(best_plan.bound_ns * (1 - TOLERANCE), cutoff_ns),
         rounding_ns=rounding_ns,
     )
 
 
 def _whole(modes: Sequence[Mode], taken: Sequence[Taken]) -> Solutions:
-    """Every block's options as a solution for all templates; which others it holds is all the same.
+    """Solutions for all templates, each one block's options completed by those of any other.
 
     All hand over alike, and only this block's own template is read off it. Modes have the same
     choices: what is run twice chooses as it does the first time.
     """
-    anyone: dict[int, int] = {}
-    for one in taken:
-        anyone = one.options | anyone
-    found: dict[tuple[str, tuple[int, ...]], None] = {}
-    for one in taken:
-        options = anyone | one.options
-        found[modes[one.mode].name, tuple(options[choice] for choice in sorted(options))] = None
-    return tuple(found)
+    any_options: dict[int, int] = {}
+    for block in taken:
+        any_options = block.options | any_options
+    solutions: dict[tuple[str, tuple[int, ...]], None] = {}
+    for block in taken:
+        options = any_options | block.options
+        solutions[modes[block.mode].name, tuple(options[choice] for choice in sorted(options))] = (
+            None
+        )
+    return tuple(solutions)

@@ -14,13 +14,13 @@ from millrace.planner.search.joint.parts import Cell, Parts
 from millrace.planner.search.joint.sections import Flow, SectionRows
 from millrace.planner.search.joint.stage_rows import Floats, StageRows
 
-# As `millrace.planner.schedules.counting.LIFETIMES` numbers them: until gradients of inputs, and
-# from there to gradients of weights.
+# Lifetimes as `millrace.planner.schedules.counting.LIFETIMES` numbers them: until gradients of
+# inputs, and from there to gradients of weights.
 LIFETIME_OF_GAP = (0, 2)
 
 
 class CellRows:
-    """What one block on one chunk in one mode adds to the program.
+    """Rows and columns that one block on one chunk in one mode adds to the program.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ class CellRows:
         self._leaving: dict[str, tuple[Ints, Ints]] = {}
 
     def add(self) -> None:
-        """Add all of it."""
+        """Add all rows and columns of the cell."""
         for choice, first in self.cell.first.items():
             figures = self.mode.tables.choices[choice].figures[:, :, 0].T.astype(np.float64)
             self._charge(first + np.arange(len(figures)), figures)
@@ -64,7 +64,7 @@ class CellRows:
         self.deferred.append((columns, figures[:, DEFERRABLE] / self.stages.unit))
 
     def _add_deferred(self) -> None:
-        """What fills the ramp: at most so much of the weight gradients, and of all time."""
+        """Let at most so much of the weight gradients, and of all time, fill the ramp."""
         pipeline = self.stages.pipeline
         if not pipeline.defers_weight_gradients:
             return
@@ -90,16 +90,16 @@ class CellRows:
             return
         source = self.parts.sources(net)
         shared = len(net.uses) > 1
-        whole = np.full(reachable.shape, -1, np.int64)
+        pair_columns = np.full(reachable.shape, -1, np.int64)
         if shared:
             a, b = np.nonzero(reachable & figures.any(axis=2))
-            whole[a, b] = program.add_columns(np.zeros(len(a))) + np.arange(len(a))
-            self._charge(whole[a, b], figures[a, b])
-        own = self.mode.space.nets[net.number]
-        for use, asked in zip(net.uses, own.uses, strict=True):
-            mine = np.zeros(reachable.shape[1], np.bool_)
-            mine[use.wants] = True
-            a, b = np.nonzero(reachable & mine)
+            pair_columns[a, b] = program.add_columns(np.zeros(len(a))) + np.arange(len(a))
+            self._charge(pair_columns[a, b], figures[a, b])
+        space_net = self.mode.space.nets[net.number]
+        for use, asked in zip(net.uses, space_net.uses, strict=True):
+            wanted = np.zeros(reachable.shape[1], np.bool_)
+            wanted[use.wants] = True
+            a, b = np.nonzero(reachable & wanted)
             columns = program.add_columns(np.zeros(len(a))) + np.arange(len(a))
             if not shared:
                 self._charge(columns, figures[a, b])
@@ -107,32 +107,32 @@ class CellRows:
             arrives = program.add_rows(reachable.shape[1], 0.0, 0.0)
             program.enter(arrives + b, columns, 1.0)
             self._taken(use.choice, arrives + use.wants)
-            paid = whole[a, b] >= 0
+            paid = pair_columns[a, b] >= 0
             covers = program.add_rows(int(paid.sum()), lower=0.0) + np.arange(int(paid.sum()))
-            program.enter(covers, whole[a, b][paid], 1.0)
+            program.enter(covers, pair_columns[a, b][paid], 1.0)
             program.enter(covers, columns[paid], -1.0)
-            wants = own.targets[asked.wants[self.mode.tables.choices[use.choice].options]]
+            wants = space_net.targets[asked.wants[self.mode.tables.choices[use.choice].options]]
             target = np.zeros(reachable.shape[1], np.int64)
             target[use.wants] = wants
-            key = own.tensor, use.choice, wants.tobytes()
+            key = space_net.tensor, use.choice, wants.tobytes()
             self.flows[key] = Flow(source=source[a], target=target[b], columns=columns)
 
     def _leave(self, net: Net, places: Ints, columns: Ints) -> None:
-        """Boxing leaves from what is made, or handed over."""
-        program, own = self.program, self.mode.space.nets[net.number]
+        """Let boxing leave from what is made, or handed over."""
+        program, space_net = self.program, self.mode.space.nets[net.number]
         source = self.parts.sources(net)
-        if not own.crossing:
+        if not space_net.crossing:
             leaves = program.add_rows(len(source), 0.0, 0.0)
             program.enter(leaves + places, columns, 1.0)
             self._taken(net.producer, leaves + net.makes)
             return
-        comes = self._handed(own.tensor, source)
+        comes = self._handed(space_net.tensor, source)
         leaves = program.add_rows(len(source), 0.0, 0.0)
         program.enter(leaves + places, columns, 1.0)
         program.enter(leaves + np.arange(len(source)), comes, -1.0)
 
     def _handed(self, tensor: str, source: Ints) -> Ints:
-        """Columns per source: it comes in so, if the block lies here."""
+        """Columns per source: one if the tensor comes in so and the block lies here."""
         if tensor not in self._leaving:
             program = self.program
             columns = program.add_columns(np.zeros(len(source))) + np.arange(len(source))
@@ -144,8 +144,8 @@ class CellRows:
             handed = [self.handed[tensor, state] for state in source.tolist()]
             program.enter(rows, handed, -1.0)
             self._leaving[tensor] = source, columns
-        known, columns = self._leaving[tensor]
-        return columns[np.searchsorted(known, source)]
+        sources, columns = self._leaving[tensor]
+        return columns[np.searchsorted(sources, source)]
 
     def _taken(self, choice: int, rows: Ints) -> None:
         """Subtract the options of a choice from the row that each of them belongs to."""
@@ -155,73 +155,75 @@ class CellRows:
 
     def _add_kept(self, net: Net, share: float) -> None:
         """Charge what a net keeps from one pass to the next, by gaps as in `template_tables`."""
-        own = self.mode.space.nets[net.number]
-        if self.stages.limit is None or own.made is None or not own.kept:
+        space_net = self.mode.space.nets[net.number]
+        if self.stages.limit is None or space_net.made is None or not space_net.kept:
             return
         last = 2 if self.stages.pipeline.defers_weight_gradients else 1
-        reading = [(use, {min(one, last) for one in use.passes}) for use in net.uses if use.passes]
-        for gap in range(own.made, max((max(passes) for _, passes in reading), default=0)):
+        reading = [
+            (use, {min(pass_, last) for pass_ in use.passes}) for use in net.uses if use.passes
+        ]
+        for gap in range(space_net.made, max((max(passes) for _, passes in reading), default=0)):
             before = [use for use, passes in reading if min(passes) <= gap]
             after = [use for use, passes in reading if max(passes) > gap]
             alive = self.stages.alive(self.cell.position, LIFETIME_OF_GAP[gap])
-            made = self._made(net)
+            made_columns = self._made(net)
             sizes = alive * share * net.made_bytes[:, 0]
             if before:
                 boxed = np.asarray(alive * share * net.held_bytes[:, 0])
-                self._add_boxed(net, boxed, (before, after), made)
-                made = self._made_too(net, (before, after), made)
-            for columns, size in zip(made, sizes.tolist(), strict=True):
+                self._add_boxed(net, boxed, (before, after), made_columns)
+                made_columns = self._made_too(net, (before, after), made_columns)
+            for columns, size in zip(made_columns, sizes.tolist(), strict=True):
                 self._keep(columns, np.full(len(columns), size))
 
     def _add_boxed(
-        self, net: Net, sizes: Floats, uses: tuple[list[Use], list[Use]], made: list[Ints]
+        self, net: Net, sizes: Floats, uses: tuple[list[Use], list[Use]], made_columns: list[Ints]
     ) -> None:
         """Charge layouts read before and after a gap, but for the one it was made in."""
         program, states = self.program, self._target_states(net)
         source = self.parts.sources(net).tolist()
         for target, state in enumerate(states.tolist()):
             pairs = [
-                (mine, theirs)
-                for mine in (self._wanting(use, target) for use in uses[0])
-                for theirs in (self._wanting(use, target) for use in uses[1])
-                if len(mine) and len(theirs)
+                (before, after)
+                for before in (self._wanting(use, target) for use in uses[0])
+                for after in (self._wanting(use, target) for use in uses[1])
+                if len(before) and len(after)
             ]
             if not pairs:
                 continue
-            kept = program.add_columns(np.zeros(1))
-            self._keep(np.array([kept]), sizes[target : target + 1])
-            for mine, theirs in pairs:
+            kept_column = program.add_columns(np.zeros(1))
+            self._keep(np.array([kept_column]), sizes[target : target + 1])
+            for before, after in pairs:
                 row = program.add_rows(1, lower=0.0)
-                program.enter(row, kept, 1.0)
-                program.enter(row, mine, -1.0)
-                if not np.array_equal(mine, theirs):
-                    program.enter(row, theirs, -1.0)
+                program.enter(row, kept_column, 1.0)
+                program.enter(row, before, -1.0)
+                if not np.array_equal(before, after):
+                    program.enter(row, after, -1.0)
                     program.enter(row, self.cell.here, 1.0)
                 if state in source:
-                    program.enter(row, made[source.index(state)], 1.0)
+                    program.enter(row, made_columns[source.index(state)], 1.0)
 
     def _made_too(
-        self, net: Net, uses: tuple[list[Use], list[Use]], made: list[Ints]
+        self, net: Net, uses: tuple[list[Use], list[Use]], made_columns: list[Ints]
     ) -> list[Ints]:
-        """Per source a column that is one where what was made is kept, boxed or not."""
+        """Column per source that is one where what was made is kept, boxed or not."""
         program, states = self.program, self._target_states(net)
-        found = []
-        for columns, state in zip(made, self.parts.sources(net).tolist(), strict=True):
-            kept = program.add_columns(np.zeros(1))
-            found.append(np.array([kept]))
+        kept_columns = []
+        for columns, state in zip(made_columns, self.parts.sources(net).tolist(), strict=True):
+            kept_column = program.add_columns(np.zeros(1))
+            kept_columns.append(np.array([kept_column]))
             for use in uses[1]:
                 for target in np.unique(use.wants).tolist():
-                    again = [self._wanting(one, target) for one in uses[0]]
-                    if states[target] != state and any(one is use for one in uses[0]):
+                    again = [self._wanting(early, target) for early in uses[0]]
+                    if states[target] != state and any(early is use for early in uses[0]):
                         continue
                     row = program.add_rows(1, lower=0.0)
-                    program.enter(row, kept, 1.0)
+                    program.enter(row, kept_column, 1.0)
                     program.enter(row, columns, -1.0)
                     program.enter(row, self._wanting(use, target), -1.0)
                     program.enter(row, self.cell.here, 1.0)
-                    for mine in again if states[target] != state else ():
-                        program.enter(row, mine, 1.0)
-        return found
+                    for wanting in again if states[target] != state else ():
+                        program.enter(row, wanting, 1.0)
+        return kept_columns
 
     def _keep(self, columns: Ints, sizes: Floats) -> None:
         figures = np.zeros((len(columns), len(FIGURES)))
@@ -229,10 +231,12 @@ class CellRows:
         self._charge(columns, figures)
 
     def _made(self, net: Net) -> list[Ints]:
-        """Per source the columns of which one is one where the net's tensor is made so."""
-        own, source = self.mode.space.nets[net.number], self.parts.sources(net)
-        if own.crossing:
-            return [np.array([column]) for column in self._handed(own.tensor, source).tolist()]
+        """Columns per source of which one is one where the net's tensor is made so."""
+        space_net, source = self.mode.space.nets[net.number], self.parts.sources(net)
+        if space_net.crossing:
+            return [
+                np.array([column]) for column in self._handed(space_net.tensor, source).tolist()
+            ]
         first = self.cell.first[net.producer]
         return [first + np.flatnonzero(net.makes == place) for place in range(len(source))]
 
@@ -241,10 +245,10 @@ class CellRows:
         return self.cell.first[use.choice] + np.flatnonzero(use.wants == target)
 
     def _target_states(self, net: Net) -> Ints:
-        """The state of every target of a net."""
-        own = self.mode.space.nets[net.number]
-        found = np.zeros(len(net.held_bytes), np.int64)
-        for use, asked in zip(net.uses, own.uses, strict=True):
-            kept = self.mode.tables.choices[use.choice].options
-            found[use.wants] = own.targets[asked.wants[kept]]
-        return found
+        """State of every target of a net."""
+        space_net = self.mode.space.nets[net.number]
+        states = np.zeros(len(net.held_bytes), np.int64)
+        for use, asked in zip(net.uses, space_net.uses, strict=True):
+            options = self.mode.tables.choices[use.choice].options
+            states[use.wants] = space_net.targets[asked.wants[options]]
+        return states

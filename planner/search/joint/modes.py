@@ -17,7 +17,7 @@ def by_mode(
     modes: Sequence[str],
     memory_bytes: int,
 ) -> tuple[list[tuple[str, Solution]], float]:
-    """Return solutions in every mode, with memory and without, and the bound of all plans.
+    """Solutions in every mode, with memory and without, and the bound of all plans.
 
     The bound is in the units of the program's cost, and holds for plans whose blocks run in
     several modes as well: a memory row bounds those only where there is a single mode.
@@ -29,11 +29,11 @@ def by_mode(
     pipeline : Pipeline
     modes : sequence of str
     memory_bytes : int
-        Of one device of every stage together.
+        Memory of one device of every stage together.
     """
     counts = inflight_counts(pipeline)
     row = MemoryRow(inflight=-(-sum(counts) // len(counts)), limit_bytes=memory_bytes)
-    found: list[tuple[str, Solution]] = []
+    solutions: list[tuple[str, Solution]] = []
     bounds: list[float] = []
     alone = pipeline.stages == 1 and len(modes) == 1
     short = 0
@@ -43,21 +43,21 @@ def by_mode(
         except BeyondCutoff as beyond:
             bounds.append(beyond.bound)
             continue
-        found.append((mode, free))
+        solutions.append((mode, free))
         bounds.append(free.bound)
         try:
             within = programs.solve_one(shape, mode, shared_prices(pipeline), row)
         except MemoryLimitError:
             short += 1
             continue
-        found.append((mode, within))
+        solutions.append((mode, within))
         if alone:
             bounds[-1] = within.bound
     nowhere = pipeline.stages == 1 and short == len(modes)
-    return found, float("inf") if nowhere else min(bounds)
+    return solutions, float("inf") if nowhere else min(bounds)
 
 
 def usual_mode(division: Division, modes: Sequence[str]) -> str:
-    """The mode that most blocks run in, where `modes` are those of the variants."""
+    """Mode that most blocks run in, where `modes` are those of the variants."""
     used = [modes[variant] for chunk in division.chunks for _, variant in chunk]
     return max(modes, key=used.count)

@@ -14,7 +14,7 @@ from millrace.planner.search.blocks.tables import DEFERRABLE, MICROBATCH, Net, T
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Mode:
-    """One mode of recomputation: what there is to choose, priced on a mesh, and its tensors."""
+    """One mode of recomputation: its space of choices, priced on a mesh, and its tensors."""
 
     name: str
     space: Space
@@ -43,32 +43,32 @@ class Parts:
         graph, space, tables = mode.space.folded.graph, mode.space, mode.tables
         self.home = [graph.templates[choice.ops[0].op.block] for choice in space.choices]
         self.choices: dict[str, list[int]] = {template: [] for template in templates}
-        for at, template in enumerate(self.home):
-            self.choices[template].append(at)
-        self.counts = {one: list(templates).count(one) for one in templates}
+        for number, template in enumerate(self.home):
+            self.choices[template].append(number)
+        self.counts = {name: list(templates).count(name) for name in templates}
         self.nets: dict[str, list[Net]] = {template: [] for template in templates}
         self.separate = True
         for net in tables.nets:
             readers = {self.home[use.choice] for use in net.uses}
             self.separate &= len(readers) == 1
             self.nets[self.home[net.uses[0].choice]].append(net)
-        # What is handed over: tensor, source → the choice that makes it, and its options.
+        # Tensors are handed over: tensor, source → the choice that makes it, and its options.
         self.handed: dict[tuple[str, int], tuple[int, Ints]] = {}
         for net in tables.nets:
-            own = space.nets[net.number]
-            if own.crossing:
-                made = self.sources(net)[net.makes]
-                for state in np.unique(made).tolist():
-                    options = np.flatnonzero(made == state)
-                    self.handed[own.tensor, state] = net.producer, options
+            space_net = space.nets[net.number]
+            if space_net.crossing:
+                states = self.sources(net)[net.makes]
+                for state in np.unique(states).tolist():
+                    options = np.flatnonzero(states == state)
+                    self.handed[space_net.tensor, state] = net.producer, options
 
     def sources(self, net: Net) -> Ints:
-        """The state of every source of a net."""
-        own = self.mode.space.nets[net.number]
-        found = np.zeros(net.reachable.shape[0], np.int64)
-        kept = self.mode.tables.choices[net.producer].options
-        found[net.makes] = own.sources[own.makes[kept]]
-        return found
+        """State of every source of a net."""
+        space_net = self.mode.space.nets[net.number]
+        states = np.zeros(net.reachable.shape[0], np.int64)
+        options = self.mode.tables.choices[net.producer].options
+        states[net.makes] = space_net.sources[space_net.makes[options]]
+        return states
 
     @cached_property
     def typical_ns(self) -> float:

@@ -43,7 +43,7 @@ OPTIONS_MAX = 1_500  # options of all blocks, chunks and modes together: above, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """What a block does: its mode (a place in the modes), and options of the space by choice."""
+    """Mode of a block (a place in the modes), and its options of the space by choice."""
 
     mode: int
     options: dict[int, int]
@@ -51,9 +51,9 @@ class Taken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joint:
-    """The best plan of a candidate, block by block, and the proven least.
+    """Best plan of a candidate, block by block, and the proven least.
 
-    None: none that fits is within the cutoff.
+    No blocks (None): no plan that fits is within the cutoff.
     """
 
     taken: tuple[Taken, ...] | None
@@ -95,7 +95,7 @@ class JointProgram:
 
     @classmethod
     def fits(cls, modes: Sequence[Mode], templates: Sequence[str], pipeline: Pipeline) -> bool:
-        """Whether an instance is small enough to be solved."""
+        """True if an instance is small enough to be solved."""
         blocks, chunks = len(templates), pipeline.positions
         options = sum(
             len(mode.tables.choices[choice].options)
@@ -110,7 +110,7 @@ class JointProgram:
         )
 
     def solve(self, max_gap: float = 0.0) -> Joint | None:
-        """Return the best plan and the bound of every plan; None where the solver found none."""
+        """Best plan and the bound of every plan; None where the solver found none."""
         self._add_blocks()
         self._add_handovers()
         for cell in self.cells:
@@ -123,14 +123,14 @@ class JointProgram:
         taken = []
         for block in range(len(self.templates)):
             cell = max(
-                (one for one in self.cells if one.block == block),
-                key=lambda one: float(answer.values[one.here]),
+                (cell for cell in self.cells if cell.block == block),
+                key=lambda cell: float(answer.values[cell.here]),
             )
             options = {}
             for choice, first in cell.first.items():
-                kept = self.modes[cell.mode].tables.choices[choice].options
-                values = answer.values[first : first + len(kept)]
-                options[choice] = int(kept[int(np.argmax(values))])
+                legal_options = self.modes[cell.mode].tables.choices[choice].options
+                values = answer.values[first : first + len(legal_options)]
+                options[choice] = int(legal_options[int(np.argmax(values))])
             taken.append(Taken(mode=cell.mode, options=options))
         return Joint(taken=tuple(taken), bound_ns=answer.bound + self.pipeline.sent_ns)
 
@@ -178,7 +178,7 @@ class JointProgram:
                     )
 
     def _add_handovers(self) -> None:
-        """Every block of a template makes what it hands over in the one way that is taken."""
+        """Let every block of a template make what it hands over in the one way taken."""
         program = self.program
         names: dict[str, None] = {}
         for part in self.parts:
@@ -198,8 +198,14 @@ class JointProgram:
                     continue
                 for (tensor, state), (choice, options) in self.parts[cell.mode].handed.items():
                     if choice in cell.first:
-                        for one in (state_ for name, state_ in self.handed if name == tensor):
-                            if (tensor, one) not in rows:
-                                rows[tensor, one] = program.add_rows(1, 0.0, 0.0)
-                                program.enter(rows[tensor, one], self.handed[tensor, one], -1.0)
+                        for other_state in (
+                            state_ for name, state_ in self.handed if name == tensor
+                        ):
+                            if (tensor, other_state) not in rows:
+                                rows[tensor, other_state] = program.add_rows(1, 0.0, 0.0)
+                                program.enter(
+                                    rows[tensor, other_state],
+                                    self.handed[tensor, other_state],
+                                    -1.0,
+                                )
                         program.enter(rows[tensor, state], cell.first[choice] + options, 1.0)

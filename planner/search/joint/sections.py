@@ -39,7 +39,7 @@ class Reading:
 
 
 class SectionRows:
-    """The rows of one cell.
+    """Rows of one cell: bytes alive at every op of its block.
 
     Parameters
     ----------
@@ -64,7 +64,9 @@ class SectionRows:
         self.flows = flows
         space = mode.space
         self.choice_of = {
-            one.op.name: (number, one) for number in cell.first for one in space.choices[number].ops
+            op_options.op.name: (number, op_options)
+            for number in cell.first
+            for op_options in space.choices[number].ops
         }
         self.ops: list[Op] = [op for op in space.folded.ops if op.name in self.choice_of]
         self.later = [op.phase.is_backward for op in self.ops]
@@ -75,19 +77,19 @@ class SectionRows:
         """Add all rows."""
         program, limit = self.stages.program, self.stages.limit
         assert limit is not None, "asked only where memory counts"
-        for at, op in enumerate(self.ops):
+        for op_index, op in enumerate(self.ops):
             for number, name in enumerate(op.outputs):
                 if self.mode.tensors[name].rate is Rate.MICROBATCH:
-                    self._add_tensor(at, op, number)
+                    self._add_tensor(op_index, op, number)
         for terms in self.alive:
             row = self.stages.add_alive(self.cell.position)
             for columns, sizes in terms:
                 program.enter(row, columns, -sizes / limit)
 
     def _states(self, op: str, operand: int) -> tuple[int, Ints]:
-        """The choice of an op and the state that each of its options gives an operand."""
-        choice, one = self.choice_of[op]
-        return choice, one.states[operand, self.mode.tables.choices[choice].options]
+        """Choice of an op, and the state that each of its options gives an operand."""
+        choice, op_options = self.choice_of[op]
+        return choice, op_options.states[operand, self.mode.tables.choices[choice].options]
 
     def _bytes(self, name: str, states: Ints) -> Ints:
         tensor = self.mode.tensors[name]
@@ -102,37 +104,43 @@ class SectionRows:
         )
 
     def _readings(self, name: str) -> Iterator[Reading]:
-        for at, op in enumerate(self.ops):
+        for op_index, op in enumerate(self.ops):
             for index, read in enumerate(op.inputs):
                 if read == name:
                     choice, wants = self._states(op.name, index)
-                    yield Reading(at=at, choice=choice, wants=wants, later=self.later[at])
+                    yield Reading(
+                        at=op_index, choice=choice, wants=wants, later=self.later[op_index]
+                    )
 
     def _add_tensor(self, maker: int, op: Op, number: int) -> None:
         name = op.outputs[number]
-        choice, made = self._states(op.name, len(op.inputs) + number)
+        choice, made_states = self._states(op.name, len(op.inputs) + number)
         readings = list(self._readings(name))
         home, repeats = self.later[maker], op.kind == "repeat"
-        if not repeats and all(one.later == home for one in readings):
-            columns = self.cell.first[choice] + np.arange(len(made))
-            sizes = self._bytes(name, made)
-            for at in range(maker, max((one.at for one in readings), default=maker) + 1):
-                self.alive[at].append((columns, sizes))
+        if not repeats and all(reading.later == home for reading in readings):
+            columns = self.cell.first[choice] + np.arange(len(made_states))
+            sizes = self._bytes(name, made_states)
+            for op_index in range(
+                maker, max((reading.at for reading in readings), default=maker) + 1
+            ):
+                self.alive[op_index].append((columns, sizes))
         for later in (False, True):
-            here = [one for one in readings if one.later == later]
-            others = [] if repeats else [one for one in readings if one.later != later]
+            here = [reading for reading in readings if reading.later == later]
+            others = [] if repeats else [reading for reading in readings if reading.later != later]
             early = repeats or later != home
-            section = [at for at, one in enumerate(self.later) if one == later]
+            section = [
+                op_index for op_index, op_later in enumerate(self.later) if op_later == later
+            ]
             for place, upto, ends in self._places(name, here, others):
                 size = self._bytes(name, np.array([place]))
                 begin = section[0] if early else maker
                 for column, end in zip(upto, ends, strict=True):
-                    for at in range(begin, end + 1):
-                        self.alive[at].append((np.array([column]), size))
+                    for op_index in range(begin, end + 1):
+                        self.alive[op_index].append((np.array([column]), size))
                     begin = end + 1
                 if early:  # boxed a block early, besides
-                    for at in section:
-                        self.alive[at].append((np.array(upto[:1]), size))
+                    for op_index in section:
+                        self.alive[op_index].append((np.array(upto[:1]), size))
 
     def _places(
         self, name: str, here: list[Reading], others: list[Reading]
@@ -140,22 +148,22 @@ class SectionRows:
         """Places that boxing may pass through, with a column per reader up to which each lives."""
         program = self.stages.program
         through: dict[int, dict[int, list[tuple[int, Ints]]]] = {}
-        for one in here:
-            flow = self.flows[name, one.choice, one.wants.tobytes()]
+        for reading in here:
+            flow = self.flows[name, reading.choice, reading.wants.tobytes()]
             for (place, target), passing in self._passing(name, flow).items():
-                through.setdefault(place, {}).setdefault(one.at, []).append((target, passing))
+                through.setdefault(place, {}).setdefault(reading.at, []).append((target, passing))
         for place, by_reader in through.items():
             ends = sorted(by_reader)
             first = program.add_columns(np.zeros(len(ends)))
-            columns = [first + at for at in range(len(ends))]
-            for at, end in enumerate(ends):
-                if at:
+            columns = [first + number for number in range(len(ends))]
+            for number, end in enumerate(ends):
+                if number:
                     row = program.add_rows(1, lower=0.0)
-                    program.enter(row, columns[at - 1], 1.0)
-                    program.enter(row, columns[at], -1.0)
+                    program.enter(row, columns[number - 1], 1.0)
+                    program.enter(row, columns[number], -1.0)
                 for target, flows in by_reader[end]:
                     row = program.add_rows(1, lower=0.0)
-                    program.enter(row, columns[at], 1.0)
+                    program.enter(row, columns[number], 1.0)
                     program.enter(row, flows, -1.0)
                     # What another section reads too is kept, and counted there.
                     for other in others:
@@ -164,13 +172,13 @@ class SectionRows:
             yield place, columns, ends
 
     def _passing(self, name: str, flow: Flow) -> dict[tuple[int, int], Ints]:
-        """Columns of the boxing that passes a place on its way to a target."""
+        """Columns of the boxing that passes each place on its way to each target."""
         axes, shape = self.mode.space.axes, self.mode.tensors[name].shape
-        found: dict[tuple[int, int], list[int]] = {}
+        columns_of: dict[tuple[int, int], list[int]] = {}
         for source, target, column in zip(
             flow.source.tolist(), flow.target.tolist(), flow.columns.tolist(), strict=True
         ):
             path = boxing_path(sbp_of(source, axes), sbp_of(target, axes), self.mode.sizes, shape)
             for step in path:
-                found.setdefault((number_of(step.after), target), []).append(column)
-        return {key: np.array(columns) for key, columns in found.items()}
+                columns_of.setdefault((number_of(step.after), target), []).append(column)
+        return {key: np.array(columns) for key, columns in columns_of.items()}

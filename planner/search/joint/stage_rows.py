@@ -64,7 +64,7 @@ class StageRows:
         return time
 
     def alive(self, position: int, lifetime: int) -> int:
-        """Microbatches of which a chunk keeps what lives so long."""
+        """Microbatches of which a chunk keeps what has this lifetime."""
         return self._kept[position][lifetime]
 
     def add_filling(self) -> int:
@@ -89,39 +89,39 @@ class StageRows:
         pace = program.add_columns([paces * unit])
         update = program.add_columns(np.zeros(stages))
         longest = program.add_columns([unit])
-        at, place = np.arange(stages), np.arange(stages * rows)
+        stage, place = np.arange(stages), np.arange(stages * rows)
         if np.isfinite(self.cutoff):
             self._whole = program.add_rows(1, upper=(self.cutoff - pipeline.sent_ns) / unit)
             program.enter(self._whole, time + place, pipeline.ramp)
             program.enter(self._whole, [pace, longest], [paces, 1.0])
         self._add_pace(pace, time + place.reshape(-1, stages))
-        last = program.add_rows(stages, lower=0.0) + at
+        last = program.add_rows(stages, lower=0.0) + stage
         program.enter(last, longest, 1.0)
-        program.enter(last, update + at, -1.0)
+        program.enter(last, update + stage, -1.0)
         self._time_rows = program.add_rows(stages * rows, 0.0, 0.0)
         program.enter(self._time_rows + place, time + place, -1.0)
         self._update_rows = program.add_rows(stages, 0.0, 0.0)
-        program.enter(self._update_rows + at, update + at, -1.0)
+        program.enter(self._update_rows + stage, update + stage, -1.0)
         if self.limit is not None:
             self._section = program.add_columns(np.zeros(stages))
             self._memory_rows = program.add_rows(stages, upper=1.0)
-            program.enter(self._memory_rows + at, self._section + at, 1.0)
+            program.enter(self._memory_rows + stage, self._section + stage, 1.0)
 
     def _add_pace(self, pace: int, times: Ints) -> None:
-        """The pace is no less than its terms, each a column of its own."""
+        """Let the pace be no less than its terms, each a column of its own."""
         pipeline, program = self.pipeline, self.program
         stages, share, lag = pipeline.stages, pipeline.row_share, pipeline.lag
         slowest, most = program.add_columns([0.0]), program.add_columns([0.0])
-        whole = program.add_rows(1, lower=0.0)
-        program.enter(whole, [pace, slowest, most], [1.0, share - 1, -lag * pipeline.rows])
+        pace_row = program.add_rows(1, lower=0.0)
+        program.enter(pace_row, [pace, slowest, most], [1.0, share - 1, -lag * pipeline.rows])
         for column in times.T:
             self._at_least(slowest, column, 1.0)
         for row in times if share else ():
             level = program.add_columns([0.0])
-            program.enter(whole, level, -share)
-            program.enter(whole, row, lag / stages)
-            for one in row:
-                self._at_least(level, one, 1.0)
+            program.enter(pace_row, level, -share)
+            program.enter(pace_row, row, lag / stages)
+            for chunk_column in row:
+                self._at_least(level, chunk_column, 1.0)
             self._at_least(most, row, 1 / stages)
         if pipeline.in_turn:
             mean = program.add_rows(1, lower=pipeline.sent_ns / self.unit)

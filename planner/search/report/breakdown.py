@@ -1,4 +1,4 @@
-"""Breakdown: what the planner's step time of a plan is made of.
+"""Breakdown: the parts of the planner's step time of a plan.
 
 With m microbatches, p stages of times t, and the ramp r and paces of `stages.shape`::
 
@@ -34,30 +34,36 @@ Parts = dict[str, float]
 Blocks = dict[str, tuple[Parts, Parts]]  # per template: of a microbatch, of a step
 
 
-def breakdown(evaluator: Evaluator, found: Found) -> Parts:
-    """Return nanoseconds of the step by what they go to; they sum up to `division.step_ns`."""
-    pipeline = evaluator.sends.pipeline(found.candidate)
-    shape = evaluator.shape(found.candidate)
+def breakdown(evaluator: Evaluator, best_plan: Found) -> Parts:
+    """Nanoseconds of the step by what they go to; they sum up to `division.step_ns`."""
+    pipeline = evaluator.sends.pipeline(best_plan.candidate)
+    shape = evaluator.shape(best_plan.candidate)
     templates = evaluator.graph.templates
     programs = evaluator.programs
-    solved = [(one.mode, one.solution.options) for one in found.solved]
-    figures = [[programs.block_figures(part, *one) for one in solved] for part in shape.parts]
-    shares = [[block_parts(programs, part, *one) for one in solved] for part in shape.parts]
+    solved = [(solved_mode.mode, solved_mode.solution.options) for solved_mode in best_plan.solved]
+    figures = [
+        [programs.block_figures(part, *mode_options) for mode_options in solved]
+        for part in shape.parts
+    ]
+    shares = [
+        [block_parts(programs, part, *mode_options) for mode_options in solved]
+        for part in shape.parts
+    ]
     busy, update = [0.0] * (pipeline.stages * pipeline.rows), [0.0] * pipeline.stages
     work: Parts = {}
     once: Parts = {}
     deferred = 0.0
-    for position, chunk in enumerate(found.division.chunks):
+    for position, chunk in enumerate(best_plan.division.chunks):
         stage = pipeline.stage_of(position)
         kind = pipeline.kinds[stage]
         for block, variant in chunk:
             template = templates[block]
-            one = figures[kind][variant][template]
-            busy[pipeline.place_of(position)] += one.microbatch_ns
-            update[stage] += one.step_ns
-            deferred += deferred_ns(one, pipeline)
-            for sums, mine in zip((work, once), shares[kind][variant][template], strict=True):
-                for name, time in mine.items():
+            block_ns = figures[kind][variant][template]
+            busy[pipeline.place_of(position)] += block_ns.microbatch_ns
+            update[stage] += block_ns.step_ns
+            deferred += deferred_ns(block_ns, pipeline)
+            for sums, times in zip((work, once), shares[kind][variant][template], strict=True):
+                for name, time in times.items():
                     sums[name] = sums.get(name, 0.0) + time
     mean, ramp = sum(busy) / pipeline.stages, pipeline.ramp
     parts = _scaled(work, pipeline.microbatches * mean)
@@ -68,89 +74,94 @@ def breakdown(evaluator: Evaluator, found: Found) -> Parts:
     alone = replace(pipeline, sent_ns=0).pace(busy)
     parts[UNEVEN] = paces * (alone - mean)
     parts[SENDS] = paces * (pipeline.pace(busy) - alone) + pipeline.sent_ns
-    # What the order takes beyond that, stages wait for what is sent.
-    parts[SENDS] += max(found.division.step_ns - sum(parts.values()), 0.0)
+    # Time that the order takes beyond that is spent waiting for what is sent.
+    parts[SENDS] += max(best_plan.division.step_ns - sum(parts.values()), 0.0)
     return {name: time for name, time in parts.items() if time}
 
 
 def busy_ns(parts: Parts) -> float:
-    """The time of a step in which a device computes."""
+    """Nanoseconds of a step in which a device computes."""
     return sum(parts.get(name, 0.0) for name in (COMPUTE, RECOMPUTE, UPDATE))
 
 
 def _scaled(parts: Parts, total: float) -> Parts:
-    whole = sum(parts.values())
-    return {name: time * total / whole for name, time in parts.items()} if whole else {}
+    parts_sum = sum(parts.values())
+    return {name: time * total / parts_sum for name, time in parts.items()} if parts_sum else {}
 
 
 def block_parts(programs: Programs, shape: Shape, mode: str, options: tuple[int, ...]) -> Blocks:
-    """Return what the blocks of every template spend, of all blocks together."""
+    """Nanoseconds that a block of every template spends by what they go to, on average."""
     space = programs.space(shape, mode)
     tables, row = programs.priced(shape, mode)
     plain, plain_row = programs.priced(shape, "none")
     home = [programs.graph.templates[choice.ops[0].op.block] for choice in space.choices]
-    found: Blocks = {template: ({}, {}) for template in home}
+    parts_by_template: Blocks = {template: ({}, {}) for template in home}
     times = dict.fromkeys(home, 0)
     for choice, template in zip(tables.choices, home, strict=True):
         times[template] = max(times[template], choice.count)
 
     def add(template: str, step: bool, name: str, time: float) -> None:
         if time:
-            parts = found[template][step]
+            parts = parts_by_template[template][step]
             parts[name] = parts.get(name, 0.0) + time / times[template]
 
-    for at, (choice, template) in enumerate(zip(tables.choices, home, strict=True)):
-        mine = choice.count * choice.figures[:, options[at], row]
-        without = choice.count * plain.choices[at].figures[:, options[at], plain_row]
-        again = max(0, int(mine[MICROBATCH] - without[MICROBATCH]))
-        add(template, False, COMPUTE, int(mine[MICROBATCH] + mine[DEFERRABLE]) - again)
-        add(template, False, RECOMPUTE, again)
-        add(template, True, UPDATE, int(mine[STEP]))
+    for number, (choice, template) in enumerate(zip(tables.choices, home, strict=True)):
+        figures = choice.count * choice.figures[:, options[number], row]
+        without = choice.count * plain.choices[number].figures[:, options[number], plain_row]
+        recompute_ns = max(0, int(figures[MICROBATCH] - without[MICROBATCH]))
+        add(template, False, COMPUTE, int(figures[MICROBATCH] + figures[DEFERRABLE]) - recompute_ns)
+        add(template, False, RECOMPUTE, recompute_ns)
+        add(template, True, UPDATE, int(figures[STEP]))
     named = _axis_names(space, options)
     for net in tables.nets:
         template = home[net.uses[0].choice]
         for name, time in _moves(space, space.nets[net.number], net, options, row, named):
             add(template, net.figure == STEP, name, net.count * time)
-    return found
+    return parts_by_template
 
 
 def _axis_names(space: Space, options: tuple[int, ...]) -> list[str]:
-    """The role of every axis: what most products split over it."""
-    found = []
+    """Role of every axis: the one that most products are split for over it."""
+    roles = []
     for axis in range(space.axes):
         split: Counter[str] = Counter()
         for choice, option in zip(space.choices, options, strict=True):
-            for one in choice.ops:
-                role = label_role(one.base[one.taken[axis, option]].label)
-                if role and op_kind(one.op.kind).products:
+            for op_options in choice.ops:
+                role = label_role(op_options.base[op_options.taken[axis, option]].label)
+                if role and op_kind(op_options.op.kind).products:
                     split[role] += choice.count
-        found.append(max(sorted(split), key=lambda role: split[role]) if split else "dp")
-    return found
+        roles.append(max(sorted(split), key=lambda role: split[role]) if split else "dp")
+    return roles
 
 
 def _moves(
-    space: Space, whole: SpaceNet, net: Net, options: tuple[int, ...], row: int, named: list[str]
+    space: Space,
+    space_net: SpaceNet,
+    net: Net,
+    options: tuple[int, ...],
+    row: int,
+    named: list[str],
 ) -> list[tuple[str, int]]:
     """Name and time of every boxing of a net."""
     source = int(net.makes[options[net.producer]])
     readers: dict[int, int] = {}
     for use in net.uses:
         readers.setdefault(int(use.wants[options[use.choice]]), use.choice)
-    found = []
+    moves = []
     for target, reader in readers.items():
         time = int(net.duration_ns[source, target, row])
         if not time:
             continue
-        before = digits(whole.sources[source : source + 1], space.axes)[:, 0]
-        after = digits(whole.targets[target : target + 1], space.axes)[:, 0]
+        before = digits(space_net.sources[source : source + 1], space.axes)[:, 0]
+        after = digits(space_net.targets[target : target + 1], space.axes)[:, 0]
         roles = set()
         for axis in np.flatnonzero(before != after).tolist():
             ends = (net.producer, reader)
             experts = any(_label(space, end, options, axis) == EXPERT for end in ends)
             roles.add("ep" if experts else named[axis])
         words = "- and ".join(NAMES[role] for role in sorted(roles)) or "other"
-        found.append((f"{words}-parallel communication", time))
-    return found
+        moves.append((f"{words}-parallel communication", time))
+    return moves
 
 
 def _label(space: Space, choice: int, options: tuple[int, ...], axis: int) -> str | None:

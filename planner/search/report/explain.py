@@ -1,4 +1,4 @@
-"""Explain: what decided each choice of a plan, by the plans that differ from it in that choice.
+"""Explain: reasons of each choice of a plan, by the plans that differ from it in that choice.
 
 Every sentence comes from solving such a plan: it does not fit, or it is slower, and the largest
 part of the difference is named (`breakdown.py`).
@@ -39,7 +39,7 @@ SAME = 0.0005  # differences below are none
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """Why one alternative to one choice was not taken.
+    """Reason that one alternative to one choice was not taken.
 
     `effect` is by how much its step is longer, by the planner's cost; None where there is no such
     plan. `over_bytes` is what it lacks of a device's memory, `parts_s` what it spends
@@ -57,7 +57,7 @@ class Reason:
 
     @property
     def line(self) -> str:
-        """The reason as a line of text."""
+        """Line of text that gives the reason."""
         name = self.choice.replace("_", "-")
         if self.alternative is None:
             return f"{name} = {self.value}: {self.reason}"
@@ -67,7 +67,7 @@ class Reason:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The reason as scripts read it."""
+        """Reason as scripts read it."""
         return {
             "choice": self.choice,
             "value": self.value,
@@ -82,13 +82,13 @@ class Reason:
 
 
 def explain(plan: Plan, answer: Answer) -> tuple[Reason, ...]:
-    """Return what decided every choice of a plan.
+    """Reasons that decided every choice of a plan.
 
     Parameters
     ----------
     plan : Plan
     answer : Answer
-        What the search that made the plan left in its `Record`.
+        Left by the search that made the plan in its `Record`.
 
     Returns
     -------
@@ -100,14 +100,14 @@ def explain(plan: Plan, answer: Answer) -> tuple[Reason, ...]:
     shown = {**roles(plan, plan_graph(plan)), "offload": plan.offload}
     pins = evaluator.request.pins
     neighbours = _neighbours(evaluator, chosen.candidate, shown, pins)
-    own = breakdown(evaluator, chosen)
-    found = {name: [_settled(name, plan, shown, pins)] for name in CHOICES}
-    for one, outcomes in zip(neighbours, solved(evaluator, neighbours), strict=True):
-        asked = evaluator if one.pins == pins else evaluator.under(one.pins)
-        found[one.choice].append(_reason(asked, one, outcomes, chosen, own))
-    listed = [one for name in CHOICES for one in (found[name][1:] or found[name][:1])]
+    chosen_parts = breakdown(evaluator, chosen)
+    reasons = {name: [_settled(name, plan, shown, pins)] for name in CHOICES}
+    for neighbour, outcomes in zip(neighbours, solved(evaluator, neighbours), strict=True):
+        asked = evaluator if neighbour.pins == pins else evaluator.under(neighbour.pins)
+        reasons[neighbour.choice].append(_reason(asked, neighbour, outcomes, chosen, chosen_parts))
+    listed = [reason for name in CHOICES for reason in (reasons[name][1:] or reasons[name][:1])]
     listed += _memory(evaluator, chosen)
-    if runner_up := _runner_up(answer, own):
+    if runner_up := _runner_up(answer, chosen_parts):
         listed.append(runner_up)
     return tuple(listed)
 
@@ -115,44 +115,44 @@ def explain(plan: Plan, answer: Answer) -> tuple[Reason, ...]:
 def _neighbours(
     evaluator: Evaluator, chosen: Candidate, shown: dict[str, Any], pins: Pins
 ) -> list[Neighbour]:
-    known = {name: shown[name] for name in ("dp", "tp", "pp", "cp")}
-    if None in known.values():  # the ops disagree on what an axis is for
-        found = pipelines(evaluator, chosen, None)
-        return [*found, *storage(evaluator, chosen, shown, pins)]
-    settled = replace(pins, dp=known["dp"], tp=known["tp"], cp=known["cp"])
-    roled = _roled(evaluator, chosen, known, shown["ep"], settled)
-    found = degrees(evaluator, chosen, known, pins)
+    plan_degrees = {name: shown[name] for name in ("dp", "tp", "pp", "cp")}
+    if None in plan_degrees.values():  # the ops disagree on what an axis is for
+        neighbours = pipelines(evaluator, chosen, None)
+        return [*neighbours, *storage(evaluator, chosen, shown, pins)]
+    settled = replace(pins, dp=plan_degrees["dp"], tp=plan_degrees["tp"], cp=plan_degrees["cp"])
+    roled = _roled(evaluator, chosen, plan_degrees, shown["ep"], settled)
+    neighbours = degrees(evaluator, chosen, plan_degrees, pins)
     if int(splits(evaluator.graph)["experts"]) and pins.ep is None and roled is not None:
-        found += _experts(evaluator, chosen, known, int(shown["ep"]), pins)
-    found += pipelines(evaluator, chosen, known["dp"])
+        neighbours += _experts(evaluator, chosen, plan_degrees, int(shown["ep"]), pins)
+    neighbours += pipelines(evaluator, chosen, plan_degrees["dp"])
     if roled is not None:
-        found += storage(evaluator, roled, shown, settled)
-    return found
+        neighbours += storage(evaluator, roled, shown, settled)
+    return neighbours
 
 
 def _roled(
-    evaluator: Evaluator, chosen: Candidate, known: dict[str, int], ep: object, pins: Pins
+    evaluator: Evaluator, chosen: Candidate, plan_degrees: dict[str, int], ep: object, pins: Pins
 ) -> Candidate | None:
-    """The chosen candidate with roles on its axes."""
+    """Chosen candidate with roles on its axes."""
     experts = int(splits(evaluator.graph)["experts"])
-    asked = replace(pins, pp=known["pp"], ep=int(str(ep)) if experts and ep else pins.ep)
-    for one in candidates_of(replace(evaluator.request, pins=asked), evaluator.graph):
-        if one.batch == chosen.batch and one.pipeline == chosen.pipeline:
-            return one
+    asked = replace(pins, pp=plan_degrees["pp"], ep=int(str(ep)) if experts and ep else pins.ep)
+    for candidate in candidates_of(replace(evaluator.request, pins=asked), evaluator.graph):
+        if candidate.batch == chosen.batch and candidate.pipeline == chosen.pipeline:
+            return candidate
     return None
 
 
 def _experts(
-    evaluator: Evaluator, chosen: Candidate, known: dict[str, int], ep: int, pins: Pins
+    evaluator: Evaluator, chosen: Candidate, plan_degrees: dict[str, int], ep: int, pins: Pins
 ) -> list[Neighbour]:
     """Neighbours with experts split over half or twice as many ranks."""
-    found = []
-    settled = replace(pins, dp=known["dp"], tp=known["tp"], cp=known["cp"])
+    neighbours = []
+    settled = replace(pins, dp=plan_degrees["dp"], tp=plan_degrees["tp"], cp=plan_degrees["cp"])
     for other in (ep // 2, 2 * ep):
         if other:
             asked = replace(settled, ep=other)
-            shape = _roled_or_none(evaluator, chosen, known, other, settled)
-            found.append(
+            shape = _roled_or_none(evaluator, chosen, plan_degrees, other, settled)
+            neighbours.append(
                 Neighbour(
                     choice="ep",
                     value=str(ep),
@@ -162,23 +162,23 @@ def _experts(
                     reason="" if shape else "does not divide the experts or the ranks",
                 )
             )
-    return found
+    return neighbours
 
 
 def _roled_or_none(
-    evaluator: Evaluator, chosen: Candidate, known: dict[str, int], ep: int, pins: Pins
+    evaluator: Evaluator, chosen: Candidate, plan_degrees: dict[str, int], ep: int, pins: Pins
 ) -> Candidate | None:
     try:
-        return _roled(evaluator, chosen, known, ep, pins)
+        return _roled(evaluator, chosen, plan_degrees, ep, pins)
     except InfeasibleError:
         return None
 
 
 def _settled(name: str, plan: Plan, shown: dict[str, Any], pins: Pins) -> Reason:
-    """What to say of a choice without neighbours."""
-    own: dict[str, Any] = {"schedule": plan.schedule, "interleave": plan.interleave}
-    own["micro_batch"] = plan.batch // shown["dp"] if shown["dp"] else None
-    value = own.get(name, shown.get(name))
+    """Reason given for a choice without neighbours."""
+    plan_values: dict[str, Any] = {"schedule": plan.schedule, "interleave": plan.interleave}
+    plan_values["micro_batch"] = plan.batch // shown["dp"] if shown["dp"] else None
+    value = plan_values.get(name, shown.get(name))
     if getattr(pins, name) is not None:
         reason = "pinned"
     elif value is None:
@@ -194,37 +194,50 @@ def _settled(name: str, plan: Plan, shown: dict[str, Any], pins: Pins) -> Reason
 
 
 def _reason(
-    evaluator: Evaluator, one: Neighbour, outcomes: list[Outcome], chosen: Found, own: Parts
+    evaluator: Evaluator,
+    neighbour: Neighbour,
+    outcomes: list[Outcome],
+    chosen: Found,
+    chosen_parts: Parts,
 ) -> Reason:
     plain = Reason(
-        choice=one.choice, value=one.value, alternative=one.alternative, effect=None, reason=""
+        choice=neighbour.choice,
+        value=neighbour.value,
+        alternative=neighbour.alternative,
+        effect=None,
+        reason="",
     )
     best = fastest(outcomes)
     if best is not None:
-        return _slower(plain, evaluator, best, chosen, own)
+        return _slower(plain, evaluator, best, chosen, chosen_parts)
     short = [
-        item.error
-        for item in outcomes
-        if isinstance(item, Refused) and isinstance(item.error, MemoryLimitError)
+        outcome.error
+        for outcome in outcomes
+        if isinstance(outcome, Refused) and isinstance(outcome.error, MemoryLimitError)
     ]
     if short:
-        error = min(short, key=lambda item: item.needed_bytes - item.limit_bytes)
+        error = min(short, key=lambda refusal: refusal.needed_bytes - refusal.limit_bytes)
         over = error.needed_bytes - error.limit_bytes
         where = "" if error.stage is None else f" on stage {error.stage}"
         return replace(plain, reason=f"exceeds memory by {size(over)}{where}", over_bytes=over)
-    if one.reason:
-        return replace(plain, reason=f"cannot be: {one.reason}")
-    refused = [str(item.error) for item in outcomes if isinstance(item, Refused)]
+    if neighbour.reason:
+        return replace(plain, reason=f"cannot be: {neighbour.reason}")
+    refused = [str(outcome.error) for outcome in outcomes if isinstance(outcome, Refused)]
     why = refused[0] if refused else "no signatures fit together"
     return replace(plain, reason=f"has no plan: {why}")
 
 
-def _slower(plain: Reason, evaluator: Evaluator, best: Found, chosen: Found, own: Parts) -> Reason:
-    """How much slower a plan is than the chosen one, and what takes the time."""
+def _slower(
+    plain: Reason, evaluator: Evaluator, best: Found, chosen: Found, chosen_parts: Parts
+) -> Reason:
+    """Reason that says how much slower a plan is than the chosen one, and what takes the time."""
     objective = chosen.division.step_ns
     effect = best.division.step_ns / objective - 1
     other = breakdown(evaluator, best)
-    more = {name: other.get(name, 0.0) - own.get(name, 0.0) for name in {**own, **other}}
+    more = {
+        name: other.get(name, 0.0) - chosen_parts.get(name, 0.0)
+        for name in {**chosen_parts, **other}
+    }
     largest = max(more, key=lambda name: more[name])
     if effect > SAME:
         text = f"loses {percent(effect)} ({largest})"
@@ -269,12 +282,12 @@ def _memory(evaluator: Evaluator, chosen: Found) -> list[Reason]:
     return [reason]
 
 
-def _runner_up(answer: Answer, own: Parts) -> Reason | None:
-    """The best other candidate of the search itself."""
-    others = [one for one in answer.found if one.candidate != answer.chosen.candidate]
+def _runner_up(answer: Answer, chosen_parts: Parts) -> Reason | None:
+    """Reason that names the best other candidate of the search itself; None where it is alone."""
+    others = [plan for plan in answer.found if plan.candidate != answer.chosen.candidate]
     if not others:
         return None
-    best = min(others, key=lambda one: one.division.step_ns)
+    best = min(others, key=lambda plan: plan.division.step_ns)
     plain = Reason(
         choice="plan",
         value=answer.chosen.candidate.text,
@@ -282,4 +295,4 @@ def _runner_up(answer: Answer, own: Parts) -> Reason | None:
         effect=None,
         reason="",
     )
-    return _slower(plain, answer.evaluator, best, answer.chosen, own)
+    return _slower(plain, answer.evaluator, best, answer.chosen, chosen_parts)

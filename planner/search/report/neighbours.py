@@ -1,4 +1,4 @@
-"""Neighbours: the plans that differ from a chosen one in one choice, and what comes of them."""
+"""Neighbours: the plans that differ from a chosen one in one choice, and their outcomes."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ class Neighbour:
 
 
 def degrees(
-    evaluator: Evaluator, chosen: Candidate, known: dict[str, int], pins: Pins
+    evaluator: Evaluator, chosen: Candidate, plan_degrees: dict[str, int], pins: Pins
 ) -> list[Neighbour]:
     """Neighbours with half or twice a degree, where something else takes up the difference.
 
@@ -41,40 +41,44 @@ def degrees(
     ----------
     evaluator : Evaluator
     chosen : Candidate
-    known : dict
+    plan_degrees : dict
         dp, tp, pp and cp of the plan.
     pins : Pins
         The user's.
     """
-    found = []
+    neighbours = []
     for name in ("dp", "tp", "pp", "cp"):
         if getattr(pins, name) is not None:
             continue
-        value = known[name]
+        value = plan_degrees[name]
         for other in dict.fromkeys((value // 2 if value % 2 == 0 else 1, 2 * value)):
             if other == value or other > evaluator.request.cluster.devices:
                 continue
             options = []
             for partner in ("dp", "pp", "tp", "cp"):
-                size, left = divmod(known[partner] * value, other)
+                size, left = divmod(plan_degrees[partner] * value, other)
                 free = partner != name and getattr(pins, partner) is None
-                if free and not left and (partner != "cp" or known["cp"] > 1):
-                    options.append(known | {name: other, partner: size})
-            shapes = [one for option in options for one in _shaped(evaluator, chosen, option, pins)]
+                if free and not left and (partner != "cp" or plan_degrees["cp"] > 1):
+                    options.append(plan_degrees | {name: other, partner: size})
+            shapes = [
+                shape for option in options for shape in _shaped(evaluator, chosen, option, pins)
+            ]
             reason = "" if shapes else "devices, global batch or blocks do not divide"
             if not options:
                 reason = "no other degree can take up the difference"
-            found.append(
+            neighbours.append(
                 Neighbour(
                     choice=name,
                     value=str(value),
                     alternative=str(other),
                     candidates=tuple(dict.fromkeys(shapes)),
-                    pins=replace(pins, dp=known["dp"], tp=known["tp"], cp=known["cp"]),
+                    pins=replace(
+                        pins, dp=plan_degrees["dp"], tp=plan_degrees["tp"], cp=plan_degrees["cp"]
+                    ),
                     reason=reason,
                 )
             )
-    return found
+    return neighbours
 
 
 def _shaped(
@@ -92,7 +96,7 @@ def _shaped(
         micro_batch=pins.micro_batch,
     )
     try:
-        found = candidates(
+        enumerated = candidates(
             asked,
             request.cluster,
             request.global_batch,
@@ -103,35 +107,43 @@ def _shaped(
     except PlanError:
         return []
     wide = option["dp"]
-    near = [one for one in found if one.batch in (chosen.batch, chosen.batch // 2, wide)]
-    nearest = min((abs(one.batch - chosen.batch) for one in found), default=0)
-    near += [one for one in found if abs(one.batch - chosen.batch) == nearest]
-    same = [one for one in near if one.pipeline.interleave == pipeline.interleave]
+    near = [
+        candidate
+        for candidate in enumerated
+        if candidate.batch in (chosen.batch, chosen.batch // 2, wide)
+    ]
+    nearest = min((abs(candidate.batch - chosen.batch) for candidate in enumerated), default=0)
+    near += [
+        candidate for candidate in enumerated if abs(candidate.batch - chosen.batch) == nearest
+    ]
+    same = [candidate for candidate in near if candidate.pipeline.interleave == pipeline.interleave]
     return list(placed(tuple(dict.fromkeys(same or near)), request.cluster))
 
 
-def pipelines(evaluator: Evaluator, chosen: Candidate, known: int | None) -> list[Neighbour]:
+def pipelines(evaluator: Evaluator, chosen: Candidate, dp: int | None) -> list[Neighbour]:
     """Neighbours with another microbatch, schedule or number of chunks a stage."""
     request, pins = evaluator.request, evaluator.request.pins
     pipeline, total = chosen.pipeline, request.global_batch
-    found = []
+    neighbours = []
 
-    def add(choice: str, value: object, other: object, one: Candidate | str) -> None:
-        found.append(
+    def add(
+        choice: str, value: object, other: object, candidate_or_reason: Candidate | str
+    ) -> None:
+        neighbours.append(
             Neighbour(
                 choice=choice,
                 value=str(value),
                 alternative=str(other),
-                candidates=() if isinstance(one, str) else (one,),
+                candidates=() if isinstance(candidate_or_reason, str) else (candidate_or_reason,),
                 pins=pins,
-                reason=one if isinstance(one, str) else "",
+                reason=candidate_or_reason if isinstance(candidate_or_reason, str) else "",
             )
         )
 
     if pins.micro_batch is None:
-        value = chosen.batch // known if known else "mixed"  # samples on one rank
+        value = chosen.batch // dp if dp else "mixed"  # samples on one rank
         for batch in (chosen.batch // 2, chosen.batch * 2):
-            if not batch or chosen.batch == 2 * batch + 1 or batch % (known or 1):
+            if not batch or chosen.batch == 2 * batch + 1 or batch % (dp or 1):
                 continue
             shape = replace(pipeline, microbatches=total // batch)
             why = _cannot(shape, len(evaluator.graph.blocks))
@@ -140,11 +152,11 @@ def pipelines(evaluator: Evaluator, chosen: Candidate, known: int | None) -> lis
             add(
                 "micro_batch",
                 value,
-                batch // known if known else f"{batch} samples on all ranks",
+                batch // dp if dp else f"{batch} samples on all ranks",
                 why or replace(chosen, batch=batch, pipeline=shape),
             )
     if pipeline.stages == 1:
-        return found
+        return neighbours
     if pins.schedule is None:
         for name, schedule in SCHEDULES.items():
             if name != pipeline.schedule:
@@ -158,11 +170,11 @@ def pipelines(evaluator: Evaluator, chosen: Candidate, known: int | None) -> lis
                 why = _cannot(shape, len(evaluator.graph.blocks))
                 value = pipeline.interleave
                 add("interleave", value, chunks, why or replace(chosen, pipeline=shape))
-    return found
+    return neighbours
 
 
 def _cannot(pipeline: Pipeline, blocks: int) -> str:
-    """Why a pipeline cannot be, empty where it can."""
+    """Reason that a pipeline cannot be; empty where it can."""
     if pipeline.positions > blocks:
         return f"{pipeline.positions} chunks are more than the {blocks} blocks"
     record, stages = pipeline.record, pipeline.stages
@@ -175,14 +187,14 @@ def _cannot(pipeline: Pipeline, blocks: int) -> str:
 
 
 def storage(
-    evaluator: Evaluator, roled: Candidate, known: dict[str, object], pins: Pins
+    evaluator: Evaluator, roled: Candidate, plan_settings: dict[str, object], pins: Pins
 ) -> list[Neighbour]:
     """Neighbours in recomputation, ZeRO, sequence parallelism, rings and offloading."""
-    found = []
+    neighbours = []
     asked = evaluator.request.pins
 
     def add(choice: str, value: object, other: object, shapes: Iterable[Candidate]) -> None:
-        found.append(
+        neighbours.append(
             Neighbour(
                 choice=choice,
                 value=str(value),
@@ -194,82 +206,86 @@ def storage(
 
     if asked.recompute is None:
         for mode in MODES:
-            if mode != known["recompute"]:
-                add("recompute", known["recompute"] or "mixed", mode, (roled,))
+            if mode != plan_settings["recompute"]:
+                add("recompute", plan_settings["recompute"] or "mixed", mode, (roled,))
     roles = {axis.role for axis in roled.axes}
     if asked.zero is None and "dp" in roles:
         for level in (0, 1, 2, 3):
-            if level != known["zero"]:
-                value = "mixed" if known["zero"] is None else known["zero"]
+            if level != plan_settings["zero"]:
+                value = "mixed" if plan_settings["zero"] is None else plan_settings["zero"]
                 add("zero", value, level, (roled,))
     if asked.sequence_parallel is None and "tp" in roles:
-        given = known["sequence_parallel"]
+        given = plan_settings["sequence_parallel"]
         for other in (True, False):
             if other is not given:
                 value = "mixed" if given is None else given
                 add("sequence_parallel", value, other, (roled,))
     if asked.offload is None and evaluator.request.cluster.cores_per_node is None:
         for place in OFFLOADS:
-            if place != known["offload"]:
-                add("offload", known["offload"], place, (roled,))
+            if place != plan_settings["offload"]:
+                add("offload", plan_settings["offload"], place, (roled,))
     if asked.ring is None and "cp" in roles:
-        given = known["ring"]
+        given = plan_settings["ring"]
         for other in (True, False):
             if other is not given:
                 add("ring", "mixed" if given is None else given, other, (roled,))
-    return found
+    return neighbours
 
 
 def solved(evaluator: Evaluator, neighbours: list[Neighbour]) -> list[list[Outcome]]:
-    """What comes of every neighbour's candidates, solved together where their pins are alike."""
+    """Outcomes of every neighbour's candidates, solved together where their pins are alike."""
     request = evaluator.request
     groups: dict[object, list[int]] = {}
-    for number, one in enumerate(neighbours):
-        if one.candidates:
-            groups.setdefault(tuple(sorted(one.pins.document.items(), key=str)), []).append(number)
-    found: list[list[Outcome]] = [[] for _ in neighbours]
+    for number, neighbour in enumerate(neighbours):
+        if neighbour.candidates:
+            groups.setdefault(tuple(sorted(neighbour.pins.document.items(), key=str)), []).append(
+                number
+            )
+    outcomes_by_neighbour: list[list[Outcome]] = [[] for _ in neighbours]
     for numbers in groups.values():
         pins = neighbours[numbers[0]].pins
         asked = evaluator if pins == request.pins else evaluator.under(pins)
         together = dict.fromkeys(c for number in numbers for c in neighbours[number].candidates)
         outcomes = outcomes_of(asked, list(together))
         for number in numbers:
-            found[number] = [outcomes[c] for c in neighbours[number].candidates if c in outcomes]
-    return found
+            outcomes_by_neighbour[number] = [
+                outcomes[c] for c in neighbours[number].candidates if c in outcomes
+            ]
+    return outcomes_by_neighbour
 
 
 def outcomes_of(evaluator: Evaluator, few: list[Candidate]) -> dict[Candidate, Outcome]:
-    """Solve candidates without a cutoff, with room made where memory is tight."""
+    """Outcomes of candidates without a cutoff, with room made where memory is tight."""
     try:
         bounds = evaluator.lower_bounds_ns(few)
-        found: dict[Candidate, Outcome] = {
+        outcomes: dict[Candidate, Outcome] = {
             candidate: Refused(candidate, bound)
             for candidate, bound in zip(few, bounds, strict=True)
             if isinstance(bound, InfeasibleError)
         }
-        few = [candidate for candidate in few if candidate not in found]
-        limits = {one: usable_bytes(evaluator.request, one) for one in few}
-        room = [limits[one] for one in few]
+        few = [candidate for candidate in few if candidate not in outcomes]
+        limits = {candidate: usable_bytes(evaluator.request, candidate) for candidate in few}
+        room = [limits[candidate] for candidate in few]
         tight = []
         # Together first, as that is quick; then one by one, as the others would prune it.
         evaluator.evaluate_many(few, room, ENDLESS)
         for candidate, limit in zip(few, room, strict=True):
-            one = evaluator.evaluate_many([candidate], [limit], ENDLESS)[0]
-            if isinstance(one, tuple):
-                tight.append(one)
+            outcome = evaluator.evaluate_many([candidate], [limit], ENDLESS)[0]
+            if isinstance(outcome, tuple):
+                tight.append(outcome)
             else:
-                found[candidate] = one
+                outcomes[candidate] = outcome
         room = [limits[candidate] for candidate, _ in tight]
         if tight:
             evaluator.squeeze_many(tight, room, ENDLESS)
         for pair, limit in zip(tight, room, strict=True):
-            found[pair[0]] = evaluator.squeeze_many([pair], [limit], ENDLESS)[0]
+            outcomes[pair[0]] = evaluator.squeeze_many([pair], [limit], ENDLESS)[0]
     except InfeasibleError as error:
         return {candidate: Refused(candidate, error) for candidate in few}
-    return found
+    return outcomes
 
 
 def fastest(outcomes: list[Outcome]) -> Found | None:
-    """The best plan among outcomes."""
-    plans = [one for one in outcomes if isinstance(one, Found)]
-    return min(plans, key=lambda one: one.division.step_ns, default=None)
+    """Best plan among outcomes."""
+    plans = [outcome for outcome in outcomes if isinstance(outcome, Found)]
+    return min(plans, key=lambda plan: plan.division.step_ns, default=None)

@@ -26,7 +26,7 @@ from millrace.planner.search.request import (
 def last_resort(
     request: SearchRequest, graph: Graph, error: InfeasibleError
 ) -> SearchRequest | None:
-    """Return the request with optimizer state on the host; None where that cannot help.
+    """Request with optimizer state on the host; None where that cannot help.
 
     It is asked only where memory binds and no pin speaks of it. Ranks on a CPU have no memory but
     the machine's.
@@ -42,7 +42,7 @@ def last_resort(
 
 
 def resorted(plan: Plan, error: InfeasibleError) -> Plan:
-    """The plan of the second search, with what the first one said foremost in its evidence.
+    """Plan of the second search, with what the first one said foremost in its evidence.
 
     What the first did not prove to be impossible may be better than any of the second.
     """
@@ -59,28 +59,28 @@ def resorted(plan: Plan, error: InfeasibleError) -> Plan:
 
 
 def host_state_bytes(graph: Graph) -> int:
-    """Bytes of what offload takes off the devices: moments, and variables that are only cast."""
+    """Bytes that offload takes off the devices: moments, and variables that are only cast."""
     tensors = graph.tensors_by_name
-    found = sum(tensors[name].size_bytes for name in masters(graph))
+    total_bytes = sum(tensors[name].size_bytes for name in masters(graph))
     for op in graph.ops:
         if op_kind(op.kind).updates:
-            found += len(state_of(op.kind, op.attributes)) * tensors[op.outputs[0]].size_bytes
-    return found
+            total_bytes += len(state_of(op.kind, op.attributes)) * tensors[op.outputs[0]].size_bytes
+    return total_bytes
 
 
 def host_room_bytes(request: SearchRequest) -> int | None:
     """Bytes of host memory of all devices together; None where one group's is not known."""
-    found = 0
+    room_bytes = 0
     for group in request.cluster.groups:
         share = host_of(group, request.cluster).memory_bytes
         if share is None:
             return None
-        found += share * group.devices
-    return found
+        room_bytes += share * group.devices
+    return room_bytes
 
 
 def host_shortage(plan: Plan, graph: Graph) -> HostMemoryError | None:
-    """What the memory of a plan's nodes lacks; None where nothing is known to."""
+    """Error for the first stage whose nodes lack host memory; None where none is known to."""
     if plan.offload != OPTIMIZER:
         return None
     cluster, devices = plan.cluster, plan.mesh.devices

@@ -12,7 +12,7 @@ from typing import Any
 from millrace.planner.search.evaluation import Evaluator, Found, Pruned, Refused
 from millrace.planner.search.request import MemoryLimitError, SignatureError
 
-# In the order in which they are reported.
+# Layers are named in the order in which they are reported.
 SHAPES, BLOCKS, STAGES, SIMULATION, PROOF = LAYERS = (
     *("shapes", "blocks", "stages", "simulation"),
     "proof",
@@ -22,7 +22,7 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a search chose, with what is needed to ask it for the neighbours of that."""
+    """Plan that a search chose, with what is needed to ask it for the plan's neighbours."""
 
     evaluator: Evaluator
     chosen: Found
@@ -36,14 +36,14 @@ class Compared:
     Attributes
     ----------
     cost_s : float
-        Its step by the times of its blocks; by the tables where they were not timed.
+        Step time by the times of its blocks; by the tables where they were not timed.
     simulated_s : float or None
         None where it was not simulated.
     cost_bytes, laid_out_bytes : int
         Of the stage with the least room left: what was expected of its division before it was laid
         out, and what is laid out.
     refused : str
-        Why it is no good; empty where it is.
+        Reason that it is no good; empty where it is good.
     """
 
     plan: str
@@ -92,8 +92,8 @@ class Record:
         self.counts[name] = self.counts.get(name, 0) + number
 
     def timed(self, layers: Iterable[Document]) -> list[Document]:
-        """The layers of a plan's evidence, each with its seconds."""
-        return [{**one, "seconds": self.seconds[one["name"]]} for one in layers]
+        """Layers of a plan's evidence, each with its seconds."""
+        return [{**layer, "seconds": self.seconds[layer["name"]]} for layer in layers]
 
     def _turn(self) -> None:
         now = self.clock()
@@ -110,13 +110,13 @@ def layers(
     bounds_ns: tuple[float, float],
     held_by: str,
 ) -> tuple[Document, ...]:
-    """Return what every layer did and proved, in numbers that repeat.
+    """Documents of what every layer did and proved, in numbers that repeat.
 
     Parameters
     ----------
     record : Record
     chosen : Found
-        What the plan was made of.
+        Division and solutions that the plan was made of.
     pruned, refused : list
         Candidates without a plan, in the last round.
     bounds_ns : tuple of float
@@ -127,7 +127,9 @@ def layers(
     assert record.answer is not None, "filled before"
     did, evaluator = record.counts, record.answer.evaluator
     division = chosen.division
-    cheapest = min((one.solution for one in chosen.solved), key=lambda one: one.cost)
+    cheapest = min(
+        (solved.solution for solved in chosen.solved), key=lambda solution: solution.cost
+    )
     unit = evaluator.unit(chosen.candidate)
     return (
         {
@@ -135,8 +137,8 @@ def layers(
             **_proof(division.step_ns, bounds_ns[0]),
             **{name: did.get(name, 0) for name in ("candidates", "bounded", "solved")},
             **{name: did.get(name, 0) for name in ("squeezed", "refined", "rounds")},
-            "pruned": reasons(one.reason for one in pruned),
-            "refused": reasons(_refusal(one) for one in refused),
+            "pruned": reasons(candidate.reason for candidate in pruned),
+            "refused": reasons(_refusal(candidate) for candidate in refused),
         },
         {
             "name": BLOCKS,
@@ -164,18 +166,18 @@ def layers(
     )
 
 
-def reasons(found: Iterable[str]) -> dict[str, int]:
-    """How often each reason occurs, the most frequent first."""
+def reasons(occurrences: Iterable[str]) -> dict[str, int]:
+    """Number of times that each reason occurs, the most frequent first."""
     counts: dict[str, int] = {}
-    for reason in found:
+    for reason in occurrences:
         counts[reason] = counts.get(reason, 0) + 1
     return dict(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])))
 
 
-def _refusal(one: Refused) -> str:
-    if isinstance(one.error, MemoryLimitError):
+def _refusal(refused: Refused) -> str:
+    if isinstance(refused.error, MemoryLimitError):
         return "exceeds the memory"
-    legal = not isinstance(one.error, SignatureError)
+    legal = not isinstance(refused.error, SignatureError)
     return "no division into stages" if legal else "no legal signature"
 
 

@@ -34,11 +34,11 @@ from millrace.planner.search.sites import candidates_of, usable_bytes
 from millrace.planner.search.writing import write_plan
 from millrace.planner.wording import limit_option, one_of
 
-SHOWN = 3  # remedies in one sentence
-SIZES = 3  # of clusters that are tried
+SHOWN = 3  # remedies in one sentence, at most
+SIZES = 3  # larger clusters that are tried
 DEPTHS = 4  # numbers of stages that are tried on each
-MESHES = 8  # that are tried where signatures bind
-# What to try of a pin: more of it, else without it.
+MESHES = 8  # meshes that are tried where signatures bind
+# Pins are tried stronger first, where they can be, else left out.
 STRONGER = {"recompute": "full", "zero": 3, "offload": OPTIMIZER}
 ORDER = ("offload", "recompute", "zero", "micro_batch", *DEGREES, "schedule", "interleave")
 
@@ -48,25 +48,25 @@ ORDER = ("offload", "recompute", "zero", "micro_batch", *DEGREES, "schedule", "i
 
 def shape_remedies(request: SearchRequest, graph: Graph, by_batch: bool) -> list[str]:
     """Single changes of a pin or of the batch under which there is a plan, whatever its memory."""
-    found = []
+    remedies = []
     for batch in _batches(request) if by_batch else ():
         if _has_plans(replace(request, global_batch=batch), graph):
-            found.append(f"--global-batch {batch}")
+            remedies.append(f"--global-batch {batch}")
             break
     for name, value in request.pins.document.items():
         flag = f"--{name.replace('_', '-')}"
         if name in (*DEGREES, "micro_batch"):
             for other in _nearby(int(value), request):
                 if _has_plans(_repinned(request, name, other), graph):
-                    found.append(f"{flag} {other}")
+                    remedies.append(f"{flag} {other}")
                     break
         if _has_plans(_repinned(request, name, None), graph):
-            found.append(f"without {flag}")
-    return found[:SHOWN]
+            remedies.append(f"without {flag}")
+    return remedies[:SHOWN]
 
 
 def _batches(request: SearchRequest) -> list[int]:
-    """The nearest batches that microbatches of the pinned sizes divide."""
+    """Nearest batches that microbatches of the pinned sizes divide."""
     pins = request.pins
     unit = (pins.dp or 1) * (pins.micro_batch or 1)
     schedule = SCHEDULES[pins.schedule or PLAIN]
@@ -77,26 +77,28 @@ def _batches(request: SearchRequest) -> list[int]:
     if (least := schedule.least_microbatches(pins.pp or 1)) > 1:
         around.append(unit * least)
     most = min(COUNT_MAX, TOKENS_MAX // request.model.seq_len)
-    mine = [one for one in around if 0 < one <= most and one != request.global_batch]
-    return sorted(mine, key=lambda one: (abs(one - request.global_batch), one))
+    batches = [batch for batch in around if 0 < batch <= most and batch != request.global_batch]
+    return sorted(batches, key=lambda batch: (abs(batch - request.global_batch), batch))
 
 
 def _nearby(value: int, request: SearchRequest) -> list[int]:
     """Divisors of the devices and of the batch, the nearest to a pinned value first."""
     both = {*divisors(request.cluster.devices), *divisors(request.global_batch)} - {value}
-    return sorted(both, key=lambda one: (abs(one - value), one))[:6]
+    return sorted(both, key=lambda divisor: (abs(divisor - value), divisor))[:6]
 
 
 def _has_plans(request: SearchRequest, graph: Graph) -> bool:
-    """Whether there are shapes, and legal signatures of every op on one of a few of them."""
+    """True if there are shapes, and legal signatures of every op on one of a few of them."""
     try:
         everything = candidates_of(request, graph)
         if graph.batch != request.global_batch:
             graph = build_training(request.model, request.training, request.global_batch)
         evaluator = Evaluator(request, graph)
         largest: dict[tuple[int, ...], Candidate] = {}
-        for one in sorted(everything, key=lambda one: (one.batch, -one.pipeline.stages)):
-            largest[one.sizes] = one  # more samples divide more
+        for candidate in sorted(
+            everything, key=lambda candidate: (candidate.batch, -candidate.pipeline.stages)
+        ):
+            largest[candidate.sizes] = candidate  # more samples divide more
         few = list(largest.values())[:: max(1, len(largest) // MESHES)]
         bounds = evaluator.lower_bounds_ns(few)
     except InfeasibleError:
@@ -113,7 +115,7 @@ def _repinned(request: SearchRequest, name: str, value: object) -> SearchRequest
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What the roomiest plan of a request needs of a device, its context included."""
+    """Bytes that the roomiest plan of a request needs of a device, its context included."""
 
     needed_bytes: int
     fits: bool
@@ -122,17 +124,17 @@ class Room:
 def storage_bytes(graph: Graph, offload: str = ON_DEVICES) -> int:
     """Bytes of variables, gradients and optimizer state: no plan holds less on all its devices.
 
-    With optimizer state in host memory, of what is left on the devices.
+    With optimizer state in host memory, those of what is left on the devices.
     """
     tensors = graph.tensors_by_name
-    found = 0
+    total_bytes = 0
     for op in graph.ops:
         if op.kind == "variable":
-            found += tensors[op.outputs[0]].size_bytes
+            total_bytes += tensors[op.outputs[0]].size_bytes
         elif op_kind(op.kind).updates:
-            kept = 1 + len(state_of(op.kind, op.attributes))
-            found += kept * tensors[op.outputs[0]].size_bytes
-    return found if offload == ON_DEVICES else found - host_state_bytes(graph)
+            copies = 1 + len(state_of(op.kind, op.attributes))
+            total_bytes += copies * tensors[op.outputs[0]].size_bytes
+    return total_bytes if offload == ON_DEVICES else total_bytes - host_state_bytes(graph)
 
 
 def check_storage(request: SearchRequest, graph: Graph) -> None:
@@ -141,7 +143,7 @@ def check_storage(request: SearchRequest, graph: Graph) -> None:
     Raises
     ------
     NoPlanError, HostMemoryError
-        Names what weights, gradients and optimizer state take of a device, or of its node.
+        Says how much weights, gradients and optimizer state take of a device, or of its node.
     """
     reserved = reserved_bytes(request.cluster)
     if request.usable_bytes <= 0:
@@ -179,44 +181,44 @@ def _check_host(request: SearchRequest, graph: Graph) -> None:
 
 def memory_remedies(request: SearchRequest, graph: Graph) -> list[str]:
     """Single changes under which a plan fits: a pin, the number of devices, their memory."""
-    found: list[str] = []
+    remedies: list[str] = []
     if request.usable_bytes <= 0:
-        # No plan can be sized where nothing can be laid out: that of the whole device.
+        # Where nothing can be laid out, the plan for the whole device is sized instead.
         room = roomiest(replace(request, memory_limit_bytes=None), graph)
-        return [f"with --memory-limit {limit_option(room.needed_bytes)}"] if room else found
-    for name in (one for one in ORDER if one in request.pins.document):
+        return [f"with --memory-limit {limit_option(room.needed_bytes)}"] if room else remedies
+    for name in (pin for pin in ORDER if pin in request.pins.document):
         for value in dict.fromkeys((STRONGER.get(name), None)):
             if str(value) == str(request.pins.document[name]):
                 continue
             room = roomiest(_repinned(request, name, value), graph)
             if room is not None and room.fits:
                 flag = f"--{name.replace('_', '-')}"
-                found.append(f"without {flag}" if value is None else f"with {flag} {value}")
+                remedies.append(f"without {flag}" if value is None else f"with {flag} {value}")
                 break
-        if len(found) == SHOWN - 1:
+        if len(remedies) == SHOWN - 1:
             break
     if bigger := _more_devices(request, graph):
-        found.append(bigger)
+        remedies.append(bigger)
     room = roomiest(request, graph) if _worth_asking(request, graph) else None
     if room is not None and not room.fits:
         device = request.cluster.device
         option = limit_option(room.needed_bytes)
         if room.needed_bytes <= device.memory_bytes:
-            found.append(f"with --memory-limit {option}")
+            remedies.append(f"with --memory-limit {option}")
         else:
-            found.append(f"with devices of {option} (--memory-limit {option})")
-    return found
+            remedies.append(f"with devices of {option} (--memory-limit {option})")
+    return remedies
 
 
 def _worth_asking(request: SearchRequest, graph: Graph) -> bool:
-    """Whether the memory that is missing could be that of a larger device."""
+    """True if the memory that is missing could be that of a larger device."""
     return (
         storage_bytes(graph, request.offload) < 8 * request.usable_bytes * request.cluster.devices
     )
 
 
 def _more_devices(request: SearchRequest, graph: Graph) -> str | None:
-    """The smallest of a few larger clusters on which a plan fits."""
+    """Smallest of a few larger clusters on which a plan fits, in words."""
     least = storage_bytes(graph, request.offload) / request.usable_bytes
     tried = 0
     for cluster in larger(request.cluster):
@@ -250,7 +252,7 @@ def larger(cluster: Cluster) -> Iterator[Cluster]:
 
 
 def roomiest(request: SearchRequest, graph: Graph) -> Room | None:
-    """What the plan that needs least memory takes, among a few that split and recompute most.
+    """Room of the plan that needs least memory, among a few that split and recompute most.
 
     None where the pins leave no candidate, or the signatures none.
     """
@@ -262,8 +264,10 @@ def roomiest(request: SearchRequest, graph: Graph) -> Room | None:
     if request.pins.recompute is None:
         evaluator.modes = ("full",)
     best: Room | None = None
-    limits = [usable_bytes(request, one) for one in few]
-    for outcome in evaluator.squeeze_many([(one, 0.0) for one in few], limits, float("inf")):
+    limits = [usable_bytes(request, candidate) for candidate in few]
+    for outcome in evaluator.squeeze_many(
+        [(candidate, 0.0) for candidate in few], limits, float("inf")
+    ):
         least = outcome
         if not isinstance(outcome, Found):
             needed = getattr(getattr(outcome, "error", None), "needed_bytes", None)
@@ -285,41 +289,41 @@ def roomiest(request: SearchRequest, graph: Graph) -> Room | None:
     return best
 
 
-def _laid_out(evaluator: Evaluator, found: Found) -> Room:
+def _laid_out(evaluator: Evaluator, best_plan: Found) -> Room:
     request = evaluator.request
-    plan = write_plan(evaluator, found)
+    plan = write_plan(evaluator, best_plan)
     graph = plan_graph(plan)
-    arena = max(one.arena_bytes for one in plan_memory(plan, graph))
+    arena = max(stage_memory.arena_bytes for stage_memory in plan_memory(plan, graph))
     needed = arena + sum(beside(arena, request.cluster).values())
     fits = arena <= request.usable_bytes and host_shortage(plan, graph) is None
     return Room(needed_bytes=needed, fits=fits)
 
 
 def _frugal(everything: tuple[Candidate, ...]) -> list[Candidate]:
-    """Of a few numbers of stages, the candidates with the smallest microbatches."""
+    """Candidates with the smallest microbatches, for each of a few numbers of stages."""
     best: dict[int, tuple[tuple[int, ...], Candidate]] = {}
-    for one in everything:
-        p = one.pipeline
-        rank = (one.batch, p.interleave, not p.in_turn, len(one.axes))
+    for candidate in everything:
+        p = candidate.pipeline
+        rank = (candidate.batch, p.interleave, not p.in_turn, len(candidate.axes))
         if p.stages not in best or rank < best[p.stages][0]:
-            best[p.stages] = rank, one
+            best[p.stages] = rank, candidate
     depths = sorted(best)
     step = -(-len(depths) // DEPTHS)
     return [best[depth][1] for depth in depths[::step]]
 
 
 def with_remedies(error: InfeasibleError, request: SearchRequest, graph: Graph) -> InfeasibleError:
-    """Return the error with the nearest changes that help, where any does."""
+    """Error with the nearest changes that help, where any does."""
     short = isinstance(error, NoPlanError | HostMemoryError)
     if short:
-        found = memory_remedies(request, graph)
+        remedies = memory_remedies(request, graph)
     else:
-        # Another batch is nothing to offer where sizes of the model are what does not divide.
-        found = shape_remedies(request, graph, not isinstance(error, SignatureError))
-    if not found:
+        # Another batch is not offered where it is sizes of the model that do not divide.
+        remedies = shape_remedies(request, graph, not isinstance(error, SignatureError))
+    if not remedies:
         return error
     lead = "It fits" if short else "There are plans"
-    text = f"{str(error).rstrip('.')}. {lead} {one_of([_spoken(one) for one in found])}"
+    text = f"{str(error).rstrip('.')}. {lead} {one_of([_spoken(remedy) for remedy in remedies])}"
     return InfeasibleError(text)
 
 
@@ -327,17 +331,21 @@ def _spoken(remedy: str) -> str:
     return f"with {remedy}" if remedy.startswith("--") else remedy
 
 
-def unfit(found: list[Refused], offload: str, bound_ns: float) -> InfeasibleError:
-    """Join the reasons of all candidates: the nearest to fitting, or the first refusal.
+def unfit(refusals: list[Refused], offload: str, bound_ns: float) -> InfeasibleError:
+    """Error for all candidates: the one nearest to fitting, or the first refusal.
 
     `bound_ns` is the least bound of those of which it is not proven.
     """
-    close = [(one.candidate, one.error) for one in found if isinstance(one.error, MemoryLimitError)]
-    first = found[0].error
+    close = [
+        (refused.candidate, refused.error)
+        for refused in refusals
+        if isinstance(refused.error, MemoryLimitError)
+    ]
+    first = refusals[0].error
     if isinstance(first, HostMemoryError) or (not close and isinstance(first, SignatureError)):
         return first
     if not close:
-        return InfeasibleError(f"{found[0].candidate.text}: {first}")
+        return InfeasibleError(f"{refusals[0].candidate.text}: {first}")
     candidate, nearest = min(close, key=lambda pair: pair[1].needed_bytes)
     needed, limit = nearest.needed_bytes, nearest.limit_bytes
     return NoPlanError(candidate.text, needed, limit, nearest.stage, offload, bound_ns)

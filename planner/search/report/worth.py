@@ -20,11 +20,11 @@ class Worth:
     Attributes
     ----------
     limit_bytes : int
-        What a device may lay out as it is.
+        Bytes that a device may lay out as it is.
     saved : float
-        Of the step, as a share, where every device has that much more.
+        Share of the step, where every device has that much more.
     stage : int
-        Whose devices save most of it.
+        Stage whose devices save most of it.
     """
 
     limit_bytes: int

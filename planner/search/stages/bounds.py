@@ -5,7 +5,7 @@ from millrace.planner.search.stages.shape import Pipeline, Run, deferred_ns
 
 
 def lower_bound_ns(runs: tuple[Run, ...], pipeline: Pipeline) -> float:
-    """Return a step time that no division undercuts, whatever the memory.
+    """Step time that no division undercuts, whatever the memory.
 
     Every block takes the least of each figure over its variants and the kinds of device; the
     slowest stage has at least the largest block and at least the average load, and every row of

@@ -20,7 +20,7 @@ from millrace.planner.search.stages.shape import Pipeline
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """What the figures of a choice cost: the step time in whole numbers, times `unit`.
+    """Costs of the figures of a choice: the step time in whole numbers, times `unit`.
 
     Attributes
     ----------
@@ -29,9 +29,9 @@ class Prices:
         Chunk-microbatches of a stage after its first.
     unit : int
     sent_ns : int
-        What a microbatch takes from stage to stage and back.
+        Nanoseconds that a microbatch travels from stage to stage and back.
     in_turn : bool
-        Whether the pace is no less than the mean time with what is sent.
+        True if the pace is no less than the mean time with what is sent.
     """
 
     stages: int
@@ -44,11 +44,11 @@ class Prices:
     def of(cls, pipeline: Pipeline) -> "Prices":
         """Prices of a pipeline's stages.
 
-        Where rows of chunks wait for their longest, the least of that: that stages wait for the
-        slowest.
+        Where rows of chunks wait for their longest, these are the least prices: those of stages
+        that wait for the slowest.
         """
-        # In shares of a chunk, and of a stage twice: ramps count `stages` times, and the mean of
-        # the stages is taken of that.
+        # Costs are in shares of a chunk, and of a stage twice: ramps count `stages` times, and the
+        # mean of the stages is taken of that.
         return cls(
             stages=pipeline.stages,
             slots=pipeline.microbatches * pipeline.interleave - 1,
@@ -72,7 +72,7 @@ class Prices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """One row per stage, and what they cost."""
+    """One row per stage, with their longest time, their ramps' sum and their longest update."""
 
     rows: tuple[int, ...]
     time: int
@@ -85,7 +85,7 @@ class Choice:
 
 
 class Ladder:
-    """The rows of a layout that fit, and the dynamic program over its stages.
+    """Rows of a layout that fit, and the dynamic program over its stages.
 
     Parameters
     ----------
@@ -103,24 +103,24 @@ class Ladder:
     ) -> None:
         self.states = states
         stages = len(places)
-        # More than any ramp, and a sum of one a stage is no overflow: there is no way to a state.
+        # A state with no way to it has this ramp: above any, and a sum over stages is no overflow.
         self.nowhere = 2**62 // (stages + 1)
         rows, makeups, of, pieces = [], [], [], []
         for alike in _alike(places):
-            held = places[alike[0]].holdings
+            holdings = places[alike[0]].holdings
             inflight = np.array([places[stage].inflight for stage in alike])
-            size = held.base + inflight @ held.keeps.T
+            size = holdings.base + inflight @ holdings.keeps.T
             fits = size <= np.array([limits[stage] for stage in alike])[:, None]
-            fits &= held.time <= longest
+            fits &= holdings.time <= longest
             which, row = np.nonzero(fits)
-            makeup = held.makeup[row] + which * (int(held.makeup.max(initial=0)) + 1)
-            figures = held.time[row], held.ramp[row], held.update[row]
+            makeup = holdings.makeup[row] + which * (int(holdings.makeup.max(initial=0)) + 1)
+            figures = holdings.time[row], holdings.ramp[row], holdings.update[row]
             best = frontier(makeup, *figures)
             rows.append(row[best])
-            makeups.append(held.makeup[row[best]])
+            makeups.append(holdings.makeup[row[best]])
             of.append(np.array(alike)[which[best]])
-            pieces.append([one[best] for one in figures])
-        self.rows, makeup, stage = (np.concatenate(one) for one in (rows, makeups, of))
+            pieces.append([figure[best] for figure in figures])
+        self.rows, makeup, stage = (np.concatenate(arrays) for arrays in (rows, makeups, of))
         self.time, self.ramp, self.update = (
             np.concatenate(arrays) for arrays in zip(*pieces, strict=True)
         )
@@ -128,14 +128,14 @@ class Ladder:
         new[1:] = (stage[1:] != stage[:-1]) | (makeup[1:] != makeup[:-1])
         self.starts = np.flatnonzero(new)
         self.ends = np.append(self.starts[1:], len(stage))
-        # Where among the least ramps of make-ups a state's is found; the last is nowhere.
-        at = np.stack([place.makeup_at for place in places])
-        group = np.full((stages, int(at.max(initial=0)) + 2), -1)
+        # Spots are indices of states' make-ups among the least ramps; the last is nowhere.
+        makeup_at = np.stack([place.makeup_at for place in places])
+        group = np.full((stages, int(makeup_at.max(initial=0)) + 2), -1)
         group[stage[self.starts], makeup[self.starts]] = np.arange(len(self.starts))
-        self.spots = group[np.arange(stages)[:, None, None], at]
+        self.spots = group[np.arange(stages)[:, None, None], makeup_at]
 
     def least_ramp(self, time: int, update: int) -> Choice | None:
-        """Return the choice of least ramp within caps on the time and update of every stage."""
+        """Choice of least ramp within caps on the time and update of every stage; None: none."""
         if not len(self.time):
             return None
         fits = (self.time <= time) & (self.update <= update)
@@ -157,37 +157,37 @@ class Ladder:
         return self._traced(reached, steps, ramps)
 
     def _traced(self, reached: Ints, steps: Ints, ramps: Ints) -> Choice:
-        """Read the rows of the best way back from the last state."""
+        """Choice on the best way to the last state, read back from there."""
         stages, window = steps.shape[0], steps.shape[1]
         state = self.states
-        found = []
+        picks = []
         for stage in range(stages - 1, -1, -1):
             before = reached[stage, window - 1 + state - np.arange(window)]
             width = int((before + steps[stage, :, state]).argmin())
             group = int(self.spots[stage, width, state])
             start, end = int(self.starts[group]), int(self.ends[group])
-            found.append(start + int(ramps[start:end].argmin()))
+            picks.append(start + int(ramps[start:end].argmin()))
             state -= width
-        found.reverse()
+        picks.reverse()
         return Choice(
-            rows=tuple(self.rows[found].tolist()),
-            time=int(self.time[found].max()),
-            ramp=int(self.ramp[found].sum()),
-            update=int(self.update[found].max()),
+            rows=tuple(self.rows[picks].tolist()),
+            time=int(self.time[picks].max()),
+            ramp=int(self.ramp[picks].sum()),
+            update=int(self.update[picks].max()),
         )
 
 
 def _alike(places: list[StagePlace]) -> list[list[int]]:
-    """Stages that share their holdings."""
-    found: dict[int, list[int]] = {}
+    """Groups of stages that share their holdings."""
+    groups: dict[int, list[int]] = {}
     for stage, place in enumerate(places):
-        found.setdefault(id(place.holdings), []).append(stage)
-    return list(found.values())
+        groups.setdefault(id(place.holdings), []).append(stage)
+    return list(groups.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capped:
-    """The best choice found, if any is better than the one to beat, and the least cost there is."""
+    """Best choice found, if any is better than the one to beat, and the least cost there is."""
 
     choice: Choice | None
     bound: int
@@ -232,7 +232,7 @@ def search(ladder: Ladder, prices: Prices, beat: int, max_gap: float) -> Capped:
 
 
 def near(bound: int, cost: int, max_gap: float) -> bool:
-    """Whether a bound proves a cost within a relative gap; exactly, where there is to be none."""
+    """True if a bound proves a cost within a relative gap; exactly, where there is to be none."""
     return bound >= cost or (max_gap > 0 and bound * (1 + max_gap) >= cost)
 
 

@@ -24,7 +24,7 @@ from millrace.planner.schedules import SCHEDULES
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-# As `millrace.planner.schedules.orders.PARTS` numbers them.
+# Parts as `millrace.planner.schedules.orders.PARTS` numbers them.
 FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, JOINT = range(4)
 LAPS = 6  # rounds of `stages` microbatches that are run before one more is tried for its period
 PERIODIC = 1e-3  # of a round's time, by which the next may differ where all are taken to be alike
@@ -39,11 +39,11 @@ class PassTimes:
     passes : array [P, K]
         One microbatch's forward, input gradient and weight gradient of every chunk.
     hops : array [K]
-        From each chunk to the next, and for gradients back; 0 where both lie on one stage.
+        Transfer from each chunk to the next, and for gradients back; 0 where both lie on one stage.
     begins : array [K]
-        When the first forward of each chunk may begin.
+        Earliest begin of the first forward of each chunk.
     ends : array [K]
-        From the last backward of each chunk until its gradients are reduced.
+        Time from the last backward of each chunk until its gradients are reduced.
     """
 
     passes: Floats
@@ -54,7 +54,7 @@ class PassTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriticalPath:
-    """The length of an order and how often each pass lies on its longest path, array [P, K]."""
+    """Length of an order, and counts [P, K] of each pass on its longest path."""
 
     length_ns: float
     counts: Ints
@@ -67,9 +67,9 @@ class PathCut:
     Attributes
     ----------
     counts : array [P, K]
-        How often every pass lies on it.
+        Number of times that every pass lies on it.
     hops : array [K]
-        How often it is sent between each chunk and the next.
+        Number of times that it is sent between each chunk and the next.
     """
 
     counts: Ints
@@ -119,18 +119,22 @@ class _Order:
         levels: list[slice] = []
         count = 0
         while len(open_stages := np.flatnonzero(reached < slots.shape[2])):
-            at = open_stages, reached[open_stages]
+            next_slots = open_stages, reached[open_stages]
             read = np.where(
-                waits[at],
-                place_of[kinds[at], np.where(waits[at], sources[at], 0), numbers_of[at]],
+                waits[next_slots],
+                place_of[
+                    kinds[next_slots],
+                    np.where(waits[next_slots], sources[next_slots], 0),
+                    numbers_of[next_slots],
+                ],
                 -1,
             )
-            ready = ~waits[at] | (read >= 0)
+            ready = ~waits[next_slots] | (read >= 0)
             if not ready.any():
                 raise ProtocolError(
                     f"the orders of schedule {schedule} wait for one another in a cycle"
                 )
-            stage, slot = at[0][ready], at[1][ready]
+            stage, slot = next_slots[0][ready], next_slots[1][ready]
             part, position = parts[stage, slot], slot_positions[stage, slot]
             places = np.arange(count, count + len(stage))
             earlier = np.minimum(position, sources[stage, slot])
@@ -138,10 +142,12 @@ class _Order:
             number = part * (positions + 1) + position
             microbatch = numbers_of[stage, slot]
             rows.append(np.stack([number, stage, microbatch, last[stage], read[ready], hop]))
-            whole = part != WEIGHT_GRADIENT
-            place_of[kinds[stage, slot][whole], position[whole], numbers_of[stage, slot][whole]] = (
-                places[whole]
-            )
+            has_reader = part != WEIGHT_GRADIENT
+            place_of[
+                kinds[stage, slot][has_reader],
+                position[has_reader],
+                numbers_of[stage, slot][has_reader],
+            ] = places[has_reader]
             last[stage] = places
             reached[stage] += 1
             levels.append(slice(count, count + len(stage)))
@@ -156,30 +162,30 @@ class _Order:
         self.finals[self.numbers[closing] % (positions + 1)] = closing
 
     def longest(self, times: PassTimes) -> CriticalPath:
-        """The longest path of the passes, in these times."""
+        """Longest path of the passes in these times."""
         length_ns, path, _ = self._walked(times)
         return CriticalPath(length_ns=length_ns, counts=self._counts(path))
 
     def cut(self, times: PassTimes, rounds: int, period: int) -> PathCut:
-        """The longest path, going round so much more often where that takes longest.
+        """Longest path, with so many further rounds where a round takes longest.
 
-        A round is so many microbatches.
+        A round is `period` microbatches.
         """
         _, path, sent = self._walked(times)
-        found = self._counted(path, sent)
+        cut = self._counted(path, sent)
         if rounds and (inside := self._longest_round(times, path, sent, period)):
             again = self._counted(path[inside], sent[inside])
-            found = PathCut(
-                counts=found.counts + rounds * again.counts, hops=found.hops + rounds * again.hops
+            cut = PathCut(
+                counts=cut.counts + rounds * again.counts, hops=cut.hops + rounds * again.hops
             )
-        return found
+        return cut
 
     def _counted(self, path: Ints, sent: Ints) -> PathCut:
         hops = np.bincount(sent, minlength=self.positions + 1)
         return PathCut(counts=self._counts(path), hops=hops[: self.positions])
 
     def _longest_round(self, times: PassTimes, path: Ints, sent: Ints, period: int) -> slice | None:
-        """The part of a path, between equal passes a round apart, that takes longest."""
+        """Part of a path, between equal passes a round apart, that takes longest."""
         durations = self._durations(times)[self.numbers[path]]
         ends = np.cumsum(durations + np.append(times.hops, 0.0)[sent])
         microbatches = self.microbatches[path]
@@ -191,7 +197,7 @@ class _Order:
         after = int(begun[-1]) if len(begun) else 0
         before = int(put_off[0]) if len(put_off) else len(path)
         keys = zip(self.numbers[path].tolist(), microbatches.tolist(), strict=True)
-        place = {key: at for at, key in enumerate(keys)}
+        place = {key: index for index, key in enumerate(keys)}
         rounds = [
             (first, last)
             for (number, microbatch), last in place.items()
@@ -199,7 +205,7 @@ class _Order:
         ]
         if not rounds:
             return None
-        first, last = max(rounds, key=lambda one: ends[one[1]] - ends[one[0]])
+        first, last = max(rounds, key=lambda pair: ends[pair[1]] - ends[pair[0]])
         return slice(first + 1, last + 1)
 
     def _durations(self, times: PassTimes) -> Floats:
@@ -223,19 +229,19 @@ class _Order:
             begins = np.maximum(stage_ends[stage], ends[self.read[level]] + hops[level])
             stage_ends[stage] = ends[level] = np.maximum(begins, floors[level]) + took[level]
         tails = ends[self.finals] + times.ends
-        at = int(self.finals[int(np.argmax(tails))])
-        # Where a pass waits longer for what it reads than for its turn.
+        current = int(self.finals[int(np.argmax(tails))])
+        # A pass is late where it waits longer for what it reads than for its turn.
         late = (self.read >= 0) & ((self.before < 0) | (ends[self.before] < ends[self.read] + hops))
         came_from = np.where(late, self.read, self.before).tolist()
         on_path: list[int] = []
-        while at >= 0:
-            on_path.append(at)
-            at = came_from[at]
+        while current >= 0:
+            on_path.append(current)
+            current = came_from[current]
         path = np.array(on_path[::-1])
         return float(tails.max()), path, np.where(late[path], self.hops[path], positions)
 
     def _counts(self, path: Ints) -> Ints:
-        """How often each pass lies on a path."""
+        """Number of times [P, K] that each pass lies on a path."""
         counts = np.bincount(self.numbers[path], minlength=4 * (self.positions + 1))
         by_part = counts.reshape(4, -1)[:, : self.positions].astype(np.int64)
         by_part[[INPUT_GRADIENT, WEIGHT_GRADIENT]] += by_part[JOINT]
@@ -250,7 +256,7 @@ def _order(schedule: str, stages: int, chunks: int, microbatches: int) -> _Order
 def critical_path(
     schedule: str, stages: int, chunks: int, microbatches: int, times: PassTimes
 ) -> CriticalPath:
-    """The longest path of a pipeline's order.
+    """Longest path of a pipeline's order.
 
     Parameters
     ----------

@@ -21,11 +21,11 @@ from millrace.planner.search.stages.shape import (
 )
 from millrace.planner.search.stages.splitting import divided_by_positions
 
-# Where there are too many mixtures of variants to try all: mixtures of fewer, and the gap at which
-# they are good enough.
+# Numbers of variants that are mixed where there are too many mixtures to try all, and the gap at
+# which they are good enough.
 MIXED = (3, 2)
 RESOLUTION = 1e-2
-ROUNDING = 1e-12  # of times that are equal
+ROUNDING = 1e-12  # relative, of times that are equal
 PROGRAM_BLOCKS = 16  # up to so many blocks the integer program is quick, whatever the runs
 MANY_NODES = 200  # of its branch and bound where there are more: at 100,000 it took half an hour
 
@@ -53,7 +53,7 @@ def divide(
     limit_bytes : int or tuple of int
         Memory of one device, of every kind.
     transient_bytes : int
-        What every stage needs besides.
+        Bytes that every stage needs besides.
     max_gap : float
         Relative gap at which a division is good enough.
     worse_ns : float
@@ -74,37 +74,38 @@ def divide(
             f"need at least as many blocks, the model has {blocks}: use fewer stages"
         )
     left = tuple(limit - transient_bytes for limit in limits)
-    found: list[Division] = []
+    divisions: list[Division] = []
     short: list[MemoryLimitError] = []
     for group, numbers in _alike(runs):
         try:
-            one = _divide(group, pipeline, left, max_gap, worse_ns)
+            division = _divide(group, pipeline, left, max_gap, worse_ns)
         except MemoryLimitError as error:
             short.append(error)
             continue
-        found.append(_renumbered(one, group, numbers))
-    if not found:
+        divisions.append(_renumbered(division, group, numbers))
+    if not divisions:
         nearest = min(short, key=lambda error: error.needed_bytes - error.limit_bytes)
         raise MemoryLimitError(
             nearest.needed_bytes + transient_bytes,
             nearest.limit_bytes + transient_bytes,
             nearest.stage,
         )
-    best = min(found, key=lambda one: one.step_ns)
+    best = min(divisions, key=lambda division: division.step_ns)
     return replace(
         best,
         memory_bytes=best.memory_bytes + transient_bytes,
-        bound_ns=min(one.bound_ns for one in found),
+        bound_ns=min(division.bound_ns for division in divisions),
     )
 
 
 def _alike(runs: tuple[Run, ...]) -> list[tuple[tuple[Run, ...], list[list[int]]]]:
-    """For every handover, the runs with the variants that have it, and the numbers of these."""
-    handovers = list(dict.fromkeys(one.handover for run in runs for one in run.variants))
+    """Runs with the variants that have each handover, and the numbers of these, by handover."""
+    handovers = list(dict.fromkeys(variant.handover for run in runs for variant in run.variants))
     groups = []
     for handover in handovers:
         numbers = [
-            [v for v, one in enumerate(run.variants) if one.handover == handover] for run in runs
+            [v for v, variant in enumerate(run.variants) if variant.handover == handover]
+            for run in runs
         ]
         if all(numbers):
             groups.append((_kept(runs, numbers), numbers))
@@ -118,22 +119,24 @@ def _kept(runs: tuple[Run, ...], numbers: list[list[int]]) -> tuple[Run, ...]:
     return tuple(
         replace(
             run,
-            variants=tuple(run.variants[v] for v in mine),
-            elsewhere=tuple(tuple(one[v] for v in mine) for one in run.elsewhere),
+            variants=tuple(run.variants[v] for v in kept_numbers),
+            elsewhere=tuple(tuple(variants[v] for v in kept_numbers) for variants in run.elsewhere),
         )
-        for run, mine in zip(runs, numbers, strict=True)
+        for run, kept_numbers in zip(runs, numbers, strict=True)
     )
 
 
-def _renumbered(found: Division, runs: tuple[Run, ...], numbers: list[list[int]]) -> Division:
+def _renumbered(division: Division, runs: tuple[Run, ...], numbers: list[list[int]]) -> Division:
     number_of = {
-        block: mine for run, mine in zip(runs, numbers, strict=True) for block in run.blocks
+        block: kept_numbers
+        for run, kept_numbers in zip(runs, numbers, strict=True)
+        for block in run.blocks
     }
     chunks = tuple(
         tuple((block, number_of[block][variant]) for block, variant in chunk)
-        for chunk in found.chunks
+        for chunk in division.chunks
     )
-    return replace(found, chunks=chunks)
+    return replace(division, chunks=chunks)
 
 
 def _divide(
@@ -175,19 +178,19 @@ def _in_rows(
 ) -> Division:
     """Divide where rows of chunks wait for their longest, from the best where stages do.
 
-    Few blocks exactly.
+    Few blocks are divided exactly.
     """
     stage_limits = tuple(limits[kind] for kind in pipeline.kinds)
-    known = step_time_ns(division.chunks, runs, pipeline), division.chunks
-    better = filled(runs, pipeline, stage_limits, known[0])
-    step_ns, chunks = min((known, *better), key=lambda one: one[0])
+    initial = step_time_ns(division.chunks, runs, pipeline), division.chunks
+    better = filled(runs, pipeline, stage_limits, initial[0])
+    step_ns, chunks = min((initial, *better), key=lambda pair: pair[0])
     bound_ns = min(max(division.bound_ns, lower_bound_ns(runs, pipeline)), step_ns)
-    found = replace(division, chunks=chunks, step_ns=step_ns, bound_ns=bound_ns)
+    in_rows = replace(division, chunks=chunks, step_ns=step_ns, bound_ns=bound_ns)
     few = sum(len(run.blocks) for run in runs) <= PROGRAM_BLOCKS
     if not few or step_ns <= bound_ns * (1 + max(max_gap, ROUNDING)):
-        return found
+        return in_rows
     other = by_program(runs, pipeline, limits, max_gap)
-    best = min(found, other, key=lambda one: one.step_ns)
+    best = min(in_rows, other, key=lambda option: option.step_ns)
     return replace(best, bound_ns=min(max(bound_ns, other.bound_ns), best.step_ns))
 
 
@@ -210,7 +213,8 @@ def _smallest(runs: tuple[Run, ...], pipeline: Pipeline, limits: tuple[int, ...]
     numbers = []
     for run in runs:
         sizes = [
-            one.bytes_with((first, second, third)) + one.transient_bytes for one in run.variants
+            variant.bytes_with((first, second, third)) + variant.transient_bytes
+            for variant in run.variants
         ]
         numbers.append([sizes.index(min(sizes))])
     group = _kept(runs, numbers)
@@ -244,8 +248,8 @@ def _nearly(
             return replace(division, bound_ns=bound_ns)
         break
     if max_gap and sum(len(run.blocks) for run in runs) > PROGRAM_BLOCKS:
-        found = StageProgram(runs, pipeline, limits, False).solve(gap, MANY_NODES)
-        return found or _smallest(runs, pipeline, limits)
+        approximate = StageProgram(runs, pipeline, limits, False).solve(gap, MANY_NODES)
+        return approximate or _smallest(runs, pipeline, limits)
     return by_program(runs, pipeline, limits, gap)
 
 

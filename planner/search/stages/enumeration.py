@@ -14,7 +14,7 @@ from millrace.planner.search.stages.holdings import DEFERRED, KEEPS, STAYS, TIME
 from millrace.planner.search.stages.layout import Chunks, Layout, Model, TooManyError
 from millrace.planner.search.stages.shape import Division, fewest
 
-FIRST_CAP = 1.08  # of what stages would take if blocks could be mixed of variants
+FIRST_CAP = 1.08  # times what stages would take if blocks could be mixed of variants
 NEXT_CAP = 1.15  # times the last, while nothing fits
 EVERYTHING = 2**60
 UNBEATEN = 2**200  # more than any cost
@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 
 
 def least_excess(model: Model, limits: tuple[int, ...]) -> tuple[int, int]:
-    """Return the least bytes by which some stage exceeds its limit, and that stage.
+    """Least bytes by which some stage exceeds its limit, and that stage.
 
     Negative where everything fits.
 
@@ -32,13 +32,13 @@ def least_excess(model: Model, limits: tuple[int, ...]) -> tuple[int, int]:
     TooManyError
         There are too many layouts.
     """
-    found = [_excess(layout, model, limits) for layout in model.layouts(len(model.blocks))]
-    return min(found, default=(EVERYTHING, 0))
+    excesses = [_excess(layout, model, limits) for layout in model.layouts(len(model.blocks))]
+    return min(excesses, default=(EVERYTHING, 0))
 
 
 def _excess(layout: Layout, model: Model, limits: tuple[int, ...]) -> tuple[int, int]:
-    at = layout.makeup_at(0)
-    window, states = at.shape
+    makeups = layout.makeup_at(0)
+    window, states = makeups.shape
     # Row w of the view is the states before, w units back.
     padded = np.full(window - 1 + states, EVERYTHING)
     stride = padded.strides[0]
@@ -54,7 +54,7 @@ def _excess(layout: Layout, model: Model, limits: tuple[int, ...]) -> tuple[int,
         both = np.maximum(before, over)
         history.append((over, both))
         padded[window - 1 :] = both.min(axis=0)
-    # The fullest stage, on the way back from the last state.
+    # The fullest stage is found on the way back from the last state.
     least, state, worst = int(padded[-1]), states - 1, 0
     for stage in range(len(limits) - 1, -1, -1):
         over, both = history[stage]
@@ -76,7 +76,7 @@ def least_bytes(layout: Layout, model: Model, stage: int) -> Ints:
 
 
 def divided(model: Model, limits: tuple[int, ...], max_gap: float) -> Division:
-    """Return the division of least step time; there must be one that fits.
+    """Division of least step time; there must be one that fits.
 
     Raises
     ------
@@ -91,11 +91,11 @@ def divided(model: Model, limits: tuple[int, ...], max_gap: float) -> Division:
         beat, bound = best[0] if best else UNBEATEN, UNBEATEN
         for layout in model.layouts(floor.window(longest)):
             places = layout.places(longest, limits)
-            found = search(Ladder(places, layout.states, limits, longest), prices, beat, max_gap)
-            bound = min(bound, found.bound)
-            if found.choice is not None:
-                beat = found.choice.cost(prices)
-                best = (beat, _later(layout.chunks, places, found.choice))
+            capped = search(Ladder(places, layout.states, limits, longest), prices, beat, max_gap)
+            bound = min(bound, capped.bound)
+            if capped.choice is not None:
+                beat = capped.choice.cost(prices)
+                best = (beat, _later(layout.chunks, places, capped.choice))
         # What takes longer than the cap costs so much at least.
         beyond = floor.cost(prices, longest + 1)
         if best is not None and (longest >= floor.longest or near(beyond, beat, max_gap)):
@@ -121,11 +121,13 @@ def _later(chunks: Callable[..., Chunks], places: object, choice: Choice) -> Cal
 
 
 def _typical_ns(model: Model, limits: tuple[int, ...]) -> int:
-    """About how long the slowest stage takes, if blocks could be mixed of variants to fill memory.
+    """Estimated time of the slowest stage, if blocks could be mixed of variants to fill memory.
 
     A stage of n blocks takes n times the least time of a mix of an n-th of its bytes.
     """
-    palette = max(model.palettes, key=lambda one: model.blocks.count(model.palettes.index(one)))
+    palette = max(
+        model.palettes, key=lambda palette: model.blocks.count(model.palettes.index(palette))
+    )
     blocks = np.arange(1, len(model.blocks) + 1)
     times = []
     for stage, limit in enumerate(limits):
@@ -138,29 +140,29 @@ def _typical_ns(model: Model, limits: tuple[int, ...]) -> int:
         time = np.interp(room, size[corners], figures[corners, TIME])
         times.append(np.where(room < size[corners[0]], np.inf, blocks * time))
     # As many stages and numbers of blocks are faster as blocks find a place.
-    found = float(np.sort(np.concatenate(times))[len(blocks) - 1])
-    return int(found) if np.isfinite(found) else 0
+    slowest_ns = float(np.sort(np.concatenate(times))[len(blocks) - 1])
+    return int(slowest_ns) if np.isfinite(slowest_ns) else 0
 
 
 def _hull(size: Floats, time: Floats) -> list[int]:
     """Corners of the lower left hull of points, by ascending size."""
     corners: list[int] = []
-    for at in np.lexsort((time, size)).tolist():
-        if corners and time[at] >= time[corners[-1]]:
+    for point in np.lexsort((time, size)).tolist():
+        if corners and time[point] >= time[corners[-1]]:
             continue
         while len(corners) > 1:
             a, b = corners[-2], corners[-1]
-            if (time[b] - time[a]) * (size[at] - size[a]) < (time[at] - time[a]) * (
+            if (time[b] - time[a]) * (size[point] - size[a]) < (time[point] - time[a]) * (
                 size[b] - size[a]
             ):
                 break
             corners.pop()
-        corners.append(at)
+        corners.append(point)
     return corners
 
 
 class _Floor:
-    """What every division takes at least, block by block."""
+    """Least time, ramp and update of every division, block by block."""
 
     def __init__(self, model: Model) -> None:
         figures = [
@@ -168,8 +170,13 @@ class _Floor:
             for palette in model.palettes
         ]
         stages = model.pipeline.stages
-        least = np.array([one.min(axis=0) for one in figures])
-        ramps = np.array([(one[:, TIME] * stages - one[:, DEFERRED]).min() for one in figures])
+        least = np.array([variant_figures.min(axis=0) for variant_figures in figures])
+        ramps = np.array(
+            [
+                (variant_figures[:, TIME] * stages - variant_figures[:, DEFERRED]).min()
+                for variant_figures in figures
+            ]
+        )
         blocks = np.array(model.blocks)
         self.times: Ints = least[blocks, TIME]
         self.time = max(-(-int(self.times.sum()) // stages), int(self.times.max()))
@@ -177,7 +184,7 @@ class _Floor:
         updates = least[blocks, UPDATE]
         self.update = max(-(-int(updates.sum()) // stages), int(updates.max()))
         # No stage takes longer than all blocks in their slowest variants.
-        most = np.array([one[:, TIME].max() for one in figures])
+        most = np.array([variant_figures[:, TIME].max() for variant_figures in figures])
         self.longest = int(most[blocks].sum())
 
     def cost(self, prices: Prices, time: int) -> int:

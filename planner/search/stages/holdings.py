@@ -33,15 +33,15 @@ def figure_table(variants: Sequence[VariantFigures], pipeline: Pipeline) -> tupl
     defers = pipeline.defers_weight_gradients
     rows = [
         (
-            one.microbatch_ns,
-            one.step_ns,
-            defers * min(2 * one.deferrable_ns * (stages - 1), one.microbatch_ns * stages),
-            one.persistent_bytes,
-            *one.lifetimes[: pipeline.lifetimes],
+            variant.microbatch_ns,
+            variant.step_ns,
+            defers * min(2 * variant.deferrable_ns * (stages - 1), variant.microbatch_ns * stages),
+            variant.persistent_bytes,
+            *variant.lifetimes[: pipeline.lifetimes],
         )
-        for one in variants
+        for variant in variants
     ]
-    transient = [one.transient_bytes for one in variants]
+    transient = [variant.transient_bytes for variant in variants]
     return np.array(rows, np.int64), np.array(transient, np.int64)
 
 
@@ -53,45 +53,51 @@ def multisets(kinds: int, most: int, mixed: int) -> tuple[Floats, Ints]:
 
     At most `mixed` of the kinds come together. Counts are floats, which multiply fastest.
     """
-    # Those of fewer things are the first rows of those of more.
+    # Multisets of fewer things are the first rows of those of more.
     mixed = min(mixed, kinds)
-    known = _MULTISETS.get((kinds, mixed))
-    if known is None or known[0] < most:
-        known = (most, *_counted(kinds, most, mixed))
-        _MULTISETS[kinds, mixed] = known
-    _, table, starts = known
+    cached = _MULTISETS.get((kinds, mixed))
+    if cached is None or cached[0] < most:
+        cached = (most, *_counted(kinds, most, mixed))
+        _MULTISETS[kinds, mixed] = cached
+    _, table, starts = cached
     return table[: starts[most + 1]], starts[: most + 2]
 
 
 def _counted(kinds: int, most: int, mixed: int) -> tuple[Floats, Ints]:
     total = np.arange(most + 1, dtype=np.int16)
-    held = np.minimum(total, 1)
+    kinds_used = np.minimum(total, 1)
     columns = [total]
     for _ in range(kinds - 1):
         # Rows with so many more of the next kind, those with none of it first.
-        rows = [np.flatnonzero(held <= mixed)]
-        rows += [np.flatnonzero((total <= most - n) & (held < mixed)) for n in range(1, most + 1)]
+        rows = [np.flatnonzero(kinds_used <= mixed)]
+        rows += [
+            np.flatnonzero((total <= most - n) & (kinds_used < mixed)) for n in range(1, most + 1)
+        ]
         taken = np.concatenate(rows)
-        more = np.repeat(np.arange(most + 1, dtype=np.int16), [len(one) for one in rows])
+        more = np.repeat(
+            np.arange(most + 1, dtype=np.int16), [len(part_rows) for part_rows in rows]
+        )
         columns = [*(column[taken] for column in columns), more]
-        total, held = total[taken] + more, held[taken] + (more > 0)
+        total, kinds_used = total[taken] + more, kinds_used[taken] + (more > 0)
     order = np.argsort(total, kind="stable")
     table = np.empty((len(order), kinds), order="F")
-    for at, column in enumerate(columns):
-        table[:, at] = column[order]
+    for kind, column in enumerate(columns):
+        table[:, kind] = column[order]
     return table, np.searchsorted(total[order], np.arange(most + 2))
 
 
 def multiset_count(kinds: int, number: int, mixed: int) -> int:
-    """How many multisets of so many things there are."""
+    """Number of multisets of so many things, at most `mixed` of the kinds together."""
     if not number:
         return 1
     most = min(kinds, number, mixed)
-    return sum(comb(kinds, held) * comb(number - 1, held - 1) for held in range(1, most + 1))
+    return sum(
+        comb(kinds, distinct) * comb(number - 1, distinct - 1) for distinct in range(1, most + 1)
+    )
 
 
 class Palette:
-    """The variants of one template, and the multisets of them that may be worth holding.
+    """Variants of one template, and the multisets of them that may be worth holding.
 
     Parameters
     ----------
@@ -99,7 +105,7 @@ class Palette:
         Figures and transient bytes of the variants per kind of device.
     stages : int
     exchange : bool
-        Whether two blocks may be exchanged for two others wherever they lie: one chunk a stage.
+        True if two blocks may be exchanged for two others wherever they lie: one chunk a stage.
     mixed : int
         Variants that a stage may mix.
     """
@@ -129,7 +135,7 @@ class Palette:
         return len(self.numbers)
 
     def _strict(self, groups: Ints) -> Ints:
-        """What must not grow when groups of blocks [G, blocks] are exchanged, on every kind."""
+        """Figures that must not grow when blocks are exchanged [G, blocks], kind by kind."""
         sums = self._figures[groups].sum(axis=1).reshape(len(groups), len(self.kinds), self.columns)
         ramp = sums[..., [TIME]] * self.stages - sums[..., [DEFERRED]]
         plain = np.concatenate([sums[..., [TIME, UPDATE, STAYS]], sums[..., KEEPS]], axis=-1)
@@ -145,7 +151,7 @@ class Palette:
         return tuple(np.flatnonzero(~beats.any(axis=0)).tolist())
 
     def count(self, number: int) -> int:
-        """How many ways there are to hold so many blocks."""
+        """Number of ways to hold so many blocks."""
         return multiset_count(self.size, number, self.mixed)
 
     def least_bytes(self, kind: int, inflight: Lifetimes, levels: Ints) -> Ints:
@@ -181,9 +187,9 @@ class Palette:
         """Rows of so many blocks that there is room for, their figures and largest sections."""
         table, starts = self.table(most)
         begin, end = int(starts[number]), int(starts[number + 1])
-        mine, sections = (one[list(self.numbers)] for one in self.kinds[kind])
+        variant_figures, sections = (array[list(self.numbers)] for array in self.kinds[kind])
         # Whole numbers that floats hold exactly: a stage's nanoseconds and bytes.
-        figures = mine.astype(np.float64)
+        figures = variant_figures.astype(np.float64)
         need = figures[:, [TIME, STAYS]]
         need[:, 1] += figures[:, KEEPS] @ inflight
         taken = table[begin:end] @ need
@@ -199,12 +205,12 @@ class Palette:
         pairs = list(combinations_with_replacement(range(self.size), 2))
         sums = self._strict(np.array(self.numbers)[np.array(pairs)])
         keep = np.ones(len(table), bool)
-        for at, (first, second) in enumerate(pairs):
-            better = (sums <= sums[at]).all(axis=1)
-            strictly = better & (sums < sums[at]).any(axis=1)
+        for pair, (first, second) in enumerate(pairs):
+            better = (sums <= sums[pair]).all(axis=1)
+            strictly = better & (sums < sums[pair]).any(axis=1)
             if strictly.any():
-                held = table[:, second] > 0 if first != second else table[:, first] > 1
-                keep &= ~(held & (table[:, first] > 0))
+                has_second = table[:, second] > 0 if first != second else table[:, first] > 1
+                keep &= ~(has_second & (table[:, first] > 0))
         return keep
 
 
@@ -236,7 +242,7 @@ class Holdings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What a stage has at most: time, bytes, and the fewest microbatches alive by part."""
+    """Room of a stage: time and bytes at most, and the fewest microbatches alive by part."""
 
     time_ns: int
     memory_bytes: int
@@ -250,7 +256,7 @@ def rows_of(
     columns = parts[0][0].columns if parts else KEEPS.start
     sums = np.zeros((1, columns), np.int64)
     transient = np.zeros(1, np.int64)
-    kept = np.zeros(1, np.int64)
+    kept_bytes = np.zeros(1, np.int64)
     keeps = np.zeros((1, 0), np.int64)
     picks = np.zeros((1, 0), np.int64)
     stages = 1
@@ -258,19 +264,21 @@ def rows_of(
         stages = palette.stages
         # Parts only add to what the others take.
         left = room.time_ns - int(sums[:, TIME].min(initial=room.time_ns))
-        spare = room.memory_bytes - int((sums[:, STAYS] + kept).min(initial=room.memory_bytes))
+        spare = room.memory_bytes - int(
+            (sums[:, STAYS] + kept_bytes).min(initial=room.memory_bytes)
+        )
         first, here, largest = palette.within(kind, most, count, inflight, left, spare)
         a, b = len(sums), len(here)
         sums = (sums[:, None] + here).reshape(a * b, columns)
         transient = np.maximum(transient[:, None], largest).ravel()
-        kept = (kept[:, None] + here[:, KEEPS] @ inflight).ravel()
+        kept_bytes = (kept_bytes[:, None] + here[:, KEEPS] @ inflight).ravel()
         fits = sums[:, TIME] <= room.time_ns
-        fits &= sums[:, STAYS] + transient + kept <= room.memory_bytes
+        fits &= sums[:, STAYS] + transient + kept_bytes <= room.memory_bytes
         rows = np.flatnonzero(fits)
-        before, mine = np.divmod(rows, max(b, 1))
-        sums, transient, kept = sums[rows], transient[rows], kept[rows]
-        keeps = np.column_stack([keeps[before], here[mine, KEEPS]])
-        picks = np.column_stack([picks[before], first[mine]])
+        before, added = np.divmod(rows, max(b, 1))
+        sums, transient, kept_bytes = sums[rows], transient[rows], kept_bytes[rows]
+        keeps = np.column_stack([keeps[before], here[added, KEEPS]])
+        picks = np.column_stack([picks[before], first[added]])
     time = sums[:, TIME]
     return Holdings(
         makeup=np.full(len(sums), makeup),
@@ -284,11 +292,11 @@ def rows_of(
 
 
 def joined(pieces: Sequence[Holdings]) -> Holdings:
-    """Put rows of several make-ups together; parts that one has not are zero."""
+    """Rows of several make-ups together; parts that one has not are zero."""
 
     def padded(arrays: list[Ints]) -> Ints:
         columns = max(array.shape[1] for array in arrays)
-        missing = [np.zeros((len(one), columns - one.shape[1]), np.int64) for one in arrays]
+        missing = [np.zeros((len(array), columns - array.shape[1]), np.int64) for array in arrays]
         return np.concatenate([np.column_stack(pair) for pair in zip(arrays, missing, strict=True)])
 
     return Holdings(
@@ -310,7 +318,7 @@ def frontier(makeup: Ints, time: Ints, ramp: Ints, update: Ints) -> Ints:
     np.not_equal(makeup[1:], makeup[:-1], out=new[1:])
     starts = np.flatnonzero(new)
     of: Ints = np.cumsum(new)
-    # First everything that one fastest row of the make-up beats: it is most of them.
+    # First leave out everything that one fastest row of the make-up beats: it is most of them.
     fastest = time == np.minimum.reduceat(time, starts)[of - 1]
     huge = np.iinfo(np.int64).max
     least = np.minimum.reduceat(np.where(fastest, update, huge), starts)[of - 1]
@@ -325,7 +333,7 @@ def frontier(makeup: Ints, time: Ints, ramp: Ints, update: Ints) -> Ints:
 
 
 def _falls(values: Ints, of: Ints) -> NDArray[np.bool_]:
-    """Where a value is below all before it of its group."""
+    """Mask of values that are below all before them in their group."""
     # Groups are set so far apart that the least so far is always of one's own.
     apart = values - of * (int(values.max()) - int(values.min()) + 1)
     least = np.minimum.accumulate(apart)

@@ -50,7 +50,7 @@ class TooManyError(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class StagePlace:
-    """What one stage may hold, in one layout.
+    """Holdings that one stage may have, in one layout.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class StagePlace:
     makeup_at : array [window, states]
         Make-up that takes `window` units to reach a state; -1 where there is none.
     inflight : tuple of int
-        How often each of the holdings' `keeps` counts, lifetime by lifetime.
+        Number of times that each of the holdings' `keeps` counts, lifetime by lifetime.
     """
 
     holdings: Holdings
@@ -67,7 +67,7 @@ class StagePlace:
 
 
 class Model:
-    """The blocks of a model and the palettes of their templates, over one pipeline.
+    """Blocks of a model and the palettes of their templates, over one pipeline.
 
     Parameters
     ----------
@@ -89,32 +89,32 @@ class Model:
         self.runs = runs
         self.pipeline = pipeline
         counts = inflight or lifetime_counts(pipeline)
-        self.inflight = tuple(one[: pipeline.lifetimes] for one in counts)
+        self.inflight = tuple(position_counts[: pipeline.lifetimes] for position_counts in counts)
         self.stages: list[list[int]] = [[] for _ in range(pipeline.stages)]
         for position in range(pipeline.positions):
             self.stages[pipeline.stage_of(position)].append(position)
         self.device_kinds = sorted(set(pipeline.kinds))
         self._levels: dict[int, Ints] = {}
-        found: dict[object, int] = {}
+        palette_numbers: dict[object, int] = {}
         self.palettes: list[Palette] = []
         self.palette_of: list[int] = []
         for run in runs:
             figures = tuple(run.on(kind) for kind in range(max(self.device_kinds) + 1))
-            if figures not in found:
-                found[figures] = len(self.palettes)
-                tables = tuple(figure_table(one, pipeline) for one in figures)
+            if figures not in palette_numbers:
+                palette_numbers[figures] = len(self.palettes)
+                tables = tuple(figure_table(variants, pipeline) for variants in figures)
                 self.palettes.append(
                     Palette(tables, pipeline.stages, pipeline.interleave == 1, mixed)
                 )
-            self.palette_of.append(found[figures])
+            self.palette_of.append(palette_numbers[figures])
         self.blocks = [
-            at for at, run in zip(self.palette_of, runs, strict=True) for _ in run.blocks
+            palette for palette, run in zip(self.palette_of, runs, strict=True) for _ in run.blocks
         ]
 
     def transient_levels(self, kind: int) -> Ints:
         """Sizes that the largest section of a stage may have."""
         if kind not in self._levels:
-            sections = [one.kinds[kind][1][list(one.numbers)] for one in self.palettes]
+            sections = [palette.kinds[kind][1][list(palette.numbers)] for palette in self.palettes]
             self._levels[kind] = np.unique(np.concatenate(sections))
         return self._levels[kind]
 
@@ -135,7 +135,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ends:
-    """Where the blocks before and after the longest run lie, and between which chunks it does.
+    """Places of the blocks before and after the longest run, and the chunks between which it lies.
 
     `places` are runs with positions, a pair for every block; `main` is the longest run.
     """
@@ -179,13 +179,13 @@ class Layout(Protocol):
         """Make-up with which a stage reaches a state [window, states]; -1 where there is none."""
 
     def pieces(self, stage: int) -> list[Piece]:
-        """What the make-ups of a stage consist of."""
+        """Pieces that the make-ups of a stage consist of."""
 
     def places(self, longest: int, limits: tuple[int, ...]) -> list[StagePlace]:
-        """What every stage may hold within a time and its bytes; raises TooManyError."""
+        """Holdings of every stage within a time and its bytes; raises TooManyError."""
 
     def chunks(self, places: list[StagePlace], taken: Sequence[int]) -> Chunks:
-        """Return blocks and variants per position, where each stage holds one row."""
+        """Blocks and variants per position, where each stage holds one row."""
 
 
 class Cuts:
@@ -197,9 +197,9 @@ class Cuts:
         self.window = min(window, blocks - stages + 1)
         self.states = blocks
         counts = np.zeros((blocks + 1, len(model.palettes)), np.int64)
-        for at, palette in enumerate(model.blocks):
-            counts[at + 1] = counts[at]
-            counts[at + 1, palette] += 1
+        for block, palette in enumerate(model.blocks):
+            counts[block + 1] = counts[block]
+            counts[block + 1, palette] += 1
         sizes, ends = np.ogrid[: self.window + 1, : blocks + 1]
         begins = ends - sizes
         pieces = counts[ends] - counts[np.maximum(begins, 0)]
@@ -216,7 +216,7 @@ class Cuts:
         return self.number
 
     def _reached(self, stage: int) -> Ints:
-        """The same, less states that leave the stages before or after too few or many blocks."""
+        """Make-ups, but none where stages before or after are left too few or many blocks."""
         behind = self.model.pipeline.stages - 1 - stage
         left = self.states - self.ends
         ends = (left >= behind) & (left <= behind * self.window)
@@ -224,40 +224,40 @@ class Cuts:
         return np.where(ends & begins, self.number, -1)
 
     def pieces(self, stage: int) -> list[Piece]:
-        """What the make-ups of a stage consist of."""
+        """Pieces that the make-ups of a stage consist of."""
         inflight = self.model.inflight[stage]
         counts = self.makeups.T
         return [(p, inflight, n) for p, n in zip(self.model.palettes, counts, strict=True)]
 
     def places(self, longest: int, limits: tuple[int, ...]) -> list[StagePlace]:
-        """What every stage may hold within a time and its bytes; raises TooManyError."""
+        """Holdings of every stage within a time and its bytes; raises TooManyError."""
         model = self.model
         ways = [
-            prod(p.count(n) for p, n in zip(model.palettes, one, strict=True))
-            for one in self.makeups.tolist()
+            prod(p.count(n) for p, n in zip(model.palettes, counts, strict=True))
+            for counts in self.makeups.tolist()
         ]
         stages = range(model.pipeline.stages)
-        at = [self._reached(stage) for stage in stages]
+        makeups = [self._reached(stage) for stage in stages]
         keys = []
         total = 0
         for stage in stages:
-            used = tuple(np.flatnonzero(np.bincount(at[stage].ravel() + 1)[1:]).tolist())
-            total += sum(ways[one] for one in used)
+            used = tuple(np.flatnonzero(np.bincount(makeups[stage].ravel() + 1)[1:]).tolist())
+            total += sum(ways[makeup] for makeup in used)
             if total > ROWS_MAX:
                 raise TooManyError
             keys.append((model.pipeline.kinds[stage], used))
-        held = {}
+        holdings = {}
         for key in dict.fromkeys(keys):
             alike = [stage for stage in stages if keys[stage] == key]
             inflight = fewest(model.inflight[stage] for stage in alike)
-            held[key] = self._holdings(
+            holdings[key] = self._holdings(
                 *key, longest, max(limits[stage] for stage in alike), inflight
             )
         return [
             StagePlace(
-                holdings=held[keys[stage]],
-                makeup_at=at[stage],
-                inflight=model.inflight[stage] * held[keys[stage]].picks.shape[1],
+                holdings=holdings[keys[stage]],
+                makeup_at=makeups[stage],
+                inflight=model.inflight[stage] * holdings[keys[stage]].picks.shape[1],
             )
             for stage in stages
         ]
@@ -266,10 +266,10 @@ class Cuts:
         self, kind: int, used: tuple[int, ...], longest: int, limit: int, inflight: Lifetimes
     ) -> Holdings:
         pieces = []
-        for one in used:
-            parts = self._parts(one)
+        for makeup in used:
+            parts = self._parts(makeup)
             room = Room(time_ns=longest, memory_bytes=limit, inflight=(inflight,) * len(parts))
-            pieces.append(rows_of(parts, kind, self.window, one, room))
+            pieces.append(rows_of(parts, kind, self.window, makeup, room))
         return joined(pieces) if pieces else NOTHING
 
     def _parts(self, makeup: int) -> list[tuple[Palette, int]]:
@@ -277,10 +277,10 @@ class Cuts:
         return [(p, n) for p, n in zip(self.model.palettes, counts, strict=True) if n]
 
     def chunks(self, places: list[StagePlace], taken: Sequence[int]) -> Chunks:
-        """Return blocks and variants per position, where each stage holds one row."""
+        """Blocks and variants per position, where each stage holds one row."""
         names = [name for run in self.model.runs for name in run.blocks]
-        found = []
-        at = 0
+        chunks = []
+        begin = 0
         for place, row in zip(places, taken, strict=True):
             makeup = int(place.holdings.makeup[row])
             parts = self._parts(makeup)
@@ -289,14 +289,14 @@ class Cuts:
                 for (palette, count), pick in zip(parts, place.holdings.picks[row], strict=False)
             }
             size = sum(count for _, count in parts)
-            found.append(
+            chunks.append(
                 tuple(
                     (names[b], left[id(self.model.palettes[self.model.blocks[b]])].pop(0))
-                    for b in range(at, at + size)
+                    for b in range(begin, begin + size)
                 )
             )
-            at += size
-        return tuple(found)
+            begin += size
+        return tuple(chunks)
 
 
 class Counts:
@@ -309,7 +309,7 @@ class Counts:
         self.states = len(model.runs[main].blocks)
         self.window = min(window, self.states)
         taken = {position for _, position in ends.places}
-        # Where the longest run may lie on each stage, and where it must: no chunk is empty.
+        # The longest run may lie on `open` chunks of a stage and must on `due` ones: none is empty.
         self.open = [[k for k in on if ends.low <= k <= ends.high] for on in model.stages]
         self.due = [[k for k in on if k not in taken] for on in model.stages]
         self.palette = model.palettes[model.palette_of[main]]
@@ -319,27 +319,27 @@ class Counts:
         """Make-up with which a stage reaches a state [window, states]; -1 where there is none."""
         least, most = len(self.due[stage]), self.window if self.open[stage] else 0
         if (least, most) not in self._reached:
-            held, states = np.ogrid[: self.window + 1, : self.states + 1]
-            reached = (held >= least) & (held <= most) & (held <= states)
-            self._reached[least, most] = np.where(reached, held, -1)
+            counts, states = np.ogrid[: self.window + 1, : self.states + 1]
+            reached = (counts >= least) & (counts <= most) & (counts <= states)
+            self._reached[least, most] = np.where(reached, counts, -1)
         return self._reached[least, most]
 
     def pieces(self, stage: int) -> list[Piece]:
-        """What the make-ups of a stage consist of."""
+        """Pieces that the make-ups of a stage consist of."""
         model, main = self.model, self.palette
-        held = np.arange(self.window + 1)
-        found: list[Piece] = [
-            (model.palettes[model.palette_of[run]], model.inflight[position], np.ones_like(held))
+        counts = np.arange(self.window + 1)
+        pieces: list[Piece] = [
+            (model.palettes[model.palette_of[run]], model.inflight[position], np.ones_like(counts))
             for run, position in self.ends
             if position in model.stages[stage]
         ]
         for position in self.due[stage]:
-            found.append((main, model.inflight[position], np.ones_like(held)))
+            pieces.append((main, model.inflight[position], np.ones_like(counts)))
         least, _ = self._due_extra(stage)
-        return [*found, (main, least, np.maximum(held - len(self.due[stage]), 0))]
+        return [*pieces, (main, least, np.maximum(counts - len(self.due[stage]), 0))]
 
     def places(self, longest: int, limits: tuple[int, ...]) -> list[StagePlace]:
-        """What every stage may hold within a time and its bytes; raises TooManyError."""
+        """Holdings of every stage within a time and its bytes; raises TooManyError."""
         model = self.model
         self.limits = limits
         stages = range(model.pipeline.stages)
@@ -350,12 +350,12 @@ class Counts:
             total = ways * prod(model.palettes[of[run]].size for run in on)
             if total * (1 if on else len(stages)) > ROWS_MAX:
                 raise TooManyError
-        found = []
+        places = []
         cache: dict[object, Holdings] = {}
         for stage in stages:
-            at = self.makeup_at(stage)
-            counts = tuple(np.unique(at[at >= 0]).tolist())
-            ends = tuple(one for one in self.ends if one[1] in model.stages[stage])
+            makeups = self.makeup_at(stage)
+            counts = tuple(np.unique(makeups[makeups >= 0]).tolist())
+            ends = tuple(end for end in self.ends if end[1] in model.stages[stage])
             least, extra = self._due_extra(stage)
             inflight = (*(model.inflight[position] for _, position in ends), least, *extra)
             # Stages without ends hold the same, those with them are few.
@@ -367,17 +367,21 @@ class Counts:
                     inflight=inflight[: len(ends) + 1] if ends else (fewest(model.inflight),),
                 )
                 cache[key] = self._holdings(stage, counts, len(extra), room)
-            often = tuple(chain.from_iterable(inflight))
-            found.append(StagePlace(holdings=cache[key], makeup_at=at, inflight=often))
-        return found
+            alive = tuple(chain.from_iterable(inflight))
+            places.append(StagePlace(holdings=cache[key], makeup_at=makeups, inflight=alive))
+        return places
 
     def _holdings(self, stage: int, counts: tuple[int, ...], due: int, room: Room) -> Holdings:
         kind = self.model.pipeline.kinds[stage]
         if not counts:  # no layout has this stage's ends here: no rows, of the same columns
             width = (len(self._parts(stage, 0)) + due) * self.model.pipeline.lifetimes
             return replace(NOTHING, keeps=np.zeros((0, width), np.int64))
-        held = joined([rows_of(self._parts(stage, n), kind, self.window, n, room) for n in counts])
-        return replace(held, keeps=np.column_stack([held.keeps, self._lightest(held, kind, due)]))
+        holdings = joined(
+            [rows_of(self._parts(stage, n), kind, self.window, n, room) for n in counts]
+        )
+        return replace(
+            holdings, keeps=np.column_stack([holdings.keeps, self._lightest(holdings, kind, due)])
+        )
 
     def _parts(self, stage: int, count: int) -> list[tuple[Palette, int]]:
         on = set(self.model.stages[stage])
@@ -398,32 +402,32 @@ class Counts:
         none = (0,) * model.pipeline.lifetimes
         return fewest(model.inflight[k] for k in positions) if positions else none
 
-    def _lightest(self, held: Holdings, kind: int, due: int) -> Ints:
-        """What the lightest blocks keep: they lie where most is in flight, as far as some must."""
+    def _lightest(self, holdings: Holdings, kind: int, due: int) -> Ints:
+        """Bytes kept of the lightest blocks: these lie where most is in flight."""
         palette = self.palette
-        counts = palette.table(self.window)[0][held.picks[:, -1]]
+        counts = palette.table(self.window)[0][holdings.picks[:, -1]]
         keeps = palette.kinds[kind][0][list(palette.numbers), KEEPS]
         order = np.argsort(keeps.sum(axis=1), kind="stable")
         running = np.cumsum(counts[:, order].T, axis=0)
         lightest = [
-            keeps[order][np.minimum((running <= at).sum(axis=0), len(keeps) - 1)]
-            for at in range(due)
+            keeps[order][np.minimum((running <= number).sum(axis=0), len(keeps) - 1)]
+            for number in range(due)
         ]
         return np.column_stack(lightest) if due else np.zeros((len(counts), 0), np.int64)
 
     def chunks(self, places: list[StagePlace], taken: Sequence[int]) -> Chunks:
-        """Return blocks and variants per position, where each stage holds one row."""
+        """Blocks and variants per position, where each stage holds one row."""
         pipeline, runs = self.model.pipeline, self.model.runs
-        held: list[list[tuple[int, int]]] = [[] for _ in range(pipeline.positions)]
+        chunks: list[list[tuple[int, int]]] = [[] for _ in range(pipeline.positions)]
         for stage, row in enumerate(taken):
-            self._fill(held, stage, places[stage], row)
+            self._fill(chunks, stage, places[stage], row)
         left = [list(run.blocks) for run in runs]
         return tuple(
-            tuple((left[run].pop(0), variant) for run, variant in sorted(chunk)) for chunk in held
+            tuple((left[run].pop(0), variant) for run, variant in sorted(chunk)) for chunk in chunks
         )
 
     def _fill(
-        self, held: list[list[tuple[int, int]]], stage: int, place: StagePlace, row: int
+        self, chunks: list[list[tuple[int, int]]], stage: int, place: StagePlace, row: int
     ) -> None:
         """Lay what a stage holds at its positions, as (run, variant).
 
@@ -433,10 +437,10 @@ class Counts:
         parts = self._parts(stage, int(holdings.makeup[row]))
         picks = holdings.picks[row].tolist()
         on = set(self.model.stages[stage])
-        ends = [one for one in self.ends if one[1] in on]
+        ends = [end for end in self.ends if end[1] in on]
         for (run, position), (palette, _), pick in zip(ends, parts, picks, strict=False):
             (variant,) = picked(palette, self.window, pick)
-            held[position].append((run, variant))
+            chunks[position].append((run, variant))
         palette = parts[-1][0]
         kind = self.model.pipeline.kinds[stage]
         figures = palette.kinds[kind][0]
@@ -444,24 +448,24 @@ class Counts:
         variants.sort(key=lambda v: (int(figures[v, KEEPS].sum()), v))
         inflight = self.model.inflight
         for position in sorted(self.due[stage], key=lambda k: (-sum(inflight[k]), k)):
-            held[position].append((self.main, variants.pop(0)))
+            chunks[position].append((self.main, variants.pop(0)))
         used = int(holdings.base[row] + holdings.keeps[row] @ np.array(place.inflight, np.int64))
         spare = self.limits[stage] - used
         open_ones = sorted(self.open[stage], key=lambda k: (sum(inflight[k]), k))
         least = self._fewest(open_ones)
         more = {k: np.array(beyond(inflight[k], least)) for k in open_ones}
-        sizes = {k: len(held[k]) for k in open_ones}
+        sizes = {k: len(chunks[k]) for k in open_ones}
         for variant in variants:
             keeps = figures[variant, KEEPS]
             fits = [k for k in open_ones if keeps @ more[k] <= spare]
             position = min(fits, key=sizes.__getitem__)
             spare -= int(keeps @ more[position])
             sizes[position] += 1
-            held[position].append((self.main, variant))
+            chunks[position].append((self.main, variant))
 
 
 def picked(palette: Palette, most: int, row: int) -> list[int]:
-    """Return the variants of one row of a palette's table."""
+    """Variants of one row of a palette's table."""
     table, _ = palette.table(most)
     counts = table[row].astype(np.int64).tolist()
     return [v for v, n in zip(palette.numbers, counts, strict=True) for _ in range(n)]

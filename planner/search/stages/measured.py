@@ -76,9 +76,11 @@ def slowed_passes_ns(chunks: Floats, times: BlockTimes) -> Floats:
     """
     alone, passes = chunks[:, ALONE].T, chunks[:, PASSES].T
     received = np.append(0, times.hops_ns[0, :-1]), np.append(times.hops_ns[1, 1:], 0)
-    whole = np.maximum(passes.sum(axis=0), 1)
-    still = np.prod([1 - np.minimum(hop / whole, 1) for hop in (*times.hops_ns, *received)], axis=0)
-    moving = (1 - still) * whole / 2  # beside the forward, and beside the backward
+    total_ns = np.maximum(passes.sum(axis=0), 1)
+    still = np.prod(
+        [1 - np.minimum(hop / total_ns, 1) for hop in (*times.hops_ns, *received)], axis=0
+    )
+    moving = (1 - still) * total_ns / 2  # beside the forward, and beside the backward
     share = np.divide(alone, passes, out=np.zeros_like(passes), where=passes > 0)
     slower = (1 - times.overlap) * moving * np.clip(share, 0, 1)
     slower[2] = 0  # what is sent beside a backward slows one of its passes
@@ -88,7 +90,7 @@ def slowed_passes_ns(chunks: Floats, times: BlockTimes) -> Floats:
 def in_order(
     division: Division, runs: tuple[Run, ...], pipeline: Pipeline, overlap: float | None
 ) -> Division:
-    """The division with the step that its order takes on one kind of device, by tables.
+    """Division with the step that its order takes on one kind of device, by tables.
 
     The objective of dividing is shorter where sends, or unlike passes, hold an order up.
 
@@ -96,14 +98,14 @@ def in_order(
     ----------
     division : Division
     runs : tuple of Run
-        Whose variants the division numbers, on one kind of device.
+        Runs whose variants the division numbers, on one kind of device.
     pipeline : Pipeline
     overlap : float or None
-        The speed of what is computed beside moving data; None: the division as it is.
+        Speed of what is computed beside moving data; None: the division stays as it is.
     """
     if overlap is None or pipeline.stages == 1 or len(set(pipeline.kinds)) > 1:
         return division
-    run_of = {block: at for at, run in enumerate(runs) for block in run.blocks}
+    run_of = {block: run_number for run_number, run in enumerate(runs) for block in run.blocks}
     kinds = [[(str(run_of[block]), variant) for block, variant in c] for c in division.chunks]
     blocks = {
         (run, variant): _block_times(runs[int(run)].variants[variant])

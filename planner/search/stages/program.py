@@ -1,4 +1,4 @@
-"""The division as an integer program, for whatever runs: counts of variants per position.
+"""Division as an integer program, for whatever runs: counts of variants per position.
 
 With counts n[k, r, v] of run r in variant v at position k, to what `shape.py` says are added::
 
@@ -29,7 +29,7 @@ Figures = list[VariantFigures]
 
 
 class StageProgram:
-    """The integer program, in arrays.
+    """Integer program of a division, in arrays.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class StageProgram:
         self.figures: list[Figures] = [
             [runs[r].on(kind)[v] for r, v in self.columns] for kind in pipeline.kinds
         ]
-        # Times and bytes in shares of the whole, so that tolerances mean the same everywhere.
+        # Times and bytes are in shares of the whole, so that tolerances mean the same everywhere.
         self.time_unit = max(
             sum(len(run.blocks) * min(v.microbatch_ns for v in run.variants) for run in runs), 1
         )
@@ -72,24 +72,24 @@ class StageProgram:
             self._memory(stage, on_stage, inflight, over)
 
     def _counts(self, least_memory: bool) -> None:
-        """Columns of counts; what they cost in the ramp."""
+        """Add columns of counts, with their costs in the ramp."""
         most = float(max(len(run.blocks) for run in self.runs))
-        found = []
+        columns = []
         for position in range(self.pipeline.positions):
             costs = [0.0] * len(self.columns)
             if not least_memory:
                 stage = self.pipeline.stage_of(position)
                 costs = [self._ramp_cost(figures, stage) for figures in self.figures[stage]]
             first = self.program.add_columns(costs, integer=True, highest=most)
-            found.append(first + np.arange(len(self.columns)))
-        self.counts = np.array(found)
+            columns.append(first + np.arange(len(self.columns)))
+        self.counts = np.array(columns)
 
     def _ramp_cost(self, figures: VariantFigures, stage: int) -> float:
         left = figures.microbatch_ns - deferred_ns(figures, self.pipeline)
         return self.pipeline.ramp * left / self.time_unit
 
     def _contiguous(self) -> None:
-        """Every block once, no position empty, a run only after all of the one before."""
+        """Hold every block once, no position empty, a run only after all of the one before."""
         program, positions = self.program, self.pipeline.positions
         run_of = np.array([r for r, _ in self.columns])
         for r, run in enumerate(self.runs):
@@ -108,14 +108,14 @@ class StageProgram:
                 program.enter(after, done, -len(self.runs[r + 1].blocks))
 
     def _paces(self, weight: float) -> None:
-        """The pace is no less than its terms in `stages.shape`, each a column of its own."""
+        """Let the pace be no less than its terms in `stages.shape`, each a column of its own."""
         pipeline, program, stages = self.pipeline, self.program, self.pipeline.stages
-        compute = [[f.microbatch_ns / self.time_unit for f in one] for one in self.figures]
+        compute = [[f.microbatch_ns / self.time_unit for f in figures] for figures in self.figures]
         share, lag = pipeline.row_share, pipeline.lag
         pace = program.add_columns(weight)
         slowest, longest = program.add_columns(0.0), program.add_columns(0.0)
-        whole = program.add_rows(1, lower=0.0)
-        program.enter(whole, [pace, slowest, longest], [1.0, share - 1, -lag * pipeline.rows])
+        pace_row = program.add_rows(1, lower=0.0)
+        program.enter(pace_row, [pace, slowest, longest], [1.0, share - 1, -lag * pipeline.rows])
         at_positions: list[tuple[int, list[float]]] = []
         for k in range(pipeline.positions):
             at_positions.append((k, compute[pipeline.stage_of(k)]))
@@ -124,21 +124,21 @@ class StageProgram:
             self._at_least(slowest, on_stage, compute[stage])
         for row in range(pipeline.rows if share else 0):
             level = program.add_columns(0.0)
-            program.enter(whole, level, -share)
+            program.enter(pace_row, level, -share)
             mean = program.add_rows(1, lower=0.0)
             program.enter(mean, longest, 1.0)
             for k, times in at_positions[row * stages : (row + 1) * stages]:
                 self._at_least(level, [k], times)
-                program.enter(mean, self.counts[k], [-one / stages for one in times])
-                program.enter(whole, self.counts[k], [lag * one / stages for one in times])
+                program.enter(mean, self.counts[k], [-time / stages for time in times])
+                program.enter(pace_row, self.counts[k], [lag * time / stages for time in times])
         if pipeline.in_turn:
             mean = program.add_rows(1, lower=pipeline.sent_ns / self.time_unit)
             program.enter(mean, pace, float(stages))
             for k, times in at_positions:
-                program.enter(mean, self.counts[k], [-one for one in times])
+                program.enter(mean, self.counts[k], [-time for time in times])
 
     def _at_least(self, column: int, positions: list[int], values: list[float]) -> None:
-        """The column is no less than the sum over the blocks at some positions."""
+        """Let a column be no less than the sum over the blocks at some positions."""
         row = self.program.add_rows(1, lower=0.0)
         self.program.enter(row, column, 1.0)
         for k in positions:
@@ -147,7 +147,7 @@ class StageProgram:
     def _memory(
         self, stage: int, on_stage: list[int], inflight: tuple[Lifetimes, ...], over: int | None
     ) -> None:
-        """Bytes of a stage stay within its limit, or exceed it by no more than a column."""
+        """Let bytes of a stage stay within its limit, or exceed it by no more than a column."""
         program, figures, unit = self.program, self.figures[stage], self.byte_unit
         limit = self.limits[self.pipeline.kinds[stage]]
         levels = sorted({f.transient_bytes for f in figures})
@@ -170,7 +170,7 @@ class StageProgram:
             program.enter(taken, reached, -blocks)
 
     def solve(self, max_gap: float, node_limit: int = NODE_LIMIT) -> Division | None:
-        """Counts as a division; None where none was found."""
+        """Division by the counts that are found; None where there are none."""
         answer = self.program.solve(max_gap, node_limit)
         if answer is None or not answer.found:
             return None

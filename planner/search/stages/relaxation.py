@@ -27,7 +27,7 @@ Floats = NDArray[np.float64]
 
 
 def relaxed_bound_ns(model: Model, limits: tuple[int, ...]) -> float:
-    """Return a step time that no division undercuts, however many variants a stage mixes."""
+    """Step time that no division undercuts, however many variants a stage mixes."""
     prices = Prices.of(model.pipeline)
     bound = UNBEATEN
     for layout in model.layouts(len(model.blocks)):
@@ -38,13 +38,13 @@ def relaxed_bound_ns(model: Model, limits: tuple[int, ...]) -> float:
 
 
 def _place(layout: Layout, model: Model, stage: int, limit: int) -> StagePlace:
-    """One row for every make-up: less than any that fits of each figure."""
+    """Place with one row for every make-up: each figure less than that of any row that fits."""
     kind, stages = model.pipeline.kinds[stage], model.pipeline.stages
     pieces = layout.pieces(stage)
     room = limit - int(model.transient_levels(kind).min())
     time, update = (_least(pieces, kind, room, (row,)) for row in (TIME, UPDATE))
     size = least_bytes(layout, model, stage)
-    held = Holdings(
+    holdings = Holdings(
         makeup=np.arange(len(size)),
         time=time,
         ramp=_least(pieces, kind, room, (TIME, DEFERRED), stages),
@@ -53,7 +53,7 @@ def _place(layout: Layout, model: Model, stage: int, limit: int) -> StagePlace:
         keeps=np.zeros((len(size), 0), np.int64),
         picks=np.zeros((len(size), 0), np.int64),
     )
-    return StagePlace(holdings=held, makeup_at=layout.makeup_at(stage), inflight=())
+    return StagePlace(holdings=holdings, makeup_at=layout.makeup_at(stage), inflight=())
 
 
 def _least(
@@ -74,17 +74,17 @@ def _least(
     for (_, _, counts), x, size in zip(pieces, figures, sizes, strict=True):
         least = (x + prices[:, None] * size).min(axis=1)
         total += least[:, None] * counts
-    found = (total - prices[:, None] * room).max(axis=0)
+    bounds = (total - prices[:, None] * room).max(axis=0)
     # Rounding may not lift a bound.
-    whole: Ints = np.floor(found - 1e-9 * np.abs(found)).astype(np.int64)
-    return whole
+    floors: Ints = np.floor(bounds - 1e-9 * np.abs(bounds)).astype(np.int64)
+    return floors
 
 
 def _slopes(figures: Floats, sizes: Floats) -> list[float]:
     """Prices of a byte at which two variants are equally good."""
-    found = []
+    slopes = []
     for a, b in combinations(range(len(figures)), 2):
         more = sizes[b] - sizes[a]
         if more and (figures[a] - figures[b]) / more > 0:
-            found.append(float((figures[a] - figures[b]) / more))
-    return found
+            slopes.append(float((figures[a] - figures[b]) / more))
+    return slopes

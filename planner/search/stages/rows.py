@@ -59,21 +59,21 @@ class Rows:
         self.due[[position for _, position in ends.places]] = 0
         shape = pipeline.rows, pipeline.stages
         self.times = self.beside, self.block, self.due
-        found: dict[tuple[bytes, ...], tuple[Ints, Ints]] = {}
+        options_of: dict[tuple[bytes, ...], tuple[Ints, Ints]] = {}
         self.options = []
         for row in positions.reshape(shape):
-            alike = tuple(one[row].tobytes() for one in (*self.times, self.open))
-            if alike not in found:
-                found[alike] = self._options(row)
-            self.options.append(found[alike])
+            alike = tuple(array[row].tobytes() for array in (*self.times, self.open))
+            if alike not in options_of:
+                options_of[alike] = self._options(row)
+            self.options.append(options_of[alike])
 
     def _options(self, row: Ints) -> tuple[Ints, Ints]:
         """Levels that a row may have, and the blocks that it holds at each of them."""
         beside, block = self.beside[row], self.block[row]
         least = int((beside + self.due[row] * block).max())
-        held = np.arange(self.total + 1)
+        counts = np.arange(self.total + 1)
         kinds = np.unique(np.stack([beside, block], axis=1), axis=0)
-        levels = np.unique(kinds[:, :1] + kinds[:, 1:] * held)
+        levels = np.unique(kinds[:, :1] + kinds[:, 1:] * counts)
         levels = np.append(least, levels[levels > least])
         room: Ints = ((levels[:, None] - beside) // block * self.open[row]).sum(axis=1)
         first = np.flatnonzero(np.diff(np.minimum(room, self.total), prepend=-1))
@@ -91,7 +91,9 @@ class Rows:
         best[0] = 0
         taken = []
         for (levels, room), beside, block, due in zip(
-            self.options, *(one.reshape(len(self.options), -1) for one in self.times), strict=True
+            self.options,
+            *(array.reshape(len(self.options), -1) for array in self.times),
+            strict=True,
         ):
             spare = (most_ns - int(beside.sum()) - int(due @ block)) / int(block.min())
             if spare < 0:
@@ -104,70 +106,71 @@ class Rows:
             best = sums.min(axis=0)
         if best[-1] >= NEVER:
             return None
-        found, left = [], total
+        picks, left = [], total
         for choice, before, levels, due in reversed(taken):
-            at = int(choice[left])
-            found.append((int(levels[at]), due + left - int(before[at, left])))
-            left = int(before[at, left])
+            option = int(choice[left])
+            picks.append((int(levels[option]), due + left - int(before[option, left])))
+            left = int(before[option, left])
         return Filled(
-            levels=tuple(one for one, _ in found[::-1]), held=tuple(n for _, n in found[::-1])
+            levels=tuple(level for level, _ in picks[::-1]), held=tuple(n for _, n in picks[::-1])
         )
 
     def ways(self) -> Iterator["Filled"]:
         """Levels of least sum, then likewise for ever shorter rows, while all find a place."""
         most_ns = np.inf
-        while (found := self.filled(most_ns)) is not None:
-            yield found
-            most_ns = max(self._row_ns(found)) - 1
+        while (way := self.filled(most_ns)) is not None:
+            yield way
+            most_ns = max(self._row_ns(way)) - 1
 
-    def least_ns(self, found: "Filled", pipeline: Pipeline) -> float:
-        """A step time that no division of these levels and rows undercuts, but for memory."""
-        loads = self._row_ns(found)
+    def least_ns(self, way: "Filled", pipeline: Pipeline) -> float:
+        """Step time that no division of these levels and rows undercuts, but for memory."""
+        loads = self._row_ns(way)
         share, mean = pipeline.row_share, sum(loads) / pipeline.stages
         lag = pipeline.lag * (len(loads) * max(loads) / pipeline.stages - mean)
-        pace = (1 - share) * mean + share * sum(found.levels) + lag
+        pace = (1 - share) * mean + share * sum(way.levels) + lag
         return (pipeline.microbatches - pipeline.ramp) * pace + pipeline.ramp * sum(loads)
 
-    def _row_ns(self, found: "Filled") -> list[int]:
-        """At least what each row takes, in all of its chunks."""
-        beside, block, _ = (one.reshape(len(self.options), -1) for one in self.times)
+    def _row_ns(self, way: "Filled") -> list[int]:
+        """Least nanoseconds of each row, in all of its chunks."""
+        beside, block, _ = (array.reshape(len(self.options), -1) for array in self.times)
         return [
-            int(other.sum()) + held * int(one.min())
-            for other, one, held in zip(beside, block, found.held, strict=True)
+            int(ends_ns.sum()) + count * int(block_ns.min())
+            for ends_ns, block_ns, count in zip(beside, block, way.held, strict=True)
         ]
 
-    def counts(self, found: "Filled", sizes: Ints, stages: Ints) -> Ints:
+    def counts(self, way: "Filled", sizes: Ints, stages: Ints) -> Ints:
         """Blocks of the longest run per chunk; the fullest stages have the fewest.
 
         `sizes` are bytes of one of its blocks by position, `stages` where each position lies.
         """
-        row = len(self.block) // len(found.levels)
-        room = np.repeat(np.array(found.levels), row) - self.beside
-        held: Ints = np.where(self.open, np.minimum(room // self.block, self.total), 0)
-        for number, wanted in enumerate(found.held):
-            mine = slice(number * row, (number + 1) * row)
-            for _ in range(int(held[mine].sum()) - wanted):
-                used = np.bincount(stages, weights=held * sizes)
-                spare = np.where(held > self.due, used[stages], -1.0)[mine]
-                held[mine.start + int(spare.argmax())] -= 1
-        return held
+        row = len(self.block) // len(way.levels)
+        room = np.repeat(np.array(way.levels), row) - self.beside
+        counts: Ints = np.where(self.open, np.minimum(room // self.block, self.total), 0)
+        for number, wanted in enumerate(way.held):
+            on_row = slice(number * row, (number + 1) * row)
+            for _ in range(int(counts[on_row].sum()) - wanted):
+                used = np.bincount(stages, weights=counts * sizes)
+                spare = np.where(counts > self.due, used[stages], -1.0)[on_row]
+                counts[on_row.start + int(spare.argmax())] -= 1
+        return counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filled:
-    """Per row the nanoseconds that no chunk exceeds, and how many blocks it holds."""
+    """Nanoseconds that no chunk of each row exceeds, and the number of blocks in the row."""
 
     levels: tuple[int, ...]
     held: tuple[int, ...]
 
 
 def least_rows_ns(runs: tuple[Run, ...], pipeline: Pipeline) -> float:
-    """The least sum of all rows' longest chunks, whatever the memory: blocks at their fastest."""
+    """Least sum of all rows' longest chunks, whatever the memory: blocks at their fastest."""
     times = [
-        [min(one.microbatch_ns for one in run.on(kind)) for kind in pipeline.kinds] for run in runs
+        [min(figures.microbatch_ns for figures in run.on(kind)) for kind in pipeline.kinds]
+        for run in runs
     ]
     least = [rows.filled() for rows in _laid_out(runs, pipeline, times)]
-    return min((float(sum(one.levels)) for one in least if one is not None), default=0.0)
+    return min((float(sum(way.levels)) for way in least if way is not None), default=0.0)
 
 
 def _laid_out(
@@ -220,8 +223,8 @@ def _filled(
         ]
         smaller = [
             v
-            for v, one in enumerate(runs[main].variants)
-            if _size(one) < _size(figures) and one.microbatch_ns > figures.microbatch_ns
+            for v, other in enumerate(runs[main].variants)
+            if _size(other) < _size(figures) and other.microbatch_ns > figures.microbatch_ns
         ]
         for rows in _laid_out(runs, pipeline, times, LAID_OUT):
             filling = _Filling(runs, pipeline, limits, rows, taken)
@@ -283,24 +286,26 @@ class _Filling:
     def chunks(self, way: Filled, small: int) -> Chunks | None:
         """Blocks and variants per position; as few as need be in the small variant."""
         usual = self.taken[self.rows.ends.main]
-        held = self.rows.counts(way, self._sizes[usual], self.stages)
-        less = np.zeros_like(held)
+        block_counts = self.rows.counts(way, self._sizes[usual], self.stages)
+        small_counts = np.zeros_like(block_counts)
         if small != usual:
-            used = self._used(held, less, small)
+            used = self._used(block_counts, small_counts, small)
             for stage, (size, limit) in enumerate(zip(used, self.limits, strict=True)):
                 if size > limit:
-                    self._shrink(less, held, stage, size - limit, small)
-        used = self._used(held, less, small)
+                    self._shrink(small_counts, block_counts, stage, size - limit, small)
+        used = self._used(block_counts, small_counts, small)
         if any(size > limit for size, limit in zip(used, self.limits, strict=True)):
             return None
-        return self._named(held, less, small)
+        return self._named(block_counts, small_counts, small)
 
-    def _used(self, held: Ints, less: Ints, small: int) -> list[int]:
+    def _used(self, block_counts: Ints, small_counts: Ints, small: int) -> list[int]:
         """Bytes of every stage."""
         usual = self.taken[self.rows.ends.main]
-        sizes = (held - less) * self._sizes[usual] + less * self._sizes[small]
+        sizes = (block_counts - small_counts) * self._sizes[usual] + small_counts * self._sizes[
+            small
+        ]
         most = np.zeros((3, self.pipeline.stages), np.int64)  # of all, and of either variant
-        for row, counts in enumerate((sizes, held - less, less)):
+        for row, counts in enumerate((sizes, block_counts - small_counts, small_counts)):
             np.add.at(most[row], self.stages, counts)
         return [
             int(size)
@@ -315,18 +320,20 @@ class _Filling:
             )
         ]
 
-    def _shrink(self, less: Ints, held: Ints, stage: int, over: int, small: int) -> None:
+    def _shrink(
+        self, small_counts: Ints, block_counts: Ints, stage: int, over: int, small: int
+    ) -> None:
         """Run blocks of a stage in the small variant until it needs so many bytes less."""
         usual = self.taken[self.rows.ends.main]
-        on = [k for k in range(len(held)) if self.stages[k] == stage]
+        on = [k for k in range(len(block_counts)) if self.stages[k] == stage]
         # Sections shrink only where all blocks do: until then the larger one counts.
         over += max(0, self._working[small][stage] - self._working[usual][stage])
         for k in sorted(on, key=lambda k: (-sum(self.inflight[k]), k)):
             saved = int(self._sizes[usual][k] - self._sizes[small][k])
             if over <= 0 or saved <= 0:
                 continue
-            less[k] = min(int(held[k]), -(-over // saved))
-            over -= int(less[k]) * saved
+            small_counts[k] = min(int(block_counts[k]), -(-over // saved))
+            over -= int(small_counts[k]) * saved
 
     def _figures(self, run: int, variant: int, position: int) -> VariantFigures:
         return self.runs[run].on(self.pipeline.kinds[int(self.stages[position])])[variant]
@@ -335,15 +342,15 @@ class _Filling:
         figures = self._figures(run, variant, position)
         return figures.bytes_with(self.inflight[position])
 
-    def _named(self, held: Ints, less: Ints, small: int) -> Chunks:
-        """Blocks by their names."""
+    def _named(self, block_counts: Ints, small_counts: Ints, small: int) -> Chunks:
+        """Chunks as the names and variants of their blocks."""
         main = self.rows.ends.main
-        kinds: list[list[tuple[int, int]]] = [[] for _ in held]
+        kinds: list[list[tuple[int, int]]] = [[] for _ in block_counts]
         for run, position in self.rows.ends.places:
             kinds[position].append((run, self.taken[run]))
         for k, chunk in enumerate(kinds):
-            chunk += [(main, small)] * int(less[k])
-            chunk += [(main, self.taken[main])] * int(held[k] - less[k])
+            chunk += [(main, small)] * int(small_counts[k])
+            chunk += [(main, self.taken[main])] * int(block_counts[k] - small_counts[k])
         left = [list(run.blocks) for run in self.runs]
         return tuple(
             tuple((left[run].pop(0), variant) for run, variant in sorted(chunk)) for chunk in kinds

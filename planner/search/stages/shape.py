@@ -1,4 +1,4 @@
-"""What is divided, over what, and what a division costs.
+"""Shape: runs of blocks, the pipeline that they are divided over, and the cost of a division.
 
 Blocks come in runs (all blocks of one template, in the order of the model); positions k are the
 chunks in model order, position k on stage `stage_of(schedule, k, stages)`. With blocks and variants
@@ -9,8 +9,8 @@ per position, ramp = one over the chunks of a stage, and no chunk empty::
                + max_s Σ step
     bytes[s] = Σ_{k on s} Σ (persistent + Σ_lifetimes count[k] · bytes) + max transient ≤ limit
 
-What each further microbatch takes, where `sent` is what one takes from stage to stage to the last
-chunk and back, besides computing::
+The pace is the time of each further microbatch, where `sent` is that of one from stage to stage to
+the last chunk and back, besides computing::
 
     pace     = max_s time[s]                              one chunk a stage, or chunks in a V
              ≥ (Σ_s time[s] + sent) / stages              one chunk, and nothing is deferred
@@ -49,8 +49,8 @@ from numpy.typing import NDArray
 from millrace.planner.errors import PlanError
 from millrace.planner.schedules import Schedule, schedule_of
 
-# What rows wait for a longer one, in shares of what it is longer: with many stages, with so many
-# stages less, and at least. Fitted (2026-11) to orders of 2 to 16 stages of 2 to 6 chunks.
+# Share of what a row is longer that others wait for it: LAG (1 - LESS_LAG / stages), no less than
+# LAG_MIN. Fitted (2026-11) to orders of 2 to 16 stages of 2 to 6 chunks.
 LAG, LESS_LAG, LAG_MIN = 0.7, 3, 0.2
 
 
@@ -58,16 +58,16 @@ Ints = NDArray[np.int64]
 Lifetimes = tuple[int, ...]
 """A number for each lifetime, as `millrace.planner.schedules.counting.LIFETIMES` has them."""
 
-# What lifetimes weigh beside one another, for the moment that dividing counts: blocks of Llama-2 7B
+# Weights of lifetimes beside one another, for the moment that dividing counts: Llama-2 7B's blocks
 # keep 537, 492 and 792 MiB of a microbatch, those of GPT-3 13B 281, 360 and 440 (2026-11).
 USUAL_WEIGHTS = (2, 2, 3)
-# Of what is kept at most, by which a more even moment may keep less; by eye, from 2 to 8 stages.
+# Share of the most kept, by which a more even moment may keep less; by eye, from 2 to 8 stages.
 UNEVEN = 0.125
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariantFigures:
-    """What one block in one variant costs.
+    """Costs of one block in one variant.
 
     Attributes
     ----------
@@ -76,14 +76,14 @@ class VariantFigures:
     persistent_bytes, inflight_bytes : int
         Memory all step long, and per microbatch from its forward to the gradients of its inputs.
     weight_bytes, between_bytes : int
-        Where weight gradients are deferred, what is kept for them per microbatch: from its forward,
-        and from the gradients of its inputs.
+        Bytes kept for deferred weight gradients per microbatch: from its forward, and from the
+        gradients of its inputs.
     transient_bytes : int
         The largest section; sections of a stage share their memory.
     forward_ns : int
         Time per microbatch of the forward pass.
     handover : object
-        How tensors are handed to neighbours: a division mixes only variants where it is equal.
+        Way to hand tensors to neighbours: a division mixes only variants where it is equal.
     """
 
     microbatch_ns: int
@@ -126,7 +126,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """The shape of a pipeline: a schedule's name and its numbers, and every stage's kind of device.
+    """Shape of a pipeline: a schedule's name and its numbers, and every stage's kind of device.
 
     No kinds: all devices are alike. `sent_ns` is what a microbatch's tensors take from stage to
     stage, and their gradients back.
@@ -153,7 +153,7 @@ class Pipeline:
 
     @property
     def defers_weight_gradients(self) -> bool:
-        """Whether the schedule moves weight gradients into the ramp."""
+        """True if the schedule moves weight gradients into the ramp."""
         return self.record.defers_weight_gradients
 
     @property
@@ -178,7 +178,7 @@ class Pipeline:
 
     @property
     def in_turn(self) -> bool:
-        """Whether every microbatch is through all stages, and back, before others take its place.
+        """True if every microbatch is through all stages, and back, before others take its place.
 
         Then stages have nothing else to do while tensors travel.
         """
@@ -190,35 +190,35 @@ class Pipeline:
         return self.kind_of_stage or (0,) * self.stages
 
     def stage_of(self, position: int) -> int:
-        """Return the stage of a chunk."""
+        """Stage of a chunk."""
         return self.record.stage_of(position, self.stages)
 
     def place_of(self, position: int) -> int:
-        """Return what a chunk's time counts in: its stage, or itself where rows wait for it."""
+        """Place that a chunk's time counts in: its stage, or itself where rows wait for it."""
         return position if self.rows > 1 else self.stage_of(position)
 
     @property
     def lag(self) -> float:
-        """What rows wait for each nanosecond that the longest row's mean is above theirs."""
+        """Nanoseconds that rows wait for each by which the longest row's mean is above theirs."""
         if self.rows == 1 or self.stages == 1:
             return 0.0
         return max(LAG_MIN, LAG * (1 - LESS_LAG / self.stages)) / (self.rows - 1)
 
     @property
     def row_share(self) -> float:
-        """How much of the pace is that rows wait for their longest chunk, not stages for theirs."""
+        """Share of the pace in which rows wait for their longest chunk, not stages for theirs."""
         return 1 - 1 / self.stages if self.rows > 1 else 0.0
 
     def pace(self, times: Sequence[float]) -> float:
-        """Return what each further microbatch takes, from the times of every place."""
+        """Nanoseconds of each further microbatch, from the times of every place."""
         stages, share = self.stages, self.row_share
-        rows = [times[at : at + stages] for at in range(0, len(times), stages)]
-        found = (1 - share) * max(map(sum, zip(*rows, strict=True)))
+        rows = [times[begin : begin + stages] for begin in range(0, len(times), stages)]
+        pace_ns = (1 - share) * max(map(sum, zip(*rows, strict=True)))
         if share:
             means = [sum(row) / stages for row in rows]
-            found += share * sum(map(max, rows))
-            found += self.lag * (len(rows) * max(means) - sum(means))
-        return max(found, (sum(times) + self.sent_ns) / stages) if self.in_turn else found
+            pace_ns += share * sum(map(max, rows))
+            pace_ns += self.lag * (len(rows) * max(means) - sum(means))
+        return max(pace_ns, (sum(times) + self.sent_ns) / stages) if self.in_turn else pace_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +232,7 @@ class Division:
     step_ns, bound_ns : float
         Predicted step time, and the proven least of every division.
     memory_bytes : int
-        Of the stage with the least room left.
+        Bytes of the stage with the least room left.
     """
 
     chunks: tuple[tuple[tuple[str, int], ...], ...]
@@ -255,18 +255,20 @@ def lifetime_counts(pipeline: Pipeline) -> tuple[Lifetimes, ...]:
 
 
 def _usual(moments: Ints) -> Ints:
-    """The moment [chunks, 3] of these for which a stage is divided.
+    """Moment [chunks, 3] of these for which a stage is divided.
 
     It is the most even of those at which nearly most is kept, so that little is won by moving
     blocks to a chunk that keeps little then, and much at another moment. Its chunks have an order,
     each keeping no less of anything than the one before.
     """
     weights = moments @ USUAL_WEIGHTS
-    kept = weights.sum(axis=1)
+    kept_weights = weights.sum(axis=1)
     ranked = np.take_along_axis(moments, weights.argsort(axis=1)[:, :, None], axis=1)
     ordered = (np.diff(ranked, axis=1) >= 0).all(axis=(1, 2))
-    share = weights.max(axis=1) / np.maximum(kept, 1)
-    rank = np.lexsort((kept, -share, kept >= (1 - UNEVEN) * kept.max(), ordered))
+    share = weights.max(axis=1) / np.maximum(kept_weights, 1)
+    rank = np.lexsort(
+        (kept_weights, -share, kept_weights >= (1 - UNEVEN) * kept_weights.max(), ordered)
+    )
     usual: Ints = moments[rank[-1]]
     return usual
 
@@ -287,12 +289,12 @@ def inflight_counts(pipeline: Pipeline) -> tuple[int, ...]:
 
 
 def fewest(counts: Iterable[Lifetimes]) -> Lifetimes:
-    """The least of every lifetime's counts."""
+    """Least of every lifetime's counts."""
     return tuple(map(min, zip(*counts, strict=True)))
 
 
 def beyond(counts: Lifetimes, least: Lifetimes) -> Lifetimes:
-    """By how much each lifetime's count is above the least."""
+    """Excess of each lifetime's count over the least."""
     return tuple(a - b for a, b in zip(counts, least, strict=True))
 
 
@@ -319,8 +321,8 @@ def step_time_ns(
     deferred = 0.0
     for position, chunk in enumerate(chunks):
         stage, place = pipeline.stage_of(position), pipeline.place_of(position)
-        for block, at in chunk:
-            figures = run_of[block].on(pipeline.kinds[stage])[at]
+        for block, variant in chunk:
+            figures = run_of[block].on(pipeline.kinds[stage])[variant]
             times[place] += figures.microbatch_ns
             update[stage] += figures.step_ns
             deferred += deferred_ns(figures, pipeline)
@@ -340,13 +342,19 @@ def peak_bytes(
     keeps: list[list[Lifetimes]] = [[] for _ in range(pipeline.stages)]  # of every chunk
     for position, chunk in enumerate(chunks):
         stage = pipeline.stage_of(position)
-        figures = [run_of[block].on(pipeline.kinds[stage])[at] for block, at in chunk]
-        stays[stage] += sum(one.persistent_bytes for one in figures)
-        transient[stage] = max([transient[stage], *(one.transient_bytes for one in figures)])
-        keeps[stage].append(tuple(map(sum, zip(*(one.lifetimes for one in figures), strict=True))))
+        figures = [run_of[block].on(pipeline.kinds[stage])[variant] for block, variant in chunk]
+        stays[stage] += sum(block_figures.persistent_bytes for block_figures in figures)
+        transient[stage] = max(
+            [transient[stage], *(block_figures.transient_bytes for block_figures in figures)]
+        )
+        keeps[stage].append(
+            tuple(
+                map(sum, zip(*(block_figures.lifetimes for block_figures in figures), strict=True))
+            )
+        )
     most = [
-        int((moments * np.array(kept)).sum(axis=(1, 2)).max())
-        for moments, kept in zip(fullest_moments(pipeline), keeps, strict=True)
+        int((moments * np.array(stage_keeps)).sum(axis=(1, 2)).max())
+        for moments, stage_keeps in zip(fullest_moments(pipeline), keeps, strict=True)
     ]
     return tuple(map(sum, zip(stays, transient, most, strict=True)))
 
@@ -357,10 +365,10 @@ def stage_bytes(
     """Bytes of every stage of a division."""
     run_of = {block: run for run in runs for block in run.blocks}
     used, transient = [0] * pipeline.stages, [0] * pipeline.stages
-    for position, (chunk, kept) in enumerate(zip(chunks, lifetime_counts(pipeline), strict=True)):
+    for position, (chunk, counts) in enumerate(zip(chunks, lifetime_counts(pipeline), strict=True)):
         stage = pipeline.stage_of(position)
-        for block, at in chunk:
-            figures = run_of[block].on(pipeline.kinds[stage])[at]
-            used[stage] += figures.bytes_with(kept)
+        for block, variant in chunk:
+            figures = run_of[block].on(pipeline.kinds[stage])[variant]
+            used[stage] += figures.bytes_with(counts)
             transient[stage] = max(transient[stage], figures.transient_bytes)
     return tuple(a + b for a, b in zip(used, transient, strict=True))

@@ -1,7 +1,7 @@
 """Splitting stages: each chunk for itself, where chunks of one stage cannot be divided together.
 
 Every position is taken for a stage with its share of the stage's memory, in proportion to what a
-typical block needs there. What is found fits; how good it is, a bound without memory says.
+typical block needs there. Divisions that are found fit; a bound without memory says how good.
 """
 
 from dataclasses import replace
@@ -24,7 +24,7 @@ from millrace.planner.search.stages.shape import (
 def divided_by_positions(
     runs: tuple[Run, ...], pipeline: Pipeline, limits: tuple[int, ...], max_gap: float
 ) -> Division:
-    """Return a division that fits, with every chunk as large as any other in time.
+    """Division that fits, with every chunk as large as any other in time.
 
     Parameters
     ----------
@@ -58,16 +58,16 @@ def divided_by_positions(
     for stage, need in zip(stage_of, needs, strict=True):
         shares[stage] += need
     positions = zip(stage_of, needs, strict=True)
-    found = divided(
+    division = divided(
         model, tuple(limits[s] * need // max(shares[s], 1) for s, need in positions), max_gap
     )
-    step_ns = step_time_ns(found.chunks, runs, pipeline)
+    step_ns = step_time_ns(division.chunks, runs, pipeline)
     bound_ns = min(lower_bound_ns(runs, pipeline), step_ns)
-    return Division(chunks=found.chunks, step_ns=step_ns, memory_bytes=0, bound_ns=bound_ns)
+    return Division(chunks=division.chunks, step_ns=step_ns, memory_bytes=0, bound_ns=bound_ns)
 
 
 def _alike_kept(run: Run) -> Run:
-    """A run whose variants keep everything equally long."""
+    """Run whose variants keep everything equally long."""
 
     def kept(figures: VariantFigures) -> VariantFigures:
         return replace(
@@ -77,11 +77,11 @@ def _alike_kept(run: Run) -> Run:
     return replace(
         run,
         variants=tuple(map(kept, run.variants)),
-        elsewhere=tuple(tuple(map(kept, one)) for one in run.elsewhere),
+        elsewhere=tuple(tuple(map(kept, variants)) for variants in run.elsewhere),
     )
 
 
 def _typical_bytes(runs: tuple[Run, ...], inflight: tuple[Lifetimes, ...]) -> list[int]:
-    """What a block of the longest run needs at every position, over its variants."""
+    """Bytes of a block of the longest run at every position, summed over its variants."""
     longest = max(runs, key=lambda run: len(run.blocks))
-    return [sum(one.bytes_with(counts) for one in longest.variants) for counts in inflight]
+    return [sum(variant.bytes_with(counts) for variant in longest.variants) for counts in inflight]

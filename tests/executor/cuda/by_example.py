@@ -16,7 +16,7 @@ from tests.executor.cuda.emulation.machine import Emulator, functions_of
 from tests.executor.examples.example import Example
 from tests.executor.kernel_calls import shard_of
 
-# float64 and float32 as the NumPy kernels; 16 bits: one rounding of the result, and one of a sum
+# float64 and float32 are as near as the NumPy kernels; 16 bits round the result and a sum once.
 TOLERANCE = {"float64": 1e-11, "float32": 2e-4, "bfloat16": 2**-7, "float16": 2**-10}
 
 Splits = Mapping[str, int]
@@ -31,21 +31,21 @@ class Part(NamedTuple):
     made: tuple[tuple[slice, ...], ...]
 
 
-def output_dtype(example: Example, at: int, dtype: str) -> str:
+def output_dtype(example: Example, output: int, dtype: str) -> str:
     row = OPS[example.kind]
-    if at in row.integer_outputs:
+    if output in row.integer_outputs:
         return "int32"
-    return "float32" if at in row.wide_outputs and dtype in ("bfloat16", "float16") else dtype
+    return "float32" if output in row.wide_outputs and dtype in ("bfloat16", "float16") else dtype
 
 
 def parts_of(example: Example, dtype: str, splits: Splits) -> Iterator[Part]:
     """The shards of every rank when the labels of `splits` are cut."""
     expression, sizes = parse(example.labels), example.label_sizes
     for place in product(*(range(parts) for parts in splits.values())):
-        at = dict(zip(splits, place, strict=True))
-        found = [
-            shard_of(operand, shape_of(operand, sizes), one, splits, at)
-            for operand, one in (
+        place_by_label = dict(zip(splits, place, strict=True))
+        shards_and_regions = [
+            shard_of(operand, shape_of(operand, sizes), operand_dtype, splits, place_by_label)
+            for operand, operand_dtype in (
                 *(
                     (operand, "int32" if number in example.ids else dtype)
                     for number, operand in enumerate(expression.inputs)
@@ -56,13 +56,13 @@ def parts_of(example: Example, dtype: str, splits: Splits) -> Iterator[Part]:
                 ),
             )
         ]
-        shards, regions = zip(*found, strict=True)
+        shards, regions = zip(*shards_and_regions, strict=True)
         count = len(expression.inputs)
         yield Part(shards[:count], shards[count:], regions[:count], regions[count:])
 
 
 def splits_of(example: Example) -> list[Splits]:
-    """Every label that may be cut alone (in two ways), and all of them."""
+    """Splits to try: every label that may be cut alone (in two ways), and all of them at once."""
     expression, sizes = parse(example.labels), example.label_sizes
     outputs = [{x for dim in operand for x in dim} for operand in expression.outputs]
     parts = {
@@ -70,13 +70,13 @@ def splits_of(example: Example) -> list[Splits]:
         for label in expression.splittable
         if OPS[example.kind].reduction or all(label in labels for labels in outputs)
     }
-    alone = [{label: n} for label, found in parts.items() for n in {*found[:1], *found[-1:]}]
-    together = {label: found[0] for label, found in parts.items() if found}
+    alone = [{label: n} for label, counts in parts.items() for n in {*counts[:1], *counts[-1:]}]
+    together = {label: counts[0] for label, counts in parts.items() if counts}
     return [*alone, together] if len(together) > 1 else alone
 
 
 def calls_of(examples: Iterable[Example]) -> Iterator[Call]:
-    """Everything that the tests of this module launch."""
+    """Calls that the checks of this module launch for the examples."""
     for example in examples:
         for dtype in FLOATS:
             for splits in ({}, *(splits_of(example) if dtype == "float64" else ())):
@@ -88,18 +88,18 @@ def calls_of(examples: Iterable[Example]) -> Iterator[Call]:
 
 
 def emulator_of(examples: Iterable[Example], more: Iterable[Call] = ()) -> Emulator:
-    """An emulator of what examples launch, and of `more`."""
+    """Emulator of what examples launch, and of `more`."""
     return Emulator(functions_of([*calls_of(examples), *more]))
 
 
 def check_whole(example: Example, dtype: str, emulator: Emulator) -> None:
-    """The example on one device against its formula, on the inputs as the dtype holds them."""
+    """Check the example on one device against its formula, on inputs as the dtype holds them."""
     given = [
         array if array.dtype == np.int32 else rounded(array, dtype)
         for array in example.inputs("float64")
     ]
     (part,) = parts_of(example, dtype, {})
-    found = call(
+    outputs = call(
         example.kind,
         example.labels,
         given,
@@ -109,16 +109,16 @@ def check_whole(example: Example, dtype: str, emulator: Emulator) -> None:
         emulator=emulator,
         firings=2 if dtype == "float32" else 1,
     )
-    assert_close(found, example.expected(given), dtype)
+    assert_close(outputs, example.expected(given), dtype)
 
 
 def check_sharded(example: Example, emulator: Emulator) -> None:
-    """The example cut along labels, in float64; the parts put together against the formula."""
+    """Check the example cut along labels, in float64: the joined parts against the formula."""
     inputs = example.inputs("float64")
     expected = example.expected(inputs)
     for splits in splits_of(example):
-        (one,) = parts_of(example, "float64", {})
-        totals = [np.zeros(shard.shape, shard.dtype) for shard in one.outputs]
+        (whole_part,) = parts_of(example, "float64", {})
+        totals = [np.zeros(shard.shape, shard.dtype) for shard in whole_part.outputs]
         for part in parts_of(example, "float64", splits):
             results = call(
                 example.kind,
@@ -140,7 +140,7 @@ def rounded(array: Array, dtype: str) -> Array:
     return loaded(stored(array, dtype), dtype).reshape(array.shape)
 
 
-def assert_close(found: Sequence[Array], expected: Sequence[Array], dtype: str) -> None:
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+def assert_close(outputs: Sequence[Array], expected: Sequence[Array], dtype: str) -> None:
+    assert len(outputs) == len(expected)
+    for output, reference in zip(outputs, expected, strict=True):
+        np.testing.assert_allclose(output, reference, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])

@@ -1,4 +1,4 @@
-"""What calls hold: their operands, and of choices the options that need no library."""
+"""Operands of calls, and of choices the options that need no library."""
 
 from collections.abc import Iterator
 
@@ -43,12 +43,12 @@ def operands_of(call: Call) -> Iterator[Operand]:
         case Attention() | AttentionGrad() | Convolution():
             yield from (tensor.operand for tensor in call.tensors)
         case Choice():
-            for one in leaves(call):
-                yield from operands_of(one)
+            for leaf in leaves(call):
+                yield from operands_of(leaf)
 
 
 def last_options(*calls: Call) -> Iterator[Call]:
-    """Yield what a device carries out that has no library: for a choice its last option."""
+    """Yield the calls that a device without the library carries out: a choice's last option."""
     for call in calls:
         if isinstance(call, Choice):
             yield from last_options(*call.options[-1])

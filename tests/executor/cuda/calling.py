@@ -52,14 +52,14 @@ def aligned(size_bytes: int) -> Array:
 
 def stored(array: Array, dtype: str) -> Array:
     """An array as a device holds it, with its own memory."""
-    found = to_stored(array, dtype) if dtype in FLOATS else array.astype(dtype)
-    room = aligned(found.nbytes).view(found.dtype).reshape(found.shape)
-    room[...] = found
+    values = to_stored(array, dtype) if dtype in FLOATS else array.astype(dtype)
+    room = aligned(values.nbytes).view(values.dtype).reshape(values.shape)
+    room[...] = values
     return room
 
 
 def loaded(array: Array, dtype: str) -> Array:
-    """What a device holds as numbers."""
+    """Numbers of an array as a device holds it (bfloat16 as uint16)."""
     return to_wide(array, dtype) if dtype in FLOATS else array
 
 
@@ -83,11 +83,11 @@ class Operands:
         self._reads, self._writes = reads, writes
 
     def address(self, operand: Operand) -> int:
-        """Where an operand lies."""
+        """Address of an operand."""
         return self._array(operand).ctypes.data + operand.offset_bytes
 
     def ranges(self, call: Call) -> Ranges:
-        """Where the operands of a call begin and end."""
+        """Begin and end addresses of the operands of a call."""
         arrays = [self._array(operand) for operand in dict.fromkeys(operands_of(call))]
         return [(array.ctypes.data, array.ctypes.data + array.nbytes) for array in arrays]
 
@@ -135,6 +135,6 @@ def call(
     operands = Operands(calls, reads, writes)
     machine = emulator or Emulator(functions_of(calls.of(0)))
     for _ in range(firings):
-        for one in calls.of(0):
-            machine.run(one, operands.address, operands.ranges(one))
+        for device_call in calls.of(0):
+            machine.run(device_call, operands.address, operands.ranges(device_call))
     return [loaded(array, shard.dtype) for array, shard in zip(writes, outputs, strict=True)]

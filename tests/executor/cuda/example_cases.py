@@ -57,8 +57,8 @@ class Case:
 
     def _input_dtypes(self) -> list[str]:
         return [
-            "int32" if array.dtype == np.int32 else self._float(at in self.wide)
-            for at, array in enumerate(self.example.inputs("float64"))
+            "int32" if array.dtype == np.int32 else self._float(position in self.wide)
+            for position, array in enumerate(self.example.inputs("float64"))
         ]
 
     def _float(self, wide: bool) -> str:
@@ -67,19 +67,21 @@ class Case:
     def _output_dtypes(self) -> list[str]:
         row, outputs = OPS[self.example.kind], parse(self.example.labels).outputs
         return [
-            "int32" if at in row.integer_outputs else self._float(at in row.wide_outputs)
-            for at in range(len(outputs))
+            "int32"
+            if position in row.integer_outputs
+            else self._float(position in row.wide_outputs)
+            for position in range(len(outputs))
         ]
 
     def parts(self) -> Iterator[Part]:
         """The call of every place of the split labels."""
         expression = parse(self.example.labels)
         for place in product(*(range(parts) for parts in self.splits.values())):
-            at = dict(zip(self.splits, place, strict=True))
-            found = [
+            place_by_label = dict(zip(self.splits, place, strict=True))
+            sides = [
                 [
                     shard_of(operand, shape_of(operand, self.example.label_sizes), dtype,
-                             self.splits, at)
+                             self.splits, place_by_label)
                     for operand, dtype in zip(operands, dtypes, strict=True)
                 ]
                 for operands, dtypes in (
@@ -87,12 +89,12 @@ class Case:
                     (expression.outputs, self._output_dtypes()),
                 )
             ]  # fmt: skip
-            (inputs, read), (outputs, written) = (zip(*side, strict=True) for side in found)
+            (inputs, read), (outputs, written) = (zip(*side, strict=True) for side in sides)
             yield Part(inputs=inputs, outputs=outputs, read=read, written=written)
 
     def functions(self) -> dict[str, set[str]]:
-        """What it launches, by source."""
-        found: dict[str, set[str]] = {}
+        """Functions that the case launches, by source."""
+        names_by_source: dict[str, set[str]] = {}
         for part in self.parts():
             calls = make_calls(
                 context_of(
@@ -101,8 +103,8 @@ class Case:
                 )
             )  # fmt: skip
             for source, names in functions_of(calls.of(0)).items():
-                found.setdefault(source, set()).update(names)
-        return found
+                names_by_source.setdefault(source, set()).update(names)
+        return names_by_source
 
     def run(self, emulator: Emulator) -> list[Array]:
         """The outputs, put together of those of all parts: partial ones are added up."""
@@ -110,23 +112,23 @@ class Case:
         outputs = parse(example.labels).outputs
         totals = [np.zeros(shape_of(operand, example.label_sizes)) for operand in outputs]
         for part in self.parts():
-            made = call(
+            part_outputs = call(
                 example.kind, example.labels,
-                [np.ascontiguousarray(a[at]) for a, at in zip(given, part.read, strict=True)],
+                [np.ascontiguousarray(a[place]) for a, place in zip(given, part.read, strict=True)],
                 part.outputs, input_shards=part.inputs, attributes=example.attributes,
                 emulator=emulator, firings=self.firings,
             )  # fmt: skip
-            for total, one, region in zip(totals, made, part.written, strict=True):
-                total[region] += one
+            for total, output, region in zip(totals, part_outputs, part.written, strict=True):
+                total[region] += output
         return totals
 
     def check(self, emulator: Emulator) -> None:
         """Compare with the formula on the rounded inputs."""
         expected = self.example.expected(self.given())
         near = TOLERANCE[self.dtype]
-        for one, other in zip(self.run(emulator), expected, strict=True):
-            scale = max(1.0, float(np.abs(other).max())) if self.dtype in FLOATS[2:] else 1.0
-            np.testing.assert_allclose(one, other, rtol=near, atol=near * scale)
+        for output, reference in zip(self.run(emulator), expected, strict=True):
+            scale = max(1.0, float(np.abs(reference).max())) if self.dtype in FLOATS[2:] else 1.0
+            np.testing.assert_allclose(output, reference, rtol=near, atol=near * scale)
 
 
 def every(cases: Sequence[Case]) -> pytest.MarkDecorator:
@@ -135,18 +137,18 @@ def every(cases: Sequence[Case]) -> pytest.MarkDecorator:
 
 
 def wanted(cases: Sequence[Case], request: pytest.FixtureRequest) -> list[Case]:
-    """Those that tests of the module are run on."""
+    """Cases that tests of the module are run on."""
     everything = all_asked_for(request)
     return [case for case in cases if case.usual or everything]
 
 
 def emulator_of(cases: Sequence[Case]) -> Emulator:
-    """One emulator with all that the cases launch."""
-    found: dict[str, set[str]] = {}
+    """Emulator of all that the cases launch."""
+    names_by_source: dict[str, set[str]] = {}
     for case in cases:
         for source, names in case.functions().items():
-            found.setdefault(source, set()).update(names)
-    return Emulator(found)
+            names_by_source.setdefault(source, set()).update(names)
+    return Emulator(names_by_source)
 
 
 def cases_of(examples: Sequence[Example], wide: dict[str, tuple[int, ...]]) -> list[Case]:
@@ -156,31 +158,31 @@ def cases_of(examples: Sequence[Example], wide: dict[str, tuple[int, ...]]) -> l
     the other, and those with all labels cut (nothing, where none can be) and with one; of the first
     example of a kind, all.
     """
-    found = []
+    cases = []
     for number, example in numbered(examples):
-        kept = wide.get(example.kind, ())
+        wide_inputs = wide.get(example.kind, ())
         labels = [
             label for label in splittable(example) if example.label_sizes[label] % 2 == 0
         ]  # fmt: skip
         cuts = [{label: 2} for label in labels]
         cuts += [dict.fromkeys(labels, 2)] if len(labels) > 1 else []
         usual = {"float32", NARROW[number % 2]} | (set() if cuts else {"float64"})
-        found += [
+        cases += [
             Case(
-                example=example, dtype=dtype, wide=kept, usual=number == 0 or dtype in usual,
+                example=example, dtype=dtype, wide=wide_inputs, usual=number == 0 or dtype in usual,
                 firings=2 if dtype == "float32" else 1,
             )
             for dtype in FLOATS
         ]  # fmt: skip
         turn = number % max(1, len(labels))
-        found += [
+        cases += [
             Case(
-                example=example, dtype="float64", splits=cut, wide=kept,
-                usual=number == 0 or at in (turn, len(cuts) - 1),
+                example=example, dtype="float64", splits=cut, wide=wide_inputs,
+                usual=number == 0 or cut_number in (turn, len(cuts) - 1),
             )
-            for at, cut in enumerate(cuts)
+            for cut_number, cut in enumerate(cuts)
         ]  # fmt: skip
-    return found
+    return cases
 
 
 def splittable(example: Example) -> list[str]:

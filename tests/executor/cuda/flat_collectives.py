@@ -1,8 +1,4 @@
-"""What a library of collectives does, as NCCL documents it: flat arrays, blocks one by one.
-
-Every function takes what the members send, in order, and returns what each receives. Sums of 16-bit
-values are rounded after each member that is added.
-"""
+"""Collectives of a library, as NCCL documents them: flat arrays, blocks one by one."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,7 +11,7 @@ REDUCTIONS = {"sum": np.add, "max": np.maximum}
 
 
 def joined(terms: Sequence[Array], reduction: str, dtype: str) -> Array:
-    """What is stored of some terms, added up in their order (or the largest of them)."""
+    """Sum of some terms in their order (or the largest of them), as it is stored."""
     total = terms[0]
     for term in terms[1:]:
         if dtype == "int32":
@@ -40,11 +36,11 @@ def _all_gather(sends: Sequence[Array], reduction: str, dtype: str) -> list[Arra
 
 def _all_to_all(sends: Sequence[Array], reduction: str, dtype: str) -> list[Array]:
     blocks = [np.split(send, len(sends)) for send in sends]
-    return [np.concatenate([cut[at] for cut in blocks]) for at in range(len(sends))]
+    return [np.concatenate([cut[member] for cut in blocks]) for member in range(len(sends))]
 
 
 def _rotate(sends: Sequence[Array], reduction: str, dtype: str) -> list[Array]:
-    return [sends[at - 1] for at in range(len(sends))]
+    return [sends[member - 1] for member in range(len(sends))]
 
 
 FLAT: dict[str, Callable[[Sequence[Array], str, str], list[Array]]] = {

@@ -27,12 +27,12 @@ FUNCTION = re.compile(
 
 
 def kept_cubin(source: str, functions: Iterable[str], architecture: str) -> Cubin:
-    """What `offline_cubin` makes of functions of a source."""
+    """Cubin of functions of a source, as `offline_cubin` makes it."""
     return kept_cubin_of(source_text(source), source, functions, architecture)
 
 
 def kept_cubin_of(text: str, source: str, functions: Iterable[str], architecture: str) -> Cubin:
-    """What `cubin_of` makes of functions of a translation unit."""
+    """Cubin of functions of a translation unit, as `cubin_of` makes it."""
     names = sorted(set(functions))
 
     def made() -> bytes:
@@ -44,7 +44,7 @@ def kept_cubin_of(text: str, source: str, functions: Iterable[str], architecture
 
 
 def kept_ptx(text: str, functions: Iterable[str], architecture: str) -> str:
-    """What `ptx_of` makes of functions of a translation unit."""
+    """PTX of functions of a translation unit, as `ptx_of` makes it."""
     names = sorted(set(functions))
 
     def made() -> bytes:
@@ -65,17 +65,17 @@ def _kept(
         target_type=form, name_expressions=names, extra_digest=sha256(askers.encode()).digest(),
     )  # fmt: skip
     with FileStreamProgramCache(FOLDER) as cache:
-        found = cache.get(key)
-        if found is None:
-            found = make()
-            cache[key] = found
-    return found
+        code = cache.get(key)
+        if code is None:
+            code = make()
+            cache[key] = code
+    return code
 
 
-def as_reported(made: Cubin) -> dict[str, Resources]:
-    """What every function takes, by the words of the assembler and by symbol."""
-    found = {}
-    for symbol, stack, registers, rest in FUNCTION.findall(made.report):
+def as_reported(cubin: Cubin) -> dict[str, Resources]:
+    """Resources that every function takes, by symbol, in the words of the assembler."""
+    resources = {}
+    for symbol, stack, registers, rest in FUNCTION.findall(cubin.report):
         shared = re.search(r"(\d+) bytes smem", rest)
-        found[symbol] = Resources(int(registers), int(shared[1]) if shared else 0, int(stack))
-    return found
+        resources[symbol] = Resources(int(registers), int(shared[1]) if shared else 0, int(stack))
+    return resources

@@ -31,7 +31,7 @@ from tests.small_models import NAMES, small
 PLANS = ("bf16-tp2", "bf16-pp2", "prefetched")
 PRECISIONS = ("fp32", "bf16", "fp16")
 
-# Which inputs and outputs are of 16 bits, where activations are, for kinds that only expansions
+# True for inputs and outputs of 16 bits, where activations are, of kinds that only expansions
 # hold: a split loss is computed in the loss's dtype (`millrace.planner.compile.lowering`), and what
 # rounds of attention add up in float32 (`millrace.planner.rings`). Ids are neither.
 Narrow = tuple[tuple[bool, ...], tuple[bool, ...]]
@@ -51,7 +51,8 @@ EXPANSIONS: dict[str, Narrow] = {
 def launches() -> tuple[Launch, ...]:
     """Every launch that differs from the others, of all kinds, meetings and ends of steps.
 
-    Of the small models in all precisions, of the examples in all widths and of the stored plans.
+    They are those of the small models in all precisions, of the examples in all widths and of the
+    stored plans.
     """
     trained = list(_ops_of_the_zoo(PRECISIONS))
     examples = _examples(_narrow(trained), ("float64", "float32", "bfloat16"))
@@ -73,13 +74,13 @@ def functions_in_bf16() -> dict[str, frozenset[str]]:
 
 
 def _different(calls: Iterable[Call]) -> tuple[Launch, ...]:
-    found = {call._replace(args=()): call for call in leaves(*calls) if isinstance(call, Launch)}
-    return tuple(found)
+    distinct = {call._replace(args=()): call for call in leaves(*calls) if isinstance(call, Launch)}
+    return tuple(distinct)
 
 
 def _by_source(calls: Iterable[Call]) -> dict[str, frozenset[str]]:
-    found = functions_of(calls)
-    return {source: frozenset(found[source]) for source in sorted(found)}
+    names_by_source = functions_of(calls)
+    return {source: frozenset(names_by_source[source]) for source in sorted(names_by_source)}
 
 
 def _launched_by(contexts: Iterable[KernelContext]) -> Iterator[Call]:
@@ -88,7 +89,7 @@ def _launched_by(contexts: Iterable[KernelContext]) -> Iterator[Call]:
 
 
 def _launched_by_plans() -> Iterator[Call]:
-    """What the ranks of stored plans launch, those of each plan on one device and apart."""
+    """Calls of the ranks of stored plans, those of each plan on one device and apart."""
     for name in PLANS:
         plan = stored_plan(name)
         graph = compile_plan(plan)
@@ -99,7 +100,7 @@ def _launched_by_plans() -> Iterator[Call]:
 
 
 def _of_fused_ops() -> Iterator[Call]:
-    """What one pass over memory makes of several ops."""
+    """Calls that carry out several ops in one pass over memory."""
     yield from _on_many_tensors()
     for columns in (256, 512, 768, 1024, 4096, 8192, 16384, 20000):
         for dtype in ("bfloat16", "float32"):
@@ -110,7 +111,7 @@ def _of_fused_ops() -> Iterator[Call]:
 
 
 def _of_norms(dtype: str, rows: int, columns: int) -> Iterator[Call]:
-    """Both norms beside a residual, and their gradients with those of their weights."""
+    """Calls of both norms beside a residual, and of their gradients with those of their weights."""
     x, gamma = Tensor(read(0), dtype, rows * columns), Tensor(read(0), dtype, columns)
     rstd, sums = Tensor(read(0), "float32", rows), Tensor(write(0), "float32", columns)
     residual = Residual(other=read(0), total=write(0))
@@ -121,37 +122,39 @@ def _of_norms(dtype: str, rows: int, columns: int) -> Iterator[Call]:
         )  # fmt: skip
         weights = ColumnSums(outputs=(sums,) * (2 if mean else 1), rounded=dtype, hold=2)
         for wanted in (None, weights):
-            made = norm_grad_input(
+            calls = norm_grad_input(
                 x, x, gamma, rstd, write(0), columns=columns, mean=mean, other=read(0),
                 weights=wanted,
             )  # fmt: skip
-            yield from (*made.of(0), *made.of(1))
-    made = column_sum(x, ColumnSums(outputs=(sums,), rounded=dtype, hold=2), columns=columns)
-    yield from (*made.of(0), *made.of(1))
+            yield from (*calls.of(0), *calls.of(1))
+    calls = column_sum(x, ColumnSums(outputs=(sums,), rounded=dtype, hold=2), columns=columns)
+    yield from (*calls.of(0), *calls.of(1))
 
 
 def _of_channel_norms(dtype: str, shape: tuple[int, ...]) -> Iterator[Call]:
-    """A batch norm and all that may follow on it."""
+    """Calls of a batch norm with all that may follow on it."""
     channels = whole(shape[-1:], "float64" if dtype == "float64" else "float32")
     large, labels = whole(shape, dtype), "b y x c, c, c, c, c -> b y x c"
     context = context_of("batch_norm", labels, [large, *[channels] * 4], [large])
-    for other, relu, kept in product((None, read(5)), (False, True), (None, write(1))):
-        if relu or kept is None:
-            after = After(other=other, relu=relu, kept=kept)
-            yield from normed(context, [read(at) for at in range(5)], write(0), after).of(0)
+    for other, relu, pre_relu in product((None, read(5)), (False, True), (None, write(1))):
+        if relu or pre_relu is None:
+            after = After(other=other, relu=relu, kept=pre_relu)
+            yield from normed(
+                context, [read(position) for position in range(5)], write(0), after
+            ).of(0)
 
 
 def _on_many_tensors() -> Iterator[Call]:
-    """What works on many tensors at once: few of them, and as many as a launch takes."""
+    """Calls that work on many tensors at once: few of them, and as many as a launch takes."""
     for count in (3, 240):
         for narrow in ("float32", "bfloat16"):
             wide, slim = (Tensor(read(0), dtype, 64) for dtype in ("float32", narrow))
-            states = [(read(0),) * kept for kept in (2, 1, 0)]
+            states = [(read(0),) * arrays for arrays in (2, 1, 0)]
             moments, velocities, alone = (
-                [Variable(value=wide, gradient=slim, next_value=read(0), state=one)] * count
-                for one in states
+                [Variable(value=wide, gradient=slim, next_value=read(0), state=state)] * count
+                for state in states
             )
-            for made in (
+            for calls in (
                 adamw(moments, wide, wide),
                 sgd(velocities, wide, wide, momentum=0.9),
                 sgd(alone, wide, wide),
@@ -159,7 +162,7 @@ def _on_many_tensors() -> Iterator[Call]:
                 accumulate([(slim, wide)] * count, 2),
                 squared_sum([(slim, wide)] * count),
             ):
-                yield from (*made.of(0), *made.of(1))
+                yield from (*calls.of(0), *calls.of(1))
 
 
 def _ops_of_the_zoo(precisions: Sequence[str]) -> Iterator[KernelContext]:
@@ -178,17 +181,17 @@ def _ops_of_the_zoo(precisions: Sequence[str]) -> Iterator[KernelContext]:
 
 
 def _narrow(contexts: Sequence[KernelContext]) -> dict[str, Narrow]:
-    """Which inputs and outputs of a kind are of 16 bits, where some are; by one of its ops."""
-    found = dict(EXPANSIONS)
+    """Inputs and outputs of 16 bits, by kind, where some are; taken from one of the kind's ops."""
+    narrow_by_kind = dict(EXPANSIONS)
     for context in contexts:
-        if context.kind not in found:
+        if context.kind not in narrow_by_kind:
             inputs, outputs = (
                 tuple(shard.dtype in ("bfloat16", "float16") for shard in shards)
                 for shards in (context.inputs, context.outputs)
             )
             if any(inputs):
-                found[context.kind] = inputs, outputs
-    return found
+                narrow_by_kind[context.kind] = inputs, outputs
+    return narrow_by_kind
 
 
 def examples_in_every_width() -> Iterator[tuple[Example, str, KernelContext]]:
@@ -212,16 +215,19 @@ def _context(example: Example, dtype: str, narrow: Narrow | None) -> KernelConte
     if narrow is None or len(narrow[0]) != len(arrays):
         narrow = (
             (True,) * len(arrays),
-            tuple(at not in row.wide_outputs for at in range(len(operands))),
+            tuple(position not in row.wide_outputs for position in range(len(operands))),
         )
     inputs = [
-        whole(array.shape, "int32" if array.dtype == "int32" else dtype if one else widened(dtype))
-        for array, one in zip(arrays, narrow[0], strict=True)
+        whole(
+            array.shape,
+            "int32" if array.dtype == "int32" else dtype if is_narrow else widened(dtype),
+        )
+        for array, is_narrow in zip(arrays, narrow[0], strict=True)
     ]
     outputs = [
-        whole(shape_of(operand, example.label_sizes), dtype if one else widened(dtype))
-        for operand, one in zip(operands, narrow[1], strict=True)
+        whole(shape_of(operand, example.label_sizes), dtype if is_narrow else widened(dtype))
+        for operand, is_narrow in zip(operands, narrow[1], strict=True)
     ]
-    for at in row.integer_outputs:
-        outputs[at] = whole(outputs[at].shape, "int32")
+    for position in row.integer_outputs:
+        outputs[position] = whole(outputs[position].shape, "int32")
     return context_of(example.kind, example.labels, inputs, outputs, example.attributes)

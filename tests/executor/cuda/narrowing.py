@@ -5,8 +5,8 @@ import numpy as np
 from millrace.executor.kernels.context import Array, KernelContext, whole
 from tests.executor.cuda.calling import context_of
 
-# Of a float32, of the bfloat16 and of the float16 that it becomes. NaN: 0x7fff, whatever it was
-# (PTX ISA 9.0, cvt).
+# A row has the bits of a float32, of the bfloat16 and of the float16 that it becomes. A NaN becomes
+# 0x7fff, whatever it was (PTX ISA 9.0, cvt).
 BITS = (
     (0x00000000, 0x0000, 0x0000),
     (0x80000000, 0x8000, 0x8000),
@@ -46,12 +46,12 @@ def floats() -> Array:
 
 
 def wanted_bits(dtype: str) -> Array:
-    """What they become."""
+    """Bits that `floats` become in the dtype, as uint16."""
     bits = np.array([row[WANTED[dtype]] for row in BITS], np.uint16)
     return np.concatenate((bits, bits[1:], bits))
 
 
 def cast_context(dtype: str) -> KernelContext:
-    """A cast of them."""
+    """Context of a cast of `floats` to the dtype."""
     shape = floats().shape
     return context_of("cast", "n -> n", [whole(shape, "float32")], [whole(shape, dtype)])

@@ -6,7 +6,7 @@ from millrace.executor.cuda.compiling import program_options
 
 
 def ptx_of(text: str, functions: Iterable[str], architecture: str) -> str:
-    """Compile functions of a translation unit, with the options of `offline_cubin`."""
+    """PTX of functions of a translation unit, compiled with the options of `offline_cubin`."""
     options = program_options("text", architecture).as_bytes("nvrtc")
     from cuda.bindings import nvrtc
 
@@ -16,7 +16,7 @@ def ptx_of(text: str, functions: Iterable[str], architecture: str) -> str:
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
     assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS, status
     _, size = nvrtc.nvrtcGetPTXSize(program)
-    found = bytes(size)
-    nvrtc.nvrtcGetPTX(program, found)
+    ptx_bytes = bytes(size)
+    nvrtc.nvrtcGetPTX(program, ptx_bytes)
     nvrtc.nvrtcDestroyProgram(program)
-    return found.rstrip(b"\0").decode()
+    return ptx_bytes.rstrip(b"\0").decode()

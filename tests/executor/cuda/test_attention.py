@@ -64,7 +64,7 @@ def tiled() -> Iterator[Example]:
 
 
 def rounded(case: Case) -> Case:
-    """The case with an output and logsumexp that follow from what q, k and v are rounded to."""
+    """Case with an output and logsumexp that follow from what q, k and v are rounded to."""
     example = case.example
 
     def derive(*inputs: Array) -> tuple[Array, ...]:
@@ -92,7 +92,7 @@ CASES = list(cases())
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """What one device of a ring calls in one round, forward or backward."""
+    """Call of one device of a ring in one round, forward or backward."""
 
     context: KernelContext
     place: int
@@ -104,12 +104,12 @@ FORWARD, BACKWARD = Form(attributes=CAUSAL).labels
 
 
 def ring_rounds(dtype: str, attributes: Attributes, *, backward: bool) -> Iterator[Round]:
-    """Round by round, device by device; what is carried on is float32 at least."""
+    """Rounds of a ring, one by one and device by device; what is carried on is float32 at least."""
     wide = "float64" if dtype == "float64" else "float32"
     part, length = RING_LENGTH // RING, RING_LENGTH
     kind, labels = ("attention_grad", BACKWARD) if backward else ("attention", FORWARD)
-    given, made = labels.split(" -> ")
-    carried = made.split(", ")[0] if backward else made
+    given, output_labels = labels.split(" -> ")
+    carried = output_labels.split(", ")[0] if backward else output_labels
 
     def shard(place: int, last: tuple[int, ...], dtype: str) -> Shard:
         return Shard(
@@ -132,7 +132,7 @@ def ring_rounds(dtype: str, attributes: Attributes, *, backward: bool) -> Iterat
             yield Round(
                 context=context_of(
                     f"{kind}_round" if later else kind,
-                    f"{given}, {carried} -> {made}" if later else labels,
+                    f"{given}, {carried} -> {output_labels}" if later else labels,
                     inputs,
                     outputs,
                     attributes | ({"round": number} if later else {}),
@@ -147,19 +147,19 @@ def ring_rounds(dtype: str, attributes: Attributes, *, backward: bool) -> Iterat
 
 @pytest.fixture(scope="module")
 def emulator(request: pytest.FixtureRequest) -> Emulator:
-    """All that the tests of this module launch."""
-    found: dict[str, set[str]] = {}
+    """Emulator of all that the tests of this module launch."""
+    names_by_source: dict[str, set[str]] = {}
     contexts = [
-        one.context
+        ring_round.context
         for dtype in ("float64", "bfloat16")
         for backward in (False, True)
-        for one in ring_rounds(dtype, CAUSAL, backward=backward)
+        for ring_round in ring_rounds(dtype, CAUSAL, backward=backward)
     ]
     launched = [functions_of(make_calls(context).of(0)) for context in contexts]
     for functions in [*launched, *(case.functions() for case in wanted(CASES, request))]:
         for source, names in functions.items():
-            found.setdefault(source, set()).update(names)
-    return Emulator(found)
+            names_by_source.setdefault(source, set()).update(names)
+    return Emulator(names_by_source)
 
 
 @every(CASES)
@@ -179,22 +179,25 @@ def carried_round_a_ring(
     part = RING_LENGTH // RING
     before: dict[int, list[Array]] = {}
     keys = [np.zeros(given[1].shape), np.zeros(given[2].shape)]
-    for one in ring_rounds(dtype, attributes, backward=backward):
-        mine, theirs = (slice(at * part, (at + 1) * part) for at in (one.place, one.source))
+    for turn in ring_rounds(dtype, attributes, backward=backward):
+        query_rows, key_rows = (
+            slice(device * part, (device + 1) * part) for device in (turn.place, turn.source)
+        )
         arrays = [
-            array[:, theirs if at in (1, 2) else mine].copy() for at, array in enumerate(given)
+            array[:, key_rows if position in (1, 2) else query_rows].copy()
+            for position, array in enumerate(given)
         ]
-        context = one.context
-        made = call(
-            context.kind, context.labels, [*arrays, *before.get(one.place, [])], context.outputs,
+        context = turn.context
+        outputs = call(
+            context.kind, context.labels, [*arrays, *before.get(turn.place, [])], context.outputs,
             input_shards=context.inputs, attributes=context.attributes, emulator=emulator,
             input_sbp=context.input_sbp, coordinate=context.coordinate,
             axis_sizes=context.axis_sizes,
         )  # fmt: skip
-        before[one.place] = made[:1] if backward else made
+        before[turn.place] = outputs[:1] if backward else outputs
         if backward:
-            for total, added in zip(keys, made[1:], strict=True):
-                total[:, theirs] += added
+            for total, added in zip(keys, outputs[1:], strict=True):
+                total[:, key_rows] += added
     joined = [np.concatenate(x, 1) for x in zip(*(before[p] for p in range(RING)), strict=True)]
     return [*joined, *keys] if backward else joined
 
@@ -221,19 +224,21 @@ def test_rounds_of_a_ring_give_what_all_keys_at_once_give(
     form = Form(attributes=attributes)
     near = TOLERANCE[dtype]
     expected = form.forward(q, k, v)
-    found = carried_round_a_ring(dtype, [q, k, v], attributes, emulator, backward=False)
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=near, atol=near)
+    outputs = carried_round_a_ring(dtype, [q, k, v], attributes, emulator, backward=False)
+    for output, reference in zip(outputs, expected, strict=True):
+        np.testing.assert_allclose(output, reference, rtol=near, atol=near)
     given = [q, k, v, *expected, dout]
-    found = carried_round_a_ring(dtype, given, attributes, emulator, backward=True)
-    for one, other in zip(found, form.backward(*given), strict=True):
-        np.testing.assert_allclose(one, other, rtol=near, atol=near)
+    outputs = carried_round_a_ring(dtype, given, attributes, emulator, backward=True)
+    for output, reference in zip(outputs, form.backward(*given), strict=True):
+        np.testing.assert_allclose(output, reference, rtol=near, atol=near)
 
 
 def test_a_query_that_has_seen_no_key_gives_zero_and_no_gradient(emulator: Emulator):
     rng = np.random.default_rng(0)
     blocks = [
-        one for one in ring_rounds("float64", CAUSAL, backward=False) if one.source > one.place
+        ring_round
+        for ring_round in ring_rounds("float64", CAUSAL, backward=False)
+        if ring_round.source > ring_round.place
     ]
     shape = blocks[0].context.outputs[0].shape
     q, k, v = (rng.standard_normal(shape) for _ in range(3))
@@ -250,16 +255,16 @@ def test_a_query_that_has_seen_no_key_gives_zero_and_no_gradient(emulator: Emula
     assert not out.any()
     assert (logsumexp == -np.inf).all()
     back = next(
-        one.context
-        for one in ring_rounds("float64", CAUSAL, backward=True)
-        if one.source > one.place
+        ring_round.context
+        for ring_round in ring_rounds("float64", CAUSAL, backward=True)
+        if ring_round.source > ring_round.place
     )
     slopes = call(
         back.kind, back.labels, [q, k, v, *nothing, q, np.zeros(shape)], back.outputs,
         input_shards=back.inputs, **place | {"input_sbp": back.input_sbp},
     )  # fmt: skip
-    for one in slopes:
-        assert not one.any()
+    for slope in slopes:
+        assert not slope.any()
 
 
 @pytest.mark.parametrize("shift", [-500.0, -95.0, 500.0])
@@ -269,28 +274,30 @@ def test_logits_far_from_zero_change_the_logsumexp_alone(shift: float, emulator:
     q, k, v = example.inputs("float32")
     expected = example.expected([q[..., :3], k[..., :3], v])
     q[..., 3], k[..., 3] = 1, shift / 0.5
-    made = [whole(q.shape, "float32"), whole(q.shape[:-1], "float32")]
+    output_shards = [whole(q.shape, "float32"), whole(q.shape[:-1], "float32")]
     out, logsumexp = call(
-        "attention", FORWARD, [q, k, v], made, attributes=CAUSAL, emulator=emulator,
+        "attention", FORWARD, [q, k, v], output_shards, attributes=CAUSAL, emulator=emulator,
     )  # fmt: skip
     np.testing.assert_allclose(out, expected[0], rtol=1e-3, atol=1e-3)
     np.testing.assert_allclose(logsumexp, expected[1] + shift, rtol=1e-5, atol=1e-3)
     dout = np.random.default_rng(1).standard_normal(q.shape).astype(np.float32)
     given = [q, k, v, out, logsumexp, dout]
-    found = call(
+    gradients = call(
         "attention_grad", BACKWARD, given, [whole(q.shape, "float32")] * 3, attributes=CAUSAL,
         emulator=emulator,
     )  # fmt: skip
     narrow = [q[..., :3].astype(np.float64), k[..., :3].astype(np.float64), v.astype(np.float64)]
     slopes = Form(attributes=CAUSAL).backward(*narrow, *expected, dout.astype(np.float64))
-    for one, other in zip((found[0][..., :3], found[1][..., :3], found[2]), slopes, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-3)
+    for gradient, reference in zip(
+        (gradients[0][..., :3], gradients[1][..., :3], gradients[2]), slopes, strict=True
+    ):
+        np.testing.assert_allclose(gradient, reference, rtol=1e-3, atol=1e-3)
 
 
 def attention_context(
     queries: int, keys: int, head_dim: int, dtype: str = "float32", **attributes: int | bool
 ) -> KernelContext:
-    """Of one sample with one head."""
+    """Context of attention of one sample with one head."""
     query, key = (1, queries, 1, head_dim), whole((1, keys, 1, head_dim), "float32")
     return context_of(
         "attention", FORWARD, [whole(query, dtype), key, key],
@@ -313,10 +320,12 @@ def test_a_head_that_labels_leave_out_makes_the_same_calls(dtype: str):
         q, k = (whole((2, t, *sizes, 8), dtype) for t in (5, 5))
         statistic = whole((2, 5, *sizes), "float32")
         labels = f"b t {heads}d!, b s! {heads}d!, b s! {heads}d! -> b t {heads}d!, b t {heads}"
-        made = make_calls(
+        attention_calls = make_calls(
             context_of("attention", labels.rstrip(), [q, k, k], [q, statistic], CAUSAL)
         )
-        return repr(made.of(0)), [np.ravel(table).tolist() for table in made.tables]
+        return repr(attention_calls.of(0)), [
+            np.ravel(table).tolist() for table in attention_calls.tables
+        ]
 
     assert calls("") == calls("h ", 1)
 
@@ -336,6 +345,6 @@ def test_a_long_sequence_takes_memory_for_few_numbers_per_query(
         context_of("attention_grad", labels[1], [q, k, k, q, statistic, q], [q, k, k], CAUSAL)
     )
     assert backward.workspace_bytes == 4 * numbers * statistic.size
-    launches = [one for one in last_options(*backward.of(0)) if isinstance(one, Launch)]
-    blocks = [one.grid[0] for one in launches[1:]]
+    launches = [launch for launch in last_options(*backward.of(0)) if isinstance(launch, Launch)]
+    blocks = [launch.grid[0] for launch in launches[1:]]
     assert blocks == [32 * length // tile, 8 * length // 64]

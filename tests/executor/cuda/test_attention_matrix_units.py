@@ -68,7 +68,7 @@ class Sizes:
         ]
 
     def shard(self, array: Array, dtype: str) -> Shard:
-        """Of queries: those from `first` on of all."""
+        """Shard of queries: those from `first` on of all."""
         offsets = (0, self.first, *(0 for _ in array.shape[2:]))
         return Shard(
             global_shape=(self.b, self.first + self.t, *array.shape[2:]), offsets=offsets,
@@ -76,7 +76,7 @@ class Sizes:
         )  # fmt: skip
 
     def contexts(self, dtype: str) -> tuple[KernelContext, KernelContext]:
-        """Of the op and of its gradient."""
+        """Contexts of the op and of its gradient."""
         q, k, v, dout = self.given(dtype)
         query, key, value = self.shard(q, dtype), whole(k.shape, dtype), whole(v.shape, dtype)
         out, total = self.shard(dout, dtype), self.shard(dout[..., 0], "float32")
@@ -91,9 +91,8 @@ class Sizes:
         )  # fmt: skip
 
     def expected(self, given: Sequence[Array]) -> tuple[list[Array], list[Array]]:
-        """Out and logsumexp; dq, dk and dv: by the formula, queries before `first` seeing nothing
-        of it."""
-        q, k, v, dout = (one.astype(np.float64) for one in given)
+        """Out and logsumexp; dq, dk and dv: by the formula, zeros before query `first`."""
+        q, k, v, dout = (array.astype(np.float64) for array in given)
         form, keep = self.form, slice(self.first, None)
         if self.first:
             nothing = ((0, 0), (self.first, 0), (0, 0), (0, 0), (0, 0))
@@ -134,18 +133,18 @@ def functions() -> Iterator[dict[str, set[str]]]:
 
 @pytest.fixture(scope="module")
 def emulator() -> Emulator:
-    """All that the tests of this module launch."""
-    found: dict[str, set[str]] = {}
-    for one in functions():
-        for source, names in one.items():
-            found.setdefault(source, set()).update(names)
-    return Emulator(found)
+    """Emulator of all that the tests of this module launch."""
+    names_by_source: dict[str, set[str]] = {}
+    for functions_by_source in functions():
+        for source, names in functions_by_source.items():
+            names_by_source.setdefault(source, set()).update(names)
+    return Emulator(names_by_source)
 
 
-def assert_near(found: Sequence[Array], expected: Sequence[Array], dtype: str) -> None:
-    for one, other in zip(found, expected, strict=True):
-        size = max(1.0, np.abs(other[np.isfinite(other)]).max(initial=0))
-        np.testing.assert_allclose(one, other, atol=NEAR[dtype] * size, rtol=0)
+def assert_near(outputs: Sequence[Array], expected: Sequence[Array], dtype: str) -> None:
+    for output, reference in zip(outputs, expected, strict=True):
+        size = max(1.0, np.abs(reference[np.isfinite(reference)]).max(initial=0))
+        np.testing.assert_allclose(output, reference, atol=NEAR[dtype] * size, rtol=0)
 
 
 def carried_out(context: KernelContext, given: Sequence[Array], emulator: Emulator) -> list[Array]:
@@ -163,10 +162,10 @@ def test_forward_and_gradients(sizes: Sizes, dtype: str, emulator: Emulator):
     given = sizes.given(dtype)
     q, k, v, dout = given
     expected, slopes = sizes.expected(given)
-    made = carried_out(forward, [q, k, v], emulator)
-    assert_near(made, expected, dtype)
-    found = carried_out(backward, [q, k, v, *made, dout], emulator)
-    assert_near(found, slopes, dtype)
+    outputs = carried_out(forward, [q, k, v], emulator)
+    assert_near(outputs, expected, dtype)
+    gradients = carried_out(backward, [q, k, v, *outputs, dout], emulator)
+    assert_near(gradients, slopes, dtype)
 
 
 RING, PART = 2, 40
@@ -175,7 +174,7 @@ RING, PART = 2, 40
 def ring_context(
     sizes: Sizes, dtype: str, place: int, number: int, *, backward: bool
 ) -> KernelContext:
-    """What the device at `place` of a ring does in a round; results are float32."""
+    """Context of a round of the device at `place` of a ring; results are float32."""
     kind, labels = ("attention_grad", 1) if backward else ("attention", 0)
     text = sizes.form.labels[labels]
     q, k, v, dout = sizes.given(dtype)
@@ -187,16 +186,16 @@ def ring_context(
             shape=(sizes.b, PART, *array.shape[2:]), dtype=of,
         )  # fmt: skip
 
-    query, key, value, slope = (shard(one, dtype) for one in (q, k, v, dout))
+    query, key, value, slope = (shard(array, dtype) for array in (q, k, v, dout))
     out, total = shard(dout, "float32"), shard(dout[..., 0], "float32")
     inputs, outputs = [query, key, value], [out, total]
     if backward:
         inputs, outputs = [*inputs, out, total, slope], [shard(q, "float32"), key, value]
     if number:
-        given, made = text.split(" -> ")
+        given, out_labels = text.split(" -> ")
         carried = outputs[:1] if backward else outputs
         inputs, kind = [*inputs, *carried], f"{kind}_round"
-        text = f"{given}, {made.split(', ')[0] if backward else made} -> {made}"
+        text = f"{given}, {out_labels.split(', ')[0] if backward else out_labels} -> {out_labels}"
     return context_of(
         kind, text, inputs, outputs, sizes.form.attributes | ({"round": number} if number else {}),
         input_sbp=((split(1),),) * len(inputs), coordinate=(place,), axis_sizes=(RING,),
@@ -217,25 +216,34 @@ def test_rounds_of_a_ring_give_what_all_keys_at_once_give(emulator: Emulator):
     dtype = "bfloat16"
     q, k, v, dout = sizes_given = ROUNDS.given(dtype)
     expected, slopes = ROUNDS.expected(sizes_given)
-    parts = [slice(at * PART, (at + 1) * PART) for at in range(RING)]
+    parts = [slice(device * PART, (device + 1) * PART) for device in range(RING)]
     results: list[list[Array]] = []
     keys = [np.zeros(k.shape), np.zeros(v.shape)]
-    for place, mine in enumerate(parts):
-        made: list[Array] = []
+    for place, query_rows in enumerate(parts):
+        outputs: list[Array] = []
         for number in range(RING):
-            theirs = parts[(place - number) % RING]
+            key_rows = parts[(place - number) % RING]
             context = ring_context(ROUNDS, dtype, place, number, backward=False)
-            made = carried_out(context, [q[:, mine], k[:, theirs], v[:, theirs], *made], emulator)
+            outputs = carried_out(
+                context, [q[:, query_rows], k[:, key_rows], v[:, key_rows], *outputs], emulator
+            )
         query: list[Array] = []
         for number in range(RING):
-            theirs = parts[(place - number) % RING]
+            key_rows = parts[(place - number) % RING]
             context = ring_context(ROUNDS, dtype, place, number, backward=True)
-            given = [q[:, mine], k[:, theirs], v[:, theirs], *made, dout[:, mine], *query]
+            given = [
+                q[:, query_rows],
+                k[:, key_rows],
+                v[:, key_rows],
+                *outputs,
+                dout[:, query_rows],
+                *query,
+            ]
             *query, of_keys, of_values = carried_out(context, given, emulator)
             for total, added in zip(keys, (of_keys, of_values), strict=True):
-                total[:, theirs] += added
-        results.append([*made, *query])
-    joined = [np.concatenate(one, 1) for one in zip(*results, strict=True)]
+                total[:, key_rows] += added
+        results.append([*outputs, *query])
+    joined = [np.concatenate(pieces, 1) for pieces in zip(*results, strict=True)]
     assert_near(joined, [*expected, slopes[0]], dtype)
     assert_near(keys, slopes[1:], dtype)
 
@@ -252,7 +260,7 @@ def test_a_query_that_sees_no_key_gives_zero_and_no_gradient(backward: bool, emu
         if carried < len(given):
             given[carried] = np.zeros_like(given[carried])
     if backward:
-        assert all(not one.any() for one in carried_out(context, given, emulator))
+        assert all(not gradient.any() for gradient in carried_out(context, given, emulator))
     else:
         out, logsumexp = carried_out(context, given, emulator)
         assert not out.any()
@@ -271,10 +279,10 @@ def test_logits_far_from_zero_change_the_logsumexp_alone(shift: float, emulator:
     out, logsumexp = carried_out(forward, [q, k, v], emulator)
     assert_near([out], expected[:1], dtype)
     np.testing.assert_allclose(logsumexp, expected[1] + k[0, 0, 0, 0], rtol=1e-6, atol=1e-3)
-    found = carried_out(backward, [q, k, v, out, logsumexp, dout], emulator)
-    for one, other in zip(found[:2], slopes[:2], strict=True):
-        assert_near([one[..., 1:]], [other[..., 1:]], dtype)
-    assert_near(found[2:], slopes[2:], dtype)
+    gradients = carried_out(backward, [q, k, v, out, logsumexp, dout], emulator)
+    for gradient, reference in zip(gradients[:2], slopes[:2], strict=True):
+        assert_near([gradient[..., 1:]], [reference[..., 1:]], dtype)
+    assert_near(gradients[2:], slopes[2:], dtype)
 
 
 def test_what_the_matrix_units_do_not_take_goes_to_the_other_kernels():
@@ -290,7 +298,9 @@ def test_what_the_matrix_units_do_not_take_goes_to_the_other_kernels():
                 )
             ),
         )
-        return {source for one in calls for source in functions_of(last_options(*one.of(0)))}
+        return {
+            source for op_calls in calls for source in functions_of(last_options(*op_calls.of(0)))
+        }
 
     by_matrix_units = {"attention_mma", "attention_mma_grad"}
     for d in (8, 64, 128):
@@ -308,14 +318,14 @@ ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_what_large_models_launch_stays_in_registers(architecture: str):
     optional("cuda.core", extra="test")
-    found: dict[str, set[str]] = {}
+    names_by_source: dict[str, set[str]] = {}
     for d, u in SHAPES:
         for context in Sizes(t=256, s=256, d=d, u=u).contexts("bfloat16"):
             ours = functions_of(last_options(*make_calls(context).of(0)))
             for source, names in ours.items():
-                found.setdefault(source, set()).update(names)
-    assert set(found) == {"attention_mma", "attention_mma_grad"}
-    for source, names in found.items():
-        made = kept_cubin(source, names, architecture)
-        for name, one in resources_of(made.code).items():
-            assert one.stack_bytes == 0, (name, one)
+                names_by_source.setdefault(source, set()).update(names)
+    assert set(names_by_source) == {"attention_mma", "attention_mma_grad"}
+    for source, names in names_by_source.items():
+        cubin = kept_cubin(source, names, architecture)
+        for name, resources in resources_of(cubin.code).items():
+            assert resources.stack_bytes == 0, (name, resources)

@@ -29,12 +29,12 @@ SPILLING = ("attention", "attention_grad")
 
 
 def in_turn(functions: Iterable[str], turn: int, turns: int) -> frozenset[str]:
-    """Every so many of the functions, and one at least of each template."""
-    found = []
+    """Functions of one turn of `turns`: every so many of all, and one at least of each template."""
+    chosen = []
     for _, alike in groupby(sorted(functions), key=lambda name: name.partition("<")[0]):
         ordered = list(alike)
-        found += ordered[turn::turns] or ordered[:1]
-    return frozenset(found)
+        chosen += ordered[turn::turns] or ordered[:1]
+    return frozenset(chosen)
 
 
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
@@ -45,25 +45,25 @@ def test_every_function_that_is_launched_compiles(source: str, every: bool):
     functions, in_bf16 = launched_functions().get(source), functions_in_bf16().get(source, ())
     assert functions, f"no example, small model or stored plan launches a function of `{source}`"
     wanted = [(FIRST, functions)]
-    for turn, one in enumerate(OTHERS):
+    for turn, other_architecture in enumerate(OTHERS):
         names = frozenset(in_bf16) if every else in_turn(in_bf16, turn, len(OTHERS))
-        wanted += [(one, names)] if names else []
+        wanted += [(other_architecture, names)] if names else []
     with ThreadPoolExecutor() as pool:  # the compiler works outside Python's lock
-        compiled = pool.map(lambda one: kept_cubin(source, one[1], one[0]), wanted)
-        for made, (architecture, names) in zip(compiled, wanted, strict=True):
-            assert made.code[:4] == b"\x7fELF"
-            assert set(made.symbols) == names
-            assert len(set(made.symbols.values())) == len(names)
-            require_launchable(source, architecture, made)
-            require_the_assemblers_words(architecture, made)
+        compiled = pool.map(lambda job: kept_cubin(source, job[1], job[0]), wanted)
+        for cubin, (architecture, names) in zip(compiled, wanted, strict=True):
+            assert cubin.code[:4] == b"\x7fELF"
+            assert set(cubin.symbols) == names
+            assert len(set(cubin.symbols.values())) == len(names)
+            require_launchable(source, architecture, cubin)
+            require_the_assemblers_words(architecture, cubin)
 
 
-def require_launchable(source: str, architecture: str, made: Cubin) -> None:
-    """A device refuses a launch whose block takes more than a multiprocessor has."""
-    taken, spilled = resources_of(made.code), made.spilled_bytes()
+def require_launchable(source: str, architecture: str, cubin: Cubin) -> None:
+    """Require that no block takes more than a multiprocessor has, which a device would refuse."""
+    taken, spilled = resources_of(cubin.code), cubin.spilled_bytes()
     for launch in launches():
-        if launch.source == source and launch.function in made.symbols:
-            symbol = made.symbols[launch.function]
+        if launch.source == source and launch.function in cubin.symbols:
+            symbol = cubin.symbols[launch.function]
             threads, dynamic_bytes = prod(launch.block), launch.shared_bytes
             fits = occupancy(taken[symbol], threads, architecture, dynamic_bytes)
             assert fits.blocks >= 1, (launch.function, launch.block, taken[symbol])
@@ -73,12 +73,14 @@ def require_launchable(source: str, architecture: str, made: Cubin) -> None:
             assert not spilled[symbol] or source in SPILLING, (launch.function, spilled[symbol])
 
 
-def require_the_assemblers_words(architecture: str, made: Cubin) -> None:
-    """What a cubin says of its functions is what the assembler said."""
-    taken, told = resources_of(made.code), as_reported(made)
-    assert set(taken) == set(told) >= set(made.symbols.values())
-    for symbol, one in taken.items():
-        assert one._replace(shared_bytes=shared_bytes(one, architecture)) == told[symbol]
+def require_the_assemblers_words(architecture: str, cubin: Cubin) -> None:
+    """Require that a cubin says of its functions what the assembler said."""
+    taken, told = resources_of(cubin.code), as_reported(cubin)
+    assert set(taken) == set(told) >= set(cubin.symbols.values())
+    for symbol, resources in taken.items():
+        assert (
+            resources._replace(shared_bytes=shared_bytes(resources, architecture)) == told[symbol]
+        )
 
 
 def test_every_launch_is_one_that_a_device_takes():
@@ -94,7 +96,7 @@ def test_what_compiles_here_is_what_cupy_compiles():
     """CuPy is given `OPTIONS`, and adds the architecture, two options and folders of headers."""
     optional("cuda.core", extra="test")
     assert OPTIONS == ("-std=c++17",)
-    options = {one.lstrip(b"-") for one in program_options("loss", FIRST).as_bytes("nvrtc")}
+    options = {option.lstrip(b"-") for option in program_options("loss", FIRST).as_bytes("nvrtc")}
     assert options == {
         b"std=c++17", b"arch=sm_90", b"ftz=true", b"device-as-default-execution-space",
         b"ptxas-options=-v",

@@ -32,29 +32,29 @@ def context(shard: Shard, labels: str = "b t n", **run: int) -> KernelContext:
 @pytest.fixture(scope="module")
 def emulator() -> Emulator:
     shards = [whole((2, 3, 4), dtype) for dtype in FLOATS]
-    return emulator_of(EXAMPLES, [one for s in shards for one in make_calls(context(s)).of(0)])
+    return emulator_of(EXAMPLES, [call for s in shards for call in make_calls(context(s)).of(0)])
 
 
 def dropped(
     emulator: Emulator, calls: Calls, x: Array, shard: Shard, firing: int, step: int
 ) -> Array:
-    """One firing in a step."""
+    """Output of one firing in a step."""
     y = empty(shard)
     operands = Operands(calls, [stored(x, shard.dtype)], [y])
     operands.control.view(np.int64)[0] = step
-    for one in calls.of(firing):
-        emulator.run(one, operands.address, operands.ranges(one))
+    for call in calls.of(firing):
+        emulator.run(call, operands.address, operands.ranges(call))
     return loaded(y, shard.dtype)
 
 
 def by_numpy(context: KernelContext, x: Array, firings: Iterable[int]) -> list[Array]:
     kernel = make_kernel(context)
-    found = []
+    outputs = []
     for firing in firings:
         y = np.full_like(x, 77)
         kernel(firing, [x], [y])
-        found.append(y)
-    return found
+        outputs.append(y)
+    return outputs
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -77,16 +77,16 @@ def test_every_firing_of_every_step_drops_what_numpy_drops(
 ):
     x = np.ones(shape)
     settings = {"global_batch": 8, "microbatches": 2, "batch": 4, "seed": 3}
-    one = context(whole(shape, "float64"), labels, first_step=5, **settings)
-    expected = by_numpy(one, x, range(6))
-    calls = make_calls(one)
-    found = [
-        dropped(emulator, calls, x, one.inputs[0], firing, 5 + step)
+    op_context = context(whole(shape, "float64"), labels, first_step=5, **settings)
+    expected = by_numpy(op_context, x, range(6))
+    calls = make_calls(op_context)
+    outputs = [
+        dropped(emulator, calls, x, op_context.inputs[0], firing, 5 + step)
         for step in range(3)
         for firing in range(2)
     ]
-    np.testing.assert_array_equal(np.stack(found), np.stack(expected))
-    assert not np.array_equal(found[0], found[2])
+    np.testing.assert_array_equal(np.stack(outputs), np.stack(expected))
+    assert not np.array_equal(outputs[0], outputs[2])
 
 
 @pytest.mark.parametrize(
@@ -95,26 +95,26 @@ def test_every_firing_of_every_step_drops_what_numpy_drops(
 def test_a_shard_drops_what_numpy_drops_there(splits: dict[str, int], emulator: Emulator):
     shape = (4, 6, 24)
     x = np.ones(shape, np.float32)
-    for at in (dict.fromkeys(splits, 0), {label: n - 1 for label, n in splits.items()}):
-        shard, region = shard_of((("b",), ("t",), ("n",)), shape, "float32", splits, at)
-        one = context(shard, microbatches=2, batch=4)
-        (expected,) = by_numpy(one, np.ascontiguousarray(x[region]), [3])
-        found = dropped(emulator, make_calls(one), x[region], shard, 1, 1)
-        np.testing.assert_array_equal(found, expected)
+    for place_by_label in (dict.fromkeys(splits, 0), {label: n - 1 for label, n in splits.items()}):
+        shard, region = shard_of((("b",), ("t",), ("n",)), shape, "float32", splits, place_by_label)
+        op_context = context(shard, microbatches=2, batch=4)
+        (expected,) = by_numpy(op_context, np.ascontiguousarray(x[region]), [3])
+        output = dropped(emulator, make_calls(op_context), x[region], shard, 1, 1)
+        np.testing.assert_array_equal(output, expected)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_masks_are_the_same_in_every_dtype(dtype: str, emulator: Emulator):
     shape = (3, 5, 8)
     (expected,) = by_numpy(context(whole(shape, "float64")), np.ones(shape), [0])
-    one = context(whole(shape, dtype))
-    found = dropped(emulator, make_calls(one), np.ones(shape), one.inputs[0], 0, 0)
-    np.testing.assert_array_equal(found > 0, expected > 0)
+    op_context = context(whole(shape, dtype))
+    output = dropped(emulator, make_calls(op_context), np.ones(shape), op_context.inputs[0], 0, 0)
+    np.testing.assert_array_equal(output > 0, expected > 0)
 
 
 def test_one_kernel_serves_every_shape_of_a_dtype():
     calls = [make_calls(context(whole((b, 3, 8), "float32"))).of(0) for b in (1, 2)]
-    assert len({name for one in calls for name in functions_of(one)["dropout"]}) == 1
+    assert len({name for launches in calls for name in functions_of(launches)["dropout"]}) == 1
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.0])

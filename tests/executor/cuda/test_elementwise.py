@@ -52,7 +52,7 @@ BROADCASTS = {
 
 def by_einsum(kind: str, labels: str):
     inputs, _, output = labels.replace("()", "").replace("(t n)", "t n").partition("->")
-    terms = [one.replace(" ", "") for one in inputs.split(",")]
+    terms = [term.replace(" ", "") for term in inputs.split(",")]
     output = output.replace(" ", "")
 
     def formula(*given: Array) -> Array:
@@ -73,8 +73,8 @@ def by_einsum(kind: str, labels: str):
 
 EXTRA = [
     Example(kind=kind, labels=labels, formula=by_einsum(kind, labels), sizes=SIZES)
-    for kind, found in BROADCASTS.items()
-    for labels in found
+    for kind, forms in BROADCASTS.items()
+    for labels in forms
 ]
 ALL = [example for example in EXAMPLES if example.kind in KINDS] + EXTRA
 LIMITS = ("silu", "gelu", "gelu_erf", "relu", "softplus", "sigmoid")
@@ -97,7 +97,12 @@ CASTS = [(x, y) for x in (*FLOATS, "int32") for y in FLOATS if x != y]
 
 @pytest.fixture(scope="module")
 def emulator() -> Emulator:
-    more = [one for pair in ACCUMULATED for n in (0, 1) for one in accumulating(*pair).of(n)]
+    more = [
+        device_call
+        for pair in ACCUMULATED
+        for n in (0, 1)
+        for device_call in accumulating(*pair).of(n)
+    ]
     for x, y in CASTS:
         context = context_of("cast", "n -> n", [whole((7,), x)], [whole((7,), y)])
         more += make_calls(context).of(0)
@@ -144,20 +149,20 @@ def test_the_exact_gelu_is_exact_in_between(emulator: Emulator):
     x = np.linspace(-9, 9, 4_001)
     expected = x * 0.5 * np.vectorize(erfc)(-x / np.sqrt(2))
     for dtype, tolerance in (("float64", 1e-13), ("float32", 2e-6)):
-        (found,) = call(
+        (output,) = call(
             "gelu_erf", "n -> n", [x.astype(dtype)], [whole(x.shape, dtype)], emulator=emulator
         )
-        np.testing.assert_allclose(found, expected, atol=tolerance)
+        np.testing.assert_allclose(output, expected, atol=tolerance)
 
 
 def test_what_is_no_number_stays_none(emulator: Emulator):
     x = np.array([np.nan, 1.0])
     for kind, attributes in (("relu", {}), ("clip", {"low": -0.5, "high": 0.75}), ("gelu", {})):
-        (found,) = call(
+        (output,) = call(
             kind, "n -> n", [x], [whole((2,), "float64")], attributes=attributes, emulator=emulator
         )
-        assert np.isnan(found[0])
-        assert np.isfinite(found[1])
+        assert np.isnan(output[0])
+        assert np.isfinite(output[1])
 
 
 @pytest.mark.parametrize(("narrow", "wide"), ACCUMULATED)
@@ -170,8 +175,8 @@ def test_accumulate_overwrites_at_the_first_of_its_firings_and_adds_after(
     for firing in range(6):
         given = stored(np.full(5, float(firing)), narrow)
         operands = Operands(calls, [given], [total])
-        for one in calls.of(firing):
-            emulator.run(one, operands.address, operands.ranges(one))
+        for device_call in calls.of(firing):
+            emulator.run(device_call, operands.address, operands.ranges(device_call))
         seen.append(float(total[-1]))
     assert seen == [0, 1, 3, 3, 7, 12]
 
@@ -179,23 +184,25 @@ def test_accumulate_overwrites_at_the_first_of_its_firings_and_adds_after(
 @pytest.mark.parametrize(("x", "y"), CASTS)
 def test_cast_goes_between_widths(x: str, y: str, emulator: Emulator):
     given = np.array([0, 1, -2, 3, 100, -7, 5])
-    (found,) = call(
+    (output,) = call(
         "cast", "n -> n", [given], [whole((7,), y)],
         input_shards=[whole((7,), x)], emulator=emulator,
     )  # fmt: skip
-    np.testing.assert_array_equal(found, given)
+    np.testing.assert_array_equal(output, given)
 
 
 def test_ids_are_added_as_whole_numbers(emulator: Emulator):
     x = np.array([2**30, -5, 0, 7], np.int32)
-    (found,) = call("add", "n, n -> n", [x, x - 1], [whole((4,), "int32")], emulator=emulator)
-    np.testing.assert_array_equal(found, x + (x - 1))
+    (output,) = call("add", "n, n -> n", [x, x - 1], [whole((4,), "int32")], emulator=emulator)
+    np.testing.assert_array_equal(output, x + (x - 1))
 
 
 def functions(kind: str, labels: str, shapes: list[tuple[int, ...]], output: tuple[int, ...]):
     shards = [whole(shape, "bfloat16") for shape in shapes]
     calls = make_calls(context_of(kind, labels, shards, [whole(output, "bfloat16")]))
-    return [one.function.partition("<")[0] for one in calls.of(0) if isinstance(one, Launch)]
+    return [
+        launch.function.partition("<")[0] for launch in calls.of(0) if isinstance(launch, Launch)
+    ]
 
 
 def test_a_bias_is_read_in_line_and_no_table():
@@ -216,7 +223,9 @@ def test_neighbouring_labels_are_one_dim_where_both_operands_allow_it():
 
 
 def test_too_many_dims_apart_are_refused():
-    path = merged([2] * 9, [2**at for at in range(9)], [2**at for at in range(9)])
+    path = merged(
+        [2] * 9, [2**exponent for exponent in range(9)], [2**exponent for exponent in range(9)]
+    )
     with pytest.raises(ExecutorError, match="at most 8 dims"):
         path.table("op")
 

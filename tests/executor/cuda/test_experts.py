@@ -101,8 +101,8 @@ def margin_of(
     operands = Operands(calls, [scores], [empty(shard) for shard in outputs])
     margin = operands.control[MARGIN_BYTE : MARGIN_BYTE + 4].view(np.float32)
     margin[0] = before
-    for one in calls.of(0):
-        emulator.run(one, operands.address, operands.ranges(one))
+    for device_call in calls.of(0):
+        emulator.run(device_call, operands.address, operands.ranges(device_call))
     return float(margin[0])
 
 
@@ -133,12 +133,12 @@ def test_a_device_chooses_as_the_host_does(emulator: Emulator):
     scores = np.round(np.random.default_rng(3).standard_normal((2, 65, 70)), 1)
     outputs = [whole((2, 65, 5), dtype) for dtype in ("float64", "int32", "int32")]
     attributes: Attributes = {"capacity": 3, "groups": 5, "kept_groups": 2}
-    made = [
+    choices = [
         calling("top_k", TOP_K, [scores], outputs, attributes=attributes, **more)
         for calling, more in ((call, {"emulator": emulator}), (call_on_host, {}))
     ]
-    for one, other in zip(*made, strict=True):
-        np.testing.assert_array_equal(one, other)
+    for on_device, on_host in zip(*choices, strict=True):
+        np.testing.assert_array_equal(on_device, on_host)
 
 
 def test_more_choices_than_experts_in_the_kept_groups_are_refused():

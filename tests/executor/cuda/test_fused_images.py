@@ -31,9 +31,9 @@ SUMS = {"float64": "float64"}  # else float32
 
 
 def fused_norm(
-    image: str, dtype: str, after: tuple[str, ...], *, kept: bool, swapped: bool = False
+    image: str, dtype: str, after: tuple[str, ...], *, pre_relu: bool, swapped: bool = False
 ) -> KernelContext:
-    """The context of a batch norm and what follows; `kept`: so is what stands before relu."""
+    """Context of a batch norm and what follows; `pre_relu`: the input of relu is an output too."""
     labels, shape = IMAGES[image]
     channels = whole((shape[labels.split().index("c")],), SUMS.get(dtype, "float32"))
     large = whole(shape, dtype)
@@ -42,19 +42,19 @@ def fused_norm(
                       {"epsilon": 1e-3})  # fmt: skip
     if "add" in after:
         inputs.append(large)
-    outputs = [large, large] if kept else [large]
+    outputs = [large, large] if pre_relu else [large]
     first = len(inputs) + len(outputs)
     results = list(range(first, first + len(after)))
-    if kept:
+    if pre_relu:
         results[-1] = len(inputs) + 1
     results.append(len(inputs))
     parts = [FusedPart(context=norm, inputs=(0, 1, 2, 3, 4), outputs=(results[0],))]
-    for kind, made, before in zip(after, results[1:], results, strict=False):
+    for kind, target, before in zip(after, results[1:], results, strict=False):
         read = (before, 5) if kind == "add" else (before,)
         read = read[::-1] if swapped else read
         form = f"{', '.join([labels] * len(read))} -> {labels}"
-        one = context_of(kind, form, [large] * len(read), [large])
-        parts.append(FusedPart(context=one, inputs=read, outputs=(made,)))
+        part_context = context_of(kind, form, [large] * len(read), [large])
+        parts.append(FusedPart(context=part_context, inputs=read, outputs=(target,)))
     inner = (large,) * sum(number >= first for number in results)
     kind = "+".join(part.context.kind for part in parts)
     return context_of(kind, "", inputs, outputs, parts=tuple(parts), inner=inner)
@@ -63,7 +63,7 @@ def fused_norm(
 def arrays_of(context: KernelContext) -> list[Array]:
     """Inputs of a norm whose squares are none below zero; a NaN among the elements."""
     rng = np.random.default_rng(0)
-    arrays = [rng.standard_normal(one.shape) for one in context.inputs]
+    arrays = [rng.standard_normal(shard.shape) for shard in context.inputs]
     points = context.inputs[0].size // context.inputs[1].size
     arrays[1], arrays[2] = arrays[1] * points, (0.1 + arrays[2] ** 2) * points
     arrays[0].flat[5] = np.nan
@@ -71,30 +71,30 @@ def arrays_of(context: KernelContext) -> list[Array]:
 
 
 def emulated(context: KernelContext, calls: Calls) -> list[Array]:
-    """What calls write, in the bits that a device would hold."""
+    """Outputs of calls, in the bits that a device would hold."""
     arrays = zip(arrays_of(context), context.inputs, strict=True)
-    writes = [empty(one) for one in context.outputs]
-    operands = Operands(calls, [stored(array, one.dtype) for array, one in arrays], writes)
+    writes = [empty(shard) for shard in context.outputs]
+    operands = Operands(calls, [stored(array, shard.dtype) for array, shard in arrays], writes)
     machine = Emulator(functions_of(calls.of(0)))
-    for one in calls.of(0):
-        machine.run(one, operands.address, operands.ranges(one))
+    for call in calls.of(0):
+        machine.run(call, operands.address, operands.ranges(call))
     return writes
 
 
 def cases() -> list[tuple[str, tuple[str, ...], bool, bool]]:
-    found = []
-    for image, after, kept in product(IMAGES, FOLLOWING, (False, True)):
-        if "relu" in after or not kept:
-            found.append((image, after, kept, False))
-    return [*found, ("pieces", ("add", "relu"), False, True)]
+    combinations = []
+    for image, after, pre_relu in product(IMAGES, FOLLOWING, (False, True)):
+        if "relu" in after or not pre_relu:
+            combinations.append((image, after, pre_relu, False))
+    return [*combinations, ("pieces", ("add", "relu"), False, True)]
 
 
 @pytest.fixture(scope="module")
 def compiled() -> Emulator:
-    """All that is launched, compiled at once."""
+    """Emulator of all that is launched, compiled at once."""
     calls: list[Call] = []
-    for dtype, (image, after, kept, swapped) in product(DTYPES, cases()):
-        context = fused_norm(image, dtype, after, kept=kept, swapped=swapped)
+    for dtype, (image, after, pre_relu, swapped) in product(DTYPES, cases()):
+        context = fused_norm(image, dtype, after, pre_relu=pre_relu, swapped=swapped)
         calls += make_calls(context).of(0)
         for part in context.parts:
             calls += make_calls(part.context).of(0)
@@ -104,38 +104,38 @@ def compiled() -> Emulator:
 @pytest.mark.skipif(COMPILER is None, reason="needs g++")
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("image", "after", "kept", "swapped"), cases())
+@pytest.mark.parametrize(("image", "after", "pre_relu", "swapped"), cases())
 def test_one_pass_gives_the_bits_of_the_parts(
-    image: str, after: tuple[str, ...], kept: bool, swapped: bool, dtype: str
+    image: str, after: tuple[str, ...], pre_relu: bool, swapped: bool, dtype: str
 ) -> None:
-    context = fused_norm(image, dtype, after, kept=kept, swapped=swapped)
+    context = fused_norm(image, dtype, after, pre_relu=pre_relu, swapped=swapped)
     calls = make_calls(context)
     assert len(calls.of(0)) == 2  # the channels' factors, then all elements once
     alone = in_turn(context, [make_calls(part.context) for part in context.parts])
     assert len(alone.of(0)) == 2 + len(after)
-    for made, expected in zip(emulated(context, calls), emulated(context, alone), strict=True):
-        np.testing.assert_array_equal(made, expected)
+    for output, expected in zip(emulated(context, calls), emulated(context, alone), strict=True):
+        np.testing.assert_array_equal(output, expected)
 
 
 @pytest.mark.skipif(COMPILER is None, reason="needs g++")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("image", IMAGES)
 def test_it_is_near_what_a_cpu_makes_of_the_parts(image: str, dtype: str) -> None:
-    context = fused_norm(image, dtype, ("add", "relu"), kept=True)
-    wide = fused_norm(image, "float64", ("add", "relu"), kept=True)
+    context = fused_norm(image, dtype, ("add", "relu"), pre_relu=True)
+    wide = fused_norm(image, "float64", ("add", "relu"), pre_relu=True)
     arrays = [
-        loaded(stored(array, one.dtype), one.dtype).astype(np.float64)
-        for array, one in zip(arrays_of(context), context.inputs, strict=True)
+        loaded(stored(array, shard.dtype), shard.dtype).astype(np.float64)
+        for array, shard in zip(arrays_of(context), context.inputs, strict=True)
     ]
-    expected = [np.empty(one.shape) for one in wide.outputs]
+    expected = [np.empty(shard.shape) for shard in wide.outputs]
     make_kernel(wide)(0, arrays, expected)
     near = {"float32": 1e-5, "bfloat16": 4e-2, "float16": 5e-3}[dtype]
-    for made, other in zip(emulated(context, make_calls(context)), expected, strict=True):
-        np.testing.assert_allclose(loaded(made, dtype), other, rtol=near, atol=near)
+    for output, reference in zip(emulated(context, make_calls(context)), expected, strict=True):
+        np.testing.assert_allclose(loaded(output, dtype), reference, rtol=near, atol=near)
 
 
 def test_parts_of_several_dtypes_run_in_turn() -> None:
-    context = fused_norm("pieces", "bfloat16", ("relu",), kept=False)
+    context = fused_norm("pieces", "bfloat16", ("relu",), pre_relu=False)
     norm, relu = context.parts
     wide = whole(context.outputs[0].shape, "float32")
     relu.context.outputs = (wide,)
@@ -155,7 +155,7 @@ def test_a_resnet_has_no_norm_that_is_gone_over_again(precision: str) -> None:
         kinds[actor.kind] += 1
         if actor.kind.startswith("batch_norm+"):
             context = rank.context(actor, rank.run_state)
-            # What is before the relu that ends a block is kept: the next block reads its result.
+            # The input of the relu that ends a block is kept: the next block reads its result.
             assert made_beside(context) == (1 if "+add" in actor.kind else 0)
             assert len(make_calls(context).of(0)) == 2
     assert kinds["batch_norm+relu"]
@@ -164,5 +164,5 @@ def test_a_resnet_has_no_norm_that_is_gone_over_again(precision: str) -> None:
 
 
 def made_beside(context: KernelContext) -> int:
-    """How many results are written beside one of their size."""
-    return sum(one.size == context.outputs[0].size for one in context.outputs[1:])
+    """Number of further outputs that are as large as the first."""
+    return sum(shard.size == context.outputs[0].size for shard in context.outputs[1:])

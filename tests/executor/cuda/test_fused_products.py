@@ -35,13 +35,13 @@ def contexts(model: str, precision: str) -> tuple[tuple[KernelContext, Calls], .
     plan, graph, _ = planned(model, precision)
     actors = compile_plan(replace(plan, fusion=FUSED), graph)
     rank = RankCalls(actors, 0, command_buffer(actors, (0,)), runs_of(plan, actors)[0])
-    found = {}
+    contexts_by_shape = {}
     for actor in rank.program.actors:
         if actor.parts and "matmul" in actor.kinds:
             context = rank.context(actor, rank.run_state)
-            shapes = (actor.kind, *(one.shape for one in (*context.inputs, *context.outputs)))
-            found.setdefault(shapes, (context, make_calls(context)))
-    return tuple(found.values())
+            shapes = (actor.kind, *(shard.shape for shard in (*context.inputs, *context.outputs)))
+            contexts_by_shape.setdefault(shapes, (context, make_calls(context)))
+    return tuple(contexts_by_shape.values())
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -51,7 +51,7 @@ def test_every_product_and_what_follows_on_it_is_one_call(model: str, precision:
     assert KINDS[model] <= set(kinds)
     for context, calls in contexts(model, precision):
         option = list(options_of(calls, 0, 0))
-        assert all(isinstance(one, Product) for one in option), context.kind
+        assert all(isinstance(call, Product) for call in option), context.kind
         assert len(option) == context.kind.split("+").count("matmul"), context.kind
 
 
@@ -69,21 +69,21 @@ def test_it_computes_what_the_parts_in_turn_compute(model: str, precision: str) 
     rng = np.random.default_rng(0)
     for context, calls in contexts(model, precision):
         alone = in_turn(context, [make_calls(part.context) for part in context.parts])
-        emulator = Emulator(functions_of(one for firing in (0, 1) for one in alone.of(firing)))
-        reads = [stored(rng.standard_normal(one.shape), one.dtype) for one in context.inputs]
+        emulator = Emulator(functions_of(shard for firing in (0, 1) for shard in alone.of(firing)))
+        reads = [stored(rng.standard_normal(shard.shape), shard.dtype) for shard in context.inputs]
         results = []
-        for made, which in ((alone, -1), (calls, 0), (calls, -1)):
-            writes = [empty(one) for one in context.outputs]
-            operands = Operands(made, reads, writes)
+        for op_calls, which in ((alone, -1), (calls, 0), (calls, -1)):
+            writes = [empty(shard) for shard in context.outputs]
+            operands = Operands(op_calls, reads, writes)
             for firing in (0, 1):  # a sum over microbatches adds in the second
-                for one in options_of(made, firing, which):
-                    emulator.run(one, operands.address, operands.ranges(one))
+                for call in options_of(op_calls, firing, which):
+                    emulator.run(call, operands.address, operands.ranges(call))
             results.append(writes)
-        for one, first, second, third in zip(context.outputs, *results, strict=True):
-            expected = loaded(first, one.dtype).astype(np.float64)
+        for shard, first, second, third in zip(context.outputs, *results, strict=True):
+            expected = loaded(first, shard.dtype).astype(np.float64)
             near = NEAR["bfloat16" if precision == "bf16" else "float16"]
             near = NEAR["float32"] if precision == "fp32" else near
             scale = max(1.0, float(np.abs(expected).max()))
             for other in (second, third):
-                values = loaded(other, one.dtype).astype(np.float64)
+                values = loaded(other, shard.dtype).astype(np.float64)
                 np.testing.assert_allclose(values, expected, rtol=0, atol=near * scale)

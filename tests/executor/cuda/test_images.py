@@ -220,9 +220,9 @@ def test_convolutions_on_matrix_units_keep_their_sums_in_registers(architecture:
             for each in product(flags, repeat=2)
         ),
     ]
-    made = kept_cubin("convolution_units", functions, architecture)
-    taken = resources_of(made.code)
-    for name, symbol in made.symbols.items():
+    cubin = kept_cubin("convolution_units", functions, architecture)
+    taken = resources_of(cubin.code)
+    for name, symbol in cubin.symbols.items():
         assert taken[symbol].stack_bytes == 0, (name, taken[symbol])
         assert taken[symbol].registers <= 128, name  # two blocks of 256 threads
 
@@ -245,11 +245,11 @@ def calls_of(sizes: dict[str, int], kind: str = "conv_grad_weight") -> list[obje
 def test_a_window_of_one_place_is_a_product_of_matrices():
     sizes = {"b": 4, "c": 6, "n": 8, "y": 7, "x": 7, "q": 1, "p": 1, "j": 7, "i": 7}
     for kind in ("conv", "conv_grad_input"):
-        (one,) = calls_of(sizes, kind)
-        assert isinstance(one, Product)
-        assert one.batch == 4
+        (matrix_product,) = calls_of(sizes, kind)
+        assert isinstance(matrix_product, Product)
+        assert matrix_product.batch == 4
     *products, last = calls_of(sizes)
-    assert all(isinstance(one, Product) for one in products)
+    assert all(isinstance(matrix_product, Product) for matrix_product in products)
     assert isinstance(last, Launch)
     (alone,) = calls_of(sizes | {"b": 1})
     assert isinstance(alone, Product)

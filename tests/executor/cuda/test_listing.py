@@ -1,7 +1,4 @@
-"""What a rank issues to its GPU as text, compared with what was written down.
-
-`MILLRACE_UPDATE_GOLDEN=1 pytest tests/executor/cuda/test_listing.py` writes it down anew.
-"""
+"""Calls that a rank issues to its GPU, as text, compared with what was written down."""
 
 from pathlib import Path
 
@@ -33,25 +30,25 @@ def on_one_device(plan: Plan) -> str:
 
 
 def test_one_of_two_ranks_meets_the_other_by_library_calls() -> None:
-    found = rank_listing(stored_plan("bf16-tp2"), 0)
-    assert " among 0, 1: " in found
-    assert_golden(found, GOLDEN / "bf16-tp2.txt")
+    listing = rank_listing(stored_plan("bf16-tp2"), 0)
+    assert " among 0, 1: " in listing
+    assert_golden(listing, GOLDEN / "bf16-tp2.txt")
 
 
 def test_ranks_on_one_device_read_each_others_arenas() -> None:
-    found = on_one_device(stored_plan("bf16-pp2"))
-    assert ": rank 1 arena+" in found
-    assert " among " not in found
-    assert_golden(found, GOLDEN / "bf16-pp2.txt")
+    listing = on_one_device(stored_plan("bf16-pp2"))
+    assert ": rank 1 arena+" in listing
+    assert " among " not in listing
+    assert_golden(listing, GOLDEN / "bf16-pp2.txt")
 
 
 def test_products_of_float32_say_whether_they_are_made_in_tf32() -> None:
     plan = stored_plan("1f1b")
     assert " in fp32: " in rank_listing(plan, 0)
     model = msgspec.structs.replace(plan.model, precision="tf32")
-    found = rank_listing(msgspec.structs.replace(plan, model=model), 0)
-    assert " in tf32: " in found
-    assert " in fp32: " not in found
+    listing = rank_listing(msgspec.structs.replace(plan, model=model), 0)
+    assert " in tf32: " in listing
+    assert " in fp32: " not in listing
 
 
 @pytest.mark.parametrize("rank", [-1, 2])

@@ -22,7 +22,7 @@ from tests.executor.kernel_calls import call_sharded, run_state
 from tests.small_models import NAMES, small
 
 EXAMPLES = [example for example in PRODUCTS if example.kind == "matmul"]
-# Relative to the largest value of the output: what a narrow output and sums of 16 bits round off.
+# Tolerances are relative to the largest value of the output: narrow outputs and sums are rounded.
 TOLERANCE = {"float64": 1e-11, "float32": 2e-4, "float16": 2e-3, "bfloat16": 1.6e-2}
 MIXED = [
     ("bfloat16", "bfloat16", "float32"),
@@ -30,7 +30,7 @@ MIXED = [
     ("bfloat16", "float32", "bfloat16"),
     ("float32", "float32", "bfloat16"),
 ]
-# Labels -> how many products of the library they become; 0: the kernel of our own.
+# Labels map to the number of products of the library that they become; 0 is a kernel of our own.
 PRODUCTS_MADE = {
     "b t k, k n -> b t n": 1,
     "b t n, k n -> b t k": 1,
@@ -60,7 +60,7 @@ every_example = pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.lab
 
 @pytest.fixture(scope="module")
 def emulator() -> Emulator:
-    """Every instantiation of this module, in one library."""
+    """Emulator of every instantiation of this module, in one library."""
     alike = [(dtype,) * 3 for dtype in FLOATS]
     swapped = [(b, a, d) for a, b, d in MIXED]
     return Emulator({SOURCE: {"contract" + types(*d) for d in (*alike, *MIXED, *swapped)}})
@@ -78,19 +78,19 @@ def shapes_of(labels: str, sizes: dict[str, int]) -> list[tuple[int, ...]]:
 def check(
     example: Example, dtypes: tuple[str, str, str], emulator: Emulator, inputs: list[Array]
 ) -> None:
-    """The calls compute the formula on inputs as they are stored."""
+    """Check that the calls compute the formula on inputs as they are stored."""
     shapes = shapes_of(example.labels, example.label_sizes)
     shards = [whole(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
     rounded = [
         loaded(stored(array, dtype), dtype).reshape(array.shape)
         for array, dtype in zip(inputs, dtypes, strict=False)
     ]
-    (found,) = call(
+    (output,) = call(
         "matmul", example.labels, rounded, shards[2:], input_shards=shards[:2], emulator=emulator
     )
     (expected,) = example.expected(rounded)
     bound = max(TOLERANCE[dtype] for dtype in dtypes[2:]) * max(1.0, np.abs(expected).max())
-    np.testing.assert_allclose(found, expected, rtol=0, atol=bound)
+    np.testing.assert_allclose(output, expected, rtol=0, atol=bound)
 
 
 @needs_compiler
@@ -122,7 +122,7 @@ def test_shards_put_together_equal_the_whole(
         for label in parse(example.labels).splittable
     }
     inputs = example.inputs("float64")
-    (found,) = call_sharded(
+    (output,) = call_sharded(
         "matmul",
         example.labels,
         inputs,
@@ -130,7 +130,7 @@ def test_shards_put_together_equal_the_whole(
         {label: parts for label, parts in splits.items() if parts > 1},
         fire=partial(call, emulator=emulator),
     )
-    np.testing.assert_allclose(found, example.expected(inputs)[0], rtol=1e-11, atol=1e-11)
+    np.testing.assert_allclose(output, example.expected(inputs)[0], rtol=1e-11, atol=1e-11)
 
 
 @needs_compiler
@@ -156,7 +156,8 @@ def any_einsum(draw: st.DrawFn) -> Example:
     labels = "abcde"[: draw(st.integers(1, 5))]
     absent = {label: draw(st.sampled_from([None, 0, 1, 2])) for label in labels}
     operands = [
-        draw(st.permutations([label for label in labels if absent[label] != at])) for at in range(3)
+        draw(st.permutations([label for label in labels if absent[label] != number]))
+        for number in range(3)
     ]
     sizes = {label: draw(st.sampled_from([1, 2, 3])) for label in labels}
     text = "{},{}->{}".format(*("".join(operand) for operand in operands))
@@ -173,7 +174,7 @@ def test_any_einsum_of_two_operands_is_what_its_formula_says(example: Example, e
 
 def einsums_of_the_zoo() -> Iterator[tuple[str, tuple[tuple[int, ...], ...], tuple[str, ...]]]:
     """Labels, shapes and dtypes of every product that a small model trains with, each once."""
-    found = {}
+    einsums = {}
     for name in NAMES:
         for precision in ("fp32", "bf16", "fp16"):
             graph = build_training(small(name, precision), TrainingSpec(), 4)
@@ -182,8 +183,8 @@ def einsums_of_the_zoo() -> Iterator[tuple[str, tuple[tuple[int, ...], ...], tup
                 if op.kind == "matmul":
                     operands = [tensors[tensor] for tensor in (*op.inputs, *op.outputs)]
                     shapes = tuple(tensor.shape for tensor in operands)
-                    found[op.labels, shapes, tuple(tensor.dtype for tensor in operands)] = None
-    yield from found
+                    einsums[op.labels, shapes, tuple(tensor.dtype for tensor in operands)] = None
+    yield from einsums
 
 
 def test_every_product_of_the_zoo_is_one_of_the_library_and_what_its_labels_say(
@@ -193,9 +194,9 @@ def test_every_product_of_the_zoo_is_one_of_the_library_and_what_its_labels_say(
     for labels, shapes, dtypes in einsums_of_the_zoo():
         context = context_for(labels, list(shapes), dtypes)
         calls = make_calls(context).of(0)
-        assert [type(one) for one in calls] == [Product], labels
+        assert [type(device_call) for device_call in calls] == [Product], labels
         expression = parse(labels)
-        letters = {label: chr(97 + at) for at, label in enumerate(expression.labels)}
+        letters = {label: chr(97 + number) for number, label in enumerate(expression.labels)}
         flat = [
             "".join(letters[x] for dim in operand for x in dim) for operand in expression.operands
         ]
@@ -209,7 +210,7 @@ def test_every_product_of_the_zoo_is_one_of_the_library_and_what_its_labels_say(
 
 @pytest.fixture
 def emulator_of_products() -> Emulator:
-    """Needs no compiler: nothing is launched."""
+    """Emulator that needs no compiler: nothing is launched."""
     return Emulator({})
 
 
@@ -217,21 +218,21 @@ def emulator_of_products() -> Emulator:
 def test_labels_that_merge_become_one_product(labels: str):
     sizes = {"b": 4, "t": 6, "s": 5, "h": 2, "d": 3, "k": 8, "n": 10, "e": 4, "c": 7}
     calls = make_calls(context_for(labels, shapes_of(labels, sizes), ("float32",) * 3)).of(0)
-    products = [one for one in calls if isinstance(one, Product)]
+    products = [product for product in calls if isinstance(product, Product)]
     assert len(products) == PRODUCTS_MADE[labels]
     assert len(calls) == max(1, len(products))
-    for one in products:
-        assert one.d.column_stride == 1
-        for matrices in (one.a, one.b, one.d):
+    for product in products:
+        assert product.d.column_stride == 1
+        for matrices in (product.a, product.b, product.d):
             assert 1 in (matrices.row_stride, matrices.column_stride)
 
 
 def test_so_many_products_that_one_launch_is_faster_become_one():
     shapes = [(PRODUCTS_MAX + 1, 2, 99, 8), (PRODUCTS_MAX + 1, 3, 99, 8)]
-    made = (PRODUCTS_MAX + 1, 99, 2, 3)
+    output_shape = (PRODUCTS_MAX + 1, 99, 2, 3)
     labels = "b t h d, b s h d -> b h t s"
-    (one,) = make_calls(context_for(labels, [*shapes, made], ("float32",) * 3)).of(0)
-    assert isinstance(one, Launch)
+    (launch,) = make_calls(context_for(labels, [*shapes, output_shape], ("float32",) * 3)).of(0)
+    assert isinstance(launch, Launch)
 
 
 @pytest.mark.parametrize(
@@ -248,9 +249,9 @@ def test_a_product_computes_in_what_its_operands_and_the_run_say(dtype, run, exp
     context = context_for(
         "b k, k n -> b n", [(2, 3), (3, 4), (2, 4)], (dtype,) * 3, run=run_state(arithmetic=run)
     )
-    (one,) = make_calls(context).of(0)
-    assert isinstance(one, Product)
-    assert one.arithmetic == expected
+    (product,) = make_calls(context).of(0)
+    assert isinstance(product, Product)
+    assert product.arithmetic == expected
 
 
 @pytest.mark.parametrize("narrow", ["fp8", "mxfp8"])

@@ -146,12 +146,12 @@ TEXT = "\n".join(
     for name in ("scalar.cuh", "matrix_units.cuh")
 )
 PRODUCTS = [
-    f"product<{one}, {left}, {right}>"
-    for one in TYPES.values()
+    f"product<{type_name}, {left}, {right}>"
+    for type_name in TYPES.values()
     for left in ("false", "true")
     for right in ("false", "true")
 ]
-CHAINS = [f"chain<{one}>" for one in TYPES.values()]
+CHAINS = [f"chain<{type_name}>" for type_name in TYPES.values()]
 FAULTS = {
     "not_joined": "with no barrier between|has not written",
     "overtaken": "with no barrier between",
@@ -194,7 +194,7 @@ def test_a_product_of_either_side_as_it_lies_and_turned(
     a, b, d = sides(dtype)
     name = f"product<{TYPES[dtype]}, {str(left).lower()}, {str(right).lower()}>"
     assert launched(kernels[name], [a, b, d]) is None
-    x, y = (loaded(one, dtype).astype(np.float64) for one in (a, b))
+    x, y = (loaded(side, dtype).astype(np.float64) for side in (a, b))
     np.testing.assert_allclose(d, (x.T if left else x) @ (y.T if right else y), atol=1e-5)
 
 
@@ -202,41 +202,41 @@ def test_a_product_of_either_side_as_it_lies_and_turned(
 def test_sums_are_packed_as_the_left_side_of_a_next_product(dtype: str, kernels: dict[str, Kernel]):
     a, b, d = sides(dtype)
     assert launched(kernels[f"chain<{TYPES[dtype]}>"], [a, b, d]) is None
-    x, y = (loaded(one, dtype) for one in (a, b))
+    x, y = (loaded(side, dtype) for side in (a, b))
     between = loaded(stored(x @ y, dtype), dtype).astype(np.float64)
     np.testing.assert_allclose(d, 2 * between @ y.astype(np.float64), atol=1e-2)
 
 
 @pytest.mark.parametrize("there", [0, 5, 32])
 def test_copies_arrive_and_what_is_not_there_is_zero(there: int, kernels: dict[str, Kernel]):
-    source, found = (aligned(4 * 256).view(np.int32) for _ in range(2))
-    source[:], found[:] = np.arange(1, 257), -2
-    assert launched(kernels["copied"], [source, found], ctypes.c_int32(there)) is None
+    source, target = (aligned(4 * 256).view(np.int32) for _ in range(2))
+    source[:], target[:] = np.arange(1, 257), -2
+    assert launched(kernels["copied"], [source, target], ctypes.c_int32(there)) is None
     expected = source.reshape(2, 32, 4).copy()
     expected[:, there:] = 0
-    np.testing.assert_array_equal(found, expected.ravel())
+    np.testing.assert_array_equal(target, expected.ravel())
 
 
 def test_what_is_not_awaited_has_not_arrived(kernels: dict[str, Kernel]):
-    source, found = (aligned(4 * 128).view(np.int32) for _ in range(2))
+    source, target = (aligned(4 * 128).view(np.int32) for _ in range(2))
     source[:] = np.arange(128)
-    assert launched(kernels["not_awaited"], [source, found]) is None
-    assert (found[:32] == -1).all()
+    assert launched(kernels["not_awaited"], [source, target]) is None
+    assert (target[:32] == -1).all()
 
 
 def test_a_kernel_has_the_shared_memory_that_its_launch_asks_for(kernels: dict[str, Kernel]):
-    source, found = (aligned(4 * 32).view(np.int32) for _ in range(2))
+    source, target = (aligned(4 * 32).view(np.int32) for _ in range(2))
     source[:] = np.arange(32)
-    assert launched(kernels["turned"], [source, found], shared_bytes=128) is None
-    np.testing.assert_array_equal(found, source[::-1])
-    assert launched(kernels["turned"], [source, found], shared_bytes=124) is not None
+    assert launched(kernels["turned"], [source, target], shared_bytes=128) is None
+    np.testing.assert_array_equal(target, source[::-1])
+    assert launched(kernels["turned"], [source, target], shared_bytes=124) is not None
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_of_a_copy_is_reported(name: str, kernels: dict[str, Kernel]):
-    source, found = (aligned(4 * 128).view(np.int32) for _ in range(2))
+    source, target = (aligned(4 * 128).view(np.int32) for _ in range(2))
     source[:] = np.arange(128)
-    fault = launched(kernels[name], [source, found])
+    fault = launched(kernels[name], [source, target])
     assert fault is not None
     with pytest.raises(AssertionError, match=FAULTS[name]):
         raise AssertionError(fault)
@@ -246,5 +246,5 @@ def test_a_fault_of_a_copy_is_reported(name: str, kernels: dict[str, Kernel]):
 def test_the_header_compiles_for_every_architecture(architecture: str):
     optional("cuda.core", extra="test")
     names = (*PRODUCTS, *CHAINS, "copied", "turned")
-    made = kept_cubin_of(TEXT + KERNELS, "matrix_units", names, architecture)
-    assert set(made.symbols.values()) <= set(resources_of(made.code))
+    cubin = kept_cubin_of(TEXT + KERNELS, "matrix_units", names, architecture)
+    assert set(cubin.symbols.values()) <= set(resources_of(cubin.code))

@@ -1,5 +1,7 @@
-"""Meetings on a device: flat collectives between packing and unpacking, and members of one device,
-against what members of one process receive."""
+"""Meetings on a device, against what members of one process receive.
+
+They are flat collectives between packing and unpacking, and members of one device.
+"""
 
 import ctypes
 from collections.abc import Callable, Sequence
@@ -38,7 +40,11 @@ def emulator() -> Emulator:
         for name in ("transpose_blocks", "move_block")
         for unit in (2, 4, 8, 16)
     ]
-    names += [f"join_block<{one}, {join}>" for one in TYPES.values() for join in ("Add", "Largest")]
+    names += [
+        f"join_block<{type_name}, {join}>"
+        for type_name in TYPES.values()
+        for join in ("Add", "Largest")
+    ]
     return Emulator({"meetings": names})
 
 
@@ -111,12 +117,12 @@ def met(case: Case) -> Met:
 
 
 def expected_of(case: Case, meeting: Met) -> list[Array]:
-    """What `receive` gives every member; sums of 16 bits rounded as their kernels state."""
-    found = []
-    for at, exchange in enumerate(meeting.exchanges):
+    """Arrays that `receive` gives members; sums of 16 bits are rounded as their kernels state."""
+    received = []
+    for member, exchange in enumerate(meeting.exchanges):
         recv = empty(whole(meeting.recv_shape, case.dtype))
         if case.kind in ("all_reduce", "reduce_scatter"):
-            cuts = [block(x, exchange.scatter_dim, case.members, at) for x in meeting.sends]
+            cuts = [block(x, exchange.scatter_dim, case.members, member) for x in meeting.sends]
             recv[...] = joined(cuts, case.reduction, case.dtype)
             if case.dtype not in ("bfloat16", "float16"):
                 exact = np.empty_like(recv)
@@ -124,16 +130,16 @@ def expected_of(case: Case, meeting: Met) -> list[Array]:
                 np.testing.assert_array_equal(recv, exact)
         else:
             receive(exchange, meeting.sends, recv)
-        found.append(recv)
-    return found
+        received.append(recv)
+    return received
 
 
 class Member:
     """The calls of one member and its memory; peers are other members' send registers."""
 
-    def __init__(self, calls: Calls, sends: Sequence[Array], recv: Array, at: int) -> None:
+    def __init__(self, calls: Calls, sends: Sequence[Array], recv: Array, number: int) -> None:
         self.calls, self.recv, self.sends = calls.of(0), recv, sends
-        self._operands = Operands(calls, [sends[at]], [recv])
+        self._operands = Operands(calls, [sends[number]], [recv])
         self._operands.peers = sends
 
     def address(self, operand: Operand) -> int:
@@ -145,33 +151,35 @@ class Member:
 
 def members_of(case: Case, meeting: Met, factory: Factory) -> list[Member]:
     return [
-        Member(calls, meeting.sends, empty(whole(meeting.recv_shape, case.dtype)), at)
-        for at, calls in enumerate(meeting.calls(factory, case.dtype))
+        Member(calls, meeting.sends, empty(whole(meeting.recv_shape, case.dtype)), number)
+        for number, calls in enumerate(meeting.calls(factory, case.dtype))
     ]
 
 
 def flat(member: Member, operand: Operand, count: int, dtype: str) -> Array:
     """`count` elements at an operand, as stored."""
-    kept = np.dtype("uint16" if dtype == "bfloat16" else dtype)
-    room = (ctypes.c_char * (count * kept.itemsize)).from_address(member.address(operand))
-    return np.frombuffer(room, kept)
+    stored_dtype = np.dtype("uint16" if dtype == "bfloat16" else dtype)
+    room = (ctypes.c_char * (count * stored_dtype.itemsize)).from_address(member.address(operand))
+    return np.frombuffer(room, stored_dtype)
 
 
 def meet(members: Sequence[Member], calls: Sequence[Collective]) -> None:
     """Carry out one collective of all members."""
-    (one, *others) = {(c.kind, c.elements, c.dtype, c.reduction) for c in calls}
+    (signature, *others) = {(c.kind, c.elements, c.dtype, c.reduction) for c in calls}
     assert not others
-    kind, elements, dtype, reduction = one
+    kind, elements, dtype, reduction = signature
     count = len(members)
     sent = elements * (count if kind in ("reduce_scatter", "all_to_all") else 1)
     received = elements * (count if kind in ("all_gather", "all_to_all") else 1)
     sends = [flat(m, c.send, sent, dtype).copy() for m, c in zip(members, calls, strict=True)]
-    for member, call, made in zip(members, calls, FLAT[kind](sends, reduction, dtype), strict=True):
-        flat(member, call.recv, received, dtype)[...] = made
+    for member, call, output in zip(
+        members, calls, FLAT[kind](sends, reduction, dtype), strict=True
+    ):
+        flat(member, call.recv, received, dtype)[...] = output
 
 
 def carry_out(emulator: Emulator, members: Sequence[Member]) -> None:
-    """Every member's calls, in step."""
+    """Carry out every member's calls, in step."""
     for calls in zip(*(member.calls for member in members), strict=True):
         if isinstance(calls[0], Collective):
             meet(members, calls)
@@ -281,14 +289,16 @@ def test_a_transfer_is_a_send_and_a_recv() -> None:
 
 def of_two(kind: str, before: str, after: str, make: Factory) -> tuple[Calls, Calls, Calls]:
     """Calls of the first member for two parts, each alone and both in a bucket."""
-    (one, *_) = met(case_of(kind, before, after)).calls(make, "float32")
-    (other, *_) = met(Case(kind, 2, (8, 2), before, after, "sum", "float32")).calls(make, "float32")
-    return one, other, bucket_calls([one, other])
+    (first, *_) = met(case_of(kind, before, after)).calls(make, "float32")
+    (second, *_) = met(Case(kind, 2, (8, 2), before, after, "sum", "float32")).calls(
+        make, "float32"
+    )
+    return first, second, bucket_calls([first, second])
 
 
 def test_parts_of_a_bucket_are_given_to_the_library_at_once() -> None:
-    one, other, both = of_two("reduce_scatter", "P(sum)", "S(1)", collective_calls)
-    (pack, alone), (second, _) = one.of(0), other.of(0)
+    first_calls, second_calls, both = of_two("reduce_scatter", "P(sum)", "S(1)", collective_calls)
+    (pack, alone), (second, _) = first_calls.of(0), second_calls.of(0)
     assert isinstance(pack, Launch)
     assert isinstance(second, Launch)
     assert isinstance(alone, Collective)
@@ -305,12 +315,14 @@ def test_parts_of_a_bucket_are_given_to_the_library_at_once() -> None:
 
 
 def test_members_on_one_device_read_each_part_of_their_peers() -> None:
-    one, other, both = of_two("all_gather", "S(0)", "B", loopback_calls)
+    first_calls, second_calls, both = of_two("all_gather", "S(0)", "B", loopback_calls)
     calls = both.of(0)
-    assert calls[: len(one.of(0))] == one.of(0)
-    assert [one.source for one in calls[2:]] == [Operand("peer", at, 0, 1) for at in (0, 1)]
-    assert [one.target.number for one in calls[2:]] == [1, 1]
-    assert len(calls) == len(one.of(0)) + len(other.of(0))
+    assert calls[: len(first_calls.of(0))] == first_calls.of(0)
+    assert [copy.source for copy in calls[2:]] == [
+        Operand("peer", member, 0, 1) for member in (0, 1)
+    ]
+    assert [copy.target.number for copy in calls[2:]] == [1, 1]
+    assert len(calls) == len(first_calls.of(0)) + len(second_calls.of(0))
 
 
 def test_a_meeting_of_one_part_is_no_bucket() -> None:

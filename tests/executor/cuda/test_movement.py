@@ -31,7 +31,7 @@ from tests.executor.kernel_calls import shard_of
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no g++")
 
 KINDS = {"broadcast", "concat", "constant", "fill", "narrow", "rearrange", "widen"}
-# Permutations by tile, by table, in units of 16 bytes, and with a group between two matrices.
+# Permutations go by tile, by table, in units of 16 bytes, and with a group between two matrices.
 PERMUTED = [
     ("b t -> t b", (40, 70)),
     ("b t n -> b n t", (3, 33, 35)),
@@ -44,13 +44,13 @@ PERMUTED = [
 
 
 def permuted(labels: str, shape: tuple[int, ...]) -> Example:
-    given, made = (side.split() for side in labels.split("->"))
-    order = [given.index(label) for label in made]
+    input_labels, output_labels = (side.split() for side in labels.split("->"))
+    order = [input_labels.index(label) for label in output_labels]
     return Example(
         kind="rearrange",
         labels=labels,
         formula=lambda x: x.transpose(order),
-        sizes=dict(zip(given, shape, strict=True)),
+        sizes=dict(zip(input_labels, shape, strict=True)),
     )
 
 
@@ -96,7 +96,7 @@ def staged(dtype: str) -> Calls:
     return make_calls(context_of("input", "-> b t", [], [whole((3, 5), dtype)], attributes))
 
 
-# ---- boxing: as tests/executor/test_boxing_kernels.py has it for NumPy
+# Boxing is tested as tests/executor/test_boxing_kernels.py does for NumPy.
 
 SHAPE, AXES = (4, 8), (2, 2)
 
@@ -114,7 +114,7 @@ SBPS = (BROADCAST, split(0), split(1))
 COORDINATES = tuple(product(range(2), range(2)))
 SLICED = [("slice", (BROADCAST, BROADCAST), after) for after in product(SBPS, SBPS)]
 PADDED = [
-    ("pad", before, tuple(PARTIAL_SUM if at in which else s for at, s in enumerate(before)))
+    ("pad", before, tuple(PARTIAL_SUM if axis in which else s for axis, s in enumerate(before)))
     for before in product(SBPS, SBPS)
     for which in ((0,), (1,), (0, 1))
     if not (which == (0,) and before[0].is_split and before[0] == before[1])
@@ -140,19 +140,19 @@ def part(x: Array, where: Shard) -> Array:
 def box(
     emulator: Emulator, x: Array, kind: str, before: NdSbp, after: NdSbp
 ) -> dict[tuple[int, ...], Array]:
-    found = {}
+    outputs = {}
     for coordinate in COORDINATES:
-        given, made = shard(before, coordinate), shard(after, coordinate)
-        found[coordinate] = call(
-            kind, "", [part(x, given)], [made], input_shards=[given], emulator=emulator,
+        source, target = shard(before, coordinate), shard(after, coordinate)
+        outputs[coordinate] = call(
+            kind, "", [part(x, source)], [target], input_shards=[source], emulator=emulator,
             **boxing(kind, before, after, coordinate),
         )[0]  # fmt: skip
-    return found
+    return outputs
 
 
 @pytest.fixture(scope="module")
 def emulator() -> Emulator:
-    more = [one for dtype in STAGED for one in staged(dtype).of(0)]
+    more = [device_call for dtype in STAGED for device_call in staged(dtype).of(0)]
     for (kind, before, after), coordinate in product((*SLICED, *PADDED, FOR_MAXIMUM), COORDINATES):
         shards = [shard(before, coordinate)], [shard(after, coordinate)]
         context = context_of(kind, "", *shards, **boxing(kind, before, after, coordinate))
@@ -192,8 +192,8 @@ def test_padded_parts_add_up_to_the_whole(boxed: tuple[str, NdSbp, NdSbp], emula
 
 def test_padding_for_a_maximum_uses_minus_infinity(emulator: Emulator):
     x = -np.arange(1.0, 33).reshape(SHAPE)
-    found = box(emulator, x, *FOR_MAXIMUM)
-    np.testing.assert_array_equal(np.max(list(found.values()), axis=0), x)
+    outputs = box(emulator, x, *FOR_MAXIMUM)
+    np.testing.assert_array_equal(np.max(list(outputs.values()), axis=0), x)
 
 
 def test_slice_refuses_a_shard_outside_its_input():
@@ -212,8 +212,8 @@ def test_steps_read_the_halves_of_the_stage_in_turn(dtype: str, emulator: Emulat
     operands.stage = [stored(half, stage_dtype(dtype)) for half in halves]
     for run_step in (0, 1, 2):
         operands.control.view(np.int64)[:2] = 7 + run_step, run_step
-        for one in calls.of(0):
-            emulator.run(one, operands.address, operands.ranges(one))
+        for device_call in calls.of(0):
+            emulator.run(device_call, operands.address, operands.ranges(device_call))
         np.testing.assert_array_equal(loaded(y, dtype), halves[run_step % 2])
 
 
@@ -224,28 +224,32 @@ def test_a_constant_is_read_from_its_data_wherever_it_is_cut(dtype: str):
     data = b64encode(zlib.compress(bits.astype(bits.dtype.newbyteorder("<")).tobytes())).decode()
     for splits in ({}, {"t": 2}, {"t": 2, "d": 3}):
         for place in product(*(range(parts) for parts in splits.values())):
-            at = dict(zip(splits, place, strict=True))
-            where, region = shard_of((("t",), ("d",)), (4, 6), dtype, splits, at)
-            (found,) = call(
+            place_by_label = dict(zip(splits, place, strict=True))
+            where, region = shard_of((("t",), ("d",)), (4, 6), dtype, splits, place_by_label)
+            (output,) = call(
                 "constant", " -> t d", [], [where],
                 attributes={"value": 0, "data": data}, emulator=Emulator({}),
             )  # fmt: skip
-            np.testing.assert_array_equal(found, values[region])
+            np.testing.assert_array_equal(output, values[region])
 
 
 def one_call(
-    kind: str, labels: str, given: tuple[int, ...], made: tuple[int, ...], **attributes: int
+    kind: str,
+    labels: str,
+    input_shape: tuple[int, ...],
+    output_shape: tuple[int, ...],
+    **attributes: int,
 ):
-    shards = [whole(given, "bfloat16")], [whole(made, "bfloat16")]
-    (found,) = make_calls(context_of(kind, labels, *shards, attributes)).of(0)
-    return found
+    shards = [whole(input_shape, "bfloat16")], [whole(output_shape, "bfloat16")]
+    (device_call,) = make_calls(context_of(kind, labels, *shards, attributes)).of(0)
+    return device_call
 
 
 def test_what_lies_in_one_piece_is_copied_as_bytes():
     assert isinstance(one_call("rearrange", "b i j -> b (i j)", (4, 3, 5), (4, 15)), Copy)
-    found = one_call("narrow", "p! d -> t! d", (9, 4), (6, 4), start=2)
-    assert isinstance(found, Copy)
-    assert (found.source.offset_bytes, found.size_bytes) == (16, 48)
+    copy = one_call("narrow", "p! d -> t! d", (9, 4), (6, 4), start=2)
+    assert isinstance(copy, Copy)
+    assert (copy.source.offset_bytes, copy.size_bytes) == (16, 48)
 
 
 def test_heads_move_sixteen_bytes_at_once_and_matrices_are_turned_over_by_tiles():

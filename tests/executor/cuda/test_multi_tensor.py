@@ -47,10 +47,10 @@ def carried_out(
 ) -> None:
     operands = Operands(calls, reads, writes)
     operands.control, operands.state = control_of(updates=5), states
-    machine = Emulator(functions_of([one for firing in firings for one in calls.of(firing)]))
+    machine = Emulator(functions_of([call for firing in firings for call in calls.of(firing)]))
     for firing in firings:
-        for one in calls.of(firing):
-            machine.run(one, operands.address, operands.ranges(one))
+        for call in calls.of(firing):
+            machine.run(call, operands.address, operands.ranges(call))
 
 
 @pytest.mark.parametrize("gradient_dtype", ["float32", "bfloat16"])
@@ -61,39 +61,39 @@ def carried_out(
 def test_many_variables_are_updated_as_each_alone(
     kind: str, attributes: dict[str, float], states: int, gradient_dtype: str
 ) -> None:
-    values = [stored(one, "float32") for one in numbers(SIZES)]
-    slopes = [stored(one, gradient_dtype) for one in numbers(SIZES, 1)]
-    kept = [
-        stored(abs(one), "float32")
-        for at in range(states)
-        for one in numbers(SIZES, 2 + at)
+    values = [stored(array, "float32") for array in numbers(SIZES)]
+    slopes = [stored(array, gradient_dtype) for array in numbers(SIZES, 1)]
+    initial_state = [
+        stored(abs(array), "float32")
+        for array_number in range(states)
+        for array in numbers(SIZES, 2 + array_number)
     ]  # fmt: skip
     totals, rate = np.array([3, 40, 500], np.float32), np.array(0.1, np.float32)
-    alone_state, expected = [one.copy() for one in kept], []
-    for at, size in enumerate(SIZES):
+    alone_state, expected = [array.copy() for array in initial_state], []
+    for number, size in enumerate(SIZES):
         shards = [
             whole((size,), "float32"), whole((size,), gradient_dtype), whole((3,), "float32"),
             whole((), "float32"),
         ]  # fmt: skip
         calls = make_calls(context_of(kind, "", shards, shards[:1], attributes))
-        own = alone_state[at :: len(SIZES)]
-        room = [stored(one, "float32") for one in own]
-        found = empty(shards[0])
+        variable_state = alone_state[number :: len(SIZES)]
+        room = [stored(array, "float32") for array in variable_state]
+        output = empty(shards[0])
         machine = Emulator(functions_of(calls.of(0)))
-        reads = [values[at], slopes[at], totals, rate]
-        carry_out(machine, calls, reads, [found], control=control_of(updates=5), state=room)
-        expected.append(found)
-        for one, other in zip(own, room, strict=True):
-            one[...] = other
+        reads = [values[number], slopes[number], totals, rate]
+        carry_out(machine, calls, reads, [output], control=control_of(updates=5), state=room)
+        expected.append(output)
+        for old_state, new_state in zip(variable_state, room, strict=True):
+            old_state[...] = new_state
     count = len(SIZES)
     variables = [
         Variable(
-            value=Tensor(read(at), "float32", size),
-            gradient=Tensor(read(count + at), gradient_dtype, size),
-            next_value=write(at),
-            state=tuple(state(at + count * one) for one in range(states)),
+            value=Tensor(read(number), "float32", size),
+            gradient=Tensor(read(count + number), gradient_dtype, size),
+            next_value=write(number),
+            state=tuple(state(number + count * array_number) for array_number in range(states)),
         )
-        for at, size in enumerate(SIZES)
+        for number, size in enumerate(SIZES)
     ]
     make = adamw if kind == "adamw" else sgd
     calls = make(
@@ -101,10 +101,12 @@ def test_many_variables_are_updated_as_each_alone(
         **attributes,
     )  # fmt: skip
     assert len(calls.of(0)) == 1
-    found = [empty(whole((size,), "float32")) for size in SIZES]
-    carried_out(calls, [*values, *slopes, totals, rate], found, kept)
-    for one, other in zip([*found, *kept], [*expected, *alone_state], strict=True):
-        np.testing.assert_array_equal(one, other)
+    outputs = [empty(whole((size,), "float32")) for size in SIZES]
+    carried_out(calls, [*values, *slopes, totals, rate], outputs, initial_state)
+    for updated, reference in zip(
+        [*outputs, *initial_state], [*expected, *alone_state], strict=True
+    ):
+        np.testing.assert_array_equal(updated, reference)
 
 
 PAIRS = [
@@ -115,30 +117,30 @@ PAIRS = [
 
 def tensors(sizes: Sequence[int], source: str, target: str) -> list[tuple[Tensor, Tensor]]:
     return [
-        (Tensor(read(at), source, size), Tensor(write(at), target, size))
-        for at, size in enumerate(sizes)
+        (Tensor(read(number), source, size), Tensor(write(number), target, size))
+        for number, size in enumerate(sizes)
     ]
 
 
 @pytest.mark.parametrize(("source", "target"), PAIRS)
 def test_many_tensors_are_cast(source: str, target: str) -> None:
-    given = [stored(one, source) for one in numbers(SIZES)]
-    found = [empty(whole((size,), target)) for size in SIZES]
-    carried_out(cast(tensors(SIZES, source, target)), given, found)
-    for one, other in zip(found, given, strict=True):
-        np.testing.assert_array_equal(one, stored(loaded(other, source), target))
+    given = [stored(array, source) for array in numbers(SIZES)]
+    outputs = [empty(whole((size,), target)) for size in SIZES]
+    carried_out(cast(tensors(SIZES, source, target)), given, outputs)
+    for output, input_array in zip(outputs, given, strict=True):
+        np.testing.assert_array_equal(output, stored(loaded(input_array, source), target))
 
 
 @pytest.mark.parametrize(("source", "target"), PAIRS[2:])
 def test_many_sums_begin_anew_with_every_version(source: str, target: str) -> None:
-    given = [stored(one, source) for one in numbers(SIZES)]
-    found = [empty(whole((size,), target)) for size in SIZES]
+    given = [stored(array, source) for array in numbers(SIZES)]
+    outputs = [empty(whole((size,), target)) for size in SIZES]
     calls = accumulate(tensors(SIZES, source, target), hold=3)
-    carried_out(calls, given, found, firings=(0, 1, 3, 4, 5))
-    for one, other in zip(found, given, strict=True):
-        value = loaded(other, source)
+    carried_out(calls, given, outputs, firings=(0, 1, 3, 4, 5))
+    for output, input_array in zip(outputs, given, strict=True):
+        value = loaded(input_array, source)
         twice = loaded(stored(value + value, target), target)
-        np.testing.assert_array_equal(one, stored(twice + value, target))
+        np.testing.assert_array_equal(output, stored(twice + value, target))
 
 
 @pytest.mark.parametrize(
@@ -146,48 +148,53 @@ def test_many_sums_begin_anew_with_every_version(source: str, target: str) -> No
 )
 def test_sums_of_squares_of_many_go_to_their_own_places(source: str, target: str) -> None:
     sizes = (*SIZES, CHUNK_MIN * 5 + 1, 0)
-    given = [stored(one, source) for one in numbers(sizes)]
-    found = [empty(whole((), target)) for _ in sizes]
-    pairs = [(one, other._replace(size=1)) for one, other in tensors(sizes, source, target)]
-    carried_out(squared_sum(pairs), given, found)
-    for one, other in zip(found, given, strict=True):
-        expected = np.sum(loaded(other, source).astype(np.float64) ** 2)
-        np.testing.assert_allclose(one, expected, rtol=1e-13 if target == "float64" else 1e-7)
+    given = [stored(array, source) for array in numbers(sizes)]
+    outputs = [empty(whole((), target)) for _ in sizes]
+    pairs = [
+        (tensor, sum_tensor._replace(size=1))
+        for tensor, sum_tensor in tensors(sizes, source, target)
+    ]
+    carried_out(squared_sum(pairs), given, outputs)
+    for output, input_array in zip(outputs, given, strict=True):
+        expected = np.sum(loaded(input_array, source).astype(np.float64) ** 2)
+        np.testing.assert_allclose(output, expected, rtol=1e-13 if target == "float64" else 1e-7)
 
 
 def test_tensors_of_several_dtypes_are_told_apart() -> None:
     sizes, dtypes = (5, 6, 7), ("float32", "float16", "float32")
     pairs = [
-        (Tensor(read(at), dtype, size), Tensor(write(at), "bfloat16", size))
-        for at, (size, dtype) in enumerate(zip(sizes, dtypes, strict=True))
+        (Tensor(read(number), dtype, size), Tensor(write(number), "bfloat16", size))
+        for number, (size, dtype) in enumerate(zip(sizes, dtypes, strict=True))
     ]
-    given = [stored(one, dtype) for one, dtype in zip(numbers(sizes), dtypes, strict=True)]
-    found = [empty(whole((size,), "bfloat16")) for size in sizes]
+    given = [stored(array, dtype) for array, dtype in zip(numbers(sizes), dtypes, strict=True)]
+    outputs = [empty(whole((size,), "bfloat16")) for size in sizes]
     calls = cast(pairs)
     assert len(calls.of(0)) == 2
-    carried_out(calls, given, found)
-    for one, other, dtype in zip(found, given, dtypes, strict=True):
-        np.testing.assert_array_equal(one, stored(loaded(other, dtype), "bfloat16"))
+    carried_out(calls, given, outputs)
+    for output, input_array, dtype in zip(outputs, given, dtypes, strict=True):
+        np.testing.assert_array_equal(output, stored(loaded(input_array, dtype), "bfloat16"))
 
 
 def test_more_tensors_than_a_launch_takes_are_several_launches() -> None:
     count = POINTERS_MAX // 2 + 3
-    sizes = [1 + at % 5 for at in range(count)]
-    given = [stored(one, "float32") for one in numbers(sizes)]
-    found = [empty(whole((size,), "bfloat16")) for size in sizes]
+    sizes = [1 + number % 5 for number in range(count)]
+    given = [stored(array, "float32") for array in numbers(sizes)]
+    outputs = [empty(whole((size,), "bfloat16")) for size in sizes]
     calls = cast(tensors(sizes, "float32", "bfloat16"))
-    launches = [one for one in calls.of(0) if isinstance(one, Launch)]
-    assert [one.function for one in launches] == [
+    launches = [launch for launch in calls.of(0) if isinstance(launch, Launch)]
+    assert [launch.function for launch in launches] == [
         "move_many<false, float, bf16, 240>",
         "move_many<false, float, bf16, 8>",
     ]
-    assert [len(one.args[0].operands) for one in launches if isinstance(one.args[0], Pointers)] == [
+    assert [
+        len(launch.args[0].operands) for launch in launches if isinstance(launch.args[0], Pointers)
+    ] == [
         480,
         16,
     ]
-    carried_out(calls, given, found)
-    for one, other in zip(found, given, strict=True):
-        np.testing.assert_array_equal(one, stored(other, "bfloat16"))
+    carried_out(calls, given, outputs)
+    for output, input_array in zip(outputs, given, strict=True):
+        np.testing.assert_array_equal(output, stored(input_array, "bfloat16"))
 
 
 def test_chunks_are_equal_and_cover_every_tensor_once() -> None:
@@ -198,19 +205,21 @@ def test_chunks_are_equal_and_cover_every_tensor_once() -> None:
     assert group.chunks_of_tensors == (3, 6104, 1)
     assert chunks[:, 2].max() == CHUNK_MAX
     for tensor, size in enumerate(sizes):
-        own = chunks[chunks[:, 0] == tensor]
-        assert own[:, 2].sum() == size
-        np.testing.assert_array_equal(own[:, 1], np.arange(len(own)) * CHUNK_MAX)
+        tensor_chunks = chunks[chunks[:, 0] == tensor]
+        assert tensor_chunks[:, 2].sum() == size
+        np.testing.assert_array_equal(
+            tensor_chunks[:, 1], np.arange(len(tensor_chunks)) * CHUNK_MAX
+        )
     (small,) = groups("cast", tensors((5, 6), "float32", "bfloat16"))
     assert small.length == CHUNK_MIN
 
 
 def test_what_does_not_fit_together_is_refused() -> None:
-    one, other = Tensor(read(0), "float32", 5), Tensor(write(0), "int32", 5)
+    source, target = Tensor(read(0), "float32", 5), Tensor(write(0), "int32", 5)
     with pytest.raises(ExecutorError, match="needs operands of one size, found 5, 4"):
-        cast([(one, other._replace(size=4))])
+        cast([(source, target._replace(size=4))])
     with pytest.raises(ExecutorError, match="from float32 to int32 would lose fractions"):
-        cast([(one, other)])
-    variable = Variable(value=one, gradient=one, next_value=Operand("write"))
+        cast([(source, target)])
+    variable = Variable(value=source, gradient=source, next_value=Operand("write"))
     with pytest.raises(ExecutorError, match="keeps 2 arrays of state of each, found 0"):
-        adamw([variable], one, one)
+        adamw([variable], source, source)

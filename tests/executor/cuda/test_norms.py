@@ -21,8 +21,8 @@ from tests.executor.cuda.emulation.machine import COMPILER, Emulator, functions_
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
-# rows and features: one pack, cut packs, several rows of a warp, blocks of two and four packs of a
-# thread, and rows that are read again; of 16 bits and of 64
+# Rows and features make one pack, cut packs, several rows of a warp, blocks of two and four packs
+# of a thread, and rows that are read again; of 16 bits and of 64.
 SIZES = [
     ("bfloat16", 1, 8), ("bfloat16", 5, 12), ("float16", 3, 7), ("float32", 2200, 16),
     ("bfloat16", 300, 264), ("float32", 3, 1032), ("bfloat16", 2, 4096), ("float64", 2, 2056),
@@ -34,14 +34,14 @@ both = pytest.mark.parametrize("kind", KINDS)
 
 
 def either_way(name: str) -> pytest.MarkDecorator:
-    """A test of every size and kind, with something and without: every pair of these three."""
-    found = []
+    """Mark of a test of all sizes and kinds, with and without something: every pair of these."""
+    parameters = []
     for number, (size, kind, with_it) in enumerate(product(SIZES, KINDS, (False, True))):
         size_number, of_size = divmod(number, 4)
         usual = of_size in ((0, 3), (1, 2))[size_number % 2]
         marks = () if usual else pytest.mark.exhaustive
-        found.append(pytest.param(*size, kind, with_it, marks=marks))
-    return pytest.mark.parametrize(("dtype", "rows", "columns", "kind", name), found)
+        parameters.append(pytest.param(*size, kind, with_it, marks=marks))
+    return pytest.mark.parametrize(("dtype", "rows", "columns", "kind", name), parameters)
 
 
 EPSILON = 1e-5
@@ -69,7 +69,7 @@ class Given:
             name: stored(rng.standard_normal(shape) + 0.5, dtype) for name, shape in shapes.items()
         }
         self.numbers = {
-            name: loaded(one, dtype).astype(np.float64) for name, one in self.stored.items()
+            name: loaded(array, dtype).astype(np.float64) for name, array in self.stored.items()
         }
 
     def forward(self, kind: str, *, added: bool) -> tuple[Array, Array, Array, Array]:
@@ -96,10 +96,10 @@ def carried_out(
     calls: Calls, reads: Sequence[Array], writes: Sequence[Array], firings: Sequence[int] = (0,)
 ) -> list[Call]:
     operands = Operands(calls, reads, writes)
-    done = [one for firing in firings for one in calls.of(firing)]
+    done = [call for firing in firings for call in calls.of(firing)]
     machine = Emulator(functions_of(done))
-    for one in done:
-        machine.run(one, operands.address, operands.ranges(one))
+    for call in done:
+        machine.run(call, operands.address, operands.ranges(call))
     return done
 
 
@@ -110,7 +110,7 @@ def test_a_norm_and_what_is_added_before_it(
     given = Given(dtype, rows, columns)
     names = ("x", "gamma", "beta", "other")
     shapes = [(given.shape, dtype), (given.shape, dtype), *[((rows,), given.wide)] * 2]
-    total, y, mean, rstd = (empty(whole(shape, one)) for shape, one in shapes)
+    total, y, mean, rstd = (empty(whole(shape, stored_dtype)) for shape, stored_dtype in shapes)
     layer = kind == "layer_norm"
     launch = norm(
         Tensor(read(0), dtype, rows * columns), Tensor(read(1), dtype, columns), write(1),
@@ -151,17 +151,17 @@ def test_the_gradient_of_a_norm_alone_and_with_what_goes_around_it(
     kind: str, dtype: str, rows: int, columns: int
 ) -> None:
     given = Given(dtype, rows, columns)
-    found = []
+    gradients = []
     for added in (False, True):
         calls, reads = gradient_of(given, kind, added=added, weights=None)
         dx = empty(whole(given.shape, dtype))
         carried_out(calls, reads, [dx])
-        found.append(dx)
-    plain = loaded(found[0], dtype)
+        gradients.append(dx)
+    plain = loaded(gradients[0], dtype)
     np.testing.assert_allclose(plain, given.backward(kind)[0], **tolerance(dtype))
-    # as two ops would have stored it
+    # Two ops would have stored it so.
     both_added = stored(plain + loaded(given.stored["other"], dtype), dtype)
-    np.testing.assert_array_equal(found[1], both_added)
+    np.testing.assert_array_equal(gradients[1], both_added)
 
 
 @either_way("fused")
@@ -170,7 +170,7 @@ def test_gradients_of_weights_are_added_to_those_of_earlier_firings(
 ) -> None:
     given = Given(dtype, rows, columns)
     layer, wide = kind == "layer_norm", given.wide
-    outputs = tuple(Tensor(write(1 + at), wide, columns) for at in range(1 + layer))
+    outputs = tuple(Tensor(write(1 + number), wide, columns) for number in range(1 + layer))
     weights = ColumnSums(outputs=outputs, hold=2, scratch=workspace(64))
     dx, *sums = (empty(whole(given.shape, dtype)), *(empty(whole((columns,), wide)) for _ in "ab"))
     calls, reads = gradient_of(given, kind, added=True, weights=weights if fused else None)
@@ -183,8 +183,10 @@ def test_gradients_of_weights_are_added_to_those_of_earlier_firings(
     calls = Calls(of=calls.of, workspace_bytes=calls.workspace_bytes + 64)
     done = carried_out(calls, reads, [dx, *sums], firings=(0, 1, 2, 3))
     expected = given.backward(kind)
-    for one, other in list(zip(sums, expected[1:], strict=True))[: 1 + layer]:
-        np.testing.assert_allclose(one, 2 * other, rtol=2e-4, atol=tolerance(wide)["atol"] * rows)
+    for summed, gradient in list(zip(sums, expected[1:], strict=True))[: 1 + layer]:
+        np.testing.assert_allclose(
+            summed, 2 * gradient, rtol=2e-4, atol=tolerance(wide)["atol"] * rows
+        )
     if fused:
         right = loaded(stored(expected[0], dtype), dtype) + given.numbers["other"]
         np.testing.assert_allclose(loaded(dx, dtype), right, **tolerance(dtype))
@@ -196,7 +198,7 @@ def test_gradients_of_weights_are_added_to_those_of_earlier_firings(
 def test_a_sum_that_is_added_on_is_rounded_as_a_gradient_of_its_own_was() -> None:
     given = Given("bfloat16", 40, 24)
     sums = [empty(whole((24,), "float32")) for _ in "ab"]
-    outputs = tuple(Tensor(write(at), "float32", 24) for at in range(2))
+    outputs = tuple(Tensor(write(number), "float32", 24) for number in range(2))
     weights = ColumnSums(outputs=outputs, rounded="bfloat16", hold=2)
     calls = norm_grad_weight(
         Tensor(read(0), "bfloat16", 960), Tensor(read(1), "bfloat16", 960),
@@ -210,8 +212,8 @@ def test_a_sum_that_is_added_on_is_rounded_as_a_gradient_of_its_own_was() -> Non
         stored(rstd, "float32"),
     ]
     carried_out(calls, reads, sums, firings=(0, 1))
-    for found in sums:
-        half = found / 2
+    for summed in sums:
+        half = summed / 2
         np.testing.assert_array_equal(loaded(stored(half, "bfloat16"), "bfloat16"), half)
 
 

@@ -50,12 +50,20 @@ every_optimizer = pytest.mark.parametrize(("kind", "attributes", "state_count"),
 @pytest.fixture(scope="module")
 def emulator() -> Emulator:
     names = ["finish_step_alone"]
-    names += [f"add_scalars<{one}, {n}>" for one in ("float", "double") for n in (1, 16, 480)]
-    for one in ("float", "double"):
-        names += [f"{name}<{one}>" for name in ("store_totals", "learning_rate", "finish_step")]
-        names += [f"squared_sum<{one}, {one}>", f"squared_parts<{one}>", f"sum_of_parts<{one}>"]
+    names += [
+        f"add_scalars<{type_name}, {n}>" for type_name in ("float", "double") for n in (1, 16, 480)
+    ]
+    for type_name in ("float", "double"):
+        names += [
+            f"{name}<{type_name}>" for name in ("store_totals", "learning_rate", "finish_step")
+        ]
+        names += [
+            f"squared_sum<{type_name}, {type_name}>",
+            f"squared_parts<{type_name}>",
+            f"sum_of_parts<{type_name}>",
+        ]
         for name in ("adamw", "sgd", "sgd_momentum"):
-            names.append(f"{name}<{one}, {one}, {one}, {one}>")
+            names.append(f"{name}<{type_name}, {type_name}, {type_name}, {type_name}>")
     names += ["loss_scaled_fill<float>", "loss_scaled_fill<f16>"]
     names += [
         "squared_sum<bf16, float>",
@@ -91,8 +99,8 @@ def carry_out(
     operands = Operands(calls, reads, writes)
     operands.control = control_of() if control is None else control
     operands.state, operands.buffer = state, buffer
-    for one in calls.of(0):
-        emulator.run(one, operands.address, operands.ranges(one))
+    for call in calls.of(0):
+        emulator.run(call, operands.address, operands.ranges(call))
 
 
 def made(
@@ -104,14 +112,14 @@ def made(
     control: Array | None = None,
     **more: object,
 ) -> Array:
-    """What the one output of an actor is."""
+    """The one output of an actor."""
     names = dtypes or [str(array.dtype) for array in inputs]
     shards = [whole(array.shape, dtype) for array, dtype in zip(inputs, names, strict=True)]
     calls = make_calls(context_of(kind, "", shards, [output], **more))  # type: ignore[arg-type]
     reads = [stored(array, dtype) for array, dtype in zip(inputs, names, strict=True)]
-    found = empty(output)
-    carry_out(emulator, calls, reads, [found], control=control)
-    return loaded(found, output.dtype)
+    written = empty(output)
+    carry_out(emulator, calls, reads, [written], control=control)
+    return loaded(written, output.dtype)
 
 
 def optimizer_run(
@@ -163,8 +171,8 @@ def test_an_optimizer_does_as_the_numpy_kernel(
 ) -> None:
     run = (emulator, kind, attributes, state_count, dtype)
     expected = optimizer_run(*run, device=False, first_step=5)
-    for one, other in zip(optimizer_run(*run, first_step=5), expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    for output, reference in zip(optimizer_run(*run, first_step=5), expected, strict=True):
+        np.testing.assert_allclose(output, reference, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
 @every_optimizer
@@ -172,8 +180,10 @@ def test_the_loss_scale_is_divided_out(
     emulator: Emulator, kind: str, attributes: dict[str, float], state_count: int
 ) -> None:
     run = (emulator, kind, attributes, state_count, "float32")
-    for one, other in zip(optimizer_run(*run, loss_scale=1024.0), optimizer_run(*run), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-9)
+    for output, reference in zip(
+        optimizer_run(*run, loss_scale=1024.0), optimizer_run(*run), strict=True
+    ):
+        np.testing.assert_allclose(output, reference, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -192,9 +202,9 @@ def test_state_that_passes_through_a_buffer_in_pieces_gives_the_same_bits(
     arrays = state_count + variable_in_host
     for pieces in (1, 3, 7):
         size = -(-SIZE * arrays * np.dtype(dtype).itemsize // pieces) + 16 * arrays
-        found = optimizer_run(*run, buffer_bytes=size, variable_in_host=variable_in_host)
-        for one, other in zip(found, expected, strict=True):
-            np.testing.assert_array_equal(one, other)
+        outputs = optimizer_run(*run, buffer_bytes=size, variable_in_host=variable_in_host)
+        for output, reference in zip(outputs, expected, strict=True):
+            np.testing.assert_array_equal(output, reference)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -217,14 +227,14 @@ def test_a_step_whose_gradients_are_not_finite_changes_nothing(
     next_w = empty(shards[0])
     reads = [w, np.full(SIZE, squares, dtype), np.array([1, 2, squares], dtype)]
     carry_out(emulator, calls, [*reads, np.array(0.1, dtype)], [next_w], state=state)
-    for one, other in zip((next_w, *state), before, strict=True):
-        np.testing.assert_array_equal(one, other)
+    for array, original in zip((next_w, *state), before, strict=True):
+        np.testing.assert_array_equal(array, original)
 
 
 def test_a_step_without_tokens_changes_nothing_but_decay(emulator: Emulator) -> None:
     inputs = [np.ones(2), np.zeros(2), np.zeros(3), np.array(0.1)]
-    found = made(emulator, "sgd", inputs, whole((2,), "float64"), attributes={"clip_norm": 1.0})
-    np.testing.assert_array_equal(found, np.ones(2))
+    output = made(emulator, "sgd", inputs, whole((2,), "float64"), attributes={"clip_norm": 1.0})
+    np.testing.assert_array_equal(output, np.ones(2))
 
 
 def test_adamw_reads_gradients_of_16_bits(emulator: Emulator) -> None:
@@ -248,7 +258,7 @@ def test_an_optimizer_that_narrows_is_refused() -> None:
 
 
 def test_a_buffer_that_holds_no_element_is_refused() -> None:
-    arrays = [HostArray(Operand("state", at), 4) for at in range(3)]
+    arrays = [HostArray(Operand("state", number), 4) for number in range(3)]
     with pytest.raises(ExecutorError, match=r"actor `w`: .*96 bytes or more, found 95"):
         in_pieces("w", 5, arrays, 95, lambda start, count, places: ())
 
@@ -274,9 +284,9 @@ def test_a_variable_is_cast_in_pieces(emulator: Emulator, buffer_bytes: int) -> 
     w = np.random.default_rng(0).standard_normal(SIZE).astype(np.float32)
     x, y = whole((SIZE,), "float32"), whole((SIZE,), "bfloat16")
     calls = make_calls(context_of("cast", "n -> n", [x], [y], buffer_bytes=buffer_bytes))
-    found, buffer = empty(y), np.full(buffer_bytes + 64, 77, np.uint8)
-    carry_out(emulator, calls, [w], [found], buffer=buffer)
-    np.testing.assert_array_equal(found, stored(w, "bfloat16"))
+    output, buffer = empty(y), np.full(buffer_bytes + 64, 77, np.uint8)
+    carry_out(emulator, calls, [w], [output], buffer=buffer)
+    np.testing.assert_array_equal(output, stored(w, "bfloat16"))
 
 
 @pytest.mark.parametrize("size", [1, 300, 4096, 4097, 50_000])
@@ -285,34 +295,34 @@ def test_the_sum_of_squares_is_added_up_in_double(
     emulator: Emulator, size: int, dtype: str
 ) -> None:
     x = np.random.default_rng(size).standard_normal(size).astype(dtype)
-    found = made(emulator, "squared_sum", [x], whole((), dtype))
+    total = made(emulator, "squared_sum", [x], whole((), dtype))
     expected = np.sum(x.astype(np.float64) ** 2)
-    np.testing.assert_allclose(found, expected, rtol=1e-13 if dtype == "float64" else 1e-7)
+    np.testing.assert_allclose(total, expected, rtol=1e-13 if dtype == "float64" else 1e-7)
     again = made(emulator, "squared_sum", [x], whole((), dtype))
-    np.testing.assert_array_equal(found, again)
+    np.testing.assert_array_equal(total, again)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_the_sum_of_squares_of_16_bits_is_wide(emulator: Emulator, dtype: str) -> None:
     x = np.random.default_rng(0).standard_normal(500)
-    found = made(emulator, "squared_sum", [x], whole((), "float32"), dtypes=[dtype])
+    total = made(emulator, "squared_sum", [x], whole((), "float32"), dtypes=[dtype])
     rounded = loaded(stored(x, dtype), dtype).astype(np.float64)
-    np.testing.assert_allclose(found, np.sum(rounded**2), rtol=1e-6)
+    np.testing.assert_allclose(total, np.sum(rounded**2), rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_sums_of_squares_follow_the_examples_whole_and_in_parts(
     emulator: Emulator, dtype: str
 ) -> None:
-    (example,) = (one for one in EXAMPLES if one.kind == "squared_sum")
+    (example,) = (candidate for candidate in EXAMPLES if candidate.kind == "squared_sum")
     (x,) = example.inputs(dtype)
     (expected,) = example.expected([x])
     for parts in (1, 2):
-        found = sum(
+        total = sum(
             made(emulator, "squared_sum", [part], whole((), dtype))
             for part in np.split(x, parts, axis=-1)
         )
-        np.testing.assert_allclose(found, expected, rtol=1e-11 if dtype == "float64" else 2e-4)
+        np.testing.assert_allclose(total, expected, rtol=1e-11 if dtype == "float64" else 2e-4)
 
 
 def test_step_totals_count_a_broadcast_value_once_over_the_mesh(emulator: Emulator) -> None:
@@ -335,11 +345,11 @@ def test_step_totals_take_any_number_of_squares_and_add_them_up_in_double(
     squares = [np.array(1e8, np.float32), *(np.array(1, np.float32) for _ in range(39))]
     out = whole((3,), "float32")
     attributes = {"has_loss": False}
-    found = made(emulator, "step_totals", squares, out, attributes=attributes)
-    np.testing.assert_array_equal(found, np.array([0, 0, 1e8 + 39], np.float32))
+    totals = made(emulator, "step_totals", squares, out, attributes=attributes)
+    np.testing.assert_array_equal(totals, np.array([0, 0, 1e8 + 39], np.float32))
     loss = [np.array(2.5), np.array(3, np.float32)]
-    found = made(emulator, "step_totals", [*loss, *squares], out)
-    np.testing.assert_array_equal(found, np.array([2.5, 3, 1e8 + 39], np.float32))
+    totals = made(emulator, "step_totals", [*loss, *squares], out)
+    np.testing.assert_array_equal(totals, np.array([2.5, 3, 1e8 + 39], np.float32))
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -357,12 +367,12 @@ def test_the_learning_rate_follows_the_step(
     out = whole((), dtype)
     for step in (0, 3, 4, 9, 14, 1000):
         control = control_of(step=step, run_step=1, updates=2)
-        found = made(emulator, "learning_rate", [], out, attributes=attributes, control=control)
+        rate = made(emulator, "learning_rate", [], out, attributes=attributes, control=control)
         (expected,) = call_on_cpu(
             "learning_rate", " -> ", [], [out], attributes=attributes,
             run=run_state(first_step=step),
         )  # fmt: skip
-        np.testing.assert_allclose(found, expected, rtol=1e-12 if dtype == "float64" else 1e-6)
+        np.testing.assert_allclose(rate, expected, rtol=1e-12 if dtype == "float64" else 1e-6)
 
 
 @pytest.mark.parametrize(("dtype", "expected"), [("float32", 131072.0), ("float16", inf)])
@@ -454,9 +464,9 @@ def test_the_first_control_of_a_run() -> None:
 
 def test_a_short_sum_is_one_launch() -> None:
     context = context_of("squared_sum", "", [whole((64, 64), "float32")], [whole((), "float32")])
-    (one,) = make_calls(context).of(0)
-    assert isinstance(one, Launch)
-    assert one.grid == (1, 1, 1)
+    (launch,) = make_calls(context).of(0)
+    assert isinstance(launch, Launch)
+    assert launch.grid == (1, 1, 1)
 
 
 @cache

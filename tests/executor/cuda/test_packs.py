@@ -21,8 +21,8 @@ every_width = pytest.mark.parametrize("dtype", WIDTHS)
 
 def numbers(dtype: str, *shape: int, seed: int = 0) -> Array:
     """Normal numbers as the dtype has them."""
-    found = np.random.default_rng(seed).standard_normal(shape)
-    return loaded(stored(found, dtype), dtype).astype(np.float64)
+    values = np.random.default_rng(seed).standard_normal(shape)
+    return loaded(stored(values, dtype), dtype).astype(np.float64)
 
 
 @every_width
@@ -30,8 +30,8 @@ def numbers(dtype: str, *shape: int, seed: int = 0) -> Array:
 def test_sums_of_two_tensors(size: int, dtype: str) -> None:
     a, b = numbers(dtype, size), numbers(dtype, size, seed=1)
     shard = whole((size,), dtype)
-    (found,) = call("add", "n, n -> n", [a, b], [shard], input_shards=[shard] * 2)
-    np.testing.assert_array_equal(found, loaded(stored(a + b, dtype), dtype))
+    (output,) = call("add", "n, n -> n", [a, b], [shard], input_shards=[shard] * 2)
+    np.testing.assert_array_equal(output, loaded(stored(a + b, dtype), dtype))
 
 
 @every_width
@@ -39,8 +39,8 @@ def test_sums_of_two_tensors(size: int, dtype: str) -> None:
 def test_a_bias_that_comes_with_every_row(rows: int, columns: int, dtype: str) -> None:
     a, b = numbers(dtype, rows, columns), numbers(dtype, columns, seed=1)
     shards = [whole(a.shape, dtype), whole(b.shape, dtype)]
-    (found,) = call("add", "b n, n -> b n", [a, b], shards[:1], input_shards=shards)
-    np.testing.assert_array_equal(found, loaded(stored(a + b, dtype), dtype))
+    (output,) = call("add", "b n, n -> b n", [a, b], shards[:1], input_shards=shards)
+    np.testing.assert_array_equal(output, loaded(stored(a + b, dtype), dtype))
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -48,18 +48,20 @@ def test_a_bias_that_comes_with_every_row(rows: int, columns: int, dtype: str) -
 def test_casts(size: int, source: str, target: str) -> None:
     x = numbers(source, size)
     shards = [whole((size,), source)]
-    (found,) = call("cast", "n -> n", [x], [whole((size,), target)], input_shards=shards)
-    np.testing.assert_array_equal(found, loaded(stored(x, target), target))
+    (output,) = call("cast", "n -> n", [x], [whole((size,), target)], input_shards=shards)
+    np.testing.assert_array_equal(output, loaded(stored(x, target), target))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_floats_become_16_bits_as_the_instruction_has_it(dtype: str) -> None:
     shards = cast_context(dtype).outputs
-    calls, found = make_calls(cast_context(dtype)), empty(shards[0])
-    operands = Operands(calls, [floats()], [found])
-    for one in calls.of(0):
-        Emulator(functions_of([one])).run(one, operands.address, operands.ranges(one))
-    assert [f"{x:04x}" for x in found.view(np.uint16)] == [f"{x:04x}" for x in wanted_bits(dtype)]
+    calls, output = make_calls(cast_context(dtype)), empty(shards[0])
+    operands = Operands(calls, [floats()], [output])
+    for device_call in calls.of(0):
+        Emulator(functions_of([device_call])).run(
+            device_call, operands.address, operands.ranges(device_call)
+        )
+    assert [f"{x:04x}" for x in output.view(np.uint16)] == [f"{x:04x}" for x in wanted_bits(dtype)]
 
 
 @every_width
@@ -67,12 +69,12 @@ def test_floats_become_16_bits_as_the_instruction_has_it(dtype: str) -> None:
 def test_gates(size: int, dtype: str) -> None:
     gate, up = numbers(dtype, size), numbers(dtype, size, seed=1)
     shard = whole((size,), dtype)
-    (found,) = call("swiglu", "n, n -> n", [gate, up], [shard], input_shards=[shard] * 2)
+    (output,) = call("swiglu", "n, n -> n", [gate, up], [shard], input_shards=[shard] * 2)
     expected = gate / (1 + np.exp(-gate)) * up
-    np.testing.assert_allclose(found, expected, rtol=CLOSE[dtype], atol=CLOSE[dtype])
+    np.testing.assert_allclose(output, expected, rtol=CLOSE[dtype], atol=CLOSE[dtype])
 
 
-# packs of a thread: one, two, four, and rows that are read again
+# A thread has one pack, two or four, or reads rows again.
 @every_width
 @pytest.mark.parametrize(
     ("rows", "columns"), [(3, 70), (2, 1999), (2, 4097), (2, 8190), (1, 20_003)]
@@ -80,9 +82,9 @@ def test_gates(size: int, dtype: str) -> None:
 def test_softmax_of_rows_of_any_length(rows: int, columns: int, dtype: str) -> None:
     x, dy = numbers(dtype, rows, columns), numbers(dtype, rows, columns, seed=1)
     shard = whole(x.shape, dtype)
-    (found,) = call("softmax", "b n! -> b n!", [x], [shard], input_shards=[shard])
+    (output,) = call("softmax", "b n! -> b n!", [x], [shard], input_shards=[shard])
     y = np.exp(x) / np.exp(x).sum(1, keepdims=True)
-    np.testing.assert_allclose(found, y, rtol=CLOSE[dtype], atol=1e-6)
+    np.testing.assert_allclose(output, y, rtol=CLOSE[dtype], atol=1e-6)
     y = loaded(stored(y, dtype), dtype).astype(np.float64)
     inputs = [y, dy]
     (slope,) = call("softmax_grad", "b n!, b n! -> b n!", inputs, [shard], input_shards=[shard] * 2)
@@ -97,10 +99,10 @@ def test_losses_of_rows_that_begin_inside_a_pack(rows: int, columns: int, dtype:
     wide = "float64" if dtype == "float64" else "float32"
     targets = (np.arange(rows) * 7919 % columns).astype(np.int32)
     targets[rows // 2] = -1
-    kept = [whole((rows,), wide)] * 2
-    shards = [whole(x.shape, dtype), whole((rows,), "int32"), kept[0]]
+    row_shards = [whole((rows,), wide)] * 2
+    shards = [whole(x.shape, dtype), whole((rows,), "int32"), row_shards[0]]
     loss, logsumexp = call(
-        "cross_entropy", "b v!, b -> b, b", [x, targets], kept, input_shards=shards[:2]
+        "cross_entropy", "b v!, b -> b, b", [x, targets], row_shards, input_shards=shards[:2]
     )
     sums = np.log(np.exp(x).sum(1))
     right = np.where(targets < 0, 0, sums - x[np.arange(rows), targets])
@@ -123,27 +125,27 @@ def test_sums_of_columns_are_written_and_then_added_on(rows: int, columns: int, 
     wide = "float64" if dtype == "float64" else "float32"
     sums = ColumnSums(outputs=(Tensor(write(0), wide, columns),), rounded=dtype, hold=2)
     calls = column_sum(Tensor(read(0), dtype, rows * columns), sums, columns=columns)
-    found = empty(whole((columns,), wide))
-    operands = Operands(calls, [stored(x, dtype)], [found])
+    output = empty(whole((columns,), wide))
+    operands = Operands(calls, [stored(x, dtype)], [output])
     machine = Emulator(functions_of([*calls.of(0), *calls.of(1)]))
     for firing in (0, 1, 2, 3):
-        for one in calls.of(firing):
-            machine.run(one, operands.address, operands.ranges(one))
+        for device_call in calls.of(firing):
+            machine.run(device_call, operands.address, operands.ranges(device_call))
     near = CLOSE[dtype] * np.abs(x).sum(0).max()
-    np.testing.assert_allclose(found, 2 * x.sum(0), rtol=CLOSE[dtype], atol=near)
+    np.testing.assert_allclose(output, 2 * x.sum(0), rtol=CLOSE[dtype], atol=near)
 
 
 def test_a_sort_of_more_blocks_than_a_thread_places_at_once() -> None:
     ids = (np.random.default_rng(0).integers(0, 300, (40, 1024)) ** 2 % 300).astype(np.int32)
     dy = numbers("float32", *ids.shape, 4)
     shards = [whole(ids.shape, "int32"), whole(dy.shape, "float32")]
-    (found,) = call(
+    (output,) = call(
         "embedding_grad", "b t, b t d -> v d", [ids, dy], [whole((300, 4), "float32")],
         input_shards=shards,
     )  # fmt: skip
     expected = np.zeros((300, 4))
     np.add.at(expected, ids.reshape(-1), dy.reshape(-1, 4))
-    np.testing.assert_allclose(found, expected, atol=1e-3)
+    np.testing.assert_allclose(output, expected, atol=1e-3)
 
 
 def test_a_launch_has_a_thread_for_every_two_packs() -> None:

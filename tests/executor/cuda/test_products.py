@@ -25,7 +25,7 @@ def at(address: int) -> Operand:
 
 
 def siblings(
-    x: int, weights: list[int], made: list[int], dtype: str = "float32", **more
+    x: int, weights: list[int], results: list[int], dtype: str = "float32", **more
 ) -> list[Product]:
     """Products with one left operand."""
     return [
@@ -35,7 +35,7 @@ def siblings(
             Matrices(at(result), dtype, N, 1, 0),
             M, N, K, 1, ARITHMETIC[dtype], **more,
         )
-        for weight, result in zip(weights, made, strict=True)
+        for weight, result in zip(weights, results, strict=True)
     ]  # fmt: skip
 
 
@@ -45,25 +45,25 @@ def test_a_stack_with_a_shared_operand_computes_what_its_products_do(dtype: str)
     size = np.dtype({"bfloat16": "uint16"}.get(dtype, dtype)).itemsize
     x, weights = (stored(rng.standard_normal(count), dtype) for count in (M * K, 3 * K * N + 8))
     bias = stored(rng.standard_normal(3 * N), dtype)
-    found = []
+    outputs = []
     for together in (False, True):
-        made = stored(np.zeros(3 * M * N + 8), dtype)
+        output = stored(np.zeros(3 * M * N + 8), dtype)
         products = siblings(
             x.ctypes.data,
             [weights.ctypes.data + size * step * (K * N + 4) for step in range(3)],
-            [made.ctypes.data + size * step * (M * N + 4) for step in range(3)],
+            [output.ctypes.data + size * step * (M * N + 4) for step in range(3)],
             dtype,
         )
         products = [
-            one._replace(bias=Vector(at(bias.ctypes.data + size * N * step), dtype))
-            for step, one in enumerate(products)
+            product._replace(bias=Vector(at(bias.ctypes.data + size * N * step), dtype))
+            for step, product in enumerate(products)
         ]
         calls = with_stacks(products) if together else products
         assert len(calls) == (1 if together else 3)
         for call in calls:
             Emulator({}).run(call, lambda operand: operand.offset_bytes)
-        found.append(made)
-    np.testing.assert_array_equal(*found)
+        outputs.append(output)
+    np.testing.assert_array_equal(*outputs)
     (stack,) = with_stacks(products)
     assert (stack.batch, stack.a.batch_stride, stack.b.batch_stride) == (3, 0, K * N + 4)
     assert (stack.d.batch_stride, stack.bias.batch_stride) == (M * N + 4, N)
@@ -73,7 +73,7 @@ X, W, Y = 1 << 12, 1 << 13, 1 << 14
 
 
 @pytest.mark.parametrize(
-    ("weights", "made"),
+    ("weights", "results"),
     [
         pytest.param([W, W + 96, W + 160], [Y, Y + 64, Y + 128], id="unequal distances"),
         pytest.param([W, W + 96], [Y, Y], id="one result"),
@@ -83,8 +83,8 @@ X, W, Y = 1 << 12, 1 << 13, 1 << 14
         pytest.param([W, Y], [Y, 2 * Y - W], id="one reads what the other wrote"),
     ],
 )
-def test_what_places_do_not_allow_stays_apart(weights: list[int], made: list[int]) -> None:
-    products = siblings(X, weights, made)
+def test_what_places_do_not_allow_stays_apart(weights: list[int], results: list[int]) -> None:
+    products = siblings(X, weights, results)
     assert stacked(products) is None
     assert stacked(products[:2]) is not None or with_stacks(products) == tuple(products)
 
@@ -116,7 +116,7 @@ def test_spans_are_of_every_part() -> None:
     }  # fmt: skip
 
 
-# Extents of m, n and k by the dims that are cut
+# The extents are those of m, n and k, by the dims that are cut.
 UNEVEN = {
     "n": (24, 1027, 16),
     "m": (1029, 16, 24),
@@ -133,7 +133,7 @@ NEAR = {"float32": 1e-4, "float16": 4e-3, "bfloat16": 3e-2}  # two roundings of 
 
 
 def uneven(
-    dims: str, dtype: str = "bfloat16", made: str = "bfloat16", epilogue: str = "plain"
+    dims: str, dtype: str = "bfloat16", result_dtype: str = "bfloat16", epilogue: str = "plain"
 ) -> tuple[Product, dict[str, Array]]:
     """Two products in a stack whose rows begin on 16 bytes, with gaps; and their memory."""
     m, n, k = UNEVEN[dims]
@@ -141,22 +141,24 @@ def uneven(
     shapes = {"a": (m, k), "b": (k, n), "d": (m, n), "c": (m, n), "aux": (m, n)}
     rng = np.random.default_rng(0)
     arrays: dict[str, Array] = {}
-    found: dict[str, Matrices | Vector] = {}
+    operands: dict[str, Matrices | Vector] = {}
     for name in ("a", "b", "d", *parts):
-        one = dtype if name in "ab" else made
+        part_dtype = dtype if name in "ab" else result_dtype
         if name == "bias":
-            arrays[name] = stored(rng.standard_normal(n), one)
-            found[name] = Vector(at(arrays[name].ctypes.data), one)
+            arrays[name] = stored(rng.standard_normal(n), part_dtype)
+            operands[name] = Vector(at(arrays[name].ctypes.data), part_dtype)
             continue
         turned = name in {"m": "a", "mnk": "ab"}.get(dims, "")
         across, along = shapes[name][::-1] if turned else shapes[name]
         leading = -(-along // 8) * 8 + 8
         scale = k**-0.25 if name in "ab" else 1.0
-        arrays[name] = stored(scale * rng.standard_normal((2, across, leading)), one)
+        arrays[name] = stored(scale * rng.standard_normal((2, across, leading)), part_dtype)
         strides = (1, leading) if turned else (leading, 1)
-        found[name] = Matrices(at(arrays[name].ctypes.data), one, *strides, across * leading)
+        operands[name] = Matrices(
+            at(arrays[name].ctypes.data), part_dtype, *strides, across * leading
+        )
     product = Product(
-        *(found.pop(name) for name in "abd"), m, n, k, 2, ARITHMETIC[dtype], **flags, **found
+        *(operands.pop(name) for name in "abd"), m, n, k, 2, ARITHMETIC[dtype], **flags, **operands
     )  # type: ignore[arg-type]
     return product, arrays
 
@@ -175,11 +177,11 @@ CUT = [
 ]
 
 
-@pytest.mark.parametrize(("dims", "dtype", "made", "epilogue"), CUT)
+@pytest.mark.parametrize(("dims", "dtype", "result_dtype", "epilogue"), CUT)
 def test_a_cut_product_computes_what_it_does_whole(
-    dims: str, dtype: str, made: str, epilogue: str
+    dims: str, dtype: str, result_dtype: str, epilogue: str
 ) -> None:
-    product, arrays = uneven(dims, dtype, made, epilogue)
+    product, arrays = uneven(dims, dtype, result_dtype, epilogue)
     pieces = cut(product)
     *rests, large = pieces
     assert len(rests) == len(dims)
@@ -195,20 +197,24 @@ def test_a_cut_product_computes_what_it_does_whole(
         results.append({name: arrays[name].copy() for name in {"d", "aux"} & set(arrays)})
     for name, array in results[-1].items():
         np.testing.assert_array_equal(array[..., product.n :], before[name][..., product.n :])
-        expected, found = (loaded(one[name], made)[..., : product.n] for one in results)
-        near = NEAR[made] * max(1.0, float(np.abs(expected).max()))
-        np.testing.assert_allclose(found, expected, rtol=0, atol=near)
+        expected, output = (
+            loaded(written[name], result_dtype)[..., : product.n] for written in results
+        )
+        near = NEAR[result_dtype] * max(1.0, float(np.abs(expected).max()))
+        np.testing.assert_allclose(output, expected, rtol=0, atol=near)
 
 
 WHOLE = {
-    "divided": lambda one: one._replace(n=1024),
-    "short": lambda one: one._replace(n=CUT_EXTENT_MIN - 1),
-    "rows begin elsewhere": lambda one: one._replace(d=one.d._replace(row_stride=1028)),
-    "it begins elsewhere": lambda one: one._replace(d=one.d._replace(operand=at(8))),
-    "stacks begin elsewhere": lambda one: one._replace(b=one.b._replace(batch_stride=4)),
-    "another extent stays slow": lambda one: one._replace(k=15),
-    "wide operands": lambda one: one._replace(
-        a=one.a._replace(dtype="float32"), b=one.b._replace(dtype="float32")
+    "divided": lambda product: product._replace(n=1024),
+    "short": lambda product: product._replace(n=CUT_EXTENT_MIN - 1),
+    "rows begin elsewhere": lambda product: product._replace(d=product.d._replace(row_stride=1028)),
+    "it begins elsewhere": lambda product: product._replace(d=product.d._replace(operand=at(8))),
+    "stacks begin elsewhere": lambda product: product._replace(
+        b=product.b._replace(batch_stride=4)
+    ),
+    "another extent stays slow": lambda product: product._replace(k=15),
+    "wide operands": lambda product: product._replace(
+        a=product.a._replace(dtype="float32"), b=product.b._replace(dtype="float32")
     ),
 }
 
@@ -227,10 +233,10 @@ def test_no_slope_is_cut_along_k_for_nothing_is_added_before_it() -> None:
 
 def test_only_extents_that_lie_along_rows_are_cut_each_by_what_its_own_elements_take() -> None:
     product, _ = uneven("n")
-    assert [one.n for one in cut(product._replace(m=1025))] == [3, 1024]
+    assert [piece.n for piece in cut(product._replace(m=1025))] == [3, 1024]
     b = product.b._replace(row_stride=1, column_stride=16)
     turned = product._replace(n=1028, b=b)
-    assert [one.n for one in cut(turned)] == [4, 1024]
+    assert [piece.n for piece in cut(turned)] == [4, 1024]
     wide = product.d._replace(dtype="float32")
     assert cut(turned._replace(d=wide)) == (turned._replace(d=wide),)
 

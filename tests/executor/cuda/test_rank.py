@@ -36,9 +36,9 @@ from tests.executor.gpu.plans import planned
 from tests.small_models import NAMES
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
-# What registers, tables and workspaces begin on; kernels read packs of up to 16 bytes from there.
+# Registers, tables and workspaces begin on this; kernels read packs of up to 16 bytes from there.
 ALIGNMENT_BYTES = 64
-# Kernels that begin inside a register or the workspace too, and take element by element.
+# These kernels begin inside a register or the workspace too, and take element by element.
 BY_ELEMENT = {"add_scalars", "join_block"}
 LIBRARY_ALIGNMENT_BYTES = 16  # what the library of neural networks takes for granted
 PARALLEL = [
@@ -65,10 +65,10 @@ def calls_of(
 
 
 def located(buffer: CommandBuffer, ranks: dict[int, RankCalls]) -> Iterator[Located]:
-    """Every call of a buffer, and how many meet in it."""
+    """Every call of a buffer, and the number of members that meet in it."""
     for commands in buffer.steps:
         for command in commands:
-            peers = [(ranks[commands[at].rank], commands[at]) for at in command.meets]
+            peers = [(ranks[commands[peer].rank], commands[peer]) for peer in command.meets]
             exchanges = ranks[command.rank].exchanges.get(command.actor)
             members = len(exchanges[0].members) if exchanges else 1
             for call in leaves(*ranks[command.rank].located(command, peers)):
@@ -96,8 +96,8 @@ def extents(call: Call, members: int) -> Iterator[tuple[Operand, int]]:
             )
             yield call.recv, size * (members if call.kind in ("all_gather", "all_to_all") else 1)
         case Bucket():
-            for one in call.collectives:
-                yield from extents(one, members)
+            for collective in call.collectives:
+                yield from extents(collective, members)
         case Launch():
             for operand in operands_of(call):
                 yield operand, 1
@@ -110,15 +110,15 @@ def needed_alignment(call: Call) -> int:
     """Bytes that every operand of a call must lie on a multiple of."""
     match call:
         case Launch(function=function) if "<bytes" in function.lower():
-            found = re.search(r"[Bb]ytes(\d+)", function)
-            assert found is not None
-            return int(found[1])
+            unit = re.search(r"[Bb]ytes(\d+)", function)
+            assert unit is not None
+            return int(unit[1])
         case Launch(function=function) if function.partition("<")[0] in BY_ELEMENT:
             return 2
         case Launch():
             return ALIGNMENT_BYTES
         case Product():
-            return max(ITEMSIZE[one.dtype] for one in call.parts.values())
+            return max(ITEMSIZE[part.dtype] for part in call.parts.values())
         case Collective():
             return ITEMSIZE[call.dtype]
         case Attention() | AttentionGrad() | Convolution():
@@ -130,18 +130,18 @@ def needed_alignment(call: Call) -> int:
 def check(plan: Plan, graph: ActorGraph, ranks: Sequence[int]) -> list[Call]:
     """Check every call of some ranks; return them."""
     buffer, calls = calls_of(plan, graph, ranks)
-    for one in calls.values():
-        for register in one.program.registers:
+    for rank_calls in calls.values():
+        for register in rank_calls.program.registers:
             for slot in range(register.slots):
                 assert register.start_bytes(slot) % ALIGNMENT_BYTES == 0, register.name
-    found = []
+    checked = []
     for call, members in located(buffer, calls):
         for operand, size_bytes in extents(call, members):
             room = calls[operand.number].sizes[operand.role]
             assert 0 <= operand.offset_bytes <= operand.offset_bytes + size_bytes <= room, call
             assert operand.offset_bytes % needed_alignment(call) == 0, (operand, call)
-        found.append(call)
-    return found
+        checked.append(call)
+    return checked
 
 
 @cache
@@ -153,8 +153,8 @@ def alone(model: str, precision: str) -> list[Call]:
 
 def models_in_precisions() -> Iterator[ParameterSet]:
     """Every model in 32 bits and in 16, of both in one of two precisions in turn."""
-    for (at, model), precision in product(enumerate(NAMES), PRECISIONS):
-        usual = precision in ("tf32", "bf16") if at % 2 else precision in ("fp32", "fp16")
+    for (number, model), precision in product(enumerate(NAMES), PRECISIONS):
+        usual = precision in ("tf32", "bf16") if number % 2 else precision in ("fp32", "fp16")
         yield pytest.param(model, precision, marks=() if usual else pytest.mark.exhaustive)
 
 
@@ -176,7 +176,9 @@ def test_operands_of_ranks_lie_inside_their_regions(
 ) -> None:
     plan, _, graph = planned(model, precision, tuple(pins.items()))
     assert graph.ranks > 1
-    by_library = [call for one in graph.programs for call in check(plan, graph, one.ranks[:1])]
+    by_library = [
+        call for program in graph.programs for call in check(plan, graph, program.ranks[:1])
+    ]
     assert any(isinstance(call, Collective | Bucket) for call in by_library)
     assert not any(
         isinstance(call, Launch) and "join_block" in call.function for call in by_library

@@ -69,8 +69,8 @@ def test_logits_of_minus_infinity_have_no_probability(emulator: Emulator):
     logits[0, [3, 68]] = 2
     loss, _ = cross_entropy(logits, [3], emulator)
     np.testing.assert_allclose(loss, np.log(2), rtol=1e-6)
-    (found,) = call("softmax", "b n! -> b n!", [logits], [floats(1, 70)], emulator=emulator)
-    np.testing.assert_allclose(found, np.where(logits > 0, 0.5, 0), rtol=1e-6)
+    (probabilities,) = call("softmax", "b n! -> b n!", [logits], [floats(1, 70)], emulator=emulator)
+    np.testing.assert_allclose(probabilities, np.where(logits > 0, 0.5, 0), rtol=1e-6)
 
 
 def test_a_nan_among_the_logits_is_a_nan_of_the_loss(emulator: Emulator):
@@ -122,11 +122,11 @@ def test_a_split_loss_keeps_float32_of_logits_of_16_bits(dtype: str, emulator: E
 
 def test_a_query_without_keys_has_no_probabilities(emulator: Emulator):
     scores = np.zeros((1, 1, 9, 3), np.float32)
-    (found,) = call(
+    (probabilities,) = call(
         "masked_softmax", "b h t s! -> b h t s!", [scores], [floats(1, 1, 9, 3)],
         attributes={"causal": True, "window": 2}, emulator=emulator,
     )  # fmt: skip
-    np.testing.assert_allclose(found.sum(-1)[0, 0], [1, 1, 1, 1, 0, 0, 0, 0, 0])
+    np.testing.assert_allclose(probabilities.sum(-1)[0, 0], [1, 1, 1, 1, 0, 0, 0, 0, 0])
 
 
 @pytest.mark.parametrize("size", [1, 16384, 40001])
@@ -199,8 +199,8 @@ def test_only_an_op_so_marked_multiplies_by_the_loss_scale(
         inputs.append(np.log(np.exp(logits).sum(-1)))
     plain = scaled(kind, labels, inputs, dtype, False, np.nan)
     assert np.isfinite(plain).all()
-    found = scaled(kind, labels, inputs, dtype, True, 1024.0)
-    np.testing.assert_allclose(found, 1024 * plain, rtol=2e-3 if dtype == "float16" else 1e-6)
+    gradient = scaled(kind, labels, inputs, dtype, True, 1024.0)
+    np.testing.assert_allclose(gradient, 1024 * plain, rtol=2e-3 if dtype == "float16" else 1e-6)
 
 
 def test_a_gradient_added_up_in_float_goes_through_a_norm_of_16_bits(emulator: Emulator):
@@ -229,9 +229,9 @@ def test_a_row_of_more_columns_than_an_int_counts_is_refused():
 
 
 def test_the_slabs_of_a_sum_over_rows_fill_a_device_and_its_workspace():
-    x, kept = whole((8192, 4096), "bfloat16"), whole((8192,), "float32")
+    x, statistic = whole((8192, 4096), "bfloat16"), whole((8192,), "float32")
     context = context_of(
-        "layer_norm_grad_weight", "b d, b d, b, b -> d, d", [x, x, kept, kept],
+        "layer_norm_grad_weight", "b d, b d, b, b -> d, d", [x, x, statistic, statistic],
         [whole((4096,), "bfloat16")] * 2,
     )  # fmt: skip
     calls = make_calls(context)

@@ -72,27 +72,29 @@ every_small_example = pytest.mark.parametrize("example", FOUND, ids=name_of)
 
 def input_dtypes(example: Example, dtype: str) -> list[str]:
     wide = "float64" if dtype == "float64" else "float32"
-    kept = KEPT_WIDE.get(example.kind, ())
+    wide_inputs = KEPT_WIDE.get(example.kind, ())
     return [
-        "int32" if at in example.ids else wide if at in kept else dtype
-        for at in range(len(parse(example.labels).inputs))
+        "int32" if position in example.ids else wide if position in wide_inputs else dtype
+        for position in range(len(parse(example.labels).inputs))
     ]
 
 
 def shards_of(example: Example, dtype: str) -> tuple[list[Shard], list[Shard]]:
-    """Inputs and outputs, wide where the op table keeps them so."""
+    """Shards of inputs and outputs, wide where the op table keeps them so."""
     expression, row = parse(example.labels), OPS[example.kind]
     wide = "float64" if dtype == "float64" else "float32"
     inputs = [
-        whole(shape_of(operand, example.label_sizes), one)
-        for operand, one in zip(expression.inputs, input_dtypes(example, dtype), strict=True)
+        whole(shape_of(operand, example.label_sizes), operand_dtype)
+        for operand, operand_dtype in zip(
+            expression.inputs, input_dtypes(example, dtype), strict=True
+        )
     ]
     outputs = [
         whole(
             shape_of(operand, example.label_sizes),
-            wide if at in row.wide_outputs or example.kind == "count_valid" else dtype,
+            wide if position in row.wide_outputs or example.kind == "count_valid" else dtype,
         )
-        for at, operand in enumerate(expression.outputs)
+        for position, operand in enumerate(expression.outputs)
     ]
     return inputs, outputs
 
@@ -134,22 +136,25 @@ def pieces_of(example: Example, splits: dict[str, int]) -> Iterator[Piece]:
     expression = parse(example.labels)
     inputs, outputs = shards_of(example, "float64")
     for place in product(*(range(parts) for parts in splits.values())):
-        at = dict(zip(splits, place, strict=True))
-        given, made = (
-            [shard_of(o, s.global_shape, s.dtype, splits, at) for o, s in zip(*pair, strict=True)]
+        place_by_label = dict(zip(splits, place, strict=True))
+        input_pieces, output_pieces = (
+            [
+                shard_of(o, s.global_shape, s.dtype, splits, place_by_label)
+                for o, s in zip(*pair, strict=True)
+            ]
             for pair in ((expression.inputs, inputs), (expression.outputs, outputs))
         )
         yield (
-            [shard for shard, _ in given],
-            [shard for shard, _ in made],
-            [region for _, region in given],
-            [region for _, region in made],
+            [shard for shard, _ in input_pieces],
+            [shard for shard, _ in output_pieces],
+            [region for _, region in input_pieces],
+            [region for _, region in output_pieces],
         )
 
 
 @pytest.fixture(scope="module")
 def emulator() -> Emulator:
-    """One that has every function of every example."""
+    """Emulator of every function of every example."""
     wanted: dict[str, set[str]] = {}
 
     def want(example: Example, inputs: list[Shard], outputs: list[Shard]) -> None:
@@ -167,23 +172,23 @@ def emulator() -> Emulator:
     return Emulator(wanted)
 
 
-def assert_close(found: list[Array], expected: tuple[Array, ...], tolerance: float) -> None:
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
+def assert_close(outputs: list[Array], expected: tuple[Array, ...], tolerance: float) -> None:
+    assert len(outputs) == len(expected)
+    for output, reference in zip(outputs, expected, strict=True):
+        np.testing.assert_allclose(output, reference, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize(("example", "dtype"), list(in_dtypes()))
 def test_calls_compute_what_the_formula_says(example: Example, dtype: str, emulator: Emulator):
     inputs = inputs_of(example, dtype)
-    shards, outputs = shards_of(example, dtype)
-    found = call(
-        example.kind, example.labels, inputs, outputs, input_shards=shards,
+    shards, output_shards = shards_of(example, dtype)
+    outputs = call(
+        example.kind, example.labels, inputs, output_shards, input_shards=shards,
         attributes=example.attributes, emulator=emulator, firings=2 if dtype == "float32" else 1,
     )  # fmt: skip
     expected = example.expected(inputs)
     largest = max(1.0, *(float(np.abs(array).max(initial=0)) for array in expected))
-    assert_close(found, expected, TOLERANCE[dtype] * largest)
+    assert_close(outputs, expected, TOLERANCE[dtype] * largest)
 
 
 @every_small_example
@@ -194,12 +199,12 @@ def test_shards_put_together_equal_the_whole(example: Example, emulator: Emulato
     start, join = (-np.inf, np.maximum) if reduction == "max" else (0, np.add)
     for splits in splits_of(example):
         totals = [np.full(shard.shape, start, shard.dtype) for shard in shards]
-        for given, made, regions, places in pieces_of(example, splits):
+        for given, output_shards, regions, places in pieces_of(example, splits):
             parts = [array[region] for array, region in zip(inputs, regions, strict=True)]
-            found = call(
-                example.kind, example.labels, parts, made, input_shards=given,
+            outputs = call(
+                example.kind, example.labels, parts, output_shards, input_shards=given,
                 attributes=example.attributes, emulator=emulator, firings=1,
             )  # fmt: skip
-            for total, one, region in zip(totals, found, places, strict=True):
-                total[region] = join(total[region], one)
+            for total, output, region in zip(totals, outputs, places, strict=True):
+                total[region] = join(total[region], output)
         assert_close(totals, example.expected(inputs), 1e-11)

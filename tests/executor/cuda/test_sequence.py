@@ -23,16 +23,16 @@ ROTARY = {"base": 100.0, "dims": 8, "interleaved": False, "inverse": False}
 
 
 def added_by_id(ids: Array, dy: Array) -> Array:
-    """Row by row."""
+    """Gradient of an embedding, added up row by row."""
     rows = MANY_IDS.label_sizes["v"]
-    found = np.zeros((rows, dy.shape[-1]))
-    np.add.at(found, ids.reshape(-1), dy.reshape(-1, dy.shape[-1]))
-    found[PADDING] = 0
-    return found
+    gradient = np.zeros((rows, dy.shape[-1]))
+    np.add.at(gradient, ids.reshape(-1), dy.reshape(-1, dy.shape[-1]))
+    gradient[PADDING] = 0
+    return gradient
 
 
 def uneven(ids: Array, dy: Array) -> tuple[Array, Array]:
-    """A third of the positions hold one id, others the id that gets no gradient."""
+    """Ids of which a third are one id and others the id that gets no gradient, and dy as it is."""
     return np.where(ids % 3 == 0, FREQUENT, np.where(ids % 7 == 0, PADDING, ids)), dy
 
 
@@ -64,7 +64,7 @@ CASES = list(cases())
 
 @pytest.fixture(scope="module")
 def emulator(request: pytest.FixtureRequest) -> Emulator:
-    """All that the tests of this module launch."""
+    """Emulator of all that the tests of this module launch."""
     return emulator_of(wanted(CASES, request))
 
 
@@ -82,7 +82,7 @@ def test_sorting_takes_as_many_passes_as_the_rows_of_the_table_have_bytes():
                 [whole((rows, 4), "float32")],
             )
         )  # fmt: skip
-        names = [getattr(one, "function", "clear") for one in calls.of(0)]
+        names = [getattr(device_call, "function", "clear") for device_call in calls.of(0)]
         digits = ["count_digits", "place_digits", "move_by_digit"] * passes
         sums = ["sum_pieces<bf16, float, 4>", "join_pieces<float, float>"]
         assert names == ["clear", "sort_keys", *digits, *sums]
@@ -94,8 +94,8 @@ def test_turns_of_the_same_positions_share_one_table_either_way_round():
             global_shape=(2, 8, 8), offsets=(0, offset, 0), shape=(2, 4, 8), dtype="bfloat16"
         )
         context = context_of("rotary", "b t k! -> b t k!", [shard], [shard], ROTARY | attributes)
-        (found,) = make_calls(context).tables
-        return found
+        (turns,) = make_calls(context).tables
+        return turns
 
     assert table(0) is table(0, inverse=True)
     assert table(0).dtype == np.float32

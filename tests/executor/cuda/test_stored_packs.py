@@ -1,4 +1,4 @@
-"""What values and packs of 16 bits come to in PTX: the instructions that round and store them."""
+"""Instructions in PTX that round and store values and packs of 16 bits."""
 
 import re
 from collections import defaultdict
@@ -11,20 +11,25 @@ from tests.executor.cuda.launched import functions_in_bf16
 from tests.extras import optional
 
 PAIRED = "cvt.rn.bf16x2.f32"
-# A store of 16 bits that is no part of a vector: register of the address, and offset.
+# This matches a store of 16 bits that is no part of a vector: register of the address, and offset.
 STORE = re.compile(r"st\.global\.[bu]16\s+\[(%rd\d+)(?:\+(\d+))?\]")
 LEFT_OUT = ("convolution_units",)  # writes pairs, of sums that lie apart in registers
 
 
 def split_stores(ptx: str) -> list[tuple[str, int]]:
     """Address of every store of 16 bits that its block follows up with one of the next 16."""
-    found = []
+    stores = []
     for block in re.split(r"^\$L.*:|\bbra\b|\bbar\.", ptx, flags=re.MULTILINE):
-        at: dict[str, set[int]] = defaultdict(set)
+        offsets_by_register: dict[str, set[int]] = defaultdict(set)
         for register, offset in STORE.findall(block):
-            at[register].add(int(offset or 0))
-        found += [(one, x) for one, offsets in at.items() for x in offsets if x + 2 in offsets]
-    return found
+            offsets_by_register[register].add(int(offset or 0))
+        stores += [
+            (base, x)
+            for base, offsets in offsets_by_register.items()
+            for x in offsets
+            if x + 2 in offsets
+        ]
+    return stores
 
 
 def test_a_pack_that_is_stored_piece_by_piece_is_seen() -> None:

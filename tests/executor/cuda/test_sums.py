@@ -61,7 +61,9 @@ def launches(example: Example) -> list[str]:
     shards = [whole(shape, "bfloat16") for shape in shapes]
     count = len(expression.inputs)
     calls = make_calls(context_of(example.kind, example.labels, shards[:count], shards[count:]))
-    return [one.function.partition("<")[0] for one in calls.of(0) if isinstance(one, Launch)]
+    return [
+        launch.function.partition("<")[0] for launch in calls.of(0) if isinstance(launch, Launch)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +78,7 @@ def launches(example: Example) -> list[str]:
         (EXTRA[5], ["sum_by_block"]),
         (EXTRA[7], []),
     ],
-    ids=lambda found: getattr(found, "labels", ""),
+    ids=lambda parameter: getattr(parameter, "labels", ""),
 )
 def test_who_adds_up_follows_from_what_lies_side_by_side(example: Example, expected: list[str]):
     assert launches(example) == expected
@@ -84,8 +86,8 @@ def test_who_adds_up_follows_from_what_lies_side_by_side(example: Example, expec
 
 def test_sixteen_bit_sums_are_added_up_in_more(emulator: Emulator):
     # a running sum of ones in bfloat16 would stay at 256
-    (found,) = call(
+    (total,) = call(
         "sum", "b t -> ", [np.ones((4, 5000))], [whole((), "bfloat16")],
         input_shards=[whole((4, 5000), "bfloat16")], emulator=emulator,
     )  # fmt: skip
-    np.testing.assert_allclose(found, 20_000, rtol=2**-8)
+    np.testing.assert_allclose(total, 20_000, rtol=2**-8)

@@ -1,4 +1,4 @@
-"""What kernels bound by memory move, by counting their loads and stores: all once, no more.
+"""Bytes that kernels bound by memory move, counted by their loads and stores: all once, no more.
 
 Beside what is as large as the data itself, threads read what all rows share (weights, tables), what
 is kept of a row, and ids; caches hold these, so they are counted apart. `pytest -s` prints all.
@@ -39,23 +39,25 @@ def moved(
             return stored(rng.integers(0, COLUMNS, shard.shape), "int32")
         return stored(rng.standard_normal(shard.shape), shard.dtype)
 
-    operands = Operands(calls, [made(one) for one in inputs], [empty(one) for one in outputs])
-    operands.state = [made(one) for one in states]
+    operands = Operands(
+        calls, [made(shard) for shard in inputs], [empty(shard) for shard in outputs]
+    )
+    operands.state = [made(shard) for shard in states]
     machine, large, small = Emulator(functions_of(calls.of(1))), 0, 0
     for call in calls.of(1):
         ranges = list(dict.fromkeys(operands.ranges(call)))
         machine.run(call, operands.address, ranges)
         assert len(list(operands_of(call))) >= len(ranges)
-        for (begin, end), found in zip(ranges, traffic(ranges), strict=True):
+        for (begin, end), counts in zip(ranges, traffic(ranges), strict=True):
             if end - begin >= SIZE:
-                large += sum(found)
+                large += sum(counts)
             else:
-                small += sum(found)
+                small += sum(counts)
     return large, small
 
 
-def tensor(at: int, dtype: str = "bfloat16", size: int = SIZE) -> Tensor:
-    return Tensor(read(at), dtype, size)
+def tensor(number: int, dtype: str = "bfloat16", size: int = SIZE) -> Tensor:
+    return Tensor(read(number), dtype, size)
 
 
 def norm_calls(*, added: bool) -> Calls:
@@ -69,7 +71,7 @@ def norm_calls(*, added: bool) -> Calls:
 
 
 def gradient_calls(*, added: bool, weights: bool) -> Calls:
-    outputs = tuple(Tensor(write(1 + at), "float32", COLUMNS) for at in range(2))
+    outputs = tuple(Tensor(write(1 + number), "float32", COLUMNS) for number in range(2))
     sums = ColumnSums(outputs=outputs, hold=2, scratch=workspace())
     return norm_grad_input(
         tensor(0), tensor(1), tensor(2, size=COLUMNS), tensor(4, "float32", ROWS), write(0),
@@ -106,7 +108,7 @@ def pairs(source: str, target: str, size: int = SIZE) -> list[tuple[Tensor, Tens
 
 FLAT = "b n, b n -> b n"
 SCALAR = whole((), "float32")
-# name, calls, inputs, outputs, and the bytes of every element that must be moved at least
+# A case has a name, calls, inputs, outputs, and the bytes of every element that must be moved.
 CASES = [
     ("add", op("add", FLAT, [BF16] * 2, [BF16]), [BF16] * 2, [BF16], 6),
     ("bias", op("add", "b n, n -> b n", [BF16, WEIGHT], [BF16]), [BF16, WEIGHT], [BF16], 4),
@@ -137,7 +139,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(
-    ("name", "calls", "inputs", "outputs", "least"), CASES, ids=[one[0] for one in CASES]
+    ("name", "calls", "inputs", "outputs", "least"), CASES, ids=[case[0] for case in CASES]
 )
 def test_what_is_large_is_moved_once(
     name: str, calls: Calls, inputs: Sequence[Shard], outputs: Sequence[Shard], least: int

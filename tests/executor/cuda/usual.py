@@ -1,4 +1,4 @@
-"""Which of all cases are run unless all are asked for (`pytest -m exhaustive`).
+"""Cases that are run unless all are asked for (`pytest -m exhaustive`).
 
 Kernels are templates over dtypes, and whoever cuts a label does not know the dtype: so an example
 meets every width of packs, every cut and both kinds of 16 bits, but not every pair of these.
@@ -24,9 +24,11 @@ def numbered(examples: Iterable[Example]) -> Iterator[tuple[int, Example]]:
         seen[example.kind] += 1
 
 
-def params(values: Iterable[Any], usual: Callable[[Any], bool]) -> list[ParameterSet]:
-    """Values of a parameter, those marked that are not usual."""
-    return [pytest.param(one, marks=() if usual(one) else pytest.mark.exhaustive) for one in values]
+def params(cases: Iterable[Any], usual: Callable[[Any], bool]) -> list[ParameterSet]:
+    """Cases as values of a parameter, those marked that are not usual."""
+    return [
+        pytest.param(case, marks=() if usual(case) else pytest.mark.exhaustive) for case in cases
+    ]
 
 
 def all_asked_for(request: pytest.FixtureRequest) -> bool:

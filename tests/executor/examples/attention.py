@@ -12,7 +12,7 @@ Attributes = dict[str, int | float | str | bool]
 
 
 def slope(head: int, heads: int, alibi: float) -> float:
-    """Of one head: the first power of two not below `heads` decides, odd places come first."""
+    """Slope of one head: the next power of two from `heads` on decides, odd places come first."""
     power = 1
     while power < heads:
         power *= 2
@@ -23,15 +23,15 @@ def slope(head: int, heads: int, alibi: float) -> float:
 
 
 def hidden(queries: int, keys: int, attributes: Attributes) -> Array:
-    """Which keys [t, s] a query does not see."""
+    """Mask [t, s] of the keys that a query does not see."""
     distance = np.arange(queries)[:, None] - np.arange(keys)[None, :]
     window = attributes.get("window", 0)
-    found = np.zeros(distance.shape, bool)
+    mask = np.zeros(distance.shape, bool)
     if window:
-        found |= abs(distance) >= window
+        mask |= abs(distance) >= window
     if attributes["causal"]:
-        found |= distance < 0
-    return found
+        mask |= distance < 0
+    return mask
 
 
 def probabilities(
@@ -63,7 +63,7 @@ class Form:
     bias: str = ""
 
     def spread_bias(self, bias: Array) -> Array:
-        """As [b, g, r, t, s], where "h" counts as g."""
+        """Bias as [b, g, r, t, s], where "h" counts as g."""
         labels = self.bias.replace("h", "g").split()
         shape = iter(bias.shape)
         return bias.reshape([next(shape) if label in labels else 1 for label in "bgrts"])
@@ -82,7 +82,7 @@ class Form:
         return out.reshape(*q.shape[:-1], -1), logsumexp.reshape(q.shape[:-1])
 
     def backward(self, q: Array, k: Array, v: Array, *rest: Array) -> tuple[Array, ...]:
-        """By the softmax's Jacobian, out of q, k, v, bias and dout alone."""
+        """Gradients by the softmax's Jacobian, out of q, k, v, bias and dout alone."""
         *bias, _, _, dout = rest
         weights, _ = self.weights(q, k, *bias)
         dout = self.apart(dout)
@@ -91,15 +91,15 @@ class Form:
         along = np.einsum("bgrtj,bgrtj->bgrt", weights, dweights)
         dscores = weights * dweights - np.einsum("bgrti,bgrt->bgrti", weights, along)
         scale = self.attributes["scale"]
-        made = (
+        gradients = (
             scale * np.einsum("bgrts,bsgd->btgrd", dscores, k).reshape(q.shape),
             scale * np.einsum("bgrts,btgrd->bsgd", dscores, self.apart(q)),
             np.einsum("bgrts,btgru->bsgu", weights, dout),
         )
         if not bias:
-            return made
-        kept = self.bias.replace("h", "g").replace(" ", "")
-        return *made, np.einsum(f"bgrts->{kept}", dscores).reshape(bias[0].shape)
+            return gradients
+        bias_labels = self.bias.replace("h", "g").replace(" ", "")
+        return *gradients, np.einsum(f"bgrts->{bias_labels}", dscores).reshape(bias[0].shape)
 
     def derive(self, *inputs: Array) -> tuple[Array, ...]:
         """Make `out` and `logsumexp` those of q, k, v and bias."""
@@ -107,15 +107,17 @@ class Form:
         return *given, *self.forward(*given), inputs[-1]
 
     def forward_round(self, *inputs: Array) -> tuple[Array, ...]:
-        """Joined by the sums of exponentials that either stands for."""
+        """Output and logsumexp, joined by the sums of exponentials that either stands for."""
         *given, before, logsumexp = inputs
-        out, own = self.forward(*given)
-        mine, others = np.exp(own), np.exp(logsumexp)
-        joined = (mine[..., None] * out + others[..., None] * before) / (mine + others)[..., None]
-        return joined, np.log(mine + others)
+        out, own_logsumexp = self.forward(*given)
+        own_sums, other_sums = np.exp(own_logsumexp), np.exp(logsumexp)
+        joined = (own_sums[..., None] * out + other_sums[..., None] * before) / (
+            own_sums + other_sums
+        )[..., None]
+        return joined, np.log(own_sums + other_sums)
 
     def backward_round(self, *inputs: Array) -> tuple[Array, ...]:
-        """What others gave for the queries is added."""
+        """Gradients of q, k and v; what others gave for the queries is added."""
         *given, before = inputs
         query, key, value = self.backward(*given)
         return query + before, key, value
@@ -126,12 +128,12 @@ class Form:
 
     @property
     def labels(self) -> tuple[str, str]:
-        """Of the op and of its gradient."""
+        """Labels of the op and of its gradient."""
         heads, group = ("g r", "g") if self.grouped else ("h", "h")
         value = "u" if self.grouped else "d"
-        whole = " ".join(f"{x}!" if x == "s" else x for x in self.bias.split())
+        bias_labels = " ".join(f"{x}!" if x == "s" else x for x in self.bias.split())
         given = f"b t {heads} d!, b s! {group} d!, b s! {group} {value}!"
-        given += f", {whole}" if whole else ""
+        given += f", {bias_labels}" if bias_labels else ""
         out = f"b t {heads} {value}!"
         return (
             f"{given} -> {out}, b t {heads}",
@@ -145,7 +147,7 @@ _LARGE = {"b": 8, "t": 256, "s": 256, "h": 4, "d": 64, "g": 2, "r": 2, "u": 64}
 
 
 def _both(form: Form, sizes: dict[str, int]) -> Iterator[Example]:
-    """The op and its gradient."""
+    """Examples of the op and of its gradient."""
     forward, backward = form.labels
     kind = "biased_attention" if form.bias else "attention"
     # what a firing takes is the same whatever is masked
@@ -161,23 +163,23 @@ def _both(form: Form, sizes: dict[str, int]) -> Iterator[Example]:
 
 
 def _rounds(form: Form, sizes: dict[str, int]) -> Iterator[Example]:
-    """A round of a ring and its gradient, of a device that has the only block."""
+    """Examples of a round of a ring and its gradient, of a device that has the only block."""
     forward, backward = form.labels
-    given, made = forward.split(" -> ")
+    given, output = forward.split(" -> ")
     yield Example(
-        kind="attention_round", labels=f"{given}, {made} -> {made}", formula=form.forward_round,
+        kind="attention_round", labels=f"{given}, {output} -> {output}", formula=form.forward_round,
         attributes=form.attributes, sizes=sizes, large=_LARGE,
     )  # fmt: skip
-    given, made = backward.split(" -> ")
+    given, output = backward.split(" -> ")
     yield Example(
-        kind="attention_grad_round", labels=f"{given}, {made.split(',')[0]} -> {made}",
+        kind="attention_grad_round", labels=f"{given}, {output.split(',')[0]} -> {output}",
         formula=form.backward_round, derive=form.derive_round, attributes=form.attributes,
         sizes=sizes, large=_LARGE,
     )  # fmt: skip
 
 
 def _softmaxes(attributes: Attributes, sizes: dict[str, int]) -> Iterator[Example]:
-    """Probabilities out of scores, and their gradient."""
+    """Examples of probabilities out of scores, and of their gradient."""
 
     def weights(x: Array) -> Array:
         scores = attributes["scale"] * x
@@ -186,20 +188,20 @@ def _softmaxes(attributes: Attributes, sizes: dict[str, int]) -> Iterator[Exampl
         for head in range(groups * repeats) if "alibi" in attributes else ():
             fall = slope(head, groups * repeats, float(attributes["alibi"]))
             scores[:, head // repeats, head % repeats] -= fall * distance
-        found = np.exp(np.where(hidden(queries, keys, attributes), -np.inf, scores))
-        return np.asarray(found / found.sum(-1, keepdims=True))
+        exponentials = np.exp(np.where(hidden(queries, keys, attributes), -np.inf, scores))
+        return np.asarray(exponentials / exponentials.sum(-1, keepdims=True))
 
     def gradient(y: Array, dy: Array) -> Array:
         jacobian = y[..., :, None] * (np.eye(y.shape[-1]) - y[..., None, :])
         return np.asarray(attributes["scale"] * np.einsum("...i,...ij->...j", dy, jacobian))
 
-    one = "b g r t s!"
+    form = "b g r t s!"
     yield Example(
-        kind="masked_softmax", labels=f"{one} -> {one}", formula=weights, attributes=attributes,
+        kind="masked_softmax", labels=f"{form} -> {form}", formula=weights, attributes=attributes,
         sizes=sizes,
     )  # fmt: skip
     yield Example(
-        kind="masked_softmax_grad", labels=f"{one}, {one} -> {one}", formula=gradient,
+        kind="masked_softmax_grad", labels=f"{form}, {form} -> {form}", formula=gradient,
         derive=lambda y, dy: (weights(y), dy), attributes={"scale": attributes["scale"]},
         sizes=sizes,
     )  # fmt: skip

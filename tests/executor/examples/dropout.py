@@ -26,21 +26,21 @@ def philox(counter: tuple[int, ...], key: tuple[int, int]) -> tuple[int, ...]:
 
 
 def kept(sample: int, index: int) -> bool:
-    """Whether an element of a sample stays, in a run of seed 0."""
+    """True if an element of a sample stays, in a run of seed 0."""
     words = philox((index // 4, 0, sample, 0), key_of(0, OP))
     return words[index % 4] >= RATE * WORD
 
 
 def dropout(batch_dim: int | None) -> Callable[[Array], Array]:
-    """One element after the other."""
+    """Formula of dropout, one element after the other."""
 
     def formula(x: Array) -> Array:
         given = x[None] if batch_dim is None else np.moveaxis(x, batch_dim, 0)
-        found = np.empty_like(given)
+        output = np.empty_like(given)
         for sample, values in enumerate(given):
             bits = np.array([kept(sample, index) for index in range(values.size)])
-            found[sample] = values / (1 - RATE) * bits.reshape(values.shape)
-        return found[0] if batch_dim is None else np.moveaxis(found, 0, batch_dim)
+            output[sample] = values / (1 - RATE) * bits.reshape(values.shape)
+        return output[0] if batch_dim is None else np.moveaxis(output, 0, batch_dim)
 
     return formula
 

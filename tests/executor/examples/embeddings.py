@@ -9,8 +9,8 @@ from millrace.models.rotary import rotary_frequencies
 from tests.executor.examples.example import Example, one_hot
 
 
-def rotary(attributes: dict[str, int | float | str | bool], at: int) -> Callable[[Array], Array]:
-    """By a rotation matrix per position and pair; positions lie along dim `at`."""
+def rotary(attributes: dict[str, int | float | str | bool], dim: int) -> Callable[[Array], Array]:
+    """Formula by a rotation matrix per position and pair; positions lie along dim `dim`."""
     dims = int(attributes["dims"])
     pairs = np.arange(dims).reshape(-1, 2) if attributes["interleaved"] else None
     if pairs is None:
@@ -18,24 +18,24 @@ def rotary(attributes: dict[str, int | float | str | bool], at: int) -> Callable
     sign = -1 if attributes["inverse"] else 1
 
     def formula(x: Array) -> Array:
-        turned = np.moveaxis(x.copy(), at, 0)
+        turned = np.moveaxis(x.copy(), dim, 0)
         for position in range(turned.shape[0]):
             for pair, frequency in zip(pairs, rotary_frequencies(attributes), strict=True):
                 a = sign * position * frequency
                 matrix = np.array([[np.cos(a), -np.sin(a)], [np.sin(a), np.cos(a)]])
                 matrix = matrix * attributes.get("amplitude", 1.0)
                 turned[position][..., pair] = turned[position][..., pair] @ matrix.T
-        return np.moveaxis(turned, 0, at)
+        return np.moveaxis(turned, 0, dim)
 
     return formula
 
 
-def rotary_example(labels: str, at: int, **changes: int | float | str | bool) -> Example:
+def rotary_example(labels: str, dim: int, **changes: int | float | str | bool) -> Example:
     attributes = {"base": 100.0, "dims": 8, "interleaved": False, "inverse": False} | changes
     return Example(
         kind="rotary",
         labels=f"{labels} -> {labels}",
-        formula=rotary(attributes, at),
+        formula=rotary(attributes, dim),
         attributes=attributes,
         large={"k": 64, "n": 64},
     )
@@ -61,11 +61,11 @@ def bias_examples(bidirectional: bool) -> list[Example]:
     attributes = {"bidirectional": bidirectional, "max_distance": 5}
 
     def members(queries: int, keys: int, buckets: int) -> Array:
-        """One hot [t, s, m]."""
-        found = [
+        """One-hot buckets [t, s, m]."""
+        numbers = [
             [bucket(s - t, buckets, bidirectional, 5) for s in range(keys)] for t in range(queries)
         ]
-        return one_hot(np.array(found), buckets)
+        return one_hot(np.array(numbers), buckets)
 
     return [
         Example(

@@ -1,4 +1,4 @@
-"""What an example of a kernel is: labels, sizes, inputs, and what comes out by a plain formula.
+"""Example of a kernel: labels, sizes, inputs, and what comes out by a plain formula.
 
 Formulas are written in float64 from the definition, without the kernels' tricks. Labels: b batch,
 t queries, s keys, h heads, d and k features, n made, v vocabulary, p positions.
@@ -46,22 +46,22 @@ class Example:
     def inputs(self, dtype: str, seed: int = 0) -> list[Array]:
         """Random inputs, made consistent; float ones in `dtype`."""
         rng = np.random.default_rng(seed)
-        found = []
-        for at, operand in enumerate(parse(self.labels).inputs):
+        arrays = []
+        for number, operand in enumerate(parse(self.labels).inputs):
             shape = shape_of(operand, self.label_sizes)
-            if at in self.ids:
+            if number in self.ids:
                 below = self.label_sizes[self.ids_below]
-                found.append(rng.integers(self.lowest_id, below, shape).astype(np.int32))
+                arrays.append(rng.integers(self.lowest_id, below, shape).astype(np.int32))
             else:
-                found.append(rng.standard_normal(shape))
-        derived = self.derive(*found)
+                arrays.append(rng.standard_normal(shape))
+        derived = self.derive(*arrays)
         return [array if array.dtype == np.int32 else array.astype(dtype) for array in derived]
 
     def expected(self, inputs: list[Array]) -> tuple[Array, ...]:
         """The outputs by the formula, in float64."""
         wide = [a if a.dtype == np.int32 else a.astype(np.float64) for a in inputs]
-        made = self.formula(*wide)
-        return made if isinstance(made, tuple) else (np.asarray(made),)
+        outputs = self.formula(*wide)
+        return outputs if isinstance(outputs, tuple) else (np.asarray(outputs),)
 
 
 def einsum(text: str) -> Callable[..., Array]:
@@ -69,5 +69,5 @@ def einsum(text: str) -> Callable[..., Array]:
 
 
 def one_hot(ids: Array, size: int) -> Array:
-    """Rows of zeros where an id is negative."""
+    """One-hot rows of ids; rows of zeros where an id is negative."""
     return (ids[..., None] == np.arange(size)).astype(np.float64)

@@ -17,24 +17,24 @@ def best(values: Array, count: int) -> list[int]:
     return sorted(range(len(values)), key=lambda index: (-values[index], index))[:count]
 
 
-def allowed(values: Array, groups: int, kept: int) -> Array:
+def allowed(values: Array, groups: int, kept_groups: int) -> Array:
     """The values, minus infinity outside the groups with the largest two-value sums."""
     apart = values.reshape(groups, -1)
     sums = np.sort(apart, axis=1)[:, -2:].sum(1)
-    found = np.full(apart.shape, -np.inf)
-    for group in best(sums, kept):
-        found[group] = apart[group]
-    return found.reshape(-1)
+    masked = np.full(apart.shape, -np.inf)
+    for group in best(sums, kept_groups):
+        masked[group] = apart[group]
+    return masked.reshape(-1)
 
 
 def top_k(choices: int, attributes: Attributes) -> Callable[[Array], tuple[Array, ...]]:
-    groups, kept = int(attributes["groups"]), int(attributes["kept_groups"])
+    groups, kept_groups = int(attributes["groups"]), int(attributes["kept_groups"])
 
     def formula(scores: Array) -> tuple[Array, ...]:
         shape = (*scores.shape[:2], choices)
         value, expert = np.zeros(shape), np.zeros(shape, np.int32)
         for b, t in np.ndindex(shape[:2]):
-            chosen = best(allowed(scores[b, t], groups, kept), choices)
+            chosen = best(allowed(scores[b, t], groups, kept_groups), choices)
             expert[b, t], value[b, t] = chosen, scores[b, t, chosen]
         return value, expert, places(expert, int(attributes["capacity"]))
 
@@ -42,8 +42,8 @@ def top_k(choices: int, attributes: Attributes) -> Callable[[Array], tuple[Array
 
 
 def places(expert: Array, capacity: int) -> Array:
-    """First choices before second ones, earlier tokens before later ones; -1 where it is full."""
-    found = np.full(expert.shape, -1, np.int32)
+    """Places [b, t, k] of choices: first choices first, then by token; -1 where it is full."""
+    choice_places = np.full(expert.shape, -1, np.int32)
     for b in range(expert.shape[0]):
         taken: dict[int, int] = {}
         for k in range(expert.shape[2]):
@@ -51,8 +51,8 @@ def places(expert: Array, capacity: int) -> Array:
                 place = taken.get(int(expert[b, t, k]), 0)
                 taken[int(expert[b, t, k])] = place + 1
                 if place < capacity:
-                    found[b, t, k] = place
-    return found
+                    choice_places[b, t, k] = place
+    return choice_places
 
 
 def routes(expert: Array, place: Array) -> Array:
@@ -95,12 +95,12 @@ def choice(like: Array) -> Array:
     return np.argsort(-scores, axis=2)[..., : like.shape[2]].astype(np.int32)
 
 
-def routed(at: int) -> Callable[..., tuple[Array, ...]]:
-    """Make inputs `at` and `at + 1` a choice of experts and its places."""
+def routed(first: int) -> Callable[..., tuple[Array, ...]]:
+    """Derivation that makes inputs `first` and `first + 1` a choice of experts and its places."""
 
     def derive(*inputs: Array) -> tuple[Array, ...]:
-        expert = choice(inputs[at])
-        return *inputs[:at], expert, places(expert, CAPACITY), *inputs[at + 2 :]
+        expert = choice(inputs[first])
+        return *inputs[:first], expert, places(expert, CAPACITY), *inputs[first + 2 :]
 
     return derive
 
@@ -139,9 +139,14 @@ EXAMPLES = (
     *_top_k(),
     *(
         Example(
-            kind=kind, labels=labels, formula=formula, derive=routed(at), sizes=_SIZES, large=_LARGE
+            kind=kind,
+            labels=labels,
+            formula=formula,
+            derive=routed(first),
+            sizes=_SIZES,
+            large=_LARGE,
         )
-        for kind, labels, formula, at in _LABELS
+        for kind, labels, formula, first in _LABELS
     ),
     Example(
         kind="top_k_grad",

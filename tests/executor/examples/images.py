@@ -17,29 +17,31 @@ Place = tuple[int, int]
 
 def window(stride: Place, pad: Place, dilation: Place | None = None) -> Attributes:
     """Attributes of windows, by (y, x)."""
-    found = {"stride_y": stride[0], "stride_x": stride[1], "pad_y": pad[0], "pad_x": pad[1]}
+    attributes = {"stride_y": stride[0], "stride_x": stride[1], "pad_y": pad[0], "pad_x": pad[1]}
     if dilation is not None:
-        found |= {"dilation_y": dilation[0], "dilation_x": dilation[1]}
-    return dict(found)
+        attributes |= {"dilation_y": dilation[0], "dilation_x": dilation[1]}
+    return dict(attributes)
 
 
 def meetings(
-    given: Place, made: Place, size: Place, attributes: Attributes
+    input_size: Place, output_size: Place, size: Place, attributes: Attributes
 ) -> Iterator[tuple[Place, Place, Place]]:
     """Yield (output, tap, input) of every tap of every window that is inside the image."""
-    for at in product(range(made[0]), range(made[1]), range(size[0]), range(size[1])):
+    for indexes in product(
+        range(output_size[0]), range(output_size[1]), range(size[0]), range(size[1])
+    ):
         source = []
-        for dim, output, tap in (("y", at[0], at[2]), ("x", at[1], at[3])):
+        for dim, output, tap in (("y", indexes[0], indexes[2]), ("x", indexes[1], indexes[3])):
             dilation = int(attributes.get(f"dilation_{dim}", 1))
             place = output * int(attributes[f"stride_{dim}"]) + tap * dilation
             source.append(place - int(attributes[f"pad_{dim}"]))
-        if 0 <= source[0] < given[0] and 0 <= source[1] < given[1]:
-            yield at[:2], at[2:], (source[0], source[1])
+        if 0 <= source[0] < input_size[0] and 0 <= source[1] < input_size[1]:
+            yield indexes[:2], indexes[2:], (source[0], source[1])
 
 
 def convolution(attributes: Attributes, sizes: Sizes) -> tuple[Callable[..., Array], ...]:
     """Formulas of conv, conv_grad_input and conv_grad_weight."""
-    given, made = (sizes["y"], sizes["x"]), (sizes["j"], sizes["i"])
+    input_size, output_size = (sizes["y"], sizes["x"]), (sizes["j"], sizes["i"])
     size, g = (sizes["q"], sizes["p"]), sizes.get("g", 1)
 
     def apart(array: Array) -> Array:
@@ -49,22 +51,22 @@ def convolution(attributes: Attributes, sizes: Sizes) -> tuple[Callable[..., Arr
         return w.reshape(g, -1, *w.shape[1:])
 
     def forward(x: Array, w: Array) -> Array:
-        out = np.zeros((x.shape[0], g, w.shape[0] // g, *made))
-        for (j, i), (q, p), (y, z) in meetings(given, made, size, attributes):
+        out = np.zeros((x.shape[0], g, w.shape[0] // g, *output_size))
+        for (j, i), (q, p), (y, z) in meetings(input_size, output_size, size, attributes):
             tap = weights(w)[..., q, p]
             out[..., j, i] += np.einsum("bgc,gnc->bgn", apart(x)[..., y, z], tap)
-        return out.reshape(x.shape[0], -1, *made)
+        return out.reshape(x.shape[0], -1, *output_size)
 
     def grad_input(dy: Array, w: Array) -> Array:
-        dx = np.zeros((dy.shape[0], g, w.shape[1], *given))
-        for (j, i), (q, p), (y, z) in meetings(given, made, size, attributes):
+        dx = np.zeros((dy.shape[0], g, w.shape[1], *input_size))
+        for (j, i), (q, p), (y, z) in meetings(input_size, output_size, size, attributes):
             tap = weights(w)[..., q, p]
             dx[..., y, z] += np.einsum("bgn,gnc->bgc", apart(dy)[..., j, i], tap)
-        return dx.reshape(dy.shape[0], -1, *given)
+        return dx.reshape(dy.shape[0], -1, *input_size)
 
     def grad_weight(x: Array, dy: Array) -> Array:
         dw = np.zeros((g, dy.shape[1] // g, x.shape[1] // g, *size))
-        for (j, i), (q, p), (y, z) in meetings(given, made, size, attributes):
+        for (j, i), (q, p), (y, z) in meetings(input_size, output_size, size, attributes):
             parts = apart(dy)[..., j, i], apart(x)[..., y, z]
             dw[..., q, p] += np.einsum("bgn,bgc->gnc", *parts)
         return dw.reshape(-1, *dw.shape[2:])
@@ -101,39 +103,39 @@ def _convolutions() -> Iterator[Example]:
 
 def pooling(attributes: Attributes, sizes: Sizes) -> tuple[Callable[..., Array], ...]:
     """Formulas of max_pool, max_pool_grad, avg_pool and avg_pool_grad."""
-    given, made = (sizes["y"], sizes["x"]), (sizes["j"], sizes["i"])
+    input_size, output_size = (sizes["y"], sizes["x"]), (sizes["j"], sizes["i"])
     size = int(attributes["size_y"]), int(attributes["size_x"])
     count = size[0] * size[1]
-    found = list(meetings(given, made, size, attributes))
+    visits = list(meetings(input_size, output_size, size, attributes))
 
     def places(output: Place) -> list[Place]:
-        return [source for at, _, source in found if at == output]
+        return [source for place, _, source in visits if place == output]
 
     def largest(x: Array) -> Array:
-        out = np.zeros((*x.shape[:2], *made))
-        for at in product(*map(range, made)):
-            out[..., *at] = np.max([x[..., *source] for source in places(at)], axis=0)
+        out = np.zeros((*x.shape[:2], *output_size))
+        for output in product(*map(range, output_size)):
+            out[..., *output] = np.max([x[..., *source] for source in places(output)], axis=0)
         return out
 
     def largest_grad(x: Array, dy: Array) -> Array:
         dx = np.zeros(x.shape)
         for b, c in np.ndindex(x.shape[:2]):
-            for at in product(*map(range, made)):
+            for output in product(*map(range, output_size)):
                 # `max` returns the first of equals
-                first = max(places(at), key=lambda source: x[b, c, *source])
-                dx[b, c, *first] += dy[b, c, *at]
+                first = max(places(output), key=lambda source: x[b, c, *source])
+                dx[b, c, *first] += dy[b, c, *output]
         return dx
 
     def mean(x: Array) -> Array:
-        out = np.zeros((*x.shape[:2], *made))
-        for at, _, source in found:
-            out[..., *at] += x[..., *source] / count
+        out = np.zeros((*x.shape[:2], *output_size))
+        for output, _, source in visits:
+            out[..., *output] += x[..., *source] / count
         return out
 
     def mean_grad(dy: Array) -> Array:
-        dx = np.zeros((*dy.shape[:2], *given))
-        for at, _, source in found:
-            dx[..., *source] += dy[..., *at] / count
+        dx = np.zeros((*dy.shape[:2], *input_size))
+        for output, _, source in visits:
+            dx[..., *source] += dy[..., *output] / count
         return dx
 
     return largest, largest_grad, mean, mean_grad
@@ -172,7 +174,7 @@ def along(values: Array, x: Array) -> Array:
 
 
 def points(x: Array) -> int:
-    """Values of a channel."""
+    """Number of values of a channel."""
     return int(x.size // x.shape[1])
 
 
@@ -194,7 +196,7 @@ def batch_norm_grad_sums(dy: Array, x: Array, *statistics: Array) -> tuple[Array
 
 
 def batch_norm_grad_input(dy: Array, x: Array, *rest: Array) -> Array:
-    """By the Jacobian of a channel's values, r (I - 1/N - x̂ x̂ᵀ / N), written out."""
+    """dx by the Jacobian of a channel's values, r (I - 1/N - x̂ x̂ᵀ / N), written out."""
     sums, squared, gamma, _, _ = rest
     moved = np.moveaxis(normal(x, sums, squared), 1, 0)
     flat = moved.reshape(x.shape[1], -1)
@@ -209,7 +211,7 @@ def batch_norm_grad_input(dy: Array, x: Array, *rest: Array) -> Array:
 
 
 def statistics_of(x: Array) -> tuple[Array, Array]:
-    """Sums and squares."""
+    """Sums and squares of the channels."""
     sums = x.sum(others(x))
     return sums, squares(x, sums)
 
@@ -247,7 +249,7 @@ def _batch_norms() -> Iterator[Example]:
 
 
 def channels_last(example: Example) -> Example:
-    """The same with images `b y x c` and weights `n q p c`."""
+    """Example with images `b y x c` and weights `n q p c`."""
     expression = parse(example.labels)
     inputs, outputs = (
         [(*operand[:1], *operand[2:], operand[1]) if len(operand) == 4 else operand
@@ -262,8 +264,8 @@ def channels_last(example: Example) -> Example:
         return tuple(np.moveaxis(array, 1, -1) if array.ndim == 4 else array for array in arrays)
 
     def formula(*arrays: Array) -> tuple[Array, ...]:
-        found = example.formula(*first(*arrays))
-        return last(*(found if isinstance(found, tuple) else (found,)))
+        computed = example.formula(*first(*arrays))
+        return last(*(computed if isinstance(computed, tuple) else (computed,)))
 
     return replace(
         example,
@@ -276,5 +278,5 @@ def channels_last(example: Example) -> Example:
 _CHANNELS_FIRST = (*_convolutions(), *_poolings(), *_batch_norms())
 EXAMPLES = (
     *_CHANNELS_FIRST,
-    *(channels_last(one) for one in _CHANNELS_FIRST if "b c ->" not in one.labels),
+    *(channels_last(example) for example in _CHANNELS_FIRST if "b c ->" not in example.labels),
 )

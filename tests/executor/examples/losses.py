@@ -49,7 +49,7 @@ def turned(cosine: Array, targets: Array, margin: float) -> Array:
 
 
 def arc_margin_grad(cosine: Array, targets: Array, dy: Array) -> Array:
-    """By the chain rule through the angle."""
+    """Gradient by the chain rule through the angle."""
     angle = np.arccos(cosine)
     slope = 16 * np.sin(angle + 0.5 * one_hot(targets, cosine.shape[-1])) / np.sin(angle)
     return dy * slope

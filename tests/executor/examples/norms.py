@@ -20,7 +20,7 @@ def layer_norm(x: Array, gamma: Array, beta: Array) -> tuple[Array, ...]:
 
 
 def layer_norm_grad_input(dy: Array, x: Array, gamma: Array, *_: Array) -> Array:
-    """By the Jacobian of every row, rstd (I - 1/D - x̂ x̂ᵀ / D), written out."""
+    """dx by the Jacobian of every row, rstd (I - 1/D - x̂ x̂ᵀ / D), written out."""
     d = x.shape[-1]
     jacobian = np.eye(d) - 1 / d - normal(x)[..., :, None] * normal(x)[..., None, :] / d
     return np.einsum("...i,...ij,...->...j", dy * gamma, jacobian, statistics(x)[1])
@@ -39,7 +39,7 @@ def rms_norm(x: Array, gamma: Array) -> tuple[Array, ...]:
 
 
 def rms_norm_grad_input(dy: Array, x: Array, gamma: Array, *_: Array) -> Array:
-    """By the Jacobian of every row, rstd (I - x xᵀ rstd² / D), written out."""
+    """dx by the Jacobian of every row, rstd (I - x xᵀ rstd² / D), written out."""
     d, rstd = x.shape[-1], rstd_of(x)[..., None, None]
     jacobian = rstd * (np.eye(d) - x[..., :, None] * x[..., None, :] * rstd**2 / d)
     return np.einsum("...i,...ij->...j", dy * gamma, jacobian)
@@ -50,7 +50,7 @@ def length(x: Array) -> Array:
 
 
 def l2_normalize_grad(dy: Array, y: Array, rnorm: Array) -> Array:
-    """By the Jacobian of every row, (I - y yᵀ) / length, written out."""
+    """dx by the Jacobian of every row, (I - y yᵀ) / length, written out."""
     jacobian = np.eye(y.shape[-1]) - y[..., :, None] * y[..., None, :]
     return np.einsum("...i,...ij,...->...j", dy, jacobian, rnorm)
 
@@ -61,7 +61,7 @@ def softmax(x: Array) -> Array:
 
 
 def softmax_grad(y: Array, dy: Array) -> Array:
-    """By the Jacobian of every row, diag(y) - y yᵀ, written out."""
+    """dx by the Jacobian of every row, diag(y) - y yᵀ, written out."""
     jacobian = y[..., :, None] * (np.eye(y.shape[-1]) - y[..., None, :])
     return np.einsum("...i,...ij->...j", dy, jacobian)
 

@@ -96,7 +96,7 @@ def swiglu_grad(gate: Array, up: Array, dy: Array) -> tuple[Array, ...]:
 
 
 def prelu(dims: str) -> list[Example]:
-    """Both kinds, with the slopes along the dims of x that `dims` says."""
+    """Examples of both kinds, with the slopes along the dims of x that `dims` says."""
     labels, axes = {
         "channels inside": ("b c h d, c", (0, 2, 3)),
         "channels last": ("b t n, n", (0, 1)),

@@ -1,4 +1,4 @@
-"""What the door to cuDNN asks of its front end (version 1.22, name for name), on host memory.
+"""Front end of cuDNN as far as we call it (version 1.22, name for name), on host memory.
 
 A graph is told tensors and one operation, as the real one is; carrying it out reads dims and
 strides back from what it was told and computes in NumPy.
@@ -62,12 +62,12 @@ class Tensor:
         return self
 
     def strided(self, dims: int) -> tuple[Strided, tuple[int, ...]]:
-        """It as calls have it, and its sizes; what lies behind `dims` has one element."""
+        """Tensor as calls have it, and its sizes; what lies behind `dims` has one element."""
         dim, stride, data_type = (self.told[name] for name in ("dim", "stride", "data_type"))
         assert len(dim) == len(stride) == 4
         assert all(size == 1 for size in dim[dims:])
-        found = Strided(Operand("address"), DTYPES[data_type.name], tuple(stride[:dims]))
-        return found, tuple(dim[:dims])
+        strided = Strided(Operand("address"), DTYPES[data_type.name], tuple(stride[:dims]))
+        return strided, tuple(dim[:dims])
 
 
 class Cudnn:
@@ -148,11 +148,11 @@ class Graph:
         diagonal_band_right_bound=None,
     ):
         assert generate_stats
-        made = Tensor(), Tensor()
-        self._tensors += made
+        outputs = Tensor(), Tensor()
+        self._tensors += outputs
         band = diagonal_band_left_bound, diagonal_band_right_bound
-        self._call = lambda: _attention((q, k, v, *made), attn_scale, *band)
-        return made
+        self._call = lambda: _attention((q, k, v, *outputs), attn_scale, *band)
+        return outputs
 
     def sdpa_backward(
         self,
@@ -167,15 +167,15 @@ class Graph:
         diagonal_band_left_bound=None,
         diagonal_band_right_bound=None,
     ):
-        made = Tensor(), Tensor(), Tensor()
-        self._tensors += made
+        gradients = Tensor(), Tensor(), Tensor()
+        self._tensors += gradients
         self.deterministic = use_deterministic_algorithm
         band = diagonal_band_left_bound, diagonal_band_right_bound
         self._call = lambda: AttentionGrad(
             _attention((q, k, v, o, stats), attn_scale, *band),
-            *(one.strided(4)[0] for one in (dO, *made)),
+            *(tensor.strided(4)[0] for tensor in (dO, *gradients)),
         )
-        return made
+        return gradients
 
     def conv_fprop(self, image, weight, pre_padding, post_padding, stride, dilation):
         return self._convolution(
@@ -195,16 +195,16 @@ class Graph:
     def _convolution(
         self, direction, image, weight, output, pre_padding, post_padding, stride, dilation
     ):
-        made = Tensor()
-        self._tensors.append(made)
-        tensors = [made if one is None else one for one in (image, weight, output)]
+        target = Tensor()
+        self._tensors.append(target)
+        tensors = [target if tensor is None else tensor for tensor in (image, weight, output)]
 
         def call() -> Convolution:
-            (x, given), (w, window), (y, places) = (one.strided(4) for one in tensors)
-            for at in (0, 1):  # the output's size follows from the rest
-                reach = (window[at + 2] - 1) * dilation[at] + 1
-                room = given[at + 2] + pre_padding[at] + post_padding[at]
-                assert (room - reach) // stride[at] + 1 == places[at + 2]
+            (x, given), (w, window), (y, places) = (tensor.strided(4) for tensor in tensors)
+            for axis in (0, 1):  # the output's size follows from the rest
+                reach = (window[axis + 2] - 1) * dilation[axis] + 1
+                room = given[axis + 2] + pre_padding[axis] + post_padding[axis]
+                assert (room - reach) // stride[axis] + 1 == places[axis + 2]
             return Convolution(
                 direction, x, w, y, given[0], window[1], window[0], given[1] // window[1],
                 given[2:], places[2:], window[2:], tuple(stride), tuple(pre_padding),
@@ -212,10 +212,10 @@ class Graph:
             )  # fmt: skip
 
         self._call = call
-        return made
+        return target
 
     def validate(self):
-        uids = [one.told["uid"] for one in self._tensors]
+        uids = [tensor.told["uid"] for tensor in self._tensors]
         assert sorted(uids) == list(range(1, len(uids) + 1)), "every tensor has its number"
         assert self._call is not None
         assert self.io_data_type.name in DTYPES
@@ -257,7 +257,7 @@ class Graph:
     def execute(self, tensor_to_device_buffer, workspace, handle):
         assert handle in self._cudnn.handles
         call, size_bytes = self._call(), self.get_workspace_size()
-        addresses = [tensor_to_device_buffer[at] for at in range(1, len(call.tensors) + 1)]
+        addresses = [tensor_to_device_buffer[uid] for uid in range(1, len(call.tensors) + 1)]
         assert len(addresses) == len(tensor_to_device_buffer)
         assert workspace or not size_bytes
 
@@ -274,10 +274,10 @@ class Graph:
 
 
 def _attention(tensors, scale, left, right) -> Attention:
-    (q, sizes), (k, keys), (v, values), (out, made), (stats, rows) = (
-        one.strided(dims) for one, dims in zip(tensors, (4, 4, 4, 4, 3), strict=True)
+    (q, sizes), (k, keys), (v, values), (out, out_sizes), (stats, rows) = (
+        tensor.strided(dims) for tensor, dims in zip(tensors, (4, 4, 4, 4, 3), strict=True)
     )
-    assert made == (*sizes[:3], values[3])
+    assert out_sizes == (*sizes[:3], values[3])
     assert rows == sizes[:3]
     return Attention(
         q, k, v, out, stats, sizes[0], sizes[1], keys[1], sizes[2], keys[2], sizes[3], values[3],

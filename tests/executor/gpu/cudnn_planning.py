@@ -58,7 +58,7 @@ DRIVER = [
     "TensorMapEncodeIm2col",
     "TensorMapEncodeTiled",
 ]
-"""What cuDNN 9.28 looks up of the driver while it plans."""
+"""Functions of the driver that cuDNN 9.28 looks up while it plans."""
 
 
 def driver_stub(folder: Path) -> None:
@@ -95,14 +95,14 @@ class Described:
 
 
 def planned(calls: dict[str, LibraryCall], *, deterministic: bool) -> dict[str, int | str]:
-    """Scratch that each call takes, or why there is no plan."""
+    """Scratch that each call takes, or the reason why there is no plan."""
     library = CudnnLibrary(Described(), deterministic=deterministic)
-    found: dict[str, int | str] = {}
+    answers: dict[str, int | str] = {}
     for name, call in calls.items():
         plan = library.plan(call, WORKSPACE_BYTES)
         words = list(library.refused.values())
-        found[name] = words[-1] if plan is None else plan.workspace_bytes
-    return found
+        answers[name] = words[-1] if plan is None else plan.workspace_bytes
+    return answers
 
 
 def asked() -> dict[str, LibraryCall]:
@@ -116,7 +116,7 @@ def asked() -> dict[str, LibraryCall]:
     from tests.executor.cuda.calling import context_of
     from tests.executor.examples.attention import Form
 
-    found: dict[str, LibraryCall] = {}
+    calls: dict[str, LibraryCall] = {}
     for name, (b, t, g, r, d), more in (
         ("gpt2-small", (8, 1024, 12, 1, 64), {"causal": True}),
         ("llama", (1, 2048, 8, 4, 128), {"causal": True}),
@@ -133,8 +133,8 @@ def asked() -> dict[str, LibraryCall]:
             (choice,) = make_calls(context_of(kind, labels, inputs, outputs, more)).of(0)
             assert isinstance(choice, Choice)
             for way, option in enumerate(choice.options[:-1]):
-                (call,) = (one for one in option if isinstance(one, LibraryCall))
-                found[f"{name}, {kind}, {way}"] = call
+                (call,) = (candidate for candidate in option if isinstance(candidate, LibraryCall))
+                calls[f"{name}, {kind}, {way}"] = call
     for c, n, side, size, stride, pad in (
         (3, 64, 224, 7, 2, 3), (64, 64, 56, 3, 1, 1), (256, 128, 56, 1, 1, 0),
         (128, 128, 56, 3, 2, 1), (512, 512, 7, 3, 1, 1),
@@ -143,8 +143,8 @@ def asked() -> dict[str, LibraryCall]:
         sizes = Sizes(b=64, g=1, c=c, n=n, y=dim, x=dim, dtype="bfloat16")
         for direction in (FORWARD, GRAD_INPUT, GRAD_WEIGHT):
             call = convolution(direction, sizes, (Operand("address"),) * 3, "bf16")
-            found[f"conv {c} {n} {side} {size}, {direction}"] = call
-    return found
+            calls[f"conv {c} {n} {side} {size}, {direction}"] = call
+    return calls
 
 
 if __name__ == "__main__":

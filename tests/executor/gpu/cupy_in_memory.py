@@ -1,4 +1,4 @@
-"""What the device asks of CuPy (version 14.2, name for name), in memory of this host.
+"""CuPy as far as the device calls it (version 14.2, name for name), in memory of this host.
 
 Kernels run on the emulator. Work is done when it is issued, except while its stream is captured.
 """
@@ -31,11 +31,11 @@ class CUDADriverError(RuntimeError):
 
 
 class CompileException(Exception):  # noqa: N818 - as CuPy has it
-    """What the compiler says."""
+    """Error with the compiler's words."""
 
 
 class Work:
-    """What streams do: at once, or recorded while they are captured."""
+    """Work of streams: done at once, or recorded while they are captured."""
 
     def __init__(self) -> None:
         self.recorded: list | None = None
@@ -70,8 +70,8 @@ class Runtime:
         self.device = index
 
     def memGetInfo(self):  # noqa: N802
-        held = sum(buffer.nbytes for buffer in self.held.values())
-        return TOTAL_BYTES - CONTEXT_BYTES - held, TOTAL_BYTES
+        held_bytes = sum(buffer.nbytes for buffer in self.held.values())
+        return TOTAL_BYTES - CONTEXT_BYTES - held_bytes, TOTAL_BYTES
 
     def getDeviceProperties(self, index):  # noqa: N802
         return {"name": b"memory", "multiProcessorCount": 4}
@@ -117,8 +117,8 @@ class Runtime:
         self.graphs[graph] = self._work.recorded
         return graph
 
-    def cuGraphInstantiateWithFlags(self, made, graph, flags):  # noqa: N802 - of the driver
-        made._obj.value = handle = next(self.numbers)
+    def cuGraphInstantiateWithFlags(self, pointer, graph, flags):  # noqa: N802 - of the driver
+        pointer._obj.value = handle = next(self.numbers)
         self.executables[handle] = self.graphs[graph]
         self.instantiated.append(flags)
         return 1 if self._work.unlaunchable else 0
@@ -169,10 +169,10 @@ class Runtime:
 
 def install(patch: pytest.MonkeyPatch) -> "Cupy":
     """Put the module, and its runtime in place of the driver, where the device looks for them."""
-    made = Cupy()
-    patch.setitem(sys.modules, "cupy", made)  # type: ignore[arg-type]
-    patch.setattr(graphs, "open_driver", lambda: made.cuda.runtime)
-    return made
+    cupy = Cupy()
+    patch.setitem(sys.modules, "cupy", cupy)  # type: ignore[arg-type]
+    patch.setattr(graphs, "open_driver", lambda: cupy.cuda.runtime)
+    return cupy
 
 
 class Cupy:
@@ -182,7 +182,7 @@ class Cupy:
         self.work = work = Work()
         self.names: list[str] = []
         self.handles = 16
-        self.shared_bytes: dict[str, tuple[int, int]] = {}  # of launches: taken, and allowed
+        self.shared_bytes: dict[str, tuple[int, int]] = {}  # by launch: bytes taken, and allowed
         self.cuda = SimpleNamespace(
             runtime=Runtime(work),
             driver=SimpleNamespace(CUDADriverError=CUDADriverError),
@@ -206,19 +206,19 @@ class Cupy:
             def launch(grid, block, args, shared_mem, stream) -> None:
                 bound = tuple(map(_argument, args))
                 call = Launch(source, name, grid, block, bound, shared_mem)
-                self.shared_bytes[name] = shared_mem, made.max_dynamic_shared_size_bytes
+                self.shared_bytes[name] = shared_mem, handle.max_dynamic_shared_size_bytes
                 self.work.do(
                     stream.ptr, lambda: emulator.run(call, lambda operand: operand.offset_bytes)
                 )
 
-            made = SimpleNamespace(kernel=launch, max_dynamic_shared_size_bytes=48 << 10)
-            return made
+            handle = SimpleNamespace(kernel=launch, max_dynamic_shared_size_bytes=48 << 10)
+            return handle
 
         return SimpleNamespace(get_function=function)
 
 
 def _argument(arg):
-    """What a kernel is given, of what CuPy passes by value (14.2, `_pointer`)."""
+    """Argument of a kernel, from what CuPy passes by value (14.2, `_pointer`)."""
     if isinstance(arg, np.ndarray):
         assert arg.size == 1, "an array of size one"
         return Pointers(tuple(_at(address) for address in np.frombuffer(arg.tobytes(), np.uint64)))

@@ -19,7 +19,7 @@ from millrace.executor.errors import ExecutorError
 from millrace.executor.gpu.choices import Can, Choices
 from tests.executor.cuda.emulation.machine import Emulator
 
-TICK_NS = 1000  # what every piece of work takes
+TICK_NS = 1000  # duration of every piece of work
 
 
 class EmulatedDevice:
@@ -45,7 +45,7 @@ class EmulatedDevice:
         self.total_bytes, self.context_bytes = total_bytes, 0
         self._random = random.Random(seed)
         self._memory: list[np.ndarray] = []
-        self._ranges: list[tuple[int, int]] = []  # of what was allocated
+        self._ranges: list[tuple[int, int]] = []  # ranges that were allocated
         self._held_bytes = 0
         self._streams: dict[Any, deque[tuple[str, Any]]] = {}
         self._tokens: dict[int, int] = {}  # event -> what it was last recorded as
@@ -108,7 +108,7 @@ class EmulatedDevice:
             self._put(stream, "wait", self._tokens[event])
 
     def done(self, event: int) -> bool:
-        """Who asks waits: streams go on until the event has happened, or until nothing can."""
+        """True if the event has happened; streams go on until it has, or until nothing can."""
         token = self._tokens.get(event, -1)
         while token not in self._done and self._ready():
             self._go_on()
@@ -128,8 +128,8 @@ class EmulatedDevice:
 
     def prepare(self, call: Call, stream: int) -> None:
         if isinstance(call, Choice):
-            for one in self._choices.pick(call, stream):
-                self.prepare(one, stream)
+            for option_call in self._choices.pick(call, stream):
+                self.prepare(option_call, stream)
 
     def picked(self) -> dict[str, dict[str, int]]:
         return self._choices.picked()
@@ -155,17 +155,21 @@ class EmulatedDevice:
         assert stream == self._captured_from
         graph, self._capture = self._capture, None
         recorded = {what for _, kind, what in graph if kind == "record"}
-        waited = {what for at, kind, what in graph if kind == "wait" and at == stream}
+        waited = {
+            what
+            for captured_stream, kind, what in graph
+            if kind == "wait" and captured_stream == stream
+        }
         last: dict[Any, tuple[str, Any]] = {}
-        for at, kind, what in graph:
-            if at not in last and at != stream and kind != "wait":
-                raise ExecutorError(f"stream {at} was not forked from the capture")
+        for captured_stream, kind, what in graph:
+            if captured_stream not in last and captured_stream != stream and kind != "wait":
+                raise ExecutorError(f"stream {captured_stream} was not forked from the capture")
             if kind == "wait" and what not in recorded:
                 raise ExecutorError("a capture waits for work outside of it")
-            last[at] = (kind, what)
-        for at, (kind, what) in last.items():
-            if at != stream and not (kind == "record" and what in waited):
-                raise ExecutorError(f"stream {at} was not joined")
+            last[captured_stream] = (kind, what)
+        for captured_stream, (kind, what) in last.items():
+            if captured_stream != stream and not (kind == "record" and what in waited):
+                raise ExecutorError(f"stream {captured_stream} was not joined")
         return graph
 
     def replay(self, graph: list[tuple[Any, str, Any]], stream: int) -> None:
@@ -174,22 +178,22 @@ class EmulatedDevice:
         self._put(stream, "record", begin)
         fresh: dict[int, int] = {}
         streams: dict[Any, tuple[Any, ...]] = {}
-        for at, kind, what in graph:
-            if at not in streams:
-                streams[at] = ("graph", begin, at)
-                self._streams[streams[at]] = deque([("wait", begin)])
+        for captured_stream, kind, what in graph:
+            if captured_stream not in streams:
+                streams[captured_stream] = ("graph", begin, captured_stream)
+                self._streams[streams[captured_stream]] = deque([("wait", begin)])
             if kind == "record":
                 self._token_count += 1
                 fresh[what] = self._token_count
-            known = fresh[what] if kind in ("record", "wait") else what
-            self._streams[streams[at]].append((kind, known))
+            payload = fresh[what] if kind in ("record", "wait") else what
+            self._streams[streams[captured_stream]].append((kind, payload))
         for inner in streams.values():
             self._token_count += 1
             self._streams[inner].append(("record", self._token_count))
             self._put(stream, "wait", self._token_count)
 
     def check(self) -> None:
-        """Nothing fails late here."""
+        """Do nothing: nothing fails late here."""
 
     def close(self) -> None:
         self._drain()
@@ -209,8 +213,8 @@ class EmulatedDevice:
     def _ready(self) -> list[Any]:
         """Streams whose next piece of work waits for nothing."""
         return [
-            at
-            for at, queue in self._streams.items()
+            stream
+            for stream, queue in self._streams.items()
             if queue and (queue[0][0] != "wait" or queue[0][1] in self._done)
         ]
 
@@ -218,10 +222,10 @@ class EmulatedDevice:
         """Let one stream, picked at random, do its next piece of work."""
         ready = self._ready()
         assert ready, "all streams wait for something that never happens"
-        at = self._random.choice(ready)
-        kind, what = self._streams[at].popleft()
-        if not self._streams[at] and isinstance(at, tuple):
-            del self._streams[at]
+        stream = self._random.choice(ready)
+        kind, what = self._streams[stream].popleft()
+        if not self._streams[stream] and isinstance(stream, tuple):
+            del self._streams[stream]
         if kind == "record":
             self._done[what] = self._clock_ns
         elif kind == "call":

@@ -30,11 +30,11 @@ class HangingDevice(EmulatedDevice):
         self._put(stream, "hang", None)
 
     def _ready(self) -> list[Any]:
-        return [at for at in super()._ready() if self._streams[at][0][0] != "hang"]
+        return [stream for stream in super()._ready() if self._streams[stream][0][0] != "hang"]
 
 
 class FaultyDevice(HangingDevice):
-    """Refuses to launch the kernels of one source; at those of another its process is killed.
+    """A device that refuses the kernels of one source, and is killed at those of another.
 
     Those of a third never end.
     """

@@ -26,7 +26,7 @@ EMULATOR = threading.Lock()  # a block's threads and shared memory are of the wh
 
 
 class MeetingPlace:
-    """Where the devices of a run find each other."""
+    """Place at which the devices of a run find each other."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -40,8 +40,11 @@ class MeetingPlace:
             present = self._arrived.setdefault((group, turn), {})
             present[position] = call
             if len(present) == len(group.members):
-                every = [self._arrived[group, turn][at] for at in range(len(present))]
-                parts = (one.collectives if isinstance(one, Bucket) else (one,) for one in every)
+                every = [self._arrived[group, turn][member] for member in range(len(present))]
+                parts = (
+                    arrived.collectives if isinstance(arrived, Bucket) else (arrived,)
+                    for arrived in every
+                )
                 for calls in zip(*parts, strict=True):
                     _move(list(calls))
                 del self._arrived[group, turn]
@@ -59,8 +62,8 @@ def _move(calls: list[Collective]) -> None:
     assert len({call.elements for call in calls}) == 1
     first, members = calls[0], len(calls)
     sent = first.elements * (members if kind in ("reduce_scatter", "all_to_all") else 1)
-    made = FLAT[kind]([_flat(call, sent) for call in calls], first.reduction, first.dtype)
-    for call, values in zip(calls, made, strict=True):
+    outputs = FLAT[kind]([_flat(call, sent) for call in calls], first.reduction, first.dtype)
+    for call, values in zip(calls, outputs, strict=True):
         _write(call, values)
 
 
@@ -93,16 +96,16 @@ class MeetingDevice(EmulatedDevice):
     def _go_on(self) -> None:
         """Begin collectives that have come to the head of a stream, and end those that are done."""
         with self._place.changed:
-            for at, queue in list(self._streams.items()):
+            for stream, queue in list(self._streams.items()):
                 if not queue or queue[0][0] != "meet":
                     continue
                 group, position, call = queue[0][1]
-                if at not in self._pending:
+                if stream not in self._pending:
                     turn = self._turns[group] = self._turns.get(group, 0) + 1
-                    self._pending[at] = (group, turn)
+                    self._pending[stream] = (group, turn)
                     self._place.arrive(group, turn, position, call)
-                if self._pending[at] in self._place.finished:
-                    del self._pending[at]
+                if self._pending[stream] in self._place.finished:
+                    del self._pending[stream]
                     queue.popleft()
                     self._clock_ns += TICK_NS
                     return
@@ -119,14 +122,14 @@ class MeetingDevice(EmulatedDevice):
             super().load(functions)
 
     def _others(self) -> bool:
-        """Whether a stream can go on that does not wait for other ranks."""
+        """True if a stream can go on that does not wait for other ranks."""
         return any(
             queue and queue[0][0] != "meet" and (queue[0][0] != "wait" or queue[0][1] in self._done)
             for queue in self._streams.values()
         )
 
     def _ready(self) -> list[Any]:
-        return [at for at in super()._ready() if self._streams[at][0][0] != "meet"]
+        return [stream for stream in super()._ready() if self._streams[stream][0][0] != "meet"]
 
 
 class PlaceCollectives:
@@ -141,10 +144,10 @@ class PlaceCollectives:
         self._device.meet(group, group.members.index(rank), call, stream)
 
     def check(self) -> None:
-        """Nothing fails late here."""
+        """Do nothing: nothing fails late here."""
 
     def last_issued(self) -> list[str]:
         return []
 
     def abandon(self, error: ExecutorError) -> None:
-        """Nothing hangs here."""
+        """Do nothing: nothing hangs here."""

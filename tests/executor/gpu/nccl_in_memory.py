@@ -14,11 +14,11 @@ REDUCED = {0: np.add.reduce, 2: np.maximum.reduce}
 
 
 class NcclError(RuntimeError):
-    """What the library refuses."""
+    """Refusal of the library."""
 
 
 class Meeting:
-    """What the members of one communicator share."""
+    """State that the members of one communicator share."""
 
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size, timeout=120)
@@ -59,9 +59,9 @@ class Library:
         self._grouped.calls = None
         self._launched()
 
-    def NcclCommunicator(self, size: int, made: bytes, rank: int) -> "Member":  # noqa: N802
+    def NcclCommunicator(self, size: int, unique_id: bytes, rank: int) -> "Member":  # noqa: N802
         with self._lock:
-            meeting = self._meetings.setdefault(made, Meeting(size))
+            meeting = self._meetings.setdefault(unique_id, Meeting(size))
         try:
             meeting.barrier.wait()
         except threading.BrokenBarrierError as error:
@@ -102,8 +102,8 @@ class Member:
     def reduceScatter(self, send, recv, count, dtype, op, stream):  # noqa: N802
         def work() -> None:
             every = self._all(send, count * self.size, dtype)
-            mine = slice(self.rank * count, (self.rank + 1) * count)
-            array(recv, count, dtype)[:] = REDUCED[op](every)[mine]
+            own_block = slice(self.rank * count, (self.rank + 1) * count)
+            array(recv, count, dtype)[:] = REDUCED[op](every)[own_block]
 
         self.library.do(1, work)
 

@@ -71,12 +71,12 @@ def carried(model: str, precision: str, pins: Pinned) -> Plan | None:
 
 
 def file_of(model: str, precision: str, pins: Pinned) -> str:
-    """What a plan that is brought along is called."""
+    """File name of a plan that is brought along."""
     return "-".join((model, precision, *(f"{name}_{value}" for name, value in pins))) + ".json"
 
 
 def runs_of(plan: Plan, actors: ActorGraph, **changes: float) -> dict[int, RunState]:
-    """What the kernels of every rank share."""
+    """State that the kernels of every rank share."""
     dataset = open_dataset(None, plan.model, 0)
     return {
         rank: RunState(
@@ -92,7 +92,7 @@ def runs_of(plan: Plan, actors: ActorGraph, **changes: float) -> dict[int, RunSt
 
 
 def loading(graph: Graph) -> Callable[[Sequence[RankValues]], None]:
-    """What fills the variables of all ranks."""
+    """Function that fills the variables of all ranks."""
     attributes = {op.outputs[0]: op.attributes for op in graph.ops if op.kind == "variable"}
 
     def load(ranks: Sequence[RankValues]) -> None:

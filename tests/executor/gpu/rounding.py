@@ -1,4 +1,4 @@
-"""What rounding alone does to the training of a small model: the measure of what a device may do.
+"""Effect of rounding alone on a small model's training: the measure of what a device may do.
 
 A trajectory in 32 or 16 bits goes its own way soon; how soon depends on the model. So the same
 steps are made in NumPy at two precisions, and a device may be off by a few times what these differ.
@@ -20,26 +20,27 @@ from tests.executor.cuda.emulation.machine import to_stored, to_wide
 from tests.executor.gpu.plans import MICROBATCHES, TRAINING, batch_of
 from tests.small_models import small
 
-FACTOR = 8  # up to 3 was seen, of runs of a few steps (November 2026)
+FACTOR = 8  # factors up to 3 were seen in runs of a few steps (November 2026)
 NARROW = ("bfloat16", "float16")
-Changes = tuple[tuple[str, object], ...]  # of a model's configuration
+Changes = tuple[tuple[str, object], ...]  # changes of a model's configuration
 
 
 def told(totals: Sequence[tuple[float, float, float]]) -> Array:
-    """Of every step the mean loss, and the norm of the gradients of a token."""
+    """Mean loss, and norm of the gradients of a token, of every step [steps, 2]."""
     return np.array([(loss / count, np.sqrt(squares) / count) for loss, count, squares in totals])
 
 
 def assert_off_by_rounding_alone(
-    found: Array, model: str, precision: str, changes: Changes = ()
+    actual: Array, model: str, precision: str, changes: Changes = ()
 ) -> None:
-    """Losses and gradient norms of a device's steps are as near to exact ones as NumPy's are."""
+    """Assert that a device's losses and gradient norms are as near to exact ones as NumPy's are."""
     batch = batch_of(model, precision)
     exact, rounded = (
-        in_numpy(model, one, len(found), batch, changes) for one in ("fp64", precision)
+        in_numpy(model, arithmetic, len(actual), batch, changes)
+        for arithmetic in ("fp64", precision)
     )
     spread = np.abs(rounded - exact).max(axis=0)
-    off = np.abs(found - exact).max(axis=0)
+    off = np.abs(actual - exact).max(axis=0)
     np.testing.assert_array_less(off, FACTOR * spread)
 
 

@@ -19,7 +19,7 @@ ROOT = Path(millrace.executor.__file__).resolve().parent
 
 
 class CudaError(RuntimeError):
-    """As CuPy's runtime raises it."""
+    """Error as CuPy's runtime raises it."""
 
     def __init__(self, status: int, words: str) -> None:
         super().__init__(words)
@@ -27,14 +27,14 @@ class CudaError(RuntimeError):
 
 
 def machine(
-    monkeypatch: pytest.MonkeyPatch, *, driver: int, found: int | CudaError, nccl: bool = True
+    monkeypatch: pytest.MonkeyPatch, *, driver: int, gpus: int | CudaError, nccl: bool = True
 ) -> None:
     """Put a CuPy in the place of the one that is installed, if any."""
 
     def count() -> int:
-        if isinstance(found, CudaError):
-            raise found
-        return found
+        if isinstance(gpus, CudaError):
+            raise gpus
+        return gpus
 
     runtime = SimpleNamespace(
         driverGetVersion=lambda: driver,
@@ -65,7 +65,7 @@ def test_without_cupy_one_sentence_says_how_to_get_it(monkeypatch: pytest.Monkey
 
 
 def test_without_a_driver_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine(monkeypatch, driver=0, found=CudaError(35, "cudaErrorInsufficientDriver"))
+    machine(monkeypatch, driver=0, gpus=CudaError(35, "cudaErrorInsufficientDriver"))
     with pytest.raises(ExecutorError, match="needs a CUDA driver: none is installed"):
         require_gpu()
 
@@ -73,16 +73,16 @@ def test_without_a_driver_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_driver_that_is_too_old_is_named_with_what_is_needed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    machine(monkeypatch, driver=12040, found=CudaError(35, "cudaErrorInsufficientDriver"))
+    machine(monkeypatch, driver=12040, gpus=CudaError(35, "cudaErrorInsufficientDriver"))
     with pytest.raises(ExecutorError, match=r"for CUDA 13\.2: the one .* is for 12\.4"):
         require_gpu()
 
 
-@pytest.mark.parametrize("found", [0, CudaError(100, "cudaErrorNoDevice")], ids=["zero", "error"])
+@pytest.mark.parametrize("gpus", [0, CudaError(100, "cudaErrorNoDevice")], ids=["zero", "error"])
 def test_a_machine_without_gpus_cannot_hold_any_rank(
-    monkeypatch: pytest.MonkeyPatch, found: int | CudaError
+    monkeypatch: pytest.MonkeyPatch, gpus: int | CudaError
 ) -> None:
-    machine(monkeypatch, driver=13000, found=found)
+    machine(monkeypatch, driver=13000, gpus=gpus)
     with pytest.raises(InfeasibleError, match="no GPU was found"):
         require_gpu()
 
@@ -90,14 +90,14 @@ def test_a_machine_without_gpus_cannot_hold_any_rank(
 def test_more_ranks_than_gpus_are_refused_with_both_numbers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    machine(monkeypatch, driver=13000, found=2)
+    machine(monkeypatch, driver=13000, gpus=2)
     with pytest.raises(InfeasibleError, match="4 ranks on this node need 4 GPUs, found 2"):
         require_gpu(4)
     require_gpu(2)
 
 
 def test_nccl_is_asked_for_only_by_ranks_that_meet(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine(monkeypatch, driver=13000, found=2, nccl=False)
+    machine(monkeypatch, driver=13000, gpus=2, nccl=False)
     require_gpu(1)
     with pytest.raises(ExecutorError, match="NCCL not found: pip install"):
         require_gpu(2)

@@ -18,7 +18,7 @@ def at(address: int) -> Operand:
 
 
 def three_ways(address: int) -> Choice:
-    """To clear, to copy, or to clear elsewhere."""
+    """Choice to clear, to copy, or to clear elsewhere."""
     return Choice(
         (
             (Clear(at(address), 1),),
@@ -57,7 +57,7 @@ def test_choices_that_differ_in_places_alone_are_one_question_and_all_are_counte
         choices.taken(three_ways(32))
 
 
-WAYS = {  # of two blocks in two microbatches, by option
+WAYS = {  # ways of two blocks in two microbatches, by option
     0: ("cudnn", "cudnn", "cublaslt fused", "cublaslt fused"),
     1: (
         "cudnn + our movement",
@@ -80,7 +80,7 @@ def test_a_prepared_device_says_which_way_every_choice_took(option: int) -> None
     plan, _, actors = planned("gpt", "bf16")
     device = EmulatedDevice(option=option)
     DeviceRun(device, actors, runs_of(plan, actors))
-    found = device.picked()
+    ways_by_subject = device.picked()
     attention = "attention b 4 h 4 g 4 t 16 s 16 d 8 u 8 sees -1 < i - j < None in bfloat16"
     subjects = (
         attention,
@@ -88,4 +88,4 @@ def test_a_prepared_device_says_which_way_every_choice_took(option: int) -> None
         "product m 64 n 64 k 32 batch 1 in bf16 with bias, gelu",
         "product m 64 n 32 k 32 batch 3 in bf16 with bias",
     )
-    assert [found[one] for one in subjects] == [{way: 4} for way in WAYS[option]]
+    assert [ways_by_subject[subject] for subject in subjects] == [{way: 4} for way in WAYS[option]]

@@ -61,7 +61,7 @@ def tensor(dtype: str, *strides: int) -> Strided:
 
 
 def attention(dtype: str = "bfloat16", *, turned: bool = False, **changes: object) -> Attention:
-    """Of two samples, 4 heads, 2 of keys, over 128 queries and keys, in the order of the op."""
+    """Attention of 2 samples, 4 heads, 2 of keys, 128 queries and keys, in the op's order."""
     b, h, g, t, s, d, u = 2, 4, 2, 128, 128, 8, 16
     return Attention(
         q=tensor(dtype, t * h * d, d, h * d, 1),
@@ -74,8 +74,8 @@ def attention(dtype: str = "bfloat16", *, turned: bool = False, **changes: objec
 
 
 def attention_grad(**changes: object) -> AttentionGrad:
-    one = attention(**changes)  # type: ignore[arg-type]
-    return AttentionGrad(one, dout=one.out, dq=one.q, dk=one.k, dv=one.v)
+    forward = attention(**changes)  # type: ignore[arg-type]
+    return AttentionGrad(forward, dout=forward.out, dq=forward.q, dk=forward.k, dv=forward.v)
 
 
 SIZES = Sizes(b=2, g=2, c=3, n=4, y=Dim(7, 4, 3, 2, 1, 1), x=Dim(6, 6, 3, 1, 2, 2), dtype="float16")
@@ -104,10 +104,10 @@ class Places:
     def __init__(self, call: LibraryCall) -> None:
         rng = np.random.default_rng(0)
         self.rooms = []
-        for one, sizes in zip(call.tensors, call.sizes, strict=True):
-            item = 4 if one.dtype == "float32" else 2
-            values = rng.standard_normal(reach_bytes(one, sizes) // item).astype(np.float32)
-            self.rooms.append(to_stored(values, one.dtype))
+        for tensor, sizes in zip(call.tensors, call.sizes, strict=True):
+            item = 4 if tensor.dtype == "float32" else 2
+            values = rng.standard_normal(reach_bytes(tensor, sizes) // item).astype(np.float32)
+            self.rooms.append(to_stored(values, tensor.dtype))
         self.addresses = tuple(room.ctypes.data for room in self.rooms)
 
     def placed(self, call: LibraryCall) -> LibraryCall:
@@ -116,8 +116,8 @@ class Places:
 
     def carry_out(self, call: LibraryCall) -> None:
         arrays = [
-            strided_memory(address, one, sizes)
-            for address, one, sizes in zip(self.addresses, call.tensors, call.sizes, strict=True)
+            strided_memory(address, tensor, sizes)
+            for address, tensor, sizes in zip(self.addresses, call.tensors, call.sizes, strict=True)
         ]
         carry_out(call, arrays, to_wide, to_stored)
 
@@ -125,17 +125,19 @@ class Places:
 @pytest.mark.parametrize("name", CALLS)
 def test_a_plan_computes_its_call(name: str, library: CudnnLibrary, cudnn: Cudnn) -> None:
     call = CALLS[name]
-    expected, found = Places(call), Places(call)
+    expected, actual = Places(call), Places(call)
     expected.carry_out(call)
     planned = library.plan(call, ENOUGH)
     assert planned is not None
     scratch = np.zeros(cudnn.workspace_bytes, np.uint8)
-    library.run(planned, found.addresses, scratch.ctypes.data, 7)
+    library.run(planned, actual.addresses, scratch.ctypes.data, 7)
     assert cudnn.stream == 7
     changed = 0
-    for one, other, before in zip(found.rooms, expected.rooms, Places(call).rooms, strict=True):
-        np.testing.assert_array_equal(one, other)
-        changed += not np.array_equal(one, before)
+    for room, expected_room, before in zip(
+        actual.rooms, expected.rooms, Places(call).rooms, strict=True
+    ):
+        np.testing.assert_array_equal(room, expected_room)
+        changed += not np.array_equal(room, before)
     assert changed == {Attention: 2, AttentionGrad: 3, Convolution: 1}[type(call)]
 
 
@@ -183,8 +185,8 @@ def test_what_the_library_has_no_plan_for_is_kept_with_its_words(
     ],
 )
 def test_known_faults_are_not_asked_for(call: LibraryCall, version: int, reason: str) -> None:
-    found = refusal(call, version)
-    assert found is None if reason is None else reason in str(found)
+    refused = refusal(call, version)
+    assert refused is None if reason is None else reason in str(refused)
 
 
 def test_padding_behind_is_that_before_where_it_makes_as_many_places() -> None:
@@ -249,8 +251,8 @@ def test_a_stream_has_one_workspace_as_large_as_any_of_its_calls_needs() -> None
     assert calls.workspace_bytes == 640
     calls.issue(attention(t=512), 1, captured=True)
     calls.issue(attention(t=128), 2, captured=True)
-    one, two = 4096, 4096 * 2
-    assert library.ran == [(one, 1), (one, 1), (two, 2)]
+    first_address, second_address = 4096, 4096 * 2
+    assert library.ran == [(first_address, 1), (first_address, 1), (second_address, 2)]
     assert library.limits == [ENOUGH] * 3, "calls that differ in places alone share a plan"
     calls.close()
     assert library.closed
@@ -294,7 +296,7 @@ def test_what_was_only_tried_leaves_no_scratch_behind() -> None:
     assert (memory.held, calls.workspace_bytes) == ([128], 128)
 
 
-# What 32 heads of four samples over 4,096 places take backward where sums have one order.
+# 32 heads of four samples over 4,096 places take these bytes backward where sums have one order.
 LLAMA = attention(b=4, h=32, t=4096, s=4096)
 LLAMA_BYTES = 4 * 2**30
 H100, H200 = 79 * 2**30, 140 * 2**30
@@ -332,15 +334,15 @@ def test_what_a_stream_needs_anyway_is_room_for_its_other_calls() -> None:
 
 
 def test_it_is_opened_where_it_is_installed_and_not_turned_off(installed: Cudnn) -> None:
-    found = cudnn_library({})
-    assert found is not None
-    assert found.version == 92600
+    library = cudnn_library({})
+    assert library is not None
+    assert library.version == 92600
     assert cudnn_library({"MILLRACE_CUDNN": "on"}) is not None
     assert cudnn_library({"MILLRACE_CUDNN": "off"}) is None
     with pytest.raises(ExecutorError, match="MILLRACE_CUDNN is 'no': set it to one of auto, on"):
         cudnn_library({"MILLRACE_CUDNN": "no"})
     assert len(installed.handles) == 2
-    found.close()
+    library.close()
     assert len(installed.handles) == 1
 
 
@@ -404,8 +406,8 @@ def parameters(function: object) -> list[str]:
         return list(inspect.signature(function).parameters)  # type: ignore[arg-type]
     except ValueError:
         lines = (function.__doc__ or "").splitlines()
-        found = [line for line in lines if re.match(r"(\d\. )?\w+\(\w+:", line)]
-        return [name for line in found for name in re.findall(r"[(,] ?(\w+):", line)]
+        signatures = [line for line in lines if re.match(r"(\d\. )?\w+\(\w+:", line)]
+        return [name for line in signatures for name in re.findall(r"[(,] ?(\w+):", line)]
 
 
 @pytest.mark.parametrize("name", sorted(vars(cudnn_in_memory.Graph)))
@@ -413,16 +415,24 @@ def test_the_real_graph_has_what_the_one_in_memory_has(name: str) -> None:
     cudnn = pytest.importorskip("cudnn", reason="needs cuDNN's front end")
     if name.startswith("_") and name != "__init__":
         return
-    ours = [one for one in parameters(getattr(cudnn_in_memory.Graph, name)) if one != "cudnn"]
+    ours = [
+        parameter
+        for parameter in parameters(getattr(cudnn_in_memory.Graph, name))
+        if parameter != "cudnn"
+    ]
     theirs = parameters(getattr(cudnn.pygraph, name))
-    by_name = [one for one in ours if one not in ("self", "modes", "limit", "notes", "policy")]
+    by_name = [
+        parameter
+        for parameter in ours
+        if parameter not in ("self", "modes", "limit", "notes", "policy")
+    ]
     assert set(by_name) <= set(theirs), theirs
 
 
 def test_the_real_module_has_what_the_one_in_memory_has(cudnn: Cudnn) -> None:
     real = pytest.importorskip("cudnn", reason="needs cuDNN's front end")
     for name in ("data_type", "heur_mode", "build_plan_policy", "numerical_note"):
-        members = {one.name for one in getattr(cudnn, name)}
+        members = {member.name for member in getattr(cudnn, name)}
         assert members <= set(getattr(real, name).__members__), name
     for name in ("backend_version", "create_handle", "destroy_handle", "pygraph"):
         assert callable(getattr(real, name))

@@ -53,18 +53,22 @@ def examples() -> Iterator[Example]:
         (Form(attributes=PLAIN | {"window": 4}, grouped=True), GROUPED),
     ):
         forward, backward = form.labels
-        one = Example(
+        example = Example(
             kind="attention", labels=forward, formula=form.forward, attributes=form.attributes,
             sizes=sizes,
         )  # fmt: skip
-        yield one
+        yield example
         yield replace(
-            one, kind="attention_grad", labels=backward, formula=form.backward, derive=form.derive
+            example,
+            kind="attention_grad",
+            labels=backward,
+            formula=form.backward,
+            derive=form.derive,
         )
 
 
 def rounded(example: Example, dtype: str) -> Case:
-    """With an output and logsumexp that follow from what q, k and v are rounded to."""
+    """Case with an output and logsumexp that follow from what q, k and v are rounded to."""
 
     def derive(*inputs: Array) -> tuple[Array, ...]:
         exact = [loaded(stored(array, dtype), dtype).astype(np.float64) for array in inputs]
@@ -79,11 +83,11 @@ CASES = [rounded(example, dtype) for example in examples() for dtype in NARROW]
 
 @cache
 def emulator(way: int) -> Emulator:
-    found: dict[str, set[str]] = {}
+    functions_by_source: dict[str, set[str]] = {}
     for case in CASES:
         for source, names in case.functions().items():
-            found.setdefault(source, set()).update(names)
-    return Emulator(found, option=way)
+            functions_by_source.setdefault(source, set()).update(names)
+    return Emulator(functions_by_source, option=way)
 
 
 @pytest.mark.skipif(COMPILER is None, reason="needs g++")
@@ -97,7 +101,7 @@ def context(
     query: Shard, key: Shard, attributes: Attributes, *, out: str | None = None
 ) -> KernelContext:
     """Attention on these shards, of as many value features as key features."""
-    made = replace(query, dtype=out or query.dtype)
+    output = replace(query, dtype=out or query.dtype)
     statistics = Shard(
         global_shape=query.global_shape[:-1],
         offsets=query.offsets[:-1],
@@ -105,7 +109,7 @@ def context(
         dtype="float32",
     )
     labels = Form(attributes=attributes).labels[0]
-    return context_of("attention", labels, [query, key, key], [made, statistics], attributes)
+    return context_of("attention", labels, [query, key, key], [output, statistics], attributes)
 
 
 def block(begin: int, size: int, dtype: str = "bfloat16") -> Shard:
@@ -119,7 +123,7 @@ ALL = block(0, 256)
 
 
 @pytest.mark.parametrize(
-    ("made", "ways"),
+    ("actor", "ways"),
     [
         (context(ALL, ALL, CAUSAL), 3),
         (context(ALL, ALL, PLAIN), 3),
@@ -135,14 +139,16 @@ ALL = block(0, 256)
         (context(block(0, 256, "float32"), block(0, 256, "float32"), CAUSAL), 0),
     ],
 )
-def test_the_library_is_asked_where_it_has_a_form_of_the_op(made: KernelContext, ways: int) -> None:
-    found = make_calls(made).of(0)
-    choices = [one for one in found if isinstance(one, Choice)]
-    assert [len(one.options) for one in choices] == ([ways] if ways else [])
+def test_the_library_is_asked_where_it_has_a_form_of_the_op(
+    actor: KernelContext, ways: int
+) -> None:
+    calls = make_calls(actor).of(0)
+    choices = [call for call in calls if isinstance(call, Choice)]
+    assert [len(choice.options) for choice in choices] == ([ways] if ways else [])
     if ways:
-        assert found == (choices[0],)
+        assert calls == (choices[0],)
         for option in choices[0].options[:-1]:
-            assert sum(isinstance(one, Attention) for one in option) == 1
+            assert sum(isinstance(call, Attention) for call in option) == 1
 
 
 WINDOWS = [
@@ -161,34 +167,36 @@ def test_convolutions_are_those_of_images_whose_channels_lie_last(
     attributes: dict[str, int], sizes: dict[str, int], direction: str, dtype: str
 ) -> None:
     b, c, n, g = 2, 3, 4, sizes.get("g", 1)
-    given, made, size = (tuple(sizes[x] for x in pair) for pair in ("yx", "ji", "qp"))
+    given, output, size = (tuple(sizes[x] for x in pair) for pair in ("yx", "ji", "qp"))
     dims = {
         dim: Dim(
-            given[at], made[at], size[at], attributes[f"stride_{dim}"], attributes[f"pad_{dim}"],
-            attributes.get(f"dilation_{dim}", 1),
+            given[axis], output[axis], size[axis], attributes[f"stride_{dim}"],
+            attributes[f"pad_{dim}"], attributes.get(f"dilation_{dim}", 1),
         )
-        for at, dim in enumerate("yx")
+        for axis, dim in enumerate("yx")
     }  # fmt: skip
-    found = Sizes(b=b, g=g, c=c, n=n, dtype=dtype, **dims)
-    calls = with_library(direction, found, run_state(), always(Clear(write(0), 0)))
+    layer = Sizes(b=b, g=g, c=c, n=n, dtype=dtype, **dims)
+    calls = with_library(direction, layer, run_state(), always(Clear(write(0), 0)))
     (choice,) = calls.of(0)
     assert isinstance(choice, Choice)
-    shapes = {"x": (b, g * c, *given), "w": (g * n, c, *size), "y": (b, g * n, *made)}
-    reads, made_one = {
+    shapes = {"x": (b, g * c, *given), "w": (g * n, c, *size), "y": (b, g * n, *output)}
+    reads, target_name = {
         FORWARD: ("xw", "y"),
         GRAD_INPUT: ("yw", "x"),
         GRAD_WEIGHT: ("xy", "w"),
     }[direction]
     rng = np.random.default_rng(0)
-    # channels last in memory, channels second in the formula
-    held = [stored(rng.standard_normal(shapes[one]).transpose(0, 2, 3, 1), dtype) for one in reads]
-    exact = [loaded(one, dtype).astype(np.float64).transpose(0, 3, 1, 2) for one in held]
-    target = shapes[made_one]
+    # Channels are last in memory and second in the formula.
+    arrays = [
+        stored(rng.standard_normal(shapes[name]).transpose(0, 2, 3, 1), dtype) for name in reads
+    ]
+    exact = [loaded(array, dtype).astype(np.float64).transpose(0, 3, 1, 2) for array in arrays]
+    target = shapes[target_name]
     room = empty(whole((target[0], *target[2:], target[1]), dtype))
-    operands = Operands(Calls(of=lambda firing: ()), held, [room])
-    (one,) = choice.options[0]
-    assert isinstance(one, Convolution)
-    Emulator({}, option=0).run(one, operands.address, operands.ranges(one))
+    operands = Operands(Calls(of=lambda firing: ()), arrays, [room])
+    (call,) = choice.options[0]
+    assert isinstance(call, Convolution)
+    Emulator({}, option=0).run(call, operands.address, operands.ranges(call))
     formula = dict(
         zip((FORWARD, GRAD_INPUT, GRAD_WEIGHT), convolution(attributes, sizes), strict=True)
     )[direction]
@@ -219,9 +227,13 @@ def test_a_model_trains_alike_by_the_library_and_by_kernels_of_ours(model: str) 
 def test_a_listing_names_every_way_of_a_choice() -> None:
     plan, _, _ = planned("gpt", "bf16")
     lines = [line.strip() for line in rank_listing(plan, 0).splitlines()]
-    at = next(at for at, line in enumerate(lines) if line.startswith("1: library: attention b "))
-    assert lines[at - 1] == "one of 3:"
-    assert lines[at + 1].startswith("2: library: attention b ")
-    assert lines[at + 2].startswith("2: movement: ")
-    assert lines[at + 3].startswith("3: attention")
+    position = next(
+        position
+        for position, line in enumerate(lines)
+        if line.startswith("1: library: attention b ")
+    )
+    assert lines[position - 1] == "one of 3:"
+    assert lines[position + 1].startswith("2: library: attention b ")
+    assert lines[position + 2].startswith("2: movement: ")
+    assert lines[position + 3].startswith("3: attention")
     assert any(line.startswith("1: library: gradient of attention") for line in lines)

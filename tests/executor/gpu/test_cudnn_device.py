@@ -36,10 +36,10 @@ def at(address: int) -> Operand:
 
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Cupy:
-    made = install(monkeypatch)
+    in_memory = install(monkeypatch)
     monkeypatch.setattr(cupy_device, "WORKSPACE_BYTES", 1 << 10)
     monkeypatch.setattr(issuing, "RESERVE_BYTES", 0)
-    return made
+    return in_memory
 
 
 @pytest.fixture
@@ -63,21 +63,23 @@ class Placed:
         calls = make_calls(context)
         rng = np.random.default_rng(0)
         self.given = [stored(rng.standard_normal(SHAPE), "bfloat16") for _ in range(3)]
-        self.reads = [device.allocate(one.nbytes) for one in self.given]
-        for address, one in zip(self.reads, self.given, strict=True):
-            device.to_device(address, one)
+        self.reads = [device.allocate(array.nbytes) for array in self.given]
+        for address, array in zip(self.reads, self.given, strict=True):
+            device.to_device(address, array)
         self.writes = [device.allocate(2 * ROWS.size), device.allocate(4 * STATISTICS.size)]
         places = {
             "read": self.reads,
             "write": self.writes,
             "workspace": [device.allocate(calls.workspace_bytes)],
-            "table": [device.allocate(one.nbytes) for one in calls.tables],
+            "table": [device.allocate(table.nbytes) for table in calls.tables],
         }
         (call,) = calls.of(0)
-        found = bound(call, lambda one: at(places[one.role][one.number] + one.offset_bytes))
-        assert isinstance(found, Choice)
-        # What ours would make: a sign that can be told from what the library makes.
-        self.choice = Choice((*found.options[:-1], (Clear(at(self.writes[0]), 2 * ROWS.size),)))
+        placed = bound(
+            call, lambda operand: at(places[operand.role][operand.number] + operand.offset_bytes)
+        )
+        assert isinstance(placed, Choice)
+        # Ours makes a sign that can be told from what the library makes.
+        self.choice = Choice((*placed.options[:-1], (Clear(at(self.writes[0]), 2 * ROWS.size),)))
 
     def made(self) -> tuple[Array, Array]:
         out, statistics = np.empty(SHAPE, np.uint16), np.empty(SHAPE[:-1], np.float32)
@@ -86,7 +88,7 @@ class Placed:
         return loaded(out, "bfloat16"), statistics
 
     def expected(self) -> Sequence[Array]:
-        exact = [loaded(one, "bfloat16").astype(np.float64) for one in self.given]
+        exact = [loaded(array, "bfloat16").astype(np.float64) for array in self.given]
         return Form(attributes=CAUSAL).forward(*exact)
 
 
@@ -101,8 +103,8 @@ def test_a_choice_is_by_the_library_where_it_can_and_is_replayed(
     graph = device.end_capture(stream)
     assert not placed.made()[0].any(), "captured, not carried out"
     device.replay(graph, stream)
-    for one, other in zip(placed.made(), placed.expected(), strict=True):
-        np.testing.assert_allclose(one, other, atol=2e-2)
+    for array, expected_array in zip(placed.made(), placed.expected(), strict=True):
+        np.testing.assert_allclose(array, expected_array, atol=2e-2)
     assert (before, device.library_bytes) == (0, cudnn.workspace_bytes)
     assert cudnn.stream == stream
     device.close()
@@ -130,7 +132,7 @@ def test_what_the_library_refuses_goes_to_the_next_way(
     elif spoil == "workspace":
         cudnn.workspace_bytes = device.free_bytes() + 1
     else:
-        cudnn.version = 92500  # takes a logsumexp that is turned over before
+        cudnn.version = 92500  # This version takes a logsumexp that is turned over before.
     device.prepare(placed.choice, stream)
     (ways,) = device.picked().values()
     assert ways == {"cudnn + our movement" if spoil == "version" else "clear": 1}
@@ -138,7 +140,7 @@ def test_what_the_library_refuses_goes_to_the_next_way(
 
 def test_an_operand_that_is_not_aligned_goes_to_the_last_way(device: CupyDevice) -> None:
     placed = Placed(device)
-    away = bound(placed.choice, lambda one: at(one.offset_bytes + 8))
+    away = bound(placed.choice, lambda operand: at(operand.offset_bytes + 8))
     assert isinstance(away, Choice)
     device.prepare(away, device.stream())
     assert device._choices.taken(away) == away.options[-1]
@@ -160,13 +162,13 @@ def test_the_fastest_way_is_taken_and_the_scratch_of_others_given_back(
     products = SimpleNamespace(version=1, close=lambda: None)
     device = CupyDevice(0, lambda: products, lambda: CudnnLibrary(cudnn), tuner)  # type: ignore[arg-type,return-value]
     placed, stream = Placed(device), device.stream()
-    held = len(cupy.cuda.runtime.held)
+    allocations = len(cupy.cuda.runtime.held)
     # Of the second way a kernel was not loaded: what fails has no turn.
     turns = [[9.0, 1.0 if way == fastest else 2.0] for way in (0, 2)]
     times = iter([time for turn in turns for time in turn])
     monkeypatch.setattr(cupy.cuda.runtime, "eventElapsedTime", lambda start, end: next(times))
     device.prepare(placed.choice, stream)
-    assert len(cupy.cuda.runtime.held) == held
+    assert len(cupy.cuda.runtime.held) == allocations
     assert list(times) == []
     (pick,) = tuner.used.picks.values()  # type: ignore[union-attr]
     assert (pick.taken, pick.duration_ns) == (str(fastest), 1_000_000)
@@ -187,8 +189,8 @@ def test_a_choice_that_is_captured_before_it_was_prepared_is_refused(device: Cup
 def test_all_ways_of_a_choice_are_bound_and_walked() -> None:
     inner: Call = Choice(((Clear(at(1), 1),), (Clear(at(2), 1), Clear(at(3), 1))))
     outer = Choice(((Copy(at(4), at(5), 1),), (inner, Clear(at(6), 1))))
-    assert [one.offset_bytes for one in operands_of(outer)] == [4, 5, 1, 2, 3, 6]
-    moved = bound(outer, lambda one: at(one.offset_bytes + 10))
-    assert [one.offset_bytes for one in operands_of(moved)] == [14, 15, 11, 12, 13, 16]
+    assert [operand.offset_bytes for operand in operands_of(outer)] == [4, 5, 1, 2, 3, 6]
+    moved = bound(outer, lambda operand: at(operand.offset_bytes + 10))
+    assert [operand.offset_bytes for operand in operands_of(moved)] == [14, 15, 11, 12, 13, 16]
     assert len(list(leaves(outer, inner))) == 8
     assert list(last_options(outer)) == [Clear(at(2), 1), Clear(at(3), 1), Clear(at(6), 1)]

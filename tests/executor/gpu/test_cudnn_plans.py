@@ -15,16 +15,16 @@ from tests.executor.sources import ROOT
 
 
 def library_folders() -> list[str]:
-    """Where cuDNN, cuBLAS and the compiler lie that were installed as packages."""
-    found = []
+    """Folders of cuDNN, cuBLAS and the compiler that were installed as packages."""
+    folders = []
     for name in ("nvidia.cudnn", "nvidia.cu13"):
         try:
             spec = find_spec(name)
         except ModuleNotFoundError:
             spec = None
         places = [] if spec is None else list(spec.submodule_search_locations or ())
-        found += [str(Path(place) / "lib") for place in places]
-    return found
+        folders += [str(Path(place) / "lib") for place in places]
+    return folders
 
 
 def is_there(folders: list[str], pattern: str) -> bool:
@@ -49,10 +49,10 @@ def test_cudnn_has_plans_for_an_h200(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-4000:]
     scores = 8 * 12 * 1024**2
-    for found, in_order in zip(json.loads(done.stdout), (False, True), strict=True):
-        assert len(found) > 25
-        refused = {name: words for name, words in found.items() if not isinstance(words, int)}
+    for answers, in_order in zip(json.loads(done.stdout), (False, True), strict=True):
+        assert len(answers) > 25
+        refused = {name: words for name, words in answers.items() if not isinstance(words, int)}
         assert not refused
-        # what a fixed order of summation takes: 2 bytes of every score
-        assert (found["gpt2-small, attention_grad, 0"] >= 2 * scores) == in_order
-        assert found["gpt2-small, attention, 0"] < 2**20
+        # A fixed order of summation takes 2 bytes of every score.
+        assert (answers["gpt2-small, attention_grad, 0"] >= 2 * scores) == in_order
+        assert answers["gpt2-small, attention, 0"] < 2**20

@@ -50,9 +50,9 @@ class Products:
 
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Cupy:
-    made = install(monkeypatch)
+    in_memory = install(monkeypatch)
     monkeypatch.setattr(cupy_device, "WORKSPACE_BYTES", 1 << 10)
-    return made
+    return in_memory
 
 
 @pytest.fixture
@@ -70,9 +70,9 @@ def at(address: int) -> Operand:
 
 
 def bytes_at(device: CupyDevice, address: int, count: int) -> list[int]:
-    found = np.empty(count, np.uint8)
-    device.to_host(found, address)
-    return found.tolist()
+    content = np.empty(count, np.uint8)
+    device.to_host(content, address)
+    return content.tolist()
 
 
 def square(address: int) -> Matrices:
@@ -89,8 +89,8 @@ def test_it_has_everything_that_a_device_has_with_the_same_parameters(device: De
     for name, asked in inspect.getmembers(Device, inspect.isfunction):
         if name.startswith("_"):
             continue
-        found = inspect.signature(getattr(CupyDevice, name))
-        assert list(found.parameters) == list(inspect.signature(asked).parameters), name
+        signature = inspect.signature(getattr(CupyDevice, name))
+        assert list(signature.parameters) == list(inspect.signature(asked).parameters), name
     for name in Device.__annotations__:
         assert hasattr(device, name), name
 
@@ -126,33 +126,33 @@ def test_too_much_memory_is_refused_with_figures(device: CupyDevice) -> None:
 
 
 def test_clear_and_copy_are_replayed_not_done_while_captured(device: CupyDevice) -> None:
-    stream, one, two = device.stream(), device.allocate(4), device.allocate(4)
-    device.to_device(one, np.full(4, 5, np.uint8))
+    stream, source, target = device.stream(), device.allocate(4), device.allocate(4)
+    device.to_device(source, np.full(4, 5, np.uint8))
     device.begin_capture(stream)
-    device.issue(Copy(at(one), at(two), 4), stream)
-    device.issue(Clear(at(one), 4), stream)
+    device.issue(Copy(at(source), at(target), 4), stream)
+    device.issue(Clear(at(source), 4), stream)
     graph = device.end_capture(stream)
-    assert bytes_at(device, two, 4) == [0] * 4
+    assert bytes_at(device, target, 4) == [0] * 4
     device.replay(graph, stream)
-    assert bytes_at(device, two, 4) == [5] * 4
-    assert bytes_at(device, one, 4) == [0] * 4
+    assert bytes_at(device, target, 4) == [5] * 4
+    assert bytes_at(device, source, 4) == [0] * 4
 
 
 def test_a_stream_that_waits_for_a_captured_one_is_captured_too(device: CupyDevice) -> None:
     first, second = device.stream(), device.stream(-1)
-    one, two = device.allocate(1), device.allocate(1)
-    device.to_device(one, np.full(1, 3, np.uint8))
+    source, target = device.allocate(1), device.allocate(1)
+    device.to_device(source, np.full(1, 3, np.uint8))
     forked, joined = device.event(), device.event()
     device.begin_capture(first)
     device.record(forked, first)
     device.wait(second, forked)
-    device.issue(Copy(at(one), at(two), 1), second)
+    device.issue(Copy(at(source), at(target), 1), second)
     device.record(joined, second)
     device.wait(first, joined)
     graph = device.end_capture(first)
-    assert bytes_at(device, two, 1) == [0]
+    assert bytes_at(device, target, 1) == [0]
     device.replay(graph, first)
-    assert bytes_at(device, two, 1) == [3]
+    assert bytes_at(device, target, 1) == [3]
 
 
 @pytest.mark.skipif(COMPILER is None, reason="needs g++")
@@ -190,37 +190,39 @@ def test_a_kernel_runs_with_pointers_values_and_shared_memory(
         device.issue(bound._replace(shared_bytes=size_bytes), stream)
         allowed = (48 if size_bytes == 1 << 10 else 96) << 10
         assert cupy.shared_bytes[call.function] == (size_bytes, allowed)
-    found = np.empty((rows, columns))
-    device.to_host(found, writes[0])
+    output = np.empty((rows, columns))
+    device.to_host(output, writes[0])
     x, gamma, beta = values
     centred = x - x.mean(-1, keepdims=True)
     right = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * gamma + beta
-    np.testing.assert_allclose(found, right, atol=1e-12)
+    np.testing.assert_allclose(output, right, atol=1e-12)
 
 
 @pytest.mark.skipif(COMPILER is None, reason="needs g++")
 def test_a_kernel_takes_many_pointers_by_value(device: CupyDevice) -> None:
     sizes = (3, 70, 1)
     values = [np.arange(size, dtype=np.float32) + size for size in sizes]
-    given, made = ([device.allocate(4 * size) for size in sizes] for _ in range(2))
-    for address, value in zip(given, values, strict=True):
+    sources, targets = ([device.allocate(4 * size) for size in sizes] for _ in range(2))
+    for address, value in zip(sources, values, strict=True):
         device.to_device(address, value)
     calls = cast(
         [
-            (Tensor(at(one), "float32", size), Tensor(at(other), "float32", size))
-            for one, other, size in zip(given, made, sizes, strict=True)
+            (Tensor(at(source), "float32", size), Tensor(at(target), "float32", size))
+            for source, target, size in zip(sources, targets, sizes, strict=True)
         ]
     )
     table = device.allocate(calls.tables[0].nbytes)
     device.to_device(table, calls.tables[0])
-    (launch,) = (bound(one, lambda o: at(table) if o.role == "table" else o) for one in calls.of(0))
+    (launch,) = (
+        bound(call, lambda o: at(table) if o.role == "table" else o) for call in calls.of(0)
+    )
     assert isinstance(launch, Launch)
     device.load({launch.source: [launch.function]})
     device.issue(launch, device.stream())
-    for address, value in zip(made, values, strict=True):
-        found = np.empty_like(value)
-        device.to_host(found, address)
-        np.testing.assert_array_equal(found, value)
+    for address, value in zip(targets, values, strict=True):
+        array = np.empty_like(value)
+        device.to_host(array, address)
+        np.testing.assert_array_equal(array, value)
 
 
 def test_a_source_that_does_not_compile_is_named_with_the_compilers_words(

@@ -34,7 +34,7 @@ def test_a_call_that_a_device_refuses_names_rank_and_actor():
 
 
 class LateDevice(EmulatedDevice):
-    """Refuses the first call that is captured."""
+    """A device that refuses the first call that is captured."""
 
     def issue(self, call, stream):
         if self._capture is not None:
@@ -52,7 +52,7 @@ def test_a_call_that_cannot_be_captured_says_so_itself_and_ends_the_capture():
 
 
 class BrokenDevice(EmulatedDevice):
-    """Finds out late, as devices do, that something failed."""
+    """A device that finds out late, as devices do, that something failed."""
 
     failed = False
 
@@ -87,7 +87,7 @@ class Endless:
             self._device.hang(stream)
 
     def check(self):
-        """Nothing fails by itself."""
+        """Do nothing: nothing fails by itself."""
 
     def last_issued(self):
         return ["`the last` of ranks (0, 1) on lane `dp`"]
@@ -97,7 +97,7 @@ class Endless:
 
 
 def overdue(rank, endless, patience, **how):
-    """What a rank of two that share their batch says where some of its collectives never end."""
+    """Error and ended steps of one rank of two, where some of its collectives never end."""
     plan, graph, actors = planned("gpt", "fp32", (("dp", 2),))
     device = HangingDevice()
     names = [actor.name for actor in actors.programs[actors.program_of(rank)].actors]

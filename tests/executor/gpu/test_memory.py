@@ -1,4 +1,4 @@
-"""What does not fit on a device is refused first, and what a run took is told.
+"""Memory: what does not fit on a device is refused first, and what a run took is told.
 
 That ranks take what their plan says, and nothing after the first step, every run of `trained.py`
 sees to.
@@ -40,8 +40,8 @@ def test_a_process_that_cannot_hold_its_rank_answers_no(monkeypatch):
 def test_the_parent_is_told_what_memory_went_to(monkeypatch):
     emulate_gpus(monkeypatch)
     plan, _, actors = planned("wide-deep", "fp32")
-    found = on_gpu(plan, 2).memory
-    assert found is not None
-    assert found["arena"] == actors.programs[0].memory_bytes
-    assert found["grown"] == 0
-    assert found["device"] >= found["arena"] + found["workspace"] + found["tables"]
+    memory = on_gpu(plan, 2).memory
+    assert memory is not None
+    assert memory["arena"] == actors.programs[0].memory_bytes
+    assert memory["grown"] == 0
+    assert memory["device"] >= memory["arena"] + memory["workspace"] + memory["tables"]

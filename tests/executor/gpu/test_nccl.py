@@ -29,10 +29,10 @@ GROUPS = (EVERYONE, Group((2, 1, 0), "tp"), Group((0, 2), "dp"), Group((1, 2), "
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
-    made = Library()
-    monkeypatch.setattr(millrace.executor.gpu.nccl, "require_nccl", lambda: made)
+    in_memory = Library()
+    monkeypatch.setattr(millrace.executor.gpu.nccl, "require_nccl", lambda: in_memory)
     monkeypatch.setattr(millrace.executor.gpu.nccl, "POLL_S", 0.01)
-    return made
+    return in_memory
 
 
 def on_ranks(count: int, run: Callable[[SimpleNamespace], object]) -> list:
@@ -43,9 +43,9 @@ def on_ranks(count: int, run: Callable[[SimpleNamespace], object]) -> list:
         def allgather(value: object) -> list:
             told[index] = value
             barrier.wait()
-            found = list(told)
+            values = list(told)
             barrier.wait()
-            return found
+            return values
 
         communicator = SimpleNamespace(allgather=allgather)
         return run(SimpleNamespace(rank=index, size=count, communicator=communicator))
@@ -55,9 +55,9 @@ def on_ranks(count: int, run: Callable[[SimpleNamespace], object]) -> list:
 
 
 def begin(world: SimpleNamespace, groups=GROUPS, **more) -> NcclCommunicator:
-    mine = [group for group in groups if world.rank in group.members]
+    own_groups = [group for group in groups if world.rank in group.members]
     options = {"use_device": lambda: None, "failed": lambda error: None} | more
-    return NcclCommunicator(world.rank, exchange_ids(world, mine), **options)
+    return NcclCommunicator(world.rank, exchange_ids(world, own_groups), **options)
 
 
 def at(array: np.ndarray) -> Operand:
@@ -65,7 +65,7 @@ def at(array: np.ndarray) -> Operand:
 
 
 def collect(group: Group, kind: str, send_size: int, recv_size: int, elements: int, **more) -> list:
-    """What every member receives, each having sent 100 rank + (0, 1, …)."""
+    """Values that every member receives, each having sent 100 rank + (0, 1, …)."""
 
     def run(world: SimpleNamespace) -> np.ndarray | None:
         communicator = begin(world)
@@ -77,8 +77,8 @@ def collect(group: Group, kind: str, send_size: int, recv_size: int, elements: i
         communicator.close()
         return received
 
-    found = on_ranks(RANKS, run)
-    return [found[member].tolist() for member in group.members]
+    received_by_rank = on_ranks(RANKS, run)
+    return [received_by_rank[member].tolist() for member in group.members]
 
 
 def test_all_reduce_gives_every_member_the_sum_or_the_largest(library: Library) -> None:
@@ -96,8 +96,8 @@ def test_reduce_scatter_leaves_each_member_its_block(library: Library) -> None:
 
 
 def test_all_to_all_gives_block_i_to_member_i(library: Library) -> None:
-    found = collect(Group((2, 1, 0), "tp"), "all_to_all", 6, 6, 2)
-    assert found == [
+    received = collect(Group((2, 1, 0), "tp"), "all_to_all", 6, 6, 2)
+    assert received == [
         [200, 201, 100, 101, 0, 1],
         [202, 203, 102, 103, 2, 3],
         [204, 205, 104, 105, 4, 5],
@@ -113,14 +113,14 @@ def test_a_bucket_is_one_launch_of_all_its_collectives(library: Library) -> None
     def run(world: SimpleNamespace) -> list[list[float]]:
         communicator = begin(world)
         sent = [10 * world.rank + np.arange(size, dtype=np.float32) for size in (1, 2)]
-        received = [np.zeros(3 * one.size, np.float32) for one in sent]
+        received = [np.zeros(3 * array.size, np.float32) for array in sent]
         parts = zip(sent, received, strict=True)
         bucket = Bucket(
             tuple(Collective("all_gather", at(s), at(r), s.size, "float32") for s, r in parts)
         )
         communicator.issue(bucket, EVERYONE, 0)
         communicator.close()
-        return [one.tolist() for one in received]
+        return [array.tolist() for array in received]
 
     assert on_ranks(RANKS, run) == [[[0, 10, 20], [0, 1, 10, 11, 20, 21]]] * RANKS
     assert library.launches == RANKS
@@ -131,12 +131,12 @@ def test_a_transfer_goes_from_its_first_member_to_its_second(library: Library) -
 
     def run(world: SimpleNamespace) -> list[float]:
         communicator = begin(world)
-        held = np.full(4, 10 * world.rank, np.float64)
+        buffer = np.full(4, 10 * world.rank, np.float64)
         if world.rank in group.members:
             kind = "send" if world.rank == 1 else "recv"
-            communicator.issue(Collective(kind, at(held), at(held), 4, "float64"), group, 0)
+            communicator.issue(Collective(kind, at(buffer), at(buffer), 4, "float64"), group, 0)
         communicator.close()
-        return held.tolist()
+        return buffer.tolist()
 
     assert on_ranks(RANKS, run) == [[0] * 4, [10] * 4, [10] * 4]
 
@@ -157,12 +157,12 @@ def test_every_dtype_of_registers_moves(library: Library, dtype: str) -> None:
 
 
 def test_ids_are_agreed_on_whatever_groups_a_rank_is_in(library: Library) -> None:
-    found = on_ranks(
+    ids_by_rank = on_ranks(
         RANKS, lambda world: exchange_ids(world, () if world.rank == 1 else GROUPS[2:3])
     )
-    assert found[1] == {}
-    assert found[0] == found[2]
-    assert len(found[0][GROUPS[2]]) == 128
+    assert ids_by_rank[1] == {}
+    assert ids_by_rank[0] == ids_by_rank[2]
+    assert len(ids_by_rank[0][GROUPS[2]]) == 128
 
 
 def test_a_group_that_its_first_member_does_not_know_is_refused(library: Library) -> None:
@@ -179,11 +179,11 @@ def test_a_group_that_its_first_member_does_not_know_is_refused(library: Library
 def test_warming_up_carries_out_every_kind_once(library: Library) -> None:
     def run(world: SimpleNamespace) -> set[str]:
         communicator = begin(world)
-        mine = [group for group in GROUPS if world.rank in group.members]
+        own_groups = [group for group in GROUPS if world.rank in group.members]
         transfer = {"send"} if world.rank == 1 else {"recv"}
         kinds = {
             group: transfer if group.lane == "send" else set(CALLS) - {"send", "recv"}
-            for group in mine
+            for group in own_groups
         }
         scratch = np.zeros(warm_up_bytes(kinds), np.uint8)
         communicator.warm_up(kinds, scratch.ctypes.data, 0)
@@ -222,10 +222,10 @@ def test_an_asynchronous_error_aborts_everything_and_names_the_actor(library: Li
 
     alone = Group((0,), "dp")
     (communicator,) = on_ranks(1, lambda world: begin(world, [alone], failed=failed))
-    held = np.ones(2, np.float32)
-    call = Collective("all_reduce", at(held), at(held), 2, "float32")
+    buffer = np.ones(2, np.float32)
+    call = Collective("all_reduce", at(buffer), at(buffer), 2, "float32")
     communicator.issue(call, alone, 0, "block.0.grad all_reduce")
-    library.broken = KeyError(7)  # what CuPy makes of "in progress"
+    library.broken = KeyError(7)  # CuPy says "in progress" so
     assert not heard.wait(0.1)
     communicator.check()
     library.broken = NcclError("NCCL_ERROR_REMOTE_ERROR: remote error")
@@ -241,8 +241,8 @@ def test_collectives_that_are_abandoned_are_aborted_and_named(library: Library) 
     alone = [Group((0,), lane) for lane in ("dp", "tp")]
     errors: list[ExecutorError] = []
     (communicator,) = on_ranks(1, lambda world: begin(world, alone, failed=errors.append))
-    held = np.ones(2, np.float32)
-    call = Collective("all_reduce", at(held), at(held), 2, "float32")
+    buffer = np.ones(2, np.float32)
+    call = Collective("all_reduce", at(buffer), at(buffer), 2, "float32")
     for group, actor in zip((*alone, alone[0]), ("first", "second", "third"), strict=True):
         communicator.issue(call, group, 0, actor)
     assert communicator.last_issued() == [
@@ -279,14 +279,17 @@ def test_closing_destroys_every_communicator(library: Library) -> None:
 def test_a_group_or_dtype_that_is_not_there_is_refused_by_name(library: Library) -> None:
     alone = Group((0,), "dp")
     (communicator,) = on_ranks(1, lambda world: begin(world, [alone]))
-    held = np.ones(2, np.float32)
+    buffer = np.ones(2, np.float32)
     with pytest.raises(ExecutorError, match=r"NCCL has no complex64"):
         communicator.issue(
-            Collective("all_reduce", at(held), at(held), 2, "complex64"), alone, 0, "x"
+            Collective("all_reduce", at(buffer), at(buffer), 2, "complex64"), alone, 0, "x"
         )
     with pytest.raises(ExecutorError, match=r"actor `x`: .*no communicator was made for it"):
         communicator.issue(
-            Collective("all_reduce", at(held), at(held), 2, "float32"), Group((0,), "tp"), 0, "x"
+            Collective("all_reduce", at(buffer), at(buffer), 2, "float32"),
+            Group((0,), "tp"),
+            0,
+            "x",
         )
     communicator.close()
 

@@ -66,6 +66,6 @@ def test_the_three_products_over_an_odd_vocabulary_are_cut_inside_their_commands
         "1: product m 64 n 32 k 3", "1: product m 64 n 32 k 1024", "2: product m 64 n 32 k 1027",
         "1: product m 3 n 32 k 64", "1: product m 1024 n 32 k 64", "2: product m 1027 n 32 k 64",
     ]  # fmt: skip
-    assert [one for one in sizes if one in microbatch] == MICROBATCHES * microbatch
+    assert [size for size in sizes if size in microbatch] == MICROBATCHES * microbatch
     along_k = [" += " in line for line in products if " k 3 " in line or " k 1024 " in line]
     assert along_k == MICROBATCHES * [False, True]  # the large part adds to the remainder

@@ -21,7 +21,7 @@ from millrace.executor.gpu.probing.timing import (
     time_gpu,
 )
 from millrace.executor.gpu.probing.transfers import (
-    KINDS,
+    BOXING,
     MESSAGE_BYTES,
     collective_points,
     groups_of,
@@ -59,7 +59,7 @@ SCALES = {
 
 @pytest.fixture(scope="module")
 def measured() -> Iterator[Device]:
-    """What an emulated device is measured as, on which every call takes a microsecond."""
+    """Profile of an emulated device, on which every call takes a microsecond."""
     if COMPILER is None:
         pytest.skip("needs g++")
     with pytest.MonkeyPatch.context() as few:
@@ -105,20 +105,20 @@ def test_a_profile_whose_time_is_up_has_what_matters_most_and_prices_the_rest(
         (case for precision in DTYPES for case in cases(SCALES, precision)), key=by_weight
     )
     products = sum(case.context.kind == MULTIPLIED[0] for case in everything)
-    found = time_gpu(
+    timings = time_gpu(
         EmulatedDevice(),
         seconds=0.0,
         scales=SCALES,
         limit_s=products + 3,
         clock=lambda: float(next(ticks)),
     )
-    assert found.missed == tuple(case.table for case in everything[products + 3 :])
+    assert timings.missed == tuple(case.table for case in everything[products + 3 :])
     tables = {f"matmul@{precision}" for precision in DTYPES}
-    assert set(found.kernels) == tables | {case.table for case in everything[products:][:3]}
-    assert {"attention/16@bf16", "attention/32@bf16"} < set(found.kernels)
-    device = measured_device([found], "in a hurry")
+    assert set(timings.kernels) == tables | {case.table for case in everything[products:][:3]}
+    assert {"attention/16@bf16", "attention/32@bf16"} < set(timings.kernels)
+    device = measured_device([timings], "in a hurry")
     assert set(device.flops_per_s) == set(DTYPES)
-    assert set(device.kernels) == set(found.kernels) - set(found.missed) | tables
+    assert set(device.kernels) == set(timings.kernels) - set(timings.missed) | tables
     for precision in ("bf16", "fp32"):
         plan = search(
             SearchRequest(
@@ -137,9 +137,11 @@ def test_one_kernel_is_timed_however_short_the_time_is(monkeypatch: pytest.Monke
         pytest.skip("needs g++")
     monkeypatch.setattr(arena, "COPIES_MAX", 2)
     monkeypatch.setattr(stopwatch, "CALLS_MAX", 4)
-    found = time_gpu(EmulatedDevice(), seconds=0.0, scales=SCALES, limit_s=0.0, precisions=["fp32"])
-    assert set(found.kernels) == {"matmul@fp32"}
-    assert not_reached([found]).startswith(f"{len(found.missed)} kernels were not reached, so ")
+    timings = time_gpu(
+        EmulatedDevice(), seconds=0.0, scales=SCALES, limit_s=0.0, precisions=["fp32"]
+    )
+    assert set(timings.kernels) == {"matmul@fp32"}
+    assert not_reached([timings]).startswith(f"{len(timings.missed)} kernels were not reached, so ")
 
 
 def test_what_no_rank_has_reached_is_told_by_its_tables() -> None:
@@ -168,8 +170,8 @@ def test_costs_read_the_table_of_the_precision(measured: Device) -> None:
     told = msgspec.structs.replace(measured, kernels=kernels)
     for dtype, expected in (("bfloat16", 7_000), ("float32", 9_000), ("float16", TICK_NS)):
         shapes, dtypes = ((8, 16),), (dtype,)
-        found = op_duration_ns("gelu", "t d -> t d", {}, shapes, shapes, dtypes, dtypes, told)
-        assert found == expected
+        duration_ns = op_duration_ns("gelu", "t d -> t d", {}, shapes, shapes, dtypes, dtypes, told)
+        assert duration_ns == expected
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -186,8 +188,8 @@ def test_a_plan_for_the_gpu_of_this_machine_simulates(measured: Device, precisio
             pins=Pins(micro_batch=4),
         )
     )
-    found = predict(plan, fidelity="op")
-    assert found.step_time_ns > 0
+    prediction = predict(plan, fidelity="op")
+    assert prediction.step_time_ns > 0
 
 
 def test_more_gpus_than_were_measured_together_are_refused(measured: Device) -> None:
@@ -207,16 +209,16 @@ def test_dtypes_of_the_probes_are_those_of_training_in_16_bits() -> None:
                 trained.setdefault(op.kind, set()).add(dtypes)
     probed = {probe.kind: probe.dtypes("bfloat16") for probe in PROBES}
     for kind, dtypes in probed.items():
-        if kind in trained and kind != "step_totals":  # which takes any number
+        if kind in trained and kind != "step_totals":  # It takes any number.
             assert dtypes in trained[kind], kind
 
 
 @pytest.mark.parametrize("precision", list(DTYPES))
 def test_every_probe_has_calls_at_the_sizes_of_a_gpu(precision: str) -> None:
-    found = [made(case) for case in cases(GPU_SCALES, precision)]
-    assert {one.case.context.kind for one in found} <= set(CALLS)
-    assert all(one.case.work > 0 for one in found)
-    assert arena_bytes(found) < 2**31
+    timed_cases = [made(case) for case in cases(GPU_SCALES, precision)]
+    assert {timed_case.case.context.kind for timed_case in timed_cases} <= set(CALLS)
+    assert all(timed_case.case.work > 0 for timed_case in timed_cases)
+    assert arena_bytes(timed_cases) < 2**31
 
 
 def test_sizes_of_cpus_and_gpus_have_the_same_names() -> None:
@@ -225,7 +227,7 @@ def test_sizes_of_cpus_and_gpus_have_the_same_names() -> None:
 
 
 def test_gpus_of_two_kinds_have_no_common_profile() -> None:
-    one = GpuTimings(
+    timings = GpuTimings(
         name="one",
         memory_bytes=1,
         multiprocessors=1,
@@ -235,7 +237,7 @@ def test_gpus_of_two_kinds_have_no_common_profile() -> None:
         collectives={},
     )
     with pytest.raises(ExecutorError, match="differ"):
-        measured_device([one, msgspec.structs.replace(one, name="other")], "source")
+        measured_device([timings, msgspec.structs.replace(timings, name="other")], "source")
 
 
 class Ticking:
@@ -258,7 +260,7 @@ def test_ranks_time_collectives_of_every_size_and_wait_alike(ranks: int) -> None
         source, name = IDLE_FUNCTION
         device.load({source: {name}})
         communicator, calls = Ticking(device), []
-        found = collective_points(
+        points_by_table = collective_points(
             rank,
             groups_of(rank, ranks),
             communicator,  # type: ignore[arg-type]
@@ -267,12 +269,12 @@ def test_ranks_time_collectives_of_every_size_and_wait_alike(ranks: int) -> None
             lambda calls=calls: calls.append(1),
         )
         waits.append(len(calls))
-        tables.append(found)
-        for points in found.values():
+        tables.append(points_by_table)
+        for points in points_by_table.values():
             assert points == [(size, TICK_NS) for size in MESSAGE_BYTES]
     assert len(set(waits)) == 1
     sizes = [size for size in (2, 4) if ranks % size == 0]
-    expected = {f"{kind}/{size}" for kind in KINDS for size in sizes}
+    expected = {f"{kind}/{size}" for kind in BOXING for size in sizes}
     assert set(tables[-1]) - {"send/2"} == expected
     assert ("send/2" in tables[0]) == (ranks > 1)
 
@@ -281,9 +283,14 @@ def test_a_case_too_large_for_the_arena_has_one_copy_and_small_ones_several() ->
     if COMPILER is None:
         pytest.skip("needs g++")
     case = next(case for case in cases(SCALES, "bf16") if case.context.kind == "embedding")
-    one, device = made(case), EmulatedDevice()
-    assert len(CaseArena(device, one.shared_bytes + one.copy_bytes).place(one)) == 1
-    several = CaseArena(device, one.shared_bytes + 2 * one.copy_bytes).place(one)
+    timed_case, device = made(case), EmulatedDevice()
+    assert (
+        len(CaseArena(device, timed_case.shared_bytes + timed_case.copy_bytes).place(timed_case))
+        == 1
+    )
+    several = CaseArena(device, timed_case.shared_bytes + 2 * timed_case.copy_bytes).place(
+        timed_case
+    )
     assert len(several) == 2
     assert len({str(calls) for calls in several}) == 2
 

@@ -56,7 +56,9 @@ def test_ranks_on_devices_of_their_own_equal_a_single_device(model, pins):
 def bucketed(name: str) -> tuple[Plan, Graph, ActorGraph, ActorGraph]:
     """A plan of a model of two layers; its actors with collectives one by one, and in buckets."""
     plan, graph = searched(name, model=MODEL)
-    alone, together = (compile_plan(plan, graph, in_buckets=one) for one in (False, True))
+    alone, together = (
+        compile_plan(plan, graph, in_buckets=in_buckets) for in_buckets in (False, True)
+    )
     parts = [
         (actor.kind, actor.meeting.axes)
         for actor in together.programs[0].actors
@@ -71,12 +73,12 @@ def bucketed(name: str) -> tuple[Plan, Graph, ActorGraph, ActorGraph]:
 def test_buckets_between_devices_change_no_bit(name):
     plan, graph, alone, together = bucketed(name)
     expected, parameters = trained(plan, graph, alone)
-    found, values = trained(plan, graph, together)
-    np.testing.assert_array_equal(found, expected)
+    totals, values = trained(plan, graph, together)
+    np.testing.assert_array_equal(totals, expected)
     assert values.keys() == parameters.keys()
-    for rank, held in values.items():
+    for rank, rank_values in values.items():
         others = _variables(parameters[rank])
-        for key, value in _variables(held).items():
+        for key, value in _variables(rank_values).items():
             np.testing.assert_array_equal(value, others[key], err_msg=f"rank {rank}: {key}")
     assert_off_by_rounding_alone(expected, MODEL, "fp32")
 
@@ -84,19 +86,19 @@ def test_buckets_between_devices_change_no_bit(name):
 @pytest.mark.parametrize("name", ["dp 2", "ZeRO 2"])
 def test_buckets_between_ranks_on_one_device_change_no_bit(name):
     plan, graph, *both = bucketed(name)
-    found = []
+    totals = []
     for actors in both:
         runs = runs_of(plan, actors)
         execute_on_device(EmulatedDevice(0), actors, runs, loading(graph), STEPS)
-        found.append(runs[0].totals)
-    assert found[0] == found[1]
-    assert_off_by_rounding_alone(told(found[0]), MODEL, "fp32")
+        totals.append(runs[0].totals)
+    assert totals[0] == totals[1]
+    assert_off_by_rounding_alone(told(totals[0]), MODEL, "fp32")
 
 
 def trained(
     plan: Plan, graph: Graph, actors: ActorGraph
 ) -> tuple[np.ndarray, dict[int, RankValues]]:
-    """What some steps told, and what every rank holds after them."""
+    """Totals that the steps told, and values that every rank holds after them."""
     runs = runs_of(plan, actors)
     values: dict[int, RankValues] = {}
     place, load = MeetingPlace(), loading(graph)
@@ -121,7 +123,7 @@ def trained(
 
 
 def _variables(values: RankValues) -> dict[str, np.ndarray]:
-    """What a rank holds at the end of what the next step would find."""
+    """Values that a rank holds at the end and that the next step would read."""
     return {
         register.name: values.value(index, STEPS % register.slots)
         for index, register in enumerate(values.program.registers)

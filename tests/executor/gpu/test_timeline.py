@@ -1,4 +1,4 @@
-"""When firings and steps of a device began and ended, as a trace tells it."""
+"""Times at which firings and steps of a device began and ended, as a trace tells them."""
 
 import numpy as np
 import pytest
@@ -24,47 +24,49 @@ def recorded(eager: bool) -> Trained:
     return train("llama", "fp64", SPLIT, device=device, steps=STEPS, eager=eager, spans=True)
 
 
-def assert_spans_are_of_steps_from(first: int, found: Trained) -> None:
-    """Of all firings of these steps, and of no other."""
-    for recording in found.recordings:
-        program = found.actors.programs[found.actors.program_of(recording.rank)]
-        at = 0
+def assert_spans_are_of_steps_from(first: int, trained: Trained) -> None:
+    """Assert that spans are of all firings of these steps, and of no other."""
+    for recording in trained.recordings:
+        program = trained.actors.programs[trained.actors.program_of(recording.rank)]
+        position = 0
         for actor in program.actors:
             count = actor.firings * STEPS
-            starts, ends = (x[at : at + count] for x in (recording.starts_ns, recording.ends_ns))
-            at += count
-            kept = np.arange(count) // actor.firings >= first
-            assert (starts[~kept] == -1).all()
-            assert (ends[~kept] == -1).all()
-            assert (starts[kept] > 0).all()
-            assert (ends[kept] >= starts[kept]).all()
-        assert at == len(recording.starts_ns)
+            starts, ends = (
+                x[position : position + count] for x in (recording.starts_ns, recording.ends_ns)
+            )
+            position += count
+            is_traced = np.arange(count) // actor.firings >= first
+            assert (starts[~is_traced] == -1).all()
+            assert (ends[~is_traced] == -1).all()
+            assert (starts[is_traced] > 0).all()
+            assert (ends[is_traced] >= starts[is_traced]).all()
+        assert position == len(recording.starts_ns)
 
 
 def test_spans_of_a_captured_run_are_of_its_last_steps() -> None:
-    found = recorded(eager=False)
-    assert found.run.driver.captured
-    assert_spans_are_of_steps_from(STEPS - TRACED_STEPS, found)
+    trained = recorded(eager=False)
+    assert trained.run.driver.captured
+    assert_spans_are_of_steps_from(STEPS - TRACED_STEPS, trained)
 
 
 def test_spans_of_an_eager_run_lie_in_all_its_steps_in_the_order_of_their_queues() -> None:
-    found = recorded(eager=True)
-    assert not found.run.driver.captured
-    assert_spans_are_of_steps_from(0, found)
-    for recording in found.recordings:
+    trained = recorded(eager=True)
+    assert not trained.run.driver.captured
+    assert_spans_are_of_steps_from(0, trained)
+    for recording in trained.recordings:
         ends = recording.step_end_ns
         assert (np.diff(ends) > TICK_NS).all()
-        program = found.actors.programs[found.actors.program_of(recording.rank)]
-        for span in trace_of(found.actors, [recording]).spans:
+        program = trained.actors.programs[trained.actors.program_of(recording.rank)]
+        for span in trace_of(trained.actors, [recording]).spans:
             step = span.firing // program.actors[span.actor].firings
             assert span.end_ns <= ends[step]
             assert step == 0 or span.start_ns >= ends[step - 1]
-    trace = trace_of(found.actors, found.recordings)
+    trace = trace_of(trained.actors, trained.recordings)
     for lane in trace.lanes:
-        program = found.actors.programs[found.actors.program_of(lane.rank)]
+        program = trained.actors.programs[trained.actors.program_of(lane.rank)]
         compute = {index for index, actor in enumerate(program.actors) if actor.meeting is None}
-        spans = [one for one in trace.spans if one.rank == lane.rank and one.actor in compute]
-        assert spans == sorted(spans, key=lambda one: one.start_ns)
+        spans = [span for span in trace.spans if span.rank == lane.rank and span.actor in compute]
+        assert spans == sorted(spans, key=lambda span: span.start_ns)
 
 
 @pytest.mark.parametrize(
@@ -76,13 +78,15 @@ def test_prediction_and_measurement_are_joined(backend, traced, monkeypatch):
     emulate_gpus(monkeypatch)
     plan, _, actors = planned("llama", "fp32", SPLIT)
     told = []
-    found = on_gpu(plan, STEPS, trace=True, backend=backend, progress=lambda *one: told.append(one))
-    assert told == list(enumerate(found.losses))
-    assert found.backend == "cupy"
-    assert found.ranks == actors.ranks
-    firings = sum(sum(lane.firings) for lane in found.trace.lanes)
-    assert len(found.trace.spans) == traced * firings
-    joined = join(api.simulate(plan).trace, found.trace)
+    measured = on_gpu(
+        plan, STEPS, trace=True, backend=backend, progress=lambda *progress: told.append(progress)
+    )
+    assert told == list(enumerate(measured.losses))
+    assert measured.backend == "cupy"
+    assert measured.ranks == actors.ranks
+    firings = sum(sum(lane.firings) for lane in measured.trace.lanes)
+    assert len(measured.trace.spans) == traced * firings
+    joined = join(api.simulate(plan).trace, measured.trace)
     assert joined.plan_digest == plan.digest()
     assert joined.measured_step_time_s > 0
     assert all(row.measured_s is not None for row in joined.actors if row.kind == "matmul")

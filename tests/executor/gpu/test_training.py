@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
 ALONE = ("gpt", "llama", "bert", "resnet", "wide-deep", "mixtral")
 LIBRARY, OURS = 0, -1  # options of choices
-# What fp16 adds to bf16, the loss scale, is the same for every family.
+# The loss scale, which fp16 adds to bf16, is the same for every family.
 NARROW = [*((model, "bf16") for model in ALONE), *((model, "fp16") for model in ("gpt", "resnet"))]
 
 
@@ -31,12 +31,12 @@ NARROW = [*((model, "bf16") for model in ALONE), *((model, "fp16") for model in 
     ("model", "option"), [*((model, LIBRARY) for model in ALONE), ("gpt", OURS)]
 )
 def test_training_in_float32_is_off_by_rounding_alone(model, option):
-    found = train(model, "fp32", device=EmulatedDevice(option=option))
-    assert_off_by_rounding_alone(found.totals, model, "fp32")
+    trained = train(model, "fp32", device=EmulatedDevice(option=option))
+    assert_off_by_rounding_alone(trained.totals, model, "fp32")
 
 
 class TryingDevice(EmulatedDevice):
-    """Carries out all ways of every choice before it is picked, as one does that times them."""
+    """A device that carries out all ways of every choice before it is picked, as for timing."""
 
     def __init__(self) -> None:
         super().__init__(2, option=LIBRARY)
@@ -45,8 +45,8 @@ class TryingDevice(EmulatedDevice):
     def prepare(self, call: Call, stream: int) -> None:
         if isinstance(call, Choice):
             for option in call.options:
-                for one in option:
-                    self.issue(one, stream)
+                for option_call in option:
+                    self.issue(option_call, stream)
                     self.tried += 1
         super().prepare(call, stream)
 
@@ -56,12 +56,12 @@ def test_training_in_16_bits_is_off_by_rounding_captured_or_eager_and_with_ways_
     model, precision
 ):
     """All ways are tried in place before values are loaded, which must change no bit."""
-    found = train(model, precision, device=EmulatedDevice(option=LIBRARY))
-    assert_off_by_rounding_alone(found.totals, model, precision)
-    assert found.run.driver.captured
-    assert len(found.recordings[0].step_end_ns) == STEPS
-    assert len(found.recordings[0].starts_ns) == 0, "no spans were asked for"
-    history = found.run.regions.history(0)[:STEPS]
+    trained = train(model, precision, device=EmulatedDevice(option=LIBRARY))
+    assert_off_by_rounding_alone(trained.totals, model, precision)
+    assert trained.run.driver.captured
+    assert len(trained.recordings[0].step_end_ns) == STEPS
+    assert len(trained.recordings[0].starts_ns) == 0, "no spans were asked for"
+    history = trained.run.regions.history(0)[:STEPS]
     assert (history[:, 3] > 1).all() == (precision == "fp16")
     assert history[:, 4].all(), "a step was skipped"
     if precision == "bf16":
@@ -70,15 +70,15 @@ def test_training_in_16_bits_is_off_by_rounding_captured_or_eager_and_with_ways_
         assert not eager.run.driver.captured
         assert (eager.recordings[0].ends_ns > eager.recordings[0].starts_ns).all()
         assert device.tried > 0
-        np.testing.assert_array_equal(eager.totals, found.totals)
-        for name, value in found.variables().items():
+        np.testing.assert_array_equal(eager.totals, trained.totals)
+        for name, value in trained.variables().items():
             np.testing.assert_array_equal(eager.variables()[name], value, err_msg=str(name))
 
 
 def test_kernels_of_a_step_touch_only_what_is_allocated_and_meet_at_barriers():
     """Products, attention and rows in bf16 are checked with padded rows (`test_padded_rows.py`)."""
-    found = train("mixtral", "fp32", device=EmulatedDevice(checked=True, option=LIBRARY), steps=1)
-    assert_off_by_rounding_alone(found.totals, "mixtral", "fp32")
+    trained = train("mixtral", "fp32", device=EmulatedDevice(checked=True, option=LIBRARY), steps=1)
+    assert_off_by_rounding_alone(trained.totals, "mixtral", "fp32")
 
 
 PARALLEL = [
@@ -104,7 +104,7 @@ OFFLOADED = ("wide-deep", {"dp": 2, "offload": "optimizer"})
 def test_ranks_on_one_device_equal_a_single_device(model, pins):
     device = EmulatedDevice(len(pins), option=LIBRARY)
     pinned = tuple(pins.items())
-    found = train(model, "fp64", pinned, device=device, steps=PARALLEL_STEPS)
-    assert len(found.run.ranks) > 1
-    losses = found.totals[:, 0]
-    assert_equal_to_a_single_device(model, losses, found.run.values, PARALLEL_STEPS)
+    trained = train(model, "fp64", pinned, device=device, steps=PARALLEL_STEPS)
+    assert len(trained.run.ranks) > 1
+    losses = trained.totals[:, 0]
+    assert_equal_to_a_single_device(model, losses, trained.run.values, PARALLEL_STEPS)

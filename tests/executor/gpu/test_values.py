@@ -37,14 +37,14 @@ def test_a_checkpoint_goes_on_between_gpus_and_cpus_under_other_plans(tmp_path, 
 
 
 def test_training_that_goes_on_gives_the_bits_of_training_that_never_stopped(tmp_path, monkeypatch):
-    """With all that there is to go on with: master weights, moments, clocks, dropout's numbers."""
+    """Master weights, moments, clocks and dropout's numbers: all that there is to go on with."""
     emulate_gpus(monkeypatch)
     plan, _, _ = planned("bert", "fp16")
-    whole = on_gpu(plan, 4, checkpoint=tmp_path, checkpoint_every=2)
+    unbroken = on_gpu(plan, 4, checkpoint=tmp_path, checkpoint_every=2)
     again = tmp_path / "step-00000004"
     again.rename(tmp_path / "other")
     rest = on_gpu(plan, 2, checkpoint=tmp_path, resume=True)
-    assert rest.losses == whole.losses[2:]
+    assert rest.losses == unbroken.losses[2:]
     for path in sorted((tmp_path / "other").glob("*.npy")):
         np.testing.assert_array_equal(np.load(path), np.load(again / path.name))
 
@@ -58,9 +58,9 @@ def test_weights_begin_a_run_on_a_gpu_as_on_cpus(tmp_path, monkeypatch):
     file = tmp_path / "weights.npz"
     np.savez(file, **{name: values})
     expected = execute(plan, steps=1, weights=file).losses
-    found = on_gpu(plan, 1, weights=file).losses
-    np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
-    assert abs(found[0] - reference("wide-deep", 1).losses[0]) > 1e-4, "weights were not taken"
+    losses = on_gpu(plan, 1, weights=file).losses
+    np.testing.assert_allclose(losses, expected, atol=1e-5, rtol=0)
+    assert abs(losses[0] - reference("wide-deep", 1).losses[0]) > 1e-4, "weights were not taken"
     np.savez(file, **{name: values[:-1]})
     with pytest.raises(DataError, match=f"`{name}` has shape"):
         on_gpu(plan, 1, weights=file)
@@ -89,15 +89,15 @@ def test_every_rank_holds_its_part_of_all_that_was_loaded(model, pins):
             slice(start, start + size)
             for start, size in zip(shard.offsets, shard.shape, strict=True)
         )
-        whole = numbers.reshape(register.global_shape)
-        np.testing.assert_array_equal(values.value(index, 0), whole[part], err_msg=register.name)
+        loaded = numbers.reshape(register.global_shape)
+        np.testing.assert_array_equal(values.value(index, 0), loaded[part], err_msg=register.name)
 
 
 def test_a_value_of_a_wrong_shape_names_its_tensor():
     plan, _, actors = planned("gpt", "fp32", (("dp", 2), ("tp", 2)))
     values = DeviceRun(EmulatedDevice(), actors, runs_of(plan, actors)).values[3]
     index, register = next(
-        (i, one) for i, one in enumerate(values.program.registers) if one.initial
+        (i, candidate) for i, candidate in enumerate(values.program.registers) if candidate.initial
     )
     shape = (*register.global_shape, 2)
     with pytest.raises(ExecutorError, match=f"`{register.tensor}` has shape"):

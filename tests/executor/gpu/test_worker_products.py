@@ -13,7 +13,7 @@ PICK = Pick(taken="0" * 128, duration_ns=5)
 
 
 class Device:
-    """Notes what it is given."""
+    """A device that notes what it is given."""
 
     def __init__(self, local, products, networks, *, tuner) -> None:
         self.networks, self.tuner, self.again = networks, tuner, 0
@@ -27,13 +27,13 @@ class Device:
 
 def run(monkeypatch: pytest.MonkeyPatch, folder: Path, deterministic: bool) -> Device:
     """One rank of two on one node, whose products the other has picked something else for."""
-    made: list[Device] = []
+    devices: list[Device] = []
     used = Picks(device="x", library_version=1, picks={"p": PICK, "q": PICK})
     other = Picks(device="x", library_version=1, picks={"p": Pick(taken="1" * 128, duration_ns=4)})
 
     def device(*given, **more) -> Device:
-        made.append(Device(*given, **more))
-        return made[-1]
+        devices.append(Device(*given, **more))
+        return devices[-1]
 
     def train(job, folder, world, device, collectives, prepared) -> None:
         if device.tuner is not None:
@@ -49,12 +49,12 @@ def run(monkeypatch: pytest.MonkeyPatch, folder: Path, deterministic: bool) -> D
         rank=1,
         size=2,
         local_rank=lambda: 0,
-        communicator=SimpleNamespace(allgather=lambda mine: [other, mine]),
+        communicator=SimpleNamespace(allgather=lambda own_picks: [other, own_picks]),
     )
     graph = SimpleNamespace(ranks=2)
     job = SimpleNamespace(loopback=True, graph=graph, **_without_loopback(deterministic))
     worker.run_on_gpu(job, folder, world)  # type: ignore[arg-type]
-    return made[0]
+    return devices[0]
 
 
 def _without_loopback(deterministic: bool) -> dict[str, bool]:
@@ -65,8 +65,8 @@ def _without_loopback(deterministic: bool) -> dict[str, bool]:
 def test_ranks_agree_and_what_they_agreed_on_is_kept(monkeypatch, tmp_path: Path) -> None:
     device = run(monkeypatch, tmp_path, False)
     assert (device.networks.keywords, device.again) == ({"deterministic": False}, 1)
-    kept = load_picks(tmp_path, "x", 1).picks
-    assert {name: pick.taken[0] for name, pick in kept.items()} == {"p": "1", "q": "0"}
+    picks = load_picks(tmp_path, "x", 1).picks
+    assert {name: pick.taken[0] for name, pick in picks.items()} == {"p": "1", "q": "0"}
 
 
 def test_a_deterministic_run_times_nothing_and_keeps_nothing(monkeypatch, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ class Trained(NamedTuple):
     totals: Array  # per step of rank 0: the loss, and the norm of gradients
 
     def variables(self) -> dict[tuple[int, str], Array]:
-        """What every rank holds at the end of what the next step would find."""
+        """Values that every rank holds at the end and that the next step would read."""
         return {
             (rank, register.name): values.value(index, len(self.totals) % register.slots)
             for rank, values in self.run.values.items()
@@ -74,22 +74,24 @@ def train(
 def assert_equal_to_a_single_device(
     model: str, losses: Array, values: dict[int, RankValues], steps: int
 ) -> None:
-    """Losses and every rank's part of every variable, in float64, are those of the reference."""
+    """Assert that losses and all parts of all variables, in float64, are the reference's."""
     expected = reference(model, steps, precision="fp64")
     np.testing.assert_allclose(losses, expected.losses, rtol=EXACT, atol=0)
     seen = set()
-    for rank, held in values.items():
-        for index, register in enumerate(held.program.registers):
+    for rank, rank_values in values.items():
+        for index, register in enumerate(rank_values.program.registers):
             if not register.initial or register.tensor not in expected.parameters[steps]:
                 continue
             seen.add(register.tensor)
-            shard = held.shard(register)
+            shard = rank_values.shard(register)
             part = tuple(
                 slice(start, start + size)
                 for start, size in zip(shard.offsets, shard.shape, strict=True)
             )
-            found = held.value(index, steps % register.slots)
-            whole = expected.parameters[steps][register.tensor]
+            actual = rank_values.value(index, steps % register.slots)
+            full_value = expected.parameters[steps][register.tensor]
             name = f"rank {rank}: {register.tensor}"
-            np.testing.assert_allclose(found, whole[part], rtol=EXACT, atol=EXACT, err_msg=name)
+            np.testing.assert_allclose(
+                actual, full_value[part], rtol=EXACT, atol=EXACT, err_msg=name
+            )
     assert seen == expected.parameters[steps].keys()

@@ -1,5 +1,7 @@
-"""Plans that the search found once, kept as documents: what is compiled of them is compared with
-texts that were written down, and must not change when the search does.
+"""Plans that the search found once, kept as documents.
+
+What is compiled of them is compared with texts that were written down, and must not change when the
+search does.
 """
 
 from pathlib import Path
@@ -10,5 +12,5 @@ FOLDER = Path(__file__).parent
 
 
 def stored_plan(name: str) -> Plan:
-    """The plan in `<name>.json`."""
+    """Plan in `<name>.json`."""
     return read_plan((FOLDER / f"{name}.json").read_bytes())

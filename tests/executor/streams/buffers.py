@@ -32,8 +32,8 @@ from tests.test_offload import on_host
 LINE_BYTES = 64
 
 
-def register(name: str, at: int, *, slots: int = 1, initial: int = 0) -> Register:
-    """A register of a line per slot that begins at line number `at`."""
+def register(name: str, line: int, *, slots: int = 1, initial: int = 0) -> Register:
+    """Register of a line per slot that begins at line number `line`."""
     return Register(
         name=name,
         tensor=name,
@@ -43,7 +43,7 @@ def register(name: str, at: int, *, slots: int = 1, initial: int = 0) -> Registe
         dtype="float64",
         slots=slots,
         initial=initial,
-        offset_bytes=at * LINE_BYTES,
+        offset_bytes=line * LINE_BYTES,
         slot_bytes=LINE_BYTES,
     )
 
@@ -71,8 +71,8 @@ def actor(
 def program(
     stage: int, registers: tuple[Register, ...], actors: tuple[Actor, ...], orders: dict[str, str]
 ) -> Program:
-    """Orders name one actor per letter, by the first letter of its name; `launch` is issued."""
-    letters = [one.name[0] for one in actors]
+    """Program whose `orders` name actors by the first letter of their names; `launch` is issued."""
+    letters = [actor.name[0] for actor in actors]
     return Program(
         name=f"stage {stage}",
         stage=stage,
@@ -91,9 +91,9 @@ def program(
 
 
 def graph(*programs: Program) -> ActorGraph:
-    found = ActorGraph(name="by hand", axes=(Axis(name="dp", size=1),), programs=programs)
-    run_to_completion(validate(found), steps=2)
-    return found
+    actor_graph = ActorGraph(name="by hand", axes=(Axis(name="dp", size=1),), programs=programs)
+    run_to_completion(validate(actor_graph), steps=2)
+    return actor_graph
 
 
 def one_producer(*, slots: int, firings: int, initial: int = 0) -> ActorGraph:
@@ -107,7 +107,7 @@ def one_producer(*, slots: int, firings: int, initial: int = 0) -> ActorGraph:
 
 
 def two_sends(launched: str, received: str) -> ActorGraph:
-    """Stage 0 sends a and b to stage 1, which needs much longer before it takes a."""
+    """Graph whose stage 0 sends a and b to stage 1, which needs much longer before it takes a."""
     sender = program(
         0,
         (register("a", 0), register("b", 1)),
@@ -138,21 +138,25 @@ def changed(
     """The buffer with one command changed, and the events that are still waited for."""
     commands = list(buffer.steps[step])
     commands[number] = change(commands[number])
-    awaited = {other for one in commands for other in one.waits}
-    found = tuple(one._replace(records=at in awaited) for at, one in enumerate(commands))
-    steps = (*buffer.steps[:step], found, *buffer.steps[step + 1 :])
+    awaited = {other for command in commands for other in command.waits}
+    reissued = tuple(
+        command._replace(records=index in awaited) for index, command in enumerate(commands)
+    )
+    steps = (*buffer.steps[:step], reissued, *buffer.steps[step + 1 :])
     return dataclasses.replace(buffer, steps=steps)
 
 
 def waits_of(buffer: CommandBuffer) -> list[tuple[int, int]]:
     """Every wait of the first step: who waits, and for whom."""
-    return [(at, wait) for at, one in enumerate(buffer.steps[0]) for wait in one.waits]
+    return [
+        (number, wait) for number, command in enumerate(buffer.steps[0]) for wait in command.waits
+    ]
 
 
 def without(buffer: CommandBuffer, number: int, wait: int) -> CommandBuffer:
     """The buffer in which a command no longer waits for another."""
-    left = tuple(one for one in buffer.steps[0][number].waits if one != wait)
-    return changed(buffer, number, lambda one: one._replace(waits=left))
+    left = tuple(waited for waited in buffer.steps[0][number].waits if waited != wait)
+    return changed(buffer, number, lambda command: command._replace(waits=left))
 
 
 class FiredBy:
@@ -163,7 +167,7 @@ class FiredBy:
         self.done: Counter[tuple[int, int]] = Counter()
 
     def __call__(self, commands: Sequence[Command]) -> None:
-        arrivals = [(one.rank, self.fire(one)) for one in commands]
+        arrivals = [(command.rank, self.fire(command)) for command in commands]
         if commands[0].meets:
             self.work.meet(arrivals)
         else:
@@ -195,12 +199,12 @@ def plans() -> dict[str, Callable[[], tuple[Plan, ActorGraph]]]:
         plan = on_host(recomputed_plans.planned(name))
         return plan, compile_plan(plan, plan_graph(plan))
 
-    found: dict[str, Callable[[], tuple[Plan, ActorGraph]]] = {}
+    plans_by_name: dict[str, Callable[[], tuple[Plan, ActorGraph]]] = {}
     for index, case in enumerate(families.CASES):
-        found[case.title] = lambda index=index: of_family(index)
+        plans_by_name[case.title] = lambda index=index: of_family(index)
     for index, kind in enumerate(same_mathematics.CASES):
-        found[f"gpt: {kind.name}"] = lambda index=index: of_a_kind(index)
+        plans_by_name[f"gpt: {kind.name}"] = lambda index=index: of_a_kind(index)
     for name in recomputed_plans.CASES:
-        found[f"recomputed: {name}"] = lambda name=name: again(name)
-        found[f"offloaded: {name}"] = lambda name=name: elsewhere(name)
-    return found
+        plans_by_name[f"recomputed: {name}"] = lambda name=name: again(name)
+        plans_by_name[f"offloaded: {name}"] = lambda name=name: elsewhere(name)
+    return plans_by_name

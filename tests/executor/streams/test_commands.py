@@ -1,4 +1,4 @@
-"""What a host issues keeps the protocol's order, with no wait too few and none too many."""
+"""Commands that a host issues: they keep the protocol's order, no wait too few, none too many."""
 
 from math import gcd
 
@@ -14,23 +14,23 @@ from tests.executor.streams.buffers import graph, one_producer, program, registe
 SEEDS = range(120)
 
 
-def every_rank(found: ActorGraph) -> range:
-    return range(found.ranks)
+def every_rank(actor_graph: ActorGraph) -> range:
+    return range(actor_graph.ranks)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_buffers_of_random_graphs_are_valid_for_one_rank_and_for_all(seed: int) -> None:
-    found = random_actor_graph(seed)
-    for rank in every_rank(found):
-        validate(found, command_buffer(found, (rank,)))
-    validate(found, command_buffer(found, every_rank(found)))
+    actor_graph = random_actor_graph(seed)
+    for rank in every_rank(actor_graph):
+        validate(actor_graph, command_buffer(actor_graph, (rank,)))
+    validate(actor_graph, command_buffer(actor_graph, every_rank(actor_graph)))
 
 
 def test_a_filled_input_and_a_free_slot_are_waits_and_stream_order_is_none() -> None:
-    found = one_producer(slots=2, firings=4)
-    (commands,) = command_buffer(found, (0,)).steps
-    by_firing = {(one.actor, one.firing): one for one in commands}
-    numbers = {(one.actor, one.firing): at for at, one in enumerate(commands)}
+    actor_graph = one_producer(slots=2, firings=4)
+    (commands,) = command_buffer(actor_graph, (0,)).steps
+    by_firing = {(command.actor, command.firing): command for command in commands}
+    numbers = {(command.actor, command.firing): number for number, command in enumerate(commands)}
     for firing in range(4):
         assert by_firing[1, firing].waits == (numbers[0, firing],)
         assert by_firing[1, firing].reads == (firing % 2,)
@@ -47,33 +47,37 @@ def test_what_other_waits_imply_is_not_waited_for() -> None:
         an_actor("b", (1,), (0,), (1,)),
         an_actor("c", (2,), (0, 1)),
     )
-    found = graph(program(0, registers, actors, {"one": "a", "two": "b", "three": "c"}))
-    (commands,) = command_buffer(found, (0,)).steps
-    assert [one.waits for one in commands] == [(), (0,), (1,)]
-    assert [one.records for one in commands] == [True, True, False]
+    actor_graph = graph(program(0, registers, actors, {"one": "a", "two": "b", "three": "c"}))
+    (commands,) = command_buffer(actor_graph, (0,)).steps
+    assert [command.waits for command in commands] == [(), (0,), (1,)]
+    assert [command.records for command in commands] == [True, True, False]
 
 
 @pytest.mark.parametrize("launched", ["ab", "ba"])
 def test_meetings_are_issued_in_the_order_of_the_launch_queue(launched: str) -> None:
-    found = two_sends(launched, launched)
+    actor_graph = two_sends(launched, launched)
     for ranks in ((0,), (1,), (0, 1)):
-        (commands,) = command_buffer(found, ranks).steps
-        names = [found.programs[one.rank].actors[one.actor].name for one in commands if one.meets]
+        (commands,) = command_buffer(actor_graph, ranks).steps
+        names = [
+            actor_graph.programs[command.rank].actors[command.actor].name
+            for command in commands
+            if command.meets
+        ]
         assert "".join(dict.fromkeys(name[0] for name in names)) == launched
-    members = [at for at, one in enumerate(commands) if one.meets]
-    assert [commands[at].meets for at in members] == [tuple(members[:2])] * 2 + [
+    members = [number for number, command in enumerate(commands) if command.meets]
+    assert [commands[number].meets for number in members] == [tuple(members[:2])] * 2 + [
         tuple(members[2:])
     ] * 2
 
 
 def test_launch_orders_that_contradict_each_other_are_refused() -> None:
     """The protocol gets by, for there are two lanes; devices could wait for each other."""
-    found = two_sends("ab", "ba")
+    actor_graph = two_sends("ab", "ba")
     for ranks in ((0,), (0, 1)):
         with pytest.raises(
             ExecutorError, match=r"contradict each other, among them `a\.send` of rank 0, `b"
         ):
-            command_buffer(found, ranks)
+            command_buffer(actor_graph, ranks)
 
 
 @pytest.mark.parametrize(
@@ -82,36 +86,36 @@ def test_launch_orders_that_contradict_each_other_are_refused() -> None:
 def test_slots_of_what_a_step_finds_go_on_from_step_to_step(
     slots: int, firings: int, initial: int
 ) -> None:
-    found = one_producer(slots=slots, firings=firings, initial=initial)
-    buffer = validate(found, command_buffer(found, (0,)))
+    actor_graph = one_producer(slots=slots, firings=firings, initial=initial)
+    buffer = validate(actor_graph, command_buffer(actor_graph, (0,)))
     assert buffer.period == slots // gcd(slots, firings)
-    reads = [one.reads[0] for step in buffer.steps for one in step if one.actor == 1]
-    assert reads == [at % slots for at in range(buffer.period * firings)]
-    writes = [one.writes[0] for step in buffer.steps for one in step if one.actor == 0]
-    assert writes == [(at + initial) % slots for at in range(buffer.period * firings)]
+    reads = [command.reads[0] for step in buffer.steps for command in step if command.actor == 1]
+    assert reads == [number % slots for number in range(buffer.period * firings)]
+    writes = [command.writes[0] for step in buffer.steps for command in step if command.actor == 0]
+    assert writes == [(number + initial) % slots for number in range(buffer.period * firings)]
 
 
 def test_what_no_step_finds_begins_in_slot_0() -> None:
-    found = one_producer(slots=2, firings=3)
-    assert command_buffer(found, (0,)).period == 1
+    actor_graph = one_producer(slots=2, firings=3)
+    assert command_buffer(actor_graph, (0,)).period == 1
 
 
 def test_a_rank_that_is_not_there_is_refused() -> None:
-    found = one_producer(slots=1, firings=1)
+    actor_graph = one_producer(slots=1, firings=1)
     for ranks in ((1,), (-1,), ()):
         with pytest.raises(ExecutorError, match="expected some of the 1 ranks of `by hand`"):
-            command_buffer(found, ranks)
+            command_buffer(actor_graph, ranks)
 
 
 def test_an_actor_in_two_streams_is_refused() -> None:
     actors = (an_actor("a", (0, 1)),)
-    found = graph(program(0, (), actors, {"one": "a", "two": "a"}))
+    actor_graph = graph(program(0, (), actors, {"one": "a", "two": "a"}))
     with pytest.raises(ExecutorError, match=r"actor `a`: expected one queue .* \['one', 'two'\]"):
-        command_buffer(found, (0,))
+        command_buffer(actor_graph, (0,))
 
 
 def test_the_same_graph_gives_the_same_buffer() -> None:
-    found = random_actor_graph(3)
-    first, second = (command_buffer(found, every_rank(found)) for _ in range(2))
+    actor_graph = random_actor_graph(3)
+    first, second = (command_buffer(actor_graph, every_rank(actor_graph)) for _ in range(2))
     assert first == second
     assert isinstance(first.steps[0][0], Command)

@@ -33,9 +33,9 @@ def test_random_graphs_show_the_firings_slots_and_contents_of_the_protocol(seed:
     execute_lockstep(graph, 1, expected, expected.meet)
     buffer = command_buffer(graph, range(graph.ranks))
     for drawn in range(4):
-        found = remembered(graph, buffer, drawn)
-        assert found.records == expected.records
-        assert found.slots == expected.slots
+        memory = remembered(graph, buffer, drawn)
+        assert memory.records == expected.records
+        assert memory.slots == expected.slots
 
 
 @pytest.mark.parametrize(("slots", "firings", "initial"), [(2, 1, 1), (3, 2, 1), (4, 2, 3)])
@@ -45,9 +45,9 @@ def test_slots_that_go_on_from_step_to_step_are_the_protocols(
     graph = one_producer(slots=slots, firings=firings, initial=initial)
     expected = Memory(graph)
     execute_lockstep(graph, 7, expected, expected.meet)
-    found = remembered(graph, command_buffer(graph, (0,)), 1, steps=7)
-    assert found.records == expected.records
-    assert found.slots == expected.slots
+    memory = remembered(graph, command_buffer(graph, (0,)), 1, steps=7)
+    assert memory.records == expected.records
+    assert memory.slots == expected.slots
 
 
 def test_without_a_wait_some_order_shows_it() -> None:
@@ -76,9 +76,9 @@ def test_the_same_seed_gives_the_same_order_and_another_another() -> None:
     buffer = command_buffer(graph, range(graph.ranks))
 
     def order(seed: int) -> list[tuple[Command, ...]]:
-        found: list[tuple[Command, ...]] = []
-        interpret(buffer, lambda commands: found.append(tuple(commands)), seed=seed, steps=2)
-        return found
+        issued: list[tuple[Command, ...]] = []
+        interpret(buffer, lambda commands: issued.append(tuple(commands)), seed=seed, steps=2)
+        return issued
 
     assert order(1) == order(1)
     assert len({tuple(order(seed)) for seed in range(8)}) > 1
@@ -87,7 +87,7 @@ def test_the_same_seed_gives_the_same_order_and_another_another() -> None:
 def test_a_buffer_that_cannot_go_on_tells_who_waits_for_what() -> None:
     graph = one_producer(slots=1, firings=2)
     buffer = command_buffer(graph, (0,))
-    stuck = changed(buffer, 0, lambda one: one._replace(waits=(3,)))
+    stuck = changed(buffer, 0, lambda command: command._replace(waits=(3,)))
     with pytest.raises(ExecutorError) as caught:
         interpret(stuck, lambda commands: None, seed=0, steps=1)
     story = (

@@ -20,7 +20,7 @@ from tests.parallel_runs import begun, run
 
 STEPS = 2  # the second finds what the first has left
 FEW, SAMPLED = 6, 3  # waits of a program
-# Every family, every kind of parallelism, every case of recomputation and offload in one of both.
+# These are every family, kind of parallelism, and case of recomputation and offload in one of both.
 DEFAULT = (
     *("llama dp2 tp2", "mistral cp2 ringFalse", "mpt dp4 zero3-hybrid", "mixtral dp4 ep2"),
     *("deepseek dp2 pp2 ep2", "deepseek dp2 tp2 ep4", "bert dp2 tp2", "t5 tp2 pp2"),
@@ -65,19 +65,19 @@ def test_buffers_of_plans_are_valid_and_have_no_race_and_no_wait_too_many(name: 
 
 
 def assert_no_races_with_all_waits_and_some_without_one(graph: ActorGraph, name: str) -> None:
-    """Every wait protects bytes, but for what a collective only waits for.
+    """Require that every wait protects bytes, but for what a collective only waits for.
 
     All waits of a short program are tried, and a few of a long one.
     """
     random = Random(name)
-    for one in graph.programs:
-        buffer = command_buffer(graph, one.ranks[:1])
+    for program in graph.programs:
+        buffer = command_buffer(graph, program.ranks[:1])
         assert [race.message for race in find_races(graph, buffer)] == []
         waits = waits_of(buffer)
         for number, wait in waits if len(waits) <= FEW else random.sample(waits, SAMPLED):
             less = without(buffer, number, wait)
             if not find_races(graph, less):
-                assert len(one.actors[buffer.steps[0][number].actor].inputs) > 1
+                assert len(program.actors[buffer.steps[0][number].actor].inputs) > 1
                 with pytest.raises(ExecutorError, match="may begin before"):
                     validate(graph, less)
 
@@ -87,12 +87,12 @@ def alone(buffer: CommandBuffer, rank: int) -> list[tuple[object, ...]]:
     commands = buffer.steps[0]
     return sorted(
         (
-            *one[:6],
-            one.records,
-            sorted((commands[other].actor, commands[other].firing) for other in one.waits),
+            *command[:6],
+            command.records,
+            sorted((commands[other].actor, commands[other].firing) for other in command.waits),
         )
-        for one in commands
-        if one.rank == rank
+        for command in commands
+        if command.rank == rank
     )
 
 
@@ -110,7 +110,9 @@ def assert_every_queue_that_waits_for_completion_is_a_stream(
     graph: ActorGraph, joint: CommandBuffer
 ) -> None:
     queues = graph.programs[0].queues
-    assert joint.streams[0] == tuple(one.name for one in queues if one.leave is Leave.COMPLETED)
+    assert joint.streams[0] == tuple(
+        queue.name for queue in queues if queue.leave is Leave.COMPLETED
+    )
     assert "launch" not in joint.streams[0]
 
 
@@ -119,12 +121,12 @@ def assert_training_in_any_order_leaves_the_bits_of_lockstep(
 ) -> None:
     states = begun(plan, plan_graph(plan), graph)
     interpret(joint, FiredBy(KernelWork(states)), seed=len(joint.steps[0]), steps=STEPS)
-    for found, expected in zip(states, run(plan, plan_graph(plan), graph, STEPS), strict=True):
-        assert len(found.run_state.totals) == STEPS
-        assert found.run_state.totals == expected.run_state.totals
-        for index, register in enumerate(found.program.registers):
+    for state, expected in zip(states, run(plan, plan_graph(plan), graph, STEPS), strict=True):
+        assert len(state.run_state.totals) == STEPS
+        assert state.run_state.totals == expected.run_state.totals
+        for index, register in enumerate(state.program.registers):
             if register.initial:
-                views = (one.arena.views[index][0] for one in (found, expected))
+                views = (rank_state.arena.views[index][0] for rank_state in (state, expected))
                 np.testing.assert_array_equal(*views, err_msg=register.name)
 
 

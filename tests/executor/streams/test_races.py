@@ -23,30 +23,31 @@ SEEDS = range(120)
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_graphs_have_no_races(seed: int) -> None:
-    found = random_actor_graph(seed)
-    assert find_races(found, command_buffer(found, range(found.ranks))) == []
+    actor_graph = random_actor_graph(seed)
+    assert find_races(actor_graph, command_buffer(actor_graph, range(actor_graph.ranks))) == []
 
 
 @pytest.mark.parametrize(("slots", "firings", "initial"), [(2, 1, 1), (3, 2, 1), (4, 2, 3)])
 def test_what_one_step_leaves_to_the_next_is_whole(slots: int, firings: int, initial: int) -> None:
-    found = one_producer(slots=slots, firings=firings, initial=initial)
-    assert find_races(found, command_buffer(found, (0,))) == []
+    actor_graph = one_producer(slots=slots, firings=firings, initial=initial)
+    assert find_races(actor_graph, command_buffer(actor_graph, (0,))) == []
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_without_any_one_wait_a_random_graph_has_a_race(seed: int) -> None:
-    found = random_actor_graph(seed)
-    for one in found.programs:
-        buffer = command_buffer(found, one.ranks[:1])
+    actor_graph = random_actor_graph(seed)
+    for rank_program in actor_graph.programs:
+        buffer = command_buffer(actor_graph, rank_program.ranks[:1])
         for number, wait in waits_of(buffer):
-            races = find_races(found, without(buffer, number, wait))
+            races = find_races(actor_graph, without(buffer, number, wait))
             assert any(number in race.commands for race in races)
 
 
 def shared(kind: str = "activation") -> ActorGraph:
-    """x and y lie in one place: x is made and read before y is, on another stream."""
+    """Graph of x and y in one place: x is made and read before y is, on another stream."""
     registers = tuple(
-        replace(register(name, at), memory_kind=kind) for name, at in (("x", 0), ("y", 0), ("z", 1))
+        replace(register(name, line), memory_kind=kind)
+        for name, line in (("x", 0), ("y", 0), ("z", 1))
     )
     actors = (
         actor("a", (0,), (), (0,)),
@@ -57,9 +58,11 @@ def shared(kind: str = "activation") -> ActorGraph:
     return graph(program(0, registers, actors, {"compute": "acd", "copy": "b"}))
 
 
-def races_without(found: ActorGraph, number: int) -> list[Race]:
-    buffer = command_buffer(found, (0,))
-    return find_races(found, changed(buffer, number, lambda one: one._replace(waits=())))
+def races_without(actor_graph: ActorGraph, number: int) -> list[Race]:
+    buffer = command_buffer(actor_graph, (0,))
+    return find_races(
+        actor_graph, changed(buffer, number, lambda command: command._replace(waits=()))
+    )
 
 
 def test_a_place_that_two_registers_share_in_turn_is_no_race() -> None:
@@ -80,28 +83,33 @@ def test_a_race_tells_who_does_what_where() -> None:
 def test_host_memory_is_an_arena_of_its_own() -> None:
     assert {race.host for race in races_without(shared(HOST), 2)} == {True}
     apart = shared()
-    (one,) = apart.programs
-    moved = replace(one.registers[1], memory_kind=HOST)
-    registers = (one.registers[0], moved, one.registers[2])
-    apart = replace(apart, programs=(replace(one, registers=registers),))
+    (rank_program,) = apart.programs
+    moved = replace(rank_program.registers[1], memory_kind=HOST)
+    registers = (rank_program.registers[0], moved, rank_program.registers[2])
+    apart = replace(apart, programs=(replace(rank_program, registers=registers),))
     assert [race.registers for race in races_without(apart, 2)] == [("z", "z")]
 
 
-def moved(found: ActorGraph, which: int, offset_bytes: int) -> ActorGraph:
+def moved(actor_graph: ActorGraph, which: int, offset_bytes: int) -> ActorGraph:
     """The graph with one register of its first program elsewhere."""
-    one = found.programs[0]
-    registers = list(one.registers)
+    rank_program = actor_graph.programs[0]
+    registers = list(rank_program.registers)
     registers[which] = replace(registers[which], offset_bytes=offset_bytes)
-    return replace(found, programs=(replace(one, registers=tuple(registers)), *found.programs[1:]))
+    return replace(
+        actor_graph,
+        programs=(replace(rank_program, registers=tuple(registers)), *actor_graph.programs[1:]),
+    )
 
 
 def test_an_order_that_overwrites_what_is_still_to_be_read_is_found() -> None:
     """All on one stream: nothing races, but c reads what b has put in the place of x."""
     actors = (actor("a", (0,), (), (0,)), actor("b", (0,), (), (1,)), actor("c", (0,), (0,)))
-    found = graph(program(0, (register("x", 0), register("y", 1)), actors, {"compute": "abc"}))
-    assert find_races(found, command_buffer(found, (0,))) == []
-    found = moved(found, 1, LINE_BYTES // 2)
-    (race,) = find_races(found, command_buffer(found, (0,)))
+    actor_graph = graph(
+        program(0, (register("x", 0), register("y", 1)), actors, {"compute": "abc"})
+    )
+    assert find_races(actor_graph, command_buffer(actor_graph, (0,))) == []
+    actor_graph = moved(actor_graph, 1, LINE_BYTES // 2)
+    (race,) = find_races(actor_graph, command_buffer(actor_graph, (0,)))
     assert race.message == (
         "rank 0: `b` firing 0 writes slot 0 of `y` and `c` firing 0 reads slot 0 of `x`, "
         "bytes 32 to 64 of the device's arena: expected there: what `a` firing 0 made"
@@ -111,14 +119,14 @@ def test_an_order_that_overwrites_what_is_still_to_be_read_is_found() -> None:
 def test_a_command_must_not_read_what_it_overwrites_unless_it_updates_in_place() -> None:
     actors = (actor("a", (0,), (), (0,)), actor("b", (0,), (0,), (1,)))
     registers = (register("x", 0), register("y", 1))
-    found = graph(program(0, registers, actors, {"compute": "ab"}))
-    found = moved(found, 1, 0)
-    (race,) = find_races(found, command_buffer(found, (0,)))
+    actor_graph = graph(program(0, registers, actors, {"compute": "ab"}))
+    actor_graph = moved(actor_graph, 1, 0)
+    (race,) = find_races(actor_graph, command_buffer(actor_graph, (0,)))
     assert race.commands == (1, 1)
 
 
 def variable(order: str) -> Program:
-    """Twice a step something is made; an update reads it and writes the variable in place."""
+    """Program that makes x twice a step; an update reads it and writes the variable in place."""
     registers = (register("w", 0, initial=1), register("x", 1), register("s", 2, initial=1))
     actors = (
         actor("a", (0,), (0,), (1,)),
@@ -128,11 +136,11 @@ def variable(order: str) -> Program:
 
 
 def test_an_update_in_place_is_no_race_and_what_the_next_step_finds_is_kept() -> None:
-    found = graph(variable("au"))
-    assert find_races(found, command_buffer(found, (0,))) == []
-    over_state = moved(found, 1, 2 * LINE_BYTES)
+    actor_graph = graph(variable("au"))
+    assert find_races(actor_graph, command_buffer(actor_graph, (0,))) == []
+    over_state = moved(actor_graph, 1, 2 * LINE_BYTES)
     messages = [race.message for race in find_races(over_state, command_buffer(over_state, (0,)))]
-    assert any("expected there: what the step before made" in one for one in messages)
+    assert any("expected there: what the step before made" in message for message in messages)
 
 
 def test_a_variable_that_is_overwritten_after_its_update_is_missed_by_the_next_step() -> None:
@@ -142,10 +150,10 @@ def test_a_variable_that_is_overwritten_after_its_update_is_missed_by_the_next_s
         replace(actor("update", (0,), (), (0,)), in_place=True),
         actor("make", (0,), (), (1,)),
     )
-    found = graph(program(0, registers, actors, {"compute": "rum"}))
-    assert find_races(found, command_buffer(found, (0,))) == []
-    found = moved(found, 1, 0)
-    (race,) = find_races(found, command_buffer(found, (0,)))
+    actor_graph = graph(program(0, registers, actors, {"compute": "rum"}))
+    assert find_races(actor_graph, command_buffer(actor_graph, (0,))) == []
+    actor_graph = moved(actor_graph, 1, 0)
+    (race,) = find_races(actor_graph, command_buffer(actor_graph, (0,)))
     assert race.message == (
         "rank 0: `make` firing 0 writes slot 0 of `x` and the step after reads slot 0 of `w`, "
         "bytes 0 to 64 of the device's arena: expected there: what `update` firing 0 made"
@@ -156,8 +164,8 @@ def test_bytes_that_nobody_wrote_are_named() -> None:
     """A register that is updated in place, but never begun."""
     registers = (register("x", 0),)
     actors = (replace(actor("a", (0,), (), (0,)), in_place=True), actor("b", (0,), (0,)))
-    found = graph(program(0, registers, actors, {"compute": "ab"}))
-    (race,) = find_races(found, command_buffer(found, (0,)))
+    actor_graph = graph(program(0, registers, actors, {"compute": "ab"}))
+    (race,) = find_races(actor_graph, command_buffer(actor_graph, (0,)))
     assert race.message == (
         "rank 0: `a` firing 0 reads slot 0 of `x`, bytes 0 to 64 of the device's arena: "
         "there is no version yet that it could read"

@@ -17,21 +17,41 @@ NAMES = ["make", "take", "make", "take"]
 
 def test_the_example_is_what_it_is_said_to_be() -> None:
     (commands,) = validate(FOUND, BUFFER).steps
-    assert [FOUND.programs[0].actors[one.actor].name for one in commands] == NAMES
-    assert [one.waits for one in commands] == [(), (0,), (1,), (2,)]
+    assert [FOUND.programs[0].actors[command.actor].name for command in commands] == NAMES
+    assert [command.waits for command in commands] == [(), (0,), (1,), (2,)]
 
 
 @pytest.mark.parametrize(
     ("number", "change", "said"),
     [
-        (1, lambda one: one._replace(waits=()), "`take`: .*may begin before `make` firing 0"),
-        (2, lambda one: one._replace(waits=()), "`make`: .*may begin before `take` firing 0"),
-        (1, lambda one: one._replace(waits=(2,)), "waits for command 2, not issued yet"),
-        (2, lambda one: one._replace(waits=(0,)), "waits for other streams .* 0, `make` firing 0"),
-        (1, lambda one: one._replace(reads=(1,)), r"expected .*\(0,\), \(\)\), found"),
-        (1, lambda one: one._replace(firing=1), "expected .stream, firing, reads, writes."),
-        (1, lambda one: one._replace(actor=0), "queue `compute` is not issued in its order"),
-        (1, lambda one: one._replace(meets=(1,)), r"expected to meet \[\] .rank, key, firing."),
+        (
+            1,
+            lambda command: command._replace(waits=()),
+            "`take`: .*may begin before `make` firing 0",
+        ),
+        (
+            2,
+            lambda command: command._replace(waits=()),
+            "`make`: .*may begin before `take` firing 0",
+        ),
+        (1, lambda command: command._replace(waits=(2,)), "waits for command 2, not issued yet"),
+        (
+            2,
+            lambda command: command._replace(waits=(0,)),
+            "waits for other streams .* 0, `make` firing 0",
+        ),
+        (1, lambda command: command._replace(reads=(1,)), r"expected .*\(0,\), \(\)\), found"),
+        (1, lambda command: command._replace(firing=1), "expected .stream, firing, reads, writes."),
+        (
+            1,
+            lambda command: command._replace(actor=0),
+            "queue `compute` is not issued in its order",
+        ),
+        (
+            1,
+            lambda command: command._replace(meets=(1,)),
+            r"expected to meet \[\] .rank, key, firing.",
+        ),
     ],
 )
 def test_a_command_that_is_changed_is_named(
@@ -64,12 +84,12 @@ def test_a_queue_is_kept_to_from_its_first_place_to_its_last() -> None:
 
 
 def test_members_that_meet_others_are_named() -> None:
-    found = two_sends("ab", "ab")
-    buffer = command_buffer(found, (0, 1))
-    number = next(at for at, one in enumerate(buffer.steps[0]) if one.meets)
-    alone = changed(buffer, number, lambda one: one._replace(meets=(number,)))
+    actor_graph = two_sends("ab", "ab")
+    buffer = command_buffer(actor_graph, (0, 1))
+    number = next(index for index, command in enumerate(buffer.steps[0]) if command.meets)
+    alone = changed(buffer, number, lambda command: command._replace(meets=(number,)))
     with pytest.raises(ExecutorError, match="expected to meet"):
-        validate(found, alone)
+        validate(actor_graph, alone)
 
 
 def test_streams_of_other_names_are_refused() -> None:

@@ -82,7 +82,7 @@ def save(
 
 
 def write(graph: ActorGraph, folder: Path, skip: tuple[int, ...], step: int, value: Any) -> None:
-    """What the ranks do by themselves."""
+    """Write the files of a step as the ranks do by themselves, but for those in `skip`."""
     for state in states_of(graph, first_step=step - 1):
         state.load(0, value)
         state.load(1, 2 * value)

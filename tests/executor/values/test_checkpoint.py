@@ -37,16 +37,16 @@ SPLITS = [
 def test_what_one_split_wrote_another_reads(
     tmp_path: Path, sbp: str, sizes: tuple[int, int], other: str, other_sizes: tuple[int, int]
 ) -> None:
-    (made,) = save(optimizer_graph(sbp, sizes), tmp_path)
-    assert find_checkpoint(tmp_path) == made
+    (checkpoint,) = save(optimizer_graph(sbp, sizes), tmp_path)
+    assert find_checkpoint(tmp_path) == checkpoint
     graph = optimizer_graph(other, other_sizes)
     path, manifest = checked_checkpoint(tmp_path, graph, "m")
-    assert (path, manifest.step) == (made, 3)
+    assert (path, manifest.step) == (checkpoint, 3)
     expected = states_of(graph)
     for state, wanted in zip(states_of(graph), expected, strict=True):
         wanted.load(0, W)
         wanted.load(1, 2 * W)
-        load_checkpoint(made, state)
+        load_checkpoint(checkpoint, state)
         for register in (0, 1):
             views = state.arena.views[register][0], wanted.arena.views[register][0]
             np.testing.assert_array_equal(*views)
@@ -75,31 +75,31 @@ def test_what_a_killed_run_had_written_whole_is_taken_by_the_next(
     with held_folder(tmp_path, contents(other)):
         path, manifest = checked_checkpoint(tmp_path, other, "m")
         assert manifest.step == 4
-        for found, expected in zip(loaded(path, other), (W, 2 * W) * 2, strict=True):
-            np.testing.assert_array_equal(found, expected)
-    assert [one.name for one in tmp_path.iterdir()] == ["step-00000004"]
+        for array, expected in zip(loaded(path, other), (W, 2 * W) * 2, strict=True):
+            np.testing.assert_array_equal(array, expected)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["step-00000004"]
     assert not list(path.glob("*.done"))
 
 
 def test_two_runs_do_not_save_in_one_folder(tmp_path: Path) -> None:
-    held = contents(optimizer_graph("(B, B)", (1, 1)))
+    manifest = contents(optimizer_graph("(B, B)", (1, 1)))
     with (
-        held_folder(tmp_path, held),
+        held_folder(tmp_path, manifest),
         pytest.raises(ExecutorError, match=f"another run saves in `{tmp_path}`"),
-        held_folder(tmp_path, held),
+        held_folder(tmp_path, manifest),
     ):
         pass
-    with held_folder(tmp_path, held):
+    with held_folder(tmp_path, manifest):
         pass
 
 
 @pytest.mark.parametrize("place", ["/proc/x", "file/below", "file"])
 def test_a_folder_that_cannot_be_written_is_refused_by_name(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").touch()
-    held = contents(optimizer_graph("(B, B)", (1, 1)))
+    manifest = contents(optimizer_graph("(B, B)", (1, 1)))
     with (
         pytest.raises(CheckpointError, match=f"cannot save in `.*{place}`: [a-z]"),
-        held_folder(tmp_path / place, held),
+        held_folder(tmp_path / place, manifest),
     ):
         pass
 
@@ -139,19 +139,19 @@ def test_a_file_with_the_name_of_a_checkpoint_is_refused(tmp_path: Path, name: s
 
 
 def test_copies_of_a_shard_are_written_once(tmp_path: Path) -> None:
-    (made,) = save(optimizer_graph("(B, S(1))", (2, 2)), tmp_path)
-    files = sorted(path.name for path in made.glob("*.npy"))
+    (checkpoint,) = save(optimizer_graph("(B, S(1))", (2, 2)), tmp_path)
+    files = sorted(path.name for path in checkpoint.glob("*.npy"))
     assert files == ["w.velocity@0-0.npy", "w.velocity@0-2.npy", "w@0-0.npy", "w@0-2.npy"]
 
 
 def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     graph = optimizer_graph("(S(0), B)", (4, 1))
-    (made,) = save(graph, tmp_path)
-    manifest = read_manifest(made)
+    (checkpoint,) = save(graph, tmp_path)
+    manifest = read_manifest(checkpoint)
     with pytest.raises(CheckpointError, match="of model `m`, not of `other`"):
         manifest.check(graph, "other")
     with pytest.raises(CheckpointError, match="has no `v`"):
         manifest.check(optimizer_graph("(S(0), B)", (4, 1), name="v"), "m")
-    (made / "manifest.json").write_text('{"schema_version": 2, "modl": 3}')
+    (checkpoint / "manifest.json").write_text('{"schema_version": 2, "modl": 3}')
     with pytest.raises(CheckpointError, match="modl"):
-        read_manifest(made)
+        read_manifest(checkpoint)

@@ -22,19 +22,19 @@ RANDOM_CASES = 200
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Path:
+def checkpoint(tmp_path: Path) -> Path:
     """The later of two checkpoints."""
     save(GRAPH, tmp_path, step=3)
     (path,) = save(GRAPH, tmp_path, step=7, value=W + 1)
     return path
 
 
-def check(made: Path) -> None:
-    checked_checkpoint(made.parent, optimizer_graph("(B, S(1))", (2, 2)), "m")
+def check(checkpoint: Path) -> None:
+    checked_checkpoint(checkpoint.parent, optimizer_graph("(B, S(1))", (2, 2)), "m")
 
 
-def edited(made: Path, change: Callable[[Any], object]) -> None:
-    path = made / "manifest.json"
+def edited(checkpoint: Path, change: Callable[[Any], object]) -> None:
+    path = checkpoint / "manifest.json"
     document = msgspec.json.decode(path.read_bytes())
     change(document)
     path.write_bytes(msgspec.json.encode(document))
@@ -46,23 +46,23 @@ def flipped(path: Path) -> None:
     path.write_bytes(content)
 
 
-def swapped(made: Path) -> None:
-    one, other = made / FIRST, made / "w@4-0.npy"
-    one.rename(made / "aside")
-    other.rename(one)
-    (made / "aside").rename(other)
+def swapped(checkpoint: Path) -> None:
+    first, second = checkpoint / FIRST, checkpoint / "w@4-0.npy"
+    first.rename(checkpoint / "aside")
+    second.rename(first)
+    (checkpoint / "aside").rename(second)
 
 
-def linked(made: Path) -> None:
-    shutil.copy(made / FIRST, made.parent / "elsewhere.npy")
-    (made / FIRST).unlink()
-    (made / FIRST).symlink_to(made.parent / "elsewhere.npy")
+def linked(checkpoint: Path) -> None:
+    shutil.copy(checkpoint / FIRST, checkpoint.parent / "elsewhere.npy")
+    (checkpoint / FIRST).unlink()
+    (checkpoint / FIRST).symlink_to(checkpoint.parent / "elsewhere.npy")
 
 
-def resealed(made: Path, values: Any, dtype: str = "float64") -> None:
-    """Another array in the place of a shard, its checksum in the manifest: no accident."""
-    found = write_shard(made / FIRST, values, dtype)
-    edited(made, lambda d: d["tensors"]["w"]["shards"][0].update(checksum=found))
+def resealed(checkpoint: Path, values: Any, dtype: str = "float64") -> None:
+    """Put another array in the place of a shard, its checksum in the manifest: no accident."""
+    checksum = write_shard(checkpoint / FIRST, values, dtype)
+    edited(checkpoint, lambda d: d["tensors"]["w"]["shards"][0].update(checksum=checksum))
 
 
 def shard(change: dict[str, Any]) -> Callable[[Path], None]:
@@ -78,12 +78,15 @@ def of_w(**fields: Any) -> Callable[[Path], None]:
 
 
 def written(name: str, content: bytes) -> Callable[[Path], object]:
-    return lambda made: (made / name).write_bytes(content)
+    return lambda checkpoint: (checkpoint / name).write_bytes(content)
 
 
 HALF = np.full((4, 2), 0.5)
 BAD: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a flipped bit": (lambda made: flipped(made / FIRST), f"{FIRST}` is not as it was written"),
+    "a flipped bit": (
+        lambda checkpoint: flipped(checkpoint / FIRST),
+        f"{FIRST}` is not as it was written",
+    ),
     "swapped shards": (swapped, r"w@.-0.npy` is not as it was written"),
     "no shards": (of_w(shards=[]), "`w` has shards up to 0 of dim 0, whose size is 8"),
     "a shard less": (
@@ -105,23 +108,23 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "a file elsewhere": (shard({"file": "../../etc/hostname"}), "unknown field `file`"),
     "a link": (linked, f"{FIRST}` is no file of its own"),
     "float32 in place of float64": (
-        lambda made: np.save(made / FIRST, HALF.astype("float32")),
+        lambda checkpoint: np.save(checkpoint / FIRST, HALF.astype("float32")),
         f"{FIRST}` has 160 bytes, and a shard of shape .4, 2. in float64 has 192",
     ),
     "another shape, sealed": (
-        lambda made: resealed(made, HALF.T),
+        lambda checkpoint: resealed(checkpoint, HALF.T),
         f"{FIRST}` does not begin as an array of float64, shape .4, 2.",
     ),
     "not a number, sealed": (
-        lambda made: resealed(made, np.where(HALF, np.nan, 0)),
+        lambda checkpoint: resealed(checkpoint, np.where(HALF, np.nan, 0)),
         f"{FIRST}` holds values that are not finite",
     ),
     "infinite, sealed": (
-        lambda made: resealed(made, np.copysign(np.inf, HALF)),
+        lambda checkpoint: resealed(checkpoint, np.copysign(np.inf, HALF)),
         f"{FIRST}` holds values that are not finite",
     ),
     "of pickles": (
-        lambda made: np.save(made / FIRST, np.array([print] * 8), allow_pickle=True),
+        lambda checkpoint: np.save(checkpoint / FIRST, np.array([print] * 8), allow_pickle=True),
         f"{FIRST}` has .* bytes",
     ),
     "empty": (written(FIRST, b""), f"{FIRST}` has 0 bytes"),
@@ -142,12 +145,15 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "no end": (written("manifest.json", b"[" * 100_000), "is not a manifest: "),
     "no manifest": (
-        lambda made: (made / "manifest.json").unlink(),
+        lambda checkpoint: (checkpoint / "manifest.json").unlink(),
         "manifest.json` cannot be read: no such file",
     ),
-    "no shard": (lambda made: (made / FIRST).unlink(), f"the checkpoint lacks `.*{FIRST}`"),
+    "no shard": (
+        lambda checkpoint: (checkpoint / FIRST).unlink(),
+        f"the checkpoint lacks `.*{FIRST}`",
+    ),
     "a folder": (
-        lambda made: [(made / FIRST).unlink(), (made / FIRST).mkdir()],
+        lambda checkpoint: [(checkpoint / FIRST).unlink(), (checkpoint / FIRST).mkdir()],
         f"{FIRST}` is no file of its own",
     ),
 }
@@ -158,50 +164,50 @@ def d_first(document: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_a_corrupt_checkpoint_is_refused_by_name(made: Path, kind: str) -> None:
+def test_a_corrupt_checkpoint_is_refused_by_name(checkpoint: Path, kind: str) -> None:
     """And the sentence says how to go on from the one before, unless only the plan is another."""
     corrupt, sentence = BAD[kind]
-    check(made)
-    corrupt(made)
+    check(checkpoint)
+    corrupt(checkpoint)
     with pytest.raises(CheckpointError, match=sentence) as told:
-        check(made)
-    assert f"rename `{made}`, and --resume goes on from step 3" in str(told.value)
-    made.rename(made.with_name("aside"))
-    check(made)
+        check(checkpoint)
+    assert f"rename `{checkpoint}`, and --resume goes on from step 3" in str(told.value)
+    checkpoint.rename(checkpoint.with_name("aside"))
+    check(checkpoint)
 
 
-def test_a_manifest_has_a_limit(made: Path) -> None:
-    with (made / "manifest.json").open("r+b") as file:
+def test_a_manifest_has_a_limit(checkpoint: Path) -> None:
+    with (checkpoint / "manifest.json").open("r+b") as file:
         os.truncate(file.fileno(), 2**40)
     with pytest.raises(CheckpointError, match="expected at most 268435456 bytes"):
-        check(made)
+        check(checkpoint)
 
 
-def damaged(made: Path, random: np.random.Generator) -> None:
-    """One accident: bytes of a file changed, put in or taken out, files swapped or removed."""
-    names = sorted(path.name for path in made.iterdir())
-    path, other = (made / str(name) for name in random.choice(names, 2, replace=False))
+def damaged(checkpoint: Path, random: np.random.Generator) -> None:
+    """Do one accident: bytes of a file changed, put in or taken out, files swapped or removed."""
+    names = sorted(path.name for path in checkpoint.iterdir())
+    path, other = (checkpoint / str(name) for name in random.choice(names, 2, replace=False))
     content = path.read_bytes()
-    at, length = int(random.integers(len(content))), int(random.integers(1, 40))
+    start, length = int(random.integers(len(content))), int(random.integers(1, 40))
     noise = random.bytes(length)
     match int(random.integers(6)):
         case 0:
-            path.write_bytes(content[:at] + noise + content[at + length :])
+            path.write_bytes(content[:start] + noise + content[start + length :])
         case 1:
-            path.write_bytes(content[:at] + noise + content[at:])
+            path.write_bytes(content[:start] + noise + content[start:])
         case 2:
-            path.write_bytes(content[:at] + content[at + length :])
+            path.write_bytes(content[:start] + content[start + length :])
         case 3:
             path.write_bytes(other.read_bytes())
             other.write_bytes(content)
         case 4:
             path.unlink()
         case _:
-            edited(made, partial(changed, random=random))
+            edited(checkpoint, partial(changed, random=random))
 
 
 def changed(document: Any, random: np.random.Generator) -> None:
-    """One value of the manifest becomes another's, nothing, or a number out of nowhere."""
+    """Make one value of the manifest another's, nothing, or a number out of nowhere."""
     places: list[tuple[Any, Any]] = []
 
     def visit(inside: Any) -> None:
@@ -217,21 +223,21 @@ def changed(document: Any, random: np.random.Generator) -> None:
 
 
 def test_damaged_at_random_it_is_refused_or_read_to_the_same_bits(
-    made: Path, tmp_path_factory: pytest.TempPathFactory
+    checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     graph = optimizer_graph("(B, S(1))", (2, 2))
-    expected = loaded(made, graph)
+    expected = loaded(checkpoint, graph)
     refused = 0
     for seed in range(RANDOM_CASES):
         folder = tmp_path_factory.mktemp("damaged") / "kept"
-        shutil.copytree(made.parent, folder)
-        damaged(folder / made.name, np.random.default_rng(seed))
+        shutil.copytree(checkpoint.parent, folder)
+        damaged(folder / checkpoint.name, np.random.default_rng(seed))
         try:
             path, _ = checked_checkpoint(folder, graph, "m")
         except CheckpointError:
             refused += 1
             continue
-        assert path.name == made.name, seed
-        for found, whole in zip(loaded(path, graph), expected, strict=True):
-            np.testing.assert_array_equal(found, whole, err_msg=str(seed))
+        assert path.name == checkpoint.name, seed
+        for array, reference in zip(loaded(path, graph), expected, strict=True):
+            np.testing.assert_array_equal(array, reference, err_msg=str(seed))
     assert refused > RANDOM_CASES // 2

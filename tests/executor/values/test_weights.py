@@ -37,7 +37,7 @@ MATRIX = next(name for name in VARIABLES if len(GRAPH.tensors_by_name[name].shap
 @pytest.mark.parametrize("names", [VARIABLES, [MATRIX]], ids=["all", "one"])
 def test_a_run_begins_with_the_weights_of_the_file(tmp_path: Path, names: list[str]) -> None:
     values = {name: value_of(name) for name in names}
-    found = execute(PLAN, steps=2, weights=saved(tmp_path, **values)).losses
+    losses = execute(PLAN, steps=2, weights=saved(tmp_path, **values)).losses
     dataset = open_dataset(None, PLAN.model, 0)
     reference = Reference(GRAPH, PLAN.microbatches, dataset, 0)
     for name, value in values.items():
@@ -45,7 +45,7 @@ def test_a_run_begins_with_the_weights_of_the_file(tmp_path: Path, names: list[s
     reference.step()
     reference.step()
     expected = [loss / count for loss, count, _ in reference.run.totals]
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
 
 
 def test_weights_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
@@ -99,8 +99,8 @@ def test_malformed_members_are_refused(tmp_path: Path) -> None:
             archive.writestr(f"{MATRIX}.npy", content)
         with pytest.raises(DataError, match=r"odd.npz` cannot be read|has shape \(\)"):
             check_weights(path, GRAPH)
-    at = good.index(b"PK\x01\x02") + 6  # the version needed, in the central directory
-    path.write_bytes(good[:at] + (212).to_bytes(2, "little") + good[at + 2 :])
+    offset = good.index(b"PK\x01\x02") + 6  # the version needed, in the central directory
+    path.write_bytes(good[:offset] + (212).to_bytes(2, "little") + good[offset + 2 :])
     with pytest.raises(DataError, match="cannot be read"):
         check_weights(path, GRAPH)
 

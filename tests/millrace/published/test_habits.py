@@ -1,4 +1,4 @@
-"""What notes say of how a framework was set."""
+"""Settings of a framework that the notes of a row state."""
 
 import pytest
 

@@ -28,8 +28,8 @@ def test_a_llama_row_is_the_decoder_of_the_zoo():
             ffn_hidden="14336", vocab="128256", seq_len="8192", tp="1",
         )
     )  # fmt: skip
-    known = model_spec("llama3-8b", 8192, "bf16")
-    assert build(spec, 1).parameter_count == build(known, 1).parameter_count
+    zoo_spec = model_spec("llama3-8b", 8192, "bf16")
+    assert build(spec, 1).parameter_count == build(zoo_spec, 1).parameter_count
 
 
 def test_a_mixture_row_has_the_experts_of_its_notes():
@@ -42,9 +42,9 @@ def test_a_mixture_row_has_the_experts_of_its_notes():
             "MLA(q_lora=1536,kv_lora=512,qk_head=128+64rope,v_head=128)",
         )
     )  # fmt: skip
-    known = model_spec("deepseek-v3", 4096, "bf16")
+    zoo_spec = model_spec("deepseek-v3", 4096, "bf16")
     for name in ("head_dim", "value_dim", "kv_lora", "q_lora", "experts", "expert_hidden"):
-        assert spec.config[name] == known.config[name], name
+        assert spec.config[name] == zoo_spec.config[name], name
     assert spec.config["dense_layers"] == (0, 1, 2)
     assert spec.config["shared_hidden"] == 2048
     assert spec.precision == "mxfp8"
@@ -88,8 +88,8 @@ def test_a_stated_network_is_shared_by_the_devices_of_a_node():
         "InfiniBand 8x50 GB/s per node": 0.97 * 50e9,
     }
     for text, rate in rates.items():
-        found = cluster(row(**node, inter_node_net=text))
-        assert found.inter_node.bandwidth_bytes_per_s == pytest.approx(rate), text
+        stated = cluster(row(**node, inter_node_net=text))
+        assert stated.inter_node.bandwidth_bytes_per_s == pytest.approx(rate), text
 
 
 def test_a_rack_is_one_island_whatever_its_trays():
@@ -132,8 +132,8 @@ def test_zero_over_context_parallel_ranks_is_pinned_and_obeyed():
 
 
 def test_a_pipeline_of_several_chunks_is_interleaved():
-    found = pins(row(pp="2", dp="2", interleave="3"))
-    assert (found.pp, found.schedule, found.interleave) == (2, "interleaved-1f1b", 3)
+    pinned = pins(row(pp="2", dp="2", interleave="3"))
+    assert (pinned.pp, pinned.schedule, pinned.interleave) == (2, "interleaved-1f1b", 3)
     assert pins(row(pp="2", dp="2")).schedule == "1f1b"
 
 
@@ -145,9 +145,9 @@ def test_degrees_that_do_not_make_the_devices_are_refused_in_words():
 def test_attention_and_precision_are_the_rows_and_what_is_not_known_is_the_nearest():
     asked, _ = question(row(flash_attention="0", precision="fp8", gpu="h100-sxm-80gb"))
     assert (asked.training.attention, asked.model.precision) == ("unfused", "fp8")
-    found = row(precision="fp4", dp="16", notes="zero1=8; recompute_num_layers=3; alpha=0.5")
-    assert model(found).precision == "mxfp8"
-    assert [note.split()[0] for note in approximations(found)] == [
+    fp4_row = row(precision="fp4", dp="16", notes="zero1=8; recompute_num_layers=3; alpha=0.5")
+    assert model(fp4_row).precision == "mxfp8"
+    assert [note.split()[0] for note in approximations(fp4_row)] == [
         "precision",
         "recompute_num_layers=3:",
         "memory",
@@ -157,8 +157,8 @@ def test_attention_and_precision_are_the_rows_and_what_is_not_known_is_the_neare
 
 
 def test_a_step_that_is_not_printed_follows_from_the_tokens_of_a_second():
-    found = row(iteration_time_s="", tokens_per_s_per_gpu="1000")
-    assert measured_s(found) == 64 * 1024 / 8000
+    rate_row = row(iteration_time_s="", tokens_per_s_per_gpu="1000")
+    assert measured_s(rate_row) == 64 * 1024 / 8000
 
 
 def test_a_misspelt_choice_is_named():

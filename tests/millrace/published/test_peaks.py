@@ -24,16 +24,16 @@ def plan_of(**changes: str) -> Plan:
     return planned(*question(row(**changes))).plan
 
 
-def peak(plan: Plan, kept: Keeping) -> int:
-    return peak_bytes(plan, plan_graph(plan), kept)
+def peak(plan: Plan, keeping: Keeping) -> int:
+    return peak_bytes(plan, plan_graph(plan), keeping)
 
 
 @pytest.mark.parametrize(("zero", "state"), [(0, 18), (1, 12), (2, 10), (3, 9)])
 def test_flat_buffers_are_split_over_all_replicas(zero, state):
     plan = plan_of()
     nothing = Keeping(weight_bytes=0, gradient_bytes=0, state_bytes=0, zero=0)
-    found = peak(plan, Keeping(zero=zero)) - peak(plan, nothing)
-    assert found == pytest.approx(state * GPT, rel=1e-3)
+    stored_bytes = peak(plan, Keeping(zero=zero)) - peak(plan, nothing)
+    assert stored_bytes == pytest.approx(state * GPT, rel=1e-3)
 
 
 def test_groups_smaller_than_the_replicas_split_less():
@@ -50,9 +50,9 @@ def test_a_loss_in_float32_may_be_the_most_that_lives_at_once():
 
 def test_a_reserved_figure_is_above_what_is_allocated_and_a_device_s_above_both():
     plan = plan_of()
-    found = [peak(plan, Keeping(zero=0, figure=figure)) for figure in Figure]
-    assert found == sorted(set(found))
-    assert found[1] == pytest.approx(1.05 * found[0], rel=1e-6)
+    peaks = [peak(plan, Keeping(zero=0, figure=figure)) for figure in Figure]
+    assert peaks == sorted(set(peaks))
+    assert peaks[1] == pytest.approx(1.05 * peaks[0], rel=1e-6)
 
 
 def test_a_row_without_a_peak_keeps_what_the_plan_keeps():
@@ -96,34 +96,34 @@ def test_the_loss_of_pytorch_is_split_or_compiled(said, bytes_of_a_logit):
 
 def test_of_products_that_are_kept_every_second_is_made_again():
     plan = plan_of(recompute="selective", micro_batch="4", seq_len="1024")
-    kept = Keeping(zero=0, loss_bytes=0)
-    all_products = peak(plan, kept)
-    some = peak(plan, replace(kept, every_second=True))
-    # k, the output's product and fc2 of q, k, v, out, fc1 and fc2; fc2 is not kept in any case.
+    keeping = Keeping(zero=0, loss_bytes=0)
+    all_products = peak(plan, keeping)
+    some = peak(plan, replace(keeping, every_second=True))
+    # Of q, k, v, out, fc1 and fc2 every second is made again: k, out, and fc2, which is never kept.
     hidden = 2 * 4 * 1024 * 256
     assert all_products - some == pytest.approx(4 * 2 * hidden, rel=0.15)
 
 
 def test_what_is_kept_beside_a_result_is_counted_per_layer():
     plan = plan_of(micro_batch="4", seq_len="1024")
-    kept = Keeping(zero=0, loss_bytes=0)
-    more = peak(plan, replace(kept, beside=(("gelu", 2.0),))) - peak(plan, kept)
+    keeping = Keeping(zero=0, loss_bytes=0)
+    more = peak(plan, replace(keeping, beside=(("gelu", 2.0),))) - peak(plan, keeping)
     assert more == pytest.approx(4 * 2 * 4 * 1024 * 1024, rel=0.05)
 
 
 def test_gradients_of_a_microbatch_count_where_activations_are_less():
     plan = plan_of(micro_batch="1")
-    kept = Keeping(zero=0, loss_bytes=0)
-    assert peak(plan, replace(kept, passing_bytes=8)) > peak(plan, kept)
-    assert peak(plan, replace(kept, passing_bytes=0, bucket_bytes=5)) == peak(plan, kept) + 5
+    keeping = Keeping(zero=0, loss_bytes=0)
+    assert peak(plan, replace(keeping, passing_bytes=8)) > peak(plan, keeping)
+    assert peak(plan, replace(keeping, passing_bytes=0, bucket_bytes=5)) == peak(plan, keeping) + 5
 
 
 def test_tables_are_split_over_tensor_parallel_ranks():
     plan = plan_of(dp="1", tp="2", vocab="100000", sequence_parallel="0")
     states = replace(Keeping(zero=0, loss_bytes=0), gradient_bytes=0, state_bytes=0)
-    found = peak(plan, states) - peak(plan, replace(states, weight_bytes=0))
+    weight_bytes = peak(plan, states) - peak(plan, replace(states, weight_bytes=0))
     table = 100096 * 256
-    assert found == pytest.approx(2 * (GPT - 1024 * 256 + table) / 2, rel=0.05)
+    assert weight_bytes == pytest.approx(2 * (GPT - 1024 * 256 + table) / 2, rel=0.05)
 
 
 def blocks_of(plan: Plan) -> list[int]:
@@ -142,9 +142,9 @@ def test_layers_are_dealt_out_evenly():
     )
     even = split_evenly(skewed)
     assert blocks_of(even) == [3, 3]  # the embedding or the head, and two layers
-    assert [c.block for k in even.chunks for c in k.blocks] == [one.block for one in blocks]
-    kept = Keeping(zero=0)
-    assert peak(skewed, kept) == peak(even, kept)
+    assert [c.block for k in even.chunks for c in k.blocks] == [choice.block for choice in blocks]
+    keeping = Keeping(zero=0)
+    assert peak(skewed, keeping) == peak(even, keeping)
 
 
 def test_layers_that_do_not_divide_are_dealt_out_with_the_ends_or_left():

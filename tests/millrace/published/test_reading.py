@@ -21,9 +21,9 @@ from tests.millrace.published.rows import DLPERF, written
 
 def test_layouts_are_told_apart_by_their_header(tmp_path: Path):
     assert read_table(written(tmp_path / "a.csv", {})).layout is Layout.LANGUAGE
-    found = read_table(written(tmp_path / "b.csv", {}, plain=DLPERF))
-    assert found.layout is Layout.DLPERF
-    assert found.rows[0]["tier"] == "A"
+    table = read_table(written(tmp_path / "b.csv", {}, plain=DLPERF))
+    assert table.layout is Layout.DLPERF
+    assert table.rows[0]["tier"] == "A"
 
 
 def test_columns_that_a_file_leaves_out_are_blank(tmp_path: Path):
@@ -40,7 +40,7 @@ def test_one_tier_is_read(tmp_path: Path):
 
 
 def test_a_sample_is_every_so_many_rows_of_tier_a(tmp_path: Path):
-    rows = [{"model": f"gpt-{at}", "tier": "AAB"[at % 3]} for at in range(9)]
+    rows = [{"model": f"gpt-{number}", "tier": "AAB"[number % 3]} for number in range(9)]
     table = read_table(written(tmp_path / "a.csv", *rows))
     assert [row["model"] for row in sampled(table, 2).rows] == ["gpt-0", "gpt-3", "gpt-6"]
     assert len(sampled(table, 1).rows) == 6

@@ -53,8 +53,8 @@ def test_rows_are_predicted_in_order_and_bad_ones_have_a_reason(
     arguments = ["validate", str(path), "--json", "--processes", "1", "--plot", str(plot)]
     assert cli.run(arguments) == 0
     told = capsys.readouterr()
-    found: dict[str, Any] = json.loads(told.out)
-    rows = found["rows"]
+    document: dict[str, Any] = json.loads(told.out)
+    rows = document["rows"]
     assert [row["line"] for row in rows] == list(range(2, 10))
     assert rows[0]["predicted_s"] > 0
     assert rows[0]["error"] == pytest.approx(rows[0]["predicted_s"] / 0.01 - 1)
@@ -67,10 +67,10 @@ def test_rows_are_predicted_in_order_and_bad_ones_have_a_reason(
     assert "iteration_time_s" in rows[5]["reason"]
     assert "peak_mem_gb is `much`" in rows[7]["reason"]
     assert "fp4" in rows[6]["note"]
-    assert (found["count"], found["expressed"]) == (7, 3)
-    assert found["tier_b"]["expressed"] == 1
-    assert found["memory"]["rows"] == 1
-    assert {"mape", "median_error", "within_10_percent"} <= set(found)
+    assert (document["count"], document["expressed"]) == (7, 3)
+    assert document["tier_b"]["expressed"] == 1
+    assert document["memory"]["rows"] == 1
+    assert {"mape", "median_error", "within_10_percent"} <= set(document)
     assert plot.read_text().startswith("<?xml")
     assert "line 3: layers" in told.err
 
@@ -103,24 +103,24 @@ def test_a_text_answer_shows_groups_and_the_worst(
 def test_a_run_that_our_memory_model_would_refuse_is_predicted_all_the_same():
     asked, pins = language.question(ROW)
     small = replace(asked.cluster, device=replace(asked.cluster.device, memory_bytes=10**6))
-    found = planned(language.Question(asked.model, small, asked.global_batch), pins)
-    assert found.plan.cluster == small
+    planned_row = planned(language.Question(asked.model, small, asked.global_batch), pins)
+    assert planned_row.plan.cluster == small
 
 
 def test_a_blank_microbatch_is_the_best_that_divides_and_fits():
     asked, pins = language.question(ROW | {"micro_batch": "", "recompute": ""})
     assert (pins.micro_batch, pins.recompute) == (None, None)
-    found = planned(asked, pins)
-    assert found.plan.batch == 2 * 8  # of two replicas: fewest, largest microbatches
-    assert {variant.recompute for variant in found.plan.variants} == {"none"}
+    planned_row = planned(asked, pins)
+    assert planned_row.plan.batch == 2 * 8  # of two replicas: fewest, largest microbatches
+    assert {variant.recompute for variant in planned_row.plan.variants} == {"none"}
 
 
 def test_every_second_product_made_again_takes_the_mean_of_none_and_all():
     times = {}
     for mode in ("none", "selective", "full"):
         asked, pins = language.question(ROW | {"framework": "pytorch-fsdp", "recompute": mode})
-        (found,) = predicted(planned(asked, pins), (asked.cluster,))
-        times[mode] = found.step_time_s
+        (prediction,) = predicted(planned(asked, pins), (asked.cluster,))
+        times[mode] = prediction.step_time_s
     assert times["none"] < times["full"]
     assert times["selective"] == pytest.approx((times["none"] + times["full"]) / 2)
 
@@ -128,11 +128,11 @@ def test_every_second_product_made_again_takes_the_mean_of_none_and_all():
 def test_storage_that_cannot_be_split_is_left_to_the_search_with_a_note():
     row = ROW | {"gpus": "6", "gpus_per_node": "6", "dp": "6", "peak_mem_gb": "1"} | SIX
     asked, pins = language.question(row)
-    found = planned(asked, pins)
-    assert any("zero 0 for 1" in note for note in found.notes)
-    (split,) = predicted(found, (asked.cluster,))
-    (whole,) = predicted(replace_planned(found, keeping=None), (asked.cluster,))
-    assert split.peak_bytes < whole.peak_bytes
+    planned_row = planned(asked, pins)
+    assert any("zero 0 for 1" in note for note in planned_row.notes)
+    (split,) = predicted(planned_row, (asked.cluster,))
+    (unsplit,) = predicted(replace_planned(planned_row, keeping=None), (asked.cluster,))
+    assert split.peak_bytes < unsplit.peak_bytes
 
 
 SIX = {"global_batch": "12", "hidden": "256", "vocab": "1024", "micro_batch": "1"}
@@ -174,9 +174,9 @@ SIX = {"global_batch": "12", "hidden": "256", "vocab": "1024", "micro_batch": "1
     ],
 )
 def test_rows_of_dlperf_are_models_of_the_zoo(changed: dict[str, str], family: str, pins: Pins):
-    asked, found = dlperf.question(DLPERF | {"line": "2", "tier": "A"} | changed)
+    asked, pinned = dlperf.question(DLPERF | {"line": "2", "tier": "A"} | changed)
     assert asked.model.family == family
-    assert found == pins
+    assert pinned == pins
 
 
 def test_convolutional_networks_move_what_their_ops_do():
@@ -206,13 +206,13 @@ def test_a_model_that_no_family_builds_says_so():
 
 
 def test_figures_are_of_magnitudes_and_bias_is_signed():
-    found = figures([0.05, -0.25])
-    assert (found.mape, found.median_error, found.bias) == (
+    summary = figures([0.05, -0.25])
+    assert (summary.mape, summary.median_error, summary.bias) == (
         pytest.approx(0.15),
         pytest.approx(0.15),
         pytest.approx(-0.1),
     )
-    assert found.within_10_percent == 0.5
+    assert summary.within_10_percent == 0.5
     assert figures([]).mape is None
 
 
@@ -224,10 +224,13 @@ def test_pairs_differ_in_one_setting_and_what_follows_from_it():
         outcome(1.1, 1.0, gpus="4", dp="4", global_batch="32"),
         outcome(9.0, 9.0, recompute="selective", notes="torch.compile"),
     ]
-    found = pairs(rows)
-    assert [(one.kind, one.measured) for one in found] == [("recompute", 1.5), ("gpus", 1.1)]
-    assert found[0].error == pytest.approx(1.2 / 1.5 - 1)
-    assert differences(found)["kinds"]["gpus"]["pairs"] == 1
+    setting_pairs = pairs(rows)
+    assert [(pair.kind, pair.measured) for pair in setting_pairs] == [
+        ("recompute", 1.5),
+        ("gpus", 1.1),
+    ]
+    assert setting_pairs[0].error == pytest.approx(1.2 / 1.5 - 1)
+    assert differences(setting_pairs)["kinds"]["gpus"]["pairs"] == 1
 
 
 def test_a_source_left_out_is_predicted_without_what_only_it_has(tmp_path: Path):
@@ -235,9 +238,15 @@ def test_a_source_left_out_is_predicted_without_what_only_it_has(tmp_path: Path)
     table = read_table(written(tmp_path / "a.csv", {}, slow, {"source": "third"}))
     asked = [ask(row, table.layout) for row in table.rows]
     tuned = left_out(table)
-    clusters = [tuned(one.row, one.cluster) for one in asked if one.cluster is not None]
-    assert [one.software.name for one in clusters] == ["megatron-core", "default", "megatron-core"]
-    launches = [one.software.host_ns for one in clusters]
+    clusters = [
+        tuned(question.row, question.cluster) for question in asked if question.cluster is not None
+    ]
+    assert [cluster.software.name for cluster in clusters] == [
+        "megatron-core",
+        "default",
+        "megatron-core",
+    ]
+    launches = [cluster.software.host_ns for cluster in clusters]
     assert launches[0] == launches[2] != framework("megatron-core").host_ns
     assert clusters[1].device != clusters[0].device or launches[1] != launches[0]
 

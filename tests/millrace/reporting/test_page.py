@@ -34,19 +34,19 @@ def test_the_command_line_writes_rows_that_add_up_to_its_figures(called, tmp_pat
     page, trace = tmp_path / "step.html", tmp_path / "step.chrome.json"
     code, out = called("--json", "--html", page, "--trace", trace)
     assert code == 0
-    found = json.loads(out)
-    step_s, stages = found["step_time_s"], found["stages"]
-    exposed = sum(row["exposed_s"] for row in found["communication"])
-    assert exposed == pytest.approx(found["exposed_communication_s"], abs=2e-9)
+    figures = json.loads(out)
+    step_s, stages = figures["step_time_s"], figures["stages"]
+    exposed = sum(row["exposed_s"] for row in figures["communication"])
+    assert exposed == pytest.approx(figures["exposed_communication_s"], abs=2e-9)
     for row in stages:
         assert row["busy_s"] + row["exposed_s"] + row["bubble_s"] == pytest.approx(step_s)
         assert row["memory_bytes_max"] == sum(row["memory_by_kind"].values())
     bubble = sum(row["bubble_s"] for row in stages) / len(stages)
-    assert bubble == pytest.approx(found["bubble_fraction"] * step_s, abs=2e-9)
-    assert sum(row["share"] for row in found["compute"]) == pytest.approx(
-        1 - found["bubble_fraction"] - exposed / step_s, abs=1e-6
+    assert bubble == pytest.approx(figures["bubble_fraction"] * step_s, abs=2e-9)
+    assert sum(row["share"] for row in figures["compute"]) == pytest.approx(
+        1 - figures["bubble_fraction"] - exposed / step_s, abs=1e-6
     )
-    assert max(row["memory_bytes_max"] for row in stages) == found["memory_bytes_max"]
+    assert max(row["memory_bytes_max"] for row in stages) == figures["memory_bytes_max"]
     counters = [e for e in json.loads(trace.read_text())["traceEvents"] if e["ph"] == "C"]
     assert {event["pid"] for event in counters} == {0, 2}
     assert all(size >= 0 for event in counters for size in event["args"].values())
@@ -64,12 +64,12 @@ def test_a_page_cannot_go_where_no_folder_is(called, tmp_path):
 @pytest.mark.parametrize("fidelity", ["op", "stage"])
 def test_a_page_is_well_formed_and_its_bars_fill_the_step(fidelity):
     plan = planned("ZeRO 3 on stages")
-    found = predict(plan, fidelity=fidelity, detailed=True)
-    account = account_of(plan, found)
-    text = report_page(plan, found, account, [("step time", "<now>")])
+    prediction = predict(plan, fidelity=fidelity, detailed=True)
+    account = account_of(plan, prediction)
+    text = report_page(plan, prediction, account, [("step time", "<now>")])
     body = text[text.index("<body>") : text.index("</body>") + len("</body>")]
     assert "&lt;now&gt;" in body
-    svgs = [at for at in ElementTree.fromstring(body).iter() if at.tag == "svg"]
+    svgs = [element for element in ElementTree.fromstring(body).iter() if element.tag == "svg"]
     assert len(svgs) == 2 + plan.stages
     colours = moving_colours(account)
     for stage in account.stages:
@@ -84,7 +84,7 @@ def test_a_page_is_well_formed_and_its_bars_fill_the_step(fidelity):
 def test_of_many_stages_the_ends_and_the_fullest_are_drawn():
     assert _chosen([1, 2]) == [0, 1]
     for fullest in range(40):
-        sizes = [5 + (at == fullest) for at in range(40)]
+        sizes = [5 + (stage == fullest) for stage in range(40)]
         chosen = _chosen(sizes)
         assert len(chosen) == SHOWN_STAGES
         assert {0, fullest, 39} <= set(chosen)

@@ -11,7 +11,7 @@ WIDTH = 4
 
 
 def stripped(graph: Graph, seed: int | None = None) -> Graph:
-    """The same graph in one block `model`; with a seed, under names without meaning."""
+    """The graph in one block `model`; with a seed, under names without meaning."""
     names = {name: name for op in graph.ops for name in (op.name, *op.outputs)}
     if seed is not None:
         numbers = list(range(len(names)))
@@ -52,8 +52,8 @@ def ended(builder: GraphBuilder, x: str) -> Graph:
 
 def layer(builder: GraphBuilder, name: str, x: str, act: str, bias: bool = True) -> str:
     """A residual layer: x + act(dense(x))."""
-    made = dense(builder, f"{name}.fc", x, "b k, k n -> b n", {"n": WIDTH}, bias=bias)
-    active = builder.apply(act, f"{name}.act", (made,), "b n -> b n")
+    product = dense(builder, f"{name}.fc", x, "b k, k n -> b n", {"n": WIDTH}, bias=bias)
+    active = builder.apply(act, f"{name}.act", (product,), "b n -> b n")
     return builder.apply("add", f"{name}.sum", (x, active), "b n, b n -> b n")
 
 
@@ -84,14 +84,14 @@ def encoder_decoder(layers: int) -> Graph:
 
 
 def shared_weights(layers: int) -> Graph:
-    """Every layer uses the same weight, each through a `repeat` of its own."""
+    """Layers that all use one weight, each through a `repeat` of its own."""
     builder, x = started()
     x = dense(builder, "into", x, "b k, k n -> b n", {"n": WIDTH})
     weight = builder.variable("weight", "k n", (WIDTH, WIDTH))
     for index in range(layers):
         used = builder.repeat(weight, f"use{index}", "k n")
-        made = builder.apply("matmul", f"fc{index}", (x, used), "b k, k n -> b n")
-        x = builder.apply("add", f"sum{index}", (x, made), "b n, b n -> b n")
+        product = builder.apply("matmul", f"fc{index}", (x, used), "b k, k n -> b n")
+        x = builder.apply("add", f"sum{index}", (x, product), "b n, b n -> b n")
     return ended(builder, x)
 
 
@@ -117,22 +117,22 @@ def partition(graph: Graph) -> list[list[int]]:
 
 
 def crossing(graph: Graph) -> dict[str, set[str]]:
-    """Per block the activations that later blocks read, directly or through other blocks."""
+    """Names of the activations, per block, that later blocks read, directly or through others."""
     makers = {name: op for op in graph.ops for name in op.outputs}
     places = {block: place for place, block in enumerate(graph.blocks)}
-    found: dict[str, set[str]] = {block: set() for block in graph.blocks}
+    names_by_block: dict[str, set[str]] = {block: set() for block in graph.blocks}
     for op in graph.ops:
         for name in op.inputs:
             maker = makers[name]
             if maker.kind in ("variable", "cast") or graph.tensor(name).rate is Rate.STEP:
                 continue
             for block in graph.blocks[places[maker.block] : places[op.block]]:
-                found[block].add(name)
-    return found
+                names_by_block[block].add(name)
+    return names_by_block
 
 
 def assert_promise_kept(graph: Graph) -> None:
-    """Names begin with their block's; blocks of one template differ in the prefix only."""
+    """Assert that names begin with their block's, and blocks of one template differ in it only."""
     graph.validate()
     makers = {name: op for op in graph.ops for name in op.outputs}
     standing: dict[str, list[object]] = {}
@@ -143,12 +143,12 @@ def assert_promise_kept(graph: Graph) -> None:
                 continue
             assert op.name.startswith(f"{block}."), op.name
             assert all(name.startswith(f"{block}.") for name in op.outputs), op.outputs
-            own = [
+            read_names = [
                 name.removeprefix(block) if makers[name].block == block else ""
                 for name in op.inputs
             ]
             names = [name.removeprefix(block) for name in (op.name, *op.outputs)]
-            inside.append((*names, op.kind, op.labels, op.phase, own))
+            inside.append((*names, op.kind, op.labels, op.phase, read_names))
         assert inside, f"{block} is empty"
         assert standing.setdefault(graph.templates[block], inside) == inside
     assert GLOBAL_BLOCK not in graph.blocks

@@ -40,30 +40,30 @@ def tiny_gpt() -> Graph:
 def letters(graph: Graph) -> str:
     """The templates of the blocks in order, a letter each."""
     names = dict.fromkeys(graph.templates.values())
-    known = dict(zip(names, ascii_lowercase, strict=False))
-    return "".join(known[graph.templates[block]] for block in graph.blocks)
+    letter_by_template = dict(zip(names, ascii_lowercase, strict=False))
+    return "".join(letter_by_template[graph.templates[block]] for block in graph.blocks)
 
 
 @pytest.mark.parametrize("name", ["bert-demo", "vit-demo", "t5-demo", "resnet-34", "deepseek-v3"])
 def test_a_model_of_the_zoo_is_cut_where_its_builder_did(name: str) -> None:
     graph = build(model_spec(name), 2)
-    found = with_blocks(stripped(graph, seed=1))
-    assert partition(found) == partition(graph)
-    assert letters(found) == letters(graph)
-    assert_promise_kept(found)
+    recut = with_blocks(stripped(graph, seed=1))
+    assert partition(recut) == partition(graph)
+    assert letters(recut) == letters(graph)
+    assert_promise_kept(recut)
 
 
 @pytest.mark.parametrize("name", ["gpt-demo", "gpt2-xl", "mlp"])
 def test_a_single_row_of_layers_lies_between_stem_and_head(name: str) -> None:
     graph = build(model_spec(name), 2)
-    found = with_blocks(stripped(graph, seed=1))
-    assert partition(found) == partition(graph)
-    assert [block.partition(".")[0] for block in found.blocks] == [
+    recut = with_blocks(stripped(graph, seed=1))
+    assert partition(recut) == partition(graph)
+    assert [block.partition(".")[0] for block in recut.blocks] == [
         "stem",
         *["layer"] * (len(graph.blocks) - 2),
         "head",
     ]
-    assert letters(found) == letters(graph)
+    assert letters(recut) == letters(graph)
 
 
 def test_only_the_residual_stream_crosses_the_borders_of_a_transformer() -> None:
@@ -83,22 +83,24 @@ def test_only_the_residual_stream_crosses_the_borders_of_a_transformer() -> None
 )
 def test_cutting_changes_neither_order_nor_mathematics(graph: Graph) -> None:
     given_names = stripped(graph, seed=2)
-    made = cut(given_names)
-    assert_promise_kept(made.graph)
-    assert [op.kind for op in made.graph.ops] == [op.kind for op in given_names.ops]
-    assert set(made.names) == set(given_names.tensors_by_name)
+    cutting = cut(given_names)
+    assert_promise_kept(cutting.graph)
+    assert [op.kind for op in cutting.graph.ops] == [op.kind for op in given_names.ops]
+    assert set(cutting.names) == set(given_names.tensors_by_name)
     before = run(given_names, random_values(given_names, 3))
-    values = {made.names[name]: value for name, value in random_values(given_names, 3).items()}
-    after = run(made.graph, values)
+    values = {cutting.names[name]: value for name, value in random_values(given_names, 3).items()}
+    after = run(cutting.graph, values)
     for name, value in before.items():
-        np.testing.assert_array_equal(after[made.names[name]], value)
+        np.testing.assert_array_equal(after[cutting.names[name]], value)
 
 
 @pytest.mark.parametrize(
     "graph", [tiny_gpt(), stack("ABABAB"), encoder_decoder(2)], ids=["gpt", "alternating", "both"]
 )
 def test_names_and_blocks_given_do_not_change_the_cut(graph: Graph) -> None:
-    cuts = [partition(with_blocks(one)) for one in (graph, stripped(graph), stripped(graph, 4))]
+    cuts = [
+        partition(with_blocks(variant)) for variant in (graph, stripped(graph), stripped(graph, 4))
+    ]
     assert cuts[0] == cuts[1] == cuts[2]
     again = with_blocks(with_blocks(graph))
     assert partition(again) == cuts[0]
@@ -113,10 +115,10 @@ def test_weights_and_inputs_may_come_before_everything_else(graph: Graph) -> Non
     early = sorted(late.ops, key=lambda op: op.kind not in sources)
     moved = msgspec.structs.replace(late, ops=tuple(early))
     homes = []
-    for one in (late, moved):
-        made = cut(one)
-        makers = {name: op for op in made.graph.ops for name in op.outputs}
-        homes.append({old: makers[new].block for old, new in made.names.items()})
+    for variant in (late, moved):
+        cutting = cut(variant)
+        makers = {name: op for op in cutting.graph.ops for name in op.outputs}
+        homes.append({old: makers[new].block for old, new in cutting.names.items()})
     assert homes[0] == homes[1]
 
 

@@ -9,7 +9,7 @@ WORDS = st.integers(1, 3).flatmap(lambda top: st.lists(st.integers(0, top), max_
 
 
 def by_trying(word: list[int]) -> list[Repetition]:
-    found = []
+    runs = []
     for period in range(1, len(word) // 2 + 1):
         start = 0
         while start + period < len(word):
@@ -17,9 +17,9 @@ def by_trying(word: list[int]) -> list[Repetition]:
             while stop < len(word) and word[stop] == word[stop - period]:
                 stop += 1
             if stop - start >= 2 * period:
-                found.append(Repetition(start, stop, period))
+                runs.append(Repetition(start, stop, period))
             start = max(start + 1, stop - period + 1)
-    return sorted(found)
+    return sorted(runs)
 
 
 @given(WORDS)
@@ -30,7 +30,8 @@ def test_repetitions_are_those_that_trying_every_period_finds(word: list[int]) -
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=5), st.integers(2, 9))
 def test_a_repeated_word_is_one_repetition(word: list[int], times: int) -> None:
     assert any(
-        one.start == 0 and one.stop == len(word) * times for one in repetitions(word * times)
+        repetition.start == 0 and repetition.stop == len(word) * times
+        for repetition in repetitions(word * times)
     )
 
 

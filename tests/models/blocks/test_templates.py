@@ -19,48 +19,48 @@ Layer = Callable[[GraphBuilder, str, str], str]
 
 
 def plain(builder: GraphBuilder, name: str, x: str) -> str:
-    made = dense(builder, f"{name}fc", x, "b k, k n -> b n", {"n": WIDTH})
-    active = builder.apply("relu", f"{name}act", (made,), "b n -> b n")
+    product = dense(builder, f"{name}fc", x, "b k, k n -> b n", {"n": WIDTH})
+    active = builder.apply("relu", f"{name}act", (product,), "b n -> b n")
     return builder.apply("add", f"{name}sum", (x, active), "b n, b n -> b n")
 
 
 def other_kind(builder: GraphBuilder, name: str, x: str) -> str:
-    made = dense(builder, f"{name}fc", x, "b k, k n -> b n", {"n": WIDTH})
-    active = builder.apply("tanh", f"{name}act", (made,), "b n -> b n")
+    product = dense(builder, f"{name}fc", x, "b k, k n -> b n", {"n": WIDTH})
+    active = builder.apply("tanh", f"{name}act", (product,), "b n -> b n")
     return builder.apply("add", f"{name}sum", (x, active), "b n, b n -> b n")
 
 
 def other_labels(builder: GraphBuilder, name: str, x: str) -> str:
-    made = dense(builder, f"{name}fc", x, "b k, n k -> b n", {"n": WIDTH})
-    active = builder.apply("relu", f"{name}act", (made,), "b n -> b n")
+    product = dense(builder, f"{name}fc", x, "b k, n k -> b n", {"n": WIDTH})
+    active = builder.apply("relu", f"{name}act", (product,), "b n -> b n")
     return builder.apply("add", f"{name}sum", (x, active), "b n, b n -> b n")
 
 
 def other_attribute(builder: GraphBuilder, name: str, x: str) -> str:
-    made = dense(builder, f"{name}fc", x, "b k, k n -> b n", {"n": WIDTH}, std=0.5)
-    active = builder.apply("relu", f"{name}act", (made,), "b n -> b n")
+    product = dense(builder, f"{name}fc", x, "b k, k n -> b n", {"n": WIDTH}, std=0.5)
+    active = builder.apply("relu", f"{name}act", (product,), "b n -> b n")
     return builder.apply("add", f"{name}sum", (x, active), "b n, b n -> b n")
 
 
 def other_wiring(builder: GraphBuilder, name: str, x: str) -> str:
-    made = dense(builder, f"{name}fc", x, "b k, k n -> b n", {"n": WIDTH})
-    active = builder.apply("relu", f"{name}act", (made,), "b n -> b n")
+    product = dense(builder, f"{name}fc", x, "b k, k n -> b n", {"n": WIDTH})
+    active = builder.apply("relu", f"{name}act", (product,), "b n -> b n")
     return builder.apply("add", f"{name}sum", (active, x), "b n, b n -> b n")
 
 
 def other_source(builder: GraphBuilder, name: str, x: str) -> str:
-    made = dense(builder, f"{name}fc", x, "b k, k n -> b n", {"n": WIDTH})
-    builder.apply("relu", f"{name}act", (made,), "b n -> b n")
-    return builder.apply("add", f"{name}sum", (x, made), "b n, b n -> b n")
+    product = dense(builder, f"{name}fc", x, "b k, k n -> b n", {"n": WIDTH})
+    builder.apply("relu", f"{name}act", (product,), "b n -> b n")
+    return builder.apply("add", f"{name}sum", (x, product), "b n, b n -> b n")
 
 
 def hand_written(layers: list[Layer], names: list[str], widths: int = WIDTH) -> Graph:
     """Blocks `part0` …, each a template of its own, between a stem and a head."""
     builder, x = started()
     x = dense(builder, "into", x, "b k, k n -> b n", {"n": widths})
-    for index, (made, name) in enumerate(zip(layers, names, strict=True)):
+    for index, (layer, name) in enumerate(zip(layers, names, strict=True)):
         builder.begin_block(f"part{index}")
-        x = made(builder, name, x)
+        x = layer(builder, name, x)
     builder.begin_block("end")
     return ended(builder, x)
 
@@ -96,8 +96,8 @@ def test_where_inner_names_differ_the_ops_are_renamed_alike() -> None:
 
 def test_names_without_meaning_become_kind_and_place() -> None:
     def swapped(builder: GraphBuilder, name: str, x: str) -> str:
-        made = builder.apply("relu", "one" if name else "two", (x,), "b n -> b n")
-        return builder.apply("tanh", "two" if name else "one", (made,), "b n -> b n")
+        active = builder.apply("relu", "one" if name else "two", (x,), "b n -> b n")
+        return builder.apply("tanh", "two" if name else "one", (active,), "b n -> b n")
 
     tied = same_templates(hand_written([swapped, swapped], ["", "x"]))
     assert_promise_kept(tied)

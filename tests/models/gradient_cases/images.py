@@ -31,13 +31,18 @@ def _places(size: int, dim: str, form: dict[str, Any], window: int) -> int:
 
 
 def convolved(form: dict[str, Any], groups: int, builder: GraphBuilder, x: str) -> str:
-    window, made = (3, 2), 6
-    shape = (made, CHANNELS // groups, *window)
+    window, out_channels = (3, 2), 6
+    shape = (out_channels, CHANNELS // groups, *window)
     weight = builder.parameter("weight", "n c q p", shape)
     labels = "b c y! x!, n c q! p! -> b n j! i!"
     if groups > 1:
         labels = "b (g c) y! x!, (g n) c q! p! -> b (g n) j! i!"
-    out = (B, made, _places(ROWS, "y", form, window[0]), _places(COLUMNS, "x", form, window[1]))
+    out = (
+        B,
+        out_channels,
+        _places(ROWS, "y", form, window[0]),
+        _places(COLUMNS, "x", form, window[1]),
+    )
     inputs = (_image(builder, x), weight)
     return _back(
         builder, builder.apply("conv", "conv", inputs, labels, shapes=(out,), attributes=form)
@@ -47,7 +52,7 @@ def convolved(form: dict[str, Any], groups: int, builder: GraphBuilder, x: str) 
 def pooled(kind: str, form: dict[str, Any], builder: GraphBuilder, x: str) -> str:
     size = {"size_y": 3, "size_x": 2}
     out = (B, CHANNELS, _places(ROWS, "y", form, 3), _places(COLUMNS, "x", form, 2))
-    made = builder.apply(
+    pool = builder.apply(
         kind,
         "pool",
         (_image(builder, x),),
@@ -55,7 +60,7 @@ def pooled(kind: str, form: dict[str, Any], builder: GraphBuilder, x: str) -> st
         shapes=(out,),
         attributes=form | size,
     )
-    return _back(builder, made)
+    return _back(builder, pool)
 
 
 def _normed(builder: GraphBuilder, x: str, dims: str, channel: str, size: int) -> str:
@@ -84,7 +89,7 @@ def batch_normed_rows(builder: GraphBuilder, x: str) -> str:
 
 
 def batch_normed_data(builder: GraphBuilder, x: str) -> str:
-    """Of data that needs no gradient, so that only scale and shift have one."""
+    """Batch norm of data that needs no gradient, so that only scale and shift have one."""
     data = builder.input("data", "b t k", (B, T, K), source="features")
     normed = _normed(builder, data, "b t k", "k", K)
     return builder.apply("add", "both", (x, normed), "b t k, b t k -> b t k")

@@ -59,7 +59,7 @@ def attended(form: dict[str, Any], builder: GraphBuilder, x: str) -> str:
 
 
 def attended_elsewhere(builder: GraphBuilder, x: str) -> str:
-    """Fewer keys than queries, from other features."""
+    """Attention to fewer keys than queries, from other features."""
     memory = builder.apply(
         "narrow",
         "memory",
@@ -76,7 +76,7 @@ def attended_elsewhere(builder: GraphBuilder, x: str) -> str:
 
 
 def biased(buckets: dict[str, Any], builder: GraphBuilder, x: str) -> str:
-    """The bias is a trained tensor, or T5's where there are buckets."""
+    """Attention with a bias: a trained tensor, or T5's where there are buckets."""
     heads = {"h": HEADS, "d": QUERY}
     query, key, value = (
         dense(builder, name, x, "b t k, k h d -> b t h d", heads, std=1.0) for name in "qkv"
@@ -137,8 +137,8 @@ def mixture(route: dict[str, Any], builder: GraphBuilder, x: str) -> str:
         f"b t! d, {chosen}, {chosen} -> e b c! d",
         shapes=((EXPERTS, B, capacity, K),),
     )
-    made = dense(builder, "expert", given, "e b c d, e d f -> e b c f", {"f": K}, std=1.0)
-    active = builder.apply("tanh", "active", (made,), "e b c f -> e b c f")
+    hidden = dense(builder, "expert", given, "e b c d, e d f -> e b c f", {"f": K}, std=1.0)
+    active = builder.apply("tanh", "active", (hidden,), "e b c f -> e b c f")
     labels = f"e b c! d, {chosen}, {chosen}, {chosen} -> b t! d"
     return builder.apply("combine", "mixed", (active, *choice, weight), labels)
 

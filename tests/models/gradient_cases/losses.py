@@ -6,14 +6,14 @@ from tests.models.gradient_cases.layers import EXPERTS
 
 
 def weighted(builder: GraphBuilder, x: str) -> None:
-    """Every position counts with a trained weight."""
+    """Sum of the losses in which every position has a trained weight."""
     weight = builder.parameter("position", "t", (T,))
     losses = builder.apply("mul", "weighted", (token_losses(builder, x), weight), "b t, t -> b t")
     builder.apply("sum", "loss_sum", (losses,), "b t -> ")
 
 
 def halved(builder: GraphBuilder, x: str) -> None:
-    """Scaled after the sum."""
+    """Half of the sum of the losses."""
     total = builder.apply("sum", "loss_sum", (token_losses(builder, x),), "b t -> ")
     builder.apply("scale", "half", (total,), "() -> ", attributes={"factor": 0.5})
 
@@ -29,7 +29,7 @@ def two(builder: GraphBuilder, x: str) -> None:
 
 
 def of_means(builder: GraphBuilder, x: str) -> None:
-    """The loss of a sample is squared before all are summed."""
+    """Sum over the samples of each one's loss squared."""
     losses = token_losses(builder, x)
     sample = builder.apply("sum", "sample", (losses,), "b t -> b")
     squared = builder.apply("mul", "squared", (sample, sample), "b, b -> b")
@@ -45,19 +45,19 @@ def _clicks(builder: GraphBuilder, x: str) -> str:
 
 
 def logistic(builder: GraphBuilder, x: str) -> None:
-    """Whether a sample is clicked."""
+    """Logistic loss on whether a sample is clicked."""
     builder.apply("sum", "loss_sum", (_clicks(builder, x),), "b -> ")
 
 
 def weighted_logistic(builder: GraphBuilder, x: str) -> None:
-    """The same, every sample with a trained weight."""
+    """Logistic loss in which every sample has a trained weight."""
     weight = builder.parameter("sample", "b", (B,))
     losses = builder.apply("mul", "weighted", (_clicks(builder, x), weight), "b, b -> b")
     builder.apply("sum", "loss_sum", (losses,), "b -> ")
 
 
 def angular(builder: GraphBuilder, x: str) -> None:
-    """Cosines of features and classes, with a margin at the own class."""
+    """Cosines of features and classes, with a margin at a sample's own class."""
     classes = 5
     epsilon = {"epsilon": 1e-9}
     flat = builder.apply("rearrange", "flat", (x,), "b t k -> b (t k)")
@@ -65,14 +65,14 @@ def angular(builder: GraphBuilder, x: str) -> None:
     weight = builder.parameter("classes", "s d", (classes, T * K), std=1.0)
     unit = builder.apply("l2_normalize", "unit", (weight,), "s d! -> s d!, s", attributes=epsilon)
     cosine = builder.apply("matmul", "cosine", (face, unit), "b d, s d -> b s")
-    own = builder.input("own", "b", (B,), source="identities", values=classes)
+    identities = builder.input("own", "b", (B,), source="identities", values=classes)
     margin = {"scale": 4.0, "margin": 0.5}
     logits = builder.apply(
-        "arc_margin", "logits", (cosine, own), "b s, b -> b s", attributes=margin
+        "arc_margin", "logits", (cosine, identities), "b s, b -> b s", attributes=margin
     )
-    losses = builder.apply("cross_entropy", "loss", (logits, own), "b s!, b -> b, b")
+    losses = builder.apply("cross_entropy", "loss", (logits, identities), "b s!, b -> b, b")
     builder.apply("sum", "loss_sum", (losses,), "b -> ")
-    builder.apply("count_valid", "count", (own,), "b -> ")
+    builder.apply("count_valid", "count", (identities,), "b -> ")
 
 
 def balanced(builder: GraphBuilder, x: str) -> None:

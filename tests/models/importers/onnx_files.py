@@ -101,11 +101,11 @@ def parsed(text: str, opset: int = 20):
 
 
 def with_weights(model, seed: int = 0):
-    """Make what the text declares and no node makes an initializer of random values."""
+    """Add an initializer of random values for every tensor that is declared and no node makes."""
     generator = np.random.default_rng(seed)
-    made = {name for node in model.graph.node for name in node.output}
+    computed = {name for node in model.graph.node for name in node.output}
     for info in model.graph.value_info:
-        if info.name not in made:
+        if info.name not in computed:
             shape = [dim.dim_value for dim in info.type.tensor_type.shape.dim]
             values = np.asarray(generator.normal(0, 0.5, shape), "float32")
             model.graph.initializer.append(onnx.numpy_helper.from_array(values, info.name))

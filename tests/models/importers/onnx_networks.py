@@ -186,12 +186,12 @@ class Recurrent(nn.Module):
     def forward(self, ids):
         x = self.table(ids)
         h = c = torch.zeros(x.shape[0], x.shape[2])
-        made = []
+        states = []
         for t in range(4):
             i, f, g, o = self.gates(torch.cat([x[:, t], h], -1)).chunk(4, -1)
             c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
             h = torch.sigmoid(o) * torch.tanh(c)
-            made.append(h)
-        y = torch.stack(made, 1)
+            states.append(h)
+        y = torch.stack(states, 1)
         y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6) * (1 + self.weight)
         return self.head(y)

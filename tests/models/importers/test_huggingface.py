@@ -69,9 +69,9 @@ def test_the_published_llama_405b_is_the_zoos(tmp_path: Path) -> None:
         "vocab_size": 128256,
     }
     spec, zoo = read(tmp_path, values, seq_len=64), model_spec("llama3-405b", seq_len=64)
-    made, known = build(spec, 1), build(zoo, 1)
-    assert made.parameter_count == known.parameter_count
-    assert made.ops == known.ops
+    graph, zoo_graph = build(spec, 1), build(zoo, 1)
+    assert graph.parameter_count == zoo_graph.parameter_count
+    assert graph.ops == zoo_graph.ops
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_without_a_class_the_causal_language_model_is_meant(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("changes", "made"),
+    ("changes", "module_line"),
     [
         (
             {"model_type": "gemma", "architectures": ["GemmaForCausalLM"]},
@@ -123,12 +123,12 @@ def test_without_a_class_the_causal_language_model_is_meant(tmp_path: Path) -> N
     ],
 )
 def test_a_class_that_no_mapping_knows_may_be_imported_itself(
-    tmp_path: Path, changes: dict[str, Any], made: str
+    tmp_path: Path, changes: dict[str, Any], module_line: str
 ) -> None:
     with pytest.raises(ModelError) as refused:
         read(tmp_path, LLAMA | changes)
     said = str(refused.value)
-    assert f"AutoConfig.from_pretrained({str(tmp_path)!r}); {made}; imported = " in said
+    assert f"AutoConfig.from_pretrained({str(tmp_path)!r}); {module_line}; imported = " in said
     assert "millrace.importing.import_module(module, " in said
 
 

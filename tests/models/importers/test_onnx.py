@@ -37,17 +37,17 @@ def kinds(graph: Graph) -> list[str]:
 
 def random_data(graph: Graph, seed: int = 0) -> dict[str, np.ndarray]:
     generator = np.random.default_rng(seed)
-    found = {}
+    by_source = {}
     for op in graph.ops:
         if op.kind == "input":
             shape = graph.tensor(op.outputs[0]).shape
             values = int(op.attributes["values"])
-            found[str(op.attributes["source"])] = (
+            by_source[str(op.attributes["source"])] = (
                 generator.integers(0, values, shape).astype("int32")
                 if values
                 else generator.normal(0, 1, shape).astype("float32")
             )
-    return found
+    return by_source
 
 
 def test_weights_are_variables_of_their_own_shape_and_value(tmp_path):
@@ -66,13 +66,13 @@ def test_weights_are_variables_of_their_own_shape_and_value(tmp_path):
 def test_weights_that_are_not_there_leave_the_same_graph(tmp_path, case):
     path = saved(with_weights(parsed(TEXTS[case])), tmp_path / "model.onnx", beside=True)
     seq_len = 5 if case == "attention" else None
-    whole = import_file(path, seq_len=seq_len)
+    complete = import_file(path, seq_len=seq_len)
     (tmp_path / "model.onnx.data").unlink()
     bare = import_file(path, seq_len=seq_len)
-    assert whole.values is not None
+    assert complete.values is not None
     assert bare.values is None
-    assert bare.graph == whole.graph
-    assert bare.parameters == whole.parameters
+    assert bare.graph == complete.graph
+    assert bare.parameters == complete.parameters
 
 
 @pytest.mark.parametrize("case", TEXTS)
@@ -104,16 +104,16 @@ def test_a_fixed_batch_is_the_first_dim(tmp_path):
 @pytest.mark.parametrize("mask", MASKS)
 def test_attention_written_out_is_the_op_of_one_node(tmp_path, mask):
     text = EMBEDDED.replace("{HEADS}", ONE_NODE)
-    one = import_file(saved(with_weights(parsed(text, 23)), tmp_path / "one.onnx"), seq_len=5)
+    single = import_file(saved(with_weights(parsed(text, 23)), tmp_path / "one.onnx"), seq_len=5)
     model = with_weights(parsed(attention_text(mask)))
     spelled = import_file(saved(model, tmp_path / "spelled.onnx"), seq_len=5)
-    for imported in (one, spelled):
+    for imported in (single, spelled):
         (op,) = (op for op in imported.graph.ops if op.kind == "attention")
         assert op.attributes == {"causal": True, "scale": 0.5}
         assert "softmax" not in kinds(imported.graph)
         assert imported.graph.tokens_per_sample == 5
-    data = random_data(one.graph)
-    assert run_ours(one.graph, one.values, data)[0] == pytest.approx(
+    data = random_data(single.graph)
+    assert run_ours(single.graph, single.values, data)[0] == pytest.approx(
         run_ours(spelled.graph, spelled.values, data)[0], rel=1e-6
     )
 
@@ -129,13 +129,13 @@ def test_a_tied_table_is_one_variable(tmp_path):
 def test_a_fused_projection_is_a_variable_per_piece(tmp_path):
     model = with_weights(parsed(attention_text("add")))
     imported = import_file(saved(model, tmp_path / "fused.onnx"), seq_len=5)
-    whole = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}["wq"]
+    fused = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}["wq"]
     pieces = {
         parameter.piece.start: imported.values[name]
         for name, parameter in imported.parameters.items()
         if parameter.initializer == "wq"
     }
-    np.testing.assert_array_equal(np.concatenate([pieces[0], pieces[8], pieces[16]], 1), whole)
+    np.testing.assert_array_equal(np.concatenate([pieces[0], pieces[8], pieces[16]], 1), fused)
     assert "narrow" not in kinds(imported.graph)
 
 
@@ -265,7 +265,7 @@ def test_a_name_that_is_no_text_is_refused(tmp_path):
 
 
 def imports_or_refuses(path, case: str) -> None:
-    """Whatever is in a file, it is imported or refused with a ModelError."""
+    """Assert that a file, whatever is in it, is imported or refused with a ModelError."""
     with suppress(ModelError):
         check_graph(import_file(path, seq_len=5 if case == "attention" else None).graph)
 
@@ -284,8 +284,8 @@ def test_bytes_changed_at_random_never_give_a_traceback(tmp_path, data):
     case = data.draw(st.sampled_from(sorted(TEXTS)))
     content = bytearray(with_weights(parsed(TEXTS[case])).SerializeToString())
     for _ in range(data.draw(st.integers(1, 8))):
-        at = data.draw(st.integers(0, len(content) - 1))
-        content[at] = data.draw(st.integers(0, 255))
+        position = data.draw(st.integers(0, len(content) - 1))
+        content[position] = data.draw(st.integers(0, 255))
     path = tmp_path / "model.onnx"
     path.write_bytes(bytes(content[: data.draw(st.integers(0, len(content)))]))
     imports_or_refuses(path, case)
@@ -365,8 +365,10 @@ def test_masks_positions_and_types_are_those_of_one_whole_sequence(tmp_path):
     given = {"attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
     given |= {"ids": ids, "position_ids": np.arange(5)[None]}
     (logits,) = session.run(None, given)
-    own = np.take_along_axis(logits, data["masked_targets"][..., None].astype(int), -1)[..., 0]
-    loss = float((np.log(np.exp(logits).sum(-1)) - own).sum())
+    target_logits = np.take_along_axis(logits, data["masked_targets"][..., None].astype(int), -1)[
+        ..., 0
+    ]
+    loss = float((np.log(np.exp(logits).sum(-1)) - target_logits).sum())
     assert run_ours(imported.graph, imported.values, data)[0] == pytest.approx(loss, rel=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""What an ONNX file does not say: which output, which classes, what is trained; said or refused."""
+"""Choices that an ONNX file leaves open (output, classes, what is trained): said or refused."""
 
 import numpy as np
 import pytest
@@ -108,8 +108,8 @@ def test_weights_plus_one_are_trained(tmp_path):
 
 def test_frozen_weights_are_those_that_patterns_name(tmp_path):
     path = written(tmp_path, MLP)
-    found = variables(import_file(path, frozen=("w1", "b*")))
-    assert {name for name, op in found.items() if not op.trains} == {"w1", "b1"}
+    variable_ops = variables(import_file(path, frozen=("w1", "b*")))
+    assert {name for name, op in variable_ops.items() if not op.trains} == {"w1", "b1"}
     with pytest.raises(ModelError, match="no weight is called `w9`; the first are `w1`, `b1`"):
         import_file(path, frozen=("w9",))
 
@@ -141,8 +141,8 @@ def test_classes_of_images_are_dim_1_and_of_rows_must_be_said(tmp_path):
         ModelError, match=r"which dim is classes. Say classes_dim=1 .* classes_dim=2"
     ):
         import_file(path)
-    for at, values in ((1, 7), (2, 4), (-1, 4)):
-        imported = import_file(path, classes_dim=at)
+    for dim, values in ((1, 7), (2, 4), (-1, 4)):
+        imported = import_file(path, classes_dim=dim)
         (targets,) = (op for op in imported.graph.ops if op.name.endswith("targets"))
         assert targets.attributes["values"] == values
     with pytest.raises(ModelError, match="classes_dim=0 is none"):

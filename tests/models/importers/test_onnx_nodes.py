@@ -96,8 +96,8 @@ def check(tmp_path, body, shape, weights, opset=20):
         f"model (float[batch, {dims}] x) => (float[batch, 5] out) <{weights}> {{ {last} {body} }}"
     )
     model = parsed(text.replace(" }", f" {END} }}"), opset)
-    known = np.sign(np.arange(24).reshape(4, 6) % 5 - 2.5).astype("float32")
-    model.graph.node.insert(0, onnx.helper.make_node("Constant", [], ["k"], value=tensor(known)))
+    signs = np.sign(np.arange(24).reshape(4, 6) % 5 - 2.5).astype("float32")
+    model.graph.node.insert(0, onnx.helper.make_node("Constant", [], ["k"], value=tensor(signs)))
     with_weights(model)
     rows = reference_shape(model, shape)
     model.graph.initializer.append(named(np.random.default_rng(1), "head", (rows, 5)))
@@ -129,13 +129,13 @@ def named(generator, name, shape):
 
 
 def reference_shape(model, shape):
-    """Features of y once flattened."""
+    """Number of y's features once it is flattened."""
     part = onnx.ModelProto()
     part.CopyFrom(model)
     del part.graph.node[-1]
     part.graph.output[0].name = "flat"
-    found = reference.ReferenceEvaluator(part).run(None, {"x": np.ones((2, *shape), "float32")})
-    return found[0].shape[1]
+    flat = reference.ReferenceEvaluator(part).run(None, {"x": np.ones((2, *shape), "float32")})
+    return flat[0].shape[1]
 
 
 @pytest.mark.parametrize("case", OF_MATRICES)

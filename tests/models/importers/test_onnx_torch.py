@@ -46,14 +46,14 @@ def gradients_of(module, inputs, targets):
 
 def theirs(parameter, value, parameters):
     """The gradient of the parameter that holds these values, perhaps transposed."""
-    for found in parameters.values():
+    for candidate in parameters.values():
         for view in (lambda x: x, lambda x: x.T if x.ndim == 2 else x):
             try:
-                seen = parameter.value(view(found.detach().numpy()))
+                seen = parameter.value(view(candidate.detach().numpy()))
             except (IndexError, ValueError):  # of another shape
                 continue
             if np.array_equal(seen, value):
-                return found, parameter.value(view(found.grad.numpy()))
+                return candidate, parameter.value(view(candidate.grad.numpy()))
     raise AssertionError("a variable holds no parameter's values")
 
 
@@ -63,12 +63,12 @@ def assert_same_as_torch(module, inputs, path, classes, source):
     logits = module(inputs)
     targets = torch.randint(0, classes, logits.shape[:-1])
     loss, parameters = gradients_of(module, inputs, targets)
-    found = {
+    matches = {
         name: theirs(imported.parameters[name], value, parameters)
         for name, value in imported.values.items()
     }
-    assert {id(parameter) for parameter, _ in found.values()} == {*map(id, parameters.values())}
-    gradients = {name: gradient for name, (_, gradient) in found.items()}
+    assert {id(parameter) for parameter, _ in matches.values()} == {*map(id, parameters.values())}
+    gradients = {name: gradient for name, (_, gradient) in matches.items()}
     sources = [op.attributes["source"] for op in graph.ops if op.kind == "input"]
     (target,) = {"targets", "masked_targets", "classes"}.intersection(sources)
     data = {source: inputs.numpy(), target: targets.numpy().astype(np.int32)}

@@ -280,9 +280,9 @@ RELEASED: dict[str, dict[str, Any]] = {
 def test_a_released_configuration_makes_the_zoos_graph(name: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(RELEASED[name]))
-    whole, zoo = read_config(path), model_spec(name)
-    assert whole.seq_len == zoo.seq_len
-    made = build(read_config(path, seq_len=SEQ_LEN), 1)
-    known = build(model_spec(name, seq_len=SEQ_LEN), 1)
-    assert made.tensors == known.tensors
-    assert made.ops == known.ops
+    spec, zoo = read_config(path), model_spec(name)
+    assert spec.seq_len == zoo.seq_len
+    graph = build(read_config(path, seq_len=SEQ_LEN), 1)
+    zoo_graph = build(model_spec(name, seq_len=SEQ_LEN), 1)
+    assert graph.tensors == zoo_graph.tensors
+    assert graph.ops == zoo_graph.ops

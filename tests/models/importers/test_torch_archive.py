@@ -61,9 +61,9 @@ def evil() -> bytes:
 
 
 def test_an_archive_is_read_without_its_example_inputs(saved: dict[str, bytes], tmp_path: Path):
-    found = import_file(write(tmp_path / "model.pt2", saved))
-    assert found.graph.parameter_count == 15
-    assert found.values is not None
+    imported = import_file(write(tmp_path / "model.pt2", saved))
+    assert imported.graph.parameter_count == 15
+    assert imported.values is not None
 
 
 def test_no_member_is_unpickled(

@@ -23,9 +23,9 @@ def imported(build: Build) -> tuple[Imported, Any, Any]:
 
 @pytest.mark.parametrize("name", EXACT)
 def test_a_module_is_imported_as_pytorch_computes_it(name: str) -> None:
-    found, module, inputs = imported(EXACT[name])
-    if found.values is not None:
-        checked = check(found, module, inputs)
+    model, module, inputs = imported(EXACT[name])
+    if model.values is not None:
+        checked = check(model, module, inputs)
         assert checked.loss_error <= TOLERANCE, checked.line
 
 

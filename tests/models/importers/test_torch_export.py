@@ -88,11 +88,11 @@ def torch_loss(module: Any, inputs: Any, targets: Any) -> Any:
 @pytest.mark.parametrize("name", [*FAMILIES, *BY_HAND, *ROTARY])
 def test_loss_every_gradient_and_flops_equal_those_of_pytorch(name: str) -> None:
     module, inputs = example(name)
-    found = imported(name)
-    given, targets = data_of(found.graph, inputs)
+    model = imported(name)
+    given, targets = data_of(model.graph, inputs)
     reference = Reference(trained(name), 1, Arrays(given), 0)
-    assert found.values is not None
-    for variable, value in found.values.items():
+    assert model.values is not None
+    for variable, value in model.values.items():
         np.copyto(reference.values[variable], value)
     reference.step()
     counter = optional("torch.utils.flop_counter").FlopCounterMode
@@ -103,14 +103,14 @@ def test_loss_every_gradient_and_flops_equal_those_of_pytorch(name: str) -> None
         loss.backward()
     # Every expert of ours computes all its places, 4 / 2 as many as are taken.
     extra = 2 * 2 * (16 * 2) * 3 * 32 * 48 if name == "mixtral" else 0
-    assert model_flops(without_windows(found.graph)) == forward + extra
+    assert model_flops(without_windows(model.graph)) == forward + extra
     if name != "convolutions in groups":  # counted there as if every channel met every other
         assert model_flops(without_windows(trained(name))) == counted.get_total_flops() + 3 * extra
     assert reference.run.totals[0][0] == pytest.approx(loss.item(), rel=TOLERANCE)
     parameters = dict(module.named_parameters())
     gradients = reference.gradients()
     largest = max(float(p.grad.abs().max()) for p in parameters.values() if p.grad is not None)
-    for variable, source in found.parameters.items():
+    for variable, source in model.parameters.items():
         want = source.read(parameters[source.fqn].grad.numpy())
         # Some gradients are zero but for rounding (the bias of keys): these against the largest.
         allowed = TOLERANCE * np.abs(want).max() + 1e-7 * largest
@@ -175,14 +175,14 @@ def test_experts_are_dispatched_to_and_their_label_is_that_of_experts() -> None:
 
 
 def test_fused_projections_are_variables_of_their_own() -> None:
-    found = imported("transformer")
-    parts = [source for source in found.parameters.values() if source.fqn == "blocks.0.qkv.weight"]
+    model = imported("transformer")
+    parts = [source for source in model.parameters.values() if source.fqn == "blocks.0.qkv.weight"]
     assert [(part.cuts[0].start, part.shape) for part in parts] == [
         (0, (4, 4, 16)),
         (1, (4, 4, 16)),
         (2, (4, 4, 16)),
     ]
-    assert not [op for op in found.graph.ops if op.kind == "narrow" and "qkv" in op.name]
+    assert not [op for op in model.graph.ops if op.kind == "narrow" and "qkv" in op.name]
 
 
 def test_masks_become_attributes() -> None:
@@ -194,24 +194,24 @@ def test_masks_become_attributes() -> None:
 
 def test_another_batch_gives_the_same_graph_but_for_the_batch() -> None:
     module = example("transformer")[0]
-    one, three = (import_module(module, torch.zeros(n, 8, dtype=torch.long)) for n in (1, 3))
-    assert one.graph.batch == 1
-    assert with_batch(one.graph, 3) == three.graph
-    for tensor in three.graph.tensors:
+    single, triple = (import_module(module, torch.zeros(n, 8, dtype=torch.long)) for n in (1, 3))
+    assert single.graph.batch == 1
+    assert with_batch(single.graph, 3) == triple.graph
+    for tensor in triple.graph.tensors:
         if tensor.rate is Rate.MICROBATCH and tensor.batch_dim is not None:
             assert tensor.shape[tensor.batch_dim] == 3
 
 
 def test_a_file_gives_the_graph_of_the_module(tmp_path: Path) -> None:
     module, inputs = example("transformer")
-    found = imported("transformer")
+    model = imported("transformer")
     path = tmp_path / "transformer.pt2"
     torch.export.save(torch.export.export(module, (inputs,)), path)
     read = import_file(path, name="Transformer")
-    assert read.graph == found.graph
+    assert read.graph == model.graph
     assert read.values is not None
-    assert found.values is not None
-    for variable, value in found.values.items():
+    assert model.values is not None
+    for variable, value in model.values.items():
         np.testing.assert_array_equal(read.values[variable], value)
 
 
@@ -226,31 +226,31 @@ def test_a_program_with_a_dynamic_batch_is_imported() -> None:
 def test_a_program_may_return_more_than_predictions(name: str) -> None:
     module, inputs = example(name)
     program = torch.export.export(module, (inputs,))
-    found = import_program(program, name=imported(name).graph.name).graph
-    assert found == imported(name).graph
+    graph = import_program(program, name=imported(name).graph.name).graph
+    assert graph == imported(name).graph
 
 
 def test_a_program_taken_down_to_core_ops_counts_the_same() -> None:
     module, inputs = example("resnet")
-    found = import_program(torch.export.export(module, (inputs,)).run_decompositions())
-    assert model_flops(found.graph) == model_flops(imported("resnet").graph)
-    assert found.graph.parameter_count == imported("resnet").graph.parameter_count
+    model = import_program(torch.export.export(module, (inputs,)).run_decompositions())
+    assert model_flops(model.graph) == model_flops(imported("resnet").graph)
+    assert model.graph.parameter_count == imported("resnet").graph.parameter_count
 
 
 def test_a_module_without_weights_is_imported_without_values() -> None:
     with torch.device("meta"):
         module, inputs = Transformer(), torch.zeros(2, 8, dtype=torch.long)
-    found = import_module(module, inputs)
-    assert found.values is None
-    assert found.graph == imported("transformer").graph
+    model = import_module(module, inputs)
+    assert model.values is None
+    assert model.graph == imported("transformer").graph
 
 
 def test_angles_of_a_module_on_meta_are_initialised() -> None:
     with torch.device("meta"):
         module, _ = example("llama")
-    found = import_module(module, torch.zeros(2, 8, dtype=torch.long))
-    assert found.values is None
-    assert found.graph == imported("llama").graph
+    model = import_module(module, torch.zeros(2, 8, dtype=torch.long))
+    assert model.values is None
+    assert model.graph == imported("llama").graph
 
 
 def test_angles_of_a_part_of_a_module_on_meta_are_initialised_too() -> None:
@@ -264,15 +264,15 @@ def test_angles_of_a_part_of_a_module_on_meta_are_initialised_too() -> None:
 
     with torch.device("meta"):
         module = Wrapper()
-    found = import_module(module, torch.zeros(2, 8, dtype=torch.long))
-    kinds = [op.kind for op in found.graph.ops]
+    model = import_module(module, torch.zeros(2, 8, dtype=torch.long))
+    kinds = [op.kind for op in model.graph.ops]
     assert kinds == [op.kind for op in imported("llama").graph.ops]
 
 
 def test_the_specification_builds_the_graph_again() -> None:
-    found = imported("gpt2")
-    assert build(spec(found), 2) == found.graph
-    assert spec(found).seq_len == 8
+    model = imported("gpt2")
+    assert build(spec(model), 2) == model.graph
+    assert spec(model).seq_len == 8
 
 
 def test_dropout_is_imported_in_training_and_left_out_in_evaluation() -> None:
@@ -286,9 +286,9 @@ def test_dropout_is_imported_in_training_and_left_out_in_evaluation() -> None:
 
 
 def test_one_logit_per_sample_takes_the_logistic_loss() -> None:
-    found = import_module(nn.Linear(4, 1), torch.zeros(2, 4), loss="logistic")
-    check_graph(training_graph(found.graph, TrainingSpec()))
-    assert [op.kind for op in found.graph.ops][-3:] == ["logistic_loss", "sum", "count_valid"]
+    model = import_module(nn.Linear(4, 1), torch.zeros(2, 4), loss="logistic")
+    check_graph(training_graph(model.graph, TrainingSpec()))
+    assert [op.kind for op in model.graph.ops][-3:] == ["logistic_loss", "sum", "count_valid"]
 
 
 class Columns(nn.Module):  # type: ignore[misc]
@@ -300,19 +300,19 @@ class Columns(nn.Module):  # type: ignore[misc]
         self.head = nn.Linear(12, 1)
 
     def forward(self, ids: Any) -> Any:
-        found = [table(ids[:, at]) for at, table in enumerate(self.tables)]
-        return self.head(torch.cat(found, -1)).squeeze(-1)
+        rows = [table(ids[:, column]) for column, table in enumerate(self.tables)]
+        return self.head(torch.cat(rows, -1)).squeeze(-1)
 
 
 def test_columns_of_ids_have_tables_of_their_own() -> None:
     torch.manual_seed(0)
     module, ids = Columns(), torch.randint(0, 10, (4, 3))
-    found = import_module(module, ids, loss="logistic")
-    graph = check_graph(training_graph(found.graph, TrainingSpec()))
+    model = import_module(module, ids, loss="logistic")
+    graph = check_graph(training_graph(model.graph, TrainingSpec()))
     clicks = np.array([0, 1, 1, 0], np.int32)
     reference = Reference(graph, 1, Arrays({"tokens": ids.int().numpy(), "clicks": clicks}), 0)
-    assert found.values is not None
-    for variable, value in found.values.items():
+    assert model.values is not None
+    for variable, value in model.values.items():
         np.copyto(reference.values[variable], value)
     reference.step()
     wanted = torch.tensor(clicks).float()
@@ -320,7 +320,7 @@ def test_columns_of_ids_have_tables_of_their_own() -> None:
     loss.backward()
     assert reference.run.totals[0][0] == pytest.approx(loss.item(), rel=TOLERANCE)
     gradients = reference.gradients()
-    for variable, source in found.parameters.items():
+    for variable, source in model.parameters.items():
         want = dict(module.named_parameters())[source.fqn].grad.numpy()
         np.testing.assert_allclose(gradients[variable], source.read(want), atol=1e-6)
 

@@ -28,9 +28,9 @@ def drafted(*shapes: tuple[int, ...]) -> tuple[Draft, list[Array], list[Values]]
     draft = Draft(batch=shapes[0][0])
     generator = np.random.default_rng(0)
     arrays, values = [], []
-    for at, shape in enumerate(shapes):
+    for position, shape in enumerate(shapes):
         axes = [Axis(Extent(size, "b" if i == 0 else None)) for i, size in enumerate(shape)]
-        tensor = Tensor(name=draft.name(f"x{at}"), axes=tuple(axes), kind="input")
+        tensor = Tensor(name=draft.name(f"x{position}"), axes=tuple(axes), kind="input")
         tensor.attributes["source"] = "features"
         arrays.append(Array(tensor, tuple((axis,) for axis in axes)))
         values.append(generator.normal(size=shape))
@@ -45,9 +45,9 @@ def computed(draft: Draft, inputs: list[Array], values: list[Values], out: Array
     writer = Writer(builder=builder)
     writer.write(draft.steps)
     graph = check_graph(builder.build())
-    found = {f"{BLOCK}.{x.tensor.name}": v for x, v in zip(inputs, values, strict=True)}
-    made = {op.outputs[0] for op in graph.ops if op.kind == "input"}
-    result = run(graph, {k: v for k, v in found.items() if k in made})
+    values_by_name = {f"{BLOCK}.{x.tensor.name}": v for x, v in zip(inputs, values, strict=True)}
+    input_names = {op.outputs[0] for op in graph.ops if op.kind == "input"}
+    result = run(graph, {k: v for k, v in values_by_name.items() if k in input_names})
     array = result[writer.tensor(copied.tensor, "result")]
     have = list(copied.tensor.leaves())
     order = [axis for group in copied.dims for axis in leaves(group)]
@@ -59,13 +59,13 @@ def computed(draft: Draft, inputs: list[Array], values: list[Values], out: Array
 
 
 def _shapes_of(total: int) -> list[tuple[int, ...]]:
-    """Ways to write a number of places as up to three dims."""
-    found = [(total,)]
+    """Shapes of up to three dims that hold a number of places."""
+    shapes = [(total,)]
     for a in range(2, total):
         if total % a == 0:
-            found.append((a, total // a))
-            found += [(a, b, total // a // b) for b in range(2, total // a) if total // a % b == 0]
-    return found
+            shapes.append((a, total // a))
+            shapes += [(a, b, total // a // b) for b in range(2, total // a) if total // a % b == 0]
+    return shapes
 
 
 @settings(max_examples=60, deadline=None)
@@ -94,8 +94,8 @@ def _stepped(data: st.DataObject, draft: Draft, array: Array, want: Values) -> t
     if kind == "narrow" and rank > 1 and want.shape[dim] > 2:
         start = data.draw(st.integers(0, want.shape[dim] - 2))
         size = data.draw(st.integers(1, want.shape[dim] - start))
-        kept = want.take(range(start, start + size), axis=dim)
-        return narrowed(draft, array, dim, start, size), kept
+        taken = want.take(range(start, start + size), axis=dim)
+        return narrowed(draft, array, dim, start, size), taken
     if kind == "unsqueeze" and rank < 4:
         return views.unsqueezed(array, rank), want[..., None]
     if kind == "expand" and rank < 4:
@@ -121,9 +121,9 @@ def test_products_are_einsums(
     left: tuple[int, ...], right: tuple[int, ...], equation: tuple[str, str, str]
 ) -> None:
     draft, inputs, values = drafted(left, right)
-    made = product(draft, *inputs, equation)
+    out = product(draft, *inputs, equation)
     text = f"{equation[0]},{equation[1]}->{equation[2]}"
-    np.testing.assert_allclose(computed(draft, inputs, values, made), np.einsum(text, *values))
+    np.testing.assert_allclose(computed(draft, inputs, values, out), np.einsum(text, *values))
 
 
 def test_a_view_of_one_tensor_splits_the_dims_of_all_that_are_added_to_it() -> None:
@@ -137,8 +137,8 @@ def test_dims_taken_apart_in_two_ways_are_made_one_first() -> None:
     draft, inputs, values = drafted((2, 12))
     first = views.viewed(draft, inputs[0], (2, 4, 3))
     second = views.viewed(draft, views.viewed(draft, first, (2, 12)), (2, 3, 4))
-    found = computed(draft, inputs, values, second)
-    np.testing.assert_allclose(found, values[0].reshape(2, 3, 4))
+    merged = computed(draft, inputs, values, second)
+    np.testing.assert_allclose(merged, values[0].reshape(2, 3, 4))
     assert any(step.kind == "merge" for step in draft.steps)
 
 

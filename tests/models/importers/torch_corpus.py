@@ -30,7 +30,7 @@ class Written(nn.Module):  # type: ignore[misc]
 
 
 class Pair(Written):
-    """The same with two inputs."""
+    """A module like `Written`, with two inputs."""
 
     def forward(self, left: Any, right: Any) -> Any:
         return self._written(self, left, right)
@@ -149,9 +149,9 @@ def new(name: str, make: Callable[[Any], Any], *, refused: str = "") -> None:
 
 
 def filled(shape: tuple[int, ...], write: Callable[[Any], None]) -> Any:
-    made = torch.zeros(shape)
-    write(made)
-    return made
+    tensor = torch.zeros(shape)
+    write(tensor)
+    return tensor
 
 
 new("a constant written by slice", lambda h: filled((6,), lambda m: put(m, slice(0, 3), 3.0)))

@@ -99,7 +99,7 @@ class Mixer(nn.Module):  # type: ignore[misc]
 
 
 class Odds(nn.Module):  # type: ignore[misc]
-    """What is rarer: windows, one key head, masks, biases of scores, slices with a step."""
+    """Rarer parts: windows, one key head, masks, biases of scores, slices with a step."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -31,7 +31,7 @@ class Call:
     ----------
     expression : Expression
     sizes : mapping
-        Of every label, here.
+        Size of every label, here.
     attributes : mapping
     offsets : mapping
         The global index of the first element along a label; 0 where it is left out.

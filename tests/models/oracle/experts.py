@@ -11,12 +11,12 @@ from tests.models.oracle.call import Array, Call, Definition
 
 def top_k(call: Call, scores: Array) -> tuple[Array, ...]:
     choices, capacity = call.shape_out()[-1], call.attributes["capacity"]
-    groups, kept = call.attributes["groups"], call.attributes["kept_groups"]
+    groups, kept_groups = call.attributes["groups"], call.attributes["kept_groups"]
     open_to = scores.copy()
     if groups > 1:
         members = scores.reshape(*scores.shape[:-1], groups, -1)
         of_group = np.sort(members, -1)[..., -2:].sum(-1)
-        best = np.argsort(-of_group, -1, kind="stable")[..., :kept]
+        best = np.argsort(-of_group, -1, kind="stable")[..., :kept_groups]
         is_kept = (best[..., None] == np.arange(groups)).any(-2)
         open_to = np.where(is_kept[..., None], members, -np.inf).reshape(scores.shape)
     expert = np.argsort(-open_to, -1, kind="stable")[..., :choices]

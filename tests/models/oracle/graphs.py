@@ -40,12 +40,12 @@ def evaluate(
     output_shapes: list[tuple[int, ...]],
     attributes: Mapping[str, Any] | None = None,
     offsets: Mapping[str, int] | None = None,
-    whole: Mapping[str, int] | None = None,
+    whole_sizes: Mapping[str, int] | None = None,
 ) -> tuple[Array, ...]:
     """Compute the outputs of one op.
 
-    Of a shard, `offsets` are the global indexes of its labels' first elements (0 where left out)
-    and `whole` the labels' sizes in the whole op.
+    For a shard, `offsets` are the global indexes of its labels' first elements (0 where left out)
+    and `whole_sizes` the labels' sizes in the whole op.
     """
     expression = parse(labels)
     sizes = bind(expression, [x.shape for x in inputs], output_shapes)
@@ -54,13 +54,13 @@ def evaluate(
         sizes=sizes,
         attributes=attributes or {},
         offsets=offsets or {},
-        whole=whole or {},
+        whole=whole_sizes or {},
     )
     outputs = KINDS[kind](call, *inputs)
-    made = outputs if isinstance(outputs, tuple) else (outputs,)
-    for index, array in enumerate(made):
+    arrays = outputs if isinstance(outputs, tuple) else (outputs,)
+    for index, array in enumerate(arrays):
         assert array.shape == call.shape_out(index), (kind, labels, array.shape)
-    return made
+    return arrays
 
 
 def run(graph: Graph, given: Mapping[str, Array]) -> dict[str, Array]:
@@ -79,8 +79,8 @@ def run(graph: Graph, given: Mapping[str, Array]) -> dict[str, Array]:
             continue
         shapes = [tensors[name].shape for name in op.outputs]
         inputs = [values[name] for name in op.inputs]
-        made = evaluate(op.kind, op.labels, inputs, shapes, op.attributes)
-        values.update(zip(op.outputs, made, strict=True))
+        outputs = evaluate(op.kind, op.labels, inputs, shapes, op.attributes)
+        values.update(zip(op.outputs, outputs, strict=True))
     return values
 
 

@@ -17,7 +17,7 @@ from tests.models.oracle.call import Array, Call, Definition
 
 
 class Tap(NamedTuple):
-    """Where a window at (j, i) has its place (q, p): the image at (y, x)."""
+    """Place (y, x) of the image where a window at (j, i) has its place (q, p)."""
 
     j: int
     i: int
@@ -28,11 +28,11 @@ class Tap(NamedTuple):
 
 
 def _taps(
-    call: Call, image: tuple[int, ...], made: tuple[int, ...], window: tuple[int, ...]
+    call: Call, image: tuple[int, ...], out: tuple[int, ...], window: tuple[int, ...]
 ) -> Iterator[Tap]:
     """Every place of every window that lies in the image, in the order of reading."""
     given = call.attributes
-    for j, i, q, p in product(*(range(size) for size in (*made, *window))):
+    for j, i, q, p in product(*(range(size) for size in (*out, *window))):
         y = j * given["stride_y"] - given["pad_y"] + q * given.get("dilation_y", 1)
         x = i * given["stride_x"] - given["pad_x"] + p * given.get("dilation_x", 1)
         if 0 <= y < image[0] and 0 <= x < image[1]:
@@ -40,7 +40,7 @@ def _taps(
 
 
 def _groups(call: Call, weight: int) -> int:
-    """How many groups the weight's first dim is made of."""
+    """Number of groups that the weight's first dim is made of."""
     operand = (*call.expression.inputs, *call.expression.outputs)[weight][0]
     return prod(call.sizes[label] for label in operand[:-1])
 
@@ -53,10 +53,10 @@ def _apart(x: Array, groups: int) -> Array:
 def conv(call: Call, x: Array, w: Array) -> Array:
     groups = _groups(call, 1)
     out = np.zeros(call.shape_out())
-    images, made = _apart(x, groups), _apart(out, groups)
+    images, sums = _apart(x, groups), _apart(out, groups)
     weights = w.reshape(groups, -1, *w.shape[1:])
     for tap in _taps(call, x.shape[2:], out.shape[2:], w.shape[2:]):
-        made[..., tap.j, tap.i] += np.einsum(
+        sums[..., tap.j, tap.i] += np.einsum(
             "bgc,gnc->bgn", images[..., tap.y, tap.x], weights[..., tap.q, tap.p]
         )
     return out
@@ -100,14 +100,14 @@ def max_pool(call: Call, x: Array) -> Array:
 def max_pool_grad(call: Call, x: Array, dy: Array) -> Array:
     out = np.zeros(call.shape_out())
     largest = np.full(dy.shape, -np.inf)
-    found = np.zeros(dy.shape, bool)
+    taken = np.zeros(dy.shape, bool)
     for tap in _taps(call, x.shape[2:], dy.shape[2:], _window(call)):
         largest[..., tap.j, tap.i] = np.maximum(largest[..., tap.j, tap.i], x[..., tap.y, tap.x])
     for tap in _taps(call, x.shape[2:], dy.shape[2:], _window(call)):
-        at = (..., tap.j, tap.i)
-        hit = (x[..., tap.y, tap.x] == largest[at]) & ~found[at]
-        found[at] |= hit
-        out[..., tap.y, tap.x] += np.where(hit, dy[at], 0)
+        window = (..., tap.j, tap.i)
+        hit = (x[..., tap.y, tap.x] == largest[window]) & ~taken[window]
+        taken[window] |= hit
+        out[..., tap.y, tap.x] += np.where(hit, dy[window], 0)
     return out
 
 
@@ -133,13 +133,13 @@ def _either_order(definition: Definition) -> Definition:
         if not expression.whole.isdisjoint(expression.inputs[0][3]):  # columns come last
             return definition(call, *inputs)
         operands = [
-            [(one[0], one[3], one[1], one[2]) for one in side]
+            [(operand[0], operand[3], operand[1], operand[2]) for operand in side]
             for side in (expression.inputs, expression.outputs)
         ]
         first = replace(call, expression=parse(write(*operands, expression.whole)))
-        made = definition(first, *(np.moveaxis(x, 3, 1) for x in inputs))
-        assert isinstance(made, np.ndarray)
-        return np.moveaxis(made, 1, 3)
+        out = definition(first, *(np.moveaxis(x, 3, 1) for x in inputs))
+        assert isinstance(out, np.ndarray)
+        return np.moveaxis(out, 1, 3)
 
     return defined
 

@@ -22,19 +22,19 @@ def broadcast(call: Call, x: Array) -> Array:
 def _along(call: Call, index: int = 0) -> int:
     """The dim in which an input and the output differ."""
     pairs = zip(call.expression.inputs[index], call.expression.outputs[0], strict=True)
-    (found,) = (at for at, (here, there) in enumerate(pairs) if here != there)
-    return found
+    (dim,) = (dim for dim, (here, there) in enumerate(pairs) if here != there)
+    return dim
 
 
 def narrow(call: Call, x: Array) -> Array:
-    at, start = _along(call), call.attributes["start"]
-    return np.take(x, np.arange(start, start + call.shape_out()[at]), at)
+    dim, start = _along(call), call.attributes["start"]
+    return np.take(x, np.arange(start, start + call.shape_out()[dim]), dim)
 
 
 def widen(call: Call, x: Array) -> Array:
-    at, start = _along(call), call.attributes["start"]
+    dim, start = _along(call), call.attributes["start"]
     out = np.zeros(call.shape_out())
-    np.moveaxis(out, at, 0)[start : start + x.shape[at]] = np.moveaxis(x, at, 0)
+    np.moveaxis(out, dim, 0)[start : start + x.shape[dim]] = np.moveaxis(x, dim, 0)
     return out
 
 
@@ -43,21 +43,23 @@ def concat(call: Call, *inputs: Array) -> Array:
 
 
 def dropout(call: Call, x: Array) -> Array:
-    """Some function of the op's name and the place in the whole tensor that looks random."""
+    """Dropout by a function of the op's name and the global place that looks random."""
     labels = call.labels_out()
     places = np.zeros([1] * len(labels), np.int64)
-    for at, label in enumerate(labels):
+    for dim, label in enumerate(labels):
         index = call.first(label) + np.arange(call.sizes[label])
-        stride = prod(call.all_of(later) for later in labels[at + 1 :])
-        places = places + stride * index.reshape([-1 if n == at else 1 for n in range(len(labels))])
+        stride = prod(call.all_of(later) for later in labels[dim + 1 :])
+        places = places + stride * index.reshape(
+            [-1 if n == dim else 1 for n in range(len(labels))]
+        )
     name = str(call.attributes["op"])
     drawn = [
         int.from_bytes(sha256(f"{name} {place}".encode()).digest()[:4], "big") / 2**32
         for place in places.reshape(-1)
     ]
     rate = call.attributes["rate"]
-    kept = np.array(drawn).reshape(x.shape) >= rate
-    return np.asarray(np.where(kept, x / (1 - rate), 0))
+    survives = np.array(drawn).reshape(x.shape) >= rate
+    return np.asarray(np.where(survives, x / (1 - rate), 0))
 
 
 LAYOUT: dict[str, Definition] = {

@@ -34,7 +34,7 @@ def rms_norm(call: Call, x: Array, gamma: Array) -> tuple[Array, ...]:
 
 
 def rms_norm_grad_input(call: Call, dy: Array, x: Array, gamma: Array, rstd: Array) -> Array:
-    """y = x r gamma, and dr / dx = -r^3 x / size."""
+    """Gradient of x, where y = x r gamma and dr / dx = -r^3 x / size."""
     of_rstd = (dy * gamma * x).sum(-1, keepdims=True)
     return dy * gamma * rstd[..., None] - of_rstd * rstd[..., None] ** 3 * x / x.shape[-1]
 
@@ -54,7 +54,7 @@ def l2_normalize_grad(call: Call, dy: Array, y: Array, rnorm: Array) -> Array:
 
 
 def _points(call: Call, labels: tuple[str, ...], channel: tuple[str, ...]) -> int:
-    """How many values a channel has in the whole microbatch."""
+    """Number of values that a channel has in the whole microbatch."""
     return prod(call.all_of(label) for label in labels if label not in channel)
 
 
@@ -68,12 +68,12 @@ def channel_squares(call: Call, x: Array, sums: Array) -> Array:
     return call.einsum([((x - mean) ** 2, labels)], channel)
 
 
-def _normed(call: Call, x: Array, sums: Array, squares: Array, at: int) -> tuple[Array, Array]:
-    """x of mean 0 and variance 1 by channel (input `at` is x, then sums), and 1 / deviation."""
-    labels, channel = call.labels_in(at), call.labels_in(at + 1)
+def _normed(call: Call, x: Array, sums: Array, squares: Array, index: int) -> tuple[Array, Array]:
+    """x of mean 0 and variance 1 by channel (input `index` is x, then sums), and 1 / deviation."""
+    labels, channel = call.labels_in(index), call.labels_in(index + 1)
     points = _points(call, labels, channel)
     rstd = 1 / np.sqrt(squares / points + call.attributes["epsilon"])
-    mean, scale = (call.aligned(one, channel, labels) for one in (sums / points, rstd))
+    mean, scale = (call.aligned(statistic, channel, labels) for statistic in (sums / points, rstd))
     return (x - mean) * scale, scale
 
 
@@ -82,7 +82,7 @@ def batch_norm(
 ) -> Array:
     labels, channel = call.labels_in(0), call.labels_in(1)
     normed, _ = _normed(call, x, sums, squares, 0)
-    gain, bias = (call.aligned(one, channel, labels) for one in (gamma, beta))
+    gain, bias = (call.aligned(parameter, channel, labels) for parameter in (gamma, beta))
     return normed * gain + bias
 
 
@@ -95,13 +95,17 @@ def batch_norm_grad_sums(
 
 
 def batch_norm_grad_input(call: Call, *inputs: Array) -> Array:
-    """Ioffe and Szegedy, arXiv 1502.03167 (2015), section 3: mean and variance depend on x."""
+    """Gradient of x, on which mean and variance depend.
+
+    Ioffe and Szegedy, arXiv 1502.03167 (2015), section 3.
+    """
     dy, x, sums, squares, gamma, dgamma, dbeta = inputs
     labels, channel = call.labels_in(1), call.labels_in(2)
     points = _points(call, labels, channel)
     normed, scale = _normed(call, x, sums, squares, 1)
     gain, along, mean = (
-        call.aligned(one, channel, labels) for one in (gamma, dgamma / points, dbeta / points)
+        call.aligned(per_channel, channel, labels)
+        for per_channel in (gamma, dgamma / points, dbeta / points)
     )
     return gain * scale * (dy - mean - normed * along)
 

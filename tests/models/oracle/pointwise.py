@@ -54,7 +54,7 @@ def _value(name: str) -> Definition:
     value, attributes = FUNCTIONS[name]
 
     def definition(call: Call, x: Array) -> Array:
-        return np.asarray(value(x, *(call.attributes[one] for one in attributes)))
+        return np.asarray(value(x, *(call.attributes[name] for name in attributes)))
 
     return definition
 
@@ -63,14 +63,17 @@ def _gradient(name: str) -> Definition:
     value, attributes = FUNCTIONS[name]
 
     def definition(call: Call, x: Array, dy: Array) -> Array:
-        numbers = [call.attributes[one] for one in attributes]
-        return dy * slope_of(lambda at: value(at, *numbers), x)
+        numbers = [call.attributes[name] for name in attributes]
+        return dy * slope_of(lambda point: value(point, *numbers), x)
 
     return definition
 
 
 def relu_grad(call: Call, x: Array, dy: Array) -> Array:
-    """At 0, where relu's results often lie, differences would find half a slope; it is none."""
+    """Gradient of relu, 0 at 0.
+
+    Relu's results often lie at 0, and differences would find half a slope there.
+    """
     return np.where(x > 0, dy, 0)
 
 

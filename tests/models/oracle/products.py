@@ -43,13 +43,13 @@ def _picked(call: Call, logits: Array, targets: Array) -> Array:
 
 def cross_entropy(call: Call, logits: Array, targets: Array) -> tuple[Array, ...]:
     logsumexp = np.log(np.exp(logits).sum(-1))
-    own = np.where(_picked(call, logits, targets), logits, 0).sum(-1)
-    return np.where(targets >= 0, logsumexp - own, 0), logsumexp
+    target_logits = np.where(_picked(call, logits, targets), logits, 0).sum(-1)
+    return np.where(targets >= 0, logsumexp - target_logits, 0), logsumexp
 
 
 def cross_entropy_grad(call: Call, logits: Array, targets: Array, logsumexp: Array) -> Array:
-    own = _picked(call, logits, targets)
-    return np.where(targets[..., None] >= 0, np.exp(logits - logsumexp[..., None]) - own, 0)
+    is_target = _picked(call, logits, targets)
+    return np.where(targets[..., None] >= 0, np.exp(logits - logsumexp[..., None]) - is_target, 0)
 
 
 def logistic_loss(call: Call, logits: Array, targets: Array) -> Array:
@@ -66,15 +66,15 @@ def count_valid(call: Call, targets: Array) -> Array:
 
 
 def arc_margin(call: Call, cosine: Array, targets: Array) -> Array:
-    own = _picked(call, cosine, targets)
-    turned = np.cos(np.arccos(np.where(own, cosine, 0)) + call.attributes["margin"])
-    return np.asarray(call.attributes["scale"] * np.where(own, turned, cosine))
+    is_target = _picked(call, cosine, targets)
+    turned = np.cos(np.arccos(np.where(is_target, cosine, 0)) + call.attributes["margin"])
+    return np.asarray(call.attributes["scale"] * np.where(is_target, turned, cosine))
 
 
 def arc_margin_grad(call: Call, cosine: Array, targets: Array, dy: Array) -> Array:
-    own = _picked(call, cosine, targets)
-    angle = np.arccos(np.where(own, cosine, 0))
-    slope = np.where(own, np.sin(angle + call.attributes["margin"]) / np.sin(angle), 1)
+    is_target = _picked(call, cosine, targets)
+    angle = np.arccos(np.where(is_target, cosine, 0))
+    slope = np.where(is_target, np.sin(angle + call.attributes["margin"]) / np.sin(angle), 1)
     return np.asarray(call.attributes["scale"] * slope * dy)
 
 
@@ -83,9 +83,9 @@ def row_max(call: Call, logits: Array) -> Array:
 
 
 def shifted_sums(call: Call, logits: Array, largest: Array, targets: Array) -> Array:
-    own = _picked(call, logits, targets)
+    is_target = _picked(call, logits, targets)
     sums = np.exp(logits - largest[..., None]).sum(-1)
-    return np.stack([sums, np.where(own, logits, 0).sum(-1)], -1)
+    return np.stack([sums, np.where(is_target, logits, 0).sum(-1)], -1)
 
 
 def loss_from_sums(call: Call, largest: Array, sums: Array, targets: Array) -> tuple[Array, ...]:

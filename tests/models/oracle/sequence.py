@@ -26,15 +26,18 @@ def embedding_grad(call: Call, ids: Array, dy: Array) -> Array:
 
 
 def rotary(call: Call, x: Array) -> Array:
-    """Su et al., arXiv 2104.09864 (2021), section 3.2.2: pair i turns by position base^(-2i/n)."""
+    """x with pair i turned by position base^(-2i/n).
+
+    Su et al., arXiv 2104.09864 (2021), section 3.2.2.
+    """
     labels, dims = call.labels_in(0), call.attributes["dims"]
     if call.attributes.get("scaling"):
         paces = np.array(rotary_frequencies(call.attributes))
     else:
         paces = call.attributes["base"] ** (-2.0 * np.arange(dims // 2) / dims)
-    at = labels.index(SEQUENCE)
+    sequence_dim = labels.index(SEQUENCE)
     place = call.first(SEQUENCE) + np.arange(call.sizes[SEQUENCE])
-    shape = [len(place) if n == at else 1 for n in range(len(labels))]
+    shape = [len(place) if n == sequence_dim else 1 for n in range(len(labels))]
     angle = place.reshape(shape) * (-paces if call.attributes["inverse"] else paces)
     both = np.arange(dims).reshape(-1, 2) if call.attributes["interleaved"] else None
     first, second = np.arange(dims).reshape(2, -1) if both is None else both.T
@@ -84,7 +87,10 @@ def relative_bias_grad(call: Call, dy: Array) -> Array:
 
 
 def alibi_slopes(heads: int, exponent: float) -> Array:
-    """Press et al., arXiv 2108.12409 (2021), section 3; other than powers of two as MPT does."""
+    """Slope of each head's bias.
+
+    Press et al., arXiv 2108.12409 (2021), section 3; other than powers of two as MPT does.
+    """
     power = 2 ** int(np.ceil(log2(heads)))
     slopes = [2 ** (-exponent * (head + 1) / power) for head in range(power)]
     return np.array(slopes if power == heads else [*slopes[1::2], *slopes[::2]][:heads])
@@ -100,9 +106,14 @@ def _scores(call: Call, inputs: tuple[Array, ...], bias: bool) -> tuple[Array, t
     return _masked(call, scores, labels, (query[1], *query[2:-1])), labels
 
 
-def _masked(call: Call, scores: Array, labels: tuple[str, ...], own: tuple[str, ...]) -> Array:
-    """Scores less what ALiBi takes away, minus infinity where hidden; `own`: queries and heads."""
-    queries, *heads = own
+def _masked(
+    call: Call, scores: Array, labels: tuple[str, ...], query_labels: tuple[str, ...]
+) -> Array:
+    """Scores less what ALiBi takes away, minus infinity where hidden.
+
+    `query_labels` are those of the queries and the heads.
+    """
+    queries, *heads = query_labels
     keys = labels[-1]
     t = call.first(queries) + np.arange(call.sizes[queries])
     behind = t[:, None] - np.arange(call.sizes[keys])[None, :]
@@ -110,9 +121,9 @@ def _masked(call: Call, scores: Array, labels: tuple[str, ...], own: tuple[str, 
     if exponent := call.attributes.get("alibi", 0):
         slopes = alibi_slopes(int(np.prod([call.all_of(x) for x in heads])), exponent)
         slopes = slopes.reshape([call.all_of(label) for label in heads])
-        for at, label in enumerate(heads):
+        for dim, label in enumerate(heads):
             here = call.first(label) + np.arange(call.sizes[label])
-            slopes = np.take(slopes, here, at)
+            slopes = np.take(slopes, here, dim)
         over = call.aligned(slopes, tuple(heads), labels)
         scores = scores - over * np.abs(behind).reshape(shape)
     hidden = np.zeros(behind.shape, bool)
@@ -136,16 +147,18 @@ def _backward(call: Call, inputs: tuple[Array, ...], bias: bool) -> tuple[Array,
     query, key, value = (call.labels_in(index) for index in range(3))
     out, logsumexp, dout = inputs[-3:]
     weights = np.exp(scores - logsumexp[..., None])
-    made = call.labels_in(len(inputs) - 1)
-    of_weights = call.einsum([(dout, made), (inputs[2], value)], labels)
+    out_labels = call.labels_in(len(inputs) - 1)
+    of_weights = call.einsum([(dout, out_labels), (inputs[2], value)], labels)
     of_scores = weights * (of_weights - (dout * out).sum(-1)[..., None])
     scaled = of_scores * call.attributes["scale"]
-    found = (
+    gradients = (
         call.einsum([(scaled, labels), (inputs[1], key)], query),
         call.einsum([(scaled, labels), (inputs[0], query)], key),
-        call.einsum([(weights, labels), (dout, made)], value),
+        call.einsum([(weights, labels), (dout, out_labels)], value),
     )
-    return (*found, call.einsum([(of_scores, labels)], call.labels_in(3))) if bias else found
+    return (
+        (*gradients, call.einsum([(of_scores, labels)], call.labels_in(3))) if bias else gradients
+    )
 
 
 def attention(call: Call, *inputs: Array) -> tuple[Array, ...]:
@@ -177,7 +190,7 @@ def masked_softmax_grad(call: Call, y: Array, dy: Array) -> Array:
 
 
 def attention_round(call: Call, *inputs: Array) -> tuple[Array, ...]:
-    """What others gave counts by the sum of exponentials it stands for."""
+    """Attention to these keys and those before; each part counts by its sum of exponentials."""
     out, logsumexp = _forward(call, inputs[:3], False)
     total = np.exp(logsumexp) + np.exp(inputs[4])
     share = (np.exp(logsumexp) / total)[..., None]

@@ -1,4 +1,4 @@
-"""Which parameter of transformers' decoders is which variable of the zoo's.
+"""Tables from parameters of transformers' decoders to variables of the zoo's.
 
 A table says for every part of a layer what becomes of its weight (and bias): torch keeps a linear
 layer as [outputs, inputs], and some models keep several of ours in one.
@@ -23,8 +23,8 @@ LAYER = re.compile(r"(?:model\.layers|gpt_neox\.layers|transformer\.(?:h|blocks)
 
 
 def translated(named: Mapping[str, Array], config: Any, graph: Graph) -> dict[str, Array]:
-    """Return our variables' values (or gradients) from those of a torch module's parameters."""
-    found: dict[str, Array] = {}
+    """Values (or gradients) of our variables from those of a torch module's parameters."""
+    variables: dict[str, Array] = {}
     for name, value in named.items():
         layer = LAYER.fullmatch(name)
         block, inner = (f"h.{layer[1]}.", layer[2]) if layer else ("", name)
@@ -33,8 +33,8 @@ def translated(named: Mapping[str, Array], config: Any, graph: Graph) -> dict[st
             part, _, kind = inner.rpartition(".")
         for ours, array in RULES[part](value, config).items():
             full = f"{block}{ours}.{kind}"
-            found[full] = np.ascontiguousarray(array).reshape(graph.tensor(full).shape)
-    return found
+            variables[full] = np.ascontiguousarray(array).reshape(graph.tensor(full).shape)
+    return variables
 
 
 def linear(ours: str) -> Rule:
@@ -57,8 +57,8 @@ def by_heads(value: Array, config: Any) -> Parts:
     """[(h c d), k] or a bias."""
     heads = value.reshape(config.num_attention_heads, 3, -1, *value.shape[1:])
     return {
-        f"attn.{part}": heads[:, at].reshape(-1, *value.shape[1:]).T
-        for at, part in enumerate(("q", "k", "v"))
+        f"attn.{part}": heads[:, position].reshape(-1, *value.shape[1:]).T
+        for position, part in enumerate(("q", "k", "v"))
     }
 
 
@@ -85,8 +85,8 @@ def turned_first(value: Array, config: Any) -> Parts:
     if not hasattr(config, "qk_nope_head_dim"):
         return {"attn.q": value.T}
     heads = value.reshape(config.num_attention_heads, -1, value.shape[1])
-    kept, turned = np.split(heads, [config.qk_nope_head_dim], axis=1)
-    return {"attn.q": np.concatenate([turned, kept], axis=1).reshape(value.shape).T}
+    plain, turned = np.split(heads, [config.qk_nope_head_dim], axis=1)
+    return {"attn.q": np.concatenate([turned, plain], axis=1).reshape(value.shape).T}
 
 
 def latent_and_shared(value: Array, config: Any) -> Parts:

@@ -1,4 +1,4 @@
-"""Which parameter of transformers' BERT, T5 and ViT is which variable of the zoo's.
+"""Tables from variables of the zoo's BERT, T5 and ViT to parameters of transformers'.
 
 A table says, per variable, the parameter's name and whether it is a linear layer's weight, which
 torch keeps as [outputs, inputs]; the filters of patches, 4 dims there, have channels last here.
@@ -63,7 +63,7 @@ def bert(layers: int, *, next_sentence: bool, tied: bool = True) -> Table:
 def t5(layers: int, decoder_layers: int, *, gated: bool) -> Table:
     table = same("source.tokens.weight", "shared.weight")
     stacks = (("encoder", "source", layers, 1), ("decoder", "targets", decoder_layers, 2))
-    for stack, first, depth, at in stacks:
+    for stack, first, depth, mlp_index in stacks:
         table |= same(
             f"{first}.distances.weight",
             f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
@@ -73,8 +73,8 @@ def t5(layers: int, decoder_layers: int, *, gated: bool) -> Table:
             table |= _t5_attention(f"{block}.attn", f"{layer}.0", "SelfAttention")
             if stack == "decoder":
                 table |= _t5_attention(f"{block}.cross", f"{layer}.1", "EncDecAttention")
-            table |= same(f"{block}.mlp.norm.weight", f"{layer}.{at}.layer_norm.weight")
-            dense = f"{layer}.{at}.DenseReluDense"
+            table |= same(f"{block}.mlp.norm.weight", f"{layer}.{mlp_index}.layer_norm.weight")
+            dense = f"{layer}.{mlp_index}.DenseReluDense"
             first_product = f"{dense}.wi_0" if gated else f"{dense}.wi"
             table |= linear(f"{block}.mlp.fc1", first_product, bias=False)
             if gated:

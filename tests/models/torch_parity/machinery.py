@@ -37,7 +37,7 @@ class Given:
 
 
 def run_ours(graph: Graph, values: Arrays, inputs: Arrays) -> tuple[float, dict[str, Any]]:
-    """Return the summed loss and the gradient of every variable.
+    """Summed loss and gradient of every variable.
 
     `graph` is a forward graph; `values` holds every variable's value by its name, `inputs` the data
     of its microbatch by source (tokens, targets, images, ...).
@@ -57,8 +57,8 @@ def assert_same(
     graph: Graph, values: Arrays, inputs: Arrays, loss: float, gradients: Arrays
 ) -> None:
     """Assert that loss and every gradient are those that another library found."""
-    found, ours = run_ours(graph, values, inputs)
-    assert found == pytest.approx(loss, rel=TOLERANCE)
+    our_loss, ours = run_ours(graph, values, inputs)
+    assert our_loss == pytest.approx(loss, rel=TOLERANCE)
     noise = NOISE * max(np.abs(gradient).max() for gradient in gradients.values())
     wrong = {}
     for name, gradient in gradients.items():
@@ -69,7 +69,7 @@ def assert_same(
 
 
 def without_windows(graph: Graph) -> Graph:
-    """Without windows: PyTorch counts every key."""
+    """The graph without windows: PyTorch counts every key."""
     ops = tuple(
         replace(op, attributes={**op.attributes, "window": 0}) if "window" in op.attributes else op
         for op in graph.ops

@@ -35,11 +35,13 @@ def drawn(module: Any, seed: int) -> Any:
 
 
 def compare(graph: Graph, module: Any, loss: Any, translate: Translate, inputs: Arrays) -> None:
-    """Loss and every gradient of the graph are the module's, whose `loss` was just made."""
+    """Assert that loss and gradients of the graph are the module's, whose `loss` was just made."""
     loss.backward()
-    parameters = {name: one for name, one in module.named_parameters() if one.requires_grad}
-    values = translate({name: one.detach() for name, one in parameters.items()})
-    expected = translate({name: one.grad for name, one in parameters.items()})
+    parameters = {
+        name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad
+    }
+    values = translate({name: parameter.detach() for name, parameter in parameters.items()})
+    expected = translate({name: parameter.grad for name, parameter in parameters.items()})
     shapes = {op.outputs[0]: graph.tensor(op.outputs[0]).shape
               for op in graph.ops if op.kind == "variable"}  # fmt: skip
     assert {name: value.shape for name, value in values.items()} == shapes
@@ -47,15 +49,15 @@ def compare(graph: Graph, module: Any, loss: Any, translate: Translate, inputs: 
 
 
 def renamed(named: Named, *rules: tuple[str, Any]) -> Arrays:
-    """Names by regular expressions; matrices of linear layers are transposed, filters n q p c."""
-    found: Arrays = {}
+    """Arrays renamed by regular expressions; linear layers are transposed, filters n q p c."""
+    arrays: Arrays = {}
     for name, value in named.items():
         for pattern, replacement in rules:
             name = re.sub(pattern, replacement, name)
         array = value.numpy()
         order = {2: (1, 0), 4: (0, 2, 3, 1)}.get(array.ndim, range(array.ndim))
-        found[name] = np.ascontiguousarray(array.transpose(*order))
-    return found
+        arrays[name] = np.ascontiguousarray(array.transpose(*order))
+    return arrays
 
 
 def labelled_images(shape: tuple[int, ...], labels: str, values: int) -> Arrays:

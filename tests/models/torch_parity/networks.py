@@ -14,21 +14,23 @@ def norm(channels: int) -> Any:
     return nn.BatchNorm2d(channels)
 
 
-def conv(read: int, made: int, size: int = 3, stride: int = 1, **other: int) -> Any:
-    return nn.Conv2d(read, made, size, stride, padding=size // 2, bias=False, **other)
+def conv(inputs: int, outputs: int, size: int = 3, stride: int = 1, **other: int) -> Any:
+    return nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False, **other)
 
 
 class ResidualUnit(nn.Module):
     """Deng et al.'s improved residual unit: norm, convolution, norm, PReLU, convolution, norm."""
 
-    def __init__(self, read: int, made: int, stride: int) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
-        self.norm0, self.conv0, self.norm1 = norm(read), conv(read, made), norm(made)
-        self.prelu = nn.PReLU(made)
-        self.conv1, self.norm2 = conv(made, made, stride=stride), norm(made)
+        self.norm0, self.conv0, self.norm1 = norm(inputs), conv(inputs, outputs), norm(outputs)
+        self.prelu = nn.PReLU(outputs)
+        self.conv1, self.norm2 = conv(outputs, outputs, stride=stride), norm(outputs)
         self.shortcut = None
-        if stride != 1 or read != made:
-            self.shortcut = nn.ModuleDict({"conv": conv(read, made, 1, stride), "norm": norm(made)})
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.ModuleDict(
+                {"conv": conv(inputs, outputs, 1, stride), "norm": norm(outputs)}
+            )
 
     def forward(self, x: Any) -> Any:
         shortcut = x
@@ -47,8 +49,8 @@ class IResNet(nn.Module):
             {"conv": conv(3, widths[0]), "norm": norm(widths[0]), "prelu": nn.PReLU(widths[0])}
         )
         self.stage = nn.ModuleList()
-        for depth, (read, made) in zip(depths, pairwise((widths[0], *widths)), strict=True):
-            units = [ResidualUnit(read if unit == 0 else made, made, 1 if unit else 2)
+        for depth, (inputs, outputs) in zip(depths, pairwise((widths[0], *widths)), strict=True):
+            units = [ResidualUnit(inputs if unit == 0 else outputs, outputs, 1 if unit else 2)
                      for unit in range(depth)]  # fmt: skip
             self.stage.append(nn.Sequential(*units))
             image = (image - 1) // 2 + 1
@@ -74,11 +76,11 @@ class Rectified(nn.Module):
     """A convolution, its norm and a PReLU."""
 
     def __init__(
-        self, read: int, made: int, size: int = 3, stride: int = 1, groups: int = 1
+        self, inputs: int, outputs: int, size: int = 3, stride: int = 1, groups: int = 1
     ) -> None:
         super().__init__()
-        self.conv = conv(read, made, size, stride, groups=groups)
-        self.norm, self.prelu = norm(made), nn.PReLU(made)
+        self.conv = conv(inputs, outputs, size, stride, groups=groups)
+        self.norm, self.prelu = norm(outputs), nn.PReLU(outputs)
 
     def forward(self, x: Any) -> Any:
         return self.prelu(self.norm(self.conv(x)))
@@ -87,17 +89,17 @@ class Rectified(nn.Module):
 class InvertedUnit(nn.Module):
     """Chen et al.'s bottleneck, that of MobileNetV2 with PReLU."""
 
-    def __init__(self, read: int, made: int, expansion: int, stride: int) -> None:
+    def __init__(self, inputs: int, outputs: int, expansion: int, stride: int) -> None:
         super().__init__()
-        inner = expansion * read
-        self.conv0 = Rectified(read, inner, 1)
+        inner = expansion * inputs
+        self.conv0 = Rectified(inputs, inner, 1)
         self.depthwise = Rectified(inner, inner, 3, stride, groups=inner)
-        self.conv1, self.norm = conv(inner, made, 1), norm(made)
-        self.adds = stride == 1 and read == made
+        self.conv1, self.norm = conv(inner, outputs, 1), norm(outputs)
+        self.adds = stride == 1 and inputs == outputs
 
     def forward(self, x: Any) -> Any:
-        made = self.norm(self.conv1(self.depthwise(self.conv0(x))))
-        return made + x if self.adds else made
+        out = self.norm(self.conv1(self.depthwise(self.conv0(x))))
+        return out + x if self.adds else out
 
 
 class MobileFaceNet(nn.Module):
@@ -109,15 +111,15 @@ class MobileFaceNet(nn.Module):
         self.conv = Rectified(3, stem, 3, 2)
         self.depthwise = Rectified(stem, stem, groups=stem)
         rows = ((2, 64, 5, 2), (4, 128, 1, 2), (2, 128, 6, 1), (4, 128, 1, 2), (2, 128, 2, 1))
-        read, units, sides = stem, [], image // 2
+        inputs, units, sides = stem, [], image // 2
         for expansion, channels, count, stride in rows:
-            made = channels // thinner
+            outputs = channels // thinner
             for unit in range(count):
-                units.append(InvertedUnit(read, made, expansion, 1 if unit else stride))
-                read = made
+                units.append(InvertedUnit(inputs, outputs, expansion, 1 if unit else stride))
+                inputs = outputs
             sides //= stride
         self.units = nn.ModuleList(units)
-        self.last = Rectified(read, last, 1)
+        self.last = Rectified(inputs, last, 1)
         self.whole, self.whole_norm = (
             nn.Conv2d(last, last, sides, groups=last, bias=False),
             norm(last),

@@ -49,9 +49,9 @@ def assert_trains_alike(
     *,
     dense: bool = False,
 ) -> None:
-    """Loss and gradients agree; `loss_of` makes torch's from the module's output and targets.
+    """Assert that loss and gradients agree; `loss_of` makes torch's from output and targets.
 
-    Of `dense` modules FLOPs agree as well, forward and with the backward pass.
+    The FLOPs of `dense` modules agree as well, forward and with the backward pass.
     """
     draw = np.random.default_rng(2)
     tokens, targets = draw.integers(0, VOCAB, (2, graph.batch, SEQ_LEN))
@@ -67,10 +67,12 @@ def assert_trains_alike(
     named = dict(module.named_parameters())
     assert_same(
         graph,
-        translated({name: numbers(one) for name, one in named.items()}, config, graph),
+        translated({name: numbers(parameter) for name, parameter in named.items()}, config, graph),
         {"tokens": tokens, "targets": targets},
         loss.item(),
-        translated({name: numbers(one.grad) for name, one in named.items()}, config, graph),
+        translated(
+            {name: numbers(parameter.grad) for name, parameter in named.items()}, config, graph
+        ),
     )
 
 

@@ -204,8 +204,8 @@ EXTRA = ["architectures", "head_dim", "num_labels", "position_embedding_type", "
 
 def keys(model_type: str) -> list[str]:
     """Every key that the library writes for a model type, and a few more."""
-    known = transformers.AutoConfig.for_model(model_type).to_dict()
-    return sorted({*known, *EXTRA} - {"model_type"})
+    written_keys = transformers.AutoConfig.for_model(model_type).to_dict()
+    return sorted({*written_keys, *EXTRA} - {"model_type"})
 
 
 ODD = (

@@ -63,10 +63,10 @@ def compare(
     values, gradients = {}, {}
     for ours, (name, transposed) in table.items():
         shape = graph.tensor(ours).shape
-        found = parameters[name]
+        theirs = parameters[name]
         # Nothing reads one bias of untied BERT, so it has no gradient.
-        gradient = torch.zeros_like(found) if found.grad is None else found.grad
-        values[ours] = moved(found, transposed, shape)
+        gradient = torch.zeros_like(theirs) if theirs.grad is None else theirs.grad
+        values[ours] = moved(theirs, transposed, shape)
         gradients[ours] = moved(gradient, transposed, shape)
     assert_same(graph, values, inputs, loss.item() * count, gradients)
 

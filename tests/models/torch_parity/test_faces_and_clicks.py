@@ -40,17 +40,17 @@ def face_of(network: Translate) -> Translate:
 
 
 def iresnet_of(named: Named) -> Arrays:
-    found = renamed(named, (r"fc_norm", "fc.norm"))
+    arrays = renamed(named, (r"fc_norm", "fc.norm"))
     fc = named["features.fc.weight"].numpy()
     side = round((fc.shape[1] / len(named["features.norm.weight"])) ** 0.5)
-    found["features.fc.weight"] = fc.T.reshape(-1, side, side, len(fc)).transpose(1, 2, 0, 3)
-    return found
+    arrays["features.fc.weight"] = fc.T.reshape(-1, side, side, len(fc)).transpose(1, 2, 0, 3)
+    return arrays
 
 
 def mobilefacenet_of(named: Named) -> Arrays:
     places = [f"stage.{stage}.{unit}" for stage, count in enumerate((5, 1, 6, 1, 2))
               for unit in range(count)]  # fmt: skip
-    found = renamed(
+    arrays = renamed(
         named,
         (r"^(conv|depthwise)\.", r"stem.\1."),
         (r"^units\.(\d+)", lambda match: places[int(match[1])]),
@@ -62,9 +62,9 @@ def mobilefacenet_of(named: Named) -> Arrays:
         (r"\.conv0\.conv1\.", r".conv0."),
         (r"_norm", ".norm"),
     )
-    fc = found["features.fc.weight"]
-    found["features.fc.weight"] = fc[None, None]
-    return found
+    fc = arrays["features.fc.weight"]
+    arrays["features.fc.weight"] = fc[None, None]
+    return arrays
 
 
 FACES = {"image_size": SIDE, "classes": IDENTITIES, "features": FEATURES}
@@ -92,21 +92,21 @@ def _compare_faces(graph: Graph, network: Any, translate: Translate) -> None:
 
 
 def wide_deep_of(named: Named) -> Arrays:
-    found = renamed(
+    arrays = renamed(
         named,
         (r"^layers\.0", "deep.rows"),
         (r"^layers\.(\d)", lambda match: f"hidden.{int(match[1]) - 1}.fc"),
         (r"^head", "head.fc"),
     )
-    found["wide.table.weight"] = named["wide.weight"].numpy()
-    found["deep.table.weight"] = named["table.weight"].numpy()
-    del found["wide.weight"], found["table.weight"]
-    features = found["deep.table.weight"].shape[1]
-    first = found["deep.rows.weight"]
+    arrays["wide.table.weight"] = named["wide.weight"].numpy()
+    arrays["deep.table.weight"] = named["table.weight"].numpy()
+    del arrays["wide.weight"], arrays["table.weight"]
+    features = arrays["deep.table.weight"].shape[1]
+    first = arrays["deep.rows.weight"]
     ids = FIELDS * features
-    found["deep.rows.weight"] = first[:ids].reshape(FIELDS, features, -1)
-    found["deep.numbers_fc.weight"] = first[ids:]
-    return found
+    arrays["deep.rows.weight"] = first[:ids].reshape(FIELDS, features, -1)
+    arrays["deep.numbers_fc.weight"] = first[ids:]
+    return arrays
 
 
 def test_wide_and_deep_equals_a_module_of_the_papers_definition() -> None:

@@ -35,7 +35,7 @@ BATCH = 8
 
 
 def imported(values: dict[str, Any]) -> ModelSpec:
-    """What the importer makes of the configuration that transformers writes of these values."""
+    """Specification that the importer makes of transformers' configuration of these values."""
     config = transformers.ResNetConfig(**values)
     config.architectures = ["ResNetForImageClassification"]
     with TemporaryDirectory() as folder:
@@ -98,7 +98,7 @@ def test_resnet_trains_as_in_transformers(values: dict[str, Any], image_size: in
 
 
 def theirs(values: dict[str, Any]) -> int:
-    """How many parameters the module of transformers has."""
+    """Number of parameters of the module of transformers."""
     with torch.device("meta"):
         module = transformers.ResNetForImageClassification(transformers.ResNetConfig(**values))
     return sum(parameter.numel() for parameter in module.parameters())

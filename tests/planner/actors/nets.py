@@ -20,7 +20,7 @@ def register(name, *, slots=1, initial=0):
 
 
 def actor(name, queues, inputs=(), outputs=(), *, firings=1, meeting=None):
-    """Ports are register indexes, or (register, hold)."""
+    """Actor whose ports are register indexes, or pairs (register, hold)."""
 
     def port(item):
         return (

@@ -33,7 +33,7 @@ def test_too_few_slots_are_refused_with_the_waiting_cycle():
 
 
 def opposite(first, second):
-    """Two ranks meet twice, over two communicators, each with its own order of launches."""
+    """Two ranks that meet twice, over two communicators, each with its own order of launches."""
     programs = []
     for rank, order in ((0, first), (1, second)):
         kinds = ("send", "recv") if rank == 0 else ("recv", "send")

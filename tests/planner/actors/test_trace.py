@@ -29,17 +29,17 @@ def test_a_step_lasts_from_the_slowest_ranks_end_to_its_next_end() -> None:
 
 @pytest.mark.parametrize(("warm_up", "expected"), [(0, 10), (2, 9), (9, 10)])
 def test_step_time_is_the_median_behind_the_warm_up(warm_up: int, expected: int) -> None:
-    found = trace((30, 60, 70, 78, 85, 95))  # steps of 30, 30, 10, 8, 7, 10
-    assert found.step_time_ns(warm_up) == expected
+    measured = trace((30, 60, 70, 78, 85, 95))  # steps of 30, 30, 10, 8, 7, 10
+    assert measured.step_time_ns(warm_up) == expected
 
 
 def test_a_lane_stands_for_its_own_rank_and_names_what_its_spans_are_of() -> None:
-    found = graph(chain())
-    lane = lane_of(found, 0)
+    actor_graph = graph(chain())
+    lane = lane_of(actor_graph, 0)
     assert (lane.rank, lane.represents) == (0, 1)
-    assert lane.actors == tuple(actor.name for actor in found.programs[0].actors)
-    assert lane.firings == tuple(actor.firings for actor in found.programs[0].actors)
-    assert lane_of(found, 0, represents=8).represents == 8
+    assert lane.actors == tuple(actor.name for actor in actor_graph.programs[0].actors)
+    assert lane.firings == tuple(actor.firings for actor in actor_graph.programs[0].actors)
+    assert lane_of(actor_graph, 0, represents=8).represents == 8
 
 
 def changed(place: tuple[str | int, ...], value: object) -> Trace:
@@ -55,8 +55,8 @@ def changed(place: tuple[str | int, ...], value: object) -> Trace:
 
 
 def test_a_sound_trace_is_valid() -> None:
-    found = two_rank_trace("measured", steps=4)
-    assert found.validate() is found
+    sound = two_rank_trace("measured", steps=4)
+    assert sound.validate() is sound
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def plan_with(**changes) -> Plan:
 
 
 def interleaved() -> Plan:
-    """The same four blocks and two ends as two chunks a stage."""
+    """The four blocks and two ends of `data_parallel_pipeline` as two chunks a stage."""
     plan = data_parallel_pipeline()
     blocks = [choice for chunk in plan.chunks for choice in chunk.blocks]
     chunks = tuple(
@@ -61,7 +61,7 @@ def on_a_ring(**pins) -> Plan:
 
 
 def sharing_out(**pins) -> Plan:
-    """Storage over two axes, in 16 bits: weights are cast, gathered, and their sums reduced."""
+    """Plan with 16-bit storage over two axes: weights are cast and gathered, their sums reduced."""
     request = SearchRequest(
         model=replace(small("llama"), precision="fp16"),
         training=TrainingSpec(),
@@ -78,8 +78,10 @@ KEEPING: dict[str, Callable[[], Plan]] = {
     "interleaved": interleaved,
 }
 RECOMPUTING: dict[str, Callable[[], Plan]] = {
-    f"{name}, {mode}": partial(lambda made, mode: recomputing(made(), mode), made, mode)
-    for name, made in KEEPING.items()
+    f"{name}, {mode}": partial(
+        lambda make_plan, mode: recomputing(make_plan(), mode), make_plan, mode
+    )
+    for name, make_plan in KEEPING.items()
     for mode in ("selective", "full")
 }
 PLANS: dict[str, Callable[[], Plan]] = {
@@ -119,24 +121,24 @@ def test_slots_that_are_in_use_at_once_never_share_memory(name):
         ]
         for program in graph.programs
     ]
-    for held, program in zip(live, graph.programs, strict=True):
+    for extents, program in zip(live, graph.programs, strict=True):
         for index, register in enumerate(program.registers):
             if register.initial:
-                held[index, 0] = span(register, 0)
+                extents[index, 0] = span(register, 0)
 
     def visit(instance: int, fire: Fire) -> None:
         program = graph.programs[instance]
         actor = program.actors[fire.actor]
         for port, slot in zip(actor.outputs, fire.writes, strict=True):
             if fire.firing % port.hold == 0:
-                mine = span(program.registers[port.register], slot)
+                extent = span(program.registers[port.register], slot)
                 for (register, other), taken in live[instance].items():
                     if (register, other) != (port.register, slot):
-                        assert mine[1] <= taken[0] or taken[1] <= mine[0], (
+                        assert extent[1] <= taken[0] or taken[1] <= extent[0], (
                             program.registers[port.register].name,
                             program.registers[register].name,
                         )
-                live[instance][port.register, slot] = mine
+                live[instance][port.register, slot] = extent
                 readers[instance, port.register, slot] = consumers[instance][port.register]
         for port, slot in zip(actor.inputs, fire.reads, strict=True):
             assert (port.register, slot) in live[instance]
@@ -208,16 +210,16 @@ def test_clones_run_with_the_input_gradients_of_their_block_right_before_them(na
     for program in compiled(name).programs:
         order = program.queues[0].order
         actors = [program.actors[index] for index in order if not program.actors[index].in_place]
-        for at, actor in enumerate(actors):
+        for position, actor in enumerate(actors):
             if actor.phase == "recompute":
-                later = (other for other in actors[at + 1 :] if other.phase != "recompute")
+                later = (other for other in actors[position + 1 :] if other.phase != "recompute")
                 first = next(later)
                 assert first.phase.startswith("backward"), (actor.name, first.name)
                 assert first.block == actor.block, (actor.name, first.name)
 
 
 def long_sequences(schedule):
-    """The plan for sequences so long that activations outweigh everything else."""
+    """Plan for sequences so long that activations outweigh everything else."""
     config = dict(data_parallel_pipeline().model.config) | {"positions": 64}
     model = replace(data_parallel_pipeline().model, config=config, seq_len=64)
     return plan_with(schedule=schedule, model=model)
@@ -226,11 +228,11 @@ def long_sequences(schedule):
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_full_recomputation_holds_less_than_selective_and_that_less_than_none(schedule):
     plan = long_sequences(schedule)
-    held = [
-        [program.memory_bytes for program in compile_plan(one).programs]
-        for one in (plan, recomputing(plan, "selective"), recomputing(plan, "full"))
+    memory_bytes = [
+        [program.memory_bytes for program in compile_plan(candidate).programs]
+        for candidate in (plan, recomputing(plan, "selective"), recomputing(plan, "full"))
     ]
-    for none, selective, full in zip(*held, strict=True):
+    for none, selective, full in zip(*memory_bytes, strict=True):
         assert full < selective < none
 
 
@@ -240,8 +242,11 @@ def test_what_a_late_weight_gradient_reads_is_held_recomputed_or_not():
     none, full = compile_plan(plan).programs, compile_plan(again).programs
     assert full[0].memory_bytes < none[0].memory_bytes
     slots, anew = (
-        {r.name: r.slots for r in ordered_plan(one, plan_graph(one)).graph.programs[1].registers}
-        for one in (plan, again)
+        {
+            r.name: r.slots
+            for r in ordered_plan(candidate, plan_graph(candidate)).graph.programs[1].registers
+        }
+        for candidate in (plan, again)
     )
     assert slots["h.2.mlp.gelu"] == anew["h.2.mlp.gelu.recompute"] == 2
 
@@ -312,7 +317,7 @@ def test_a_signature_that_does_not_fit_its_op_is_named_by_whoever_reads_it(chang
     signatures["mlp.fc1.matmul"] = replace(signatures["mlp.fc1.matmul"], **changed)
     variants = (plan.variants[0], replace(plan.variants[1], signatures=signatures))
     spoilt = replace(plan, variants=(*variants, plan.variants[2]))
-    for reads in (compile_plan, lambda one: roles(one, plan_graph(one))):
+    for reads in (compile_plan, lambda candidate: roles(candidate, plan_graph(candidate))):
         with pytest.raises(PlanError, match=said):
             reads(spoilt)
 

@@ -1,4 +1,4 @@
-"""Which collectives of a stage become one bucket, in drafts written by hand and drawn at random."""
+"""Collectives of a stage that become one bucket, in drafts written by hand and drawn at random."""
 
 from collections.abc import Sequence
 
@@ -40,8 +40,8 @@ class Writer:
     def meeting(self, name: str, source: int, kind: str = "all_reduce", **changes: object) -> int:
         """Add a collective of state; return the register that it fills."""
         about = {"message_bytes": 4 * 1024, "bucketed": True, "reduction": "sum", **changes}
-        found = Meeting(key=name, kind=kind, axes=("dp",), **about)  # type: ignore[arg-type]
-        return self._actor(name, kind, (source,), found)
+        collective = Meeting(key=name, kind=kind, axes=("dp",), **about)  # type: ignore[arg-type]
+        return self._actor(name, kind, (source,), collective)
 
     def _actor(self, name: str, kind: str, inputs: Sequence[int], meeting: Meeting | None) -> int:
         register = self.draft.add_register(
@@ -58,7 +58,7 @@ class Writer:
                 kind=kind,
                 section=self.section,
                 firings=self.firings,
-                inputs=tuple(Port(register=one) for one in inputs),
+                inputs=tuple(Port(register=source) for source in inputs),
                 outputs=(Port(register=register),),
                 meeting=meeting,
                 lane="compute" if meeting is None else "dp",
@@ -69,7 +69,7 @@ class Writer:
     @property
     def slots(self) -> tuple[Slot, ...]:
         """The stage's order."""
-        return tuple(Slot("F", 0, one) for one in range(self.firings))
+        return tuple(Slot("F", 0, microbatch) for microbatch in range(self.firings))
 
     def joined(self, cluster: Cluster = CLUSTER) -> DraftStage:
         return bucketed(self.draft, self.slots, 0, MESH, cluster)
@@ -77,8 +77,12 @@ class Writer:
 
 def messages(draft: DraftStage) -> list[tuple[str, int, int]]:
     """Kind, parts and bytes of every meeting."""
-    found = (actor.meeting for actor in draft.actors)
-    return [(one.kind, one.parts, one.message_bytes) for one in found if one is not None]
+    meetings = (actor.meeting for actor in draft.actors)
+    return [
+        (meeting.kind, meeting.parts, meeting.message_bytes)
+        for meeting in meetings
+        if meeting is not None
+    ]
 
 
 def two(in_time: bool, **changes: object) -> DraftStage:
@@ -101,7 +105,7 @@ def test_sums_that_are_there_in_time_are_one_message() -> None:
     (bucket,) = (actor for actor in draft.actors if actor.meeting)
     names = [draft.registers[port.register].name for port in (*bucket.inputs, *bucket.outputs)]
     assert names == ["first", "second", "first sum", "second sum"]
-    assert all(draft.actors[at].outputs for at in draft.producer.values())
+    assert all(draft.actors[producer].outputs for producer in draft.producer.values())
     assert draft.producer[bucket.outputs[1].register] == draft.actors.index(bucket)
 
 
@@ -128,18 +132,19 @@ def test_a_framework_has_buckets_of_its_own() -> None:
 def row(kind: str, count: int, size: int, section: Section = UPDATE, firings: int = 1) -> list[int]:
     """Bytes of buckets of equal messages, as they are begun."""
     writer = Writer(section, firings)
-    sources = [writer.op(f"x{at}") for at in range(count)]
-    made = [
-        writer.meeting(f"y{at}", one, kind, message_bytes=size) for at, one in enumerate(sources)
+    sources = [writer.op(f"x{number}") for number in range(count)]
+    outputs = [
+        writer.meeting(f"y{number}", source, kind, message_bytes=size)
+        for number, source in enumerate(sources)
     ]
-    for at, one in enumerate(made):
-        writer.op(f"z{at}", one)
+    for number, output in enumerate(outputs):
+        writer.op(f"z{number}", output)
     return [size_bytes for _, _, size_bytes in messages(writer.joined())]
 
 
 def test_buckets_grow_from_the_end_that_shows() -> None:
     gradients, weights = (row(kind, 400, MIB) for kind in ("all_reduce", "all_gather"))
-    # At the other end lies what remains.
+    # The remainder lies at the other end.
     assert gradients[1:] == sorted(gradients[1:], reverse=True)
     assert weights[:-1] == sorted(weights[:-1])
     for sizes in (gradients, weights):
@@ -165,17 +170,20 @@ def drawn(draw: st.DrawFn) -> Writer:
     plain: list[int] = []
     reduced: list[int] = []
     ready: list[int] = []
-    for at in range(draw(st.integers(4, 30))):
+    for number in range(draw(st.integers(4, 30))):
         pool = plain + ready
         inputs = draw(st.lists(st.sampled_from(pool), max_size=2, unique=True)) if pool else []
-        plain.append(writer.op(f"op {at}", *inputs))
+        plain.append(writer.op(f"op {number}", *inputs))
         if draw(st.booleans()):
-            reduced.append(writer.meeting(f"sum {at}", plain[-1], "reduce_scatter"))
+            reduced.append(writer.meeting(f"sum {number}", plain[-1], "reduce_scatter"))
             ready.append(reduced[-1])
         if reduced and draw(st.booleans()):
-            ready.append(writer.meeting(f"gather {at}", reduced[-1], "all_gather"))
+            ready.append(writer.meeting(f"gather {number}", reduced[-1], "all_gather"))
     read = {port.register for actor in writer.draft.actors for port in actor.inputs}
-    writer.op("all", *(one for one in range(len(writer.draft.registers)) if one not in read))
+    writer.op(
+        "all",
+        *(register for register in range(len(writer.draft.registers)) if register not in read),
+    )
     return writer
 
 
@@ -185,7 +193,7 @@ def test_no_timing_deadlocks_what_was_joined(writer: Writer) -> None:
     draft = writer.joined()
     alone = unordered(draft, "stage 0", 0, writer.slots)
     graph = joined([alone], "drawn", MESH.axes)
-    took = tuple(1 + 7 * at % 5 for at in range(len(draft.actors)))
+    took = tuple(1 + 7 * actor % 5 for actor in range(len(draft.actors)))
     first = first_step(graph, [draft], (took,))
     graph = validate(with_queues(graph, [draft], first))
     run_to_completion(graph, steps=2)
@@ -198,12 +206,14 @@ def test_a_bucket_begins_once_its_last_gradient_is_there() -> None:
     (program,) = actors.programs
     compute = next(queue.order for queue in program.queues if queue.name == "compute")
     launch = next(queue.order for queue in program.queues if queue.name == "launch")
-    last = {actor: at for at, actor in enumerate(compute)}
-    makers = {port.register: at for at, one in enumerate(program.actors) for port in one.outputs}
+    last = {actor: position for position, actor in enumerate(compute)}
+    makers = {
+        port.register: index for index, actor in enumerate(program.actors) for port in actor.outputs
+    }
     ready = [
-        max(last[makers[port.register]] for port in program.actors[at].read)
-        for at in launch
-        if program.actors[at].phase == "update" and program.actors[at].meeting.parts > 1
+        max(last[makers[port.register]] for port in program.actors[index].read)
+        for index in launch
+        if program.actors[index].phase == "update" and program.actors[index].meeting.parts > 1
     ]
     assert len(ready) > 1
     assert ready == sorted(ready)
@@ -212,9 +222,17 @@ def test_a_bucket_begins_once_its_last_gradient_is_there() -> None:
 def test_parts_are_pairs_of_inputs_and_outputs() -> None:
     _, actors = compiled("dp 4")
     (program,) = actors.programs
-    at = next(i for i, one in enumerate(program.actors) if one.meeting and one.meeting.parts > 1)
-    bucket = program.actors[at]
+    bucket_index = next(
+        index
+        for index, actor in enumerate(program.actors)
+        if actor.meeting and actor.meeting.parts > 1
+    )
+    bucket = program.actors[bucket_index]
     meeting = replace(bucket.meeting, parts=bucket.meeting.parts + 1)
-    wrong = (*program.actors[:at], replace(bucket, meeting=meeting), *program.actors[at + 1 :])
+    wrong = (
+        *program.actors[:bucket_index],
+        replace(bucket, meeting=meeting),
+        *program.actors[bucket_index + 1 :],
+    )
     with pytest.raises(ProtocolError, match=r"has \d+ parts of one dtype, but \d+ inputs"):
         validate(replace(actors, programs=(replace(program, actors=wrong),)))

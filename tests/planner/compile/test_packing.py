@@ -34,7 +34,7 @@ def timetable(schedule: str, stages: int, chunks: int, microbatches: int) -> Tim
 
 
 def drawn(draw: Random, schedule: str) -> tuple[Timetable, int, Sizes]:
-    """A stage whose chunks have blocks of up to three kinds, as modes of recomputation are."""
+    """Stage whose chunks have blocks of up to three kinds, as modes of recomputation are."""
     chunks = {"1f1b": 1, "zb-h1": 1, "zb-v": 2}.get(schedule, draw.randint(1, 4))
     stages = draw.choice((2, 4))
     table = timetable(schedule, stages, chunks, draw.choice((5, 12)))
@@ -54,30 +54,34 @@ def drawn(draw: Random, schedule: str) -> tuple[Timetable, int, Sizes]:
 
 
 def lives(order: Sequence[Slot], bundles: Iterable[Bundle]) -> Iterator[tuple[str, Bundle, int]]:
-    """What begins and ends, in the order of a stage: version by version, stretch by stretch."""
+    """Begins ("made") and ends of versions, in the order of a stage, stretch by stretch."""
     for part, chunk, microbatch in order:
-        own = [bundle for bundle in bundles if bundle.chunk == chunk]
-        stretched = [b for b in own if part == "B" and b.stretch != WHOLE]
-        yield from (("made", b, microbatch) for b in own if b.made == part and b not in stretched)
+        chunk_bundles = [bundle for bundle in bundles if bundle.chunk == chunk]
+        stretched = [b for b in chunk_bundles if part == "B" and b.stretch != WHOLE]
+        yield from (
+            ("made", b, microbatch) for b in chunk_bundles if b.made == part and b not in stretched
+        )
         for stretch in range(4):
             there = [b for b in stretched if b.stretch == stretch]
             yield from (("made", bundle, microbatch) for bundle in there if bundle.made == part)
             yield from (("end", bundle, microbatch) for bundle in there if bundle.end == part)
-        yield from (("end", b, microbatch) for b in own if b.end == part and b not in stretched)
+        yield from (
+            ("end", b, microbatch) for b in chunk_bundles if b.end == part and b not in stretched
+        )
 
 
 def most_alive(order: Sequence[Slot], sizes: Sizes) -> int:
-    """The most bytes alive at any moment of the order, by going through it."""
-    held = {b: sum(size * n for size, n in counts.items()) for b, counts in sizes.items()}
+    """Most bytes alive at any moment of the order, found by going through it."""
+    bundle_bytes = {b: sum(size * n for size, n in counts.items()) for b, counts in sizes.items()}
     alive = most = 0
-    for what, bundle, _ in lives(order, held):
-        alive += held[bundle] if what == "made" else -held[bundle]
+    for what, bundle, _ in lives(order, bundle_bytes):
+        alive += bundle_bytes[bundle] if what == "made" else -bundle_bytes[bundle]
         most = max(most, alive)
     return most
 
 
 def assert_nothing_overlaps(table: Timetable, stage: int, packing: Packing) -> None:
-    """Every size that is shared: no place is taken twice at once, and there are no more of them."""
+    """Assert, per shared size, that no place is taken twice at once and none is superfluous."""
     for place_bytes in packing.shared:
         pieces = packing.of_size(place_bytes)
         taken = taken_in_turn({b: len(row) for b, row in pieces.items()}, table.turns[stage])
@@ -105,10 +109,10 @@ def test_nothing_overlaps_and_little_more_is_laid_out_than_is_alive(
 ) -> None:
     table, stage, sizes = drawn(Random(seed), schedule)
     packing = packed(sizes, table.turns[stage])
-    whole: dict[Bundle, Counter[int]] = {}
+    unsplit_sizes: dict[Bundle, Counter[int]] = {}
     for bundle, counts in sizes.items():
-        whole.setdefault(bundle._replace(stretch=WHOLE), Counter()).update(counts)
-    packed_as = sizes if packing.pieces.keys() == sizes.keys() else whole
+        unsplit_sizes.setdefault(bundle._replace(stretch=WHOLE), Counter()).update(counts)
+    packed_as = sizes if packing.pieces.keys() == sizes.keys() else unsplit_sizes
     assert packing.alive_bytes == most_alive(table.orders[stage], packed_as)
     assert packing.alive_bytes <= packing.size_bytes
     assert_nothing_overlaps(table, stage, packing)
@@ -174,8 +178,11 @@ def test_what_a_block_gives_back_in_its_backward_pass_the_next_one_fills() -> No
         Bundle(0, *life, block): {KIB: 2} for life in (("F", "B"), ("B", "W")) for block in blocks
     }
     for stage, order in enumerate(table.orders):
-        whole = {Bundle(0, "F", "B"): {KIB: 6}, Bundle(0, "B", "W"): {KIB: 6}}
-        apart, together = packed(whole, table.turns[stage]), packed(sizes, table.turns[stage])
+        unsplit_sizes = {Bundle(0, "F", "B"): {KIB: 6}, Bundle(0, "B", "W"): {KIB: 6}}
+        apart, together = (
+            packed(unsplit_sizes, table.turns[stage]),
+            packed(sizes, table.turns[stage]),
+        )
         # At its most a version of either is there, and of one block both.
         assert apart.size_bytes - together.size_bytes == 4 * KIB
         assert together.size_bytes == most_alive(order, sizes)

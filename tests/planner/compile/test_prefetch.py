@@ -11,7 +11,7 @@ from tests.small_models import small
 
 
 def sharded(layers: int) -> ActorGraph:
-    """The weights of every layer split over two ranks and gathered every microbatch."""
+    """Actor graph in which two ranks split every layer's weights and gather them per microbatch."""
     model = small("llama")
     return compile_plan(
         search(
@@ -58,16 +58,23 @@ def test_a_sum_of_reduced_gradients_waits_beside_the_next_block() -> None:
         for index in dict.fromkeys(compute)
         if program.actors[index].phase in ("recompute", "backward_input", "backward_weight")
     ]
-    blocks = list(dict.fromkeys(one.block for one in backward if one.kind != "accumulate"))
-    last = {one.block: at for at, one in enumerate(backward) if one.kind != "accumulate"}
+    blocks = list(dict.fromkeys(actor.block for actor in backward if actor.kind != "accumulate"))
+    last = {
+        actor.block: position
+        for position, actor in enumerate(backward)
+        if actor.kind != "accumulate"
+    }
     reduced = {
-        port.register for one in program.actors if one.meeting is not None for port in one.outputs
+        port.register
+        for actor in program.actors
+        if actor.meeting is not None
+        for port in actor.outputs
     }
     late = 0
-    for at, one in enumerate(backward):
-        if one.kind != "accumulate" or one.inputs[0].register not in reduced:
+    for position, actor in enumerate(backward):
+        if actor.kind != "accumulate" or actor.inputs[0].register not in reduced:
             continue
         late += 1
-        following = blocks[blocks.index(one.block) + 1 :][:1]
-        assert at > last[following[0] if following else one.block]
+        following = blocks[blocks.index(actor.block) + 1 :][:1]
+        assert position > last[following[0] if following else actor.block]
     assert late > 0

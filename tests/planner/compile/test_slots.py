@@ -16,12 +16,12 @@ def timetable(schedule: str, stages: int, chunks: int, microbatches: int) -> Tim
     return slots.timetable(schedule, tuple(homes), microbatches)
 
 
-def kept(made: Section, *read: Section) -> Lifetime:
-    return Lifetime(made=made, read=frozenset(read), sent=frozenset(), received=False)
+def kept(producer: Section, *read: Section) -> Lifetime:
+    return Lifetime(made=producer, read=frozenset(read), sent=frozenset(), received=False)
 
 
 def crossing(table: Timetable, part: str, position: int) -> tuple[int, int, int, int]:
-    """Stages and slots at both ends of what a chunk hands to its neighbour."""
+    """Stages and slots at both ends of the tensor that a chunk hands to its neighbour."""
     home, other = position, position + (1 if part == "F" else -1)
     ends = [(table.homes[k], table.positions[table.homes[k]].index(k)) for k in (home, other)]
     (source, chunk), (target, taker) = ends
@@ -73,7 +73,7 @@ def test_every_schedule_runs_to_its_end_within_its_slots(
         for k in range(len(table.homes))
         if k != (last if part == "F" else 0)
     }
-    made, moved, done = (dict.fromkeys(links, 0) for _ in range(3))
+    produced, moved, done = (dict.fromkeys(links, 0) for _ in range(3))
     heads = [0] * stages
     progress = True
     while progress:
@@ -81,7 +81,7 @@ def test_every_schedule_runs_to_its_end_within_its_slots(
         for link, (source, target, _, received) in links.items():
             # Within a stage nothing is sent: the order alone says what waits.
             room = microbatches if source == target else received
-            while made[link] > moved[link] and moved[link] - done[link] < room:
+            while produced[link] > moved[link] and moved[link] - done[link] < room:
                 moved[link] += 1
                 progress = True
         for stage, order in enumerate(table.orders):
@@ -93,14 +93,14 @@ def test_every_schedule_runs_to_its_end_within_its_slots(
             before, after = (part[0], position + step), (part[0], position)
             if before in links and moved[before] <= microbatch:
                 continue
-            if after in links and made[after] - moved[after] >= links[after][2]:
+            if after in links and produced[after] - moved[after] >= links[after][2]:
                 continue
             progress = True
             heads[stage] += 1
             if before in links:
                 done[before] += 1
             if after in links:
-                made[after] += 1
+                produced[after] += 1
     assert heads == [len(order) for order in table.orders]
 
 

@@ -16,9 +16,9 @@ CHANNELS = ("sums", "squares", "gamma", "beta")
 BF16_BYTES = 2
 
 
-def node(kind: str, labels: str, inputs: tuple[str, ...], made: str, section: str = "F") -> Node:
+def node(kind: str, labels: str, inputs: tuple[str, ...], output: str, section: str = "F") -> Node:
     return Node(
-        name=made, kind=kind, labels=labels, inputs=inputs, outputs=(made,), section=section
+        name=output, kind=kind, labels=labels, inputs=inputs, outputs=(output,), section=section
     )
 
 
@@ -36,7 +36,7 @@ def block(*, read_by_backward: str = "") -> list[Node]:
 
 
 def values_of(nodes: list[Node], **changes: Value) -> dict[str, Value]:
-    names = {name for one in nodes for name in (*one.inputs, *one.outputs)}
+    names = {name for op in nodes for name in (*op.inputs, *op.outputs)}
     channels = dict.fromkeys(CHANNELS, Value(shape=LARGE[-1:], dtype="float32"))
     large = dict.fromkeys(names - set(CHANNELS), Value(shape=LARGE, dtype="bfloat16"))
     return {**large, **channels, **changes}
@@ -90,17 +90,17 @@ def test_another_section_begins_a_kernel_of_its_own() -> None:
     assert set(fused_groups(nodes, values_of(nodes)).groups.values()) == {(0, 1)}
 
 
-@pytest.mark.parametrize(("kept", "passes"), [("", 3), ("total", 4)])
-def test_x_and_the_shortcut_are_read_and_y_is_written(kept: str, passes: int) -> None:
-    nodes = block(read_by_backward=kept)
+@pytest.mark.parametrize(("read_by_backward", "passes"), [("", 3), ("total", 4)])
+def test_x_and_the_shortcut_are_read_and_y_is_written(read_by_backward: str, passes: int) -> None:
+    nodes = block(read_by_backward=read_by_backward)
     values = values_of(nodes)
     net = fused_groups(nodes, values)
     members = [net.nodes[index] for index in net.groups[0]]
     shares = shares_of(members, values, written(net, net.groups[0]))
     moved = sum(
         per_element * values[name].elements
-        for one, share in zip(members, shares, strict=True)
-        for names, row in ((one.inputs, share.inputs), (one.outputs, share.outputs))
+        for member, share in zip(members, shares, strict=True)
+        for names, row in ((member.inputs, share.inputs), (member.outputs, share.outputs))
         for name, per_element in zip(names, row, strict=True)
         if values[name].shape == LARGE
     )

@@ -1,4 +1,4 @@
-"""Which ops are fused, when not, and what it costs: the rules on graphs of models and by hand."""
+"""Fusion of ops: when it happens, when not, and what it costs, on graphs of models and by hand."""
 
 import pytest
 from msgspec.structs import replace
@@ -53,14 +53,14 @@ PRODUCT, SUM, GELU = "t k, k n -> t n", "t n, t n -> t n", "t n -> t n"
 
 
 def groups_of(*nodes: Node, **values: Value) -> set[tuple[str, ...]]:
-    every = {name for one in nodes for name in (*one.inputs, *one.outputs)}
+    every = {name for op in nodes for name in (*op.inputs, *op.outputs)}
     net = fused_groups(nodes, {name: values.get(name, ROW) for name in every})
-    return {tuple(nodes[at].name for at in group) for group in net.groups.values()}
+    return {tuple(nodes[index].name for index in group) for group in net.groups.values()}
 
 
 def test_a_gpt_block_is_fused_around_its_products_and_norms():
-    found = fused_ops(planned(small("gpt", "bf16"), dp=1, tp=1, pp=1))["h"]
-    assert set(found) >= {
+    groups = fused_ops(planned(small("gpt", "bf16"), dp=1, tp=1, pp=1))["h"]
+    assert set(groups) >= {
         ("attn.q.matmul", "attn.q", "attn.k.matmul", "attn.k", "attn.v.matmul", "attn.v"),
         ("attn.out.matmul", "attn.out", "attn.residual"),
         ("mlp.fc1.matmul", "mlp.fc1", "mlp.gelu"),
@@ -80,17 +80,17 @@ def test_a_gpt_block_is_fused_around_its_products_and_norms():
 
 def test_weights_of_a_norm_stay_apart_where_a_schedule_defers_them():
     plan = planned(small("gpt", "bf16"), 2, dp=1, tp=1, pp=2, schedule="zb-h1")
-    found = fused_ops(plan)["h"]
-    assert ("ln2.grad_input", "ln2.grad_sum") in found
+    groups = fused_ops(plan)["h"]
+    assert ("ln2.grad_input", "ln2.grad_sum") in groups
     assert (
         "ln2.grad_weight", "ln2.bias.repeat.accumulate", "ln2.weight.repeat.accumulate",
-    ) in found  # fmt: skip
+    ) in groups  # fmt: skip
 
 
 def test_what_ranks_have_to_sum_first_ends_a_product():
-    found = fused_ops(planned(small("gpt", "bf16"), 2, dp=1, tp=2, pp=1))["h"]
-    assert not any("attn.out.matmul" in group for group in found)
-    assert ("mlp.fc1.matmul", "mlp.fc1", "mlp.gelu") in found
+    groups = fused_ops(planned(small("gpt", "bf16"), 2, dp=1, tp=2, pp=1))["h"]
+    assert not any("attn.out.matmul" in group for group in groups)
+    assert ("mlp.fc1.matmul", "mlp.fc1", "mlp.gelu") in groups
 
 
 def test_what_another_reads_is_not_added_to_before_it_is_written():
@@ -106,7 +106,9 @@ def test_nothing_waits_for_what_it_makes_itself():
     between = node("r", "relu", "y", "z", GELU)
     add = node("a", "add", "y z", "s", SUM)
     assert groups_of(product, between, add, w=WEIGHT) == set()
-    first, second = (node(f"p{at}", "matmul", f"x w{at}", f"y{at}", PRODUCT) for at in (0, 1))
+    first, second = (
+        node(f"p{number}", "matmul", f"x w{number}", f"y{number}", PRODUCT) for number in (0, 1)
+    )
     chained = replace_inputs(second, ("y0", "w1"))
     total = node("a", "add", "y0 y1", "s", SUM)
     weights = {"w0": WEIGHT, "w1": WEIGHT}
@@ -114,8 +116,8 @@ def test_nothing_waits_for_what_it_makes_itself():
     assert groups_of(first, chained, total, **weights) == {("p1", "a")}
 
 
-def replace_inputs(one: Node, inputs: tuple[str, ...]) -> Node:
-    return node(one.name, one.kind, " ".join(inputs), str(one.outputs[0]), one.labels)
+def replace_inputs(op: Node, inputs: tuple[str, ...]) -> Node:
+    return node(op.name, op.kind, " ".join(inputs), str(op.outputs[0]), op.labels)
 
 
 def test_ops_of_two_parts_of_a_step_are_not_fused():
@@ -155,9 +157,11 @@ def test_fusion_saves_time_and_memory_and_leaves_no_race(model, devices, pins):
     plan = planned(small(model, "bf16"), devices, **pins)
     assert plan.fusion == FUSED
     graph = plan_graph(plan)
-    fused, plain = (compile_plan(replace(plan, fusion=one), graph) for one in (FUSED, UNFUSED))
-    for one, other in zip(fused.programs, plain.programs, strict=True):
-        assert len(one.actors) < len(other.actors)
+    fused, plain = (
+        compile_plan(replace(plan, fusion=fusion), graph) for fusion in (FUSED, UNFUSED)
+    )
+    for fused_program, plain_program in zip(fused.programs, plain.programs, strict=True):
+        assert len(fused_program.actors) < len(plain_program.actors)
     spent = [
         sum(
             ns * actor.firings

@@ -33,7 +33,7 @@ Weigh = Callable[[tuple[Value, ...]], Ints | None]
 
 @dataclass
 class Factor:
-    """What options of several variables cost together: a vector, or None where it cannot be."""
+    """Joint cost of options of several variables: a vector, or None where it cannot be."""
 
     members: list[tuple[int, list[Value]]]  # variable, and the value of each of its options
     weigh: Weigh
@@ -63,16 +63,16 @@ def undominated(groups: Ints, values: Ints) -> Ints:
     """
     order = np.lexsort((values.sum(axis=1, dtype=np.float64), groups))
     left = order
-    kept: list[Ints] = []
+    kept_rows: list[Ints] = []
     while len(left):
-        mine = groups[left]
-        first = np.flatnonzero(np.diff(mine, prepend=-1))
-        kept.append(left[first])
-        of = np.cumsum(np.diff(mine, prepend=-1) != 0) - 1
+        left_groups = groups[left]
+        first = np.flatnonzero(np.diff(left_groups, prepend=-1))
+        kept_rows.append(left[first])
+        of = np.cumsum(np.diff(left_groups, prepend=-1) != 0) - 1
         leaders = values[left[first]][of]
         worse = np.all(values[left] >= leaders, axis=1)
         left = left[~worse]
-    return np.sort(np.concatenate(kept)) if kept else np.zeros(0, np.int64)
+    return np.sort(np.concatenate(kept_rows)) if kept_rows else np.zeros(0, np.int64)
 
 
 def numbered(columns: Sequence[Ints], rows: int) -> Ints:
@@ -80,8 +80,8 @@ def numbered(columns: Sequence[Ints], rows: int) -> Ints:
     if not columns:
         return np.zeros(rows, np.int64)
     total = np.zeros(rows, np.int64)
-    for one in columns:
-        total = total * (int(one.max(initial=0)) + 1) + one
+    for column in columns:
+        total = total * (int(column.max(initial=0)) + 1) + column
         _, total = np.unique(total, return_inverse=True)
     return total
 
@@ -94,7 +94,7 @@ class Block:
         graph = blocks.graph
         self.ops = [op for op in blocks.folded.ops if graph.templates[op.block] == template]
         self.count = blocks.folded.counts[self.ops[0].name]
-        self.place = {op.name: at for at, op in enumerate(self.ops)}
+        self.place = {op.name: position for position, op in enumerate(self.ops)}
         self.width = FIGURES + len(self.ops)
         self.variables: list[Variable] = []
         self.factors: list[Factor] = []
@@ -133,21 +133,21 @@ class Block:
         blocks = self.blocks
         tied, options = blocks.options(op)
         vectors = np.zeros((len(options), self.width), np.int64)
-        for at, option in enumerate(options):
-            for one, signature in zip(tied, option, strict=True):
-                own = blocks.plain.figures(one, signature, blocks.tensors)
-                vectors[at, : len(own)] += self.count * np.array(own)
+        for option_number, option in enumerate(options):
+            for tied_op, signature in zip(tied, option, strict=True):
+                op_figures = blocks.plain.figures(tied_op, signature, blocks.tensors)
+                vectors[option_number, : len(op_figures)] += self.count * np.array(op_figures)
         index = len(self.variables)
         self.variables.append(Variable(vectors=vectors))
-        for number, one in enumerate(tied):
-            self.home[one.name] = index, [option[number] for option in options]
-            for name in one.outputs:
+        for number, tied_op in enumerate(tied):
+            self.home[tied_op.name] = index, [option[number] for option in options]
+            for name in tied_op.outputs:
                 if name in blocks.handed:
                     self._add_handed(name)
-                    made = self._made(one, name)
+                    made_member = self._made(tied_op, name)
                     self.factors.append(
                         Factor(
-                            members=[made, (self.handed[name], list(blocks.handed[name]))],
+                            members=[made_member, (self.handed[name], list(blocks.handed[name]))],
                             weigh=lambda v: (
                                 np.zeros(self.width, np.int64) if v[0] == v[1] else None
                             ),
@@ -156,30 +156,30 @@ class Block:
 
     def _made(self, op: Op, name: str) -> tuple[int, list[Value]]:
         index, signatures = self.home[op.name]
-        return index, [one.outputs[op.outputs.index(name)] for one in signatures]
+        return index, [signature.outputs[op.outputs.index(name)] for signature in signatures]
 
     def _read(self, reader: Reader) -> tuple[int, list[Value]]:
         index, signatures = self.home[reader.op]
-        return index, [one.inputs[reader.index] for one in signatures]
+        return index, [signature.inputs[reader.index] for signature in signatures]
 
     def _add_net(self, net: FoldedNet) -> None:
         """Boxing, once per target, and what is kept for the backward pass, likewise."""
         blocks = self.blocks
-        readers = [one for one in net.readers if not blocks.updated_in_place(one)]
+        readers = [reader for reader in net.readers if not blocks.updated_in_place(reader)]
         if not readers:
             return
         tensor, maker = blocks.tensors[net.tensor], blocks.makers[net.tensor]
         if net.tensor in self.handed:
-            made = self.handed[net.tensor], list(blocks.handed[net.tensor])
+            made_member = self.handed[net.tensor], list(blocks.handed[net.tensor])
         else:
-            made = self._made(maker, net.tensor)
-        passes = [blocks.pass_of(blocks.ops[one.op].phase) for one in readers]
+            made_member = self._made(maker, net.tensor)
+        passes = [blocks.pass_of(blocks.ops[reader.op].phase) for reader in readers]
         first = None if net.tensor in blocks.values else blocks.pass_of(maker.phase)
         step, bucketed = tensor.rate is Rate.STEP, net.tensor in blocks.in_buckets
 
         def weigh(values: tuple[Value, ...]) -> Ints | None:
             source, *targets = values
-            found = np.zeros(self.width, np.int64)
+            figures = np.zeros(self.width, np.int64)
             for target in dict.fromkeys(targets):
                 if net.crossing and blocks.chunked and partial(source) and partial(target):
                     return None
@@ -189,8 +189,8 @@ class Block:
                     )  # fmt: skip
                 except InfeasibleError:
                     return None
-                found[STEP if step else MICROBATCH] += time
-                found[PERSISTENT] += blocks.plain.buffer_bytes(
+                figures[STEP if step else MICROBATCH] += time
+                figures[PERSISTENT] += blocks.plain.buffer_bytes(
                     source, target, maker, net.tensor, blocks.tensors  # type: ignore[arg-type]
                 )  # fmt: skip
             read = [(t, p) for t, p in zip(targets, passes, strict=True) if p is not None]
@@ -202,57 +202,61 @@ class Block:
                 for t, made_in, last in [*lives, (source, first, max([first, *left]))]:
                     if made_in < last:
                         column = {(0, 1): INFLIGHT, (0, 2): WEIGHT, (1, 2): BETWEEN}[made_in, last]
-                        found[column] += blocks.plain.local_bytes(tensor, t)  # type: ignore[arg-type]
-            return net.count * found
+                        figures[column] += blocks.plain.local_bytes(tensor, t)  # type: ignore[arg-type]
+            return net.count * figures
 
-        self.factors.append(Factor(members=[made, *map(self._read, readers)], weigh=weigh))
+        self.factors.append(Factor(members=[made_member, *map(self._read, readers)], weigh=weigh))
 
     def _add_life(self, maker: Op, name: str) -> None:
         """Bytes of a tensor, and of what boxing makes of it, at every op of the block."""
         blocks, tensor = self.blocks, self.blocks.tensors[name]
         readers = [
-            (at, Reader(op=op.name, index=index))
-            for at, op in enumerate(self.ops)
+            (position, Reader(op=op.name, index=index))
+            for position, op in enumerate(self.ops)
             for index, read in enumerate(op.inputs)
             if read == name
         ]
         later = [op.phase.is_backward for op in self.ops]
         at_maker = self.place[maker.name]
         home, repeats = later[at_maker], maker.kind == "repeat"
-        inside = all(later[at] == home for at, _ in readers)
+        inside = all(later[position] == home for position, _ in readers)
         sizes = blocks.plain.sizes
 
         def weigh(values: tuple[Value, ...]) -> Ints | None:
             source, *targets = values
-            found = np.zeros(self.width, np.int64)
+            figures = np.zeros(self.width, np.int64)
 
             def lives(sbp: NdSbp, first: int, last: int) -> None:
                 size = local_size(tensor.shape, sbp, sizes) * ITEMSIZE[tensor.dtype]
-                found[FIGURES + first : FIGURES + last + 1] += size
+                figures[FIGURES + first : FIGURES + last + 1] += size
 
             if not repeats and inside:
-                lives(source, at_maker, max((at for at, _ in readers), default=at_maker))  # type: ignore[arg-type]
+                lives(
+                    source, at_maker, max((position for position, _ in readers), default=at_maker)
+                )  # type: ignore[arg-type]
             for section in (False, True):
                 wants = list(zip(readers, targets, strict=True))
-                others = {t for (at, _), t in wants if later[at] != section}
+                others = {t for (position, _), t in wants if later[position] != section}
                 ends: dict[NdSbp, int] = {}
-                for (at, _), target in wants:
-                    if later[at] != section or (target in others and not repeats):
+                for (position, _), target in wants:
+                    if later[position] != section or (target in others and not repeats):
                         continue
                     try:
                         path = boxing_path(source, target, sizes, tensor.shape)  # type: ignore[arg-type]
                     except InfeasibleError:
                         return None
-                    for one in path:
-                        ends[one.after] = max(at, ends.get(one.after, 0))
-                section_ops = [at for at, one in enumerate(later) if one == section]
+                    for step in path:
+                        ends[step.after] = max(position, ends.get(step.after, 0))
+                section_ops = [
+                    position for position, is_later in enumerate(later) if is_later == section
+                ]
                 for place, end in ends.items():
                     early = repeats or section != home
                     lives(place, section_ops[0] if early else at_maker, end)
                     if early:  # boxed a block early, besides
-                        for at in section_ops:
-                            lives(place, at, at)
-            return found
+                        for position in section_ops:
+                            lives(place, position, position)
+            return figures
 
         members = [self._made(maker, name), *(self._read(reader) for _, reader in readers)]
         self.factors.append(Factor(members=members, weigh=weigh))
@@ -260,8 +264,10 @@ class Block:
     # -- going through -----------------------------------------------------------------------
 
     def least(self, weight: Ints, after: int = -1) -> int:
-        """What variables after one cost at least."""
-        return sum(int((one.vectors @ weight).min()) for one in self.variables[after + 1 :])
+        """Least cost of the variables after one."""
+        return sum(
+            int((variable.vectors @ weight).min()) for variable in self.variables[after + 1 :]
+        )
 
     def variants(self, weights: Ints, room: "Room") -> Variants:
         """Rows of variants that none beats in `weights` [columns, V] of their vectors."""
@@ -280,8 +286,8 @@ class Block:
             for number, factor in enumerate(self.factors):
                 for member, (of, values) in enumerate(factor.members):
                     if of == index:
-                        known = list(dict.fromkeys(values))
-                        meaning = np.array([known.index(value) for value in values])
+                        distinct = list(dict.fromkeys(values))
+                        meaning = np.array([distinct.index(value) for value in values])
                         columns[number, member] = meaning[option]
             for number, factor in enumerate(self.factors):
                 if max(of for of, _ in factor.members) == index:
@@ -304,19 +310,19 @@ class Block:
     ) -> tuple[Ints, dict[tuple[int, int], Ints], dict[str, Ints]]:
         """Add what a factor costs, all of whose members are chosen."""
         factor = self.factors[number]
-        mine = [columns.pop((number, member)) for member in range(len(factor.members))]
+        member_columns = [columns.pop((number, member)) for member in range(len(factor.members))]
         meanings = [list(dict.fromkeys(values)) for _, values in factor.members]
-        places = numbered(mine, len(rows))
+        places = numbered(member_columns, len(rows))
         _, first = np.unique(places, return_index=True)
         table = np.zeros((len(first), self.width), np.int64)
         legal = np.ones(len(first), np.bool_)
-        for at, row in enumerate(first.tolist()):
-            values = tuple(m[int(c[row])] for m, c in zip(meanings, mine, strict=True))
+        for combination, row in enumerate(first.tolist()):
+            values = tuple(m[int(c[row])] for m, c in zip(meanings, member_columns, strict=True))
             cost = factor.weigh(values)
             if cost is None:
-                legal[at] = False
+                legal[combination] = False
             else:
-                table[at] = cost
+                table[combination] = cost
         fine = legal[places]
         rows = (rows + table[places])[fine]
         return (
@@ -326,21 +332,23 @@ class Block:
         )
 
     def _read_off(self, rows: Ints, lasting: dict[str, Ints]) -> Variants:
-        found: dict[tuple[tuple[str, Value], ...], list[Ints]] = {}
+        rows_of: dict[tuple[tuple[str, Value], ...], list[Ints]] = {}
         names = tuple(sorted(lasting))
         values = {v.key: v.values for v in self.variables if v.key}
         # Figures of one block are whole: the sum over all blocks, divided and rounded up.
         each = -(-rows[:, :FIGURES] // self.count)
         section = rows[:, FIGURES:].max(axis=1, initial=0)
-        for at in range(len(rows)):
-            key = tuple((name, values[name][int(lasting[name][at])]) for name in names)
-            found.setdefault(key, []).append(np.append(each[at], section[at]))
-        return Variants({key: np.array(mine) for key, mine in found.items()}, names)
+        for row in range(len(rows)):
+            key = tuple((name, values[name][int(lasting[name][row])]) for name in names)
+            rows_of.setdefault(key, []).append(np.append(each[row], section[row]))
+        return Variants(
+            {key: np.array(variant_rows) for key, variant_rows in rows_of.items()}, names
+        )
 
 
 @dataclass
 class Room:
-    """What a plan may cost and take at most: partial variants that are beyond it are dropped.
+    """Most that a plan may cost and take: partial variants that are beyond it are dropped.
 
     `time` weighs the vectors of all blocks of a template, `size` (None: no limit) those of `share`
     of them; `others` and `beside` are what all other templates add at least.
@@ -356,7 +364,9 @@ class Room:
 
     def left(self, block: Block, index: int, rows: Ints) -> NDArray[np.bool_]:
         """Rows that are within it, whatever variables after `index` do."""
-        rest = sum(float((one.vectors @ self.time).min()) for one in block.variables[index + 1 :])
+        rest = sum(
+            float((variable.vectors @ self.time).min()) for variable in block.variables[index + 1 :]
+        )
         keep: NDArray[np.bool_] = rows @ self.time + rest + self.others <= self.cutoff
         if self.size is not None:
             taken = rows @ self.size + block.least(self.size, index)
@@ -366,12 +376,12 @@ class Room:
 
 
 def partial(sbp: Value) -> bool:
-    """Whether a tensor is partial on any axis."""
-    return any(one.is_partial for one in sbp)  # type: ignore[attr-defined]
+    """True if a tensor is partial on any axis."""
+    return any(axis_sbp.is_partial for axis_sbp in sbp)  # type: ignore[attr-defined]
 
 
 class Blocks:
-    """What blocks of every template may do on one mesh and microbatch, in one mode."""
+    """Choices of every template's blocks on one mesh and microbatch, in one mode."""
 
     def __init__(
         self, request: SearchRequest, graph: Graph, mode: str, candidate: Candidate, limited: bool
@@ -404,66 +414,73 @@ class Blocks:
         for net in self.nets:
             if net.crossing:
                 maker = self.makers[net.tensor]
-                at = maker.outputs.index(net.tensor)
+                output = maker.outputs.index(net.tensor)
                 tied, options = self.options(self.ops[self.tied.get(maker.name, maker.name)])
                 number = tied.index(maker)
-                made = {option[number].outputs[at] for option in options}
-                self.handed[net.tensor] = sorted(made, key=str)
+                states = {option[number].outputs[output] for option in options}
+                self.handed[net.tensor] = sorted(states, key=str)
 
     def _tied(self) -> dict[str, str]:
-        """Clones choose with their op, updates and norms of a gradient with the variable."""
-        found: dict[str, str] = {}
+        """Op that each tied op chooses with: a clone's op, the variable of an update or norm."""
+        chooser_of: dict[str, str] = {}
         variables = {op.outputs[0]: op.name for op in self.folded.ops if op.kind == "variable"}
         updates = [op for op in self.folded.ops if op_kind(op.kind).updates]
         for op in self.folded.ops:
             if op.phase == Phase.RECOMPUTE:
-                found[op.name] = op.name.removesuffix(".recompute")
+                chooser_of[op.name] = op.name.removesuffix(".recompute")
             for update in updates:
                 if op is update or (op.kind == "squared_sum" and op.inputs[0] == update.inputs[1]):
-                    found[op.name] = variables[update.inputs[0]]
-        return found
+                    chooser_of[op.name] = variables[update.inputs[0]]
+        return chooser_of
 
     def _signatures(self, op: Op) -> list[tuple[Signature, bool]]:
-        found: dict[object, tuple[Signature, bool]] = {}
-        for at, allowed in enumerate(self.filters):
-            for one in op_signatures(
+        signatures: dict[object, tuple[Signature, bool]] = {}
+        for number, allowed in enumerate(self.filters):
+            for signature in op_signatures(
                 op, self.tensors, self.plain.sizes, values=self.values, allowed=allowed
             ):
-                found.setdefault((one.inputs, one.outputs, one.expansion), (one, at == 0))
-        return list(found.values())
+                signatures.setdefault(
+                    (signature.inputs, signature.outputs, signature.expansion),
+                    (signature, number == 0),
+                )
+        return list(signatures.values())
 
     def options(self, op: Op) -> tuple[list[Op], list[tuple[Signature, ...]]]:
         """An op with those that choose with it, and what they may do together."""
         if op.name not in self._options:
-            others = [one for one in self.folded.ops if self.tied.get(one.name) == op.name]
-            found: list[tuple[tuple[Signature, ...], bool]] = []
+            others = [other for other in self.folded.ops if self.tied.get(other.name) == op.name]
+            choices: list[tuple[tuple[Signature, ...], bool]] = []
             for first, primary in self._signatures(op):
                 ways = [
                     [first]
-                    if one.phase == Phase.RECOMPUTE
-                    else [mine for mine, _ in self._signatures(one) if agrees(one, mine, first)]
-                    for one in others
+                    if other.phase == Phase.RECOMPUTE
+                    else [
+                        signature
+                        for signature, _ in self._signatures(other)
+                        if agrees(other, signature, first)
+                    ]
+                    for other in others
                 ]
-                found += [((first, *rest), primary) for rest in product(*ways)]
-            if any(primary for _, primary in found):
-                found = [one for one in found if one[1]]
-            self._options[op.name] = ([op, *others], [option for option, _ in found])
+                choices += [((first, *rest), primary) for rest in product(*ways)]
+            if any(primary for _, primary in choices):
+                choices = [choice for choice in choices if choice[1]]
+            self._options[op.name] = ([op, *others], [option for option, _ in choices])
         return self._options[op.name]
 
     def pass_of(self, phase: Phase) -> int | None:
-        """Forward, gradients of inputs, those of weights where they are deferred; else None."""
+        """Number of a pass: forward, input gradients, deferred weight gradients; else None."""
         if phase == Phase.FORWARD:
             return 0
         return 1 + (self.defers and phase == Phase.BACKWARD_WEIGHT) if phase.is_backward else None
 
     def updated_in_place(self, reader: Reader) -> bool:
-        """The variable under its own update: nothing is boxed."""
+        """True for the variable under its own update: nothing is boxed."""
         op = self.ops[reader.op]
         return op_kind(op.kind).updates and reader.index == 0 and op.name in self.tied
 
 
 def agrees(op: Op, signature: Signature, variable: Signature) -> bool:
-    """Whether an update, or the norm of a gradient, finds things as the variable is stored."""
+    """True if an update, or the norm of a gradient, finds things as the variable is stored."""
     storage = variable.outputs[0]
     wanted = signature.inputs[:1] if op.kind == "squared_sum" else signature.inputs[:2]
-    return all(one == storage for one in wanted)
+    return all(operand == storage for operand in wanted)

@@ -64,7 +64,7 @@ class Enumerator:
         self._known: dict[object, Variants] = {}
 
     def optimum(self, everything: Sequence[Candidate] | None = None) -> float:
-        """The least step time in nanoseconds of any plan that fits; infinite where none does."""
+        """Least step time in nanoseconds of any plan that fits; infinite where none does."""
         best = float("inf")
         for candidate in self.candidates() if everything is None else everything:
             best = min(best, self.of(candidate, best))
@@ -84,48 +84,50 @@ class Enumerator:
     def variants(self, candidate: Candidate, mode: str, template: str) -> Variants:
         pipeline = candidate.pipeline
         defers = pipeline.defers_weight_gradients
-        whole = pipeline.stages == 1
-        kept = lifetime_counts(pipeline)
+        one_stage = pipeline.stages == 1
+        counts = lifetime_counts(pipeline)
         key = (candidate.axes, candidate.batch, mode, template, pipeline.positions > 1, defers,
-               whole, pipeline.microbatches, kept)  # fmt: skip
+               one_stage, pipeline.microbatches, counts)  # fmt: skip
         if key not in self._known:
             every = {mode: self._blocks(candidate, mode) for mode in self.modes}
             for name, blocks in every.items():
-                for one, block in blocks.items():
+                for block_template, block in blocks.items():
                     weights = figure_weights(block.width, candidate, self.limited)
                     # Other templates' blocks may run in another mode.
                     others = [
-                        [mine[other] for mine in every.values()] for other in blocks if other != one
+                        [mode_blocks[other] for mode_blocks in every.values()]
+                        for other in blocks
+                        if other != block_template
                     ]
-                    found = block.variants(weights, self._room(candidate, block, others))
-                    self._known[(*key[:2], name, one, *key[4:])] = found
+                    block_variants = block.variants(weights, self._room(candidate, block, others))
+                    self._known[(*key[:2], name, block_template, *key[4:])] = block_variants
         return self._known[key]
 
     def _blocks(self, candidate: Candidate, mode: str) -> dict[str, Block]:
         blocks = Blocks(self.request, self.graph, mode, candidate, self.limited)
         templates = dict.fromkeys(self.graph.templates[b] for b in self.graph.blocks)
-        return {one: Block(blocks, one) for one in templates}
+        return {template: Block(blocks, template) for template in templates}
 
     def _room(self, candidate: Candidate, block: Block, others: list[list[Block]]) -> Room:
-        """A step takes at least the average load of its stages, whatever the schedule."""
+        """Room of a block's variants: a step takes at least the average load of its stages."""
         pipeline = candidate.pipeline
-        whole = pipeline.stages == 1
-        share = (pipeline.microbatches - pipeline.ramp * (not whole)) / pipeline.stages
-        if not whole and not pipeline.defers_weight_gradients:
+        one_stage = pipeline.stages == 1
+        share = (pipeline.microbatches - pipeline.ramp * (not one_stage)) / pipeline.stages
+        if not one_stage and not pipeline.defers_weight_gradients:
             share += pipeline.ramp
 
         def time(width: int) -> NDArray[np.float64]:
-            found = np.zeros(width)
-            found[[MICROBATCH, DEFERRABLE]] = share
-            found[STEP] = 1 / pipeline.stages
-            return found
+            weights = np.zeros(width)
+            weights[[MICROBATCH, DEFERRABLE]] = share
+            weights[STEP] = 1 / pipeline.stages
+            return weights
 
         def size(width: int) -> Ints:
-            found = np.zeros(width, np.int64)
+            weights = np.zeros(width, np.int64)
             counts = lifetime_counts(pipeline)
-            found[PERSISTENT] = 1
-            found[[INFLIGHT, WEIGHT, BETWEEN]] = np.array(counts).min(axis=0)
-            return found
+            weights[PERSISTENT] = 1
+            weights[[INFLIGHT, WEIGHT, BETWEEN]] = np.array(counts).min(axis=0)
+            return weights
 
         return Room(
             time=time(block.width),
@@ -137,49 +139,51 @@ class Enumerator:
             ),
             cutoff=self.cutoff,
             size=size(block.width) if self.limited else None,
-            beside=sum(min(one.least(size(one.width)) for one in ways) for ways in others),
+            beside=sum(min(other.least(size(other.width)) for other in ways) for ways in others),
             limit_bytes=self.request.usable_bytes,
-            whole=whole,
+            whole=one_stage,
         )
 
     def of(self, candidate: Candidate, best: float) -> float:
-        """The least step time of one shape's plans, if below `best`; else infinite."""
+        """Least step time of one shape's plans, if below `best`; else infinite."""
         graph = self.graph
         templates = list(dict.fromkeys(graph.templates[block] for block in graph.blocks))
         try:
             tables = {
-                (mode, one): self.variants(candidate, mode, one)
+                (mode, template): self.variants(candidate, mode, template)
                 for mode in self.modes
-                for one in templates
+                for template in templates
             }
         except InfeasibleError:
             return float("inf")
         handovers: list[dict[str, Value]] = [{}]
-        for one in templates:
-            keys = dict.fromkeys(k for mode in self.modes for k in tables[mode, one].by_handover)
+        for template in templates:
+            keys = dict.fromkeys(
+                k for mode in self.modes for k in tables[mode, template].by_handover
+            )
             handovers = [
-                {**known, **dict(key)}
-                for known in handovers
+                {**earlier, **dict(key)}
+                for earlier in handovers
                 for key in keys
-                if all(known.get(name, value) == value for name, value in key)
+                if all(earlier.get(name, value) == value for name, value in key)
             ]
         for handover in handovers:
             rows: dict[str, Ints] = {}
-            for one in templates:
-                found = [
-                    tables[mode, one].by_handover.get(
-                        tuple((name, handover[name]) for name in tables[mode, one].names)
+            for template in templates:
+                mode_rows = [
+                    tables[mode, template].by_handover.get(
+                        tuple((name, handover[name]) for name in tables[mode, template].names)
                     )
                     for mode in self.modes
                 ]
-                rows[one] = np.concatenate(
-                    [np.zeros((0, FIGURES + 1), np.int64), *(f for f in found if f is not None)]
+                rows[template] = np.concatenate(
+                    [np.zeros((0, FIGURES + 1), np.int64), *(f for f in mode_rows if f is not None)]
                 )
             best = min(best, self._divided(candidate, rows, best))
         return best
 
     def _sent(self, candidate: Candidate) -> int:
-        """What a microbatch's largest tensor takes from chunk to chunk, in shares, and back."""
+        """Nanoseconds of a microbatch's largest tensor from chunk to chunk, in shares, and back."""
         pipeline, folded = candidate.pipeline, fold(self.graph)
         makers = {name: op for op in folded.ops for name in op.outputs}
         tensors = sized(self.graph, candidate.batch)
@@ -191,53 +195,56 @@ class Enumerator:
             ),
             default=0,
         )
-        devices, found = prod(candidate.sizes), 0
+        devices, total_ns = prod(candidate.sizes), 0
         for position in range(pipeline.positions - 1):
-            home, target = (pipeline.stage_of(position + at) * devices for at in (0, 1))
+            home, target = (pipeline.stage_of(position + offset) * devices for offset in (0, 1))
             if home != target:
-                found += 2 * collective_duration_ns(
+                total_ns += 2 * collective_duration_ns(
                     "send", size // devices, 2, self.request.cluster, (home, target)
                 )
-        return found
+        return total_ns
 
     def _divided(self, candidate: Candidate, rows: dict[str, Ints], best: float) -> float:
-        """The least step time over all divisions of blocks with these variants."""
+        """Least step time over all divisions of blocks with these variants."""
         blocks, pipeline = self.graph.blocks, candidate.pipeline
-        loads = {one: mine[:, MICROBATCH] + mine[:, DEFERRABLE] for one, mine in rows.items()}
-        if any(not len(one) for one in loads.values()):
+        loads = {
+            template: variants[:, MICROBATCH] + variants[:, DEFERRABLE]
+            for template, variants in rows.items()
+        }
+        if any(not len(load) for load in loads.values()):
             return float("inf")
         least = sum(int(loads[self.graph.templates[b]].min()) for b in blocks)
         if not pipeline.defers_weight_gradients:
             ramp = (pipeline.stages - 1) / pipeline.interleave
             if (pipeline.microbatches + ramp) / pipeline.stages * least > best:
                 return float("inf")
-        kept = lifetime_counts(pipeline)
+        counts = lifetime_counts(pipeline)
         sent = self._sent(candidate)
-        found = float("inf")
+        best_ns = float("inf")
         for cuts in combinations(range(1, len(blocks)), pipeline.positions - 1):
             edges = (0, *cuts, len(blocks))
             chunks = pipeline.interleave
             stages = [np.zeros((1, STAGE_WIDTH + chunks - 1), np.int64)] * pipeline.stages
             for position in range(pipeline.positions):
-                at = pipeline.stage_of(position)
+                stage = pipeline.stage_of(position)
                 for block in blocks[edges[position] : edges[position + 1]]:
-                    own = block_rows(
+                    block_holdings = block_rows(
                         rows[self.graph.templates[block]],
-                        kept[position],
+                        counts[position],
                         pipeline.stages,
                         pipeline.defers_weight_gradients,
                         np.arange(chunks) == position // pipeline.stages,
                     )
-                    stages[at] = self._joined(stages[at], own)
-            if all(len(one) for one in stages):
-                found = min(found, self._together(candidate, stages, sent))
-        return found
+                    stages[stage] = self._joined(stages[stage], block_holdings)
+            if all(len(holdings) for holdings in stages):
+                best_ns = min(best_ns, self._together(candidate, stages, sent))
+        return best_ns
 
-    def _joined(self, held: Ints, own: Ints) -> Ints:
-        """What a stage holds, with one block more: every pair that fits and is not beaten."""
-        a, b = (one.ravel() for one in np.indices((len(held), len(own))))
-        sums = held[a] + own[b]
-        sums[:, SECTION] = np.maximum(held[a, SECTION], own[b, SECTION])
+    def _joined(self, holdings: Ints, block_holdings: Ints) -> Ints:
+        """Holdings of a stage with one block more: every pair that fits and is not beaten."""
+        a, b = (indices.ravel() for indices in np.indices((len(holdings), len(block_holdings))))
+        sums = holdings[a] + block_holdings[b]
+        sums[:, SECTION] = np.maximum(holdings[a, SECTION], block_holdings[b, SECTION])
         if self.limited:
             fits = sums[:, BYTES] + sums[:, SECTION] <= self.request.usable_bytes
             sums = sums[fits]
@@ -247,21 +254,25 @@ class Enumerator:
         return sums[undominated(np.zeros(len(sums), np.int64), values)]
 
     def _together(self, candidate: Candidate, stages: list[Ints], sent: int) -> float:
-        """The least step time of one holding per stage (`stages.shape`)."""
+        """Least step time of one holding per stage (`stages.shape`)."""
         pipeline = candidate.pipeline
         rows = pipeline.interleave
         paces, loads = ([np.zeros(1) for _ in range(rows)] for _ in range(2))
         longest, spread, deferred, update = (np.zeros(1) for _ in range(4))
-        for held in stages:
-            times = held[:, TIMES:]
+        for holdings in stages:
+            times = holdings[:, TIMES:]
             if pipeline.schedule == "zb-v":
                 times = np.column_stack([times.sum(axis=1), *[0 * times[:, 0]] * (rows - 1)])
-            paces = [np.maximum.outer(row, times[:, at]).ravel() for at, row in enumerate(paces)]
-            loads = [np.add.outer(row, times[:, at]).ravel() for at, row in enumerate(loads)]
+            paces = [
+                np.maximum.outer(row, times[:, number]).ravel() for number, row in enumerate(paces)
+            ]
+            loads = [
+                np.add.outer(row, times[:, number]).ravel() for number, row in enumerate(loads)
+            ]
             longest = np.maximum.outer(longest, times.sum(axis=1)).ravel()
             spread = np.add.outer(spread, times.sum(axis=1)).ravel()
-            deferred = np.add.outer(deferred, held[:, DEFERRED] / pipeline.stages).ravel()
-            update = np.maximum.outer(update, held[:, UPDATE]).ravel()
+            deferred = np.add.outer(deferred, holdings[:, DEFERRED] / pipeline.stages).ravel()
+            update = np.maximum.outer(update, holdings[:, UPDATE]).ravel()
         pace = np.sum(paces, axis=0)
         if pipeline.schedule == "interleaved-1f1b":
             loads = np.array([load / len(stages) for load in loads])
@@ -280,29 +291,29 @@ STAGE_WIDTH = 5  # the last of them a column per chunk of the stage
 
 
 def block_rows(
-    variants: Ints, kept: Lifetimes, stages: int, defers: bool, chunk: NDArray[np.bool_]
+    variants: Ints, counts: Lifetimes, stages: int, defers: bool, chunk: NDArray[np.bool_]
 ) -> Ints:
     """Variants as a stage sees them: what is deferred (below zero, in shares of a stage), times."""
     time = variants[:, MICROBATCH] + variants[:, DEFERRABLE]
     deferred = np.minimum(2 * variants[:, DEFERRABLE] * (stages - 1), time * stages) * defers
-    size = variants[:, PERSISTENT] + variants[:, [INFLIGHT, WEIGHT, BETWEEN]] @ kept
+    size = variants[:, PERSISTENT] + variants[:, [INFLIGHT, WEIGHT, BETWEEN]] @ counts
     figures = -deferred, variants[:, STEP], size, variants[:, FIGURES], time[:, None] * chunk
     return np.column_stack(figures)
 
 
 def figure_weights(width: int, candidate: Candidate, limited: bool) -> Ints:
-    """What of a vector has to be no worse: [columns, V]."""
+    """Weights of the figures that have to be no worse: [columns, V]."""
     pipeline = candidate.pipeline
     unit = np.eye(width, dtype=np.int64)
     time = unit[MICROBATCH] + unit[DEFERRABLE]
     if pipeline.stages == 1:
-        found = [pipeline.microbatches * time + unit[STEP]]
+        weights = [pipeline.microbatches * time + unit[STEP]]
         sizes = [unit[PERSISTENT] + inflight_counts(pipeline)[0] * unit[INFLIGHT]]
     else:
-        found = [time, unit[STEP]]
+        weights = [time, unit[STEP]]
         if pipeline.defers_weight_gradients:
-            found.append(-unit[DEFERRABLE])
+            weights.append(-unit[DEFERRABLE])
         sizes = [unit[PERSISTENT], unit[INFLIGHT], unit[WEIGHT], unit[BETWEEN]]
     if limited:
-        found += [*sizes, *unit[FIGURES:]]
-    return np.array(found)
+        weights += [*sizes, *unit[FIGURES:]]
+    return np.array(weights)

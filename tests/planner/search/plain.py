@@ -25,7 +25,7 @@ Operand = tuple[tuple[int, ...], str]  # local shape and dtype
 
 
 def sized(graph: Graph, batch: int) -> dict[str, Tensor]:
-    """The graph's tensors for a microbatch of so many samples."""
+    """Tensors of a graph for a microbatch of so many samples."""
     return {
         name: scaled(tensor, graph.batch, batch) for name, tensor in graph.tensors_by_name.items()
     }
@@ -48,8 +48,8 @@ class Plain:
         inputs: list[Operand],
         outputs: list[Operand],
     ) -> int:
-        """One firing on local operands."""
-        found = op_duration_ns(
+        """Nanoseconds of one firing on local operands."""
+        alone_ns = op_duration_ns(
             kind,
             labels,
             attributes,
@@ -60,10 +60,10 @@ class Plain:
             self.cluster.device,
             self.cluster.software,
         )
-        return ceil(found * self.stretch)
+        return ceil(alone_ns * self.stretch)
 
     def local(self, shape: tuple[int, ...], dtype: str, sbp: NdSbp) -> Operand:
-        """One device's shard."""
+        """Shape and dtype of one device's shard."""
         return local_shape(shape, sbp, self.sizes), dtype
 
     def local_bytes(self, tensor: Tensor, sbp: NdSbp) -> int:
@@ -80,7 +80,7 @@ class Plain:
         bucketed: bool = False,
         copies: int = 1,
     ) -> int:
-        """One step of a boxing, of a tensor that holds every token so often."""
+        """Nanoseconds of one step of a boxing, of a tensor that holds every token so often."""
         key = step, shape, dtype, bucketed, copies
         if key not in self._steps:
             if step.kind in LOCAL_BOXING:
@@ -108,34 +108,36 @@ class Plain:
         dtype: str,
         bucketed: bool = False,
     ) -> int:
-        """The whole of a boxing; raises InfeasibleError where there is none."""
+        """Nanoseconds of a whole boxing; raises InfeasibleError where there is none."""
         path = boxing_path(source, target, self.sizes, shape)
         return sum(self.step_ns(step, shape, dtype, bucketed) for step in path)
 
     def buffer_bytes(
         self, source: NdSbp, target: NdSbp, op: Op, name: str, tensors: Mapping[str, Tensor]
     ) -> int:
-        """What a boxing adds to what stays on a device: of what comes once a step."""
+        """Bytes that a boxing of what comes once a step adds to those that stay on a device."""
         tensor = tensors[name]
         path = boxing_path(source, target, self.sizes, tensor.shape)
         if tensor.rate is not Rate.STEP or not path:
             return 0
-        made = [self.local_bytes(tensor, step.after) for step in path]
+        step_bytes = [self.local_bytes(tensor, step.after) for step in path]
         if op.kind == "accumulate":
             # The gathered weight has room for what the sum of its gradients is reduced to.
             given = tensors[op.inputs[0]].dtype
-            whole = self.local_bytes(tensor, source) // ITEMSIZE[tensor.dtype] * ITEMSIZE[given]
-            lent = ITEMSIZE[given] < ITEMSIZE[tensor.dtype] and made[-1] <= whole
-            return 0 if lent else sum(made)
+            given_bytes = (
+                self.local_bytes(tensor, source) // ITEMSIZE[tensor.dtype] * ITEMSIZE[given]
+            )
+            lent = ITEMSIZE[given] < ITEMSIZE[tensor.dtype] and step_bytes[-1] <= given_bytes
+            return 0 if lent else sum(step_bytes)
         if op.kind == "cast":
             # The sum of gradients has room for the parts of a weight.
-            return max(made[-1] - self.local_bytes(tensor, source), 0)
-        return made[-1] if op.kind == "variable" else sum(made)
+            return max(step_bytes[-1] - self.local_bytes(tensor, source), 0)
+        return step_bytes[-1] if op.kind == "variable" else sum(step_bytes)
 
     # -- ops ---------------------------------------------------------------------------------
 
     def duration_ns(self, op: Op, signature: Signature, tensors: Mapping[str, Tensor]) -> int:
-        """One firing of an op under a signature."""
+        """Nanoseconds of one firing of an op under a signature."""
         if op.kind in ("variable", "repeat"):  # registers, without an actor
             return 0
         if signature.expansion == RING:
@@ -152,10 +154,10 @@ class Plain:
         return self.kernel_ns(op.kind, op.labels, op.attributes, inputs, outputs)
 
     def _expanded_ns(self, op: Op, signature: Signature, tensors: Mapping[str, Tensor]) -> int:
-        """The primitive ops of an extra signature; what they hand one another is boxed once."""
-        known = {
-            f"in{at}": (tensors[name].shape, tensors[name].dtype, signature.inputs[at])
-            for at, name in enumerate(op.inputs)
+        """Nanoseconds of an extra signature's primitive ops; what they hand over is boxed once."""
+        operands = {
+            f"in{number}": (tensors[name].shape, tensors[name].dtype, signature.inputs[number])
+            for number, name in enumerate(op.inputs)
         }
         wide = tensors[op.outputs[0]].dtype
         labels = dict(EXPANSIONS[op.kind, signature.expansion].sizes)
@@ -167,7 +169,7 @@ class Plain:
             for name, operand, text in zip(
                 part.inputs, expression.inputs, document.inputs, strict=True
             ):
-                shape, dtype, lies = known[name]
+                shape, dtype, lies = operands[name]
                 labels |= {dim[0]: size for dim, size in zip(operand, shape, strict=True)}
                 wanted = parse_nd_sbp(text)
                 if (name, wanted) not in boxed:
@@ -179,13 +181,13 @@ class Plain:
                 part.outputs, expression.outputs, document.outputs, strict=True
             ):
                 shape = tuple(labels[dim[0]] for dim in operand)
-                known[name] = shape, wide, parse_nd_sbp(text)
-                outputs.append(self.local(*known[name]))
+                operands[name] = shape, wide, parse_nd_sbp(text)
+                outputs.append(self.local(*operands[name]))
             total += self.kernel_ns(part.kind, part.labels, op.attributes, inputs, outputs)
         return total
 
     def _ring_ns(self, op: Op, signature: Signature, tensors: Mapping[str, Tensor]) -> int:
-        """Rounds: each takes the longer of its work and what travels meanwhile."""
+        """Nanoseconds of rounds: each takes the longer of its work and what travels meanwhile."""
         ring = RINGS[op.kind]
         axes = ring.axes(signature.inputs)
         size = prod(self.sizes[axis] for axis in axes)
@@ -199,7 +201,7 @@ class Plain:
             self.local(tensors[name].shape, dtype, sbp)
             for name, dtype, sbp in zip(op.outputs, wide, signature.outputs, strict=True)
         ]
-        carried = [outputs[at] for at in ring.carried]
+        carried = [outputs[position] for position in ring.carried]
         first = self.kernel_ns(op.kind, op.labels, op.attributes, inputs, outputs)
         later = self.kernel_ns(
             ring.later, ring.labels(op.labels), op.attributes, [*inputs, *carried], outputs
@@ -211,12 +213,12 @@ class Plain:
                 collective_duration_ns("rotate", n, size, self.cluster, ranks) for n in sizes
             )
 
-        blocks = sent_ns([inputs[at] for at in ring.travelling])
-        back = [outputs[at] for at in ring.returning]
+        blocks = sent_ns([inputs[position] for position in ring.travelling])
+        back = [outputs[position] for position in ring.returning]
         sums = sent_ns(back)
         adding = sum(
-            self.kernel_ns("add", ring.adding(op.labels, at), {}, [one, one], [one])
-            for at, one in zip(ring.returning, back, strict=True)
+            self.kernel_ns("add", ring.adding(op.labels, position), {}, [shard, shard], [shard])
+            for position, shard in zip(ring.returning, back, strict=True)
         )
         total = max(first, blocks)
         for number in range(1, size):
@@ -225,7 +227,7 @@ class Plain:
         return total + sums
 
     def figures(self, op: Op, signature: Signature, tensors: Mapping[str, Tensor]) -> Figures:
-        """What an op costs by itself, as `millrace.planner.search.blocks.tables` says."""
+        """Figures of an op by itself, as `millrace.planner.search.blocks.tables` has them."""
         microbatch = step = stays = deferrable = 0
         out = tensors[op.outputs[0]]
         time = self.duration_ns(op, signature, tensors)

@@ -19,11 +19,11 @@ def random_tables(seed: int, rows: int = 1, *, choices: int = 6, forward: bool =
     """
     rng = np.random.default_rng(seed)
     sizes = rng.integers(2, 5, size=rng.integers(3, choices + 1)).tolist()
-    made = []
+    made_choices = []
     for size in sizes:
         legal = rng.random((size, rows)) < 0.9
         legal[0] = True
-        made.append(
+        made_choices.append(
             Choice(
                 figures=rng.integers(0, 60, (5, size, rows)),
                 legal=legal,
@@ -35,21 +35,25 @@ def random_tables(seed: int, rows: int = 1, *, choices: int = 6, forward: bool =
         random_net(rng, sizes, producer, rows, forward=forward)
         for producer in range(len(sizes) - forward)
     ]
-    return Tables(choices=tuple(made), nets=tuple(nets))
+    return Tables(choices=tuple(made_choices), nets=tuple(nets))
 
 
 def random_net(
     rng: np.random.Generator, sizes: list[int], producer: int, rows: int, *, forward: bool = True
 ) -> Net:
     """A net from one choice to some others."""
-    others = [at for at in range(len(sizes)) if (at > producer if forward else at != producer)]
+    others = [
+        choice
+        for choice in range(len(sizes))
+        if (choice > producer if forward else choice != producer)
+    ]
     readers = sorted({int(r) for r in rng.choice(others, rng.integers(1, 4))})
     _, makes = np.unique(rng.integers(0, 3, sizes[producer]), return_inverse=True)
     wants = [rng.integers(0, 3, sizes[reader]) for reader in readers]
-    for one in wants:
-        one[0] = 0
+    for wanted in wants:
+        wanted[0] = 0
     _, back = np.unique(np.concatenate(wants), return_inverse=True)
-    ends = np.cumsum([len(one) for one in wants])[:-1]
+    ends = np.cumsum([len(wanted) for wanted in wants])[:-1]
     shape = (int(makes.max()) + 1, int(back.max()) + 1, rows)
     reachable = rng.random(shape) < 0.9
     reachable[:, 0] = True
@@ -58,8 +62,8 @@ def random_net(
         producer=producer,
         makes=makes.astype(np.int64),
         uses=tuple(
-            Use(choice=reader, wants=one.astype(np.int64), holds=bool(rng.random() < 0.4))
-            for reader, one in zip(readers, np.split(back, ends), strict=True)
+            Use(choice=reader, wants=wanted.astype(np.int64), holds=bool(rng.random() < 0.4))
+            for reader, wanted in zip(readers, np.split(back, ends), strict=True)
         ),
         count=int(rng.integers(1, 4)),
         figure=int(rng.random() < 0.3),
@@ -85,32 +89,32 @@ def by_hand(tables: Tables, options: tuple[int, ...], row: int = 0) -> Ints | No
         total += choice.figures[:, option, row] * choice.count
     for net in tables.nets:
         source = net.makes[options[net.producer]]
-        boxed, kept = set(), set()
+        boxed, held_targets = set(), set()
         for use in net.uses:
             target = int(use.wants[options[use.choice]])
             if not net.reachable[source, target, row]:
                 return None
             boxed.add(target)
             if use.holds:
-                kept.add(target)
+                held_targets.add(target)
         for target in boxed:
             total[net.figure] += net.count * net.duration_ns[source, target, row]
             total[2] += net.count * net.buffer_bytes[source, target, row]
-        for target in kept:
+        for target in held_targets:
             total[3] += net.count * net.held_bytes[target, row]
     return total
 
 
 def solutions(tables: Tables, row: int = 0) -> dict[tuple[int, ...], Ints]:
     """Every legal solution with its figures."""
-    found = {options: by_hand(tables, options, row) for options in everything(tables)}
-    return {options: figures for options, figures in found.items() if figures is not None}
+    figures_of = {options: by_hand(tables, options, row) for options in everything(tables)}
+    return {options: figures for options, figures in figures_of.items() if figures is not None}
 
 
 def optimum(
     tables: Tables, vector: np.ndarray, memory: MemoryRow | None = None, row: int = 0
 ) -> float:
-    """The least cost at these prices; infinite where nothing is legal and fits."""
+    """Least cost at these prices; infinite where nothing is legal and fits."""
     return min(
         (
             float(figures @ vector)

@@ -63,13 +63,13 @@ def test_sweeps_of_a_row_do_not_depend_on_the_others(seed: int) -> None:
         assert together.costs[1] == pytest.approx(alone.costs[0], rel=1e-9)
 
 
-@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("undivided", [False, True])
 @pytest.mark.parametrize("seed", range(30))
-def test_what_is_decided_apart_changes_no_optimum(seed: int, whole: bool) -> None:
+def test_what_is_decided_apart_changes_no_optimum(seed: int, undivided: bool) -> None:
     tables = random_tables(seed, ROWS, forward=seed % 2 > 0)
     best = [optimum(tables, PRICES[:, row], row=row) for row in range(ROWS)]
-    ascent = Ascent(tables, PRICES, whole=whole)
-    assert not (whole and ascent.apart)
+    ascent = Ascent(tables, PRICES, keep_all=undivided)
+    assert not (undivided and ascent.apart)
     ascent.ascend(60)
     assert (ascent.bounds <= np.array(best) * (1 + 1e-9)).all()
     for row in range(ROWS):
@@ -123,8 +123,8 @@ def tree(seed: int) -> Tables:
         ),
         nets=tuple(
             Net(
-                number=at,
-                producer=at,
+                number=producer,
+                producer=producer,
                 makes=np.array([0, 1, 2, 1, 0]),
                 uses=(Use(choice=reader, wants=np.array([0, 0, 1, 2, 1]), holds=True),),
                 count=1,
@@ -135,7 +135,7 @@ def tree(seed: int) -> Tables:
                 made_bytes=rng.integers(0, 40, (3, 2)),
                 held_bytes=rng.integers(0, 40, (3, 2)),
             )
-            for at, reader in ((0, 2), (1, 2), (2, 4), (3, 4))
+            for producer, reader in ((0, 2), (1, 2), (2, 4), (3, 4))
         ),
     )
 
@@ -154,10 +154,10 @@ def chain(seed: int) -> Tables:
     )
     nets = tuple(
         Net(
-            number=at,
-            producer=at,
+            number=producer,
+            producer=producer,
             makes=np.arange(4),
-            uses=(Use(choice=at + 1, wants=rng.permutation(4), holds=False),),
+            uses=(Use(choice=producer + 1, wants=rng.permutation(4), holds=False),),
             count=1,
             figure=MICROBATCH,
             reachable=np.ones((4, 4, 1), np.bool_),
@@ -166,7 +166,7 @@ def chain(seed: int) -> Tables:
             made_bytes=np.zeros((4, 1), np.int64),
             held_bytes=np.zeros((4, 1), np.int64),
         )
-        for at in range(4)
+        for producer in range(4)
     )
     return Tables(choices=choices, nets=nets)
 
@@ -185,7 +185,7 @@ def test_a_chain_is_proven_without_a_program(seed: int) -> None:
 def test_what_an_option_lifts_the_bound_by_is_paid_by_every_solution_with_it(seed: int) -> None:
     tables = random_tables(seed, choices=5, forward=seed % 2 > 0)
     vector = PRICES[:, 1]
-    ascent = Ascent(tables, vector.reshape(-1, 1), whole=True)
+    ascent = Ascent(tables, vector.reshape(-1, 1), keep_all=True)
     ascent.ascend(seed % 4 + 1)
     every = {options: float(f @ vector) for options, f in solutions(tables).items()}
     for index, lifts in enumerate(ascent.lifts()):

@@ -70,28 +70,28 @@ def asked(request: SearchRequest) -> tuple[Evaluator, Graph, tuple[Candidate, ..
 
 def random_prices(rng: np.random.Generator) -> tuple[float, ...]:
     """Prices of nanoseconds near one; those of bytes from hardly any to nearly all."""
-    found = np.ones(BLOCK_FIGURES)
-    found[1] = rng.uniform(0.01, 1)
-    found[[2, INFLIGHT, BETWEEN]] = rng.uniform(0, 1, 3) * 10.0 ** rng.uniform(-5, 1)
-    found[DEFERRABLE] = rng.uniform(0.1, 1)
-    found[FORWARD] = rng.uniform(0.5, 2)
-    return tuple(found.tolist())
+    prices = np.ones(BLOCK_FIGURES)
+    prices[1] = rng.uniform(0.01, 1)
+    prices[[2, INFLIGHT, BETWEEN]] = rng.uniform(0, 1, 3) * 10.0 ** rng.uniform(-5, 1)
+    prices[DEFERRABLE] = rng.uniform(0.1, 1)
+    prices[FORWARD] = rng.uniform(0.5, 2)
+    return tuple(prices.tolist())
 
 
 def alike_in_passes(prices: tuple[float, ...]) -> tuple[float, ...]:
-    """The same prices with one for both passes that enumeration has together."""
-    found = list(prices)
-    found[FORWARD] = found[MICROBATCH]
-    return tuple(found)
+    """Prices with one for both passes that enumeration has together."""
+    alike = list(prices)
+    alike[FORWARD] = alike[MICROBATCH]
+    return tuple(alike)
 
 
 def enumerated_figures(rows: Ints) -> NDArray[np.int64]:
     """Block figures [F, V] of variants as enumeration has them [V, columns]."""
-    found = rows[:, :BLOCK_FIGURES].T.copy()
-    found[FORWARD] = 0  # among those of `MICROBATCH`
-    found[INFLIGHT] += rows[:, WEIGHT]
-    found[BETWEEN] = rows[:, WEIGHT] + rows[:, BETWEEN_BYTES]
-    return found
+    figures = rows[:, :BLOCK_FIGURES].T.copy()
+    figures[FORWARD] = 0  # among those of `MICROBATCH`
+    figures[INFLIGHT] += rows[:, WEIGHT]
+    figures[BETWEEN] = rows[:, WEIGHT] + rows[:, BETWEEN_BYTES]
+    return figures
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -135,38 +135,38 @@ def restricted(model: str) -> list[tuple[Evaluator, Candidate, str, TemplateTabl
         pins=Pins(pp=1),
     )
     evaluator, graph, candidates = asked(request)
-    found = []
+    cases = []
     for mode in ("none", "selective"):
         for candidate in candidates[:: max(1, len(candidates) // 3)]:
             shape = evaluator.shape(candidate)
             tables, row = evaluator.programs.priced(shape, mode)
             space = evaluator.programs.space(shape, mode)
             for template in dict.fromkeys(graph.templates[block] for block in graph.blocks):
-                own = template_tables(space, tables, template)
-                found.append((evaluator, candidate, mode, own, row))
-    return found
+                programs = template_tables(space, tables, template)
+                cases.append((evaluator, candidate, mode, programs, row))
+    return cases
 
 
 @pytest.mark.parametrize("model", ["llama3-8b", "bert-base", "resnet-50"])
 def test_restricted_figures_equal_the_whole_space_s(model: str) -> None:
-    """Of any options, legal or not: what a template's tables say is what is read of all."""
+    """Figures of any options, legal or not, are the same by a template's tables and by all."""
     rng = np.random.default_rng(5)
-    for evaluator, candidate, mode, own, row in restricted(model):
+    for evaluator, candidate, mode, programs, row in restricted(model):
         tables, _ = evaluator.programs.priced(evaluator.shape(candidate), mode)
-        space = own.space
-        template = space.folded.graph.templates[space.choices[own.places[0]].ops[0].op.block]
+        space = programs.space
+        template = space.folded.graph.templates[space.choices[programs.places[0]].ops[0].op.block]
         for _ in range(4):
-            options = np.array([rng.integers(len(stands)) for stands in own.stands])
-            each = -(-own.figures(options[:, None], np.array([row]))[:, 0] // own.count)
+            options = np.array([rng.integers(len(stands)) for stands in programs.stands])
+            each = -(-programs.figures(options[:, None], np.array([row]))[:, 0] // programs.count)
             for deferring in (False, True):
-                whole = own.whole(options)
-                *usual, weight, between = template_figures(space, tables, row, whole, deferring)[
-                    template
-                ]
+                space_options = programs.whole(options)
+                *usual, weight, between = template_figures(
+                    space, tables, row, space_options, deferring
+                )[template]
                 if not deferring:
                     assert (weight, between) == (0, 0)
                 usual[INFLIGHT] += weight
-                forward = forward_times_ns(space, tables, row, whole)[template]
+                forward = forward_times_ns(space, tables, row, space_options)[template]
                 assert each[FORWARD] == pytest.approx(forward, abs=1)
                 each[MICROBATCH] += each[FORWARD]
                 assert each[: len(FIGURES)].tolist() == pytest.approx(usual, abs=2)
@@ -179,14 +179,14 @@ def test_restricted_figures_equal_the_whole_space_s(model: str) -> None:
 def test_nets_of_what_is_kept_cost_no_more_than_it(model: str) -> None:
     """Nor less where all readers find it in one layout."""
     rng = np.random.default_rng(6)
-    for *_, own, row in restricted(model):
+    for *_, programs, row in restricted(model):
         rows = np.array([row])
-        kept = own.tables.nets[len(own.nets) :]
-        assert kept
+        kept_nets = programs.tables.nets[len(programs.nets) :]
+        assert kept_nets
         for _ in range(8):
-            options = np.array([rng.integers(len(stands)) for stands in own.stands])[:, None]
-            exact, bound = own.figures(options, rows)[:, 0], np.zeros(BLOCK_FIGURES, np.int64)
-            for net in kept:
+            options = np.array([rng.integers(len(stands)) for stands in programs.stands])[:, None]
+            exact, bound = programs.figures(options, rows)[:, 0], np.zeros(BLOCK_FIGURES, np.int64)
+            for net in kept_nets:
                 source = net.makes[options[net.producer, 0]]
                 targets = {int(use.wants[options[use.choice, 0]]) for use in net.uses}
                 for target in targets:
@@ -199,19 +199,19 @@ def test_nets_of_what_is_kept_cost_no_more_than_it(model: str) -> None:
 def test_tables_cost_no_more_than_the_figures_at_any_prices(model: str) -> None:
     """Nor less where both of the first passes cost the same."""
     rng = np.random.default_rng(7)
-    for *_, own, row in restricted(model):
-        rows, tables = np.array([row]), own.tables
+    for *_, programs, row in restricted(model):
+        rows, tables = np.array([row]), programs.tables
         for alike in (False, True, False, True):
             drawn = random_prices(rng)
             prices = np.array(alike_in_passes(drawn) if alike else drawn)
             prices[[PERSISTENT, INFLIGHT, BETWEEN]] = 0
             priced = table_prices(prices[:, None])[:, 0]
-            options = np.array([rng.integers(len(stands)) for stands in own.stands])[:, None]
-            exact = float(prices @ own.figures(options, rows)[:, 0])
+            options = np.array([rng.integers(len(stands)) for stands in programs.stands])[:, None]
+            exact = float(prices @ programs.figures(options, rows)[:, 0])
             cost = 0.0
             for choice, option in zip(tables.choices, options[:, 0], strict=True):
                 cost += choice.count * float(priced @ choice.figures[:, option, row])
-            for net in tables.nets[: len(own.nets)]:
+            for net in tables.nets[: len(programs.nets)]:
                 source = net.makes[options[net.producer, 0]]
                 for target in {int(use.wants[options[use.choice, 0]]) for use in net.uses}:
                     cost += net.count * priced[net.figure] * net.duration_ns[source, target, row]

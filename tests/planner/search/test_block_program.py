@@ -41,28 +41,28 @@ def prices_of(seed: int) -> Prices:
 @pytest.mark.parametrize("seed", range(25))
 def test_the_cost_equals_brute_force_on_random_tables(seed: int) -> None:
     tables = random_tables(seed, forward=seed % 3 > 0)
-    one = single(tables, 0)
-    assert one is not None
+    single_row = single(tables, 0)
+    assert single_row is not None
     prices = prices_of(seed)
-    solution = solve(one, prices)
+    solution = solve(single_row, prices)
     expected = optimum(tables, prices.vector)
     assert solution.cost == pytest.approx(expected, rel=1e-9)
     assert solution.bound == pytest.approx(expected, rel=1e-6)
-    figures = by_hand(one, solution.options)
+    figures = by_hand(single_row, solution.options)
     assert figures is not None
     assert solution.figures == tuple(figures.tolist())
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_the_integer_program_alone_agrees(seed: int) -> None:
-    one = single(random_tables(seed, choices=5, forward=seed % 2 > 0), 0)
-    assert one is not None
+    single_row = single(random_tables(seed, choices=5, forward=seed % 2 > 0), 0)
+    assert single_row is not None
     prices = prices_of(seed)
-    answer = solve_program(one, prices)
+    answer = solve_program(single_row, prices)
     assert answer is not None
-    figures = by_hand(one, answer[0])
+    figures = by_hand(single_row, answer[0])
     assert figures is not None
-    expected = optimum(one, prices.vector)
+    expected = optimum(single_row, prices.vector)
     assert float(figures @ prices.vector) == pytest.approx(expected, rel=1e-9)
     assert answer[1] <= expected * (1 + 1e-6)
 
@@ -140,13 +140,13 @@ def tables_of(graph: Graph, mesh: tuple[int, ...], blocks: list[str] | None = No
     pricing = Pricing(
         space, CLUSTER, np.array(mesh, np.int64).reshape(-1, 1), np.array([graph.batch])
     )
-    found = single(pricing.tables(), 0)
-    assert found is not None
-    return space, found
+    tables = single(pricing.tables(), 0)
+    assert tables is not None
+    return space, tables
 
 
 def thinned(tables: Tables, most: int) -> Tables:
-    """The same tables with the options of large choices thinned out."""
+    """Tables with the options of large choices thinned out."""
     keep = []
     for choice in tables.choices:
         step = -(-len(choice.options) // most)
@@ -159,10 +159,10 @@ def thinned(tables: Tables, most: int) -> Tables:
 def test_real_ops_cost_what_brute_force_finds(graph: Graph, mesh: tuple[int, ...]) -> None:
     _, tables = tables_of(graph, mesh)
     tables = thinned(tables, 4 if len(mesh) == 1 else 3)
-    one = single(tables, 0)
-    assert one is not None
+    single_row = single(tables, 0)
+    assert single_row is not None
     prices = Prices(microbatch=4)
-    assert solve(one, prices).cost == pytest.approx(optimum(one, prices.vector))
+    assert solve(single_row, prices).cost == pytest.approx(optimum(single_row, prices.vector))
 
 
 # The showpieces. B batch, T tokens, D model.
@@ -189,11 +189,11 @@ def gpt(batch: int) -> Graph:
 
 def whole_model(batch: int) -> tuple[Space, Tables]:
     """All blocks, queries whole."""
-    whole = {"attention", "attention_grad"}
+    unsplit = {"attention", "attention_grad"}
     return tables_of(
         gpt(batch),
         (RANKS,),
-        allowed=lambda op, axis, one: not (op.kind in whole and one.label == "t"),
+        allowed=lambda op, axis, signature: not (op.kind in unsplit and signature.label == "t"),
     )
 
 
@@ -210,15 +210,15 @@ def volume_bytes(space: Space, tables: Tables, solution: Solution, batch: int, s
         wanted = {int(net.targets[use.wants[options[use.choice]]]) for use in net.uses}
         for target in wanted:
             path = boxing_path(source, sbp_of(target, 1), (RANKS,), tensor.shape)
-            total += sum(step_bytes(one, tensor.shape, 4, (RANKS,)) for one in path)
+            total += sum(step_bytes(boxing_step, tensor.shape, 4, (RANKS,)) for boxing_step in path)
     return total
 
 
 def labels_of(space: Space, tables: Tables, solution: Solution) -> dict[str, str | None]:
     """Split label of every product."""
     return {
-        choice.ops[0].op.name: choice.ops[0].signature(int(kept.options[option])).labels[0]
-        for choice, kept, option in zip(
+        choice.ops[0].op.name: choice.ops[0].signature(int(table_choice.options[option])).labels[0]
+        for choice, table_choice, option in zip(
             space.choices, tables.choices, solution.options, strict=True
         )
         if choice.ops[0].op.kind in ("matmul", "attention")
@@ -270,15 +270,15 @@ def test_equal_blocks_are_taken_once_and_cost_as_much_as_all() -> None:
         return name.partition(".")[0] + name[3 if name.startswith("h.") else 0 :]
 
     chosen = {
-        key(one.op.name): int(kept.options[o])
-        for choice, kept, o in zip(
+        key(op_options.op.name): int(table_choice.options[o])
+        for choice, table_choice, o in zip(
             folded_space.choices, folded.choices, solution.options, strict=True
         )
-        for one in choice.ops
+        for op_options in choice.ops
     }
     options = tuple(
-        int(np.searchsorted(kept.options, chosen[key(choice.ops[0].op.name)]))
-        for choice, kept in zip(space.choices, unfolded.choices, strict=True)
+        int(np.searchsorted(table_choice.options, chosen[key(choice.ops[0].op.name)]))
+        for choice, table_choice in zip(space.choices, unfolded.choices, strict=True)
     )
     figures = by_hand(unfolded, options)
     assert figures is not None

@@ -55,7 +55,7 @@ def random_runs(rng: np.random.Generator, mids: int, *, deferring: bool) -> tupl
         )
 
     def run(template: str, blocks: int) -> Run:
-        names = tuple(f"{template}.{at}" for at in range(blocks))
+        names = tuple(f"{template}.{number}" for number in range(blocks))
         return Run(template=template, blocks=names, variants=tuple(variant() for _ in range(3)))
 
     return run("stem", 1), run("mid", mids), run("head", 1)
@@ -72,14 +72,14 @@ def pools_of(runs: tuple[Run, ...]) -> dict[str, Pool]:
     """Every variant as a column."""
     pools = {run.template: Pool() for run in runs}
     for run in runs:
-        for at, variant in enumerate(run.variants):
-            pools[run.template].columns["none", (at,)] = block_figures(variant)  # type: ignore[index]
+        for number, variant in enumerate(run.variants):
+            pools[run.template].columns["none", (number,)] = block_figures(variant)  # type: ignore[index]
     return pools
 
 
 def problem_of(runs: tuple[Run, ...], pipeline: Pipeline, limit: int) -> StageProblem:
-    held = tuple((run.template, len(run.blocks)) for run in runs)
-    return StageProblem(pipeline=pipeline, runs=held, limit_bytes=limit, unit_ns=300.0)
+    run_lengths = tuple((run.template, len(run.blocks)) for run in runs)
+    return StageProblem(pipeline=pipeline, runs=run_lengths, limit_bytes=limit, unit_ns=300.0)
 
 
 def random_chunks(
@@ -99,19 +99,19 @@ def fixed(
     rows: PipelineRows, chunks: tuple[tuple[tuple[str, int], ...], ...], runs: tuple[Run, ...]
 ) -> None:
     """Let the rows hold these chunks."""
-    run_of = {block: at for at, run in enumerate(runs) for block in run.blocks}
+    run_of = {block: number for number, run in enumerate(runs) for block in run.blocks}
     counts: dict[tuple[int, int], int] = {}
     for k, chunk in enumerate(chunks):
         load = np.zeros(BLOCK_FIGURES)
         for block, variant in chunk:
             counts[k, run_of[block]] = counts.get((k, run_of[block]), 0) + 1
             load += block_figures(runs[run_of[block]].variants[variant])
-        one = rows.program.add_columns(0.0)
-        rows.add_load(k, [one], (load / rows.problem.scale)[:, None])
-        rows.program.enter(rows.program.add_rows(1, 1.0, 1.0), one, 1.0)
+        load_column = rows.program.add_columns(0.0)
+        rows.add_load(k, [load_column], (load / rows.problem.scale)[:, None])
+        rows.program.enter(rows.program.add_rows(1, 1.0, 1.0), load_column, 1.0)
     for key, column in rows.counts.items():
-        held = float(counts.get(key, 0))
-        rows.program.enter(rows.program.add_rows(1, held, held), column, 1.0)
+        amount = float(counts.get(key, 0))
+        rows.program.enter(rows.program.add_rows(1, amount, amount), column, 1.0)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -128,44 +128,44 @@ def test_rows_cost_what_a_division_does(seed: int) -> None:
         sent_ns=int(rng.integers(0, 100)),
     )
     runs = random_runs(rng, 12, deferring=pipeline.defers_weight_gradients)
-    held = random_chunks(rng, runs, pipeline)
-    most = max(peak_bytes(held, runs, pipeline))
-    expected = step_time_ns(held, runs, pipeline)
+    division = random_chunks(rng, runs, pipeline)
+    most = max(peak_bytes(division, runs, pipeline))
+    expected = step_time_ns(division, runs, pipeline)
     for limit, fits in ((most, True), (most - 1, False)):
-        for whole in (True, False):
-            rows = PipelineRows(problem_of(runs, pipeline, limit), whole=whole)
-            fixed(rows, held, runs)
+        for whole_blocks in (True, False):
+            rows = PipelineRows(problem_of(runs, pipeline, limit), whole_blocks=whole_blocks)
+            fixed(rows, division, runs)
             answer = rows.program.relaxed()
             assert (answer is not None) is fits
             if answer is not None:
                 assert rows.step_ns(answer.cost) <= expected * (1 + 1e-7)
                 # What fills the ramp is summed over a chunk, where blocks' own sums are smaller.
-                if whole and not pipeline.defers_weight_gradients:
+                if whole_blocks and not pipeline.defers_weight_gradients:
                     assert rows.step_ns(answer.cost) == pytest.approx(expected, rel=1e-7)
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_plan_program_is_as_good_as_any_division(seed: int) -> None:
-    """Of random ones; and its relaxation costs no more."""
+    """It costs no more than random divisions, and its relaxation no more than itself."""
     rng = np.random.default_rng(seed)
     pipeline = two_stages(seed)
     runs = random_runs(rng, 4, deferring=pipeline.defers_weight_gradients)
     drawn = [random_chunks(rng, runs, pipeline) for _ in range(200)]
-    limit = int(np.median([max(peak_bytes(one, runs, pipeline)) for one in drawn]))
+    limit = int(np.median([max(peak_bytes(chunks, runs, pipeline)) for chunks in drawn]))
     best = min(
-        step_time_ns(one, runs, pipeline)
-        for one in drawn
-        if max(peak_bytes(one, runs, pipeline)) <= limit
+        step_time_ns(chunks, runs, pipeline)
+        for chunks in drawn
+        if max(peak_bytes(chunks, runs, pipeline)) <= limit
     )
     problem = problem_of(runs, pipeline, limit)
-    whole = plan_program(problem, pools_of(runs), whole=True)
-    answer = whole.rows.program.solve()
+    program = plan_program(problem, pools_of(runs), whole_blocks=True)
+    answer = program.rows.program.solve()
     assert answer is not None
-    assert whole.rows.step_ns(answer.cost) <= best * (1 + 1e-6)
-    held = whole.held(answer.values)
-    assert sum(sum(one.values()) for one in held.values()) == pytest.approx(6)
+    assert program.rows.step_ns(answer.cost) <= best * (1 + 1e-6)
+    blocks_held = program.held(answer.values)
+    assert sum(sum(amounts.values()) for amounts in blocks_held.values()) == pytest.approx(6)
     relaxed = relaxation(plan_program(problem, pools_of(runs)).rows)
-    assert relaxed.step_ns <= whole.rows.step_ns(answer.cost) * (1 + 1e-6)
+    assert relaxed.step_ns <= program.rows.step_ns(answer.cost) * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -175,7 +175,7 @@ def test_multipliers_say_what_more_room_saves(seed: int) -> None:
     pipeline = two_stages(seed)
     runs = random_runs(rng, 6, deferring=pipeline.defers_weight_gradients)
     drawn = [random_chunks(rng, runs, pipeline) for _ in range(50)]
-    limit = 1000 * int(np.median([max(peak_bytes(one, runs, pipeline)) for one in drawn]))
+    limit = 1000 * int(np.median([max(peak_bytes(chunks, runs, pipeline)) for chunks in drawn]))
     pools = pools_of(runs)
     for pool in pools.values():  # in bytes a thousand times as many, so that one is a little
         for figures in pool.columns.values():
@@ -252,9 +252,9 @@ def test_the_bound_is_below_every_plan_and_rises_with_every_cut(seed: int) -> No
     _, lowest = lowest_branch(program.rows, time_ns)
     assert bound * (1 - 1e-6) <= lowest.step_ns <= free_ns * (1 + 1e-6)
     assert relaxation(program.rows).step_ns == pytest.approx(bound)
-    kept = program.tight(relaxation(program.rows).values)
+    tight_cuts = program.tight(relaxation(program.rows).values)
     for newest in (0, 2):
-        fewer = relaxation(bound_program(problem, pools, kept, newest).rows).step_ns
+        fewer = relaxation(bound_program(problem, pools, tight_cuts, newest).rows).step_ns
         assert fewer == pytest.approx(bound)
 
 
@@ -270,10 +270,11 @@ def test_where_memory_binds_the_bound_is_below_every_plan_that_fits(seed: int) -
     columns = {name: np.array(list(pool.columns.values())) for name, pool in pools.items()}
     fastest = [columns[name][columns[name][:, MICROBATCH].argmin()] for name, _ in problem.runs]
     blocks = [count for _, count in problem.runs]
-    held = sum(
-        n * (one[PERSISTENT] + one[INFLIGHT]) for n, one in zip(blocks, fastest, strict=True)
+    needed_bytes = sum(
+        n * (figures[PERSISTENT] + figures[INFLIGHT])
+        for n, figures in zip(blocks, fastest, strict=True)
     )
-    most = int(held / 2)
+    most = int(needed_bytes / 2)
     tight = replace(problem, limit_bytes=most)
     bound = relaxation(bound_program(tight, pools).rows).step_ns
     assert bound >= free_ns * (1 - 1e-9)
@@ -284,7 +285,7 @@ def test_where_memory_binds_the_bound_is_below_every_plan_that_fits(seed: int) -
 
 
 def answered() -> tuple[Answer, Loop]:
-    """What a search of a question with little memory found, and a loop that knows no cuts yet."""
+    """Answer of a search with little memory, and a loop that knows no cuts yet."""
     record = Record()
     asked_for = SearchRequest(
         model=model_spec("gpt2-small", seq_len=512),
@@ -301,13 +302,13 @@ def answered() -> tuple[Answer, Loop]:
 
 
 def test_no_bound_is_above_a_plan_that_was_found() -> None:
-    """Of every candidate of a search that has a plan, whatever its schedule."""
+    """This holds for every candidate of a search that has a plan, whatever its schedule."""
     answer, loop = answered()
-    found = answer.found
-    most_ns = max(one.division.step_ns for one in found)
-    given = [(one.candidate, one.bound_ns) for one in found]
+    plans = answer.found
+    most_ns = max(plan.division.step_ns for plan in plans)
+    given = [(plan.candidate, plan.bound_ns) for plan in plans]
     raised = loop.raised(given, 2 * most_ns, 0.02, 1_000)
     assert loop.oracle.solved
     assert loop.solved
-    for before, after in zip(found, raised, strict=True):
+    for before, after in zip(plans, raised, strict=True):
         assert before.bound_ns <= after.bound_ns <= before.division.step_ns * (1 + 1e-6)

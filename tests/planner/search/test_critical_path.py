@@ -38,19 +38,19 @@ def random_times(positions: int, seed: int, spread: float = 1.0) -> PassTimes:
 
 
 def longest(schedule: str, stages: int, chunks: int, microbatches: int, times: PassTimes) -> float:
-    """The longest path by networkx, over a graph that is written down edge by edge."""
+    """Longest path by networkx, over a graph that is written down edge by edge."""
     graph: nx.DiGraph = nx.DiGraph()
     positions = stages * chunks
     homes = [stage_of(schedule, k, stages) for k in range(positions)]
     for stage in range(stages):
-        mine = [k for k in range(positions) if homes[k] == stage]
+        on_stage = [k for k in range(positions) if homes[k] == stage]
         before: object = "begin"
         order = schedule_order(
             schedule, stage=stage, stages=stages, chunks=chunks, microbatches=microbatches
         )
         last = {}
         for part, chunk, microbatch in order:
-            k = mine[chunk]
+            k = on_stage[chunk]
             node = part[0], k, microbatch
             # Durations are those of the edges that leave a node.
             _, _, weight = duration = times.passes[:, k]
@@ -69,10 +69,10 @@ def longest(schedule: str, stages: int, chunks: int, microbatches: int, times: P
     for k in range(1, positions):
         hop = times.hops[k - 1] if homes[k] != homes[k - 1] else 0
         for m in range(microbatches):
-            for one, other in ((("F", k - 1, m), ("F", k, m)), (("B", k, m), ("B", k - 1, m))):
-                ns = graph.nodes[one]["ns"] + hop
-                known = graph.get_edge_data(one, other, {"weight": 0})["weight"]
-                graph.add_edge(one, other, weight=max(ns, known))
+            for source, target in ((("F", k - 1, m), ("F", k, m)), (("B", k, m), ("B", k - 1, m))):
+                ns = graph.nodes[source]["ns"] + hop
+                parallel_ns = graph.get_edge_data(source, target, {"weight": 0})["weight"]
+                graph.add_edge(source, target, weight=max(ns, parallel_ns))
     return float(nx.dag_longest_path_length(graph))
 
 
@@ -108,9 +108,9 @@ def test_further_rounds_add_what_one_adds(schedule: str):
     times = random_times(4 * chunks, 1, 0.3)
     short = critical_path(schedule, 4, chunks, 120, times)
     with patch.object(module, "LAPS", 30):
-        whole = critical_path(schedule, 4, chunks, 120, times)
-    assert short.length_ns == pytest.approx(whole.length_ns, rel=1e-3)
-    assert short.counts.sum() == pytest.approx(whole.counts.sum(), rel=0.05)
+        long = critical_path(schedule, 4, chunks, 120, times)
+    assert short.length_ns == pytest.approx(long.length_ns, rel=1e-3)
+    assert short.counts.sum() == pytest.approx(long.counts.sum(), rel=0.05)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -121,9 +121,9 @@ def test_no_order_is_shorter_than_a_path_that_was_cut_for_it(schedule: str, roun
     microbatches = 3 * (module.LAPS + rounds)
     shape = schedule, 3, chunks, microbatches
     drawn = [random_times(3 * chunks, seed, spread=4) for seed in range(8)]
-    drawn = [replace(one, begins=0 * one.begins, ends=0 * one.ends) for one in drawn]
+    drawn = [replace(times, begins=0 * times.begins, ends=0 * times.ends) for times in drawn]
     with patch.object(module, "LAPS", microbatches):
-        lengths = [critical_path(*shape, one).length_ns for one in drawn]
+        lengths = [critical_path(*shape, times).length_ns for times in drawn]
     for times, length_ns in zip(drawn, lengths, strict=True):
         cut = path_cut(*shape, times)
         assert cut.least_ns(times) >= (0.9 if schedule != "gpipe" else 0.5) * length_ns
@@ -135,7 +135,9 @@ def test_eager_1f1b_hides_what_is_sent():
     times = random_times(4, 1, 0.3)
     far = replace(times, hops=times.hops + times.passes.max())
     lengths = {
-        schedule: [critical_path(schedule, 4, 1, 32, one).length_ns for one in (times, far)]
+        schedule: [
+            critical_path(schedule, 4, 1, 32, hop_times).length_ns for hop_times in (times, far)
+        ]
         for schedule in ("1f1b", "eager-1f1b")
     }
     waits = {schedule: there - here for schedule, (here, there) in lengths.items()}

@@ -39,9 +39,9 @@ def evaluated(
         if pipe.schedule == "zb-v" and position >= p:
             stage = 2 * p - 1 - position
         kind = pipe.kind_of_stage[stage] if pipe.kind_of_stage else 0
-        for at in range(edges[position], edges[position + 1]):
-            run = blocks[at][1]
-            f = (run.variants, *run.elsewhere)[kind][choice[at]]
+        for block in range(edges[position], edges[position + 1]):
+            run = blocks[block][1]
+            f = (run.variants, *run.elsewhere)[kind][choice[block]]
             compute[position // p][stage] += f.microbatch_ns
             update[stage] += f.step_ns
             used[stage] += f.persistent_bytes + inflight[position] * f.inflight_bytes
@@ -63,15 +63,15 @@ def evaluated(
 
 def brute_force(runs: tuple[Run, ...], pipe: Pipeline) -> list[tuple[float, list[int]]]:
     """Step time and bytes of every division there is."""
-    blocks = [(block, one) for one in runs for block in one.blocks]
-    handovers = [[f.handover for f in one.variants] for _, one in blocks]
-    found = []
-    for choice in product(*(range(len(one.variants)) for _, one in blocks)):
+    blocks = [(block, run) for run in runs for block in run.blocks]
+    handovers = [[f.handover for f in run.variants] for _, run in blocks]
+    outcomes = []
+    for choice in product(*(range(len(run.variants)) for _, run in blocks)):
         if len({names[v] for names, v in zip(handovers, choice, strict=True)}) > 1:
             continue
         for cuts in combinations(range(1, len(blocks)), pipe.positions - 1):
-            found.append(evaluated(blocks, (0, *cuts, len(blocks)), choice, pipe))
-    return found
+            outcomes.append(evaluated(blocks, (0, *cuts, len(blocks)), choice, pipe))
+    return outcomes
 
 
 NUMBER = st.integers(0, 12)
@@ -155,22 +155,22 @@ def test_divisions_equal_brute_force(
             divide(runs, pipe, limits)
         assert caught.value.needed_bytes - caught.value.limit_bytes == min(over)
         return
-    found = divide(runs, pipe, limits)
-    assert found.step_ns == pytest.approx(min(fitting), rel=1e-9)
-    assert found.bound_ns == pytest.approx(found.step_ns, rel=1e-9)
+    divided = divide(runs, pipe, limits)
+    assert divided.step_ns == pytest.approx(min(fitting), rel=1e-9)
+    assert divided.bound_ns == pytest.approx(divided.step_ns, rel=1e-9)
     assert lower_bound_ns(runs, pipe) <= min(step for step, _ in everything) * (1 + 1e-12)
     # What was found is a division of this cost that fits.
-    assert [block for chunk in found.chunks for block, _ in chunk] == names_of(runs)
+    assert [block for chunk in divided.chunks for block, _ in chunk] == names_of(runs)
     edges = [0]
-    for chunk in found.chunks:
+    for chunk in divided.chunks:
         edges.append(edges[-1] + len(chunk))
-    choice = tuple(v for chunk in found.chunks for _, v in chunk)
-    blocks = [(block, one) for one in runs for block in one.blocks]
+    choice = tuple(v for chunk in divided.chunks for _, v in chunk)
+    blocks = [(block, run) for run in runs for block in run.blocks]
     step, used = evaluated(blocks, tuple(edges), choice, pipe)
-    assert step == pytest.approx(found.step_ns, rel=1e-12)
+    assert step == pytest.approx(divided.step_ns, rel=1e-12)
     assert all(size <= limits[kind] for size, kind in zip(used, kinds, strict=True))
-    assert found.memory_bytes in used
-    assert divide(runs, pipe, limits) == found
+    assert divided.memory_bytes in used
+    assert divide(runs, pipe, limits) == divided
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
@@ -180,12 +180,12 @@ def test_the_integer_program_agrees(
 ) -> None:
     runs, pipe, limits = instance
     try:
-        found = divide(runs, pipe, limits)
+        divided = divide(runs, pipe, limits)
     except InfeasibleError:
         return
     if len({f.handover for run in runs for f in run.variants}) == 1:
         other = by_program(runs, pipe, limits, 0.0)
-        assert other.step_ns == pytest.approx(found.step_ns, rel=1e-6)
+        assert other.step_ns == pytest.approx(divided.step_ns, rel=1e-6)
         assert other.bound_ns <= other.step_ns
 
 
@@ -198,15 +198,15 @@ def test_parts_of_blocks_bound_whole_ones(
     if len({f.handover for run in runs for f in run.variants}) > 1:
         return
     try:
-        found = divide(runs, pipe, limits)
+        divided = divide(runs, pipe, limits)
     except InfeasibleError:
         return
     stage_limits = tuple(limits[kind] for kind in pipe.kinds)
-    assert relaxed_bound_ns(Model(runs, pipe, 3), stage_limits) <= found.step_ns * (1 + 1e-12)
+    assert relaxed_bound_ns(Model(runs, pipe, 3), stage_limits) <= divided.step_ns * (1 + 1e-12)
 
 
 def many_blocks() -> tuple[tuple[Run, ...], Pipeline]:
-    """More mixtures of variants than are tried."""
+    """Runs with more mixtures of variants than are tried, and their pipeline."""
     variants = tuple(
         VariantFigures(
             microbatch_ns=1000 + 70 * v + v * v,
@@ -223,19 +223,21 @@ def many_blocks() -> tuple[tuple[Run, ...], Pipeline]:
 
 def test_many_blocks_in_many_variants_are_divided_within_a_proven_percent() -> None:
     runs, pipe = many_blocks()
-    found = divide(runs, pipe, 300_000)
-    assert found.memory_bytes <= 300_000
-    assert lower_bound_ns(runs, pipe) <= found.bound_ns <= found.step_ns <= 1.01 * found.bound_ns
+    divided = divide(runs, pipe, 300_000)
+    assert divided.memory_bytes <= 300_000
+    assert (
+        lower_bound_ns(runs, pipe) <= divided.bound_ns <= divided.step_ns <= 1.01 * divided.bound_ns
+    )
 
 
 @pytest.mark.parametrize("nodes", [0, 200])
 def test_where_no_mixture_is_tried_a_few_nodes_give_a_division_that_fits(nodes: int) -> None:
-    """The smallest blocks, where the integer program has found nothing by then."""
+    """It has the smallest blocks, where the integer program has found nothing by then."""
     runs, pipe = many_blocks()
     with patch.object(division, "MIXED", ()), patch.object(division, "MANY_NODES", nodes):
-        found = divide(runs, pipe, 300_000, max_gap=0.02)
-        assert found.memory_bytes <= 300_000
-        assert lower_bound_ns(runs, pipe) <= found.bound_ns <= found.step_ns
+        divided = divide(runs, pipe, 300_000, max_gap=0.02)
+        assert divided.memory_bytes <= 300_000
+        assert lower_bound_ns(runs, pipe) <= divided.bound_ns <= divided.step_ns
         with pytest.raises(MemoryLimitError):
             divide(runs, pipe, 200_000, max_gap=0.02)
 
@@ -258,11 +260,11 @@ def test_long_runs_on_several_chunks_are_divided_within_their_memory() -> None:
         for name, time in (("encoder", 1000), ("decoder", 1500))
     )
     pipe = Pipeline(schedule="interleaved-1f1b", stages=4, interleave=2, microbatches=16)
-    found = divide(runs, pipe, 60_000)
-    assert found.memory_bytes <= 60_000
-    assert [block for chunk in found.chunks for block, _ in chunk] == names_of(runs)
-    assert lower_bound_ns(runs, pipe) <= found.bound_ns <= found.step_ns
-    assert found.step_ns <= 1.25 * found.bound_ns
+    divided = divide(runs, pipe, 60_000)
+    assert divided.memory_bytes <= 60_000
+    assert [block for chunk in divided.chunks for block, _ in chunk] == names_of(runs)
+    assert lower_bound_ns(runs, pipe) <= divided.bound_ns <= divided.step_ns
+    assert divided.step_ns <= 1.25 * divided.bound_ns
 
 
 @pytest.mark.parametrize("limit", [10**9, 12_000])
@@ -277,7 +279,11 @@ def test_rows_of_chunks_are_even_and_their_longest_chunk_has_room_for_the_head(l
         )
 
     runs = tuple(
-        Run(template=name, blocks=tuple(f"{name}.{at}" for at in range(count)), variants=variants)
+        Run(
+            template=name,
+            blocks=tuple(f"{name}.{number}" for number in range(count)),
+            variants=variants,
+        )
         for name, count, variants in (
             ("embedding", 1, (variant(50, 10), variant(60, 5))),
             ("h", 46, (variant(1000, 100), variant(1300, 10))),
@@ -285,13 +291,13 @@ def test_rows_of_chunks_are_even_and_their_longest_chunk_has_room_for_the_head(l
         )
     )
     pipe = Pipeline(schedule="interleaved-1f1b", stages=8, interleave=3, microbatches=32)
-    found = divide(runs, pipe, limit)
-    sizes = [len(chunk) for chunk in found.chunks]
-    rows = [sum(sizes[at : at + 8]) for at in (0, 8, 16)]
+    divided = divide(runs, pipe, limit)
+    sizes = [len(chunk) for chunk in divided.chunks]
+    rows = [sum(sizes[begin : begin + 8]) for begin in (0, 8, 16)]
     assert sum(rows) == 48
     assert max(rows) - min(rows) <= 3
     assert sizes[-1] == 1  # the head alone takes longer than two blocks
-    assert found.memory_bytes <= limit
-    assert lower_bound_ns(runs, pipe) <= found.bound_ns <= found.step_ns
+    assert divided.memory_bytes <= limit
+    assert lower_bound_ns(runs, pipe) <= divided.bound_ns <= divided.step_ns
     # Rows are not of one length: that is not in the bound, nor is which of them memory slows down.
-    assert found.step_ns <= (1.02 if limit == 10**9 else 1.12) * found.bound_ns
+    assert divided.step_ns <= (1.02 if limit == 10**9 else 1.12) * divided.bound_ns

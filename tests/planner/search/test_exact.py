@@ -25,7 +25,7 @@ MIXED = 46  # questions from here on are about recomputation
 QUESTIONS = (*range(49), 56, 61, 63, 73, 178, 227)
 # Long, or of a kind of which others are asked: only with -m exhaustive.
 LONG = (8, 26, 41, 49, 59, *(seed for seed in range(200, 500) if seed not in QUESTIONS))
-# What the answers to some are, which is why these are asked.
+# Sides of the answers to some, which are why these are asked.
 SHOWN = {
     0: {"2 stages", "0 axes", "free"},
     2: {"2 devices", "limited", "refused"},
@@ -42,7 +42,7 @@ SHOWN = {
     73: {"1 axis", "limited"},  # nor here
     178: {"2 axes", "none", "selective", "limited"},
 }
-# Of every stage, so that estimates alone decide what fits.
+# Memory that every stage is laid out in: none, so that estimates alone decide what fits.
 LAID_OUT = StageMemory(
     parameter_bytes=0,
     gradient_bytes=0,
@@ -74,9 +74,9 @@ RECOMPUTE = (None, None, None, "none", "selective", "full")
 def drawn_cluster(devices: int, seed: int) -> Cluster:
     """One node, whose speeds are drawn: whatever the catalogue says, the search is exact."""
     rng = Random(f"cluster 1 {seed}")
-    found = parse_cluster(f"a100-sxm-80gb:{devices}x1")
+    base = parse_cluster(f"a100-sxm-80gb:{devices}x1")
     device = structs.replace(
-        found.device,
+        base.device,
         matmul_efficiency=rng.uniform(0.3, 0.95),
         memory_efficiency=rng.uniform(0.4, 0.95),
         launch_ns=rng.choice((0, 1_000, 2_000, 4_500, 9_000)),
@@ -84,14 +84,14 @@ def drawn_cluster(devices: int, seed: int) -> Cluster:
         library=rng.choice(("", "nccl")),
     )
     link = structs.replace(
-        found.intra_node,
+        base.intra_node,
         latency_ns=rng.choice((500, 1_500, 4_000)),
         bandwidth_bytes_per_s=rng.choice((25e9, 100e9, 240e9)),
     )
     software = Software(
         bucket_bytes=rng.choice((0, 25_000_000)), fusion=rng.choice((0.7, 1.0, 1.6))
     )
-    return structs.replace(found, device=device, intra_node=link, software=software)
+    return structs.replace(base, device=device, intra_node=link, software=software)
 
 
 def question(seed: int) -> SearchRequest:
@@ -131,7 +131,7 @@ def question(seed: int) -> SearchRequest:
         return asked
     free = found(asked)
     assert free is not None, "without a limit there is a plan"
-    arena = max(one.arena_bytes for one in plan_memory(free, plan_graph(free)))
+    arena = max(stage_memory.arena_bytes for stage_memory in plan_memory(free, plan_graph(free)))
     laid_out = arena * rng.uniform(0.7, 1.05)
     slack = 1 + slack_fraction(asked.cluster)
     limit = int(laid_out * slack) + reserved_bytes(asked.cluster)
@@ -139,7 +139,7 @@ def question(seed: int) -> SearchRequest:
 
 
 def found(request: SearchRequest, record: Record | None = None) -> Plan | None:
-    """The plan by the planner's own cost and estimate of memory; None where none fits."""
+    """Plan by the planner's own cost and estimate of memory; None where none fits."""
     nothing = (LAID_OUT,) * request.cluster.devices
     try:
         with patch.object(settling, "plan_memory", lambda plan, graph: nothing[: plan.stages]):
@@ -149,7 +149,7 @@ def found(request: SearchRequest, record: Record | None = None) -> Plan | None:
 
 
 def in_its_order_ns(record: Record) -> float:
-    """The step of what a search chose as its passes run in order, which enumeration leaves out."""
+    """Step of a search's choice as its passes run in order, which enumeration leaves out."""
     assert record.answer is not None
     evaluator, chosen = record.answer.evaluator, record.answer.chosen
     runs = evaluator.runs(chosen.candidate, chosen.solved)
@@ -159,21 +159,21 @@ def in_its_order_ns(record: Record) -> float:
 
 
 def optimum_ns(request: SearchRequest, cutoff_ns: float) -> float:
-    """The least step time of any plan that takes no longer than the cutoff."""
+    """Least step time of any plan that takes no longer than the cutoff."""
     limited = request.memory_limit_bytes is not None
     return Enumerator(request, limited=limited, cutoff_ns=cutoff_ns).optimum()
 
 
 def shown(asked: SearchRequest, plan: Plan | None) -> set[str]:
-    """The sides of a question and of its answer."""
+    """Sides of a question and of its answer."""
     limited = "free" if asked.memory_limit_bytes is None else "limited"
-    found = {f"{asked.cluster.devices} devices", limited}
+    sides = {f"{asked.cluster.devices} devices", limited}
     if plan is None:
-        return found | {"refused"}
+        return sides | {"refused"}
     axes = len(plan.mesh.axes)
-    found |= {"1 stage" if plan.stages == 1 else f"{plan.stages} stages", plan.schedule}
-    found |= {"1 axis" if axes == 1 else f"{axes} axes"}
-    return found | {variant.recompute for variant in plan.variants}
+    sides |= {"1 stage" if plan.stages == 1 else f"{plan.stages} stages", plan.schedule}
+    sides |= {"1 axis" if axes == 1 else f"{axes} axes"}
+    return sides | {variant.recompute for variant in plan.variants}
 
 
 @pytest.mark.parametrize(

@@ -37,20 +37,20 @@ A100 = parse_cluster("a100-sxm-80gb:4x1")
 
 
 def asked(cluster: Cluster = A100, **fields: object) -> SearchRequest:
-    known: dict[str, object] = {
+    defaults: dict[str, object] = {
         "model": MODEL,
         "training": TrainingSpec(),
         "cluster": cluster,
         "global_batch": 4,
     }
-    return SearchRequest(**(known | fields))  # type: ignore[arg-type]
+    return SearchRequest(**(defaults | fields))  # type: ignore[arg-type]
 
 
 def spent(plan: Plan) -> float:
     assert plan.evidence is not None
-    found = cost_usd_per_mtoken(plan, plan.evidence.objective_s)
-    assert found is not None
-    return found
+    cost_usd = cost_usd_per_mtoken(plan, plan.evidence.objective_s)
+    assert cost_usd is not None
+    return cost_usd
 
 
 @pytest.mark.parametrize("optimize_for", ["cost", "energy"])
@@ -81,7 +81,7 @@ def test_pins_hold_on_every_fleet_and_what_fits_none_is_refused() -> None:
 
 def test_fleets_are_divisors_of_a_node_and_then_of_the_nodes() -> None:
     cluster = parse_cluster("a100-sxm-80gb:4x6")
-    assert [one.devices for one in fleets(cluster)] == [1, 2, 4, 8, 12, 24]
+    assert [fleet.devices for fleet in fleets(cluster)] == [1, 2, 4, 8, 12, 24]
     assert list(fleets(cluster))[-1] == cluster
 
 

@@ -7,7 +7,7 @@ from millrace.models.spec import TrainingSpec
 from millrace.models.zoo.catalogue import build_training, model_spec
 from millrace.planner.search.blocks.folding import fold, shortened
 
-# With how many blocks are left; in T5 every block of the decoder reads the encoder.
+# Numbers of blocks that are left; in T5 every block of the decoder reads the encoder.
 LEFT = {"gpt3-125m": 8, "bert-large": 8, "mixtral-8x7b": 8, "resnet-101": 19, "t5-small": 15}
 
 
@@ -18,9 +18,9 @@ def test_a_shortened_graph_folds_to_the_same(name: str, mode: str) -> None:
     short = shortened(graph)
     assert len(short.graph.blocks) == LEFT[name]
     assert sum(short.often.values()) == len(graph.blocks)
-    whole = fold(with_recompute(graph, dict.fromkeys(graph.blocks, mode)))
+    folded = fold(with_recompute(graph, dict.fromkeys(graph.blocks, mode)))
     few = with_recompute(short.graph, dict.fromkeys(short.graph.blocks, mode))
-    found = fold(few, often=short.often)
-    assert found.ops == whole.ops
-    assert list(found.counts.items()) == list(whole.counts.items())
-    assert found.nets == whole.nets
+    folded_short = fold(few, often=short.often)
+    assert folded_short.ops == folded.ops
+    assert list(folded_short.counts.items()) == list(folded.counts.items())
+    assert folded_short.nets == folded.nets

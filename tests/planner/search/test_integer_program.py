@@ -12,12 +12,14 @@ Rows = list[tuple[float, float, list[float]]]
 
 
 def program(cost: list[float], rows: Rows, *, highest: float = np.inf) -> IntegerProgram:
-    """Rows are limits and coefficients."""
-    made = IntegerProgram()
-    made.add_columns(cost, integer=True, highest=highest)
+    """Integer program of these costs and rows, which are limits and coefficients."""
+    integer_program = IntegerProgram()
+    integer_program.add_columns(cost, integer=True, highest=highest)
     for lower, upper, coefficients in rows:
-        made.enter(made.add_rows(1, lower, upper), np.arange(len(cost)), coefficients)
-    return made
+        integer_program.enter(
+            integer_program.add_rows(1, lower, upper), np.arange(len(cost)), coefficients
+        )
+    return integer_program
 
 
 def random_rows(rng: np.random.Generator, columns: int) -> tuple[list[float], Rows]:
@@ -26,9 +28,9 @@ def random_rows(rng: np.random.Generator, columns: int) -> tuple[list[float], Ro
     rows = []
     for kind in (0, 1, 2, 0, 1):
         coefficients = rng.integers(-3, 8, columns)
-        at = float(coefficients @ point)
-        lower = -np.inf if kind == 1 else at - float(rng.integers(0, 2))
-        upper = np.inf if kind == 0 else at + float(rng.integers(0, 2))
+        activity = float(coefficients @ point)
+        lower = -np.inf if kind == 1 else activity - float(rng.integers(0, 2))
+        upper = np.inf if kind == 0 else activity + float(rng.integers(0, 2))
         rows.append((lower, upper, coefficients.astype(float).tolist()))
     return rng.integers(-3, 10, columns).astype(float).tolist(), rows
 
@@ -98,7 +100,7 @@ def test_entries_of_one_place_add_up() -> None:
 def test_the_unit_of_costs_does_not_matter(unit: float) -> None:
     cost, rows = random_rows(np.random.default_rng(3), 6)
     plain = program(cost, rows, highest=3.0).solve()
-    scaled = program([unit * one for one in cost], rows, highest=3.0).solve()
+    scaled = program([unit * column_cost for column_cost in cost], rows, highest=3.0).solve()
     assert plain is not None
     assert scaled is not None
     assert scaled.cost / unit == pytest.approx(plain.cost)
@@ -107,15 +109,15 @@ def test_the_unit_of_costs_does_not_matter(unit: float) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_relaxation_costs_what_its_multipliers_say(seed: int) -> None:
-    """Below every whole answer, and equal to the multipliers' worth of all limits (duality)."""
+    """It is below every whole answer, and the multipliers' worth of all limits (duality)."""
     cost, rows = random_rows(np.random.default_rng(seed), 4)
-    rows += [(0.0, 3.0, np.eye(4)[at].tolist()) for at in range(4)]
-    whole = program(cost, rows).solve()
+    rows += [(0.0, 3.0, np.eye(4)[column].tolist()) for column in range(4)]
+    integer_answer = program(cost, rows).solve()
     answer = program(cost, rows).relaxed()
-    assert whole is not None
+    assert integer_answer is not None
     assert answer is not None
     assert answer.multipliers is not None
-    assert answer.cost <= whole.cost + 1e-9
+    assert answer.cost <= integer_answer.cost + 1e-9
     assert answer.bound == pytest.approx(answer.cost)
     worth = 0.0
     for (lower, upper, _), multiplier in zip(rows, answer.multipliers.tolist(), strict=True):
@@ -132,10 +134,10 @@ def test_where_no_relaxation_is_feasible_there_is_no_answer() -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_what_is_asked_again_is_answered_as_if_it_were_new(seed: int) -> None:
-    """With rows added to it, and with limits that come and go."""
+    """Rows are added to it, and limits come and go."""
     rng = np.random.default_rng(seed)
     cost, rows = random_rows(rng, 4)
-    cost = [abs(one) for one in cost]
+    cost = [abs(column_cost) for column_cost in cost]
     again = program(cost, rows[:2], highest=3.0)
     assert again.relaxed(again=True) is not None
     for number in range(2, len(rows)):

@@ -66,7 +66,7 @@ MIXED = replace(NODE, name="mixed", others=(nodes_of(slower(2.0)),))
 
 
 def request(cluster: Cluster = MIXED, **fields: object) -> SearchRequest:
-    known: dict[str, object] = {
+    defaults: dict[str, object] = {
         "model": GPT,
         "training": TrainingSpec(),
         "cluster": cluster,
@@ -74,29 +74,31 @@ def request(cluster: Cluster = MIXED, **fields: object) -> SearchRequest:
         "max_gap": 0.2,
         "pins": Pins(dp=4, tp=1, pp=2, cp=1, schedule="1f1b", micro_batch=1),
     }
-    return SearchRequest(**(known | fields))  # type: ignore[arg-type]
+    return SearchRequest(**(defaults | fields))  # type: ignore[arg-type]
 
 
 def layers_by_device(plan: Plan) -> dict[str, int]:
     """Transformer blocks on each kind of device."""
-    found: dict[str, int] = {}
+    layers: dict[str, int] = {}
     for chunk in plan.chunks:
         name = plan.cluster.device_of(chunk.stage * plan.mesh.devices).name
-        found[name] = found.get(name, 0) + sum(one.block.startswith("h.") for one in chunk.blocks)
-    return found
+        layers[name] = layers.get(name, 0) + sum(
+            chunk_block.block.startswith("h.") for chunk_block in chunk.blocks
+        )
+    return layers
 
 
 def test_a_device_twice_as_fast_holds_twice_the_layers() -> None:
-    found = layers_by_device(search(request()))
-    fast, slow = found[NODE.device.name], found[slower(2.0).name]
+    layers = layers_by_device(search(request()))
+    fast, slow = layers[NODE.device.name], layers[slower(2.0).name]
     assert fast + slow == 16
     assert fast / slow == pytest.approx(2, rel=0.25)
 
 
 def test_equal_kinds_under_two_names_share_evenly() -> None:
     twin = replace(NODE.device, name="twin")
-    found = layers_by_device(search(request(replace(MIXED, others=(nodes_of(twin),)))))
-    assert found == {NODE.device.name: 8, "twin": 8}
+    layers = layers_by_device(search(request(replace(MIXED, others=(nodes_of(twin),)))))
+    assert layers == {NODE.device.name: 8, "twin": 8}
 
 
 def test_a_small_device_holds_what_its_memory_takes() -> None:
@@ -105,8 +107,8 @@ def test_a_small_device_holds_what_its_memory_takes() -> None:
     assert plan.cluster.devices == 8
     slow = [chunk.stage for chunk in plan.chunks][plan.cluster.groups[0].device == NODE.device]
     arena = plan_memory(plan, plan_graph(plan))[slow].arena_bytes * 8 // 10
-    held = arena + sum(beside(arena, MIXED).values())
-    small = slower(2.0, memory_bytes=held)
+    memory_bytes = arena + sum(beside(arena, MIXED).values())
+    small = slower(2.0, memory_bytes=memory_bytes)
     tight = search(request(replace(MIXED, others=(nodes_of(small),))))
     assert layers_by_device(tight)[small.name] < free[small.name]
 
@@ -131,7 +133,7 @@ def test_sites_are_the_groups_that_stages_lie_on() -> None:
     assert (kinds, back) == ((0, 0, 1), (1, 0, 0))
     assert given.sites == turned.sites
     halves = dict(placings(three, 6, 2))
-    assert [site.groups for one in halves for site in one.sites] == [
+    assert [site.groups for placing in halves for site in placing.sites] == [
         (0,),
         (0, 1),
         (0,),
@@ -140,7 +142,7 @@ def test_sites_are_the_groups_that_stages_lie_on() -> None:
 
 
 def test_no_plan_undercuts_the_bound_whatever_its_signatures() -> None:
-    """Divisions of blocks solved for either site alone, and for both."""
+    """Blocks are solved for either site alone, and for both, and divided."""
     asked = request(pins=Pins(dp=2, tp=2, pp=2, cp=1, micro_batch=2))
     graph = build_training(GPT, TrainingSpec(), asked.global_batch)
     evaluator = Evaluator(asked, graph)
@@ -153,7 +155,7 @@ def test_no_plan_undercuts_the_bound_whatever_its_signatures() -> None:
         vector = tuple(shared_prices(candidate.pipeline).vector.tolist())
         shapes = (shape, *shape.parts)
         solutions = evaluator.programs.solve_many(
-            [Ask(shape=one, mode="none", prices=vector) for one in shapes], 24, 0.0
+            [Ask(shape=site_shape, mode="none", prices=vector) for site_shape in shapes], 24, 0.0
         )
         assert solutions[0] is not None
         bound = solutions[0].bound * evaluator.unit(candidate)
@@ -161,14 +163,14 @@ def test_no_plan_undercuts_the_bound_whatever_its_signatures() -> None:
         assert 0 < low <= bound
         for solution in solutions:
             assert solution is not None
-            found = evaluator._found(
+            outcome = evaluator._found(
                 candidate, [Solved("none", solution)], usable_bytes(asked, candidate), bound
             )
-            assert isinstance(found, Found)
-            assert found.division.step_ns >= bound
+            assert isinstance(outcome, Found)
+            assert outcome.division.step_ns >= bound
             # Many chunks of one block each cannot be sized to their devices.
             if candidate.pipeline.interleave == 1:
-                assert found.division.step_ns < 1.3 * bound
+                assert outcome.division.step_ns < 1.3 * bound
 
 
 def test_uneven_stages_are_planned_alike_every_time() -> None:
@@ -177,16 +179,18 @@ def test_uneven_stages_are_planned_alike_every_time() -> None:
 
 def test_the_documented_cluster_of_two_kinds_is_planned(tmp_path: Path) -> None:
     text = (Path(__file__).parents[3] / "docs" / "clusters.md").read_text("utf-8")
-    (example,) = [one for one in re.findall(r"```toml\n(.*?)```", text, re.DOTALL) if "[[" in one]
+    (example,) = [
+        toml for toml in re.findall(r"```toml\n(.*?)```", text, re.DOTALL) if "[[" in toml
+    ]
     path = tmp_path / "cluster.toml"
     path.write_text(example, "utf-8")
     old_and_new = parse_cluster(str(path))
     pins = Pins(dp=32, tp=1, pp=3, cp=1, schedule="1f1b", micro_batch=1)
     plan = search(request(old_and_new, pins=pins, global_batch=256))
     assert plan.ranks == old_and_new.devices == 96
-    found = layers_by_device(plan)
+    layers = layers_by_device(plan)
     # One stage of H100, two of A100: 989 to 312 TFLOPS in bf16 by their data sheets.
-    assert found["h100-sxm-80gb"] > found["a100-sxm-80gb"] / 2
+    assert layers["h100-sxm-80gb"] > layers["a100-sxm-80gb"] / 2
 
 
 def test_a_single_microbatch_which_is_all_ramp_is_divided_without_a_warning() -> None:

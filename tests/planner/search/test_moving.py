@@ -24,30 +24,30 @@ DIGITS = (0, 1, 2, 3, 4)  # B, P(sum), P(max), S(0), S(1)
 
 def states_of(axes: int) -> list[NdSbp]:
     ones = (BROADCAST, PARTIAL_SUM, PARTIAL_MAX, split(0), split(1))
-    found = product(ones, repeat=axes)
-    return [s for s in found if len({one for one in s if one.is_partial}) < 2]
+    sbps = product(ones, repeat=axes)
+    return [s for s in sbps if len({axis_sbp for axis_sbp in s if axis_sbp.is_partial}) < 2]
 
 
 def walked(
     source: NdSbp, target: NdSbp, mesh: tuple[int, ...], shape: tuple[int, ...]
 ) -> list[Step] | None:
-    """The path that the arrays hold, as steps."""
+    """Steps of the path that the arrays hold; None where they hold none."""
     axes = len(mesh)
     graph = edges(len(shape), (DIGITS,) * axes)
     sizes = np.array(mesh).reshape(-1, 1)
     fits = divisible(graph.states, np.array(shape).reshape(-1, 1), sizes)
     nexts = shortest(graph, sizes, fits)[:, :, 0]
-    at, goal = (int(np.searchsorted(graph.states, number_of(s))) for s in (source, target))
-    if nexts[at, goal] < 0:
+    state, goal = (int(np.searchsorted(graph.states, number_of(s))) for s in (source, target))
+    if nexts[state, goal] < 0:
         return None
-    found = []
-    while at != goal:
-        then = int(nexts[at, goal])
-        before, after = (sbp_of(int(graph.states[one]), axes) for one in (at, then))
+    steps = []
+    while state != goal:
+        then = int(nexts[state, goal])
+        before, after = (sbp_of(int(graph.states[number]), axes) for number in (state, then))
         (step,) = [s for s in moves(before, len(shape), mesh) if s.after == after]
-        found.append(step)
-        at = then
-    return found
+        steps.append(step)
+        state = then
+    return steps
 
 
 @pytest.mark.parametrize("mesh", [(2,), (8,), (2, 2), (4, 2), (2, 8)])
@@ -59,25 +59,25 @@ def test_paths_take_as_few_bytes_and_steps_as_boxing_paths(mesh: tuple[int, ...]
     sizes = np.array(mesh).reshape(-1, 1)
     fits = divisible(graph.states, np.array(shape).reshape(-1, 1), sizes)
     nexts = shortest(graph, sizes, fits)[:, :, 0]
-    place = {int(state): at for at, state in enumerate(graph.states)}
+    place = {int(state): number for number, state in enumerate(graph.states)}
     step_of = {
         (place[number_of(before)], place[number_of(step.after)]): step
         for before in states
         for step in moves(before, len(shape), mesh)
     }
     for source, target in product(states, states):
-        at, goal = place[number_of(source)], place[number_of(target)]
+        current, goal = place[number_of(source)], place[number_of(target)]
         try:
             expected = boxing_path(source, target, mesh, shape)
         except InfeasibleError:
-            assert nexts[at, goal] < 0
+            assert nexts[current, goal] < 0
             continue
         moved = steps = 0
-        while at != goal:
-            then = int(nexts[at, goal])
-            moved += step_bytes(step_of[at, then], shape, 4, mesh)
+        while current != goal:
+            then = int(nexts[current, goal])
+            moved += step_bytes(step_of[current, then], shape, 4, mesh)
             steps += 1
-            at = then
+            current = then
         assert moved == sum(step_bytes(step, shape, 4, mesh) for step in expected)
         assert steps == len(expected)
 
@@ -86,31 +86,31 @@ def test_paths_take_as_few_bytes_and_steps_as_boxing_paths(mesh: tuple[int, ...]
 def test_durations_and_buffers_are_those_of_the_steps_of_every_row(cluster: Cluster) -> None:
     meshes = [(2, 2), (4, 2), (2, 4), (3, 2)]
     dims = np.array([[16, 32], [8, 64], [16, 48], [12, 4096]]).T
-    rows = [tuple(int(one) for one in column) for column in dims.T]
+    rows = [tuple(int(dim) for dim in column) for column in dims.T]
     stretch = 1.5
     moving = Moving(cluster, np.array(meshes).T, {2: (DIGITS,) * 2}, stretch)
     states = states_of(2)[::2]
     numbers = np.array([number_of(sbp) for sbp in states])
-    found = moving.boxed(dims, 4, numbers, numbers, keeps_source=True)
+    boxed = moving.boxed(dims, 4, numbers, numbers, keeps_source=True)
     free = moving.boxed(dims, 4, numbers, numbers, keeps_source=False)
     assert free.made_bytes is None
     assert free.last_bytes is None
-    assert found.made_bytes is not None
-    assert found.last_bytes is not None
-    assert (free.duration_ns == found.duration_ns).all()
+    assert boxed.made_bytes is not None
+    assert boxed.last_bytes is not None
+    assert (free.duration_ns == boxed.duration_ns).all()
     rng = np.random.default_rng(0)
     for row, (mesh, shape) in enumerate(zip(meshes, rows, strict=True)):
         plain = Plain(cluster, mesh, stretch)
         for a, b in rng.integers(0, len(states), (40, 2)).tolist():
             path = walked(states[a], states[b], mesh, shape)
-            assert found.reachable[a, b, row] == (path is not None)
+            assert boxed.reachable[a, b, row] == (path is not None)
             if path is None:
                 continue
             time = sum(plain.step_ns(step, shape, "float32") for step in path)
-            assert found.duration_ns[a, b, row] == time
+            assert boxed.duration_ns[a, b, row] == time
             sizes = [4 * local_size(shape, step.after, mesh) for step in path]
-            assert found.made_bytes[a, b, row] == sum(sizes)
-            assert found.last_bytes[a, b, row] == sum(sizes[-1:])
+            assert boxed.made_bytes[a, b, row] == sum(sizes)
+            assert boxed.last_bytes[a, b, row] == sum(sizes[-1:])
 
 
 @pytest.mark.parametrize("merges", [False, True])
@@ -118,7 +118,7 @@ def test_a_token_goes_once_to_each_place_where_software_merges_its_copies(merges
     cluster = replace(CLUSTERS["gpu"], software=Software(merges=merges))
     mesh, shape = (2, 8), (1024, 4096)
     moving, plain = Moving(cluster, np.array([mesh]).T, {2: (DIGITS,) * 2}), Plain(cluster, mesh)
-    states = [one for one in states_of(2) if all(axis.is_split for axis in one)]
+    states = [sbp for sbp in states_of(2) if all(axis.is_split for axis in sbp)]
     numbers = np.array([number_of(sbp) for sbp in states])
     copies, alone = (
         moving.boxed(
@@ -126,10 +126,10 @@ def test_a_token_goes_once_to_each_place_where_software_merges_its_copies(merges
         ).duration_ns[..., 0]
         for count in (8, 1)
     )
-    for at, to in np.ndindex(copies.shape):
-        path = walked(states[at], states[to], mesh, shape)
+    for source, target in np.ndindex(copies.shape):
+        path = walked(states[source], states[target], mesh, shape)
         assert path is not None
-        assert copies[at, to] == sum(
+        assert copies[source, target] == sum(
             plain.step_ns(step, shape, "float32", copies=8) for step in path
         )
     assert (copies < alone).any() == merges
@@ -147,7 +147,7 @@ def test_rows_together_say_what_each_says_alone() -> None:
 
     together = boxed([0, 1, 2])
     for row in range(3):
-        for mine, all_of_them in zip(boxed([row]), together, strict=True):
-            assert mine is not None
-            assert all_of_them is not None
-            assert (mine[..., 0] == all_of_them[..., row]).all()
+        for alone, all_rows in zip(boxed([row]), together, strict=True):
+            assert alone is not None
+            assert all_rows is not None
+            assert (alone[..., 0] == all_rows[..., row]).all()

@@ -69,17 +69,17 @@ def compared(space: Space, cluster: Cluster, meshes: list[tuple[int, ...]], batc
     for row, (mesh, batch) in enumerate(zip(meshes, batches, strict=True)):
         tensors = sized(space.folded.graph, batch)
         plain = Plain(cluster, mesh, stretch)
-        for at, choice in enumerate(space.choices):
-            legal = np.flatnonzero(pricing.legal[at][:, row])
+        for number, choice in enumerate(space.choices):
+            legal = np.flatnonzero(pricing.legal[number][:, row])
             some = rng.random(len(legal)) < share
             for option in legal[some].tolist():
                 expected = np.zeros(5, np.int64)
-                for one in choice.ops:
-                    signature = one.signature(option)
+                for op_options in choice.ops:
+                    signature = op_options.signature(option)
                     seen.add(signature.expansion)
-                    expected += plain.figures(one.op, signature, tensors)
-                found = pricing.figures[at][:, option, row]
-                assert found.tolist() == expected.tolist(), choice.ops[0].signature(option)
+                    expected += plain.figures(op_options.op, signature, tensors)
+                figures = pricing.figures[number][:, option, row]
+                assert figures.tolist() == expected.tolist(), choice.ops[0].signature(option)
     return seen
 
 
@@ -107,11 +107,11 @@ def test_extra_signatures_cost_their_parts_and_what_moves_between_them() -> None
     tensors, plain = sized(space.folded.graph, 8), Plain(GPU, (2, 2))
     compared_ones = dict.fromkeys(("vocabulary_parallel", "ring"), 0)
     for choice, figures, legal in zip(space.choices, pricing.figures, pricing.legal, strict=True):
-        one = choice.ops[0]
-        for option in np.flatnonzero(one.expanded & legal[:, 0]).tolist():
-            expected = plain.figures(one.op, one.signature(option), tensors)
+        op_options = choice.ops[0]
+        for option in np.flatnonzero(op_options.expanded & legal[:, 0]).tolist():
+            expected = plain.figures(op_options.op, op_options.signature(option), tensors)
             assert figures[:, option, 0].tolist() == list(expected)
-            compared_ones[one.signature(option).expansion] += 1
+            compared_ones[op_options.signature(option).expansion] += 1
     assert min(compared_ones.values()) > 3
 
 
@@ -128,12 +128,14 @@ def test_what_is_legal_is_what_signatures_on_concrete_sizes_allow(
             continue  # options of tied ops are those of each that agree
         op = choice.ops[0].op
         expected = {
-            (one.inputs, one.outputs, one.expansion)
-            for one in op_signatures(op, tensors, mesh, values=values)
+            (signature.inputs, signature.outputs, signature.expansion)
+            for signature in op_signatures(op, tensors, mesh, values=values)
         }
-        found = [choice.ops[0].signature(o) for o in np.flatnonzero(legal[:, 0]).tolist()]
-        assert {(one.inputs, one.outputs, one.expansion) for one in found} == expected, op.name
-        assert len(found) == len(expected)
+        signatures = [choice.ops[0].signature(o) for o in np.flatnonzero(legal[:, 0]).tolist()]
+        assert {
+            (signature.inputs, signature.outputs, signature.expansion) for signature in signatures
+        } == expected, op.name
+        assert len(signatures) == len(expected)
 
 
 def test_options_of_tied_ops_agree_on_storage() -> None:
@@ -143,11 +145,11 @@ def test_options_of_tied_ops_agree_on_storage() -> None:
     assert tied
     for choice, legal in tied:
         for option in np.flatnonzero(legal[:, 0]).tolist():
-            first, *others = (one.signature(option) for one in choice.ops)
-            for one, signature in zip(choice.ops[1:], others, strict=True):
-                if one.op.kind == "squared_sum":
+            first, *others = (op_options.signature(option) for op_options in choice.ops)
+            for op_options, signature in zip(choice.ops[1:], others, strict=True):
+                if op_options.op.kind == "squared_sum":
                     assert signature.inputs[0] == first.outputs[0]
-                elif one.op.kind == "adamw":
+                elif op_options.op.kind == "adamw":
                     assert signature.inputs[:2] == (first.outputs[0],) * 2
                 else:  # a clone does what its op does
                     assert (signature.inputs, signature.outputs) == (first.inputs, first.outputs)
@@ -160,16 +162,19 @@ def test_rows_together_are_priced_as_each_alone() -> None:
     together, taken = pricing.tables(), pricing.take(np.array([2, 0])).tables()
     for row in range(3):
         alone = Pricing(space, GPU, sizes[:, [row]], batch[[row]]).tables()
-        others = [(together, row), *((taken, at) for at, kept in enumerate((2, 0)) if kept == row)]
+        others = [
+            (together, row),
+            *((taken, position) for position, taken_row in enumerate((2, 0)) if taken_row == row),
+        ]
         for tables, place in others:
-            for mine, all_of_them in zip(alone.choices, tables.choices, strict=True):
-                assert (mine.figures[..., 0] == all_of_them.figures[..., place]).all()
-                assert (mine.legal[:, 0] == all_of_them.legal[:, place]).all()
-            for one, net in zip(alone.nets, tables.nets, strict=True):
-                assert (one.reachable[..., 0] == net.reachable[..., place]).all()
-                assert (one.duration_ns[..., 0] == net.duration_ns[..., place]).all()
-                assert (one.buffer_bytes[..., 0] == net.buffer_bytes[..., place]).all()
-                assert (one.held_bytes[:, 0] == net.held_bytes[:, place]).all()
+            for alone_choice, all_of_them in zip(alone.choices, tables.choices, strict=True):
+                assert (alone_choice.figures[..., 0] == all_of_them.figures[..., place]).all()
+                assert (alone_choice.legal[:, 0] == all_of_them.legal[:, place]).all()
+            for alone_net, net in zip(alone.nets, tables.nets, strict=True):
+                assert (alone_net.reachable[..., 0] == net.reachable[..., place]).all()
+                assert (alone_net.duration_ns[..., 0] == net.duration_ns[..., place]).all()
+                assert (alone_net.buffer_bytes[..., 0] == net.buffer_bytes[..., place]).all()
+                assert (alone_net.held_bytes[:, 0] == net.held_bytes[:, place]).all()
 
 
 @pytest.mark.parametrize(("chunked", "bucket_bytes"), [(False, 0), (True, 0), (True, 2**20)])
@@ -183,22 +188,22 @@ def test_nets_cost_boxing_and_partial_values_do_not_cross_stages(
     tensors, plain = sized(space.folded.graph, 8), Plain(on, mesh)
     state = state_tensors(space.folded.graph)
     crossing = 0
-    for net, own in zip(pricing.tables().nets, space.nets, strict=True):
-        tensor = tensors[own.tensor]
-        crossing += own.crossing
-        for b, target in enumerate(own.targets.tolist()):
+    for net, space_net in zip(pricing.tables().nets, space.nets, strict=True):
+        tensor = tensors[space_net.tensor]
+        crossing += space_net.crossing
+        for b, target in enumerate(space_net.targets.tolist()):
             wanted = sbp_of(target, 1)
             if plain_divides(tensor.shape, wanted, mesh):
                 size = local_size(tensor.shape, wanted, mesh) * ITEMSIZE[tensor.dtype]
                 assert net.held_bytes[b, 0] == size
-            for a, source in enumerate(own.sources.tolist()):
-                made = sbp_of(source, 1)
-                both = made[0].is_partial and wanted[0].is_partial
-                if chunked and own.crossing and both:
+            for a, source in enumerate(space_net.sources.tolist()):
+                source_sbp = sbp_of(source, 1)
+                both = source_sbp[0].is_partial and wanted[0].is_partial
+                if chunked and space_net.crossing and both:
                     assert not net.reachable[a, b, 0]
                 elif net.reachable[a, b, 0]:
                     time = plain.boxing_ns(
-                        made, wanted, tensor.shape, tensor.dtype, own.tensor in state
+                        source_sbp, wanted, tensor.shape, tensor.dtype, space_net.tensor in state
                     )
                     assert net.duration_ns[a, b, 0] == time
     assert crossing
@@ -206,19 +211,19 @@ def test_nets_cost_boxing_and_partial_values_do_not_cross_stages(
 
 def plain_divides(shape: tuple[int, ...], sbp: object, mesh: tuple[int, ...]) -> bool:
     return all(
-        not one.is_split or shape[one.dim] % mesh[0] == 0
-        for one in sbp  # type: ignore[attr-defined]
+        not axis_sbp.is_split or shape[axis_sbp.dim] % mesh[0] == 0
+        for axis_sbp in sbp  # type: ignore[attr-defined]
     )
 
 
 def test_only_activations_are_held_for_the_backward_pass() -> None:
     space = space_of("gpt", "full", "adamw", 1)
-    held = {net.tensor for net in space.nets if any(use.holds for use in net.uses)}
+    held_tensors = {net.tensor for net in space.nets if any(use.holds for use in net.uses)}
     graph = space.folded.graph
     values = variable_values(graph)
     makers = {name: op for op in graph.ops for name in op.outputs}
-    assert held
-    assert all(makers[name].phase == "forward" and name not in values for name in held)
+    assert held_tensors
+    assert all(makers[name].phase == "forward" and name not in values for name in held_tensors)
     assert INFLIGHT == 3
 
 
@@ -228,7 +233,8 @@ def test_what_is_no_clone_costs_the_same_in_every_mode(mode: str) -> None:
     plain = Pricing(space_of("gpt", "none", "adamw", 2), GPU, sizes, batches)
     space = space_of("gpt", mode, "adamw", 2)
     anew, alike = (
-        Pricing(space, GPU, sizes, batches, alike=one) for one in (None, plain.take(np.arange(3)))
+        Pricing(space, GPU, sizes, batches, alike=priced)
+        for priced in (None, plain.take(np.arange(3)))
     )
     for ours, theirs in zip(alike.figures + alike.legal, anew.figures + anew.legal, strict=True):
         assert np.array_equal(ours, theirs)
@@ -242,7 +248,7 @@ def test_the_cheapest_options_are_those_of_least_cost() -> None:
     for choice, figures, legal in zip(
         pricing.space.choices, pricing.figures, pricing.legal, strict=True
     ):
-        cost = sum(figures[at][:, rows] * prices[at] for at in TIMES)
+        cost = sum(figures[time_figure][:, rows] * prices[time_figure] for time_figure in TIMES)
         expected += choice.count * np.where(legal[:, rows], cost, np.inf).min(axis=0)
-    found = cheapest(pricing, least_times(pricing), rows, prices)
-    assert np.allclose(found, expected, rtol=1e-12)
+    least_costs = cheapest(pricing, least_times(pricing), rows, prices)
+    assert np.allclose(least_costs, expected, rtol=1e-12)

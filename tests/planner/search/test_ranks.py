@@ -51,19 +51,19 @@ CLUSTERS = {
 def slowest_ns(
     kind: str, size: int, mesh: tuple[int, ...], axes: tuple[int, ...], on: Cluster
 ) -> int:
-    """The slowest of all groups of these axes, on all stages."""
+    """Nanoseconds of the slowest of all groups of these axes, on all stages."""
     first = group_ranks(mesh, axes)
     strides = [prod(mesh[axis + 1 :]) for axis in range(len(mesh))]
     others = [axis for axis in range(len(mesh)) if axis not in axes]
-    found = 0
+    longest_ns = 0
     for start in range(0, on.devices, prod(mesh)):
-        for at in product(*(range(mesh[axis]) for axis in others)):
+        for coordinates in product(*(range(mesh[axis]) for axis in others)):
             offset = start + sum(
-                step * strides[axis] for step, axis in zip(at, others, strict=True)
+                step * strides[axis] for step, axis in zip(coordinates, others, strict=True)
             )
             ranks = tuple(rank + offset for rank in first)
-            found = max(found, collective_duration_ns(kind, size, len(ranks), on, ranks))
-    return found
+            longest_ns = max(longest_ns, collective_duration_ns(kind, size, len(ranks), on, ranks))
+    return longest_ns
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
@@ -81,8 +81,8 @@ def test_a_collective_costs_what_the_slowest_of_all_its_groups_takes(
     size = data.draw(st.sampled_from([0, 10_000, 10**8]))
     site = everywhere(on, prod(mesh))
     moving = Moving(on, np.array(mesh).reshape(-1, 1), {}, starts=[site.starts])
-    found = moving.collective_ns(kind, axes, np.array([[size]]))
-    assert int(found[0, 0]) == slowest_ns(kind, size, mesh, axes, on)
+    durations_ns = moving.collective_ns(kind, axes, np.array([[size]]))
+    assert int(durations_ns[0, 0]) == slowest_ns(kind, size, mesh, axes, on)
 
 
 def test_one_group_stands_for_all_where_sizes_divide_what_levels_hold() -> None:

@@ -1,4 +1,4 @@
-"""What a search says of itself: layers, what decided each choice, and what would make room."""
+"""Reports of a search: layers, what decided each choice, and what would make room."""
 
 from itertools import count
 
@@ -37,13 +37,13 @@ MODEL = ModelSpec(
 
 
 def request(devices: int, **fields: object) -> SearchRequest:
-    known: dict[str, object] = {
+    defaults: dict[str, object] = {
         "model": MODEL,
         "training": TrainingSpec(),
         "cluster": parse_cluster(f"a100-sxm-80gb:{devices}x1"),
         "global_batch": 8,
     }
-    return SearchRequest(**(known | fields))  # type: ignore[arg-type]
+    return SearchRequest(**(defaults | fields))  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def test_every_layer_says_what_it_proved_and_why_candidates_were_left(
 ) -> None:
     plan, record = recorded
     assert plan.evidence is not None
-    layers = {one["name"]: one for one in plan.evidence.layers}
+    layers = {layer["name"]: layer for layer in plan.evidence.layers}
     assert list(layers) == ["shapes", "blocks", "stages", "simulation", "proof"]
     shapes = layers["shapes"]
     left = sum(shapes["pruned"].values()) + sum(shapes["refused"].values())
@@ -66,9 +66,9 @@ def test_every_layer_says_what_it_proved_and_why_candidates_were_left(
     assert left < shapes["candidates"]
     assert sum(shapes["pruned"].values()) == plan.evidence.pruned
     for name in ("shapes", "blocks", "stages"):
-        one = layers[name]
-        assert 0 < one["bound_s"] <= one["objective_s"]
-        assert one["gap"] == pytest.approx(one["objective_s"] / one["bound_s"] - 1)
+        layer = layers[name]
+        assert 0 < layer["bound_s"] <= layer["objective_s"]
+        assert layer["gap"] == pytest.approx(layer["objective_s"] / layer["bound_s"] - 1)
     assert layers["blocks"]["programs"] > 0
     assert layers["blocks"]["options_max"] > 0
     assert layers["stages"]["divisions"] > 0
@@ -79,7 +79,7 @@ def test_times_stand_beside_the_plan_and_never_in_it(recorded: tuple[Plan, Recor
     plan, record = recorded
     assert plan.evidence is not None
     timed = record.timed(plan.evidence.layers)
-    assert all(one["seconds"] > 0 for one in timed)
+    assert all(layer["seconds"] > 0 for layer in timed)
     assert b"seconds" not in to_json(plan)
     assert to_json(plan) == to_json(search(request(2)))
 
@@ -111,18 +111,18 @@ def test_every_choice_has_a_reason_and_alternatives_an_effect_or_what_they_lack(
 ) -> None:
     plan, record = recorded
     assert record.answer is not None
-    found = explain(plan, record.answer)
-    assert [name for name in CHOICES if name not in {one.choice for one in found}] == []
-    assert all(one.reason and one.line for one in found)
-    (memory,) = (one for one in found if one.choice == "memory")
+    reasons = explain(plan, record.answer)
+    assert [name for name in CHOICES if name not in {reason.choice for reason in reasons}] == []
+    assert all(reason.reason and reason.line for reason in reasons)
+    (memory,) = (reason for reason in reasons if reason.choice == "memory")
     assert memory.effect is not None
     assert memory.effect <= 0
-    effects = [one for one in found if one.effect is not None and one is not memory]
+    effects = [reason for reason in reasons if reason.effect is not None and reason is not memory]
     assert len(effects) > 4
-    for one in effects:
-        assert one.parts_s is not None
-        assert sum(one.parts_s.values()) == pytest.approx(
-            one.effect * record.answer.chosen.division.step_ns / 1e9, rel=1e-6, abs=1e-12
+    for reason in effects:
+        assert reason.parts_s is not None
+        assert sum(reason.parts_s.values()) == pytest.approx(
+            reason.effect * record.answer.chosen.division.step_ns / 1e9, rel=1e-6, abs=1e-12
         )
 
 
@@ -141,13 +141,17 @@ def test_where_ops_disagree_no_number_is_given_for_the_micro_batch(
     answer = recorded[1].answer
     assert answer is not None
     candidate = answer.chosen.candidate
-    known = pipelines(answer.evaluator, candidate, 2)
+    uniform = pipelines(answer.evaluator, candidate, 2)
     mixed = pipelines(answer.evaluator, candidate, None)
-    other = [int(one.alternative) for one in known if one.choice == "micro_batch"]
-    assert other
-    assert [(one.value, one.alternative) for one in mixed if one.choice == "micro_batch"] == [
-        ("mixed", f"{2 * samples} samples on all ranks") for samples in other
+    other = [
+        int(neighbour.alternative) for neighbour in uniform if neighbour.choice == "micro_batch"
     ]
+    assert other
+    assert [
+        (neighbour.value, neighbour.alternative)
+        for neighbour in mixed
+        if neighbour.choice == "micro_batch"
+    ] == [("mixed", f"{2 * samples} samples on all ranks") for samples in other]
 
 
 def test_an_alternative_that_does_not_fit_says_by_how_much_and_where() -> None:
@@ -161,17 +165,17 @@ def test_an_alternative_that_does_not_fit_says_by_how_much_and_where() -> None:
     limit = reserved + int(need * 0.9 * 1.05)
     plan = search(request(2, pins=pins, memory_limit_bytes=limit), record=record)
     assert plan.digest() != free.digest()
-    lacking = [one for one in explain(plan, record.answer) if one.over_bytes]
+    lacking = [reason for reason in explain(plan, record.answer) if reason.over_bytes]
     assert lacking
-    assert all("exceeds memory by" in one.line for one in lacking)
-    assert all(one.over_bytes and one.over_bytes > 0 for one in lacking)
+    assert all("exceeds memory by" in reason.line for reason in lacking)
+    assert all(reason.over_bytes and reason.over_bytes > 0 for reason in lacking)
 
 
 def test_pinned_choices_are_said_to_be_pinned() -> None:
     record = Record()
     plan = search(request(2, pins=Pins(dp=2, recompute="none")), record=record)
     assert record.answer is not None
-    reasons = {one.choice: one.reason for one in explain(plan, record.answer)}
+    reasons = {reason.choice: reason.reason for reason in explain(plan, record.answer)}
     assert (reasons["dp"], reasons["recompute"]) == ("pinned", "pinned")
 
 
@@ -230,7 +234,7 @@ def test_a_batch_or_a_degree_that_does_not_divide_names_the_nearest_that_does() 
 
 def test_larger_clusters_fill_the_node_before_they_add_nodes() -> None:
     def names(cluster: Cluster) -> list[str]:
-        return [one.name for one, _ in zip(larger(cluster), range(4), strict=False)]
+        return [grown.name for grown, _ in zip(larger(cluster), range(4), strict=False)]
 
     assert names(parse_cluster("a100-sxm-80gb:2x1")) == [
         "a100-sxm-80gb:4x1",
@@ -258,7 +262,7 @@ def test_plans_on_devices_that_are_not_refuted_bound_the_last_resort() -> None:
     assert plan.evidence is not None
     for share in (0.5, float("inf")):
         error = NoPlanError("one", 2, 1, bound_ns=share * plan.evidence.objective_s * 1e9)
-        found = resorted(plan, error).evidence
-        assert found is not None
-        assert found.bound_s == min(plan.evidence.bound_s, share * plan.evidence.objective_s)
-        assert found.gap == pytest.approx(found.objective_s / found.bound_s - 1)
+        evidence = resorted(plan, error).evidence
+        assert evidence is not None
+        assert evidence.bound_s == min(plan.evidence.bound_s, share * plan.evidence.objective_s)
+        assert evidence.gap == pytest.approx(evidence.objective_s / evidence.bound_s - 1)

@@ -39,13 +39,13 @@ MLP = ModelSpec(
 
 
 def request(devices: int, *, model: ModelSpec = GPT, **fields: object) -> SearchRequest:
-    known: dict[str, object] = {
+    defaults: dict[str, object] = {
         "model": model,
         "training": TrainingSpec(),
         "cluster": local_cluster(devices, cores=2, memory_bytes=2**33),
         "global_batch": 8,
     }
-    return SearchRequest(**(known | fields))  # type: ignore[arg-type]
+    return SearchRequest(**(defaults | fields))  # type: ignore[arg-type]
 
 
 def graph_of(plan: Plan) -> Graph:
@@ -72,8 +72,8 @@ def test_a_plan_shows_the_roles_that_were_pinned(
     devices: int, pins: dict[str, object], shown: dict[str, object]
 ) -> None:
     plan = search(request(devices, pins=Pins(**pins)))  # type: ignore[arg-type]
-    found = roles(plan, graph_of(plan))
-    assert {name: found[name] for name in shown} == shown
+    plan_roles = roles(plan, graph_of(plan))
+    assert {name: plan_roles[name] for name in shown} == shown
     assert plan.pins == pins
     assert plan.ranks == devices
 
@@ -90,13 +90,13 @@ def test_pinned_experts_are_sent_their_tokens() -> None:
 
 
 def routed(plan: Plan) -> set[tuple[str, str]]:
-    """How the tokens are split that go to experts, and what of the experts' places that fills."""
-    found = [
+    """Splits of the tokens that go to experts, and of the experts' places that they fill."""
+    signatures = [
         v.signatures["experts.dispatch"]
         for v in plan.variants
         if "experts.dispatch" in v.signatures
     ]
-    return {(one.inputs[0], one.outputs[0]) for one in found}
+    return {(signature.inputs[0], signature.outputs[0]) for signature in signatures}
 
 
 def test_micro_batch_schedule_and_interleave_are_kept() -> None:
@@ -180,9 +180,11 @@ def test_a_plan_that_does_not_fit_is_not_simulated() -> None:
     asked = request(2, pins=Pins(dp=2, tp=1, micro_batch=4), memory_limit_bytes=limit)
     plan = search(asked, simulate=simulator, record=record)
     assert simulated
-    assert all(memory_of(one) <= limit for one in simulated)
+    assert all(memory_of(simulated_plan) <= limit for simulated_plan in simulated)
     assert plan.figures["step_time_s"] == 1.0
-    assert all(one.laid_out_bytes <= limit for one in record.compared if not one.refused)
+    assert all(
+        compared.laid_out_bytes <= limit for compared in record.compared if not compared.refused
+    )
 
 
 def memory_of(plan: Plan) -> int:
@@ -250,15 +252,15 @@ def test_what_was_left_early_is_solved_where_linear_programs_promise_more(
     graph = build_training(asked.model, asked.training, asked.global_batch)
     ranker = Ranker(asked, Evaluator(asked, graph), lambda line: None, Record())
     ranking = ranker.rank(candidates_of(asked, graph))
-    (left,) = [one for one in ranking.pruned if one.reason == ranked.FAR_OFF]
+    (left,) = [pruned for pruned in ranking.pruned if pruned.reason == ranked.FAR_OFF]
     settled_ns = 1.1 * ranking.best_ns  # of the best plan, once it was laid out
     assert ranker.reconsider({left.candidate: settled_ns}, settled_ns) == []
     assert left in ranking.pruned
-    (found,) = ranker.reconsider({left.candidate: 0.99 * settled_ns}, settled_ns)
-    assert found.candidate == left.candidate
-    assert found in ranking.found
+    (solved,) = ranker.reconsider({left.candidate: 0.99 * settled_ns}, settled_ns)
+    assert solved.candidate == left.candidate
+    assert solved in ranking.found
     assert left not in ranking.pruned
-    assert found.division.step_ns >= left.bound_ns
+    assert solved.division.step_ns >= left.bound_ns
 
 
 def test_a_little_less_memory_makes_a_plan_a_little_slower() -> None:

@@ -44,19 +44,19 @@ def run(template: str, count: int, *variants: VariantFigures) -> Run:
 
 
 def brute_force(runs: tuple[Run, ...], pipe: Pipeline, limit_bytes: int) -> float | None:
-    """The least step time over every cut of the blocks and every variant of every block."""
-    blocks = [(block, one) for one in runs for block in one.blocks]
+    """Least step time over every cut of the blocks and every variant of every block."""
+    blocks = [(block, run) for run in runs for block in run.blocks]
     inflight = inflight_counts(pipe)
     best = None
     for cuts in combinations(range(1, len(blocks)), pipe.positions - 1):
         edges = [0, *cuts, len(blocks)]
-        for choice in product(*(range(len(one.variants)) for _, one in blocks)):
+        for choice in product(*(range(len(run.variants)) for _, run in blocks)):
             time = np.zeros(pipe.positions)
             update = np.zeros(pipe.stages)
             used = np.zeros(pipe.stages)
             for position in range(pipe.positions):
-                for at in range(edges[position], edges[position + 1]):
-                    figures = blocks[at][1].variants[choice[at]]
+                for block_number in range(edges[position], edges[position + 1]):
+                    figures = blocks[block_number][1].variants[choice[block_number]]
                     stage = position % pipe.stages
                     time[position] += figures.microbatch_ns
                     update[stage] += figures.step_ns
@@ -95,9 +95,9 @@ def test_divisions_equal_brute_force(seed: int, shape: tuple[int, int]) -> None:
     runs = random_runs(seed)
     pipe = pipeline(shape[0], 4, shape[1])
     expected = brute_force(runs, pipe, PLENTY)
-    found = divide(runs, pipe, PLENTY)
-    assert found.step_ns == pytest.approx(expected, rel=1e-6)
-    tight = found.memory_bytes - 1
+    division = divide(runs, pipe, PLENTY)
+    assert division.step_ns == pytest.approx(expected, rel=1e-6)
+    tight = division.memory_bytes - 1
     expected = brute_force(runs, pipe, tight)
     if expected is None:
         with pytest.raises(MemoryLimitError):
@@ -114,7 +114,7 @@ def test_unlike_blocks_divide_over_several_chunks_a_stage(
     """Few of any kind: chunks whose ends take all there is leave stages without the longest run."""
     stages, interleave = chunks
     rng = np.random.default_rng(seed)
-    names = ["stem", *(f"stage.{at}" for at in range(stages * interleave - 1)), "head"]
+    names = ["stem", *(f"stage.{number}" for number in range(stages * interleave - 1)), "head"]
     runs = tuple(run(name, 1, variant(*(int(x) for x in rng.integers(1, 30, 4)))) for name in names)
     pipe = pipeline(stages, 4, interleave)
     if chunks != (2, 2):  # the formula above is that of two rows and few stages
@@ -124,15 +124,15 @@ def test_unlike_blocks_divide_over_several_chunks_a_stage(
         assert divide(runs, pipe, PLENTY).step_ns == pytest.approx(expected, rel=1e-6)
 
 
-def counts(found: Division) -> list[int]:
-    return [len(chunk) for chunk in found.chunks]
+def counts(division: Division) -> list[int]:
+    return [len(chunk) for chunk in division.chunks]
 
 
 def test_an_expensive_head_takes_blocks_from_the_last_stage() -> None:
     runs = (run("embedding", 1, variant(1)), run("h", 8, variant(10)), run("head", 1, variant(20)))
-    found = divide(runs, pipeline(2, 32), PLENTY)
-    assert counts(found) == [6, 4]
-    assert [block for chunk in found.chunks for block, _ in chunk] == [
+    division = divide(runs, pipeline(2, 32), PLENTY)
+    assert counts(division) == [6, 4]
+    assert [block for chunk in division.chunks for block, _ in chunk] == [
         "embedding.0",
         *(f"h.{i}" for i in range(8)),
         "head.0",
@@ -142,10 +142,10 @@ def test_an_expensive_head_takes_blocks_from_the_last_stage() -> None:
 def test_memory_makes_some_blocks_of_a_stage_take_the_smaller_variant() -> None:
     fast, small = variant(10, keeps=10), variant(14, keeps=2)
     runs = (run("h", 8, fast, small),)
-    found = divide(runs, pipeline(2, 4), limit_bytes=44)
-    assert found.step_ns == pytest.approx(brute_force(runs, pipeline(2, 4), 44))
+    division = divide(runs, pipeline(2, 4), limit_bytes=44)
+    assert division.step_ns == pytest.approx(brute_force(runs, pipeline(2, 4), 44))
     # Two microbatches in flight on the first stage, one on the second.
-    first, second = ([v for _, v in chunk] for chunk in found.chunks)
+    first, second = ([v for _, v in chunk] for chunk in division.chunks)
     assert set(first) == {0, 1}
     assert first.count(0) <= second.count(0)
 
@@ -164,9 +164,9 @@ def test_more_chunks_than_blocks_are_refused() -> None:
 
 def test_depth_enters_as_counts_only() -> None:
     runs = (run("embedding", 1, variant(3)), run("h", 96, variant(10)), run("head", 1, variant(12)))
-    found = divide(runs, pipeline(16, 64), PLENTY)
-    assert sum(counts(found)) == 98
-    assert max(counts(found)) <= 7
+    division = divide(runs, pipeline(16, 64), PLENTY)
+    assert sum(counts(division)) == 98
+    assert max(counts(division)) <= 7
 
 
 def test_deferred_weight_gradients_shorten_the_ramp() -> None:
@@ -197,4 +197,4 @@ def test_chunks_of_a_stage_are_counted_when_they_have_an_order(name: str) -> Non
         for stage in range(stages):
             on = [k for k in range(pipe.positions) if pipe.stage_of(k) == stage]
             counts = sorted((lifetime_counts(pipe)[k] for k in on), key=sum)
-            assert all(a <= b for one in pairwise(counts) for a, b in zip(*one, strict=True))
+            assert all(a <= b for pair in pairwise(counts) for a, b in zip(*pair, strict=True))

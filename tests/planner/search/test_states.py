@@ -56,19 +56,19 @@ def test_what_divides_and_what_is_left_is_what_local_shapes_say(shape: tuple[int
     dims = np.repeat(np.array(shape, np.int64).reshape(-1, 1), len(meshes), axis=1)
     fits = divisible(states, dims, sizes)
     cut = shards(states, sizes)
-    for at, sbp in enumerate(sbps):
+    for number, sbp in enumerate(sbps):
         for row, mesh in enumerate(meshes):
             try:
                 local = local_shape(shape, sbp, mesh)
             except PlanError:
-                assert not fits[at, row]
+                assert not fits[number, row]
                 continue
-            assert fits[at, row], (sbp, mesh)
-            assert int(np.prod(shape)) // cut[at, row] == np.prod(local)
-            assert int(np.prod(shape)) // cut[at, row] == local_size(shape, sbp, mesh)
+            assert fits[number, row], (sbp, mesh)
+            assert int(np.prod(shape)) // cut[number, row] == np.prod(local)
+            assert int(np.prod(shape)) // cut[number, row] == local_size(shape, sbp, mesh)
 
 
 def test_partial_states_are_those_with_a_partial_axis() -> None:
     sbps = everything(2)
-    found = is_partial(np.array([number_of(sbp) for sbp in sbps]), 2)
-    assert found.tolist() == [any(one.is_partial for one in sbp) for sbp in sbps]
+    partial = is_partial(np.array([number_of(sbp) for sbp in sbps]), 2)
+    assert partial.tolist() == [any(axis_sbp.is_partial for axis_sbp in sbp) for sbp in sbps]

@@ -17,11 +17,11 @@ def test_totals_are_the_sums_by_hand_of_every_row(seed: int) -> None:
     chosen = np.repeat(np.array(every).T, rows, axis=1)
     places = np.tile(np.arange(rows), len(every))
     figures, legal = totals(tables, chosen, places)
-    for at, row in enumerate(places.tolist()):
-        expected = by_hand(tables, every[at // rows], row)
-        assert legal[at] == (expected is not None)
+    for solution, row in enumerate(places.tolist()):
+        expected = by_hand(tables, every[solution // rows], row)
+        assert legal[solution] == (expected is not None)
         if expected is not None:
-            assert figures[:, at].tolist() == expected.tolist()
+            assert figures[:, solution].tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -30,26 +30,28 @@ def test_rows_that_are_taken_keep_their_figures(seed: int) -> None:
     some = take(tables, np.array([3, 1]))
     assert some.rows == 2
     for options in everything(tables):
-        for row, at in enumerate((3, 1)):
-            mine, before = by_hand(some, options, row), by_hand(tables, options, at)
-            assert (mine is None) == (before is None)
-            assert mine is None or (mine == before).all()
+        for row, taken_row in enumerate((3, 1)):
+            after, before = by_hand(some, options, row), by_hand(tables, options, taken_row)
+            assert (after is None) == (before is None)
+            assert after is None or (after == before).all()
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_one_row_keeps_every_solution_and_no_illegal_option(seed: int) -> None:
     tables = random_tables(seed, 2, choices=5, forward=seed % 3 > 0)
     for row in range(2):
-        one = single(tables, row)
-        assert one is not None
-        assert all(choice.legal.all() for choice in one.choices)
-        found = {
-            tuple(int(c.options[o]) for c, o in zip(one.choices, options, strict=True)): figures
-            for options, figures in solutions(one).items()
+        single_row = single(tables, row)
+        assert single_row is not None
+        assert all(choice.legal.all() for choice in single_row.choices)
+        figures_of = {
+            tuple(
+                int(c.options[o]) for c, o in zip(single_row.choices, options, strict=True)
+            ): figures
+            for options, figures in solutions(single_row).items()
         }
         expected = solutions(tables, row)
-        assert found.keys() == expected.keys()
-        assert all((found[options] == expected[options]).all() for options in found)
+        assert figures_of.keys() == expected.keys()
+        assert all((figures_of[options] == expected[options]).all() for options in figures_of)
 
 
 def test_where_an_op_has_nothing_legal_a_row_has_no_tables() -> None:
@@ -75,13 +77,13 @@ def test_an_option_that_cannot_read_what_it_makes_is_left_out() -> None:
     tables = random_tables(2, choices=4)
     net = tables.nets[0]
     states = len(tables.choices[0].options)
-    own = replace(net.uses[0], choice=0, wants=np.arange(states))
+    own_use = replace(net.uses[0], choice=0, wants=np.arange(states))
     reachable = np.ones((states, states, 1), np.bool_)
     reachable[1, 1] = False
     blocked = replace(
         net,
         makes=np.arange(states),
-        uses=(own,),
+        uses=(own_use,),
         reachable=reachable,
         duration_ns=np.ones_like(reachable, np.int64),
         buffer_bytes=np.ones_like(reachable, np.int64),

@@ -1,4 +1,4 @@
-"""What the search makes of topologies: each degree lies on links that are fast enough for it."""
+"""Topologies in the search: each degree lies on links that are fast enough for it."""
 
 from math import prod
 

@@ -21,32 +21,32 @@ FIDELITIES = ("op", "block", "stage")
 
 @cache
 def calm(name: str, fidelity: str) -> tuple[Simulated, Account]:
-    """A plan's step with nothing that varies, and its account."""
+    """Simulated step of a plan with nothing that varies, and its account."""
     return taken(planned(name), fidelity)
 
 
 def taken(plan: Plan, fidelity: str, **options: float) -> tuple[Simulated, Account]:
-    found = predict(plan, fidelity=fidelity, detailed=True, **options)
-    return found, account_of(plan, found)
+    simulated = predict(plan, fidelity=fidelity, detailed=True, **options)
+    return simulated, account_of(plan, simulated)
 
 
-def check_sums(found: Simulated, account: Account) -> None:
-    step_ns, stages = found.step_time_ns, account.stages
+def check_sums(simulated: Simulated, account: Account) -> None:
+    step_ns, stages = simulated.step_time_ns, account.stages
     assert account.step_time_ns == step_ns
     for row in stages:
         assert row.busy_ns + row.exposed_ns + row.bubble_ns == pytest.approx(step_ns)
-        assert sum(one.busy_ns for one in row.compute) == pytest.approx(row.busy_ns)
-        shown = sum(one.exposed_ns for one in row.communication)
+        assert sum(entry.busy_ns for entry in row.compute) == pytest.approx(row.busy_ns)
+        shown = sum(entry.exposed_ns for entry in row.communication)
         assert shown == pytest.approx(row.exposed_ns)
         assert -1 <= row.host_ns <= row.bubble_ns + 1
-        assert all(0 <= one.exposed_ns <= one.duration_ns for one in row.communication)
+        assert all(0 <= entry.exposed_ns <= entry.duration_ns for entry in row.communication)
     exposed = sum(row.exposed_ns for row in account.communication)
-    assert exposed == pytest.approx(found.exposed_communication_ns, abs=2)
+    assert exposed == pytest.approx(simulated.exposed_communication_ns, abs=2)
     bubble = sum(row.bubble_ns for row in stages) / len(stages)
-    assert bubble == pytest.approx(found.bubble_fraction * step_ns, abs=2)
+    assert bubble == pytest.approx(simulated.bubble_fraction * step_ns, abs=2)
     busy = sum(row.busy_ns for row in account.compute)
     assert busy + exposed + bubble == pytest.approx(step_ns)
-    assert found.memory_bytes_max == max(sum(row.memory_by_kind.values()) for row in stages)
+    assert simulated.memory_bytes_max == max(sum(row.memory_by_kind.values()) for row in stages)
 
 
 @pytest.mark.parametrize("fidelity", FIDELITIES)
@@ -59,8 +59,8 @@ def test_rows_add_up_to_the_figures(name: str, fidelity: str) -> None:
 def test_rows_add_up_with_stragglers_and_jitter(fidelity: str) -> None:
     plan = planned("1f1b on two stages")
     check_sums(*taken(plan, fidelity, jitter=0.1))
-    found = predict(plan, fidelity=fidelity, detailed=True, stragglers={1: 1.5})
-    check_sums(found, account_of(plan, found))
+    simulated = predict(plan, fidelity=fidelity, detailed=True, stragglers={1: 1.5})
+    check_sums(simulated, account_of(plan, simulated))
 
 
 def test_rows_add_up_where_ranks_share_cores() -> None:
@@ -69,7 +69,7 @@ def test_rows_add_up_where_ranks_share_cores() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_parts_of_chunks_are_made_of_what_fires_op_by_op(name: str) -> None:
-    (_, fine), (_, coarse) = (calm(name, one) for one in ("op", "stage"))
+    (_, fine), (_, coarse) = (calm(name, fidelity) for fidelity in ("op", "stage"))
     ops = {(row.kind, row.phase): row.busy_ns for row in fine.compute}
     parts = {(row.kind, row.phase): row.busy_ns for row in coarse.compute}
     assert parts.keys() == ops.keys()
@@ -91,8 +91,8 @@ def test_a_slow_host_is_what_is_waited_for(fidelity: str) -> None:
         for ns in (0, 200_000)
     )
     assert taken(swift, fidelity)[1].stages[0].host_ns == 0
-    found, account = taken(slow, fidelity)
-    check_sums(found, account)
+    simulated, account = taken(slow, fidelity)
+    check_sums(simulated, account)
     (stage,) = account.stages
     assert stage.host_ns > 0.5 * account.step_time_ns
     assert stage.host_ns > 0.95 * stage.bubble_ns
@@ -101,21 +101,21 @@ def test_a_slow_host_is_what_is_waited_for(fidelity: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_memory_stays_within_the_arena_and_nearly_fills_it(name: str) -> None:
     plan = planned(name)
-    found, account = calm(name, "op")
+    simulated, account = calm(name, "op")
     programs = compile_plan(plan).programs
     for program, course, row in zip(programs, account.memory, account.stages, strict=True):
         beside = sum(row.memory_by_kind.values()) - program.memory_bytes
         assert peak_bytes(course) - beside <= program.memory_bytes
         assert peak_bytes(course) - beside > 0.7 * program.memory_bytes
-        step = between(course, found.window_ns[0], found.window_ns[1])
+        step = between(course, simulated.window_ns[0], simulated.window_ns[1])
         assert step.times_ns[0] == 0
-        assert step.times_ns[-1] < found.step_time_ns
+        assert step.times_ns[-1] < simulated.step_time_ns
         assert course.limit_bytes == plan.cluster.device.memory_bytes
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_memory_of_whole_parts_peaks_at_the_plans(name: str) -> None:
-    found, account = calm(name, "stage")
+    simulated, account = calm(name, "stage")
     for course, row in zip(account.memory, account.stages, strict=True):
         assert peak_bytes(course) == sum(row.memory_by_kind.values())
-        assert row.memory_by_kind == found.memory_by_kind[row.stage]
+        assert row.memory_by_kind == simulated.memory_by_kind[row.stage]

@@ -1,4 +1,4 @@
-"""What is laid out for activations is little more than a simulated step has in use at once."""
+"""Arenas lay out little more for activations than a simulated step has in use at once."""
 
 import pytest
 from msgspec.structs import replace
@@ -21,18 +21,22 @@ def test_activations_have_little_more_room_than_they_use_at_once(
     plan, _ = planned(STAGES, model, dp=1, tp=1, pp=STAGES, micro_batch=1, schedule="1f1b")
     blocks = [choice for chunk in plan.chunks for choice in chunk.blocks]
     size = len(blocks) // (STAGES * chunks)
-    rows = [tuple(blocks[at * size : (at + 1) * size]) for at in range(STAGES * chunks)]
+    rows = [
+        tuple(blocks[position * size : (position + 1) * size])
+        for position in range(STAGES * chunks)
+    ]
     plan = replace(
         plan,
         schedule=schedule,
         interleave=chunks,
         chunks=tuple(
-            Chunk(stage=stage_of(schedule, at, STAGES), blocks=row) for at, row in enumerate(rows)
+            Chunk(stage=stage_of(schedule, position, STAGES), blocks=row)
+            for position, row in enumerate(rows)
         ),
     )
     simulation = api.simulate(plan, fidelity="op", steps=2, detailed=True)
     courses = account_of(plan, simulation).memory
     for said, course in zip(plan_memory(plan, plan_graph(plan)), courses, strict=True):
         in_use = max(course.bytes_by_kind["activation"])
-        # What is received has a place more than liveness needs.
+        # A received tensor has one place more than liveness needs.
         assert in_use <= said.activation_bytes <= 1.04 * in_use

@@ -18,7 +18,7 @@ WIDE = parse_cluster("a100-sxm-80gb:8x256")
 
 
 def grid(rows: int, columns: int, microbatches: int, stages: int = 1) -> ActorGraph:
-    """Every microbatch is reduced along the columns, the step along the rows."""
+    """Actor graph that reduces every microbatch along the columns and the step along the rows."""
     programs = []
     for stage in range(stages):
         writer = Writer(slots=microbatches)
@@ -41,9 +41,9 @@ def test_one_stands_for_all_and_a_straggler_leaves_four_positions() -> None:
     graph = grid(4, 2, 1, stages=2)
     alone = representatives(graph)
     assert (alone.ranks, alone.counts) == ((0, 8), (8, 8))
-    found = representatives(graph, [3])  # dp 1, tp 1 of the first stage
-    assert found.ranks == (0, 1, 2, 3, 8, 9, 10, 11)
-    assert found.counts == (3, 3, 1, 1, 3, 3, 1, 1)
+    positions = representatives(graph, [3])  # dp 1, tp 1 of the first stage
+    assert positions.ranks == (0, 1, 2, 3, 8, 9, 10, 11)
+    assert positions.counts == (3, 3, 1, 1, 3, 3, 1, 1)
     assert representatives(graph, [3], sampled=100).ranks == tuple(range(16))
     several = representatives(grid(100, 10, 1), [7, 15])  # rows 0 and 1, columns 7 and 5
     assert several.ranks == (0, 5, 7, 10, 15, 17, 20, 25, 27)
@@ -76,8 +76,8 @@ def test_stragglers_on_a_grid_are_exact_and_as_cheap_on_a_larger_one() -> None:
     assert few.step_time_ns == every.step_time_ns
     assert few.bubble_fraction == pytest.approx(every.bubble_fraction)
     large = grid(128, 8, 6, stages=2)
-    found = simulate(large, WIDE, durations_ns=times(large, ns_of), stragglers=slow)
-    assert found.firings == few.firings < every.firings / 3
+    larger = simulate(large, WIDE, durations_ns=times(large, ns_of), stragglers=slow)
+    assert larger.firings == few.firings < every.firings / 3
 
 
 def test_the_largest_of_normal_values_is_that_of_the_tables() -> None:

@@ -32,27 +32,27 @@ SOURCE = "attention_grad"
 
 
 def attention_grad(context: KernelContext) -> Calls:
-    """Return dq, dk and dv of (q, k, v, out, logsumexp, dout)."""
+    """Calls of dq, dk and dv of (q, k, v, out, logsumexp, dout)."""
     return _backward(context)
 
 
 def biased_attention_grad(context: KernelContext) -> Calls:
-    """Return dq, dk, dv and dbias of (q, k, v, bias, out, logsumexp, dout)."""
+    """Calls of dq, dk, dv and dbias of (q, k, v, bias, out, logsumexp, dout)."""
     return _backward(context, bias=BIAS)
 
 
 def attention_grad_round(context: KernelContext) -> Calls:
-    """Return dq so far, and dk and dv of the block, of (q, k, v, out, logsumexp, dout, dq)."""
+    """Calls of dq so far, and dk and dv of the block, of (q, k, v, out, logsumexp, dout, dq)."""
     return _backward(context, before=6)
 
 
 def _backward(
     context: KernelContext, *, bias: int | None = None, before: int | None = None
 ) -> Calls:
-    """`before` is the input to which dq is added."""
+    """Calls of the gradients; `before` is the input to which dq is added."""
     shape = attention_shape(context, biased=bias is not None)
     out = 3 if bias is None else bias + 1
-    given_types = [TYPES[context.inputs[at].dtype] for at in (out + 1, out + 2)]
+    given_types = [TYPES[context.inputs[number].dtype] for number in (out + 1, out + 2)]
     bias_type, added = typed(context, bias)
     before_type, had = typed(context, before)
     if bias is None and taken(
@@ -88,10 +88,10 @@ def _backward(
 
 
 def _by_matrix_units(context: KernelContext, shape: AttentionShape, before: int | None) -> Calls:
-    """Two statistics of every query into the workspace, then dq, dk and dv."""
-    of = MatrixShape(shape=shape)
-    base, delta = workspace(), workspace(of.statistics * ITEMSIZE[shape.wide])
-    padded = np.int64(of.padded)
+    """Calls that write two statistics of every query to the workspace, then dq, dk and dv."""
+    matrix_shape = MatrixShape(shape=shape)
+    base, delta = workspace(), workspace(matrix_shape.statistics * ITEMSIZE[shape.wide])
+    padded = np.int64(matrix_shape.padded)
     warps = BLOCK_THREADS // WARP_THREADS
     before_type, had = typed(context, before)
     dq, dk = (TYPES[shard.dtype] for shard in context.outputs[:2])
@@ -99,21 +99,21 @@ def _by_matrix_units(context: KernelContext, shape: AttentionShape, before: int 
     statistics = Launch(
         "attention_mma_grad",
         "attention_statistics" + types(context.inputs[3].dtype, context.inputs[5].dtype),
-        (ceil(of.statistics / warps), 1, 1),
+        (ceil(matrix_shape.statistics / warps), 1, 1),
         (BLOCK_THREADS, 1, 1),
         (table(0), read(3), read(5), read(4), base, delta, padded),
     )
     return always(
-        *((statistics,) if of.statistics else ()),
-        *of.of_queries((dq, before_type), *given, had, write(0)),
-        *of.of_keys((dk,), *given, write(1), write(2)),
+        *((statistics,) if matrix_shape.statistics else ()),
+        *matrix_shape.of_queries((dq, before_type), *given, had, write(0)),
+        *matrix_shape.of_keys((dk,), *given, write(1), write(2)),
         tables=shape.tables,
-        workspace_bytes=2 * of.statistics * ITEMSIZE[shape.wide],
+        workspace_bytes=2 * matrix_shape.statistics * ITEMSIZE[shape.wide],
     )
 
 
 def _delta(context: KernelContext, shape: AttentionShape, out: int, delta: Operand) -> Launch:
-    """One warp per query and head."""
+    """Launch of delta, one warp per query and head."""
     rows = shape.heads * shape.queries
     dtypes = types(shape.wide, context.inputs[out].dtype, context.inputs[out + 2].dtype)
     return Launch(
@@ -126,6 +126,6 @@ def _delta(context: KernelContext, shape: AttentionShape, out: int, delta: Opera
 
 
 def _bias_blocks(shape: AttentionShape) -> int:
-    """One per place of the labels that the bias has, queries and keys by tiles."""
+    """Blocks of dbias: one per place of the labels that the bias has, queries and keys by tiles."""
     places = (shape.samples, shape.groups, shape.repeats, shape.query_tiles, shape.key_tiles)
     return prod(count for count, stride in zip(places, shape.bias_strides, strict=True) if stride)

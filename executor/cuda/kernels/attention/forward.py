@@ -11,27 +11,27 @@ NONE = "none"
 
 
 def attention(context: KernelContext) -> Calls:
-    """Return the output and the logsumexp of the scores of every query, of (q, k, v)."""
+    """Calls of the output, and of the logsumexp of every query's scores, of (q, k, v)."""
     return _forward(context)
 
 
 def biased_attention(context: KernelContext) -> Calls:
-    """Return the same of (q, k, v, bias), the bias added to the scores before any mask."""
+    """Calls of the output and logsumexp of (q, k, v, bias); the bias is added before any mask."""
     return _forward(context, bias=BIAS)
 
 
 def attention_round(context: KernelContext) -> Calls:
-    """Return the output and logsumexp of (q, k, v, out, logsumexp), joined as they are written."""
+    """Calls of the output and logsumexp of (q, k, v, out, logsumexp), joined when written."""
     return _forward(context, before=3)
 
 
 def function_of(name: str, shape: AttentionShape, *more: str) -> str:
-    """Return a kernel's name for the dtype of q, k and v and `more` types, and rows this wide."""
+    """A kernel's name for the dtype of q, k and v and `more` types, and rows this wide."""
     return f"{name}<{TYPES[shape.dtype]}, {', '.join(more)}, {shape.columns}>"
 
 
 def typed(context: KernelContext, operand: int | None) -> tuple[str, Operand]:
-    """Return an input's C++ type and the operand; of one that the op lacks, none and any other."""
+    """An input's C++ type and the operand; of one that the op lacks, none and any other."""
     if operand is None:
         return NONE, read(0)
     return TYPES[context.inputs[operand].dtype], read(operand)
@@ -40,21 +40,21 @@ def typed(context: KernelContext, operand: int | None) -> tuple[str, Operand]:
 def _forward(
     context: KernelContext, *, bias: int | None = None, before: int | None = None
 ) -> Calls:
-    """`before` is the input that other keys gave; their logsumexp comes after it."""
+    """Calls of attention; `before` is the input that other keys gave, the next its logsumexp."""
     shape = attention_shape(context, biased=bias is not None)
     bias_type, added = typed(context, bias)
     before_type, had = typed(context, before)
     share_type, share = typed(context, None if before is None else before + 1)
-    made = [TYPES[shard.dtype] for shard in context.outputs]
+    output_types = [TYPES[shard.dtype] for shard in context.outputs]
     if bias is None and taken(context, shape, outs=context.outputs[:1]):
         launches = MatrixShape(shape=shape).forward(
-            (made[0], before_type, share_type),
+            (output_types[0], before_type, share_type),
             table(0), read(0), read(1), read(2), had, share, write(0), write(1),
         )  # fmt: skip
         return always(*launches, tables=shape.tables)
     launches = shape.launch(
         SOURCE,
-        function_of("attention", shape, *made, bias_type, before_type, share_type),
+        function_of("attention", shape, *output_types, bias_type, before_type, share_type),
         shape.heads * shape.query_tiles,
         table(0), table(1), read(0), read(1), read(2), added, had, share, write(0), write(1),
     )  # fmt: skip

@@ -37,7 +37,7 @@ FORWARD, BACKWARD = "attention", "attention_grad"  # op kinds
 
 
 def by_library(factory: CallsFactory) -> CallsFactory:
-    """Return the factory with the library's calls put before its kernels, where there are any."""
+    """Factory with the library's calls put before its kernels, where there are any."""
 
     def make(context: KernelContext) -> Calls:
         return with_library(context, factory(context))
@@ -46,7 +46,7 @@ def by_library(factory: CallsFactory) -> CallsFactory:
 
 
 def with_library(context: KernelContext, calls: Calls) -> Calls:
-    """Return choices between the library and `calls`, or `calls` where it has no form of the op.
+    """Choices between the library and `calls`, or `calls` where it has no form of the op.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ def with_library(context: KernelContext, calls: Calls) -> Calls:
 
 
 def _has_form(context: KernelContext) -> bool:
-    """Whether the library computes this: no added scores, and masks that begin at the corner."""
+    """True if the library computes this: no added scores, and masks that begin at the corner."""
     query, key = context.inputs[:2]
     shards = (*context.inputs, *context.outputs)
     statistics = context.outputs[1] if context.kind == FORWARD else context.inputs[4]
@@ -95,7 +95,7 @@ def _heads(context: KernelContext) -> tuple[int, int, int]:
 
 
 def _is_turned(context: KernelContext) -> bool:
-    """Whether the logsumexp [b t h] lies otherwise than [b h t] would."""
+    """True if the logsumexp [b t h] lies otherwise than [b h t] would."""
     _, queries, heads = _heads(context)
     return queries > 1 and heads > 1
 
@@ -103,7 +103,7 @@ def _is_turned(context: KernelContext) -> bool:
 def _option(
     context: KernelContext, turned: bool, number: int
 ) -> tuple[tuple[Call, ...], tuple[Array, ...]]:
-    """Return the calls of one option and the tables they read, numbered from `number` on."""
+    """Calls of one option and the tables they read, numbered from `number` on."""
     samples, queries, heads = _heads(context)
     place = write(1) if context.kind == FORWARD else read(4)
     there = (queries * heads, 1, heads)

@@ -1,4 +1,4 @@
-"""Which attention the matrix units take, and in tiles of which sizes (`sources/attention_mma.cuh`).
+"""Attention that the matrix units take, and the sizes of its tiles (`sources/attention_mma.cuh`).
 
 They take bf16 and fp16 with heads of whole groups of 8 features, up to 128, causal or windowed or
 neither, in rounds of a ring too. All else stays with the kernels of `sources/attention.cuh`: other
@@ -14,7 +14,7 @@ from millrace.executor.cuda.calls import TYPES, Dim3, Launch, Operand, Scalar
 from millrace.executor.cuda.kernels.attention.shape import AttentionShape
 from millrace.executor.kernels.context import KernelContext, Shard
 
-WARPS = 4  # of a block: `MMA_WARPS` of the source
+WARPS = 4  # warps of a block: `MMA_WARPS` of the source
 BLOCK: Dim3 = (32 * WARPS, 1, 1)
 SIDE = 16  # rows of a product's left side, and its depth
 PIECE = 8  # elements that one asynchronous copy moves, and that rows lie apart beyond their width
@@ -56,7 +56,7 @@ def taken(
     narrow: tuple[Shard, ...] = (),
     outs: tuple[Shard, ...] = (),
 ) -> bool:
-    """Return whether the matrix units take an op.
+    """True if the matrix units take an op.
 
     `narrow` must have the dtype of q, k and v, and `outs` that or float32.
     """
@@ -93,7 +93,7 @@ class MatrixShape:
         return self.shape.heads * self.padded
 
     def forward(self, dtypes: tuple[str, ...], *args: Operand | Scalar) -> tuple[Launch, ...]:
-        """Launch the output and logsumexp; `dtypes`: of the output, and of both before it."""
+        """Launches of the output and logsumexp; `dtypes`: of the output, and of both before it."""
         tiles = self._chosen(FORWARD)
         queries = WARPS * SIDE * tiles.sides
         blocks = self.shape.heads * ceil(self.shape.queries / queries)
@@ -102,7 +102,7 @@ class MatrixShape:
         return self._launched("attention_mma", name, blocks, rows, args)
 
     def of_queries(self, dtypes: tuple[str, ...], *args: Operand | Scalar) -> tuple[Launch, ...]:
-        """Launch dq; `dtypes` are C++ types of dq and of what it is added to."""
+        """Launches of dq; `dtypes` are C++ types of dq and of what it is added to."""
         tiles = self._chosen(OF_QUERIES)
         queries = WARPS * SIDE * tiles.sides
         blocks = self.shape.heads * ceil(self.shape.queries / queries)
@@ -111,7 +111,7 @@ class MatrixShape:
         return self._launched("attention_mma_grad", name, blocks, rows, args)
 
     def of_keys(self, dtypes: tuple[str, ...], *args: Operand | Scalar) -> tuple[Launch, ...]:
-        """Launch dk and dv, whose C++ type is in `dtypes`."""
+        """Launches of dk and dv, whose C++ type is in `dtypes`."""
         tiles = self._chosen(OF_KEYS)
         pairs = WARPS // 2
         keys = pairs * SIDE * tiles.sides
@@ -123,7 +123,7 @@ class MatrixShape:
         return self._launched("attention_mma_grad", name, blocks, shared_bytes, args)
 
     def _chosen(self, tiles: dict[int, Tiles]) -> Tiles:
-        return next(found for width, found in tiles.items() if self.width <= width)
+        return next(sizes for width, sizes in tiles.items() if self.width <= width)
 
     def _function(self, name: str, dtypes: tuple[str, ...], tiles: Tiles) -> str:
         sizes = (self.shape.head_dim, self.shape.value_dim, tiles.sides, tiles.across)

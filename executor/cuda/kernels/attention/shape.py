@@ -1,4 +1,4 @@
-"""What the kernels of attention are told: sizes, masks, the slopes of heads, strides of a bias.
+"""Arguments of the kernels of attention: sizes, masks, the slopes of heads, strides of a bias.
 
 b samples, t queries here, s keys here, g groups of heads that share keys, r query heads of a group
 (1 where left out), d head dim, u value dim.
@@ -17,7 +17,7 @@ from millrace.executor.kernels.context import Array, KernelContext
 from millrace.executor.kernels.dims import layout
 from millrace.models.inference import widened
 
-ENDLESS = 2**62  # how far a query sees that no mask limits
+ENDLESS = 2**62  # reach of a query that no mask limits
 SIDE = 16  # threads along either side of a tile (`sources/attention.cuh`)
 BLOCK: Dim3 = (SIDE * SIDE, 1, 1)
 COLUMNS = (2, 4, 6, 8, 12, 16)
@@ -35,9 +35,9 @@ class AttentionShape:
     samples, queries, keys, groups, repeats, head_dim, value_dim
         b, t, s, g, r, d and u.
     scale
-        What products are multiplied by.
+        Factor of the products of q and k.
     dtype, wide
-        Of q, k and v, and that of the arithmetic and the logsumexp.
+        Dtype of q, k and v, and that of the arithmetic and the logsumexp.
     bias_strides
         Elements between neighbours along b, g, r, t and s of what is added to the scores; 0 for a
         label that it lacks.
@@ -87,7 +87,7 @@ class AttentionShape:
     def launch(
         self, source: str, function: str, blocks: int, *args: Operand | Scalar
     ) -> tuple[Launch, ...]:
-        """Launch a kernel of tiles, the scale its last argument; nothing where there is no work."""
+        """Launches of a kernel of tiles, the scale its last argument; none if there is no work."""
         if not blocks:
             return ()
         scale = np.float64(self.scale)
@@ -95,7 +95,7 @@ class AttentionShape:
 
 
 def attention_shape(context: KernelContext, *, biased: bool) -> AttentionShape:
-    """Read the sizes off the shards.
+    """Sizes of an op of attention, read off its shards.
 
     Raises
     ------
@@ -155,7 +155,7 @@ def _check(context: KernelContext) -> None:
 
 
 def _bias_strides(context: KernelContext) -> tuple[int, ...]:
-    """Return the strides of the bias along b, g, r, t and s."""
+    """Strides of the bias along b, g, r, t and s."""
     dims = layout(context)
     query, key, bias = dims.inputs[0], dims.inputs[1], dims.inputs[BIAS]
     batch, queries, group, *repeat = query[:-1]

@@ -50,7 +50,7 @@ def join(
     sizes: dict[str, int],
     number: int = 0,
 ) -> tuple[Launch, tuple[Array, ...]]:
-    """Return the launch of y = F(a, b), broadcast by label, and the tables it reads.
+    """Launch of y = F(a, b), broadcast by label, and the tables it reads.
 
     Parameters
     ----------
@@ -84,39 +84,39 @@ def join(
 
 
 def repeats(path: Walk) -> tuple[int, int] | None:
-    """Return how the second operand comes again and again while the first lies in order.
+    """Period of a second operand that comes again and again while the first lies in order.
 
     Its values follow each other along one merged dim at most: (neighbours that share a value,
     number of values). None: it is otherwise.
     """
-    moved = [at for at, step in enumerate(path.second) if step]
+    moved = [axis for axis, step in enumerate(path.second) if step]
     if path.first != contiguous(path.sizes) or len(moved) > 1:
         return None
     if not moved:
         return path.count, 1
-    (at,) = moved
-    if path.second[at] != 1:
+    (axis,) = moved
+    if path.second[axis] != 1:
         return None
-    return prod(path.sizes[at + 1 :]), path.sizes[at]
+    return prod(path.sizes[axis + 1 :]), path.sizes[axis]
 
 
 def _factors(context: KernelContext, shards: tuple[Shard, ...]) -> list[Factor]:
     dims = layout(context).inputs
-    return [Factor(read(at), dims[at], shard.dtype) for at, shard in enumerate(shards)]
+    return [Factor(read(number), dims[number], shard.dtype) for number, shard in enumerate(shards)]
 
 
 def add(context: KernelContext) -> Calls:
-    """Return the sum of two or more tensors, broadcast by label; each further one is added to y."""
-    found = layout(context)
-    (output,) = found.outputs
+    """Calls of the sum of two or more tensors, broadcast by label; each further one adds to y."""
+    dims = layout(context)
+    (output,) = dims.outputs
     result = Factor(write(0), output, context.outputs[0].dtype)
     total, *rest = _factors(context, context.inputs)
     launches: list[Launch] = []
     tables: tuple[Array, ...] = ()
-    for one in rest:
-        # a sum is the same either way round: the one that lies as the output does comes first
-        a, b = (one, total) if len(one.dims) > len(total.dims) else (total, one)
-        launch, more = join(context.name, "Sum", a, b, result, found.sizes, len(tables))
+    for factor in rest:
+        # A sum is the same either way round: the one that lies as the output does comes first
+        a, b = (factor, total) if len(factor.dims) > len(total.dims) else (total, factor)
+        launch, more = join(context.name, "Sum", a, b, result, dims.sizes, len(tables))
         launches.append(launch)
         tables += more
         total = result
@@ -124,37 +124,37 @@ def add(context: KernelContext) -> Calls:
 
 
 def mul(context: KernelContext) -> Calls:
-    """Return the product of two tensors, broadcast by label and summed over what is missing."""
-    found = layout(context)
-    (output,) = found.outputs
+    """Calls of the product of two tensors, broadcast by label and summed over what is missing."""
+    dims = layout(context)
+    (output,) = dims.outputs
     a, b = _factors(context, context.inputs)
-    if any(label not in output for dims in found.inputs for label in dims):
+    if any(label not in output for operand_dims in dims.inputs for label in operand_dims):
         terms = Terms(
             function="Product",
             operands=(a.operand, b.operand),
             dims=(a.dims, b.dims),
             dtypes=(a.dtype, b.dtype),
         )
-        return sums(context.name, terms, output, found.sizes, 0, context.outputs[0].dtype)
+        return sums(context.name, terms, output, dims.sizes, 0, context.outputs[0].dtype)
     if len(b.dims) > len(a.dims):
         a, b = b, a
     result = Factor(write(0), output, context.outputs[0].dtype)
-    launch, tables = join(context.name, "Times", a, b, result, found.sizes)
+    launch, tables = join(context.name, "Times", a, b, result, dims.sizes)
     return always(launch, tables=tables)
 
 
 def scale(context: KernelContext) -> Calls:
-    """Return x times the attribute `factor`."""
+    """Calls of x times the attribute `factor`."""
     return always(function(context, "Scaled", float(context.attributes["factor"])))
 
 
 def shift(context: KernelContext) -> Calls:
-    """Return x plus the attribute `value`."""
+    """Calls of x plus the attribute `value`."""
     return always(function(context, "Shifted", float(context.attributes["value"])))
 
 
 def cast(context: KernelContext) -> Calls:
-    """Return the same values in another dtype; a variable in host memory passes in pieces.
+    """Calls that write the input in another dtype; a variable in host memory passes in pieces.
 
     Raises
     ------
@@ -174,7 +174,7 @@ def cast(context: KernelContext) -> Calls:
 
 
 def accumulate(context: KernelContext) -> Calls:
-    """Return the sum over the firings that share one version of the output."""
+    """Calls of the sum over the firings that share one version of the output."""
     hold, count = context.output_hold, context.outputs[0].size
     x, y = context.inputs[0].dtype, context.outputs[0].dtype
     first = _as(context)
@@ -189,7 +189,7 @@ def _as(
     target: Operand = WRITE,
     count: int | None = None,
 ) -> Launch | Copy:
-    """The input's values in the dtype of the output: all, or `count` of them from elsewhere."""
+    """Call that writes the input in the output's dtype: all, or `count` values from elsewhere."""
     x, y = context.inputs[0], context.outputs[0]
     size = x.size if count is None else count
     if x.dtype == y.dtype:

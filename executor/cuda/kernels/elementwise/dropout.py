@@ -14,11 +14,11 @@ from millrace.executor.kernels.elementwise.dropout import labels_of, rate_of
 from millrace.executor.kernels.random_bits import key_of
 from millrace.models.labels import BATCH
 
-WORDS = 4  # that a counter gives
+WORDS = 4  # words that a counter gives
 
 
 def dropout(context: KernelContext) -> Calls:
-    """Return x / (1 − rate), or 0 with probability `rate`; raises as `rate_of` does."""
+    """Calls of x / (1 − rate), or 0 with probability `rate`; raises as `rate_of` does."""
     rate = rate_of(context)
     path, first_sample, first_index = _places(context)
     run, count = context.run, context.inputs[0].size
@@ -52,15 +52,15 @@ def dropout(context: KernelContext) -> Calls:
 
 
 def _places(context: KernelContext) -> tuple[Walk, int | None, int]:
-    """Return the walk over samples and indexes in them, the first sample and the first index.
+    """Walk over samples and indexes in them, the first sample and the first index.
 
     Samples are those of the microbatch; None: no dim numbers them.
     """
-    labels, local, whole, offsets = labels_of(context)
+    labels, local_sizes, global_sizes, offsets = labels_of(context)
     inside = [label for label in labels if label != BATCH]
-    steps = dict(zip(inside, contiguous([whole[label] for label in inside]), strict=True))
+    steps = dict(zip(inside, contiguous([global_sizes[label] for label in inside]), strict=True))
     path = merged(
-        [local[label] for label in labels],
+        [local_sizes[label] for label in labels],
         [int(label == BATCH) for label in labels],
         [steps.get(label, 0) for label in labels],
     )
@@ -69,7 +69,7 @@ def _places(context: KernelContext) -> tuple[Walk, int | None, int]:
 
 
 def _is_by_counter(path: Walk, first_index: int) -> bool:
-    """Return whether four neighbours, from a multiple of four on, are one counter's words."""
+    """True if four neighbours, from a multiple of four on, are one counter's words."""
     if path.first[-1] or path.second[-1] != 1:
         return False
     return not any(number % WORDS for number in (first_index, path.sizes[-1], *path.second[:-1]))

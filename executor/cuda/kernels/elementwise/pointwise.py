@@ -26,7 +26,7 @@ SOURCE = "pointwise"
 
 
 def function(context: KernelContext, functor: str, *numbers: float) -> Launch:
-    """Return the launch of y = F(x), F a functor of `sources/pointwise.cu`.
+    """Launch of y = F(x), F a functor of `sources/pointwise.cu`.
 
     Raises
     ------
@@ -41,7 +41,7 @@ def function(context: KernelContext, functor: str, *numbers: float) -> Launch:
 
 
 def _two(numbers: tuple[float, ...]) -> tuple[np.float64, np.float64]:
-    """Return a function's attributes as kernels take them: two, whether it has them or not."""
+    """A function's attributes as kernels take them: two, whether it has them or not."""
     first, second = (*numbers, 0.0, 0.0)[:2]
     return np.float64(first), np.float64(second)
 
@@ -56,12 +56,12 @@ def _check_floating(context: KernelContext) -> None:
 
 
 def _functor(name: str) -> str:
-    """Return a function's name as C++ has it: `GeluErf`."""
+    """A function's name as C++ has it: `GeluErf`."""
     return "".join(word.capitalize() for word in name.split("_"))
 
 
 def _value(name: str) -> CallsFactory:
-    """Return the factory of a function of x."""
+    """Factory of a function of x."""
     _, attributes = FUNCTIONS[name]
 
     def factory(context: KernelContext) -> Calls:
@@ -72,7 +72,7 @@ def _value(name: str) -> CallsFactory:
 
 
 def _gradient(name: str) -> CallsFactory:
-    """Return the factory of dy times the slope at x, of (x, dy)."""
+    """Factory of dy times the slope at x, of (x, dy)."""
     _, attributes = FUNCTIONS[name]
 
     def factory(context: KernelContext) -> Calls:
@@ -93,7 +93,7 @@ POINTWISE: dict[str, CallsFactory] = {name: _value(name) for name in FUNCTIONS} 
 
 
 def _check_same_dtype(context: KernelContext) -> str:
-    """Return the dtype that all operands have."""
+    """Dtype that all operands have."""
     _check_floating(context)
     dtypes = {shard.dtype for shard in (*context.inputs, *context.outputs)}
     if len(dtypes) > 1:
@@ -106,14 +106,14 @@ def _check_same_dtype(context: KernelContext) -> str:
 
 
 def swiglu(context: KernelContext) -> Calls:
-    """Return silu(gate) · up of (gate, up)."""
+    """Calls of silu(gate) · up of (gate, up)."""
     dtype, count = _check_same_dtype(context), context.outputs[0].size
     kernel = "swiglu" + types(dtype)
     return always(by_packs(SOURCE, kernel, count, (dtype,), read(0), read(1), write(0)))
 
 
 def swiglu_grad(context: KernelContext) -> Calls:
-    """Return dgate and dup of (gate, up, dy)."""
+    """Calls of dgate and dup of (gate, up, dy)."""
     dtype, count = _check_same_dtype(context), context.outputs[0].size
     kernel = "swiglu_grad" + types(dtype)
     return always(
@@ -124,17 +124,17 @@ def swiglu_grad(context: KernelContext) -> Calls:
     )  # fmt: skip
 
 
-def _channels(context: KernelContext, found: Layout) -> tuple[np.int64, np.int64]:
-    """Return how many neighbours share a slope, and how many slopes there are.
+def _channels(context: KernelContext, dims: Layout) -> tuple[np.int64, np.int64]:
+    """Number of neighbours that share a slope, and number of slopes.
 
     Raises
     ------
     ExecutorError
         Slopes do not follow one dim of x.
     """
-    x, slope = found.inputs[:2]
+    x, slope = dims.inputs[:2]
     named = [label for label in slope if label in x]
-    if len(named) > 1 or any(found.sizes[label] > 1 for label in slope if label not in x):
+    if len(named) > 1 or any(dims.sizes[label] > 1 for label in slope if label not in x):
         raise ExecutorError(
             f"prelu takes one slope or one per index of a dim of x, found `{context.labels}`",
             actor=context.name,
@@ -142,11 +142,11 @@ def _channels(context: KernelContext, found: Layout) -> tuple[np.int64, np.int64
     if not named:
         return np.int64(context.inputs[0].size), np.int64(1)
     behind = x[x.index(named[0]) + 1 :]
-    return np.int64(prod(found.sizes[label] for label in behind)), np.int64(found.sizes[named[0]])
+    return np.int64(prod(dims.sizes[label] for label in behind)), np.int64(dims.sizes[named[0]])
 
 
 def prelu(context: KernelContext) -> Calls:
-    """Return x where it is positive, elsewhere slope · x, of (x, slope)."""
+    """Calls of x where it is positive, elsewhere slope · x, of (x, slope)."""
     _check_floating(context)
     inner, channels = _channels(context, layout(context))
     (x, slope), (y,) = context.inputs, context.outputs
@@ -157,10 +157,10 @@ def prelu(context: KernelContext) -> Calls:
 
 
 def prelu_grad(context: KernelContext) -> Calls:
-    """Return dx and dslope = Σ dy · min(x, 0) of (x, slope, dy)."""
+    """Calls of dx and dslope = Σ dy · min(x, 0) of (x, slope, dy)."""
     _check_floating(context)
-    found = layout(context)
-    inner, channels = _channels(context, found)
+    dims = layout(context)
+    inner, channels = _channels(context, dims)
     x, slope, dy = context.inputs
     given = types(x.dtype, slope.dtype, dy.dtype, context.outputs[0].dtype)[1:-1]
     kernel = f"prelu_grad_input<{given}, {index_type(x.size)}>"
@@ -172,11 +172,11 @@ def prelu_grad(context: KernelContext) -> Calls:
         Terms(
             function="Below",
             operands=(read(0), read(2)),
-            dims=(found.inputs[0], found.inputs[2]),
+            dims=(dims.inputs[0], dims.inputs[2]),
             dtypes=(x.dtype, dy.dtype),
         ),
-        found.outputs[1],
-        found.sizes,
+        dims.outputs[1],
+        dims.sizes,
         1,
         context.outputs[1].dtype,
     )

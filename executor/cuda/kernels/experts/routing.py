@@ -32,7 +32,7 @@ WARPS = BLOCK_THREADS // WARP_THREADS
 
 
 def top_k(context: KernelContext) -> Calls:
-    """Return the largest scores of every token, their experts, and its places there.
+    """Calls of the largest scores of every token, their experts, and its places there.
 
     The smallest distance between a score that was chosen and one that just was not, of groups too,
     is kept in the rank's `Control`.
@@ -46,15 +46,16 @@ def top_k(context: KernelContext) -> Calls:
     samples, tokens, experts = scores.shape
     choices = context.outputs[0].shape[2]
     groups = int(context.attributes.get("groups", 1))
-    kept = int(context.attributes.get("kept_groups", groups)) if groups > 1 else 1
-    if choices > experts // groups * kept:
+    kept_groups = int(context.attributes.get("kept_groups", groups)) if groups > 1 else 1
+    if choices > experts // groups * kept_groups:
         raise ExecutorError(
-            f"a token chooses {choices} experts of {experts // groups * kept} that it may choose",
+            f"a token chooses {choices} experts of {experts // groups * kept_groups} that it may "
+            f"choose",
             actor=context.name,
         )
     rows = samples * tokens
-    limited = 1 < groups != kept
-    # scores of groups first, whose elements may be wider than the chosen experts' numbers
+    limited = 1 < groups != kept_groups
+    # Scores of groups come first: their elements may be wider than the chosen experts' numbers.
     groups_bytes = rows * groups * (8 if scores.dtype == "float64" else 4) if limited else 0
     chosen = workspace(groups_bytes)
     choose = Launch(
@@ -62,7 +63,7 @@ def top_k(context: KernelContext) -> Calls:
         (max(1, min(ceil(rows / WARPS), BLOCKS_MAX)), 1, 1), (BLOCK_THREADS, 1, 1),
         (
             read(0), workspace(), write(0), write(1), chosen, CONTROL, np.int32(experts),
-            np.int32(choices), np.int32(groups), np.int32(kept if limited else 0),
+            np.int32(choices), np.int32(groups), np.int32(kept_groups if limited else 0),
             np.int64(tokens), np.int64(rows),
         ),
     )  # fmt: skip
@@ -85,7 +86,7 @@ def top_k(context: KernelContext) -> Calls:
 
 
 def top_k_grad(context: KernelContext) -> Calls:
-    """Return dscores of (dvalue, expert)."""
+    """Calls of dscores of (dvalue, expert)."""
     dvalue, dscores = context.inputs[0], context.outputs[0]
     return always(
         elementwise(
@@ -96,7 +97,7 @@ def top_k_grad(context: KernelContext) -> Calls:
 
 
 def expert_load(context: KernelContext) -> Calls:
-    """Return the share of a sample's choices that fall on each expert, dropped ones too."""
+    """Calls of the share of a sample's choices that fall on each expert, dropped ones too."""
     _, tokens, choices = context.inputs[0].shape
     load = context.outputs[0]
     return always(

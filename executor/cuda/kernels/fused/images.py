@@ -11,28 +11,30 @@ AFTER = (["add"], ["relu"], ["add", "relu"])
 
 
 def batch_norm_calls(context: KernelContext) -> Calls | None:
-    """Return the calls of a batch norm and what follows on it.
+    """Calls of a batch norm and what follows on it.
 
     None: the actor is none, or its parts differ in dtype.
     """
     head, *after = context.parts
-    if head.context.kind != "batch_norm" or [one.context.kind for one in after] not in AFTER:
+    if head.context.kind != "batch_norm" or [part.context.kind for part in after] not in AFTER:
         return None
-    dtypes = {shard.dtype for one in after for shard in (*one.context.inputs, *one.context.outputs)}
+    dtypes = {
+        shard.dtype for part in after for shard in (*part.context.inputs, *part.context.outputs)
+    }
     if dtypes != {head.context.inputs[0].dtype}:
         return None
-    made, other, kept = head.outputs[0], None, None
+    output_number, other, before_relu = head.outputs[0], None, None
     relu = after[-1].context.kind == "relu"
     if after[0].context.kind == "add":
-        if not is_inner(context, made):
+        if not is_inner(context, output_number):
             return None
-        other = read_by(context, after[0], 1 - after[0].inputs.index(made)).operand
-        made = after[0].outputs[0]
-    if relu and not is_inner(context, made):
-        kept = written_by(context, after[-2] if len(after) > 1 else head, 0).operand
+        other = read_by(context, after[0], 1 - after[0].inputs.index(output_number)).operand
+        output_number = after[0].outputs[0]
+    if relu and not is_inner(context, output_number):
+        before_relu = written_by(context, after[-2] if len(after) > 1 else head, 0).operand
     return normed(
         head.context,
-        [read_by(context, head, at).operand for at in range(len(head.inputs))],
+        [read_by(context, head, number).operand for number in range(len(head.inputs))],
         written_by(context, after[-1], 0).operand,
-        After(other=other, relu=relu, kept=kept),
+        After(other=other, relu=relu, kept=before_relu),
     )

@@ -20,7 +20,7 @@ MANY = kinds_where(lambda row: row.launched_together)
 
 
 def many_tensors(context: KernelContext) -> Calls | None:
-    """Return the calls of an actor whose parts do one thing to many tensors; None: another actor.
+    """Calls of an actor whose parts do one thing to many tensors; None: another actor.
 
     Raises
     ------
@@ -41,24 +41,24 @@ def many_tensors(context: KernelContext) -> Calls | None:
     rows: dict[Numbers, list[FusedPart]] = defaultdict(list)
     for part in context.parts:
         rows[_numbers(part.context)].append(part)
-    return one_after_another([_update(context, parts, one) for one, parts in rows.items()])
+    return one_after_another([_update(context, parts, numbers) for numbers, parts in rows.items()])
 
 
 def _numbers(context: KernelContext) -> Numbers:
-    """What one launch has one value of, where the op says it."""
+    """Numbers of an update that all variables of one launch share, where the op says them."""
     given = (name for name in NUMBERS[context.kind] if name in context.attributes)
     return tuple((name, context.number(name, 0.0)) for name in given)
 
 
 def _update(context: KernelContext, parts: Sequence[FusedPart], numbers: Numbers) -> Calls:
-    """The update of variables whose numbers are the same."""
+    """Update of variables whose numbers are the same."""
     first = parts[0]
     variables = [
         updates.Variable(
             value=read_by(context, part, 0),
             gradient=read_by(context, part, 1),
             next_value=operand_at(context, part.outputs[0]),
-            state=tuple(Operand("state", at) for at in part.state),
+            state=tuple(Operand("state", number) for number in part.state),
         )
         for part in parts
     ]

@@ -15,7 +15,7 @@ GRADIENTS = tuple(f"{kind}_grad_input" for kind in NORMS)
 
 
 def norm_calls(context: KernelContext) -> Calls | None:
-    """Return the calls of a norm and the sum before it, or of a norm's gradient and what follows.
+    """Calls of a norm and the sum before it, or of a norm's gradient and what follows.
 
     None: the actor is neither, or its parts differ in dtypes that one pass has in common.
     """
@@ -28,24 +28,24 @@ def norm_calls(context: KernelContext) -> Calls | None:
     return None
 
 
-def _after_sum(context: KernelContext, add: FusedPart, one: FusedPart) -> Calls | None:
-    """The norm of a sum of two tensors, which is kept."""
+def _after_sum(context: KernelContext, add: FusedPart, norm_part: FusedPart) -> Calls | None:
+    """Calls of the norm of a sum of two tensors, which is kept."""
     dtypes = {shard.dtype for shard in (*add.context.inputs, *add.context.outputs)}
     if len(dtypes) > 1 or is_inner(context, add.outputs[0]):
         return None
-    x, other = (read_by(context, add, at) for at in (0, 1))
+    x, other = (read_by(context, add, number) for number in (0, 1))
     total = written_by(context, add, 0)
-    rms = one.context.kind == "rms_norm"
-    y, *statistics = (written_by(context, one, at) for at in range(2 if rms else 3))
+    rms = norm_part.context.kind == "rms_norm"
+    y, *statistics = (written_by(context, norm_part, number) for number in range(2 if rms else 3))
     return always(
         norm(
             x,
-            read_by(context, one, 1),
+            read_by(context, norm_part, 1),
             y.operand,
             statistics[-1],
-            columns=one.context.inputs[0].shape[-1],
-            epsilon=one.context.number("epsilon", 1e-5),
-            beta=None if rms else read_by(context, one, 2).operand,
+            columns=norm_part.context.inputs[0].shape[-1],
+            epsilon=norm_part.context.number("epsilon", 1e-5),
+            beta=None if rms else read_by(context, norm_part, 2).operand,
             mean=None if rms else statistics[0].operand,
             residual=Residual(other=other.operand, total=total.operand),
         )
@@ -53,16 +53,16 @@ def _after_sum(context: KernelContext, add: FusedPart, one: FusedPart) -> Calls 
 
 
 def _gradient(context: KernelContext, kind: str, parts: dict[str, FusedPart]) -> Calls | None:
-    """The gradient of a norm's input, with another added, and those of its weights added up."""
-    one = parts[kind]
+    """Calls of a norm's input's gradient, another added, and those of its weights added up."""
+    norm_part = parts[kind]
     rms = kind == "rms_norm_grad_input"
-    dy, x, gamma = (read_by(context, one, at) for at in range(3))
-    rstd = read_by(context, one, 3 if rms else 4)
-    mean = None if rms else read_by(context, one, 3).operand
-    dx, other = written_by(context, one, 0), None
+    dy, x, gamma = (read_by(context, norm_part, number) for number in range(3))
+    rstd = read_by(context, norm_part, 3 if rms else 4)
+    mean = None if rms else read_by(context, norm_part, 3).operand
+    dx, other = written_by(context, norm_part, 0), None
     if (add := parts.get("add")) is not None:
-        at = 1 - add.inputs.index(one.outputs[0])
-        added, dx = read_by(context, add, at), written_by(context, add, 0)
+        number = 1 - add.inputs.index(norm_part.outputs[0])
+        added, dx = read_by(context, add, number), written_by(context, add, 0)
         if {added.dtype, dx.dtype} != {dy.dtype}:
             return None
         other = added.operand
@@ -71,7 +71,7 @@ def _gradient(context: KernelContext, kind: str, parts: dict[str, FusedPart]) ->
         weights = added_sums(context, beside)
         if weights is None:
             return None
-    columns = one.context.inputs[0].shape[-1]
+    columns = norm_part.context.inputs[0].shape[-1]
     return norm_grad_input(
         dy, x, gamma, rstd, dx.operand, columns=columns, mean=mean, other=other, weights=weights
     )

@@ -5,13 +5,13 @@ from millrace.executor.cuda.kernels.in_turn import operand_at
 from millrace.executor.kernels.context import FusedPart, KernelContext
 
 
-def read_by(context: KernelContext, part: FusedPart, at: int) -> Tensor:
-    """Return an input of a part."""
-    shard = part.context.inputs[at]
-    return Tensor(operand_at(context, part.inputs[at]), shard.dtype, shard.size)
+def read_by(context: KernelContext, part: FusedPart, number: int) -> Tensor:
+    """Input of a part."""
+    shard = part.context.inputs[number]
+    return Tensor(operand_at(context, part.inputs[number]), shard.dtype, shard.size)
 
 
-def written_by(context: KernelContext, part: FusedPart, at: int) -> Tensor:
-    """Return an output of a part."""
-    shard = part.context.outputs[at]
-    return Tensor(operand_at(context, part.outputs[at]), shard.dtype, shard.size)
+def written_by(context: KernelContext, part: FusedPart, number: int) -> Tensor:
+    """Output of a part."""
+    shard = part.context.outputs[number]
+    return Tensor(operand_at(context, part.outputs[number]), shard.dtype, shard.size)

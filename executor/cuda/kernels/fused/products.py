@@ -24,12 +24,12 @@ PRODUCT = "matmul"
 
 
 def product_calls(context: KernelContext, in_turn: Calls) -> Calls | None:
-    """Return the calls of a product and what follows on it, or of a sum of products.
+    """Calls of a product and what follows on it, or of a sum of products.
 
     Parameters
     ----------
     context
-        Of a fused actor.
+        The context of a fused actor.
     in_turn
         The calls of its parts in turn.
 
@@ -43,12 +43,12 @@ def product_calls(context: KernelContext, in_turn: Calls) -> Calls | None:
         return _sum_of_products(context, products)
     if not products or context.parts[0] is not products[0]:
         return None
-    found = _started(context, products[0])
+    chain = _started(context, products[0])
     for part in context.parts[1:]:
-        if found is None:
+        if chain is None:
             return None
-        found = _followed(context, found, part)
-    return None if found is None else _calls(found, in_turn)
+        chain = _followed(context, chain, part)
+    return None if chain is None else _calls(chain, in_turn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +65,15 @@ class _Chain:
 
 
 def _started(context: KernelContext, part: FusedPart) -> _Chain | None:
-    """The product of a part, where the library makes it in one call."""
+    """Chain of the product of a part; None where the library does not make it in one call."""
     products = library_products(part.context)
     if len(products) != 1:
         return None
 
     def place(operand: Operand) -> Operand:
         numbers = part.inputs if operand.role == "read" else part.outputs
-        found = operand_at(context, numbers[operand.number])
-        return found._replace(offset_bytes=found.offset_bytes + operand.offset_bytes)
+        base = operand_at(context, numbers[operand.number])
+        return base._replace(offset_bytes=base.offset_bytes + operand.offset_bytes)
 
     product = bound(products[0], place)
     assert isinstance(product, Product)
@@ -82,8 +82,8 @@ def _started(context: KernelContext, part: FusedPart) -> _Chain | None:
 
 
 def _followed(context: KernelContext, chain: _Chain, part: FusedPart) -> _Chain | None:
-    """The chain with one more part; None where that is no epilogue."""
-    (made,) = part.outputs
+    """Chain with one more part; None where that is no epilogue."""
+    (output,) = part.outputs
     if chain.made not in part.inputs or chain.hold:
         return None
     inside = chain.made >= len(context.inputs) + len(context.outputs)
@@ -95,8 +95,8 @@ def _followed(context: KernelContext, chain: _Chain, part: FusedPart) -> _Chain 
         case "add":
             more = _with_added(context, chain, part)
         case "gelu":
-            kept = None if inside else product.d
-            more = product._replace(activation="gelu", aux=kept)
+            aux = None if inside else product.d
+            more = product._replace(activation="gelu", aux=aux)
         case "gelu_grad" if part.inputs[1] == chain.made and product == product.plain:
             argument = operand_at(context, part.inputs[0])
             dtype = part.context.inputs[0].dtype
@@ -109,32 +109,32 @@ def _followed(context: KernelContext, chain: _Chain, part: FusedPart) -> _Chain 
             more = None
     if more is None:
         return None
-    target = _beside(product.d, operand_at(context, made), part.context.outputs[0].dtype)
+    target = _beside(product.d, operand_at(context, output), part.context.outputs[0].dtype)
     hold = part.context.output_hold if kind == "accumulate" else 0
-    return replace(chain, product=more._replace(d=target), made=made, hold=hold)
+    return replace(chain, product=more._replace(d=target), made=output, hold=hold)
 
 
 def _with_added(context: KernelContext, chain: _Chain, part: FusedPart) -> Product | None:
-    """A product to which another tensor of its dims is added, or a bias along its columns."""
-    found = layout(part.context)
+    """Product to which another tensor of its dims is added, or a bias along its columns."""
+    dims = layout(part.context)
     if len(part.inputs) != 2 or part.inputs[0] == part.inputs[1]:
         return None
-    at = 1 - part.inputs.index(chain.made)
-    other, dims = operand_at(context, part.inputs[at]), found.inputs[at]
-    dtype, product = part.context.inputs[at].dtype, chain.product
-    if found.inputs[1 - at] != found.outputs[0]:
+    position = 1 - part.inputs.index(chain.made)
+    other, other_dims = operand_at(context, part.inputs[position]), dims.inputs[position]
+    dtype, product = part.context.inputs[position].dtype, chain.product
+    if dims.inputs[1 - position] != dims.outputs[0]:
         return None
-    if dims == found.outputs[0]:
+    if other_dims == dims.outputs[0]:
         if product.c is not None:
             return None
         return product._replace(c=_beside(product.d, other, dtype))
-    length = prod(found.sizes[label] for label in dims)
-    along = dims == found.outputs[0][-len(dims) :] and _columns(product, length)
+    length = prod(dims.sizes[label] for label in other_dims)
+    along = other_dims == dims.outputs[0][-len(other_dims) :] and _columns(product, length)
     return product._replace(bias=Vector(other, dtype)) if along and not product.bias else None
 
 
 def _columns(product: Product, length: int) -> bool:
-    """Whether the last `length` elements of a contiguous result are the columns of every row."""
+    """True if the last `length` elements of a contiguous result are the columns of every row."""
     d = product.d
     return (
         d.column_stride == 1
@@ -145,12 +145,12 @@ def _columns(product: Product, length: int) -> bool:
 
 
 def _beside(d: Matrices, operand: Operand, dtype: str) -> Matrices:
-    """What lies in another operand as d does in its own."""
+    """Matrices that lie in another operand as d does in its own."""
     return d._replace(operand=operand, dtype=dtype)
 
 
 def _calls(chain: _Chain, in_turn: Calls) -> Calls:
-    """The calls of a chain: a choice where the library may not have its epilogue."""
+    """Calls of a chain: a choice where the library may not have its epilogue."""
     product, hold = chain.product, chain.hold
     epilogue = product._replace(c=None) != product.plain
     if epilogue or (product.c is not None and product.c.dtype != product.d.dtype):
@@ -160,31 +160,36 @@ def _calls(chain: _Chain, in_turn: Calls) -> Calls:
 
 
 def _sum_of_products(context: KernelContext, products: Sequence[FusedPart]) -> Calls | None:
-    """Several products and their sum: each but the first adds to what is there."""
+    """Calls of several products and their sum: each but the first adds to what is there."""
     *parts, last = context.parts
     chains = [_started(context, part) for part in products]
     if list(parts) != list(products) or last.context.kind != "add" or None in chains:
         return None
     dims = {*layout(last.context).inputs, *layout(last.context).outputs}
-    made = {part.outputs[0] for part in products}
-    others = [at for at, number in enumerate(last.inputs) if number not in made]
+    summands = {part.outputs[0] for part in products}
+    others = [position for position, number in enumerate(last.inputs) if number not in summands]
     inside = len(context.inputs) + len(context.outputs)
-    if len(dims) > 1 or len(others) > 1 or min(made) < inside or len(last.inputs) < len(made):
+    if (
+        len(dims) > 1
+        or len(others) > 1
+        or min(summands) < inside
+        or len(last.inputs) < len(summands)
+    ):
         return None
     dtype = last.context.outputs[0].dtype
     target = operand_at(context, last.outputs[0])
-    found: list[Call] = []
+    calls: list[Call] = []
     for chain in chains:
         assert chain is not None
-        one = chain.product._replace(d=_beside(chain.product.d, target, dtype))
-        if found:
-            one = one._replace(accumulate=True)
+        product = chain.product._replace(d=_beside(chain.product.d, target, dtype))
+        if calls:
+            product = product._replace(accumulate=True)
         elif others:
             added = operand_at(context, last.inputs[others[0]])
             if last.context.inputs[others[0]].dtype != dtype:
                 return None
-            one = one._replace(c=_beside(one.d, added, dtype))
-        found.append(one)
+            product = product._replace(c=_beside(product.d, added, dtype))
+        calls.append(product)
     if any(chain is not None and chain.product.d.dtype != dtype for chain in chains):
         return None
-    return Calls(of=lambda firing: tuple(found))
+    return Calls(of=lambda firing: tuple(calls))

@@ -17,12 +17,12 @@ from millrace.executor.kernels.context import FusedPart, KernelContext
 def sibling_calls(
     context: KernelContext, in_turn: Callable[[KernelContext], Calls]
 ) -> Calls | None:
-    """Return the calls of products that nothing joins but what they read.
+    """Calls of products that nothing joins but what they read.
 
     Parameters
     ----------
     context
-        Of a fused actor.
+        The context of a fused actor.
     in_turn
         Makes the calls of the parts of a context, one after the other.
 
@@ -36,19 +36,19 @@ def sibling_calls(
         return None
     several = []
     for row in rows:
-        one = replace(context, parts=row)
-        alone = in_turn(one)
-        several.append(product_calls(one, alone) or alone)
+        family = replace(context, parts=row)
+        alone = in_turn(family)
+        several.append(product_calls(family, alone) or alone)
     return one_after_another(several)
 
 
 def _families(parts: Sequence[FusedPart]) -> list[tuple[FusedPart, ...]]:
-    """The parts that what one makes for another joins, in their order."""
+    """Families of parts, joined by what one makes for another, each in the parts' order."""
     rows: list[tuple[FusedPart, ...]] = []
     for part in parts:
-        before = [row for row in rows if any(_reads(part, one) for one in row)]
+        before = [row for row in rows if any(_reads(part, member) for member in row)]
         rows = [row for row in rows if row not in before]
-        rows.append((*(one for row in before for one in row), part))
+        rows.append((*(member for row in before for member in row), part))
     return rows
 
 
@@ -57,7 +57,7 @@ def _reads(part: FusedPart, maker: FusedPart) -> bool:
 
 
 def stacked_calls(calls: Sequence[Call]) -> tuple[Call, ...]:
-    """Return the bound calls of a fused actor with products put into stacks where they can be.
+    """Bound calls of a fused actor with products put into stacks where they can be.
 
     Of choices between a product with its epilogue and its parts, the stack of these products is a
     choice beside all parts.
@@ -83,7 +83,7 @@ def _by_place(calls: Sequence[Call]) -> Sequence[Call]:
     Siblings write each its own; products that add up in one place keep their order.
     """
     products = [call for call in calls if isinstance(call, Product)]
-    places = {(one.d.operand, one.d.batch_stride) for one in products}
+    places = {(product.d.operand, product.d.batch_stride) for product in products}
     if len(products) < len(calls) or len(places) < len(products):
         return calls
-    return sorted(products, key=lambda one: one.d.operand)
+    return sorted(products, key=lambda product: product.d.operand)

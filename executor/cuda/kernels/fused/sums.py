@@ -14,7 +14,7 @@ WEIGHTS = ("layer_norm_grad_weight", "rms_norm_grad_weight")
 
 
 def sum_calls(context: KernelContext) -> Calls | None:
-    """Return the calls of a sum over the first dims of a tensor, or of a norm's weights' gradients.
+    """Calls of a sum over the first dims of a tensor, or of the gradients of a norm's weights.
 
     None: the actor is none, or not all results are added up.
     """
@@ -26,9 +26,11 @@ def sum_calls(context: KernelContext) -> Calls | None:
         return None
     x = read_by(context, head, 0)
     if kind == "sum":
-        found = layout(head.context)
-        (given,), (made,) = found.inputs, found.outputs
-        if given[len(given) - len(made) :] != made or not x.dtype.startswith(("float", "bfloat")):
+        dims = layout(head.context)
+        (input_dims,), (output_dims,) = dims.inputs, dims.outputs
+        if input_dims[len(input_dims) - len(output_dims) :] != output_dims or not (
+            x.dtype.startswith(("float", "bfloat"))
+        ):
             return None
         columns = head.context.outputs[0].size
         return column_sum(x, sums, columns=columns) if x.size > columns else None
@@ -44,15 +46,17 @@ def sum_calls(context: KernelContext) -> Calls | None:
 
 
 def added_sums(context: KernelContext, part: FusedPart) -> ColumnSums | None:
-    """Return the sums over microbatches that all results of a part are added to; else None."""
+    """Sums over microbatches that all results of a part are added to; None: it has others."""
     readers = []
     for number in part.outputs:
-        reader = next((one for one in context.parts if number in one.inputs), None)
+        reader = next(
+            (candidate for candidate in context.parts if number in candidate.inputs), None
+        )
         if reader is None or reader.context.kind != "accumulate":
             return None
         readers.append(reader)
-    outputs = tuple(written_by(context, one, 0) for one in readers)
-    holds = {one.context.output_hold for one in readers}
-    if len({one.dtype for one in outputs}) > 1 or len(holds) > 1:
+    outputs = tuple(written_by(context, reader, 0) for reader in readers)
+    holds = {reader.context.output_hold for reader in readers}
+    if len({output.dtype for output in outputs}) > 1 or len(holds) > 1:
         return None
     return ColumnSums(outputs=outputs, rounded=part.context.outputs[0].dtype, hold=max(holds))

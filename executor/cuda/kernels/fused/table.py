@@ -29,7 +29,7 @@ FUSED: tuple[FusedFactory, ...] = (
 
 
 def fused_calls(context: KernelContext, make: Callable[[KernelContext], Calls]) -> Calls:
-    """Return the calls of a fused actor; those of its parts in turn where nobody knows better.
+    """Calls of a fused actor; those of its parts in turn where nobody knows better.
 
     Parameters
     ----------
@@ -43,6 +43,6 @@ def fused_calls(context: KernelContext, make: Callable[[KernelContext], Calls]) 
         return in_turn(some, [make(part.context) for part in some.parts])
 
     for factory in FUSED:
-        if (found := factory(context, alone)) is not None:
-            return found
+        if (calls := factory(context, alone)) is not None:
+            return calls
     return alone(context)

@@ -59,7 +59,7 @@ class _Channels:
         return self.outer * self.channels * self.inner
 
     def pieces(self, dtype: str) -> "_Pieces | None":
-        """How threads lie over pieces of 16 bytes; None where channels do not come last in them."""
+        """Pieces of 16 bytes and the threads over them; None where channels do not come last."""
         width = PIECE_BYTES // ITEMSIZE[dtype]
         if self.inner != 1 or self.channels % width:
             return None
@@ -77,37 +77,37 @@ class _Pieces(NamedTuple):
 
 
 def _channels(context: KernelContext, sums_at: int, x_at: int = 0) -> _Channels:
-    """Read the form off input `x_at` and operand `sums_at` (inputs, then outputs)."""
-    found = layout(context)
-    (channel,) = (*found.inputs, *found.outputs)[sums_at]
+    """Form of input `x_at` with the channels of operand `sums_at` (inputs, then outputs)."""
+    dims = layout(context)
+    (channel,) = (*dims.inputs, *dims.outputs)[sums_at]
     shards = (*context.inputs, *context.outputs)
-    dims = found.inputs[x_at]
-    at = dims.index(channel)
-    sizes = [found.sizes[label] for label in dims]
+    x_dims = dims.inputs[x_at]
+    axis = x_dims.index(channel)
+    sizes = [dims.sizes[label] for label in x_dims]
     return _Channels(
-        outer=prod(sizes[:at]),
-        channels=sizes[at],
-        inner=prod(sizes[at + 1 :]),
+        outer=prod(sizes[:axis]),
+        channels=sizes[axis],
+        inner=prod(sizes[axis + 1 :]),
         points=prod(shards[x_at].global_shape) // prod(shards[sums_at].global_shape),
     )
 
 
 def _itemsize(dtype: str) -> int:
-    """Bytes of what sums of this dtype are kept in."""
+    """Bytes of a number in which sums of this dtype are kept."""
     return 8 if dtype == "float64" else 4
 
 
 def _sums(
     form: _Channels, terms: str, dtypes: tuple[str, str], operands: tuple[Operand, Operand, Operand]
 ) -> tuple[Launch, int]:
-    """Return the launch that leaves a channel's sums slab by slab, and how many slabs there are.
+    """Launch that leaves a channel's sums slab by slab, and number of slabs.
 
     Parameters
     ----------
     terms
-        What is added up: a struct of the source.
+        Terms that are added up: a struct of the source.
     dtypes
-        Of x, and of the channels' sums.
+        Dtypes of x, and of the channels' sums.
     operands
         x, dy, and the channels' sums of x; where the terms do not ask for one, any.
     """
@@ -140,7 +140,7 @@ def _sums_of_pieces(
     dtypes: tuple[str, str],
     operands: tuple[Operand, Operand, Operand],
 ) -> tuple[Launch, int]:
-    """Return the same where channels come last."""
+    """Launch and number of slabs of `_sums`, where channels come last."""
     most = form.outer // (pieces.rows * THREAD_ROWS)
     step = ceil(form.outer / max(1, min(ceil(BLOCKS / pieces.tiles), most)))
     slabs = ceil(form.outer / step)
@@ -156,7 +156,7 @@ def _sums_of_pieces(
 
 
 def _join(function: str, channels: int, *args: Operand | Scalar) -> Launch:
-    """Return the launch that adds up the slabs, 32 channels a block."""
+    """Launch that adds up the slabs, 32 channels a block."""
     blocks = (max(1, ceil(channels / 32)), 1, 1)
     return Launch(
         SOURCE, function, blocks, (BLOCK_THREADS, 1, 1), (*args, np.int64(channels))
@@ -166,7 +166,7 @@ def _join(function: str, channels: int, *args: Operand | Scalar) -> Launch:
 def _apply(
     form: _Channels, kind: str, dtypes: tuple[str, str], *operands: Operand, then: str = ""
 ) -> Launch:
-    """Return the launch that goes over an array by its channels' factors.
+    """Launch that goes over an array by its channels' factors.
 
     `then`: what follows on an element, a struct of the source, where the kernel takes one.
     """
@@ -188,34 +188,34 @@ def _apply(
 
 
 def channel_sums(context: KernelContext) -> Calls:
-    """Return every channel's sum."""
+    """Calls of every channel's sum."""
     return _channel_totals(context, "Value", read(0))
 
 
 def channel_squares(context: KernelContext) -> Calls:
-    """Return every channel's sum of squared distances from its mean, of (x, sums)."""
+    """Calls of every channel's sum of squared distances from its mean, of (x, sums)."""
     return _channel_totals(context, "SquaredDistance", read(1))
 
 
 def _channel_totals(context: KernelContext, terms: str, sums: Operand) -> Calls:
-    form, made = _channels(context, 1), context.outputs[0].dtype
-    dtypes = context.inputs[0].dtype, made if terms == "Value" else context.inputs[1].dtype
+    form, dtype = _channels(context, 1), context.outputs[0].dtype
+    dtypes = context.inputs[0].dtype, dtype if terms == "Value" else context.inputs[1].dtype
     add, slabs = _sums(form, terms, dtypes, (read(0), read(0), sums))
-    join = _join("join_sums" + types(made), form.channels, workspace(), write(0), np.int64(slabs))
-    return always(add, join, workspace_bytes=slabs * form.channels * _itemsize(made))
+    join = _join("join_sums" + types(dtype), form.channels, workspace(), write(0), np.int64(slabs))
+    return always(add, join, workspace_bytes=slabs * form.channels * _itemsize(dtype))
 
 
 class After(NamedTuple):
-    """What follows on an element of y before it is written.
+    """Operations on an element of y before it is written.
 
     Attributes
     ----------
     other
-        What is added, of y's shape and dtype.
+        Tensor that is added, of y's shape and dtype.
     relu
         y is brought to 0 or more.
     kept
-        Where what stands before relu is written too.
+        Place to which the value before relu is written too.
     """
 
     other: Operand | None = None
@@ -226,27 +226,29 @@ class After(NamedTuple):
     def struct(self) -> str:
         """Its name in the source."""
         chosen = self.other is not None, self.relu, self.kept is not None
-        return f"After<{', '.join(str(one).lower() for one in chosen)}>" if any(chosen) else NOTHING
+        return (
+            f"After<{', '.join(str(flag).lower() for flag in chosen)}>" if any(chosen) else NOTHING
+        )
 
 
 def batch_norm(context: KernelContext) -> Calls:
-    """Return y of (x, sums, squares, gamma, beta)."""
-    return normed(context, [read(at) for at in range(5)], write(0), After())
+    """Calls of y of (x, sums, squares, gamma, beta)."""
+    return normed(context, [read(number) for number in range(5)], write(0), After())
 
 
 def normed(context: KernelContext, given: Sequence[Operand], y: Operand, after: After) -> Calls:
-    """Return the same with what follows on y.
+    """Calls of a batch norm with what follows on y.
 
     Parameters
     ----------
     context
         The batch norm's own.
     given
-        Where x, sums, squares, gamma and beta lie.
+        Places of x, sums, squares, gamma and beta.
     y
-        Where what follows writes its result.
+        Place to which the last result is written.
     after
-        What follows.
+        Operations that follow.
     """
     form, epsilon = _channels(context, 1), context.number("epsilon", 1e-5)
     x, sums, _, gamma, _ = context.inputs
@@ -255,7 +257,7 @@ def normed(context: KernelContext, given: Sequence[Operand], y: Operand, after: 
         *given[1:], workspace(), np.float64(form.points), np.float64(epsilon),
     )  # fmt: skip
     dtypes = x.dtype, sums.dtype
-    # where nothing is added or kept, the kernel touches neither operand
+    # Where nothing is added or kept, the kernel touches neither operand.
     beside = after.other or given[0], after.kept or y
     operands = given[0], workspace(), *beside, y
     apply = _apply(form, "batch_norm", dtypes, *operands, then=after.struct)
@@ -263,7 +265,7 @@ def normed(context: KernelContext, given: Sequence[Operand], y: Operand, after: 
 
 
 def batch_norm_grad_sums(context: KernelContext) -> Calls:
-    """Return dgamma = Σ dy · x̂ and dbeta = Σ dy of (dy, x, sums, squares)."""
+    """Calls of dgamma = Σ dy · x̂ and dbeta = Σ dy of (dy, x, sums, squares)."""
     form, epsilon = _channels(context, 2), context.number("epsilon", 1e-5)
     x, sums = context.inputs[1:3]
     add, slabs = _sums(form, "Slopes", (x.dtype, sums.dtype), (read(1), read(0), read(2)))
@@ -276,7 +278,7 @@ def batch_norm_grad_sums(context: KernelContext) -> Calls:
 
 
 def batch_norm_grad_input(context: KernelContext) -> Calls:
-    """Return dx of (dy, x, sums, squares, gamma, dgamma, dbeta).
+    """Calls of dx of (dy, x, sums, squares, gamma, dgamma, dbeta).
 
     dx = gamma · rstd · (dy − dbeta / count − x̂ · dgamma / count): the statistics move with x
     (Ioffe and Szegedy 2015, section 3).

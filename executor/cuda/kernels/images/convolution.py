@@ -53,14 +53,15 @@ SLAB_PLACES = 1024
 PARTIALS_BYTES = 16 << 20
 """Most bytes of partial gradients of pointwise weights, at least one sample's; a third of L2."""
 
-# depth of a step, threads over channels, threads over places (or taps), quads of these per thread
+# These are the depth of a step, threads over channels, threads over places (or taps), and quads of
+# places per thread.
 _WIDE = "8, 16, 16, 2"
 _NARROW = "4, 2, 64, 1"
-_SUMS = {"float64": "float64"}  # what partial sums are kept in; float32 for all others
+_SUMS = {"float64": "float64"}  # dtype of partial sums; float32 for all others
 
 
 def conv(context: KernelContext) -> Calls:
-    """Return the convolution of (x, w)."""
+    """Calls of the convolution of (x, w)."""
     sizes = sizes_of(context)
     if sizes.is_pointwise:
         by_channel = Matrices(read(1), sizes.dtype, sizes.c, 1, 0)
@@ -70,7 +71,7 @@ def conv(context: KernelContext) -> Calls:
 
 
 def conv_grad_input(context: KernelContext) -> Calls:
-    """Return dx of (dy, w)."""
+    """Calls of dx of (dy, w)."""
     sizes = sizes_of(context)
     if sizes.is_pointwise:
         by_channel = Matrices(read(1), sizes.dtype, 1, sizes.c, 0)
@@ -80,7 +81,7 @@ def conv_grad_input(context: KernelContext) -> Calls:
 
 
 def conv_grad_weight(context: KernelContext) -> Calls:
-    """Return dw of (x, dy), added up over samples and places."""
+    """Calls of dw of (x, dy), added up over samples and places."""
     sizes = sizes_of(context)
     if sizes.is_pointwise:
         return _pointwise_grad_weight(context, sizes)
@@ -88,14 +89,14 @@ def conv_grad_weight(context: KernelContext) -> Calls:
 
 
 def _or_library(direction: str, sizes: Sizes, context: KernelContext, calls: Calls) -> Calls:
-    """Return a choice between the vendor's library and our kernels where channels come last."""
+    """Choice between the vendor's library and our kernels where channels come last."""
     if not sizes.channels_last:
         return calls
     return with_library(direction, sizes, context.run, calls)
 
 
 def _weight_calls(sizes: Sizes) -> Calls:
-    """Return the sums of slabs of places, and their sum."""
+    """Calls of the sums of slabs of places, and of their sum."""
     windows = forward_windows(sizes)
     weights = sizes.g * windows.made * windows.taps
     if units.takes(sizes):
@@ -124,12 +125,12 @@ def _has_few_weights(windows: Windows) -> bool:
 
 
 def _weight_tiles(sizes: Sizes, windows: Windows) -> tuple[int, int]:
-    """Return the tiles of channels and of taps, those of groups among the latter."""
+    """Tiles of channels and of taps, those of groups among the latter."""
     return ceil(windows.made / 64), ceil(windows.taps / 128) * sizes.g
 
 
 def _slabs(sizes: Sizes, windows: Windows) -> tuple[int, int]:
-    """Return the places of a slab, and how many slabs there are."""
+    """Places of a slab, and number of slabs."""
     weights = sizes.g * windows.made * windows.taps
     tiles = weights if _has_few_weights(windows) else prod(_weight_tiles(sizes, windows))
     slabs = max(1, min(ceil(BLOCKS / tiles), windows.places // SLAB_PLACES))
@@ -140,7 +141,7 @@ def _slabs(sizes: Sizes, windows: Windows) -> tuple[int, int]:
 def _weight_launch(
     sizes: Sizes, windows: Windows, partial: str, slab_places: int, slabs: int, target: Operand
 ) -> Launch:
-    """Return the sums of every slab."""
+    """Launch of the sums of every slab."""
     chosen, last = types(sizes.dtype, partial), _last(sizes)
     operands = read(0), read(1), target, table(0)
     if _has_few_weights(windows):
@@ -160,15 +161,15 @@ def _weight_launch(
 
 
 def _windows(sizes: Sizes, windows: tuple[Windows, ...], *, backward: bool) -> Calls:
-    """Return the sum over windows by weight of the image `read(0)`."""
+    """Calls of the sum over windows by weight of the image `read(0)`."""
     tables = (windows_table(*windows),)
     if units.takes(sizes):
         return always(units.product(sizes.dtype, windows, backward=backward), tables=tables)
-    made = windows[0].made
-    narrow = made <= FEW_CHANNELS
+    out_channels = windows[0].made
+    narrow = out_channels <= FEW_CHANNELS
     channels, places, threads = (8, 256, 128) if narrow else (64, 128, 256)
-    channel_tiles = ceil(made / channels)
-    place_tiles = ceil(max(one.places for one in windows) / places)
+    channel_tiles = ceil(out_channels / channels)
+    place_tiles = ceil(max(window_class.places for window_class in windows) / places)
     blocks = channel_tiles * place_tiles * sizes.g * len(windows)
     launch = Launch(
         SOURCE,
@@ -185,9 +186,9 @@ def _last(sizes: Sizes) -> str:
 
 
 def _by_place(
-    context: KernelContext, sizes: Sizes, weight: Matrices, made: int, depth: int
+    context: KernelContext, sizes: Sizes, weight: Matrices, outputs: int, depth: int
 ) -> Product:
-    """Return what the weights [made, depth] make of every place of the image.
+    """Product of the weights [outputs, depth] and every place of the image.
 
     Where channels come last, all places are one matrix; else every sample's image is one.
     """
@@ -197,20 +198,20 @@ def _by_place(
         return Product(
             Matrices(read(0), sizes.dtype, depth, 1, 0),
             turned,
-            Matrices(write(0), sizes.dtype, made, 1, 0),
-            m=sizes.b * sizes.places, n=made, k=depth, batch=1, arithmetic=arithmetic,
+            Matrices(write(0), sizes.dtype, outputs, 1, 0),
+            m=sizes.b * sizes.places, n=outputs, k=depth, batch=1, arithmetic=arithmetic,
         )  # fmt: skip
     image, out = (
         Matrices(operand, sizes.dtype, sizes.places, 1, channels * sizes.places)
-        for operand, channels in ((read(0), depth), (write(0), made))
+        for operand, channels in ((read(0), depth), (write(0), outputs))
     )
     return Product(
-        weight, image, out, m=made, n=sizes.places, k=depth, batch=sizes.b, arithmetic=arithmetic
+        weight, image, out, m=outputs, n=sizes.places, k=depth, batch=sizes.b, arithmetic=arithmetic
     )
 
 
 def _pointwise_grad_weight(context: KernelContext, sizes: Sizes) -> Calls:
-    """Return the sum over samples of dy [n, places] · x [c, places]ᵀ.
+    """Calls of the sum over samples of dy [n, places] · x [c, places]ᵀ.
 
     Samples go in rounds: those of a round have a partial sum each, to which the next rounds add.
     """
@@ -248,7 +249,7 @@ def _pointwise_grad_weight(context: KernelContext, sizes: Sizes) -> Calls:
 
 
 def _all_places(context: KernelContext, sizes: Sizes) -> Product:
-    """Return dy [places, n]ᵀ · x [places, c]."""
+    """Product dy [places, n]ᵀ · x [places, c]."""
     return Product(
         Matrices(read(1), sizes.dtype, 1, sizes.n, 0),
         Matrices(read(0), sizes.dtype, sizes.c, 1, 0),
@@ -259,7 +260,7 @@ def _all_places(context: KernelContext, sizes: Sizes) -> Product:
 
 
 def _add_slabs(partial: str, dtype: str, slabs: int, weights: int) -> Launch:
-    """Return the sum of partial gradients in the workspace."""
+    """Launch of the sum of partial gradients in the workspace."""
     return elementwise(
         SOURCE, f"add_slabs{types(partial, dtype)}", weights,
         workspace(), write(0), np.int64(slabs),

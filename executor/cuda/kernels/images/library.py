@@ -28,31 +28,33 @@ def with_library(
     calls: Calls,
     operands: tuple[Operand, Operand, Operand] | None = None,
 ) -> Calls:
-    """Return a choice between the vendor's library and `calls`, or `calls` where it has no form.
+    """Choice between the vendor's library and `calls`, or `calls` where it has no form.
 
     Parameters
     ----------
     direction
         `FORWARD` (of (x, w)), `GRAD_INPUT` (of (dy, w)) or `GRAD_WEIGHT` (of (x, dy)).
     sizes
-        Of the convolution here; `sizes.c` and `sizes.n` are the channels of one group.
+        Sizes of the convolution here; `sizes.c` and `sizes.n` are the channels of one group.
     run
-        Says what products of float32 are computed in.
+        Run, which says what products of float32 are computed in.
     calls
         Kernels of ours that compute the same on the same memory.
     operands
-        Where image, weight and output lie; None: where the op of that direction lists them.
+        Places of image, weight and output; None: where the op of that direction lists them.
     """
     if sizes.dtype not in LIBRARY_DTYPES or not sizes.b * sizes.places:
         return calls
-    found = operands or _OPERANDS[direction]
-    return rather(convolution_call(direction, sizes, found, arithmetic_of(sizes.dtype, run)), calls)
+    places = operands or _OPERANDS[direction]
+    return rather(
+        convolution_call(direction, sizes, places, arithmetic_of(sizes.dtype, run)), calls
+    )
 
 
 def convolution_call(
     direction: str, sizes: Sizes, operands: tuple[Operand, Operand, Operand], arithmetic: str
 ) -> Convolution:
-    """Return the library's call on image, weight and output in channels-last order."""
+    """The library's call on image, weight and output in channels-last order."""
     image, weight, output = operands
     y, x = sizes.y, sizes.x
     return Convolution(
@@ -75,5 +77,5 @@ def convolution_call(
 
 
 def _channels_last(operand: Operand, dtype: str, channels: int, rows: int, columns: int) -> Strided:
-    """Strides along samples (or filters), channels, rows and columns of memory in b y x c order."""
+    """Tensor [samples (or filters), channels, rows, columns] in memory of b y x c order."""
     return Strided(operand, dtype, (rows * columns * channels, 1, columns * channels, channels))

@@ -27,11 +27,11 @@ from millrace.models.graph import ITEMSIZE
 SOURCE = "pooling"
 PIECE_BYTES = 16
 """Bytes of neighbouring channels that a thread takes at once, where they come last."""
-BYTE_NUMBERS = 255  # of taps that a byte tells apart beside `none`
+BYTE_NUMBERS = 255  # taps that a byte tells apart beside `none`
 
 
 def max_pool(context: KernelContext) -> Calls:
-    """Return the largest of every window."""
+    """Calls of the largest of every window."""
     x, y = context.inputs[0], context.outputs[0]
     dims = _dims(context, x, y)
     launch = _by_piece(context, "max_pool", y, _places(dims), "", read(0), write(0))
@@ -39,7 +39,7 @@ def max_pool(context: KernelContext) -> Calls:
 
 
 def max_pool_grad(context: KernelContext) -> Calls:
-    """Return dx of (x, dy): dy goes to the first of a window's largest, row by row.
+    """Calls of dx of (x, dy): dy goes to the first of a window's largest, row by row.
 
     The first of two passes leaves the number of that tap in the workspace, so that a window is
     looked through once, and not again by every input that it holds.
@@ -59,7 +59,7 @@ def max_pool_grad(context: KernelContext) -> Calls:
 
 
 def avg_pool(context: KernelContext) -> Calls:
-    """Return the mean of every window, its padding counted as zeros."""
+    """Calls of the mean of every window, its padding counted as zeros."""
     x, y = context.inputs[0], context.outputs[0]
     dims = _dims(context, x, y)
     is_global = all(
@@ -74,44 +74,44 @@ def avg_pool(context: KernelContext) -> Calls:
 
 
 def avg_pool_grad(context: KernelContext) -> Calls:
-    """Return dx of dy: every window's share at each of its places."""
+    """Calls of dx of dy: every window's share at each of its places."""
     dy, dx = context.inputs[0], context.outputs[0]
     dims = _dims(context, dx, dy)
     launch = _by_piece(context, "avg_pool_grad", dx, _cells(dims), "", read(0), write(0))
     return always(launch, tables=_tables(dims))
 
 
-def _dims(context: KernelContext, image: Shard, made: Shard) -> tuple[Dim, Dim]:
-    """Return y and x."""
+def _dims(context: KernelContext, image: Shard, out: Shard) -> tuple[Dim, Dim]:
+    """Dims y and x of the windows."""
     rows = rows_of_pooling(context)
     y, x = (
         dim_of_windows(
-            context, dim, image.shape[at], made.shape[at], int(context.attributes[f"size_{dim}"])
+            context, dim, image.shape[axis], out.shape[axis], int(context.attributes[f"size_{dim}"])
         )
-        for at, dim in ((rows, "y"), (rows + 1, "x"))
+        for axis, dim in ((rows, "y"), (rows + 1, "x"))
     )
     return y, x
 
 
 def _places(dims: tuple[Dim, Dim]) -> int:
-    """Return the windows of a plane."""
+    """Number of windows of a plane."""
     return prod(dim.made for dim in dims)
 
 
 def _cells(dims: tuple[Dim, Dim]) -> int:
-    """Return the cells of a plane."""
+    """Number of cells of a plane."""
     return prod(dim.cells for dim in dims)
 
 
 def _tables(dims: tuple[Dim, Dim]) -> tuple[Array, ...]:
-    """Return what kernels know of the windows: `Pooling` of the source."""
+    """Table of the windows' dims: `Pooling` of the source."""
     return (np.array(dims, np.int32),)
 
 
 def _by_piece(
     context: KernelContext, name: str, out: Shard, places: int, number: str, *operands: Operand
 ) -> Launch:
-    """Return a launch with a thread per piece of `places` to a plane.
+    """Launch with a thread per piece of `places` to a plane.
 
     `out` is what it writes, or has its planes; `number` is the type of numbers of taps, if any.
     """

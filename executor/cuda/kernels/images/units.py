@@ -25,7 +25,7 @@ SLAB_STEPS = 16
 
 
 def takes(sizes: Sizes) -> bool:
-    """Whether the matrix units compute a convolution, which is then in no need of other kernels."""
+    """True if the matrix units compute a convolution, which then needs no other kernels."""
     image = sizes.g * max(
         sizes.c * sizes.y.given * sizes.x.given, sizes.n * sizes.y.made * sizes.x.made
     )
@@ -39,16 +39,16 @@ def takes(sizes: Sizes) -> bool:
 
 
 def product(dtype: str, windows: tuple[Windows, ...], *, backward: bool) -> Launch:
-    """Return the sum over windows by weight of the image `read(0)`."""
+    """Launch of the sum over windows by weight of the image `read(0)`."""
     first = windows[0]
-    whole = first.depth % WHOLE == 0, first.made % WHOLE == 0
-    place_tiles = ceil(max(one.places for one in windows) / PLACES)
+    aligned = first.depth % WHOLE == 0, first.made % WHOLE == 0
+    place_tiles = ceil(max(window_class.places for window_class in windows) / PLACES)
     wide = place_tiles * ceil(first.made / 128) * len(windows) >= 2 * MULTIPROCESSORS
-    channels = 128 if wide and first.made > 64 and all(whole) else 64
+    channels = 128 if wide and first.made > 64 and all(aligned) else 64
     channel_tiles = ceil(first.made / channels)
     return Launch(
         SOURCE,
-        f"conv_units<{TYPES[dtype]}, {channels}, {_cpp(backward, *whole)}>",
+        f"conv_units<{TYPES[dtype]}, {channels}, {_cpp(backward, *aligned)}>",
         (channel_tiles * place_tiles * len(windows), 1, 1),
         (THREADS, 1, 1),
         (read(0), read(1), write(0), table(0), np.int32(channel_tiles),
@@ -57,7 +57,7 @@ def product(dtype: str, windows: tuple[Windows, ...], *, backward: bool) -> Laun
 
 
 def slabs_of(windows: Windows) -> tuple[int, int]:
-    """Return the places of a slab of the weight's gradient, and how many slabs there are."""
+    """Places of a slab of the weight's gradient, and number of slabs."""
     tiles = prod(_weight_tiles(windows))
     steps = ceil(windows.places / STEP)
     most = max(1, min(ceil(2 * MULTIPROCESSORS / tiles), steps // SLAB_STEPS))
@@ -66,11 +66,11 @@ def slabs_of(windows: Windows) -> tuple[int, int]:
 
 
 def weight_product(dtype: str, partial: str, windows: Windows, target: Operand) -> Launch:
-    """Return the sums of every slab of places, as `partial`, of `read(0)` and of dy `read(1)`."""
-    whole = windows.depth % WHOLE == 0, windows.made % WHOLE == 0
+    """Launch of the sums of every slab of places, as `partial`, of `read(0)` and dy `read(1)`."""
+    aligned = windows.depth % WHOLE == 0, windows.made % WHOLE == 0
     slab_places, slabs = slabs_of(windows)
     channel_tiles, tap_tiles = _weight_tiles(windows)
-    chosen = f"{TYPES[dtype]}, {TYPES[partial]}, {_weight_rows(windows)}, {_cpp(*whole)}"
+    chosen = f"{TYPES[dtype]}, {TYPES[partial]}, {_weight_rows(windows)}, {_cpp(*aligned)}"
     return Launch(
         SOURCE,
         f"conv_units_weight<{chosen}>",

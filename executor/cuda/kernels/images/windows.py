@@ -94,7 +94,7 @@ class Sizes:
 
     @property
     def is_pointwise(self) -> bool:
-        """True where every output place reads its own input place, in one group."""
+        """True if every output place reads its own input place, in one group."""
         return self.g == 1 and all(
             (dim.size, dim.stride, dim.pad) == (1, 1, 0) for dim in (self.y, self.x)
         )
@@ -105,35 +105,35 @@ class Sizes:
         return self.y.made * self.x.made
 
 
-def dim_of_windows(context: KernelContext, dim: str, given: int, made: int, size: int) -> Dim:
-    """Return one dim, `y` or `x`, by the op's attributes."""
+def dim_of_windows(context: KernelContext, dim: str, given: int, outputs: int, size: int) -> Dim:
+    """One dim of windows, `y` or `x`, by the op's attributes."""
     stride, pad = (int(context.attributes[f"{name}_{dim}"]) for name in ("stride", "pad"))
     dilation = int(context.attributes.get(f"dilation_{dim}", 1))
-    return Dim(given, made, size, stride, pad, dilation)
+    return Dim(given, outputs, size, stride, pad, dilation)
 
 
 def sizes_of(context: KernelContext) -> Sizes:
-    """Read the sizes off the shards of a convolution or of a gradient.
+    """Sizes of a convolution or of a gradient, read off its shards.
 
     Raises
     ------
     ExecutorError
         Image, weight and output have different dtypes, or dims in another order than the two.
     """
-    found = convolved(context)
-    image, weight, made = found.image, found.weight, found.made
-    dtypes = [shard.dtype for shard in (image, weight, made)]
+    operands = convolved(context)
+    image, weight, output = operands.image, operands.weight, operands.made
+    dtypes = [shard.dtype for shard in (image, weight, output)]
     if len(set(dtypes)) > 1:
         raise ExecutorError(
             f"{context.kind} computes in one dtype; image, weight and output have "
             f"{', '.join(dtypes)}: cast them to one",
             actor=context.name,
         )
-    at, rows = found.channels, found.rows
-    n, c = weight.shape[0], weight.shape[at]
-    groups = image.shape[at] // c
+    channel_axis, rows = operands.channels, operands.rows
+    n, c = weight.shape[0], weight.shape[channel_axis]
+    groups = image.shape[channel_axis] // c
     y, x = (
-        dim_of_windows(context, dim, *(shard.shape[side] for shard in (image, made, weight)))
+        dim_of_windows(context, dim, *(shard.shape[side] for shard in (image, output, weight)))
         for dim, side in (("y", rows), ("x", rows + 1))
     )
     return Sizes(
@@ -144,7 +144,7 @@ def sizes_of(context: KernelContext) -> Sizes:
         y=y,
         x=x,
         dtype=image.dtype,
-        channels_last=found.is_channels_last,
+        channels_last=operands.is_channels_last,
     )
 
 
@@ -227,5 +227,5 @@ def _classes(dim: Dim) -> Iterator[_Class]:
 
 
 def windows_table(*windows: Windows) -> Array:
-    """Return windows as an array of structs."""
+    """Windows as an array of structs."""
     return np.array(windows, np.int64)

@@ -30,7 +30,7 @@ CHUNK_MIN = 2**11
 BLOCKS_WANTED = (
     1056  # 8 of 256 threads fill one of an H100's 132 multiprocessors (data sheet, 2022)
 )
-TENSORS = (8, 32)  # of a launch, where these do; else as many as there is room for
+TENSORS = (8, 32)  # tensors of a launch, where these do; else as many as there is room for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +40,9 @@ class Group:
     Parameters
     ----------
     columns
-        Of every kind of operand (`w`, `gradient`, …), one of each tensor.
+        Operands of every kind (`w`, `gradient`, …), one of each tensor.
     dtypes
-        Of the columns.
+        Dtypes of the columns.
     sizes
         Elements of every tensor.
     length
@@ -65,12 +65,14 @@ class Group:
         """All columns, each filled up with its first operand, which is not read again."""
         filling = self.room - len(self.sizes)
         return Pointers(
-            tuple(one for column in self.columns for one in (*column, *column[:1] * filling))
+            tuple(
+                operand for column in self.columns for operand in (*column, *column[:1] * filling)
+            )
         )
 
     @property
     def chunks_of_tensors(self) -> tuple[int, ...]:
-        """How many chunks every tensor has."""
+        """Number of chunks of every tensor."""
         return tuple(ceil(size / self.length) for size in self.sizes)
 
     @property
@@ -84,7 +86,7 @@ class Group:
         return np.array(rows, np.int64).reshape(-1, 3)
 
     def launch(self, function: str, types: Sequence[str], *args: Argument) -> Launch:
-        """Return the launch of a function with a block for every chunk.
+        """Launch of a function with a block for every chunk.
 
         Its template arguments are C++ types, then the room for tensors; its first argument are the
         pointers.
@@ -101,7 +103,7 @@ def groups(kind: str, rows: Sequence[Sequence[Tensor]]) -> Iterator[Group]:
     Parameters
     ----------
     kind
-        What is done, for messages.
+        Kind of op, for messages.
     rows
         The operands of every tensor, column by column.
 
@@ -111,10 +113,10 @@ def groups(kind: str, rows: Sequence[Sequence[Tensor]]) -> Iterator[Group]:
         Operands of one row differ in size.
     """
     for row in rows:
-        if len({one.size for one in row}) > 1:
+        if len({tensor.size for tensor in row}) > 1:
             raise ExecutorError(
                 f"{kind} of many tensors needs operands of one size, found "
-                f"{', '.join(str(one.size) for one in row)} ({row[0].operand})"
+                f"{', '.join(str(tensor.size) for tensor in row)} ({row[0].operand})"
             )
     by_dtypes = sorted(rows, key=_dtypes)
     for dtypes, alike in groupby(by_dtypes, key=_dtypes):
@@ -125,7 +127,7 @@ def groups(kind: str, rows: Sequence[Sequence[Tensor]]) -> Iterator[Group]:
             sizes = tuple(row[0].size for row in some)
             yield Group(
                 columns=tuple(
-                    tuple(one.operand for one in column) for column in zip(*some, strict=True)
+                    tuple(tensor.operand for tensor in column) for column in zip(*some, strict=True)
                 ),
                 dtypes=dtypes,
                 sizes=sizes,
@@ -134,17 +136,17 @@ def groups(kind: str, rows: Sequence[Sequence[Tensor]]) -> Iterator[Group]:
 
 
 def _dtypes(row: Sequence[Tensor]) -> tuple[str, ...]:
-    return tuple(one.dtype for one in row)
+    return tuple(tensor.dtype for tensor in row)
 
 
 def _length(elements: int) -> int:
-    """Return how long chunks of so many elements are: it follows from the sizes alone."""
+    """Elements of a chunk where all tensors have `elements`; it follows from the sizes alone."""
     wanted = ceil(elements / BLOCKS_WANTED / CHUNK_MIN) * CHUNK_MIN
     return max(CHUNK_MIN, min(wanted, CHUNK_MAX))
 
 
 def types_of(*dtypes: str) -> tuple[str, ...]:
-    """Return the C++ types of dtypes.
+    """C++ types of dtypes.
 
     Examples
     --------

@@ -9,11 +9,11 @@ from millrace.executor.cuda.kernels.multi_tensor.chunks import SOURCE, Made, gro
 from millrace.executor.errors import ExecutorError
 
 Pair = tuple[Tensor, Tensor]
-"""What is read, and what is written, of one size."""
+"""Tensor that is read, and tensor of the same size that is written."""
 
 
 def cast(pairs: Sequence[Pair]) -> Calls:
-    """Return the same values in the dtypes of the targets.
+    """Calls that write tensors in the dtypes of the targets.
 
     Raises
     ------
@@ -24,12 +24,12 @@ def cast(pairs: Sequence[Pair]) -> Calls:
 
 
 def accumulate(pairs: Sequence[Pair], hold: int) -> Calls:
-    """Return sums over the firings that share one version of the targets.
+    """Calls of sums over the firings that share one version of the targets.
 
     Parameters
     ----------
     pairs
-        What is added, and the sum.
+        Tensor that is added, and the sum.
     hold
         Firings of one version: the first of them writes, the others add.
 
@@ -43,7 +43,7 @@ def accumulate(pairs: Sequence[Pair], hold: int) -> Calls:
 
 
 def _moved(kind: str, pairs: Sequence[Pair], *, added: bool) -> Calls:
-    made = Made()
+    builder = Made()
     for group in groups(kind, pairs):
         source, target = group.dtypes
         if target.startswith("int") and not source.startswith("int"):
@@ -51,31 +51,31 @@ def _moved(kind: str, pairs: Sequence[Pair], *, added: bool) -> Calls:
                 f"{kind} from {source} to {target} would lose fractions: give the output a "
                 f"floating dtype ({group.columns[1][0]})"
             )
-        made.add(group, "move_many", (str(added).lower(), *types_of(source, target)))
-    return always(*made.launches, tables=tuple(made.tables))
+        builder.add(group, "move_many", (str(added).lower(), *types_of(source, target)))
+    return always(*builder.launches, tables=tuple(builder.tables))
 
 
 def squared_sum(pairs: Sequence[Pair]) -> Calls:
-    """Return the sum of squares of every tensor, added up in double in a fixed order.
+    """Calls of the sum of squares of every tensor, added up in double in a fixed order.
 
     Parameters
     ----------
     pairs
         A tensor, and the one number that its sum is written to.
     """
-    made, offset = Made(), 0
+    builder, offset = Made(), 0
     for group in groups("squared_sum", [(x, y._replace(size=x.size)) for x, y in pairs]):
         (source, target), room = types_of(*group.dtypes), str(group.room)
         parts, firsts = workspace(offset), np.cumsum((0, *group.chunks_of_tensors))
-        made.add(group, "squares_of_chunks", (source,), parts)
-        made.launches.append(
+        builder.add(group, "squares_of_chunks", (source,), parts)
+        builder.launches.append(
             Launch(
                 SOURCE,
                 f"sums_of_chunks<{target}, {room}>",
                 (len(group.sizes), 1, 1),
                 (BLOCK_THREADS, 1, 1),
-                (group.pointers, made.table(firsts.astype(np.int64)), parts),
+                (group.pointers, builder.table(firsts.astype(np.int64)), parts),
             )
         )
         offset += 8 * int(firsts[-1])
-    return always(*made.launches, tables=tuple(made.tables), workspace_bytes=offset)
+    return always(*builder.launches, tables=tuple(builder.tables), workspace_bytes=offset)

@@ -17,9 +17,9 @@ class Variable:
     Parameters
     ----------
     value, gradient
-        What is read; the gradient is the step's sum, in a dtype of its own.
+        Tensors that are read; the gradient is the step's sum, in a dtype of its own.
     next_value
-        Where the next value goes, which may be where the value is.
+        Place of the next value, which may be where the value is.
     state
         The moments m and v of AdamW, or the velocity of SGD with momentum, in the value's dtype.
     """
@@ -41,7 +41,7 @@ def adamw(
     weight_decay: float = 0.0,
     clip_norm: float = 0.0,
 ) -> Calls:
-    """Return the next values of variables; numbers are those of `optimizer.adamw`.
+    """Calls of the next values of variables; numbers are those of `optimizer.adamw`.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def sgd(
     weight_decay: float = 0.0,
     clip_norm: float = 0.0,
 ) -> Calls:
-    """Return the next values of variables, as `adamw` does; without momentum they have no state."""
+    """Calls of the next values of variables, as `adamw`; without momentum they have no state."""
     if not momentum:
         return _update("sgd", variables, 0, totals, rate, (weight_decay, clip_norm))
     values = (momentum, weight_decay, clip_norm)
@@ -83,19 +83,19 @@ def _update(
     rate: Tensor,
     values: Sequence[float],
 ) -> Calls:
-    made = Made()
-    rows = [_row(kind, one, states) for one in variables]
+    builder = Made()
+    rows = [_row(kind, variable, states) for variable in variables]
     for group in groups(kind, rows):
         types = types_of(*group.dtypes[:2], totals.dtype, rate.dtype)
         numbers = (np.float64(value) for value in values)
-        made.add(
+        builder.add(
             group, f"{kind}_of_many", types, CONTROL, totals.operand, rate.operand, *numbers
         )  # fmt: skip
-    return always(*made.launches, tables=tuple(made.tables))
+    return always(*builder.launches, tables=tuple(builder.tables))
 
 
 def _row(kind: str, variable: Variable, states: int) -> tuple[Tensor, ...]:
-    """Return a variable's operands in the order of the kernel's columns."""
+    """A variable's operands in the order of the kernel's columns."""
     if len(variable.state) != states:
         raise ExecutorError(
             f"{kind} of many tensors keeps {states} arrays of state of each, found "
@@ -103,4 +103,4 @@ def _row(kind: str, variable: Variable, states: int) -> tuple[Tensor, ...]:
         )
     written = (variable.next_value, *variable.state)
     value = variable.value
-    return (value, variable.gradient, *(value._replace(operand=one) for one in written))
+    return (value, variable.gradient, *(value._replace(operand=operand) for operand in written))

@@ -8,7 +8,7 @@ from millrace.executor.kernels.context import KernelContext
 
 
 def layer_norm(context: KernelContext) -> Calls:
-    """Return y, mean and rstd of (x, gamma, beta)."""
+    """Calls of y, mean and rstd of (x, gamma, beta)."""
     x, gamma, beta = context.inputs
     y, mean, rstd = context.outputs
     require_one_dtype(context, x, y)
@@ -24,19 +24,19 @@ def layer_norm(context: KernelContext) -> Calls:
 
 
 def layer_norm_grad_input(context: KernelContext) -> Calls:
-    """Return dx of (dy, x, gamma, mean, rstd)."""
+    """Calls of dx of (dy, x, gamma, mean, rstd)."""
     require_one_dtype(context, context.inputs[0], context.outputs[0])
     require_one_dtype(context, *context.inputs[3:])
-    dy, x, gamma, rstd = (read_at(context, at) for at in (0, 1, 2, 4))
+    dy, x, gamma, rstd = (read_at(context, number) for number in (0, 1, 2, 4))
     columns = rows_of(context.inputs[1])[1]
     return norm_grad_input(dy, x, gamma, rstd, write(0), columns=columns, mean=read(3))
 
 
 def layer_norm_grad_weight(context: KernelContext) -> Calls:
-    """Return dgamma = Σ dy · x̂ and dbeta = Σ dy of (dy, x, mean, rstd), sums over rows."""
+    """Calls of dgamma = Σ dy · x̂ and dbeta = Σ dy of (dy, x, mean, rstd), sums over rows."""
     _, x, mean, rstd = context.inputs
     require_one_dtype(context, mean, rstd)
     require_one_dtype(context, *context.outputs)
     sums = ColumnSums(outputs=(write_at(context, 0), write_at(context, 1)))
-    dy, given, kept = (read_at(context, at) for at in (0, 1, 3))
-    return norm_grad_weight(dy, given, kept, sums, columns=rows_of(x)[1], mean=read(2))
+    dy, x_tensor, rstd_tensor = (read_at(context, number) for number in (0, 1, 3))
+    return norm_grad_weight(dy, x_tensor, rstd_tensor, sums, columns=rows_of(x)[1], mean=read(2))

@@ -25,11 +25,11 @@ from millrace.executor.kernels.context import KernelContext
 SOURCE = "loss"
 COUNT_THREADS = 1024  # the largest block (CUDA programming guide, limits); in `sources/loss.cu` too
 COUNTS_OF_A_BLOCK = 16 * COUNT_THREADS  # few enough to hide how long one read takes
-COUNT_BLOCKS_MAX = 1024  # whose counts one block then adds up
+COUNT_BLOCKS_MAX = 1024  # most blocks whose counts one block then adds up
 
 
 def cross_entropy(context: KernelContext) -> Calls:
-    """Return loss and logsumexp of every row, of (logits, targets)."""
+    """Calls of loss and logsumexp of every row, of (logits, targets)."""
     logits, targets = context.inputs
     loss, logsumexp = context.outputs
     require_one_dtype(context, loss, logsumexp)
@@ -42,7 +42,7 @@ def cross_entropy(context: KernelContext) -> Calls:
 
 
 def cross_entropy_grad(context: KernelContext) -> Calls:
-    """Return softmax(logits) minus the one-hot target, of (logits, targets, logsumexp).
+    """Calls of softmax(logits) minus the one-hot target, of (logits, targets, logsumexp).
 
     This is the gradient of the sum of the losses; the vocabulary may be split. With `loss_scaled`
     it is multiplied by the loss scale of `Control`.
@@ -60,19 +60,19 @@ def cross_entropy_grad(context: KernelContext) -> Calls:
 
 
 def loss_scaled(context: KernelContext) -> np.int32:
-    """Return 1 where the op begins a backward pass that the loss scale multiplies, else 0."""
+    """1 where the op begins a backward pass that the loss scale multiplies, else 0."""
     return np.int32(bool(context.attributes.get("loss_scaled", False)))
 
 
 def row_max(context: KernelContext) -> Calls:
-    """Return the largest logit of every row: P(max) over ranks that split the vocabulary."""
+    """Calls of the largest logit of every row: P(max) over ranks that split the vocabulary."""
     (logits,) = context.inputs
     function = templated("row_max", (logits, context.outputs[0]))
     return always(over_rows(SOURCE, function, logits, read(0), write(0)))
 
 
 def shifted_sums(context: KernelContext) -> Calls:
-    """Return [Σ exp(logit − max), the target's logit] of every row, of (logits, max, targets).
+    """Calls of [Σ exp(logit − max), the target's logit] per row, of (logits, max, targets).
 
     Both are P(sum) over ranks that split the vocabulary: the target's logit is 0 where another
     rank holds it.
@@ -88,7 +88,7 @@ def shifted_sums(context: KernelContext) -> Calls:
 
 
 def loss_from_sums(context: KernelContext) -> Calls:
-    """Return loss and logsumexp of every row, of (max, sums, targets)."""
+    """Calls of loss and logsumexp of every row, of (max, sums, targets)."""
     largest, sums, targets = context.inputs
     require_one_dtype(context, sums, *context.outputs)
     return always(
@@ -100,7 +100,7 @@ def loss_from_sums(context: KernelContext) -> Calls:
 
 
 def count_valid(context: KernelContext) -> Calls:
-    """Return the number of targets that are not below 0: counts of blocks, then their sum."""
+    """Calls of the number of targets that are not below 0: counts of blocks, then their sum."""
     (targets,), (total,) = context.inputs, context.outputs
     blocks = max(1, min(ceil(targets.size / COUNTS_OF_A_BLOCK), COUNT_BLOCKS_MAX))
     block, size = (COUNT_THREADS, 1, 1), np.int64(targets.size)

@@ -23,7 +23,7 @@ In 16 bits half a step below 1, which is the least that may have been rounded to
 
 
 def logistic_loss(context: KernelContext) -> Calls:
-    """Return log(1 + exp(x)) − target · x of (logits, targets); 0 where a target is negative."""
+    """Calls of log(1 + exp(x)) − target · x of (logits, targets); 0 where a target is negative."""
     (logits, targets), (loss,) = context.inputs, context.outputs
     return always(
         elementwise(
@@ -34,7 +34,7 @@ def logistic_loss(context: KernelContext) -> Calls:
 
 
 def logistic_loss_grad(context: KernelContext) -> Calls:
-    """Return sigmoid(x) − target of (logits, targets); 0 where a target is negative.
+    """Calls of sigmoid(x) − target of (logits, targets); 0 where a target is negative.
 
     With `loss_scaled` it is multiplied by the loss scale of `Control`.
     """
@@ -49,7 +49,7 @@ def logistic_loss_grad(context: KernelContext) -> Calls:
 
 
 def arc_margin(context: KernelContext) -> Calls:
-    """Return scale · cosine, but scale · cos(angle + margin) at the target's class.
+    """Calls of scale · cosine, but scale · cos(angle + margin) at the target's class.
 
     The formulas are those of the NumPy kernel; classes may be split.
     """
@@ -64,7 +64,7 @@ def arc_margin(context: KernelContext) -> Calls:
 
 
 def arc_margin_grad(context: KernelContext) -> Calls:
-    """Return the gradient of the cosine, of (cosine, targets, dy)."""
+    """Calls of the gradient of the cosine, of (cosine, targets, dy)."""
     cosine, targets, dy = context.inputs
     require_one_dtype(context, cosine, dy, *context.outputs)
     return always(
@@ -76,7 +76,7 @@ def arc_margin_grad(context: KernelContext) -> Calls:
 
 
 def _margins(context: KernelContext) -> tuple[Scalar, ...]:
-    """Return scale, the margin's cosine and sine, the largest cosine, and the first class here."""
+    """Scale, the margin's cosine and sine, the largest cosine, and the first class here."""
     angle = context.number("margin", 0.5)
     cosine = context.inputs[0]
     numbers = (context.number("scale", 64.0), cos(angle), sin(angle), COSINE_MAX[cosine.dtype])

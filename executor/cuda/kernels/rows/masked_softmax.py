@@ -15,7 +15,7 @@ from millrace.executor.kernels.context import Array, KernelContext
 
 
 def masked_softmax(context: KernelContext) -> Calls:
-    """Return the softmax over keys of scale · x, less what ALiBi takes away, where not hidden."""
+    """Calls of the softmax over keys of scale · x, less what ALiBi takes away, where not hidden."""
     (x,) = context.inputs
     require_one_dtype(context, x, *context.outputs)
     heads, queries = x.shape[1:-2], x.shape[-2]
@@ -32,12 +32,12 @@ def masked_softmax(context: KernelContext) -> Calls:
 
 
 def masked_softmax_grad(context: KernelContext) -> Calls:
-    """Return scale · y (dy − Σ y dy) of (y, dy)."""
+    """Calls of scale · y (dy − Σ y dy) of (y, dy)."""
     return scaled_grad(context, context.number("scale", 1.0))
 
 
 def reach(context: KernelContext) -> tuple[int, int]:
-    """Return how far before its own place, and how far after it, a query sees keys."""
+    """Distances before its own place, and after it, at which a query still sees keys."""
     *_, queries, keys = context.inputs[0].global_shape
     everything = queries + keys
     window = int(context.attributes.get("window", 0))
@@ -46,13 +46,15 @@ def reach(context: KernelContext) -> tuple[int, int]:
 
 
 def head_slopes(context: KernelContext) -> Array:
-    """Return ALiBi's slopes of this rank's heads, one after the other; zeros without `alibi`."""
+    """ALiBi's slopes of this rank's heads, one after the other; zeros without `alibi`."""
     scores = context.inputs[0]
     dtype = "float64" if scores.dtype == "float64" else "float32"
-    whole, first, here = (x[1:-2] for x in (scores.global_shape, scores.offsets, scores.shape))
+    all_heads, first, here = (x[1:-2] for x in (scores.global_shape, scores.offsets, scores.shape))
     exponent = context.number("alibi", 0.0)
     if not exponent:
         return np.zeros(prod(here), dtype)
-    slopes = alibi_slopes(prod(whole), exponent).reshape(whole)
-    own = slopes[tuple(slice(at, at + n) for at, n in zip(first, here, strict=True))]
-    return own.reshape(-1).astype(dtype)
+    slopes = alibi_slopes(prod(all_heads), exponent).reshape(all_heads)
+    shard_slopes = slopes[
+        tuple(slice(start, start + n) for start, n in zip(first, here, strict=True))
+    ]
+    return shard_slopes.reshape(-1).astype(dtype)

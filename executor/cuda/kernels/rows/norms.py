@@ -23,7 +23,7 @@ from millrace.models.inference import widened
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residual:
-    """What is added to a norm's input before it, and where the sum goes."""
+    """Tensor that is added to a norm's input before it, and place of the sum."""
 
     other: Operand
     total: Operand
@@ -41,14 +41,14 @@ def norm(
     mean: Operand | None = None,
     residual: Residual | None = None,
 ) -> Launch:
-    """Return the launch of y and rstd of (x, gamma): layer norm where there is a beta, else RMS.
+    """Launch of y and rstd of (x, gamma): layer norm where there is a beta, else RMS.
 
     Parameters
     ----------
     x, gamma, rstd
-        With their dtypes: beta has gamma's, y and a residual x's, the mean that of rstd.
+        Tensors with their dtypes: beta has gamma's, y and a residual x's, the mean that of rstd.
     y, mean
-        Where they go.
+        Places of the outputs.
     columns, epsilon
         Features of a row, and what is added to the variance.
     residual
@@ -62,10 +62,10 @@ def norm(
     flags = (str(pack), *team.arguments, _flag(residual is not None))
     other, total = (residual.other, residual.total) if residual else (x.operand, y)
     weights = (gamma.operand,) if beta is None else (gamma.operand, beta)
-    kept = (rstd.operand,) if mean is None else (mean, rstd.operand)
+    statistics = (rstd.operand,) if mean is None else (mean, rstd.operand)
     return team.launch(
         kind, f"{kind}<{', '.join((*types, *flags))}>", rows, columns,
-        x.operand, other, *weights, total, y, *kept, np.float64(epsilon),
+        x.operand, other, *weights, total, y, *statistics, np.float64(epsilon),
     )  # fmt: skip
 
 
@@ -81,16 +81,16 @@ def norm_grad_input(
     other: Operand | None = None,
     weights: ColumnSums | None = None,
 ) -> Calls:
-    """Return dx of (dy, x, gamma, rstd): of layer norm where there is a mean, else of RMS norm.
+    """Calls of dx of (dy, x, gamma, rstd): of layer norm where there is a mean, else of RMS norm.
 
     Parameters
     ----------
     dy, x, gamma, rstd
-        With their dtypes: dx and `other` have dy's, the mean that of rstd.
+        Tensors with their dtypes: dx and `other` have dy's, the mean that of rstd.
     other
-        What is added to dx, as the gradient of what goes around a norm is.
+        Tensor that is added to dx, as the gradient of what goes around a norm is.
     weights
-        Where the gradients of gamma (and of beta) go: then dy and x are read once for all three.
+        Places of the gradients of gamma (and of beta): then dy and x are read once for all three.
         Where rows are longer than registers hold, a pass of its own adds these up.
     """
     pack = packs_of(columns, dy.dtype, x.dtype, gamma.dtype)
@@ -101,13 +101,13 @@ def norm_grad_input(
     together = weights is not None and (team.by_warp or team.packs == 2)
     dtypes = (dy.dtype, x.dtype, gamma.dtype, rstd.dtype)
     flags = (str(pack), *team.arguments, _flag(other is not None), _flag(together))
-    kept = (rstd.operand,) if mean is None else (mean, rstd.operand)
+    statistics = (rstd.operand,) if mean is None else (mean, rstd.operand)
     sums = weights.scratch if weights is not None and together else NOTHING
     launch = team.launch(
         kind,
-        f"{kind}_grad_input<{', '.join((*(TYPES[one] for one in dtypes), *flags))}>",
+        f"{kind}_grad_input<{', '.join((*(TYPES[dtype] for dtype in dtypes), *flags))}>",
         rows, columns,
-        dy.operand, x.operand, gamma.operand, *kept, dx if other is None else other, dx, sums,
+        dy.operand, x.operand, gamma.operand, *statistics, dx if other is None else other, dx, sums,
         **({"blocks_max": team.slab_blocks} if together else {}),
     )  # fmt: skip
     if weights is None:
@@ -129,14 +129,14 @@ def norm_grad_weight(
     columns: int,
     mean: Operand | None = None,
 ) -> Calls:
-    """Return the gradients of gamma, and with a mean of beta: sums over rows."""
+    """Calls of the gradients of gamma, and with a mean of beta: sums over rows."""
     pack = packs_of(columns, dy.dtype, x.dtype)
     kind = "rms_norm" if mean is None else "layer_norm"
     types = (TYPES[dy.dtype], TYPES[x.dtype], TYPES[rstd.dtype], str(pack))
-    kept = (rstd.operand,) if mean is None else (mean, rstd.operand)
+    statistics = (rstd.operand,) if mean is None else (mean, rstd.operand)
     return summed_in_slabs(
         kind, f"{kind}_grad_weight<{', '.join(types)}>", x.size // max(columns, 1), columns, pack,
-        weights, widened(rstd.dtype), dy.operand, x.operand, *kept,
+        weights, widened(rstd.dtype), dy.operand, x.operand, *statistics,
     )  # fmt: skip
 
 

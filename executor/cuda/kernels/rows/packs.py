@@ -29,30 +29,30 @@ INT_MAX = 2**31 - 1  # also the blocks of a grid's first dim (CUDA programming g
 
 
 def rows_of(shard: Shard) -> tuple[int, int]:
-    """Return the rows and columns of a shard; a row is its last dim."""
+    """Rows and columns of a shard; a row is its last dim."""
     columns = shard.shape[-1]
     return shard.size // max(columns, 1), columns
 
 
 def pack_of(*shards: Shard) -> int:
-    """Return how many elements a pack has where every row of all `shards` is a number of packs."""
+    """Elements of a pack such that every row of all `shards` is a number of packs."""
     return packs_of(shards[0].shape[-1], *(shard.dtype for shard in shards))
 
 
 def read_at(context: KernelContext, number: int) -> Tensor:
-    """Return an input of an op as plain calls take it."""
+    """Input of an op as plain calls take it."""
     shard = context.inputs[number]
     return Tensor(read(number), shard.dtype, shard.size)
 
 
 def write_at(context: KernelContext, number: int) -> Tensor:
-    """Return an output of an op as plain calls take it."""
+    """Output of an op as plain calls take it."""
     shard = context.outputs[number]
     return Tensor(write(number), shard.dtype, shard.size)
 
 
 def templated(function: str, shards: tuple[Shard, ...], *more: int | str) -> str:
-    """Return a function's name with the types of `shards` and what comes behind them as arguments.
+    """A function's name with the types of `shards` and what comes behind them as arguments.
 
     Examples
     --------
@@ -65,7 +65,7 @@ def templated(function: str, shards: tuple[Shard, ...], *more: int | str) -> str
 
 
 def row_threads(columns: int, pack: int) -> int:
-    """Return the threads of a block that has a row: whole warps, at most eight."""
+    """Threads of a block that has a row: whole warps, at most eight."""
     warps = ceil(columns / (pack * WARP_THREADS))
     return max(1, min(warps, BLOCK_THREADS // WARP_THREADS)) * WARP_THREADS
 
@@ -73,7 +73,7 @@ def row_threads(columns: int, pack: int) -> int:
 def by_pack(
     source: str, function: str, rows: int, columns: int, pack: int, *args: Operand | Scalar
 ) -> Launch:
-    """Launch a kernel with one block per row; its last arguments are `rows` and `columns`.
+    """Launch of a kernel with one block per row; its last arguments are `rows` and `columns`.
 
     A block has as many warps as a row has packs for, at most eight.
     """
@@ -87,7 +87,7 @@ def by_pack(
 
 
 def over_rows(source: str, function: str, shard: Shard, *args: Operand | Scalar) -> Launch:
-    """Launch a kernel of whole and cut packs over the rows of `shard`.
+    """Launch of a kernel of whole and cut packs over the rows of `shard`.
 
     Raises
     ------
@@ -111,10 +111,10 @@ def require_one_dtype(context: KernelContext, *shards: Shard) -> None:
     ExecutorError
         They differ.
     """
-    found = {shard.dtype for shard in shards}
-    if len(found) > 1:
+    dtypes = {shard.dtype for shard in shards}
+    if len(dtypes) > 1:
         raise ExecutorError(
             f"op `{context.kind}` needs these operands in one dtype, found "
-            f"{' and '.join(sorted(found))}; put a `cast` before it",
+            f"{' and '.join(sorted(dtypes))}; put a `cast` before it",
             actor=context.name,
         )

@@ -20,7 +20,7 @@ SOURCE = "rms_norm"
 
 
 def rms_norm(context: KernelContext) -> Calls:
-    """Return y and rstd of (x, gamma)."""
+    """Calls of y and rstd of (x, gamma)."""
     x, _ = context.inputs
     require_one_dtype(context, x, context.outputs[0])
     return always(
@@ -32,22 +32,22 @@ def rms_norm(context: KernelContext) -> Calls:
 
 
 def rms_norm_grad_input(context: KernelContext) -> Calls:
-    """Return dx of (dy, x, gamma, rstd)."""
+    """Calls of dx of (dy, x, gamma, rstd)."""
     require_one_dtype(context, context.inputs[0], context.outputs[0])
-    dy, x, gamma, rstd = (read_at(context, at) for at in range(4))
+    dy, x, gamma, rstd = (read_at(context, number) for number in range(4))
     columns = rows_of(context.inputs[1])[1]
     return norm_grad_input(dy, x, gamma, rstd, write(0), columns=columns)
 
 
 def rms_norm_grad_weight(context: KernelContext) -> Calls:
-    """Return dgamma = Σ dy · x · rstd of (dy, x, rstd), a sum over rows."""
-    dy, x, rstd = (read_at(context, at) for at in range(3))
+    """Calls of dgamma = Σ dy · x · rstd of (dy, x, rstd), a sum over rows."""
+    dy, x, rstd = (read_at(context, number) for number in range(3))
     sums = ColumnSums(outputs=(write_at(context, 0),))
     return norm_grad_weight(dy, x, rstd, sums, columns=rows_of(context.inputs[1])[1])
 
 
 def l2_normalize(context: KernelContext) -> Calls:
-    """Return rows of length one, and one over the length they had (at least `epsilon`)."""
+    """Calls of rows of length one, and of one over the length they had (at least `epsilon`)."""
     (x,), (y, rnorm) = context.inputs, context.outputs
     require_one_dtype(context, x, y)
     pack, (rows, columns) = pack_of(x), rows_of(x)
@@ -61,7 +61,7 @@ def l2_normalize(context: KernelContext) -> Calls:
 
 
 def l2_normalize_grad(context: KernelContext) -> Calls:
-    """Return dx = rnorm · (dy − y · Σ dy · y) of (dy, y, rnorm)."""
+    """Calls of dx = rnorm · (dy − y · Σ dy · y) of (dy, y, rnorm)."""
     dy, y, rnorm = context.inputs
     require_one_dtype(context, dy, context.outputs[0])
     pack, (rows, columns) = pack_of(dy, y), rows_of(y)

@@ -16,23 +16,23 @@ from millrace.executor.kernels.context import KernelContext, Shard
 from millrace.models.graph import ITEMSIZE
 
 SOURCE = "softmax"
-KEPT = (1, 2, 4)  # packs of a thread
+KEPT = (1, 2, 4)  # numbers of packs that a thread may keep
 
 
 def softmax(context: KernelContext) -> Calls:
-    """Return exp(x − max) / Σ exp(x − max) of every row."""
+    """Calls of exp(x − max) / Σ exp(x − max) of every row."""
     (x,) = context.inputs
     require_one_dtype(context, x, *context.outputs)
     return always(over_rows(SOURCE, templated("softmax", (x,), kept(x)), x, read(0), write(0)))
 
 
 def softmax_grad(context: KernelContext) -> Calls:
-    """Return y (dy − Σ y dy) of (y, dy)."""
+    """Calls of y (dy − Σ y dy) of (y, dy)."""
     return scaled_grad(context, 1.0)
 
 
 def scaled_grad(context: KernelContext, scale: float) -> Calls:
-    """Return scale · y (dy − Σ y dy) of (y, dy)."""
+    """Calls of scale · y (dy − Σ y dy) of (y, dy)."""
     y, dy = context.inputs
     require_one_dtype(context, y, dy, *context.outputs)
     return always(
@@ -44,11 +44,11 @@ def scaled_grad(context: KernelContext, scale: float) -> Calls:
 
 
 def kept(x: Shard) -> int:
-    """Return how many packs of a row a thread keeps; 0: rows are longer than registers hold.
+    """Packs of a row that a thread keeps; 0: rows are longer than registers hold.
 
     A row that begins inside a pack touches one more than it fills.
     """
     columns = rows_of(x)[1]
     packs = ceil(columns * ITEMSIZE[x.dtype] / PACK_BYTES) + 1
-    own = ceil(packs / row_threads(columns, PACK_BYTES // ITEMSIZE[x.dtype]))
-    return next((count for count in KEPT if count >= own), 0)
+    thread_packs = ceil(packs / row_threads(columns, PACK_BYTES // ITEMSIZE[x.dtype]))
+    return next((count for count in KEPT if count >= thread_packs), 0)

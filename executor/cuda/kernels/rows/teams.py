@@ -11,17 +11,17 @@ import numpy as np
 
 from millrace.executor.cuda.calls import BLOCK_THREADS, WARP_THREADS, Argument, Launch
 
-WARPS_MAX = BLOCK_THREADS // WARP_THREADS  # of a block whose teams are warps
-WARP_PACKS_MAX = 4  # that a thread keeps of a row of a warp
-BLOCK_TEAM_THREADS = 512  # at most, as in sources/teams.cuh
-BLOCK_PACKS = (2, 4)  # that a thread keeps of a row of a block
-MULTIPROCESSORS = 132  # of an H100 (data sheet, 2022)
-BLOCKS_MAX = 16 * MULTIPROCESSORS  # whose teams go on to further rows
-SLAB_THREADS = 512  # of a multiprocessor where blocks leave sums: these take up to 128 registers
+WARPS_MAX = BLOCK_THREADS // WARP_THREADS  # warps of a block whose teams are warps
+WARP_PACKS_MAX = 4  # packs that a thread keeps of a row of a warp
+BLOCK_TEAM_THREADS = 512  # most threads of a team, as in sources/teams.cuh
+BLOCK_PACKS = (2, 4)  # packs that a thread keeps of a row of a block
+MULTIPROCESSORS = 132  # multiprocessors of an H100 (data sheet, 2022)
+BLOCKS_MAX = 16 * MULTIPROCESSORS  # most blocks, whose teams go on to further rows
+SLAB_THREADS = 512  # threads of a multiprocessor where blocks leave sums; 128 registers each
 
 
 class Team(NamedTuple):
-    """Who has a row: packs that a thread keeps (0: none), a warp or a block, threads of a block."""
+    """Threads of a row: packs of each (0: none kept), a warp or a block, threads of a block."""
 
     packs: int
     by_warp: bool
@@ -39,7 +39,7 @@ class Team(NamedTuple):
 
     @property
     def slab_blocks(self) -> int:
-        """Blocks, at most, where every one leaves a row of sums behind: those that fit at once.
+        """Most blocks where every one leaves a row of sums behind: those that fit at once.
 
         Examples
         --------
@@ -57,14 +57,14 @@ class Team(NamedTuple):
         *args: Argument,
         blocks_max: int = BLOCKS_MAX,
     ) -> Launch:
-        """Return the launch over rows; the kernel's last arguments are `rows` and `columns`."""
+        """Launch over rows; the kernel's last arguments are `rows` and `columns`."""
         blocks = max(1, min(ceil(rows / self.rows), blocks_max))
         last = (np.int64(rows), np.int64(columns))
         return Launch(source, function, (blocks, 1, 1), (self.threads, 1, 1), (*args, *last))
 
 
 def team_of(rows: int, columns: int, pack: int) -> Team:
-    """Return the team of a row of `columns`, in packs of `pack` elements.
+    """Team of a row of `columns`, in packs of `pack` elements.
 
     Examples
     --------
@@ -74,12 +74,12 @@ def team_of(rows: int, columns: int, pack: int) -> Team:
     (Team(packs=2, by_warp=False, threads=256), 0)
     """
     packs = max(1, ceil(columns / pack))
-    own = ceil(packs / WARP_THREADS)
-    if own <= WARP_PACKS_MAX:
+    warp_packs = ceil(packs / WARP_THREADS)
+    if warp_packs <= WARP_PACKS_MAX:
         warps = max(1, min(ceil(rows / MULTIPROCESSORS), WARPS_MAX))
-        return Team(own, by_warp=True, threads=warps * WARP_THREADS)
-    for kept in BLOCK_PACKS:
-        threads = ceil(packs / kept / WARP_THREADS) * WARP_THREADS
+        return Team(warp_packs, by_warp=True, threads=warps * WARP_THREADS)
+    for block_packs in BLOCK_PACKS:
+        threads = ceil(packs / block_packs / WARP_THREADS) * WARP_THREADS
         if threads <= BLOCK_TEAM_THREADS:
-            return Team(kept, by_warp=False, threads=threads)
+            return Team(block_packs, by_warp=False, threads=threads)
     return Team(0, by_warp=False, threads=BLOCK_TEAM_THREADS)

@@ -28,31 +28,31 @@ from millrace.models.inference import widened
 
 SOURCE = "embedding"
 DIGIT_BITS = 8
-DIGITS = 2**DIGIT_BITS  # what is written large here is as in `sources/embedding.cu`
+DIGITS = 2**DIGIT_BITS  # the constants in capitals are as in `sources/embedding.cu`
 PARTS = 4
 BLOCK_KEYS = 1024
 PIECE = 32
-ALIGNED_BYTES = 256  # where a part of the workspace may begin
+ALIGNED_BYTES = 256  # alignment of a part of the workspace
 
 
 def embedding(context: KernelContext) -> Calls:
-    """Return the table's row of every id; zeros where another rank holds the row."""
-    ids, held = context.inputs
-    rows, columns = held.shape
-    dtypes = (held.dtype, context.outputs[0].dtype)
+    """Calls that write the table's row of every id; zeros where another rank holds the row."""
+    ids, table = context.inputs
+    rows, columns = table.shape
+    dtypes = (table.dtype, context.outputs[0].dtype)
     pack = packs_of(columns, *dtypes)
     count = ids.size * columns // pack
     return always(
         elementwise(
             SOURCE, f"embedding<{types(*dtypes)[1:-1]}, {pack}, {index_type(count)}>", count,
-            read(0), read(1), write(0), np.int64(held.offsets[0]), np.int64(rows),
+            read(0), read(1), write(0), np.int64(table.offsets[0]), np.int64(rows),
             np.int64(columns),
         )
     )  # fmt: skip
 
 
 def embedding_grad(context: KernelContext) -> Calls:
-    """Return, per row of the table, the sum of dy over the positions that hold its id.
+    """Calls of the sum, per row of the table, of dy over the positions that hold the row's id.
 
     Positions are sorted by row, and every run of equal rows is added up in order, in float or
     wider. The row of the id `padding`, if there is one, gets none, nor does one without an id.
@@ -89,7 +89,7 @@ def embedding_grad(context: KernelContext) -> Calls:
 
 
 def _sort(context: KernelContext) -> tuple[list[Launch], tuple[int, int, int]]:
-    """Return what sorts the positions by row, and where keys, positions and free bytes then lie.
+    """Launches that sort the positions by row, and offsets of keys, positions and free bytes.
 
     A key is a row of the table here, or V for an id without one; every pass sorts by eight of its
     bits, from the lowest, between two halves of the workspace.
@@ -122,7 +122,7 @@ def _sort(context: KernelContext) -> tuple[list[Launch], tuple[int, int, int]]:
 
 
 def _digits(function: str, blocks: int, *args: Operand | Scalar, parts: int = 1) -> Launch:
-    """One thread per digit, or several that share out its work."""
+    """Launch of one thread per digit, or of several that share out its work."""
     return Launch(SOURCE, function, (blocks, 1, 1), (parts * DIGITS, 1, 1), args)
 
 

@@ -22,35 +22,35 @@ SOURCE = "relative_bias"
 
 
 def relative_bias(context: KernelContext) -> Calls:
-    """Return the bias [H, T, S] of a table [M, H]."""
+    """Calls of the bias [H, T, S] of a table [M, H]."""
     given, output = context.inputs[0], context.outputs[0]
-    found = distances(context, output.shape, output.offsets)
+    geometry = distances(context, output.shape, output.offsets)
     return always(
         by_row(
             SOURCE,
             "relative_bias" + types(given.dtype, output.dtype),
-            found.heads * found.queries,
-            found.keys,
-            read(0), table(0), write(0), np.int64(found.heads), np.int64(found.queries),
+            geometry.heads * geometry.queries,
+            geometry.keys,
+            read(0), table(0), write(0), np.int64(geometry.heads), np.int64(geometry.queries),
         ),
-        tables=(found.bucket.astype(np.int32),),
+        tables=(geometry.bucket.astype(np.int32),),
     )  # fmt: skip
 
 
 def relative_bias_grad(context: KernelContext) -> Calls:
-    """Return the gradient of the table [M, H]: that of the bias added up by distance, by bucket."""
+    """Calls of the table's gradient [M, H]: that of the bias added up by distance, by bucket."""
     given, output = context.inputs[0], context.outputs[0]
-    found = distances(context, given.shape, given.offsets)
-    wide, count = widened(given.dtype), found.heads * found.bucket.size
+    geometry = distances(context, given.shape, given.offsets)
+    wide, count = widened(given.dtype), geometry.heads * geometry.bucket.size
     return always(
         elementwise(
             SOURCE, "bias_by_distance" + types(given.dtype), count,
-            read(0), workspace(), np.int64(found.queries), np.int64(found.keys),
+            read(0), workspace(), np.int64(geometry.queries), np.int64(geometry.keys),
         ),
         by_row(
-            SOURCE, "bias_by_bucket" + types(wide, output.dtype), output.size, found.bucket.size,
-            workspace(), table(0), write(0), np.int64(found.heads),
+            SOURCE, "bias_by_bucket" + types(wide, output.dtype), output.size, geometry.bucket.size,
+            workspace(), table(0), write(0), np.int64(geometry.heads),
         ),
-        tables=(found.bucket.astype(np.int32),),
+        tables=(geometry.bucket.astype(np.int32),),
         workspace_bytes=count * ITEMSIZE[wide],
     )  # fmt: skip

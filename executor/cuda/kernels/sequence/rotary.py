@@ -24,7 +24,7 @@ from millrace.models.inference import widened
 
 
 def rotary(context: KernelContext) -> Calls:
-    """Return every pair (x, y) as (x cos - y sin, y cos + x sin), times `amplitude`.
+    """Calls that write every pair (x, y) as (x cos - y sin, y cos + x sin), times `amplitude`.
 
     Raises
     ------
@@ -53,6 +53,6 @@ def rotary(context: KernelContext) -> Calls:
 
 @lru_cache(maxsize=32)
 def _table(turning: Turning) -> Array:
-    """Return cosines and sines [2, T, pairs]; ops that agree, either way round, share one array."""
+    """Cosines and sines [2, T, pairs]; ops that agree, either way round, share one array."""
     cosines, sines = turning.tables()
     return np.stack((cosines[:, 0], sines[:, 0])).astype(turning.dtype)

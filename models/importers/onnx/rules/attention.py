@@ -1,8 +1,4 @@
-"""Attention: written out as products and a softmax, or as one node.
-
-Shape legend: b batch, t queries, s keys, h heads (g groups of query heads that share keys, r query
-heads of a group), d features of queries and keys, u features of values.
-"""
+"""Rules of attention, written out as products and a softmax, or as one node."""
 
 from math import isclose, prod, sqrt
 from typing import NamedTuple
@@ -30,7 +26,7 @@ from millrace.models.labels import BATCH, SEQUENCE
 
 
 class Mask(NamedTuple):
-    """Which keys a query sees: all; those up to its own (`causal`); of these the last `window`."""
+    """Keys that a query sees: all; those up to its own (`causal`); of these the last `window`."""
 
     causal: bool
     window: int = 0
@@ -80,24 +76,26 @@ def _softmax(low: Lowering, name: str, depth: int = DEPTH_MAX) -> Node | None:
 
 def _scores(low: Lowering, name: str, mask: Mask) -> _Scores | None:
     """Read scale * q k^T + mask backwards; None where it is something else."""
-    found = product_of(low, name)
-    if len(found.factors) != 1:
+    scaled_product = product_of(low, name)
+    if len(scaled_product.factors) != 1:
         return None
-    (inner,) = found.factors
+    (inner,) = scaled_product.factors
     node = low.producer(inner, "MatMul", "Add", "Where")
     if node is None:
         return None
     if node.kind != "MatMul":
         masked = _masked(low, node)
-        if masked is None or mask != Mask(False) or found.number != 1:
+        if masked is None or mask != Mask(False) or scaled_product.number != 1:
             return None
         return _scores(low, masked[0], masked[1])
-    number = found.number
+    number = scaled_product.number
     sides = []
     for side in node.inputs:
         factor = product_of(low, side)
-        own = len(factor.factors) == 1 and isinstance(low.values.get(factor.factors[0]), Traced)
-        alike = own and _shape(low, factor.factors[0]) == _shape(low, side)
+        is_traced = len(factor.factors) == 1 and isinstance(
+            low.values.get(factor.factors[0]), Traced
+        )
+        alike = is_traced and _shape(low, factor.factors[0]) == _shape(low, side)
         sides.append(factor.factors[0] if alike else side)
         number *= factor.number if alike else 1.0
     return _Scores(sides[0], sides[1], number, mask)
@@ -114,18 +112,18 @@ def _masked(low: Lowering, node: Node) -> tuple[str, Mask] | None:
         for scores, other in (node.inputs, node.inputs[::-1]):
             value = low.values[other]
             if isinstance(value, Constant):
-                found = mask_of(value.array, _shape(low, scores)[-2:])
-                return None if found is None else (scores, found)
+                mask = mask_of(value.array, _shape(low, scores)[-2:])
+                return None if mask is None else (scores, mask)
         return None
     condition, *branches = (low.values[name] for name in node.inputs)
     if not isinstance(condition, Constant):
         return None
-    for at, hidden in enumerate(reversed(branches)):
-        if isinstance(branches[at], Traced) and isinstance(hidden, Constant):
-            visible = condition.array.astype(bool) == (at == 0)
+    for branch, hidden in enumerate(reversed(branches)):
+        if isinstance(branches[branch], Traced) and isinstance(hidden, Constant):
+            visible = condition.array.astype(bool) == (branch == 0)
             array = np.where(visible, 0, hidden.array)
-            found = mask_of(array, _shape(low, node.inputs[1 + at])[-2:])
-            return None if found is None else (node.inputs[1 + at], found)
+            mask = mask_of(array, _shape(low, node.inputs[1 + branch])[-2:])
+            return None if mask is None else (node.inputs[1 + branch], mask)
     return None
 
 
@@ -160,7 +158,11 @@ def attention(
     ranks = [len(x.dims) for x in (q, k, v)]
     highest = max(ranks)
     batch = [
-        [(at, place - highest + rank) for at, rank in enumerate(ranks) if place >= highest - rank]
+        [
+            (position, place - highest + rank)
+            for position, rank in enumerate(ranks)
+            if place >= highest - rank
+        ]
         for place in range(highest - 2)
     ]
     (tq, tk, tv) = ranks
@@ -168,7 +170,7 @@ def attention(
     unify = (low.used(x) for x in (q, k, v))
     q, k, v = (low.dropped(x) for x in unified(tuple(unify), [*columns, [(2, tv - 1)]], low.fresh))
     shared: Dims = tuple(
-        next((d for at, index in column if (d := (q, k, v)[at].dims[index])), ())
+        next((d for position, index in column if (d := (q, k, v)[position].dims[index])), ())
         for column in batch
     )
     outer = [factor for dim in shared for factor in dim]
@@ -178,8 +180,8 @@ def attention(
         raise UnsupportedError("is attention without a batch or of a single query")
     both = [factor for factor in heads if factor in k.held and factor in v.held]
     groups = both or heads or [low.fresh(1)]
-    own = [factor for factor in heads if factor not in groups]
-    grouped: Dims = (tuple(groups), *([tuple(own)] if own else []))
+    query_heads = [factor for factor in heads if factor not in groups]
+    grouped: Dims = (tuple(groups), *([tuple(query_heads)] if query_heads else []))
     query: Dims = (*samples, q.dims[-2], *grouped, q.dims[-1])
     key: Dims = (*samples, k.dims[-2], grouped[0], q.dims[-1])
     value: Dims = (*samples, k.dims[-2], grouped[0], v.dims[-1])
@@ -187,8 +189,8 @@ def attention(
     names = _names(q.dims[-2], k.dims[-2], grouped, q.dims[-1], v.dims[-1])
     alone = names | {k.dims[-2][0]: SEQUENCE}  # before they meet, keys lie along the sequence too
     laid = [
-        low.laid_out(own.seen_as(_with(own.dims, dims)), dims, f"{name}.{part}", alone)
-        for part, own, dims in (("q", q, query), ("k", k, key), ("v", v, value))
+        low.laid_out(tensor.seen_as(_with(tensor.dims, dims)), dims, f"{name}.{part}", alone)
+        for part, tensor, dims in (("q", q, query), ("k", k, key), ("v", v, value))
     ]
     usual = 1 / sqrt(prod(factor.size for factor in q.dims[-1]))
     scale = usual if isclose(scale, usual, rel_tol=1e-6) else scale  # it was rounded to float32
@@ -202,7 +204,7 @@ def attention(
         laid,
         (out, out[:-1]),
         dims=(*shared, q.dims[-2], v.dims[-1]),
-        whole=ends,
+        whole_factors=ends,
         names=names,
         attributes=attributes,
     )
@@ -210,8 +212,8 @@ def attention(
 
 def _with(seen: Dims, wanted: Dims) -> Dims:
     """Dims that name every wanted factor, so that none counts as unseen."""
-    held = {factor for dim in seen for factor in dim}
-    return (*seen, tuple(f for dim in wanted for f in dim if f not in held))
+    seen_factors = {factor for dim in seen for factor in dim}
+    return (*seen, tuple(f for dim in wanted for f in dim if f not in seen_factors))
 
 
 def _names(t: Dim, s: Dim, grouped: Dims, d: Dim, u: Dim) -> dict[Factor, str]:
@@ -221,12 +223,12 @@ def _names(t: Dim, s: Dim, grouped: Dims, d: Dim, u: Dim) -> dict[Factor, str]:
 
 
 def attention_node(low: Lowering, node: Node) -> Traced:
-    """The Attention node of opset 23, without past keys, softcap or outputs behind the first."""
+    """Add the Attention node of opset 23, without past keys, softcap or more outputs."""
     if len([name for name in node.outputs if name]) > 1 or low.given(node, 4):
         raise UnsupportedError("has past keys or gives its scores away")
     if node.number("softcap", 0.0):
         raise UnsupportedError("caps its scores (softcap)")
-    inputs = [low.floating(node, at) for at in range(3)]
+    inputs = [low.floating(node, index) for index in range(3)]
     flat = [len(x.dims) for x in inputs] == [3, 3, 3]
     if flat:
         heads = [node.integer("q_num_heads"), *[node.integer("kv_num_heads")] * 2]
@@ -237,16 +239,16 @@ def attention_node(low: Lowering, node: Node) -> Traced:
     q, k, v = _shared_heads(low, node, q, k, v)
     mask = Mask(bool(node.integer("is_causal", 0)))
     if low.given(node, 3):
-        found = mask_of(low.constant(node, 3), (q.shape[2], k.shape[2]))
-        if found is None or (mask.causal and found != Mask(False)):
+        given_mask = mask_of(low.constant(node, 3), (q.shape[2], k.shape[2]))
+        if given_mask is None or (mask.causal and given_mask != Mask(False)):
             raise UnsupportedError("has a mask that is neither causal nor a window")
-        mask = mask if mask.causal else found
+        mask = mask if mask.causal else given_mask
     scale = node.number("scale", 0.0) or 1 / sqrt(q.shape[-1])
-    made = attention(low, low.name(node), q, k, v, mask, scale)
+    attended = attention(low, low.name(node), q, k, v, mask, scale)
     if flat:
-        first, second, third, fourth = made.dims
-        return made.seen_as((first, third, (*second, *fourth)))
-    return made
+        first, second, third, fourth = attended.dims
+        return attended.seen_as((first, third, (*second, *fourth)))
+    return attended
 
 
 def _by_head(low: Lowering, node: Node, x: Traced, heads: int) -> Traced:

@@ -1,10 +1,4 @@
-"""Fused projections: of one product whose output is cut into pieces, a piece by itself.
-
-Queries, keys and values from one weight are three weights to a planner: cut, the heads of each can
-be split, while a slice of a split dim cannot. The variables are pieces of the file's tensors. A
-tensor that turns out to be read whole as well is not cut: the import is made again without
-(`Lowering.uncut`).
-"""
+"""Fused projections: a piece by itself of one product whose output is cut into pieces."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -17,7 +11,7 @@ from millrace.models.importers.onnx.weights import Parameter, Piece
 
 
 class _Projection(NamedTuple):
-    """x W + b, and which dim of the weight is made."""
+    """Projection x W + b, and the dim of the weight that it makes."""
 
     node: Node
     x: Traced
@@ -33,28 +27,38 @@ def cut_piece(
 
     The dim holds the outermost factors of what the projection makes, or all of them.
     """
-    found = _projection(low, low.first_name(value.tensor))
-    own = value.dims[axis]
-    if found is None or not own or not value.operand or value.operand[-1][: len(own)] != own:
+    projection = _projection(low, low.first_name(value.tensor))
+    cut_factors = value.dims[axis]
+    if (
+        projection is None
+        or not cut_factors
+        or not value.operand
+        or value.operand[-1][: len(cut_factors)] != cut_factors
+    ):
         return None
-    rest = value.operand[-1][len(own) :]
+    rest = value.operand[-1][len(cut_factors) :]
     inner = size_of(rest)
-    if size_of(own) * inner != low.source.initializers[found.weight].shape[found.made]:
+    if (
+        size_of(cut_factors) * inner
+        != low.source.initializers[projection.weight].shape[projection.made]
+    ):
         return None
-    weight = low.used(low.parameter(found.weight, Piece(found.made, start * inner, size * inner)))
-    if found.made == 0:
+    weight = low.used(
+        low.parameter(projection.weight, Piece(projection.made, start * inner, size * inner))
+    )
+    if projection.made == 0:
         weight = weight.seen_as(reversed(weight.dims))
-    label = f"{name}.matmul" if found.bias else name
-    made = product(low, found.node, label, low.used(found.x), weight)
-    if found.bias:
-        bias = low.parameter(found.bias, Piece(0, start * inner, size * inner))
-        made = low.elementwise("add", name, (made, low.used(bias)))
-    kept = value.operand[:-1]
-    if [size_of(dim) for dim in made.operand[:-1]] != [size_of(dim) for dim in kept]:
+    label = f"{name}.matmul" if projection.bias else name
+    output = product(low, projection.node, label, low.used(projection.x), weight)
+    if projection.bias:
+        bias = low.parameter(projection.bias, Piece(0, start * inner, size * inner))
+        output = low.elementwise("add", name, (output, low.used(bias)))
+    outer_dims = value.operand[:-1]
+    if [size_of(dim) for dim in output.operand[:-1]] != [size_of(dim) for dim in outer_dims]:
         return None
     new: Dim = (low.fresh(size),) if size > 1 or not rest else ()
-    dims = tuple(new if at == axis else dim for at, dim in enumerate(value.dims))
-    return Traced(tensor=made.tensor, operand=(*kept, (*new, *rest)), dims=dims)
+    dims = tuple(new if position == axis else dim for position, dim in enumerate(value.dims))
+    return Traced(tensor=output.tensor, operand=(*outer_dims, (*new, *rest)), dims=dims)
 
 
 def read_twice(parameters: Mapping[str, Parameter]) -> set[str]:
@@ -80,34 +84,34 @@ def _projection(low: Lowering, name: str) -> _Projection | None:
     bias = ""
     addition = low.producer(name, "Add")
     if addition is not None and len(addition.inputs) == 2:
-        for own, other in (addition.inputs, addition.inputs[::-1]):
-            if _parameter(low, own, 1):
-                bias, name = own, other
+        for side, other in (addition.inputs, addition.inputs[::-1]):
+            if _parameter(low, side, 1):
+                bias, name = side, other
                 break
     node = low.producer(name, "MatMul", "Gemm")
     if node is None or len(node.inputs) < 2 or (bias and node.kind == "Gemm"):
         return None
-    weight, made = node.inputs[1], 1
+    weight, output_dim = node.inputs[1], 1
     if node.kind == "Gemm":
         plain = node.number("alpha", 1.0) == node.number("beta", 1.0) == 1.0
         if not plain or node.integer("transA", 0):
             return None
-        made = 0 if node.integer("transB", 0) else 1
+        output_dim = 0 if node.integer("transB", 0) else 1
         bias = node.inputs[2] if low.given(node, 2) else ""
     transposed = low.producer(weight, "Transpose")
     if transposed is not None and node.kind == "MatMul":
-        weight, made = transposed.inputs[0], 0
+        weight, output_dim = transposed.inputs[0], 0
     if not _parameter(low, weight, 2) or (bias and not _parameter(low, bias, 1)):
         return None
-    features = low.source.initializers[weight].shape[made]
+    features = low.source.initializers[weight].shape[output_dim]
     if bias and low.source.initializers[bias].shape != (features,):
         return None
     x = low.values.get(node.inputs[0])
-    return _Projection(node, x, weight, made, bias) if isinstance(x, Traced) else None
+    return _Projection(node, x, weight, output_dim, bias) if isinstance(x, Traced) else None
 
 
 def _parameter(low: Lowering, name: str, dims: int) -> bool:
-    """Whether a tensor is a parameter of so many dims that may be cut."""
+    """True if a tensor is a parameter of `dims` dims that may be cut."""
     if name not in low.roles or name in low.uncut:
         return False
     return len(low.source.initializers[name].shape) == dims

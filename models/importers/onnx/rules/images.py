@@ -15,7 +15,7 @@ from millrace.models.labels import BATCH
 
 
 class Window(NamedTuple):
-    """How a window moves: pairs of (rows, columns)."""
+    """Movement of a window: pairs of (rows, columns)."""
 
     size: tuple[int, int]
     strides: tuple[int, int]
@@ -24,17 +24,17 @@ class Window(NamedTuple):
 
     def made(self, image: tuple[int, ...], node: Node) -> tuple[int, int]:
         """Rows and columns that the window makes of an image's."""
-        found = tuple(
+        counts = tuple(
             (size + 2 * pad - dilation * (window - 1) - 1) // stride + 1
             for size, window, stride, pad, dilation in zip(image, *self, strict=True)
         )
-        if min(found) < 1:
+        if min(counts) < 1:
             raise ModelError(f"{node.title}: an image of {image} is smaller than its window")
-        return found[0], found[1]
+        return counts[0], counts[1]
 
     @property
     def attributes(self) -> dict[str, int | float | str | bool]:
-        """The attributes that ops of windows share."""
+        """Attributes that ops of windows share."""
         return {
             "stride_y": self.strides[0],
             "stride_x": self.strides[1],
@@ -66,7 +66,7 @@ def _window(node: Node, size: tuple[int, ...] | None) -> Window:
 
 
 def _image(low: Lowering, node: Node) -> Traced:
-    """The input laid out as b c y x, each dim there and of one factor (the channels grouped)."""
+    """Input laid out as b c y x, each dim there and of one factor (the channels grouped)."""
     x = low.floating(node, 0)
     if len(x.dims) != 4:
         raise UnsupportedError(f"has an input of {len(x.dims)} dims (only images are read)")
@@ -78,7 +78,7 @@ def _image(low: Lowering, node: Node) -> Traced:
 
 
 def conv(low: Lowering, node: Node) -> Traced:
-    """Convolution, in groups or not, and its bias."""
+    """Add a convolution, in groups or not, and its bias."""
     x = _image(low, node)
     weight = low.traced(node, 1)
     if len(weight.dims) != 4:
@@ -96,38 +96,46 @@ def conv(low: Lowering, node: Node) -> Traced:
     if window.dilations != (1, 1):
         attributes |= {"dilation_y": window.dilations[0], "dilation_x": window.dilations[1]}
     biased = low.given(node, 2) and low.scalar(node.inputs[2]) != 0
-    made = low.emit(
+    convolved = low.emit(
         "conv",
         low.name(node, "conv") if biased else low.name(node),
         (x, weight),
         (out,),
-        whole=ends,
+        whole_factors=ends,
         names=_names(x, weight, out, groups),
         attributes=attributes,
     )
     if not biased:
-        return made
+        return convolved
     bias = low.traced(node, 2)
-    return low.elementwise("add", low.name(node), (made, bias.seen_as((*bias.dims, (), ()))))
+    return low.elementwise("add", low.name(node), (convolved, bias.seen_as((*bias.dims, (), ()))))
 
 
 def _grouped(
     low: Lowering, node: Node, x: Traced, weight: Traced, groups: int
 ) -> tuple[Traced, Traced]:
     """Let the channels of input and weight share factors: (g c) and (g n) c."""
-    made, taken = weight.shape[:2]
-    if groups < 1 or made % groups or taken * groups != x.shape[1]:
+    output_channels, group_channels = weight.shape[:2]
+    if groups < 1 or output_channels % groups or group_channels * groups != x.shape[1]:
         raise ModelError(
             f"{node.title}: {groups} groups and a weight of {weight.shape} for {x.shape[1]} "
             f"channels"
         )
     x = one_factor(low, x, 1)
-    own = {f: (low.fresh(f.size),) for dim in (*weight.dims, *weight.operand) for f in dim}
-    seen = tuple(dim or (low.fresh(1),) for dim in weight.replaced(own).dims)
-    weight = low.laid_out(weight.replaced(own).seen_as(seen), seen, low.name(node, "weight"))
-    for at in range(4):
-        weight = one_factor(low, weight, at)
-    inner, group, new = low.fresh(taken), low.fresh(groups), low.fresh(made // groups)
+    fresh_factors = {
+        f: (low.fresh(f.size),) for dim in (*weight.dims, *weight.operand) for f in dim
+    }
+    seen = tuple(dim or (low.fresh(1),) for dim in weight.replaced(fresh_factors).dims)
+    weight = low.laid_out(
+        weight.replaced(fresh_factors).seen_as(seen), seen, low.name(node, "weight")
+    )
+    for axis in range(4):
+        weight = one_factor(low, weight, axis)
+    inner, group, new = (
+        low.fresh(group_channels),
+        low.fresh(groups),
+        low.fresh(output_channels // groups),
+    )
     outer = (inner,) if groups == 1 else (group, inner)
     first = (new,) if groups == 1 else (group, new)
     x = x.replaced({x.dims[1][0]: outer})
@@ -143,7 +151,7 @@ def _names(x: Traced, weight: Traced, out: Dims, groups: int) -> dict[Factor, st
 
 
 def pool(low: Lowering, node: Node) -> Traced:
-    """The largest (MaxPool) or the mean (AveragePool) of every window."""
+    """Add the largest (MaxPool) or the mean (AveragePool) of every window."""
     if len([name for name in node.outputs if name]) > 1:
         raise UnsupportedError("gives indices away")
     window = _window(node, None)
@@ -164,13 +172,13 @@ def pool(low: Lowering, node: Node) -> Traced:
         low.name(node),
         (x,),
         (out,),
-        whole=names,
+        whole_factors=names,
         names=names,
         attributes=attributes,
     )
 
 
 def global_average(low: Lowering, node: Node) -> Traced:
-    """The mean over all rows and columns."""
+    """Add the mean over all rows and columns."""
     x = low.floating(node, 0)
     return summed(low, node, x, set(range(2, len(x.dims))), True, mean=True)

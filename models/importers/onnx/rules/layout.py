@@ -28,15 +28,15 @@ from millrace.models.labels import BATCH
 
 
 def _value(low: Lowering, node: Node, index: int = 0) -> Traced:
-    """An input as it is, a parameter once a step."""
-    found = low.value(node, index)
-    if isinstance(found, Constant):
+    """Value of an input as it is, a parameter once a step."""
+    input_value = low.value(node, index)
+    if isinstance(input_value, Constant):
         return low.traced(node, index)
-    return found
+    return input_value
 
 
 def identity(low: Lowering, node: Node) -> Traced:
-    """Return the same."""
+    """Return the input unchanged."""
     return _value(low, node)
 
 
@@ -87,7 +87,7 @@ def transpose(low: Lowering, node: Node) -> Traced:
     order = node.integers("perm") or tuple(reversed(range(len(value.dims))))
     if sorted(order) != list(range(len(value.dims))):
         raise ModelError(f"{node.title}: perm {order} of a tensor of {len(value.dims)} dims")
-    return value.seen_as(value.dims[at] for at in order)
+    return value.seen_as(value.dims[axis] for axis in order)
 
 
 def unsqueeze(low: Lowering, node: Node) -> Traced:
@@ -98,10 +98,10 @@ def unsqueeze(low: Lowering, node: Node) -> Traced:
         raise ModelError(f"{node.title} lacks its axes; the file is malformed")
     rank = len(value.dims) + len(axes)
     places = {axis_of(node, axis, rank) for axis in axes}
-    own = iter(value.dims)
+    remaining = iter(value.dims)
     if len(places) != len(axes):
         raise ModelError(f"{node.title} names an axis twice")
-    return value.seen_as(() if at in places else next(own) for at in range(rank))
+    return value.seen_as(() if axis in places else next(remaining) for axis in range(rank))
 
 
 def squeeze(low: Lowering, node: Node) -> Traced:
@@ -109,14 +109,14 @@ def squeeze(low: Lowering, node: Node) -> Traced:
     value = _value(low, node)
     axes = axes_of(node, _axes_input(low, node))
     if axes is None:
-        axes = [at for at, size in enumerate(value.shape) if size == 1]
+        axes = [axis for axis, size in enumerate(value.shape) if size == 1]
     gone = {axis_of(node, axis, len(value.dims)) for axis in axes}
-    for at in gone:
-        if value.shape[at] != 1:
-            raise ModelError(f"{node.title}: dim {at} has size {value.shape[at]}, not 1")
-        if any(factor.name == BATCH for factor in value.dims[at]):
+    for axis in gone:
+        if value.shape[axis] != 1:
+            raise ModelError(f"{node.title}: dim {axis} has size {value.shape[axis]}, not 1")
+        if any(factor.name == BATCH for factor in value.dims[axis]):
             raise UnsupportedError("takes the batch away")
-    return value.seen_as(dim for at, dim in enumerate(value.dims) if at not in gone)
+    return value.seen_as(dim for axis, dim in enumerate(value.dims) if axis not in gone)
 
 
 def _axes_input(low: Lowering, node: Node) -> tuple[Array | None, ...]:
@@ -156,7 +156,7 @@ def tile(low: Lowering, node: Node) -> Traced:
 
 def concat(low: Lowering, node: Node) -> Traced:
     """Join tensors along one dim."""
-    inputs = [low.traced(node, at) for at in range(len(node.inputs))]
+    inputs = [low.traced(node, index) for index in range(len(node.inputs))]
     if len(inputs) == 1:
         return inputs[0]
     ranks = {len(value.dims) for value in inputs}
@@ -164,25 +164,25 @@ def concat(low: Lowering, node: Node) -> Traced:
         raise ModelError(f"{node.title} joins tensors of {sorted(ranks)} dims")
     (rank,) = ranks
     axis = axis_of(node, node.integer("axis"), rank)
-    sizes = [low.value(node, at).shape[axis] for at in range(len(inputs))]
-    columns = [[(at, dim) for at in range(len(inputs))] for dim in range(rank) if dim != axis]
-    alone = [[(at, axis)] for at in range(len(inputs))]
+    sizes = [low.value(node, index).shape[axis] for index in range(len(inputs))]
+    columns = [[(index, dim) for index in range(len(inputs))] for dim in range(rank) if dim != axis]
+    alone = [[(index, axis)] for index in range(len(inputs))]
     values = unified(inputs, [*columns, *alone], low.fresh)
     if any(f.name == BATCH for value in values for f in value.dims[axis]):
         raise UnsupportedError("joins along the batch")
     name = low.name(node)
     dims: list[Dim] = [
-        next((d for v in values if (d := v.dims[at])), ()) if at != axis else ()
-        for at in range(rank)
+        next((d for v in values if (d := v.dims[dim])), ()) if dim != axis else ()
+        for dim in range(rank)
     ]
     pieces = [
-        _along(low, value, dims, axis, size, f"{name}.{at}")
-        for at, (value, size) in enumerate(zip(values, sizes, strict=True))
+        _along(low, value, dims, axis, size, f"{name}.{index}")
+        for index, (value, size) in enumerate(zip(values, sizes, strict=True))
     ]
     dims[axis] = (low.fresh(sum(size_of(piece.dims[axis]) for piece in pieces)),)
     operand = tuple(dim for dim in dims if dim)
-    whole = [dims[axis][0], *(piece.dims[axis][0] for piece in pieces)]
-    return low.emit("concat", name, pieces, (operand,), dims=dims, whole=whole)
+    whole_factors = [dims[axis][0], *(piece.dims[axis][0] for piece in pieces)]
+    return low.emit("concat", name, pieces, (operand,), dims=dims, whole_factors=whole_factors)
 
 
 def _along(
@@ -192,9 +192,9 @@ def _along(
 
     Of a constant that does not vary along it, that dim was left out.
     """
-    own = value.dims[axis]
+    factors = value.dims[axis]
     asked = list(dims)
-    asked[axis] = own or (low.fresh(size),)
+    asked[axis] = factors or (low.fresh(size),)
     laid = low.laid_out(value.seen_as(asked), tuple(dim for dim in asked if dim), name)
     return one_factor(low, laid, axis)
 
@@ -207,7 +207,7 @@ def one_factor(low: Lowering, laid: Traced, axis: int) -> Traced:
     merged: Dim = (low.fresh(size_of(dim)),)
 
     def put(dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
-        return tuple(merged if own == dim else own for own in dims)
+        return tuple(merged if seen_dim == dim else seen_dim for seen_dim in dims)
 
     return replace(laid, operand=put(laid.operand), dims=put(laid.dims))
 
@@ -230,10 +230,16 @@ def narrowed(low: Lowering, name: str, value: Traced, axis: int, start: int, siz
     operand = tuple((new,) if dim == (old,) else dim for dim in laid.operand)
     dims = tuple((new,) if dim == (old,) else dim for dim in laid.dims)
     attributes = {"start": start}
-    made = low.emit(
-        "narrow", name, (laid,), (operand,), dims=dims, whole=(old, new), attributes=attributes
+    taken = low.emit(
+        "narrow",
+        name,
+        (laid,),
+        (operand,),
+        dims=dims,
+        whole_factors=(old, new),
+        attributes=attributes,
     )
-    return replace(made, ids=value.ids)
+    return replace(taken, ids=value.ids)
 
 
 def _seen(value: Traced) -> frozenset[Factor]:
@@ -243,7 +249,7 @@ def _seen(value: Traced) -> frozenset[Factor]:
 def slice_(low: Lowering, node: Node) -> Traced:
     """Take a range of steps of one along each dim named."""
     value = _value(low, node)
-    bounds = [low.optional(node, at) for at in range(1, 5)]
+    bounds = [low.optional(node, index) for index in range(1, 5)]
     for axis, start, end, step in slices(node, len(value.dims), bounds):
         size = value.shape[axis]
         first, last, _ = slice(start, end, step).indices(size) if step else (0, 0, 0)
@@ -260,17 +266,17 @@ def split(low: Lowering, node: Node) -> tuple[Traced, ...]:
     value = low.used(_value(low, node))
     axis = axis_of(node, node.integer("axis", 0), len(value.dims))
     sizes = split_sizes(node, value.shape[axis], low.optional(node, 1))
-    if len(sizes) > 1:  # laid out once for all pieces
+    if len(sizes) > 1:  # all pieces share one layout
         value = low.as_seen(value, low.name(node))
     starts = np.cumsum([0, *sizes[:-1]]).tolist()
     return tuple(
-        narrowed(low, low.name(node, str(at)), value, axis, start, size)
-        for at, (start, size) in enumerate(zip(starts, sizes, strict=True))
+        narrowed(low, low.name(node, str(index)), value, axis, start, size)
+        for index, (start, size) in enumerate(zip(starts, sizes, strict=True))
     )
 
 
 def split_to_sequence(low: Lowering, node: Node) -> Traced:
-    """Nothing yet: `sequence_at` takes the pieces."""
+    """Return the input unchanged; `sequence_at` takes the pieces."""
     return low.used(_value(low, node))
 
 
@@ -292,8 +298,8 @@ def sequence_at(low: Lowering, node: Node) -> Traced:
     value = low.value(node, 0)
     assert isinstance(value, Traced), "the split was lowered"
     axis, sizes = _sequence(low, split, value)
-    at = axis_of(node, int(np.ravel(low.constant(node, 1))[0]), len(sizes))
-    return narrowed(low, low.name(node), value, axis, sum(sizes[:at]), sizes[at])
+    index = axis_of(node, int(np.ravel(low.constant(node, 1))[0]), len(sizes))
+    return narrowed(low, low.name(node), value, axis, sum(sizes[:index]), sizes[index])
 
 
 def gather(low: Lowering, node: Node) -> Traced:
@@ -305,27 +311,27 @@ def gather(low: Lowering, node: Node) -> Traced:
         if axis != 0 or not indices.ids:
             raise UnsupportedError("looks up along another axis than the first, or by no ids")
         return _embedded(low, node, table, indices)
-    found = np.where(indices.array < 0, indices.array + table.shape[axis], indices.array)
-    if not found.size or found.min() < 0 or found.max() >= table.shape[axis]:
+    entries = np.where(indices.array < 0, indices.array + table.shape[axis], indices.array)
+    if not entries.size or entries.min() < 0 or entries.max() >= table.shape[axis]:
         raise ModelError(f"{node.title}: an index lies outside of the {table.shape[axis]} entries")
-    kept = varying(found)  # what does not vary is looked up once and broadcast
-    flat = kept.ravel().tolist()
+    varied = varying(entries)  # what does not vary is looked up once and broadcast
+    flat = varied.ravel().tolist()
     name = low.name(node)
-    if kept.size == max(kept.shape, default=1) and all(b - a == 1 for a, b in pairwise(flat)):
+    if varied.size == max(varied.shape, default=1) and all(b - a == 1 for a, b in pairwise(flat)):
         taken = narrowed(low, name, table, axis, flat[0], len(flat))
-        own = [taken.dims[axis] if size > 1 else () for size in kept.shape]
-        if kept.size == 1 and found.size == 1 and found.ndim:
-            own[-1] = taken.dims[axis]
-        dims = [*taken.dims[:axis], *own, *taken.dims[axis + 1 :]]
+        index_dims = [taken.dims[axis] if size > 1 else () for size in varied.shape]
+        if varied.size == 1 and entries.size == 1 and entries.ndim:
+            index_dims[-1] = taken.dims[axis]
+        dims = [*taken.dims[:axis], *index_dims, *taken.dims[axis + 1 :]]
     else:
-        ids = low.used(low.tensor(kept, f"{name}.ids"))
+        ids = low.used(low.tensor(varied, f"{name}.ids"))
         first = table.seen_as((table.dims[axis], *table.dims[:axis], *table.dims[axis + 1 :]))
         taken = _embedded(low, node, first, ids)
-        own, rest = list(taken.dims[: kept.ndim]), taken.dims[kept.ndim :]
-        dims = [*rest[:axis], *own, *rest[axis:]]
-    for at, (size, all_of_them) in enumerate(zip(kept.shape, found.shape, strict=True)):
+        index_dims, rest = list(taken.dims[: varied.ndim]), taken.dims[varied.ndim :]
+        dims = [*rest[:axis], *index_dims, *rest[axis:]]
+    for position, (size, all_of_them) in enumerate(zip(varied.shape, entries.shape, strict=True)):
         if size < all_of_them:
-            dims[axis + at] = (low.fresh(all_of_them),)
+            dims[axis + position] = (low.fresh(all_of_them),)
     return taken.seen_as(dims)
 
 
@@ -336,8 +342,8 @@ def _embedded(low: Lowering, node: Node, table: Traced, ids: Traced) -> Traced:
     if any(factor not in ids.held for dim in ids.dims for factor in dim):
         raise UnsupportedError("looks up by broadcast ids")
     rows = low.used(table)
-    own = {f: (low.fresh(f.size),) for dim in (*rows.dims, *rows.operand) for f in dim}
-    rows = low.as_seen(rows.replaced(own), low.name(node))
+    fresh_factors = {f: (low.fresh(f.size),) for dim in (*rows.dims, *rows.operand) for f in dim}
+    rows = low.as_seen(rows.replaced(fresh_factors), low.name(node))
     features = rows.dims[1:]
     operand = (*ids.operand, *(dim for dim in features if dim))
     names = {rows.dims[0][0]: "v"}
@@ -362,16 +368,18 @@ def summed(
     low: Lowering, node: Node, value: Traced, gone: set[int], keep: bool, *, mean: bool
 ) -> Traced:
     """Sum over the dims `gone`, which stay with size one where `keep` says so."""
-    dims = [() if at in gone else dim for at, dim in enumerate(value.dims)]
+    dims = [() if axis in gone else dim for axis, dim in enumerate(value.dims)]
     left = {factor for dim in dims for factor in dim}
     if any(f.name == BATCH for f in value.held - left):
         raise UnsupportedError("reduces over the batch")
-    count = prod(value.shape[at] for at in gone)
-    repeated = prod(f.size for at in gone for f in value.dims[at] if f not in value.held)
-    kept = tuple(dim for at, dim in enumerate(dims) if keep or at not in gone)
-    total = value.seen_as(kept)
+    count = prod(value.shape[axis] for axis in gone)
+    repeated = prod(f.size for axis in gone for f in value.dims[axis] if f not in value.held)
+    kept_dims = tuple(dim for axis, dim in enumerate(dims) if keep or axis not in gone)
+    total = value.seen_as(kept_dims)
     if value.held - left:
-        operand = tuple(dim for own in value.operand if (dim := tuple(f for f in own if f in left)))
-        total = low.emit("sum", low.name(node), (value,), (operand,), dims=kept)
+        operand = tuple(
+            dim for factors in value.operand if (dim := tuple(f for f in factors if f in left))
+        )
+        total = low.emit("sum", low.name(node), (value,), (operand,), dims=kept_dims)
     factor = repeated / count if mean else float(repeated)
     return scaled(low, low.name(node, "mean"), total, factor)

@@ -13,7 +13,7 @@ EPSILON = 1e-5  # the default of LayerNormalization and BatchNormalization
 
 
 def layer_norm(low: Lowering, node: Node) -> Traced:
-    """Norm over the dims from `axis` on, with scale and shift."""
+    """Add a norm over the dims from `axis` on, with scale and shift."""
     if len([name for name in node.outputs if name]) > 1:
         raise UnsupportedError("gives its mean or deviation away")
     x = low.floating(node, 0)
@@ -31,13 +31,13 @@ def layer_norm(low: Lowering, node: Node) -> Traced:
         (x, scale, shift),
         (x.operand, rows, rows),
         dims=x.dims,
-        whole=x.operand[-1],
+        whole_factors=x.operand[-1],
         attributes={"epsilon": epsilon},
     )
 
 
 def rms_normalization(low: Lowering, node: Node) -> Traced:
-    """Norm by the root mean square over the dims from `axis` on, with a scale."""
+    """Add a norm by the root mean square over the dims from `axis` on, with a scale."""
     if len([name for name in node.outputs if name]) > 1:
         raise UnsupportedError("gives its deviation away")
     x = low.floating(node, 0)
@@ -61,20 +61,20 @@ def rms_norm(
         (x, scale),
         (x.operand, x.operand[:-1]),
         dims=x.dims,
-        whole=x.operand[-1],
+        whole_factors=x.operand[-1],
         attributes={"epsilon": epsilon},
     )
 
 
 def _weight(low: Lowering, node: Node, index: int, default: np.ndarray) -> Traced:
-    """A scale or shift; a constant one keeps all its dims."""
+    """Scale or shift of a norm; a constant one keeps all its dims."""
     if not low.given(node, index):
         name = low.name(node, f"constant.{index}")
         return low.used(low.tensor(default, name, squeezed=False))
-    found = low.value(node, index)
-    if isinstance(found, Traced):
-        return low.used(found)
-    array = np.broadcast_to(found.array, default.shape)
+    weight = low.value(node, index)
+    if isinstance(weight, Traced):
+        return low.used(weight)
+    array = np.broadcast_to(weight.array, default.shape)
     return low.used(low.tensor(array, low.name(node, f"constant.{index}"), squeezed=False))
 
 
@@ -89,8 +89,11 @@ def _over_last(
             raise UnsupportedError(f"has a scale or shift of {weight.shape} for {x.shape}")
         values.append(weight)
     columns = [
-        [(0, at), *((w + 1, at - rank + count) for w in range(len(weights)) if at >= rank - count)]
-        for at in range(rank)
+        [
+            (0, axis),
+            *((w + 1, axis - rank + count) for w in range(len(weights)) if axis >= rank - count),
+        ]
+        for axis in range(rank)
     ]
     x, *rest = unified(values, columns, low.fresh)
     last: Dim = tuple(factor for dim in x.dims[rank - count :] for factor in dim)
@@ -109,21 +112,23 @@ def with_last(low: Lowering, name: str, x: Traced, last: Dim) -> Traced:
 
 
 def softmax(low: Lowering, node: Node) -> Traced:
-    """Softmax over one dim, brought to the end of the tensor where it is not there."""
+    """Add a softmax over one dim, brought to the end of the tensor where it is not there."""
     x = low.floating(node, 0)
     axis = axis_of(node, node.integer("axis", -1), len(x.dims))
     last = x.dims[axis]
     if not last or any(factor.name == BATCH for factor in last):
         raise UnsupportedError("is over the batch or a dim of size one")
     x = with_last(low, low.name(node), x, last)
-    made = low.emit("softmax", low.name(node), (x,), (x.operand,), dims=x.dims, whole=x.operand[-1])
+    probabilities = low.emit(
+        "softmax", low.name(node), (x,), (x.operand,), dims=x.dims, whole_factors=x.operand[-1]
+    )
     if node.kind == "LogSoftmax":
-        return low.pointwise("log", low.name(node, "log"), made)
-    return made
+        return low.pointwise("log", low.name(node, "log"), probabilities)
+    return probabilities
 
 
 def batch_norm(low: Lowering, node: Node) -> Traced:
-    """Norm by the statistics of the microbatch, as in training.
+    """Add a norm by the statistics of the microbatch, as in training.
 
     The running mean and variance of the file are not read, whatever its mode: they are what
     training makes, and what inference uses.
@@ -132,8 +137,8 @@ def batch_norm(low: Lowering, node: Node) -> Traced:
     x = low.floating(node, 0)
     if len(x.dims) < 2:
         raise ModelError(f"{node.title}: its input has {len(x.dims)} dims, at least 2 are needed")
-    weights = tuple(low.traced(node, at) for at in (1, 2))
-    columns = [[(0, at), *([(1, 0), (2, 0)] if at == 1 else [])] for at in range(len(x.dims))]
+    weights = tuple(low.traced(node, index) for index in (1, 2))
+    columns = [[(0, axis), *([(1, 0), (2, 0)] if axis == 1 else [])] for axis in range(len(x.dims))]
     if any(len(weight.dims) != 1 for weight in weights):
         raise UnsupportedError("has a scale or shift of several dims")
     x, gamma, beta = (low.dropped(v) for v in unified((x, *weights), columns, low.fresh))

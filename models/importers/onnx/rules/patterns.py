@@ -68,13 +68,15 @@ def activation(low: Lowering, node: Node) -> tuple[str, str] | None:
 
 
 def _is_product(low: Lowering, node: Node, x: str, other: str, number: float) -> bool:
-    """Whether what `node` makes is number * x * other."""
-    found = product_of(low, node.outputs[0], stop=x)
-    return sorted(found.factors) == sorted((x, other)) and _close(found.number, number)
+    """True if `node` makes number * x * other."""
+    node_product = product_of(low, node.outputs[0], stop=x)
+    return sorted(node_product.factors) == sorted((x, other)) and _close(
+        node_product.number, number
+    )
 
 
-def _close(found: float, expected: float) -> bool:
-    return isclose(found, expected, rel_tol=1e-3)
+def _close(number: float, expected: float) -> bool:
+    return isclose(number, expected, rel_tol=1e-3)
 
 
 def _plus(low: Lowering, name: str) -> tuple[str, float] | None:
@@ -82,16 +84,16 @@ def _plus(low: Lowering, name: str) -> tuple[str, float] | None:
     node = low.producer(name, "Add")
     if node is None or len(node.inputs) != 2:
         return None
-    for own, other in (node.inputs, node.inputs[::-1]):
+    for side, other in (node.inputs, node.inputs[::-1]):
         number = low.scalar(other)
-        if number is not None and low.scalar(own) is None:
-            return own, number
+        if number is not None and low.scalar(side) is None:
+            return side, number
     return None
 
 
 def _plus_one(low: Lowering, name: str) -> str:
-    found = _plus(low, name)
-    return found[0] if found is not None and _close(found[1], 1.0) else ""
+    addition = _plus(low, name)
+    return addition[0] if addition is not None and _close(addition[1], 1.0) else ""
 
 
 def _scaled(low: Lowering, name: str, number: float) -> str:
@@ -114,12 +116,12 @@ def _cubic(low: Lowering, name: str) -> str:
     if node is None or len(node.inputs) != 2:
         return ""
     for x, other in (node.inputs, node.inputs[::-1]):
-        found = product_of(low, other, stop=x)
-        if not _close(found.number, _CUBIC):
+        cube = product_of(low, other, stop=x)
+        if not _close(cube.number, _CUBIC):
             continue
-        if found.factors == (x, x, x):
+        if cube.factors == (x, x, x):
             return x
-        power = low.producer(found.factors[0], "Pow") if len(found.factors) == 1 else None
+        power = low.producer(cube.factors[0], "Pow") if len(cube.factors) == 1 else None
         if power is not None and power.inputs[0] == x and low.scalar(power.inputs[1]) == 3:
             return x
     return ""
@@ -143,8 +145,8 @@ def root_mean_square(low: Lowering, node: Node) -> tuple[str, str, float] | None
 
 
 def _unweighted(low: Lowering, name: str) -> tuple[str, float] | None:
-    found = _factors(low, name)
-    for x, other in (found, found[::-1]):
+    factors = _factors(low, name)
+    for x, other in (factors, factors[::-1]):
         epsilon = _reciprocal_root(low, other, x)
         if epsilon is not None:
             return x, epsilon

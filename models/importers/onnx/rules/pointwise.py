@@ -37,29 +37,29 @@ def shifted(low: Lowering, name: str, x: Traced, value: float) -> Traced:
 
 
 def _number(low: Lowering, node: Node, index: int) -> float | None:
-    """The number an input is everywhere; None for one that would add dims to the other input."""
-    found = low.scalar(node.inputs[index])
-    other, own = low.value(node, 1 - index), low.value(node, index)
-    if found is None or isinstance(other, Constant) or not np.isfinite(found):
+    """Number that an input is everywhere; None for one that would add dims to the other input."""
+    number = low.scalar(node.inputs[index])
+    other, operand = low.value(node, 1 - index), low.value(node, index)
+    if number is None or isinstance(other, Constant) or not np.isfinite(number):
         return None
-    shape = np.broadcast_shapes(own.shape, other.shape)
-    return found if shape == other.shape else None
+    shape = np.broadcast_shapes(operand.shape, other.shape)
+    return number if shape == other.shape else None
 
 
 def _two(low: Lowering, node: Node) -> None:
     if len(node.inputs) != 2:
         raise UnsupportedError(f"has {len(node.inputs)} inputs in place of two")
-    if any(isinstance(v := low.value(node, at), Traced) and v.ids for at in (0, 1)):
+    if any(isinstance(v := low.value(node, index), Traced) and v.ids for index in (0, 1)):
         raise UnsupportedError("computes with ids")
 
 
 def add(low: Lowering, node: Node) -> Traced:
     """Add two tensors, or a tensor and a number."""
     _two(low, node)
-    for at in (0, 1):
-        number = _number(low, node, at)
+    for index in (0, 1):
+        number = _number(low, node, index)
         if number is not None:
-            return shifted(low, low.name(node), low.traced(node, 1 - at), number)
+            return shifted(low, low.name(node), low.traced(node, 1 - index), number)
     return low.elementwise("add", low.name(node), (low.traced(node, 0), low.traced(node, 1)))
 
 
@@ -80,9 +80,9 @@ def sub(low: Lowering, node: Node) -> Traced:
 def mul(low: Lowering, node: Node) -> Traced:
     """Multiply, or end a GELU, a SiLU or an RMS norm that was written out."""
     name = low.name(node)
-    found = activation(low, node)
-    if found is not None:
-        kind, x = found
+    pattern = activation(low, node)
+    if pattern is not None:
+        kind, x = pattern
         value = low.values[x]
         if isinstance(value, Traced):
             return low.pointwise(kind, name, low.used(value))
@@ -90,18 +90,18 @@ def mul(low: Lowering, node: Node) -> Traced:
     if normed is not None:
         return normed
     _two(low, node)
-    for at in (0, 1):
-        number = _number(low, node, at)
+    for index in (0, 1):
+        number = _number(low, node, index)
         if number is not None:
-            return scaled(low, name, low.traced(node, 1 - at), number)
+            return scaled(low, name, low.traced(node, 1 - index), number)
     return low.elementwise("mul", name, (low.traced(node, 0), low.traced(node, 1)))
 
 
 def _norm(low: Lowering, node: Node) -> Traced | None:
-    found = root_mean_square(low, node)
-    if found is None:
+    pattern = root_mean_square(low, node)
+    if pattern is None:
         return None
-    x, weight, epsilon = found
+    x, weight, epsilon = pattern
     value, scale = low.values[x], low.values[weight] if weight else None
     if not isinstance(value, Traced) or not (scale is None or isinstance(scale, Traced)):
         return None
@@ -167,9 +167,9 @@ def prelu(low: Lowering, node: Node) -> Traced:
 def clip(low: Lowering, node: Node) -> Traced:
     """Bring between two numbers, either of which may be left out."""
     bounds: list[float] = []
-    for at, default in ((1, -FLOAT_MAX), (2, FLOAT_MAX)):
-        found = low.optional(node, at)
-        bounds.append(default if found is None else float(np.ravel(found)[0]))
+    for index, default in ((1, -FLOAT_MAX), (2, FLOAT_MAX)):
+        bound = low.optional(node, index)
+        bounds.append(default if bound is None else float(np.ravel(bound)[0]))
     attributes: Attributes = {"low": bounds[0], "high": bounds[1]}
     return low.pointwise("clip", low.name(node), low.floating(node, 0), attributes)
 
@@ -177,20 +177,20 @@ def clip(low: Lowering, node: Node) -> Traced:
 def extreme(low: Lowering, node: Node) -> Traced:
     """Return the larger (Max) or smaller (Min) of a tensor and a number."""
     _two(low, node)
-    for at in (0, 1):
-        number = _number(low, node, at)
+    for index in (0, 1):
+        number = _number(low, node, index)
         if number is not None:
             least = node.kind == "Max"
             bounds: Attributes = {
                 "low": number if least else -FLOAT_MAX,
                 "high": FLOAT_MAX if least else number,
             }
-            return low.pointwise("clip", low.name(node), low.traced(node, 1 - at), bounds)
+            return low.pointwise("clip", low.name(node), low.traced(node, 1 - index), bounds)
     raise UnsupportedError("compares two tensors")
 
 
 def gelu(low: Lowering, node: Node) -> Traced:
-    """GELU in the form that the node names."""
+    """Add a GELU in the form that the node names."""
     form = node.text("approximate", "none")
     if form not in ("none", "tanh"):
         raise UnsupportedError(f"has approximate={form}")
@@ -243,14 +243,14 @@ def where(low: Lowering, node: Node) -> Traced:
         raise UnsupportedError("chooses between two tensors that depend on data")
     constant = np.where(condition, 0, np.nan_to_num(other.array)).astype(np.float32)
     mask = low.used(low.tensor(condition.astype(np.float32), f"{name}.mask"))
-    kept = low.elementwise("mul", f"{name}.kept", (low.used(chosen), mask))
+    masked = low.elementwise("mul", f"{name}.kept", (low.used(chosen), mask))
     if not constant.any():
-        return kept
-    return low.elementwise("add", name, (kept, low.used(low.tensor(constant, f"{name}.other"))))
+        return masked
+    return low.elementwise("add", name, (masked, low.used(low.tensor(constant, f"{name}.other"))))
 
 
 def cast(low: Lowering, node: Node) -> Traced | Constant:
-    """Between floating types nothing happens: the graph has one arithmetic."""
+    """Pass the tensor on between floating types: the graph has one arithmetic."""
     value = low.value(node, 0)
     if node.kind == "CastLike":
         like = low.value(node, 1)
@@ -265,7 +265,7 @@ def cast(low: Lowering, node: Node) -> Traced | Constant:
 
 
 def dropout(low: Lowering, node: Node) -> Traced:
-    """In training mode a dropout of its rate, else nothing."""
+    """Add a dropout of its rate in training mode, else nothing."""
     value = low.floating(node, 0)
     training = low.optional(node, 2)
     ratio = low.optional(node, 1)

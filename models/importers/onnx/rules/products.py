@@ -10,10 +10,10 @@ from millrace.models.labels import BATCH, SEQUENCE
 
 
 def matmul(low: Lowering, node: Node) -> Traced:
-    """A product of matrices, batched or not; or the end of an attention that was written out."""
-    found = attention_pattern(low, node)
-    if found is not None:
-        return found
+    """Add a product of matrices, batched or not, or the attention that one ends."""
+    attended = attention_pattern(low, node)
+    if attended is not None:
+        return attended
     return product(low, node, low.name(node), low.floating(node, 0), low.floating(node, 1))
 
 
@@ -29,7 +29,11 @@ def product(low: Lowering, node: Node, name: str, left: Traced, right: Traced) -
         raise ModelError(f"{node.title}: {left.shape} times {right.shape} does not fit")
     highest = max(ranks)
     batch = [
-        [(at, place - highest + rank) for at, rank in enumerate(ranks) if place >= highest - rank]
+        [
+            (position, place - highest + rank)
+            for position, rank in enumerate(ranks)
+            if place >= highest - rank
+        ]
         for place in range(highest - 2)
     ]
     last = ((0, ranks[0] - 2), (0, ranks[0] - 1), (1, ranks[1] - 2), (1, ranks[1] - 1))
@@ -37,12 +41,12 @@ def product(low: Lowering, node: Node, name: str, left: Traced, right: Traced) -
     left, right = (low.dropped(v) for v in unified((left, right), columns, low.fresh))
     left, right = _both_hold(low, name, left, right, left.dims[-1])
     shared = tuple(
-        next((d for at, index in column if (d := (left, right)[at].dims[index])), ())
+        next((d for position, index in column if (d := (left, right)[position].dims[index])), ())
         for column in batch
     )
     rows = () if vectors[0] else (left.dims[-2],)
-    made = () if vectors[1] else (right.dims[-1],)
-    dims = (*shared, *rows, *made)
+    right_columns = () if vectors[1] else (right.dims[-1],)
+    dims = (*shared, *rows, *right_columns)
     operand = _laid_out(left, right, dims)
     names = {left.dims[-1][0]: "k"} if len(left.dims[-1]) == 1 else {}
     return low.emit("matmul", name, (left, right), (operand,), dims=dims, names=names)
@@ -63,19 +67,19 @@ def _both_hold(
 
 
 def _laid_out(left: Traced, right: Traced, dims: Dims) -> Dims:
-    """Where the right is a plain matrix the left's layout stays, else the dims are as seen."""
+    """Layout of a product: the left's where the right is a plain matrix, else that of `dims`."""
     seen = {factor for dim in dims for factor in dim}
-    held = (left.held | right.held) & seen
+    factors = (left.held | right.held) & seen
     later_batch = any(factor.name == BATCH for factor in right.held - left.held)
     if not right.held & left.held & seen and not later_batch:
-        kept = [tuple(factor for factor in dim if factor in seen) for dim in left.operand]
-        new = [tuple(factor for factor in dim if factor in seen) for dim in right.operand]
-        return tuple(dim for dim in (*kept, *new) if dim)
+        left_dims = [tuple(factor for factor in dim if factor in seen) for dim in left.operand]
+        right_dims = [tuple(factor for factor in dim if factor in seen) for dim in right.operand]
+        return tuple(dim for dim in (*left_dims, *right_dims) if dim)
     apart: list[Dim] = []
     for dim in dims:
-        found: tuple[Factor, ...] = tuple(factor for factor in dim if factor in held)
-        mixed = any(factor.name in (BATCH, SEQUENCE) for factor in found)
-        apart.extend([(factor,) for factor in found] if mixed else [found])
+        group: tuple[Factor, ...] = tuple(factor for factor in dim if factor in factors)
+        mixed = any(factor.name in (BATCH, SEQUENCE) for factor in group)
+        apart.extend([(factor,) for factor in group] if mixed else [group])
     return tuple(dim for dim in apart if dim)
 
 
@@ -91,9 +95,9 @@ def gemm(low: Lowering, node: Node) -> Traced:
         right = right.seen_as(reversed(right.dims))
     biased = low.given(node, 2)
     label = low.name(node, "matmul") if biased else name
-    made = product(low, node, label, left, right)
-    made = scaled(low, low.name(node, "alpha"), made, node.number("alpha", 1.0))
+    output = product(low, node, label, left, right)
+    output = scaled(low, low.name(node, "alpha"), output, node.number("alpha", 1.0))
     if not biased:
-        return made
+        return output
     bias = scaled(low, low.name(node, "beta"), low.floating(node, 2), node.number("beta", 1.0))
-    return low.elementwise("add", name, (made, bias))
+    return low.elementwise("add", name, (output, bias))

@@ -44,11 +44,11 @@ def _attention(reader: Reader, a: Arguments) -> Array:
     mask = a["attn_mask"]
     causal, window, bias = bool(a["is_causal"]), 0, None
     if mask is not None:
-        found = None if isinstance(mask, Array) else mask_of(mask, query.shape[2], key.shape[2])
-        if found is None:
+        kind = None if isinstance(mask, Array) else mask_of(mask, query.shape[2], key.shape[2])
+        if kind is None:
             bias = reader.array(mask if isinstance(mask, Array) else _additive(mask))
         else:
-            causal, window = found
+            causal, window = kind
     if not (causal or _shuts(reader, mask)) and (name := _tokens_of(reader, query, key)):
         reader.both_ways.setdefault(name, reader.draft.where)
     per_sample = (
@@ -68,7 +68,7 @@ def _grouped(array: Array, times: int) -> Array:
 
 
 def mask_of(mask: Any, queries: int, keys: int) -> tuple[bool, int] | None:
-    """(causal, window) of a constant mask that is one of these everywhere, else None."""
+    """Kind of a constant mask, (causal, window), if it is one of these everywhere, else None."""
     import torch
 
     seen = mask if mask.dtype is torch.bool else mask > -1.0e4
@@ -90,7 +90,7 @@ def mask_of(mask: Any, queries: int, keys: int) -> tuple[bool, int] | None:
 
 
 def _tokens_of(reader: Reader, query: Array, key: Array) -> str:
-    """The input along whose tokens queries and keys both run, if there is one."""
+    """Name of the input along whose tokens queries and keys both run, if there is one."""
     along = [
         {axis.extent.root() for axis in leaves(group)} for group in (query.dims[2], key.dims[2])
     ]
@@ -102,7 +102,7 @@ def _tokens_of(reader: Reader, query: Array, key: Array) -> str:
 
 
 def _shuts(reader: Reader, mask: Any) -> bool:
-    """Whether a mask, constant or a learned term plus one, shows no place those behind it."""
+    """True if a mask, constant or a learned term plus one, shows no place those behind it."""
     if mask is None:
         return False
     if not isinstance(mask, Array):
@@ -112,35 +112,41 @@ def _shuts(reader: Reader, mask: Any) -> bool:
 
 
 def _term_shuts(reader: Reader, tensor: Tensor, row: Axis, column: Axis) -> bool:
-    """Whether some constant term of a sum does so, along these axes of the sum."""
+    """True if some constant term of a sum does so, along these axes of the sum."""
     axes = tensor.leaves()
     if tensor.kind == "constant" and tensor.payload is not None:
-        at = [next((i for i, x in enumerate(axes) if x is axis), None) for axis in (row, column)]
-        if at[0] is None or at[1] is None:
+        places = [
+            next((i for i, x in enumerate(axes) if x is axis), None) for axis in (row, column)
+        ]
+        if places[0] is None or places[1] is None:
             return False
-        return _is_shut(tensor.payload.reshape([x.size for x in axes]), at[0], at[1])
+        return _is_shut(tensor.payload.reshape([x.size for x in axes]), places[0], places[1])
     step = next((step for step in reader.draft.steps if step.output.tensor is tensor), None)
     if step is None or step.kind not in ("add", "broadcast"):
         return False
     for operand in step.inputs:
-        mine = [_below(step, operand, axis) for axis in (row, column)]
-        if mine[0] and mine[1] and _term_shuts(reader, operand.tensor, mine[0], mine[1]):
+        operand_axes = [_below(step, operand, axis) for axis in (row, column)]
+        if (
+            operand_axes[0]
+            and operand_axes[1]
+            and _term_shuts(reader, operand.tensor, operand_axes[0], operand_axes[1])
+        ):
             return True
     return False
 
 
 def _below(step: Step, operand: Operand, axis: Axis) -> Axis | None:
-    """The axis of an operand that stands where this one stands in what is made."""
+    """Axis of an operand that stands where this one stands in what is made."""
     for slot in step.output.slots:
-        for at, leaf in enumerate(leaves(slot.axes)):
+        for position, leaf in enumerate(leaves(slot.axes)):
             if leaf is axis:
                 same = [x for x in operand.slots if x.token is slot.token]
-                return leaves(same[0].axes)[at] if same else None
+                return leaves(same[0].axes)[position] if same else None
     return None
 
 
 def _is_shut(values: NDArray[Any], row: int, column: int) -> bool:
-    """Whether nothing is seen behind the diagonal of two dims."""
+    """True if nothing is seen behind the diagonal of two dims."""
     plane = np.moveaxis(values, (row, column), (-2, -1))
     behind = np.triu(np.ones(plane.shape[-2:], bool), 1)
     return bool((plane[..., behind] < -1.0e4).all())
@@ -155,7 +161,7 @@ def _additive(mask: Any) -> Any:
 
 
 def _heads(query: Array, key: Array, value: Array) -> list[tuple[Axis, Axis, Axis]]:
-    """Leaf by leaf the axes of heads: those that keys lack are groups that share them."""
+    """Axes of heads, leaf by leaf: those that keys lack are groups that share them."""
     for _ in range(2):
         paired(query.dims[1], key.dims[1])
         paired(query.dims[1], value.dims[1])
@@ -235,7 +241,7 @@ def _hinted(rows: list[tuple[Axis, Axis, Axis]], hint: str) -> None:
 def _bias(
     reader: Reader, bias: Array, query: Array, key: Array, tokens: tuple[Token, Token, Token]
 ) -> Operand:
-    """A term of the scores as `h t s`."""
+    """Term of the scores as `h t s`."""
     dims = ((),) * (3 - len(bias.dims)) + bias.dims[-3:]
     wanted = (query.dims[1], query.dims[2], key.dims[2])
     filled = tuple(
@@ -245,9 +251,9 @@ def _bias(
     for _ in range(2):
         for group, want in zip(filled, wanted, strict=True):
             paired(group, want)
-    whole = spread(reader.draft, Array(bias.tensor, filled), filled)
-    slots = [Slot(token, group) for token, group in zip(tokens, whole.dims, strict=True)]
-    return Operand(whole.tensor, tuple(slots))
+    spread_bias = spread(reader.draft, Array(bias.tensor, filled), filled)
+    slots = [Slot(token, group) for token, group in zip(tokens, spread_bias.dims, strict=True)]
+    return Operand(spread_bias.tensor, tuple(slots))
 
 
 def _plain_attention(
@@ -259,7 +265,7 @@ def _plain_attention(
     bias: Array | None,
     a: Arguments,
 ) -> Array:
-    """Products, softmax and dropout one by one, where the fused op has no such thing."""
+    """Draft products, softmax and dropout one by one, where the fused op has no such thing."""
     import torch
 
     query, key, value = arrays
@@ -279,7 +285,7 @@ def _plain_attention(
 
 
 def softmax(reader: Reader, array: Array, dim: int) -> Array:
-    """Over one dim, which comes last in what is made."""
+    """Add a softmax over one dim, which comes last in what is made."""
     dim %= len(array.dims)
     array = spread(reader.draft, array, (array.dims[dim],))
     token = Token(single=True, whole=True)

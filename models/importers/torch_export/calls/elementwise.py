@@ -20,13 +20,7 @@ _LOWEST = -3.0e38  # stands for minus infinity where something is added to it
 
 
 def floating(value: Any) -> Any:
-    """The value itself; integer inputs do not enter arithmetic.
-
-    Raises
-    ------
-    UnsupportedError
-        It holds ids.
-    """
+    """Value itself; integer inputs do not enter arithmetic."""
     if isinstance(value, Array) and value.tensor.integer:
         raise UnsupportedError("it computes with the ids of an input")
     return value
@@ -40,11 +34,11 @@ def shifted(draft: Draft, array: Array, value: float) -> Array:
 def added(reader: Reader, left: Any, right: Any, factor: float = 1.0) -> Array:
     """Left plus `factor` times right; either may be a number or a constant."""
     left, right = floating(left), floating(right)
-    for one, other, times in ((left, right, factor), (right, left, 1.0)):
+    for operand, other, times in ((left, right, factor), (right, left, 1.0)):
         number = reader.number(other)
         if number is not None:
-            base = reader.array(one)
-            base = base if one is left else scaled(reader.draft, base, factor)
+            base = reader.array(operand)
+            base = base if operand is left else scaled(reader.draft, base, factor)
             return shifted(reader.draft, base, number * times)
     right = scaled(reader.draft, reader.array(right), factor)
     return combined(reader.draft, "add", reader.array(left), right)
@@ -53,10 +47,10 @@ def added(reader: Reader, left: Any, right: Any, factor: float = 1.0) -> Array:
 def multiplied(reader: Reader, left: Any, right: Any) -> Array:
     """Left times right; either may be a number or a constant."""
     left, right = floating(left), floating(right)
-    for one, other in ((left, right), (right, left)):
+    for operand, other in ((left, right), (right, left)):
         number = reader.number(other)
         if number is not None:
-            return scaled(reader.draft, reader.array(one), number)
+            return scaled(reader.draft, reader.array(operand), number)
     return combined(reader.draft, "mul", reader.array(left), reader.array(right))
 
 
@@ -135,8 +129,8 @@ def _with(kind: str, *fields: tuple[str, Callable[[Arguments], Value]]) -> Handl
 
 def _softplus(reader: Reader, a: Arguments) -> Array:
     beta = float(a["beta"])
-    found = pointwise(reader.draft, "softplus", scaled(reader.draft, floating(a["self"]), beta))
-    return scaled(reader.draft, found, 1 / beta)
+    softplus = pointwise(reader.draft, "softplus", scaled(reader.draft, floating(a["self"]), beta))
+    return scaled(reader.draft, softplus, 1 / beta)
 
 
 def _clip(reader: Reader, array: Array, low: float | None, high: float | None) -> Array:
@@ -208,7 +202,7 @@ def _sum(reader: Reader, a: Arguments) -> Array:
 
 
 def mean(reader: Reader, array: Array, dims: list[int], keep: bool) -> Array:
-    """The mean over dims of a sample."""
+    """Mean over dims of a sample."""
     if any(axis.role == BATCH for dim in dims for axis in array.dims[dim]):
         raise UnsupportedError("it takes the mean over samples")
     count = prod(array.shape[dim] for dim in dims)
@@ -235,24 +229,24 @@ def _masked_fill(reader: Reader, a: Arguments) -> Array:
     if isinstance(mask, Array) or value is None:
         raise UnsupportedError("its mask depends on the inputs")
     value = max(value, _LOWEST)
-    kept = multiplied(reader, a["self"], (~mask).float())
-    return kept if value == 0 else added(reader, kept, mask.float() * value)
+    unmasked = multiplied(reader, a["self"], (~mask).float())
+    return unmasked if value == 0 else added(reader, unmasked, mask.float() * value)
 
 
 def where(reader: Reader, a: Arguments) -> Array:
-    """One of two values, by a constant condition."""
+    """Choose one of two values by a constant condition."""
     mask = a["condition"]
     if isinstance(mask, Array):
         raise UnsupportedError("its condition depends on the inputs")
     parts = []
-    for value, kept in ((a["self"], mask), (a["other"], ~mask)):
+    for value, part_mask in ((a["self"], mask), (a["other"], ~mask)):
         number = None if isinstance(value, BatchNumber) else reader.number(value)
         if isinstance(value, Array):
-            parts.append(multiplied(reader, value, kept.float()))
+            parts.append(multiplied(reader, value, part_mask.float()))
         elif number is not None:
-            parts.append(kept.float() * max(number, _LOWEST))
+            parts.append(part_mask.float() * max(number, _LOWEST))
         else:
-            parts.append(kept.float() * value.clamp(min=_LOWEST))
+            parts.append(part_mask.float() * value.clamp(min=_LOWEST))
     return added(reader, parts[0], parts[1])
 
 
@@ -264,7 +258,7 @@ def _glu(reader: Reader, a: Arguments) -> Array:
     from millrace.models.importers.torch_export.views import selected
 
     apart = viewed(reader.draft, array, shape)
-    value, gate = (selected(reader.draft, apart, dim, at) for at in (0, 1))
+    value, gate = (selected(reader.draft, apart, dim, index) for index in (0, 1))
     return multiplied(reader, value, pointwise(reader.draft, "sigmoid", gate))
 
 

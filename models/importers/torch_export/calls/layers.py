@@ -34,13 +34,13 @@ def _norm(reader: Reader, kind: str, a: Arguments, epsilon: float) -> Array:
     rank = len(a["normalized_shape"])
     given = [a["weight"]] if kind == "rms_norm" else [a["weight"], a["bias"]]
     weights = [
-        value if value is not None else _filled(reader, a["normalized_shape"], 1.0 - at)
-        for at, value in enumerate(given)
+        value if value is not None else _filled(reader, a["normalized_shape"], 1.0 - index)
+        for index, value in enumerate(given)
     ]
     for _ in range(2):
         for weight in weights:
-            for mine, yours in zip(x.dims[-rank:], weight.dims, strict=True):
-                paired(mine, yours)
+            for group, weight_group in zip(x.dims[-rank:], weight.dims, strict=True):
+                paired(group, weight_group)
     inside = tuple(axis for group in x.dims[-rank:] for axis in leaves(group))
     if any(axis.role == "b" for axis in inside) or not all(x.real(axis) for axis in inside):
         raise UnsupportedError("it is taken over samples or over a dim that was expanded")
@@ -64,7 +64,7 @@ def _norm(reader: Reader, kind: str, a: Arguments, epsilon: float) -> Array:
 
 
 def _filled(reader: Reader, shape: Sequence[int], value: float) -> Array:
-    """A constant of one value that has its dims."""
+    """Constant of one value that has its dims."""
     axes = tuple(fresh(size) for size in shape)
     name = reader.draft.name(f"{reader.draft.where}.{'ones' if value else 'zeros'}".lstrip("."))
     tensor = Tensor(name=name, axes=axes, kind="constant", attributes={"value": value})
@@ -102,16 +102,23 @@ def _batch_norm(reader: Reader, a: Arguments) -> Array:
         elif id(axis) not in have:
             slots.append(Slot(Token(), (axis,)))
     read = Operand(x.tensor, tuple(slots))
-    one = [Slot(channel, inside)]
-    sums = draft.make("channel_sums", (read,), one, name="sums", ordered=True, across=True)
-    of_sums = Operand(sums, tuple(one))
+    channel_slots = [Slot(channel, inside)]
+    sums = draft.make(
+        "channel_sums", (read,), channel_slots, name="sums", ordered=True, across=True
+    )
+    sums_operand = Operand(sums, tuple(channel_slots))
     squares = draft.make(
-        "channel_squares", (read, of_sums), one, name="squares", ordered=True, across=True
+        "channel_squares",
+        (read, sums_operand),
+        channel_slots,
+        name="squares",
+        ordered=True,
+        across=True,
     )
     weights = [Operand(w.tensor, (Slot(channel, leaves(w.dims[0])),)) for w in (gamma, beta)]
     tensor = draft.make(
         "batch_norm",
-        (read, of_sums, Operand(squares, tuple(one)), *weights),
+        (read, sums_operand, Operand(squares, tuple(channel_slots)), *weights),
         slots,
         attributes={"epsilon": epsilon},
         ordered=True,
@@ -120,17 +127,17 @@ def _batch_norm(reader: Reader, a: Arguments) -> Array:
 
 
 def _known_batch_norm(reader: Reader, x: Array, a: Arguments, epsilon: float) -> Array:
-    """By the running statistics, which are constants: an affine map of every channel."""
+    """Batch norm by running statistics, which are constants: an affine map per channel."""
     tail = (1,) * (len(x.dims) - 2)
     if isinstance(a["running_mean"], Array) or not hasattr(a["running_mean"], "reshape"):
         raise UnsupportedError("its running statistics have no values: they are fake")
     centre = a["running_mean"].reshape(-1, *tail)
     spread = (a["running_var"] + epsilon).rsqrt().reshape(-1, *tail)
-    found = multiplied(reader, added(reader, x, -centre), spread)
+    normed = multiplied(reader, added(reader, x, -centre), spread)
     for weight, join in ((a["weight"], multiplied), (a["bias"], added)):
         if weight is not None:
-            found = join(reader, found, Array(weight.tensor, (*weight.dims, *((),) * len(tail))))
-    return found
+            normed = join(reader, normed, Array(weight.tensor, (*weight.dims, *((),) * len(tail))))
+    return normed
 
 
 def _conv2d(reader: Reader, a: Arguments) -> Array:
@@ -141,10 +148,10 @@ def _conv2d(reader: Reader, a: Arguments) -> Array:
     kernel, groups = weight.shape[2:], int(a["groups"])
     padding = a["padding"]
     if isinstance(padding, str):
-        whole = [(k - 1) * d for k, d in zip(kernel, dilation, strict=True)]
-        if padding == "same" and any(size % 2 for size in whole):
+        full_padding = [(k - 1) * d for k, d in zip(kernel, dilation, strict=True)]
+        if padding == "same" and any(size % 2 for size in full_padding):
             raise UnsupportedError("`same` padding of a window of even size")
-        padding = [size // 2 if padding == "same" else 0 for size in whole]
+        padding = [size // 2 if padding == "same" else 0 for size in full_padding]
     pad = _two(padding)
     attributes: dict[str, Value] = _window(stride, pad)
     if dilation != (1, 1):
@@ -191,16 +198,16 @@ def _convolved(
     ]
     slots = [Slot(batch, x.dims[0]), Slot(of_w, (out,)), Slot(j, (rows,)), Slot(i, (columns,))]
     tensor = reader.draft.make("conv", inputs, slots, attributes=attributes, ordered=True)
-    found = Array(tensor, (x.dims[0], (out,), (rows,), (columns,)))
-    found = _without_places(reader, found)
+    convolved = Array(tensor, (x.dims[0], (out,), (rows,), (columns,)))
+    convolved = _without_places(reader, convolved)
     if bias is None:
-        return found
+        return convolved
     over = reader.array(bias)
-    return combined(reader.draft, "add", found, Array(over.tensor, (*over.dims, (), ())))
+    return combined(reader.draft, "add", convolved, Array(over.tensor, (*over.dims, (), ())))
 
 
 def _without_places(reader: Reader, array: Array) -> Array:
-    """An image of one place is a vector."""
+    """Array without dims of size one but the batch: an image of one place is a vector."""
     units = [x for group in array.dims[1:] for x in leaves(group) if x.size == 1]
     return summed_axes(reader.draft, array, units) if units else array
 
@@ -233,14 +240,14 @@ def _pooled(
     attributes = _window(stride, pad) | {"size_y": size[0], "size_x": size[1]}
     slots = [*lead, Slot(j, (rows,)), Slot(i, (columns,))]
     tensor = reader.draft.make(kind, (read,), slots, attributes=attributes, ordered=True)
-    found = Array(tensor, (x.dims[0], x.dims[1], (rows,), (columns,)))
-    return _without_places(reader, found)
+    pooled = Array(tensor, (x.dims[0], x.dims[1], (rows,), (columns,)))
+    return _without_places(reader, pooled)
 
 
 def _cut_windows(
     x: Array, size: tuple[int, int], stride: tuple[int, int], pad: tuple[int, int]
 ) -> bool:
-    """Whether the last window of a row or column is not whole."""
+    """True if the last window of a row or column is not whole."""
     return any((x.shape[2 + i] + 2 * pad[i] - size[i]) % stride[i] for i in (0, 1))
 
 

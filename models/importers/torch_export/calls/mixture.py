@@ -32,7 +32,7 @@ from millrace.models.labels import BATCH, EXPERT
 
 
 def mixture(node: Any) -> Found | None:
-    """Weighted rows summed over choices, each the product of a token and gathered weights."""
+    """Match of weighted rows summed over choices, each a token times gathered weights."""
     if not is_call(node, "sum") or len(node.args) != 2 or list(node.args[1]) != [1]:
         return None
     weighted = _below(node.args[0], "view", "reshape")
@@ -65,13 +65,13 @@ def mixture(node: Any) -> Found | None:
 
 
 def _below(node: Any, *names: str) -> Any:
-    """What a call of these names reads, or None."""
+    """Node that a call of one of these names reads, or None."""
     node = bare(node) if hasattr(node, "meta") else None
     return bare(node.args[0]) if is_call(node, *names) else None
 
 
 def _gathered(node: Any) -> tuple[Any, Any, Any] | None:
-    """(parameter, ids, rows) of a product of gathered weights and rows."""
+    """Parameter, ids and rows of a product of gathered weights and rows, or None."""
     product_of = _below(node, "squeeze")
     if not is_call(product_of, "bmm"):
         return None
@@ -86,7 +86,7 @@ def _gathered(node: Any) -> tuple[Any, Any, Any] | None:
 
 
 def _top_k(reader: Reader, a: Arguments) -> list[Array]:
-    """The chosen scores and their experts; the places they get go along with the experts."""
+    """Chosen scores and their experts; the places they get go along with the experts."""
     scores = a["self"]
     axes = leaves(scores.dims[0])
     if len(scores.dims) == 3:
@@ -102,7 +102,7 @@ def _top_k(reader: Reader, a: Arguments) -> list[Array]:
     b, t, n = Token(), Token(single=True, whole=True), Token(single=True, whole=True, label="n")
     k = Token(single=True, whole=True, label="k")
     lead = [Slot(b, axes[:1]), Slot(t, axes[1:])]
-    made = reader.draft.make(
+    values = reader.draft.make(
         "top_k",
         (Operand(scores.tensor, (*lead, Slot(n, leaves(scores.dims[-1])))),),
         [*lead, Slot(k, (choice,))],
@@ -111,18 +111,18 @@ def _top_k(reader: Reader, a: Arguments) -> list[Array]:
         ordered=True,
     )
     expert, place = (
-        Tensor(name=f"{made.name}.{part}", axes=made.axes, integer=True, payload=made)
+        Tensor(name=f"{values.name}.{part}", axes=values.axes, integer=True, payload=values)
         for part in ("expert", "place")
     )
     reader.draft.steps[-1].more = (expert, place)
     dims = (*scores.dims[:-1], (choice,))
-    return [Array(made, dims), Array(expert, dims)]
+    return [Array(values, dims), Array(expert, dims)]
 
 
 def _routes(reader: Reader, ids: Any) -> tuple[Tensor, Tensor]:
     """Experts and places of a `top_k`."""
     for step in reader.draft.steps:
-        if isinstance(ids, Array) and any(one is ids.tensor for one in step.more):
+        if isinstance(ids, Array) and any(tensor is ids.tensor for tensor in step.more):
             expert, place = step.more
             return expert, place
     raise UnsupportedError("its experts are not those of a topk")
@@ -140,7 +140,7 @@ def _mixture(reader: Reader, a: Arguments) -> Array:
     e, b, k = Token(), Token(), Token(single=True, whole=True, label="k")
     t, c = Token(single=True, whole=True), Token(single=True, whole=True, label="c")
     of_token = (Slot(b, (batch,)), Slot(t, (tokens,)))
-    routes = [Operand(one, (*of_token, Slot(k, (choice,)))) for one in (expert, place)]
+    routes = [Operand(route, (*of_token, Slot(k, (choice,)))) for route in (expert, place)]
     features = Slot(Token(single=True, label="d"), leaves(x.dims[-1]))
     to = (Slot(e, (Axis(experts.extent),)), Slot(b, (batch,)), Slot(c, (places,)))
     sent = draft.make(
@@ -154,18 +154,19 @@ def _mixture(reader: Reader, a: Arguments) -> Array:
     half = wide.shape[-1] // 2
     gate, up = (narrowed(draft, wide, -1, start, half) for start in (0, half))
     active = combined(draft, "swiglu", gate, up)
-    made = product(draft, active, down, ("ebcf", "edf", "ebcd"))
+    expert_outputs = product(draft, active, down, ("ebcf", "edf", "ebcd"))
     back = tuple(
-        Slot(slot.token, group) for slot, group in zip((*to, features), made.dims, strict=True)
+        Slot(slot.token, group)
+        for slot, group in zip((*to, features), expert_outputs.dims, strict=True)
     )
     weight = Operand(weights.tensor, (*of_token, Slot(k, leaves(weights.dims[-1]))))
     out = draft.make(
         "combine",
-        (Operand(made.tensor, back), *routes, weight),
-        [*of_token, Slot(features.token, made.dims[-1])],
+        (Operand(expert_outputs.tensor, back), *routes, weight),
+        [*of_token, Slot(features.token, expert_outputs.dims[-1])],
         ordered=True,
     )
-    return Array(out, (*x.dims[:-1], made.dims[-1]))
+    return Array(out, (*x.dims[:-1], expert_outputs.dims[-1]))
 
 
 HANDLERS: dict[str, Handler] = {"topk": _top_k, "mixture": _mixture}

@@ -21,7 +21,7 @@ _PIECES_MAX = 64  # joined to one tensor; a graph of more is no longer read by a
 
 
 def _fill(reader: Reader, a: Arguments) -> Any:
-    """One value in the shape of what is overwritten."""
+    """Value spread over the shape of what is overwritten."""
     import torch
 
     value, shape = a["value"], a["self"].shape
@@ -54,8 +54,8 @@ def _slice_scatter(reader: Reader, a: Arguments) -> Array:
     base, given = reader.array(a["self"]), reader.array(a["src"])
     dim, size = a["dim"] % len(base.dims), base.shape[a["dim"]]
     start, end = (
-        min(max(at + size if at < 0 else at, 0), size)
-        for at in (a["start"] or 0, size if a["end"] is None else a["end"])
+        min(max(bound + size if bound < 0 else bound, 0), size)
+        for bound in (a["start"] or 0, size if a["end"] is None else a["end"])
     )
     return _written(reader, base, given, dim, (start, max(end, start), a["step"]))
 
@@ -71,7 +71,7 @@ def _select_scatter(reader: Reader, a: Arguments) -> Array:
 def _written(
     reader: Reader, base: Array, given: Array, dim: int, places: tuple[int, int, int]
 ) -> Array:
-    """`base` with other values at the places (start, end, step) of a dim."""
+    """Array `base` with other values at the places (start, end, step) of a dim."""
     start, end, step = places
     shape = base.shape
     if base.tensor.integer != given.tensor.integer:
@@ -88,8 +88,8 @@ def _written(
         apart = (*shape[:dim], shape[dim] // step, step, *shape[dim + 1 :])
         base = views.viewed(reader.draft, base, apart)
         given = views.unsqueezed(given, dim + 1)
-        found = _written(reader, base, given, dim + 1, (start, start + 1, 1))
-        return views.viewed(reader.draft, found, shape)
+        written = _written(reader, base, given, dim + 1, (start, start + 1, 1))
+        return views.viewed(reader.draft, written, shape)
     parts = [given]
     if start:
         parts.insert(0, narrowed(reader.draft, base, dim, 0, start))
@@ -99,13 +99,13 @@ def _written(
 
 
 def _index_put(reader: Reader, a: Arguments) -> Array:
-    """Constants at constant places; whatever else is written stands nowhere in a graph."""
+    """Constants at constant places; other writes have no counterpart in a graph."""
     import torch
 
     base, indices, given = a["self"], a["indices"], a["values"]
-    if any(isinstance(one, Array) for one in (*indices, given)) or a["accumulate"]:
+    if any(isinstance(operand, Array) for operand in (*indices, given)) or a["accumulate"]:
         raise UnsupportedError("what is written, or where, depends on the inputs")
-    places = tuple(slice(None) if one is None else one for one in indices)
+    places = tuple(slice(None) if index is None else index for index in indices)
     mask = torch.zeros(base.shape, dtype=torch.bool)
     values = torch.zeros(base.shape, dtype=given.dtype)
     mask[places], values[places] = True, given
@@ -115,57 +115,59 @@ def _index_put(reader: Reader, a: Arguments) -> Array:
 def _index(reader: Reader, a: Arguments) -> Array:
     """Rows of a table by ids, or listed places of a dim (of several that follow each other)."""
     table, indices = a["self"], a["indices"]
-    at = next(i for i, one in enumerate(indices) if one is not None)
-    listed = [one for one in indices[at:] if one is not None]
-    data = any(isinstance(one, Array) for one in listed)
+    dim = next(i for i, index in enumerate(indices) if index is not None)
+    listed = [index for index in indices[dim:] if index is not None]
+    data = any(isinstance(index, Array) for index in listed)
     if len(indices) == 1 and isinstance(table, Array) and len(table.dims) == 2:
         sample = any(axis.role == BATCH for axis in table.tensor.leaves())
         ids = listed[0]
-        whole = ids.tensor.integer if isinstance(ids, Array) else ids.dtype.itemsize > 1
-        if whole and not sample:
+        are_ids = ids.tensor.integer if isinstance(ids, Array) else ids.dtype.itemsize > 1
+        if are_ids and not sample:
             return embedding(reader, {"weight": table, "indices": ids})
-    if data or not isinstance(table, Array) or len(listed) != len(indices) - at:
+    if data or not isinstance(table, Array) or len(listed) != len(indices) - dim:
         raise UnsupportedError("expected rows of a table by ids, or constant places of a dim")
-    return _taken(reader, table, at, listed)
+    return _taken(reader, table, dim, listed)
 
 
-def _taken(reader: Reader, table: Array, at: int, indices: Sequence[Any]) -> Array:
-    """Listed places of dims from `at` on, which become the dims of the list."""
+def _taken(reader: Reader, table: Array, dim: int, indices: Sequence[Any]) -> Array:
+    """Listed places of dims from `dim` on, which become the dims of the list."""
     import torch
 
     if len(indices) == 1 and indices[0].dtype is torch.bool:
         indices = indices[0].nonzero(as_tuple=True)
     shape, count = table.shape, len(indices)
-    if any(axis.role == BATCH for group in table.dims[at : at + count] for axis in group):
+    if any(axis.role == BATCH for group in table.dims[dim : dim + count] for axis in group):
         raise UnsupportedError("it chooses among samples")
-    sizes = shape[at : at + count]
+    sizes = shape[dim : dim + count]
     indices = torch.broadcast_tensors(*indices)
     strides = [prod(sizes[i + 1 :]) for i in range(count)]
     places = torch.stack(
-        [one % size * stride for one, size, stride in zip(indices, sizes, strides, strict=True)]
+        [index % size * stride for index, size, stride in zip(indices, sizes, strides, strict=True)]
     ).sum(0)
     flat = places.reshape(-1).tolist()
     array = table
     if count > 1:
-        array = views.viewed(reader.draft, array, (*shape[:at], prod(sizes), *shape[at + count :]))
+        array = views.viewed(
+            reader.draft, array, (*shape[:dim], prod(sizes), *shape[dim + count :])
+        )
     runs = _runs(flat)
     if len(runs) > _PIECES_MAX or not runs:
         raise UnsupportedError(f"it takes {len(runs)} pieces of a dim; {_PIECES_MAX} can be joined")
-    parts = [narrowed(reader.draft, array, at, start, size) for start, size in runs]
-    found = parts[0] if len(parts) == 1 else views.joined(reader.draft, parts, at)
-    wanted = (*shape[:at], *places.shape, *shape[at + count :])
-    return found if found.shape == wanted else views.viewed(reader.draft, found, wanted)
+    parts = [narrowed(reader.draft, array, dim, start, size) for start, size in runs]
+    taken = parts[0] if len(parts) == 1 else views.joined(reader.draft, parts, dim)
+    wanted = (*shape[:dim], *places.shape, *shape[dim + count :])
+    return taken if taken.shape == wanted else views.viewed(reader.draft, taken, wanted)
 
 
 def _runs(places: Sequence[int]) -> list[tuple[int, int]]:
-    """(start, size) of the longest runs of places that follow each other."""
-    found: list[tuple[int, int]] = []
+    """Longest runs of places that follow each other, as (start, size)."""
+    runs: list[tuple[int, int]] = []
     for place in places:
-        if found and place == sum(found[-1]):
-            found[-1] = (found[-1][0], found[-1][1] + 1)
+        if runs and place == sum(runs[-1]):
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
         else:
-            found.append((place, 1))
-    return found
+            runs.append((place, 1))
+    return runs
 
 
 def _index_select(reader: Reader, a: Arguments) -> Array:

@@ -32,29 +32,29 @@ def _linear(reader: Reader, a: Arguments) -> Array:
 def _biased(
     reader: Reader, x: Array, weight: Array, equation: tuple[str, str, str], bias: Any
 ) -> Array:
-    made = product(reader.draft, x, weight, equation)
-    return made if bias is None else combined(reader.draft, "add", made, reader.array(bias))
+    output = product(reader.draft, x, weight, equation)
+    return output if bias is None else combined(reader.draft, "add", output, reader.array(bias))
 
 
 def _addmm(reader: Reader, a: Arguments) -> Array:
     left = reader.array(floating(a.get("mat1", a.get("batch1"))))
     right = reader.array(a.get("mat2", a.get("batch2")))
-    made = scaled(reader.draft, matrices(reader, left, right), float(a["alpha"]))
-    return added(reader, made, a["self"], float(a["beta"]))
+    scaled_product = scaled(reader.draft, matrices(reader, left, right), float(a["alpha"]))
+    return added(reader, scaled_product, a["self"], float(a["beta"]))
 
 
 def matrices(reader: Reader, left: Array, right: Array) -> Array:
-    """`matmul`: the last dims are matrices (or a vector), the others broadcast."""
+    """Product as `matmul` has it: the last dims are matrices (or a vector), others broadcast."""
     if len(left.dims) == 1 or len(right.dims) == 1:
-        mine = "k" if len(left.dims) == 1 else _LETTERS[: len(left.dims) - 1] + "k"
-        yours = "k" if len(right.dims) == 1 else _LETTERS[: len(right.dims) - 2] + "kz"
-        kept = "".join(x for x in dict.fromkeys(mine + yours) if x != "k")
-        return product(reader.draft, left, right, (mine, yours, kept))
+        left_letters = "k" if len(left.dims) == 1 else _LETTERS[: len(left.dims) - 1] + "k"
+        right_letters = "k" if len(right.dims) == 1 else _LETTERS[: len(right.dims) - 2] + "kz"
+        out_letters = "".join(x for x in dict.fromkeys(left_letters + right_letters) if x != "k")
+        return product(reader.draft, left, right, (left_letters, right_letters, out_letters))
     depth = max(len(left.dims), len(right.dims)) - 2
     lead = _LETTERS[:depth]
-    mine = lead[depth - len(left.dims) + 2 :] + "xk"
-    yours = lead[depth - len(right.dims) + 2 :] + "kz"
-    return product(reader.draft, left, right, (mine, yours, lead + "xz"))
+    left_letters = lead[depth - len(left.dims) + 2 :] + "xk"
+    right_letters = lead[depth - len(right.dims) + 2 :] + "kz"
+    return product(reader.draft, left, right, (left_letters, right_letters, lead + "xz"))
 
 
 def _matmul(reader: Reader, a: Arguments) -> Array:
@@ -75,17 +75,19 @@ def _einsum(reader: Reader, a: Arguments) -> Array:
     if any(len(set(letters)) != len(letters) for letters in operands):
         raise UnsupportedError(f"`{equation}` takes a diagonal")
     arrays = [reader.array(floating(x)) for x in a["tensors"]]
-    found, mine = arrays[0], operands[0]
-    for at in range(1, len(arrays)):
-        later = "".join(operands[at + 1 :]) + out
-        both = dict.fromkeys(mine + operands[at])
-        kept = "".join(x for x in both if x in later)
-        kept = out if at == len(arrays) - 1 else kept
-        found = product(reader.draft, found, arrays[at], (mine, operands[at], kept))
-        mine = kept
+    partial, partial_letters = arrays[0], operands[0]
+    for index in range(1, len(arrays)):
+        later = "".join(operands[index + 1 :]) + out
+        both = dict.fromkeys(partial_letters + operands[index])
+        out_letters = "".join(x for x in both if x in later)
+        out_letters = out if index == len(arrays) - 1 else out_letters
+        partial = product(
+            reader.draft, partial, arrays[index], (partial_letters, operands[index], out_letters)
+        )
+        partial_letters = out_letters
     if len(arrays) == 1:
         raise UnsupportedError(f"`{equation}` has one operand; use sum and permute")
-    return found
+    return partial
 
 
 def embedding(reader: Reader, a: Arguments) -> Array:
@@ -93,15 +95,15 @@ def embedding(reader: Reader, a: Arguments) -> Array:
     table, ids = a["weight"], a["indices"]
     padding = -1 if a.get("padding_idx") is None else int(a["padding_idx"])
     if not isinstance(ids, Array) and not bool((ids == padding).any()):
-        found = _known_rows(reader, table, ids)
-        if found is not None:
-            return found
+        known_rows = _known_rows(reader, table, ids)
+        if known_rows is not None:
+            return known_rows
     ids = reader.array(ids)
     rows, width = table.dims
     token, row = Token(single=True, label="d"), Token(single=True, label="v")
     places = [Slot(Token(), (axis,)) for axis in ids.tensor.leaves()]
-    made = Axis(leaves(width)[0].extent) if len(leaves(width)) == 1 else None
-    features = width if made is None else (made,)
+    feature_axis = Axis(leaves(width)[0].extent) if len(leaves(width)) == 1 else None
+    features = width if feature_axis is None else (feature_axis,)
     tensor = reader.draft.make(
         "embedding",
         (
@@ -114,22 +116,22 @@ def embedding(reader: Reader, a: Arguments) -> Array:
     )
     size = size_of(rows)
     for given in _origins(reader, ids.tensor):
-        known = int(given.attributes.get("values", 0))
-        given.attributes["values"] = min(known, size) if known else size
+        previous = int(given.attributes.get("values", 0))
+        given.attributes["values"] = min(previous, size) if previous else size
     return Array(tensor, (*ids.dims, features))
 
 
 def _origins(reader: Reader, tensor: Tensor) -> list[Tensor]:
-    """The inputs of which a tensor of ids is made."""
+    """Inputs of which a tensor of ids is made."""
     makers = {id(step.output.tensor): step for step in reader.draft.steps}
-    found, queue = [], [tensor]
+    inputs, queue = [], [tensor]
     while queue:
-        one = queue.pop()
-        if id(one) in makers:
-            queue += [operand.tensor for operand in makers[id(one)].inputs]
-        elif one.kind == "input":
-            found.append(one)
-    return found
+        current = queue.pop()
+        if id(current) in makers:
+            queue += [operand.tensor for operand in makers[id(current)].inputs]
+        elif current.kind == "input":
+            inputs.append(current)
+    return inputs
 
 
 def _known_rows(reader: Reader, table: Array, ids: Any) -> Array | None:

@@ -17,16 +17,16 @@ from millrace.models.labels import SEQUENCE
 
 
 def rotary(node: Any) -> Found | None:
-    """The sum of x cos and of the turned x sin."""
+    """Match of the sum of x cos and of the turned x sin."""
     if not is_call(node, "add") or not all(hasattr(x, "meta") for x in node.args[:2]):
         return None
     plain, turned = (bare(x) for x in node.args[:2])
     if not (is_call(plain, "mul") and is_call(turned, "mul")):
         return None
-    found = either(turned, _turned)
-    if found is None or not all(hasattr(x, "meta") for x in (found[1], *plain.args[:2])):
+    matched = either(turned, _turned)
+    if matched is None or not all(hasattr(x, "meta") for x in (matched[1], *plain.args[:2])):
         return None
-    (x, interleaved), sine = found
+    (x, interleaved), sine = matched
     first, second = plain.args[:2]
     if bare(first) is not x and bare(second) is not x:
         return None
@@ -37,25 +37,25 @@ def rotary(node: Any) -> Found | None:
 
 
 def partly_rotary(node: Any) -> Found | None:
-    """The first features turned, and behind them the others as they were."""
+    """Match of a join of first features that are turned and others as they were."""
     if not is_call(node, "cat") or len(node.args[0]) != 2:
         return None
-    found = rotary(bare(node.args[0][0]))
+    matched = rotary(bare(node.args[0][0]))
     rest = bare(node.args[0][1])
-    if found is None or not (is_call(found[1]["x"], "slice") and is_call(rest, "slice")):
+    if matched is None or not (is_call(matched[1]["x"], "slice") and is_call(rest, "slice")):
         return None
-    part, rank = found[1]["x"], node.meta["val"].ndim
-    whole, dims = part.args[0], found[1]["dims"]
-    size = int(whole.meta["val"].shape[-1])
-    if len(node.args) < 2 or node.args[1] % rank != rank - 1 or rest.args[0] is not whole:
+    part, rank = matched[1]["x"], node.meta["val"].ndim
+    full, dims = part.args[0], matched[1]["dims"]
+    size = int(full.meta["val"].shape[-1])
+    if len(node.args) < 2 or node.args[1] % rank != rank - 1 or rest.args[0] is not full:
         return None
     if (_slice(part, size), _slice(rest, size)) != ((0, dims, 1), (dims, size, 1)):
         return None
-    return "rotary", {**found[1], "x": bare(whole)}
+    return "rotary", {**matched[1], "x": bare(full)}
 
 
 def _turned(node: Any) -> tuple[Any, bool] | None:
-    """(x, whether pairs are neighbours) of what has minus the second of each pair first."""
+    """Tensor x of what has minus the second of each pair first; True if pairs are neighbours."""
     if is_call(node, "cat"):
         step = 1
     elif is_call(node, "flatten", "reshape", "view") and is_call(bare(node.args[0]), "stack"):
@@ -80,7 +80,7 @@ def _turned(node: Any) -> tuple[Any, bool] | None:
 
 
 def _slice(node: Any, size: int) -> tuple[Any, ...] | None:
-    """(start, end, step) of a slice of the last dim."""
+    """Bounds (start, end, step) of a slice of the last dim."""
     given, usual = list(node.args[1:]), [0, None, None, 1]
     dim, start, end, step = given + usual[len(given) :]
     if dim % node.args[0].meta["val"].ndim != node.args[0].meta["val"].ndim - 1:
@@ -106,15 +106,15 @@ def _rotary(reader: Reader, a: Arguments) -> Array:
     slots = [Slot(Token(), (y,)) for y in x.tensor.leaves() if id(y) not in inside]
     slots.append(Slot(Token(single=True, whole=True, label="d"), leaves(x.dims[-1])))
     read = Operand(x.tensor, tuple(slots))
-    made = reader.draft.make("rotary", (read,), slots, attributes=attributes, ordered=True)
-    return Array(made, x.dims)
+    turned = reader.draft.make("rotary", (read,), slots, attributes=attributes, ordered=True)
+    return Array(turned, x.dims)
 
 
 def _positions(cosine: Any, sine: Any, x: Array, dims: int) -> int | None:
-    """The dim of x, counted from the end, along which positions run, if it is the sequence."""
+    """Dim of x, counted from the end, along which positions run, if it is the sequence."""
     if isinstance(cosine, Array) or isinstance(sine, Array) or cosine.shape != sine.shape:
         return None
-    long = [at for at in range(-cosine.ndim, -1) if cosine.shape[at] > 1 and cosine.stride(at)]
+    long = [dim for dim in range(-cosine.ndim, -1) if cosine.shape[dim] > 1 and cosine.stride(dim)]
     if len(long) != 1 or -long[0] > len(x.dims) or cosine.shape[-1] != dims:
         return None
     axes = leaves(x.dims[long[0]])
@@ -124,12 +124,12 @@ def _positions(cosine: Any, sine: Any, x: Array, dims: int) -> int | None:
     return long[0] if axes[0].role == SEQUENCE else None
 
 
-def _by_tables(reader: Reader, whole: Array, a: Arguments, interleaved: bool) -> Array:
+def _by_tables(reader: Reader, full: Array, a: Arguments, interleaved: bool) -> Array:
     draft, size = reader.draft, int(a["dims"])
-    x = narrowed(draft, whole, -1, 0, size)
+    x = narrowed(draft, full, -1, 0, size)
     if interleaved:
         pairs = viewed(draft, x, (*x.shape[:-1], size // 2, 2))
-        first, second = (selected(draft, pairs, -1, at) for at in (0, 1))
+        first, second = (selected(draft, pairs, -1, index) for index in (0, 1))
         parts = (scaled(draft, second, -1.0), first)
         arrays = [Array(part.tensor, (*part.dims, ())) for part in parts]
         turned = joined(draft, arrays, -1)
@@ -138,20 +138,20 @@ def _by_tables(reader: Reader, whole: Array, a: Arguments, interleaved: bool) ->
         front, back = (narrowed(draft, x, -1, start, size // 2) for start in (0, size // 2))
         turned = joined(draft, (scaled(draft, back, -1.0), front), -1)
     plain = combined(draft, "mul", x, reader.array(a["cos"]))
-    made = combined(draft, "add", plain, combined(draft, "mul", turned, reader.array(a["sin"])))
-    if size == whole.shape[-1]:
-        return made
-    return joined(draft, (made, narrowed(draft, whole, -1, size, whole.shape[-1] - size)), -1)
+    rotated = combined(draft, "add", plain, combined(draft, "mul", turned, reader.array(a["sin"])))
+    if size == full.shape[-1]:
+        return rotated
+    return joined(draft, (rotated, narrowed(draft, full, -1, size, full.shape[-1] - size)), -1)
 
 
 def base_of(cosine: Any, sine: Any, interleaved: bool) -> float | None:
-    """The base of tables of angles, one row per position from 0 on, or None."""
+    """Base of tables of angles, one row per position from 0 on, or None."""
     import torch
 
     size = int(cosine.shape[-1])
-    for at in range(cosine.ndim - 1):
-        if not cosine.stride(at):
-            cosine, sine = cosine.narrow(at, 0, 1), sine.narrow(at, 0, 1)
+    for dim in range(cosine.ndim - 1):
+        if not cosine.stride(dim):
+            cosine, sine = cosine.narrow(dim, 0, 1), sine.narrow(dim, 0, 1)
     first, second = (table.reshape(-1, size).double() for table in (cosine, sine))
     angle = torch.atan2(second[1], first[1])
     angle = angle[::2] if interleaved else angle[: size // 2]
@@ -160,9 +160,9 @@ def base_of(cosine: Any, sine: Any, interleaved: bool) -> float | None:
     # The slowest pair knows the base best; where there is one pair, any base will do.
     base = float(angle[-1]) ** (-size / (size - 2)) if size > 2 else 10000.0
     base = float(f"{base:.6g}")
-    whole = round(base)
-    if abs(whole - base) < 1e-5 * base:
-        base = float(whole)
+    rounded = round(base)
+    if abs(rounded - base) < 1e-5 * base:
+        base = float(rounded)
     exponents = torch.arange(0, size, 2, dtype=torch.float64) / size
     places = torch.arange(first.shape[0], dtype=torch.float64)
     angles = torch.outer(places, base**-exponents)

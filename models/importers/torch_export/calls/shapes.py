@@ -67,8 +67,8 @@ def _unflatten(reader: Reader, a: Arguments) -> Array:
     dim = a["dim"] % len(array.dims)
     shape = array.shape
     sizes = [int(size) for size in a["sizes"]]
-    whole = [*shape[:dim], *sizes, *shape[dim + 1 :]]
-    return views.viewed(reader.draft, array, _shape(whole, array))
+    new_shape = [*shape[:dim], *sizes, *shape[dim + 1 :]]
+    return views.viewed(reader.draft, array, _shape(new_shape, array))
 
 
 def _permute(reader: Reader, a: Arguments) -> Array:
@@ -96,7 +96,7 @@ def _movedim(reader: Reader, a: Arguments) -> Array:
         [x % rank for x in (a[key] if isinstance(a[key], list) else [a[key]])]
         for key in ("source", "destination")
     ]
-    order = [at for at in range(rank) if at not in places[0]]
+    order = [dim for dim in range(rank) if dim not in places[0]]
     for to, of in sorted(zip(places[1], places[0], strict=True)):
         order.insert(to, of)
     return views.permuted(array, order)
@@ -144,7 +144,7 @@ def _select(reader: Reader, a: Arguments) -> Array:
 
 
 def _pieces(reader: Reader, array: Array, dim: int, sizes: list[int]) -> list[Array]:
-    starts = [sum(sizes[:at]) for at in range(len(sizes))]
+    starts = [sum(sizes[:index]) for index in range(len(sizes))]
     return [
         narrowed(reader.draft, array, dim, start, size)
         for start, size in zip(starts, sizes, strict=True)
@@ -156,7 +156,7 @@ def _split(reader: Reader, a: Arguments) -> list[Array]:
     sizes = a.get("split_size", a.get("split_sizes"))
     if isinstance(sizes, int):
         total = array.shape[dim % len(array.dims)]
-        sizes = [min(sizes, total - at) for at in range(0, total, sizes)]
+        sizes = [min(sizes, total - start) for start in range(0, total, sizes)]
     return _pieces(reader, array, dim, [int(size) for size in sizes])
 
 
@@ -164,13 +164,15 @@ def _chunk(reader: Reader, a: Arguments) -> list[Array]:
     array, dim = _array(a["self"]), a["dim"]
     total = array.shape[dim % len(array.dims)]
     size = -(-total // a["chunks"])
-    return _pieces(reader, array, dim, [min(size, total - at) for at in range(0, total, size)])
+    return _pieces(
+        reader, array, dim, [min(size, total - start) for start in range(0, total, size)]
+    )
 
 
 def _unbind(reader: Reader, a: Arguments) -> list[Array]:
     array = _array(a["self"])
     count = array.shape[a["dim"] % len(array.dims)]
-    return [views.selected(reader.draft, array, a["dim"], at) for at in range(count)]
+    return [views.selected(reader.draft, array, a["dim"], index) for index in range(count)]
 
 
 def _getitem(reader: Reader, a: Arguments) -> Any:
@@ -189,10 +191,10 @@ def _pad(reader: Reader, a: Arguments) -> Array:
         raise UnsupportedError("it pads with something else than zeros")
     if min(amounts) < 0:
         raise UnsupportedError("it pads by less than nothing")
-    for at in range(len(amounts) // 2):
-        before, after = amounts[2 * at : 2 * at + 2]
+    for index in range(len(amounts) // 2):
+        before, after = amounts[2 * index : 2 * index + 2]
         if before or after:
-            array = views.padded(reader.draft, array, len(array.dims) - 1 - at, before, after)
+            array = views.padded(reader.draft, array, len(array.dims) - 1 - index, before, after)
     return array
 
 
@@ -215,10 +217,12 @@ def _roll(reader: Reader, a: Arguments) -> Array:
 def _pixel_shuffle(reader: Reader, a: Arguments) -> Array:
     array, factor = _array(a["self"]), int(a["upscale_factor"])
     batch, channels, rows, columns = array.shape
-    kept = channels // factor**2
-    apart = views.viewed(reader.draft, array, (batch, kept, factor, factor, rows, columns))
+    out_channels = channels // factor**2
+    apart = views.viewed(reader.draft, array, (batch, out_channels, factor, factor, rows, columns))
     turned = views.permuted(apart, (0, 1, 4, 2, 5, 3))
-    return views.viewed(reader.draft, turned, (batch, kept, rows * factor, columns * factor))
+    return views.viewed(
+        reader.draft, turned, (batch, out_channels, rows * factor, columns * factor)
+    )
 
 
 def _stack(reader: Reader, a: Arguments) -> Array:

@@ -35,8 +35,8 @@ class Eliminated:
         """Costs of the options beside what the neighbour has: [O, K]."""
         value = self.own
         if self.pair is not None:
-            cost, mine, other, theirs = self.pair.seen_from(self.choice)
-            value = value + cost[:, theirs[chosen[other]], rows].take(mine, axis=0)
+            cost, own_states, other, other_states = self.pair.seen_from(self.choice)
+            value = value + cost[:, other_states[chosen[other]], rows].take(own_states, axis=0)
         return value
 
     def keep(self, rows: Ints) -> None:
@@ -46,38 +46,45 @@ class Eliminated:
             self.pair.keep(rows)
 
 
-def eliminate(own: list[Floats], pairs: list[Pair]) -> tuple[list[Eliminated], list[Pair]]:
-    """Take choices out, in order; `own` of the others changes. Return them and the pairs left."""
-    beside: list[list[Pair]] = [[] for _ in own]
+def eliminate(option_costs: list[Floats], pairs: list[Pair]) -> tuple[list[Eliminated], list[Pair]]:
+    """Choices taken out, in order, and the pairs left; `option_costs` of the others changes."""
+    beside: list[list[Pair]] = [[] for _ in option_costs]
     for pair in pairs:
         if not pair.shared and 1 in pair.cost.shape[:2]:
-            _absorb(own, pair)
+            _absorb(option_costs, pair)
             continue
         for end in pair.ends:
             beside[end].append(pair)
-    found: list[Eliminated] = []
+    eliminated: list[Eliminated] = []
     gone: set[int] = set()
-    waiting = list(range(len(own)))
+    waiting = list(range(len(option_costs)))
     while waiting:
         choice = waiting.pop()
-        mine = beside[choice]
-        if choice in gone or len(mine) > 1 or any(pair.shared for pair in mine):
+        choice_pairs = beside[choice]
+        if choice in gone or len(choice_pairs) > 1 or any(pair.shared for pair in choice_pairs):
             continue
         gone.add(choice)
-        found.append(Eliminated(choice, own[choice], mine[0] if mine else None))
-        if mine:
-            cost, mine_at, other, theirs = mine[0].seen_from(choice)
-            best = (cost.take(mine_at, axis=0) + own[choice][:, None]).min(axis=0)
-            own[other] += best.take(theirs, axis=0)
-            beside[other].remove(mine[0])
+        eliminated.append(
+            Eliminated(choice, option_costs[choice], choice_pairs[0] if choice_pairs else None)
+        )
+        if choice_pairs:
+            cost, own_states, other, other_states = choice_pairs[0].seen_from(choice)
+            best = (cost.take(own_states, axis=0) + option_costs[choice][:, None]).min(axis=0)
+            option_costs[other] += best.take(other_states, axis=0)
+            beside[other].remove(choice_pairs[0])
             beside[choice] = []
             waiting.append(other)
-    left = [pair for at, one in enumerate(beside) for pair in one if pair.ends[0] == at]
-    return found, left
+    left = [
+        pair
+        for index, choice_pairs in enumerate(beside)
+        for pair in choice_pairs
+        if pair.ends[0] == index
+    ]
+    return eliminated, left
 
 
-def _absorb(own: list[Floats], pair: Pair) -> None:
+def _absorb(option_costs: list[Floats], pair: Pair) -> None:
     """Add a pair with one state at an end to the choice at the other."""
-    at = 0 if pair.cost.shape[1] == 1 else 1
-    cost = pair.cost[0] if at else pair.turned[0]
-    own[pair.ends[at]] += cost.take(pair.states[at], axis=0)
+    end = 0 if pair.cost.shape[1] == 1 else 1
+    cost = pair.cost[0] if end else pair.turned[0]
+    option_costs[pair.ends[end]] += cost.take(pair.states[end], axis=0)

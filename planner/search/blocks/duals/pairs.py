@@ -68,10 +68,10 @@ class Pair:
         self.taken = [self.cost[:, 0], self.turned[:, 0]]  # until sides hold them
 
     def seen_from(self, choice: int) -> tuple[Floats, Ints, int, Ints]:
-        """Cost [mine, theirs, K] and my states, then the other choice and its states."""
-        at = self.ends.index(choice)
-        cost = self.turned if at else self.cost
-        return cost, self.states[at], self.ends[1 - at], self.states[1 - at]
+        """Cost [own, other, K] from a choice's end, its states, the other choice and its states."""
+        end = self.ends.index(choice)
+        cost = self.turned if end else self.cost
+        return cost, self.states[end], self.ends[1 - end], self.states[1 - end]
 
     def keep(self, rows: Ints) -> None:
         """Leave out all other rows."""
@@ -102,7 +102,7 @@ class Level:
 
     @property
     def sides(self) -> "list[Side]":
-        """Those that there are."""
+        """Sides that there are, the earlier one first."""
         return [side for side in (self.earlier, self.later) if side is not None]
 
     def forth(self) -> None:
@@ -120,9 +120,9 @@ class Level:
             self.own += self.earlier.hand(self.own)
 
     def least(self) -> Doubles:
-        """The least that every choice's options cost: [choices, K]."""
-        found: Doubles = np.array([self.own[place].min(axis=0) for place in self.slices])
-        return found
+        """Least cost of every choice's options: [choices, K]."""
+        least_costs: Doubles = np.array([self.own[place].min(axis=0) for place in self.slices])
+        return least_costs
 
     def keep(self, rows: Ints) -> None:
         """Leave out all other rows; pairs are left to `Pair.keep`."""
@@ -152,14 +152,21 @@ class Side:
 
     def __init__(self, level: Level, pairs: Sequence[Sequence[Pair]], most: Sequence[int]) -> None:
         ends = zip(level.choices, pairs, strict=True)
-        own = [(pair, pair.ends.index(choice)) for choice, mine in ends for pair in mine]
-        homes = [number for number, mine in enumerate(pairs) for _ in mine]
+        pair_ends = [
+            (pair, pair.ends.index(choice))
+            for choice, choice_pairs in ends
+            for pair in choice_pairs
+        ]
+        homes = [number for number, choice_pairs in enumerate(pairs) for _ in choice_pairs]
         # Pairs whose other ends have as many states lie side by side: one minimum serves them.
-        order = sorted(range(len(own)), key=lambda at: own[at][0].cost.shape[1 - own[at][1]])
-        self.pairs = tuple(own[at] for at in order)
-        homes = [homes[at] for at in order]
-        counts = tuple(pair.cost.shape[at] for pair, at in self.pairs)
-        states = tuple(pair.states[at].tobytes() for pair, at in self.pairs)
+        order = sorted(
+            range(len(pair_ends)),
+            key=lambda number: pair_ends[number][0].cost.shape[1 - pair_ends[number][1]],
+        )
+        self.pairs = tuple(pair_ends[number] for number in order)
+        homes = [homes[number] for number in order]
+        counts = tuple(pair.cost.shape[end] for pair, end in self.pairs)
+        states = tuple(pair.states[end].tobytes() for pair, end in self.pairs)
         starts = tuple(place.start for place in level.slices)
         self.slices, self.state, self.options = _layout(
             counts, states, tuple(homes), starts, len(level.own)
@@ -169,32 +176,32 @@ class Side:
         self.hold(np.zeros((sum(counts), level.own.shape[1]), self.pairs[0][0].cost.dtype))
 
     def hold(self, taken: Floats) -> None:
-        """Take this for what was taken."""
+        """Set what was taken, and make scratch arrays of its shape."""
         self.taken = taken
         self._found = np.empty_like(taken)
         self._gift, self._least = np.empty((2, *taken.shape))
-        self._moved = np.zeros((len(taken) + 1, taken.shape[1]))  # the last for no state
-        for (pair, at), place in zip(self.pairs, self.slices, strict=True):
-            pair.taken[at] = taken[place]
+        self._moved = np.zeros((len(taken) + 1, taken.shape[1]))  # the last row stands for no state
+        for (pair, end), place in zip(self.pairs, self.slices, strict=True):
+            pair.taken[end] = taken[place]
 
     def lay_out(self, room: Floats) -> None:
         """Note where `collect` reads and writes, once for every sweep; `room` is for its use."""
         self._groups: list[tuple[list[tuple[Floats, Floats, Floats]], Floats, Floats]] = []
         for first, last in self._runs():
             cells = slice(self.slices[first].start, self.slices[last].stop)
-            theirs = self._depth(first)
-            shape = theirs, cells.stop - cells.start, self.taken.shape[1]
+            depth = self._depth(first)
+            shape = depth, cells.stop - cells.start, self.taken.shape[1]
             left = room[: shape[0] * shape[1] * shape[2]].reshape(shape)
             links = []
             for number in range(first, last + 1):
-                (pair, at), place = self.pairs[number], self.slices[number]
+                (pair, end), place = self.pairs[number], self.slices[number]
                 into = left[:, place.start - cells.start : place.stop - cells.start]
-                cost = pair.cost if at else pair.turned
-                links.append((cost, pair.taken[1 - at][:, None], into))
+                cost = pair.cost if end else pair.turned
+                links.append((cost, pair.taken[1 - end][:, None], into))
             self._groups.append((links, left, self._found[cells]))
 
     def room(self) -> int:
-        """Cells that `lay_out` needs."""
+        """Number of cells that `lay_out` needs."""
         runs = (
             (self.slices[a].start, self.slices[b].stop, self._depth(a)) for a, b in self._runs()
         )
@@ -202,9 +209,9 @@ class Side:
         return most * len(self.taken[0])
 
     def _depth(self, number: int) -> int:
-        """States of a pair's other end."""
-        pair, at = self.pairs[number]
-        return len(pair.turned if at == 0 else pair.cost)
+        """Number of states at a pair's other end."""
+        pair, end = self.pairs[number]
+        return len(pair.turned if end == 0 else pair.cost)
 
     def _runs(self) -> list[tuple[int, int]]:
         """First and last pair of those whose least is sought at once."""
@@ -220,7 +227,7 @@ class Side:
         return runs
 
     def collect(self, *, lowered: bool = False) -> Doubles:
-        """Take all that is left for each state out of the pairs; what that is for an option."""
+        """Take all that is left for each state out of the pairs; return the sums for an option."""
         for links, left, least in self._groups:
             for cost, other, into in links:
                 np.subtract(cost, other, out=into)
@@ -229,17 +236,17 @@ class Side:
             self._found -= np.abs(self._found) * np.finfo(np.float32).eps
         return self.take(self._found)
 
-    def hand(self, own: Doubles) -> Doubles:
-        """Put a share of the least that options cost into every pair; what an option gains."""
+    def hand(self, option_costs: Doubles) -> Doubles:
+        """Put a share of the options' least cost into every pair; return what an option gains."""
         options, classes, order = self.options
-        offered = own.take(options, axis=0)
+        offered = option_costs.take(options, axis=0)
         if len(classes) > 1:
             for cells, count, into in classes:
-                each = offered[cells].reshape(-1, count, own.shape[1])
+                each = offered[cells].reshape(-1, count, option_costs.shape[1])
                 np.minimum.reduce(each, axis=0, out=self._least[into])
             self._least.take(order, axis=0, out=self._gift, mode="clip")
         else:
-            each = offered.reshape(-1, len(order), own.shape[1])
+            each = offered.reshape(-1, len(order), option_costs.shape[1])
             np.minimum.reduce(each, axis=0, out=self._gift)
         self._gift *= self._shares
         np.minimum(self._gift, ENOUGH, out=self._gift)
@@ -247,54 +254,56 @@ class Side:
         return self.take(self._found)
 
     def take(self, taken: Floats) -> Doubles:
-        """Take so much instead of what was taken before; the difference for an option."""
+        """Take so much instead of what was taken before; return the difference for an option."""
         np.subtract(taken, self.taken, out=self._moved[:-1], dtype=np.float64)
         np.copyto(self.taken, taken)
         return self.spread(self._moved)
 
     def beside(self, chosen: Ints, rows: Ints) -> Doubles:
-        """What pairs still hold beside the options of their other ends, for an option: [O, K]."""
-        for (pair, at), place in zip(self.pairs, self.slices, strict=True):
-            cost = pair.turned if at else pair.cost
-            states = pair.states[1 - at][chosen[pair.ends[1 - at]]]
-            np.subtract(cost[:, states, rows], pair.taken[at], out=self._moved[place])
+        """Costs left in pairs for an option, given the options of their other ends: [O, K]."""
+        for (pair, end), place in zip(self.pairs, self.slices, strict=True):
+            cost = pair.turned if end else pair.cost
+            states = pair.states[1 - end][chosen[pair.ends[1 - end]]]
+            np.subtract(cost[:, states, rows], pair.taken[end], out=self._moved[place])
         return self.spread(self._moved)
 
     def spread(self, values: Doubles) -> Doubles:
-        """What the values of its states come to for an option: [O, K] of [S + 1, K]."""
-        found: Doubles = values.take(self.state[0], axis=0)
+        """Sum of the values of an option's states: [O, K], from values [S + 1, K]."""
+        sums: Doubles = values.take(self.state[0], axis=0)
         for state in self.state[1:]:
-            found += values.take(state, axis=0)
-        return found
+            sums += values.take(state, axis=0)
+        return sums
 
 
-def levels_of(order: Sequence[int], own: Sequence[Doubles], pairs: Sequence[Pair]) -> list[Level]:
-    """Choices by the longest way from one without earlier ones; pairs lead to later levels.
+def levels_of(
+    order: Sequence[int], option_costs: Sequence[Doubles], pairs: Sequence[Pair]
+) -> list[Level]:
+    """Levels of choices by the longest way from one without earlier ones; pairs lead to later ones.
 
     Parameters
     ----------
     order : sequence of int
         The choices.
-    own : sequence of arrays
-        What the options of every choice cost.
+    option_costs : sequence of arrays
+        Costs of the options of every choice.
     pairs : sequence of Pair
         All pairs between them.
     """
-    beside: dict[int, tuple[list[Pair], list[Pair]]] = {at: ([], []) for at in order}
+    beside: dict[int, tuple[list[Pair], list[Pair]]] = {choice: ([], []) for choice in order}
     for pair in pairs:
         beside[max(pair.ends)][0].append(pair)
         beside[min(pair.ends)][1].append(pair)
     depth: dict[int, int] = {}
-    for at in order:
-        depth[at] = max((depth[min(pair.ends)] + 1 for pair in beside[at][0]), default=0)
+    for choice in order:
+        depth[choice] = max((depth[min(pair.ends)] + 1 for pair in beside[choice][0]), default=0)
     levels = []
     for number in range(max(depth.values(), default=-1) + 1):
-        choices = tuple(at for at in order if depth[at] == number)
-        ends = np.cumsum([0, *(len(own[at]) for at in choices)]).tolist()
-        costs = np.concatenate([own[at] for at in choices])
+        choices = tuple(choice for choice in order if depth[choice] == number)
+        ends = np.cumsum([0, *(len(option_costs[choice]) for choice in choices)]).tolist()
+        costs = np.concatenate([option_costs[choice] for choice in choices])
         level = Level(choices, costs, [slice(a, b) for a, b in pairwise(ends)])
-        most = [max(map(len, beside[at])) for at in choices]
-        earlier, later = ([beside[at][side] for at in choices] for side in (0, 1))
+        most = [max(map(len, beside[choice])) for choice in choices]
+        earlier, later = ([beside[choice][side] for choice in choices] for side in (0, 1))
         level.earlier = Side(level, earlier, most) if any(earlier) else None
         level.later = Side(level, later, most) if any(later) else None
         levels.append(level)
@@ -309,16 +318,17 @@ def _layout(
     starts: tuple[int, ...],
     options: int,
 ) -> tuple[list[slice], Ints, Options]:
-    """How options fall on the states of all pairs of a side, laid one after the other.
+    """Places of the states of all pairs of a side, one pair after the other, and options' states.
 
     Parameters
     ----------
     counts, states, homes : tuples
-        Per pair its states, which of them the choice's options have, and the choice's place.
+        Per pair its number of states, which of them the choice's options have, and the choice's
+        place.
     starts : tuple
         The first option of every choice.
     options : int
-        Of all choices.
+        Number of options of all choices.
 
     Returns
     -------
@@ -332,21 +342,21 @@ def _layout(
     rank = [homes[:number].count(home) for number, home in enumerate(homes)]
     state = np.full((max(rank) + 1, options), firsts[-1])
     flat: list[Ints] = []
-    for number, one in enumerate(states):
-        own = np.frombuffer(one, np.int64) + firsts[number]
+    for number, state_bytes in enumerate(states):
+        option_states = np.frombuffer(state_bytes, np.int64) + firsts[number]
         start = starts[homes[number]]
-        state[rank[number], start : start + len(own)] = own
-        flat.append(np.stack([own, np.arange(start, start + len(own))]))
-    at, option = np.concatenate(flat, axis=1)
+        state[rank[number], start : start + len(option_states)] = option_states
+        flat.append(np.stack([option_states, np.arange(start, start + len(option_states))]))
+    places, option = np.concatenate(flat, axis=1)
     slices = [slice(a, b) for a, b in pairwise(firsts.tolist())]
-    return slices, state, _alike(at, option[np.argsort(at, kind="stable")])
+    return slices, state, _alike(places, option[np.argsort(places, kind="stable")])
 
 
 def _alike(states: Ints, options: Ints) -> Options:
     """Options of all states, from options in the order of their states."""
     sizes = np.bincount(states)
     first = np.cumsum(sizes) - sizes
-    kinds = np.frexp(sizes - 0.5)[1]  # up to 1, 2, 4, 8 …
+    kinds = np.frexp(sizes - 0.5)[1]  # the class of a size: up to 1, 2, 4, 8 …
     order = np.argsort(kinds, kind="stable")
     classes: list[tuple[slice, int, slice]] = []
     every: list[Ints] = []

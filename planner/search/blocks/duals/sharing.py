@@ -28,7 +28,7 @@ class Shared:
     pairs: list[Pair]
     columns: list[Ints | slice]  # of every pair: which of the targets its reader wants
     total: Floats  # [A, B, K]: what the pairs cost together, of targets that some reader wants
-    takers: Floats  # [B, 1]: of how many pairs a target is one
+    takers: Floats  # [B, 1]: number of pairs that a target is in
     closed: Bools | None  # [A, B, K]: what no pair can be boxed by, whatever the split
     floor: Floats = field(init=False)  # [A, B, K]: the part of the total that is split evenly
     raised: Floats = field(init=False)  # [A, B, K]: the total and that part
@@ -43,7 +43,7 @@ class Shared:
     def of(
         cls, pairs: list[Pair], wanted: Sequence[Ints], share: Floats, reachable: Bools
     ) -> "Shared":
-        """The pairs of readers that want these targets, at this share each."""
+        """Pairs of the readers that want these targets, at this share each."""
         for pair in pairs:
             pair.shared = True
         counts = np.bincount(np.concatenate(wanted))
@@ -53,7 +53,7 @@ class Shared:
         closed = ~along(reachable, every, 1)
         if closed.any():
             total[closed] = 0.0
-        columns = [_slice(np.searchsorted(every, one)) for one in wanted]
+        columns = [_slice(np.searchsorted(every, targets)) for targets in wanted]
         return cls(pairs, columns, total, takers, closed if closed.any() else None)
 
     def split(self, room: Floats) -> None:
@@ -65,7 +65,7 @@ class Shared:
         Parameters
         ----------
         room : array
-            For three arrays like `total`.
+            Scratch for three arrays like `total`.
         """
         used, scale, most = room[: 3 * self.total.size].reshape(3, *self.total.shape)
         used.fill(TINY)
@@ -98,7 +98,7 @@ class Shared:
 
 
 def along(values: NDArray[T], places: Ints, axis: int) -> NDArray[T]:
-    """Some of the values along an axis, as they are where that is all."""
+    """Values at these places along an axis; the array itself where these are all."""
     return values if len(places) == values.shape[axis] else values.take(places, axis=axis)
 
 

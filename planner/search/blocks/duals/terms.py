@@ -32,16 +32,16 @@ Shares = NDArray[np.floating[Any]]
 
 
 class Terms:
-    """The costs of tables at prices.
+    """Costs of tables at prices.
 
     Attributes
     ----------
     unit : array [K]
-        What all choices cost at their mean.
+        Sum over choices of their options' mean cost.
     kept : list of array
-        Per choice the options that are legal in some row; all terms are over these.
+        Options of every choice that are legal in some row; all terms are over these.
     own : list of array [O, K]
-        What the options of every choice cost.
+        Costs of the options of every choice.
     pairs : list of Pair
         Boxing: a term for every use of a net.
     shared : list of Shared
@@ -53,12 +53,12 @@ class Terms:
         tables: Tables,
         prices: Floats,
         *,
-        whole: bool,
+        keep_all: bool,
         precision: type[np.floating[Any]] = np.float64,
     ) -> None:
         self.rows = tables.rows
         self._precision = precision
-        self.kept = [_legal(choice, whole=whole) for choice in tables.choices]
+        self.kept = [_legal(choice, keep_all=keep_all) for choice in tables.choices]
         raw = [
             choice.count * np.einsum("fok,fk->ok", choice.figures, prices)
             for choice in tables.choices
@@ -67,17 +67,19 @@ class Terms:
         self._scaled = prices / self.unit
         self._paid: list[Floats] = []  # per choice, infinite where it is illegal
         self.own: list[Floats] = []
-        for choice, cost, kept in zip(tables.choices, raw, self.kept, strict=True):
+        for choice, cost, legal_options in zip(tables.choices, raw, self.kept, strict=True):
             cost /= self.unit
             cost[~choice.legal] = np.inf
             self._paid.append(cost)
-            self.own.append(cost.take(kept, axis=0))
+            self.own.append(cost.take(legal_options, axis=0))
         self.pairs: list[Pair] = []
         self.shared: list[Shared] = []
-        held = self._hold(tables.nets)
-        for own in self.own:
-            np.minimum(own, ILLEGAL, out=own)
-        self._counted = [one for one in (self._box(tables.nets), held) if one is not None]
+        held_terms = self._hold(tables.nets)
+        for costs in self.own:
+            np.minimum(costs, ILLEGAL, out=costs)
+        self._counted = [
+            counted for counted in (self._box(tables.nets), held_terms) if counted is not None
+        ]
 
     def measured(self, chosen: Ints, places: Ints) -> Floats:
         """Cost of one option per choice on some rows, infinite where that is illegal: [R]."""
@@ -89,7 +91,7 @@ class Terms:
         return cost * self.unit[places]
 
     def _hold(self, nets: Sequence[Net]) -> "Counted | None":
-        """What is kept for readers."""
+        """Charge readers for what is kept for them; return these costs, None where all are zero."""
         price = self._scaled[INFLIGHT]
         holding = [net for net in nets if any(use.holds for use in net.uses)]
         if not price.any() or not holding:
@@ -109,7 +111,7 @@ class Terms:
             self.own[use.choice] += (cost / len(holders)).take(wants, axis=0)
 
     def _box(self, nets: Sequence[Net]) -> "Counted | None":
-        """What boxing costs; nets with any cost are added."""
+        """Add pairs for the nets whose boxing costs anything; return all such costs, None: none."""
         starts = np.cumsum([0, *(net.reachable[..., 0].size for net in nets)]).tolist()
         cost = np.empty((starts[-1], self.rows))
         paid = []
@@ -121,16 +123,16 @@ class Terms:
         return Counted.of(cost, paid, sources=True) if paid else None
 
     def _price(self, net: Net, cost: Floats) -> bool:
-        """Note what every boxing of a net costs [A, B, K]; whether any costs something."""
+        """Write costs of every boxing of a net into `cost` [A, B, K]; True if any is not zero."""
         price = net.count * self._scaled
         np.multiply(net.duration_ns, price[net.figure], out=cost)
         bytes_too = bool(net.buffer_bytes.any())
         if bytes_too and price[PERSISTENT].any():
             cost += net.buffer_bytes * price[PERSISTENT]
-        whole = bool(net.reachable.all())
-        if whole and not bytes_too and not cost.any():
+        all_reachable = bool(net.reachable.all())
+        if all_reachable and not bytes_too and not cost.any():
             return False
-        if not whole:
+        if not all_reachable:
             np.copyto(cost, np.inf, where=~net.reachable)
         return True
 
@@ -143,8 +145,8 @@ class Terms:
             if use.choice == net.producer:
                 self.own[use.choice] += parts.share[parts.made, columns[states]]
                 continue
-            mine = np.array(along(parts.share, columns, 1), copy=len(net.uses) > 1)
-            pairs.append(parts.pair(net, number, mine))
+            use_cost = np.array(along(parts.share, columns, 1), copy=len(net.uses) > 1)
+            pairs.append(parts.pair(net, number, use_cost))
             wanted_by.append(columns)
         self.pairs += pairs
         if len(pairs) > 1:
@@ -157,7 +159,7 @@ class Terms:
         wanted = np.zeros(cost.shape[1])
         for columns, _ in wants:
             wanted[columns] += 1
-        sources, made = _distinct(net.makes[self.kept[net.producer]], cost.shape[0])
+        sources, option_sources = _distinct(net.makes[self.kept[net.producer]], cost.shape[0])
         # However the shares are rounded later, they never come to more than the cost.
         lower = 1 - (len(net.uses) + 8) * np.finfo(self._precision).eps
         share: Shares = np.empty(cost.shape, self._precision)
@@ -165,7 +167,7 @@ class Terms:
         np.multiply(cost, factor, out=share, casting="same_kind")
         share = along(share, sources, 0)
         np.minimum(share, ILLEGAL, out=share)
-        return Split(share, sources, made, wants)
+        return Split(share, sources, option_sources, wants)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -205,12 +207,12 @@ class Counted:
     start: Ints  # [U, 1]: first cell of the use's net
     width: Ints  # [U, 1]: its targets; 0 where the source does not matter
     ends: tuple[Ints, Ints]  # [U]: producers and readers
-    states: tuple[Ints, Ints]  # of all options of all uses' ends, one use after the other
-    firsts: tuple[Ints, Ints]  # [U, 1]: where in these a use's begin
+    states: tuple[Ints, Ints]  # states of all options of all uses' ends, use after use
+    firsts: tuple[Ints, Ints]  # [U, 1]: first of these states of each use
     twins: tuple[Ints, Ints]  # earlier and later use of one net
 
     def total(self, chosen: Ints, places: Ints) -> Floats:
-        """What a solution pays: [R]."""
+        """Sum of the costs that a solution pays: [R]."""
         source, target = (
             states[first + chosen[end]]
             for states, first, end in zip(self.states, self.firsts, self.ends, strict=True)
@@ -219,8 +221,8 @@ class Counted:
         earlier, later = self.twins
         again, row = np.nonzero(target[earlier] == target[later])
         paid[later[again], row] = 0.0
-        found: Floats = paid.sum(axis=0)
-        return found
+        total_cost: Floats = paid.sum(axis=0)
+        return total_cost
 
     @classmethod
     def of(cls, cost: Floats, nets: Sequence[tuple[Net, int]], *, sources: bool) -> "Counted":
@@ -249,8 +251,8 @@ class Counted:
 
 
 def _firsts(arrays: Sequence[Ints]) -> Ints:
-    found: Ints = np.cumsum([0, *(len(one) for one in arrays[:-1])])[:, None]
-    return found
+    starts: Ints = np.cumsum([0, *(len(states) for states in arrays[:-1])])[:, None]
+    return starts
 
 
 def _distinct(states: Ints, count: int) -> tuple[Ints, Ints]:
@@ -260,22 +262,22 @@ def _distinct(states: Ints, count: int) -> tuple[Ints, Ints]:
 
 @lru_cache(maxsize=4_000)
 def _occurring(states: bytes, count: int) -> tuple[Ints, Ints]:
-    found = np.frombuffer(states, np.int64)
-    occurs: Bools = np.bincount(found, minlength=count) > 0
-    return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[found]
+    numbers = np.frombuffer(states, np.int64)
+    occurs: Bools = np.bincount(numbers, minlength=count) > 0
+    return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[numbers]
 
 
-def _legal(choice: Choice, *, whole: bool) -> Ints:
+def _legal(choice: Choice, *, keep_all: bool) -> Ints:
     """The options that are legal in some row; all where none is."""
-    found = np.flatnonzero(choice.legal.any(axis=1))
-    return np.arange(len(choice.legal)) if whole or not len(found) else found
+    legal_options = np.flatnonzero(choice.legal.any(axis=1))
+    return np.arange(len(choice.legal)) if keep_all or not len(legal_options) else legal_options
 
 
 def _unit(tables: Tables, raw: Sequence[Floats]) -> Floats:
-    """What all choices cost at their mean, so that costs are of the order of one."""
+    """Sum over choices of their options' mean cost, so that costs are of the order of one: [K]."""
     total = np.zeros(tables.rows)
     for choice, cost in zip(tables.choices, raw, strict=True):
         legal = choice.legal
         total += (cost * legal).sum(axis=0) / np.maximum(legal.sum(axis=0), 1)
-    found: Floats = np.maximum(total, 1e-30)
-    return found
+    unit: Floats = np.maximum(total, 1e-30)
+    return unit

@@ -75,19 +75,19 @@ CHECKED = [
 
 
 class Emulator:
-    """Carries out calls, given the address of every operand.
+    """Device that carries out calls, given the address of every operand.
 
     Parameters
     ----------
     functions
         Every function that will be launched, by source.
     seed
-        What the order of threads and blocks is drawn from.
+        Seed of the order of threads and blocks.
     checked
         Check every access of memory, which takes several times as long.
     option
-        Which option of a choice is taken: the last, of kernels of ours (where it has fewer, too),
-        or one with the library's calls, which are then computed in NumPy.
+        Option of a choice that is taken: the last, of kernels of ours (where it has fewer, too), or
+        one with the library's calls, which are then computed in NumPy.
     """
 
     def __init__(
@@ -124,21 +124,21 @@ class Emulator:
             case Attention() | AttentionGrad() | Convolution():
                 _by_library(call, address, within)
             case Choice():
-                at = self._option if self._option < len(call.options) else -1
-                for one in call.options[at]:
-                    self.run(one, address, within)
+                option = self._option if self._option < len(call.options) else -1
+                for chosen in call.options[option]:
+                    self.run(chosen, address, within)
 
     def _launch(self, call: Launch, address: Address, within: Ranges) -> None:
         kernel = self._kernels[call.source, call.function]
-        found = "".join(_kind(argument) for argument in call.args)
-        assert found == kernel.kinds, f"{call.function} takes {kernel.kinds}, was given {found}"
+        kinds = "".join(_kind(argument) for argument in call.args)
+        assert kinds == kernel.kinds, f"{call.function} takes {kernel.kinds}, was given {kinds}"
         values = [_by_value(argument, address) for argument in call.args]
         fault = kernel.run(call.grid, call.block, values, within, call.shared_bytes)
         assert fault is None, f"{call.function}: {fault}"
 
 
 def _kind(argument: Argument) -> str:
-    """As `letters` of `on_cpu.h` has it."""
+    """Letters of an argument's type, as `letters` of `on_cpu.h` has them."""
     if isinstance(argument, Pointers):
         return f"[{len(argument.operands)}]"
     return "p" if isinstance(argument, Operand) else LETTERS[type(argument)]
@@ -159,11 +159,11 @@ def _require(begin: int, size_bytes: int, within: Ranges) -> None:
 
 def functions_of(calls: Iterable[Call]) -> dict[str, set[str]]:
     """The functions that some calls launch, by source."""
-    found: dict[str, set[str]] = {}
+    names_by_source: dict[str, set[str]] = {}
     for call in leaves(*calls):
         if isinstance(call, Launch):
-            found.setdefault(call.source, set()).add(call.function)
-    return found
+            names_by_source.setdefault(call.source, set()).add(call.function)
+    return names_by_source
 
 
 class Kernel(NamedTuple):
@@ -181,7 +181,7 @@ class Kernel(NamedTuple):
         shared_bytes: int = 0,
     ) -> str | None:
         """Launch it with arguments; return the first fault."""
-        ends = [end for found in within for end in found]
+        ends = [end for bounds in within for end in bounds]
         _device().emulated_memory((ctypes.c_size_t * len(ends))(*ends), len(within))
         _device().emulated_shared_bytes(ctypes.c_size_t(shared_bytes))
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
@@ -216,11 +216,11 @@ def _compile(functions: Mapping[str, Iterable[str]], checked: bool) -> None:
     wanted = {source: names for source, names in wanted.items() if names}
     _device()
     with ThreadPoolExecutor(2) as pool:
-        made = pool.map(
-            lambda one: compiled(one[0], source_text(one[0]), one[1], checked=checked),
+        libraries = pool.map(
+            lambda job: compiled(job[0], source_text(job[0]), job[1], checked=checked),
             wanted.items(),
         )
-        for source, kernels in zip(wanted, made, strict=True):
+        for source, kernels in zip(wanted, libraries, strict=True):
             for name, kernel in kernels.items():
                 _KNOWN[checked, source, name] = kernel
 
@@ -232,20 +232,20 @@ def compiled(
     _device()  # whose functions the library calls
     seen = 'extern "C" __attribute__((visibility("default")))'
     wrappers = "".join(
-        f"{seen} const char* run_{at}(const unsigned* g, const unsigned* b, void** a) "
+        f"{seen} const char* run_{number}(const unsigned* g, const unsigned* b, void** a) "
         f"{{ return Emulated<&{name}>::run(g, b, a); }}\n"
-        f"{seen} int kinds_{at}(char* k) {{ return Emulated<&{name}>::kinds(k); }}\n"
-        for at, name in enumerate(names)
+        f"{seen} int kinds_{number}(char* k) {{ return Emulated<&{name}>::kinds(k); }}\n"
+        for number, name in enumerate(names)
     )
     flags = ["-O1", *(CHECKED if checked else ()), f"-DON_CPU_CHECKED={int(checked)}"]
     library = _built(stem, f'#include "{HEADER.name}"\n{text}\n{wrappers}', [*flags, *STATIC])
-    found = {}
-    for at, name in enumerate(names):
-        function, letters = getattr(library, f"run_{at}"), ctypes.create_string_buffer(256)
+    kernels = {}
+    for number, name in enumerate(names):
+        function, letters = getattr(library, f"run_{number}"), ctypes.create_string_buffer(256)
         function.restype = ctypes.c_char_p
-        getattr(library, f"kinds_{at}")(letters)
-        found[name] = Kernel(function, letters.value.decode())
-    return found
+        getattr(library, f"kinds_{number}")(letters)
+        kernels[name] = Kernel(function, letters.value.decode())
+    return kernels
 
 
 @cache
@@ -265,12 +265,14 @@ def _built(stem: str, text: str, flags: list[str]) -> ctypes.PyDLL:
     path = FOLDER / f"{stem}-{digest}.so"
     if not path.exists():
         with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
-            code, made, draft = (Path(folder) / f"{stem}{end}" for end in (".cpp", ".o", ".so"))
+            code, object_file, draft = (
+                Path(folder) / f"{stem}{end}" for end in (".cpp", ".o", ".so")
+            )
             code.write_text(text)
             # linked in a step of its own, without the sanitizers' libraries
             for step in (
-                [*LANGUAGE, *flags, f"-I{HERE}", "-c", "-o", str(made), str(code)],
-                ["-shared", "-o", str(draft), str(made)],
+                [*LANGUAGE, *flags, f"-I{HERE}", "-c", "-o", str(object_file), str(code)],
+                ["-shared", "-o", str(draft), str(object_file)],
             ):
                 done = subprocess.run(["g++", *step], capture_output=True, text=True)
                 assert done.returncode == 0, done.stderr[:4000]
@@ -310,19 +312,19 @@ def _multiply(call: Product, address: Address, within: Ranges) -> None:
         if name in parts
     }
     wide = {name: to_wide(views[name], parts[name].dtype) for name in views}
-    made = wide["a"] @ wide["b"]
+    product = wide["a"] @ wide["b"]
     if call.accumulate or call.c is not None:
-        made = made + wide["d" if call.c is None else "c"]
+        product = product + wide["d" if call.c is None else "c"]
     if call.bias is not None:
         bias = _vectors(call.bias, (call.batch, call.n), address, within)
-        made = made + to_wide(bias, call.bias.dtype)[:, None, :]
+        product = product + to_wide(bias, call.bias.dtype)[:, None, :]
     if call.slope:
-        made = made * SLOPES[call.slope](wide["aux"])
+        product = product * SLOPES[call.slope](wide["aux"])
     elif call.aux is not None:
-        views["aux"][...] = to_stored(made, call.aux.dtype)
+        views["aux"][...] = to_stored(product, call.aux.dtype)
     if call.activation:
-        made = ACTIVATIONS[call.activation](made)
-    views["d"][...] = to_stored(made, call.d.dtype)
+        product = ACTIVATIONS[call.activation](product)
+    views["d"][...] = to_stored(product, call.d.dtype)
 
 
 def _gelu(x: np.ndarray) -> np.ndarray:
@@ -340,9 +342,11 @@ ACTIVATIONS = {"gelu": _gelu, "relu": lambda x: np.maximum(x, 0)}
 SLOPES = {"gelu": _gelu_slope}
 
 
-def _vectors(found: Vector, shape: tuple[int, int], address: Address, within: Ranges) -> np.ndarray:
-    """Vectors of a stack."""
-    stacked = Matrices(found.operand, found.dtype, 1, 1, found.batch_stride)
+def _vectors(
+    vectors: Vector, shape: tuple[int, int], address: Address, within: Ranges
+) -> np.ndarray:
+    """Vectors of a stack, [batch, length], in device memory."""
+    stacked = Matrices(vectors.operand, vectors.dtype, 1, 1, vectors.batch_stride)
     return _matrices(stacked, (shape[0], 1, shape[1]), address, within)[:, 0, :]
 
 
@@ -356,13 +360,13 @@ def _by_library(call: LibraryCall, address: Address, within: Ranges) -> None:
 
 
 def _matrices(
-    found: Matrices, shape: tuple[int, int, int], address: Address, within: Ranges
+    matrices: Matrices, shape: tuple[int, int, int], address: Address, within: Ranges
 ) -> np.ndarray:
-    stored = np.dtype(np.uint16 if found.dtype == "bfloat16" else STORED[found.dtype])
-    strides = (found.batch_stride, found.row_stride, found.column_stride)
+    stored = np.dtype(np.uint16 if matrices.dtype == "bfloat16" else STORED[matrices.dtype])
+    strides = (matrices.batch_stride, matrices.row_stride, matrices.column_stride)
     assert 1 in strides[1:]
     last = sum(stride * (size - 1) for stride, size in zip(strides, shape, strict=True))
-    begin, size_bytes = address(found.operand), (last + 1) * stored.itemsize
+    begin, size_bytes = address(matrices.operand), (last + 1) * stored.itemsize
     _require(begin, size_bytes, within)
     flat = np.frombuffer((ctypes.c_char * size_bytes).from_address(begin), stored)
     return np.lib.stride_tricks.as_strided(

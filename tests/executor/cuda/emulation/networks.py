@@ -1,4 +1,4 @@
-"""What the library of neural networks computes, in NumPy on strided memory."""
+"""Calls of the library of neural networks, computed in NumPy on strided memory."""
 
 import ctypes
 from collections.abc import Callable, Sequence
@@ -40,14 +40,14 @@ def carry_out(
     wide = [to_wide(a, t.dtype) for a, t in zip(arrays, call.tensors, strict=True)]
     match call:
         case Attention():
-            made = dict(zip((3, 4), attended(call, *wide[:3]), strict=True))
+            outputs = dict(zip((3, 4), attended(call, *wide[:3]), strict=True))
         case AttentionGrad():
-            made = dict(zip((6, 7, 8), attended_back(call.forward, *wide[:6]), strict=True))
+            outputs = dict(zip((6, 7, 8), attended_back(call.forward, *wide[:6]), strict=True))
         case Convolution():
-            at = {"forward": 2, "grad_input": 0, "grad_weight": 1}[call.direction]
-            made = {at: convolved(call, *wide)}
-    for at, values in made.items():
-        arrays[at][...] = to_stored(values, call.tensors[at].dtype)
+            position = {"forward": 2, "grad_input": 0, "grad_weight": 1}[call.direction]
+            outputs = {position: convolved(call, *wide)}
+    for position, values in outputs.items():
+        arrays[position][...] = to_stored(values, call.tensors[position].dtype)
 
 
 def _scores(call: Attention, q: Array, k: Array) -> Array:
@@ -93,21 +93,21 @@ def attended_back(
 
 
 def convolved(call: Convolution, image: Array, weight: Array, output: Array) -> Array:
-    """What a convolution or one of its gradients makes, tap by tap."""
+    """Output of a convolution, or one of its gradients, computed tap by tap."""
     groups = call.groups
     room = [  # that the windows reach, before and behind the image
-        max(given + pad, (made - 1) * stride + (size - 1) * dilation + 1)
-        for given, pad, made, stride, size, dilation in zip(
+        max(given + pad, (extent - 1) * stride + (size - 1) * dilation + 1)
+        for given, pad, extent, stride, size, dilation in zip(
             call.given, call.pad, call.made, call.stride, call.window, call.dilation, strict=True
         )
     ]
     padded = np.zeros((call.b, groups, call.c, *room), image.dtype)
     inside = tuple(slice(p, p + n) for p, n in zip(call.pad, call.given, strict=True))
     padded[..., *inside] = image.reshape(call.b, groups, call.c, *call.given)
-    made = output.reshape(call.b, groups, call.n // groups, *call.made)
+    out = output.reshape(call.b, groups, call.n // groups, *call.made)
     taps = weight.reshape(groups, call.n // groups, call.c, *call.window)
-    found = {
-        "forward": np.zeros_like(made),
+    sums = {
+        "forward": np.zeros_like(out),
         "grad_input": np.zeros_like(padded),
         "grad_weight": np.zeros_like(taps),
     }[call.direction]
@@ -123,12 +123,12 @@ def convolved(call: Convolution, image: Array, weight: Array, output: Array) -> 
         )
         tap = taps[..., i, j]
         if call.direction == "forward":
-            found += np.einsum("gnc,bgcyx->bgnyx", tap, padded[seen])
+            sums += np.einsum("gnc,bgcyx->bgnyx", tap, padded[seen])
         elif call.direction == "grad_input":
-            found[seen] += np.einsum("gnc,bgnyx->bgcyx", tap, made)
+            sums[seen] += np.einsum("gnc,bgnyx->bgcyx", tap, out)
         else:
-            found[..., i, j] = np.einsum("bgnyx,bgcyx->gnc", made, padded[seen])
+            sums[..., i, j] = np.einsum("bgnyx,bgcyx->gnc", out, padded[seen])
     if call.direction == "grad_input":
-        found = found[..., *inside]
-    at = {"forward": 2, "grad_input": 0, "grad_weight": 1}[call.direction]
-    return found.reshape(call.sizes[at])
+        sums = sums[..., *inside]
+    position = {"forward": 2, "grad_input": 0, "grad_weight": 1}[call.direction]
+    return sums.reshape(call.sizes[position])

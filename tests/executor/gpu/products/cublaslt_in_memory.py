@@ -1,4 +1,4 @@
-"""What the executor asks of `libcublasLt` (cublasLt.h 13.10.0), in memory of this host.
+"""The functions of `libcublasLt` (cublasLt.h 13.10.0) that we call, in memory of this host.
 
 Matrices are column-major and epilogues are what the header says of them; nothing here knows of
 `Product`. Every product has `ALGORITHMS` algorithms, of which the bytes say which it is; they
@@ -31,7 +31,7 @@ class Library:
         self.asked: list[int] = []
         self.version = 131000
         self.refused: set[int] = set()  # epilogues that no algorithm has
-        self.checked = True  # whether kept algorithms pass
+        self.checked = True  # True if kept algorithms pass
 
     def __getattr__(self, name: str) -> Any:
         for ending in ("Create", "SetAttribute", "Destroy"):
@@ -58,52 +58,52 @@ class Library:
         return self.version
 
     def cublasLtMatmulAlgoGetHeuristic(  # noqa: N802
-        self, handle, descriptor, first, second, added, made, preference, most, results, count
+        self, handle, descriptor, first, second, added, out, preference, most, results, count
     ):
-        kept = self.things[preference.value]
-        assert kept[b.PREF_REDUCTION_SCHEME_MASK] == b.REDUCTION_SCHEME_COMPUTE_TYPE
-        assert kept[b.PREF_MAX_WORKSPACE_BYTES] >= WORKSPACE_BYTES
+        attributes = self.things[preference.value]
+        assert attributes[b.PREF_REDUCTION_SCHEME_MASK] == b.REDUCTION_SCHEME_COMPUTE_TYPE
+        assert attributes[b.PREF_MAX_WORKSPACE_BYTES] >= WORKSPACE_BYTES
         self.asked.append(most)
         epilogue = self.things[descriptor.value].get(b.DESC_EPILOGUE, 1)
         if epilogue in self.refused:
             return NOT_SUPPORTED
-        for at in range(min(most, ALGORITHMS)):
-            results[at].algo.data[0] = at + 1
-            results[at].workspace_bytes = WORKSPACE_BYTES
+        for number in range(min(most, ALGORITHMS)):
+            results[number].algo.data[0] = number + 1
+            results[number].workspace_bytes = WORKSPACE_BYTES
         count._obj.value = min(most, ALGORITHMS)
         return 0
 
     def cublasLtMatmulAlgoCheck(  # noqa: N802
-        self, handle, descriptor, first, second, added, made, algorithm, result
+        self, handle, descriptor, first, second, added, out, algorithm, result
     ):
-        known = 1 <= algorithm._obj.data[0] <= ALGORITHMS and self.checked
+        is_known = 1 <= algorithm._obj.data[0] <= ALGORITHMS and self.checked
         result._obj.workspace_bytes = WORKSPACE_BYTES
-        return 0 if known else NOT_SUPPORTED
+        return 0 if is_known else NOT_SUPPORTED
 
     def cublasLtMatmul(  # noqa: N802
         self, handle, descriptor, alpha, first, first_layout, second, second_layout,
-        beta, added, added_layout, made, made_layout, algorithm, workspace, workspace_bytes, stream,
+        beta, added, added_layout, out, out_layout, algorithm, workspace, workspace_bytes, stream,
     ):  # fmt: skip
         self.ran.append(algorithm._obj.data[0])
-        found = self.things[descriptor.value]
-        epilogue = found.get(b.DESC_EPILOGUE, 1)
-        one, other = (
-            self._wide(at, layout).swapaxes(1, 2) if found[attribute] == b.OP_T
-            else self._wide(at, layout)
-            for at, layout, attribute in (
+        attributes = self.things[descriptor.value]
+        epilogue = attributes.get(b.DESC_EPILOGUE, 1)
+        left, right = (
+            self._wide(address, layout).swapaxes(1, 2) if attributes[attribute] == b.OP_T
+            else self._wide(address, layout)
+            for address, layout, attribute in (
                 (first, first_layout, b.DESC_TRANSA), (second, second_layout, b.DESC_TRANSB),
             )
         )  # fmt: skip
-        values = one @ other
+        values = left @ right
         if beta._obj.value:
             values = values + self._wide(added, added_layout)
-        if self._shape(added_layout)[:3] != self._shape(made_layout)[:3]:
+        if self._shape(added_layout)[:3] != self._shape(out_layout)[:3]:
             return INVALID_VALUE
-        batch, rows, columns, _, _, dtype = self._shape(made_layout)
+        batch, rows, columns, _, _, dtype = self._shape(out_layout)
         if epilogue & b.EPILOGUE_BIAS:
-            values = values + to_wide(self._bias(found, batch, rows, dtype), dtype)[:, :, None]
+            values = values + to_wide(self._bias(attributes, batch, rows, dtype), dtype)[:, :, None]
         if epilogue & b.EPILOGUE_WITH_AUX:
-            aux = self._aux(found, batch, rows, columns, dtype)
+            aux = self._aux(attributes, batch, rows, columns, dtype)
             if epilogue & 64:
                 values = values * SLOPES["gelu"](to_wide(aux, dtype))
             else:
@@ -112,15 +112,15 @@ class Library:
             values = ACTIVATIONS["gelu"](values)
         if epilogue & b.EPILOGUE_RELU:
             values = ACTIVATIONS["relu"](values)
-        self._view(made, made_layout)[...] = to_stored(values, dtype)
+        self._view(out, out_layout)[...] = to_stored(values, dtype)
         return 0
 
     def _shape(self, layout: Any) -> tuple[int, int, int, int, int, str]:
-        kept = self.things[layout.value]
-        dtype, rows, columns, leading = kept["created"]
+        attributes = self.things[layout.value]
+        dtype, rows, columns, leading = attributes["created"]
         assert leading >= rows
-        batch = kept.get(b.LAYOUT_BATCH_COUNT, 1)
-        stride = kept.get(b.LAYOUT_STRIDED_BATCH_OFFSET, 0)
+        batch = attributes.get(b.LAYOUT_BATCH_COUNT, 1)
+        stride = attributes.get(b.LAYOUT_STRIDED_BATCH_OFFSET, 0)
         return batch, rows, columns, leading, stride, DTYPES[dtype]
 
     def _view(self, address: int, layout: Any) -> np.ndarray:
@@ -130,19 +130,19 @@ class Library:
     def _wide(self, address: int, layout: Any) -> np.ndarray:
         return to_wide(self._view(address, layout), self._shape(layout)[-1])
 
-    def _bias(self, found: dict, batch: int, rows: int, dtype: str) -> np.ndarray:
-        assert DTYPES[found[b.DESC_BIAS_DATA_TYPE]] == dtype, "what the library asks of a bias"
-        stride = found.get(b.DESC_BIAS_BATCH_STRIDE, 0)
-        at = found[b.DESC_BIAS_POINTER]
-        return memory(at, dtype, (batch, 1, rows), (stride, 0, 1))[:, 0]
+    def _bias(self, attributes: dict, batch: int, rows: int, dtype: str) -> np.ndarray:
+        assert DTYPES[attributes[b.DESC_BIAS_DATA_TYPE]] == dtype, "what the library asks of a bias"
+        stride = attributes.get(b.DESC_BIAS_BATCH_STRIDE, 0)
+        address = attributes[b.DESC_BIAS_POINTER]
+        return memory(address, dtype, (batch, 1, rows), (stride, 0, 1))[:, 0]
 
-    def _aux(self, found: dict, batch: int, rows: int, columns: int, dtype: str) -> np.ndarray:
-        leading = found[b.DESC_EPILOGUE_AUX_LD]
-        stride = found.get(b.DESC_EPILOGUE_AUX_BATCH_STRIDE, 0)
+    def _aux(self, attributes: dict, batch: int, rows: int, columns: int, dtype: str) -> np.ndarray:
+        leading = attributes[b.DESC_EPILOGUE_AUX_LD]
+        stride = attributes.get(b.DESC_EPILOGUE_AUX_BATCH_STRIDE, 0)
         assert leading >= rows
         assert leading % 8 == stride % 8 == 0
-        at = found[b.DESC_EPILOGUE_AUX_POINTER]
-        return memory(at, dtype, (batch, rows, columns), (stride, 1, leading))
+        address = attributes[b.DESC_EPILOGUE_AUX_POINTER]
+        return memory(address, dtype, (batch, rows, columns), (stride, 1, leading))
 
 
 def memory(address: int, dtype: str, shape: tuple, strides: tuple) -> np.ndarray:

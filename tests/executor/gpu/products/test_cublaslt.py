@@ -47,18 +47,18 @@ def products(draw: st.DrawFn) -> Product:
     )
 
 
-def by_strides(flat: Array, found: Matrices, batch: int, rows: int, columns: int) -> Array:
-    strides = (found.batch_stride, found.row_stride, found.column_stride)
+def by_strides(flat: Array, stack: Matrices, batch: int, rows: int, columns: int) -> Array:
+    strides = (stack.batch_stride, stack.row_stride, stack.column_stride)
     return np.lib.stride_tricks.as_strided(
         flat, (batch, rows, columns), [8 * stride for stride in strides]
     )
 
 
-def by_columns(flat: Array, found: ColumnMajor, batch: int, transposed: bool) -> Array:
-    assert found.columns >= 1
-    assert found.leading >= found.rows, "what cuBLASLt asks of a leading dimension"
-    shape = (batch, found.rows, found.columns)
-    strides = (8 * found.batch_stride, 8, 8 * found.leading)
+def by_columns(flat: Array, stack: ColumnMajor, batch: int, transposed: bool) -> Array:
+    assert stack.columns >= 1
+    assert stack.leading >= stack.rows, "what cuBLASLt asks of a leading dimension"
+    shape = (batch, stack.rows, stack.columns)
+    strides = (8 * stack.batch_stride, 8, 8 * stack.leading)
     stored = np.lib.stride_tricks.as_strided(flat, shape, strides)
     return stored.swapaxes(1, 2) if transposed else stored
 
@@ -68,14 +68,14 @@ def by_columns(flat: Array, found: ColumnMajor, batch: int, transposed: bool) ->
 def test_a_column_major_library_is_told_the_same_product(product: Product):
     rng = np.random.default_rng(0)
     first, second = rng.standard_normal((2, 200))
-    made, expected = np.zeros(200), np.zeros(200)
+    computed, expected = np.zeros(200), np.zeros(200)
     sizes = (product.m, product.n, product.k)
     layout = layout_of(product)
     assert layout.batch == product.batch
     a, b = (second, first) if layout.swapped else (first, second)
     op_a = by_columns(a, layout.a, layout.batch, layout.transpose_a)
     op_b = by_columns(b, layout.b, layout.batch, layout.transpose_b)
-    d = by_columns(made, layout.d, layout.batch, False)
+    d = by_columns(computed, layout.d, layout.batch, False)
     assert op_a.shape == (layout.batch, layout.m, layout.k)
     assert op_b.shape == (layout.batch, layout.k, layout.n)
     assert d.shape == (layout.batch, layout.m, layout.n)
@@ -86,7 +86,7 @@ def test_a_column_major_library_is_told_the_same_product(product: Product):
         by_strides(first, product.a, product.batch, m, k),
         by_strides(second, product.b, product.batch, k, n),
     )
-    np.testing.assert_allclose(made, expected, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(computed, expected, rtol=1e-12, atol=1e-12)
 
 
 def product_of(dtype: str, arithmetic: str) -> Product:
@@ -143,8 +143,8 @@ def test_the_library_is_found_in_wheels_and_then_in_the_newest_toolkit(tmp_path:
     ):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / name).touch()
-    found = candidates([str(tmp_path / "site"), "nowhere"], root=tmp_path / "root")
-    assert [str(Path(path).relative_to(tmp_path)) for path in found] == [
+    paths = candidates([str(tmp_path / "site"), "nowhere"], root=tmp_path / "root")
+    assert [str(Path(path).relative_to(tmp_path)) for path in paths] == [
         "site/nvidia/cu13/lib/libcublasLt.so.13",
         "site/nvidia/cublas/lib/libcublasLt.so.12",
         "root/cuda-13.0/lib64/libcublasLt.so.13",

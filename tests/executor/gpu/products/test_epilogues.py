@@ -18,9 +18,9 @@ from tests.executor.cuda.emulation.machine import Emulator
 from tests.executor.gpu.products.cublaslt_in_memory import Library
 
 ARITHMETIC = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
-DTYPES = [*((one, one) for one in FLOATS), ("bfloat16", "float32"), ("float16", "float32")]
+DTYPES = [*((dtype, dtype) for dtype in FLOATS), ("bfloat16", "float32"), ("float16", "float32")]
 M, N, K, BATCH = 5, 16, 7, 2
-# What an epilogue has: flags, and the fields that lie in memory
+# An epilogue has flags, and fields that lie in memory.
 EPILOGUES = {
     "plain": ({}, ()),
     "accumulate": ({"accumulate": True}, ()),
@@ -40,22 +40,22 @@ BY_COLUMNS = ("plain", "accumulate", "residual", "relu", "gelu", "gelu with aux"
 
 
 @pytest.fixture
-def found(monkeypatch: pytest.MonkeyPatch) -> Library:
-    made = Library()
-    monkeypatch.setattr(cublaslt, "open_library", lambda: made)
-    return made
+def in_memory_library(monkeypatch: pytest.MonkeyPatch) -> Library:
+    in_memory = Library()
+    monkeypatch.setattr(cublaslt, "open_library", lambda: in_memory)
+    return in_memory
 
 
 @pytest.fixture
-def library(found: Library) -> Iterator[ProductLibrary]:
-    made = ProductLibrary()
-    yield made
-    made.close()
-    assert not found.things, "everything was given back"
+def library(in_memory_library: Library) -> Iterator[ProductLibrary]:
+    opened = ProductLibrary()
+    yield opened
+    opened.close()
+    assert not in_memory_library.things, "everything was given back"
 
 
 def product_of(
-    name: str, narrow: str, made: str, *, by_rows: bool = True, batch: int = 1
+    name: str, narrow: str, out: str, *, by_rows: bool = True, batch: int = 1
 ) -> tuple[Product, dict[str, np.ndarray]]:
     """A bound product with an epilogue, and its memory."""
     flags, parts = EPILOGUES[name]
@@ -67,36 +67,36 @@ def product_of(
         leading = -(-(along + 1) // 8) * 8
         each = leading * across + 8
         arrays[part] = stored(rng.standard_normal(each * batch), dtype)
-        at = Operand("address", 0, arrays[part].ctypes.data)
+        operand = Operand("address", 0, arrays[part].ctypes.data)
         steps = (1, leading) if turned else (leading, 1)
-        return Matrices(at, dtype, *steps, each if batch > 1 else 0)
+        return Matrices(operand, dtype, *steps, each if batch > 1 else 0)
 
     def vector(part: str, length: int) -> Vector:
-        arrays[part] = stored(rng.standard_normal((length + 1) * batch), made)
-        at = Operand("address", 0, arrays[part].ctypes.data)
-        return Vector(at, made, length + 1 if batch > 1 else 0)
+        arrays[part] = stored(rng.standard_normal((length + 1) * batch), out)
+        operand = Operand("address", 0, arrays[part].ctypes.data)
+        return Vector(operand, out, length + 1 if batch > 1 else 0)
 
     beside = {}
     for part in parts:
         if part in ("c", "aux"):
-            beside[part] = matrices(part, M, N, made, not by_rows)
+            beside[part] = matrices(part, M, N, out, not by_rows)
         else:
             beside[part] = vector(part, N)
     a, b, d = (
         matrices("a", M, K, narrow, by_rows),
         matrices("b", K, N, narrow, False),
-        matrices("d", M, N, made, not by_rows),
+        matrices("d", M, N, out, not by_rows),
     )
     return Product(a, b, d, M, N, K, batch, ARITHMETIC[narrow], **flags, **beside), arrays
 
 
-@pytest.mark.parametrize(("narrow", "made"), DTYPES, ids="-".join)
+@pytest.mark.parametrize(("narrow", "out"), DTYPES, ids="-".join)
 @pytest.mark.parametrize("batch", [1, BATCH])
 @pytest.mark.parametrize("name", EPILOGUES)
 def test_the_library_is_told_the_same_epilogue(
-    library: ProductLibrary, name: str, narrow: str, made: str, batch: int
+    library: ProductLibrary, name: str, narrow: str, out: str, batch: int
 ) -> None:
-    compare(library, name, narrow, made, by_rows=True, batch=batch)
+    compare(library, name, narrow, out, by_rows=True, batch=batch)
 
 
 @pytest.mark.parametrize("name", BY_COLUMNS)
@@ -106,9 +106,9 @@ def test_results_of_contiguous_columns_have_those_that_the_library_knows(
     compare(library, name, "bfloat16", "bfloat16", by_rows=False, batch=BATCH)
 
 
-def compare(library: ProductLibrary, name: str, narrow: str, made: str, **how) -> None:
-    """The library's call and the emulator's leave the same memory."""
-    product, arrays = product_of(name, narrow, made, **how)
+def compare(library: ProductLibrary, name: str, narrow: str, out: str, **how) -> None:
+    """Assert that the library's call and the emulator's leave the same memory."""
+    product, arrays = product_of(name, narrow, out, **how)
     before = {part: array.copy() for part, array in arrays.items()}
     assert refusal(product) == ""
     library.run(library.plan(product, 1 << 20), product, 0, 0)
@@ -119,7 +119,7 @@ def compare(library: ProductLibrary, name: str, narrow: str, made: str, **how) -
     changed = {part for part in arrays if not np.array_equal(arrays[part], before[part])}
     assert "d" in changed
     assert ("aux" in changed) == (product.aux is not None and not product.slope)
-    dtypes = {part: one.dtype for part, one in product.parts.items()}
+    dtypes = {part: tensor.dtype for part, tensor in product.parts.items()}
     near = {"float64": 1e-12, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
     for part in arrays:
         np.testing.assert_allclose(
@@ -139,14 +139,16 @@ def test_an_epilogue_is_computed_before_the_result_is_rounded(dtype: str) -> Non
     steps = {part: getattr(product, part) for part in ("a", "b", "c", "d", "aux")}
 
     def values(part: str, rows: int, columns: int) -> np.ndarray:
-        one = steps[part]
-        at = np.add.outer(np.arange(rows) * one.row_stride, np.arange(columns) * one.column_stride)
-        return wide[part][at] if part in wide else loaded(arrays[part], dtype)[at]
+        tensor = steps[part]
+        offsets = np.add.outer(
+            np.arange(rows) * tensor.row_stride, np.arange(columns) * tensor.column_stride
+        )
+        return wide[part][offsets] if part in wide else loaded(arrays[part], dtype)[offsets]
 
     inner = values("a", M, K) @ values("b", K, N) + values("c", M, N) + wide["bias"][:N]
     outer = inner / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (inner + 0.044715 * inner**3)))
     Emulator({}).run(product, lambda operand: operand.offset_bytes)
-    # half a unit in the last place, and the rounding of sums
+    # The bounds are half a unit in the last place, and the rounding of sums.
     near = {"float64": 1e-12, "float32": 1e-5, "float16": 2**-11, "bfloat16": 2**-8}[dtype]
     for part, expected in (("aux", inner), ("d", outer)):
         np.testing.assert_allclose(values(part, M, N), expected, rtol=near * 1.01, atol=1e-5)
@@ -162,7 +164,7 @@ def test_the_slope_is_the_derivative_of_gelu() -> None:
 
 
 def square(**more) -> Product:
-    sides = [Matrices(one, "bfloat16", 8, 1, 0) for one in (read(0), read(1), write(0))]
+    sides = [Matrices(operand, "bfloat16", 8, 1, 0) for operand in (read(0), read(1), write(0))]
     return Product(*sides, 8, 8, 8, 1, "bf16", **more)
 
 
@@ -191,10 +193,10 @@ def test_what_the_library_has_no_epilogue_for_is_refused_with_the_reason(product
 
 
 def test_a_product_without_an_algorithm_is_not_supported_and_says_so(
-    found: Library, library: ProductLibrary
+    in_memory_library: Library, library: ProductLibrary
 ) -> None:
     product, _ = product_of("gelu with aux", "bfloat16", "bfloat16")
-    found.refused.add(160)
+    in_memory_library.refused.add(160)
     assert not library.supports(product, 1 << 20)
     with pytest.raises(ExecutorError, match=r"NOT_SUPPORTED for a product m .* with gelu"):
         library.plan(product, 1 << 20)
@@ -202,7 +204,7 @@ def test_a_product_without_an_algorithm_is_not_supported_and_says_so(
 
 
 def test_alike_products_share_a_plan_and_each_has_its_own_bias(
-    found: Library, library: ProductLibrary
+    in_memory_library: Library, library: ProductLibrary
 ) -> None:
     product, arrays = product_of("bias", "float32", "float32")
     other = stored(np.zeros(N), "float32")
@@ -213,8 +215,10 @@ def test_alike_products_share_a_plan_and_each_has_its_own_bias(
     library.run(planned, product, 0, 0)
     first = arrays["d"].copy()
     library.run(planned, alike, 0, 0)
-    at = np.arange(N)
-    np.testing.assert_allclose(first[at] - arrays["d"][at], arrays["bias"][at], atol=1e-5)
+    columns = np.arange(N)
+    np.testing.assert_allclose(
+        first[columns] - arrays["d"][columns], arrays["bias"][columns], atol=1e-5
+    )
 
 
 def test_keys_differ_wherever_algorithms_may() -> None:
@@ -222,12 +226,12 @@ def test_keys_differ_wherever_algorithms_may() -> None:
     for name in EPILOGUES:
         for batch in (1, 2):
             product, _ = product_of(name, "bfloat16", "bfloat16", batch=batch)
-            product = bound(product, lambda one: Operand("address", 0, 4096))  # type: ignore[assignment]
+            product = bound(product, lambda operand: Operand("address", 0, 4096))  # type: ignore[assignment]
             keys.add(key_of(product, 64))
             keys.add(key_of(product, 128))
     assert len(keys) == 4 * len(EPILOGUES)
     moved = square()._replace(
-        **{part: one._replace(operand=Operand("address", 0, 4096)) for part, one in
+        **{part: tensor._replace(operand=Operand("address", 0, 4096)) for part, tensor in
            square().parts.items()}
     )  # fmt: skip
     other = moved._replace(a=moved.a._replace(operand=Operand("address", 0, 4096 + 16)))

@@ -36,23 +36,23 @@ BEST = 2  # the algorithm that the clock below favours
 
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Cupy:
-    made = install(monkeypatch)
+    in_memory = install(monkeypatch)
     monkeypatch.setattr(cupy_device, "WORKSPACE_BYTES", WORKSPACE_BYTES)
     monkeypatch.setattr(tuning, "CACHE_BYTES", 1 << 12)
-    return made
+    return in_memory
 
 
 @pytest.fixture
-def found(monkeypatch: pytest.MonkeyPatch, cupy: Cupy) -> Library:
+def in_memory_library(monkeypatch: pytest.MonkeyPatch, cupy: Cupy) -> Library:
     """The library, and a clock by which its second algorithm is the fastest."""
-    made = Library()
-    monkeypatch.setattr(cublaslt, "open_library", lambda: made)
+    library = Library()
+    monkeypatch.setattr(cublaslt, "open_library", lambda: library)
     monkeypatch.setattr(
         cupy.cuda.runtime,
         "eventElapsedTime",
-        lambda start, end: 1.0 if made.ran[-1] == BEST else 1.2,
+        lambda start, end: 1.0 if library.ran[-1] == BEST else 1.2,
     )
-    return made
+    return library
 
 
 def device_with(tuner: Tuner | None) -> CupyDevice:
@@ -67,23 +67,23 @@ def carried_out(device: CupyDevice, product: Product) -> None:
 
 @pytest.mark.parametrize("name", EPILOGUES)
 def test_the_fastest_runs_and_timing_touches_nothing_of_the_run(
-    found: Library, tmp_path: Path, name: str
+    in_memory_library: Library, tmp_path: Path, name: str
 ) -> None:
     product, arrays = product_of(name, "bfloat16", "bfloat16", batch=2)
     before = {part: array.copy() for part, array in arrays.items()}
     device = device_with(Tuner(tmp_path))
     stream = device.stream()
     device.prepare(product, stream)
-    assert set(found.ran) == set(range(1, ALGORITHMS + 1))
+    assert set(in_memory_library.ran) == set(range(1, ALGORITHMS + 1))
     for part, array in arrays.items():
         np.testing.assert_array_equal(array, before[part], err_msg=part)
-    timed = len(found.ran)
+    timed = len(in_memory_library.ran)
     device.issue(product, stream)
-    assert found.ran[timed:] == [BEST]
+    assert in_memory_library.ran[timed:] == [BEST]
     assert not np.array_equal(arrays["d"], before["d"])
 
 
-def test_scratch_is_given_back(found: Library, cupy: Cupy, tmp_path: Path) -> None:
+def test_scratch_is_given_back(in_memory_library: Library, cupy: Cupy, tmp_path: Path) -> None:
     device = device_with(Tuner(tmp_path))
     stream = device.stream()
     product, _ = product_of("plain", "float32", "float32")
@@ -92,52 +92,54 @@ def test_scratch_is_given_back(found: Library, cupy: Cupy, tmp_path: Path) -> No
     assert len(cupy.cuda.runtime.held) == before + 1, "the workspace of the stream"
 
 
-def test_what_is_kept_is_taken_without_timing(found: Library, tmp_path: Path) -> None:
+def test_what_is_kept_is_taken_without_timing(in_memory_library: Library, tmp_path: Path) -> None:
     product, _ = product_of("bias and gelu", "bfloat16", "bfloat16")
     first = Tuner(tmp_path)
     carried_out(device_with(first), product)
     first.save()
-    timed = len(found.ran)
+    timed = len(in_memory_library.ran)
     carried_out(device_with(second := Tuner(tmp_path)), product)
-    assert found.ran[timed:] == [BEST]
+    assert in_memory_library.ran[timed:] == [BEST]
     assert second.used == first.used
     (pick,) = first.used.picks.values()
     assert (pick.duration_ns, len(pick.taken)) == (1_000_000, 128)
 
 
-def test_without_a_tuner_the_first_algorithm_runs(found: Library) -> None:
+def test_without_a_tuner_the_first_algorithm_runs(in_memory_library: Library) -> None:
     product, _ = product_of("plain", "float32", "float32")
     carried_out(device_with(None), product)
-    assert (found.ran, found.asked) == ([1], [1])
+    assert (in_memory_library.ran, in_memory_library.asked) == ([1], [1])
 
 
-def test_a_pick_that_the_library_refuses_is_found_anew(found: Library, tmp_path: Path) -> None:
+def test_a_pick_that_the_library_refuses_is_found_anew(
+    in_memory_library: Library, tmp_path: Path
+) -> None:
     product, _ = product_of("plain", "float32", "float32")
     key = key_of(product, WORKSPACE_BYTES)
     unknown = Pick(taken=bytes([9, *[0] * 63]).hex(), duration_ns=1)
     save_picks(tmp_path, Picks(device="memory", library_version=131000, picks={key: unknown}))
     carried_out(device_with(tuner := Tuner(tmp_path)), product)
-    assert found.ran[-1] == BEST
+    assert in_memory_library.ran[-1] == BEST
     assert tuner.used.picks[key] != unknown
 
 
 @pytest.mark.parametrize("limit", ["no time", "no room"])
 def test_where_nothing_can_be_timed_the_first_algorithm_runs(
-    found: Library, tmp_path: Path, limit: str, monkeypatch: pytest.MonkeyPatch
+    in_memory_library: Library, tmp_path: Path, limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tuner = Tuner(tmp_path, seconds=0.0 if limit == "no time" else 20.0)
     if limit == "no room":
         monkeypatch.setattr(tuning, "CACHE_BYTES", 1 << 30)
     product, _ = product_of("plain", "float32", "float32")
     carried_out(device_with(tuner), product)
-    assert found.ran == [1]
+    assert in_memory_library.ran == [1]
     assert not tuner.used.picks
     tuner.save()
     assert not list(tmp_path.iterdir()), "another run times it"
 
 
 def test_ranks_take_the_pick_of_the_lowest_and_time_nothing_more(
-    found: Library, tmp_path: Path
+    in_memory_library: Library, tmp_path: Path
 ) -> None:
     product, _ = product_of("plain", "float32", "float32")
     other, _ = product_of("bias", "float32", "float32")
@@ -148,18 +150,21 @@ def test_ranks_take_the_pick_of_the_lowest_and_time_nothing_more(
     elsewhere = Picks(device="memory", library_version=131000, picks={key: third})
     tuner.settle(agreed([elsewhere, tuner.used], 1))
     device.plan_again()
-    timed = len(found.ran)
+    timed = len(in_memory_library.ran)
     device.issue(product, device.stream())
     carried_out(device, other)
-    assert found.ran[timed:] == [3, 1]
+    assert in_memory_library.ran[timed:] == [3, 1]
 
 
 PICK = Pick(taken="0" * 128, duration_ns=5)
 
 
 def of(device: str, version: int = 1, **picks: int) -> Picks:
-    found = {name: msgspec.structs.replace(PICK, duration_ns=at) for name, at in picks.items()}
-    return Picks(device=device, library_version=version, picks=found)
+    picks_by_name = {
+        name: msgspec.structs.replace(PICK, duration_ns=duration_ns)
+        for name, duration_ns in picks.items()
+    }
+    return Picks(device=device, library_version=version, picks=picks_by_name)
 
 
 def test_agreement_is_per_product_and_among_devices_of_one_kind() -> None:
@@ -185,15 +190,15 @@ def test_a_candidate_far_behind_has_one_turn_and_one_that_fails_none() -> None:
     turns: list[int] = []
     times = {1: 100, 2: 200, 4: 90}
 
-    def timed_ns(one: int) -> int:
-        turns.append(one)
-        if one not in times:
+    def timed_ns(candidate: int) -> int:
+        turns.append(candidate)
+        if candidate not in times:
             raise ExecutorError("refused")
-        return times[one]
+        return times[candidate]
 
-    found = fastest([1, 2, 3, 4], timed_ns, deadline_ns=sys.maxsize)  # type: ignore[list-item]
-    assert found == (4, 90)
-    assert [turns.count(one) for one in (1, 2, 3, 4)] == [6, 2, 1, 6]
+    best = fastest([1, 2, 3, 4], timed_ns, deadline_ns=sys.maxsize)  # type: ignore[list-item]
+    assert best == (4, 90)
+    assert [turns.count(candidate) for candidate in (1, 2, 3, 4)] == [6, 2, 1, 6]
     assert fastest([3], timed_ns, deadline_ns=0) is None  # type: ignore[list-item]
     turns.clear()
     fastest([1, 4], timed_ns, deadline_ns=0)  # type: ignore[list-item]
@@ -205,8 +210,8 @@ def test_copies_are_as_aligned_and_share_what_was_shared() -> None:
     places = iter((4096 + 16, 8192 + 2, 64, 640, 72, 80))
     where: dict[Operand, Operand] = {}
 
-    def place(one: Operand) -> Operand:
-        return where.setdefault(one, Operand("address", 0, next(places)))
+    def place(operand: Operand) -> Operand:
+        return where.setdefault(operand, Operand("address", 0, next(places)))
 
     product = bound(product, place)  # type: ignore[assignment]
     product = product._replace(c=product.c._replace(operand=product.d.operand))
@@ -221,11 +226,11 @@ def test_copies_are_as_aligned_and_share_what_was_shared() -> None:
 
 @pytest.mark.parametrize("supported", [True, False])
 def test_an_epilogue_that_the_library_lacks_is_done_in_turn(
-    found: Library, supported: bool, tmp_path: Path
+    in_memory_library: Library, supported: bool, tmp_path: Path
 ) -> None:
     product, arrays = product_of("gelu with aux", "bfloat16", "bfloat16")
     if not supported:
-        found.refused.add(160)
+        in_memory_library.refused.add(160)
     clear = Clear(product.d.operand, 2)
     device = device_with(Tuner(tmp_path))
     stream = device.stream()
@@ -239,17 +244,17 @@ def test_an_epilogue_that_the_library_lacks_is_done_in_turn(
 
 @pytest.fixture
 def slow_epilogues(
-    found: Library, cupy: Cupy, monkeypatch: pytest.MonkeyPatch
+    in_memory_library: Library, cupy: Cupy, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Product, Choice]:
     """A product and its choice: with an epilogue, or with what follows on it as one more call."""
     last: list[int] = []
-    multiply = found.cublasLtMatmul
+    multiply = in_memory_library.cublasLtMatmul
 
     def noted(handle: int, descriptor: Any, *rest: Any) -> int:
-        last[:] = [found.things[descriptor.value].get(DESC_EPILOGUE, EPILOGUE_DEFAULT)]
+        last[:] = [in_memory_library.things[descriptor.value].get(DESC_EPILOGUE, EPILOGUE_DEFAULT)]
         return multiply(handle, descriptor, *rest)
 
-    monkeypatch.setattr(found, "cublasLtMatmul", noted, raising=False)
+    monkeypatch.setattr(in_memory_library, "cublasLtMatmul", noted, raising=False)
     monkeypatch.setattr(
         cupy.cuda.runtime,
         "eventElapsedTime",
@@ -264,7 +269,7 @@ def ways(device: CupyDevice) -> list[dict[str, int]]:
 
 
 def test_the_way_that_is_faster_is_taken_and_kept(
-    found: Library, slow_epilogues: tuple[Product, Choice], tmp_path: Path
+    in_memory_library: Library, slow_epilogues: tuple[Product, Choice], tmp_path: Path
 ) -> None:
     product, choice = slow_epilogues
     device = device_with(tuner := Tuner(tmp_path))
@@ -272,18 +277,18 @@ def test_the_way_that_is_faster_is_taken_and_kept(
     assert ways(device) == [{"cublaslt + clear": 1}]
     key = key_of_choice(choice)
     assert tuner.used.picks[key] == Pick(taken="1", duration_ns=1_000_000)
-    tuned = {key_of(one, WORKSPACE_BYTES) for one in (product, product.plain)}
+    tuned = {key_of(call, WORKSPACE_BYTES) for call in (product, product.plain)}
     assert set(tuner.used.picks) == {key, *tuned}, "products of both ways are tuned before"
     tuner.save()
-    timed = len(found.ran)
+    timed = len(in_memory_library.ran)
     again = device_with(Tuner(tmp_path))
     again.prepare(choice, again.stream())
     assert ways(again) == [{"cublaslt + clear": 1}]
-    assert len(found.ran) == timed
+    assert len(in_memory_library.ran) == timed
 
 
 def test_ranks_take_the_way_of_the_lowest(
-    found: Library, slow_epilogues: tuple[Product, Choice], tmp_path: Path
+    in_memory_library: Library, slow_epilogues: tuple[Product, Choice], tmp_path: Path
 ) -> None:
     _, choice = slow_epilogues
     device = device_with(tuner := Tuner(tmp_path))
@@ -292,21 +297,21 @@ def test_ranks_take_the_way_of_the_lowest(
     fused = {key_of_choice(choice): Pick(taken="0", duration_ns=7)}
     elsewhere = Picks(device="memory", library_version=131000, picks=fused)
     tuner.settle(agreed([elsewhere, tuner.used], 1))
-    timed = len(found.ran)
+    timed = len(in_memory_library.ran)
     device.plan_again()
     assert ways(device) == [{"cublaslt fused": 1}]
     device.begin_capture(stream)
     device.issue(choice, stream)
     device.replay(device.end_capture(stream), stream)
-    assert len(found.ran) == timed + 1
+    assert len(in_memory_library.ran) == timed + 1
     other = Choice((*choice.options[::-1],))
     device.prepare(other, stream)
-    assert len(found.ran) == timed + 1, "nothing is timed any more"
+    assert len(in_memory_library.ran) == timed + 1, "nothing is timed any more"
 
 
 @pytest.mark.parametrize("limit", ["no tuner", "no time", "no room", "not supported"])
 def test_where_ways_cannot_be_timed_the_first_that_is_supported_is_taken(
-    found: Library,
+    in_memory_library: Library,
     slow_epilogues: tuple[Product, Choice],
     tmp_path: Path,
     limit: str,
@@ -317,11 +322,11 @@ def test_where_ways_cannot_be_timed_the_first_that_is_supported_is_taken(
     if limit == "no room":
         monkeypatch.setattr(tuning, "CACHE_BYTES", 1 << 30)
     if limit == "not supported":
-        found.refused.add(160)
+        in_memory_library.refused.add(160)
     device = device_with(None if limit == "no tuner" else tuner)
     device.prepare(choice, device.stream())
     refused = limit == "not supported"
     assert ways(device) == [{"cublaslt + clear" if refused else "cublaslt fused": 1}]
-    assert bool(found.ran) == refused, "the product of the only way"
+    assert bool(in_memory_library.ran) == refused, "the product of the only way"
     if limit != "no tuner":
         assert key_of_choice(choice) not in tuner.used.picks
