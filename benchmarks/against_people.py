@@ -32,7 +32,7 @@ import typer
 from millrace.models.errors import ModelError
 from millrace.models.graph import with_batch
 from millrace.models.zoo.catalogue import build_training
-from millrace.planner.children import in_children
+from millrace.planner.children import map_in_processes
 from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.memory import plan_memory
 from millrace.planner.plan import MAX_GAP, Plan, plan_graph
@@ -58,7 +58,7 @@ class TooLongError(Exception):
 
 
 @dataclass(slots=True)
-class Compared:
+class RowComparison:
     """Comparison of one row; times in seconds a step, memory in bytes of the fullest device.
 
     `status` is compared, beaten (the published plan is the faster), beaten by a change (of one of
@@ -89,7 +89,7 @@ class Compared:
     seconds: float = 0.0
 
 
-class Comparison:
+class FreePlans:
     """Comparisons of rows by searches, each question searched once."""
 
     def __init__(
@@ -139,15 +139,15 @@ class Comparison:
         assert plan.evidence is not None, "the search writes its evidence"
         return plan.evidence.objective_s
 
-    def compare_all(self, rows: list[Row]) -> list[Compared]:
+    def compare_all(self, rows: list[Row]) -> list[RowComparison]:
         """Plan rows that ask the same; plans are kept no longer than that."""
         comparisons = [self.compare(row) for row in rows]
         self._plans.clear()
         return comparisons
 
-    def compare(self, row: Row) -> Compared:
+    def compare(self, row: Row) -> RowComparison:
         """Plan one row both ways."""
-        comparison = Compared(line=int(row["line"]), source=row["source"], asked=row["model"])
+        comparison = RowComparison(line=int(row["line"]), source=row["source"], asked=row["model"])
         comparison.measured_s = float(row["iteration_time_s"]) if row["iteration_time_s"] else None
         try:
             asked, pins = question(row)
@@ -168,7 +168,7 @@ class Comparison:
         comparison.seconds = perf_counter() - began
         return comparison
 
-    def _pinned(self, comparison: Compared, asked: Question, pins: Pins) -> None:
+    def _pinned(self, comparison: RowComparison, asked: Question, pins: Pins) -> None:
         plan: Plan | None
         try:
             plan = self.plan(asked, pins)
@@ -195,7 +195,7 @@ class Comparison:
                 continue
         return None
 
-    def _free(self, comparison: Compared, asked: Question, pins: Pins) -> None:
+    def _free(self, comparison: RowComparison, asked: Question, pins: Pins) -> None:
         try:
             plan = self.plan(asked, Pins())
         except (InfeasibleError, PlanError) as error:
@@ -212,7 +212,7 @@ class Comparison:
             self._changes(comparison, asked, pins, plan)
         comparison.status = verdict(comparison.gain, comparison.change_gain)
 
-    def _changes(self, comparison: Compared, asked: Question, pins: Pins, free: Plan) -> None:
+    def _changes(self, comparison: RowComparison, asked: Question, pins: Pins, free: Plan) -> None:
         """Change one pin at a time to the free plan's value; keep the best change."""
         assert comparison.pinned_s is not None, "compared only where it fits"
         for name, changed in changes(pins, free):
@@ -365,7 +365,7 @@ def report(
     Returns
     -------
     list of dict
-        One per row, as `Compared`.
+        One per row, as `RowComparison`.
     """
     if not table.is_file():
         say(f"no table `{table}`: published configurations are not compared")
@@ -373,8 +373,8 @@ def report(
     everything = read(table)
     chosen = sample(everything, every, limit)
     say(f"{len(chosen)} of {len(everything)} rows of tier A")
-    comparisons: list[Compared] = []
-    comparison = Comparison(simulate, patience_s, freely=freely, changing=changing)
+    comparisons: list[RowComparison] = []
+    comparison = FreePlans(simulate, patience_s, freely=freely, changing=changing)
     for comparison_of_row in compared(chosen, comparison, processes):
         comparisons.append(comparison_of_row)
         for line in lines(comparison_of_row):
@@ -388,7 +388,7 @@ def report(
     return [asdict(comparison_of_row) for comparison_of_row in comparisons]
 
 
-def compared(rows: list[Row], comparison: Comparison, processes: int) -> Iterator[Compared]:
+def compared(rows: list[Row], comparison: FreePlans, processes: int) -> Iterator[RowComparison]:
     """Yield comparisons of all rows; those that ask the same come where the first of them is."""
     groups: dict[object, list[Row]] = {}
     for row in rows:
@@ -397,11 +397,11 @@ def compared(rows: list[Row], comparison: Comparison, processes: int) -> Iterato
         except InexpressibleError:
             key = row["line"]
         groups.setdefault(key, []).append(row)
-    work = in_children(comparison.compare_all, list(groups.values()), processes)
+    work = map_in_processes(comparison.compare_all, list(groups.values()), processes)
     yield from chain.from_iterable(work)
 
 
-def lines(comparison: Compared) -> list[str]:
+def lines(comparison: RowComparison) -> list[str]:
     """Comparison of a row in a line, and what explains it where it is beaten or does not fit."""
     pins = " ".join(f"{name}={value}" for name, value in comparison.pins.items())
     head = (
@@ -443,7 +443,7 @@ def lines(comparison: Compared) -> list[str]:
     return texts
 
 
-def summary(comparisons: list[Compared]) -> list[str]:
+def summary(comparisons: list[RowComparison]) -> list[str]:
     """Lines that say what all rows say together."""
     counts = Counter(comparison.status for comparison in comparisons)
     told = [

@@ -16,10 +16,10 @@ import numpy as np
 import typer
 
 import millrace.planner
-from millrace.calibration import Parameter, answers_of, fitted
+from millrace.calibration import FittedParameter, fitted, sensitivities_of
 from millrace.calibration.parameters import DEVICE_FIELDS
 from millrace.published.reading import read_table
-from millrace.published.validation import Asked, ask
+from millrace.published.validation import RowQuestion, ask
 
 SAID = "fitted on published runs, 2026-11 (benchmarks/calibrate.py)"
 DIGITS = 3
@@ -39,7 +39,7 @@ def main(
         if done % 50 == 0 or done == of:
             typer.echo(f"{done} of {of} questions", err=True)
 
-    answers = answers_of(asked, processes, told)
+    answers = sensitivities_of(asked, processes, told)
     if keep is not None:
         np.savez(keep, now=answers.now, slopes=answers.slopes, residuals=answers.residuals)
     fit = fitted(answers.parameters, answers.now, answers.slopes, answers.residuals)
@@ -57,12 +57,12 @@ def main(
         _write(fit.values)
 
 
-def _asked(path: Path) -> list[Asked]:
+def _asked(path: Path) -> list[RowQuestion]:
     table = read_table(path)
     return [ask(row, table.layout) for row in table.rows if row["tier"] == "A"]
 
 
-def _write(values: dict[Parameter, float]) -> None:
+def _write(values: dict[FittedParameter, float]) -> None:
     root = Path(millrace.planner.__file__).parent
     for parameter, value in values.items():
         if parameter.field in DEVICE_FIELDS:

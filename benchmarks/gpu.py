@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.gpu_models import TRAINED, Trained, benchmark_model
+from benchmarks.gpu_models import TRAINED, TrainedModel, benchmark_model
 from benchmarks.gpu_processes import (
     ended,
     hand_over,
@@ -111,7 +111,7 @@ def item(options: argparse.Namespace) -> int:
 
 
 def torch_item(
-    entry: Trained, spec: ModelSpec, batch: int, budget_s: float, effort: "Effort", device: str
+    entry: TrainedModel, spec: ModelSpec, batch: int, budget_s: float, effort: "Effort", device: str
 ) -> Figures:
     """Try PyTorch's settings; hand over what is known after each."""
     began = time.monotonic()
@@ -143,7 +143,7 @@ def torch_item(
     return figures
 
 
-def run_all(wanted: Sequence[Trained], options: argparse.Namespace) -> list[Figures]:
+def run_all(wanted: Sequence[TrainedModel], options: argparse.Namespace) -> list[Figures]:
     """Run every model within the time; return their rows."""
     begun = time.monotonic()
     given = ("--emulated",) if options.emulated else ()
@@ -169,7 +169,7 @@ def run_all(wanted: Sequence[Trained], options: argparse.Namespace) -> list[Figu
     return rows
 
 
-def ahead(wanted: Iterable[Trained], limit_s: float, arguments: Sequence[str]) -> None:
+def ahead(wanted: Iterable[TrainedModel], limit_s: float, arguments: Sequence[str]) -> None:
     """Compile the kernels of all models at once, a process for each, before anything is timed."""
     begun = time.monotonic()
     command = [sys.executable, "-m", "benchmarks.gpu", *arguments, "--item"]

@@ -11,12 +11,20 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from millrace.executor.cuda.binding import bound as placed
-from millrace.executor.cuda.calls import Clear, Collective, Copy, Launch, Matrices, Operand, Product
+from millrace.executor.cuda.binding import bind as placed
+from millrace.executor.cuda.calls import (
+    Clear,
+    Collective,
+    CopyCall,
+    Launch,
+    Matrices,
+    Operand,
+    ProductCall,
+)
 from millrace.executor.cuda.kernels.table import make_calls
 from millrace.executor.gpu.cupy_device import CupyDevice
 from millrace.executor.kernels import RunState
-from millrace.executor.kernels.context import KernelContext, whole
+from millrace.executor.kernels.context import KernelContext, whole_shard
 
 Figures = dict[str, object]
 REPEATS = 7  # timings, of which the median is given
@@ -107,7 +115,7 @@ def memory() -> Figures:
     assert not taken(on, first, (4096,), np.uint8).any(), "memory is not zero"
     view[:] = np.arange(size, dtype=np.uint32).astype(np.uint8)
     on.copy_async(first, address, size, stream)
-    on.issue(Copy(bound(first), bound(second), size), stream)
+    on.issue(CopyCall(bound(first), bound(second), size), stream)
     on.issue(Clear(bound(first), size), stream)
     settle(on, stream)
     assert np.array_equal(taken(on, second, (size,), np.uint8), view), "a copy is not the same"
@@ -175,7 +183,7 @@ def layer_norm(
 ) -> tuple[Launch, int]:
     """Layer norm of float32 rows, and the address where its result will lie."""
     rows, columns = x.shape
-    shards = [whole(shape, "float32") for shape in ((rows, columns), (columns,), (rows,))]
+    shards = [whole_shard(shape, "float32") for shape in ((rows, columns), (columns,), (rows,))]
     context = KernelContext(
         kind="layer_norm",
         name="layer_norm",
@@ -222,14 +230,14 @@ def product() -> Figures:
     }
 
 
-def square_product(on: CupyDevice, a: np.ndarray, b: np.ndarray) -> tuple[Product, int]:
+def square_product(on: CupyDevice, a: np.ndarray, b: np.ndarray) -> tuple[ProductCall, int]:
     """Product of bf16 squares in device memory, and the address where its result will lie."""
     size, d = len(a), on.allocate(a.nbytes)
     sides = (
         Matrices(bound(address), "bfloat16", size, 1, size * size)
         for address in (put(on, a), put(on, b), d)
     )
-    return Product(*sides, size, size, size, 1, "bf16"), d
+    return ProductCall(*sides, size, size, size, 1, "bf16"), d
 
 
 def streams() -> Figures:
@@ -264,12 +272,17 @@ def streams() -> Figures:
 
 def nccl() -> Figures:
     """Every collective of one rank in a capture, each warmed up before."""
-    from millrace.executor.gpu.nccl import Group, NcclCommunicator, exchange_ids, set_environment
+    from millrace.executor.gpu.nccl import (
+        LaneGroup,
+        NcclCommunicator,
+        exchange_ids,
+        set_environment,
+    )
 
     on = device()
     world = SimpleNamespace(rank=0, communicator=SimpleNamespace(allgather=lambda value: [value]))
     set_environment(world, 1, on.multiprocessors)
-    group, stream, count = Group((0,), "dp"), on.stream(), 1 << 20
+    group, stream, count = LaneGroup((0,), "dp"), on.stream(), 1 << 20
     failures: list[Exception] = []
     began = time.perf_counter()
     communicator = NcclCommunicator(

@@ -23,7 +23,7 @@ CATALOGUE = (("H200", "h200-sxm"), ("H100", "h100-sxm-80gb"), ("A100", "a100-sxm
 DEVICE = "h100-sxm-80gb"  # where no other is named
 
 
-class Trained(NamedTuple):
+class TrainedModel(NamedTuple):
     """Model that is trained beside PyTorch: samples of a step, the first that fit, and its unit.
 
     `weight` is its share of the time.
@@ -37,12 +37,12 @@ class Trained(NamedTuple):
 
 # The most important come first: where time runs out, those behind say so.
 TRAINED = (
-    Trained("gpt2-small", (32, 16, 8), "tokens", 0.26),
-    Trained("resnet-50", (256, 128), "images", 0.19),
-    Trained("llama-1b", (4, 2, 1), "tokens", 0.17),
-    Trained("moe-1b", (4, 2, 1), "tokens", 0.14),
-    Trained("gpt2-medium", (16, 8), "tokens", 0.12),
-    Trained("gpt2-xl", (8, 4, 2), "tokens", 0.12),
+    TrainedModel("gpt2-small", (32, 16, 8), "tokens", 0.26),
+    TrainedModel("resnet-50", (256, 128), "images", 0.19),
+    TrainedModel("llama-1b", (4, 2, 1), "tokens", 0.17),
+    TrainedModel("moe-1b", (4, 2, 1), "tokens", 0.14),
+    TrainedModel("gpt2-medium", (16, 8), "tokens", 0.12),
+    TrainedModel("gpt2-xl", (8, 4, 2), "tokens", 0.12),
 )
 
 # The sizes of Llama 3.2 1B (config.json of meta-llama/Llama-3.2-1B, 2024-09), its angles not

@@ -37,7 +37,7 @@ def main() -> int:
     asked.add_argument("--markdown", action="store_true")
     options = asked.parse_args()
     if is_file := options.folder.suffix == ".json":
-        if not (summaries := known(options.folder)):
+        if not (summaries := read_summaries(options.folder)):
             asked.error(f"{options.folder} is no file that this command has written")
     else:
         summaries = by_device(options.folder)
@@ -54,7 +54,7 @@ def main() -> int:
     return int(not summaries)
 
 
-def known(path: Path) -> list[Figures]:
+def read_summaries(path: Path) -> list[Figures]:
     """Summaries in a file that this command has written; none where it is no such file."""
     try:
         document = json.loads(path.read_text())

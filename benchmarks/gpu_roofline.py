@@ -38,7 +38,7 @@ from millrace.planner.compile import compile_plan
 from millrace.planner.costs import durations
 from millrace.planner.costs.actors import parts_of
 from millrace.planner.costs.attention import KINDS as ATTENTION
-from millrace.planner.costs.firings import Firings, firing_of, peak_flops_per_s
+from millrace.planner.costs.firings import OpFirings, firing_of, peak_flops_per_s
 from millrace.planner.costs.products import PLAIN
 from millrace.planner.errors import ClusterError, InfeasibleError, PlanError
 from millrace.planner.plan import FUSIONS, Plan, plan_graph
@@ -47,7 +47,7 @@ BATCH = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class RooflineWork:
     """Work of one firing of an actor, and the least time it takes, in seconds.
 
     `kinds` are those of its ops, `flops` those of their products that a mask lets through,
@@ -107,7 +107,7 @@ class Roofline:
     kinds: tuple[KindRow, ...]
 
 
-def works(plan: Plan, graph: Graph | None = None) -> list[Work]:
+def works(plan: Plan, graph: Graph | None = None) -> list[RooflineWork]:
     """Work of every actor of a plan on one device.
 
     Raises
@@ -127,7 +127,7 @@ def works(plan: Plan, graph: Graph | None = None) -> list[Work]:
     ]
 
 
-def _work(actor: Actor, program: Program, device: Device, duration_ns: int) -> Work:
+def _work(actor: Actor, program: Program, device: Device, duration_ns: int) -> RooflineWork:
     flops = compute_s = reachable_compute_s = 0.0
     moved = 0
     for firing in ops_of(actor, program):
@@ -139,7 +139,7 @@ def _work(actor: Actor, program: Program, device: Device, duration_ns: int) -> W
             compute_s += alone_s
             reachable_compute_s += alone_s / _efficiency(firing, device)
     memory_s = moved / device.memory_bandwidth_bytes_per_s
-    return Work(
+    return RooflineWork(
         name=actor.name,
         kinds=actor.kinds,
         firings=actor.firings,
@@ -152,7 +152,7 @@ def _work(actor: Actor, program: Program, device: Device, duration_ns: int) -> W
     )
 
 
-def ops_of(actor: Actor, program: Program) -> Iterator[Firings]:
+def ops_of(actor: Actor, program: Program) -> Iterator[OpFirings]:
     """Yield the ops that an actor computes in one firing; in a fused one they share its traffic."""
     if not actor.parts:
         told = _told(*program.operands(actor))
@@ -174,7 +174,7 @@ def _told(
     )
 
 
-def _let_through(firing: Firings) -> float:
+def _let_through(firing: OpFirings) -> float:
     """Share of an attention's scores that its mask and window leave; 1 of all else."""
     if firing.kind not in ATTENTION or not firing.attributes.get("causal"):
         return 1.0
@@ -185,7 +185,7 @@ def _let_through(firing: Firings) -> float:
     return (reach * (reach + 1) / 2 + (rows - reach) * reach) / (rows * columns)
 
 
-def _efficiency(firing: Firings, device: Device) -> float:
+def _efficiency(firing: OpFirings, device: Device) -> float:
     """Share of its peak that a large kernel of this kind reaches."""
     if firing.kind in ATTENTION:
         return device.attention_efficiency
@@ -224,7 +224,7 @@ def roofline(plan: Plan) -> Roofline:
     )
 
 
-def kind_of(work: Work) -> str:
+def kind_of(work: RooflineWork) -> str:
     """Kinds of the ops that an actor computes, each once.
 
     Examples
@@ -236,9 +236,9 @@ def kind_of(work: Work) -> str:
     return "+".join(dict.fromkeys(work.kinds))
 
 
-def _by_kind(actor_works: Iterable[Work], bound_s: float) -> list[KindRow]:
+def _by_kind(actor_works: Iterable[RooflineWork], bound_s: float) -> list[KindRow]:
     """Rows by kind, the longest first."""
-    kinds: dict[str, list[Work]] = {}
+    kinds: dict[str, list[RooflineWork]] = {}
     for work in actor_works:
         kinds.setdefault(kind_of(work), []).append(work)
     rows = []

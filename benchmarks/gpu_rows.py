@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from benchmarks.gpu_models import Trained
+from benchmarks.gpu_models import TrainedModel
 
 Figures = dict[str, Any]
 LOSSES_APART_MAX = 2e-2  # for bf16, as tests/gpu/test_training.py has it
 
 
-def row(entry: Trained, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Figures:
+def row(entry: TrainedModel, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Figures:
     """Row of one model, joined from the rows of two processes (`ok`, `figures`, `error`).
 
     Every figure is there in every row, None where it is not known; `error` says what went wrong,
@@ -42,12 +42,12 @@ def row(entry: Trained, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> F
     for unit in ("tokens", "images"):
         own_unit = unit == entry.unit
         result |= {
-            f"{who}_{unit}_per_s": _over(items, step_s) if own_unit else None
+            f"{who}_{unit}_per_s": _ratio_or_none(items, step_s) if own_unit else None
             for who, step_s in speeds.items()
         }
     result |= {
-        "ratio": _over(torch_s, measured_s),
-        "eager_ratio": _over(eager.get("step_s"), our_figures.get("eager_s")),
+        "ratio": _ratio_or_none(torch_s, measured_s),
+        "eager_ratio": _ratio_or_none(eager.get("step_s"), our_figures.get("eager_s")),
         "torch_s": torch_s,
         "torch_eager_s": eager.get("step_s"),
     }
@@ -90,7 +90,9 @@ def _memory(our_figures: Mapping[str, Any], best: Mapping[str, Any]) -> Figures:
     return {
         "millrace_peak_bytes": our_figures.get("device_used_bytes"),
         "torch_peak_bytes": best.get("device_used_bytes"),
-        "memory_ratio": _over(our_figures.get("device_used_bytes"), best.get("device_used_bytes")),
+        "memory_ratio": _ratio_or_none(
+            our_figures.get("device_used_bytes"), best.get("device_used_bytes")
+        ),
         "millrace_allocated_bytes": allocated_bytes,
         "torch_allocated_bytes": best.get("allocated_bytes"),
     }
@@ -132,12 +134,12 @@ def _price(tried: Iterable[Mapping[str, Any]], best: Mapping[str, Any]) -> float
     """Slowdown of the best setting's step by deterministic algorithms, as a fraction."""
     for attempt in tried:
         if attempt["setting"]["deterministic"] and "step_s" in attempt:
-            price = _over(attempt["step_s"], best.get("step_s"))
+            price = _ratio_or_none(attempt["step_s"], best.get("step_s"))
             return None if price is None else price - 1
     return None
 
 
-def _over(dividend: float | None, divisor: float | None) -> float | None:
+def _ratio_or_none(dividend: float | None, divisor: float | None) -> float | None:
     return dividend / divisor if dividend and divisor else None
 
 

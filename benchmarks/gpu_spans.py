@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterable
 from typing import Any
 
-from benchmarks.gpu_roofline import Work, kind_of, works
+from benchmarks.gpu_roofline import RooflineWork, kind_of, works
 from millrace.executor.gpu.driver import Mark
 from millrace.executor.gpu.running import DeviceRun
 from millrace.planner.plan import Plan
@@ -48,7 +48,7 @@ def spans_by_kind(device: Any, run: DeviceRun, plan: Plan) -> Figures:
     }
 
 
-def _blank(work: Work) -> Figures:
+def _blank(work: RooflineWork) -> Figures:
     zeros = dict.fromkeys(("measured_s", "predicted_s", "bound_s"), 0.0)
     return {"kind": kind_of(work), "actors": 0} | zeros
 

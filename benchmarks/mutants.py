@@ -35,9 +35,9 @@ from typing import Any, NoReturn
 from benchmarks.gpu_processes import unwind_when_asked_to_end
 from benchmarks.mutants_places import Mutant, drawn, found_again, mutants_of, with_after
 from benchmarks.mutants_runs import (
-    Copy,
-    Outcome,
+    MutantOutcome,
     RunError,
+    TreeCopy,
     Unmutated,
     digest_of,
     listed,
@@ -296,19 +296,19 @@ def measured(
     tests = {test: None for mutant in left for test in _files(root, _tests(of[mutant.package]))}
     lacking = [t for t in tests if t not in runs or not runs[t].lines.keys() >= set(paths)]
 
-    def unmutated(copy: Copy, test: str) -> None:
+    def unmutated(copy: TreeCopy, test: str) -> None:
         runs[test] = copy.unmutated(test, paths)
         _append(output, written(runs[test]))
         say(f"{test}: {runs[test].seconds:.1f} s without a mutant")
 
-    def mutated(copy: Copy, mutant: Mutant) -> None:
+    def mutated(copy: TreeCopy, mutant: Mutant) -> None:
         shown = _shown(root, of[mutant.package], mutant, runs)
         results[mutant.key] = result = _told(mutant, copy.outcome(mutant, shown))
         _append(output, json.dumps(result, ensure_ascii=False))
         say(f"{result['outcome']} in {result['seconds']:.0f} s: {_place(result)}")
 
     with tempfile.TemporaryDirectory() as folder:
-        copies = [Copy(root, files, Path(folder) / str(number)) for number in range(workers)]
+        copies = [TreeCopy(root, files, Path(folder) / str(number)) for number in range(workers)]
         _each(copies, unmutated, lacking)
         _each(copies, mutated, left)
     return [results[mutant.key] for mutant in mutants]
@@ -339,9 +339,11 @@ def _append(path: Path, line: str) -> None:
         file.write(line + "\n")
 
 
-def _each(copies: Sequence[Copy], task: Callable[[Copy, Any], None], items: Iterable[Any]) -> None:
+def _each(
+    copies: Sequence[TreeCopy], task: Callable[[TreeCopy, Any], None], items: Iterable[Any]
+) -> None:
     """Do a task for every item, on any copy that is free; the first error ends all."""
-    free: queue.SimpleQueue[Copy] = queue.SimpleQueue()
+    free: queue.SimpleQueue[TreeCopy] = queue.SimpleQueue()
     for copy in copies:
         free.put(copy)
 
@@ -387,7 +389,7 @@ def _shown(
     return order + [runs[test] for test in _files(root, package.apart)]
 
 
-def _told(mutant: Mutant, outcome: Outcome) -> Result:
+def _told(mutant: Mutant, outcome: MutantOutcome) -> Result:
     return {
         **asdict(mutant),
         "outcome": KILLED if outcome.killed else SURVIVED,

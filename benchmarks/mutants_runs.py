@@ -54,7 +54,7 @@ class Unmutated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class MutantOutcome:
     """Outcome of a mutant: `by` is the test file that killed it, or the last that did not."""
 
     killed: bool
@@ -81,7 +81,7 @@ def digest_of(root: Path, files: Iterable[str]) -> str:
     return digest.hexdigest()[:16]
 
 
-class Copy:
+class TreeCopy:
     """A private copy of a working tree, and the runs on it."""
 
     def __init__(self, root: Path, files: Sequence[str], folder: Path) -> None:
@@ -120,7 +120,7 @@ class Copy:
         data.unlink(missing_ok=True)
         return Unmutated(tests=tests, seconds=seconds, lines=lines)
 
-    def outcome(self, mutant: Mutant, files: Sequence[Unmutated]) -> Outcome:
+    def outcome(self, mutant: Mutant, files: Sequence[Unmutated]) -> MutantOutcome:
         """Show a mutant to test files in turn, until one of them fails or is late.
 
         Raises
@@ -142,11 +142,13 @@ class Copy:
                 if killed:
                     seconds = time.monotonic() - began
                     late = code is None
-                    return Outcome(killed=True, by=by, late=late, files=count, seconds=seconds)
+                    return MutantOutcome(
+                        killed=True, by=by, late=late, files=count, seconds=seconds
+                    )
         finally:
             source.write_bytes(original)
         seconds = time.monotonic() - began
-        return Outcome(killed=False, by=by, late=False, files=count, seconds=seconds)
+        return MutantOutcome(killed=False, by=by, late=False, files=count, seconds=seconds)
 
     def _run(
         self, arguments: Sequence[str], limit_s: float = UNMUTATED_S_MAX

@@ -42,9 +42,9 @@ from millrace.planner.costs.firings import peak_flops_per_s
 from millrace.planner.errors import ClusterError
 from millrace.published.language import framework_name
 from millrace.published.question import InexpressibleError
-from millrace.published.reading import LINE, Layout, Row, Table, read_table
+from millrace.published.reading import LINE, Row, Table, TableFormat, read_table
 from millrace.published.summary import Figures, figures
-from millrace.published.validation import Asked, ask, source, validate
+from millrace.published.validation import RowQuestion, ask, source, validate
 
 RESULTS = Path(__file__).parent / "results" / "peers.json"
 REPORTED_REASONS = 5
@@ -88,7 +88,7 @@ class Peer(Protocol):
 
     name: str
 
-    def step_time_s(self, asked: Asked) -> float:
+    def step_time_s(self, asked: RowQuestion) -> float:
         """Predict a row; raises InexpressibleError where the peer has no words for it."""
 
 
@@ -106,7 +106,7 @@ class LlmAnalysis:
         said = "as shipped" if efficiency is None else f"efficiency {efficiency:g}"
         self.name = f"llm-analysis {version('llm-analysis')}, {said}"
 
-    def step_time_s(self, asked: Asked) -> float:
+    def step_time_s(self, asked: RowQuestion) -> float:
         """Predict a row; raises InexpressibleError where the peer has no words for it."""
         row, pins = asked.row, asked.pins
         if (pins.cp or 1) > 1:
@@ -128,7 +128,7 @@ class LlmAnalysis:
             raise InexpressibleError(f"refused: {str(error) or type(error).__name__}") from None
         return float(summary["latency_per_iter"])
 
-    def _analyser(self, asked: Asked) -> Any:
+    def _analyser(self, asked: RowQuestion) -> Any:
         row, pins, config = asked.row, asked.pins, self._config
         tp = pins.tp or 1
         ffn, hidden = int(row["ffn_hidden"]), int(row["hidden"])
@@ -157,7 +157,7 @@ class LlmAnalysis:
             flops_efficiency=self._efficiency,
         )
 
-    def _gpu(self, asked: Asked) -> Any:
+    def _gpu(self, asked: RowQuestion) -> Any:
         """Device by its own file, or by the data sheet's figures where it has none."""
         assert asked.cluster is not None
         device, name = asked.cluster.device, asked.row["gpu"]
@@ -176,7 +176,7 @@ class LlmAnalysis:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class PeerErrors:
     """Errors of a predictor, and of Millrace on the same rows, where it ran."""
 
     name: str
@@ -198,7 +198,7 @@ def installed(say: Callable[[str], None] = print) -> list[Peer]:
         return []
 
 
-def dense(table: Table) -> list[Asked]:
+def dense(table: Table) -> list[RowQuestion]:
     """Rows of tier A without experts that can be asked at all."""
     rows = [row for row in table.rows if row["tier"] == "A" and "experts=" not in row["notes"]]
     return [
@@ -206,7 +206,7 @@ def dense(table: Table) -> list[Asked]:
     ]
 
 
-def _has_peak(asked: Asked) -> bool:
+def _has_peak(asked: RowQuestion) -> bool:
     """True if the row can be asked, on a device that has its precision."""
     try:
         return asked.question is not None and _peak_flops_per_s(asked) > 0
@@ -214,7 +214,7 @@ def _has_peak(asked: Asked) -> bool:
         return False
 
 
-def model_flops(asked: Asked) -> float:
+def model_flops(asked: RowQuestion) -> float:
     """FLOPs of a step without recomputation: 6 per weight and token, and attention's squares.
 
     Chowdhery et al., "PaLM", 2022, appendix B, with key and value heads and gates as the row's.
@@ -230,12 +230,12 @@ def model_flops(asked: Asked) -> float:
     return batch * model.seq_len * (6 * weights + 12 * layers * hidden * model.seq_len)
 
 
-def utilisation(asked: Asked) -> float:
+def utilisation(asked: RowQuestion) -> float:
     """Measured model FLOPs per second, over the peak of the row's devices."""
     return model_flops(asked) / asked.measured_s / _peak_flops_per_s(asked)
 
 
-def _peak_flops_per_s(asked: Asked) -> float:
+def _peak_flops_per_s(asked: RowQuestion) -> float:
     assert asked.question is not None
     cluster, precision = asked.question.cluster, asked.question.model.precision
     return cluster.devices * peak_flops_per_s(cluster.device, precision)
@@ -247,7 +247,9 @@ def groups(row: Row) -> tuple[tuple[str, ...], ...]:
     return ((framework_name(row), gpu, precision), (gpu, precision), (precision,), ())
 
 
-def constants(references: Sequence[Asked], wanted: Sequence[Asked], leaving: bool) -> Predictions:
+def constants(
+    references: Sequence[RowQuestion], wanted: Sequence[RowQuestion], leaving: bool
+) -> Predictions:
     """Predict rows by the median utilisation of their group, of other sources only if `leaving`."""
     utilisations: dict[tuple[str, ...], list[tuple[str, float]]] = defaultdict(list)
     for question in references:
@@ -266,7 +268,7 @@ def constants(references: Sequence[Asked], wanted: Sequence[Asked], leaving: boo
     return predictions
 
 
-def asked_of(peer: Peer, wanted: Sequence[Asked]) -> tuple[Predictions, Counter[str], float]:
+def asked_of(peer: Peer, wanted: Sequence[RowQuestion]) -> tuple[Predictions, Counter[str], float]:
     """Predictions of a peer, its refusals by reason, and its milliseconds per prediction."""
     predictions: Predictions = {}
     refused: Counter[str] = Counter()
@@ -282,7 +284,7 @@ def asked_of(peer: Peer, wanted: Sequence[Asked]) -> tuple[Predictions, Counter[
 
 
 def millrace_of(
-    table: Table, wanted: Sequence[Asked], processes: int = 1
+    table: Table, wanted: Sequence[RowQuestion], processes: int = 1
 ) -> tuple[Predictions, Counter[str], float]:
     """Millrace's own predictions, in the terms of `asked_of`."""
 
@@ -304,7 +306,7 @@ def millrace_of(
 
 
 def errors(
-    predictions: Predictions, wanted: Sequence[Asked], only: Predictions | None = None
+    predictions: Predictions, wanted: Sequence[RowQuestion], only: Predictions | None = None
 ) -> Figures:
     """Errors of predictions, of the rows in `only` where that is given."""
     return figures(
@@ -316,15 +318,17 @@ def errors(
 
 def lines(
     table: Table, every: int, peers: Sequence[Peer], millrace: bool, processes: int = 1
-) -> list[Line]:
+) -> list[PeerErrors]:
     """Lines of the table, one per predictor, over every so many dense rows."""
     questions = dense(table)
     wanted = questions[::every]
     nothing: tuple[Predictions, Counter[str], float] = ({}, Counter(), 0.0)
     ours, refused, ms = millrace_of(table, wanted, processes) if millrace else nothing
 
-    def line(name: str, predictions: Predictions, left: Counter[str], ms: float | None) -> Line:
-        return Line(
+    def line(
+        name: str, predictions: Predictions, left: Counter[str], ms: float | None
+    ) -> PeerErrors:
+        return PeerErrors(
             name=name,
             errors=errors(predictions, wanted),
             ms=ms,
@@ -339,7 +343,7 @@ def lines(
     return told + [line(peer.name, *asked_of(peer, wanted)) for peer in peers]
 
 
-def drawn(peer_lines: Sequence[Line]) -> list[str]:
+def drawn(peer_lines: Sequence[PeerErrors]) -> list[str]:
     """Table as lines of text, with what was left out and what is quoted below it."""
     told = [_columns("predictor", "rows", "mean", "median", "in 10 %", "ms each", "Millrace")]
     for line in peer_lines:
@@ -382,7 +386,7 @@ def main(csv: Path, every: int = 1, millrace: bool = True, processes: int = 1) -
         print(f"no table `{csv}`: the peers are not compared")
         return
     table = read_table(csv)
-    if table.layout is not Layout.LANGUAGE:
+    if table.layout is not TableFormat.LANGUAGE:
         raise typer.BadParameter(f"`{csv}` is of the {table.layout} layout: the peers know none")
     peer_lines = lines(table, every, installed(), millrace, processes)
     print("\n".join(drawn(peer_lines)))

@@ -32,7 +32,7 @@ SCHEDULES = ("1f1b", "zb-h1", "zb-v", FEW, MANY)
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class PipelineQuestion:
     """Model on a cluster whose network is `slow` times as slow, and chunks to interleave."""
 
     model: str
@@ -52,21 +52,27 @@ def pins(pp: int, dp: int, tp: int, micro_batch: int, recompute: str | None = No
 
 
 QUESTIONS = (
-    Question("gpt3-1.3b", "a100-sxm-80gb:8x1", 64, pins(4, 1, 2, 2), (2, 6)),
-    Question("gpt3-1.3b", "a100-sxm-80gb:8x1", 16, pins(8, 1, 1, 1), (3,)),
-    Question("gpt3-2.7b", "v100-sxm-32gb:8x4", 64, pins(8, 1, 4, 1), (2, 4), precision="fp16"),
-    Question("gpt3-6.7b", "a100-sxm-80gb:8x4", 64, pins(4, 1, 8, 4), (2, 4)),
-    Question("gpt3-6.7b", "h100-sxm-80gb:8x4", 128, pins(4, 2, 4, 1), (2, 4), slow=8),
-    Question("gpt3-13b", "v100-sxm-32gb:8x4", 256, pins(8, 1, 4, 1), (5,), precision="fp16"),
-    Question("gpt3-13b", "a100-sxm-80gb:8x4", 32, pins(8, 1, 4, 1, "full"), (5,), slow=4),
-    Question("gpt3-13b", "a100-sxm-80gb:8x4", 8, pins(4, 1, 8, 1), (2, 5)),
-    Question("gpt3-175b", "a100-sxm-80gb:8x16", 32, pins(16, 1, 8, 1), (2, 6), slow=4),
-    Question("llama2-7b", "h100-sxm-80gb:8x2", 64, pins(2, 4, 2, 1), (2, 4), seq_len=4096),
-    Question("llama2-7b", "a100-sxm-40gb:8x4", 32, pins(16, 1, 2, 1), (2,), 4, 4096),
-    Question("llama2-13b", "h100-sxm-80gb:8x8", 128, pins(16, 1, 4, 1), (2,), seq_len=4096),
-    Question("llama2-70b", "h100-sxm-80gb:8x8", 64, pins(8, 1, 8, 1), (2, 5), 16, 4096),
-    Question("llama3-8b", "h100-sxm-80gb:8x4", 64, pins(8, 1, 4, 1), (2, 4), 8, 8192),
-    Question("gpt3-13b", "a100-sxm-80gb:8x4", 32, pins(2, 2, 8, 2), (2, 5), slow=4, once=True),
+    PipelineQuestion("gpt3-1.3b", "a100-sxm-80gb:8x1", 64, pins(4, 1, 2, 2), (2, 6)),
+    PipelineQuestion("gpt3-1.3b", "a100-sxm-80gb:8x1", 16, pins(8, 1, 1, 1), (3,)),
+    PipelineQuestion(
+        "gpt3-2.7b", "v100-sxm-32gb:8x4", 64, pins(8, 1, 4, 1), (2, 4), precision="fp16"
+    ),
+    PipelineQuestion("gpt3-6.7b", "a100-sxm-80gb:8x4", 64, pins(4, 1, 8, 4), (2, 4)),
+    PipelineQuestion("gpt3-6.7b", "h100-sxm-80gb:8x4", 128, pins(4, 2, 4, 1), (2, 4), slow=8),
+    PipelineQuestion(
+        "gpt3-13b", "v100-sxm-32gb:8x4", 256, pins(8, 1, 4, 1), (5,), precision="fp16"
+    ),
+    PipelineQuestion("gpt3-13b", "a100-sxm-80gb:8x4", 32, pins(8, 1, 4, 1, "full"), (5,), slow=4),
+    PipelineQuestion("gpt3-13b", "a100-sxm-80gb:8x4", 8, pins(4, 1, 8, 1), (2, 5)),
+    PipelineQuestion("gpt3-175b", "a100-sxm-80gb:8x16", 32, pins(16, 1, 8, 1), (2, 6), slow=4),
+    PipelineQuestion("llama2-7b", "h100-sxm-80gb:8x2", 64, pins(2, 4, 2, 1), (2, 4), seq_len=4096),
+    PipelineQuestion("llama2-7b", "a100-sxm-40gb:8x4", 32, pins(16, 1, 2, 1), (2,), 4, 4096),
+    PipelineQuestion("llama2-13b", "h100-sxm-80gb:8x8", 128, pins(16, 1, 4, 1), (2,), seq_len=4096),
+    PipelineQuestion("llama2-70b", "h100-sxm-80gb:8x8", 64, pins(8, 1, 8, 1), (2, 5), 16, 4096),
+    PipelineQuestion("llama3-8b", "h100-sxm-80gb:8x4", 64, pins(8, 1, 4, 1), (2, 4), 8, 8192),
+    PipelineQuestion(
+        "gpt3-13b", "a100-sxm-80gb:8x4", 32, pins(2, 2, 8, 2), (2, 5), slow=4, once=True
+    ),
 )
 
 
@@ -100,14 +106,14 @@ def main(numbers: list[str]) -> None:
             )
 
 
-def _text(question: Question) -> str:
+def _text(question: PipelineQuestion) -> str:
     asked = question.pins
     slow = f", network / {question.slow}" if question.slow > 1 else ""
     mesh = f"{asked.pp} of {asked.dp} × {asked.tp}"
     return f"{question.model} {question.cluster.split('-')[0]} {mesh}, {question.batch}{slow}"
 
 
-def _ratio(question: Question, name: str) -> float | None:
+def _ratio(question: PipelineQuestion, name: str) -> float | None:
     """Cost of the plan over its simulated time; None where the schedule is not asked, or cannot."""
     chunks = {FEW: question.chunks[:1], MANY: question.chunks[1:]}
     if name in chunks and not chunks[name]:

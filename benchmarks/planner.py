@@ -45,7 +45,7 @@ import typer
 
 from benchmarks.planner_figures import (
     GIB,
-    Asked,
+    FrameworkQuestion,
     alive_bytes,
     drawn_questions,
     faster_pins,
@@ -58,10 +58,10 @@ from benchmarks.planner_figures import (
     quick_questions,
     scheduled_questions,
 )
-from benchmarks.planner_questions import DEFAULT, QUESTIONS, Question, arguments, ask
+from benchmarks.planner_questions import DEFAULT, QUESTIONS, PlannerQuestion, arguments, ask
 from benchmarks.planner_rows import (
     Document,
-    Row,
+    PrintedRow,
     bounds_header,
     bounds_line,
     earlier_rows,
@@ -83,7 +83,7 @@ DEPTHS = (12, 96)
 IN_PROCESS = ("mesh", "depth")
 
 
-def chosen(names: Sequence[str]) -> list[Question]:
+def chosen(names: Sequence[str]) -> list[PlannerQuestion]:
     """Questions of the names, all where there are none.
 
     Raises
@@ -126,7 +126,9 @@ def _commit() -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
-def _timed(questions: Sequence[Question], frameworks: Sequence[str], folder: Path) -> list[Row]:
+def _timed(
+    questions: Sequence[PlannerQuestion], frameworks: Sequence[str], folder: Path
+) -> list[PrintedRow]:
     """Print the row of every question, and return all rows."""
     commit, before = earlier_rows()
     rows = []
@@ -142,7 +144,7 @@ def _timed(questions: Sequence[Question], frameworks: Sequence[str], folder: Pat
 
 
 def _bounds(
-    questions: Sequence[Question], frameworks: Sequence[str], folder: Path
+    questions: Sequence[PlannerQuestion], frameworks: Sequence[str], folder: Path
 ) -> list[Document]:
     """Print how far every question's plan may be from the best, before cuts and by them."""
     answers: list[Document] = []
@@ -162,7 +164,7 @@ def _bounds(
 
 
 def _repeated(
-    questions: Sequence[Question], frameworks: Sequence[str], times: int, folder: Path
+    questions: Sequence[PlannerQuestion], frameworks: Sequence[str], times: int, folder: Path
 ) -> list[Document]:
     """Print whether every question has the same answer every time."""
     repeats = []
@@ -177,7 +179,7 @@ def _repeated(
     return repeats
 
 
-def _figures(searches: Iterable[Asked], folder: Path) -> list[Document]:
+def _figures(searches: Iterable[FrameworkQuestion], folder: Path) -> list[Document]:
     """Print the figures of every plan that the searches compile."""
     rows = []
     print(figures_header())
@@ -189,7 +191,7 @@ def _figures(searches: Iterable[Asked], folder: Path) -> list[Document]:
     return [asdict(plan_row) for plan_row in rows]
 
 
-def _alive(searches: Iterable[Asked], folder: Path) -> list[Document]:
+def _alive(searches: Iterable[FrameworkQuestion], folder: Path) -> list[Document]:
     """Print what every plan lays out for activations beside what is alive of it at once."""
     rows: list[Document] = []
     for asked in searches:
@@ -207,7 +209,9 @@ def _alive(searches: Iterable[Asked], folder: Path) -> list[Document]:
     return rows
 
 
-def _pins(questions: Sequence[Question], frameworks: Sequence[str], folder: Path) -> list[Document]:
+def _pins(
+    questions: Sequence[PlannerQuestion], frameworks: Sequence[str], folder: Path
+) -> list[Document]:
     """Print the simulated steps of every question's free plan and of those under pins."""
     answers: list[Document] = []
     for question in questions:

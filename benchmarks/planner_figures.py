@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.planner_questions import DEFAULT, MIXED, MIXED_TOML, Question
+from benchmarks.planner_questions import DEFAULT, MIXED, MIXED_TOML, PlannerQuestion
 from millrace import api
 from millrace.planner.cluster import Cluster
 from millrace.planner.clusters import parse_cluster
@@ -23,7 +23,7 @@ from millrace.planner.errors import InfeasibleError
 from millrace.planner.memory import plan_memory
 from millrace.planner.plan import Plan, plan_graph
 from millrace.planner.schedules import SCHEDULES
-from millrace.planner.search.report.record import Compared, Record
+from millrace.planner.search.report.record import PlanComparison, SearchLog
 from millrace.simulator.account import account_of
 
 Pinned = dict[str, str | int]
@@ -76,10 +76,10 @@ DRAWN_SAMPLES = (1, 2, 4, 8, 16)  # of a device, so that batches divide
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class FrameworkQuestion:
     """Question, under a framework and pins."""
 
-    question: Question
+    question: PlannerQuestion
     framework: str
     pins: Pinned
 
@@ -91,7 +91,7 @@ class FiguresRow:
     question: str
     framework: str
     pins: str
-    compared: Compared
+    compared: PlanComparison
 
     @property
     def time_error(self) -> float | None:
@@ -116,7 +116,9 @@ def pinned_schedules(quick: bool) -> list[Pinned]:
     return searches
 
 
-def drawn_questions(count: int, frameworks: Sequence[str], seed: int = 0) -> Iterator[Asked]:
+def drawn_questions(
+    count: int, frameworks: Sequence[str], seed: int = 0
+) -> Iterator[FrameworkQuestion]:
     """Yield questions of other models, clusters and batches, free or with a schedule pinned."""
     draw = random.Random(seed)
     for _ in range(count):
@@ -129,16 +131,16 @@ def drawn_questions(count: int, frameworks: Sequence[str], seed: int = 0) -> Ite
         )
         if seq_len > 1:
             arguments += f" --seq-len {seq_len}"
-        yield Asked(
-            Question(model, arguments, 0.0),
+        yield FrameworkQuestion(
+            PlannerQuestion(model, arguments, 0.0),
             draw.choice(frameworks),
             draw.choice([{}, *({"schedule": name} for name in SCHEDULES)]),
         )
 
 
-def question_rows(asked: Asked, folder: Path) -> list[FiguresRow]:
+def question_rows(asked: FrameworkQuestion, folder: Path) -> list[FiguresRow]:
     """Rows of every plan that one search compiled, the chosen one last; none where none fits."""
-    record = Record()
+    record = SearchLog()
     # Where there is no plan, the plans compiled before say enough.
     with suppress(InfeasibleError):
         _planned(asked, folder, record)
@@ -149,20 +151,20 @@ def question_rows(asked: Asked, folder: Path) -> list[FiguresRow]:
     ]
 
 
-def step_time_s(asked: Asked, folder: Path) -> float | None:
+def step_time_s(asked: FrameworkQuestion, folder: Path) -> float | None:
     """Simulated step time of the plan that a search returns; None where there is none."""
     with suppress(InfeasibleError):
-        return float(_planned(asked, folder, Record()).figures["step_time_s"])
+        return float(_planned(asked, folder, SearchLog()).figures["step_time_s"])
     return None
 
 
-def alive_bytes(asked: Asked, folder: Path) -> tuple[int, int] | None:
+def alive_bytes(asked: FrameworkQuestion, folder: Path) -> tuple[int, int] | None:
     """Activations of a plan, laid out and alive at once in its step; None where there is no plan.
 
     Of the stage that lays out most of them, with every op simulated.
     """
     with suppress(InfeasibleError):
-        plan = _planned(asked, folder, Record())
+        plan = _planned(asked, folder, SearchLog())
         simulation = api.simulate(plan, fidelity="op", steps=2, detailed=True)
         courses = account_of(plan, simulation).memory
         return max(
@@ -177,7 +179,7 @@ def pins_text(pins: Pinned) -> str:
     return " ".join(f"{name} {value}" for name, value in pins.items()) or "free"
 
 
-def _planned(asked: Asked, folder: Path, record: Record) -> Plan:
+def _planned(asked: FrameworkQuestion, folder: Path, record: SearchLog) -> Plan:
     model, options = asked.question.arguments.split()[0], _options(asked.question)
     return api.search(
         model,
@@ -191,7 +193,7 @@ def _planned(asked: Asked, folder: Path, record: Record) -> Plan:
     )
 
 
-def _options(question: Question) -> dict[str, str]:
+def _options(question: PlannerQuestion) -> dict[str, str]:
     words = question.arguments.split()[1:]
     return dict(zip(words[::2], words[1::2], strict=True))
 
@@ -208,16 +210,16 @@ def _cluster(name: str, framework: str, folder: Path) -> Cluster:
 
 
 def scheduled_questions(
-    questions: Sequence[Question], frameworks: Sequence[str], quick: bool
-) -> Iterator[Asked]:
+    questions: Sequence[PlannerQuestion], frameworks: Sequence[str], quick: bool
+) -> Iterator[FrameworkQuestion]:
     """Yield every question under every framework, free and with each schedule pinned."""
     for question in questions:
         for framework in frameworks:
             for pins in pinned_schedules(quick):
-                yield Asked(question, framework, pins)
+                yield FrameworkQuestion(question, framework, pins)
 
 
-def quick_questions(questions: Sequence[Question]) -> list[Question]:
+def quick_questions(questions: Sequence[PlannerQuestion]) -> list[PlannerQuestion]:
     """Questions, at most three, for an answer in about a minute."""
     return [question for question in questions if question.name in QUICK]
 
@@ -254,11 +256,11 @@ def figures_summary(rows: Sequence[FiguresRow]) -> str:
 
 
 def pinned_steps(
-    question: Question, framework: str, folder: Path
+    question: PlannerQuestion, framework: str, folder: Path
 ) -> Iterator[tuple[str, float | None]]:
     """Yield the simulated step of the free plan, then that under each of the textbook pins."""
     for pins in ({}, *TEXTBOOK_PINS):
-        yield pins_text(pins), step_time_s(Asked(question, framework, pins), folder)
+        yield pins_text(pins), step_time_s(FrameworkQuestion(question, framework, pins), folder)
 
 
 def faster_pins(steps: Sequence[tuple[str, float | None]]) -> list[str]:

@@ -24,7 +24,7 @@ nodes = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class PlannerQuestion:
     """Command, with the seconds and the gap it should take at most, and what peers take."""
 
     name: str
@@ -35,62 +35,62 @@ class Question:
 
 
 QUESTIONS = (
-    Question(
+    PlannerQuestion(
         "llama2-7b",
         "llama2-7b --cluster a100-sxm-80gb:8x1 --global-batch 64 --seq-len 4096",
         4.0,
         0.02,
     ),
-    Question(
+    PlannerQuestion(
         "gpt3-13b",
         "gpt3-13b --cluster a100-sxm-80gb:8x8 --global-batch 512 --seq-len 2048",
         4.0,
         0.02,
     ),
-    Question(
+    PlannerQuestion(
         "llama3-70b",
         "llama3-70b --cluster h100-sxm-80gb:8x32 --global-batch 512 --seq-len 8192",
         8.0,
         0.03,
     ),
-    Question(
+    PlannerQuestion(
         "gpt3-175b",
         "gpt3-175b --cluster a100-sxm-80gb:8x128 --global-batch 1536 --seq-len 2048",
         8.0,
         0.02,
     ),
-    Question(
+    PlannerQuestion(
         "llama3-405b",
         "llama3-405b --cluster h100-sxm-80gb:8x2048 --global-batch 2048 --seq-len 8192",
         30.0,
         0.03,
     ),
-    Question(
+    PlannerQuestion(
         "mixtral-8x7b",
         "mixtral-8x7b --cluster a100-sxm-80gb:8x8 --global-batch 512 --seq-len 4096",
         10.0,
         0.05,
     ),
-    Question(
+    PlannerQuestion(
         "deepseek-v3",
         "deepseek-v3 --cluster h100-sxm-80gb:8x256 --global-batch 15360 --seq-len 4096",
         30.0,
         0.08,
     ),
-    Question(
+    PlannerQuestion(
         "mixed",
         f"llama3-70b --cluster {MIXED} --global-batch 512 --seq-len 8192",
         20.0,
         0.08,
     ),
-    Question(
+    PlannerQuestion(
         "llama2-7b-38GiB",
         "llama2-7b --cluster a100-sxm-40gb:8x1 --memory-limit 38GiB --global-batch 64 "
         "--seq-len 2048",
         3.0,
         peer="Galvatron-2: 247 CPU-s",
     ),
-    Question(
+    PlannerQuestion(
         "gpt3-13b-v100",
         "gpt3-13b --cluster v100-sxm-32gb:8x4 --precision fp16 --global-batch 1024 --seq-len 2048",
         5.0,
@@ -100,7 +100,7 @@ QUESTIONS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class CommandAnswer:
     """Answer of a command: what it printed, the plan's file, and what it took."""
 
     code: int
@@ -112,13 +112,13 @@ class Answer:
     memory_bytes: int  # of its largest process
 
 
-def arguments(question: Question, framework: str) -> list[str]:
+def arguments(question: PlannerQuestion, framework: str) -> list[str]:
     """Arguments of `millrace plan` for a question, under a framework or DEFAULT."""
     asked = question.arguments.split()
     return asked if framework == DEFAULT else [*asked, "--framework", framework]
 
 
-def ask(asked: Sequence[str], folder: Path, hash_seed: int = 0) -> Answer:
+def ask(asked: Sequence[str], folder: Path, hash_seed: int = 0) -> CommandAnswer:
     """Answer of `millrace plan`, in a process of its own.
 
     Parameters
@@ -148,7 +148,7 @@ def ask(asked: Sequence[str], folder: Path, hash_seed: int = 0) -> Answer:
         wall_s = perf_counter() - began
         process.returncode = os.waitstatus_to_exitcode(status)
         text, error = (_all_of(stream) for stream in (out, err))
-    return Answer(
+    return CommandAnswer(
         code=process.returncode,
         text=text,
         error=(error.strip().splitlines() or [""])[-1],

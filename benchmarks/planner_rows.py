@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.planner_questions import Answer, Question
+from benchmarks.planner_questions import CommandAnswer, PlannerQuestion
 
 EARLIER = Path(__file__).parent / "results" / "planner-earlier.json"
 SLOWER = 1.01  # times the earlier plan's simulated step
@@ -15,7 +15,7 @@ Document = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class PrintedRow:
     """Figures of one answer that are printed, beside the earlier one's."""
 
     question: str
@@ -33,10 +33,12 @@ class Row:
     marks: tuple[str, ...]
 
 
-def row(question: Question, framework: str, answer: Answer, earlier: Document) -> Row:
+def row(
+    question: PlannerQuestion, framework: str, answer: CommandAnswer, earlier: Document
+) -> PrintedRow:
     """Row of an answer, beside an earlier row (empty where there is none)."""
     document: Document = json.loads(answer.text) if answer.code == 0 else {}
-    return Row(
+    return PrintedRow(
         question=question.name,
         framework=framework,
         wall_s=answer.wall_s,
@@ -58,7 +60,7 @@ def row(question: Question, framework: str, answer: Answer, earlier: Document) -
 
 
 def _marks(
-    question: Question, answer: Answer, document: Document, earlier: Document
+    question: PlannerQuestion, answer: CommandAnswer, document: Document, earlier: Document
 ) -> Iterable[str]:
     if not document:
         yield "no plan"
@@ -103,7 +105,7 @@ def header(commit: str) -> str:
     return f"{left} | {commit}:" + "".join(f"{name:>9}" for name in ("wall s", "gap", "step s"))
 
 
-def lines(answer_row: Row, commit: str, peer: str = "") -> list[str]:
+def lines(answer_row: PrintedRow, commit: str, peer: str = "") -> list[str]:
     """Row as it is printed: its figures, the earlier ones and marks, and below what explains."""
     now = [
         f"{answer_row.wall_s:.1f}",
@@ -156,7 +158,7 @@ def bounds_line(question: str, framework: str, document: Document) -> str:
     )
 
 
-def summary(rows: Sequence[Row]) -> str:
+def summary(rows: Sequence[PrintedRow]) -> str:
     """Line that says how many rows have which mark."""
     kinds = ("no plan", "seconds over", "gap over", "slower plan")
     counts = {
@@ -173,7 +175,7 @@ def earlier_rows(path: Path = EARLIER) -> tuple[str, dict[tuple[str, str], Docum
     return document["commit"], rows
 
 
-def unsteady(answers: Sequence[Answer]) -> list[str]:
+def unsteady(answers: Sequence[CommandAnswer]) -> list[str]:
     """Differences between answers to one question; none where they are the same.
 
     Seconds of the search and of its layers are left out.

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millrace.executor.errors import DataError
-from millrace.executor.kernels.context import Array, Source
+from millrace.executor.kernels.context import Array, SampleSource
 from millrace.executor.values.initial import initial_value
 from millrace.models.graph import Graph, Op
 
@@ -52,7 +52,7 @@ class RandomSamples:
 
     description = "random samples"
 
-    def __init__(self, different: int, sources: Iterable[Source] = ()) -> None:
+    def __init__(self, different: int, sources: Iterable[SampleSource] = ()) -> None:
         self.different = different
         self._known: dict[tuple[str, int], NDArray[Any]] = {}
         wanted = list(product(sources, range(different)))
@@ -61,18 +61,18 @@ class RandomSamples:
             for (source, number), sample in zip(wanted, drawn, strict=True):
                 self._known[source.name, number] = sample
 
-    def read(self, source: Source, samples: NDArray[np.int64]) -> Array:
+    def read(self, source: SampleSource, samples: NDArray[np.int64]) -> Array:
         """Region of samples, [samples, region...]."""
         return np.stack([self._sample(source, int(number))[source.region] for number in samples])
 
-    def _sample(self, source: Source, number: int) -> NDArray[Any]:
+    def _sample(self, source: SampleSource, number: int) -> NDArray[Any]:
         key = source.name, number % self.different
         if key not in self._known:
             self._known[key] = _drawn(source, key[1])
         return self._known[key]
 
 
-def _drawn(source: Source, number: int) -> NDArray[Any]:
+def _drawn(source: SampleSource, number: int) -> NDArray[Any]:
     generator = np.random.Generator(np.random.Philox(key=np.array([SEED, number], np.uint64)))
     if source.name in ("tokens", "targets"):
         (tokens,) = source.shape
@@ -85,7 +85,7 @@ def _drawn(source: Source, number: int) -> NDArray[Any]:
     raise DataError(f"there are no random samples of `{source.name}`")
 
 
-def sources_of(graph: Graph) -> dict[str, Source]:
+def sources_of(graph: Graph) -> dict[str, SampleSource]:
     """Sources of a graph by name: what its `input` ops read of a sample."""
     source_by_name = {}
     for op in graph.ops:
@@ -94,5 +94,7 @@ def sources_of(graph: Graph) -> dict[str, Source]:
             name = str(op.attributes["source"])
             region = tuple(slice(0, size) for size in shape)
             values = int(op.attributes.get("values", 0))
-            source_by_name[name] = Source(name=name, values=values, shape=shape, region=region)
+            source_by_name[name] = SampleSource(
+                name=name, values=values, shape=shape, region=region
+            )
     return source_by_name

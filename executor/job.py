@@ -12,7 +12,7 @@ from millrace.planner.actors.graph import ActorGraph
 FILE = "job.json"
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RunJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One run of an actor graph.
 
     `variables` holds, per variable, the attributes that say how it is initialised. `resume` is
@@ -46,6 +46,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             (folder / FILE).write_bytes(to_json(self))
 
 
-def read_job(folder: Path) -> Job:
+def read_job(folder: Path) -> RunJob:
     """Job of a folder."""
-    return msgspec.json.decode((folder / FILE).read_bytes(), type=Job)
+    return msgspec.json.decode((folder / FILE).read_bytes(), type=RunJob)

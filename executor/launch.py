@@ -16,14 +16,14 @@ from millrace.executor.data import open_dataset
 from millrace.executor.errors import CheckpointError
 from millrace.executor.gpu.availability import require_gpu
 from millrace.executor.gpu.memory_use import MemoryUse
-from millrace.executor.job import Job
+from millrace.executor.job import RunJob
 from millrace.executor.processes import check_capacity, run_ranks
 from millrace.executor.recording import load_recording, losses, recorded_bytes, trace_of
 from millrace.executor.values.checkpoint import (
     checked_checkpoint,
     commit_finished,
     find_checkpoint,
-    held_folder,
+    locked_folder,
 )
 from millrace.executor.values.manifest import Manifest, manifest_of
 from millrace.executor.values.weights import check_weights
@@ -166,7 +166,7 @@ def _folder_of(
         return nullcontext()
     if resume and not checkpoint.is_dir():
         find_checkpoint(checkpoint)
-    return held_folder(checkpoint, contents)
+    return locked_folder(checkpoint, contents)
 
 
 def _check_machine(graph: ActorGraph, backend: Backend, steps: int, spans: bool) -> None:
@@ -197,8 +197,8 @@ def _absolute(path: Path | None) -> str | None:
     return None if path is None else str(path.resolve())
 
 
-def _job(plan: Plan, training_graph: Graph, graph: ActorGraph, **orders: Any) -> Job:
-    return Job(
+def _job(plan: Plan, training_graph: Graph, graph: ActorGraph, **orders: Any) -> RunJob:
+    return RunJob(
         graph=graph,
         model=plan.model,
         variables={
@@ -219,7 +219,7 @@ def _source(graph: ActorGraph, plan: Plan, folder: Path | None) -> tuple[Path, i
 
 
 def _run(
-    job: Job, folder: Path, contents: Manifest, progress: Progress | None, worker: str
+    job: RunJob, folder: Path, contents: Manifest, progress: Progress | None, worker: str
 ) -> None:
     """Run a job's ranks, which write their recordings in its folder."""
     job.save(folder)
@@ -234,7 +234,7 @@ def _run(
     run_ranks(worker, 1 if job.loopback else job.graph.ranks, folder, watch=watch)
 
 
-def _measured(job: Job, folder: Path, digest: str, device: str, data: str) -> Measured:
+def _measured(job: RunJob, folder: Path, digest: str, device: str, data: str) -> Measured:
     ranks = range(job.graph.ranks)
     recordings = [load_recording(folder / f"rank.{rank}.npz") for rank in ranks]
     totals = max((recording.totals for recording in recordings), key=len)

@@ -15,7 +15,7 @@ import numpy as np
 
 from millrace.executor.errors import ExecutorError
 from millrace.executor.probes.merging import merged
-from millrace.executor.probes.timing import Order, Timings
+from millrace.executor.probes.timing import ProbeRequest, Timings
 from millrace.executor.processes import check_capacity, run_ranks, usable_cores
 from millrace.models.documents import FileError, read_document, write_bytes
 from millrace.models.graph import to_json
@@ -66,7 +66,7 @@ def profile(ranks: int, *, seconds: float = SECONDS) -> Device:
     patience_ns = round(seconds * KERNEL_SHARE / PROBE_COUNT * 1e9)
     with TemporaryDirectory(prefix="millrace-") as name:
         folder = Path(name)
-        order = Order(cores=min(ranks, cores), kernel_ns=patience_ns)
+        order = ProbeRequest(cores=min(ranks, cores), kernel_ns=patience_ns)
         (folder / "order.json").write_bytes(msgspec.json.encode(order))
         run_ranks("millrace.executor.probes.timing", ranks, folder)
         rank_timings = [

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from millrace.executor.kernels import Kernel, KernelContext, RunState, make_kernel
-from millrace.executor.kernels.context import Array, Dataset, whole
+from millrace.executor.kernels.context import Array, Dataset, whole_shard
 from millrace.executor.values.initial import initial_value
 from millrace.models.graph import Graph, Op, Phase, Rate, Tensor
 from millrace.models.ops import op_kind, state_of
@@ -138,7 +138,7 @@ class Reference:
 
     def _context(self, op: Op, tensors: dict[str, Tensor]) -> KernelContext:
         shards = {
-            name: whole(tensors[name].shape, tensors[name].dtype)
+            name: whole_shard(tensors[name].shape, tensors[name].dtype)
             for name in (*op.inputs, *op.outputs)
         }
         first = tensors[op.outputs[0]]

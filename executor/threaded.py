@@ -14,10 +14,10 @@ from typing import Protocol as Interface
 from millrace.executor.recording import Recorder
 from millrace.executor.transport.communicator import Communicator, Failed
 from millrace.planner.actors.graph import Program
-from millrace.planner.actors.protocol import Fire, Protocol
+from millrace.planner.actors.protocol import ActorProtocol, Fire
 
 
-class Work(Interface):
+class RankWork(Interface):
     """Work that the firings of a rank do; `millrace.executor.rank.RankState` computes."""
 
     def run(self, fire: Fire) -> None:
@@ -48,13 +48,13 @@ class RankDriver:
         rank: int,
         steps: int,
         *,
-        work: Work,
+        work: RankWork,
         communicator: Communicator,
         recorder: Recorder,
         failed: Failed,
     ) -> None:
         self.rank = rank
-        self._protocol = Protocol(program, steps)
+        self._protocol = ActorProtocol(program, steps)
         self._work, self._communicator = work, communicator
         self._recorder, self._failed = recorder, failed
         self._lock = threading.Lock()

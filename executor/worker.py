@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from millrace.executor.errors import ExecutorError
-from millrace.executor.job import Job, read_job
+from millrace.executor.job import RunJob, read_job
 from millrace.executor.processes import open_line, report_failure
 from millrace.executor.rank import RankMemory, RankState
 from millrace.executor.recording import Recorder, Recording, StepDone
-from millrace.executor.threaded import RankDriver, Work
+from millrace.executor.threaded import RankDriver, RankWork
 from millrace.executor.transport.communicator import Communicator
 from millrace.executor.transport.messages import MessageCommunicator
 from millrace.executor.transport.mpi import World, join_world
@@ -57,7 +57,7 @@ def give_up(folder: Path, rank: int, actor: str | None, error: BaseException) ->
 
 def run_rank(
     memory: RankMemory,
-    work: Work,
+    work: RankWork,
     world: World,
     folder: Path,
     *,
@@ -98,7 +98,7 @@ def run_rank(
     return recorder.recording(memory.rank, origin_ns)
 
 
-def _run(job: Job, folder: Path, world: World) -> None:
+def _run(job: RunJob, folder: Path, world: World) -> None:
     run = run_state(job)
     if world.size != job.graph.ranks:
         raise ExecutorError(f"{job.graph.ranks} ranks are planned, but {world.size} were started")

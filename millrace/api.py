@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from millrace.compare import Comparison, join
-from millrace.importing import opened
+from millrace.importing import open_checked
 from millrace.models.graph import Graph
 from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.planner.actors.graph import ActorGraph
@@ -28,7 +28,7 @@ from millrace.planner.plan import MAX_GAP, Plan
 if TYPE_CHECKING:
     from millrace.executor.backend import Backend
     from millrace.executor.launch import Measured
-    from millrace.planner.search.report import Record
+    from millrace.planner.search.report import SearchLog
     from millrace.scaling import Failures
     from millrace.simulator.simulate import Simulated
 
@@ -64,7 +64,7 @@ def build(
     """
     from millrace.models.zoo.catalogue import build_training
 
-    return build_training(opened(model, seq_len, precision), TrainingSpec(), batch)
+    return build_training(open_checked(model, seq_len, precision), TrainingSpec(), batch)
 
 
 def cluster(
@@ -151,7 +151,7 @@ def check_question(
 
     check_objective(optimize_for)
     Pins.of(pins or {}).check()
-    return opened(model, seq_len, precision, told)
+    return open_checked(model, seq_len, precision, told)
 
 
 def search(
@@ -168,7 +168,7 @@ def search(
     seed: int = 0,
     optimize_for: str = "throughput",
     progress: Progress | None = None,
-    record: "Record | None" = None,
+    record: "SearchLog | None" = None,
 ) -> Plan:
     """Fastest plan that fits, with the evidence for it and its predicted figures.
 
@@ -218,7 +218,9 @@ def search(
     from millrace.planner.search.fleets import search_for
 
     asked = SearchRequest(
-        model=opened(model, seq_len, precision, progress) if isinstance(model, str) else model,
+        model=open_checked(model, seq_len, precision, progress)
+        if isinstance(model, str)
+        else model,
         training=training or TrainingSpec(),
         cluster=on,
         global_batch=global_batch,
@@ -286,20 +288,24 @@ def scale(
     PlanError, ModelError, ClusterError
         A value cannot be understood; names the option and the value.
     """
-    from millrace.machine import named, with_nodes
+    from millrace.machine import read_option, with_nodes
     from millrace.planner.clusters import framework as software_of
     from millrace.planner.clusters.fabrics import network
     from millrace.scaling import WORTH, Sweep, sweep
 
     read = partial(cluster, progress=progress)
-    spec = opened(model, seq_len, precision, progress) if isinstance(model, str) else model
+    spec = open_checked(model, seq_len, precision, progress) if isinstance(model, str) else model
     asked = Sweep(
         model=spec,
-        clusters=tuple((text, named("--cluster", read, with_nodes(text))) for text in clusters),
+        clusters=tuple(
+            (text, read_option("--cluster", read, with_nodes(text))) for text in clusters
+        ),
         nodes=tuple(nodes),
         global_batches=tuple(global_batches),
-        networks=tuple((text, partial(named, "--network", network, text)) for text in networks),
-        software=named("--framework", software_of, framework or "default"),
+        networks=tuple(
+            (text, partial(read_option, "--network", network, text)) for text in networks
+        ),
+        software=read_option("--framework", software_of, framework or "default"),
         tokens=tokens,
         failures=failures,
         worth=WORTH if worth is None else worth,
@@ -333,7 +339,7 @@ def driven(cluster: Cluster, framework: str | None = None) -> Cluster:
     return with_software(cluster, framework)
 
 
-def explain(plan: Plan, record: "Record") -> list[dict[str, Any]]:
+def explain(plan: Plan, record: "SearchLog") -> list[dict[str, Any]]:
     """Reasons for each choice of a plan: its nearest alternatives, and why they lost.
 
     Parameters

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from millrace.planner.actors.covering import Interval, covering_ns
+from millrace.planner.actors.covering import OwnedInterval, covering_ns
 from millrace.planner.actors.trace import Lane, Span, Trace
 from millrace.planner.collectives import COLLECTIVES
 from millrace.planner.errors import PlanError
@@ -57,7 +57,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     phases: tuple[CauseRow, ...]
 
 
-class _Sums(NamedTuple):
+class _TraceTotals(NamedTuple):
     """Nanoseconds per step of one trace, each averaged over ranks."""
 
     actors: dict[str, tuple[str, str, float]]  # name -> kind, phase, time on a rank that has it
@@ -112,7 +112,7 @@ def join(predicted: Trace, measured: Trace) -> Comparison:
     )
 
 
-def _actor_rows(before: _Sums, after: _Sums) -> tuple[ActorRow, ...]:
+def _actor_rows(before: _TraceTotals, after: _TraceTotals) -> tuple[ActorRow, ...]:
     """Rows of every actor in either trace, largest difference first."""
     rows = []
     for name in before.actors.keys() | after.actors.keys():
@@ -144,7 +144,7 @@ def _cause_rows(before: dict[str, float], after: dict[str, float]) -> tuple[Caus
     return tuple(sorted(rows, key=lambda row: (-abs(row.difference_s), -row.measured_s, row.name)))
 
 
-def _sums(trace: Trace) -> _Sums:
+def _sums(trace: Trace) -> _TraceTotals:
     """Sums of a trace's spans over the steps that count, in ns per step and rank."""
     counted = traced_steps(trace)
     steps = len(counted)
@@ -176,7 +176,7 @@ def _sums(trace: Trace) -> _Sums:
             causes[f"communication: {kind}" if kind else "idle"] += total_ns * share
             phases["communication" if kind else "idle"] += total_ns * share
     means = {name: (*kinds[name], total / holders) for name, (total, holders) in actors.items()}
-    return _Sums(means, causes, phases)
+    return _TraceTotals(means, causes, phases)
 
 
 def _uncovered(lane: Lane, spans: list[Span], window: tuple[int, int]) -> dict[str, int]:
@@ -189,10 +189,10 @@ def _uncovered(lane: Lane, spans: list[Span], window: tuple[int, int]) -> dict[s
         for span in spans
         if lane.kinds[span.actor] in COLLECTIVES
     ]
-    return exposed_ns(compute, meetings, window)
+    return exposed_ns_by_kind(compute, meetings, window)
 
 
-def exposed_ns(
+def exposed_ns_by_kind(
     compute: list[tuple[int, int]],
     meetings: list[tuple[int, int, str]],
     window: tuple[int, int],
@@ -220,8 +220,8 @@ def exposed_ns(
     >>> exposed_ns([(0, 4), (9, 10)], [(2, 7, "recv"), (3, 12, "all_reduce")], (0, 14))
     {'recv': 3, 'all_reduce': 4, '': 2}
     """
-    intervals = [Interval(start, end, 0, COMPUTED) for start, end in compute]
-    intervals += [Interval(start, end, 1, kind) for start, end, kind in meetings]
+    intervals = [OwnedInterval(start, end, 0, COMPUTED) for start, end in compute]
+    intervals += [OwnedInterval(start, end, 1, kind) for start, end, kind in meetings]
     ns_by_kind = covering_ns(intervals, *window)
     return {str(kind or ""): ns for kind, ns in ns_by_kind.items() if kind is not COMPUTED}
 

@@ -130,7 +130,7 @@ def stage_blocks(plan: Plan, stage: int) -> str:
         Consecutive blocks of one kind and recompute mode as a range.
     """
     modes = recompute_modes(plan)
-    return "\n".join(_runs(chunk, modes) for chunk in plan.chunks if chunk.stage == stage)
+    return "\n".join(_block_ranges(chunk, modes) for chunk in plan.chunks if chunk.stage == stage)
 
 
 def sbp_table(plan: Plan, template: str) -> Table:
@@ -217,7 +217,7 @@ def draw_memory(plan: Plan, console: Console) -> None:
     console : Console
         The console to print on.
     """
-    by_stage = [_together(stage) for stage in plan.figures.get("memory_by_kind", ())]
+    by_stage = [_with_runtime(stage) for stage in plan.figures.get("memory_by_kind", ())]
     if not by_stage:
         return
     kinds = sorted({kind for stage in by_stage for kind in stage})
@@ -235,7 +235,7 @@ def draw_memory(plan: Plan, console: Console) -> None:
         console.print(f"at most {format_bytes(on_host)} of a device in host memory", markup=False)
 
 
-def _together(amounts: dict[str, int]) -> dict[str, int]:
+def _with_runtime(amounts: dict[str, int]) -> dict[str, int]:
     """Bytes by kind, with the kinds that no plan lays out added up under `runtime`."""
     bytes_by_name: dict[str, int] = {}
     for kind, size in amounts.items():
@@ -305,7 +305,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _runs(chunk: Chunk, modes: Mapping[str, str]) -> str:
+def _block_ranges(chunk: Chunk, modes: Mapping[str, str]) -> str:
     """Blocks of a chunk, consecutive ones of a kind and mode as a range: `embedding, layer.0-2`."""
     runs: list[tuple[str, str, int, int]] = []
     names: list[str] = []

@@ -83,7 +83,7 @@ def with_software(cluster: Cluster, framework: str | None) -> Cluster:
     said = cluster.software.name != Software().name
     if framework is None and (said or cluster.cores_per_node is not None):
         return cluster
-    software = named("--framework", software_of, framework or "default")
+    software = read_option("--framework", software_of, framework or "default")
     return msgspec.structs.replace(cluster, software=software)
 
 
@@ -92,7 +92,7 @@ def with_nodes(text: str) -> str:
     return f"{text}x1" if fullmatch(r"[^:]+:[0-9]+", text) and not is_local(text) else text
 
 
-def named(option: str, read: Callable[..., Found], text: str, *rest: int) -> Found:
+def read_option(option: str, read: Callable[..., Found], text: str, *rest: int) -> Found:
     """Value that `read` makes of an option's text; its refusal names the option.
 
     Parameters

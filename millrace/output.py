@@ -26,7 +26,7 @@ Json = Annotated[
 ]
 
 
-class Plain(Console):
+class PlainConsole(Console):
     """A console on which names from files show what they hold and do not do it."""
 
     def render(
@@ -50,12 +50,14 @@ class Plain(Console):
 def stdout() -> Console:
     """Console on stdout, at least 100 columns wide where it is not a terminal."""
     width = None if sys.stdout.isatty() else 100
-    return Plain(file=sys.stdout, width=width, markup=False, highlight=False, soft_wrap=False)
+    return PlainConsole(
+        file=sys.stdout, width=width, markup=False, highlight=False, soft_wrap=False
+    )
 
 
 def stderr() -> Console:
     """Console on stderr."""
-    return Plain(file=sys.stderr, markup=False, highlight=False, soft_wrap=True)
+    return PlainConsole(file=sys.stderr, markup=False, highlight=False, soft_wrap=True)
 
 
 def answer(document: Mapping[str, Any], as_json: bool, draw: Callable[[Console], None]) -> None:

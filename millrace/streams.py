@@ -42,7 +42,7 @@ def visible_json(text: str) -> str:
 def take_over() -> None:
     """Replace stdout and stderr by streams that say what is wrong with them."""
     codecs.register_error(ESCAPED, _escaped)
-    sys.stdout = Answers(_opened(sys.stdout))
+    sys.stdout = CheckedStdout(_opened(sys.stdout))
     sys.stderr = Asides(_opened(sys.stderr))
 
 
@@ -68,7 +68,7 @@ def _escaped(error: UnicodeError) -> tuple[str, int]:
     return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
-class Answers:
+class CheckedStdout:
     """Stdout: raises NobodyReadsError, or OSError with a sentence."""
 
     def __init__(self, stream: TextIO) -> None:

@@ -7,7 +7,7 @@ to differentiate each of them.
 from millrace.models.graph import Graph, Op, Phase
 from millrace.models.labels import BATCH, EXPERT, SEQUENCE, parse
 from millrace.models.ops import OPS, op_flops, op_kind
-from millrace.models.ops.windows import seen_shares
+from millrace.models.ops.windows import window_fractions
 
 NORMS = ("layer_norm", "rms_norm")
 
@@ -19,7 +19,7 @@ def training_flops(forward: Graph) -> int:
     its gradient's own row, and within a window it meets the keys of the window
     (`millrace.models.ops.windows`).
     """
-    shares = seen_shares(forward, OPS)
+    shares = window_fractions(forward, OPS)
     tensors = forward.tensors_by_name
     trained: set[str] = set()
     total = 0
@@ -45,7 +45,7 @@ def _backward_products(op: Op, trained: set[str]) -> int:
     return 2 * len(row.products) if wanted else 0
 
 
-def masters(training: Graph) -> frozenset[str]:
+def master_weights(training: Graph) -> frozenset[str]:
     """Variables of a training graph that all ops but the update read through one cast to 16 bits.
 
     Such a variable is the copy in float32 that training in 16 bits keeps (Micikevicius et al.,
@@ -63,7 +63,7 @@ def masters(training: Graph) -> frozenset[str]:
     return frozenset(name for name, count in casts.items() if count == 1) - others
 
 
-def splits(graph: Graph) -> dict[str, int | bool]:
+def parallelism_limits(graph: Graph) -> dict[str, int | bool]:
     """Return what a plan may split: number of blocks and experts, and which labels there are.
 
     Returns

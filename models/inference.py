@@ -20,7 +20,7 @@ def output_dtypes(kind: str, outputs: int, input_dtypes: Sequence[str]) -> tuple
     if not floating:
         return None
     narrow = floating[0]
-    wide = widened(narrow)
+    wide = at_least_float32(narrow)
     row = op_kind(kind)
     return tuple(
         "int32" if index in row.integer_outputs else wide if index in row.wide_outputs else narrow
@@ -28,7 +28,7 @@ def output_dtypes(kind: str, outputs: int, input_dtypes: Sequence[str]) -> tuple
     )
 
 
-def widened(dtype: str) -> str:
+def at_least_float32(dtype: str) -> str:
     """Name of `dtype` where it has more than 32 bits, else float32."""
     return dtype if ITEMSIZE[dtype] > 4 else "float32"
 

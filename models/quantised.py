@@ -94,7 +94,7 @@ def _products(graph: Graph) -> Iterator[tuple[str, int]]:
     for op in graph.ops:
         if op.kind == "variable" or (op.kind in _OF_WEIGHTS and op.inputs[0] in weights):
             weights.update(op.outputs)
-    routers = {_chooser(op, makers) for op in graph.ops if op.kind == "top_k"}
+    routers = {_router_product(op, makers) for op in graph.ops if op.kind == "top_k"}
     for op in graph.ops:
         if op.kind != "matmul" or op.block not in inner or op.name in routers:
             continue
@@ -103,7 +103,7 @@ def _products(graph: Graph) -> Iterator[tuple[str, int]]:
             yield op.name, factors[0]
 
 
-def _chooser(op: Op, makers: dict[str, Op]) -> str:
+def _router_product(op: Op, makers: dict[str, Op]) -> str:
     """The product that made the scores among which a `top_k` chooses."""
     maker = makers[op.inputs[0]]
     while maker.kind in _OF_SCORES:

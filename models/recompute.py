@@ -74,7 +74,7 @@ def with_recompute(graph: Graph, modes: Mapping[str, str]) -> Graph:
     begun: set[str] = set()
     forward = {name for op in graph.ops if op.phase is Phase.FORWARD for name in op.outputs}
     for op in graph.ops:
-        if op.phase.is_gradient and not _is_total(op, forward):
+        if op.phase.is_gradient and not _accumulates_loss(op, forward):
             clones = replayed.get(op.block, {})
             if op.block not in begun:
                 begun.add(op.block)
@@ -117,7 +117,7 @@ def _replayed(graph: Graph, modes: Mapping[str, str]) -> dict[str, dict[str, Op]
             forward.update(op.outputs)
             if _may_be_replayed(op, modes.get(op.block, NONE), scores):
                 makers.update(dict.fromkeys(op.outputs, op))
-        elif op.phase.is_gradient and not _is_total(op, forward):
+        elif op.phase.is_gradient and not _accumulates_loss(op, forward):
             pending = [op]
             while pending:
                 reader = pending.pop()
@@ -142,7 +142,7 @@ def _may_be_replayed(op: Op, mode: str, scores: frozenset[str]) -> bool:
     return not op_kind(op.kind).products and op.kind not in SENT
 
 
-def _is_total(op: Op, forward: set[str]) -> bool:
+def _accumulates_loss(op: Op, forward: set[str]) -> bool:
     """True if an op adds up over the step what the forward pass results in (loss, count)."""
     return op.kind == "accumulate" and op.inputs[0] in forward
 

@@ -61,7 +61,7 @@ def _llama3(attributes: Attributes, plain: list[float]) -> list[float]:
     """Share of each pair's angle that stays: it grows with the turns in the original length."""
     low, high = float(attributes["low_freq_factor"]), float(attributes["high_freq_factor"])
     turns = [frequency * float(attributes["original_positions"]) / (2 * pi) for frequency in plain]
-    return [_between((turn - low) / (high - low)) for turn in turns]
+    return [_clamp_to_unit((turn - low) / (high - low)) for turn in turns]
 
 
 def _yarn(attributes: Attributes, plain: list[float]) -> list[float]:
@@ -83,10 +83,10 @@ def _yarn(attributes: Attributes, plain: list[float]) -> list[float]:
     first, last = max(first, 0), min(last, dims - 1)
     if first == last:
         last += 0.001  # the released code's way out of a ramp of no length
-    return [1 - _between((pair - first) / (last - first)) for pair in range(len(plain))]
+    return [1 - _clamp_to_unit((pair - first) / (last - first)) for pair in range(len(plain))]
 
 
-def _between(share: float) -> float:
+def _clamp_to_unit(share: float) -> float:
     return min(max(share, 0.0), 1.0)
 
 

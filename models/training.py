@@ -2,7 +2,7 @@
 
 from itertools import count
 
-from millrace.models.blocks import unlike_parted
+from millrace.models.blocks import split_templates
 from millrace.models.builder import GraphBuilder
 from millrace.models.errors import ModelError
 from millrace.models.gradients import backward
@@ -78,7 +78,7 @@ def training_graph(forward: Graph, training: TrainingSpec) -> Graph:
     )
     for variable in variables:
         _update(builder, training, variable, gradients[variable.outputs[0]])
-    return unlike_parted(builder.build())
+    return split_templates(builder.build())
 
 
 def check_training(training: TrainingSpec) -> None:

@@ -40,7 +40,7 @@ from millrace.planner.sbp import (
 )
 
 
-class Step(NamedTuple):
+class BoxingStep(NamedTuple):
     """One collective or local move over the mesh axes with indexes `axes` (outer to inner)."""
 
     kind: str  # a collective that boxes, or one of LOCAL_BOXING
@@ -64,14 +64,16 @@ def _kind(before: Sbp, after: Sbp) -> str | None:
     return "reduce_scatter" if after.is_split else "all_reduce"
 
 
-def step_bytes(step: Step, shape: tuple[int, ...], itemsize: int, sizes: tuple[int, ...]) -> int:
+def step_bytes(
+    step: BoxingStep, shape: tuple[int, ...], itemsize: int, sizes: tuple[int, ...]
+) -> int:
     """Bytes that each device receives during one step on a ring, rounded down."""
     before = local_size(shape, step.before, sizes) * itemsize
     after = local_size(shape, step.after, sizes) * itemsize
     return _received(step, before, after, sizes)
 
 
-def _received(step: Step, before: int, after: int, sizes: tuple[int, ...]) -> int:
+def _received(step: BoxingStep, before: int, after: int, sizes: tuple[int, ...]) -> int:
     """Bytes received during a step between shards of so many bytes."""
     if step.kind in LOCAL_BOXING:
         return 0
@@ -80,21 +82,23 @@ def _received(step: Step, before: int, after: int, sizes: tuple[int, ...]) -> in
     return moved * (group - 1) // group
 
 
-def message_bytes(step: Step, shape: tuple[int, ...], itemsize: int, sizes: tuple[int, ...]) -> int:
+def message_bytes(
+    step: BoxingStep, shape: tuple[int, ...], itemsize: int, sizes: tuple[int, ...]
+) -> int:
     """Message size as collective libraries count it: the larger of the two local tensors."""
     before = local_size(shape, step.before, sizes)
     return max(before, local_size(shape, step.after, sizes)) * itemsize
 
 
-def moves(state: NdSbp, ndim: int, sizes: tuple[int, ...]) -> tuple[Step, ...]:
+def moves(state: NdSbp, ndim: int, sizes: tuple[int, ...]) -> tuple[BoxingStep, ...]:
     """Legal single steps from `state`."""
     return _moves(state, ndim, tuple(size > 1 for size in sizes))
 
 
 @cache
-def _moves(state: NdSbp, ndim: int, wide: tuple[bool, ...]) -> tuple[Step, ...]:
+def _moves(state: NdSbp, ndim: int, wide: tuple[bool, ...]) -> tuple[BoxingStep, ...]:
     """Legal single steps from `state`, where `wide` tells which axes have several devices."""
-    steps: list[Step] = []
+    steps: list[BoxingStep] = []
     for axis, sbp in enumerate(state):
         if not wide[axis]:
             continue
@@ -113,7 +117,7 @@ def _moves(state: NdSbp, ndim: int, wide: tuple[bool, ...]) -> tuple[Step, ...]:
             if after.is_partial and not sbp.is_partial and _clashes(state, after):
                 continue
             if kind := _kind(sbp, after):
-                steps.append(Step(kind, (axis,), state, _replaced(state, (axis,), after)))
+                steps.append(BoxingStep(kind, (axis,), state, _replaced(state, (axis,), after)))
     steps.extend(_joint_moves(state, ndim, wide))
     return tuple(steps)
 
@@ -122,24 +126,24 @@ def _clashes(state: NdSbp, after: Sbp) -> bool:
     return any(sbp.is_partial and sbp != after for sbp in state)
 
 
-def _joint_moves(state: NdSbp, ndim: int, wide: tuple[bool, ...]) -> list[Step]:
+def _joint_moves(state: NdSbp, ndim: int, wide: tuple[bool, ...]) -> list[BoxingStep]:
     """Collectives over several axes at once, which are partial alike or split one dim."""
     steps = []
     partial = tuple(a for a, sbp in enumerate(state) if sbp.is_partial and wide[a])
     if len(partial) > 1 and len({state[a] for a in partial}) == 1:
-        steps.append(Step("all_reduce", partial, state, _replaced(state, partial, BROADCAST)))
+        steps.append(BoxingStep("all_reduce", partial, state, _replaced(state, partial, BROADCAST)))
         for count in range(2, len(partial) + 1):
             for axes in combinations(partial, count):
                 inner = {s.dim for s in compress(state[axes[0] :], wide[axes[0] :]) if s.is_split}
                 steps += (
-                    Step("reduce_scatter", axes, state, _replaced(state, axes, split(dim)))
+                    BoxingStep("reduce_scatter", axes, state, _replaced(state, axes, split(dim)))
                     for dim in range(ndim)
                     if dim not in inner
                 )
     for dim in {sbp.dim for sbp in state if sbp.is_split}:
         axes = tuple(a for a, sbp in enumerate(state) if sbp == split(dim) and wide[a])
         if len(axes) > 1:
-            steps.append(Step("all_gather", axes, state, _replaced(state, axes, BROADCAST)))
+            steps.append(BoxingStep("all_gather", axes, state, _replaced(state, axes, BROADCAST)))
     return steps
 
 
@@ -150,7 +154,7 @@ def _replaced(state: NdSbp, axes: tuple[int, ...], after: Sbp) -> NdSbp:
 @cache
 def boxing_path(
     source: NdSbp, target: NdSbp, sizes: tuple[int, ...], shape: tuple[int, ...]
-) -> tuple[Step, ...]:
+) -> tuple[BoxingStep, ...]:
     """Steps of least bytes from `source` to `target` on one placement.
 
     Parameters
@@ -200,11 +204,13 @@ class _Paths:
         self._wide = tuple(size > 1 for size in sizes)
         self._held = _held(sizes, shape)
         self._count = 0
-        self._queue: list[tuple[int, int, int, NdSbp, tuple[Step, ...]]] = [(0, 0, 0, source, ())]
+        self._queue: list[tuple[int, int, int, NdSbp, tuple[BoxingStep, ...]]] = [
+            (0, 0, 0, source, ())
+        ]
         self._queued: dict[NdSbp, tuple[int, int]] = {source: (0, 0)}  # the best of each so far
-        self._found: dict[NdSbp, tuple[Step, ...]] = {}
+        self._found: dict[NdSbp, tuple[BoxingStep, ...]] = {}
 
-    def to(self, target: NdSbp) -> tuple[Step, ...] | None:
+    def to(self, target: NdSbp) -> tuple[BoxingStep, ...] | None:
         """The path to an nd-SBP; None where it cannot be reached."""
         while target not in self._found and self._queue:
             self._settle()
@@ -254,18 +260,18 @@ def _held_bytes(
     return shard_bytes[sbp]
 
 
-class Crossing(NamedTuple):
+class StageTransfer(NamedTuple):
     """Way of a tensor from one placement to an equal mesh elsewhere: box, send across, box."""
 
-    before: tuple[Step, ...]
+    before: tuple[BoxingStep, ...]
     carried: NdSbp
-    after: tuple[Step, ...]
+    after: tuple[BoxingStep, ...]
 
 
 @cache
 def crossing(
     source: NdSbp, target: NdSbp, sizes: tuple[int, ...], shape: tuple[int, ...]
-) -> Crossing:
+) -> StageTransfer:
     """Cheapest way from `source` here to `target` on another placement of equal mesh.
 
     The tensor is sent straight across, each device to its counterpart, as the source's SBP or as
@@ -276,7 +282,7 @@ def crossing(
     InfeasibleError
         Source and target are both partial, or no boxing joins them.
     """
-    best: tuple[int, Crossing] | None = None
+    best: tuple[int, StageTransfer] | None = None
     for carried in dict.fromkeys((target, source)):
         if any(sbp.is_partial for sbp, size in zip(carried, sizes, strict=True) if size > 1):
             continue
@@ -286,7 +292,7 @@ def crossing(
             step_bytes(step, shape, 1, sizes) for step in (*before, *after)
         )
         if best is None or moved < best[0]:
-            best = (moved, Crossing(before, carried, after))
+            best = (moved, StageTransfer(before, carried, after))
     if best is None:
         raise InfeasibleError(
             f"partial values do not cross stages: {format_nd_sbp(source)} to "

@@ -112,7 +112,7 @@ def _live(life: Callable[["Connection[Any, Any]"], None], line: "Connection[Any,
         os._exit(code)
 
 
-def in_children(
+def map_in_processes(
     work: Callable[[Asking], Answer], jobs: Sequence[Asking], processes: int
 ) -> Iterator[Answer]:
     """Answers of `work` to every job, in the order of the jobs, from several processes.

@@ -56,7 +56,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return next((share for most, share in self.joined if members <= most), 1.0)
 
 
-class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class HostMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The memory of a node beside its devices, and the way there.
 
     α-β of one device's copies, per direction, while all devices of the node copy. `memory_bytes` is
@@ -241,7 +241,7 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.bucket_bytes > 0 or self.state_bytes > 0
 
 
-class Level(msgspec.Struct, frozen=True, kw_only=True):
+class LinkLevel(msgspec.Struct, frozen=True, kw_only=True):
     """Level of links: `devices` neighbours that `link` joins; groups inside meet over it."""
 
     name: str
@@ -259,7 +259,7 @@ class NodeGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     inter_node: Link
     islands: Islands | None = None
     torus: Torus | None = None
-    host: Host | None = None
+    host: HostMemory | None = None
 
     @property
     def devices(self) -> int:
@@ -267,13 +267,13 @@ class NodeGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return self.devices_per_node * self.nodes
 
     @property
-    def levels(self) -> tuple[Level, ...]:
+    def levels(self) -> tuple[LinkLevel, ...]:
         """Levels of links inside a node, from inner to outer."""
         name = "node" if self.torus is None else "torus"
-        node = Level(name=name, devices=self.devices_per_node, link=self.intra_node)
+        node = LinkLevel(name=name, devices=self.devices_per_node, link=self.intra_node)
         if self.islands is None:
             return (node,)
-        return Level(name="island", devices=self.islands.devices, link=self.islands.link), node
+        return LinkLevel(name="island", devices=self.islands.devices, link=self.islands.link), node
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
@@ -296,7 +296,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     torus: Torus | None = None
     leaves: Leaves | None = None
     others: tuple[NodeGroup, ...] = ()
-    host: Host | None = None
+    host: HostMemory | None = None
     software: Software = Software()
 
     @cached_property
@@ -333,7 +333,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return self.group_of(rank).device
 
     @property
-    def levels(self) -> tuple[Level, ...]:
+    def levels(self) -> tuple[LinkLevel, ...]:
         """Levels of links from inner to outer: of the first group's nodes, and what joins all.
 
         Between nodes of several kinds the slowest network counts.
@@ -344,7 +344,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         if self.leaves is not None:
             under = min(self.leaves.nodes * self.devices_per_node, self.devices)
             levels.append(
-                Level(name="rail" if self.leaves.rails else "leaf", devices=under, link=outside)
+                LinkLevel(name="rail" if self.leaves.rails else "leaf", devices=under, link=outside)
             )
             outside = Link(
                 latency_ns=outside.latency_ns + self.leaves.latency_ns,
@@ -353,7 +353,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 reduces=outside.reduces,
             )
         if levels[-1].devices < self.devices:
-            levels.append(Level(name="cluster", devices=self.devices, link=outside))
+            levels.append(LinkLevel(name="cluster", devices=self.devices, link=outside))
         return tuple(levels)
 
 

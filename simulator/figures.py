@@ -21,7 +21,7 @@ from millrace.planner.actors.graph import Program
 Times = NDArray[np.int64]
 
 
-class Split(NamedTuple):
+class WindowSplit(NamedTuple):
     """One rank's window in nanoseconds."""
 
     busy_ns: int
@@ -68,7 +68,7 @@ def split(
     ends: Sequence[Sequence[int]],
     begin_ns: int,
     end_ns: int,
-) -> Split:
+) -> WindowSplit:
     """Window of one rank, split into busy, exposed communication and bubble.
 
     Times are those of every actor's firings; a meeting starts when its data begins to move.
@@ -80,7 +80,7 @@ def split(
         (moving if meets else compute).append((_array(begun), _array(ended)))
     busy = covered_ns(compute, begin_ns, end_ns)
     either = covered_ns(compute + moving, begin_ns, end_ns)
-    return Split(busy, either - busy, end_ns - begin_ns - either)
+    return WindowSplit(busy, either - busy, end_ns - begin_ns - either)
 
 
 def _array(times: Sequence[int]) -> Times:

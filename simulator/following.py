@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from millrace.planner.actors.graph import ActorGraph, Leave
-from millrace.planner.actors.protocol import Protocol
+from millrace.planner.actors.protocol import ActorProtocol
 from millrace.planner.compile.orders import FirstStep
 from millrace.planner.costs.pacing import Pacing, launch_offsets
 from millrace.simulator.instances import Instance
@@ -28,10 +28,13 @@ def followed(
     pacing: Pacing,
     steps: int,
 ) -> tuple[list[list[Times]], list[list[Times]]]:
-    """Starts and ends of all firings of some steps by events, as `Following` has them."""
+    """Starts and ends of all firings of some steps by events, as `Replay` has them."""
     instances = [
         Instance(
-            rank=program.ranks[0], program=program, protocol=Protocol(program, steps), delays=row
+            rank=program.ranks[0],
+            program=program,
+            protocol=ActorProtocol(program, steps),
+            delays=row,
         )
         for program, row in zip(graph.programs, durations_ns, strict=True)
     ]
@@ -39,7 +42,7 @@ def followed(
     return [instance.begun for instance in instances], [instance.ends for instance in instances]
 
 
-class _Seat(NamedTuple):
+class _ReplayedActor(NamedTuple):
     """An actor: its times, its queues, and what it waits for.
 
     `inputs`: the maker's ends, the reader's hold, initial versions, the maker's hold. `outputs`:
@@ -54,7 +57,7 @@ class _Seat(NamedTuple):
     outputs: list[tuple[int, int, int, list[tuple[Times, int]]]]
 
 
-class Following:
+class Replay:
     """The steps of an ordered graph, one representative per program.
 
     Parameters
@@ -149,7 +152,7 @@ class Following:
             launches.append(None if meets else (lanes[0], next(offsets[program][actor])))
         return launches
 
-    def _program(self, graph: ActorGraph, index: int) -> list[_Seat]:
+    def _program(self, graph: ActorGraph, index: int) -> list[_ReplayedActor]:
         program = graph.programs[index]
         starts, ends = self.starts[index], self.ends[index]
         before = len(self._freed)
@@ -168,7 +171,7 @@ class Following:
         for actor, begun, times in zip(program.actors, starts, ends, strict=True):
             leaves = [(program.queues[queue].leave, before + queue) for queue in actor.queues]
             seats.append(
-                _Seat(
+                _ReplayedActor(
                     starts=begun,
                     ends=times,
                     lanes=tuple(q for leave, q in leaves if leave is Leave.COMPLETED),

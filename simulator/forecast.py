@@ -7,7 +7,7 @@ from millrace.models.graph import Graph
 from millrace.planner.compile.program import ordered_plan
 from millrace.planner.memory import StageMemory
 from millrace.planner.plan import Plan
-from millrace.simulator.paths import Steady, steady_ops, steady_step
+from millrace.simulator.paths import SteadyStep, steady_ops, steady_step
 from millrace.simulator.prediction import STAGE, chosen_fidelity, predict
 from millrace.simulator.stages import StageGraph, stage_graph
 
@@ -50,7 +50,7 @@ def forecast(
     """
     fidelity = fidelity or chosen_fidelity(plan)
     inside_ns = 0
-    steady: Steady | None = None
+    steady: SteadyStep | None = None
     stages: StageGraph | None = None
     if fidelity == STAGE:
         stages = stage_graph(plan, graph)

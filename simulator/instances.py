@@ -7,7 +7,7 @@ from typing import NamedTuple
 from simpy import Environment, Event
 
 from millrace.planner.actors.graph import ActorGraph, Leave, Program
-from millrace.planner.actors.protocol import Protocol
+from millrace.planner.actors.protocol import ActorProtocol
 from millrace.planner.cluster import Cluster
 from millrace.simulator.variation.noise import factors
 
@@ -15,7 +15,9 @@ from millrace.simulator.variation.noise import factors
 class Completion(Event):
     """The end of an actor's firing, or of a meeting (for all its members)."""
 
-    def __init__(self, env: Environment, instance: int, actor: int, protocol: Protocol) -> None:
+    def __init__(
+        self, env: Environment, instance: int, actor: int, protocol: ActorProtocol
+    ) -> None:
         super().__init__(env)
         self._ok = True
         self._value = None
@@ -42,7 +44,7 @@ class Instance:
 
     rank: int
     program: Program
-    protocol: Protocol
+    protocol: ActorProtocol
     delays: Sequence[int]
     noisy: Sequence[Sequence[int]] = ()
     threads: int = 1
@@ -128,7 +130,7 @@ def instances_of(
             Instance(
                 rank=rank,
                 program=program,
-                protocol=Protocol(program, steps),
+                protocol=ActorProtocol(program, steps),
                 delays=delays,
                 noisy=noisy,
                 # A rank computes with its share of the cores, as the launcher sets it.

@@ -28,7 +28,7 @@ from millrace.planner.costs.pacing import Pacing
 from millrace.planner.errors import ProtocolError
 from millrace.simulator.instances import Completion, Instance
 from millrace.simulator.pacer import Pacer
-from millrace.simulator.sharing import Host
+from millrace.simulator.sharing import SharedCores
 
 Late = Callable[[Sequence[tuple[int, int]]], int]
 
@@ -86,7 +86,7 @@ class Kernel:
             self._visit = visit
             self._on_end.insert(0, self._visit_one)
             self._on_met.insert(0, self._visit_all)
-        self._hosts: dict[int, Host] = {}
+        self._hosts: dict[int, SharedCores] = {}
         self._pacers: list[Pacer] = []
         if pacing is not None:
             self._pacers = [
@@ -96,7 +96,7 @@ class Kernel:
         for index, instance in enumerate(instances):
             instance.prepare(self.env, index)
             if cores_per_node is not None:
-                self._hosts.setdefault(instance.node, Host(self.env, cores_per_node))
+                self._hosts.setdefault(instance.node, SharedCores(self.env, cores_per_node))
 
     def run(self) -> None:
         """Run to the end, so that the instances hold the times of every firing.

@@ -12,7 +12,7 @@ from millrace.simulator.instances import Completion
 SCALE = 10_000  # parts of a nanosecond; speeds are multiples of one ten-thousandth
 
 
-def kept(alone: float, overlap: float) -> int:
+def overlapped_speed(alone: float, overlap: float) -> int:
     """Speed, in parts, that an actor keeps while something moves.
 
     Of a part of a chunk only what computes alone is slowed: `alone / overlap + (1 - alone)` times
@@ -38,7 +38,7 @@ class Pacer:
         self._queue = [actor.queues[0] for actor in program.actors]
         self._begun = [0] * len(program.queues)  # per compute queue, the begin of its step
         self._last = {q.order[-1] for q in program.queues if q.order and q.leave is Leave.COMPLETED}
-        self._kept = [kept(pace.alone, pacing.overlap) for pace in row]
+        self._kept = [overlapped_speed(pace.alone, pacing.overlap) for pace in row]
         self._moving_until = 0
         self._under_way: list[Completion] = []
 

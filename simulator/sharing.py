@@ -22,7 +22,7 @@ SCALE = lcm(*range(1, 65))
 Done = Callable[[], object]
 
 
-class Host:
+class SharedCores:
     """The cores of one host and the jobs on them.
 
     Parameters

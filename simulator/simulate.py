@@ -23,7 +23,7 @@ from millrace.simulator.lateness import Lateness
 from millrace.simulator.variation.representatives import SAMPLED, representatives
 
 
-class Run(NamedTuple):
+class SimulatedRun(NamedTuple):
     """A rank that was simulated, and how many ranks it stands for."""
 
     instance: Instance
@@ -73,7 +73,7 @@ class Simulated:
     memory_by_kind: tuple[dict[str, int], ...]
     firings: int
     fidelity: str
-    runs: tuple[Run, ...] = field(default=(), compare=False, repr=False)
+    runs: tuple[SimulatedRun, ...] = field(default=(), compare=False, repr=False)
     window_ns: tuple[int, int] = (0, 0)
     chunks: tuple[PartTimes, ...] = ()
 
@@ -224,7 +224,7 @@ def _simulated(
         memory_by_kind=memory,
         firings=sum(len(column) for instance in instances for column in instance.ends),
         fidelity="op",
-        runs=tuple(map(Run, instances, represents)) if spans else (),
+        runs=tuple(map(SimulatedRun, instances, represents)) if spans else (),
         window_ns=(begin_ns, end_ns),
     )
 

@@ -23,8 +23,8 @@ from millrace.simulator.blocks import Row, shared
 from millrace.simulator.chunks.coarse import CoarseGraph, coarse_graph
 from millrace.simulator.chunks.part_times import PartTimes
 from millrace.simulator.chunks.parts import part_times
-from millrace.simulator.chunks.pieces import Piece, Pieces, alone
-from millrace.simulator.chunks.wiring import Wiring
+from millrace.simulator.chunks.pieces import CompiledPiece, Pieces, alone
+from millrace.simulator.chunks.wiring import PlanBlocks
 
 BLOCKS = 3  # of a run are measured: a first, a last and one between (lanes run ahead of more)
 
@@ -67,10 +67,10 @@ def stage_graph(plan: Plan, graph: Graph, detailed: bool = False) -> StageGraph:
         The schedule's orders wait for one another in a cycle.
     """
     check_plan(plan)
-    wiring = Wiring(plan, graph)
+    wiring = PlanBlocks(plan, graph)
     homes = tuple(chunk.stage for chunk in plan.chunks)
     table = timetable(plan.schedule, homes, plan.microbatches)
-    measured = _Measured(wiring, table, detailed)
+    measured = _PartTimes(wiring, table, detailed)
     times = measured.times()
     coarse = coarse_graph(wiring, table, times)
     exposed = [0] * plan.stages
@@ -85,10 +85,10 @@ def stage_graph(plan: Plan, graph: Graph, detailed: bool = False) -> StageGraph:
     return StageGraph(coarse=coarse, table=table, inside_ns=inside_ns, rows=rows, times=times)
 
 
-class _Measured:
+class _PartTimes:
     """Times of chunks' parts; chunks that run alike are measured once."""
 
-    def __init__(self, wiring: Wiring, table: Timetable, detailed: bool) -> None:
+    def __init__(self, wiring: PlanBlocks, table: Timetable, detailed: bool) -> None:
         self.wiring = wiring
         self._detailed = detailed
         self.table = table
@@ -133,7 +133,7 @@ class _Measured:
         names = [choice.block for choice in choices]
         return [(name, a + b) for name, a, b in zip(names, computing, waiting, strict=True)]
 
-    def _note(self, number: int, piece: Piece) -> None:
+    def _note(self, number: int, piece: CompiledPiece) -> None:
         """Keep what each kind of block computes and moves in every microbatch."""
         where, kind_of = self._where(number), dict(self._by_name(number))
         phases_by_block: dict[str, dict[str, list[int]]] = {}

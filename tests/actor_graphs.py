@@ -40,7 +40,7 @@ class DraftRegister:
 
 
 @dataclass(slots=True)
-class DraftActor:
+class RandomActor:
     name: str
     kind: str
     queue: str
@@ -52,9 +52,9 @@ class DraftActor:
 
 
 @dataclass(slots=True)
-class DraftStage:
+class RandomStage:
     registers: list[DraftRegister] = field(default_factory=list)
-    actors: list[DraftActor] = field(default_factory=list)
+    actors: list[RandomActor] = field(default_factory=list)
     orders: dict[str, list[int]] = field(default_factory=dict)
 
 
@@ -67,7 +67,7 @@ class Drawing:
         self.size = self.random.choice((1, 2, 2))
         self.microbatches = self.random.randint(1, 4)
         stages = self.random.randint(1, 4 // self.size)
-        self.stages = [DraftStage() for _ in range(stages)]
+        self.stages = [RandomStage() for _ in range(stages)]
         self.links: dict[tuple[int, int], tuple[int, int]] = {}  # send → recv
 
     def draw(self) -> ActorGraph:
@@ -120,7 +120,7 @@ class Drawing:
         ]
         queue = self.random.choice(("compute", "compute", "compute", "copy"))
         stage.actors.append(
-            DraftActor(
+            RandomActor(
                 f"compute {number}",
                 "opaque",
                 queue,
@@ -134,7 +134,7 @@ class Drawing:
         if inputs := self.pick(stage_index, 1, per_step=False):
             output = self.register(stage_index, "P(sum)", True)
             self.stages[stage_index].actors.append(
-                DraftActor(
+                RandomActor(
                     f"accumulate {number}",
                     "opaque",
                     "compute",
@@ -188,14 +188,14 @@ class Drawing:
     ) -> None:
         firings = 1 if per_step else self.microbatches
         self.stages[stage_index].actors.append(
-            DraftActor(name, meeting.kind, queue, firings, meeting=meeting)
+            RandomActor(name, meeting.kind, queue, firings, meeting=meeting)
         )
 
     def update(self, stage_index: int, variable: int) -> None:
         registers = self.stages[stage_index].registers
         inputs = [i for i in self.pick(stage_index, 3, per_step=True) if not registers[i].initial]
         self.stages[stage_index].actors.append(
-            DraftActor(
+            RandomActor(
                 f"update {variable}",
                 "opaque",
                 "compute",

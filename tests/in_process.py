@@ -19,7 +19,7 @@ from millrace.executor.recording import Recorder, Recording
 from millrace.executor.threaded import RankDriver
 from millrace.executor.transport.communicator import Done, Exchange, Failed, receive
 from millrace.planner.actors.graph import ActorGraph
-from millrace.planner.actors.protocol import Fire, Protocol
+from millrace.planner.actors.protocol import ActorProtocol, Fire
 from millrace.planner.actors.rendezvous import Rendezvous
 
 Array = NDArray[Any]
@@ -191,7 +191,7 @@ def execute_lockstep(graph: ActorGraph, steps: int, work: WorkOfAll, meet: Meet)
     through as they are. Raises an ExecutorError where the actor graph cannot go on.
     """
     protocols = [
-        Protocol(graph.programs[graph.program_of(rank)], steps) for rank in range(graph.ranks)
+        ActorProtocol(graph.programs[graph.program_of(rank)], steps) for rank in range(graph.ranks)
     ]
     communicator = InProcessCommunicator(graph, meet)
     ready: deque[tuple[int, Fire]] = deque()

@@ -33,7 +33,7 @@ class Content(NamedTuple):
     digest: int
 
 
-class Record(NamedTuple):
+class FiringRecord(NamedTuple):
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     seen: tuple[Content, ...]
@@ -43,7 +43,7 @@ def digest(*parts: object) -> int:
     return crc32(repr(parts).encode())
 
 
-class Memory:
+class CheckedMemory:
     """Registers of every rank, and a record of every firing; refuses what the protocol must not do.
 
     Serves as the work and the meetings of the threaded driver, and as the simulator's visitor.
@@ -62,7 +62,7 @@ class Memory:
             for rank, program in enumerate(self.programs)
         ]
         self.done = [[0] * len(program.actors) for program in self.programs]
-        self.records: dict[tuple[int, int, int], Record] = {}
+        self.records: dict[tuple[int, int, int], FiringRecord] = {}
         self.arrived: dict[tuple[str, tuple[int, ...]], dict[int, Fire]] = {}
 
     def run(self, rank: int, fire: Fire) -> None:
@@ -133,12 +133,14 @@ class Memory:
                 content = Content(version, digest(result, base))
                 self.slots[rank][port.register][slot] = content
             self.done[rank][fire.actor] += 1
-            self.records[rank, fire.actor, fire.firing] = Record(fire.reads, fire.writes, seen)
+            self.records[rank, fire.actor, fire.firing] = FiringRecord(
+                fire.reads, fire.writes, seen
+            )
 
 
-def simulated(graph: ActorGraph, seed: int) -> Memory:
+def simulated(graph: ActorGraph, seed: int) -> CheckedMemory:
     random = Random(seed)
-    memory = Memory(graph)
+    memory = CheckedMemory(graph)
     times = [[random.randrange(0, 1000) for _ in program.actors] for program in graph.programs]
     ranks = range(graph.ranks)
     Kernel(
@@ -150,8 +152,8 @@ def simulated(graph: ActorGraph, seed: int) -> Memory:
     return memory
 
 
-def executed(graph: ActorGraph, seed: int) -> Memory:
-    memory = Memory(graph, Random(seed))
+def executed(graph: ActorGraph, seed: int) -> CheckedMemory:
+    memory = CheckedMemory(graph, Random(seed))
     execute_in_process(graph, STEPS, memory, memory.meet)
     return memory
 

@@ -33,7 +33,7 @@ TRAINING = TrainingSpec(learning_rate=2e-3, warmup_steps=3, decay_steps=30, clip
 
 
 @dataclass(frozen=True)
-class Case:
+class FamilyCase:
     """A model, the pins of a kind of parallelism, and the meetings seen in the compiled actors."""
 
     model: str
@@ -56,33 +56,33 @@ def degrees(dp: int = 1, tp: int = 1, pp: int = 1, **more: object) -> dict[str, 
 
 
 CASES = [
-    Case("llama", 2, degrees(tp=2), {"all_reduce"}),
-    Case("llama", 4, degrees(dp=2, tp=2, sequence_parallel=True), {"all_gather"}),
-    Case("mistral", 2, degrees(cp=2, ring=False), {"all_gather"}),
-    Case("mpt", 4, degrees(tp=4), {"all_reduce"}),
-    Case("mpt", 4, degrees(dp=4, zero="3-hybrid"), {"all_gather", "all_reduce"}),
-    Case("mixtral", 2, degrees(dp=2, ep=2), {"all_to_all"}),
-    Case("mixtral", 4, degrees(dp=4, ep=2, zero=1), {"all_to_all", "reduce_scatter"}),
-    Case("deepseek", 4, degrees(dp=2, pp=2, ep=2), {"all_to_all", "send"}),
-    Case("deepseek", 4, degrees(dp=2, tp=2, ep=4), {"all_to_all"}),
-    Case("bert", 2, degrees(dp=2), {"all_reduce"}),
-    Case("bert", 4, degrees(dp=2, tp=2), {"all_reduce"}),
-    Case("t5", 2, degrees(pp=2), {"send", "recv"}),
-    Case("t5", 4, degrees(tp=2, pp=2), {"send", "all_reduce"}),
-    Case("vit", 2, degrees(tp=2), {"all_reduce"}),
-    Case("vit", 4, degrees(dp=2, pp=2), {"send", "all_reduce"}),
-    Case("resnet", 2, degrees(pp=2), {"send"}),
-    Case("resnet", 4, degrees(dp=4), {"all_reduce"}),
-    Case(
+    FamilyCase("llama", 2, degrees(tp=2), {"all_reduce"}),
+    FamilyCase("llama", 4, degrees(dp=2, tp=2, sequence_parallel=True), {"all_gather"}),
+    FamilyCase("mistral", 2, degrees(cp=2, ring=False), {"all_gather"}),
+    FamilyCase("mpt", 4, degrees(tp=4), {"all_reduce"}),
+    FamilyCase("mpt", 4, degrees(dp=4, zero="3-hybrid"), {"all_gather", "all_reduce"}),
+    FamilyCase("mixtral", 2, degrees(dp=2, ep=2), {"all_to_all"}),
+    FamilyCase("mixtral", 4, degrees(dp=4, ep=2, zero=1), {"all_to_all", "reduce_scatter"}),
+    FamilyCase("deepseek", 4, degrees(dp=2, pp=2, ep=2), {"all_to_all", "send"}),
+    FamilyCase("deepseek", 4, degrees(dp=2, tp=2, ep=4), {"all_to_all"}),
+    FamilyCase("bert", 2, degrees(dp=2), {"all_reduce"}),
+    FamilyCase("bert", 4, degrees(dp=2, tp=2), {"all_reduce"}),
+    FamilyCase("t5", 2, degrees(pp=2), {"send", "recv"}),
+    FamilyCase("t5", 4, degrees(tp=2, pp=2), {"send", "all_reduce"}),
+    FamilyCase("vit", 2, degrees(tp=2), {"all_reduce"}),
+    FamilyCase("vit", 4, degrees(dp=2, pp=2), {"send", "all_reduce"}),
+    FamilyCase("resnet", 2, degrees(pp=2), {"send"}),
+    FamilyCase("resnet", 4, degrees(dp=4), {"all_reduce"}),
+    FamilyCase(
         "wide-deep",
         2,
         degrees(tp=2),
         {"all_reduce"},
         {"wide.table": "v", "deep.table": "v"},
     ),
-    Case("wide-deep", 4, degrees(tp=4), set(), {"deep.table": "d"}),
-    Case("face", 2, degrees(tp=2), {"all_reduce"}, {"head.cosine": "s", "head.loss": "s"}),
-    Case("face", 4, degrees(dp=2, tp=2), {"all_reduce"}, {"head.cosine": "s"}),
+    FamilyCase("wide-deep", 4, degrees(tp=4), set(), {"deep.table": "d"}),
+    FamilyCase("face", 2, degrees(tp=2), {"all_reduce"}, {"head.cosine": "s", "head.loss": "s"}),
+    FamilyCase("face", 4, degrees(dp=2, tp=2), {"all_reduce"}, {"head.cosine": "s"}),
 ]
 INDEXES = range(len(CASES))
 IN_FP32 = [

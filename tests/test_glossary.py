@@ -9,13 +9,13 @@ from typing import NamedTuple
 PAGE = Path(__file__).parent.parent / "docs" / "glossary.md"
 
 
-class Entry(NamedTuple):
+class GlossaryEntry(NamedTuple):
     word: str
     names: tuple[str, ...]
     files: tuple[Path, ...]
 
 
-def entries(text: str) -> Iterator[Entry]:
+def entries(text: str) -> Iterator[GlossaryEntry]:
     """The entries of lists, a paragraph each, and of tables, a row each.
 
     Of an entry the head holds its names: all before the first colon, or a row's first cell.
@@ -23,7 +23,7 @@ def entries(text: str) -> Iterator[Entry]:
     for line in re.findall(r"^(?:- \*\*.+(?:\n  .+)*|\| \*\*.+)$", text, re.MULTILINE):
         head = line.split(" | ")[0] if line.startswith("|") else re.split(r":\s", line)[0]
         (word,) = re.findall(r"\*\*(.+?)\*\*", head)
-        yield Entry(word, tuple(re.findall(r"`(.+?)`", head)), tuple(linked(line)))
+        yield GlossaryEntry(word, tuple(re.findall(r"`(.+?)`", head)), tuple(linked(line)))
 
 
 def linked(text: str) -> Iterator[Path]:

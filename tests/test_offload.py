@@ -14,7 +14,7 @@ from millrace.models.graph import Graph, to_json
 from millrace.models.ops import kinds_where
 from millrace.models.spec import TrainingSpec
 from millrace.planner.actors.graph import HOST, Program
-from millrace.planner.cluster import Cluster, Host
+from millrace.planner.cluster import Cluster, HostMemory
 from millrace.planner.clusters import parse_cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.costs import durations
@@ -23,7 +23,7 @@ from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.memory import plan_memory, reserved_bytes
 from millrace.planner.plan import OpSignature, Plan, plan_graph, read_plan
 from millrace.planner.search import Pins, SearchRequest, search
-from millrace.planner.search.report import Record
+from millrace.planner.search.report import SearchLog
 from millrace.planner.search.report.explain import explain
 from millrace.planner.search.report.offload import host_shortage
 from millrace.simulator import predict
@@ -204,11 +204,11 @@ def test_an_update_takes_its_copies_longer_and_nothing_else_does() -> None:
 
 
 def test_copies_take_latency_per_piece_and_bytes_both_ways() -> None:
-    host = Host(latency_ns=1000, bandwidth_bytes_per_s=1e9, source="made up")
+    host = HostMemory(latency_ns=1000, bandwidth_bytes_per_s=1e9, source="made up")
     assert state_copies_ns(np.array([10**6]), 2, [host])[0] == 2 * (2 * 1000 + 2 * 10**6)
     large = state_copies_ns(np.array([PIECE_BYTES]), 2, [host])[0]
     assert large == 2 * (2 * 2 * 1000 + 2 * PIECE_BYTES)
-    slow = Host(latency_ns=0, bandwidth_bytes_per_s=1e8, source="made up")
+    slow = HostMemory(latency_ns=0, bandwidth_bytes_per_s=1e8, source="made up")
     assert state_copies_ns(np.array([10**6]), 1, [host, slow])[0] == 2 * 10**7
 
 
@@ -230,7 +230,7 @@ def test_it_is_the_last_resort_and_the_evidence_says_so() -> None:
     cluster = parse_cluster("a100-sxm-80gb:1x1")
     roomy = search(asked(cluster))
     assert roomy.offload == "none"
-    limit, record = tight_bytes(cluster), Record()
+    limit, record = tight_bytes(cluster), SearchLog()
     plan = search(asked(cluster, limit), record=record)
     assert plan.offload == "optimizer"
     assert "offload" not in plan.pins

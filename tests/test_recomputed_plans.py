@@ -26,7 +26,7 @@ TRAINING = TrainingSpec(learning_rate=1e-2, warmup_steps=3, decay_steps=30, clip
 
 
 @dataclass(frozen=True)
-class Case:
+class RecomputeCase:
     """A model and the pins of a kind of parallelism."""
 
     name: str
@@ -47,14 +47,16 @@ def pinned(dp: int = 1, tp: int = 1, pp: int = 1, **more: object) -> dict[str, o
 CASES = {
     case.name: case
     for case in (
-        Case("1f1b", "gpt", pinned(pp=2, schedule="1f1b")),
-        Case("interleaved", "gpt", pinned(pp=2, schedule="interleaved-1f1b", interleave=2)),
-        Case("zero bubble", "gpt", pinned(pp=2, schedule="zb-h1")),
-        Case("sequence-parallel tp", "gpt", pinned(tp=2, sequence_parallel=True)),
-        Case("dp with dropout", "bert", pinned(dp=2)),
-        Case("experts", "mixtral", pinned(dp=2, ep=2)),
-        Case("batch norm", "resnet", pinned(dp=2)),
-        Case("ZeRO 3", "llama", pinned(dp=2, zero=3)),
+        RecomputeCase("1f1b", "gpt", pinned(pp=2, schedule="1f1b")),
+        RecomputeCase(
+            "interleaved", "gpt", pinned(pp=2, schedule="interleaved-1f1b", interleave=2)
+        ),
+        RecomputeCase("zero bubble", "gpt", pinned(pp=2, schedule="zb-h1")),
+        RecomputeCase("sequence-parallel tp", "gpt", pinned(tp=2, sequence_parallel=True)),
+        RecomputeCase("dp with dropout", "bert", pinned(dp=2)),
+        RecomputeCase("experts", "mixtral", pinned(dp=2, ep=2)),
+        RecomputeCase("batch norm", "resnet", pinned(dp=2)),
+        RecomputeCase("ZeRO 3", "llama", pinned(dp=2, zero=3)),
     )
 }
 
@@ -79,25 +81,25 @@ def compiled(plan: Plan) -> tuple[Graph, ActorGraph]:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedPlan:
     """Loss, count and gradient norm of every step, per rank; every variable at the end."""
 
     totals: list[list[tuple[float, float, float]]]
     parameters: dict[str, np.ndarray]
 
 
-def trained(plan: Plan) -> Trained:
+def trained(plan: Plan) -> TrainedPlan:
     graph, actors = compiled(plan)
     states = run(plan, graph, actors, STEPS)
     variables = [op.outputs[0] for op in graph.ops if op.kind == "variable"]
-    return Trained(
+    return TrainedPlan(
         [list(state.run_state.totals) for state in states],
         {name: whole(states, name) for name in variables},
     )
 
 
 @cache
-def kept(name: str) -> Trained:
+def kept(name: str) -> TrainedPlan:
     return trained(planned(name))
 
 
@@ -109,7 +111,7 @@ def everywhere(plan: Plan, mode: str) -> Plan:
     return recomputed(plan, dict.fromkeys(blocks_of(plan), mode))
 
 
-def assert_equal_bits(actual: Trained, expected: Trained) -> None:
+def assert_equal_bits(actual: TrainedPlan, expected: TrainedPlan) -> None:
     assert actual.totals == expected.totals
     assert expected.totals[0][-1] != expected.totals[0][0]
     for name, value in expected.parameters.items():

@@ -33,7 +33,7 @@ TRAINING = TrainingSpec(learning_rate=1e-2, warmup_steps=3, decay_steps=30, clip
 
 
 @dataclass(frozen=True)
-class Case:
+class MathematicsCase:
     """Pins of one kind of parallelism, and what must be seen in the compiled actors."""
 
     name: str
@@ -44,50 +44,56 @@ class Case:
 
 
 CASES = [
-    Case("dp", {"dp": 4, "tp": 1, "pp": 1}, 4, {"all_reduce"}),
-    Case("tp", {"dp": 1, "tp": 4, "pp": 1}, 4, {"all_reduce"}),
-    Case("pp", {"dp": 1, "tp": 1, "pp": 4}, 4, {"send", "recv"}),
-    Case("dp x tp", {"dp": 2, "tp": 2, "pp": 1}, 4, {"all_reduce"}),
-    Case("tp x pp", {"dp": 1, "tp": 2, "pp": 2}, 4, {"all_reduce", "send", "recv"}),
-    Case("dp x pp", {"dp": 2, "tp": 1, "pp": 2}, 4, {"all_reduce", "send", "recv"}),
-    Case("dp x tp x pp", {"dp": 2, "tp": 2, "pp": 2}, 8, {"all_reduce", "send", "recv"}),
-    Case("gpipe", {"dp": 1, "tp": 1, "pp": 4, "schedule": "gpipe"}, 4, {"send"}),
-    Case("zero bubble", {"dp": 1, "tp": 1, "pp": 4, "schedule": "zb-h1"}, 4, {"send"}),
-    Case(
+    MathematicsCase("dp", {"dp": 4, "tp": 1, "pp": 1}, 4, {"all_reduce"}),
+    MathematicsCase("tp", {"dp": 1, "tp": 4, "pp": 1}, 4, {"all_reduce"}),
+    MathematicsCase("pp", {"dp": 1, "tp": 1, "pp": 4}, 4, {"send", "recv"}),
+    MathematicsCase("dp x tp", {"dp": 2, "tp": 2, "pp": 1}, 4, {"all_reduce"}),
+    MathematicsCase("tp x pp", {"dp": 1, "tp": 2, "pp": 2}, 4, {"all_reduce", "send", "recv"}),
+    MathematicsCase("dp x pp", {"dp": 2, "tp": 1, "pp": 2}, 4, {"all_reduce", "send", "recv"}),
+    MathematicsCase("dp x tp x pp", {"dp": 2, "tp": 2, "pp": 2}, 8, {"all_reduce", "send", "recv"}),
+    MathematicsCase("gpipe", {"dp": 1, "tp": 1, "pp": 4, "schedule": "gpipe"}, 4, {"send"}),
+    MathematicsCase("zero bubble", {"dp": 1, "tp": 1, "pp": 4, "schedule": "zb-h1"}, 4, {"send"}),
+    MathematicsCase(
         "interleaved pp",
         {"dp": 1, "tp": 1, "pp": 2, "schedule": "interleaved-1f1b", "interleave": 2},
         2,
         {"send", "recv"},
     ),
-    Case(
+    MathematicsCase(
         "sequence-parallel tp",
         {"dp": 1, "tp": 4, "pp": 1, "sequence_parallel": True},
         4,
         {"all_gather", "reduce_scatter"},
     ),
-    Case(
+    MathematicsCase(
         "context parallelism",
         {"dp": 1, "tp": 1, "pp": 1, "cp": 2, "ring": False},
         2,
         {"all_gather"},
     ),
-    Case("ring", {"dp": 1, "tp": 1, "pp": 1, "cp": 4, "ring": True}, 4, {"rotate"}),
-    Case(
+    MathematicsCase("ring", {"dp": 1, "tp": 1, "pp": 1, "cp": 4, "ring": True}, 4, {"rotate"}),
+    MathematicsCase(
         "vocabulary-parallel loss",
         {"dp": 1, "tp": 2, "pp": 1},
         2,
         {"all_reduce"},
         {"head.loss": "v"},
     ),
-    Case("ZeRO 1", {"dp": 4, "tp": 1, "pp": 1, "zero": 1}, 4, {"reduce_scatter", "all_gather"}),
-    Case(
+    MathematicsCase(
+        "ZeRO 1", {"dp": 4, "tp": 1, "pp": 1, "zero": 1}, 4, {"reduce_scatter", "all_gather"}
+    ),
+    MathematicsCase(
         "ZeRO 1 over two axes",
         {"dp": 2, "tp": 1, "pp": 1, "cp": 2, "ring": False, "zero": 1},
         4,
         {"reduce_scatter", "all_gather"},
     ),
-    Case("ZeRO 2", {"dp": 4, "tp": 1, "pp": 1, "zero": 2}, 4, {"reduce_scatter", "all_gather"}),
-    Case("ZeRO 3", {"dp": 4, "tp": 1, "pp": 1, "zero": 3}, 4, {"reduce_scatter", "all_gather"}),
+    MathematicsCase(
+        "ZeRO 2", {"dp": 4, "tp": 1, "pp": 1, "zero": 2}, 4, {"reduce_scatter", "all_gather"}
+    ),
+    MathematicsCase(
+        "ZeRO 3", {"dp": 4, "tp": 1, "pp": 1, "zero": 3}, 4, {"reduce_scatter", "all_gather"}
+    ),
 ]
 
 
@@ -144,7 +150,7 @@ def test_a_plan_of_the_kind_asked_for_trains_as_a_single_device(index):
     assert_trains_as_one_device(plan, graph, actors, reference("fp64"), STEPS)
 
 
-def assert_kind(case: Case, plan: Plan, actors: ActorGraph) -> None:
+def assert_kind(case: MathematicsCase, plan: Plan, actors: ActorGraph) -> None:
     assert actors.ranks == case.ranks
     assert plan.microbatches == MICROBATCHES
     all_actors = [actor for program in actors.programs for actor in program.actors]

@@ -3,7 +3,7 @@
 import pytest
 
 from millrace import api
-from millrace.planner.search.report.record import Compared, Record
+from millrace.planner.search.report.record import PlanComparison, SearchLog
 
 # Blocks that are timed apart may differ from the plan's own ops by this fraction of a step.
 TIME = 0.03
@@ -11,8 +11,8 @@ TIME = 0.03
 MEMORY = 0.12
 
 
-def compared(**asked: object) -> list[Compared]:
-    record = Record()
+def compared(**asked: object) -> list[PlanComparison]:
+    record = SearchLog()
     cluster = api.driven(api.cluster("a100-sxm-80gb:8x1"), "megatron-core")
     limit = asked.pop("limit", None)
     assert limit is None or isinstance(limit, int)

@@ -13,7 +13,7 @@ from torch.nn import functional
 Sources = dict[str, tuple[str, ...]]
 
 
-class Block(nn.Module):
+class GptBlock(nn.Module):
     """Attention and an MLP, each after a norm and beside a residual."""
 
     def __init__(self, d: int, heads: int, hidden: int) -> None:
@@ -46,7 +46,7 @@ class GPT(nn.Module):
         rows = -(-self.vocab // vocab_multiple) * vocab_multiple
         self.tokens, self.places = nn.Embedding(rows, d), nn.Embedding(config["positions"], d)
         self.blocks = nn.ModuleList(
-            Block(d, config["heads"], config["ffn_hidden"]) for _ in range(config["layers"])
+            GptBlock(d, config["heads"], config["ffn_hidden"]) for _ in range(config["layers"])
         )
         self.norm = nn.LayerNorm(d)
 

@@ -31,7 +31,7 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
-class Block(nn.Module):
+class LlamaBlock(nn.Module):
     """Attention and a gated feed-forward part, each after a norm and beside a residual."""
 
     def __init__(self, config: Mapping[str, Any], grouped_experts: bool) -> None:
@@ -80,7 +80,9 @@ class Llama(nn.Module):
         rows = -(-self.vocab // vocab_multiple) * vocab_multiple
         self.base, self.dims = config.get("rope_base", 10000.0), config["rotary_dims"]
         self.tokens = nn.Embedding(rows, d)
-        self.blocks = nn.ModuleList(Block(config, grouped_experts) for _ in range(config["layers"]))
+        self.blocks = nn.ModuleList(
+            LlamaBlock(config, grouped_experts) for _ in range(config["layers"])
+        )
         self.norm = nn.RMSNorm(d, config.get("epsilon", 1e-5))
         self.head = None if config.get("tied") else nn.Linear(d, rows, bias=False)
 

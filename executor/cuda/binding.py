@@ -9,28 +9,28 @@ from millrace.executor.cuda.calls import (
     AttentionGrad,
     Bucket,
     Call,
-    Choice,
     Clear,
     Collective,
     Convolution,
-    Copy,
+    CopyCall,
+    KernelAlternatives,
     Launch,
     LibraryCall,
     Operand,
     Pointers,
-    Product,
+    ProductCall,
     Strided,
 )
 
 Place = Callable[[Operand], Operand]
 
 
-def bound(call: Call, place: Place) -> Call:
+def bind(call: Call, place: Place) -> Call:
     """The call with every operand replaced by what `place` returns for it."""
     match call:
         case Launch():
             return call._replace(args=tuple(_bound_argument(a, place) for a in call.args))
-        case Product():
+        case ProductCall():
             placed: dict[str, Any] = {
                 name: part._replace(operand=place(part.operand))
                 for name, part in call.parts.items()
@@ -38,16 +38,16 @@ def bound(call: Call, place: Place) -> Call:
             return call._replace(**placed)
         case Clear():
             return call._replace(target=place(call.target))
-        case Copy():
+        case CopyCall():
             return call._replace(source=place(call.source), target=place(call.target))
         case Collective():
             return call._replace(send=place(call.send), recv=place(call.recv))
         case Attention() | AttentionGrad() | Convolution():
             return bound_library(call, place)
-        case Choice():
-            return Choice(
+        case KernelAlternatives():
+            return KernelAlternatives(
                 tuple(
-                    tuple(bound(option_call, place) for option_call in option)
+                    tuple(bind(option_call, place) for option_call in option)
                     for option in call.options
                 )
             )
@@ -81,7 +81,7 @@ def _bound_argument(argument: Argument, place: Place) -> Argument:
 def leaves(*calls: Call) -> Iterator[Call]:
     """Yield every call that may be carried out: for a choice those of all its options."""
     for call in calls:
-        if isinstance(call, Choice):
+        if isinstance(call, KernelAlternatives):
             for option in call.options:
                 yield from leaves(*option)
         else:

@@ -103,7 +103,7 @@ POINTERS_MAX = 480
 language extensions, function parameters), and others are among them."""
 
 
-class Tensor(NamedTuple):
+class CallTensor(NamedTuple):
     """Tensor that a call reads or writes: its place, dtype and number of elements."""
 
     operand: Operand
@@ -169,7 +169,7 @@ class Vector(NamedTuple):
     batch_stride: int = 0
 
 
-class Product(NamedTuple):
+class ProductCall(NamedTuple):
     """d = f(a b + c + bias) for `batch` pairs of matrices [m, k] and [k, n].
 
     `arithmetic` is fp64, fp32, tf32 (of float32 operands) or the 16-bit dtype's own products with
@@ -209,9 +209,9 @@ class Product(NamedTuple):
         return {name: part for name, part in fields.items() if part is not None}
 
     @property
-    def plain(self) -> "Product":
+    def plain(self) -> "ProductCall":
         """The product without an epilogue, but for `accumulate`."""
-        return Product(*self[:9])
+        return ProductCall(*self[:9])
 
 
 class Clear(NamedTuple):
@@ -221,7 +221,7 @@ class Clear(NamedTuple):
     size_bytes: int
 
 
-class Copy(NamedTuple):
+class CopyCall(NamedTuple):
     """Call that copies bytes, between device and host memory too."""
 
     source: Operand
@@ -329,7 +329,7 @@ class Convolution(NamedTuple):
     give them; c channels of a weight, the image having `groups` times as many. `direction` is
     forward (makes the output), grad_input (the image) or grad_weight (the weight): that one operand
     is written, the others are read. Sizes are of image, output and window, as are `stride`, `pad`
-    and `dilation`, each along y and x. `arithmetic` as in `Product`.
+    and `dilation`, each along y and x. `arithmetic` as in `ProductCall`.
     """
 
     direction: str
@@ -360,7 +360,7 @@ class Convolution(NamedTuple):
         return image, (self.n, self.c, *self.window), (self.b, self.n, *self.made)
 
 
-class Choice(NamedTuple):
+class KernelAlternatives(NamedTuple):
     """Ways to compute one thing, of which the device picks one before the first step.
 
     They are in the order of preference. The last consists of our own kernels and products and can
@@ -372,18 +372,18 @@ class Choice(NamedTuple):
 
 Call = (
     Launch
-    | Product
+    | ProductCall
     | Clear
-    | Copy
+    | CopyCall
     | Collective
     | Attention
     | AttentionGrad
     | Convolution
-    | Choice
+    | KernelAlternatives
     | Bucket
 )
 LibraryCall = Attention | AttentionGrad | Convolution
-"""Calls that only the vendor's library of neural networks carries out: always in a `Choice`."""
+"""Calls of the vendor's library of neural networks alone: always in a `KernelAlternatives`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -405,14 +405,14 @@ class Calls:
     workspace_bytes: int = 0
 
 
-def always(*calls: Call, tables: tuple[Array, ...] = (), workspace_bytes: int = 0) -> Calls:
+def same_calls(*calls: Call, tables: tuple[Array, ...] = (), workspace_bytes: int = 0) -> Calls:
     """Calls that every firing makes alike."""
     return Calls(of=lambda firing: calls, tables=tables, workspace_bytes=workspace_bytes)
 
 
-def rather(preferred: Call, calls: Calls) -> Calls:
+def prefer(preferred: Call, calls: Calls) -> Calls:
     """`calls`, with `preferred` alone as the first option of every firing."""
-    return replace(calls, of=lambda firing: (Choice(((preferred,), calls.of(firing))),))
+    return replace(calls, of=lambda firing: (KernelAlternatives(((preferred,), calls.of(firing))),))
 
 
 def elementwise(source: str, function: str, count: int, *args: Argument) -> Launch:

@@ -16,23 +16,23 @@ from millrace.executor.cuda.calls import (
     AttentionGrad,
     Bucket,
     Call,
-    Choice,
     Clear,
     Collective,
     Convolution,
-    Copy,
+    CopyCall,
+    KernelAlternatives,
     Launch,
     LibraryCall,
     Matrices,
     Operand,
     Pointers,
-    Product,
+    ProductCall,
     Vector,
 )
 from millrace.executor.cuda.rank import RankCalls
 from millrace.executor.cuda.wording import described
 from millrace.executor.errors import ExecutorError
-from millrace.executor.kernels.context import Array, RunState, Source
+from millrace.executor.kernels.context import Array, RunState, SampleSource
 from millrace.executor.streams.commands import Command, CommandBuffer, command_buffer
 from millrace.executor.streams.listing import command_line
 from millrace.executor.values.loading import float32_arithmetic
@@ -50,7 +50,7 @@ class Unread:
 
     description = "nothing"
 
-    def read(self, source: Source, samples: NDArray[np.int64]) -> Array:
+    def read(self, source: SampleSource, samples: NDArray[np.int64]) -> Array:
         """Refuse: kernels of the host are made for a listing and never fired."""
         raise ExecutorError(f"a listing reads no `{source.name}`: run the plan instead")
 
@@ -148,7 +148,7 @@ def _command(
 
 def _described(call: Call, rank: int, members: Sequence[int]) -> Iterator[str]:
     """Yield one call as one line; a choice as one line, and its options below it."""
-    if not isinstance(call, Choice):
+    if not isinstance(call, KernelAlternatives):
         yield _line(call, rank, members)
         return
     yield f"one of {len(call.options)}:"
@@ -165,14 +165,14 @@ def _line(call: Call, rank: int, members: Sequence[int]) -> str:
             if call.shared_bytes:
                 sizes += f" shared {call.shared_bytes}"
             return f"{call.source}: {call.function} {sizes} ({args})"
-        case Product():
+        case ProductCall():
             how = f"m {call.m} n {call.n} k {call.k} batch {call.batch} in {call.arithmetic}"
             a, b, d = (_matrices(matrices, rank) for matrices in (call.a, call.b, call.d))
             equation = f"product {how}: {d} {'+=' if call.accumulate else '='} {a} x {b}"
             return "; ".join((equation, *_epilogue(call, rank)))
         case Clear():
             return f"clear {call.size_bytes} bytes: {_operand(call.target, rank)}"
-        case Copy():
+        case CopyCall():
             source, target = _operand(call.source, rank), _operand(call.target, rank)
             return f"copy {call.size_bytes} bytes: {source} -> {target}"
         case Collective():
@@ -187,7 +187,7 @@ def _line(call: Call, rank: int, members: Sequence[int]) -> str:
             return f"at once: {'; '.join(parts)}"
         case Attention() | AttentionGrad() | Convolution():
             return _library_line(call, rank)
-        case Choice():
+        case KernelAlternatives():
             raise AssertionError("a choice has a line for each of its calls")
 
 
@@ -199,7 +199,7 @@ def _library_line(call: LibraryCall, rank: int) -> str:
     return f"library: {described(call)}: {tensors}"
 
 
-def _epilogue(call: Product, rank: int) -> Iterator[str]:
+def _epilogue(call: ProductCall, rank: int) -> Iterator[str]:
     """Yield the terms of a product beside the multiplication, in the order of their computation."""
     if call.c is not None:
         yield f"plus {_matrices(call.c, rank)}"

@@ -20,24 +20,24 @@ from typing import NamedTuple
 
 import numpy as np
 
-from millrace.executor.cuda.binding import bound
+from millrace.executor.cuda.binding import bind
 from millrace.executor.cuda.calls import (
     TYPES,
     Bucket,
     Call,
     Calls,
     Collective,
-    Copy,
+    CopyCall,
     Launch,
     Operand,
-    always,
     elementwise,
     peer,
     read,
+    same_calls,
     workspace,
     write,
 )
-from millrace.executor.cuda.kernels.pieces import further
+from millrace.executor.cuda.kernels.pieces import offset_by
 from millrace.executor.transport.communicator import Exchange
 from millrace.models.graph import ITEMSIZE
 from millrace.planner.collectives import COLLECTIVES, ROTATE
@@ -50,7 +50,7 @@ UNIT_BYTES = (16, 8, 4, 2)  # bytes that a thread may move at once
 WORKSPACE_ALIGNMENT = 256
 
 
-class Cut(NamedTuple):
+class MemberBlocks(NamedTuple):
     """Cut of a tensor along a dim into a block per member.
 
     Parameters
@@ -78,11 +78,11 @@ class Cut(NamedTuple):
         return self.runs * self.run
 
 
-def cut_of(shape: Shape, dim: int | None, parts: int) -> Cut:
+def cut_of(shape: Shape, dim: int | None, parts: int) -> MemberBlocks:
     """Cut of a tensor along `dim`; one block that is all of it where nothing is cut."""
     if dim is None:
-        return Cut(1, prod(shape), 1)
-    return Cut(prod(shape[:dim]), prod(shape[dim:]) // parts, parts)
+        return MemberBlocks(1, prod(shape), 1)
+    return MemberBlocks(prod(shape[:dim]), prod(shape[dim:]) // parts, parts)
 
 
 def collective_calls(
@@ -102,9 +102,9 @@ def collective_calls(
     kind, members = exchange.kind, len(exchange.members)
     if send_shape is None or recv_shape is None:
         only, shape = (read(0), send_shape) if recv_shape is None else (write(0), recv_shape)
-        return always(Collective(kind, only, only, prod(shape or ()), dtype))
+        return same_calls(Collective(kind, only, only, prod(shape or ()), dtype))
     if members == 1:
-        return always(_copy(read(0), write(0), recv_shape, dtype))
+        return same_calls(_copy(read(0), write(0), recv_shape, dtype))
     scatter = cut_of(send_shape, exchange.scatter_dim, members)
     gather = cut_of(recv_shape, exchange.gather_dim, members)
     source, target, used_bytes = read(0), write(0), 0
@@ -120,7 +120,7 @@ def collective_calls(
         after.append(_transposed(target, write(0), members, gather.runs, gather.run, dtype))
     # The elements are one block of the send register: what a member keeps, sends to each, or sends.
     meeting = Collective(kind, source, target, scatter.elements, dtype, exchange.reduction)
-    return always(*before, meeting, *after, workspace_bytes=used_bytes)
+    return same_calls(*before, meeting, *after, workspace_bytes=used_bytes)
 
 
 def loopback_calls(
@@ -142,30 +142,32 @@ def loopback_calls(
         Dtype of both.
     """
     if recv_shape is None:
-        return always()
+        return same_calls()
     members, position = len(exchange.members), exchange.position
     kind = COLLECTIVES[exchange.kind]
     if kind.point_to_point or send_shape is None:
-        return always(_copy(peer(0), write(0), recv_shape, dtype))
+        return same_calls(_copy(peer(0), write(0), recv_shape, dtype))
     if kind.name == ROTATE:
-        return always(_copy(peer((position - 1) % members), write(0), recv_shape, dtype))
+        return same_calls(_copy(peer((position - 1) % members), write(0), recv_shape, dtype))
     itemsize = ITEMSIZE[dtype]
     scatter = cut_of(send_shape, exchange.scatter_dim, members)
     offset_bytes = position * scatter.run * itemsize if scatter.parts > 1 else 0
-    blocks = [further(peer(member), offset_bytes) for member in range(members)]
+    blocks = [offset_by(peer(member), offset_bytes) for member in range(members)]
     if kind.reduces:
         first, *others = blocks
-        contiguous = Cut(1, scatter.elements, 1)
+        contiguous = MemberBlocks(1, scatter.elements, 1)
         join = f"join_block<{TYPES[dtype]}, {JOINS[exchange.reduction]}>"
         how = (write(0), np.int64(scatter.run), np.int64(scatter.stride))
-        return always(
+        return same_calls(
             _moved(first, write(0), scatter, contiguous, dtype),
             *(elementwise(SOURCE, join, scatter.elements, other, *how) for other in others),
         )
     gather = cut_of(recv_shape, exchange.gather_dim, members)
-    return always(
+    return same_calls(
         *(
-            _moved(block, further(write(0), member * gather.run * itemsize), scatter, gather, dtype)
+            _moved(
+                block, offset_by(write(0), member * gather.run * itemsize), scatter, gather, dtype
+            )
             for member, block in enumerate(blocks)
         )
     )
@@ -196,7 +198,7 @@ def bucket_calls(parts: Sequence[Calls]) -> Calls:
                 end.append(part_call)
         used_bytes += _aligned(part.workspace_bytes)
     meeting = (Bucket(tuple(together)),) if together else ()
-    return always(*before, *meeting, *after, workspace_bytes=used_bytes)
+    return same_calls(*before, *meeting, *after, workspace_bytes=used_bytes)
 
 
 def _of_part(call: Call, part: int, workspace_bytes: int) -> Call:
@@ -212,13 +214,15 @@ def _of_part(call: Call, part: int, workspace_bytes: int) -> Call:
                 return operand._replace(offset_bytes=operand.offset_bytes + workspace_bytes)
         return operand
 
-    return bound(call, place)
+    return bind(call, place)
 
 
-def _moved(source: Operand, target: Operand, before: Cut, after: Cut, dtype: str) -> Call:
+def _moved(
+    source: Operand, target: Operand, before: MemberBlocks, after: MemberBlocks, dtype: str
+) -> Call:
     """Call that copies a block that lies as `before` says to where it lies as `after` says."""
     if before.runs == after.runs == 1:
-        return Copy(source, target, before.run * ITEMSIZE[dtype])
+        return CopyCall(source, target, before.run * ITEMSIZE[dtype])
     unit = _unit_bytes(before.run, after.run, dtype)
     extents = [
         np.int64(elements * ITEMSIZE[dtype] // unit)
@@ -247,8 +251,8 @@ def _unit_bytes(run: int, other: int, dtype: str) -> int:
     )
 
 
-def _copy(source: Operand, target: Operand, shape: Shape, dtype: str) -> Copy:
-    return Copy(source, target, _size_bytes(shape, dtype))
+def _copy(source: Operand, target: Operand, shape: Shape, dtype: str) -> CopyCall:
+    return CopyCall(source, target, _size_bytes(shape, dtype))
 
 
 def _size_bytes(shape: Shape, dtype: str) -> int:

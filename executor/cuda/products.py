@@ -7,10 +7,10 @@ from typing import Any
 from millrace.executor.cuda.calls import (
     PACK_BYTES,
     Call,
-    Choice,
+    KernelAlternatives,
     Matrices,
     Operand,
-    Product,
+    ProductCall,
     Vector,
 )
 from millrace.models.graph import ITEMSIZE
@@ -25,7 +25,7 @@ CUT_EXTENT_MIN = 1024
 2026-11): a product of less along every dim takes no longer than that."""
 
 
-def spans(product: Product) -> dict[str, int]:
+def spans(product: ProductCall) -> dict[str, int]:
     """Bytes from the first to the last element of every part of a product.
 
     Examples
@@ -49,7 +49,7 @@ def spans(product: Product) -> dict[str, int]:
     return span_bytes
 
 
-def stacked(products: Sequence[Product]) -> Product | None:
+def stacked(products: Sequence[ProductCall]) -> ProductCall | None:
     """Several products as one of a stack; None where their places do not allow it.
 
     They are alike in everything but where their parts lie, each a single product; what they read
@@ -104,9 +104,9 @@ def with_stacks(calls: Iterable[Call]) -> tuple[Call, ...]:
     Whether they can depends on nothing but where they lie, so it is the same in every run.
     """
     stacked_products: list[Call] = []
-    run: list[Product] = []
+    run: list[ProductCall] = []
     for call in (*calls, None):
-        if isinstance(call, Product):
+        if isinstance(call, ProductCall):
             if run and stacked([*run, call]) is None:
                 stacked_products += _flushed(run)
                 run = []
@@ -124,20 +124,22 @@ def with_cuts(call: Call) -> Call:
 
     A choice keeps all its options, behind those of them in which products are cut.
     """
-    options = call.options if isinstance(call, Choice) else ((call,),)
+    options = call.options if isinstance(call, KernelAlternatives) else ((call,),)
     cut_options = [
         tuple(
             piece
             for option_call in option
-            for piece in (cut(option_call) if isinstance(option_call, Product) else (option_call,))
+            for piece in (
+                cut(option_call) if isinstance(option_call, ProductCall) else (option_call,)
+            )
         )
         for option in options
     ]
     preferred = [option for option in cut_options if option not in options]
-    return Choice((*preferred, *options)) if preferred else call
+    return KernelAlternatives((*preferred, *options)) if preferred else call
 
 
-def cut(product: Product) -> tuple[Product, ...]:
+def cut(product: ProductCall) -> tuple[ProductCall, ...]:
     """Products that make one, all but small ones of extents that wide loads divide.
 
     Of 16-bit matrices with a contiguous extent that loads of 16 bytes do not divide, the library
@@ -185,7 +187,7 @@ def cut(product: Product) -> tuple[Product, ...]:
     return (*remainders, product)
 
 
-def _uneven(product: Product) -> list[str]:
+def _uneven(product: ProductCall) -> list[str]:
     """Dims with a contiguous extent that wide loads do not divide; none if rows begin elsewhere."""
     if ITEMSIZE[product.a.dtype] != CUT_ITEMSIZE:
         return []
@@ -206,7 +208,7 @@ def _uneven(product: Product) -> list[str]:
     return [dim for dim in "mnk" if dim in uneven_dims]
 
 
-def _range(product: Product, dim: str, start: int, end: int) -> Product:
+def _range(product: ProductCall, dim: str, start: int, end: int) -> ProductCall:
     """Part of a product from one index of a dim up to another."""
     changes: dict[str, Any] = {dim: end - start}
     for name, part in product.parts.items():
@@ -218,12 +220,12 @@ def _range(product: Product, dim: str, start: int, end: int) -> Product:
     return product._replace(**changes)
 
 
-def _flushed(run: list[Product]) -> list[Product]:
+def _flushed(run: list[ProductCall]) -> list[ProductCall]:
     together = stacked(run) if len(run) > 1 else None
     return run if together is None else [together]
 
 
-def _unplaced(product: Product) -> Product:
+def _unplaced(product: ProductCall) -> ProductCall:
     """Product without the places of its parts."""
     nowhere = Operand("nowhere")
     changes: dict[str, Any] = {
@@ -243,7 +245,7 @@ def _distance(parts: Sequence[Matrices | Vector]) -> int | None:
     return None if others or rest or elements < 0 else elements
 
 
-def _apart(products: Sequence[Product], written: set[str]) -> bool:
+def _apart(products: Sequence[ProductCall], written: set[str]) -> bool:
     """True if what each product writes is touched by no other."""
     places = [
         (number, name in written, (part.operand.role, part.operand.number),

@@ -16,7 +16,7 @@ from math import floor, log2, prod
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.executor.cuda.binding import bound, leaves
+from millrace.executor.cuda.binding import bind, leaves
 from millrace.executor.cuda.calls import CONTROL, Call, Calls, Launch, Operand
 from millrace.executor.cuda.control import (
     CONTROL_DTYPE,
@@ -149,7 +149,7 @@ class RankCalls(RankShards):
             base = self._base(operand, command, reads, writes, peers)
             return base._replace(offset_bytes=base.offset_bytes + operand.offset_bytes)
 
-        calls = tuple(bound(call, place) for call in self._calls[command.actor].of(command.firing))
+        calls = tuple(bind(call, place) for call in self._calls[command.actor].of(command.firing))
         return tuple(with_cuts(call) for call in (stacked_calls(calls) if actor.parts else calls))
 
     def _base(
@@ -199,7 +199,7 @@ class RankCalls(RankShards):
             where = self.register_at(port.register, 0)
             dtype = self.program.registers[port.register].dtype
         launch = finish_step_call(where, dtype, self.at("history"), HISTORY_STEPS)
-        return bound(launch, lambda operand: self.at("control") if operand == CONTROL else operand)
+        return bind(launch, lambda operand: self.at("control") if operand == CONTROL else operand)
 
     def _check_scale(self) -> None:
         """Refuse a rank whose loss scale would not follow that of the others.

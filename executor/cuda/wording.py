@@ -1,9 +1,15 @@
 """Calls of libraries in words: for listings, errors, and what a device says that it picked."""
 
-from millrace.executor.cuda.calls import Attention, AttentionGrad, Convolution, LibraryCall, Product
+from millrace.executor.cuda.calls import (
+    Attention,
+    AttentionGrad,
+    Convolution,
+    LibraryCall,
+    ProductCall,
+)
 
 
-def described(call: LibraryCall | Product) -> str:
+def described(call: LibraryCall | ProductCall) -> str:
     """A call of a library without its operands, in words.
 
     Examples
@@ -14,7 +20,7 @@ def described(call: LibraryCall | Product) -> str:
     'product m 2 n 8 k 8 batch 1 in fp32 with bias'
     """
     match call:
-        case Product():
+        case ProductCall():
             sizes = f"m {call.m} n {call.n} k {call.k} batch {call.batch} in {call.arithmetic}"
             terms = (
                 "adding up" if call.accumulate else "",

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from millrace.executor.data.draws import CLASS_KEYS, generator
 from millrace.executor.errors import DataError
-from millrace.executor.kernels.context import Array, Source
+from millrace.executor.kernels.context import Array, SampleSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class Blobs:
         """Name of the data that a run trains on, for the reader."""
         return f"synthetic points around {self.classes} centres"
 
-    def read(self, source: Source, samples: NDArray[np.int64]) -> Array:
+    def read(self, source: SampleSource, samples: NDArray[np.int64]) -> Array:
         """Class ids [samples] or features [samples, region…].
 
         Raises

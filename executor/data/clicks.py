@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from millrace.executor.data.draws import CLASS_KEYS, generator
 from millrace.executor.errors import DataError
-from millrace.executor.kernels.context import Array, Source
+from millrace.executor.kernels.context import Array, SampleSource
 
 _SOURCES = ("categories", "features", "clicks")
 _BIAS = -1.0  # of the hidden rule: clicks are the rarer answer
@@ -46,7 +46,7 @@ class SyntheticClicks:
             f"numbers)"
         )
 
-    def read(self, source: Source, samples: NDArray[np.int64]) -> Array:
+    def read(self, source: SampleSource, samples: NDArray[np.int64]) -> Array:
         """Ids [samples, region of f], numbers [samples, region of x] or clicks [samples].
 
         Raises

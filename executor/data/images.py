@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from millrace.executor.data.draws import CLASS_KEYS, generator
 from millrace.executor.errors import DataError
-from millrace.executor.kernels.context import Array, Dataset, Source
+from millrace.executor.kernels.context import Array, Dataset, SampleSource
 
 DIGITS = 10
 PATTERN_SIDE = 8
@@ -50,7 +50,7 @@ class Digits:
         kinds = len(np.unique(self.labels))
         return f"scikit-learn's handwritten digits ({len(self.images)} images, {kinds} classes)"
 
-    def read(self, source: Source, samples: NDArray[np.int64]) -> Array:
+    def read(self, source: SampleSource, samples: NDArray[np.int64]) -> Array:
         """Digits [samples] or images [samples, region of c y x, or of y x c].
 
         Raises
@@ -89,7 +89,7 @@ class Patterns:
         """Name of the data that a run trains on, for the reader."""
         return f"synthetic images (a random pattern for each of {self.classes} {self.of})"
 
-    def read(self, source: Source, samples: NDArray[np.int64]) -> Array:
+    def read(self, source: SampleSource, samples: NDArray[np.int64]) -> Array:
         """Class ids [samples] or images [samples, region of c y x, or of y x c].
 
         Raises
@@ -131,7 +131,7 @@ def open_digits(classes: int, seed: int) -> Dataset:
     return Digits(images=normed[has_class], labels=labels[has_class].astype(np.int32), seed=seed)
 
 
-def _check_images(source: Source, data: str, contents: str) -> None:
+def _check_images(source: SampleSource, data: str, contents: str) -> None:
     if source.name != "images":
         raise DataError(f"{data} holds {contents}; the model reads `{source.name}`")
     if len(source.shape) != 3:
@@ -156,7 +156,7 @@ class _Form(NamedTuple):
         return images.transpose(0, 2, 3, 1) if self.channels_last else images
 
 
-def _form(source: Source) -> _Form:
+def _form(source: SampleSource) -> _Form:
     shape, region = source.shape, source.region
     if source.channels_last:
         shape, region = (shape[2], *shape[:2]), (region[2], *region[:2])

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from millrace.executor.data.corpus import Corpus
 from millrace.executor.data.draws import generator
 from millrace.executor.errors import DataError
-from millrace.executor.kernels.context import Array, Source
+from millrace.executor.kernels.context import Array, SampleSource
 
 SHOWN_AS_MASK = 0.8
 SHOWN_AS_IT_IS = 0.1
@@ -58,7 +58,7 @@ class MaskedText:
         """Name of the data that a run trains on, for the reader."""
         return f"text with ids hidden: {self.corpus.origin}"
 
-    def read(self, source: Source, samples: NDArray[np.int64]) -> Array:
+    def read(self, source: SampleSource, samples: NDArray[np.int64]) -> Array:
         """Region of t of every sample [samples, region], or one class of each [samples].
 
         `masked_tokens` are the ids with some hidden; `masked_targets` the ids to predict, -1

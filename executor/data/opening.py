@@ -19,7 +19,7 @@ from millrace.models.zoo import catalogue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Input:
+class InputSource:
     """Values that one `input` op of a model reads.
 
     Parameters
@@ -44,9 +44,9 @@ class Request:
     model: str
     path: str | None
     seed: int
-    inputs: Mapping[str, Input]
+    inputs: Mapping[str, InputSource]
 
-    def input(self, source: str) -> Input:
+    def input(self, source: str) -> InputSource:
         """Input of a source that the others go with; DataError where there is none."""
         if source not in self.inputs:
             raise DataError(
@@ -63,7 +63,7 @@ class Request:
             )
 
 
-class Opening(NamedTuple):
+class DatasetKind(NamedTuple):
     """A kind of data: the sources it holds, and what opens it for a model that reads them.
 
     Of each source it says the dims of a sample, as labels are written: those of one label are
@@ -107,9 +107,9 @@ def open_dataset(path: str | None, spec: ModelSpec, seed: int) -> Dataset:
     )
 
 
-def _inputs(spec: ModelSpec) -> dict[str, Input]:
+def _inputs(spec: ModelSpec) -> dict[str, InputSource]:
     graph = catalogue.build(spec, 1)
-    inputs: dict[str, Input] = {}
+    inputs: dict[str, InputSource] = {}
     for op in graph.ops:
         if op.kind != "input":
             continue
@@ -119,7 +119,7 @@ def _inputs(spec: ModelSpec) -> dict[str, Input]:
                 f"model `{spec.name}` has two inputs of source `{source}`, which would read the "
                 f"same values: no data holds both"
             )
-        inputs[source] = Input(
+        inputs[source] = InputSource(
             values=int(op.attributes["values"]),
             shape=graph.tensor(op.outputs[0]).shape[1:],
             attributes=op.attributes,
@@ -128,7 +128,7 @@ def _inputs(spec: ModelSpec) -> dict[str, Input]:
 
 
 def _check_shapes(
-    model: str, inputs: Mapping[str, Input], dims_by_source: Mapping[str, str | None]
+    model: str, inputs: Mapping[str, InputSource], dims_by_source: Mapping[str, str | None]
 ) -> None:
     """Refuse inputs of other dims than the data has, or of lengths that differ where its agree."""
     sizes: dict[str, int] = {}
@@ -223,17 +223,17 @@ def _clicks(request: Request) -> Dataset:
     )
 
 
-OPENINGS: tuple[Opening, ...] = (
-    Opening({"tokens": "t", "targets": "t"}, _next_tokens),
-    Opening(
+OPENINGS: tuple[DatasetKind, ...] = (
+    DatasetKind({"tokens": "t", "targets": "t"}, _next_tokens),
+    DatasetKind(
         {"masked_tokens": "t", "masked_targets": "t", "segments": "t", "next_sentence": ""},
         _masked_text,
     ),
-    Opening({"source_tokens": "s", "decoder_tokens": "t", "decoder_targets": "t"}, _pairs),
-    Opening({"features": None, "classes": ""}, _classes),
-    Opening({"images": "c y x", "classes": ""}, _digits),
-    Opening({"images": "c y x", "identities": ""}, _faces),
-    Opening({"categories": "f", "features": "n", "clicks": ""}, _clicks),
+    DatasetKind({"source_tokens": "s", "decoder_tokens": "t", "decoder_targets": "t"}, _pairs),
+    DatasetKind({"features": None, "classes": ""}, _classes),
+    DatasetKind({"images": "c y x", "classes": ""}, _digits),
+    DatasetKind({"images": "c y x", "identities": ""}, _faces),
+    DatasetKind({"categories": "f", "features": "n", "clicks": ""}, _clicks),
 )
 """Shape legend: s source and t target tokens, c channels, y rows and x columns of an image (in
 either order), f fields, n numbers."""

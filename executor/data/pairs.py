@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from millrace.executor.data.corpus import Corpus
 from millrace.executor.data.draws import generator
 from millrace.executor.errors import DataError
-from millrace.executor.kernels.context import Array, Source
+from millrace.executor.kernels.context import Array, SampleSource
 
 FIRST_ID = 0
 """Id that the decoder reads first: T5's padding id, which starts every target there too."""
@@ -38,7 +38,7 @@ class TextPairs:
         """Name of the data that a run trains on, for the reader."""
         return f"text and its continuation: {self.corpus.origin}"
 
-    def read(self, source: Source, samples: NDArray[np.int64]) -> Array:
+    def read(self, source: SampleSource, samples: NDArray[np.int64]) -> Array:
         """Ids [samples, region].
 
         `source_tokens` are the window's first `source_length` ids, `decoder_targets` those that

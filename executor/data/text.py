@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from millrace.executor.data.corpus import Corpus
 from millrace.executor.data.draws import generator
 from millrace.executor.errors import DataError
-from millrace.executor.kernels.context import Array, Source
+from millrace.executor.kernels.context import Array, SampleSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class TokenWindows:
         """Name of the data that a run trains on, for the reader."""
         return f"text: {self.corpus.origin}"
 
-    def read(self, source: Source, samples: NDArray[np.int64]) -> Array:
+    def read(self, source: SampleSource, samples: NDArray[np.int64]) -> Array:
         """Token or target ids [samples, region of t].
 
         Raises

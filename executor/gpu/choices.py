@@ -9,15 +9,22 @@ from collections.abc import Callable, Sequence
 from hashlib import sha256
 from math import gcd
 
-from millrace.executor.cuda.binding import bound
-from millrace.executor.cuda.calls import Call, Choice, Launch, LibraryCall, Operand, Product
+from millrace.executor.cuda.binding import bind
+from millrace.executor.cuda.calls import (
+    Call,
+    KernelAlternatives,
+    Launch,
+    LibraryCall,
+    Operand,
+    ProductCall,
+)
 from millrace.executor.cuda.wording import described
 from millrace.executor.errors import ExecutorError
 
 Can = Callable[[int], bool]
 """`can(option)`: the device can carry out this option, by index; always the last."""
 
-Choose = Callable[[Choice, Can, int], int]
+Choose = Callable[[KernelAlternatives, Can, int], int]
 """`choose(choice, can, stream)`: the index of the option to take, one that the device can.
 
 The choice is bound, and what its operands hold is not needed yet: the calls of an option may be
@@ -27,7 +34,7 @@ ALIGNMENT_BYTES = 16
 """The widest access of memory: what addresses have in common beyond it decides nothing."""
 
 
-def first_supported(choice: Choice, can: Can, stream: int) -> int:
+def first_supported(choice: KernelAlternatives, can: Can, stream: int) -> int:
     """First option that the device can carry out: factories give the best first."""
     return next(option for option in range(len(choice.options)) if can(option))
 
@@ -45,11 +52,11 @@ class Choices:
 
     def __init__(self, supports: Callable[[Call], bool], choose: Choose = first_supported) -> None:
         self._supports, self._choose = supports, choose
-        self._answers: dict[Choice, int] = {}  # by question
-        self._taken: dict[Choice, int] = {}  # by bound choice
-        self._streams: dict[Choice, int] = {}  # by bound choice, the stream that asked
+        self._answers: dict[KernelAlternatives, int] = {}  # by question
+        self._taken: dict[KernelAlternatives, int] = {}  # by bound choice
+        self._streams: dict[KernelAlternatives, int] = {}  # by bound choice, the stream that asked
 
-    def pick(self, choice: Choice, stream: int) -> tuple[Call, ...]:
+    def pick(self, choice: KernelAlternatives, stream: int) -> tuple[Call, ...]:
         """Calls of the option that is taken, picked now where that is the first time."""
         if choice not in self._taken:
             question = _unplaced(choice)
@@ -58,14 +65,14 @@ class Choices:
             self._taken[choice], self._streams[choice] = self._answers[question], stream
         return self.taken(choice)
 
-    def forget(self) -> dict[Choice, int]:
+    def forget(self) -> dict[KernelAlternatives, int]:
         """Forget all that was picked; return which choices there were, and their streams."""
         asked, self._streams = self._streams, {}
         self._answers.clear()
         self._taken.clear()
         return asked
 
-    def taken(self, choice: Choice) -> tuple[Call, ...]:
+    def taken(self, choice: KernelAlternatives) -> tuple[Call, ...]:
         """Calls of the option that was taken.
 
         Raises
@@ -88,7 +95,7 @@ class Choices:
             counts.setdefault(subject_of(choice), Counter())[way_of(choice.options[option])] += 1
         return {subject: dict(ways) for subject, ways in counts.items()}
 
-    def _made(self, choice: Choice, stream: int) -> int:
+    def _made(self, choice: KernelAlternatives, stream: int) -> int:
         last = len(choice.options) - 1
 
         def can(option: int) -> bool:
@@ -100,16 +107,18 @@ class Choices:
         return option
 
 
-def key_of_choice(choice: Choice) -> str:
+def key_of_choice(choice: KernelAlternatives) -> str:
     """All that the choice of a way depends on, but for the device: words, and a digest."""
     digest = sha256(repr(_unplaced(choice)).encode()).hexdigest()[:16]
     return f"{subject_of(choice)}; {digest}"
 
 
-def subject_of(choice: Choice) -> str:
+def subject_of(choice: KernelAlternatives) -> str:
     """Subject of a choice in words: that of its first library's call, which says it in one."""
     calls = (call for option in choice.options for call in option)
-    library_call = next((call for call in calls if isinstance(call, LibraryCall | Product)), None)
+    library_call = next(
+        (call for call in calls if isinstance(call, LibraryCall | ProductCall)), None
+    )
     return (
         f"{len(choice.options)} ways of one thing"
         if library_call is None
@@ -135,7 +144,7 @@ def _maker(call: Call) -> str:
     match call:
         case Launch():
             return f"our {call.source}"
-        case Product():
+        case ProductCall():
             return "cublaslt" if call == call.plain else "cublaslt fused"
         case _ if isinstance(call, LibraryCall):
             return "cudnn"
@@ -143,12 +152,12 @@ def _maker(call: Call) -> str:
             return type(call).__name__.lower()
 
 
-def _unplaced(choice: Choice) -> Choice:
+def _unplaced(choice: KernelAlternatives) -> KernelAlternatives:
     """Choice with addresses replaced by what kernels may know of them: alignment."""
 
     def aligned(operand: Operand) -> Operand:
         return Operand(operand.role, 0, gcd(operand.offset_bytes, ALIGNMENT_BYTES))
 
-    unplaced = bound(choice, aligned)
-    assert isinstance(unplaced, Choice)
+    unplaced = bind(choice, aligned)
+    assert isinstance(unplaced, KernelAlternatives)
     return unplaced

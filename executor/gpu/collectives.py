@@ -7,7 +7,7 @@ from millrace.executor.cuda.calls import Bucket, Collective
 from millrace.executor.errors import ExecutorError
 from millrace.executor.gpu.cupy_device import CupyDevice
 from millrace.executor.gpu.nccl import (
-    Group,
+    LaneGroup,
     NcclCommunicator,
     exchange_ids,
     set_environment,
@@ -20,7 +20,7 @@ from millrace.planner.actors.lanes import drawn_in
 TRANSFERS = "transfers"  # the lane of both ends, which have queues of their own names
 
 
-def groups_of(graph: ActorGraph, rank: int) -> dict[int, Group]:
+def groups_of(graph: ActorGraph, rank: int) -> dict[int, LaneGroup]:
     """Group of every meeting actor of a rank that meets others, by actor index.
 
     All members of a meeting name its group alike. A transfer's is its pair of ranks, one per
@@ -34,7 +34,7 @@ def groups_of(graph: ActorGraph, rank: int) -> dict[int, Group]:
         members = graph.members(rank, actor.meeting)
         if len(members) > 1:
             lane = TRANSFERS if actor.meeting.peer is not None else drawn_in(program, actor)
-            groups[index] = Group(members, lane)
+            groups[index] = LaneGroup(members, lane)
     return groups
 
 
@@ -68,7 +68,7 @@ class NcclCollectives:
         actors = graph.programs[graph.program_of(world.rank)].actors
         self._groups = groups_of(graph, world.rank)
         self._names = tuple(actor.name for actor in actors)
-        kinds: dict[Group, set[str]] = {}
+        kinds: dict[LaneGroup, set[str]] = {}
         for index, group in self._groups.items():
             if (meeting := actors[index].meeting) is not None:
                 kinds.setdefault(group, set()).add(meeting.kind)
@@ -78,7 +78,7 @@ class NcclCollectives:
         self._communicator = NcclCommunicator(world.rank, ids, use_device=device.use, failed=failed)
         self._warm_up(device, kinds)
 
-    def _warm_up(self, device: CupyDevice, kinds: dict[Group, set[str]]) -> None:
+    def _warm_up(self, device: CupyDevice, kinds: dict[LaneGroup, set[str]]) -> None:
         """Carry out every kind once and wait: what is made at first use is made before capture."""
         stream, event = device.stream(), device.event()
         scratch = device.allocate(warm_up_bytes(kinds))

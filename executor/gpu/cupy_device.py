@@ -19,24 +19,24 @@ from millrace.executor.cuda.calls import (
     AttentionGrad,
     Bucket,
     Call,
-    Choice,
     Clear,
     Collective,
     Convolution,
-    Copy,
+    CopyCall,
+    KernelAlternatives,
     Launch,
     Operand,
     Pointers,
-    Product,
+    ProductCall,
 )
 from millrace.executor.cuda.compiling import OPTIONS
 from millrace.executor.cuda.source_text import source_text
 from millrace.executor.errors import ExecutorError
 from millrace.executor.gpu.choices import Can, Choices, first_supported
-from millrace.executor.gpu.cudnn.issuing import Library, LibraryCalls
+from millrace.executor.gpu.cudnn.issuing import LibraryCalls, NeuralLibrary
 from millrace.executor.gpu.device import Bytes, address_of
 from millrace.executor.gpu.graphs import CapturedGraph
-from millrace.executor.gpu.products.tuning import Products, Room, Tuner
+from millrace.executor.gpu.products.tuning import ProductLibraryProtocol, StreamWorkspace, Tuner
 
 WORKSPACE_BYTES = 32 * 2**20  # NVIDIA's advice for cuBLAS on Hopper and later (cuBLAS 13 guide)
 SUCCESS, OUT_OF_MEMORY, NOT_READY = 0, 2, 600  # cudaError_t, CUDA 13 runtime API
@@ -45,7 +45,7 @@ SHARED_BYTES = 48 * 1024  # dynamic shared memory that a kernel has unasked (CUD
 
 
 class CupyDevice:
-    """One GPU; `millrace.executor.gpu.device.Device` says what its methods do.
+    """One GPU; `millrace.executor.gpu.device.DeviceDriver` says what its methods do.
 
     Parameters
     ----------
@@ -63,8 +63,8 @@ class CupyDevice:
     def __init__(
         self,
         index: int,
-        products: Callable[[], Products],
-        networks: Callable[[], Library | None] = lambda: None,
+        products: Callable[[], ProductLibraryProtocol],
+        networks: Callable[[], NeuralLibrary | None] = lambda: None,
         tuner: Tuner | None = None,
     ) -> None:
         import cupy
@@ -88,8 +88,8 @@ class CupyDevice:
         self._attributes: dict[tuple[str, str], Any] = {}  # CuPy's kernels, which hold them
         self._shared_bytes: dict[tuple[str, str], int] = {}  # bytes that a function has asked for
         self._make_products, self._tuner = products, tuner
-        self._products: Products | None = None
-        self._planned: dict[Product, Any] = {}
+        self._products: ProductLibraryProtocol | None = None
+        self._planned: dict[ProductCall, Any] = {}
         self._workspaces: dict[int, int] = {}
         self._networks = LibraryCalls(self, networks)
         self._choices = Choices(self._supports, self._choose)
@@ -220,11 +220,11 @@ class CupyDevice:
     def prepare(self, call: Call, stream: int) -> None:
         """Plan what a library carries out, and reserve its workspace; pick one way of a choice."""
         match call:
-            case Product():
+            case ProductCall():
                 self._prepare_product(call, stream)
             case Attention() | AttentionGrad() | Convolution():
                 self._networks.prepare(call, stream)
-            case Choice():
+            case KernelAlternatives():
                 for option_call in self._choices.pick(call, stream):
                     self.prepare(option_call, stream)
 
@@ -232,7 +232,7 @@ class CupyDevice:
         """Number of choices that took each way, by what they compute."""
         return self._choices.picked()
 
-    def _choose(self, choice: Choice, can: Can, stream: int) -> int:
+    def _choose(self, choice: KernelAlternatives, can: Can, stream: int) -> int:
         if self._tuner is None:
             return first_supported(choice, can, stream)
         return self._tuner.choose(self._library(), choice, can, self, stream)
@@ -240,7 +240,7 @@ class CupyDevice:
     def _supports(self, call: Call) -> bool:
         if isinstance(call, Attention | AttentionGrad | Convolution):
             return self._networks.supports(call)
-        if isinstance(call, Product):
+        if isinstance(call, ProductCall):
             return self._library().supports(call, WORKSPACE_BYTES)
         return True
 
@@ -249,7 +249,7 @@ class CupyDevice:
         """Memory that the workspaces of libraries take."""
         return WORKSPACE_BYTES * len(self._workspaces) + self._networks.workspace_bytes
 
-    def _prepare_product(self, call: Product, stream: int) -> None:
+    def _prepare_product(self, call: ProductCall, stream: int) -> None:
         if stream not in self._workspaces:
             self._workspaces[stream] = self.allocate(WORKSPACE_BYTES)
         if call not in self._planned:
@@ -262,17 +262,17 @@ class CupyDevice:
         for call in self._planned:
             self._planned[call] = self._plan(call, next(iter(self._workspaces)))
 
-    def _library(self) -> Products:
+    def _library(self) -> ProductLibraryProtocol:
         """The library of products, opened when it is first asked something."""
         if self._products is None:
             self._products = self._make_products()
         return self._products
 
-    def _plan(self, call: Product, stream: int) -> Any:
+    def _plan(self, call: ProductCall, stream: int) -> Any:
         """Plan a product, on a stream that has a workspace."""
         if self._tuner is None:
             return self._library().plan(call, WORKSPACE_BYTES)
-        room = Room(self._workspaces[stream], WORKSPACE_BYTES)
+        room = StreamWorkspace(self._workspaces[stream], WORKSPACE_BYTES)
         return self._tuner.plan(self._library(), call, self, stream, room)
 
     @contextmanager
@@ -304,16 +304,16 @@ class CupyDevice:
         match call:
             case Launch():
                 self._launch(call, stream)
-            case Product():
+            case ProductCall():
                 self._multiply(call, stream)
             case Clear():
                 self._runtime.memsetAsync(address_of(call.target), 0, call.size_bytes, stream)
-            case Copy():
+            case CopyCall():
                 source, target = address_of(call.source), address_of(call.target)
                 self.copy_async(target, source, call.size_bytes, stream)
             case Attention() | AttentionGrad() | Convolution():
                 self._networks.issue(call, stream, captured=self._capturing is not None)
-            case Choice():
+            case KernelAlternatives():
                 if self._capturing is None:
                     self.prepare(call, stream)
                 for option_call in self._choices.taken(call):
@@ -334,7 +334,7 @@ class CupyDevice:
         stream_of = self._streams[stream]
         function(call.grid, call.block, args, shared_mem=shared_bytes, stream=stream_of)
 
-    def _multiply(self, call: Product, stream: int) -> None:
+    def _multiply(self, call: ProductCall, stream: int) -> None:
         if self._capturing is None:
             self._prepare_product(call, stream)
         planned = self._planned.get(call)

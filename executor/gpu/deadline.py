@@ -10,7 +10,7 @@ from itertools import pairwise
 from statistics import median
 from time import monotonic, sleep
 
-from millrace.executor.gpu.device import Device
+from millrace.executor.gpu.device import DeviceDriver
 
 # Ranks that are ready together fire the first step within seconds, code and scratch of libraries
 # included; sanitizers and debuggers of kernels make it some tens of times longer.
@@ -49,7 +49,7 @@ class Patience:
 PATIENCE = Patience()
 
 
-def happens(device: Device, event: int, limit_s: float) -> bool:
+def wait_for(device: DeviceDriver, event: int, limit_s: float) -> bool:
     """Wait until an event has happened, asleep between questions; False when the limit passes.
 
     Raises

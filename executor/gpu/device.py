@@ -23,7 +23,7 @@ Bytes = NDArray[np.uint8]
 ADDRESS = "address"
 
 
-class Device(Protocol):
+class DeviceDriver(Protocol):
     """One GPU as its driver sees it: memory, streams, events, kernels, graphs.
 
     All methods are called from one thread; `done`, `synchronize` and `check` from any.

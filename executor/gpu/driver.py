@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from millrace.executor.cuda.calls import Bucket, Call, Collective
 from millrace.executor.cuda.rank import RankCalls
 from millrace.executor.errors import ExecutorError
-from millrace.executor.gpu.device import Device
+from millrace.executor.gpu.device import DeviceDriver
 from millrace.executor.gpu.memory import DeviceRegions
 from millrace.executor.streams.commands import Command, CommandBuffer
 
@@ -80,7 +80,7 @@ class StreamDriver:
 
     def __init__(
         self,
-        device: Device,
+        device: DeviceDriver,
         buffer: CommandBuffer,
         ranks: Mapping[int, RankCalls],
         regions: DeviceRegions,

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millrace.executor.cuda.rank import RankCalls
-from millrace.executor.gpu.device import Device
+from millrace.executor.gpu.device import DeviceDriver
 from millrace.executor.gpu.memory import STAGING, DeviceRegions
 
 
-class Feeder:
+class InputPrefetcher:
     """Stages the inputs of all ranks of a device.
 
     Parameters
@@ -29,7 +29,9 @@ class Feeder:
         Their memory.
     """
 
-    def __init__(self, device: Device, ranks: Sequence[RankCalls], regions: DeviceRegions) -> None:
+    def __init__(
+        self, device: DeviceDriver, ranks: Sequence[RankCalls], regions: DeviceRegions
+    ) -> None:
         self._device, self._ranks, self._regions = device, ranks, regions
         self._stream = device.stream(0)
         self._copied = [device.event(timed=False) for _ in range(2)]

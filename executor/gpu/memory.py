@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.executor.cuda.binding import bound
+from millrace.executor.cuda.binding import bind
 from millrace.executor.cuda.calls import Call, Operand
 from millrace.executor.cuda.control import HISTORY_FIELDS
 from millrace.executor.cuda.rank import HISTORY_STEPS, RankCalls
 from millrace.executor.errors import ExecutorError
-from millrace.executor.gpu.device import Device
+from millrace.executor.gpu.device import DeviceDriver
 from millrace.executor.kernels.context import BITS
 from millrace.executor.shards import RankValues
 from millrace.planner.actors.graph import HOST
@@ -39,7 +39,7 @@ class DeviceRegions:
         They do not fit; names the rank, the bytes of every region and what is free.
     """
 
-    def __init__(self, device: Device, ranks: Sequence[RankCalls]) -> None:
+    def __init__(self, device: DeviceDriver, ranks: Sequence[RankCalls]) -> None:
         self._device = device
         _check_room(device, ranks)
         self._bases: dict[tuple[str, int], int] = {}
@@ -66,7 +66,7 @@ class DeviceRegions:
 
     def placed(self, call: Call) -> Call:
         """A located call with addresses."""
-        return bound(call, lambda operand: Operand("address", 0, self.address(operand)))
+        return bind(call, lambda operand: Operand("address", 0, self.address(operand)))
 
     def view(self, region: str, rank: int) -> Array:
         """Bytes of a region in the memory of the node."""
@@ -92,7 +92,7 @@ class DeviceValues(RankValues):
         The device that holds them.
     """
 
-    def __init__(self, calls: RankCalls, regions: DeviceRegions, device: Device) -> None:
+    def __init__(self, calls: RankCalls, regions: DeviceRegions, device: DeviceDriver) -> None:
         super().__init__(calls.graph, calls.rank, calls.run_state)
         self._calls, self._regions, self._device = calls, regions, device
 
@@ -140,7 +140,7 @@ def device_bytes(sizes: Mapping[str, int]) -> dict[str, int]:
     return {region: size for region, size in sizes.items() if region not in PINNED}
 
 
-def _check_room(device: Device, ranks: Sequence[RankCalls]) -> None:
+def _check_room(device: DeviceDriver, ranks: Sequence[RankCalls]) -> None:
     """Refuse what does not fit before anything is allocated."""
     free_bytes = device.free_bytes()
     needed = {calls.rank: device_bytes(calls.sizes) for calls in ranks}

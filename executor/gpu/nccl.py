@@ -34,7 +34,7 @@ REDUCTIONS = {"sum": "NCCL_SUM", "max": "NCCL_MAX"}
 WARM_DTYPE = "float32"
 
 
-class Group(NamedTuple):
+class LaneGroup(NamedTuple):
     """Ranks that meet, in the order of the group, and the lane on which they do.
 
     Of a transfer it is (sender, receiver).
@@ -44,14 +44,18 @@ class Group(NamedTuple):
     lane: str
 
 
-class Communicator(Protocol):
+class DeviceCommunicator(Protocol):
     """Carries out the collectives of one rank, each in the order of a stream."""
 
-    def issue(self, call: Collective | Bucket, group: Group, stream: int, actor: str = "") -> None:
+    def issue(
+        self, call: Collective | Bucket, group: LaneGroup, stream: int, actor: str = ""
+    ) -> None:
         """Carry out one bound collective, or several at once; `actor` is named if it fails."""
         ...
 
-    def warm_up(self, kinds: Mapping[Group, Collection[str]], scratch: int, stream: int) -> None:
+    def warm_up(
+        self, kinds: Mapping[LaneGroup, Collection[str]], scratch: int, stream: int
+    ) -> None:
         """Carry out every kind of collective once, before any is captured.
 
         `scratch` is the address of `warm_up_bytes(kinds)` bytes of device memory.
@@ -67,7 +71,7 @@ class Communicator(Protocol):
         ...
 
 
-def exchange_ids(world: World, groups: Iterable[Group]) -> dict[Group, bytes]:
+def exchange_ids(world: World, groups: Iterable[LaneGroup]) -> dict[LaneGroup, bytes]:
     """Agree on an id for every group: its first member makes it.
 
     All ranks of the world take part in one exchange, whatever groups they are in, so there is no
@@ -93,7 +97,7 @@ def exchange_ids(world: World, groups: Iterable[Group]) -> dict[Group, bytes]:
     nccl = require_nccl()
     wanted = sorted(set(groups))
     own_ids = {group: nccl.get_unique_id() for group in wanted if group.members[0] == world.rank}
-    ids: dict[Group, bytes] = {}
+    ids: dict[LaneGroup, bytes] = {}
     for rank_ids in world.communicator.allgather(own_ids):
         ids |= rank_ids
     for group in wanted:
@@ -168,8 +172,8 @@ def set_environment(world: World, lanes: int, multiprocessors: int) -> None:
     os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
 
 
-def warm_up_bytes(kinds: Mapping[Group, Collection[str]]) -> int:
-    """Bytes of scratch for `Communicator.warm_up`: one element to and from each member."""
+def warm_up_bytes(kinds: Mapping[LaneGroup, Collection[str]]) -> int:
+    """Bytes of scratch for `DeviceCommunicator.warm_up`: one element to and from each member."""
     return 2 * ITEM_BYTES[WARM_DTYPE] * max((len(group.members) for group in kinds), default=1)
 
 
@@ -204,7 +208,7 @@ class NcclCommunicator:
     def __init__(
         self,
         rank: int,
-        ids: Mapping[Group, bytes],
+        ids: Mapping[LaneGroup, bytes],
         *,
         use_device: Callable[[], None],
         failed: Callable[[ExecutorError], None],
@@ -215,21 +219,23 @@ class NcclCommunicator:
         self._failed = failed
         self._error: ExecutorError | None = None
         self._use_device = use_device
-        self._communicators: dict[Group, Any] = {}
-        self._last: dict[Group, str] = {}
+        self._communicators: dict[LaneGroup, Any] = {}
+        self._last: dict[LaneGroup, str] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._begin(ids, timeout_s)
         self._watch = threading.Thread(target=self._watching, name="nccl watch", daemon=True)
         self._watch.start()
 
-    def issue(self, call: Collective | Bucket, group: Group, stream: int, actor: str = "") -> None:
+    def issue(
+        self, call: Collective | Bucket, group: LaneGroup, stream: int, actor: str = ""
+    ) -> None:
         """Carry out one bound collective, or several at once; `actor` is named if it fails."""
         communicator = self._communicators.get(group)
         if communicator is None:
             raise self._error or self._wrong(group, actor, "no communicator was made for it")
         self._last[group] = actor
-        member = _Member(self._nccl, communicator, group, self.rank, stream)
+        member = _GroupMember(self._nccl, communicator, group, self.rank, stream)
         try:
             if isinstance(call, Bucket):
                 member.at_once(call)
@@ -238,7 +244,9 @@ class NcclCommunicator:
         except self._nccl.NcclError as error:
             raise self._error or self._wrong(group, actor, str(error)) from error
 
-    def warm_up(self, kinds: Mapping[Group, Collection[str]], scratch: int, stream: int) -> None:
+    def warm_up(
+        self, kinds: Mapping[LaneGroup, Collection[str]], scratch: int, stream: int
+    ) -> None:
         """Carry out every kind of collective once: connections are made, and memory is taken, now.
 
         The two ends of a transfer name it alike: `send` or `recv`, each for its own part.
@@ -279,9 +287,9 @@ class NcclCommunicator:
                 self._communicators[group].destroy()
             self._communicators.clear()
 
-    def _begin(self, ids: Mapping[Group, bytes], timeout_s: float) -> None:
+    def _begin(self, ids: Mapping[LaneGroup, bytes], timeout_s: float) -> None:
         """Make all communicators, each within the time; CuPy's binding can only block."""
-        current: list[Group] = []
+        current: list[LaneGroup] = []
         raised: list[BaseException] = []
         joined = threading.Semaphore(0)
 
@@ -335,7 +343,7 @@ class NcclCommunicator:
             while self._communicators:
                 self._communicators.popitem()[1].abort()
 
-    def _asked(self, group: Group) -> ExecutorError | None:
+    def _asked(self, group: LaneGroup) -> ExecutorError | None:
         """Error of what has gone wrong in a group; None if nothing has."""
         try:
             self._communicators[group].check_async_error()
@@ -346,17 +354,17 @@ class NcclCommunicator:
             return self._wrong(group, self._last.get(group, ""), str(error))
         return None
 
-    def _wrong(self, group: Group | None, actor: str, cause: str) -> ExecutorError:
+    def _wrong(self, group: LaneGroup | None, actor: str, cause: str) -> ExecutorError:
         where = "" if group is None else f" of ranks {group.members} on lane `{group.lane}`"
         return ExecutorError(f"NCCL{where}: {cause}", rank=self.rank, actor=actor or None)
 
 
-class _Member(NamedTuple):
+class _GroupMember(NamedTuple):
     """One rank's part in a group, on a stream."""
 
     nccl: Any
     communicator: Any
-    group: Group
+    group: LaneGroup
     rank: int
     stream: int
 
@@ -392,7 +400,7 @@ class _Member(NamedTuple):
             self.nccl.groupEnd()
 
 
-def _all_reduce(member: _Member, call: Collective) -> None:
+def _all_reduce(member: _GroupMember, call: Collective) -> None:
     member.communicator.allReduce(
         address_of(call.send),
         address_of(call.recv),
@@ -403,7 +411,7 @@ def _all_reduce(member: _Member, call: Collective) -> None:
     )
 
 
-def _reduce_scatter(member: _Member, call: Collective) -> None:
+def _reduce_scatter(member: _GroupMember, call: Collective) -> None:
     member.communicator.reduceScatter(
         address_of(call.send),
         address_of(call.recv),
@@ -414,7 +422,7 @@ def _reduce_scatter(member: _Member, call: Collective) -> None:
     )
 
 
-def _all_gather(member: _Member, call: Collective) -> None:
+def _all_gather(member: _GroupMember, call: Collective) -> None:
     member.communicator.allGather(
         address_of(call.send),
         address_of(call.recv),
@@ -424,7 +432,7 @@ def _all_gather(member: _Member, call: Collective) -> None:
     )
 
 
-def _all_to_all(member: _Member, call: Collective) -> None:
+def _all_to_all(member: _GroupMember, call: Collective) -> None:
     block = call.elements * ITEM_BYTES[call.dtype]
     peers = range(len(member.group.members))
     send, recv = address_of(call.send), address_of(call.recv)
@@ -435,25 +443,25 @@ def _all_to_all(member: _Member, call: Collective) -> None:
     )
 
 
-def _rotate(member: _Member, call: Collective) -> None:
+def _rotate(member: _GroupMember, call: Collective) -> None:
     count, position = len(member.group.members), member.group.members.index(member.rank)
     send, recv = address_of(call.send), address_of(call.recv)
     member.exchange(call, [(send, (position + 1) % count)], [(recv, (position - 1) % count)])
 
 
-def _send(member: _Member, call: Collective) -> None:
+def _send(member: _GroupMember, call: Collective) -> None:
     member.communicator.send(
         address_of(call.send), call.elements, member.dtype(call), 1, member.stream
     )
 
 
-def _recv(member: _Member, call: Collective) -> None:
+def _recv(member: _GroupMember, call: Collective) -> None:
     member.communicator.recv(
         address_of(call.recv), call.elements, member.dtype(call), 0, member.stream
     )
 
 
-CALLS: dict[str, Callable[[_Member, Collective], None]] = {
+CALLS: dict[str, Callable[[_GroupMember, Collective], None]] = {
     "all_reduce": _all_reduce,
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,

@@ -9,10 +9,10 @@ import numpy as np
 from millrace.executor.cuda.control import CONTROL_DTYPE
 from millrace.executor.cuda.rank import RankCalls
 from millrace.executor.errors import ExecutorError
-from millrace.executor.gpu.deadline import PATIENCE, Patience, happens
-from millrace.executor.gpu.device import Device
+from millrace.executor.gpu.deadline import PATIENCE, Patience, wait_for
+from millrace.executor.gpu.device import DeviceDriver
 from millrace.executor.gpu.driver import Collectives, Mark, StreamDriver
-from millrace.executor.gpu.feeding import Feeder
+from millrace.executor.gpu.feeding import InputPrefetcher
 from millrace.executor.gpu.memory import PINNED, DeviceRegions, DeviceValues, device_bytes
 from millrace.executor.gpu.memory_use import MemoryUse
 from millrace.executor.kernels import RunState
@@ -23,7 +23,7 @@ from millrace.planner.actors.graph import ActorGraph
 AHEAD_STEPS = 2  # steps issued and not known to have ended
 FIRST_REPLAY = 1  # the step before was fired eagerly, and this one captured
 TRACED_STEPS = 3  # last steps of a traced run that is captured: they are fired eagerly
-Kept = Callable[[int], None]
+SaveStep = Callable[[int], None]
 
 
 class DeviceRun:
@@ -55,7 +55,7 @@ class DeviceRun:
 
     def __init__(
         self,
-        device: Device,
+        device: DeviceDriver,
         graph: ActorGraph,
         runs: Mapping[int, RunState],
         collectives: Collectives | None = None,
@@ -74,7 +74,7 @@ class DeviceRun:
             rank: DeviceValues(calls, self.regions, device) for rank, calls in self.ranks.items()
         }
         self._used_bytes = 0
-        self._feeder = Feeder(device, tuple(self.ranks.values()), self.regions)
+        self._feeder = InputPrefetcher(device, tuple(self.ranks.values()), self.regions)
 
     def train(
         self,
@@ -83,7 +83,7 @@ class DeviceRun:
         *,
         eager: bool = False,
         spans: bool = False,
-        save: Kept | None = None,
+        save: SaveStep | None = None,
         is_saved: Callable[[int], bool] = lambda step: False,
         step_done: StepDone | None = None,
         patience: Patience = PATIENCE,
@@ -129,7 +129,7 @@ class DeviceRun:
             waits = traced or is_saved(step) or step in (first_replay, steps - 1)
             while timeline.under_way > (0 if waits else AHEAD_STEPS - 1):
                 limit_s = patience.limit_s(timeline.ends_ns)
-                if not happens(self._device, timeline.next_end, limit_s):
+                if not wait_for(self._device, timeline.next_end, limit_s):
                     raise self._overdue(timeline, limit_s)
                 ended = timeline.ended()
                 self._keep_totals(ended)
@@ -219,7 +219,7 @@ class _Timeline:
 
     def __init__(
         self,
-        device: Device,
+        device: DeviceDriver,
         origin: Any,
         ranks: Mapping[int, RankCalls],
         steps: int,

@@ -20,13 +20,13 @@ from millrace.executor.gpu.collectives import NcclCollectives
 from millrace.executor.gpu.cudnn.opening import cudnn_library
 from millrace.executor.gpu.cupy_device import CupyDevice
 from millrace.executor.gpu.deadline import PATIENCE, Patience
-from millrace.executor.gpu.device import Device
+from millrace.executor.gpu.device import DeviceDriver
 from millrace.executor.gpu.driver import Collectives
 from millrace.executor.gpu.products.cublaslt import ProductLibrary
 from millrace.executor.gpu.products.picks import agreed
 from millrace.executor.gpu.products.tuning import Tuner
 from millrace.executor.gpu.running import DeviceRun
-from millrace.executor.job import Job, read_job
+from millrace.executor.job import RunJob, read_job
 from millrace.executor.kernels import RunState
 from millrace.executor.measure import cache_folder
 from millrace.executor.recording import Recording
@@ -35,10 +35,10 @@ from millrace.executor.values.checkpoint import Saver
 from millrace.executor.values.loading import load_values, run_state
 from millrace.executor.worker import be_rank, give_up
 
-Run = Callable[[Job, Path, World], None]
+Run = Callable[[RunJob, Path, World], None]
 
 
-def run_on_gpu(job: Job, folder: Path, world: World) -> None:
+def run_on_gpu(job: RunJob, folder: Path, world: World) -> None:
     """Train this process's rank, or all of a job in loopback, on a GPU of this node."""
     local = world.local_rank()
     require_gpu(local + 1)
@@ -85,10 +85,10 @@ def nothing_more() -> None:
 
 
 def train_and_record(
-    job: Job,
+    job: RunJob,
     folder: Path,
     world: World,
-    device: Device,
+    device: DeviceDriver,
     collectives: Collectives | None,
     prepared: Callable[[], None] = nothing_more,
     patience: Patience = PATIENCE,
@@ -105,9 +105,9 @@ def train_and_record(
 
 
 def train(
-    job: Job,
+    job: RunJob,
     folder: Path,
-    device: Device,
+    device: DeviceDriver,
     runs: Mapping[int, RunState],
     collectives: Collectives | None,
     world: World,

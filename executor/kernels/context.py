@@ -58,13 +58,13 @@ class Shard:
         return ITEMSIZE[self.dtype]  # bfloat16 is none of NumPy's own
 
 
-def whole(shape: tuple[int, ...], dtype: str) -> Shard:
+def whole_shard(shape: tuple[int, ...], dtype: str) -> Shard:
     """Shard that is the whole tensor."""
     return Shard(global_shape=shape, offsets=(0,) * len(shape), shape=shape, dtype=dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class SampleSource:
     """Part of every sample that an `input` op reads.
 
     Parameters
@@ -100,7 +100,7 @@ class Dataset(Protocol):
         """One short line for the reader."""
         ...
 
-    def read(self, source: Source, samples: NDArray[np.int64]) -> Array:
+    def read(self, source: SampleSource, samples: NDArray[np.int64]) -> Array:
         """Region of the source in each of `samples`, stacked along dim 0."""
         ...
 

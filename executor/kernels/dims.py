@@ -10,7 +10,7 @@ Dims = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class OperandDims:
     """Labels of every operand and the local size of every label."""
 
     inputs: tuple[Dims, ...]
@@ -22,10 +22,10 @@ def _flat(operand: Operand) -> Dims:
     return tuple(label for dim in operand for label in dim)
 
 
-def layout(context: KernelContext) -> Layout:
+def bind_operand_dims(context: KernelContext) -> OperandDims:
     """Bind the op's labels to the shapes of its shards; raises ModelError where they disagree."""
     expression = parse(context.labels)
-    return Layout(
+    return OperandDims(
         inputs=tuple(_flat(operand) for operand in expression.inputs),
         outputs=tuple(_flat(operand) for operand in expression.outputs),
         sizes=bind(

@@ -16,7 +16,7 @@ import numpy as np
 
 from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels.context import Array, Kernel, KernelContext
-from millrace.executor.kernels.dims import Dims, Layout, layout
+from millrace.executor.kernels.dims import Dims, OperandDims, bind_operand_dims
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class ProductClasses(NamedTuple):
     right: Dims
 
 
-def product_classes(context: KernelContext, operand_dims: Layout) -> ProductClasses:
+def product_classes(context: KernelContext, operand_dims: OperandDims) -> ProductClasses:
     """Labels of an einsum of two operands by class.
 
     Raises
@@ -108,7 +108,7 @@ def matmul(context: KernelContext) -> Kernel:
         The expression has not two operands, repeats a label inside one, or has a label that only
         one operand holds and the output does not.
     """
-    operand_dims = layout(context)
+    operand_dims = bind_operand_dims(context)
     batch, left, contracted, right = product_classes(context, operand_dims)
     stack = tuple((label,) for label in batch)
     dtype = context.outputs[0].dtype

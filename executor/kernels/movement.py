@@ -7,14 +7,14 @@ import numpy as np
 
 from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels.context import Array, Kernel, KernelContext
-from millrace.executor.kernels.dims import layout
+from millrace.executor.kernels.dims import bind_operand_dims
 from millrace.executor.kernels.elementwise.arithmetic import spread
 from millrace.models.labels import parse
 
 
 def rearrange(context: KernelContext) -> Kernel:
     """Kernel of the input's values with dims reordered, grouped or taken apart."""
-    operand_dims = layout(context)
+    operand_dims = bind_operand_dims(context)
     (source,), (target,) = operand_dims.inputs, operand_dims.outputs
     apart = tuple(operand_dims.sizes[label] for label in source)
     order = tuple(source.index(label) for label in target)
@@ -28,7 +28,7 @@ def rearrange(context: KernelContext) -> Kernel:
 
 def sum_(context: KernelContext) -> Kernel:
     """Kernel of the sum over the labels that the output does not hold."""
-    operand_dims = layout(context)
+    operand_dims = bind_operand_dims(context)
     (source,), (target,) = operand_dims.inputs, operand_dims.outputs
     apart = tuple(operand_dims.sizes[label] for label in source)
     axes = tuple(axis for axis, label in enumerate(source) if label not in target)
@@ -45,7 +45,7 @@ def sum_(context: KernelContext) -> Kernel:
 
 def broadcast(context: KernelContext) -> Kernel:
     """Kernel of the input's values, repeated along every label that only the output holds."""
-    operand_dims = layout(context)
+    operand_dims = bind_operand_dims(context)
     (source,), (target,) = operand_dims.inputs, operand_dims.outputs
     form = spread(source, target, operand_dims.sizes)
     result = tuple(operand_dims.sizes[label] for label in target)

@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 
 from millrace.executor.errors import ExecutorError
-from millrace.executor.kernels.context import Array, Kernel, KernelContext, Source
+from millrace.executor.kernels.context import Array, Kernel, KernelContext, SampleSource
 from millrace.models.graph import ITEMSIZE
 
 
@@ -25,7 +25,7 @@ def input_(context: KernelContext) -> Kernel:
     """
     run, shard = context.run, context.outputs[0]
     dataset = run.dataset
-    source = Source(
+    source = SampleSource(
         name=str(context.attributes["source"]),
         values=int(context.attributes.get("values", 0)),
         shape=shard.global_shape[1:],

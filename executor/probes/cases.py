@@ -14,7 +14,7 @@ import numpy as np
 from millrace.executor.data import TokenWindows
 from millrace.executor.data.corpus import Corpus
 from millrace.executor.kernels import KernelContext, RunState, Shard
-from millrace.executor.kernels.context import Array, whole
+from millrace.executor.kernels.context import Array, whole_shard
 from millrace.executor.probes.sizes import CPU_SCALES, Scales, Sizes
 from millrace.models.inference import output_dtypes
 from millrace.models.labels import parse, shape_of
@@ -229,7 +229,7 @@ PROBES: tuple[Probe, ...] = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class KernelCase:
     """One kernel to be timed: its context, the work it is charged by, and the table it goes to.
 
     `ids` has the number of different ids of every input that holds some.
@@ -258,7 +258,7 @@ class Case:
         return tuple(np.zeros(shard.shape, shard.dtype) for shard in self.context.outputs)
 
 
-def cases(scales: Scales = CPU_SCALES, precision: str | None = None) -> Iterator[Case]:
+def cases(scales: Scales = CPU_SCALES, precision: str | None = None) -> Iterator[KernelCase]:
     """Yield probes at every size, and the compiler's own `slice` and `pad`.
 
     Parameters
@@ -308,7 +308,7 @@ def _made(kind: str, outputs: int, inputs: Sequence[str], dtype: str) -> tuple[s
     return output_dtypes(kind, outputs, inputs) or (WIDE,) * outputs
 
 
-def _case(probe: Probe, sizes: Sizes, precision: str | None) -> Case:
+def _case(probe: Probe, sizes: Sizes, precision: str | None) -> KernelCase:
     expression = parse(probe.labels)
     tokens = sizes.get("t", 1)
     label_sizes = {"v": VOCABULARY, "c": 2, "z": 3, "s": tokens, "p": 2 * tokens, **sizes}
@@ -317,7 +317,7 @@ def _case(probe: Probe, sizes: Sizes, precision: str | None) -> Case:
     out_dtypes = _made(probe.kind, len(expression.outputs), in_dtypes, dtype)
     inputs, outputs = (
         tuple(
-            whole(shape_of(operand, label_sizes), operand_dtype)
+            whole_shard(shape_of(operand, label_sizes), operand_dtype)
             for operand, operand_dtype in zip(operands, dtypes, strict=True)
         )
         for operands, dtypes in ((expression.inputs, in_dtypes), (expression.outputs, out_dtypes))
@@ -343,7 +343,7 @@ def _case(probe: Probe, sizes: Sizes, precision: str | None) -> Case:
         run=_run(_tokens() if probe.kind == "input" else None, precision),
     )
     below = zip(probe.ids, probe.below, strict=False)
-    return Case(
+    return KernelCase(
         context=context,
         work=max(work.flops or work.bytes, 1),
         table=_table(probe, sizes, precision),
@@ -369,13 +369,13 @@ def _tokens() -> TokenWindows:
     return TokenWindows(corpus=corpus, seed=0)
 
 
-def _boxing_cases(size_bytes: int) -> Iterator[Case]:
+def _boxing_cases(size_bytes: int) -> Iterator[KernelCase]:
     """Cases of `slice` of half a tensor, and of `pad` back, of so many bytes.
 
     They move bytes, of whatever dtype: one table serves every precision.
     """
     rows = size_bytes // (4 * 64)
-    large, small = whole((rows, 64), WIDE), whole((rows // 2, 64), WIDE)
+    large, small = whole_shard((rows, 64), WIDE), whole_shard((rows // 2, 64), WIDE)
     half = Shard(global_shape=large.shape, offsets=(0, 0), shape=small.shape, dtype=WIDE)
     ways = ((large, half, BROADCAST, split(0)), (half, large, split(0), PARTIAL_SUM))
     for kind, (given, wanted, before, after) in zip(LOCAL_BOXING, ways, strict=True):
@@ -394,4 +394,4 @@ def _boxing_cases(size_bytes: int) -> Iterator[Case]:
         )
         written = 4 * prod(wanted.shape)
         work = written + min(4 * prod(given.shape), written)
-        yield Case(context=context, work=work, table=kind)
+        yield KernelCase(context=context, work=work, table=kind)

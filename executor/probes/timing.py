@@ -22,7 +22,7 @@ import numpy as np
 from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels import make_kernel
 from millrace.executor.kernels.context import Array
-from millrace.executor.probes.cases import Case, cases
+from millrace.executor.probes.cases import KernelCase, cases
 from millrace.executor.probes.graphs import group_graph, group_sizes, pair_graph, ring_graph
 from millrace.executor.rank import RankMemory
 from millrace.executor.recording import Recorder
@@ -43,7 +43,7 @@ IDLE_ACTORS, IDLE_STEPS = 16, 60
 Points = dict[str, list[tuple[int, int]]]
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
+class ProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Request of the parent: what to time, and for how long."""
 
     cores: int
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> None:
     """Time what this rank is asked to time."""
 
     def life(folder: Path) -> None:
-        order = msgspec.json.decode((folder / "order.json").read_bytes(), type=Order)
+        order = msgspec.json.decode((folder / "order.json").read_bytes(), type=ProbeRequest)
         world = join_world()
         world.barrier()
         timings = Timings()
@@ -91,7 +91,7 @@ def time_kernels(patience_ns: int) -> Points:
     return points
 
 
-def time_case(case: Case, patience_ns: int) -> int:
+def time_case(case: KernelCase, patience_ns: int) -> int:
     """Median duration of one call [ns], over about `patience_ns` of calls.
 
     Calls take turns on copies of the arrays, so that, as in a run, no cache holds them, and all
@@ -120,7 +120,7 @@ def time_case(case: Case, patience_ns: int) -> int:
     return round(median(durations))
 
 
-def _shared_set(case: Case, inputs: Sequence[Array]) -> tuple[list[Array], list[Array]]:
+def _shared_set(case: KernelCase, inputs: Sequence[Array]) -> tuple[list[Array], list[Array]]:
     """Copy of the inputs and of the outputs, in shared memory."""
     return (
         [in_shared_memory(array) for array in inputs],

@@ -100,14 +100,14 @@ class CommandBuffer:
         return self.streams[self.ranks.index(command.rank)][command.stream]
 
 
-class Member(NamedTuple):
+class IssuedPart(NamedTuple):
     """One rank's part in what is issued at once: a local firing, or all of a meeting."""
 
     rank: int
     at: Firing
 
 
-Issue = tuple[Member, ...]
+Issue = tuple[IssuedPart, ...]
 
 
 def command_buffer(
@@ -178,7 +178,9 @@ def _in_step(command: Command, versions: Versions, step: int) -> Command:
     return command._replace(reads=reads, writes=writes)
 
 
-def _commands(versions: dict[int, Versions], issues: Sequence[Sequence[Member]]) -> list[Command]:
+def _commands(
+    versions: dict[int, Versions], issues: Sequence[Sequence[IssuedPart]]
+) -> list[Command]:
     """Commands of a step but for their slots."""
     programs = {rank: rank_versions.program for rank, rank_versions in versions.items()}
     streams = {
@@ -186,16 +188,16 @@ def _commands(versions: dict[int, Versions], issues: Sequence[Sequence[Member]])
         for rank, program in programs.items()
     }
     clocks = {rank: Clocks(len(streams_of(program))) for rank, program in programs.items()}
-    numbers: dict[Member, int] = {}
+    numbers: dict[IssuedPart, int] = {}
     commands: list[Command] = []
     for issue in issues:
         begin = len(commands)
         for rank, firing in issue:
             number, stream = len(commands), streams[rank][firing.actor]
-            needs = (numbers[Member(rank, need)] for need in versions[rank].needs(firing))
+            needs = (numbers[IssuedPart(rank, need)] for need in versions[rank].needs(firing))
             waits = clocks[rank].pruned(stream, needs)
             clocks[rank].issue(number, stream, waits)
-            numbers[Member(rank, firing)] = number
+            numbers[IssuedPart(rank, firing)] = number
             meets = programs[rank].actors[firing.actor].meeting is not None
             members = tuple(range(begin, begin + len(issue))) if meets else ()
             commands.append(Command(rank, stream, *firing, (), (), waits, meets=members))
@@ -224,7 +226,7 @@ def _host_order(graph: ActorGraph, ranks: tuple[int, ...], folded: bool) -> list
     def visit(instance: int, fire: Fire) -> None:
         for rank in stands_for[instance]:
             members = groups.get((rank, fire.actor), ((rank, fire.actor),))
-            issues[tuple(Member(r, Firing(a, fire.firing)) for r, a in members)] = None
+            issues[tuple(IssuedPart(r, Firing(a, fire.firing)) for r, a in members)] = None
 
     run_to_completion(graph, folded=folded, visit=visit)
     return _in_launch_order(graph, list(issues))
@@ -258,7 +260,9 @@ def _in_launch_order(graph: ActorGraph, issues: list[Issue]) -> list[Issue]:
     missing = [0] * len(issues)
     allows: list[list[int]] = [[] for _ in issues]
     for index, issue in enumerate(issues):
-        before = {issue_of[Member(r, need)] for r, firing in issue for need in earlier[r][firing]}
+        before = {
+            issue_of[IssuedPart(r, need)] for r, firing in issue for need in earlier[r][firing]
+        }
         missing[index] = len(before)
         for other in before:
             allows[other].append(index)

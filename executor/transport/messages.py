@@ -36,7 +36,7 @@ SLEEP_S_MIN = 50e-6  # shorter sleeps take a tenth of a core per waiting rank
 SLEEP_S_MAX = 500e-6
 
 
-class Blocks:
+class StridedBlocks:
     """A tensor of `shape` seen as `parts` blocks along `dim`, staged where memory is not so.
 
     In the strided shape, `pre` dims lie before the cut dim and `post` dims after it.
@@ -81,7 +81,7 @@ class _Moving(NamedTuple):
     """One part of a posted meeting: its request, and where the data goes when that is done."""
 
     request: Any
-    blocks: Blocks | None = None
+    blocks: StridedBlocks | None = None
     recv: Array | None = None
 
     def done(self) -> bool:
@@ -89,7 +89,7 @@ class _Moving(NamedTuple):
         return self.request is None or bool(self.request.Test())
 
 
-class _Call(NamedTuple):
+class _PostedMeeting(NamedTuple):
     """One posted meeting."""
 
     parts: tuple[_Moving, ...]
@@ -119,7 +119,7 @@ class MessageCommunicator:
         self._transfers = world.communicator.Dup()
         self._tags = meeting_keys(graph)
         self._operations = {"sum": world.mpi.SUM, "max": world.mpi.MAX}
-        self._blocks: dict[tuple[int, int], tuple[Blocks | None, Blocks | None]] = {}
+        self._blocks: dict[tuple[int, int], tuple[StridedBlocks | None, StridedBlocks | None]] = {}
         self._inbox: SimpleQueue[Posted | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -141,7 +141,7 @@ class MessageCommunicator:
             self._thread.join()
 
     def _serve(self, failed: Failed) -> None:
-        active: list[_Call] = []
+        active: list[_PostedMeeting] = []
         tests, posted = 0, None
         try:
             while True:
@@ -158,7 +158,7 @@ class MessageCommunicator:
         except BaseException as error:
             failed(self._memory.rank, posted[1] if posted else None, error)
 
-    def _test(self, active: list[_Call]) -> bool:
+    def _test(self, active: list[_PostedMeeting]) -> bool:
         """Finish the calls whose data has moved; True if there was one."""
         # Any test makes MPI go on with every request: parts are asked up to one that is not done.
         moved = [call for call in active if all(part.done() for part in call.parts)]
@@ -170,7 +170,7 @@ class MessageCommunicator:
             call.done(call.fire)
         return bool(moved)
 
-    def _begin(self, posted: Posted) -> _Call:
+    def _begin(self, posted: Posted) -> _PostedMeeting:
         """Post a meeting to MPI: a call per part, at once."""
         _, fire, done = posted
         sends, recvs = self._memory.arrays(fire)
@@ -179,7 +179,7 @@ class MessageCommunicator:
             send = sends[part] if sends else None
             recv = recvs[part] if recvs else None
             parts.append(self._moving((fire.actor, part), exchange, send, recv))
-        return _Call(tuple(parts), fire, done)
+        return _PostedMeeting(tuple(parts), fire, done)
 
     def _moving(
         self, part: tuple[int, int], exchange: Exchange, send: Array | None, recv: Array | None
@@ -200,7 +200,7 @@ class MessageCommunicator:
 
     def _staged(
         self, part: tuple[int, int], exchange: Exchange, send: Array | None, recv: Array | None
-    ) -> tuple[Blocks | None, Blocks | None]:
+    ) -> tuple[StridedBlocks | None, StridedBlocks | None]:
         """Blocks that a part (actor, part) sends and receives, made at its first firing."""
         if part not in self._blocks:
             count = len(exchange.members)
@@ -250,13 +250,13 @@ CALLS: dict[str, Callable[[MessageCommunicator, Exchange, Any, Any], Any]] = {
 }
 
 
-def _blocks(array: Array | None, dim: int | None, parts: int) -> Blocks | None:
+def _blocks(array: Array | None, dim: int | None, parts: int) -> StridedBlocks | None:
     if array is None or dim is None:
         return None
-    return Blocks(array.shape, dim, parts, array.dtype)
+    return StridedBlocks(array.shape, dim, parts, array.dtype)
 
 
-def _pause(active: Sequence[_Call], tests: int) -> float | None:
+def _pause(active: Sequence[_PostedMeeting], tests: int) -> float | None:
     """Seconds to wait for a new call before the next test; None: until one comes."""
     if not active:
         return None

@@ -99,7 +99,7 @@ def share_memory(graph: ActorGraph, world: World) -> SharedMemory | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Seat:
+class _MeetingWords:
     """One rank's place in one meeting: its own words, the others', and all in the group's order.
 
     `exchange` is that of its first part.
@@ -127,7 +127,7 @@ class _Reducing(NamedTuple):
     further: int
 
 
-class _Call(NamedTuple):
+class _MeetingUnderWay(NamedTuple):
     """A meeting under way: what is still to be done, a part at a time."""
 
     parts: Iterator[None]
@@ -157,7 +157,7 @@ class SharedCommunicator:
         self._base = shared.blocks[memory.rank].ctypes.data
         numbers = meeting_keys(graph)
         self._seats = {
-            actor: _Seat(
+            actor: _MeetingWords(
                 exchange=exchange,
                 words=shared.words[memory.rank][numbers[exchange.key]],
                 others=[shared.words[rank][numbers[exchange.key]] for rank in exchange.others],
@@ -198,7 +198,7 @@ class SharedCommunicator:
         self._bell.close()
 
     def _serve(self, failed: Failed) -> None:
-        active: list[_Call] = []
+        active: list[_MeetingUnderWay] = []
         wait_s: float | None = None
         moved_ns = 0
         fire: Fire | None = None
@@ -210,7 +210,7 @@ class SharedCommunicator:
                     if posted is None:
                         return
                     fire, done = posted
-                    active.append(_Call(self._parts(fire), fire, done))
+                    active.append(_MeetingUnderWay(self._parts(fire), fire, done))
                     moved_ns = perf_counter_ns()
                 for call in tuple(active):
                     fire = call.fire
@@ -253,7 +253,7 @@ class SharedCommunicator:
             yield
 
     def _reduce_in_pieces(
-        self, seat: _Seat, firing: int, parts: Sequence[_Reducing]
+        self, seat: _MeetingWords, firing: int, parts: Sequence[_Reducing]
     ) -> Iterator[None]:
         """Reduce one piece of every tensor here, and take the other pieces from the others."""
         own_position = seat.exchange.position
@@ -270,7 +270,7 @@ class SharedCommunicator:
                     result = self._view(seat, position, RECV_AT, recv, further)
                     np.copyto(recv.reshape(-1)[piece], result.reshape(-1)[piece])
 
-    def _tell(self, seat: _Seat, word: int, firing: int) -> None:
+    def _tell(self, seat: _MeetingWords, word: int, firing: int) -> None:
         """Write a word once all writes before it can be seen, and wake the others."""
         # A lock that is taken twice orders memory on every processor: release, then acquire.
         for _ in range(2):
@@ -279,7 +279,9 @@ class SharedCommunicator:
         seat.words[word] = firing + 1
         self._bell.ring(seat.exchange.others)
 
-    def _view(self, seat: _Seat, position: int, word: int, like: Array, further: int) -> Array:
+    def _view(
+        self, seat: _MeetingWords, position: int, word: int, like: Array, further: int
+    ) -> Array:
         """View of what a member sends or receives, in the shape of this rank's own part.
 
         It lies so many bytes `further` than the meeting's first part.

@@ -136,7 +136,7 @@ class Saver:
 
 
 @contextmanager
-def held_folder(folder: Path, contents: Manifest) -> Iterator[None]:
+def locked_folder(folder: Path, contents: Manifest) -> Iterator[None]:
     """Hold a folder of checkpoints for one run: made, locked, and with room for what it writes.
 
     What an earlier run that was killed had written whole becomes a checkpoint, here and at the

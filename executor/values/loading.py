@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from millrace.executor.data import open_dataset
-from millrace.executor.job import Job
+from millrace.executor.job import RunJob
 from millrace.executor.kernels import RunState
 from millrace.executor.shards import RankValues
 from millrace.executor.values.checkpoint import load_checkpoint
@@ -12,7 +12,7 @@ from millrace.executor.values.weights import Weights
 from millrace.models.spec import ModelSpec
 
 
-def run_state(job: Job) -> RunState:
+def run_state(job: RunJob) -> RunState:
     """State of the run that the kernels of a rank share."""
     return RunState(
         seed=job.seed,
@@ -30,7 +30,7 @@ def float32_arithmetic(model: ModelSpec) -> str:
     return "tf32" if model.precision == "tf32" else "fp32"
 
 
-def load_values(job: Job, state: RankValues) -> None:
+def load_values(job: RunJob, state: RankValues) -> None:
     """Fill variables and optimizer state: from a checkpoint, from weights, or as they begin."""
     if job.resume is not None:
         load_checkpoint(Path(job.resume), state)

@@ -67,7 +67,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if model != self.model:
             raise CheckpointError(f"the checkpoint is of model `{self.model}`, not of `{model}`")
         for program in graph.programs:
-            for register in kept(program.registers):
+            for register in persistent_registers(program.registers):
                 saved = self.tensors.get(register.tensor)
                 if saved is None:
                     raise CheckpointError(
@@ -90,7 +90,7 @@ def manifest_of(graph: ActorGraph, *, model: str, plan_digest: str, step: int = 
     """Manifest of what the ranks of `graph` write together, checksums left out."""
     tensors: dict[str, SavedTensor] = {}
     for program in graph.programs:
-        for register in kept(program.registers):
+        for register in persistent_registers(program.registers):
             saved = tensors.get(register.tensor)
             shards = [
                 shard
@@ -106,7 +106,7 @@ def manifest_of(graph: ActorGraph, *, model: str, plan_digest: str, step: int = 
     return Manifest(model=model, plan_digest=plan_digest, step=step, tensors=tensors)
 
 
-def kept(registers: tuple[Register, ...]) -> Iterator[Register]:
+def persistent_registers(registers: tuple[Register, ...]) -> Iterator[Register]:
     """Registers with a value before the first step: variables and optimizer state."""
     return (register for register in registers if register.initial)
 

@@ -7,17 +7,17 @@ with beliefs follows. Read `parameters.py` (what is fitted), `answers.py` (what 
 to) and `fitting.py` (the step); `leaving.py` fits again without each source.
 """
 
-from millrace.calibration.answers import Answers, answers_of
+from millrace.calibration.answers import Sensitivities, sensitivities_of
 from millrace.calibration.fitting import Fit, fitted
-from millrace.calibration.parameters import Parameter, parameters_of, scaled, value_of
+from millrace.calibration.parameters import FittedParameter, parameters_of, scaled, value_of
 
 __all__ = [
-    "Answers",
     "Fit",
-    "Parameter",
-    "answers_of",
+    "FittedParameter",
+    "Sensitivities",
     "fitted",
     "parameters_of",
     "scaled",
+    "sensitivities_of",
     "value_of",
 ]

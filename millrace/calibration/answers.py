@@ -13,20 +13,20 @@ from msgspec.structs import replace
 
 from millrace.calibration.parameters import (
     DEVICE_FIELDS,
+    FittedParameter,
     Floats,
-    Parameter,
     default_parameters,
     parameters_of,
     scaled,
     value_of,
 )
-from millrace.calibration.shares import Step, step_of
-from millrace.planner.children import in_children
+from millrace.calibration.shares import StepWork, step_of
+from millrace.planner.children import map_in_processes
 from millrace.planner.cluster import Cluster
 from millrace.planner.search import Pins
-from millrace.published.prediction import REFUSED, Planned, Predicted, planned, predicted
+from millrace.published.prediction import REFUSED, PlannedQuestion, Predicted, planned, predicted
 from millrace.published.question import InexpressibleError, Question
-from millrace.published.validation import Asked
+from millrace.published.validation import RowQuestion
 
 NUDGE = 0.08  # by which a logarithm is moved
 SHARES = (*DEVICE_FIELDS, "loss")
@@ -36,11 +36,11 @@ LAUNCHES, MEETINGS = 0.4, 0.03
 
 FIDELITY = "stage"
 
-Slopes = dict[Parameter, float]
+Slopes = dict[FittedParameter, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answers:
+class Sensitivities:
     """Sensitivities of the predictions of R rows to N parameters.
 
     `rows` are places in what was asked; `now` [N] holds logarithms of the parameters' values,
@@ -48,16 +48,18 @@ class Answers:
     logarithms of predicted over measured.
     """
 
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[FittedParameter, ...]
     now: Floats
     rows: tuple[int, ...]
     slopes: Floats
     residuals: Floats
 
 
-def answers_of(
-    asked: Sequence[Asked], processes: int, told: Callable[[int, int], None] = lambda done, of: None
-) -> Answers:
+def sensitivities_of(
+    asked: Sequence[RowQuestion],
+    processes: int,
+    told: Callable[[int, int], None] = lambda done, of: None,
+) -> Sensitivities:
     """Find the sensitivities of these rows' predictions to the parameters they depend on.
 
     Rows that cannot be expressed are left out.
@@ -73,7 +75,7 @@ def answers_of(
         )
     answered: dict[object, tuple[float, Slopes]] = {}
     for done, (key, slope_answer) in enumerate(
-        zip(jobs, in_children(_answer, list(jobs.values()), processes), strict=True), start=1
+        zip(jobs, map_in_processes(_answer, list(jobs.values()), processes), strict=True), start=1
     ):
         if slope_answer is not None:
             answered[key] = slope_answer
@@ -88,7 +90,7 @@ def answers_of(
         step_time_s, slopes = answered[places[row]]
         residuals[index] = np.log(step_time_s / asked[row].measured_s)
         table[index] = [slopes.get(parameter, 0.0) for parameter in parameters]
-    return Answers(
+    return Sensitivities(
         parameters=tuple(parameters),
         now=np.log([value_of(parameter) for parameter in parameters]),
         rows=rows,
@@ -108,7 +110,9 @@ def _answer(job: tuple[Question, Pins, Cluster]) -> tuple[float, Slopes] | None:
         return None
 
 
-def _slopes(question: Question, planned_run: Planned, cluster: Cluster, now: Predicted) -> Slopes:
+def _slopes(
+    question: Question, planned_run: PlannedQuestion, cluster: Cluster, now: Predicted
+) -> Slopes:
     step = step_of(replace(planned_run.plan, cluster=cluster))
     stages = planned_run.plan.stages
     ops_ns, meetings_ns = step.busy_ns(cluster), step.moving_ns(cluster)
@@ -121,23 +125,23 @@ def _slopes(question: Question, planned_run: Planned, cluster: Cluster, now: Pre
         moved = scaled(cluster, {alike[0]: exp(by)})
         bound = step.launches * cluster.software.host_ns > LAUNCHES * now.step_time_s * 1e9
         if field == "host_ns" and bound:
-            slope = _again(planned_run, moved, now) / by
+            slope = _resimulated_change(planned_run, moved, now) / by
         elif field == "loss":
             asked = meetings_ns / stages > MEETINGS * now.step_time_s * 1e9
-            slope = _again(planned_run, moved, now) / by if asked else 0.0
+            slope = _resimulated_change(planned_run, moved, now) / by if asked else 0.0
         else:
-            slope = _priced(step, moved, now, ops_ns) / by
+            slope = _estimated_change(step, moved, now, ops_ns) / by
         slopes |= dict.fromkeys(alike, slope)
     return slopes
 
 
-def _again(planned_run: Planned, moved: Cluster, now: Predicted) -> float:
+def _resimulated_change(planned_run: PlannedQuestion, moved: Cluster, now: Predicted) -> float:
     """Change of the logarithm of the step time, by simulating again."""
     (then,) = predicted(planned_run, (moved,), FIDELITY)
     return float(np.log(then.step_time_s / now.step_time_s))
 
 
-def _priced(step: Step, moved: Cluster, now: Predicted, ops_ns: float) -> float:
+def _estimated_change(step: StepWork, moved: Cluster, now: Predicted, ops_ns: float) -> float:
     """Change of the logarithm of the step time, by the step's shares."""
     exposed = min(now.exposed_communication_s / now.step_time_s, 1.0)
     busy = max(1 - exposed - now.bubble_fraction, 0.0)

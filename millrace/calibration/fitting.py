@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from millrace.calibration.parameters import Floats, Parameter, beliefs
+from millrace.calibration.parameters import FittedParameter, Floats, prior_moments
 
 # A good prediction is off by this: a row further off than `FAR` times as much counts ever less.
 USUAL = 0.05
@@ -17,12 +17,12 @@ SWEEPS = 30  # of weighing rows anew
 class Fit:
     """Fitted values, and the residuals [R] that are expected with them (logarithms)."""
 
-    values: dict[Parameter, float]
+    values: dict[FittedParameter, float]
     residuals: Floats
 
 
 def fitted(
-    parameters: Sequence[Parameter],
+    parameters: Sequence[FittedParameter],
     now: Floats,
     slopes: Floats,
     residuals: Floats,
@@ -57,7 +57,7 @@ def fitted(
     Maximum a posteriori with Cauchy errors, by iteratively reweighted least squares (Holland and
     Welsch, "Robust regression using iteratively reweighted least-squares", 1977).
     """
-    mean, covariance = beliefs(parameters)
+    mean, covariance = prior_moments(parameters)
     precision = np.linalg.inv(covariance)
     weights = np.ones(len(residuals)) if counts is None else counts
     moved = np.zeros(len(now))

@@ -11,17 +11,17 @@ from math import exp
 import numpy as np
 from msgspec.structs import replace
 
-from millrace.calibration.answers import Answers, answers_of
+from millrace.calibration.answers import Sensitivities, sensitivities_of
 from millrace.calibration.fitting import fitted
-from millrace.calibration.parameters import Parameter, scaled
+from millrace.calibration.parameters import FittedParameter, scaled
 from millrace.planner.cluster import Cluster
 from millrace.planner.clusters import framework
 from millrace.planner.clusters.software import DEFAULT
 from millrace.published import habits
 from millrace.published.reading import Row, Table
-from millrace.published.validation import READERS, Asked, Told, Tuned, ask, source
+from millrace.published.validation import ROW_READERS, RowQuestion, Told, Tuned, ask, source
 
-Factors = dict[Parameter, float]
+Factors = dict[FittedParameter, float]
 
 
 def left_out(table: Table, processes: int = 1, told: Told = lambda done, of: None) -> Tuned:
@@ -42,7 +42,7 @@ def left_out(table: Table, processes: int = 1, told: Told = lambda done, of: Non
         From a row and its cluster, the cluster with all figures fitted to the other sources.
     """
     questions = [ask(row, table.layout) for row in table.rows if row["tier"] == "A"]
-    answers = answers_of(questions, processes, told)
+    answers = sensitivities_of(questions, processes, told)
     fits = {
         left_source: _without(left_source, questions, answers)
         for left_source in {source(question.row) for question in questions}
@@ -50,7 +50,7 @@ def left_out(table: Table, processes: int = 1, told: Told = lambda done, of: Non
     return _tuned(table, fits)
 
 
-def _without(left: str, questions: Sequence[Asked], answers: Answers) -> Factors:
+def _without(left: str, questions: Sequence[RowQuestion], answers: Sensitivities) -> Factors:
     """Factors on all figures when they are fitted to the other sources, by parameter."""
     counts = np.array([float(source(questions[row].row) != left) for row in answers.rows])
     fit = fitted(answers.parameters, answers.now, answers.slopes, answers.residuals, counts=counts)
@@ -61,7 +61,7 @@ def _without(left: str, questions: Sequence[Asked], answers: Answers) -> Factors
 
 
 def _tuned(table: Table, fits: dict[str, Factors]) -> Callable[[Row, Cluster], Cluster]:
-    reader = READERS[table.layout]
+    reader = ROW_READERS[table.layout]
     sources: dict[str, set[str]] = defaultdict(set)
     for row in table.rows:
         if row["tier"] == "A":

@@ -22,7 +22,7 @@ from millrace.published.question import Question
 Floats = NDArray[np.float64]
 
 
-class Belief(NamedTuple):
+class Prior(NamedTuple):
     """Prior of a figure: its value, and standard deviations of the logarithm.
 
     `pool` is the deviation that all of a pool share, `member` that of each by itself.
@@ -35,16 +35,16 @@ class Belief(NamedTuple):
 
 # Kernels are commonly seen to reach these shares of peaks (planner/costs says of which peak each).
 DEVICE_FIELDS = {
-    "matmul_efficiency": Belief(0.75, 0.15, 0.05),
-    "narrow_efficiency": Belief(0.65, 0.2, 0.05),
-    "attention_efficiency": Belief(0.55, 0.25, 0.05),
-    "memory_efficiency": Belief(0.8, 0.15, 0.05),
+    "matmul_efficiency": Prior(0.75, 0.15, 0.05),
+    "narrow_efficiency": Prior(0.65, 0.2, 0.05),
+    "attention_efficiency": Prior(0.55, 0.25, 0.05),
+    "memory_efficiency": Prior(0.8, 0.15, 0.05),
 }
 SOFTWARE_FIELDS = {
-    "host_ns": Belief(12_000, 0.4, 0.4),
-    "loss": Belief(0.35, 0.4, 0.5),  # 1 - overlap
-    "fusion": Belief(1.2, 0.3, 0.3),
-    "attention": Belief(1.0, 0.1, 0.25),
+    "host_ns": Prior(12_000, 0.4, 0.4),
+    "loss": Prior(0.35, 0.4, 0.5),  # 1 - overlap
+    "fusion": Prior(1.2, 0.3, 0.3),
+    "attention": Prior(1.0, 0.1, 0.25),
 }
 FIELDS = DEVICE_FIELDS | SOFTWARE_FIELDS
 
@@ -57,7 +57,7 @@ ARCHITECTURES = {
 }
 
 
-class Parameter(NamedTuple):
+class FittedParameter(NamedTuple):
     """A figure (`field`) of a device or a framework (`owner`)."""
 
     owner: str
@@ -74,37 +74,40 @@ class Parameter(NamedTuple):
         return f"{next(architectures, self.owner)} {self.field}"
 
     @property
-    def belief(self) -> Belief:
+    def belief(self) -> Prior:
         """Prior of its value."""
         return FIELDS[self.field]
 
 
-def parameters_of(question: Question, cluster: Cluster) -> tuple[tuple[Parameter, ...], ...]:
+def parameters_of(question: Question, cluster: Cluster) -> tuple[tuple[FittedParameter, ...], ...]:
     """Parameters on which a question's prediction depends, those together that act as one."""
     device, software = cluster.device.name, cluster.software
-    groups: list[tuple[Parameter, ...]] = [
-        (Parameter(device, "matmul_efficiency"),),
-        (Parameter(device, "memory_efficiency"),),
+    groups: list[tuple[FittedParameter, ...]] = [
+        (FittedParameter(device, "matmul_efficiency"),),
+        (FittedParameter(device, "memory_efficiency"),),
     ]
     if question.model.precision in NARROW:
-        groups.append((Parameter(device, "narrow_efficiency"),))
+        groups.append((FittedParameter(device, "narrow_efficiency"),))
     if question.training.attention == "flash":
-        both = Parameter(device, "attention_efficiency"), Parameter(software.name, "attention")
+        both = (
+            FittedParameter(device, "attention_efficiency"),
+            FittedParameter(software.name, "attention"),
+        )
         groups.append(both)
     if software.host_ns:
-        groups.append((Parameter(software.name, "host_ns"),))
+        groups.append((FittedParameter(software.name, "host_ns"),))
     if 0 < software.overlap < 1:
-        groups.append((Parameter(software.name, "loss"),))
-    groups.append((Parameter(software.name, "fusion"),))
+        groups.append((FittedParameter(software.name, "loss"),))
+    groups.append((FittedParameter(software.name, "fusion"),))
     return tuple(groups)
 
 
-def default_parameters() -> tuple[Parameter, ...]:
+def default_parameters() -> tuple[FittedParameter, ...]:
     """Parameters of a framework that was not seen: one of every pool, and no row depends on it."""
-    return tuple(Parameter(DEFAULT, field) for field in SOFTWARE_FIELDS)
+    return tuple(FittedParameter(DEFAULT, field) for field in SOFTWARE_FIELDS)
 
 
-def value_of(parameter: Parameter) -> float:
+def value_of(parameter: FittedParameter) -> float:
     """Value in the catalogue or in the frameworks' settings."""
     owner, field = parameter
     if field == "narrow_efficiency":
@@ -116,7 +119,7 @@ def value_of(parameter: Parameter) -> float:
     return 1 - software.overlap if field == "loss" else float(getattr(software, field))
 
 
-def scaled(cluster: Cluster, factors: Mapping[Parameter, float]) -> Cluster:
+def scaled(cluster: Cluster, factors: Mapping[FittedParameter, float]) -> Cluster:
     """Cluster with its figures times the factors of those parameters that are its own."""
     owners = cluster.device.name, cluster.software.name
     for (owner, field), factor in factors.items():
@@ -140,7 +143,7 @@ def _scaled(cluster: Cluster, field: str, factor: float) -> Cluster:
     return replace(cluster, software=software)
 
 
-def beliefs(parameters: Iterable[Parameter]) -> tuple[Floats, Floats]:
+def prior_moments(parameters: Iterable[FittedParameter]) -> tuple[Floats, Floats]:
     """Mean [N] and covariance [N, N] of the logarithms."""
     listed = list(parameters)
     mean = np.array([log(parameter.belief.value) for parameter in listed])

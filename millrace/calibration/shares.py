@@ -16,13 +16,13 @@ from millrace.planner.cluster import Cluster
 from millrace.planner.costs import durations
 from millrace.planner.plan import Plan, plan_graph
 from millrace.simulator.chunks.pieces import Pieces, alone
-from millrace.simulator.chunks.wiring import Wiring
+from millrace.simulator.chunks.wiring import PlanBlocks
 
 BLOCKS = 2  # so many of a run of equal ones are compiled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class ChunkWork:
     """Ops (or meetings) of one chunk, and how often each is fired in a step by all of its like."""
 
     graph: ActorGraph
@@ -35,11 +35,11 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class StepWork:
     """All ops and all meetings of a plan's chunks, and how many ops one device launches."""
 
-    ops: tuple[Work, ...]
-    meetings: tuple[Work, ...]
+    ops: tuple[ChunkWork, ...]
+    meetings: tuple[ChunkWork, ...]
     launches: float
 
     def busy_ns(self, cluster: Cluster) -> float:
@@ -51,9 +51,9 @@ class Step:
         return sum(work.total_ns(cluster) for work in self.meetings)
 
 
-def step_of(plan: Plan) -> Step:
+def step_of(plan: Plan) -> StepWork:
     """Compile a few blocks of every kind of chunk and count the others."""
-    wiring = Wiring(plan, plan_graph(plan))
+    wiring = PlanBlocks(plan, plan_graph(plan))
     pieces = Pieces(wiring)
     alike: Counter[object] = Counter()
     first: dict[object, int] = {}
@@ -62,8 +62,8 @@ def step_of(plan: Plan) -> Step:
         key: object = tuple((run.template, run.variant, len(run.blocks)) for run in runs)
         alike[key] += 1
         first.setdefault(key, number)
-    ops: list[Work] = []
-    meetings: list[Work] = []
+    ops: list[ChunkWork] = []
+    meetings: list[ChunkWork] = []
     launches = 0.0
     for key, number in first.items():
         block_names: list[str] = []
@@ -89,6 +89,6 @@ def step_of(plan: Plan) -> Step:
             )
             bare = replace(program, actors=tuple(chosen))
             graph = ActorGraph(name=plan.model.name, axes=plan.mesh.axes, programs=(bare,))
-            works.append(Work(graph=graph, counts=counts))
+            works.append(ChunkWork(graph=graph, counts=counts))
             launches += 0.0 if wanted else sum(counts) / plan.stages
-    return Step(ops=tuple(ops), meetings=tuple(meetings), launches=launches)
+    return StepWork(ops=tuple(ops), meetings=tuple(meetings), launches=launches)

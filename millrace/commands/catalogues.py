@@ -73,15 +73,15 @@ def clusters(
 
 
 def _model_row(name: str, seq_len: int | None) -> dict[str, Any]:
-    from millrace.importing import opened
-    from millrace.models.counting import splits, training_flops
+    from millrace.importing import open_checked
+    from millrace.models.counting import parallelism_limits, training_flops
     from millrace.models.zoo.catalogue import beyond_positions, build
 
-    spec = opened(name, seq_len, told=say)
+    spec = open_checked(name, seq_len, told=say)
     if stretched := beyond_positions(spec):
         say(stretched)
     graph = build(spec, 1)
-    limits = splits(graph)
+    limits = parallelism_limits(graph)
     return {
         "name": spec.name,
         "parameters": graph.parameter_count,

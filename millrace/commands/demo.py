@@ -54,7 +54,7 @@ def demo(
     if output is not None:
         make_folder(output)  # before the long work, so that a bad path is told at once
     on = api.cluster(f"local:{ranks}", progress=say)
-    question = _Question(on=on, global_batch=SAMPLES_PER_RANK * ranks, seed=seed)
+    question = _DemoQuestion(on=on, global_batch=SAMPLES_PER_RANK * ranks, seed=seed)
     free = question.search({})
     pins = pins_for(kinds_of_parallelism(free), ranks)
     plan = question.search(pins) if pins else free
@@ -81,7 +81,7 @@ def demo(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Question:
+class _DemoQuestion:
     """Question of both searches of the demo, but for the pins."""
 
     on: Cluster

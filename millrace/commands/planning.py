@@ -22,7 +22,7 @@ from millrace.planner.schedules import SCHEDULES
 from millrace.units import format_bytes, format_percent, format_rate, format_seconds, parse_bytes
 
 if TYPE_CHECKING:
-    from millrace.planner.search.report import Record
+    from millrace.planner.search.report import SearchLog
 
 MODEL_HELP = "A name of `millrace models`, a config.json, .onnx or .pt2 file, or module:function."
 Model = Annotated[
@@ -194,7 +194,7 @@ def plan(
     """Search for the fastest plan that fits."""
     from millrace import api
     from millrace.files import check_writable, write_document
-    from millrace.planner.search.report import Record
+    from millrace.planner.search.report import SearchLog
     from millrace.planner.spending import check_known
 
     check_writable(output)
@@ -209,7 +209,7 @@ def plan(
     check_known(on, optimize_for)
     _warn(opened, global_batch, on.devices, pins)
     began = perf_counter()
-    record = Record(clock=perf_counter)
+    record = SearchLog(clock=perf_counter)
     with working(f"planning {opened.name} for {on.name}") as told:
         best_plan = api.search(
             opened,
@@ -267,7 +267,7 @@ def _pinned(*values: str | int | bool | None) -> dict[str, str | int | bool]:
 
 
 def _documented(
-    plan: Plan, record: "Record", search_time_s: float, explain: bool
+    plan: Plan, record: "SearchLog", search_time_s: float, explain: bool
 ) -> dict[str, Any]:
     from millrace import api
     from millrace.figures import plan_summary

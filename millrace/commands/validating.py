@@ -13,8 +13,8 @@ from millrace.output import Json, answer, say, working
 from millrace.units import format_percent, format_seconds
 
 if TYPE_CHECKING:
-    from millrace.published.reading import Layout
-    from millrace.published.validation import Outcome
+    from millrace.published.reading import TableFormat
+    from millrace.published.validation import RowOutcome
 
 CsvFile = Annotated[
     Path,
@@ -80,7 +80,9 @@ def validate(
     answer(figures, as_json, lambda console: _draw(outcomes, figures, console))
 
 
-def _plot(outcomes: "list[Outcome]", figures: dict[str, Any], layout: "Layout", file: Path) -> None:
+def _plot(
+    outcomes: "list[RowOutcome]", figures: dict[str, Any], layout: "TableFormat", file: Path
+) -> None:
     """Draw the rows that are judged, by source."""
     from millrace.published.summary import GROUPS, points
 
@@ -94,7 +96,7 @@ def _plot(outcomes: "list[Outcome]", figures: dict[str, Any], layout: "Layout", 
     save(plot_predictions(groups, title), file)
 
 
-def _draw(outcomes: "list[Outcome]", figures: dict[str, Any], console: Console) -> None:
+def _draw(outcomes: "list[RowOutcome]", figures: dict[str, Any], console: Console) -> None:
     from millrace.published.summary import judged, worst
 
     for name, groups in figures["groups"].items():
@@ -126,7 +128,7 @@ def _draw_groups(name: str, groups: dict[str, Any], console: Console) -> None:
     console.print(table)
 
 
-def _draw_worst(outcomes: "list[Outcome]", console: Console) -> None:
+def _draw_worst(outcomes: "list[RowOutcome]", console: Console) -> None:
     from millrace.published.validation import source
 
     table = Table("line", "source", "model", "measured", "predicted", "error", title="worst rows")

@@ -5,6 +5,6 @@ gradients are PyTorch's own, with a note that says how close. Read `checking.py`
 """
 
 from millrace.importing.checking import ImportCheck, check, checked
-from millrace.importing.opening import import_module, opened
+from millrace.importing.opening import import_module, open_checked
 
-__all__ = ["ImportCheck", "check", "checked", "import_module", "opened"]
+__all__ = ["ImportCheck", "check", "checked", "import_module", "open_checked"]

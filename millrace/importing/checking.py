@@ -20,7 +20,7 @@ from millrace.models.ops import model_flops
 from millrace.models.spec import TrainingSpec
 
 if TYPE_CHECKING:
-    from millrace.models.importers.torch_export import Imported
+    from millrace.models.importers.torch_export import ExportedModel
     from millrace.models.importers.torch_export.autograd import ModuleGradients
 
 Values = NDArray[Any]
@@ -60,7 +60,7 @@ class ImportCheck:
         )
 
 
-def checked(imported: "Imported", source: Any, inputs: Any = None) -> str:
+def checked(imported: "ExportedModel", source: Any, inputs: Any = None) -> str:
     """Sentence that says what checking an import gave, or why it was not checked.
 
     Parameters
@@ -82,13 +82,13 @@ def checked(imported: "Imported", source: Any, inputs: Any = None) -> str:
     ModelError
         The import is further from PyTorch than rounding; names the worst parameter.
     """
-    reason = _unchecked(imported)
+    reason = _reason_unchecked(imported)
     return (
         f"not checked against PyTorch: {reason}" if reason else check(imported, source, inputs).line
     )
 
 
-def check(imported: "Imported", source: Any, inputs: Any = None, seed: int = 0) -> ImportCheck:
+def check(imported: "ExportedModel", source: Any, inputs: Any = None, seed: int = 0) -> ImportCheck:
     """Distance of an import from the module, or program, that it is of.
 
     Parameters
@@ -133,13 +133,15 @@ class _FixedError(Exception):
     """A module does not run with another number of samples."""
 
 
-def _checked(imported: "Imported", source: Any, inputs: Any, seed: int) -> ImportCheck:
+def _checked(imported: "ExportedModel", source: Any, inputs: Any, seed: int) -> ImportCheck:
     """Check with as many samples as the graph has."""
     with np.errstate(all="ignore"):  # what overflows here overflows in PyTorch, or is told below
-        return _held_against(imported, source, inputs, seed)
+        return _compare_with_pytorch(imported, source, inputs, seed)
 
 
-def _held_against(imported: "Imported", source: Any, inputs: Any, seed: int) -> ImportCheck:
+def _compare_with_pytorch(
+    imported: "ExportedModel", source: Any, inputs: Any, seed: int
+) -> ImportCheck:
     """Check in fp32, and in fp64 where that is further off than the tolerance."""
     from millrace.models.importers.torch_export.autograd import gradients
 
@@ -170,7 +172,7 @@ def _held_against(imported: "Imported", source: Any, inputs: Any, seed: int) -> 
     )
 
 
-def _unchecked(imported: "Imported") -> str:
+def _reason_unchecked(imported: "ExportedModel") -> str:
     """Reason why an import cannot be checked, empty where it can."""
     from millrace.models.training import training_graph
 
@@ -194,7 +196,7 @@ def _unchecked(imported: "Imported") -> str:
     return ""
 
 
-def _batch(imported: "Imported", random: np.random.Generator) -> dict[str, Values]:
+def _batch(imported: "ExportedModel", random: np.random.Generator) -> dict[str, Values]:
     """Random values of every input, and the targets, by their ops."""
     values_by_op: dict[str, Values] = {}
     for op in imported.graph.ops:
@@ -222,7 +224,9 @@ class _Batch:
         return rows
 
 
-def _reference(imported: "Imported", data: Mapping[str, Values]) -> tuple[float, dict[str, Values]]:
+def _reference(
+    imported: "ExportedModel", data: Mapping[str, Values]
+) -> tuple[float, dict[str, Values]]:
     """Loss, and gradients by variable, as the graph has them; nothing is dropped."""
     from millrace.executor.reference import Reference
     from millrace.models.training import STEP_TOTALS, training_graph
@@ -244,7 +248,7 @@ def _reference(imported: "Imported", data: Mapping[str, Values]) -> tuple[float,
 
 
 def _by_variable(
-    imported: "Imported", module_gradients: "ModuleGradients", of: Iterable[str]
+    imported: "ExportedModel", module_gradients: "ModuleGradients", of: Iterable[str]
 ) -> tuple[float, dict[str, Values]]:
     """Loss, and gradients by variable, as PyTorch has them."""
     sources = imported.parameters
@@ -254,7 +258,7 @@ def _by_variable(
 
 
 def _compared(
-    imported: "Imported",
+    imported: "ExportedModel",
     ours: tuple[float, Mapping[str, Values]],
     theirs: tuple[float, Mapping[str, Values]],
 ) -> ImportCheck:

@@ -9,10 +9,10 @@ from millrace.models.importers.opening import open_model
 from millrace.models.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from millrace.models.importers.torch_export import Imported
+    from millrace.models.importers.torch_export import ExportedModel
 
 
-def import_module(module: Any, inputs: Any, **options: Any) -> "Imported":
+def import_module(module: Any, inputs: Any, **options: Any) -> "ExportedModel":
     """Import a PyTorch module and check the import against it.
 
     Parameters
@@ -43,7 +43,7 @@ def import_module(module: Any, inputs: Any, **options: Any) -> "Imported":
     return replace(imported, notes=(*imported.notes, checked(exact, module, inputs)))
 
 
-def opened(
+def open_checked(
     model: str,
     seq_len: int | None = None,
     precision: str = "fp32",
@@ -75,7 +75,7 @@ def opened(
     return open_model(model, seq_len, precision, told=told, check=_checked_program)
 
 
-def _checked_program(imported: "Imported", program: Any) -> str:
+def _checked_program(imported: "ExportedModel", program: Any) -> str:
     from millrace.models.importers.torch_export import import_program
 
     exact = imported

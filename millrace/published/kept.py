@@ -8,7 +8,7 @@ import re
 from dataclasses import replace
 
 from millrace.published.habits import COMPILED, framework_name
-from millrace.published.peaks import Figure, Keeping
+from millrace.published.peaks import Figure, MemoryHabit
 from millrace.published.reading import Row, whole
 
 # A logit takes 2 bytes, and 4 its softmax in one kernel, which becomes its gradient (Megatron-
@@ -26,19 +26,19 @@ DROPPED = (("masked_softmax", 2.5),)
 # A logit of 2 bytes, its float32 copy and what the softmax makes of that: in place in Megatron
 # (2 + 4, and 2 of the gradient), shifted beside it in nanotron (2 + 4 + 4: `_ShardedCrossEntropy`,
 # parallel/tensor_parallel/functional.py, read 2026-11).
-KEPT: dict[str, Keeping] = {
+KEPT: dict[str, MemoryHabit] = {
     # In float16 gradients are summed as they come, and brought to float32 with the split state.
-    "megatron-deepspeed": Keeping(
+    "megatron-deepspeed": MemoryHabit(
         gradient_bytes=2,
         state_bytes=16,
         bucket_bytes=BUCKETS_BYTES,
         beside=DROPPED,
         figure=Figure.DEVICE,
     ),
-    "megatron-2021": Keeping(beside=DROPPED),
+    "megatron-2021": MemoryHabit(beside=DROPPED),
     # silu(gate) is kept beside gate, up and their product: `self.act(gate_states) * up_states` in
     # eager PyTorch (models/llama.py, read 2026-11).
-    "nanotron": Keeping(
+    "nanotron": MemoryHabit(
         passing_bytes=2,
         loss_bytes=10,
         beside=(("swiglu", 2.0),),
@@ -46,9 +46,9 @@ KEPT: dict[str, Keeping] = {
         figure=Figure.RESERVED,
     ),
     # Weights are stored in float32 alone.
-    "pytorch-fsdp": Keeping(weight_bytes=4, state_bytes=8, figure=Figure.RESERVED),
+    "pytorch-fsdp": MemoryHabit(weight_bytes=4, state_bytes=8, figure=Figure.RESERVED),
     # Gradients are summed in float16, the loss is one fused kernel.
-    "alpa": Keeping(gradient_bytes=2, loss_bytes=FUSED_LOSS_BYTES),
+    "alpa": MemoryHabit(gradient_bytes=2, loss_bytes=FUSED_LOSS_BYTES),
 }
 
 # PyTorch's cross entropy: logits of 2 bytes, and of 4 the logarithms and the gradients of both of
@@ -69,7 +69,7 @@ def _loss_of_pytorch(row: Row) -> int:
     return LOSS_COMPILED if since and COMPILED in row.get("notes", "") else LOSS_PLAIN
 
 
-def keeping(row: Row) -> Keeping | None:
+def keeping(row: Row) -> MemoryHabit | None:
     """Memory habit of a row's framework, and the figure its source prints; None if it prints none.
 
     Raises
@@ -80,7 +80,7 @@ def keeping(row: Row) -> Keeping | None:
     if not row.get("peak_mem_gb", ""):
         return None
     name, notes = framework_name(row), row.get("notes", "")
-    habit = KEPT.get(name, Keeping())
+    habit = KEPT.get(name, MemoryHabit())
     if name == "megatron-deepspeed" and row["precision"] == "bf16":
         # Gradients are summed in float32, beside those of a microbatch, which stay.
         habit = replace(habit, gradient_bytes=6, state_bytes=12)

@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from millrace.published.reading import Row
-from millrace.published.validation import Outcome, source
+from millrace.published.validation import RowOutcome, source
 
 # These columns say what ran; those that say what was measured, and from where, are left out.
 SETTINGS = (
@@ -42,12 +42,12 @@ NOTED = re.compile(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+class RowPair:
     """Two rows that differ in one setting; ratios are of the second's step time to the first's."""
 
     kind: str
-    first: Outcome
-    second: Outcome
+    first: RowOutcome
+    second: RowOutcome
     measured: float
     predicted: float
 
@@ -57,11 +57,11 @@ class Pair:
         return self.predicted / self.measured - 1
 
 
-def pairs(outcomes: Sequence[Outcome]) -> list[Pair]:
+def pairs(outcomes: Sequence[RowOutcome]) -> list[RowPair]:
     """Pairs of expressed rows that differ in one setting, kind by kind."""
     row_pairs = []
     for kind, columns in KINDS.items():
-        groups: dict[object, list[Outcome]] = defaultdict(list)
+        groups: dict[object, list[RowOutcome]] = defaultdict(list)
         for outcome in outcomes:
             if outcome.predicted is not None:
                 groups[_shared(outcome.asked.row, kind, columns)].append(outcome)
@@ -80,10 +80,10 @@ def _shared(row: Row, kind: str, columns: tuple[str, ...]) -> object:
     return source(row), row["tier"], settings, batch, noted
 
 
-def _pair(kind: str, first: Outcome, second: Outcome) -> Pair:
+def _pair(kind: str, first: RowOutcome, second: RowOutcome) -> RowPair:
     assert first.predicted is not None, "only expressed rows are paired"
     assert second.predicted is not None, "only expressed rows are paired"
-    return Pair(
+    return RowPair(
         kind=kind,
         first=first,
         second=second,
@@ -92,7 +92,7 @@ def _pair(kind: str, first: Outcome, second: Outcome) -> Pair:
     )
 
 
-def differences(row_pairs: Sequence[Pair]) -> dict[str, Any]:
+def differences(row_pairs: Sequence[RowPair]) -> dict[str, Any]:
     """Count and median error of the predicted ratio, of all pairs and of each kind."""
     kinds = {kind: [pair for pair in row_pairs if pair.kind == kind] for kind in KINDS}
     return {
@@ -101,7 +101,7 @@ def differences(row_pairs: Sequence[Pair]) -> dict[str, Any]:
     }
 
 
-def _figures(row_pairs: Sequence[Pair]) -> dict[str, Any]:
+def _figures(row_pairs: Sequence[RowPair]) -> dict[str, Any]:
     return {
         "pairs": len(row_pairs),
         "median_error": median(abs(pair.error) for pair in row_pairs) if row_pairs else None,

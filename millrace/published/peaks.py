@@ -29,7 +29,7 @@ class Figure(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keeping:
+class MemoryHabit:
     """Memory habit of a framework, in bytes of a parameter but for `loss_bytes` and `bucket_bytes`.
 
     Attributes
@@ -74,7 +74,7 @@ class Keeping:
     figure: Figure = Figure.ALLOCATED
 
 
-def peak_bytes(plan: Plan, graph: Graph, habit: Keeping) -> int:
+def peak_bytes(plan: Plan, graph: Graph, habit: MemoryHabit) -> int:
     """Memory of the fullest device as a source prints it, in bytes.
 
     Parameters
@@ -90,7 +90,9 @@ def peak_bytes(plan: Plan, graph: Graph, habit: Keeping) -> int:
     placed = place(plan, graph)
     states = _state_bytes(plan, graph, placed, habit)
     logits = _logits(plan, graph, placed)
-    memory = plan_memory(plan, graph, gathers_again=habit.gathers_again, grown=_grown(graph, habit))
+    memory = plan_memory(
+        plan, graph, gathers_again=habit.gathers_again, grown=_kept_factors(graph, habit)
+    )
     passing = _passing_bytes(plan, graph, placed, habit)
     needed = []
     for stage, planned in enumerate(memory):
@@ -116,7 +118,7 @@ def _printed(needed: int, plan: Plan, figure: Figure) -> int:
 
 
 def _state_bytes(
-    plan: Plan, graph: Graph, placed: tuple[PlacedOp, ...], habit: Keeping
+    plan: Plan, graph: Graph, placed: tuple[PlacedOp, ...], habit: MemoryHabit
 ) -> list[int] | None:
     """Bytes of parameters, gradients and optimizer per stage; None where the plan says it."""
     if habit.zero is None:
@@ -131,7 +133,7 @@ def _state_bytes(
 
 
 def _passing_bytes(
-    plan: Plan, graph: Graph, placed: tuple[PlacedOp, ...], habit: Keeping
+    plan: Plan, graph: Graph, placed: tuple[PlacedOp, ...], habit: MemoryHabit
 ) -> Counter[int]:
     """Bytes of the gradients of a microbatch per stage, where they are apart from their sums."""
     bytes_by_stage: Counter[int] = Counter()
@@ -172,7 +174,7 @@ def _read_elements(
         yield stage, elements, ranks
 
 
-def _grown(graph: Graph, habit: Keeping) -> dict[str, float]:
+def _kept_factors(graph: Graph, habit: MemoryHabit) -> dict[str, float]:
     """Factors on the bytes that ops keep of what they make, by name; logits are counted apart."""
     logits, times = _logits_names(graph), dict(habit.beside)
     factors: dict[str, float] = {}
@@ -187,7 +189,7 @@ def _grown(graph: Graph, habit: Keeping) -> dict[str, float]:
     return factors
 
 
-def _every_second(graph: Graph, habit: Keeping, factors: dict[str, float]) -> None:
+def _every_second(graph: Graph, habit: MemoryHabit, factors: dict[str, float]) -> None:
     """Add the factors of blocks that recompute, of which every second product is made again."""
     recomputed = {op.block for op in graph.ops if op.phase is Phase.RECOMPUTE}
     products: dict[str, list[Op]] = {}

@@ -17,7 +17,7 @@ from millrace.planner.errors import ClusterError, InfeasibleError, PlanError, Pr
 from millrace.planner.memory import StageMemory, plan_memory
 from millrace.planner.plan import MAX_GAP, Plan, plan_graph
 from millrace.planner.search import Pins, SearchRequest, search
-from millrace.published.peaks import Keeping, peak_bytes
+from millrace.published.peaks import MemoryHabit, peak_bytes
 from millrace.published.question import InexpressibleError, Question
 from millrace.simulator import SimulationError, forecast
 
@@ -45,19 +45,19 @@ class Predicted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class PlannedQuestion:
     """Plan of a question, made with the pins that were left, and what had to be given up.
 
     `between` are plans the mean of whose step times is predicted, where none stands for the run.
     """
 
     plan: Plan
-    keeping: Keeping | None = None
+    keeping: MemoryHabit | None = None
     between: tuple[Plan, ...] = ()
     notes: tuple[str, ...] = ()
 
 
-def planned(question: Question, pins: Pins) -> Planned:
+def planned(question: Question, pins: Pins) -> PlannedQuestion:
     """Plan of a question, with what the row left blank filled in.
 
     Raises
@@ -67,7 +67,7 @@ def planned(question: Question, pins: Pins) -> Planned:
     """
     if question.every_second:
         return _between(replace(question, every_second=False), pins)
-    tried: list[tuple[Planned, Predicted, StageMemory]] = []
+    tried: list[tuple[PlannedQuestion, Predicted, StageMemory]] = []
     reason = ""
     for micro_batch in _micro_batches(question, pins):
         for mode in _modes(pins):
@@ -93,7 +93,7 @@ def planned(question: Question, pins: Pins) -> Planned:
     return replace(best, notes=(*best.notes, "nothing fits: the choice that needs least memory"))
 
 
-def _between(question: Question, pins: Pins) -> Planned:
+def _between(question: Question, pins: Pins) -> PlannedQuestion:
     """Plan of a run that makes half again, with those that make nothing and all again."""
     pinned_plan = planned(question, pins)
     if pins.dp is not None:
@@ -117,22 +117,22 @@ def _modes(pins: Pins) -> tuple[str, ...]:
     return MODES if pins.recompute is None else (pins.recompute,)
 
 
-def _searched(question: Question, pins: Pins) -> Planned:
+def _searched(question: Question, pins: Pins) -> PlannedQuestion:
     """Plan under pins; where a form of storage is what cannot be had, without that pin."""
     try:
-        return Planned(plan=_plan(question, pins), keeping=question.keeping)
+        return PlannedQuestion(plan=_plan(question, pins), keeping=question.keeping)
     except REFUSED as error:
         refused = error
-    for weaker, note in _weaker(pins, str(refused)):
+    for weaker, note in _relaxed_pins(pins, str(refused)):
         try:
             plan = _plan(question, weaker)
-            return Planned(plan=plan, keeping=question.keeping, notes=(note,))
+            return PlannedQuestion(plan=plan, keeping=question.keeping, notes=(note,))
         except REFUSED:
             continue
     raise InexpressibleError(str(refused)) from None
 
 
-def _weaker(pins: Pins, reason: str) -> list[tuple[Pins, str]]:
+def _relaxed_pins(pins: Pins, reason: str) -> list[tuple[Pins, str]]:
     """Pins nearest to those that were refused, and what each gives up."""
     alternatives = []
     if pins.zero is not None and f"--zero {pins.zero} cannot be had" in reason:
@@ -164,7 +164,7 @@ def _plan(question: Question, pins: Pins) -> Plan:
 
 
 def predicted(
-    planned_run: Planned, clusters: Sequence[Cluster], fidelity: str | None = None
+    planned_run: PlannedQuestion, clusters: Sequence[Cluster], fidelity: str | None = None
 ) -> tuple[Predicted, ...]:
     """Predictions of a plan on clusters of the shape that it was made for, one per cluster."""
     graph = plan_graph(planned_run.plan)

@@ -6,7 +6,7 @@ import msgspec
 
 from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.planner.cluster import Cluster
-from millrace.published.peaks import Keeping
+from millrace.published.peaks import MemoryHabit
 
 
 class InexpressibleError(Exception):
@@ -21,7 +21,7 @@ class Question:
     cluster: Cluster
     global_batch: int
     training: TrainingSpec = field(default_factory=TrainingSpec)
-    keeping: Keeping | None = None  # None: memory as the plan has it
+    keeping: MemoryHabit | None = None  # None: memory as the plan has it
     every_second: bool = False  # of the products (or blocks) is made again for the backward pass
 
     @property

@@ -21,7 +21,7 @@ LINE = "line"  # the key under which a row holds its line in the file
 MALFORMED = "malformed"  # and under which one of another length than the header says so
 
 
-class Layout(StrEnum):
+class TableFormat(StrEnum):
     """Layout of a table: what its columns mean."""
 
     LANGUAGE = "language model"
@@ -30,19 +30,19 @@ class Layout(StrEnum):
 
 # A file without these columns is not of the layout.
 REQUIRED = {
-    Layout.LANGUAGE: ("layers", "hidden", "heads", "seq_len", "gpu", "gpus", "global_batch"),
-    Layout.DLPERF: ("model", "framework", "dtype", "batch_per_gpu", "nodes", "throughput"),
+    TableFormat.LANGUAGE: ("layers", "hidden", "heads", "seq_len", "gpu", "gpus", "global_batch"),
+    TableFormat.DLPERF: ("model", "framework", "dtype", "batch_per_gpu", "nodes", "throughput"),
 }
 # All the columns that are read, of which a file may leave out the others.
 COLUMNS = {
-    Layout.LANGUAGE: (
+    TableFormat.LANGUAGE: (
         *("source", "framework", "model", "layers", "hidden", "heads", "kv_heads", "ffn_hidden"),
         *("vocab", "seq_len", "gpu", "gpus", "gpus_per_node", "inter_node_net", "dp", "tp", "pp"),
         *("interleave", "cp", "ep", "zero", "sequence_parallel", "micro_batch", "global_batch"),
         *("recompute", "precision", "flash_attention", "schedule", "tokens_per_s_per_gpu"),
         *("iteration_time_s", "peak_mem_gb", "notes"),
     ),
-    Layout.DLPERF: (
+    TableFormat.DLPERF: (
         *("model", "framework", "version", "dtype", "xla", "batch_per_gpu", "nodes"),
         *("gpus_per_node", "throughput", "unit", "source_path", "variant"),
     ),
@@ -53,7 +53,7 @@ COLUMNS = {
 class Table:
     """Rows of a file in its order, with every column of the layout; `tier` A where it has none."""
 
-    layout: Layout
+    layout: TableFormat
     columns: tuple[str, ...]  # of the file
     rows: tuple[Row, ...]
 
@@ -93,7 +93,7 @@ def read(path: Path, tier: str = "A") -> list[Row]:
     return [row for row in read_table(path).rows if row["tier"] == tier]
 
 
-def _layout(path: Path, header: tuple[str, ...]) -> Layout:
+def _layout(path: Path, header: tuple[str, ...]) -> TableFormat:
     missing = {layout: [n for n in names if n not in header] for layout, names in REQUIRED.items()}
     for layout, names in missing.items():
         if not names:
@@ -102,7 +102,7 @@ def _layout(path: Path, header: tuple[str, ...]) -> Layout:
     raise FileError(f"`{path}` is not a table of published measurements: its header lacks {lacks}")
 
 
-def _row(layout: Layout, header: tuple[str, ...], values: list[str], line: int) -> Row:
+def _row(layout: TableFormat, header: tuple[str, ...], values: list[str], line: int) -> Row:
     """Row by column; one of another length than the header's says so under `malformed`."""
     row = dict.fromkeys((*COLUMNS[layout], *header), "")
     row |= {name: value.strip() for name, value in zip(header, values, strict=False)}

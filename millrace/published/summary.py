@@ -11,8 +11,8 @@ from typing import Any
 
 from millrace.published import dlperf
 from millrace.published.pairs import differences, pairs
-from millrace.published.reading import LINE, MALFORMED, Layout, Row
-from millrace.published.validation import Outcome, source
+from millrace.published.reading import LINE, MALFORMED, Row, TableFormat
+from millrace.published.validation import RowOutcome, source
 
 WITHIN = 0.1
 WORST_ROWS = 12
@@ -20,12 +20,12 @@ WORST_ROWS = 12
 Key = Callable[[Row], str]
 
 # Tables group rows by these keys.
-GROUPS: dict[Layout, dict[str, Key]] = {
-    Layout.LANGUAGE: {
+GROUPS: dict[TableFormat, dict[str, Key]] = {
+    TableFormat.LANGUAGE: {
         "source": source,
         "framework × gpu": lambda row: f"{row['framework'] or '?'} × {row['gpu']}",
     },
-    Layout.DLPERF: {
+    TableFormat.DLPERF: {
         "framework": dlperf.framework_name,
         "model × dtype": lambda row: f"{row['model']} × {row['dtype']}",
     },
@@ -64,16 +64,16 @@ def figures(errors: Iterable[float]) -> Figures:
     )
 
 
-def judged(outcomes: Sequence[Outcome]) -> list[Outcome]:
+def judged(outcomes: Sequence[RowOutcome]) -> list[RowOutcome]:
     """Outcomes of the rows of tier A; all where there are none."""
     return _of_tier(outcomes, "A") or list(outcomes)
 
 
-def _of_tier(outcomes: Sequence[Outcome], tier: str) -> list[Outcome]:
+def _of_tier(outcomes: Sequence[RowOutcome], tier: str) -> list[RowOutcome]:
     return [outcome for outcome in outcomes if outcome.asked.row["tier"] == tier]
 
 
-def points(outcomes: Sequence[Outcome], key: Key) -> dict[str, list[tuple[float, float]]]:
+def points(outcomes: Sequence[RowOutcome], key: Key) -> dict[str, list[tuple[float, float]]]:
     """Measured and predicted step times of the rows that are judged, by group."""
     points_by_group: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for outcome in judged(outcomes):
@@ -83,10 +83,10 @@ def points(outcomes: Sequence[Outcome], key: Key) -> dict[str, list[tuple[float,
     return dict(points_by_group)
 
 
-def worst(outcomes: Iterable[Outcome], count: int = WORST_ROWS) -> list[Outcome]:
+def worst(outcomes: Iterable[RowOutcome], count: int = WORST_ROWS) -> list[RowOutcome]:
     """Outcomes that are furthest off, by the ratio of predicted and measured, the worst first."""
 
-    def distance(outcome: Outcome) -> float:
+    def distance(outcome: RowOutcome) -> float:
         ratio = 1 + (outcome.error or 0.0)
         return max(ratio, 1 / ratio)
 
@@ -94,14 +94,14 @@ def worst(outcomes: Iterable[Outcome], count: int = WORST_ROWS) -> list[Outcome]
     return sorted(judged_outcomes, key=distance, reverse=True)[:count]
 
 
-def memory_error(outcome: Outcome) -> float | None:
+def memory_error(outcome: RowOutcome) -> float | None:
     """Error of the predicted peak of memory; None where no peak is known."""
     if outcome.predicted is None or outcome.asked.peak_bytes is None:
         return None
     return outcome.predicted.peak_bytes / outcome.asked.peak_bytes - 1
 
 
-def document(outcomes: Sequence[Outcome], layout: Layout) -> dict[str, Any]:
+def document(outcomes: Sequence[RowOutcome], layout: TableFormat) -> dict[str, Any]:
     """Document of `millrace validate --json`: rows in order, and what they say together.
 
     The figures are those of tier A, with `tier_b` beside them; of a file of B alone, those of B.
@@ -113,17 +113,17 @@ def document(outcomes: Sequence[Outcome], layout: Layout) -> dict[str, Any]:
         "tier_b": _tier(_of_tier(outcomes, "B")),
         "groups": {name: _groups(rows, key) for name, key in GROUPS[layout].items()},
         "memory": asdict(figures(memory)),
-        "differences": differences(pairs(rows)) if layout is Layout.LANGUAGE else None,
+        "differences": differences(pairs(rows)) if layout is TableFormat.LANGUAGE else None,
         "rows": [row_document(outcome) for outcome in outcomes],
     }
 
 
-def _tier(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def _tier(outcomes: Sequence[RowOutcome]) -> dict[str, Any]:
     errors = asdict(figures(outcome.error for outcome in outcomes if outcome.error is not None))
     return {"count": len(outcomes), "expressed": errors.pop("rows")} | errors
 
 
-def _groups(outcomes: Iterable[Outcome], key: Key) -> dict[str, Any]:
+def _groups(outcomes: Iterable[RowOutcome], key: Key) -> dict[str, Any]:
     """Figures of each group of rows, in the order of their first rows."""
     groups: dict[str, list[float]] = defaultdict(list)
     for outcome in outcomes:
@@ -132,7 +132,7 @@ def _groups(outcomes: Iterable[Outcome], key: Key) -> dict[str, Any]:
     return {name: asdict(figures(errors)) for name, errors in groups.items()}
 
 
-def row_document(outcome: Outcome) -> dict[str, Any]:
+def row_document(outcome: RowOutcome) -> dict[str, Any]:
     """Columns of a row and what is predicted of it, or the reason why nothing is."""
     columns = {name: value for name, value in outcome.asked.row.items() if name != MALFORMED}
     row: dict[str, Any] = columns | {LINE: int(columns[LINE])}

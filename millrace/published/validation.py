@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from millrace.planner.children import in_children
+from millrace.planner.children import map_in_processes
 from millrace.planner.cluster import Cluster
 from millrace.planner.search import Pins
 from millrace.published import dlperf, language
 from millrace.published.prediction import Predicted, answer
 from millrace.published.question import InexpressibleError, Question
-from millrace.published.reading import LINE, Layout, Row, Table, check_whole
+from millrace.published.reading import LINE, Row, Table, TableFormat, check_whole
 
 # A row and its cluster -> the cluster to predict it on.
 Tuned = Callable[[Row, Cluster], Cluster]
@@ -22,7 +22,7 @@ Told = Callable[[int, int], None]  # how many questions are answered, of how man
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class RowQuestion:
     """Row as a question with pins and the cluster to predict on, or the reason why it is none."""
 
     row: Row
@@ -36,7 +36,7 @@ class Asked:
 
 
 @dataclass(slots=True)
-class Job:
+class PredictionJob:
     """Question with pins, and the clusters that it is predicted on."""
 
     question: Question
@@ -45,10 +45,10 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class RowOutcome:
     """Outcome of a row: a prediction, or the reason why there is none."""
 
-    asked: Asked
+    asked: RowQuestion
     predicted: Predicted | None = None
     notes: tuple[str, ...] = ()
     reason: str = ""
@@ -61,7 +61,7 @@ class Outcome:
         return self.predicted.step_time_s / self.asked.measured_s - 1
 
 
-class Reader(Protocol):
+class TableReader(Protocol):
     """Module of a layout: what it makes of a row."""
 
     def question(self, row: Row) -> tuple[Question, Pins]:
@@ -80,7 +80,10 @@ class Reader(Protocol):
         """Software of a row."""
 
 
-READERS: dict[Layout, Reader] = {Layout.LANGUAGE: language, Layout.DLPERF: dlperf}
+ROW_READERS: dict[TableFormat, TableReader] = {
+    TableFormat.LANGUAGE: language,
+    TableFormat.DLPERF: dlperf,
+}
 
 
 def source(row: Row) -> str:
@@ -88,20 +91,20 @@ def source(row: Row) -> str:
     return row.get("source") or row["framework"]
 
 
-def ask(row: Row, layout: Layout, tuned: Tuned | None = None) -> Asked:
+def ask(row: Row, layout: TableFormat, tuned: Tuned | None = None) -> RowQuestion:
     """Row as a question, or the reason why it is none."""
-    reader = READERS[layout]
+    reader = ROW_READERS[layout]
     try:
         check_whole(row)
         measured_s, peak_bytes = reader.measured_s(row), reader.peak_bytes(row)
         question, pins = reader.question(row)
         notes = tuple(reader.approximations(row))
     except InexpressibleError as error:
-        return Asked(row=row, reason=f"line {row[LINE]}: {error}")
+        return RowQuestion(row=row, reason=f"line {row[LINE]}: {error}")
     cluster = question.cluster
     if tuned is not None:
         cluster = tuned(row, cluster)
-    return Asked(
+    return RowQuestion(
         row=row,
         question=question,
         pins=pins,
@@ -118,7 +121,7 @@ def validate(
     tuned: Tuned | None = None,
     processes: int = 1,
     told: Told = lambda done, of: None,
-) -> list[Outcome]:
+) -> list[RowOutcome]:
     """Predict every row of a table.
 
     Parameters
@@ -138,38 +141,42 @@ def validate(
         One per row, in the table's order.
     """
     asked = [ask(row, table.layout, tuned) for row in table.rows]
-    jobs: dict[object, Job] = {}
+    jobs: dict[object, PredictionJob] = {}
     for row_question in asked:
         if row_question.question is None or row_question.cluster is None:
             continue
-        job = jobs.setdefault(_key(row_question), Job(row_question.question, row_question.pins))
+        job = jobs.setdefault(
+            _key(row_question), PredictionJob(row_question.question, row_question.pins)
+        )
         if row_question.cluster not in job.clusters:
             job.clusters.append(row_question.cluster)
     answers = {}
     for key, prediction in zip(
-        jobs, in_children(_work, list(jobs.values()), processes), strict=True
+        jobs, map_in_processes(_work, list(jobs.values()), processes), strict=True
     ):
         answers[key] = prediction
         told(len(answers), len(jobs))
     return [_outcome(question_row, jobs, answers) for question_row in asked]
 
 
-def _key(row_question: Asked) -> object:
+def _key(row_question: RowQuestion) -> object:
     assert row_question.question is not None
     return row_question.question.key, row_question.pins
 
 
-def _outcome(row_question: Asked, jobs: dict[object, Job], answers: dict[object, Any]) -> Outcome:
+def _outcome(
+    row_question: RowQuestion, jobs: dict[object, PredictionJob], answers: dict[object, Any]
+) -> RowOutcome:
     if row_question.question is None or row_question.cluster is None:
-        return Outcome(asked=row_question, reason=row_question.reason)
+        return RowOutcome(asked=row_question, reason=row_question.reason)
     reason, predictions, notes = answers[_key(row_question)]
     if reason:
-        return Outcome(asked=row_question, reason=f"line {row_question.row[LINE]}: {reason}")
+        return RowOutcome(asked=row_question, reason=f"line {row_question.row[LINE]}: {reason}")
     index = jobs[_key(row_question)].clusters.index(row_question.cluster)
-    return Outcome(
+    return RowOutcome(
         asked=row_question, predicted=predictions[index], notes=(*row_question.notes, *notes)
     )
 
 
-def _work(job: Job) -> Any:
+def _work(job: PredictionJob) -> Any:
     return answer(job.question, job.pins, tuple(job.clusters))

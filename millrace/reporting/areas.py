@@ -5,7 +5,7 @@ from itertools import pairwise
 from math import ceil, log2
 
 from millrace.reporting.bars import time_axis
-from millrace.simulator.account import MemoryCourse
+from millrace.simulator.account import MemoryTimeline
 from millrace.units import format_bytes
 
 # Kinds are stacked from below: those that stay, then those that come and go. The colours are Okabe
@@ -26,7 +26,7 @@ POINTS = 400  # steps of a curve that are drawn
 NEAR = 0.3  # of the limit; what stays below is drawn on its own scale
 
 
-def together(course: MemoryCourse) -> dict[str, list[int]]:
+def together(course: MemoryTimeline) -> dict[str, list[int]]:
     """Bytes of a course by the kinds that are drawn, from below."""
     rows: dict[str, list[int]] = {}
     for kind, row in course.bytes_by_kind.items():
@@ -43,7 +43,7 @@ def height_bytes(reserved_bytes: int, limit_bytes: int) -> float:
     return 1.2 * reserved_bytes
 
 
-def area_svg(course: MemoryCourse, reserved: int, step_ns: int, scale: float) -> str:
+def area_svg(course: MemoryTimeline, reserved: int, step_ns: int, scale: float) -> str:
     """Stacked area of one stage, as SVG.
 
     Parameters
@@ -83,7 +83,7 @@ def area_svg(course: MemoryCourse, reserved: int, step_ns: int, scale: float) ->
 
 
 def _columns(
-    course: MemoryCourse, rows: Mapping[str, list[int]], step_ns: int
+    course: MemoryTimeline, rows: Mapping[str, list[int]], step_ns: int
 ) -> list[tuple[list[float], list[int]]]:
     """Places of the steps per kind, and their heights; of a column the fullest moment."""
     chosen: dict[int, int] = {}

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from millrace.page import round_step
 from millrace.simulator.account import Account, CommunicationRow, StageRow
-from millrace.simulator.simulate import Run, Simulated
-from millrace.traces.timeline import COLOURS, Bar, Row, Timeline
+from millrace.simulator.simulate import Simulated, SimulatedRun
+from millrace.traces.timeline import COLOURS, Bar, Timeline, TimelineRow
 from millrace.units import format_percent, format_seconds
 
 LABEL_PX, PLOT_PX, SIDE_PX = 90, 960, 120
@@ -23,7 +23,7 @@ HOST, WAITING = "#555555", "#E3E3E3"
 PHASES = ("begin", "forward", "recompute", "backward_input", "backward_weight", "update")
 
 
-class Piece(NamedTuple):
+class BarPiece(NamedTuple):
     """A part of a stage's bar."""
 
     name: str
@@ -43,22 +43,22 @@ def collective(row: CommunicationRow) -> str:
     return f"{row.kind} over {' × '.join(row.axes)}" if row.axes else row.kind
 
 
-def stage_pieces(stage: StageRow, colours: Mapping[str, str]) -> list[Piece]:
+def stage_pieces(stage: StageRow, colours: Mapping[str, str]) -> list[BarPiece]:
     """Parts of a stage's bar, which add up to the step."""
     phases = dict.fromkeys(PHASES, 0.0)
     for op in stage.compute:
         phases[op.phase] += op.busy_ns
-    pieces = [Piece(phase.replace("_", " "), COLOURS[phase], ns) for phase, ns in phases.items()]
+    pieces = [BarPiece(phase.replace("_", " "), COLOURS[phase], ns) for phase, ns in phases.items()]
     exposed = dict.fromkeys([*colours, OTHERS], 0.0)
     for row in stage.communication:
         name = collective(row)
         exposed[name if name in colours else OTHERS] += row.exposed_ns
     pieces += [
-        Piece(f"exposed {name}", colours.get(name, OTHERS_COLOUR), ns)
+        BarPiece(f"exposed {name}", colours.get(name, OTHERS_COLOUR), ns)
         for name, ns in exposed.items()
     ]
-    pieces.append(Piece(LAUNCH, HOST, stage.host_ns))
-    pieces.append(Piece("bubble", WAITING, max(stage.bubble_ns - stage.host_ns, 0.0)))
+    pieces.append(BarPiece(LAUNCH, HOST, stage.host_ns))
+    pieces.append(BarPiece("bubble", WAITING, max(stage.bubble_ns - stage.host_ns, 0.0)))
     return [piece for piece in pieces if piece.ns > 0]
 
 
@@ -98,7 +98,7 @@ def bars_svg(account: Account) -> str:
     return "".join([*parts, "</svg>"])
 
 
-def _piece(piece: Piece, left: float, top: int, width: float, share: float) -> str:
+def _piece(piece: BarPiece, left: float, top: int, width: float, share: float) -> str:
     tip = f"{piece.name}: {format_seconds(piece.ns / 1e9)}, {format_percent(share)} of the step"
     dark = piece.colour in ("#0072B2", "#882255", "#D55E00", "#661100", "#AA4499", "#009E73", HOST)
     label = (
@@ -133,7 +133,7 @@ def step_timeline(simulated: Simulated) -> Timeline:
     A meeting's bar begins when its data begins to move.
     """
     begin_ns, end_ns = simulated.window_ns
-    rows: list[Row] = []
+    rows: list[TimelineRow] = []
     bars: list[Bar] = []
     for run in _first_of_stages(simulated.runs):
         instance = run.instance
@@ -149,7 +149,7 @@ def step_timeline(simulated: Simulated) -> Timeline:
             )
             if firings:
                 queue = f"stage {instance.program.stage} {'moves' if moving else 'computes'}"
-                rows.append(Row(instance.rank, instance.program.stage, queue))
+                rows.append(TimelineRow(instance.rank, instance.program.stage, queue))
             bars.extend(
                 Bar(
                     len(rows) - 1,
@@ -163,8 +163,8 @@ def step_timeline(simulated: Simulated) -> Timeline:
     return Timeline("simulated", 0, end_ns - begin_ns, tuple(rows), tuple(bars))
 
 
-def _first_of_stages(runs: Iterable[Run]) -> Sequence[Run]:
-    run_by_stage: dict[int, Run] = {}
+def _first_of_stages(runs: Iterable[SimulatedRun]) -> Sequence[SimulatedRun]:
+    run_by_stage: dict[int, SimulatedRun] = {}
     for run in runs:
         run_by_stage.setdefault(run.instance.program.stage, run)
     return [run_by_stage[stage] for stage in sorted(run_by_stage)]

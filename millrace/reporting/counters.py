@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 from typing import Any
 
-from millrace.simulator.account import MemoryCourse
+from millrace.simulator.account import MemoryTimeline
 
 MIB = 2**20
 
 
-def memory_counters(courses: Iterable[MemoryCourse]) -> list[dict[str, Any]]:
+def memory_counters(courses: Iterable[MemoryTimeline]) -> list[dict[str, Any]]:
     """Counter events (`C`) in MiB, on the process of the rank that was followed."""
     return [
         {

@@ -16,8 +16,8 @@ from millrace.reporting.bars import (
     bars_svg,
     step_timeline,
 )
-from millrace.simulator.account import Account, MemoryCourse
-from millrace.simulator.account.memory import between
+from millrace.simulator.account import Account, MemoryTimeline
+from millrace.simulator.account.memory import window_of
 from millrace.simulator.simulate import Simulated
 from millrace.traces.timeline import COLOURS
 from millrace.units import format_bytes, format_percent, format_seconds
@@ -186,7 +186,7 @@ def _memory(account: Account) -> list[str]:
     begin_ns, step_ns = account.begin_ns, account.step_time_ns
     sizes = [sum(row.memory_by_kind.values()) for row in account.stages]
     chosen = _chosen(sizes)
-    courses = [between(account.memory[stage], begin_ns, begin_ns + step_ns) for stage in chosen]
+    courses = [window_of(account.memory[stage], begin_ns, begin_ns + step_ns) for stage in chosen]
     kinds = [kind for kind in KINDS if any(kind in together(course) for course in courses)]
     limit = format_bytes(courses[0].limit_bytes)
     scale = height_bytes(max(sizes), max(course.limit_bytes for course in courses))
@@ -207,7 +207,7 @@ def _memory(account: Account) -> list[str]:
     ]
 
 
-def _title(course: MemoryCourse, size: int) -> str:
+def _title(course: MemoryTimeline, size: int) -> str:
     share = format_percent(size / course.limit_bytes)
     return f"stage {course.stage} · {format_bytes(size)}, {share} of the device"
 

@@ -18,7 +18,7 @@ from typing import Any
 WORTH = 0.5
 
 
-def relate(rows: Sequence[dict[str, Any]], worth: float) -> None:
+def fill_efficiencies(rows: Sequence[dict[str, Any]], worth: float) -> None:
     """Fill in `scaling_efficiency`, `marginal_efficiency` and `stops_paying` of one line's rows.
 
     Parameters

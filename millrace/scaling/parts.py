@@ -49,7 +49,7 @@ SENT = {"recv": "send"}  # two ends of one transfer
 Parts = dict[str, float]
 
 
-def step_parts(plan: Plan) -> Parts:
+def step_bottlenecks(plan: Plan) -> Parts:
     """Fractions of a plan's step by what they go to, the largest first; they sum to 1.
 
     Names are `compute`, `memory-bound ops`, `host`, `recomputation`, `bubble`, and collectives with

@@ -14,8 +14,8 @@ from millrace.planner.clusters import validate
 from millrace.planner.clusters.named import LOCAL, LOCAL_GPU
 from millrace.planner.errors import ClusterError, InfeasibleError, PlanError
 from millrace.planner.plan import Plan, plan_graph
-from millrace.scaling.lines import WORTH, relate
-from millrace.scaling.parts import RESOURCES, resources, step_parts
+from millrace.scaling.lines import WORTH, fill_efficiencies
+from millrace.scaling.parts import RESOURCES, resources, step_bottlenecks
 
 # Each device has its share of 2 TB/s, which a storage of Meta sustained for 16,384 GPUs ("The Llama
 # 3 Herd of Models", 2024, section 3.3.1).
@@ -162,7 +162,7 @@ def sweep(
                         f"{len(rows) + len(line_rows) + 1} of {total}: {_told(row, answers[key])}"
                     )
             line_rows.append(row | answers[key])
-        relate(line_rows, asked.worth)
+        fill_efficiencies(line_rows, asked.worth)
         rows += line_rows
     if faults and len(faults) == len(answers):
         raise faults[0]
@@ -291,7 +291,7 @@ def checkpoint_bytes(plan: Plan) -> int:
 
 def _binding(plan: Plan) -> Row:
     """Resource that takes most of the step, the next one, and the shares of all."""
-    parts = step_parts(plan)
+    parts = step_bottlenecks(plan)
     shares = resources(parts)
     first, then = sorted(shares, key=lambda name: -shares[name])[:2]
     return {

@@ -19,7 +19,7 @@ COLOURS = {
 }
 
 
-class Row(NamedTuple):
+class TimelineRow(NamedTuple):
     """A queue of one rank: the line that bars are drawn on."""
 
     rank: int
@@ -43,7 +43,7 @@ class Timeline(NamedTuple):
     source: str
     step: int
     duration_ns: int
-    rows: tuple[Row, ...]
+    rows: tuple[TimelineRow, ...]
     bars: tuple[Bar, ...]
 
 
@@ -60,14 +60,14 @@ def timeline(trace: Trace) -> Timeline:
     )
     origin = max(ends[step - 1] for ends in trace.step_end_ns) if step else 0
     lanes = {lane.rank: lane for lane in trace.lanes}
-    bars_by_row: dict[Row, list[tuple[int, int, str, str]]] = {}
+    bars_by_row: dict[TimelineRow, list[tuple[int, int, str, str]]] = {}
     for span in trace.spans:
         lane = lanes[span.rank]
         if step_of(span, lane) != step:
             continue
         kind = lane.kinds[span.actor]
         what = "communication" if kind in COLLECTIVES else lane.phases[span.actor]
-        row = Row(lane.rank, lane.stage, lane.queues[span.actor])
+        row = TimelineRow(lane.rank, lane.stage, lane.queues[span.actor])
         bar = (span.start_ns - origin, span.end_ns - origin, what, lane.actors[span.actor])
         bars_by_row.setdefault(row, []).append(bar)
     rows = tuple(sorted(bars_by_row, key=lambda row: (row.rank, row.queue != "compute", row.queue)))

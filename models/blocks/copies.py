@@ -10,14 +10,14 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from millrace.models.blocks.repeats import Repetition, repetitions
+from millrace.models.blocks.repeats import Repetition, maximal_repetitions
 from millrace.models.blocks.stream import NEVER, Stream
 
 # A pattern of blocks that are wired in turns has a period of a few blocks; more are not looked for.
 TURNS_MAX = 4
 
 
-class Copies(NamedTuple):
+class RepeatedBlocks(NamedTuple):
     """`times` equal pieces of the stream, each `period` ops long, the first at `start`."""
 
     start: int
@@ -30,10 +30,10 @@ class Copies(NamedTuple):
         return self.start + self.period * self.times
 
 
-def find_copies(stream: Stream) -> list[Copies]:
+def find_repeated_blocks(stream: Stream) -> list[RepeatedBlocks]:
     """Return the repeated pieces of a stream in order; those that cover most are taken first."""
-    candidates = _without_long_turns(repetitions(stream.word))
-    copies: list[Copies] = []
+    candidates = _without_long_turns(maximal_repetitions(stream.word))
+    copies: list[RepeatedBlocks] = []
     pending = [(0, len(stream.word))]
     while pending:
         low, high = pending.pop()
@@ -57,7 +57,9 @@ def _without_long_turns(candidates: Iterable[Repetition]) -> list[Repetition]:
     ]
 
 
-def _best(stream: Stream, candidates: Sequence[Repetition], low: int, high: int) -> Copies | None:
+def _best(
+    stream: Stream, candidates: Sequence[Repetition], low: int, high: int
+) -> RepeatedBlocks | None:
     """Copies between two positions that cover most; of equal ones those of the shortest period."""
     clipped = [
         Repetition(max(start, low), min(stop, high), period)
@@ -65,7 +67,7 @@ def _best(stream: Stream, candidates: Sequence[Repetition], low: int, high: int)
         if min(stop, high) - max(start, low) >= 2 * period
     ]
     clipped.sort(key=lambda repetition: (-_covered(repetition), repetition.period))
-    best: Copies | None = None
+    best: RepeatedBlocks | None = None
     for repetition in clipped:
         covered = 0 if best is None else best.period * best.times
         if covered >= _covered(repetition):
@@ -81,7 +83,7 @@ def _covered(repetition: Repetition) -> int:
     return (repetition.stop - repetition.start) // repetition.period * repetition.period
 
 
-def _cut_best(stream: Stream, repetition: Repetition) -> Copies | None:
+def _cut_best(stream: Stream, repetition: Repetition) -> RepeatedBlocks | None:
     """Best way to cut one repetition into blocks that are trained, if there is any."""
     if not any(stream.trains[repetition.start : repetition.start + repetition.period]):
         return None
@@ -93,7 +95,7 @@ def _cut_best(stream: Stream, repetition: Repetition) -> Copies | None:
     most = max(way.times for way in ways)
     crossing = _crossing(stream, repetition)
 
-    def cost(way: Copies) -> tuple[int, int, int, int]:
+    def cost(way: RepeatedBlocks) -> tuple[int, int, int, int]:
         middle = way.start + way.times // 2 * way.period
         return *crossing[middle - repetition.start], -way.times, -way.start
 
@@ -126,7 +128,7 @@ def _obstacles(stream: Stream, repetition: Repetition) -> list[tuple[int, int, i
 
 def _longest(
     repetition: Repetition, obstacles: Sequence[tuple[int, int, int]], begin: int
-) -> Copies:
+) -> RepeatedBlocks:
     """Longest row of equal blocks of which one would begin at `begin`."""
     period = repetition.period
     broken = [
@@ -134,7 +136,7 @@ def _longest(
         for position, low, high in obstacles
         if low < position - (position - begin) % period <= high
     ]
-    best = Copies(begin, period, 0)
+    best = RepeatedBlocks(begin, period, 0)
     for after, before in zip(
         [repetition.start, *(position + 1 for position in broken)],
         [*(position + period for position in broken), repetition.stop],
@@ -142,7 +144,7 @@ def _longest(
     ):
         start = after + (begin - after) % period
         if (times := (before - start) // period) > best.times:
-            best = Copies(start, period, times)
+            best = RepeatedBlocks(start, period, times)
     return best
 
 
@@ -162,7 +164,7 @@ def _crossing(stream: Stream, repetition: Repetition) -> list[tuple[int, int]]:
     return list(zip(accumulate(total), accumulate(count), strict=True))
 
 
-def _is_chain(stream: Stream, way: Copies) -> bool:
+def _is_chain(stream: Stream, way: RepeatedBlocks) -> bool:
     """True if every block reads the one before it."""
     return any(
         way.start <= producer < way.start + way.period

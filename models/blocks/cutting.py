@@ -9,15 +9,15 @@ of one row share it, to the last block before the row, so that the row stays equ
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from millrace.models.blocks.copies import Copies, find_copies
+from millrace.models.blocks.copies import RepeatedBlocks, find_repeated_blocks
 from millrace.models.blocks.naming import inner_names, renamed
 from millrace.models.blocks.stream import Stream, stream_of
-from millrace.models.blocks.structure import Member, members, wiring_of
+from millrace.models.blocks.structure import BlockStructure, block_structures, wiring_of
 from millrace.models.errors import ModelError
 from millrace.models.graph import Graph
 
 
-class Cut(NamedTuple):
+class BlockedGraph(NamedTuple):
     """A graph in blocks, and the new name of every tensor under its old one."""
 
     graph: Graph
@@ -53,7 +53,7 @@ def with_blocks(graph: Graph) -> Graph:
     return cut(graph).graph
 
 
-def cut(graph: Graph) -> Cut:
+def cut(graph: Graph) -> BlockedGraph:
     """Cut a graph as `with_blocks` does, and keep the new name of every tensor."""
     for op in graph.validate().ops:
         if not op.phase.is_forward:
@@ -63,10 +63,10 @@ def cut(graph: Graph) -> Cut:
             )
     wiring = wiring_of(graph)
     stream = stream_of(graph, wiring)
-    copies = find_copies(stream)
+    copies = find_repeated_blocks(stream)
     pieces = _pieces(len(stream.word), copies)
     homes = _homes(stream, pieces, {piece for row in copies for piece in _starts(row)})
-    block_members = members(wiring, homes, len(pieces))
+    block_members = block_structures(wiring, homes, len(pieces))
     blocks, templates = _named(block_members)
     inner: dict[str, list[str]] = {}
     for template in dict.fromkeys(templates):
@@ -85,14 +85,14 @@ def cut(graph: Graph) -> Cut:
     renamed_graph, tensors = renamed(
         graph, names, homes_by_name, dict(zip(blocks, templates, strict=True))
     )
-    return Cut(renamed_graph, tensors)
+    return BlockedGraph(renamed_graph, tensors)
 
 
-def _starts(row: Copies) -> range:
+def _starts(row: RepeatedBlocks) -> range:
     return range(row.start, row.stop, row.period)
 
 
-def _pieces(size: int, copies: Sequence[Copies]) -> list[int]:
+def _pieces(size: int, copies: Sequence[RepeatedBlocks]) -> list[int]:
     """Starts of the pieces of the stream; one piece where there is nothing to cut."""
     borders = {0}
     for row in copies:
@@ -126,7 +126,7 @@ def _home(readers: set[int], repeated: Sequence[bool]) -> int:
     return first
 
 
-def _named(block_members: Sequence[Member]) -> tuple[list[str], list[str]]:
+def _named(block_members: Sequence[BlockStructure]) -> tuple[list[str], list[str]]:
     """Names of the blocks and of their templates."""
     times: dict[object, int] = {}
     for member in block_members:

@@ -21,7 +21,7 @@ class Repetition(NamedTuple):
     period: int
 
 
-def repetitions(word: Sequence[int]) -> list[Repetition]:
+def maximal_repetitions(word: Sequence[int]) -> list[Repetition]:
     """Return every maximal repetition, multiples of a smallest period among them.
 
     Parameters

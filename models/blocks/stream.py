@@ -6,7 +6,7 @@ Positions in the stream are what repetitions and cuts are counted in.
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from millrace.models.blocks.structure import Wiring
+from millrace.models.blocks.structure import ForwardStructure
 from millrace.models.graph import Graph
 
 NEVER = -(1 << 62)  # the position of a reader that there is not
@@ -36,7 +36,7 @@ class Stream:
         Per tensor that is read later: position that makes it, position that reads it last, bytes.
     """
 
-    wiring: Wiring
+    wiring: ForwardStructure
     numbers: tuple[int, ...]
     word: tuple[int, ...]
     producers: tuple[tuple[int, ...], ...]
@@ -46,7 +46,7 @@ class Stream:
     spans: tuple[tuple[int, int, int], ...]
 
 
-def stream_of(graph: Graph, wiring: Wiring) -> Stream:
+def stream_of(graph: Graph, wiring: ForwardStructure) -> Stream:
     """Line up the ops of a graph that work on data."""
     numbers = [number for number in range(len(wiring.ops)) if not wiring.carried[number]]
     positions = {number: position for position, number in enumerate(numbers)}
@@ -104,7 +104,7 @@ def stream_of(graph: Graph, wiring: Wiring) -> Stream:
     )
 
 
-def _carried_trees(wiring: Wiring) -> dict[int, int]:
+def _carried_trees(wiring: ForwardStructure) -> dict[int, int]:
     """Number per carried op, equal where everything that it is made of is equal."""
     numbers_by_tree: dict[Hashable, int] = {}
     trees: dict[int, int] = {}
@@ -117,7 +117,7 @@ def _carried_trees(wiring: Wiring) -> dict[int, int]:
     return trees
 
 
-def _shared(wiring: Wiring, positions: dict[int, int]) -> set[int]:
+def _shared(wiring: ForwardStructure, positions: dict[int, int]) -> set[int]:
     """Carried ops that more than one op of the stream reads, or that are made of such."""
     readers: dict[int, int] = {}  # carried op to its only position
     shared: set[int] = set()

@@ -14,7 +14,7 @@ NAMING_ATTRIBUTES = ("op", "variable")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wiring:
+class ForwardStructure:
     """The forward part of a graph by number: who reads whom, and what each op is like.
 
     Attributes
@@ -48,7 +48,7 @@ class Wiring:
         return *self.outputs[number][output], self.trained[number], self.data[number]
 
 
-def wiring_of(graph: Graph) -> Wiring:
+def wiring_of(graph: Graph) -> ForwardStructure:
     """Number the forward part of a valid graph."""
     tensors = graph.tensors_by_name
     sources_by_name: dict[str, tuple[int, int]] = {}
@@ -75,7 +75,7 @@ def wiring_of(graph: Graph) -> Wiring:
         data.append(op.kind == "input" or any(data[number] for number, _ in sources))
         inputs.append(sources)
         ops.append(op)
-    return Wiring(
+    return ForwardStructure(
         ops=tuple(ops),
         inputs=tuple(inputs),
         outputs=tuple(outputs),
@@ -100,14 +100,16 @@ def facts_of_op(op: Op) -> tuple[Hashable, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class BlockStructure:
     """A block: its ops in an order that equal blocks share, and what makes them equal."""
 
     order: tuple[int, ...]
     structure: Hashable
 
 
-def members(wiring: Wiring, homes: Sequence[int], count: int) -> tuple[Member, ...]:
+def block_structures(
+    wiring: ForwardStructure, homes: Sequence[int], count: int
+) -> tuple[BlockStructure, ...]:
     """Describe every block.
 
     Parameters
@@ -137,11 +139,11 @@ def members(wiring: Wiring, homes: Sequence[int], count: int) -> tuple[Member, .
     blocks = []
     for numbers in inside:
         order = _order(wiring, numbers)
-        blocks.append(Member(order=order, structure=_structure(wiring, order, leaving)))
+        blocks.append(BlockStructure(order=order, structure=_structure(wiring, order, leaving)))
     return tuple(blocks)
 
 
-def _order(wiring: Wiring, numbers: Sequence[int]) -> tuple[int, ...]:
+def _order(wiring: ForwardStructure, numbers: Sequence[int]) -> tuple[int, ...]:
     """Ops of the stream in order, each carried op right before its first reader, idle ones last."""
     inside = set(numbers)
     placed: dict[int, None] = {}
@@ -163,7 +165,7 @@ def _order(wiring: Wiring, numbers: Sequence[int]) -> tuple[int, ...]:
 
 
 def _structure(
-    wiring: Wiring, order: Sequence[int], leaving: set[tuple[int, int]]
+    wiring: ForwardStructure, order: Sequence[int], leaving: set[tuple[int, int]]
 ) -> tuple[Hashable, ...]:
     places = {number: place for place, number in enumerate(order)}
     outside: dict[tuple[int, int], int] = {}

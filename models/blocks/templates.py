@@ -5,11 +5,16 @@ from collections.abc import Hashable
 from msgspec.structs import replace
 
 from millrace.models.blocks.naming import inner_names, renamed
-from millrace.models.blocks.structure import facts_of_op, facts_of_tensor, members, wiring_of
+from millrace.models.blocks.structure import (
+    block_structures,
+    facts_of_op,
+    facts_of_tensor,
+    wiring_of,
+)
 from millrace.models.graph import Graph, Op
 
 
-def same_templates(graph: Graph) -> Graph:
+def merge_templates(graph: Graph) -> Graph:
     """Give blocks that are equal in structure one template.
 
     Parameters
@@ -37,7 +42,7 @@ def same_templates(graph: Graph) -> Graph:
     wiring = wiring_of(graph)
     places = {block: place for place, block in enumerate(graph.blocks)}
     homes = [places[op.block] for op in wiring.ops]
-    block_members = members(wiring, homes, len(places))
+    block_members = block_structures(wiring, homes, len(places))
     classes: dict[object, list[int]] = {}
     for place, member in enumerate(block_members):
         classes.setdefault(member.structure, []).append(place)
@@ -60,7 +65,7 @@ def same_templates(graph: Graph) -> Graph:
     return renamed(graph, names, {}, ordered)[0]
 
 
-def unlike_parted(graph: Graph) -> Graph:
+def split_templates(graph: Graph) -> Graph:
     """Give blocks with ops that the first of their template has not templates of their own.
 
     Blocks that are equal going forward may differ going back: where nothing before a block is

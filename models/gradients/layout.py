@@ -1,6 +1,6 @@
 """Rules of ops that move values: rates, dtypes, dims, pieces."""
 
-from millrace.models.gradients.products import reversed_into
+from millrace.models.gradients.products import transpose_rule
 from millrace.models.gradients.tape import ONE, Gradients, Tape
 from millrace.models.graph import Op, Phase
 from millrace.models.labels import parse, write
@@ -35,17 +35,17 @@ def quantise(tape: Tape, op: Op, dy: str) -> Gradients:
 
 def rearrange(tape: Tape, op: Op, dy: str) -> Gradients:
     """Gradient of `rearrange`: dy rearranged back."""
-    return reversed_into(tape, op, dy, "rearrange")
+    return transpose_rule(tape, op, dy, "rearrange")
 
 
 def narrow(tape: Tape, op: Op, dy: str) -> Gradients:
     """Gradient of `narrow`: dy put back where it came from, zeros around it."""
-    return reversed_into(tape, op, dy, "widen")
+    return transpose_rule(tape, op, dy, "widen")
 
 
 def widen(tape: Tape, op: Op, dy: str) -> Gradients:
     """Gradient of `widen`: the part of dy that was not added."""
-    return reversed_into(tape, op, dy, "narrow")
+    return transpose_rule(tape, op, dy, "narrow")
 
 
 def concat(tape: Tape, op: Op, dy: str) -> Gradients:

@@ -71,15 +71,15 @@ def sum_(tape: Tape, op: Op, dy: str) -> Gradients:
     """Gradient of `sum`: dy for every summand."""
     if dy == ONE:
         return (ONE,)
-    return reversed_into(tape, op, dy, "broadcast")
+    return transpose_rule(tape, op, dy, "broadcast")
 
 
 def broadcast(tape: Tape, op: Op, dy: str) -> Gradients:
     """Gradient of `broadcast`: dy summed over the new dims."""
-    return reversed_into(tape, op, dy, "sum")
+    return transpose_rule(tape, op, dy, "sum")
 
 
-def reversed_into(tape: Tape, op: Op, dy: str, kind: str) -> Gradients:
+def transpose_rule(tape: Tape, op: Op, dy: str, kind: str) -> Gradients:
     """Gradient by an op of kind `kind`, whose input and output are exchanged."""
     expression = parse(op.labels)
     labels = write(expression.outputs, expression.inputs, expression.whole)

@@ -27,7 +27,7 @@ Told = Callable[[str], None]
 Check = Callable[[Any, Any], str]
 
 
-class _Question(NamedTuple):
+class _OpeningRequest(NamedTuple):
     path: Path
     seq_len: int | None
     precision: str
@@ -72,15 +72,15 @@ def open_model(
     path = Path(text)
     reader = READERS.get(path.suffix.lower())
     if reader is not None:
-        return _sayable(reader(_Question(path, seq_len, precision, told, check)))
+        return _with_text_name(reader(_OpeningRequest(path, seq_len, precision, told, check)))
     if ":" not in text and (_looks_like_path(text) or not _in_zoo(text)) and _exists(path):
-        return _sayable(_config(_Question(path, seq_len, precision, told, check)))
+        return _with_text_name(_config(_OpeningRequest(path, seq_len, precision, told, check)))
     if _looks_like_path(text):
         raise ModelError(f"there is no file `{text}`; {_hub_hint(text) or f'a model is {KINDS}'}")
     return model_spec(text, seq_len, precision)
 
 
-def _sayable(spec: ModelSpec) -> ModelSpec:
+def _with_text_name(spec: ModelSpec) -> ModelSpec:
     """Specification under a name that is text; a file's may hold bytes that are none."""
     name = as_text(spec.name)
     graph = None if spec.graph is None else replace(spec.graph, name=as_text(spec.graph.name))
@@ -125,13 +125,13 @@ def _in_zoo(text: str) -> bool:
     return True
 
 
-def _config(question: _Question) -> ModelSpec:
+def _config(question: _OpeningRequest) -> ModelSpec:
     from millrace.models.importers.huggingface import read_config
 
     return read_config(question.path, seq_len=question.seq_len, precision=question.precision)
 
 
-def _onnx(question: _Question) -> ModelSpec:
+def _onnx(question: _OpeningRequest) -> ModelSpec:
     from millrace.models.importers.onnx import import_file
 
     imported = import_file(
@@ -143,7 +143,7 @@ def _onnx(question: _Question) -> ModelSpec:
     return _of_graph(imported.graph, question)
 
 
-def _torch_export(question: _Question) -> ModelSpec:
+def _torch_export(question: _OpeningRequest) -> ModelSpec:
     if not question.path.is_file():
         raise ModelError(f"`{question.path}` cannot be read: there is no such file")
     if find_spec("torch") is None:
@@ -165,7 +165,7 @@ def _torch_export(question: _Question) -> ModelSpec:
     return _of_graph(imported.graph, question)
 
 
-def _of_graph(graph: Graph, question: _Question) -> ModelSpec:
+def _of_graph(graph: Graph, question: _OpeningRequest) -> ModelSpec:
     """Specification that holds its graph, of the sequence length that was asked for."""
     if question.seq_len not in (None, graph.tokens_per_sample):
         raise ModelError(
@@ -175,7 +175,7 @@ def _of_graph(graph: Graph, question: _Question) -> ModelSpec:
     return graph_spec(graph, question.precision)
 
 
-READERS: dict[str, Callable[[_Question], ModelSpec]] = {
+READERS: dict[str, Callable[[_OpeningRequest], ModelSpec]] = {
     ".json": _config,
     ".onnx": _onnx,
     ".pt2": _torch_export,

@@ -9,7 +9,7 @@ from millrace.models.graph import Graph, Phase
 from millrace.models.labels import Shape, bind, parse
 from millrace.models.ops import arithmetic, experts, layers, pointwise, structure
 from millrace.models.ops.kind import Attributes, OpKind
-from millrace.models.ops.windows import seen_shares
+from millrace.models.ops.windows import window_fractions
 
 OPS: dict[str, OpKind] = {
     kind.name: kind
@@ -18,7 +18,7 @@ OPS: dict[str, OpKind] = {
 }
 
 
-class Work(NamedTuple):
+class OpWork(NamedTuple):
     """Cost of one firing of an op: FLOPs, and bytes read and written."""
 
     flops: int
@@ -90,7 +90,7 @@ def op_work(
     output_shapes: Sequence[Shape],
     input_itemsizes: Sequence[int],
     output_itemsizes: Sequence[int],
-) -> Work:
+) -> OpWork:
     """FLOPs (`op_flops`) and bytes of one firing on these (one device's) shapes.
 
     Bytes are everything read and written once: kept state and an output that is added to count
@@ -113,7 +113,7 @@ def op_work(
     if row.reads_output:
         moved += outputs[0]
     moved += 2 * len(state_of(kind, attributes)) * outputs[0]
-    return Work(flops, moved)
+    return OpWork(flops, moved)
 
 
 def model_flops(graph: Graph) -> int:
@@ -125,7 +125,7 @@ def model_flops(graph: Graph) -> int:
     """
     uncounted = (Phase.BEGIN, Phase.UPDATE, Phase.RECOMPUTE)
     tensors = graph.tensors_by_name
-    shares = seen_shares(graph, OPS)
+    shares = window_fractions(graph, OPS)
     total = 0
     flops_by_key: dict[object, int] = {}  # ops of equal blocks are equal
     for op in graph.ops:

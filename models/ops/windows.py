@@ -14,7 +14,7 @@ from millrace.models.ops.kind import OpKind
 SOFTMAX = "masked_softmax"  # attention as separate ops has one
 
 
-def seen_shares(graph: Graph, kinds: dict[str, OpKind]) -> dict[str, Fraction]:
+def window_fractions(graph: Graph, kinds: dict[str, OpKind]) -> dict[str, Fraction]:
     """Return the share of the keys that a query meets, by op that multiplies within a window.
 
     Of an attention written as separate ops these are the products that make or read its scores,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from millrace.models.blocks import same_templates, with_blocks
+from millrace.models.blocks import merge_templates, with_blocks
 from millrace.models.builder import PRECISIONS
 from millrace.models.errors import ModelError
 from millrace.models.graph import Graph, to_json, with_batch
@@ -32,7 +32,7 @@ FAMILIES: dict[str, Family] = {
 FUNCTION = "function"  # the family of `package.module:function`
 
 
-class Entry(NamedTuple):
+class ZooEntry(NamedTuple):
     """Name of the zoo, with its family and sizes."""
 
     family: str
@@ -40,7 +40,7 @@ class Entry(NamedTuple):
 
 
 _ENTRIES = {
-    name: Entry(family, config)
+    name: ZooEntry(family, config)
     for family, row in FAMILIES.items()
     for name, config in row.models.items()
 }
@@ -225,7 +225,7 @@ def _called(name: str) -> Graph:
         raise ModelError(f"model `{name}` returns a {type(graph).__name__}; expected a Graph")
     check_graph(graph)
     if len(graph.blocks) > 1:
-        return same_templates(graph)
+        return merge_templates(graph)
     repeated = with_blocks(graph)
     return repeated if len(repeated.blocks) > 1 else graph
 

@@ -9,16 +9,16 @@ runs to its end). Importing this package loads no solver, no simulator and no tr
 
 from millrace.planner.actors.graph import ActorGraph, Program
 from millrace.planner.actors.null_clock import run_to_completion
-from millrace.planner.actors.protocol import Fire, Protocol
+from millrace.planner.actors.protocol import ActorProtocol, Fire
 from millrace.planner.actors.rendezvous import Rendezvous
 from millrace.planner.actors.trace import Trace
 from millrace.planner.actors.validate import validate
 
 __all__ = [
     "ActorGraph",
+    "ActorProtocol",
     "Fire",
     "Program",
-    "Protocol",
     "Rendezvous",
     "Trace",
     "run_to_completion",

@@ -5,7 +5,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 
-class Interval(NamedTuple):
+class OwnedInterval(NamedTuple):
     """Time from `start_ns` to `end_ns` of one owner; a lower `rank` goes before a higher one."""
 
     start_ns: int
@@ -14,7 +14,9 @@ class Interval(NamedTuple):
     owner: Hashable
 
 
-def covering_ns(intervals: Iterable[Interval], begin_ns: int, end_ns: int) -> dict[Hashable, int]:
+def covering_ns(
+    intervals: Iterable[OwnedInterval], begin_ns: int, end_ns: int
+) -> dict[Hashable, int]:
     """Nanoseconds of a window by the owner of the interval that covers them; the rest under None.
 
     An instant counts for the interval of lowest rank, of equals for the one that ends first.

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 
 from millrace.planner.actors.graph import ActorGraph
-from millrace.planner.actors.protocol import Fire, Protocol
+from millrace.planner.actors.protocol import ActorProtocol, Fire
 from millrace.planner.actors.rendezvous import Rendezvous
 from millrace.planner.errors import ProtocolError
 
@@ -43,7 +43,7 @@ def run_to_completion(
         if folded
         else [graph.programs[graph.program_of(rank)] for rank in range(graph.ranks)]
     )
-    protocols = [Protocol(program, steps) for program in programs]
+    protocols = [ActorProtocol(program, steps) for program in programs]
     rendezvous = Rendezvous(graph, folded=folded)
     meets = [[actor.meeting is not None for actor in program.actors] for program in programs]
     pending: deque[tuple[int, int]] = deque()
@@ -77,7 +77,7 @@ _REASONS = {
 }
 
 
-def _explain(protocols: list[Protocol], rendezvous: Rendezvous) -> str:
+def _explain(protocols: list[ActorProtocol], rendezvous: Rendezvous) -> str:
     """Name one cycle of actors that wait for each other."""
     # Only a deadlock needs it, and every rank of a run would wait for its import.
     import networkx as nx

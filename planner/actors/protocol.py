@@ -42,7 +42,7 @@ class Wait(NamedTuple):
     on: int
 
 
-class Protocol:
+class ActorProtocol:
     """State of one rank that runs `program` for `steps` steps.
 
     Every condition of an actor's next firing is a place that holds tokens (versions to read, slots

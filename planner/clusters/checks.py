@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from math import isfinite, prod
 
-from millrace.planner.cluster import Cluster, Device, Host, Leaves, Link, NodeGroup, Software
+from millrace.planner.cluster import Cluster, Device, HostMemory, Leaves, Link, NodeGroup, Software
 from millrace.planner.collectives import BOXING
 from millrace.planner.costs.products import ITEM_BYTES
 from millrace.planner.costs.protocols import LIBRARIES
@@ -164,7 +164,7 @@ def _table_faults(field: str, tables: Mapping[str, tuple[tuple[int, int], ...]])
                 yield f"{where}: {after} follows {before}; sort by the first column"
 
 
-def _host_faults(host: Host, where: str) -> Iterator[str]:
+def _host_faults(host: HostMemory, where: str) -> Iterator[str]:
     yield from _rate(f"{where}bandwidth_bytes_per_s", host.bandwidth_bytes_per_s)
     yield from _time(f"{where}latency_ns", host.latency_ns)
     if host.memory_bytes is not None:

@@ -29,7 +29,7 @@ class Reduction(StrEnum):
     ALWAYS = "always"
 
 
-class _Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _FabricTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A table of the file: `Fabric` without its name."""
 
     family: str
@@ -44,7 +44,7 @@ class _Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     congestion: float = 0.0
 
 
-class Fabric(_Settings, frozen=True, kw_only=True):
+class Fabric(_FabricTable, frozen=True, kw_only=True):
     """One kind of connection.
 
     Attributes
@@ -117,7 +117,7 @@ _PER_DEVICE = re.compile(r"\b(?:per|a|each|/)\s*(?:gpu|device|chip|accelerator)\
 def fabrics() -> dict[str, Fabric]:
     """Fabrics by name, those inside a node first."""
     text = (resources.files("millrace.planner.clusters") / "fabrics.toml").read_text("utf-8")
-    tables = msgspec.toml.decode(text, type=dict[str, _Settings])
+    tables = msgspec.toml.decode(text, type=dict[str, _FabricTable])
     return {
         name: Fabric(name=name, **msgspec.structs.asdict(settings))
         for name, settings in tables.items()

@@ -15,7 +15,7 @@ from millrace.models.documents import as_text, decode_toml, read_text
 from millrace.planner.cluster import (
     Cluster,
     Device,
-    Host,
+    HostMemory,
     Islands,
     Leaves,
     Link,
@@ -46,7 +46,7 @@ class NodesTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     inter_node: Link | str | None = None
     islands: Islands | None = None
     torus: Torus | None = None
-    host: Host | None = None
+    host: HostMemory | None = None
 
 
 class ClusterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,7 +61,7 @@ class ClusterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     inter_node: Link | str | None = None
     islands: Islands | None = None
     torus: Torus | None = None
-    host: Host | None = None
+    host: HostMemory | None = None
     cores_per_node: int | None = None
     leaves: Leaves | None = None
     software: Software | str = Software()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from millrace.planner.cluster import OURS, Cluster, Device, Host, Link, Software
+from millrace.planner.cluster import OURS, Cluster, Device, HostMemory, Link, Software
 from millrace.planner.clusters.checks import validate
 from millrace.planner.clusters.files import canonical, read_cluster, reference_node, resized
 from millrace.planner.errors import ClusterError
@@ -170,7 +170,7 @@ def local_gpu_cluster(ranks: int, device: Device | None) -> Cluster:
             inter_node=link,
             host=None
             if host is None
-            else Host(
+            else HostMemory(
                 latency_ns=host.latency_ns,
                 bandwidth_bytes_per_s=host.bandwidth_bytes_per_s,
                 source=host.source,

@@ -27,7 +27,7 @@ BUCKET_PART_BYTES = 2_000_000
 LINKS = 0.6
 
 
-class _Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _FrameworkTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A table of the file: `Software` without its name."""
 
     host_ns: int
@@ -45,7 +45,7 @@ class _Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 def frameworks() -> dict[str, Software]:
     """Every framework that has settings, and the default ones, by name."""
     text = (resources.files("millrace.planner.clusters") / "software.toml").read_text("utf-8")
-    tables = msgspec.toml.decode(text, type=dict[str, _Settings])
+    tables = msgspec.toml.decode(text, type=dict[str, _FrameworkTable])
     return {
         name: Software(
             name=name, bucket_bytes=BUCKET_BYTES, links=LINKS, **msgspec.structs.asdict(settings)

@@ -14,7 +14,7 @@ a stage runs one section at once, so that its order says what is alive together
 
 Of what comes once a step, three things of a weight are there when others are not: what gathers it
 before the first microbatch lies where its gradient will be summed, and what the sum is reduced to
-after the last one where the gathered weight was (`lent_places`).
+after the last one where the gathered weight was (`aliased_registers`).
 
 Within a section the ops of one block form a *stretch*. What lives from one stretch to the next is
 placed first, in turns in two parts of the area; what lives within one fits around it. So equal
@@ -39,10 +39,10 @@ from millrace.planner.compile.draft import (
     DraftStage,
 )
 from millrace.planner.compile.slots import Timetable
-from millrace.planner.compile.spans import Span, Spans, stretches
+from millrace.planner.compile.spans import LiveRange, Spans, stretches
 
 
-class Placed(NamedTuple):
+class PlacedSpan(NamedTuple):
     """A span at its offset."""
 
     offset: int
@@ -65,7 +65,7 @@ def lay_out(program: Program, draft: DraftStage, table: Timetable) -> Program:
     """
     spans = Spans(draft, table.joint)
     offsets, end = shared_places(spans)
-    lent = lent_places(spans, offsets.keys())
+    lent = aliased_registers(spans, offsets.keys())
     buffers = communication_buffers(draft)
     registers = list(program.registers)
     for index, offset in offsets.items():
@@ -126,7 +126,7 @@ def shared_places(spans: Spans) -> tuple[dict[int, int], int]:
     return offsets, area
 
 
-def lent_places(spans: Spans, shared: Set[int]) -> dict[int, tuple[int, int]]:
+def aliased_registers(spans: Spans, shared: Set[int]) -> dict[int, tuple[int, int]]:
     """Registers that lie in the place of another, by that one and the bytes behind its start.
 
     A weight's parts, and what boxing makes of them before the first microbatch, are read before
@@ -259,7 +259,7 @@ def _read_before(spans: Spans, gathered: int, total: int) -> bool:
 
 
 def _pack_section(
-    spans: Sequence[Span],
+    spans: Sequence[LiveRange],
     starts: Sequence[int],
     packed: dict[object, tuple[tuple[int, ...], int]],
     stepwise: bool,
@@ -268,8 +268,8 @@ def _pack_section(
 
     Once a step (`stepwise`) what lives across stretches is left out: each adds its own.
     """
-    across: dict[int, list[Span]] = {}
-    within: dict[int, list[Span]] = {}
+    across: dict[int, list[LiveRange]] = {}
+    within: dict[int, list[LiveRange]] = {}
     for span in spans:
         first, last = bisect_right(starts, span.first), bisect_right(starts, span.last)
         if first == last:
@@ -282,7 +282,7 @@ def _pack_section(
         begin = starts[stretch - 1]
         end = starts[stretch] - 1 if stretch < len(starts) else max(span.last for span in local)
         around = sorted(
-            Placed(
+            PlacedSpan(
                 placed.offset,
                 placed.size,
                 max(placed.first, begin) - begin,
@@ -303,20 +303,20 @@ def _pack_section(
     return offsets, area
 
 
-def _pack_across(across: dict[int, list[Span]]) -> tuple[list[Placed], dict[int, int]]:
+def _pack_across(across: dict[int, list[LiveRange]]) -> tuple[list[PlacedSpan], dict[int, int]]:
     """Places of what lives across stretches, by the last one where that is next to the first.
 
     What ends in even stretches and what ends in odd ones have a part each, so that however many
     stretches there are, those two parts are as large as the largest pair of neighbours needs. What
     lives longer (0) lies below.
     """
-    fixed: list[Placed] = []
+    fixed: list[PlacedSpan] = []
     offsets: dict[int, int] = {}
     base = 0
     for part in ([0], *(sorted(k for k in across if k and k % 2 == odd) for odd in (0, 1))):
         end = base
         for stretch in part:
-            placed: list[Placed] = []
+            placed: list[PlacedSpan] = []
             for span, offset in _fitted(across.get(stretch, ()), placed):
                 offsets[span.register] = base + offset
                 end = max(end, base + offset + span.size)
@@ -325,7 +325,9 @@ def _pack_across(across: dict[int, list[Span]]) -> tuple[list[Placed], dict[int,
     return fixed, offsets
 
 
-def _fitted(spans: Sequence[Span], placed: list[Placed]) -> Iterator[tuple[Span, int]]:
+def _fitted(
+    spans: Sequence[LiveRange], placed: list[PlacedSpan]
+) -> Iterator[tuple[LiveRange, int]]:
     """First fit, largest first, around and into what is placed already (sorted by offset)."""
     for span in sorted(spans, key=lambda span: (-span.size, span.first, span.last, span.register)):
         offset = 0
@@ -337,5 +339,5 @@ def _fitted(spans: Sequence[Span], placed: list[Placed]) -> Iterator[tuple[Span,
                 and offset < other.offset + other.size
             ):
                 offset = other.offset + other.size
-        insort(placed, Placed(offset, span.size, span.first, span.last))
+        insort(placed, PlacedSpan(offset, span.size, span.first, span.last))
         yield span, offset

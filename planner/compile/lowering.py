@@ -13,7 +13,7 @@ from millrace.models.graph import ITEMSIZE, Graph, Phase, Rate
 from millrace.models.labels import parse
 from millrace.models.ops import state_of
 from millrace.planner.actors.graph import Meeting, Port
-from millrace.planner.boxing import Step, boxing_path, crossing, message_bytes
+from millrace.planner.boxing import BoxingStep, boxing_path, crossing, message_bytes
 from millrace.planner.compile.draft import BEGIN, PARTS, UPDATE, DraftActor, DraftStage, Section
 from millrace.planner.compile.offload import HostState
 from millrace.planner.compile.placement import PlacedOp
@@ -36,7 +36,7 @@ from millrace.planner.signatures import EXPANSIONS, sub_signatures
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class PlacedTensor:
     """A tensor as it lies on one stage: its register, and how often a version of it comes.
 
     `repeated`: the version of a step, to be read once a microbatch.
@@ -48,7 +48,7 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Inside:
+class TensorInfo:
     """Facts of a tensor that boxing needs, in the graph or inside an expansion."""
 
     tensor: str
@@ -77,11 +77,11 @@ class Lowering:
         self.stages = [DraftStage(mesh.sizes) for _ in range(stages)]
         self.whole: NdSbp = (BROADCAST,) * len(mesh.axes)
         # `_homes` holds where each tensor is produced: stage → (SBP, value).
-        self._homes: dict[str, dict[int, tuple[NdSbp, Value]]] = {}
+        self._homes: dict[str, dict[int, tuple[NdSbp, PlacedTensor]]] = {}
         # `_boxed` holds what boxing made: (stage, tensor, SBP, forward or backward) → value.
-        self._boxed: dict[tuple[int, str, NdSbp, str], Value] = {}
+        self._boxed: dict[tuple[int, str, NdSbp, str], PlacedTensor] = {}
         # `_arrived` holds what another stage sent, and as which SBP: once per (stage, tensor).
-        self._arrived: dict[tuple[int, str], tuple[NdSbp, Value]] = {}
+        self._arrived: dict[tuple[int, str], tuple[NdSbp, PlacedTensor]] = {}
         self._variables: dict[tuple[int, str], int] = {}
         self._host = HostState(graph, offload)
         self._gathers_again = gathers_again
@@ -99,11 +99,11 @@ class Lowering:
         name, sbp = placed.op.outputs[0], placed.outputs[0]
         register = self._register(placed.stage, name, name, sbp, "parameter", initial=1)
         self._variables[placed.stage, name] = register
-        self._made(placed.stage, name, sbp, Value(register, Rate.STEP))
+        self._made(placed.stage, name, sbp, PlacedTensor(register, Rate.STEP))
 
     def _repeat(self, placed: PlacedOp) -> None:
         value = self.need(placed.stage, placed.op.inputs[0], placed.inputs[0], BEGIN, Rate.STEP)
-        repeated = Value(value.register, Rate.STEP, repeated=True)
+        repeated = PlacedTensor(value.register, Rate.STEP, repeated=True)
         self._made(placed.stage, placed.op.outputs[0], placed.inputs[0], repeated)
 
     def _update(self, placed: PlacedOp) -> None:
@@ -196,7 +196,7 @@ class Lowering:
                     lane="world",
                 )
             )
-        self._made(stage, op.outputs[0], self.whole, Value(last, Rate.STEP))
+        self._made(stage, op.outputs[0], self.whole, PlacedTensor(last, Rate.STEP))
 
     def _compute(self, placed: PlacedOp) -> None:
         op, stage = placed.op, placed.stage
@@ -217,7 +217,7 @@ class Lowering:
                 else ("parameter" if section == BEGIN else "gradient")
             )
             register = self._register(stage, name, name, sbp, kind)
-            self._made(stage, name, sbp, Value(register, self.tensors[name].rate))
+            self._made(stage, name, sbp, PlacedTensor(register, self.tensors[name].rate))
             outputs.append(Port(register=register, hold=hold))
         self.stages[stage].add_actor(
             DraftActor(
@@ -250,7 +250,7 @@ class Lowering:
         names = {f"in{i}": name for i, name in enumerate(op.inputs)}
         names |= {f"out{i}": name for i, name in enumerate(op.outputs)}
         shapes = {f"in{i}": self.tensors[name].shape for i, name in enumerate(op.inputs)}
-        sub_values: dict[str, tuple[NdSbp, Value]] = {}
+        sub_values: dict[str, tuple[NdSbp, PlacedTensor]] = {}
         signature = OpSignature(
             inputs=tuple(map(format_nd_sbp, placed.inputs)),
             outputs=tuple(map(format_nd_sbp, placed.outputs)),
@@ -265,7 +265,7 @@ class Lowering:
                 if name in names:
                     value = self.need(stage, names[name], sbp, section, Rate.MICROBATCH)
                 else:
-                    inside = Inside(f"{op.name}.{name}", shapes[name], dtype)
+                    inside = TensorInfo(f"{op.name}.{name}", shapes[name], dtype)
                     value = self._box(stage, inside, *sub_values[name], sbp, section)
                 ports.append(Port(register=value.register))
             for name, dims in zip(inner.inputs, expression.inputs, strict=True):
@@ -284,7 +284,7 @@ class Lowering:
                     sbp=parse_nd_sbp(text),
                     memory_kind="activation",
                 )
-                sub_values[name] = (parse_nd_sbp(text), Value(register, Rate.MICROBATCH))
+                sub_values[name] = (parse_nd_sbp(text), PlacedTensor(register, Rate.MICROBATCH))
                 if name in names:
                     self._made(stage, tensor, *sub_values[name])
                 results.append(Port(register=register))
@@ -313,11 +313,13 @@ class Lowering:
         draft, firings = self.stages[stage], self.microbatches
         outputs = lower_rounds(draft, placed, self.tensors, self.mesh, section, firings, inputs)
         for name, sbp, register in zip(op.outputs, placed.outputs, outputs, strict=True):
-            self._made(stage, name, sbp, Value(register, Rate.MICROBATCH))
+            self._made(stage, name, sbp, PlacedTensor(register, Rate.MICROBATCH))
 
     # Values: where a tensor is, and how it gets where it is needed.
 
-    def need(self, stage: int, tensor: str, sbp: NdSbp, section: Section, rate: Rate) -> Value:
+    def need(
+        self, stage: int, tensor: str, sbp: NdSbp, section: Section, rate: Rate
+    ) -> PlacedTensor:
         """Value of `tensor` on `stage` as `sbp`; adds the boxing that it takes.
 
         Raises
@@ -333,7 +335,7 @@ class Lowering:
             if source == sbp:
                 self.stages[stage].needed_in(value.register, section)
                 return value
-        info = Inside(tensor, self.tensors[tensor].shape, self.tensors[tensor].dtype)
+        info = TensorInfo(tensor, self.tensors[tensor].shape, self.tensors[tensor].dtype)
         if stage in homes:
             return self._box(stage, info, source, value, sbp, section)
         home, (source, value) = next(iter(homes.items()))
@@ -350,12 +352,12 @@ class Lowering:
     def _box(
         self,
         stage: int,
-        info: Inside,
+        info: TensorInfo,
         source: NdSbp,
-        value: Value,
+        value: PlacedTensor,
         target: NdSbp,
         section: Section,
-    ) -> Value:
+    ) -> PlacedTensor:
         """Take a value on one stage from one SBP to another."""
         draft, repeated = self.stages[stage], value.repeated
         gathers_anew = self._gathers_again and draft.made_forward(value.register)
@@ -372,8 +374,14 @@ class Lowering:
         return value
 
     def _step(
-        self, stage: int, info: Inside, step: Step, value: Value, section: Section, side: str
-    ) -> Value:
+        self,
+        stage: int,
+        info: TensorInfo,
+        step: BoxingStep,
+        value: PlacedTensor,
+        section: Section,
+        side: str,
+    ) -> PlacedTensor:
         """Add the actor of one boxing step."""
         draft = self.stages[stage]
         rate = Rate.MICROBATCH if value.repeated else value.rate
@@ -413,11 +421,11 @@ class Lowering:
                 lane="compute" if meeting is None else "+".join(axes),
             )
         )
-        return Value(register, rate)
+        return PlacedTensor(register, rate)
 
     def _transfer(
-        self, home: int, stage: int, tensor: str, sbp: NdSbp, value: Value, section: Section
-    ) -> Value:
+        self, home: int, stage: int, tensor: str, sbp: NdSbp, value: PlacedTensor, section: Section
+    ) -> PlacedTensor:
         """Send a value to another stage, each device to its counterpart."""
         shape, dtype = self.tensors[tensor].shape, self.tensors[tensor].dtype
         size = local_size(shape, sbp, self.sizes) * ITEMSIZE[dtype]
@@ -452,9 +460,9 @@ class Lowering:
                 lane=f"recv from stage {home}",
             )
         )
-        return Value(register, value.rate)
+        return PlacedTensor(register, value.rate)
 
-    def _after(self, stage: int, value: Value) -> Section:
+    def _after(self, stage: int, value: PlacedTensor) -> Section:
         """Section in which a value can first be worked on where it was made."""
         draft = self.stages[stage]
         maker = draft.producer.get(value.register)
@@ -464,7 +472,7 @@ class Lowering:
         section = draft.actors[maker].section
         return UPDATE if value.rate is Rate.STEP and section != BEGIN else section
 
-    def _made(self, stage: int, tensor: str, sbp: NdSbp, value: Value) -> None:
+    def _made(self, stage: int, tensor: str, sbp: NdSbp, value: PlacedTensor) -> None:
         self._homes.setdefault(tensor, {})[stage] = (sbp, value)
 
     def _register(
@@ -481,7 +489,7 @@ class Lowering:
             initial=initial,
         )
 
-    def _hold(self, value: Value, rate: Rate) -> int:
+    def _hold(self, value: PlacedTensor, rate: Rate) -> int:
         return self.microbatches if rate is Rate.MICROBATCH and value.rate is Rate.STEP else 1
 
     def _section(self, placed: PlacedOp, rate: Rate) -> Section:

@@ -1,16 +1,16 @@
 """Offload: optimizer state in the memory of the node, and the device's buffer it passes through.
 
 State is the moments of a variable and, where a step reads it in 16 bits only, the variable itself
-(`millrace.models.counting.masters`). Its registers are of the kind `host`: they lie in an arena of
-their own beside the device's. All that passes to or from there on one stage shares one buffer, for
-casts and updates follow one another on the compute queue.
+(`millrace.models.counting.master_weights`). Its registers are of the kind `host`: they lie in an
+arena of their own beside the device's. All that passes to or from there on one stage shares one
+buffer, for casts and updates follow one another on the compute queue.
 """
 
 from math import prod
 
 from msgspec.structs import replace
 
-from millrace.models.counting import masters
+from millrace.models.counting import master_weights
 from millrace.models.graph import ITEMSIZE, Graph
 from millrace.planner.actors.graph import HOST
 from millrace.planner.compile.draft import ALIGNMENT, DraftStage
@@ -34,7 +34,7 @@ class HostState:
 
     def __init__(self, graph: Graph, offload: str) -> None:
         self._used = offload == OPTIMIZER
-        self._masters = masters(graph) if self._used else frozenset()
+        self._masters = master_weights(graph) if self._used else frozenset()
         self._buffers: dict[int, int] = {}
 
     @property

@@ -16,7 +16,7 @@ from math import prod
 from msgspec.structs import replace
 
 from millrace.planner.actors.graph import ActorGraph, Leave, Program, Queue
-from millrace.planner.actors.protocol import Fire, Protocol
+from millrace.planner.actors.protocol import ActorProtocol, Fire
 from millrace.planner.actors.rendezvous import Arrival, Rendezvous
 from millrace.planner.compile.draft import SLOT_PARTS, DraftStage
 from millrace.planner.compile.slots import Timetable, lifetimes
@@ -116,7 +116,7 @@ class _EarliestRun:
             else ()
             for index, program in enumerate(graph.programs)
         ]
-        self.protocols = [Protocol(program) for program in graph.programs]
+        self.protocols = [ActorProtocol(program) for program in graph.programs]
         self.rendezvous = Rendezvous(graph, folded=True)
         # `lane_of` holds the lane on which each program's actor meets others.
         self.lane_of = [

@@ -54,14 +54,14 @@ class Bundle(NamedTuple):
 Sizes = Mapping[Bundle, Mapping[int, int]]  # number of registers by bytes of a slot
 
 
-class Piece(NamedTuple):
+class PackedPiece(NamedTuple):
     """Registers of a bundle that lie one after another in a place, by their bytes."""
 
     place_bytes: int
     sizes: tuple[int, ...]
 
 
-Pieces = Counter[Piece]
+Pieces = Counter[PackedPiece]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class Packing:
         """Bytes of all places."""
         return _size_bytes(self.places)
 
-    def of_size(self, place_bytes: int) -> dict[Bundle, list[Piece]]:
+    def of_size(self, place_bytes: int) -> dict[Bundle, list[PackedPiece]]:
         """Pieces of a size of every bundle, one by one."""
         rows = {
             bundle: sorted(piece for piece in row.elements() if piece.place_bytes == place_bytes)
@@ -177,7 +177,7 @@ def _packed(sizes: Sizes, turns: Mapping[Section, Turns]) -> Packing:
         return Packing(pieces={}, places={}, shared=(), alive_bytes=0)
     alive = alive_at_once(bundles, turns)
     pieces = [
-        Counter({Piece(size, (size,)): count for size, count in sizes[bundle].items()})
+        Counter({PackedPiece(size, (size,)): count for size, count in sizes[bundle].items()})
         for bundle in bundles
     ]
     bundle_bytes = np.array(
@@ -298,7 +298,7 @@ def _piece_sizes(pieces: Sequence[Pieces], alive: Counts) -> list[int]:
 
 def _all_gathered(pieces: Sequence[Pieces], place_bytes: int, empty_bytes: int) -> list[Pieces]:
     """Pieces of every bundle gathered; chunks that are alike cost nothing."""
-    gathered: dict[frozenset[tuple[Piece, int]], Pieces] = {}
+    gathered: dict[frozenset[tuple[PackedPiece, int]], Pieces] = {}
     for row in pieces:
         if (key := frozenset(row.items())) not in gathered:
             gathered[key] = _gathered(row, place_bytes, empty_bytes)
@@ -311,7 +311,7 @@ def _gathered(pieces: Pieces, place_bytes: int, empty_bytes: int) -> Pieces:
     order = sorted((piece for piece in pieces if piece.place_bytes <= place_bytes), reverse=True)
     full: Pieces = Counter()
     while True:
-        room, members = place_bytes, dict[Piece, int]()
+        room, members = place_bytes, dict[PackedPiece, int]()
         for piece in order:
             if count := min(left[piece], room // piece.place_bytes):
                 members[piece] = count
@@ -320,5 +320,5 @@ def _gathered(pieces: Pieces, place_bytes: int, empty_bytes: int) -> Pieces:
             return full + left
         times = min(left[piece] // count for piece, count in members.items())
         sizes = tuple(size for piece, n in members.items() for size in piece.sizes * n)
-        full[Piece(place_bytes, sizes)] += times
+        full[PackedPiece(place_bytes, sizes)] += times
         left.subtract({piece: times * count for piece, count in members.items()})

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from millrace.planner.compile.draft import BOXING, DraftStage, Section
 
 
-class Span(NamedTuple):
+class LiveRange(NamedTuple):
     """Closed interval of a section's time in which a register holds its place.
 
     Op number i of the draft runs at 2i; what a collective makes of its output begins at 2i + 1.
@@ -62,12 +62,12 @@ class Spans:
         """Actors of the compute queue that run in a section, in order."""
         return self._ops.get(section, [])
 
-    def by_section(self) -> dict[Section, list[Span]]:
+    def by_section(self) -> dict[Section, list[LiveRange]]:
         """Spans of the registers that share the area, per section.
 
         One place that several take in turn is one span, known by the first of them.
         """
-        spans_by_section: dict[Section, dict[int, Span]] = {}
+        spans_by_section: dict[Section, dict[int, LiveRange]] = {}
         for register in self.candidates:
             begin = self.begin(register)
             end = self.end(register, begin[0]) if begin else None
@@ -76,12 +76,12 @@ class Spans:
             spans = spans_by_section.setdefault(begin[0], {})
             leader = self.draft.places.get(register, register)
             size = self.draft.registers[register].slot_bytes
-            span = Span(register, size, begin[1], end)
+            span = LiveRange(register, size, begin[1], end)
             if leader != register and leader in spans:
                 self.followers[register] = leader
                 first = spans[leader]
                 size = max(size, first.size)
-                span = Span(leader, size, min(span.first, first.first), max(end, first.last))
+                span = LiveRange(leader, size, min(span.first, first.first), max(end, first.last))
             spans[span.register] = span
         return {section: list(spans.values()) for section, spans in spans_by_section.items()}
 

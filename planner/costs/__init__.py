@@ -11,17 +11,17 @@ back. Shapes are one device's own (local) shapes throughout.
 from millrace.planner.costs.actors import durations
 from millrace.planner.costs.collectives import (
     collective_duration_ns,
-    collective_pieces,
+    collective_lines,
 )
-from millrace.planner.costs.firings import Firings
+from millrace.planner.costs.firings import OpFirings
 from millrace.planner.costs.measured import interpolate_ns
 from millrace.planner.costs.ops import ATTENTION, op_duration_ns, op_durations_ns
 
 __all__ = [
     "ATTENTION",
-    "Firings",
+    "OpFirings",
     "collective_duration_ns",
-    "collective_pieces",
+    "collective_lines",
     "durations",
     "interpolate_ns",
     "op_duration_ns",

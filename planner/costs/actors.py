@@ -8,14 +8,14 @@ import numpy as np
 from millrace.models.graph import ITEMSIZE
 from millrace.models.ops import state_of
 from millrace.planner.actors.graph import HOST, Actor, ActorGraph, Meeting, Part, Program, Register
-from millrace.planner.cluster import Cluster, Device, Host
+from millrace.planner.cluster import Cluster, Device, HostMemory
 from millrace.planner.collectives import LOCAL_BOXING
 from millrace.planner.costs.buckets import State, Totals
 from millrace.planner.costs.collectives import collective_duration_ns
 from millrace.planner.costs.host import host_of, state_copies_ns
 from millrace.planner.costs.layout import frame_of, layout_of
 from millrace.planner.costs.ops import op_duration_ns
-from millrace.planner.fusion.net import Node, Value
+from millrace.planner.fusion.net import FusionNode, FusionTensor
 from millrace.planner.fusion.shares import Share, shares_of
 
 # Attributes that change what an op of equal shapes takes, besides those that `state_of` asks for.
@@ -30,7 +30,7 @@ def parts_of(actor: Actor, program: Program) -> Iterator[Priced]:
     operands = program.all_operands(actor)
     names = [(*part.inputs, *part.outputs) for part in actor.parts]
     nodes = [
-        Node(
+        FusionNode(
             name=part.name,
             kind=part.kind,
             labels=part.labels,
@@ -40,8 +40,8 @@ def parts_of(actor: Actor, program: Program) -> Iterator[Priced]:
         )
         for part in actor.parts
     ]
-    values: dict[Hashable, Value] = {
-        number: Value(shape=operands[number].shape, dtype=operands[number].dtype)
+    values: dict[Hashable, FusionTensor] = {
+        number: FusionTensor(shape=operands[number].shape, dtype=operands[number].dtype)
         for row in names
         for number in row
     }
@@ -63,7 +63,7 @@ class _Costs:
         self._meetings: dict[object, int] = {}
         self._groups: dict[object, tuple[tuple[int, ...], ...]] = {}
         self._devices: dict[tuple[int, ...], tuple[Device, ...]] = {}
-        self._hosts: dict[tuple[int, ...], list[Host]] = {}
+        self._hosts: dict[tuple[int, ...], list[HostMemory]] = {}
         self._totals: dict[int, Totals] = {}
 
     def actor_ns(self, actor: Actor, program: Program) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 
 from millrace.models.labels import parse
 from millrace.planner.cluster import Device, Software
-from millrace.planner.costs.firings import Firings, peak_flops_per_s
+from millrace.planner.costs.firings import OpFirings, peak_flops_per_s
 from millrace.planner.costs.measured import Floats
 
 KINDS = {
@@ -53,7 +53,7 @@ DIAGONAL_KEYS = 128.0
 BACKWARD_SPEED = 0.91
 
 
-def attention_seconds(firings: Firings, device: Device, software: Software) -> Floats:
+def attention_seconds(firings: OpFirings, device: Device, software: Software) -> Floats:
     """Seconds of an attention's arithmetic on one device, without launch and memory.
 
     Under a causal mask half of the scores count, and in full those of the tiles on the diagonal;
@@ -91,7 +91,7 @@ def attention_seconds(firings: Firings, device: Device, software: Software) -> F
     return seconds
 
 
-def _keys_seen(firings: Firings, keys: Floats) -> Floats:
+def _keys_seen(firings: OpFirings, keys: Floats) -> Floats:
     """Keys that a query of a tile is multiplied with, on average."""
     if not firings.attributes.get("causal"):
         return keys

@@ -21,9 +21,16 @@ from millrace.planner.costs.grids import (
     rotation_pieces,
     spread_pieces,
 )
-from millrace.planner.costs.layout import Frame, Layout, frame_of, layout_of, nodes_of
+from millrace.planner.costs.layout import Frame, GroupTopology, frame_of, layout_of, nodes_of
 from millrace.planner.costs.measured import interpolate_ns
-from millrace.planner.costs.protocols import LIBRARIES, Protocol, rounds, switched, transfers, trees
+from millrace.planner.costs.protocols import (
+    LIBRARIES,
+    NcclProtocol,
+    rounds,
+    switched,
+    transfers,
+    trees,
+)
 from millrace.planner.costs.routing import share_beyond
 
 # A reduction along trees reaches so much of a ring's bandwidth: NCCL 2.2x tuning.cc, read 2026-11.
@@ -41,7 +48,7 @@ SHOWN = 0.25
 MERGED_LINKS = 0.9
 
 
-def collective_pieces(
+def collective_lines(
     kind: str,
     ranks: tuple[int, ...],
     cluster: Cluster,
@@ -154,7 +161,7 @@ def _lines_of(kind: str, ranks: tuple[int, ...], cluster: Cluster, copies: int =
     launch_ns = max(device.launch_ns for device in devices)
     libraries = {device.library for device in devices}
     library = libraries.pop() if len(libraries) == 1 else ""
-    return _pieces(kind, layout_of(ranks, frame_of(cluster)), launch_ns, library, copies)
+    return _envelope_lines(kind, layout_of(ranks, frame_of(cluster)), launch_ns, library, copies)
 
 
 def _of_activations(kind: str, pieces: Pieces, software: Software, links: float) -> Pieces:
@@ -180,7 +187,9 @@ def _in_a_node(ranks: tuple[int, ...], frame: Frame) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _pieces(kind: str, layout: Layout, launch_ns: int, library: str, copies: int) -> Pieces:
+def _envelope_lines(
+    kind: str, layout: GroupTopology, launch_ns: int, library: str, copies: int
+) -> Pieces:
     if library and layout.grid is None:
         lines = _by_library(kind, layout, LIBRARIES[library], copies)
     else:
@@ -189,7 +198,7 @@ def _pieces(kind: str, layout: Layout, launch_ns: int, library: str, copies: int
 
 
 def _by_library(
-    kind: str, layout: Layout, protocols: tuple[Protocol, ...], copies: int
+    kind: str, layout: GroupTopology, protocols: tuple[NcclProtocol, ...], copies: int
 ) -> list[tuple[int, float]]:
     """Lines of a library's own algorithms; what it has none for is made of transfers."""
     if kind in LIBRARY_ALGORITHMS:
@@ -198,7 +207,7 @@ def _by_library(
     return [(base_ns + fixed, slope) for fixed, slope in _by_links(kind, layout, copies)]
 
 
-def _by_links(kind: str, layout: Layout, copies: int) -> list[tuple[int, float]]:
+def _by_links(kind: str, layout: GroupTopology, copies: int) -> list[tuple[int, float]]:
     """Lines of every algorithm, by latency and bandwidth alone."""
     return [line for lines in ALGORITHMS[kind] for line in lines(layout, copies)]
 
@@ -228,7 +237,7 @@ def _meet(flat: tuple[int, float], steep: tuple[int, float]) -> float:
     return (steep[0] - flat[0]) / (flat[1] - steep[1])
 
 
-def _rings(layout: Layout, copies: int, *, rounds: int) -> list[tuple[int, float]]:
+def _rings(layout: GroupTopology, copies: int, *, rounds: int) -> list[tuple[int, float]]:
     """Rings over stages of levels: reduce_scatter outwards, all_gather inwards.
 
     Levels are cut into stages in every way. A stage is one ring over the units of the level below
@@ -279,14 +288,14 @@ def _stages(levels: int, innermost_alone: bool) -> tuple[tuple[int, ...], ...]:
     return tuple(c for c in cuts if not innermost_alone or c[1] == 1)
 
 
-def _ring(layout: Layout, low: int, high: int) -> tuple[int, float]:
+def _ring(layout: GroupTopology, low: int, high: int) -> tuple[int, float]:
     """Line of one way round a ring of the units of level `low` inside a unit of level `high`."""
     units = layout.within[low][high - low - 1]
     rate = min(crossing.bytes_per_ns for crossing in layout.crossings[low:high])
     return _round_ns(layout, low, high), (units - 1) / units / rate
 
 
-def _round_ns(layout: Layout, low: int, high: int) -> int:
+def _round_ns(layout: GroupTopology, low: int, high: int) -> int:
     """Latency of a message that visits every unit: most of its steps stay inside."""
     counts = [layout.within[level][high - level - 1] for level in range(low, high)] + [1]
     gap_ns = max(crossing.gap_ns for crossing in layout.crossings[low:high])
@@ -298,7 +307,7 @@ def _round_ns(layout: Layout, low: int, high: int) -> int:
     )
 
 
-def _down_a_tree(layout: Layout, low: int, high: int) -> tuple[int, float]:
+def _down_a_tree(layout: GroupTopology, low: int, high: int) -> tuple[int, float]:
     """Line of half a tree's work (up or down) over the units of level `low`."""
     crossings = layout.crossings[low:high]
     depth = sum(
@@ -308,7 +317,7 @@ def _down_a_tree(layout: Layout, low: int, high: int) -> tuple[int, float]:
     return depth, 1 / min(crossing.bytes_per_ns for crossing in crossings)
 
 
-def _two_trees(layout: Layout, copies: int) -> list[tuple[int, float]]:
+def _two_trees(layout: GroupTopology, copies: int) -> list[tuple[int, float]]:
     """Lines of the two-tree algorithm over all levels; a torus has only its own links.
 
     Notes
@@ -322,7 +331,7 @@ def _two_trees(layout: Layout, copies: int) -> list[tuple[int, float]]:
     return [(2 * fixed, 2 * slope / TREE_SHARE)]
 
 
-def _exchanges(layout: Layout, copies: int) -> list[tuple[int, float]]:
+def _exchanges(layout: GroupTopology, copies: int) -> list[tuple[int, float]]:
     """Lines of an all_to_all member by member, and level by level.
 
     What leaves a unit goes over each member's own link of the level above, so the slowest level
@@ -355,7 +364,7 @@ def _exchanges(layout: Layout, copies: int) -> list[tuple[int, float]]:
     return lines
 
 
-def _transfer(layout: Layout, copies: int) -> list[tuple[int, float]]:
+def _transfer(layout: GroupTopology, copies: int) -> list[tuple[int, float]]:
     """Lines of one message over the outermost level that its two ends cross."""
     if layout.grid is not None and len(layout.crossings) == 1:
         return list(spread_pieces(layout.size, layout.grid))
@@ -363,12 +372,12 @@ def _transfer(layout: Layout, copies: int) -> list[tuple[int, float]]:
     return [(last.latency_ns, 1 / last.own_bytes_per_ns)]
 
 
-def _switched(layout: Layout, copies: int) -> list[tuple[int, float]]:
+def _switched(layout: GroupTopology, copies: int) -> list[tuple[int, float]]:
     """Lines of reductions inside the switches, where there are such; a torus has none."""
     return switched(layout, exact=True) if layout.grid is None else []
 
 
-def _rotation(layout: Layout, copies: int) -> list[tuple[int, float]]:
+def _rotation(layout: GroupTopology, copies: int) -> list[tuple[int, float]]:
     """Lines of one message from every member to the next: the slowest border counts."""
     low, lines = 0, [(0, 0.0)]
     if layout.grid is not None:
@@ -412,19 +421,19 @@ def collective_duration_ns(
     ranks
         The members; empty: the cluster's first.
     bucketed, copies, state
-        As in `collective_pieces`.
+        As in `collective_lines`.
     """
     members = ranks or tuple(range(group_size))
-    pieces = collective_pieces(
-        kind, members, cluster, bucketed=bucketed, copies=copies, state=state
-    )
+    pieces = collective_lines(kind, members, cluster, bucketed=bucketed, copies=copies, state=state)
     if pieces is None:
         device = cluster.device_of(ranks[0] if ranks else 0)
         return interpolate_ns(device.collectives[_table(kind, group_size)], message_bytes)
     return min((fixed + ceil(slope * message_bytes) for fixed, slope in pieces), default=0)
 
 
-def _slowest_transfers(layout: Layout, protocols: tuple[Protocol, ...]) -> list[tuple[int, float]]:
+def _slowest_transfers(
+    layout: GroupTopology, protocols: tuple[NcclProtocol, ...]
+) -> list[tuple[int, float]]:
     """Lines of one message from every member to the next: the slowest border counts."""
     slowest = [transfers(crossing, protocols) for crossing in layout.crossings]
     return [
@@ -433,19 +442,23 @@ def _slowest_transfers(layout: Layout, protocols: tuple[Protocol, ...]) -> list[
     ]
 
 
-def _in_switches(layout: Layout, protocols: tuple[Protocol, ...]) -> list[tuple[int, float]]:
+def _in_switches(
+    layout: GroupTopology, protocols: tuple[NcclProtocol, ...]
+) -> list[tuple[int, float]]:
     """Lines of an all_reduce inside the switches, where there are such."""
     return switched(layout)
 
 
-def _outermost(layout: Layout, protocols: tuple[Protocol, ...]) -> list[tuple[int, float]]:
+def _outermost(
+    layout: GroupTopology, protocols: tuple[NcclProtocol, ...]
+) -> list[tuple[int, float]]:
     """Lines of one transfer over the outermost level that its two ends cross."""
     return list(transfers(layout.crossings[-1], protocols))
 
 
 # Algorithms of each kind, by links alone: of a group and the copies of each token, lines
 # (fixed_ns, ns_per_byte). The lowest line for a message counts, so a further one is an entry here.
-ALGORITHMS: dict[str, tuple[Callable[[Layout, int], list[tuple[int, float]]], ...]] = {
+ALGORITHMS: dict[str, tuple[Callable[[GroupTopology, int], list[tuple[int, float]]], ...]] = {
     "all_reduce": (partial(_rings, rounds=2), _two_trees, _switched),
     "all_gather": (partial(_rings, rounds=1),),
     "reduce_scatter": (partial(_rings, rounds=1),),
@@ -456,7 +469,8 @@ ALGORITHMS: dict[str, tuple[Callable[[Layout, int], list[tuple[int, float]]], ..
 }
 # Those that a library has of its own; it makes the other kinds of transfers.
 LIBRARY_ALGORITHMS: dict[
-    str, tuple[Callable[[Layout, tuple[Protocol, ...]], Iterable[tuple[int, float]]], ...]
+    str,
+    tuple[Callable[[GroupTopology, tuple[NcclProtocol, ...]], Iterable[tuple[int, float]]], ...],
 ] = {
     "all_reduce": (partial(rounds, times=2), trees, _in_switches),
     "all_gather": (partial(rounds, times=1),),

@@ -28,7 +28,7 @@ PRECISION = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16"
 NARROW = {"fp8": ("fp8",), "mxfp8": ("mxfp8", "fp8")}
 
 
-class Firings(NamedTuple):
+class OpFirings(NamedTuple):
     """Firings of one op, each on its own local shapes.
 
     Attributes
@@ -123,7 +123,7 @@ def firing_of(
     input_dtypes: Sequence[str],
     output_dtypes: Sequence[str],
     share: Share | None = None,
-) -> Firings:
+) -> OpFirings:
     """One firing, of the local shapes of its operands; `share`: as part of a fused actor.
 
     Raises
@@ -151,4 +151,4 @@ def firing_of(
             sizes = {label: np.array([size]) for label, size in bound.items()}
         precision = precision_of(kind, input_dtypes, attributes)
     follows = share is not None and share.follows
-    return Firings(kind, labels, attributes, sizes, np.array([moved]), precision, follows)
+    return OpFirings(kind, labels, attributes, sizes, np.array([moved]), precision, follows)

@@ -1,11 +1,11 @@
 """Collectives on a torus: along its dims one after the other, or along all of them at once."""
 
-from millrace.planner.costs.layout import Grid, Line
+from millrace.planner.costs.layout import Grid, TorusLine
 
 Pieces = tuple[tuple[int, float], ...]  # (fixed_ns, ns_per_byte) of each algorithm
 
 
-def _rate(line: Line, grid: Grid) -> float:
+def _rate(line: TorusLine, grid: Grid) -> float:
     """Bytes per ns that one member sends along a line: both ways round a ring, else one.
 
     Groups that lie between the members of a strided one use the same links at the same time.
@@ -13,7 +13,7 @@ def _rate(line: Line, grid: Grid) -> float:
     return (2 if line.ring else 1) * grid.bytes_per_ns / line.stride
 
 
-def _steps_ns(line: Line, grid: Grid) -> int:
+def _steps_ns(line: TorusLine, grid: Grid) -> int:
     """Latency of a message that visits every member of a line, both ways at once."""
     steps = line.size // 2 if line.ring else line.size - 1
     return steps * line.stride * grid.latency_ns

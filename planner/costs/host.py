@@ -13,28 +13,28 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from millrace.planner.cluster import Cluster, Host, NodeGroup
+from millrace.planner.cluster import Cluster, HostMemory, NodeGroup
 from millrace.planner.costs.measured import Ints
 
 # Larger pieces of a variable's state gain nothing where latency is microseconds.
 PIECE_BYTES = 16 * 2**20
 
 # A device is assumed to have this where its cluster does not say.
-UNKNOWN = Host(
+UNKNOWN = HostMemory(
     latency_ns=2500,  # as NCCL counts a PCI hop (2.2x tuning.cc hwLat, LL128), read 2026-11
     bandwidth_bytes_per_s=12.8e9,  # 0.8 of PCIe 3.0 x16, 16 GB/s (SimAI, calbusbw.h), read 2026-11
     source="PCIe 3.0 x16 per direction, assumed",
 )
 
 
-def host_of(group: NodeGroup, cluster: Cluster) -> Host:
+def host_of(group: NodeGroup, cluster: Cluster) -> HostMemory:
     """Host memory of a group's devices; ranks on a CPU copy within the memory they have."""
     if group.host is not None:
         return group.host
     if cluster.cores_per_node is None:
         return UNKNOWN
     device = group.device
-    return Host(
+    return HostMemory(
         latency_ns=device.launch_ns,
         bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s * device.memory_efficiency / 2,
         source="a copy reads and writes the machine's memory",
@@ -42,7 +42,7 @@ def host_of(group: NodeGroup, cluster: Cluster) -> Host:
 
 
 def state_copies_ns(
-    state_bytes: Ints, tensors: int, hosts: Iterable[Host], *, ways: int = 2
+    state_bytes: Ints, tensors: int, hosts: Iterable[HostMemory], *, ways: int = 2
 ) -> Ints:
     """Time of the copies of one update, or of one cast, on the slowest of some hosts.
 

@@ -19,7 +19,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
-class Crossing(NamedTuple):
+class LevelCrossing(NamedTuple):
     """Level on which units of the level below meet, inside one unit of this.
 
     `bytes_per_ns` is what the members of one lower unit bring together, `own_bytes_per_ns` what
@@ -36,7 +36,7 @@ class Crossing(NamedTuple):
     outside: bool = False
 
 
-class Line(NamedTuple):
+class TorusLine(NamedTuple):
     """A dim of a torus along which a group lies: `size` members `stride` steps apart."""
 
     size: int
@@ -47,13 +47,13 @@ class Line(NamedTuple):
 class Grid(NamedTuple):
     """Positions of the members inside a torus: a box of lines, or scattered (no lines)."""
 
-    lines: tuple[Line, ...]
+    lines: tuple[TorusLine, ...]
     hops: int  # steps between the two furthest neighbours in rank
     latency_ns: int
     bytes_per_ns: float  # of one link in one direction
 
 
-class Layout(NamedTuple):
+class GroupTopology(NamedTuple):
     """A group on the levels it crosses, from inner to outer.
 
     `within[i][k]` is the largest number of units of level i in a unit of level i + 1 + k, where
@@ -61,7 +61,7 @@ class Layout(NamedTuple):
     """
 
     size: int
-    crossings: tuple[Crossing, ...]
+    crossings: tuple[LevelCrossing, ...]
     within: tuple[tuple[int, ...], ...]
     grid: Grid | None
 
@@ -100,7 +100,7 @@ def frame_of(cluster: Cluster) -> Frame:
     return Frame(parts, cluster.leaves)
 
 
-class _Places(NamedTuple):
+class _MemberPlaces(NamedTuple):
     """Places of the members: part, node and place in the node of each."""
 
     part: Ints
@@ -108,13 +108,13 @@ class _Places(NamedTuple):
     local: Ints
 
 
-def _places(ranks: Ints, frame: Frame) -> _Places:
+def _places(ranks: Ints, frame: Frame) -> _MemberPlaces:
     firsts = np.cumsum([0] + [part.devices_per_node * part.nodes for part in frame.parts[:-1]])
     nodes_before = np.cumsum([0] + [part.nodes for part in frame.parts[:-1]])
     per_node = np.array([part.devices_per_node for part in frame.parts])
     part = np.searchsorted(firsts, ranks, side="right") - 1
     node, local = np.divmod(ranks - firsts[part], per_node[part])
-    return _Places(part, node + nodes_before[part], local)
+    return _MemberPlaces(part, node + nodes_before[part], local)
 
 
 def nodes_of(ranks: tuple[int, ...], frame: Frame) -> Ints:
@@ -122,7 +122,7 @@ def nodes_of(ranks: tuple[int, ...], frame: Frame) -> Ints:
     return _places(np.array(ranks), frame).node
 
 
-def _on_rails(places: _Places) -> bool:
+def _is_rail_aligned(places: _MemberPlaces) -> bool:
     """True if the group has the same places in each of its nodes."""
     order = np.lexsort((places.local, places.node))
     _, counts = np.unique(places.node, return_counts=True)
@@ -144,7 +144,7 @@ class _Level(NamedTuple):
     outside: bool
 
 
-def _levels(places: _Places, frame: Frame) -> list[_Level]:
+def _levels(places: _MemberPlaces, frame: Frame) -> list[_Level]:
     """Levels that ranks, islands, nodes and leaves meet over, whether the group crosses or not."""
 
     def rates(links: Sequence[Link]) -> Floats:
@@ -184,7 +184,7 @@ def _levels(places: _Places, frame: Frame) -> list[_Level]:
     ]
     if frame.leaves is not None:
         leaves = frame.leaves
-        spread = leaves.rails and not _on_rails(places)
+        spread = leaves.rails and not _is_rail_aligned(places)
         under = places.node if spread else places.node // leaves.nodes
         share = network / leaves.oversubscription
         above_ns = latency(outer) + leaves.latency_ns
@@ -198,7 +198,7 @@ def _counted(units: Ints) -> tuple[Ints, Ints]:
     return index.astype(np.int64), first
 
 
-def layout_of(ranks: tuple[int, ...], frame: Frame) -> Layout:
+def layout_of(ranks: tuple[int, ...], frame: Frame) -> GroupTopology:
     """Layout of a group's members on a cluster."""
     shift = _whole_units(min(ranks), frame)
     return _layout(tuple(rank - shift for rank in ranks) if shift else ranks, frame)
@@ -213,7 +213,7 @@ def _whole_units(rank: int, frame: Frame) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _layout(ranks: tuple[int, ...], frame: Frame) -> Layout:
+def _layout(ranks: tuple[int, ...], frame: Frame) -> GroupTopology:
     places = _places(np.array(ranks), frame)
     crossings, crossed_units = [], []
     latency_ns, gap_ns = 0, 0
@@ -229,7 +229,7 @@ def _layout(ranks: tuple[int, ...], frame: Frame) -> Layout:
         members = np.bincount(index)
         together = np.bincount(index, weights=level.bytes_per_ns)
         crossings.append(
-            Crossing(
+            LevelCrossing(
                 latency_ns,
                 float(together.max() if level.pooled else together.min()),
                 float(level.bytes_per_ns.min()),
@@ -246,10 +246,10 @@ def _layout(ranks: tuple[int, ...], frame: Frame) -> Layout:
         tuple(int(np.bincount(upper[lower_first]).max()) for upper, _ in crossed_units[i + 1 :])
         for i, (_, lower_first) in enumerate(crossed_units[:-1])
     )
-    return Layout(len(ranks), tuple(crossings), within, _grid(places, frame))
+    return GroupTopology(len(ranks), tuple(crossings), within, _grid(places, frame))
 
 
-def _grid(places: _Places, frame: Frame) -> Grid | None:
+def _grid(places: _MemberPlaces, frame: Frame) -> Grid | None:
     """Grid of the group inside its tori; None where it lies in none, or alone in each."""
     parts = {frame.parts[int(index)] for index in np.unique(places.part)}
     tori = {(part.torus, part.intra_node) for part in parts}
@@ -259,7 +259,7 @@ def _grid(places: _Places, frame: Frame) -> Grid | None:
         return None
     local = np.sort(places.local[places.node == places.node[0]])
     steps = np.array(np.unravel_index(local, torus.dims))
-    lines = _lines(steps, torus) if _on_rails(places) else ()
+    lines = _lines(steps, torus) if _is_rail_aligned(places) else ()
     sizes = np.array(torus.dims)[:, None]
     apart = np.abs(np.diff(steps, axis=1))
     joined = np.array([torus.wraps(dim) for dim in range(len(torus.dims))])[:, None]
@@ -272,7 +272,7 @@ def _grid(places: _Places, frame: Frame) -> Grid | None:
     )
 
 
-def _lines(steps: npt.NDArray[Any], torus: Torus) -> tuple[Line, ...]:
+def _lines(steps: npt.NDArray[Any], torus: Torus) -> tuple[TorusLine, ...]:
     """Lines whose box is the group; none where the group is no box."""
     lines = []
     for dim, along in enumerate(steps):
@@ -286,5 +286,5 @@ def _lines(steps: npt.NDArray[Any], torus: Torus) -> tuple[Line, ...]:
         if len(taken) == 2 and torus.wraps(dim):
             stride = min(stride, dim_size - stride)  # the shorter way round
         ring = torus.wraps(dim) and stride * len(taken) == dim_size
-        lines.append(Line(len(taken), stride, ring))
+        lines.append(TorusLine(len(taken), stride, ring))
     return tuple(lines) if prod(line.size for line in lines) == steps.shape[1] else ()

@@ -14,7 +14,7 @@ import numpy as np
 from millrace.models.labels import parse
 from millrace.planner.cluster import Device, Software
 from millrace.planner.costs.attention import KINDS, attention_seconds
-from millrace.planner.costs.firings import Attributes, Firings, Shape, firing_of
+from millrace.planner.costs.firings import Attributes, OpFirings, Shape, firing_of
 from millrace.planner.costs.measured import Floats, Ints, Points, interpolated_ns, whole_ns
 from millrace.planner.costs.products import (
     DEPTHWISE_RATE,
@@ -27,7 +27,7 @@ from millrace.planner.costs.routing import launches_waited_for
 from millrace.planner.costs.traffic import (
     bandwidth_bytes_per_s,
     kernel_ns,
-    moving_seconds,
+    memory_bound_seconds,
 )
 from millrace.planner.fusion.shares import Share
 from millrace.planner.likeness import priced_like
@@ -75,7 +75,7 @@ def _tables_by_size(device: Device, kind: str, suffix: str) -> dict[int, Points]
     return tables
 
 
-def _table_ns(firings: Firings, device: Device) -> Ints | None:
+def _table_ns(firings: OpFirings, device: Device) -> Ints | None:
     """Durations from measured tables; None where nothing like the op was measured."""
     like = priced_like(firings.kind, device.kernels, firings.precision)
     flops = firings.flops
@@ -93,10 +93,10 @@ def _table_ns(firings: Firings, device: Device) -> Ints | None:
     return None
 
 
-def _seconds(firings: Firings, device: Device, software: Software) -> Floats:
+def _seconds(firings: OpFirings, device: Device, software: Software) -> Floats:
     """Seconds by the data sheet, without what every kernel takes."""
     if not firings.sizes:
-        return moving_seconds(firings, device, software)
+        return memory_bound_seconds(firings, device, software)
     moving_s = firings.bytes / bandwidth_bytes_per_s(device)
     if firings.kind in KINDS:
         return np.maximum(moving_s, attention_seconds(firings, device, software))
@@ -108,7 +108,7 @@ def _seconds(firings: Firings, device: Device, software: Software) -> Floats:
     return np.maximum(moving_s, product_s)
 
 
-def _following_ns(firings: Firings, device: Device, software: Software) -> Ints:
+def _following_ns(firings: OpFirings, device: Device, software: Software) -> Ints:
     """Time that an op adds to the kernel it is done in: its bytes, at the device's best rate.
 
     Where the device was measured the rate is that of the largest point of the op's table.
@@ -118,10 +118,10 @@ def _following_ns(firings: Firings, device: Device, software: Software) -> Ints:
     if points := precise or device.kernels.get(like.kind):
         work, duration_ns = points[-1]
         return whole_ns(np.float64(like.factor * duration_ns / work) * firings.bytes)
-    return whole_ns(moving_seconds(firings, device, software) * 1e9)
+    return whole_ns(memory_bound_seconds(firings, device, software) * 1e9)
 
 
-def op_durations_ns(firings: Firings, device: Device, software: Software = NO_SOFTWARE) -> Ints:
+def op_durations_ns(firings: OpFirings, device: Device, software: Software = NO_SOFTWARE) -> Ints:
     """Durations of many firings of one op, each on its own local shapes.
 
     Parameters

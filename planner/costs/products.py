@@ -18,7 +18,7 @@ import numpy as np
 from millrace.models.labels import parse
 from millrace.models.ops import op_kind
 from millrace.planner.cluster import Device
-from millrace.planner.costs.firings import NARROW, Firings, peak_flops_per_s
+from millrace.planner.costs.firings import NARROW, OpFirings, peak_flops_per_s
 from millrace.planner.costs.measured import Floats
 
 Labels = tuple[str, ...]
@@ -73,7 +73,7 @@ _CONVOLUTIONS = {"conv": (0, 1, 2), "conv_grad_input": (2, 1, 0), "conv_grad_wei
 UNALIGNED = 13.8
 
 
-class Sizes(NamedTuple):
+class ProductSizes(NamedTuple):
     """`batch` products of [m, k] and [k, n]."""
 
     batch: Floats
@@ -82,9 +82,9 @@ class Sizes(NamedTuple):
     k: Floats
 
 
-def sizes_of(firings: Firings) -> Sizes:
+def sizes_of(firings: OpFirings) -> ProductSizes:
     """Sizes of the product that an op is; a convolution is that of its windows and its weights."""
-    return Sizes(*(firings.size(labels) for labels in _roles(firings.kind, firings.labels)))
+    return ProductSizes(*(firings.size(labels) for labels in _roles(firings.kind, firings.labels)))
 
 
 @lru_cache(maxsize=1024)
@@ -117,7 +117,7 @@ def _roles(kind: str, labels: str) -> tuple[Labels, Labels, Labels, Labels]:
     return those(groups), those(outward), those(inward | window), those(pixels)
 
 
-def is_depthwise(firings: Firings) -> bool:
+def is_depthwise(firings: OpFirings) -> bool:
     """True if every channel of a convolution is convolved by itself."""
     if firings.kind not in _CONVOLUTIONS:
         return False
@@ -141,7 +141,7 @@ def _filters(kind: str, labels: str) -> tuple[Labels, tuple[Labels, ...]]:
     return channels, tuple(dim for dim in inner if dim != channels)
 
 
-def winograd_speed(firings: Firings) -> float:
+def winograd_speed(firings: OpFirings) -> float:
     """Speed of a convolution over the product that it is: 1 where Winograd has no say."""
     if firings.kind not in _CONVOLUTIONS or firings.precision != "fp32":
         return 1.0
@@ -153,7 +153,7 @@ def winograd_speed(firings: Firings) -> float:
     return WINOGRAD
 
 
-def product_seconds(sizes: Sizes, precision: str, device: Device) -> Floats:
+def product_seconds(sizes: ProductSizes, precision: str, device: Device) -> Floats:
     """Seconds of the arithmetic of products on one device, without launch and memory.
 
     Raises

@@ -12,30 +12,30 @@ from itertools import pairwise
 from math import ceil, log2
 from typing import NamedTuple
 
-from millrace.planner.costs.layout import Crossing, Layout
+from millrace.planner.costs.layout import GroupTopology, LevelCrossing
 
 Lines = list[tuple[int, float]]  # (fixed_ns, ns_per_byte) of each algorithm
 
 
-class Hops(NamedTuple):
+class HopLatency(NamedTuple):
     """Latency of one hop over that of the link it takes: inside a node, and between nodes."""
 
     inside: float
     outside: float
 
-    def latency_ns(self, crossing: Crossing) -> float:
+    def latency_ns(self, crossing: LevelCrossing) -> float:
         """Latency of one hop over this crossing."""
         return crossing.latency_ns * (self.outside if crossing.outside else self.inside)
 
 
-class Protocol(NamedTuple):
+class NcclProtocol(NamedTuple):
     """Cost of a message before its first hop and per hop, and share of a link that it fills."""
 
     base_ns: int
-    ring: Hops
+    ring: HopLatency
     share: float
     tree_base_ns: int
-    tree: Hops
+    tree: HopLatency
     tree_share: float
     gap_ns: int  # least time of a ring's step where the ring leaves its node
 
@@ -44,30 +44,30 @@ class Protocol(NamedTuple):
 # the 1.9 and 4.0 us of LL128 that `Link.latency_ns` holds, busBw ratios, getNetOverhead (1 us on
 # Intel hosts, three times that for Simple).
 NCCL = (
-    Protocol(  # LL
+    NcclProtocol(  # LL
         base_ns=6_600,
-        ring=Hops(0.6 / 1.9, 2.7 / 4.0),
+        ring=HopLatency(0.6 / 1.9, 2.7 / 4.0),
         share=1 / 4,
         tree_base_ns=6_800,
-        tree=Hops(0.6 / 1.9, 5.0 / 4.0),
+        tree=HopLatency(0.6 / 1.9, 5.0 / 4.0),
         tree_share=0.92 / 3.8,
         gap_ns=1_000,
     ),
-    Protocol(  # LL128
+    NcclProtocol(  # LL128
         base_ns=14_000,
-        ring=Hops(1.0, 1.0),
+        ring=HopLatency(1.0, 1.0),
         share=0.92,
         tree_base_ns=14_000,
-        tree=Hops(1.25 / 1.9, 8.5 / 4.0),
+        tree=HopLatency(1.25 / 1.9, 8.5 / 4.0),
         tree_share=0.92 * 120 / 128,
         gap_ns=1_000,
     ),
-    Protocol(  # Simple
+    NcclProtocol(  # Simple
         base_ns=8_400,
-        ring=Hops(3.4 / 1.9, 14.0 / 4.0),
+        ring=HopLatency(3.4 / 1.9, 14.0 / 4.0),
         share=1.0,
         tree_base_ns=0,
-        tree=Hops(28.0 / 1.9, 28.0 / 4.0),
+        tree=HopLatency(28.0 / 1.9, 28.0 / 4.0),
         tree_share=0.92,
         gap_ns=3_000,
     ),
@@ -77,11 +77,11 @@ LIBRARIES = {"nccl": NCCL}
 # NVLink SHARP by NCCL: 275 GB/s of messages on 8 H100 whose links carry 370 (NVIDIA, nccl-tests
 # issue 212, 2024-05); latency and the ratio of 5/6 between nodes from tuning.cc as above.
 SWITCH_SHARE = 275 / 370.8
-SWITCHES = Hops(23.0 / 1.9, 14.0 / 4.0)
+SWITCHES = HopLatency(23.0 / 1.9, 14.0 / 4.0)
 NETWORK_SHARE = 5 / 6
 
 
-def rounds(layout: Layout, protocols: Iterable[Protocol], times: int) -> Lines:
+def rounds(layout: GroupTopology, protocols: Iterable[NcclProtocol], times: int) -> Lines:
     """Lines of one ring over all members: once round, or twice for an all_reduce."""
     size = layout.size
     rate = min(crossing.bytes_per_ns for crossing in layout.crossings)
@@ -93,7 +93,7 @@ def rounds(layout: Layout, protocols: Iterable[Protocol], times: int) -> Lines:
     return lines
 
 
-def round_ns(layout: Layout, protocol: Protocol) -> int:
+def round_ns(layout: GroupTopology, protocol: NcclProtocol) -> int:
     """Latency of once round a ring, most of whose steps stay inside nodes."""
     leaves = any(crossing.outside for crossing in layout.crossings)
     least_ns = max(crossing.gap_ns for crossing in layout.crossings)
@@ -108,7 +108,7 @@ def round_ns(layout: Layout, protocol: Protocol) -> int:
     )
 
 
-def trees(layout: Layout, protocols: Iterable[Protocol]) -> Lines:
+def trees(layout: GroupTopology, protocols: Iterable[NcclProtocol]) -> Lines:
     """Lines of two trees over the nodes, chains inside them: up, and down again."""
     rate = min(crossing.bytes_per_ns for crossing in layout.crossings)
     lines = []
@@ -122,7 +122,7 @@ def trees(layout: Layout, protocols: Iterable[Protocol]) -> Lines:
     return lines
 
 
-def transfers(crossing: Crossing, protocols: Iterable[Protocol]) -> Lines:
+def transfers(crossing: LevelCrossing, protocols: Iterable[NcclProtocol]) -> Lines:
     """Lines of one message of each member over its own links."""
     return [
         (
@@ -133,7 +133,7 @@ def transfers(crossing: Crossing, protocols: Iterable[Protocol]) -> Lines:
     ]
 
 
-def switched(layout: Layout, *, exact: bool = False) -> Lines:
+def switched(layout: GroupTopology, *, exact: bool = False) -> Lines:
     """Lines of an all_reduce that switches inside nodes add up, over a tree of the nodes.
 
     The message moves once each way over every member's link. Between nodes it does so meanwhile
@@ -152,7 +152,7 @@ def switched(layout: Layout, *, exact: bool = False) -> Lines:
     if not inside.reduces or not even:
         return []
     hops, share, beyond = (
-        (Hops(2.0, 1.0), 1.0, 1.0) if exact else (SWITCHES, SWITCH_SHARE, NETWORK_SHARE)
+        (HopLatency(2.0, 1.0), 1.0, 1.0) if exact else (SWITCHES, SWITCH_SHARE, NETWORK_SHARE)
     )
     fixed = hops.latency_ns(inside)
     slope = 1 / (inside.bytes_per_ns * share)

@@ -12,7 +12,7 @@ from millrace.models.graph import Graph
 from millrace.models.labels import EXPERT
 from millrace.models.ops import kinds_where, op_kind
 from millrace.planner.cluster import Software
-from millrace.planner.costs.firings import Firings
+from millrace.planner.costs.firings import OpFirings
 from millrace.planner.costs.measured import Floats
 
 ROUTING = kinds_where(lambda row: row.routes)
@@ -64,7 +64,7 @@ def share_beyond(places: float, copies: int) -> float:
     return (places - 1) * hit / copies
 
 
-def launches_waited_for(firings: Firings, software: Software) -> Floats:
+def launches_waited_for(firings: OpFirings, software: Software) -> Floats:
     """Launches of one firing that the device waits for, where software writes routing out.
 
     The host reads from the device how many tokens each expert has, so that it is not ahead when it

@@ -5,7 +5,7 @@ import numpy as np
 from millrace.models.labels import EXPERT, parse
 from millrace.models.ops import kinds_where
 from millrace.planner.cluster import Device, Software
-from millrace.planner.costs.firings import Firings
+from millrace.planner.costs.firings import OpFirings
 from millrace.planner.costs.measured import Floats
 
 # An op takes so long on the device beside its work: kernels begin and end without moving bytes, and
@@ -39,7 +39,7 @@ def bandwidth_bytes_per_s(device: Device) -> float:
     return device.memory_bandwidth_bytes_per_s * device.memory_efficiency
 
 
-def moving_seconds(firings: Firings, device: Device, software: Software) -> Floats:
+def memory_bound_seconds(firings: OpFirings, device: Device, software: Software) -> Floats:
     """Seconds that a memory-bound op spends on its bytes, without what every kernel takes."""
     fusion: float = software.fusion if firings.kind in FUSED else 1.0
     if firings.kind == "accumulate":

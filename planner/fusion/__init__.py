@@ -7,15 +7,15 @@ Read first `rules.py` (what may be fused), then `net.py` (when it is allowed) an
 (pricing). `millrace.planner.compile.fused` makes actors of the groups.
 """
 
-from millrace.planner.fusion.net import Net, Node, Value
+from millrace.planner.fusion.net import FusionGraph, FusionNode, FusionTensor
 from millrace.planner.fusion.rules import fused_groups
 from millrace.planner.fusion.shares import Share, shares_of, shares_of_graph, written
 
 __all__ = [
-    "Net",
-    "Node",
+    "FusionGraph",
+    "FusionNode",
+    "FusionTensor",
     "Share",
-    "Value",
     "fused_groups",
     "shares_of",
     "shares_of_graph",

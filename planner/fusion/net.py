@@ -12,7 +12,7 @@ from math import prod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class FusionNode:
     """One op: what it reads and makes, and how often it runs (`firings` times a step)."""
 
     name: str
@@ -26,7 +26,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Value:
+class FusionTensor:
     """A tensor between nodes; one that `begins` is there before any of them runs."""
 
     shape: tuple[int, ...]
@@ -39,7 +39,7 @@ class Value:
         return prod(self.shape)
 
 
-class Net:
+class FusionGraph:
     """Nodes, and the groups that they have been put into.
 
     Parameters
@@ -50,7 +50,9 @@ class Net:
         Tensors that they read and make.
     """
 
-    def __init__(self, nodes: Sequence[Node], values: Mapping[Hashable, Value]) -> None:
+    def __init__(
+        self, nodes: Sequence[FusionNode], values: Mapping[Hashable, FusionTensor]
+    ) -> None:
         self.nodes = tuple(nodes)
         self.values = values
         self.groups: dict[int, tuple[int, ...]] = {}  # of every node that is in one

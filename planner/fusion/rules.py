@@ -22,21 +22,21 @@ from collections.abc import Hashable, Mapping, Sequence
 
 from millrace.models.labels import parse
 from millrace.models.ops import FUNCTIONS, OPS, op_kind
-from millrace.planner.fusion.net import Net, Node, Value
+from millrace.planner.fusion.net import FusionGraph, FusionNode, FusionTensor
 
 PRODUCT, SUM, NORM, NORM_GRAD = "product", "sum", "norm", "norm_grad"
 CHANNEL_NORM = "channel_norm"
 
 
 def fused_groups(
-    nodes: Sequence[Node], values: Mapping[Hashable, Value], *, joint: bool = True
-) -> Net:
+    nodes: Sequence[FusionNode], values: Mapping[Hashable, FusionTensor], *, joint: bool = True
+) -> FusionGraph:
     """Net of the nodes, with its groups made.
 
     Parameters
     ----------
     nodes, values
-        As `Net` has them.
+        As `FusionGraph` has them.
     joint
         Gradients of inputs and of weights run together (no schedule defers the latter), so that ops
         of the two can be one.
@@ -54,7 +54,7 @@ def fused_groups(
     >>> fused_groups(nodes, values).groups
     {0: (0, 1), 1: (0, 1)}
     """
-    net = Net(nodes, values)
+    net = FusionGraph(nodes, values)
     rules = (_sums_of_products, _products, _norm_gradients, _norms, _channel_norms, _sums)
     for rule in rules:
         for index, node in enumerate(net.nodes):
@@ -64,12 +64,12 @@ def fused_groups(
     return net
 
 
-def _role(net: Net, index: int) -> str:
+def _role(net: FusionGraph, index: int) -> str:
     kind = net.nodes[index].kind
     return op_kind(kind).role if kind in OPS else ""
 
 
-def _follower(net: Net, value: Hashable, head: Node, role: str) -> int | None:
+def _follower(net: FusionGraph, value: Hashable, head: FusionNode, role: str) -> int | None:
     """Node that alone reads a value, where it may join `head` and runs as often, there too."""
     index = net.only_reader(value)
     if index is None:
@@ -79,12 +79,12 @@ def _follower(net: Net, value: Hashable, head: Node, role: str) -> int | None:
     return index if fits and node.kind in OPS and role in op_kind(node.kind).joins else None
 
 
-def _same_dims(node: Node) -> bool:
+def _same_dims(node: FusionNode) -> bool:
     """True if all operands of an op have the same dims in the same order."""
     return len(set(parse(node.labels).operands)) == 1
 
 
-def _products(net: Net, index: int, joint: bool) -> None:
+def _products(net: FusionGraph, index: int, joint: bool) -> None:
     """Join a product with what is done with it before it is written."""
     if _role(net, index) != PRODUCT:
         return
@@ -103,7 +103,7 @@ def _products(net: Net, index: int, joint: bool) -> None:
     net.join(members)
 
 
-def _siblings(net: Net) -> None:
+def _siblings(net: FusionGraph) -> None:
     """Join products that share an operand, alike in all else, with what follows on each."""
     rows: dict[object, list[tuple[int, ...]]] = {}
     for index, node in enumerate(net.nodes):
@@ -119,7 +119,7 @@ def _siblings(net: Net) -> None:
             net.merge(free)
 
 
-def _likeness(net: Net, group: Sequence[int]) -> object:
+def _likeness(net: FusionGraph, group: Sequence[int]) -> object:
     """Properties that groups have in common which are one stack of products."""
     return tuple(
         (
@@ -136,7 +136,7 @@ def _likeness(net: Net, group: Sequence[int]) -> object:
     )
 
 
-def _is_bias(net: Net, index: int, tensor: Hashable) -> bool:
+def _is_bias(net: FusionGraph, index: int, tensor: Hashable) -> bool:
     """True if a node adds to `tensor` what lies along its last dims, and none of those before."""
     node = net.nodes[index]
     if node.kind != "add" or len(node.inputs) != 2 or not net.alike(tensor, node.outputs[0]):
@@ -146,7 +146,7 @@ def _is_bias(net: Net, index: int, tensor: Hashable) -> bool:
     return 0 < len(bias) < len(dims) and dims[-len(bias) :] == bias
 
 
-def _ends(net: Net, index: int, tensor: Hashable, unbiased: bool) -> bool:
+def _ends(net: FusionGraph, index: int, tensor: Hashable, unbiased: bool) -> bool:
     """True if a product can end in this node: a sum over microbatches, a residual, a slope."""
     node = net.nodes[index]
     if node.kind == "accumulate":
@@ -158,7 +158,7 @@ def _ends(net: Net, index: int, tensor: Hashable, unbiased: bool) -> bool:
     return unbiased and node.inputs[1:] == (tensor,)
 
 
-def _function(net: Net, tensor: Hashable, head: Node, role: str) -> int | None:
+def _function(net: FusionGraph, tensor: Hashable, head: FusionNode, role: str) -> int | None:
     """Node of a function of `tensor`, which the backward pass may read too: it is kept then."""
     for index in net.readers.get(tensor, ()):
         node = net.nodes[index]
@@ -170,7 +170,7 @@ def _function(net: Net, tensor: Hashable, head: Node, role: str) -> int | None:
     return None
 
 
-def _sums_of_products(net: Net, index: int, joint: bool) -> None:
+def _sums_of_products(net: FusionGraph, index: int, joint: bool) -> None:
     """Join the sum of two or more products, wanted for nothing else, and one other term at most."""
     node = net.nodes[index]
     if node.kind != "add" or not _same_dims(node) or len(set(node.inputs)) < len(node.inputs):
@@ -191,13 +191,13 @@ def _sums_of_products(net: Net, index: int, joint: bool) -> None:
         net.join([*members, index])
 
 
-def _sums(net: Net, index: int, joint: bool) -> None:
+def _sums(net: FusionGraph, index: int, joint: bool) -> None:
     """Join a sum over rows with the sums over microbatches that all its results are added to."""
     if _role(net, index) == SUM and (after := _accumulated(net, index)):
         net.join([index, *after])
 
 
-def _accumulated(net: Net, index: int) -> list[int]:
+def _accumulated(net: FusionGraph, index: int) -> list[int]:
     """Sums over microbatches that all results of a node go into; none if one does not."""
     node = net.nodes[index]
     sums = []
@@ -209,7 +209,7 @@ def _accumulated(net: Net, index: int) -> list[int]:
     return sums
 
 
-def _norms(net: Net, index: int, joint: bool) -> None:
+def _norms(net: FusionGraph, index: int, joint: bool) -> None:
     """Join a norm and the sum of two tensors that it normalises."""
     if _role(net, index) != NORM:
         return
@@ -224,7 +224,7 @@ def _norms(net: Net, index: int, joint: bool) -> None:
         net.join([before, index])
 
 
-def _channel_norms(net: Net, index: int, joint: bool) -> None:
+def _channel_norms(net: FusionGraph, index: int, joint: bool) -> None:
     """Join a batch norm, the sum with a tensor like its result, and a function of what is then."""
     if _role(net, index) != CHANNEL_NORM:
         return
@@ -239,7 +239,7 @@ def _channel_norms(net: Net, index: int, joint: bool) -> None:
     net.join(members if last is None else [*members, last])
 
 
-def _adds_one(net: Net, index: int, tensor: Hashable) -> bool:
+def _adds_one(net: FusionGraph, index: int, tensor: Hashable) -> bool:
     """True if a node adds one other tensor to `tensor`, and all three are alike."""
     node = net.nodes[index]
     return (
@@ -250,7 +250,7 @@ def _adds_one(net: Net, index: int, tensor: Hashable) -> bool:
     )
 
 
-def _norm_gradients(net: Net, index: int, joint: bool) -> None:
+def _norm_gradients(net: FusionGraph, index: int, joint: bool) -> None:
     """Join a norm's gradient with the residual's added, and its weights' gradients beside it."""
     if _role(net, index) != NORM_GRAD:
         return

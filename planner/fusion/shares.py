@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from millrace.models.graph import ITEMSIZE, Graph, Rate
 from millrace.models.ops import kinds_where, op_kind
-from millrace.planner.fusion.net import Net, Node, Value
+from millrace.planner.fusion.net import FusionGraph, FusionNode, FusionTensor
 from millrace.planner.fusion.rules import PRODUCT, fused_groups
 
 # Kinds of ops that are done at a step's ends for all variables in one launch
@@ -36,7 +36,9 @@ class Share(NamedTuple):
 
 
 def shares_of(
-    nodes: Sequence[Node], values: Mapping[Hashable, Value], written: Container[Hashable]
+    nodes: Sequence[FusionNode],
+    values: Mapping[Hashable, FusionTensor],
+    written: Container[Hashable],
 ) -> tuple[Share, ...]:
     """Shares of one group's ops, in their order.
 
@@ -92,7 +94,7 @@ def shares_of(
     )
 
 
-def components(nodes: Sequence[Node]) -> list[list[int]]:
+def components(nodes: Sequence[FusionNode]) -> list[list[int]]:
     """Components of a group: indexes of the nodes that values between them join, sorted."""
     component_of: dict[Hashable, list[int]] = {}
     rows: list[list[int]] = []
@@ -107,7 +109,7 @@ def components(nodes: Sequence[Node]) -> list[list[int]]:
     return sorted(rows)
 
 
-def _alone(node: Node, values: Mapping[Hashable, Value], *, follows: bool) -> Share:
+def _alone(node: FusionNode, values: Mapping[Hashable, FusionTensor], *, follows: bool) -> Share:
     """Share of an op that has nothing in common with the others but the launch."""
     reads, writes = (
         tuple(ITEMSIZE[values[name].dtype] for name in names)
@@ -116,7 +118,7 @@ def _alone(node: Node, values: Mapping[Hashable, Value], *, follows: bool) -> Sh
     return Share(reads, writes, follows)
 
 
-def _head(nodes: Sequence[Node]) -> int:
+def _head(nodes: Sequence[FusionNode]) -> int:
     """Index of the op that a group without products is about; the largest kernel, were it alone."""
     return next((index for index, node in enumerate(nodes) if op_kind(node.kind).role), 0)
 
@@ -140,7 +142,7 @@ def shares_of_graph(graph: Graph, *, joint: bool = True) -> dict[str, Share]:
     return shares
 
 
-def written(net: Net, group: Sequence[int]) -> list[Hashable]:
+def written(net: FusionGraph, group: Sequence[int]) -> list[Hashable]:
     """Results of a group that a node outside it reads, or none at all."""
     inside = set(group)
     return [
@@ -151,7 +153,7 @@ def written(net: Net, group: Sequence[int]) -> list[Hashable]:
     ]
 
 
-def _net_of(graph: Graph) -> tuple[list[Node], dict[Hashable, Value]]:
+def _net_of(graph: Graph) -> tuple[list[FusionNode], dict[Hashable, FusionTensor]]:
     """Ops of a graph as nodes; those without an actor of their own cannot be fused."""
     nodes = []
     for op in graph.ops:
@@ -159,7 +161,7 @@ def _net_of(graph: Graph) -> tuple[list[Node], dict[Hashable, Value]]:
             graph.tensor(name).rate is Rate.MICROBATCH for name in op.outputs
         )
         nodes.append(
-            Node(
+            FusionNode(
                 name=op.name,
                 kind=op.kind,
                 labels=op.labels,
@@ -170,7 +172,8 @@ def _net_of(graph: Graph) -> tuple[list[Node], dict[Hashable, Value]]:
                 free=op_kind(op.kind).fusible,
             )
         )
-    values: dict[Hashable, Value] = {
-        tensor.name: Value(shape=tensor.shape, dtype=tensor.dtype) for tensor in graph.tensors
+    values: dict[Hashable, FusionTensor] = {
+        tensor.name: FusionTensor(shape=tensor.shape, dtype=tensor.dtype)
+        for tensor in graph.tensors
     }
     return nodes, values

@@ -6,11 +6,11 @@ what the search estimates single blocks with.
 
 from millrace.planner.memory.device import beside, reserved_bytes, slack_fraction
 from millrace.planner.memory.formula import plan_memory
-from millrace.planner.memory.kinds import Layout, Sections, StageMemory
+from millrace.planner.memory.kinds import OperandSbps, SectionPeaks, StageMemory
 
 __all__ = [
-    "Layout",
-    "Sections",
+    "OperandSbps",
+    "SectionPeaks",
     "StageMemory",
     "beside",
     "plan_memory",

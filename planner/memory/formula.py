@@ -19,8 +19,8 @@ from millrace.models.graph import GLOBAL_BLOCK, Graph
 from millrace.planner.actors.graph import HOST, TEMPORARY
 from millrace.planner.cluster import Cluster
 from millrace.planner.compile.arena import (
+    aliased_registers,
     communication_buffers,
-    lent_places,
     shared_places,
 )
 from millrace.planner.compile.bundles import chunk_stretches, taking_turns
@@ -44,7 +44,7 @@ Registers = Counter[tuple[str, Lifetime | None]]
 Common = dict[str, tuple[tuple[str, Lifetime | None], int]]
 
 
-class Held(NamedTuple):
+class StageRegisters(NamedTuple):
     """Registers of a stage outside the area: with places of their own, and taking turns."""
 
     own: Registers
@@ -177,7 +177,7 @@ def _registers(
     shared: Set[int],
     times: dict[str, int],
     makers: dict[str, str],
-) -> Held:
+) -> StageRegisters:
     """Bytes of one slot of a stage's registers, every block counted."""
     draft = spans.draft
     # A register belongs to the block that makes its tensor; what is inside an op, to the op's.
@@ -199,13 +199,13 @@ def _registers(
             kind_bytes[kind, alive[index]] += times.get(block(index), 1) * register.slot_bytes
         return kind_bytes
 
-    lent = lent_places(spans, shared).keys()
+    lent = aliased_registers(spans, shared).keys()
     bundle_registers = taking_turns(spans, shared | lent)
     taking = (index for rows in bundle_registers.values() for index in rows)
     elsewhere = {*shared, *lent, *taking}
     own_places = [index for index in range(len(draft.registers)) if index not in elsewhere]
     common = [index for index in own_places if block(index) in ("", GLOBAL_BLOCK)]
-    return Held(
+    return StageRegisters(
         own=sizes(set(own_places).difference(common)),
         common={
             draft.registers[index].name: next(iter(sizes([index]).items())) for index in common

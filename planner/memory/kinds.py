@@ -62,14 +62,14 @@ KINDS = tuple(
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class OperandSbps:
     """SBPs of an op's operands."""
 
     inputs: tuple[NdSbp, ...]
     outputs: tuple[NdSbp, ...]
 
 
-class Interval(NamedTuple):
+class LiveBytes(NamedTuple):
     """Bytes that live from one op to another; `ahead`: of a block and section they may precede."""
 
     first: int
@@ -78,7 +78,7 @@ class Interval(NamedTuple):
     ahead: tuple[str, bool] | None
 
 
-class Sections:
+class SectionPeaks:
     """Ops of one microbatch, and the most bytes that live at once within one section.
 
     Forward is one section, backward another. A tensor counts from the op that makes it to its last
@@ -118,9 +118,9 @@ class Sections:
                 if name in makers:
                     readers[name].append((index, number))
         self._ends = [(name, *makers[name], readers[name]) for name in makers]
-        self._known: dict[tuple[str, NdSbp, tuple[NdSbp, ...]], tuple[Interval, ...]] = {}
+        self._known: dict[tuple[str, NdSbp, tuple[NdSbp, ...]], tuple[LiveBytes, ...]] = {}
 
-    def most(self, layouts: Mapping[str, Layout]) -> int:
+    def most(self, layouts: Mapping[str, OperandSbps]) -> int:
         """Bytes of the largest section, where every op's operands lie as `layouts` says."""
         laid = [layouts[op.name] for op in self.ops]
         live = [0] * (len(self.ops) + 1)  # changes from op to op
@@ -145,12 +145,12 @@ class Sections:
 
     def _intervals(
         self, name: str, source: NdSbp, maker: int, readings: list[tuple[int, NdSbp]]
-    ) -> Iterator[Interval]:
+    ) -> Iterator[LiveBytes]:
         """Intervals in which one tensor lives, and what boxing makes of it."""
         home, repeats = self.later[maker], self.ops[maker].kind == "repeat"
         if not repeats and all(self.later[index] == home for index, _ in readings):
             last = max((index for index, _ in readings), default=maker)
-            yield Interval(maker, last, self._bytes(name, source), None)
+            yield LiveBytes(maker, last, self._bytes(name, source), None)
         for later in (False, True):
             here = [(index, sbp) for index, sbp in readings if self.later[index] == later]
             elsewhere = {sbp for index, sbp in readings if self.later[index] != later}
@@ -163,7 +163,7 @@ class Sections:
                 block = self.ops[end].block, later
                 early = repeats or later != home
                 first = self.first[block] if early else maker
-                yield Interval(first, end, self._bytes(name, place), block if early else None)
+                yield LiveBytes(first, end, self._bytes(name, place), block if early else None)
 
     def _bytes(self, name: str, sbp: NdSbp) -> int:
         tensor = self.tensors[name]

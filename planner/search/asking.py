@@ -6,10 +6,10 @@ from fractions import Fraction
 from math import prod
 
 from millrace.planner.schedules import PLAIN
-from millrace.planner.search.blocks.program import Prices
+from millrace.planner.search.blocks.program import FigurePrices
 from millrace.planner.search.candidates import Candidate
 from millrace.planner.search.programs import Ask, Programs, Shape
-from millrace.planner.search.ranks import Site, core_share
+from millrace.planner.search.ranks import PlacementGroup, core_share
 from millrace.planner.search.request import SearchRequest
 from millrace.planner.search.sites import everywhere, room, usable_bytes
 from millrace.planner.search.stages import Pipeline, inflight_counts
@@ -19,7 +19,7 @@ from millrace.planner.search.stages import Pipeline, inflight_counts
 TIE_BREAKER = 0.002
 
 
-def prices(pipeline: Pipeline) -> Prices:
+def prices(pipeline: Pipeline) -> FigurePrices:
     """Prices at which a block program's optimum, over the stages, bounds the step time.
 
     A stage's time counts for every microbatch and for the ramp: `stages.divide`'s objective, with
@@ -28,16 +28,16 @@ def prices(pipeline: Pipeline) -> Prices:
     ramp = (pipeline.stages - 1) / pipeline.interleave
     weight = pipeline.microbatches + ramp
     if not pipeline.defers_weight_gradients:
-        return Prices(microbatch=weight)
-    return Prices(microbatch=weight, deferrable=max(weight - 2 * ramp, 0.0))
+        return FigurePrices(microbatch=weight)
+    return FigurePrices(microbatch=weight, deferrable=max(weight - 2 * ramp, 0.0))
 
 
-def shared_prices(pipeline: Pipeline) -> Prices:
+def shared_prices(pipeline: Pipeline) -> FigurePrices:
     """Prices at which the program is solved: one solution serves however many chunks."""
     return prices(replace(pipeline, interleave=1))
 
 
-def priced(pipeline: Pipeline, price: float, average: bool) -> Prices:
+def priced(pipeline: Pipeline, price: float, average: bool) -> FigurePrices:
     """Shared prices with a price per byte, for the average or the fewest microbatches in flight."""
     plain = replace(pipeline, schedule=PLAIN, interleave=1)
     counts = inflight_counts(plain)
@@ -61,7 +61,7 @@ class Asker:
         self.request = request
         self.programs = programs
         self.mode = mode
-        self._everywhere: dict[int, Site] = {}
+        self._everywhere: dict[int, PlacementGroup] = {}
         self._cheapest: dict[tuple[Shape, tuple[float, ...]], float] = {}
 
     def shape(self, candidate: Candidate) -> Shape:
@@ -85,7 +85,7 @@ class Asker:
             else None,
         )
 
-    def _sites(self, candidate: Candidate) -> tuple[Site, ...]:
+    def _sites(self, candidate: Candidate) -> tuple[PlacementGroup, ...]:
         if candidate.placing is not None:
             return candidate.placing.sites
         devices = prod(candidate.sizes)

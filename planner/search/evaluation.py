@@ -18,32 +18,32 @@ from millrace.planner.errors import InfeasibleError
 from millrace.planner.plan import Variant
 from millrace.planner.schedules import PLAIN
 from millrace.planner.search.asking import TIE_BREAKER, Asker, prices, shared_prices
-from millrace.planner.search.blocks.program import Prices
+from millrace.planner.search.blocks.program import FigurePrices
 from millrace.planner.search.blocks.solver import Solution
 from millrace.planner.search.blocks.tables import INFLIGHT, PERSISTENT
 from millrace.planner.search.blocks.variants import Handover, handover, variants
 from millrace.planner.search.candidates import Candidate
-from millrace.planner.search.joint import Solutions, decided
+from millrace.planner.search.joint import Solutions, joint_solutions
 from millrace.planner.search.joint.modes import by_mode, usual_mode
 from millrace.planner.search.meshes import FREE_AXES_MAX
 from millrace.planner.search.pins import Pins
 from millrace.planner.search.programs import Ask, Programs, Shape, Wanted
 from millrace.planner.search.request import MemoryLimitError, SearchRequest
-from millrace.planner.search.sites import Sends, room, usable_bytes
+from millrace.planner.search.sites import StageTransfers, room, usable_bytes
 from millrace.planner.search.stages import (
+    BlockRun,
     Division,
-    Run,
-    dearth,
     divide,
     in_order,
     inflight_counts,
     lower_bound_ns,
+    memory_pressure_slowdown,
 )
 
 Floats = NDArray[np.float64]
 
 MODES = ("none", "selective", "full")
-ALONE = Prices(step=0.0, deferrable=0.0)  # what no schedule can defer
+ALONE = FigurePrices(step=0.0, deferrable=0.0)  # what no schedule can defer
 NEAR = 1.02  # plans up to so much slower are solved too, for the simulator to rank
 SWEPT_FIRST = 50  # from so many candidates, or with more than two axes, bounds include boxing
 SWEEPS, FEWER = 12, 8  # ascent's sweeps per program; where variants to mix, not bounds, come of it
@@ -60,7 +60,7 @@ POLISHED = 1.03  # a plan up to this times its own bound has little to gain by t
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class SolvedPlan:
     """The best plan of a candidate: solutions, their division and the bound of every such plan."""
 
     candidate: Candidate
@@ -96,7 +96,7 @@ class Solved:
 
 
 Limits = tuple[int, ...]
-Outcome = Found | Pruned | Refused
+Outcome = SolvedPlan | Pruned | Refused
 NO_GAIN = "its lower bound leaves nothing to gain"
 
 
@@ -122,7 +122,7 @@ class Evaluator:
         self.dividing = dividing
         self.graph = graph
         self.programs = Programs(request, graph)
-        self.sends = Sends(request.cluster, self.programs.handed_bytes)
+        self.sends = StageTransfers(request.cluster, self.programs.handed_bytes)
         self._under: dict[Pins, Evaluator] = {}
         self.modes = (request.pins.recompute,) if request.pins.recompute else MODES
         self._loose = request.max_gap / 2  # gap of programs whose solutions are mixed
@@ -193,7 +193,9 @@ class Evaluator:
         ):
             if not isinstance(solution, float):
                 share = self._held_share(candidates[place], solution, limit)
-                self._dearer[candidates[place]] = dearth(candidates[place].pipeline, share)
+                self._dearer[candidates[place]] = memory_pressure_slowdown(
+                    candidates[place].pipeline, share
+                )
             candidate_prices = prices(candidates[place].pipeline)
             lightest = (
                 candidate_prices.microbatch
@@ -247,7 +249,9 @@ class Evaluator:
                 outcome = self._found(candidate, group, limit, bound, best_ns)
             except MemoryLimitError as error:
                 uneven = lower_bound_ns(self.runs(candidate, group), pipeline) / max(bound, 1)
-                short = dearth(candidate.pipeline, error.needed_bytes / max(error.limit_bytes, 1))
+                short = memory_pressure_slowdown(
+                    candidate.pipeline, error.needed_bytes / max(error.limit_bytes, 1)
+                )
                 self._dearer[candidate] = max(1.0, uneven) * short
                 outcomes.append((candidate, bound))
             except InfeasibleError as error:
@@ -317,7 +321,7 @@ class Evaluator:
                 best_ns = self._lowered(best_ns, outcome)
         return outcomes
 
-    def polish(self, plans: Sequence[Found], limits: Sequence[Limits]) -> list[Found]:
+    def polish(self, plans: Sequence[SolvedPlan], limits: Sequence[Limits]) -> list[SolvedPlan]:
         """Divide anew with more to mix: modes as they are best alone, where bytes cost more.
 
         The usual mode of each plan comes first, and says how blocks of the others hand on.
@@ -342,7 +346,7 @@ class Evaluator:
                     if first:
                         space = self.programs.space(ask.shape, ask.mode)
                         handed[number] = handover(space, solution.options)
-        better: list[Found] = []
+        better: list[SolvedPlan] = []
         for plan, limit, group in zip(plans, limits, groups, strict=True):
             again: Outcome = plan
             if len(group) == len(plan.solved):
@@ -350,11 +354,11 @@ class Evaluator:
                 continue
             with suppress(InfeasibleError):  # where there is too much to mix, less of it is tried
                 again = self._found(plan.candidate, _distinct(group), limit, plan.bound_ns)
-            assert isinstance(again, Found), "without a cutoff nothing is pruned"
+            assert isinstance(again, SolvedPlan), "without a cutoff nothing is pruned"
             better.append(min(plan, again, key=lambda each: each.division.step_ns))
         return better
 
-    def variants(self, plan: Found) -> tuple[Variant, ...]:
+    def variants(self, plan: SolvedPlan) -> tuple[Variant, ...]:
         """Variants of a plan's solutions: per solution one of every template."""
         shape = self.shape(plan.candidate)
         return tuple(
@@ -388,14 +392,14 @@ class Evaluator:
             return Refused(candidate, error)
         bound = max(least, 0.0 if isinstance(outcome, Refused) else outcome.bound_ns)
         if not solutions:  # nothing fits that is better than the best
-            known_ns = outcome.division.step_ns if isinstance(outcome, Found) else bound
+            known_ns = outcome.division.step_ns if isinstance(outcome, SolvedPlan) else bound
             return replace(outcome, bound_ns=min(bound, known_ns))
         try:
             refined = self._found(candidate, solutions, limits, bound)
         except InfeasibleError as error:
-            return outcome if isinstance(outcome, Found) else Refused(candidate, error, bound)
-        assert isinstance(refined, Found), "without a cutoff nothing is pruned"
-        if isinstance(outcome, Found) and outcome.division.step_ns <= refined.division.step_ns:
+            return outcome if isinstance(outcome, SolvedPlan) else Refused(candidate, error, bound)
+        assert isinstance(refined, SolvedPlan), "without a cutoff nothing is pruned"
+        if isinstance(outcome, SolvedPlan) and outcome.division.step_ns <= refined.division.step_ns:
             return replace(outcome, bound_ns=min(bound, outcome.division.step_ns))
         return refined
 
@@ -421,11 +425,11 @@ class Evaluator:
         def step_ns(solutions: Solutions) -> float:
             try:
                 outcome = self._found(candidate, [solved(*s) for s in solutions], limits, 0.0)
-                return outcome.division.step_ns if isinstance(outcome, Found) else float("inf")
+                return outcome.division.step_ns if isinstance(outcome, SolvedPlan) else float("inf")
             except InfeasibleError:
                 return float("inf")
 
-        answer = decided(
+        answer = joint_solutions(
             self.programs,
             shape,
             self.modes,
@@ -435,10 +439,12 @@ class Evaluator:
         )
         return answer and ([solved(*pair) for pair in answer[0]], answer[1])
 
-    def _lowered(self, best_ns: float, outcome: Found | Pruned) -> float:
+    def _lowered(self, best_ns: float, outcome: SolvedPlan | Pruned) -> float:
         """Cutoff once a plan is known; others that are near it are wanted too."""
         return (
-            min(best_ns, outcome.division.step_ns * NEAR) if isinstance(outcome, Found) else best_ns
+            min(best_ns, outcome.division.step_ns * NEAR)
+            if isinstance(outcome, SolvedPlan)
+            else best_ns
         )
 
     def unit(self, candidate: Candidate) -> float:
@@ -471,7 +477,7 @@ class Evaluator:
         limits: Limits,
         bound_ns: float,
         best_ns: float = float("inf"),
-    ) -> Found | Pruned:
+    ) -> SolvedPlan | Pruned:
         """Divide the blocks with these solutions, unless no division gains anything."""
         runs, pipeline = self.runs(candidate, group), self.sends.pipeline(candidate)
         if lower_bound_ns(runs, pipeline) >= best_ns:
@@ -480,14 +486,14 @@ class Evaluator:
             beside = self.sends.buffer_bytes(candidate) if self.request.max_gap else 0
             division = divide(runs, pipeline, limits, beside, self.request.max_gap / 4, best_ns)
             division = in_order(division, runs, pipeline, self.overlap)
-        return Found(
+        return SolvedPlan(
             candidate=candidate,
             division=division,
             bound_ns=min(bound_ns, division.step_ns),
             solved=tuple(group),
         )
 
-    def runs(self, candidate: Candidate, group: Sequence[Solved]) -> tuple[Run, ...]:
+    def runs(self, candidate: Candidate, group: Sequence[Solved]) -> tuple[BlockRun, ...]:
         """The blocks in runs, with the figures of every variant on every site."""
         later = candidate.pipeline.defers_weight_gradients
         figures = [
@@ -497,14 +503,16 @@ class Evaluator:
             ]
             for part in self.shape(candidate).parts
         ]
-        runs: list[Run] = []
+        runs: list[BlockRun] = []
         for block in self.graph.blocks:
             template = self.graph.templates[block]
             if not runs or runs[-1].template != template:
                 first, *others = (
                     tuple(by_template[template] for by_template in site) for site in figures
                 )
-                run = Run(template=template, blocks=(), variants=first, elsewhere=tuple(others))
+                run = BlockRun(
+                    template=template, blocks=(), variants=first, elsewhere=tuple(others)
+                )
                 runs.append(run)
             runs[-1] = replace(runs[-1], blocks=(*runs[-1].blocks, block))
         return tuple(runs)

@@ -19,7 +19,7 @@ from millrace.planner.plan import Plan
 from millrace.planner.search.evaluation import Evaluator
 from millrace.planner.search.meshes import divisors
 from millrace.planner.search.outer import Progress, Simulate, search
-from millrace.planner.search.report.record import LAYERS, Record
+from millrace.planner.search.report.record import LAYERS, SearchLog
 from millrace.planner.search.report.remedies import check_storage
 from millrace.planner.search.request import SearchRequest
 from millrace.planner.search.sites import candidates_of
@@ -34,7 +34,7 @@ def search_for(
     optimize_for: str,
     simulate: Simulate | None = None,
     progress: Progress | None = None,
-    record: Record | None = None,
+    record: SearchLog | None = None,
 ) -> Plan:
     """Best plan for throughput, cost or energy per token.
 
@@ -59,18 +59,18 @@ def search_for(
     if optimize_for == "throughput":
         return search(request, simulate, progress, record)
     check_known(request.cluster, optimize_for)
-    record = record or Record()
+    record = record or SearchLog()
     tell = progress or (lambda line: None)
-    best: tuple[float, Plan, Record] | None = None
+    best: tuple[float, Plan, SearchLog] | None = None
     others: list[dict[str, Any]] = []
     worse = 0
-    for cluster in fleets(request.cluster):
+    for cluster in subclusters(request.cluster):
         asked = replace(request, cluster=cluster)
         bound = _least(asked, optimize_for)
         if bound is None or (best is not None and bound >= best[0]) or worse == WORSE:
             continue
         tell(f"on {cluster.devices} of {request.cluster.devices} devices")
-        fleet_record = Record(clock=record.clock)
+        fleet_record = SearchLog(clock=record.clock)
         try:
             plan = search(asked, simulate, progress, fleet_record, remedies=False)
         except InfeasibleError:
@@ -108,7 +108,7 @@ def _with_others(plan: Plan, spent: float, others: list[dict[str, Any]], optimiz
     return msgspec.structs.replace(plan, evidence=evidence)
 
 
-def spending(plan: Plan, record: Record, optimize_for: str) -> float:
+def spending(plan: Plan, record: SearchLog, optimize_for: str) -> float:
     """Dollars or joules of a step."""
     assert plan.evidence is not None
     assert record.answer is not None
@@ -143,7 +143,7 @@ def _least(request: SearchRequest, optimize_for: str) -> float | None:
     return min(times) / 1e9 * (rates[optimize_for]() or 0.0)
 
 
-def fleets(cluster: Cluster) -> Iterator[Cluster]:
+def subclusters(cluster: Cluster) -> Iterator[Cluster]:
     """Parts of a cluster, the smallest first: divisors of a node, then of the number of nodes.
 
     Examples

@@ -23,7 +23,7 @@ PRESOLVE, NO_PRESOLVE = "EMPHASIS_UNSPECIFIED", "EMPHASIS_OFF"  # by their names
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Answer:
+class IntegerSolution:
     """Values of the columns, what they cost, and the proven least.
 
     Where the solver stopped before it found any there are no values, and the cost is infinite.
@@ -86,7 +86,7 @@ class IntegerProgram:
         )
         self._entries.append((entries[0].ravel(), entries[1].ravel(), entries[2].ravel()))
 
-    def solve(self, max_gap: float = 0.0, node_limit: int = NODE_LIMIT) -> Answer | None:
+    def solve(self, max_gap: float = 0.0, node_limit: int = NODE_LIMIT) -> IntegerSolution | None:
         """Best values and the proven bound; None where no values are feasible.
 
         Parameters
@@ -117,16 +117,16 @@ class IntegerProgram:
         )
         bound = float(result.termination.objective_bounds.dual_bound * unit)
         if not result.has_primal_feasible_solution():
-            return Answer(values=np.zeros(0), cost=float("inf"), bound=bound)
+            return IntegerSolution(values=np.zeros(0), cost=float("inf"), bound=bound)
         values = np.array(result.variable_values(list(model.variables())))
-        return Answer(values=values, cost=float(cost @ values), bound=bound)
+        return IntegerSolution(values=values, cost=float(cost @ values), bound=bound)
 
     def limit(self, rows: ArrayLike, lower: float = -np.inf, upper: float = np.inf) -> None:
         """Give rows other limits."""
         for row in np.atleast_1d(np.asarray(rows, np.int64)).tolist():
             self._limits[row] = lower, upper
 
-    def relaxed(self, *, again: bool = False) -> Answer | None:
+    def relaxed(self, *, again: bool = False) -> IntegerSolution | None:
         """Best values where integers may be any numbers; None where none are feasible.
 
         With multipliers of the rows.
@@ -155,7 +155,7 @@ class IntegerProgram:
             proto = self._proto(cost / unit, relaxed=True)
             result = _solved(_solver(proto, solver), NO_PRESOLVE)
         if result is None:
-            return Answer(values=np.zeros(0), cost=float("inf"), bound=-float("inf"))
+            return IntegerSolution(values=np.zeros(0), cost=float("inf"), bound=-float("inf"))
         if not result.solutions:
             return None
         bound = float(result.termination.objective_bounds.dual_bound * unit)
@@ -163,7 +163,7 @@ class IntegerProgram:
         values = _spelled_out(solution.primal_solution.variable_values, self.columns)
         multipliers = unit * _spelled_out(solution.dual_solution.dual_values, self.rows)
         total_cost = float(cost @ values)
-        return Answer(
+        return IntegerSolution(
             values=values, cost=total_cost, bound=min(bound, total_cost), multipliers=multipliers
         )
 

@@ -17,23 +17,31 @@ from millrace.models.graph import Graph
 from millrace.models.zoo.catalogue import build_training
 from millrace.planner.errors import InfeasibleError, ProtocolError
 from millrace.planner.plan import ON_DEVICES, Evidence, Plan, plan_graph
-from millrace.planner.search.blocks.beside import beside
+from millrace.planner.search.blocks.beside import run_both
 from millrace.planner.search.candidates import Candidate, PipelineShape
 from millrace.planner.search.decomposition.block_oracle import BlockOracle
-from millrace.planner.search.decomposition.loop import Loop
+from millrace.planner.search.decomposition.loop import BoundLoop
 from millrace.planner.search.decomposition.proof import Proof, prove
-from millrace.planner.search.evaluation import Evaluator, Found, Refused
+from millrace.planner.search.evaluation import Evaluator, Refused, SolvedPlan
 from millrace.planner.search.ranking import Ranker, Ranking
-from millrace.planner.search.report.offload import host_shortage, last_resort, resorted
+from millrace.planner.search.report.offload import (
+    host_shortage,
+    last_resort,
+    with_first_search_reason,
+)
 from millrace.planner.search.report.record import (
     PROOF,
     SIMULATION,
-    Answer,
-    Compared,
-    Record,
+    PlanComparison,
+    SearchLog,
+    SearchResult,
     layers,
 )
-from millrace.planner.search.report.remedies import check_storage, unfit, with_remedies
+from millrace.planner.search.report.remedies import (
+    check_storage,
+    infeasibility_error,
+    with_remedies,
+)
 from millrace.planner.search.request import HostMemoryError, MemoryLimitError, SearchRequest
 from millrace.planner.search.settling import BlockTimer, Settled, fullest, settle
 from millrace.planner.search.sites import candidates_of
@@ -80,7 +88,7 @@ class Checked:
     short: HostMemoryError | None = None
 
     @property
-    def found(self) -> Found:
+    def found(self) -> SolvedPlan:
         """Its candidate, solutions and division."""
         return self.settled.found
 
@@ -94,7 +102,7 @@ def search(
     request: SearchRequest,
     simulate: Simulate | None = None,
     progress: Progress | None = None,
-    record: Record | None = None,
+    record: SearchLog | None = None,
     *,
     remedies: bool = True,
 ) -> Plan:
@@ -126,7 +134,7 @@ def search(
         No plan obeys the pins and fits the memory; names what binds, and by how much.
     """
     graph = build_training(request.model, request.training, request.global_batch)
-    record = record or Record()
+    record = record or SearchLog()
     tell = progress or (lambda line: None)
     try:
         return _search(request, graph, simulate, tell, record)
@@ -137,7 +145,7 @@ def search(
     if again := last_resort(request, graph, failure):
         tell("nothing fits: once more with optimizer state in host memory")
         try:
-            return resorted(_search(again, graph, simulate, tell, record), failure)
+            return with_first_search_reason(_search(again, graph, simulate, tell, record), failure)
         except InfeasibleError as error:
             request, failure = again, error
     raise with_remedies(failure, request, graph) from None
@@ -148,7 +156,7 @@ def _search(
     graph: Graph,
     simulate: Simulate | None,
     tell: Progress,
-    record: Record,
+    record: SearchLog,
 ) -> Plan:
     everything = candidates_of(request, graph)
     check_storage(request, graph)
@@ -186,7 +194,7 @@ def _search(
                     checked = _checked(evaluator, more, simulate, tell, checked)
                 best = _fastest(checked) or best
             _note(record, request, checked)
-            record.answer = Answer(
+            record.answer = SearchResult(
                 evaluator=evaluator, chosen=best.found, found=tuple(ranking.found)
             )
             bounds_ns = left, proof.bounds_ns
@@ -205,7 +213,7 @@ def _search(
         if not everything:
             break
     bound_ns = min(refused.bound_ns for refused in (*tried, *ranking.refused))
-    raise unfit(tried or ranking.refused, request.offload, bound_ns)
+    raise infeasibility_error(tried or ranking.refused, request.offload, bound_ns)
 
 
 def _fastest(checked: Sequence[Checked]) -> Checked | None:
@@ -214,7 +222,7 @@ def _fastest(checked: Sequence[Checked]) -> Checked | None:
     return min(fitting, key=lambda plan: (not plan.figures, plan.time_s), default=None)
 
 
-def _note(record: Record, request: SearchRequest, checked: list[Checked]) -> None:
+def _note(record: SearchLog, request: SearchRequest, checked: list[Checked]) -> None:
     """Put plans that were looked at on record."""
     record.compared += _compared(request, checked)
     record.count("simulated", sum("step_time_s" in plan.figures for plan in checked))
@@ -226,16 +234,16 @@ def _proven(
     floors: dict[Candidate, float],
     best: Checked,
     tell: Progress,
-    record: Record,
+    record: SearchLog,
 ) -> Proof:
     """Bounds of all candidates, those that leave a gap raised, and what their columns promise."""
     max_gap, best_ns = evaluator.request.max_gap, best.found.division.step_ns
     if not max_gap:  # by refining them all
         return Proof(bounds_ns=floors, mixed_ns={}, block_programs=0, linear_programs=0)
 
-    def loops() -> Loop:
+    def loops() -> BoundLoop:
         oracle = BlockOracle(evaluator.programs, evaluator.modes)
-        return Loop(oracle, evaluator.graph, evaluator.asker, evaluator.sends)
+        return BoundLoop(oracle, evaluator.graph, evaluator.asker, evaluator.sends)
 
     proof = prove(loops, floors, best_ns, max_gap, tell)
     record.count("programs at prices", proof.block_programs)
@@ -245,7 +253,7 @@ def _proven(
 
 def _checked(
     evaluator: Evaluator,
-    ranked_plans: list[Found],
+    ranked_plans: list[SolvedPlan],
     simulate: Simulate | None,
     tell: Progress,
     checked_before: Sequence[Checked] = (),
@@ -301,7 +309,7 @@ def _checked(
     return [*simulated, *due, *(plan for plan in checked if plan.reason)]
 
 
-def _but_axes(plan: Found) -> object:
+def _but_axes(plan: SolvedPlan) -> object:
     """Key that plans share which differ in the order of their axes only."""
     candidate = plan.candidate
     return candidate.pipeline, candidate.batch, tuple(sorted(candidate.sizes))
@@ -325,7 +333,7 @@ class _Ratios:
         least = self._of_schedule.get(pipeline.schedule, ratio)
         self._of_schedule[pipeline.schedule] = min(ratio, least)
 
-    def close(self, plan: Found) -> float:
+    def close(self, plan: SolvedPlan) -> float:
         """Ratio of a plan's expected step to the best one up to which the plan is settled."""
         pipeline = plan.candidate.pipeline
         if _but_axes(plan) in self._but_axes:
@@ -333,7 +341,7 @@ class _Ratios:
         shape = pipeline.schedule, pipeline.stages, pipeline.interleave
         return KNOWN if shape in self._of_shape else CLOSE
 
-    def expected_ns(self, plan: Found) -> float:
+    def expected_ns(self, plan: SolvedPlan) -> float:
         """Step to expect of a plan."""
         pipeline = plan.candidate.pipeline
         shape = pipeline.schedule, pipeline.stages, pipeline.interleave
@@ -342,12 +350,12 @@ class _Ratios:
 
 
 def _settled(
-    evaluator: Evaluator, plans: Sequence[Found], block_times: BlockTimer | None
+    evaluator: Evaluator, plans: Sequence[SolvedPlan], block_times: BlockTimer | None
 ) -> tuple[Settled, ...]:
     """Two plans settled at once, or one."""
     if len(plans) == 1:
         return (settle(evaluator, plans[0], block_times),)
-    return beside(
+    return run_both(
         lambda: settle(evaluator, plans[0], block_times),
         lambda: settle(evaluator, plans[1], block_times),
     )
@@ -364,15 +372,15 @@ def _simulated(checked: Sequence[Checked], simulate: Simulate, tell: Progress) -
 
     tell(f"simulating: {checked[0].found.candidate.text}")
     if len(checked) == 2 and isinstance(simulate, Pure):
-        return list(beside(partial(figured, checked[0]), partial(figured, checked[1])))
+        return list(run_both(partial(figured, checked[0]), partial(figured, checked[1])))
     return [figured(plan) for plan in checked]
 
 
-def _compared(request: SearchRequest, checked: list[Checked]) -> Iterator[Compared]:
+def _compared(request: SearchRequest, checked: list[Checked]) -> Iterator[PlanComparison]:
     """Figures of every compiled plan by the cost, beside those that were laid out and simulated."""
     for plan in checked:
         if plan.figures or not plan.settled.fits:
-            yield Compared(
+            yield PlanComparison(
                 plan=plan.found.candidate.text,
                 cost_s=plan.settled.step_ns / 1e9,
                 simulated_s=plan.figures.get("step_time_s"),
@@ -387,7 +395,7 @@ def _best(
     checked: list[Checked],
     ranking: Ranking,
     bounds_ns: tuple[dict[Candidate, float], dict[Candidate, float]],
-    record: Record,
+    record: SearchLog,
     simulated: bool,
 ) -> Plan:
     """The fastest plan that fits, with what it was compared with.
@@ -436,7 +444,7 @@ def _best(
     return replace(best.settled.plan, evidence=evidence, figures=best.figures if simulated else {})
 
 
-def _alternative(plan: Found, reason: str, figures: Figures) -> dict[str, Any]:
+def _alternative(plan: SolvedPlan, reason: str, figures: Figures) -> dict[str, Any]:
     document = {
         "plan": plan.candidate.text,
         "objective_s": plan.division.step_ns / 1e9,

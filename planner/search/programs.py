@@ -15,16 +15,22 @@ from numpy.typing import NDArray
 from millrace.models.graph import Graph
 from millrace.models.recompute import with_recompute
 from millrace.planner.errors import InfeasibleError
-from millrace.planner.search.blocks.ascent import Ascent
-from millrace.planner.search.blocks.beside import beside
-from millrace.planner.search.blocks.blending import Blended, Least, cheapest, least_times
-from millrace.planner.search.blocks.folding import Folded, Shortened, fold, handed_bytes, shortened
-from millrace.planner.search.blocks.moving import Known
-from millrace.planner.search.blocks.pricing import Pricing
-from millrace.planner.search.blocks.program import MemoryRow, Prices
-from millrace.planner.search.blocks.reading import Working, forward_times_ns, template_figures
+from millrace.planner.search.blocks.ascent import DualAscent
+from millrace.planner.search.blocks.beside import run_both
+from millrace.planner.search.blocks.blending import Least, MixedDeviceCosts, cheapest, least_times
+from millrace.planner.search.blocks.folding import (
+    Folded,
+    Shortened,
+    deduplicated,
+    fold,
+    handed_bytes,
+)
+from millrace.planner.search.blocks.moving import BoxingCache
+from millrace.planner.search.blocks.pricing import StrategyCosts
+from millrace.planner.search.blocks.program import FigurePrices, MemoryRow
+from millrace.planner.search.blocks.reading import BlockPeaks, forward_times_ns, template_figures
 from millrace.planner.search.blocks.solver import Solution, solve
-from millrace.planner.search.blocks.space import Space, build_space
+from millrace.planner.search.blocks.space import StrategySpace, build_space
 from millrace.planner.search.blocks.tables import (
     DEFERRABLE,
     FIGURES,
@@ -32,21 +38,21 @@ from millrace.planner.search.blocks.tables import (
     MICROBATCH,
     PERSISTENT,
     STEP,
-    Tables,
+    CostTables,
     single,
+    solution_figures,
     stacked,
     take,
-    totals,
 )
-from millrace.planner.search.blocks.variants import Handover, handing, handover
+from millrace.planner.search.blocks.variants import Handover, boundary_masks, handover
 from millrace.planner.search.pins import AxisRules, RoledAxis, filters, forced_ops
-from millrace.planner.search.ranks import Site
+from millrace.planner.search.ranks import PlacementGroup
 from millrace.planner.search.request import SearchRequest, SignatureError
 from millrace.planner.search.sites import ordered
 from millrace.planner.search.stages import Pipeline, VariantFigures
 
 Floats = NDArray[np.float64]
-Priced = Pricing | Blended
+Priced = StrategyCosts | MixedDeviceCosts
 
 GROUP = 96  # programs that are swept together: enough that NumPy's own time is small
 
@@ -59,7 +65,7 @@ class Shape:
     batch: int
     chunked: bool  # tensors cross stages, so that they are not partial there
     stretch: Fraction
-    sites: tuple[Site, ...]  # where stages lie
+    sites: tuple[PlacementGroup, ...]  # where stages lie
     pipeline: Pipeline | None = None  # what a site's stages weigh, where there are several
 
     @property
@@ -126,16 +132,16 @@ class Programs:
         self.graph = graph
         self._short: Shortened | None = None
         self._folded: dict[str, Folded] = {}
-        self._spaces: dict[object, Space] = {}
+        self._spaces: dict[object, StrategySpace] = {}
         self._priced: dict[tuple[str, Shape], tuple[Priced, int]] = {}
         self._least: dict[int, list[Least | None]] = {}  # of pricings, which are kept
-        self._tables: dict[tuple[str, Shape], tuple[Tables, int]] = {}
+        self._tables: dict[tuple[str, Shape], tuple[CostTables, int]] = {}
         self._solved: dict[Ask, Solution | float] = {}
         self._figures: dict[FiguresKey, dict[str, VariantFigures]] = {}
-        self.working = Working()
+        self.working = BlockPeaks()
         self._exact: dict[object, Solution] = {}
         self._handed: dict[int, int] = {}
-        self._known: dict[tuple[int, ...], Known] = {}
+        self._known: dict[tuple[int, ...], BoxingCache] = {}
         self._forced: frozenset[str] | None = None
 
     # -- what there is -----------------------------------------------------------------------
@@ -144,14 +150,14 @@ class Programs:
         """The graph folded, every block in one mode of recomputation."""
         if mode not in self._folded:
             if self._short is None:
-                self._short = shortened(self.graph)
+                self._short = deduplicated(self.graph)
             graph, often = self._short.graph, self._short.often
             if mode != "none":
                 graph = with_recompute(graph, dict.fromkeys(graph.blocks, mode))
             self._folded[mode] = fold(graph, often=often)
         return self._folded[mode]
 
-    def space(self, shape: Shape, mode: str) -> Space:
+    def space(self, shape: Shape, mode: str) -> StrategySpace:
         """Space of the choices on meshes of a shape's kind."""
         if (shape.kinds, mode) not in self._spaces:
             if self._forced is None:
@@ -169,7 +175,7 @@ class Programs:
 
     def price(
         self, shapes: Iterable[Shape], mode: str
-    ) -> list[tuple[Pricing | Blended, list[Shape]]]:
+    ) -> list[tuple[StrategyCosts | MixedDeviceCosts, list[Shape]]]:
         """Price the options of all shapes; return the pricings with the shapes of their rows."""
         families: dict[object, list[Shape]] = {}
         for shape in dict.fromkeys(shapes):
@@ -187,7 +193,7 @@ class Programs:
         """Price shapes of one family, as rows."""
         alike = self._alike(members, mode)
         parts = [
-            Pricing(
+            StrategyCosts(
                 self.space(members[0], mode),
                 ordered(self.request.priced_on(self.graph), site.groups),
                 np.array([shape.sizes for shape in members], np.int64).reshape(len(members), -1).T,
@@ -195,7 +201,7 @@ class Programs:
                 stretch=float(members[0].stretch),
                 crossing_partial=np.array([not shape.chunked for shape in members]),
                 starts=[shape.sites[number].starts for shape in members],
-                cache=self._known.setdefault(site.groups, Known()),
+                cache=self._known.setdefault(site.groups, BoxingCache()),
                 offload=self.request.offload,
                 fusion=self.request.fusion,
                 alike=alike[number] if alike else None,
@@ -207,9 +213,9 @@ class Programs:
         for row, shape in enumerate(members):
             for pricing, part in zip(parts, shape.parts, strict=True):
                 self._priced.setdefault((mode, part), (pricing, row))
-        return Blended(parts, [shape.pipeline for shape in members if shape.pipeline])
+        return MixedDeviceCosts(parts, [shape.pipeline for shape in members if shape.pipeline])
 
-    def _alike(self, members: list[Shape], mode: str) -> list[Pricing]:
+    def _alike(self, members: list[Shape], mode: str) -> list[StrategyCosts]:
         """Pricings of the same rows without recomputation, per site; none if not priced yet."""
         plain_rows = [self._priced.get(("none", shape)) for shape in members]
         first = plain_rows[0]
@@ -218,7 +224,7 @@ class Programs:
         if any(priced is None or priced[0] is not first[0] for priced in plain_rows):
             return []
         rows = np.array([priced[1] for priced in plain_rows if priced])
-        parts = first[0].parts if isinstance(first[0], Blended) else (first[0],)
+        parts = first[0].parts if isinstance(first[0], MixedDeviceCosts) else (first[0],)
         return [part.take(rows) for part in parts]
 
     def cheapest(
@@ -254,7 +260,7 @@ class Programs:
 
     # -- solving -----------------------------------------------------------------------------
 
-    def rows(self, asks: list[tuple[str, Shape]]) -> dict[int, tuple[Tables, list[int]]]:
+    def rows(self, asks: list[tuple[str, Shape]]) -> dict[int, tuple[CostTables, list[int]]]:
         """Tables with the places, in `asks`, of the programs that are rows of them."""
         new = [key for key in dict.fromkeys(asks) if key not in self._tables]
         for mode in dict.fromkeys(mode for mode, _ in new):
@@ -275,7 +281,7 @@ class Programs:
                             self._tables.setdefault((mode, part), (part_tables, row))
                 for row, key in enumerate(group):
                     self._tables[key] = tables, row
-        places_by_tables: dict[int, tuple[Tables, list[int]]] = {}
+        places_by_tables: dict[int, tuple[CostTables, list[int]]] = {}
         for place, (tables, _) in enumerate(self._tables[key] for key in asks):
             places_by_tables.setdefault(id(tables), (tables, []))[1].append(place)
         return places_by_tables
@@ -296,7 +302,7 @@ class Programs:
         for members in spaces.values():
             for first in range(0, len(members), GROUP):
                 tables, row_asks = self._stacked(members[first : first + GROUP])
-                ascent = Ascent(tables, np.array([ask.prices for ask in row_asks]).T)
+                ascent = DualAscent(tables, np.array([ask.prices for ask in row_asks]).T)
                 ascent.ascend(sweeps, max_gap, np.array([ask.cutoff for ask in row_asks]))
                 for ask, solution in zip(row_asks, _solutions(ascent), strict=True):
                     self._solved[ask] = solution
@@ -309,7 +315,7 @@ class Programs:
         for ask, _ in second:
             self.space(ask.shape, ask.mode)  # once here, rather than whenever a process starts
         if first and second:
-            for learned in beside(
+            for learned in run_both(
                 lambda: self._learned(first, sweeps, max_gap),
                 lambda: self._learned(second, sweeps, max_gap),
             ):
@@ -331,9 +337,9 @@ class Programs:
                     learned.figures[key] = self.block_figures(*key)
         return learned
 
-    def _stacked(self, asks: list[Ask]) -> tuple[Tables, list[Ask]]:
+    def _stacked(self, asks: list[Ask]) -> tuple[CostTables, list[Ask]]:
         """Tables with a row for every program of one space, and the programs in their order."""
-        parts: list[Tables] = []
+        parts: list[CostTables] = []
         order: list[Ask] = []
         for tables, places in self.rows([(ask.mode, ask.shape) for ask in asks]).values():
             row_asks = [asks[place] for place in places]
@@ -342,13 +348,15 @@ class Programs:
             order += row_asks
         return self._handing(stacked(parts), order), order
 
-    def _handing(self, tables: Tables, asks: list[Ask]) -> Tables:
+    def _handing(self, tables: CostTables, asks: list[Ask]) -> CostTables:
         """Tables in which options that do not hand on as asked are illegal."""
         if not any(ask.handover for ask in asks):
             return tables
         legal = [choice.legal.copy() for choice in tables.choices]
         for row, ask in enumerate(asks):
-            for choice, fine in handing(self.space(ask.shape, ask.mode), ask.handover).items():
+            for choice, fine in boundary_masks(
+                self.space(ask.shape, ask.mode), ask.handover
+            ).items():
                 legal[choice][:, row] &= fine
         choices = zip(tables.choices, legal, strict=True)
         return replace(
@@ -362,7 +370,7 @@ class Programs:
             return []
         self.price([ask.shape for ask in new], new[0].mode)
         half = (len(new) + 1) // 2 if len(new) > GROUP else len(new)
-        first_half, second_half = beside(
+        first_half, second_half = run_both(
             lambda: self._bounds(new[:half], sweeps), lambda: self._bounds(new[half:], sweeps)
         )
         return [(first_half | second_half)[ask] for ask in asks]
@@ -372,7 +380,7 @@ class Programs:
         for tables, places in self.rows([(ask.mode, ask.shape) for ask in asks]).values():
             row_asks = [asks[place] for place in places]
             rows = np.array([self._tables[ask.mode, ask.shape][1] for ask in row_asks])
-            ascent = Ascent(take(tables, rows), np.array([ask.prices for ask in row_asks]).T)
+            ascent = DualAscent(take(tables, rows), np.array([ask.prices for ask in row_asks]).T)
             ascent.sweep()
             ascent.reshare()
             for _ in range(sweeps - 1):
@@ -386,7 +394,7 @@ class Programs:
         self,
         shape: Shape,
         mode: str,
-        prices: Prices,
+        prices: FigurePrices,
         memory: MemoryRow | None = None,
         cutoff: float = float("inf"),
     ) -> Solution:
@@ -402,7 +410,7 @@ class Programs:
             self._exact[key] = replace(solution, options=tuple(options))
         return self._exact[key]
 
-    def tables(self, shape: Shape, mode: str) -> Tables:
+    def tables(self, shape: Shape, mode: str) -> CostTables:
         """The tables of one program: options that divide and can be boxed.
 
         Raises
@@ -416,7 +424,7 @@ class Programs:
             raise InfeasibleError(f"no signatures fit together on a mesh of {shape.sizes}")
         return tables
 
-    def priced(self, shape: Shape, mode: str) -> tuple[Tables, int]:
+    def priced(self, shape: Shape, mode: str) -> tuple[CostTables, int]:
         """The tables that hold a program, and its row of them."""
         self.rows([(mode, shape)])
         return self._tables[mode, shape]
@@ -477,9 +485,9 @@ class Programs:
         }
 
 
-def _solutions(ascent: Ascent) -> list[Solution | float]:
+def _solutions(ascent: DualAscent) -> list[Solution | float]:
     """The best solution of every row, with its figures; where there is none, the row's bound."""
-    figures, _ = totals(ascent.tables, ascent.options)
+    figures, _ = solution_figures(ascent.tables, ascent.options)
     return [
         Solution(
             options=tuple(ascent.options[:, row].tolist()),

@@ -15,13 +15,13 @@ from millrace.planner.search.evaluation import (
     NEAR,
     NO_GAIN,
     Evaluator,
-    Found,
     Limits,
     Outcome,
     Pruned,
     Refused,
+    SolvedPlan,
 )
-from millrace.planner.search.report.record import BLOCKS, SHAPES, Record
+from millrace.planner.search.report.record import BLOCKS, SHAPES, SearchLog
 from millrace.planner.search.request import MemoryLimitError, SearchRequest
 from millrace.planner.search.sites import usable_bytes
 
@@ -55,13 +55,13 @@ HOPELESS = 2  # where every candidate needs more than this times the memory, non
 class Ranking:
     """Outcomes of one round over the candidates."""
 
-    found: list[Found] = field(default_factory=list)
+    found: list[SolvedPlan] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
     pruned: list[Pruned] = field(default_factory=list)
 
     def add(self, outcome: Outcome) -> None:
         """File an outcome under what it is."""
-        if isinstance(outcome, Found):
+        if isinstance(outcome, SolvedPlan):
             self.found.append(outcome)
         elif isinstance(outcome, Pruned):
             self.pruned.append(outcome)
@@ -102,7 +102,7 @@ class Ranker:
         request: SearchRequest,
         evaluator: Evaluator,
         tell: Progress,
-        record: Record,
+        record: SearchLog,
     ) -> None:
         self.request = request
         self.evaluator = evaluator
@@ -128,7 +128,9 @@ class Ranker:
         self.ranking.found.sort(key=lambda plan: plan.division.step_ns)
         return self.ranking
 
-    def reconsider(self, promised_ns: Mapping[Candidate, float], best_ns: float) -> list[Found]:
+    def reconsider(
+        self, promised_ns: Mapping[Candidate, float], best_ns: float
+    ) -> list[SolvedPlan]:
         """Plans of candidates that were left early, and promise more than the best one.
 
         Parameters
@@ -380,7 +382,7 @@ def _bounds(waiting: list[Waiting]) -> list[Tight]:
 
 def _raised(outcome: Outcome, bound_ns: float) -> Outcome:
     """An outcome of which this bound was known before."""
-    if isinstance(outcome, Found):
+    if isinstance(outcome, SolvedPlan):
         bound_ns = min(bound_ns, outcome.division.step_ns)
     return replace(outcome, bound_ns=max(outcome.bound_ns, bound_ns))
 

@@ -13,14 +13,14 @@ from math import prod
 import numpy as np
 
 from millrace.planner.cluster import Cluster
-from millrace.planner.costs.layout import Frame, Layout, layout_of
+from millrace.planner.costs.layout import Frame, GroupTopology, layout_of
 
 ALONE = Fraction(1)
 SAMPLED = 64  # groups of one axis that are looked at, where they lie in many ways
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Site:
+class PlacementGroup:
     """Groups of nodes, by number, and where on them stages begin.
 
     `starts` are the stages' first ranks, counted from the first rank of the groups; one of them
@@ -36,7 +36,7 @@ class Placing:
     """The order of a cluster's groups, and the sites that `Pipeline.kind_of_stage` counts."""
 
     order: tuple[int, ...]
-    sites: tuple[Site, ...]
+    sites: tuple[PlacementGroup, ...]
     text: str
 
 
@@ -103,7 +103,7 @@ def unlike_groups(
     offsets = np.unique(offsets)
     if len(offsets) > SAMPLED:
         offsets = offsets[np.linspace(0, len(offsets) - 1, SAMPLED).astype(np.int64)]
-    group_by_layout: dict[Layout, tuple[int, ...]] = {}
+    group_by_layout: dict[GroupTopology, tuple[int, ...]] = {}
     for offset in offsets.tolist():
         group = tuple(rank + offset for rank in first)
         group_by_layout.setdefault(layout_of(group, frame), group)

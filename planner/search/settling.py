@@ -27,11 +27,11 @@ from millrace.planner.errors import InfeasibleError
 from millrace.planner.memory import StageMemory, plan_memory
 from millrace.planner.plan import Plan, plan_graph
 from millrace.planner.search.candidates import Candidate
-from millrace.planner.search.evaluation import Evaluator, Found, Limits, Refused
+from millrace.planner.search.evaluation import Evaluator, Limits, Refused, SolvedPlan
 from millrace.planner.search.ranking import REFINED_OPTIONS
 from millrace.planner.search.request import SearchRequest
 from millrace.planner.search.sites import usable_bytes
-from millrace.planner.search.stages import Division, Run, VariantFigures, divide, in_order
+from millrace.planner.search.stages import BlockRun, Division, VariantFigures, divide, in_order
 from millrace.planner.search.stages.measured import measured_step_ns
 from millrace.planner.search.stages.shape import peak_bytes, stage_bytes, step_time_ns
 from millrace.planner.search.writing import write_plan
@@ -62,7 +62,7 @@ class Settled:
         Bytes that were expected there of this division before it was laid out.
     """
 
-    found: Found
+    found: SolvedPlan
     plan: Plan
     step_ns: float
     memory: tuple[StageMemory, ...]
@@ -75,7 +75,7 @@ class Settled:
         return self.over_bytes <= 0
 
 
-def settle(evaluator: Evaluator, unsettled: Found, block_times: BlockTimer | None) -> Settled:
+def settle(evaluator: Evaluator, unsettled: SolvedPlan, block_times: BlockTimer | None) -> Settled:
     """Best plan of a candidate's solutions by measured figures.
 
     Parameters
@@ -132,7 +132,7 @@ class _Measures:
     """Measured figures of a candidate's variants so far, and runs that have these figures."""
 
     def __init__(
-        self, evaluator: Evaluator, unsettled: Found, block_times: BlockTimer | None
+        self, evaluator: Evaluator, unsettled: SolvedPlan, block_times: BlockTimer | None
     ) -> None:
         self.evaluator = evaluator
         self.found = unsettled
@@ -244,7 +244,7 @@ class _Measures:
         (smaller,) = self.evaluator.squeeze_many(asked, [limits], float("inf"))
         if isinstance(smaller, Refused) and self.evaluator.options(candidate) <= REFINED_OPTIONS:
             smaller = self.evaluator.refine(smaller, limits, float("inf"))
-        if isinstance(smaller, Found):
+        if isinstance(smaller, SolvedPlan):
             (self.found,) = self.evaluator.polish([smaller], [limits])
             self._tables = self.evaluator.runs(candidate, self.found.solved)
             self._measure()
@@ -298,7 +298,7 @@ class _Measures:
         )
 
 
-def _measured(run: Run, known_times: dict[Kind, Floats]) -> Sequence[VariantFigures]:
+def _measured(run: BlockRun, known_times: dict[Kind, Floats]) -> Sequence[VariantFigures]:
     """A run's variants with measured times, and those not measured yet scaled like the others."""
     pairs = [
         (figures.microbatch_ns, float(known_times[run.template, solution][PASSES].sum()))

@@ -13,13 +13,13 @@ from math import prod
 
 import msgspec
 
-from millrace.models.counting import splits
+from millrace.models.counting import parallelism_limits
 from millrace.models.graph import Graph
 from millrace.planner.cluster import Cluster
 from millrace.planner.costs import collective_duration_ns
 from millrace.planner.costs.layout import frame_of
 from millrace.planner.search.candidates import Candidate, PipelineShape, candidates, wider
-from millrace.planner.search.ranks import Placing, Site, alike
+from millrace.planner.search.ranks import PlacementGroup, Placing, alike
 from millrace.planner.search.request import SearchRequest
 from millrace.planner.search.stages import Pipeline
 from millrace.planner.search.stages.shape import lifetime_counts
@@ -34,7 +34,7 @@ def candidates_of(
     request: SearchRequest, graph: Graph, widened: Collection[PipelineShape] | None = None
 ) -> tuple[Candidate, ...]:
     """Candidates of a request; with `widened` those of three axes for such pipelines."""
-    can = splits(graph)
+    can = parallelism_limits(graph)
     sequence, experts = bool(can["sequence"] or can["sequence_parallel"]), int(can["experts"])
     pins, cluster, samples = request.pins, request.cluster, request.global_batch
     blocks = len(graph.blocks)
@@ -47,10 +47,12 @@ def candidates_of(
     return placed(unplaced, cluster)
 
 
-def everywhere(cluster: Cluster, devices: int) -> Site:
+def everywhere(cluster: Cluster, devices: int) -> PlacementGroup:
     """The site of all stages of `devices` ranks that fill a cluster."""
     groups = tuple(range(len(cluster.groups)))
-    return Site(groups=groups, starts=_starts(cluster, devices, range(0, cluster.devices, devices)))
+    return PlacementGroup(
+        groups=groups, starts=_starts(cluster, devices, range(0, cluster.devices, devices))
+    )
 
 
 def placed(unplaced: Sequence[Candidate], cluster: Cluster) -> tuple[Candidate, ...]:
@@ -91,7 +93,9 @@ def placings(
     return tuple(placing_by_sites.values())
 
 
-def _sites(cluster: Cluster, order: tuple[int, ...], devices: int, stages: int) -> list[Site]:
+def _sites(
+    cluster: Cluster, order: tuple[int, ...], devices: int, stages: int
+) -> list[PlacementGroup]:
     """The site of every stage, groups in this order."""
     begins = [0, *accumulate(cluster.groups[group].devices for group in order)]
     spans: list[tuple[tuple[int, ...], int]] = []
@@ -109,7 +113,7 @@ def _sites(cluster: Cluster, order: tuple[int, ...], devices: int, stages: int) 
         )
         for groups, _ in spans
     }
-    return [Site(groups=groups, starts=starts[groups]) for groups, _ in spans]
+    return [PlacementGroup(groups=groups, starts=starts[groups]) for groups, _ in spans]
 
 
 def _like(cluster: Cluster, group: int) -> int:
@@ -161,7 +165,7 @@ def room(candidate: Candidate, limits: tuple[int, ...]) -> int:
     return sum(limits[kind] for kind in candidate.pipeline.kinds)
 
 
-class Sends:
+class StageTransfers:
     """Times of a cluster's transfers between stages, found once.
 
     Every device hands on its share of the largest tensor that blocks of the forward pass hand on:

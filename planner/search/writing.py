@@ -7,12 +7,12 @@ from millrace.planner.mesh import Axis, Mesh
 from millrace.planner.plan import BlockChoice, Chunk, Plan
 from millrace.planner.roles import HYBRID, axis_roles, roles
 from millrace.planner.schedules import stage_of
-from millrace.planner.search.evaluation import Evaluator, Found
+from millrace.planner.search.evaluation import Evaluator, SolvedPlan
 from millrace.planner.search.pins import Pins
 from millrace.planner.search.sites import ordered
 
 
-def write_plan(evaluator: Evaluator, solved: Found) -> Plan:
+def write_plan(evaluator: Evaluator, solved: SolvedPlan) -> Plan:
     """Plan of a solved candidate, without evidence or figures."""
     request, graph = evaluator.request, evaluator.graph
     variants = evaluator.variants(solved)

@@ -12,7 +12,7 @@ from millrace.simulator.account.rows import (
     Account,
     CommunicationRow,
     ComputeRow,
-    MemoryCourse,
+    MemoryTimeline,
     StageRow,
 )
 from millrace.simulator.account.taking import account_of
@@ -21,7 +21,7 @@ __all__ = [
     "Account",
     "CommunicationRow",
     "ComputeRow",
-    "MemoryCourse",
+    "MemoryTimeline",
     "StageRow",
     "account_of",
 ]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from millrace.planner.actors.graph import HOST, TEMPORARY, Port, Program
 from millrace.planner.cluster import Cluster
 from millrace.planner.plan import Plan
-from millrace.simulator.account.rows import MemoryCourse
+from millrace.simulator.account.rows import MemoryTimeline
 from millrace.simulator.instances import Instance
 
 POINTS = 4000  # of a course at most; of what lies between, the largest sum is shown
@@ -28,7 +28,9 @@ Ns = NDArray[np.int64]
 Changes = dict[str, list[tuple[Ns, Ns]]]  # by kind: times, and the bytes that come or go
 
 
-def course_of_ops(instance: Instance, cluster: Cluster, beside: Mapping[str, int]) -> MemoryCourse:
+def course_of_ops(
+    instance: Instance, cluster: Cluster, beside: Mapping[str, int]
+) -> MemoryTimeline:
     """Course of the memory of a rank's registers; `beside` holds what the device has besides."""
     program = instance.program
     makers: dict[int, tuple[int, Port]] = {}
@@ -61,7 +63,7 @@ def course_of_ops(instance: Instance, cluster: Cluster, beside: Mapping[str, int
     return _course(program, instance.rank, cluster, fixed, changes)
 
 
-def course_of_parts(instance: Instance, plan: Plan, by_kind: Mapping[str, int]) -> MemoryCourse:
+def course_of_parts(instance: Instance, plan: Plan, by_kind: Mapping[str, int]) -> MemoryTimeline:
     """Course of a rank's memory by its microbatches; `by_kind` is its peak, in bytes by kind."""
     begun: dict[str, list[Ns]] = {}
     over: dict[str, list[Ns]] = {}
@@ -89,12 +91,12 @@ def course_of_parts(instance: Instance, plan: Plan, by_kind: Mapping[str, int]) 
     return _scaled_to(course, ACTIVATION, by_kind.get(ACTIVATION, 0))
 
 
-def _scaled_to(course: MemoryCourse, kind: str, peak_bytes: int) -> MemoryCourse:
+def _scaled_to(course: MemoryTimeline, kind: str, peak_bytes: int) -> MemoryTimeline:
     rows = dict(course.bytes_by_kind)
     most = max(rows.get(kind, (0,)), default=0)
     if most:
         rows[kind] = tuple(peak_bytes * size // most for size in rows[kind])
-    return MemoryCourse(
+    return MemoryTimeline(
         stage=course.stage,
         rank=course.rank,
         times_ns=course.times_ns,
@@ -105,7 +107,7 @@ def _scaled_to(course: MemoryCourse, kind: str, peak_bytes: int) -> MemoryCourse
 
 def _course(
     program: Program, rank: int, cluster: Cluster, fixed: Mapping[str, int], changes: Changes
-) -> MemoryCourse:
+) -> MemoryTimeline:
     """Course of fixed bytes and changes; bytes taken at a time count after those given back."""
     time_rows: list[Ns] = [np.zeros(1, np.int64)]
     time_rows.extend(times for rows in changes.values() for times, _ in rows)
@@ -116,8 +118,8 @@ def _course(
         for when, sizes in kind_changes:
             np.add.at(delta, np.searchsorted(times, when), sizes)
         rows[kind] = rows.get(kind, np.zeros(len(times), np.int64)) + np.cumsum(delta)
-    points = _fewer(times, sum(rows.values(), np.zeros(len(times), np.int64)))
-    return MemoryCourse(
+    points = _decimated_indices(times, sum(rows.values(), np.zeros(len(times), np.int64)))
+    return MemoryTimeline(
         stage=program.stage,
         rank=rank,
         times_ns=tuple(times[points].tolist()),
@@ -126,7 +128,7 @@ def _course(
     )
 
 
-def _fewer(times: Ns, total: Ns) -> Ns:
+def _decimated_indices(times: Ns, total: Ns) -> Ns:
     """Indices of the points that stay: of equal stretches of time, the one with the largest sum."""
     if len(times) <= POINTS:
         return np.arange(len(times))
@@ -136,13 +138,13 @@ def _fewer(times: Ns, total: Ns) -> Ns:
     return np.sort(order[first])
 
 
-def between(course: MemoryCourse, begin_ns: int, end_ns: int) -> MemoryCourse:
+def window_of(course: MemoryTimeline, begin_ns: int, end_ns: int) -> MemoryTimeline:
     """Window of a course, its times counted from the window's begin."""
     times = np.asarray(course.times_ns)
     first = max(int(np.searchsorted(times, begin_ns, "right")) - 1, 0)
     last = int(np.searchsorted(times, end_ns, "left"))
     window_times = np.maximum(times[first:last], begin_ns) - begin_ns
-    return MemoryCourse(
+    return MemoryTimeline(
         stage=course.stage,
         rank=course.rank,
         times_ns=tuple(window_times.tolist()),
@@ -151,16 +153,16 @@ def between(course: MemoryCourse, begin_ns: int, end_ns: int) -> MemoryCourse:
     )
 
 
-def peak_bytes(course: MemoryCourse) -> int:
+def peak_bytes(course: MemoryTimeline) -> int:
     """Most bytes that are held at any time."""
     return max(map(sum, zip(*course.bytes_by_kind.values(), strict=True)), default=0)
 
 
 def courses(
     instances: Iterable[Instance], plan: Plan, kinds: Sequence[Mapping[str, int]], ops: bool
-) -> tuple[MemoryCourse, ...]:
+) -> tuple[MemoryTimeline, ...]:
     """Courses of the first simulated rank of every stage, in the order of the stages."""
-    course_of_stage: dict[int, MemoryCourse] = {}
+    course_of_stage: dict[int, MemoryTimeline] = {}
     for instance in instances:
         stage = instance.program.stage
         if stage not in course_of_stage:

@@ -38,7 +38,7 @@ class CommunicationRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryCourse:
+class MemoryTimeline:
     """Bytes of one rank of a stage over the simulated time.
 
     `bytes_by_kind` holds one value per time, which lasts up to the next; `limit_bytes` is the
@@ -80,4 +80,4 @@ class Account:
     stages: tuple[StageRow, ...]
     compute: tuple[ComputeRow, ...]
     communication: tuple[CommunicationRow, ...]
-    memory: tuple[MemoryCourse, ...]
+    memory: tuple[MemoryTimeline, ...]

@@ -12,7 +12,7 @@ Where parts of chunks fire, their time is shared out by what they were measured 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
-from millrace.planner.actors.covering import Interval, covering_ns
+from millrace.planner.actors.covering import OwnedInterval, covering_ns
 from millrace.planner.actors.graph import Actor
 from millrace.planner.plan import Plan
 from millrace.simulator.account.memory import courses
@@ -24,7 +24,7 @@ from millrace.simulator.account.rows import (
     ComputeRow,
     StageRow,
 )
-from millrace.simulator.chunks.part_times import Inside, PartTimes
+from millrace.simulator.chunks.part_times import ContentKey, PartTimes
 from millrace.simulator.instances import Instance
 from millrace.simulator.simulate import Simulated
 
@@ -77,14 +77,14 @@ def _rank(instance: Instance, window_ns: tuple[int, int], chunks: "_Chunks | Non
     """Sums of one rank's window: what its time goes to, and what its meetings move meanwhile."""
     begin_ns, end_ns = window_ns
     actors = instance.program.actors
-    intervals = [Interval(start, end, 2, HOST) for start, end in instance.held]
+    intervals = [OwnedInterval(start, end, 2, HOST) for start, end in instance.held]
     sums: Sums = defaultdict(float)
     for index, (actor, starts, ends) in enumerate(
         zip(actors, instance.begun, instance.ends, strict=True)
     ):
         priority = int(actor.meeting is not None)
         firings = [
-            Interval(start, end, priority, index)
+            OwnedInterval(start, end, priority, index)
             for start, end in zip(starts, ends, strict=True)
             if end > begin_ns and start < end_ns and end > start
         ]
@@ -137,7 +137,7 @@ class _Chunks:
             for key, count in chunk_times.inside.items():
                 self._note(f"chunk {number}", chunk.stage, key, count)
 
-    def _note(self, chunk: str, stage: int, key: Inside, count: int) -> None:
+    def _note(self, chunk: str, stage: int, key: ContentKey, count: int) -> None:
         part, what, kind, phase_or_axes = key
         home = f"stage {stage}" if part in (*ONCE_COMPUTED, TOTALS) else chunk
         name = f"{home}: {'norm' if part == TOTALS else part}"

@@ -36,7 +36,7 @@ from millrace.simulator.chunks.coarse import hops_ns
 from millrace.simulator.chunks.part_times import PartTimes
 from millrace.simulator.chunks.parts import part_times
 from millrace.simulator.chunks.pieces import Pieces, alone
-from millrace.simulator.chunks.wiring import Wiring
+from millrace.simulator.chunks.wiring import PlanBlocks
 
 SLOTS = {"F": 0, "B": 1, "BW": 1, "W": 2}
 BESIDE = 3  # blocks of a run that are measured: a first, a last and one between
@@ -60,7 +60,7 @@ def block_times(
     """
     homes = tuple(chunk.stage for chunk in plan.chunks)
     table = timetable(plan.schedule, homes, plan.microbatches)
-    measured = _Measured(plan, graph, alone(joint=table.joint), times_by_kind or {})
+    measured = _KindTimes(plan, graph, alone(joint=table.joint), times_by_kind or {})
     if not measured.complete:
         for choices, wanted in _samples(plan, graph):
             measured.add(choices, wanted)
@@ -69,7 +69,7 @@ def block_times(
         blocks=measured.blocks,
         chunk=np.mean(measured.bare, axis=0) if measured.bare else np.zeros(TIMES),
         totals_ns=measured.totals_ns,
-        hops_ns=hops_ns(Wiring(plan, graph), table.joint),
+        hops_ns=hops_ns(PlanBlocks(plan, graph), table.joint),
         host_ns=software.host_ns if held_back else 0,
         overlap=software.overlap if held_back else 1.0,
     )
@@ -151,7 +151,7 @@ def _sample(
     return chunks, {*range(len(chunks))} - beyond
 
 
-class _Measured:
+class _KindTimes:
     """Times of kinds while they are measured."""
 
     def __init__(
@@ -178,7 +178,7 @@ class _Measured:
             Chunk(stage=stage, blocks=tuple(blocks)) for stage, blocks in enumerate(choices)
         )
         sample = replace(self.plan, chunks=chunks, stages=len(chunks), interleave=1)
-        pieces = Pieces(Wiring(sample, plan_graph(sample)))
+        pieces = Pieces(PlanBlocks(sample, plan_graph(sample)))
         mixed: list[int] = []
         for number in sorted(due):
             blocks = choices[number]

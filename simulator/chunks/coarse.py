@@ -37,7 +37,7 @@ from millrace.planner.costs.pacing import ONE, Pace, Pacing, merged, paced
 from millrace.planner.plan import Plan
 from millrace.planner.sbp import local_size
 from millrace.simulator.chunks.part_times import PartTimes
-from millrace.simulator.chunks.wiring import Reading, Wiring
+from millrace.simulator.chunks.wiring import CrossReading, PlanBlocks
 
 SAMPLED_PAIRS = 16  # of the pairs of devices that join two stages, spread evenly
 
@@ -74,7 +74,7 @@ class CoarseGraph:
         return graph
 
 
-def coarse_graph(wiring: Wiring, table: Timetable, times: Sequence[PartTimes]) -> CoarseGraph:
+def coarse_graph(wiring: PlanBlocks, table: Timetable, times: Sequence[PartTimes]) -> CoarseGraph:
     """Actor graph of the chunks, its communication in no order yet.
 
     Parameters
@@ -110,7 +110,7 @@ def coarse_graph(wiring: Wiring, table: Timetable, times: Sequence[PartTimes]) -
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Crossing:
+class _StageTransfer:
     """Tensors that one part makes and the same parts of another stage read."""
 
     source: Place
@@ -118,7 +118,7 @@ class _Crossing:
     readers: frozenset[Place]
 
 
-def _crossings(wiring: Wiring, parts: Mapping[str, str]) -> dict[_Crossing, list[int]]:
+def _crossings(wiring: PlanBlocks, parts: Mapping[str, str]) -> dict[_StageTransfer, list[int]]:
     """Bytes of the shards that cross between chunks, as the first reader has each, by crossing."""
     plan, tensors = wiring.plan, wiring.graph.tensors_by_name
     readers_by_tensor: dict[tuple[str, int], set[Place]] = {}
@@ -136,15 +136,15 @@ def _crossings(wiring: Wiring, parts: Mapping[str, str]) -> dict[_Crossing, list
             carried = crossing(made_sbp, read_sbp, plan.mesh.sizes, tensor.shape).carried
             size = local_size(tensor.shape, carried, plan.mesh.sizes) * ITEMSIZE[tensor.dtype]
             sizes[key] = ((here, source), size)
-    merged: dict[_Crossing, list[int]] = {}
+    merged: dict[_StageTransfer, list[int]] = {}
     for key, readers in readers_by_tensor.items():
         (maker, size), target = sizes[key], key[1]
-        stage_crossing = _Crossing(source=maker, target=target, readers=frozenset(readers))
+        stage_crossing = _StageTransfer(source=maker, target=target, readers=frozenset(readers))
         merged.setdefault(stage_crossing, []).append(size)
     return merged
 
 
-def hops_ns(wiring: Wiring, joint: bool) -> NDArray[np.float64]:
+def hops_ns(wiring: PlanBlocks, joint: bool) -> NDArray[np.float64]:
     """Nanoseconds that every chunk sends each microbatch, forwards and backwards [2, K].
 
     `joint` says whether both gradients of a chunk are one part.
@@ -164,7 +164,7 @@ def _slots(joint: bool) -> tuple[str, ...]:
     return ("F", "BW") if joint else ("F", "B", "W")
 
 
-def _ends(reading: Reading, rate: Rate, parts: Mapping[str, str]) -> tuple[str, str]:
+def _ends(reading: CrossReading, rate: Rate, parts: Mapping[str, str]) -> tuple[str, str]:
     """The parts that make and read a tensor."""
     if rate is Rate.STEP:
         begins = reading.maker.phase.is_forward
@@ -172,7 +172,7 @@ def _ends(reading: Reading, rate: Rate, parts: Mapping[str, str]) -> tuple[str, 
     return parts[PARTS[reading.maker.phase]], parts[PARTS[reading.reader.phase]]
 
 
-def _totals_bytes(wiring: Wiring) -> int:
+def _totals_bytes(wiring: PlanBlocks) -> int:
     return wiring.graph.tensor(STEP_TOTALS).size_bytes
 
 
@@ -202,7 +202,7 @@ class _Drafting:
         for number in range(len(plan.chunks)):
             self._join_parts(number)
 
-    def cross(self, key: _Crossing, sizes: Sequence[int]) -> None:
+    def cross(self, key: _StageTransfer, sizes: Sequence[int]) -> None:
         """Join parts of two chunks by a register, or by a send and a recv."""
         chunk, part = key.source
         home = self.plan.chunks[chunk].stage

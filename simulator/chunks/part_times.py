@@ -24,7 +24,7 @@ class PartPace(NamedTuple):
         return Pace(self.launches, self.lag_ns, alone)
 
 
-class Inside(NamedTuple):
+class ContentKey(NamedTuple):
     """Key of a count inside a part: of some ops, or of some meetings.
 
     `part` is one of the schedule or `begin`, `norm`, `totals`, `update`, `gather`, `reduce`; `what`
@@ -76,7 +76,7 @@ class PartTimes:
     totals_ns: int
     update_ns: int
     paces: Mapping[str, PartPace] = field(default_factory=dict)
-    inside: Mapping[Inside, int] = field(default_factory=dict)
+    inside: Mapping[ContentKey, int] = field(default_factory=dict)
 
     def plus(self, other: "PartTimes", times: int) -> "PartTimes":
         """These times and `times` times the others."""

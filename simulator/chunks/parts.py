@@ -17,12 +17,12 @@ import numpy as np
 from millrace.planner.compile.draft import BEGIN, SLOT_PARTS, UPDATE, Section
 from millrace.simulator.chunks.inside import inside_parts
 from millrace.simulator.chunks.part_times import PartPace, PartTimes
-from millrace.simulator.chunks.pieces import Piece
+from millrace.simulator.chunks.pieces import CompiledPiece
 from millrace.simulator.figures import covered_ns
-from millrace.simulator.following import Following, Times, followed
+from millrace.simulator.following import Replay, Times, followed
 
 
-def part_times(piece: Piece, detailed: bool = False) -> PartTimes:
+def part_times(piece: CompiledPiece, detailed: bool = False) -> PartTimes:
     """Times of a piece's parts, from following it through two steps.
 
     With `detailed` also what the parts are made of.
@@ -31,7 +31,7 @@ def part_times(piece: Piece, detailed: bool = False) -> PartTimes:
     if pacing is not None and pacing.overlap < 1:
         starts, ends = followed(piece.graph, (piece.durations_ns,), pacing._replace(host_ns=0), 2)
     else:
-        steps = Following(piece.graph, (piece.durations_ns,), piece.first)
+        steps = Replay(piece.graph, (piece.durations_ns,), piece.first)
         steps.follow()
         starts, ends = steps.starts, steps.ends
     by_section: dict[Section, list[int]] = {}
@@ -49,7 +49,7 @@ class _Reading:
 
     def __init__(
         self,
-        piece: Piece,
+        piece: CompiledPiece,
         starts: list[Times],
         ends: list[Times],
         by_section: Mapping[Section, list[int]],

@@ -17,7 +17,7 @@ from millrace.planner.actors.graph import ActorGraph, Meeting, Port
 from millrace.planner.compile.collectives import hold_back
 from millrace.planner.compile.draft import PARTS, UPDATE, DraftActor, Section
 from millrace.planner.compile.fused import fused_stages
-from millrace.planner.compile.lowering import Lowering, Value
+from millrace.planner.compile.lowering import Lowering, PlacedTensor
 from millrace.planner.compile.orders import (
     FirstStep,
     first_step,
@@ -35,7 +35,7 @@ from millrace.planner.mesh import Mesh
 from millrace.planner.plan import FUSED, BlockChoice, Chunk, Plan
 from millrace.planner.sbp import NdSbp
 from millrace.planner.schedules import Order, Slot
-from millrace.simulator.chunks.wiring import Reading, Wiring
+from millrace.simulator.chunks.wiring import CrossReading, PlanBlocks
 
 MICROBATCHES = 4  # of a piece's step: the second last sees nothing of the step's begin or end
 
@@ -43,7 +43,7 @@ HERE, ELSEWHERE = 0, 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class CompiledPiece:
     """A compiled piece.
 
     `graph` has one program; `durations_ns` lists its actors' durations, none for what arrives;
@@ -86,7 +86,7 @@ class Pieces:
         The plan's.
     """
 
-    def __init__(self, wiring: Wiring) -> None:
+    def __init__(self, wiring: PlanBlocks) -> None:
         self.wiring = wiring
         plan = wiring.plan
         # A piece has too little of a chunk for its buckets: state pays its part of one instead.
@@ -97,7 +97,9 @@ class Pieces:
         self._meetings: dict[tuple[object, ...], int] = {}
         self._tables: dict[Order, Timetable] = {}
 
-    def compile(self, chunk: int, block_names: Sequence[str], order: Order, stage: int) -> Piece:
+    def compile(
+        self, chunk: int, block_names: Sequence[str], order: Order, stage: int
+    ) -> CompiledPiece:
         """Compile some of a chunk's blocks alone.
 
         Parameters
@@ -133,7 +135,7 @@ class Pieces:
         actors = replace(actors, programs=(program,))
         costs = self._durations(actors)
         first = first_step(actors, drafts, (costs,))
-        return Piece(
+        return CompiledPiece(
             graph=with_queues(actors, drafts, first),
             first=first,
             durations_ns=costs,
@@ -181,8 +183,8 @@ def _key(stage: int, meeting: Meeting, state: State) -> tuple[object, ...]:
 
 
 def _restricted(
-    wiring: Wiring, chunk: int, block_names: Sequence[str]
-) -> tuple[Graph, tuple[Reading, ...]]:
+    wiring: PlanBlocks, chunk: int, block_names: Sequence[str]
+) -> tuple[Graph, tuple[CrossReading, ...]]:
     """Graph of the kept blocks, and what they read from other chunks.
 
     What was made by a block that is left out is taken from the nearest kept one of its run.
@@ -190,7 +192,7 @@ def _restricted(
     within = set(block_names)
     instead = _instead(wiring, chunk, block_names)
     ops: list[tuple[int, Op]] = []
-    arriving: dict[str, Reading] = {}
+    arriving: dict[str, CrossReading] = {}
     for block in block_names:
         renamed: dict[str, dict[int, str]] = {}
         for reading in wiring.readings.get(block, ()):
@@ -219,7 +221,9 @@ def _restricted(
     return graph, tuple(arriving.values())
 
 
-def _instead(wiring: Wiring, chunk: int, block_names: Sequence[str]) -> dict[str, tuple[str, str]]:
+def _instead(
+    wiring: PlanBlocks, chunk: int, block_names: Sequence[str]
+) -> dict[str, tuple[str, str]]:
     """Block that is left out → the nearest kept block behind it and before it."""
     within = set(block_names)
     nearest: dict[str, tuple[str, str]] = {}
@@ -238,7 +242,7 @@ def _renamed(op: Op, names: dict[int, str]) -> Op:
     return replace(op, inputs=tuple(names.get(i, name) for i, name in enumerate(op.inputs)))
 
 
-def _plan_of(plan: Plan, block_names: Sequence[str], wiring: Wiring) -> Plan:
+def _plan_of(plan: Plan, block_names: Sequence[str], wiring: PlanBlocks) -> Plan:
     """Plan of the kept blocks on one stage."""
     blocks = tuple(
         BlockChoice(block=block, variant=wiring.variant_of[block]) for block in block_names
@@ -254,29 +258,29 @@ class _Alone(Lowering):
         # The step's totals ask for what every block of the model has: most of it is nowhere here.
         self._homes = defaultdict(dict)
 
-    def arrives(self, reading: Reading, sbp: NdSbp, wanted: NdSbp) -> None:
+    def arrives(self, reading: CrossReading, sbp: NdSbp, wanted: NdSbp) -> None:
         """Declare a tensor that another chunk makes.
 
         One that is partial on both sides crosses no stages: it is there as its reader begins.
         """
         tensor, rate = reading.tensor, self.tensors[reading.tensor].rate
         register = self._register(ELSEWHERE, tensor, tensor, sbp, "activation")
-        value = Value(register, rate)
+        value = PlacedTensor(register, rate)
         if any(a.is_partial and b.is_partial for a, b in zip(sbp, wanted, strict=True)):
             arrival = self._transfer(ELSEWHERE, HERE, tensor, sbp, value, _section(reading, rate))
             self._made(HERE, tensor, sbp, arrival)
         else:
             self._made(ELSEWHERE, tensor, sbp, value)
 
-    def leaves(self, reading: Reading, sbp: NdSbp) -> None:
+    def leaves(self, reading: CrossReading, sbp: NdSbp) -> None:
         """Box a tensor as a reader of another chunk wants it sent; partial, it stays as it is."""
         rate = self.tensors[reading.tensor].rate
         if not any(axis_sbp.is_partial for axis_sbp in sbp):
             self.need(ELSEWHERE, reading.tensor, sbp, _section(reading, rate), rate)
 
     def _transfer(
-        self, home: int, stage: int, tensor: str, sbp: NdSbp, value: Value, section: Section
-    ) -> Value:
+        self, home: int, stage: int, tensor: str, sbp: NdSbp, value: PlacedTensor, section: Section
+    ) -> PlacedTensor:
         """Value on `stage` of a tensor that arrives from nobody; one that leaves takes no actor."""
         kind = self.stages[home].registers[value.register].memory_kind
         register = self._register(stage, tensor, f"{tensor} arrived", sbp, kind)
@@ -294,9 +298,9 @@ class _Alone(Lowering):
                     lane=f"arrival of {tensor}",
                 )
             )
-        return Value(register, value.rate)
+        return PlacedTensor(register, value.rate)
 
 
-def _section(reading: Reading, rate: Rate) -> Section:
+def _section(reading: CrossReading, rate: Rate) -> Section:
     """Section of the step in which a tensor's reader runs."""
     return UPDATE if rate is Rate.STEP else (PARTS[reading.reader.phase], 0)

@@ -16,7 +16,7 @@ from millrace.planner.plan import Chunk, Plan, signature_of
 from millrace.planner.sbp import BROADCAST, NdSbp, parse_nd_sbp
 
 
-class Reading(NamedTuple):
+class CrossReading(NamedTuple):
     """One reading of a tensor by an op of another block, as its operand of that number.
 
     `at` is the reader's place among the graph's ops.
@@ -30,7 +30,7 @@ class Reading(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class ChunkRun:
     """Blocks of a chunk that follow one another and run alike."""
 
     template: str
@@ -44,7 +44,7 @@ class Run:
         return (*self.blocks[: count - 1], self.blocks[-1])
 
 
-class Wiring:
+class PlanBlocks:
     """A plan's blocks and the tensors that cross between them.
 
     Parameters
@@ -67,7 +67,7 @@ class Wiring:
                 self.chunk_of[choice.block] = number
                 self.variant_of[choice.block] = choice.variant
         self.makers: dict[str, Op] = {}
-        self.readings: dict[str, list[Reading]] = {}  # by the block that reads
+        self.readings: dict[str, list[CrossReading]] = {}  # by the block that reads
         self._layouts: dict[tuple[str, str], tuple[tuple[NdSbp, ...], tuple[NdSbp, ...]]] = {}
         for number, op in enumerate(graph.ops):
             self.ops.setdefault(op.block, []).append((number, op))
@@ -77,32 +77,32 @@ class Wiring:
             for index, name in enumerate(op.inputs):
                 maker = self.makers[name]
                 if maker.block not in (op.block, GLOBAL_BLOCK):
-                    reading = Reading(number, name, maker, op, index)
+                    reading = CrossReading(number, name, maker, op, index)
                     self.readings.setdefault(op.block, []).append(reading)
 
     @cached_property
-    def read_from(self) -> dict[str, list[Reading]]:
+    def read_from(self) -> dict[str, list[CrossReading]]:
         """Readings by other blocks, by the block that made the tensor."""
-        readings_by_maker: dict[str, list[Reading]] = {}
+        readings_by_maker: dict[str, list[CrossReading]] = {}
         for readings in self.readings.values():
             for reading in readings:
                 readings_by_maker.setdefault(reading.maker.block, []).append(reading)
         return readings_by_maker
 
-    def runs(self, chunk: Chunk) -> tuple[Run, ...]:
+    def runs(self, chunk: Chunk) -> tuple[ChunkRun, ...]:
         """Runs of equal blocks that a chunk consists of."""
-        runs: list[Run] = []
+        runs: list[ChunkRun] = []
         templates = self.graph.templates
         row: list[str] = []
         for choice, after in zip_longest(chunk.blocks, chunk.blocks[1:]):
             row.append(choice.block)
             here = (templates[choice.block], choice.variant)
             if after is None or here != (templates[after.block], after.variant):
-                runs.append(Run(template=here[0], variant=here[1], blocks=tuple(row)))
+                runs.append(ChunkRun(template=here[0], variant=here[1], blocks=tuple(row)))
                 row = []
         return tuple(runs)
 
-    def read_as(self, reading: Reading) -> NdSbp:
+    def read_as(self, reading: CrossReading) -> NdSbp:
         """SBP that the reader wants."""
         return self._layout(reading.reader)[0][reading.operand]
 

@@ -6,6 +6,6 @@ exposed communication, as events would show them.
 Read first `steady.py`, then `firings.py` (one step of chunks as nodes) and `contention.py`.
 """
 
-from millrace.simulator.paths.steady import Steady, steady_ops, steady_step
+from millrace.simulator.paths.steady import SteadyStep, steady_ops, steady_step
 
-__all__ = ["Steady", "steady_ops", "steady_step"]
+__all__ = ["SteadyStep", "steady_ops", "steady_step"]

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millrace.planner.costs.pacing import Pacing
-from millrace.simulator.pacer import SCALE, kept
-from millrace.simulator.paths.firings import Firings, Nodes
+from millrace.simulator.pacer import SCALE, overlapped_speed
+from millrace.simulator.paths.firings import Nodes, StepNodes
 
 
-def slowed(firings: Firings, work: Nodes, ends: Nodes, pacing: Pacing) -> Nodes:
+def slowed(firings: StepNodes, work: Nodes, ends: Nodes, pacing: Pacing) -> Nodes:
     """Durations of all nodes while data moves as it does in these times.
 
     Parameters
@@ -35,7 +35,7 @@ def slowed(firings: Firings, work: Nodes, ends: Nodes, pacing: Pacing) -> Nodes:
         meetings = np.concatenate([group.nodes for group in groups if group.lane is not None])
         edges = _edges(begun[meetings], ends[meetings])
         speeds = [
-            (kept(pace.alone, pacing.overlap), group.nodes)
+            (overlapped_speed(pace.alone, pacing.overlap), group.nodes)
             for group, pace in zip(groups, pacing.rows[index], strict=True)
             if group.lane is None
         ]
@@ -46,7 +46,7 @@ def slowed(firings: Firings, work: Nodes, ends: Nodes, pacing: Pacing) -> Nodes:
     return durations
 
 
-def moves_early(firings: Firings, ends: Nodes, updated_ns: list[int]) -> bool:
+def moves_early(firings: StepNodes, ends: Nodes, updated_ns: list[int]) -> bool:
     """True if a rank takes part in a meeting before its last update is over."""
     begun = ends[: firings.count] - firings.durations
     return any(

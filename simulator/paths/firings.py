@@ -28,7 +28,7 @@ FIRST, LAST = -(1 << 40), 1 << 40  # ranks before and after all microbatches
 
 
 @dataclass(slots=True, kw_only=True)
-class Group:
+class FiringGroup:
     """An actor's firings, or those of the actors that meet: the nodes from `base` on.
 
     `members` are programs and actors; `waits` holds columns of nodes for each of them.
@@ -47,7 +47,7 @@ class Group:
         return np.arange(self.base, self.base + self.count)
 
 
-class Firings:
+class StepNodes:
     """The nodes of one step.
 
     Parameters
@@ -62,7 +62,7 @@ class Firings:
         self.coarse = coarse
         self.programs = coarse.graph.programs
         self.count = 0
-        named: dict[object, Group] = {}
+        named: dict[object, FiringGroup] = {}
         self.group_of = [
             [self._group(named, index, actor) for actor in range(len(program.actors))]
             for index, program in enumerate(self.programs)
@@ -168,7 +168,7 @@ class Firings:
         self.before[nodes[1:]] = nodes[:-1]
         self.before[nodes[0]] = self.count
 
-    def _group(self, named: dict[object, Group], program: int, actor: int) -> Group:
+    def _group(self, named: dict[object, FiringGroup], program: int, actor: int) -> FiringGroup:
         """The group of an actor: that of those it meets, or one of its own."""
         graph_actor = self.programs[program].actors[actor]
         meeting = graph_actor.meeting
@@ -183,7 +183,7 @@ class Firings:
                 lane = "transfer", *(ends if meeting.kind == "send" else ends[::-1])
                 key = meeting.key, lane
         if key not in named:
-            named[key] = Group(
+            named[key] = FiringGroup(
                 base=self.count,
                 count=graph_actor.firings,
                 duration_ns=self.coarse.durations_ns[program][actor],
@@ -215,8 +215,8 @@ class Firings:
 
     def _waits(self, index: int, program: Program) -> None:
         """Collect what each actor's firings wait for beside their turn: inputs and slots."""
-        makers: dict[int, tuple[Group, int]] = {}
-        readers: dict[int, list[tuple[Group, int]]] = {}
+        makers: dict[int, tuple[FiringGroup, int]] = {}
+        readers: dict[int, list[tuple[FiringGroup, int]]] = {}
         for group, actor in zip(self.group_of[index], program.actors, strict=True):
             makers.update({port.register: (group, port.hold) for port in actor.outputs})
             for port in actor.inputs:
@@ -239,11 +239,11 @@ class Firings:
                 columns.append(self._done(group, firings - 1))
             group.waits.append([column for column in columns if (column < self.count).any()])
 
-    def _done(self, group: Group, firings: Nodes) -> Nodes:
+    def _done(self, group: FiringGroup, firings: Nodes) -> Nodes:
         """The nodes of a group's firings; those of the step before are over."""
         return np.where(firings >= 0, group.base + firings, self.count)
 
-    def _rows(self, group: Group) -> Nodes:
+    def _rows(self, group: FiringGroup) -> Nodes:
         """A row of waits per node; none is empty."""
         columns = [column for member_waits in group.waits for column in member_waits]
         return np.stack(columns or [np.full(group.count, self.count)], axis=1)
@@ -284,7 +284,7 @@ class Firings:
 
     def _lanes(self) -> list[Nodes]:
         """Order every lane by rank; return those that several groups share."""
-        lanes: dict[object, list[Group]] = {}
+        lanes: dict[object, list[FiringGroup]] = {}
         for group in self.groups:
             if group.lane is not None:
                 lanes.setdefault(group.lane, []).append(group)

@@ -24,10 +24,10 @@ from millrace.planner.compile.program import Ordered
 from millrace.planner.compile.slots import Timetable
 from millrace.planner.costs.pacing import Pacing
 from millrace.simulator.chunks.coarse import CoarseGraph
-from millrace.simulator.figures import Split, covered_ns, split, step_ends_ns
-from millrace.simulator.following import Following, Times, followed
+from millrace.simulator.figures import WindowSplit, covered_ns, split, step_ends_ns
+from millrace.simulator.following import Replay, Times, followed
 from millrace.simulator.paths.contention import moves_early, slowed
-from millrace.simulator.paths.firings import Firings, Nodes
+from millrace.simulator.paths.firings import Nodes, StepNodes
 
 GUESSES = 8  # orders of lanes that are tried
 SLOWED = 8  # guesses of how long parts take beside moving data
@@ -35,7 +35,7 @@ CLOSE = 0.002  # two guesses that give steps so alike are as good as confirmed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Steady:
+class SteadyStep:
     """Figures of a steady step, as `millrace.simulator.simulate.Simulated` has them."""
 
     step_time_ns: int
@@ -43,7 +43,7 @@ class Steady:
     exposed_communication_ns: int
 
 
-def steady_ops(ordered: Ordered) -> Steady:
+def steady_ops(ordered: Ordered) -> SteadyStep:
     """Figures that the third of three simulated steps of a compiled plan would show.
 
     The steps are followed one by one (`millrace.simulator.following`): the second, and as much of
@@ -55,7 +55,7 @@ def steady_ops(ordered: Ordered) -> Steady:
         starts, ends = followed(ordered.graph, ordered.durations_ns, pacing, 3)
         begin_ns, end_ns = _second_step(programs, ends)
     else:
-        steps = Following(ordered.graph, ordered.durations_ns, ordered.first, pacing)
+        steps = Replay(ordered.graph, ordered.durations_ns, ordered.first, pacing)
         steps.follow()
         begin_ns, end_ns = _second_step(programs, steps.ends)
         steps.follow(until_ns=end_ns)
@@ -63,7 +63,7 @@ def steady_ops(ordered: Ordered) -> Steady:
     rows = zip(programs, starts, ends, strict=True)
     parts = [split(*row, begin_ns, end_ns) for row in rows]
     step_ns = end_ns - begin_ns
-    return Steady(
+    return SteadyStep(
         step_time_ns=step_ns,
         bubble_fraction=float(np.mean([part.bubble_ns for part in parts])) / step_ns
         if step_ns
@@ -79,7 +79,7 @@ def _second_step(programs: Sequence[Program], rows: Sequence[Sequence[Times]]) -
     return begin_ns, end_ns
 
 
-def steady_step(coarse: CoarseGraph, table: Timetable) -> Steady | None:
+def steady_step(coarse: CoarseGraph, table: Timetable) -> SteadyStep | None:
     """Figures that the third of three simulated steps of a coarse graph would show.
 
     Parameters
@@ -94,7 +94,7 @@ def steady_step(coarse: CoarseGraph, table: Timetable) -> Steady | None:
     Steady or None
         None where only events can tell.
     """
-    firings = Firings(coarse, table)
+    firings = StepNodes(coarse, table)
     first = _first_step(firings)
     if first is None:
         return None
@@ -119,7 +119,7 @@ def steady_step(coarse: CoarseGraph, table: Timetable) -> Steady | None:
     return _figures(firings, ends, step_ns, max(updated))
 
 
-def _first_step(firings: Firings) -> Nodes | None:
+def _first_step(firings: StepNodes) -> Nodes | None:
     """Ends of a step that begins at once, its lanes in the order that they themselves give."""
     for _ in range(GUESSES):
         begun = [0] * len(firings.programs)
@@ -139,7 +139,7 @@ def _first_step(firings: Firings) -> Nodes | None:
     return None
 
 
-def _last(firings: Firings) -> tuple[list[int], int]:
+def _last(firings: StepNodes) -> tuple[list[int], int]:
     """Actor that ends each program's step, and the node of the meeting before it."""
     updates = [program.queues[0].order[-1] for program in firings.programs]
     (world,) = (
@@ -152,7 +152,7 @@ def _last(firings: Firings) -> tuple[list[int], int]:
 
 
 def _paced_step(
-    firings: Firings, first: Nodes, updated_ns: list[int], pacing: Pacing | None
+    firings: StepNodes, first: Nodes, updated_ns: list[int], pacing: Pacing | None
 ) -> Nodes | None:
     """Ends of a step after another, whose durations are those that its times give.
 
@@ -174,7 +174,7 @@ def _paced_step(
     return ends if abs(step_ns - before) <= CLOSE * step_ns else None
 
 
-def _launched_step(firings: Firings, first: Nodes, updated_ns: list[int]) -> Nodes | None:
+def _launched_step(firings: StepNodes, first: Nodes, updated_ns: list[int]) -> Nodes | None:
     """Ends of a step after another, its meetings launched in the order of the first."""
     begun = first[: firings.count] - firings.durations
     floors = firings.floors(updated_ns)
@@ -189,7 +189,7 @@ def _launched_step(firings: Firings, first: Nodes, updated_ns: list[int]) -> Nod
     return None
 
 
-def _launches(firings: Firings, begun: Nodes, ends: Nodes) -> Nodes:
+def _launches(firings: StepNodes, begun: Nodes, ends: Nodes) -> Nodes:
     """Launch time of the last member of each meeting: after all that are launched before.
 
     A member is ready for it when what it waits for itself is over.
@@ -210,7 +210,7 @@ def _launches(firings: Firings, begun: Nodes, ends: Nodes) -> Nodes:
     return launched
 
 
-def _figures(firings: Firings, ends: Nodes, step_ns: int, begin_ns: int) -> Steady:
+def _figures(firings: StepNodes, ends: Nodes, step_ns: int, begin_ns: int) -> SteadyStep:
     """Bubbles and exposed communication, from the end of a step's last update to the next's."""
     parts = []
     for groups in firings.group_of:
@@ -223,14 +223,14 @@ def _figures(firings: Firings, ends: Nodes, step_ns: int, begin_ns: int) -> Stea
         either = covered_ns([(since, until), again], begin_ns, begin_ns + step_ns)
         computed = [group.nodes for group in groups if group.lane is None]
         busy = int(firings.durations[np.concatenate(computed)].sum())
-        parts.append(Split(busy, either - busy, step_ns - either))
+        parts.append(WindowSplit(busy, either - busy, step_ns - either))
     return _mean(step_ns, parts)
 
 
-def _mean(step_ns: int, parts: list[Split]) -> Steady:
+def _mean(step_ns: int, parts: list[WindowSplit]) -> SteadyStep:
     """Figures of a step, from those of every program's representative."""
     bubble_ns = float(np.mean([part.bubble_ns for part in parts]))
-    return Steady(
+    return SteadyStep(
         step_time_ns=step_ns,
         bubble_fraction=bubble_ns / step_ns if step_ns else 0.0,
         exposed_communication_ns=round(float(np.mean([part.exposed_ns for part in parts]))),

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from benchmarks.against_people import (
-    Compared,
-    Comparison,
+    FreePlans,
+    RowComparison,
     changes,
     lines,
     report,
@@ -53,7 +53,7 @@ def test_an_absent_table_is_said_and_skipped():
 
 
 def test_what_came_of_a_row_says_what_explains_it():
-    beaten = Compared(
+    beaten = RowComparison(
         line=7, source="a paper", asked="a model", status="beaten", pinned_s=1.0, free_s=1.1,
         gain=1 / 1.1 - 1, pinned_plan="this", free_plan="that",
     )  # fmt: skip
@@ -66,7 +66,7 @@ def test_what_came_of_a_row_says_what_explains_it():
         "compared",
     ]
     beaten.status = "beaten"
-    large = Compared(
+    large = RowComparison(
         line=8, source="a paper", asked="a model", status="infeasible", limit_bytes=10**10,
         memory={"gradient": 9 * 10**9, "parameter": 2 * 10**9},
     )  # fmt: skip
@@ -82,7 +82,7 @@ def test_a_plan_that_does_not_fit_says_the_kinds_of_its_memory():
         layers="2", hidden="8192", heads="64", ffn_hidden="32768", gpu="v100-sxm-16gb",
         precision="fp16", dp="8", tp="1", sequence_parallel="", zero="0", micro_batch="8",
     )  # fmt: skip
-    outcome = Comparison(None, 600.0, freely=False).compare(small)
+    outcome = FreePlans(None, 600.0, freely=False).compare(small)
     assert outcome.status == "infeasible"
     assert sum(outcome.memory.values()) > outcome.limit_bytes
     assert outcome.memory["optimizer"] > outcome.memory["parameter"] > 0

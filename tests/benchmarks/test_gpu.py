@@ -21,7 +21,7 @@ from benchmarks.gpu_rows import lines, lines_without_times, row
 from benchmarks.gpu_slices import SECONDS, SLICES
 from benchmarks.starting_point import RandomSamples, sources_of, starting_values
 from millrace.executor.errors import DataError
-from millrace.executor.kernels.context import Source
+from millrace.executor.kernels.context import SampleSource
 from millrace.executor.reference import run_reference
 from millrace.files import write_document
 from millrace.models.spec import ModelSpec, TrainingSpec
@@ -161,7 +161,7 @@ def test_samples_are_the_same_whoever_reads_them() -> None:
 
 
 def test_samples_of_given_sources_are_drawn_before_they_are_read() -> None:
-    unknown = Source(name="weather", values=0, shape=(2,), region=(slice(0, 2),))
+    unknown = SampleSource(name="weather", values=0, shape=(2,), region=(slice(0, 2),))
     RandomSamples(2)
     with pytest.raises(DataError, match="no random samples of `weather`"):
         RandomSamples(2, (unknown,))

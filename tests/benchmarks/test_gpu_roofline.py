@@ -11,7 +11,7 @@ from benchmarks.gpu_roofline import ops_of, roofline, works
 from millrace.models.ops import model_flops
 from millrace.planner.clusters import parse_cluster
 from millrace.planner.compile import compile_plan
-from millrace.planner.costs import Firings
+from millrace.planner.costs import OpFirings
 from millrace.planner.errors import PlanError
 from millrace.planner.plan import FUSED, FUSIONS, UNFUSED, Plan, plan_graph
 from tests.executor.plans.reading import stored_plan
@@ -44,7 +44,7 @@ def test_a_mask_leaves_its_share_of_attention(
     assert bounds.model_flops - bounds.flops == pytest.approx(attention_flops * (counted - seen))
 
 
-def attentions(plan: Plan) -> Iterator[Firings]:
+def attentions(plan: Plan) -> Iterator[OpFirings]:
     (program,) = compile_plan(plan).programs
     for actor in program.actors:
         for firing in ops_of(actor, program):

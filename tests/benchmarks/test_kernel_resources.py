@@ -7,7 +7,7 @@ import pytest
 from benchmarks.kernel_resources import Resources, occupancy, resources_of, shared_bytes
 from millrace.executor.cuda.compiling import cubin_of
 from millrace.executor.errors import ExecutorError
-from tests.executor.cuda.kept_code import as_reported
+from tests.executor.cuda.kept_code import assembler_resources
 from tests.extras import optional
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
@@ -43,7 +43,7 @@ extern "C" __global__ void shares(float* a, int n) {
 def test_a_cubin_says_what_the_assembler_said(architecture: str) -> None:
     optional("cuda.core", extra="test")
     cubin = cubin_of(TEXT, "three", ("spills", "indexed", "shares"), architecture)
-    by_function, told = resources_of(cubin.code), as_reported(cubin)
+    by_function, told = resources_of(cubin.code), assembler_resources(cubin)
     assert set(by_function) == {"spills", "indexed", "shares"}
     for name, resources in by_function.items():
         without = resources._replace(shared_bytes=shared_bytes(resources, architecture))

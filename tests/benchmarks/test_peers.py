@@ -7,7 +7,7 @@ import pytest
 from benchmarks import peers
 from millrace.published.question import InexpressibleError
 from millrace.published.reading import read_table
-from millrace.published.validation import Asked
+from millrace.published.validation import RowQuestion
 from tests.millrace.published.rows import written
 
 
@@ -16,7 +16,7 @@ class Doubling:
 
     name = "doubling"
 
-    def step_time_s(self, asked: Asked) -> float:
+    def step_time_s(self, asked: RowQuestion) -> float:
         if asked.row["model"].startswith("llama"):
             raise InexpressibleError("a llama")
         return 2 * asked.measured_s

@@ -9,8 +9,8 @@ import typer
 
 from benchmarks.planner import FRAMEWORKS, asked_of, chosen
 from benchmarks.planner_figures import (
-    Asked,
     FiguresRow,
+    FrameworkQuestion,
     alive_bytes,
     drawn_questions,
     faster_pins,
@@ -18,7 +18,14 @@ from benchmarks.planner_figures import (
     figures_summary,
     question_rows,
 )
-from benchmarks.planner_questions import DEFAULT, QUESTIONS, Answer, Question, arguments, ask
+from benchmarks.planner_questions import (
+    DEFAULT,
+    QUESTIONS,
+    CommandAnswer,
+    PlannerQuestion,
+    arguments,
+    ask,
+)
 from benchmarks.planner_rows import (
     bounds_header,
     bounds_line,
@@ -30,7 +37,7 @@ from benchmarks.planner_rows import (
     unsteady,
 )
 
-QUESTION = Question("mlp", "mlp --cluster a100-sxm-80gb:2x1 --global-batch 8", 1000.0, 0.5)
+QUESTION = PlannerQuestion("mlp", "mlp --cluster a100-sxm-80gb:2x1 --global-batch 8", 1000.0, 0.5)
 PRINTED = {
     "axes": [{"name": "dp", "size": 2}], "pp": 4, "microbatches": 4, "global_batch": 8,
     "schedule": "interleaved-1f1b", "interleave": 2, "zero": 1, "recompute": None,
@@ -40,8 +47,8 @@ PRINTED = {
 }  # fmt: skip
 
 
-def answered(**changed: object) -> Answer:
-    return Answer(
+def answered(**changed: object) -> CommandAnswer:
+    return CommandAnswer(
         code=0, text=json.dumps(PRINTED | changed), error="", plan=b"plan", wall_s=2.0, cpu_s=3.0,
         memory_bytes=2**30,
     )  # fmt: skip
@@ -131,11 +138,13 @@ def test_every_question_with_a_bar_of_the_gap_has_an_earlier_answer():
     assert sorted(rows) == sorted((name, kind) for name in barred for kind in FRAMEWORKS)
 
 
-BERT = Question("bert", "bert-base --cluster a100-sxm-80gb:2x1 --global-batch 8 --seq-len 128", 9)
+BERT = PlannerQuestion(
+    "bert", "bert-base --cluster a100-sxm-80gb:2x1 --global-batch 8 --seq-len 128", 9
+)
 
 
 def test_figures_of_a_compiled_plan_are_printed_beside_its_cost(tmp_path: Path):
-    rows = question_rows(Asked(BERT, DEFAULT, {"schedule": "1f1b", "pp": 2}), tmp_path)
+    rows = question_rows(FrameworkQuestion(BERT, DEFAULT, {"schedule": "1f1b", "pp": 2}), tmp_path)
     first = rows[0]
     assert first.pins == "schedule 1f1b pp 2"
     assert first.time_error is not None
@@ -155,7 +164,7 @@ def test_figures_of_a_compiled_plan_are_printed_beside_its_cost(tmp_path: Path):
 
 
 def test_what_is_laid_out_stands_beside_what_is_alive(tmp_path: Path):
-    sizes = alive_bytes(Asked(BERT, DEFAULT, {"schedule": "1f1b", "pp": 2}), tmp_path)
+    sizes = alive_bytes(FrameworkQuestion(BERT, DEFAULT, {"schedule": "1f1b", "pp": 2}), tmp_path)
     assert sizes is not None
     laid_out, alive = sizes
     assert alive <= laid_out < 1.5 * alive

@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 
 from millrace.executor.kernels import KernelContext, RunState, Shard, make_kernel
-from millrace.executor.kernels.context import Array, whole
+from millrace.executor.kernels.context import Array, whole_shard
 from millrace.models.labels import dim_of, parse
 
 Attributes = Mapping[str, int | float | str | bool]
@@ -39,7 +39,7 @@ def call(
     The second firing shows that nothing of the first is left in the scratch. Kernels that keep
     state are not called this way.
     """
-    shards = input_shards or [whole(array.shape, str(array.dtype)) for array in inputs]
+    shards = input_shards or [whole_shard(array.shape, str(array.dtype)) for array in inputs]
     kernel = make_kernel(
         KernelContext(
             kind=kind,

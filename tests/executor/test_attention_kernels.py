@@ -5,7 +5,7 @@ import pytest
 
 from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels.attention.scores import alibi_slopes
-from millrace.executor.kernels.context import Array, whole
+from millrace.executor.kernels.context import Array, whole_shard
 from tests.executor.kernel_calls import call, call_sharded
 
 PLAIN = "b t h d!, b s! h d!, b s! h d! -> b t h d!, b t h"
@@ -18,20 +18,20 @@ def random(*shape: int, seed: int = 0) -> Array:
 
 
 def plain(q: Array, k: Array, v: Array, **attributes: object) -> list[Array]:
-    outputs = [whole(q.shape, DTYPE), whole(q.shape[:-1], DTYPE)]
+    outputs = [whole_shard(q.shape, DTYPE), whole_shard(q.shape[:-1], DTYPE)]
     return call("attention", PLAIN, [q, k, v], outputs, attributes=attributes)
 
 
 def gradient(labels: str, given: list[Array], dout: Array, **attributes: object) -> list[Array]:
     """dq, dk and dv of a form with these forward labels."""
     q = given[0]
-    outputs = [whole(q.shape, DTYPE), whole(q.shape[:-1], DTYPE)]
+    outputs = [whole_shard(q.shape, DTYPE), whole_shard(q.shape[:-1], DTYPE)]
     saved = call("attention", labels, given, outputs, attributes=attributes)
     inputs, results = labels.split(" -> ")
     out = results.split(", ")[0]
     return call(
         "attention_grad", f"{inputs}, {results}, {out} -> {inputs}", [*given, *saved, dout],
-        [whole(array.shape, DTYPE) for array in given], attributes=attributes,
+        [whole_shard(array.shape, DTYPE) for array in given], attributes=attributes,
     )  # fmt: skip
 
 
@@ -109,7 +109,7 @@ def test_slopes_are_those_of_the_paper_and_interleave_between_powers_of_two():
 def test_slopes_follow_the_head_wherever_heads_are_cut(heads: int):
     given = [random(1, 20, heads, 4, seed=seed) for seed in range(3)]
     attributes: dict[str, int | float | str | bool] = {"causal": True, "alibi": 8.0}
-    outputs = [whole(given[0].shape, DTYPE), whole(given[0].shape[:-1], DTYPE)]
+    outputs = [whole_shard(given[0].shape, DTYPE), whole_shard(given[0].shape[:-1], DTYPE)]
     expected = call("attention", PLAIN, given, outputs, attributes=attributes)
     for splits in ({"h": 4}, {"h": 2, "t": 2}):
         sharded = call_sharded("attention", PLAIN, given, outputs, splits, attributes=attributes)

@@ -8,7 +8,7 @@ import pytest
 from millrace.executor.data import Blobs, TokenWindows, open_dataset
 from millrace.executor.data.corpus import Corpus
 from millrace.executor.errors import DataError
-from millrace.executor.kernels.context import Array, Dataset, Source
+from millrace.executor.kernels.context import Array, Dataset, SampleSource
 from millrace.executor.values.initial import initial_value
 from millrace.models.builder import GraphBuilder
 from millrace.models.spec import ModelSpec, graph_spec
@@ -28,9 +28,9 @@ def mlp() -> ModelSpec:
     return ModelSpec(name="tiny", family="mlp", config=config)
 
 
-def source(name: str, shape: tuple[int, ...], *region: slice) -> Source:
+def source(name: str, shape: tuple[int, ...], *region: slice) -> SampleSource:
     full = tuple(slice(0, size) for size in shape)
-    return Source(name=name, values=0, shape=shape, region=region or full)
+    return SampleSource(name=name, values=0, shape=shape, region=region or full)
 
 
 def read(data: Dataset, name: str, samples: list[int], *region: slice) -> Array:

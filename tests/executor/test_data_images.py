@@ -8,7 +8,7 @@ import pytest
 
 from millrace.executor.data import Digits, Patterns, SyntheticClicks, open_dataset
 from millrace.executor.errors import DataError
-from millrace.executor.kernels.context import Array, Dataset, Source
+from millrace.executor.kernels.context import Array, Dataset, SampleSource
 from millrace.models.spec import ModelSpec
 
 IMAGE = (3, 16, 12)
@@ -32,7 +32,7 @@ def wide_deep() -> ModelSpec:
 def channels_last(data: Dataset, *region: slice) -> Array:
     """A region y x c of images that the model reads in this order."""
     channels, *sides = IMAGE
-    source = Source(
+    source = SampleSource(
         name="images", values=0, shape=(*sides, channels), region=region, channels_last=True
     )
     return data.read(source, np.array([4, 6]))
@@ -42,7 +42,7 @@ def read(data: Dataset, name: str, samples: list[int], *region: slice, seed: int
     shapes = {"images": IMAGE, "categories": (4,), "features": (3,)}
     shape = shapes.get(name, ())
     everything = tuple(slice(0, size) for size in shape)
-    source = Source(name=name, values=0, shape=shape, region=region or everything)
+    source = SampleSource(name=name, values=0, shape=shape, region=region or everything)
     return data.read(source, np.array(samples))
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels import KernelContext, make_kernel
-from millrace.executor.kernels.context import Array, whole
+from millrace.executor.kernels.context import Array, whole_shard
 from millrace.executor.kernels.random_bits import key_of, philox
 from tests.executor.kernel_calls import call, call_sharded, run_state
 
@@ -40,7 +40,7 @@ def test_streams_differ_by_seed_and_by_op():
 
 def dropped(x: Array, *, firing: int = 0, labels: str = "b t n", **run: object) -> Array:
     """Fire once, as firing number `firing` of a run."""
-    shard = whole(x.shape, str(x.dtype))
+    shard = whole_shard(x.shape, str(x.dtype))
     kernel = make_kernel(
         KernelContext(
             kind="dropout", name="d", labels=f"{labels} -> {labels}", attributes=ATTRIBUTES,
@@ -73,7 +73,7 @@ def test_neighbours_samples_and_ops_are_dropped_independently():
 )
 def test_a_split_changes_no_bit(splits: dict[str, int]):
     x = np.random.default_rng(0).standard_normal((4, 6, 110))
-    shards = [whole(x.shape, "float64")]
+    shards = [whole_shard(x.shape, "float64")]
     expected = dropped(x, batch=4)
     (output,) = call_sharded(
         "dropout", "b t n -> b t n", [x], shards, splits, attributes=ATTRIBUTES
@@ -83,7 +83,7 @@ def test_a_split_changes_no_bit(splits: dict[str, int]):
 
 def test_rows_longer_than_a_chunk_and_off_the_counters_words_change_no_bit():
     x = np.ones((2, 3, 70_002))
-    shards = [whole(x.shape, "float64")]
+    shards = [whole_shard(x.shape, "float64")]
     expected = dropped(x)
     for splits in ({"t": 3}, {"n": 2}, {"b": 2}):
         (output,) = call_sharded(
@@ -119,6 +119,6 @@ def test_the_order_of_dims_around_the_batch_is_that_of_the_sample():
 def test_a_rate_that_is_no_share_is_refused(rate: float):
     with pytest.raises(ExecutorError, match="dropout rate is"):
         call(
-            "dropout", "b n -> b n", [np.ones((2, 3))], [whole((2, 3), "float64")],
+            "dropout", "b n -> b n", [np.ones((2, 3))], [whole_shard((2, 3), "float64")],
             attributes={"rate": rate, "op": "a"},
         )  # fmt: skip

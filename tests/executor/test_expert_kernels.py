@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from millrace.executor.errors import ExecutorError
-from millrace.executor.kernels.context import Array, RunState, whole
+from millrace.executor.kernels.context import Array, RunState, whole_shard
 from tests.executor.kernel_calls import call, run_state
 
 DTYPE = "float64"
@@ -20,7 +20,7 @@ def top_k(
 ) -> list[Array]:
     shape = (*scores.shape[:2], choices)
     return call(
-        "top_k", TOP_K, [scores], [whole(shape, kind) for kind in (DTYPE, "int32", "int32")],
+        "top_k", TOP_K, [scores], [whole_shard(shape, kind) for kind in (DTYPE, "int32", "int32")],
         attributes={"capacity": capacity, **attributes}, run=run or run_state(),
     )  # fmt: skip
 
@@ -30,9 +30,9 @@ def there_and_back(
 ) -> tuple[Array, Array]:
     """Values that lie at the experts, and those that come back."""
     samples, _, features = x.shape
-    form = whole((experts, samples, capacity, features), DTYPE)
+    form = whole_shard((experts, samples, capacity, features), DTYPE)
     (sent,) = call("dispatch", DISPATCH, [x, expert, place], [form])
-    (back,) = call("combine", COMBINE, [sent, expert, place, weight], [whole(x.shape, DTYPE)])
+    (back,) = call("combine", COMBINE, [sent, expert, place, weight], [whole_shard(x.shape, DTYPE)])
     return sent, back
 
 

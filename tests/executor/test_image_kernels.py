@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from millrace.executor.kernels import KernelContext, make_kernel
-from millrace.executor.kernels.context import Array, Shard, whole
+from millrace.executor.kernels.context import Array, Shard, whole_shard
 from millrace.executor.kernels.images.sizes import COLUMNS_ELEMENTS
 from tests.executor.examples.images import convolution, window
 from tests.executor.kernel_calls import call, run_state
@@ -23,7 +23,7 @@ def test_a_convolution_is_the_sum_over_its_window_place_by_place():
     x, w = random(2, 3, 6, 5), random(4, 3, 3, 2, seed=1)
     attributes = window((2, 1), (1, 0))
     (out,) = call(
-        "conv", "b c y! x!, n c q! p! -> b n j! i!", [x, w], [whole((2, 4, 3, 4), DTYPE)],
+        "conv", "b c y! x!, n c q! p! -> b n j! i!", [x, w], [whole_shard((2, 4, 3, 4), DTYPE)],
         attributes=attributes,
     )  # fmt: skip
     for b, n, j, i in product(range(2), range(4), range(3), range(4)):
@@ -50,7 +50,9 @@ def test_samples_that_do_not_fit_one_part_are_taken_in_several():
         ("conv_grad_input", f"{out}, {weight} -> {image}", [dy, w], grad_input(dy, w)),
         ("conv_grad_weight", f"{image}, {out} -> {weight}", [x, dy], grad_weight(x, dy)),
     ):
-        (output,) = call(kind, labels, given, [whole(expected.shape, DTYPE)], attributes=attributes)
+        (output,) = call(
+            kind, labels, given, [whole_shard(expected.shape, DTYPE)], attributes=attributes
+        )
         np.testing.assert_allclose(output, expected, atol=1e-10)
 
 
@@ -58,11 +60,13 @@ def test_padding_is_no_largest_value_and_equals_give_the_slope_to_the_first():
     attributes = window((2, 2), (1, 1)) | {"size_y": 3, "size_x": 3}
     x = np.full((1, 1, 4, 4), -5.0)
     labels = "b c y! x! -> b c j! i!"
-    (largest,) = call("max_pool", labels, [x], [whole((1, 1, 2, 2), DTYPE)], attributes=attributes)
+    (largest,) = call(
+        "max_pool", labels, [x], [whole_shard((1, 1, 2, 2), DTYPE)], attributes=attributes
+    )
     np.testing.assert_array_equal(largest, np.full((1, 1, 2, 2), -5.0))
     (dx,) = call(
         "max_pool_grad", "b c y! x!, b c j! i! -> b c y! x!",
-        [x, np.arange(1.0, 5.0).reshape(1, 1, 2, 2)], [whole(x.shape, DTYPE)],
+        [x, np.arange(1.0, 5.0).reshape(1, 1, 2, 2)], [whole_shard(x.shape, DTYPE)],
         attributes=attributes,
     )  # fmt: skip
     expected = np.zeros((4, 4))
@@ -74,7 +78,7 @@ def test_a_mean_counts_its_padding():
     attributes = window((2, 2), (1, 1)) | {"size_y": 3, "size_x": 3}
     (mean,) = call(
         "avg_pool", "b c y! x! -> b c j! i!", [np.ones((1, 1, 4, 4))],
-        [whole((1, 1, 2, 2), DTYPE)], attributes=attributes,
+        [whole_shard((1, 1, 2, 2), DTYPE)], attributes=attributes,
     )  # fmt: skip
     np.testing.assert_allclose(mean[0, 0], [[4 / 9, 6 / 9], [6 / 9, 1]])
 
@@ -96,7 +100,7 @@ def on_shards(
                 )
             )  # fmt: skip
         image = places[0]
-        channels = whole((image.shape[1],), DTYPE)
+        channels = whole_shard((image.shape[1],), DTYPE)
         outputs = [image if cut else channels for cut in output_split]
         kernel = make_kernel(
             KernelContext(

@@ -15,7 +15,7 @@ from millrace.planner.actors.protocol import Fire
 from millrace.planner.mesh import Axis
 from millrace.planner.sbp import parse_nd_sbp, shard_offsets
 from tests.executor.actor_graphs import boxed, handed_on, split_matmul
-from tests.executor.sources import WaveData, whole
+from tests.executor.sources import WaveData, source_values
 from tests.in_process import KernelWork, execute_in_process, execute_lockstep
 
 Array = np.ndarray
@@ -61,7 +61,7 @@ def shard(state: RankState, name: str, tensor: Array) -> Array:
 def test_partial_products_add_up_over_the_ranks() -> None:
     states = run(split_matmul(2), batch=4, microbatches=2)
     for slot, first in ((0, 0), (1, 4)):
-        x, w = whole("x", (4, 8), first), whole("w", (8, 6), first)
+        x, w = source_values("x", (4, 8), first), source_values("w", (8, 6), first)
         # w's own dim 0 is read as the batch, so a rank's rows begin at its shard's offset
         for state in states:
             np.testing.assert_allclose(value(state, "y", slot), x @ w, rtol=1e-12)
@@ -98,7 +98,7 @@ def test_every_collective_gives_the_shard_of_the_whole_tensor(
     shape = (8, 4, 12)
     states = run(boxed(shape, axes, kind, over, sbps), batch=8)
     for state in states:
-        expected = factor * shard(state, "y", whole("x", shape))
+        expected = factor * shard(state, "y", source_values("x", shape))
         np.testing.assert_allclose(value(state, "y"), expected, rtol=1e-12)
 
 
@@ -106,7 +106,7 @@ def test_a_transfer_reaches_the_rank_at_the_same_coordinate() -> None:
     states = run(handed_on((6, 5)), steps=2, batch=6, microbatches=2)
     for state in states[2:]:
         for slot, first in ((0, 12), (1, 18)):
-            tensor = whole("x", (6, 5), first)
+            tensor = source_values("x", (6, 5), first)
             np.testing.assert_array_equal(value(state, "y", slot), shard(state, "y", tensor))
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from millrace.executor.cuda.kernels.table import CALLS
 from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels import KERNELS, KernelContext, make_kernel
-from millrace.executor.kernels.context import Array, Shard, whole
+from millrace.executor.kernels.context import Array, Shard, whole_shard
 from millrace.models.labels import parse, shape_of
 from millrace.models.ops import OPS
 from tests.executor.examples.example import Example
@@ -30,7 +30,9 @@ every_example = pytest.mark.parametrize(
 def output_shards(example: Example, dtype: str) -> list[Shard]:
     integers = OPS[example.kind].integer_outputs
     return [
-        whole(shape_of(operand, example.label_sizes), "int32" if position in integers else dtype)
+        whole_shard(
+            shape_of(operand, example.label_sizes), "int32" if position in integers else dtype
+        )
         for position, operand in enumerate(parse(example.labels).outputs)
     ]
 
@@ -142,7 +144,7 @@ def test_a_firing_takes_little_memory_of_its_own(example: Example):
     kernel = make_kernel(
         KernelContext(
             kind=large.kind, name="large", labels=large.labels, attributes=large.attributes,
-            inputs=tuple(whole(array.shape, str(array.dtype)) for array in inputs),
+            inputs=tuple(whole_shard(array.shape, str(array.dtype)) for array in inputs),
             outputs=tuple(shards), run=run_state(),
         )
     )  # fmt: skip
@@ -160,18 +162,18 @@ def test_logits_far_from_zero_overflow_nothing():
     logits = np.array([[1e4, 1e4 - 1, -1e4]], np.float32)
     targets = np.array([1], np.int32)
     loss, logsumexp = call(
-        "cross_entropy", "b v!, b -> b, b", [logits, targets], [whole((1,), "float32")] * 2
+        "cross_entropy", "b v!, b -> b, b", [logits, targets], [whole_shard((1,), "float32")] * 2
     )
     np.testing.assert_allclose(loss, [1 + np.log1p(np.exp(-1))], rtol=1e-3)
     (slope,) = call(
         "cross_entropy_grad", "b v, b, b -> b v", [logits, targets, logsumexp],
-        [whole((1, 3), "float32")],
+        [whole_shard((1, 3), "float32")],
     )  # fmt: skip
     np.testing.assert_allclose(slope.sum(), 0, atol=1e-3)
 
 
 def test_accumulate_overwrites_at_the_first_of_its_firings_and_adds_after():
-    shard = whole((3,), "float32")
+    shard = whole_shard((3,), "float32")
     kernel = make_kernel(
         KernelContext(
             kind="accumulate", name="a", labels="n -> n", attributes={}, inputs=(shard,),
@@ -188,7 +190,7 @@ def test_accumulate_overwrites_at_the_first_of_its_firings_and_adds_after():
 
 def test_cast_goes_between_float_widths():
     x = np.array([1.0, 1 / 3], np.float64)
-    (narrow,) = call("cast", "n -> n", [x], [whole((2,), "float32")])
+    (narrow,) = call("cast", "n -> n", [x], [whole_shard((2,), "float32")])
     np.testing.assert_array_equal(narrow, x.astype(np.float32))
 
 
@@ -196,10 +198,10 @@ def test_matmul_refuses_a_label_that_only_one_operand_has():
     with pytest.raises(ExecutorError, match="sum it with an op `sum` first"):
         call(
             "matmul", "b t k, k n -> b n",
-            [np.zeros((2, 3, 4)), np.zeros((4, 5))], [whole((2, 5), "float64")],
+            [np.zeros((2, 3, 4)), np.zeros((4, 5))], [whole_shard((2, 5), "float64")],
         )  # fmt: skip
 
 
 def test_an_unknown_kind_is_named():
     with pytest.raises(ExecutorError, match="no NumPy kernel for op kind `fold`"):
-        call("fold", "n -> n", [np.zeros(2)], [whole((2,), "float64")])
+        call("fold", "n -> n", [np.zeros(2)], [whole_shard((2,), "float64")])

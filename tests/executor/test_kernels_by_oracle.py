@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from millrace.executor.kernels import KERNELS
-from millrace.executor.kernels.context import whole
+from millrace.executor.kernels.context import whole_shard
 from millrace.models.labels import parse, shape_of
 from millrace.models.ops import OPS
 from tests.executor.kernel_calls import call
@@ -33,7 +33,7 @@ def test_a_kernel_computes_what_the_oracle_does(kind: str, sample: Sample) -> No
         "int32" if position in OPS[kind].integer_outputs else "float64"
         for position in range(len(shapes))
     ]
-    outputs = [whole(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+    outputs = [whole_shard(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
     computed = call(kind, sample.labels, inputs, outputs, attributes=sample.attributes)
     expected = evaluate(kind, sample.labels, inputs, shapes, sample.attributes)
     for output, reference in zip(computed, expected, strict=True):

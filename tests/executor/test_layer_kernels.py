@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from millrace.executor.errors import ExecutorError
-from millrace.executor.kernels.context import Array, whole
+from millrace.executor.kernels.context import Array, whole_shard
 from tests.executor.kernel_calls import call, call_sharded
 
 
@@ -22,7 +22,7 @@ def test_a_constant_is_read_from_its_data_wherever_it_is_cut(dtype: str):
     attributes = {"value": 0, "data": data_of(values)}
     for splits in ({}, {"t": 2}, {"t": 2, "d": 3}):
         (output,) = call_sharded(
-            "constant", " -> t d", [], [whole((4, 6), dtype)], splits, attributes=attributes
+            "constant", " -> t d", [], [whole_shard((4, 6), dtype)], splits, attributes=attributes
         )
         np.testing.assert_array_equal(output, values)
 
@@ -38,21 +38,21 @@ def test_a_constant_is_read_from_its_data_wherever_it_is_cut(dtype: str):
 def test_a_constant_without_its_values_is_refused(data: str, complaint: str):
     with pytest.raises(ExecutorError, match=complaint):
         call(
-            "constant", " -> t d", [], [whole((4, 6), "float32")],
+            "constant", " -> t d", [], [whole_shard((4, 6), "float32")],
             attributes={"value": 0, "data": data},
         )  # fmt: skip
 
 
 def of_function(kind: str, x: Array, **attributes: float) -> Array:
     (output,) = call(
-        kind, "n -> n", [x], [whole(x.shape, str(x.dtype))], attributes=attributes
+        kind, "n -> n", [x], [whole_shard(x.shape, str(x.dtype))], attributes=attributes
     )  # fmt: skip
     return output
 
 
 def slope_of(kind: str, x: Array, **attributes: float) -> Array:
     (slope,) = call(
-        f"{kind}_grad", "n, n -> n", [x, np.ones_like(x)], [whole(x.shape, str(x.dtype))],
+        f"{kind}_grad", "n, n -> n", [x, np.ones_like(x)], [whole_shard(x.shape, str(x.dtype))],
         attributes=attributes,
     )  # fmt: skip
     return slope
@@ -80,9 +80,11 @@ def test_the_exact_gelu_is_exact_in_between():
 def test_a_logistic_loss_of_logits_far_from_zero_is_finite():
     logits = np.array([1e4, -1e4, 1e4, -1e4, 3], np.float32)
     targets = np.array([1, 0, 0, 1, -1], np.int32)
-    (loss,) = call("logistic_loss", "b, b -> b", [logits, targets], [whole((5,), "float32")])
+    (loss,) = call("logistic_loss", "b, b -> b", [logits, targets], [whole_shard((5,), "float32")])
     np.testing.assert_allclose(loss, [0, 0, 1e4, 1e4, 0])
-    (slope,) = call("logistic_loss_grad", "b, b -> b", [logits, targets], [whole((5,), "float32")])
+    (slope,) = call(
+        "logistic_loss_grad", "b, b -> b", [logits, targets], [whole_shard((5,), "float32")]
+    )
     np.testing.assert_allclose(slope, [0, 0, 1, -1, 0], atol=1e-30)
 
 
@@ -91,7 +93,7 @@ def test_the_margin_is_an_angle_up_to_and_beyond_half_a_turn_and_its_slope_stays
     angle = np.array([0.0, 1.0, np.pi - 0.5, np.pi - 0.2, np.pi])
     cosine = np.cos(angle)[:, None].astype(dtype)
     targets, attributes = np.zeros(5, np.int32), {"scale": 2.0, "margin": 0.5}
-    shards = [whole((5, 1), dtype)]
+    shards = [whole_shard((5, 1), dtype)]
     (output,) = call(
         "arc_margin", "b s, b -> b s", [cosine, targets], shards, attributes=attributes
     )
@@ -108,16 +110,19 @@ def test_the_margin_is_an_angle_up_to_and_beyond_half_a_turn_and_its_slope_stays
 
 def test_softmax_of_scores_far_from_zero_overflows_nothing():
     x = np.array([[1e4, 1e4 - 1, -1e4]], np.float32)
-    (output,) = call("softmax", "b n! -> b n!", [x], [whole((1, 3), "float32")])
+    (output,) = call("softmax", "b n! -> b n!", [x], [whole_shard((1, 3), "float32")])
     share = 1 / (1 + np.exp(-1))
     np.testing.assert_allclose(output, [[share, 1 - share, 0]], rtol=1e-3)
 
 
 def test_a_row_of_zeros_has_no_length_to_divide_by():
     (y, rnorm) = call(
-        "l2_normalize", "b d! -> b d!, b", [np.zeros((2, 3))],
-        [whole((2, 3), "float64"), whole((2,), "float64")], attributes={"epsilon": 1e-6},
-    )  # fmt: skip
+        "l2_normalize",
+        "b d! -> b d!, b",
+        [np.zeros((2, 3))],
+        [whole_shard((2, 3), "float64"), whole_shard((2,), "float64")],
+        attributes={"epsilon": 1e-6},
+    )
     np.testing.assert_array_equal(y, 0)
     np.testing.assert_allclose(rnorm, 1e6)
 
@@ -134,7 +139,7 @@ def test_rotary_refuses_what_has_no_pairs_or_no_positions(labels: str, dims: int
     with pytest.raises(ExecutorError, match=complaint):
         call(
             "rotary", f"{labels} -> {labels}", [np.zeros((2, 3, 6))],
-            [whole((2, 3, 6), "float64")],
+            [whole_shard((2, 3, 6), "float64")],
             attributes={"base": 100.0, "dims": dims, "interleaved": False, "inverse": False},
         )  # fmt: skip
 
@@ -142,7 +147,7 @@ def test_rotary_refuses_what_has_no_pairs_or_no_positions(labels: str, dims: int
 @pytest.mark.parametrize("interleaved", [True, False])
 def test_the_inverse_turns_back_and_long_rows_are_turned_in_pieces(interleaved: bool):
     x = np.random.default_rng(0).standard_normal((2, 3, 4096, 16))
-    shard, attributes = whole(x.shape, "float64"), {"base": 1e4, "dims": 12}
+    shard, attributes = whole_shard(x.shape, "float64"), {"base": 1e4, "dims": 12}
     for inverse in (False, True):
         (x_again,) = call(
             "rotary", "b t h d! -> b t h d!", [x], [shard],
@@ -160,5 +165,5 @@ def test_prelu_takes_one_slope_per_index_of_one_dim():
     with pytest.raises(ExecutorError, match="one slope or one per index of a dim"):
         call(
             "prelu", "b c, b c -> b c", [np.zeros((2, 3)), np.zeros((2, 3))],
-            [whole((2, 3), "float64")],
+            [whole_shard((2, 3), "float64")],
         )  # fmt: skip

@@ -7,7 +7,7 @@ import pytest
 
 from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels import KernelContext, make_kernel
-from millrace.executor.kernels.context import Array, Shard, Source, whole
+from millrace.executor.kernels.context import Array, SampleSource, Shard, whole_shard
 from millrace.planner.sbp import BROADCAST, PARTIAL_SUM, split
 from tests.executor.kernel_calls import call, run_state
 
@@ -25,13 +25,13 @@ def optimizer_run(
 ) -> tuple[Array, Array, list[Array], list[Array]]:
     """Fire an optimizer for three steps; return w before, w after, the gradients and the totals."""
     rng = np.random.default_rng(0)
-    shards = (whole((SIZE,), dtype),) * 2 + (whole((3,), dtype), whole((), dtype))
+    shards = (whole_shard((SIZE,), dtype),) * 2 + (whole_shard((3,), dtype), whole_shard((), dtype))
     run = run_state(first_step=first_step)
     kernel = make_kernel(
         KernelContext(
             kind=kind, name="w.update", labels="n, n, z!, -> n",
             attributes={"variable": "w", **attributes}, inputs=shards,
-            outputs=(whole((SIZE,), dtype),), run=run,
+            outputs=(whole_shard((SIZE,), dtype),), run=run,
             state=[np.zeros(SIZE, dtype) for _ in range(state_count)], buffer=buffer,
         )
     )  # fmt: skip
@@ -99,10 +99,13 @@ def test_sgd_with_and_without_momentum(momentum: float):
 
 
 def test_a_step_without_tokens_changes_nothing_but_decay():
-    shards = (whole((2,), "float64"),) * 2 + (whole((3,), "float64"), whole((), "float64"))
+    shards = (whole_shard((2,), "float64"),) * 2 + (
+        whole_shard((3,), "float64"),
+        whole_shard((), "float64"),
+    )
     (updated,) = call(
         "sgd", "n, n, z!, -> n",
-        [np.ones(2), np.zeros(2), np.zeros(3), np.array(0.1)], [whole((2,), "float64")],
+        [np.ones(2), np.zeros(2), np.zeros(3), np.array(0.1)], [whole_shard((2,), "float64")],
         input_shards=shards, attributes={"clip_norm": 1.0},
     )  # fmt: skip
     np.testing.assert_array_equal(updated, np.ones(2))
@@ -110,7 +113,7 @@ def test_a_step_without_tokens_changes_nothing_but_decay():
 
 def test_an_optimizer_without_its_state_is_refused():
     with pytest.raises(ExecutorError, match="found 0 state arrays"):
-        call("adamw", "n, n, z!, -> n", [np.ones(2)] * 4, [whole((2,), "float64")])
+        call("adamw", "n, n, z!, -> n", [np.ones(2)] * 4, [whole_shard((2,), "float64")])
 
 
 def test_the_learning_rate_rises_falls_along_a_cosine_and_stays():
@@ -120,7 +123,7 @@ def test_the_learning_rate_rises_falls_along_a_cosine_and_stays():
 
     def rate(step: int, attributes: dict[str, float]) -> float:
         (learning_rate,) = call(
-            "learning_rate", " -> ", [], [whole((), "float64")],
+            "learning_rate", " -> ", [], [whole_shard((), "float64")],
             attributes=attributes, run=run_state(first_step=step),
         )  # fmt: skip
         return float(learning_rate)
@@ -143,7 +146,7 @@ def test_step_totals_count_a_broadcast_value_once_over_the_mesh():
     total = np.zeros(3)
     for coordinate in ((0, 0), (0, 1), (1, 0), (1, 1)):
         total += call(
-            "step_totals", ", , , -> z!", values, [whole((3,), "float64")],
+            "step_totals", ", , , -> z!", values, [whole_shard((3,), "float64")],
             input_sbp=sbps, coordinate=coordinate, axis_sizes=(2, 2),
         )[0]  # fmt: skip
     np.testing.assert_array_equal(total, [12, 4, 2 * 3 + 5])
@@ -152,7 +155,11 @@ def test_step_totals_count_a_broadcast_value_once_over_the_mesh():
 def test_step_totals_of_a_stage_without_a_loss_are_squares_alone():
     values = [np.array(3.0), np.array(5.0)]
     (totals,) = call(
-        "step_totals", ", -> z!", values, [whole((3,), "float64")], attributes={"has_loss": False}
+        "step_totals",
+        ", -> z!",
+        values,
+        [whole_shard((3,), "float64")],
+        attributes={"has_loss": False},
     )
     np.testing.assert_array_equal(totals, [0, 0, 8])
 
@@ -160,7 +167,7 @@ def test_step_totals_of_a_stage_without_a_loss_are_squares_alone():
 class SampleNumbers:
     """A dataset whose value is the sample's number, plus a tenth of the place in the sequence."""
 
-    def read(self, source: Source, samples: Array) -> Array:
+    def read(self, source: SampleSource, samples: Array) -> Array:
         places = np.arange(source.shape[0])[source.region[0]]
         return samples[:, None] + places / 10
 
@@ -181,4 +188,4 @@ def test_input_numbers_samples_through_steps_microbatches_and_shards():
 
 def test_input_without_a_dataset_says_so():
     with pytest.raises(ExecutorError, match="no dataset to read `tokens` from"):
-        call("input", "-> b t", [], [whole((2, 3), "int32")], attributes={"source": "tokens"})
+        call("input", "-> b t", [], [whole_shard((2, 3), "int32")], attributes={"source": "tokens"})

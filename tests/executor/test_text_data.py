@@ -9,7 +9,7 @@ import pytest
 from millrace.executor.data import MaskedText, TextPairs, open_dataset
 from millrace.executor.data.corpus import Corpus
 from millrace.executor.errors import DataError
-from millrace.executor.kernels.context import Array, Dataset, Source
+from millrace.executor.kernels.context import Array, Dataset, SampleSource
 from millrace.models.spec import ModelSpec
 
 LENGTH = 20
@@ -33,7 +33,7 @@ def read(data: Dataset, name: str, samples: list[int], *region: slice, values: i
     if name.startswith("decoder"):
         shape = (7,)
     full = tuple(slice(0, size) for size in shape)
-    source = Source(name=name, values=values, shape=shape, region=region or full)
+    source = SampleSource(name=name, values=values, shape=shape, region=region or full)
     return data.read(source, np.array(samples))
 
 

@@ -7,13 +7,13 @@ from millrace.executor.cuda.calls import Call, Launch, Operand
 from millrace.executor.gpu.cupy_device import CupyDevice
 from millrace.executor.gpu.products.cublaslt import ProductLibrary
 from millrace.executor.gpu.worker import main, train_and_record
-from millrace.executor.job import Job
+from millrace.executor.job import RunJob
 from millrace.executor.transport.mpi import World
 
 NOWHERE = Operand("address", 0, 64)
 
 
-class FaultyDevice(CupyDevice):
+class FaultyGpu(CupyDevice):
     """A GPU whose layer norms are given an address outside of all memory."""
 
     def issue(self, call: Call, stream: int) -> None:
@@ -23,8 +23,8 @@ class FaultyDevice(CupyDevice):
         super().issue(call, stream)
 
 
-def run(job: Job, folder: Path, world: World) -> None:
-    train_and_record(job, folder, world, FaultyDevice(0, ProductLibrary), None)
+def run(job: RunJob, folder: Path, world: World) -> None:
+    train_and_record(job, folder, world, FaultyGpu(0, ProductLibrary), None)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from millrace.executor.cuda.binding import bound
+from millrace.executor.cuda.binding import bind
 from millrace.executor.cuda.calls import Call, Calls, Operand
-from millrace.executor.gpu.device import Device
+from millrace.executor.gpu.device import DeviceDriver
 from millrace.executor.kernels.context import Array, Shard
 from tests.executor.cuda.calling import empty
 
@@ -15,10 +15,10 @@ ALIGNMENT = 256
 RUBBISH = 0x4D
 
 
-class Bench:
+class DeviceBench:
     """A piece of device memory from which operands are cut, and a stream."""
 
-    def __init__(self, device: Device, size_bytes: int = 2**26) -> None:
+    def __init__(self, device: DeviceDriver, size_bytes: int = 2**26) -> None:
         self.device, self.stream = device, device.stream()
         self._base, self._size = device.allocate(size_bytes), size_bytes
         self._used = 0
@@ -71,7 +71,7 @@ class Bench:
 
 
 def carry_out(
-    bench: Bench, calls: Calls, inputs: Sequence[Array], outputs: Sequence[Shard]
+    bench: DeviceBench, calls: Calls, inputs: Sequence[Array], outputs: Sequence[Shard]
 ) -> list[Array]:
     """Outputs of a firing, as stored; the same when it is replayed.
 
@@ -91,7 +91,7 @@ def carry_out(
         address = places[operand.role][operand.number] + operand.offset_bytes
         return Operand("address", 0, address)
 
-    located = [bound(call, place) for call in calls.of(0)]
+    located = [bind(call, place) for call in calls.of(0)]
     for call in located:
         bench.device.prepare(call, bench.stream)
     bench.fire(located)

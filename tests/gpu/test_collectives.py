@@ -11,19 +11,19 @@ import pytest
 from millrace.executor.errors import ExecutorError
 from millrace.executor.gpu.availability import require_nccl
 from millrace.executor.gpu.nccl import (
-    Group,
+    LaneGroup,
     NcclCommunicator,
     exchange_ids,
     set_environment,
     warm_up_bytes,
 )
 from millrace.executor.processes import run_ranks
-from tests.executor.cuda.calling import loaded, stored
+from tests.executor.cuda.calling import loaded, to_device
 from tests.gpu.conftest import EMULATED
 from tests.gpu.members import KINDS, collective, received, sent
-from tests.gpu.on_device import Bench
+from tests.gpu.on_device import DeviceBench
 
-GROUP = Group((0,), "dp")
+GROUP = LaneGroup((0,), "dp")
 SHARED_SINCE = 23000  # NCCL_MULTI_RANK_GPU_ENABLE, NCCL 2.30 release notes
 
 
@@ -38,7 +38,7 @@ def nccl(gpu: None) -> Any:
 
 
 @pytest.fixture(scope="module")
-def alone(nccl: Any, device: Any) -> Iterator[tuple[NcclCommunicator, Bench]]:
+def alone(nccl: Any, device: Any) -> Iterator[tuple[NcclCommunicator, DeviceBench]]:
     """The communicator of a group of one."""
     world: Any = SimpleNamespace(
         rank=0, communicator=SimpleNamespace(allgather=lambda value: [value])
@@ -48,7 +48,7 @@ def alone(nccl: Any, device: Any) -> Iterator[tuple[NcclCommunicator, Bench]]:
     communicator = NcclCommunicator(
         0, exchange_ids(world, [GROUP]), use_device=device.use, failed=failures.append, timeout_s=60
     )
-    bench = Bench(device)
+    bench = DeviceBench(device)
     kinds = {GROUP: KINDS}
     communicator.warm_up(kinds, device.allocate(warm_up_bytes(kinds)), bench.stream)
     bench.settle()
@@ -62,13 +62,13 @@ def alone(nccl: Any, device: Any) -> Iterator[tuple[NcclCommunicator, Bench]]:
 @pytest.mark.parametrize("reduction", ["sum", "max"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_group_of_one_finds_what_it_sent_fired_and_replayed(
-    kind: str, reduction: str, dtype: str, alone: tuple[NcclCommunicator, Bench]
+    kind: str, reduction: str, dtype: str, alone: tuple[NcclCommunicator, DeviceBench]
 ) -> None:
     communicator, bench = alone
     bench.clear()
     expected = received(kind, 0, 1, reduction)
-    blank = stored(np.zeros_like(expected), dtype)
-    send, recv = bench.put(stored(sent(kind, 0, 1), dtype)), bench.put(blank)
+    blank = to_device(np.zeros_like(expected), dtype)
+    send, recv = bench.put(to_device(sent(kind, 0, 1), dtype)), bench.put(blank)
     call = collective(kind, send, recv, dtype, reduction)
     communicator.issue(call, GROUP, bench.stream, kind)
     bench.settle()

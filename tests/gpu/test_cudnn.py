@@ -6,26 +6,26 @@ import numpy as np
 import pytest
 
 from millrace.executor.cuda.binding import leaves
-from millrace.executor.cuda.calls import Calls, Choice, Convolution, Launch
+from millrace.executor.cuda.calls import Calls, Convolution, KernelAlternatives, Launch
 from millrace.executor.cuda.kernels.images.library import (
     FORWARD,
     GRAD_INPUT,
     GRAD_WEIGHT,
     with_library,
 )
-from millrace.executor.cuda.kernels.images.windows import Dim, Sizes
+from millrace.executor.cuda.kernels.images.windows import ConvolutionSizes, Dim
 from millrace.executor.cuda.kernels.table import make_calls
 from millrace.executor.gpu.cudnn.limits import STATISTICS_VERSION_MIN
 from millrace.executor.gpu.cudnn.opening import cudnn_library
-from millrace.executor.kernels.context import Array, Shard, whole
-from tests.executor.cuda.calling import context_of, loaded, stored
+from millrace.executor.kernels.context import Array, Shard, whole_shard
+from tests.executor.cuda.calling import context_of, loaded, to_device
 from tests.executor.cuda.emulation.machine import functions_of, to_stored, to_wide
 from tests.executor.cuda.emulation.networks import carry_out as in_numpy
 from tests.executor.examples.attention import Attributes, Form
 from tests.executor.gpu.emulated_device import EmulatedDevice
 from tests.executor.kernel_calls import run_state
 from tests.gpu.conftest import EMULATED
-from tests.gpu.on_device import Bench, carry_out
+from tests.gpu.on_device import DeviceBench, carry_out
 
 # These are relative to the largest value: terms are rounded to 16 bits before they are added up.
 NEAR = {"bfloat16": 2e-2, "float16": 4e-3}
@@ -66,10 +66,10 @@ def version(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture(scope="module")
-def bench(version: int) -> Iterator[Bench]:
+def bench(version: int) -> Iterator[DeviceBench]:
     """Bench on which a call without a plan of the library is an error, and sums have one order."""
     if EMULATED:
-        yield Bench(EmulatedDevice())
+        yield DeviceBench(EmulatedDevice())
         return
     from millrace.executor.gpu.cupy_device import CupyDevice
     from millrace.executor.gpu.products.cublaslt import ProductLibrary
@@ -77,14 +77,14 @@ def bench(version: int) -> Iterator[Bench]:
     device = CupyDevice(
         0, ProductLibrary, lambda: cudnn_library({"MILLRACE_CUDNN": "on"}, deterministic=True)
     )
-    yield Bench(device, 2**28)
+    yield DeviceBench(device, 2**28)
     device.close()
 
 
 def way(calls: Calls, number: int) -> Calls:
     """One way of a choice, as if there were no other."""
     (choice,) = calls.of(0)
-    assert isinstance(choice, Choice)
+    assert isinstance(choice, KernelAlternatives)
     option = choice.options[number]
     return Calls(
         of=lambda firing: option, tables=calls.tables, workspace_bytes=calls.workspace_bytes
@@ -94,12 +94,14 @@ def way(calls: Calls, number: int) -> Calls:
 def ways(calls: Calls, version: int) -> range:
     """Options by the library that it may be asked for."""
     (choice,) = calls.of(0)
-    assert isinstance(choice, Choice)
+    assert isinstance(choice, KernelAlternatives)
     last = len(choice.options) - 1
     return range(0 if version >= STATISTICS_VERSION_MIN or last == 1 else 1, last)
 
 
-def fired(bench: Bench, calls: Calls, inputs: list[Array], outputs: list[Shard]) -> list[Array]:
+def fired(
+    bench: DeviceBench, calls: Calls, inputs: list[Array], outputs: list[Shard]
+) -> list[Array]:
     """Outputs as numbers; fired twice and replayed with the same bits."""
     launches = [call for call in leaves(*calls.of(0)) if isinstance(call, Launch)]
     bench.device.load(functions_of(launches))
@@ -119,7 +121,7 @@ def assert_near(actual: Array, expected: Array, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(("sizes", "attributes"), ATTENTION)
 def test_attention_and_its_gradient_are_those_of_the_formula(
-    bench: Bench,
+    bench: DeviceBench,
     version: int,
     sizes: tuple[int, ...],
     attributes: Attributes,
@@ -133,12 +135,12 @@ def test_attention_and_its_gradient_are_those_of_the_formula(
     numbers = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
     if shift:  # a feature that adds the same to every score
         numbers[0][..., 0], numbers[1][..., 0] = 64, shift / (64 * 0.125)
-    operands = [stored(values, dtype) for values in numbers]
+    operands = [to_device(values, dtype) for values in numbers]
     exact = [loaded(operand, dtype).astype(np.float64) for operand in operands]
     expected = form.forward(*exact[:3])
     slopes = form.backward(*exact[:3], *expected, exact[3])
-    q, k, v, out = (whole(shape, dtype) for shape in shapes)
-    rows = whole((b, t, g, r), "float32")
+    q, k, v, out = (whole_shard(shape, dtype) for shape in shapes)
+    rows = whole_shard((b, t, g, r), "float32")
     forward, backward = (
         make_calls(context_of(kind, labels, inputs, outputs, attributes))
         for kind, labels, inputs, outputs in (
@@ -150,7 +152,12 @@ def test_attention_and_its_gradient_are_those_of_the_formula(
         output, statistics = fired(bench, way(forward, number), operands[:3], [out, rows])
         assert_near(output, expected[0], dtype)
         np.testing.assert_allclose(statistics, expected[1], rtol=0, atol=STATISTICS_NEAR)
-        given = [*operands[:3], stored(output, dtype), stored(statistics, "float32"), operands[3]]
+        given = [
+            *operands[:3],
+            to_device(output, dtype),
+            to_device(statistics, "float32"),
+            operands[3],
+        ]
         gradients = fired(bench, way(backward, number), given, [q, k, v])
         for gradient, slope in zip(gradients, slopes, strict=True):
             # Along the feature that was added there are differences of large numbers.
@@ -161,23 +168,26 @@ def test_attention_and_its_gradient_are_those_of_the_formula(
 @pytest.mark.parametrize("direction", [FORWARD, GRAD_INPUT, GRAD_WEIGHT])
 @pytest.mark.parametrize("sizes", CONVOLUTIONS)
 def test_convolutions_are_those_of_images_whose_channels_lie_last(
-    bench: Bench, sizes: tuple[int, ...], direction: str, dtype: str
+    bench: DeviceBench, sizes: tuple[int, ...], direction: str, dtype: str
 ) -> None:
     b, c, n, side, window, stride, pad, groups = sizes
     dim = Dim(side, (side + 2 * pad - window) // stride + 1, window, stride, pad, 1)
-    layer = Sizes(b=b, g=groups, c=c // groups, n=n // groups, y=dim, x=dim, dtype=dtype)
+    layer = ConvolutionSizes(b=b, g=groups, c=c // groups, n=n // groups, y=dim, x=dim, dtype=dtype)
     calls = way(with_library(direction, layer, run_state(), Calls(of=lambda firing: ())), 0)
     (call,) = calls.of(0)
     assert isinstance(call, Convolution)
     rng = np.random.default_rng(0)
     operands = [  # channels last in memory
-        stored(rng.standard_normal([shape[axis] for axis in (0, 2, 3, 1)]) / 4, dtype)
+        to_device(rng.standard_normal([shape[axis] for axis in (0, 2, 3, 1)]) / 4, dtype)
         for shape in call.sizes
     ]
     expected = [operand.copy().transpose(0, 3, 1, 2) for operand in operands]
     in_numpy(call, expected, to_wide, to_stored)
     *read, target = {FORWARD: (0, 1, 2), GRAD_INPUT: (2, 1, 0), GRAD_WEIGHT: (0, 2, 1)}[direction]
     (output,) = fired(
-        bench, calls, [operands[number] for number in read], [whole(operands[target].shape, dtype)]
+        bench,
+        calls,
+        [operands[number] for number in read],
+        [whole_shard(operands[target].shape, dtype)],
     )
     assert_near(output.transpose(0, 3, 1, 2), loaded(expected[target], dtype), dtype)

@@ -11,12 +11,12 @@ import pytest
 
 from millrace.executor.cuda.kernels.table import make_calls
 from millrace.executor.kernels.context import KernelContext
-from tests.executor.cuda.calling import loaded, stored
+from tests.executor.cuda.calling import loaded, to_device
 from tests.executor.cuda.emulation.machine import functions_of
 from tests.executor.cuda.launched import examples_in_every_width
 from tests.executor.cuda.narrowing import cast_context, floats, wanted_bits
 from tests.executor.examples.example import Example
-from tests.gpu.on_device import Bench, carry_out
+from tests.gpu.on_device import DeviceBench, carry_out
 
 # Relative to the largest value: roundings of the operands of 16 bits, and orders of sums.
 TOLERANCE = {"float64": 1e-11, "float32": 2e-4, "float16": 1e-2, "bfloat16": 6e-2}
@@ -24,7 +24,7 @@ CASES = list(examples_in_every_width())
 
 
 @pytest.fixture(scope="module")
-def bench(device: Any, compiled: None) -> Bench:
+def bench(device: Any, compiled: None) -> DeviceBench:
     functions = functions_of(call for _, _, context in CASES for call in make_calls(context).of(0))
     if hasattr(device, "use"):
         for source, names in sorted(functions.items()):
@@ -32,7 +32,7 @@ def bench(device: Any, compiled: None) -> Bench:
                 device.load({source: [name]})
     else:
         device.load(functions)
-    return Bench(device)
+    return DeviceBench(device)
 
 
 def name_of(case: tuple[Example, str, KernelContext]) -> str:
@@ -42,11 +42,11 @@ def name_of(case: tuple[Example, str, KernelContext]) -> str:
 
 @pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_a_kernel_computes_what_its_formula_says(
-    case: tuple[Example, str, KernelContext], bench: Bench
+    case: tuple[Example, str, KernelContext], bench: DeviceBench
 ) -> None:
     example, dtype, context = case
     inputs = [
-        stored(array, shard.dtype)
+        to_device(array, shard.dtype)
         for array, shard in zip(example.inputs("float64"), context.inputs, strict=True)
     ]
     given = [
@@ -66,7 +66,7 @@ def test_a_kernel_computes_what_its_formula_says(
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_floats_become_16_bits_as_the_emulator_has_it(dtype: str, bench: Bench) -> None:
+def test_floats_become_16_bits_as_the_emulator_has_it(dtype: str, bench: DeviceBench) -> None:
     context = cast_context(dtype)
     calls = make_calls(context)
     bench.device.load(functions_of(calls.of(0)))

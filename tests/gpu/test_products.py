@@ -7,15 +7,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from millrace.executor.cuda.calls import Call, Choice, Clear, Matrices, Operand, Product
+from millrace.executor.cuda.calls import (
+    Call,
+    Clear,
+    KernelAlternatives,
+    Matrices,
+    Operand,
+    ProductCall,
+)
 from millrace.executor.cuda.products import cut
 from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels.context import Array
-from tests.executor.cuda.calling import loaded, stored
+from tests.executor.cuda.calling import loaded, to_device
 from tests.executor.cuda.emulation.machine import Emulator
 from tests.executor.gpu.emulated_device import EmulatedDevice
 from tests.executor.gpu.products.test_epilogues import EPILOGUES, product_of
-from tests.gpu.on_device import Bench
+from tests.gpu.on_device import DeviceBench
 
 # Relative to the largest value: roundings of the result and of operands (tf32 keeps 11 bits).
 NEAR = {"float64": 1e-13, "float32": 2e-6, "float16": 2e-3, "bfloat16": 1.6e-2}
@@ -41,12 +48,12 @@ NARROW = [
 
 
 @pytest.fixture(scope="module")
-def bench(device: Any) -> Bench:
+def bench(device: Any) -> DeviceBench:
     device.load({})
-    return Bench(device)
+    return DeviceBench(device)
 
 
-class Side:
+class MatrixStack:
     """A stack of matrices in a flat array, by rows or by columns, with gaps."""
 
     def __init__(
@@ -58,7 +65,7 @@ class Side:
         each = leading * across + gap
         self.strides = (each, 1, leading) if turned else (each, leading, 1)
         values = np.random.default_rng(seed).standard_normal(each * batch)
-        self.flat = stored(values, dtype)
+        self.flat = to_device(values, dtype)
 
     def matrices(self, address: int) -> Matrices:
         batch, row, column = self.strides
@@ -77,12 +84,20 @@ class Side:
 @pytest.mark.parametrize("turned", range(8), ids=lambda bits: f"{bits:03b}")
 @pytest.mark.parametrize(("narrow", "out", "arithmetic"), DTYPES, ids="-".join)
 def test_a_product_is_that_of_float64(
-    bench: Bench, narrow: str, out: str, arithmetic: str, turned: int, gap: int, accumulate: bool
+    bench: DeviceBench,
+    narrow: str,
+    out: str,
+    arithmetic: str,
+    turned: int,
+    gap: int,
+    accumulate: bool,
 ) -> None:
     for number, (m, n, k, batch) in enumerate(SHAPES):
         bench.clear()
         sides = [
-            Side(rows, columns, batch, dtype, turned=bool(turned >> index & 1), gap=gap, seed=index)
+            MatrixStack(
+                rows, columns, batch, dtype, turned=bool(turned >> index & 1), gap=gap, seed=index
+            )
             for index, (rows, columns, dtype) in enumerate(
                 [(m, k, narrow), (k, n, narrow), (m, n, out)]
             )
@@ -90,7 +105,7 @@ def test_a_product_is_that_of_float64(
         a, b, d = sides
         places = [bench.put(side.flat) for side in sides]
         matrices = [side.matrices(address) for side, address in zip(sides, places, strict=True)]
-        call = Product(
+        call = ProductCall(
             matrices[0], matrices[1], matrices[2], m, n, k, batch, arithmetic, accumulate
         )
         expected = a.wide(a.flat) @ b.wide(b.flat)
@@ -101,9 +116,9 @@ def test_a_product_is_that_of_float64(
 
 
 def check(
-    bench: Bench,
+    bench: DeviceBench,
     calls: Sequence[Call],
-    d: Side,
+    d: MatrixStack,
     address: int,
     expected: Array,
     near: float,
@@ -129,18 +144,18 @@ def check(
     ("dim", "m", "n", "k"), [("n", 128, 1027, 64), ("m", 1025, 64, 128), ("k", 128, 64, 1031)]
 )
 def test_a_cut_product_is_that_of_float64(
-    bench: Bench, dim: str, m: int, n: int, k: int, narrow: str, out: str
+    bench: DeviceBench, dim: str, m: int, n: int, k: int, narrow: str, out: str
 ) -> None:
     bench.clear()
     sizes = [(m, k, narrow, dim == "m"), (k, n, narrow, False), (m, n, out, False)]
     a, b, d = sides = [
-        Side(*shape, 1, dtype, turned=turned, gap=-shape[not turned] % 8, seed=index)
+        MatrixStack(*shape, 1, dtype, turned=turned, gap=-shape[not turned] % 8, seed=index)
         for index, (*shape, dtype, turned) in enumerate(sizes)
     ]
     places = [bench.put(side.flat) for side in sides]
     matrices = [side.matrices(address) for side, address in zip(sides, places, strict=True)]
     rest, large = cut(
-        Product(matrices[0], matrices[1], matrices[2], m, n, k, 1, ARITHMETIC[narrow])
+        ProductCall(matrices[0], matrices[1], matrices[2], m, n, k, 1, ARITHMETIC[narrow])
     )
     assert getattr(rest, dim) < 8
     expected = a.wide(a.flat) @ b.wide(b.flat)
@@ -151,7 +166,7 @@ def test_a_cut_product_is_that_of_float64(
 @pytest.mark.parametrize(("narrow", "out"), NARROW)
 @pytest.mark.parametrize("name", EPILOGUES)
 def test_an_epilogue_is_that_of_the_emulation(
-    bench: Bench, name: str, narrow: str, out: str, batch: int
+    bench: DeviceBench, name: str, narrow: str, out: str, batch: int
 ) -> None:
     product, arrays = product_of(name, narrow, out, batch=batch)
     bench.clear()
@@ -175,7 +190,7 @@ def test_an_epilogue_is_that_of_the_emulation(
 
 
 def test_kept_picks_give_the_bits_and_the_way_of_the_run_that_timed_them(
-    bench: Bench, tmp_path: Path
+    bench: DeviceBench, tmp_path: Path
 ) -> None:
     if isinstance(bench.device, EmulatedDevice):
         pytest.skip("an emulated device times nothing")
@@ -184,15 +199,17 @@ def test_kept_picks_give_the_bits_and_the_way_of_the_run_that_timed_them(
     from millrace.executor.gpu.products.tuning import Tuner
 
     outcomes = []
-    sides = [Side(512, 512, 1, "bfloat16", turned=False, gap=0, seed=seed) for seed in range(3)]
+    sides = [
+        MatrixStack(512, 512, 1, "bfloat16", turned=False, gap=0, seed=seed) for seed in range(3)
+    ]
     for _ in range(2):
         tuner = Tuner(tmp_path)
         device = CupyDevice(0, ProductLibrary, tuner=tuner)
-        own_bench = Bench(device)
+        own_bench = DeviceBench(device)
         places = [own_bench.put(side.flat) for side in sides]
         a, b, d = (side.matrices(address) for side, address in zip(sides, places, strict=True))
-        call = Product(a, b, d, 512, 512, 512, 1, "bf16")
-        choice = Choice(((call,), (Clear(d.operand, sides[2].flat.nbytes), call)))
+        call = ProductCall(a, b, d, 512, 512, 512, 1, "bf16")
+        choice = KernelAlternatives(((call,), (Clear(d.operand, sides[2].flat.nbytes), call)))
         device.prepare(choice, own_bench.stream)
         own_bench.fire([choice])
         outcomes.append((own_bench.take(places[2], sides[2].flat), tuner.used, device.picked()))

@@ -7,7 +7,7 @@ import numpy as np
 from millrace.executor.errors import ExecutorError
 from millrace.executor.gpu.cupy_device import CupyDevice
 from millrace.executor.gpu.nccl import (
-    Group,
+    LaneGroup,
     NcclCommunicator,
     exchange_ids,
     set_environment,
@@ -17,13 +17,13 @@ from millrace.executor.gpu.products.cublaslt import ProductLibrary
 from millrace.executor.transport.mpi import join_world
 from millrace.executor.worker import be_rank
 from tests.gpu.members import KINDS, collective, received, sent
-from tests.gpu.on_device import Bench
+from tests.gpu.on_device import DeviceBench
 
 
 def meet() -> None:
     """Carry out every kind, eagerly and captured, and compare with NumPy."""
     world, device = join_world(), CupyDevice(0, ProductLibrary)
-    groups = {Group((0, 1), "dp"): set(KINDS), Group((0, 1), "transfer"): {"send", "recv"}}
+    groups = {LaneGroup((0, 1), "dp"): set(KINDS), LaneGroup((0, 1), "transfer"): {"send", "recv"}}
     own_kinds = {"send"} if world.rank == 0 else {"recv"}
     kinds = {
         group: group_kinds if "all_reduce" in group_kinds else own_kinds
@@ -37,7 +37,7 @@ def meet() -> None:
     communicator = NcclCommunicator(
         world.rank, exchange_ids(world, kinds), use_device=device.use, failed=failed, timeout_s=40
     )
-    bench = Bench(device)
+    bench = DeviceBench(device)
     communicator.warm_up(kinds, device.allocate(warm_up_bytes(kinds)), bench.stream)
     bench.settle()
     group, transfer = groups

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from millrace.calibration import Parameter, fitted, parameters_of, scaled
-from millrace.calibration.answers import FIDELITY, _priced
-from millrace.calibration.parameters import beliefs
+from millrace.calibration import FittedParameter, fitted, parameters_of, scaled
+from millrace.calibration.answers import FIDELITY, _estimated_change
+from millrace.calibration.parameters import prior_moments
 from millrace.calibration.shares import step_of
 from millrace.models.zoo.catalogue import model_spec
 from millrace.planner.cluster import Software
@@ -17,9 +17,9 @@ from millrace.planner.search import Pins
 from millrace.published.prediction import planned, predicted
 from millrace.published.question import Question
 
-MATMUL = Parameter("a100-sxm-80gb", "matmul_efficiency")
-MEMORY = Parameter("a100-sxm-80gb", "memory_efficiency")
-SIBLING = Parameter("a100-sxm-40gb", "matmul_efficiency")
+MATMUL = FittedParameter("a100-sxm-80gb", "matmul_efficiency")
+MEMORY = FittedParameter("a100-sxm-80gb", "memory_efficiency")
+SIBLING = FittedParameter("a100-sxm-40gb", "matmul_efficiency")
 
 
 def rows(count: int = 40, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -64,8 +64,8 @@ def test_rows_that_are_far_off_or_left_out_are_hardly_heard() -> None:
 
 
 def test_without_rows_a_fit_is_what_was_believed() -> None:
-    parameters = (MATMUL, Parameter("default", "fusion"))
-    mean, covariance = beliefs(parameters)
+    parameters = (MATMUL, FittedParameter("default", "fusion"))
+    mean, covariance = prior_moments(parameters)
     fit = fitted(parameters, mean - 0.3, np.zeros((0, 2)), np.zeros(0))
     assert np.log(list(fit.values.values())) == pytest.approx(mean)
     assert np.linalg.eigvalsh(covariance).min() > 0
@@ -76,8 +76,8 @@ def test_shares_stay_shares_and_others_are_left_alone() -> None:
     cluster = replace(cluster, software=Software(name="one", overlap=0.9, host_ns=10))
     factors = {
         MATMUL: 5.0,
-        Parameter("one", "loss"): 3.0,
-        Parameter("another", "host_ns"): 3.0,
+        FittedParameter("one", "loss"): 3.0,
+        FittedParameter("another", "host_ns"): 3.0,
     }
     scaled_cluster = scaled(cluster, factors)
     assert scaled_cluster.device.matmul_efficiency == 1.0
@@ -101,6 +101,6 @@ def test_slopes_by_shares_are_those_of_the_simulator() -> None:
     }
     now, *then = predicted(planning, (cluster, *moves.values()), FIDELITY)
     for (parameter, moved), simulated in zip(moves.items(), then, strict=True):
-        slope = _priced(step, moved, now, step.busy_ns(cluster))
+        slope = _estimated_change(step, moved, now, step.busy_ns(cluster))
         change = log(simulated.step_time_s / now.step_time_s)
         assert slope == pytest.approx(change, abs=0.004), parameter

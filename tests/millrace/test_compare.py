@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.compare import exposed_ns, join
+from millrace.compare import exposed_ns_by_kind, join
 from millrace.planner.errors import PlanError
 from tests.millrace.traces import two_rank_trace
 
@@ -93,7 +93,7 @@ INTERVALS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)).map(sorte
 @given(INTERVALS, INTERVALS)
 def test_each_unit_that_no_compute_covers_goes_to_one_meeting_or_to_none(compute, times):
     meetings = [(first, last, f"k{position % 2}") for position, (first, last) in enumerate(times)]
-    exposed = exposed_ns(compute, meetings, (5, 35))
+    exposed = exposed_ns_by_kind(compute, meetings, (5, 35))
     covered = {unit for first, last in compute for unit in range(first, last)}
     met = {unit for first, last, _ in meetings for unit in range(first, last)}
     window = set(range(5, 35)) - covered
@@ -102,7 +102,7 @@ def test_each_unit_that_no_compute_covers_goes_to_one_meeting_or_to_none(compute
 
 
 def test_communication_that_compute_hides_is_no_cause():
-    exposed = exposed_ns([(0, 10)], [(2, 8, "all_reduce")], (0, 12))
+    exposed = exposed_ns_by_kind([(0, 10)], [(2, 8, "all_reduce")], (0, 12))
     assert exposed == {"": 2}
 
 

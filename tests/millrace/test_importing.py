@@ -8,9 +8,9 @@ import pytest
 
 from millrace.executor.data.opening import open_dataset
 from millrace.executor.errors import DataError
-from millrace.importing import check, checked, checking, import_module, opened
+from millrace.importing import check, checked, checking, import_module, open_checked
 from millrace.models.errors import ModelError
-from millrace.models.importers.torch_export import Imported, spec
+from millrace.models.importers.torch_export import ExportedModel, spec
 from millrace.models.importers.torch_export import import_module as imported_from
 from millrace.models.spec import TrainingSpec
 from millrace.models.training import training_graph
@@ -38,7 +38,7 @@ def test_a_module_is_imported_with_what_its_check_found() -> None:
     assert checked.gradient_error < 1e-5
 
 
-def wrong() -> Imported:
+def wrong() -> ExportedModel:
     imported = imported_from(network(), EXAMPLE)
     assert imported.values is not None
     name = next(name for name, source in imported.parameters.items() if source.fqn == "3.weight")
@@ -98,7 +98,7 @@ def test_a_program_is_checked_as_it_is_opened(tmp_path: Path) -> None:
     path = tmp_path / "network.pt2"
     torch.export.save(torch.export.export(network(), (EXAMPLE,)), path)
     told: list[str] = []
-    opened(str(path), told=told.append)
+    open_checked(str(path), told=told.append)
     assert [line.partition(" is ")[0] for line in told] == [
         f"`{path}`: checked against PyTorch: the loss"
     ]
@@ -145,7 +145,7 @@ def test_inputs_of_one_kind_are_planned_but_not_fed_the_same_data() -> None:
         open_dataset(None, model, 0)
 
 
-class Filled(nn.Module):  # type: ignore[misc]
+class FilledAttention(nn.Module):  # type: ignore[misc]
     """Attention that looks both ways, and predictions of every token."""
 
     def __init__(self, classes: int = 260) -> None:
@@ -162,10 +162,10 @@ IDS = torch.zeros(2, 12, dtype=torch.long)
 
 
 def test_attention_that_looks_both_ways_reads_masked_text_or_no_data() -> None:
-    masked = imported_from(Filled(), IDS, mask_id=0)
+    masked = imported_from(FilledAttention(), IDS, mask_id=0)
     data = open_dataset(None, spec(masked), 0)
     assert data.description.startswith("text with ids hidden")
-    unmasked = imported_from(Filled(), IDS)
+    unmasked = imported_from(FilledAttention(), IDS)
     assert "attention looks both ways (`layer.self_attn`)" in unmasked.notes[0]
     with pytest.raises(DataError, match="reads masked_targets, tokens, which no data"):
         open_dataset(None, spec(unmasked), 0)
@@ -199,9 +199,9 @@ def test_a_learned_term_behind_a_mask_looks_one_way(shut: bool, targets: str) ->
 
 def test_classes_of_tokens_are_no_next_tokens() -> None:
     with pytest.raises(DataError, match="reads token_classes, tokens, which no data"):
-        open_dataset(None, spec(imported_from(Filled(5), IDS)), 0)
+        open_dataset(None, spec(imported_from(FilledAttention(5), IDS)), 0)
     with pytest.raises(ModelError, match="mask_id is for a model"):
-        imported_from(Filled(5), IDS, mask_id=0)
+        imported_from(FilledAttention(5), IDS, mask_id=0)
 
 
 class Choosing(nn.Linear):  # type: ignore[misc]
@@ -216,6 +216,6 @@ def test_a_failed_export_prints_nothing(capfd: pytest.CaptureFixture[str]) -> No
 
 
 def test_dropout_stays_in_the_graph_though_the_check_drops_nothing() -> None:
-    imported = import_module(Filled(), IDS)
+    imported = import_module(FilledAttention(), IDS)
     kinds = [op.kind for op in imported.graph.ops]
     assert kinds.count("dropout") == 4  # one of them on the probabilities of attention

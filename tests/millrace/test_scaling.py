@@ -12,8 +12,8 @@ from millrace.planner.clusters import parse_cluster
 from millrace.planner.errors import ClusterError, InfeasibleError, PlanError
 from millrace.scaling import Failures, Sweep, sweep
 from millrace.scaling.drawing import csv_text, format_energy, format_time
-from millrace.scaling.lines import relate
-from millrace.scaling.parts import RESOURCES, resources, step_parts
+from millrace.scaling.lines import fill_efficiencies
+from millrace.scaling.parts import RESOURCES, resources, step_bottlenecks
 from millrace.scaling.sweep import checkpoint_bytes
 
 
@@ -104,13 +104,13 @@ def test_a_point_without_a_plan_is_a_row_with_the_reason_and_the_others_run():
 
 def test_the_parts_of_a_step_sum_to_it_and_every_one_belongs_to_a_resource():
     plan = api.search("gpt-demo", parse_cluster("a100-sxm-80gb:2x2"), 16, pins={"pp": 2})
-    parts = step_parts(plan)
+    parts = step_bottlenecks(plan)
     assert sum(parts.values()) == pytest.approx(1)
     assert sum(resources(parts).values()) == pytest.approx(1)
     assert list(parts.values()) == sorted(parts.values(), reverse=True)
     assert parts["bubble"] > 0
     assert any(name.endswith("between nodes") for name in parts)
-    assert step_parts(plan) == parts
+    assert step_bottlenecks(plan) == parts
 
 
 def test_each_resource_binds_where_the_others_are_plentiful():
@@ -119,7 +119,7 @@ def test_each_resource_binds_where_the_others_are_plentiful():
 
     def on(**changes):
         device = replace(cluster.device, **changes)
-        return resources(step_parts(replace(plan, cluster=replace(cluster, device=device))))
+        return resources(step_bottlenecks(replace(plan, cluster=replace(cluster, device=device))))
 
     shares = on()
     assert shares["memory"] > 0.1  # a fourth of the work is done twice
@@ -148,14 +148,14 @@ def test_scaling_stops_paying_where_added_devices_bring_less_than_their_share():
     speeds = {8: 100.0, 16: 190.0, 32: 270.0, 64: 300.0}
     rows = [{"devices": n, "goodput_tokens_per_s": s} for n, s in speeds.items()]
     rows.insert(0, {"devices": 4, "goodput_tokens_per_s": None})
-    relate(rows, 0.5)
+    fill_efficiencies(rows, 0.5)
     assert [row["scaling_efficiency"] for row in rows[1:]] == pytest.approx([1, 0.95, 0.675, 0.375])
     assert [row["marginal_efficiency"] for row in rows[2:]] == pytest.approx(
         [0.9, 80 / 190, 30 / 270]
     )
     assert [row["stops_paying"] for row in rows] == [False, False, False, True, False]
     assert rows[0]["scaling_efficiency"] is None
-    relate(rows, 0.4)
+    fill_efficiencies(rows, 0.4)
     assert [row["devices"] for row in rows if row["stops_paying"]] == [64]
 
 

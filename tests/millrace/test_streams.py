@@ -10,8 +10,8 @@ import pytest
 from rich.table import Table
 
 from millrace.cli import run
-from millrace.output import Plain, say, stdout, training, working
-from millrace.streams import Answers, Asides, NobodyReadsError, visible, visible_json
+from millrace.output import PlainConsole, say, stdout, training, working
+from millrace.streams import Asides, CheckedStdout, NobodyReadsError, visible, visible_json
 
 ROOT = Path(__file__).resolve().parents[2]
 FULL = "cannot write to stdout: no space left on device"
@@ -79,9 +79,9 @@ class Broken(io.StringIO):
 def test_stderr_that_nobody_reads_ends_nothing_and_stdout_says_so():
     assert Asides(Broken()).write("step 1") == 6
     with pytest.raises(NobodyReadsError):
-        Answers(Broken()).write("answer")
+        CheckedStdout(Broken()).write("answer")
     with pytest.raises(NobodyReadsError):
-        Answers(Broken()).flush()
+        CheckedStdout(Broken()).flush()
 
 
 def test_names_that_would_steer_a_terminal_are_shown():
@@ -89,7 +89,7 @@ def test_names_that_would_steer_a_terminal_are_shown():
     table = Table("name\x1b]0;title\x07")
     table.add_row("\x1b[2J")
     written = io.StringIO()
-    console = Plain(file=written, force_terminal=True, width=80)
+    console = PlainConsole(file=written, force_terminal=True, width=80)
     console.print(table)
     console.out("\x1b[1m")
     assert r"\x1b]0" in written.getvalue()
@@ -105,7 +105,7 @@ def test_brackets_in_names_are_no_markup(capsys, monkeypatch):
     stdout().print(table)
     stdout().print(name)
     say(name)
-    monkeypatch.setattr("millrace.output.Plain.is_terminal", True)
+    monkeypatch.setattr("millrace.output.PlainConsole.is_terminal", True)
     with working(name) as told:
         told(name)
     with training(3) as told_step:

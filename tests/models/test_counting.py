@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from millrace.models.counting import splits, training_flops
+from millrace.models.counting import parallelism_limits, training_flops
 from millrace.models.ops import model_flops
 from millrace.models.spec import TrainingSpec
 from millrace.models.training import training_graph
@@ -58,7 +58,7 @@ def test_a_window_both_ways_meets_the_keys_before_and_behind() -> None:
 
 
 def test_a_gpt_can_be_split_by_batch_sequence_and_weights_but_has_no_experts() -> None:
-    properties = splits(build(model_spec("gpt2-small"), 1))
+    properties = parallelism_limits(build(model_spec("gpt2-small"), 1))
     assert properties == {
         "blocks": 14,
         "experts": 0,

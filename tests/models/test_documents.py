@@ -11,7 +11,7 @@ import pytest
 from millrace.models.documents import FileError, decode_toml, read_bytes, read_document, read_text
 
 
-class Sizes(msgspec.Struct, forbid_unknown_fields=True):
+class DocumentSizes(msgspec.Struct, forbid_unknown_fields=True):
     schema_version: Annotated[int, msgspec.Meta(ge=2, le=2)] = 2
     share: float = 0.0
     counts: dict[str, int] = {}
@@ -47,13 +47,15 @@ def test_what_is_no_document_is_refused_with_path_and_place(
     path = tmp_path / "sizes.json"
     path.write_bytes(content)
     with pytest.raises(FileError, match=rf"(?s)sizes\.json`.*({said})"):
-        read_document(path, Sizes, "table of sizes", bytes_max=1024 if b"  " in content else 2**20)
+        read_document(
+            path, DocumentSizes, "table of sizes", bytes_max=1024 if b"  " in content else 2**20
+        )
 
 
 def test_whole_numbers_up_to_63_bits_are_read(tmp_path: Path) -> None:
     path = tmp_path / "sizes.json"
     path.write_bytes(b'{"counts": {"a": 9223372036854775807, "b": -9223372036854775808}}')
-    sizes = read_document(path, Sizes, "table of sizes")
+    sizes = read_document(path, DocumentSizes, "table of sizes")
     assert sizes.counts == {"a": 2**63 - 1, "b": -(2**63)}
 
 
@@ -62,13 +64,13 @@ def test_the_caller_says_which_error_it_is(tmp_path: Path) -> None:
         pass
 
     with pytest.raises(OwnError, match="no such file"):
-        read_document(tmp_path / "none.json", Sizes, "table of sizes", error=OwnError)
+        read_document(tmp_path / "none.json", DocumentSizes, "table of sizes", error=OwnError)
     with pytest.raises(OwnError, match="is a directory"):
-        read_document(tmp_path, Sizes, "table of sizes", error=OwnError)
+        read_document(tmp_path, DocumentSizes, "table of sizes", error=OwnError)
     with pytest.raises(OwnError, match="cannot be read: embedded null byte"):
-        read_document(tmp_path / "a\0b", Sizes, "table of sizes", error=OwnError)
+        read_document(tmp_path / "a\0b", DocumentSizes, "table of sizes", error=OwnError)
     with pytest.raises(OwnError, match="too long"):
-        read_document(tmp_path / ("a" * 5000), Sizes, "table of sizes", error=OwnError)
+        read_document(tmp_path / ("a" * 5000), DocumentSizes, "table of sizes", error=OwnError)
 
 
 def test_a_device_without_an_end_is_refused_at_once() -> None:
@@ -123,4 +125,4 @@ def test_text_without_an_end_is_read_to_the_limit() -> None:
 )
 def test_toml_is_refused_as_json_is(text: str, said: str) -> None:
     with pytest.raises(FileError, match=f"^cluster file `a.toml`: .*{said}"):
-        decode_toml(text, Sizes, "cluster file `a.toml`")
+        decode_toml(text, DocumentSizes, "cluster file `a.toml`")

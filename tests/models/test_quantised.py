@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from millrace.models.counting import masters, training_flops
+from millrace.models.counting import master_weights, training_flops
 from millrace.models.errors import ModelError
 from millrace.models.graph import Graph, Op, Phase
 from millrace.models.inference import check_graph
@@ -81,7 +81,7 @@ def test_but_for_rounding_it_is_the_model_in_16_bits(name: str) -> None:
     assert model_flops(graphs[0]) == model_flops(graphs[1])
     forward = [build(small(name, precision), 2) for precision in ("bf16", "fp8")]
     assert training_flops(forward[0]) == training_flops(forward[1])
-    assert masters(graphs[0]) == masters(graphs[1])
+    assert master_weights(graphs[0]) == master_weights(graphs[1])
 
 
 def test_scores_of_unfused_attention_stay_in_16_bits() -> None:

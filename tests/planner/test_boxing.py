@@ -12,7 +12,7 @@ from millrace.executor.kernels.context import RunState
 from millrace.executor.rank import RankState
 from millrace.planner.actors.graph import ActorGraph, Meeting, Port
 from millrace.planner.boxing import (
-    Step,
+    BoxingStep,
     boxing_path,
     crossing,
     message_bytes,
@@ -88,7 +88,7 @@ def combined(shards, shape, sbp, sizes):
     return tensor
 
 
-def chain(path: tuple[Step, ...], shape, sizes, source: NdSbp) -> ActorGraph:
+def chain(path: tuple[BoxingStep, ...], shape, sizes, source: NdSbp) -> ActorGraph:
     """An actor graph whose only work is to take one register along a boxing path."""
     draft = DraftStage(sizes)
     register = draft.add_register(

@@ -10,7 +10,7 @@ from time import monotonic, sleep
 
 import pytest
 
-from millrace.planner.children import in_children
+from millrace.planner.children import map_in_processes
 from millrace.planner.errors import ChildError, InfeasibleError
 from millrace.planner.search.blocks import beside as module
 from tests.executor.sources import ROOT
@@ -42,7 +42,7 @@ def test_answers_come_in_the_order_of_the_jobs(processes: int) -> None:
         sleep(0.05 * (job == 0))
         return f"{job}" * large
 
-    answers = list(in_children(work, range(4), processes))
+    answers = list(map_in_processes(work, range(4), processes))
     assert answers == [f"{job}" * large for job in range(4)]
 
 
@@ -52,7 +52,7 @@ def test_what_a_job_raises_is_raised_here_as_it_is() -> None:
             raise InfeasibleError("no room")
         return job
 
-    answers = in_children(fails, range(3), 2)
+    answers = map_in_processes(fails, range(3), 2)
     assert next(answers) == 0
     with pytest.raises(InfeasibleError, match="no room"):
         next(answers)
@@ -69,7 +69,7 @@ def test_a_process_ended_from_outside_is_told_and_takes_the_others_along(
         sleep(DEADLINE_S)
 
     with pytest.raises(ChildError, match=f"one of 2 processes was ended by {number.name}"):
-        list(in_children(work, range(2), 2))
+        list(map_in_processes(work, range(2), 2))
     assert is_soon(lambda: all(has_ended(int(path.name)) for path in tmp_path.iterdir()))
 
 
@@ -81,8 +81,8 @@ def test_where_no_more_processes_are_allowed_all_is_done_here(
 
     monkeypatch.setattr(os, "fork", refused)
     monkeypatch.setattr(module, "_can_fork", lambda: True)
-    assert list(in_children(abs, [-1, -2], 2)) == [1, 2]
-    assert module.beside(lambda: 1, lambda: 2) == (1, 2)
+    assert list(map_in_processes(abs, [-1, -2], 2)) == [1, 2]
+    assert module.run_both(lambda: 1, lambda: 2) == (1, 2)
 
 
 def test_ctrl_c_in_a_child_changes_nothing() -> None:
@@ -90,7 +90,7 @@ def test_ctrl_c_in_a_child_changes_nothing() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         return job
 
-    assert list(in_children(work, range(3), 2)) == [0, 1, 2]
+    assert list(map_in_processes(work, range(3), 2)) == [0, 1, 2]
 
 
 FAMILY = """

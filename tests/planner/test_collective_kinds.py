@@ -5,7 +5,7 @@ import pytest
 from millrace.executor.gpu.nccl import CALLS as NCCL_CALLS
 from millrace.executor.transport.communicator import RECEIVED
 from millrace.executor.transport.messages import CALLS as MPI_CALLS
-from millrace.planner.boxing import Step, step_bytes
+from millrace.planner.boxing import BoxingStep, step_bytes
 from millrace.planner.collectives import BOXING, COLLECTIVES
 from millrace.planner.costs.collectives import ALGORITHMS, LIBRARY_ALGORITHMS
 from millrace.planner.sbp import parse_nd_sbp
@@ -28,7 +28,7 @@ def test_a_kind_is_priced_and_implemented_everywhere() -> None:
 @pytest.mark.parametrize("kind", BOXING)
 def test_bytes_that_arrive_are_those_of_a_ring(kind: str) -> None:
     before, after, received = BOXED[kind]
-    step = Step(kind, (0,), parse_nd_sbp(before), parse_nd_sbp(after))
+    step = BoxingStep(kind, (0,), parse_nd_sbp(before), parse_nd_sbp(after))
     assert step_bytes(step, (100, 12), 1, (4,)) == received
 
 

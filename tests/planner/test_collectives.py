@@ -12,7 +12,7 @@ from millrace.models.zoo.catalogue import build_training
 from millrace.planner.cluster import Cluster, Link, Software
 from millrace.planner.clusters import network, parse_cluster, validate
 from millrace.planner.compile import compile_plan
-from millrace.planner.costs import collective_duration_ns, collective_pieces, durations
+from millrace.planner.costs import collective_duration_ns, collective_lines, durations
 from millrace.planner.costs.buckets import (
     State,
     bucket_bytes,
@@ -228,7 +228,7 @@ def test_a_message_in_buckets_costs_its_part_of_as_many_as_it_fills() -> None:
     bare = a100(8)
     on = replace(bare, software=Software(bucket_bytes=bucket))
     bucket_ns = cost("all_gather", bucket, ranks, bare)
-    assert collective_pieces("all_gather", ranks, on, bucketed=True) == ((0, bucket_ns / bucket),)
+    assert collective_lines("all_gather", ranks, on, bucketed=True) == ((0, bucket_ns / bucket),)
     assert cost("all_gather", bucket, ranks, on, bucketed=True) == bucket_ns
     assert cost("all_gather", bucket // 40, ranks, on, bucketed=True) == ceil(bucket_ns / 40)
     assert cost("all_gather", 5 * bucket, ranks, on, bucketed=True) == 5 * bucket_ns

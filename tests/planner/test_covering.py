@@ -3,11 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.planner.actors.covering import Interval, covering_ns
+from millrace.planner.actors.covering import OwnedInterval, covering_ns
 
 times = st.integers(0, 40)
 intervals = st.builds(
-    lambda start, length, rank: Interval(start, start + length, rank, rank),
+    lambda start, length, rank: OwnedInterval(start, start + length, rank, rank),
     times,
     times,
     st.integers(0, 2),
@@ -26,5 +26,5 @@ def test_every_instant_counts_for_the_lowest_rank_that_covers_it(spans, begin, l
 
 
 def test_of_equals_the_one_that_ends_first_counts():
-    some = [Interval(0, 9, 1, "long"), Interval(2, 5, 1, "short")]
+    some = [OwnedInterval(0, 9, 1, "long"), OwnedInterval(2, 5, 1, "short")]
     assert covering_ns(some, 0, 10) == {"long": 6, "short": 3, None: 1}

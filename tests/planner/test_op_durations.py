@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from millrace.planner.cluster import Device
 from millrace.planner.clusters import device
-from millrace.planner.costs import Firings, op_duration_ns, op_durations_ns
+from millrace.planner.costs import OpFirings, op_duration_ns, op_durations_ns
 
 A100 = device("a100-sxm-80gb")
 TABLES = {
@@ -53,7 +53,7 @@ def test_products_of_many_shapes_cost_what_each_costs_alone(
     precision = "fp32" if dtype == "float32" else "bf16"
     moved = (m * k + k * n + m * n) * item
     sizes = {"m": m, "k": np.array([k]), "n": np.array([n])}
-    together = Firings("matmul", labels, {}, sizes, moved, precision)
+    together = OpFirings("matmul", labels, {}, sizes, moved, precision)
     assert op_durations_ns(together, on).tolist() == alone
 
 
@@ -69,7 +69,7 @@ def test_ops_that_only_move_bytes_cost_what_each_costs_alone(
     f32 = ("float32",)
     alone = [op_duration_ns(kind, "n -> n", {}, ((n,),), ((n,),), f32, f32, on) for n in counts]
     n = np.array(counts)
-    together = Firings(kind, "n -> n", {}, {}, 8 * n, "fp32")
+    together = OpFirings(kind, "n -> n", {}, {}, 8 * n, "fp32")
     assert op_durations_ns(together, on).tolist() == alone
 
 
@@ -97,16 +97,16 @@ def test_attention_by_head_size_costs_what_each_costs_alone(
     fixed = {"b": 2, "h": heads, "d": head_size, "u": head_size}
     sizes = {label: np.array([size]) for label, size in fixed.items()} | {"t": t, "s": t}
     moved = 4 * (4 * 2 * t * heads * head_size + 2 * t * heads)
-    together = Firings("attention", labels, attributes, sizes, moved, "fp32")
+    together = OpFirings("attention", labels, attributes, sizes, moved, "fp32")
     assert op_durations_ns(together, on).tolist() == alone
 
 
-def firings(kind: str, precision: str, work: int) -> Firings:
+def firings(kind: str, precision: str, work: int) -> OpFirings:
     """Firings of an op of `work` FLOPs (a product of [m, 1] and [1, 1]) or bytes (any other op)."""
     if kind == "matmul":
         sizes = {"m": np.array([work // 2]), "k": np.array([1]), "n": np.array([1])}
-        return Firings(kind, "m k, k n -> m n", {}, sizes, np.array([work]), precision)
-    return Firings(kind, "n -> n", {}, {}, np.array([work]), precision)
+        return OpFirings(kind, "m k, k n -> m n", {}, sizes, np.array([work]), precision)
+    return OpFirings(kind, "n -> n", {}, {}, np.array([work]), precision)
 
 
 @pytest.mark.parametrize(
@@ -171,6 +171,6 @@ def test_durations_of_growing_work_never_fall(on: Device) -> None:
         unit = np.array([1])
         sizes = {"m": work, "k": unit, "n": unit} if kind == "matmul" else {}
         labels = "m k, k n -> m n" if kind == "matmul" else "m -> m"
-        durations_ns = op_durations_ns(Firings(kind, labels, {}, sizes, work, "bf16"), on)
+        durations_ns = op_durations_ns(OpFirings(kind, labels, {}, sizes, work, "bf16"), on)
         assert (np.diff(durations_ns) >= 0).all()
         assert durations_ns.dtype == np.int64

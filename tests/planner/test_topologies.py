@@ -13,7 +13,7 @@ from millrace.planner.cluster import Cluster, Device, Islands, Leaves, Link, Nod
 from millrace.planner.clusters import device, parse_cluster, validate
 from millrace.planner.costs import (
     collective_duration_ns,
-    collective_pieces,
+    collective_lines,
 )
 from millrace.planner.costs.layout import frame_of, layout_of
 from millrace.planner.errors import ClusterError
@@ -94,7 +94,7 @@ def test_a_longer_message_never_costs_less_and_pieces_say_what_it_costs(
     ranks = data.draw(groups(min(on.devices, 64)))
     here = cost(kind, size, ranks, on)
     assert here <= cost(kind, size + data.draw(st.integers(0, GIB)), ranks, on)
-    pieces = collective_pieces(kind, ranks, on)
+    pieces = collective_lines(kind, ranks, on)
     assert pieces
     assert min(fixed + slope * size for fixed, slope in pieces) <= here
     assert [fixed for fixed, _ in pieces] == sorted({fixed for fixed, _ in pieces})

@@ -21,7 +21,7 @@ GPU = without_library("a100-sxm-80gb:8x2")
 Ports = list[tuple[str, int]]  # register, hold
 
 
-class Writer:
+class SimulatedWriter:
     """Writer of one program: registers and queues come into being when they are named."""
 
     def __init__(self, slots: int = 2) -> None:
@@ -99,7 +99,7 @@ def joined(*programs: Program) -> ActorGraph:
 
 def chain(length: int, firings: int, slots: int) -> ActorGraph:
     """Actors in a row, each in a queue of its own."""
-    writer = Writer(slots)
+    writer = SimulatedWriter(slots)
     for index in range(length):
         inputs: Ports = [(f"r{index - 1}", 1)] if index else []
         outputs: Ports = [(f"r{index}", 1)] if index < length - 1 else []
@@ -109,7 +109,7 @@ def chain(length: int, firings: int, slots: int) -> ActorGraph:
 
 def overlapped(firings: int, ranks: int, message_bytes: int, slots: int = 2) -> ActorGraph:
     """Actor graph of microbatches that each compute, then reduce over the ranks in a lane aside."""
-    writer = Writer(slots)
+    writer = SimulatedWriter(slots)
     writer.actor("compute", "compute", [], [("part", 1)], firings=firings)
     meeting = Meeting(
         key="g", kind="all_reduce", axes=("dp",), reduction="sum", message_bytes=message_bytes
@@ -125,7 +125,7 @@ def pipeline(schedule: str, stages: int, microbatches: int) -> ActorGraph:
     """
     programs = []
     for stage in range(stages):
-        writer = Writer(slots=microbatches)
+        writer = SimulatedWriter(slots=microbatches)
         writer.register("variable", slots=1, initial=1)
         _stage(writer, stage, stages, microbatches)
         forward, backward, update = (
@@ -140,7 +140,7 @@ def pipeline(schedule: str, stages: int, microbatches: int) -> ActorGraph:
     return joined(*programs)
 
 
-def _stage(writer: Writer, stage: int, stages: int, microbatches: int) -> None:
+def _stage(writer: SimulatedWriter, stage: int, stages: int, microbatches: int) -> None:
     first, last = stage == 0, stage == stages - 1
 
     def transfer(name: str, kind: str, key: str, peer: int, register: str) -> None:

@@ -15,7 +15,7 @@ from millrace.simulator import forecast, predict, simulate
 from millrace.simulator.paths import steady_step
 from millrace.simulator.stages import stage_graph
 from tests.actor_graphs import random_actor_graph
-from tests.simulator.graphs import GPU, Writer, joined, overlapped, shared, times
+from tests.simulator.graphs import GPU, SimulatedWriter, joined, overlapped, shared, times
 from tests.simulator.test_stages import CASES, planned
 
 
@@ -25,7 +25,7 @@ def driven(host_ns: int = 0, overlap: float = 1.0, cluster: Cluster = GPU) -> Cl
 
 def row_of(length: int, firings: int = 4) -> ActorGraph:
     """Actors one after the other on the compute queue, microbatch by microbatch."""
-    writer = Writer(slots=2)
+    writer = SimulatedWriter(slots=2)
     for index in range(length):
         inputs = [(f"r{index - 1}", 1)] if index else []
         outputs = [(f"r{index}", 1)] if index < length - 1 else []
@@ -36,7 +36,7 @@ def row_of(length: int, firings: int = 4) -> ActorGraph:
 
 def beside(compute_ns: int, meeting_ns: int, overlap: float) -> int:
     """Time of one computation that begins together with one collective."""
-    writer = Writer()
+    writer = SimulatedWriter()
     writer.actor("compute", "compute", [], [])
     graph = overlapped(firings=1, ranks=2, message_bytes=0)
     (reduce,) = (actor for actor in graph.programs[0].actors if actor.meeting)
@@ -73,7 +73,7 @@ def test_one_computation_beside_one_collective(compute: int, meeting: int) -> No
 
 
 def test_a_collective_that_begins_later_slows_the_rest_of_a_computation() -> None:
-    writer = Writer()
+    writer = SimulatedWriter()
     writer.actor("first", "copy", [], [("x", 1)])
     writer.actor("long", "compute", [], [])
     graph = overlapped(firings=1, ranks=2, message_bytes=0)
@@ -201,7 +201,7 @@ def test_a_collective_of_activations_is_launched_before_what_reads_it() -> None:
     assert reduce.meeting is not None
 
     def step_ns(bucketed: bool) -> int:
-        writer = Writer()
+        writer = SimulatedWriter()
         writer.actor("before", "compute", [], [("x", 1)])
         meeting = replace(reduce.meeting, bucketed=bucketed)
         writer.actor("reduce", "lane", [("x", 1)], [("y", 1)], meeting=meeting)

@@ -5,14 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simpy import Environment
 
-from millrace.simulator.sharing import Host
+from millrace.simulator.sharing import SharedCores
 
 Jobs = list[tuple[int, int, int]]  # arrival, work, threads
 
 
 def ends(cores: int, jobs: Jobs) -> list[int]:
     env = Environment()
-    host = Host(env, cores)
+    host = SharedCores(env, cores)
     end_times = [-1] * len(jobs)
     for index, (arrival, work, threads) in enumerate(jobs):
 

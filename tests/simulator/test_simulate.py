@@ -12,7 +12,16 @@ from millrace.planner.costs import collective_duration_ns
 from millrace.planner.errors import ProtocolError
 from millrace.simulator import SimulationError, simulate
 from tests.actor_graphs import random_actor_graph
-from tests.simulator.graphs import GPU, Writer, chain, joined, overlapped, pipeline, shared, times
+from tests.simulator.graphs import (
+    GPU,
+    SimulatedWriter,
+    chain,
+    joined,
+    overlapped,
+    pipeline,
+    shared,
+    times,
+)
 
 
 def random_times(graph: ActorGraph, seed: int) -> list[list[int]]:
@@ -104,7 +113,7 @@ def test_a_world_meeting_waits_for_the_slowest_program() -> None:
 
     programs = []
     for stage in range(2):
-        writer = Writer()
+        writer = SimulatedWriter()
         writer.actor("compute", "compute", [], [("x", 1)])
         meeting = Meeting(key="w", kind="all_reduce", world=True, reduction="sum")
         writer.actor("world", "lane", [("x", 1)], [("y", 1)], meeting=meeting)
@@ -145,7 +154,7 @@ def test_on_one_core_nothing_overlaps(seed: int) -> None:
 def test_ranks_that_share_cores_take_turns(cores: int, expected: int) -> None:
     programs = []
     for stage in range(4):
-        writer = Writer()
+        writer = SimulatedWriter()
         writer.actor("compute", "compute", [], [])
         programs.append(writer.program(stage, (stage,)))
     graph = joined(*programs)
@@ -197,7 +206,7 @@ def test_a_trace_without_spans_keeps_the_ends_of_the_steps() -> None:
 
 
 def test_a_graph_that_cannot_go_on_is_refused_with_its_cycle() -> None:
-    writer = Writer(slots=1)
+    writer = SimulatedWriter(slots=1)
     writer.actor("a", "q", [("back", 1)], [("forth", 1)])
     writer.actor("b", "q", [("forth", 1)], [("back", 1)])
     with pytest.raises(ProtocolError, match="deadlocks"):

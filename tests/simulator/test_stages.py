@@ -61,7 +61,7 @@ MODELS = {"gpt": ("gpt", GPT), "experts": ("decoder", EXPERTS), "t5": ("t5", T5)
 
 
 @dataclass(frozen=True)
-class Case:
+class StagesCase:
     """A model, pins, and how blocks recompute."""
 
     name: str
@@ -78,21 +78,21 @@ def pinned(dp: int = 1, tp: int = 1, pp: int = 1, **more: object) -> dict[str, o
 CASES = {
     case.name: case
     for case in (
-        Case("one device", "gpt", pinned()),
-        Case("tp", "gpt", pinned(tp=2)),
-        Case("tp and sequence", "gpt", pinned(tp=2, pp=2, sequence_parallel=True)),
-        Case("ZeRO 1", "gpt", pinned(dp=4, zero=1)),
-        Case("ZeRO 2", "gpt", pinned(dp=2, pp=2, zero=2)),
-        Case("ZeRO 3", "gpt", pinned(dp=4, zero=3)),
-        Case("ZeRO 3 on stages", "gpt", pinned(dp=2, pp=2, zero=3)),
-        Case("1f1b on two stages", "gpt", pinned(dp=2, pp=2)),
-        Case("1f1b on four stages", "gpt", pinned(pp=4)),
-        Case("gpipe", "gpt", pinned(dp=2, pp=2, schedule="gpipe")),
-        Case("zb-h1", "gpt", pinned(pp=4, schedule="zb-h1", micro_batch=8)),
-        Case("interleaved", "gpt", pinned(pp=2, schedule="interleaved-1f1b", interleave=3)),
-        Case("recompute", "gpt", pinned(dp=2, pp=2), recompute="full"),
-        Case("experts", "experts", pinned(dp=4, pp=2, ep=4)),
-        Case("encoder and decoder", "t5", pinned(dp=2, pp=4)),
+        StagesCase("one device", "gpt", pinned()),
+        StagesCase("tp", "gpt", pinned(tp=2)),
+        StagesCase("tp and sequence", "gpt", pinned(tp=2, pp=2, sequence_parallel=True)),
+        StagesCase("ZeRO 1", "gpt", pinned(dp=4, zero=1)),
+        StagesCase("ZeRO 2", "gpt", pinned(dp=2, pp=2, zero=2)),
+        StagesCase("ZeRO 3", "gpt", pinned(dp=4, zero=3)),
+        StagesCase("ZeRO 3 on stages", "gpt", pinned(dp=2, pp=2, zero=3)),
+        StagesCase("1f1b on two stages", "gpt", pinned(dp=2, pp=2)),
+        StagesCase("1f1b on four stages", "gpt", pinned(pp=4)),
+        StagesCase("gpipe", "gpt", pinned(dp=2, pp=2, schedule="gpipe")),
+        StagesCase("zb-h1", "gpt", pinned(pp=4, schedule="zb-h1", micro_batch=8)),
+        StagesCase("interleaved", "gpt", pinned(pp=2, schedule="interleaved-1f1b", interleave=3)),
+        StagesCase("recompute", "gpt", pinned(dp=2, pp=2), recompute="full"),
+        StagesCase("experts", "experts", pinned(dp=4, pp=2, ep=4)),
+        StagesCase("encoder and decoder", "t5", pinned(dp=2, pp=4)),
     )
 }
 

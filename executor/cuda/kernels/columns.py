@@ -16,13 +16,13 @@ from millrace.executor.cuda.calls import (
     WARP_THREADS,
     Argument,
     Calls,
+    CallTensor,
     Launch,
     Operand,
-    Tensor,
     workspace,
 )
 from millrace.models.graph import ITEMSIZE
-from millrace.models.inference import widened
+from millrace.models.inference import at_least_float32
 
 BLOCKS_WANTED = 512  # about four blocks for each of the 132 multiprocessors of an H100
 SLAB_ROWS_MIN = 32  # four rows for each of a block's 8 warps, so that a slab's sum is worth a store
@@ -45,7 +45,7 @@ class ColumnSums:
         Place of the sums of slabs.
     """
 
-    outputs: tuple[Tensor, ...]
+    outputs: tuple[CallTensor, ...]
     rounded: str = ""
     hold: int = 1
     scratch: Operand = NOTHING
@@ -62,9 +62,9 @@ def packs_of(columns: int, *dtypes: str) -> int:
     return elements
 
 
-def column_sum(x: Tensor, sums: ColumnSums, *, columns: int) -> Calls:
+def column_sum(x: CallTensor, sums: ColumnSums, *, columns: int) -> Calls:
     """Calls of the sum over the rows of x, [rows, columns], of floats."""
-    pack, wide = packs_of(columns, x.dtype), widened(x.dtype)
+    pack, wide = packs_of(columns, x.dtype), at_least_float32(x.dtype)
     return summed_in_slabs(
         "sums", f"column_sums<{TYPES[x.dtype]}, {TYPES[wide]}, {pack}>",
         x.size // max(columns, 1), columns, pack, sums, wide, x.operand,

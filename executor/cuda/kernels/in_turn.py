@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from millrace.executor.cuda.binding import Place, bound
+from millrace.executor.cuda.binding import Place, bind
 from millrace.executor.cuda.calls import Call, Calls, Operand, read, table, workspace, write
 from millrace.executor.kernels.context import FusedPart, KernelContext, Shard
 
 ALIGNMENT_BYTES = 256  # alignment of cudaMalloc, and more than any load needs
 
 
-def in_turn(context: KernelContext, parts: Sequence[Calls]) -> Calls:
+def unfused_calls(context: KernelContext, parts: Sequence[Calls]) -> Calls:
     """Calls of a fused actor, made of those of its parts alone."""
     end = sum(map(_room, context.inner))
-    part_calls = one_after_another(
+    part_calls = concatenated_calls(
         [
             placed(calls, _place(context, part, end))
             for part, calls in zip(context.parts, parts, strict=True)
@@ -26,7 +26,7 @@ def in_turn(context: KernelContext, parts: Sequence[Calls]) -> Calls:
     return replace(part_calls, workspace_bytes=end + part_calls.workspace_bytes)
 
 
-def one_after_another(several: Sequence[Calls]) -> Calls:
+def concatenated_calls(several: Sequence[Calls]) -> Calls:
     """Calls of one actor that makes those of all `several` in turn, in one scratch."""
     firsts = list(accumulate((len(calls.tables) for calls in several), initial=0))
 
@@ -53,7 +53,7 @@ def placed(calls: Calls, place: Place) -> Calls:
         return base._replace(offset_bytes=base.offset_bytes + operand.offset_bytes)
 
     def of(firing: int) -> tuple[Call, ...]:
-        return tuple(bound(call, further) for call in calls.of(firing))
+        return tuple(bind(call, further) for call in calls.of(firing))
 
     return replace(calls, of=of)
 

@@ -19,16 +19,16 @@ from millrace.executor.cuda.calls import (
     Launch,
     Matrices,
     Operand,
-    Product,
-    always,
+    ProductCall,
     read,
+    same_calls,
     table,
     types,
     write,
 )
 from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels.context import Array, KernelContext, RunState, Shard
-from millrace.executor.kernels.dims import Dims, layout
+from millrace.executor.kernels.dims import Dims, bind_operand_dims
 from millrace.executor.kernels.matmul import ProductClasses, product_classes
 from millrace.models.graph import ITEMSIZE
 from millrace.models.quantised import ARITHMETIC, NARROW
@@ -65,10 +65,10 @@ def matmul(context: KernelContext) -> Calls:
         one, or has a label that only one operand holds and the output does not.
     """
     products = library_products(context)
-    return always(*products) if products else _contract(context)
+    return same_calls(*products) if products else _contract(context)
 
 
-def library_products(context: KernelContext) -> tuple[Product, ...]:
+def library_products(context: KernelContext) -> tuple[ProductCall, ...]:
     """Products of the library that make an einsum; none where it cannot.
 
     Raises
@@ -85,7 +85,7 @@ def library_products(context: KernelContext) -> tuple[Product, ...]:
     return _products(context, *_classified(context))
 
 
-def multiplied(operands: str, result: str) -> bool:
+def library_multiplies(operands: str, result: str) -> bool:
     """True if the library multiplies operands of one dtype into a result of another."""
     return (operands, result) in LIBRARY
 
@@ -94,7 +94,7 @@ def _classified(
     context: KernelContext,
 ) -> tuple[ProductClasses, Mapping[str, int], Sequence[Strides]]:
     """Labels by class, their sizes, and their strides in every operand."""
-    einsum = layout(context)
+    einsum = bind_operand_dims(context)
     classes = product_classes(context, einsum)
     shards = (*context.inputs, *context.outputs)
     strides = [
@@ -105,7 +105,7 @@ def _classified(
 
 
 def arithmetic_of(dtype: str, run: RunState) -> str:
-    """Arithmetic in which products of operands of `dtype` are computed (`Product.arithmetic`)."""
+    """Arithmetic of products of operands of `dtype` (`ProductCall.arithmetic`)."""
     return run.arithmetic if dtype == "float32" else _ARITHMETIC[dtype]
 
 
@@ -185,7 +185,7 @@ def _products(
     classes: ProductClasses,
     sizes: Mapping[str, int],
     strides: Sequence[Strides],
-) -> tuple[Product, ...]:
+) -> tuple[ProductCall, ...]:
     """Products that make the einsum; none where the library cannot."""
     a, b, d = strides
     dtype, other_dtype, result_dtype = (
@@ -217,7 +217,7 @@ def _products(
     if not fits or max(m.size, k.size, n.size, inner.size) > DIM_MAX:
         return ()
     return tuple(
-        Product(
+        ProductCall(
             left_side.matrices(index),
             right_side.matrices(index),
             target.matrices(index),
@@ -265,7 +265,7 @@ def _contract(context: KernelContext) -> Calls:
             *(np.int32(flag) for flag in along), *(np.int64(count) for count in counts),
         ),
     )  # fmt: skip
-    return always(launch, tables=tuple(tables))
+    return same_calls(launch, tables=tuple(tables))
 
 
 def _offsets(labels: Dims, sizes: Mapping[str, int], strides: Strides) -> Array:

@@ -18,20 +18,20 @@ from millrace.executor.cuda.calls import (
     Call,
     Calls,
     Clear,
-    Copy,
+    CopyCall,
     Launch,
     Operand,
-    always,
     elementwise,
     read,
+    same_calls,
     table,
     write,
 )
 from millrace.executor.cuda.kernels.strides import Walk, contiguous, index_type, merged, strides_of
-from millrace.executor.cuda.kernels.sums import Terms, sums
+from millrace.executor.cuda.kernels.sums import Summands, sums
 from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels.context import Array, KernelContext
-from millrace.executor.kernels.dims import layout
+from millrace.executor.kernels.dims import bind_operand_dims
 from millrace.models.graph import ITEMSIZE
 from millrace.models.labels import parse
 
@@ -45,7 +45,7 @@ TILES = {2: 64, 4: 32, 8: 32}
 TILED_SIZE_MIN = 8  # dims of fewer elements fill too little of a tile
 
 
-class Place(NamedTuple):
+class StridedPlace(NamedTuple):
     """Place of one side of a move: its first element, and its stride for every dim in elements."""
 
     operand: Operand
@@ -61,7 +61,9 @@ class Move(NamedTuple):
     tables: tuple[Array, ...] = ()
 
 
-def move(actor: str, source: Place, target: Place, sizes: tuple[int, ...], number: int = 0) -> Move:
+def move(
+    actor: str, source: StridedPlace, target: StridedPlace, sizes: tuple[int, ...], number: int = 0
+) -> Move:
     """Call that writes what one place holds to another, and its tables.
 
     Parameters
@@ -83,7 +85,7 @@ def move(actor: str, source: Place, target: Place, sizes: tuple[int, ...], numbe
     width = ITEMSIZE[source.dtype]
     if path.is_flat:
         return Move(
-            Copy(
+            CopyCall(
                 source.operand._replace(offset_bytes=source.start * width),
                 target.operand._replace(offset_bytes=target.start * width),
                 path.count * width,
@@ -104,7 +106,12 @@ def move(actor: str, source: Place, target: Place, sizes: tuple[int, ...], numbe
 
 
 def _strided(
-    actor: str, path: Walk, source: Place, target: Place, units: tuple[str, str], number: int
+    actor: str,
+    path: Walk,
+    source: StridedPlace,
+    target: StridedPlace,
+    units: tuple[str, str],
+    number: int,
 ) -> Move:
     name = f"copy_strided<{', '.join(units)}, {index_type(path.count)}>"
     launch = elementwise(
@@ -149,7 +156,12 @@ def _turned(path: Walk) -> tuple[int, int] | None:
 
 
 def _transposed(
-    actor: str, path: Walk, turned: tuple[int, int], source: Place, target: Place, number: int
+    actor: str,
+    path: Walk,
+    turned: tuple[int, int],
+    source: StridedPlace,
+    target: StridedPlace,
+    number: int,
 ) -> Move:
     near, far = turned
     others = [axis for axis in range(len(path.sizes)) if axis not in turned]
@@ -186,26 +198,28 @@ def _transposed(
 
 def rearrange(context: KernelContext) -> Calls:
     """Calls that write the input's values with dims reordered, grouped, taken apart or repeated."""
-    dims = layout(context)
+    dims = bind_operand_dims(context)
     (input_dims,), (output_dims,) = dims.inputs, dims.outputs
     sizes = tuple(dims.sizes[label] for label in output_dims)
     movement = move(
         context.name,
-        Place(read(0), context.inputs[0].dtype, 0, strides_of(output_dims, input_dims, dims.sizes)),
-        Place(write(0), context.outputs[0].dtype, 0, contiguous(sizes)),
+        StridedPlace(
+            read(0), context.inputs[0].dtype, 0, strides_of(output_dims, input_dims, dims.sizes)
+        ),
+        StridedPlace(write(0), context.outputs[0].dtype, 0, contiguous(sizes)),
         sizes,
     )
-    return always(movement.call, tables=movement.tables)
+    return same_calls(movement.call, tables=movement.tables)
 
 
 def sum_(context: KernelContext) -> Calls:
     """Calls of the sum over the labels that the output does not hold."""
-    dims = layout(context)
+    dims = bind_operand_dims(context)
     (input_dims,), (output_dims,) = dims.inputs, dims.outputs
     if prod(dims.sizes[label] for label in input_dims if label not in output_dims) == 1:
         return rearrange(context)
     dtype = context.inputs[0].dtype
-    terms = Terms(
+    terms = Summands(
         function="Single", operands=(read(0),) * 2, dims=(input_dims,) * 2, dtypes=(dtype,) * 2
     )
     return sums(context.name, terms, output_dims, dims.sizes, 0, context.outputs[0].dtype)
@@ -228,11 +242,11 @@ def narrow(context: KernelContext) -> Calls:
     start = int(context.attributes["start"]) * strides[axis]
     movement = move(
         context.name,
-        Place(read(0), x.dtype, start, strides),
-        Place(write(0), y.dtype, 0, contiguous(y.shape)),
+        StridedPlace(read(0), x.dtype, start, strides),
+        StridedPlace(write(0), y.dtype, 0, contiguous(y.shape)),
         y.shape,
     )
-    return always(movement.call, tables=movement.tables)
+    return same_calls(movement.call, tables=movement.tables)
 
 
 def widen(context: KernelContext) -> Calls:
@@ -247,7 +261,7 @@ def widen(context: KernelContext) -> Calls:
     width, inner = ITEMSIZE[x.dtype], prod(x.shape[axis + 1 :])
     together = gcd(16 // width, inner)
     count = y.size // together
-    return always(
+    return same_calls(
         elementwise(
             SOURCE,
             f"widen<{UNITS[width * together]}, {index_type(count)}>",
@@ -273,14 +287,14 @@ def concat(context: KernelContext) -> Calls:
     for number, (x, stop) in enumerate(zip(context.inputs, stops, strict=True)):
         movement = move(
             context.name,
-            Place(read(number), x.dtype, 0, contiguous(x.shape)),
-            Place(write(0), y.dtype, (stop - x.shape[axis]) * strides[axis], strides),
+            StridedPlace(read(number), x.dtype, 0, contiguous(x.shape)),
+            StridedPlace(write(0), y.dtype, (stop - x.shape[axis]) * strides[axis], strides),
             x.shape,
             len(tables),
         )
         calls.append(movement.call)
         tables += movement.tables
-    return always(*calls, tables=tables)
+    return same_calls(*calls, tables=tables)
 
 
 class _Overlap(NamedTuple):
@@ -314,8 +328,8 @@ def _shared(context: KernelContext, overlap: _Overlap) -> Move:
     )
     return move(
         context.name,
-        Place(read(0), x.dtype, start, from_strides),
-        Place(write(0), y.dtype, stop, to_strides),
+        StridedPlace(read(0), x.dtype, start, from_strides),
+        StridedPlace(write(0), y.dtype, stop, to_strides),
         overlap.sizes,
     )
 
@@ -335,7 +349,7 @@ def slice_(context: KernelContext) -> Calls:
             actor=context.name,
         )
     movement = _shared(context, overlap)
-    return always(movement.call, tables=movement.tables)
+    return same_calls(movement.call, tables=movement.tables)
 
 
 def pad(context: KernelContext) -> Calls:
@@ -361,7 +375,7 @@ def pad(context: KernelContext) -> Calls:
         movement = _shared(context, overlap)
         calls.append(movement.call)
         tables = movement.tables
-    return always(*calls, tables=tables)
+    return same_calls(*calls, tables=tables)
 
 
 def filling(context: KernelContext, value: float) -> Call:

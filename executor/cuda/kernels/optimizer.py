@@ -22,16 +22,16 @@ from millrace.executor.cuda.calls import (
     Launch,
     Operand,
     Pointers,
-    always,
     elementwise,
     read,
+    same_calls,
     state,
     types,
     workspace,
     write,
 )
 from millrace.executor.cuda.kernels.context import CallsFactory
-from millrace.executor.cuda.kernels.pieces import HostArray, further, in_pieces
+from millrace.executor.cuda.kernels.pieces import HostArray, in_pieces, offset_by
 from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels.context import KernelContext
 from millrace.models.graph import ITEMSIZE
@@ -51,7 +51,7 @@ def loss_scaled_fill(context: KernelContext) -> Calls:
     (y,) = context.outputs
     value = np.float64(context.number("value", 1.0))
     name = "loss_scaled_fill" + types(y.dtype)
-    return always(elementwise(SOURCE, name, y.size, CONTROL, write(0), value))
+    return same_calls(elementwise(SOURCE, name, y.size, CONTROL, write(0), value))
 
 
 def squared_sum(context: KernelContext) -> Calls:
@@ -60,9 +60,9 @@ def squared_sum(context: KernelContext) -> Calls:
     size = np.int64(x.size)
     if x.size <= ONE_BLOCK_MAX:
         name = "squared_sum" + types(x.dtype, y.dtype)
-        return always(Launch(SOURCE, name, (1, 1, 1), ONE_BLOCK, (read(0), write(0), size)))
+        return same_calls(Launch(SOURCE, name, (1, 1, 1), ONE_BLOCK, (read(0), write(0), size)))
     parts = min(-(-x.size // ONE_BLOCK_MAX), PARTS_MAX)
-    return always(
+    return same_calls(
         Launch(
             SOURCE, "squared_parts" + types(x.dtype), (parts, 1, 1), ONE_BLOCK,
             (read(0), workspace(), size),
@@ -95,7 +95,7 @@ def step_totals(context: KernelContext) -> Calls:
             calls.append(Launch(SOURCE, name, (1, 1, 1), ONE_WARP, args))
     name = "store_totals" + types(context.outputs[0].dtype)
     calls.append(Launch(SOURCE, name, (1, 1, 1), ONE_WARP, (workspace(), write(0))))
-    return always(*calls, workspace_bytes=size_bytes)
+    return same_calls(*calls, workspace_bytes=size_bytes)
 
 
 def _counted(context: KernelContext) -> Iterator[tuple[int, int, str]]:
@@ -117,7 +117,7 @@ def learning_rate(context: KernelContext) -> Calls:
         np.float64(context.number("final_fraction", 0.1)),
     )
     name = "learning_rate" + types(context.outputs[0].dtype)
-    return always(Launch(SOURCE, name, (1, 1, 1), ONE_WARP, (CONTROL, write(0), *args)))
+    return same_calls(Launch(SOURCE, name, (1, 1, 1), ONE_WARP, (CONTROL, write(0), *args)))
 
 
 def adamw(context: KernelContext) -> Calls:
@@ -170,12 +170,12 @@ def _update(context: KernelContext, function: str, values: tuple[np.float64, ...
     def launch(
         start: int, count: int, before: Operand, after: Operand, *state_operands: Operand
     ) -> Launch:
-        slope = further(read(1), start * ITEMSIZE[gradient.dtype])
+        slope = offset_by(read(1), start * ITEMSIZE[gradient.dtype])
         operands = (CONTROL, before, slope, read(2), read(3), after, *state_operands)
         return elementwise(SOURCE, name, count, *operands, *values)
 
     if not context.buffer_bytes:
-        return always(launch(0, w.size, read(0), write(0), *states))
+        return same_calls(launch(0, w.size, read(0), write(0), *states))
     arrays = [HostArray(operand, ITEMSIZE[w.dtype], operand) for operand in states]
     if context.variable_in_host:
         arrays.append(HostArray(read(0), ITEMSIZE[w.dtype], write(0)))
@@ -187,11 +187,11 @@ def _update(context: KernelContext, function: str, values: tuple[np.float64, ...
         offset = start * ITEMSIZE[w.dtype]
         return (
             launch(
-                start, count, further(read(0), offset), further(write(0), offset), *state_places
+                start, count, offset_by(read(0), offset), offset_by(write(0), offset), *state_places
             ),
         )
 
-    return always(*in_pieces(context.name, w.size, arrays, context.buffer_bytes, work))
+    return same_calls(*in_pieces(context.name, w.size, arrays, context.buffer_bytes, work))
 
 
 OPTIMIZER: dict[str, CallsFactory] = {

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from math import ceil
 from typing import NamedTuple
 
-from millrace.executor.cuda.calls import BUFFER, Call, Copy, Operand
+from millrace.executor.cuda.calls import BUFFER, Call, CopyCall, Operand
 from millrace.executor.errors import ExecutorError
 
 ALIGNMENT_BYTES = 16  # alignment of an array's part of the buffer: a thread's widest load
@@ -33,7 +33,7 @@ Work = Callable[[int, int, tuple[Operand, ...]], Sequence[Call]]
 """`work(start, count, arrays)`: the calls on elements from `start` on; where each array's lie."""
 
 
-def further(operand: Operand, size_bytes: int) -> Operand:
+def offset_by(operand: Operand, size_bytes: int) -> Operand:
     """Operand from so many bytes on."""
     return operand._replace(offset_bytes=operand.offset_bytes + size_bytes)
 
@@ -76,16 +76,16 @@ def in_pieces(
             f"{buffer_bytes}; compile the plan again",
             actor=name,
         )
-    places = tuple(further(BUFFER, number * share) for number in range(len(arrays)))
+    places = tuple(offset_by(BUFFER, number * share) for number in range(len(arrays)))
     calls: list[Call] = []
     for start in range(0, count, length):
         size = min(length, count - start)
         for array, place in zip(arrays, places, strict=True):
-            source = further(array.source, start * array.itemsize)
-            calls.append(Copy(source, place, size * array.itemsize))
+            source = offset_by(array.source, start * array.itemsize)
+            calls.append(CopyCall(source, place, size * array.itemsize))
         calls.extend(work(start, size, places))
         for array, place in zip(arrays, places, strict=True):
             if array.target is not None:
-                target = further(array.target, start * array.itemsize)
-                calls.append(Copy(place, target, size * array.itemsize))
+                target = offset_by(array.target, start * array.itemsize)
+                calls.append(CopyCall(place, target, size * array.itemsize))
     return tuple(calls)

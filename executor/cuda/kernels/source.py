@@ -3,9 +3,9 @@
 from millrace.executor.cuda.calls import (
     CONTROL,
     Calls,
-    Copy,
-    always,
+    CopyCall,
     elementwise,
+    same_calls,
     stage,
     table,
     types,
@@ -34,7 +34,7 @@ def input_(context: KernelContext) -> Calls:
     """Calls that write the samples that were copied to this step's half of the stage."""
     shard = context.outputs[0]
     name = f"from_stage{types(stage_dtype(shard.dtype), shard.dtype)}"
-    return always(
+    return same_calls(
         elementwise(SOURCE, name, shard.size, CONTROL, stage(0), stage(1), write(0))
     )  # fmt: skip
 
@@ -43,7 +43,7 @@ def fill(context: KernelContext) -> Calls:
     """Calls that fill y with the attribute `value`; with `loss_scaled`, times the loss scale."""
     if context.attributes.get("loss_scaled"):
         return loss_scaled_fill(context)
-    return always(filling(context, float(context.attributes["value"])))
+    return same_calls(filling(context, float(context.attributes["value"])))
 
 
 def constant(context: KernelContext) -> Calls:
@@ -57,4 +57,4 @@ def constant(context: KernelContext) -> Calls:
     if not context.attributes["data"]:
         return fill(context)
     values = constant_bits(context)
-    return always(Copy(table(0), write(0), values.nbytes), tables=(values,))
+    return same_calls(CopyCall(table(0), write(0), values.nbytes), tables=(values,))

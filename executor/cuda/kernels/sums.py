@@ -17,10 +17,10 @@ from millrace.executor.cuda.calls import (
     TYPES,
     WARP_THREADS,
     Calls,
+    CallTensor,
     Launch,
     Operand,
-    Tensor,
-    always,
+    same_calls,
     table,
     workspace,
     write,
@@ -43,7 +43,7 @@ ROW_TERMS = 32  # most terms that a thread adds up alone wherever they lie
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class Summands:
     """Terms of a sum: of one tensor, or of two.
 
     Parameters
@@ -120,7 +120,7 @@ class _Pass:
 
 
 def sums(
-    actor: str, terms: Terms, result: Dims, sizes: Mapping[str, int], number: int, dtype: str
+    actor: str, terms: Summands, result: Dims, sizes: Mapping[str, int], number: int, dtype: str
 ) -> Calls:
     """Calls that write the sums of terms over every label that the result lacks.
 
@@ -138,8 +138,8 @@ def sums(
     first = _first_pass(terms, result, sizes)
     if first.is_of_columns and terms.function == "Single":
         rows, columns = first.summed.count, first.kept.count
-        x = Tensor(terms.operands[0], terms.dtypes[0], rows * columns)
-        output = Tensor(write(number), dtype, columns)
+        x = CallTensor(terms.operands[0], terms.dtypes[0], rows * columns)
+        output = CallTensor(write(number), dtype, columns)
         if "int" not in x.dtype + dtype:
             return column_sum(x, ColumnSums(outputs=(output,)), columns=columns)
     outputs, wide = first.kept.count, terms.sum_dtype
@@ -148,11 +148,11 @@ def sums(
     tables: list[Array] = [first.kept.table(actor), first.summed.table(actor)]
     if first.parts == 1:
         launch = first.launch((terms.function, *types, TYPES[dtype]), terms.operands, last, 0)
-        return always(launch, tables=(np.stack(tables),))
+        return same_calls(launch, tables=(np.stack(tables),))
     middle = (terms.function, *types, TYPES[wide])
     second = _second_pass(outputs, first.parts, rows=not first.by_block)
     tables += [second.kept.table(actor), second.summed.table(actor)]
-    return always(
+    return same_calls(
         first.launch(middle, terms.operands, workspace(), 0),
         second.launch(
             ("Single", TYPES[wide], TYPES[wide], TYPES[dtype]), (workspace(),) * 2, last, 2
@@ -162,7 +162,7 @@ def sums(
     )
 
 
-def _first_pass(terms: Terms, result: Dims, sizes: Mapping[str, int]) -> _Pass:
+def _first_pass(terms: Summands, result: Dims, sizes: Mapping[str, int]) -> _Pass:
     """Pass over all terms: it says who adds them up, and in how many parts."""
     first_dims, second_dims = terms.dims
     largest = max(terms.dims, key=lambda dims: prod(sizes[label] for label in dims))

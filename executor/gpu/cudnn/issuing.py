@@ -23,7 +23,7 @@ the deterministic backward pass of four samples of 32 heads over 4,096 places, 4
 RESERVE_BYTES = 2**30  # bytes left free for NCCL's buffers, kernels' code and captured steps
 
 
-class Planned(Protocol):
+class ReadyCall(Protocol):
     """A call that a library is ready to carry out."""
 
     @property
@@ -32,7 +32,7 @@ class Planned(Protocol):
         ...
 
 
-class Library(Protocol):
+class NeuralLibrary(Protocol):
     """A library of neural networks (`millrace.executor.gpu.cudnn.library.CudnnLibrary`)."""
 
     def plan(self, call: LibraryCall, workspace_bytes: int) -> Any:
@@ -48,7 +48,7 @@ class Library(Protocol):
         ...
 
 
-class Memory(Protocol):
+class WorkspaceMemory(Protocol):
     """Device memory that scratch is taken from."""
 
     total_bytes: int
@@ -82,11 +82,13 @@ class LibraryCalls:
         Device memory that the workspaces take.
     """
 
-    def __init__(self, memory: Memory, open_library: Callable[[], Library | None]) -> None:
+    def __init__(
+        self, memory: WorkspaceMemory, open_library: Callable[[], NeuralLibrary | None]
+    ) -> None:
         self._memory, self._open_library = memory, open_library
-        self._library: Library | None = None
+        self._library: NeuralLibrary | None = None
         self._opened = False
-        self._plans: dict[LibraryCall, Planned | None] = {}  # by call without addresses
+        self._plans: dict[LibraryCall, ReadyCall | None] = {}  # by call without addresses
         self._needed: dict[int, int] = {}  # by stream, of the calls prepared
         self._workspaces: dict[int, tuple[int, int]] = {}  # by stream, address and size
         self.workspace_bytes = 0
@@ -148,7 +150,7 @@ class LibraryCalls:
         self._needed.clear()
         self._workspaces.clear()
 
-    def _planned(self, call: LibraryCall) -> Planned | None:
+    def _planned(self, call: LibraryCall) -> ReadyCall | None:
         """Plan of a bound call, made at the first that is alike but for its places."""
         if not self._opened:
             self._library, self._opened = self._open_library(), True

@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from millrace.executor.cuda.binding import bound
+from millrace.executor.cuda.binding import bind
 from millrace.executor.cuda.calls import Call, Calls, Operand
 from millrace.executor.cuda.control import control_bytes
 from millrace.executor.cuda.kernels.table import make_calls
-from millrace.executor.gpu.device import ADDRESS, Device
+from millrace.executor.gpu.device import ADDRESS, DeviceDriver
 from millrace.executor.gpu.operand_noise import CACHE_BYTES, NOISE_ELEMENTS, noise
 from millrace.executor.kernels.context import Shard
-from millrace.executor.probes.cases import Case
+from millrace.executor.probes.cases import KernelCase
 from millrace.models.ops import state_of
 from millrace.planner.collectives import LOCAL_BOXING
 
@@ -25,10 +25,10 @@ COPIES_MAX = 32  # what is so small that these fit into a cache lies there in tr
 STAGED_BYTES = 4  # bytes of a staged element: float32 or int32
 
 
-class Made(NamedTuple):
+class TimedCase(NamedTuple):
     """A case and its calls."""
 
-    case: Case
+    case: KernelCase
     calls: Calls
 
     @property
@@ -57,9 +57,9 @@ class Made(NamedTuple):
         return _aligned(STAGED_BYTES * context.outputs[0].size) if context.kind == "input" else 0
 
 
-def made(case: Case) -> Made:
+def made(case: KernelCase) -> TimedCase:
     """A case with its calls."""
-    return Made(case, make_calls(case.context))
+    return TimedCase(case, make_calls(case.context))
 
 
 class CaseArena:
@@ -73,7 +73,7 @@ class CaseArena:
         Size of the arena; `arena_bytes` says what some cases need.
     """
 
-    def __init__(self, device: Device, size_bytes: int) -> None:
+    def __init__(self, device: DeviceDriver, size_bytes: int) -> None:
         self._device, self.size_bytes = device, size_bytes
         self.base = device.allocate(size_bytes)
         self._stream, self._event = device.stream(), device.event()
@@ -81,7 +81,7 @@ class CaseArena:
         device.to_device(self._control, np.frombuffer(control_bytes(0, "fp32"), np.uint8))
         self._noise: dict[str, tuple[int, int]] = {}
 
-    def place(self, timed_case: Made) -> list[tuple[Call, ...]]:
+    def place(self, timed_case: TimedCase) -> list[tuple[Call, ...]]:
         """Fill the arena for a case and return the bound calls of each of its copies."""
         copies = (self.size_bytes - timed_case.shared_bytes) // max(timed_case.copy_bytes, 1)
         copies = max(1, min(copies, COPIES_MAX, CACHE_BYTES // max(timed_case.copy_bytes, 1)))
@@ -109,11 +109,11 @@ class CaseArena:
                 base = bases[operand.role][operand.number]
                 return Operand(ADDRESS, 0, base + operand.offset_bytes)
 
-            calls.append(tuple(bound(call, place) for call in timed_case.calls.of(0)))
+            calls.append(tuple(bind(call, place) for call in timed_case.calls.of(0)))
         self._wait()
         return calls
 
-    def _copied(self, timed_case: Made, begin: int) -> dict[str, Sequence[int]]:
+    def _copied(self, timed_case: TimedCase, begin: int) -> dict[str, Sequence[int]]:
         """Fill one copy of the operands; return where each lies, by role."""
         places = []
         for number, shard in enumerate(timed_case.operands):
@@ -158,7 +158,7 @@ class CaseArena:
         self._device.synchronize(self._event)
 
 
-def arena_bytes(cases: Sequence[Made]) -> int:
+def arena_bytes(cases: Sequence[TimedCase]) -> int:
     """Bytes that the largest of some cases needs, and all of them to miss a cache."""
     return max(
         timed_case.shared_bytes

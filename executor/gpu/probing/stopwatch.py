@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from millrace.executor.cuda.calls import Call, Launch, Operand, elementwise
-from millrace.executor.gpu.device import ADDRESS, Device
+from millrace.executor.gpu.device import ADDRESS, DeviceDriver
 
 CALLS_MAX = 512  # calls of a graph: enough for the shortest, whose capture still takes milliseconds
 ROUNDS = 5  # replays that are timed; their median counts
@@ -35,7 +35,7 @@ class Stopwatch:
         Time that a kernel that does nothing adds to a captured graph.
     """
 
-    def __init__(self, device: Device, scratch: int) -> None:
+    def __init__(self, device: DeviceDriver, scratch: int) -> None:
         self._device = device
         self.stream = device.stream()
         self._start, self._end = device.event(timed=True), device.event(timed=True)

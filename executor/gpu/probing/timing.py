@@ -17,9 +17,9 @@ import msgspec
 from millrace.executor.cuda.binding import leaves
 from millrace.executor.cuda.calls import Call, Launch
 from millrace.executor.errors import ExecutorError
-from millrace.executor.gpu.device import Device
-from millrace.executor.gpu.nccl import Communicator, Group
-from millrace.executor.gpu.probing.arena import CaseArena, Made, arena_bytes, made
+from millrace.executor.gpu.device import DeviceDriver
+from millrace.executor.gpu.nccl import DeviceCommunicator, LaneGroup
+from millrace.executor.gpu.probing.arena import CaseArena, TimedCase, arena_bytes, made
 from millrace.executor.gpu.probing.stopwatch import IDLE_FUNCTION, Stopwatch
 from millrace.executor.gpu.probing.transfers import (
     MESSAGE_BYTES,
@@ -27,7 +27,7 @@ from millrace.executor.gpu.probing.transfers import (
     copy_bytes_per_s,
     host_points,
 )
-from millrace.executor.probes.cases import DTYPES, LAYERS, MULTIPLIED, Case, cases
+from millrace.executor.probes.cases import DTYPES, LAYERS, MULTIPLIED, KernelCase, cases
 from millrace.executor.probes.merging import merged
 from millrace.executor.probes.sizes import GPU_SCALES, Scales
 from millrace.executor.probes.timing import Points
@@ -43,12 +43,12 @@ LAYER_KINDS = frozenset(probe.kind for probe in LAYERS)
 SHOWN = 8  # most names of tables that are told
 
 
-class Meetings(NamedTuple):
+class CollectiveProbes(NamedTuple):
     """Groups and communicator to time a rank's collectives; `together` waits for all ranks."""
 
     rank: int
-    kinds: dict[Group, set[str]]
-    communicator: Communicator
+    kinds: dict[LaneGroup, set[str]]
+    communicator: DeviceCommunicator
     together: Callable[[], None]
 
 
@@ -66,13 +66,13 @@ class GpuTimings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def time_gpu(
-    device: Device,
+    device: DeviceDriver,
     *,
     multiprocessors: int = 0,
     seconds: float = 60.0,
     scales: Scales = GPU_SCALES,
     precisions: Sequence[str] = tuple(DTYPES),
-    meetings: Meetings | None = None,
+    meetings: CollectiveProbes | None = None,
     limit_s: float | None = None,
     clock: Callable[[], float] = monotonic,
 ) -> GpuTimings:
@@ -134,7 +134,7 @@ def time_gpu(
     )
 
 
-def _fitting(everything: Sequence[Made], room: int, device: Device) -> list[Made]:
+def _fitting(everything: Sequence[TimedCase], room: int, device: DeviceDriver) -> list[TimedCase]:
     """Cases for which there is room; raises an ExecutorError where it is for none."""
     fitting = [
         timed_case
@@ -149,7 +149,7 @@ def _fitting(everything: Sequence[Made], room: int, device: Device) -> list[Made
     return fitting
 
 
-def by_weight(case: Case) -> tuple[int, bool]:
+def by_weight(case: KernelCase) -> tuple[int, bool]:
     """Sort key by which the cases that most of a step's time goes to come first.
 
     Products of every precision come before all else: peaks are read from them.

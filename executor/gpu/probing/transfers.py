@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from millrace.executor.cuda.calls import Collective, Copy, Operand
-from millrace.executor.gpu.device import ADDRESS, Device
-from millrace.executor.gpu.nccl import ITEM_BYTES, Communicator, Group
+from millrace.executor.cuda.calls import Collective, CopyCall, Operand
+from millrace.executor.gpu.device import ADDRESS, DeviceDriver
+from millrace.executor.gpu.nccl import ITEM_BYTES, DeviceCommunicator, LaneGroup
 from millrace.executor.gpu.probing.stopwatch import Stopwatch
 from millrace.executor.probes.graphs import group_sizes
 from millrace.executor.probes.timing import Points
@@ -21,12 +21,12 @@ LANE, LANE_BACK = "profile", "profile back"
 def copy_bytes_per_s(watch: Stopwatch, arena: int, size_bytes: int, patience_ns: int) -> float:
     """Bytes read and written per second by a copy within the device's memory."""
     half = min(size_bytes // 2, COPY_BYTES_MAX) // 256 * 256
-    copy = Copy(Operand(ADDRESS, 0, arena), Operand(ADDRESS, 0, arena + half), half)
+    copy = CopyCall(Operand(ADDRESS, 0, arena), Operand(ADDRESS, 0, arena + half), half)
     return 2 * half / watch.calls_ns(((copy,),), patience_ns) * 1e9
 
 
 def host_points(
-    device: Device, watch: Stopwatch, arena: int, size_bytes: int, patience_ns: int
+    device: DeviceDriver, watch: Stopwatch, arena: int, size_bytes: int, patience_ns: int
 ) -> list[tuple[int, int]]:
     """Points (bytes, nanoseconds) of copies from and to pinned memory, of the slower way."""
     sizes = [size for size in HOST_BYTES if size <= size_bytes]
@@ -36,7 +36,7 @@ def host_points(
         (
             size,
             max(
-                watch.calls_ns(((Copy(source, target, size),),), patience_ns)
+                watch.calls_ns(((CopyCall(source, target, size),),), patience_ns)
                 for source, target in ((there, here), (here, there))
             ),
         )
@@ -44,26 +44,26 @@ def host_points(
     ]
 
 
-def groups_of(rank: int, ranks: int) -> dict[Group, set[str]]:
+def groups_of(rank: int, ranks: int) -> dict[LaneGroup, set[str]]:
     """Groups that a rank meets in to be timed, and the kinds that are timed there.
 
     They are of every size that a mesh of so many ranks can have; the first two ranks also send to
     each other.
     """
-    kinds_by_group: dict[Group, set[str]] = {}
+    kinds_by_group: dict[LaneGroup, set[str]] = {}
     for size in group_sizes(ranks):
         first = rank // size * size
-        kinds_by_group[Group(tuple(range(first, first + size)), LANE)] = set(BOXING)
+        kinds_by_group[LaneGroup(tuple(range(first, first + size)), LANE)] = set(BOXING)
     if rank < 2 <= ranks:
-        for group in (Group((0, 1), LANE_BACK), Group((1, 0), LANE_BACK)):
+        for group in (LaneGroup((0, 1), LANE_BACK), LaneGroup((1, 0), LANE_BACK)):
             kinds_by_group[group] = {"send" if group.members[0] == rank else "recv"}
     return kinds_by_group
 
 
 def collective_points(
     rank: int,
-    kinds: Mapping[Group, set[str]],
-    communicator: Communicator,
+    kinds: Mapping[LaneGroup, set[str]],
+    communicator: DeviceCommunicator,
     watch: Stopwatch,
     arena: int,
     together: Callable[[], None],
@@ -89,7 +89,7 @@ def collective_points(
     send = Operand(ADDRESS, 0, arena)
     recv = Operand(ADDRESS, 0, arena + MESSAGE_BYTES[-1])
 
-    def timed(calls: Sequence[tuple[Collective, Group]], size_bytes: int) -> int:
+    def timed(calls: Sequence[tuple[Collective, LaneGroup]], size_bytes: int) -> int:
         def issue() -> None:
             for call, group in calls:
                 communicator.issue(call, group, watch.stream, f"profile {call.kind}")

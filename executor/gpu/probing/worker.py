@@ -19,7 +19,7 @@ from millrace.executor.gpu.nccl import (
     set_environment,
     warm_up_bytes,
 )
-from millrace.executor.gpu.probing.timing import GpuTimings, Meetings, time_gpu
+from millrace.executor.gpu.probing.timing import CollectiveProbes, GpuTimings, time_gpu
 from millrace.executor.gpu.probing.transfers import groups_of
 from millrace.executor.gpu.products.cublaslt import ProductLibrary
 from millrace.executor.gpu.products.tuning import Tuner
@@ -64,7 +64,7 @@ def _timed(world: World, order: GpuOrder, folder: Path) -> GpuTimings:
 
         communicator = _communicator(world, device, failed)
         kinds = groups_of(world.rank, world.size)
-        meetings = Meetings(world.rank, kinds, communicator, world.barrier)
+        meetings = CollectiveProbes(world.rank, kinds, communicator, world.barrier)
     timings = time_gpu(
         device,
         multiprocessors=device.multiprocessors,

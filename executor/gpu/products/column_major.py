@@ -6,7 +6,7 @@ result of contiguous rows is made as d^T = b^T a^T.
 
 from typing import NamedTuple
 
-from millrace.executor.cuda.calls import Matrices, Product
+from millrace.executor.cuda.calls import Matrices, ProductCall
 
 
 class ColumnMajor(NamedTuple):
@@ -46,7 +46,7 @@ class ProductLayout(NamedTuple):
     aux: ColumnMajor | None = None
 
 
-def layout_of(product: Product) -> ProductLayout:
+def layout_of(product: ProductCall) -> ProductLayout:
     """Layout that a column-major library is told, to compute a product.
 
     Examples
@@ -83,7 +83,7 @@ def layout_of(product: Product) -> ProductLayout:
     )
 
 
-def _beside(matrices: Matrices | None, product: Product) -> ColumnMajor | None:
+def _beside(matrices: Matrices | None, product: ProductCall) -> ColumnMajor | None:
     """Matrices of an epilogue, in the order of d."""
     return None if matrices is None else _stored(matrices, product.m, product.n)[0]
 

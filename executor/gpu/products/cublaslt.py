@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any
 
-from millrace.executor.cuda.calls import Matrices, Product, Vector
+from millrace.executor.cuda.calls import Matrices, ProductCall, Vector
 from millrace.executor.cuda.wording import described
 from millrace.executor.errors import ExecutorError
 from millrace.executor.gpu.device import address_of
@@ -114,7 +114,7 @@ class ProductLibrary:
         """The library's number: 131000 is 13.10.0."""
         return int(self._library.cublasLtGetVersion())
 
-    def supports(self, product: Product, workspace_bytes: int) -> bool:
+    def supports(self, product: ProductCall, workspace_bytes: int) -> bool:
         """True if the library has an algorithm for a bound product, epilogue and all."""
         try:
             self.plan(product, workspace_bytes)
@@ -122,7 +122,7 @@ class ProductLibrary:
             return False
         return True
 
-    def plan(self, product: Product, workspace_bytes: int) -> PlannedProduct:
+    def plan(self, product: ProductCall, workspace_bytes: int) -> PlannedProduct:
         """Plan of a product: its descriptors and the algorithm that the library puts first.
 
         Alike products share one.
@@ -148,7 +148,7 @@ class ProductLibrary:
         return self._planned[key]
 
     def candidates(
-        self, product: Product, workspace_bytes: int, count: int
+        self, product: ProductCall, workspace_bytes: int, count: int
     ) -> list[PlannedProduct]:
         """Plans of a product, one for each of at most `count` algorithms, the best first.
 
@@ -178,7 +178,7 @@ class ProductLibrary:
         return replace(planned, algorithm=restored, workspace_bytes=result.workspace_bytes)
 
     def run(
-        self, planned: PlannedProduct, product: Product, workspace: int, stream_handle: int
+        self, planned: PlannedProduct, product: ProductCall, workspace: int, stream_handle: int
     ) -> None:
         """Put a bound product on a stream as planned; the workspace is a device address.
 
@@ -225,7 +225,7 @@ class ProductLibrary:
             self._library.cublasLtDestroy(self._handle)
             self._handle = None
 
-    def _described(self, key: str, product: Product, workspace_bytes: int) -> PlannedProduct:
+    def _described(self, key: str, product: ProductCall, workspace_bytes: int) -> PlannedProduct:
         """Plan of a product: its descriptors, and the algorithm that is put first."""
         layout, (compute, scale) = layout_of(product), compute_type(product)
         factor = ctypes.c_double if scale == DATA_TYPES["float64"] else ctypes.c_float
@@ -258,7 +258,7 @@ class ProductLibrary:
             self._library.cublasLtMatrixLayoutDestroy(layout)
 
     def _descriptor(
-        self, product: Product, layout: ProductLayout, compute: int, scale: int
+        self, product: ProductCall, layout: ProductLayout, compute: int, scale: int
     ) -> ctypes.c_void_p:
         """The library's handle of what is computed."""
         kind = "cublasLtMatmulDesc"
@@ -284,7 +284,7 @@ class ProductLibrary:
             put(self._library, kind, descriptor, attribute, value)
         return descriptor
 
-    def _point(self, descriptor: ctypes.c_void_p, product: Product) -> None:
+    def _point(self, descriptor: ctypes.c_void_p, product: ProductCall) -> None:
         """Tell a descriptor where the bias and aux of a bound product lie."""
         for attribute, part in (
             (DESC_BIAS_POINTER, product.bias),
@@ -295,7 +295,7 @@ class ProductLibrary:
                 put(self._library, "cublasLtMatmulDesc", descriptor, attribute, address)
 
     def _heuristic(
-        self, planned: PlannedProduct, product: Product, workspace_bytes: int, most: int
+        self, planned: PlannedProduct, product: ProductCall, workspace_bytes: int, most: int
     ) -> list[HeuristicResult]:
         """Algorithms that the library proposes, the best first; at least one.
 
@@ -329,7 +329,7 @@ def with_result(planned: PlannedProduct, result: HeuristicResult) -> PlannedProd
     return replace(planned, algorithm=algorithm, workspace_bytes=int(result.workspace_bytes))
 
 
-def key_of(product: Product, workspace_bytes: int) -> str:
+def key_of(product: ProductCall, workspace_bytes: int) -> str:
     """All that the choice of an algorithm depends on, in words.
 
     Parameters
@@ -365,7 +365,7 @@ def key_of(product: Product, workspace_bytes: int) -> str:
     )
 
 
-def compute_type(product: Product) -> tuple[int, int]:
+def compute_type(product: ProductCall) -> tuple[int, int]:
     """Arithmetic of a product and type of its factors, as the library knows them.
 
     Products of 16 bits add up in float32.
@@ -393,7 +393,7 @@ def alignment_of(part: Matrices | Vector) -> int:
     return alignment_bytes(address_of(part.operand), stride_bytes)
 
 
-def describe(product: Product) -> str:
+def describe(product: ProductCall) -> str:
     """A product in words, for errors."""
     stored = ", ".join(
         f"{name} {part.dtype} strides ({part.batch_stride}, {part.row_stride}, "

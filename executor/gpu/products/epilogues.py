@@ -12,7 +12,7 @@ EPILOGUE_AUX_LD and EPILOGUE_AUX_DATA_TYPE. Which of the products that they allo
 is another question, which only the library answers (`ProductLibrary.supports`).
 """
 
-from millrace.executor.cuda.calls import Matrices, Product
+from millrace.executor.cuda.calls import Matrices, ProductCall
 from millrace.executor.gpu.products.binding import (
     EPILOGUE_BIAS,
     EPILOGUE_DEFAULT,
@@ -27,7 +27,7 @@ AUX_ELEMENTS = 8  # leading dimensions and batch strides of what GELU keeps are 
 ACTIVATIONS = {"gelu": EPILOGUE_GELU, "relu": EPILOGUE_RELU}
 
 
-def epilogue_of(product: Product) -> int:
+def epilogue_of(product: ProductCall) -> int:
     """Number of the epilogue of a product that `refusal` allows.
 
     Examples
@@ -49,7 +49,7 @@ def epilogue_of(product: Product) -> int:
     return code or EPILOGUE_DEFAULT
 
 
-def refusal(product: Product) -> str:
+def refusal(product: ProductCall) -> str:
     """Reason why the library cannot compute a product in one call; empty where its rules allow it.
 
     Examples
@@ -63,7 +63,7 @@ def refusal(product: Product) -> str:
     return next((reason for check in checks if (reason := check(product))), "")
 
 
-def _of_kind(product: Product) -> str:
+def _of_kind(product: ProductCall) -> str:
     """Reason why a combination of fields has no epilogue; empty where it has one."""
     if product.accumulate and product.c is not None:
         return "a product adds either what d holds or c"
@@ -81,7 +81,7 @@ def _of_kind(product: Product) -> str:
     return ""
 
 
-def _of_dtypes(product: Product) -> str:
+def _of_dtypes(product: ProductCall) -> str:
     """Reason why dtypes do not fit: all beside d has its dtype, in all but 8-bit products."""
     words = {"c": "c", "aux": "aux", "bias": "the bias"}
     for name, word in words.items():
@@ -91,7 +91,7 @@ def _of_dtypes(product: Product) -> str:
     return ""
 
 
-def _of_places(product: Product) -> str:
+def _of_places(product: ProductCall) -> str:
     """Reason why places do not fit: c and aux need d's order, what GELU keeps multiples of 8."""
     for name in ("c", "aux"):
         part: Matrices | None = getattr(product, name)

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.executor.cuda.calls import Call, Choice, Clear, Operand, Product
+from millrace.executor.cuda.calls import Call, Clear, KernelAlternatives, Operand, ProductCall
 from millrace.executor.cuda.products import spans
 from millrace.executor.errors import ExecutorError
 from millrace.executor.gpu.choices import Can, first_supported, key_of_choice
@@ -43,7 +43,7 @@ PLACE_BYTES = 256  # finer than this, copies are as aligned as what they are cop
 T = TypeVar("T")
 
 
-class Products(Protocol):
+class ProductLibraryProtocol(Protocol):
     """A library of matrix products (`millrace.executor.gpu.products.cublaslt.ProductLibrary`)."""
 
     @property
@@ -51,15 +51,15 @@ class Products(Protocol):
         """Its number."""
         ...
 
-    def supports(self, product: Product, workspace_bytes: int) -> bool:
+    def supports(self, product: ProductCall, workspace_bytes: int) -> bool:
         """True if it can carry out a bound product."""
         ...
 
-    def plan(self, product: Product, workspace_bytes: int) -> PlannedProduct:
+    def plan(self, product: ProductCall, workspace_bytes: int) -> PlannedProduct:
         """Plan of a product with the algorithm that it puts first."""
         ...
 
-    def candidates(self, product: Product, workspace_bytes: int, count: int) -> list[Any]:
+    def candidates(self, product: ProductCall, workspace_bytes: int, count: int) -> list[Any]:
         """Plans of a product with each of some algorithms."""
         ...
 
@@ -67,7 +67,7 @@ class Products(Protocol):
         """Plan of a product with an algorithm that was kept."""
         ...
 
-    def run(self, planned: Any, product: Product, workspace: int, stream: int, /) -> None:
+    def run(self, planned: Any, product: ProductCall, workspace: int, stream: int, /) -> None:
         """Carry a product out in the order of a stream."""
         ...
 
@@ -76,8 +76,8 @@ class Products(Protocol):
         ...
 
 
-class Bench(Protocol):
-    """Device as far as tuning needs it (`millrace.executor.gpu.device.Device`, and scratch)."""
+class TuningBench(Protocol):
+    """Device as tuning needs it (`millrace.executor.gpu.device.DeviceDriver`, and scratch)."""
 
     name: str
 
@@ -122,7 +122,7 @@ class Bench(Protocol):
         ...
 
 
-class Room(NamedTuple):
+class StreamWorkspace(NamedTuple):
     """Workspace of a stream."""
 
     address: int
@@ -156,7 +156,12 @@ class Tuner:
         return Picks(device=picks.device, library_version=picks.library_version, picks=self._used)
 
     def plan(
-        self, library: Products, product: Product, device: Bench, stream: int, workspace: Room
+        self,
+        library: ProductLibraryProtocol,
+        product: ProductCall,
+        device: TuningBench,
+        stream: int,
+        workspace: StreamWorkspace,
     ) -> PlannedProduct:
         """Plan of a bound product with its pick, timing its candidates where it has none.
 
@@ -186,7 +191,12 @@ class Tuner:
         return fastest
 
     def choose(
-        self, library: Products, choice: Choice, can: Can, device: Bench, stream: int
+        self,
+        library: ProductLibraryProtocol,
+        choice: KernelAlternatives,
+        can: Can,
+        device: TuningBench,
+        stream: int,
     ) -> int:
         """Option of a bound choice that was picked; times the options where none was.
 
@@ -228,7 +238,7 @@ class Tuner:
         if self.used is not None:
             save_picks(self._folder, self.used)
 
-    def _pick(self, key: str, library: Products, device: Bench) -> Pick | None:
+    def _pick(self, key: str, library: ProductLibraryProtocol, device: TuningBench) -> Pick | None:
         """Pick of a product or choice that was used or, before ranks agreed, is kept."""
         if self._known is None:
             self._known = load_picks(self._folder, device.name, library.version)
@@ -236,7 +246,12 @@ class Tuner:
         return self._used.get(key) or cached.get(key)
 
     def _fastest(
-        self, library: Products, product: Product, device: Bench, stream: int, workspace: Room
+        self,
+        library: ProductLibraryProtocol,
+        product: ProductCall,
+        device: TuningBench,
+        stream: int,
+        workspace: StreamWorkspace,
     ) -> tuple[PlannedProduct, int] | None:
         """Fastest candidate and its time; None where there is no room or none of them runs."""
         copied, copied_bytes = copy_of(product)
@@ -257,7 +272,7 @@ class Tuner:
             return fastest(candidates, timed_ns, deadline_ns=perf_counter_ns() + self._left_ns)
 
     def _fastest_option(
-        self, choice: Choice, supported: Sequence[int], device: Bench, stream: int
+        self, choice: KernelAlternatives, supported: Sequence[int], device: TuningBench, stream: int
     ) -> tuple[int, int] | None:
         """Fastest option and its time; None where there is one, no room, or none of them runs."""
         if len(supported) == 1 or device.free_bytes() * FREE_SHARE < CACHE_BYTES:
@@ -275,7 +290,7 @@ class Tuner:
             return fastest(supported, timed_ns, deadline_ns=perf_counter_ns() + self._left_ns)
 
     def _cold_ns(
-        self, device: Bench, stream: int, flush: Clear, issues: Sequence[Callable[[], None]]
+        self, device: TuningBench, stream: int, flush: Clear, issues: Sequence[Callable[[], None]]
     ) -> int:
         """Nanoseconds of what is issued after the caches were flushed, once for every call."""
         if self._events is None:
@@ -325,7 +340,7 @@ def fastest(
     return candidate, round(median(durations))
 
 
-def copy_of(product: Product) -> tuple[Product, int]:
+def copy_of(product: ProductCall) -> tuple[ProductCall, int]:
     """A bound product with its parts behind each other from address 0, and their bytes.
 
     Every part is as aligned as it was, and parts that lay in one place do so again.
@@ -345,7 +360,7 @@ def copy_of(product: Product) -> tuple[Product, int]:
     return product._replace(**changes), end
 
 
-def placed_at(product: Product, base: int) -> Product:
+def placed_at(product: ProductCall, base: int) -> ProductCall:
     """A product that lies from address 0 on, moved to another base."""
     changes: dict[str, Any] = {
         name: part._replace(operand=Operand(ADDRESS, 0, base + part.operand.offset_bytes))
@@ -354,7 +369,7 @@ def placed_at(product: Product, base: int) -> Product:
     return product._replace(**changes)
 
 
-def fill(device: Bench, address: int, size_bytes: int, stream: int) -> None:
+def fill(device: TuningBench, address: int, size_bytes: int, stream: int) -> None:
     """Fill memory with numbers, of which products of zeros would draw less power.
 
     Bits of bfloat16 from 0 to 1 are finite numbers in every floating dtype.

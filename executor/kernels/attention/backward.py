@@ -10,8 +10,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from millrace.executor.kernels.attention.geometry import Block, Geometry, geometry, part
-from millrace.executor.kernels.attention.scores import BiasView, Room, additions, hide, rooms, score
+from millrace.executor.kernels.attention.geometry import Geometry, ScoreBlock, geometry, part
+from millrace.executor.kernels.attention.scores import (
+    BiasView,
+    ScoreScratch,
+    additions,
+    hide,
+    rooms,
+    score,
+)
 from millrace.executor.kernels.context import Array, Kernel, KernelContext
 
 
@@ -32,7 +39,7 @@ class _GradientRoom:
     `slopes` holds dout with the heads of a group together, where that takes a copy.
     """
 
-    room: Room
+    room: ScoreScratch
     products: Array
     slopes: Array | None
     dscores_apart: Array
@@ -112,7 +119,7 @@ def _backward(context: KernelContext, bias: int | None) -> Kernel:
     return kernel
 
 
-def _to_probabilities(room: Room, logsumexp: Array) -> None:
+def _to_probabilities(room: ScoreScratch, logsumexp: Array) -> None:
     """Turn the room's scores into exp(scores − logsumexp [g, r, t])."""
     rows = logsumexp[:, None, :, room.block.rows]
     np.subtract(room.scores_apart, rows, out=room.scores_apart)
@@ -136,7 +143,7 @@ def _dscores(more: _GradientRoom, slope: Array, out: Array, value: Array) -> Arr
     return merged
 
 
-def _adder(sizes: Geometry) -> Callable[[Array, Array, Array, Block, int], None]:
+def _adder(sizes: Geometry) -> Callable[[Array, Array, Array, ScoreBlock, int], None]:
     """Function that adds weights [g, s, r t] @ rows [g, r t, d] to the block's keys of [s, g, d].
 
     `written` keys hold values already: all that the block sees, or none.
@@ -144,7 +151,7 @@ def _adder(sizes: Geometry) -> Callable[[Array, Array, Array, Block, int], None]
     widest = max(sizes.head_dim, sizes.value_dim)
     added = np.empty(sizes.groups * sizes.keys * widest, sizes.dtype)
 
-    def add(total: Array, weights: Array, rows: Array, block: Block, written: int) -> None:
+    def add(total: Array, weights: Array, rows: Array, block: ScoreBlock, written: int) -> None:
         target = total[block.columns].transpose(1, 0, 2)
         if written == 0:
             np.matmul(weights, rows, out=target)

@@ -19,7 +19,7 @@ QUERY_BLOCK = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mask:
+class ScoreMask:
     """Minus infinity or zero, added to the scores of `keys` (counted from the block's first)."""
 
     keys: slice
@@ -27,7 +27,7 @@ class Mask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class ScoreBlock:
     """Queries `rows` see the keys `columns`; where only some of them do, `masks` say which.
 
     `queries` and `keys` are how many there are, `first` is the place of the first query, counted
@@ -39,7 +39,7 @@ class Block:
     queries: int
     keys: int
     first: int
-    masks: tuple[Mask, ...]
+    masks: tuple[ScoreMask, ...]
     blind: bool
 
 
@@ -56,7 +56,7 @@ class Geometry:
     value_dim: int
     scale: float
     dtype: str
-    blocks: tuple[Block, ...]
+    blocks: tuple[ScoreBlock, ...]
     windowed: bool
 
     @property
@@ -156,7 +156,7 @@ def first_key(context: KernelContext) -> int:
 
 def _block(
     rows: slice, offset: int, keys: int, behind: int | None, ahead: int | None, dtype: str
-) -> Block:
+) -> ScoreBlock:
     """Block of `rows`: a query at t sees the keys with -ahead < t - s < behind."""
     first, queries = offset + rows.start, rows.stop - rows.start
     last = first + queries - 1
@@ -175,8 +175,8 @@ def _block(
         low, high = max(start, begin), min(start + queries, end)
         if low < high:
             seen = values[low - start : high - start, None, :]
-            masks.append(Mask(keys=slice(low - begin, high - begin), values=seen))
-    return Block(
+            masks.append(ScoreMask(keys=slice(low - begin, high - begin), values=seen))
+    return ScoreBlock(
         rows=rows,
         columns=slice(begin, end),
         queries=queries,

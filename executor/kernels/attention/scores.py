@@ -11,26 +11,26 @@ from math import ceil, log2, prod
 
 import numpy as np
 
-from millrace.executor.kernels.attention.geometry import Block, Geometry, part
+from millrace.executor.kernels.attention.geometry import Geometry, ScoreBlock, part
 from millrace.executor.kernels.context import Array, KernelContext
-from millrace.executor.kernels.dims import layout
+from millrace.executor.kernels.dims import bind_operand_dims
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class ScoreScratch:
     """A block with its scratch, every array in two shapes: heads apart, and merged for products.
 
     `query` is [g, r, t, d] or [g, r t, d], `scores` [g, s, r, t] or [g, s, r t].
     """
 
-    block: Block
+    block: ScoreBlock
     query_apart: Array
     query: Array
     scores_apart: Array
     scores: Array
 
 
-def rooms(sizes: Geometry) -> list[Room]:
+def rooms(sizes: Geometry) -> list[ScoreScratch]:
     """Blocks with scratch for their queries and scores, which all of them share."""
     queries, scores = sizes.rows(sizes.head_dim), sizes.scores()
     block_rooms = []
@@ -38,7 +38,7 @@ def rooms(sizes: Geometry) -> list[Room]:
         query = part(queries, sizes.groups, sizes.repeats, block.queries, sizes.head_dim)
         score = part(scores, sizes.groups, block.keys, sizes.repeats, block.queries)
         block_rooms.append(
-            Room(
+            ScoreScratch(
                 block=block,
                 query_apart=query,
                 query=query.reshape(sizes.groups, -1, sizes.head_dim),
@@ -49,16 +49,16 @@ def rooms(sizes: Geometry) -> list[Room]:
     return block_rooms
 
 
-Added = Callable[[Room, int, Sequence[Array]], None]
+Added = Callable[[ScoreScratch, int, Sequence[Array]], None]
 """`added(room, sample, inputs)`: add to the scores of a block what a form of attention adds."""
 
 
-def score(room: Room, key: Array) -> None:
+def score(room: ScoreScratch, key: Array) -> None:
     """Leave the products of the scaled queries with keys [g, s, d] in the room's scores."""
     np.matmul(key[:, room.block.columns], room.query.transpose(0, 2, 1), out=room.scores)
 
 
-def hide(room: Room) -> None:
+def hide(room: ScoreScratch) -> None:
     """Give minus infinity to keys that a query does not see."""
     for mask in room.block.masks:
         hidden = room.scores_apart[:, mask.keys]
@@ -74,7 +74,7 @@ def additions(context: KernelContext, sizes: Geometry, bias: int | None) -> list
     if bias is not None:
         view = BiasView(context, sizes, bias)
 
-        def biased(room: Room, sample: int, inputs: Sequence[Array]) -> None:
+        def biased(room: ScoreScratch, sample: int, inputs: Sequence[Array]) -> None:
             values = view.of(room.block, sample, inputs[bias])
             np.add(room.scores_apart, values, out=room.scores_apart)
 
@@ -121,7 +121,7 @@ def _distances_added(sizes: Geometry, slopes: Array) -> Added:
     table = -np.abs(behind).astype(sizes.dtype)
     scratch = sizes.scores()
 
-    def add(room: Room, sample: int, inputs: Sequence[Array]) -> None:
+    def add(room: ScoreScratch, sample: int, inputs: Sequence[Array]) -> None:
         block = room.block
         start = block.columns.start - block.first - lowest
         distances = table[start : start + block.keys, None, : block.queries]
@@ -151,7 +151,7 @@ class BiasView:
     """
 
     def __init__(self, context: KernelContext, sizes: Geometry, input_index: int) -> None:
-        dims = layout(context)
+        dims = bind_operand_dims(context)
         query, key, bias = dims.inputs[0], dims.inputs[1], dims.inputs[input_index]
         batch, queries, group, *repeat = query[:-1]
         order = [batch, group, key[1], *(repeat or [""]), queries]
@@ -163,7 +163,7 @@ class BiasView:
             axis for axis, label in enumerate(order[1:]) if label and label not in bias
         )
 
-    def of(self, block: Block, sample: int, array: Array) -> Array:
+    def of(self, block: ScoreBlock, sample: int, array: Array) -> Array:
         """View what a block of a sample takes of the operand, [g, s, r, t]."""
         view = array.reshape(self._split).transpose(self._order).reshape(self.shape)
         columns = slice(None) if 1 in self.lacks else block.columns

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from millrace.executor.kernels.context import Array, Kernel, KernelContext
-from millrace.executor.kernels.dims import Dims, Layout, layout
+from millrace.executor.kernels.dims import Dims, OperandDims, bind_operand_dims
 
 
 class Spread(NamedTuple):
@@ -33,7 +33,7 @@ def spread(dims: Dims, output: Dims, sizes: dict[str, int]) -> Spread:
 
 def add(context: KernelContext) -> Kernel:
     """Kernel of the sum of two or more tensors, broadcast by label."""
-    operand_dims = layout(context)
+    operand_dims = bind_operand_dims(context)
     (output,) = operand_dims.outputs
     apart = tuple(operand_dims.sizes[label] for label in output)
     forms = [spread(dims, output, operand_dims.sizes) for dims in operand_dims.inputs]
@@ -50,7 +50,7 @@ def add(context: KernelContext) -> Kernel:
 
 def mul(context: KernelContext) -> Kernel:
     """Kernel of the product of two tensors, broadcast by label and summed over what is missing."""
-    operand_dims = layout(context)
+    operand_dims = bind_operand_dims(context)
     (output,) = operand_dims.outputs
     apart = tuple(operand_dims.sizes[label] for label in output)
     if any(label not in output for dims in operand_dims.inputs for label in dims):
@@ -68,7 +68,7 @@ def mul(context: KernelContext) -> Kernel:
     return kernel
 
 
-def _summed_product(context: KernelContext, operand_dims: Layout) -> Kernel:
+def _summed_product(context: KernelContext, operand_dims: OperandDims) -> Kernel:
     """Kernel of a product of which some labels are summed; no product is stored."""
     labels = sorted(
         {label for dims in (*operand_dims.inputs, *operand_dims.outputs) for label in dims}

@@ -10,7 +10,7 @@ import numpy as np
 from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels.chunks import chunks, rows_per_chunk, scratch
 from millrace.executor.kernels.context import Array, Kernel, KernelContext, KernelFactory
-from millrace.executor.kernels.dims import layout
+from millrace.executor.kernels.dims import bind_operand_dims
 from millrace.executor.kernels.elementwise.functions import (
     FUNCTIONS,
     SPARES,
@@ -113,7 +113,7 @@ def swiglu_grad(context: KernelContext) -> Kernel:
     return kernel
 
 
-class _Channels:
+class _SlopeRows:
     """x as rows of which each (or, where channels come last, each column) has a slope of its own.
 
     Attributes
@@ -125,7 +125,7 @@ class _Channels:
     """
 
     def __init__(self, context: KernelContext) -> None:
-        operand_dims = layout(context)
+        operand_dims = bind_operand_dims(context)
         x, slope = operand_dims.inputs[:2]
         named = [label for label in slope if label in x]
         if len(named) > 1 or any(
@@ -166,7 +166,7 @@ class _Channels:
 
 def prelu(context: KernelContext) -> Kernel:
     """Kernel of x where it is positive, elsewhere slope · x, from (x, slope)."""
-    channels = _Channels(context)
+    channels = _SlopeRows(context)
     buffer = np.empty((channels.step, channels.shape[1]), context.outputs[0].dtype)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -184,7 +184,7 @@ def prelu(context: KernelContext) -> Kernel:
 
 def prelu_grad(context: KernelContext) -> Kernel:
     """Kernel of dx and dslope = Σ dy · min(x, 0) from (x, slope, dy)."""
-    channels = _Channels(context)
+    channels = _SlopeRows(context)
     dtype = context.outputs[0].dtype
     buffer = np.empty((channels.step, channels.shape[1]), dtype)
     sums = np.empty(channels.outer * channels.count, dtype)

@@ -17,7 +17,7 @@ from millrace.executor.kernels.chunks import chunks, rows_per_chunk
 from millrace.executor.kernels.context import Array, Kernel, KernelContext, Shard
 
 
-class _Ways:
+class _TokenPlacement:
     """Rows of choices and choices of rows, in scratch that every firing fills anew.
 
     Parameters
@@ -76,7 +76,7 @@ class _Ways:
 
 def dispatch(context: KernelContext) -> Kernel:
     """Kernel of every token at the places it got, from (x, expert, place); zeros elsewhere."""
-    ways = _Ways(context.outputs[0], context.inputs[1])
+    ways = _TokenPlacement(context.outputs[0], context.inputs[1])
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         x, expert_rows = ways.at_tokens(inputs[0]), ways.at_experts(outputs[0])
@@ -90,15 +90,15 @@ def dispatch(context: KernelContext) -> Kernel:
 
 def dispatch_grad(context: KernelContext) -> Kernel:
     """Kernel of dx from (dy, expert, place): dy of a token's places, added up."""
-    return _gather(_Ways(context.inputs[0], context.inputs[1]), context.outputs[0].dtype)
+    return _gather(_TokenPlacement(context.inputs[0], context.inputs[1]), context.outputs[0].dtype)
 
 
 def combine(context: KernelContext) -> Kernel:
     """Kernel of the sum by weight of a token's places, from (y, expert, place, weight)."""
-    return _gather(_Ways(context.inputs[0], context.inputs[1]), context.outputs[0].dtype)
+    return _gather(_TokenPlacement(context.inputs[0], context.inputs[1]), context.outputs[0].dtype)
 
 
-def _gather(ways: _Ways, dtype: str) -> Kernel:
+def _gather(ways: _TokenPlacement, dtype: str) -> Kernel:
     """Kernel of the sum of a token's rows, by weight where there is a fourth input."""
     buffer = np.empty((ways.step(), ways.features), dtype)
     weights = np.empty((ways.tokens, ways.choices), dtype)
@@ -123,7 +123,7 @@ def _gather(ways: _Ways, dtype: str) -> Kernel:
 
 def combine_grad_input(context: KernelContext) -> Kernel:
     """Kernel of dy from (dout, expert, place, weight): dout by weight, at its token's places."""
-    ways = _Ways(context.outputs[0], context.inputs[1])
+    ways = _TokenPlacement(context.outputs[0], context.inputs[1])
     weights = np.empty(prod(context.outputs[0].shape[:3]), context.outputs[0].dtype)
     tokens = np.empty(weights.size, np.intp)
 
@@ -141,7 +141,7 @@ def combine_grad_input(context: KernelContext) -> Kernel:
 
 def combine_grad_weight(context: KernelContext) -> Kernel:
     """Kernel of dweight from (dout, y, expert, place): dout times what is at a token's places."""
-    ways = _Ways(context.inputs[1], context.inputs[2])
+    ways = _TokenPlacement(context.inputs[1], context.inputs[2])
     buffer = np.empty((ways.step(), ways.features), context.outputs[0].dtype)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:

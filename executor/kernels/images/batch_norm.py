@@ -13,13 +13,13 @@ import numpy as np
 
 from millrace.executor.kernels.chunks import CHUNK_ELEMENTS, chunks
 from millrace.executor.kernels.context import Array, Kernel, KernelContext
-from millrace.executor.kernels.dims import layout
+from millrace.executor.kernels.dims import bind_operand_dims
 
 Piece = tuple[slice, slice]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Channels:
+class _HostChannels:
     """An array's form, the points of a channel in the whole microbatch, and scratch for a piece."""
 
     form: tuple[int, int, int]
@@ -51,9 +51,9 @@ class _Channels:
         return (sums / self.count)[:, None], rstd[:, None]
 
 
-def _channels(context: KernelContext, sums_at: int, x_at: int = 0) -> _Channels:
+def _channels(context: KernelContext, sums_at: int, x_at: int = 0) -> _HostChannels:
     """Read the form off input `x_at` and operand `sums_at` (inputs, then outputs)."""
-    operand_dims = layout(context)
+    operand_dims = bind_operand_dims(context)
     (channel,) = (*operand_dims.inputs, *operand_dims.outputs)[sums_at]
     shards = (*context.inputs, *context.outputs)
     dims = operand_dims.inputs[x_at]
@@ -62,7 +62,7 @@ def _channels(context: KernelContext, sums_at: int, x_at: int = 0) -> _Channels:
     form = prod(sizes[:position]), sizes[position], prod(sizes[position + 1 :])
     count = prod(shards[x_at].global_shape) // prod(shards[sums_at].global_shape)
     largest = max(min(prod(form), CHUNK_ELEMENTS), form[2])
-    return _Channels(form=form, count=count, scratch=np.empty(largest, shards[x_at].dtype))
+    return _HostChannels(form=form, count=count, scratch=np.empty(largest, shards[x_at].dtype))
 
 
 def _add_up(values: Array, total: Array) -> None:

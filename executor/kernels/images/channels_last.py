@@ -13,14 +13,14 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from millrace.executor.kernels.context import Array, Kernel
-from millrace.executor.kernels.images.sizes import Sizes
-from millrace.executor.kernels.images.windows import Tap
+from millrace.executor.kernels.images.sizes import ImageSizes
+from millrace.executor.kernels.images.windows import WindowTap
 
 
-class _Columns:
+class _ChannelsLastColumns:
     """Scratch for the columns [g, b, j, i, q, p, c] of `step` samples."""
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: ImageSizes) -> None:
         self._sizes = sizes
         self._plain = sizes.pointwise and sizes.g == 1
         shape = (sizes.g, sizes.step, *sizes.made, *sizes.window, sizes.c)
@@ -48,12 +48,12 @@ class _Columns:
             for tap, apart in self._meeting(images):
                 np.add(apart, self._under(tap, len(images)), out=apart)
 
-    def _under(self, tap: Tap, samples: int) -> Array:
+    def _under(self, tap: WindowTap, samples: int) -> Array:
         """View the columns' values of a tap, as [g, b, j, i, c]."""
         values = self._values[:, :samples, :, :, tap.row, tap.column]
         return values[:, :, *tap.outputs]
 
-    def _meeting(self, images: Array) -> Iterator[tuple[Tap, Array]]:
+    def _meeting(self, images: Array) -> Iterator[tuple[WindowTap, Array]]:
         """Yield every tap with its part of the images, as [g, b, j, i, c]."""
         sizes = self._sizes
         apart = images.reshape(-1, *sizes.image, sizes.g, sizes.c).transpose(3, 0, 1, 2, 4)
@@ -61,10 +61,10 @@ class _Columns:
             yield tap, apart[:, :, *tap.inputs]
 
 
-class _Places:
+class _ChannelsLastOutputs:
     """Outputs [b, j, i, g n] as matrices [g, b j i, n], of several groups through scratch."""
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: ImageSizes) -> None:
         self._sizes = sizes
         shape = (sizes.g, sizes.step * sizes.places, sizes.n)
         self._values = np.empty(shape if sizes.g > 1 else 0, sizes.dtype)
@@ -91,9 +91,9 @@ class _Places:
         return outputs.reshape(-1, self._sizes.g, self._sizes.n).transpose(1, 0, 2)
 
 
-def conv(sizes: Sizes) -> Kernel:
+def conv(sizes: ImageSizes) -> Kernel:
     """Kernel of the convolution of (x, w)."""
-    columns, places = _Columns(sizes), _Places(sizes)
+    columns, places = _ChannelsLastColumns(sizes), _ChannelsLastOutputs(sizes)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         weight = inputs[1].reshape(sizes.g, sizes.n, sizes.depth).transpose(0, 2, 1)
@@ -105,9 +105,9 @@ def conv(sizes: Sizes) -> Kernel:
     return kernel
 
 
-def conv_grad_input(sizes: Sizes) -> Kernel:
+def conv_grad_input(sizes: ImageSizes) -> Kernel:
     """Kernel of dx from (dy, w): the columns of dx are dy w."""
-    columns, places = _Columns(sizes), _Places(sizes)
+    columns, places = _ChannelsLastColumns(sizes), _ChannelsLastOutputs(sizes)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         weight = inputs[1].reshape(sizes.g, sizes.n, sizes.depth)
@@ -120,9 +120,9 @@ def conv_grad_input(sizes: Sizes) -> Kernel:
     return kernel
 
 
-def conv_grad_weight(sizes: Sizes) -> Kernel:
+def conv_grad_weight(sizes: ImageSizes) -> Kernel:
     """Kernel of dw from (x, dy): dy times the columns of x, added up over samples and places."""
-    columns, places = _Columns(sizes), _Places(sizes)
+    columns, places = _ChannelsLastColumns(sizes), _ChannelsLastOutputs(sizes)
     product = np.empty((sizes.g, sizes.n, sizes.depth), sizes.dtype)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:

@@ -15,14 +15,14 @@ import numpy as np
 
 from millrace.executor.kernels.context import Array, Kernel, KernelContext
 from millrace.executor.kernels.images import channels_last
-from millrace.executor.kernels.images.sizes import Sizes, sizes_of
-from millrace.executor.kernels.images.windows import Tap
+from millrace.executor.kernels.images.sizes import ImageSizes, sizes_of
+from millrace.executor.kernels.images.windows import WindowTap
 
 
-class _Columns:
+class _ChannelsFirstColumns:
     """Scratch for the columns [g, c, q, p, b, j, i] of `step` samples."""
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: ImageSizes) -> None:
         self._sizes = sizes
         shape = (sizes.g, sizes.c, *sizes.window, sizes.step, *sizes.made)
         self._values = np.zeros(shape, sizes.dtype)
@@ -48,7 +48,7 @@ class _Columns:
             values = self._values[:, :, tap.row, tap.column, :samples]
             np.add(apart, values[..., *tap.outputs], out=apart)
 
-    def _meeting(self, images: Array) -> Iterator[tuple[Tap, Array]]:
+    def _meeting(self, images: Array) -> Iterator[tuple[WindowTap, Array]]:
         """Yield every tap with its part of the images, as [g, c, b, j, i]."""
         sizes = self._sizes
         apart = images.reshape(-1, sizes.g, sizes.c, *sizes.image).transpose(1, 2, 0, 3, 4)
@@ -56,10 +56,10 @@ class _Columns:
             yield tap, apart[..., *tap.inputs]
 
 
-class _Places:
+class _ChannelsFirstOutputs:
     """Outputs [b, g n, j, i] as matrices [g, n, b j i], through scratch for several samples."""
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: ImageSizes) -> None:
         self._sizes = sizes
         shape = (sizes.g, sizes.n, sizes.step, sizes.places)
         self._values = np.empty(shape if sizes.step > 1 else 0, sizes.dtype)
@@ -98,7 +98,7 @@ def conv(context: KernelContext) -> Kernel:
         return channels_last.conv(sizes)
     if sizes.pointwise:
         return _pointwise(sizes, backward=False)
-    columns, places = _Columns(sizes), _Places(sizes)
+    columns, places = _ChannelsFirstColumns(sizes), _ChannelsFirstOutputs(sizes)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         weight = inputs[1].reshape(sizes.g, sizes.n, sizes.depth)
@@ -117,7 +117,7 @@ def conv_grad_input(context: KernelContext) -> Kernel:
         return channels_last.conv_grad_input(sizes)
     if sizes.pointwise:
         return _pointwise(sizes, backward=True)
-    columns, places = _Columns(sizes), _Places(sizes)
+    columns, places = _ChannelsFirstColumns(sizes), _ChannelsFirstOutputs(sizes)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         weight = inputs[1].reshape(sizes.g, sizes.n, sizes.depth).transpose(0, 2, 1)
@@ -136,7 +136,7 @@ def conv_grad_weight(context: KernelContext) -> Kernel:
     sizes = sizes_of(context)
     if sizes.channels_last:
         return channels_last.conv_grad_weight(sizes)
-    columns, places = _Columns(sizes), _Places(sizes)
+    columns, places = _ChannelsFirstColumns(sizes), _ChannelsFirstOutputs(sizes)
     product = np.empty((sizes.g, sizes.n, sizes.depth), sizes.dtype)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -150,7 +150,7 @@ def conv_grad_weight(context: KernelContext) -> Kernel:
     return kernel
 
 
-def _pointwise(sizes: Sizes, *, backward: bool) -> Kernel:
+def _pointwise(sizes: ImageSizes, *, backward: bool) -> Kernel:
     """Kernel of the product of every place with the weight, or with its transpose."""
     in_channels, out_channels = (sizes.n, sizes.c) if backward else (sizes.c, sizes.n)
 

@@ -14,7 +14,7 @@ import numpy as np
 from millrace.executor.kernels.chunks import chunks, rows_per_chunk
 from millrace.executor.kernels.context import Array, Kernel, KernelContext, Shard
 from millrace.executor.kernels.images.order import rows_of_pooling
-from millrace.executor.kernels.images.windows import Tap, taps
+from millrace.executor.kernels.images.windows import WindowTap, taps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class _Planes:
     given: tuple[int, int]
     made: tuple[int, int]
     window: int
-    taps: tuple[Tap, ...]
+    taps: tuple[WindowTap, ...]
     dtype: str
 
     def images(self, array: Array) -> Array:

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 from millrace.executor.kernels.context import KernelContext
 from millrace.executor.kernels.images.order import convolved
-from millrace.executor.kernels.images.windows import Tap, taps
+from millrace.executor.kernels.images.windows import WindowTap, taps
 
 COLUMNS_ELEMENTS = 1 << 19
 """Elements of the columns that are made at a time, at least one sample's: 2 MiB in float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
+class ImageSizes:
     """Sizes here; `step` samples are taken at a time."""
 
     b: int
@@ -24,7 +24,7 @@ class Sizes:
     window: tuple[int, int]
     step: int
     dtype: str
-    taps: tuple[Tap, ...]
+    taps: tuple[WindowTap, ...]
     pointwise: bool
     channels_last: bool
 
@@ -44,7 +44,7 @@ class Sizes:
             yield slice(start, min(start + self.step, self.b))
 
 
-def sizes_of(context: KernelContext) -> Sizes:
+def sizes_of(context: KernelContext) -> ImageSizes:
     """Read the sizes off the shards; raises ExecutorError where dims are in another order."""
     operands = convolved(context)
     (n, c), window = _apart(operands.weight.shape, operands.channels, operands.rows)
@@ -57,7 +57,7 @@ def sizes_of(context: KernelContext) -> Sizes:
         for dim in "yx"
     )
     sample = groups * c * window[0] * window[1] * places[0] * places[1]
-    return Sizes(
+    return ImageSizes(
         b=b,
         g=groups,
         c=c,

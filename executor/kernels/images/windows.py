@@ -9,7 +9,7 @@ from typing import NamedTuple
 from millrace.executor.kernels.context import KernelContext
 
 
-class Tap(NamedTuple):
+class WindowTap(NamedTuple):
     """One place of a window: outputs [j, i] whose windows have it in the image, inputs [y, x]."""
 
     row: int
@@ -20,7 +20,7 @@ class Tap(NamedTuple):
 
 def taps(
     context: KernelContext, size: tuple[int, int], given: tuple[int, int], out_size: tuple[int, int]
-) -> list[Tap]:
+) -> list[WindowTap]:
     """Taps of windows, row by row, without those that lie in the padding everywhere.
 
     Parameters
@@ -34,7 +34,7 @@ def taps(
     across = list(_reaches(context, "x", size[1], given[1], out_size[1]))
     for row, outputs_y, inputs_y in _reaches(context, "y", size[0], given[0], out_size[0]):
         for column, outputs_x, inputs_x in across:
-            window_taps.append(Tap(row, column, (outputs_y, outputs_x), (inputs_y, inputs_x)))
+            window_taps.append(WindowTap(row, column, (outputs_y, outputs_x), (inputs_y, inputs_x)))
     return window_taps
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels.chunks import CHUNK_ELEMENTS, chunks
 from millrace.executor.kernels.context import Array, Kernel, KernelContext
-from millrace.executor.kernels.dims import layout
+from millrace.executor.kernels.dims import bind_operand_dims
 from millrace.models.labels import SEQUENCE, parse
 from millrace.models.rotary import rotary_frequencies
 
@@ -28,7 +28,7 @@ Turn = Callable[[Array, Array, slice], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turning:
+class RotaryAngles:
     """Parameters of the angles; ops that agree in them share one copy of the tables."""
 
     frequencies: tuple[float, ...]
@@ -52,7 +52,7 @@ class Turning:
 
 
 @lru_cache(maxsize=32)
-def _half_tables(turning: Turning) -> tuple[Array, Array]:
+def _half_tables(turning: RotaryAngles) -> tuple[Array, Array]:
     """Tables (cos, cos) [T, 1, D] and (−sin, sin) [T, 1, 2, pairs]."""
     cos, sin = turning.tables()
     cosines, sines = np.concatenate((cos, cos), -1), np.stack((-sin, sin), -2)
@@ -60,7 +60,7 @@ def _half_tables(turning: Turning) -> tuple[Array, Array]:
 
 
 @lru_cache(maxsize=32)
-def _complex_table(turning: Turning) -> Array:
+def _complex_table(turning: RotaryAngles) -> Array:
     """Table of cos + i sin [T, 1, pairs]."""
     cos, sin = turning.tables()
     return (cos + 1j * sin).astype("complex64" if turning.dtype == "float32" else "complex128")
@@ -68,7 +68,7 @@ def _complex_table(turning: Turning) -> Array:
 
 def _shape(context: KernelContext) -> tuple[tuple[int, int, int, int], int]:
     """Shape [outer, T, inner, D] of the shard and the position of its first element."""
-    operand_dims = layout(context)
+    operand_dims = bind_operand_dims(context)
     labels = operand_dims.inputs[0]
     if SEQUENCE not in labels[:-1]:
         raise ExecutorError(
@@ -91,7 +91,7 @@ def _shape(context: KernelContext) -> tuple[tuple[int, int, int, int], int]:
 
 def shape_and_turning(
     context: KernelContext,
-) -> tuple[tuple[int, int, int, int], Turning]:
+) -> tuple[tuple[int, int, int, int], RotaryAngles]:
     """Shape [outer, T, inner, D] of the shard, and the turning of its features.
 
     Raises
@@ -106,7 +106,7 @@ def shape_and_turning(
             f"rotary turns {dims} of {shape[-1]} features: expected an even number, at most all",
             actor=context.name,
         )
-    return shape, Turning(
+    return shape, RotaryAngles(
         frequencies=rotary_frequencies(context.attributes),
         amplitude=context.number("amplitude", 1.0),
         first=first,
@@ -157,7 +157,7 @@ def rotary(context: KernelContext) -> Kernel:
     return kernel
 
 
-def _halves(turning: Turning, size: int) -> Turn:
+def _halves(turning: RotaryAngles, size: int) -> Turn:
     """Function that turns pairs (i, i + half): x · (cos, cos) + (second, first) · (−sin, sin)."""
     cosines, sines = _half_tables(turning)
     buffer = np.empty(size, turning.dtype)
@@ -172,7 +172,7 @@ def _halves(turning: Turning, size: int) -> Turn:
     return turn
 
 
-def _neighbours(turning: Turning) -> Turn:
+def _neighbours(turning: RotaryAngles) -> Turn:
     """Function that turns pairs (2 i, 2 i + 1): as products of complex numbers."""
     turns = _complex_table(turning)
 

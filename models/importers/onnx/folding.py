@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from millrace.models.errors import ModelError
-from millrace.models.importers.onnx.reading import Node
-from millrace.models.importers.onnx.values import Array, UnsupportedError
+from millrace.models.importers.onnx.reading import OnnxNode
+from millrace.models.importers.onnx.values import Array, UnsupportedNodeError
 
 ELEMENTS_MAX = 2**27
 """Constants above this many elements are refused: a mask of 8,192 x 8,192 has 2**26."""
@@ -36,10 +36,10 @@ _DTYPES: dict[int, str] = {
     16: "float32",  # bfloat16, which NumPy has not
 }
 
-Fold = Callable[[Node, Sequence[Any]], Array | tuple[Array, ...]]
+Fold = Callable[[OnnxNode, Sequence[Any]], Array | tuple[Array, ...]]
 
 
-def folded(node: Node, inputs: Sequence[Array | None]) -> tuple[Array, ...]:
+def folded(node: OnnxNode, inputs: Sequence[Array | None]) -> tuple[Array, ...]:
     """Return the outputs of a node whose inputs are known (None: an optional one left out).
 
     Raises
@@ -51,7 +51,7 @@ def folded(node: Node, inputs: Sequence[Array | None]) -> tuple[Array, ...]:
     """
     fold = FOLDS.get(node.kind)
     if fold is None:
-        raise UnsupportedError("is not understood for constants")
+        raise UnsupportedNodeError("is not understood for constants")
     shapes = [x.shape for x in inputs if x is not None]
     try:
         if len(shapes) > 1 and node.kind in _ELEMENTWISE:
@@ -68,34 +68,36 @@ def folded(node: Node, inputs: Sequence[Array | None]) -> tuple[Array, ...]:
 
 def _check_size(shape: Sequence[int]) -> None:
     if prod(int(size) for size in shape) > ELEMENTS_MAX:
-        raise UnsupportedError(f"makes a constant of shape {tuple(int(size) for size in shape)}")
+        raise UnsupportedNodeError(
+            f"makes a constant of shape {tuple(int(size) for size in shape)}"
+        )
 
 
-def numpy_dtype(node: Node, number: int) -> str:
+def numpy_dtype(node: OnnxNode, number: int) -> str:
     """Return NumPy's name of a type, by its number in ONNX."""
     try:
         return _DTYPES[number]
     except KeyError:
-        raise UnsupportedError(f"type {number} is not understood") from None
+        raise UnsupportedNodeError(f"type {number} is not understood") from None
 
 
-def _constant(node: Node, inputs: Sequence[Array | None]) -> Array:
+def _constant(node: OnnxNode, inputs: Sequence[Array | None]) -> Array:
     for name in ("value", "value_float", "value_int", "value_floats", "value_ints"):
         if name in node.attributes:
             if node.attributes[name] is None:
-                raise UnsupportedError("its data are not there")
+                raise UnsupportedNodeError("its data are not there")
             dtypes: dict[str, str] = {"value_float": "float32", "value_floats": "float32"}
             return np.asarray(node.attributes[name], dtypes.get(name))
     raise ModelError(f"{node.title} holds no value; the file is malformed")
 
 
-def _constant_of_shape(node: Node, inputs: Sequence[Any]) -> Array:
+def _constant_of_shape(node: OnnxNode, inputs: Sequence[Any]) -> Array:
     value = np.asarray(node.attributes.get("value", np.zeros(1, "float32")))
     _check_size(inputs[0])
     return np.full(tuple(int(n) for n in inputs[0]), value.reshape(-1)[0], value.dtype)
 
 
-def _range(node: Node, inputs: Sequence[Any]) -> Array:
+def _range(node: OnnxNode, inputs: Sequence[Any]) -> Array:
     start, limit, delta = (np.asarray(x).reshape(()).item() for x in inputs)
     if delta == 0:
         raise ModelError(f"{node.title} has a step of 0; the file is malformed")
@@ -104,18 +106,18 @@ def _range(node: Node, inputs: Sequence[Any]) -> Array:
     return numbers
 
 
-def _expand(node: Node, inputs: Sequence[Any]) -> Array:
+def _expand(node: OnnxNode, inputs: Sequence[Any]) -> Array:
     shape = np.broadcast_shapes(inputs[0].shape, tuple(int(n) for n in inputs[1]))
     _check_size(shape)
     return np.broadcast_to(inputs[0], shape)
 
 
-def _tile(node: Node, inputs: Sequence[Any]) -> Array:
+def _tile(node: OnnxNode, inputs: Sequence[Any]) -> Array:
     _check_size([a * int(b) for a, b in zip(inputs[0].shape, inputs[1], strict=True)])
     return np.tile(inputs[0], tuple(int(n) for n in inputs[1]))
 
 
-def new_shape(node: Node, old: Sequence[int], asked: Sequence[int]) -> tuple[int, ...]:
+def new_shape(node: OnnxNode, old: Sequence[int], asked: Sequence[int]) -> tuple[int, ...]:
     """Return the shape that a Reshape gives, its 0 and -1 filled in."""
     zeros = node.integer("allowzero", 0)
     shape = [
@@ -132,11 +134,11 @@ def new_shape(node: Node, old: Sequence[int], asked: Sequence[int]) -> tuple[int
     return tuple(shape)
 
 
-def _reshape(node: Node, inputs: Sequence[Any]) -> Array:
+def _reshape(node: OnnxNode, inputs: Sequence[Any]) -> Array:
     return np.reshape(inputs[0], new_shape(node, inputs[0].shape, inputs[1].tolist()))
 
 
-def _slice(node: Node, inputs: Sequence[Any]) -> Array:
+def _slice(node: OnnxNode, inputs: Sequence[Any]) -> Array:
     index = [slice(None)] * inputs[0].ndim
     for axis, start, end, step in slices(node, inputs[0].ndim, inputs[1:]):
         index[axis] = slice(start, None if step < 0 and end < -(2**31) else end, step)
@@ -144,7 +146,7 @@ def _slice(node: Node, inputs: Sequence[Any]) -> Array:
 
 
 def slices(
-    node: Node, rank: int, bounds: Sequence[Array | None]
+    node: OnnxNode, rank: int, bounds: Sequence[Array | None]
 ) -> list[tuple[int, int, int, int]]:
     """Return (axis, start, end, step) of a Slice's inputs after the first."""
     filled = [*bounds, None, None][:4]
@@ -157,14 +159,14 @@ def slices(
     return [(axis_of(node, axis, rank), start, end, step) for axis, start, end, step in rows]
 
 
-def axis_of(node: Node, axis: int, rank: int) -> int:
+def axis_of(node: OnnxNode, axis: int, rank: int) -> int:
     """Return an axis counted from the left; raises ModelError when there is none."""
     if not -rank <= axis < rank:
         raise ModelError(f"{node.title}: axis {axis} of a tensor of {rank} dims")
     return int(axis) % rank
 
 
-def axes_of(node: Node, inputs: Sequence[Array | None]) -> list[int] | None:
+def axes_of(node: OnnxNode, inputs: Sequence[Array | None]) -> list[int] | None:
     """Return axes given as second input or as an attribute; None where they are left out."""
     if len(inputs) > 1 and inputs[1] is not None:
         return [int(axis) for axis in np.ravel(inputs[1])]
@@ -172,22 +174,24 @@ def axes_of(node: Node, inputs: Sequence[Array | None]) -> list[int] | None:
     return None if axes is None else list(axes)
 
 
-def _unsqueeze(node: Node, inputs: Sequence[Any]) -> Array:
+def _unsqueeze(node: OnnxNode, inputs: Sequence[Any]) -> Array:
     return np.expand_dims(inputs[0], tuple(axes_of(node, inputs) or ()))
 
 
-def _squeeze(node: Node, inputs: Sequence[Any]) -> Array:
+def _squeeze(node: OnnxNode, inputs: Sequence[Any]) -> Array:
     axes = axes_of(node, inputs)
     return np.asarray(np.squeeze(inputs[0], None if axes is None else tuple(axes)))
 
 
-def _split(node: Node, inputs: Sequence[Any]) -> tuple[Array, ...]:
+def _split(node: OnnxNode, inputs: Sequence[Any]) -> tuple[Array, ...]:
     axis = axis_of(node, node.integer("axis", 0), inputs[0].ndim)
     sizes = split_sizes(node, inputs[0].shape[axis], inputs[1] if len(inputs) > 1 else None)
     return tuple(np.split(inputs[0], np.cumsum(sizes)[:-1], axis))
 
 
-def split_sizes(node: Node, size: int, given: Array | None, pieces: int | None = None) -> list[int]:
+def split_sizes(
+    node: OnnxNode, size: int, given: Array | None, pieces: int | None = None
+) -> list[int]:
     """Return the sizes of a Split's pieces; by default as many as the node has outputs."""
     if given is not None:
         sizes = [int(n) for n in np.ravel(given)]
@@ -204,17 +208,17 @@ def split_sizes(node: Node, size: int, given: Array | None, pieces: int | None =
     return sizes
 
 
-def _cast(node: Node, inputs: Sequence[Any]) -> Array:
+def _cast(node: OnnxNode, inputs: Sequence[Any]) -> Array:
     return np.asarray(inputs[0]).astype(numpy_dtype(node, node.integer("to")))
 
 
-def _trilu(node: Node, inputs: Sequence[Any]) -> Array:
+def _trilu(node: OnnxNode, inputs: Sequence[Any]) -> Array:
     shift = int(np.ravel(inputs[1])[0]) if len(inputs) > 1 and inputs[1] is not None else 0
     return (np.triu if node.integer("upper", 1) else np.tril)(inputs[0], shift)
 
 
 def _reduction(function: Callable[..., Any]) -> Fold:
-    def fold(node: Node, inputs: Sequence[Any]) -> Array:
+    def fold(node: OnnxNode, inputs: Sequence[Any]) -> Array:
         axes = axes_of(node, inputs)
         keep = bool(node.integer("keepdims", 1))
         if not axes and node.integer("noop_with_empty_axes", 0):
@@ -238,19 +242,19 @@ def _simple(function: Callable[..., Any]) -> Fold:
     return lambda node, inputs: np.asarray(function(*inputs))
 
 
-def _cumsum(node: Node, inputs: Sequence[Any]) -> Array:
+def _cumsum(node: OnnxNode, inputs: Sequence[Any]) -> Array:
     if node.integer("exclusive", 0) or node.integer("reverse", 0):
-        raise UnsupportedError("sums exclusively or in reverse")
+        raise UnsupportedNodeError("sums exclusively or in reverse")
     return np.cumsum(inputs[0], int(np.ravel(inputs[1])[0]), dtype=inputs[0].dtype)
 
 
-def shape_part(node: Node, shape: Sequence[int]) -> Array:
+def shape_part(node: OnnxNode, shape: Sequence[int]) -> Array:
     """Part of a shape that a Shape node gives: all of it, or from `start` to `end`."""
     end = node.integer("end", len(shape))
     return np.asarray(shape[node.integer("start", 0) : end], "int64")
 
 
-def _gathered(node: Node, inputs: Sequence[Any]) -> Array:
+def _gathered(node: OnnxNode, inputs: Sequence[Any]) -> Array:
     """Slices of the data that rows of indices name, behind the first `batch_dims` dims."""
     data, indices = inputs
     shared = node.integer("batch_dims", 0)
@@ -261,9 +265,9 @@ def _gathered(node: Node, inputs: Sequence[Any]) -> Array:
     return np.asarray(data[(*lead, *np.moveaxis(indices, -1, 0))])
 
 
-def _scattered(node: Node, inputs: Sequence[Any]) -> Array:
+def _scattered(node: OnnxNode, inputs: Sequence[Any]) -> Array:
     if node.text("reduction", "none") != "none":
-        raise UnsupportedError("scatters with a reduction")
+        raise UnsupportedNodeError("scatters with a reduction")
     out = np.array(inputs[0])
     out[tuple(np.moveaxis(inputs[1], -1, 0))] = inputs[2]
     return out

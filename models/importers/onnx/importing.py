@@ -25,26 +25,32 @@ from millrace.models.importers.onnx.inputs import (
     prescribed,
 )
 from millrace.models.importers.onnx.labelling import labels_of_tensor
-from millrace.models.importers.onnx.loss import LOSSES, Asked, add_loss, pruned
-from millrace.models.importers.onnx.lowering import BLOCK, BlockedError, Lowering
+from millrace.models.importers.onnx.loss import LOSSES, LossOptions, add_loss, pruned
+from millrace.models.importers.onnx.lowering import BLOCK, BlockedError, OnnxLowering
 from millrace.models.importers.onnx.notes import for_masked_text, notes_on
-from millrace.models.importers.onnx.outputs import chosen
-from millrace.models.importers.onnx.reading import Initializer, Input, Node, Source, read_file
+from millrace.models.importers.onnx.outputs import prediction_output
+from millrace.models.importers.onnx.reading import (
+    GraphInput,
+    Initializer,
+    OnnxNode,
+    OnnxSource,
+    read_file,
+)
 from millrace.models.importers.onnx.rules.fused import read_twice
 from millrace.models.importers.onnx.rules.table import RULES
 from millrace.models.importers.onnx.values import (
     Array,
     Constant,
     Dim,
-    Factor,
+    LabelFactor,
     Traced,
     Unknown,
-    UnsupportedError,
+    UnsupportedNodeError,
     Value,
 )
 from millrace.models.importers.onnx.weights import (
-    Parameter,
     Role,
+    WeightSource,
     matching,
     trained_roles,
     untrained,
@@ -57,7 +63,7 @@ BATCHES = (13, 11)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Imported:
+class OnnxModel:
     """A model read from a file.
 
     Attributes
@@ -76,7 +82,7 @@ class Imported:
     """
 
     graph: Graph
-    parameters: dict[str, Parameter]
+    parameters: dict[str, WeightSource]
     values: dict[str, Array] | None
     classes_dim: int | None = None
     notes: tuple[str, ...] = ()
@@ -93,7 +99,7 @@ def import_file(
     classes_dim: int | None = None,
     mask_id: int | None = None,
     frozen: Sequence[str] = (),
-) -> Imported:
+) -> OnnxModel:
     """Read an ONNX file of opset 17 or newer as a graph to train.
 
     The first dim of the inputs is the batch, the second of an integer input the sequence. The loss
@@ -138,7 +144,7 @@ def import_file(
         raise ModelError(f"there is no loss `{loss}`; choose one of {', '.join(LOSSES)}")
     source = read_file(Path(path))
     constant_inputs = {entry.name for entry in source.inputs if describes_sequence(entry)}
-    question = _Question(
+    question = _OnnxRequest(
         path=path,
         source=source,
         roles=trained_roles(source, constant_inputs),
@@ -154,7 +160,7 @@ def import_file(
     return _imported(question)
 
 
-def _imported(question: "_Question") -> Imported:
+def _imported(question: "_OnnxRequest") -> OnnxModel:
     """Import at one batch, or at two where the file leaves it open."""
     source, batch = question.source, fixed_batch(question.source)
     read = [_read(question, size) for size in (BATCHES if batch is None else (batch,))]
@@ -170,7 +176,7 @@ def _imported(question: "_Question") -> Imported:
     cut_graph = cut(graph)
     parameters = {cut_graph.names[name]: parameter for name, parameter in variables.items()}
     used = {parameter.initializer for parameter in parameters.values()}
-    return Imported(
+    return OnnxModel(
         graph=check_graph(cut_graph.graph),
         parameters=parameters,
         values=_values(source, parameters),
@@ -179,7 +185,7 @@ def _imported(question: "_Question") -> Imported:
     )
 
 
-def _values(source: Source, parameters: Mapping[str, Parameter]) -> dict[str, Array] | None:
+def _values(source: OnnxSource, parameters: Mapping[str, WeightSource]) -> dict[str, Array] | None:
     values: dict[str, Array] = {}
     for name, parameter in parameters.items():
         array = source.initializers[parameter.initializer].array
@@ -190,11 +196,11 @@ def _values(source: Source, parameters: Mapping[str, Parameter]) -> dict[str, Ar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Question:
+class _OnnxRequest:
     """File to import, and the options of the import."""
 
     path: str | Path
-    source: Source
+    source: OnnxSource
     roles: Mapping[str, Role]
     name: str
     precision: str
@@ -210,11 +216,11 @@ class _Read(NamedTuple):
     """Graph, source of each variable's values, and the dim of the output that is classes."""
 
     graph: Graph
-    parameters: dict[str, Parameter]
+    parameters: dict[str, WeightSource]
     classes_dim: int | None
 
 
-def _read(question: _Question, batch: int) -> _Read:
+def _read(question: _OnnxRequest, batch: int) -> _Read:
     """Import at one batch; again where a tensor was cut that is read whole as well."""
     uncut: frozenset[str] = frozenset()
     while True:
@@ -228,9 +234,9 @@ def _read(question: _Question, batch: int) -> _Read:
 class _Import:
     """One pass over a file at one batch."""
 
-    def __init__(self, question: _Question, batch: int, uncut: frozenset[str]) -> None:
+    def __init__(self, question: _OnnxRequest, batch: int, uncut: frozenset[str]) -> None:
         self.source, self.question = question.source, question
-        self.batch = Factor(BATCH, batch)
+        self.batch = LabelFactor(BATCH, batch)
         self.inputs = Inputs(question.source, question.seq_len)
         self.builder = GraphBuilder(
             name=question.name,
@@ -239,7 +245,9 @@ class _Import:
             precision=question.precision,
         )
         self.builder.begin_block(BLOCK)
-        self.low = Lowering(self.builder, question.source, question.roles, uncut, question.frozen)
+        self.low = OnnxLowering(
+            self.builder, question.source, question.roles, uncut, question.frozen
+        )
 
     def run(self) -> _Read:
         """Read the whole file; return the graph, its parameters and the dim of classes."""
@@ -249,13 +257,13 @@ class _Import:
             self.low.values[initializer.name] = self._initializer(initializer)
         for node in self.source.nodes:
             self._lower(node)
-        name = chosen(self.source.outputs, self.low.values, self.question.output)
+        name = prediction_output(self.source.outputs, self.low.values, self.question.output)
         output = self.low.values[name]
         if isinstance(output, Unknown):
             raise ModelError(self._complaint(output))
         assert isinstance(output, Traced), "chosen among such"
         self._check_trained(name)
-        asked = Asked(
+        asked = LossOptions(
             kind=self.question.loss,
             classes_dim=self.question.classes_dim,
             targets=self.inputs.targets,
@@ -289,7 +297,7 @@ class _Import:
             f"{'node is' if len(listed) == 1 else 'nodes are'} not supported: {'; '.join(listed)}"
         )
 
-    def _lower(self, node: Node) -> None:
+    def _lower(self, node: OnnxNode) -> None:
         low = self.low
         for value, name in zip(self._made(node), node.outputs, strict=False):
             if name:
@@ -300,7 +308,7 @@ class _Import:
                     problems=frozenset((f"{node.title} makes a further output `{name}`",))
                 )
 
-    def _made(self, node: Node) -> tuple[Value, ...]:
+    def _made(self, node: OnnxNode) -> tuple[Value, ...]:
         """Return the values of a node's outputs."""
         try:
             folded_outputs = self._known(node)
@@ -310,12 +318,12 @@ class _Import:
             if rule is None:
                 if node.kind in (*FOLDS, "Erf") and self._blocked(node):
                     raise BlockedError(frozenset())
-                raise UnsupportedError("is not supported")
+                raise UnsupportedNodeError("is not supported")
             outputs = rule(self.low, node)
             return outputs if isinstance(outputs, tuple) else (outputs,)
         except BlockedError as blocked:
             return self._unknown(node, blocked.problems)
-        except UnsupportedError as error:
+        except UnsupportedNodeError as error:
             return self._unknown(node, frozenset((f"{node.title} {error}",)))
         except (IndexError, KeyError, TypeError, ValueError, ArithmeticError) as error:
             # The file is not ours: what a rule did not foresee is refused with the node's name.
@@ -323,7 +331,7 @@ class _Import:
                 raise
             raise ModelError(f"{node.title} is malformed: {error}") from None
 
-    def _unknown(self, node: Node, problems: frozenset[str]) -> tuple[Value, ...]:
+    def _unknown(self, node: OnnxNode, problems: frozenset[str]) -> tuple[Value, ...]:
         """Outputs of a node that stand for its problems and those of all its inputs."""
         for name in node.inputs:
             value = self.low.values.get(name)
@@ -331,10 +339,10 @@ class _Import:
                 problems |= value.problems
         return (Unknown(problems=problems),) * max(1, len(node.outputs))
 
-    def _blocked(self, node: Node) -> bool:
+    def _blocked(self, node: OnnxNode) -> bool:
         return any(isinstance(self.low.values.get(name), Unknown) for name in node.inputs)
 
-    def _known(self, node: Node) -> tuple[Array, ...] | None:
+    def _known(self, node: OnnxNode) -> tuple[Array, ...] | None:
         """Fold a node whose inputs are known, or that reads a shape only."""
         values = [self.low.values.get(name) if name else None for name in node.inputs]
         first = values[0] if values else None
@@ -358,7 +366,7 @@ class _Import:
             return Unknown(problems=frozenset((problem,)))
         return Constant(array=initializer.array)
 
-    def _input(self, entry: Input) -> Value:
+    def _input(self, entry: GraphInput) -> Value:
         shape = self.inputs.shape(entry, self.batch.size)
         prescribed_values = prescribed(entry, shape)
         if prescribed_values is not None:
@@ -366,7 +374,7 @@ class _Import:
         dims: list[Dim] = [(self.batch,)]
         for axis, size in enumerate(shape[1:], 1):
             sequence = axis == 1 and self.inputs.has_sequence(entry)
-            dims.append((Factor(SEQUENCE, size) if sequence else self.low.fresh(size),))
+            dims.append((LabelFactor(SEQUENCE, size) if sequence else self.low.fresh(size),))
         operand = tuple(dims)
         source = self.inputs.source_of(entry)
         if not entry.floating and not source.values:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from millrace.models.errors import ModelError
-from millrace.models.importers.onnx.reading import Input, Source
+from millrace.models.importers.onnx.reading import GraphInput, OnnxSource
 from millrace.models.importers.onnx.values import Array
 from millrace.models.importers.onnx.weights import embedded_rows
 
@@ -18,7 +18,7 @@ class Read(NamedTuple):
     values: int
 
 
-def prescribed(entry: Input, shape: tuple[int, ...]) -> Array | None:
+def prescribed(entry: GraphInput, shape: tuple[int, ...]) -> Array | None:
     """Return the values that an input has for one whole sequence; None where it reads data."""
     if not describes_sequence(entry):
         return None
@@ -28,7 +28,7 @@ def prescribed(entry: Input, shape: tuple[int, ...]) -> Array | None:
     return np.full(shape, 1 if "mask" in plain else 0, "int64")
 
 
-def describes_sequence(entry: Input) -> bool:
+def describes_sequence(entry: GraphInput) -> bool:
     """True if an input is a mask, positions or token types: facts about data, not data."""
     plain = entry.name.lower()
     return not entry.floating and any(
@@ -36,7 +36,7 @@ def describes_sequence(entry: Input) -> bool:
     )
 
 
-def fixed_batch(source: Source) -> int | None:
+def fixed_batch(source: OnnxSource) -> int | None:
     """Return the batch that the inputs fix, None where they leave it open.
 
     Raises
@@ -77,7 +77,7 @@ class Inputs:
         The length does not fit what the file fixes.
     """
 
-    def __init__(self, source: Source, seq_len: int | None) -> None:
+    def __init__(self, source: OnnxSource, seq_len: int | None) -> None:
         self._source = source
         self._rows = embedded_rows(source)
         self._decoder = any("decoder" in entry.name.lower() for entry in source.inputs)
@@ -92,31 +92,31 @@ class Inputs:
         """Source of the targets of a sequence."""
         return "decoder_targets" if self._decoder else "targets"
 
-    def source_of(self, entry: Input) -> Read:
+    def source_of(self, entry: GraphInput) -> Read:
         """Source of the data that an input reads; inputs of one kind read data of their own."""
         kind = self._kind(entry)
         kinds = [self._kind(other) for other in self.data]
         source = kind if kinds.count(kind) < 2 else f"input.{entry.name}"
         return Read(source, 0 if entry.floating else self._rows.get(entry.name, 0))
 
-    def _kind(self, entry: Input) -> str:
+    def _kind(self, entry: GraphInput) -> str:
         if entry.floating:
             return "images" if len(entry.dims) == 4 else "features"
         if not self._decoder:
             return "tokens"
         return "decoder_tokens" if "decoder" in entry.name.lower() else "source_tokens"
 
-    def shape(self, entry: Input, batch: int) -> tuple[int, ...]:
+    def shape(self, entry: GraphInput, batch: int) -> tuple[int, ...]:
         """Return the sizes of an input; raises ModelError where one is open."""
         return (batch, *self._sizes(entry))
 
-    def has_sequence(self, entry: Input) -> bool:
+    def has_sequence(self, entry: GraphInput) -> bool:
         """True if the second dim of an input is the sequence."""
         if len(entry.dims) < 2:
             return False
         return not entry.floating or entry.dims[1] in _sequence_names(self._source)
 
-    def _sizes(self, entry: Input) -> Iterator[int]:
+    def _sizes(self, entry: GraphInput) -> Iterator[int]:
         for axis, dim in enumerate(entry.dims[1:], 1):
             sequence = self.has_sequence(entry) and axis == 1
             if isinstance(dim, int):
@@ -134,7 +134,7 @@ class Inputs:
                 )
 
 
-def _sequence_names(source: Source) -> set[str]:
+def _sequence_names(source: OnnxSource) -> set[str]:
     """Symbolic names of second dims of integer inputs."""
     return {
         dim
@@ -145,7 +145,7 @@ def _sequence_names(source: Source) -> set[str]:
     }
 
 
-def _seq_len(source: Source, asked: int | None) -> int | None:
+def _seq_len(source: OnnxSource, asked: int | None) -> int | None:
     """Tokens of a sample: what integer inputs fix, or what is asked for."""
     seconds = [dim for entry in source.inputs if not entry.floating for dim in entry.dims[1:2]]
     fixed = {dim for dim in seconds if isinstance(dim, int)}

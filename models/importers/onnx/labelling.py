@@ -6,7 +6,7 @@ names, all other labels are local to the op.
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from millrace.models.importers.onnx.values import Dim, Dims, Factor
+from millrace.models.importers.onnx.values import Dim, Dims, LabelFactor
 from millrace.models.labels import BATCH, SEQUENCE, parse
 
 _FIXED = (BATCH, SEQUENCE)
@@ -16,8 +16,8 @@ _POOL = ("d", "n", "k", "h", "m", "c", "s", "y", "x", "i", "j", "p", "q", "u", "
 def labels_of(
     inputs: Sequence[Dims],
     outputs: Sequence[Dims],
-    names: Mapping[Factor, str] | None = None,
-    whole_factors: Iterable[Factor] = (),
+    names: Mapping[LabelFactor, str] | None = None,
+    whole_factors: Iterable[LabelFactor] = (),
 ) -> str:
     """Write an index expression for operands of factors."""
     given, not_split = names or {}, set(whole_factors)
@@ -52,7 +52,7 @@ def labels_of_tensor(operand: Dims) -> str:
     return labels_of((), (operand,)).removeprefix(" -> ") or "()"
 
 
-def restricted(operand: Iterable[Dim], factors: Iterable[Factor]) -> Dims:
+def restricted(operand: Iterable[Dim], factors: Iterable[LabelFactor]) -> Dims:
     """Dims with only some of their factors; dims that lose all of them go."""
     allowed = set(factors)
     dims = (tuple(factor for factor in dim if factor in allowed) for dim in operand)
@@ -64,7 +64,7 @@ def apart(operand: Dims) -> Dims:
     return tuple((factor,) for dim in operand for factor in dim)
 
 
-def unclear(labels: str) -> bool:
+def is_underdetermined(labels: str) -> bool:
     """True if shapes alone do not give every label its size (`millrace.models.labels.bind`)."""
     dims = [set(dim) for operand in parse(labels).operands for dim in operand]
     sized_labels: set[str] = set()
@@ -73,10 +73,10 @@ def unclear(labels: str) -> bool:
     return any(dim - sized_labels for dim in dims)
 
 
-def _merged(operands: Sequence[Dims]) -> dict[Factor, Dim]:
+def _merged(operands: Sequence[Dims]) -> dict[LabelFactor, Dim]:
     """Factors that stand together wherever they occur, under the first of each group."""
-    following: dict[Factor, set[Factor | None]] = {}
-    preceding: dict[Factor, set[Factor | None]] = {}
+    following: dict[LabelFactor, set[LabelFactor | None]] = {}
+    preceding: dict[LabelFactor, set[LabelFactor | None]] = {}
     for operand in operands:
         for dim in operand:
             for before, factor in zip((None, *dim), (*dim, None), strict=True):
@@ -84,8 +84,8 @@ def _merged(operands: Sequence[Dims]) -> dict[Factor, Dim]:
                     preceding.setdefault(factor, set()).add(before)
                 if before is not None:
                     following.setdefault(before, set()).add(factor)
-    groups: dict[Factor, Dim] = {}
-    head: dict[Factor, Factor] = {}
+    groups: dict[LabelFactor, Dim] = {}
+    head: dict[LabelFactor, LabelFactor] = {}
     for operand in operands:
         for factor in (f for dim in operand for f in dim):
             if factor in head:

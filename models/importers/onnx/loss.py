@@ -9,14 +9,14 @@ import msgspec
 from millrace.models.errors import ModelError
 from millrace.models.graph import Graph
 from millrace.models.importers.onnx.labelling import labels_of_tensor
-from millrace.models.importers.onnx.lowering import BLOCK, Lowering
-from millrace.models.importers.onnx.values import Dim, Dims, Factor, Traced
+from millrace.models.importers.onnx.lowering import BLOCK, OnnxLowering
+from millrace.models.importers.onnx.values import Dim, Dims, LabelFactor, Traced
 from millrace.models.importers.predictions import classes_dim
 from millrace.models.labels import BATCH, SEQUENCE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class LossOptions:
     """The loss that is asked for.
 
     Attributes
@@ -50,7 +50,7 @@ def _along(dim: Dim) -> bool:
     return any(factor.name == SEQUENCE for factor in dim)
 
 
-def _cross_entropy(low: Lowering, output: Traced, asked: Asked) -> Added:
+def _cross_entropy(low: OnnxLowering, output: Traced, asked: LossOptions) -> Added:
     """Losses and targets of logits over their dim of classes."""
     along = [_along(dim) for dim in output.dims]
     dim_of_classes = classes_dim(output.shape, along, tokens=asked.tokens, asked=asked.classes_dim)
@@ -70,7 +70,7 @@ def _cross_entropy(low: Lowering, output: Traced, asked: Asked) -> Added:
     return Added(losses, targets, dim_of_classes)
 
 
-def _logistic(low: Lowering, output: Traced, asked: Asked) -> Added:
+def _logistic(low: OnnxLowering, output: Traced, asked: LossOptions) -> Added:
     """Losses and targets of one logit per sample."""
     if any(factor.size > 1 and factor.name != BATCH for dim in output.dims for factor in dim):
         raise ModelError(
@@ -83,13 +83,13 @@ def _logistic(low: Lowering, output: Traced, asked: Asked) -> Added:
     return Added(losses, targets, None)
 
 
-LOSSES: dict[str, Callable[[Lowering, Traced, Asked], Added]] = {
+LOSSES: dict[str, Callable[[OnnxLowering, Traced, LossOptions], Added]] = {
     "cross_entropy": _cross_entropy,
     "logistic": _logistic,
 }
 
 
-def add_loss(low: Lowering, asked: Asked, output: Traced) -> int | None:
+def add_loss(low: OnnxLowering, asked: LossOptions, output: Traced) -> int | None:
     """Add targets, the losses against them, their sum and the count of those that are valid.
 
     Returns the dim of the predictions that is classes.
@@ -110,7 +110,7 @@ def _rows(output: Traced) -> Dims:
     return (*((factor,) for factor in samples), *([rest] if rest else []))
 
 
-def _with_batch(low: Lowering, output: Traced, operand: Dims) -> Traced:
+def _with_batch(low: OnnxLowering, output: Traced, operand: Dims) -> Traced:
     if not operand or [factor.name for factor in operand[0]] != [BATCH]:
         raise ModelError(
             f"the predictions have shape {output.shape}, in which the batch is not a dim"
@@ -118,14 +118,14 @@ def _with_batch(low: Lowering, output: Traced, operand: Dims) -> Traced:
     return low.laid_out(output, operand, "logits")
 
 
-def _targets(low: Lowering, operand: Dims, source: str, values: int) -> Traced:
+def _targets(low: OnnxLowering, operand: Dims, source: str, values: int) -> Traced:
     labels = labels_of_tensor(operand)
     shape = tuple(_size(dim) for dim in operand)
     tensor = low.builder.input(low.unique("targets"), labels, shape, source=source, values=values)
     return Traced(tensor=tensor, operand=operand, dims=operand, ids=True)
 
 
-def _size(dim: tuple[Factor, ...]) -> int:
+def _size(dim: tuple[LabelFactor, ...]) -> int:
     total = 1
     for factor in dim:
         total *= factor.size

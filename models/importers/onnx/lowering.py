@@ -18,28 +18,28 @@ from millrace.models.errors import ModelError
 from millrace.models.graph import Rate
 from millrace.models.importers.onnx.labelling import (
     apart,
+    is_underdetermined,
     labels_of,
     labels_of_tensor,
     restricted,
-    unclear,
 )
-from millrace.models.importers.onnx.reading import Node, Source
+from millrace.models.importers.onnx.reading import OnnxNode, OnnxSource
 from millrace.models.importers.onnx.values import (
     Array,
     Constant,
     Dim,
     Dims,
-    Factor,
+    LabelFactor,
     Traced,
     Unknown,
-    UnsupportedError,
+    UnsupportedNodeError,
     Value,
     broadcast_columns,
     size_of,
     unified,
     varying,
 )
-from millrace.models.importers.onnx.weights import Parameter, Piece, Role, kept_shape
+from millrace.models.importers.onnx.weights import InitializerSlice, Role, WeightSource, kept_shape
 from millrace.models.ops import Attributes
 
 BLOCK = "model"
@@ -53,7 +53,7 @@ class BlockedError(Exception):
         self.problems = problems
 
 
-class Lowering:
+class OnnxLowering:
     """Values by name, the nodes that made them, and the graph under construction.
 
     Parameters
@@ -78,7 +78,7 @@ class Lowering:
     def __init__(
         self,
         builder: GraphBuilder,
-        source: Source,
+        source: OnnxSource,
         roles: Mapping[str, Role],
         uncut: Set[str],
         frozen: Set[str] = frozenset(),
@@ -87,13 +87,13 @@ class Lowering:
         self.source = source
         self.roles = roles
         self.values: dict[str, Value] = {}
-        self.parameters: dict[str, Parameter] = {}
+        self.parameters: dict[str, WeightSource] = {}
         self.uncut, self.frozen = uncut, frozen
         self._producer = {name: node for node in source.nodes for name in node.outputs if name}
         self._first_names: dict[str, str] = {}
         self._count = 0
 
-    def parameter(self, initializer: str, piece: Piece | None = None) -> Traced:
+    def parameter(self, initializer: str, piece: InitializerSlice | None = None) -> Traced:
         """Add a variable for an initializer that is trained, or for a piece of it."""
         entry, role = self.source.initializers[initializer], self.roles[initializer]
         shape = list(entry.shape)
@@ -115,7 +115,7 @@ class Lowering:
             decay=role.decay,
             frozen=initializer in self.frozen,
         )
-        parameter = Parameter(initializer=initializer, shape=variable_shape, piece=piece)
+        parameter = WeightSource(initializer=initializer, shape=variable_shape, piece=piece)
         self.parameters[self.full_name(name)] = parameter
         return Traced(tensor=tensor, operand=operand, dims=dims)
 
@@ -129,24 +129,24 @@ class Lowering:
         if isinstance(value, Traced):
             self._first_names.setdefault(value.tensor, name)
 
-    def fresh(self, size: int) -> Factor:
+    def fresh(self, size: int) -> LabelFactor:
         """Return a factor that no tensor has yet."""
         self._count += 1
-        return Factor(f"x{self._count}", size)
+        return LabelFactor(f"x{self._count}", size)
 
-    def producer(self, name: str, *kinds: str) -> Node | None:
+    def producer(self, name: str, *kinds: str) -> OnnxNode | None:
         """Return the node that makes a tensor, if it is of one of these kinds."""
         node = self._producer.get(name)
         return node if node is not None and node.kind in kinds else None
 
-    def given(self, node: Node, index: int) -> bool:
+    def given(self, node: OnnxNode, index: int) -> bool:
         """True if a node has this (optional) input."""
         return index < len(node.inputs) and node.inputs[index] != ""
 
-    def value(self, node: Node, index: int) -> Traced | Constant:
+    def value(self, node: OnnxNode, index: int) -> Traced | Constant:
         """Value of an input, traced or constant; raises BlockedError where it is unknown."""
         if not self.given(node, index):
-            raise UnsupportedError(f"lacks input {index}")
+            raise UnsupportedNodeError(f"lacks input {index}")
         input_value = self.values.get(node.inputs[index])
         if input_value is None:
             raise ModelError(f"{node.title} reads `{node.inputs[index]}` before any node makes it")
@@ -154,29 +154,29 @@ class Lowering:
             raise BlockedError(input_value.problems)
         return input_value
 
-    def constant(self, node: Node, index: int) -> Array:
+    def constant(self, node: OnnxNode, index: int) -> Array:
         """Return an input that must be known."""
         input_value = self.value(node, index)
         if not isinstance(input_value, Constant):
-            raise UnsupportedError(f"input `{node.inputs[index]}` depends on data")
+            raise UnsupportedNodeError(f"input `{node.inputs[index]}` depends on data")
         return input_value.array
 
-    def optional(self, node: Node, index: int) -> Array | None:
+    def optional(self, node: OnnxNode, index: int) -> Array | None:
         """Return an input that must be known or left out."""
         return self.constant(node, index) if self.given(node, index) else None
 
-    def traced(self, node: Node, index: int) -> Traced:
+    def traced(self, node: OnnxNode, index: int) -> Traced:
         """Return an input once a microbatch, as a tensor of our graph."""
         input_value = self.value(node, index)
         if isinstance(input_value, Constant):
             return self.used(self.tensor(input_value.array, self.name(node, f"constant.{index}")))
         return self.used(input_value)
 
-    def floating(self, node: Node, index: int) -> Traced:
+    def floating(self, node: OnnxNode, index: int) -> Traced:
         """Return an input that must be floating, as `traced`."""
         tensor = self.traced(node, index)
         if tensor.ids:
-            raise UnsupportedError(f"input `{node.inputs[index]}` is of ids, not floating")
+            raise UnsupportedNodeError(f"input `{node.inputs[index]}` is of ids, not floating")
         return tensor
 
     def scalar(self, name: str) -> float | None:
@@ -236,7 +236,7 @@ class Lowering:
         (cast_tensor,) = self.builder.emit("cast", full, (value.tensor,), labels, dtype=dtype)
         return replace(value, tensor=cast_tensor, ids=False)
 
-    def name(self, node: Node, suffix: str = "") -> str:
+    def name(self, node: OnnxNode, suffix: str = "") -> str:
         """Return the name of an op made for a node."""
         plain = re.sub(r"[^A-Za-z0-9_.]+", ".", node.name).strip(".") or node.kind.lower()
         return f"{plain}.{suffix}" if suffix else plain
@@ -249,8 +249,8 @@ class Lowering:
         outputs: Sequence[Dims],
         *,
         dims: Iterable[Dim] | None = None,
-        whole_factors: Iterable[Factor] = (),
-        names: Mapping[Factor, str] | None = None,
+        whole_factors: Iterable[LabelFactor] = (),
+        names: Mapping[LabelFactor, str] | None = None,
         attributes: Attributes | None = None,
     ) -> Traced:
         """Add an op whose outputs have these factors, and return the first.
@@ -259,7 +259,7 @@ class Lowering:
         """
         operands = tuple(value.operand for value in inputs)
         labels = labels_of(operands, outputs, names, whole_factors)
-        if unclear(labels):
+        if is_underdetermined(labels):
             inputs = [self.laid_out(value, apart(value.operand), name) for value in inputs]
             outputs = [apart(operand) for operand in outputs]
             operands = tuple(value.operand for value in inputs)
@@ -287,7 +287,7 @@ class Lowering:
         value: Traced,
         operand: Dims,
         name: str,
-        names: Mapping[Factor, str] | None = None,
+        names: Mapping[LabelFactor, str] | None = None,
     ) -> Traced:
         """Return the tensor with these factors in these dims, broadcast where it lacks some."""
         value = self.dropped(value)
@@ -324,7 +324,7 @@ class Lowering:
             next((d for position, index in column if (d := values[position].dims[index])), ())
             for column in columns
         ]
-        factors = frozenset[Factor]().union(*(value.held for value in values))
+        factors = frozenset[LabelFactor]().union(*(value.held for value in values))
         full = next((value.operand for value in values if value.held == factors), None)
         operand = restricted(dims, factors) if full is None else full
         return self.emit(kind, name, values, (operand,), dims=dims)

@@ -6,7 +6,7 @@ from math import prod
 from msgspec.structs import replace
 
 from millrace.models.graph import Graph, Op
-from millrace.models.importers.onnx.reading import Source
+from millrace.models.importers.onnx.reading import OnnxSource
 from millrace.models.labels import SEQUENCE, parse
 
 _MASKED = 0.15  # share of positions predicted; Devlin et al., arXiv 1810.04805 (2018), 3.1
@@ -40,7 +40,7 @@ def _sees_both_ways(op: Op) -> bool:
     return parse(op.labels).inputs[0][1] == (SEQUENCE,)
 
 
-def notes_on(source: Source, used: Container[str], graph: Graph) -> Iterator[str]:
+def notes_on(source: OnnxSource, used: Container[str], graph: Graph) -> Iterator[str]:
     """Yield notes for the user; `used` are weights that are variables, or need not be."""
     gone = [
         initializer

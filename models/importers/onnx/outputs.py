@@ -9,7 +9,9 @@ LOGITS = "logits"
 _HIDDEN = "last_hidden_state"
 
 
-def chosen(outputs: Sequence[str], values: Mapping[str, Value], output: str | int | None) -> str:
+def prediction_output(
+    outputs: Sequence[str], values: Mapping[str, Value], output: str | int | None
+) -> str:
     """Return the name of the output that the loss is taken of.
 
     Parameters

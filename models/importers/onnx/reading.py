@@ -24,7 +24,7 @@ _SCOPES = "pkg.torch.onnx.name_scopes"  # written by it too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class OnnxNode:
     """One node: its kind, its names, and its attributes as numbers, texts, lists or arrays."""
 
     kind: str
@@ -84,7 +84,7 @@ class Initializer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Input:
+class GraphInput:
     """An input of the graph; a symbolic dim is its name, one left open an empty text."""
 
     name: str
@@ -93,17 +93,17 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class OnnxSource:
     """Content of a file."""
 
     name: str
-    nodes: tuple[Node, ...]
+    nodes: tuple[OnnxNode, ...]
     initializers: Mapping[str, Initializer]
-    inputs: tuple[Input, ...]
+    inputs: tuple[GraphInput, ...]
     outputs: tuple[str, ...]
 
 
-def read_file(path: Path) -> Source:
+def read_file(path: Path) -> OnnxSource:
     """Read a file, with the weights that lie in or beside it.
 
     Raises
@@ -162,7 +162,7 @@ def _check_opset(path: Path, model: Any) -> None:
         )
 
 
-def _source(onnx: Any, path: Path, model: Any) -> Source:
+def _source(onnx: Any, path: Path, model: Any) -> OnnxSource:
     graph = model.graph
     if any(isinstance(name, bytes) for name in _names(graph)):  # protobuf leaves it as bytes
         raise ModelError(f"`{path}` is malformed: a name in it is not UTF-8 text")
@@ -178,7 +178,7 @@ def _source(onnx: Any, path: Path, model: Any) -> Source:
         tensor.name: _initializer(onnx, path, tensor, kinds.get(tensor.name))
         for tensor in graph.initializer
     }
-    return Source(
+    return OnnxSource(
         name=graph.name or path.stem,
         nodes=tuple(_node(onnx, path, index, node) for index, node in enumerate(graph.node)),
         initializers=initializers,
@@ -240,11 +240,11 @@ def _plain(array: Array, tensor: Any) -> Array:
     return array.astype(np.float32) if array.dtype.kind not in "fiubUOS" else array
 
 
-def _node(onnx: Any, path: Path, index: int, node: Any) -> Node:
+def _node(onnx: Any, path: Path, index: int, node: Any) -> OnnxNode:
     output = next((name for name in node.output if name), f"node_{index}")
     kind = node.op_type if node.domain in OWN_DOMAINS else f"{node.domain}.{node.op_type}"
     properties = {entry.key: entry.value for entry in node.metadata_props}
-    return Node(
+    return OnnxNode(
         kind=kind,
         name=node.name or output,
         path=_module_path(properties.get(_SCOPES, ""), node.name),
@@ -281,7 +281,7 @@ def _attribute(onnx: Any, path: Path, attribute: Any) -> Any:
     return onnx.AttributeProto.AttributeType.Name(attribute.type)
 
 
-def _input(onnx: Any, info: Any) -> Input:
+def _input(onnx: Any, info: Any) -> GraphInput:
     kind = info.type.tensor_type
     types = onnx.TensorProto
     if not kind.HasField("shape"):
@@ -294,4 +294,4 @@ def _input(onnx: Any, info: Any) -> Input:
     )
     if any(isinstance(dim, int) and dim < 1 for dim in dims):
         raise ModelError(f"input `{info.name}` has shape {dims}; every dim is at least 1")
-    return Input(name=info.name, dims=dims, floating=floating)
+    return GraphInput(name=info.name, dims=dims, floating=floating)

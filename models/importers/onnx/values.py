@@ -21,20 +21,20 @@ from millrace.models.labels import BATCH, SEQUENCE
 Array = NDArray[Any]
 
 
-class UnsupportedError(Exception):
+class UnsupportedNodeError(Exception):
     """A node asks for something without a counterpart; the message says what, not where."""
 
 
-class Factor(NamedTuple):
+class LabelFactor(NamedTuple):
     """A label with its size; two factors are the same when both are equal."""
 
     name: str
     size: int
 
 
-Dim = tuple[Factor, ...]
+Dim = tuple[LabelFactor, ...]
 Dims = tuple[Dim, ...]
-Fresh = Callable[[int], Factor]
+Fresh = Callable[[int], LabelFactor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class Traced:
         return tuple(size_of(dim) for dim in self.dims)
 
     @property
-    def held(self) -> frozenset[Factor]:
+    def held(self) -> frozenset[LabelFactor]:
         """Factors of the tensor itself."""
         return frozenset(factor for dim in self.operand for factor in dim)
 
@@ -72,7 +72,7 @@ class Traced:
         """Return the same tensor with other dims for ONNX."""
         return replace(self, dims=tuple(dims))
 
-    def replaced(self, pieces: Mapping[Factor, Dim]) -> "Traced":
+    def replaced(self, pieces: Mapping[LabelFactor, Dim]) -> "Traced":
         """Return the same tensor with factors renamed or taken apart."""
         return replace(
             self,
@@ -108,7 +108,7 @@ def size_of(dim: Dim) -> int:
     return prod(factor.size for factor in dim)
 
 
-def _replaced(dim: Dim, pieces: Mapping[Factor, Dim]) -> Dim:
+def _replaced(dim: Dim, pieces: Mapping[LabelFactor, Dim]) -> Dim:
     return tuple(piece for factor in dim for piece in pieces.get(factor, (factor,)))
 
 
@@ -123,16 +123,18 @@ def reshaped(value: Traced, shape: Sequence[int], fresh: Fresh) -> Traced:
         The batch would be taken apart, or a dim would begin inside one and end inside another.
     """
     queue = [factor for dim in value.dims for factor in dim]
-    pieces: dict[Factor, Dim] = {}
+    pieces: dict[LabelFactor, Dim] = {}
     dims: list[Dim] = []
     for size in shape:
-        group: list[Factor] = []
+        group: list[LabelFactor] = []
         needed = size
         if size == 1 and queue and queue[0].size == 1:
             group.append(queue.pop(0))
         while needed > 1:
             if not queue:
-                raise UnsupportedError(f"{value.shape} has not as many elements as {tuple(shape)}")
+                raise UnsupportedNodeError(
+                    f"{value.shape} has not as many elements as {tuple(shape)}"
+                )
             first = queue.pop(0)
             if needed % first.size and first.size % needed == 0:
                 outer, inner = _apart(first, needed, fresh)
@@ -142,24 +144,24 @@ def reshaped(value: Traced, shape: Sequence[int], fresh: Fresh) -> Traced:
                 queue.insert(0, inner)
                 first = outer
             elif needed % first.size:
-                raise UnsupportedError(
+                raise UnsupportedNodeError(
                     f"shape {value.shape} to {tuple(shape)} cuts across dims that do not divide"
                 )
             group.append(first)
             needed //= first.size
         dims.append(tuple(group))
     if size_of(tuple(queue)) > 1:
-        raise UnsupportedError(f"{value.shape} has more elements than {tuple(shape)}")
+        raise UnsupportedNodeError(f"{value.shape} has more elements than {tuple(shape)}")
     if queue and not dims and any(factor.name == BATCH for factor in queue):
-        raise UnsupportedError("the batch is taken away")
+        raise UnsupportedNodeError("the batch is taken away")
     if queue and dims:
         dims[-1] = (*dims[-1], *queue)
     return value.replaced(pieces).seen_as(dims)
 
 
-def _apart(factor: Factor, outer: int, fresh: Fresh) -> Dim:
+def _apart(factor: LabelFactor, outer: int, fresh: Fresh) -> Dim:
     if factor.name == BATCH:
-        raise UnsupportedError(f"the batch of {factor.size} is taken apart")
+        raise UnsupportedNodeError(f"the batch of {factor.size} is taken apart")
     return fresh(outer), fresh(factor.size // outer)
 
 
@@ -188,12 +190,12 @@ def unified(
         or occur twice.
     """
     apart: list[Traced] = []
-    origins: dict[Factor, Factor] = {}
+    origins: dict[LabelFactor, LabelFactor] = {}
     for value in values:
         fresh_factors = {f: fresh(f.size) for dim in (*value.operand, *value.dims) for f in dim}
         origins |= {new: old for old, new in fresh_factors.items()}
         apart.append(value.replaced({old: (new,) for old, new in fresh_factors.items()}))
-    maps: list[dict[Factor, Dim]] = [{} for _ in values]
+    maps: list[dict[LabelFactor, Dim]] = [{} for _ in values]
     used: set[str] = set()
     for column in columns:
         _without_ones(apart, column, origins)
@@ -203,29 +205,31 @@ def unified(
     for value in renamed:
         lost = [f for f in value.held if f in origins and origins[f].name == BATCH]
         if lost:
-            raise UnsupportedError("the batch is lost or occurs twice among its dims")
+            raise UnsupportedNodeError("the batch is lost or occurs twice among its dims")
     return tuple(renamed)
 
 
-def _without_ones(apart: list[Traced], column: Column, origins: Mapping[Factor, Factor]) -> None:
+def _without_ones(
+    apart: list[Traced], column: Column, origins: Mapping[LabelFactor, LabelFactor]
+) -> None:
     """Empty the dims of size one that meet larger ones."""
     sizes = {size_of(apart[position].dims[dim]) for position, dim in column}
     if len(sizes) > 2 or (len(sizes) == 2 and 1 not in sizes):
-        raise UnsupportedError(f"dims of sizes {sorted(sizes)} meet")
+        raise UnsupportedNodeError(f"dims of sizes {sorted(sizes)} meet")
     if len(sizes) < 2:
         return
     for position, dim in column:
         factors = apart[position].dims[dim]
         if size_of(factors) == 1:
             if any(origins[factor].name == BATCH for factor in factors):
-                raise UnsupportedError("a batch of one is spread over a larger dim")
+                raise UnsupportedNodeError("a batch of one is spread over a larger dim")
             dims = list(apart[position].dims)
             dims[dim] = ()
             apart[position] = apart[position].seen_as(dims)
 
 
 def _common(
-    apart: list[Traced], maps: list[dict[Factor, Dim]], column: Column, fresh: Fresh
+    apart: list[Traced], maps: list[dict[LabelFactor, Dim]], column: Column, fresh: Fresh
 ) -> Dim:
     """Fill in, for the dims of one column, the common pieces of their factors."""
     common: Dim = ()
@@ -248,9 +252,11 @@ def _common(
     return common
 
 
-def _refined(left: Dim, right: Dim, fresh: Fresh) -> tuple[dict[Factor, Dim], dict[Factor, Dim]]:
+def _refined(
+    left: Dim, right: Dim, fresh: Fresh
+) -> tuple[dict[LabelFactor, Dim], dict[LabelFactor, Dim]]:
     """Divide two dims of one size into the same pieces."""
-    maps: tuple[dict[Factor, Dim], dict[Factor, Dim]] = (
+    maps: tuple[dict[LabelFactor, Dim], dict[LabelFactor, Dim]] = (
         dict.fromkeys(left, ()),
         dict.fromkeys(right, ()),
     )
@@ -258,7 +264,7 @@ def _refined(left: Dim, right: Dim, fresh: Fresh) -> tuple[dict[Factor, Dim], di
     while queues[0] and queues[1]:
         (first, a), (second, b) = queues[0].pop(0), queues[1].pop(0)
         if a % b and b % a:
-            raise UnsupportedError(f"dims of factors {a} and {b} have no common pieces")
+            raise UnsupportedNodeError(f"dims of factors {a} and {b} have no common pieces")
         piece = fresh(min(a, b))
         maps[0][first] += (piece,)
         maps[1][second] += (piece,)
@@ -276,14 +282,14 @@ def _refined(left: Dim, right: Dim, fresh: Fresh) -> tuple[dict[Factor, Dim], di
 
 
 def _named(
-    maps: list[dict[Factor, Dim]],
+    maps: list[dict[LabelFactor, Dim]],
     column: Column,
     common: Dim,
-    origins: Mapping[Factor, Factor],
+    origins: Mapping[LabelFactor, LabelFactor],
     used: set[str],
 ) -> None:
     """Give the pieces of a column the names that the values had for them, where still free."""
-    names: dict[Factor, Dim] = {}
+    names: dict[LabelFactor, Dim] = {}
     for piece in common:
         candidates = [
             origins[factor]
@@ -294,14 +300,14 @@ def _named(
         ranked = sorted(candidates, key=lambda f: (f.name != BATCH, f.name != SEQUENCE))
         chosen = next((factor for factor in ranked if factor.name not in used), piece)
         if any(f.name == BATCH for f in candidates) and chosen.name != BATCH:
-            raise UnsupportedError("every sample meets every other (the batch occurs twice)")
+            raise UnsupportedNodeError("every sample meets every other (the batch occurs twice)")
         used.add(chosen.name)
         names[piece] = (chosen,)
     for position in {position for position, _ in column}:
         for factor, pieces in maps[position].items():
             larger = [piece for piece in pieces if piece.size > 1]
             if len(larger) > 1 and origins[factor].name == BATCH:
-                raise UnsupportedError(f"the batch of {factor.size} is taken apart")
+                raise UnsupportedNodeError(f"the batch of {factor.size} is taken apart")
             maps[position][factor] = _replaced(pieces, names)
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from millrace.models.errors import ModelError
-from millrace.models.importers.onnx.reading import Initializer, Node, Source
+from millrace.models.importers.onnx.reading import Initializer, OnnxNode, OnnxSource
 from millrace.models.importers.onnx.values import Array
 
 MASK_BELOW = -1e4
@@ -42,7 +42,7 @@ class Role:
     keeps_ones: bool = False
 
 
-class Piece(NamedTuple):
+class InitializerSlice(NamedTuple):
     """Range of places of one dim of an initializer: `size` of them from `start` on."""
 
     dim: int
@@ -51,12 +51,12 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
+class WeightSource:
     """Source of a variable's value: an initializer, or a piece of it, seen in `shape`."""
 
     initializer: str
     shape: tuple[int, ...]
-    piece: Piece | None = None
+    piece: InitializerSlice | None = None
 
     def value(self, array: Array) -> Array:
         """Return the variable's value (or its gradient), given the initializer's."""
@@ -71,7 +71,7 @@ SCALE = Role(init="ones", decay=False)
 SHIFT = Role(init="zeros", decay=False)
 
 
-def trained_roles(source: Source, constant_inputs: Container[str] = ()) -> dict[str, Role]:
+def trained_roles(source: OnnxSource, constant_inputs: Container[str] = ()) -> dict[str, Role]:
     """Role of every initializer that is a parameter, in the order of their use.
 
     `constant_inputs` are inputs of the graph whose values are constants.
@@ -104,7 +104,7 @@ def trained_roles(source: Source, constant_inputs: Container[str] = ()) -> dict[
             if not on_data and _with_a_number(node, position, numbers) and _computed(initializer):
                 views.update(dict.fromkeys(node.outputs, views[name]))
                 shifted.update(node.outputs if node.kind in ("Add", "Sub") else ())
-            if not on_data or initializer.name in roles or _is_begun(initializer, samples):
+            if not on_data or initializer.name in roles or _is_initial_state(initializer, samples):
                 continue
             others = {kinds.get(other, "") for other in node.inputs if other != name}
             role = _role(node, position, initializer, others)
@@ -114,7 +114,7 @@ def trained_roles(source: Source, constant_inputs: Container[str] = ()) -> dict[
 
 
 def untrained(
-    source: Source, roles: Container[str], output: str, frozen: Container[str]
+    source: OnnxSource, roles: Container[str], output: str, frozen: Container[str]
 ) -> tuple[str, ...]:
     """Return parameters, by the exporter's word, that the output depends on as constants."""
     makers = {name: node for node in source.nodes for name in node.outputs if name}
@@ -132,7 +132,7 @@ def untrained(
     )
 
 
-def matching(source: Source, patterns: Sequence[str]) -> frozenset[str]:
+def matching(source: OnnxSource, patterns: Sequence[str]) -> frozenset[str]:
     """Return the floating initializers that patterns name (`*` and `?` as in file names).
 
     Raises
@@ -153,7 +153,7 @@ def matching(source: Source, patterns: Sequence[str]) -> frozenset[str]:
     return frozenset(matched)
 
 
-def _is_number(node: Node, numbers: Container[str]) -> bool:
+def _is_number(node: OnnxNode, numbers: Container[str]) -> bool:
     """True if a node makes a single value, of such alone."""
     if node.kind == "Constant":
         kinds = ("value", "value_float", "value_int")
@@ -166,7 +166,7 @@ def _is_number(node: Node, numbers: Container[str]) -> bool:
     return computes and all(name in numbers for name in node.inputs)
 
 
-def _with_a_number(node: Node, position: int, numbers: Container[str]) -> bool:
+def _with_a_number(node: OnnxNode, position: int, numbers: Container[str]) -> bool:
     """True if a node joins its input at `position` with nothing but a number."""
     others = [name for index, name in enumerate(node.inputs) if index != position]
     return node.kind in _ARITHMETIC and all(name in numbers for name in others)
@@ -188,7 +188,7 @@ def _candidate(initializer: Initializer) -> bool:
     return initializer.trained is not False
 
 
-def _role(node: Node, position: int, initializer: Initializer, others: set[str]) -> Role | None:
+def _role(node: OnnxNode, position: int, initializer: Initializer, others: set[str]) -> Role | None:
     """Role of an initializer in a node that joins it with data; None where it is not trained.
 
     `others` are the kinds of the nodes that make the other inputs.
@@ -225,7 +225,7 @@ def _is_mask(initializer: Initializer) -> bool:
     return array is not None and bool(np.any(np.asarray(array) <= MASK_BELOW))
 
 
-def _is_begun(initializer: Initializer, samples: int | str) -> bool:
+def _is_initial_state(initializer: Initializer, samples: int | str) -> bool:
     """True if a recurrence begins with an initializer: one value throughout, for every sample."""
     if initializer.trained is not None or initializer.array is None or samples == 1:
         return False
@@ -246,12 +246,12 @@ def kept_shape(shape: Sequence[int], role: Role) -> tuple[int, ...]:
     return tuple(size for size in shape if size > 1 or role.keeps_ones)
 
 
-def embedded_rows(source: Source) -> dict[str, int]:
+def embedded_rows(source: OnnxSource) -> dict[str, int]:
     """Number of rows of the table, per integer input that looks rows up in one."""
     return dict(_looked_up(source))
 
 
-def _looked_up(source: Source) -> Iterator[tuple[str, int]]:
+def _looked_up(source: OnnxSource) -> Iterator[tuple[str, int]]:
     ids = {entry.name: entry.name for entry in source.inputs if not entry.floating}
     for node in source.nodes:
         if node.kind in _VIEWS and node.inputs and node.inputs[0] in ids:

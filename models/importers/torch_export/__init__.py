@@ -1,8 +1,8 @@
 """Importer of torch.export programs: a module, program or `.pt2` file becomes a Graph.
 
-In comes a module (meta and fake ones too), out goes `Imported`: the forward graph with its loss,
-where each variable's value is found, and the values where the module has some. `importing.py` is
-the front; `tracing.py` exports, `reading.py` drafts call by call, `writing.py` makes the Graph.
+In comes a module (meta and fake ones too), out goes `ExportedModel`: the forward graph with its
+loss, where each variable's value is found, and the values where the module has some. `importing.py`
+is the front; `tracing.py` exports, `reading.py` drafts call by call, `writing.py` makes the Graph.
 """
 
 from millrace.models.importers.torch_export.importing import (
@@ -10,7 +10,15 @@ from millrace.models.importers.torch_export.importing import (
     import_module,
     import_program,
 )
-from millrace.models.importers.torch_export.sources import Imported, Source, spec
+from millrace.models.importers.torch_export.sources import ExportedModel, ParameterSource, spec
 from millrace.models.importers.torch_export.tracing import load
 
-__all__ = ["Imported", "Source", "import_file", "import_module", "import_program", "load", "spec"]
+__all__ = [
+    "ExportedModel",
+    "ParameterSource",
+    "import_file",
+    "import_module",
+    "import_program",
+    "load",
+    "spec",
+]

@@ -10,8 +10,8 @@ from math import prod
 from millrace.models.importers.torch_export.draft import (
     Array,
     Draft,
-    Operand,
-    Slot,
+    OperandSlot,
+    StepOperand,
     Token,
     Value,
     fresh,
@@ -19,16 +19,16 @@ from millrace.models.importers.torch_export.draft import (
     real_leaves,
 )
 from millrace.models.importers.torch_export.extents import (
-    Axis,
     Group,
     ShapeError,
+    TensorAxis,
     leaves,
     paired,
     size_of,
 )
 from millrace.models.labels import BATCH
 
-Pair = tuple[Axis | None, Axis | None]
+Pair = tuple[TensorAxis | None, TensorAxis | None]
 
 
 def matched(left: Group, right: Group) -> list[Pair]:
@@ -50,11 +50,11 @@ class _Joined:
 
     def __init__(self, left: Array, right: Array) -> None:
         self.left, self.right = left, right
-        self.slots: tuple[list[Slot], list[Slot]] = ([], [])
-        self.out: dict[int, Slot] = {}
+        self.slots: tuple[list[OperandSlot], list[OperandSlot]] = ([], [])
+        self.out: dict[int, OperandSlot] = {}
         self._real = tuple({id(x) for x in array.tensor.leaves()} for array in (left, right))
 
-    def add(self, pair: Pair, keep: bool = True) -> Axis:
+    def add(self, pair: Pair, keep: bool = True) -> TensorAxis:
         """Take in a pair of axes and return the output's."""
         left_axis, right_axis = pair
         here = [
@@ -64,7 +64,7 @@ class _Joined:
         token = Token()
         for axis, real, slots in zip((left_axis, right_axis), here, self.slots, strict=True):
             if axis is not None and real:
-                slots.append(Slot(token, (axis,)))
+                slots.append(OperandSlot(token, (axis,)))
         chosen = left_axis if left_axis is not None and (here[0] or not here[1]) else right_axis
         if chosen is None:
             raise ShapeError("an op reads a dim that none of its operands has")
@@ -73,16 +73,16 @@ class _Joined:
                 raise ShapeError("a product sums over a dim that one factor is constant along")
             return chosen
         if id(chosen) in self.out:
-            chosen = Axis(chosen.extent)
+            chosen = TensorAxis(chosen.extent)
         if any(here):
-            self.out[id(chosen)] = Slot(token, (chosen,))
+            self.out[id(chosen)] = OperandSlot(token, (chosen,))
         return chosen
 
-    def operands(self) -> tuple[Operand, Operand]:
+    def operands(self) -> tuple[StepOperand, StepOperand]:
         """Both operands, as a step reads them."""
         return (
-            Operand(self.left.tensor, tuple(self.slots[0])),
-            Operand(self.right.tensor, tuple(self.slots[1])),
+            StepOperand(self.left.tensor, tuple(self.slots[0])),
+            StepOperand(self.right.tensor, tuple(self.slots[1])),
         )
 
 
@@ -92,10 +92,12 @@ def without_units(draft: Draft, array: Array) -> Array:
     return summed_axes(draft, array, units) if units else array
 
 
-def summed_axes(draft: Draft, array: Array, gone: Sequence[Axis]) -> Array:
+def summed_axes(draft: Draft, array: Array, gone: Sequence[TensorAxis]) -> Array:
     """Sum over real leaf axes, which leave the dims they were in."""
     drop = {id(axis) for axis in gone}
-    operand = Operand(array.tensor, tuple(Slot(Token(), (axis,)) for axis in array.tensor.leaves()))
+    operand = StepOperand(
+        array.tensor, tuple(OperandSlot(Token(), (axis,)) for axis in array.tensor.leaves())
+    )
     slots = [slot for slot in operand.slots if id(slot.axes[0]) not in drop]
     total = draft.make("sum", (operand,), slots)
     dims = tuple(
@@ -140,12 +142,12 @@ def _unit_free(draft: Draft, left: Array, right: Array) -> tuple[Array, Array]:
     return without_units(draft, left), without_units(draft, right)
 
 
-def _ordered_slots(joined: _Joined) -> list[Slot]:
+def _ordered_slots(joined: _Joined) -> list[OperandSlot]:
     """The output's slots in the order of the operand that has most of them."""
     tokens = {id(slot.token): slot for slot in joined.out.values()}
     first, second = joined.slots
     order = [*first, *second] if len(first) >= len(second) else [*second, *first]
-    ordered: dict[int, Slot] = {}
+    ordered: dict[int, OperandSlot] = {}
     for slot in order:
         if id(slot.token) in tokens:
             ordered.setdefault(id(slot.token), tokens[id(slot.token)])
@@ -172,8 +174,10 @@ def product(
         for letter in dict.fromkeys(left_letters + right_letters)
         if letter not in out_letters
     ]
-    left = spread(draft, left, [left.dims[left_letters.index(letter)] for letter in gone])
-    right = spread(draft, right, [right.dims[right_letters.index(letter)] for letter in gone])
+    left = materialize_axes(draft, left, [left.dims[left_letters.index(letter)] for letter in gone])
+    right = materialize_axes(
+        draft, right, [right.dims[right_letters.index(letter)] for letter in gone]
+    )
     letters = list(dict.fromkeys(out_letters + left_letters + right_letters))
     groups = [
         (
@@ -244,18 +248,18 @@ def scaled(draft: Draft, array: Array, factor: float) -> Array:
     return array if factor == 1 else pointwise(draft, "scale", array, {"factor": float(factor)})
 
 
-def spread(draft: Draft, array: Array, groups: Sequence[Group]) -> Array:
+def materialize_axes(draft: Draft, array: Array, groups: Sequence[Group]) -> Array:
     """Let the tensor really have the axes of these dims along which it is the same."""
     have = {id(x) for x in array.tensor.leaves()}
     missing = [x for group in groups for x in leaves(group) if id(x) not in have]
     if not missing:
         return array
-    slots = [Slot(Token(), (axis,)) for axis in array.tensor.leaves()]
+    slots = [OperandSlot(Token(), (axis,)) for axis in array.tensor.leaves()]
     order = [x for group in array.dims for x in leaves(group)]
     both = {id(slot.axes[0]): slot for slot in slots}
-    both |= {id(axis): Slot(Token(), (axis,)) for axis in missing}
+    both |= {id(axis): OperandSlot(Token(), (axis,)) for axis in missing}
     out = [both[id(axis)] for axis in order if id(axis) in both]
-    wide = draft.make("broadcast", (Operand(array.tensor, tuple(slots)),), out)
+    wide = draft.make("broadcast", (StepOperand(array.tensor, tuple(slots)),), out)
     return Array(wide, array.dims)
 
 
@@ -274,18 +278,18 @@ def narrowed(draft: Draft, array: Array, dim: int, start: int, size: int) -> Arr
     if not any(array.real(axis) for axis in cut):
         narrow_group = (fresh(size), *rest) if size > 1 else tuple(rest)
         return Array(array.tensor, (*array.dims[:dim], narrow_group, *array.dims[dim + 1 :]))
-    array = spread(draft, array, (tuple(cut),))
+    array = materialize_axes(draft, array, (tuple(cut),))
     narrow_axis = fresh(size)
-    inputs: list[Slot] = []
-    outputs: list[Slot] = []
+    inputs: list[OperandSlot] = []
+    outputs: list[OperandSlot] = []
     for axis in array.tensor.leaves():
         if axis is cut[0]:
-            inputs.append(Slot(Token(whole=True, single=True), tuple(cut)))
-            outputs.append(Slot(Token(whole=True, single=True), (narrow_axis,)))
+            inputs.append(OperandSlot(Token(whole=True, single=True), tuple(cut)))
+            outputs.append(OperandSlot(Token(whole=True, single=True), (narrow_axis,)))
         elif not any(axis is part for part in cut):
-            inputs.append(Slot(Token(), (axis,)))
-            outputs.append(Slot(inputs[-1].token, (axis,)))
-    read = Operand(array.tensor, tuple(inputs))
+            inputs.append(OperandSlot(Token(), (axis,)))
+            outputs.append(OperandSlot(inputs[-1].token, (axis,)))
+    read = StepOperand(array.tensor, tuple(inputs))
     tensor = draft.make("narrow", (read,), outputs, attributes={"start": start})
     piece = Array(tensor, (*array.dims[:dim], (narrow_axis, *rest), *array.dims[dim + 1 :]))
     return summed_axes(draft, piece, (narrow_axis,)) if size == 1 else piece

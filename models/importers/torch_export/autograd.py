@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millrace.models.importers.torch_export.outputs import chosen
-from millrace.models.importers.torch_export.sources import Imported
+from millrace.models.importers.torch_export.sources import ExportedModel
 from millrace.models.importers.torch_export.tracing import (
     arguments,
     is_floating,
@@ -35,7 +35,7 @@ class ModuleGradients:
 def gradients(
     source: Any,
     inputs: Any,
-    imported: Imported,
+    imported: ExportedModel,
     data: Mapping[str, Values],
     targets: Values,
     double: bool = False,
@@ -123,7 +123,7 @@ def _with_data(
     return arguments
 
 
-def _loss(imported: Imported, logits: Any, targets: Values) -> Any:
+def _loss(imported: ExportedModel, logits: Any, targets: Values) -> Any:
     import torch
 
     functional = torch.nn.functional

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millrace.models.importers.torch_export.extents import (
-    Axis,
     Extent,
     Group,
     ShapeError,
+    TensorAxis,
     leaves,
     size_of,
 )
-from millrace.models.importers.torch_export.sources import Source
+from millrace.models.importers.torch_export.sources import ParameterSource
 from millrace.models.labels import BATCH
 
 Value = int | float | str | bool
@@ -27,7 +27,7 @@ _MOVES = ("narrow", "widen", "concat", "merge", "broadcast", "sum")
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Tensor:
+class DraftTensor:
     """A tensor of the graph to be.
 
     `kind` is variable, constant, input or made; `payload` is the variable's Source, or the
@@ -35,7 +35,7 @@ class Tensor:
     """
 
     name: str
-    axes: tuple[Axis, ...]
+    axes: tuple[TensorAxis, ...]
     kind: str = "made"
     integer: bool = False
     payload: Any = None
@@ -55,7 +55,7 @@ class Array:
     along which the tensor is the same.
     """
 
-    tensor: Tensor
+    tensor: DraftTensor
     dims: tuple[Group, ...]
 
     @property
@@ -63,7 +63,7 @@ class Array:
         """Shape as the program sees it."""
         return tuple(size_of(group) for group in self.dims)
 
-    def real(self, axis: Axis) -> bool:
+    def real(self, axis: TensorAxis) -> bool:
         """True if the tensor has this leaf axis."""
         return any(axis is leaf for leaf in self.tensor.leaves())
 
@@ -83,7 +83,7 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Slot:
+class OperandSlot:
     """Axes of an operand that stand for a token; none: a dim of size one to be added."""
 
     token: Token
@@ -91,24 +91,24 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Operand:
+class StepOperand:
     """A tensor as a step reads or makes it."""
 
-    tensor: Tensor
-    slots: tuple[Slot, ...]
+    tensor: DraftTensor
+    slots: tuple[OperandSlot, ...]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Step:
+class DraftOp:
     """Op to be. `ordered`: dims of operands come in the order of their slots."""
 
     kind: str
-    inputs: tuple[Operand, ...]
-    output: Operand
+    inputs: tuple[StepOperand, ...]
+    output: StepOperand
     extras: tuple[tuple[Token, ...], ...] = ()
     attributes: dict[str, Value] = field(default_factory=dict)
     ordered: bool = False
-    more: tuple[Tensor, ...] = ()  # further outputs that other steps read
+    more: tuple[DraftTensor, ...] = ()  # further outputs that other steps read
 
 
 @dataclass(slots=True, kw_only=True)
@@ -116,7 +116,7 @@ class Draft:
     """Steps and names given so far."""
 
     batch: int
-    steps: list[Step] = field(default_factory=list)
+    steps: list[DraftOp] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
     where: str = ""  # module path of the op being read
 
@@ -132,8 +132,8 @@ class Draft:
     def make(
         self,
         kind: str,
-        inputs: Sequence[Operand],
-        slots: Sequence[Slot],
+        inputs: Sequence[StepOperand],
+        slots: Sequence[OperandSlot],
         *,
         name: str | None = None,
         extras: Sequence[tuple[Token, ...]] = (),
@@ -141,7 +141,7 @@ class Draft:
         ordered: bool = False,
         integer: bool = False,
         across: bool = False,
-    ) -> Tensor:
+    ) -> DraftTensor:
         """Add a step and return the tensor it makes, its axes those of `slots` in order.
 
         Raises
@@ -152,17 +152,17 @@ class Draft:
         if not across:
             _check_samples(inputs, slots)
         path = f"{self.where}.{name or kind}".lstrip(".")
-        tensor = Tensor(
+        tensor = DraftTensor(
             name=self.name(path),
             axes=tuple(axis for slot in slots for axis in slot.axes),
             integer=integer or (kind in _MOVES and inputs[0].tensor.integer),
             trained=any(operand.tensor.trained for operand in inputs),
         )
         self.steps.append(
-            Step(
+            DraftOp(
                 kind=kind,
                 inputs=tuple(inputs),
-                output=Operand(tensor, tuple(slots)),
+                output=StepOperand(tensor, tuple(slots)),
                 extras=tuple(extras),
                 attributes=dict(attributes or {}),
                 ordered=ordered,
@@ -171,11 +171,11 @@ class Draft:
         return tensor
 
     def variable(
-        self, source: Source, shape: Sequence[int], keep_units: bool, trained: bool = True
+        self, source: ParameterSource, shape: Sequence[int], keep_units: bool, trained: bool = True
     ) -> Array:
         """Add a parameter; its dims of size one are left out unless they are to be kept."""
-        groups = tuple((Axis(size),) if size > 1 or keep_units else () for size in shape)
-        tensor = Tensor(
+        groups = tuple((TensorAxis(size),) if size > 1 or keep_units else () for size in shape)
+        tensor = DraftTensor(
             name=self.name(source.fqn),
             axes=tuple(axis for group in groups for axis in group),
             kind="variable",
@@ -185,7 +185,7 @@ class Draft:
         return Array(tensor, groups)
 
 
-def _check_samples(inputs: Sequence[Operand], slots: Sequence[Slot]) -> None:
+def _check_samples(inputs: Sequence[StepOperand], slots: Sequence[OperandSlot]) -> None:
     """Check that every sample of what is made comes from the same sample of what is read."""
     sample_tokens = {id(slot.token) for slot in slots if _of_samples(slot) and not slot.token.whole}
     for operand in inputs:
@@ -195,14 +195,14 @@ def _check_samples(inputs: Sequence[Operand], slots: Sequence[Slot]) -> None:
         raise ShapeError("it computes across samples")
 
 
-def _of_samples(slot: Slot) -> bool:
+def _of_samples(slot: OperandSlot) -> bool:
     return any(axis.role == BATCH for axis in leaves(slot.axes))
 
 
-def alike(array: Array) -> tuple[Operand, list[Slot]]:
+def alike(array: Array) -> tuple[StepOperand, list[OperandSlot]]:
     """Operand that reads a tensor dim by dim, and slots of an output with the same dims."""
-    slots = [Slot(Token(), (axis,)) for axis in array.tensor.axes]
-    return Operand(array.tensor, tuple(slots)), slots
+    slots = [OperandSlot(Token(), (axis,)) for axis in array.tensor.axes]
+    return StepOperand(array.tensor, tuple(slots)), slots
 
 
 def pointwise(
@@ -218,12 +218,12 @@ def pointwise(
     return Array(tensor, array.dims)
 
 
-def fresh(size: int, hint: str | None = None) -> Axis:
+def fresh(size: int, hint: str | None = None) -> TensorAxis:
     """A new axis that no other is tied to."""
-    return Axis(Extent(size, hint=hint))
+    return TensorAxis(Extent(size, hint=hint))
 
 
-def real_leaves(array: Array, group: Sequence[Axis]) -> Iterator[Axis]:
+def real_leaves(array: Array, group: Sequence[TensorAxis]) -> Iterator[TensorAxis]:
     """The leaf axes of a dim along which the tensor differs."""
     have = {id(axis) for axis in array.tensor.leaves()}
     return (axis for axis in leaves(group) if id(axis) in have)

@@ -85,14 +85,14 @@ def align(left: Sequence[Extent], right: Sequence[Extent]) -> None:
         raise ShapeError("dims of different sizes meet")
 
 
-class Axis:
+class TensorAxis:
     """A dim of a tensor; two tensors may share one."""
 
     __slots__ = ("_parts", "extent")
 
     def __init__(self, extent: Extent | int) -> None:
         self.extent = extent if isinstance(extent, Extent) else Extent(extent)
-        self._parts: tuple[Axis, ...] = ()
+        self._parts: tuple[TensorAxis, ...] = ()
 
     @property
     def size(self) -> int:
@@ -104,30 +104,30 @@ class Axis:
         """`b`, `t` or None: the role of the dim."""
         return self.extent.root().role
 
-    def leaves(self) -> tuple["Axis", ...]:
+    def leaves(self) -> tuple["TensorAxis", ...]:
         """The axes of the leaves of the extent: the same objects every time."""
         parts = self.extent.root().parts
         if parts is None:
             return (self,)
         if not self._parts:
-            self._parts = tuple(Axis(part) for part in parts)
+            self._parts = tuple(TensorAxis(part) for part in parts)
         return tuple(leaf for part in self._parts for leaf in part.leaves())
 
 
-Group = tuple[Axis, ...]
+Group = tuple[TensorAxis, ...]
 
 
-def leaves(axes: Sequence[Axis]) -> Group:
+def leaves(axes: Sequence[TensorAxis]) -> Group:
     """The leaf axes of several axes, in order."""
     return tuple(leaf for axis in axes for leaf in axis.leaves())
 
 
-def size_of(group: Sequence[Axis]) -> int:
+def size_of(group: Sequence[TensorAxis]) -> int:
     """Length of a dim made of these axes."""
     return prod(axis.size for axis in group)
 
 
-def paired(left: Group, right: Group) -> list[tuple[Axis, Axis]]:
+def paired(left: Group, right: Group) -> list[tuple[TensorAxis, TensorAxis]]:
     """Pairs of leaf axes of two dims of one size; both dims are split where the other is.
 
     Raises
@@ -141,7 +141,7 @@ def paired(left: Group, right: Group) -> list[tuple[Axis, Axis]]:
     return list(zip(leaves(left_axes), leaves(right_axes), strict=True))
 
 
-def regroup(axes: Sequence[Axis], sizes: Sequence[int]) -> list[Group]:
+def regroup(axes: Sequence[TensorAxis], sizes: Sequence[int]) -> list[Group]:
     """Take a row of axes apart into dims of these sizes, splitting extents as needed.
 
     Raises
@@ -152,7 +152,7 @@ def regroup(axes: Sequence[Axis], sizes: Sequence[int]) -> list[Group]:
     queue = list(leaves(axes))
     groups: list[Group] = []
     for size in sizes:
-        taken: list[Axis] = []
+        taken: list[TensorAxis] = []
         need = size
         while queue and (need > 1 or (queue[0].size == 1 and not taken)):
             axis = queue.pop(0)
@@ -177,7 +177,7 @@ def regroup(axes: Sequence[Axis], sizes: Sequence[int]) -> list[Group]:
     return groups
 
 
-def sequence_axis(axis: Axis) -> None:
+def sequence_axis(axis: TensorAxis) -> None:
     """Say that an axis runs along the tokens, where nothing else is known of it."""
     root = axis.extent.root()
     if root.role is None and root.parts is None:

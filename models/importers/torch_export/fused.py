@@ -7,30 +7,36 @@ that heads can be split over devices; each says which part of the parameter it i
 from dataclasses import replace
 from typing import NamedTuple
 
-from millrace.models.importers.torch_export.draft import Draft, Operand, Slot, Step, Tensor
-from millrace.models.importers.torch_export.extents import Axis, Group, leaves
-from millrace.models.importers.torch_export.sources import Cut
+from millrace.models.importers.torch_export.draft import (
+    Draft,
+    DraftOp,
+    DraftTensor,
+    OperandSlot,
+    StepOperand,
+)
+from millrace.models.importers.torch_export.extents import Group, TensorAxis, leaves
+from millrace.models.importers.torch_export.sources import ParameterSlice
 
 
 class _Slice(NamedTuple):
     """Slice that reads a fused projection."""
 
     start: int
-    made: Axis
-    output: Tensor
+    made: TensorAxis
+    output: DraftTensor
     dropped: bool  # a slice of one place, whose dim is summed away at once
-    steps: tuple[Step, ...]
+    steps: tuple[DraftOp, ...]
 
 
 class _Piece(NamedTuple):
     """Part of a tensor: `old` is the axis that was sliced, `new` what is left of it."""
 
-    tensor: Tensor
-    old: Axis
-    new: Axis | None
+    tensor: DraftTensor
+    old: TensorAxis
+    new: TensorAxis | None
 
 
-def taken_apart(draft: Draft, steps: list[Step]) -> list[Step]:
+def split_fused_projections(draft: Draft, steps: list[DraftOp]) -> list[DraftOp]:
     """Return the steps with every sliced projection of a parameter taken apart."""
     index, readers = 0, _readers(steps)
     while index < len(steps):
@@ -43,8 +49,8 @@ def taken_apart(draft: Draft, steps: list[Step]) -> list[Step]:
 
 
 def _taken_apart(
-    draft: Draft, steps: list[Step], index: int, readers: dict[int, list[Step]]
-) -> list[Step] | None:
+    draft: Draft, steps: list[DraftOp], index: int, readers: dict[int, list[DraftOp]]
+) -> list[DraftOp] | None:
     """Take the projection that ends in step `index` apart, if it is one that is only sliced."""
     last = steps[index]
     narrows = readers.get(id(last.output.tensor), [])
@@ -75,15 +81,15 @@ def _taken_apart(
     return [*before, *new, *(step for step in steps[index + 1 :] if id(step) not in gone)]
 
 
-def _readers(steps: list[Step]) -> dict[int, list[Step]]:
-    readers: dict[int, list[Step]] = {}
+def _readers(steps: list[DraftOp]) -> dict[int, list[DraftOp]]:
+    readers: dict[int, list[DraftOp]] = {}
     for step in steps:
         for operand in step.inputs:
             readers.setdefault(id(operand.tensor), []).append(step)
     return readers
 
 
-def _sliced(step: Step) -> tuple[Axis | None, Axis]:
+def _sliced(step: DraftOp) -> tuple[TensorAxis | None, TensorAxis]:
     """Axis that a narrow slices, None where it is several leaves, and the axis it makes."""
     read_tokens = {id(slot.token) for slot in step.inputs[0].slots}
     new_slot = next(slot for slot in step.output.slots if id(slot.token) not in read_tokens)
@@ -93,7 +99,7 @@ def _sliced(step: Step) -> tuple[Axis | None, Axis]:
     return group[0] if len(group) == 1 else None, new_slot.axes[0]
 
 
-def _slice(step: Step, new_axis: Axis, readers: dict[int, list[Step]]) -> _Slice:
+def _slice(step: DraftOp, new_axis: TensorAxis, readers: dict[int, list[DraftOp]]) -> _Slice:
     start = int(step.attributes["start"])
     after = readers.get(id(step.output.tensor), [])
     if new_axis.size == 1 and len(after) == 1 and after[0].kind == "sum":
@@ -104,8 +110,8 @@ def _slice(step: Step, new_axis: Axis, readers: dict[int, list[Step]]) -> _Slice
 
 
 def _projection(
-    last: Step, old: Axis, makers: dict[int, Step], readers: dict[int, list[Step]]
-) -> tuple[Step, ...] | None:
+    last: DraftOp, old: TensorAxis, makers: dict[int, DraftOp], readers: dict[int, list[DraftOp]]
+) -> tuple[DraftOp, ...] | None:
     """Product (and addition of its bias) that make a sliced tensor out of a parameter."""
     if last.kind == "add" and len(last.inputs) == 2:
         makes = [makers.get(id(operand.tensor)) for operand in last.inputs]
@@ -121,18 +127,18 @@ def _projection(
     return None
 
 
-def _own(tensor: Tensor, readers: dict[int, list[Step]]) -> bool:
+def _own(tensor: DraftTensor, readers: dict[int, list[DraftOp]]) -> bool:
     """True if a tensor is a parameter that is read once."""
     return tensor.kind == "variable" and len(readers[id(tensor)]) == 1
 
 
-def _from_parameter(step: Step, old: Axis, readers: dict[int, list[Step]]) -> bool:
+def _from_parameter(step: DraftOp, old: TensorAxis, readers: dict[int, list[DraftOp]]) -> bool:
     """True if the axis comes from a parameter alone."""
     have = [_place(step, operand, old) is not None for operand in step.inputs]
     return sum(have) == 1 and _own(step.inputs[have.index(True)].tensor, readers)
 
 
-def _place(step: Step, operand: Operand, old: Axis) -> Axis | None:
+def _place(step: DraftOp, operand: StepOperand, old: TensorAxis) -> TensorAxis | None:
     """Axis of an operand that stands where `old` stands in the output."""
     for slot in step.output.slots:
         for position, axis in enumerate(leaves(slot.axes)):
@@ -143,10 +149,10 @@ def _place(step: Step, operand: Operand, old: Axis) -> Axis | None:
 
 
 def _part(
-    draft: Draft, chain: tuple[Step, ...], old: Axis, slice_: _Slice, index: int
-) -> list[Step]:
+    draft: Draft, chain: tuple[DraftOp, ...], old: TensorAxis, slice_: _Slice, index: int
+) -> list[DraftOp]:
     """Steps that make one slice from its own part of the parameters."""
-    steps: list[Step] = []
+    steps: list[DraftOp] = []
     olds = [old]
     for step in reversed(chain[1:]):
         inner = next(x for x in step.inputs if x.tensor is chain[0].output.tensor)
@@ -175,21 +181,23 @@ def _part(
     return steps
 
 
-def _new_axis(slice_: _Slice) -> Axis | None:
-    return None if slice_.dropped else Axis(slice_.made.extent)
+def _new_axis(slice_: _Slice) -> TensorAxis | None:
+    return None if slice_.dropped else TensorAxis(slice_.made.extent)
 
 
-def _renamed(draft: Draft, tensor: Tensor, old: Axis, slice_: _Slice, index: int) -> _Piece:
+def _renamed(
+    draft: Draft, tensor: DraftTensor, old: TensorAxis, slice_: _Slice, index: int
+) -> _Piece:
     new = _new_axis(slice_)
     name = draft.name(f"{tensor.name}.part{index}")
     return _Piece(replace(tensor, name=name, axes=_with(tensor.leaves(), old, new)), old, new)
 
 
-def _cut(draft: Draft, tensor: Tensor, old: Axis, slice_: _Slice, index: int) -> _Piece:
+def _cut(draft: Draft, tensor: DraftTensor, old: TensorAxis, slice_: _Slice, index: int) -> _Piece:
     """Part of a parameter that makes one slice."""
     piece = _renamed(draft, tensor, old, slice_, index)
     axes = tensor.leaves()
-    cut = Cut(
+    cut = ParameterSlice(
         shape=tuple(axis.size for axis in axes),
         dim=next(i for i, axis in enumerate(axes) if axis is old),
         start=slice_.start,
@@ -200,11 +208,13 @@ def _cut(draft: Draft, tensor: Tensor, old: Axis, slice_: _Slice, index: int) ->
     return piece
 
 
-def _read(operand: Operand, piece: _Piece) -> Operand:
-    slots = (Slot(s.token, _with(leaves(s.axes), piece.old, piece.new)) for s in operand.slots)
-    return Operand(piece.tensor, tuple(slot for slot in slots if slot.axes))
+def _read(operand: StepOperand, piece: _Piece) -> StepOperand:
+    slots = (
+        OperandSlot(s.token, _with(leaves(s.axes), piece.old, piece.new)) for s in operand.slots
+    )
+    return StepOperand(piece.tensor, tuple(slot for slot in slots if slot.axes))
 
 
-def _with(axes: Group, old: Axis, new: Axis | None) -> Group:
+def _with(axes: Group, old: TensorAxis, new: TensorAxis | None) -> Group:
     replaced = (new if axis is old else axis for axis in axes)
     return tuple(axis for axis in replaced if axis is not None)

@@ -1,4 +1,4 @@
-"""The importer's front: module, program or file in, `Imported` out."""
+"""The importer's front: module, program or file in, `ExportedModel` out."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -18,22 +18,22 @@ from millrace.models.importers.torch_export.calls import (
     rotary,
     shapes,
 )
-from millrace.models.importers.torch_export.draft import Array, Step
-from millrace.models.importers.torch_export.fused import taken_apart
+from millrace.models.importers.torch_export.draft import Array, DraftOp
+from millrace.models.importers.torch_export.fused import split_fused_projections
 from millrace.models.importers.torch_export.losses import Loss, add_loss, name_sources
 from millrace.models.importers.torch_export.patterns import MATCHERS
-from millrace.models.importers.torch_export.reading import Handler, Reader
-from millrace.models.importers.torch_export.sources import Imported, Source
+from millrace.models.importers.torch_export.reading import Handler, ProgramReader
+from millrace.models.importers.torch_export.sources import ExportedModel, ParameterSource
 from millrace.models.importers.torch_export.tracing import (
     WRAPPED,
-    Program,
+    TracedProgram,
     has_values,
     load,
     program_of,
     trace,
     whole_number,
 )
-from millrace.models.importers.torch_export.writing import BLOCK, Writer
+from millrace.models.importers.torch_export.writing import BLOCK, DraftWriter
 
 HANDLERS: dict[str, Handler] = {
     **elementwise.HANDLERS,
@@ -57,7 +57,7 @@ def import_module(
     output: str | int | None = None,
     classes_dim: int | None = None,
     mask_id: int | None = None,
-) -> Imported:
+) -> ExportedModel:
     """Import a PyTorch module.
 
     Parameters
@@ -122,7 +122,7 @@ def import_program(
     output: str | int | None = None,
     classes_dim: int | None = None,
     mask_id: int | None = None,
-) -> Imported:
+) -> ExportedModel:
     """Import a `torch.export.ExportedProgram`; parameters and errors as for `import_module`.
 
     The program is best as `torch.export.export` gives it: taken down to core ops
@@ -146,7 +146,7 @@ def import_file(
     output: str | int | None = None,
     classes_dim: int | None = None,
     mask_id: int | None = None,
-) -> Imported:
+) -> ExportedModel:
     """Import a `.pt2` file; parameters and errors as for `import_module`."""
     return import_program(
         load(path),
@@ -169,13 +169,13 @@ class _Asked:
     output: str | int | None = None
 
 
-def _imported(program: Program, asked: _Asked) -> Imported:
+def _imported(program: TracedProgram, asked: _Asked) -> ExportedModel:
     matchers = (*MATCHERS, *rotary.MATCHERS, mixture.mixture)
-    reader = Reader(program=program, handlers=HANDLERS, matchers=matchers)
+    reader = ProgramReader(program=program, handlers=HANDLERS, matchers=matchers)
     predictions = reader.read()
     name_sources(reader.inputs)
     added = add_loss(reader.draft, reader.inputs, predictions, asked.loss, reader.both_ways)
-    steps = _live(taken_apart(reader.draft, reader.draft.steps), added.kept)
+    steps = _live(split_fused_projections(reader.draft, reader.draft.steps), added.kept)
     builder = GraphBuilder(
         name=asked.name,
         batch=program.batch,
@@ -183,11 +183,11 @@ def _imported(program: Program, asked: _Asked) -> Imported:
         precision=asked.precision,
     )
     builder.begin_block(BLOCK)
-    writer = Writer(builder=builder)
+    writer = DraftWriter(builder=builder)
     writer.write(steps)
     in_blocks = cut(builder.build())
     sources = {in_blocks.names[name]: source for name, source in writer.sources.items()}
-    return Imported(
+    return ExportedModel(
         graph=in_blocks.graph,
         parameters=sources,
         values=_values(program, sources),
@@ -200,7 +200,9 @@ def _imported(program: Program, asked: _Asked) -> Imported:
     )
 
 
-def _fed(program: Program, reader: Reader, names: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+def _fed(
+    program: TracedProgram, reader: ProgramReader, names: Mapping[str, str]
+) -> tuple[tuple[str, str], ...]:
     """Inputs of the program, each with the op that reads its data."""
     read = {
         array.tensor.name: names.get(f"{BLOCK}.{array.tensor.name}", "") for array in reader.inputs
@@ -208,7 +210,9 @@ def _fed(program: Program, reader: Reader, names: Mapping[str, str]) -> tuple[tu
     return tuple((name, read.get(name, "")) for name in program.inputs)
 
 
-def _left_out(program: Program, reader: Reader, sources: Mapping[str, Source]) -> Iterator[str]:
+def _left_out(
+    program: TracedProgram, reader: ProgramReader, sources: Mapping[str, ParameterSource]
+) -> Iterator[str]:
     """Notes on the inputs and parameters that the loss does not depend on."""
     for name in program.inputs:
         if all(array.tensor.name != name for array in reader.inputs):
@@ -226,7 +230,7 @@ def _left_out(program: Program, reader: Reader, sources: Mapping[str, Source]) -
         yield f"the loss does not depend on {shown}{more} ({values:,} values): left out"
 
 
-def _seen_answers(reader: Reader, graph: Graph) -> Iterator[str]:
+def _seen_answers(reader: ProgramReader, graph: Graph) -> Iterator[str]:
     """A note where training on the next tokens would show each answer."""
     sources = {op.attributes["source"] for op in graph.ops if op.kind == "input"}
     if "masked_targets" in sources and "masked_tokens" not in sources:
@@ -238,7 +242,7 @@ def _seen_answers(reader: Reader, graph: Graph) -> Iterator[str]:
         )
 
 
-def _for_batch(imported: Imported, batch: int) -> Imported:
+def _for_batch(imported: ExportedModel, batch: int) -> ExportedModel:
     return replace(imported, graph=with_batch(imported.graph, batch))
 
 
@@ -258,7 +262,7 @@ def _tokens(inputs: list[Array]) -> int:
     return 1
 
 
-def _live(steps: list[Step], kept_ids: set[int]) -> list[Step]:
+def _live(steps: list[DraftOp], kept_ids: set[int]) -> list[DraftOp]:
     """Steps that the kept tensors need."""
     needed, live_steps = set(kept_ids), []
     for step in reversed(steps):
@@ -268,7 +272,7 @@ def _live(steps: list[Step], kept_ids: set[int]) -> list[Step]:
     return live_steps[::-1]
 
 
-def _values(program: Program, sources: dict[str, Source]) -> dict[str, Any] | None:
+def _values(program: TracedProgram, sources: dict[str, ParameterSource]) -> dict[str, Any] | None:
     tensors = {name.removeprefix(WRAPPED): tensor for name, tensor in program.parameters.values()}
     if not all(has_values(tensors[source.fqn]) for source in sources.values()):
         return None

@@ -6,9 +6,16 @@ from typing import NamedTuple
 
 from millrace.models.errors import ModelError
 from millrace.models.importers.predictions import classes_dim
-from millrace.models.importers.torch_export.algebra import spread
-from millrace.models.importers.torch_export.draft import Array, Draft, Operand, Slot, Tensor, Token
-from millrace.models.importers.torch_export.extents import Axis, Group, leaves, size_of
+from millrace.models.importers.torch_export.algebra import materialize_axes
+from millrace.models.importers.torch_export.draft import (
+    Array,
+    Draft,
+    DraftTensor,
+    OperandSlot,
+    StepOperand,
+    Token,
+)
+from millrace.models.importers.torch_export.extents import Group, TensorAxis, leaves, size_of
 from millrace.models.labels import BATCH, SEQUENCE
 
 KINDS = ("cross_entropy", "logistic")
@@ -77,7 +84,7 @@ def add_loss(
     """
     draft.where = ""
     rank = len(logits.dims)
-    logits = spread(draft, logits, logits.dims[1:])
+    logits = materialize_axes(draft, logits, logits.dims[1:])
     dim_of_classes = None
     if loss.kind == "cross_entropy":
         along = [_along(group) for group in logits.dims]
@@ -91,20 +98,20 @@ def add_loss(
         raise ModelError(
             f"the predictions have shape {logits.shape}; `{loss.kind}` expects the batch first"
         )
-    rows = tuple(Slot(Token(), (axis,)) for axis in axes)
+    rows = tuple(OperandSlot(Token(), (axis,)) for axis in axes)
     targets = _targets(draft, axes, rows)
     if loss.kind == "cross_entropy":
         assert dim_of_classes is not None
-        classes = Slot(
+        classes = OperandSlot(
             Token(single=True, whole=True, label="v"), leaves(logits.dims[dim_of_classes])
         )
         targets.tensor.attributes["values"] = size_of(logits.dims[dim_of_classes])
         _name_targets(targets.tensor, inputs, loss, both_ways)
-        read = Operand(logits.tensor, (*rows, classes))
+        read = StepOperand(logits.tensor, (*rows, classes))
         extras: tuple[tuple[Token, ...], ...] = (tuple(row.token for row in rows),)
     else:
         targets.tensor.attributes |= {"values": 2, "source": "clicks"}
-        read, extras = Operand(logits.tensor, rows), ()
+        read, extras = StepOperand(logits.tensor, rows), ()
     kind = "cross_entropy" if loss.kind == "cross_entropy" else "logistic_loss"
     if loss.mask_id is not None and targets.tensor.attributes["source"] != "masked_targets":
         raise ModelError(
@@ -112,26 +119,26 @@ def add_loss(
             "this one does not: leave it out"
         )
     losses = draft.make(kind, (read, targets), rows, name="loss", extras=extras, ordered=True)
-    total = draft.make("sum", (Operand(losses, rows),), (), name="loss_sum", across=True)
+    total = draft.make("sum", (StepOperand(losses, rows),), (), name="loss_sum", across=True)
     count = draft.make("count_valid", (targets,), (), name="token_count", across=True)
     return WithLoss(
         {id(total), id(count)}, dim_of_classes if loss.kind == "cross_entropy" else None
     )
 
 
-def _targets(draft: Draft, axes: Group, rows: Sequence[Slot]) -> Operand:
-    tensor = Tensor(
+def _targets(draft: Draft, axes: Group, rows: Sequence[OperandSlot]) -> StepOperand:
+    tensor = DraftTensor(
         name=draft.name("targets"),
-        axes=tuple(Axis(axis.extent) for axis in axes),
+        axes=tuple(TensorAxis(axis.extent) for axis in axes),
         kind="input",
         integer=True,
     )
-    slots = (Slot(row.token, (axis,)) for row, axis in zip(rows, tensor.axes, strict=True))
-    return Operand(tensor, tuple(slots))
+    slots = (OperandSlot(row.token, (axis,)) for row, axis in zip(rows, tensor.axes, strict=True))
+    return StepOperand(tensor, tuple(slots))
 
 
 def _name_targets(
-    tensor: Tensor, inputs: Sequence[Array], loss: Loss, both_ways: Container[str]
+    tensor: DraftTensor, inputs: Sequence[Array], loss: Loss, both_ways: Container[str]
 ) -> None:
     """Name the kind of data that targets of classes are, which may change that of the tokens."""
     if len(tensor.axes) == 1:

@@ -22,7 +22,7 @@ def kind(node: Any) -> str:
     return str(getattr(getattr(node, "target", None), "__name__", ""))
 
 
-def bare(node: Any) -> Any:
+def without_casts(node: Any) -> Any:
     """Node that a call reads, behind casts and copies."""
     while kind(node) in SAME and node.meta["val"].is_floating_point():
         below = node.args[0]
@@ -41,10 +41,10 @@ def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def either(node: Any, first: Callable[[Any], Any]) -> tuple[Any, Any] | None:
+def match_operand(node: Any, first: Callable[[Any], Any]) -> tuple[Any, Any] | None:
     """Match of `first` in one of a call's two operands, and the other operand."""
     for operand, other in (node.args[:2], reversed(node.args[:2])):
-        matched = first(bare(operand)) if hasattr(operand, "meta") else None
+        matched = first(without_casts(operand)) if hasattr(operand, "meta") else None
         if matched is not None:
             return matched, other
     return None
@@ -57,13 +57,13 @@ def _mean_square(node: Any) -> Any:
     dims = node.args[1] if isinstance(node.args[1], list | tuple) else [node.args[1]]
     if [dim % node.args[0].meta["val"].ndim for dim in dims] != [node.args[0].meta["val"].ndim - 1]:
         return None
-    square = bare(node.args[0])
+    square = without_casts(node.args[0])
     if is_call(square, "pow") and _number(square.args[1]) == 2:
-        return bare(square.args[0])
+        return without_casts(square.args[0])
     if is_call(square, "square"):
-        return bare(square.args[0])
+        return without_casts(square.args[0])
     if is_call(square, "mul") and square.args[0] is square.args[1]:
-        return bare(square.args[0])
+        return without_casts(square.args[0])
     return None
 
 
@@ -71,35 +71,37 @@ def _inverse_root(node: Any) -> tuple[Any, float] | None:
     """Pair (x, epsilon) of rsqrt(mean(x^2) + epsilon)."""
     if not is_call(node, "rsqrt"):
         return None
-    total = bare(node.args[0])
+    total = without_casts(node.args[0])
     if not is_call(total, "add"):
         return None
     mean, epsilon = total.args[:2]
-    x = _mean_square(bare(mean)) if hasattr(mean, "meta") else None
+    x = _mean_square(without_casts(mean)) if hasattr(mean, "meta") else None
     return None if x is None or _number(epsilon) is None else (x, float(epsilon))
 
 
 def _normed(node: Any) -> tuple[Any, float] | None:
     if not is_call(node, "mul"):
         return None
-    matched = either(node, _inverse_root)
+    matched = match_operand(node, _inverse_root)
     if matched is None or not hasattr(matched[1], "meta"):
         return None
     (x, epsilon), other = matched
-    return (x, epsilon) if bare(other) is x else None
+    return (x, epsilon) if without_casts(other) is x else None
 
 
 def rms_norm(node: Any) -> Found | None:
     """Match of weight times x rsqrt(mean(x^2) + epsilon)."""
     if not is_call(node, "mul"):
         return None
-    matched = either(node, _normed)
+    matched = match_operand(node, _normed)
     if matched is None or not hasattr(matched[1], "meta"):
         return None
     (x, epsilon), weight = matched
-    weight = bare(weight)
+    weight = without_casts(weight)
     parameter = (
-        bare(weight.args[0]) if is_call(weight, "add") and len(weight.users) == 1 else weight
+        without_casts(weight.args[0])
+        if is_call(weight, "add") and len(weight.users) == 1
+        else weight
     )
     if (
         getattr(parameter, "op", "") != "placeholder"
@@ -115,26 +117,30 @@ def gelu(node: Any) -> Found | None:
     """Match of the tanh form written out, as transformers' `gelu_new` has it."""
     if not is_call(node, "mul"):
         return None
-    matched = either(node, _half)
+    matched = match_operand(node, _half)
     if matched is None or not hasattr(matched[1], "meta"):
         return None
     x, other = matched
-    plus = bare(other)
+    plus = without_casts(other)
     if not is_call(plus, "add") or _number(plus.args[1]) != 1 or not is_call(plus.args[0], "tanh"):
         return None
-    inner = bare(plus.args[0].args[0])
+    inner = without_casts(plus.args[0].args[0])
     if not is_call(inner, "mul") or not _close(inner.args[1], sqrt(2 / pi)):
         return None
-    cubic = bare(inner.args[0])
-    if not is_call(cubic, "add") or bare(cubic.args[0]) is not x:
+    cubic = without_casts(inner.args[0])
+    if not is_call(cubic, "add") or without_casts(cubic.args[0]) is not x:
         return None
     if not hasattr(cubic.args[1], "meta"):
         return None
-    third = bare(cubic.args[1])
+    third = without_casts(cubic.args[1])
     if not is_call(third, "mul") or not _close(third.args[1], 0.044715):
         return None
-    power = bare(third.args[0])
-    if not is_call(power, "pow") or _number(power.args[1]) != 3 or bare(power.args[0]) is not x:
+    power = without_casts(third.args[0])
+    if (
+        not is_call(power, "pow")
+        or _number(power.args[1]) != 3
+        or without_casts(power.args[0]) is not x
+    ):
         return None
     return "gelu", {"self": x, "approximate": "tanh"}
 
@@ -146,7 +152,7 @@ def _close(value: Any, number: float) -> bool:
 
 def _half(node: Any) -> Any:
     if is_call(node, "mul") and _number(node.args[1]) == 0.5:
-        return bare(node.args[0])
+        return without_casts(node.args[0])
     return None
 
 
@@ -154,7 +160,7 @@ def swiglu(node: Any) -> Found | None:
     """Match of silu of one tensor times another of the same shape."""
     if not is_call(node, "mul"):
         return None
-    matched = either(node, lambda x: x if is_call(x, "silu") and len(x.users) == 1 else None)
+    matched = match_operand(node, lambda x: x if is_call(x, "silu") and len(x.users) == 1 else None)
     if matched is None or not hasattr(matched[1], "meta"):
         return None
     gate, up = matched[0].args[0], matched[1]
@@ -167,26 +173,26 @@ def eager_attention(node: Any) -> Found | None:
     """Match of a softmax of scaled (and masked) products, times values."""
     if not is_call(node, "matmul", "bmm"):
         return None
-    weights, value = bare(node.args[0]), node.args[1]
+    weights, value = without_casts(node.args[0]), node.args[1]
     dropped = 0.0
     if is_call(weights, "getitem") and is_call(weights.args[0], "native_dropout"):
         weights, dropped, train = weights.args[0].args
-        weights, dropped = bare(weights), dropped if train is not False else 0.0
+        weights, dropped = without_casts(weights), dropped if train is not False else 0.0
     if not is_call(weights, "softmax") or value.meta["val"].ndim != 4:
         return None
     if weights.args[1] not in (-1, weights.meta["val"].ndim - 1):
         return None
-    scores, mask = bare(weights.args[0]), None
+    scores, mask = without_casts(weights.args[0]), None
     if is_call(scores, "add") and hasattr(scores.args[1], "meta"):
-        scores, mask = bare(scores.args[0]), scores.args[1]
+        scores, mask = without_casts(scores.args[0]), scores.args[1]
     scale = 1.0
     if is_call(scores, "mul", "div") and _number(scores.args[1]) is not None:
         number = float(scores.args[1])
         scale = number if kind(scores) == "mul" else 1 / number
-        scores = bare(scores.args[0])
+        scores = without_casts(scores.args[0])
     if not is_call(scores, "matmul", "bmm"):
         return None
-    query, key = scores.args[0], bare(scores.args[1])
+    query, key = scores.args[0], without_casts(scores.args[1])
     if not is_call(key, "transpose") or {dim % 4 for dim in key.args[1:]} != {2, 3}:
         return None
     if mask is not None and mask.meta["val"].ndim > 4:

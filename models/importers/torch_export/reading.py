@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from millrace.models.errors import ModelError
-from millrace.models.importers.torch_export.draft import Array, Draft, Tensor, fresh
-from millrace.models.importers.torch_export.extents import Axis, Extent, ShapeError
+from millrace.models.importers.torch_export.draft import Array, Draft, DraftTensor, fresh
+from millrace.models.importers.torch_export.extents import Extent, ShapeError, TensorAxis
 from millrace.models.importers.torch_export.patterns import Found, kind
-from millrace.models.importers.torch_export.sources import Source
+from millrace.models.importers.torch_export.sources import ParameterSource
 from millrace.models.importers.torch_export.tracing import (
     WRAPPED,
-    Program,
+    TracedProgram,
     has_values,
     module_path,
     whole_number,
@@ -27,18 +27,18 @@ from millrace.models.labels import BATCH, SEQUENCE
 Kind = TypeVar("Kind")
 
 
-class UnsupportedError(Exception):
+class UnsupportedCallError(Exception):
     """A call that cannot be expressed; the message says why, or is empty."""
 
 
-class _Poison:
+class _Unsupported:
     """Output of an unsupported call."""
 
 
-POISON = _Poison()
+POISON = _Unsupported()
 
 Arguments = Mapping[str, Any]
-Handler = Callable[["Reader", Arguments], Any]
+Handler = Callable[["ProgramReader", Arguments], Any]
 
 # Calls that have no value of their own to look at.
 _SILENT = {"_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range_for_size"}
@@ -56,7 +56,7 @@ class BatchNumber(int):
 
 
 @dataclass(slots=True, kw_only=True)
-class Reader:
+class ProgramReader:
     """A program on its way to a draft.
 
     Parameters
@@ -69,7 +69,7 @@ class Reader:
         Each looks back from a call for several that are one op.
     """
 
-    program: Program
+    program: TracedProgram
     handlers: Mapping[str, Handler]
     matchers: Sequence[Callable[[Any], Found | None]]
     draft: Draft = field(init=False)
@@ -130,7 +130,7 @@ class Reader:
             It counts samples.
         """
         if isinstance(value, BatchNumber):
-            raise UnsupportedError("the number of samples enters arithmetic")
+            raise UnsupportedCallError("the number of samples enters arithmetic")
         if isinstance(value, bool | int | float):
             return float(value)
         if not isinstance(value, Array) and hasattr(value, "numel") and value.numel() == 1:
@@ -186,7 +186,7 @@ class Reader:
         key = id(tensor)
         if key not in self._parameters:
             shape = tuple(int(size) for size in tensor.shape)
-            source = Source(fqn=name.removeprefix(WRAPPED), shape=shape)
+            source = ParameterSource(fqn=name.removeprefix(WRAPPED), shape=shape)
             self._parameters[key] = self.draft.variable(
                 source, shape, keep, trained=bool(tensor.requires_grad)
             )
@@ -195,7 +195,7 @@ class Reader:
     def _input(self, name: str, value: Any) -> Array:
         shape = tuple(whole_number(size) for size in value.shape)
         integer = not value.is_floating_point()
-        axes = [Axis(Extent(size)) for size in shape]
+        axes = [TensorAxis(Extent(size)) for size in shape]
         if axes and shape[0] == self.program.batch:
             axes[0].extent.role = BATCH
         else:
@@ -208,7 +208,9 @@ class Reader:
         if len(axes) == 4 and not integer:
             for axis, hint in zip(axes[1:], "cyx", strict=True):
                 axis.extent.hint = hint
-        tensor = Tensor(name=self.draft.name(name), axes=tuple(axes), kind="input", integer=integer)
+        tensor = DraftTensor(
+            name=self.draft.name(name), axes=tuple(axes), kind="input", integer=integer
+        )
         array = Array(tensor, tuple((axis,) for axis in axes))
         self.inputs.append(array)
         return array
@@ -226,12 +228,12 @@ class Reader:
         else:
             arguments = _bound(node, values)
         try:
-            if any(_holds(value, _Poison) for value in arguments.values()):
+            if any(_holds(value, _Unsupported) for value in arguments.values()):
                 if name not in _SHAPE_ONLY:
                     self._handler(node, name)
                 return POISON
             return self._result(node, name, arguments, values)
-        except (UnsupportedError, ShapeError) as error:
+        except (UnsupportedCallError, ShapeError) as error:
             reason = f" ({error})" if str(error) else ""
             self.unsupported.setdefault(f"{name}{reason}", []).append(module_path(node))
             return POISON
@@ -245,9 +247,9 @@ class Reader:
             return torch.full(shape, _SHAPE_ONLY[name], dtype=value.dtype)
         read = [value for key, value in arguments.items() if key not in _STATISTICS]
         for buffer in _those(read, _Missing):
-            raise UnsupportedError(buffer.why)
+            raise UnsupportedCallError(buffer.why)
         if name in _RANDOM:
-            raise UnsupportedError("it draws random values")
+            raise UnsupportedCallError("it draws random values")
         if not any(_holds(value, Array) for value in arguments.values()):
             return _computed(node, values)
         return self._handler(node, name)(self, arguments)
@@ -255,7 +257,7 @@ class Reader:
     def _handler(self, node: Any, name: str) -> Handler:
         handler = self.handlers.get(name)
         if handler is None:
-            raise UnsupportedError
+            raise UnsupportedCallError
         return handler
 
     def _constant(self, tensor: Any) -> Array:
@@ -278,7 +280,7 @@ class Reader:
         if key not in self._constants:
             axes = tuple(fresh(size) for size in data.shape)
             self._constants[key] = Array(
-                Tensor(
+                DraftTensor(
                     name=self.draft.name(f"{self.draft.where}.constant".lstrip(".")),
                     axes=axes,
                     kind="constant",
@@ -413,4 +415,4 @@ def _computed(node: Any, values: Mapping[Any, Any]) -> Any:
         return node.target(*arguments, **keywords)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         lines = str(error).splitlines() or [type(error).__name__]
-        raise UnsupportedError(f"it cannot be worked out: {lines[0]}") from None
+        raise UnsupportedCallError(f"it cannot be worked out: {lines[0]}") from None

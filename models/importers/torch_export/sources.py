@@ -13,7 +13,7 @@ from millrace.models.spec import ModelSpec, graph_spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class ParameterSlice:
     """A part of a parameter: seen in `shape`, `size` places of dim `dim` from `start` on."""
 
     shape: tuple[int, ...]
@@ -23,7 +23,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class ParameterSource:
     """Source of a variable's value: a parameter of the module, cut and reshaped.
 
     Attributes
@@ -37,7 +37,7 @@ class Source:
     """
 
     fqn: str
-    cuts: tuple[Cut, ...] = ()
+    cuts: tuple[ParameterSlice, ...] = ()
     shape: tuple[int, ...] = ()
 
     def read(self, parameter: NDArray[Any]) -> NDArray[Any]:
@@ -64,7 +64,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Imported:
+class ExportedModel:
     """A program as a graph.
 
     Attributes
@@ -86,7 +86,7 @@ class Imported:
     """
 
     graph: Graph
-    parameters: dict[str, Source]
+    parameters: dict[str, ParameterSource]
     values: dict[str, NDArray[Any]] | None = None
     precision: str = "fp32"
     inputs: tuple[tuple[str, str], ...] = ()
@@ -96,6 +96,6 @@ class Imported:
     notes: tuple[str, ...] = ()
 
 
-def spec(imported: Imported) -> ModelSpec:
+def spec(imported: ExportedModel) -> ModelSpec:
     """Return the specification of an imported model, which the planner takes like any other."""
     return graph_spec(imported.graph, imported.precision)

@@ -25,7 +25,7 @@ _EXPERTS_HINT = " (a mixture of experts that does so can be imported from its co
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
+class TracedProgram:
     """A traced program and what it reads.
 
     Attributes
@@ -191,7 +191,7 @@ def _wrapper(module: Any, output: str | int | None) -> Any:
     """Module that returns the tensor the loss is taken of by the name of logits, and others."""
     import torch
 
-    class Wrapper(torch.nn.Module):
+    class KeywordWrapper(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.module = module
@@ -200,10 +200,10 @@ def _wrapper(module: Any, output: str | int | None) -> Any:
             logits, others = chosen(self.module(*args, **kwargs), output, is_floating)
             return {LOGITS: logits, "others": others}
 
-    return Wrapper()
+    return KeywordWrapper()
 
 
-def functional(exported: Any) -> Any:
+def functionalized(exported: Any) -> Any:
     """The program without writes: what it wrote through views and in place, it makes anew.
 
     A region without gradients would vanish on the way, so what it returns is detached first.
@@ -267,13 +267,15 @@ def module_path(node: Any) -> str:
     return path.removeprefix(WRAPPED.rstrip(".")).removeprefix(".")
 
 
-def program_of(exported: Any, module: Any = None, *, output: str | int | None = None) -> Program:
+def program_of(
+    exported: Any, module: Any = None, *, output: str | int | None = None
+) -> TracedProgram:
     """Sort the placeholders of an exported program.
 
     `module` holds the real tensors, if any, and was traced for this output.
     """
     _check_constants(exported)
-    exported = functional(exported)
+    exported = functionalized(exported)
     state = dict(exported.state_dict) | dict(exported.constants)
     if module is not None:
         named = [*module.named_parameters(remove_duplicate=False)]
@@ -298,7 +300,7 @@ def program_of(exported: Any, module: Any = None, *, output: str | int | None = 
     shaped = [values[name] for name in inputs if getattr(values[name], "ndim", 0)]
     if not shaped:
         raise ModelError("the program has no input with a batch dim")
-    return Program(
+    return TracedProgram(
         graph=exported.graph,
         parameters=parameters,
         buffers=buffers,
@@ -329,7 +331,7 @@ def _predictions_of(exported: Any, output: str | int | None, traced: bool) -> st
 def _check_others(exported: Any, predictions: Any, others: Sequence[Any]) -> None:
     """Refuse to leave out what has parameters of its own."""
     parameters = exported.graph_signature.inputs_to_parameters
-    gone = _behind(others) - _behind([predictions])
+    gone = _ancestors(others) - _ancestors([predictions])
     lost = sorted(parameters[node.name] for node in gone if node.name in parameters)
     if lost:
         shown = ", ".join(f"`{name.removeprefix(WRAPPED)}`" for name in lost[:3])
@@ -340,7 +342,7 @@ def _check_others(exported: Any, predictions: Any, others: Sequence[Any]) -> Non
         )
 
 
-def _behind(nodes: Sequence[Any]) -> set[Any]:
+def _ancestors(nodes: Sequence[Any]) -> set[Any]:
     """Calls that some calls read, directly or not, and these themselves."""
     reached, queue = set(nodes), list(nodes)
     while queue:

@@ -3,11 +3,18 @@
 from collections.abc import Mapping, Sequence
 from math import prod
 
-from millrace.models.importers.torch_export.algebra import narrowed, spread, summed_axes
-from millrace.models.importers.torch_export.draft import Array, Draft, Operand, Slot, Token, fresh
+from millrace.models.importers.torch_export.algebra import materialize_axes, narrowed, summed_axes
+from millrace.models.importers.torch_export.draft import (
+    Array,
+    Draft,
+    OperandSlot,
+    StepOperand,
+    Token,
+    fresh,
+)
 from millrace.models.importers.torch_export.extents import (
-    Axis,
     ShapeError,
+    TensorAxis,
     leaves,
     paired,
     regroup,
@@ -30,14 +37,14 @@ def _merged(draft: Draft, array: Array, shape: Sequence[int]) -> Array:
     lead = dims[0] if dims and any(x.role == "b" for x in leaves(dims[0])) else ()
     if len(leaves(lead)) > 1 or (lead and shape[0] != lead[0].size):
         raise ShapeError("a view takes the batch dim apart")
-    array = spread(draft, array, dims)
+    array = materialize_axes(draft, array, dims)
     rest = tuple(x for group in dims[1 if lead else 0 :] for x in leaves(group))
     merged_axis = fresh(prod(axis.size for axis in rest))
     batch = Token()
-    head = [Slot(batch, lead)] if lead else []
-    read = Operand(array.tensor, (*head, Slot(Token(single=True), rest)))
+    head = [OperandSlot(batch, lead)] if lead else []
+    read = StepOperand(array.tensor, (*head, OperandSlot(Token(single=True), rest)))
     token = read.slots[-1].token
-    tensor = draft.make("merge", (read,), [*head, Slot(token, (merged_axis,))], ordered=True)
+    tensor = draft.make("merge", (read,), [*head, OperandSlot(token, (merged_axis,))], ordered=True)
     groups = regroup((merged_axis,), shape[1 if lead else 0 :])
     return Array(tensor, (*((lead,) if lead else ()), *groups))
 
@@ -129,17 +136,17 @@ def selected(draft: Draft, array: Array, dim: int, index: int) -> Array:
 
 def padded(draft: Draft, array: Array, dim: int, before: int, after: int) -> Array:
     """Array with zeros before and behind a dim."""
-    array = spread(draft, array, (array.dims[dim],))
+    array = materialize_axes(draft, array, (array.dims[dim],))
     group = leaves(array.dims[dim])
     padded_axis = fresh(size_of(group) + before + after)
     inside = {id(axis) for axis in group}
     token, wide = (Token(whole=True, single=True) for _ in range(2))
-    slots = [Slot(Token(), (x,)) for x in array.tensor.leaves() if id(x) not in inside]
-    read = Operand(array.tensor, (*slots, Slot(token, group)))
-    out = [*slots, Slot(wide, (padded_axis,))]
+    slots = [OperandSlot(Token(), (x,)) for x in array.tensor.leaves() if id(x) not in inside]
+    read = StepOperand(array.tensor, (*slots, OperandSlot(token, group)))
+    out = [*slots, OperandSlot(wide, (padded_axis,))]
     if len(group) == 1:  # the dim stays where it was
         position = next(i for i, x in enumerate(array.tensor.leaves()) if x is group[0])
-        read = Operand(array.tensor, (*slots[:position], read.slots[-1], *slots[position:]))
+        read = StepOperand(array.tensor, (*slots[:position], read.slots[-1], *slots[position:]))
         out = [*slots[:position], out[-1], *slots[position:]]
     tensor = draft.make("widen", (read,), out, attributes={"start": before})
     return Array(tensor, (*array.dims[:dim], (padded_axis,), *array.dims[dim + 1 :]))
@@ -160,7 +167,7 @@ def joined(draft: Draft, arrays: Sequence[Array], dim: int) -> Array:
     places = _real_places(arrays, dim)
     parts = [_with_places(draft, array, places, dim) for array in arrays]
     tokens = {place: Token() for place in places}
-    joined_axis = Axis(sum(array.shape[dim] for array in parts))
+    joined_axis = TensorAxis(sum(array.shape[dim] for array in parts))
     owner = parts[0]
     slots = [_slots(array, dim, tokens) for array in parts]
     have = [id(axis) for axis in owner.tensor.leaves()]
@@ -169,10 +176,10 @@ def joined(draft: Draft, arrays: Sequence[Array], dim: int) -> Array:
         key=lambda place: min((have.index(id(x)) for x in slots[0][place].axes), default=0),
     )
     operands = [
-        Operand(array.tensor, tuple(slots_by_place[place] for place in order))
+        StepOperand(array.tensor, tuple(slots_by_place[place] for place in order))
         for array, slots_by_place in zip(parts, slots, strict=True)
     ]
-    end = Slot(Token(whole=True, single=True), (joined_axis,))
+    end = OperandSlot(Token(whole=True, single=True), (joined_axis,))
     out = [end if place == (dim, 0) else slots[0][place] for place in order]
     dims = (*owner.dims[:dim], (joined_axis,), *owner.dims[dim + 1 :])
     return Array(draft.make("concat", operands, out, ordered=True), dims)
@@ -180,19 +187,19 @@ def joined(draft: Draft, arrays: Sequence[Array], dim: int) -> Array:
 
 def _slots(
     array: Array, dim: int, tokens: Mapping[tuple[int, int], Token]
-) -> dict[tuple[int, int], Slot]:
+) -> dict[tuple[int, int], OperandSlot]:
     """Slot of each place; the dim along which is joined stands once."""
     slots = {
-        (position, i): Slot(tokens[position, i], (axis,))
+        (position, i): OperandSlot(tokens[position, i], (axis,))
         for position, group in enumerate(array.dims)
         for i, axis in enumerate(_long(group))
         if (position, i) in tokens
     }
     end = Token(whole=True, single=True)
-    return slots | {(dim, 0): Slot(end, leaves(array.dims[dim]))}
+    return slots | {(dim, 0): OperandSlot(end, leaves(array.dims[dim]))}
 
 
-def _long(group: Sequence[Axis]) -> list[Axis]:
+def _long(group: Sequence[TensorAxis]) -> list[TensorAxis]:
     return [axis for axis in leaves(group) if axis.size > 1 or axis.role == "b"]
 
 
@@ -214,4 +221,4 @@ def _with_places(draft: Draft, array: Array, places: set[tuple[int, int]], dim: 
         for i, axis in enumerate(_long(group))
         if position == dim or (position, i) in places
     ]
-    return spread(draft, array, wanted)
+    return materialize_axes(draft, array, wanted)

@@ -10,9 +10,15 @@ import numpy as np
 
 from millrace.models.builder import GraphBuilder
 from millrace.models.errors import ModelError
-from millrace.models.importers.torch_export.draft import Operand, Slot, Step, Tensor, Token
+from millrace.models.importers.torch_export.draft import (
+    DraftOp,
+    DraftTensor,
+    OperandSlot,
+    StepOperand,
+    Token,
+)
 from millrace.models.importers.torch_export.extents import Extent, Group, leaves
-from millrace.models.importers.torch_export.sources import Source
+from millrace.models.importers.torch_export.sources import ParameterSource
 from millrace.models.labels import BATCH, EXPERT, SEQUENCE, Dim, write
 
 BLOCK = "model"
@@ -27,7 +33,7 @@ Layout = tuple[Group, ...]  # per dim the leaf axes in it
 class _Labels:
     """Labels of one op: one per leaf of each token."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: DraftOp) -> None:
         self._step = step
         self.whole: set[str] = set()
         self._taken: set[str] = {label for token in _tokens(step) for label in token.labels}
@@ -37,7 +43,7 @@ class _Labels:
             for index in range(count):
                 self._add(slot, index)
 
-    def _add(self, slot: Slot, index: int) -> None:
+    def _add(self, slot: OperandSlot, index: int) -> None:
         key = (id(slot.token), index)
         if key in self._found:
             return
@@ -50,7 +56,7 @@ class _Labels:
         if slot.token.whole:
             self.whole.add(label)
 
-    def _free(self, slot: Slot, index: int) -> str:
+    def _free(self, slot: OperandSlot, index: int) -> str:
         group = leaves(slot.axes)
         alone = not slot.token.single or len(group) == 1
         root = group[index].extent.root() if group and alone else None
@@ -76,26 +82,26 @@ class _Labels:
         return self._found[id(token), index]
 
 
-def _may(label: str, slot: Slot, root: Extent | None) -> bool:
+def _may(label: str, slot: OperandSlot, root: Extent | None) -> bool:
     return root is None or root.role == label or slot.token.label == label
 
 
-def _tokens(step: Step) -> list[Token]:
+def _tokens(step: DraftOp) -> list[Token]:
     return [slot.token for x in (*step.inputs, step.output) for slot in x.slots]
 
 
 @dataclass(slots=True, kw_only=True)
-class Writer:
+class DraftWriter:
     """Writer of a draft's steps into a builder."""
 
     builder: GraphBuilder
-    sources: dict[str, Source] = field(default_factory=dict)
+    sources: dict[str, ParameterSource] = field(default_factory=dict)
     _names: dict[int, str] = field(default_factory=dict)
     _turned: dict[tuple[int, tuple[tuple[int, ...], ...]], str] = field(default_factory=dict)
     _used: set[str] = field(default_factory=set)
     _inits: dict[int, str] = field(default_factory=dict)
 
-    def write(self, steps: Sequence[Step]) -> None:
+    def write(self, steps: Sequence[DraftOp]) -> None:
         """Write steps in order, and before each what it reads."""
         for step in steps:
             for operand in step.inputs:
@@ -103,7 +109,7 @@ class Writer:
         for step in steps:
             self._step(step)
 
-    def tensor(self, tensor: Tensor, reader: str) -> str:
+    def tensor(self, tensor: DraftTensor, reader: str) -> str:
         """Name in the graph of what a step made, an input, or (for each use) a variable.
 
         `reader` names the use, where it is not a variable's first.
@@ -114,7 +120,7 @@ class Writer:
             return self._once_a_step(tensor, reader)
         return self._names[id(tensor)]
 
-    def _noted(self, step: Step, operand: Operand) -> None:
+    def _noted(self, step: DraftOp, operand: StepOperand) -> None:
         """Note how a variable begins, which follows from what first reads it."""
         if operand.tensor.kind != "variable":
             return
@@ -131,10 +137,10 @@ class Writer:
     def _full(self, name: str) -> str:
         return f"{BLOCK}.{name}"
 
-    def _input(self, tensor: Tensor) -> str:
+    def _input(self, tensor: DraftTensor) -> str:
         if id(tensor) not in self._names:
-            slots = tuple(Slot(Token(single=True, label=x.role), (x,)) for x in tensor.axes)
-            labels = _Labels(Step(kind="input", inputs=(), output=Operand(tensor, slots)))
+            slots = tuple(OperandSlot(Token(single=True, label=x.role), (x,)) for x in tensor.axes)
+            labels = _Labels(DraftOp(kind="input", inputs=(), output=StepOperand(tensor, slots)))
             name = self.builder.input(
                 tensor.name,
                 _text(_operand(slots, labels)),
@@ -150,7 +156,7 @@ class Writer:
             self._names[id(tensor)] = self._turn(name, _layout(slots), apart, title)
         return self._names[id(tensor)]
 
-    def _once_a_step(self, tensor: Tensor, reader: str) -> str:
+    def _once_a_step(self, tensor: DraftTensor, reader: str) -> str:
         """A variable or constant, repeated for this use."""
         _drop_samples(tensor)
         if any(axis.role == BATCH for axis in tensor.leaves()):
@@ -167,8 +173,8 @@ class Writer:
         self._used.add(name)
         return self.builder.repeat(name, tensor.name if first else reader, dims)
 
-    def _variable(self, tensor: Tensor, dims: str) -> str:
-        source: Source = tensor.payload
+    def _variable(self, tensor: DraftTensor, dims: str) -> str:
+        source: ParameterSource = tensor.payload
         shape = tuple(axis.size for axis in tensor.leaves())
         self.sources[self._full(tensor.name)] = replace(source, shape=shape)
         init = self._inits.get(id(tensor), "normal").replace("conv", "normal")
@@ -184,10 +190,10 @@ class Writer:
             frozen=not tensor.trained,
         )
 
-    def _convolved(self, tensor: Tensor) -> bool:
+    def _convolved(self, tensor: DraftTensor) -> bool:
         return self._inits.get(id(tensor)) == "conv"
 
-    def _constant(self, tensor: Tensor, dims: str) -> str:
+    def _constant(self, tensor: DraftTensor, dims: str) -> str:
         shape = tuple(axis.size for axis in tensor.leaves())
         dtype = self.builder.precision.variable
         data, value = "", tensor.attributes.get("value", 0.0)
@@ -216,7 +222,7 @@ class Writer:
         labels = f"{dims} -> {dims}"
         return self.builder.emit("cast", f"{name}.cast", (name,), labels, dtype=compute)[0]
 
-    def _step(self, step: Step) -> None:
+    def _step(self, step: DraftOp) -> None:
         if step.kind == "merge":
             self._merge(step)
             return
@@ -262,7 +268,7 @@ class Writer:
             )
         self._names[id(out.tensor)] = first
 
-    def _merge(self, step: Step) -> None:
+    def _merge(self, step: DraftOp) -> None:
         """Merge several dims into one, and split that one as later views made of it."""
         (read,), out = step.inputs, step.output
         name = self.tensor(read.tensor, f"{out.tensor.name}.0")
@@ -275,7 +281,9 @@ class Writer:
             name = self._turn(name, grouped, final, out.tensor.name)
         self._names[id(out.tensor)] = name
 
-    def _read(self, operand: Operand, step: Step, index: int) -> tuple[str, tuple[Slot, ...]]:
+    def _read(
+        self, operand: StepOperand, step: DraftOp, index: int
+    ) -> tuple[str, tuple[OperandSlot, ...]]:
         """Operand as the op needs it: grouped, permuted or with dims of size one."""
         name = self.tensor(operand.tensor, f"{step.output.tensor.name}.{index}")
         have = tuple((axis,) for axis in operand.tensor.leaves())
@@ -343,7 +351,7 @@ class Writer:
         return self._moved("broadcast", name, title, text, (shape,))
 
 
-def _drop_samples(tensor: Tensor) -> None:
+def _drop_samples(tensor: DraftTensor) -> None:
     """Leave the batch out of a constant that is the same for every sample."""
     axes = tensor.leaves()
     batch_dim = next((i for i, axis in enumerate(axes) if axis.role == BATCH), None)
@@ -364,26 +372,26 @@ def _numbered(layout: Layout) -> tuple[Dim, ...]:
     )
 
 
-def _own_dims(tensor: Tensor) -> str:
+def _own_dims(tensor: DraftTensor) -> str:
     """Labels of a tensor by itself."""
-    slots = tuple(Slot(Token(), (axis,)) for axis in tensor.leaves())
-    labels = _Labels(Step(kind=tensor.kind, inputs=(), output=Operand(tensor, slots)))
+    slots = tuple(OperandSlot(Token(), (axis,)) for axis in tensor.leaves())
+    labels = _Labels(DraftOp(kind=tensor.kind, inputs=(), output=StepOperand(tensor, slots)))
     return _text(_operand(slots, labels))
 
 
-def _groups(slot: Slot) -> tuple[Group, ...]:
+def _groups(slot: OperandSlot) -> tuple[Group, ...]:
     """Dims that a slot stands for: one per leaf, or one for all."""
     group = leaves(slot.axes)
     return (group,) if slot.token.single else tuple((axis,) for axis in group)
 
 
-def _layout(slots: Sequence[Slot]) -> Layout:
+def _layout(slots: Sequence[OperandSlot]) -> Layout:
     return tuple(group for slot in slots for group in _groups(slot))
 
 
-def _in_order(operand: Operand) -> tuple[Slot, ...]:
+def _in_order(operand: StepOperand) -> tuple[OperandSlot, ...]:
     """Slots, one per leaf, in the order of the tensor's dims."""
-    places: dict[int, tuple[Slot, int]] = {}
+    places: dict[int, tuple[OperandSlot, int]] = {}
     for slot in operand.slots:
         for index, axis in enumerate(leaves(slot.axes)):
             places[id(axis)] = (slot, index)
@@ -394,13 +402,13 @@ def _in_order(operand: Operand) -> tuple[Slot, ...]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Leaf(Slot):
+class _Leaf(OperandSlot):
     """One leaf of a slot."""
 
     at: int = 0
 
 
-def _operand(slots: Sequence[Slot], labels: _Labels) -> tuple[Dim, ...]:
+def _operand(slots: Sequence[OperandSlot], labels: _Labels) -> tuple[Dim, ...]:
     dims: list[Dim] = []
     for slot in slots:
         if isinstance(slot, _Leaf):
@@ -410,7 +418,7 @@ def _operand(slots: Sequence[Slot], labels: _Labels) -> tuple[Dim, ...]:
     return tuple(dims)
 
 
-def _expanded(token: Token, labels: _Labels, step: Step) -> tuple[Dim, ...]:
+def _expanded(token: Token, labels: _Labels, step: DraftOp) -> tuple[Dim, ...]:
     slot = next(slot for slot in step.output.slots if slot.token is token)
     return _operand((slot,), labels)
 

@@ -51,7 +51,7 @@ _Bound = Callable[[int], "Firings | None"]  # of a collective, by its place in t
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Member:
+class _BucketMember:
     """A collective that may be joined: its place in the draft, and between what it must run."""
 
     index: int
@@ -107,13 +107,13 @@ class _Joining:
         chosen = [index for index, actor in enumerate(self.draft.actors) if _may_join(actor)]
         buckets: list[list[int]] = []
         for depth in sorted({self._depth(index) for index in chosen}):
-            rows: dict[object, list[_Member]] = {}
+            rows: dict[object, list[_BucketMember]] = {}
             for index in chosen:
                 if self._depth(index) != depth:
                     continue
                 ready, wanted = self._ready(index), self._wanted(index)
                 if ready is not None and wanted is not None:
-                    member = _Member(index=index, ready=ready, wanted=wanted)
+                    member = _BucketMember(index=index, ready=ready, wanted=wanted)
                     rows.setdefault(self._key(index), []).append(member)
             for row in rows.values():
                 buckets += self._joined(row)
@@ -130,7 +130,7 @@ class _Joining:
         message = meeting.kind, meeting.axes, meeting.reduction, dtype
         return (*message, actor.lane, actor.section, actor.firings, within)
 
-    def _joined(self, row: list[_Member]) -> list[list[int]]:
+    def _joined(self, row: list[_BucketMember]) -> list[list[int]]:
         """Cut a row of members, in the order of time, into buckets."""
         actors = self.draft.actors
         meeting, section = actors[row[0].index].meeting, actors[row[0].index].section
@@ -146,7 +146,7 @@ class _Joining:
         full = bucket_bytes(duration_ns, together if once else 0)
         shows = once or self._shows(row, meeting.kind)
         most = min(shown_bytes(duration_ns), full) if shows else full
-        buckets: list[list[_Member]] = []
+        buckets: list[list[_BucketMember]] = []
         size = 0
         for member in row:
             more = _bytes(actors[member.index])
@@ -162,7 +162,7 @@ class _Joining:
             self.ready.update((member.index, latest) for member in bucket)
         return [sorted(member.index for member in bucket) for bucket in buckets]
 
-    def _shows(self, row: Sequence[_Member], kind: str) -> bool:
+    def _shows(self, row: Sequence[_BucketMember], kind: str) -> bool:
         """True if a block's collectives of every microbatch have no other block to hide them."""
         ready = [int(member.ready[-1]) for member in row]
         wanted = [int(member.wanted[-1]) for member in row]
@@ -278,7 +278,7 @@ def _fits(size: int, more: int, most: int) -> bool:
     return size + more <= most or size <= crumb or (more <= crumb and size < most)
 
 
-def _in_time(members: Iterable[_Member]) -> bool:
+def _in_time(members: Iterable[_BucketMember]) -> bool:
     """True if in every firing all inputs are there before a result is wanted."""
     rows = tuple(members)
     ready = np.max([member.ready for member in rows], axis=0)

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from millrace.models.ops import op_kind
 from millrace.planner.actors.graph import Part, Port, Register
 from millrace.planner.compile.draft import BOXING, DraftActor, DraftStage
-from millrace.planner.fusion.net import Net, Node, Value
+from millrace.planner.fusion.net import FusionGraph, FusionNode, FusionTensor
 from millrace.planner.fusion.rules import PRODUCT, fused_groups
 from millrace.planner.fusion.shares import components, written
 
@@ -48,7 +48,7 @@ def fused_draft(draft: DraftStage, *, joint: bool) -> DraftStage:
     return fused
 
 
-def _in_stacks(net: Net, count: int) -> list[int]:
+def _in_stacks(net: FusionGraph, count: int) -> list[int]:
     """Registers in the order of their places: results of alike products as their operands are.
 
     What is read and written at equal distances, in one order, is one stack of products. The two
@@ -90,9 +90,9 @@ def _number(value: Hashable) -> int:
     return value
 
 
-def _nodes(draft: DraftStage) -> list[Node]:
+def _nodes(draft: DraftStage) -> list[FusionNode]:
     return [
-        Node(
+        FusionNode(
             name=actor.name,
             kind=actor.kind,
             labels=actor.labels,
@@ -117,14 +117,14 @@ def _is_free(actor: DraftActor) -> bool:
     )
 
 
-def _values(draft: DraftStage) -> dict[Hashable, Value]:
+def _values(draft: DraftStage) -> dict[Hashable, FusionTensor]:
     return {
-        index: Value(shape=register.shape, dtype=register.dtype, begins=register.initial > 0)
+        index: FusionTensor(shape=register.shape, dtype=register.dtype, begins=register.initial > 0)
         for index, register in enumerate(draft.registers)
     }
 
 
-def _made(net: Net, group: Sequence[int]) -> set[Hashable]:
+def _made(net: FusionGraph, group: Sequence[int]) -> set[Hashable]:
     return {name for index in group for name in net.nodes[index].outputs}
 
 

@@ -29,9 +29,9 @@ import numpy as np
 
 from millrace.planner.search.blocks.duals.elimination import Eliminated, eliminate
 from millrace.planner.search.blocks.duals.pairs import Doubles, Floats, levels_of
-from millrace.planner.search.blocks.duals.terms import Terms
+from millrace.planner.search.blocks.duals.terms import PricedTerms
 from millrace.planner.search.blocks.states import Bools
-from millrace.planner.search.blocks.tables import Tables
+from millrace.planner.search.blocks.tables import CostTables
 
 # Gaps, as shares of the cost, at which a solution counts as proven: in double and single precision.
 SETTLED, NEARLY = 1e-9, 1e-5
@@ -39,7 +39,7 @@ WORTH = 0.6  # settled rows are left out where less than this share goes on
 STALE, STALE_SWEEPS = 0.03, 8  # stop when so many sweeps close less than this share of the gap
 
 
-class Ascent:
+class DualAscent:
     """Duals of the block programs of all rows of tables, at given prices.
 
     Parameters
@@ -60,10 +60,10 @@ class Ascent:
         That solution.
     """
 
-    def __init__(self, tables: Tables, prices: Doubles, *, keep_all: bool = False) -> None:
+    def __init__(self, tables: CostTables, prices: Doubles, *, keep_all: bool = False) -> None:
         self.tables = tables
         self.precision: type[np.floating[Any]] = np.float64 if keep_all else np.float32
-        self.terms = Terms(
+        self.terms = PricedTerms(
             tables, prices.astype(np.float64), keep_all=keep_all, precision=self.precision
         )
         self.places = np.arange(tables.rows)  # rows that are still swept

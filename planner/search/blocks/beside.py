@@ -15,7 +15,7 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 
-def beside(first: Callable[[], A], second: Callable[[], B]) -> tuple[A, B]:
+def run_both(first: Callable[[], A], second: Callable[[], B]) -> tuple[A, B]:
     """Answers of both functions; what `second` changes may be lost.
 
     Parameters

@@ -17,9 +17,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.planner.search.blocks.pricing import Pricing
+from millrace.planner.search.blocks.pricing import StrategyCosts
 from millrace.planner.search.blocks.states import Ints
-from millrace.planner.search.blocks.tables import DEFERRABLE, FIGURES, MICROBATCH, STEP, Tables
+from millrace.planner.search.blocks.tables import DEFERRABLE, FIGURES, MICROBATCH, STEP, CostTables
 from millrace.planner.search.stages import Pipeline
 
 Floats = NDArray[np.float64]
@@ -28,7 +28,7 @@ TIMES = (MICROBATCH, STEP, DEFERRABLE)
 PACE_MIN = 1e-9  # microbatches beyond the ramp: fewer are none
 
 
-class Blended:
+class MixedDeviceCosts:
     """Figures of one space on K rows, each the least over several sites.
 
     Parameters
@@ -39,7 +39,7 @@ class Blended:
         Pipeline of every row, with `kind_of_stage` counting the sites.
     """
 
-    def __init__(self, parts: Sequence[Pricing], pipelines: Sequence[Pipeline]) -> None:
+    def __init__(self, parts: Sequence[StrategyCosts], pipelines: Sequence[Pipeline]) -> None:
         self.parts = tuple(parts)
         self.pipelines = tuple(pipelines)
         first = self.parts[0]
@@ -50,15 +50,15 @@ class Blended:
             for index in range(len(self.space.choices))
         ]
 
-    def _pairs(self) -> list[tuple[Pricing, Floats]]:
+    def _pairs(self) -> list[tuple[StrategyCosts, Floats]]:
         return list(zip(self.parts, self.scales, strict=True))
 
-    def take(self, rows: Ints) -> "Blended":
+    def take(self, rows: Ints) -> "MixedDeviceCosts":
         """Blend of some of the rows."""
         taken = [part.take(rows) for part in self.parts]
-        return Blended(taken, [self.pipelines[row] for row in rows])
+        return MixedDeviceCosts(taken, [self.pipelines[row] for row in rows])
 
-    def tables(self) -> tuple[Tables, list[Tables]]:
+    def tables(self) -> tuple[CostTables, list[CostTables]]:
         """Choices and nets of all rows, and those of each site."""
         tables_by_site = [part.tables() for part in self.parts]
         choices = tuple(
@@ -77,7 +77,7 @@ class Blended:
             )
             for together in zip(*(site_tables.nets for site_tables in tables_by_site), strict=True)
         )
-        return Tables(choices=choices, nets=nets), tables_by_site
+        return CostTables(choices=choices, nets=nets), tables_by_site
 
 
 class Least(NamedTuple):
@@ -87,7 +87,7 @@ class Least(NamedTuple):
     time: Floats
 
 
-def least_times(pricing: Pricing | Blended) -> list[Least | None]:
+def least_times(pricing: StrategyCosts | MixedDeviceCosts) -> list[Least | None]:
     """Least time of every choice; None where options have times in several columns."""
     least: list[Least | None] = []
     for figures, legal in zip(pricing.figures, pricing.legal, strict=True):
@@ -101,7 +101,10 @@ def least_times(pricing: Pricing | Blended) -> list[Least | None]:
 
 
 def cheapest(
-    pricing: Pricing | Blended, least: Sequence[Least | None], rows: Ints, prices: Floats
+    pricing: StrategyCosts | MixedDeviceCosts,
+    least: Sequence[Least | None],
+    rows: Ints,
+    prices: Floats,
 ) -> Floats:
     """Sum of every choice at its cheapest option, of some rows at their prices [F, rows].
 
@@ -134,7 +137,7 @@ def _least(alternatives: Sequence[Floats]) -> Ints:
     return least
 
 
-def _scales(parts: Sequence[Pricing], pipelines: Sequence[Pipeline]) -> list[Floats]:
+def _scales(parts: Sequence[StrategyCosts], pipelines: Sequence[Pipeline]) -> list[Floats]:
     """Weight of each site's figures in a program of equal stages: [F, K] per site."""
     stages = np.array([pipeline.stages for pipeline in pipelines], np.float64)
     on = np.array(
@@ -186,7 +189,7 @@ def _shares(speed: Floats, on: Floats, ramp: Floats, pace: Floats) -> Floats:
         has &= shares >= 0
 
 
-def _times(parts: Sequence[Pricing], columns: tuple[int, ...]) -> Floats:
+def _times(parts: Sequence[StrategyCosts], columns: tuple[int, ...]) -> Floats:
     """Time of all work at the cheapest options of each site, one at least: [sites, K]."""
     times = []
     for part in parts:

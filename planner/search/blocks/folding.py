@@ -21,7 +21,7 @@ Joint = tuple[str, str, int]  # tensor, reader and which of its inputs, by their
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reader:
+class TensorReader:
     """One reading of a tensor: which op, and as which of its inputs."""
 
     op: str
@@ -38,7 +38,7 @@ class FoldedNet:
 
     tensor: str
     side: str
-    readers: tuple[Reader, ...]
+    readers: tuple[TensorReader, ...]
     count: int
     crossing: bool
 
@@ -82,7 +82,7 @@ def fold(
         Block to the block that stands for it; default: the first of its template. Map every block
         to itself to fold nothing.
     often : mapping, optional
-        Number of blocks that each counts for, as `shortened` says; default: one.
+        Number of blocks that each counts for, as `deduplicated` says; default: one.
     """
     often = often or {}
     wanted = set(graph.blocks if blocks is None else blocks)
@@ -113,9 +113,9 @@ def fold(
             backward = op.phase.is_gradient
             side = "backward" if producer.kind == "repeat" and backward else ""
             readings.setdefault((name, side), []).append((op, index))
-    folded_nets: dict[tuple[str, str, tuple[Reader, ...]], FoldedNet] = {}
+    folded_nets: dict[tuple[str, str, tuple[TensorReader, ...]], FoldedNet] = {}
     for (name, side), uses in readings.items():
-        readers = tuple(Reader(op=names[op.name], index=index) for op, index in uses)
+        readers = tuple(TensorReader(op=names[op.name], index=index) for op, index in uses)
         key = (tensors[name], side, readers)
         home = producers[name].block
         count = often.get(home, 1) + (folded_nets[key].count if key in folded_nets else 0)
@@ -146,7 +146,7 @@ class Shortened:
     often: dict[str, int]
 
 
-def shortened(graph: Graph) -> Shortened:
+def deduplicated(graph: Graph) -> Shortened:
     """Leave out blocks where others of their template are joined to their neighbours as they are.
 
     What is left folds to the same ops, counts and nets; the last kept block before a gap hands to

@@ -11,8 +11,8 @@ from millrace.models.graph import ITEMSIZE, Rate, Tensor
 from millrace.models.labels import parse
 from millrace.planner.rings import RINGS
 from millrace.planner.sbp import parse_nd_sbp
-from millrace.planner.search.blocks.space import Net as SpaceNet
-from millrace.planner.search.blocks.space import OpOptions, Space
+from millrace.planner.search.blocks.space import OpStrategies, StrategySpace
+from millrace.planner.search.blocks.space import ReshardingEdge as SpaceNet
 from millrace.planner.search.blocks.states import WHOLE, Ints, digits, number_of
 from millrace.planner.signatures import sub_signatures
 
@@ -23,7 +23,7 @@ def likeness(tensor: Tensor) -> tuple[object, ...]:
 
 
 @lru_cache(maxsize=8)  # a search has few spaces, and prices each more than once
-def ends(space: Space) -> dict[tuple[object, ...], tuple[Ints, Ints]]:
+def ends(space: StrategySpace) -> dict[tuple[object, ...], tuple[Ints, Ints]]:
     """Sources and targets of all nets of alike tensors (`likeness`): boxed together, once."""
     tensors = space.folded.graph.tensors_by_name
     alike: dict[tuple[object, ...], list[SpaceNet]] = {}
@@ -39,7 +39,7 @@ def ends(space: Space) -> dict[tuple[object, ...], tuple[Ints, Ints]]:
 
 
 @lru_cache(maxsize=8)
-def alphabets(space: Space) -> dict[int, tuple[tuple[int, ...], ...]]:
+def alphabets(space: StrategySpace) -> dict[int, tuple[tuple[int, ...], ...]]:
     """Digits that tensors take on each axis, and B, by their number of dims."""
     tensors = space.folded.graph.tensors_by_name
     digits_by_ndim: dict[int, list[set[int]]] = {}
@@ -49,7 +49,7 @@ def alphabets(space: Space) -> dict[int, tuple[tuple[int, ...], ...]]:
         for axis, row in enumerate(digits(states, space.axes)):
             sets[axis].update(row.tolist())
 
-    def note_parts(op_options: OpOptions, option: int) -> None:
+    def note_parts(op_options: OpStrategies, option: int) -> None:
         """Note the states that an extra signature and its parts read and make."""
         for operand, states in enumerate(op_options.states):
             name = (*op_options.op.inputs, *op_options.op.outputs)[operand]

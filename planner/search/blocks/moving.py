@@ -19,9 +19,9 @@ from millrace.planner.boxing import moves
 from millrace.planner.cluster import Cluster
 from millrace.planner.collectives import COLLECTIVES, LOCAL_BOXING
 from millrace.planner.costs import (
-    Firings,
+    OpFirings,
     collective_duration_ns,
-    collective_pieces,
+    collective_lines,
     op_durations_ns,
 )
 from millrace.planner.costs.layout import frame_of
@@ -70,7 +70,7 @@ class Boxed(NamedTuple):
 
         A sum of gradients is reduced into the weight that was gathered, as large as the 16-bit
         gradients of a microbatch; what a weight is gathered through lies where they will be summed
-        (`millrace.planner.compile.arena.lent_places`).
+        (`millrace.planner.compile.arena.aliased_registers`).
 
         Parameters
         ----------
@@ -134,7 +134,7 @@ def _sbp(state: int, axes: int) -> NdSbp:
     return sbp_of(state, axes)
 
 
-class Hops(NamedTuple):
+class BoxingPaths(NamedTuple):
     """Paths from A sources to B targets on K rows: the edge of every hop (one behind: none)."""
 
     reachable: Bools  # [A, B, K]
@@ -163,7 +163,7 @@ def walk(graph: Edges, nexts: NDArray[np.int16]) -> NDArray[np.int16]:
         current = then
 
 
-class Moving:
+class BoxingCosts:
     """Boxing on K rows of meshes with the same number of axes.
 
     Parameters
@@ -187,10 +187,10 @@ class Moving:
         sizes: Ints,
         alphabets: dict[int, tuple[Key, ...]],
         stretch: float = 1.0,
-        cache: "Known | None" = None,
+        cache: "BoxingCache | None" = None,
         starts: Sequence[tuple[int, ...]] = (),
     ) -> None:
-        self.known = cache if cache is not None else Known()
+        self.known = cache if cache is not None else BoxingCache()
         self.cluster = cluster
         self.sizes = sizes
         self.alphabets = alphabets
@@ -268,7 +268,7 @@ class Moving:
             arrives += size * last
         return Boxed(hops.reachable, duration_ns, made_bytes, arrives)
 
-    def _hops(self, graph: Edges, dims: Ints, sources: Ints, targets: Ints) -> Hops:
+    def _hops(self, graph: Edges, dims: Ints, sources: Ints, targets: Ints) -> BoxingPaths:
         """Edges of the paths from every source to every target."""
         fits = divisible(graph.states, dims, self.sizes)
         edges_by_key = self.known.paths.setdefault((len(dims), self.alphabets[len(dims)]), {})
@@ -294,9 +294,9 @@ class Moving:
             table[: len(path_edges), :, :, place] = path_edges
         reachable = (table[0] != none) | (source_places[:, None] == target_places)[:, :, None]
         if len(unique) == len(keys):
-            return Hops(reachable, table)
+            return BoxingPaths(reachable, table)
         back = np.array([unique[key] for key in keys])
-        return Hops(reachable.take(back, axis=-1), table.take(back, axis=-1))
+        return BoxingPaths(reachable.take(back, axis=-1), table.take(back, axis=-1))
 
     def _step_ns(
         self, graph: Edges, ndim: int, size: Ints, bucketed: bool, copies: int
@@ -317,7 +317,7 @@ class Moving:
             if kind in LOCAL_BOXING:
                 # As much is read as lands in the smaller side.
                 touched = after[members] + np.minimum(before[members], after[members])
-                took = kernel_ns(self.cluster, Firings(kind, "", {}, {}, touched, "fp32"))
+                took = kernel_ns(self.cluster, OpFirings(kind, "", {}, {}, touched, "fp32"))
                 durations[members] = np.ceil(took * self.stretch)
             else:
                 message = np.maximum(before[members], after[members])
@@ -366,7 +366,7 @@ class Moving:
         key = kind, self.meshes[row], axes, self.starts[row], bucketed, copies
         if key not in self.known.pieces:
             pieces = (
-                collective_pieces(kind, ranks, self.cluster, bucketed=bucketed, copies=copies)
+                collective_lines(kind, ranks, self.cluster, bucketed=bucketed, copies=copies)
                 for ranks in self._ranks(row, axes)
             )
             self.known.pieces[key] = tuple(dict.fromkeys(pieces))
@@ -392,7 +392,7 @@ class Moving:
         return self._groups[key]
 
 
-def kernel_ns(cluster: Cluster, firings: Firings) -> Ints:
+def kernel_ns(cluster: Cluster, firings: OpFirings) -> Ints:
     """Nanoseconds of an op on ranks of every kind of device of a cluster: the slowest counts."""
     durations = op_durations_ns(firings, cluster.device, cluster.software)
     for group in cluster.others:
@@ -415,7 +415,7 @@ def _lines(row_alternatives: Sequence[Pieces]) -> tuple[Floats, Floats]:
     return table[0], table[1]
 
 
-class Known:
+class BoxingCache:
     """Paths and collectives that were looked up once."""
 
     def __init__(self) -> None:

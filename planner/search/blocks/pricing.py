@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from millrace.models.counting import masters
+from millrace.models.counting import master_weights
 from millrace.models.graph import ITEMSIZE, Op, Phase, Rate, Tensor
 from millrace.models.labels import bind, parse
 from millrace.models.ops import op_kind, state_of
 from millrace.planner.cluster import Cluster
 from millrace.planner.collectives import ROTATE
-from millrace.planner.costs import Firings
+from millrace.planner.costs import OpFirings
 from millrace.planner.costs.buckets import state_tensors
 from millrace.planner.costs.firings import precision_of
 from millrace.planner.costs.host import host_of, state_copies_ns
@@ -28,10 +28,10 @@ from millrace.planner.plan import FUSED, ON_DEVICES, OPTIMIZER, UNFUSED
 from millrace.planner.rings import RINGS, ring_ns
 from millrace.planner.sbp import parse_nd_sbp
 from millrace.planner.search.blocks.layouts import alphabets, ends, likeness
-from millrace.planner.search.blocks.moving import Known, Moving, kernel_ns
-from millrace.planner.search.blocks.space import Choice as SpaceChoice
-from millrace.planner.search.blocks.space import Net as SpaceNet
-from millrace.planner.search.blocks.space import OpOptions, Space
+from millrace.planner.search.blocks.moving import BoxingCache, BoxingCosts, kernel_ns
+from millrace.planner.search.blocks.space import OpStrategies, StrategySpace
+from millrace.planner.search.blocks.space import ReshardingEdge as SpaceNet
+from millrace.planner.search.blocks.space import StrategyNode as SpaceChoice
 from millrace.planner.search.blocks.states import (
     FIRST_DIM,
     Bools,
@@ -48,9 +48,9 @@ from millrace.planner.search.blocks.tables import (
     MICROBATCH,
     PERSISTENT,
     STEP,
-    Choice,
-    Net,
-    Tables,
+    CostTables,
+    EdgeCosts,
+    NodeCosts,
 )
 from millrace.planner.signatures import EXPANSIONS, sub_signatures
 
@@ -58,7 +58,7 @@ Boxing = dict[str, Any]  # the arrays of a net, as in `tables.Net`
 SHORT_NS = 100_000  # no data moves in this much of a transfer: waiting in its lane, and latency
 
 
-class Pricing:
+class StrategyCosts:
     """Figures of one space on K rows.
 
     Parameters
@@ -87,7 +87,7 @@ class Pricing:
 
     def __init__(
         self,
-        space: Space,
+        space: StrategySpace,
         cluster: Cluster,
         sizes: Ints,
         batch: Ints,
@@ -95,10 +95,10 @@ class Pricing:
         stretch: float = 1.0,
         crossing_partial: bool | Bools = True,
         starts: Sequence[tuple[int, ...]] = (),
-        cache: Known | None = None,
+        cache: BoxingCache | None = None,
         offload: str = ON_DEVICES,
         fusion: str = UNFUSED,
-        alike: "Pricing | None" = None,
+        alike: "StrategyCosts | None" = None,
     ) -> None:
         self.space = space
         self.cluster = cluster
@@ -106,7 +106,7 @@ class Pricing:
         self.batch = batch
         self.stretch = stretch
         self.hosts = [host_of(group, cluster) for group in cluster.groups if offload == OPTIMIZER]
-        self.masters = masters(space.folded.graph) if self.hosts else frozenset()
+        self.masters = master_weights(space.folded.graph) if self.hosts else frozenset()
         self.tensors = space.folded.graph.tensors_by_name
         self.in_buckets = state_tensors(space.folded.graph)
         self.copies = copies_of_tokens(space.folded.graph)
@@ -120,7 +120,7 @@ class Pricing:
         self._sized: dict[object, tuple[Ints, Bools]] = {}
         self._durations: dict[object, Ints] = {}  # computed once for ops that are alike
         self.batches = np.unique(batch, return_index=True, return_inverse=True)[1:]
-        self.moving = Moving(cluster, sizes, alphabets(space), stretch, cache, starts)
+        self.moving = BoxingCosts(cluster, sizes, alphabets(space), stretch, cache, starts)
         self.figures: list[Ints] = []  # per choice [F, O, K], of one occurrence
         self.legal: list[Bools] = []  # per choice [O, K]
         priced = {} if alike is None else alike._by_op()
@@ -134,7 +134,7 @@ class Pricing:
             self.legal.append(fits)
         self._sized, self._durations = {}, {}
 
-    def _priced(self, ops: Sequence[OpOptions]) -> tuple[Ints, Bools]:
+    def _priced(self, ops: Sequence[OpStrategies]) -> tuple[Ints, Bools]:
         """Figures of ops that choose together, and which of their options divide."""
         options = len(ops[0].primary)
         figures = np.zeros((len(FIGURES), options, self.rows), np.int64)
@@ -150,7 +150,7 @@ class Pricing:
         rows = zip(self.space.choices, self.figures, self.legal, strict=True)
         return {choice.ops[0].op.name: (choice, figures, fits) for choice, figures, fits in rows}
 
-    def take(self, rows: Ints) -> "Pricing":
+    def take(self, rows: Ints) -> "StrategyCosts":
         """Pricing of some of the rows; op figures are not computed again."""
         taken = copy(self)
         taken.sizes, taken.batch = self.sizes[:, rows], self.batch[rows]
@@ -161,15 +161,15 @@ class Pricing:
         taken._dims, taken._sized, taken._durations = {}, {}, {}
         taken.batches = np.unique(taken.batch, return_index=True, return_inverse=True)[1:]
         moving, starts = self.moving, [self.moving.starts[row] for row in rows]
-        taken.moving = Moving(
+        taken.moving = BoxingCosts(
             self.cluster, taken.sizes, moving.alphabets, self.stretch, moving.known, starts
         )
         return taken
 
-    def tables(self) -> Tables:
+    def tables(self) -> CostTables:
         """Choices and nets of all rows."""
         choices = tuple(
-            Choice(
+            NodeCosts(
                 figures=figures,
                 legal=legal,
                 options=np.arange(len(legal)),
@@ -180,7 +180,7 @@ class Pricing:
             )
         )
         alike: dict[object, Boxing] = {}
-        return Tables(
+        return CostTables(
             choices=choices,
             nets=tuple(self._net(number, net, alike) for number, net in enumerate(self.space.nets)),
         )
@@ -213,7 +213,7 @@ class Pricing:
         """Bytes of one device's shard: [O, K]."""
         return self._local(self.dims(name), states)[0] * ITEMSIZE[self.tensors[name].dtype]
 
-    def _fits(self, op_options: OpOptions) -> Bools:
+    def _fits(self, op_options: OpStrategies) -> Bools:
         fits = np.ones((op_options.states.shape[1], self.rows), np.bool_)
         for name, states in zip(
             (*op_options.op.inputs, *op_options.op.outputs), op_options.states, strict=True
@@ -223,7 +223,7 @@ class Pricing:
 
     # -- ops ---------------------------------------------------------------------------------
 
-    def _add(self, figures: Ints, op_options: OpOptions) -> None:
+    def _add(self, figures: Ints, op_options: OpStrategies) -> None:
         """Add the figures of one op of a choice."""
         op = op_options.op
         out = self.tensors[op.outputs[0]]
@@ -244,7 +244,7 @@ class Pricing:
         elif out.rate is Rate.STEP and op.kind != "squared_sum":
             figures[PERSISTENT] += self.local_bytes(op.outputs[0], made_states)
 
-    def _copies_ns(self, op_options: OpOptions) -> Ints:
+    def _copies_ns(self, op_options: OpStrategies) -> Ints:
         """Nanoseconds that an update or a cast waits for its traffic with host memory: [O, K]."""
         op, master = op_options.op, op_options.op.inputs[0] in self.masters
         update = op_kind(op.kind).updates
@@ -254,7 +254,7 @@ class Pricing:
         stretched: Ints = np.ceil(copy_ns * self.stretch).astype(np.int64)
         return stretched
 
-    def _duration_ns(self, op_options: OpOptions) -> Ints:
+    def _duration_ns(self, op_options: OpStrategies) -> Ints:
         op = op_options.op
         if not op_kind(op.kind).actor:
             return np.zeros((op_options.states.shape[1], self.rows), np.int64)
@@ -269,7 +269,7 @@ class Pricing:
             self._durations[key] = self._distinct_ns(op_options)
         return self._durations[key]
 
-    def _distinct_ns(self, op_options: OpOptions) -> Ints:
+    def _distinct_ns(self, op_options: OpStrategies) -> Ints:
         """Nanoseconds of every option of an op: [O, K]."""
         op = op_options.op
         names = (*op.inputs, *op.outputs)
@@ -316,7 +316,7 @@ class Pricing:
         precision = precision_of(kind, dtypes[:inputs], op.attributes)
         follows = share is not None and share.follows
         durations = kernel_ns(
-            self.cluster, Firings(kind, labels, op.attributes, spans, moved, precision, follows)
+            self.cluster, OpFirings(kind, labels, op.attributes, spans, moved, precision, follows)
         )
         if self.stretch == 1.0:
             return durations
@@ -347,7 +347,7 @@ class Pricing:
             spans[label] = size
         return spans
 
-    def _expanded_ns(self, op: Op, op_options: OpOptions, options: Ints) -> Ints:
+    def _expanded_ns(self, op: Op, op_options: OpStrategies, options: Ints) -> Ints:
         """Nanoseconds of an extra signature's parts and of the boxing between them: [O, K]."""
         signatures = [op_options.signature(option) for option in options.tolist()]
         expansion = EXPANSIONS[op.kind, signatures[0].expansion]
@@ -393,7 +393,9 @@ class Pricing:
             )
         return total
 
-    def _ring_ns(self, op: Op, op_options: OpOptions, axes: tuple[int, ...], options: Ints) -> Ints:
+    def _ring_ns(
+        self, op: Op, op_options: OpStrategies, axes: tuple[int, ...], options: Ints
+    ) -> Ints:
         """Nanoseconds of the rounds of an op on a ring over these axes: [O, K] of these options."""
         ring, size = RINGS[op.kind], self.sizes[list(axes)].prod(axis=0)
         states = [row[options] for row in op_options.states]
@@ -448,7 +450,7 @@ class Pricing:
         durations: Ints = boxed.duration_ns[source_places, target_places]
         return durations
 
-    def _net(self, number: int, net: SpaceNet, alike: dict[object, Boxing]) -> Net:
+    def _net(self, number: int, net: SpaceNet, alike: dict[object, Boxing]) -> EdgeCosts:
         """One net; those that are boxed alike share their arrays."""
         tensor: Tensor = self.tensors[net.tensor]
         maker = self.makers[net.tensor]
@@ -460,7 +462,7 @@ class Pricing:
         key = likeness(tensor), net.crossing, named, copies, maker_key, states, hides
         if key not in alike:
             alike[key] = self._boxing(net, tensor)
-        return Net(
+        return EdgeCosts(
             number=number,
             producer=net.producer,
             makes=net.makes,

@@ -33,8 +33,8 @@ from millrace.planner.search.blocks.tables import (
     FIGURES,
     INFLIGHT,
     PERSISTENT,
-    Net,
-    Tables,
+    CostTables,
+    EdgeCosts,
 )
 from millrace.planner.search.integer_program import NODE_LIMIT, IntegerProgram
 
@@ -42,7 +42,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prices:
+class FigurePrices:
     """Price of one unit of each figure, in nanoseconds of the step."""
 
     microbatch: float = 1.0
@@ -73,8 +73,8 @@ class MemoryRow:
 
 
 def solve_program(
-    tables: Tables,
-    prices: Prices,
+    tables: CostTables,
+    prices: FigurePrices,
     memory: MemoryRow | None = None,
     *,
     max_gap: float = 0.0,
@@ -102,7 +102,7 @@ def solve_program(
 class _Program:
     """The program of the module's docstring, in arrays."""
 
-    def __init__(self, tables: Tables, prices: Floats, memory: MemoryRow | None) -> None:
+    def __init__(self, tables: CostTables, prices: Floats, memory: MemoryRow | None) -> None:
         self.tables = tables
         self.prices = prices
         self.memory = memory
@@ -140,7 +140,7 @@ class _Program:
         """Subtract the options of a choice from the row that each of them belongs to."""
         self.program.enter(rows, self.first[choice] + np.arange(len(rows)), -1.0)
 
-    def _add_boxing(self, net: Net) -> None:
+    def _add_boxing(self, net: EdgeCosts) -> None:
         """Add `w` for every use and, where several may share a boxing, `W` over them."""
         program = self.program
         reachable = net.reachable[:, :, 0]
@@ -170,7 +170,7 @@ class _Program:
             program.enter(covers, shared_columns[a, b][paid], 1.0)
             program.enter(covers, columns[paid], -1.0)
 
-    def _add_held(self, net: Net) -> None:
+    def _add_held(self, net: EdgeCosts) -> None:
         """Add `D`: each target that backward readers want is kept once."""
         holders = [use for use in net.uses if use.holds]
         if not holders:

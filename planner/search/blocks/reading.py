@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from millrace.models.graph import Graph, Op, Phase, Tensor, scaled
-from millrace.planner.memory import Layout, Sections
+from millrace.planner.memory import OperandSbps, SectionPeaks
 from millrace.planner.schedules.counting import LIFETIMES
-from millrace.planner.search.blocks.space import Net as SpaceNet
-from millrace.planner.search.blocks.space import OpOptions, Space
+from millrace.planner.search.blocks.space import OpStrategies, StrategySpace
+from millrace.planner.search.blocks.space import ReshardingEdge as SpaceNet
 from millrace.planner.search.blocks.states import Ints
 from millrace.planner.search.blocks.tables import (
     FIGURES,
@@ -16,8 +16,8 @@ from millrace.planner.search.blocks.tables import (
     MICROBATCH,
     PERSISTENT,
     STEP,
-    Net,
-    Tables,
+    CostTables,
+    EdgeCosts,
 )
 
 Options = tuple[int, ...]
@@ -26,7 +26,7 @@ SPANS = tuple(("FBW".index(first), "FBW".index(last)) for first, last in LIFETIM
 
 
 def template_figures(
-    space: Space, tables: Tables, row: int, options: Options, deferring: bool
+    space: StrategySpace, tables: CostTables, row: int, options: Options, deferring: bool
 ) -> dict[str, list[int]]:
     """Figures of one block per template, in the order of `FIGURES`, rounded up, and two more.
 
@@ -61,7 +61,7 @@ def template_figures(
 
 
 def _kept(
-    net: SpaceNet, priced: Net, row: int, options: Options, deferring: bool
+    net: SpaceNet, priced: EdgeCosts, row: int, options: Options, deferring: bool
 ) -> Iterator[tuple[int, int]]:
     """Lifetime and bytes of every version of a net that is kept from one pass to another.
 
@@ -91,7 +91,9 @@ def _kept(
         yield SPANS.index((net.made, last)), int(priced.made_bytes[priced_source, row])
 
 
-def forward_times_ns(space: Space, tables: Tables, row: int, options: Options) -> dict[str, int]:
+def forward_times_ns(
+    space: StrategySpace, tables: CostTables, row: int, options: Options
+) -> dict[str, int]:
     """Nanoseconds of one block's forward pass per template: a share of its time per microbatch.
 
     Ops that are recomputed choose together with their clones, which take as long.
@@ -118,16 +120,16 @@ def forward_times_ns(space: Space, tables: Tables, row: int, options: Options) -
     return {template: round(total / counts[template]) for template, total in sums.items()}
 
 
-class Working:
+class BlockPeaks:
     """Largest sections of representative blocks; what solutions have in common is kept."""
 
     def __init__(self) -> None:
-        self._layouts: dict[tuple[int, int], Layout] = {}
+        self._layouts: dict[tuple[int, int], OperandSbps] = {}
         self._sized: dict[tuple[str, int], Mapping[str, Tensor]] = {}
-        self._sections: dict[tuple[str, int, tuple[int, ...]], list[tuple[str, Sections]]] = {}
+        self._sections: dict[tuple[str, int, tuple[int, ...]], list[tuple[str, SectionPeaks]]] = {}
 
     def largest(
-        self, space: Space, mode: str, batch: int, sizes: tuple[int, ...], options: Options
+        self, space: StrategySpace, mode: str, batch: int, sizes: tuple[int, ...], options: Options
     ) -> dict[str, int]:
         """Bytes of the largest section of every template's block, in one mode."""
         layouts = {}
@@ -140,8 +142,8 @@ class Working:
         return largest_bytes
 
     def _sections_of(
-        self, space: Space, mode: str, batch: int, sizes: tuple[int, ...]
-    ) -> list[tuple[str, Sections]]:
+        self, space: StrategySpace, mode: str, batch: int, sizes: tuple[int, ...]
+    ) -> list[tuple[str, SectionPeaks]]:
         """Sections of the representative blocks' ops on a mesh, with their templates."""
         key = mode, batch, sizes
         if key not in self._sections:
@@ -150,19 +152,19 @@ class Working:
                 by_block.setdefault(op.block, []).append(op)
             tensors = self._tensors(space, mode, batch)
             self._sections[key] = [
-                (space.folded.graph.templates[block], Sections(ops, tensors, sizes))
+                (space.folded.graph.templates[block], SectionPeaks(ops, tensors, sizes))
                 for block, ops in by_block.items()
             ]
         return self._sections[key]
 
-    def _layout(self, op_options: OpOptions, option: int) -> Layout:
+    def _layout(self, op_options: OpStrategies, option: int) -> OperandSbps:
         key = id(op_options), option  # spaces are kept, so that the number stays its own
         if key not in self._layouts:
             signature = op_options.signature(option)
-            self._layouts[key] = Layout(signature.inputs, signature.outputs)
+            self._layouts[key] = OperandSbps(signature.inputs, signature.outputs)
         return self._layouts[key]
 
-    def _tensors(self, space: Space, mode: str, batch: int) -> Mapping[str, Tensor]:
+    def _tensors(self, space: StrategySpace, mode: str, batch: int) -> Mapping[str, Tensor]:
         """Tensors of the representative blocks for one microbatch."""
         if (mode, batch) not in self._sized:
             graph: Graph = space.folded.graph

@@ -10,10 +10,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from millrace.planner.errors import InfeasibleError
-from millrace.planner.search.blocks.ascent import SETTLED, Ascent
-from millrace.planner.search.blocks.program import Floats, MemoryRow, Prices, solve_program
+from millrace.planner.search.blocks.ascent import SETTLED, DualAscent
+from millrace.planner.search.blocks.program import FigurePrices, Floats, MemoryRow, solve_program
 from millrace.planner.search.blocks.states import Ints
-from millrace.planner.search.blocks.tables import Tables, compact, reachable_options, totals
+from millrace.planner.search.blocks.tables import (
+    CostTables,
+    compact,
+    reachable_options,
+    solution_figures,
+)
 from millrace.planner.search.integer_program import NODE_LIMIT
 from millrace.planner.search.request import MemoryLimitError
 
@@ -47,8 +52,8 @@ class Solution:
 
 
 def solve(
-    tables: Tables,
-    prices: Prices,
+    tables: CostTables,
+    prices: FigurePrices,
     memory: MemoryRow | None = None,
     *,
     max_gap: float = 0.0,
@@ -106,9 +111,9 @@ class Ascended:
     base: float
 
 
-def evaluate(tables: Tables, options: tuple[int, ...]) -> Ints:
+def evaluate(tables: CostTables, options: tuple[int, ...]) -> Ints:
     """Figures of a solution of tables with one row."""
-    figures: Ints = totals(tables, np.array(options).reshape(-1, 1))[0][:, 0]
+    figures: Ints = solution_figures(tables, np.array(options).reshape(-1, 1))[0][:, 0]
     return figures
 
 
@@ -117,8 +122,8 @@ class _Solver:
 
     def __init__(
         self,
-        tables: Tables,
-        prices: Prices,
+        tables: CostTables,
+        prices: FigurePrices,
         max_gap: float,
         node_limit: int,
         cutoff: float = np.inf,
@@ -154,8 +159,8 @@ class _Solver:
             return self.solution(best.options, best.bound)
         return self._decided(best, ascent, memory, min(self.node_limit, ROW_NODES))
 
-    def _ascended(self, prices: Floats, cutoff: float = np.inf) -> tuple[Ascended, Ascent]:
-        ascent = Ascent(self.tables, prices.reshape(-1, 1), keep_all=True)
+    def _ascended(self, prices: Floats, cutoff: float = np.inf) -> tuple[Ascended, DualAscent]:
+        ascent = DualAscent(self.tables, prices.reshape(-1, 1), keep_all=True)
         ascent.ascend(SWEEPS, self.max_gap, np.array([cutoff]))
         cost = float(ascent.costs[0])
         options = tuple(int(o) for o in ascent.options[:, 0]) if np.isfinite(cost) else None
@@ -166,7 +171,7 @@ class _Solver:
         return np.isfinite(cost) and cost - bound <= max(self.max_gap, SETTLED) * abs(cost)
 
     def _decided(
-        self, ascended: Ascended, ascent: Ascent, memory: MemoryRow | None, nodes: int
+        self, ascended: Ascended, ascent: DualAscent, memory: MemoryRow | None, nodes: int
     ) -> Solution:
         """Ask the integer program for anything better than what was found."""
         room = ascended.cost - ascended.base
@@ -189,7 +194,7 @@ class _Solver:
             return self.solution(ascended.options, bound)
         return self.solution(options, bound)
 
-    def priced(self, memory: MemoryRow, first: Solution) -> tuple[Ascended, Ascent]:
+    def priced(self, memory: MemoryRow, first: Solution) -> tuple[Ascended, DualAscent]:
         """Best solution that fits at any price of memory, and the highest bound.
 
         With price y the cost is at least min (cost + y bytes) - y limit. The next price is where
@@ -222,7 +227,7 @@ class _Solver:
             base=min(bound, best[0]),
         ), ascent
 
-    def _at(self, price: float, memory: MemoryRow) -> tuple[Ascended, Ascent]:
+    def _at(self, price: float, memory: MemoryRow) -> tuple[Ascended, DualAscent]:
         """Solve at a price of memory; the bound is that of the program with the row."""
         ascended, ascent = self._ascended(self.prices.vector + price * memory.weights)
         bound = ascended.bound - price * memory.limit_bytes
@@ -235,7 +240,7 @@ class _Solver:
 
     def _least(self, memory: MemoryRow) -> tuple[int, ...]:
         """Options of the least bytes; raises MemoryLimitError where even these do not fit."""
-        bare = Prices(microbatch=0, step=0, persistent_byte=1, inflight_byte=memory.inflight)
+        bare = FigurePrices(microbatch=0, step=0, persistent_byte=1, inflight_byte=memory.inflight)
         solver = _Solver(self.tables, bare, self.max_gap, self.node_limit)
         ascended, ascent = solver._ascended(bare.vector)
         if ascended.options is not None and ascended.cost <= memory.limit_bytes:

@@ -39,7 +39,7 @@ PASSES = {
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class OpOptions:
+class OpStrategies:
     """Options of one op: O of them, on N axes.
 
     Attributes
@@ -60,9 +60,9 @@ class OpOptions:
     states: Ints
     primary: Bools
 
-    def picked(self, options: Ints) -> "OpOptions":
+    def picked(self, options: Ints) -> "OpStrategies":
         """The op with these options only, in this order."""
-        return OpOptions(
+        return OpStrategies(
             op=self.op,
             base=self.base,
             taken=self.taken[:, options],
@@ -96,7 +96,7 @@ class OpOptions:
             options_by_axes.setdefault(axes, []).append(option)
         return options_by_axes
 
-    def same(self, other: "OpOptions") -> bool:
+    def same(self, other: "OpStrategies") -> bool:
         """True if these are another's options, of an op of the same name."""
         return (
             self.op.name == other.op.name
@@ -108,10 +108,10 @@ class OpOptions:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Choice:
+class StrategyNode:
     """Ops that choose together; option o of every op is taken at once. Occurs `count` times."""
 
-    ops: tuple[OpOptions, ...]
+    ops: tuple[OpStrategies, ...]
     count: int
 
     @property
@@ -120,27 +120,29 @@ class Choice:
         return int(self.ops[0].states.shape[1])
 
     @property
-    def own(self) -> tuple[OpOptions, ...]:
+    def own(self) -> tuple[OpStrategies, ...]:
         """Ops that are not clones."""
         return tuple(
             op_options for op_options in self.ops if op_options.op.phase != Phase.RECOMPUTE
         )
 
     @property
-    def clones(self) -> tuple[OpOptions, ...]:
+    def clones(self) -> tuple[OpStrategies, ...]:
         """Ops that recompute what another makes."""
         return tuple(
             op_options for op_options in self.ops if op_options.op.phase == Phase.RECOMPUTE
         )
 
-    def follows(self, other: "Choice") -> bool:
+    def follows(self, other: "StrategyNode") -> bool:
         """True if this choice is another, which has no clones, with clones added."""
         originals = self.own
-        return len(originals) == len(other.ops) and all(map(OpOptions.same, originals, other.ops))
+        return len(originals) == len(other.ops) and all(
+            map(OpStrategies.same, originals, other.ops)
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Use:
+class EdgeUse:
     """A choice that reads a net: `wants` gives the target that each of its options takes."""
 
     choice: int
@@ -148,7 +150,7 @@ class Use:
     holds: bool  # reads in the backward pass what the forward pass made
     passes: frozenset[int] = frozenset()  # those in which it reads, as `PASSES` numbers them
 
-    def same(self, other: "Use") -> bool:
+    def same(self, other: "EdgeUse") -> bool:
         """True if another use boxes and holds the same, whichever passes read it."""
         choice_and_holds = self.choice, self.holds
         return choice_and_holds == (other.choice, other.holds) and np.array_equal(
@@ -157,7 +159,7 @@ class Use:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Net:
+class ReshardingEdge:
     """A tensor between its producer and its readers, `count` times.
 
     `sources` and `targets` are states; `makes` says which source each option of the producer makes.
@@ -169,7 +171,7 @@ class Net:
     sources: Ints
     makes: Ints  # [options of the producer]
     targets: Ints
-    uses: tuple[Use, ...]
+    uses: tuple[EdgeUse, ...]
     count: int
     crossing: bool
     made: int | None  # the pass that makes it, as `PASSES` numbers them
@@ -188,13 +190,13 @@ class Net:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Space:
+class StrategySpace:
     """All choices and nets for meshes of `axes` axes."""
 
     folded: Folded
     axes: int
-    choices: tuple[Choice, ...]
-    nets: tuple[Net, ...]
+    choices: tuple[StrategyNode, ...]
+    nets: tuple[ReshardingEdge, ...]
     values: frozenset[str]
 
 
@@ -203,7 +205,7 @@ def build_space(
     axes: int,
     allowed: Allowed | None = None,
     otherwise: Allowed | None = None,
-) -> Space:
+) -> StrategySpace:
     """Enumerate the options of every op and the nets between them.
 
     Parameters
@@ -227,7 +229,7 @@ def build_space(
                 op, [tied_op for tied_op in folded.ops if tied.get(tied_op.name) == op.name]
             )
     nets = tuple(net for folded_net in folded.nets if (net := builder.net(folded_net)))
-    return Space(
+    return StrategySpace(
         folded=folded,
         axes=axes,
         choices=tuple(builder.choices),
@@ -277,7 +279,7 @@ class _Builder:
         self.filters = tuple(dict.fromkeys((allowed, otherwise)))
         self.tensors = folded.graph.tensors_by_name
         self.values = variable_values(folded.graph)
-        self.choices: list[Choice] = []
+        self.choices: list[StrategyNode] = []
         self._phases = {name: op.phase for op in folded.graph.ops for name in op.outputs}
         self._made: dict[str, tuple[int, Ints]] = {}  # tensor → choice, state per option
         self._read: dict[tuple[str, int], tuple[int, Ints, Op]] = {}
@@ -289,7 +291,7 @@ class _Builder:
             if other.phase == Phase.RECOMPUTE:
                 first = options[0]
                 options.append(
-                    OpOptions(
+                    OpStrategies(
                         op=other,
                         base=first.base,
                         taken=first.taken,
@@ -314,7 +316,7 @@ class _Builder:
                 f"the pins"
             )
         index = len(self.choices)
-        self.choices.append(Choice(ops=tuple(options), count=self.folded.counts[op.name]))
+        self.choices.append(StrategyNode(ops=tuple(options), count=self.folded.counts[op.name]))
         for op_options in options:
             inputs = len(op_options.op.inputs)
             for number, name in enumerate(op_options.op.outputs):
@@ -326,7 +328,7 @@ class _Builder:
                     op_options.op,
                 )
 
-    def _options(self, op: Op) -> OpOptions:
+    def _options(self, op: Op) -> OpStrategies:
         ids = [i for i, name in enumerate(op.inputs) if self.tensors[name].dtype.startswith("int")]
         if op_kind(op.kind).linear != "joint" or op.outputs[0] in self.values:
             ids += [i for i, name in enumerate(op.inputs) if name in self.values]
@@ -343,9 +345,9 @@ class _Builder:
             for allowed in self.filters[: None if self.axes else 1]
         )
         taken, states, primary = _combined(op.kind, op.labels, tuple(ids), allowed_by_filter)
-        return OpOptions(op=op, base=base, taken=taken, states=states, primary=primary)
+        return OpStrategies(op=op, base=base, taken=taken, states=states, primary=primary)
 
-    def net(self, net: FoldedNet) -> Net | None:
+    def net(self, net: FoldedNet) -> ReshardingEdge | None:
         """Net of a tensor; None where nobody needs it boxed."""
         readings: list[tuple[int, Ints, bool, frozenset[int]]] = []
         weights = False
@@ -367,9 +369,9 @@ class _Builder:
         made_later = self._phases[net.tensor] in (Phase.BACKWARD_INPUT, Phase.RECOMPUTE)
         sources, makes = np.unique(made_states, return_inverse=True)
         targets = np.unique(np.concatenate([states for _, states, *_ in readings]))
-        uses: list[Use] = []
+        uses: list[EdgeUse] = []
         for choice, states, holds, passes in readings:
-            use = Use(
+            use = EdgeUse(
                 choice=choice, wants=np.searchsorted(targets, states), holds=holds, passes=passes
             )
             for index, other in enumerate(uses):
@@ -378,7 +380,7 @@ class _Builder:
                     break
             else:
                 uses.append(use)
-        return Net(
+        return ReshardingEdge(
             tensor=net.tensor,
             side=net.side,
             producer=producer,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.planner.search.blocks.space import Use
+from millrace.planner.search.blocks.space import EdgeUse
 from millrace.planner.search.blocks.states import Bools, Ints
 
 Array = NDArray[Any]
@@ -24,7 +24,7 @@ MICROBATCH, STEP, PERSISTENT, INFLIGHT, DEFERRABLE = range(len(FIGURES))
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Choice:
+class NodeCosts:
     """One choice, `count` times: figures of one occurrence, and which options divide.
 
     `options` are those of the space that are left.
@@ -37,13 +37,13 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Net:
+class EdgeCosts:
     """A tensor between its producer and its readers, `count` times: boxing, and what is held."""
 
     number: int  # its place among the space's nets
     producer: int
     makes: Ints  # [options of the producer] → source
-    uses: tuple[Use, ...]  # wants: [options of the reader] → target
+    uses: tuple[EdgeUse, ...]  # wants: [options of the reader] → target
     count: int
     figure: int  # the one that boxing counts in: time per microbatch, or per step
     reachable: Bools  # [A, B, K]
@@ -54,11 +54,11 @@ class Net:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Tables:
+class CostTables:
     """Block programs of the same choices and nets, one per row."""
 
-    choices: tuple[Choice, ...]
-    nets: tuple[Net, ...]
+    choices: tuple[NodeCosts, ...]
+    nets: tuple[EdgeCosts, ...]
 
     @property
     def rows(self) -> int:
@@ -71,7 +71,7 @@ class Tables:
         return sum(len(choice.options) for choice in self.choices)
 
 
-def take(tables: Tables, rows: Ints | Bools) -> Tables:
+def take(tables: CostTables, rows: Ints | Bools) -> CostTables:
     """Tables of some of the rows."""
     places = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
     if np.array_equal(places, np.arange(tables.rows)):
@@ -79,14 +79,14 @@ def take(tables: Tables, rows: Ints | Bools) -> Tables:
     return _joined([tables], lambda parts: parts[0][..., places])
 
 
-def stacked(parts: Sequence[Tables]) -> Tables:
+def stacked(parts: Sequence[CostTables]) -> CostTables:
     """Tables with the rows of several, all of the same choices and nets."""
     if len(parts) == 1:
         return parts[0]
     return _joined(parts, lambda arrays: np.concatenate(arrays, axis=-1))
 
 
-def _joined(parts: Sequence[Tables], join: Callable[[list[Array]], Array]) -> Tables:
+def _joined(parts: Sequence[CostTables], join: Callable[[list[Array]], Array]) -> CostTables:
     """Tables whose arrays are joined from those of several, once where nets share them."""
     joined_arrays: dict[tuple[int, ...], Array] = {}
 
@@ -96,7 +96,7 @@ def _joined(parts: Sequence[Tables], join: Callable[[list[Array]], Array]) -> Ta
             joined_arrays[key] = join(arrays)
         return joined_arrays[key]
 
-    return Tables(
+    return CostTables(
         choices=tuple(
             replace(
                 same[0],
@@ -119,7 +119,9 @@ def _joined(parts: Sequence[Tables], join: Callable[[list[Array]], Array]) -> Ta
     )
 
 
-def totals(tables: Tables, chosen: Ints, places: Ints | None = None) -> tuple[Ints, Bools]:
+def solution_figures(
+    tables: CostTables, chosen: Ints, places: Ints | None = None
+) -> tuple[Ints, Bools]:
     """Sum up the figures of one option per choice and row.
 
     Parameters
@@ -150,7 +152,7 @@ def totals(tables: Tables, chosen: Ints, places: Ints | None = None) -> tuple[In
     return figures, legal
 
 
-def net_figures(net: Net, chosen: Ints, places: Ints) -> tuple[Ints, Bools]:
+def net_figures(net: EdgeCosts, chosen: Ints, places: Ints) -> tuple[Ints, Bools]:
     """Figures [F, R] of one occurrence of a net, and whether its boxings exist [R]."""
     source = net.makes[chosen[net.producer]]
     targets = [use.wants[chosen[use.choice]] for use in net.uses]
@@ -177,14 +179,14 @@ def _unlike(target: Ints, others: Sequence[Ints]) -> Bools:
     return distinct
 
 
-def single(tables: Tables, row: int) -> Tables | None:
+def single(tables: CostTables, row: int) -> CostTables | None:
     """Tables of one row, of options that are legal and can be boxed to and from; None: none."""
     row_tables = take(tables, np.array([row]))
     keep = reachable_options(row_tables)
     return compact(row_tables, keep) if all(len(options) for options in keep) else None
 
 
-def compact(tables: Tables, keep: Sequence[Ints]) -> Tables:
+def compact(tables: CostTables, keep: Sequence[Ints]) -> CostTables:
     """Tables of some options per choice, without sources and targets that are left over."""
     choices = tuple(
         replace(c, figures=c.figures[:, k], legal=c.legal[k], options=c.options[k])
@@ -211,10 +213,10 @@ def compact(tables: Tables, keep: Sequence[Ints]) -> Tables:
                 held_bytes=net.held_bytes[targets],
             )
         )
-    return Tables(choices=choices, nets=tuple(nets))
+    return CostTables(choices=choices, nets=tuple(nets))
 
 
-def reachable_options(tables: Tables) -> list[Ints]:
+def reachable_options(tables: CostTables) -> list[Ints]:
     """Options of every choice that can be boxed with some option of each neighbour; of one row."""
     keep = [choice.legal[:, 0].copy() for choice in tables.choices]
     changed = True

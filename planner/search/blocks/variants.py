@@ -2,7 +2,7 @@
 
 from millrace.models.graph import Graph
 from millrace.planner.plan import OpSignature, Variant
-from millrace.planner.search.blocks.space import Space
+from millrace.planner.search.blocks.space import StrategySpace
 from millrace.planner.search.blocks.states import Bools
 
 Options = tuple[int, ...]
@@ -10,7 +10,7 @@ Handover = tuple[tuple[str, int], ...]
 """Every tensor that blocks hand on, with the state in which it is made."""
 
 
-def handover(space: Space, options: Options) -> Handover:
+def handover(space: StrategySpace, options: Options) -> Handover:
     """States of the tensors that blocks hand on; blocks alike in these mix without more boxing.
 
     What a reader wants is boxed, and counted, where it reads: only what is made has to agree.
@@ -22,7 +22,7 @@ def handover(space: Space, options: Options) -> Handover:
     )
 
 
-def handing(space: Space, wanted: Handover) -> dict[int, Bools]:
+def boundary_masks(space: StrategySpace, wanted: Handover) -> dict[int, Bools]:
     """Mask of the options that hand tensors on in the wanted states, by choice: [O] each."""
     states = dict(wanted)
     masks: dict[int, Bools] = {}
@@ -33,7 +33,9 @@ def handing(space: Space, wanted: Handover) -> dict[int, Bools]:
     return masks
 
 
-def variants(space: Space, graph: Graph, options: Options, mode: str) -> tuple[Variant, ...]:
+def variants(
+    space: StrategySpace, graph: Graph, options: Options, mode: str
+) -> tuple[Variant, ...]:
     """Variants, one per template, in the order of the model."""
     signatures: dict[str, dict[str, OpSignature]] = {}
     for choice, option in zip(space.choices, options, strict=True):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from millrace.planner.search.blocks.ascent import Ascent
+from millrace.planner.search.blocks.ascent import DualAscent
 from millrace.planner.search.blocks.states import Ints
 from millrace.planner.search.blocks.tables import stacked, take
 from millrace.planner.search.blocks.variants import Options
@@ -45,7 +45,7 @@ class Column(NamedTuple):
 
 
 @dataclass(slots=True)
-class Pool:
+class CutPool:
     """Cuts and columns of the blocks of one template in one shape, as far as asked.
 
     Attributes
@@ -84,13 +84,13 @@ class BlockOracle:
         self.sweeps = sweeps
         self.max_gap = max_gap
         self.solved = 0  # block programs, one for each vector and mode
-        self._pools: dict[tuple[Shape, str], Pool] = {}
+        self._pools: dict[tuple[Shape, str], CutPool] = {}
         self._asked: set[PriceAsk] = set()
         self._tables: dict[tuple[int, str], TemplateTables] = {}
 
-    def pool(self, shape: Shape, template: str) -> Pool:
+    def pool(self, shape: Shape, template: str) -> CutPool:
         """Cuts and columns of a template's blocks in a shape; empty before any is asked."""
-        return self._pools.setdefault((shape, template), Pool())
+        return self._pools.setdefault((shape, template), CutPool())
 
     def ask(self, asks: Iterable[PriceAsk]) -> int:
         """Solve programs not asked before, add cuts and columns to the pools, return how many."""
@@ -113,7 +113,7 @@ class BlockOracle:
             count = groups[0].tables.count
             prices = table_prices(np.array([asks[place].prices for place in order.tolist()]).T)
             tables = stacked([take(group.tables.tables, group.rows) for group in groups])
-            ascent = Ascent(tables, prices)
+            ascent = DualAscent(tables, prices)
             # What costs more than another mode's blocks is no cut.
             ascent.ascend(self.sweeps, self.max_gap, costs[order] * count)
             self.solved += len(order)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from millrace.planner.search.blocks.states import Ints
-from millrace.planner.search.decomposition.block_oracle import Pool
-from millrace.planner.search.decomposition.paths import Paths
+from millrace.planner.search.decomposition.block_oracle import CutPool
+from millrace.planner.search.decomposition.paths import PathCuts
 from millrace.planner.search.decomposition.pipeline_rows import Branch, PipelineRows, StageProblem
 from millrace.planner.search.decomposition.prices import Floats
 from millrace.planner.search.decomposition.template_tables import BLOCK_FIGURES
@@ -86,7 +86,7 @@ class BoundProgram:
 
 
 def bound_program(
-    problem: StageProblem, pools: dict[str, Pool], kept_cuts: Cuts | None = None, newest: int = 0
+    problem: StageProblem, pools: dict[str, CutPool], kept_cuts: Cuts | None = None, newest: int = 0
 ) -> BoundProgram:
     """Bound program of a candidate.
 
@@ -119,7 +119,7 @@ def bound_program(
     return BoundProgram(rows=rows, sums=sums, cuts=cuts)
 
 
-def relaxation(rows: PipelineRows, paths: Paths | None = None) -> Relaxation:
+def relaxation(rows: PipelineRows, paths: PathCuts | None = None) -> Relaxation:
     """Relaxation of a bound or plan program, with paths of its order where given."""
     if paths is None:
         return _relaxed(rows)
@@ -146,7 +146,7 @@ def _relaxed(rows: PipelineRows, *, again: bool = False) -> Relaxation:
 
 
 def lowest_branch(
-    rows: PipelineRows, time_ns: float, paths: Paths | None = None
+    rows: PipelineRows, time_ns: float, paths: PathCuts | None = None
 ) -> tuple[Branch, Relaxation]:
     """Side of `PipelineRows.branch` on which a program costs less: a bound of all plans.
 
@@ -167,7 +167,7 @@ def lowest_branch(
     return min(sides, key=lambda side: side[1].step_ns)
 
 
-def _scaled_cuts(pool: Pool, scale: Floats) -> tuple[Floats, Floats]:
+def _scaled_cuts(pool: CutPool, scale: Floats) -> tuple[Floats, Floats]:
     """Prices [I, F] per unit of the scale, at most one, and least costs of a block [I]."""
     prices = np.array(pool.prices) * scale
     prices /= prices.max(axis=1, keepdims=True)

@@ -24,7 +24,7 @@ from millrace.planner.search.blocks.tables import (
     STEP,
 )
 from millrace.planner.search.candidates import Candidate
-from millrace.planner.search.decomposition.block_oracle import BlockOracle, Pool, PriceAsk
+from millrace.planner.search.decomposition.block_oracle import BlockOracle, CutPool, PriceAsk
 from millrace.planner.search.decomposition.bound_program import (
     Cuts,
     Relaxation,
@@ -32,7 +32,7 @@ from millrace.planner.search.decomposition.bound_program import (
     lowest_branch,
     relaxation,
 )
-from millrace.planner.search.decomposition.paths import Paths
+from millrace.planner.search.decomposition.paths import PathCuts
 from millrace.planner.search.decomposition.pipeline_rows import Branch, PipelineRows, StageProblem
 from millrace.planner.search.decomposition.plan_program import plan_program
 from millrace.planner.search.decomposition.prices import GRIDS, Floats, snapped, with_floors
@@ -43,7 +43,7 @@ from millrace.planner.search.decomposition.template_tables import (
     PASSES,
 )
 from millrace.planner.search.programs import Shape
-from millrace.planner.search.sites import Sends, usable_bytes
+from millrace.planner.search.sites import StageTransfers, usable_bytes
 
 # Share of the time that all memory together is worth at first. Any from 0.1 to 1 leaves about as
 # many candidates open after the second round, whose prices follow from the first.
@@ -59,7 +59,7 @@ WIDEST_GAP = 0.1  # widest of the gaps that are proven one after the other
 
 
 @dataclass(slots=True)
-class Open:
+class OpenCandidate:
     """A candidate whose bound may still rise.
 
     Attributes
@@ -88,7 +88,7 @@ class Open:
     done: bool = False
 
 
-class Loop:
+class BoundLoop:
     """Candidates of one request, bounded by cuts.
 
     Parameters
@@ -99,9 +99,11 @@ class Loop:
     sends : Sends
     """
 
-    def __init__(self, oracle: BlockOracle, graph: Graph, asker: Asker, sends: Sends) -> None:
+    def __init__(
+        self, oracle: BlockOracle, graph: Graph, asker: Asker, sends: StageTransfers
+    ) -> None:
         self.oracle = oracle
-        self.paths = Paths()
+        self.paths = PathCuts()
         self.solved = 0  # linear programs
         self.work = 0.0  # time of these, counted in block programs
         self.asker = asker
@@ -119,7 +121,7 @@ class Loop:
         max_gap: float,
         programs: int,
         tell: Callable[[str], None] = lambda line: None,
-    ) -> list[Open]:
+    ) -> list[OpenCandidate]:
         """Bounds of candidates on one kind of device, the lowest raised to within a gap of a plan.
 
         Gaps are halved until they are `max_gap`, as few prices close what is far from the best;
@@ -162,7 +164,7 @@ class Loop:
                 self._round(left[:TOGETHER], cutoff_ns)
         return opened
 
-    def _round(self, left: list[Open], cutoff_ns: float) -> None:
+    def _round(self, left: list[OpenCandidate], cutoff_ns: float) -> None:
         """Ask for all of these together, and raise their bounds."""
         self.oracle.ask(
             PriceAsk(open_candidate.shape, template, vector)
@@ -174,13 +176,13 @@ class Loop:
         for open_candidate in left:
             self._raise(open_candidate, cutoff_ns)
 
-    def _opened(self, candidates: Sequence[tuple[Candidate, float]]) -> list[Open]:
+    def _opened(self, candidates: Sequence[tuple[Candidate, float]]) -> list[OpenCandidate]:
         """Candidates with their stage problems."""
         shapes = [self.asker.shape(candidate) for candidate, _ in candidates]
         time = [[1.0, 0.0, 0.0, 0.0, 1.0]] * len(shapes)
         costs = self.oracle.programs.cheapest(shapes, self.oracle.modes[0], time).tolist()
         return [
-            Open(
+            OpenCandidate(
                 candidate,
                 shape,
                 StageProblem(
@@ -199,14 +201,14 @@ class Loop:
         (open_candidate,) = self.raised([(candidate, bound_ns)], float("inf"), WIDEST_GAP, programs)
         return self._relaxed(plan_program(open_candidate.problem, self.pools(open_candidate)).rows)
 
-    def pools(self, open_candidate: Open) -> dict[str, Pool]:
+    def pools(self, open_candidate: OpenCandidate) -> dict[str, CutPool]:
         """Cuts and columns of a candidate's blocks, by template."""
         return {
             template: self.oracle.pool(open_candidate.shape, template)
             for template in self.templates
         }
 
-    def _raise(self, open_candidate: Open, cutoff_ns: float) -> None:
+    def _raise(self, open_candidate: OpenCandidate, cutoff_ns: float) -> None:
         """Raise a bound by the cuts that there are; note what to ask next."""
         pools, problem = self.pools(open_candidate), open_candidate.problem
         time_ns = self._least_time_ns(open_candidate)
@@ -250,7 +252,7 @@ class Loop:
         self.solved += times
         self.work += times * (rows.program.rows / LIKE_A_BLOCK) ** 2
 
-    def _least_time_ns(self, open_candidate: Open) -> float:
+    def _least_time_ns(self, open_candidate: OpenCandidate) -> float:
         """Least time of a block of the longest run for a microbatch."""
         run, _ = open_candidate.problem.even_blocks
         pool = self.oracle.pool(open_candidate.shape, self.runs[run][0])

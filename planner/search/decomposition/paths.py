@@ -15,7 +15,7 @@ from millrace.planner.search.stages.critical_path import PathCut, path_cut
 LONGER = 1e-3  # share of a step by which a path has to be longer to be kept
 
 
-class Paths:
+class PathCuts:
     """Paths of the orders of pipelines, found so far."""
 
     def __init__(self) -> None:

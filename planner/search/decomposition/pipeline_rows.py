@@ -41,7 +41,7 @@ from millrace.planner.search.decomposition.template_tables import (
     GAPS,
     PASSES,
 )
-from millrace.planner.search.integer_program import Answer, IntegerProgram
+from millrace.planner.search.integer_program import IntegerProgram, IntegerSolution
 from millrace.planner.search.stages import Pipeline
 from millrace.planner.search.stages.critical_path import PassTimes, PathCut
 from millrace.planner.search.stages.shape import fullest_moments, lifetime_counts
@@ -200,13 +200,13 @@ class PipelineRows:
         """Step time of a solution, or a bound of it, by the program's cost."""
         return cost * self.problem.unit_ns + self.problem.pipeline.sent_ns
 
-    def prices(self, answer: Answer) -> Floats:
+    def prices(self, answer: IntegerSolution) -> Floats:
         """Nanoseconds [K, F] that one more of each figure of each chunk adds to the step."""
         assert answer.multipliers is not None, "a relaxation has them"
         multipliers = np.maximum(answer.multipliers[self.links], 0.0)
         return multipliers * (self.problem.unit_ns / self.problem.scale)
 
-    def memory_prices(self, answer: Answer) -> Floats:
+    def memory_prices(self, answer: IntegerSolution) -> Floats:
         """Nanoseconds [S] that one more byte of each stage's limit takes off the step."""
         multipliers = answer.multipliers
         assert multipliers is not None, "a relaxation has them"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from millrace.planner.search.blocks.states import Ints
-from millrace.planner.search.decomposition.block_oracle import Column, Pool
+from millrace.planner.search.decomposition.block_oracle import Column, CutPool
 from millrace.planner.search.decomposition.pipeline_rows import PipelineRows, StageProblem
 from millrace.planner.search.decomposition.prices import Floats
 
@@ -54,7 +54,7 @@ class PlanProgram:
 
 
 def plan_program(
-    problem: StageProblem, pools: dict[str, Pool], *, whole_blocks: bool = False
+    problem: StageProblem, pools: dict[str, CutPool], *, whole_blocks: bool = False
 ) -> PlanProgram:
     """Plan program of a candidate.
 
@@ -91,7 +91,7 @@ def plan_program(
     return PlanProgram(rows=rows, columns=columns_of, places=places)
 
 
-def undominated_columns(pool: Pool) -> tuple[list[Column], Ints]:
+def undominated_columns(pool: CutPool) -> tuple[list[Column], Ints]:
     """Columns that no other is no worse than in every figure, with their figures [F, V]."""
     columns = list(pool.columns)
     every, first = np.unique(np.array(list(pool.columns.values())), axis=0, return_index=True)

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from millrace.planner.search.blocks.beside import beside
+from millrace.planner.search.blocks.beside import run_both
 from millrace.planner.search.candidates import Candidate
-from millrace.planner.search.decomposition.loop import Loop
+from millrace.planner.search.decomposition.loop import BoundLoop
 
 # Block programs of either half of the candidates, times the gap that is asked for, after which no
 # more are asked: a tighter gap is given more work, down to the ascent's own of half a percent.
@@ -33,7 +33,7 @@ class Proof:
 
 
 def prove(
-    loops: Callable[[], Loop],
+    loops: Callable[[], BoundLoop],
     bounds_ns: Mapping[Candidate, float],
     best_ns: float,
     max_gap: float,
@@ -87,7 +87,7 @@ def prove(
         )
 
     proofs = (
-        beside(lambda: raised(first_half), lambda: raised(second_half))
+        run_both(lambda: raised(first_half), lambda: raised(second_half))
         if second_half
         else (raised(first_half),)
     )

@@ -28,9 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millrace.models.graph import Phase
-from millrace.planner.search.blocks.space import Choice as SpaceChoice
-from millrace.planner.search.blocks.space import Net as SpaceNet
-from millrace.planner.search.blocks.space import Space, Use
+from millrace.planner.search.blocks.space import EdgeUse, StrategySpace
+from millrace.planner.search.blocks.space import ReshardingEdge as SpaceNet
+from millrace.planner.search.blocks.space import StrategyNode as SpaceChoice
 from millrace.planner.search.blocks.states import Bools, Ints
 from millrace.planner.search.blocks.tables import (
     DEFERRABLE,
@@ -39,9 +39,9 @@ from millrace.planner.search.blocks.tables import (
     MICROBATCH,
     PERSISTENT,
     STEP,
-    Choice,
-    Net,
-    Tables,
+    CostTables,
+    EdgeCosts,
+    NodeCosts,
     net_figures,
 )
 from millrace.planner.search.blocks.variants import Options
@@ -83,12 +83,12 @@ class TemplateTables:
         Blocks of the template.
     """
 
-    space: Space
-    tables: Tables
+    space: StrategySpace
+    tables: CostTables
     places: tuple[int, ...]
     stands: tuple[Ints, ...]
-    nets: tuple[Net, ...]
-    forward: tuple[Net | None, ...]
+    nets: tuple[EdgeCosts, ...]
+    forward: tuple[EdgeCosts | None, ...]
     count: int
 
     def figures(self, options: Ints, rows: Ints) -> Ints:
@@ -116,7 +116,7 @@ class TemplateTables:
         return tuple(space_options)
 
 
-def template_tables(space: Space, tables: Tables, template: str) -> TemplateTables:
+def template_tables(space: StrategySpace, tables: CostTables, template: str) -> TemplateTables:
     """Block programs of a template, one per row of the tables of all.
 
     Parameters
@@ -146,7 +146,7 @@ def template_tables(space: Space, tables: Tables, template: str) -> TemplateTabl
     ]
     stands = [tables.choices[choice_index].options for choice_index in own_choices]
     for other in list(place)[len(own_choices) :]:
-        choice, options = _bare(tables, other, read)
+        choice, options = _costless_choice(tables, other, read)
         choices.append(choice)
         stands.append(options)
     nets = [_placed(net, place, stands) for net in read]
@@ -155,7 +155,7 @@ def template_tables(space: Space, tables: Tables, template: str) -> TemplateTabl
     kept_nets = [kept_net for net in nets for kept_net in _kept_nets(space.nets[net.number], net)]
     return TemplateTables(
         space=space,
-        tables=Tables(choices=tuple(choices), nets=(*boxing, *kept_nets)),
+        tables=CostTables(choices=tuple(choices), nets=(*boxing, *kept_nets)),
         places=tuple(place),
         stands=tuple(stands),
         nets=tuple(nets),
@@ -182,7 +182,7 @@ def table_prices(prices: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.vstack([prices, np.minimum(prices[FORWARD], prices[MICROBATCH])])
 
 
-def _widened(choice: Choice, space_choice: SpaceChoice) -> Choice:
+def _widened(choice: NodeCosts, space_choice: SpaceChoice) -> NodeCosts:
     """Choice with all figures that tables have; the time of forward ops is told apart."""
     more = np.zeros((EITHER + 1 - len(FIGURES), *choice.figures.shape[1:]), np.int64)
     figures = np.concatenate([choice.figures, more])
@@ -193,7 +193,9 @@ def _widened(choice: Choice, space_choice: SpaceChoice) -> Choice:
     return replace(choice, figures=figures)
 
 
-def _bare(tables: Tables, choice: int, nets: list[Net]) -> tuple[Choice, Ints]:
+def _costless_choice(
+    tables: CostTables, choice: int, nets: list[EdgeCosts]
+) -> tuple[NodeCosts, Ints]:
     """Choice of another template at no cost: one option per combination that it makes or wants.
 
     Returned is also an option of the space that stands for each.
@@ -206,10 +208,10 @@ def _bare(tables: Tables, choice: int, nets: list[Net]) -> tuple[Choice, Ints]:
     able = np.zeros((combinations.shape[1], tables.rows), np.bool_)
     np.logical_or.at(able, inverse.ravel(), tables.choices[choice].legal)
     figures = np.zeros((EITHER + 1, *able.shape), np.int64)
-    return Choice(figures=figures, legal=able, options=np.arange(len(first)), count=1), first
+    return NodeCosts(figures=figures, legal=able, options=np.arange(len(first)), count=1), first
 
 
-def _placed(net: Net, place: dict[int, int], stands: list[Ints]) -> Net:
+def _placed(net: EdgeCosts, place: dict[int, int], stands: list[Ints]) -> EdgeCosts:
     """A net between choices by their new places and options, which holds nothing itself."""
     return replace(
         net,
@@ -227,7 +229,7 @@ def _placed(net: Net, place: dict[int, int], stands: list[Ints]) -> Net:
     )
 
 
-def _forward(space_net: SpaceNet, net: Net) -> Net | None:
+def _forward(space_net: SpaceNet, net: EdgeCosts) -> EdgeCosts | None:
     """Part of a net that is boxed in the forward pass; None: nothing is."""
     if net.figure == STEP or not space_net.forward or space_net.side:
         return None
@@ -236,7 +238,7 @@ def _forward(space_net: SpaceNet, net: Net) -> Net | None:
     return replace(net, uses=early) if early else None
 
 
-def _by_pass(net: Net, early: Net | None) -> Net:
+def _by_pass(net: EdgeCosts, early: EdgeCosts | None) -> EdgeCosts:
     """A net whose boxing counts in its pass; in the cheaper one, where it is boxed in two."""
     if early is None:
         return net
@@ -250,14 +252,14 @@ def _gaps(net: SpaceNet) -> Iterator[int]:
         yield from range(net.made, last)
 
 
-def _before_and_after(net: Net, gap: int) -> tuple[list[Use], list[Use]]:
+def _before_and_after(net: EdgeCosts, gap: int) -> tuple[list[EdgeUse], list[EdgeUse]]:
     """Uses that read before a gap, and those that read after it; some do both."""
     reading = [use for use in net.uses if use.passes]
     before = [use for use in reading if min(use.passes) <= gap]
     return before, [use for use in reading if max(use.passes) > gap]
 
 
-def _kept_bytes(space_net: SpaceNet, net: Net, gap: int, options: Ints, rows: Ints) -> Ints:
+def _kept_bytes(space_net: SpaceNet, net: EdgeCosts, gap: int, options: Ints, rows: Ints) -> Ints:
     """Bytes [R] of one occurrence of a net that are alive in a gap."""
     before, after = _before_and_after(net, gap)
     alive_bytes = np.zeros(len(rows), np.int64)
@@ -284,7 +286,7 @@ def _any_equal(target: Ints, others: list[Ints]) -> Bools:
     return equal
 
 
-def _kept_nets(space_net: SpaceNet, net: Net) -> Iterator[Net]:
+def _kept_nets(space_net: SpaceNet, net: EdgeCosts) -> Iterator[EdgeCosts]:
     """Nets that cost no more than what a net keeps, whatever is chosen."""
     for gap in _gaps(space_net):
         before, after = _before_and_after(net, gap)
@@ -302,13 +304,13 @@ def _kept_nets(space_net: SpaceNet, net: Net) -> Iterator[Net]:
             yield _costing(reads, GAPS[gap], cost)
 
 
-def _bytes_net(net: Net, figure: int, cost: Ints, makes: Ints) -> Net:
+def _bytes_net(net: EdgeCosts, figure: int, cost: Ints, makes: Ints) -> EdgeCosts:
     """A net that costs by what is made alone [A, 1, K]."""
-    use = Use(choice=net.producer, wants=np.zeros_like(makes), holds=False)
+    use = EdgeUse(choice=net.producer, wants=np.zeros_like(makes), holds=False)
     return _costing(replace(net, makes=makes, uses=(use,)), figure, cost)
 
 
-def _costing(net: Net, figure: int, cost: Ints) -> Net:
+def _costing(net: EdgeCosts, figure: int, cost: Ints) -> EdgeCosts:
     """A net that can always be boxed, at a cost [A, B, K] that counts in a figure."""
     nothing = np.zeros_like(cost)
     return replace(

@@ -5,6 +5,6 @@ as whole solutions that its stages mix, and the proven least. Read first `progra
 `stage_rows.py` holds what all blocks share, `cells.py` and `sections.py` add what one block costs.
 """
 
-from millrace.planner.search.joint.answer import Solutions, decided
+from millrace.planner.search.joint.answer import Solutions, joint_solutions
 
-__all__ = ["Solutions", "decided"]
+__all__ = ["Solutions", "joint_solutions"]

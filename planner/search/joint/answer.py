@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from millrace.models.graph import scaled
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.search.joint.parts import Mode
-from millrace.planner.search.joint.program import JointProgram, Taken
+from millrace.planner.search.joint.program import JointProgram, TemplateChoice
 from millrace.planner.search.programs import Programs, Shape
 from millrace.planner.search.stages import Pipeline
 
@@ -30,7 +30,7 @@ class JointAnswer:
     rounding_ns: float
 
 
-def decided(
+def joint_solutions(
     programs: Programs,
     shape: Shape,
     modes: Sequence[str],
@@ -124,7 +124,7 @@ def solve_jointly(
     best_plan = program.solve()
     if best_plan is None:
         return None
-    solutions = () if best_plan.taken is None else _whole(offered, best_plan.taken)
+    solutions = () if best_plan.taken is None else _completed_solutions(offered, best_plan.taken)
     return JointAnswer(
         solutions=solutions,
         bound_ns=min(best_plan.bound_ns * (1 - TOLERANCE), cutoff_ns),
@@ -132,7 +132,7 @@ def solve_jointly(
     )
 
 
-def _whole(modes: Sequence[Mode], taken: Sequence[Taken]) -> Solutions:
+def _completed_solutions(modes: Sequence[Mode], taken: Sequence[TemplateChoice]) -> Solutions:
     """Solutions for all templates, each one block's options completed by those of any other.
 
     All hand over alike, and only this block's own template is read off it. Modes have the same

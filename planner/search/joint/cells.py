@@ -2,15 +2,15 @@
 
 import numpy as np
 
-from millrace.planner.search.blocks.space import Use
+from millrace.planner.search.blocks.space import EdgeUse
 from millrace.planner.search.blocks.states import Ints
 from millrace.planner.search.blocks.tables import (
     DEFERRABLE,
     FIGURES,
     PERSISTENT,
-    Net,
+    EdgeCosts,
 )
-from millrace.planner.search.joint.parts import Cell, Parts
+from millrace.planner.search.joint.parts import Cell, ModeTemplates
 from millrace.planner.search.joint.sections import Flow, SectionRows
 from millrace.planner.search.joint.stage_rows import Floats, StageRows
 
@@ -33,7 +33,11 @@ class CellRows:
     """
 
     def __init__(
-        self, stages: StageRows, parts: Parts, handed: dict[tuple[str, int], int], cell: Cell
+        self,
+        stages: StageRows,
+        parts: ModeTemplates,
+        handed: dict[tuple[str, int], int],
+        cell: Cell,
     ) -> None:
         self.stages = stages
         self.program = stages.program
@@ -78,7 +82,7 @@ class CellRows:
 
     # -- nets --------------------------------------------------------------------------------
 
-    def _add_net(self, net: Net) -> None:
+    def _add_net(self, net: EdgeCosts) -> None:
         program = self.program
         reachable = net.reachable[:, :, 0]
         share = net.count / self.parts.counts[self.cell.template]
@@ -117,7 +121,7 @@ class CellRows:
             key = space_net.tensor, use.choice, wants.tobytes()
             self.flows[key] = Flow(source=source[a], target=target[b], columns=columns)
 
-    def _leave(self, net: Net, places: Ints, columns: Ints) -> None:
+    def _leave(self, net: EdgeCosts, places: Ints, columns: Ints) -> None:
         """Let boxing leave from what is made, or handed over."""
         program, space_net = self.program, self.mode.space.nets[net.number]
         source = self.parts.sources(net)
@@ -153,7 +157,7 @@ class CellRows:
 
     # -- what is kept ------------------------------------------------------------------------
 
-    def _add_kept(self, net: Net, share: float) -> None:
+    def _add_kept(self, net: EdgeCosts, share: float) -> None:
         """Charge what a net keeps from one pass to the next, by gaps as in `template_tables`."""
         space_net = self.mode.space.nets[net.number]
         if self.stages.limit is None or space_net.made is None or not space_net.kept:
@@ -176,7 +180,11 @@ class CellRows:
                 self._keep(columns, np.full(len(columns), size))
 
     def _add_boxed(
-        self, net: Net, sizes: Floats, uses: tuple[list[Use], list[Use]], made_columns: list[Ints]
+        self,
+        net: EdgeCosts,
+        sizes: Floats,
+        uses: tuple[list[EdgeUse], list[EdgeUse]],
+        made_columns: list[Ints],
     ) -> None:
         """Charge layouts read before and after a gap, but for the one it was made in."""
         program, states = self.program, self._target_states(net)
@@ -203,7 +211,7 @@ class CellRows:
                     program.enter(row, made_columns[source.index(state)], 1.0)
 
     def _made_too(
-        self, net: Net, uses: tuple[list[Use], list[Use]], made_columns: list[Ints]
+        self, net: EdgeCosts, uses: tuple[list[EdgeUse], list[EdgeUse]], made_columns: list[Ints]
     ) -> list[Ints]:
         """Column per source that is one where what was made is kept, boxed or not."""
         program, states = self.program, self._target_states(net)
@@ -230,7 +238,7 @@ class CellRows:
         figures[:, PERSISTENT] = sizes
         self._charge(columns, figures)
 
-    def _made(self, net: Net) -> list[Ints]:
+    def _made(self, net: EdgeCosts) -> list[Ints]:
         """Columns per source of which one is one where the net's tensor is made so."""
         space_net, source = self.mode.space.nets[net.number], self.parts.sources(net)
         if space_net.crossing:
@@ -240,11 +248,11 @@ class CellRows:
         first = self.cell.first[net.producer]
         return [first + np.flatnonzero(net.makes == place) for place in range(len(source))]
 
-    def _wanting(self, use: Use, target: int) -> Ints:
+    def _wanting(self, use: EdgeUse, target: int) -> Ints:
         """Columns of the options that want a target."""
         return self.cell.first[use.choice] + np.flatnonzero(use.wants == target)
 
-    def _target_states(self, net: Net) -> Ints:
+    def _target_states(self, net: EdgeCosts) -> Ints:
         """State of every target of a net."""
         space_net = self.mode.space.nets[net.number]
         states = np.zeros(len(net.held_bytes), np.int64)

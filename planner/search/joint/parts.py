@@ -7,9 +7,9 @@ from functools import cached_property
 import numpy as np
 
 from millrace.models.graph import Tensor
-from millrace.planner.search.blocks.space import Space
+from millrace.planner.search.blocks.space import StrategySpace
 from millrace.planner.search.blocks.states import Ints
-from millrace.planner.search.blocks.tables import DEFERRABLE, MICROBATCH, Net, Tables
+from millrace.planner.search.blocks.tables import DEFERRABLE, MICROBATCH, CostTables, EdgeCosts
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -17,8 +17,8 @@ class Mode:
     """One mode of recomputation: its space of choices, priced on a mesh, and its tensors."""
 
     name: str
-    space: Space
-    tables: Tables  # one row, only options that are legal
+    space: StrategySpace
+    tables: CostTables  # one row, only options that are legal
     tensors: dict[str, Tensor]
     sizes: tuple[int, ...]  # of the mesh axes
 
@@ -35,7 +35,7 @@ class Cell:
     first: dict[int, int]  # choice → x of its first option
 
 
-class Parts:
+class ModeTemplates:
     """One mode's choices and nets by template."""
 
     def __init__(self, mode: Mode, templates: Sequence[str]) -> None:
@@ -46,7 +46,7 @@ class Parts:
         for number, template in enumerate(self.home):
             self.choices[template].append(number)
         self.counts = {name: list(templates).count(name) for name in templates}
-        self.nets: dict[str, list[Net]] = {template: [] for template in templates}
+        self.nets: dict[str, list[EdgeCosts]] = {template: [] for template in templates}
         self.separate = True
         for net in tables.nets:
             readers = {self.home[use.choice] for use in net.uses}
@@ -62,7 +62,7 @@ class Parts:
                     options = np.flatnonzero(states == state)
                     self.handed[space_net.tensor, state] = net.producer, options
 
-    def sources(self, net: Net) -> Ints:
+    def sources(self, net: EdgeCosts) -> Ints:
         """State of every source of a net."""
         space_net = self.mode.space.nets[net.number]
         states = np.zeros(net.reachable.shape[0], np.int64)

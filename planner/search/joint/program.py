@@ -23,7 +23,7 @@ Variables x, y and h are 0 or 1; all others follow.
 
 Notes
 -----
-The rows of `section` say what `millrace.planner.memory.Sections` computes: a place that
+The rows of `section` say what `millrace.planner.memory.SectionPeaks` computes: a place that
 boxing passes through is alive until the last reader that is reached through it.
 """
 
@@ -34,7 +34,7 @@ import numpy as np
 
 from millrace.planner.search.integer_program import IntegerProgram
 from millrace.planner.search.joint.cells import CellRows
-from millrace.planner.search.joint.parts import Cell, Mode, Parts
+from millrace.planner.search.joint.parts import Cell, Mode, ModeTemplates
 from millrace.planner.search.joint.stage_rows import StageRows
 from millrace.planner.search.stages import Pipeline
 
@@ -42,7 +42,7 @@ OPTIONS_MAX = 1_500  # options of all blocks, chunks and modes together: above, 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
+class TemplateChoice:
     """Mode of a block (a place in the modes), and its options of the space by choice."""
 
     mode: int
@@ -50,13 +50,13 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Joint:
+class JointSolution:
     """Best plan of a candidate, block by block, and the proven least.
 
     No blocks (None): no plan that fits is within the cutoff.
     """
 
-    taken: tuple[Taken, ...] | None
+    taken: tuple[TemplateChoice, ...] | None
     bound_ns: float
 
 
@@ -87,7 +87,7 @@ class JointProgram:
         self.templates = templates
         self.pipeline = pipeline
         self.program = IntegerProgram()
-        self.parts = [Parts(mode, templates) for mode in modes]
+        self.parts = [ModeTemplates(mode, templates) for mode in modes]
         self.handed: dict[tuple[str, int], int] = {}  # tensor, source → h
         self.cells: list[Cell] = []
         unit_ns = max(sum(part.typical_ns for part in self.parts) / len(modes), 1.0)
@@ -100,16 +100,16 @@ class JointProgram:
         options = sum(
             len(mode.tables.choices[choice].options)
             for mode in modes
-            for part in [Parts(mode, templates)]
+            for part in [ModeTemplates(mode, templates)]
             for template in templates
             for choice in part.choices[template]
         )
         places = min(chunks, blocks - chunks + 1)
         return options * max(places, 1) <= OPTIONS_MAX and all(
-            Parts(mode, templates).separate for mode in modes
+            ModeTemplates(mode, templates).separate for mode in modes
         )
 
-    def solve(self, max_gap: float = 0.0) -> Joint | None:
+    def solve(self, max_gap: float = 0.0) -> JointSolution | None:
         """Best plan and the bound of every plan; None where the solver found none."""
         self._add_blocks()
         self._add_handovers()
@@ -117,7 +117,7 @@ class JointProgram:
             CellRows(self.stages, self.parts[cell.mode], self.handed, cell).add()
         answer = self.program.solve(max_gap)
         if answer is None:
-            return Joint(taken=None, bound_ns=float("inf"))
+            return JointSolution(taken=None, bound_ns=float("inf"))
         if not answer.found:
             return None
         taken = []
@@ -131,8 +131,8 @@ class JointProgram:
                 legal_options = self.modes[cell.mode].tables.choices[choice].options
                 values = answer.values[first : first + len(legal_options)]
                 options[choice] = int(legal_options[int(np.argmax(values))])
-            taken.append(Taken(mode=cell.mode, options=options))
-        return Joint(taken=tuple(taken), bound_ns=answer.bound + self.pipeline.sent_ns)
+            taken.append(TemplateChoice(mode=cell.mode, options=options))
+        return JointSolution(taken=tuple(taken), bound_ns=answer.bound + self.pipeline.sent_ns)
 
     def _add_blocks(self) -> None:
         program, blocks = self.program, len(self.templates)

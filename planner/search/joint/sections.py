@@ -1,7 +1,7 @@
 """Sections: how much of a microbatch is alive at once within one block, as rows of the program.
 
 A tensor is alive from the op that makes it to its last reader in the section, and so is every place
-that boxing takes it through: `millrace.planner.memory.Sections`, whose rules these are.
+that boxing takes it through: `millrace.planner.memory.SectionPeaks`, whose rules these are.
 Whether a place is alive up to some reader is a column, at least one where boxing for that reader,
 or a later one, passes through it.
 """
@@ -29,7 +29,7 @@ class Flow:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Reading:
+class BlockReading:
     """An op of the block that reads a tensor, and the state that each of its options wants."""
 
     at: int
@@ -103,12 +103,12 @@ class SectionRows:
             np.int64,
         )
 
-    def _readings(self, name: str) -> Iterator[Reading]:
+    def _readings(self, name: str) -> Iterator[BlockReading]:
         for op_index, op in enumerate(self.ops):
             for index, read in enumerate(op.inputs):
                 if read == name:
                     choice, wants = self._states(op.name, index)
-                    yield Reading(
+                    yield BlockReading(
                         at=op_index, choice=choice, wants=wants, later=self.later[op_index]
                     )
 
@@ -143,7 +143,7 @@ class SectionRows:
                         self.alive[op_index].append((np.array(upto[:1]), size))
 
     def _places(
-        self, name: str, here: list[Reading], others: list[Reading]
+        self, name: str, here: list[BlockReading], others: list[BlockReading]
     ) -> Iterator[tuple[int, list[int], list[int]]]:
         """Places that boxing may pass through, with a column per reader up to which each lives."""
         program = self.stages.program

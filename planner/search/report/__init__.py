@@ -4,6 +4,6 @@ Comes in: a search while it runs (`record.py`), or what it chose (`explain.py`, 
 a question without an answer (`remedies.py`). Goes out: counts per layer, and sentences.
 """
 
-from millrace.planner.search.report.record import Record
+from millrace.planner.search.report.record import SearchLog
 
-__all__ = ["Record"]
+__all__ = ["SearchLog"]

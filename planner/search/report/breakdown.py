@@ -19,11 +19,11 @@ import numpy as np
 from millrace.models.labels import EXPERT
 from millrace.models.ops import op_kind
 from millrace.planner.roles import label_role
-from millrace.planner.search.blocks.space import Net as SpaceNet
-from millrace.planner.search.blocks.space import Space
+from millrace.planner.search.blocks.space import ReshardingEdge as SpaceNet
+from millrace.planner.search.blocks.space import StrategySpace
 from millrace.planner.search.blocks.states import digits
-from millrace.planner.search.blocks.tables import DEFERRABLE, MICROBATCH, STEP, Net
-from millrace.planner.search.evaluation import Evaluator, Found
+from millrace.planner.search.blocks.tables import DEFERRABLE, MICROBATCH, STEP, EdgeCosts
+from millrace.planner.search.evaluation import Evaluator, SolvedPlan
 from millrace.planner.search.programs import Programs, Shape
 from millrace.planner.search.stages.shape import deferred_ns
 
@@ -34,7 +34,7 @@ Parts = dict[str, float]
 Blocks = dict[str, tuple[Parts, Parts]]  # per template: of a microbatch, of a step
 
 
-def breakdown(evaluator: Evaluator, best_plan: Found) -> Parts:
+def breakdown(evaluator: Evaluator, best_plan: SolvedPlan) -> Parts:
     """Nanoseconds of the step by what they go to; they sum up to `division.step_ns`."""
     pipeline = evaluator.sends.pipeline(best_plan.candidate)
     shape = evaluator.shape(best_plan.candidate)
@@ -120,7 +120,7 @@ def block_parts(programs: Programs, shape: Shape, mode: str, options: tuple[int,
     return parts_by_template
 
 
-def _axis_names(space: Space, options: tuple[int, ...]) -> list[str]:
+def _axis_names(space: StrategySpace, options: tuple[int, ...]) -> list[str]:
     """Role of every axis: the one that most products are split for over it."""
     roles = []
     for axis in range(space.axes):
@@ -135,9 +135,9 @@ def _axis_names(space: Space, options: tuple[int, ...]) -> list[str]:
 
 
 def _moves(
-    space: Space,
+    space: StrategySpace,
     space_net: SpaceNet,
-    net: Net,
+    net: EdgeCosts,
     options: tuple[int, ...],
     row: int,
     named: list[str],
@@ -164,7 +164,7 @@ def _moves(
     return moves
 
 
-def _label(space: Space, choice: int, options: tuple[int, ...], axis: int) -> str | None:
+def _label(space: StrategySpace, choice: int, options: tuple[int, ...], axis: int) -> str | None:
     first = space.choices[choice].ops[0]
     label: str | None = first.base[int(first.taken[axis, options[choice]])].label
     return label

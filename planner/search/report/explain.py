@@ -7,23 +7,23 @@ part of the difference is named (`breakdown.py`).
 from dataclasses import dataclass, replace
 from typing import Any
 
-from millrace.models.counting import splits
+from millrace.models.counting import parallelism_limits
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.plan import Plan, plan_graph
 from millrace.planner.roles import roles
 from millrace.planner.search.candidates import Candidate
-from millrace.planner.search.evaluation import Evaluator, Found, Outcome, Refused
+from millrace.planner.search.evaluation import Evaluator, Outcome, Refused, SolvedPlan
 from millrace.planner.search.pins import Pins
 from millrace.planner.search.report.breakdown import Parts, breakdown
 from millrace.planner.search.report.neighbours import (
     Neighbour,
     degrees,
     fastest,
+    neighbour_outcomes,
     pipelines,
-    solved,
     storage,
 )
-from millrace.planner.search.report.record import Answer
+from millrace.planner.search.report.record import SearchResult
 from millrace.planner.search.report.worth import memory_worth
 from millrace.planner.search.request import MemoryLimitError
 from millrace.planner.search.sites import candidates_of
@@ -81,7 +81,7 @@ class Reason:
         }
 
 
-def explain(plan: Plan, answer: Answer) -> tuple[Reason, ...]:
+def explain(plan: Plan, answer: SearchResult) -> tuple[Reason, ...]:
     """Reasons that decided every choice of a plan.
 
     Parameters
@@ -101,8 +101,10 @@ def explain(plan: Plan, answer: Answer) -> tuple[Reason, ...]:
     pins = evaluator.request.pins
     neighbours = _neighbours(evaluator, chosen.candidate, shown, pins)
     chosen_parts = breakdown(evaluator, chosen)
-    reasons = {name: [_settled(name, plan, shown, pins)] for name in CHOICES}
-    for neighbour, outcomes in zip(neighbours, solved(evaluator, neighbours), strict=True):
+    reasons = {name: [_lone_reason(name, plan, shown, pins)] for name in CHOICES}
+    for neighbour, outcomes in zip(
+        neighbours, neighbour_outcomes(evaluator, neighbours), strict=True
+    ):
         asked = evaluator if neighbour.pins == pins else evaluator.under(neighbour.pins)
         reasons[neighbour.choice].append(_reason(asked, neighbour, outcomes, chosen, chosen_parts))
     listed = [reason for name in CHOICES for reason in (reasons[name][1:] or reasons[name][:1])]
@@ -122,7 +124,11 @@ def _neighbours(
     settled = replace(pins, dp=plan_degrees["dp"], tp=plan_degrees["tp"], cp=plan_degrees["cp"])
     roled = _roled(evaluator, chosen, plan_degrees, shown["ep"], settled)
     neighbours = degrees(evaluator, chosen, plan_degrees, pins)
-    if int(splits(evaluator.graph)["experts"]) and pins.ep is None and roled is not None:
+    if (
+        int(parallelism_limits(evaluator.graph)["experts"])
+        and pins.ep is None
+        and roled is not None
+    ):
         neighbours += _experts(evaluator, chosen, plan_degrees, int(shown["ep"]), pins)
     neighbours += pipelines(evaluator, chosen, plan_degrees["dp"])
     if roled is not None:
@@ -134,7 +140,7 @@ def _roled(
     evaluator: Evaluator, chosen: Candidate, plan_degrees: dict[str, int], ep: object, pins: Pins
 ) -> Candidate | None:
     """Chosen candidate with roles on its axes."""
-    experts = int(splits(evaluator.graph)["experts"])
+    experts = int(parallelism_limits(evaluator.graph)["experts"])
     asked = replace(pins, pp=plan_degrees["pp"], ep=int(str(ep)) if experts and ep else pins.ep)
     for candidate in candidates_of(replace(evaluator.request, pins=asked), evaluator.graph):
         if candidate.batch == chosen.batch and candidate.pipeline == chosen.pipeline:
@@ -174,7 +180,7 @@ def _roled_or_none(
         return None
 
 
-def _settled(name: str, plan: Plan, shown: dict[str, Any], pins: Pins) -> Reason:
+def _lone_reason(name: str, plan: Plan, shown: dict[str, Any], pins: Pins) -> Reason:
     """Reason given for a choice without neighbours."""
     plan_values: dict[str, Any] = {"schedule": plan.schedule, "interleave": plan.interleave}
     plan_values["micro_batch"] = plan.batch // shown["dp"] if shown["dp"] else None
@@ -197,7 +203,7 @@ def _reason(
     evaluator: Evaluator,
     neighbour: Neighbour,
     outcomes: list[Outcome],
-    chosen: Found,
+    chosen: SolvedPlan,
     chosen_parts: Parts,
 ) -> Reason:
     plain = Reason(
@@ -228,7 +234,7 @@ def _reason(
 
 
 def _slower(
-    plain: Reason, evaluator: Evaluator, best: Found, chosen: Found, chosen_parts: Parts
+    plain: Reason, evaluator: Evaluator, best: SolvedPlan, chosen: SolvedPlan, chosen_parts: Parts
 ) -> Reason:
     """Reason that says how much slower a plan is than the chosen one, and what takes the time."""
     objective = chosen.division.step_ns
@@ -262,7 +268,7 @@ def _slower(
     )
 
 
-def _memory(evaluator: Evaluator, chosen: Found) -> list[Reason]:
+def _memory(evaluator: Evaluator, chosen: SolvedPlan) -> list[Reason]:
     """Reason that says what more memory would save; none where kinds of device are mixed."""
     worth = memory_worth(evaluator, chosen)
     if worth is None:
@@ -282,7 +288,7 @@ def _memory(evaluator: Evaluator, chosen: Found) -> list[Reason]:
     return [reason]
 
 
-def _runner_up(answer: Answer, chosen_parts: Parts) -> Reason | None:
+def _runner_up(answer: SearchResult, chosen_parts: Parts) -> Reason | None:
     """Reason that names the best other candidate of the search itself; None where it is alone."""
     others = [plan for plan in answer.found if plan.candidate != answer.chosen.candidate]
     if not others:

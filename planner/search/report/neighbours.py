@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from millrace.models.counting import splits
+from millrace.models.counting import parallelism_limits
 from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.plan import OFFLOADS
 from millrace.planner.schedules import SCHEDULES
 from millrace.planner.search.candidates import Candidate, candidates
-from millrace.planner.search.evaluation import MODES, Evaluator, Found, Outcome, Refused
+from millrace.planner.search.evaluation import MODES, Evaluator, Outcome, Refused, SolvedPlan
 from millrace.planner.search.pins import Pins
 from millrace.planner.search.sites import placed, usable_bytes
 from millrace.planner.search.stages import Pipeline
@@ -86,7 +86,7 @@ def _shaped(
 ) -> list[Candidate]:
     """Candidates of these degrees with the chosen schedule, and microbatches as near as can be."""
     request, graph = evaluator.request, evaluator.graph
-    can = splits(graph)
+    can = parallelism_limits(graph)
     pipeline = chosen.pipeline
     asked = replace(
         pins,
@@ -232,7 +232,7 @@ def storage(
     return neighbours
 
 
-def solved(evaluator: Evaluator, neighbours: list[Neighbour]) -> list[list[Outcome]]:
+def neighbour_outcomes(evaluator: Evaluator, neighbours: list[Neighbour]) -> list[list[Outcome]]:
     """Outcomes of every neighbour's candidates, solved together where their pins are alike."""
     request = evaluator.request
     groups: dict[object, list[int]] = {}
@@ -285,7 +285,7 @@ def outcomes_of(evaluator: Evaluator, few: list[Candidate]) -> dict[Candidate, O
     return outcomes
 
 
-def fastest(outcomes: list[Outcome]) -> Found | None:
+def fastest(outcomes: list[Outcome]) -> SolvedPlan | None:
     """Best plan among outcomes."""
-    plans = [outcome for outcome in outcomes if isinstance(outcome, Found)]
+    plans = [outcome for outcome in outcomes if isinstance(outcome, SolvedPlan)]
     return min(plans, key=lambda plan: plan.division.step_ns, default=None)

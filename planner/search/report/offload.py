@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import msgspec
 
-from millrace.models.counting import masters
+from millrace.models.counting import master_weights
 from millrace.models.graph import Graph
 from millrace.models.ops import op_kind, state_of
 from millrace.planner.costs.host import host_of
@@ -41,7 +41,7 @@ def last_resort(
     return replace(request, last_resort=True) if helps else None
 
 
-def resorted(plan: Plan, error: InfeasibleError) -> Plan:
+def with_first_search_reason(plan: Plan, error: InfeasibleError) -> Plan:
     """Plan of the second search, with what the first one said foremost in its evidence.
 
     What the first did not prove to be impossible may be better than any of the second.
@@ -61,7 +61,7 @@ def resorted(plan: Plan, error: InfeasibleError) -> Plan:
 def host_state_bytes(graph: Graph) -> int:
     """Bytes that offload takes off the devices: moments, and variables that are only cast."""
     tensors = graph.tensors_by_name
-    total_bytes = sum(tensors[name].size_bytes for name in masters(graph))
+    total_bytes = sum(tensors[name].size_bytes for name in master_weights(graph))
     for op in graph.ops:
         if op_kind(op.kind).updates:
             total_bytes += len(state_of(op.kind, op.attributes)) * tensors[op.outputs[0]].size_bytes

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from millrace.planner.search.evaluation import Evaluator, Found, Pruned, Refused
+from millrace.planner.search.evaluation import Evaluator, Pruned, Refused, SolvedPlan
 from millrace.planner.search.request import MemoryLimitError, SignatureError
 
 # Layers are named in the order in which they are reported.
@@ -21,16 +21,16 @@ Document = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class SearchResult:
     """Plan that a search chose, with what is needed to ask it for the plan's neighbours."""
 
     evaluator: Evaluator
-    chosen: Found
-    found: tuple[Found, ...]
+    chosen: SolvedPlan
+    found: tuple[SolvedPlan, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
+class PlanComparison:
     """One plan as the search counts with it, as the compiler lays it out, and as it is simulated.
 
     Attributes
@@ -55,7 +55,7 @@ class Compared:
 
 
 @dataclass(slots=True, kw_only=True)
-class Record:
+class SearchLog:
     """Counts and times of one search; `clock` gives seconds.
 
     Time counts for the innermost layer that is open.
@@ -64,8 +64,8 @@ class Record:
     clock: Callable[[], float] = lambda: 0.0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(LAYERS, 0.0))
     counts: dict[str, int] = field(default_factory=dict)
-    answer: Answer | None = None
-    compared: list[Compared] = field(default_factory=list)  # every plan that was compiled
+    answer: SearchResult | None = None
+    compared: list[PlanComparison] = field(default_factory=list)  # every plan that was compiled
     _open: list[str] = field(default_factory=list)
     _since: float = 0.0
 
@@ -103,8 +103,8 @@ class Record:
 
 
 def layers(
-    record: Record,
-    chosen: Found,
+    record: SearchLog,
+    chosen: SolvedPlan,
     pruned: list[Pruned],
     refused: list[Refused],
     bounds_ns: tuple[float, float],
@@ -137,8 +137,8 @@ def layers(
             **_proof(division.step_ns, bounds_ns[0]),
             **{name: did.get(name, 0) for name in ("candidates", "bounded", "solved")},
             **{name: did.get(name, 0) for name in ("squeezed", "refined", "rounds")},
-            "pruned": reasons(candidate.reason for candidate in pruned),
-            "refused": reasons(_refusal(candidate) for candidate in refused),
+            "pruned": count_reasons(candidate.reason for candidate in pruned),
+            "refused": count_reasons(_refusal(candidate) for candidate in refused),
         },
         {
             "name": BLOCKS,
@@ -166,7 +166,7 @@ def layers(
     )
 
 
-def reasons(occurrences: Iterable[str]) -> dict[str, int]:
+def count_reasons(occurrences: Iterable[str]) -> dict[str, int]:
     """Number of times that each reason occurs, the most frequent first."""
     counts: dict[str, int] = {}
     for reason in occurrences:

@@ -19,7 +19,7 @@ from millrace.planner.memory import beside, plan_memory, reserved_bytes
 from millrace.planner.plan import COUNT_MAX, ON_DEVICES, OPTIMIZER, TOKENS_MAX, plan_graph
 from millrace.planner.schedules import PLAIN, SCHEDULES
 from millrace.planner.search.candidates import Candidate
-from millrace.planner.search.evaluation import Evaluator, Found, Refused
+from millrace.planner.search.evaluation import Evaluator, Refused, SolvedPlan
 from millrace.planner.search.meshes import divisors
 from millrace.planner.search.pins import DEGREES
 from millrace.planner.search.report.offload import host_room_bytes, host_shortage, host_state_bytes
@@ -114,7 +114,7 @@ def _repinned(request: SearchRequest, name: str, value: object) -> SearchRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class MemoryNeed:
     """Bytes that the roomiest plan of a request needs of a device, its context included."""
 
     needed_bytes: int
@@ -184,13 +184,13 @@ def memory_remedies(request: SearchRequest, graph: Graph) -> list[str]:
     remedies: list[str] = []
     if request.usable_bytes <= 0:
         # Where nothing can be laid out, the plan for the whole device is sized instead.
-        room = roomiest(replace(request, memory_limit_bytes=None), graph)
+        room = least_memory_need(replace(request, memory_limit_bytes=None), graph)
         return [f"with --memory-limit {limit_option(room.needed_bytes)}"] if room else remedies
     for name in (pin for pin in ORDER if pin in request.pins.document):
         for value in dict.fromkeys((STRONGER.get(name), None)):
             if str(value) == str(request.pins.document[name]):
                 continue
-            room = roomiest(_repinned(request, name, value), graph)
+            room = least_memory_need(_repinned(request, name, value), graph)
             if room is not None and room.fits:
                 flag = f"--{name.replace('_', '-')}"
                 remedies.append(f"without {flag}" if value is None else f"with {flag} {value}")
@@ -199,7 +199,7 @@ def memory_remedies(request: SearchRequest, graph: Graph) -> list[str]:
             break
     if bigger := _more_devices(request, graph):
         remedies.append(bigger)
-    room = roomiest(request, graph) if _worth_asking(request, graph) else None
+    room = least_memory_need(request, graph) if _worth_asking(request, graph) else None
     if room is not None and not room.fits:
         device = request.cluster.device
         option = limit_option(room.needed_bytes)
@@ -225,7 +225,7 @@ def _more_devices(request: SearchRequest, graph: Graph) -> str | None:
         if cluster.devices < least:
             continue
         tried += 1
-        room = roomiest(replace(request, cluster=cluster), graph)
+        room = least_memory_need(replace(request, cluster=cluster), graph)
         if room is not None and room.fits:
             return f"with {cluster.devices} devices ({cluster.name})"
         if tried == SIZES:
@@ -251,25 +251,25 @@ def larger(cluster: Cluster) -> Iterator[Cluster]:
         yield msgspec.structs.replace(cluster, name=name, devices_per_node=per_node, nodes=nodes)
 
 
-def roomiest(request: SearchRequest, graph: Graph) -> Room | None:
+def least_memory_need(request: SearchRequest, graph: Graph) -> MemoryNeed | None:
     """Room of the plan that needs least memory, among a few that split and recompute most.
 
     None where the pins leave no candidate, or the signatures none.
     """
     try:
-        few = _frugal(candidates_of(request, graph))
+        few = _smallest_microbatch_candidates(candidates_of(request, graph))
     except InfeasibleError:
         return None
     evaluator = Evaluator(request, graph)
     if request.pins.recompute is None:
         evaluator.modes = ("full",)
-    best: Room | None = None
+    best: MemoryNeed | None = None
     limits = [usable_bytes(request, candidate) for candidate in few]
     for outcome in evaluator.squeeze_many(
         [(candidate, 0.0) for candidate in few], limits, float("inf")
     ):
         least = outcome
-        if not isinstance(outcome, Found):
+        if not isinstance(outcome, SolvedPlan):
             needed = getattr(getattr(outcome, "error", None), "needed_bytes", None)
             if needed is None or (best is not None and best.fits):
                 continue
@@ -279,7 +279,7 @@ def roomiest(request: SearchRequest, graph: Graph) -> Room | None:
                 [(outcome.candidate, 0.0)], [(needed,) * kinds], float("inf")
             )
             least = again[0]
-        if not isinstance(least, Found):
+        if not isinstance(least, SolvedPlan):
             continue
         room = _laid_out(evaluator, least)
         if best is None or room.needed_bytes < best.needed_bytes:
@@ -289,17 +289,17 @@ def roomiest(request: SearchRequest, graph: Graph) -> Room | None:
     return best
 
 
-def _laid_out(evaluator: Evaluator, best_plan: Found) -> Room:
+def _laid_out(evaluator: Evaluator, best_plan: SolvedPlan) -> MemoryNeed:
     request = evaluator.request
     plan = write_plan(evaluator, best_plan)
     graph = plan_graph(plan)
     arena = max(stage_memory.arena_bytes for stage_memory in plan_memory(plan, graph))
     needed = arena + sum(beside(arena, request.cluster).values())
     fits = arena <= request.usable_bytes and host_shortage(plan, graph) is None
-    return Room(needed_bytes=needed, fits=fits)
+    return MemoryNeed(needed_bytes=needed, fits=fits)
 
 
-def _frugal(everything: tuple[Candidate, ...]) -> list[Candidate]:
+def _smallest_microbatch_candidates(everything: tuple[Candidate, ...]) -> list[Candidate]:
     """Candidates with the smallest microbatches, for each of a few numbers of stages."""
     best: dict[int, tuple[tuple[int, ...], Candidate]] = {}
     for candidate in everything:
@@ -331,7 +331,7 @@ def _spoken(remedy: str) -> str:
     return f"with {remedy}" if remedy.startswith("--") else remedy
 
 
-def unfit(refusals: list[Refused], offload: str, bound_ns: float) -> InfeasibleError:
+def infeasibility_error(refusals: list[Refused], offload: str, bound_ns: float) -> InfeasibleError:
     """Error for all candidates: the one nearest to fitting, or the first refusal.
 
     `bound_ns` is the least bound of those of which it is not proven.

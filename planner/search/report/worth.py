@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from millrace.planner.search.decomposition.block_oracle import BlockOracle
-from millrace.planner.search.decomposition.loop import Loop
-from millrace.planner.search.evaluation import Evaluator, Found
+from millrace.planner.search.decomposition.loop import BoundLoop
+from millrace.planner.search.evaluation import Evaluator, SolvedPlan
 from millrace.planner.search.sites import usable_bytes
 
 GIB = 2**30
@@ -32,7 +32,7 @@ class Worth:
     stage: int
 
 
-def memory_worth(evaluator: Evaluator, chosen: Found) -> Worth | None:
+def memory_worth(evaluator: Evaluator, chosen: SolvedPlan) -> Worth | None:
     """Share of a plan's step that a GiB more saves; None where kinds of device are mixed.
 
     It is the slope where the plan is: further GiB are worth less.
@@ -42,7 +42,7 @@ def memory_worth(evaluator: Evaluator, chosen: Found) -> Worth | None:
     if len(limits) > 1 or not evaluator.request.max_gap:
         return None
     oracle = BlockOracle(evaluator.programs, evaluator.modes)
-    loop = Loop(oracle, evaluator.graph, evaluator.asker, evaluator.sends)
+    loop = BoundLoop(oracle, evaluator.graph, evaluator.asker, evaluator.sends)
     mixed = loop.mixed(candidate, chosen.bound_ns, PROGRAMS)
     if mixed.memory_prices is None:
         return None

@@ -6,25 +6,25 @@ comes a division of the blocks over the chunks with its predicted step time and 
 """
 
 from millrace.planner.search.stages.bounds import lower_bound_ns
-from millrace.planner.search.stages.dearth import dearth
+from millrace.planner.search.stages.dearth import memory_pressure_slowdown
 from millrace.planner.search.stages.division import divide
 from millrace.planner.search.stages.measured import in_order
 from millrace.planner.search.stages.shape import (
+    BlockRun,
     Division,
     Pipeline,
-    Run,
     VariantFigures,
     inflight_counts,
 )
 
 __all__ = [
+    "BlockRun",
     "Division",
     "Pipeline",
-    "Run",
     "VariantFigures",
-    "dearth",
     "divide",
     "in_order",
     "inflight_counts",
     "lower_bound_ns",
+    "memory_pressure_slowdown",
 ]

@@ -1,10 +1,10 @@
 """Bounds on the step time of every division, without dividing."""
 
 from millrace.planner.search.stages.rows import least_rows_ns
-from millrace.planner.search.stages.shape import Pipeline, Run, deferred_ns
+from millrace.planner.search.stages.shape import BlockRun, Pipeline, deferred_ns
 
 
-def lower_bound_ns(runs: tuple[Run, ...], pipeline: Pipeline) -> float:
+def lower_bound_ns(runs: tuple[BlockRun, ...], pipeline: Pipeline) -> float:
     """Step time that no division undercuts, whatever the memory.
 
     Every block takes the least of each figure over its variants and the kinds of device; the

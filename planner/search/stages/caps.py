@@ -3,7 +3,7 @@
 With a cap on every stage's time and one on its update, stages meet in nothing but the blocks they
 share out, and a dynamic program over them finds the least ramp. A box of caps costs at least its
 lower corner's time and update and its upper corner's ramp; boxes are halved, the cheapest first.
-The cost (`Prices`) grows in all three, and all figures are whole numbers, so that the answer is
+The cost (`CapPrices`) grows in all three, and all figures are whole numbers, so that the answer is
 exact.
 """
 
@@ -19,7 +19,7 @@ from millrace.planner.search.stages.shape import Pipeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prices:
+class CapPrices:
     """Costs of the figures of a choice: the step time in whole numbers, times `unit`.
 
     Attributes
@@ -41,7 +41,7 @@ class Prices:
     in_turn: bool
 
     @classmethod
-    def of(cls, pipeline: Pipeline) -> "Prices":
+    def of(cls, pipeline: Pipeline) -> "CapPrices":
         """Prices of a pipeline's stages.
 
         Where rows of chunks wait for their longest, these are the least prices: those of stages
@@ -71,7 +71,7 @@ class Prices:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class CapSet:
     """One row per stage, with their longest time, their ramps' sum and their longest update."""
 
     rows: tuple[int, ...]
@@ -79,12 +79,12 @@ class Choice:
     ramp: int
     update: int
 
-    def cost(self, prices: Prices) -> int:
+    def cost(self, prices: CapPrices) -> int:
         """Cost of the choice."""
         return prices.cost(self.time, self.ramp, self.update)
 
 
-class Ladder:
+class StageDynamicProgram:
     """Rows of a layout that fit, and the dynamic program over its stages.
 
     Parameters
@@ -134,7 +134,7 @@ class Ladder:
         group[stage[self.starts], makeup[self.starts]] = np.arange(len(self.starts))
         self.spots = group[np.arange(stages)[:, None, None], makeup_at]
 
-    def least_ramp(self, time: int, update: int) -> Choice | None:
+    def least_ramp(self, time: int, update: int) -> CapSet | None:
         """Choice of least ramp within caps on the time and update of every stage; None: none."""
         if not len(self.time):
             return None
@@ -156,7 +156,7 @@ class Ladder:
             return None
         return self._traced(reached, steps, ramps)
 
-    def _traced(self, reached: Ints, steps: Ints, ramps: Ints) -> Choice:
+    def _traced(self, reached: Ints, steps: Ints, ramps: Ints) -> CapSet:
         """Choice on the best way to the last state, read back from there."""
         stages, window = steps.shape[0], steps.shape[1]
         state = self.states
@@ -169,7 +169,7 @@ class Ladder:
             picks.append(start + int(ramps[start:end].argmin()))
             state -= width
         picks.reverse()
-        return Choice(
+        return CapSet(
             rows=tuple(self.rows[picks].tolist()),
             time=int(self.time[picks].max()),
             ramp=int(self.ramp[picks].sum()),
@@ -189,11 +189,11 @@ def _alike(places: list[StagePlace]) -> list[list[int]]:
 class Capped:
     """Best choice found, if any is better than the one to beat, and the least cost there is."""
 
-    choice: Choice | None
+    choice: CapSet | None
     bound: int
 
 
-def search(ladder: Ladder, prices: Prices, beat: int, max_gap: float) -> Capped:
+def search(ladder: StageDynamicProgram, prices: CapPrices, beat: int, max_gap: float) -> Capped:
     """Find the choice of least cost.
 
     Parameters
@@ -206,7 +206,7 @@ def search(ladder: Ladder, prices: Prices, beat: int, max_gap: float) -> Capped:
         Relative gap at which to stop.
     """
     times, updates = np.unique(ladder.time), np.unique(ladder.update)
-    best: Choice | None = None
+    best: CapSet | None = None
     if not len(times):
         return Capped(choice=None, bound=beat)
     heap: list[tuple[int, int, _Box]] = []
@@ -244,14 +244,14 @@ class _Box:
     time_to: int
     update_from: int
     update_to: int
-    corner: Choice | None
+    corner: CapSet | None
 
-    def bound(self, times: Ints, updates: Ints, prices: Prices) -> int:
+    def bound(self, times: Ints, updates: Ints, prices: CapPrices) -> int:
         assert self.corner is not None
         time, update = int(times[self.time_from]), int(updates[self.update_from])
         return prices.cost(time, self.corner.ramp, update)
 
-    def halves(self, times: Ints, updates: Ints, prices: Prices) -> list["_Box"]:
+    def halves(self, times: Ints, updates: Ints, prices: CapPrices) -> list["_Box"]:
         """Two boxes for one, less what the corner's own choice makes superfluous."""
         assert self.corner is not None
         # Nothing in the box has less ramp than the corner's choice: it must save time or update.
@@ -274,7 +274,9 @@ class _Box:
         return [lower, upper]
 
 
-def _solved(ladder: Ladder, times: Ints, updates: Ints, boxes: list[_Box]) -> Iterator[_Box]:
+def _solved(
+    ladder: StageDynamicProgram, times: Ints, updates: Ints, boxes: list[_Box]
+) -> Iterator[_Box]:
     """Boxes with the choice at their upper corner; those that hold none are left out."""
     for box in boxes:
         if box.corner is not None:

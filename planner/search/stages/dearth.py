@@ -13,7 +13,7 @@ from millrace.planner.search.stages.shape import Pipeline
 ALONE, STAGED, DEFERRED = 0.4, 0.7, 0.8
 
 
-def dearth(pipeline: Pipeline, held_share: float) -> float:
+def memory_pressure_slowdown(pipeline: Pipeline, held_share: float) -> float:
     """Ratio of a step's time where memory is short to its time where there is enough.
 
     Parameters

@@ -12,9 +12,9 @@ from millrace.planner.search.stages.program import StageProgram
 from millrace.planner.search.stages.relaxation import relaxed_bound_ns
 from millrace.planner.search.stages.rows import filled
 from millrace.planner.search.stages.shape import (
+    BlockRun,
     Division,
     Pipeline,
-    Run,
     lifetime_counts,
     stage_bytes,
     step_time_ns,
@@ -31,7 +31,7 @@ MANY_NODES = 200  # of its branch and bound where there are more: at 100,000 it 
 
 
 def divide(
-    runs: tuple[Run, ...],
+    runs: tuple[BlockRun, ...],
     pipeline: Pipeline,
     limit_bytes: int | tuple[int, ...],
     transient_bytes: int = 0,
@@ -98,7 +98,7 @@ def divide(
     )
 
 
-def _alike(runs: tuple[Run, ...]) -> list[tuple[tuple[Run, ...], list[list[int]]]]:
+def _alike(runs: tuple[BlockRun, ...]) -> list[tuple[tuple[BlockRun, ...], list[list[int]]]]:
     """Runs with the variants that have each handover, and the numbers of these, by handover."""
     handovers = list(dict.fromkeys(variant.handover for run in runs for variant in run.variants))
     groups = []
@@ -114,7 +114,7 @@ def _alike(runs: tuple[Run, ...]) -> list[tuple[tuple[Run, ...], list[list[int]]
     return groups
 
 
-def _kept(runs: tuple[Run, ...], numbers: list[list[int]]) -> tuple[Run, ...]:
+def _kept(runs: tuple[BlockRun, ...], numbers: list[list[int]]) -> tuple[BlockRun, ...]:
     """Runs with some of their variants only."""
     return tuple(
         replace(
@@ -126,7 +126,9 @@ def _kept(runs: tuple[Run, ...], numbers: list[list[int]]) -> tuple[Run, ...]:
     )
 
 
-def _renumbered(division: Division, runs: tuple[Run, ...], numbers: list[list[int]]) -> Division:
+def _renumbered(
+    division: Division, runs: tuple[BlockRun, ...], numbers: list[list[int]]
+) -> Division:
     number_of = {
         block: kept_numbers
         for run, kept_numbers in zip(runs, numbers, strict=True)
@@ -140,7 +142,7 @@ def _renumbered(division: Division, runs: tuple[Run, ...], numbers: list[list[in
 
 
 def _divide(
-    runs: tuple[Run, ...],
+    runs: tuple[BlockRun, ...],
     pipeline: Pipeline,
     limits: tuple[int, ...],
     max_gap: float,
@@ -171,7 +173,7 @@ def _divide(
 
 def _in_rows(
     division: Division,
-    runs: tuple[Run, ...],
+    runs: tuple[BlockRun, ...],
     pipeline: Pipeline,
     limits: tuple[int, ...],
     max_gap: float,
@@ -195,7 +197,7 @@ def _in_rows(
 
 
 def _apart(
-    runs: tuple[Run, ...], pipeline: Pipeline, limits: tuple[int, ...], max_gap: float
+    runs: tuple[BlockRun, ...], pipeline: Pipeline, limits: tuple[int, ...], max_gap: float
 ) -> Division:
     """Divide where several runs lie on several chunks a stage: few blocks exactly."""
     if sum(len(run.blocks) for run in runs) > PROGRAM_BLOCKS:
@@ -206,7 +208,7 @@ def _apart(
     return by_program(runs, pipeline, limits, max_gap)
 
 
-def _smallest(runs: tuple[Run, ...], pipeline: Pipeline, limits: tuple[int, ...]) -> Division:
+def _smallest(runs: tuple[BlockRun, ...], pipeline: Pipeline, limits: tuple[int, ...]) -> Division:
     """Divide at about the least bytes, every block in the variant that usually needs least."""
     counts = lifetime_counts(pipeline)
     first, second, third = (sum(column) // len(counts) for column in zip(*counts, strict=True))
@@ -228,7 +230,7 @@ def _smallest(runs: tuple[Run, ...], pipeline: Pipeline, limits: tuple[int, ...]
 
 
 def _nearly(
-    runs: tuple[Run, ...], pipeline: Pipeline, limits: tuple[int, ...], max_gap: float
+    runs: tuple[BlockRun, ...], pipeline: Pipeline, limits: tuple[int, ...], max_gap: float
 ) -> Division:
     """Divide where there are too many rows: fewer variants are mixed on a stage.
 
@@ -254,14 +256,14 @@ def _nearly(
 
 
 def _measured(
-    division: Division, runs: tuple[Run, ...], pipeline: Pipeline, limits: tuple[int, ...]
+    division: Division, runs: tuple[BlockRun, ...], pipeline: Pipeline, limits: tuple[int, ...]
 ) -> Division:
     used, _ = _tightest(division, runs, pipeline, limits)
     return replace(division, memory_bytes=used)
 
 
 def by_program(
-    runs: tuple[Run, ...], pipeline: Pipeline, limits: tuple[int, ...], max_gap: float
+    runs: tuple[BlockRun, ...], pipeline: Pipeline, limits: tuple[int, ...], max_gap: float
 ) -> Division:
     """Divide with the integer program, where there is too much to enumerate."""
     if min(limits) > 0:
@@ -274,7 +276,7 @@ def by_program(
 
 
 def _tightest(
-    division: Division, runs: tuple[Run, ...], pipeline: Pipeline, limits: tuple[int, ...]
+    division: Division, runs: tuple[BlockRun, ...], pipeline: Pipeline, limits: tuple[int, ...]
 ) -> tuple[int, int]:
     """Bytes and limit of the stage with the least room left."""
     used = stage_bytes(division.chunks, runs, pipeline)

@@ -9,9 +9,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.planner.search.stages.caps import Choice, Ladder, Prices, near, search
+from millrace.planner.search.stages.caps import CapPrices, CapSet, StageDynamicProgram, near, search
 from millrace.planner.search.stages.holdings import DEFERRED, KEEPS, STAYS, TIME, UPDATE, Ints
-from millrace.planner.search.stages.layout import Chunks, Layout, Model, TooManyError
+from millrace.planner.search.stages.layout import Chunks, Model, RunLayout, TooManyError
 from millrace.planner.search.stages.shape import Division, fewest
 
 FIRST_CAP = 1.08  # times what stages would take if blocks could be mixed of variants
@@ -36,7 +36,7 @@ def least_excess(model: Model, limits: tuple[int, ...]) -> tuple[int, int]:
     return min(excesses, default=(EVERYTHING, 0))
 
 
-def _excess(layout: Layout, model: Model, limits: tuple[int, ...]) -> tuple[int, int]:
+def _excess(layout: RunLayout, model: Model, limits: tuple[int, ...]) -> tuple[int, int]:
     makeups = layout.makeup_at(0)
     window, states = makeups.shape
     # Row w of the view is the states before, w units back.
@@ -64,7 +64,7 @@ def _excess(layout: Layout, model: Model, limits: tuple[int, ...]) -> tuple[int,
     return least, worst
 
 
-def least_bytes(layout: Layout, model: Model, stage: int) -> Ints:
+def least_bytes(layout: RunLayout, model: Model, stage: int) -> Ints:
     """Bytes of the smallest holding of every make-up of a stage."""
     kind = model.pipeline.kinds[stage]
     levels = model.transient_levels(kind)
@@ -83,7 +83,7 @@ def divided(model: Model, limits: tuple[int, ...], max_gap: float) -> Division:
     TooManyError
         There are too many layouts, or rows.
     """
-    prices = Prices.of(model.pipeline)
+    prices = CapPrices.of(model.pipeline)
     floor = _Floor(model)
     best: tuple[int, Callable[[], Chunks]] | None = None
     longest = int(max(floor.time, _typical_ns(model, limits)) * FIRST_CAP)
@@ -91,7 +91,9 @@ def divided(model: Model, limits: tuple[int, ...], max_gap: float) -> Division:
         beat, bound = best[0] if best else UNBEATEN, UNBEATEN
         for layout in model.layouts(floor.window(longest)):
             places = layout.places(longest, limits)
-            capped = search(Ladder(places, layout.states, limits, longest), prices, beat, max_gap)
+            capped = search(
+                StageDynamicProgram(places, layout.states, limits, longest), prices, beat, max_gap
+            )
             bound = min(bound, capped.bound)
             if capped.choice is not None:
                 beat = capped.choice.cost(prices)
@@ -116,7 +118,7 @@ def divided(model: Model, limits: tuple[int, ...], max_gap: float) -> Division:
     )
 
 
-def _later(chunks: Callable[..., Chunks], places: object, choice: Choice) -> Callable[[], Chunks]:
+def _later(chunks: Callable[..., Chunks], places: object, choice: CapSet) -> Callable[[], Chunks]:
     return lambda: chunks(places, choice.rows)
 
 
@@ -187,11 +189,11 @@ class _Floor:
         most = np.array([variant_figures[:, TIME].max() for variant_figures in figures])
         self.longest = int(most[blocks].sum())
 
-    def cost(self, prices: Prices, time: int) -> int:
+    def cost(self, prices: CapPrices, time: int) -> int:
         """Least cost of a division whose slowest stage takes so long."""
         return prices.cost(time, self.ramp, self.update)
 
-    def longest_below(self, prices: Prices, cost: int) -> int:
+    def longest_below(self, prices: CapPrices, cost: int) -> int:
         """Longest time of a stage that a division of less cost may have."""
         if not prices.per_time:
             return self.longest

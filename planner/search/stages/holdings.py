@@ -241,7 +241,7 @@ class Holdings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class StageRoom:
     """Room of a stage: time and bytes at most, and the fewest microbatches alive by part."""
 
     time_ns: int
@@ -250,7 +250,7 @@ class Room:
 
 
 def rows_of(
-    parts: Sequence[tuple[Palette, int]], kind: int, most: int, makeup: int, room: Room
+    parts: Sequence[tuple[Palette, int]], kind: int, most: int, makeup: int, room: StageRoom
 ) -> Holdings:
     """Every way to hold one make-up, so many blocks of each palette, that there is room for."""
     columns = parts[0][0].columns if parts else KEEPS.start

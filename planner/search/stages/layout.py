@@ -19,15 +19,15 @@ from millrace.planner.search.stages.holdings import (
     Holdings,
     Ints,
     Palette,
-    Room,
+    StageRoom,
     figure_table,
     joined,
     rows_of,
 )
 from millrace.planner.search.stages.shape import (
+    BlockRun,
     Lifetimes,
     Pipeline,
-    Run,
     beyond,
     fewest,
     lifetime_counts,
@@ -41,7 +41,7 @@ Chunks = tuple[tuple[tuple[str, int], ...], ...]
 Piece = tuple[Palette, Lifetimes, Ints]
 
 
-NOTHING = rows_of((), 0, 0, 0, Room(time_ns=0, memory_bytes=-1, inflight=()))
+NOTHING = rows_of((), 0, 0, 0, StageRoom(time_ns=0, memory_bytes=-1, inflight=()))
 
 
 class TooManyError(Exception):
@@ -81,7 +81,7 @@ class Model:
 
     def __init__(
         self,
-        runs: tuple[Run, ...],
+        runs: tuple[BlockRun, ...],
         pipeline: Pipeline,
         mixed: int,
         inflight: tuple[Lifetimes, ...] | None = None,
@@ -118,7 +118,7 @@ class Model:
             self._levels[kind] = np.unique(np.concatenate(sections))
         return self._levels[kind]
 
-    def layouts(self, window: int) -> Iterator["Layout"]:
+    def layouts(self, window: int) -> Iterator["RunLayout"]:
         """Every way to lay the runs out, stages holding at most `window` blocks of a kind.
 
         Raises
@@ -146,7 +146,7 @@ class Ends:
     high: int
 
 
-def end_layouts(runs: tuple[Run, ...], positions: int) -> Iterator[Ends]:
+def end_layouts(runs: tuple[BlockRun, ...], positions: int) -> Iterator[Ends]:
     """Every way to lay out the ends, each block on the chunk of the one before or on the next.
 
     Raises
@@ -170,7 +170,7 @@ def end_layouts(runs: tuple[Run, ...], positions: int) -> Iterator[Ends]:
                 yield Ends(main=main, places=tuple(pairs), low=low, high=high)
 
 
-class Layout(Protocol):
+class RunLayout(Protocol):
     """One way to lay the runs out: what every stage may hold, and the chunks of what it does."""
 
     states: int
@@ -268,7 +268,7 @@ class Cuts:
         pieces = []
         for makeup in used:
             parts = self._parts(makeup)
-            room = Room(time_ns=longest, memory_bytes=limit, inflight=(inflight,) * len(parts))
+            room = StageRoom(time_ns=longest, memory_bytes=limit, inflight=(inflight,) * len(parts))
             pieces.append(rows_of(parts, kind, self.window, makeup, room))
         return joined(pieces) if pieces else NOTHING
 
@@ -361,7 +361,7 @@ class Counts:
             # Stages without ends hold the same, those with them are few.
             key = (model.pipeline.kinds[stage], counts, len(extra)) if not ends else stage
             if key not in cache:
-                room = Room(
+                room = StageRoom(
                     time_ns=longest,
                     memory_bytes=limits[stage] if ends else max(limits),
                     inflight=inflight[: len(ends) + 1] if ends else (fewest(model.inflight),),
@@ -371,7 +371,7 @@ class Counts:
             places.append(StagePlace(holdings=cache[key], makeup_at=makeups, inflight=alive))
         return places
 
-    def _holdings(self, stage: int, counts: tuple[int, ...], due: int, room: Room) -> Holdings:
+    def _holdings(self, stage: int, counts: tuple[int, ...], due: int, room: StageRoom) -> Holdings:
         kind = self.model.pipeline.kinds[stage]
         if not counts:  # no layout has this stage's ends here: no rows, of the same columns
             width = (len(self._parts(stage, 0)) + due) * self.model.pipeline.lifetimes

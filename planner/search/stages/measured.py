@@ -23,7 +23,7 @@ from millrace.planner.block_times import (
     BlockTimes,
 )
 from millrace.planner.search.stages.critical_path import Floats, PassTimes, critical_path
-from millrace.planner.search.stages.shape import Division, Pipeline, Run, VariantFigures
+from millrace.planner.search.stages.shape import BlockRun, Division, Pipeline, VariantFigures
 
 Kinds = Sequence[Sequence[tuple[str, int]]]
 """Per position, template and variant of every block."""
@@ -88,7 +88,7 @@ def slowed_passes_ns(chunks: Floats, times: BlockTimes) -> Floats:
 
 
 def in_order(
-    division: Division, runs: tuple[Run, ...], pipeline: Pipeline, overlap: float | None
+    division: Division, runs: tuple[BlockRun, ...], pipeline: Pipeline, overlap: float | None
 ) -> Division:
     """Division with the step that its order takes on one kind of device, by tables.
 

@@ -15,10 +15,10 @@ import numpy as np
 
 from millrace.planner.search.integer_program import NODE_LIMIT, IntegerProgram
 from millrace.planner.search.stages.shape import (
+    BlockRun,
     Division,
     Lifetimes,
     Pipeline,
-    Run,
     VariantFigures,
     deferred_ns,
     lifetime_counts,
@@ -42,7 +42,11 @@ class StageProgram:
     """
 
     def __init__(
-        self, runs: tuple[Run, ...], pipeline: Pipeline, limits: tuple[int, ...], least_memory: bool
+        self,
+        runs: tuple[BlockRun, ...],
+        pipeline: Pipeline,
+        limits: tuple[int, ...],
+        least_memory: bool,
     ) -> None:
         self.runs = runs
         self.pipeline = pipeline

@@ -10,7 +10,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.planner.search.stages.caps import Ladder, Prices, search
+from millrace.planner.search.stages.caps import CapPrices, StageDynamicProgram, search
 from millrace.planner.search.stages.enumeration import EVERYTHING, UNBEATEN, least_bytes
 from millrace.planner.search.stages.holdings import (
     DEFERRED,
@@ -21,23 +21,23 @@ from millrace.planner.search.stages.holdings import (
     Holdings,
     Ints,
 )
-from millrace.planner.search.stages.layout import Layout, Model, Piece, StagePlace
+from millrace.planner.search.stages.layout import Model, Piece, RunLayout, StagePlace
 
 Floats = NDArray[np.float64]
 
 
 def relaxed_bound_ns(model: Model, limits: tuple[int, ...]) -> float:
     """Step time that no division undercuts, however many variants a stage mixes."""
-    prices = Prices.of(model.pipeline)
+    prices = CapPrices.of(model.pipeline)
     bound = UNBEATEN
     for layout in model.layouts(len(model.blocks)):
         places = [_place(layout, model, stage, limit) for stage, limit in enumerate(limits)]
-        ladder = Ladder(places, layout.states, limits, EVERYTHING)
+        ladder = StageDynamicProgram(places, layout.states, limits, EVERYTHING)
         bound = min(bound, search(ladder, prices, UNBEATEN, 0.0).bound)
     return bound / prices.unit
 
 
-def _place(layout: Layout, model: Model, stage: int, limit: int) -> StagePlace:
+def _place(layout: RunLayout, model: Model, stage: int, limit: int) -> StagePlace:
     """Place with one row for every make-up: each figure less than that of any row that fits."""
     kind, stages = model.pipeline.kinds[stage], model.pipeline.stages
     pieces = layout.pieces(stage)

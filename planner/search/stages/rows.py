@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from millrace.planner.search.stages.layout import Chunks, Ends, TooManyError, end_layouts
 from millrace.planner.search.stages.shape import (
+    BlockRun,
     Pipeline,
-    Run,
     VariantFigures,
     lifetime_counts,
     step_time_ns,
@@ -41,7 +41,7 @@ class Rows:
 
     def __init__(
         self,
-        runs: tuple[Run, ...],
+        runs: tuple[BlockRun, ...],
         pipeline: Pipeline,
         ends: Ends,
         times: Sequence[Sequence[int]],
@@ -79,7 +79,7 @@ class Rows:
         first = np.flatnonzero(np.diff(np.minimum(room, self.total), prepend=-1))
         return levels[first], room[first]
 
-    def filled(self, most_ns: float = np.inf) -> "Filled | None":
+    def filled(self, most_ns: float = np.inf) -> "FilledRows | None":
         """Levels of least sum that hold all blocks; None where there are too few blocks, or chunks.
 
         No row of chunks takes longer than `most_ns` in all.
@@ -111,18 +111,18 @@ class Rows:
             option = int(choice[left])
             picks.append((int(levels[option]), due + left - int(before[option, left])))
             left = int(before[option, left])
-        return Filled(
+        return FilledRows(
             levels=tuple(level for level, _ in picks[::-1]), held=tuple(n for _, n in picks[::-1])
         )
 
-    def ways(self) -> Iterator["Filled"]:
+    def ways(self) -> Iterator["FilledRows"]:
         """Levels of least sum, then likewise for ever shorter rows, while all find a place."""
         most_ns = np.inf
         while (way := self.filled(most_ns)) is not None:
             yield way
             most_ns = max(self._row_ns(way)) - 1
 
-    def least_ns(self, way: "Filled", pipeline: Pipeline) -> float:
+    def least_ns(self, way: "FilledRows", pipeline: Pipeline) -> float:
         """Step time that no division of these levels and rows undercuts, but for memory."""
         loads = self._row_ns(way)
         share, mean = pipeline.row_share, sum(loads) / pipeline.stages
@@ -130,7 +130,7 @@ class Rows:
         pace = (1 - share) * mean + share * sum(way.levels) + lag
         return (pipeline.microbatches - pipeline.ramp) * pace + pipeline.ramp * sum(loads)
 
-    def _row_ns(self, way: "Filled") -> list[int]:
+    def _row_ns(self, way: "FilledRows") -> list[int]:
         """Least nanoseconds of each row, in all of its chunks."""
         beside, block, _ = (array.reshape(len(self.options), -1) for array in self.times)
         return [
@@ -138,7 +138,7 @@ class Rows:
             for ends_ns, block_ns, count in zip(beside, block, way.held, strict=True)
         ]
 
-    def counts(self, way: "Filled", sizes: Ints, stages: Ints) -> Ints:
+    def counts(self, way: "FilledRows", sizes: Ints, stages: Ints) -> Ints:
         """Blocks of the longest run per chunk; the fullest stages have the fewest.
 
         `sizes` are bytes of one of its blocks by position, `stages` where each position lies.
@@ -156,14 +156,14 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Filled:
+class FilledRows:
     """Nanoseconds that no chunk of each row exceeds, and the number of blocks in the row."""
 
     levels: tuple[int, ...]
     held: tuple[int, ...]
 
 
-def least_rows_ns(runs: tuple[Run, ...], pipeline: Pipeline) -> float:
+def least_rows_ns(runs: tuple[BlockRun, ...], pipeline: Pipeline) -> float:
     """Least sum of all rows' longest chunks, whatever the memory: blocks at their fastest."""
     times = [
         [min(figures.microbatch_ns for figures in run.on(kind)) for kind in pipeline.kinds]
@@ -174,7 +174,7 @@ def least_rows_ns(runs: tuple[Run, ...], pipeline: Pipeline) -> float:
 
 
 def _laid_out(
-    runs: tuple[Run, ...],
+    runs: tuple[BlockRun, ...],
     pipeline: Pipeline,
     times: Sequence[Sequence[int]],
     most: int | None = None,
@@ -187,7 +187,7 @@ def _laid_out(
 
 
 def filled(
-    runs: tuple[Run, ...], pipeline: Pipeline, limits: tuple[int, ...], best_ns: float
+    runs: tuple[BlockRun, ...], pipeline: Pipeline, limits: tuple[int, ...], best_ns: float
 ) -> Iterator[tuple[float, Chunks]]:
     """Divisions that fit, with their step times, ever better ones; `limits` are bytes of stages."""
     main = max(range(len(runs)), key=lambda r: len(runs[r].blocks))
@@ -208,7 +208,7 @@ def filled(
 
 
 def _filled(
-    runs: tuple[Run, ...],
+    runs: tuple[BlockRun, ...],
     pipeline: Pipeline,
     limits: tuple[int, ...],
     ends: Sequence[int],
@@ -254,7 +254,7 @@ class _Filling:
 
     def __init__(
         self,
-        runs: tuple[Run, ...],
+        runs: tuple[BlockRun, ...],
         pipeline: Pipeline,
         limits: tuple[int, ...],
         rows: Rows,
@@ -283,7 +283,7 @@ class _Filling:
             for v in variants
         ]
 
-    def chunks(self, way: Filled, small: int) -> Chunks | None:
+    def chunks(self, way: FilledRows, small: int) -> Chunks | None:
         """Blocks and variants per position; as few as need be in the small variant."""
         usual = self.taken[self.rows.ends.main]
         block_counts = self.rows.counts(way, self._sizes[usual], self.stages)

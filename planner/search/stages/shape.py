@@ -108,7 +108,7 @@ class VariantFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class BlockRun:
     """Equal blocks in a row, and the variants they may run as.
 
     `elsewhere` has the figures of the same variants on the second, third, … kind of device.
@@ -312,7 +312,7 @@ def deferred_ns(figures: VariantFigures, pipeline: Pipeline) -> float:
 
 
 def step_time_ns(
-    chunks: tuple[tuple[tuple[str, int], ...], ...], runs: tuple[Run, ...], pipeline: Pipeline
+    chunks: tuple[tuple[tuple[str, int], ...], ...], runs: tuple[BlockRun, ...], pipeline: Pipeline
 ) -> float:
     """Predicted step time of a division."""
     run_of = {block: run for run in runs for block in run.blocks}
@@ -331,7 +331,7 @@ def step_time_ns(
 
 
 def peak_bytes(
-    chunks: tuple[tuple[tuple[str, int], ...], ...], runs: tuple[Run, ...], pipeline: Pipeline
+    chunks: tuple[tuple[tuple[str, int], ...], ...], runs: tuple[BlockRun, ...], pipeline: Pipeline
 ) -> tuple[int, ...]:
     """Bytes of every stage of a division when it keeps most, whichever moment that is.
 
@@ -360,7 +360,7 @@ def peak_bytes(
 
 
 def stage_bytes(
-    chunks: tuple[tuple[tuple[str, int], ...], ...], runs: tuple[Run, ...], pipeline: Pipeline
+    chunks: tuple[tuple[tuple[str, int], ...], ...], runs: tuple[BlockRun, ...], pipeline: Pipeline
 ) -> tuple[int, ...]:
     """Bytes of every stage of a division."""
     run_of = {block: run for run in runs for block in run.blocks}

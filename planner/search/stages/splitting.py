@@ -11,10 +11,10 @@ from millrace.planner.search.stages.bounds import lower_bound_ns
 from millrace.planner.search.stages.enumeration import divided
 from millrace.planner.search.stages.layout import Model
 from millrace.planner.search.stages.shape import (
+    BlockRun,
     Division,
     Lifetimes,
     Pipeline,
-    Run,
     VariantFigures,
     lifetime_counts,
     step_time_ns,
@@ -22,7 +22,7 @@ from millrace.planner.search.stages.shape import (
 
 
 def divided_by_positions(
-    runs: tuple[Run, ...], pipeline: Pipeline, limits: tuple[int, ...], max_gap: float
+    runs: tuple[BlockRun, ...], pipeline: Pipeline, limits: tuple[int, ...], max_gap: float
 ) -> Division:
     """Division that fits, with every chunk as large as any other in time.
 
@@ -66,7 +66,7 @@ def divided_by_positions(
     return Division(chunks=division.chunks, step_ns=step_ns, memory_bytes=0, bound_ns=bound_ns)
 
 
-def _alike_kept(run: Run) -> Run:
+def _alike_kept(run: BlockRun) -> BlockRun:
     """Run whose variants keep everything equally long."""
 
     def kept(figures: VariantFigures) -> VariantFigures:
@@ -81,7 +81,7 @@ def _alike_kept(run: Run) -> Run:
     )
 
 
-def _typical_bytes(runs: tuple[Run, ...], inflight: tuple[Lifetimes, ...]) -> list[int]:
+def _typical_bytes(runs: tuple[BlockRun, ...], inflight: tuple[Lifetimes, ...]) -> list[int]:
     """Bytes of a block of the longest run at every position, summed over its variants."""
     longest = max(runs, key=lambda run: len(run.blocks))
     return [sum(variant.bytes_with(counts) for variant in longest.variants) for counts in inflight]

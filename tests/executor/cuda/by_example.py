@@ -11,7 +11,7 @@ from millrace.executor.cuda.kernels.table import make_calls
 from millrace.executor.kernels.context import Array, Shard
 from millrace.models.labels import parse, shape_of
 from millrace.models.ops import OPS
-from tests.executor.cuda.calling import FLOATS, call, context_of, loaded, stored
+from tests.executor.cuda.calling import FLOATS, call, context_of, loaded, to_device
 from tests.executor.cuda.emulation.machine import Emulator, functions_of
 from tests.executor.examples.example import Example
 from tests.executor.kernel_calls import shard_of
@@ -22,7 +22,7 @@ TOLERANCE = {"float64": 1e-11, "float32": 2e-4, "bfloat16": 2**-7, "float16": 2*
 Splits = Mapping[str, int]
 
 
-class Part(NamedTuple):
+class ExampleShards(NamedTuple):
     """Shards of one rank, and their places in the whole tensors."""
 
     inputs: tuple[Shard, ...]
@@ -38,7 +38,7 @@ def output_dtype(example: Example, output: int, dtype: str) -> str:
     return "float32" if output in row.wide_outputs and dtype in ("bfloat16", "float16") else dtype
 
 
-def parts_of(example: Example, dtype: str, splits: Splits) -> Iterator[Part]:
+def parts_of(example: Example, dtype: str, splits: Splits) -> Iterator[ExampleShards]:
     """The shards of every rank when the labels of `splits` are cut."""
     expression, sizes = parse(example.labels), example.label_sizes
     for place in product(*(range(parts) for parts in splits.values())):
@@ -58,7 +58,7 @@ def parts_of(example: Example, dtype: str, splits: Splits) -> Iterator[Part]:
         ]
         shards, regions = zip(*shards_and_regions, strict=True)
         count = len(expression.inputs)
-        yield Part(shards[:count], shards[count:], regions[:count], regions[count:])
+        yield ExampleShards(shards[:count], shards[count:], regions[:count], regions[count:])
 
 
 def splits_of(example: Example) -> list[Splits]:
@@ -137,7 +137,7 @@ def check_sharded(example: Example, emulator: Emulator) -> None:
 
 def rounded(array: Array, dtype: str) -> Array:
     """Numbers as a dtype holds them."""
-    return loaded(stored(array, dtype), dtype).reshape(array.shape)
+    return loaded(to_device(array, dtype), dtype).reshape(array.shape)
 
 
 def assert_close(outputs: Sequence[Array], expected: Sequence[Array], dtype: str) -> None:

@@ -8,15 +8,15 @@ from millrace.executor.cuda.calls import (
     AttentionGrad,
     Bucket,
     Call,
-    Choice,
     Clear,
     Collective,
     Convolution,
-    Copy,
+    CopyCall,
+    KernelAlternatives,
     Launch,
     Operand,
     Pointers,
-    Product,
+    ProductCall,
 )
 
 
@@ -29,11 +29,11 @@ def operands_of(call: Call) -> Iterator[Operand]:
                     yield from argument.operands
                 elif isinstance(argument, Operand):
                     yield argument
-        case Product():
+        case ProductCall():
             yield from (part.operand for part in call.parts.values())
         case Clear():
             yield call.target
-        case Copy():
+        case CopyCall():
             yield from (call.source, call.target)
         case Collective():
             yield from (call.send, call.recv)
@@ -42,7 +42,7 @@ def operands_of(call: Call) -> Iterator[Operand]:
                 yield from (collective.send, collective.recv)
         case Attention() | AttentionGrad() | Convolution():
             yield from (tensor.operand for tensor in call.tensors)
-        case Choice():
+        case KernelAlternatives():
             for leaf in leaves(call):
                 yield from operands_of(leaf)
 
@@ -50,7 +50,7 @@ def operands_of(call: Call) -> Iterator[Operand]:
 def last_options(*calls: Call) -> Iterator[Call]:
     """Yield the calls that a device without the library carries out: a choice's last option."""
     for call in calls:
-        if isinstance(call, Choice):
+        if isinstance(call, KernelAlternatives):
             yield from last_options(*call.options[-1])
         else:
             yield call

@@ -6,7 +6,7 @@ import numpy as np
 
 from millrace.executor.cuda.calls import Call, Calls, Operand
 from millrace.executor.cuda.kernels.table import make_calls
-from millrace.executor.kernels.context import Array, KernelContext, Shard, whole
+from millrace.executor.kernels.context import Array, KernelContext, Shard, whole_shard
 from millrace.planner.compile.draft import ALIGNMENT
 from tests.executor.cuda.call_trees import operands_of
 from tests.executor.cuda.emulation.machine import (
@@ -43,17 +43,17 @@ def context_of(
     )
 
 
-def aligned(size_bytes: int) -> Array:
+def aligned_buffer(size_bytes: int) -> Array:
     """Rubbish on as coarse a boundary as registers begin on, and on none that is coarser."""
     room = np.full(size_bytes + 2 * ALIGNMENT, RUBBISH, np.uint8)
     begin = (ALIGNMENT - room.ctypes.data) % (2 * ALIGNMENT)
     return room[begin : begin + size_bytes]
 
 
-def stored(array: Array, dtype: str) -> Array:
+def to_device(array: Array, dtype: str) -> Array:
     """An array as a device holds it, with its own memory."""
     values = to_stored(array, dtype) if dtype in FLOATS else array.astype(dtype)
-    room = aligned(values.nbytes).view(values.dtype).reshape(values.shape)
+    room = aligned_buffer(values.nbytes).view(values.dtype).reshape(values.shape)
     room[...] = values
     return room
 
@@ -66,15 +66,15 @@ def loaded(array: Array, dtype: str) -> Array:
 def empty(shard: Shard) -> Array:
     """Memory for a shard, full of rubbish."""
     dtype = np.dtype("uint16" if shard.dtype == "bfloat16" else shard.dtype)
-    return aligned(shard.size * dtype.itemsize).view(dtype).reshape(shard.shape)
+    return aligned_buffer(shard.size * dtype.itemsize).view(dtype).reshape(shard.shape)
 
 
 class Operands:
     """The memory of one actor: addresses by role."""
 
     def __init__(self, calls: Calls, reads: Sequence[Array], writes: Sequence[Array]) -> None:
-        self._tables = [stored(table, str(table.dtype)) for table in calls.tables]
-        self._workspace = aligned(calls.workspace_bytes)
+        self._tables = [to_device(table, str(table.dtype)) for table in calls.tables]
+        self._workspace = aligned_buffer(calls.workspace_bytes)
         self.state: Sequence[Array] = ()
         self.buffer: Array | None = None
         self.control = np.zeros(128, np.uint8)
@@ -128,9 +128,9 @@ def call(
     Inputs are numbers in any width; they are rounded to the dtypes of `input_shards` (by default
     their own). What comes back is wide enough to compare.
     """
-    shards = input_shards or [whole(array.shape, str(array.dtype)) for array in inputs]
+    shards = input_shards or [whole_shard(array.shape, str(array.dtype)) for array in inputs]
     calls = make_calls(context_of(kind, labels, shards, outputs, attributes, **more))
-    reads = [stored(array, shard.dtype) for array, shard in zip(inputs, shards, strict=True)]
+    reads = [to_device(array, shard.dtype) for array, shard in zip(inputs, shards, strict=True)]
     writes = [empty(shard) for shard in outputs]
     operands = Operands(calls, reads, writes)
     machine = emulator or Emulator(functions_of(calls.of(0)))

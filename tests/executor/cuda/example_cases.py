@@ -9,12 +9,12 @@ import pytest
 
 from millrace.executor.cuda.kernels.table import make_calls
 from millrace.executor.kernels.context import Array, Shard
-from millrace.models.inference import widened
+from millrace.models.inference import at_least_float32
 from millrace.models.labels import parse, shape_of
 from millrace.models.ops import OPS
-from tests.executor.cuda.calling import FLOATS, call, context_of, loaded, stored
+from tests.executor.cuda.calling import FLOATS, call, context_of, loaded, to_device
 from tests.executor.cuda.emulation.machine import Emulator, functions_of
-from tests.executor.cuda.usual import NARROW, all_asked_for, numbered, params
+from tests.executor.cuda.usual import NARROW, enumerate_by_kind, params, runs_exhaustive
 from tests.executor.examples.example import Example
 from tests.executor.kernel_calls import shard_of
 
@@ -22,7 +22,7 @@ TOLERANCE = {"float64": 1e-11, "float32": 2e-4, "float16": 4e-3, "bfloat16": 3e-
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class CasePart:
     """One rank's call of a case: its inputs' and outputs' shards and regions."""
 
     inputs: tuple[Shard, ...]
@@ -32,7 +32,7 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class ExampleCase:
     """An example in one dtype, its labels cut into parts; `wide` inputs have at least 32 bits.
 
     One that is not `usual` is run where all are (`tests/executor/cuda/usual.py`).
@@ -53,7 +53,7 @@ class Case:
         """Inputs, as wide numbers that are exact in their dtypes."""
         given = self.example.inputs("float64" if self.dtype == "float64" else "float32")
         dtypes = self._input_dtypes()
-        return [loaded(stored(a, to), to) for a, to in zip(given, dtypes, strict=True)]
+        return [loaded(to_device(a, to), to) for a, to in zip(given, dtypes, strict=True)]
 
     def _input_dtypes(self) -> list[str]:
         return [
@@ -62,7 +62,7 @@ class Case:
         ]
 
     def _float(self, wide: bool) -> str:
-        return widened(self.dtype) if wide else self.dtype
+        return at_least_float32(self.dtype) if wide else self.dtype
 
     def _output_dtypes(self) -> list[str]:
         row, outputs = OPS[self.example.kind], parse(self.example.labels).outputs
@@ -73,7 +73,7 @@ class Case:
             for position in range(len(outputs))
         ]
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[CasePart]:
         """The call of every place of the split labels."""
         expression = parse(self.example.labels)
         for place in product(*(range(parts) for parts in self.splits.values())):
@@ -90,7 +90,7 @@ class Case:
                 )
             ]  # fmt: skip
             (inputs, read), (outputs, written) = (zip(*side, strict=True) for side in sides)
-            yield Part(inputs=inputs, outputs=outputs, read=read, written=written)
+            yield CasePart(inputs=inputs, outputs=outputs, read=read, written=written)
 
     def functions(self) -> dict[str, set[str]]:
         """Functions that the case launches, by source."""
@@ -131,18 +131,20 @@ class Case:
             np.testing.assert_allclose(output, reference, rtol=near, atol=near * scale)
 
 
-def every(cases: Sequence[Case]) -> pytest.MarkDecorator:
+def parametrize_cases(cases: Sequence[ExampleCase]) -> pytest.MarkDecorator:
     """Give a test every case."""
     return pytest.mark.parametrize("case", params(cases, lambda case: case.usual), ids=str)
 
 
-def wanted(cases: Sequence[Case], request: pytest.FixtureRequest) -> list[Case]:
+def selected_cases(
+    cases: Sequence[ExampleCase], request: pytest.FixtureRequest
+) -> list[ExampleCase]:
     """Cases that tests of the module are run on."""
-    everything = all_asked_for(request)
+    everything = runs_exhaustive(request)
     return [case for case in cases if case.usual or everything]
 
 
-def emulator_of(cases: Sequence[Case]) -> Emulator:
+def emulator_of(cases: Sequence[ExampleCase]) -> Emulator:
     """Emulator of all that the cases launch."""
     names_by_source: dict[str, set[str]] = {}
     for case in cases:
@@ -151,7 +153,7 @@ def emulator_of(cases: Sequence[Case]) -> Emulator:
     return Emulator(names_by_source)
 
 
-def cases_of(examples: Sequence[Example], wide: dict[str, tuple[int, ...]]) -> list[Case]:
+def cases_of(examples: Sequence[Example], wide: dict[str, tuple[int, ...]]) -> list[ExampleCase]:
     """All examples in every dtype, and in float64 cut in two along every label and along all.
 
     In float32 calls are carried out twice. Usual are those in float32 and in 16 bits of one kind or
@@ -159,7 +161,7 @@ def cases_of(examples: Sequence[Example], wide: dict[str, tuple[int, ...]]) -> l
     example of a kind, all.
     """
     cases = []
-    for number, example in numbered(examples):
+    for number, example in enumerate_by_kind(examples):
         wide_inputs = wide.get(example.kind, ())
         labels = [
             label for label in splittable(example) if example.label_sizes[label] % 2 == 0
@@ -168,7 +170,7 @@ def cases_of(examples: Sequence[Example], wide: dict[str, tuple[int, ...]]) -> l
         cuts += [dict.fromkeys(labels, 2)] if len(labels) > 1 else []
         usual = {"float32", NARROW[number % 2]} | (set() if cuts else {"float64"})
         cases += [
-            Case(
+            ExampleCase(
                 example=example, dtype=dtype, wide=wide_inputs, usual=number == 0 or dtype in usual,
                 firings=2 if dtype == "float32" else 1,
             )
@@ -176,7 +178,7 @@ def cases_of(examples: Sequence[Example], wide: dict[str, tuple[int, ...]]) -> l
         ]  # fmt: skip
         turn = number % max(1, len(labels))
         cases += [
-            Case(
+            ExampleCase(
                 example=example, dtype="float64", splits=cut, wide=wide_inputs,
                 usual=number == 0 or cut_number in (turn, len(cuts) - 1),
             )

@@ -10,7 +10,7 @@ from tests.executor.cuda.emulation.machine import to_stored, to_wide
 REDUCTIONS = {"sum": np.add, "max": np.maximum}
 
 
-def joined(terms: Sequence[Array], reduction: str, dtype: str) -> Array:
+def reduce_terms(terms: Sequence[Array], reduction: str, dtype: str) -> Array:
     """Sum of some terms in their order (or the largest of them), as it is stored."""
     total = terms[0]
     for term in terms[1:]:
@@ -23,11 +23,11 @@ def joined(terms: Sequence[Array], reduction: str, dtype: str) -> Array:
 
 
 def _all_reduce(sends: Sequence[Array], reduction: str, dtype: str) -> list[Array]:
-    return [joined(sends, reduction, dtype)] * len(sends)
+    return [reduce_terms(sends, reduction, dtype)] * len(sends)
 
 
 def _reduce_scatter(sends: Sequence[Array], reduction: str, dtype: str) -> list[Array]:
-    return np.split(joined(sends, reduction, dtype), len(sends))
+    return np.split(reduce_terms(sends, reduction, dtype), len(sends))
 
 
 def _all_gather(sends: Sequence[Array], reduction: str, dtype: str) -> list[Array]:

@@ -26,7 +26,7 @@ FUNCTION = re.compile(
 )
 
 
-def kept_cubin(source: str, functions: Iterable[str], architecture: str) -> Cubin:
+def cached_cubin(source: str, functions: Iterable[str], architecture: str) -> Cubin:
     """Cubin of functions of a source, as `offline_cubin` makes it."""
     return kept_cubin_of(source_text(source), source, functions, architecture)
 
@@ -39,7 +39,7 @@ def kept_cubin_of(text: str, source: str, functions: Iterable[str], architecture
         return msgspec.msgpack.encode(cubin_of(text, source, names, architecture))
 
     return msgspec.msgpack.decode(
-        _kept(text, source, names, architecture, "cubin", made), type=Cubin
+        _cached(text, source, names, architecture, "cubin", made), type=Cubin
     )
 
 
@@ -50,10 +50,10 @@ def kept_ptx(text: str, functions: Iterable[str], architecture: str) -> str:
     def made() -> bytes:
         return ptx.ptx_of(text, names, architecture).encode()
 
-    return _kept(text, "text", names, architecture, "ptx", made).decode()
+    return _cached(text, "text", names, architecture, "ptx", made).decode()
 
 
-def _kept(
+def _cached(
     text: str, source: str, names: list[str], architecture: str, form: str,
     make: Callable[[], bytes],
 ) -> bytes:  # fmt: skip
@@ -72,7 +72,7 @@ def _kept(
     return code
 
 
-def as_reported(cubin: Cubin) -> dict[str, Resources]:
+def assembler_resources(cubin: Cubin) -> dict[str, Resources]:
     """Resources that every function takes, by symbol, in the words of the assembler."""
     resources = {}
     for symbol, stack, registers, rest in FUNCTION.findall(cubin.report):

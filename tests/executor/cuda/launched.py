@@ -5,18 +5,18 @@ from functools import cache
 from itertools import product
 
 from millrace.executor.cuda.binding import leaves
-from millrace.executor.cuda.calls import Call, Launch, Tensor, read, write
+from millrace.executor.cuda.calls import Call, CallTensor, Launch, read, write
 from millrace.executor.cuda.kernels.columns import ColumnSums, column_sum
-from millrace.executor.cuda.kernels.images.batch_norm import After, normed
+from millrace.executor.cuda.kernels.images.batch_norm import NormEpilogue, normed
 from millrace.executor.cuda.kernels.multi_tensor.moves import accumulate, cast, squared_sum
-from millrace.executor.cuda.kernels.multi_tensor.updates import Variable, adamw, sgd
-from millrace.executor.cuda.kernels.rows.norms import Residual, norm, norm_grad_input
+from millrace.executor.cuda.kernels.multi_tensor.updates import UpdatedVariable, adamw, sgd
+from millrace.executor.cuda.kernels.rows.norms import NormResidual, norm, norm_grad_input
 from millrace.executor.cuda.kernels.table import CALLS, make_calls
 from millrace.executor.cuda.listing import listed_run
 from millrace.executor.cuda.rank import RankCalls
-from millrace.executor.kernels.context import KernelContext, whole
+from millrace.executor.kernels.context import KernelContext, whole_shard
 from millrace.executor.streams import command_buffer
-from millrace.models.inference import widened
+from millrace.models.inference import at_least_float32
 from millrace.models.labels import parse, shape_of
 from millrace.models.ops import OPS
 from millrace.models.zoo.catalogue import TrainingSpec, build_training
@@ -57,7 +57,7 @@ def launches() -> tuple[Launch, ...]:
     trained = list(_ops_of_the_zoo(PRECISIONS))
     examples = _examples(_narrow(trained), ("float64", "float32", "bfloat16"))
     contexts = (*trained, *(context for _, _, context in examples))
-    return _different([*_launched_by(contexts), *_launched_by_plans(), *_of_fused_ops()])
+    return _distinct_launches([*_launched_by(contexts), *_launched_by_plans(), *_of_fused_ops()])
 
 
 @cache
@@ -73,7 +73,7 @@ def functions_in_bf16() -> dict[str, frozenset[str]]:
     return _by_source([*in_bf16, *_launched_by_plans(), *_of_fused_ops()])
 
 
-def _different(calls: Iterable[Call]) -> tuple[Launch, ...]:
+def _distinct_launches(calls: Iterable[Call]) -> tuple[Launch, ...]:
     distinct = {call._replace(args=()): call for call in leaves(*calls) if isinstance(call, Launch)}
     return tuple(distinct)
 
@@ -112,9 +112,9 @@ def _of_fused_ops() -> Iterator[Call]:
 
 def _of_norms(dtype: str, rows: int, columns: int) -> Iterator[Call]:
     """Calls of both norms beside a residual, and of their gradients with those of their weights."""
-    x, gamma = Tensor(read(0), dtype, rows * columns), Tensor(read(0), dtype, columns)
-    rstd, sums = Tensor(read(0), "float32", rows), Tensor(write(0), "float32", columns)
-    residual = Residual(other=read(0), total=write(0))
+    x, gamma = CallTensor(read(0), dtype, rows * columns), CallTensor(read(0), dtype, columns)
+    rstd, sums = CallTensor(read(0), "float32", rows), CallTensor(write(0), "float32", columns)
+    residual = NormResidual(other=read(0), total=write(0))
     for mean in (None, read(0)):
         yield norm(
             x, gamma, write(0), rstd, columns=columns, epsilon=0, beta=mean, mean=mean,
@@ -133,12 +133,12 @@ def _of_norms(dtype: str, rows: int, columns: int) -> Iterator[Call]:
 
 def _of_channel_norms(dtype: str, shape: tuple[int, ...]) -> Iterator[Call]:
     """Calls of a batch norm with all that may follow on it."""
-    channels = whole(shape[-1:], "float64" if dtype == "float64" else "float32")
-    large, labels = whole(shape, dtype), "b y x c, c, c, c, c -> b y x c"
+    channels = whole_shard(shape[-1:], "float64" if dtype == "float64" else "float32")
+    large, labels = whole_shard(shape, dtype), "b y x c, c, c, c, c -> b y x c"
     context = context_of("batch_norm", labels, [large, *[channels] * 4], [large])
     for other, relu, pre_relu in product((None, read(5)), (False, True), (None, write(1))):
         if relu or pre_relu is None:
-            after = After(other=other, relu=relu, kept=pre_relu)
+            after = NormEpilogue(other=other, relu=relu, kept=pre_relu)
             yield from normed(
                 context, [read(position) for position in range(5)], write(0), after
             ).of(0)
@@ -148,10 +148,11 @@ def _on_many_tensors() -> Iterator[Call]:
     """Calls that work on many tensors at once: few of them, and as many as a launch takes."""
     for count in (3, 240):
         for narrow in ("float32", "bfloat16"):
-            wide, slim = (Tensor(read(0), dtype, 64) for dtype in ("float32", narrow))
+            wide, slim = (CallTensor(read(0), dtype, 64) for dtype in ("float32", narrow))
             states = [(read(0),) * arrays for arrays in (2, 1, 0)]
             moments, velocities, alone = (
-                [Variable(value=wide, gradient=slim, next_value=read(0), state=state)] * count
+                [UpdatedVariable(value=wide, gradient=slim, next_value=read(0), state=state)]
+                * count
                 for state in states
             )
             for calls in (
@@ -174,7 +175,7 @@ def _ops_of_the_zoo(precisions: Sequence[str]) -> Iterator[KernelContext]:
             for op in graph.ops:
                 if op.kind in CALLS and op.kind != "input":
                     inputs, outputs = (
-                        [whole(tensors[x].shape, tensors[x].dtype) for x in names]
+                        [whole_shard(tensors[x].shape, tensors[x].dtype) for x in names]
                         for names in (op.inputs, op.outputs)
                     )
                     yield context_of(op.kind, op.labels, inputs, outputs, op.attributes)
@@ -218,16 +219,18 @@ def _context(example: Example, dtype: str, narrow: Narrow | None) -> KernelConte
             tuple(position not in row.wide_outputs for position in range(len(operands))),
         )
     inputs = [
-        whole(
+        whole_shard(
             array.shape,
-            "int32" if array.dtype == "int32" else dtype if is_narrow else widened(dtype),
+            "int32" if array.dtype == "int32" else dtype if is_narrow else at_least_float32(dtype),
         )
         for array, is_narrow in zip(arrays, narrow[0], strict=True)
     ]
     outputs = [
-        whole(shape_of(operand, example.label_sizes), dtype if is_narrow else widened(dtype))
+        whole_shard(
+            shape_of(operand, example.label_sizes), dtype if is_narrow else at_least_float32(dtype)
+        )
         for operand, is_narrow in zip(operands, narrow[1], strict=True)
     ]
     for position in row.integer_outputs:
-        outputs[position] = whole(outputs[position].shape, "int32")
+        outputs[position] = whole_shard(outputs[position].shape, "int32")
     return context_of(example.kind, example.labels, inputs, outputs, example.attributes)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from millrace.executor.kernels.context import Array, KernelContext, whole
+from millrace.executor.kernels.context import Array, KernelContext, whole_shard
 from tests.executor.cuda.calling import context_of
 
 # A row has the bits of a float32, of the bfloat16 and of the float16 that it becomes. A NaN becomes
@@ -54,4 +54,6 @@ def wanted_bits(dtype: str) -> Array:
 def cast_context(dtype: str) -> KernelContext:
     """Context of a cast of `floats` to the dtype."""
     shape = floats().shape
-    return context_of("cast", "n -> n", [whole(shape, "float32")], [whole(shape, dtype)])
+    return context_of(
+        "cast", "n -> n", [whole_shard(shape, "float32")], [whole_shard(shape, dtype)]
+    )

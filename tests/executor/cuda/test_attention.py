@@ -9,13 +9,19 @@ import pytest
 from millrace.executor.cuda.calls import Launch
 from millrace.executor.cuda.kernels.table import make_calls
 from millrace.executor.errors import ExecutorError
-from millrace.executor.kernels.context import Array, KernelContext, Shard, whole
+from millrace.executor.kernels.context import Array, KernelContext, Shard, whole_shard
 from millrace.planner.sbp import split
 from tests.executor.cuda.call_trees import last_options
-from tests.executor.cuda.calling import FLOATS, call, context_of, loaded, stored
+from tests.executor.cuda.calling import FLOATS, call, context_of, loaded, to_device
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator, functions_of
-from tests.executor.cuda.example_cases import TOLERANCE, Case, cases_of, every, wanted
-from tests.executor.cuda.usual import numbered
+from tests.executor.cuda.example_cases import (
+    TOLERANCE,
+    ExampleCase,
+    cases_of,
+    parametrize_cases,
+    selected_cases,
+)
+from tests.executor.cuda.usual import enumerate_by_kind
 from tests.executor.examples.attention import EXAMPLES, Attributes, Form
 from tests.executor.examples.example import Example
 
@@ -63,26 +69,26 @@ def tiled() -> Iterator[Example]:
         yield from both(Form(attributes=CAUSAL, grouped=True), sizes)
 
 
-def rounded(case: Case) -> Case:
+def rounded(case: ExampleCase) -> ExampleCase:
     """Case with an output and logsumexp that follow from what q, k and v are rounded to."""
     example = case.example
 
     def derive(*inputs: Array) -> tuple[Array, ...]:
-        exact = [loaded(stored(array, case.dtype), case.dtype) for array in inputs]
+        exact = [loaded(to_device(array, case.dtype), case.dtype) for array in inputs]
         return example.derive(*(array.astype(np.float64) for array in exact))
 
     return replace(case, example=replace(example, derive=derive))
 
 
-def cases() -> Iterator[Case]:
+def cases() -> Iterator[ExampleCase]:
     kinds = {*WIDE, "attention", "biased_attention"}
     small = [e for e in EXAMPLES if e.kind in kinds and e.label_sizes["t"] <= SHORT]
     for case in cases_of(small, WIDE):
         yield rounded(case) if case.dtype in FLOATS[2:] else case
-    for number, example in numbered(tiled()):
+    for number, example in enumerate_by_kind(tiled()):
         for dtype in ("float64", "float32"):
             usual = dtype == ("float64", "float32")[number % 2]
-            yield Case(
+            yield ExampleCase(
                 example=example, dtype=dtype, wide=WIDE.get(example.kind, ()), usual=usual
             )  # fmt: skip
 
@@ -156,18 +162,18 @@ def emulator(request: pytest.FixtureRequest) -> Emulator:
         for ring_round in ring_rounds(dtype, CAUSAL, backward=backward)
     ]
     launched = [functions_of(make_calls(context).of(0)) for context in contexts]
-    for functions in [*launched, *(case.functions() for case in wanted(CASES, request))]:
+    for functions in [*launched, *(case.functions() for case in selected_cases(CASES, request))]:
         for source, names in functions.items():
             names_by_source.setdefault(source, set()).update(names)
     return Emulator(names_by_source)
 
 
-@every(CASES)
-def test_attention_computes_what_its_formula_says(case: Case, emulator: Emulator):
+@parametrize_cases(CASES)
+def test_attention_computes_what_its_formula_says(case: ExampleCase, emulator: Emulator):
     case.check(emulator)
 
 
-def carried_round_a_ring(
+def ring_outputs(
     dtype: str,
     given: Sequence[Array],
     attributes: Attributes,
@@ -218,17 +224,17 @@ def test_rounds_of_a_ring_give_what_all_keys_at_once_give(
     rng = np.random.default_rng(0)
     shape = (2, RING_LENGTH, 2, 4)
     q, k, v, dout = (
-        loaded(stored(rng.standard_normal(shape), dtype), dtype).astype(np.float64)
+        loaded(to_device(rng.standard_normal(shape), dtype), dtype).astype(np.float64)
         for _ in range(4)
     )
     form = Form(attributes=attributes)
     near = TOLERANCE[dtype]
     expected = form.forward(q, k, v)
-    outputs = carried_round_a_ring(dtype, [q, k, v], attributes, emulator, backward=False)
+    outputs = ring_outputs(dtype, [q, k, v], attributes, emulator, backward=False)
     for output, reference in zip(outputs, expected, strict=True):
         np.testing.assert_allclose(output, reference, rtol=near, atol=near)
     given = [q, k, v, *expected, dout]
-    outputs = carried_round_a_ring(dtype, given, attributes, emulator, backward=True)
+    outputs = ring_outputs(dtype, given, attributes, emulator, backward=True)
     for output, reference in zip(outputs, form.backward(*given), strict=True):
         np.testing.assert_allclose(output, reference, rtol=near, atol=near)
 
@@ -274,7 +280,7 @@ def test_logits_far_from_zero_change_the_logsumexp_alone(shift: float, emulator:
     q, k, v = example.inputs("float32")
     expected = example.expected([q[..., :3], k[..., :3], v])
     q[..., 3], k[..., 3] = 1, shift / 0.5
-    output_shards = [whole(q.shape, "float32"), whole(q.shape[:-1], "float32")]
+    output_shards = [whole_shard(q.shape, "float32"), whole_shard(q.shape[:-1], "float32")]
     out, logsumexp = call(
         "attention", FORWARD, [q, k, v], output_shards, attributes=CAUSAL, emulator=emulator,
     )  # fmt: skip
@@ -283,7 +289,7 @@ def test_logits_far_from_zero_change_the_logsumexp_alone(shift: float, emulator:
     dout = np.random.default_rng(1).standard_normal(q.shape).astype(np.float32)
     given = [q, k, v, out, logsumexp, dout]
     gradients = call(
-        "attention_grad", BACKWARD, given, [whole(q.shape, "float32")] * 3, attributes=CAUSAL,
+        "attention_grad", BACKWARD, given, [whole_shard(q.shape, "float32")] * 3, attributes=CAUSAL,
         emulator=emulator,
     )  # fmt: skip
     narrow = [q[..., :3].astype(np.float64), k[..., :3].astype(np.float64), v.astype(np.float64)]
@@ -298,11 +304,14 @@ def attention_context(
     queries: int, keys: int, head_dim: int, dtype: str = "float32", **attributes: int | bool
 ) -> KernelContext:
     """Context of attention of one sample with one head."""
-    query, key = (1, queries, 1, head_dim), whole((1, keys, 1, head_dim), "float32")
+    query, key = (1, queries, 1, head_dim), whole_shard((1, keys, 1, head_dim), "float32")
     return context_of(
-        "attention", FORWARD, [whole(query, dtype), key, key],
-        [whole(query, dtype), whole(query[:-1], "float32")], {"causal": True, **attributes},
-    )  # fmt: skip
+        "attention",
+        FORWARD,
+        [whole_shard(query, dtype), key, key],
+        [whole_shard(query, dtype), whole_shard(query[:-1], "float32")],
+        {"causal": True, **attributes},
+    )
 
 
 def test_what_attention_cannot_do_is_refused_by_name():
@@ -317,8 +326,8 @@ def test_what_attention_cannot_do_is_refused_by_name():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_head_that_labels_leave_out_makes_the_same_calls(dtype: str):
     def calls(heads: str, *sizes: int) -> tuple[str, list[list[float]]]:
-        q, k = (whole((2, t, *sizes, 8), dtype) for t in (5, 5))
-        statistic = whole((2, 5, *sizes), "float32")
+        q, k = (whole_shard((2, t, *sizes, 8), dtype) for t in (5, 5))
+        statistic = whole_shard((2, 5, *sizes), "float32")
         labels = f"b t {heads}d!, b s! {heads}d!, b s! {heads}d! -> b t {heads}d!, b t {heads}"
         attention_calls = make_calls(
             context_of("attention", labels.rstrip(), [q, k, k], [q, statistic], CAUSAL)
@@ -336,7 +345,11 @@ def test_a_long_sequence_takes_memory_for_few_numbers_per_query(
 ):
     length = 1 << 17
     shape, key = (1, length, 8, 4, 128), (1, length, 8, 128)
-    q, k, statistic = whole(shape, dtype), whole(key, dtype), whole(shape[:-1], "float32")
+    q, k, statistic = (
+        whole_shard(shape, dtype),
+        whole_shard(key, dtype),
+        whole_shard(shape[:-1], "float32"),
+    )
     labels = Form(attributes=CAUSAL, grouped=True).labels
     forward = make_calls(context_of("attention", labels[0], [q, k, k], [q, statistic], CAUSAL))
     turned = 0 if dtype == "float32" else 4 * statistic.size  # which the library may want turned

@@ -8,12 +8,12 @@ import pytest
 
 from benchmarks.kernel_resources import resources_of
 from millrace.executor.cuda.kernels.table import make_calls
-from millrace.executor.kernels.context import Array, KernelContext, Shard, whole
+from millrace.executor.kernels.context import Array, KernelContext, Shard, whole_shard
 from millrace.planner.sbp import split
 from tests.executor.cuda.call_trees import last_options
-from tests.executor.cuda.calling import call, context_of, loaded, stored
+from tests.executor.cuda.calling import call, context_of, loaded, to_device
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator, functions_of
-from tests.executor.cuda.kept_code import kept_cubin
+from tests.executor.cuda.kept_code import cached_cubin
 from tests.executor.examples.attention import Attributes, Form
 from tests.extras import optional
 
@@ -24,7 +24,7 @@ CAUSAL: Attributes = {"causal": True}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
+class AttentionSizes:
     """One attention: t queries from place `first` of s, b samples, g groups of r heads."""
 
     t: int
@@ -63,7 +63,7 @@ class Sizes:
             (self.b, self.t, self.g, self.r, self.width),
         )
         return [
-            loaded(stored(rng.standard_normal(shape).astype(np.float32), dtype), dtype)
+            loaded(to_device(rng.standard_normal(shape).astype(np.float32), dtype), dtype)
             for shape in shapes
         ]
 
@@ -78,7 +78,11 @@ class Sizes:
     def contexts(self, dtype: str) -> tuple[KernelContext, KernelContext]:
         """Contexts of the op and of its gradient."""
         q, k, v, dout = self.given(dtype)
-        query, key, value = self.shard(q, dtype), whole(k.shape, dtype), whole(v.shape, dtype)
+        query, key, value = (
+            self.shard(q, dtype),
+            whole_shard(k.shape, dtype),
+            whole_shard(v.shape, dtype),
+        )
         out, total = self.shard(dout, dtype), self.shard(dout[..., 0], "float32")
         forward, backward = self.form.labels
         attributes = self.form.attributes
@@ -106,19 +110,19 @@ WINDOW: Attributes = {"causal": True, "window": 20}
 BOTH_WAYS: Attributes = {"causal": False, "window": 20}
 PLAIN: Attributes = {"causal": False}
 SIZES = [
-    Sizes(t=150, s=150, d=64, g=2),
-    Sizes(t=40, s=100, d=64, attributes=PLAIN),
-    Sizes(t=130, s=70, d=64, attributes=PLAIN),
-    Sizes(t=70, s=90, d=64, first=20),
-    Sizes(t=100, s=100, d=64, g=2, r=2, attributes=WINDOW),
-    Sizes(t=100, s=100, d=32, b=2, attributes=BOTH_WAYS),
-    Sizes(t=70, s=70, d=80, r=3),
-    Sizes(t=66, s=66, d=96),
-    Sizes(t=100, s=100, d=128, r=2),
-    Sizes(t=33, s=33, d=128, u=64),
-    Sizes(t=33, s=33, d=48, u=112),
-    Sizes(t=33, s=33, d=40, u=8, attributes=PLAIN),
-    Sizes(t=1, s=7, d=16, attributes=PLAIN),
+    AttentionSizes(t=150, s=150, d=64, g=2),
+    AttentionSizes(t=40, s=100, d=64, attributes=PLAIN),
+    AttentionSizes(t=130, s=70, d=64, attributes=PLAIN),
+    AttentionSizes(t=70, s=90, d=64, first=20),
+    AttentionSizes(t=100, s=100, d=64, g=2, r=2, attributes=WINDOW),
+    AttentionSizes(t=100, s=100, d=32, b=2, attributes=BOTH_WAYS),
+    AttentionSizes(t=70, s=70, d=80, r=3),
+    AttentionSizes(t=66, s=66, d=96),
+    AttentionSizes(t=100, s=100, d=128, r=2),
+    AttentionSizes(t=33, s=33, d=128, u=64),
+    AttentionSizes(t=33, s=33, d=48, u=112),
+    AttentionSizes(t=33, s=33, d=40, u=8, attributes=PLAIN),
+    AttentionSizes(t=1, s=7, d=16, attributes=PLAIN),
 ]
 
 
@@ -157,7 +161,7 @@ def carried_out(context: KernelContext, given: Sequence[Array], emulator: Emulat
 
 @pytest.mark.parametrize("dtype", NEAR)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_forward_and_gradients(sizes: Sizes, dtype: str, emulator: Emulator):
+def test_forward_and_gradients(sizes: AttentionSizes, dtype: str, emulator: Emulator):
     forward, backward = sizes.contexts(dtype)
     given = sizes.given(dtype)
     q, k, v, dout = given
@@ -172,7 +176,7 @@ RING, PART = 2, 40
 
 
 def ring_context(
-    sizes: Sizes, dtype: str, place: int, number: int, *, backward: bool
+    sizes: AttentionSizes, dtype: str, place: int, number: int, *, backward: bool
 ) -> KernelContext:
     """Context of a round of the device at `place` of a ring; results are float32."""
     kind, labels = ("attention_grad", 1) if backward else ("attention", 0)
@@ -202,7 +206,7 @@ def ring_context(
     )  # fmt: skip
 
 
-ROUNDS = Sizes(t=RING * PART, s=RING * PART, d=64, r=2)
+ROUNDS = AttentionSizes(t=RING * PART, s=RING * PART, d=64, r=2)
 
 
 def ring_contexts() -> Iterator[KernelContext]:
@@ -287,7 +291,7 @@ def test_logits_far_from_zero_change_the_logsumexp_alone(shift: float, emulator:
 
 def test_what_the_matrix_units_do_not_take_goes_to_the_other_kernels():
     def launched(d: int, dtype: str, attributes: Attributes) -> set[str]:
-        query, total = whole((1, 8, 2, d), dtype), whole((1, 8, 2), "float32")
+        query, total = whole_shard((1, 8, 2, d), dtype), whole_shard((1, 8, 2), "float32")
         labels = Form(attributes=attributes).labels
         given = [query] * 3
         calls = (
@@ -320,12 +324,12 @@ def test_what_large_models_launch_stays_in_registers(architecture: str):
     optional("cuda.core", extra="test")
     names_by_source: dict[str, set[str]] = {}
     for d, u in SHAPES:
-        for context in Sizes(t=256, s=256, d=d, u=u).contexts("bfloat16"):
+        for context in AttentionSizes(t=256, s=256, d=d, u=u).contexts("bfloat16"):
             ours = functions_of(last_options(*make_calls(context).of(0)))
             for source, names in ours.items():
                 names_by_source.setdefault(source, set()).update(names)
     assert set(names_by_source) == {"attention_mma", "attention_mma_grad"}
     for source, names in names_by_source.items():
-        cubin = kept_cubin(source, names, architecture)
+        cubin = cached_cubin(source, names, architecture)
         for name, resources in resources_of(cubin.code).items():
             assert resources.stack_bytes == 0, (name, resources)

@@ -11,7 +11,7 @@ from millrace.executor.cuda.calls import WARP_THREADS
 from millrace.executor.cuda.compiling import OPTIONS, Cubin, offline_cubin, program_options
 from millrace.executor.cuda.source_text import source_stems, source_text
 from millrace.executor.errors import ExecutorError
-from tests.executor.cuda.kept_code import as_reported, kept_cubin
+from tests.executor.cuda.kept_code import assembler_resources, cached_cubin
 from tests.executor.cuda.launched import functions_in_bf16, launched_functions, launches
 from tests.executor.cuda.ptx import ptx_of
 from tests.extras import optional
@@ -49,7 +49,7 @@ def test_every_function_that_is_launched_compiles(source: str, every: bool):
         names = frozenset(in_bf16) if every else in_turn(in_bf16, turn, len(OTHERS))
         wanted += [(other_architecture, names)] if names else []
     with ThreadPoolExecutor() as pool:  # the compiler works outside Python's lock
-        compiled = pool.map(lambda job: kept_cubin(source, job[1], job[0]), wanted)
+        compiled = pool.map(lambda job: cached_cubin(source, job[1], job[0]), wanted)
         for cubin, (architecture, names) in zip(compiled, wanted, strict=True):
             assert cubin.code[:4] == b"\x7fELF"
             assert set(cubin.symbols) == names
@@ -75,7 +75,7 @@ def require_launchable(source: str, architecture: str, cubin: Cubin) -> None:
 
 def require_the_assemblers_words(architecture: str, cubin: Cubin) -> None:
     """Require that a cubin says of its functions what the assembler said."""
-    taken, told = resources_of(cubin.code), as_reported(cubin)
+    taken, told = resources_of(cubin.code), assembler_resources(cubin)
     assert set(taken) == set(told) >= set(cubin.symbols.values())
     for symbol, resources in taken.items():
         assert (

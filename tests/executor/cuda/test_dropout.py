@@ -9,9 +9,9 @@ from millrace.executor.cuda.calls import Calls
 from millrace.executor.cuda.kernels.table import make_calls
 from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels import KernelContext, make_kernel
-from millrace.executor.kernels.context import Array, Shard, whole
+from millrace.executor.kernels.context import Array, Shard, whole_shard
 from tests.executor.cuda.by_example import check_sharded, check_whole, emulator_of
-from tests.executor.cuda.calling import FLOATS, Operands, context_of, empty, loaded, stored
+from tests.executor.cuda.calling import FLOATS, Operands, context_of, empty, loaded, to_device
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator, functions_of
 from tests.executor.examples.dropout import EXAMPLES
 from tests.executor.examples.example import Example
@@ -31,7 +31,7 @@ def context(shard: Shard, labels: str = "b t n", **run: int) -> KernelContext:
 
 @pytest.fixture(scope="module")
 def emulator() -> Emulator:
-    shards = [whole((2, 3, 4), dtype) for dtype in FLOATS]
+    shards = [whole_shard((2, 3, 4), dtype) for dtype in FLOATS]
     return emulator_of(EXAMPLES, [call for s in shards for call in make_calls(context(s)).of(0)])
 
 
@@ -40,7 +40,7 @@ def dropped(
 ) -> Array:
     """Output of one firing in a step."""
     y = empty(shard)
-    operands = Operands(calls, [stored(x, shard.dtype)], [y])
+    operands = Operands(calls, [to_device(x, shard.dtype)], [y])
     operands.control.view(np.int64)[0] = step
     for call in calls.of(firing):
         emulator.run(call, operands.address, operands.ranges(call))
@@ -77,7 +77,7 @@ def test_every_firing_of_every_step_drops_what_numpy_drops(
 ):
     x = np.ones(shape)
     settings = {"global_batch": 8, "microbatches": 2, "batch": 4, "seed": 3}
-    op_context = context(whole(shape, "float64"), labels, first_step=5, **settings)
+    op_context = context(whole_shard(shape, "float64"), labels, first_step=5, **settings)
     expected = by_numpy(op_context, x, range(6))
     calls = make_calls(op_context)
     outputs = [
@@ -106,20 +106,20 @@ def test_a_shard_drops_what_numpy_drops_there(splits: dict[str, int], emulator: 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_masks_are_the_same_in_every_dtype(dtype: str, emulator: Emulator):
     shape = (3, 5, 8)
-    (expected,) = by_numpy(context(whole(shape, "float64")), np.ones(shape), [0])
-    op_context = context(whole(shape, dtype))
+    (expected,) = by_numpy(context(whole_shard(shape, "float64")), np.ones(shape), [0])
+    op_context = context(whole_shard(shape, dtype))
     output = dropped(emulator, make_calls(op_context), np.ones(shape), op_context.inputs[0], 0, 0)
     np.testing.assert_array_equal(output > 0, expected > 0)
 
 
 def test_one_kernel_serves_every_shape_of_a_dtype():
-    calls = [make_calls(context(whole((b, 3, 8), "float32"))).of(0) for b in (1, 2)]
+    calls = [make_calls(context(whole_shard((b, 3, 8), "float32"))).of(0) for b in (1, 2)]
     assert len({name for launches in calls for name in functions_of(launches)["dropout"]}) == 1
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.0])
 def test_a_rate_that_is_no_share_is_refused(rate: float):
-    shard = whole((2, 3), "float32")
+    shard = whole_shard((2, 3), "float32")
     attributes = {"rate": rate, "op": "a"}
     with pytest.raises(ExecutorError, match="dropout rate is"):
         make_calls(context_of("dropout", "b n -> b n", [shard], [shard], attributes))

@@ -10,9 +10,9 @@ from millrace.executor.cuda.kernels.elementwise.table import ELEMENTWISE
 from millrace.executor.cuda.kernels.strides import merged, walk
 from millrace.executor.cuda.kernels.table import make_calls
 from millrace.executor.errors import ExecutorError
-from millrace.executor.kernels.context import Array, whole
+from millrace.executor.kernels.context import Array, whole_shard
 from tests.executor.cuda.by_example import check_sharded, check_whole, emulator_of
-from tests.executor.cuda.calling import FLOATS, Operands, call, context_of, empty, stored
+from tests.executor.cuda.calling import FLOATS, Operands, call, context_of, empty, to_device
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator
 from tests.executor.examples.example import Example
 from tests.executor.examples.table import EXAMPLES
@@ -86,7 +86,11 @@ every_example = pytest.mark.parametrize(
 def accumulating(narrow: str, wide: str) -> Calls:
     return make_calls(
         context_of(
-            "accumulate", "n -> n", [whole((5,), narrow)], [whole((5,), wide)], output_hold=3
+            "accumulate",
+            "n -> n",
+            [whole_shard((5,), narrow)],
+            [whole_shard((5,), wide)],
+            output_hold=3,
         )
     )
 
@@ -104,9 +108,9 @@ def emulator() -> Emulator:
         for device_call in accumulating(*pair).of(n)
     ]
     for x, y in CASTS:
-        context = context_of("cast", "n -> n", [whole((7,), x)], [whole((7,), y)])
+        context = context_of("cast", "n -> n", [whole_shard((7,), x)], [whole_shard((7,), y)])
         more += make_calls(context).of(0)
-    shard = whole((4,), "int32")
+    shard = whole_shard((4,), "int32")
     more += make_calls(context_of("add", "n, n -> n", [shard, shard], [shard])).of(0)
     return emulator_of(ALL, more)
 
@@ -129,11 +133,11 @@ def test_shards_put_together_equal_the_whole(example: Example, emulator: Emulato
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_functions_of_values_far_from_zero_are_their_limits(dtype: str, emulator: Emulator):
     x = np.array([-1e4, -200, 200, 1e4], dtype)
-    shards = [whole(x.shape, dtype)]
+    shards = [whole_shard(x.shape, dtype)]
     for kind in LIMITS:
         labels = "b t n -> b t n", "b t n, b t n -> b t n"
         given = x.reshape(1, 1, 4)
-        shards = [whole(given.shape, dtype)]
+        shards = [whole_shard(given.shape, dtype)]
         (value,) = call(kind, labels[0], [given], shards, emulator=emulator)
         (slope,) = call(
             f"{kind}_grad", labels[1], [given, np.ones_like(given)], shards, emulator=emulator
@@ -150,7 +154,11 @@ def test_the_exact_gelu_is_exact_in_between(emulator: Emulator):
     expected = x * 0.5 * np.vectorize(erfc)(-x / np.sqrt(2))
     for dtype, tolerance in (("float64", 1e-13), ("float32", 2e-6)):
         (output,) = call(
-            "gelu_erf", "n -> n", [x.astype(dtype)], [whole(x.shape, dtype)], emulator=emulator
+            "gelu_erf",
+            "n -> n",
+            [x.astype(dtype)],
+            [whole_shard(x.shape, dtype)],
+            emulator=emulator,
         )
         np.testing.assert_allclose(output, expected, atol=tolerance)
 
@@ -159,7 +167,12 @@ def test_what_is_no_number_stays_none(emulator: Emulator):
     x = np.array([np.nan, 1.0])
     for kind, attributes in (("relu", {}), ("clip", {"low": -0.5, "high": 0.75}), ("gelu", {})):
         (output,) = call(
-            kind, "n -> n", [x], [whole((2,), "float64")], attributes=attributes, emulator=emulator
+            kind,
+            "n -> n",
+            [x],
+            [whole_shard((2,), "float64")],
+            attributes=attributes,
+            emulator=emulator,
         )
         assert np.isnan(output[0])
         assert np.isfinite(output[1])
@@ -170,10 +183,10 @@ def test_accumulate_overwrites_at_the_first_of_its_firings_and_adds_after(
     narrow: str, wide: str, emulator: Emulator
 ):
     calls = accumulating(narrow, wide)
-    total = empty(whole((5,), wide))
+    total = empty(whole_shard((5,), wide))
     seen = []
     for firing in range(6):
-        given = stored(np.full(5, float(firing)), narrow)
+        given = to_device(np.full(5, float(firing)), narrow)
         operands = Operands(calls, [given], [total])
         for device_call in calls.of(firing):
             emulator.run(device_call, operands.address, operands.ranges(device_call))
@@ -185,21 +198,23 @@ def test_accumulate_overwrites_at_the_first_of_its_firings_and_adds_after(
 def test_cast_goes_between_widths(x: str, y: str, emulator: Emulator):
     given = np.array([0, 1, -2, 3, 100, -7, 5])
     (output,) = call(
-        "cast", "n -> n", [given], [whole((7,), y)],
-        input_shards=[whole((7,), x)], emulator=emulator,
+        "cast", "n -> n", [given], [whole_shard((7,), y)],
+        input_shards=[whole_shard((7,), x)], emulator=emulator,
     )  # fmt: skip
     np.testing.assert_array_equal(output, given)
 
 
 def test_ids_are_added_as_whole_numbers(emulator: Emulator):
     x = np.array([2**30, -5, 0, 7], np.int32)
-    (output,) = call("add", "n, n -> n", [x, x - 1], [whole((4,), "int32")], emulator=emulator)
+    (output,) = call(
+        "add", "n, n -> n", [x, x - 1], [whole_shard((4,), "int32")], emulator=emulator
+    )
     np.testing.assert_array_equal(output, x + (x - 1))
 
 
 def functions(kind: str, labels: str, shapes: list[tuple[int, ...]], output: tuple[int, ...]):
-    shards = [whole(shape, "bfloat16") for shape in shapes]
-    calls = make_calls(context_of(kind, labels, shards, [whole(output, "bfloat16")]))
+    shards = [whole_shard(shape, "bfloat16") for shape in shapes]
+    calls = make_calls(context_of(kind, labels, shards, [whole_shard(output, "bfloat16")]))
     return [
         launch.function.partition("<")[0] for launch in calls.of(0) if isinstance(launch, Launch)
     ]
@@ -231,23 +246,27 @@ def test_too_many_dims_apart_are_refused():
 
 
 def test_eight_bits_are_refused():
-    shards = [whole((4, 4), "bfloat16")], [whole((4, 4), "float8")]
+    shards = [whole_shard((4, 4), "bfloat16")], [whole_shard((4, 4), "float8")]
     with pytest.raises(ExecutorError, match="--precision bf16"):
         make_calls(context_of("quantise", "b n -> b n", *shards, run=run_state()))
 
 
 def test_a_cast_that_loses_fractions_is_refused():
     with pytest.raises(ExecutorError, match="would lose fractions"):
-        make_calls(context_of("cast", "n -> n", [whole((4,), "float32")], [whole((4,), "int32")]))
+        make_calls(
+            context_of(
+                "cast", "n -> n", [whole_shard((4,), "float32")], [whole_shard((4,), "int32")]
+            )
+        )
 
 
 def test_functions_of_ids_are_refused():
-    shard = whole((4,), "int32")
+    shard = whole_shard((4,), "int32")
     with pytest.raises(ExecutorError, match="found int32: cast it first"):
         make_calls(context_of("scale", "n -> n", [shard], [shard], {"factor": 0.5}))
 
 
 def test_prelu_takes_one_slope_per_index_of_one_dim():
-    shard = whole((2, 3), "float32")
+    shard = whole_shard((2, 3), "float32")
     with pytest.raises(ExecutorError, match="prelu takes one slope"):
         make_calls(context_of("prelu", "b c, b c -> b c", [shard, shard], [shard]))

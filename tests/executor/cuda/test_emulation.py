@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from millrace.executor.kernels.context import Array
-from tests.executor.cuda.calling import aligned
-from tests.executor.cuda.emulation.machine import COMPILER, Kernel, compiled, reseed
+from tests.executor.cuda.calling import aligned_buffer
+from tests.executor.cuda.emulation.machine import COMPILER, EmulatedKernel, compiled, reseed
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="the emulator needs g++")
 
@@ -104,17 +104,19 @@ SOUND = ("turned", "by_warp", "order_of_warps")
 
 
 @pytest.fixture(scope="module")
-def kernels() -> dict[str, Kernel]:
+def kernels() -> dict[str, EmulatedKernel]:
     return compiled("faults", KERNELS, [*SOUND, *FAULTS])
 
 
 def numbers() -> tuple[Array, Array]:
-    x, y = (aligned(4 * THREADS).view(np.int32) for _ in range(2))
+    x, y = (aligned_buffer(4 * THREADS).view(np.int32) for _ in range(2))
     x[:], y[:] = np.arange(1, THREADS + 1), 0
     return x, y
 
 
-def launched(kernel: Kernel, arrays: Sequence[Array], seed: int, blocks: int = 1) -> str | None:
+def launched(
+    kernel: EmulatedKernel, arrays: Sequence[Array], seed: int, blocks: int = 1
+) -> str | None:
     reseed(seed)
     return kernel.run(
         (blocks, 1, 1),
@@ -126,7 +128,7 @@ def launched(kernel: Kernel, arrays: Sequence[Array], seed: int, blocks: int = 1
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_reported_in_any_order(name: str, seed: int, kernels: dict[str, Kernel]):
+def test_a_fault_is_reported_in_any_order(name: str, seed: int, kernels: dict[str, EmulatedKernel]):
     blocks = 2 if name in ("blocks_that_meet", "all_blocks_read") else 1
     fault = launched(kernels[name], numbers(), seed, blocks)
     assert fault is not None
@@ -136,11 +138,11 @@ def test_a_fault_is_reported_in_any_order(name: str, seed: int, kernels: dict[st
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", SOUND)
-def test_what_is_sound_is_not_reported(name: str, seed: int, kernels: dict[str, Kernel]):
+def test_what_is_sound_is_not_reported(name: str, seed: int, kernels: dict[str, EmulatedKernel]):
     assert launched(kernels[name], numbers(), seed, 3 if name == "order_of_warps" else 1) is None
 
 
-def test_after_a_fault_the_next_launch_is_sound(kernels: dict[str, Kernel]):
+def test_after_a_fault_the_next_launch_is_sound(kernels: dict[str, EmulatedKernel]):
     x, y = numbers()
     assert launched(kernels["without_a_barrier"], (x, y), 0) is not None
     assert launched(kernels["turned"], (x, y), 0) is None
@@ -164,7 +166,7 @@ __global__ void unordered(int* next, int* order) {
 
 
 @pytest.mark.parametrize("block", [48, 1056])
-def test_a_block_that_no_gpu_launches_is_refused(block: int, kernels: dict[str, Kernel]):
+def test_a_block_that_no_gpu_launches_is_refused(block: int, kernels: dict[str, EmulatedKernel]):
     fault = kernels["turned"].run((1, 1, 1), (block, 1, 1), [])
     assert fault is not None
     assert "block" in fault

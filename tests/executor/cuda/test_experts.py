@@ -5,10 +5,16 @@ import pytest
 
 from millrace.executor.cuda.kernels.table import make_calls
 from millrace.executor.errors import ExecutorError
-from millrace.executor.kernels.context import Array, whole
+from millrace.executor.kernels.context import Array, whole_shard
 from tests.executor.cuda.calling import Attributes, Operands, call, context_of, empty
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator
-from tests.executor.cuda.example_cases import Case, cases_of, emulator_of, every, wanted
+from tests.executor.cuda.example_cases import (
+    ExampleCase,
+    cases_of,
+    emulator_of,
+    parametrize_cases,
+    selected_cases,
+)
 from tests.executor.examples.example import Example
 from tests.executor.examples.experts import EXAMPLES
 from tests.executor.examples.experts import top_k as top_k_formula
@@ -38,11 +44,11 @@ CASES = cases_of((*EXAMPLES, *MANY), {})
 
 @pytest.fixture(scope="module")
 def emulator(request: pytest.FixtureRequest) -> Emulator:
-    return emulator_of(wanted(CASES, request))
+    return emulator_of(selected_cases(CASES, request))
 
 
-@every(CASES)
-def test_kernels_compute_what_their_formulas_say(case: Case, emulator: Emulator):
+@parametrize_cases(CASES)
+def test_kernels_compute_what_their_formulas_say(case: ExampleCase, emulator: Emulator):
     case.check(emulator)
 
 
@@ -52,9 +58,9 @@ def test_rows_that_divide_into_no_wide_units_are_dispatched_too(features: int, d
     x = np.arange(4.0 * features).reshape(1, 4, features)
     expert = np.array([[[1], [0], [1], [1]]], np.int32)
     place = np.array([[[0], [0], [1], [-1]]], np.int32)
-    shards = [whole(x.shape, dtype), *[whole(expert.shape, "int32")] * 2]
+    shards = [whole_shard(x.shape, dtype), *[whole_shard(expert.shape, "int32")] * 2]
     (sent,) = call(
-        "dispatch", DISPATCH, [x, expert, place], [whole((2, 1, 2, features), dtype)],
+        "dispatch", DISPATCH, [x, expert, place], [whole_shard((2, 1, 2, features), dtype)],
         input_shards=shards,
     )  # fmt: skip
     np.testing.assert_array_equal(sent[1, 0], x[0, [0, 2]])
@@ -67,9 +73,9 @@ def test_weights_may_be_wider_than_what_they_weigh():
     expert = np.array([[[1, 0], [0, 1]]], np.int32)
     place = np.array([[[0, 0], [1, 1]]], np.int32)
     weight = np.array([[[0.5, 0.25], [1, 2]]])
-    chosen = [whole(expert.shape, "int32")] * 2
-    sides = whole(y.shape, "bfloat16"), whole((1, 2, 4), "bfloat16")
-    wide = whole(weight.shape, "float32")
+    chosen = [whole_shard(expert.shape, "int32")] * 2
+    sides = whole_shard(y.shape, "bfloat16"), whole_shard((1, 2, 4), "bfloat16")
+    wide = whole_shard(weight.shape, "float32")
     (out,) = call(
         "combine", COMBINE, [y, expert, place, weight], [sides[1]],
         input_shards=[sides[0], *chosen, wide],
@@ -92,10 +98,10 @@ def margin_of(
 ) -> float:
     """The margin that the control holds after a choice, when it held `before`."""
     shape = (*scores.shape[:2], choices)
-    outputs = [whole(shape, dtype) for dtype in ("float64", "int32", "int32")]
+    outputs = [whole_shard(shape, dtype) for dtype in ("float64", "int32", "int32")]
     attributes: Attributes = {"capacity": 2, **groups}
     context = context_of(
-        "top_k", TOP_K, [whole(scores.shape, "float64")], outputs, attributes
+        "top_k", TOP_K, [whole_shard(scores.shape, "float64")], outputs, attributes
     )  # fmt: skip
     calls = make_calls(context)
     operands = Operands(calls, [scores], [empty(shard) for shard in outputs])
@@ -121,7 +127,7 @@ def test_scores_that_are_no_numbers_choose_experts_that_exist(emulator: Emulator
     scores[0, 2] = -np.inf
     shape = (1, 3, 2)
     _, expert, place = call(
-        "top_k", TOP_K, [scores], [whole(shape, d) for d in ("float64", "int32", "int32")],
+        "top_k", TOP_K, [scores], [whole_shard(shape, d) for d in ("float64", "int32", "int32")],
         attributes={"capacity": 2}, emulator=emulator,
     )  # fmt: skip
     np.testing.assert_array_equal(expert[0], [[0, 1], [1, 3], [0, 1]])
@@ -131,7 +137,7 @@ def test_scores_that_are_no_numbers_choose_experts_that_exist(emulator: Emulator
 
 def test_a_device_chooses_as_the_host_does(emulator: Emulator):
     scores = np.round(np.random.default_rng(3).standard_normal((2, 65, 70)), 1)
-    outputs = [whole((2, 65, 5), dtype) for dtype in ("float64", "int32", "int32")]
+    outputs = [whole_shard((2, 65, 5), dtype) for dtype in ("float64", "int32", "int32")]
     attributes: Attributes = {"capacity": 3, "groups": 5, "kept_groups": 2}
     choices = [
         calling("top_k", TOP_K, [scores], outputs, attributes=attributes, **more)
@@ -142,9 +148,9 @@ def test_a_device_chooses_as_the_host_does(emulator: Emulator):
 
 
 def test_more_choices_than_experts_in_the_kept_groups_are_refused():
-    shards = [whole((1, 2, 4), dtype) for dtype in ("float64", "int32", "int32")]
+    shards = [whole_shard((1, 2, 4), dtype) for dtype in ("float64", "int32", "int32")]
     context = context_of(
-        "top_k", TOP_K, [whole((1, 2, 6), "float64")], shards,
+        "top_k", TOP_K, [whole_shard((1, 2, 6), "float64")], shards,
         {"capacity": 1, "groups": 2, "kept_groups": 1},
     )  # fmt: skip
     with pytest.raises(ExecutorError, match="chooses 4 experts of 3 that it may choose"):

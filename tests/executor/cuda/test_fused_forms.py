@@ -3,7 +3,7 @@
 import pytest
 
 from millrace.executor.cuda.kernels.fused.table import FUSED
-from millrace.executor.cuda.kernels.in_turn import in_turn
+from millrace.executor.cuda.kernels.in_turn import unfused_calls
 from millrace.executor.cuda.kernels.table import make_calls
 from millrace.executor.cuda.rank import RankCalls
 from millrace.executor.streams import command_buffer
@@ -20,7 +20,7 @@ def test_no_fused_actor_runs_part_by_part(model: str, precision: str) -> None:
     calls = RankCalls(graph, 0, command_buffer(graph, (0,)), ranks[0])
 
     def alone(context):
-        return in_turn(context, [make_calls(part.context) for part in context.parts])
+        return unfused_calls(context, [make_calls(part.context) for part in context.parts])
 
     fused = [actor for actor in graph.programs[0].actors if actor.parts]
     assert fused

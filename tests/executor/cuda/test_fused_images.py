@@ -8,15 +8,15 @@ import pytest
 from msgspec.structs import replace
 
 from millrace.executor.cuda.calls import Call, Calls
-from millrace.executor.cuda.kernels.in_turn import in_turn
+from millrace.executor.cuda.kernels.in_turn import unfused_calls
 from millrace.executor.cuda.kernels.table import make_calls
 from millrace.executor.cuda.rank import RankCalls
-from millrace.executor.kernels.context import Array, FusedPart, KernelContext, whole
+from millrace.executor.kernels.context import Array, FusedPart, KernelContext, whole_shard
 from millrace.executor.kernels.table import make_kernel
 from millrace.executor.streams.commands import command_buffer
 from millrace.planner.compile import compile_plan
 from millrace.planner.plan import FUSED
-from tests.executor.cuda.calling import Operands, context_of, empty, loaded, stored
+from tests.executor.cuda.calling import Operands, context_of, empty, loaded, to_device
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator, functions_of
 from tests.executor.gpu.plans import planned, runs_of
 
@@ -35,8 +35,8 @@ def fused_norm(
 ) -> KernelContext:
     """Context of a batch norm and what follows; `pre_relu`: the input of relu is an output too."""
     labels, shape = IMAGES[image]
-    channels = whole((shape[labels.split().index("c")],), SUMS.get(dtype, "float32"))
-    large = whole(shape, dtype)
+    channels = whole_shard((shape[labels.split().index("c")],), SUMS.get(dtype, "float32"))
+    large = whole_shard(shape, dtype)
     inputs = [large, channels, channels, channels, channels]
     norm = context_of("batch_norm", f"{labels}, c, c, c, c -> {labels}", inputs, [large],
                       {"epsilon": 1e-3})  # fmt: skip
@@ -74,7 +74,7 @@ def emulated(context: KernelContext, calls: Calls) -> list[Array]:
     """Outputs of calls, in the bits that a device would hold."""
     arrays = zip(arrays_of(context), context.inputs, strict=True)
     writes = [empty(shard) for shard in context.outputs]
-    operands = Operands(calls, [stored(array, shard.dtype) for array, shard in arrays], writes)
+    operands = Operands(calls, [to_device(array, shard.dtype) for array, shard in arrays], writes)
     machine = Emulator(functions_of(calls.of(0)))
     for call in calls.of(0):
         machine.run(call, operands.address, operands.ranges(call))
@@ -111,7 +111,7 @@ def test_one_pass_gives_the_bits_of_the_parts(
     context = fused_norm(image, dtype, after, pre_relu=pre_relu, swapped=swapped)
     calls = make_calls(context)
     assert len(calls.of(0)) == 2  # the channels' factors, then all elements once
-    alone = in_turn(context, [make_calls(part.context) for part in context.parts])
+    alone = unfused_calls(context, [make_calls(part.context) for part in context.parts])
     assert len(alone.of(0)) == 2 + len(after)
     for output, expected in zip(emulated(context, calls), emulated(context, alone), strict=True):
         np.testing.assert_array_equal(output, expected)
@@ -124,7 +124,7 @@ def test_it_is_near_what_a_cpu_makes_of_the_parts(image: str, dtype: str) -> Non
     context = fused_norm(image, dtype, ("add", "relu"), pre_relu=True)
     wide = fused_norm(image, "float64", ("add", "relu"), pre_relu=True)
     arrays = [
-        loaded(stored(array, shard.dtype), shard.dtype).astype(np.float64)
+        loaded(to_device(array, shard.dtype), shard.dtype).astype(np.float64)
         for array, shard in zip(arrays_of(context), context.inputs, strict=True)
     ]
     expected = [np.empty(shard.shape) for shard in wide.outputs]
@@ -137,7 +137,7 @@ def test_it_is_near_what_a_cpu_makes_of_the_parts(image: str, dtype: str) -> Non
 def test_parts_of_several_dtypes_run_in_turn() -> None:
     context = fused_norm("pieces", "bfloat16", ("relu",), pre_relu=False)
     norm, relu = context.parts
-    wide = whole(context.outputs[0].shape, "float32")
+    wide = whole_shard(context.outputs[0].shape, "float32")
     relu.context.outputs = (wide,)
     mixed = context_of(
         context.kind, "", context.inputs, [wide], parts=(norm, relu), inner=context.inner
@@ -156,13 +156,13 @@ def test_a_resnet_has_no_norm_that_is_gone_over_again(precision: str) -> None:
         if actor.kind.startswith("batch_norm+"):
             context = rank.context(actor, rank.run_state)
             # The input of the relu that ends a block is kept: the next block reads its result.
-            assert made_beside(context) == (1 if "+add" in actor.kind else 0)
+            assert extra_outputs_of_equal_size(context) == (1 if "+add" in actor.kind else 0)
             assert len(make_calls(context).of(0)) == 2
     assert kinds["batch_norm+relu"]
     assert kinds["batch_norm+add+relu"]
     assert not kinds["relu"]
 
 
-def made_beside(context: KernelContext) -> int:
+def extra_outputs_of_equal_size(context: KernelContext) -> int:
     """Number of further outputs that are as large as the first."""
     return sum(shard.size == context.outputs[0].size for shard in context.outputs[1:])

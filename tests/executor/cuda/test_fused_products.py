@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from millrace.executor.cuda.calls import Calls, Choice, Product
+from millrace.executor.cuda.calls import Calls, KernelAlternatives, ProductCall
 from millrace.executor.cuda.kernels.table import make_calls
 from millrace.executor.cuda.rank import RankCalls
 from millrace.executor.kernels.context import KernelContext
 from millrace.executor.streams.commands import command_buffer
 from millrace.planner.compile import compile_plan
 from millrace.planner.plan import FUSED
-from tests.executor.cuda.calling import Operands, empty, loaded, stored
+from tests.executor.cuda.calling import Operands, empty, loaded, to_device
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator, functions_of
 from tests.executor.gpu.plans import planned, runs_of
 
@@ -51,26 +51,28 @@ def test_every_product_and_what_follows_on_it_is_one_call(model: str, precision:
     assert KINDS[model] <= set(kinds)
     for context, calls in contexts(model, precision):
         option = list(options_of(calls, 0, 0))
-        assert all(isinstance(call, Product) for call in option), context.kind
+        assert all(isinstance(call, ProductCall) for call in option), context.kind
         assert len(option) == context.kind.split("+").count("matmul"), context.kind
 
 
 def options_of(calls: Calls, firing: int, which: int):
     for call in calls.of(firing):
-        yield from call.options[which] if isinstance(call, Choice) else (call,)
+        yield from call.options[which] if isinstance(call, KernelAlternatives) else (call,)
 
 
 @pytest.mark.skipif(COMPILER is None, reason="needs g++")
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("model", MODELS)
 def test_it_computes_what_the_parts_in_turn_compute(model: str, precision: str) -> None:
-    from millrace.executor.cuda.kernels.in_turn import in_turn
+    from millrace.executor.cuda.kernels.in_turn import unfused_calls
 
     rng = np.random.default_rng(0)
     for context, calls in contexts(model, precision):
-        alone = in_turn(context, [make_calls(part.context) for part in context.parts])
+        alone = unfused_calls(context, [make_calls(part.context) for part in context.parts])
         emulator = Emulator(functions_of(shard for firing in (0, 1) for shard in alone.of(firing)))
-        reads = [stored(rng.standard_normal(shard.shape), shard.dtype) for shard in context.inputs]
+        reads = [
+            to_device(rng.standard_normal(shard.shape), shard.dtype) for shard in context.inputs
+        ]
         results = []
         for op_calls, which in ((alone, -1), (calls, 0), (calls, -1)):
             writes = [empty(shard) for shard in context.outputs]

@@ -8,16 +8,22 @@ import numpy as np
 import pytest
 
 from benchmarks.kernel_resources import resources_of
-from millrace.executor.cuda.calls import Launch, Product
+from millrace.executor.cuda.calls import Launch, ProductCall
 from millrace.executor.cuda.kernels.images import units
 from millrace.executor.cuda.kernels.table import make_calls
 from millrace.executor.errors import ExecutorError
-from millrace.executor.kernels.context import Array, whole
+from millrace.executor.kernels.context import Array, whole_shard
 from tests.executor.cuda.calling import call, context_of
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator
-from tests.executor.cuda.example_cases import Case, cases_of, emulator_of, every, wanted
-from tests.executor.cuda.kept_code import kept_cubin
-from tests.executor.cuda.usual import NARROW, numbered
+from tests.executor.cuda.example_cases import (
+    ExampleCase,
+    cases_of,
+    emulator_of,
+    parametrize_cases,
+    selected_cases,
+)
+from tests.executor.cuda.kept_code import cached_cubin
+from tests.executor.cuda.usual import NARROW, enumerate_by_kind
 from tests.executor.examples.example import Example
 from tests.executor.examples.images import EXAMPLES, channels_last, convolution, pooling, window
 from tests.extras import optional
@@ -155,12 +161,12 @@ UNITS = tuple(
 )  # fmt: skip
 UNIT_CASES = [
     *(
-        Case(example=example, dtype=dtype, usual=dtype == NARROW[number % 2])
-        for number, example in numbered(UNITS)
+        ExampleCase(example=example, dtype=dtype, usual=dtype == NARROW[number % 2])
+        for number, example in enumerate_by_kind(UNITS)
         for dtype in NARROW
     ),
     *(
-        Case(example=example, dtype="bfloat16", splits=splits)
+        ExampleCase(example=example, dtype="bfloat16", splits=splits)
         for example in UNITS[:3]
         for splits in ({"b": 2}, {"c": 2}, {"n": 2}, {"b": 2, "c": 2, "n": 2})
     ),
@@ -170,19 +176,19 @@ CASES = [
         (*EXAMPLES, *dilated_poolings(), *map(channels_last, dilated_poolings())), STATISTICS
     ),
     *(
-        Case(example=channels_last(example), dtype=dtype)
+        ExampleCase(example=channels_last(example), dtype=dtype)
         for example in pieces_pooled()
         for dtype in ("float32", "bfloat16")
     ),
     *UNIT_CASES,
     *(
-        Case(
+        ExampleCase(
             example=example,
             dtype=dtype,
             wide=STATISTICS.get(example.kind, ()),
             usual=dtype == ("float32", "bfloat16")[number % 2],
         )
-        for number, example in numbered(LARGER)
+        for number, example in enumerate_by_kind(LARGER)
         for dtype in ("float32", "bfloat16")
     ),
 ]
@@ -190,11 +196,11 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def emulator(request: pytest.FixtureRequest) -> Emulator:
-    return emulator_of(wanted(CASES, request))
+    return emulator_of(selected_cases(CASES, request))
 
 
-@every(CASES)
-def test_kernels_compute_what_their_formulas_say(case: Case, emulator: Emulator):
+@parametrize_cases(CASES)
+def test_kernels_compute_what_their_formulas_say(case: ExampleCase, emulator: Emulator):
     case.check(emulator)
 
 
@@ -220,7 +226,7 @@ def test_convolutions_on_matrix_units_keep_their_sums_in_registers(architecture:
             for each in product(flags, repeat=2)
         ),
     ]
-    cubin = kept_cubin("convolution_units", functions, architecture)
+    cubin = cached_cubin("convolution_units", functions, architecture)
     taken = resources_of(cubin.code)
     for name, symbol in cubin.symbols.items():
         assert taken[symbol].stack_bytes == 0, (name, taken[symbol])
@@ -237,7 +243,7 @@ def calls_of(sizes: dict[str, int], kind: str = "conv_grad_weight") -> list[obje
     """The calls of a convolution of float32."""
     attributes = window((1, 1), (sizes["q"] // 2, sizes["p"] // 2))
     (example,) = (e for e in convolutions(attributes, sizes) if e.kind == kind)
-    (part,) = Case(example=example, dtype="float32").parts()
+    (part,) = ExampleCase(example=example, dtype="float32").parts()
     context = context_of(kind, example.labels, part.inputs, part.outputs, example.attributes)
     return list(make_calls(context).of(0))
 
@@ -246,13 +252,13 @@ def test_a_window_of_one_place_is_a_product_of_matrices():
     sizes = {"b": 4, "c": 6, "n": 8, "y": 7, "x": 7, "q": 1, "p": 1, "j": 7, "i": 7}
     for kind in ("conv", "conv_grad_input"):
         (matrix_product,) = calls_of(sizes, kind)
-        assert isinstance(matrix_product, Product)
+        assert isinstance(matrix_product, ProductCall)
         assert matrix_product.batch == 4
     *products, last = calls_of(sizes)
-    assert all(isinstance(matrix_product, Product) for matrix_product in products)
+    assert all(isinstance(matrix_product, ProductCall) for matrix_product in products)
     assert isinstance(last, Launch)
     (alone,) = calls_of(sizes | {"b": 1})
-    assert isinstance(alone, Product)
+    assert isinstance(alone, ProductCall)
 
 
 def test_places_go_in_slabs_where_weights_fill_no_device():
@@ -265,13 +271,13 @@ def test_a_window_that_holds_a_nan_has_no_largest_value(emulator: Emulator):
     attributes = window((2, 2), (0, 0)) | {"size_y": 2, "size_x": 2}
     x = np.array([[[[1, np.nan, 3, 4], [5, 6, 7, 8]]]])
     (largest,) = call(
-        "max_pool", "b c y! x! -> b c j! i!", [x], [whole((1, 1, 1, 2), "float64")],
+        "max_pool", "b c y! x! -> b c j! i!", [x], [whole_shard((1, 1, 1, 2), "float64")],
         attributes=attributes, emulator=emulator,
     )  # fmt: skip
     np.testing.assert_array_equal(largest[0, 0], [[np.nan, 8]])
     (dx,) = call(
         "max_pool_grad", "b c y! x!, b c j! i! -> b c y! x!", [x, np.full((1, 1, 1, 2), 2.0)],
-        [whole(x.shape, "float64")], attributes=attributes, emulator=emulator,
+        [whole_shard(x.shape, "float64")], attributes=attributes, emulator=emulator,
     )  # fmt: skip
     np.testing.assert_array_equal(dx[0, 0], [[0, 0, 0, 0], [0, 0, 0, 2]])
 
@@ -281,13 +287,13 @@ def test_the_first_of_a_window_of_minus_infinity_is_its_largest(emulator: Emulat
     (dx,) = call(
         "max_pool_grad", "b c y! x!, b c j! i! -> b c y! x!",
         [np.full((1, 1, 4, 4), -np.inf), np.arange(1.0, 5).reshape(1, 1, 2, 2)],
-        [whole((1, 1, 4, 4), "float64")], attributes=attributes, emulator=emulator,
+        [whole_shard((1, 1, 4, 4), "float64")], attributes=attributes, emulator=emulator,
     )  # fmt: skip
     np.testing.assert_array_equal(dx[0, 0], [[1, 2, 0, 0], [3, 4, 0, 0], [0] * 4, [0] * 4])
 
 
 def test_convolution_of_two_dtypes_is_refused():
-    shards = whole((1, 2, 3, 3), "float32"), whole((2, 2, 1, 1), "bfloat16")
+    shards = whole_shard((1, 2, 3, 3), "float32"), whole_shard((2, 2, 1, 1), "bfloat16")
     with pytest.raises(ExecutorError, match=r"computes in one dtype.*float32, bfloat16, float32"):
         make_calls(
             context_of(

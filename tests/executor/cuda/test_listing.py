@@ -9,7 +9,7 @@ import pytest
 from millrace.executor.cuda.listing import Unread, device_listing, listed_run, rank_listing
 from millrace.executor.cuda.rank import RankCalls
 from millrace.executor.errors import ExecutorError
-from millrace.executor.kernels.context import Source
+from millrace.executor.kernels.context import SampleSource
 from millrace.executor.streams import command_buffer
 from millrace.planner.compile import compile_plan
 from millrace.planner.errors import PlanError
@@ -58,6 +58,6 @@ def test_a_rank_that_a_plan_does_not_have_is_refused(rank: int) -> None:
 
 
 def test_a_listing_reads_no_samples() -> None:
-    source = Source(name="tokens", values=0, shape=(), region=())
+    source = SampleSource(name="tokens", values=0, shape=(), region=())
     with pytest.raises(ExecutorError, match="a listing reads no `tokens`"):
         Unread().read(source, np.arange(1))

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.executor.cuda.calls import Launch, Product, types
+from millrace.executor.cuda.calls import Launch, ProductCall, types
 from millrace.executor.cuda.kernels.matmul import PRODUCTS_MAX, SOURCE
 from millrace.executor.cuda.kernels.table import make_calls
 from millrace.executor.errors import ExecutorError
-from millrace.executor.kernels.context import Array, Shard, whole
+from millrace.executor.kernels.context import Array, Shard, whole_shard
 from millrace.models.labels import bind, parse, shape_of
 from millrace.models.quantised import ARITHMETIC
 from millrace.models.zoo.catalogue import TrainingSpec, build_training
-from tests.executor.cuda.calling import FLOATS, call, context_of, loaded, stored
+from tests.executor.cuda.calling import FLOATS, call, context_of, loaded, to_device
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator
 from tests.executor.examples.example import Example, einsum
 from tests.executor.examples.products import EXAMPLES as PRODUCTS
@@ -67,7 +67,7 @@ def emulator() -> Emulator:
 
 
 def context_for(labels: str, shapes: list[tuple[int, ...]], dtypes: tuple[str, str, str], **more):
-    shards = [whole(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+    shards = [whole_shard(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
     return context_of("matmul", labels, shards[:2], shards[2:], **more)
 
 
@@ -80,9 +80,9 @@ def check(
 ) -> None:
     """Check that the calls compute the formula on inputs as they are stored."""
     shapes = shapes_of(example.labels, example.label_sizes)
-    shards = [whole(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+    shards = [whole_shard(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
     rounded = [
-        loaded(stored(array, dtype), dtype).reshape(array.shape)
+        loaded(to_device(array, dtype), dtype).reshape(array.shape)
         for array, dtype in zip(inputs, dtypes, strict=False)
     ]
     (output,) = call(
@@ -126,7 +126,7 @@ def test_shards_put_together_equal_the_whole(
         "matmul",
         example.labels,
         inputs,
-        [whole(shapes_of(example.labels, sizes)[2], "float64")],
+        [whole_shard(shapes_of(example.labels, sizes)[2], "float64")],
         {label: parts for label, parts in splits.items() if parts > 1},
         fire=partial(call, emulator=emulator),
     )
@@ -194,7 +194,7 @@ def test_every_product_of_the_zoo_is_one_of_the_library_and_what_its_labels_say(
     for labels, shapes, dtypes in einsums_of_the_zoo():
         context = context_for(labels, list(shapes), dtypes)
         calls = make_calls(context).of(0)
-        assert [type(device_call) for device_call in calls] == [Product], labels
+        assert [type(device_call) for device_call in calls] == [ProductCall], labels
         expression = parse(labels)
         letters = {label: chr(97 + number) for number, label in enumerate(expression.labels)}
         flat = [
@@ -218,7 +218,7 @@ def emulator_of_products() -> Emulator:
 def test_labels_that_merge_become_one_product(labels: str):
     sizes = {"b": 4, "t": 6, "s": 5, "h": 2, "d": 3, "k": 8, "n": 10, "e": 4, "c": 7}
     calls = make_calls(context_for(labels, shapes_of(labels, sizes), ("float32",) * 3)).of(0)
-    products = [product for product in calls if isinstance(product, Product)]
+    products = [product for product in calls if isinstance(product, ProductCall)]
     assert len(products) == PRODUCTS_MADE[labels]
     assert len(calls) == max(1, len(products))
     for product in products:
@@ -250,7 +250,7 @@ def test_a_product_computes_in_what_its_operands_and_the_run_say(dtype, run, exp
         "b k, k n -> b n", [(2, 3), (3, 4), (2, 4)], (dtype,) * 3, run=run_state(arithmetic=run)
     )
     (product,) = make_calls(context).of(0)
-    assert isinstance(product, Product)
+    assert isinstance(product, ProductCall)
     assert product.arithmetic == expected
 
 
@@ -272,6 +272,6 @@ def test_a_product_in_8_bits_is_refused_with_what_to_do(narrow: str):
     ],
 )
 def test_labels_that_the_other_backend_refuses_are_refused_alike(labels, shapes, message):
-    shards = [whole(shape, "float32") for shape in shapes]
+    shards = [whole_shard(shape, "float32") for shape in shapes]
     with pytest.raises(ExecutorError, match=message):
         make_calls(context_of("matmul", labels, shards[:-1], shards[-1:]))

@@ -12,8 +12,8 @@ import pytest
 from benchmarks.kernel_resources import resources_of
 from millrace.executor.cuda.source_text import FOLDER
 from millrace.executor.kernels.context import Array
-from tests.executor.cuda.calling import aligned, loaded, stored
-from tests.executor.cuda.emulation.machine import COMPILER, Kernel, compiled, reseed
+from tests.executor.cuda.calling import aligned_buffer, loaded, to_device
+from tests.executor.cuda.emulation.machine import COMPILER, EmulatedKernel, compiled, reseed
 from tests.executor.cuda.kept_code import kept_cubin_of
 from tests.extras import optional
 
@@ -160,13 +160,13 @@ FAULTS = {
 
 
 @pytest.fixture(scope="module")
-def kernels() -> dict[str, Kernel]:
+def kernels() -> dict[str, EmulatedKernel]:
     names = [*PRODUCTS, *CHAINS, "copied", "turned", "not_awaited", *FAULTS]
     return compiled("matrix_units", TEXT + KERNELS, names)
 
 
 def launched(
-    kernel: Kernel, arrays: list[Array], *more: ctypes.c_int32, shared_bytes: int = 0
+    kernel: EmulatedKernel, arrays: list[Array], *more: ctypes.c_int32, shared_bytes: int = 0
 ) -> str | None:
     reseed(0)
     return kernel.run(
@@ -181,15 +181,15 @@ def launched(
 def sides(dtype: str) -> tuple[Array, Array, Array]:
     """Two sides as stored, and room for the product."""
     rng = np.random.default_rng(0)
-    a, b = (stored(rng.standard_normal((16, 16)), dtype) for _ in range(2))
-    return a, b, aligned(4 * 256).view(np.float32).reshape(16, 16)
+    a, b = (to_device(rng.standard_normal((16, 16)), dtype) for _ in range(2))
+    return a, b, aligned_buffer(4 * 256).view(np.float32).reshape(16, 16)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("right", [False, True])
 def test_a_product_of_either_side_as_it_lies_and_turned(
-    dtype: str, left: bool, right: bool, kernels: dict[str, Kernel]
+    dtype: str, left: bool, right: bool, kernels: dict[str, EmulatedKernel]
 ):
     a, b, d = sides(dtype)
     name = f"product<{TYPES[dtype]}, {str(left).lower()}, {str(right).lower()}>"
@@ -199,17 +199,21 @@ def test_a_product_of_either_side_as_it_lies_and_turned(
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_sums_are_packed_as_the_left_side_of_a_next_product(dtype: str, kernels: dict[str, Kernel]):
+def test_sums_are_packed_as_the_left_side_of_a_next_product(
+    dtype: str, kernels: dict[str, EmulatedKernel]
+):
     a, b, d = sides(dtype)
     assert launched(kernels[f"chain<{TYPES[dtype]}>"], [a, b, d]) is None
     x, y = (loaded(side, dtype) for side in (a, b))
-    between = loaded(stored(x @ y, dtype), dtype).astype(np.float64)
+    between = loaded(to_device(x @ y, dtype), dtype).astype(np.float64)
     np.testing.assert_allclose(d, 2 * between @ y.astype(np.float64), atol=1e-2)
 
 
 @pytest.mark.parametrize("there", [0, 5, 32])
-def test_copies_arrive_and_what_is_not_there_is_zero(there: int, kernels: dict[str, Kernel]):
-    source, target = (aligned(4 * 256).view(np.int32) for _ in range(2))
+def test_copies_arrive_and_what_is_not_there_is_zero(
+    there: int, kernels: dict[str, EmulatedKernel]
+):
+    source, target = (aligned_buffer(4 * 256).view(np.int32) for _ in range(2))
     source[:], target[:] = np.arange(1, 257), -2
     assert launched(kernels["copied"], [source, target], ctypes.c_int32(there)) is None
     expected = source.reshape(2, 32, 4).copy()
@@ -217,15 +221,17 @@ def test_copies_arrive_and_what_is_not_there_is_zero(there: int, kernels: dict[s
     np.testing.assert_array_equal(target, expected.ravel())
 
 
-def test_what_is_not_awaited_has_not_arrived(kernels: dict[str, Kernel]):
-    source, target = (aligned(4 * 128).view(np.int32) for _ in range(2))
+def test_what_is_not_awaited_has_not_arrived(kernels: dict[str, EmulatedKernel]):
+    source, target = (aligned_buffer(4 * 128).view(np.int32) for _ in range(2))
     source[:] = np.arange(128)
     assert launched(kernels["not_awaited"], [source, target]) is None
     assert (target[:32] == -1).all()
 
 
-def test_a_kernel_has_the_shared_memory_that_its_launch_asks_for(kernels: dict[str, Kernel]):
-    source, target = (aligned(4 * 32).view(np.int32) for _ in range(2))
+def test_a_kernel_has_the_shared_memory_that_its_launch_asks_for(
+    kernels: dict[str, EmulatedKernel],
+):
+    source, target = (aligned_buffer(4 * 32).view(np.int32) for _ in range(2))
     source[:] = np.arange(32)
     assert launched(kernels["turned"], [source, target], shared_bytes=128) is None
     np.testing.assert_array_equal(target, source[::-1])
@@ -233,8 +239,8 @@ def test_a_kernel_has_the_shared_memory_that_its_launch_asks_for(kernels: dict[s
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_of_a_copy_is_reported(name: str, kernels: dict[str, Kernel]):
-    source, target = (aligned(4 * 128).view(np.int32) for _ in range(2))
+def test_a_fault_of_a_copy_is_reported(name: str, kernels: dict[str, EmulatedKernel]):
+    source, target = (aligned_buffer(4 * 128).view(np.int32) for _ in range(2))
     source[:] = np.arange(128)
     fault = launched(kernels[name], [source, target])
     assert fault is not None

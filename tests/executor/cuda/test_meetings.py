@@ -13,16 +13,16 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from millrace.executor.cuda.calls import Bucket, Call, Calls, Collective, Copy, Launch, Operand
+from millrace.executor.cuda.calls import Bucket, Call, Calls, Collective, CopyCall, Launch, Operand
 from millrace.executor.cuda.meetings import bucket_calls, collective_calls, cut_of, loopback_calls
-from millrace.executor.kernels.context import Array, whole
+from millrace.executor.kernels.context import Array, whole_shard
 from millrace.executor.transport.communicator import Exchange, block, exchanges_of, receive
 from millrace.planner.actors.graph import ActorGraph, Meeting
 from millrace.planner.mesh import Axis
 from tests.executor.actor_graphs import ProgramWriter, checked, handed_on
-from tests.executor.cuda.calling import Operands, empty, loaded, stored
+from tests.executor.cuda.calling import Operands, empty, loaded, to_device
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator, Ranges
-from tests.executor.cuda.flat_collectives import FLAT, joined
+from tests.executor.cuda.flat_collectives import FLAT, reduce_terms
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
@@ -48,7 +48,7 @@ def emulator() -> Emulator:
     return Emulator({"meetings": names})
 
 
-class Case(NamedTuple):
+class MeetingCase(NamedTuple):
     """A meeting over one axis."""
 
     kind: str
@@ -61,7 +61,7 @@ class Case(NamedTuple):
 
 
 @st.composite
-def cases(draw: st.DrawFn, most: int = 4) -> Case:
+def cases(draw: st.DrawFn, most: int = 4) -> MeetingCase:
     kind = draw(st.sampled_from(sorted(FLAT)))
     members = draw(st.integers(1, most))
     rank = draw(st.integers(2 if kind == "all_to_all" else 1, 3))
@@ -81,10 +81,10 @@ def cases(draw: st.DrawFn, most: int = 4) -> Case:
     ):
         shape[dim] *= members
     dtype = draw(st.sampled_from(sorted(TYPES)))
-    return Case(kind, members, tuple(shape), before, after, reduction, dtype)
+    return MeetingCase(kind, members, tuple(shape), before, after, reduction, dtype)
 
 
-def graph_of(case: Case) -> ActorGraph:
+def graph_of(case: MeetingCase) -> ActorGraph:
     axes = (Axis(name="tp", size=case.members),)
     writer = ProgramWriter(axes)
     source = writer.source("x", case.shape, case.before)
@@ -94,7 +94,7 @@ def graph_of(case: Case) -> ActorGraph:
     return checked(axes, writer.program(0, tuple(range(case.members))))
 
 
-class Met(NamedTuple):
+class RendezvousMembers(NamedTuple):
     """The exchanges of the members, their registers' shapes and what they send, as stored."""
 
     exchanges: list[Exchange]
@@ -107,23 +107,25 @@ class Met(NamedTuple):
         return [factory(exchange, *shapes, dtype) for exchange in self.exchanges]
 
 
-def met(case: Case) -> Met:
+def met(case: MeetingCase) -> RendezvousMembers:
     graph = graph_of(case)
     (send, recv) = graph.programs[0].registers
     rng = np.random.default_rng(7)
-    sends = [stored(rng.standard_normal(send.shape) * 50, case.dtype) for _ in range(case.members)]
+    sends = [
+        to_device(rng.standard_normal(send.shape) * 50, case.dtype) for _ in range(case.members)
+    ]
     exchanges = [exchanges_of(graph, rank)[1][0] for rank in range(case.members)]
-    return Met(exchanges, send.shape, recv.shape, sends)
+    return RendezvousMembers(exchanges, send.shape, recv.shape, sends)
 
 
-def expected_of(case: Case, meeting: Met) -> list[Array]:
+def expected_of(case: MeetingCase, meeting: RendezvousMembers) -> list[Array]:
     """Arrays that `receive` gives members; sums of 16 bits are rounded as their kernels state."""
     received = []
     for member, exchange in enumerate(meeting.exchanges):
-        recv = empty(whole(meeting.recv_shape, case.dtype))
+        recv = empty(whole_shard(meeting.recv_shape, case.dtype))
         if case.kind in ("all_reduce", "reduce_scatter"):
             cuts = [block(x, exchange.scatter_dim, case.members, member) for x in meeting.sends]
-            recv[...] = joined(cuts, case.reduction, case.dtype)
+            recv[...] = reduce_terms(cuts, case.reduction, case.dtype)
             if case.dtype not in ("bfloat16", "float16"):
                 exact = np.empty_like(recv)
                 receive(exchange, meeting.sends, exact)
@@ -134,7 +136,7 @@ def expected_of(case: Case, meeting: Met) -> list[Array]:
     return received
 
 
-class Member:
+class MeetingMember:
     """The calls of one member and its memory; peers are other members' send registers."""
 
     def __init__(self, calls: Calls, sends: Sequence[Array], recv: Array, number: int) -> None:
@@ -149,21 +151,25 @@ class Member:
         return self._operands.ranges(call)
 
 
-def members_of(case: Case, meeting: Met, factory: Factory) -> list[Member]:
+def members_of(
+    case: MeetingCase, meeting: RendezvousMembers, factory: Factory
+) -> list[MeetingMember]:
     return [
-        Member(calls, meeting.sends, empty(whole(meeting.recv_shape, case.dtype)), number)
+        MeetingMember(
+            calls, meeting.sends, empty(whole_shard(meeting.recv_shape, case.dtype)), number
+        )
         for number, calls in enumerate(meeting.calls(factory, case.dtype))
     ]
 
 
-def flat(member: Member, operand: Operand, count: int, dtype: str) -> Array:
+def flat(member: MeetingMember, operand: Operand, count: int, dtype: str) -> Array:
     """`count` elements at an operand, as stored."""
     stored_dtype = np.dtype("uint16" if dtype == "bfloat16" else dtype)
     room = (ctypes.c_char * (count * stored_dtype.itemsize)).from_address(member.address(operand))
     return np.frombuffer(room, stored_dtype)
 
 
-def meet(members: Sequence[Member], calls: Sequence[Collective]) -> None:
+def meet(members: Sequence[MeetingMember], calls: Sequence[Collective]) -> None:
     """Carry out one collective of all members."""
     (signature, *others) = {(c.kind, c.elements, c.dtype, c.reduction) for c in calls}
     assert not others
@@ -178,7 +184,7 @@ def meet(members: Sequence[Member], calls: Sequence[Collective]) -> None:
         flat(member, call.recv, received, dtype)[...] = output
 
 
-def carry_out(emulator: Emulator, members: Sequence[Member]) -> None:
+def carry_out(emulator: Emulator, members: Sequence[MeetingMember]) -> None:
     """Carry out every member's calls, in step."""
     for calls in zip(*(member.calls for member in members), strict=True):
         if isinstance(calls[0], Collective):
@@ -192,7 +198,7 @@ def carry_out(emulator: Emulator, members: Sequence[Member]) -> None:
 @given(case=cases())
 @settings(max_examples=150, deadline=None)
 def test_members_receive_what_those_of_one_process_do(
-    emulator: Emulator, factory: Factory, case: Case
+    emulator: Emulator, factory: Factory, case: MeetingCase
 ) -> None:
     meeting = met(case)
     members = members_of(case, meeting, factory)
@@ -203,7 +209,7 @@ def test_members_receive_what_those_of_one_process_do(
 
 @given(case=cases())
 @settings(max_examples=60, deadline=None)
-def test_only_a_dim_behind_others_is_packed_or_unpacked(case: Case) -> None:
+def test_only_a_dim_behind_others_is_packed_or_unpacked(case: MeetingCase) -> None:
     assume(case.members > 1)
     meeting = met(case)
     for exchange, calls in zip(
@@ -216,8 +222,8 @@ def test_only_a_dim_behind_others_is_packed_or_unpacked(case: Case) -> None:
         assert (calls.workspace_bytes > 0) == (packed or unpacked)
 
 
-def case_of(kind: str, before: str, after: str, dtype: str = "float32") -> Case:
-    return Case(kind, 2, (4, 6), before, after, "sum", dtype)
+def case_of(kind: str, before: str, after: str, dtype: str = "float32") -> MeetingCase:
+    return MeetingCase(kind, 2, (4, 6), before, after, "sum", dtype)
 
 
 def test_blocks_of_rows_need_no_workspace() -> None:
@@ -235,7 +241,7 @@ def test_blocks_of_rows_need_no_workspace() -> None:
 
 
 def test_runs_are_moved_in_the_widest_unit_that_divides_them() -> None:
-    case = Case("reduce_scatter", 2, (3, 4, 8), "P(sum)", "S(1)", "sum", "bfloat16")
+    case = MeetingCase("reduce_scatter", 2, (3, 4, 8), "P(sum)", "S(1)", "sum", "bfloat16")
     (calls, _) = met(case).calls(collective_calls, "bfloat16")
     pack = calls.of(0)[0]
     assert isinstance(pack, Launch)
@@ -250,17 +256,17 @@ def test_a_cut_counts_runs_and_strides() -> None:
 
 
 def test_sums_of_16_bits_are_rounded_after_each_member(emulator: Emulator) -> None:
-    case = Case("all_reduce", 3, (1,), "P(sum)", "B", "sum", "bfloat16")
+    case = MeetingCase("all_reduce", 3, (1,), "P(sum)", "B", "sum", "bfloat16")
     meeting = met(case)
     for send, value in zip(meeting.sends, (256.0, 1.0, 1.0), strict=True):
-        send[...] = stored(np.array([value]), "bfloat16")
+        send[...] = to_device(np.array([value]), "bfloat16")
     members = members_of(case, meeting, loopback_calls)
     carry_out(emulator, members)
     assert [loaded(m.recv, "bfloat16").item() for m in members] == [256.0] * 3
 
 
 def test_a_maximum_keeps_what_is_no_number(emulator: Emulator) -> None:
-    case = Case("all_reduce", 2, (2,), "P(max)", "B", "max", "float32")
+    case = MeetingCase("all_reduce", 2, (2,), "P(max)", "B", "max", "float32")
     meeting = met(case)
     meeting.sends[0][...] = [np.nan, 1]
     meeting.sends[1][...] = [1, np.nan]
@@ -283,14 +289,14 @@ def test_a_transfer_is_a_send_and_a_recv() -> None:
     )
     assert loopback_calls(send, (3, 5), None, "float32").of(0) == ()
     assert loopback_calls(recv, None, (3, 5), "bfloat16").of(0) == (
-        Copy(Operand("peer"), Operand("write"), 30),
+        CopyCall(Operand("peer"), Operand("write"), 30),
     )
 
 
 def of_two(kind: str, before: str, after: str, make: Factory) -> tuple[Calls, Calls, Calls]:
     """Calls of the first member for two parts, each alone and both in a bucket."""
     (first, *_) = met(case_of(kind, before, after)).calls(make, "float32")
-    (second, *_) = met(Case(kind, 2, (8, 2), before, after, "sum", "float32")).calls(
+    (second, *_) = met(MeetingCase(kind, 2, (8, 2), before, after, "sum", "float32")).calls(
         make, "float32"
     )
     return first, second, bucket_calls([first, second])

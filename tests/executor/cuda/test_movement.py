@@ -7,11 +7,11 @@ from itertools import product
 import numpy as np
 import pytest
 
-from millrace.executor.cuda.calls import Calls, Copy, Launch
+from millrace.executor.cuda.calls import Calls, CopyCall, Launch
 from millrace.executor.cuda.kernels.source import stage_dtype
 from millrace.executor.cuda.kernels.table import make_calls
 from millrace.executor.errors import ExecutorError
-from millrace.executor.kernels.context import Array, Shard, whole
+from millrace.executor.kernels.context import Array, Shard, whole_shard
 from millrace.planner.sbp import (
     BROADCAST,
     PARTIAL_MAX,
@@ -22,7 +22,7 @@ from millrace.planner.sbp import (
     split,
 )
 from tests.executor.cuda.by_example import check_sharded, check_whole, emulator_of
-from tests.executor.cuda.calling import FLOATS, Operands, call, context_of, empty, loaded, stored
+from tests.executor.cuda.calling import FLOATS, Operands, call, context_of, empty, loaded, to_device
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator
 from tests.executor.examples.example import Example
 from tests.executor.examples.table import EXAMPLES
@@ -93,7 +93,7 @@ STAGED = (*FLOATS, "int32")
 
 def staged(dtype: str) -> Calls:
     attributes = {"source": "tokens", "values": 9}
-    return make_calls(context_of("input", "-> b t", [], [whole((3, 5), dtype)], attributes))
+    return make_calls(context_of("input", "-> b t", [], [whole_shard((3, 5), dtype)], attributes))
 
 
 # Boxing is tested as tests/executor/test_boxing_kernels.py does for NumPy.
@@ -207,9 +207,9 @@ def test_slice_refuses_a_shard_outside_its_input():
 def test_steps_read_the_halves_of_the_stage_in_turn(dtype: str, emulator: Emulator):
     calls = staged(dtype)
     halves = [np.arange(15).reshape(3, 5) + 100 * half for half in (0, 1)]
-    y = empty(whole((3, 5), dtype))
+    y = empty(whole_shard((3, 5), dtype))
     operands = Operands(calls, [], [y])
-    operands.stage = [stored(half, stage_dtype(dtype)) for half in halves]
+    operands.stage = [to_device(half, stage_dtype(dtype)) for half in halves]
     for run_step in (0, 1, 2):
         operands.control.view(np.int64)[:2] = 7 + run_step, run_step
         for device_call in calls.of(0):
@@ -220,7 +220,7 @@ def test_steps_read_the_halves_of_the_stage_in_turn(dtype: str, emulator: Emulat
 @pytest.mark.parametrize("dtype", [*FLOATS, "int32"])
 def test_a_constant_is_read_from_its_data_wherever_it_is_cut(dtype: str):
     values = np.arange(24).reshape(4, 6)
-    bits = stored(values, dtype)
+    bits = to_device(values, dtype)
     data = b64encode(zlib.compress(bits.astype(bits.dtype.newbyteorder("<")).tobytes())).decode()
     for splits in ({}, {"t": 2}, {"t": 2, "d": 3}):
         for place in product(*(range(parts) for parts in splits.values())):
@@ -240,15 +240,15 @@ def one_call(
     output_shape: tuple[int, ...],
     **attributes: int,
 ):
-    shards = [whole(input_shape, "bfloat16")], [whole(output_shape, "bfloat16")]
+    shards = [whole_shard(input_shape, "bfloat16")], [whole_shard(output_shape, "bfloat16")]
     (device_call,) = make_calls(context_of(kind, labels, *shards, attributes)).of(0)
     return device_call
 
 
 def test_what_lies_in_one_piece_is_copied_as_bytes():
-    assert isinstance(one_call("rearrange", "b i j -> b (i j)", (4, 3, 5), (4, 15)), Copy)
+    assert isinstance(one_call("rearrange", "b i j -> b (i j)", (4, 3, 5), (4, 15)), CopyCall)
     copy = one_call("narrow", "p! d -> t! d", (9, 4), (6, 4), start=2)
-    assert isinstance(copy, Copy)
+    assert isinstance(copy, CopyCall)
     assert (copy.source.offset_bytes, copy.size_bytes) == (16, 48)
 
 
@@ -263,6 +263,6 @@ def test_heads_move_sixteen_bytes_at_once_and_matrices_are_turned_over_by_tiles(
 
 
 def test_a_widening_that_casts_is_refused():
-    shards = [whole((4, 2), "bfloat16")], [whole((6, 2), "float32")]
+    shards = [whole_shard((4, 2), "bfloat16")], [whole_shard((6, 2), "float32")]
     with pytest.raises(ExecutorError, match="widen keeps its dtype"):
         make_calls(context_of("widen", "t! d -> p! d", *shards, {"start": 0}))

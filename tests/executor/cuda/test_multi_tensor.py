@@ -8,21 +8,21 @@ import pytest
 from millrace.executor.cuda.calls import (
     POINTERS_MAX,
     Calls,
+    CallTensor,
     Launch,
     Operand,
     Pointers,
-    Tensor,
     read,
     state,
     write,
 )
 from millrace.executor.cuda.kernels.multi_tensor.chunks import CHUNK_MAX, CHUNK_MIN, groups
 from millrace.executor.cuda.kernels.multi_tensor.moves import accumulate, cast, squared_sum
-from millrace.executor.cuda.kernels.multi_tensor.updates import Variable, adamw, sgd
+from millrace.executor.cuda.kernels.multi_tensor.updates import UpdatedVariable, adamw, sgd
 from millrace.executor.cuda.kernels.table import make_calls
 from millrace.executor.errors import ExecutorError
-from millrace.executor.kernels.context import Array, whole
-from tests.executor.cuda.calling import Operands, context_of, empty, loaded, stored
+from millrace.executor.kernels.context import Array, whole_shard
+from tests.executor.cuda.calling import Operands, context_of, empty, loaded, to_device
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator, functions_of
 from tests.executor.cuda.test_optimizer import carry_out, control_of
 
@@ -61,10 +61,10 @@ def carried_out(
 def test_many_variables_are_updated_as_each_alone(
     kind: str, attributes: dict[str, float], states: int, gradient_dtype: str
 ) -> None:
-    values = [stored(array, "float32") for array in numbers(SIZES)]
-    slopes = [stored(array, gradient_dtype) for array in numbers(SIZES, 1)]
+    values = [to_device(array, "float32") for array in numbers(SIZES)]
+    slopes = [to_device(array, gradient_dtype) for array in numbers(SIZES, 1)]
     initial_state = [
-        stored(abs(array), "float32")
+        to_device(abs(array), "float32")
         for array_number in range(states)
         for array in numbers(SIZES, 2 + array_number)
     ]  # fmt: skip
@@ -72,12 +72,14 @@ def test_many_variables_are_updated_as_each_alone(
     alone_state, expected = [array.copy() for array in initial_state], []
     for number, size in enumerate(SIZES):
         shards = [
-            whole((size,), "float32"), whole((size,), gradient_dtype), whole((3,), "float32"),
-            whole((), "float32"),
-        ]  # fmt: skip
+            whole_shard((size,), "float32"),
+            whole_shard((size,), gradient_dtype),
+            whole_shard((3,), "float32"),
+            whole_shard((), "float32"),
+        ]
         calls = make_calls(context_of(kind, "", shards, shards[:1], attributes))
         variable_state = alone_state[number :: len(SIZES)]
-        room = [stored(array, "float32") for array in variable_state]
+        room = [to_device(array, "float32") for array in variable_state]
         output = empty(shards[0])
         machine = Emulator(functions_of(calls.of(0)))
         reads = [values[number], slopes[number], totals, rate]
@@ -87,9 +89,9 @@ def test_many_variables_are_updated_as_each_alone(
             old_state[...] = new_state
     count = len(SIZES)
     variables = [
-        Variable(
-            value=Tensor(read(number), "float32", size),
-            gradient=Tensor(read(count + number), gradient_dtype, size),
+        UpdatedVariable(
+            value=CallTensor(read(number), "float32", size),
+            gradient=CallTensor(read(count + number), gradient_dtype, size),
             next_value=write(number),
             state=tuple(state(number + count * array_number) for array_number in range(states)),
         )
@@ -97,11 +99,13 @@ def test_many_variables_are_updated_as_each_alone(
     ]
     make = adamw if kind == "adamw" else sgd
     calls = make(
-        variables, Tensor(read(2 * count), "float32", 3), Tensor(read(2 * count + 1), "float32", 1),
+        variables,
+        CallTensor(read(2 * count), "float32", 3),
+        CallTensor(read(2 * count + 1), "float32", 1),
         **attributes,
-    )  # fmt: skip
+    )
     assert len(calls.of(0)) == 1
-    outputs = [empty(whole((size,), "float32")) for size in SIZES]
+    outputs = [empty(whole_shard((size,), "float32")) for size in SIZES]
     carried_out(calls, [*values, *slopes, totals, rate], outputs, initial_state)
     for updated, reference in zip(
         [*outputs, *initial_state], [*expected, *alone_state], strict=True
@@ -115,32 +119,32 @@ PAIRS = [
 ]  # fmt: skip
 
 
-def tensors(sizes: Sequence[int], source: str, target: str) -> list[tuple[Tensor, Tensor]]:
+def tensors(sizes: Sequence[int], source: str, target: str) -> list[tuple[CallTensor, CallTensor]]:
     return [
-        (Tensor(read(number), source, size), Tensor(write(number), target, size))
+        (CallTensor(read(number), source, size), CallTensor(write(number), target, size))
         for number, size in enumerate(sizes)
     ]
 
 
 @pytest.mark.parametrize(("source", "target"), PAIRS)
 def test_many_tensors_are_cast(source: str, target: str) -> None:
-    given = [stored(array, source) for array in numbers(SIZES)]
-    outputs = [empty(whole((size,), target)) for size in SIZES]
+    given = [to_device(array, source) for array in numbers(SIZES)]
+    outputs = [empty(whole_shard((size,), target)) for size in SIZES]
     carried_out(cast(tensors(SIZES, source, target)), given, outputs)
     for output, input_array in zip(outputs, given, strict=True):
-        np.testing.assert_array_equal(output, stored(loaded(input_array, source), target))
+        np.testing.assert_array_equal(output, to_device(loaded(input_array, source), target))
 
 
 @pytest.mark.parametrize(("source", "target"), PAIRS[2:])
 def test_many_sums_begin_anew_with_every_version(source: str, target: str) -> None:
-    given = [stored(array, source) for array in numbers(SIZES)]
-    outputs = [empty(whole((size,), target)) for size in SIZES]
+    given = [to_device(array, source) for array in numbers(SIZES)]
+    outputs = [empty(whole_shard((size,), target)) for size in SIZES]
     calls = accumulate(tensors(SIZES, source, target), hold=3)
     carried_out(calls, given, outputs, firings=(0, 1, 3, 4, 5))
     for output, input_array in zip(outputs, given, strict=True):
         value = loaded(input_array, source)
-        twice = loaded(stored(value + value, target), target)
-        np.testing.assert_array_equal(output, stored(twice + value, target))
+        twice = loaded(to_device(value + value, target), target)
+        np.testing.assert_array_equal(output, to_device(twice + value, target))
 
 
 @pytest.mark.parametrize(
@@ -148,8 +152,8 @@ def test_many_sums_begin_anew_with_every_version(source: str, target: str) -> No
 )
 def test_sums_of_squares_of_many_go_to_their_own_places(source: str, target: str) -> None:
     sizes = (*SIZES, CHUNK_MIN * 5 + 1, 0)
-    given = [stored(array, source) for array in numbers(sizes)]
-    outputs = [empty(whole((), target)) for _ in sizes]
+    given = [to_device(array, source) for array in numbers(sizes)]
+    outputs = [empty(whole_shard((), target)) for _ in sizes]
     pairs = [
         (tensor, sum_tensor._replace(size=1))
         for tensor, sum_tensor in tensors(sizes, source, target)
@@ -163,23 +167,23 @@ def test_sums_of_squares_of_many_go_to_their_own_places(source: str, target: str
 def test_tensors_of_several_dtypes_are_told_apart() -> None:
     sizes, dtypes = (5, 6, 7), ("float32", "float16", "float32")
     pairs = [
-        (Tensor(read(number), dtype, size), Tensor(write(number), "bfloat16", size))
+        (CallTensor(read(number), dtype, size), CallTensor(write(number), "bfloat16", size))
         for number, (size, dtype) in enumerate(zip(sizes, dtypes, strict=True))
     ]
-    given = [stored(array, dtype) for array, dtype in zip(numbers(sizes), dtypes, strict=True)]
-    outputs = [empty(whole((size,), "bfloat16")) for size in sizes]
+    given = [to_device(array, dtype) for array, dtype in zip(numbers(sizes), dtypes, strict=True)]
+    outputs = [empty(whole_shard((size,), "bfloat16")) for size in sizes]
     calls = cast(pairs)
     assert len(calls.of(0)) == 2
     carried_out(calls, given, outputs)
     for output, input_array, dtype in zip(outputs, given, dtypes, strict=True):
-        np.testing.assert_array_equal(output, stored(loaded(input_array, dtype), "bfloat16"))
+        np.testing.assert_array_equal(output, to_device(loaded(input_array, dtype), "bfloat16"))
 
 
 def test_more_tensors_than_a_launch_takes_are_several_launches() -> None:
     count = POINTERS_MAX // 2 + 3
     sizes = [1 + number % 5 for number in range(count)]
-    given = [stored(array, "float32") for array in numbers(sizes)]
-    outputs = [empty(whole((size,), "bfloat16")) for size in sizes]
+    given = [to_device(array, "float32") for array in numbers(sizes)]
+    outputs = [empty(whole_shard((size,), "bfloat16")) for size in sizes]
     calls = cast(tensors(sizes, "float32", "bfloat16"))
     launches = [launch for launch in calls.of(0) if isinstance(launch, Launch)]
     assert [launch.function for launch in launches] == [
@@ -194,7 +198,7 @@ def test_more_tensors_than_a_launch_takes_are_several_launches() -> None:
     ]
     carried_out(calls, given, outputs)
     for output, input_array in zip(outputs, given, strict=True):
-        np.testing.assert_array_equal(output, stored(input_array, "bfloat16"))
+        np.testing.assert_array_equal(output, to_device(input_array, "bfloat16"))
 
 
 def test_chunks_are_equal_and_cover_every_tensor_once() -> None:
@@ -215,11 +219,11 @@ def test_chunks_are_equal_and_cover_every_tensor_once() -> None:
 
 
 def test_what_does_not_fit_together_is_refused() -> None:
-    source, target = Tensor(read(0), "float32", 5), Tensor(write(0), "int32", 5)
+    source, target = CallTensor(read(0), "float32", 5), CallTensor(write(0), "int32", 5)
     with pytest.raises(ExecutorError, match="needs operands of one size, found 5, 4"):
         cast([(source, target._replace(size=4))])
     with pytest.raises(ExecutorError, match="from float32 to int32 would lose fractions"):
         cast([(source, target)])
-    variable = Variable(value=source, gradient=source, next_value=Operand("write"))
+    variable = UpdatedVariable(value=source, gradient=source, next_value=Operand("write"))
     with pytest.raises(ExecutorError, match="keeps 2 arrays of state of each, found 0"):
         adamw([variable], source, source)

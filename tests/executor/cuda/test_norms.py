@@ -6,17 +6,26 @@ from itertools import product
 import numpy as np
 import pytest
 
-from millrace.executor.cuda.calls import Call, Calls, Launch, Tensor, always, read, workspace, write
+from millrace.executor.cuda.calls import (
+    Call,
+    Calls,
+    CallTensor,
+    Launch,
+    read,
+    same_calls,
+    workspace,
+    write,
+)
 from millrace.executor.cuda.kernels.columns import ColumnSums
 from millrace.executor.cuda.kernels.rows.norms import (
-    Residual,
+    NormResidual,
     norm,
     norm_grad_input,
     norm_grad_weight,
 )
 from millrace.executor.cuda.kernels.rows.teams import team_of
-from millrace.executor.kernels.context import Array, whole
-from tests.executor.cuda.calling import Operands, empty, loaded, stored
+from millrace.executor.kernels.context import Array, whole_shard
+from tests.executor.cuda.calling import Operands, empty, loaded, to_device
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator, functions_of
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
@@ -56,7 +65,7 @@ def tolerance(dtype: str) -> dict[str, float]:
     return {"rtol": close, "atol": close}
 
 
-class Given:
+class NormOperands:
     """Operands of a norm and of its gradient, as stored, and as numbers."""
 
     def __init__(self, dtype: str, rows: int, columns: int) -> None:
@@ -66,7 +75,8 @@ class Given:
         self.dtype, self.wide = dtype, wide_of(dtype)
         self.shape, self.columns = (rows, columns), columns
         self.stored = {
-            name: stored(rng.standard_normal(shape) + 0.5, dtype) for name, shape in shapes.items()
+            name: to_device(rng.standard_normal(shape) + 0.5, dtype)
+            for name, shape in shapes.items()
         }
         self.numbers = {
             name: loaded(array, dtype).astype(np.float64) for name, array in self.stored.items()
@@ -76,7 +86,9 @@ class Given:
         """The sum, the norm, and what is kept: mean and one over the deviation."""
         x = self.numbers["x"]
         if added:
-            x = loaded(stored(x + self.numbers["other"], self.dtype), self.dtype).astype(np.float64)
+            x = loaded(to_device(x + self.numbers["other"], self.dtype), self.dtype).astype(
+                np.float64
+            )
         mean = x.mean(1) if kind == "layer_norm" else np.zeros(len(x))
         rstd = 1 / np.sqrt(((x - mean[:, None]) ** 2).mean(1) + EPSILON)
         y = (x - mean[:, None]) * rstd[:, None] * self.numbers["gamma"]
@@ -107,18 +119,20 @@ def carried_out(
 def test_a_norm_and_what_is_added_before_it(
     kind: str, dtype: str, rows: int, columns: int, added: bool
 ) -> None:
-    given = Given(dtype, rows, columns)
+    given = NormOperands(dtype, rows, columns)
     names = ("x", "gamma", "beta", "other")
     shapes = [(given.shape, dtype), (given.shape, dtype), *[((rows,), given.wide)] * 2]
-    total, y, mean, rstd = (empty(whole(shape, stored_dtype)) for shape, stored_dtype in shapes)
+    total, y, mean, rstd = (
+        empty(whole_shard(shape, stored_dtype)) for shape, stored_dtype in shapes
+    )
     layer = kind == "layer_norm"
     launch = norm(
-        Tensor(read(0), dtype, rows * columns), Tensor(read(1), dtype, columns), write(1),
-        Tensor(write(3), given.wide, rows), columns=columns, epsilon=EPSILON,
+        CallTensor(read(0), dtype, rows * columns), CallTensor(read(1), dtype, columns), write(1),
+        CallTensor(write(3), given.wide, rows), columns=columns, epsilon=EPSILON,
         beta=read(2) if layer else None, mean=write(2) if layer else None,
-        residual=Residual(other=read(3), total=write(0)) if added else None,
+        residual=NormResidual(other=read(3), total=write(0)) if added else None,
     )  # fmt: skip
-    carried_out(always(launch), [given.stored[name] for name in names], [total, y, mean, rstd])
+    carried_out(same_calls(launch), [given.stored[name] for name in names], [total, y, mean, rstd])
     expected = given.forward(kind, added=added)
     if added:
         np.testing.assert_array_equal(loaded(total, dtype), expected[0])
@@ -129,20 +143,25 @@ def test_a_norm_and_what_is_added_before_it(
 
 
 def gradient_of(
-    given: Given, kind: str, *, added: bool, weights: ColumnSums | None
+    given: NormOperands, kind: str, *, added: bool, weights: ColumnSums | None
 ) -> tuple[Calls, list[Array]]:
     """The calls of a norm's gradient, and what they read."""
     _, _, mean, rstd = given.forward(kind, added=False)
     rows, columns = given.shape
     size, wide, dtype = rows * columns, given.wide, given.dtype
     calls = norm_grad_input(
-        Tensor(read(0), dtype, size), Tensor(read(1), dtype, size),
-        Tensor(read(2), dtype, columns), Tensor(read(4), wide, rows), write(0), columns=columns,
-        mean=read(3) if kind == "layer_norm" else None, other=read(5) if added else None,
+        CallTensor(read(0), dtype, size),
+        CallTensor(read(1), dtype, size),
+        CallTensor(read(2), dtype, columns),
+        CallTensor(read(4), wide, rows),
+        write(0),
+        columns=columns,
+        mean=read(3) if kind == "layer_norm" else None,
+        other=read(5) if added else None,
         weights=weights,
-    )  # fmt: skip
+    )
     reads = [given.stored[name] for name in ("dy", "x", "gamma")]
-    return calls, [*reads, stored(mean, wide), stored(rstd, wide), given.stored["other"]]
+    return calls, [*reads, to_device(mean, wide), to_device(rstd, wide), given.stored["other"]]
 
 
 @every_size
@@ -150,17 +169,17 @@ def gradient_of(
 def test_the_gradient_of_a_norm_alone_and_with_what_goes_around_it(
     kind: str, dtype: str, rows: int, columns: int
 ) -> None:
-    given = Given(dtype, rows, columns)
+    given = NormOperands(dtype, rows, columns)
     gradients = []
     for added in (False, True):
         calls, reads = gradient_of(given, kind, added=added, weights=None)
-        dx = empty(whole(given.shape, dtype))
+        dx = empty(whole_shard(given.shape, dtype))
         carried_out(calls, reads, [dx])
         gradients.append(dx)
     plain = loaded(gradients[0], dtype)
     np.testing.assert_allclose(plain, given.backward(kind)[0], **tolerance(dtype))
     # Two ops would have stored it so.
-    both_added = stored(plain + loaded(given.stored["other"], dtype), dtype)
+    both_added = to_device(plain + loaded(given.stored["other"], dtype), dtype)
     np.testing.assert_array_equal(gradients[1], both_added)
 
 
@@ -168,16 +187,19 @@ def test_the_gradient_of_a_norm_alone_and_with_what_goes_around_it(
 def test_gradients_of_weights_are_added_to_those_of_earlier_firings(
     kind: str, fused: bool, dtype: str, rows: int, columns: int
 ) -> None:
-    given = Given(dtype, rows, columns)
+    given = NormOperands(dtype, rows, columns)
     layer, wide = kind == "layer_norm", given.wide
-    outputs = tuple(Tensor(write(1 + number), wide, columns) for number in range(1 + layer))
+    outputs = tuple(CallTensor(write(1 + number), wide, columns) for number in range(1 + layer))
     weights = ColumnSums(outputs=outputs, hold=2, scratch=workspace(64))
-    dx, *sums = (empty(whole(given.shape, dtype)), *(empty(whole((columns,), wide)) for _ in "ab"))
+    dx, *sums = (
+        empty(whole_shard(given.shape, dtype)),
+        *(empty(whole_shard((columns,), wide)) for _ in "ab"),
+    )
     calls, reads = gradient_of(given, kind, added=True, weights=weights if fused else None)
     if not fused:
         calls = norm_grad_weight(
-            Tensor(read(0), dtype, rows * columns), Tensor(read(1), dtype, rows * columns),
-            Tensor(read(4), wide, rows), weights, columns=columns,
+            CallTensor(read(0), dtype, rows * columns), CallTensor(read(1), dtype, rows * columns),
+            CallTensor(read(4), wide, rows), weights, columns=columns,
             mean=read(3) if layer else None,
         )  # fmt: skip
     calls = Calls(of=calls.of, workspace_bytes=calls.workspace_bytes + 64)
@@ -188,33 +210,33 @@ def test_gradients_of_weights_are_added_to_those_of_earlier_firings(
             summed, 2 * gradient, rtol=2e-4, atol=tolerance(wide)["atol"] * rows
         )
     if fused:
-        right = loaded(stored(expected[0], dtype), dtype) + given.numbers["other"]
+        right = loaded(to_device(expected[0], dtype), dtype) + given.numbers["other"]
         np.testing.assert_allclose(loaded(dx, dtype), right, **tolerance(dtype))
-        team = team_of(rows, columns, 16 // np.dtype(stored(np.zeros(1), dtype).dtype).itemsize)
+        team = team_of(rows, columns, 16 // np.dtype(to_device(np.zeros(1), dtype).dtype).itemsize)
         passes = 2 if team.by_warp or team.packs == 2 else 3
         assert len(done) == 4 * passes
 
 
 def test_a_sum_that_is_added_on_is_rounded_as_a_gradient_of_its_own_was() -> None:
-    given = Given("bfloat16", 40, 24)
-    sums = [empty(whole((24,), "float32")) for _ in "ab"]
-    outputs = tuple(Tensor(write(number), "float32", 24) for number in range(2))
+    given = NormOperands("bfloat16", 40, 24)
+    sums = [empty(whole_shard((24,), "float32")) for _ in "ab"]
+    outputs = tuple(CallTensor(write(number), "float32", 24) for number in range(2))
     weights = ColumnSums(outputs=outputs, rounded="bfloat16", hold=2)
     calls = norm_grad_weight(
-        Tensor(read(0), "bfloat16", 960), Tensor(read(1), "bfloat16", 960),
-        Tensor(read(3), "float32", 40), weights, columns=24, mean=read(2),
+        CallTensor(read(0), "bfloat16", 960), CallTensor(read(1), "bfloat16", 960),
+        CallTensor(read(3), "float32", 40), weights, columns=24, mean=read(2),
     )  # fmt: skip
     _, _, mean, rstd = given.forward("layer_norm", added=False)
     reads = [
         given.stored["dy"],
         given.stored["x"],
-        stored(mean, "float32"),
-        stored(rstd, "float32"),
+        to_device(mean, "float32"),
+        to_device(rstd, "float32"),
     ]
     carried_out(calls, reads, sums, firings=(0, 1))
     for summed in sums:
         half = summed / 2
-        np.testing.assert_array_equal(loaded(stored(half, "bfloat16"), "bfloat16"), half)
+        np.testing.assert_array_equal(loaded(to_device(half, "bfloat16"), "bfloat16"), half)
 
 
 @pytest.mark.parametrize(
@@ -240,9 +262,13 @@ def test_a_team_holds_its_row(
 
 def test_rows_are_shared_out_over_no_more_blocks_than_a_device_has_room_for() -> None:
     launch = norm(
-        Tensor(read(0), "bfloat16", 65536 * 4096), Tensor(read(1), "bfloat16", 4096), write(0),
-        Tensor(write(1), "float32", 65536), columns=4096, epsilon=EPSILON,
-    )  # fmt: skip
+        CallTensor(read(0), "bfloat16", 65536 * 4096),
+        CallTensor(read(1), "bfloat16", 4096),
+        write(0),
+        CallTensor(write(1), "float32", 65536),
+        columns=4096,
+        epsilon=EPSILON,
+    )
     assert isinstance(launch, Launch)
     assert launch.grid == (2112, 1, 1)
     assert launch.function == "rms_norm<bf16, bf16, float, 8, 2, false, false>"

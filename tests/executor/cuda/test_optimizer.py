@@ -7,7 +7,7 @@ from math import inf, nan
 import numpy as np
 import pytest
 
-from millrace.executor.cuda.calls import Calls, Copy, Launch, Operand, always
+from millrace.executor.cuda.calls import Calls, CopyCall, Launch, Operand, same_calls
 from millrace.executor.cuda.control import (
     CONTROL_DTYPE,
     HISTORY_FIELDS,
@@ -18,7 +18,7 @@ from millrace.executor.cuda.kernels.pieces import HostArray, in_pieces
 from millrace.executor.cuda.kernels.table import make_calls
 from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels import KernelContext, make_kernel
-from millrace.executor.kernels.context import Array, Shard, whole
+from millrace.executor.kernels.context import Array, Shard, whole_shard
 from millrace.executor.shards import RankShards
 from millrace.models.spec import TrainingSpec
 from millrace.planner.clusters import parse_cluster
@@ -26,7 +26,7 @@ from millrace.planner.compile import compile_plan
 from millrace.planner.plan import plan_graph
 from millrace.planner.sbp import BROADCAST, PARTIAL_SUM, split
 from millrace.planner.search import Pins, SearchRequest, search
-from tests.executor.cuda.calling import Operands, context_of, empty, loaded, stored
+from tests.executor.cuda.calling import Operands, context_of, empty, loaded, to_device
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator
 from tests.executor.examples.table import EXAMPLES
 from tests.executor.kernel_calls import call as call_on_cpu
@@ -103,7 +103,7 @@ def carry_out(
         emulator.run(call, operands.address, operands.ranges(call))
 
 
-def made(
+def single_output(
     emulator: Emulator,
     kind: str,
     inputs: Sequence[Array],
@@ -114,9 +114,9 @@ def made(
 ) -> Array:
     """The one output of an actor."""
     names = dtypes or [str(array.dtype) for array in inputs]
-    shards = [whole(array.shape, dtype) for array, dtype in zip(inputs, names, strict=True)]
+    shards = [whole_shard(array.shape, dtype) for array, dtype in zip(inputs, names, strict=True)]
     calls = make_calls(context_of(kind, "", shards, [output], **more))  # type: ignore[arg-type]
-    reads = [stored(array, dtype) for array, dtype in zip(inputs, names, strict=True)]
+    reads = [to_device(array, dtype) for array, dtype in zip(inputs, names, strict=True)]
     written = empty(output)
     carry_out(emulator, calls, reads, [written], control=control)
     return loaded(written, output.dtype)
@@ -137,7 +137,7 @@ def optimizer_run(
 ) -> list[Array]:
     """Fire an optimizer for three steps; return the variable and the state after them."""
     rng = np.random.default_rng(0)
-    shards = (whole((SIZE,), dtype),) * 2 + (whole((3,), dtype), whole((), dtype))
+    shards = (whole_shard((SIZE,), dtype),) * 2 + (whole_shard((3,), dtype), whole_shard((), dtype))
     state = [np.zeros(SIZE, dtype) for _ in range(state_count)]
     context = KernelContext(
         kind=kind, name="w.next", labels="n, n, z!, -> n",
@@ -219,7 +219,7 @@ def test_a_step_whose_gradients_are_not_finite_changes_nothing(
     dtype: str,
 ) -> None:
     rng = np.random.default_rng(1)
-    shards = (whole((SIZE,), dtype),) * 2 + (whole((3,), dtype), whole((), dtype))
+    shards = (whole_shard((SIZE,), dtype),) * 2 + (whole_shard((3,), dtype), whole_shard((), dtype))
     calls = make_calls(context_of(kind, "", shards, shards[:1], attributes))
     w = rng.standard_normal(SIZE).astype(dtype)
     state = [rng.standard_normal(SIZE).astype(dtype) for _ in range(state_count)]
@@ -233,28 +233,30 @@ def test_a_step_whose_gradients_are_not_finite_changes_nothing(
 
 def test_a_step_without_tokens_changes_nothing_but_decay(emulator: Emulator) -> None:
     inputs = [np.ones(2), np.zeros(2), np.zeros(3), np.array(0.1)]
-    output = made(emulator, "sgd", inputs, whole((2,), "float64"), attributes={"clip_norm": 1.0})
+    output = single_output(
+        emulator, "sgd", inputs, whole_shard((2,), "float64"), attributes={"clip_norm": 1.0}
+    )
     np.testing.assert_array_equal(output, np.ones(2))
 
 
 def test_adamw_reads_gradients_of_16_bits(emulator: Emulator) -> None:
     gradient = np.arange(8.0)
     shards = [
-        whole((8,), "float32"), whole((8,), "float16"), whole((3,), "float32"),
-        whole((), "float32"),
+        whole_shard((8,), "float32"), whole_shard((8,), "float16"), whole_shard((3,), "float32"),
+        whole_shard((), "float32"),
     ]  # fmt: skip
     calls = make_calls(context_of("adamw", "", shards, shards[:1]))
     state, w = [np.zeros(8, np.float32) for _ in range(2)], np.ones(8, np.float32)
     totals, rate = np.array([0, 1, 140], np.float32), np.array(0.5, np.float32)
-    carry_out(emulator, calls, [w, stored(gradient, "float16"), totals, rate], [w], state=state)
+    carry_out(emulator, calls, [w, to_device(gradient, "float16"), totals, rate], [w], state=state)
     np.testing.assert_allclose(state[0], 0.1 * gradient, rtol=1e-6)
     np.testing.assert_allclose(w, [1] + [0.5] * 7, rtol=1e-6)
 
 
 def test_an_optimizer_that_narrows_is_refused() -> None:
-    shards = [whole((8,), dtype) for dtype in ("float32", "float32", "float32", "float32")]
+    shards = [whole_shard((8,), dtype) for dtype in ("float32", "float32", "float32", "float32")]
     with pytest.raises(ExecutorError, match="found float32 and float64"):
-        make_calls(context_of("sgd", "", shards, [whole((8,), "float64")]))
+        make_calls(context_of("sgd", "", shards, [whole_shard((8,), "float64")]))
 
 
 def test_a_buffer_that_holds_no_element_is_refused() -> None:
@@ -266,15 +268,15 @@ def test_a_buffer_that_holds_no_element_is_refused() -> None:
 def test_an_array_that_is_only_read_is_not_copied_back() -> None:
     seen: list[tuple[int, int]] = []
 
-    def work(start: int, count: int, places: tuple[Operand, ...]) -> tuple[Copy, ...]:
+    def work(start: int, count: int, places: tuple[Operand, ...]) -> tuple[CopyCall, ...]:
         seen.append((start, count))
-        return (Copy(places[0], Operand("write", 0, start * 2), count * 2),)
+        return (CopyCall(places[0], Operand("write", 0, start * 2), count * 2),)
 
     calls = in_pieces("w.cast", 20, [HostArray(Operand("read", 0), 4)], 48, work)
     assert seen == [(0, 8), (8, 8), (16, 4)]
     assert calls[2:4] == (
-        Copy(Operand("read", 0, 32), Operand("buffer"), 32),
-        Copy(Operand("buffer"), Operand("write", 0, 16), 16),
+        CopyCall(Operand("read", 0, 32), Operand("buffer"), 32),
+        CopyCall(Operand("buffer"), Operand("write", 0, 16), 16),
     )
     assert len(calls) == 6
 
@@ -282,11 +284,11 @@ def test_an_array_that_is_only_read_is_not_copied_back() -> None:
 @pytest.mark.parametrize("buffer_bytes", [0, 64, 1000, 4096])
 def test_a_variable_is_cast_in_pieces(emulator: Emulator, buffer_bytes: int) -> None:
     w = np.random.default_rng(0).standard_normal(SIZE).astype(np.float32)
-    x, y = whole((SIZE,), "float32"), whole((SIZE,), "bfloat16")
+    x, y = whole_shard((SIZE,), "float32"), whole_shard((SIZE,), "bfloat16")
     calls = make_calls(context_of("cast", "n -> n", [x], [y], buffer_bytes=buffer_bytes))
     output, buffer = empty(y), np.full(buffer_bytes + 64, 77, np.uint8)
     carry_out(emulator, calls, [w], [output], buffer=buffer)
-    np.testing.assert_array_equal(output, stored(w, "bfloat16"))
+    np.testing.assert_array_equal(output, to_device(w, "bfloat16"))
 
 
 @pytest.mark.parametrize("size", [1, 300, 4096, 4097, 50_000])
@@ -295,18 +297,18 @@ def test_the_sum_of_squares_is_added_up_in_double(
     emulator: Emulator, size: int, dtype: str
 ) -> None:
     x = np.random.default_rng(size).standard_normal(size).astype(dtype)
-    total = made(emulator, "squared_sum", [x], whole((), dtype))
+    total = single_output(emulator, "squared_sum", [x], whole_shard((), dtype))
     expected = np.sum(x.astype(np.float64) ** 2)
     np.testing.assert_allclose(total, expected, rtol=1e-13 if dtype == "float64" else 1e-7)
-    again = made(emulator, "squared_sum", [x], whole((), dtype))
+    again = single_output(emulator, "squared_sum", [x], whole_shard((), dtype))
     np.testing.assert_array_equal(total, again)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_the_sum_of_squares_of_16_bits_is_wide(emulator: Emulator, dtype: str) -> None:
     x = np.random.default_rng(0).standard_normal(500)
-    total = made(emulator, "squared_sum", [x], whole((), "float32"), dtypes=[dtype])
-    rounded = loaded(stored(x, dtype), dtype).astype(np.float64)
+    total = single_output(emulator, "squared_sum", [x], whole_shard((), "float32"), dtypes=[dtype])
+    rounded = loaded(to_device(x, dtype), dtype).astype(np.float64)
     np.testing.assert_allclose(total, np.sum(rounded**2), rtol=1e-6)
 
 
@@ -319,7 +321,7 @@ def test_sums_of_squares_follow_the_examples_whole_and_in_parts(
     (expected,) = example.expected([x])
     for parts in (1, 2):
         total = sum(
-            made(emulator, "squared_sum", [part], whole((), dtype))
+            single_output(emulator, "squared_sum", [part], whole_shard((), dtype))
             for part in np.split(x, parts, axis=-1)
         )
         np.testing.assert_allclose(total, expected, rtol=1e-11 if dtype == "float64" else 2e-4)
@@ -332,8 +334,8 @@ def test_step_totals_count_a_broadcast_value_once_over_the_mesh(emulator: Emulat
     )  # fmt: skip
     total = np.zeros(3)
     for coordinate in ((0, 0), (0, 1), (1, 0), (1, 1)):
-        total += made(
-            emulator, "step_totals", values, whole((3,), "float64"),
+        total += single_output(
+            emulator, "step_totals", values, whole_shard((3,), "float64"),
             input_sbp=sbps, coordinate=coordinate, axis_sizes=(2, 2),
         )  # fmt: skip
     np.testing.assert_array_equal(total, [12, 4, 2 * 3 + 5])
@@ -343,12 +345,12 @@ def test_step_totals_take_any_number_of_squares_and_add_them_up_in_double(
     emulator: Emulator,
 ) -> None:
     squares = [np.array(1e8, np.float32), *(np.array(1, np.float32) for _ in range(39))]
-    out = whole((3,), "float32")
+    out = whole_shard((3,), "float32")
     attributes = {"has_loss": False}
-    totals = made(emulator, "step_totals", squares, out, attributes=attributes)
+    totals = single_output(emulator, "step_totals", squares, out, attributes=attributes)
     np.testing.assert_array_equal(totals, np.array([0, 0, 1e8 + 39], np.float32))
     loss = [np.array(2.5), np.array(3, np.float32)]
-    totals = made(emulator, "step_totals", [*loss, *squares], out)
+    totals = single_output(emulator, "step_totals", [*loss, *squares], out)
     np.testing.assert_array_equal(totals, np.array([2.5, 3, 1e8 + 39], np.float32))
 
 
@@ -364,10 +366,12 @@ def test_step_totals_take_any_number_of_squares_and_add_them_up_in_double(
 def test_the_learning_rate_follows_the_step(
     emulator: Emulator, attributes: dict[str, float], dtype: str
 ) -> None:
-    out = whole((), dtype)
+    out = whole_shard((), dtype)
     for step in (0, 3, 4, 9, 14, 1000):
         control = control_of(step=step, run_step=1, updates=2)
-        rate = made(emulator, "learning_rate", [], out, attributes=attributes, control=control)
+        rate = single_output(
+            emulator, "learning_rate", [], out, attributes=attributes, control=control
+        )
         (expected,) = call_on_cpu(
             "learning_rate", " -> ", [], [out], attributes=attributes,
             run=run_state(first_step=step),
@@ -377,7 +381,7 @@ def test_the_learning_rate_follows_the_step(
 
 @pytest.mark.parametrize(("dtype", "expected"), [("float32", 131072.0), ("float16", inf)])
 def test_gradients_begin_at_the_loss_scale(emulator: Emulator, dtype: str, expected: float) -> None:
-    shard = whole((5,), dtype)
+    shard = whole_shard((5,), dtype)
     for scale, found_at in ((2.0, 4.0), (65536.0, expected)):
         attributes = {"value": 2.0, "loss_scaled": True}
         calls = make_calls(context_of("fill", "", [], [shard], attributes))
@@ -392,7 +396,7 @@ def finish(emulator: Emulator, control: Array, totals: Array | None, history: Ar
     where = None if totals is None else Operand("read")
     call = finish_step_call(where, dtype, Operand("write"), len(history))
     reads = [] if totals is None else [totals]
-    carry_out(emulator, always(call), reads, [history], control=control)
+    carry_out(emulator, same_calls(call), reads, [history], control=control)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -463,7 +467,9 @@ def test_the_first_control_of_a_run() -> None:
 
 
 def test_a_short_sum_is_one_launch() -> None:
-    context = context_of("squared_sum", "", [whole((64, 64), "float32")], [whole((), "float32")])
+    context = context_of(
+        "squared_sum", "", [whole_shard((64, 64), "float32")], [whole_shard((), "float32")]
+    )
     (launch,) = make_calls(context).of(0)
     assert isinstance(launch, Launch)
     assert launch.grid == (1, 1, 1)
@@ -491,7 +497,7 @@ def test_an_offloaded_plan_passes_what_lies_on_the_host(precision: str, arrays: 
         calls = make_calls(context).of(0)
         # the whole of a small variable is one piece
         assert len(calls) == 2 * arrays + 1
-        operands = [call.source for call in calls[:arrays] if isinstance(call, Copy)]
+        operands = [call.source for call in calls[:arrays] if isinstance(call, CopyCall)]
         assert operands == [Operand("state", 0), Operand("state", 1), Operand("read", 0)][:arrays]
         (launch,) = (call for call in calls if isinstance(call, Launch))
         assert launch.function == "adamw<float, float, float, float>"

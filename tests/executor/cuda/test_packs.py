@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from millrace.executor.cuda.calls import Launch, Tensor, read, write
+from millrace.executor.cuda.calls import CallTensor, Launch, read, write
 from millrace.executor.cuda.kernels.columns import ColumnSums, column_sum
 from millrace.executor.cuda.kernels.table import make_calls
-from millrace.executor.kernels.context import Array, whole
-from tests.executor.cuda.calling import Operands, call, context_of, empty, loaded, stored
+from millrace.executor.kernels.context import Array, whole_shard
+from tests.executor.cuda.calling import Operands, call, context_of, empty, loaded, to_device
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator, functions_of
 from tests.executor.cuda.narrowing import cast_context, floats, wanted_bits
 
@@ -22,34 +22,34 @@ every_width = pytest.mark.parametrize("dtype", WIDTHS)
 def numbers(dtype: str, *shape: int, seed: int = 0) -> Array:
     """Normal numbers as the dtype has them."""
     values = np.random.default_rng(seed).standard_normal(shape)
-    return loaded(stored(values, dtype), dtype).astype(np.float64)
+    return loaded(to_device(values, dtype), dtype).astype(np.float64)
 
 
 @every_width
 @pytest.mark.parametrize("size", SIZES)
 def test_sums_of_two_tensors(size: int, dtype: str) -> None:
     a, b = numbers(dtype, size), numbers(dtype, size, seed=1)
-    shard = whole((size,), dtype)
+    shard = whole_shard((size,), dtype)
     (output,) = call("add", "n, n -> n", [a, b], [shard], input_shards=[shard] * 2)
-    np.testing.assert_array_equal(output, loaded(stored(a + b, dtype), dtype))
+    np.testing.assert_array_equal(output, loaded(to_device(a + b, dtype), dtype))
 
 
 @every_width
 @pytest.mark.parametrize(("rows", "columns"), [(1, 8), (3, 12), (700, 24), (41, 7)])
 def test_a_bias_that_comes_with_every_row(rows: int, columns: int, dtype: str) -> None:
     a, b = numbers(dtype, rows, columns), numbers(dtype, columns, seed=1)
-    shards = [whole(a.shape, dtype), whole(b.shape, dtype)]
+    shards = [whole_shard(a.shape, dtype), whole_shard(b.shape, dtype)]
     (output,) = call("add", "b n, n -> b n", [a, b], shards[:1], input_shards=shards)
-    np.testing.assert_array_equal(output, loaded(stored(a + b, dtype), dtype))
+    np.testing.assert_array_equal(output, loaded(to_device(a + b, dtype), dtype))
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(("source", "target"), [("float32", "bfloat16"), ("float16", "float32")])
 def test_casts(size: int, source: str, target: str) -> None:
     x = numbers(source, size)
-    shards = [whole((size,), source)]
-    (output,) = call("cast", "n -> n", [x], [whole((size,), target)], input_shards=shards)
-    np.testing.assert_array_equal(output, loaded(stored(x, target), target))
+    shards = [whole_shard((size,), source)]
+    (output,) = call("cast", "n -> n", [x], [whole_shard((size,), target)], input_shards=shards)
+    np.testing.assert_array_equal(output, loaded(to_device(x, target), target))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -68,7 +68,7 @@ def test_floats_become_16_bits_as_the_instruction_has_it(dtype: str) -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_gates(size: int, dtype: str) -> None:
     gate, up = numbers(dtype, size), numbers(dtype, size, seed=1)
-    shard = whole((size,), dtype)
+    shard = whole_shard((size,), dtype)
     (output,) = call("swiglu", "n, n -> n", [gate, up], [shard], input_shards=[shard] * 2)
     expected = gate / (1 + np.exp(-gate)) * up
     np.testing.assert_allclose(output, expected, rtol=CLOSE[dtype], atol=CLOSE[dtype])
@@ -81,11 +81,11 @@ def test_gates(size: int, dtype: str) -> None:
 )
 def test_softmax_of_rows_of_any_length(rows: int, columns: int, dtype: str) -> None:
     x, dy = numbers(dtype, rows, columns), numbers(dtype, rows, columns, seed=1)
-    shard = whole(x.shape, dtype)
+    shard = whole_shard(x.shape, dtype)
     (output,) = call("softmax", "b n! -> b n!", [x], [shard], input_shards=[shard])
     y = np.exp(x) / np.exp(x).sum(1, keepdims=True)
     np.testing.assert_allclose(output, y, rtol=CLOSE[dtype], atol=1e-6)
-    y = loaded(stored(y, dtype), dtype).astype(np.float64)
+    y = loaded(to_device(y, dtype), dtype).astype(np.float64)
     inputs = [y, dy]
     (slope,) = call("softmax_grad", "b n!, b n! -> b n!", inputs, [shard], input_shards=[shard] * 2)
     expected = y * (dy - (y * dy).sum(1, keepdims=True))
@@ -99,8 +99,8 @@ def test_losses_of_rows_that_begin_inside_a_pack(rows: int, columns: int, dtype:
     wide = "float64" if dtype == "float64" else "float32"
     targets = (np.arange(rows) * 7919 % columns).astype(np.int32)
     targets[rows // 2] = -1
-    row_shards = [whole((rows,), wide)] * 2
-    shards = [whole(x.shape, dtype), whole((rows,), "int32"), row_shards[0]]
+    row_shards = [whole_shard((rows,), wide)] * 2
+    shards = [whole_shard(x.shape, dtype), whole_shard((rows,), "int32"), row_shards[0]]
     loss, logsumexp = call(
         "cross_entropy", "b v!, b -> b, b", [x, targets], row_shards, input_shards=shards[:2]
     )
@@ -123,10 +123,10 @@ def test_losses_of_rows_that_begin_inside_a_pack(rows: int, columns: int, dtype:
 def test_sums_of_columns_are_written_and_then_added_on(rows: int, columns: int, dtype: str) -> None:
     x = numbers(dtype, rows, columns)
     wide = "float64" if dtype == "float64" else "float32"
-    sums = ColumnSums(outputs=(Tensor(write(0), wide, columns),), rounded=dtype, hold=2)
-    calls = column_sum(Tensor(read(0), dtype, rows * columns), sums, columns=columns)
-    output = empty(whole((columns,), wide))
-    operands = Operands(calls, [stored(x, dtype)], [output])
+    sums = ColumnSums(outputs=(CallTensor(write(0), wide, columns),), rounded=dtype, hold=2)
+    calls = column_sum(CallTensor(read(0), dtype, rows * columns), sums, columns=columns)
+    output = empty(whole_shard((columns,), wide))
+    operands = Operands(calls, [to_device(x, dtype)], [output])
     machine = Emulator(functions_of([*calls.of(0), *calls.of(1)]))
     for firing in (0, 1, 2, 3):
         for device_call in calls.of(firing):
@@ -138,9 +138,9 @@ def test_sums_of_columns_are_written_and_then_added_on(rows: int, columns: int, 
 def test_a_sort_of_more_blocks_than_a_thread_places_at_once() -> None:
     ids = (np.random.default_rng(0).integers(0, 300, (40, 1024)) ** 2 % 300).astype(np.int32)
     dy = numbers("float32", *ids.shape, 4)
-    shards = [whole(ids.shape, "int32"), whole(dy.shape, "float32")]
+    shards = [whole_shard(ids.shape, "int32"), whole_shard(dy.shape, "float32")]
     (output,) = call(
-        "embedding_grad", "b t, b t d -> v d", [ids, dy], [whole((300, 4), "float32")],
+        "embedding_grad", "b t, b t d -> v d", [ids, dy], [whole_shard((300, 4), "float32")],
         input_shards=shards,
     )  # fmt: skip
     expected = np.zeros((300, 4))
@@ -150,7 +150,7 @@ def test_a_sort_of_more_blocks_than_a_thread_places_at_once() -> None:
 
 def test_a_launch_has_a_thread_for_every_two_packs() -> None:
     for dtype, blocks in (("bfloat16", 256), ("float32", 512)):
-        shard = whole((2**20,), dtype)
+        shard = whole_shard((2**20,), dtype)
         (launch,) = make_calls(context_of("add", "n, n -> n", [shard] * 2, [shard])).of(0)
         assert isinstance(launch, Launch)
         assert launch.grid == (blocks, 1, 1)

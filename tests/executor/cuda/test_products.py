@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from millrace.executor.cuda.calls import Choice, Clear, Matrices, Operand, Product, Vector
+from millrace.executor.cuda.calls import (
+    Clear,
+    KernelAlternatives,
+    Matrices,
+    Operand,
+    ProductCall,
+    Vector,
+)
 from millrace.executor.cuda.products import (
     CUT_EXTENT_MIN,
     cut,
@@ -13,7 +20,7 @@ from millrace.executor.cuda.products import (
     with_stacks,
 )
 from millrace.executor.kernels.context import Array
-from tests.executor.cuda.calling import FLOATS, loaded, stored
+from tests.executor.cuda.calling import FLOATS, loaded, to_device
 from tests.executor.cuda.emulation.machine import Emulator
 
 M, N, K = 3, 4, 5
@@ -26,10 +33,10 @@ def at(address: int) -> Operand:
 
 def siblings(
     x: int, weights: list[int], results: list[int], dtype: str = "float32", **more
-) -> list[Product]:
+) -> list[ProductCall]:
     """Products with one left operand."""
     return [
-        Product(
+        ProductCall(
             Matrices(at(x), dtype, K, 1, 0),
             Matrices(at(weight), dtype, N, 1, 0),
             Matrices(at(result), dtype, N, 1, 0),
@@ -43,11 +50,11 @@ def siblings(
 def test_a_stack_with_a_shared_operand_computes_what_its_products_do(dtype: str) -> None:
     rng = np.random.default_rng(0)
     size = np.dtype({"bfloat16": "uint16"}.get(dtype, dtype)).itemsize
-    x, weights = (stored(rng.standard_normal(count), dtype) for count in (M * K, 3 * K * N + 8))
-    bias = stored(rng.standard_normal(3 * N), dtype)
+    x, weights = (to_device(rng.standard_normal(count), dtype) for count in (M * K, 3 * K * N + 8))
+    bias = to_device(rng.standard_normal(3 * N), dtype)
     outputs = []
     for together in (False, True):
-        output = stored(np.zeros(3 * M * N + 8), dtype)
+        output = to_device(np.zeros(3 * M * N + 8), dtype)
         products = siblings(
             x.ctypes.data,
             [weights.ctypes.data + size * step * (K * N + 4) for step in range(3)],
@@ -97,7 +104,11 @@ def test_only_alike_neighbours_are_put_together() -> None:
     assert stacked([first, other]) is None
     assert stacked([first]) is None
     calls = with_stacks([first, second, clear, third, fourth])
-    assert [call.batch if isinstance(call, Product) else call for call in calls] == [2, clear, 2]
+    assert [call.batch if isinstance(call, ProductCall) else call for call in calls] == [
+        2,
+        clear,
+        2,
+    ]
     assert with_stacks([first, second, other]) == (stacked([first, second]), other)
     assert with_stacks([first, first]) == (first, first)
 
@@ -134,7 +145,7 @@ NEAR = {"float32": 1e-4, "float16": 4e-3, "bfloat16": 3e-2}  # two roundings of 
 
 def uneven(
     dims: str, dtype: str = "bfloat16", result_dtype: str = "bfloat16", epilogue: str = "plain"
-) -> tuple[Product, dict[str, Array]]:
+) -> tuple[ProductCall, dict[str, Array]]:
     """Two products in a stack whose rows begin on 16 bytes, with gaps; and their memory."""
     m, n, k = UNEVEN[dims]
     flags, parts = EPILOGUES[epilogue]
@@ -145,19 +156,19 @@ def uneven(
     for name in ("a", "b", "d", *parts):
         part_dtype = dtype if name in "ab" else result_dtype
         if name == "bias":
-            arrays[name] = stored(rng.standard_normal(n), part_dtype)
+            arrays[name] = to_device(rng.standard_normal(n), part_dtype)
             operands[name] = Vector(at(arrays[name].ctypes.data), part_dtype)
             continue
         turned = name in {"m": "a", "mnk": "ab"}.get(dims, "")
         across, along = shapes[name][::-1] if turned else shapes[name]
         leading = -(-along // 8) * 8 + 8
         scale = k**-0.25 if name in "ab" else 1.0
-        arrays[name] = stored(scale * rng.standard_normal((2, across, leading)), part_dtype)
+        arrays[name] = to_device(scale * rng.standard_normal((2, across, leading)), part_dtype)
         strides = (1, leading) if turned else (leading, 1)
         operands[name] = Matrices(
             at(arrays[name].ctypes.data), part_dtype, *strides, across * leading
         )
-    product = Product(
+    product = ProductCall(
         *(operands.pop(name) for name in "abd"), m, n, k, 2, ARITHMETIC[dtype], **flags, **operands
     )  # type: ignore[arg-type]
     return product, arrays
@@ -244,9 +255,11 @@ def test_only_extents_that_lie_along_rows_are_cut_each_by_what_its_own_elements_
 def test_every_option_in_which_a_product_is_cut_comes_before_all_others() -> None:
     product, clear = uneven("n")[0], Clear(at(0), 4)
     biased = product._replace(bias=Vector(at(0), "bfloat16"))
-    assert with_cuts(product) == Choice((cut(product), (product,)))
-    assert with_cuts(Choice(((biased,), (product, clear)))) == Choice(
+    assert with_cuts(product) == KernelAlternatives((cut(product), (product,)))
+    assert with_cuts(KernelAlternatives(((biased,), (product, clear)))) == KernelAlternatives(
         (cut(biased), (*cut(product), clear), (biased,), (product, clear))
     )
-    assert with_cuts(Choice(((clear,), (product,)))) == Choice((cut(product), (clear,), (product,)))
+    assert with_cuts(KernelAlternatives(((clear,), (product,)))) == KernelAlternatives(
+        (cut(product), (clear,), (product,))
+    )
     assert with_cuts(clear) is clear

@@ -17,10 +17,10 @@ from millrace.executor.cuda.calls import (
     Clear,
     Collective,
     Convolution,
-    Copy,
+    CopyCall,
     Launch,
     Operand,
-    Product,
+    ProductCall,
 )
 from millrace.executor.cuda.listing import listed_run
 from millrace.executor.cuda.products import spans
@@ -82,10 +82,10 @@ def extents(call: Call, members: int) -> Iterator[tuple[Operand, int]]:
     match call:
         case Clear():
             yield call.target, call.size_bytes
-        case Copy():
+        case CopyCall():
             yield call.source, call.size_bytes
             yield call.target, call.size_bytes
-        case Product():
+        case ProductCall():
             sizes = spans(call)
             yield from ((part.operand, sizes[name]) for name, part in call.parts.items())
         case Collective():
@@ -117,7 +117,7 @@ def needed_alignment(call: Call) -> int:
             return 2
         case Launch():
             return ALIGNMENT_BYTES
-        case Product():
+        case ProductCall():
             return max(ITEMSIZE[part.dtype] for part in call.parts.values())
         case Collective():
             return ITEMSIZE[call.dtype]
@@ -163,7 +163,7 @@ def test_operands_of_a_model_lie_inside_their_regions(model: str, precision: str
     arithmetics = {
         call.arithmetic
         for call in alone(model, precision)
-        if isinstance(call, Product) and call.a.dtype == "float32"
+        if isinstance(call, ProductCall) and call.a.dtype == "float32"
     }
     assert arithmetics <= {"tf32" if precision == "tf32" else "fp32"}
 
@@ -198,7 +198,7 @@ def test_products_in_8_bits_are_refused(precision: str) -> None:
 
 def test_products_of_float32_operands_are_made_in_tf32_where_a_plan_says_so() -> None:
     for model in ("gpt", "resnet"):
-        products = [call for call in alone(model, "tf32") if isinstance(call, Product)]
+        products = [call for call in alone(model, "tf32") if isinstance(call, ProductCall)]
         assert products
         assert {call.arithmetic for call in products} == {"tf32"}
 

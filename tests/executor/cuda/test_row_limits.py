@@ -9,8 +9,8 @@ from millrace.executor.cuda.calls import CONTROL, Launch
 from millrace.executor.cuda.kernels.rows.margin import COSINE_MAX
 from millrace.executor.cuda.kernels.table import make_calls
 from millrace.executor.errors import ExecutorError
-from millrace.executor.kernels.context import Array, Shard, whole
-from tests.executor.cuda.calling import Operands, call, context_of, empty, loaded, stored
+from millrace.executor.kernels.context import Array, Shard, whole_shard
+from tests.executor.cuda.calling import Operands, call, context_of, empty, loaded, to_device
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="the emulator needs g++")
@@ -42,7 +42,7 @@ def emulator() -> Emulator:
 
 
 def floats(*shape: int) -> Shard:
-    return whole(shape, "float32")
+    return whole_shard(shape, "float32")
 
 
 def cross_entropy(logits: Array, targets: list[int], emulator: Emulator) -> list[Array]:
@@ -93,7 +93,7 @@ def test_targets_of_another_rank_are_not_read_here(emulator: Emulator):
     shards = [
         Shard(global_shape=(3, 12), offsets=(0, 4), shape=(3, 4), dtype="float32"),
         floats(3),
-        whole((3,), "int32"),
+        whole_shard((3,), "int32"),
     ]
     (sums,) = call(
         "shifted_sums", "b v, b, b -> b c!",
@@ -107,11 +107,11 @@ def test_targets_of_another_rank_are_not_read_here(emulator: Emulator):
 def test_a_split_loss_keeps_float32_of_logits_of_16_bits(dtype: str, emulator: Emulator):
     logits = np.array([[1, -3, 2.5, 0, 0.5], [4, 4, -8, 1, 2]], np.float32)
     (largest,) = call(
-        "row_max", "b v -> b", [logits], [floats(2)], input_shards=[whole((2, 5), dtype)],
+        "row_max", "b v -> b", [logits], [floats(2)], input_shards=[whole_shard((2, 5), dtype)],
         emulator=emulator,
     )  # fmt: skip
     np.testing.assert_array_equal(largest, [2.5, 4])
-    shards = [whole((2, 5), dtype), floats(2), whole((2,), "int32")]
+    shards = [whole_shard((2, 5), dtype), floats(2), whole_shard((2,), "int32")]
     (sums,) = call(
         "shifted_sums", "b v, b, b -> b c!", [logits, largest, np.array([1, 4], np.int32)],
         [floats(2, 2)], input_shards=shards, emulator=emulator,
@@ -149,7 +149,7 @@ def test_a_logistic_loss_far_from_zero_overflows_nothing(emulator: Emulator):
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_a_cosine_of_one_has_a_finite_slope(dtype: str, emulator: Emulator):
     cosine, targets = np.ones((1, 3)), np.array([1], np.int32)
-    shards = [whole((1, 3), dtype), whole((1,), "int32"), whole((1, 3), dtype)]
+    shards = [whole_shard((1, 3), dtype), whole_shard((1,), "int32"), whole_shard((1, 3), dtype)]
     (slope,) = call(
         "arc_margin_grad", "b v, b, b v -> b v", [cosine, targets, np.ones((1, 3))], shards[:1],
         input_shards=shards, attributes={"scale": 2.0, "margin": 0.5}, emulator=emulator,
@@ -164,13 +164,14 @@ def scaled(
 ) -> Array:
     """An op's output with a loss scale in `Control`, called with and without `loss_scaled`."""
     shards = [
-        whole(array.shape, "int32" if array.dtype == np.int32 else "float32") for array in inputs
+        whole_shard(array.shape, "int32" if array.dtype == np.int32 else "float32")
+        for array in inputs
     ]
-    shards[0] = whole(inputs[0].shape, dtype)
+    shards[0] = whole_shard(inputs[0].shape, dtype)
     attributes = {"loss_scaled": True} if flag else {}
     calls = make_calls(context_of(kind, labels, shards, [shards[0]], attributes))
     out = empty(shards[0])
-    reads = [stored(array, shard.dtype) for array, shard in zip(inputs, shards, strict=True)]
+    reads = [to_device(array, shard.dtype) for array, shard in zip(inputs, shards, strict=True)]
     operands = Operands(calls, reads, [out])
     operands.control[LOSS_SCALE_AT : LOSS_SCALE_AT + 8].view(np.float64)[:] = scale
     machine = Emulator(FUNCTIONS)
@@ -207,32 +208,36 @@ def test_a_gradient_added_up_in_float_goes_through_a_norm_of_16_bits(emulator: E
     rng = np.random.default_rng(0)
     dy, x = rng.standard_normal((2, 5, 12)).astype(np.float32)
     rnorm = 1 / np.linalg.norm(x, axis=1)
-    y = loaded(stored(x * rnorm[:, None], "bfloat16"), "bfloat16")
+    y = loaded(to_device(x * rnorm[:, None], "bfloat16"), "bfloat16")
     (dx,) = call(
-        "l2_normalize_grad", "b d!, b d!, b -> b d!", [dy, y, rnorm], [floats(5, 12)],
-        input_shards=[floats(5, 12), whole((5, 12), "bfloat16"), floats(5)], emulator=emulator,
-    )  # fmt: skip
+        "l2_normalize_grad",
+        "b d!, b d!, b -> b d!",
+        [dy, y, rnorm],
+        [floats(5, 12)],
+        input_shards=[floats(5, 12), whole_shard((5, 12), "bfloat16"), floats(5)],
+        emulator=emulator,
+    )
     expected = rnorm[:, None] * (dy - y * (dy * y).sum(1, keepdims=True))
     np.testing.assert_allclose(dx, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_operands_of_two_dtypes_are_refused_where_a_kernel_has_one():
-    shards = [whole((2, 3), "bfloat16"), whole((2, 3), "float32")]
+    shards = [whole_shard((2, 3), "bfloat16"), whole_shard((2, 3), "float32")]
     with pytest.raises(ExecutorError, match="found bfloat16 and float32; put a `cast` before it"):
         make_calls(context_of("softmax_grad", "b n!, b n! -> b n!", shards, shards[:1]))
 
 
 def test_a_row_of_more_columns_than_an_int_counts_is_refused():
-    x = whole((1, 2**31), "bfloat16")
+    x = whole_shard((1, 2**31), "bfloat16")
     with pytest.raises(ExecutorError, match="at most 2147483647 columns, found 2147483648"):
         make_calls(context_of("softmax", "b n! -> b n!", [x], [x]))
 
 
 def test_the_slabs_of_a_sum_over_rows_fill_a_device_and_its_workspace():
-    x, statistic = whole((8192, 4096), "bfloat16"), whole((8192,), "float32")
+    x, statistic = whole_shard((8192, 4096), "bfloat16"), whole_shard((8192,), "float32")
     context = context_of(
         "layer_norm_grad_weight", "b d, b d, b, b -> d, d", [x, x, statistic, statistic],
-        [whole((4096,), "bfloat16")] * 2,
+        [whole_shard((4096,), "bfloat16")] * 2,
     )  # fmt: skip
     calls = make_calls(context)
     partial, total = calls.of(0)

@@ -14,12 +14,12 @@ from _pytest.mark import ParameterSet
 
 from millrace.executor.cuda.kernels.rows.table import ROWS
 from millrace.executor.cuda.kernels.table import make_calls
-from millrace.executor.kernels.context import Array, Shard, whole
+from millrace.executor.kernels.context import Array, Shard, whole_shard
 from millrace.models.labels import parse, shape_of
 from millrace.models.ops import OPS
-from tests.executor.cuda.calling import FLOATS, call, context_of, loaded, stored
+from tests.executor.cuda.calling import FLOATS, call, context_of, loaded, to_device
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator, functions_of
-from tests.executor.cuda.usual import NARROW, numbered
+from tests.executor.cuda.usual import NARROW, enumerate_by_kind
 from tests.executor.examples import attention, losses, norms
 from tests.executor.examples.example import Example
 from tests.executor.kernel_calls import shard_of
@@ -58,7 +58,7 @@ def name_of(example: Example) -> str:
 
 def in_dtypes() -> Iterator[ParameterSet]:
     """Every example and dtype; of 16 bits one in turn, but all of the first of a kind."""
-    for number, example in numbered(EXAMPLES):
+    for number, example in enumerate_by_kind(EXAMPLES):
         for dtype in FLOATS:
             usual = number == 0 or dtype not in NARROW or dtype == NARROW[number % 2]
             yield pytest.param(
@@ -84,13 +84,13 @@ def shards_of(example: Example, dtype: str) -> tuple[list[Shard], list[Shard]]:
     expression, row = parse(example.labels), OPS[example.kind]
     wide = "float64" if dtype == "float64" else "float32"
     inputs = [
-        whole(shape_of(operand, example.label_sizes), operand_dtype)
+        whole_shard(shape_of(operand, example.label_sizes), operand_dtype)
         for operand, operand_dtype in zip(
             expression.inputs, input_dtypes(example, dtype), strict=True
         )
     ]
     outputs = [
-        whole(
+        whole_shard(
             shape_of(operand, example.label_sizes),
             wide if position in row.wide_outputs or example.kind == "count_valid" else dtype,
         )
@@ -105,7 +105,7 @@ def inputs_of(example: Example, dtype: str) -> list[Array]:
 
     def rounded(arrays: list[Array]) -> list[Array]:
         return [
-            array if shard.dtype == "int32" else loaded(stored(array, shard.dtype), shard.dtype)
+            array if shard.dtype == "int32" else loaded(to_device(array, shard.dtype), shard.dtype)
             for array, shard in zip(arrays, shards, strict=True)
         ]
 

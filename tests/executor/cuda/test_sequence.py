@@ -8,10 +8,16 @@ import pytest
 
 from millrace.executor.cuda.kernels.table import make_calls
 from millrace.executor.errors import ExecutorError
-from millrace.executor.kernels.context import Array, Shard, whole
+from millrace.executor.kernels.context import Array, Shard, whole_shard
 from tests.executor.cuda.calling import context_of
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator
-from tests.executor.cuda.example_cases import Case, cases_of, emulator_of, every, wanted
+from tests.executor.cuda.example_cases import (
+    ExampleCase,
+    cases_of,
+    emulator_of,
+    parametrize_cases,
+    selected_cases,
+)
 from tests.executor.examples.embeddings import EXAMPLES, rotary_example
 from tests.executor.examples.example import Example
 
@@ -48,15 +54,15 @@ MANY_IDS = Example(
 )  # 2,100 ids: three blocks, two passes of the sort, runs of many pieces
 
 
-def cases() -> Iterator[Case]:
+def cases() -> Iterator[ExampleCase]:
     yield from cases_of(EXAMPLES, {})
     for splits in ({}, {"v": 2}, {"b": 3, "d": 2}):
-        yield Case(example=MANY_IDS, dtype="float64", splits=splits)
+        yield ExampleCase(example=MANY_IDS, dtype="float64", splits=splits)
     for dtype in ("float32", "bfloat16"):
-        yield Case(example=MANY_IDS, dtype=dtype)
+        yield ExampleCase(example=MANY_IDS, dtype=dtype)
     few = replace(MANY_IDS, sizes=MANY_IDS.sizes | {"b": 1, "t": 64})  # pieces that are just full
     for dtype in ("float64", "float32"):
-        yield Case(example=few, dtype=dtype)
+        yield ExampleCase(example=few, dtype=dtype)
 
 
 CASES = list(cases())
@@ -65,11 +71,11 @@ CASES = list(cases())
 @pytest.fixture(scope="module")
 def emulator(request: pytest.FixtureRequest) -> Emulator:
     """Emulator of all that the tests of this module launch."""
-    return emulator_of(wanted(CASES, request))
+    return emulator_of(selected_cases(CASES, request))
 
 
-@every(CASES)
-def test_a_sequence_kernel_computes_what_its_formula_says(case: Case, emulator: Emulator):
+@parametrize_cases(CASES)
+def test_a_sequence_kernel_computes_what_its_formula_says(case: ExampleCase, emulator: Emulator):
     case.check(emulator)
 
 
@@ -78,8 +84,8 @@ def test_sorting_takes_as_many_passes_as_the_rows_of_the_table_have_bytes():
         calls = make_calls(
             context_of(
                 "embedding_grad", "b t, b t d -> v d",
-                [whole((2, 8), "int32"), whole((2, 8, 4), "bfloat16")],
-                [whole((rows, 4), "float32")],
+                [whole_shard((2, 8), "int32"), whole_shard((2, 8, 4), "bfloat16")],
+                [whole_shard((rows, 4), "float32")],
             )
         )  # fmt: skip
         names = [getattr(device_call, "function", "clear") for device_call in calls.of(0)]
@@ -104,7 +110,7 @@ def test_turns_of_the_same_positions_share_one_table_either_way_round():
 
 def test_rotary_refuses_what_it_cannot_turn():
     example = rotary_example("b t k!", 1)
-    shard = whole((2, 4, 8), "float32")
+    shard = whole_shard((2, 4, 8), "float32")
     for dims in (7, 10):
         with pytest.raises(ExecutorError, match=f"turns {dims} of 8 features: expected an even"):
             make_calls(

@@ -5,7 +5,7 @@ import pytest
 
 from millrace.executor.cuda.calls import Launch
 from millrace.executor.cuda.kernels.table import make_calls
-from millrace.executor.kernels.context import whole
+from millrace.executor.kernels.context import whole_shard
 from millrace.models.labels import parse, shape_of
 from tests.executor.cuda.by_example import check_sharded, check_whole, emulator_of
 from tests.executor.cuda.calling import FLOATS, call, context_of
@@ -58,7 +58,7 @@ def test_shards_put_together_equal_the_whole(example: Example, emulator: Emulato
 def launches(example: Example) -> list[str]:
     expression = parse(example.labels)
     shapes = [shape_of(operand, example.label_sizes) for operand in expression.operands]
-    shards = [whole(shape, "bfloat16") for shape in shapes]
+    shards = [whole_shard(shape, "bfloat16") for shape in shapes]
     count = len(expression.inputs)
     calls = make_calls(context_of(example.kind, example.labels, shards[:count], shards[count:]))
     return [
@@ -87,7 +87,7 @@ def test_who_adds_up_follows_from_what_lies_side_by_side(example: Example, expec
 def test_sixteen_bit_sums_are_added_up_in_more(emulator: Emulator):
     # a running sum of ones in bfloat16 would stay at 256
     (total,) = call(
-        "sum", "b t -> ", [np.ones((4, 5000))], [whole((), "bfloat16")],
-        input_shards=[whole((4, 5000), "bfloat16")], emulator=emulator,
+        "sum", "b t -> ", [np.ones((4, 5000))], [whole_shard((), "bfloat16")],
+        input_shards=[whole_shard((4, 5000), "bfloat16")], emulator=emulator,
     )  # fmt: skip
     np.testing.assert_allclose(total, 20_000, rtol=2**-8)

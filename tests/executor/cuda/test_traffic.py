@@ -9,26 +9,26 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from millrace.executor.cuda.calls import Calls, Tensor, always, read, workspace, write
+from millrace.executor.cuda.calls import Calls, CallTensor, read, same_calls, workspace, write
 from millrace.executor.cuda.kernels.columns import ColumnSums, column_sum
 from millrace.executor.cuda.kernels.multi_tensor.moves import accumulate, cast, squared_sum
-from millrace.executor.cuda.kernels.multi_tensor.updates import Variable, adamw
-from millrace.executor.cuda.kernels.rows.norms import Residual, norm, norm_grad_input
+from millrace.executor.cuda.kernels.multi_tensor.updates import UpdatedVariable, adamw
+from millrace.executor.cuda.kernels.rows.norms import NormResidual, norm, norm_grad_input
 from millrace.executor.cuda.kernels.table import make_calls
-from millrace.executor.kernels.context import Array, Shard, whole
+from millrace.executor.kernels.context import Array, Shard, whole_shard
 from tests.executor.cuda.call_trees import operands_of
-from tests.executor.cuda.calling import Operands, context_of, empty, stored
+from tests.executor.cuda.calling import Operands, context_of, empty, to_device
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator, functions_of, traffic
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
 ROWS, COLUMNS = 64, 2048
 SIZE = ROWS * COLUMNS
-BF16 = whole((ROWS, COLUMNS), "bfloat16")
-WIDE = whole((ROWS, COLUMNS), "float32")
+BF16 = whole_shard((ROWS, COLUMNS), "bfloat16")
+WIDE = whole_shard((ROWS, COLUMNS), "float32")
 
 
-def moved(
+def traffic_bytes(
     calls: Calls, inputs: Sequence[Shard], outputs: Sequence[Shard], states: Sequence[Shard] = ()
 ) -> tuple[int, int]:
     """Bytes that all calls read and write of what is large, and of the rest."""
@@ -36,8 +36,8 @@ def moved(
 
     def made(shard: Shard) -> Array:
         if shard.dtype == "int32":
-            return stored(rng.integers(0, COLUMNS, shard.shape), "int32")
-        return stored(rng.standard_normal(shard.shape), shard.dtype)
+            return to_device(rng.integers(0, COLUMNS, shard.shape), "int32")
+        return to_device(rng.standard_normal(shard.shape), shard.dtype)
 
     operands = Operands(
         calls, [made(shard) for shard in inputs], [empty(shard) for shard in outputs]
@@ -56,22 +56,22 @@ def moved(
     return large, small
 
 
-def tensor(number: int, dtype: str = "bfloat16", size: int = SIZE) -> Tensor:
-    return Tensor(read(number), dtype, size)
+def tensor(number: int, dtype: str = "bfloat16", size: int = SIZE) -> CallTensor:
+    return CallTensor(read(number), dtype, size)
 
 
 def norm_calls(*, added: bool) -> Calls:
-    residual = Residual(other=read(3), total=write(0)) if added else None
-    return always(
+    residual = NormResidual(other=read(3), total=write(0)) if added else None
+    return same_calls(
         norm(
-            tensor(0), tensor(1, size=COLUMNS), write(1), Tensor(write(3), "float32", ROWS),
+            tensor(0), tensor(1, size=COLUMNS), write(1), CallTensor(write(3), "float32", ROWS),
             columns=COLUMNS, epsilon=1e-5, beta=read(2), mean=write(2), residual=residual,
         )
     )  # fmt: skip
 
 
 def gradient_calls(*, added: bool, weights: bool) -> Calls:
-    outputs = tuple(Tensor(write(1 + number), "float32", COLUMNS) for number in range(2))
+    outputs = tuple(CallTensor(write(1 + number), "float32", COLUMNS) for number in range(2))
     sums = ColumnSums(outputs=outputs, hold=2, scratch=workspace())
     return norm_grad_input(
         tensor(0), tensor(1), tensor(2, size=COLUMNS), tensor(4, "float32", ROWS), write(0),
@@ -80,14 +80,14 @@ def gradient_calls(*, added: bool, weights: bool) -> Calls:
     )  # fmt: skip
 
 
-KEPT = whole((ROWS,), "float32")
-WEIGHT = whole((COLUMNS,), "bfloat16")
+KEPT = whole_shard((ROWS,), "float32")
+WEIGHT = whole_shard((COLUMNS,), "bfloat16")
 FORWARD = [BF16, WEIGHT, WEIGHT, BF16], [BF16, BF16, KEPT, KEPT]
 BACKWARD = (
     [BF16, BF16, WEIGHT, KEPT, KEPT, BF16],
-    [BF16, whole((COLUMNS,), "float32"), whole((COLUMNS,), "float32")],
+    [BF16, whole_shard((COLUMNS,), "float32"), whole_shard((COLUMNS,), "float32")],
 )
-LOSS = [whole((ROWS, COLUMNS), "bfloat16"), whole((ROWS,), "int32"), KEPT]
+LOSS = [whole_shard((ROWS, COLUMNS), "bfloat16"), whole_shard((ROWS,), "int32"), KEPT]
 
 
 def op(kind: str, labels: str, inputs: Sequence[Shard], outputs: Sequence[Shard]) -> Calls:
@@ -95,47 +95,80 @@ def op(kind: str, labels: str, inputs: Sequence[Shard], outputs: Sequence[Shard]
 
 
 def update_calls() -> Calls:
-    variable = Variable(
+    variable = UpdatedVariable(
         value=tensor(0, "float32"), gradient=tensor(1, "float32"), next_value=read(0),
         state=(write(0), write(1)),
     )  # fmt: skip
     return adamw([variable], tensor(2, "float32", 3), tensor(3, "float32", 1))
 
 
-def pairs(source: str, target: str, size: int = SIZE) -> list[tuple[Tensor, Tensor]]:
-    return [(tensor(0, source), Tensor(write(0), target, size))]
+def pairs(source: str, target: str, size: int = SIZE) -> list[tuple[CallTensor, CallTensor]]:
+    return [(tensor(0, source), CallTensor(write(0), target, size))]
 
 
 FLAT = "b n, b n -> b n"
-SCALAR = whole((), "float32")
+SCALAR = whole_shard((), "float32")
 # A case has a name, calls, inputs, outputs, and the bytes of every element that must be moved.
 CASES = [
     ("add", op("add", FLAT, [BF16] * 2, [BF16]), [BF16] * 2, [BF16], 6),
     ("bias", op("add", "b n, n -> b n", [BF16, WEIGHT], [BF16]), [BF16, WEIGHT], [BF16], 4),
-    ("swiglu_grad", op("swiglu_grad", "b n, b n, b n -> b n, b n", [BF16] * 3, [BF16] * 2),
-     [BF16] * 3, [BF16] * 2, 10),
+    (
+        "swiglu_grad",
+        op("swiglu_grad", "b n, b n, b n -> b n, b n", [BF16] * 3, [BF16] * 2),
+        [BF16] * 3,
+        [BF16] * 2,
+        10,
+    ),
     ("cast", op("cast", "b n -> b n", [WIDE], [BF16]), [WIDE], [BF16], 6),
-    ("transpose", op("rearrange", "b n -> n b", [BF16], [whole((COLUMNS, ROWS), "bfloat16")]),
-     [BF16], [BF16], 4),
+    (
+        "transpose",
+        op("rearrange", "b n -> n b", [BF16], [whole_shard((COLUMNS, ROWS), "bfloat16")]),
+        [BF16],
+        [BF16],
+        4,
+    ),
     ("softmax", op("softmax", "b n! -> b n!", [BF16], [BF16]), [BF16], [BF16], 4),
-    ("cross_entropy", op("cross_entropy", "b v!, b -> b, b", LOSS[:2], [KEPT] * 2), LOSS[:2],
-     [KEPT] * 2, 2),
-    ("cross_entropy_grad", op("cross_entropy_grad", "b v, b, b -> b v", LOSS, [BF16]), LOSS,
-     [BF16], 4),
+    (
+        "cross_entropy",
+        op("cross_entropy", "b v!, b -> b, b", LOSS[:2], [KEPT] * 2),
+        LOSS[:2],
+        [KEPT] * 2,
+        2,
+    ),
+    (
+        "cross_entropy_grad",
+        op("cross_entropy_grad", "b v, b, b -> b v", LOSS, [BF16]),
+        LOSS,
+        [BF16],
+        4,
+    ),
     ("layer_norm", norm_calls(added=False), *FORWARD, 4),
     ("add + layer_norm", norm_calls(added=True), *FORWARD, 8),
     ("layer_norm_grad_input", gradient_calls(added=False, weights=False), *BACKWARD, 6),
     ("layer_norm_grad_input + add", gradient_calls(added=True, weights=False), *BACKWARD, 8),
     ("all gradients of layer_norm + add", gradient_calls(added=True, weights=True), *BACKWARD, 8),
-    ("sum of rows + accumulate",
-     column_sum(tensor(0), ColumnSums(outputs=(Tensor(write(0), "float32", COLUMNS),), hold=2),
-                columns=COLUMNS), [BF16], [whole((COLUMNS,), "float32")], 2),
-    ("adamw of many", update_calls(), [WIDE, WIDE, whole((3,), "float32"), SCALAR], [WIDE] * 2,
-     28),
+    (
+        "sum of rows + accumulate",
+        column_sum(
+            tensor(0),
+            ColumnSums(outputs=(CallTensor(write(0), "float32", COLUMNS),), hold=2),
+            columns=COLUMNS,
+        ),
+        [BF16],
+        [whole_shard((COLUMNS,), "float32")],
+        2,
+    ),
+    (
+        "adamw of many",
+        update_calls(),
+        [WIDE, WIDE, whole_shard((3,), "float32"), SCALAR],
+        [WIDE] * 2,
+        28,
+    ),
     ("cast of many", cast(pairs("float32", "bfloat16")), [WIDE], [BF16], 6),
     ("accumulate of many", accumulate(pairs("bfloat16", "float32"), 2), [BF16], [WIDE], 10),
     ("squared_sum of many", squared_sum(pairs("float32", "float32", 1)), [WIDE], [SCALAR], 4),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
@@ -144,7 +177,7 @@ CASES = [
 def test_what_is_large_is_moved_once(
     name: str, calls: Calls, inputs: Sequence[Shard], outputs: Sequence[Shard], least: int
 ) -> None:
-    large, small = moved(calls, inputs, outputs)
+    large, small = traffic_bytes(calls, inputs, outputs)
     print(f"{name}: {large / SIZE:.3f} bytes an element of {least}, and {small / SIZE:.3f} shared")
     # sums of slabs are as large as the data where there are as few rows as here
     assert large <= least * SIZE + (16 * SIZE if "gradients" in name else ROWS * 64)

@@ -16,7 +16,7 @@ from tests.executor.examples.example import Example
 NARROW = ("bfloat16", "float16")  # as wide as each other
 
 
-def numbered(examples: Iterable[Example]) -> Iterator[tuple[int, Example]]:
+def enumerate_by_kind(examples: Iterable[Example]) -> Iterator[tuple[int, Example]]:
     """Examples, each with its number among those of its kind."""
     seen: Counter[str] = Counter()
     for example in examples:
@@ -31,7 +31,7 @@ def params(cases: Iterable[Any], usual: Callable[[Any], bool]) -> list[Parameter
     ]
 
 
-def all_asked_for(request: pytest.FixtureRequest) -> bool:
+def runs_exhaustive(request: pytest.FixtureRequest) -> bool:
     """True where tests of the module that are not usual will be run."""
     return any(
         item.path == request.path and item.get_closest_marker("exhaustive")

@@ -25,7 +25,7 @@ def philox(counter: tuple[int, ...], key: tuple[int, int]) -> tuple[int, ...]:
     return a, b, c, d
 
 
-def kept(sample: int, index: int) -> bool:
+def is_kept(sample: int, index: int) -> bool:
     """True if an element of a sample stays, in a run of seed 0."""
     words = philox((index // 4, 0, sample, 0), key_of(0, OP))
     return words[index % 4] >= RATE * WORD
@@ -38,7 +38,7 @@ def dropout(batch_dim: int | None) -> Callable[[Array], Array]:
         given = x[None] if batch_dim is None else np.moveaxis(x, batch_dim, 0)
         output = np.empty_like(given)
         for sample, values in enumerate(given):
-            bits = np.array([kept(sample, index) for index in range(values.size)])
+            bits = np.array([is_kept(sample, index) for index in range(values.size)])
             output[sample] = values / (1 - RATE) * bits.reshape(values.shape)
         return output[0] if batch_dim is None else np.moveaxis(output, 0, batch_dim)
 

@@ -17,7 +17,7 @@ def best(values: Array, count: int) -> list[int]:
     return sorted(range(len(values)), key=lambda index: (-values[index], index))[:count]
 
 
-def allowed(values: Array, groups: int, kept_groups: int) -> Array:
+def mask_groups(values: Array, groups: int, kept_groups: int) -> Array:
     """The values, minus infinity outside the groups with the largest two-value sums."""
     apart = values.reshape(groups, -1)
     sums = np.sort(apart, axis=1)[:, -2:].sum(1)
@@ -34,7 +34,7 @@ def top_k(choices: int, attributes: Attributes) -> Callable[[Array], tuple[Array
         shape = (*scores.shape[:2], choices)
         value, expert = np.zeros(shape), np.zeros(shape, np.int32)
         for b, t in np.ndindex(shape[:2]):
-            chosen = best(allowed(scores[b, t], groups, kept_groups), choices)
+            chosen = best(mask_groups(scores[b, t], groups, kept_groups), choices)
             expert[b, t], value[b, t] = chosen, scores[b, t, chosen]
         return value, expert, places(expert, int(attributes["capacity"]))
 

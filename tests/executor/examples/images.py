@@ -23,7 +23,7 @@ def window(stride: Place, pad: Place, dilation: Place | None = None) -> Attribut
     return dict(attributes)
 
 
-def meetings(
+def window_taps(
     input_size: Place, output_size: Place, size: Place, attributes: Attributes
 ) -> Iterator[tuple[Place, Place, Place]]:
     """Yield (output, tap, input) of every tap of every window that is inside the image."""
@@ -52,21 +52,21 @@ def convolution(attributes: Attributes, sizes: Sizes) -> tuple[Callable[..., Arr
 
     def forward(x: Array, w: Array) -> Array:
         out = np.zeros((x.shape[0], g, w.shape[0] // g, *output_size))
-        for (j, i), (q, p), (y, z) in meetings(input_size, output_size, size, attributes):
+        for (j, i), (q, p), (y, z) in window_taps(input_size, output_size, size, attributes):
             tap = weights(w)[..., q, p]
             out[..., j, i] += np.einsum("bgc,gnc->bgn", apart(x)[..., y, z], tap)
         return out.reshape(x.shape[0], -1, *output_size)
 
     def grad_input(dy: Array, w: Array) -> Array:
         dx = np.zeros((dy.shape[0], g, w.shape[1], *input_size))
-        for (j, i), (q, p), (y, z) in meetings(input_size, output_size, size, attributes):
+        for (j, i), (q, p), (y, z) in window_taps(input_size, output_size, size, attributes):
             tap = weights(w)[..., q, p]
             dx[..., y, z] += np.einsum("bgn,gnc->bgc", apart(dy)[..., j, i], tap)
         return dx.reshape(dy.shape[0], -1, *input_size)
 
     def grad_weight(x: Array, dy: Array) -> Array:
         dw = np.zeros((g, dy.shape[1] // g, x.shape[1] // g, *size))
-        for (j, i), (q, p), (y, z) in meetings(input_size, output_size, size, attributes):
+        for (j, i), (q, p), (y, z) in window_taps(input_size, output_size, size, attributes):
             parts = apart(dy)[..., j, i], apart(x)[..., y, z]
             dw[..., q, p] += np.einsum("bgn,bgc->gnc", *parts)
         return dw.reshape(-1, *dw.shape[2:])
@@ -106,7 +106,7 @@ def pooling(attributes: Attributes, sizes: Sizes) -> tuple[Callable[..., Array],
     input_size, output_size = (sizes["y"], sizes["x"]), (sizes["j"], sizes["i"])
     size = int(attributes["size_y"]), int(attributes["size_x"])
     count = size[0] * size[1]
-    visits = list(meetings(input_size, output_size, size, attributes))
+    visits = list(window_taps(input_size, output_size, size, attributes))
 
     def places(output: Place) -> list[Place]:
         return [source for place, _, source in visits if place == output]

@@ -34,30 +34,30 @@ DATA_TYPE = names("data_type", "FLOAT", "HALF", "BFLOAT16", "NOT_SET")
 DTYPES = {"FLOAT": "float32", "HALF": "float16", "BFLOAT16": "bfloat16"}
 
 
-class Tensor:
+class CudnnTensor:
     """A tensor of a graph."""
 
     def __init__(self, **told: object) -> None:
         self.told = told
         self.is_output = False
 
-    def set_output(self, on: bool) -> "Tensor":
+    def set_output(self, on: bool) -> "CudnnTensor":
         self.is_output = on
         return self
 
-    def set_uid(self, uid: int) -> "Tensor":
+    def set_uid(self, uid: int) -> "CudnnTensor":
         return self._set("uid", uid)
 
-    def set_dim(self, dim: list[int]) -> "Tensor":
+    def set_dim(self, dim: list[int]) -> "CudnnTensor":
         return self._set("dim", dim)
 
-    def set_stride(self, stride: list[int]) -> "Tensor":
+    def set_stride(self, stride: list[int]) -> "CudnnTensor":
         return self._set("stride", stride)
 
-    def set_data_type(self, data_type: object) -> "Tensor":
+    def set_data_type(self, data_type: object) -> "CudnnTensor":
         return self._set("data_type", data_type)
 
-    def _set(self, name: str, value: object) -> "Tensor":
+    def _set(self, name: str, value: object) -> "CudnnTensor":
         self.told[name] = value
         return self
 
@@ -96,7 +96,7 @@ class Cudnn:
         self.cudnnGraphNotSupportedError = cudnnGraphNotSupportedError
         self.handles: list[int] = []
         self.stream: int | None = None
-        self.graphs: list[Graph] = []
+        self.graphs: list[CudnnGraph] = []
 
     def backend_version(self) -> int:
         return self.version
@@ -112,12 +112,12 @@ class Cudnn:
         assert handle in self.handles
         self.stream = stream
 
-    def pygraph(self, **told: object) -> "Graph":
-        self.graphs.append(Graph(self, **told))
+    def pygraph(self, **told: object) -> "CudnnGraph":
+        self.graphs.append(CudnnGraph(self, **told))
         return self.graphs[-1]
 
 
-class Graph:
+class CudnnGraph:
     """A `pygraph`; steps of planning are noted in `steps` and must come in the right order."""
 
     def __init__(
@@ -130,11 +130,11 @@ class Graph:
         self.limit = 0
         self.notes: list[str] = []
         self.deterministic: bool | None = None  # None where the operation is not asked
-        self._tensors: list[Tensor] = []
+        self._tensors: list[CudnnTensor] = []
         self._call: Callable[[], LibraryCall] | None = None
 
     def tensor(self, dim, stride, data_type, name, uid):
-        self._tensors.append(Tensor(dim=dim, stride=stride, data_type=data_type, uid=uid))
+        self._tensors.append(CudnnTensor(dim=dim, stride=stride, data_type=data_type, uid=uid))
         return self._tensors[-1]
 
     def sdpa(
@@ -148,7 +148,7 @@ class Graph:
         diagonal_band_right_bound=None,
     ):
         assert generate_stats
-        outputs = Tensor(), Tensor()
+        outputs = CudnnTensor(), CudnnTensor()
         self._tensors += outputs
         band = diagonal_band_left_bound, diagonal_band_right_bound
         self._call = lambda: _attention((q, k, v, *outputs), attn_scale, *band)
@@ -167,7 +167,7 @@ class Graph:
         diagonal_band_left_bound=None,
         diagonal_band_right_bound=None,
     ):
-        gradients = Tensor(), Tensor(), Tensor()
+        gradients = CudnnTensor(), CudnnTensor(), CudnnTensor()
         self._tensors += gradients
         self.deterministic = use_deterministic_algorithm
         band = diagonal_band_left_bound, diagonal_band_right_bound
@@ -195,7 +195,7 @@ class Graph:
     def _convolution(
         self, direction, image, weight, output, pre_padding, post_padding, stride, dilation
     ):
-        target = Tensor()
+        target = CudnnTensor()
         self._tensors.append(target)
         tensors = [target if tensor is None else tensor for tensor in (image, weight, output)]
 

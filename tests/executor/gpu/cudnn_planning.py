@@ -107,12 +107,12 @@ def planned(calls: dict[str, LibraryCall], *, deterministic: bool) -> dict[str, 
 
 def asked() -> dict[str, LibraryCall]:
     """Calls of GPT-2 small, a Llama, BERT and ResNet-50, by name."""
-    from millrace.executor.cuda.calls import Choice, Operand
+    from millrace.executor.cuda.calls import KernelAlternatives, Operand
     from millrace.executor.cuda.kernels.images.library import FORWARD, GRAD_INPUT, GRAD_WEIGHT
     from millrace.executor.cuda.kernels.images.library import convolution_call as convolution
-    from millrace.executor.cuda.kernels.images.windows import Dim, Sizes
+    from millrace.executor.cuda.kernels.images.windows import ConvolutionSizes, Dim
     from millrace.executor.cuda.kernels.table import make_calls
-    from millrace.executor.kernels.context import whole
+    from millrace.executor.kernels.context import whole_shard
     from tests.executor.cuda.calling import context_of
     from tests.executor.examples.attention import Form
 
@@ -124,14 +124,14 @@ def asked() -> dict[str, LibraryCall]:
         ("bert", (16, 512, 12, 1, 64), {"causal": False}),
     ):
         form = Form(attributes=more, grouped=True)
-        q, k = whole((b, t, g, r, d), "bfloat16"), whole((b, t, g, d), "bfloat16")
-        rows = whole((b, t, g, r), "float32")
+        q, k = whole_shard((b, t, g, r, d), "bfloat16"), whole_shard((b, t, g, d), "bfloat16")
+        rows = whole_shard((b, t, g, r), "float32")
         for kind, labels, inputs, outputs in (
             ("attention", form.labels[0], [q, k, k], [q, rows]),
             ("attention_grad", form.labels[1], [q, k, k, q, rows, q], [q, k, k]),
         ):
             (choice,) = make_calls(context_of(kind, labels, inputs, outputs, more)).of(0)
-            assert isinstance(choice, Choice)
+            assert isinstance(choice, KernelAlternatives)
             for way, option in enumerate(choice.options[:-1]):
                 (call,) = (candidate for candidate in option if isinstance(candidate, LibraryCall))
                 calls[f"{name}, {kind}, {way}"] = call
@@ -140,7 +140,7 @@ def asked() -> dict[str, LibraryCall]:
         (128, 128, 56, 3, 2, 1), (512, 512, 7, 3, 1, 1),
     ):  # fmt: skip
         dim = Dim(side, (side + 2 * pad - size) // stride + 1, size, stride, pad, 1)
-        sizes = Sizes(b=64, g=1, c=c, n=n, y=dim, x=dim, dtype="bfloat16")
+        sizes = ConvolutionSizes(b=64, g=1, c=c, n=n, y=dim, x=dim, dtype="bfloat16")
         for direction in (FORWARD, GRAD_INPUT, GRAD_WEIGHT):
             call = convolution(direction, sizes, (Operand("address"),) * 3, "bf16")
             calls[f"conv {c} {n} {side} {size}, {direction}"] = call

@@ -34,7 +34,7 @@ class CompileException(Exception):  # noqa: N818 - as CuPy has it
     """Error with the compiler's words."""
 
 
-class Work:
+class StreamWork:
     """Work of streams: done at once, or recorded while they are captured."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Runtime:
     memcpyDefault, hostAllocPortable, hostAllocMapped = 4, 1, 2  # noqa: N815 - as CuPy has them
     streamCaptureModeThreadLocal = 1  # noqa: N815
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: StreamWork) -> None:
         self._work, self.held, self.device, self.status = work, {}, None, 0
         self.flags: list[int] = []
         self.numbers = count(1 << 8)
@@ -179,7 +179,7 @@ class Cupy:
     """The module `cupy`."""
 
     def __init__(self) -> None:
-        self.work = work = Work()
+        self.work = work = StreamWork()
         self.names: list[str] = []
         self.handles = 16
         self.shared_bytes: dict[str, tuple[int, int]] = {}  # by launch: bytes taken, and allowed

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from millrace.executor.cuda.calls import Call, Choice, Operand
+from millrace.executor.cuda.calls import Call, KernelAlternatives, Operand
 from millrace.executor.errors import ExecutorError
 from millrace.executor.gpu.choices import Can, Choices
 from tests.executor.cuda.emulation.machine import Emulator
@@ -127,14 +127,14 @@ class EmulatedDevice:
         self._emulator = Emulator(functions, self._seed, checked=self._checked, option=self._option)
 
     def prepare(self, call: Call, stream: int) -> None:
-        if isinstance(call, Choice):
+        if isinstance(call, KernelAlternatives):
             for option_call in self._choices.pick(call, stream):
                 self.prepare(option_call, stream)
 
     def picked(self) -> dict[str, dict[str, int]]:
         return self._choices.picked()
 
-    def _option_of(self, choice: Choice, can: Can, stream: int) -> int:
+    def _option_of(self, choice: KernelAlternatives, can: Can, stream: int) -> int:
         """The option that the emulator takes."""
         options = range(len(choice.options))
         return options[self._option if self._option < len(options) else -1]

@@ -15,7 +15,7 @@ from millrace.executor.cuda.calls import Call, Launch
 from millrace.executor.errors import ExecutorError
 from millrace.executor.gpu.deadline import PATIENCE, Patience
 from millrace.executor.gpu.worker import main, train_and_record
-from millrace.executor.job import Job
+from millrace.executor.job import RunJob
 from millrace.executor.transport.mpi import World
 from tests.executor.gpu.emulated_device import EmulatedDevice
 
@@ -55,7 +55,7 @@ class FaultyDevice(HangingDevice):
         super().issue(call, stream)
 
 
-def run(job: Job, folder: Path, world: World) -> None:
+def run(job: RunJob, folder: Path, world: World) -> None:
     device = FaultyDevice(
         os.environ.get("EMULATED_FAULT", ""),
         int(os.environ.get("EMULATED_BYTES", TOTAL_BYTES)),

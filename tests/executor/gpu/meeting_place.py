@@ -14,7 +14,7 @@ import numpy as np
 from millrace.executor.cuda.calls import Bucket, Collective
 from millrace.executor.errors import ExecutorError
 from millrace.executor.gpu.collectives import groups_of
-from millrace.executor.gpu.nccl import Group
+from millrace.executor.gpu.nccl import LaneGroup
 from millrace.planner.actors.graph import ActorGraph
 from tests.executor.cuda.flat_collectives import FLAT
 from tests.executor.gpu.emulated_device import TICK_NS, EmulatedDevice, _bytes_at
@@ -30,11 +30,11 @@ class MeetingPlace:
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self._arrived: dict[tuple[Group, int], dict[int, Collective | Bucket]] = {}
-        self.finished: set[tuple[Group, int]] = set()
+        self._arrived: dict[tuple[LaneGroup, int], dict[int, Collective | Bucket]] = {}
+        self.finished: set[tuple[LaneGroup, int]] = set()
         self.failed = False
 
-    def arrive(self, group: Group, turn: int, position: int, call: Collective | Bucket) -> None:
+    def arrive(self, group: LaneGroup, turn: int, position: int, call: Collective | Bucket) -> None:
         """Take note that a member has come to its collective number `turn`; the last moves data."""
         with self.changed:
             present = self._arrived.setdefault((group, turn), {})
@@ -82,10 +82,10 @@ class MeetingDevice(EmulatedDevice):
     def __init__(self, place: MeetingPlace, seed: int) -> None:
         super().__init__(seed)
         self._place = place
-        self._turns: dict[Group, int] = {}
-        self._pending: dict[Any, tuple[Group, int]] = {}  # by stream
+        self._turns: dict[LaneGroup, int] = {}
+        self._pending: dict[Any, tuple[LaneGroup, int]] = {}  # by stream
 
-    def meet(self, group: Group, position: int, call: Collective | Bucket, stream: int) -> None:
+    def meet(self, group: LaneGroup, position: int, call: Collective | Bucket, stream: int) -> None:
         """Put a collective on a stream."""
         self._put(stream, "meet", (group, position, call))
 

@@ -17,7 +17,7 @@ class NcclError(RuntimeError):
     """Refusal of the library."""
 
 
-class Meeting:
+class SharedMailbox:
     """State that the members of one communicator share."""
 
     def __init__(self, size: int) -> None:
@@ -26,7 +26,7 @@ class Meeting:
         self.mail: dict[tuple[int, int], SimpleQueue[np.ndarray]] = defaultdict(SimpleQueue)
 
 
-class Library:
+class NcclInMemory:
     """The module `cupy.cuda.nccl`."""
 
     NcclError = NcclError
@@ -35,7 +35,7 @@ class Library:
     NCCL_SUM, NCCL_MAX = 0, 2
 
     def __init__(self) -> None:
-        self._meetings: dict[bytes, Meeting] = {}
+        self._meetings: dict[bytes, SharedMailbox] = {}
         self._lock = threading.Lock()
         self._numbers = count()
         self._grouped = threading.local()
@@ -59,14 +59,14 @@ class Library:
         self._grouped.calls = None
         self._launched()
 
-    def NcclCommunicator(self, size: int, unique_id: bytes, rank: int) -> "Member":  # noqa: N802
+    def NcclCommunicator(self, size: int, unique_id: bytes, rank: int) -> "CommunicatorInMemory":  # noqa: N802
         with self._lock:
-            meeting = self._meetings.setdefault(unique_id, Meeting(size))
+            meeting = self._meetings.setdefault(unique_id, SharedMailbox(size))
         try:
             meeting.barrier.wait()
         except threading.BrokenBarrierError as error:
             raise NcclError("broken") from error
-        return Member(self, meeting, size, rank)
+        return CommunicatorInMemory(self, meeting, size, rank)
 
     def do(self, order: int, work) -> None:
         if getattr(self._grouped, "calls", None) is None:
@@ -80,10 +80,10 @@ class Library:
             self.launches += 1
 
 
-class Member:
+class CommunicatorInMemory:
     """The class `NcclCommunicator`."""
 
-    def __init__(self, library: Library, meeting: Meeting, size: int, rank: int) -> None:
+    def __init__(self, library: NcclInMemory, meeting: SharedMailbox, size: int, rank: int) -> None:
         self.library, self.meeting, self.size, self.rank = library, meeting, size, rank
 
     def allReduce(self, send, recv, count, dtype, op, stream):  # noqa: N802

@@ -7,7 +7,7 @@ from pathlib import Path
 from time import perf_counter_ns
 
 from millrace.executor.data import open_dataset
-from millrace.executor.gpu.device import Device
+from millrace.executor.gpu.device import DeviceDriver
 from millrace.executor.gpu.running import DeviceRun
 from millrace.executor.kernels import RunState
 from millrace.executor.recording import Recording
@@ -122,7 +122,7 @@ def reference(
 
 
 def execute_on_device(
-    device: Device,
+    device: DeviceDriver,
     graph: ActorGraph,
     runs: Mapping[int, RunState],
     load: Callable[[Sequence[RankValues]], None],

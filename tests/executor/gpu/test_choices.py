@@ -2,7 +2,7 @@
 
 import pytest
 
-from millrace.executor.cuda.calls import Choice, Clear, Copy, Operand
+from millrace.executor.cuda.calls import Clear, CopyCall, KernelAlternatives, Operand
 from millrace.executor.errors import ExecutorError
 from millrace.executor.gpu.choices import Can, Choices, key_of_choice
 from millrace.executor.gpu.running import DeviceRun
@@ -17,22 +17,22 @@ def at(address: int) -> Operand:
     return Operand("address", 0, address)
 
 
-def three_ways(address: int) -> Choice:
+def three_ways(address: int) -> KernelAlternatives:
     """Choice to clear, to copy, or to clear elsewhere."""
-    return Choice(
+    return KernelAlternatives(
         (
             (Clear(at(address), 1),),
-            (Copy(at(address), at(64), 1), Copy(at(64), at(address), 1)),
+            (CopyCall(at(address), at(64), 1), CopyCall(at(64), at(address), 1)),
             (Clear(at(64), 1),),
         )
     )
 
 
 def test_the_first_way_that_is_supported_is_taken_and_no_other_can_be_chosen() -> None:
-    choices = Choices(lambda call: isinstance(call, Copy))
+    choices = Choices(lambda call: isinstance(call, CopyCall))
     assert choices.pick(three_ways(0), STREAM) == three_ways(0).options[1]
     assert Choices(lambda call: False).pick(three_ways(0), STREAM) == three_ways(0).options[2]
-    choices = Choices(lambda call: isinstance(call, Copy), lambda choice, can, stream: 0)
+    choices = Choices(lambda call: isinstance(call, CopyCall), lambda choice, can, stream: 0)
     with pytest.raises(ExecutorError, match="option 0 of 3 ways of one thing is not supported"):
         choices.pick(three_ways(0), STREAM)
 
@@ -40,7 +40,7 @@ def test_the_first_way_that_is_supported_is_taken_and_no_other_can_be_chosen() -
 def test_choices_that_differ_in_places_alone_are_one_question_and_all_are_counted() -> None:
     asked = []
 
-    def choose(choice: Choice, can: Can, stream: int) -> int:
+    def choose(choice: KernelAlternatives, can: Can, stream: int) -> int:
         asked.append((choice, stream))
         return len(asked)
 

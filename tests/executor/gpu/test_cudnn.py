@@ -24,7 +24,7 @@ from millrace.executor.cuda.kernels.images.library import (
     GRAD_WEIGHT,
     convolution_call,
 )
-from millrace.executor.cuda.kernels.images.windows import Dim, Sizes
+from millrace.executor.cuda.kernels.images.windows import ConvolutionSizes, Dim
 from millrace.executor.errors import ExecutorError
 from millrace.executor.gpu.cudnn import graphs
 from millrace.executor.gpu.cudnn.graphs import post_padding
@@ -78,7 +78,9 @@ def attention_grad(**changes: object) -> AttentionGrad:
     return AttentionGrad(forward, dout=forward.out, dq=forward.q, dk=forward.k, dv=forward.v)
 
 
-SIZES = Sizes(b=2, g=2, c=3, n=4, y=Dim(7, 4, 3, 2, 1, 1), x=Dim(6, 6, 3, 1, 2, 2), dtype="float16")
+SIZES = ConvolutionSizes(
+    b=2, g=2, c=3, n=4, y=Dim(7, 4, 3, 2, 1, 1), x=Dim(6, 6, 3, 1, 2, 2), dtype="float16"
+)
 
 
 def convolution(direction: str, **changes: object) -> Convolution:
@@ -195,7 +197,7 @@ def test_padding_behind_is_that_before_where_it_makes_as_many_places() -> None:
     assert post_padding(convolution(FORWARD, given=(8, 6), made=(5, 6))) == (2, 2)
 
 
-class Memory:
+class CountedMemory:
     """A device's memory, which is only counted."""
 
     def __init__(
@@ -241,7 +243,7 @@ class Noting:
 
 
 def test_a_stream_has_one_workspace_as_large_as_any_of_its_calls_needs() -> None:
-    memory, library = Memory(), Noting()
+    memory, library = CountedMemory(), Noting()
     calls = LibraryCalls(memory, lambda: library)
     for queries, stream in ((128, 1), (512, 1), (256, 1), (128, 2)):
         calls.prepare(attention(t=queries), stream)
@@ -259,7 +261,7 @@ def test_a_stream_has_one_workspace_as_large_as_any_of_its_calls_needs() -> None
 
 
 def test_a_workspace_is_never_taken_while_a_stream_is_captured() -> None:
-    memory = Memory()
+    memory = CountedMemory()
     calls = LibraryCalls(memory, Noting)
     with pytest.raises(ExecutorError, match=r"prepared .* attention b 2 h 4"):
         calls.issue(attention(), 1, captured=True)
@@ -272,18 +274,18 @@ def test_a_workspace_is_never_taken_while_a_stream_is_captured() -> None:
 
 
 def test_a_call_is_supported_where_it_is_planned_and_aligned() -> None:
-    calls = LibraryCalls(Memory(), Noting)
+    calls = LibraryCalls(CountedMemory(), Noting)
     assert calls.supports(attention())
     assert not calls.supports(attention(d=16))
     away = bound_library(attention(), lambda operand: Operand("address", 0, 8))
     assert not calls.supports(away)
-    assert not LibraryCalls(Memory(), lambda: None).supports(attention())
+    assert not LibraryCalls(CountedMemory(), lambda: None).supports(attention())
     with pytest.raises(ExecutorError, match="no attention b 2"):
-        LibraryCalls(Memory(), lambda: None).prepare(attention(), 1)
+        LibraryCalls(CountedMemory(), lambda: None).prepare(attention(), 1)
 
 
 def test_what_was_only_tried_leaves_no_scratch_behind() -> None:
-    memory = Memory()
+    memory = CountedMemory()
     calls = LibraryCalls(memory, Noting)
     calls.prepare(attention(), 1)
     with calls.trial():
@@ -317,13 +319,13 @@ def test_a_call_may_take_an_eighth_of_all_memory_and_leaves_what_others_need(
     total_bytes: int, free_bytes: int, limit: int
 ) -> None:
     library = Noting(squares=True)
-    calls = LibraryCalls(Memory(total_bytes, total_bytes - free_bytes), lambda: library)
+    calls = LibraryCalls(CountedMemory(total_bytes, total_bytes - free_bytes), lambda: library)
     assert calls.supports(LLAMA) == (limit >= LLAMA_BYTES)
     assert library.limits == [limit]
 
 
 def test_what_a_stream_needs_anyway_is_room_for_its_other_calls() -> None:
-    memory = Memory(H100, H100 - LLAMA_BYTES - RESERVE_BYTES)
+    memory = CountedMemory(H100, H100 - LLAMA_BYTES - RESERVE_BYTES)
     library = Noting(squares=True)
     calls = LibraryCalls(memory, lambda: library)
     calls.prepare(LLAMA, 1)
@@ -410,14 +412,14 @@ def parameters(function: object) -> list[str]:
         return [name for line in signatures for name in re.findall(r"[(,] ?(\w+):", line)]
 
 
-@pytest.mark.parametrize("name", sorted(vars(cudnn_in_memory.Graph)))
+@pytest.mark.parametrize("name", sorted(vars(cudnn_in_memory.CudnnGraph)))
 def test_the_real_graph_has_what_the_one_in_memory_has(name: str) -> None:
     cudnn = pytest.importorskip("cudnn", reason="needs cuDNN's front end")
     if name.startswith("_") and name != "__init__":
         return
     ours = [
         parameter
-        for parameter in parameters(getattr(cudnn_in_memory.Graph, name))
+        for parameter in parameters(getattr(cudnn_in_memory.CudnnGraph, name))
         if parameter != "cudnn"
     ]
     theirs = parameters(getattr(cudnn.pygraph, name))
@@ -438,6 +440,6 @@ def test_the_real_module_has_what_the_one_in_memory_has(cudnn: Cudnn) -> None:
         assert callable(getattr(real, name))
     assert issubclass(real.cudnnGraphNotSupportedError, Exception)
     assert parameters(real.set_stream) == ["handle", "stream"]
-    for name in vars(cudnn_in_memory.Tensor):
+    for name in vars(cudnn_in_memory.CudnnTensor):
         if name.startswith("set_"):
             assert hasattr(real.tensor, name)

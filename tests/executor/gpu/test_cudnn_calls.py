@@ -10,10 +10,10 @@ import pytest
 from millrace.executor.cuda.calls import (
     Attention,
     Calls,
-    Choice,
     Clear,
     Convolution,
-    always,
+    KernelAlternatives,
+    same_calls,
     write,
 )
 from millrace.executor.cuda.kernels.images.library import (
@@ -22,13 +22,13 @@ from millrace.executor.cuda.kernels.images.library import (
     GRAD_WEIGHT,
     with_library,
 )
-from millrace.executor.cuda.kernels.images.windows import Dim, Sizes
+from millrace.executor.cuda.kernels.images.windows import ConvolutionSizes, Dim
 from millrace.executor.cuda.kernels.table import make_calls
 from millrace.executor.cuda.listing import rank_listing
-from millrace.executor.kernels.context import Array, KernelContext, Shard, whole
-from tests.executor.cuda.calling import Operands, context_of, empty, loaded, stored
+from millrace.executor.kernels.context import Array, KernelContext, Shard, whole_shard
+from tests.executor.cuda.calling import Operands, context_of, empty, loaded, to_device
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator
-from tests.executor.cuda.example_cases import TOLERANCE, Case
+from tests.executor.cuda.example_cases import TOLERANCE, ExampleCase
 from tests.executor.examples.attention import Attributes, Form
 from tests.executor.examples.example import Example
 from tests.executor.examples.images import convolution, window
@@ -67,15 +67,15 @@ def examples() -> Iterator[Example]:
         )
 
 
-def rounded(example: Example, dtype: str) -> Case:
+def rounded(example: Example, dtype: str) -> ExampleCase:
     """Case with an output and logsumexp that follow from what q, k and v are rounded to."""
 
     def derive(*inputs: Array) -> tuple[Array, ...]:
-        exact = [loaded(stored(array, dtype), dtype).astype(np.float64) for array in inputs]
+        exact = [loaded(to_device(array, dtype), dtype).astype(np.float64) for array in inputs]
         return example.derive(*exact)
 
     wide = (4,) if example.kind == "attention_grad" else ()
-    return Case(example=replace(example, derive=derive), dtype=dtype, wide=wide)
+    return ExampleCase(example=replace(example, derive=derive), dtype=dtype, wide=wide)
 
 
 CASES = [rounded(example, dtype) for example in examples() for dtype in NARROW]
@@ -93,7 +93,7 @@ def emulator(way: int) -> Emulator:
 @pytest.mark.skipif(COMPILER is None, reason="needs g++")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_way_computes_what_the_formula_says(case: Case, way: str) -> None:
+def test_every_way_computes_what_the_formula_says(case: ExampleCase, way: str) -> None:
     case.check(emulator(WAYS[way]))
 
 
@@ -131,7 +131,14 @@ ALL = block(0, 256)
         (context(block(0, 128), block(0, 128), CAUSAL), 3),
         (context(block(128, 128), block(128, 128), CAUSAL), 3),
         (context(block(128, 128), ALL, PLAIN), 3),
-        (context(whole((1, 256, 1, 8), "float16"), whole((1, 256, 1, 8), "float16"), CAUSAL), 2),
+        (
+            context(
+                whole_shard((1, 256, 1, 8), "float16"),
+                whole_shard((1, 256, 1, 8), "float16"),
+                CAUSAL,
+            ),
+            2,
+        ),
         (context(block(128, 128), ALL, CAUSAL), 0),  # its mask begins 128 places later
         (context(block(0, 128), ALL, CAUSAL | {"window": 9}), 0),
         (context(ALL, ALL, CAUSAL | {"alibi": 8.0}), 0),
@@ -143,7 +150,7 @@ def test_the_library_is_asked_where_it_has_a_form_of_the_op(
     actor: KernelContext, ways: int
 ) -> None:
     calls = make_calls(actor).of(0)
-    choices = [call for call in calls if isinstance(call, Choice)]
+    choices = [call for call in calls if isinstance(call, KernelAlternatives)]
     assert [len(choice.options) for choice in choices] == ([ways] if ways else [])
     if ways:
         assert calls == (choices[0],)
@@ -175,10 +182,10 @@ def test_convolutions_are_those_of_images_whose_channels_lie_last(
         )
         for axis, dim in enumerate("yx")
     }  # fmt: skip
-    layer = Sizes(b=b, g=g, c=c, n=n, dtype=dtype, **dims)
-    calls = with_library(direction, layer, run_state(), always(Clear(write(0), 0)))
+    layer = ConvolutionSizes(b=b, g=g, c=c, n=n, dtype=dtype, **dims)
+    calls = with_library(direction, layer, run_state(), same_calls(Clear(write(0), 0)))
     (choice,) = calls.of(0)
-    assert isinstance(choice, Choice)
+    assert isinstance(choice, KernelAlternatives)
     shapes = {"x": (b, g * c, *given), "w": (g * n, c, *size), "y": (b, g * n, *output)}
     reads, target_name = {
         FORWARD: ("xw", "y"),
@@ -188,11 +195,11 @@ def test_convolutions_are_those_of_images_whose_channels_lie_last(
     rng = np.random.default_rng(0)
     # Channels are last in memory and second in the formula.
     arrays = [
-        stored(rng.standard_normal(shapes[name]).transpose(0, 2, 3, 1), dtype) for name in reads
+        to_device(rng.standard_normal(shapes[name]).transpose(0, 2, 3, 1), dtype) for name in reads
     ]
     exact = [loaded(array, dtype).astype(np.float64).transpose(0, 3, 1, 2) for array in arrays]
     target = shapes[target_name]
-    room = empty(whole((target[0], *target[2:], target[1]), dtype))
+    room = empty(whole_shard((target[0], *target[2:], target[1]), dtype))
     operands = Operands(Calls(of=lambda firing: ()), arrays, [room])
     (call,) = choice.options[0]
     assert isinstance(call, Convolution)
@@ -207,8 +214,8 @@ def test_convolutions_are_those_of_images_whose_channels_lie_last(
 
 def test_convolutions_in_float32_stay_with_kernels_of_ours() -> None:
     dim = Dim(4, 4, 3, 1, 1, 1)
-    sizes = Sizes(b=1, g=1, c=2, n=2, y=dim, x=dim, dtype="float32")
-    calls = always()
+    sizes = ConvolutionSizes(b=1, g=1, c=2, n=2, y=dim, x=dim, dtype="float32")
+    calls = same_calls()
     assert with_library(FORWARD, sizes, run_state(), calls) is calls
 
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from millrace.executor.cuda.binding import bound, leaves
-from millrace.executor.cuda.calls import Call, Choice, Clear, Copy, Operand
+from millrace.executor.cuda.binding import bind, leaves
+from millrace.executor.cuda.calls import Call, Clear, CopyCall, KernelAlternatives, Operand
 from millrace.executor.cuda.kernels.table import make_calls
 from millrace.executor.errors import ExecutorError
 from millrace.executor.gpu import cupy_device
@@ -17,17 +17,17 @@ from millrace.executor.gpu.cudnn.library import CudnnLibrary
 from millrace.executor.gpu.cupy_device import CupyDevice
 from millrace.executor.gpu.products import tuning
 from millrace.executor.gpu.products.tuning import Tuner
-from millrace.executor.kernels.context import Array, whole
+from millrace.executor.kernels.context import Array, whole_shard
 from tests.executor.cuda.call_trees import last_options, operands_of
-from tests.executor.cuda.calling import context_of, loaded, stored
+from tests.executor.cuda.calling import context_of, loaded, to_device
 from tests.executor.examples.attention import Form
 from tests.executor.gpu.cudnn_in_memory import Cudnn
 from tests.executor.gpu.cupy_in_memory import Cupy, install
 
 CAUSAL = {"causal": True, "scale": 0.5}
 SHAPE = (1, 128, 2, 8)
-STATISTICS = whole(SHAPE[:-1], "float32")
-ROWS = whole(SHAPE, "bfloat16")
+STATISTICS = whole_shard(SHAPE[:-1], "float32")
+ROWS = whole_shard(SHAPE, "bfloat16")
 
 
 def at(address: int) -> Operand:
@@ -52,7 +52,7 @@ def device(cudnn: Cudnn) -> CupyDevice:
     return CupyDevice(0, lambda: None, lambda: CudnnLibrary(cudnn))  # type: ignore[arg-type,return-value]
 
 
-class Placed:
+class PlacedAttention:
     """Attention on a device, causal, over operands in its memory."""
 
     def __init__(self, device: CupyDevice) -> None:
@@ -62,7 +62,7 @@ class Placed:
         )
         calls = make_calls(context)
         rng = np.random.default_rng(0)
-        self.given = [stored(rng.standard_normal(SHAPE), "bfloat16") for _ in range(3)]
+        self.given = [to_device(rng.standard_normal(SHAPE), "bfloat16") for _ in range(3)]
         self.reads = [device.allocate(array.nbytes) for array in self.given]
         for address, array in zip(self.reads, self.given, strict=True):
             device.to_device(address, array)
@@ -74,12 +74,14 @@ class Placed:
             "table": [device.allocate(table.nbytes) for table in calls.tables],
         }
         (call,) = calls.of(0)
-        placed = bound(
+        placed = bind(
             call, lambda operand: at(places[operand.role][operand.number] + operand.offset_bytes)
         )
-        assert isinstance(placed, Choice)
+        assert isinstance(placed, KernelAlternatives)
         # Ours makes a sign that can be told from what the library makes.
-        self.choice = Choice((*placed.options[:-1], (Clear(at(self.writes[0]), 2 * ROWS.size),)))
+        self.choice = KernelAlternatives(
+            (*placed.options[:-1], (Clear(at(self.writes[0]), 2 * ROWS.size),))
+        )
 
     def made(self) -> tuple[Array, Array]:
         out, statistics = np.empty(SHAPE, np.uint16), np.empty(SHAPE[:-1], np.float32)
@@ -95,7 +97,7 @@ class Placed:
 def test_a_choice_is_by_the_library_where_it_can_and_is_replayed(
     device: CupyDevice, cudnn: Cudnn
 ) -> None:
-    placed, stream = Placed(device), device.stream()
+    placed, stream = PlacedAttention(device), device.stream()
     device.prepare(placed.choice, stream)
     before = device.library_bytes
     device.begin_capture(stream)
@@ -113,7 +115,7 @@ def test_a_choice_is_by_the_library_where_it_can_and_is_replayed(
 
 def test_without_a_library_the_last_way_is_taken(cupy: Cupy) -> None:
     device = CupyDevice(0, lambda: None)  # type: ignore[arg-type,return-value]
-    placed, stream = Placed(device), device.stream()
+    placed, stream = PlacedAttention(device), device.stream()
     device.to_device(placed.writes[0], np.full(4, 9, np.uint8))
     device.issue(placed.choice, stream)
     assert not placed.made()[0].any()
@@ -124,7 +126,7 @@ def test_without_a_library_the_last_way_is_taken(cupy: Cupy) -> None:
 def test_what_the_library_refuses_goes_to_the_next_way(
     spoil: str, device: CupyDevice, cudnn: Cudnn
 ) -> None:
-    placed, stream = Placed(device), device.stream()
+    placed, stream = PlacedAttention(device), device.stream()
     ways = len(placed.choice.options)
     assert ways == 3
     if spoil == "reason":
@@ -139,9 +141,9 @@ def test_what_the_library_refuses_goes_to_the_next_way(
 
 
 def test_an_operand_that_is_not_aligned_goes_to_the_last_way(device: CupyDevice) -> None:
-    placed = Placed(device)
-    away = bound(placed.choice, lambda operand: at(operand.offset_bytes + 8))
-    assert isinstance(away, Choice)
+    placed = PlacedAttention(device)
+    away = bind(placed.choice, lambda operand: at(operand.offset_bytes + 8))
+    assert isinstance(away, KernelAlternatives)
     device.prepare(away, device.stream())
     assert device._choices.taken(away) == away.options[-1]
     device.prepare(placed.choice, device.stream())
@@ -161,7 +163,7 @@ def test_the_fastest_way_is_taken_and_the_scratch_of_others_given_back(
     tuner = Tuner(tmp_path)
     products = SimpleNamespace(version=1, close=lambda: None)
     device = CupyDevice(0, lambda: products, lambda: CudnnLibrary(cudnn), tuner)  # type: ignore[arg-type,return-value]
-    placed, stream = Placed(device), device.stream()
+    placed, stream = PlacedAttention(device), device.stream()
     allocations = len(cupy.cuda.runtime.held)
     # Of the second way a kernel was not loaded: what fails has no turn.
     turns = [[9.0, 1.0 if way == fastest else 2.0] for way in (0, 2)]
@@ -172,7 +174,7 @@ def test_the_fastest_way_is_taken_and_the_scratch_of_others_given_back(
     assert list(times) == []
     (pick,) = tuner.used.picks.values()  # type: ignore[union-attr]
     assert (pick.taken, pick.duration_ns) == (str(fastest), 1_000_000)
-    device.prepare(Placed(device).choice, stream)
+    device.prepare(PlacedAttention(device).choice, stream)
     device.issue(placed.choice, stream)
     assert device._choices.taken(placed.choice) == placed.choice.options[fastest]
     assert placed.made()[0].any() == (fastest < 2)
@@ -180,17 +182,17 @@ def test_the_fastest_way_is_taken_and_the_scratch_of_others_given_back(
 
 
 def test_a_choice_that_is_captured_before_it_was_prepared_is_refused(device: CupyDevice) -> None:
-    placed, stream = Placed(device), device.stream()
+    placed, stream = PlacedAttention(device), device.stream()
     device.begin_capture(stream)
     with pytest.raises(ExecutorError, match=r"3 ways was captured before .* attention b 1"):
         device.issue(placed.choice, stream)
 
 
 def test_all_ways_of_a_choice_are_bound_and_walked() -> None:
-    inner: Call = Choice(((Clear(at(1), 1),), (Clear(at(2), 1), Clear(at(3), 1))))
-    outer = Choice(((Copy(at(4), at(5), 1),), (inner, Clear(at(6), 1))))
+    inner: Call = KernelAlternatives(((Clear(at(1), 1),), (Clear(at(2), 1), Clear(at(3), 1))))
+    outer = KernelAlternatives(((CopyCall(at(4), at(5), 1),), (inner, Clear(at(6), 1))))
     assert [operand.offset_bytes for operand in operands_of(outer)] == [4, 5, 1, 2, 3, 6]
-    moved = bound(outer, lambda operand: at(operand.offset_bytes + 10))
+    moved = bind(outer, lambda operand: at(operand.offset_bytes + 10))
     assert [operand.offset_bytes for operand in operands_of(moved)] == [14, 15, 11, 12, 13, 16]
     assert len(list(leaves(outer, inner))) == 8
     assert list(last_options(outer)) == [Clear(at(2), 1), Clear(at(3), 1), Clear(at(6), 1)]

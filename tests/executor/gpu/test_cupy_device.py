@@ -4,16 +4,16 @@ import inspect
 import numpy as np
 import pytest
 
-from millrace.executor.cuda.binding import bound
+from millrace.executor.cuda.binding import bind
 from millrace.executor.cuda.calls import (
+    CallTensor,
     Clear,
     Collective,
-    Copy,
+    CopyCall,
     Launch,
     Matrices,
     Operand,
-    Product,
-    Tensor,
+    ProductCall,
     read,
 )
 from millrace.executor.cuda.kernels.multi_tensor.moves import cast
@@ -21,15 +21,15 @@ from millrace.executor.cuda.kernels.table import make_calls
 from millrace.executor.errors import ExecutorError
 from millrace.executor.gpu import cupy_device, graphs
 from millrace.executor.gpu.cupy_device import CupyDevice
-from millrace.executor.gpu.device import Device, address_of
-from millrace.executor.kernels.context import whole
+from millrace.executor.gpu.device import DeviceDriver, address_of
+from millrace.executor.kernels.context import whole_shard
 from tests.executor.cuda.calling import context_of
 from tests.executor.cuda.emulation.machine import COMPILER
 from tests.executor.gpu import cupy_in_memory
 from tests.executor.gpu.cupy_in_memory import CONTEXT_BYTES, TOTAL_BYTES, Cupy, install
 
 
-class Products:
+class NotingProducts:
     """A library of products that notes what is asked of it."""
 
     def __init__(self) -> None:
@@ -56,12 +56,12 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Cupy:
 
 
 @pytest.fixture
-def products() -> Products:
-    return Products()
+def products() -> NotingProducts:
+    return NotingProducts()
 
 
 @pytest.fixture
-def device(cupy: Cupy, products: Products) -> CupyDevice:
+def device(cupy: Cupy, products: NotingProducts) -> CupyDevice:
     return CupyDevice(1, lambda: products)
 
 
@@ -85,13 +85,13 @@ def test_only_bound_operands_have_an_address() -> None:
         address_of(read(2))
 
 
-def test_it_has_everything_that_a_device_has_with_the_same_parameters(device: Device) -> None:
-    for name, asked in inspect.getmembers(Device, inspect.isfunction):
+def test_it_has_everything_that_a_device_has_with_the_same_parameters(device: DeviceDriver) -> None:
+    for name, asked in inspect.getmembers(DeviceDriver, inspect.isfunction):
         if name.startswith("_"):
             continue
         signature = inspect.signature(getattr(CupyDevice, name))
         assert list(signature.parameters) == list(inspect.signature(asked).parameters), name
-    for name in Device.__annotations__:
+    for name in DeviceDriver.__annotations__:
         assert hasattr(device, name), name
 
 
@@ -129,7 +129,7 @@ def test_clear_and_copy_are_replayed_not_done_while_captured(device: CupyDevice)
     stream, source, target = device.stream(), device.allocate(4), device.allocate(4)
     device.to_device(source, np.full(4, 5, np.uint8))
     device.begin_capture(stream)
-    device.issue(Copy(at(source), at(target), 4), stream)
+    device.issue(CopyCall(at(source), at(target), 4), stream)
     device.issue(Clear(at(source), 4), stream)
     graph = device.end_capture(stream)
     assert bytes_at(device, target, 4) == [0] * 4
@@ -146,7 +146,7 @@ def test_a_stream_that_waits_for_a_captured_one_is_captured_too(device: CupyDevi
     device.begin_capture(first)
     device.record(forked, first)
     device.wait(second, forked)
-    device.issue(Copy(at(source), at(target), 1), second)
+    device.issue(CopyCall(at(source), at(target), 1), second)
     device.record(joined, second)
     device.wait(first, joined)
     graph = device.end_capture(first)
@@ -162,8 +162,8 @@ def test_a_kernel_runs_with_pointers_values_and_shared_memory(
     rows, columns = 3, 40
     generator = np.random.default_rng(0)
     values = [generator.standard_normal(s) for s in ((rows, columns), columns, columns)]
-    shards = [whole(value.shape, "float64") for value in values]
-    outputs = [shards[0], *(whole((rows,), "float64") for _ in range(2))]
+    shards = [whole_shard(value.shape, "float64") for value in values]
+    outputs = [shards[0], *(whole_shard((rows,), "float64") for _ in range(2))]
     (call,) = make_calls(
         context_of("layer_norm", "b d, d, d -> b d, b, b", shards, outputs)
     ).of(0)  # fmt: skip
@@ -173,7 +173,7 @@ def test_a_kernel_runs_with_pointers_values_and_shared_memory(
         device.to_device(address, value)
     places = {"read": reads, "write": writes}
     assert isinstance(call, Launch)
-    bound = call._replace(
+    bind = call._replace(
         args=tuple(
             at(places[arg.role][arg.number]) if isinstance(arg, Operand) else arg
             for arg in call.args
@@ -181,13 +181,13 @@ def test_a_kernel_runs_with_pointers_values_and_shared_memory(
     )
     stream = device.stream()
     with pytest.raises(ExecutorError, match="was not loaded"):
-        device.issue(bound, stream)
+        device.issue(bind, stream)
     device.load({call.source: [call.function]})
     device.load({call.source: [call.function]})
-    device.issue(bound, stream)
+    device.issue(bind, stream)
     assert cupy.shared_bytes[call.function] == (0, 48 << 10)
     for size_bytes in (1 << 10, 96 << 10, 64 << 10):
-        device.issue(bound._replace(shared_bytes=size_bytes), stream)
+        device.issue(bind._replace(shared_bytes=size_bytes), stream)
         allowed = (48 if size_bytes == 1 << 10 else 96) << 10
         assert cupy.shared_bytes[call.function] == (size_bytes, allowed)
     output = np.empty((rows, columns))
@@ -207,14 +207,14 @@ def test_a_kernel_takes_many_pointers_by_value(device: CupyDevice) -> None:
         device.to_device(address, value)
     calls = cast(
         [
-            (Tensor(at(source), "float32", size), Tensor(at(target), "float32", size))
+            (CallTensor(at(source), "float32", size), CallTensor(at(target), "float32", size))
             for source, target, size in zip(sources, targets, sizes, strict=True)
         ]
     )
     table = device.allocate(calls.tables[0].nbytes)
     device.to_device(table, calls.tables[0])
     (launch,) = (
-        bound(call, lambda o: at(table) if o.role == "table" else o) for call in calls.of(0)
+        bind(call, lambda o: at(table) if o.role == "table" else o) for call in calls.of(0)
     )
     assert isinstance(launch, Launch)
     device.load({launch.source: [launch.function]})
@@ -234,11 +234,11 @@ def test_a_source_that_does_not_compile_is_named_with_the_compilers_words(
 
 
 def test_products_are_planned_once_and_have_a_workspace_per_stream(
-    device: CupyDevice, products: Products
+    device: CupyDevice, products: NotingProducts
 ) -> None:
     first, second = device.stream(), device.stream()
     a, b, d = (device.allocate(32) for _ in range(3))
-    call = Product(square(a), square(b), square(d), 4, 4, 4, 1, "bf16")
+    call = ProductCall(square(a), square(b), square(d), 4, 4, 4, 1, "bf16")
     device.prepare(call, first)
     for stream in (first, second, second):
         device.issue(call, stream)
@@ -252,7 +252,7 @@ def test_products_are_planned_once_and_have_a_workspace_per_stream(
 
 def test_a_product_that_is_captured_before_it_is_prepared_is_refused(device: CupyDevice) -> None:
     stream, address = device.stream(), device.allocate(32)
-    call = Product(*[square(address)] * 3, 4, 4, 4, 1, "bf16")
+    call = ProductCall(*[square(address)] * 3, 4, 4, 4, 1, "bf16")
     device.begin_capture(stream)
     with pytest.raises(ExecutorError, match=r"\[4, 4\] and \[4, 4\] was captured before"):
         device.issue(call, stream)

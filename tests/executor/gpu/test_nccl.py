@@ -12,7 +12,7 @@ from millrace.executor.cuda.calls import Bucket, Collective, Operand
 from millrace.executor.errors import ExecutorError
 from millrace.executor.gpu.nccl import (
     CALLS,
-    Group,
+    LaneGroup,
     NcclCommunicator,
     channels_max,
     exchange_ids,
@@ -20,16 +20,16 @@ from millrace.executor.gpu.nccl import (
     warm_up_bytes,
 )
 from millrace.planner.errors import InfeasibleError
-from tests.executor.gpu.nccl_in_memory import Library, NcclError
+from tests.executor.gpu.nccl_in_memory import NcclError, NcclInMemory
 
 RANKS = 3
-EVERYONE = Group((0, 1, 2), "dp")
-GROUPS = (EVERYONE, Group((2, 1, 0), "tp"), Group((0, 2), "dp"), Group((1, 2), "send"))
+EVERYONE = LaneGroup((0, 1, 2), "dp")
+GROUPS = (EVERYONE, LaneGroup((2, 1, 0), "tp"), LaneGroup((0, 2), "dp"), LaneGroup((1, 2), "send"))
 
 
 @pytest.fixture
-def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
-    in_memory = Library()
+def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[NcclInMemory]:
+    in_memory = NcclInMemory()
     monkeypatch.setattr(millrace.executor.gpu.nccl, "require_nccl", lambda: in_memory)
     monkeypatch.setattr(millrace.executor.gpu.nccl, "POLL_S", 0.01)
     return in_memory
@@ -64,7 +64,9 @@ def at(array: np.ndarray) -> Operand:
     return Operand("address", 0, array.ctypes.data)
 
 
-def collect(group: Group, kind: str, send_size: int, recv_size: int, elements: int, **more) -> list:
+def collect(
+    group: LaneGroup, kind: str, send_size: int, recv_size: int, elements: int, **more
+) -> list:
     """Values that every member receives, each having sent 100 rank + (0, 1, …)."""
 
     def run(world: SimpleNamespace) -> np.ndarray | None:
@@ -81,22 +83,22 @@ def collect(group: Group, kind: str, send_size: int, recv_size: int, elements: i
     return [received_by_rank[member].tolist() for member in group.members]
 
 
-def test_all_reduce_gives_every_member_the_sum_or_the_largest(library: Library) -> None:
+def test_all_reduce_gives_every_member_the_sum_or_the_largest(library: NcclInMemory) -> None:
     assert collect(EVERYONE, "all_reduce", 2, 2, 2) == [[300, 303]] * 3
     assert collect(EVERYONE, "all_reduce", 2, 2, 2, reduction="max") == [[200, 201]] * 3
 
 
-def test_all_gather_puts_blocks_in_the_order_of_the_group(library: Library) -> None:
-    turned = Group((2, 1, 0), "tp")
+def test_all_gather_puts_blocks_in_the_order_of_the_group(library: NcclInMemory) -> None:
+    turned = LaneGroup((2, 1, 0), "tp")
     assert collect(turned, "all_gather", 2, 6, 2) == [[200, 201, 100, 101, 0, 1]] * 3
 
 
-def test_reduce_scatter_leaves_each_member_its_block(library: Library) -> None:
-    assert collect(Group((0, 2), "dp"), "reduce_scatter", 4, 2, 2) == [[200, 202], [204, 206]]
+def test_reduce_scatter_leaves_each_member_its_block(library: NcclInMemory) -> None:
+    assert collect(LaneGroup((0, 2), "dp"), "reduce_scatter", 4, 2, 2) == [[200, 202], [204, 206]]
 
 
-def test_all_to_all_gives_block_i_to_member_i(library: Library) -> None:
-    received = collect(Group((2, 1, 0), "tp"), "all_to_all", 6, 6, 2)
+def test_all_to_all_gives_block_i_to_member_i(library: NcclInMemory) -> None:
+    received = collect(LaneGroup((2, 1, 0), "tp"), "all_to_all", 6, 6, 2)
     assert received == [
         [200, 201, 100, 101, 0, 1],
         [202, 203, 102, 103, 2, 3],
@@ -104,12 +106,12 @@ def test_all_to_all_gives_block_i_to_member_i(library: Library) -> None:
     ]
 
 
-def test_rotate_gives_every_member_what_the_one_before_it_has(library: Library) -> None:
+def test_rotate_gives_every_member_what_the_one_before_it_has(library: NcclInMemory) -> None:
     assert collect(EVERYONE, "rotate", 2, 2, 2) == [[200, 201], [0, 1], [100, 101]]
-    assert collect(Group((0, 2), "dp"), "rotate", 1, 1, 1) == [[200], [0]]
+    assert collect(LaneGroup((0, 2), "dp"), "rotate", 1, 1, 1) == [[200], [0]]
 
 
-def test_a_bucket_is_one_launch_of_all_its_collectives(library: Library) -> None:
+def test_a_bucket_is_one_launch_of_all_its_collectives(library: NcclInMemory) -> None:
     def run(world: SimpleNamespace) -> list[list[float]]:
         communicator = begin(world)
         sent = [10 * world.rank + np.arange(size, dtype=np.float32) for size in (1, 2)]
@@ -126,8 +128,8 @@ def test_a_bucket_is_one_launch_of_all_its_collectives(library: Library) -> None
     assert library.launches == RANKS
 
 
-def test_a_transfer_goes_from_its_first_member_to_its_second(library: Library) -> None:
-    group = Group((1, 2), "send")
+def test_a_transfer_goes_from_its_first_member_to_its_second(library: NcclInMemory) -> None:
+    group = LaneGroup((1, 2), "send")
 
     def run(world: SimpleNamespace) -> list[float]:
         communicator = begin(world)
@@ -142,7 +144,7 @@ def test_a_transfer_goes_from_its_first_member_to_its_second(library: Library) -
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16", "int32"])
-def test_every_dtype_of_registers_moves(library: Library, dtype: str) -> None:
+def test_every_dtype_of_registers_moves(library: NcclInMemory, dtype: str) -> None:
     stored = np.dtype(np.uint16 if dtype == "bfloat16" else dtype)
 
     def run(world: SimpleNamespace) -> np.ndarray:
@@ -156,7 +158,7 @@ def test_every_dtype_of_registers_moves(library: Library, dtype: str) -> None:
     assert on_ranks(RANKS, run) == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
 
 
-def test_ids_are_agreed_on_whatever_groups_a_rank_is_in(library: Library) -> None:
+def test_ids_are_agreed_on_whatever_groups_a_rank_is_in(library: NcclInMemory) -> None:
     ids_by_rank = on_ranks(
         RANKS, lambda world: exchange_ids(world, () if world.rank == 1 else GROUPS[2:3])
     )
@@ -165,7 +167,7 @@ def test_ids_are_agreed_on_whatever_groups_a_rank_is_in(library: Library) -> Non
     assert len(ids_by_rank[0][GROUPS[2]]) == 128
 
 
-def test_a_group_that_its_first_member_does_not_know_is_refused(library: Library) -> None:
+def test_a_group_that_its_first_member_does_not_know_is_refused(library: NcclInMemory) -> None:
     def run(world: SimpleNamespace) -> str:
         try:
             exchange_ids(world, [] if world.rank == 0 else [EVERYONE])
@@ -176,7 +178,7 @@ def test_a_group_that_its_first_member_does_not_know_is_refused(library: Library
     assert "rank 0 has no group (0, 1, 2) on lane `dp`" in on_ranks(RANKS, run)[1]
 
 
-def test_warming_up_carries_out_every_kind_once(library: Library) -> None:
+def test_warming_up_carries_out_every_kind_once(library: NcclInMemory) -> None:
     def run(world: SimpleNamespace) -> set[str]:
         communicator = begin(world)
         own_groups = [group for group in GROUPS if world.rank in group.members]
@@ -193,13 +195,13 @@ def test_warming_up_carries_out_every_kind_once(library: Library) -> None:
     assert set().union(*on_ranks(RANKS, run)) == set(CALLS)
 
 
-def test_a_member_that_never_comes_is_named_after_the_time(library: Library) -> None:
+def test_a_member_that_never_comes_is_named_after_the_time(library: NcclInMemory) -> None:
     ids = {EVERYONE: library.get_unique_id()}
     with pytest.raises(ExecutorError, match=r"rank 1: .*ranks \[0, 2\] did not all join within"):
         NcclCommunicator(1, ids, use_device=lambda: None, failed=lambda error: None, timeout_s=0.05)
 
 
-def test_what_the_library_says_at_the_start_is_passed_on(library: Library) -> None:
+def test_what_the_library_says_at_the_start_is_passed_on(library: NcclInMemory) -> None:
     def refused() -> None:
         raise NcclError("unhandled cuda error")
 
@@ -212,7 +214,7 @@ def test_what_the_library_says_at_the_start_is_passed_on(library: Library) -> No
         )
 
 
-def test_an_asynchronous_error_aborts_everything_and_names_the_actor(library: Library) -> None:
+def test_an_asynchronous_error_aborts_everything_and_names_the_actor(library: NcclInMemory) -> None:
     heard = threading.Event()
     errors: list[ExecutorError] = []
 
@@ -220,7 +222,7 @@ def test_an_asynchronous_error_aborts_everything_and_names_the_actor(library: Li
         errors.append(error)
         heard.set()
 
-    alone = Group((0,), "dp")
+    alone = LaneGroup((0,), "dp")
     (communicator,) = on_ranks(1, lambda world: begin(world, [alone], failed=failed))
     buffer = np.ones(2, np.float32)
     call = Collective("all_reduce", at(buffer), at(buffer), 2, "float32")
@@ -237,8 +239,8 @@ def test_an_asynchronous_error_aborts_everything_and_names_the_actor(library: Li
     communicator.close()
 
 
-def test_collectives_that_are_abandoned_are_aborted_and_named(library: Library) -> None:
-    alone = [Group((0,), lane) for lane in ("dp", "tp")]
+def test_collectives_that_are_abandoned_are_aborted_and_named(library: NcclInMemory) -> None:
+    alone = [LaneGroup((0,), lane) for lane in ("dp", "tp")]
     errors: list[ExecutorError] = []
     (communicator,) = on_ranks(1, lambda world: begin(world, alone, failed=errors.append))
     buffer = np.ones(2, np.float32)
@@ -260,10 +262,10 @@ def test_collectives_that_are_abandoned_are_aborted_and_named(library: Library) 
 
 
 def test_a_library_that_hangs_in_its_abort_is_left(
-    library: Library, monkeypatch: pytest.MonkeyPatch
+    library: NcclInMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(millrace.executor.gpu.nccl, "ABORT_S_MAX", 0.01)
-    (communicator,) = on_ranks(1, lambda world: begin(world, [Group((0,), "dp")]))
+    (communicator,) = on_ranks(1, lambda world: begin(world, [LaneGroup((0,), "dp")]))
     library.answers.clear()
     communicator.abandon(ExecutorError("step 3 did not end"))
     with pytest.raises(ExecutorError, match="step 3 did not end"):
@@ -271,13 +273,13 @@ def test_a_library_that_hangs_in_its_abort_is_left(
     library.answers.set()
 
 
-def test_closing_destroys_every_communicator(library: Library) -> None:
+def test_closing_destroys_every_communicator(library: NcclInMemory) -> None:
     on_ranks(RANKS, lambda world: begin(world).close())
     assert library.destroyed == sum(len(group.members) for group in GROUPS)
 
 
-def test_a_group_or_dtype_that_is_not_there_is_refused_by_name(library: Library) -> None:
-    alone = Group((0,), "dp")
+def test_a_group_or_dtype_that_is_not_there_is_refused_by_name(library: NcclInMemory) -> None:
+    alone = LaneGroup((0,), "dp")
     (communicator,) = on_ranks(1, lambda world: begin(world, [alone]))
     buffer = np.ones(2, np.float32)
     with pytest.raises(ExecutorError, match=r"NCCL has no complex64"):
@@ -287,7 +289,7 @@ def test_a_group_or_dtype_that_is_not_there_is_refused_by_name(library: Library)
     with pytest.raises(ExecutorError, match=r"actor `x`: .*no communicator was made for it"):
         communicator.issue(
             Collective("all_reduce", at(buffer), at(buffer), 2, "float32"),
-            Group((0,), "tp"),
+            LaneGroup((0,), "tp"),
             0,
             "x",
         )

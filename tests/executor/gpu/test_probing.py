@@ -9,7 +9,7 @@ import pytest
 from millrace.executor.cuda.calls import Collective
 from millrace.executor.cuda.kernels.table import CALLS
 from millrace.executor.errors import ExecutorError
-from millrace.executor.gpu.nccl import Group
+from millrace.executor.gpu.nccl import LaneGroup
 from millrace.executor.gpu.probing import arena, stopwatch
 from millrace.executor.gpu.probing.arena import CaseArena, arena_bytes, made
 from millrace.executor.gpu.probing.stopwatch import IDLE_FUNCTION, Stopwatch
@@ -246,7 +246,7 @@ class Ticking:
     def __init__(self, device: EmulatedDevice) -> None:
         self._device, self.issued = device, []
 
-    def issue(self, call: Collective, group: Group, stream: int, actor: str = "") -> None:
+    def issue(self, call: Collective, group: LaneGroup, stream: int, actor: str = "") -> None:
         self.issued.append((call.kind, call.elements, group))
         self._device.issue(call, stream)
 

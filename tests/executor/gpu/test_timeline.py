@@ -11,7 +11,7 @@ from tests.executor.cuda.emulation.machine import COMPILER
 from tests.executor.gpu.emulated_device import TICK_NS, EmulatedDevice
 from tests.executor.gpu.front import LOOPBACK, LOOPBACK_EAGER, emulate_gpus, on_gpu
 from tests.executor.gpu.plans import planned
-from tests.executor.gpu.trained import Trained, train
+from tests.executor.gpu.trained import TrainedRun, train
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
@@ -19,12 +19,12 @@ STEPS = TRACED_STEPS + 2  # one fired eagerly, one replayed, and those that are 
 SPLIT = (("tp", 2), ("pp", 2))
 
 
-def recorded(eager: bool) -> Trained:
+def recorded(eager: bool) -> TrainedRun:
     device = EmulatedDevice(3)
     return train("llama", "fp64", SPLIT, device=device, steps=STEPS, eager=eager, spans=True)
 
 
-def assert_spans_are_of_steps_from(first: int, trained: Trained) -> None:
+def assert_spans_are_of_steps_from(first: int, trained: TrainedRun) -> None:
     """Assert that spans are of all firings of these steps, and of no other."""
     for recording in trained.recordings:
         program = trained.actors.programs[trained.actors.program_of(recording.rank)]

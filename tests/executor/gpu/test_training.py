@@ -8,7 +8,7 @@ fewer bits as near to it as NumPy in those bits.
 import numpy as np
 import pytest
 
-from millrace.executor.cuda.calls import Call, Choice
+from millrace.executor.cuda.calls import Call, KernelAlternatives
 from tests.executor.cuda.emulation.machine import COMPILER
 from tests.executor.gpu.emulated_device import EmulatedDevice
 from tests.executor.gpu.rounding import assert_off_by_rounding_alone
@@ -43,7 +43,7 @@ class TryingDevice(EmulatedDevice):
         self.tried = 0
 
     def prepare(self, call: Call, stream: int) -> None:
-        if isinstance(call, Choice):
+        if isinstance(call, KernelAlternatives):
             for option in call.options:
                 for option_call in option:
                     self.issue(option_call, stream)

@@ -12,7 +12,7 @@ from millrace.executor.gpu.products.picks import Pick, Picks, load_picks
 PICK = Pick(taken="0" * 128, duration_ns=5)
 
 
-class Device:
+class NotingDevice:
     """A device that notes what it is given."""
 
     def __init__(self, local, products, networks, *, tuner) -> None:
@@ -25,14 +25,14 @@ class Device:
         pass
 
 
-def run(monkeypatch: pytest.MonkeyPatch, folder: Path, deterministic: bool) -> Device:
+def run(monkeypatch: pytest.MonkeyPatch, folder: Path, deterministic: bool) -> NotingDevice:
     """One rank of two on one node, whose products the other has picked something else for."""
-    devices: list[Device] = []
+    devices: list[NotingDevice] = []
     used = Picks(device="x", library_version=1, picks={"p": PICK, "q": PICK})
     other = Picks(device="x", library_version=1, picks={"p": Pick(taken="1" * 128, duration_ns=4)})
 
-    def device(*given, **more) -> Device:
-        devices.append(Device(*given, **more))
+    def device(*given, **more) -> NotingDevice:
+        devices.append(NotingDevice(*given, **more))
         return devices[-1]
 
     def train(job, folder, world, device, collectives, prepared) -> None:

@@ -25,7 +25,7 @@ PARALLEL_STEPS = 2  # fired eagerly, captured and replayed
 EXACT = 1e-9  # relative: what is left of float64 after sums in another order
 
 
-class Trained(NamedTuple):
+class TrainedRun(NamedTuple):
     """A run that has ended, and what its steps told."""
 
     device: EmulatedDevice
@@ -52,7 +52,7 @@ def train(
     device: EmulatedDevice,
     steps: int = STEPS,
     **how: Any,
-) -> Trained:
+) -> TrainedRun:
     """Train all ranks of a plan on one device, which must take the memory that the plan says."""
     plan, graph, actors = planned(model, precision, pins)
     runs = runs_of(plan, actors, loss_scale=2.0**10)
@@ -68,7 +68,7 @@ def train(
         assert use.regions["arena"] == program.memory_bytes
         assert use.device_used_bytes >= sum(use.regions.values())
         assert use.grown_bytes == 0
-    return Trained(device, run, actors, recordings, told(runs[0].totals))
+    return TrainedRun(device, run, actors, recordings, told(runs[0].totals))
 
 
 def assert_equal_to_a_single_device(

@@ -26,7 +26,7 @@ from tests import test_families as families
 from tests import test_recomputed_plans as recomputed_plans
 from tests import test_same_mathematics as same_mathematics
 from tests.in_process import KernelWork
-from tests.test_agreement import Memory
+from tests.test_agreement import CheckedMemory
 from tests.test_offload import on_host
 
 LINE_BYTES = 64
@@ -132,7 +132,7 @@ def two_sends(launched: str, received: str) -> ActorGraph:
     return graph(sender, receiver)
 
 
-def changed(
+def with_command(
     buffer: CommandBuffer, number: int, change: Callable[[Command], Command], step: int = 0
 ) -> CommandBuffer:
     """The buffer with one command changed, and the events that are still waited for."""
@@ -156,13 +156,13 @@ def waits_of(buffer: CommandBuffer) -> list[tuple[int, int]]:
 def without(buffer: CommandBuffer, number: int, wait: int) -> CommandBuffer:
     """The buffer in which a command no longer waits for another."""
     left = tuple(waited for waited in buffer.steps[0][number].waits if waited != wait)
-    return changed(buffer, number, lambda command: command._replace(waits=left))
+    return with_command(buffer, number, lambda command: command._replace(waits=left))
 
 
 class FiredBy:
     """Commands as the work of an actor graph: firings are counted over all steps."""
 
-    def __init__(self, work: Memory | KernelWork) -> None:
+    def __init__(self, work: CheckedMemory | KernelWork) -> None:
         self.work = work
         self.done: Counter[tuple[int, int]] = Counter()
 

@@ -10,18 +10,20 @@ from millrace.planner.actors.graph import ActorGraph
 from tests.actor_graphs import random_actor_graph
 from tests.executor.streams.buffers import (
     FiredBy,
-    changed,
     one_producer,
     two_sends,
     waits_of,
+    with_command,
     without,
 )
 from tests.in_process import execute_lockstep
-from tests.test_agreement import Memory
+from tests.test_agreement import CheckedMemory
 
 
-def remembered(graph: ActorGraph, buffer: CommandBuffer, seed: int, steps: int = 1) -> Memory:
-    memory = Memory(graph)
+def remembered(
+    graph: ActorGraph, buffer: CommandBuffer, seed: int, steps: int = 1
+) -> CheckedMemory:
+    memory = CheckedMemory(graph)
     interpret(buffer, FiredBy(memory), seed=seed, steps=steps)
     return memory
 
@@ -29,7 +31,7 @@ def remembered(graph: ActorGraph, buffer: CommandBuffer, seed: int, steps: int =
 @pytest.mark.parametrize("seed", range(120))
 def test_random_graphs_show_the_firings_slots_and_contents_of_the_protocol(seed: int) -> None:
     graph = random_actor_graph(seed)
-    expected = Memory(graph)
+    expected = CheckedMemory(graph)
     execute_lockstep(graph, 1, expected, expected.meet)
     buffer = command_buffer(graph, range(graph.ranks))
     for drawn in range(4):
@@ -43,7 +45,7 @@ def test_slots_that_go_on_from_step_to_step_are_the_protocols(
     slots: int, firings: int, initial: int
 ) -> None:
     graph = one_producer(slots=slots, firings=firings, initial=initial)
-    expected = Memory(graph)
+    expected = CheckedMemory(graph)
     execute_lockstep(graph, 7, expected, expected.meet)
     memory = remembered(graph, command_buffer(graph, (0,)), 1, steps=7)
     assert memory.records == expected.records
@@ -87,7 +89,7 @@ def test_the_same_seed_gives_the_same_order_and_another_another() -> None:
 def test_a_buffer_that_cannot_go_on_tells_who_waits_for_what() -> None:
     graph = one_producer(slots=1, firings=2)
     buffer = command_buffer(graph, (0,))
-    stuck = changed(buffer, 0, lambda command: command._replace(waits=(3,)))
+    stuck = with_command(buffer, 0, lambda command: command._replace(waits=(3,)))
     with pytest.raises(ExecutorError) as caught:
         interpret(stuck, lambda commands: None, seed=0, steps=1)
     story = (

@@ -82,7 +82,7 @@ def assert_no_races_with_all_waits_and_some_without_one(graph: ActorGraph, name:
                     validate(graph, less)
 
 
-def alone(buffer: CommandBuffer, rank: int) -> list[tuple[object, ...]]:
+def rank_commands(buffer: CommandBuffer, rank: int) -> list[tuple[object, ...]]:
     """A rank's commands, with waits by actor and firing instead of numbers."""
     commands = buffer.steps[0]
     return sorted(
@@ -100,10 +100,10 @@ def assert_ranks_have_the_same_commands_alone_as_among_others(
     graph: ActorGraph, joint: CommandBuffer
 ) -> None:
     of = partial(command_buffer, graph)
-    assert alone(joint, 0) == alone(of(range(graph.ranks), folded=True), 0)
-    assert alone(joint, 1) == alone(of((1,), folded=False), 1)
+    assert rank_commands(joint, 0) == rank_commands(of(range(graph.ranks), folded=True), 0)
+    assert rank_commands(joint, 1) == rank_commands(of((1,), folded=False), 1)
     for rank in range(graph.ranks):
-        assert alone(joint, rank) == alone(of((rank,)), rank)
+        assert rank_commands(joint, rank) == rank_commands(of((rank,)), rank)
 
 
 def assert_every_queue_that_waits_for_completion_is_a_stream(

@@ -9,12 +9,12 @@ from tests.actor_graphs import random_actor_graph
 from tests.executor.streams.buffers import (
     LINE_BYTES,
     actor,
-    changed,
     graph,
     one_producer,
     program,
     register,
     waits_of,
+    with_command,
     without,
 )
 
@@ -61,7 +61,7 @@ def shared(kind: str = "activation") -> ActorGraph:
 def races_without(actor_graph: ActorGraph, number: int) -> list[Race]:
     buffer = command_buffer(actor_graph, (0,))
     return find_races(
-        actor_graph, changed(buffer, number, lambda command: command._replace(waits=()))
+        actor_graph, with_command(buffer, number, lambda command: command._replace(waits=()))
     )
 
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from millrace.executor.errors import ExecutorError
 from millrace.executor.streams import Command, command_buffer, validate
-from tests.executor.streams.buffers import changed, one_producer, two_sends
+from tests.executor.streams.buffers import one_producer, two_sends, with_command
 
 FOUND = one_producer(slots=1, firings=2)
 BUFFER = command_buffer(FOUND, (0,))  # make, take, make, take
@@ -58,7 +58,7 @@ def test_a_command_that_is_changed_is_named(
     number: int, change: Callable[[Command], Command], said: str
 ) -> None:
     with pytest.raises(ExecutorError, match=said):
-        validate(FOUND, changed(BUFFER, number, change))
+        validate(FOUND, with_command(BUFFER, number, change))
 
 
 def test_an_event_that_nobody_records_is_named() -> None:
@@ -87,7 +87,7 @@ def test_members_that_meet_others_are_named() -> None:
     actor_graph = two_sends("ab", "ab")
     buffer = command_buffer(actor_graph, (0, 1))
     number = next(index for index, command in enumerate(buffer.steps[0]) if command.meets)
-    alone = changed(buffer, number, lambda command: command._replace(meets=(number,)))
+    alone = with_command(buffer, number, lambda command: command._replace(meets=(number,)))
     with pytest.raises(ExecutorError, match="expected to meet"):
         validate(actor_graph, alone)
 

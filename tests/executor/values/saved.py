@@ -77,11 +77,13 @@ def save(
     graph: ActorGraph, folder: Path, *, skip: tuple[int, ...] = (), step: int = 3, value: Any = W
 ) -> list[Path]:
     """Save a value and twice that as the state after a step."""
-    write(graph, folder, skip, step, value)
+    write_shards(graph, folder, skip, step, value)
     return commit_finished(folder, contents(graph))
 
 
-def write(graph: ActorGraph, folder: Path, skip: tuple[int, ...], step: int, value: Any) -> None:
+def write_shards(
+    graph: ActorGraph, folder: Path, skip: tuple[int, ...], step: int, value: Any
+) -> None:
     """Write the files of a step as the ranks do by themselves, but for those in `skip`."""
     for state in states_of(graph, first_step=step - 1):
         state.load(0, value)

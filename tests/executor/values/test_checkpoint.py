@@ -9,8 +9,8 @@ from millrace.executor.errors import CheckpointError, ExecutorError
 from millrace.executor.values.checkpoint import (
     checked_checkpoint,
     find_checkpoint,
-    held_folder,
     load_checkpoint,
+    locked_folder,
 )
 from millrace.executor.values.manifest import Manifest, SavedTensor, read_manifest
 from millrace.models.graph import to_json
@@ -21,7 +21,7 @@ from tests.executor.values.saved import (
     optimizer_graph,
     save,
     states_of,
-    write,
+    write_shards,
 )
 
 SPLITS = [
@@ -54,7 +54,7 @@ def test_what_one_split_wrote_another_reads(
 
 def test_a_checkpoint_that_a_rank_has_not_written_is_not_there(tmp_path: Path) -> None:
     graph = optimizer_graph("(S(0), B)", (4, 1))
-    with held_folder(tmp_path, contents(graph)):
+    with locked_folder(tmp_path, contents(graph)):
         assert save(graph, tmp_path, skip=(2,)) == []
         with pytest.raises(CheckpointError, match="no checkpoint in"):
             find_checkpoint(tmp_path)
@@ -67,12 +67,12 @@ def test_what_a_killed_run_had_written_whole_is_taken_by_the_next(
 ) -> None:
     """The parent had died before the manifest, or between it and the name; the plan differs."""
     graph, other = optimizer_graph("(S(0), B)", (4, 1)), optimizer_graph("(B, B)", (2, 1))
-    write(graph, tmp_path, (), 4, W)
-    write(graph, tmp_path, (1,), 5, 3 * W)
+    write_shards(graph, tmp_path, (), 4, W)
+    write_shards(graph, tmp_path, (1,), 5, 3 * W)
     (tmp_path / "manifest.draft").write_bytes(to_json(contents(graph)))
     if manifest_is_there:
         (tmp_path / "step-00000004.partial" / "manifest.json").write_text("{")
-    with held_folder(tmp_path, contents(other)):
+    with locked_folder(tmp_path, contents(other)):
         path, manifest = checked_checkpoint(tmp_path, other, "m")
         assert manifest.step == 4
         for array, expected in zip(loaded(path, other), (W, 2 * W) * 2, strict=True):
@@ -84,12 +84,12 @@ def test_what_a_killed_run_had_written_whole_is_taken_by_the_next(
 def test_two_runs_do_not_save_in_one_folder(tmp_path: Path) -> None:
     manifest = contents(optimizer_graph("(B, B)", (1, 1)))
     with (
-        held_folder(tmp_path, manifest),
+        locked_folder(tmp_path, manifest),
         pytest.raises(ExecutorError, match=f"another run saves in `{tmp_path}`"),
-        held_folder(tmp_path, manifest),
+        locked_folder(tmp_path, manifest),
     ):
         pass
-    with held_folder(tmp_path, manifest):
+    with locked_folder(tmp_path, manifest):
         pass
 
 
@@ -99,7 +99,7 @@ def test_a_folder_that_cannot_be_written_is_refused_by_name(tmp_path: Path, plac
     manifest = contents(optimizer_graph("(B, B)", (1, 1)))
     with (
         pytest.raises(CheckpointError, match=f"cannot save in `.*{place}`: [a-z]"),
-        held_folder(tmp_path / place, manifest),
+        locked_folder(tmp_path / place, manifest),
     ):
         pass
 
@@ -109,7 +109,7 @@ def test_a_disk_without_room_is_found_before_the_first_step(tmp_path: Path) -> N
     large = Manifest(model="m", plan_digest="p", step=0, tensors={"w": tensor})
     with (
         pytest.raises(ExecutorError, match=f"`{tmp_path}`: no space left on device for .* MiB"),
-        held_folder(tmp_path, large),
+        locked_folder(tmp_path, large),
     ):
         pass
 
@@ -129,11 +129,11 @@ def test_a_file_with_the_name_of_a_checkpoint_is_refused(tmp_path: Path, name: s
     (tmp_path / name).touch()
     with (
         pytest.raises(CheckpointError, match=f"{name}` has the name of a checkpoint and is no fol"),
-        held_folder(tmp_path, contents(optimizer_graph("(B, B)", (1, 1)))),
+        locked_folder(tmp_path, contents(optimizer_graph("(B, B)", (1, 1)))),
     ):
         pass
     (tmp_path / name).rename(tmp_path / "step-of-mine.partial")
-    with held_folder(tmp_path, contents(optimizer_graph("(B, B)", (1, 1)))):
+    with locked_folder(tmp_path, contents(optimizer_graph("(B, B)", (1, 1)))):
         pass
     assert (tmp_path / "step-of-mine.partial").exists()
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace as changed
 from millrace.planner.plan import Plan, plan_graph
 from millrace.published.kept import KEPT, keeping
 from millrace.published.language import question
-from millrace.published.peaks import Figure, Keeping, peak_bytes
+from millrace.published.peaks import Figure, MemoryHabit, peak_bytes
 from millrace.published.prediction import planned
 from millrace.published.splits import split_by_weight, split_evenly
 from tests.millrace.published.rows import PLAIN
@@ -24,33 +24,33 @@ def plan_of(**changes: str) -> Plan:
     return planned(*question(row(**changes))).plan
 
 
-def peak(plan: Plan, keeping: Keeping) -> int:
+def peak(plan: Plan, keeping: MemoryHabit) -> int:
     return peak_bytes(plan, plan_graph(plan), keeping)
 
 
 @pytest.mark.parametrize(("zero", "state"), [(0, 18), (1, 12), (2, 10), (3, 9)])
 def test_flat_buffers_are_split_over_all_replicas(zero, state):
     plan = plan_of()
-    nothing = Keeping(weight_bytes=0, gradient_bytes=0, state_bytes=0, zero=0)
-    stored_bytes = peak(plan, Keeping(zero=zero)) - peak(plan, nothing)
+    nothing = MemoryHabit(weight_bytes=0, gradient_bytes=0, state_bytes=0, zero=0)
+    stored_bytes = peak(plan, MemoryHabit(zero=zero)) - peak(plan, nothing)
     assert stored_bytes == pytest.approx(state * GPT, rel=1e-3)
 
 
 def test_groups_smaller_than_the_replicas_split_less():
     plan = plan_of()
-    assert peak(plan, Keeping(zero=1, zero_ranks=1)) == peak(plan, Keeping(zero=0))
+    assert peak(plan, MemoryHabit(zero=1, zero_ranks=1)) == peak(plan, MemoryHabit(zero=0))
 
 
 def test_a_loss_in_float32_may_be_the_most_that_lives_at_once():
     plan, more = plan_of(vocab="100000"), 6
-    fused = peak(plan, Keeping(zero=0, loss_bytes=8))
+    fused = peak(plan, MemoryHabit(zero=0, loss_bytes=8))
     logits = 2 * 128 * 100096
-    assert peak(plan, Keeping(zero=0, loss_bytes=8 + more)) - fused == more * logits
+    assert peak(plan, MemoryHabit(zero=0, loss_bytes=8 + more)) - fused == more * logits
 
 
 def test_a_reserved_figure_is_above_what_is_allocated_and_a_device_s_above_both():
     plan = plan_of()
-    peaks = [peak(plan, Keeping(zero=0, figure=figure)) for figure in Figure]
+    peaks = [peak(plan, MemoryHabit(zero=0, figure=figure)) for figure in Figure]
     assert peaks == sorted(set(peaks))
     assert peaks[1] == pytest.approx(1.05 * peaks[0], rel=1e-6)
 
@@ -58,12 +58,12 @@ def test_a_reserved_figure_is_above_what_is_allocated_and_a_device_s_above_both(
 def test_a_row_without_a_peak_keeps_what_the_plan_keeps():
     assert keeping(row()) is None
     plan = plan_of()
-    assert peak(plan, Keeping()) >= max(0, peak(plan, Keeping(loss_bytes=0)))
+    assert peak(plan, MemoryHabit()) >= max(0, peak(plan, MemoryHabit(loss_bytes=0)))
 
 
 def test_what_a_row_says_changes_what_its_framework_keeps():
     printed = {"peak_mem_gb": "1", "framework": "megatron-core"}
-    assert keeping(row(**printed)) == Keeping(zero=1)
+    assert keeping(row(**printed)) == MemoryHabit(zero=1)
     assert keeping(row(**printed, notes="fused cross entropy;")).loss_bytes == 6
     assert keeping(row(**printed, notes="zero1=8")).zero_ranks == 8
     assert keeping(row(**printed, tp="2", sequence_parallel="1")).gathers_again
@@ -96,7 +96,7 @@ def test_the_loss_of_pytorch_is_split_or_compiled(said, bytes_of_a_logit):
 
 def test_of_products_that_are_kept_every_second_is_made_again():
     plan = plan_of(recompute="selective", micro_batch="4", seq_len="1024")
-    keeping = Keeping(zero=0, loss_bytes=0)
+    keeping = MemoryHabit(zero=0, loss_bytes=0)
     all_products = peak(plan, keeping)
     some = peak(plan, replace(keeping, every_second=True))
     # Of q, k, v, out, fc1 and fc2 every second is made again: k, out, and fc2, which is never kept.
@@ -106,21 +106,21 @@ def test_of_products_that_are_kept_every_second_is_made_again():
 
 def test_what_is_kept_beside_a_result_is_counted_per_layer():
     plan = plan_of(micro_batch="4", seq_len="1024")
-    keeping = Keeping(zero=0, loss_bytes=0)
+    keeping = MemoryHabit(zero=0, loss_bytes=0)
     more = peak(plan, replace(keeping, beside=(("gelu", 2.0),))) - peak(plan, keeping)
     assert more == pytest.approx(4 * 2 * 4 * 1024 * 1024, rel=0.05)
 
 
 def test_gradients_of_a_microbatch_count_where_activations_are_less():
     plan = plan_of(micro_batch="1")
-    keeping = Keeping(zero=0, loss_bytes=0)
+    keeping = MemoryHabit(zero=0, loss_bytes=0)
     assert peak(plan, replace(keeping, passing_bytes=8)) > peak(plan, keeping)
     assert peak(plan, replace(keeping, passing_bytes=0, bucket_bytes=5)) == peak(plan, keeping) + 5
 
 
 def test_tables_are_split_over_tensor_parallel_ranks():
     plan = plan_of(dp="1", tp="2", vocab="100000", sequence_parallel="0")
-    states = replace(Keeping(zero=0, loss_bytes=0), gradient_bytes=0, state_bytes=0)
+    states = replace(MemoryHabit(zero=0, loss_bytes=0), gradient_bytes=0, state_bytes=0)
     weight_bytes = peak(plan, states) - peak(plan, replace(states, weight_bytes=0))
     table = 100096 * 256
     assert weight_bytes == pytest.approx(2 * (GPT - 1024 * 256 + table) / 2, rel=0.05)
@@ -143,7 +143,7 @@ def test_layers_are_dealt_out_evenly():
     even = split_evenly(skewed)
     assert blocks_of(even) == [3, 3]  # the embedding or the head, and two layers
     assert [c.block for k in even.chunks for c in k.blocks] == [choice.block for choice in blocks]
-    keeping = Keeping(zero=0)
+    keeping = MemoryHabit(zero=0)
     assert peak(skewed, keeping) == peak(even, keeping)
 
 

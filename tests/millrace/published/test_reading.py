@@ -8,7 +8,7 @@ from millrace.models.documents import FileError
 from millrace.published.question import InexpressibleError
 from millrace.published.reading import (
     ROWS_MAX,
-    Layout,
+    TableFormat,
     choice,
     number,
     read,
@@ -20,9 +20,9 @@ from tests.millrace.published.rows import DLPERF, written
 
 
 def test_layouts_are_told_apart_by_their_header(tmp_path: Path):
-    assert read_table(written(tmp_path / "a.csv", {})).layout is Layout.LANGUAGE
+    assert read_table(written(tmp_path / "a.csv", {})).layout is TableFormat.LANGUAGE
     table = read_table(written(tmp_path / "b.csv", {}, plain=DLPERF))
-    assert table.layout is Layout.DLPERF
+    assert table.layout is TableFormat.DLPERF
     assert table.rows[0]["tier"] == "A"
 
 

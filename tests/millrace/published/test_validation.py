@@ -17,13 +17,13 @@ from millrace.published.pairs import differences, pairs
 from millrace.published.prediction import Predicted, planned, predicted
 from millrace.published.reading import read_table
 from millrace.published.summary import document, figures
-from millrace.published.validation import Asked, Outcome, ask, validate
+from millrace.published.validation import RowOutcome, RowQuestion, ask, validate
 from tests.millrace.published.rows import DLPERF, PLAIN, written
 
 ROW = PLAIN | {"line": "2"}
 
 
-def outcome(measured_s: float, predicted_s: float, **changed: str) -> Outcome:
+def outcome(measured_s: float, predicted_s: float, **changed: str) -> RowOutcome:
     """A row as if it had been predicted."""
     predicted = Predicted(
         step_time_s=predicted_s,
@@ -32,7 +32,9 @@ def outcome(measured_s: float, predicted_s: float, **changed: str) -> Outcome:
         exposed_communication_s=0.0,
         fidelity="op",
     )
-    return Outcome(asked=Asked(row=ROW | changed, measured_s=measured_s), predicted=predicted)
+    return RowOutcome(
+        asked=RowQuestion(row=ROW | changed, measured_s=measured_s), predicted=predicted
+    )
 
 
 def test_rows_are_predicted_in_order_and_bad_ones_have_a_reason(

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.models.blocks.repeats import Repetition, repetitions, z_array
+from millrace.models.blocks.repeats import Repetition, maximal_repetitions, z_array
 
 WORDS = st.integers(1, 3).flatmap(lambda top: st.lists(st.integers(0, top), max_size=40))
 
@@ -24,14 +24,14 @@ def by_trying(word: list[int]) -> list[Repetition]:
 
 @given(WORDS)
 def test_repetitions_are_those_that_trying_every_period_finds(word: list[int]) -> None:
-    assert repetitions(word) == by_trying(word)
+    assert maximal_repetitions(word) == by_trying(word)
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=5), st.integers(2, 9))
 def test_a_repeated_word_is_one_repetition(word: list[int], times: int) -> None:
     assert any(
         repetition.start == 0 and repetition.stop == len(word) * times
-        for repetition in repetitions(word * times)
+        for repetition in maximal_repetitions(word * times)
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from millrace.models.blocks import same_templates
+from millrace.models.blocks import merge_templates
 from millrace.models.builder import GraphBuilder, dense
 from millrace.models.graph import Graph
 from millrace.models.inference import check_graph
@@ -67,7 +67,7 @@ def hand_written(layers: list[Layer], names: list[str], widths: int = WIDTH) -> 
 
 def test_blocks_of_equal_structure_get_the_template_of_the_first() -> None:
     graph = hand_written([plain, plain, plain], ["", "", ""])
-    tied = same_templates(graph)
+    tied = merge_templates(graph)
     assert tied.templates == {
         "model": "model",
         "part0": "part0",
@@ -80,7 +80,7 @@ def test_blocks_of_equal_structure_get_the_template_of_the_first() -> None:
 
 
 def test_where_inner_names_differ_the_ops_are_renamed_alike() -> None:
-    tied = same_templates(hand_written([plain, plain, plain], ["a.", "b.", "c."]))
+    tied = merge_templates(hand_written([plain, plain, plain], ["a.", "b.", "c."]))
     assert_promise_kept(check_graph(tied))
     assert [op.name for op in tied.ops if op.block == "part1"] == [
         "part1.fc.weight",
@@ -99,7 +99,7 @@ def test_names_without_meaning_become_kind_and_place() -> None:
         active = builder.apply("relu", "one" if name else "two", (x,), "b n -> b n")
         return builder.apply("tanh", "two" if name else "one", (active,), "b n -> b n")
 
-    tied = same_templates(hand_written([swapped, swapped], ["", "x"]))
+    tied = merge_templates(hand_written([swapped, swapped], ["", "x"]))
     assert_promise_kept(tied)
     assert [op.name for op in tied.ops if op.block == "part1"] == ["part1.relu.0", "part1.tanh.1"]
 
@@ -108,7 +108,7 @@ def test_names_without_meaning_become_kind_and_place() -> None:
     "layer", [other_kind, other_labels, other_attribute, other_wiring, other_source]
 )
 def test_any_difference_keeps_blocks_apart(layer: Layer) -> None:
-    tied = same_templates(hand_written([plain, layer, plain, layer], [""] * 4))
+    tied = merge_templates(hand_written([plain, layer, plain, layer], [""] * 4))
     assert [tied.templates[f"part{index}"] for index in range(4)] == [
         "part0",
         "part1",
@@ -123,7 +123,7 @@ def test_a_block_that_reads_data_differs_from_one_that_reads_what_is_trained() -
         builder.begin_block(f"part{index}")
         x = plain(builder, "", x)
     builder.begin_block("end")
-    tied = same_templates(ended(builder, x))
+    tied = merge_templates(ended(builder, x))
     assert [tied.templates[f"part{index}"] for index in range(3)] == ["part0", "part1", "part1"]
 
 
@@ -134,23 +134,23 @@ def test_blocks_that_only_share_a_template_by_mistake_are_parted() -> None:
         builder.begin_block(f"part{index}", template="part")
         x = layer(builder, "", x)
     builder.begin_block("end")
-    tied = same_templates(ended(builder, x))
+    tied = merge_templates(ended(builder, x))
     assert (tied.templates["part0"], tied.templates["part1"]) == ("part", "part1")
 
 
 @pytest.mark.parametrize("names", [["", ""], ["a.", "b."]])
 def test_tying_before_or_after_the_gradients_is_the_same(names: list[str]) -> None:
     graph = hand_written([plain, plain], names)
-    after = same_templates(training_graph(graph, TrainingSpec()))
-    assert after == training_graph(same_templates(graph), TrainingSpec())
+    after = merge_templates(training_graph(graph, TrainingSpec()))
+    assert after == training_graph(merge_templates(graph), TrainingSpec())
 
 
 @pytest.mark.parametrize("name", ["gpt-demo", "mlp"])
 def test_what_is_tied_already_is_returned_as_it_is(name: str) -> None:
     graph = build(model_spec(name), 2)
-    assert same_templates(graph) is graph
+    assert merge_templates(graph) is graph
     training = build_training(model_spec(name), TrainingSpec(), 2)
-    assert same_templates(training) is training
+    assert merge_templates(training) is training
 
 
 def test_blocks_with_ops_of_their_own_in_the_backward_pass_are_parted() -> None:
@@ -164,7 +164,7 @@ def test_blocks_with_ops_of_their_own_in_the_backward_pass_are_parted() -> None:
     builder.begin_block("end")
     x = builder.apply("add", "late", (x, early), "b n, b n -> b n")
     forward = ended(builder, x)
-    assert same_templates(forward) is forward
+    assert merge_templates(forward) is forward
     graph = training_graph(forward, TrainingSpec())
     titles = [graph.templates[f"part{index}"] for index in range(3)]
     assert titles == ["part", "part1", "part1"]

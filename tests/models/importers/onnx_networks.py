@@ -51,7 +51,7 @@ class Root(nn.Module):
         return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
 
 
-class Llama(nn.Module):
+class OnnxLlama(nn.Module):
     """Rotary positions from buffers, two query heads per key head, a gated feed-forward."""
 
     def __init__(self, vocab=40, width=16, length=6):
@@ -89,7 +89,7 @@ class Llama(nn.Module):
         return self.head(self.norm3(x))
 
 
-class Residual(nn.Module):
+class ResidualNet(nn.Module):
     """Convolutions with batch norm around a skip, a grouped one, and pooling."""
 
     def __init__(self, classes=5):

@@ -106,7 +106,7 @@ def test_a_gpt_has_the_gradients_of_pytorch(tmp_path, opset, tied):
 
 
 def test_rotary_grouped_and_gated_layers_have_the_gradients_of_pytorch(tmp_path):
-    module = randomised(networks.Llama())
+    module = randomised(networks.OnnxLlama())
     ids = torch.randint(0, 40, (BATCH, 6))
     path = exported(module, ids, tmp_path / "llama.onnx", 18)
     imported = assert_same_as_torch(module, ids, path, 40, "tokens")
@@ -127,7 +127,7 @@ def test_layers_of_torch_have_its_gradients_with_a_weight_for_each_of_q_k_and_v(
 
 
 def test_a_residual_network_in_training_has_the_gradients_of_pytorch(tmp_path):
-    module = randomised(networks.Residual()).train()
+    module = randomised(networks.ResidualNet()).train()
     images = torch.randn(BATCH, 3, 16, 16)
     path = exported(module, images, tmp_path / "residual.onnx", 18, optimize=False)
     assert_same_as_torch(module, images, path, 5, "images")

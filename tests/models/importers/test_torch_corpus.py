@@ -6,7 +6,7 @@ import pytest
 
 from millrace.importing import check
 from millrace.models.errors import ModelError
-from millrace.models.importers.torch_export import Imported, import_module
+from millrace.models.importers.torch_export import ExportedModel, import_module
 from tests.extras import optional
 from tests.models.importers.torch_corpus import Build
 from tests.models.importers.torch_corpus_shapes import EXACT, REFUSED
@@ -15,7 +15,7 @@ torch = optional("torch")
 TOLERANCE = 1e-4
 
 
-def imported(build: Build) -> tuple[Imported, Any, Any]:
+def imported(build: Build) -> tuple[ExportedModel, Any, Any]:
     torch.manual_seed(0)
     module, inputs, options = build()
     return import_module(module, inputs, **options), module, inputs

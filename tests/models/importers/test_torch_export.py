@@ -12,7 +12,7 @@ from millrace.executor.reference import Reference
 from millrace.models.errors import ModelError
 from millrace.models.graph import Graph, Rate, with_batch
 from millrace.models.importers.torch_export import (
-    Imported,
+    ExportedModel,
     import_file,
     import_module,
     import_program,
@@ -49,7 +49,7 @@ class Arrays:
 
 
 @cache
-def imported(name: str) -> Imported:
+def imported(name: str) -> ExportedModel:
     return import_module(*example(name))
 
 
@@ -254,7 +254,7 @@ def test_angles_of_a_module_on_meta_are_initialised() -> None:
 
 
 def test_angles_of_a_part_of_a_module_on_meta_are_initialised_too() -> None:
-    class Wrapper(nn.Module):
+    class WrappedModule(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.inner, _ = example("llama")
@@ -263,7 +263,7 @@ def test_angles_of_a_part_of_a_module_on_meta_are_initialised_too() -> None:
             return self.inner(ids)
 
     with torch.device("meta"):
-        module = Wrapper()
+        module = WrappedModule()
     model = import_module(module, torch.zeros(2, 8, dtype=torch.long))
     kinds = [op.kind for op in model.graph.ops]
     assert kinds == [op.kind for op in imported("llama").graph.ops]

@@ -14,9 +14,15 @@ from numpy.typing import NDArray
 from millrace.models.builder import GraphBuilder
 from millrace.models.importers.torch_export import views
 from millrace.models.importers.torch_export.algebra import combined, narrowed, product, reduced
-from millrace.models.importers.torch_export.draft import Array, Draft, Tensor, pointwise
-from millrace.models.importers.torch_export.extents import Axis, Extent, ShapeError, leaves, size_of
-from millrace.models.importers.torch_export.writing import BLOCK, Writer
+from millrace.models.importers.torch_export.draft import Array, Draft, DraftTensor, pointwise
+from millrace.models.importers.torch_export.extents import (
+    Extent,
+    ShapeError,
+    TensorAxis,
+    leaves,
+    size_of,
+)
+from millrace.models.importers.torch_export.writing import BLOCK, DraftWriter
 from millrace.models.inference import check_graph
 from tests.models.oracle import run
 
@@ -29,8 +35,8 @@ def drafted(*shapes: tuple[int, ...]) -> tuple[Draft, list[Array], list[Values]]
     generator = np.random.default_rng(0)
     arrays, values = [], []
     for position, shape in enumerate(shapes):
-        axes = [Axis(Extent(size, "b" if i == 0 else None)) for i, size in enumerate(shape)]
-        tensor = Tensor(name=draft.name(f"x{position}"), axes=tuple(axes), kind="input")
+        axes = [TensorAxis(Extent(size, "b" if i == 0 else None)) for i, size in enumerate(shape)]
+        tensor = DraftTensor(name=draft.name(f"x{position}"), axes=tuple(axes), kind="input")
         tensor.attributes["source"] = "features"
         arrays.append(Array(tensor, tuple((axis,) for axis in axes)))
         values.append(generator.normal(size=shape))
@@ -42,7 +48,7 @@ def computed(draft: Draft, inputs: list[Array], values: list[Values], out: Array
     copied = pointwise(draft, "scale", out, {"factor": 1.0})
     builder = GraphBuilder(name="views", batch=draft.batch, tokens_per_sample=1, precision="fp64")
     builder.begin_block(BLOCK)
-    writer = Writer(builder=builder)
+    writer = DraftWriter(builder=builder)
     writer.write(draft.steps)
     graph = check_graph(builder.build())
     values_by_name = {f"{BLOCK}.{x.tensor.name}": v for x, v in zip(inputs, values, strict=True)}
@@ -144,13 +150,13 @@ def test_dims_taken_apart_in_two_ways_are_made_one_first() -> None:
 
 def test_more_dims_than_letters_have_labels_too() -> None:
     draft = Draft(batch=2)
-    axes = (Axis(Extent(2, "b")), *(Axis(2) for _ in range(30)))
-    tensor = Tensor(name=draft.name("x"), axes=axes, kind="input")
+    axes = (TensorAxis(Extent(2, "b")), *(TensorAxis(2) for _ in range(30)))
+    tensor = DraftTensor(name=draft.name("x"), axes=axes, kind="input")
     tensor.attributes["source"] = "features"
     pointwise(draft, "relu", Array(tensor, tuple((axis,) for axis in axes)))
     builder = GraphBuilder(name="wide", batch=2, tokens_per_sample=1)
     builder.begin_block(BLOCK)
-    Writer(builder=builder).write(draft.steps)
+    DraftWriter(builder=builder).write(draft.steps)
     assert len(builder.build().ops[-1].labels.split()) == 2 * 31 + 1
 
 

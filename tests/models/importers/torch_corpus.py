@@ -29,7 +29,7 @@ class Written(nn.Module):  # type: ignore[misc]
         return self._written(self, x)
 
 
-class Pair(Written):
+class TwoInputs(Written):
     """A module like `Written`, with two inputs."""
 
     def forward(self, left: Any, right: Any) -> Any:

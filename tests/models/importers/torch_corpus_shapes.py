@@ -8,7 +8,7 @@ from tests.models.importers.torch_corpus import (
     FEATURES,
     REFUSED,
     F,
-    Pair,
+    TwoInputs,
     Written,
     case,
     changed,
@@ -110,12 +110,12 @@ def two_inputs() -> Any:
 
 case(
     "two inputs",
-    lambda: Pair(lambda self, a, b: self.leave(self.enter(a) - b), **ends()),
+    lambda: TwoInputs(lambda self, a, b: self.leave(self.enter(a) - b), **ends()),
     two_inputs,
 )
 case(
     "two inputs of ids",
-    lambda: Pair(
+    lambda: TwoInputs(
         lambda self, a, b: self.head((self.users(a) * self.items(b)).sum(1)),
         users=nn.Embedding(9, 6),
         items=nn.Embedding(7, 6),
@@ -125,12 +125,12 @@ case(
 )
 case(
     "inputs by name",
-    lambda: Pair(lambda self, a, b: self.leave(a * b), **ends()),
+    lambda: TwoInputs(lambda self, a, b: self.leave(a * b), **ends()),
     lambda: {"right": torch.zeros(FEATURES), "left": torch.zeros(FEATURES)},
 )
 case(
     "an input that is not read",
-    lambda: Pair(lambda self, a, b: self.leave(b), **ends()),
+    lambda: TwoInputs(lambda self, a, b: self.leave(b), **ends()),
     two_inputs,
 )
 

@@ -31,7 +31,7 @@ class Convolutions(nn.Module):  # type: ignore[misc]
         return self.head(F.avg_pool2d(x, 2).flatten(1))
 
 
-class Block(nn.Module):  # type: ignore[misc]
+class TransformerBlock(nn.Module):  # type: ignore[misc]
     """Pre-norm, one projection for query, key and value, one for gate and up."""
 
     def __init__(self, width: int, heads: int) -> None:
@@ -61,7 +61,7 @@ class Transformer(nn.Module):  # type: ignore[misc]
         super().__init__()
         self.tokens = nn.Embedding(40, 16, padding_idx=0)
         self.positions = nn.Parameter(torch.randn(1, 12, 16) * 0.1)
-        self.blocks = nn.ModuleList(Block(16, 4) for _ in range(2))
+        self.blocks = nn.ModuleList(TransformerBlock(16, 4) for _ in range(2))
         self.norm = nn.LayerNorm(16, bias=False)
         self.head = nn.Linear(16, 40, bias=False)
         self.head.weight = self.tokens.weight
@@ -137,7 +137,7 @@ class Odds(nn.Module):  # type: ignore[misc]
         return self.head(x / (x.square().sum(-1, keepdim=True) + 1).sqrt())
 
 
-class Windows(nn.Module):  # type: ignore[misc]
+class ShiftedWindows(nn.Module):  # type: ignore[misc]
     """Attention within windows of an image that are shifted, biased by where places lie."""
 
     def __init__(self) -> None:
@@ -261,7 +261,7 @@ MODULES: dict[str, Callable[[], Example]] = {
     "convolutions in groups": lambda: (Convolutions(groups=2), torch.randn(4, 3, 8, 8)),
     "transformer": lambda: (Transformer(), _ids(40)),
     "mixer": lambda: (Mixer(), torch.randn(3, 5, 6)),
-    "windows": lambda: (Windows(), torch.randn(2, 3, 4, 4)),
+    "windows": lambda: (ShiftedWindows(), torch.randn(2, 3, 4, 4)),
     "odds": lambda: (Odds(), _ids(30)),
 }
 

@@ -16,7 +16,7 @@ from millrace.models.labels import parse, write
 from tests.models.oracle.call import Array, Call, Definition
 
 
-class Tap(NamedTuple):
+class OracleTap(NamedTuple):
     """Place (y, x) of the image where a window at (j, i) has its place (q, p)."""
 
     j: int
@@ -29,14 +29,14 @@ class Tap(NamedTuple):
 
 def _taps(
     call: Call, image: tuple[int, ...], out: tuple[int, ...], window: tuple[int, ...]
-) -> Iterator[Tap]:
+) -> Iterator[OracleTap]:
     """Every place of every window that lies in the image, in the order of reading."""
     given = call.attributes
     for j, i, q, p in product(*(range(size) for size in (*out, *window))):
         y = j * given["stride_y"] - given["pad_y"] + q * given.get("dilation_y", 1)
         x = i * given["stride_x"] - given["pad_x"] + p * given.get("dilation_x", 1)
         if 0 <= y < image[0] and 0 <= x < image[1]:
-            yield Tap(j, i, q, p, y, x)
+            yield OracleTap(j, i, q, p, y, x)
 
 
 def _groups(call: Call, weight: int) -> int:

@@ -8,23 +8,23 @@ Beyond that the two differ by a reshape.
 from typing import NamedTuple
 
 
-class Parameter(NamedTuple):
+class TorchParameter(NamedTuple):
     """A parameter by its name in torch; `transposed`: the zoo keeps inputs first."""
 
     name: str
     transposed: bool = False
 
 
-Table = dict[str, Parameter]
+Table = dict[str, TorchParameter]
 
 
 def linear(ours: str, torch_name: str, *, bias: bool = True) -> Table:
-    table = {f"{ours}.weight": Parameter(f"{torch_name}.weight", True)}
+    table = {f"{ours}.weight": TorchParameter(f"{torch_name}.weight", True)}
     return table | (same(f"{ours}.bias", f"{torch_name}.bias") if bias else {})
 
 
 def same(ours: str, torch_name: str) -> Table:
-    return {ours: Parameter(torch_name)}
+    return {ours: TorchParameter(torch_name)}
 
 
 def norm(ours: str, torch_name: str) -> Table:

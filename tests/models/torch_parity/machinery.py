@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from millrace.executor.kernels.context import Source
+from millrace.executor.kernels.context import SampleSource
 from millrace.executor.reference import Reference
 from millrace.models.graph import Graph
 from millrace.models.spec import TrainingSpec
@@ -20,7 +20,7 @@ TOLERANCE = 1e-4  # of the largest value of a gradient
 NOISE = 1e-6  # of the largest of all gradients: what is zero in theory is below it
 
 
-class Given:
+class GivenDataset:
     """A dataset whose samples are the rows of given arrays, by source; images are b c y x."""
 
     description = "given values"
@@ -28,7 +28,7 @@ class Given:
     def __init__(self, inputs: Arrays) -> None:
         self.inputs = inputs
 
-    def read(self, source: Source, samples: NDArray[np.int64]) -> NDArray[Any]:
+    def read(self, source: SampleSource, samples: NDArray[np.int64]) -> NDArray[Any]:
         values = self.inputs[source.name]
         if source.channels_last:
             values = values.transpose(0, 2, 3, 1)
@@ -43,7 +43,7 @@ def run_ours(graph: Graph, values: Arrays, inputs: Arrays) -> tuple[float, dict[
     of its microbatch by source (tokens, targets, images, ...).
     """
     training = training_graph(graph, TrainingSpec(optimizer="sgd", weight_decay=0.0))
-    reference = Reference(training, 1, Given(inputs), 0)
+    reference = Reference(training, 1, GivenDataset(inputs), 0)
     assert set(reference.variables) == set(values)
     for name, value in values.items():
         assert reference.values[name].shape == value.shape, name

@@ -3,14 +3,14 @@
 import pytest
 
 from millrace.planner.actors.graph import Leave
-from millrace.planner.actors.protocol import Fire, Protocol
+from millrace.planner.actors.protocol import ActorProtocol, Fire
 from millrace.planner.actors.validate import validate
 from millrace.planner.errors import ProtocolError
 from tests.planner.actors.nets import actor, chain, graph, program, queue, register
 
 
 def test_a_producer_runs_ahead_by_its_slots_and_no_further():
-    protocol = Protocol(chain(firings=4, slots=2))
+    protocol = ActorProtocol(chain(firings=4, slots=2))
     assert protocol.start() == [Fire(0, 0, (), (0,))]
     assert protocol.issued(0) == []
     assert protocol.completed(0) == [Fire(0, 1, (), (1,)), Fire(1, 0, (0,), ())]
@@ -24,7 +24,7 @@ def test_a_producer_writes_beside_the_version_that_is_there_before_the_first_ste
         [actor("read", (0,), (0,), firings=2), actor("write", (1,), (), (0,), firings=2)],
         [queue("a", [0, 0]), queue("b", [1, 1])],
     )
-    protocol = Protocol(net)
+    protocol = ActorProtocol(net)
     assert sorted(protocol.start()) == [Fire(0, 0, (0,), ()), Fire(1, 0, (), (1,))]
     assert protocol.completed(1) == []
     assert sorted(protocol.completed(0)) == [Fire(0, 1, (1,), ()), Fire(1, 1, (), (0,))]
@@ -37,7 +37,7 @@ def test_what_no_actor_writes_is_there_for_every_step():
         [queue("compute", [0, 0])],
     )
     validate(graph(net))
-    protocol = Protocol(net, steps=2)
+    protocol = ActorProtocol(net, steps=2)
     fires = protocol.start()
     for _ in range(4):
         assert [fire.reads for fire in fires] == [(0,)]
@@ -56,7 +56,7 @@ def test_a_slot_comes_back_only_when_every_consumer_has_read_it():
         ],
         [queue("a", [0, 0]), queue("b", [1, 1]), queue("c", [2, 2])],
     )
-    protocol = Protocol(net)
+    protocol = ActorProtocol(net)
     protocol.start()
     assert [f.actor for f in protocol.completed(0)] == [1, 2]
     assert protocol.completed(1) == []
@@ -73,7 +73,7 @@ def test_a_held_version_serves_several_firings_and_is_published_once():
         ],
         [queue("compute", [0, 0, 0, 1])],
     )
-    protocol = Protocol(net, steps=2)
+    protocol = ActorProtocol(net, steps=2)
     fires = protocol.start()
     seen = []
     while fires:
@@ -92,7 +92,7 @@ def test_an_actor_waits_for_its_turn_in_every_queue():
         [actor("late", (0, 1), (), (0,)), actor("early", (1, 2), (), (1,))],
         [queue("lane", [0]), queue("launch", [1, 0], Leave.ISSUED), queue("own", [1])],
     )
-    protocol = Protocol(net)
+    protocol = ActorProtocol(net)
     assert [f.actor for f in protocol.start()] == [1]
     (wait,) = [w for w in protocol.waits() if w.actor == 0]
     assert (wait.reason, wait.what, wait.on) == ("queue", "launch", 1)
@@ -100,12 +100,12 @@ def test_an_actor_waits_for_its_turn_in_every_queue():
 
 
 def test_completing_what_was_not_fired_is_refused():
-    protocol = Protocol(chain())
+    protocol = ActorProtocol(chain())
     with pytest.raises(ProtocolError, match="`use` completed firing 0 before it was fired"):
         protocol.completed(1)
 
 
 def test_waits_name_the_register_and_the_actor_behind_it():
-    protocol = Protocol(chain())
+    protocol = ActorProtocol(chain())
     (wait,) = protocol.waits() if protocol.start() else []
     assert (wait.reason, wait.what, wait.on) == ("input", "x", 0)

@@ -26,7 +26,7 @@ FORWARD: Section = ("F", 0)
 MIB = 2**20
 
 
-class Writer:
+class StageWriter:
     """A stage whose ops are added in the order of its compute queue."""
 
     def __init__(self, section: Section, firings: int) -> None:
@@ -87,7 +87,7 @@ def messages(draft: DraftStage) -> list[tuple[str, int, int]]:
 
 def two(in_time: bool, **changes: object) -> DraftStage:
     """Two gradients, each summed for an op; in time if both are there before either is wanted."""
-    writer = Writer(UPDATE, 1)
+    writer = StageWriter(UPDATE, 1)
     first = writer.meeting("first sum", writer.op("first"), **changes)
     if in_time:
         second = writer.meeting("second sum", writer.op("second"))
@@ -121,7 +121,7 @@ def test_unlike_messages_stay_by_themselves(changes: dict[str, object]) -> None:
 
 
 def test_a_framework_has_buckets_of_its_own() -> None:
-    writer = Writer(UPDATE, 1)
+    writer = StageWriter(UPDATE, 1)
     for name in ("a", "b"):
         writer.op(f"use of {name}", writer.meeting(f"sum of {name}", writer.op(name)))
     assert writer.joined(replace(CLUSTER, software=Software(bucket_bytes=25_000_000))) is (
@@ -131,7 +131,7 @@ def test_a_framework_has_buckets_of_its_own() -> None:
 
 def row(kind: str, count: int, size: int, section: Section = UPDATE, firings: int = 1) -> list[int]:
     """Bytes of buckets of equal messages, as they are begun."""
-    writer = Writer(section, firings)
+    writer = StageWriter(section, firings)
     sources = [writer.op(f"x{number}") for number in range(count)]
     outputs = [
         writer.meeting(f"y{number}", source, kind, message_bytes=size)
@@ -162,9 +162,9 @@ def test_weights_that_nothing_before_them_hides_begin_with_a_small_bucket_every_
 
 
 @st.composite
-def drawn(draw: st.DrawFn) -> Writer:
+def drawn(draw: st.DrawFn) -> StageWriter:
     """Ops in a random order, some of which read sums, or gathered sums, of those before them."""
-    writer = Writer(
+    writer = StageWriter(
         *draw(st.sampled_from(((UPDATE, 1), (FORWARD, 1), (FORWARD, 3))))  # type: ignore[misc]
     )
     plain: list[int] = []
@@ -189,7 +189,7 @@ def drawn(draw: st.DrawFn) -> Writer:
 
 @given(writer=drawn())
 @settings(max_examples=150, deadline=None)
-def test_no_timing_deadlocks_what_was_joined(writer: Writer) -> None:
+def test_no_timing_deadlocks_what_was_joined(writer: StageWriter) -> None:
     draft = writer.joined()
     alone = unordered(draft, "stage 0", 0, writer.slots)
     graph = joined([alone], "drawn", MESH.axes)

@@ -6,7 +6,14 @@ import pytest
 
 from millrace.models.spec import TrainingSpec
 from millrace.models.zoo.catalogue import build_training
-from millrace.planner.fusion import Node, Value, fused_groups, shares_of, shares_of_graph, written
+from millrace.planner.fusion import (
+    FusionNode,
+    FusionTensor,
+    fused_groups,
+    shares_of,
+    shares_of_graph,
+    written,
+)
 from tests.small_models import small
 
 LARGE = (4, 8, 8, 16)
@@ -16,13 +23,15 @@ CHANNELS = ("sums", "squares", "gamma", "beta")
 BF16_BYTES = 2
 
 
-def node(kind: str, labels: str, inputs: tuple[str, ...], output: str, section: str = "F") -> Node:
-    return Node(
+def node(
+    kind: str, labels: str, inputs: tuple[str, ...], output: str, section: str = "F"
+) -> FusionNode:
+    return FusionNode(
         name=output, kind=kind, labels=labels, inputs=inputs, outputs=(output,), section=section
     )
 
 
-def block(*, read_by_backward: str = "") -> list[Node]:
+def block(*, read_by_backward: str = "") -> list[FusionNode]:
     """A norm, the sum with a shortcut, relu, and what reads its result."""
     nodes = [
         node("batch_norm", NORM, ("x", *CHANNELS), "normed"),
@@ -35,10 +44,10 @@ def block(*, read_by_backward: str = "") -> list[Node]:
     return nodes
 
 
-def values_of(nodes: list[Node], **changes: Value) -> dict[str, Value]:
+def values_of(nodes: list[FusionNode], **changes: FusionTensor) -> dict[str, FusionTensor]:
     names = {name for op in nodes for name in (*op.inputs, *op.outputs)}
-    channels = dict.fromkeys(CHANNELS, Value(shape=LARGE[-1:], dtype="float32"))
-    large = dict.fromkeys(names - set(CHANNELS), Value(shape=LARGE, dtype="bfloat16"))
+    channels = dict.fromkeys(CHANNELS, FusionTensor(shape=LARGE[-1:], dtype="float32"))
+    large = dict.fromkeys(names - set(CHANNELS), FusionTensor(shape=LARGE, dtype="bfloat16"))
     return {**large, **channels, **changes}
 
 
@@ -73,16 +82,20 @@ def test_a_norm_that_is_read_elsewhere_is_not_added_to() -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [Value(shape=LARGE, dtype="float32"), Value(shape=(1, *LARGE[1:]), dtype="bfloat16")]
+    "other",
+    [
+        FusionTensor(shape=LARGE, dtype="float32"),
+        FusionTensor(shape=(1, *LARGE[1:]), dtype="bfloat16"),
+    ],
 )
-def test_only_alike_tensors_are_added(other: Value) -> None:
+def test_only_alike_tensors_are_added(other: FusionTensor) -> None:
     nodes = block()
     assert not fused_groups(nodes, values_of(nodes, shortcut=other)).groups
 
 
 def test_another_section_begins_a_kernel_of_its_own() -> None:
     norm, add, relu, gradient = block()
-    elsewhere = Node(
+    elsewhere = FusionNode(
         name=relu.name, kind=relu.kind, labels=relu.labels, inputs=relu.inputs,
         outputs=relu.outputs, section="R",
     )  # fmt: skip

@@ -11,7 +11,7 @@ from millrace.planner.clusters import framework, parse_cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.compile.listing import fused_ops
 from millrace.planner.costs import durations
-from millrace.planner.fusion import Node, Value, fused_groups, shares_of, written
+from millrace.planner.fusion import FusionNode, FusionTensor, fused_groups, shares_of, written
 from millrace.planner.memory import plan_memory
 from millrace.planner.plan import FUSED, UNFUSED, Plan, plan_graph
 from millrace.planner.search import Pins, SearchRequest, search
@@ -19,8 +19,8 @@ from millrace.simulator import predict
 from tests.small_models import small
 
 SHAPE = (64, 32)
-ROW = Value(shape=SHAPE, dtype="bfloat16")
-WEIGHT = Value(shape=(32, 32), dtype="bfloat16")
+ROW = FusionTensor(shape=SHAPE, dtype="bfloat16")
+WEIGHT = FusionTensor(shape=(32, 32), dtype="bfloat16")
 
 
 def planned(model: ModelSpec, devices: int = 1, *, max_gap: float = 5.0, **pins: object) -> Plan:
@@ -38,8 +38,10 @@ def planned(model: ModelSpec, devices: int = 1, *, max_gap: float = 5.0, **pins:
     )
 
 
-def node(name: str, kind: str, inputs: str, output: str, labels: str, section: str = "F") -> Node:
-    return Node(
+def node(
+    name: str, kind: str, inputs: str, output: str, labels: str, section: str = "F"
+) -> FusionNode:
+    return FusionNode(
         name=name,
         kind=kind,
         labels=labels,
@@ -52,7 +54,7 @@ def node(name: str, kind: str, inputs: str, output: str, labels: str, section: s
 PRODUCT, SUM, GELU = "t k, k n -> t n", "t n, t n -> t n", "t n -> t n"
 
 
-def groups_of(*nodes: Node, **values: Value) -> set[tuple[str, ...]]:
+def groups_of(*nodes: FusionNode, **values: FusionTensor) -> set[tuple[str, ...]]:
     every = {name for op in nodes for name in (*op.inputs, *op.outputs)}
     net = fused_groups(nodes, {name: values.get(name, ROW) for name in every})
     return {tuple(nodes[index].name for index in group) for group in net.groups.values()}
@@ -116,7 +118,7 @@ def test_nothing_waits_for_what_it_makes_itself():
     assert groups_of(first, chained, total, **weights) == {("p1", "a")}
 
 
-def replace_inputs(op: Node, inputs: tuple[str, ...]) -> Node:
+def replace_inputs(op: FusionNode, inputs: tuple[str, ...]) -> FusionNode:
     return node(op.name, op.kind, " ".join(inputs), str(op.outputs[0]), op.labels)
 
 
@@ -132,7 +134,7 @@ def test_a_group_moves_what_it_reads_and_writes_once():
         node("r", "add", "z residual", "s", SUM),
     ]
     values = dict.fromkeys(("x", "y", "z", "residual", "s"), ROW)
-    values |= {"w": WEIGHT, "bias": Value(shape=(32,), dtype="bfloat16")}
+    values |= {"w": WEIGHT, "bias": FusionTensor(shape=(32,), dtype="bfloat16")}
     net = fused_groups(nodes, values)
     product, bias, residual = shares_of(nodes, values, written(net, (0, 1, 2)))
     assert (product.inputs, product.outputs, product.follows) == ((2, 2), (4,), False)

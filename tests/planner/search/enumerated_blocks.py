@@ -14,13 +14,13 @@ from millrace.planner.boxing import boxing_path
 from millrace.planner.costs.buckets import state_tensors
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.sbp import NdSbp, local_size
-from millrace.planner.search.blocks.folding import Folded, FoldedNet, Reader, fold
+from millrace.planner.search.blocks.folding import Folded, FoldedNet, TensorReader, fold
 from millrace.planner.search.candidates import Candidate
 from millrace.planner.search.pins import AxisRules, filters, forced_ops
 from millrace.planner.search.request import SearchRequest
 from millrace.planner.signatures import Signature, variable_values
 from tests.planner.op_signatures import op_signatures
-from tests.planner.search.plain import Plain, sized
+from tests.planner.search.plain import PlainPrices, sized
 
 Ints = NDArray[np.int64]
 MICROBATCH, STEP, PERSISTENT, INFLIGHT, DEFERRABLE = range(5)
@@ -32,7 +32,7 @@ Weigh = Callable[[tuple[Value, ...]], Ints | None]
 
 
 @dataclass
-class Factor:
+class CostFactor:
     """Joint cost of options of several variables: a vector, or None where it cannot be."""
 
     members: list[tuple[int, list[Value]]]  # variable, and the value of each of its options
@@ -40,7 +40,7 @@ class Factor:
 
 
 @dataclass
-class Variable:
+class EnumeratedVariable:
     """Options with their own vectors; `key` names what stays visible outside the block."""
 
     vectors: Ints  # [options, V]
@@ -86,18 +86,18 @@ def numbered(columns: Sequence[Ints], rows: int) -> Ints:
     return total
 
 
-class Block:
+class EnumeratedBlock:
     """All variants of the blocks of one template, on one mesh and microbatch, in one mode."""
 
-    def __init__(self, blocks: "Blocks", template: str) -> None:
+    def __init__(self, blocks: "EnumeratedBlocks", template: str) -> None:
         self.blocks = blocks
         graph = blocks.graph
         self.ops = [op for op in blocks.folded.ops if graph.templates[op.block] == template]
         self.count = blocks.folded.counts[self.ops[0].name]
         self.place = {op.name: position for position, op in enumerate(self.ops)}
         self.width = FIGURES + len(self.ops)
-        self.variables: list[Variable] = []
-        self.factors: list[Factor] = []
+        self.variables: list[EnumeratedVariable] = []
+        self.factors: list[CostFactor] = []
         self.home: dict[str, tuple[int, list[Signature]]] = {}  # op → variable, signatures
         self.handed: dict[str, int] = {}  # crossing tensor → variable
         nets = [net for net in blocks.nets if self._reads(net)]
@@ -127,7 +127,7 @@ class Block:
         values: list[Value] = list(self.blocks.handed[name])
         self.handed[name] = len(self.variables)
         vectors = np.zeros((len(values), self.width), np.int64)
-        self.variables.append(Variable(vectors=vectors, key=name, values=values))
+        self.variables.append(EnumeratedVariable(vectors=vectors, key=name, values=values))
 
     def _add_choice(self, op: Op) -> None:
         blocks = self.blocks
@@ -138,7 +138,7 @@ class Block:
                 op_figures = blocks.plain.figures(tied_op, signature, blocks.tensors)
                 vectors[option_number, : len(op_figures)] += self.count * np.array(op_figures)
         index = len(self.variables)
-        self.variables.append(Variable(vectors=vectors))
+        self.variables.append(EnumeratedVariable(vectors=vectors))
         for number, tied_op in enumerate(tied):
             self.home[tied_op.name] = index, [option[number] for option in options]
             for name in tied_op.outputs:
@@ -146,7 +146,7 @@ class Block:
                     self._add_handed(name)
                     made_member = self._made(tied_op, name)
                     self.factors.append(
-                        Factor(
+                        CostFactor(
                             members=[made_member, (self.handed[name], list(blocks.handed[name]))],
                             weigh=lambda v: (
                                 np.zeros(self.width, np.int64) if v[0] == v[1] else None
@@ -158,7 +158,7 @@ class Block:
         index, signatures = self.home[op.name]
         return index, [signature.outputs[op.outputs.index(name)] for signature in signatures]
 
-    def _read(self, reader: Reader) -> tuple[int, list[Value]]:
+    def _read(self, reader: TensorReader) -> tuple[int, list[Value]]:
         index, signatures = self.home[reader.op]
         return index, [signature.inputs[reader.index] for signature in signatures]
 
@@ -205,13 +205,15 @@ class Block:
                         figures[column] += blocks.plain.local_bytes(tensor, t)  # type: ignore[arg-type]
             return net.count * figures
 
-        self.factors.append(Factor(members=[made_member, *map(self._read, readers)], weigh=weigh))
+        self.factors.append(
+            CostFactor(members=[made_member, *map(self._read, readers)], weigh=weigh)
+        )
 
     def _add_life(self, maker: Op, name: str) -> None:
         """Bytes of a tensor, and of what boxing makes of it, at every op of the block."""
         blocks, tensor = self.blocks, self.blocks.tensors[name]
         readers = [
-            (position, Reader(op=op.name, index=index))
+            (position, TensorReader(op=op.name, index=index))
             for position, op in enumerate(self.ops)
             for index, read in enumerate(op.inputs)
             if read == name
@@ -259,7 +261,7 @@ class Block:
             return figures
 
         members = [self._made(maker, name), *(self._read(reader) for _, reader in readers)]
-        self.factors.append(Factor(members=members, weigh=weigh))
+        self.factors.append(CostFactor(members=members, weigh=weigh))
 
     # -- going through -----------------------------------------------------------------------
 
@@ -269,7 +271,7 @@ class Block:
             int((variable.vectors @ weight).min()) for variable in self.variables[after + 1 :]
         )
 
-    def variants(self, weights: Ints, room: "Room") -> Variants:
+    def variants(self, weights: Ints, room: "PlanLimits") -> Variants:
         """Rows of variants that none beats in `weights` [columns, V] of their vectors."""
         columns: dict[tuple[int, int], Ints] = {}
         lasting: dict[str, Ints] = {}
@@ -347,7 +349,7 @@ class Block:
 
 
 @dataclass
-class Room:
+class PlanLimits:
     """Most that a plan may cost and take: partial variants that are beyond it are dropped.
 
     `time` weighs the vectors of all blocks of a template, `size` (None: no limit) those of `share`
@@ -362,7 +364,7 @@ class Room:
     limit_bytes: int
     whole: bool  # all blocks on one stage
 
-    def left(self, block: Block, index: int, rows: Ints) -> NDArray[np.bool_]:
+    def left(self, block: EnumeratedBlock, index: int, rows: Ints) -> NDArray[np.bool_]:
         """Rows that are within it, whatever variables after `index` do."""
         rest = sum(
             float((variable.vectors @ self.time).min()) for variable in block.variables[index + 1 :]
@@ -380,7 +382,7 @@ def partial(sbp: Value) -> bool:
     return any(axis_sbp.is_partial for axis_sbp in sbp)  # type: ignore[attr-defined]
 
 
-class Blocks:
+class EnumeratedBlocks:
     """Choices of every template's blocks on one mesh and microbatch, in one mode."""
 
     def __init__(
@@ -399,7 +401,7 @@ class Blocks:
         self.ops = {op.name: op for op in self.folded.ops}
         self.makers = {name: op for op in self.folded.ops for name in op.outputs}
         self.values = variable_values(self.graph)
-        self.plain = Plain(request.cluster, candidate.sizes)
+        self.plain = PlainPrices(request.cluster, candidate.sizes)
         rules = AxisRules(
             axes=candidate.axes,
             pins=request.pins,
@@ -473,7 +475,7 @@ class Blocks:
             return 0
         return 1 + (self.defers and phase == Phase.BACKWARD_WEIGHT) if phase.is_backward else None
 
-    def updated_in_place(self, reader: Reader) -> bool:
+    def updated_in_place(self, reader: TensorReader) -> bool:
         """True for the variable under its own update: nothing is boxed."""
         op = self.ops[reader.op]
         return op_kind(op.kind).updates and reader.index == 0 and op.name in self.tied

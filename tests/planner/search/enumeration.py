@@ -36,10 +36,10 @@ from tests.planner.search.enumerated_blocks import (
     PERSISTENT,
     STEP,
     WEIGHT,
-    Block,
-    Blocks,
+    EnumeratedBlock,
+    EnumeratedBlocks,
     Ints,
-    Room,
+    PlanLimits,
     Value,
     Variants,
     undominated,
@@ -103,12 +103,14 @@ class Enumerator:
                     self._known[(*key[:2], name, block_template, *key[4:])] = block_variants
         return self._known[key]
 
-    def _blocks(self, candidate: Candidate, mode: str) -> dict[str, Block]:
-        blocks = Blocks(self.request, self.graph, mode, candidate, self.limited)
+    def _blocks(self, candidate: Candidate, mode: str) -> dict[str, EnumeratedBlock]:
+        blocks = EnumeratedBlocks(self.request, self.graph, mode, candidate, self.limited)
         templates = dict.fromkeys(self.graph.templates[b] for b in self.graph.blocks)
-        return {template: Block(blocks, template) for template in templates}
+        return {template: EnumeratedBlock(blocks, template) for template in templates}
 
-    def _room(self, candidate: Candidate, block: Block, others: list[list[Block]]) -> Room:
+    def _room(
+        self, candidate: Candidate, block: EnumeratedBlock, others: list[list[EnumeratedBlock]]
+    ) -> PlanLimits:
         """Room of a block's variants: a step takes at least the average load of its stages."""
         pipeline = candidate.pipeline
         one_stage = pipeline.stages == 1
@@ -129,7 +131,7 @@ class Enumerator:
             weights[[INFLIGHT, WEIGHT, BETWEEN]] = np.array(counts).min(axis=0)
             return weights
 
-        return Room(
+        return PlanLimits(
             time=time(block.width),
             others=sum(
                 min(

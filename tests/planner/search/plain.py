@@ -11,7 +11,7 @@ from math import ceil, prod
 from millrace.models.graph import ITEMSIZE, Graph, Op, Phase, Rate, Tensor, scaled
 from millrace.models.labels import parse
 from millrace.models.ops import op_kind, state_of
-from millrace.planner.boxing import Step, boxing_path, message_bytes
+from millrace.planner.boxing import BoxingStep, boxing_path, message_bytes
 from millrace.planner.cluster import Cluster
 from millrace.planner.collectives import LOCAL_BOXING
 from millrace.planner.costs import collective_duration_ns, op_duration_ns
@@ -31,7 +31,7 @@ def sized(graph: Graph, batch: int) -> dict[str, Tensor]:
     }
 
 
-class Plain:
+class PlainPrices:
     """Prices on one mesh; `stretch` says by how much sharing cores slows local work down."""
 
     def __init__(self, cluster: Cluster, sizes: tuple[int, ...], stretch: float = 1.0) -> None:
@@ -74,7 +74,7 @@ class Plain:
 
     def step_ns(
         self,
-        step: Step,
+        step: BoxingStep,
         shape: tuple[int, ...],
         dtype: str,
         bucketed: bool = False,

@@ -6,12 +6,14 @@ from itertools import product
 import numpy as np
 
 from millrace.planner.search.blocks.program import MemoryRow
-from millrace.planner.search.blocks.space import Use
+from millrace.planner.search.blocks.space import EdgeUse
 from millrace.planner.search.blocks.states import Ints
-from millrace.planner.search.blocks.tables import Choice, Net, Tables
+from millrace.planner.search.blocks.tables import CostTables, EdgeCosts, NodeCosts
 
 
-def random_tables(seed: int, rows: int = 1, *, choices: int = 6, forward: bool = True) -> Tables:
+def random_tables(
+    seed: int, rows: int = 1, *, choices: int = 6, forward: bool = True
+) -> CostTables:
     """Tables with shared readers, missing boxings and kept tensors.
 
     Option 0 of every choice is legal and can be boxed to any other, so that there is a solution.
@@ -24,7 +26,7 @@ def random_tables(seed: int, rows: int = 1, *, choices: int = 6, forward: bool =
         legal = rng.random((size, rows)) < 0.9
         legal[0] = True
         made_choices.append(
-            Choice(
+            NodeCosts(
                 figures=rng.integers(0, 60, (5, size, rows)),
                 legal=legal,
                 options=np.arange(size),
@@ -35,12 +37,12 @@ def random_tables(seed: int, rows: int = 1, *, choices: int = 6, forward: bool =
         random_net(rng, sizes, producer, rows, forward=forward)
         for producer in range(len(sizes) - forward)
     ]
-    return Tables(choices=tuple(made_choices), nets=tuple(nets))
+    return CostTables(choices=tuple(made_choices), nets=tuple(nets))
 
 
 def random_net(
     rng: np.random.Generator, sizes: list[int], producer: int, rows: int, *, forward: bool = True
-) -> Net:
+) -> EdgeCosts:
     """A net from one choice to some others."""
     others = [
         choice
@@ -57,12 +59,12 @@ def random_net(
     shape = (int(makes.max()) + 1, int(back.max()) + 1, rows)
     reachable = rng.random(shape) < 0.9
     reachable[:, 0] = True
-    return Net(
+    return EdgeCosts(
         number=producer,
         producer=producer,
         makes=makes.astype(np.int64),
         uses=tuple(
-            Use(choice=reader, wants=wanted.astype(np.int64), holds=bool(rng.random() < 0.4))
+            EdgeUse(choice=reader, wants=wanted.astype(np.int64), holds=bool(rng.random() < 0.4))
             for reader, wanted in zip(readers, np.split(back, ends), strict=True)
         ),
         count=int(rng.integers(1, 4)),
@@ -75,12 +77,12 @@ def random_net(
     )
 
 
-def everything(tables: Tables) -> Iterator[tuple[int, ...]]:
+def everything(tables: CostTables) -> Iterator[tuple[int, ...]]:
     """One option per choice, in every way."""
     return product(*(range(len(choice.options)) for choice in tables.choices))
 
 
-def by_hand(tables: Tables, options: tuple[int, ...], row: int = 0) -> Ints | None:
+def by_hand(tables: CostTables, options: tuple[int, ...], row: int = 0) -> Ints | None:
     """Figures of a solution; None where it is not legal."""
     total = np.zeros(5, np.int64)
     for choice, option in zip(tables.choices, options, strict=True):
@@ -105,14 +107,14 @@ def by_hand(tables: Tables, options: tuple[int, ...], row: int = 0) -> Ints | No
     return total
 
 
-def solutions(tables: Tables, row: int = 0) -> dict[tuple[int, ...], Ints]:
+def solutions(tables: CostTables, row: int = 0) -> dict[tuple[int, ...], Ints]:
     """Every legal solution with its figures."""
     figures_of = {options: by_hand(tables, options, row) for options in everything(tables)}
     return {options: figures for options, figures in figures_of.items() if figures is not None}
 
 
 def optimum(
-    tables: Tables, vector: np.ndarray, memory: MemoryRow | None = None, row: int = 0
+    tables: CostTables, vector: np.ndarray, memory: MemoryRow | None = None, row: int = 0
 ) -> float:
     """Least cost at these prices; infinite where nothing is legal and fits."""
     return min(

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from millrace.planner.search.blocks.ascent import NEARLY, Ascent
-from millrace.planner.search.blocks.space import Use
-from millrace.planner.search.blocks.tables import MICROBATCH, Choice, Net, Tables, take
+from millrace.planner.search.blocks.ascent import NEARLY, DualAscent
+from millrace.planner.search.blocks.space import EdgeUse
+from millrace.planner.search.blocks.tables import MICROBATCH, CostTables, EdgeCosts, NodeCosts, take
 from tests.planner.search.random_tables import by_hand, optimum, random_tables, solutions
 
 ROWS = 3
@@ -20,7 +20,7 @@ PRICES = np.array(
 def test_bounds_never_exceed_the_optimum_and_decoded_costs_are_right(seed: int) -> None:
     tables = random_tables(seed, ROWS, forward=seed % 3 > 0)
     best = [optimum(tables, PRICES[:, row], row=row) for row in range(ROWS)]
-    ascent = Ascent(tables, PRICES)
+    ascent = DualAscent(tables, PRICES)
     for _ in range(12):
         ascent.sweep()
         ascent.decode()
@@ -38,10 +38,10 @@ def test_bounds_never_exceed_the_optimum_and_decoded_costs_are_right(seed: int) 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_row_comes_out_as_it_does_alone(seed: int) -> None:
     tables = random_tables(seed, ROWS, forward=seed % 2 > 0)
-    together = Ascent(tables, PRICES)
+    together = DualAscent(tables, PRICES)
     together.ascend(30)
     for row in range(ROWS):
-        alone = Ascent(take(tables, np.array([row])), PRICES[:, [row]])
+        alone = DualAscent(take(tables, np.array([row])), PRICES[:, [row]])
         alone.ascend(30)
         # Rows stop together, so that one of many may be swept a little longer.
         best = optimum(tables, PRICES[:, row], row=row)
@@ -53,7 +53,10 @@ def test_a_row_comes_out_as_it_does_alone(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_sweeps_of_a_row_do_not_depend_on_the_others(seed: int) -> None:
     tables = random_tables(seed, ROWS)
-    together, alone = Ascent(tables, PRICES), Ascent(take(tables, np.array([1])), PRICES[:, [1]])
+    together, alone = (
+        DualAscent(tables, PRICES),
+        DualAscent(take(tables, np.array([1])), PRICES[:, [1]]),
+    )
     for _ in range(6):
         for ascent in (together, alone):
             ascent.sweep()
@@ -68,7 +71,7 @@ def test_sweeps_of_a_row_do_not_depend_on_the_others(seed: int) -> None:
 def test_what_is_decided_apart_changes_no_optimum(seed: int, undivided: bool) -> None:
     tables = random_tables(seed, ROWS, forward=seed % 2 > 0)
     best = [optimum(tables, PRICES[:, row], row=row) for row in range(ROWS)]
-    ascent = Ascent(tables, PRICES, keep_all=undivided)
+    ascent = DualAscent(tables, PRICES, keep_all=undivided)
     assert not (undivided and ascent.apart)
     ascent.ascend(60)
     assert (ascent.bounds <= np.array(best) * (1 + 1e-9)).all()
@@ -83,7 +86,7 @@ def test_what_is_decided_apart_changes_no_optimum(seed: int, undivided: bool) ->
 @pytest.mark.parametrize("seed", range(8))
 def test_a_tree_is_solved_before_the_first_sweep(seed: int) -> None:
     tables = tree(seed)
-    ascent = Ascent(tables, PRICES[:, [0, 1]])
+    ascent = DualAscent(tables, PRICES[:, [0, 1]])
     assert not ascent.pairs
     ascent.ascend(1)
     for row in range(2):
@@ -98,7 +101,7 @@ def test_an_option_that_is_illegal_in_all_rows_is_left_out_and_numbers_stay() ->
     legal = first.legal.copy()
     legal[0] = False
     tables = replace(tables, choices=(replace(first, legal=legal), *tables.choices[1:]))
-    ascent = Ascent(tables, PRICES[:, [0, 1]])
+    ascent = DualAscent(tables, PRICES[:, [0, 1]])
     ascent.ascend(3)
     for row in range(2):
         assert ascent.options[0, row] != 0
@@ -106,14 +109,14 @@ def test_an_option_that_is_illegal_in_all_rows_is_left_out_and_numbers_stay() ->
         assert ascent.costs[row] == pytest.approx(best)
 
 
-def tree(seed: int) -> Tables:
+def tree(seed: int) -> CostTables:
     """Five choices of five options, each read by the next but one or two; boxing is missing."""
     rng = np.random.default_rng(seed)
     reachable = rng.random((3, 3, 2)) < 0.7
     reachable[0] = reachable[:, 0] = True
-    return Tables(
+    return CostTables(
         choices=tuple(
-            Choice(
+            NodeCosts(
                 figures=rng.integers(0, 50, (5, 5, 2)),
                 legal=np.ones((5, 2), np.bool_),
                 options=np.arange(5),
@@ -122,11 +125,11 @@ def tree(seed: int) -> Tables:
             for _ in range(5)
         ),
         nets=tuple(
-            Net(
+            EdgeCosts(
                 number=producer,
                 producer=producer,
                 makes=np.array([0, 1, 2, 1, 0]),
-                uses=(Use(choice=reader, wants=np.array([0, 0, 1, 2, 1]), holds=True),),
+                uses=(EdgeUse(choice=reader, wants=np.array([0, 0, 1, 2, 1]), holds=True),),
                 count=1,
                 figure=MICROBATCH,
                 reachable=reachable,
@@ -140,11 +143,11 @@ def tree(seed: int) -> Tables:
     )
 
 
-def chain(seed: int) -> Tables:
+def chain(seed: int) -> CostTables:
     """Five choices in a row, every boxing with a price of its own."""
     rng = np.random.default_rng(seed)
     choices = tuple(
-        Choice(
+        NodeCosts(
             figures=rng.integers(0, 50, (5, 4, 1)),
             legal=np.ones((4, 1), np.bool_),
             options=np.arange(4),
@@ -153,11 +156,11 @@ def chain(seed: int) -> Tables:
         for _ in range(5)
     )
     nets = tuple(
-        Net(
+        EdgeCosts(
             number=producer,
             producer=producer,
             makes=np.arange(4),
-            uses=(Use(choice=producer + 1, wants=rng.permutation(4), holds=False),),
+            uses=(EdgeUse(choice=producer + 1, wants=rng.permutation(4), holds=False),),
             count=1,
             figure=MICROBATCH,
             reachable=np.ones((4, 4, 1), np.bool_),
@@ -168,13 +171,13 @@ def chain(seed: int) -> Tables:
         )
         for producer in range(4)
     )
-    return Tables(choices=choices, nets=nets)
+    return CostTables(choices=choices, nets=nets)
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_chain_is_proven_without_a_program(seed: int) -> None:
     tables = chain(seed)
-    ascent = Ascent(tables, PRICES[:, [0]])
+    ascent = DualAscent(tables, PRICES[:, [0]])
     ascent.ascend(20)
     best = optimum(tables, PRICES[:, 0])
     assert ascent.costs[0] == pytest.approx(best)
@@ -185,7 +188,7 @@ def test_a_chain_is_proven_without_a_program(seed: int) -> None:
 def test_what_an_option_lifts_the_bound_by_is_paid_by_every_solution_with_it(seed: int) -> None:
     tables = random_tables(seed, choices=5, forward=seed % 2 > 0)
     vector = PRICES[:, 1]
-    ascent = Ascent(tables, vector.reshape(-1, 1), keep_all=True)
+    ascent = DualAscent(tables, vector.reshape(-1, 1), keep_all=True)
     ascent.ascend(seed % 4 + 1)
     every = {options: float(f @ vector) for options, f in solutions(tables).items()}
     for index, lifts in enumerate(ascent.lifts()):
@@ -198,7 +201,7 @@ def test_what_an_option_lifts_the_bound_by_is_paid_by_every_solution_with_it(see
 def test_rows_at_their_cutoff_are_left_with_bounds_that_hold() -> None:
     tables = random_tables(4, ROWS)
     best = [optimum(tables, PRICES[:, row], row=row) for row in range(ROWS)]
-    ascent = Ascent(tables, PRICES)
+    ascent = DualAscent(tables, PRICES)
     ascent.ascend(50, 0.0, np.array([1.0, np.inf, 1.0]))
     assert all(ascent.bounds[row] <= best[row] * (1 + 1e-9) for row in range(ROWS))
     assert ascent.costs[1] == pytest.approx(best[1])
@@ -226,8 +229,8 @@ def test_an_option_that_is_illegal_in_one_row_may_be_taken_in_another() -> None:
         replace(c, figures=np.repeat(c.figures, 2, axis=2), legal=np.ones((4, 2), np.bool_))
         for c in tables.choices[1:]
     ]
-    both = Tables(choices=(replace(first, figures=figures, legal=legal), *others), nets=nets)
-    ascent = Ascent(both, PRICES[:, [0, 0]])
+    both = CostTables(choices=(replace(first, figures=figures, legal=legal), *others), nets=nets)
+    ascent = DualAscent(both, PRICES[:, [0, 0]])
     ascent.ascend(20)
     assert ascent.options[0, 0] != 2
     assert ascent.options[0, 1] == 2

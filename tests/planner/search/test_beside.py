@@ -8,7 +8,7 @@ from millrace.models.graph import to_json
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.search import search
 from millrace.planner.search.blocks import beside as module
-from millrace.planner.search.blocks.beside import beside
+from millrace.planner.search.blocks.beside import run_both
 from tests.planner.search.test_exact import question
 
 CORES = [True, False]
@@ -23,7 +23,7 @@ def _cores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 def test_both_come_back_however_large() -> None:
     here = os.getpid()
     large = "x" * 1_000_000  # more than a pipe holds
-    assert beside(lambda: os.getpid() - here, lambda: large) == (0, large)
+    assert run_both(lambda: os.getpid() - here, lambda: large) == (0, large)
 
 
 @pytest.mark.usefixtures("_cores")
@@ -32,7 +32,7 @@ def test_what_goes_wrong_in_the_second_is_raised_here() -> None:
         raise InfeasibleError("no room")
 
     with pytest.raises(InfeasibleError, match="no room"):
-        beside(lambda: None, fails)
+        run_both(lambda: None, fails)
 
 
 @pytest.mark.usefixtures("_cores")
@@ -41,7 +41,7 @@ def test_what_goes_wrong_in_the_first_ends_both() -> None:
         raise InfeasibleError("no room")
 
     with pytest.raises(InfeasibleError, match="no room"):
-        beside(fails, lambda: 1)
+        run_both(fails, lambda: 1)
 
 
 def test_a_process_that_dies_is_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +53,7 @@ def test_a_process_that_dies_is_made_up_for(monkeypatch: pytest.MonkeyPatch) -> 
             os._exit(3)
         return "done"
 
-    assert beside(lambda: 1, dies_elsewhere) == (1, "done")
+    assert run_both(lambda: 1, dies_elsewhere) == (1, "done")
 
 
 @pytest.mark.parametrize("seed", [10, 63])

@@ -13,12 +13,12 @@ from millrace.models.training import training_graph
 from millrace.models.zoo.catalogue import build_training
 from millrace.planner.boxing import boxing_path, step_bytes
 from millrace.planner.search.blocks.folding import fold
-from millrace.planner.search.blocks.pricing import Pricing
-from millrace.planner.search.blocks.program import MemoryRow, Prices, solve_program
+from millrace.planner.search.blocks.pricing import StrategyCosts
+from millrace.planner.search.blocks.program import FigurePrices, MemoryRow, solve_program
 from millrace.planner.search.blocks.solver import BeyondCutoff, Solution, solve
-from millrace.planner.search.blocks.space import Space, build_space
+from millrace.planner.search.blocks.space import StrategySpace, build_space
 from millrace.planner.search.blocks.states import sbp_of
-from millrace.planner.search.blocks.tables import Tables, compact, single
+from millrace.planner.search.blocks.tables import CostTables, compact, single
 from millrace.planner.search.request import MemoryLimitError
 from millrace.planner.signatures import Allowed
 from tests.plain_links import without_library
@@ -28,8 +28,8 @@ from tests.planner.search.random_tables import by_hand, optimum, random_tables, 
 CLUSTER = without_library("a100-sxm-80gb:8x1")
 
 
-def prices_of(seed: int) -> Prices:
-    return Prices(
+def prices_of(seed: int) -> FigurePrices:
+    return FigurePrices(
         microbatch=3.0,
         step=1.0,
         persistent_byte=0.5 * (seed % 2),
@@ -71,7 +71,7 @@ def test_the_integer_program_alone_agrees(seed: int) -> None:
 def test_a_binding_memory_row_equals_brute_force(seed: int) -> None:
     tables = single(random_tables(seed), 0)
     assert tables is not None
-    prices = Prices(microbatch=2.0, step=1.0)
+    prices = FigurePrices(microbatch=2.0, step=1.0)
     weights = MemoryRow(inflight=2, limit_bytes=0).weights
     free = solve(tables, prices)
     least = min(float(figures @ weights) for figures in solutions(tables).values())
@@ -88,7 +88,7 @@ def test_what_is_proven_without_the_row_drops_no_option_with_it(seed: int, share
     """No price of memory proves as much as the program without the row does."""
     tables = single(random_tables(seed, choices=7, forward=False), 0)
     assert tables is not None
-    prices = Prices(microbatch=2.0, step=1.0)
+    prices = FigurePrices(microbatch=2.0, step=1.0)
     weights = MemoryRow(inflight=2, limit_bytes=0).weights
     least = min(float(figures @ weights) for figures in solutions(tables).values())
     free = float(np.array(solve(tables, prices).figures) @ weights)
@@ -103,7 +103,7 @@ def test_a_memory_row_that_cannot_be_met_says_by_how_much() -> None:
     tables = single(random_tables(1), 0)
     assert tables is not None
     with pytest.raises(MemoryLimitError, match="bytes too few") as caught:
-        solve(tables, Prices(), MemoryRow(inflight=1, limit_bytes=1))
+        solve(tables, FigurePrices(), MemoryRow(inflight=1, limit_bytes=1))
     least = min(figures[2] + figures[3] for figures in solutions(tables).values())
     assert caught.value.needed_bytes == least
 
@@ -111,9 +111,9 @@ def test_a_memory_row_that_cannot_be_met_says_by_how_much() -> None:
 def test_what_costs_as_much_as_the_cutoff_is_not_solved() -> None:
     tables = single(random_tables(2), 0)
     assert tables is not None
-    best = optimum(tables, Prices().vector)
+    best = optimum(tables, FigurePrices().vector)
     with pytest.raises(BeyondCutoff) as caught:
-        solve(tables, Prices(), cutoff=best / 4)
+        solve(tables, FigurePrices(), cutoff=best / 4)
     assert best / 4 <= caught.value.bound <= best * (1 + 1e-9)
 
 
@@ -135,9 +135,9 @@ def small_graphs() -> Iterator[Graph]:
 
 def tables_of(graph: Graph, mesh: tuple[int, ...], blocks: list[str] | None = None,
               same: dict[str, str] | None = None, allowed: Allowed | None = None,
-              ) -> tuple[Space, Tables]:  # fmt: skip
+              ) -> tuple[StrategySpace, CostTables]:  # fmt: skip
     space = build_space(fold(graph, blocks, same), len(mesh), allowed)
-    pricing = Pricing(
+    pricing = StrategyCosts(
         space, CLUSTER, np.array(mesh, np.int64).reshape(-1, 1), np.array([graph.batch])
     )
     tables = single(pricing.tables(), 0)
@@ -145,7 +145,7 @@ def tables_of(graph: Graph, mesh: tuple[int, ...], blocks: list[str] | None = No
     return space, tables
 
 
-def thinned(tables: Tables, most: int) -> Tables:
+def thinned(tables: CostTables, most: int) -> CostTables:
     """Tables with the options of large choices thinned out."""
     keep = []
     for choice in tables.choices:
@@ -161,7 +161,7 @@ def test_real_ops_cost_what_brute_force_finds(graph: Graph, mesh: tuple[int, ...
     tables = thinned(tables, 4 if len(mesh) == 1 else 3)
     single_row = single(tables, 0)
     assert single_row is not None
-    prices = Prices(microbatch=4)
+    prices = FigurePrices(microbatch=4)
     assert solve(single_row, prices).cost == pytest.approx(optimum(single_row, prices.vector))
 
 
@@ -187,7 +187,7 @@ def gpt(batch: int) -> Graph:
     return build_training(GPT, TrainingSpec(), batch)
 
 
-def whole_model(batch: int) -> tuple[Space, Tables]:
+def whole_model(batch: int) -> tuple[StrategySpace, CostTables]:
     """All blocks, queries whole."""
     unsplit = {"attention", "attention_grad"}
     return tables_of(
@@ -197,7 +197,9 @@ def whole_model(batch: int) -> tuple[Space, Tables]:
     )
 
 
-def volume_bytes(space: Space, tables: Tables, solution: Solution, batch: int, step: bool) -> int:
+def volume_bytes(
+    space: StrategySpace, tables: CostTables, solution: Solution, batch: int, step: bool
+) -> int:
     """Bytes that a device receives, per microbatch or per step, by the table of boxing."""
     total = 0
     options = [int(c.options[o]) for c, o in zip(tables.choices, solution.options, strict=True)]
@@ -214,7 +216,9 @@ def volume_bytes(space: Space, tables: Tables, solution: Solution, batch: int, s
     return total
 
 
-def labels_of(space: Space, tables: Tables, solution: Solution) -> dict[str, str | None]:
+def labels_of(
+    space: StrategySpace, tables: CostTables, solution: Solution
+) -> dict[str, str | None]:
     """Split label of every product."""
     return {
         choice.ops[0].op.name: choice.ops[0].signature(int(table_choice.options[option])).labels[0]
@@ -234,7 +238,7 @@ def test_without_a_template_a_short_batch_and_tight_memory_give_tensor_paralleli
     )
     replicated = int(4 * 4 * parameters)  # weights, gradients and Adam's two moments in fp32
     memory = MemoryRow(inflight=1, limit_bytes=replicated * 9 // 10)
-    solution = solve(tables, Prices(), memory)
+    solution = solve(tables, FigurePrices(), memory)
     assert solution.bound == pytest.approx(solution.cost, rel=1e-6)
     labels = labels_of(space, tables, solution)
     for name in ("q", "k", "v"):
@@ -247,14 +251,14 @@ def test_without_a_template_a_short_batch_and_tight_memory_give_tensor_paralleli
 
 def test_a_long_batch_and_memory_to_spare_give_data_parallelism() -> None:
     space, tables = whole_model(batch=64)
-    solution = solve(tables, Prices(microbatch=2))
+    solution = solve(tables, FigurePrices(microbatch=2))
     assert set(labels_of(space, tables, solution).values()) == {"b"}
     assert volume_bytes(space, tables, solution, 64, step=False) == 0
     assert volume_bytes(space, tables, solution, 64, step=True) > 0
 
 
 def test_equal_questions_have_equal_answers() -> None:
-    answers = [solve(whole_model(batch=8)[1], Prices(microbatch=2)) for _ in range(2)]
+    answers = [solve(whole_model(batch=8)[1], FigurePrices(microbatch=2)) for _ in range(2)]
     assert answers[0] == answers[1]
 
 
@@ -264,7 +268,7 @@ def test_equal_blocks_are_taken_once_and_cost_as_much_as_all() -> None:
     everything = {block: block for block in graph.blocks}
     space, unfolded = tables_of(graph, (4,), same=everything)
     assert len(folded.choices) < len(unfolded.choices)
-    solution = solve(folded, Prices(microbatch=2))
+    solution = solve(folded, FigurePrices(microbatch=2))
 
     def key(name: str) -> str:
         return name.partition(".")[0] + name[3 if name.startswith("h.") else 0 :]
@@ -284,7 +288,7 @@ def test_equal_blocks_are_taken_once_and_cost_as_much_as_all() -> None:
     assert figures is not None
     assert tuple(figures.tolist()) == solution.figures
     # Layers free to differ can only be better, by what they hand over in ways that differ.
-    free = solve(unfolded, Prices(microbatch=2))
+    free = solve(unfolded, FigurePrices(microbatch=2))
     assert 0.99 * solution.cost < free.cost <= solution.cost * (1 + 1e-9)
 
 
@@ -298,5 +302,5 @@ def test_training_graphs_of_one_block_need_no_neighbours() -> None:
     builder.apply("sum", "loss_sum", (losses,), "b -> ")
     builder.apply("count_valid", "token_count", (targets,), "b -> ")
     graph = training_graph(builder.build(), TrainingSpec(optimizer="sgd"))
-    solution = solve(tables_of(graph, (2,))[1], Prices())
+    solution = solve(tables_of(graph, (2,))[1], FigurePrices())
     assert solution.bound == pytest.approx(solution.cost)

@@ -12,13 +12,13 @@ from millrace.models.zoo.catalogue import build_training, model_spec
 from millrace.planner.search import Pins, SearchRequest, search
 from millrace.planner.search.blocks.tables import INFLIGHT, MICROBATCH, PERSISTENT
 from millrace.planner.search.candidates import Candidate
-from millrace.planner.search.decomposition.block_oracle import BlockOracle, Pool, PriceAsk
+from millrace.planner.search.decomposition.block_oracle import BlockOracle, CutPool, PriceAsk
 from millrace.planner.search.decomposition.bound_program import (
     bound_program,
     lowest_branch,
     relaxation,
 )
-from millrace.planner.search.decomposition.loop import TIME_ALONE, Loop
+from millrace.planner.search.decomposition.loop import TIME_ALONE, BoundLoop
 from millrace.planner.search.decomposition.pipeline_rows import PipelineRows, StageProblem
 from millrace.planner.search.decomposition.plan_program import plan_program
 from millrace.planner.search.decomposition.template_tables import (
@@ -27,9 +27,9 @@ from millrace.planner.search.decomposition.template_tables import (
     block_figures,
 )
 from millrace.planner.search.evaluation import Evaluator
-from millrace.planner.search.report.record import Answer, Record
+from millrace.planner.search.report.record import SearchLog, SearchResult
 from millrace.planner.search.sites import candidates_of, usable_bytes
-from millrace.planner.search.stages import Pipeline, Run, VariantFigures
+from millrace.planner.search.stages import BlockRun, Pipeline, VariantFigures
 from millrace.planner.search.stages.shape import peak_bytes, step_time_ns
 from tests.planner.search.enumeration import Enumerator
 from tests.planner.search.small_models import small_graph
@@ -39,7 +39,7 @@ from tests.planner.search.test_exact import drawn_cluster
 SCHEDULES = ("1f1b", "gpipe", "interleaved-1f1b", "zb-h1", "zb-v")
 
 
-def random_runs(rng: np.random.Generator, mids: int, *, deferring: bool) -> tuple[Run, ...]:
+def random_runs(rng: np.random.Generator, mids: int, *, deferring: bool) -> tuple[BlockRun, ...]:
     """A stem, so many equal blocks and a head, in three variants each."""
 
     def variant() -> VariantFigures:
@@ -54,9 +54,11 @@ def random_runs(rng: np.random.Generator, mids: int, *, deferring: bool) -> tupl
             between_bytes=deferring * int(rng.integers(0, 20)),
         )
 
-    def run(template: str, blocks: int) -> Run:
+    def run(template: str, blocks: int) -> BlockRun:
         names = tuple(f"{template}.{number}" for number in range(blocks))
-        return Run(template=template, blocks=names, variants=tuple(variant() for _ in range(3)))
+        return BlockRun(
+            template=template, blocks=names, variants=tuple(variant() for _ in range(3))
+        )
 
     return run("stem", 1), run("mid", mids), run("head", 1)
 
@@ -68,22 +70,22 @@ def two_stages(seed: int) -> Pipeline:
     return Pipeline(schedule=schedule, stages=2, interleave=chunks, microbatches=8)
 
 
-def pools_of(runs: tuple[Run, ...]) -> dict[str, Pool]:
+def pools_of(runs: tuple[BlockRun, ...]) -> dict[str, CutPool]:
     """Every variant as a column."""
-    pools = {run.template: Pool() for run in runs}
+    pools = {run.template: CutPool() for run in runs}
     for run in runs:
         for number, variant in enumerate(run.variants):
             pools[run.template].columns["none", (number,)] = block_figures(variant)  # type: ignore[index]
     return pools
 
 
-def problem_of(runs: tuple[Run, ...], pipeline: Pipeline, limit: int) -> StageProblem:
+def problem_of(runs: tuple[BlockRun, ...], pipeline: Pipeline, limit: int) -> StageProblem:
     run_lengths = tuple((run.template, len(run.blocks)) for run in runs)
     return StageProblem(pipeline=pipeline, runs=run_lengths, limit_bytes=limit, unit_ns=300.0)
 
 
 def random_chunks(
-    rng: np.random.Generator, runs: tuple[Run, ...], pipeline: Pipeline
+    rng: np.random.Generator, runs: tuple[BlockRun, ...], pipeline: Pipeline
 ) -> tuple[tuple[tuple[str, int], ...], ...]:
     """Blocks in their order, on chunks none of which is empty, in any variants."""
     blocks = [block for run in runs for block in run.blocks]
@@ -96,7 +98,7 @@ def random_chunks(
 
 
 def fixed(
-    rows: PipelineRows, chunks: tuple[tuple[tuple[str, int], ...], ...], runs: tuple[Run, ...]
+    rows: PipelineRows, chunks: tuple[tuple[tuple[str, int], ...], ...], runs: tuple[BlockRun, ...]
 ) -> None:
     """Let the rows hold these chunks."""
     run_of = {block: number for number, run in enumerate(runs) for block in run.blocks}
@@ -213,7 +215,7 @@ def question(seed: int) -> SearchRequest:
 
 def asked(
     request: SearchRequest,
-) -> tuple[Evaluator, Graph, Candidate, StageProblem, BlockOracle, dict[str, Pool]]:
+) -> tuple[Evaluator, Graph, Candidate, StageProblem, BlockOracle, dict[str, CutPool]]:
     """A question's first candidate, with some cuts of its blocks."""
     graph = build_training(request.model, request.training, request.global_batch)
     evaluator = Evaluator(request, graph)
@@ -284,9 +286,9 @@ def test_where_memory_binds_the_bound_is_below_every_plan_that_fits(seed: int) -
     assert bound <= Enumerator(limited, limited=True).of(candidate, float("inf")) * (1 + 1e-6)
 
 
-def answered() -> tuple[Answer, Loop]:
+def answered() -> tuple[SearchResult, BoundLoop]:
     """Answer of a search with little memory, and a loop that knows no cuts yet."""
-    record = Record()
+    record = SearchLog()
     asked_for = SearchRequest(
         model=model_spec("gpt2-small", seq_len=512),
         training=TrainingSpec(),
@@ -298,7 +300,7 @@ def answered() -> tuple[Answer, Loop]:
     assert record.answer is not None
     evaluator = record.answer.evaluator
     oracle = BlockOracle(evaluator.programs, evaluator.modes)
-    return record.answer, Loop(oracle, evaluator.graph, evaluator.asker, evaluator.sends)
+    return record.answer, BoundLoop(oracle, evaluator.graph, evaluator.asker, evaluator.sends)
 
 
 def test_no_bound_is_above_a_plan_that_was_found() -> None:

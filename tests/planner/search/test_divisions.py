@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.search.request import MemoryLimitError
 from millrace.planner.search.stages import (
+    BlockRun,
     Pipeline,
-    Run,
     VariantFigures,
     divide,
     division,
@@ -22,7 +22,7 @@ from millrace.planner.search.stages.division import by_program
 from millrace.planner.search.stages.layout import Model
 from millrace.planner.search.stages.relaxation import relaxed_bound_ns
 
-Blocks = list[tuple[str, Run]]
+Blocks = list[tuple[str, BlockRun]]
 
 
 def evaluated(
@@ -61,7 +61,7 @@ def evaluated(
     return step, [a + b for a, b in zip(used, section, strict=True)]
 
 
-def brute_force(runs: tuple[Run, ...], pipe: Pipeline) -> list[tuple[float, list[int]]]:
+def brute_force(runs: tuple[BlockRun, ...], pipe: Pipeline) -> list[tuple[float, list[int]]]:
     """Step time and bytes of every division there is."""
     blocks = [(block, run) for run in runs for block in run.blocks]
     handovers = [[f.handover for f in run.variants] for _, run in blocks]
@@ -96,7 +96,7 @@ def figures(handovers: int) -> st.SearchStrategy[VariantFigures]:
 
 
 @st.composite
-def instances(draw: st.DrawFn) -> tuple[tuple[Run, ...], Pipeline, tuple[int, ...]]:
+def instances(draw: st.DrawFn) -> tuple[tuple[BlockRun, ...], Pipeline, tuple[int, ...]]:
     schedule = draw(st.sampled_from(["1f1b", "1f1b", "gpipe", "zb-h1", "interleaved-1f1b", "zb-v"]))
     stages = draw(st.integers(1, 4 if schedule == "interleaved-1f1b" else 3))
     interleave = {"interleaved-1f1b": 2, "zb-v": 2}.get(schedule, 1)
@@ -118,7 +118,7 @@ def instances(draw: st.DrawFn) -> tuple[tuple[Run, ...], Pipeline, tuple[int, ..
         variants, elsewhere = shared[template]
         names = tuple(f"{number}.{i}" for i in range(size))
         runs.append(
-            Run(template=str(template), blocks=names, variants=variants, elsewhere=elsewhere)
+            BlockRun(template=str(template), blocks=names, variants=variants, elsewhere=elsewhere)
         )
     pipe = Pipeline(
         schedule=schedule,
@@ -132,14 +132,14 @@ def instances(draw: st.DrawFn) -> tuple[tuple[Run, ...], Pipeline, tuple[int, ..
     return tuple(runs), pipe, limits
 
 
-def names_of(runs: tuple[Run, ...]) -> list[str]:
+def names_of(runs: tuple[BlockRun, ...]) -> list[str]:
     return [block for run in runs for block in run.blocks]
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(instances())
 def test_divisions_equal_brute_force(
-    instance: tuple[tuple[Run, ...], Pipeline, tuple[int, ...]],
+    instance: tuple[tuple[BlockRun, ...], Pipeline, tuple[int, ...]],
 ) -> None:
     runs, pipe, limits = instance
     kinds = pipe.kind_of_stage or (0,) * pipe.stages
@@ -176,7 +176,7 @@ def test_divisions_equal_brute_force(
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(instances())
 def test_the_integer_program_agrees(
-    instance: tuple[tuple[Run, ...], Pipeline, tuple[int, ...]],
+    instance: tuple[tuple[BlockRun, ...], Pipeline, tuple[int, ...]],
 ) -> None:
     runs, pipe, limits = instance
     try:
@@ -192,7 +192,7 @@ def test_the_integer_program_agrees(
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(instances())
 def test_parts_of_blocks_bound_whole_ones(
-    instance: tuple[tuple[Run, ...], Pipeline, tuple[int, ...]],
+    instance: tuple[tuple[BlockRun, ...], Pipeline, tuple[int, ...]],
 ) -> None:
     runs, pipe, limits = instance
     if len({f.handover for run in runs for f in run.variants}) > 1:
@@ -205,7 +205,7 @@ def test_parts_of_blocks_bound_whole_ones(
     assert relaxed_bound_ns(Model(runs, pipe, 3), stage_limits) <= divided.step_ns * (1 + 1e-12)
 
 
-def many_blocks() -> tuple[tuple[Run, ...], Pipeline]:
+def many_blocks() -> tuple[tuple[BlockRun, ...], Pipeline]:
     """Runs with more mixtures of variants than are tried, and their pipeline."""
     variants = tuple(
         VariantFigures(
@@ -217,7 +217,7 @@ def many_blocks() -> tuple[tuple[Run, ...], Pipeline]:
         )
         for v in range(6)
     )
-    runs = (Run(template="h", blocks=tuple(map(str, range(120))), variants=variants),)
+    runs = (BlockRun(template="h", blocks=tuple(map(str, range(120))), variants=variants),)
     return runs, Pipeline(schedule="1f1b", stages=4, interleave=1, microbatches=32)
 
 
@@ -256,7 +256,9 @@ def test_long_runs_on_several_chunks_are_divided_within_their_memory() -> None:
         )
 
     runs = tuple(
-        Run(template=name, blocks=tuple(f"{name}.{i}" for i in range(24)), variants=variants(time))
+        BlockRun(
+            template=name, blocks=tuple(f"{name}.{i}" for i in range(24)), variants=variants(time)
+        )
         for name, time in (("encoder", 1000), ("decoder", 1500))
     )
     pipe = Pipeline(schedule="interleaved-1f1b", stages=4, interleave=2, microbatches=16)
@@ -279,7 +281,7 @@ def test_rows_of_chunks_are_even_and_their_longest_chunk_has_room_for_the_head(l
         )
 
     runs = tuple(
-        Run(
+        BlockRun(
             template=name,
             blocks=tuple(f"{name}.{number}" for number in range(count)),
             variants=variants,

@@ -15,7 +15,7 @@ from millrace.planner.errors import InfeasibleError
 from millrace.planner.memory import StageMemory, plan_memory, reserved_bytes, slack_fraction
 from millrace.planner.plan import ON_DEVICES, Plan, plan_graph
 from millrace.planner.search import Pins, SearchRequest, search, settling
-from millrace.planner.search.report.record import Record
+from millrace.planner.search.report.record import SearchLog
 from millrace.planner.search.stages import in_order
 from tests.plain_links import without_library
 from tests.planner.search.enumeration import Enumerator
@@ -129,7 +129,7 @@ def question(seed: int) -> SearchRequest:
     )
     if not limited:
         return asked
-    free = found(asked)
+    free = plan_by_estimates(asked)
     assert free is not None, "without a limit there is a plan"
     arena = max(stage_memory.arena_bytes for stage_memory in plan_memory(free, plan_graph(free)))
     laid_out = arena * rng.uniform(0.7, 1.05)
@@ -138,7 +138,7 @@ def question(seed: int) -> SearchRequest:
     return replace(asked, memory_limit_bytes=limit)
 
 
-def found(request: SearchRequest, record: Record | None = None) -> Plan | None:
+def plan_by_estimates(request: SearchRequest, record: SearchLog | None = None) -> Plan | None:
     """Plan by the planner's own cost and estimate of memory; None where none fits."""
     nothing = (LAID_OUT,) * request.cluster.devices
     try:
@@ -148,7 +148,7 @@ def found(request: SearchRequest, record: Record | None = None) -> Plan | None:
         return None
 
 
-def in_its_order_ns(record: Record) -> float:
+def in_its_order_ns(record: SearchLog) -> float:
     """Step of a search's choice as its passes run in order, which enumeration leaves out."""
     assert record.answer is not None
     evaluator, chosen = record.answer.evaluator, record.answer.chosen
@@ -186,8 +186,8 @@ def shown(asked: SearchRequest, plan: Plan | None) -> set[str]:
 def test_the_search_is_exact(seed: int) -> None:
     """The optimum lies within the printed gap, and where none is allowed it is found."""
     asked = question(seed)
-    record = Record()
-    exact, usual = found(replace(asked, max_gap=0.0), record), found(asked)
+    record = SearchLog()
+    exact, usual = plan_by_estimates(replace(asked, max_gap=0.0), record), plan_by_estimates(asked)
     assert shown(asked, exact) >= SHOWN.get(seed, set())
     if exact is None or usual is None:
         assert exact is usual is None
@@ -221,7 +221,7 @@ def test_every_schedule_is_exact(schedule: str) -> None:
         pins=Pins(pp=2, micro_batch=1, schedule=schedule),
         max_gap=0.0,
     )
-    plan = found(asked)
+    plan = plan_by_estimates(asked)
     assert plan is not None
     assert plan.evidence is not None
     objective_ns = plan.evidence.objective_s * 1e9
@@ -255,7 +255,7 @@ def test_room_is_made_for_what_deferred_gradients_of_weights_read() -> None:
         memory_limit_bytes=1_046_244_942,
         max_gap=0.0,
     )
-    plan = found(asked)
+    plan = plan_by_estimates(asked)
     assert plan is not None
     assert plan.evidence is not None
     objective_ns = plan.evidence.objective_s * 1e9

@@ -9,8 +9,8 @@ from millrace.planner.clusters import parse_cluster
 from millrace.planner.errors import ClusterError, InfeasibleError, PlanError
 from millrace.planner.plan import Plan
 from millrace.planner.search import Pins, SearchRequest
-from millrace.planner.search.fleets import fleets, search_for
-from millrace.planner.search.report import Record
+from millrace.planner.search.fleets import search_for, subclusters
+from millrace.planner.search.report import SearchLog
 from millrace.planner.spending import (
     IDLE_SHARE,
     check_known,
@@ -55,7 +55,7 @@ def spent(plan: Plan) -> float:
 
 @pytest.mark.parametrize("optimize_for", ["cost", "energy"])
 def test_a_tiny_model_is_cheapest_on_fewer_devices_than_there_are(optimize_for: str) -> None:
-    record = Record()
+    record = SearchLog()
     plan = search_for(asked(), optimize_for, record=record)
     assert plan.ranks == plan.cluster.devices < A100.devices
     assert plan.evidence is not None
@@ -65,7 +65,7 @@ def test_a_tiny_model_is_cheapest_on_fewer_devices_than_there_are(optimize_for: 
 
 def test_the_cheapest_fleet_is_no_dearer_than_any_other() -> None:
     best = search_for(asked(), "cost")
-    for cluster in fleets(A100):
+    for cluster in subclusters(A100):
         assert spent(best) <= spent(search_for(asked(cluster), "throughput")) * (1 + 1e-9)
 
 
@@ -81,8 +81,8 @@ def test_pins_hold_on_every_fleet_and_what_fits_none_is_refused() -> None:
 
 def test_fleets_are_divisors_of_a_node_and_then_of_the_nodes() -> None:
     cluster = parse_cluster("a100-sxm-80gb:4x6")
-    assert [fleet.devices for fleet in fleets(cluster)] == [1, 2, 4, 8, 12, 24]
-    assert list(fleets(cluster))[-1] == cluster
+    assert [fleet.devices for fleet in subclusters(cluster)] == [1, 2, 4, 8, 12, 24]
+    assert list(subclusters(cluster))[-1] == cluster
 
 
 def test_dollars_and_joules_follow_price_power_and_how_busy_devices_are() -> None:

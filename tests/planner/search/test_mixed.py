@@ -16,7 +16,7 @@ from millrace.planner.plan import Plan, plan_graph
 from millrace.planner.search import Pins, SearchRequest, search
 from millrace.planner.search.asking import shared_prices
 from millrace.planner.search.candidates import candidates
-from millrace.planner.search.evaluation import Evaluator, Found, Solved
+from millrace.planner.search.evaluation import Evaluator, Solved, SolvedPlan
 from millrace.planner.search.programs import Ask
 from millrace.planner.search.sites import placed, placings, usable_bytes
 
@@ -166,7 +166,7 @@ def test_no_plan_undercuts_the_bound_whatever_its_signatures() -> None:
             outcome = evaluator._found(
                 candidate, [Solved("none", solution)], usable_bytes(asked, candidate), bound
             )
-            assert isinstance(outcome, Found)
+            assert isinstance(outcome, SolvedPlan)
             assert outcome.division.step_ns >= bound
             # Many chunks of one block each cannot be sized to their devices.
             if candidate.pipeline.interleave == 1:

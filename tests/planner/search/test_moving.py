@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from millrace.planner.boxing import Step, boxing_path, moves, step_bytes
+from millrace.planner.boxing import BoxingStep, boxing_path, moves, step_bytes
 from millrace.planner.cluster import Cluster, Software
 from millrace.planner.clusters import local_cluster, parse_cluster
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.sbp import BROADCAST, PARTIAL_MAX, PARTIAL_SUM, NdSbp, local_size, split
-from millrace.planner.search.blocks.moving import Boxed, Moving, edges, shortest
+from millrace.planner.search.blocks.moving import Boxed, BoxingCosts, edges, shortest
 from millrace.planner.search.blocks.states import divisible, number_of, sbp_of
-from tests.planner.search.plain import Plain
+from tests.planner.search.plain import PlainPrices
 
 CLUSTERS = {
     "gpu": parse_cluster("a100-sxm-80gb:8x4"),
@@ -30,7 +30,7 @@ def states_of(axes: int) -> list[NdSbp]:
 
 def walked(
     source: NdSbp, target: NdSbp, mesh: tuple[int, ...], shape: tuple[int, ...]
-) -> list[Step] | None:
+) -> list[BoxingStep] | None:
     """Steps of the path that the arrays hold; None where they hold none."""
     axes = len(mesh)
     graph = edges(len(shape), (DIGITS,) * axes)
@@ -88,7 +88,7 @@ def test_durations_and_buffers_are_those_of_the_steps_of_every_row(cluster: Clus
     dims = np.array([[16, 32], [8, 64], [16, 48], [12, 4096]]).T
     rows = [tuple(int(dim) for dim in column) for column in dims.T]
     stretch = 1.5
-    moving = Moving(cluster, np.array(meshes).T, {2: (DIGITS,) * 2}, stretch)
+    moving = BoxingCosts(cluster, np.array(meshes).T, {2: (DIGITS,) * 2}, stretch)
     states = states_of(2)[::2]
     numbers = np.array([number_of(sbp) for sbp in states])
     boxed = moving.boxed(dims, 4, numbers, numbers, keeps_source=True)
@@ -100,7 +100,7 @@ def test_durations_and_buffers_are_those_of_the_steps_of_every_row(cluster: Clus
     assert (free.duration_ns == boxed.duration_ns).all()
     rng = np.random.default_rng(0)
     for row, (mesh, shape) in enumerate(zip(meshes, rows, strict=True)):
-        plain = Plain(cluster, mesh, stretch)
+        plain = PlainPrices(cluster, mesh, stretch)
         for a, b in rng.integers(0, len(states), (40, 2)).tolist():
             path = walked(states[a], states[b], mesh, shape)
             assert boxed.reachable[a, b, row] == (path is not None)
@@ -117,7 +117,10 @@ def test_durations_and_buffers_are_those_of_the_steps_of_every_row(cluster: Clus
 def test_a_token_goes_once_to_each_place_where_software_merges_its_copies(merges: bool) -> None:
     cluster = replace(CLUSTERS["gpu"], software=Software(merges=merges))
     mesh, shape = (2, 8), (1024, 4096)
-    moving, plain = Moving(cluster, np.array([mesh]).T, {2: (DIGITS,) * 2}), Plain(cluster, mesh)
+    moving, plain = (
+        BoxingCosts(cluster, np.array([mesh]).T, {2: (DIGITS,) * 2}),
+        PlainPrices(cluster, mesh),
+    )
     states = [sbp for sbp in states_of(2) if all(axis.is_split for axis in sbp)]
     numbers = np.array([number_of(sbp) for sbp in states])
     copies, alone = (
@@ -142,7 +145,7 @@ def test_rows_together_say_what_each_says_alone() -> None:
     states = np.array([number_of(sbp) for sbp in states_of(2)])
 
     def boxed(rows: list[int]) -> Boxed:
-        moving = Moving(cluster, meshes[:, rows], {2: (DIGITS,) * 2})
+        moving = BoxingCosts(cluster, meshes[:, rows], {2: (DIGITS,) * 2})
         return moving.boxed(dims[:, rows], 2, states, states, keeps_source=True)
 
     together = boxed([0, 1, 2])

@@ -16,13 +16,13 @@ from millrace.planner.costs.buckets import state_tensors
 from millrace.planner.sbp import local_size
 from millrace.planner.search.blocks.blending import TIMES, cheapest, least_times
 from millrace.planner.search.blocks.folding import fold
-from millrace.planner.search.blocks.pricing import Pricing
-from millrace.planner.search.blocks.space import Space, build_space
+from millrace.planner.search.blocks.pricing import StrategyCosts
+from millrace.planner.search.blocks.space import StrategySpace, build_space
 from millrace.planner.search.blocks.states import sbp_of
 from millrace.planner.search.blocks.tables import INFLIGHT
 from millrace.planner.signatures import variable_values
 from tests.planner.op_signatures import op_signatures
-from tests.planner.search.plain import Plain, sized
+from tests.planner.search.plain import PlainPrices, sized
 
 GPU = parse_cluster("a100-sxm-80gb:8x2")
 CPU = local_cluster(8, cores=2, memory_bytes=2**33)
@@ -53,14 +53,20 @@ def graph_of(name: str, mode: str, optimizer: str) -> Graph:
 
 
 @cache
-def space_of(name: str, mode: str, optimizer: str, axes: int) -> Space:
+def space_of(name: str, mode: str, optimizer: str, axes: int) -> StrategySpace:
     return build_space(fold(graph_of(name, mode, optimizer)), axes)
 
 
-def compared(space: Space, cluster: Cluster, meshes: list[tuple[int, ...]], batches: list[int],
-             stretch: float, share: float) -> set[str]:  # fmt: skip
+def compared(
+    space: StrategySpace,
+    cluster: Cluster,
+    meshes: list[tuple[int, ...]],
+    batches: list[int],
+    stretch: float,
+    share: float,
+) -> set[str]:
     """Compare a share of the options of every choice on every row; return the expansions seen."""
-    pricing = Pricing(
+    pricing = StrategyCosts(
         space, cluster, np.array(meshes).reshape(len(meshes), -1).T, np.array(batches),
         stretch=stretch,
     )  # fmt: skip
@@ -68,7 +74,7 @@ def compared(space: Space, cluster: Cluster, meshes: list[tuple[int, ...]], batc
     seen = set()
     for row, (mesh, batch) in enumerate(zip(meshes, batches, strict=True)):
         tensors = sized(space.folded.graph, batch)
-        plain = Plain(cluster, mesh, stretch)
+        plain = PlainPrices(cluster, mesh, stretch)
         for number, choice in enumerate(space.choices):
             legal = np.flatnonzero(pricing.legal[number][:, row])
             some = rng.random(len(legal)) < share
@@ -103,8 +109,8 @@ def test_options_of_a_gpt_cost_what_their_ops_cost(mode: str) -> None:
 
 def test_extra_signatures_cost_their_parts_and_what_moves_between_them() -> None:
     space = space_of("gpt", "none", "adamw", 2)
-    pricing = Pricing(space, GPU, np.array([[2], [2]]), np.array([8]))
-    tensors, plain = sized(space.folded.graph, 8), Plain(GPU, (2, 2))
+    pricing = StrategyCosts(space, GPU, np.array([[2], [2]]), np.array([8]))
+    tensors, plain = sized(space.folded.graph, 8), PlainPrices(GPU, (2, 2))
     compared_ones = dict.fromkeys(("vocabulary_parallel", "ring"), 0)
     for choice, figures, legal in zip(space.choices, pricing.figures, pricing.legal, strict=True):
         op_options = choice.ops[0]
@@ -120,7 +126,7 @@ def test_what_is_legal_is_what_signatures_on_concrete_sizes_allow(
     mesh: tuple[int, ...], batch: int
 ) -> None:
     space = space_of("gpt", "none", "adamw", len(mesh))
-    pricing = Pricing(space, GPU, np.array(mesh, np.int64).reshape(-1, 1), np.array([batch]))
+    pricing = StrategyCosts(space, GPU, np.array(mesh, np.int64).reshape(-1, 1), np.array([batch]))
     tensors = sized(space.folded.graph, batch)
     values = variable_values(space.folded.graph)
     for choice, legal in zip(space.choices, pricing.legal, strict=True):
@@ -140,7 +146,7 @@ def test_what_is_legal_is_what_signatures_on_concrete_sizes_allow(
 
 def test_options_of_tied_ops_agree_on_storage() -> None:
     space = space_of("mlp", "full", "adamw", 2)
-    pricing = Pricing(space, GPU, np.array([[2], [2]]), np.array([8]))
+    pricing = StrategyCosts(space, GPU, np.array([[2], [2]]), np.array([8]))
     tied = [c for c in zip(space.choices, pricing.legal, strict=True) if len(c[0].ops) > 1]
     assert tied
     for choice, legal in tied:
@@ -158,10 +164,10 @@ def test_options_of_tied_ops_agree_on_storage() -> None:
 def test_rows_together_are_priced_as_each_alone() -> None:
     space = space_of("gpt", "none", "adamw", 2)
     sizes, batch = np.array([(2, 2), (4, 2), (2, 8)]).T, np.array([16, 4, 8])
-    pricing = Pricing(space, GPU, sizes, batch)
+    pricing = StrategyCosts(space, GPU, sizes, batch)
     together, taken = pricing.tables(), pricing.take(np.array([2, 0])).tables()
     for row in range(3):
-        alone = Pricing(space, GPU, sizes[:, [row]], batch[[row]]).tables()
+        alone = StrategyCosts(space, GPU, sizes[:, [row]], batch[[row]]).tables()
         others = [
             (together, row),
             *((taken, position) for position, taken_row in enumerate((2, 0)) if taken_row == row),
@@ -184,8 +190,8 @@ def test_nets_cost_boxing_and_partial_values_do_not_cross_stages(
     space = space_of("mlp", "none", "adamw", 1)
     mesh = (4,)
     on = replace(GPU, software=Software(bucket_bytes=bucket_bytes))
-    pricing = Pricing(space, on, np.array([[4]]), np.array([8]), crossing_partial=not chunked)
-    tensors, plain = sized(space.folded.graph, 8), Plain(on, mesh)
+    pricing = StrategyCosts(space, on, np.array([[4]]), np.array([8]), crossing_partial=not chunked)
+    tensors, plain = sized(space.folded.graph, 8), PlainPrices(on, mesh)
     state = state_tensors(space.folded.graph)
     crossing = 0
     for net, space_net in zip(pricing.tables().nets, space.nets, strict=True):
@@ -230,10 +236,10 @@ def test_only_activations_are_held_for_the_backward_pass() -> None:
 @pytest.mark.parametrize("mode", ["selective", "full"])
 def test_what_is_no_clone_costs_the_same_in_every_mode(mode: str) -> None:
     sizes, batches = np.array([[2, 4, 1], [4, 2, 8]]), np.array([4, 8, 2])
-    plain = Pricing(space_of("gpt", "none", "adamw", 2), GPU, sizes, batches)
+    plain = StrategyCosts(space_of("gpt", "none", "adamw", 2), GPU, sizes, batches)
     space = space_of("gpt", mode, "adamw", 2)
     anew, alike = (
-        Pricing(space, GPU, sizes, batches, alike=priced)
+        StrategyCosts(space, GPU, sizes, batches, alike=priced)
         for priced in (None, plain.take(np.arange(3)))
     )
     for ours, theirs in zip(alike.figures + alike.legal, anew.figures + anew.legal, strict=True):
@@ -242,7 +248,7 @@ def test_what_is_no_clone_costs_the_same_in_every_mode(mode: str) -> None:
 
 def test_the_cheapest_options_are_those_of_least_cost() -> None:
     sizes, batches = np.array([[2, 4, 1], [4, 2, 8]]), np.array([4, 8, 2])
-    pricing = Pricing(space_of("gpt", "full", "adamw", 2), GPU, sizes, batches)
+    pricing = StrategyCosts(space_of("gpt", "full", "adamw", 2), GPU, sizes, batches)
     rows, prices = np.array([2, 0]), np.array([[7.0, 3.0], [1.0, 1.0], [0, 0], [0, 0], [2.0, 0.0]])
     expected = np.zeros(2)
     for choice, figures, legal in zip(

@@ -13,7 +13,7 @@ from millrace.planner.cluster import Cluster, Islands, Leaves, Link, NodeGroup, 
 from millrace.planner.clusters import device
 from millrace.planner.costs import collective_duration_ns
 from millrace.planner.costs.layout import frame_of
-from millrace.planner.search.blocks.moving import Moving
+from millrace.planner.search.blocks.moving import BoxingCosts
 from millrace.planner.search.ranks import group_ranks, unlike_groups
 from millrace.planner.search.sites import everywhere
 
@@ -80,7 +80,7 @@ def test_a_collective_costs_what_the_slowest_of_all_its_groups_takes(
     kind = data.draw(st.sampled_from(["all_reduce", "all_gather", "all_to_all"]))
     size = data.draw(st.sampled_from([0, 10_000, 10**8]))
     site = everywhere(on, prod(mesh))
-    moving = Moving(on, np.array(mesh).reshape(-1, 1), {}, starts=[site.starts])
+    moving = BoxingCosts(on, np.array(mesh).reshape(-1, 1), {}, starts=[site.starts])
     durations_ns = moving.collective_ns(kind, axes, np.array([[size]]))
     assert int(durations_ns[0, 0]) == slowest_ns(kind, size, mesh, axes, on)
 

@@ -12,12 +12,12 @@ from millrace.planner.clusters import parse_cluster
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.plan import Plan
 from millrace.planner.search import Pins, SearchRequest, search
-from millrace.planner.search.report import Record
+from millrace.planner.search.report import SearchLog
 from millrace.planner.search.report.breakdown import breakdown, busy_ns
 from millrace.planner.search.report.explain import CHOICES, explain
 from millrace.planner.search.report.neighbours import pipelines
-from millrace.planner.search.report.offload import resorted
-from millrace.planner.search.report.remedies import larger, roomiest, storage_bytes
+from millrace.planner.search.report.offload import with_first_search_reason
+from millrace.planner.search.report.remedies import larger, least_memory_need, storage_bytes
 from millrace.planner.search.request import NoPlanError
 from millrace.planner.wording import limit_option, one_of, size
 
@@ -47,14 +47,14 @@ def request(devices: int, **fields: object) -> SearchRequest:
 
 
 @pytest.fixture(scope="module")
-def recorded() -> tuple[Plan, Record]:
+def recorded() -> tuple[Plan, SearchLog]:
     ticks = count()
-    record = Record(clock=lambda: float(next(ticks)))
+    record = SearchLog(clock=lambda: float(next(ticks)))
     return search(request(2), record=record), record
 
 
 def test_every_layer_says_what_it_proved_and_why_candidates_were_left(
-    recorded: tuple[Plan, Record],
+    recorded: tuple[Plan, SearchLog],
 ) -> None:
     plan, record = recorded
     assert plan.evidence is not None
@@ -75,7 +75,7 @@ def test_every_layer_says_what_it_proved_and_why_candidates_were_left(
     assert record.answer is not None
 
 
-def test_times_stand_beside_the_plan_and_never_in_it(recorded: tuple[Plan, Record]) -> None:
+def test_times_stand_beside_the_plan_and_never_in_it(recorded: tuple[Plan, SearchLog]) -> None:
     plan, record = recorded
     assert plan.evidence is not None
     timed = record.timed(plan.evidence.layers)
@@ -86,7 +86,7 @@ def test_times_stand_beside_the_plan_and_never_in_it(recorded: tuple[Plan, Recor
 
 def test_time_counts_for_the_innermost_layer() -> None:
     ticks = iter([0.0, 1.0, 11.0, 111.0])
-    record = Record(clock=lambda: next(ticks))
+    record = SearchLog(clock=lambda: next(ticks))
     with record.layer("blocks"), record.layer("stages"):
         pass
     assert (record.seconds["blocks"], record.seconds["stages"]) == (1.0 + 100.0, 10.0)
@@ -94,7 +94,7 @@ def test_time_counts_for_the_innermost_layer() -> None:
 
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved-1f1b", "zb-h1"])
 def test_a_breakdown_sums_up_to_the_planners_step_time(schedule: str) -> None:
-    record = Record()
+    record = SearchLog()
     pins = Pins(pp=2, schedule=schedule, recompute="full")
     search(request(4, pins=pins), record=record)
     assert record.answer is not None
@@ -107,7 +107,7 @@ def test_a_breakdown_sums_up_to_the_planners_step_time(schedule: str) -> None:
 
 
 def test_every_choice_has_a_reason_and_alternatives_an_effect_or_what_they_lack(
-    recorded: tuple[Plan, Record],
+    recorded: tuple[Plan, SearchLog],
 ) -> None:
     plan, record = recorded
     assert record.answer is not None
@@ -136,7 +136,7 @@ def test_more_tensor_parallelism_than_heads_names_them_and_offers_what_they_divi
 
 
 def test_where_ops_disagree_no_number_is_given_for_the_micro_batch(
-    recorded: tuple[Plan, Record],
+    recorded: tuple[Plan, SearchLog],
 ) -> None:
     answer = recorded[1].answer
     assert answer is not None
@@ -155,7 +155,7 @@ def test_where_ops_disagree_no_number_is_given_for_the_micro_batch(
 
 
 def test_an_alternative_that_does_not_fit_says_by_how_much_and_where() -> None:
-    record = Record()
+    record = SearchLog()
     pins = Pins(dp=2, tp=1, pp=1, micro_batch=4, zero=0)
     free = search(request(2, pins=pins), record=record)
     assert record.answer is not None
@@ -172,7 +172,7 @@ def test_an_alternative_that_does_not_fit_says_by_how_much_and_where() -> None:
 
 
 def test_pinned_choices_are_said_to_be_pinned() -> None:
-    record = Record()
+    record = SearchLog()
     plan = search(request(2, pins=Pins(dp=2, recompute="none")), record=record)
     assert record.answer is not None
     reasons = {reason.choice: reason.reason for reason in explain(plan, record.answer)}
@@ -209,9 +209,9 @@ def test_a_memory_limit_that_would_do_is_named_and_does() -> None:
 
 
 def test_a_pin_that_binds_is_named_with_one_that_does_not() -> None:
-    free = roomiest(request(1, model=big(4)), build_training(big(4), TrainingSpec(), 8))
+    free = least_memory_need(request(1, model=big(4)), build_training(big(4), TrainingSpec(), 8))
     assert free is not None
-    record = Record()
+    record = SearchLog()
     search(request(1, model=big(4), pins=Pins(recompute="none", micro_batch=8)), record=record)
     sentence = refused(
         request(
@@ -262,7 +262,7 @@ def test_plans_on_devices_that_are_not_refuted_bound_the_last_resort() -> None:
     assert plan.evidence is not None
     for share in (0.5, float("inf")):
         error = NoPlanError("one", 2, 1, bound_ns=share * plan.evidence.objective_s * 1e9)
-        evidence = resorted(plan, error).evidence
+        evidence = with_first_search_reason(plan, error).evidence
         assert evidence is not None
         assert evidence.bound_s == min(plan.evidence.bound_s, share * plan.evidence.objective_s)
         assert evidence.gap == pytest.approx(evidence.objective_s / evidence.bound_s - 1)

@@ -15,7 +15,7 @@ from millrace.planner.search import ranking as ranked
 from millrace.planner.search.blocks import beside
 from millrace.planner.search.evaluation import Evaluator
 from millrace.planner.search.ranking import Ranker
-from millrace.planner.search.report.record import Record
+from millrace.planner.search.report.record import SearchLog
 from millrace.planner.search.sites import candidates_of
 
 GPT = ModelSpec(
@@ -176,7 +176,7 @@ def test_a_plan_that_does_not_fit_is_not_simulated() -> None:
         simulated.append(plan)
         return {"step_time_s": 1.0, "memory_bytes_max": memory_of(plan)}
 
-    record = Record()
+    record = SearchLog()
     asked = request(2, pins=Pins(dp=2, tp=1, micro_batch=4), memory_limit_bytes=limit)
     plan = search(asked, simulate=simulator, record=record)
     assert simulated
@@ -250,7 +250,7 @@ def test_what_was_left_early_is_solved_where_linear_programs_promise_more(
     monkeypatch.setattr(ranked, "FARTHEST", 0.0)
     asked = request(4, cluster=parse_cluster("a100-sxm-80gb:4x1"), max_gap=0.0001)
     graph = build_training(asked.model, asked.training, asked.global_batch)
-    ranker = Ranker(asked, Evaluator(asked, graph), lambda line: None, Record())
+    ranker = Ranker(asked, Evaluator(asked, graph), lambda line: None, SearchLog())
     ranking = ranker.rank(candidates_of(asked, graph))
     (left,) = [pruned for pruned in ranking.pruned if pruned.reason == ranked.FAR_OFF]
     settled_ns = 1.1 * ranking.best_ns  # of the best plan, once it was laid out

@@ -9,9 +9,9 @@ from millrace.planner.errors import InfeasibleError
 from millrace.planner.schedules import SCHEDULES
 from millrace.planner.search.request import MemoryLimitError
 from millrace.planner.search.stages import (
+    BlockRun,
     Division,
     Pipeline,
-    Run,
     VariantFigures,
     divide,
     inflight_counts,
@@ -38,12 +38,12 @@ def variant(time: int, update: int = 0, stays: int = 0, keeps: int = 0) -> Varia
     )
 
 
-def run(template: str, count: int, *variants: VariantFigures) -> Run:
+def run(template: str, count: int, *variants: VariantFigures) -> BlockRun:
     blocks = tuple(f"{template}.{i}" for i in range(count))
-    return Run(template=template, blocks=blocks, variants=variants)
+    return BlockRun(template=template, blocks=blocks, variants=variants)
 
 
-def brute_force(runs: tuple[Run, ...], pipe: Pipeline, limit_bytes: int) -> float | None:
+def brute_force(runs: tuple[BlockRun, ...], pipe: Pipeline, limit_bytes: int) -> float | None:
     """Least step time over every cut of the blocks and every variant of every block."""
     blocks = [(block, run) for run in runs for block in run.blocks]
     inflight = inflight_counts(pipe)
@@ -76,7 +76,7 @@ def brute_force(runs: tuple[Run, ...], pipe: Pipeline, limit_bytes: int) -> floa
     return best
 
 
-def random_runs(seed: int) -> tuple[Run, ...]:
+def random_runs(seed: int) -> tuple[BlockRun, ...]:
     rng = np.random.default_rng(seed)
 
     def figures() -> VariantFigures:

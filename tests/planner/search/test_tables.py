@@ -5,7 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from millrace.planner.search.blocks.tables import compact, reachable_options, single, take, totals
+from millrace.planner.search.blocks.tables import (
+    compact,
+    reachable_options,
+    single,
+    solution_figures,
+    take,
+)
 from tests.planner.search.random_tables import by_hand, everything, random_tables, solutions
 
 
@@ -16,7 +22,7 @@ def test_totals_are_the_sums_by_hand_of_every_row(seed: int) -> None:
     every = list(everything(tables))
     chosen = np.repeat(np.array(every).T, rows, axis=1)
     places = np.tile(np.arange(rows), len(every))
-    figures, legal = totals(tables, chosen, places)
+    figures, legal = solution_figures(tables, chosen, places)
     for solution, row in enumerate(places.tolist()):
         expected = by_hand(tables, every[solution // rows], row)
         assert legal[solution] == (expected is not None)

@@ -10,7 +10,7 @@ from millrace.planner.compile import compile_plan
 from millrace.planner.plan import Plan
 from millrace.simulator import predict
 from millrace.simulator.account import Account, account_of
-from millrace.simulator.account.memory import between, peak_bytes
+from millrace.simulator.account.memory import peak_bytes, window_of
 from millrace.simulator.simulate import Simulated
 from tests.millrace.plans import data_parallel_pipeline
 from tests.simulator.test_stages import planned
@@ -107,7 +107,7 @@ def test_memory_stays_within_the_arena_and_nearly_fills_it(name: str) -> None:
         beside = sum(row.memory_by_kind.values()) - program.memory_bytes
         assert peak_bytes(course) - beside <= program.memory_bytes
         assert peak_bytes(course) - beside > 0.7 * program.memory_bytes
-        step = between(course, simulated.window_ns[0], simulated.window_ns[1])
+        step = window_of(course, simulated.window_ns[0], simulated.window_ns[1])
         assert step.times_ns[0] == 0
         assert step.times_ns[-1] < simulated.step_time_ns
         assert course.limit_bytes == plan.cluster.device.memory_bytes

@@ -12,7 +12,7 @@ from millrace.simulator import simulate
 from millrace.simulator.lateness import largest_of
 from millrace.simulator.variation.representatives import representatives
 from tests.actor_graphs import random_actor_graph
-from tests.simulator.graphs import GPU, Writer, overlapped, times
+from tests.simulator.graphs import GPU, SimulatedWriter, overlapped, times
 
 WIDE = parse_cluster("a100-sxm-80gb:8x256")
 
@@ -21,7 +21,7 @@ def grid(rows: int, columns: int, microbatches: int, stages: int = 1) -> ActorGr
     """Actor graph that reduces every microbatch along the columns and the step along the rows."""
     programs = []
     for stage in range(stages):
-        writer = Writer(slots=microbatches)
+        writer = SimulatedWriter(slots=microbatches)
         writer.actor("work", "compute", [], [("part", 1)], firings=microbatches)
         inner = Meeting(key="inner", kind="all_reduce", axes=("tp",), reduction="sum")
         writer.actor("inner", "a", [("part", 1)], [("sum", 1)], firings=microbatches, meeting=inner)

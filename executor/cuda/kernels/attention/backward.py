@@ -15,15 +15,15 @@ from millrace.executor.cuda.calls import (
     Calls,
     Launch,
     Operand,
-    always,
     read,
+    same_calls,
     table,
     types,
     workspace,
     write,
 )
 from millrace.executor.cuda.kernels.attention.forward import function_of, typed
-from millrace.executor.cuda.kernels.attention.matrix_units import MatrixShape, taken
+from millrace.executor.cuda.kernels.attention.matrix_units import MatrixShape, is_supported
 from millrace.executor.cuda.kernels.attention.shape import BIAS, AttentionShape, attention_shape
 from millrace.executor.kernels.context import KernelContext
 from millrace.models.graph import ITEMSIZE
@@ -55,7 +55,7 @@ def _backward(
     given_types = [TYPES[context.inputs[number].dtype] for number in (out + 1, out + 2)]
     bias_type, added = typed(context, bias)
     before_type, had = typed(context, before)
-    if bias is None and taken(
+    if bias is None and is_supported(
         context, shape, narrow=context.inputs[out + 2 : out + 3], outs=context.outputs
     ):
         return _by_matrix_units(context, shape, before)
@@ -84,7 +84,7 @@ def _backward(
         function, blocks = f"attention_grad_bias<{names}>", _bias_blocks(shape)
         launches += shape.launch(SOURCE, function, blocks, *given, write(3))
     rows = shape.heads * shape.queries
-    return always(*launches, tables=shape.tables, workspace_bytes=rows * ITEMSIZE[shape.wide])
+    return same_calls(*launches, tables=shape.tables, workspace_bytes=rows * ITEMSIZE[shape.wide])
 
 
 def _by_matrix_units(context: KernelContext, shape: AttentionShape, before: int | None) -> Calls:
@@ -103,7 +103,7 @@ def _by_matrix_units(context: KernelContext, shape: AttentionShape, before: int 
         (BLOCK_THREADS, 1, 1),
         (table(0), read(3), read(5), read(4), base, delta, padded),
     )
-    return always(
+    return same_calls(
         *((statistics,) if matrix_shape.statistics else ()),
         *matrix_shape.of_queries((dq, before_type), *given, had, write(0)),
         *matrix_shape.of_keys((dk,), *given, write(1), write(2)),

@@ -1,7 +1,7 @@
 """Calls of attention and of the later rounds of a ring; shapes as in `shape.py`."""
 
-from millrace.executor.cuda.calls import TYPES, Calls, Operand, always, read, table, write
-from millrace.executor.cuda.kernels.attention.matrix_units import MatrixShape, taken
+from millrace.executor.cuda.calls import TYPES, Calls, Operand, read, same_calls, table, write
+from millrace.executor.cuda.kernels.attention.matrix_units import MatrixShape, is_supported
 from millrace.executor.cuda.kernels.attention.shape import BIAS, AttentionShape, attention_shape
 from millrace.executor.kernels.context import KernelContext
 
@@ -46,16 +46,16 @@ def _forward(
     before_type, had = typed(context, before)
     share_type, share = typed(context, None if before is None else before + 1)
     output_types = [TYPES[shard.dtype] for shard in context.outputs]
-    if bias is None and taken(context, shape, outs=context.outputs[:1]):
+    if bias is None and is_supported(context, shape, outs=context.outputs[:1]):
         launches = MatrixShape(shape=shape).forward(
             (output_types[0], before_type, share_type),
             table(0), read(0), read(1), read(2), had, share, write(0), write(1),
         )  # fmt: skip
-        return always(*launches, tables=shape.tables)
+        return same_calls(*launches, tables=shape.tables)
     launches = shape.launch(
         SOURCE,
         function_of("attention", shape, *output_types, bias_type, before_type, share_type),
         shape.heads * shape.query_tiles,
         table(0), table(1), read(0), read(1), read(2), added, had, share, write(0), write(1),
     )  # fmt: skip
-    return always(*launches, tables=shape.tables)
+    return same_calls(*launches, tables=shape.tables)

@@ -16,7 +16,7 @@ from millrace.executor.cuda.calls import (
     AttentionGrad,
     Call,
     Calls,
-    Choice,
+    KernelAlternatives,
     Operand,
     Strided,
     read,
@@ -24,7 +24,7 @@ from millrace.executor.cuda.calls import (
     write,
 )
 from millrace.executor.cuda.kernels.context import CallsFactory
-from millrace.executor.cuda.kernels.movement import Move, Place, move
+from millrace.executor.cuda.kernels.movement import Move, StridedPlace, move
 from millrace.executor.cuda.kernels.strides import contiguous
 from millrace.executor.kernels.attention.geometry import first_key, reach
 from millrace.executor.kernels.attention.scores import head_slopes
@@ -65,7 +65,7 @@ def with_library(context: KernelContext, calls: Calls) -> Calls:
     scratch = ITEMSIZE[STATISTICS] * prod(_heads(context))
     return replace(
         calls,
-        of=lambda firing: (Choice((*options, calls.of(firing))),),
+        of=lambda firing: (KernelAlternatives((*options, calls.of(firing))),),
         tables=tables,
         workspace_bytes=max(calls.workspace_bytes, scratch),
     )
@@ -132,8 +132,8 @@ def _move(
 ) -> Move:
     return move(
         context.name,
-        Place(source, STATISTICS, 0, source_strides),
-        Place(target, STATISTICS, 0, target_strides),
+        StridedPlace(source, STATISTICS, 0, source_strides),
+        StridedPlace(target, STATISTICS, 0, target_strides),
         sizes,
         number,
     )

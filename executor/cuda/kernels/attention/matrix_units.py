@@ -49,7 +49,7 @@ OF_QUERIES = {64: Tiles(sides=2, across=48), WIDEST: Tiles(sides=2, across=32)}
 OF_KEYS = {64: Tiles(sides=2, across=64), WIDEST: Tiles(sides=2, across=32)}
 
 
-def taken(
+def is_supported(
     context: KernelContext,
     shape: AttentionShape,
     *,

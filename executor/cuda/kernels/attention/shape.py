@@ -14,8 +14,8 @@ from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels.attention.geometry import first_key, reach
 from millrace.executor.kernels.attention.scores import head_slopes
 from millrace.executor.kernels.context import Array, KernelContext
-from millrace.executor.kernels.dims import layout
-from millrace.models.inference import widened
+from millrace.executor.kernels.dims import bind_operand_dims
+from millrace.models.inference import at_least_float32
 
 ENDLESS = 2**62  # reach of a query that no mask limits
 SIDE = 16  # threads along either side of a tile (`sources/attention.cuh`)
@@ -112,7 +112,7 @@ def attention_shape(context: KernelContext, *, biased: bool) -> AttentionShape:
     behind, ahead = (ENDLESS if limit is None else limit for limit in reach(context))
     first = query.offsets[1] - first_key(context)
     sizes = (samples, queries, keys, groups, repeats, head_dim, value_dim)
-    wide = widened(query.dtype)
+    wide = at_least_float32(query.dtype)
     slopes = head_slopes(context)
     if slopes is None:
         slopes = np.zeros((groups, repeats))
@@ -156,7 +156,7 @@ def _check(context: KernelContext) -> None:
 
 def _bias_strides(context: KernelContext) -> tuple[int, ...]:
     """Strides of the bias along b, g, r, t and s."""
-    dims = layout(context)
+    dims = bind_operand_dims(context)
     query, key, bias = dims.inputs[0], dims.inputs[1], dims.inputs[BIAS]
     batch, queries, group, *repeat = query[:-1]
     order = (batch, group, *(repeat or [""]), queries, key[1])

@@ -9,31 +9,31 @@ from millrace.executor.cuda.calls import (
     TYPES,
     Call,
     Calls,
-    Copy,
+    CopyCall,
     Launch,
     Operand,
-    always,
     by_packs,
     elementwise,
     read,
+    same_calls,
     table,
     types,
     write,
 )
 from millrace.executor.cuda.kernels.elementwise.pointwise import function
-from millrace.executor.cuda.kernels.pieces import HostArray, further, in_pieces
+from millrace.executor.cuda.kernels.pieces import HostArray, in_pieces, offset_by
 from millrace.executor.cuda.kernels.strides import Walk, contiguous, index_type, walk
-from millrace.executor.cuda.kernels.sums import Terms, sums
+from millrace.executor.cuda.kernels.sums import Summands, sums
 from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels.context import Array, KernelContext, Shard
-from millrace.executor.kernels.dims import Dims, layout
+from millrace.executor.kernels.dims import Dims, bind_operand_dims
 from millrace.models.graph import ITEMSIZE
 
 SOURCE = "elementwise"
 READ, WRITE = read(0), write(0)
 
 
-class Factor(NamedTuple):
+class ArithmeticOperand(NamedTuple):
     """One side of a sum or product: where it lies, its labels and dtype."""
 
     operand: Operand
@@ -44,9 +44,9 @@ class Factor(NamedTuple):
 def join(
     actor: str,
     name: str,
-    a: Factor,
-    b: Factor,
-    result: Factor,
+    a: ArithmeticOperand,
+    b: ArithmeticOperand,
+    result: ArithmeticOperand,
     sizes: dict[str, int],
     number: int = 0,
 ) -> tuple[Launch, tuple[Array, ...]]:
@@ -100,16 +100,19 @@ def repeats(path: Walk) -> tuple[int, int] | None:
     return prod(path.sizes[axis + 1 :]), path.sizes[axis]
 
 
-def _factors(context: KernelContext, shards: tuple[Shard, ...]) -> list[Factor]:
-    dims = layout(context).inputs
-    return [Factor(read(number), dims[number], shard.dtype) for number, shard in enumerate(shards)]
+def _factors(context: KernelContext, shards: tuple[Shard, ...]) -> list[ArithmeticOperand]:
+    dims = bind_operand_dims(context).inputs
+    return [
+        ArithmeticOperand(read(number), dims[number], shard.dtype)
+        for number, shard in enumerate(shards)
+    ]
 
 
 def add(context: KernelContext) -> Calls:
     """Calls of the sum of two or more tensors, broadcast by label; each further one adds to y."""
-    dims = layout(context)
+    dims = bind_operand_dims(context)
     (output,) = dims.outputs
-    result = Factor(write(0), output, context.outputs[0].dtype)
+    result = ArithmeticOperand(write(0), output, context.outputs[0].dtype)
     total, *rest = _factors(context, context.inputs)
     launches: list[Launch] = []
     tables: tuple[Array, ...] = ()
@@ -120,16 +123,16 @@ def add(context: KernelContext) -> Calls:
         launches.append(launch)
         tables += more
         total = result
-    return always(*launches, tables=tables)
+    return same_calls(*launches, tables=tables)
 
 
 def mul(context: KernelContext) -> Calls:
     """Calls of the product of two tensors, broadcast by label and summed over what is missing."""
-    dims = layout(context)
+    dims = bind_operand_dims(context)
     (output,) = dims.outputs
     a, b = _factors(context, context.inputs)
     if any(label not in output for operand_dims in dims.inputs for label in operand_dims):
-        terms = Terms(
+        terms = Summands(
             function="Product",
             operands=(a.operand, b.operand),
             dims=(a.dims, b.dims),
@@ -138,19 +141,19 @@ def mul(context: KernelContext) -> Calls:
         return sums(context.name, terms, output, dims.sizes, 0, context.outputs[0].dtype)
     if len(b.dims) > len(a.dims):
         a, b = b, a
-    result = Factor(write(0), output, context.outputs[0].dtype)
+    result = ArithmeticOperand(write(0), output, context.outputs[0].dtype)
     launch, tables = join(context.name, "Times", a, b, result, dims.sizes)
-    return always(launch, tables=tables)
+    return same_calls(launch, tables=tables)
 
 
 def scale(context: KernelContext) -> Calls:
     """Calls of x times the attribute `factor`."""
-    return always(function(context, "Scaled", float(context.attributes["factor"])))
+    return same_calls(function(context, "Scaled", float(context.attributes["factor"])))
 
 
 def shift(context: KernelContext) -> Calls:
     """Calls of x plus the attribute `value`."""
-    return always(function(context, "Shifted", float(context.attributes["value"])))
+    return same_calls(function(context, "Shifted", float(context.attributes["value"])))
 
 
 def cast(context: KernelContext) -> Calls:
@@ -162,15 +165,15 @@ def cast(context: KernelContext) -> Calls:
         Floats would become integers.
     """
     if not context.buffer_bytes:
-        return always(_as(context))
+        return same_calls(_as(context))
     x, y = context.inputs[0], context.outputs[0]
 
     def work(start: int, count: int, places: tuple[Operand, ...]) -> tuple[Call, ...]:
-        target = further(write(0), start * ITEMSIZE[y.dtype])
+        target = offset_by(write(0), start * ITEMSIZE[y.dtype])
         return (_as(context, places[0], target, count),)
 
     variable = HostArray(read(0), ITEMSIZE[x.dtype])
-    return always(*in_pieces(context.name, x.size, [variable], context.buffer_bytes, work))
+    return same_calls(*in_pieces(context.name, x.size, [variable], context.buffer_bytes, work))
 
 
 def accumulate(context: KernelContext) -> Calls:
@@ -188,12 +191,12 @@ def _as(
     source: Operand = READ,
     target: Operand = WRITE,
     count: int | None = None,
-) -> Launch | Copy:
+) -> Launch | CopyCall:
     """Call that writes the input in the output's dtype: all, or `count` values from elsewhere."""
     x, y = context.inputs[0], context.outputs[0]
     size = x.size if count is None else count
     if x.dtype == y.dtype:
-        return Copy(source, target, size * ITEMSIZE[x.dtype])
+        return CopyCall(source, target, size * ITEMSIZE[x.dtype])
     if y.dtype.startswith("int") and not x.dtype.startswith("int"):
         raise ExecutorError(
             f"{context.kind} from {x.dtype} to {y.dtype} would lose fractions: give the output a "

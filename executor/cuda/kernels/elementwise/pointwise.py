@@ -7,19 +7,19 @@ import numpy as np
 from millrace.executor.cuda.calls import (
     Calls,
     Launch,
-    always,
     by_packs,
     elementwise,
     read,
+    same_calls,
     types,
     write,
 )
 from millrace.executor.cuda.kernels.context import CallsFactory
 from millrace.executor.cuda.kernels.strides import index_type
-from millrace.executor.cuda.kernels.sums import Terms, sums
+from millrace.executor.cuda.kernels.sums import Summands, sums
 from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels.context import KernelContext
-from millrace.executor.kernels.dims import Layout, layout
+from millrace.executor.kernels.dims import OperandDims, bind_operand_dims
 from millrace.models.ops import FUNCTIONS
 
 SOURCE = "pointwise"
@@ -66,7 +66,7 @@ def _value(name: str) -> CallsFactory:
 
     def factory(context: KernelContext) -> Calls:
         numbers = [float(context.attributes[attribute]) for attribute in attributes]
-        return always(function(context, _functor(name), *numbers))
+        return same_calls(function(context, _functor(name), *numbers))
 
     return factory
 
@@ -82,7 +82,7 @@ def _gradient(name: str) -> CallsFactory:
         dtypes = (x.dtype, dy.dtype, dx.dtype)
         kernel = f"gradient<{_functor(name)}, {types(*dtypes)[1:]}"
         operands = (read(0), read(1), write(0))
-        return always(by_packs(SOURCE, kernel, dx.size, dtypes, *operands, *_two(numbers)))
+        return same_calls(by_packs(SOURCE, kernel, dx.size, dtypes, *operands, *_two(numbers)))
 
     return factory
 
@@ -109,14 +109,14 @@ def swiglu(context: KernelContext) -> Calls:
     """Calls of silu(gate) · up of (gate, up)."""
     dtype, count = _check_same_dtype(context), context.outputs[0].size
     kernel = "swiglu" + types(dtype)
-    return always(by_packs(SOURCE, kernel, count, (dtype,), read(0), read(1), write(0)))
+    return same_calls(by_packs(SOURCE, kernel, count, (dtype,), read(0), read(1), write(0)))
 
 
 def swiglu_grad(context: KernelContext) -> Calls:
     """Calls of dgate and dup of (gate, up, dy)."""
     dtype, count = _check_same_dtype(context), context.outputs[0].size
     kernel = "swiglu_grad" + types(dtype)
-    return always(
+    return same_calls(
         by_packs(
             SOURCE, kernel, count, (dtype,),
             read(0), read(1), read(2), write(0), write(1),
@@ -124,7 +124,7 @@ def swiglu_grad(context: KernelContext) -> Calls:
     )  # fmt: skip
 
 
-def _channels(context: KernelContext, dims: Layout) -> tuple[np.int64, np.int64]:
+def _channels(context: KernelContext, dims: OperandDims) -> tuple[np.int64, np.int64]:
     """Number of neighbours that share a slope, and number of slopes.
 
     Raises
@@ -148,18 +148,18 @@ def _channels(context: KernelContext, dims: Layout) -> tuple[np.int64, np.int64]
 def prelu(context: KernelContext) -> Calls:
     """Calls of x where it is positive, elsewhere slope · x, of (x, slope)."""
     _check_floating(context)
-    inner, channels = _channels(context, layout(context))
+    inner, channels = _channels(context, bind_operand_dims(context))
     (x, slope), (y,) = context.inputs, context.outputs
     dtypes = (x.dtype, slope.dtype, y.dtype)
     kernel = f"join_repeated<Prelu, {types(*dtypes)[1:-1]}, {index_type(y.size)}>"
     operands = (read(0), read(1), write(0))
-    return always(by_packs("elementwise", kernel, y.size, dtypes, *operands, inner, channels))
+    return same_calls(by_packs("elementwise", kernel, y.size, dtypes, *operands, inner, channels))
 
 
 def prelu_grad(context: KernelContext) -> Calls:
     """Calls of dx and dslope = Σ dy · min(x, 0) of (x, slope, dy)."""
     _check_floating(context)
-    dims = layout(context)
+    dims = bind_operand_dims(context)
     inner, channels = _channels(context, dims)
     x, slope, dy = context.inputs
     given = types(x.dtype, slope.dtype, dy.dtype, context.outputs[0].dtype)[1:-1]
@@ -169,7 +169,7 @@ def prelu_grad(context: KernelContext) -> Calls:
     )
     of_slope = sums(
         context.name,
-        Terms(
+        Summands(
             function="Below",
             operands=(read(0), read(2)),
             dims=(dims.inputs[0], dims.inputs[2]),
@@ -180,7 +180,7 @@ def prelu_grad(context: KernelContext) -> Calls:
         1,
         context.outputs[1].dtype,
     )
-    return always(
+    return same_calls(
         of_input,
         *of_slope.of(0),
         tables=of_slope.tables,

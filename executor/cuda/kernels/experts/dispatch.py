@@ -18,10 +18,10 @@ from millrace.executor.cuda.calls import (
     Calls,
     Clear,
     Operand,
-    always,
     by_row,
     elementwise,
     read,
+    same_calls,
     table,
     workspace,
     write,
@@ -51,7 +51,7 @@ def dispatch(context: KernelContext) -> Calls:
         SOURCE, f"dispatch<{unit}>", rows, row_bytes // unit_bytes,
         read(0), workspace(), write(0), np.int64(choices.shape[2]),
     )  # fmt: skip
-    return always(
+    return same_calls(
         *_holders(rows, choices, read(1), read(2)), place,
         tables=(_ways(at_experts, choices),), workspace_bytes=rows * HOLDER_BYTES,
     )  # fmt: skip
@@ -77,7 +77,7 @@ def _gather(context: KernelContext, by: str, weight: Operand) -> Calls:
         SOURCE, f"gather<{TYPES[out.dtype]}, {by}, {pack}>", prod(out.shape[:2]), out.shape[2],
         pack, read(0), read(1), read(2), weight, write(0), table(0),
     )  # fmt: skip
-    return always(launch, tables=(_ways(rows, context.inputs[1]),))
+    return same_calls(launch, tables=(_ways(rows, context.inputs[1]),))
 
 
 def combine_grad_input(context: KernelContext) -> Calls:
@@ -90,7 +90,7 @@ def combine_grad_input(context: KernelContext) -> Calls:
         at_experts.shape[3], pack,
         read(0), read(3), workspace(), write(0), np.int64(choices.shape[2]),
     )  # fmt: skip
-    return always(
+    return same_calls(
         *_holders(rows, choices, read(1), read(2)), place,
         tables=(_ways(at_experts, choices),), workspace_bytes=rows * HOLDER_BYTES,
     )  # fmt: skip
@@ -105,7 +105,7 @@ def combine_grad_weight(context: KernelContext) -> Calls:
         SOURCE, templated("combine_grad_weight", (dout, y, dweight), pack),
         dweight.size, dout.shape[2], pack, read(0), read(1), read(2), read(3), write(0), table(0),
     )  # fmt: skip
-    return always(launch, tables=(_ways(y, choices),))
+    return same_calls(launch, tables=(_ways(y, choices),))
 
 
 def _ways(at_experts: Shard, choices: Shard) -> Array:

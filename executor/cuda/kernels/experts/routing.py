@@ -17,9 +17,9 @@ from millrace.executor.cuda.calls import (
     WARP_THREADS,
     Calls,
     Launch,
-    always,
     elementwise,
     read,
+    same_calls,
     types,
     workspace,
     write,
@@ -77,18 +77,18 @@ def top_k(context: KernelContext) -> Calls:
     )  # fmt: skip
     workspace_bytes = groups_bytes + rows * choices * 4
     if not limited:
-        return always(choose, places, workspace_bytes=workspace_bytes)
+        return same_calls(choose, places, workspace_bytes=workspace_bytes)
     of_groups = elementwise(
         SOURCE, "group_scores" + types(scores.dtype), rows * groups,
         read(0), workspace(), np.int64(experts // groups),
     )  # fmt: skip
-    return always(of_groups, choose, places, workspace_bytes=workspace_bytes)
+    return same_calls(of_groups, choose, places, workspace_bytes=workspace_bytes)
 
 
 def top_k_grad(context: KernelContext) -> Calls:
     """Calls of dscores of (dvalue, expert)."""
     dvalue, dscores = context.inputs[0], context.outputs[0]
-    return always(
+    return same_calls(
         elementwise(
             SOURCE, "top_k_grad" + types(dvalue.dtype, dscores.dtype), dscores.size,
             read(0), read(1), write(0), np.int64(dscores.shape[2]), np.int64(dvalue.shape[2]),
@@ -100,7 +100,7 @@ def expert_load(context: KernelContext) -> Calls:
     """Calls of the share of a sample's choices that fall on each expert, dropped ones too."""
     _, tokens, choices = context.inputs[0].shape
     load = context.outputs[0]
-    return always(
+    return same_calls(
         Launch(
             SOURCE, "expert_load" + types(load.dtype), (ceil(load.size / WARPS), 1, 1),
             (BLOCK_THREADS, 1, 1),

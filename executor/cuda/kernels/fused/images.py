@@ -2,7 +2,7 @@
 
 from millrace.executor.cuda.calls import Calls
 from millrace.executor.cuda.kernels.fused.operands import read_by, written_by
-from millrace.executor.cuda.kernels.images.batch_norm import After, normed
+from millrace.executor.cuda.kernels.images.batch_norm import NormEpilogue, normed
 from millrace.executor.cuda.kernels.in_turn import is_inner
 from millrace.executor.kernels.context import KernelContext
 
@@ -36,5 +36,5 @@ def batch_norm_calls(context: KernelContext) -> Calls | None:
         head.context,
         [read_by(context, head, number).operand for number in range(len(head.inputs))],
         written_by(context, after[-1], 0).operand,
-        After(other=other, relu=relu, kept=before_relu),
+        NormEpilogue(other=other, relu=relu, kept=before_relu),
     )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from millrace.executor.cuda.calls import Calls, Operand
 from millrace.executor.cuda.kernels.fused.operands import read_by, written_by
-from millrace.executor.cuda.kernels.in_turn import one_after_another, operand_at
+from millrace.executor.cuda.kernels.in_turn import concatenated_calls, operand_at
 from millrace.executor.cuda.kernels.multi_tensor import moves, updates
 from millrace.executor.kernels.context import FusedPart, KernelContext
 from millrace.models.ops import kinds_where
@@ -41,7 +41,7 @@ def many_tensors(context: KernelContext) -> Calls | None:
     rows: dict[Numbers, list[FusedPart]] = defaultdict(list)
     for part in context.parts:
         rows[_numbers(part.context)].append(part)
-    return one_after_another([_update(context, parts, numbers) for numbers, parts in rows.items()])
+    return concatenated_calls([_update(context, parts, numbers) for numbers, parts in rows.items()])
 
 
 def _numbers(context: KernelContext) -> Numbers:
@@ -54,7 +54,7 @@ def _update(context: KernelContext, parts: Sequence[FusedPart], numbers: Numbers
     """Update of variables whose numbers are the same."""
     first = parts[0]
     variables = [
-        updates.Variable(
+        updates.UpdatedVariable(
             value=read_by(context, part, 0),
             gradient=read_by(context, part, 1),
             next_value=operand_at(context, part.outputs[0]),

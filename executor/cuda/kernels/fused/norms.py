@@ -3,11 +3,11 @@
 Shape legend: R rows, D features of a row, which lie behind each other.
 """
 
-from millrace.executor.cuda.calls import Calls, always
+from millrace.executor.cuda.calls import Calls, same_calls
 from millrace.executor.cuda.kernels.fused.operands import read_by, written_by
 from millrace.executor.cuda.kernels.fused.sums import added_sums
 from millrace.executor.cuda.kernels.in_turn import is_inner
-from millrace.executor.cuda.kernels.rows.norms import Residual, norm, norm_grad_input
+from millrace.executor.cuda.kernels.rows.norms import NormResidual, norm, norm_grad_input
 from millrace.executor.kernels.context import FusedPart, KernelContext
 
 NORMS = ("layer_norm", "rms_norm")
@@ -37,7 +37,7 @@ def _after_sum(context: KernelContext, add: FusedPart, norm_part: FusedPart) -> 
     total = written_by(context, add, 0)
     rms = norm_part.context.kind == "rms_norm"
     y, *statistics = (written_by(context, norm_part, number) for number in range(2 if rms else 3))
-    return always(
+    return same_calls(
         norm(
             x,
             read_by(context, norm_part, 1),
@@ -47,7 +47,7 @@ def _after_sum(context: KernelContext, add: FusedPart, norm_part: FusedPart) -> 
             epsilon=norm_part.context.number("epsilon", 1e-5),
             beta=None if rms else read_by(context, norm_part, 2).operand,
             mean=None if rms else statistics[0].operand,
-            residual=Residual(other=other.operand, total=total.operand),
+            residual=NormResidual(other=other.operand, total=total.operand),
         )
     )
 

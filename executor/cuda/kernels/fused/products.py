@@ -13,12 +13,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from millrace.executor.cuda.binding import bound
-from millrace.executor.cuda.calls import Call, Calls, Choice, Matrices, Operand, Product, Vector
+from millrace.executor.cuda.binding import bind
+from millrace.executor.cuda.calls import (
+    Call,
+    Calls,
+    KernelAlternatives,
+    Matrices,
+    Operand,
+    ProductCall,
+    Vector,
+)
 from millrace.executor.cuda.kernels.in_turn import operand_at
-from millrace.executor.cuda.kernels.matmul import library_products, multiplied
+from millrace.executor.cuda.kernels.matmul import library_multiplies, library_products
 from millrace.executor.kernels.context import FusedPart, KernelContext
-from millrace.executor.kernels.dims import Dims, layout
+from millrace.executor.kernels.dims import Dims, bind_operand_dims
 
 PRODUCT = "matmul"
 
@@ -58,7 +66,7 @@ class _Chain:
     `hold`: it is added to what is there in all but the first of so many firings; 0: in none.
     """
 
-    product: Product
+    product: ProductCall
     made: int
     dims: Dims
     hold: int = 0
@@ -75,9 +83,9 @@ def _started(context: KernelContext, part: FusedPart) -> _Chain | None:
         base = operand_at(context, numbers[operand.number])
         return base._replace(offset_bytes=base.offset_bytes + operand.offset_bytes)
 
-    product = bound(products[0], place)
-    assert isinstance(product, Product)
-    (dims,) = layout(part.context).outputs
+    product = bind(products[0], place)
+    assert isinstance(product, ProductCall)
+    (dims,) = bind_operand_dims(part.context).outputs
     return _Chain(product, part.outputs[0], dims)
 
 
@@ -90,7 +98,7 @@ def _followed(context: KernelContext, chain: _Chain, part: FusedPart) -> _Chain 
     kind, product = part.context.kind, chain.product
     if product.activation or product.slope or not (inside or kind == "gelu"):
         return None
-    more: Product | None
+    more: ProductCall | None
     match kind:
         case "add":
             more = _with_added(context, chain, part)
@@ -100,8 +108,8 @@ def _followed(context: KernelContext, chain: _Chain, part: FusedPart) -> _Chain 
         case "gelu_grad" if part.inputs[1] == chain.made and product == product.plain:
             argument = operand_at(context, part.inputs[0])
             dtype = part.context.inputs[0].dtype
-            more = product._replace(slope="gelu", aux=_beside(product.d, argument, dtype))
-        case "accumulate" if product == product.plain and multiplied(
+            more = product._replace(slope="gelu", aux=_same_layout(product.d, argument, dtype))
+        case "accumulate" if product == product.plain and library_multiplies(
             product.a.dtype, part.context.outputs[0].dtype
         ):
             more = product
@@ -109,14 +117,14 @@ def _followed(context: KernelContext, chain: _Chain, part: FusedPart) -> _Chain 
             more = None
     if more is None:
         return None
-    target = _beside(product.d, operand_at(context, output), part.context.outputs[0].dtype)
+    target = _same_layout(product.d, operand_at(context, output), part.context.outputs[0].dtype)
     hold = part.context.output_hold if kind == "accumulate" else 0
     return replace(chain, product=more._replace(d=target), made=output, hold=hold)
 
 
-def _with_added(context: KernelContext, chain: _Chain, part: FusedPart) -> Product | None:
+def _with_added(context: KernelContext, chain: _Chain, part: FusedPart) -> ProductCall | None:
     """Product to which another tensor of its dims is added, or a bias along its columns."""
-    dims = layout(part.context)
+    dims = bind_operand_dims(part.context)
     if len(part.inputs) != 2 or part.inputs[0] == part.inputs[1]:
         return None
     position = 1 - part.inputs.index(chain.made)
@@ -127,13 +135,13 @@ def _with_added(context: KernelContext, chain: _Chain, part: FusedPart) -> Produ
     if other_dims == dims.outputs[0]:
         if product.c is not None:
             return None
-        return product._replace(c=_beside(product.d, other, dtype))
+        return product._replace(c=_same_layout(product.d, other, dtype))
     length = prod(dims.sizes[label] for label in other_dims)
     along = other_dims == dims.outputs[0][-len(other_dims) :] and _columns(product, length)
     return product._replace(bias=Vector(other, dtype)) if along and not product.bias else None
 
 
-def _columns(product: Product, length: int) -> bool:
+def _columns(product: ProductCall, length: int) -> bool:
     """True if the last `length` elements of a contiguous result are the columns of every row."""
     d = product.d
     return (
@@ -144,7 +152,7 @@ def _columns(product: Product, length: int) -> bool:
     )
 
 
-def _beside(d: Matrices, operand: Operand, dtype: str) -> Matrices:
+def _same_layout(d: Matrices, operand: Operand, dtype: str) -> Matrices:
     """Matrices that lie in another operand as d does in its own."""
     return d._replace(operand=operand, dtype=dtype)
 
@@ -154,7 +162,9 @@ def _calls(chain: _Chain, in_turn: Calls) -> Calls:
     product, hold = chain.product, chain.hold
     epilogue = product._replace(c=None) != product.plain
     if epilogue or (product.c is not None and product.c.dtype != product.d.dtype):
-        return replace(in_turn, of=lambda firing: (Choice(((product,), in_turn.of(firing))),))
+        return replace(
+            in_turn, of=lambda firing: (KernelAlternatives(((product,), in_turn.of(firing))),)
+        )
     later = product._replace(accumulate=True)
     return Calls(of=lambda firing: (later if hold and firing % hold else product,))
 
@@ -165,7 +175,7 @@ def _sum_of_products(context: KernelContext, products: Sequence[FusedPart]) -> C
     chains = [_started(context, part) for part in products]
     if list(parts) != list(products) or last.context.kind != "add" or None in chains:
         return None
-    dims = {*layout(last.context).inputs, *layout(last.context).outputs}
+    dims = {*bind_operand_dims(last.context).inputs, *bind_operand_dims(last.context).outputs}
     summands = {part.outputs[0] for part in products}
     others = [position for position, number in enumerate(last.inputs) if number not in summands]
     inside = len(context.inputs) + len(context.outputs)
@@ -181,14 +191,14 @@ def _sum_of_products(context: KernelContext, products: Sequence[FusedPart]) -> C
     calls: list[Call] = []
     for chain in chains:
         assert chain is not None
-        product = chain.product._replace(d=_beside(chain.product.d, target, dtype))
+        product = chain.product._replace(d=_same_layout(chain.product.d, target, dtype))
         if calls:
             product = product._replace(accumulate=True)
         elif others:
             added = operand_at(context, last.inputs[others[0]])
             if last.context.inputs[others[0]].dtype != dtype:
                 return None
-            product = product._replace(c=_beside(product.d, added, dtype))
+            product = product._replace(c=_same_layout(product.d, added, dtype))
         calls.append(product)
     if any(chain is not None and chain.product.d.dtype != dtype for chain in chains):
         return None

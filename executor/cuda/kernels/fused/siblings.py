@@ -7,9 +7,9 @@ bound (`stacked_calls`): at equal distances they are one product of a stack, and
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from millrace.executor.cuda.calls import Call, Calls, Choice, Product
+from millrace.executor.cuda.calls import Call, Calls, KernelAlternatives, ProductCall
 from millrace.executor.cuda.kernels.fused.products import PRODUCT, product_calls
-from millrace.executor.cuda.kernels.in_turn import one_after_another
+from millrace.executor.cuda.kernels.in_turn import concatenated_calls
 from millrace.executor.cuda.products import with_stacks
 from millrace.executor.kernels.context import FusedPart, KernelContext
 
@@ -39,7 +39,7 @@ def sibling_calls(
         family = replace(context, parts=row)
         alone = in_turn(family)
         several.append(product_calls(family, alone) or alone)
-    return one_after_another(several)
+    return concatenated_calls(several)
 
 
 def _families(parts: Sequence[FusedPart]) -> list[tuple[FusedPart, ...]]:
@@ -64,17 +64,17 @@ def stacked_calls(calls: Sequence[Call]) -> tuple[Call, ...]:
     """
     if len(calls) < 2:
         return tuple(calls)
-    choices = [call for call in calls if isinstance(call, Choice)]
+    choices = [call for call in calls if isinstance(call, KernelAlternatives)]
     if not choices:
         return with_stacks(_by_place(calls))
     firsts = [call for choice in choices for call in choice.options[0]]
     if len(choices) < len(calls) or len(firsts) > len(choices):
         return tuple(calls)
     stacks = with_stacks(_by_place(firsts))
-    if len(stacks) > 1 or not isinstance(stacks[0], Product):
+    if len(stacks) > 1 or not isinstance(stacks[0], ProductCall):
         return tuple(calls)
     in_turn = tuple(call for choice in choices for call in choice.options[-1])
-    return (Choice((stacks, tuple(firsts), in_turn)),)
+    return (KernelAlternatives((stacks, tuple(firsts), in_turn)),)
 
 
 def _by_place(calls: Sequence[Call]) -> Sequence[Call]:
@@ -82,7 +82,7 @@ def _by_place(calls: Sequence[Call]) -> Sequence[Call]:
 
     Siblings write each its own; products that add up in one place keep their order.
     """
-    products = [call for call in calls if isinstance(call, Product)]
+    products = [call for call in calls if isinstance(call, ProductCall)]
     places = {(product.d.operand, product.d.batch_stride) for product in products}
     if len(products) < len(calls) or len(places) < len(products):
         return calls

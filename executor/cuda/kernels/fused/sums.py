@@ -8,7 +8,7 @@ from millrace.executor.cuda.kernels.columns import ColumnSums, column_sum
 from millrace.executor.cuda.kernels.fused.operands import read_by, written_by
 from millrace.executor.cuda.kernels.rows.norms import norm_grad_weight
 from millrace.executor.kernels.context import FusedPart, KernelContext
-from millrace.executor.kernels.dims import layout
+from millrace.executor.kernels.dims import bind_operand_dims
 
 WEIGHTS = ("layer_norm_grad_weight", "rms_norm_grad_weight")
 
@@ -26,7 +26,7 @@ def sum_calls(context: KernelContext) -> Calls | None:
         return None
     x = read_by(context, head, 0)
     if kind == "sum":
-        dims = layout(head.context)
+        dims = bind_operand_dims(head.context)
         (input_dims,), (output_dims,) = dims.inputs, dims.outputs
         if input_dims[len(input_dims) - len(output_dims) :] != output_dims or not (
             x.dtype.startswith(("float", "bfloat"))

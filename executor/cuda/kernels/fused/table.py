@@ -9,11 +9,11 @@ from millrace.executor.cuda.kernels.fused.norms import norm_calls
 from millrace.executor.cuda.kernels.fused.products import product_calls
 from millrace.executor.cuda.kernels.fused.siblings import sibling_calls
 from millrace.executor.cuda.kernels.fused.sums import sum_calls
-from millrace.executor.cuda.kernels.in_turn import in_turn
+from millrace.executor.cuda.kernels.in_turn import unfused_calls
 from millrace.executor.kernels.context import KernelContext
 
 InTurn = Callable[[KernelContext], Calls]
-"""`in_turn(context)`: the calls of the parts of a context, one after the other."""
+"""`unfused_calls(context)`: the calls of the parts of a context, one after the other."""
 
 FusedFactory = Callable[[KernelContext, InTurn], Calls | None]
 """`factory(context, in_turn)`: fewer calls than those of the parts in turn, or None."""
@@ -40,7 +40,7 @@ def fused_calls(context: KernelContext, make: Callable[[KernelContext], Calls]) 
     """
 
     def alone(some: KernelContext) -> Calls:
-        return in_turn(some, [make(part.context) for part in some.parts])
+        return unfused_calls(some, [make(part.context) for part in some.parts])
 
     for factory in FUSED:
         if (calls := factory(context, alone)) is not None:

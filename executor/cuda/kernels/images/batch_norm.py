@@ -18,15 +18,15 @@ from millrace.executor.cuda.calls import (
     Launch,
     Operand,
     Scalar,
-    always,
     elementwise,
     read,
+    same_calls,
     types,
     workspace,
     write,
 )
 from millrace.executor.kernels.context import KernelContext
-from millrace.executor.kernels.dims import layout
+from millrace.executor.kernels.dims import bind_operand_dims
 from millrace.models.graph import ITEMSIZE
 
 SOURCE = "batch_norm"
@@ -45,7 +45,7 @@ SHORT = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Channels:
+class _DeviceChannels:
     """An array's form, and the points of a channel in the whole microbatch."""
 
     outer: int
@@ -76,15 +76,15 @@ class _Pieces(NamedTuple):
     rows: int
 
 
-def _channels(context: KernelContext, sums_at: int, x_at: int = 0) -> _Channels:
+def _channels(context: KernelContext, sums_at: int, x_at: int = 0) -> _DeviceChannels:
     """Form of input `x_at` with the channels of operand `sums_at` (inputs, then outputs)."""
-    dims = layout(context)
+    dims = bind_operand_dims(context)
     (channel,) = (*dims.inputs, *dims.outputs)[sums_at]
     shards = (*context.inputs, *context.outputs)
     x_dims = dims.inputs[x_at]
     axis = x_dims.index(channel)
     sizes = [dims.sizes[label] for label in x_dims]
-    return _Channels(
+    return _DeviceChannels(
         outer=prod(sizes[:axis]),
         channels=sizes[axis],
         inner=prod(sizes[axis + 1 :]),
@@ -98,7 +98,10 @@ def _itemsize(dtype: str) -> int:
 
 
 def _sums(
-    form: _Channels, terms: str, dtypes: tuple[str, str], operands: tuple[Operand, Operand, Operand]
+    form: _DeviceChannels,
+    terms: str,
+    dtypes: tuple[str, str],
+    operands: tuple[Operand, Operand, Operand],
 ) -> tuple[Launch, int]:
     """Launch that leaves a channel's sums slab by slab, and number of slabs.
 
@@ -134,7 +137,7 @@ def _sums(
 
 
 def _sums_of_pieces(
-    form: _Channels,
+    form: _DeviceChannels,
     pieces: _Pieces,
     terms: str,
     dtypes: tuple[str, str],
@@ -164,7 +167,7 @@ def _join(function: str, channels: int, *args: Operand | Scalar) -> Launch:
 
 
 def _apply(
-    form: _Channels, kind: str, dtypes: tuple[str, str], *operands: Operand, then: str = ""
+    form: _DeviceChannels, kind: str, dtypes: tuple[str, str], *operands: Operand, then: str = ""
 ) -> Launch:
     """Launch that goes over an array by its channels' factors.
 
@@ -202,10 +205,10 @@ def _channel_totals(context: KernelContext, terms: str, sums: Operand) -> Calls:
     dtypes = context.inputs[0].dtype, dtype if terms == "Value" else context.inputs[1].dtype
     add, slabs = _sums(form, terms, dtypes, (read(0), read(0), sums))
     join = _join("join_sums" + types(dtype), form.channels, workspace(), write(0), np.int64(slabs))
-    return always(add, join, workspace_bytes=slabs * form.channels * _itemsize(dtype))
+    return same_calls(add, join, workspace_bytes=slabs * form.channels * _itemsize(dtype))
 
 
-class After(NamedTuple):
+class NormEpilogue(NamedTuple):
     """Operations on an element of y before it is written.
 
     Attributes
@@ -233,10 +236,12 @@ class After(NamedTuple):
 
 def batch_norm(context: KernelContext) -> Calls:
     """Calls of y of (x, sums, squares, gamma, beta)."""
-    return normed(context, [read(number) for number in range(5)], write(0), After())
+    return normed(context, [read(number) for number in range(5)], write(0), NormEpilogue())
 
 
-def normed(context: KernelContext, given: Sequence[Operand], y: Operand, after: After) -> Calls:
+def normed(
+    context: KernelContext, given: Sequence[Operand], y: Operand, after: NormEpilogue
+) -> Calls:
     """Calls of a batch norm with what follows on y.
 
     Parameters
@@ -261,7 +266,7 @@ def normed(context: KernelContext, given: Sequence[Operand], y: Operand, after: 
     beside = after.other or given[0], after.kept or y
     operands = given[0], workspace(), *beside, y
     apply = _apply(form, "batch_norm", dtypes, *operands, then=after.struct)
-    return always(factors, apply, workspace_bytes=3 * form.channels * _itemsize(sums.dtype))
+    return same_calls(factors, apply, workspace_bytes=3 * form.channels * _itemsize(sums.dtype))
 
 
 def batch_norm_grad_sums(context: KernelContext) -> Calls:
@@ -274,7 +279,7 @@ def batch_norm_grad_sums(context: KernelContext) -> Calls:
         workspace(), read(3), write(0), write(1), np.float64(form.points), np.float64(epsilon),
         np.int64(slabs),
     )  # fmt: skip
-    return always(add, join, workspace_bytes=2 * slabs * form.channels * _itemsize(sums.dtype))
+    return same_calls(add, join, workspace_bytes=2 * slabs * form.channels * _itemsize(sums.dtype))
 
 
 def batch_norm_grad_input(context: KernelContext) -> Calls:
@@ -292,4 +297,4 @@ def batch_norm_grad_input(context: KernelContext) -> Calls:
     )  # fmt: skip
     operands = read(0), read(1), workspace(), write(0)
     apply = _apply(form, "batch_norm_grad_input", (x.dtype, sums.dtype), *operands)
-    return always(factors, apply, workspace_bytes=4 * form.channels * _itemsize(sums.dtype))
+    return same_calls(factors, apply, workspace_bytes=4 * form.channels * _itemsize(sums.dtype))

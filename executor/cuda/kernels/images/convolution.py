@@ -14,10 +14,10 @@ from millrace.executor.cuda.calls import (
     Launch,
     Matrices,
     Operand,
-    Product,
-    always,
+    ProductCall,
     elementwise,
     read,
+    same_calls,
     table,
     types,
     workspace,
@@ -31,8 +31,8 @@ from millrace.executor.cuda.kernels.images.library import (
     with_library,
 )
 from millrace.executor.cuda.kernels.images.windows import (
-    Sizes,
-    Windows,
+    ConvolutionSizes,
+    WindowsStruct,
     backward_windows,
     forward_windows,
     sizes_of,
@@ -65,7 +65,7 @@ def conv(context: KernelContext) -> Calls:
     sizes = sizes_of(context)
     if sizes.is_pointwise:
         by_channel = Matrices(read(1), sizes.dtype, sizes.c, 1, 0)
-        return always(_by_place(context, sizes, by_channel, sizes.n, sizes.c))
+        return same_calls(_by_place(context, sizes, by_channel, sizes.n, sizes.c))
     calls = _windows(sizes, (forward_windows(sizes),), backward=False)
     return _or_library(FORWARD, sizes, context, calls)
 
@@ -75,7 +75,7 @@ def conv_grad_input(context: KernelContext) -> Calls:
     sizes = sizes_of(context)
     if sizes.is_pointwise:
         by_channel = Matrices(read(1), sizes.dtype, 1, sizes.c, 0)
-        return always(_by_place(context, sizes, by_channel, sizes.c, sizes.n))
+        return same_calls(_by_place(context, sizes, by_channel, sizes.c, sizes.n))
     calls = _windows(sizes, backward_windows(sizes), backward=True)
     return _or_library(GRAD_INPUT, sizes, context, calls)
 
@@ -88,31 +88,33 @@ def conv_grad_weight(context: KernelContext) -> Calls:
     return _or_library(GRAD_WEIGHT, sizes, context, _weight_calls(sizes))
 
 
-def _or_library(direction: str, sizes: Sizes, context: KernelContext, calls: Calls) -> Calls:
+def _or_library(
+    direction: str, sizes: ConvolutionSizes, context: KernelContext, calls: Calls
+) -> Calls:
     """Choice between the vendor's library and our kernels where channels come last."""
     if not sizes.channels_last:
         return calls
     return with_library(direction, sizes, context.run, calls)
 
 
-def _weight_calls(sizes: Sizes) -> Calls:
+def _weight_calls(sizes: ConvolutionSizes) -> Calls:
     """Calls of the sums of slabs of places, and of their sum."""
     windows = forward_windows(sizes)
     weights = sizes.g * windows.made * windows.taps
-    if units.takes(sizes):
+    if units.is_supported(sizes):
         slab_places, slabs = units.slabs_of(windows)
     else:
         slab_places, slabs = _slabs(sizes, windows)
     partial = _SUMS.get(sizes.dtype, "float32") if slabs > 1 else sizes.dtype
     target = workspace() if slabs > 1 else write(0)
-    if units.takes(sizes):
+    if units.is_supported(sizes):
         launch = units.weight_product(sizes.dtype, partial, windows, target)
     else:
         launch = _weight_launch(sizes, windows, partial, slab_places, slabs, target)
     tables = (windows_table(windows),)
     if slabs == 1:
-        return always(launch, tables=tables)
-    return always(
+        return same_calls(launch, tables=tables)
+    return same_calls(
         launch,
         _add_slabs(partial, sizes.dtype, slabs, weights),
         tables=tables,
@@ -120,16 +122,16 @@ def _weight_calls(sizes: Sizes) -> Calls:
     )
 
 
-def _has_few_weights(windows: Windows) -> bool:
+def _has_few_weights(windows: WindowsStruct) -> bool:
     return windows.made * windows.taps <= FEW_WEIGHTS
 
 
-def _weight_tiles(sizes: Sizes, windows: Windows) -> tuple[int, int]:
+def _weight_tiles(sizes: ConvolutionSizes, windows: WindowsStruct) -> tuple[int, int]:
     """Tiles of channels and of taps, those of groups among the latter."""
     return ceil(windows.made / 64), ceil(windows.taps / 128) * sizes.g
 
 
-def _slabs(sizes: Sizes, windows: Windows) -> tuple[int, int]:
+def _slabs(sizes: ConvolutionSizes, windows: WindowsStruct) -> tuple[int, int]:
     """Places of a slab, and number of slabs."""
     weights = sizes.g * windows.made * windows.taps
     tiles = weights if _has_few_weights(windows) else prod(_weight_tiles(sizes, windows))
@@ -139,7 +141,12 @@ def _slabs(sizes: Sizes, windows: Windows) -> tuple[int, int]:
 
 
 def _weight_launch(
-    sizes: Sizes, windows: Windows, partial: str, slab_places: int, slabs: int, target: Operand
+    sizes: ConvolutionSizes,
+    windows: WindowsStruct,
+    partial: str,
+    slab_places: int,
+    slabs: int,
+    target: Operand,
 ) -> Launch:
     """Launch of the sums of every slab."""
     chosen, last = types(sizes.dtype, partial), _last(sizes)
@@ -160,11 +167,13 @@ def _weight_launch(
     )  # fmt: skip
 
 
-def _windows(sizes: Sizes, windows: tuple[Windows, ...], *, backward: bool) -> Calls:
+def _windows(
+    sizes: ConvolutionSizes, windows: tuple[WindowsStruct, ...], *, backward: bool
+) -> Calls:
     """Calls of the sum over windows by weight of the image `read(0)`."""
     tables = (windows_table(*windows),)
-    if units.takes(sizes):
-        return always(units.product(sizes.dtype, windows, backward=backward), tables=tables)
+    if units.is_supported(sizes):
+        return same_calls(units.product(sizes.dtype, windows, backward=backward), tables=tables)
     out_channels = windows[0].made
     narrow = out_channels <= FEW_CHANNELS
     channels, places, threads = (8, 256, 128) if narrow else (64, 128, 256)
@@ -178,16 +187,16 @@ def _windows(sizes: Sizes, windows: tuple[Windows, ...], *, backward: bool) -> C
         (threads, 1, 1),
         (read(0), read(1), write(0), table(0), np.int64(channel_tiles), np.int64(place_tiles)),
     )
-    return always(launch, tables=tables)
+    return same_calls(launch, tables=tables)
 
 
-def _last(sizes: Sizes) -> str:
+def _last(sizes: ConvolutionSizes) -> str:
     return "true" if sizes.channels_last else "false"
 
 
 def _by_place(
-    context: KernelContext, sizes: Sizes, weight: Matrices, outputs: int, depth: int
-) -> Product:
+    context: KernelContext, sizes: ConvolutionSizes, weight: Matrices, outputs: int, depth: int
+) -> ProductCall:
     """Product of the weights [outputs, depth] and every place of the image.
 
     Where channels come last, all places are one matrix; else every sample's image is one.
@@ -195,7 +204,7 @@ def _by_place(
     arithmetic = arithmetic_of(sizes.dtype, context.run)
     if sizes.channels_last:
         turned = weight._replace(row_stride=weight.column_stride, column_stride=weight.row_stride)
-        return Product(
+        return ProductCall(
             Matrices(read(0), sizes.dtype, depth, 1, 0),
             turned,
             Matrices(write(0), sizes.dtype, outputs, 1, 0),
@@ -205,18 +214,18 @@ def _by_place(
         Matrices(operand, sizes.dtype, sizes.places, 1, channels * sizes.places)
         for operand, channels in ((read(0), depth), (write(0), outputs))
     )
-    return Product(
+    return ProductCall(
         weight, image, out, m=outputs, n=sizes.places, k=depth, batch=sizes.b, arithmetic=arithmetic
     )
 
 
-def _pointwise_grad_weight(context: KernelContext, sizes: Sizes) -> Calls:
+def _pointwise_grad_weight(context: KernelContext, sizes: ConvolutionSizes) -> Calls:
     """Calls of the sum over samples of dy [n, places] · x [c, places]ᵀ.
 
     Samples go in rounds: those of a round have a partial sum each, to which the next rounds add.
     """
     if sizes.channels_last:
-        return always(_all_places(context, sizes))
+        return same_calls(_all_places(context, sizes))
     weights = sizes.n * sizes.c
     partial = _SUMS.get(sizes.dtype, "float32") if sizes.b > 1 else sizes.dtype
     weight_bytes = weights * np.dtype(partial).itemsize if sizes.b > 1 else 0
@@ -230,7 +239,7 @@ def _pointwise_grad_weight(context: KernelContext, sizes: Sizes) -> Calls:
         return Matrices(from_sample, sizes.dtype, *strides, sample)
 
     products = [
-        Product(
+        ProductCall(
             given(read(1), start, sizes.n, (sizes.places, 1)),
             given(read(0), start, sizes.c, (1, sizes.places)),
             Matrices(target, partial, sizes.c, 1, weights),
@@ -240,17 +249,17 @@ def _pointwise_grad_weight(context: KernelContext, sizes: Sizes) -> Calls:
         for start in range(0, sizes.b, together)
     ]  # fmt: skip
     if sizes.b == 1:
-        return always(*products)
-    return always(
+        return same_calls(*products)
+    return same_calls(
         *products,
         _add_slabs(partial, sizes.dtype, together, weights),
         workspace_bytes=together * weight_bytes,
     )
 
 
-def _all_places(context: KernelContext, sizes: Sizes) -> Product:
+def _all_places(context: KernelContext, sizes: ConvolutionSizes) -> ProductCall:
     """Product dy [places, n]ᵀ · x [places, c]."""
-    return Product(
+    return ProductCall(
         Matrices(read(1), sizes.dtype, 1, sizes.n, 0),
         Matrices(read(0), sizes.dtype, sizes.c, 1, 0),
         Matrices(write(0), sizes.dtype, sizes.c, 1, 0),

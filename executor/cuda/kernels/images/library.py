@@ -4,8 +4,8 @@ Images lie in memory in the order b y x c and weights in the order n i j c, with
 innermost in an image and c of one group in a weight. Shape legend: see `windows.py`.
 """
 
-from millrace.executor.cuda.calls import Calls, Convolution, Operand, Strided, rather, read, write
-from millrace.executor.cuda.kernels.images.windows import Sizes
+from millrace.executor.cuda.calls import Calls, Convolution, Operand, Strided, prefer, read, write
+from millrace.executor.cuda.kernels.images.windows import ConvolutionSizes
 from millrace.executor.cuda.kernels.matmul import arithmetic_of
 from millrace.executor.kernels.context import RunState
 
@@ -23,7 +23,7 @@ _OPERANDS = {
 
 def with_library(
     direction: str,
-    sizes: Sizes,
+    sizes: ConvolutionSizes,
     run: RunState,
     calls: Calls,
     operands: tuple[Operand, Operand, Operand] | None = None,
@@ -46,13 +46,16 @@ def with_library(
     if sizes.dtype not in LIBRARY_DTYPES or not sizes.b * sizes.places:
         return calls
     places = operands or _OPERANDS[direction]
-    return rather(
+    return prefer(
         convolution_call(direction, sizes, places, arithmetic_of(sizes.dtype, run)), calls
     )
 
 
 def convolution_call(
-    direction: str, sizes: Sizes, operands: tuple[Operand, Operand, Operand], arithmetic: str
+    direction: str,
+    sizes: ConvolutionSizes,
+    operands: tuple[Operand, Operand, Operand],
+    arithmetic: str,
 ) -> Convolution:
     """The library's call on image, weight and output in channels-last order."""
     image, weight, output = operands

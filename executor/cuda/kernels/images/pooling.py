@@ -9,10 +9,10 @@ from millrace.executor.cuda.calls import (
     Calls,
     Launch,
     Operand,
-    always,
     by_row,
     elementwise,
     read,
+    same_calls,
     table,
     types,
     workspace,
@@ -35,7 +35,7 @@ def max_pool(context: KernelContext) -> Calls:
     x, y = context.inputs[0], context.outputs[0]
     dims = _dims(context, x, y)
     launch = _by_piece(context, "max_pool", y, _places(dims), "", read(0), write(0))
-    return always(launch, tables=_tables(dims))
+    return same_calls(launch, tables=_tables(dims))
 
 
 def max_pool_grad(context: KernelContext) -> Calls:
@@ -48,7 +48,7 @@ def max_pool_grad(context: KernelContext) -> Calls:
     dims = _dims(context, x, dy)
     is_byte = prod(dim.reach for dim in dims) <= BYTE_NUMBERS
     number = "unsigned char" if is_byte else "int"
-    return always(
+    return same_calls(
         _by_piece(context, "largest_taps", dy, _places(dims), number, read(0), workspace()),
         _by_piece(
             context, "max_pool_grad", x, _cells(dims), number, read(1), workspace(), write(0)
@@ -68,9 +68,9 @@ def avg_pool(context: KernelContext) -> Calls:
     if is_global and rows_of_pooling(context) == 2:
         size = dims[0].given * dims[1].given
         name = "plane_means" + types(x.dtype)
-        return always(by_row(SOURCE, name, y.size, size, read(0), write(0)))
+        return same_calls(by_row(SOURCE, name, y.size, size, read(0), write(0)))
     launch = _by_piece(context, "avg_pool", y, _places(dims), "", read(0), write(0))
-    return always(launch, tables=_tables(dims))
+    return same_calls(launch, tables=_tables(dims))
 
 
 def avg_pool_grad(context: KernelContext) -> Calls:
@@ -78,7 +78,7 @@ def avg_pool_grad(context: KernelContext) -> Calls:
     dy, dx = context.inputs[0], context.outputs[0]
     dims = _dims(context, dx, dy)
     launch = _by_piece(context, "avg_pool_grad", dx, _cells(dims), "", read(0), write(0))
-    return always(launch, tables=_tables(dims))
+    return same_calls(launch, tables=_tables(dims))
 
 
 def _dims(context: KernelContext, image: Shard, out: Shard) -> tuple[Dim, Dim]:

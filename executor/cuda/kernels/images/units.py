@@ -8,7 +8,7 @@ from math import ceil, prod
 import numpy as np
 
 from millrace.executor.cuda.calls import TYPES, Launch, Operand, read, table, write
-from millrace.executor.cuda.kernels.images.windows import Sizes, Windows
+from millrace.executor.cuda.kernels.images.windows import ConvolutionSizes, WindowsStruct
 
 SOURCE = "convolution_units"
 DTYPES = ("bfloat16", "float16")
@@ -24,7 +24,7 @@ SLAB_STEPS = 16
 """Least steps of a slab: fewer do not pay for writing and reading its partial sums."""
 
 
-def takes(sizes: Sizes) -> bool:
+def is_supported(sizes: ConvolutionSizes) -> bool:
     """True if the matrix units compute a convolution, which then needs no other kernels."""
     image = sizes.g * max(
         sizes.c * sizes.y.given * sizes.x.given, sizes.n * sizes.y.made * sizes.x.made
@@ -38,7 +38,7 @@ def takes(sizes: Sizes) -> bool:
     )
 
 
-def product(dtype: str, windows: tuple[Windows, ...], *, backward: bool) -> Launch:
+def product(dtype: str, windows: tuple[WindowsStruct, ...], *, backward: bool) -> Launch:
     """Launch of the sum over windows by weight of the image `read(0)`."""
     first = windows[0]
     aligned = first.depth % WHOLE == 0, first.made % WHOLE == 0
@@ -56,7 +56,7 @@ def product(dtype: str, windows: tuple[Windows, ...], *, backward: bool) -> Laun
     )  # fmt: skip
 
 
-def slabs_of(windows: Windows) -> tuple[int, int]:
+def slabs_of(windows: WindowsStruct) -> tuple[int, int]:
     """Places of a slab of the weight's gradient, and number of slabs."""
     tiles = prod(_weight_tiles(windows))
     steps = ceil(windows.places / STEP)
@@ -65,7 +65,7 @@ def slabs_of(windows: Windows) -> tuple[int, int]:
     return slab_places, ceil(windows.places / slab_places)
 
 
-def weight_product(dtype: str, partial: str, windows: Windows, target: Operand) -> Launch:
+def weight_product(dtype: str, partial: str, windows: WindowsStruct, target: Operand) -> Launch:
     """Launch of the sums of every slab of places, as `partial`, of `read(0)` and dy `read(1)`."""
     aligned = windows.depth % WHOLE == 0, windows.made % WHOLE == 0
     slab_places, slabs = slabs_of(windows)
@@ -81,11 +81,11 @@ def weight_product(dtype: str, partial: str, windows: Windows, target: Operand) 
     )  # fmt: skip
 
 
-def _weight_rows(windows: Windows) -> int:
+def _weight_rows(windows: WindowsStruct) -> int:
     return 128 if windows.made > 64 else 64
 
 
-def _weight_tiles(windows: Windows) -> tuple[int, int]:
+def _weight_tiles(windows: WindowsStruct) -> tuple[int, int]:
     return ceil(windows.made / _weight_rows(windows)), ceil(windows.taps / PLACES)
 
 

@@ -15,7 +15,7 @@ from millrace.executor.kernels.context import Array, KernelContext
 from millrace.executor.kernels.images.order import convolved
 
 
-class Windows(NamedTuple):
+class WindowsStruct(NamedTuple):
     """The struct of that name, field by field."""
 
     groups: int
@@ -80,7 +80,7 @@ class Dim(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
+class ConvolutionSizes:
     """Sizes of a convolution, by the letters of the shape legend."""
 
     b: int
@@ -112,7 +112,7 @@ def dim_of_windows(context: KernelContext, dim: str, given: int, outputs: int, s
     return Dim(given, outputs, size, stride, pad, dilation)
 
 
-def sizes_of(context: KernelContext) -> Sizes:
+def sizes_of(context: KernelContext) -> ConvolutionSizes:
     """Sizes of a convolution or of a gradient, read off its shards.
 
     Raises
@@ -136,7 +136,7 @@ def sizes_of(context: KernelContext) -> Sizes:
         dim_of_windows(context, dim, *(shard.shape[side] for shard in (image, output, weight)))
         for dim, side in (("y", rows), ("x", rows + 1))
     )
-    return Sizes(
+    return ConvolutionSizes(
         b=image.shape[0],
         g=groups,
         c=c,
@@ -148,11 +148,11 @@ def sizes_of(context: KernelContext) -> Sizes:
     )
 
 
-def forward_windows(sizes: Sizes) -> Windows:
+def forward_windows(sizes: ConvolutionSizes) -> WindowsStruct:
     """Windows over the input, which make the output."""
     y, x, window = sizes.y, sizes.x, sizes.y.size * sizes.x.size
     apart = sizes.c if sizes.channels_last else 1
-    return Windows(
+    return WindowsStruct(
         groups=sizes.g, depth=sizes.c, made=sizes.n,
         rows=y.given, columns=x.given, target_rows=y.made, target_columns=x.made,
         samples=sizes.b, places_y=y.made, places_x=x.made, window_y=y.size, window_x=x.size,
@@ -165,12 +165,12 @@ def forward_windows(sizes: Sizes) -> Windows:
     )  # fmt: skip
 
 
-def backward_windows(sizes: Sizes) -> tuple[Windows, ...]:
+def backward_windows(sizes: ConvolutionSizes) -> tuple[WindowsStruct, ...]:
     """Windows over the output's gradient, which make the input's, by class of inputs."""
     window = sizes.y.size * sizes.x.size
     apart = sizes.c if sizes.channels_last else 1
     return tuple(
-        Windows(
+        WindowsStruct(
             groups=sizes.g, depth=sizes.n, made=sizes.c,
             rows=sizes.y.made, columns=sizes.x.made,
             target_rows=sizes.y.given, target_columns=sizes.x.given,
@@ -226,6 +226,6 @@ def _classes(dim: Dim) -> Iterator[_Class]:
         )
 
 
-def windows_table(*windows: Windows) -> Array:
+def windows_table(*windows: WindowsStruct) -> Array:
     """Windows as an array of structs."""
     return np.array(windows, np.int64)

@@ -16,10 +16,10 @@ from millrace.executor.cuda.calls import (
     POINTERS_MAX,
     TYPES,
     Argument,
+    CallTensor,
     Launch,
     Operand,
     Pointers,
-    Tensor,
 )
 from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels.context import Array
@@ -34,7 +34,7 @@ TENSORS = (8, 32)  # tensors of a launch, where these do; else as many as there 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class TensorGroup:
     """Tensors that one launch works on.
 
     Parameters
@@ -97,7 +97,7 @@ class Group:
         return Launch(SOURCE, name, grid, block, (self.pointers, *args))
 
 
-def groups(kind: str, rows: Sequence[Sequence[Tensor]]) -> Iterator[Group]:
+def groups(kind: str, rows: Sequence[Sequence[CallTensor]]) -> Iterator[TensorGroup]:
     """Yield groups of tensors of the same dtypes, each of as many as a launch takes.
 
     Parameters
@@ -125,7 +125,7 @@ def groups(kind: str, rows: Sequence[Sequence[Tensor]]) -> Iterator[Group]:
         for first in range(0, len(members), most):
             some = members[first : first + most]
             sizes = tuple(row[0].size for row in some)
-            yield Group(
+            yield TensorGroup(
                 columns=tuple(
                     tuple(tensor.operand for tensor in column) for column in zip(*some, strict=True)
                 ),
@@ -135,7 +135,7 @@ def groups(kind: str, rows: Sequence[Sequence[Tensor]]) -> Iterator[Group]:
             )
 
 
-def _dtypes(row: Sequence[Tensor]) -> tuple[str, ...]:
+def _dtypes(row: Sequence[CallTensor]) -> tuple[str, ...]:
     return tuple(tensor.dtype for tensor in row)
 
 
@@ -156,7 +156,7 @@ def types_of(*dtypes: str) -> tuple[str, ...]:
     return tuple(TYPES[dtype] for dtype in dtypes)
 
 
-class Made:
+class LaunchBuilder:
     """Calls and tables as they are put together, group by group."""
 
     def __init__(self) -> None:
@@ -168,7 +168,7 @@ class Made:
         self.tables.append(array)
         return Operand("table", len(self.tables) - 1)
 
-    def add(self, group: Group, function: str, types: Sequence[str], *args: Argument) -> None:
+    def add(self, group: TensorGroup, function: str, types: Sequence[str], *args: Argument) -> None:
         """Add the launch of a group, if it has elements; its second argument is the chunks."""
         if any(group.sizes):
             chunks = self.table(group.chunks)

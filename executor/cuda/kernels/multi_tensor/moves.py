@@ -4,11 +4,23 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from millrace.executor.cuda.calls import BLOCK_THREADS, Calls, Launch, Tensor, always, workspace
-from millrace.executor.cuda.kernels.multi_tensor.chunks import SOURCE, Made, groups, types_of
+from millrace.executor.cuda.calls import (
+    BLOCK_THREADS,
+    Calls,
+    CallTensor,
+    Launch,
+    same_calls,
+    workspace,
+)
+from millrace.executor.cuda.kernels.multi_tensor.chunks import (
+    SOURCE,
+    LaunchBuilder,
+    groups,
+    types_of,
+)
 from millrace.executor.errors import ExecutorError
 
-Pair = tuple[Tensor, Tensor]
+Pair = tuple[CallTensor, CallTensor]
 """Tensor that is read, and tensor of the same size that is written."""
 
 
@@ -43,7 +55,7 @@ def accumulate(pairs: Sequence[Pair], hold: int) -> Calls:
 
 
 def _moved(kind: str, pairs: Sequence[Pair], *, added: bool) -> Calls:
-    builder = Made()
+    builder = LaunchBuilder()
     for group in groups(kind, pairs):
         source, target = group.dtypes
         if target.startswith("int") and not source.startswith("int"):
@@ -52,7 +64,7 @@ def _moved(kind: str, pairs: Sequence[Pair], *, added: bool) -> Calls:
                 f"floating dtype ({group.columns[1][0]})"
             )
         builder.add(group, "move_many", (str(added).lower(), *types_of(source, target)))
-    return always(*builder.launches, tables=tuple(builder.tables))
+    return same_calls(*builder.launches, tables=tuple(builder.tables))
 
 
 def squared_sum(pairs: Sequence[Pair]) -> Calls:
@@ -63,7 +75,7 @@ def squared_sum(pairs: Sequence[Pair]) -> Calls:
     pairs
         A tensor, and the one number that its sum is written to.
     """
-    builder, offset = Made(), 0
+    builder, offset = LaunchBuilder(), 0
     for group in groups("squared_sum", [(x, y._replace(size=x.size)) for x, y in pairs]):
         (source, target), room = types_of(*group.dtypes), str(group.room)
         parts, firsts = workspace(offset), np.cumsum((0, *group.chunks_of_tensors))
@@ -78,4 +90,4 @@ def squared_sum(pairs: Sequence[Pair]) -> Calls:
             )
         )
         offset += 8 * int(firsts[-1])
-    return always(*builder.launches, tables=tuple(builder.tables), workspace_bytes=offset)
+    return same_calls(*builder.launches, tables=tuple(builder.tables), workspace_bytes=offset)

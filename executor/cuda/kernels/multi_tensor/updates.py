@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from millrace.executor.cuda.calls import CONTROL, Calls, Operand, Tensor, always
-from millrace.executor.cuda.kernels.multi_tensor.chunks import Made, groups, types_of
+from millrace.executor.cuda.calls import CONTROL, Calls, CallTensor, Operand, same_calls
+from millrace.executor.cuda.kernels.multi_tensor.chunks import LaunchBuilder, groups, types_of
 from millrace.executor.errors import ExecutorError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Variable:
+class UpdatedVariable:
     """One variable of an update.
 
     Parameters
@@ -24,16 +24,16 @@ class Variable:
         The moments m and v of AdamW, or the velocity of SGD with momentum, in the value's dtype.
     """
 
-    value: Tensor
-    gradient: Tensor
+    value: CallTensor
+    gradient: CallTensor
     next_value: Operand
     state: tuple[Operand, ...] = ()
 
 
 def adamw(
-    variables: Sequence[Variable],
-    totals: Tensor,
-    rate: Tensor,
+    variables: Sequence[UpdatedVariable],
+    totals: CallTensor,
+    rate: CallTensor,
     *,
     beta1: float = 0.9,
     beta2: float = 0.95,
@@ -60,9 +60,9 @@ def adamw(
 
 
 def sgd(
-    variables: Sequence[Variable],
-    totals: Tensor,
-    rate: Tensor,
+    variables: Sequence[UpdatedVariable],
+    totals: CallTensor,
+    rate: CallTensor,
     *,
     momentum: float = 0.0,
     weight_decay: float = 0.0,
@@ -77,13 +77,13 @@ def sgd(
 
 def _update(
     kind: str,
-    variables: Sequence[Variable],
+    variables: Sequence[UpdatedVariable],
     states: int,
-    totals: Tensor,
-    rate: Tensor,
+    totals: CallTensor,
+    rate: CallTensor,
     values: Sequence[float],
 ) -> Calls:
-    builder = Made()
+    builder = LaunchBuilder()
     rows = [_row(kind, variable, states) for variable in variables]
     for group in groups(kind, rows):
         types = types_of(*group.dtypes[:2], totals.dtype, rate.dtype)
@@ -91,10 +91,10 @@ def _update(
         builder.add(
             group, f"{kind}_of_many", types, CONTROL, totals.operand, rate.operand, *numbers
         )  # fmt: skip
-    return always(*builder.launches, tables=tuple(builder.tables))
+    return same_calls(*builder.launches, tables=tuple(builder.tables))
 
 
-def _row(kind: str, variable: Variable, states: int) -> tuple[Tensor, ...]:
+def _row(kind: str, variable: UpdatedVariable, states: int) -> tuple[CallTensor, ...]:
     """A variable's operands in the order of the kernel's columns."""
     if len(variable.state) != states:
         raise ExecutorError(

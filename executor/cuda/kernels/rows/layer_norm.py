@@ -1,6 +1,6 @@
 """Calls of layer norm and its gradients; R rows (all leading dims), D features (the last dim)."""
 
-from millrace.executor.cuda.calls import Calls, always, read, write
+from millrace.executor.cuda.calls import Calls, read, same_calls, write
 from millrace.executor.cuda.kernels.columns import ColumnSums
 from millrace.executor.cuda.kernels.rows.norms import norm, norm_grad_input, norm_grad_weight
 from millrace.executor.cuda.kernels.rows.packs import read_at, require_one_dtype, rows_of, write_at
@@ -14,7 +14,7 @@ def layer_norm(context: KernelContext) -> Calls:
     require_one_dtype(context, x, y)
     require_one_dtype(context, gamma, beta)
     require_one_dtype(context, mean, rstd)
-    return always(
+    return same_calls(
         norm(
             read_at(context, 0), read_at(context, 1), write(0), write_at(context, 2),
             columns=rows_of(x)[1], epsilon=context.number("epsilon", 1e-5), beta=read(2),

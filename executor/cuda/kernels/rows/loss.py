@@ -12,9 +12,9 @@ from millrace.executor.cuda.calls import (
     CONTROL,
     Calls,
     Launch,
-    always,
     elementwise,
     read,
+    same_calls,
     types,
     workspace,
     write,
@@ -33,7 +33,7 @@ def cross_entropy(context: KernelContext) -> Calls:
     logits, targets = context.inputs
     loss, logsumexp = context.outputs
     require_one_dtype(context, loss, logsumexp)
-    return always(
+    return same_calls(
         over_rows(
             SOURCE, templated("cross_entropy", (logits, targets, loss)), logits,
             read(0), read(1), write(0), write(1), np.int64(logits.row_stride),
@@ -50,7 +50,7 @@ def cross_entropy_grad(context: KernelContext) -> Calls:
     logits, targets, logsumexp = context.inputs
     require_one_dtype(context, logits, *context.outputs)
     assert context.outputs[0].row_stride == logits.row_stride, "one pass goes over both"
-    return always(
+    return same_calls(
         over_rows(
             SOURCE, templated("cross_entropy_grad", (logits, targets, logsumexp)), logits,
             read(0), read(1), read(2), write(0), CONTROL, loss_scaled(context),
@@ -68,7 +68,7 @@ def row_max(context: KernelContext) -> Calls:
     """Calls of the largest logit of every row: P(max) over ranks that split the vocabulary."""
     (logits,) = context.inputs
     function = templated("row_max", (logits, context.outputs[0]))
-    return always(over_rows(SOURCE, function, logits, read(0), write(0)))
+    return same_calls(over_rows(SOURCE, function, logits, read(0), write(0)))
 
 
 def shifted_sums(context: KernelContext) -> Calls:
@@ -79,7 +79,7 @@ def shifted_sums(context: KernelContext) -> Calls:
     """
     logits, largest, targets = context.inputs
     function = templated("shifted_sums", (logits, largest, targets, context.outputs[0]))
-    return always(
+    return same_calls(
         over_rows(
             SOURCE, function, logits,
             read(0), read(1), read(2), write(0), np.int64(logits.offsets[-1]),
@@ -91,7 +91,7 @@ def loss_from_sums(context: KernelContext) -> Calls:
     """Calls of loss and logsumexp of every row, of (max, sums, targets)."""
     largest, sums, targets = context.inputs
     require_one_dtype(context, sums, *context.outputs)
-    return always(
+    return same_calls(
         elementwise(
             SOURCE, templated("loss_from_sums", (largest, targets, sums)), largest.size,
             read(0), read(1), read(2), write(0), write(1),
@@ -106,9 +106,9 @@ def count_valid(context: KernelContext) -> Calls:
     block, size = (COUNT_THREADS, 1, 1), np.int64(targets.size)
     if blocks == 1:
         function = templated("count_valid", (targets, total))
-        return always(Launch(SOURCE, function, (1, 1, 1), block, (read(0), write(0), size)))
+        return same_calls(Launch(SOURCE, function, (1, 1, 1), block, (read(0), write(0), size)))
     counting = "count_valid" + types(targets.dtype, "int64")
-    return always(
+    return same_calls(
         Launch(SOURCE, counting, (blocks, 1, 1), block, (read(0), workspace(), size)),
         Launch(
             SOURCE, templated("add_counts", (total,)), (1, 1, 1), block,

@@ -7,7 +7,15 @@ from math import cos, sin
 
 import numpy as np
 
-from millrace.executor.cuda.calls import CONTROL, Calls, Scalar, always, elementwise, read, write
+from millrace.executor.cuda.calls import (
+    CONTROL,
+    Calls,
+    Scalar,
+    elementwise,
+    read,
+    same_calls,
+    write,
+)
 from millrace.executor.cuda.kernels.rows.loss import loss_scaled
 from millrace.executor.cuda.kernels.rows.packs import over_rows, require_one_dtype, templated
 from millrace.executor.kernels.context import KernelContext
@@ -25,7 +33,7 @@ In 16 bits half a step below 1, which is the least that may have been rounded to
 def logistic_loss(context: KernelContext) -> Calls:
     """Calls of log(1 + exp(x)) − target · x of (logits, targets); 0 where a target is negative."""
     (logits, targets), (loss,) = context.inputs, context.outputs
-    return always(
+    return same_calls(
         elementwise(
             SOURCE, templated("logistic_loss", (logits, targets, loss)), loss.size,
             read(0), read(1), write(0),
@@ -40,7 +48,7 @@ def logistic_loss_grad(context: KernelContext) -> Calls:
     """
     logits, targets = context.inputs
     require_one_dtype(context, logits, *context.outputs)
-    return always(
+    return same_calls(
         elementwise(
             SOURCE, templated("logistic_loss_grad", (logits, targets)), logits.size,
             read(0), read(1), write(0), CONTROL, loss_scaled(context),
@@ -55,7 +63,7 @@ def arc_margin(context: KernelContext) -> Calls:
     """
     cosine, targets = context.inputs
     require_one_dtype(context, cosine, *context.outputs)
-    return always(
+    return same_calls(
         over_rows(
             SOURCE, templated("arc_margin", (cosine, targets)), cosine,
             read(0), read(1), write(0), *_margins(context),
@@ -67,7 +75,7 @@ def arc_margin_grad(context: KernelContext) -> Calls:
     """Calls of the gradient of the cosine, of (cosine, targets, dy)."""
     cosine, targets, dy = context.inputs
     require_one_dtype(context, cosine, dy, *context.outputs)
-    return always(
+    return same_calls(
         over_rows(
             SOURCE, templated("arc_margin_grad", (cosine, targets)), cosine,
             read(0), read(1), read(2), write(0), *_margins(context),

@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 
-from millrace.executor.cuda.calls import Calls, always, read, table, write
+from millrace.executor.cuda.calls import Calls, read, same_calls, table, write
 from millrace.executor.cuda.kernels.rows.packs import over_rows, require_one_dtype, templated
 from millrace.executor.cuda.kernels.rows.softmax import SOURCE, scaled_grad
 from millrace.executor.kernels.attention.scores import alibi_slopes
@@ -20,7 +20,7 @@ def masked_softmax(context: KernelContext) -> Calls:
     require_one_dtype(context, x, *context.outputs)
     heads, queries = x.shape[1:-2], x.shape[-2]
     behind, ahead = reach(context)
-    return always(
+    return same_calls(
         over_rows(
             SOURCE, templated("masked_softmax", (x,)), x,
             read(0), table(0), write(0), np.float64(context.number("scale", 1.0)),

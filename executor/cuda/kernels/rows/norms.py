@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from millrace.executor.cuda.calls import TYPES, Calls, Launch, Operand, Tensor
+from millrace.executor.cuda.calls import TYPES, Calls, CallTensor, Launch, Operand
 from millrace.executor.cuda.kernels.columns import (
     NOTHING,
     ColumnSums,
@@ -18,11 +18,11 @@ from millrace.executor.cuda.kernels.columns import (
     summed_in_slabs,
 )
 from millrace.executor.cuda.kernels.rows.teams import team_of
-from millrace.models.inference import widened
+from millrace.models.inference import at_least_float32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Residual:
+class NormResidual:
     """Tensor that is added to a norm's input before it, and place of the sum."""
 
     other: Operand
@@ -30,16 +30,16 @@ class Residual:
 
 
 def norm(
-    x: Tensor,
-    gamma: Tensor,
+    x: CallTensor,
+    gamma: CallTensor,
     y: Operand,
-    rstd: Tensor,
+    rstd: CallTensor,
     *,
     columns: int,
     epsilon: float,
     beta: Operand | None = None,
     mean: Operand | None = None,
-    residual: Residual | None = None,
+    residual: NormResidual | None = None,
 ) -> Launch:
     """Launch of y and rstd of (x, gamma): layer norm where there is a beta, else RMS.
 
@@ -70,10 +70,10 @@ def norm(
 
 
 def norm_grad_input(
-    dy: Tensor,
-    x: Tensor,
-    gamma: Tensor,
-    rstd: Tensor,
+    dy: CallTensor,
+    x: CallTensor,
+    gamma: CallTensor,
+    rstd: CallTensor,
     dx: Operand,
     *,
     columns: int,
@@ -117,13 +117,13 @@ def norm_grad_input(
         return Calls(
             of=lambda firing: (*rest.of(firing), launch), workspace_bytes=rest.workspace_bytes
         )
-    return added_up(weights, widened(rstd.dtype), launch.grid[0], columns, launch)
+    return added_up(weights, at_least_float32(rstd.dtype), launch.grid[0], columns, launch)
 
 
 def norm_grad_weight(
-    dy: Tensor,
-    x: Tensor,
-    rstd: Tensor,
+    dy: CallTensor,
+    x: CallTensor,
+    rstd: CallTensor,
     weights: ColumnSums,
     *,
     columns: int,
@@ -136,7 +136,7 @@ def norm_grad_weight(
     statistics = (rstd.operand,) if mean is None else (mean, rstd.operand)
     return summed_in_slabs(
         kind, f"{kind}_grad_weight<{', '.join(types)}>", x.size // max(columns, 1), columns, pack,
-        weights, widened(rstd.dtype), dy.operand, x.operand, *statistics,
+        weights, at_least_float32(rstd.dtype), dy.operand, x.operand, *statistics,
     )  # fmt: skip
 
 

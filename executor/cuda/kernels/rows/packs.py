@@ -13,10 +13,10 @@ from millrace.executor.cuda.calls import (
     PACK_BYTES,
     TYPES,
     WARP_THREADS,
+    CallTensor,
     Launch,
     Operand,
     Scalar,
-    Tensor,
     read,
     write,
 )
@@ -39,16 +39,16 @@ def pack_of(*shards: Shard) -> int:
     return packs_of(shards[0].shape[-1], *(shard.dtype for shard in shards))
 
 
-def read_at(context: KernelContext, number: int) -> Tensor:
+def read_at(context: KernelContext, number: int) -> CallTensor:
     """Input of an op as plain calls take it."""
     shard = context.inputs[number]
-    return Tensor(read(number), shard.dtype, shard.size)
+    return CallTensor(read(number), shard.dtype, shard.size)
 
 
-def write_at(context: KernelContext, number: int) -> Tensor:
+def write_at(context: KernelContext, number: int) -> CallTensor:
     """Output of an op as plain calls take it."""
     shard = context.outputs[number]
-    return Tensor(write(number), shard.dtype, shard.size)
+    return CallTensor(write(number), shard.dtype, shard.size)
 
 
 def templated(function: str, shards: tuple[Shard, ...], *more: int | str) -> str:

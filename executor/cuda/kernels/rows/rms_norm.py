@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from millrace.executor.cuda.calls import Calls, always, read, write
+from millrace.executor.cuda.calls import Calls, read, same_calls, write
 from millrace.executor.cuda.kernels.columns import ColumnSums
 from millrace.executor.cuda.kernels.rows.norms import norm, norm_grad_input, norm_grad_weight
 from millrace.executor.cuda.kernels.rows.packs import (
@@ -23,7 +23,7 @@ def rms_norm(context: KernelContext) -> Calls:
     """Calls of y and rstd of (x, gamma)."""
     x, _ = context.inputs
     require_one_dtype(context, x, context.outputs[0])
-    return always(
+    return same_calls(
         norm(
             read_at(context, 0), read_at(context, 1), write(0), write_at(context, 1),
             columns=rows_of(x)[1], epsilon=context.number("epsilon", 1e-5),
@@ -52,7 +52,7 @@ def l2_normalize(context: KernelContext) -> Calls:
     require_one_dtype(context, x, y)
     pack, (rows, columns) = pack_of(x), rows_of(x)
     team = team_of(rows, columns, pack)
-    return always(
+    return same_calls(
         team.launch(
             SOURCE, templated("l2_normalize", (x, rnorm), pack, *team.arguments), rows, columns,
             read(0), write(0), write(1), np.float64(context.number("epsilon", 1e-12)),
@@ -66,7 +66,7 @@ def l2_normalize_grad(context: KernelContext) -> Calls:
     require_one_dtype(context, dy, context.outputs[0])
     pack, (rows, columns) = pack_of(dy, y), rows_of(y)
     team = team_of(rows, columns, pack)
-    return always(
+    return same_calls(
         team.launch(
             SOURCE, templated("l2_normalize_grad", (dy, y, rnorm), pack, *team.arguments),
             rows, columns, read(0), read(1), read(2), write(0),

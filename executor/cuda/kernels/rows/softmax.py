@@ -4,7 +4,7 @@ from math import ceil
 
 import numpy as np
 
-from millrace.executor.cuda.calls import PACK_BYTES, Calls, always, read, write
+from millrace.executor.cuda.calls import PACK_BYTES, Calls, read, same_calls, write
 from millrace.executor.cuda.kernels.rows.packs import (
     over_rows,
     require_one_dtype,
@@ -23,7 +23,9 @@ def softmax(context: KernelContext) -> Calls:
     """Calls of exp(x − max) / Σ exp(x − max) of every row."""
     (x,) = context.inputs
     require_one_dtype(context, x, *context.outputs)
-    return always(over_rows(SOURCE, templated("softmax", (x,), kept(x)), x, read(0), write(0)))
+    return same_calls(
+        over_rows(SOURCE, templated("softmax", (x,), packs_per_thread(x)), x, read(0), write(0))
+    )
 
 
 def softmax_grad(context: KernelContext) -> Calls:
@@ -35,15 +37,15 @@ def scaled_grad(context: KernelContext, scale: float) -> Calls:
     """Calls of scale · y (dy − Σ y dy) of (y, dy)."""
     y, dy = context.inputs
     require_one_dtype(context, y, dy, *context.outputs)
-    return always(
+    return same_calls(
         over_rows(
-            SOURCE, templated("softmax_grad", (y,), kept(y)), y,
+            SOURCE, templated("softmax_grad", (y,), packs_per_thread(y)), y,
             read(0), read(1), write(0), np.float64(scale),
         )
     )  # fmt: skip
 
 
-def kept(x: Shard) -> int:
+def packs_per_thread(x: Shard) -> int:
     """Packs of a row that a thread keeps; 0: rows are longer than registers hold.
 
     A row that begins inside a pack touches one more than it fills.

@@ -12,10 +12,10 @@ from millrace.executor.cuda.calls import (
     Launch,
     Operand,
     Scalar,
-    always,
     by_row,
     elementwise,
     read,
+    same_calls,
     types,
     workspace,
     write,
@@ -24,7 +24,7 @@ from millrace.executor.cuda.kernels.columns import packs_of
 from millrace.executor.cuda.kernels.strides import index_type
 from millrace.executor.kernels.context import KernelContext
 from millrace.models.graph import ITEMSIZE
-from millrace.models.inference import widened
+from millrace.models.inference import at_least_float32
 
 SOURCE = "embedding"
 DIGIT_BITS = 8
@@ -42,7 +42,7 @@ def embedding(context: KernelContext) -> Calls:
     dtypes = (table.dtype, context.outputs[0].dtype)
     pack = packs_of(columns, *dtypes)
     count = ids.size * columns // pack
-    return always(
+    return same_calls(
         elementwise(
             SOURCE, f"embedding<{types(*dtypes)[1:-1]}, {pack}, {index_type(count)}>", count,
             read(0), read(1), write(0), np.int64(table.offsets[0]), np.int64(rows),
@@ -59,14 +59,14 @@ def embedding_grad(context: KernelContext) -> Calls:
     """
     (_, dy), out = context.inputs, context.outputs[0]
     count, (rows, columns) = context.inputs[0].size, out.shape
-    wide = widened(dy.dtype)
+    wide = at_least_float32(dy.dtype)
     sorting, offset = _sort(context)
     keys, positions = workspace(offset[0]), workspace(offset[1])
     pieces = ceil(count / PIECE)
     partial = workspace(offset[2])
     table_rows, pack = np.int64(rows), packs_of(columns, dy.dtype, out.dtype)
     warps = max(1, min(ceil(columns / pack / WARP_THREADS), BLOCK_THREADS // WARP_THREADS))
-    return always(
+    return same_calls(
         Clear(write(0), out.size * ITEMSIZE[out.dtype]),
         *sorting,
         Launch(

@@ -4,10 +4,10 @@ import numpy as np
 
 from millrace.executor.cuda.calls import (
     Calls,
-    always,
     by_row,
     elementwise,
     read,
+    same_calls,
     table,
     types,
     workspace,
@@ -16,7 +16,7 @@ from millrace.executor.cuda.calls import (
 from millrace.executor.kernels.context import KernelContext
 from millrace.executor.kernels.sequence.relative_bias import distances
 from millrace.models.graph import ITEMSIZE
-from millrace.models.inference import widened
+from millrace.models.inference import at_least_float32
 
 SOURCE = "relative_bias"
 
@@ -25,7 +25,7 @@ def relative_bias(context: KernelContext) -> Calls:
     """Calls of the bias [H, T, S] of a table [M, H]."""
     given, output = context.inputs[0], context.outputs[0]
     geometry = distances(context, output.shape, output.offsets)
-    return always(
+    return same_calls(
         by_row(
             SOURCE,
             "relative_bias" + types(given.dtype, output.dtype),
@@ -41,8 +41,8 @@ def relative_bias_grad(context: KernelContext) -> Calls:
     """Calls of the table's gradient [M, H]: that of the bias added up by distance, by bucket."""
     given, output = context.inputs[0], context.outputs[0]
     geometry = distances(context, given.shape, given.offsets)
-    wide, count = widened(given.dtype), geometry.heads * geometry.bucket.size
-    return always(
+    wide, count = at_least_float32(given.dtype), geometry.heads * geometry.bucket.size
+    return same_calls(
         elementwise(
             SOURCE, "bias_by_distance" + types(given.dtype), count,
             read(0), workspace(), np.int64(geometry.queries), np.int64(geometry.keys),

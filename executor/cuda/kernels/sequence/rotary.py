@@ -12,15 +12,15 @@ from millrace.executor.cuda.calls import (
     WARP_THREADS,
     Calls,
     Launch,
-    always,
     read,
+    same_calls,
     table,
     write,
 )
 from millrace.executor.cuda.kernels.columns import packs_of
 from millrace.executor.kernels.context import Array, KernelContext
-from millrace.executor.kernels.sequence.rotary import Turning, shape_and_turning
-from millrace.models.inference import widened
+from millrace.executor.kernels.sequence.rotary import RotaryAngles, shape_and_turning
+from millrace.models.inference import at_least_float32
 
 
 def rotary(context: KernelContext) -> Calls:
@@ -37,7 +37,7 @@ def rotary(context: KernelContext) -> Calls:
     pairs = turning.dims // 2
     pack = packs_of(gcd(pairs, features - 2 * pairs), x.dtype, y.dtype)
     warps = ceil(heads * (features - pairs) / pack / WARP_THREADS)
-    return always(
+    return same_calls(
         Launch(
             "rotary",
             f"rotary<{TYPES[x.dtype]}, {TYPES[y.dtype]}, {form}, {pack}>",
@@ -47,12 +47,12 @@ def rotary(context: KernelContext) -> Calls:
             np.int32(pairs), np.int32(-1 if turning.is_inverse else 1),
             np.int64(outer * positions), np.int64(heads * features)),
         ),
-        tables=(_table(replace(turning, is_inverse=False, dtype=widened(x.dtype))),),
+        tables=(_table(replace(turning, is_inverse=False, dtype=at_least_float32(x.dtype))),),
     )  # fmt: skip
 
 
 @lru_cache(maxsize=32)
-def _table(turning: Turning) -> Array:
+def _table(turning: RotaryAngles) -> Array:
     """Cosines and sines [2, T, pairs]; ops that agree, either way round, share one array."""
     cosines, sines = turning.tables()
     return np.stack((cosines[:, 0], sines[:, 0])).astype(turning.dtype)

@@ -6,17 +6,17 @@ from typing import NamedTuple
 import numpy as np
 
 from millrace.models.errors import ModelError
-from millrace.models.importers.onnx.lowering import Lowering
-from millrace.models.importers.onnx.reading import Node
+from millrace.models.importers.onnx.lowering import OnnxLowering
+from millrace.models.importers.onnx.reading import OnnxNode
 from millrace.models.importers.onnx.rules.patterns import DEPTH_MAX, product_of
 from millrace.models.importers.onnx.values import (
     Array,
     Constant,
     Dim,
     Dims,
-    Factor,
+    LabelFactor,
     Traced,
-    UnsupportedError,
+    UnsupportedNodeError,
     reshaped,
     unified,
     varying,
@@ -25,7 +25,7 @@ from millrace.models.importers.onnx.weights import MASK_BELOW
 from millrace.models.labels import BATCH, SEQUENCE
 
 
-class Mask(NamedTuple):
+class KeyVisibility(NamedTuple):
     """Keys that a query sees: all; those up to its own (`causal`); of these the last `window`."""
 
     causal: bool
@@ -36,15 +36,15 @@ class _Scores(NamedTuple):
     query: str
     key: str
     scale: float
-    mask: Mask
+    mask: KeyVisibility
 
 
-def attention_pattern(low: Lowering, node: Node) -> Traced | None:
+def attention_pattern(low: OnnxLowering, node: OnnxNode) -> Traced | None:
     """Add attention where a product with the softmax of a product ends in `node`, else None."""
     softmax = _softmax(low, node.inputs[0])
     if softmax is None or len(node.inputs) != 2:
         return None
-    scores = _scores(low, softmax.inputs[0], Mask(False))
+    scores = _scores(low, softmax.inputs[0], KeyVisibility(False))
     if scores is None:
         return None
     values = [low.values[name] for name in (scores.query, scores.key, node.inputs[1])]
@@ -57,7 +57,7 @@ def attention_pattern(low: Lowering, node: Node) -> Traced | None:
     return attention(low, low.name(node), q, keys, v, scores.mask, scores.scale)
 
 
-def _softmax(low: Lowering, name: str, depth: int = DEPTH_MAX) -> Node | None:
+def _softmax(low: OnnxLowering, name: str, depth: int = DEPTH_MAX) -> OnnxNode | None:
     """Find the softmax over the last dim behind a cast, a dropout or a guard against NaN."""
     node = low.producer(name, "Softmax", "Cast", "Identity", "Dropout", "Where")
     if node is None or not depth:
@@ -74,7 +74,7 @@ def _softmax(low: Lowering, name: str, depth: int = DEPTH_MAX) -> Node | None:
     return _softmax(low, node.inputs[0], depth - 1)
 
 
-def _scores(low: Lowering, name: str, mask: Mask) -> _Scores | None:
+def _scores(low: OnnxLowering, name: str, mask: KeyVisibility) -> _Scores | None:
     """Read scale * q k^T + mask backwards; None where it is something else."""
     scaled_product = product_of(low, name)
     if len(scaled_product.factors) != 1:
@@ -85,7 +85,7 @@ def _scores(low: Lowering, name: str, mask: Mask) -> _Scores | None:
         return None
     if node.kind != "MatMul":
         masked = _masked(low, node)
-        if masked is None or mask != Mask(False) or scaled_product.number != 1:
+        if masked is None or mask != KeyVisibility(False) or scaled_product.number != 1:
             return None
         return _scores(low, masked[0], masked[1])
     number = scaled_product.number
@@ -101,12 +101,12 @@ def _scores(low: Lowering, name: str, mask: Mask) -> _Scores | None:
     return _Scores(sides[0], sides[1], number, mask)
 
 
-def _shape(low: Lowering, name: str) -> tuple[int, ...]:
+def _shape(low: OnnxLowering, name: str) -> tuple[int, ...]:
     value = low.values[name]
     return value.shape if isinstance(value, (Traced, Constant)) else ()
 
 
-def _masked(low: Lowering, node: Node) -> tuple[str, Mask] | None:
+def _masked(low: OnnxLowering, node: OnnxNode) -> tuple[str, KeyVisibility] | None:
     """Return the scores and the mask that an Add or a Where puts on them."""
     if node.kind == "Add":
         for scores, other in (node.inputs, node.inputs[::-1]):
@@ -127,7 +127,7 @@ def _masked(low: Lowering, node: Node) -> tuple[str, Mask] | None:
     return None
 
 
-def mask_of(array: Array, shape: tuple[int, ...]) -> Mask | None:
+def mask_of(array: Array, shape: tuple[int, ...]) -> KeyVisibility | None:
     """Read an additive (or boolean) mask over (queries, keys); None where it is another."""
     if array.dtype == bool:
         array = np.where(array, 0.0, -np.inf)
@@ -141,18 +141,18 @@ def mask_of(array: Array, shape: tuple[int, ...]) -> Mask | None:
     if np.any(plain[visible] != 0):
         return None
     if visible.all():
-        return Mask(False)
+        return KeyVisibility(False)
     if shape[0] != shape[1]:
         return None
     distance = np.subtract.outer(np.arange(shape[0]), np.arange(shape[1]))
     window = int(visible[-1].sum())
     if np.array_equal(visible, (distance >= 0) & (distance < window)):
-        return Mask(True, window if window < shape[0] else 0)
+        return KeyVisibility(True, window if window < shape[0] else 0)
     return None
 
 
 def attention(
-    low: Lowering, name: str, q: Traced, k: Traced, v: Traced, mask: Mask, scale: float
+    low: OnnxLowering, name: str, q: Traced, k: Traced, v: Traced, mask: KeyVisibility, scale: float
 ) -> Traced:
     """Add an attention of tensors seen as (…, t, d), (…, s, d) and (…, s, u)."""
     ranks = [len(x.dims) for x in (q, k, v)]
@@ -177,7 +177,7 @@ def attention(
     heads = [factor for factor in outer if factor.name != BATCH]
     samples = tuple((factor,) for factor in outer if factor.name == BATCH)
     if not samples or not q.dims[-2] or not k.dims[-2]:
-        raise UnsupportedError("is attention without a batch or of a single query")
+        raise UnsupportedNodeError("is attention without a batch or of a single query")
     both = [factor for factor in heads if factor in k.held and factor in v.held]
     groups = both or heads or [low.fresh(1)]
     query_heads = [factor for factor in heads if factor not in groups]
@@ -216,18 +216,18 @@ def _with(seen: Dims, wanted: Dims) -> Dims:
     return (*seen, tuple(f for dim in wanted for f in dim if f not in seen_factors))
 
 
-def _names(t: Dim, s: Dim, grouped: Dims, d: Dim, u: Dim) -> dict[Factor, str]:
+def _names(t: Dim, s: Dim, grouped: Dims, d: Dim, u: Dim) -> dict[LabelFactor, str]:
     heads = ("h",) if len(grouped) == 1 else ("g", "r")
     pairs = zip((t, s, *grouped, d, u), (SEQUENCE, "s", *heads, "d", "u"), strict=True)
     return {dim[0]: label for dim, label in pairs if dim}
 
 
-def attention_node(low: Lowering, node: Node) -> Traced:
+def attention_node(low: OnnxLowering, node: OnnxNode) -> Traced:
     """Add the Attention node of opset 23, without past keys, softcap or more outputs."""
     if len([name for name in node.outputs if name]) > 1 or low.given(node, 4):
-        raise UnsupportedError("has past keys or gives its scores away")
+        raise UnsupportedNodeError("has past keys or gives its scores away")
     if node.number("softcap", 0.0):
-        raise UnsupportedError("caps its scores (softcap)")
+        raise UnsupportedNodeError("caps its scores (softcap)")
     inputs = [low.floating(node, index) for index in range(3)]
     flat = [len(x.dims) for x in inputs] == [3, 3, 3]
     if flat:
@@ -237,11 +237,11 @@ def attention_node(low: Lowering, node: Node) -> Traced:
     if any(len(x.dims) != 4 for x in inputs):
         raise ModelError(f"{node.title}: queries, keys and values need 3 or 4 dims each")
     q, k, v = _shared_heads(low, node, q, k, v)
-    mask = Mask(bool(node.integer("is_causal", 0)))
+    mask = KeyVisibility(bool(node.integer("is_causal", 0)))
     if low.given(node, 3):
         given_mask = mask_of(low.constant(node, 3), (q.shape[2], k.shape[2]))
-        if given_mask is None or (mask.causal and given_mask != Mask(False)):
-            raise UnsupportedError("has a mask that is neither causal nor a window")
+        if given_mask is None or (mask.causal and given_mask != KeyVisibility(False)):
+            raise UnsupportedNodeError("has a mask that is neither causal nor a window")
         mask = mask if mask.causal else given_mask
     scale = node.number("scale", 0.0) or 1 / sqrt(q.shape[-1])
     attended = attention(low, low.name(node), q, k, v, mask, scale)
@@ -251,7 +251,7 @@ def attention_node(low: Lowering, node: Node) -> Traced:
     return attended
 
 
-def _by_head(low: Lowering, node: Node, x: Traced, heads: int) -> Traced:
+def _by_head(low: OnnxLowering, node: OnnxNode, x: Traced, heads: int) -> Traced:
     """See b t (h d) as b h t d."""
     batch, length, features = x.shape
     if heads < 1 or features % heads:
@@ -262,7 +262,7 @@ def _by_head(low: Lowering, node: Node, x: Traced, heads: int) -> Traced:
 
 
 def _shared_heads(
-    low: Lowering, node: Node, q: Traced, k: Traced, v: Traced
+    low: OnnxLowering, node: OnnxNode, q: Traced, k: Traced, v: Traced
 ) -> tuple[Traced, Traced, Traced]:
     """Let groups of query heads share the heads of keys: h (g r) against g."""
     queries, keys = q.shape[1], k.shape[1]

@@ -3,17 +3,17 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from millrace.models.importers.onnx.lowering import Lowering
-from millrace.models.importers.onnx.reading import Node
+from millrace.models.importers.onnx.lowering import OnnxLowering
+from millrace.models.importers.onnx.reading import OnnxNode
 from millrace.models.importers.onnx.rules.products import product
 from millrace.models.importers.onnx.values import Dim, Traced, size_of
-from millrace.models.importers.onnx.weights import Parameter, Piece
+from millrace.models.importers.onnx.weights import InitializerSlice, WeightSource
 
 
 class _Projection(NamedTuple):
     """Projection x W + b, and the dim of the weight that it makes."""
 
-    node: Node
+    node: OnnxNode
     x: Traced
     weight: str
     made: int
@@ -21,7 +21,7 @@ class _Projection(NamedTuple):
 
 
 def cut_piece(
-    low: Lowering, name: str, value: Traced, axis: int, start: int, size: int
+    low: OnnxLowering, name: str, value: Traced, axis: int, start: int, size: int
 ) -> Traced | None:
     """Return `size` entries from `start` on along one dim of a projection, None of anything else.
 
@@ -44,14 +44,16 @@ def cut_piece(
     ):
         return None
     weight = low.used(
-        low.parameter(projection.weight, Piece(projection.made, start * inner, size * inner))
+        low.parameter(
+            projection.weight, InitializerSlice(projection.made, start * inner, size * inner)
+        )
     )
     if projection.made == 0:
         weight = weight.seen_as(reversed(weight.dims))
     label = f"{name}.matmul" if projection.bias else name
     output = product(low, projection.node, label, low.used(projection.x), weight)
     if projection.bias:
-        bias = low.parameter(projection.bias, Piece(0, start * inner, size * inner))
+        bias = low.parameter(projection.bias, InitializerSlice(0, start * inner, size * inner))
         output = low.elementwise("add", name, (output, low.used(bias)))
     outer_dims = value.operand[:-1]
     if [size_of(dim) for dim in output.operand[:-1]] != [size_of(dim) for dim in outer_dims]:
@@ -61,15 +63,15 @@ def cut_piece(
     return Traced(tensor=output.tensor, operand=(*outer_dims, (*new, *rest)), dims=dims)
 
 
-def read_twice(parameters: Mapping[str, Parameter]) -> set[str]:
+def read_twice(parameters: Mapping[str, WeightSource]) -> set[str]:
     """Return initializers of which pieces are read that overlap each other, or the whole."""
-    seen: dict[str, list[Piece | None]] = {}
+    seen: dict[str, list[InitializerSlice | None]] = {}
     for parameter in parameters.values():
         seen.setdefault(parameter.initializer, []).append(parameter.piece)
     return {name for name, pieces in seen.items() if _overlapping(pieces)}
 
 
-def _overlapping(pieces: list[Piece | None]) -> bool:
+def _overlapping(pieces: list[InitializerSlice | None]) -> bool:
     ranges = sorted(
         (piece.start, piece.start + piece.size) for piece in pieces if piece is not None
     )
@@ -79,7 +81,7 @@ def _overlapping(pieces: list[Piece | None]) -> bool:
     return any(end > start for end, (start, _) in zip(ends, ranges[1:], strict=False))
 
 
-def _projection(low: Lowering, name: str) -> _Projection | None:
+def _projection(low: OnnxLowering, name: str) -> _Projection | None:
     """Read x W + b backwards."""
     bias = ""
     addition = low.producer(name, "Add")
@@ -110,7 +112,7 @@ def _projection(low: Lowering, name: str) -> _Projection | None:
     return _Projection(node, x, weight, output_dim, bias) if isinstance(x, Traced) else None
 
 
-def _parameter(low: Lowering, name: str, dims: int) -> bool:
+def _parameter(low: OnnxLowering, name: str, dims: int) -> bool:
     """True if a tensor is a parameter of `dims` dims that may be cut."""
     if name not in low.roles or name in low.uncut:
         return False

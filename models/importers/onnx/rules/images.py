@@ -7,10 +7,10 @@ q p rows and columns of a window, g groups.
 from typing import NamedTuple
 
 from millrace.models.errors import ModelError
-from millrace.models.importers.onnx.lowering import Lowering
-from millrace.models.importers.onnx.reading import Node
+from millrace.models.importers.onnx.lowering import OnnxLowering
+from millrace.models.importers.onnx.reading import OnnxNode
 from millrace.models.importers.onnx.rules.layout import one_factor, summed
-from millrace.models.importers.onnx.values import Dims, Factor, Traced, UnsupportedError
+from millrace.models.importers.onnx.values import Dims, LabelFactor, Traced, UnsupportedNodeError
 from millrace.models.labels import BATCH
 
 
@@ -22,7 +22,7 @@ class Window(NamedTuple):
     pads: tuple[int, int]
     dilations: tuple[int, int]
 
-    def made(self, image: tuple[int, ...], node: Node) -> tuple[int, int]:
+    def made(self, image: tuple[int, ...], node: OnnxNode) -> tuple[int, int]:
         """Rows and columns that the window makes of an image's."""
         counts = tuple(
             (size + 2 * pad - dilation * (window - 1) - 1) // stride + 1
@@ -43,15 +43,15 @@ class Window(NamedTuple):
         }
 
 
-def _window(node: Node, size: tuple[int, ...] | None) -> Window:
+def _window(node: OnnxNode, size: tuple[int, ...] | None) -> Window:
     size = node.integers("kernel_shape") or size
     if size is None:
         raise ModelError(f"{node.title} lacks attribute `kernel_shape`; the file is malformed")
     if len(size) != 2:
-        raise UnsupportedError(f"has a window of {len(size)} dims (only images are read)")
+        raise UnsupportedNodeError(f"has a window of {len(size)} dims (only images are read)")
     padding = node.text("auto_pad", "NOTSET")
     if padding not in ("NOTSET", "VALID"):
-        raise UnsupportedError(f"has auto_pad {padding} (export it with explicit pads)")
+        raise UnsupportedNodeError(f"has auto_pad {padding} (export it with explicit pads)")
     pads = node.integers("pads") or (0, 0, 0, 0)
     strides = node.integers("strides") or (1, 1)
     dilations = node.integers("dilations") or (1, 1)
@@ -60,29 +60,31 @@ def _window(node: Node, size: tuple[int, ...] | None) -> Window:
     if min(pads) < 0 or min(strides) < 1 or min(dilations) < 1 or min(size) < 1:
         raise ModelError(f"{node.title}: a negative pad, or a stride or dilation below 1")
     if pads[:2] != pads[2:]:
-        raise UnsupportedError(f"has asymmetric pads {pads}")
+        raise UnsupportedNodeError(f"has asymmetric pads {pads}")
     pairs = ((int(a), int(b)) for a, b in (size, strides, pads[:2], dilations))
     return Window(*pairs)
 
 
-def _image(low: Lowering, node: Node) -> Traced:
+def _image(low: OnnxLowering, node: OnnxNode) -> Traced:
     """Input laid out as b c y x, each dim there and of one factor (the channels grouped)."""
     x = low.floating(node, 0)
     if len(x.dims) != 4:
-        raise UnsupportedError(f"has an input of {len(x.dims)} dims (only images are read)")
+        raise UnsupportedNodeError(f"has an input of {len(x.dims)} dims (only images are read)")
     if [f.name for f in x.dims[0]] != [BATCH]:
-        raise UnsupportedError("has an input whose first dim is not the batch")
+        raise UnsupportedNodeError("has an input whose first dim is not the batch")
     dims = tuple(dim or (low.fresh(1),) for dim in x.dims)
     laid = low.laid_out(x.seen_as(dims), dims, low.name(node))
     return one_factor(low, one_factor(low, laid, 2), 3)
 
 
-def conv(low: Lowering, node: Node) -> Traced:
+def conv(low: OnnxLowering, node: OnnxNode) -> Traced:
     """Add a convolution, in groups or not, and its bias."""
     x = _image(low, node)
     weight = low.traced(node, 1)
     if len(weight.dims) != 4:
-        raise UnsupportedError(f"has a weight of {len(weight.dims)} dims (only images are read)")
+        raise UnsupportedNodeError(
+            f"has a weight of {len(weight.dims)} dims (only images are read)"
+        )
     window = _window(node, weight.shape[2:])
     groups = node.integer("group", 1)
     x, weight = _grouped(low, node, x, weight, groups)
@@ -112,7 +114,7 @@ def conv(low: Lowering, node: Node) -> Traced:
 
 
 def _grouped(
-    low: Lowering, node: Node, x: Traced, weight: Traced, groups: int
+    low: OnnxLowering, node: OnnxNode, x: Traced, weight: Traced, groups: int
 ) -> tuple[Traced, Traced]:
     """Let the channels of input and weight share factors: (g c) and (g n) c."""
     output_channels, group_channels = weight.shape[:2]
@@ -142,7 +144,7 @@ def _grouped(
     return x, weight.replaced({weight.dims[0][0]: first, weight.dims[1][0]: (inner,)})
 
 
-def _names(x: Traced, weight: Traced, out: Dims, groups: int) -> dict[Factor, str]:
+def _names(x: Traced, weight: Traced, out: Dims, groups: int) -> dict[LabelFactor, str]:
     names = dict(zip((x.dims[2][0], x.dims[3][0]), "yx", strict=True))
     names |= dict(zip((weight.dims[2][0], weight.dims[3][0]), "qp", strict=True))
     names |= dict(zip((out[2][0], out[3][0]), "ji", strict=True))
@@ -150,18 +152,18 @@ def _names(x: Traced, weight: Traced, out: Dims, groups: int) -> dict[Factor, st
     return names | ({x.dims[1][0]: "g"} if groups > 1 else {})
 
 
-def pool(low: Lowering, node: Node) -> Traced:
+def pool(low: OnnxLowering, node: OnnxNode) -> Traced:
     """Add the largest (MaxPool) or the mean (AveragePool) of every window."""
     if len([name for name in node.outputs if name]) > 1:
-        raise UnsupportedError("gives indices away")
+        raise UnsupportedNodeError("gives indices away")
     window = _window(node, None)
     if node.integer("ceil_mode", 0) or window.dilations != (1, 1):
-        raise UnsupportedError("has ceil_mode or dilations")
+        raise UnsupportedNodeError("has ceil_mode or dilations")
     average = node.kind == "AveragePool"
     if average and window.pads != (0, 0) and not node.integer("count_include_pad", 0):
-        raise UnsupportedError("leaves its padding out of the mean (count_include_pad=0)")
+        raise UnsupportedNodeError("leaves its padding out of the mean (count_include_pad=0)")
     if any(2 * pad > size for pad, size in zip(window.pads, window.size, strict=True)):
-        raise UnsupportedError("has padding of more than half its window")
+        raise UnsupportedNodeError("has padding of more than half its window")
     x = _image(low, node)
     rows, columns = (low.fresh(size) for size in window.made(x.shape[2:], node))
     out: Dims = (*x.dims[:2], (rows,), (columns,))
@@ -178,7 +180,7 @@ def pool(low: Lowering, node: Node) -> Traced:
     )
 
 
-def global_average(low: Lowering, node: Node) -> Traced:
+def global_average(low: OnnxLowering, node: OnnxNode) -> Traced:
     """Add the mean over all rows and columns."""
     x = low.floating(node, 0)
     return summed(low, node, x, set(range(2, len(x.dims))), True, mean=True)

@@ -8,17 +8,17 @@ import numpy as np
 
 from millrace.models.errors import ModelError
 from millrace.models.importers.onnx.folding import axes_of, axis_of, new_shape, slices, split_sizes
-from millrace.models.importers.onnx.lowering import Lowering
-from millrace.models.importers.onnx.reading import Node
+from millrace.models.importers.onnx.lowering import OnnxLowering
+from millrace.models.importers.onnx.reading import OnnxNode
 from millrace.models.importers.onnx.rules.fused import cut_piece
 from millrace.models.importers.onnx.rules.pointwise import scaled
 from millrace.models.importers.onnx.values import (
     Array,
     Constant,
     Dim,
-    Factor,
+    LabelFactor,
     Traced,
-    UnsupportedError,
+    UnsupportedNodeError,
     reshaped,
     size_of,
     unified,
@@ -27,7 +27,7 @@ from millrace.models.importers.onnx.values import (
 from millrace.models.labels import BATCH
 
 
-def _value(low: Lowering, node: Node, index: int = 0) -> Traced:
+def _value(low: OnnxLowering, node: OnnxNode, index: int = 0) -> Traced:
     """Value of an input as it is, a parameter once a step."""
     input_value = low.value(node, index)
     if isinstance(input_value, Constant):
@@ -35,34 +35,34 @@ def _value(low: Lowering, node: Node, index: int = 0) -> Traced:
     return input_value
 
 
-def identity(low: Lowering, node: Node) -> Traced:
+def identity(low: OnnxLowering, node: OnnxNode) -> Traced:
     """Return the input unchanged."""
     return _value(low, node)
 
 
-def reshape(low: Lowering, node: Node) -> Traced:
+def reshape(low: OnnxLowering, node: OnnxNode) -> Traced:
     """Group dims and take them apart."""
     value = _value(low, node)
     asked = [int(size) for size in np.ravel(low.constant(node, 1))]
     return seen_in(low, node, value, new_shape(node, value.shape, asked))
 
 
-def seen_in(low: Lowering, node: Node, value: Traced, shape: tuple[int, ...]) -> Traced:
+def seen_in(low: OnnxLowering, node: OnnxNode, value: Traced, shape: tuple[int, ...]) -> Traced:
     """See a tensor in another shape; laid out anew where its factors do not allow that."""
     try:
         return reshaped(value, shape, low.fresh)
-    except UnsupportedError:
+    except UnsupportedNodeError:
         plain = _in_one_piece(low, node, value)
         return reshaped(plain, shape, low.fresh)
 
 
-def _in_one_piece(low: Lowering, node: Node, value: Traced) -> Traced:
+def _in_one_piece(low: OnnxLowering, node: OnnxNode, value: Traced) -> Traced:
     """Merge all dims behind the batch into one factor."""
     if not value.dims or any(f.name == BATCH for dim in value.dims[1:] for f in dim):
-        raise UnsupportedError("cuts across dims that do not divide")
+        raise UnsupportedNodeError("cuts across dims that do not divide")
     first = 1 if any(f.name == BATCH for f in value.dims[0]) else 0
     if first and len(value.dims[0]) > 1:
-        raise UnsupportedError("cuts across the batch")
+        raise UnsupportedNodeError("cuts across the batch")
     rest = tuple(factor for dim in value.dims[first:] for factor in dim)
     laid = low.laid_out(value, (*value.dims[:first], rest), low.name(node))
     merged = low.fresh(size_of(rest))
@@ -70,7 +70,7 @@ def _in_one_piece(low: Lowering, node: Node, value: Traced) -> Traced:
     return replace(laid, operand=dims, dims=dims)
 
 
-def flatten(low: Lowering, node: Node) -> Traced:
+def flatten(low: OnnxLowering, node: OnnxNode) -> Traced:
     """See a tensor as a matrix."""
     value = _value(low, node)
     axis = node.integer("axis", 1)
@@ -81,7 +81,7 @@ def flatten(low: Lowering, node: Node) -> Traced:
     return seen_in(low, node, value, (prod(shape[:axis]), prod(shape[axis:])))
 
 
-def transpose(low: Lowering, node: Node) -> Traced:
+def transpose(low: OnnxLowering, node: OnnxNode) -> Traced:
     """Permute dims."""
     value = _value(low, node)
     order = node.integers("perm") or tuple(reversed(range(len(value.dims))))
@@ -90,7 +90,7 @@ def transpose(low: Lowering, node: Node) -> Traced:
     return value.seen_as(value.dims[axis] for axis in order)
 
 
-def unsqueeze(low: Lowering, node: Node) -> Traced:
+def unsqueeze(low: OnnxLowering, node: OnnxNode) -> Traced:
     """Add dims of size one."""
     value = _value(low, node)
     axes = axes_of(node, _axes_input(low, node))
@@ -104,7 +104,7 @@ def unsqueeze(low: Lowering, node: Node) -> Traced:
     return value.seen_as(() if axis in places else next(remaining) for axis in range(rank))
 
 
-def squeeze(low: Lowering, node: Node) -> Traced:
+def squeeze(low: OnnxLowering, node: OnnxNode) -> Traced:
     """Take dims of size one away."""
     value = _value(low, node)
     axes = axes_of(node, _axes_input(low, node))
@@ -115,15 +115,15 @@ def squeeze(low: Lowering, node: Node) -> Traced:
         if value.shape[axis] != 1:
             raise ModelError(f"{node.title}: dim {axis} has size {value.shape[axis]}, not 1")
         if any(factor.name == BATCH for factor in value.dims[axis]):
-            raise UnsupportedError("takes the batch away")
+            raise UnsupportedNodeError("takes the batch away")
     return value.seen_as(dim for axis, dim in enumerate(value.dims) if axis not in gone)
 
 
-def _axes_input(low: Lowering, node: Node) -> tuple[Array | None, ...]:
+def _axes_input(low: OnnxLowering, node: OnnxNode) -> tuple[Array | None, ...]:
     return (None, low.optional(node, 1))
 
 
-def expand(low: Lowering, node: Node) -> Traced:
+def expand(low: OnnxLowering, node: OnnxNode) -> Traced:
     """Broadcast; the op that does it is added where it cannot be avoided."""
     value = _value(low, node)
     asked = [int(size) for size in np.ravel(low.constant(node, 1))]
@@ -138,7 +138,7 @@ def expand(low: Lowering, node: Node) -> Traced:
     )
 
 
-def tile(low: Lowering, node: Node) -> Traced:
+def tile(low: OnnxLowering, node: OnnxNode) -> Traced:
     """Repeat dims: what is repeated is broadcast along a new factor outside of the dim's own."""
     value = _value(low, node)
     repeats = [int(n) for n in np.ravel(low.constant(node, 1))]
@@ -148,13 +148,13 @@ def tile(low: Lowering, node: Node) -> Traced:
         n > 1 and any(f.name == BATCH for f in dim)
         for n, dim in zip(repeats, value.dims, strict=True)
     ):
-        raise UnsupportedError("repeats the batch")
+        raise UnsupportedNodeError("repeats the batch")
     return value.seen_as(
         (low.fresh(n), *dim) if n > 1 else dim for n, dim in zip(repeats, value.dims, strict=True)
     )
 
 
-def concat(low: Lowering, node: Node) -> Traced:
+def concat(low: OnnxLowering, node: OnnxNode) -> Traced:
     """Join tensors along one dim."""
     inputs = [low.traced(node, index) for index in range(len(node.inputs))]
     if len(inputs) == 1:
@@ -169,7 +169,7 @@ def concat(low: Lowering, node: Node) -> Traced:
     alone = [[(index, axis)] for index in range(len(inputs))]
     values = unified(inputs, [*columns, *alone], low.fresh)
     if any(f.name == BATCH for value in values for f in value.dims[axis]):
-        raise UnsupportedError("joins along the batch")
+        raise UnsupportedNodeError("joins along the batch")
     name = low.name(node)
     dims: list[Dim] = [
         next((d for v in values if (d := v.dims[dim])), ()) if dim != axis else ()
@@ -186,7 +186,7 @@ def concat(low: Lowering, node: Node) -> Traced:
 
 
 def _along(
-    low: Lowering, value: Traced, dims: list[Dim], axis: int, size: int, name: str
+    low: OnnxLowering, value: Traced, dims: list[Dim], axis: int, size: int, name: str
 ) -> Traced:
     """Lay a tensor out as seen, with one factor of its own, of this size, in dim `axis`.
 
@@ -199,7 +199,7 @@ def _along(
     return one_factor(low, laid, axis)
 
 
-def one_factor(low: Lowering, laid: Traced, axis: int) -> Traced:
+def one_factor(low: OnnxLowering, laid: Traced, axis: int) -> Traced:
     """Give a dim that is a dim of the tensor too a single factor."""
     dim = laid.dims[axis]
     if len(dim) == 1 and dim[0].name.startswith("x"):
@@ -212,12 +212,14 @@ def one_factor(low: Lowering, laid: Traced, axis: int) -> Traced:
     return replace(laid, operand=put(laid.operand), dims=put(laid.dims))
 
 
-def narrowed(low: Lowering, name: str, value: Traced, axis: int, start: int, size: int) -> Traced:
+def narrowed(
+    low: OnnxLowering, name: str, value: Traced, axis: int, start: int, size: int
+) -> Traced:
     """Return `size` entries from `start` on along one dim."""
     if size == value.shape[axis]:
         return value
     if any(factor.name == BATCH for factor in value.dims[axis]):
-        raise UnsupportedError("takes a part of the batch")
+        raise UnsupportedNodeError("takes a part of the batch")
     piece = cut_piece(low, name, value, axis, start, size)
     if piece is not None:
         return piece
@@ -242,11 +244,11 @@ def narrowed(low: Lowering, name: str, value: Traced, axis: int, start: int, siz
     return replace(taken, ids=value.ids)
 
 
-def _seen(value: Traced) -> frozenset[Factor]:
+def _seen(value: Traced) -> frozenset[LabelFactor]:
     return frozenset(factor for dim in value.dims for factor in dim)
 
 
-def slice_(low: Lowering, node: Node) -> Traced:
+def slice_(low: OnnxLowering, node: OnnxNode) -> Traced:
     """Take a range of steps of one along each dim named."""
     value = _value(low, node)
     bounds = [low.optional(node, index) for index in range(1, 5)]
@@ -254,14 +256,14 @@ def slice_(low: Lowering, node: Node) -> Traced:
         size = value.shape[axis]
         first, last, _ = slice(start, end, step).indices(size) if step else (0, 0, 0)
         if step != 1:
-            raise UnsupportedError(f"takes every {step}th entry")
+            raise UnsupportedNodeError(f"takes every {step}th entry")
         if last <= first:
-            raise UnsupportedError("takes nothing")
+            raise UnsupportedNodeError("takes nothing")
         value = narrowed(low, low.name(node), value, axis, first, last - first)
     return value
 
 
-def split(low: Lowering, node: Node) -> tuple[Traced, ...]:
+def split(low: OnnxLowering, node: OnnxNode) -> tuple[Traced, ...]:
     """Take a dim apart into pieces."""
     value = low.used(_value(low, node))
     axis = axis_of(node, node.integer("axis", 0), len(value.dims))
@@ -275,12 +277,12 @@ def split(low: Lowering, node: Node) -> tuple[Traced, ...]:
     )
 
 
-def split_to_sequence(low: Lowering, node: Node) -> Traced:
+def split_to_sequence(low: OnnxLowering, node: OnnxNode) -> Traced:
     """Return the input unchanged; `sequence_at` takes the pieces."""
     return low.used(_value(low, node))
 
 
-def _sequence(low: Lowering, node: Node, value: Traced) -> tuple[int, list[int]]:
+def _sequence(low: OnnxLowering, node: OnnxNode, value: Traced) -> tuple[int, list[int]]:
     """Axis and sizes of the pieces of a sequence."""
     axis = axis_of(node, node.integer("axis", 0), len(value.dims))
     total, given = value.shape[axis], low.optional(node, 1)
@@ -290,11 +292,11 @@ def _sequence(low: Lowering, node: Node, value: Traced) -> tuple[int, list[int]]
     return axis, [min(size, total - start) for start in range(0, total, size)]
 
 
-def sequence_at(low: Lowering, node: Node) -> Traced:
+def sequence_at(low: OnnxLowering, node: OnnxNode) -> Traced:
     """Take one piece of a dim."""
     split = low.producer(node.inputs[0], "SplitToSequence")
     if split is None or not split.integer("keepdims", 1):
-        raise UnsupportedError("reads a sequence that is no split")
+        raise UnsupportedNodeError("reads a sequence that is no split")
     value = low.value(node, 0)
     assert isinstance(value, Traced), "the split was lowered"
     axis, sizes = _sequence(low, split, value)
@@ -302,14 +304,14 @@ def sequence_at(low: Lowering, node: Node) -> Traced:
     return narrowed(low, low.name(node), value, axis, sum(sizes[:index]), sizes[index])
 
 
-def gather(low: Lowering, node: Node) -> Traced:
+def gather(low: OnnxLowering, node: OnnxNode) -> Traced:
     """Look rows up by ids, or take known entries along a dim."""
     table = _value(low, node)
     axis = axis_of(node, node.integer("axis", 0), len(table.dims))
     indices = low.value(node, 1)
     if isinstance(indices, Traced):
         if axis != 0 or not indices.ids:
-            raise UnsupportedError("looks up along another axis than the first, or by no ids")
+            raise UnsupportedNodeError("looks up along another axis than the first, or by no ids")
         return _embedded(low, node, table, indices)
     entries = np.where(indices.array < 0, indices.array + table.shape[axis], indices.array)
     if not entries.size or entries.min() < 0 or entries.max() >= table.shape[axis]:
@@ -335,12 +337,12 @@ def gather(low: Lowering, node: Node) -> Traced:
     return taken.seen_as(dims)
 
 
-def _embedded(low: Lowering, node: Node, table: Traced, ids: Traced) -> Traced:
+def _embedded(low: OnnxLowering, node: OnnxNode, table: Traced, ids: Traced) -> Traced:
     ids = low.dropped(ids)
     if not table.dims[0] or any(factor.name == BATCH for factor in table.held):
-        raise UnsupportedError("looks up rows of what is no table")
+        raise UnsupportedNodeError("looks up rows of what is no table")
     if any(factor not in ids.held for dim in ids.dims for factor in dim):
-        raise UnsupportedError("looks up by broadcast ids")
+        raise UnsupportedNodeError("looks up by broadcast ids")
     rows = low.used(table)
     fresh_factors = {f: (low.fresh(f.size),) for dim in (*rows.dims, *rows.operand) for f in dim}
     rows = low.as_seen(rows.replaced(fresh_factors), low.name(node))
@@ -351,7 +353,7 @@ def _embedded(low: Lowering, node: Node, table: Traced, ids: Traced) -> Traced:
     return low.emit("embedding", low.name(node), (ids, rows), (operand,), dims=dims, names=names)
 
 
-def reduced(low: Lowering, node: Node) -> Traced:
+def reduced(low: OnnxLowering, node: OnnxNode) -> Traced:
     """Sum (or mean) over dims."""
     value = low.floating(node, 0)
     axes = axes_of(node, _axes_input(low, node))
@@ -365,13 +367,13 @@ def reduced(low: Lowering, node: Node) -> Traced:
 
 
 def summed(
-    low: Lowering, node: Node, value: Traced, gone: set[int], keep: bool, *, mean: bool
+    low: OnnxLowering, node: OnnxNode, value: Traced, gone: set[int], keep: bool, *, mean: bool
 ) -> Traced:
     """Sum over the dims `gone`, which stay with size one where `keep` says so."""
     dims = [() if axis in gone else dim for axis, dim in enumerate(value.dims)]
     left = {factor for dim in dims for factor in dim}
     if any(f.name == BATCH for f in value.held - left):
-        raise UnsupportedError("reduces over the batch")
+        raise UnsupportedNodeError("reduces over the batch")
     count = prod(value.shape[axis] for axis in gone)
     repeated = prod(f.size for axis in gone for f in value.dims[axis] if f not in value.held)
     kept_dims = tuple(dim for axis, dim in enumerate(dims) if keep or axis not in gone)

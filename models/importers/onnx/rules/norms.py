@@ -4,18 +4,18 @@ import numpy as np
 
 from millrace.models.errors import ModelError
 from millrace.models.importers.onnx.folding import axis_of
-from millrace.models.importers.onnx.lowering import Lowering
-from millrace.models.importers.onnx.reading import Node
-from millrace.models.importers.onnx.values import Dim, Traced, UnsupportedError, unified
+from millrace.models.importers.onnx.lowering import OnnxLowering
+from millrace.models.importers.onnx.reading import OnnxNode
+from millrace.models.importers.onnx.values import Dim, Traced, UnsupportedNodeError, unified
 from millrace.models.labels import BATCH
 
 EPSILON = 1e-5  # the default of LayerNormalization and BatchNormalization
 
 
-def layer_norm(low: Lowering, node: Node) -> Traced:
+def layer_norm(low: OnnxLowering, node: OnnxNode) -> Traced:
     """Add a norm over the dims from `axis` on, with scale and shift."""
     if len([name for name in node.outputs if name]) > 1:
-        raise UnsupportedError("gives its mean or deviation away")
+        raise UnsupportedNodeError("gives its mean or deviation away")
     x = low.floating(node, 0)
     count = len(x.dims) - axis_of(node, node.integer("axis", -1), len(x.dims))
     epsilon = node.number("epsilon", EPSILON)
@@ -36,10 +36,10 @@ def layer_norm(low: Lowering, node: Node) -> Traced:
     )
 
 
-def rms_normalization(low: Lowering, node: Node) -> Traced:
+def rms_normalization(low: OnnxLowering, node: OnnxNode) -> Traced:
     """Add a norm by the root mean square over the dims from `axis` on, with a scale."""
     if len([name for name in node.outputs if name]) > 1:
-        raise UnsupportedError("gives its deviation away")
+        raise UnsupportedNodeError("gives its deviation away")
     x = low.floating(node, 0)
     count = len(x.dims) - axis_of(node, node.integer("axis", -1), len(x.dims))
     scale = _weight(low, node, 1, np.ones(x.shape[-count:], "float32"))
@@ -48,7 +48,7 @@ def rms_normalization(low: Lowering, node: Node) -> Traced:
 
 
 def rms_norm(
-    low: Lowering, name: str, x: Traced, scale: Traced | None, epsilon: float, count: int
+    low: OnnxLowering, name: str, x: Traced, scale: Traced | None, epsilon: float, count: int
 ) -> Traced:
     """Add the op of a norm over the last `count` dims; without a scale it is ones."""
     if scale is None:
@@ -66,7 +66,7 @@ def rms_norm(
     )
 
 
-def _weight(low: Lowering, node: Node, index: int, default: np.ndarray) -> Traced:
+def _weight(low: OnnxLowering, node: OnnxNode, index: int, default: np.ndarray) -> Traced:
     """Scale or shift of a norm; a constant one keeps all its dims."""
     if not low.given(node, index):
         name = low.name(node, f"constant.{index}")
@@ -79,14 +79,14 @@ def _weight(low: Lowering, node: Node, index: int, default: np.ndarray) -> Trace
 
 
 def _over_last(
-    low: Lowering, name: str, x: Traced, weights: tuple[Traced, ...], count: int
+    low: OnnxLowering, name: str, x: Traced, weights: tuple[Traced, ...], count: int
 ) -> tuple[Traced, ...]:
     """Lay x out with its last dims as one, and the weights like it."""
     rank = len(x.dims)
     values = [x]
     for weight in weights:
         if weight.shape != x.shape[rank - count :]:
-            raise UnsupportedError(f"has a scale or shift of {weight.shape} for {x.shape}")
+            raise UnsupportedNodeError(f"has a scale or shift of {weight.shape} for {x.shape}")
         values.append(weight)
     columns = [
         [
@@ -98,11 +98,11 @@ def _over_last(
     x, *rest = unified(values, columns, low.fresh)
     last: Dim = tuple(factor for dim in x.dims[rank - count :] for factor in dim)
     if any(factor.name == BATCH for factor in last):
-        raise UnsupportedError("norms over the batch")
+        raise UnsupportedNodeError("norms over the batch")
     return with_last(low, name, x, last), *(low.laid_out(w, (last,), name) for w in rest)
 
 
-def with_last(low: Lowering, name: str, x: Traced, last: Dim) -> Traced:
+def with_last(low: OnnxLowering, name: str, x: Traced, last: Dim) -> Traced:
     """Lay a tensor out so that its last dim has just these factors."""
     x = low.dropped(x)
     if x.operand and x.operand[-1] == last:
@@ -111,13 +111,13 @@ def with_last(low: Lowering, name: str, x: Traced, last: Dim) -> Traced:
     return low.laid_out(x, (*(dim for dim in others if dim), last), name)
 
 
-def softmax(low: Lowering, node: Node) -> Traced:
+def softmax(low: OnnxLowering, node: OnnxNode) -> Traced:
     """Add a softmax over one dim, brought to the end of the tensor where it is not there."""
     x = low.floating(node, 0)
     axis = axis_of(node, node.integer("axis", -1), len(x.dims))
     last = x.dims[axis]
     if not last or any(factor.name == BATCH for factor in last):
-        raise UnsupportedError("is over the batch or a dim of size one")
+        raise UnsupportedNodeError("is over the batch or a dim of size one")
     x = with_last(low, low.name(node), x, last)
     probabilities = low.emit(
         "softmax", low.name(node), (x,), (x.operand,), dims=x.dims, whole_factors=x.operand[-1]
@@ -127,7 +127,7 @@ def softmax(low: Lowering, node: Node) -> Traced:
     return probabilities
 
 
-def batch_norm(low: Lowering, node: Node) -> Traced:
+def batch_norm(low: OnnxLowering, node: OnnxNode) -> Traced:
     """Add a norm by the statistics of the microbatch, as in training.
 
     The running mean and variance of the file are not read, whatever its mode: they are what
@@ -140,7 +140,7 @@ def batch_norm(low: Lowering, node: Node) -> Traced:
     weights = tuple(low.traced(node, index) for index in (1, 2))
     columns = [[(0, axis), *([(1, 0), (2, 0)] if axis == 1 else [])] for axis in range(len(x.dims))]
     if any(len(weight.dims) != 1 for weight in weights):
-        raise UnsupportedError("has a scale or shift of several dims")
+        raise UnsupportedNodeError("has a scale or shift of several dims")
     x, gamma, beta = (low.dropped(v) for v in unified((x, *weights), columns, low.fresh))
     channels = x.dims[1]
     if channels not in x.operand:

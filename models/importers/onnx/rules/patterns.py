@@ -11,43 +11,45 @@ GELU: Hendrycks and Gimpel, arXiv 1606.08415, section 2 (both forms).
 from math import isclose, pi, sqrt
 from typing import NamedTuple
 
-from millrace.models.importers.onnx.lowering import Lowering
-from millrace.models.importers.onnx.reading import Node
+from millrace.models.importers.onnx.lowering import OnnxLowering
+from millrace.models.importers.onnx.reading import OnnxNode
 
 DEPTH_MAX = 6  # nodes of a product that is written out; the longest pattern has four
 _CUBIC = 0.044715  # Hendrycks and Gimpel 2016, section 2
 
 
-class Product(NamedTuple):
+class MatchedProduct(NamedTuple):
     """A product taken apart: a number and the tensors multiplied."""
 
     number: float
     factors: tuple[str, ...]
 
 
-def product_of(low: Lowering, name: str, stop: str = "", depth: int = DEPTH_MAX) -> Product:
+def product_of(
+    low: OnnxLowering, name: str, stop: str = "", depth: int = DEPTH_MAX
+) -> MatchedProduct:
     """Take a product (Mul, Div by a number, Neg) apart down to tensors that are none, or `stop`."""
     number = low.scalar(name)
     if number is not None:
-        return Product(number, ())
+        return MatchedProduct(number, ())
     node = low.producer(name, "Mul", "Div", "Neg", "Cast", "Identity")
     if node is None or name == stop or not depth:
-        return Product(1.0, (name,))
+        return MatchedProduct(1.0, (name,))
     left = product_of(low, node.inputs[0], stop, depth - 1)
     if node.kind == "Neg":
-        return Product(-left.number, left.factors)
+        return MatchedProduct(-left.number, left.factors)
     if len(node.inputs) < 2:
         return left
     if node.kind == "Div":
         divisor = low.scalar(node.inputs[1])
         if not divisor:
-            return Product(1.0, (name,))
-        return Product(left.number / divisor, left.factors)
+            return MatchedProduct(1.0, (name,))
+        return MatchedProduct(left.number / divisor, left.factors)
     right = product_of(low, node.inputs[1], stop, depth - 1)
-    return Product(left.number * right.number, left.factors + right.factors)
+    return MatchedProduct(left.number * right.number, left.factors + right.factors)
 
 
-def activation(low: Lowering, node: Node) -> tuple[str, str] | None:
+def activation(low: OnnxLowering, node: OnnxNode) -> tuple[str, str] | None:
     """Return (kind, input) where the product that `node` ends is a GELU or a SiLU."""
     for name in dict.fromkeys(product_of(low, node.outputs[0]).factors):
         sigmoid = low.producer(name, "Sigmoid")
@@ -67,7 +69,7 @@ def activation(low: Lowering, node: Node) -> tuple[str, str] | None:
     return None
 
 
-def _is_product(low: Lowering, node: Node, x: str, other: str, number: float) -> bool:
+def _is_product(low: OnnxLowering, node: OnnxNode, x: str, other: str, number: float) -> bool:
     """True if `node` makes number * x * other."""
     node_product = product_of(low, node.outputs[0], stop=x)
     return sorted(node_product.factors) == sorted((x, other)) and _close(
@@ -79,7 +81,7 @@ def _close(number: float, expected: float) -> bool:
     return isclose(number, expected, rel_tol=1e-3)
 
 
-def _plus(low: Lowering, name: str) -> tuple[str, float] | None:
+def _plus(low: OnnxLowering, name: str) -> tuple[str, float] | None:
     """Return (x, number) of x + number."""
     node = low.producer(name, "Add")
     if node is None or len(node.inputs) != 2:
@@ -91,12 +93,12 @@ def _plus(low: Lowering, name: str) -> tuple[str, float] | None:
     return None
 
 
-def _plus_one(low: Lowering, name: str) -> str:
+def _plus_one(low: OnnxLowering, name: str) -> str:
     addition = _plus(low, name)
     return addition[0] if addition is not None and _close(addition[1], 1.0) else ""
 
 
-def _scaled(low: Lowering, name: str, number: float) -> str:
+def _scaled(low: OnnxLowering, name: str, number: float) -> str:
     """Return x of number * x, however x itself came about."""
     node = low.producer(name, "Mul", "Div")
     if node is None or len(node.inputs) != 2:
@@ -109,7 +111,7 @@ def _scaled(low: Lowering, name: str, number: float) -> str:
     return ""
 
 
-def _cubic(low: Lowering, name: str) -> str:
+def _cubic(low: OnnxLowering, name: str) -> str:
     """Return x of sqrt(2 / pi) (x + 0.044715 x^3), the cube a power or a product."""
     inner = _scaled(low, name, sqrt(2 / pi))
     node = low.producer(inner, "Add") if inner else None
@@ -127,7 +129,7 @@ def _cubic(low: Lowering, name: str) -> str:
     return ""
 
 
-def root_mean_square(low: Lowering, node: Node) -> tuple[str, str, float] | None:
+def root_mean_square(low: OnnxLowering, node: OnnxNode) -> tuple[str, str, float] | None:
     """Return (x, weight, epsilon) where `node` makes weight * x / sqrt(mean(x^2) + epsilon).
 
     The mean is over the last dim; the weight may be missing ("").
@@ -144,7 +146,7 @@ def root_mean_square(low: Lowering, node: Node) -> tuple[str, str, float] | None
     return None
 
 
-def _unweighted(low: Lowering, name: str) -> tuple[str, float] | None:
+def _unweighted(low: OnnxLowering, name: str) -> tuple[str, float] | None:
     factors = _factors(low, name)
     for x, other in (factors, factors[::-1]):
         epsilon = _reciprocal_root(low, other, x)
@@ -153,7 +155,7 @@ def _unweighted(low: Lowering, name: str) -> tuple[str, float] | None:
     return None
 
 
-def _factors(low: Lowering, name: str) -> tuple[str, str]:
+def _factors(low: OnnxLowering, name: str) -> tuple[str, str]:
     """Return both factors of a product; those of x / sqrt(y) are x and the quotient's own node."""
     node = low.producer(name, "Mul", "Div")
     if node is None or len(node.inputs) != 2:
@@ -163,7 +165,7 @@ def _factors(low: Lowering, name: str) -> tuple[str, str]:
     return _uncast(low, node.inputs[0]), _uncast(low, node.inputs[1])
 
 
-def _uncast(low: Lowering, name: str) -> str:
+def _uncast(low: OnnxLowering, name: str) -> str:
     for _ in range(DEPTH_MAX):
         node = low.producer(name, "Cast", "Identity")
         if node is None:
@@ -172,7 +174,7 @@ def _uncast(low: Lowering, name: str) -> str:
     return name
 
 
-def _reciprocal_root(low: Lowering, name: str, x: str) -> float | None:
+def _reciprocal_root(low: OnnxLowering, name: str, x: str) -> float | None:
     """Return epsilon where `name` is 1 / sqrt(mean(x^2) + epsilon), or x divided by that root."""
     if not x:
         return None
@@ -204,7 +206,7 @@ def _reciprocal_root(low: Lowering, name: str, x: str) -> float | None:
     return shifted[1] if _uncast(low, square.inputs[1]) == x else None
 
 
-def _over_last(low: Lowering, mean: Node) -> bool:
+def _over_last(low: OnnxLowering, mean: OnnxNode) -> bool:
     axes = mean.integers("axes")
     if axes is None and len(mean.inputs) > 1:
         number = low.scalar(mean.inputs[1])

@@ -4,14 +4,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from millrace.models.importers.onnx.lowering import Lowering
-from millrace.models.importers.onnx.reading import Node
+from millrace.models.importers.onnx.lowering import OnnxLowering
+from millrace.models.importers.onnx.reading import OnnxNode
 from millrace.models.importers.onnx.rules.norms import rms_norm
 from millrace.models.importers.onnx.rules.patterns import activation, root_mean_square
-from millrace.models.importers.onnx.values import Constant, Traced, UnsupportedError
+from millrace.models.importers.onnx.values import Constant, Traced, UnsupportedNodeError
 from millrace.models.ops import Attributes
 
-Rule = Callable[[Lowering, Node], Traced]
+Rule = Callable[[OnnxLowering, OnnxNode], Traced]
 
 FLOATING_TYPES = (1, 10, 11, 16)  # float32, float16, float64, bfloat16 in onnx.proto
 FLOAT_MAX = float(np.finfo(np.float32).max)
@@ -20,23 +20,23 @@ FLOAT_MAX = float(np.finfo(np.float32).max)
 def function(kind: str, **attributes: float) -> Rule:
     """Return the rule of a node that is one function of the table."""
 
-    def rule(low: Lowering, node: Node) -> Traced:
+    def rule(low: OnnxLowering, node: OnnxNode) -> Traced:
         return low.pointwise(kind, low.name(node), low.floating(node, 0), attributes)
 
     return rule
 
 
-def scaled(low: Lowering, name: str, x: Traced, factor: float) -> Traced:
+def scaled(low: OnnxLowering, name: str, x: Traced, factor: float) -> Traced:
     """Return x times a number; x itself for one."""
     return x if factor == 1 else low.pointwise("scale", name, x, {"factor": factor})
 
 
-def shifted(low: Lowering, name: str, x: Traced, value: float) -> Traced:
+def shifted(low: OnnxLowering, name: str, x: Traced, value: float) -> Traced:
     """Return x plus a number; x itself for zero."""
     return x if value == 0 else low.pointwise("shift", name, x, {"value": value})
 
 
-def _number(low: Lowering, node: Node, index: int) -> float | None:
+def _number(low: OnnxLowering, node: OnnxNode, index: int) -> float | None:
     """Number that an input is everywhere; None for one that would add dims to the other input."""
     number = low.scalar(node.inputs[index])
     other, operand = low.value(node, 1 - index), low.value(node, index)
@@ -46,14 +46,14 @@ def _number(low: Lowering, node: Node, index: int) -> float | None:
     return number if shape == other.shape else None
 
 
-def _two(low: Lowering, node: Node) -> None:
+def _two(low: OnnxLowering, node: OnnxNode) -> None:
     if len(node.inputs) != 2:
-        raise UnsupportedError(f"has {len(node.inputs)} inputs in place of two")
+        raise UnsupportedNodeError(f"has {len(node.inputs)} inputs in place of two")
     if any(isinstance(v := low.value(node, index), Traced) and v.ids for index in (0, 1)):
-        raise UnsupportedError("computes with ids")
+        raise UnsupportedNodeError("computes with ids")
 
 
-def add(low: Lowering, node: Node) -> Traced:
+def add(low: OnnxLowering, node: OnnxNode) -> Traced:
     """Add two tensors, or a tensor and a number."""
     _two(low, node)
     for index in (0, 1):
@@ -63,7 +63,7 @@ def add(low: Lowering, node: Node) -> Traced:
     return low.elementwise("add", low.name(node), (low.traced(node, 0), low.traced(node, 1)))
 
 
-def sub(low: Lowering, node: Node) -> Traced:
+def sub(low: OnnxLowering, node: OnnxNode) -> Traced:
     """Subtract, as adding what is scaled by -1."""
     _two(low, node)
     name = low.name(node)
@@ -77,7 +77,7 @@ def sub(low: Lowering, node: Node) -> Traced:
     return low.elementwise("add", name, (low.traced(node, 0), negative))
 
 
-def mul(low: Lowering, node: Node) -> Traced:
+def mul(low: OnnxLowering, node: OnnxNode) -> Traced:
     """Multiply, or end a GELU, a SiLU or an RMS norm that was written out."""
     name = low.name(node)
     pattern = activation(low, node)
@@ -97,7 +97,7 @@ def mul(low: Lowering, node: Node) -> Traced:
     return low.elementwise("mul", name, (low.traced(node, 0), low.traced(node, 1)))
 
 
-def _norm(low: Lowering, node: Node) -> Traced | None:
+def _norm(low: OnnxLowering, node: OnnxNode) -> Traced | None:
     pattern = root_mean_square(low, node)
     if pattern is None:
         return None
@@ -110,7 +110,7 @@ def _norm(low: Lowering, node: Node) -> Traced | None:
     return rms_norm(low, low.name(node), low.used(value), scale, epsilon, 1)
 
 
-def div(low: Lowering, node: Node) -> Traced:
+def div(low: OnnxLowering, node: OnnxNode) -> Traced:
     """Divide, as multiplying by the reciprocal."""
     normed = _norm(low, node)
     if normed is not None:
@@ -120,7 +120,7 @@ def div(low: Lowering, node: Node) -> Traced:
     number = _number(low, node, 1)
     if number is not None:
         if number == 0:
-            raise UnsupportedError("divides by zero")
+            raise UnsupportedNodeError("divides by zero")
         return scaled(low, name, low.traced(node, 0), 1 / number)
     inverse = low.pointwise("reciprocal", low.name(node, "reciprocal"), low.traced(node, 1), {})
     number = _number(low, node, 0)
@@ -129,11 +129,11 @@ def div(low: Lowering, node: Node) -> Traced:
     return low.elementwise("mul", name, (low.traced(node, 0), inverse))
 
 
-def power(low: Lowering, node: Node) -> Traced:
+def power(low: OnnxLowering, node: OnnxNode) -> Traced:
     """Raise to a constant power."""
     exponent = low.scalar(node.inputs[1]) if low.given(node, 1) else None
     if exponent is None:
-        raise UnsupportedError("has an exponent that is not one number")
+        raise UnsupportedNodeError("has an exponent that is not one number")
     x, name = low.floating(node, 0), low.name(node)
     if exponent == 1:
         return x
@@ -145,26 +145,26 @@ def power(low: Lowering, node: Node) -> Traced:
     return low.pointwise("power", name, x, {"exponent": exponent})
 
 
-def neg(low: Lowering, node: Node) -> Traced:
+def neg(low: OnnxLowering, node: OnnxNode) -> Traced:
     """Negate."""
     return scaled(low, low.name(node), low.floating(node, 0), -1.0)
 
 
-def leaky_relu(low: Lowering, node: Node) -> Traced:
+def leaky_relu(low: OnnxLowering, node: OnnxNode) -> Traced:
     """Return x where positive, else alpha x."""
     slope = node.number("alpha", 0.01)
     return low.pointwise("leaky_relu", low.name(node), low.floating(node, 0), {"slope": slope})
 
 
-def prelu(low: Lowering, node: Node) -> Traced:
+def prelu(low: OnnxLowering, node: OnnxNode) -> Traced:
     """Return x where positive, else a learned slope times x."""
     x, slope = low.floating(node, 0), low.traced(node, 1)
     if sum(size > 1 for size in slope.shape) > 1 or len(slope.dims) > len(x.dims):
-        raise UnsupportedError(f"has slopes of shape {slope.shape}, not one per channel")
+        raise UnsupportedNodeError(f"has slopes of shape {slope.shape}, not one per channel")
     return low.elementwise("prelu", low.name(node), (x, slope))
 
 
-def clip(low: Lowering, node: Node) -> Traced:
+def clip(low: OnnxLowering, node: OnnxNode) -> Traced:
     """Bring between two numbers, either of which may be left out."""
     bounds: list[float] = []
     for index, default in ((1, -FLOAT_MAX), (2, FLOAT_MAX)):
@@ -174,7 +174,7 @@ def clip(low: Lowering, node: Node) -> Traced:
     return low.pointwise("clip", low.name(node), low.floating(node, 0), attributes)
 
 
-def extreme(low: Lowering, node: Node) -> Traced:
+def extreme(low: OnnxLowering, node: OnnxNode) -> Traced:
     """Return the larger (Max) or smaller (Min) of a tensor and a number."""
     _two(low, node)
     for index in (0, 1):
@@ -186,19 +186,19 @@ def extreme(low: Lowering, node: Node) -> Traced:
                 "high": FLOAT_MAX if least else number,
             }
             return low.pointwise("clip", low.name(node), low.traced(node, 1 - index), bounds)
-    raise UnsupportedError("compares two tensors")
+    raise UnsupportedNodeError("compares two tensors")
 
 
-def gelu(low: Lowering, node: Node) -> Traced:
+def gelu(low: OnnxLowering, node: OnnxNode) -> Traced:
     """Add a GELU in the form that the node names."""
     form = node.text("approximate", "none")
     if form not in ("none", "tanh"):
-        raise UnsupportedError(f"has approximate={form}")
+        raise UnsupportedNodeError(f"has approximate={form}")
     kind = "gelu_erf" if form == "none" else "gelu"
     return low.pointwise(kind, low.name(node), low.floating(node, 0))
 
 
-def swish(low: Lowering, node: Node) -> Traced:
+def swish(low: OnnxLowering, node: OnnxNode) -> Traced:
     """Multiply x by sigmoid(alpha x)."""
     x, name = low.floating(node, 0), low.name(node)
     alpha = node.number("alpha", 1.0)
@@ -206,13 +206,13 @@ def swish(low: Lowering, node: Node) -> Traced:
     return scaled(low, name, low.pointwise("silu", low.name(node, "silu"), inner), 1 / alpha)
 
 
-def hard_sigmoid(low: Lowering, node: Node) -> Traced:
+def hard_sigmoid(low: OnnxLowering, node: OnnxNode) -> Traced:
     """Return alpha x + beta, brought between 0 and 1."""
     alpha, beta = node.number("alpha", 0.2), node.number("beta", 0.5)
     return _hard_sigmoid(low, node, low.floating(node, 0), alpha, beta, low.name(node))
 
 
-def hard_swish(low: Lowering, node: Node) -> Traced:
+def hard_swish(low: OnnxLowering, node: OnnxNode) -> Traced:
     """Multiply x by the hard sigmoid of slope 1/6 (Howard et al., arXiv 1905.02244)."""
     x = low.floating(node, 0)
     gate = _hard_sigmoid(low, node, x, 1 / 6, 0.5, low.name(node, "gate"))
@@ -220,14 +220,14 @@ def hard_swish(low: Lowering, node: Node) -> Traced:
 
 
 def _hard_sigmoid(
-    low: Lowering, node: Node, x: Traced, alpha: float, beta: float, name: str
+    low: OnnxLowering, node: OnnxNode, x: Traced, alpha: float, beta: float, name: str
 ) -> Traced:
     sloped = scaled(low, low.name(node, "slope"), x, alpha)
     moved = shifted(low, low.name(node, "offset"), sloped, beta)
     return low.pointwise("clip", name, moved, {"low": 0.0, "high": 1.0})
 
 
-def where(low: Lowering, node: Node) -> Traced:
+def where(low: OnnxLowering, node: OnnxNode) -> Traced:
     """Choose by a known condition: what is chosen times one or zero, plus the known other."""
     softplus = low.producer(node.inputs[-1], "Softplus")
     above = low.producer(node.inputs[0], "Greater")
@@ -240,7 +240,7 @@ def where(low: Lowering, node: Node) -> Traced:
     if isinstance(chosen, Constant):
         chosen, other, condition = other, chosen, ~condition
     if not isinstance(chosen, Traced) or not isinstance(other, Constant):
-        raise UnsupportedError("chooses between two tensors that depend on data")
+        raise UnsupportedNodeError("chooses between two tensors that depend on data")
     constant = np.where(condition, 0, np.nan_to_num(other.array)).astype(np.float32)
     mask = low.used(low.tensor(condition.astype(np.float32), f"{name}.mask"))
     masked = low.elementwise("mul", f"{name}.kept", (low.used(chosen), mask))
@@ -249,7 +249,7 @@ def where(low: Lowering, node: Node) -> Traced:
     return low.elementwise("add", name, (masked, low.used(low.tensor(constant, f"{name}.other"))))
 
 
-def cast(low: Lowering, node: Node) -> Traced | Constant:
+def cast(low: OnnxLowering, node: OnnxNode) -> Traced | Constant:
     """Pass the tensor on between floating types: the graph has one arithmetic."""
     value = low.value(node, 0)
     if node.kind == "CastLike":
@@ -260,11 +260,11 @@ def cast(low: Lowering, node: Node) -> Traced | Constant:
     if isinstance(value, Constant):
         return Constant(array=value.array.astype("int64" if to_ids else "float32"))
     if to_ids != value.ids:
-        raise UnsupportedError("turns ids that depend on data into floating numbers, or back")
+        raise UnsupportedNodeError("turns ids that depend on data into floating numbers, or back")
     return value
 
 
-def dropout(low: Lowering, node: Node) -> Traced:
+def dropout(low: OnnxLowering, node: OnnxNode) -> Traced:
     """Add a dropout of its rate in training mode, else nothing."""
     value = low.floating(node, 0)
     training = low.optional(node, 2)
@@ -273,7 +273,7 @@ def dropout(low: Lowering, node: Node) -> Traced:
     if training is None or not bool(np.ravel(training)[0]) or rate == 0:
         return value
     if not 0 < rate < 1:
-        raise UnsupportedError(f"has rate {rate}")
+        raise UnsupportedNodeError(f"has rate {rate}")
     name = low.unique(low.name(node))
     attributes: Attributes = {"rate": rate, "op": low.full_name(name)}
     return low.pointwise("dropout", name, value, attributes)

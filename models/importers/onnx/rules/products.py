@@ -1,15 +1,15 @@
 """Rules of matrix products."""
 
 from millrace.models.errors import ModelError
-from millrace.models.importers.onnx.lowering import Lowering
-from millrace.models.importers.onnx.reading import Node
+from millrace.models.importers.onnx.lowering import OnnxLowering
+from millrace.models.importers.onnx.reading import OnnxNode
 from millrace.models.importers.onnx.rules.attention import attention_pattern
 from millrace.models.importers.onnx.rules.pointwise import scaled
-from millrace.models.importers.onnx.values import Dim, Dims, Factor, Traced, unified
+from millrace.models.importers.onnx.values import Dim, Dims, LabelFactor, Traced, unified
 from millrace.models.labels import BATCH, SEQUENCE
 
 
-def matmul(low: Lowering, node: Node) -> Traced:
+def matmul(low: OnnxLowering, node: OnnxNode) -> Traced:
     """Add a product of matrices, batched or not, or the attention that one ends."""
     attended = attention_pattern(low, node)
     if attended is not None:
@@ -17,7 +17,7 @@ def matmul(low: Lowering, node: Node) -> Traced:
     return product(low, node, low.name(node), low.floating(node, 0), low.floating(node, 1))
 
 
-def product(low: Lowering, node: Node, name: str, left: Traced, right: Traced) -> Traced:
+def product(low: OnnxLowering, node: OnnxNode, name: str, left: Traced, right: Traced) -> Traced:
     """Add the product of two tensors over the last dim of one and the last but one of the other."""
     if not left.dims or not right.dims:
         raise ModelError(f"{node.title} multiplies a number; the file is malformed")
@@ -53,7 +53,7 @@ def product(low: Lowering, node: Node, name: str, left: Traced, right: Traced) -
 
 
 def _both_hold(
-    low: Lowering, name: str, left: Traced, right: Traced, contracted: Dim
+    low: OnnxLowering, name: str, left: Traced, right: Traced, contracted: Dim
 ) -> tuple[Traced, Traced]:
     """Broadcast where one holds a contracted factor that the other lacks."""
     sides = []
@@ -77,13 +77,13 @@ def _laid_out(left: Traced, right: Traced, dims: Dims) -> Dims:
         return tuple(dim for dim in (*left_dims, *right_dims) if dim)
     apart: list[Dim] = []
     for dim in dims:
-        group: tuple[Factor, ...] = tuple(factor for factor in dim if factor in factors)
+        group: tuple[LabelFactor, ...] = tuple(factor for factor in dim if factor in factors)
         mixed = any(factor.name in (BATCH, SEQUENCE) for factor in group)
         apart.extend([(factor,) for factor in group] if mixed else [group])
     return tuple(dim for dim in apart if dim)
 
 
-def gemm(low: Lowering, node: Node) -> Traced:
+def gemm(low: OnnxLowering, node: OnnxNode) -> Traced:
     """Return alpha A B + beta C, either factor transposed."""
     name = low.name(node)
     left, right = low.floating(node, 0), low.floating(node, 1)

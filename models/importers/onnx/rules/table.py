@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from millrace.models.importers.onnx.lowering import Lowering
-from millrace.models.importers.onnx.reading import Node
+from millrace.models.importers.onnx.lowering import OnnxLowering
+from millrace.models.importers.onnx.reading import OnnxNode
 from millrace.models.importers.onnx.rules import (
     attention,
     images,
@@ -14,7 +14,7 @@ from millrace.models.importers.onnx.rules import (
 )
 from millrace.models.importers.onnx.values import Constant, Traced
 
-Rule = Callable[[Lowering, Node], Traced | Constant | tuple[Traced, ...]]
+Rule = Callable[[OnnxLowering, OnnxNode], Traced | Constant | tuple[Traced, ...]]
 
 RULES: dict[str, Rule] = {
     "Add": pointwise.add,

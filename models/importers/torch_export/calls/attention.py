@@ -6,20 +6,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.models.importers.torch_export.algebra import scaled, spread
+from millrace.models.importers.torch_export.algebra import materialize_axes, scaled
 from millrace.models.importers.torch_export.calls.elementwise import added, floating
 from millrace.models.importers.torch_export.calls.products import matrices
 from millrace.models.importers.torch_export.draft import (
     Array,
-    Operand,
-    Slot,
-    Step,
-    Tensor,
+    DraftOp,
+    DraftTensor,
+    OperandSlot,
+    StepOperand,
     Token,
     pointwise,
 )
 from millrace.models.importers.torch_export.extents import (
-    Axis,
+    TensorAxis,
     leaves,
     paired,
     sequence_axis,
@@ -28,16 +28,18 @@ from millrace.models.importers.torch_export.extents import (
 from millrace.models.importers.torch_export.reading import (
     Arguments,
     Handler,
-    Reader,
-    UnsupportedError,
+    ProgramReader,
+    UnsupportedCallError,
 )
 
 
-def _attention(reader: Reader, a: Arguments) -> Array:
+def _attention(reader: ProgramReader, a: Arguments) -> Array:
     query, key, value = (reader.array(floating(a[name])) for name in ("query", "key", "value"))
     scale = 1 / sqrt(query.shape[-1]) if a["scale"] is None else float(a["scale"])
     if len(query.dims) != 4:
-        raise UnsupportedError("expected query, key and value of [batch, heads, tokens, features]")
+        raise UnsupportedCallError(
+            "expected query, key and value of [batch, heads, tokens, features]"
+        )
     if (a["enable_gqa"] or key.shape[1] == 1) and key.shape[1] != query.shape[1]:
         times = query.shape[1] // key.shape[1]
         key, value = (_grouped(array, times) for array in (key, value))
@@ -64,7 +66,7 @@ def _attention(reader: Reader, a: Arguments) -> Array:
 
 def _grouped(array: Array, times: int) -> Array:
     dims = array.dims
-    return Array(array.tensor, (dims[0], (*dims[1], Axis(times)), *dims[2:]))
+    return Array(array.tensor, (dims[0], (*dims[1], TensorAxis(times)), *dims[2:]))
 
 
 def mask_of(mask: Any, queries: int, keys: int) -> tuple[bool, int] | None:
@@ -89,7 +91,7 @@ def mask_of(mask: Any, queries: int, keys: int) -> tuple[bool, int] | None:
     return None
 
 
-def _tokens_of(reader: Reader, query: Array, key: Array) -> str:
+def _tokens_of(reader: ProgramReader, query: Array, key: Array) -> str:
     """Name of the input along whose tokens queries and keys both run, if there is one."""
     along = [
         {axis.extent.root() for axis in leaves(group)} for group in (query.dims[2], key.dims[2])
@@ -101,7 +103,7 @@ def _tokens_of(reader: Reader, query: Array, key: Array) -> str:
     return ""
 
 
-def _shuts(reader: Reader, mask: Any) -> bool:
+def _shuts(reader: ProgramReader, mask: Any) -> bool:
     """True if a mask, constant or a learned term plus one, shows no place those behind it."""
     if mask is None:
         return False
@@ -111,7 +113,9 @@ def _shuts(reader: Reader, mask: Any) -> bool:
     return len(rows) == len(columns) == 1 and _term_shuts(reader, mask.tensor, rows[0], columns[0])
 
 
-def _term_shuts(reader: Reader, tensor: Tensor, row: Axis, column: Axis) -> bool:
+def _term_shuts(
+    reader: ProgramReader, tensor: DraftTensor, row: TensorAxis, column: TensorAxis
+) -> bool:
     """True if some constant term of a sum does so, along these axes of the sum."""
     axes = tensor.leaves()
     if tensor.kind == "constant" and tensor.payload is not None:
@@ -135,7 +139,7 @@ def _term_shuts(reader: Reader, tensor: Tensor, row: Axis, column: Axis) -> bool
     return False
 
 
-def _below(step: Step, operand: Operand, axis: Axis) -> Axis | None:
+def _below(step: DraftOp, operand: StepOperand, axis: TensorAxis) -> TensorAxis | None:
     """Axis of an operand that stands where this one stands in what is made."""
     for slot in step.output.slots:
         for position, leaf in enumerate(leaves(slot.axes)):
@@ -160,7 +164,9 @@ def _additive(mask: Any) -> Any:
     return torch.zeros(mask.shape).masked_fill(~mask, -3.0e38)
 
 
-def _heads(query: Array, key: Array, value: Array) -> list[tuple[Axis, Axis, Axis]]:
+def _heads(
+    query: Array, key: Array, value: Array
+) -> list[tuple[TensorAxis, TensorAxis, TensorAxis]]:
     """Axes of heads, leaf by leaf: those that keys lack are groups that share them."""
     for _ in range(2):
         paired(query.dims[1], key.dims[1])
@@ -171,7 +177,7 @@ def _heads(query: Array, key: Array, value: Array) -> list[tuple[Axis, Axis, Axi
 
 
 def _fused_attention(
-    reader: Reader,
+    reader: ProgramReader,
     arrays: tuple[Array, Array, Array],
     scale: float,
     causal: bool,
@@ -180,14 +186,14 @@ def _fused_attention(
 ) -> Array:
     draft = reader.draft
     query, key, value = arrays
-    query = spread(draft, query, query.dims)
+    query = materialize_axes(draft, query, query.dims)
     heads = _heads(query, key, value)
     shared = [row for row in heads if key.real(row[1])]
     if bias is not None or any(value.real(v) != key.real(k) for _, k, v in heads):
-        key, value = (spread(draft, x, x.dims[1:2]) for x in (key, value))
+        key, value = (materialize_axes(draft, x, x.dims[1:2]) for x in (key, value))
         shared = heads
     alone = [row for row in heads if not any(row is other for other in shared)]
-    key, value = (spread(draft, x, (x.dims[0], *x.dims[2:])) for x in (key, value))
+    key, value = (materialize_axes(draft, x, (x.dims[0], *x.dims[2:])) for x in (key, value))
     for _ in range(2):
         paired(query.dims[0], key.dims[0])
         paired(query.dims[0], value.dims[0])
@@ -203,18 +209,18 @@ def _fused_attention(
     d, u = (Token(single=True, whole=True, label=label) for label in "du")
     g = Token(single=True, label="g" if alone else "h")
     r = Token(single=True, label="r")
-    first = [Slot(b, query.dims[0]), Slot(t, query.dims[2])]
-    middle = [Slot(g, tuple(q for q, _, _ in shared))] if shared or alone else []
-    middle += [Slot(r, tuple(q for q, _, _ in alone))] if alone else []
-    of_key = [Slot(g, tuple(k for _, k, _ in shared))] if middle else []
-    of_value = [Slot(g, tuple(v for _, _, v in shared))] if middle else []
+    first = [OperandSlot(b, query.dims[0]), OperandSlot(t, query.dims[2])]
+    middle = [OperandSlot(g, tuple(q for q, _, _ in shared))] if shared or alone else []
+    middle += [OperandSlot(r, tuple(q for q, _, _ in alone))] if alone else []
+    of_key = [OperandSlot(g, tuple(k for _, k, _ in shared))] if middle else []
+    of_value = [OperandSlot(g, tuple(v for _, _, v in shared))] if middle else []
+    slots_of_key = (OperandSlot(b, key.dims[0]), OperandSlot(s, key.dims[2]), *of_key)
+    slots_of_value = (OperandSlot(b, value.dims[0]), OperandSlot(s, value.dims[2]), *of_value)
     inputs = [
-        Operand(query.tensor, (*first, *middle, Slot(d, query.dims[3]))),
-        Operand(key.tensor, (Slot(b, key.dims[0]), Slot(s, key.dims[2]), *of_key,
-                             Slot(d, key.dims[3]))),
-        Operand(value.tensor, (Slot(b, value.dims[0]), Slot(s, value.dims[2]), *of_value,
-                               Slot(u, value.dims[3]))),
-    ]  # fmt: skip
+        StepOperand(query.tensor, (*first, *middle, OperandSlot(d, query.dims[3]))),
+        StepOperand(key.tensor, (*slots_of_key, OperandSlot(d, key.dims[3]))),
+        StepOperand(value.tensor, (*slots_of_value, OperandSlot(u, value.dims[3]))),
+    ]
     kind = "attention"
     attributes = {"causal": causal, "scale": scale, "window": window}
     if bias is not None:
@@ -224,7 +230,7 @@ def _fused_attention(
     tensor = draft.make(
         kind,
         inputs,
-        [*first, *middle, Slot(u, leaves(value.dims[3]))],
+        [*first, *middle, OperandSlot(u, leaves(value.dims[3]))],
         extras=((b, t, *(slot.token for slot in middle)),),
         attributes=attributes,
         ordered=True,
@@ -232,32 +238,34 @@ def _fused_attention(
     return Array(tensor, (query.dims[0], query.dims[1], query.dims[2], value.dims[3]))
 
 
-def _hinted(rows: list[tuple[Axis, Axis, Axis]], hint: str) -> None:
+def _hinted(rows: list[tuple[TensorAxis, TensorAxis, TensorAxis]], hint: str) -> None:
     for row in rows:
         for axis in row:
             axis.extent.root().hint = hint
 
 
 def _bias(
-    reader: Reader, bias: Array, query: Array, key: Array, tokens: tuple[Token, Token, Token]
-) -> Operand:
+    reader: ProgramReader, bias: Array, query: Array, key: Array, tokens: tuple[Token, Token, Token]
+) -> StepOperand:
     """Term of the scores as `h t s`."""
     dims = ((),) * (3 - len(bias.dims)) + bias.dims[-3:]
     wanted = (query.dims[1], query.dims[2], key.dims[2])
     filled = tuple(
-        group if size_of(group) > 1 else tuple(Axis(axis.extent) for axis in leaves(want))
+        group if size_of(group) > 1 else tuple(TensorAxis(axis.extent) for axis in leaves(want))
         for group, want in zip(dims, wanted, strict=True)
     )
     for _ in range(2):
         for group, want in zip(filled, wanted, strict=True):
             paired(group, want)
-    spread_bias = spread(reader.draft, Array(bias.tensor, filled), filled)
-    slots = [Slot(token, group) for token, group in zip(tokens, spread_bias.dims, strict=True)]
-    return Operand(spread_bias.tensor, tuple(slots))
+    spread_bias = materialize_axes(reader.draft, Array(bias.tensor, filled), filled)
+    slots = [
+        OperandSlot(token, group) for token, group in zip(tokens, spread_bias.dims, strict=True)
+    ]
+    return StepOperand(spread_bias.tensor, tuple(slots))
 
 
 def _plain_attention(
-    reader: Reader,
+    reader: ProgramReader,
     arrays: tuple[Array, Array, Array],
     scale: float,
     causal: bool,
@@ -284,19 +292,19 @@ def _plain_attention(
     return matrices(reader, weights, value)
 
 
-def softmax(reader: Reader, array: Array, dim: int) -> Array:
+def softmax(reader: ProgramReader, array: Array, dim: int) -> Array:
     """Add a softmax over one dim, which comes last in what is made."""
     dim %= len(array.dims)
-    array = spread(reader.draft, array, (array.dims[dim],))
+    array = materialize_axes(reader.draft, array, (array.dims[dim],))
     token = Token(single=True, whole=True)
     inside = {id(axis) for axis in leaves(array.dims[dim])}
-    slots = [Slot(Token(), (x,)) for x in array.tensor.leaves() if id(x) not in inside]
-    slots.append(Slot(token, leaves(array.dims[dim])))
-    read = Operand(array.tensor, tuple(slots))
+    slots = [OperandSlot(Token(), (x,)) for x in array.tensor.leaves() if id(x) not in inside]
+    slots.append(OperandSlot(token, leaves(array.dims[dim])))
+    read = StepOperand(array.tensor, tuple(slots))
     return Array(reader.draft.make("softmax", (read,), slots, ordered=True), array.dims)
 
 
-def _softmax(reader: Reader, a: Arguments) -> Array:
+def _softmax(reader: ProgramReader, a: Arguments) -> Array:
     return softmax(reader, floating(a["self"]), a["dim"])
 
 

@@ -10,8 +10,8 @@ from millrace.models.importers.torch_export.reading import (
     Arguments,
     BatchNumber,
     Handler,
-    Reader,
-    UnsupportedError,
+    ProgramReader,
+    UnsupportedCallError,
 )
 from millrace.models.importers.torch_export.views import viewed
 from millrace.models.labels import BATCH
@@ -22,7 +22,7 @@ _LOWEST = -3.0e38  # stands for minus infinity where something is added to it
 def floating(value: Any) -> Any:
     """Value itself; integer inputs do not enter arithmetic."""
     if isinstance(value, Array) and value.tensor.integer:
-        raise UnsupportedError("it computes with the ids of an input")
+        raise UnsupportedCallError("it computes with the ids of an input")
     return value
 
 
@@ -31,7 +31,7 @@ def shifted(draft: Draft, array: Array, value: float) -> Array:
     return array if value == 0 else pointwise(draft, "shift", array, {"value": float(value)})
 
 
-def added(reader: Reader, left: Any, right: Any, factor: float = 1.0) -> Array:
+def added(reader: ProgramReader, left: Any, right: Any, factor: float = 1.0) -> Array:
     """Left plus `factor` times right; either may be a number or a constant."""
     left, right = floating(left), floating(right)
     for operand, other, times in ((left, right, factor), (right, left, 1.0)):
@@ -44,7 +44,7 @@ def added(reader: Reader, left: Any, right: Any, factor: float = 1.0) -> Array:
     return combined(reader.draft, "add", reader.array(left), right)
 
 
-def multiplied(reader: Reader, left: Any, right: Any) -> Array:
+def multiplied(reader: ProgramReader, left: Any, right: Any) -> Array:
     """Left times right; either may be a number or a constant."""
     left, right = floating(left), floating(right)
     for operand, other in ((left, right), (right, left)):
@@ -54,30 +54,30 @@ def multiplied(reader: Reader, left: Any, right: Any) -> Array:
     return combined(reader.draft, "mul", reader.array(left), reader.array(right))
 
 
-def _add(reader: Reader, a: Arguments) -> Array:
+def _add(reader: ProgramReader, a: Arguments) -> Array:
     return added(reader, a["self"], a["other"], _factor(reader, a.get("alpha", 1)))
 
 
-def _sub(reader: Reader, a: Arguments) -> Array:
+def _sub(reader: ProgramReader, a: Arguments) -> Array:
     return added(reader, a["self"], a["other"], -_factor(reader, a.get("alpha", 1)))
 
 
-def _rsub(reader: Reader, a: Arguments) -> Array:
+def _rsub(reader: ProgramReader, a: Arguments) -> Array:
     return added(reader, a["other"], a["self"], -_factor(reader, a.get("alpha", 1)))
 
 
-def _factor(reader: Reader, value: Any) -> float:
+def _factor(reader: ProgramReader, value: Any) -> float:
     number = reader.number(value)
     return 1.0 if number is None else number
 
 
-def _mul(reader: Reader, a: Arguments) -> Array:
+def _mul(reader: ProgramReader, a: Arguments) -> Array:
     return multiplied(reader, a["self"], a["other"])
 
 
-def _div(reader: Reader, a: Arguments) -> Array:
+def _div(reader: ProgramReader, a: Arguments) -> Array:
     if a.get("rounding_mode"):
-        raise UnsupportedError("it rounds the quotient")
+        raise UnsupportedCallError("it rounds the quotient")
     number = reader.number(a["other"])
     if number is not None:
         return scaled(reader.draft, reader.array(floating(a["self"])), 1 / number)
@@ -87,14 +87,14 @@ def _div(reader: Reader, a: Arguments) -> Array:
     return multiplied(reader, a["self"], pointwise(reader.draft, "reciprocal", other))
 
 
-def _neg(reader: Reader, a: Arguments) -> Array:
+def _neg(reader: ProgramReader, a: Arguments) -> Array:
     return scaled(reader.draft, floating(a["self"]), -1.0)
 
 
-def _pow(reader: Reader, a: Arguments) -> Array:
+def _pow(reader: ProgramReader, a: Arguments) -> Array:
     exponent = reader.number(a["exponent"])
     if exponent is None or not isinstance(a["self"], Array):
-        raise UnsupportedError("the exponent is a tensor")
+        raise UnsupportedCallError("the exponent is a tensor")
     array = floating(a["self"])
     if exponent == 1:
         return reader.array(array)
@@ -103,37 +103,37 @@ def _pow(reader: Reader, a: Arguments) -> Array:
     return pointwise(reader.draft, "power", array, {"exponent": exponent})
 
 
-def _square(reader: Reader, a: Arguments) -> Array:
+def _square(reader: ProgramReader, a: Arguments) -> Array:
     return pointwise(reader.draft, "power", floating(a["self"]), {"exponent": 2.0})
 
 
 def _function(kind: str) -> Handler:
-    def draft(reader: Reader, a: Arguments) -> Array:
+    def draft(reader: ProgramReader, a: Arguments) -> Array:
         return pointwise(reader.draft, kind, floating(a["self"]))
 
     return draft
 
 
-def _gelu(reader: Reader, a: Arguments) -> Array:
+def _gelu(reader: ProgramReader, a: Arguments) -> Array:
     kind = "gelu" if a["approximate"] == "tanh" else "gelu_erf"
     return pointwise(reader.draft, kind, floating(a["self"]))
 
 
 def _with(kind: str, *fields: tuple[str, Callable[[Arguments], Value]]) -> Handler:
-    def draft(reader: Reader, a: Arguments) -> Array:
+    def draft(reader: ProgramReader, a: Arguments) -> Array:
         attributes = {name: value(a) for name, value in fields}
         return pointwise(reader.draft, kind, floating(a["self"]), attributes)
 
     return draft
 
 
-def _softplus(reader: Reader, a: Arguments) -> Array:
+def _softplus(reader: ProgramReader, a: Arguments) -> Array:
     beta = float(a["beta"])
     softplus = pointwise(reader.draft, "softplus", scaled(reader.draft, floating(a["self"]), beta))
     return scaled(reader.draft, softplus, 1 / beta)
 
 
-def _clip(reader: Reader, array: Array, low: float | None, high: float | None) -> Array:
+def _clip(reader: ProgramReader, array: Array, low: float | None, high: float | None) -> Array:
     attributes = {
         "low": -3.0e38 if low is None else float(low),
         "high": 3.0e38 if high is None else float(high),
@@ -141,45 +141,45 @@ def _clip(reader: Reader, array: Array, low: float | None, high: float | None) -
     return pointwise(reader.draft, "clip", array, attributes)
 
 
-def _clamp(reader: Reader, a: Arguments) -> Array:
+def _clamp(reader: ProgramReader, a: Arguments) -> Array:
     low, high = (None if a[x] is None else reader.number(a[x]) for x in ("min", "max"))
     return _clip(reader, floating(a["self"]), low, high)
 
 
-def _clamp_min(reader: Reader, a: Arguments) -> Array:
+def _clamp_min(reader: ProgramReader, a: Arguments) -> Array:
     return _clip(reader, floating(a["self"]), reader.number(a["min"]), None)
 
 
-def _clamp_max(reader: Reader, a: Arguments) -> Array:
+def _clamp_max(reader: ProgramReader, a: Arguments) -> Array:
     return _clip(reader, floating(a["self"]), None, reader.number(a["max"]))
 
 
-def _hardtanh(reader: Reader, a: Arguments) -> Array:
+def _hardtanh(reader: ProgramReader, a: Arguments) -> Array:
     return _clip(reader, floating(a["self"]), a["min_val"], a["max_val"])
 
 
-def _relu6(reader: Reader, a: Arguments) -> Array:
+def _relu6(reader: ProgramReader, a: Arguments) -> Array:
     return _clip(reader, floating(a["self"]), 0.0, 6.0)
 
 
-def _hardsigmoid(reader: Reader, a: Arguments) -> Array:
+def _hardsigmoid(reader: ProgramReader, a: Arguments) -> Array:
     clipped = _clip(reader, shifted(reader.draft, floating(a["self"]), 3.0), 0.0, 6.0)
     return scaled(reader.draft, clipped, 1 / 6)
 
 
-def _hardswish(reader: Reader, a: Arguments) -> Array:
+def _hardswish(reader: ProgramReader, a: Arguments) -> Array:
     return multiplied(reader, a["self"], _hardsigmoid(reader, a))
 
 
-def _prelu(reader: Reader, a: Arguments) -> Array:
+def _prelu(reader: ProgramReader, a: Arguments) -> Array:
     x, slope = floating(a["self"]), a["weight"]
     if slope.shape == (1,):
-        raise UnsupportedError("one slope for all channels; give one per channel")
+        raise UnsupportedCallError("one slope for all channels; give one per channel")
     over = Array(slope.tensor, (*slope.dims, *((),) * (len(x.dims) - 2)))
     return combined(reader.draft, "prelu", x, over)
 
 
-def _swiglu(reader: Reader, a: Arguments) -> Array:
+def _swiglu(reader: ProgramReader, a: Arguments) -> Array:
     gate, up = floating(a["gate"]), floating(a["up"])
     if not (isinstance(gate, Array) and isinstance(up, Array)):
         return multiplied(reader, pointwise(reader.draft, "silu", reader.array(gate)), up)
@@ -195,49 +195,49 @@ def dims_of(value: Any, rank: int) -> list[int]:
     return [dim % rank for dim in (value if isinstance(value, list | tuple) else [value])]
 
 
-def _sum(reader: Reader, a: Arguments) -> Array:
+def _sum(reader: ProgramReader, a: Arguments) -> Array:
     array = floating(a["self"])
     dims = dims_of(a.get("dim"), len(array.dims))
     return reduced(reader.draft, array, dims, keep=bool(a.get("keepdim", False)))
 
 
-def mean(reader: Reader, array: Array, dims: list[int], keep: bool) -> Array:
+def mean(reader: ProgramReader, array: Array, dims: list[int], keep: bool) -> Array:
     """Mean over dims of a sample."""
     if any(axis.role == BATCH for dim in dims for axis in array.dims[dim]):
-        raise UnsupportedError("it takes the mean over samples")
+        raise UnsupportedCallError("it takes the mean over samples")
     count = prod(array.shape[dim] for dim in dims)
     return scaled(reader.draft, reduced(reader.draft, array, dims, keep=keep), 1 / count)
 
 
-def _mean(reader: Reader, a: Arguments) -> Array:
+def _mean(reader: ProgramReader, a: Arguments) -> Array:
     array = floating(a["self"])
     dims = dims_of(a.get("dim"), len(array.dims))
     return mean(reader, array, dims, bool(a.get("keepdim", False)))
 
 
-def _vector_norm(reader: Reader, a: Arguments) -> Array:
+def _vector_norm(reader: ProgramReader, a: Arguments) -> Array:
     if float(a["ord"]) != 2:
-        raise UnsupportedError(f"a norm of order {a['ord']}; the Euclidean one (2) is known")
+        raise UnsupportedCallError(f"a norm of order {a['ord']}; the Euclidean one (2) is known")
     array = pointwise(reader.draft, "power", floating(a["self"]), {"exponent": 2.0})
     dims = dims_of(a["dim"], len(array.dims))
     total = reduced(reader.draft, array, dims, keep=bool(a["keepdim"]))
     return pointwise(reader.draft, "sqrt", total)
 
 
-def _masked_fill(reader: Reader, a: Arguments) -> Array:
+def _masked_fill(reader: ProgramReader, a: Arguments) -> Array:
     mask, value = a["mask"], reader.number(a["value"])
     if isinstance(mask, Array) or value is None:
-        raise UnsupportedError("its mask depends on the inputs")
+        raise UnsupportedCallError("its mask depends on the inputs")
     value = max(value, _LOWEST)
     unmasked = multiplied(reader, a["self"], (~mask).float())
     return unmasked if value == 0 else added(reader, unmasked, mask.float() * value)
 
 
-def where(reader: Reader, a: Arguments) -> Array:
+def where(reader: ProgramReader, a: Arguments) -> Array:
     """Choose one of two values by a constant condition."""
     mask = a["condition"]
     if isinstance(mask, Array):
-        raise UnsupportedError("its condition depends on the inputs")
+        raise UnsupportedCallError("its condition depends on the inputs")
     parts = []
     for value, part_mask in ((a["self"], mask), (a["other"], ~mask)):
         number = None if isinstance(value, BatchNumber) else reader.number(value)
@@ -250,7 +250,7 @@ def where(reader: Reader, a: Arguments) -> Array:
     return added(reader, parts[0], parts[1])
 
 
-def _glu(reader: Reader, a: Arguments) -> Array:
+def _glu(reader: ProgramReader, a: Arguments) -> Array:
     array = floating(a["self"])
     dim = a["dim"] % len(array.dims)
     size = array.shape[dim]

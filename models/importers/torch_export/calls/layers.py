@@ -12,24 +12,24 @@ from millrace.models.importers.torch_export.calls.elementwise import (
 )
 from millrace.models.importers.torch_export.draft import (
     Array,
-    Operand,
-    Slot,
-    Tensor,
+    DraftTensor,
+    OperandSlot,
+    StepOperand,
     Token,
     Value,
     fresh,
     pointwise,
 )
-from millrace.models.importers.torch_export.extents import Axis, leaves, paired
+from millrace.models.importers.torch_export.extents import TensorAxis, leaves, paired
 from millrace.models.importers.torch_export.reading import (
     Arguments,
     Handler,
-    Reader,
-    UnsupportedError,
+    ProgramReader,
+    UnsupportedCallError,
 )
 
 
-def _norm(reader: Reader, kind: str, a: Arguments, epsilon: float) -> Array:
+def _norm(reader: ProgramReader, kind: str, a: Arguments, epsilon: float) -> Array:
     x = reader.array(floating(a["input"]))
     rank = len(a["normalized_shape"])
     given = [a["weight"]] if kind == "rms_norm" else [a["weight"], a["bias"]]
@@ -43,19 +43,19 @@ def _norm(reader: Reader, kind: str, a: Arguments, epsilon: float) -> Array:
                 paired(group, weight_group)
     inside = tuple(axis for group in x.dims[-rank:] for axis in leaves(group))
     if any(axis.role == "b" for axis in inside) or not all(x.real(axis) for axis in inside):
-        raise UnsupportedError("it is taken over samples or over a dim that was expanded")
+        raise UnsupportedCallError("it is taken over samples or over a dim that was expanded")
     token = Token(single=True, whole=True, label="d")
     have = {id(axis) for axis in inside}
-    lead = [Slot(Token(), (axis,)) for axis in x.tensor.leaves() if id(axis) not in have]
-    inputs = [Operand(x.tensor, (*lead, Slot(token, inside)))]
+    lead = [OperandSlot(Token(), (axis,)) for axis in x.tensor.leaves() if id(axis) not in have]
+    inputs = [StepOperand(x.tensor, (*lead, OperandSlot(token, inside)))]
     for weight in weights:
         axes = tuple(axis for group in weight.dims for axis in leaves(group))
-        inputs.append(Operand(weight.tensor, (Slot(token, axes),)))
+        inputs.append(StepOperand(weight.tensor, (OperandSlot(token, axes),)))
     statistics = tuple(slot.token for slot in lead)
     tensor = reader.draft.make(
         kind,
         inputs,
-        [*lead, Slot(token, inside)],
+        [*lead, OperandSlot(token, inside)],
         extras=(statistics,) * (1 if kind == "rms_norm" else 2),
         attributes={"epsilon": epsilon},
         ordered=True,
@@ -63,24 +63,24 @@ def _norm(reader: Reader, kind: str, a: Arguments, epsilon: float) -> Array:
     return Array(tensor, x.dims)
 
 
-def _filled(reader: Reader, shape: Sequence[int], value: float) -> Array:
+def _filled(reader: ProgramReader, shape: Sequence[int], value: float) -> Array:
     """Constant of one value that has its dims."""
     axes = tuple(fresh(size) for size in shape)
     name = reader.draft.name(f"{reader.draft.where}.{'ones' if value else 'zeros'}".lstrip("."))
-    tensor = Tensor(name=name, axes=axes, kind="constant", attributes={"value": value})
+    tensor = DraftTensor(name=name, axes=axes, kind="constant", attributes={"value": value})
     return Array(tensor, tuple((axis,) for axis in axes))
 
 
-def _layer_norm(reader: Reader, a: Arguments) -> Array:
+def _layer_norm(reader: ProgramReader, a: Arguments) -> Array:
     return _norm(reader, "layer_norm", a, float(a["eps"]))
 
 
-def _rms_norm(reader: Reader, a: Arguments) -> Array:
+def _rms_norm(reader: ProgramReader, a: Arguments) -> Array:
     # PyTorch's default is the spacing of numbers around one.
     return _norm(reader, "rms_norm", a, 1.1920929e-07 if a["eps"] is None else float(a["eps"]))
 
 
-def _batch_norm(reader: Reader, a: Arguments) -> Array:
+def _batch_norm(reader: ProgramReader, a: Arguments) -> Array:
     x = reader.array(floating(a["input"]))
     epsilon = float(a["eps"])
     if not a["training"]:
@@ -98,15 +98,15 @@ def _batch_norm(reader: Reader, a: Arguments) -> Array:
     slots = []
     for axis in x.tensor.leaves():
         if axis is inside[0]:
-            slots.append(Slot(channel, inside))
+            slots.append(OperandSlot(channel, inside))
         elif id(axis) not in have:
-            slots.append(Slot(Token(), (axis,)))
-    read = Operand(x.tensor, tuple(slots))
-    channel_slots = [Slot(channel, inside)]
+            slots.append(OperandSlot(Token(), (axis,)))
+    read = StepOperand(x.tensor, tuple(slots))
+    channel_slots = [OperandSlot(channel, inside)]
     sums = draft.make(
         "channel_sums", (read,), channel_slots, name="sums", ordered=True, across=True
     )
-    sums_operand = Operand(sums, tuple(channel_slots))
+    sums_operand = StepOperand(sums, tuple(channel_slots))
     squares = draft.make(
         "channel_squares",
         (read, sums_operand),
@@ -115,10 +115,12 @@ def _batch_norm(reader: Reader, a: Arguments) -> Array:
         ordered=True,
         across=True,
     )
-    weights = [Operand(w.tensor, (Slot(channel, leaves(w.dims[0])),)) for w in (gamma, beta)]
+    weights = [
+        StepOperand(w.tensor, (OperandSlot(channel, leaves(w.dims[0])),)) for w in (gamma, beta)
+    ]
     tensor = draft.make(
         "batch_norm",
-        (read, sums_operand, Operand(squares, tuple(channel_slots)), *weights),
+        (read, sums_operand, StepOperand(squares, tuple(channel_slots)), *weights),
         slots,
         attributes={"epsilon": epsilon},
         ordered=True,
@@ -126,11 +128,11 @@ def _batch_norm(reader: Reader, a: Arguments) -> Array:
     return Array(tensor, x.dims)
 
 
-def _known_batch_norm(reader: Reader, x: Array, a: Arguments, epsilon: float) -> Array:
+def _known_batch_norm(reader: ProgramReader, x: Array, a: Arguments, epsilon: float) -> Array:
     """Batch norm by running statistics, which are constants: an affine map per channel."""
     tail = (1,) * (len(x.dims) - 2)
     if isinstance(a["running_mean"], Array) or not hasattr(a["running_mean"], "reshape"):
-        raise UnsupportedError("its running statistics have no values: they are fake")
+        raise UnsupportedCallError("its running statistics have no values: they are fake")
     centre = a["running_mean"].reshape(-1, *tail)
     spread = (a["running_var"] + epsilon).rsqrt().reshape(-1, *tail)
     normed = multiplied(reader, added(reader, x, -centre), spread)
@@ -140,17 +142,17 @@ def _known_batch_norm(reader: Reader, x: Array, a: Arguments, epsilon: float) ->
     return normed
 
 
-def _conv2d(reader: Reader, a: Arguments) -> Array:
+def _conv2d(reader: ProgramReader, a: Arguments) -> Array:
     x, weight = reader.array(floating(a["input"])), reader.array(a["weight"])
     if len(x.dims) != 4:
-        raise UnsupportedError("expected images of [batch, channels, rows, columns]")
+        raise UnsupportedCallError("expected images of [batch, channels, rows, columns]")
     stride, dilation = _two(a["stride"]), _two(a["dilation"])
     kernel, groups = weight.shape[2:], int(a["groups"])
     padding = a["padding"]
     if isinstance(padding, str):
         full_padding = [(k - 1) * d for k, d in zip(kernel, dilation, strict=True)]
         if padding == "same" and any(size % 2 for size in full_padding):
-            raise UnsupportedError("`same` padding of a window of even size")
+            raise UnsupportedCallError("`same` padding of a window of even size")
         padding = [size // 2 if padding == "same" else 0 for size in full_padding]
     pad = _two(padding)
     attributes: dict[str, Value] = _window(stride, pad)
@@ -164,7 +166,7 @@ def _conv2d(reader: Reader, a: Arguments) -> Array:
 
 
 def _convolved(
-    reader: Reader,
+    reader: ProgramReader,
     x: Array,
     weight: Array,
     groups: int,
@@ -181,22 +183,27 @@ def _convolved(
     of_w = Token(single=True, labels=("g", "n") if many else ("n",))
     inner = Token(single=True, labels=("c",))
     batch = Token(label="b")
-    out = Axis(leaves(weight.dims[0])[0].extent) if weight.dims[0] else fresh(1)
+    out = TensorAxis(leaves(weight.dims[0])[0].extent) if weight.dims[0] else fresh(1)
     rows, columns = fresh(sizes[0], "y"), fresh(sizes[1], "x")
     places = zip((of_w, inner, q, p), weight.dims, strict=True)
     inputs = [
-        Operand(
+        StepOperand(
             x.tensor,
             (
-                Slot(batch, x.dims[0]),
-                Slot(of_x, x.dims[1]),
-                Slot(y, x.dims[2]),
-                Slot(z, x.dims[3]),
+                OperandSlot(batch, x.dims[0]),
+                OperandSlot(of_x, x.dims[1]),
+                OperandSlot(y, x.dims[2]),
+                OperandSlot(z, x.dims[3]),
             ),
         ),
-        Operand(weight.tensor, tuple(Slot(token, group) for token, group in places)),
+        StepOperand(weight.tensor, tuple(OperandSlot(token, group) for token, group in places)),
     ]
-    slots = [Slot(batch, x.dims[0]), Slot(of_w, (out,)), Slot(j, (rows,)), Slot(i, (columns,))]
+    slots = [
+        OperandSlot(batch, x.dims[0]),
+        OperandSlot(of_w, (out,)),
+        OperandSlot(j, (rows,)),
+        OperandSlot(i, (columns,)),
+    ]
     tensor = reader.draft.make("conv", inputs, slots, attributes=attributes, ordered=True)
     convolved = Array(tensor, (x.dims[0], (out,), (rows,), (columns,)))
     convolved = _without_places(reader, convolved)
@@ -206,7 +213,7 @@ def _convolved(
     return combined(reader.draft, "add", convolved, Array(over.tensor, (*over.dims, (), ())))
 
 
-def _without_places(reader: Reader, array: Array) -> Array:
+def _without_places(reader: ProgramReader, array: Array) -> Array:
     """Array without dims of size one but the batch: an image of one place is a vector."""
     units = [x for group in array.dims[1:] for x in leaves(group) if x.size == 1]
     return summed_axes(reader.draft, array, units) if units else array
@@ -222,7 +229,7 @@ def _window(stride: tuple[int, int], pad: tuple[int, int]) -> dict[str, Value]:
 
 
 def _pooled(
-    reader: Reader,
+    reader: ProgramReader,
     kind: str,
     x: Array,
     size: tuple[int, int],
@@ -230,15 +237,15 @@ def _pooled(
     pad: tuple[int, int],
 ) -> Array:
     if len(x.dims) != 4:
-        raise UnsupportedError("expected images of [batch, channels, rows, columns]")
+        raise UnsupportedCallError("expected images of [batch, channels, rows, columns]")
     sizes = [(x.shape[2 + i] + 2 * pad[i] - size[i]) // stride[i] + 1 for i in (0, 1)]
     y, z, j, i = (Token(single=True, whole=True, label=label) for label in "yxji")
     batch, channel = Token(label="b"), Token(single=True, label="c")
-    lead = [Slot(batch, x.dims[0]), Slot(channel, x.dims[1])]
+    lead = [OperandSlot(batch, x.dims[0]), OperandSlot(channel, x.dims[1])]
     rows, columns = fresh(sizes[0], "y"), fresh(sizes[1], "x")
-    read = Operand(x.tensor, (*lead, Slot(y, x.dims[2]), Slot(z, x.dims[3])))
+    read = StepOperand(x.tensor, (*lead, OperandSlot(y, x.dims[2]), OperandSlot(z, x.dims[3])))
     attributes = _window(stride, pad) | {"size_y": size[0], "size_x": size[1]}
-    slots = [*lead, Slot(j, (rows,)), Slot(i, (columns,))]
+    slots = [*lead, OperandSlot(j, (rows,)), OperandSlot(i, (columns,))]
     tensor = reader.draft.make(kind, (read,), slots, attributes=attributes, ordered=True)
     pooled = Array(tensor, (x.dims[0], x.dims[1], (rows,), (columns,)))
     return _without_places(reader, pooled)
@@ -251,76 +258,76 @@ def _cut_windows(
     return any((x.shape[2 + i] + 2 * pad[i] - size[i]) % stride[i] for i in (0, 1))
 
 
-def _max_pool2d(reader: Reader, a: Arguments) -> Array:
+def _max_pool2d(reader: ProgramReader, a: Arguments) -> Array:
     size = _two(a["kernel_size"])
     stride = _two(a["stride"]) if a["stride"] else size
     cut = a["ceil_mode"] and _cut_windows(a["self"], size, stride, _two(a["padding"]))
     if cut or _two(a["dilation"]) != (1, 1):
-        raise UnsupportedError("windows that reach over the edge (`ceil_mode`) or dilation")
+        raise UnsupportedCallError("windows that reach over the edge (`ceil_mode`) or dilation")
     return _pooled(reader, "max_pool", floating(a["self"]), size, stride, _two(a["padding"]))
 
 
-def _avg_pool2d(reader: Reader, a: Arguments) -> Array:
+def _avg_pool2d(reader: ProgramReader, a: Arguments) -> Array:
     pad = _two(a["padding"])
     size = _two(a["kernel_size"])
     stride = _two(a["stride"]) if a["stride"] else size
     if a["divisor_override"] or (pad != (0, 0) and not a["count_include_pad"]):
-        raise UnsupportedError("a divisor or padding that is not counted")
+        raise UnsupportedCallError("a divisor or padding that is not counted")
     if a["ceil_mode"] and all(s >= n for s, n in zip(size, a["self"].shape[2:], strict=True)):
         return mean(reader, floating(a["self"]), [2, 3], keep=True)
     if a["ceil_mode"] and _cut_windows(a["self"], size, stride, pad):
-        raise UnsupportedError("windows that reach over the edge (`ceil_mode`)")
+        raise UnsupportedCallError("windows that reach over the edge (`ceil_mode`)")
     return _pooled(reader, "avg_pool", floating(a["self"]), size, stride, pad)
 
 
-def _adaptive_avg_pool2d(reader: Reader, a: Arguments) -> Array:
+def _adaptive_avg_pool2d(reader: ProgramReader, a: Arguments) -> Array:
     x = floating(a["self"])
     rows, columns = _two(a["output_size"])
     rank = len(x.dims)
     if (rows, columns) == (1, 1):
         return mean(reader, x, [rank - 2, rank - 1], keep=True)
     if x.shape[-2] % rows or x.shape[-1] % columns:
-        raise UnsupportedError(f"windows of unequal size for an output of {rows} x {columns}")
+        raise UnsupportedCallError(f"windows of unequal size for an output of {rows} x {columns}")
     size = (x.shape[-2] // rows, x.shape[-1] // columns)
     return x if size == (1, 1) else _pooled(reader, "avg_pool", x, size, size, (0, 0))
 
 
-def _adaptive_avg_pool1d(reader: Reader, a: Arguments) -> Array:
+def _adaptive_avg_pool1d(reader: ProgramReader, a: Arguments) -> Array:
     x = floating(a["self"])
     if _two(a["output_size"]) != (1, 1):
-        raise UnsupportedError("an output of more than one place")
+        raise UnsupportedCallError("an output of more than one place")
     return mean(reader, x, [len(x.dims) - 1], keep=True)
 
 
-def _dropout(reader: Reader, a: Arguments) -> Array:
+def _dropout(reader: ProgramReader, a: Arguments) -> Array:
     x = reader.array(a["input"] if "input" in a else a["self"])
     rate = float(a["p"])
     if not a["train"] or rate == 0:
         return x
     if rate >= 1:
-        raise UnsupportedError("it drops everything")
+        raise UnsupportedCallError("it drops everything")
     return pointwise(reader.draft, "dropout", x, {"rate": rate})
 
 
-def _convolution(reader: Reader, a: Arguments) -> Array:
+def _convolution(reader: ProgramReader, a: Arguments) -> Array:
     if a["transposed"]:
-        raise UnsupportedError("a transposed convolution")
+        raise UnsupportedCallError("a transposed convolution")
     return _conv2d(reader, a)
 
 
-def _native_layer_norm(reader: Reader, a: Arguments) -> list[Array]:
+def _native_layer_norm(reader: ProgramReader, a: Arguments) -> list[Array]:
     return [_layer_norm(reader, a)]
 
 
-def _native_batch_norm(reader: Reader, a: Arguments) -> list[Array]:
+def _native_batch_norm(reader: ProgramReader, a: Arguments) -> list[Array]:
     return [_batch_norm(reader, {**a, "training": a.get("training", False)})]
 
 
-def _native_dropout(reader: Reader, a: Arguments) -> list[Array]:
+def _native_dropout(reader: ProgramReader, a: Arguments) -> list[Array]:
     return [_dropout(reader, {**a, "train": a["train"] is not False})]
 
 
-def _max_pool2d_with_indices(reader: Reader, a: Arguments) -> list[Array]:
+def _max_pool2d_with_indices(reader: ProgramReader, a: Arguments) -> list[Array]:
     return [_max_pool2d(reader, a)]
 
 

@@ -14,19 +14,19 @@ from typing import Any
 from millrace.models.importers.torch_export.algebra import combined, narrowed, product
 from millrace.models.importers.torch_export.draft import (
     Array,
-    Operand,
-    Slot,
-    Tensor,
+    DraftTensor,
+    OperandSlot,
+    StepOperand,
     Token,
     fresh,
 )
-from millrace.models.importers.torch_export.extents import Axis, leaves
-from millrace.models.importers.torch_export.patterns import Found, bare, is_call
+from millrace.models.importers.torch_export.extents import TensorAxis, leaves
+from millrace.models.importers.torch_export.patterns import Found, is_call, without_casts
 from millrace.models.importers.torch_export.reading import (
     Arguments,
     Handler,
-    Reader,
-    UnsupportedError,
+    ProgramReader,
+    UnsupportedCallError,
 )
 from millrace.models.labels import BATCH, EXPERT
 
@@ -38,21 +38,21 @@ def mixture(node: Any) -> Found | None:
     weighted = _below(node.args[0], "view", "reshape")
     if not is_call(weighted, "mul"):
         return None
-    rows, weights = bare(weighted.args[0]), _below(weighted.args[1], "unsqueeze")
+    rows, weights = without_casts(weighted.args[0]), _below(weighted.args[1], "unsqueeze")
     down = _gathered(rows)
     if down is None or not is_call(weights, "reshape", "view"):
         return None
     parameter, ids, active = down
-    if not is_call(active, "mul") or not is_call(bare(active.args[0]), "silu"):
+    if not is_call(active, "mul") or not is_call(without_casts(active.args[0]), "silu"):
         return None
-    gate, up = bare(bare(active.args[0]).args[0]), bare(active.args[1])
+    gate, up = without_casts(without_casts(active.args[0]).args[0]), without_casts(active.args[1])
     if not (is_call(gate, "getitem") and is_call(up, "getitem") and gate.args[0] is up.args[0]):
         return None
     if (gate.args[1], up.args[1]) != (0, 1) or not is_call(gate.args[0], "split"):
         return None
     if gate.meta["val"].shape[-1] * 2 != gate.args[0].args[0].meta["val"].shape[-1]:
         return None
-    wide = _gathered(bare(gate.args[0].args[0]))
+    wide = _gathered(without_casts(gate.args[0].args[0]))
     if wide is None or wide[1] is not ids or not is_call(wide[2], "repeat_interleave"):
         return None
     return "mixture", {
@@ -66,8 +66,8 @@ def mixture(node: Any) -> Found | None:
 
 def _below(node: Any, *names: str) -> Any:
     """Node that a call of one of these names reads, or None."""
-    node = bare(node) if hasattr(node, "meta") else None
-    return bare(node.args[0]) if is_call(node, *names) else None
+    node = without_casts(node) if hasattr(node, "meta") else None
+    return without_casts(node.args[0]) if is_call(node, *names) else None
 
 
 def _gathered(node: Any) -> tuple[Any, Any, Any] | None:
@@ -75,7 +75,7 @@ def _gathered(node: Any) -> tuple[Any, Any, Any] | None:
     product_of = _below(node, "squeeze")
     if not is_call(product_of, "bmm"):
         return None
-    weights, rows = bare(product_of.args[0]), _below(product_of.args[1], "unsqueeze")
+    weights, rows = without_casts(product_of.args[0]), _below(product_of.args[1], "unsqueeze")
     if not is_call(weights, "index") or rows is None or len(weights.args[1]) != 1:
         return None
     ids = _below(weights.args[1][0], "reshape", "view")
@@ -85,7 +85,7 @@ def _gathered(node: Any) -> tuple[Any, Any, Any] | None:
     return None if ids is None else (weights.args[0], ids, rows)
 
 
-def _top_k(reader: Reader, a: Arguments) -> list[Array]:
+def _top_k(reader: ProgramReader, a: Arguments) -> list[Array]:
     """Chosen scores and their experts; the places they get go along with the experts."""
     scores = a["self"]
     axes = leaves(scores.dims[0])
@@ -96,22 +96,22 @@ def _top_k(reader: Reader, a: Arguments) -> list[Array]:
         or axes[0].role != BATCH
         or a["dim"] % len(scores.dims) != 1 + (len(scores.dims) == 3)
     ):
-        raise UnsupportedError("expected the scores of every token, experts last")
+        raise UnsupportedCallError("expected the scores of every token, experts last")
     size = int(a["k"])
     choice = fresh(size)
     b, t, n = Token(), Token(single=True, whole=True), Token(single=True, whole=True, label="n")
     k = Token(single=True, whole=True, label="k")
-    lead = [Slot(b, axes[:1]), Slot(t, axes[1:])]
+    lead = [OperandSlot(b, axes[:1]), OperandSlot(t, axes[1:])]
     values = reader.draft.make(
         "top_k",
-        (Operand(scores.tensor, (*lead, Slot(n, leaves(scores.dims[-1])))),),
-        [*lead, Slot(k, (choice,))],
+        (StepOperand(scores.tensor, (*lead, OperandSlot(n, leaves(scores.dims[-1])))),),
+        [*lead, OperandSlot(k, (choice,))],
         extras=((b, t, k), (b, t, k)),
         attributes={"capacity": axes[1].size, "groups": 1, "kept_groups": 1},
         ordered=True,
     )
     expert, place = (
-        Tensor(name=f"{values.name}.{part}", axes=values.axes, integer=True, payload=values)
+        DraftTensor(name=f"{values.name}.{part}", axes=values.axes, integer=True, payload=values)
         for part in ("expert", "place")
     )
     reader.draft.steps[-1].more = (expert, place)
@@ -119,16 +119,16 @@ def _top_k(reader: Reader, a: Arguments) -> list[Array]:
     return [Array(values, dims), Array(expert, dims)]
 
 
-def _routes(reader: Reader, ids: Any) -> tuple[Tensor, Tensor]:
+def _routes(reader: ProgramReader, ids: Any) -> tuple[DraftTensor, DraftTensor]:
     """Experts and places of a `top_k`."""
     for step in reader.draft.steps:
         if isinstance(ids, Array) and any(tensor is ids.tensor for tensor in step.more):
             expert, place = step.more
             return expert, place
-    raise UnsupportedError("its experts are not those of a topk")
+    raise UnsupportedCallError("its experts are not those of a topk")
 
 
-def _mixture(reader: Reader, a: Arguments) -> Array:
+def _mixture(reader: ProgramReader, a: Arguments) -> Array:
     draft = reader.draft
     expert, place = _routes(reader, a["ids"])
     x, weights, gate_up, down = a["x"], a["weights"], a["gate_up"], a["down"]
@@ -139,13 +139,19 @@ def _mixture(reader: Reader, a: Arguments) -> Array:
     places = fresh(tokens.size, "c")
     e, b, k = Token(), Token(), Token(single=True, whole=True, label="k")
     t, c = Token(single=True, whole=True), Token(single=True, whole=True, label="c")
-    of_token = (Slot(b, (batch,)), Slot(t, (tokens,)))
-    routes = [Operand(route, (*of_token, Slot(k, (choice,)))) for route in (expert, place)]
-    features = Slot(Token(single=True, label="d"), leaves(x.dims[-1]))
-    to = (Slot(e, (Axis(experts.extent),)), Slot(b, (batch,)), Slot(c, (places,)))
+    of_token = (OperandSlot(b, (batch,)), OperandSlot(t, (tokens,)))
+    routes = [
+        StepOperand(route, (*of_token, OperandSlot(k, (choice,)))) for route in (expert, place)
+    ]
+    features = OperandSlot(Token(single=True, label="d"), leaves(x.dims[-1]))
+    to = (
+        OperandSlot(e, (TensorAxis(experts.extent),)),
+        OperandSlot(b, (batch,)),
+        OperandSlot(c, (places,)),
+    )
     sent = draft.make(
         "dispatch",
-        (Operand(x.tensor, (*of_token, features)), *routes),
+        (StepOperand(x.tensor, (*of_token, features)), *routes),
         [*to, features],
         ordered=True,
     )
@@ -156,14 +162,14 @@ def _mixture(reader: Reader, a: Arguments) -> Array:
     active = combined(draft, "swiglu", gate, up)
     expert_outputs = product(draft, active, down, ("ebcf", "edf", "ebcd"))
     back = tuple(
-        Slot(slot.token, group)
+        OperandSlot(slot.token, group)
         for slot, group in zip((*to, features), expert_outputs.dims, strict=True)
     )
-    weight = Operand(weights.tensor, (*of_token, Slot(k, leaves(weights.dims[-1]))))
+    weight = StepOperand(weights.tensor, (*of_token, OperandSlot(k, leaves(weights.dims[-1]))))
     out = draft.make(
         "combine",
-        (Operand(expert_outputs.tensor, back), *routes, weight),
-        [*of_token, Slot(features.token, expert_outputs.dims[-1])],
+        (StepOperand(expert_outputs.tensor, back), *routes, weight),
+        [*of_token, OperandSlot(features.token, expert_outputs.dims[-1])],
         ordered=True,
     )
     return Array(out, (*x.dims[:-1], expert_outputs.dims[-1]))

@@ -12,15 +12,15 @@ from millrace.models.importers.torch_export.draft import Array
 from millrace.models.importers.torch_export.reading import (
     Arguments,
     Handler,
-    Reader,
-    UnsupportedError,
+    ProgramReader,
+    UnsupportedCallError,
 )
 from millrace.models.labels import BATCH
 
 _PIECES_MAX = 64  # joined to one tensor; a graph of more is no longer read by anyone
 
 
-def _fill(reader: Reader, a: Arguments) -> Any:
+def _fill(reader: ProgramReader, a: Arguments) -> Any:
     """Value spread over the shape of what is overwritten."""
     import torch
 
@@ -34,13 +34,13 @@ def _fill(reader: Reader, a: Arguments) -> Any:
     return torch.full(shape, value.item() if hasattr(value, "item") else value, dtype=dtype)
 
 
-def _copy(reader: Reader, a: Arguments) -> Any:
+def _copy(reader: ProgramReader, a: Arguments) -> Any:
     """Values in the shape of what is overwritten."""
     given, target = a["src"], a["self"]
     if not isinstance(given, Array):
         return given.expand(target.shape)
     if given.tensor.integer != _integer(target):
-        raise UnsupportedError("it turns ids into numbers, or numbers into ids")
+        raise UnsupportedCallError("it turns ids into numbers, or numbers into ids")
     return views.expanded(given, target.shape)
 
 
@@ -50,7 +50,7 @@ def _integer(value: Any) -> bool:
     return not value.dtype.is_floating_point
 
 
-def _slice_scatter(reader: Reader, a: Arguments) -> Array:
+def _slice_scatter(reader: ProgramReader, a: Arguments) -> Array:
     base, given = reader.array(a["self"]), reader.array(a["src"])
     dim, size = a["dim"] % len(base.dims), base.shape[a["dim"]]
     start, end = (
@@ -60,7 +60,7 @@ def _slice_scatter(reader: Reader, a: Arguments) -> Array:
     return _written(reader, base, given, dim, (start, max(end, start), a["step"]))
 
 
-def _select_scatter(reader: Reader, a: Arguments) -> Array:
+def _select_scatter(reader: ProgramReader, a: Arguments) -> Array:
     base, given = reader.array(a["self"]), reader.array(a["src"])
     dim = a["dim"] % len(base.dims)
     start = int(a["index"]) % base.shape[dim]
@@ -69,22 +69,22 @@ def _select_scatter(reader: Reader, a: Arguments) -> Array:
 
 
 def _written(
-    reader: Reader, base: Array, given: Array, dim: int, places: tuple[int, int, int]
+    reader: ProgramReader, base: Array, given: Array, dim: int, places: tuple[int, int, int]
 ) -> Array:
     """Array `base` with other values at the places (start, end, step) of a dim."""
     start, end, step = places
     shape = base.shape
     if base.tensor.integer != given.tensor.integer:
-        raise UnsupportedError("it turns ids into numbers, or numbers into ids")
+        raise UnsupportedCallError("it turns ids into numbers, or numbers into ids")
     if start >= end:
         return base
     if any(axis.role == BATCH for axis in (*base.dims[dim], *given.dims[dim])):
         if (start, end, step) == (0, shape[dim], 1):
             return given
-        raise UnsupportedError("it writes into some of the samples")
+        raise UnsupportedCallError("it writes into some of the samples")
     if step > 1:
         if shape[dim] % step or start >= step or given.shape[dim] != shape[dim] // step:
-            raise UnsupportedError(f"it writes every {step}th of {shape[dim]} places")
+            raise UnsupportedCallError(f"it writes every {step}th of {shape[dim]} places")
         apart = (*shape[:dim], shape[dim] // step, step, *shape[dim + 1 :])
         base = views.viewed(reader.draft, base, apart)
         given = views.unsqueezed(given, dim + 1)
@@ -98,13 +98,13 @@ def _written(
     return parts[0] if len(parts) == 1 else views.joined(reader.draft, parts, dim)
 
 
-def _index_put(reader: Reader, a: Arguments) -> Array:
+def _index_put(reader: ProgramReader, a: Arguments) -> Array:
     """Constants at constant places; other writes have no counterpart in a graph."""
     import torch
 
     base, indices, given = a["self"], a["indices"], a["values"]
     if any(isinstance(operand, Array) for operand in (*indices, given)) or a["accumulate"]:
-        raise UnsupportedError("what is written, or where, depends on the inputs")
+        raise UnsupportedCallError("what is written, or where, depends on the inputs")
     places = tuple(slice(None) if index is None else index for index in indices)
     mask = torch.zeros(base.shape, dtype=torch.bool)
     values = torch.zeros(base.shape, dtype=given.dtype)
@@ -112,7 +112,7 @@ def _index_put(reader: Reader, a: Arguments) -> Array:
     return where(reader, {"condition": mask, "self": values, "other": base})
 
 
-def _index(reader: Reader, a: Arguments) -> Array:
+def _index(reader: ProgramReader, a: Arguments) -> Array:
     """Rows of a table by ids, or listed places of a dim (of several that follow each other)."""
     table, indices = a["self"], a["indices"]
     dim = next(i for i, index in enumerate(indices) if index is not None)
@@ -125,11 +125,11 @@ def _index(reader: Reader, a: Arguments) -> Array:
         if are_ids and not sample:
             return embedding(reader, {"weight": table, "indices": ids})
     if data or not isinstance(table, Array) or len(listed) != len(indices) - dim:
-        raise UnsupportedError("expected rows of a table by ids, or constant places of a dim")
+        raise UnsupportedCallError("expected rows of a table by ids, or constant places of a dim")
     return _taken(reader, table, dim, listed)
 
 
-def _taken(reader: Reader, table: Array, dim: int, indices: Sequence[Any]) -> Array:
+def _taken(reader: ProgramReader, table: Array, dim: int, indices: Sequence[Any]) -> Array:
     """Listed places of dims from `dim` on, which become the dims of the list."""
     import torch
 
@@ -137,7 +137,7 @@ def _taken(reader: Reader, table: Array, dim: int, indices: Sequence[Any]) -> Ar
         indices = indices[0].nonzero(as_tuple=True)
     shape, count = table.shape, len(indices)
     if any(axis.role == BATCH for group in table.dims[dim : dim + count] for axis in group):
-        raise UnsupportedError("it chooses among samples")
+        raise UnsupportedCallError("it chooses among samples")
     sizes = shape[dim : dim + count]
     indices = torch.broadcast_tensors(*indices)
     strides = [prod(sizes[i + 1 :]) for i in range(count)]
@@ -152,7 +152,9 @@ def _taken(reader: Reader, table: Array, dim: int, indices: Sequence[Any]) -> Ar
         )
     runs = _runs(flat)
     if len(runs) > _PIECES_MAX or not runs:
-        raise UnsupportedError(f"it takes {len(runs)} pieces of a dim; {_PIECES_MAX} can be joined")
+        raise UnsupportedCallError(
+            f"it takes {len(runs)} pieces of a dim; {_PIECES_MAX} can be joined"
+        )
     parts = [narrowed(reader.draft, array, dim, start, size) for start, size in runs]
     taken = parts[0] if len(parts) == 1 else views.joined(reader.draft, parts, dim)
     wanted = (*shape[:dim], *places.shape, *shape[dim + count :])
@@ -170,7 +172,7 @@ def _runs(places: Sequence[int]) -> list[tuple[int, int]]:
     return runs
 
 
-def _index_select(reader: Reader, a: Arguments) -> Array:
+def _index_select(reader: ProgramReader, a: Arguments) -> Array:
     before = [None] * (a["dim"] % len(a["self"].shape))
     return _index(reader, {"self": a["self"], "indices": [*before, a["index"]]})
 

@@ -6,12 +6,22 @@ stretched model, say) the products with the tables stay, which are constants.
 
 from typing import Any
 
-from millrace.models.importers.torch_export.algebra import combined, narrowed, scaled, spread
+from millrace.models.importers.torch_export.algebra import (
+    combined,
+    materialize_axes,
+    narrowed,
+    scaled,
+)
 from millrace.models.importers.torch_export.calls.elementwise import floating
-from millrace.models.importers.torch_export.draft import Array, Operand, Slot, Token
+from millrace.models.importers.torch_export.draft import Array, OperandSlot, StepOperand, Token
 from millrace.models.importers.torch_export.extents import leaves, sequence_axis
-from millrace.models.importers.torch_export.patterns import Found, bare, either, is_call
-from millrace.models.importers.torch_export.reading import Arguments, Handler, Reader
+from millrace.models.importers.torch_export.patterns import (
+    Found,
+    is_call,
+    match_operand,
+    without_casts,
+)
+from millrace.models.importers.torch_export.reading import Arguments, Handler, ProgramReader
 from millrace.models.importers.torch_export.views import joined, selected, viewed
 from millrace.models.labels import SEQUENCE
 
@@ -20,17 +30,17 @@ def rotary(node: Any) -> Found | None:
     """Match of the sum of x cos and of the turned x sin."""
     if not is_call(node, "add") or not all(hasattr(x, "meta") for x in node.args[:2]):
         return None
-    plain, turned = (bare(x) for x in node.args[:2])
+    plain, turned = (without_casts(x) for x in node.args[:2])
     if not (is_call(plain, "mul") and is_call(turned, "mul")):
         return None
-    matched = either(turned, _turned)
+    matched = match_operand(turned, _turned)
     if matched is None or not all(hasattr(x, "meta") for x in (matched[1], *plain.args[:2])):
         return None
     (x, interleaved), sine = matched
     first, second = plain.args[:2]
-    if bare(first) is not x and bare(second) is not x:
+    if without_casts(first) is not x and without_casts(second) is not x:
         return None
-    cosine = second if bare(first) is x else first
+    cosine = second if without_casts(first) is x else first
     dims = int(x.meta["val"].shape[-1])
     arguments = {"x": x, "cos": cosine, "sin": sine, "interleaved": interleaved, "dims": dims}
     return "rotary", arguments
@@ -40,8 +50,8 @@ def partly_rotary(node: Any) -> Found | None:
     """Match of a join of first features that are turned and others as they were."""
     if not is_call(node, "cat") or len(node.args[0]) != 2:
         return None
-    matched = rotary(bare(node.args[0][0]))
-    rest = bare(node.args[0][1])
+    matched = rotary(without_casts(node.args[0][0]))
+    rest = without_casts(node.args[0][1])
     if matched is None or not (is_call(matched[1]["x"], "slice") and is_call(rest, "slice")):
         return None
     part, rank = matched[1]["x"], node.meta["val"].ndim
@@ -51,15 +61,17 @@ def partly_rotary(node: Any) -> Found | None:
         return None
     if (_slice(part, size), _slice(rest, size)) != ((0, dims, 1), (dims, size, 1)):
         return None
-    return "rotary", {**matched[1], "x": bare(full)}
+    return "rotary", {**matched[1], "x": without_casts(full)}
 
 
 def _turned(node: Any) -> tuple[Any, bool] | None:
     """Tensor x of what has minus the second of each pair first; True if pairs are neighbours."""
     if is_call(node, "cat"):
         step = 1
-    elif is_call(node, "flatten", "reshape", "view") and is_call(bare(node.args[0]), "stack"):
-        step, node = 2, bare(node.args[0])
+    elif is_call(node, "flatten", "reshape", "view") and is_call(
+        without_casts(node.args[0]), "stack"
+    ):
+        step, node = 2, without_casts(node.args[0])
     else:
         return None
     rank = node.meta["val"].ndim
@@ -76,7 +88,7 @@ def _turned(node: Any) -> tuple[Any, bool] | None:
     )
     if later.args[0] is not x or tuple(_slice(y, size) for y in (later, earlier)) != wanted:
         return None
-    return bare(x), step == 2
+    return without_casts(x), step == 2
 
 
 def _slice(node: Any, size: int) -> tuple[Any, ...] | None:
@@ -88,14 +100,14 @@ def _slice(node: Any, size: int) -> tuple[Any, ...] | None:
     return (start or 0, size if end is None or end > size else end, step)
 
 
-def _rotary(reader: Reader, a: Arguments) -> Array:
+def _rotary(reader: ProgramReader, a: Arguments) -> Array:
     x = reader.array(floating(a["x"]))
     interleaved = bool(a["interleaved"])
     place = _positions(a["cos"], a["sin"], x, a["dims"])
     base = None if place is None else base_of(a["cos"], a["sin"], interleaved)
     if place is None or base is None:
         return _by_tables(reader, x, a, interleaved)
-    x = spread(reader.draft, x, (x.dims[-1],))
+    x = materialize_axes(reader.draft, x, (x.dims[-1],))
     attributes = {
         "base": base,
         "dims": int(a["dims"]),
@@ -103,9 +115,9 @@ def _rotary(reader: Reader, a: Arguments) -> Array:
         "inverse": False,
     }
     inside = {id(axis) for axis in leaves(x.dims[-1])}
-    slots = [Slot(Token(), (y,)) for y in x.tensor.leaves() if id(y) not in inside]
-    slots.append(Slot(Token(single=True, whole=True, label="d"), leaves(x.dims[-1])))
-    read = Operand(x.tensor, tuple(slots))
+    slots = [OperandSlot(Token(), (y,)) for y in x.tensor.leaves() if id(y) not in inside]
+    slots.append(OperandSlot(Token(single=True, whole=True, label="d"), leaves(x.dims[-1])))
+    read = StepOperand(x.tensor, tuple(slots))
     turned = reader.draft.make("rotary", (read,), slots, attributes=attributes, ordered=True)
     return Array(turned, x.dims)
 
@@ -124,7 +136,7 @@ def _positions(cosine: Any, sine: Any, x: Array, dims: int) -> int | None:
     return long[0] if axes[0].role == SEQUENCE else None
 
 
-def _by_tables(reader: Reader, full: Array, a: Arguments, interleaved: bool) -> Array:
+def _by_tables(reader: ProgramReader, full: Array, a: Arguments, interleaved: bool) -> Array:
     draft, size = reader.draft, int(a["dims"])
     x = narrowed(draft, full, -1, 0, size)
     if interleaved:

@@ -8,19 +8,19 @@ from millrace.models.importers.torch_export.draft import Array
 from millrace.models.importers.torch_export.reading import (
     Arguments,
     Handler,
-    Reader,
-    UnsupportedError,
+    ProgramReader,
+    UnsupportedCallError,
 )
 
 _END = 2**62  # a slice's end beyond any dim
 
 
-def _same(reader: Reader, a: Arguments) -> Array:
+def _same(reader: ProgramReader, a: Arguments) -> Array:
     dtype = a.get("dtype")
     if dtype is not None and not dtype.is_floating_point and not a["self"].tensor.integer:
-        raise UnsupportedError(f"it turns numbers into {dtype}")
+        raise UnsupportedCallError(f"it turns numbers into {dtype}")
     if dtype is not None and dtype.is_floating_point and a["self"].tensor.integer:
-        raise UnsupportedError("it turns ids into numbers")
+        raise UnsupportedCallError("it turns ids into numbers")
     return _array(a["self"])
 
 
@@ -29,10 +29,10 @@ def _array(value: Any) -> Array:
     return value
 
 
-def _detach(reader: Reader, a: Arguments) -> Array:
+def _detach(reader: ProgramReader, a: Arguments) -> Array:
     array = _array(a["self"])
     if array.tensor.trained:
-        raise UnsupportedError("it stops a gradient, which a graph cannot")
+        raise UnsupportedCallError("it stops a gradient, which a graph cannot")
     return array
 
 
@@ -49,12 +49,12 @@ def _shape(value: Any, array: Array) -> list[int]:
     return shape
 
 
-def _view(reader: Reader, a: Arguments) -> Array:
+def _view(reader: ProgramReader, a: Arguments) -> Array:
     array = _array(a["self"])
     return views.viewed(reader.draft, array, _shape(a.get("size", a.get("shape")), array))
 
 
-def _flatten(reader: Reader, a: Arguments) -> Array:
+def _flatten(reader: ProgramReader, a: Arguments) -> Array:
     array = _array(a["self"])
     rank = len(array.dims)
     start, end = a["start_dim"] % rank, a["end_dim"] % rank
@@ -62,7 +62,7 @@ def _flatten(reader: Reader, a: Arguments) -> Array:
     return Array(array.tensor, (*array.dims[:start], merged, *array.dims[end + 1 :]))
 
 
-def _unflatten(reader: Reader, a: Arguments) -> Array:
+def _unflatten(reader: ProgramReader, a: Arguments) -> Array:
     array = _array(a["self"])
     dim = a["dim"] % len(array.dims)
     shape = array.shape
@@ -71,25 +71,25 @@ def _unflatten(reader: Reader, a: Arguments) -> Array:
     return views.viewed(reader.draft, array, _shape(new_shape, array))
 
 
-def _permute(reader: Reader, a: Arguments) -> Array:
+def _permute(reader: ProgramReader, a: Arguments) -> Array:
     array = _array(a["self"])
     return views.permuted(array, [dim % len(array.dims) for dim in a["dims"]])
 
 
-def _transpose(reader: Reader, a: Arguments) -> Array:
+def _transpose(reader: ProgramReader, a: Arguments) -> Array:
     return views.swapped(_array(a["self"]), a["dim0"], a["dim1"])
 
 
-def _swapaxes(reader: Reader, a: Arguments) -> Array:
+def _swapaxes(reader: ProgramReader, a: Arguments) -> Array:
     return views.swapped(_array(a["self"]), a["axis0"], a["axis1"])
 
 
-def _t(reader: Reader, a: Arguments) -> Array:
+def _t(reader: ProgramReader, a: Arguments) -> Array:
     array = _array(a["self"])
     return array if len(array.dims) < 2 else views.swapped(array, -2, -1)
 
 
-def _movedim(reader: Reader, a: Arguments) -> Array:
+def _movedim(reader: ProgramReader, a: Arguments) -> Array:
     array = _array(a["self"])
     rank = len(array.dims)
     places = [
@@ -102,48 +102,48 @@ def _movedim(reader: Reader, a: Arguments) -> Array:
     return views.permuted(array, order)
 
 
-def _unsqueeze(reader: Reader, a: Arguments) -> Array:
+def _unsqueeze(reader: ProgramReader, a: Arguments) -> Array:
     return views.unsqueezed(_array(a["self"]), a["dim"])
 
 
-def _squeeze(reader: Reader, a: Arguments) -> Array:
+def _squeeze(reader: ProgramReader, a: Arguments) -> Array:
     dim = a.get("dim")
     dims = dim if dim is None or isinstance(dim, list) else [dim]
     return views.squeezed(reader.draft, _array(a["self"]), dims)
 
 
-def _expand(reader: Reader, a: Arguments) -> Array:
+def _expand(reader: ProgramReader, a: Arguments) -> Array:
     return views.expanded(_array(a["self"]), [int(size) for size in a["size"]])
 
 
-def _expand_as(reader: Reader, a: Arguments) -> Array:
+def _expand_as(reader: ProgramReader, a: Arguments) -> Array:
     return views.expanded(_array(a["self"]), a["other"].shape)
 
 
-def _repeat(reader: Reader, a: Arguments) -> Array:
+def _repeat(reader: ProgramReader, a: Arguments) -> Array:
     return views.repeated(_array(a["self"]), [int(count) for count in a["repeats"]])
 
 
-def _repeat_interleave(reader: Reader, a: Arguments) -> Array:
+def _repeat_interleave(reader: ProgramReader, a: Arguments) -> Array:
     if a["dim"] is None or not isinstance(a["repeats"], int):
-        raise UnsupportedError("its repetitions differ from place to place")
+        raise UnsupportedCallError("its repetitions differ from place to place")
     return views.interleaved(_array(a["self"]), a["repeats"], a["dim"])
 
 
-def _slice(reader: Reader, a: Arguments) -> Array:
+def _slice(reader: ProgramReader, a: Arguments) -> Array:
     start, end = a["start"] or 0, _END if a["end"] is None else a["end"]
     return views.strided(reader.draft, _array(a["self"]), a["dim"], start, end, a["step"])
 
 
-def _narrow(reader: Reader, a: Arguments) -> Array:
+def _narrow(reader: ProgramReader, a: Arguments) -> Array:
     return narrowed(reader.draft, _array(a["self"]), a["dim"], int(a["start"]), int(a["length"]))
 
 
-def _select(reader: Reader, a: Arguments) -> Array:
+def _select(reader: ProgramReader, a: Arguments) -> Array:
     return views.selected(reader.draft, _array(a["self"]), a["dim"], int(a["index"]))
 
 
-def _pieces(reader: Reader, array: Array, dim: int, sizes: list[int]) -> list[Array]:
+def _pieces(reader: ProgramReader, array: Array, dim: int, sizes: list[int]) -> list[Array]:
     starts = [sum(sizes[:index]) for index in range(len(sizes))]
     return [
         narrowed(reader.draft, array, dim, start, size)
@@ -151,7 +151,7 @@ def _pieces(reader: Reader, array: Array, dim: int, sizes: list[int]) -> list[Ar
     ]
 
 
-def _split(reader: Reader, a: Arguments) -> list[Array]:
+def _split(reader: ProgramReader, a: Arguments) -> list[Array]:
     array, dim = _array(a["self"]), a["dim"]
     sizes = a.get("split_size", a.get("split_sizes"))
     if isinstance(sizes, int):
@@ -160,7 +160,7 @@ def _split(reader: Reader, a: Arguments) -> list[Array]:
     return _pieces(reader, array, dim, [int(size) for size in sizes])
 
 
-def _chunk(reader: Reader, a: Arguments) -> list[Array]:
+def _chunk(reader: ProgramReader, a: Arguments) -> list[Array]:
     array, dim = _array(a["self"]), a["dim"]
     total = array.shape[dim % len(array.dims)]
     size = -(-total // a["chunks"])
@@ -169,28 +169,28 @@ def _chunk(reader: Reader, a: Arguments) -> list[Array]:
     )
 
 
-def _unbind(reader: Reader, a: Arguments) -> list[Array]:
+def _unbind(reader: ProgramReader, a: Arguments) -> list[Array]:
     array = _array(a["self"])
     count = array.shape[a["dim"] % len(array.dims)]
     return [views.selected(reader.draft, array, a["dim"], index) for index in range(count)]
 
 
-def _getitem(reader: Reader, a: Arguments) -> Any:
+def _getitem(reader: ProgramReader, a: Arguments) -> Any:
     return a["arg0"][a["arg1"]]
 
 
-def _cat(reader: Reader, a: Arguments) -> Array:
+def _cat(reader: ProgramReader, a: Arguments) -> Array:
     parts = [x for x in a["tensors"] if 0 not in x.shape]
     arrays = [reader.array(part) for part in parts]
     return arrays[0] if len(arrays) == 1 else views.joined(reader.draft, arrays, a["dim"])
 
 
-def _pad(reader: Reader, a: Arguments) -> Array:
+def _pad(reader: ProgramReader, a: Arguments) -> Array:
     array, amounts = _array(a["self"]), [int(x) for x in a["pad"]]
     if a.get("mode", "constant") != "constant" or a.get("value"):
-        raise UnsupportedError("it pads with something else than zeros")
+        raise UnsupportedCallError("it pads with something else than zeros")
     if min(amounts) < 0:
-        raise UnsupportedError("it pads by less than nothing")
+        raise UnsupportedCallError("it pads by less than nothing")
     for index in range(len(amounts) // 2):
         before, after = amounts[2 * index : 2 * index + 2]
         if before or after:
@@ -198,10 +198,10 @@ def _pad(reader: Reader, a: Arguments) -> Array:
     return array
 
 
-def _roll(reader: Reader, a: Arguments) -> Array:
+def _roll(reader: ProgramReader, a: Arguments) -> Array:
     array = _array(a["self"])
     if len(a["dims"]) != len(a["shifts"]):
-        raise UnsupportedError("it rolls across dims")
+        raise UnsupportedCallError("it rolls across dims")
     for dim, shift in zip(a["dims"], a["shifts"], strict=True):
         size = array.shape[dim]
         start = -int(shift) % size
@@ -214,7 +214,7 @@ def _roll(reader: Reader, a: Arguments) -> Array:
     return array
 
 
-def _pixel_shuffle(reader: Reader, a: Arguments) -> Array:
+def _pixel_shuffle(reader: ProgramReader, a: Arguments) -> Array:
     array, factor = _array(a["self"]), int(a["upscale_factor"])
     batch, channels, rows, columns = array.shape
     out_channels = channels // factor**2
@@ -225,7 +225,7 @@ def _pixel_shuffle(reader: Reader, a: Arguments) -> Array:
     )
 
 
-def _stack(reader: Reader, a: Arguments) -> Array:
+def _stack(reader: ProgramReader, a: Arguments) -> Array:
     arrays = [reader.array(part) for part in a["tensors"]]
     arrays = [views.unsqueezed(array, a["dim"]) for array in arrays]
     return views.joined(reader.draft, arrays, a["dim"])

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.planner.search.blocks.duals.pairs import Pair
+from millrace.planner.search.blocks.duals.pairs import StatePair
 from millrace.planner.search.blocks.states import Ints
 
 Floats = NDArray[np.float64]
@@ -29,7 +29,7 @@ class Eliminated:
 
     choice: int
     own: Floats  # [O, K]
-    pair: Pair | None  # with the neighbour, where there is one
+    pair: StatePair | None  # with the neighbour, where there is one
 
     def costs(self, chosen: Ints, rows: Ints) -> Floats:
         """Costs of the options beside what the neighbour has: [O, K]."""
@@ -46,9 +46,11 @@ class Eliminated:
             self.pair.keep(rows)
 
 
-def eliminate(option_costs: list[Floats], pairs: list[Pair]) -> tuple[list[Eliminated], list[Pair]]:
+def eliminate(
+    option_costs: list[Floats], pairs: list[StatePair]
+) -> tuple[list[Eliminated], list[StatePair]]:
     """Choices taken out, in order, and the pairs left; `option_costs` of the others changes."""
-    beside: list[list[Pair]] = [[] for _ in option_costs]
+    beside: list[list[StatePair]] = [[] for _ in option_costs]
     for pair in pairs:
         if not pair.shared and 1 in pair.cost.shape[:2]:
             _absorb(option_costs, pair)
@@ -83,7 +85,7 @@ def eliminate(option_costs: list[Floats], pairs: list[Pair]) -> tuple[list[Elimi
     return eliminated, left
 
 
-def _absorb(option_costs: list[Floats], pair: Pair) -> None:
+def _absorb(option_costs: list[Floats], pair: StatePair) -> None:
     """Add a pair with one state at an end to the choice at the other."""
     end = 0 if pair.cost.shape[1] == 1 else 1
     cost = pair.cost[0] if end else pair.turned[0]

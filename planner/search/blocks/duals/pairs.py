@@ -53,7 +53,7 @@ class Options(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Pair:
+class StatePair:
     """A term over the states of two choices: of boxing the producer's, and a reader's."""
 
     ends: tuple[int, int]  # choices
@@ -80,7 +80,7 @@ class Pair:
 
 
 @dataclass(slots=True, eq=False)
-class Level:
+class SweepLevel:
     """Choices with no pair among them, and what their options cost.
 
     Attributes
@@ -97,11 +97,11 @@ class Level:
     choices: tuple[int, ...]
     own: Doubles
     slices: list[slice]
-    earlier: "Side | None" = None
-    later: "Side | None" = None
+    earlier: "LevelSide | None" = None
+    later: "LevelSide | None" = None
 
     @property
-    def sides(self) -> "list[Side]":
+    def sides(self) -> "list[LevelSide]":
         """Sides that there are, the earlier one first."""
         return [side for side in (self.earlier, self.later) if side is not None]
 
@@ -125,13 +125,13 @@ class Level:
         return least_costs
 
     def keep(self, rows: Ints) -> None:
-        """Leave out all other rows; pairs are left to `Pair.keep`."""
+        """Leave out all other rows; pairs are left to `StatePair.keep`."""
         self.own = self.own.take(rows, axis=1)
         for side in self.sides:
             side.hold(side.taken.take(rows, axis=1))
 
 
-class Side:
+class LevelSide:
     """The pairs of a level's choices with earlier choices, or those with later ones: one at least.
 
     Parameters
@@ -150,7 +150,9 @@ class Side:
         Which of it lies in which pair.
     """
 
-    def __init__(self, level: Level, pairs: Sequence[Sequence[Pair]], most: Sequence[int]) -> None:
+    def __init__(
+        self, level: SweepLevel, pairs: Sequence[Sequence[StatePair]], most: Sequence[int]
+    ) -> None:
         ends = zip(level.choices, pairs, strict=True)
         pair_ends = [
             (pair, pair.ends.index(choice))
@@ -276,8 +278,8 @@ class Side:
 
 
 def levels_of(
-    order: Sequence[int], option_costs: Sequence[Doubles], pairs: Sequence[Pair]
-) -> list[Level]:
+    order: Sequence[int], option_costs: Sequence[Doubles], pairs: Sequence[StatePair]
+) -> list[SweepLevel]:
     """Levels of choices by the longest way from one without earlier ones; pairs lead to later ones.
 
     Parameters
@@ -289,7 +291,9 @@ def levels_of(
     pairs : sequence of Pair
         All pairs between them.
     """
-    beside: dict[int, tuple[list[Pair], list[Pair]]] = {choice: ([], []) for choice in order}
+    beside: dict[int, tuple[list[StatePair], list[StatePair]]] = {
+        choice: ([], []) for choice in order
+    }
     for pair in pairs:
         beside[max(pair.ends)][0].append(pair)
         beside[min(pair.ends)][1].append(pair)
@@ -301,11 +305,11 @@ def levels_of(
         choices = tuple(choice for choice in order if depth[choice] == number)
         ends = np.cumsum([0, *(len(option_costs[choice]) for choice in choices)]).tolist()
         costs = np.concatenate([option_costs[choice] for choice in choices])
-        level = Level(choices, costs, [slice(a, b) for a, b in pairwise(ends)])
+        level = SweepLevel(choices, costs, [slice(a, b) for a, b in pairwise(ends)])
         most = [max(map(len, beside[choice])) for choice in choices]
         earlier, later = ([beside[choice][side] for choice in choices] for side in (0, 1))
-        level.earlier = Side(level, earlier, most) if any(earlier) else None
-        level.later = Side(level, later, most) if any(later) else None
+        level.earlier = LevelSide(level, earlier, most) if any(earlier) else None
+        level.later = LevelSide(level, later, most) if any(later) else None
         levels.append(level)
     return levels
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.planner.search.blocks.duals.pairs import ILLEGAL, Floats, Pair
+from millrace.planner.search.blocks.duals.pairs import ILLEGAL, Floats, StatePair
 from millrace.planner.search.blocks.states import Bools, Ints
 
 T = TypeVar("T", bound=np.generic)
@@ -25,7 +25,7 @@ EVENLY = 0.1  # share of boxing that readers have alike of what none of them nee
 class Shared:
     """Pairs of one net, between which the cost of boxing may be split in any way."""
 
-    pairs: list[Pair]
+    pairs: list[StatePair]
     columns: list[Ints | slice]  # of every pair: which of the targets its reader wants
     total: Floats  # [A, B, K]: what the pairs cost together, of targets that some reader wants
     takers: Floats  # [B, 1]: number of pairs that a target is in
@@ -41,7 +41,7 @@ class Shared:
 
     @classmethod
     def of(
-        cls, pairs: list[Pair], wanted: Sequence[Ints], share: Floats, reachable: Bools
+        cls, pairs: list[StatePair], wanted: Sequence[Ints], share: Floats, reachable: Bools
     ) -> "Shared":
         """Pairs of the readers that want these targets, at this share each."""
         for pair in pairs:
@@ -89,7 +89,7 @@ class Shared:
             np.copyto(pair.turned, pair.cost.swapaxes(0, 1))
 
     def keep(self, rows: Ints) -> None:
-        """Leave out all other rows; pairs are left to `Pair.keep`."""
+        """Leave out all other rows; pairs are left to `StatePair.keep`."""
         self.total = self.total.take(rows, axis=2)
         self.floor = self.floor.take(rows, axis=2)
         self.raised = self.raised.take(rows, axis=2)

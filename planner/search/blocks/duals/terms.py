@@ -15,23 +15,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.planner.search.blocks.duals.pairs import ILLEGAL, Pair
+from millrace.planner.search.blocks.duals.pairs import ILLEGAL, StatePair
 from millrace.planner.search.blocks.duals.sharing import Shared, along
-from millrace.planner.search.blocks.space import Use
+from millrace.planner.search.blocks.space import EdgeUse
 from millrace.planner.search.blocks.states import Bools, Ints
 from millrace.planner.search.blocks.tables import (
     INFLIGHT,
     PERSISTENT,
-    Choice,
-    Net,
-    Tables,
+    CostTables,
+    EdgeCosts,
+    NodeCosts,
 )
 
 Floats = NDArray[np.float64]
 Shares = NDArray[np.floating[Any]]
 
 
-class Terms:
+class PricedTerms:
     """Costs of tables at prices.
 
     Attributes
@@ -50,7 +50,7 @@ class Terms:
 
     def __init__(
         self,
-        tables: Tables,
+        tables: CostTables,
         prices: Floats,
         *,
         keep_all: bool,
@@ -72,7 +72,7 @@ class Terms:
             cost[~choice.legal] = np.inf
             self._paid.append(cost)
             self.own.append(cost.take(legal_options, axis=0))
-        self.pairs: list[Pair] = []
+        self.pairs: list[StatePair] = []
         self.shared: list[Shared] = []
         held_terms = self._hold(tables.nets)
         for costs in self.own:
@@ -90,7 +90,7 @@ class Terms:
             cost += counted.total(chosen, places)
         return cost * self.unit[places]
 
-    def _hold(self, nets: Sequence[Net]) -> "Counted | None":
+    def _hold(self, nets: Sequence[EdgeCosts]) -> "Counted | None":
         """Charge readers for what is kept for them; return these costs, None where all are zero."""
         price = self._scaled[INFLIGHT]
         holding = [net for net in nets if any(use.holds for use in net.uses)]
@@ -103,14 +103,14 @@ class Terms:
         paid = list(zip(holding, starts, strict=True))
         return Counted.of(np.concatenate(costs), paid, sources=False)
 
-    def _add_held(self, net: Net, cost: Floats) -> None:
+    def _add_held(self, net: EdgeCosts, cost: Floats) -> None:
         """Add an even share of what is kept to the options of every reader that keeps it."""
         holders = [use for use in net.uses if use.holds]
         for use in holders:
             wants = use.wants[self.kept[use.choice]]
             self.own[use.choice] += (cost / len(holders)).take(wants, axis=0)
 
-    def _box(self, nets: Sequence[Net]) -> "Counted | None":
+    def _box(self, nets: Sequence[EdgeCosts]) -> "Counted | None":
         """Add pairs for the nets whose boxing costs anything; return all such costs, None: none."""
         starts = np.cumsum([0, *(net.reachable[..., 0].size for net in nets)]).tolist()
         cost = np.empty((starts[-1], self.rows))
@@ -122,7 +122,7 @@ class Terms:
                 paid.append((net, start))
         return Counted.of(cost, paid, sources=True) if paid else None
 
-    def _price(self, net: Net, cost: Floats) -> bool:
+    def _price(self, net: EdgeCosts, cost: Floats) -> bool:
         """Write costs of every boxing of a net into `cost` [A, B, K]; True if any is not zero."""
         price = net.count * self._scaled
         np.multiply(net.duration_ns, price[net.figure], out=cost)
@@ -136,10 +136,10 @@ class Terms:
             np.copyto(cost, np.inf, where=~net.reachable)
         return True
 
-    def _add_net(self, net: Net, cost: Floats) -> None:
+    def _add_net(self, net: EdgeCosts, cost: Floats) -> None:
         """Add the pairs of a net, and what boxing costs of options that read what they make."""
         parts = self._shares(net, cost)
-        pairs: list[Pair] = []
+        pairs: list[StatePair] = []
         wanted_by: list[Ints] = []
         for number, (use, (columns, states)) in enumerate(zip(net.uses, parts.wants, strict=True)):
             if use.choice == net.producer:
@@ -153,7 +153,7 @@ class Terms:
             reachable = net.reachable.take(parts.sources, axis=0)
             self.shared.append(Shared.of(pairs, wanted_by, parts.share, reachable))
 
-    def _shares(self, net: Net, cost: Floats) -> "Split":
+    def _shares(self, net: EdgeCosts, cost: Floats) -> "EdgeSplit":
         """Split what boxing costs evenly among the uses that want a target, rounded down."""
         wants = [_distinct(use.wants[self.kept[use.choice]], cost.shape[1]) for use in net.uses]
         wanted = np.zeros(cost.shape[1])
@@ -167,11 +167,11 @@ class Terms:
         np.multiply(cost, factor, out=share, casting="same_kind")
         share = along(share, sources, 0)
         np.minimum(share, ILLEGAL, out=share)
-        return Split(share, sources, option_sources, wants)
+        return EdgeSplit(share, sources, option_sources, wants)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Split:
+class EdgeSplit:
     """A net's boxing, in even shares of its uses.
 
     Attributes
@@ -189,10 +189,10 @@ class Split:
     made: Ints
     wants: list[tuple[Ints, Ints]]
 
-    def pair(self, net: Net, number: int, cost: Shares) -> Pair:
+    def pair(self, net: EdgeCosts, number: int, cost: Shares) -> StatePair:
         """The pair of one use, at this cost."""
         _, states = self.wants[number]
-        return Pair(
+        return StatePair(
             ends=(net.producer, net.uses[number].choice),
             states=(self.made, states),
             cost=cost,
@@ -225,10 +225,10 @@ class Counted:
         return total_cost
 
     @classmethod
-    def of(cls, cost: Floats, nets: Sequence[tuple[Net, int]], *, sources: bool) -> "Counted":
+    def of(cls, cost: Floats, nets: Sequence[tuple[EdgeCosts, int]], *, sources: bool) -> "Counted":
         """Uses of nets, each with its first cell: with sources all of them, else what holds."""
         start: list[int] = []
-        used: list[tuple[Net, Use]] = []
+        used: list[tuple[EdgeCosts, EdgeUse]] = []
         twins: list[tuple[int, int]] = []
         for net, first in nets:
             uses = [use for use in net.uses if sources or use.holds]
@@ -267,13 +267,13 @@ def _occurring(states: bytes, count: int) -> tuple[Ints, Ints]:
     return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[numbers]
 
 
-def _legal(choice: Choice, *, keep_all: bool) -> Ints:
+def _legal(choice: NodeCosts, *, keep_all: bool) -> Ints:
     """The options that are legal in some row; all where none is."""
     legal_options = np.flatnonzero(choice.legal.any(axis=1))
     return np.arange(len(choice.legal)) if keep_all or not len(legal_options) else legal_options
 
 
-def _unit(tables: Tables, raw: Sequence[Floats]) -> Floats:
+def _unit(tables: CostTables, raw: Sequence[Floats]) -> Floats:
     """Sum over choices of their options' mean cost, so that costs are of the order of one: [K]."""
     total = np.zeros(tables.rows)
     for choice, cost in zip(tables.choices, raw, strict=True):

@@ -25,17 +25,17 @@ from millrace.executor.cuda.calls import (
     Attention,
     AttentionGrad,
     Call,
-    Choice,
     Clear,
     Convolution,
-    Copy,
+    CopyCall,
     Dim3,
+    KernelAlternatives,
     Launch,
     LibraryCall,
     Matrices,
     Operand,
     Pointers,
-    Product,
+    ProductCall,
     Vector,
 )
 from millrace.executor.cuda.source_text import source_text
@@ -112,18 +112,18 @@ class Emulator:
         match call:
             case Launch():
                 self._launch(call, address, within)
-            case Product():
+            case ProductCall():
                 _multiply(call, address, within)
             case Clear():
                 _require(address(call.target), call.size_bytes, within)
                 ctypes.memset(address(call.target), 0, call.size_bytes)
-            case Copy():
+            case CopyCall():
                 _require(address(call.target), call.size_bytes, within)
                 _require(address(call.source), call.size_bytes, within)
                 ctypes.memmove(address(call.target), address(call.source), call.size_bytes)
             case Attention() | AttentionGrad() | Convolution():
                 _by_library(call, address, within)
-            case Choice():
+            case KernelAlternatives():
                 option = self._option if self._option < len(call.options) else -1
                 for chosen in call.options[option]:
                     self.run(chosen, address, within)
@@ -166,7 +166,7 @@ def functions_of(calls: Iterable[Call]) -> dict[str, set[str]]:
     return names_by_source
 
 
-class Kernel(NamedTuple):
+class EmulatedKernel(NamedTuple):
     """A compiled kernel, and a letter for the type of each of its parameters."""
 
     function: Callable[..., bytes | None]
@@ -201,7 +201,7 @@ def traffic(within: Ranges) -> list[tuple[int, int]]:
     return list(zip(moved[::2], moved[1::2], strict=True))
 
 
-_KNOWN: dict[tuple[bool, str, str], Kernel] = {}
+_KNOWN: dict[tuple[bool, str, str], EmulatedKernel] = {}
 
 
 def _compile(functions: Mapping[str, Iterable[str]], checked: bool) -> None:
@@ -227,7 +227,7 @@ def _compile(functions: Mapping[str, Iterable[str]], checked: bool) -> None:
 
 def compiled(
     stem: str, text: str, names: Sequence[str], *, checked: bool = True
-) -> dict[str, Kernel]:
+) -> dict[str, EmulatedKernel]:
     """Compile the kernels `names` of a text."""
     _device()  # whose functions the library calls
     seen = 'extern "C" __attribute__((visibility("default")))'
@@ -244,7 +244,7 @@ def compiled(
         function, letters = getattr(library, f"run_{number}"), ctypes.create_string_buffer(256)
         function.restype = ctypes.c_char_p
         getattr(library, f"kinds_{number}")(letters)
-        kernels[name] = Kernel(function, letters.value.decode())
+        kernels[name] = EmulatedKernel(function, letters.value.decode())
     return kernels
 
 
@@ -299,7 +299,7 @@ def to_stored(values: np.ndarray, dtype: str) -> np.ndarray:
         return values.astype(STORED[dtype])
 
 
-def _multiply(call: Product, address: Address, within: Ranges) -> None:
+def _multiply(call: ProductCall, address: Address, within: Ranges) -> None:
     shapes = {
         "a": (call.batch, call.m, call.k),
         "b": (call.batch, call.k, call.n),

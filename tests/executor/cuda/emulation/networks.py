@@ -40,7 +40,7 @@ def carry_out(
     wide = [to_wide(a, t.dtype) for a, t in zip(arrays, call.tensors, strict=True)]
     match call:
         case Attention():
-            outputs = dict(zip((3, 4), attended(call, *wide[:3]), strict=True))
+            outputs = dict(zip((3, 4), attention(call, *wide[:3]), strict=True))
         case AttentionGrad():
             outputs = dict(zip((6, 7, 8), attended_back(call.forward, *wide[:6]), strict=True))
         case Convolution():
@@ -70,7 +70,7 @@ def _summed(call: Attention, heads: Array) -> Array:
     return heads.reshape(b, call.g, h // call.g, *rest).sum(2)
 
 
-def attended(call: Attention, q: Array, k: Array, v: Array) -> tuple[Array, Array]:
+def attention(call: Attention, q: Array, k: Array, v: Array) -> tuple[Array, Array]:
     """Output and logsumexp."""
     scores = _scores(call, q, k)
     largest = scores.max(-1, keepdims=True)

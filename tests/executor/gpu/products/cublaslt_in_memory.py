@@ -21,7 +21,7 @@ STORED = {"bfloat16": np.uint16, "float16": np.float16, "float32": np.float32}
 STORED["float64"] = np.float64
 
 
-class Library:
+class CublasLtInMemory:
     """The functions, with what was created and what ran."""
 
     def __init__(self) -> None:

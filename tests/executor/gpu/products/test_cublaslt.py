@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.executor.cuda.calls import Matrices, Product, read, write
+from millrace.executor.cuda.calls import Matrices, ProductCall, read, write
 from millrace.executor.errors import ExecutorError
 from millrace.executor.gpu.products.binding import (
     COMPUTE_32F,
@@ -33,9 +33,9 @@ def matrices(draw: st.DrawFn, operand, rows: int, columns: int, batch: int) -> M
 
 
 @st.composite
-def products(draw: st.DrawFn) -> Product:
+def products(draw: st.DrawFn) -> ProductCall:
     m, n, k, batch = (draw(st.integers(1, 4)) for _ in range(4))
-    return Product(
+    return ProductCall(
         draw(matrices(read(0), m, k, batch)),
         draw(matrices(read(1), k, n, batch)),
         draw(matrices(write(0), m, n, batch)),
@@ -65,7 +65,7 @@ def by_columns(flat: Array, stack: ColumnMajor, batch: int, transposed: bool) ->
 
 @given(product=products())
 @settings(max_examples=300, deadline=None)
-def test_a_column_major_library_is_told_the_same_product(product: Product):
+def test_a_column_major_library_is_told_the_same_product(product: ProductCall):
     rng = np.random.default_rng(0)
     first, second = rng.standard_normal((2, 200))
     computed, expected = np.zeros(200), np.zeros(200)
@@ -89,9 +89,9 @@ def test_a_column_major_library_is_told_the_same_product(product: Product):
     np.testing.assert_allclose(computed, expected, rtol=1e-12, atol=1e-12)
 
 
-def product_of(dtype: str, arithmetic: str) -> Product:
+def product_of(dtype: str, arithmetic: str) -> ProductCall:
     sides = (Matrices(operand, dtype, 2, 1, 0) for operand in (read(0), read(1), write(0)))
-    return Product(*sides, 2, 2, 2, 1, arithmetic)  # type: ignore[misc]
+    return ProductCall(*sides, 2, 2, 2, 1, arithmetic)  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from millrace.executor.cuda.binding import bound
-from millrace.executor.cuda.calls import Matrices, Operand, Product, Vector, read, write
+from millrace.executor.cuda.binding import bind
+from millrace.executor.cuda.calls import Matrices, Operand, ProductCall, Vector, read, write
 from millrace.executor.errors import ExecutorError
 from millrace.executor.gpu.products import binding, cublaslt
 from millrace.executor.gpu.products.binding import Algorithm, HeuristicResult
 from millrace.executor.gpu.products.cublaslt import ProductLibrary, key_of
 from millrace.executor.gpu.products.epilogues import refusal
-from tests.executor.cuda.calling import FLOATS, loaded, stored
+from tests.executor.cuda.calling import FLOATS, loaded, to_device
 from tests.executor.cuda.emulation.machine import Emulator
-from tests.executor.gpu.products.cublaslt_in_memory import Library
+from tests.executor.gpu.products.cublaslt_in_memory import CublasLtInMemory
 
 ARITHMETIC = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 DTYPES = [*((dtype, dtype) for dtype in FLOATS), ("bfloat16", "float32"), ("float16", "float32")]
@@ -40,14 +40,14 @@ BY_COLUMNS = ("plain", "accumulate", "residual", "relu", "gelu", "gelu with aux"
 
 
 @pytest.fixture
-def in_memory_library(monkeypatch: pytest.MonkeyPatch) -> Library:
-    in_memory = Library()
+def in_memory_library(monkeypatch: pytest.MonkeyPatch) -> CublasLtInMemory:
+    in_memory = CublasLtInMemory()
     monkeypatch.setattr(cublaslt, "open_library", lambda: in_memory)
     return in_memory
 
 
 @pytest.fixture
-def library(in_memory_library: Library) -> Iterator[ProductLibrary]:
+def library(in_memory_library: CublasLtInMemory) -> Iterator[ProductLibrary]:
     opened = ProductLibrary()
     yield opened
     opened.close()
@@ -56,7 +56,7 @@ def library(in_memory_library: Library) -> Iterator[ProductLibrary]:
 
 def product_of(
     name: str, narrow: str, out: str, *, by_rows: bool = True, batch: int = 1
-) -> tuple[Product, dict[str, np.ndarray]]:
+) -> tuple[ProductCall, dict[str, np.ndarray]]:
     """A bound product with an epilogue, and its memory."""
     flags, parts = EPILOGUES[name]
     rng = np.random.default_rng(0)
@@ -66,13 +66,13 @@ def product_of(
         across, along = (columns, rows) if turned else (rows, columns)
         leading = -(-(along + 1) // 8) * 8
         each = leading * across + 8
-        arrays[part] = stored(rng.standard_normal(each * batch), dtype)
+        arrays[part] = to_device(rng.standard_normal(each * batch), dtype)
         operand = Operand("address", 0, arrays[part].ctypes.data)
         steps = (1, leading) if turned else (leading, 1)
         return Matrices(operand, dtype, *steps, each if batch > 1 else 0)
 
     def vector(part: str, length: int) -> Vector:
-        arrays[part] = stored(rng.standard_normal((length + 1) * batch), out)
+        arrays[part] = to_device(rng.standard_normal((length + 1) * batch), out)
         operand = Operand("address", 0, arrays[part].ctypes.data)
         return Vector(operand, out, length + 1 if batch > 1 else 0)
 
@@ -87,7 +87,7 @@ def product_of(
         matrices("b", K, N, narrow, False),
         matrices("d", M, N, out, not by_rows),
     )
-    return Product(a, b, d, M, N, K, batch, ARITHMETIC[narrow], **flags, **beside), arrays
+    return ProductCall(a, b, d, M, N, K, batch, ARITHMETIC[narrow], **flags, **beside), arrays
 
 
 @pytest.mark.parametrize(("narrow", "out"), DTYPES, ids="-".join)
@@ -163,9 +163,9 @@ def test_the_slope_is_the_derivative_of_gelu() -> None:
     np.testing.assert_allclose(SLOPES["gelu"](x), risen, atol=1e-9)
 
 
-def square(**more) -> Product:
+def square(**more) -> ProductCall:
     sides = [Matrices(operand, "bfloat16", 8, 1, 0) for operand in (read(0), read(1), write(0))]
-    return Product(*sides, 8, 8, 8, 1, "bf16", **more)
+    return ProductCall(*sides, 8, 8, 8, 1, "bf16", **more)
 
 
 BIAS, AUX = Vector(read(2), "bfloat16"), Matrices(read(3), "bfloat16", 8, 1, 0)
@@ -193,7 +193,7 @@ def test_what_the_library_has_no_epilogue_for_is_refused_with_the_reason(product
 
 
 def test_a_product_without_an_algorithm_is_not_supported_and_says_so(
-    in_memory_library: Library, library: ProductLibrary
+    in_memory_library: CublasLtInMemory, library: ProductLibrary
 ) -> None:
     product, _ = product_of("gelu with aux", "bfloat16", "bfloat16")
     in_memory_library.refused.add(160)
@@ -204,10 +204,10 @@ def test_a_product_without_an_algorithm_is_not_supported_and_says_so(
 
 
 def test_alike_products_share_a_plan_and_each_has_its_own_bias(
-    in_memory_library: Library, library: ProductLibrary
+    in_memory_library: CublasLtInMemory, library: ProductLibrary
 ) -> None:
     product, arrays = product_of("bias", "float32", "float32")
-    other = stored(np.zeros(N), "float32")
+    other = to_device(np.zeros(N), "float32")
     other_bias = Vector(Operand("address", 0, other.ctypes.data), "float32")
     alike = product._replace(bias=other_bias)
     planned = library.plan(product, 64)
@@ -226,7 +226,7 @@ def test_keys_differ_wherever_algorithms_may() -> None:
     for name in EPILOGUES:
         for batch in (1, 2):
             product, _ = product_of(name, "bfloat16", "bfloat16", batch=batch)
-            product = bound(product, lambda operand: Operand("address", 0, 4096))  # type: ignore[assignment]
+            product = bind(product, lambda operand: Operand("address", 0, 4096))  # type: ignore[assignment]
             keys.add(key_of(product, 64))
             keys.add(key_of(product, 128))
     assert len(keys) == 4 * len(EPILOGUES)

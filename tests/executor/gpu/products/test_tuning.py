@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from millrace.executor.cuda.binding import bound
-from millrace.executor.cuda.calls import Choice, Clear, Operand, Product
+from millrace.executor.cuda.binding import bind
+from millrace.executor.cuda.calls import Clear, KernelAlternatives, Operand, ProductCall
 from millrace.executor.errors import ExecutorError
 from millrace.executor.gpu import cupy_device
 from millrace.executor.gpu.choices import key_of_choice
@@ -27,7 +27,7 @@ from millrace.executor.gpu.products.picks import (
 )
 from millrace.executor.gpu.products.tuning import Tuner, copy_of, fastest
 from tests.executor.gpu.cupy_in_memory import Cupy, install
-from tests.executor.gpu.products.cublaslt_in_memory import ALGORITHMS, Library
+from tests.executor.gpu.products.cublaslt_in_memory import ALGORITHMS, CublasLtInMemory
 from tests.executor.gpu.products.test_epilogues import EPILOGUES, product_of
 
 WORKSPACE_BYTES = 1 << 10
@@ -43,9 +43,9 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Cupy:
 
 
 @pytest.fixture
-def in_memory_library(monkeypatch: pytest.MonkeyPatch, cupy: Cupy) -> Library:
+def in_memory_library(monkeypatch: pytest.MonkeyPatch, cupy: Cupy) -> CublasLtInMemory:
     """The library, and a clock by which its second algorithm is the fastest."""
-    library = Library()
+    library = CublasLtInMemory()
     monkeypatch.setattr(cublaslt, "open_library", lambda: library)
     monkeypatch.setattr(
         cupy.cuda.runtime,
@@ -59,7 +59,7 @@ def device_with(tuner: Tuner | None) -> CupyDevice:
     return CupyDevice(0, ProductLibrary, tuner=tuner)
 
 
-def carried_out(device: CupyDevice, product: Product) -> None:
+def carried_out(device: CupyDevice, product: ProductCall) -> None:
     stream = device.stream()
     device.prepare(product, stream)
     device.issue(product, stream)
@@ -67,7 +67,7 @@ def carried_out(device: CupyDevice, product: Product) -> None:
 
 @pytest.mark.parametrize("name", EPILOGUES)
 def test_the_fastest_runs_and_timing_touches_nothing_of_the_run(
-    in_memory_library: Library, tmp_path: Path, name: str
+    in_memory_library: CublasLtInMemory, tmp_path: Path, name: str
 ) -> None:
     product, arrays = product_of(name, "bfloat16", "bfloat16", batch=2)
     before = {part: array.copy() for part, array in arrays.items()}
@@ -83,7 +83,9 @@ def test_the_fastest_runs_and_timing_touches_nothing_of_the_run(
     assert not np.array_equal(arrays["d"], before["d"])
 
 
-def test_scratch_is_given_back(in_memory_library: Library, cupy: Cupy, tmp_path: Path) -> None:
+def test_scratch_is_given_back(
+    in_memory_library: CublasLtInMemory, cupy: Cupy, tmp_path: Path
+) -> None:
     device = device_with(Tuner(tmp_path))
     stream = device.stream()
     product, _ = product_of("plain", "float32", "float32")
@@ -92,7 +94,9 @@ def test_scratch_is_given_back(in_memory_library: Library, cupy: Cupy, tmp_path:
     assert len(cupy.cuda.runtime.held) == before + 1, "the workspace of the stream"
 
 
-def test_what_is_kept_is_taken_without_timing(in_memory_library: Library, tmp_path: Path) -> None:
+def test_what_is_kept_is_taken_without_timing(
+    in_memory_library: CublasLtInMemory, tmp_path: Path
+) -> None:
     product, _ = product_of("bias and gelu", "bfloat16", "bfloat16")
     first = Tuner(tmp_path)
     carried_out(device_with(first), product)
@@ -105,14 +109,14 @@ def test_what_is_kept_is_taken_without_timing(in_memory_library: Library, tmp_pa
     assert (pick.duration_ns, len(pick.taken)) == (1_000_000, 128)
 
 
-def test_without_a_tuner_the_first_algorithm_runs(in_memory_library: Library) -> None:
+def test_without_a_tuner_the_first_algorithm_runs(in_memory_library: CublasLtInMemory) -> None:
     product, _ = product_of("plain", "float32", "float32")
     carried_out(device_with(None), product)
     assert (in_memory_library.ran, in_memory_library.asked) == ([1], [1])
 
 
 def test_a_pick_that_the_library_refuses_is_found_anew(
-    in_memory_library: Library, tmp_path: Path
+    in_memory_library: CublasLtInMemory, tmp_path: Path
 ) -> None:
     product, _ = product_of("plain", "float32", "float32")
     key = key_of(product, WORKSPACE_BYTES)
@@ -125,7 +129,7 @@ def test_a_pick_that_the_library_refuses_is_found_anew(
 
 @pytest.mark.parametrize("limit", ["no time", "no room"])
 def test_where_nothing_can_be_timed_the_first_algorithm_runs(
-    in_memory_library: Library, tmp_path: Path, limit: str, monkeypatch: pytest.MonkeyPatch
+    in_memory_library: CublasLtInMemory, tmp_path: Path, limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tuner = Tuner(tmp_path, seconds=0.0 if limit == "no time" else 20.0)
     if limit == "no room":
@@ -139,7 +143,7 @@ def test_where_nothing_can_be_timed_the_first_algorithm_runs(
 
 
 def test_ranks_take_the_pick_of_the_lowest_and_time_nothing_more(
-    in_memory_library: Library, tmp_path: Path
+    in_memory_library: CublasLtInMemory, tmp_path: Path
 ) -> None:
     product, _ = product_of("plain", "float32", "float32")
     other, _ = product_of("bias", "float32", "float32")
@@ -213,7 +217,7 @@ def test_copies_are_as_aligned_and_share_what_was_shared() -> None:
     def place(operand: Operand) -> Operand:
         return where.setdefault(operand, Operand("address", 0, next(places)))
 
-    product = bound(product, place)  # type: ignore[assignment]
+    product = bind(product, place)  # type: ignore[assignment]
     product = product._replace(c=product.c._replace(operand=product.d.operand))
     copied, size_bytes = copy_of(product)
     for name, part in copied.parts.items():
@@ -226,7 +230,7 @@ def test_copies_are_as_aligned_and_share_what_was_shared() -> None:
 
 @pytest.mark.parametrize("supported", [True, False])
 def test_an_epilogue_that_the_library_lacks_is_done_in_turn(
-    in_memory_library: Library, supported: bool, tmp_path: Path
+    in_memory_library: CublasLtInMemory, supported: bool, tmp_path: Path
 ) -> None:
     product, arrays = product_of("gelu with aux", "bfloat16", "bfloat16")
     if not supported:
@@ -234,7 +238,7 @@ def test_an_epilogue_that_the_library_lacks_is_done_in_turn(
     clear = Clear(product.d.operand, 2)
     device = device_with(Tuner(tmp_path))
     stream = device.stream()
-    choice = Choice(((product,), (product.plain, clear)))
+    choice = KernelAlternatives(((product,), (product.plain, clear)))
     before = arrays["aux"].copy()
     device.prepare(choice, stream)
     device.issue(choice, stream)
@@ -244,8 +248,8 @@ def test_an_epilogue_that_the_library_lacks_is_done_in_turn(
 
 @pytest.fixture
 def slow_epilogues(
-    in_memory_library: Library, cupy: Cupy, monkeypatch: pytest.MonkeyPatch
-) -> tuple[Product, Choice]:
+    in_memory_library: CublasLtInMemory, cupy: Cupy, monkeypatch: pytest.MonkeyPatch
+) -> tuple[ProductCall, KernelAlternatives]:
     """A product and its choice: with an epilogue, or with what follows on it as one more call."""
     last: list[int] = []
     multiply = in_memory_library.cublasLtMatmul
@@ -261,7 +265,7 @@ def slow_epilogues(
         lambda start, end: 1.0 if last == [EPILOGUE_DEFAULT] else 2.0,
     )
     product, _ = product_of("gelu with aux", "bfloat16", "bfloat16")
-    return product, Choice(((product,), (product.plain, Clear(product.d.operand, 2))))
+    return product, KernelAlternatives(((product,), (product.plain, Clear(product.d.operand, 2))))
 
 
 def ways(device: CupyDevice) -> list[dict[str, int]]:
@@ -269,7 +273,9 @@ def ways(device: CupyDevice) -> list[dict[str, int]]:
 
 
 def test_the_way_that_is_faster_is_taken_and_kept(
-    in_memory_library: Library, slow_epilogues: tuple[Product, Choice], tmp_path: Path
+    in_memory_library: CublasLtInMemory,
+    slow_epilogues: tuple[ProductCall, KernelAlternatives],
+    tmp_path: Path,
 ) -> None:
     product, choice = slow_epilogues
     device = device_with(tuner := Tuner(tmp_path))
@@ -288,7 +294,9 @@ def test_the_way_that_is_faster_is_taken_and_kept(
 
 
 def test_ranks_take_the_way_of_the_lowest(
-    in_memory_library: Library, slow_epilogues: tuple[Product, Choice], tmp_path: Path
+    in_memory_library: CublasLtInMemory,
+    slow_epilogues: tuple[ProductCall, KernelAlternatives],
+    tmp_path: Path,
 ) -> None:
     _, choice = slow_epilogues
     device = device_with(tuner := Tuner(tmp_path))
@@ -304,15 +312,15 @@ def test_ranks_take_the_way_of_the_lowest(
     device.issue(choice, stream)
     device.replay(device.end_capture(stream), stream)
     assert len(in_memory_library.ran) == timed + 1
-    other = Choice((*choice.options[::-1],))
+    other = KernelAlternatives((*choice.options[::-1],))
     device.prepare(other, stream)
     assert len(in_memory_library.ran) == timed + 1, "nothing is timed any more"
 
 
 @pytest.mark.parametrize("limit", ["no tuner", "no time", "no room", "not supported"])
 def test_where_ways_cannot_be_timed_the_first_that_is_supported_is_taken(
-    in_memory_library: Library,
-    slow_epilogues: tuple[Product, Choice],
+    in_memory_library: CublasLtInMemory,
+    slow_epilogues: tuple[ProductCall, KernelAlternatives],
     tmp_path: Path,
     limit: str,
     monkeypatch: pytest.MonkeyPatch,
