@@ -32,14 +32,14 @@ import typer
 from millrace.models.errors import ModelError
 from millrace.models.graph import with_batch
 from millrace.models.zoo.catalogue import build_training
-from millrace.planner.children import map_in_processes
 from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.memory import plan_memory
+from millrace.planner.parallel_degrees import roles
 from millrace.planner.plan import MAX_GAP, Plan, plan_graph
-from millrace.planner.roles import roles
 from millrace.planner.search import Pins, SearchRequest, search
 from millrace.planner.search.outer import Pure, Simulate
 from millrace.planner.search.request import MemoryLimitError, NoPlanError
+from millrace.planner.worker_processes import map_in_processes
 from millrace.published.language import question
 from millrace.published.question import InexpressibleError, Question
 from millrace.published.reading import Row, read

@@ -21,7 +21,7 @@ from millrace.executor.cuda.calls import (
     Operand,
     ProductCall,
 )
-from millrace.executor.cuda.kernels.table import make_calls
+from millrace.executor.cuda.kernels.kernel_table import make_calls
 from millrace.executor.gpu.cupy_device import CupyDevice
 from millrace.executor.kernels import RunState
 from millrace.executor.kernels.context import KernelContext, whole_shard
@@ -36,7 +36,7 @@ ROWS = (8192, 4096)  # R and features
 
 def device() -> CupyDevice:
     """First GPU, with cuBLASLt's products where they are asked for."""
-    from millrace.executor.gpu.products.cublaslt import ProductLibrary
+    from millrace.executor.gpu.gemm.cublaslt import ProductLibrary
 
     return CupyDevice(0, ProductLibrary)
 

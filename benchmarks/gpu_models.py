@@ -6,9 +6,9 @@ from typing import NamedTuple
 import msgspec
 
 from millrace.executor.cuda.binding import leaves
+from millrace.executor.cuda.call_listing import listed_run
 from millrace.executor.cuda.calls import Launch
-from millrace.executor.cuda.listing import listed_run
-from millrace.executor.cuda.rank import RankCalls
+from millrace.executor.cuda.cuda_rank import RankCalls
 from millrace.executor.streams.commands import command_buffer
 from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.models.zoo.catalogue import model_spec

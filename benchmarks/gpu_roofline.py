@@ -38,8 +38,8 @@ from millrace.planner.compile import compile_plan
 from millrace.planner.costs import durations
 from millrace.planner.costs.actors import parts_of
 from millrace.planner.costs.attention import KINDS as ATTENTION
-from millrace.planner.costs.firings import OpFirings, firing_of, peak_flops_per_s
-from millrace.planner.costs.products import PLAIN
+from millrace.planner.costs.gemm import PLAIN
+from millrace.planner.costs.op_batch import OpFirings, firing_of, peak_flops_per_s
 from millrace.planner.errors import ClusterError, InfeasibleError, PlanError
 from millrace.planner.plan import FUSIONS, Plan, plan_graph
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from benchmarks.gpu_roofline import RooflineWork, kind_of, works
+from millrace.executor.gpu.device_run import DeviceRun
 from millrace.executor.gpu.driver import Mark
-from millrace.executor.gpu.running import DeviceRun
 from millrace.planner.plan import Plan
 
 Figures = dict[str, Any]

@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks.gpu_models import catalogue_name, launches_of, planned
 from benchmarks.gpu_spans import spans_by_kind
 from benchmarks.starting_point import SEED, RandomSamples, sources_of, starting_values
-from millrace.executor.gpu.running import DeviceRun
+from millrace.executor.gpu.device_run import DeviceRun
 from millrace.executor.kernels import RunState
 from millrace.models.graph import Graph
 from millrace.models.spec import ModelSpec
@@ -40,10 +40,10 @@ DIGESTED_BYTES = 3 * 2**30  # variables of which no more are read back
 
 def opened(deterministic: bool = False) -> tuple[Any, Any]:
     """First GPU, and the tuner that chooses its products by timing: None if deterministic."""
-    from millrace.executor.gpu.cudnn.opening import cudnn_library
+    from millrace.executor.gpu.cudnn.cudnn_loading import cudnn_library
     from millrace.executor.gpu.cupy_device import CupyDevice
-    from millrace.executor.gpu.products.cublaslt import ProductLibrary
-    from millrace.executor.gpu.products.tuning import Tuner
+    from millrace.executor.gpu.gemm.cublaslt import ProductLibrary
+    from millrace.executor.gpu.gemm.tuning import Tuner
     from millrace.executor.measure import cache_folder
 
     networks = partial(cudnn_library, deterministic=deterministic)
@@ -269,7 +269,7 @@ def ready(device: Any, plan: Plan, losses: int, tuner: Any = None) -> tuple[Devi
     )
     run = DeviceRun(device, compile_plan(plan, graph), {0: state})
     if tuner is not None:
-        from millrace.executor.gpu.products.picks import agreed
+        from millrace.executor.gpu.gemm.tuning_cache import agreed
 
         tuner.settle(agreed([tuner.used], 0))
         device.plan_again()

@@ -54,7 +54,7 @@ def versions() -> Figures:
 
 
 def _cublaslt_version() -> int:
-    binding = importlib.import_module("millrace.executor.gpu.products.binding")
+    binding = importlib.import_module("millrace.executor.gpu.gemm.cublaslt_types")
     library = binding.open_library()
     library.cublasLtGetVersion.restype = ctypes.c_size_t
     return int(library.cublasLtGetVersion())

@@ -126,7 +126,7 @@ TABLE = (
         ),
     ),
     Package(
-        source="planner/costs/pacing.py",
+        source="planner/costs/launch_overhead.py",
         near=("tests/planner/test_pacing.py", "tests/simulator/test_pacing.py"),
         wide=("tests/simulator/test_blocks.py", "tests/simulator/test_stages.py"),
     ),

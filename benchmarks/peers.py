@@ -38,7 +38,7 @@ from typing import Any, Protocol
 
 import typer
 
-from millrace.planner.costs.firings import peak_flops_per_s
+from millrace.planner.costs.op_batch import peak_flops_per_s
 from millrace.planner.errors import ClusterError
 from millrace.published.language import framework_name
 from millrace.published.question import InexpressibleError

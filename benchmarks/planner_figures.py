@@ -23,7 +23,7 @@ from millrace.planner.errors import InfeasibleError
 from millrace.planner.memory import plan_memory
 from millrace.planner.plan import Plan, plan_graph
 from millrace.planner.schedules import SCHEDULES
-from millrace.planner.search.report.record import PlanComparison, SearchLog
+from millrace.planner.search.report.search_log import PlanComparison, SearchLog
 from millrace.simulator.account import account_of
 
 Pinned = dict[str, str | int]

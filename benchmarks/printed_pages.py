@@ -19,7 +19,7 @@ from millrace.models.graph import Graph
 from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.actors.trace import Trace
 from millrace.planner.cluster import Device
-from millrace.planner.clusters.files import ClusterFile
+from millrace.planner.clusters.cluster_files import ClusterFile
 from millrace.planner.plan import Plan
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"

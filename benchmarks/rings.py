@@ -8,8 +8,8 @@ do not depend on the machine.
 
 from millrace import api
 from millrace.planner.clusters import parse_cluster
+from millrace.planner.parallel_degrees import roles
 from millrace.planner.plan import plan_graph
-from millrace.planner.roles import roles
 from millrace.units import format_bytes, format_seconds
 
 QUESTIONS = (

@@ -37,9 +37,9 @@ from millrace.planner.mesh import Axis
 from millrace.planner.plan import Plan, plan_graph
 from millrace.planner.search import Pins, SearchRequest, search
 from millrace.simulator import predict, simulate
-from millrace.simulator.chunks.coarse import CoarseGraph
+from millrace.simulator.chunks.chunk_graph import CoarseGraph
 from millrace.simulator.failures import MTBF_HOURS, expected_s, goodput, time_to_train
-from millrace.simulator.stages import stage_graph
+from millrace.simulator.stage_fidelity import stage_graph
 
 STAGES = 4
 OPS = 100

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from millrace.planner.errors import PlanError
 
-WORKERS = {"numpy": "millrace.executor.worker", "cupy": "millrace.executor.gpu.worker"}
+WORKERS = {"numpy": "millrace.executor.worker", "cupy": "millrace.executor.gpu.gpu_worker"}
 """The program of a process of a run, by backend."""
 
 

@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 
 from millrace.executor.errors import ExecutorError
-from millrace.executor.probes.merging import merged
-from millrace.executor.probes.timing import ProbeRequest, Timings
+from millrace.executor.probes.median_over_ranks import merged
+from millrace.executor.probes.probe_timing import ProbeRequest, Timings
 from millrace.executor.processes import check_capacity, run_ranks, usable_cores
 from millrace.models.documents import FileError, read_document, write_bytes
 from millrace.models.graph import to_json
@@ -68,7 +68,7 @@ def profile(ranks: int, *, seconds: float = SECONDS) -> Device:
         folder = Path(name)
         order = ProbeRequest(cores=min(ranks, cores), kernel_ns=patience_ns)
         (folder / "order.json").write_bytes(msgspec.json.encode(order))
-        run_ranks("millrace.executor.probes.timing", ranks, folder)
+        run_ranks("millrace.executor.probes.probe_timing", ranks, folder)
         rank_timings = [
             msgspec.json.decode((folder / f"timings.{rank}.json").read_bytes(), type=Timings)
             for rank in range(ranks)

@@ -25,8 +25,8 @@ from types import FrameType
 import msgspec
 
 from millrace.executor.errors import ExecutorError
-from millrace.planner.children import end_with
 from millrace.planner.errors import InfeasibleError
+from millrace.planner.worker_processes import end_with
 
 POLL_S = 0.02
 END_S_MAX = 5.0  # ranks are gone some 60 ms after mpiexec (MPICH 5.0, November 2026)

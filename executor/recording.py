@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from millrace.executor.errors import saving
 from millrace.planner.actors.graph import ActorGraph, Program
-from millrace.planner.actors.lanes import lane_of
 from millrace.planner.actors.trace import Span, Trace
+from millrace.planner.actors.trace_lanes import lane_of
 
 Totals = tuple[float, float, float]
 StepDone = Callable[[int], None]

@@ -103,7 +103,7 @@ def cluster(
     InfeasibleError, ExecutorError
         This machine has fewer GPUs, or could not be measured.
     """
-    from millrace.machine import cluster_of
+    from millrace.requested_cluster import cluster_of
 
     return cluster_of(text, profile, measured, progress)
 
@@ -147,7 +147,7 @@ def check_question(
         A pin asks for what this version cannot do.
     """
     from millrace.planner.search import Pins
-    from millrace.planner.spending import check_objective
+    from millrace.planner.token_cost import check_objective
 
     check_objective(optimize_for)
     Pins.of(pins or {}).check()
@@ -215,7 +215,7 @@ def search(
     """
     from millrace.figures import block_times
     from millrace.planner.search import Pins, Pure, SearchRequest
-    from millrace.planner.search.fleets import search_for
+    from millrace.planner.search.subclusters import search_for
 
     asked = SearchRequest(
         model=open_checked(model, seq_len, precision, progress)
@@ -288,9 +288,9 @@ def scale(
     PlanError, ModelError, ClusterError
         A value cannot be understood; names the option and the value.
     """
-    from millrace.machine import read_option, with_nodes
     from millrace.planner.clusters import framework as software_of
     from millrace.planner.clusters.fabrics import network
+    from millrace.requested_cluster import read_option, with_nodes
     from millrace.scaling import WORTH, Sweep, sweep
 
     read = partial(cluster, progress=progress)
@@ -334,7 +334,7 @@ def driven(cluster: Cluster, framework: str | None = None) -> Cluster:
     ClusterError
         There is no such framework.
     """
-    from millrace.machine import with_software
+    from millrace.requested_cluster import with_software
 
     return with_software(cluster, framework)
 

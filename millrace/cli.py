@@ -135,7 +135,7 @@ def _deafen() -> None:
 def _fail(sentence: str, code: int) -> int:
     """Print why the command failed, and return the exit code."""
     from millrace.output import error_document
-    from millrace.streams import NobodyReadsError, visible
+    from millrace.stdio import NobodyReadsError, visible
 
     print(f"millrace: {visible(sentence)}", file=sys.stderr)
     if "--json" in sys.argv[1:]:
@@ -162,7 +162,7 @@ def run(arguments: list[str] | None = None) -> int:
     SystemExit
         A command ended the process with a code that is no signal's.
     """
-    from millrace.streams import NobodyReadsError
+    from millrace.stdio import NobodyReadsError
 
     try:
         given = sys.argv[1:] if arguments is None else arguments
@@ -201,7 +201,7 @@ def run(arguments: list[str] | None = None) -> int:
 
 def main() -> NoReturn:
     """Run the command line of this process."""
-    from millrace.streams import silence, take_over
+    from millrace.stdio import silence, take_over
 
     take_over()
     gc.set_threshold(*COLLECTED)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from millrace.planner.actors.covering import OwnedInterval, covering_ns
+from millrace.planner.actors.interval_ownership import OwnedInterval, covering_ns
 from millrace.planner.actors.trace import Lane, Span, Trace
 from millrace.planner.collectives import COLLECTIVES
 from millrace.planner.errors import PlanError

@@ -6,7 +6,7 @@ and returns the words that begin with it, and nothing is read but the catalogues
 
 from millrace.models.builder import PRECISIONS
 from millrace.models.zoo.catalogue import NAMES
-from millrace.planner.clusters import files, software
+from millrace.planner.clusters import cluster_files, framework_tables
 from millrace.planner.schedules import SCHEDULES
 
 
@@ -17,13 +17,13 @@ def models(incomplete: str) -> list[str]:
 
 def clusters(incomplete: str) -> list[str]:
     """Devices of the catalogue, `local` and `local-gpu`, up to the colon that sizes follow."""
-    devices = ("local", "local-gpu", *files.names())
+    devices = ("local", "local-gpu", *cluster_files.names())
     return [f"{name}:" for name in devices if f"{name}:".startswith(incomplete)]
 
 
 def frameworks(incomplete: str) -> list[str]:
     """Names of the frameworks whose costs are known, that begin with `incomplete`."""
-    return [name for name in software.frameworks() if name.startswith(incomplete)]
+    return [name for name in framework_tables.frameworks() if name.startswith(incomplete)]
 
 
 def schedules(incomplete: str) -> list[str]:

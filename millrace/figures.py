@@ -11,11 +11,11 @@ from millrace.models.graph import Graph
 from millrace.models.ops import model_flops
 from millrace.models.zoo.catalogue import unit_of
 from millrace.planner.block_times import BlockTimes, Floats, Kind
+from millrace.planner.formatting import size
 from millrace.planner.memory import plan_memory
+from millrace.planner.parallel_degrees import roles
 from millrace.planner.plan import ON_DEVICES, Plan, plan_graph
-from millrace.planner.roles import roles
-from millrace.planner.spending import cost_usd_per_mtoken, energy_j_per_token
-from millrace.planner.wording import size
+from millrace.planner.token_cost import cost_usd_per_mtoken, energy_j_per_token
 
 if TYPE_CHECKING:
     from millrace.simulator import Forecast

@@ -18,7 +18,7 @@ from rich.segment import Segment
 from rich.status import Status
 from rich.text import Text
 
-from millrace.streams import visible, visible_json
+from millrace.stdio import visible, visible_json
 
 Json = Annotated[
     bool,

@@ -11,7 +11,7 @@ from typing import Any
 from millrace.drawing import stage_blocks
 from millrace.models.documents import FileError, write_bytes
 from millrace.planner.plan import Plan
-from millrace.scaling.drawing import line_name
+from millrace.scaling.scaling_tables import line_name
 from millrace.traces.timeline import COLOURS, Timeline
 from millrace.units import format_count
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from millrace.models.errors import ModelError
 from millrace.models.graph import Graph, Op, Phase, Rate, Tensor
-from millrace.models.inference import output_dtypes, output_rate
 from millrace.models.labels import BATCH, Expression, Shape, bind, dim_of, parse, shape_of, write
 from millrace.models.ops import Attributes, op_kind
+from millrace.models.type_inference import output_dtypes, output_rate
 
 
 class Precision(NamedTuple):
@@ -30,7 +30,7 @@ PRECISIONS = {
     "fp16": Precision("float32", "float16"),
     "fp8": Precision(
         "float32", "bfloat16"
-    ),  # linear layers compute in 8 bits: `millrace.models.quantised`
+    ),  # linear layers compute in 8 bits: `millrace.models.fp8`
     "mxfp8": Precision("float32", "bfloat16"),
 }
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from millrace.models.errors import ModelError
 from millrace.models.graph import Graph, Op, Phase
 from millrace.models.ops import op_kind
-from millrace.models.unfused import scores_products
+from millrace.models.unfused_attention import scores_products
 
 NONE, SELECTIVE, FULL = MODES = ("none", "selective", "full")
 SUFFIX = ".recompute"

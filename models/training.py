@@ -10,7 +10,7 @@ from millrace.models.graph import GLOBAL_BLOCK, Graph, Op, Phase
 from millrace.models.labels import parse, write
 from millrace.models.ops import Attributes, kinds_where
 from millrace.models.spec import TrainingSpec
-from millrace.models.unfused import ATTENTIONS, UNFUSED, unfused
+from millrace.models.unfused_attention import ATTENTIONS, UNFUSED, unfused
 
 LEARNING_RATE = f"{GLOBAL_BLOCK}.learning_rate"
 OPTIMIZERS = kinds_where(lambda row: row.updates)

@@ -73,19 +73,19 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """One kind of device.
 
     `flops_per_s` is the dense peak per precision. `kernels` maps an op kind to measured points
-    (work, duration_ns), where work is FLOPs for kinds whose labels give FLOPs and bytes touched
-    for the others; attention has a table per head size (`attention/64`). A device that computes in
+    (work, duration_ns), where work is FLOPs for kinds whose labels give FLOPs and bytes touched for
+    the others; attention has a table per head size (`attention/64`). A device that computes in
     several precisions may have a table for each: `matmul@bf16`, `attention/64@bf16` and `gelu@fp16`
     are read before `matmul`, `attention/64` and `gelu` for an op in that precision, which is that
     of its first floating input where it multiplies nothing. FLOPs are counted alike in every
     precision, whose rates differ; bytes are those that the dtypes take, so that a table of bytes
     tells what more instructions per byte cost. `collectives` maps `kind/group_size` to measured
     points (message_bytes, duration_ns), and `host/1` to those of one copy between the device and
-    memory of its host, the slower way. Both are
-    sorted by their first column. `library` names what moves its messages, by the algorithms and
-    protocols of that library only (`millrace.planner.costs.protocols`); empty: by the fastest of
-    all algorithms, latency and bandwidth alone. Price is what an hour is listed at on demand, power
-    what the device may draw at most; None where neither is published.
+    memory of its host, the slower way. Both are sorted by their first column. `library` names what
+    moves its messages, by the algorithms and protocols of that library only
+    (`millrace.planner.costs.nccl_protocols`); empty: by the fastest of all algorithms, latency and
+    bandwidth alone. Price is what an hour is listed at on demand, power what the device may draw at
+    most; None where neither is published.
 
     Efficiencies are shares of the peak that large kernels reach: `matmul_efficiency` 16-bit
     products, `narrow_efficiency` those in eight bits and `plain_efficiency` those in fp32 and fp64,
@@ -211,7 +211,7 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         beside moving its bytes; 0: by an all_gather.
     state_bytes
         Buckets are those of our own compiler, as large as
-        `millrace.planner.costs.buckets.bucket_bytes` says for so many bytes of state in all,
+        `millrace.planner.costs.bucket_sizes.bucket_bytes` says for so many bytes of state in all,
         instead of `bucket_bytes`; 0: they are not.
     source
         Where the figures are from.

@@ -9,7 +9,7 @@ On one mesh axis (`axis_signatures`) an op may
   linear op, on exactly one input and all outputs for a multilinear one;
 - take one of the extra signatures of the table `EXTRA`, which labels cannot say: collectives inside
   complete the outputs. `EXPANSIONS` gives such an op as primitive ops, and `sub_signatures` says
-  how those lie; `millrace.planner.rings` gives attention as rounds.
+  how those lie; `millrace.planner.ring_attention` gives attention as rounds.
 
 On several axes (`joined`) it is one of these per axis, where every dim divides.
 """
@@ -22,7 +22,7 @@ from millrace.models.labels import Expression, Operand, dim_of, parse
 from millrace.models.ops import op_kind
 from millrace.planner.errors import PlanError
 from millrace.planner.plan import OpSignature
-from millrace.planner.rings import RING, RINGS
+from millrace.planner.ring_attention import RING, RINGS
 from millrace.planner.sbp import (
     BROADCAST,
     PARTIAL_SUM,

@@ -4,11 +4,12 @@ Comes in: an ActorGraph and a Cluster, or a Plan. Goes out: a Trace in simulated
 steady step time, bubbles, exposed communication and memory.
 
 Read first `kernel.py` (SimPy drives the same protocol as the executor does), then `simulate.py`
-(what is measured from a run), `stages.py` (large plans), `prediction.py` and `forecast.py`.
+(what is measured from a run), `stage_fidelity.py` (large plans), `prediction.py` and
+`fast_prediction.py`.
 """
 
 from millrace.simulator.errors import SimulationError
-from millrace.simulator.forecast import Forecast, forecast
+from millrace.simulator.fast_prediction import Forecast, forecast
 from millrace.simulator.prediction import predict
 from millrace.simulator.simulate import Simulated, simulate
 

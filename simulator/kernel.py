@@ -7,8 +7,8 @@ firing, since an actor has at most one firing under way.
 A meeting begins when its last member has fired and ends for all of them at once. Instances are
 ranks, all of them or some that stand for the others.
 
-Where software drives the devices (`millrace.planner.costs.pacing`), a firing begins when it is
-launched; it ends when its work is done, at a speed that depends on what moves meanwhile
+Where software drives the devices (`millrace.planner.costs.launch_overhead`), a firing begins when
+it is launched; it ends when its work is done, at a speed that depends on what moves meanwhile
 (`millrace.simulator.pacer`). Its event comes when it would end if nothing more began to move, and
 again while that was too early.
 """
@@ -24,11 +24,11 @@ from simpy.events import NORMAL
 from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.actors.null_clock import Visit, run_to_completion
 from millrace.planner.actors.rendezvous import Rendezvous
-from millrace.planner.costs.pacing import Pacing
+from millrace.planner.costs.launch_overhead import Pacing
 from millrace.planner.errors import ProtocolError
-from millrace.simulator.instances import Completion, Instance
 from millrace.simulator.pacer import Pacer
-from millrace.simulator.sharing import SharedCores
+from millrace.simulator.shared_cores import SharedCores
+from millrace.simulator.simulated_rank import Completion, Instance
 
 Late = Callable[[Sequence[tuple[int, int]]], int]
 

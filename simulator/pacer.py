@@ -6,8 +6,8 @@ how often it is counted; a firing ends at the first whole nanosecond at which it
 """
 
 from millrace.planner.actors.graph import Leave, Program
-from millrace.planner.costs.pacing import Pacing, launch_offsets
-from millrace.simulator.instances import Completion
+from millrace.planner.costs.launch_overhead import Pacing, launch_offsets
+from millrace.simulator.simulated_rank import Completion
 
 SCALE = 10_000  # parts of a nanosecond; speeds are multiples of one ten-thousandth
 

@@ -8,10 +8,10 @@ from millrace.models.graph import Graph
 from millrace.planner.compile import compile_plan
 from millrace.planner.memory import StageMemory, plan_memory
 from millrace.planner.plan import Plan, plan_graph
-from millrace.simulator.blocks import by_block
+from millrace.simulator.block_fidelity import by_block
 from millrace.simulator.errors import SimulationError
 from millrace.simulator.simulate import Simulated, simulate
-from millrace.simulator.stages import StageGraph, stage_graph
+from millrace.simulator.stage_fidelity import StageGraph, stage_graph
 
 OP, BLOCK, STAGE = FIDELITIES = "op", "block", "stage"
 MOST_OP_FIRINGS = 100_000  # of a step; beyond, compiling and firing every op takes over a minute
@@ -41,8 +41,9 @@ def predict(
         As for `simulate`; jitter and stragglers act on what fires: ops, blocks or parts of chunks.
     fidelity
         `op` fires every op of every layer, `stage` whole parts of chunks with times measured on few
-        blocks (`simulator/stages`), `block` each block of these (`simulator/blocks`); None: `op` up
-        to `MOST_OP_FIRINGS`, `stage` beyond them, but not where ranks share cores.
+        blocks (`simulator/stage_fidelity`), `block` each block of these
+        (`simulator/block_fidelity`); None: `op` up to `MOST_OP_FIRINGS`, `stage` beyond them, but
+        not where ranks share cores.
     detailed
         Keep with it what an account of the step needs (`simulator/account`); with `spans` only.
 

@@ -8,18 +8,18 @@ from typing import NamedTuple
 import numpy as np
 
 from millrace.planner.actors.graph import ActorGraph
-from millrace.planner.actors.lanes import lane_of
 from millrace.planner.actors.trace import Span, Trace
+from millrace.planner.actors.trace_lanes import lane_of
 from millrace.planner.cluster import Cluster
 from millrace.planner.costs import durations
-from millrace.planner.costs.pacing import Pacing, pacing_of
+from millrace.planner.costs.launch_overhead import Pacing, pacing_of
 from millrace.planner.memory import beside
-from millrace.simulator.chunks.part_times import PartTimes
+from millrace.simulator.chunks.phase_times import PartTimes
 from millrace.simulator.errors import SimulationError
-from millrace.simulator.figures import split, step_ends_ns, window_ns
-from millrace.simulator.instances import Instance, Noise, instances_of
 from millrace.simulator.kernel import Kernel
-from millrace.simulator.lateness import Lateness
+from millrace.simulator.order_statistics import Lateness
+from millrace.simulator.simulated_rank import Instance, Noise, instances_of
+from millrace.simulator.step_split import split, step_ends_ns, window_ns
 from millrace.simulator.variation.representatives import SAMPLED, representatives
 
 
@@ -50,7 +50,7 @@ class Simulated:
         moves; mean over ranks.
     exposed_communication_ns
         Time of the step in which a rank's meeting moves data and the rank computes nothing; mean
-        over ranks. See `simulator/figures` for both.
+        over ranks. See `simulator/step_split` for both.
     memory_bytes_max
         The largest arena of any rank.
     memory_by_kind

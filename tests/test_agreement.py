@@ -17,8 +17,8 @@ import pytest
 from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.actors.protocol import Fire
 from millrace.planner.clusters import parse_cluster
-from millrace.simulator.instances import instances_of
 from millrace.simulator.kernel import Kernel
+from millrace.simulator.simulated_rank import instances_of
 from tests.actor_graphs import random_actor_graph
 from tests.in_process import execute_in_process
 

@@ -1,7 +1,7 @@
 """Pages that lead into the code say what is there: ARCHITECTURE.md, the decisions, README.md, …
 
 In these pages a file is a link, and what it defines stands behind it in backticks:
-``[orders.py](planner/compile/orders.py): `compute_order`, `first_step` ``.
+``[orders.py](planner/compile/queue_orders.py): `compute_order`, `first_step` ``.
 """
 
 import ast

@@ -17,8 +17,8 @@ from millrace.models.zoo.catalogue import FAMILIES, build_training
 from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.clusters import local_cluster
 from millrace.planner.compile import compile_plan
+from millrace.planner.parallel_degrees import roles
 from millrace.planner.plan import Plan
-from millrace.planner.roles import roles
 from millrace.planner.search import Pins, SearchRequest, search
 from tests.parallel_runs import (
     assert_strays_no_further,

@@ -26,8 +26,8 @@ from millrace.models.zoo.catalogue import build_training
 from millrace.planner.clusters import local_cluster, parse_cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.memory import plan_memory
+from millrace.planner.parallel_degrees import roles
 from millrace.planner.plan import plan_graph
-from millrace.planner.roles import roles
 from millrace.planner.search import search
 from millrace.planner.search.request import Pins, SearchRequest
 from tests.parallel_runs import assert_trains_as_one_device

@@ -248,6 +248,18 @@ def test_a_class_name_occurs_once() -> None:
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
 
 
+def test_a_file_name_occurs_once_in_its_package() -> None:
+    """Kernels of one op have one name under `executor/kernels/` and `executor/cuda/kernels/`."""
+    places: dict[tuple[str, str], set[str]] = {}
+    for path in FILES:
+        place = (
+            path.relative_to(ROOT).as_posix().replace("executor/cuda/kernels", "executor/kernels")
+        )
+        if path.name not in ("__init__.py", "__main__.py"):
+            places.setdefault((place.partition("/")[0], path.name), set()).add(place)
+    assert [sorted(where) for where in places.values() if len(where) > 1] == []
+
+
 def test_every_parameter_of_the_front_door_is_explained() -> None:
     assert [said for path in FRONT_DOOR for said in unexplained(path)] == []
 

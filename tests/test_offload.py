@@ -18,14 +18,14 @@ from millrace.planner.cluster import Cluster, HostMemory
 from millrace.planner.clusters import parse_cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.costs import durations
-from millrace.planner.costs.host import PIECE_BYTES, UNKNOWN, host_of, state_copies_ns
+from millrace.planner.costs.host_transfers import PIECE_BYTES, UNKNOWN, host_of, state_copies_ns
 from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.memory import plan_memory, reserved_bytes
 from millrace.planner.plan import OpSignature, Plan, plan_graph, read_plan
 from millrace.planner.search import Pins, SearchRequest, search
 from millrace.planner.search.report import SearchLog
 from millrace.planner.search.report.explain import explain
-from millrace.planner.search.report.offload import host_shortage
+from millrace.planner.search.report.host_offload import host_shortage
 from millrace.simulator import predict
 from tests.parallel_runs import run
 from tests.small_models import small

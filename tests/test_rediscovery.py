@@ -13,8 +13,8 @@ from millrace.models.labels import BATCH, EXPERT
 from millrace.models.spec import Config, ModelSpec, TrainingSpec
 from millrace.planner.clusters import parse_cluster
 from millrace.planner.compile import compile_plan
+from millrace.planner.parallel_degrees import axis_roles, roles
 from millrace.planner.plan import OpSignature, Plan, plan_graph
-from millrace.planner.roles import axis_roles, roles
 from millrace.planner.search import Pins, SearchRequest, search
 from millrace.planner.signatures import split_labels
 

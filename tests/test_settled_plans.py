@@ -3,7 +3,7 @@
 import pytest
 
 from millrace import api
-from millrace.planner.search.report.record import PlanComparison, SearchLog
+from millrace.planner.search.report.search_log import PlanComparison, SearchLog
 
 # Blocks that are timed apart may differ from the plan's own ops by this fraction of a step.
 TIME = 0.03

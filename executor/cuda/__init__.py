@@ -4,5 +4,5 @@ Comes in: a `KernelContext`, as a NumPy kernel's factory gets. Goes out: `Calls`
 launches of our own kernels (`sources/*.cu`) and matrix products of the vendor's library, which name
 their operands and no address. No device is needed for any of it.
 
-Read `calls.py` first, then `kernels/table.py`, which names the factory of every op kind.
+Read `calls.py` first, then `kernels/kernel_table.py`, which names the factory of every op kind.
 """

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.executor.data.draws import CLASS_KEYS, generator
+from millrace.executor.data.sample_rng import CLASS_KEYS, generator
 from millrace.executor.errors import DataError
 from millrace.executor.kernels.context import Array, SampleSource
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.executor.data.draws import CLASS_KEYS, generator
+from millrace.executor.data.sample_rng import CLASS_KEYS, generator
 from millrace.executor.errors import DataError
 from millrace.executor.kernels.context import Array, Dataset, SampleSource
 

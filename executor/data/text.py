@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millrace.executor.data.corpus import Corpus
-from millrace.executor.data.draws import generator
+from millrace.executor.data.sample_rng import generator
 from millrace.executor.errors import DataError
 from millrace.executor.kernels.context import Array, SampleSource
 

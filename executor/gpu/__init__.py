@@ -4,6 +4,6 @@ Comes in: `Calls` (`millrace.executor.cuda`), which name their operands, and whe
 device. Goes out: what a rank's stream does. A library is opened when something is made with it, so
 that every module imports where there is no GPU.
 
-Read `driver.py` first: how the calls of a step are issued. `products/` holds the library of
+Read `driver.py` first: how the calls of a step are issued. `gemm/` holds the library of
 products.
 """

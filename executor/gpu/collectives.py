@@ -15,7 +15,7 @@ from millrace.executor.gpu.nccl import (
 )
 from millrace.executor.transport.mpi import World
 from millrace.planner.actors.graph import ActorGraph
-from millrace.planner.actors.lanes import drawn_in
+from millrace.planner.actors.trace_lanes import drawn_in
 
 TRANSFERS = "transfers"  # the lane of both ends, which have queues of their own names
 

@@ -32,11 +32,11 @@ from millrace.executor.cuda.calls import (
 from millrace.executor.cuda.compiling import OPTIONS
 from millrace.executor.cuda.source_text import source_text
 from millrace.executor.errors import ExecutorError
-from millrace.executor.gpu.choices import Can, Choices, first_supported
+from millrace.executor.gpu.cuda_graphs import CapturedGraph
 from millrace.executor.gpu.cudnn.issuing import LibraryCalls, NeuralLibrary
 from millrace.executor.gpu.device import Bytes, address_of
-from millrace.executor.gpu.graphs import CapturedGraph
-from millrace.executor.gpu.products.tuning import ProductLibraryProtocol, StreamWorkspace, Tuner
+from millrace.executor.gpu.gemm.tuning import ProductLibraryProtocol, StreamWorkspace, Tuner
+from millrace.executor.gpu.kernel_selection import Can, Choices, first_supported
 
 WORKSPACE_BYTES = 32 * 2**20  # NVIDIA's advice for cuBLAS on Hopper and later (cuBLAS 13 guide)
 SUCCESS, OUT_OF_MEMORY, NOT_READY = 0, 2, 600  # cudaError_t, CUDA 13 runtime API

@@ -136,7 +136,8 @@ class DeviceDriver(Protocol):
     def picked(self) -> dict[str, dict[str, int]]:
         """Number of the choices prepared that took each way, by what they compute.
 
-        Both are words (`millrace.executor.gpu.choices`): `{"attention b 8 …": {"cudnn": 12}}`.
+        Both are words (`millrace.executor.gpu.kernel_selection`): `{"attention b 8 …": {"cudnn":
+        12}}`.
         """
         ...
 

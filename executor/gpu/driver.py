@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Any, NamedTuple, Protocol
 
 from millrace.executor.cuda.calls import Bucket, Call, Collective
-from millrace.executor.cuda.rank import RankCalls
+from millrace.executor.cuda.cuda_rank import RankCalls
 from millrace.executor.errors import ExecutorError
 from millrace.executor.gpu.device import DeviceDriver
 from millrace.executor.gpu.memory import DeviceRegions

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from millrace.executor.cuda.binding import bind
 from millrace.executor.cuda.calls import Call, Operand
 from millrace.executor.cuda.control import HISTORY_FIELDS
-from millrace.executor.cuda.rank import HISTORY_STEPS, RankCalls
+from millrace.executor.cuda.cuda_rank import HISTORY_STEPS, RankCalls
 from millrace.executor.errors import ExecutorError
 from millrace.executor.gpu.device import DeviceDriver
 from millrace.executor.kernels.context import BITS

@@ -32,7 +32,7 @@ from math import lcm
 from typing import NamedTuple
 
 from millrace.executor.errors import ExecutorError
-from millrace.executor.streams.clocks import Clocks
+from millrace.executor.streams.vector_clocks import Clocks
 from millrace.executor.streams.versions import Firing, Versions
 from millrace.planner.actors.graph import ActorGraph, Leave, Program
 from millrace.planner.actors.null_clock import run_to_completion

@@ -2,8 +2,8 @@
 
 Of every byte, the commands that read or write it are gone through in the host's order. A write must
 come after the write before it and after all reads since; a read after the write before it, and that
-write must have made the version that is to be read. What "after" means, streams and waits alone
-say (`clocks.py`). Because "after" carries over, neighbours are enough to compare: this is how
+write must have made the version that is to be read. What "after" means, streams and waits alone say
+(`vector_clocks.py`). Because "after" carries over, neighbours are enough to compare: this is how
 FastTrack finds races (Flanagan and Freund, "FastTrack: efficient and precise dynamic race
 detection", 2009, section 3). It holds for every timing, not for the one that was tried.
 
@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from millrace.executor.streams.clocks import Clocks
 from millrace.executor.streams.commands import Command, CommandBuffer
+from millrace.executor.streams.vector_clocks import Clocks
 from millrace.executor.streams.versions import Firing, Versions
 from millrace.planner.actors.graph import HOST, ActorGraph
 

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from millrace.executor.errors import ExecutorError
-from millrace.executor.streams.clocks import Clocks
 from millrace.executor.streams.commands import Command, CommandBuffer, stream_of, streams_of
+from millrace.executor.streams.vector_clocks import Clocks
 from millrace.executor.streams.versions import Firing, Versions
 from millrace.planner.actors.graph import ActorGraph, Program
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from millrace.planner.cluster import Cluster
 from millrace.planner.clusters import device, framework
-from millrace.planner.clusters.software import DEFAULT
-from millrace.planner.costs.firings import NARROW
+from millrace.planner.clusters.framework_tables import DEFAULT
+from millrace.planner.costs.op_batch import NARROW
 from millrace.published.question import Question
 
 Floats = NDArray[np.float64]

@@ -74,7 +74,7 @@ def clusters(
 
 def _model_row(name: str, seq_len: int | None) -> dict[str, Any]:
     from millrace.importing import open_checked
-    from millrace.models.counting import parallelism_limits, training_flops
+    from millrace.models.model_counts import parallelism_limits, training_flops
     from millrace.models.zoo.catalogue import beyond_positions, build
 
     spec = open_checked(name, seq_len, told=say)

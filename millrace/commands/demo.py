@@ -159,8 +159,8 @@ def _draw_end(
 
 def _write_all(folder: Path, plan: Plan, predicted: Trace, measured: Trace) -> None:
     """Write the plan, both traces in both forms, and the page."""
+    from millrace.comparison_page import write_page
     from millrace.files import write_document, write_trace
-    from millrace.page import write_page
 
     write_document(folder / "plan.json", plan)
     for trace in (predicted, measured):

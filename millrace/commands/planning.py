@@ -14,7 +14,7 @@ from millrace import completion
 from millrace.models.builder import PRECISIONS
 from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.models.training import check_training
-from millrace.models.unfused import FLASH
+from millrace.models.unfused_attention import FLASH
 from millrace.models.zoo.catalogue import beyond_positions
 from millrace.output import Json, answer, say, working
 from millrace.planner.plan import MAX_GAP, SEED_MAX, Plan
@@ -195,7 +195,7 @@ def plan(
     from millrace import api
     from millrace.files import check_writable, write_document
     from millrace.planner.search.report import SearchLog
-    from millrace.planner.spending import check_known
+    from millrace.planner.token_cost import check_known
 
     check_writable(output)
     limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
@@ -319,7 +319,7 @@ def show(
 
 
 def _list_commands(plan: Plan, rank: int, as_json: bool) -> None:
-    from millrace.executor.cuda.listing import rank_listing
+    from millrace.executor.cuda.call_listing import rank_listing
 
     text = rank_listing(plan, rank)
     document = {"rank": rank, "commands": text.splitlines()}

@@ -266,8 +266,8 @@ def compare(
     """Join the prediction with what was measured, actor by actor."""
     from millrace import api
     from millrace.compare import join
+    from millrace.comparison_page import write_page
     from millrace.files import check_writable, load_plan, load_trace
-    from millrace.page import write_page
 
     check_writable(html)
     planned, measured = load_plan(plan, trust=trust), load_trace(trace)

@@ -83,7 +83,7 @@ def scale(
     from millrace.models.documents import write_bytes
     from millrace.plot import check_drawable, plot_scaling, save
     from millrace.scaling import WORTH
-    from millrace.scaling.drawing import csv_text, draw_scaling
+    from millrace.scaling.scaling_tables import csv_text, draw_scaling
 
     check_writable(csv, plot)
     if plot is not None:

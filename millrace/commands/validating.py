@@ -50,7 +50,7 @@ def validate(
     as_json: Json = False,
 ) -> None:
     """Predict published training runs and print the errors."""
-    from millrace.calibration.leaving import left_out
+    from millrace.calibration.leave_one_out import left_out
     from millrace.files import check_writable
     from millrace.plot import check_drawable
     from millrace.published.reading import read_table, sampled

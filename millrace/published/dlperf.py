@@ -19,10 +19,10 @@ from millrace.models.spec import Config, ModelSpec, TrainingSpec
 from millrace.models.zoo.catalogue import FAMILIES, model_spec
 from millrace.planner.cluster import Cluster, Software
 from millrace.planner.clusters import network, reference_node, validate
-from millrace.planner.clusters.files import resized
+from millrace.planner.clusters.cluster_files import resized
 from millrace.planner.errors import ClusterError, InfeasibleError, PlanError
 from millrace.planner.search import Pins
-from millrace.published.habits import settings
+from millrace.published.framework_of_row import settings
 from millrace.published.question import InexpressibleError, Question
 from millrace.published.reading import Row, choice, number, whole
 
@@ -61,7 +61,8 @@ GPT = re.compile(r"gpt.*-h(\d+)-l(\d+)-a(\d+)-s(\d+)$")
 GPT_VOCAB = 50_688  # 50,257 padded (DLPerf's GPT report, 2021)
 SMALL_VOCAB = 50_304  # of its runs of GPT-2 small
 FACE = re.compile(r"insightface-(r100|mobilefacenet_y1)-(\w+)$")
-# Tables of `millrace.planner.clusters.software` by the names of the reports; others take their own.
+# Tables of `millrace.planner.clusters.framework_tables` by the names of the reports; others take
+# their own.
 SETTINGS = {
     "OneFlow": "oneflow",
     "NGC PyTorch": "ngc-pytorch",

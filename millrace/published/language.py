@@ -17,12 +17,12 @@ from millrace.models.zoo.catalogue import FAMILIES
 from millrace.models.zoo.family import LAYERS_MAX
 from millrace.planner.cluster import Cluster, Link
 from millrace.planner.clusters import network, reference_node, validate
-from millrace.planner.clusters.files import resized
+from millrace.planner.clusters.cluster_files import resized
 from millrace.planner.errors import ClusterError, InfeasibleError, PlanError
 from millrace.planner.search import Pins
-from millrace.published.habits import as_set, every_second, settings, state_ranks
-from millrace.published.habits import framework_name as framework_name
-from millrace.published.kept import keeping
+from millrace.published.framework_memory import keeping
+from millrace.published.framework_of_row import as_set, every_second, settings, state_ranks
+from millrace.published.framework_of_row import framework_name as framework_name
 from millrace.published.question import InexpressibleError, Question
 from millrace.published.reading import Row, choice, number, whole
 

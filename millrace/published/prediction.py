@@ -17,7 +17,7 @@ from millrace.planner.errors import ClusterError, InfeasibleError, PlanError, Pr
 from millrace.planner.memory import StageMemory, plan_memory
 from millrace.planner.plan import MAX_GAP, Plan, plan_graph
 from millrace.planner.search import Pins, SearchRequest, search
-from millrace.published.peaks import MemoryHabit, peak_bytes
+from millrace.published.peak_memory import MemoryHabit, peak_bytes
 from millrace.published.question import InexpressibleError, Question
 from millrace.simulator import SimulationError, forecast
 

@@ -10,8 +10,8 @@ from statistics import fmean, median
 from typing import Any
 
 from millrace.published import dlperf
-from millrace.published.pairs import differences, pairs
 from millrace.published.reading import LINE, MALFORMED, Row, TableFormat
+from millrace.published.single_setting_pairs import differences, pairs
 from millrace.published.validation import RowOutcome, source
 
 WITHIN = 0.1

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from millrace.planner.children import map_in_processes
 from millrace.planner.cluster import Cluster
 from millrace.planner.search import Pins
+from millrace.planner.worker_processes import map_in_processes
 from millrace.published import dlperf, language
 from millrace.published.prediction import Predicted, answer
 from millrace.published.question import InexpressibleError, Question

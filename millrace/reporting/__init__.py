@@ -5,7 +5,7 @@ document of rows, a self-contained HTML page, and memory counters for a trace. R
 """
 
 from millrace.reporting.counters import memory_counters
-from millrace.reporting.page import report_page
 from millrace.reporting.rows import report_rows
+from millrace.reporting.step_page import report_page
 
 __all__ = ["memory_counters", "report_page", "report_rows"]

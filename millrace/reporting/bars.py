@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
-from millrace.page import round_step
+from millrace.comparison_page import round_step
 from millrace.simulator.account import Account, CommunicationRow, StageRow
 from millrace.simulator.simulate import Simulated, SimulatedRun
 from millrace.traces.timeline import COLOURS, Bar, Timeline, TimelineRow

@@ -11,11 +11,11 @@ from millrace.models.spec import ModelSpec
 from millrace.models.zoo.catalogue import unit_of
 from millrace.planner.cluster import Cluster, Link, Software
 from millrace.planner.clusters import validate
-from millrace.planner.clusters.named import LOCAL, LOCAL_GPU
+from millrace.planner.clusters.parsing import LOCAL, LOCAL_GPU
 from millrace.planner.errors import ClusterError, InfeasibleError, PlanError
 from millrace.planner.plan import Plan, plan_graph
-from millrace.scaling.lines import WORTH, fill_efficiencies
-from millrace.scaling.parts import RESOURCES, resources, step_bottlenecks
+from millrace.scaling.bottlenecks import RESOURCES, resources, step_bottlenecks
+from millrace.scaling.series import WORTH, fill_efficiencies
 
 # Each device has its share of 2 TB/s, which a storage of Meta sustained for 16,384 GPUs ("The Llama
 # 3 Herd of Models", 2024, section 3.3.1).
@@ -87,7 +87,7 @@ class Sweep:
     failures : Failures, optional
         None: nothing fails.
     worth : float
-        The least marginal efficiency that pays, see `millrace.scaling.lines`.
+        The least marginal efficiency that pays, see `millrace.scaling.series`.
     """
 
     model: ModelSpec

@@ -1,18 +1,18 @@
 """Cutting of a forward graph into blocks, by structure.
 
-The ops that work on data are lined up (`stream.py`); rows of equal pieces among them become blocks
-of one template (`copies.py`), what lies before, between and after becomes blocks of its own. What
-is carried (weights, constants, inputs) goes to the block that reads it first; where several blocks
-of one row share it, to the last block before the row, so that the row stays equal.
+The ops that work on data are lined up (`op_sequence.py`); rows of equal pieces among them become
+blocks of one template (`repeated_blocks.py`), what lies before, between and after becomes blocks of
+its own. What is carried (weights, constants, inputs) goes to the block that reads it first; where
+several blocks of one row share it, to the last block before the row, so that the row stays equal.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from millrace.models.blocks.copies import RepeatedBlocks, find_repeated_blocks
 from millrace.models.blocks.naming import inner_names, renamed
-from millrace.models.blocks.stream import Stream, stream_of
-from millrace.models.blocks.structure import BlockStructure, block_structures, wiring_of
+from millrace.models.blocks.op_sequence import Stream, stream_of
+from millrace.models.blocks.repeated_blocks import RepeatedBlocks, find_repeated_blocks
+from millrace.models.blocks.structural_equality import BlockStructure, block_structures, wiring_of
 from millrace.models.errors import ModelError
 from millrace.models.graph import Graph
 

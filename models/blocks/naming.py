@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from millrace.models.blocks.structure import NAMING_ATTRIBUTES
+from millrace.models.blocks.structural_equality import NAMING_ATTRIBUTES
 from millrace.models.graph import Graph, Op
 from millrace.models.ops import op_kind
 

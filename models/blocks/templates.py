@@ -5,7 +5,7 @@ from collections.abc import Hashable
 from msgspec.structs import replace
 
 from millrace.models.blocks.naming import inner_names, renamed
-from millrace.models.blocks.structure import (
+from millrace.models.blocks.structural_equality import (
     block_structures,
     facts_of_op,
     facts_of_tensor,

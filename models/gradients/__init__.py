@@ -5,8 +5,8 @@ has one rule, an entry of `RULES`, that adds the gradient ops of one forward op;
 applies them from the loss back, `tape.py` is what a rule sees. Read `reverse.py` first.
 """
 
+from millrace.models.gradients.gradient_rules import RULES
 from millrace.models.gradients.reverse import backward
-from millrace.models.gradients.table import RULES
 from millrace.models.gradients.tape import LOSS_SCALED, ONE, Rule, Tape
 
 __all__ = ["LOSS_SCALED", "ONE", "RULES", "Rule", "Tape", "backward"]

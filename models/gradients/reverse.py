@@ -11,7 +11,7 @@ mode): gradients of a tensor with several readers are added before its producer 
 
 from millrace.models.builder import GraphBuilder
 from millrace.models.errors import ModelError
-from millrace.models.gradients.table import RULES
+from millrace.models.gradients.gradient_rules import RULES
 from millrace.models.gradients.tape import ONE, Rule, Tape
 from millrace.models.graph import Graph, Op
 

@@ -4,13 +4,12 @@ A row says what the index labels of an op (`millrace.models.labels`) cannot: in 
 is linear, what a contracted label's partial results add up to, and which products of two operands
 it takes. From labels and row follow the legal signatures: a label that is split is S on every
 operand that has it and P(reduction) on an output that lacks it; partial inputs pass through where
-the op is linear. Read `kind.py` (what a row says) first, then the rows; `table.py` joins them and
-counts.
+the op is linear. Read `kind.py` (what a row says) first, then the rows; `op_table.py` joins them
+and counts.
 """
 
 from millrace.models.ops.kind import Attributes, OpKind
-from millrace.models.ops.pointwise import FUNCTIONS
-from millrace.models.ops.table import (
+from millrace.models.ops.op_table import (
     OPS,
     kinds_where,
     model_flops,
@@ -19,6 +18,7 @@ from millrace.models.ops.table import (
     op_work,
     state_of,
 )
+from millrace.models.ops.pointwise_ops import FUNCTIONS
 
 __all__ = [
     "FUNCTIONS",

@@ -10,11 +10,11 @@ import msgspec
 from millrace.models.blocks import merge_templates, with_blocks
 from millrace.models.builder import PRECISIONS
 from millrace.models.errors import ModelError
+from millrace.models.fp8 import NARROW, with_quantised_products
 from millrace.models.graph import Graph, to_json, with_batch
-from millrace.models.inference import check_graph
-from millrace.models.quantised import NARROW, with_quantised_products
 from millrace.models.spec import GRAPH, Config, ModelSpec, TrainingSpec
 from millrace.models.training import training_graph
+from millrace.models.type_inference import check_graph
 from millrace.models.zoo import bert, decoder, face, gpt, mlp, resnet, t5, vit, wide_deep
 from millrace.models.zoo.family import SAMPLE, TOKEN, Family, check_length
 

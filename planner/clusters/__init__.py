@@ -5,16 +5,16 @@ a TOML file (a user's own or an entry of the catalogue), `fabrics` a network by 
 a framework by its, `checks` says which value is wrong.
 """
 
-from millrace.planner.clusters.checks import validate
+from millrace.planner.clusters.cluster_files import device, names, reference_node
 from millrace.planner.clusters.fabrics import network
-from millrace.planner.clusters.files import device, names, reference_node
-from millrace.planner.clusters.named import (
+from millrace.planner.clusters.framework_tables import framework
+from millrace.planner.clusters.parsing import (
     local_cluster,
     machine_cores,
     machine_memory_bytes,
     parse_cluster,
 )
-from millrace.planner.clusters.software import framework
+from millrace.planner.clusters.validation import validate
 
 __all__ = [
     "device",

@@ -4,10 +4,10 @@ Comes in: a Plan (and the training Graph that its specification rebuilds). Goes 
 with one program per stage: actors, registers with computed slots and places, queues with static
 orders.
 
-Read first `program.py` (the passes in order), then `stages.py` and `lowering.py` (ops and boxing
-become actors) and `orders.py` (launch order).
+Read first `passes.py` (the passes in order), then `stages.py` and `lowering.py` (ops and boxing
+become actors) and `queue_orders.py` (launch order).
 """
 
-from millrace.planner.compile.program import compile_plan
+from millrace.planner.compile.passes import compile_plan
 
 __all__ = ["compile_plan"]

@@ -30,16 +30,16 @@ from msgspec.structs import replace
 
 from millrace.planner.actors.graph import COMMUNICATION, HOST, LENT, TEMPORARY, Program
 from millrace.planner.compile.bundles import kept_places, taking_turns
-from millrace.planner.compile.draft import (
+from millrace.planner.compile.live_ranges import LiveRange, Spans, stretches
+from millrace.planner.compile.slots import Timetable
+from millrace.planner.compile.stage_ir import (
     BEGIN,
     BOXING,
     PART_ORDER,
     UPDATE,
-    DraftActor,
-    DraftStage,
+    ActorIR,
+    StageIR,
 )
-from millrace.planner.compile.slots import Timetable
-from millrace.planner.compile.spans import LiveRange, Spans, stretches
 
 
 class PlacedSpan(NamedTuple):
@@ -51,7 +51,7 @@ class PlacedSpan(NamedTuple):
     last: int
 
 
-def lay_out(program: Program, draft: DraftStage, table: Timetable) -> Program:
+def lay_out(program: Program, draft: StageIR, table: Timetable) -> Program:
     """The program with `offset_bytes` and `memory_kind` of every register set.
 
     Parameters
@@ -90,7 +90,7 @@ def lay_out(program: Program, draft: DraftStage, table: Timetable) -> Program:
     return replace(program, registers=tuple(registers))
 
 
-def communication_buffers(draft: DraftStage) -> frozenset[int]:
+def communication_buffers(draft: StageIR) -> frozenset[int]:
     """Registers that boxing fills every microbatch and that no later section reads.
 
     What boxing brings for the backward pass too is an activation like any other.
@@ -167,7 +167,7 @@ def aliased_registers(spans: Spans, shared: Set[int]) -> dict[int, tuple[int, in
     return places
 
 
-def _updates(draft: DraftStage) -> Iterator[tuple[int, int]]:
+def _updates(draft: StageIR) -> Iterator[tuple[int, int]]:
     """Variables that an actor updates, each with the gradient that it reads for it."""
     for actor in draft.actors:
         if not actor.in_place:
@@ -179,7 +179,7 @@ def _updates(draft: DraftStage) -> Iterator[tuple[int, int]]:
             yield actor.outputs[0].register, actor.inputs[0].register
 
 
-def _made_of(actor: DraftActor, register: int) -> list[int]:
+def _made_of(actor: ActorIR, register: int) -> list[int]:
     """Registers that an actor makes of one of its inputs."""
     if actor.meeting is not None:
         pairs = zip(actor.inputs, actor.outputs, strict=False)  # a part each; waits come after

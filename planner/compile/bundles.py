@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
-from millrace.planner.compile.draft import PART_ORDER, SLOT_PARTS, DraftStage, Section
+from millrace.planner.compile.live_ranges import Spans, stretches
 from millrace.planner.compile.packing import WHOLE, Bundle, Turns, packed, taken_in_turn
-from millrace.planner.compile.spans import Spans, stretches
+from millrace.planner.compile.stage_ir import PART_ORDER, SLOT_PARTS, Section, StageIR
 
 
 def taking_turns(spans: Spans, elsewhere: Set[int]) -> dict[Bundle, list[int]]:
@@ -58,7 +58,7 @@ def chunk_stretches(spans: Spans, chunk: int) -> list[tuple[int, str]]:
 
 
 def kept_places(
-    draft: DraftStage,
+    draft: StageIR,
     bundle_registers: Mapping[Bundle, Iterable[int]],
     turns: Mapping[Section, Turns],
     begin: int,

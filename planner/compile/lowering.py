@@ -14,16 +14,16 @@ from millrace.models.labels import parse
 from millrace.models.ops import state_of
 from millrace.planner.actors.graph import Meeting, Port
 from millrace.planner.boxing import BoxingStep, boxing_path, crossing, message_bytes
-from millrace.planner.compile.draft import BEGIN, PARTS, UPDATE, DraftActor, DraftStage, Section
 from millrace.planner.compile.offload import HostState
 from millrace.planner.compile.placement import PlacedOp
 from millrace.planner.compile.rounds import lower_rounds
-from millrace.planner.costs.buckets import state_tensors
-from millrace.planner.costs.routing import copies_of_tokens
+from millrace.planner.compile.stage_ir import BEGIN, PARTS, UPDATE, ActorIR, Section, StageIR
+from millrace.planner.costs.bucket_sizes import state_tensors
+from millrace.planner.costs.expert_routing import copies_of_tokens
 from millrace.planner.errors import PlanError
 from millrace.planner.mesh import Mesh
 from millrace.planner.plan import ON_DEVICES, OpSignature
-from millrace.planner.rings import RING
+from millrace.planner.ring_attention import RING
 from millrace.planner.sbp import (
     BROADCAST,
     PARTIAL_SUM,
@@ -74,7 +74,7 @@ class Lowering:
         self.mesh = mesh
         self.sizes = mesh.sizes
         self.microbatches = microbatches
-        self.stages = [DraftStage(mesh.sizes) for _ in range(stages)]
+        self.stages = [StageIR(mesh.sizes) for _ in range(stages)]
         self.whole: NdSbp = (BROADCAST,) * len(mesh.axes)
         # `_homes` holds where each tensor is produced: stage → (SBP, value).
         self._homes: dict[str, dict[int, tuple[NdSbp, PlacedTensor]]] = {}
@@ -127,7 +127,7 @@ class Lowering:
             for name, sbp in zip(op.inputs[1:], placed.inputs[1:], strict=True)
         )
         self.stages[stage].add_actor(
-            DraftActor(
+            ActorIR(
                 name=op.name,
                 kind=op.kind,
                 section=UPDATE,
@@ -159,7 +159,7 @@ class Lowering:
             "gradient",
         )
         draft.add_actor(
-            DraftActor(
+            ActorIR(
                 name=op.name,
                 kind=op.kind,
                 section=UPDATE,
@@ -184,7 +184,7 @@ class Lowering:
                 message_bytes=size * ITEMSIZE[self.tensors[op.outputs[0]].dtype],
             )
             draft.add_actor(
-                DraftActor(
+                ActorIR(
                     name=f"{op.name}: all_reduce",
                     kind="all_reduce",
                     section=UPDATE,
@@ -220,7 +220,7 @@ class Lowering:
             self._made(stage, name, sbp, PlacedTensor(register, self.tensors[name].rate))
             outputs.append(Port(register=register, hold=hold))
         self.stages[stage].add_actor(
-            DraftActor(
+            ActorIR(
                 name=op.name,
                 kind=op.kind,
                 section=section,
@@ -289,7 +289,7 @@ class Lowering:
                     self._made(stage, tensor, *sub_values[name])
                 results.append(Port(register=register))
             self.stages[stage].add_actor(
-                DraftActor(
+                ActorIR(
                     name=f"{op.name}.{inner.kind}",
                     kind=inner.kind,
                     section=section,
@@ -409,7 +409,7 @@ class Lowering:
                 copies=self._copies.get(info.tensor, 1) if step.kind == "all_to_all" else 1,
             )
         draft.add_actor(
-            DraftActor(
+            ActorIR(
                 name=name,
                 kind=step.kind,
                 section=section,
@@ -435,7 +435,7 @@ class Lowering:
         register = self._register(stage, tensor, f"{tensor} from stage {home}", sbp, kind)
         block = self.stages[home].block_of(value.register)
         self.stages[home].add_actor(
-            DraftActor(
+            ActorIR(
                 name=f"{key}: send",
                 kind="send",
                 section=section,
@@ -448,7 +448,7 @@ class Lowering:
             )
         )
         self.stages[stage].add_actor(
-            DraftActor(
+            ActorIR(
                 name=f"{key}: recv",
                 kind="recv",
                 section=section,

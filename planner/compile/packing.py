@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.planner.compile.draft import SLOT_PARTS, Section
+from millrace.planner.compile.stage_ir import SLOT_PARTS, Section
 
 # A search for pieces leaves undone one part in GAP of the bytes that are alive at once, and a
 # further size must save one in GAIN of them.

@@ -6,10 +6,10 @@ from functools import lru_cache
 
 from millrace.models.graph import GLOBAL_BLOCK, Graph, Op
 from millrace.planner.errors import InfeasibleError, PlanError
+from millrace.planner.formatting import one_of
 from millrace.planner.plan import OpSignature, Plan, check_blocks, signature_of
 from millrace.planner.sbp import BROADCAST, NdSbp, local_shape, parse_nd_sbp
 from millrace.planner.signatures import EXTRA
-from millrace.planner.wording import one_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""An op on a ring (`millrace.planner.rings`) as actors: its rounds and their rotations.
+"""An op on a ring (`millrace.planner.ring_attention`) as actors: its rounds and their rotations.
 
 Round j works on the block that rotation j brought; rotation j + 1 hands the same block on at the
 same time. The block of round j + 2 takes the place of that of round j, so a device never holds more
@@ -15,17 +15,17 @@ from math import prod
 from millrace.models.graph import ITEMSIZE, Tensor
 from millrace.planner.actors.graph import Meeting, Port
 from millrace.planner.collectives import ROTATE
-from millrace.planner.compile.draft import DraftActor, DraftStage, Section
 from millrace.planner.compile.placement import PlacedOp
+from millrace.planner.compile.stage_ir import ActorIR, Section, StageIR
 from millrace.planner.mesh import Mesh
-from millrace.planner.rings import RINGS
+from millrace.planner.ring_attention import RINGS
 from millrace.planner.sbp import NdSbp
 
 TOGETHER = ("R", "B")  # parts that run in one section
 
 
 def lower_rounds(
-    draft: DraftStage,
+    draft: StageIR,
     placed: PlacedOp,
     tensors: dict[str, Tensor],
     mesh: Mesh,
@@ -54,7 +54,7 @@ class _Rounds:
 
     def __init__(
         self,
-        draft: DraftStage,
+        draft: StageIR,
         placed: PlacedOp,
         tensors: dict[str, Tensor],
         mesh: Mesh,
@@ -185,7 +185,7 @@ class _Rounds:
         local = prod(register.shape) * ITEMSIZE[register.dtype]
         waits = () if wait is None else (Port(register=wait),)
         self.draft.add_actor(
-            DraftActor(
+            ActorIR(
                 name=name,
                 kind=ROTATE,
                 section=self.section,
@@ -208,7 +208,7 @@ class _Rounds:
         attributes: dict[str, int | float | str | bool],
     ) -> None:
         self.draft.add_actor(
-            DraftActor(
+            ActorIR(
                 name=name,
                 kind=kind,
                 section=self.section,

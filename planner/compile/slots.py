@@ -24,8 +24,8 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from millrace.planner.compile.draft import SLOT_PARTS, DraftStage, Section
 from millrace.planner.compile.packing import Turns
+from millrace.planner.compile.stage_ir import SLOT_PARTS, Section, StageIR
 from millrace.planner.errors import ProtocolError
 from millrace.planner.schedules import Order, Slot, schedule_order
 
@@ -180,7 +180,7 @@ def _by_section(order: Sequence[Slot], values: Sequence[int]) -> dict[Section, T
     }
 
 
-def lifetimes(drafts: Sequence[DraftStage]) -> list[list[Lifetime | None]]:
+def lifetimes(drafts: Sequence[StageIR]) -> list[list[Lifetime | None]]:
     """Lifetime of every stage's registers; None for those of one version a step."""
     receipts = {
         actor.meeting.key: (stage, actor.section)
@@ -192,7 +192,7 @@ def lifetimes(drafts: Sequence[DraftStage]) -> list[list[Lifetime | None]]:
 
 
 def _stage_lifetimes(
-    draft: DraftStage, receipts: dict[str, tuple[int, Section]]
+    draft: StageIR, receipts: dict[str, tuple[int, Section]]
 ) -> list[Lifetime | None]:
     makers: dict[int, tuple[Section, bool]] = {}
     read: dict[int, set[Section]] = {}

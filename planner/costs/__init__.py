@@ -9,13 +9,13 @@ back. Shapes are one device's own (local) shapes throughout.
 """
 
 from millrace.planner.costs.actors import durations
-from millrace.planner.costs.collectives import (
+from millrace.planner.costs.collective_costs import (
     collective_duration_ns,
     collective_lines,
 )
-from millrace.planner.costs.firings import OpFirings
-from millrace.planner.costs.measured import interpolate_ns
+from millrace.planner.costs.op_batch import OpFirings
 from millrace.planner.costs.ops import ATTENTION, op_duration_ns, op_durations_ns
+from millrace.planner.costs.profile_tables import interpolate_ns
 
 __all__ = [
     "ATTENTION",

@@ -10,13 +10,13 @@ from millrace.models.ops import state_of
 from millrace.planner.actors.graph import HOST, Actor, ActorGraph, Meeting, Part, Program, Register
 from millrace.planner.cluster import Cluster, Device, HostMemory
 from millrace.planner.collectives import LOCAL_BOXING
-from millrace.planner.costs.buckets import State, Totals
-from millrace.planner.costs.collectives import collective_duration_ns
-from millrace.planner.costs.host import host_of, state_copies_ns
-from millrace.planner.costs.layout import frame_of, layout_of
+from millrace.planner.costs.bucket_sizes import State, Totals
+from millrace.planner.costs.collective_costs import collective_duration_ns
+from millrace.planner.costs.group_topology import frame_of, layout_of
+from millrace.planner.costs.host_transfers import host_of, state_copies_ns
 from millrace.planner.costs.ops import op_duration_ns
-from millrace.planner.fusion.net import FusionNode, FusionTensor
-from millrace.planner.fusion.shares import Share, shares_of
+from millrace.planner.fusion.fused_traffic import Share, shares_of
+from millrace.planner.fusion.fusion_graph import FusionNode, FusionTensor
 
 # Attributes that change what an op of equal shapes takes, besides those that `state_of` asks for.
 PRICED_ATTRIBUTES = ("causal", "window", "arithmetic")

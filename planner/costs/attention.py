@@ -16,8 +16,8 @@ import numpy as np
 
 from millrace.models.labels import parse
 from millrace.planner.cluster import Device, Software
-from millrace.planner.costs.firings import OpFirings, peak_flops_per_s
-from millrace.planner.costs.measured import Floats
+from millrace.planner.costs.op_batch import OpFirings, peak_flops_per_s
+from millrace.planner.costs.profile_tables import Floats
 
 KINDS = {
     "attention": False,

@@ -2,7 +2,7 @@
 
 Where the device was measured its table is interpolated: the one of the op's precision where there
 is one, else the kind's (`kind@precision`, `kind`); for a kind that no profile times, that of its
-like, see `millrace.planner.likeness`. Elsewhere products cost tiles and waves (`products`),
+like, see `millrace.planner.proxies`. Elsewhere products cost tiles and waves (`products`),
 attention what a flash kernel does (`attention`), never less than their bytes, and all other ops
 their bytes (`traffic`).
 """
@@ -14,23 +14,23 @@ import numpy as np
 from millrace.models.labels import parse
 from millrace.planner.cluster import Device, Software
 from millrace.planner.costs.attention import KINDS, attention_seconds
-from millrace.planner.costs.firings import Attributes, OpFirings, Shape, firing_of
-from millrace.planner.costs.measured import Floats, Ints, Points, interpolated_ns, whole_ns
-from millrace.planner.costs.products import (
+from millrace.planner.costs.expert_routing import launches_waited_for
+from millrace.planner.costs.gemm import (
     DEPTHWISE_RATE,
     is_depthwise,
     product_seconds,
     sizes_of,
     winograd_speed,
 )
-from millrace.planner.costs.routing import launches_waited_for
-from millrace.planner.costs.traffic import (
+from millrace.planner.costs.memory_bound import (
     bandwidth_bytes_per_s,
     kernel_ns,
     memory_bound_seconds,
 )
-from millrace.planner.fusion.shares import Share
-from millrace.planner.likeness import priced_like
+from millrace.planner.costs.op_batch import Attributes, OpFirings, Shape, firing_of
+from millrace.planner.costs.profile_tables import Floats, Ints, Points, interpolated_ns, whole_ns
+from millrace.planner.fusion.fused_traffic import Share
+from millrace.planner.proxies import priced_like
 
 # Kinds whose tables are measured per head size, the last dim of their first input.
 ATTENTION = ("attention", "attention_grad")

@@ -22,7 +22,7 @@ from collections.abc import Hashable, Mapping, Sequence
 
 from millrace.models.labels import parse
 from millrace.models.ops import FUNCTIONS, OPS, op_kind
-from millrace.planner.fusion.net import FusionGraph, FusionNode, FusionTensor
+from millrace.planner.fusion.fusion_graph import FusionGraph, FusionNode, FusionTensor
 
 PRODUCT, SUM, NORM, NORM_GRAD = "product", "sum", "norm", "norm_grad"
 CHANNEL_NORM = "channel_norm"

@@ -4,9 +4,9 @@
 what the search estimates single blocks with.
 """
 
-from millrace.planner.memory.device import beside, reserved_bytes, slack_fraction
+from millrace.planner.memory.device_overhead import beside, reserved_bytes, slack_fraction
 from millrace.planner.memory.formula import plan_memory
-from millrace.planner.memory.kinds import OperandSbps, SectionPeaks, StageMemory
+from millrace.planner.memory.stage_memory import OperandSbps, SectionPeaks, StageMemory
 
 __all__ = [
     "OperandSbps",

@@ -25,16 +25,16 @@ from millrace.planner.compile.arena import (
 )
 from millrace.planner.compile.bundles import chunk_stretches, taking_turns
 from millrace.planner.compile.collectives import bucketed, hold_back
-from millrace.planner.compile.draft import DraftStage, Section
 from millrace.planner.compile.fused import fused_stages
+from millrace.planner.compile.live_ranges import Spans
 from millrace.planner.compile.lowering import Lowering
 from millrace.planner.compile.packing import WHOLE, Bundle, packed
 from millrace.planner.compile.placement import place
 from millrace.planner.compile.slots import Lifetime, Timetable, lifetimes, timetable
-from millrace.planner.compile.spans import Spans
-from millrace.planner.memory.device import beside
-from millrace.planner.memory.kinds import KINDS, StageMemory
-from millrace.planner.memory.regular import Regular, regular
+from millrace.planner.compile.stage_ir import Section, StageIR
+from millrace.planner.memory.device_overhead import beside
+from millrace.planner.memory.plan_deduplication import Regular, regular
+from millrace.planner.memory.stage_memory import KINDS, StageMemory
 from millrace.planner.plan import FUSED, Plan, check_plan
 from millrace.planner.schedules import Slot
 
@@ -126,7 +126,7 @@ def plan_memory(
 
 def _lowered(
     small: Regular, joint_backward: bool, gathers_again: bool, grown: Mapping[str, float]
-) -> list[DraftStage]:
+) -> list[StageIR]:
     plan = small.plan
     lowering = Lowering(
         small.graph,
@@ -151,7 +151,7 @@ def _lowered(
     return [_in_buckets(draft, stage, plan, joint_backward) for stage, draft in enumerate(drafts)]
 
 
-def _in_buckets(draft: DraftStage, stage: int, plan: Plan, joint: bool) -> DraftStage:
+def _in_buckets(draft: StageIR, stage: int, plan: Plan, joint: bool) -> StageIR:
     """Draft with the buckets of every microbatch; those of a step take no more room.
 
     They lie within a block and a part of the step, so that the order of the parts is all one.

@@ -6,12 +6,12 @@ from fractions import Fraction
 from math import prod
 
 from millrace.planner.schedules import PLAIN
-from millrace.planner.search.blocks.program import FigurePrices
+from millrace.planner.search.blocks.block_milp import FigurePrices
 from millrace.planner.search.candidates import Candidate
+from millrace.planner.search.placement_groups import everywhere, room, usable_bytes
 from millrace.planner.search.programs import Ask, Programs, Shape
-from millrace.planner.search.ranks import PlacementGroup, core_share
+from millrace.planner.search.rank_groups import PlacementGroup, core_share
 from millrace.planner.search.request import SearchRequest
-from millrace.planner.search.sites import everywhere, room, usable_bytes
 from millrace.planner.search.stages import Pipeline, inflight_counts
 
 # The price of all the memory there is, as a share of the step time without memory, at which it

@@ -9,7 +9,7 @@ from millrace.planner.errors import InfeasibleError
 from millrace.planner.schedules import MICROBATCHES_MAX, PLAIN, SCHEDULES, Schedule
 from millrace.planner.search.meshes import divisors, meshes, wide_meshes
 from millrace.planner.search.pins import Pins, RoledAxis
-from millrace.planner.search.ranks import Placing
+from millrace.planner.search.rank_groups import Placing
 from millrace.planner.search.stages import Pipeline
 
 INTERLEAVES = (2, 3, 4)

@@ -13,23 +13,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millrace.models.graph import Graph
-from millrace.planner.costs.pacing import hidden_share
+from millrace.planner.costs.launch_overhead import hidden_share
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.plan import Variant
 from millrace.planner.schedules import PLAIN
 from millrace.planner.search.asking import TIE_BREAKER, Asker, prices, shared_prices
-from millrace.planner.search.blocks.program import FigurePrices
+from millrace.planner.search.blocks.block_milp import FigurePrices
+from millrace.planner.search.blocks.cost_tables import INFLIGHT, PERSISTENT
 from millrace.planner.search.blocks.solver import Solution
-from millrace.planner.search.blocks.tables import INFLIGHT, PERSISTENT
 from millrace.planner.search.blocks.variants import Handover, handover, variants
 from millrace.planner.search.candidates import Candidate
 from millrace.planner.search.joint import Solutions, joint_solutions
-from millrace.planner.search.joint.modes import by_mode, usual_mode
+from millrace.planner.search.joint.recompute_modes import by_mode, usual_mode
 from millrace.planner.search.meshes import FREE_AXES_MAX
 from millrace.planner.search.pins import Pins
+from millrace.planner.search.placement_groups import StageTransfers, room, usable_bytes
 from millrace.planner.search.programs import Ask, Programs, Shape, Wanted
 from millrace.planner.search.request import MemoryLimitError, SearchRequest
-from millrace.planner.search.sites import StageTransfers, room, usable_bytes
 from millrace.planner.search.stages import (
     BlockRun,
     Division,

@@ -17,19 +17,21 @@ from millrace.models.graph import Graph
 from millrace.models.zoo.catalogue import build_training
 from millrace.planner.errors import InfeasibleError, ProtocolError
 from millrace.planner.plan import ON_DEVICES, Evidence, Plan, plan_graph
-from millrace.planner.search.blocks.beside import run_both
+from millrace.planner.search.blocks.fork_join import run_both
 from millrace.planner.search.candidates import Candidate, PipelineShape
 from millrace.planner.search.decomposition.block_oracle import BlockOracle
 from millrace.planner.search.decomposition.loop import BoundLoop
 from millrace.planner.search.decomposition.proof import Proof, prove
 from millrace.planner.search.evaluation import Evaluator, Refused, SolvedPlan
+from millrace.planner.search.placement_groups import candidates_of
+from millrace.planner.search.plan_writer import disobeyed
 from millrace.planner.search.ranking import Ranker, Ranking
-from millrace.planner.search.report.offload import (
+from millrace.planner.search.report.host_offload import (
     host_shortage,
     last_resort,
     with_first_search_reason,
 )
-from millrace.planner.search.report.record import (
+from millrace.planner.search.report.search_log import (
     PROOF,
     SIMULATION,
     PlanComparison,
@@ -37,15 +39,13 @@ from millrace.planner.search.report.record import (
     SearchResult,
     layers,
 )
-from millrace.planner.search.report.remedies import (
+from millrace.planner.search.report.suggestions import (
     check_storage,
     infeasibility_error,
     with_remedies,
 )
 from millrace.planner.search.request import HostMemoryError, MemoryLimitError, SearchRequest
 from millrace.planner.search.settling import BlockTimer, Settled, fullest, settle
-from millrace.planner.search.sites import candidates_of
-from millrace.planner.search.writing import disobeyed
 
 Figures = dict[str, Any]
 Simulate = Callable[[Plan], Figures]

@@ -10,22 +10,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 
-from millrace.models import counting
+from millrace.models import model_counts
 from millrace.models.graph import Graph, Op
 from millrace.models.labels import BATCH, EXPERT, SEQUENCE, parse
 from millrace.models.ops import kinds_where, op_kind
 from millrace.planner.errors import InfeasibleError, PlanError
+from millrace.planner.formatting import one_of
+from millrace.planner.parallel_degrees import HYBRID
 from millrace.planner.plan import FUSIONS, OFFLOADS
-from millrace.planner.rings import RING, RINGS
-from millrace.planner.roles import HYBRID
+from millrace.planner.ring_attention import RING, RINGS
 from millrace.planner.schedules import SCHEDULES
 from millrace.planner.signatures import Allowed, AxisSignature
-from millrace.planner.wording import one_of
 
 DEGREES = ("dp", "tp", "pp", "cp", "ep")
 STORAGE = ("variable", "squared_sum", *kinds_where(lambda row: row.updates))
 NORMS = tuple(
-    f"{norm}{part}" for norm in counting.NORMS for part in ("", "_grad_input", "_grad_weight")
+    f"{norm}{part}" for norm in model_counts.NORMS for part in ("", "_grad_input", "_grad_weight")
 )
 
 

@@ -15,23 +15,21 @@ from numpy.typing import NDArray
 from millrace.models.graph import Graph
 from millrace.models.recompute import with_recompute
 from millrace.planner.errors import InfeasibleError
-from millrace.planner.search.blocks.ascent import DualAscent
-from millrace.planner.search.blocks.beside import run_both
-from millrace.planner.search.blocks.blending import Least, MixedDeviceCosts, cheapest, least_times
-from millrace.planner.search.blocks.folding import (
+from millrace.planner.search.blocks.block_figures import (
+    BlockPeaks,
+    forward_times_ns,
+    template_figures,
+)
+from millrace.planner.search.blocks.block_milp import FigurePrices, MemoryRow
+from millrace.planner.search.blocks.block_templates import (
     Folded,
     Shortened,
     deduplicated,
     fold,
     handed_bytes,
 )
-from millrace.planner.search.blocks.moving import BoxingCache
-from millrace.planner.search.blocks.pricing import StrategyCosts
-from millrace.planner.search.blocks.program import FigurePrices, MemoryRow
-from millrace.planner.search.blocks.reading import BlockPeaks, forward_times_ns, template_figures
-from millrace.planner.search.blocks.solver import Solution, solve
-from millrace.planner.search.blocks.space import StrategySpace, build_space
-from millrace.planner.search.blocks.tables import (
+from millrace.planner.search.blocks.boxing_costs import BoxingCache
+from millrace.planner.search.blocks.cost_tables import (
     DEFERRABLE,
     FIGURES,
     INFLIGHT,
@@ -44,11 +42,22 @@ from millrace.planner.search.blocks.tables import (
     stacked,
     take,
 )
+from millrace.planner.search.blocks.dual_ascent import DualAscent
+from millrace.planner.search.blocks.fork_join import run_both
+from millrace.planner.search.blocks.mixed_devices import (
+    Least,
+    MixedDeviceCosts,
+    cheapest,
+    least_times,
+)
+from millrace.planner.search.blocks.solver import Solution, solve
+from millrace.planner.search.blocks.strategies import StrategySpace, build_space
+from millrace.planner.search.blocks.strategy_costs import StrategyCosts
 from millrace.planner.search.blocks.variants import Handover, boundary_masks, handover
 from millrace.planner.search.pins import AxisRules, RoledAxis, filters, forced_ops
-from millrace.planner.search.ranks import PlacementGroup
+from millrace.planner.search.placement_groups import ordered
+from millrace.planner.search.rank_groups import PlacementGroup
 from millrace.planner.search.request import SearchRequest, SignatureError
-from millrace.planner.search.sites import ordered
 from millrace.planner.search.stages import Pipeline, VariantFigures
 
 Floats = NDArray[np.float64]

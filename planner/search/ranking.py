@@ -21,9 +21,9 @@ from millrace.planner.search.evaluation import (
     Refused,
     SolvedPlan,
 )
-from millrace.planner.search.report.record import BLOCKS, SHAPES, SearchLog
+from millrace.planner.search.placement_groups import usable_bytes
+from millrace.planner.search.report.search_log import BLOCKS, SHAPES, SearchLog
 from millrace.planner.search.request import MemoryLimitError, SearchRequest
-from millrace.planner.search.sites import usable_bytes
 
 Progress = Callable[[str], None]
 Widened = Callable[[list[PipelineShape]], list[Candidate]]

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from millrace.models.graph import Graph, Op
 from millrace.models.labels import BATCH, EXPERT, SEQUENCE, Shape, bind, parse
 from millrace.models.spec import ModelSpec, TrainingSpec
-from millrace.models.unfused import UNFUSED
+from millrace.models.unfused_attention import UNFUSED
 from millrace.planner.cluster import OURS, Cluster, Device
-from millrace.planner.costs.buckets import state_bytes_of, with_own_buckets
+from millrace.planner.costs.bucket_sizes import state_bytes_of, with_own_buckets
 from millrace.planner.errors import InfeasibleError, PlanError
+from millrace.planner.formatting import one_of, size
 from millrace.planner.memory import reserved_bytes, slack_fraction
 from millrace.planner.plan import (
     COUNT_MAX,
@@ -22,7 +23,6 @@ from millrace.planner.plan import (
 )
 from millrace.planner.plan import UNFUSED as NOT_FUSED
 from millrace.planner.search.pins import Pins
-from millrace.planner.wording import one_of, size
 
 
 class MemoryLimitError(InfeasibleError):

@@ -4,8 +4,8 @@ Comes in: a plan and what `predict(…, detailed=True)` found. Goes out: an `Acc
 up to the step's figures: compute by kind of op, communication by collective, stages, and memory
 over time.
 
-Read first `rows.py` (what is said), then `taking.py` (how it is found; of large plans by what
-`millrace.simulator.chunks.inside` counted) and `memory.py`.
+Read first `rows.py` (what is said), then `step_breakdown.py` (how it is found; of large plans by
+what `millrace.simulator.chunks.phase_contents` counted) and `memory.py`.
 """
 
 from millrace.simulator.account.rows import (
@@ -15,7 +15,7 @@ from millrace.simulator.account.rows import (
     MemoryTimeline,
     StageRow,
 )
-from millrace.simulator.account.taking import account_of
+from millrace.simulator.account.step_breakdown import account_of
 
 __all__ = [
     "Account",

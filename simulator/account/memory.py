@@ -17,7 +17,7 @@ from millrace.planner.actors.graph import HOST, TEMPORARY, Port, Program
 from millrace.planner.cluster import Cluster
 from millrace.planner.plan import Plan
 from millrace.simulator.account.rows import MemoryTimeline
-from millrace.simulator.instances import Instance
+from millrace.simulator.simulated_rank import Instance
 
 POINTS = 4000  # of a course at most; of what lies between, the largest sum is shown
 

@@ -3,6 +3,6 @@
 Comes in: a Plan and its Graph. Goes out: an ActorGraph whose size does not depend on the model's
 depth, and the times of its actors, measured on pieces: a chunk with few of its equal blocks.
 
-Read first `wiring.py` (which blocks are equal, what crosses), then `pieces.py` and `parts.py` (what
-a chunk's parts cost), then `coarse.py` (the graph of chunks).
+Read first `plan_blocks.py` (which blocks are equal, what crosses), then `chunk_sample.py` and
+`phase_measurement.py` (what a chunk's parts cost), then `chunk_graph.py` (the graph of chunks).
 """

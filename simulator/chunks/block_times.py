@@ -29,14 +29,14 @@ from millrace.planner.block_times import (
     Kind,
 )
 from millrace.planner.compile.slots import timetable
-from millrace.planner.costs.pacing import paced
+from millrace.planner.costs.launch_overhead import paced
 from millrace.planner.plan import BlockChoice, Chunk, Plan, plan_graph
 from millrace.planner.schedules import Order
-from millrace.simulator.chunks.coarse import hops_ns
-from millrace.simulator.chunks.part_times import PartTimes
-from millrace.simulator.chunks.parts import part_times
-from millrace.simulator.chunks.pieces import Pieces, alone
-from millrace.simulator.chunks.wiring import PlanBlocks
+from millrace.simulator.chunks.chunk_graph import hops_ns
+from millrace.simulator.chunks.chunk_sample import Pieces, alone
+from millrace.simulator.chunks.phase_measurement import part_times
+from millrace.simulator.chunks.phase_times import PartTimes
+from millrace.simulator.chunks.plan_blocks import PlanBlocks
 
 SLOTS = {"F": 0, "B": 1, "BW": 1, "W": 2}
 BESIDE = 3  # blocks of a run that are measured: a first, a last and one between

@@ -2,5 +2,5 @@
 
 Comes in: an actor graph, jitter, named stragglers. Goes out: factors on durations
 (`noise.py`) and the ranks that have to be simulated (`representatives.py`); how much later the rest
-of them come to a meeting is found from these (`millrace.simulator.lateness`).
+of them come to a meeting is found from these (`millrace.simulator.order_statistics`).
 """

@@ -6,7 +6,7 @@ stands for all: one straggler on a mesh of two axes leaves four positions a stag
 that meet it along either axis, the rest), whatever the mesh's size. That is exact.
 
 With jitter no two ranks are alike; a sample is simulated, and meetings make up for the others
-(`millrace.simulator.lateness`).
+(`millrace.simulator.order_statistics`).
 """
 
 from collections.abc import Iterable

@@ -27,7 +27,7 @@ from millrace.files import write_document
 from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.models.zoo.catalogue import build, build_training
 from millrace.planner.clusters import device, parse_cluster
-from millrace.planner.memory.device import reserved_bytes
+from millrace.planner.memory.device_overhead import reserved_bytes
 from tests.executor.cuda.emulation.machine import COMPILER
 from tests.executor.sources import ROOT
 from tests.extras import optional

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.executor.cuda.kernels.table import CALLS
+from millrace.executor.cuda.kernels.kernel_table import CALLS
 from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels import KERNELS, KernelContext, make_kernel
 from millrace.executor.kernels.context import Array, Shard, whole_shard

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from millrace.executor.measure import cache_folder, cached_profile, kept_profile
-from millrace.executor.probes.cases import PROBES, cases
-from millrace.executor.probes.graphs import group_graph, group_sizes, pair_graph, ring_graph
+from millrace.executor.probes.probe_graphs import group_graph, group_sizes, pair_graph, ring_graph
+from millrace.executor.probes.profiled_kernels import PROBES, cases
 from millrace.models.ops import OPS
 from millrace.planner.actors.null_clock import run_to_completion
 from millrace.planner.cluster import Cluster, Device, Link
 from millrace.planner.clusters import parse_cluster
 from millrace.planner.costs import collective_duration_ns
-from millrace.planner.likeness import PRICED_LIKE
+from millrace.planner.proxies import PRICED_LIKE
 
 
 def test_a_profile_is_measured_once_and_costs_take_it(

@@ -3,7 +3,7 @@
 import sys
 
 from millrace.executor.gpu.cupy_device import CupyDevice
-from millrace.executor.gpu.products.cublaslt import ProductLibrary
+from millrace.executor.gpu.gemm.cublaslt import ProductLibrary
 
 
 def load_one_by_one(device: CupyDevice, names: list[str]) -> None:

@@ -46,7 +46,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[Any]:
         return
     request.getfixturevalue("gpu")
     from millrace.executor.gpu.cupy_device import CupyDevice
-    from millrace.executor.gpu.products.cublaslt import ProductLibrary
+    from millrace.executor.gpu.gemm.cublaslt import ProductLibrary
 
     cupy_device = CupyDevice(0, ProductLibrary)
     yield cupy_device

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from millrace.executor.cuda.calls import Call, Launch, Operand
 from millrace.executor.gpu.cupy_device import CupyDevice
-from millrace.executor.gpu.products.cublaslt import ProductLibrary
-from millrace.executor.gpu.worker import main, train_and_record
+from millrace.executor.gpu.gemm.cublaslt import ProductLibrary
+from millrace.executor.gpu.gpu_worker import main, train_and_record
 from millrace.executor.job import RunJob
 from millrace.executor.transport.mpi import World
 

@@ -7,16 +7,16 @@ import pytest
 
 from millrace.executor.cuda.binding import leaves
 from millrace.executor.cuda.calls import Calls, Convolution, KernelAlternatives, Launch
-from millrace.executor.cuda.kernels.images.library import (
+from millrace.executor.cuda.kernels.images.convolution_library import (
     FORWARD,
     GRAD_INPUT,
     GRAD_WEIGHT,
     with_library,
 )
 from millrace.executor.cuda.kernels.images.windows import ConvolutionSizes, Dim
-from millrace.executor.cuda.kernels.table import make_calls
+from millrace.executor.cuda.kernels.kernel_table import make_calls
+from millrace.executor.gpu.cudnn.cudnn_loading import cudnn_library
 from millrace.executor.gpu.cudnn.limits import STATISTICS_VERSION_MIN
-from millrace.executor.gpu.cudnn.opening import cudnn_library
 from millrace.executor.kernels.context import Array, Shard, whole_shard
 from tests.executor.cuda.calling import context_of, loaded, to_device
 from tests.executor.cuda.emulation.machine import functions_of, to_stored, to_wide
@@ -72,7 +72,7 @@ def bench(version: int) -> Iterator[DeviceBench]:
         yield DeviceBench(EmulatedDevice())
         return
     from millrace.executor.gpu.cupy_device import CupyDevice
-    from millrace.executor.gpu.products.cublaslt import ProductLibrary
+    from millrace.executor.gpu.gemm.cublaslt import ProductLibrary
 
     device = CupyDevice(
         0, ProductLibrary, lambda: cudnn_library({"MILLRACE_CUDNN": "on"}, deterministic=True)

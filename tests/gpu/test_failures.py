@@ -58,7 +58,7 @@ def workers_of(parent: int) -> list[int]:
     return [
         pid
         for pid, command in commands.items()
-        if b"millrace.executor.gpu.worker" in command and b"mpiexec" not in command
+        if b"millrace.executor.gpu.gpu_worker" in command and b"mpiexec" not in command
     ]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from millrace.executor.cuda.kernels.table import make_calls
+from millrace.executor.cuda.kernels.kernel_table import make_calls
 from millrace.executor.kernels.context import KernelContext
 from tests.executor.cuda.calling import loaded, to_device
 from tests.executor.cuda.emulation.machine import functions_of

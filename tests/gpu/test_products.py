@@ -195,8 +195,8 @@ def test_kept_picks_give_the_bits_and_the_way_of_the_run_that_timed_them(
     if isinstance(bench.device, EmulatedDevice):
         pytest.skip("an emulated device times nothing")
     from millrace.executor.gpu.cupy_device import CupyDevice
-    from millrace.executor.gpu.products.cublaslt import ProductLibrary
-    from millrace.executor.gpu.products.tuning import Tuner
+    from millrace.executor.gpu.gemm.cublaslt import ProductLibrary
+    from millrace.executor.gpu.gemm.tuning import Tuner
 
     outcomes = []
     sides = [

@@ -6,6 +6,7 @@ import numpy as np
 
 from millrace.executor.errors import ExecutorError
 from millrace.executor.gpu.cupy_device import CupyDevice
+from millrace.executor.gpu.gemm.cublaslt import ProductLibrary
 from millrace.executor.gpu.nccl import (
     LaneGroup,
     NcclCommunicator,
@@ -13,7 +14,6 @@ from millrace.executor.gpu.nccl import (
     set_environment,
     warm_up_bytes,
 )
-from millrace.executor.gpu.products.cublaslt import ProductLibrary
 from millrace.executor.transport.mpi import join_world
 from millrace.executor.worker import be_rank
 from tests.gpu.members import KINDS, collective, received, sent

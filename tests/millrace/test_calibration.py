@@ -7,9 +7,9 @@ import pytest
 from msgspec.structs import replace
 
 from millrace.calibration import FittedParameter, fitted, parameters_of, scaled
-from millrace.calibration.answers import FIDELITY, _estimated_change
 from millrace.calibration.parameters import prior_moments
-from millrace.calibration.shares import step_of
+from millrace.calibration.sensitivities import FIDELITY, _estimated_change
+from millrace.calibration.time_decomposition import step_of
 from millrace.models.zoo.catalogue import model_spec
 from millrace.planner.cluster import Software
 from millrace.planner.clusters import parse_cluster

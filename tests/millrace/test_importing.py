@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from millrace.executor.data.opening import open_dataset
+from millrace.executor.data.datasets import open_dataset
 from millrace.executor.errors import DataError
 from millrace.importing import check, checked, checking, import_module, open_checked
 from millrace.models.errors import ModelError

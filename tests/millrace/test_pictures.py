@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from millrace.compare import join
-from millrace.page import comparison_page, timeline_svg
+from millrace.comparison_page import comparison_page, timeline_svg
 from millrace.traces.chrome import chrome_trace
 from millrace.traces.timeline import COLOURS, timeline
 from tests.millrace.traces import two_rank_trace

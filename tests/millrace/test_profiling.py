@@ -10,9 +10,9 @@ from millrace.cli import run
 from millrace.executor.gpu.probing.measuring import profile_key
 from millrace.executor.measure import kept_profile
 from millrace.files import write_document
-from millrace.machine import crowding, is_local
 from millrace.planner.clusters import device
 from millrace.planner.errors import ClusterError, InfeasibleError
+from millrace.requested_cluster import crowding, is_local
 from tests.executor.gpu.test_availability import machine
 
 PLAN = ("plan", "gpt2-small", "--global-batch", "8", "--cluster")

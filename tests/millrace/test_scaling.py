@@ -11,9 +11,9 @@ from millrace.cli import run
 from millrace.planner.clusters import parse_cluster
 from millrace.planner.errors import ClusterError, InfeasibleError, PlanError
 from millrace.scaling import Failures, Sweep, sweep
-from millrace.scaling.drawing import csv_text, format_energy, format_time
-from millrace.scaling.lines import fill_efficiencies
-from millrace.scaling.parts import RESOURCES, resources, step_bottlenecks
+from millrace.scaling.bottlenecks import RESOURCES, resources, step_bottlenecks
+from millrace.scaling.scaling_tables import csv_text, format_energy, format_time
+from millrace.scaling.series import fill_efficiencies
 from millrace.scaling.sweep import checkpoint_bytes
 
 

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from millrace.cli import run
 from millrace.output import PlainConsole, say, stdout, training, working
-from millrace.streams import Asides, CheckedStdout, NobodyReadsError, visible, visible_json
+from millrace.stdio import Asides, CheckedStdout, NobodyReadsError, visible, visible_json
 
 ROOT = Path(__file__).resolve().parents[2]
 FULL = "cannot write to stdout: no space left on device"

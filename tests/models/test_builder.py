@@ -5,7 +5,7 @@ import pytest
 from millrace.models.builder import GraphBuilder, dense
 from millrace.models.errors import ModelError
 from millrace.models.graph import Phase, Rate
-from millrace.models.inference import check_graph
+from millrace.models.type_inference import check_graph
 
 
 def started(precision: str = "fp32") -> GraphBuilder:

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from millrace.models.counting import parallelism_limits, training_flops
+from millrace.models.model_counts import parallelism_limits, training_flops
 from millrace.models.ops import model_flops
 from millrace.models.spec import TrainingSpec
 from millrace.models.training import training_graph

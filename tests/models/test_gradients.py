@@ -7,9 +7,9 @@ from millrace.models.builder import GraphBuilder
 from millrace.models.errors import ModelError
 from millrace.models.gradients import RULES
 from millrace.models.graph import Graph, Phase
-from millrace.models.inference import check_graph
 from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.models.training import training_graph
+from millrace.models.type_inference import check_graph
 from millrace.models.zoo import mlp
 from millrace.models.zoo.catalogue import build
 from tests.models.gradient_cases import images, layers, losses, products

@@ -6,10 +6,10 @@ from msgspec.structs import replace
 
 from millrace.models.gradients import LOSS_SCALED
 from millrace.models.graph import Graph, Op, Phase
-from millrace.models.inference import check_graph
 from millrace.models.recompute import with_recompute
 from millrace.models.spec import TrainingSpec
 from millrace.models.training import training_graph
+from millrace.models.type_inference import check_graph
 from millrace.models.zoo.catalogue import build_training, model_spec
 from tests.models.gradient_cases import images, layers, losses, products
 from tests.models.gradient_cases.classifier import Ending, classifier, plain, unchanged

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from millrace.models.errors import ModelError
 from millrace.models.gradients import RULES
 from millrace.models.graph import Graph, Op, Rate, Tensor
-from millrace.models.inference import check_graph
 from millrace.models.labels import dim_of, parse, shape_of
 from millrace.models.ops import OPS, model_flops, op_flops, op_work, state_of
 from millrace.models.spec import TrainingSpec
+from millrace.models.type_inference import check_graph
 from millrace.models.zoo.catalogue import build, build_training, model_spec
 from tests.models.op_samples import SAMPLES, Sample
 from tests.models.oracle import KINDS, evaluate

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from millrace.models.counting import master_weights, training_flops
 from millrace.models.errors import ModelError
+from millrace.models.fp8 import ARITHMETIC
 from millrace.models.graph import Graph, Op, Phase
-from millrace.models.inference import check_graph
+from millrace.models.model_counts import master_weights, training_flops
 from millrace.models.ops import model_flops
-from millrace.models.quantised import ARITHMETIC
 from millrace.models.recompute import with_recompute
 from millrace.models.spec import TrainingSpec
+from millrace.models.type_inference import check_graph
 from millrace.models.zoo.catalogue import build, build_training
 from tests.models.oracle import random_values, run
 from tests.small_models import small

@@ -9,10 +9,10 @@ from millrace.executor.data import open_dataset
 from millrace.executor.reference import run_reference
 from millrace.models.errors import ModelError
 from millrace.models.graph import Graph, Op, Phase, to_json, with_batch
-from millrace.models.inference import check_graph
 from millrace.models.ops import model_flops, op_kind
 from millrace.models.recompute import SUFFIX, with_recompute
 from millrace.models.spec import TrainingSpec
+from millrace.models.type_inference import check_graph
 from millrace.models.zoo.catalogue import build_training
 from tests.models.oracle import random_values, run
 from tests.small_models import NAMES, small

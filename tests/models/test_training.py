@@ -6,9 +6,9 @@ import pytest
 from millrace.models.builder import GraphBuilder
 from millrace.models.errors import ModelError
 from millrace.models.graph import Graph, Op, Phase, Rate, to_json, with_batch
-from millrace.models.inference import check_graph
 from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.models.training import LEARNING_RATE, STEP_TOTALS, check_training, training_graph
+from millrace.models.type_inference import check_graph
 from millrace.models.zoo.catalogue import NAMES, build, build_training, model_spec
 
 CONFIG = {"layers": 2, "hidden": 8, "heads": 2, "ffn_hidden": 16, "vocab": 11, "positions": 6}

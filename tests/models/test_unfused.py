@@ -8,15 +8,15 @@ from msgspec.structs import replace
 
 from millrace.executor.data import open_dataset
 from millrace.executor.reference import run_reference
-from millrace.models.counting import training_flops
 from millrace.models.errors import ModelError
 from millrace.models.graph import Graph, Op, Phase
-from millrace.models.inference import check_graph
+from millrace.models.model_counts import training_flops
 from millrace.models.ops import model_flops
 from millrace.models.recompute import SUFFIX, with_recompute
 from millrace.models.spec import TrainingSpec
 from millrace.models.training import training_graph
-from millrace.models.unfused import unfused
+from millrace.models.type_inference import check_graph
+from millrace.models.unfused_attention import unfused
 from millrace.models.zoo.catalogue import build, build_training, model_spec
 from tests.models.oracle import random_values, run
 from tests.small_models import small

@@ -7,8 +7,8 @@ import pytest
 
 from millrace.models.errors import ModelError
 from millrace.models.graph import Graph
-from millrace.models.inference import check_graph
 from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.models.type_inference import check_graph
 from millrace.models.zoo.catalogue import build, build_training, model_spec
 
 # Parameters of the released weights, from the model cards on huggingface.co (their safetensors'

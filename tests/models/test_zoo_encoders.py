@@ -6,8 +6,8 @@ import pytest
 
 from millrace.models.errors import ModelError
 from millrace.models.graph import Graph
-from millrace.models.inference import check_graph
 from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.models.type_inference import check_graph
 from millrace.models.zoo.catalogue import build, build_training, model_spec
 
 # Parameters of the released checkpoints: google-bert/bert-{base,large}-uncased (the pre-training

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from millrace.models.errors import ModelError
 from millrace.models.graph import Graph
-from millrace.models.inference import check_graph
 from millrace.models.ops import model_flops
 from millrace.models.spec import Config, ModelSpec
+from millrace.models.type_inference import check_graph
 from millrace.models.zoo.catalogue import FAMILIES, build, model_spec
 
 # torchvision's documentation of its weights ("Num. params", version 0.20, 2024).

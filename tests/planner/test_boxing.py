@@ -18,8 +18,8 @@ from millrace.planner.boxing import (
     message_bytes,
     step_bytes,
 )
-from millrace.planner.compile.draft import BEGIN, DraftActor, DraftStage
-from millrace.planner.compile.orders import unordered
+from millrace.planner.compile.queue_orders import unordered
+from millrace.planner.compile.stage_ir import BEGIN, ActorIR, StageIR
 from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.mesh import Axis
 from millrace.planner.sbp import (
@@ -90,7 +90,7 @@ def combined(shards, shape, sbp, sizes):
 
 def chain(path: tuple[BoxingStep, ...], shape, sizes, source: NdSbp) -> ActorGraph:
     """An actor graph whose only work is to take one register along a boxing path."""
-    draft = DraftStage(sizes)
+    draft = StageIR(sizes)
     register = draft.add_register(
         name="source", tensor="x", shape=shape, dtype="float64", sbp=source,
         memory_kind="activation", initial=1,
@@ -110,7 +110,7 @@ def chain(path: tuple[BoxingStep, ...], shape, sizes, source: NdSbp) -> ActorGra
                 message_bytes=message_bytes(step, shape, 8, sizes),
             )
         draft.add_actor(
-            DraftActor(
+            ActorIR(
                 name=f"step {number}", kind=step.kind, section=BEGIN, firings=1,
                 inputs=(Port(register=register),), outputs=(Port(register=after),),
                 meeting=meeting, lane="compute" if meeting is None else "lane",

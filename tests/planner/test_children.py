@@ -10,9 +10,9 @@ from time import monotonic, sleep
 
 import pytest
 
-from millrace.planner.children import map_in_processes
 from millrace.planner.errors import ChildError, InfeasibleError
-from millrace.planner.search.blocks import beside as module
+from millrace.planner.search.blocks import fork_join as module
+from millrace.planner.worker_processes import map_in_processes
 from tests.executor.sources import ROOT
 
 DEADLINE_S = 60.0
@@ -97,7 +97,7 @@ FAMILY = """
 import os, sys
 from time import sleep
 sys.path.insert(0, sys.argv[1])
-from millrace.planner.children import Child, in_children
+from millrace.planner.worker_processes import Child, in_children
 
 def told(line):
     os.write(1, f"{os.getpid()}\\n".encode())

@@ -16,7 +16,7 @@ from millrace.planner.clusters import (
     reference_node,
     validate,
 )
-from millrace.planner.clusters.files import USUAL
+from millrace.planner.clusters.cluster_files import USUAL
 from millrace.planner.errors import ClusterError
 
 GIB = 1024**3

@@ -7,7 +7,7 @@ from millrace.executor.transport.communicator import RECEIVED
 from millrace.executor.transport.messages import CALLS as MPI_CALLS
 from millrace.planner.boxing import BoxingStep, step_bytes
 from millrace.planner.collectives import BOXING, COLLECTIVES
-from millrace.planner.costs.collectives import ALGORITHMS, LIBRARY_ALGORITHMS
+from millrace.planner.costs.collective_costs import ALGORITHMS, LIBRARY_ALGORITHMS
 from millrace.planner.sbp import parse_nd_sbp
 
 # Before and after, of 1,200 elements on four ranks, and the elements that each receives on a ring.

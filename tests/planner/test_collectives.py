@@ -13,14 +13,14 @@ from millrace.planner.cluster import Cluster, Link, Software
 from millrace.planner.clusters import network, parse_cluster, validate
 from millrace.planner.compile import compile_plan
 from millrace.planner.costs import collective_duration_ns, collective_lines, durations
-from millrace.planner.costs.buckets import (
+from millrace.planner.costs.bucket_sizes import (
     State,
     bucket_bytes,
     shown_bytes,
     state_tensors,
     with_own_buckets,
 )
-from millrace.planner.costs.protocols import NCCL
+from millrace.planner.costs.nccl_protocols import NCCL
 from millrace.planner.errors import ClusterError
 from millrace.planner.search import Pins, SearchRequest, search
 

@@ -16,8 +16,8 @@ from millrace.planner.costs import (
     op_duration_ns,
 )
 from millrace.planner.errors import ClusterError
-from millrace.planner.likeness import PRICED_LIKE
 from millrace.planner.mesh import Axis
+from millrace.planner.proxies import PRICED_LIKE
 
 # Round figures: 1 FLOP per ns, 1 byte per ns, nothing else.
 PLAIN = Device(

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.planner.actors.covering import OwnedInterval, covering_ns
+from millrace.planner.actors.interval_ownership import OwnedInterval, covering_ns
 
 times = st.integers(0, 40)
 intervals = st.builds(

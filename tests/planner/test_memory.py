@@ -7,9 +7,9 @@ from millrace.models.graph import Graph
 from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.planner.clusters import local_cluster, parse_cluster
 from millrace.planner.compile import compile_plan
-from millrace.planner.compile.program import ordered_plan
+from millrace.planner.compile.passes import ordered_plan
 from millrace.planner.memory import StageMemory, plan_memory, reserved_bytes, slack_fraction
-from millrace.planner.memory.regular import regular
+from millrace.planner.memory.plan_deduplication import regular
 from millrace.planner.plan import Chunk, Plan, plan_graph
 from millrace.planner.schedules import stage_of
 from millrace.planner.search import Pins, SearchRequest, search

@@ -19,8 +19,8 @@ from millrace.planner.costs.attention import (
     TILE_ENDS_KEYS,
     TILE_ENDS_KEYS_BACKWARD,
 )
-from millrace.planner.costs.products import DEPTHWISE_RATE, TILE_ENDS_BYTES, UNALIGNED, WINOGRAD
-from millrace.planner.costs.traffic import RAMP_NS
+from millrace.planner.costs.gemm import DEPTHWISE_RATE, TILE_ENDS_BYTES, UNALIGNED, WINOGRAD
+from millrace.planner.costs.memory_bound import RAMP_NS
 from millrace.planner.errors import ClusterError
 
 # 100 multiprocessors of 1 FLOP per ns each, and memory that costs nothing.
@@ -334,7 +334,7 @@ def test_entries_of_the_catalogue_price_products_and_attention(name: str) -> Non
 
 def test_values_out_of_their_range_are_named() -> None:
     from millrace.planner.clusters import local_cluster
-    from millrace.planner.clusters.checks import validate
+    from millrace.planner.clusters.validation import validate
 
     good = local_cluster(2, cores=2, memory_bytes=2**33)
     for field, value in (

@@ -1,6 +1,6 @@
 """Pacing: actors that follow one another become one, launched as often and as late as they."""
 
-from millrace.planner.costs.pacing import Pace, merged
+from millrace.planner.costs.launch_overhead import Pace, merged
 
 HOST_NS = 20
 

@@ -8,8 +8,8 @@ from millrace.models.zoo.catalogue import build_training
 from millrace.planner.cluster import Cluster
 from millrace.planner.clusters import local_cluster, parse_cluster
 from millrace.planner.mesh import Axis, Mesh
+from millrace.planner.parallel_degrees import HYBRID, axis_roles, roles
 from millrace.planner.plan import BlockChoice, Chunk, OpSignature, Plan, Variant, plan_graph
-from millrace.planner.roles import HYBRID, axis_roles, roles
 from millrace.planner.search import Pins, SearchRequest, search
 from tests.recomputed import recomputed
 from tests.small_models import small

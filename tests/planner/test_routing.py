@@ -11,8 +11,8 @@ from millrace.planner.cluster import Cluster, Software
 from millrace.planner.clusters import device, parse_cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.costs import collective_duration_ns, op_duration_ns
-from millrace.planner.costs.collectives import MERGED_LINKS
-from millrace.planner.costs.routing import PER_EXPERT, copies_of_tokens, share_beyond
+from millrace.planner.costs.collective_costs import MERGED_LINKS
+from millrace.planner.costs.expert_routing import PER_EXPERT, copies_of_tokens, share_beyond
 from millrace.planner.search import Pins, SearchRequest, search
 from tests.small_models import small
 

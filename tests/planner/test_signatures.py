@@ -9,7 +9,7 @@ from millrace.models.graph import Op, Tensor
 from millrace.models.ops import OPS
 from millrace.planner.errors import PlanError
 from millrace.planner.plan import OpSignature
-from millrace.planner.rings import RING, RINGS
+from millrace.planner.ring_attention import RING, RINGS
 from millrace.planner.sbp import local_shape, parse_nd_sbp
 from millrace.planner.signatures import (
     EXPANSIONS,

@@ -15,7 +15,7 @@ from millrace.planner.costs import (
     collective_duration_ns,
     collective_lines,
 )
-from millrace.planner.costs.layout import frame_of, layout_of
+from millrace.planner.costs.group_topology import frame_of, layout_of
 from millrace.planner.errors import ClusterError
 
 DOCS = (Path(__file__).parents[2] / "docs" / "clusters.md").read_text("utf-8")

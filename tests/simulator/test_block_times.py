@@ -13,7 +13,7 @@ from millrace.planner.plan import Chunk, Plan, plan_graph
 from millrace.planner.schedules import stage_of
 from millrace.planner.search import Pins, SearchRequest, search
 from millrace.planner.search.stages import Pipeline
-from millrace.planner.search.stages.measured import measured_step_ns
+from millrace.planner.search.stages.measured_steps import measured_step_ns
 from millrace.simulator import forecast
 from millrace.simulator.chunks.block_times import block_times
 

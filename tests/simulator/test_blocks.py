@@ -7,8 +7,8 @@ from millrace.planner.actors.validate import validate
 from millrace.planner.compile import compile_plan
 from millrace.planner.plan import plan_graph
 from millrace.simulator import predict, simulate
-from millrace.simulator.blocks import by_block, shared
-from millrace.simulator.stages import stage_graph
+from millrace.simulator.block_fidelity import by_block, shared
+from millrace.simulator.stage_fidelity import stage_graph
 from tests.millrace.plans import data_parallel_pipeline
 from tests.recomputed import recomputed
 from tests.simulator.graphs import GPU

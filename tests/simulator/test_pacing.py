@@ -8,12 +8,12 @@ from msgspec.structs import replace
 from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.cluster import Cluster, Software
 from millrace.planner.compile import compile_plan
-from millrace.planner.costs.pacing import pacing_of
+from millrace.planner.costs.launch_overhead import pacing_of
 from millrace.planner.memory import plan_memory
 from millrace.planner.plan import Plan, plan_graph
 from millrace.simulator import forecast, predict, simulate
-from millrace.simulator.paths import steady_step
-from millrace.simulator.stages import stage_graph
+from millrace.simulator.critical_path import steady_step
+from millrace.simulator.stage_fidelity import stage_graph
 from tests.actor_graphs import random_actor_graph
 from tests.simulator.graphs import GPU, SimulatedWriter, joined, overlapped, shared, times
 from tests.simulator.test_stages import CASES, planned

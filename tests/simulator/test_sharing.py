@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simpy import Environment
 
-from millrace.simulator.sharing import SharedCores
+from millrace.simulator.shared_cores import SharedCores
 
 Jobs = list[tuple[int, int, int]]  # arrival, work, threads
 

@@ -16,10 +16,10 @@ from millrace.planner.plan import BlockChoice, Chunk, Plan, plan_graph
 from millrace.planner.schedules import stage_of
 from millrace.planner.search import Pins, SearchRequest, search
 from millrace.simulator import Simulated, SimulationError, forecast, predict, simulate
-from millrace.simulator.chunks.coarse import CoarseGraph
-from millrace.simulator.paths import steady_step
+from millrace.simulator.chunks.chunk_graph import CoarseGraph
+from millrace.simulator.critical_path import steady_step
 from millrace.simulator.prediction import MOST_OP_FIRINGS, chosen_fidelity
-from millrace.simulator.stages import StageGraph, stage_graph
+from millrace.simulator.stage_fidelity import StageGraph, stage_graph
 from tests.millrace.plans import data_parallel_pipeline
 from tests.plain_links import without_library
 from tests.recomputed import recomputed

@@ -1,5 +1,5 @@
 """Factories of calls: what an actor launches, made once from its `KernelContext`.
 
-Read `rows/layer_norm.py` first, then `table.py`, which names the factory of every op kind. Every
-factory has a source of the same theme in `executor/cuda/sources`.
+Read `rows/layer_norm.py` first, then `kernel_table.py`, which names the factory of every op kind.
+Every factory has a source of the same theme in `executor/cuda/sources`.
 """

@@ -30,8 +30,8 @@ from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels.context import Array, KernelContext, RunState, Shard
 from millrace.executor.kernels.dims import Dims, bind_operand_dims
 from millrace.executor.kernels.matmul import ProductClasses, product_classes
+from millrace.models.fp8 import ARITHMETIC, NARROW
 from millrace.models.graph import ITEMSIZE
-from millrace.models.quantised import ARITHMETIC, NARROW
 
 SOURCE = "contract"
 TILE = 64  # rows and columns of d that a block of `contract` makes

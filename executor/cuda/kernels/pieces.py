@@ -44,7 +44,7 @@ def in_pieces(
     """Calls that bring `count` elements of every array in, work on them, and copy them back.
 
     Every array has an equal part of the buffer; a piece is as long as such a part holds. One piece
-    is under way at a time, as `millrace.planner.costs.host` counts.
+    is under way at a time, as `millrace.planner.costs.host_transfers` counts.
 
     Parameters
     ----------

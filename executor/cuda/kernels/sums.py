@@ -25,7 +25,7 @@ from millrace.executor.cuda.calls import (
     workspace,
     write,
 )
-from millrace.executor.cuda.kernels.columns import ColumnSums, column_sum
+from millrace.executor.cuda.kernels.column_sums import ColumnSums, column_sum
 from millrace.executor.cuda.kernels.strides import DIMS_MAX, Walk, index_type, walk
 from millrace.executor.kernels.context import Array
 from millrace.executor.kernels.dims import Dims

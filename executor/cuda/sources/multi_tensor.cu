@@ -2,7 +2,7 @@
 // after the other, TENSORS of each, of which the last may be there only to fill the struct.
 //
 // A table cuts all tensors into chunks of equal length, but for the last of each: a block has one
-// (executor/cuda/kernels/multi_tensor/chunks.py).
+// (executor/cuda/kernels/multi_tensor/tensor_chunks.py).
 #include "squares.cuh"
 #include "updates.cuh"
 

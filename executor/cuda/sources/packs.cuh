@@ -1,6 +1,6 @@
 // Packs: neighbours that a thread reads and writes at once, up to 16 bytes by one instruction.
 //
-// Operands begin on 64 bytes (ALIGNMENT of planner/compile/draft.py), so N neighbours from a
+// Operands begin on 64 bytes (ALIGNMENT of planner/compile/stage_ir.py), so N neighbours from a
 // multiple of N on lie in as few pieces as can be. Arrays are indexed by what is known when they
 // are compiled, as what is not moves them out of registers.
 #pragma once

@@ -1,7 +1,7 @@
 """The one door to the vendor's library of neural networks, cuDNN, through its Python front end.
 
 Calls of attention and convolution come in (`millrace.executor.cuda.calls.LibraryCall`); out come
-plans that are made before the first step and put on a stream by address. Read `opening.py` first
-(when it is used), then `limits.py` (what it is not given), `graphs.py` (what it is told),
-`library.py` (plans) and `issuing.py` (their scratch memory).
+plans that are made before the first step and put on a stream by address. Read `cudnn_loading.py`
+first (when it is used), then `limits.py` (what it is not given), `cudnn_graphs.py` (what it is
+told), `library.py` (plans) and `issuing.py` (their scratch memory).
 """

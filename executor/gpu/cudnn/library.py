@@ -7,7 +7,7 @@ from millrace.executor.cuda.binding import bound_library
 from millrace.executor.cuda.calls import LibraryCall, Operand
 from millrace.executor.cuda.wording import described
 from millrace.executor.errors import ExecutorError
-from millrace.executor.gpu.cudnn.graphs import deselected_notes, graph_of
+from millrace.executor.gpu.cudnn.cudnn_graphs import deselected_notes, graph_of
 from millrace.executor.gpu.cudnn.limits import refusal
 
 

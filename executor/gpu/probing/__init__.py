@@ -1,9 +1,10 @@
 """Measurements of `millrace profile --device gpu`: kernels, copies and collectives on a GPU.
 
-In comes a device; out comes what `millrace profile` writes. `arena.py` gives the kernels of
-`millrace.executor.probes.cases` their memory, `stopwatch.py` times calls as captured graphs,
-`transfers.py` copies and collectives; `timing.py` goes through them all, `worker.py` does so in
-every rank, and `measuring.py` starts the ranks and keeps what they found.
+In comes a device; out comes what `millrace profile` writes. `probe_arena.py` gives the kernels of
+`millrace.executor.probes.profiled_kernels` their memory, `stopwatch.py` times calls as captured
+graphs, `transfers.py` copies and collectives; `gpu_timing.py` goes through them all,
+`probe_worker.py` does so in every rank, and `measuring.py` starts the ranks and keeps what they
+found.
 
-Read `timing.py` first.
+Read `gpu_timing.py` first.
 """

@@ -8,8 +8,8 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from millrace.executor.gpu.availability import gpu_versions, require_gpu
-from millrace.executor.gpu.probing.timing import GpuTimings, measured_device, not_reached
-from millrace.executor.gpu.probing.worker import TUNING_SHARE, GpuOrder
+from millrace.executor.gpu.probing.gpu_timing import GpuTimings, measured_device, not_reached
+from millrace.executor.gpu.probing.probe_worker import TUNING_SHARE, GpuOrder
 from millrace.executor.measure import kept_profile
 from millrace.executor.processes import run_ranks
 from millrace.planner.cluster import Device
@@ -77,7 +77,7 @@ def _measured(
         folder = Path(name)
         order = GpuOrder(seconds=timed_s, limit_s=seconds)
         (folder / "order.json").write_bytes(msgspec.json.encode(order))
-        run_ranks("millrace.executor.gpu.probing.worker", ranks, folder)
+        run_ranks("millrace.executor.gpu.probing.probe_worker", ranks, folder)
         timings = [
             msgspec.json.decode((folder / f"timings.{rank}.json").read_bytes(), type=GpuTimings)
             for rank in range(ranks)

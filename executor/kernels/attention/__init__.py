@@ -5,6 +5,6 @@ In goes a `KernelContext` of one of the kinds of attention, out comes its kernel
 `backward.py` and, for rings, `rounds.py`.
 """
 
-from millrace.executor.kernels.attention.table import ATTENTION
+from millrace.executor.kernels.attention.attention_kernels import ATTENTION
 
 __all__ = ["ATTENTION"]

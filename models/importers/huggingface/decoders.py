@@ -9,7 +9,7 @@ from typing import Any
 
 from millrace.models.importers.huggingface.keys import LAYERS_MAX, Keys
 from millrace.models.importers.huggingface.mapping import Mapped, ModelType
-from millrace.models.importers.huggingface.rotary import rotary_fields
+from millrace.models.importers.huggingface.rotary_configs import rotary_fields
 from millrace.models.spec import Config
 
 ACTIVATIONS = {

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from millrace.models.errors import ModelError
-from millrace.models.importers.onnx.reading import OnnxNode
+from millrace.models.importers.onnx.onnx_file import OnnxNode
 from millrace.models.importers.onnx.values import Array, UnsupportedNodeError
 
 ELEMENTS_MAX = 2**27

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from millrace.models.errors import ModelError
-from millrace.models.importers.onnx.reading import GraphInput, OnnxSource
+from millrace.models.importers.onnx.onnx_file import GraphInput, OnnxSource
 from millrace.models.importers.onnx.values import Array
 from millrace.models.importers.onnx.weights import embedded_rows
 

@@ -23,7 +23,7 @@ from millrace.models.importers.onnx.labelling import (
     labels_of_tensor,
     restricted,
 )
-from millrace.models.importers.onnx.reading import OnnxNode, OnnxSource
+from millrace.models.importers.onnx.onnx_file import OnnxNode, OnnxSource
 from millrace.models.importers.onnx.values import (
     Array,
     Constant,

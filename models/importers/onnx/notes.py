@@ -6,7 +6,7 @@ from math import prod
 from msgspec.structs import replace
 
 from millrace.models.graph import Graph, Op
-from millrace.models.importers.onnx.reading import OnnxSource
+from millrace.models.importers.onnx.onnx_file import OnnxSource
 from millrace.models.labels import SEQUENCE, parse
 
 _MASKED = 0.15  # share of positions predicted; Devlin et al., arXiv 1810.04805 (2018), 3.1

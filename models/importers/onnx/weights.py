@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from millrace.models.errors import ModelError
-from millrace.models.importers.onnx.reading import Initializer, OnnxNode, OnnxSource
+from millrace.models.importers.onnx.onnx_file import Initializer, OnnxNode, OnnxSource
 from millrace.models.importers.onnx.values import Array
 
 MASK_BELOW = -1e4

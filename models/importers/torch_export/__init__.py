@@ -1,11 +1,12 @@
 """Importer of torch.export programs: a module, program or `.pt2` file becomes a Graph.
 
 In comes a module (meta and fake ones too), out goes `ExportedModel`: the forward graph with its
-loss, where each variable's value is found, and the values where the module has some. `importing.py`
-is the front; `tracing.py` exports, `reading.py` drafts call by call, `writing.py` makes the Graph.
+loss, where each variable's value is found, and the values where the module has some.
+`import_program.py` is the front; `tracing.py` exports, `program_reader.py` drafts call by call,
+`writing.py` makes the Graph.
 """
 
-from millrace.models.importers.torch_export.importing import (
+from millrace.models.importers.torch_export.import_program import (
     import_file,
     import_module,
     import_program,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.models.importers.torch_export.outputs import chosen
+from millrace.models.importers.torch_export.module_outputs import chosen
 from millrace.models.importers.torch_export.sources import ExportedModel
 from millrace.models.importers.torch_export.tracing import (
     arguments,

@@ -3,7 +3,8 @@
 A gradient's own all_reduce or reduce_scatter, and a split weight's own all_gather, cost a launch
 and the latency of a way through all members each, whatever they move. This pass joins those of one
 kind over one group, of one dtype, reduction, section and number of firings into one *bucket*, an
-actor whose parts move together. How large one gets is computed in `millrace.planner.costs.buckets`.
+actor whose parts move together. How large one gets is computed in
+`millrace.planner.costs.bucket_sizes`.
 
 *When it runs.* A bucket begins when its last input is there, so members are joined in the order in
 which their inputs come (gradients: the order of the backward pass) or their results are wanted
@@ -35,10 +36,10 @@ from numpy.typing import NDArray
 from millrace.planner.actors.graph import Meeting, Port
 from millrace.planner.cluster import Cluster
 from millrace.planner.collectives import COLLECTIVES
-from millrace.planner.compile.draft import BEGIN, UPDATE, DraftActor, DraftStage
-from millrace.planner.compile.orders import compute_order
-from millrace.planner.costs.buckets import bucket_bytes, shown_bytes
-from millrace.planner.costs.collectives import collective_duration_ns
+from millrace.planner.compile.queue_orders import compute_order
+from millrace.planner.compile.stage_ir import BEGIN, UPDATE, ActorIR, StageIR
+from millrace.planner.costs.bucket_sizes import bucket_bytes, shown_bytes
+from millrace.planner.costs.collective_costs import collective_duration_ns
 from millrace.planner.mesh import Mesh
 from millrace.planner.schedules import Slot
 
@@ -60,8 +61,8 @@ class _BucketMember:
 
 
 def bucketed(
-    draft: DraftStage, slots: Sequence[Slot], stage: int, mesh: Mesh, cluster: Cluster
-) -> DraftStage:
+    draft: StageIR, slots: Sequence[Slot], stage: int, mesh: Mesh, cluster: Cluster
+) -> StageIR:
     """The stage's draft with its collectives of state in buckets.
 
     Parameters
@@ -86,7 +87,7 @@ class _Joining:
     """Search for the members of every bucket of a stage."""
 
     def __init__(
-        self, draft: DraftStage, slots: Sequence[Slot], stage: int, mesh: Mesh, cluster: Cluster
+        self, draft: StageIR, slots: Sequence[Slot], stage: int, mesh: Mesh, cluster: Cluster
     ) -> None:
         self.draft, self.cluster = draft, cluster
         self.mesh, self.first_rank = mesh, stage * mesh.devices
@@ -256,7 +257,7 @@ class _Joining:
         return self.depths[index]
 
 
-def _may_join(actor: DraftActor) -> bool:
+def _may_join(actor: ActorIR) -> bool:
     meeting = actor.meeting
     return (
         meeting is not None
@@ -268,7 +269,7 @@ def _may_join(actor: DraftActor) -> bool:
     )
 
 
-def _bytes(actor: DraftActor) -> int:
+def _bytes(actor: ActorIR) -> int:
     return 0 if actor.meeting is None else actor.meeting.message_bytes
 
 
@@ -286,18 +287,18 @@ def _in_time(members: Iterable[_BucketMember]) -> bool:
     return bool(np.all(ready < wanted))
 
 
-def _with_buckets(draft: DraftStage, buckets: Sequence[Sequence[int]]) -> DraftStage:
+def _with_buckets(draft: StageIR, buckets: Sequence[Sequence[int]]) -> StageIR:
     """Draft with each bucket in the place of its last member."""
     bucket_actors = {row[-1]: _bucket([draft.actors[index] for index in row]) for row in buckets}
     gone = {index for row in buckets for index in row[:-1]}
-    joined_draft = DraftStage(draft.sizes, registers=draft.registers, places=draft.places)
+    joined_draft = StageIR(draft.sizes, registers=draft.registers, places=draft.places)
     for index, actor in enumerate(draft.actors):
         if index not in gone:
             joined_draft.add_actor(bucket_actors.get(index, actor))
     return joined_draft
 
 
-def _bucket(members: Sequence[DraftActor]) -> DraftActor:
+def _bucket(members: Sequence[ActorIR]) -> ActorIR:
     """Actor that does what all members do."""
     first, last = members[0], members[-1]
     assert first.meeting is not None

@@ -10,11 +10,11 @@ What is waited for is a second input port of the collective: a register that it 
 """
 
 from millrace.planner.actors.graph import Port
-from millrace.planner.compile.draft import BEGIN, UPDATE, DraftStage, Section
-from millrace.planner.compile.spans import Spans, stretches
+from millrace.planner.compile.live_ranges import Spans, stretches
+from millrace.planner.compile.stage_ir import BEGIN, UPDATE, Section, StageIR
 
 
-def hold_back(draft: DraftStage, joint_backward: bool) -> None:
+def hold_back(draft: StageIR, joint_backward: bool) -> None:
     """Let early collectives of a stage wait for the block before the one that wants them."""
     spans = Spans(draft, joint_backward)
     triggers: dict[Section, list[tuple[int, int | None]]] = {}
@@ -35,7 +35,7 @@ def hold_back(draft: DraftStage, joint_backward: bool) -> None:
             spans.readers[register].append(index)
 
 
-def _triggers(draft: DraftStage, spans: Spans, section: Section) -> list[tuple[int, int | None]]:
+def _triggers(draft: StageIR, spans: Spans, section: Section) -> list[tuple[int, int | None]]:
     """Start of every stretch of a section, and the smallest register that its ops fill."""
     ops = spans.ops(section)
     starts = [start for start, _ in stretches(draft, ops)]

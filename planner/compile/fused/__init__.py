@@ -1,10 +1,10 @@
 """Fused: a stage's ops that one kernel can compute, made one actor each.
 
 Comes in: drafts with one actor per op. Goes out: the same with fewer actors and registers. Read
-`drafts.py` first (groups that `millrace.planner.fusion` finds), then `launches.py` (many small
-updates).
+`fuse_actors.py` first (groups that `millrace.planner.fusion` finds), then `multi_tensor.py` (many
+small updates).
 """
 
-from millrace.planner.compile.fused.stages import fused_stages
+from millrace.planner.compile.fused.fusion_pass import fused_stages
 
 __all__ = ["fused_stages"]

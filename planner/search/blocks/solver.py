@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from millrace.planner.errors import InfeasibleError
-from millrace.planner.search.blocks.ascent import SETTLED, DualAscent
-from millrace.planner.search.blocks.program import FigurePrices, Floats, MemoryRow, solve_program
-from millrace.planner.search.blocks.states import Ints
-from millrace.planner.search.blocks.tables import (
+from millrace.planner.search.blocks.block_milp import FigurePrices, Floats, MemoryRow, solve_program
+from millrace.planner.search.blocks.cost_tables import (
     CostTables,
     compact,
     reachable_options,
     solution_figures,
 )
+from millrace.planner.search.blocks.dual_ascent import SETTLED, DualAscent
+from millrace.planner.search.blocks.sbp_codes import Ints
 from millrace.planner.search.integer_program import NODE_LIMIT
 from millrace.planner.search.request import MemoryLimitError
 

@@ -2,8 +2,8 @@
 
 from millrace.models.graph import Graph
 from millrace.planner.plan import OpSignature, Variant
-from millrace.planner.search.blocks.space import StrategySpace
-from millrace.planner.search.blocks.states import Bools
+from millrace.planner.search.blocks.sbp_codes import Bools
+from millrace.planner.search.blocks.strategies import StrategySpace
 
 Options = tuple[int, ...]
 Handover = tuple[tuple[str, int], ...]

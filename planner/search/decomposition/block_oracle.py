@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from millrace.planner.search.blocks.ascent import DualAscent
-from millrace.planner.search.blocks.states import Ints
-from millrace.planner.search.blocks.tables import stacked, take
+from millrace.planner.search.blocks.cost_tables import stacked, take
+from millrace.planner.search.blocks.dual_ascent import DualAscent
+from millrace.planner.search.blocks.sbp_codes import Ints
 from millrace.planner.search.blocks.variants import Options
 from millrace.planner.search.decomposition.prices import Floats
 from millrace.planner.search.decomposition.template_tables import (

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from millrace.planner.search.blocks.states import Ints
+from millrace.planner.search.blocks.sbp_codes import Ints
 from millrace.planner.search.decomposition.block_oracle import CutPool
 from millrace.planner.search.decomposition.paths import PathCuts
 from millrace.planner.search.decomposition.pipeline_rows import Branch, PipelineRows, StageProblem

@@ -16,7 +16,7 @@ import numpy as np
 
 from millrace.models.graph import Graph
 from millrace.planner.search.asking import Asker, prices
-from millrace.planner.search.blocks.tables import (
+from millrace.planner.search.blocks.cost_tables import (
     DEFERRABLE,
     INFLIGHT,
     MICROBATCH,
@@ -42,8 +42,8 @@ from millrace.planner.search.decomposition.template_tables import (
     FORWARD,
     PASSES,
 )
+from millrace.planner.search.placement_groups import StageTransfers, usable_bytes
 from millrace.planner.search.programs import Shape
-from millrace.planner.search.sites import StageTransfers, usable_bytes
 
 # Share of the time that all memory together is worth at first. Any from 0.1 to 1 leaves about as
 # many candidates open after the second round, whose prices follow from the first.

@@ -27,13 +27,13 @@ from enum import Enum
 import numpy as np
 from numpy.typing import ArrayLike
 
-from millrace.planner.search.blocks.states import Ints
-from millrace.planner.search.blocks.tables import (
+from millrace.planner.search.blocks.cost_tables import (
     DEFERRABLE,
     INFLIGHT,
     PERSISTENT,
     STEP,
 )
+from millrace.planner.search.blocks.sbp_codes import Ints
 from millrace.planner.search.decomposition.prices import Floats
 from millrace.planner.search.decomposition.template_tables import (
     BETWEEN,

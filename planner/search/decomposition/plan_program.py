@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from millrace.planner.search.blocks.states import Ints
+from millrace.planner.search.blocks.sbp_codes import Ints
 from millrace.planner.search.decomposition.block_oracle import Column, CutPool
 from millrace.planner.search.decomposition.pipeline_rows import PipelineRows, StageProblem
 from millrace.planner.search.decomposition.prices import Floats

@@ -6,7 +6,7 @@ Shapes: F block figures, in the order of `template_tables`.
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.planner.search.blocks.tables import (
+from millrace.planner.search.blocks.cost_tables import (
     DEFERRABLE,
     INFLIGHT,
     MICROBATCH,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from millrace.planner.search.blocks.beside import run_both
+from millrace.planner.search.blocks.fork_join import run_both
 from millrace.planner.search.candidates import Candidate
 from millrace.planner.search.decomposition.loop import BoundLoop
 

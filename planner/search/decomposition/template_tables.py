@@ -28,11 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millrace.models.graph import Phase
-from millrace.planner.search.blocks.space import EdgeUse, StrategySpace
-from millrace.planner.search.blocks.space import ReshardingEdge as SpaceNet
-from millrace.planner.search.blocks.space import StrategyNode as SpaceChoice
-from millrace.planner.search.blocks.states import Bools, Ints
-from millrace.planner.search.blocks.tables import (
+from millrace.planner.search.blocks.cost_tables import (
     DEFERRABLE,
     FIGURES,
     INFLIGHT,
@@ -44,6 +40,10 @@ from millrace.planner.search.blocks.tables import (
     NodeCosts,
     net_figures,
 )
+from millrace.planner.search.blocks.sbp_codes import Bools, Ints
+from millrace.planner.search.blocks.strategies import EdgeUse, StrategySpace
+from millrace.planner.search.blocks.strategies import ReshardingEdge as SpaceNet
+from millrace.planner.search.blocks.strategies import StrategyNode as SpaceChoice
 from millrace.planner.search.blocks.variants import Options
 from millrace.planner.search.stages import VariantFigures
 

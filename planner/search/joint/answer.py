@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from millrace.models.graph import scaled
 from millrace.planner.errors import InfeasibleError
+from millrace.planner.search.joint.joint_program import JointProgram, TemplateChoice
 from millrace.planner.search.joint.parts import Mode
-from millrace.planner.search.joint.program import JointProgram, TemplateChoice
 from millrace.planner.search.programs import Programs, Shape
 from millrace.planner.search.stages import Pipeline
 

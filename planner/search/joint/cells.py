@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from millrace.planner.search.blocks.space import EdgeUse
-from millrace.planner.search.blocks.states import Ints
-from millrace.planner.search.blocks.tables import (
+from millrace.planner.search.blocks.cost_tables import (
     DEFERRABLE,
     FIGURES,
     PERSISTENT,
     EdgeCosts,
 )
+from millrace.planner.search.blocks.sbp_codes import Ints
+from millrace.planner.search.blocks.strategies import EdgeUse
 from millrace.planner.search.joint.parts import Cell, ModeTemplates
 from millrace.planner.search.joint.sections import Flow, SectionRows
 from millrace.planner.search.joint.stage_rows import Floats, StageRows

@@ -7,9 +7,9 @@ from functools import cached_property
 import numpy as np
 
 from millrace.models.graph import Tensor
-from millrace.planner.search.blocks.space import StrategySpace
-from millrace.planner.search.blocks.states import Ints
-from millrace.planner.search.blocks.tables import DEFERRABLE, MICROBATCH, CostTables, EdgeCosts
+from millrace.planner.search.blocks.cost_tables import DEFERRABLE, MICROBATCH, CostTables, EdgeCosts
+from millrace.planner.search.blocks.sbp_codes import Ints
+from millrace.planner.search.blocks.strategies import StrategySpace
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

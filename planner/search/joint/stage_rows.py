@@ -6,14 +6,14 @@ Below the cells and their sections, which charge their columns to these rows.
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.planner.search.blocks.states import Ints
-from millrace.planner.search.blocks.tables import (
+from millrace.planner.search.blocks.cost_tables import (
     DEFERRABLE,
     INFLIGHT,
     MICROBATCH,
     PERSISTENT,
     STEP,
 )
+from millrace.planner.search.blocks.sbp_codes import Ints
 from millrace.planner.search.integer_program import IntegerProgram
 from millrace.planner.search.stages import Pipeline
 from millrace.planner.search.stages.shape import lifetime_counts

@@ -18,11 +18,11 @@ import numpy as np
 
 from millrace.models.labels import EXPERT
 from millrace.models.ops import op_kind
-from millrace.planner.roles import label_role
-from millrace.planner.search.blocks.space import ReshardingEdge as SpaceNet
-from millrace.planner.search.blocks.space import StrategySpace
-from millrace.planner.search.blocks.states import digits
-from millrace.planner.search.blocks.tables import DEFERRABLE, MICROBATCH, STEP, EdgeCosts
+from millrace.planner.parallel_degrees import label_role
+from millrace.planner.search.blocks.cost_tables import DEFERRABLE, MICROBATCH, STEP, EdgeCosts
+from millrace.planner.search.blocks.sbp_codes import digits
+from millrace.planner.search.blocks.strategies import ReshardingEdge as SpaceNet
+from millrace.planner.search.blocks.strategies import StrategySpace
 from millrace.planner.search.evaluation import Evaluator, SolvedPlan
 from millrace.planner.search.programs import Programs, Shape
 from millrace.planner.search.stages.shape import deferred_ns

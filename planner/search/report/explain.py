@@ -7,13 +7,15 @@ part of the difference is named (`breakdown.py`).
 from dataclasses import dataclass, replace
 from typing import Any
 
-from millrace.models.counting import parallelism_limits
+from millrace.models.model_counts import parallelism_limits
 from millrace.planner.errors import InfeasibleError
+from millrace.planner.formatting import percent, size
+from millrace.planner.parallel_degrees import roles
 from millrace.planner.plan import Plan, plan_graph
-from millrace.planner.roles import roles
 from millrace.planner.search.candidates import Candidate
 from millrace.planner.search.evaluation import Evaluator, Outcome, Refused, SolvedPlan
 from millrace.planner.search.pins import Pins
+from millrace.planner.search.placement_groups import candidates_of
 from millrace.planner.search.report.breakdown import Parts, breakdown
 from millrace.planner.search.report.neighbours import (
     Neighbour,
@@ -23,11 +25,9 @@ from millrace.planner.search.report.neighbours import (
     pipelines,
     storage,
 )
-from millrace.planner.search.report.record import SearchResult
+from millrace.planner.search.report.search_log import SearchResult
 from millrace.planner.search.report.worth import memory_worth
 from millrace.planner.search.request import MemoryLimitError
-from millrace.planner.search.sites import candidates_of
-from millrace.planner.wording import percent, size
 
 CHOICES = (
     *("dp", "tp", "pp", "cp", "ep", "micro_batch", "schedule", "interleave"),

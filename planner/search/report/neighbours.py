@@ -3,14 +3,14 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from millrace.models.counting import parallelism_limits
+from millrace.models.model_counts import parallelism_limits
 from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.plan import OFFLOADS
 from millrace.planner.schedules import SCHEDULES
 from millrace.planner.search.candidates import Candidate, candidates
 from millrace.planner.search.evaluation import MODES, Evaluator, Outcome, Refused, SolvedPlan
 from millrace.planner.search.pins import Pins
-from millrace.planner.search.sites import placed, usable_bytes
+from millrace.planner.search.placement_groups import placed, usable_bytes
 from millrace.planner.search.stages import Pipeline
 
 ENDLESS = float("inf")

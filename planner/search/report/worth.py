@@ -7,7 +7,7 @@ import numpy as np
 from millrace.planner.search.decomposition.block_oracle import BlockOracle
 from millrace.planner.search.decomposition.loop import BoundLoop
 from millrace.planner.search.evaluation import Evaluator, SolvedPlan
-from millrace.planner.search.sites import usable_bytes
+from millrace.planner.search.placement_groups import usable_bytes
 
 GIB = 2**30
 PROGRAMS = 200  # block programs for the columns of one candidate: two or three rounds; by eye

@@ -8,7 +8,7 @@ comes a division of the blocks over the chunks with its predicted step time and 
 from millrace.planner.search.stages.bounds import lower_bound_ns
 from millrace.planner.search.stages.dearth import memory_pressure_slowdown
 from millrace.planner.search.stages.division import divide
-from millrace.planner.search.stages.measured import in_order
+from millrace.planner.search.stages.measured_steps import in_order
 from millrace.planner.search.stages.shape import (
     BlockRun,
     Division,

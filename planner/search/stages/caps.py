@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from millrace.planner.search.stages.holdings import Ints, frontier
-from millrace.planner.search.stages.layout import StagePlace
+from millrace.planner.search.stages.run_layout import StagePlace
 from millrace.planner.search.stages.shape import Pipeline
 
 

@@ -7,10 +7,9 @@ from millrace.planner.errors import InfeasibleError
 from millrace.planner.search.request import MemoryLimitError
 from millrace.planner.search.stages.bounds import lower_bound_ns
 from millrace.planner.search.stages.enumeration import divided, least_excess
-from millrace.planner.search.stages.layout import Model, TooManyError
-from millrace.planner.search.stages.program import StageProgram
 from millrace.planner.search.stages.relaxation import relaxed_bound_ns
 from millrace.planner.search.stages.rows import filled
+from millrace.planner.search.stages.run_layout import Model, TooManyError
 from millrace.planner.search.stages.shape import (
     BlockRun,
     Division,
@@ -20,6 +19,7 @@ from millrace.planner.search.stages.shape import (
     step_time_ns,
 )
 from millrace.planner.search.stages.splitting import divided_by_positions
+from millrace.planner.search.stages.stage_program import StageProgram
 
 # Numbers of variants that are mixed where there are too many mixtures to try all, and the gap at
 # which they are good enough.

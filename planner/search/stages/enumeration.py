@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from millrace.planner.search.stages.caps import CapPrices, CapSet, StageDynamicProgram, near, search
 from millrace.planner.search.stages.holdings import DEFERRED, KEEPS, STAYS, TIME, UPDATE, Ints
-from millrace.planner.search.stages.layout import Chunks, Model, RunLayout, TooManyError
+from millrace.planner.search.stages.run_layout import Chunks, Model, RunLayout, TooManyError
 from millrace.planner.search.stages.shape import Division, fewest
 
 FIRST_CAP = 1.08  # times what stages would take if blocks could be mixed of variants

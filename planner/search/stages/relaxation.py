@@ -21,7 +21,7 @@ from millrace.planner.search.stages.holdings import (
     Holdings,
     Ints,
 )
-from millrace.planner.search.stages.layout import Model, Piece, RunLayout, StagePlace
+from millrace.planner.search.stages.run_layout import Model, Piece, RunLayout, StagePlace
 
 Floats = NDArray[np.float64]
 

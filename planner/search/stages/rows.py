@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.planner.search.stages.layout import Chunks, Ends, TooManyError, end_layouts
+from millrace.planner.search.stages.run_layout import Chunks, Ends, TooManyError, end_layouts
 from millrace.planner.search.stages.shape import (
     BlockRun,
     Pipeline,

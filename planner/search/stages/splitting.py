@@ -9,7 +9,7 @@ from dataclasses import replace
 from millrace.planner.schedules import PLAIN
 from millrace.planner.search.stages.bounds import lower_bound_ns
 from millrace.planner.search.stages.enumeration import divided
-from millrace.planner.search.stages.layout import Model
+from millrace.planner.search.stages.run_layout import Model
 from millrace.planner.search.stages.shape import (
     BlockRun,
     Division,

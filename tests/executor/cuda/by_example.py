@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from millrace.executor.cuda.calls import Call
-from millrace.executor.cuda.kernels.table import make_calls
+from millrace.executor.cuda.kernels.kernel_table import make_calls
 from millrace.executor.kernels.context import Array, Shard
 from millrace.models.labels import parse, shape_of
 from millrace.models.ops import OPS

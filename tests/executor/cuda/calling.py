@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from millrace.executor.cuda.calls import Call, Calls, Operand
-from millrace.executor.cuda.kernels.table import make_calls
+from millrace.executor.cuda.kernels.kernel_table import make_calls
 from millrace.executor.kernels.context import Array, KernelContext, Shard, whole_shard
-from millrace.planner.compile.draft import ALIGNMENT
+from millrace.planner.compile.stage_ir import ALIGNMENT
 from tests.executor.cuda.call_trees import operands_of
 from tests.executor.cuda.emulation.machine import (
     Emulator,

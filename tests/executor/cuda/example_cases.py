@@ -7,11 +7,11 @@ from itertools import product
 import numpy as np
 import pytest
 
-from millrace.executor.cuda.kernels.table import make_calls
+from millrace.executor.cuda.kernels.kernel_table import make_calls
 from millrace.executor.kernels.context import Array, Shard
-from millrace.models.inference import at_least_float32
 from millrace.models.labels import parse, shape_of
 from millrace.models.ops import OPS
+from millrace.models.type_inference import at_least_float32
 from tests.executor.cuda.calling import FLOATS, call, context_of, loaded, to_device
 from tests.executor.cuda.emulation.machine import Emulator, functions_of
 from tests.executor.cuda.usual import NARROW, enumerate_by_kind, params, runs_exhaustive

@@ -5,20 +5,20 @@ from functools import cache
 from itertools import product
 
 from millrace.executor.cuda.binding import leaves
+from millrace.executor.cuda.call_listing import listed_run
 from millrace.executor.cuda.calls import Call, CallTensor, Launch, read, write
-from millrace.executor.cuda.kernels.columns import ColumnSums, column_sum
+from millrace.executor.cuda.cuda_rank import RankCalls
+from millrace.executor.cuda.kernels.column_sums import ColumnSums, column_sum
 from millrace.executor.cuda.kernels.images.batch_norm import NormEpilogue, normed
+from millrace.executor.cuda.kernels.kernel_table import CALLS, make_calls
 from millrace.executor.cuda.kernels.multi_tensor.moves import accumulate, cast, squared_sum
 from millrace.executor.cuda.kernels.multi_tensor.updates import UpdatedVariable, adamw, sgd
 from millrace.executor.cuda.kernels.rows.norms import NormResidual, norm, norm_grad_input
-from millrace.executor.cuda.kernels.table import CALLS, make_calls
-from millrace.executor.cuda.listing import listed_run
-from millrace.executor.cuda.rank import RankCalls
 from millrace.executor.kernels.context import KernelContext, whole_shard
 from millrace.executor.streams import command_buffer
-from millrace.models.inference import at_least_float32
 from millrace.models.labels import parse, shape_of
 from millrace.models.ops import OPS
+from millrace.models.type_inference import at_least_float32
 from millrace.models.zoo.catalogue import TrainingSpec, build_training
 from millrace.planner.compile import compile_plan
 from tests.executor.cuda.calling import FLOATS, context_of
@@ -33,7 +33,7 @@ PRECISIONS = ("fp32", "bf16", "fp16")
 
 # True for inputs and outputs of 16 bits, where activations are, of kinds that only expansions
 # hold: a split loss is computed in the loss's dtype (`millrace.planner.compile.lowering`), and what
-# rounds of attention add up in float32 (`millrace.planner.rings`). Ids are neither.
+# rounds of attention add up in float32 (`millrace.planner.ring_attention`). Ids are neither.
 Narrow = tuple[tuple[bool, ...], tuple[bool, ...]]
 EXPANSIONS: dict[str, Narrow] = {
     "attention_round": ((True, True, True, False, False), (False, False)),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from millrace.executor.cuda.calls import Launch
-from millrace.executor.cuda.kernels.table import make_calls
+from millrace.executor.cuda.kernels.kernel_table import make_calls
 from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels.context import Array, KernelContext, Shard, whole_shard
 from millrace.planner.sbp import split

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks.kernel_resources import resources_of
-from millrace.executor.cuda.kernels.table import make_calls
+from millrace.executor.cuda.kernels.kernel_table import make_calls
 from millrace.executor.kernels.context import Array, KernelContext, Shard, whole_shard
 from millrace.planner.sbp import split
 from tests.executor.cuda.call_trees import last_options

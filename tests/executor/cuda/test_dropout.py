@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from millrace.executor.cuda.calls import Calls
-from millrace.executor.cuda.kernels.table import make_calls
+from millrace.executor.cuda.kernels.kernel_table import make_calls
 from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels import KernelContext, make_kernel
 from millrace.executor.kernels.context import Array, Shard, whole_shard

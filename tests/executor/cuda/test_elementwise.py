@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from millrace.executor.cuda.calls import Calls, Launch
-from millrace.executor.cuda.kernels.elementwise.table import ELEMENTWISE
+from millrace.executor.cuda.kernels.elementwise.elementwise_kernels import ELEMENTWISE
+from millrace.executor.cuda.kernels.kernel_table import make_calls
 from millrace.executor.cuda.kernels.strides import merged, walk
-from millrace.executor.cuda.kernels.table import make_calls
 from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels.context import Array, whole_shard
 from tests.executor.cuda.by_example import check_sharded, check_whole, emulator_of

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from millrace.executor.cuda.kernels.table import make_calls
+from millrace.executor.cuda.kernels.kernel_table import make_calls
 from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels.context import Array, whole_shard
 from tests.executor.cuda.calling import Attributes, Operands, call, context_of, empty

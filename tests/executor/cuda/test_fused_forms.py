@@ -2,10 +2,10 @@
 
 import pytest
 
-from millrace.executor.cuda.kernels.fused.table import FUSED
-from millrace.executor.cuda.kernels.in_turn import unfused_calls
-from millrace.executor.cuda.kernels.table import make_calls
-from millrace.executor.cuda.rank import RankCalls
+from millrace.executor.cuda.cuda_rank import RankCalls
+from millrace.executor.cuda.kernels.fused.fused_kernels import FUSED
+from millrace.executor.cuda.kernels.kernel_table import make_calls
+from millrace.executor.cuda.kernels.unfused_parts import unfused_calls
 from millrace.executor.streams import command_buffer
 from tests.executor.gpu.plans import planned, runs_of
 

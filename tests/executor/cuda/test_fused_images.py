@@ -8,11 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from millrace.executor.cuda.calls import Call, Calls
-from millrace.executor.cuda.kernels.in_turn import unfused_calls
-from millrace.executor.cuda.kernels.table import make_calls
-from millrace.executor.cuda.rank import RankCalls
+from millrace.executor.cuda.cuda_rank import RankCalls
+from millrace.executor.cuda.kernels.kernel_table import make_calls
+from millrace.executor.cuda.kernels.unfused_parts import unfused_calls
 from millrace.executor.kernels.context import Array, FusedPart, KernelContext, whole_shard
-from millrace.executor.kernels.table import make_kernel
+from millrace.executor.kernels.kernel_table import make_kernel
 from millrace.executor.streams.commands import command_buffer
 from millrace.planner.compile import compile_plan
 from millrace.planner.plan import FUSED

@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from millrace.executor.cuda.calls import Calls, KernelAlternatives, ProductCall
-from millrace.executor.cuda.kernels.table import make_calls
-from millrace.executor.cuda.rank import RankCalls
+from millrace.executor.cuda.cuda_rank import RankCalls
+from millrace.executor.cuda.kernels.kernel_table import make_calls
 from millrace.executor.kernels.context import KernelContext
 from millrace.executor.streams.commands import command_buffer
 from millrace.planner.compile import compile_plan
@@ -64,7 +64,7 @@ def options_of(calls: Calls, firing: int, which: int):
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("model", MODELS)
 def test_it_computes_what_the_parts_in_turn_compute(model: str, precision: str) -> None:
-    from millrace.executor.cuda.kernels.in_turn import unfused_calls
+    from millrace.executor.cuda.kernels.unfused_parts import unfused_calls
 
     rng = np.random.default_rng(0)
     for context, calls in contexts(model, precision):

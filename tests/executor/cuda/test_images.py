@@ -10,7 +10,7 @@ import pytest
 from benchmarks.kernel_resources import resources_of
 from millrace.executor.cuda.calls import Launch, ProductCall
 from millrace.executor.cuda.kernels.images import units
-from millrace.executor.cuda.kernels.table import make_calls
+from millrace.executor.cuda.kernels.kernel_table import make_calls
 from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels.context import Array, whole_shard
 from tests.executor.cuda.calling import call, context_of

@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from millrace.executor.cuda.listing import Unread, device_listing, listed_run, rank_listing
-from millrace.executor.cuda.rank import RankCalls
+from millrace.executor.cuda.call_listing import Unread, device_listing, listed_run, rank_listing
+from millrace.executor.cuda.cuda_rank import RankCalls
 from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels.context import SampleSource
 from millrace.executor.streams import command_buffer

@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.executor.cuda.calls import Launch, ProductCall, types
+from millrace.executor.cuda.kernels.kernel_table import make_calls
 from millrace.executor.cuda.kernels.matmul import PRODUCTS_MAX, SOURCE
-from millrace.executor.cuda.kernels.table import make_calls
 from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels.context import Array, Shard, whole_shard
+from millrace.models.fp8 import ARITHMETIC
 from millrace.models.labels import bind, parse, shape_of
-from millrace.models.quantised import ARITHMETIC
 from millrace.models.zoo.catalogue import TrainingSpec, build_training
 from tests.executor.cuda.calling import FLOATS, call, context_of, loaded, to_device
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator

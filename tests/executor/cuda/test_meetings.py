@@ -14,7 +14,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from millrace.executor.cuda.calls import Bucket, Call, Calls, Collective, CopyCall, Launch, Operand
-from millrace.executor.cuda.meetings import bucket_calls, collective_calls, cut_of, loopback_calls
+from millrace.executor.cuda.communication_calls import (
+    bucket_calls,
+    collective_calls,
+    cut_of,
+    loopback_calls,
+)
 from millrace.executor.kernels.context import Array, whole_shard
 from millrace.executor.transport.communicator import Exchange, block, exchanges_of, receive
 from millrace.planner.actors.graph import ActorGraph, Meeting

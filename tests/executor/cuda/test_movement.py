@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from millrace.executor.cuda.calls import Calls, CopyCall, Launch
+from millrace.executor.cuda.kernels.kernel_table import make_calls
 from millrace.executor.cuda.kernels.source import stage_dtype
-from millrace.executor.cuda.kernels.table import make_calls
 from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels.context import Array, Shard, whole_shard
 from millrace.planner.sbp import (

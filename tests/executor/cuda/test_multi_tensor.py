@@ -16,10 +16,10 @@ from millrace.executor.cuda.calls import (
     state,
     write,
 )
-from millrace.executor.cuda.kernels.multi_tensor.chunks import CHUNK_MAX, CHUNK_MIN, groups
+from millrace.executor.cuda.kernels.kernel_table import make_calls
 from millrace.executor.cuda.kernels.multi_tensor.moves import accumulate, cast, squared_sum
+from millrace.executor.cuda.kernels.multi_tensor.tensor_chunks import CHUNK_MAX, CHUNK_MIN, groups
 from millrace.executor.cuda.kernels.multi_tensor.updates import UpdatedVariable, adamw, sgd
-from millrace.executor.cuda.kernels.table import make_calls
 from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels.context import Array, whole_shard
 from tests.executor.cuda.calling import Operands, context_of, empty, loaded, to_device

@@ -16,14 +16,14 @@ from millrace.executor.cuda.calls import (
     workspace,
     write,
 )
-from millrace.executor.cuda.kernels.columns import ColumnSums
+from millrace.executor.cuda.kernels.column_sums import ColumnSums
 from millrace.executor.cuda.kernels.rows.norms import (
     NormResidual,
     norm,
     norm_grad_input,
     norm_grad_weight,
 )
-from millrace.executor.cuda.kernels.rows.teams import team_of
+from millrace.executor.cuda.kernels.rows.row_partition import team_of
 from millrace.executor.kernels.context import Array, whole_shard
 from tests.executor.cuda.calling import Operands, empty, loaded, to_device
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator, functions_of

@@ -14,8 +14,8 @@ from millrace.executor.cuda.control import (
     control_bytes,
     finish_step_call,
 )
+from millrace.executor.cuda.kernels.kernel_table import make_calls
 from millrace.executor.cuda.kernels.pieces import HostArray, in_pieces
-from millrace.executor.cuda.kernels.table import make_calls
 from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels import KernelContext, make_kernel
 from millrace.executor.kernels.context import Array, Shard, whole_shard

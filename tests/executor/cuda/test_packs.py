@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from millrace.executor.cuda.calls import CallTensor, Launch, read, write
-from millrace.executor.cuda.kernels.columns import ColumnSums, column_sum
-from millrace.executor.cuda.kernels.table import make_calls
+from millrace.executor.cuda.kernels.column_sums import ColumnSums, column_sum
+from millrace.executor.cuda.kernels.kernel_table import make_calls
 from millrace.executor.kernels.context import Array, whole_shard
 from tests.executor.cuda.calling import Operands, call, context_of, empty, loaded, to_device
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator, functions_of

@@ -9,6 +9,7 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from millrace.executor.cuda.binding import leaves
+from millrace.executor.cuda.call_listing import listed_run
 from millrace.executor.cuda.calls import (
     Attention,
     AttentionGrad,
@@ -22,9 +23,8 @@ from millrace.executor.cuda.calls import (
     Operand,
     ProductCall,
 )
-from millrace.executor.cuda.listing import listed_run
+from millrace.executor.cuda.cuda_rank import RankCalls
 from millrace.executor.cuda.products import spans
-from millrace.executor.cuda.rank import RankCalls
 from millrace.executor.errors import ExecutorError
 from millrace.executor.streams import CommandBuffer, command_buffer
 from millrace.models.graph import ITEMSIZE
@@ -209,7 +209,7 @@ def test_a_rank_that_scales_the_loss_and_updates_nothing_is_refused(
 ) -> None:
     plan, _, graph = planned("gpt", precision, (("pp", 2),))
     monkeypatch.setattr(
-        "millrace.executor.cuda.rank.UPDATES", ()
+        "millrace.executor.cuda.cuda_rank.UPDATES", ()
     )  # as if its variables were elsewhere
     calls_of(plan, graph, [0])  # scales nothing
     if precision == "bf16":

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from millrace.executor.cuda.calls import CONTROL, Launch
+from millrace.executor.cuda.kernels.kernel_table import make_calls
 from millrace.executor.cuda.kernels.rows.margin import COSINE_MAX
-from millrace.executor.cuda.kernels.table import make_calls
 from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels.context import Array, Shard, whole_shard
 from tests.executor.cuda.calling import Operands, call, context_of, empty, loaded, to_device

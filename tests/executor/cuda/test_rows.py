@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from _pytest.mark import ParameterSet
 
-from millrace.executor.cuda.kernels.rows.table import ROWS
-from millrace.executor.cuda.kernels.table import make_calls
+from millrace.executor.cuda.kernels.kernel_table import make_calls
+from millrace.executor.cuda.kernels.rows.row_kernels import ROWS
 from millrace.executor.kernels.context import Array, Shard, whole_shard
 from millrace.models.labels import parse, shape_of
 from millrace.models.ops import OPS

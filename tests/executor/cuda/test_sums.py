@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from millrace.executor.cuda.calls import Launch
-from millrace.executor.cuda.kernels.table import make_calls
+from millrace.executor.cuda.kernels.kernel_table import make_calls
 from millrace.executor.kernels.context import whole_shard
 from millrace.models.labels import parse, shape_of
 from tests.executor.cuda.by_example import check_sharded, check_whole, emulator_of

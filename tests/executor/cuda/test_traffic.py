@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from millrace.executor.cuda.calls import Calls, CallTensor, read, same_calls, workspace, write
-from millrace.executor.cuda.kernels.columns import ColumnSums, column_sum
+from millrace.executor.cuda.kernels.column_sums import ColumnSums, column_sum
+from millrace.executor.cuda.kernels.kernel_table import make_calls
 from millrace.executor.cuda.kernels.multi_tensor.moves import accumulate, cast, squared_sum
 from millrace.executor.cuda.kernels.multi_tensor.updates import UpdatedVariable, adamw
 from millrace.executor.cuda.kernels.rows.norms import NormResidual, norm, norm_grad_input
-from millrace.executor.cuda.kernels.table import make_calls
 from millrace.executor.kernels.context import Array, Shard, whole_shard
 from tests.executor.cuda.call_trees import operands_of
 from tests.executor.cuda.calling import Operands, context_of, empty, to_device

@@ -108,10 +108,16 @@ def planned(calls: dict[str, LibraryCall], *, deterministic: bool) -> dict[str, 
 def asked() -> dict[str, LibraryCall]:
     """Calls of GPT-2 small, a Llama, BERT and ResNet-50, by name."""
     from millrace.executor.cuda.calls import KernelAlternatives, Operand
-    from millrace.executor.cuda.kernels.images.library import FORWARD, GRAD_INPUT, GRAD_WEIGHT
-    from millrace.executor.cuda.kernels.images.library import convolution_call as convolution
+    from millrace.executor.cuda.kernels.images.convolution_library import (
+        FORWARD,
+        GRAD_INPUT,
+        GRAD_WEIGHT,
+    )
+    from millrace.executor.cuda.kernels.images.convolution_library import (
+        convolution_call as convolution,
+    )
     from millrace.executor.cuda.kernels.images.windows import ConvolutionSizes, Dim
-    from millrace.executor.cuda.kernels.table import make_calls
+    from millrace.executor.cuda.kernels.kernel_table import make_calls
     from millrace.executor.kernels.context import whole_shard
     from tests.executor.cuda.calling import context_of
     from tests.executor.examples.attention import Form

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from millrace.executor.cuda.calls import Launch, Operand, Pointers
-from millrace.executor.gpu import graphs
+from millrace.executor.gpu import cuda_graphs
 from tests.executor.cuda.emulation.machine import Emulator
 
 TOTAL_BYTES, CONTEXT_BYTES = 1 << 26, 1 << 20
@@ -171,7 +171,7 @@ def install(patch: pytest.MonkeyPatch) -> "Cupy":
     """Put the module, and its runtime in place of the driver, where the device looks for them."""
     cupy = Cupy()
     patch.setitem(sys.modules, "cupy", cupy)  # type: ignore[arg-type]
-    patch.setattr(graphs, "open_driver", lambda: cupy.cuda.runtime)
+    patch.setattr(cuda_graphs, "open_driver", lambda: cupy.cuda.runtime)
     return cupy
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from millrace.executor.cuda.calls import Call, KernelAlternatives, Operand
 from millrace.executor.errors import ExecutorError
-from millrace.executor.gpu.choices import Can, Choices
+from millrace.executor.gpu.kernel_selection import Can, Choices
 from tests.executor.cuda.emulation.machine import Emulator
 
 TICK_NS = 1000  # duration of every piece of work

@@ -1,4 +1,4 @@
-"""A process of a run on an emulated device: `millrace.executor.gpu.worker` but for the device.
+"""A process of a run on an emulated device: `millrace.executor.gpu.gpu_worker` but for the device.
 
 `EMULATED_BYTES` says how much memory the device has, `EMULATED_FAULT` a source whose kernels it
 refuses to launch, `EMULATED_DEATH` one at whose launch the process is killed, `EMULATED_HANG` one
@@ -13,8 +13,8 @@ from typing import Any
 
 from millrace.executor.cuda.calls import Call, Launch
 from millrace.executor.errors import ExecutorError
-from millrace.executor.gpu.deadline import PATIENCE, Patience
-from millrace.executor.gpu.worker import main, train_and_record
+from millrace.executor.gpu.gpu_worker import main, train_and_record
+from millrace.executor.gpu.watchdog import PATIENCE, Patience
 from millrace.executor.job import RunJob
 from millrace.executor.transport.mpi import World
 from tests.executor.gpu.emulated_device import EmulatedDevice

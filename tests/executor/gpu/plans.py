@@ -8,7 +8,7 @@ from time import perf_counter_ns
 
 from millrace.executor.data import open_dataset
 from millrace.executor.gpu.device import DeviceDriver
-from millrace.executor.gpu.running import DeviceRun
+from millrace.executor.gpu.device_run import DeviceRun
 from millrace.executor.kernels import RunState
 from millrace.executor.recording import Recording
 from millrace.executor.reference import ReferenceResult, run_reference

@@ -4,8 +4,8 @@ import pytest
 
 from millrace.executor.cuda.calls import Clear, CopyCall, KernelAlternatives, Operand
 from millrace.executor.errors import ExecutorError
-from millrace.executor.gpu.choices import Can, Choices, key_of_choice
-from millrace.executor.gpu.running import DeviceRun
+from millrace.executor.gpu.device_run import DeviceRun
+from millrace.executor.gpu.kernel_selection import Can, Choices, key_of_choice
 from tests.executor.cuda.emulation.machine import COMPILER
 from tests.executor.gpu.emulated_device import EmulatedDevice
 from tests.executor.gpu.plans import planned, runs_of

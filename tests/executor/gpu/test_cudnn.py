@@ -18,7 +18,7 @@ from millrace.executor.cuda.calls import (
     Operand,
     Strided,
 )
-from millrace.executor.cuda.kernels.images.library import (
+from millrace.executor.cuda.kernels.images.convolution_library import (
     FORWARD,
     GRAD_INPUT,
     GRAD_WEIGHT,
@@ -26,12 +26,12 @@ from millrace.executor.cuda.kernels.images.library import (
 )
 from millrace.executor.cuda.kernels.images.windows import ConvolutionSizes, Dim
 from millrace.executor.errors import ExecutorError
-from millrace.executor.gpu.cudnn import graphs
-from millrace.executor.gpu.cudnn.graphs import post_padding
+from millrace.executor.gpu.cudnn import cudnn_graphs
+from millrace.executor.gpu.cudnn.cudnn_graphs import post_padding
+from millrace.executor.gpu.cudnn.cudnn_loading import cudnn_library
 from millrace.executor.gpu.cudnn.issuing import RESERVE_BYTES, SHARE, LibraryCalls
 from millrace.executor.gpu.cudnn.library import CudnnLibrary
 from millrace.executor.gpu.cudnn.limits import refusal
-from millrace.executor.gpu.cudnn.opening import cudnn_library
 from tests.executor.cuda.emulation.machine import to_stored, to_wide
 from tests.executor.cuda.emulation.networks import carry_out, reach_bytes, strided_memory
 from tests.executor.gpu import cudnn_in_memory
@@ -151,9 +151,9 @@ def test_kernels_that_compute_in_less_or_if_asked_in_no_fixed_order_are_left_out
     assert library is not None
     unordered = ["NONDETERMINISTIC"] * deterministic
     library.plan(convolution(FORWARD), ENOUGH)
-    assert installed.graphs[-1].notes == [*graphs.NOTES, *unordered]
+    assert installed.graphs[-1].notes == [*cudnn_graphs.NOTES, *unordered]
     library.plan(convolution(FORWARD, arithmetic="fp32"), ENOUGH)
-    assert installed.graphs[-1].notes == [*graphs.NOTES, *unordered, "TENSOR_CORE"]
+    assert installed.graphs[-1].notes == [*cudnn_graphs.NOTES, *unordered, "TENSOR_CORE"]
     for call, told in ((attention(), None), (attention_grad(), deterministic)):
         library.plan(call, ENOUGH)
         assert (installed.graphs[-1].notes, installed.graphs[-1].deterministic) == ([], told)

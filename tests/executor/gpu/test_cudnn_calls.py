@@ -7,6 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 
+from millrace.executor.cuda.call_listing import rank_listing
 from millrace.executor.cuda.calls import (
     Attention,
     Calls,
@@ -16,15 +17,14 @@ from millrace.executor.cuda.calls import (
     same_calls,
     write,
 )
-from millrace.executor.cuda.kernels.images.library import (
+from millrace.executor.cuda.kernels.images.convolution_library import (
     FORWARD,
     GRAD_INPUT,
     GRAD_WEIGHT,
     with_library,
 )
 from millrace.executor.cuda.kernels.images.windows import ConvolutionSizes, Dim
-from millrace.executor.cuda.kernels.table import make_calls
-from millrace.executor.cuda.listing import rank_listing
+from millrace.executor.cuda.kernels.kernel_table import make_calls
 from millrace.executor.kernels.context import Array, KernelContext, Shard, whole_shard
 from tests.executor.cuda.calling import Operands, context_of, empty, loaded, to_device
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator

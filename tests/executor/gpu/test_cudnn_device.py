@@ -9,14 +9,14 @@ import pytest
 
 from millrace.executor.cuda.binding import bind, leaves
 from millrace.executor.cuda.calls import Call, Clear, CopyCall, KernelAlternatives, Operand
-from millrace.executor.cuda.kernels.table import make_calls
+from millrace.executor.cuda.kernels.kernel_table import make_calls
 from millrace.executor.errors import ExecutorError
 from millrace.executor.gpu import cupy_device
 from millrace.executor.gpu.cudnn import issuing
 from millrace.executor.gpu.cudnn.library import CudnnLibrary
 from millrace.executor.gpu.cupy_device import CupyDevice
-from millrace.executor.gpu.products import tuning
-from millrace.executor.gpu.products.tuning import Tuner
+from millrace.executor.gpu.gemm import tuning
+from millrace.executor.gpu.gemm.tuning import Tuner
 from millrace.executor.kernels.context import Array, whole_shard
 from tests.executor.cuda.call_trees import last_options, operands_of
 from tests.executor.cuda.calling import context_of, loaded, to_device

@@ -16,10 +16,10 @@ from millrace.executor.cuda.calls import (
     ProductCall,
     read,
 )
+from millrace.executor.cuda.kernels.kernel_table import make_calls
 from millrace.executor.cuda.kernels.multi_tensor.moves import cast
-from millrace.executor.cuda.kernels.table import make_calls
 from millrace.executor.errors import ExecutorError
-from millrace.executor.gpu import cupy_device, graphs
+from millrace.executor.gpu import cuda_graphs, cupy_device
 from millrace.executor.gpu.cupy_device import CupyDevice
 from millrace.executor.gpu.device import DeviceDriver, address_of
 from millrace.executor.kernels.context import whole_shard
@@ -369,7 +369,7 @@ def test_every_name_that_is_asked_of_cupy_is_there() -> None:
     owners = {"runtime", "_runtime"}
     asked = {
         node.attr
-        for module in (cupy_device, graphs)
+        for module in (cupy_device, cuda_graphs)
         for node in ast.walk(ast.parse(inspect.getsource(module)))
         if isinstance(node, ast.Attribute)
         and getattr(node.value, "id", getattr(node.value, "attr", None)) in owners

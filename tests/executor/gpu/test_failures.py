@@ -5,8 +5,8 @@ import tempfile
 import pytest
 
 from millrace.executor.errors import ExecutorError
-from millrace.executor.gpu.deadline import Patience
-from millrace.executor.gpu.running import DeviceRun
+from millrace.executor.gpu.device_run import DeviceRun
+from millrace.executor.gpu.watchdog import Patience
 from tests.executor.cuda.emulation.machine import COMPILER
 from tests.executor.gpu.emulated_device import EmulatedDevice
 from tests.executor.gpu.emulated_worker import FaultyDevice, HangingDevice

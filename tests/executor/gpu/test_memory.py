@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from millrace.executor.gpu.running import DeviceRun
+from millrace.executor.gpu.device_run import DeviceRun
 from millrace.planner.errors import InfeasibleError
 from tests.executor.cuda.emulation.machine import COMPILER
 from tests.executor.gpu.emulated_device import EmulatedDevice

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 from msgspec.structs import replace
 
-from millrace.executor.cuda.listing import rank_listing
+from millrace.executor.cuda.call_listing import rank_listing
 from millrace.executor.streams import command_buffer, find_races
 from millrace.models.zoo.catalogue import build_training
 from millrace.planner.clusters import parse_cluster

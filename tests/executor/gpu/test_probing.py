@@ -7,28 +7,28 @@ import msgspec
 import pytest
 
 from millrace.executor.cuda.calls import Collective
-from millrace.executor.cuda.kernels.table import CALLS
+from millrace.executor.cuda.kernels.kernel_table import CALLS
 from millrace.executor.errors import ExecutorError
 from millrace.executor.gpu.nccl import LaneGroup
-from millrace.executor.gpu.probing import arena, stopwatch
-from millrace.executor.gpu.probing.arena import CaseArena, arena_bytes, made
-from millrace.executor.gpu.probing.stopwatch import IDLE_FUNCTION, Stopwatch
-from millrace.executor.gpu.probing.timing import (
+from millrace.executor.gpu.probing import probe_arena, stopwatch
+from millrace.executor.gpu.probing.gpu_timing import (
     GpuTimings,
     by_weight,
     measured_device,
     not_reached,
     time_gpu,
 )
+from millrace.executor.gpu.probing.probe_arena import CaseArena, arena_bytes, made
+from millrace.executor.gpu.probing.stopwatch import IDLE_FUNCTION, Stopwatch
 from millrace.executor.gpu.probing.transfers import (
     BOXING,
     MESSAGE_BYTES,
     collective_points,
     groups_of,
 )
-from millrace.executor.probes.cases import DTYPES, MULTIPLIED, PROBES, cases
-from millrace.executor.probes.sizes import CPU_SCALES, GPU_SCALES
-from millrace.executor.probes.timing import Points
+from millrace.executor.probes.probe_sizes import CPU_SCALES, GPU_SCALES
+from millrace.executor.probes.probe_timing import Points
+from millrace.executor.probes.profiled_kernels import DTYPES, MULTIPLIED, PROBES, cases
 from millrace.models.spec import TrainingSpec
 from millrace.models.zoo.catalogue import build_training
 from millrace.planner.cluster import Device
@@ -63,7 +63,7 @@ def measured() -> Iterator[Device]:
     if COMPILER is None:
         pytest.skip("needs g++")
     with pytest.MonkeyPatch.context() as few:
-        few.setattr(arena, "COPIES_MAX", 2)
+        few.setattr(probe_arena, "COPIES_MAX", 2)
         few.setattr(stopwatch, "CALLS_MAX", 4)
         timings = time_gpu(EmulatedDevice(), multiprocessors=8, seconds=0.0, scales=SCALES)
         yield measured_device([timings], "emulated")
@@ -98,7 +98,7 @@ def test_a_profile_whose_time_is_up_has_what_matters_most_and_prices_the_rest(
 ) -> None:
     if COMPILER is None:
         pytest.skip("needs g++")
-    monkeypatch.setattr(arena, "COPIES_MAX", 2)
+    monkeypatch.setattr(probe_arena, "COPIES_MAX", 2)
     monkeypatch.setattr(stopwatch, "CALLS_MAX", 4)
     ticks = count()  # a second for every question, one before every case
     everything = sorted(
@@ -135,7 +135,7 @@ def test_a_profile_whose_time_is_up_has_what_matters_most_and_prices_the_rest(
 def test_one_kernel_is_timed_however_short_the_time_is(monkeypatch: pytest.MonkeyPatch) -> None:
     if COMPILER is None:
         pytest.skip("needs g++")
-    monkeypatch.setattr(arena, "COPIES_MAX", 2)
+    monkeypatch.setattr(probe_arena, "COPIES_MAX", 2)
     monkeypatch.setattr(stopwatch, "CALLS_MAX", 4)
     timings = time_gpu(
         EmulatedDevice(), seconds=0.0, scales=SCALES, limit_s=0.0, precisions=["fp32"]

@@ -11,7 +11,7 @@ from time import perf_counter_ns
 import numpy as np
 import pytest
 
-from millrace.executor.gpu.running import DeviceRun
+from millrace.executor.gpu.device_run import DeviceRun
 from millrace.executor.shards import RankValues
 from millrace.models.graph import Graph
 from millrace.planner.actors.graph import ActorGraph

@@ -5,7 +5,7 @@ import pytest
 
 from millrace import api
 from millrace.compare import join
-from millrace.executor.gpu.running import TRACED_STEPS
+from millrace.executor.gpu.device_run import TRACED_STEPS
 from millrace.executor.recording import trace_of
 from tests.executor.cuda.emulation.machine import COMPILER
 from tests.executor.gpu.emulated_device import TICK_NS, EmulatedDevice

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from millrace.executor.errors import CheckpointError, DataError, ExecutorError
-from millrace.executor.gpu.running import DeviceRun
+from millrace.executor.gpu.device_run import DeviceRun
 from millrace.executor.launch import execute
 from tests.executor.cuda.emulation.machine import COMPILER
 from tests.executor.gpu.emulated_device import EmulatedDevice

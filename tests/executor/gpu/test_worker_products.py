@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from millrace.executor.backend import Backend
-from millrace.executor.gpu import worker
-from millrace.executor.gpu.products.picks import Pick, Picks, load_picks
+from millrace.executor.gpu import gpu_worker
+from millrace.executor.gpu.gemm.tuning_cache import Pick, Picks, load_picks
 
 PICK = Pick(taken="0" * 128, duration_ns=5)
 
@@ -41,10 +41,10 @@ def run(monkeypatch: pytest.MonkeyPatch, folder: Path, deterministic: bool) -> N
             device.tuner._known = used
         prepared()
 
-    monkeypatch.setattr(worker, "CupyDevice", device)
-    monkeypatch.setattr(worker, "require_gpu", lambda ranks: None)
-    monkeypatch.setattr(worker, "cache_folder", lambda: folder)
-    monkeypatch.setattr(worker, "train_and_record", train)
+    monkeypatch.setattr(gpu_worker, "CupyDevice", device)
+    monkeypatch.setattr(gpu_worker, "require_gpu", lambda ranks: None)
+    monkeypatch.setattr(gpu_worker, "cache_folder", lambda: folder)
+    monkeypatch.setattr(gpu_worker, "train_and_record", train)
     world = SimpleNamespace(
         rank=1,
         size=2,
@@ -53,7 +53,7 @@ def run(monkeypatch: pytest.MonkeyPatch, folder: Path, deterministic: bool) -> N
     )
     graph = SimpleNamespace(ranks=2)
     job = SimpleNamespace(loopback=True, graph=graph, **_without_loopback(deterministic))
-    worker.run_on_gpu(job, folder, world)  # type: ignore[arg-type]
+    gpu_worker.run_on_gpu(job, folder, world)  # type: ignore[arg-type]
     return devices[0]
 
 

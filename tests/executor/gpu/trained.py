@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from millrace.executor.gpu.running import DeviceRun
+from millrace.executor.gpu.device_run import DeviceRun
 from millrace.executor.kernels.context import Array
 from millrace.executor.recording import Recording
 from millrace.executor.shards import RankValues

@@ -3,7 +3,7 @@
 import pytest
 
 from millrace.planner.cluster import Software
-from millrace.published.habits import as_set, settings, state_ranks
+from millrace.published.framework_of_row import as_set, settings, state_ranks
 from tests.millrace.published.rows import row
 
 

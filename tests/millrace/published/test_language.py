@@ -7,7 +7,7 @@ from benchmarks.against_people import values
 from millrace.models.spec import TrainingSpec
 from millrace.models.zoo.catalogue import build, model_spec
 from millrace.planner.search import Pins, SearchRequest, search
-from millrace.published.habits import IN_TURNS
+from millrace.published.framework_of_row import IN_TURNS
 from millrace.published.language import approximations, cluster, measured_s, model, pins, question
 from millrace.published.question import InexpressibleError
 from tests.millrace.published.rows import row

@@ -6,11 +6,11 @@ import pytest
 from msgspec.structs import replace as changed
 
 from millrace.planner.plan import Plan, plan_graph
-from millrace.published.kept import KEPT, keeping
+from millrace.published.framework_memory import KEPT, keeping
 from millrace.published.language import question
-from millrace.published.peaks import Figure, MemoryHabit, peak_bytes
+from millrace.published.layer_split import split_by_weight, split_evenly
+from millrace.published.peak_memory import Figure, MemoryHabit, peak_bytes
 from millrace.published.prediction import planned
-from millrace.published.splits import split_by_weight, split_evenly
 from tests.millrace.published.rows import PLAIN
 
 GPT = 4 * (12 * 256**2 + 13 * 256) + 1024 * 256 + 128 * 256 + 2 * 256  # vocabulary padded

@@ -9,13 +9,13 @@ import pytest
 from msgspec.structs import replace
 
 from millrace import cli
-from millrace.calibration.leaving import left_out
+from millrace.calibration.leave_one_out import left_out
 from millrace.planner.clusters import framework
 from millrace.planner.search import Pins
 from millrace.published import dlperf, language
-from millrace.published.pairs import differences, pairs
 from millrace.published.prediction import Predicted, planned, predicted
 from millrace.published.reading import read_table
+from millrace.published.single_setting_pairs import differences, pairs
 from millrace.published.summary import document, figures
 from millrace.published.validation import RowOutcome, RowQuestion, ask, validate
 from tests.millrace.published.rows import DLPERF, PLAIN, written

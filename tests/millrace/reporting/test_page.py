@@ -9,7 +9,7 @@ from millrace.cli import run
 from millrace.files import write_document
 from millrace.reporting import memory_counters, report_page, report_rows
 from millrace.reporting.bars import bar_colours, moving_colours, stage_pieces
-from millrace.reporting.page import SHOWN_STAGES, _chosen
+from millrace.reporting.step_page import SHOWN_STAGES, _chosen
 from millrace.simulator import predict
 from millrace.simulator.account import account_of
 from tests.millrace.plans import data_parallel_pipeline

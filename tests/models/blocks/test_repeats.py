@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.models.blocks.repeats import Repetition, maximal_repetitions, z_array
+from millrace.models.blocks.maximal_repetitions import Repetition, maximal_repetitions, z_array
 
 WORDS = st.integers(1, 3).flatmap(lambda top: st.lists(st.integers(0, top), max_size=40))
 

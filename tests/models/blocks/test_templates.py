@@ -7,9 +7,9 @@ import pytest
 from millrace.models.blocks import merge_templates
 from millrace.models.builder import GraphBuilder, dense
 from millrace.models.graph import Graph
-from millrace.models.inference import check_graph
 from millrace.models.spec import TrainingSpec, graph_spec
 from millrace.models.training import training_graph
+from millrace.models.type_inference import check_graph
 from millrace.models.zoo.catalogue import build, build_training, model_spec
 from millrace.planner.clusters import local_cluster
 from millrace.planner.search import Pins, SearchRequest, search

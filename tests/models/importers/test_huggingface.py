@@ -10,7 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millrace.models.errors import ModelError
-from millrace.models.importers.huggingface import decoders, experts, older_decoders, read_config
+from millrace.models.importers.huggingface import (
+    decoders,
+    expert_configs,
+    older_decoders,
+    read_config,
+)
 from millrace.models.spec import ModelSpec
 from millrace.models.zoo.catalogue import build, model_spec
 
@@ -242,10 +247,10 @@ DEFAULTS = {
     "gpt_neox": older_decoders.GPT_NEOX,
     "phi": older_decoders.PHI,
     "mpt": older_decoders.MPT,
-    "mixtral": experts.MIXTRAL,
-    "qwen3_moe": experts.QWEN3_MOE,
-    "deepseek_v3": experts.DEEPSEEK_V3,
-    "deepseek_v2": experts.DEEPSEEK_V2,
+    "mixtral": expert_configs.MIXTRAL,
+    "qwen3_moe": expert_configs.QWEN3_MOE,
+    "deepseek_v3": expert_configs.DEEPSEEK_V3,
+    "deepseek_v2": expert_configs.DEEPSEEK_V2,
 }
 
 

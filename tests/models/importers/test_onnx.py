@@ -12,8 +12,8 @@ from millrace.models.errors import ModelError
 from millrace.models.graph import Graph, with_batch
 from millrace.models.importers.onnx import import_file
 from millrace.models.importers.onnx.folding import FOLDS
-from millrace.models.importers.onnx.rules.table import RULES
-from millrace.models.inference import check_graph
+from millrace.models.importers.onnx.rules.node_rules import RULES
+from millrace.models.type_inference import check_graph
 from tests.models.importers.onnx_files import (
     CONVOLUTION,
     EMBEDDED,

@@ -18,10 +18,10 @@ from millrace.models.importers.torch_export import (
     import_program,
     spec,
 )
-from millrace.models.inference import check_graph
 from millrace.models.ops import model_flops
 from millrace.models.spec import TrainingSpec
 from millrace.models.training import training_graph
+from millrace.models.type_inference import check_graph
 from millrace.models.zoo.catalogue import build
 from millrace.planner.clusters import local_cluster
 from millrace.planner.search import Pins, SearchRequest, search

@@ -23,7 +23,7 @@ from millrace.models.importers.torch_export.extents import (
     size_of,
 )
 from millrace.models.importers.torch_export.writing import BLOCK, DraftWriter
-from millrace.models.inference import check_graph
+from millrace.models.type_inference import check_graph
 from tests.models.oracle import run
 
 Values = NDArray[Any]

@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from millrace.planner.actors.lanes import lane_of
 from millrace.planner.actors.trace import Trace
+from millrace.planner.actors.trace_lanes import lane_of
 from millrace.planner.errors import PlanError
 from tests.millrace.traces import two_rank_trace
 from tests.planner.actors.nets import chain, graph

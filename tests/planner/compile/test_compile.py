@@ -14,11 +14,11 @@ from millrace.planner.actors.null_clock import run_to_completion
 from millrace.planner.actors.protocol import Fire
 from millrace.planner.clusters import local_cluster, parse_cluster
 from millrace.planner.compile import compile_plan
-from millrace.planner.compile.program import ordered_plan
+from millrace.planner.compile.passes import ordered_plan
 from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.mesh import Axis, Mesh
+from millrace.planner.parallel_degrees import roles
 from millrace.planner.plan import Chunk, Plan, plan_graph
-from millrace.planner.roles import roles
 from millrace.planner.search import Pins, SearchRequest, search
 from tests.millrace.plans import data_parallel_pipeline
 from tests.recomputed import recomputed

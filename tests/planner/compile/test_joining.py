@@ -13,8 +13,8 @@ from millrace.planner.actors.validate import validate
 from millrace.planner.cluster import Cluster, Software
 from millrace.planner.clusters import parse_cluster
 from millrace.planner.compile.collectives import bucketed
-from millrace.planner.compile.draft import UPDATE, DraftActor, DraftStage, Section
-from millrace.planner.compile.orders import first_step, joined, unordered, with_queues
+from millrace.planner.compile.queue_orders import first_step, joined, unordered, with_queues
+from millrace.planner.compile.stage_ir import UPDATE, ActorIR, Section, StageIR
 from millrace.planner.errors import ProtocolError
 from millrace.planner.mesh import Axis, Mesh
 from millrace.planner.schedules import Slot
@@ -31,7 +31,7 @@ class StageWriter:
 
     def __init__(self, section: Section, firings: int) -> None:
         self.section, self.firings = section, firings
-        self.draft = DraftStage(MESH.sizes)
+        self.draft = StageIR(MESH.sizes)
 
     def op(self, name: str, *inputs: int) -> int:
         """Add an op; return the register that it fills."""
@@ -53,7 +53,7 @@ class StageWriter:
             memory_kind="gradient",
         )
         self.draft.add_actor(
-            DraftActor(
+            ActorIR(
                 name=name,
                 kind=kind,
                 section=self.section,
@@ -71,11 +71,11 @@ class StageWriter:
         """The stage's order."""
         return tuple(Slot("F", 0, microbatch) for microbatch in range(self.firings))
 
-    def joined(self, cluster: Cluster = CLUSTER) -> DraftStage:
+    def joined(self, cluster: Cluster = CLUSTER) -> StageIR:
         return bucketed(self.draft, self.slots, 0, MESH, cluster)
 
 
-def messages(draft: DraftStage) -> list[tuple[str, int, int]]:
+def messages(draft: StageIR) -> list[tuple[str, int, int]]:
     """Kind, parts and bytes of every meeting."""
     meetings = (actor.meeting for actor in draft.actors)
     return [
@@ -85,7 +85,7 @@ def messages(draft: DraftStage) -> list[tuple[str, int, int]]:
     ]
 
 
-def two(in_time: bool, **changes: object) -> DraftStage:
+def two(in_time: bool, **changes: object) -> StageIR:
     """Two gradients, each summed for an op; in time if both are there before either is wanted."""
     writer = StageWriter(UPDATE, 1)
     first = writer.meeting("first sum", writer.op("first"), **changes)

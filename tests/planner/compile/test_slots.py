@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.planner.compile import slots
-from millrace.planner.compile.draft import Section
 from millrace.planner.compile.slots import OVERLAP_DEPTH, Lifetime, Timetable
+from millrace.planner.compile.stage_ir import Section
 from millrace.planner.errors import ProtocolError
 from millrace.planner.schedules import SCHEDULES, stage_of
 

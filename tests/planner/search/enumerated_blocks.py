@@ -11,10 +11,10 @@ from millrace.models.graph import ITEMSIZE, Graph, Op, Phase, Rate
 from millrace.models.ops import op_kind
 from millrace.models.recompute import with_recompute
 from millrace.planner.boxing import boxing_path
-from millrace.planner.costs.buckets import state_tensors
+from millrace.planner.costs.bucket_sizes import state_tensors
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.sbp import NdSbp, local_size
-from millrace.planner.search.blocks.folding import Folded, FoldedNet, TensorReader, fold
+from millrace.planner.search.blocks.block_templates import Folded, FoldedNet, TensorReader, fold
 from millrace.planner.search.candidates import Candidate
 from millrace.planner.search.pins import AxisRules, filters, forced_ops
 from millrace.planner.search.request import SearchRequest

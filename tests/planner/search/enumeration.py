@@ -22,7 +22,7 @@ from millrace.models.graph import Phase
 from millrace.models.zoo.catalogue import build_training
 from millrace.planner.costs import collective_duration_ns
 from millrace.planner.errors import InfeasibleError
-from millrace.planner.search.blocks.folding import fold
+from millrace.planner.search.blocks.block_templates import fold
 from millrace.planner.search.candidates import Candidate, candidates
 from millrace.planner.search.request import SearchRequest
 from millrace.planner.search.stages import inflight_counts

@@ -15,9 +15,9 @@ from millrace.planner.boxing import BoxingStep, boxing_path, message_bytes
 from millrace.planner.cluster import Cluster
 from millrace.planner.collectives import LOCAL_BOXING
 from millrace.planner.costs import collective_duration_ns, op_duration_ns
-from millrace.planner.rings import RING, RINGS
+from millrace.planner.ring_attention import RING, RINGS
 from millrace.planner.sbp import NdSbp, local_shape, local_size, parse_nd_sbp
-from millrace.planner.search.ranks import group_ranks
+from millrace.planner.search.rank_groups import group_ranks
 from millrace.planner.signatures import EXPANSIONS, Signature, sub_signatures
 
 Figures = tuple[int, int, int, int, int]  # in the order of tables.FIGURES
@@ -227,7 +227,7 @@ class PlainPrices:
         return total + sums
 
     def figures(self, op: Op, signature: Signature, tensors: Mapping[str, Tensor]) -> Figures:
-        """Figures of an op by itself, as `millrace.planner.search.blocks.tables` has them."""
+        """Figures of an op by itself, as `millrace.planner.search.blocks.cost_tables` has them."""
         microbatch = step = stays = deferrable = 0
         out = tensors[op.outputs[0]]
         time = self.duration_ns(op, signature, tensors)

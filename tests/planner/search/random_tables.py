@@ -5,10 +5,10 @@ from itertools import product
 
 import numpy as np
 
-from millrace.planner.search.blocks.program import MemoryRow
-from millrace.planner.search.blocks.space import EdgeUse
-from millrace.planner.search.blocks.states import Ints
-from millrace.planner.search.blocks.tables import CostTables, EdgeCosts, NodeCosts
+from millrace.planner.search.blocks.block_milp import MemoryRow
+from millrace.planner.search.blocks.cost_tables import CostTables, EdgeCosts, NodeCosts
+from millrace.planner.search.blocks.sbp_codes import Ints
+from millrace.planner.search.blocks.strategies import EdgeUse
 
 
 def random_tables(

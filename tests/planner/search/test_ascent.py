@@ -5,9 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from millrace.planner.search.blocks.ascent import NEARLY, DualAscent
-from millrace.planner.search.blocks.space import EdgeUse
-from millrace.planner.search.blocks.tables import MICROBATCH, CostTables, EdgeCosts, NodeCosts, take
+from millrace.planner.search.blocks.cost_tables import (
+    MICROBATCH,
+    CostTables,
+    EdgeCosts,
+    NodeCosts,
+    take,
+)
+from millrace.planner.search.blocks.dual_ascent import NEARLY, DualAscent
+from millrace.planner.search.blocks.strategies import EdgeUse
 from tests.planner.search.random_tables import by_hand, optimum, random_tables, solutions
 
 ROWS = 3

@@ -7,8 +7,8 @@ import pytest
 from millrace.models.graph import to_json
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.search import search
-from millrace.planner.search.blocks import beside as module
-from millrace.planner.search.blocks.beside import run_both
+from millrace.planner.search.blocks import fork_join as module
+from millrace.planner.search.blocks.fork_join import run_both
 from tests.planner.search.test_exact import question
 
 CORES = [True, False]

@@ -10,15 +10,15 @@ from millrace.models.graph import Graph
 from millrace.models.spec import TrainingSpec, graph_spec
 from millrace.models.zoo.catalogue import build_training, model_spec
 from millrace.planner.search import Pins, SearchRequest
-from millrace.planner.search.blocks.reading import forward_times_ns, template_figures
-from millrace.planner.search.blocks.states import Ints
-from millrace.planner.search.blocks.tables import (
+from millrace.planner.search.blocks.block_figures import forward_times_ns, template_figures
+from millrace.planner.search.blocks.cost_tables import (
     DEFERRABLE,
     FIGURES,
     INFLIGHT,
     MICROBATCH,
     PERSISTENT,
 )
+from millrace.planner.search.blocks.sbp_codes import Ints
 from millrace.planner.search.candidates import Candidate
 from millrace.planner.search.decomposition.block_oracle import BlockOracle, PriceAsk
 from millrace.planner.search.decomposition.prices import snapped
@@ -31,7 +31,7 @@ from millrace.planner.search.decomposition.template_tables import (
     template_tables,
 )
 from millrace.planner.search.evaluation import Evaluator
-from millrace.planner.search.sites import candidates_of
+from millrace.planner.search.placement_groups import candidates_of
 from tests.planner.search.enumerated_blocks import BETWEEN as BETWEEN_BYTES
 from tests.planner.search.enumerated_blocks import WEIGHT
 from tests.planner.search.enumeration import Enumerator

@@ -12,13 +12,13 @@ from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.models.training import training_graph
 from millrace.models.zoo.catalogue import build_training
 from millrace.planner.boxing import boxing_path, step_bytes
-from millrace.planner.search.blocks.folding import fold
-from millrace.planner.search.blocks.pricing import StrategyCosts
-from millrace.planner.search.blocks.program import FigurePrices, MemoryRow, solve_program
+from millrace.planner.search.blocks.block_milp import FigurePrices, MemoryRow, solve_program
+from millrace.planner.search.blocks.block_templates import fold
+from millrace.planner.search.blocks.cost_tables import CostTables, compact, single
+from millrace.planner.search.blocks.sbp_codes import sbp_of
 from millrace.planner.search.blocks.solver import BeyondCutoff, Solution, solve
-from millrace.planner.search.blocks.space import StrategySpace, build_space
-from millrace.planner.search.blocks.states import sbp_of
-from millrace.planner.search.blocks.tables import CostTables, compact, single
+from millrace.planner.search.blocks.strategies import StrategySpace, build_space
+from millrace.planner.search.blocks.strategy_costs import StrategyCosts
 from millrace.planner.search.request import MemoryLimitError
 from millrace.planner.signatures import Allowed
 from tests.plain_links import without_library

@@ -10,7 +10,7 @@ from millrace.models.graph import Graph
 from millrace.models.spec import TrainingSpec, graph_spec
 from millrace.models.zoo.catalogue import build_training, model_spec
 from millrace.planner.search import Pins, SearchRequest, search
-from millrace.planner.search.blocks.tables import INFLIGHT, MICROBATCH, PERSISTENT
+from millrace.planner.search.blocks.cost_tables import INFLIGHT, MICROBATCH, PERSISTENT
 from millrace.planner.search.candidates import Candidate
 from millrace.planner.search.decomposition.block_oracle import BlockOracle, CutPool, PriceAsk
 from millrace.planner.search.decomposition.bound_program import (
@@ -27,8 +27,8 @@ from millrace.planner.search.decomposition.template_tables import (
     block_figures,
 )
 from millrace.planner.search.evaluation import Evaluator
-from millrace.planner.search.report.record import SearchLog, SearchResult
-from millrace.planner.search.sites import candidates_of, usable_bytes
+from millrace.planner.search.placement_groups import candidates_of, usable_bytes
+from millrace.planner.search.report.search_log import SearchLog, SearchResult
 from millrace.planner.search.stages import BlockRun, Pipeline, VariantFigures
 from millrace.planner.search.stages.shape import peak_bytes, step_time_ns
 from tests.planner.search.enumeration import Enumerator

@@ -19,8 +19,8 @@ from millrace.planner.search.stages import (
     lower_bound_ns,
 )
 from millrace.planner.search.stages.division import by_program
-from millrace.planner.search.stages.layout import Model
 from millrace.planner.search.stages.relaxation import relaxed_bound_ns
+from millrace.planner.search.stages.run_layout import Model
 
 Blocks = list[tuple[str, BlockRun]]
 

@@ -10,12 +10,12 @@ from msgspec import structs
 from millrace.models.spec import TrainingSpec, graph_spec
 from millrace.planner.cluster import Cluster, Software
 from millrace.planner.clusters import parse_cluster
-from millrace.planner.costs.pacing import hidden_share
+from millrace.planner.costs.launch_overhead import hidden_share
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.memory import StageMemory, plan_memory, reserved_bytes, slack_fraction
 from millrace.planner.plan import ON_DEVICES, Plan, plan_graph
 from millrace.planner.search import Pins, SearchRequest, search, settling
-from millrace.planner.search.report.record import SearchLog
+from millrace.planner.search.report.search_log import SearchLog
 from millrace.planner.search.stages import in_order
 from tests.plain_links import without_library
 from tests.planner.search.enumeration import Enumerator

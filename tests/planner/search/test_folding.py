@@ -5,7 +5,7 @@ import pytest
 from millrace.models.recompute import MODES, with_recompute
 from millrace.models.spec import TrainingSpec
 from millrace.models.zoo.catalogue import build_training, model_spec
-from millrace.planner.search.blocks.folding import deduplicated, fold
+from millrace.planner.search.blocks.block_templates import deduplicated, fold
 
 # Numbers of blocks that are left; in T5 every block of the decoder reads the encoder.
 LEFT = {"gpt3-125m": 8, "bert-large": 8, "mixtral-8x7b": 8, "resnet-101": 19, "t5-small": 15}

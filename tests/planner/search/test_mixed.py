@@ -17,8 +17,8 @@ from millrace.planner.search import Pins, SearchRequest, search
 from millrace.planner.search.asking import shared_prices
 from millrace.planner.search.candidates import candidates
 from millrace.planner.search.evaluation import Evaluator, Solved, SolvedPlan
+from millrace.planner.search.placement_groups import placed, placings, usable_bytes
 from millrace.planner.search.programs import Ask
-from millrace.planner.search.sites import placed, placings, usable_bytes
 
 GPT = ModelSpec(
     name="narrow",

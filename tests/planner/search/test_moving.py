@@ -11,8 +11,8 @@ from millrace.planner.cluster import Cluster, Software
 from millrace.planner.clusters import local_cluster, parse_cluster
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.sbp import BROADCAST, PARTIAL_MAX, PARTIAL_SUM, NdSbp, local_size, split
-from millrace.planner.search.blocks.moving import Boxed, BoxingCosts, edges, shortest
-from millrace.planner.search.blocks.states import divisible, number_of, sbp_of
+from millrace.planner.search.blocks.boxing_costs import Boxed, BoxingCosts, edges, shortest
+from millrace.planner.search.blocks.sbp_codes import divisible, number_of, sbp_of
 from tests.planner.search.plain import PlainPrices
 
 CLUSTERS = {

@@ -12,14 +12,14 @@ from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.models.zoo.catalogue import build_training
 from millrace.planner.cluster import Cluster, Software
 from millrace.planner.clusters import local_cluster, parse_cluster
-from millrace.planner.costs.buckets import state_tensors
+from millrace.planner.costs.bucket_sizes import state_tensors
 from millrace.planner.sbp import local_size
-from millrace.planner.search.blocks.blending import TIMES, cheapest, least_times
-from millrace.planner.search.blocks.folding import fold
-from millrace.planner.search.blocks.pricing import StrategyCosts
-from millrace.planner.search.blocks.space import StrategySpace, build_space
-from millrace.planner.search.blocks.states import sbp_of
-from millrace.planner.search.blocks.tables import INFLIGHT
+from millrace.planner.search.blocks.block_templates import fold
+from millrace.planner.search.blocks.cost_tables import INFLIGHT
+from millrace.planner.search.blocks.mixed_devices import TIMES, cheapest, least_times
+from millrace.planner.search.blocks.sbp_codes import sbp_of
+from millrace.planner.search.blocks.strategies import StrategySpace, build_space
+from millrace.planner.search.blocks.strategy_costs import StrategyCosts
 from millrace.planner.signatures import variable_values
 from tests.planner.op_signatures import op_signatures
 from tests.planner.search.plain import PlainPrices, sized

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from millrace.planner.cluster import Cluster, Islands, Leaves, Link, NodeGroup, Torus
 from millrace.planner.clusters import device
 from millrace.planner.costs import collective_duration_ns
-from millrace.planner.costs.layout import frame_of
-from millrace.planner.search.blocks.moving import BoxingCosts
-from millrace.planner.search.ranks import group_ranks, unlike_groups
-from millrace.planner.search.sites import everywhere
+from millrace.planner.costs.group_topology import frame_of
+from millrace.planner.search.blocks.boxing_costs import BoxingCosts
+from millrace.planner.search.placement_groups import everywhere
+from millrace.planner.search.rank_groups import group_ranks, unlike_groups
 
 
 def link(latency_ns: int, bytes_per_ns: float) -> Link:

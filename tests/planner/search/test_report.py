@@ -10,16 +10,16 @@ from millrace.models.zoo.catalogue import build_training
 from millrace.planner.cluster import Cluster
 from millrace.planner.clusters import parse_cluster
 from millrace.planner.errors import InfeasibleError
+from millrace.planner.formatting import limit_option, one_of, size
 from millrace.planner.plan import Plan
 from millrace.planner.search import Pins, SearchRequest, search
 from millrace.planner.search.report import SearchLog
 from millrace.planner.search.report.breakdown import breakdown, busy_ns
 from millrace.planner.search.report.explain import CHOICES, explain
+from millrace.planner.search.report.host_offload import with_first_search_reason
 from millrace.planner.search.report.neighbours import pipelines
-from millrace.planner.search.report.offload import with_first_search_reason
-from millrace.planner.search.report.remedies import larger, least_memory_need, storage_bytes
+from millrace.planner.search.report.suggestions import larger, least_memory_need, storage_bytes
 from millrace.planner.search.request import NoPlanError
-from millrace.planner.wording import limit_option, one_of, size
 
 MODEL = ModelSpec(
     name="tiny",

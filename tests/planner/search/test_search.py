@@ -8,15 +8,15 @@ from millrace.models.zoo.catalogue import build_training, model_spec
 from millrace.planner.clusters import local_cluster, parse_cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.errors import InfeasibleError, PlanError
+from millrace.planner.parallel_degrees import roles
 from millrace.planner.plan import Plan
-from millrace.planner.roles import roles
 from millrace.planner.search import Pins, Pure, SearchRequest, search
 from millrace.planner.search import ranking as ranked
-from millrace.planner.search.blocks import beside
+from millrace.planner.search.blocks import fork_join
 from millrace.planner.search.evaluation import Evaluator
+from millrace.planner.search.placement_groups import candidates_of
 from millrace.planner.search.ranking import Ranker
-from millrace.planner.search.report.record import SearchLog
-from millrace.planner.search.sites import candidates_of
+from millrace.planner.search.report.search_log import SearchLog
 
 GPT = ModelSpec(
     name="tiny",
@@ -158,7 +158,7 @@ def test_two_plans_simulated_at_once_are_ranked_as_one_after_the_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # A process of a test may have other threads, beside which nothing forks by itself.
-    monkeypatch.setattr(beside, "_can_fork", lambda: True)
+    monkeypatch.setattr(fork_join, "_can_fork", lambda: True)
 
     def figures(plan: Plan) -> dict[str, object]:
         return {"step_time_s": plan.stages + plan.microbatches, "memory_bytes_max": 1}

@@ -15,7 +15,7 @@ from millrace.planner.sbp import (
     local_size,
     split,
 )
-from millrace.planner.search.blocks.states import (
+from millrace.planner.search.blocks.sbp_codes import (
     digits,
     divisible,
     is_partial,

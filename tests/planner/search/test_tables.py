@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from millrace.planner.search.blocks.tables import (
+from millrace.planner.search.blocks.cost_tables import (
     compact,
     reachable_options,
     single,

@@ -15,7 +15,7 @@ from millrace.executor.kernels.attention.geometry import first_key, reach
 from millrace.executor.kernels.attention.scores import head_slopes
 from millrace.executor.kernels.context import Array, KernelContext
 from millrace.executor.kernels.dims import bind_operand_dims
-from millrace.models.inference import at_least_float32
+from millrace.models.type_inference import at_least_float32
 
 ENDLESS = 2**62  # reach of a query that no mask limits
 SIDE = 16  # threads along either side of a tile (`sources/attention.cuh`)

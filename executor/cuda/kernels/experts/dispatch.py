@@ -26,7 +26,7 @@ from millrace.executor.cuda.calls import (
     workspace,
     write,
 )
-from millrace.executor.cuda.kernels.rows.packs import by_pack, pack_of, templated
+from millrace.executor.cuda.kernels.rows.vectorized_rows import by_pack, pack_of, templated
 from millrace.executor.kernels.context import Array, KernelContext, Shard
 
 SOURCE = "dispatch"

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from millrace.executor.cuda.calls import Calls, Operand
 from millrace.executor.cuda.kernels.fused.operands import read_by, written_by
-from millrace.executor.cuda.kernels.in_turn import concatenated_calls, operand_at
 from millrace.executor.cuda.kernels.multi_tensor import moves, updates
+from millrace.executor.cuda.kernels.unfused_parts import concatenated_calls, operand_at
 from millrace.executor.kernels.context import FusedPart, KernelContext
 from millrace.models.ops import kinds_where
 

@@ -1,7 +1,7 @@
 """Operands of a fused actor's parts, as plain calls take them."""
 
 from millrace.executor.cuda.calls import CallTensor
-from millrace.executor.cuda.kernels.in_turn import operand_at
+from millrace.executor.cuda.kernels.unfused_parts import operand_at
 from millrace.executor.kernels.context import FusedPart, KernelContext
 
 

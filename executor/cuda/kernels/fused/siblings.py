@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from millrace.executor.cuda.calls import Call, Calls, KernelAlternatives, ProductCall
-from millrace.executor.cuda.kernels.fused.products import PRODUCT, product_calls
-from millrace.executor.cuda.kernels.in_turn import concatenated_calls
+from millrace.executor.cuda.kernels.fused.fused_products import PRODUCT, product_calls
+from millrace.executor.cuda.kernels.unfused_parts import concatenated_calls
 from millrace.executor.cuda.products import with_stacks
 from millrace.executor.kernels.context import FusedPart, KernelContext
 

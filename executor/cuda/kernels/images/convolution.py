@@ -24,7 +24,7 @@ from millrace.executor.cuda.calls import (
     write,
 )
 from millrace.executor.cuda.kernels.images import units
-from millrace.executor.cuda.kernels.images.library import (
+from millrace.executor.cuda.kernels.images.convolution_library import (
     FORWARD,
     GRAD_INPUT,
     GRAD_WEIGHT,

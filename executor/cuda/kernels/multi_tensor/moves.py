@@ -12,7 +12,7 @@ from millrace.executor.cuda.calls import (
     same_calls,
     workspace,
 )
-from millrace.executor.cuda.kernels.multi_tensor.chunks import (
+from millrace.executor.cuda.kernels.multi_tensor.tensor_chunks import (
     SOURCE,
     LaunchBuilder,
     groups,

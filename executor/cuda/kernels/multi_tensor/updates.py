@@ -6,7 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from millrace.executor.cuda.calls import CONTROL, Calls, CallTensor, Operand, same_calls
-from millrace.executor.cuda.kernels.multi_tensor.chunks import LaunchBuilder, groups, types_of
+from millrace.executor.cuda.kernels.multi_tensor.tensor_chunks import (
+    LaunchBuilder,
+    groups,
+    types_of,
+)
 from millrace.executor.errors import ExecutorError
 
 

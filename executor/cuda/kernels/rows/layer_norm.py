@@ -1,9 +1,14 @@
 """Calls of layer norm and its gradients; R rows (all leading dims), D features (the last dim)."""
 
 from millrace.executor.cuda.calls import Calls, read, same_calls, write
-from millrace.executor.cuda.kernels.columns import ColumnSums
+from millrace.executor.cuda.kernels.column_sums import ColumnSums
 from millrace.executor.cuda.kernels.rows.norms import norm, norm_grad_input, norm_grad_weight
-from millrace.executor.cuda.kernels.rows.packs import read_at, require_one_dtype, rows_of, write_at
+from millrace.executor.cuda.kernels.rows.vectorized_rows import (
+    read_at,
+    require_one_dtype,
+    rows_of,
+    write_at,
+)
 from millrace.executor.kernels.context import KernelContext
 
 

@@ -19,7 +19,11 @@ from millrace.executor.cuda.calls import (
     workspace,
     write,
 )
-from millrace.executor.cuda.kernels.rows.packs import over_rows, require_one_dtype, templated
+from millrace.executor.cuda.kernels.rows.vectorized_rows import (
+    over_rows,
+    require_one_dtype,
+    templated,
+)
 from millrace.executor.kernels.context import KernelContext
 
 SOURCE = "loss"

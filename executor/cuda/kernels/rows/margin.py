@@ -17,7 +17,11 @@ from millrace.executor.cuda.calls import (
     write,
 )
 from millrace.executor.cuda.kernels.rows.loss import loss_scaled
-from millrace.executor.cuda.kernels.rows.packs import over_rows, require_one_dtype, templated
+from millrace.executor.cuda.kernels.rows.vectorized_rows import (
+    over_rows,
+    require_one_dtype,
+    templated,
+)
 from millrace.executor.kernels.context import KernelContext
 from millrace.executor.kernels.rows import margin
 

@@ -8,8 +8,12 @@ from math import prod
 import numpy as np
 
 from millrace.executor.cuda.calls import Calls, read, same_calls, table, write
-from millrace.executor.cuda.kernels.rows.packs import over_rows, require_one_dtype, templated
 from millrace.executor.cuda.kernels.rows.softmax import SOURCE, scaled_grad
+from millrace.executor.cuda.kernels.rows.vectorized_rows import (
+    over_rows,
+    require_one_dtype,
+    templated,
+)
 from millrace.executor.kernels.attention.scores import alibi_slopes
 from millrace.executor.kernels.context import Array, KernelContext
 

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from millrace.executor.cuda.calls import TYPES, Calls, CallTensor, Launch, Operand
-from millrace.executor.cuda.kernels.columns import (
+from millrace.executor.cuda.kernels.column_sums import (
     NOTHING,
     ColumnSums,
     added_up,
     packs_of,
     summed_in_slabs,
 )
-from millrace.executor.cuda.kernels.rows.teams import team_of
-from millrace.models.inference import at_least_float32
+from millrace.executor.cuda.kernels.rows.row_partition import team_of
+from millrace.models.type_inference import at_least_float32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

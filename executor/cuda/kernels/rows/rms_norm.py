@@ -3,9 +3,10 @@
 import numpy as np
 
 from millrace.executor.cuda.calls import Calls, read, same_calls, write
-from millrace.executor.cuda.kernels.columns import ColumnSums
+from millrace.executor.cuda.kernels.column_sums import ColumnSums
 from millrace.executor.cuda.kernels.rows.norms import norm, norm_grad_input, norm_grad_weight
-from millrace.executor.cuda.kernels.rows.packs import (
+from millrace.executor.cuda.kernels.rows.row_partition import team_of
+from millrace.executor.cuda.kernels.rows.vectorized_rows import (
     pack_of,
     read_at,
     require_one_dtype,
@@ -13,7 +14,6 @@ from millrace.executor.cuda.kernels.rows.packs import (
     templated,
     write_at,
 )
-from millrace.executor.cuda.kernels.rows.teams import team_of
 from millrace.executor.kernels.context import KernelContext
 
 SOURCE = "rms_norm"

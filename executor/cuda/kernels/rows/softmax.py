@@ -5,7 +5,7 @@ from math import ceil
 import numpy as np
 
 from millrace.executor.cuda.calls import PACK_BYTES, Calls, read, same_calls, write
-from millrace.executor.cuda.kernels.rows.packs import (
+from millrace.executor.cuda.kernels.rows.vectorized_rows import (
     over_rows,
     require_one_dtype,
     row_threads,

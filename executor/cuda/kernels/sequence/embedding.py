@@ -20,11 +20,11 @@ from millrace.executor.cuda.calls import (
     workspace,
     write,
 )
-from millrace.executor.cuda.kernels.columns import packs_of
+from millrace.executor.cuda.kernels.column_sums import packs_of
 from millrace.executor.cuda.kernels.strides import index_type
 from millrace.executor.kernels.context import KernelContext
 from millrace.models.graph import ITEMSIZE
-from millrace.models.inference import at_least_float32
+from millrace.models.type_inference import at_least_float32
 
 SOURCE = "embedding"
 DIGIT_BITS = 8

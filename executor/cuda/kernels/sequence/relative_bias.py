@@ -16,7 +16,7 @@ from millrace.executor.cuda.calls import (
 from millrace.executor.kernels.context import KernelContext
 from millrace.executor.kernels.sequence.relative_bias import distances
 from millrace.models.graph import ITEMSIZE
-from millrace.models.inference import at_least_float32
+from millrace.models.type_inference import at_least_float32
 
 SOURCE = "relative_bias"
 

@@ -17,10 +17,10 @@ from millrace.executor.cuda.calls import (
     table,
     write,
 )
-from millrace.executor.cuda.kernels.columns import packs_of
+from millrace.executor.cuda.kernels.column_sums import packs_of
 from millrace.executor.kernels.context import Array, KernelContext
 from millrace.executor.kernels.sequence.rotary import RotaryAngles, shape_and_turning
-from millrace.models.inference import at_least_float32
+from millrace.models.type_inference import at_least_float32
 
 
 def rotary(context: KernelContext) -> Calls:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from millrace.executor.gpu.products import binding as b
+from millrace.executor.gpu.gemm import cublaslt_types as b
 from tests.executor.cuda.emulation.machine import ACTIVATIONS, SLOPES, to_stored, to_wide
 
 ALGORITHMS = 3

@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from millrace.executor.cuda.calls import Matrices, ProductCall, read, write
 from millrace.executor.errors import ExecutorError
-from millrace.executor.gpu.products.binding import (
+from millrace.executor.gpu.gemm.column_major import ColumnMajor, layout_of
+from millrace.executor.gpu.gemm.cublaslt import alignment_bytes, compute_type, describe
+from millrace.executor.gpu.gemm.cublaslt_types import (
     COMPUTE_32F,
     COMPUTE_32F_FAST_TF32,
     COMPUTE_64F,
@@ -16,8 +18,6 @@ from millrace.executor.gpu.products.binding import (
     check,
     open_library,
 )
-from millrace.executor.gpu.products.column_major import ColumnMajor, layout_of
-from millrace.executor.gpu.products.cublaslt import alignment_bytes, compute_type, describe
 from millrace.executor.kernels.context import Array
 
 

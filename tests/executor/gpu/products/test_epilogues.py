@@ -9,10 +9,10 @@ import pytest
 from millrace.executor.cuda.binding import bind
 from millrace.executor.cuda.calls import Matrices, Operand, ProductCall, Vector, read, write
 from millrace.executor.errors import ExecutorError
-from millrace.executor.gpu.products import binding, cublaslt
-from millrace.executor.gpu.products.binding import Algorithm, HeuristicResult
-from millrace.executor.gpu.products.cublaslt import ProductLibrary, key_of
-from millrace.executor.gpu.products.epilogues import refusal
+from millrace.executor.gpu.gemm import cublaslt, cublaslt_types
+from millrace.executor.gpu.gemm.cublaslt import ProductLibrary, key_of
+from millrace.executor.gpu.gemm.cublaslt_types import Algorithm, HeuristicResult
+from millrace.executor.gpu.gemm.epilogues import refusal
 from tests.executor.cuda.calling import FLOATS, loaded, to_device
 from tests.executor.cuda.emulation.machine import Emulator
 from tests.executor.gpu.products.cublaslt_in_memory import CublasLtInMemory
@@ -248,24 +248,28 @@ def test_structures_are_as_large_as_the_header_has_them() -> None:
 def test_the_real_library_takes_every_attribute_at_its_size() -> None:
     """Descriptors need no device, and the library refuses a value of another size."""
     try:
-        real = binding.open_library()
+        real = cublaslt_types.open_library()
     except ExecutorError as missing:
         pytest.skip(str(missing))
     assert real.cublasLtGetVersion() // 10_000 in (12, 13)
     kind = "cublasLtMatmulDesc"
-    descriptor = binding.create(real, kind, binding.COMPUTE_32F, binding.DATA_TYPES["float32"])
+    descriptor = cublaslt_types.create(
+        real, kind, cublaslt_types.COMPUTE_32F, cublaslt_types.DATA_TYPES["float32"]
+    )
     values = {
-        binding.DESC_TRANSA: ctypes.c_int32(binding.OP_T),
-        binding.DESC_EPILOGUE: ctypes.c_uint32(binding.EPILOGUE_DGELU),
-        binding.DESC_BIAS_POINTER: ctypes.c_void_p(4096),
-        binding.DESC_BIAS_BATCH_STRIDE: ctypes.c_int64(8),
-        binding.DESC_EPILOGUE_AUX_POINTER: ctypes.c_void_p(4096),
-        binding.DESC_EPILOGUE_AUX_LD: ctypes.c_int64(64),
-        binding.DESC_EPILOGUE_AUX_BATCH_STRIDE: ctypes.c_int64(64),
-        binding.DESC_BIAS_DATA_TYPE: ctypes.c_int32(binding.DATA_TYPES["bfloat16"]),
+        cublaslt_types.DESC_TRANSA: ctypes.c_int32(cublaslt_types.OP_T),
+        cublaslt_types.DESC_EPILOGUE: ctypes.c_uint32(cublaslt_types.EPILOGUE_DGELU),
+        cublaslt_types.DESC_BIAS_POINTER: ctypes.c_void_p(4096),
+        cublaslt_types.DESC_BIAS_BATCH_STRIDE: ctypes.c_int64(8),
+        cublaslt_types.DESC_EPILOGUE_AUX_POINTER: ctypes.c_void_p(4096),
+        cublaslt_types.DESC_EPILOGUE_AUX_LD: ctypes.c_int64(64),
+        cublaslt_types.DESC_EPILOGUE_AUX_BATCH_STRIDE: ctypes.c_int64(64),
+        cublaslt_types.DESC_BIAS_DATA_TYPE: ctypes.c_int32(cublaslt_types.DATA_TYPES["bfloat16"]),
     }
     for attribute, value in values.items():
-        binding.put(real, kind, descriptor, attribute, value)
+        cublaslt_types.put(real, kind, descriptor, attribute, value)
     with pytest.raises(ExecutorError, match="INVALID_VALUE"):
-        binding.put(real, kind, descriptor, binding.DESC_EPILOGUE_AUX_LD, ctypes.c_int32(64))
+        cublaslt_types.put(
+            real, kind, descriptor, cublaslt_types.DESC_EPILOGUE_AUX_LD, ctypes.c_int32(64)
+        )
     real.cublasLtMatmulDescDestroy(descriptor)

@@ -12,12 +12,12 @@ from millrace.executor.cuda.binding import bind
 from millrace.executor.cuda.calls import Clear, KernelAlternatives, Operand, ProductCall
 from millrace.executor.errors import ExecutorError
 from millrace.executor.gpu import cupy_device
-from millrace.executor.gpu.choices import key_of_choice
 from millrace.executor.gpu.cupy_device import CupyDevice
-from millrace.executor.gpu.products import cublaslt, tuning
-from millrace.executor.gpu.products.binding import DESC_EPILOGUE, EPILOGUE_DEFAULT
-from millrace.executor.gpu.products.cublaslt import ProductLibrary, key_of
-from millrace.executor.gpu.products.picks import (
+from millrace.executor.gpu.gemm import cublaslt, tuning
+from millrace.executor.gpu.gemm.cublaslt import ProductLibrary, key_of
+from millrace.executor.gpu.gemm.cublaslt_types import DESC_EPILOGUE, EPILOGUE_DEFAULT
+from millrace.executor.gpu.gemm.tuning import Tuner, copy_of, fastest
+from millrace.executor.gpu.gemm.tuning_cache import (
     Pick,
     Picks,
     agreed,
@@ -25,7 +25,7 @@ from millrace.executor.gpu.products.picks import (
     picks_path,
     save_picks,
 )
-from millrace.executor.gpu.products.tuning import Tuner, copy_of, fastest
+from millrace.executor.gpu.kernel_selection import key_of_choice
 from tests.executor.gpu.cupy_in_memory import Cupy, install
 from tests.executor.gpu.products.cublaslt_in_memory import ALGORITHMS, CublasLtInMemory
 from tests.executor.gpu.products.test_epilogues import EPILOGUES, product_of

@@ -1,9 +1,0 @@
-"""Matrix products by the vendor's library, cuBLASLt: planned before a step, recorded in it.
-
-In comes a bound `millrace.executor.cuda.calls.ProductCall`; out goes one call of the library on a
-stream. `column_major.py` says how the library sees its matrices, `epilogues.py` what it can do in
-the same call, `cublaslt.py` plans and runs, `binding.py` holds the library's functions and numbers;
-`tuning.py` times the library's candidates, and ways of a choice, and `picks.py` keeps the fastest.
-
-Read `cublaslt.py` first.
-"""

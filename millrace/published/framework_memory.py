@@ -1,0 +1,103 @@
+"""Memory habits: what the framework of a row keeps, and which figure of it the source prints.
+
+One entry per framework; what a row says of its own setting (ZeRO, precision, a fused loss) changes
+an entry by a rule that is the same for every row that says it.
+"""
+
+import re
+from dataclasses import replace
+
+from millrace.published.framework_of_row import COMPILED, framework_name
+from millrace.published.peak_memory import Figure, MemoryHabit
+from millrace.published.reading import Row, whole
+
+# A logit takes 2 bytes, and 4 its softmax in one kernel, which becomes its gradient (Megatron-
+# Core, fusions/fused_cross_entropy.py, read 2026-11; others are taken alike).
+FUSED_LOSS, FUSED_LOSS_BYTES = "fused cross entropy", 6
+
+# DeepSpeed's buckets to reduce and to gather, of 5e8 elements each (its configuration's defaults,
+# `reduce_bucket_size` and `allgather_bucket_size`, 2022).
+BUCKETS_BYTES = 2 * 2 * 5 * 10**8
+
+# Probabilities of attention, where kept, take 2 bytes, a byte of dropout's mask and 2 of its result
+# (Korthikanti et al., 2022, section 4.1: 5 a s^2 b bytes of a layer).
+DROPPED = (("masked_softmax", 2.5),)
+
+# A logit of 2 bytes, its float32 copy and what the softmax makes of that: in place in Megatron
+# (2 + 4, and 2 of the gradient), shifted beside it in nanotron (2 + 4 + 4: `_ShardedCrossEntropy`,
+# parallel/tensor_parallel/functional.py, read 2026-11).
+KEPT: dict[str, MemoryHabit] = {
+    # In float16 gradients are summed as they come, and brought to float32 with the split state.
+    "megatron-deepspeed": MemoryHabit(
+        gradient_bytes=2,
+        state_bytes=16,
+        bucket_bytes=BUCKETS_BYTES,
+        beside=DROPPED,
+        figure=Figure.DEVICE,
+    ),
+    "megatron-2021": MemoryHabit(beside=DROPPED),
+    # silu(gate) is kept beside gate, up and their product: `self.act(gate_states) * up_states` in
+    # eager PyTorch (models/llama.py, read 2026-11).
+    "nanotron": MemoryHabit(
+        passing_bytes=2,
+        loss_bytes=10,
+        beside=(("swiglu", 2.0),),
+        by_weight=True,
+        figure=Figure.RESERVED,
+    ),
+    # Weights are stored in float32 alone.
+    "pytorch-fsdp": MemoryHabit(weight_bytes=4, state_bytes=8, figure=Figure.RESERVED),
+    # Gradients are summed in float16, the loss is one fused kernel.
+    "alpa": MemoryHabit(gradient_bytes=2, loss_bytes=FUSED_LOSS_BYTES),
+}
+
+# PyTorch's cross entropy: logits of 2 bytes, and of 4 the logarithms and the gradients of both of
+# its steps. Split over tensor parallel ranks also their exponentials (torch.distributed.tensor.
+# parallel.loss: `(grad_input + torch.exp(x)) * grad_output`, read 2026-11). Compiled: logits and
+# their gradient, as in torchtitan, which compiled its loss from October to December 2024 (pull
+# requests 642 and 755) and again in 2025 (by April: pull request 1033); the memory that it
+# published in 2024 is of 26 December.
+LOSS_PLAIN, LOSS_PARALLEL, LOSS_COMPILED, LOSS_COMPILED_SINCE = 2 + 3 * 4, 2 + 4 * 4, 2 + 2, 2025
+
+
+def _loss_of_pytorch(row: Row) -> int:
+    """Bytes of a logit at the peak of the loss, in blocks that stay reserved."""
+    if whole(row, "tp", 1) > 1:
+        return LOSS_PARALLEL
+    dated = re.search(r"(202\d)[-_]?[01]\d", row.get("source_path", ""))
+    since = dated is None or int(dated[1]) >= LOSS_COMPILED_SINCE
+    return LOSS_COMPILED if since and COMPILED in row.get("notes", "") else LOSS_PLAIN
+
+
+def keeping(row: Row) -> MemoryHabit | None:
+    """Memory habit of a row's framework, and the figure its source prints; None if it prints none.
+
+    Raises
+    ------
+    InexpressibleError
+        A degree of the row is no number.
+    """
+    if not row.get("peak_mem_gb", ""):
+        return None
+    name, notes = framework_name(row), row.get("notes", "")
+    habit = KEPT.get(name, MemoryHabit())
+    if name == "megatron-deepspeed" and row["precision"] == "bf16":
+        # Gradients are summed in float32, beside those of a microbatch, which stay.
+        habit = replace(habit, gradient_bytes=6, state_bytes=12)
+    if FUSED_LOSS in notes:
+        habit = replace(habit, loss_bytes=FUSED_LOSS_BYTES)
+    if name == "pytorch-fsdp":
+        habit = replace(habit, loss_bytes=_loss_of_pytorch(row))
+        if row["recompute"] == "selective":
+            habit = replace(habit, every_second=True, unread=COMPILED not in notes)
+    if row["zero"] in ("0", "1", "2", "3"):
+        habit = replace(habit, zero=int(row["zero"]))
+    if name == "pytorch-fsdp" and whole(row, "pp", 1) > 1:
+        # Between the microbatches of a pipeline weights stay gathered and gradients whole.
+        habit = replace(habit, weight_bytes=2, state_bytes=12, zero=1)
+    if groups := re.search(r"zero1=(\d+)", notes):
+        habit = replace(habit, zero_ranks=int(groups[1]))
+    # Under sequence parallelism norms are gathered again for the backward pass (Korthikanti et al.,
+    # 2022, section 4.2.2); keys and values travel round context parallel ranks again.
+    again = row["sequence_parallel"] == "1" or whole(row, "cp", 1) > 1
+    return replace(habit, gathers_again=again)

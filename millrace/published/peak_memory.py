@@ -1,0 +1,228 @@
+"""Peaks: the memory that a framework needs for a plan, and which figure a source prints of it.
+
+Activations, buffers of boxing and what a section needs besides are the plan's. What is kept of a
+parameter, how losses are computed, how many layers a stage has (`layer_split.py`) and what is kept
+of an op more or less than the plan does is the framework's habit (`framework_memory.py`). ZeRO and
+FSDP split flat buffers, which always divide; tables are split over tensor parallel ranks.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from millrace.models.graph import ITEMSIZE, Graph, Op, Phase
+from millrace.planner.compile.placement import PlacedOp, place
+from millrace.planner.memory import StageMemory, beside, plan_memory
+from millrace.planner.parallel_degrees import axis_roles
+from millrace.planner.plan import Plan
+from millrace.planner.sbp import local_size
+from millrace.published.layer_split import ON_THE_WAY, split_by_weight, split_evenly
+
+
+class Figure(StrEnum):
+    """Figure of memory that a source prints: of the allocator, or of the whole device."""
+
+    ALLOCATED = "allocated"
+    RESERVED = "reserved"
+    DEVICE = "device"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryHabit:
+    """Memory habit of a framework, in bytes of a parameter but for `loss_bytes` and `bucket_bytes`.
+
+    Attributes
+    ----------
+    weight_bytes, gradient_bytes, state_bytes : int
+        The weights that products read, the sums of gradients, and the rest, which ZeRO-1 splits.
+    passing_bytes : int
+        The gradients of one microbatch before they are summed: most when its activations are gone.
+    loss_bytes : int
+        A logit of 2 bytes with all that is made of it, at the peak of the loss.
+    bucket_bytes : int
+        Buffers whose size depends on nothing.
+    zero, zero_ranks : int, optional
+        Level, and over how many replicas at most; None: as the plan has it, all of them.
+    gathers_again : bool
+        Activations that were gathered are gathered again in the backward pass, not held.
+    beside : tuple of (str, float)
+        Kinds of op beside whose results more is kept: how many times their bytes in all.
+    every_second : bool
+        Blocks that recompute make every second of their products again too.
+    unread : bool
+        They keep a last product that no gradient reads.
+    by_weight : bool
+        Stages have blocks of equal weight, not equally many.
+    figure : Figure
+        The figure that the source prints.
+    """
+
+    weight_bytes: int = 2
+    gradient_bytes: int = 4
+    state_bytes: int = 12
+    passing_bytes: int = 0
+    loss_bytes: int = 8
+    bucket_bytes: int = 0
+    zero: int | None = None
+    zero_ranks: int | None = None
+    gathers_again: bool = False
+    beside: tuple[tuple[str, float], ...] = ()
+    every_second: bool = False
+    unread: bool = False
+    by_weight: bool = False
+    figure: Figure = Figure.ALLOCATED
+
+
+def peak_bytes(plan: Plan, graph: Graph, habit: MemoryHabit) -> int:
+    """Memory of the fullest device as a source prints it, in bytes.
+
+    Parameters
+    ----------
+    plan : Plan
+        The plan; its blocks are dealt out to stages as the framework does it.
+    graph : Graph
+        As `plan_graph` gives it.
+    habit : Keeping
+        The framework's.
+    """
+    plan = split_by_weight(plan, graph) if habit.by_weight else split_evenly(plan)
+    placed = place(plan, graph)
+    states = _state_bytes(plan, graph, placed, habit)
+    logits = _logits(plan, graph, placed)
+    memory = plan_memory(
+        plan, graph, gathers_again=habit.gathers_again, grown=_kept_factors(graph, habit)
+    )
+    passing = _passing_bytes(plan, graph, placed, habit)
+    needed = []
+    for stage, planned in enumerate(memory):
+        state = _planned_state(planned) if states is None else states[stage]
+        area = max(planned.temporary_bytes, logits[stage] * habit.loss_bytes)
+        working = max(planned.activation_bytes + area, passing[stage] + planned.temporary_bytes)
+        needed.append(state + working + planned.communication_bytes + habit.bucket_bytes)
+    return _printed(max(needed), plan, habit.figure)
+
+
+def _planned_state(planned: StageMemory) -> int:
+    return planned.parameter_bytes + planned.gradient_bytes + planned.optimizer_bytes
+
+
+def _printed(needed: int, plan: Plan, figure: Figure) -> int:
+    """Bytes that a source prints where `needed` bytes are allocated."""
+    more = beside(needed, plan.cluster)
+    if figure is Figure.ALLOCATED:
+        return needed
+    if figure is Figure.RESERVED:
+        return needed + more.get("slack", 0)
+    return needed + sum(more.values())
+
+
+def _state_bytes(
+    plan: Plan, graph: Graph, placed: tuple[PlacedOp, ...], habit: MemoryHabit
+) -> list[int] | None:
+    """Bytes of parameters, gradients and optimizer per stage; None where the plan says it."""
+    if habit.zero is None:
+        return None
+    bytes_by_stage: Counter[int] = Counter()
+    for stage, elements, ranks in _read_elements(plan, graph, placed):
+        ranks = min(ranks, habit.zero_ranks or ranks)
+        parts = (habit.state_bytes, 1), (habit.gradient_bytes, 2), (habit.weight_bytes, 3)
+        for size, level in parts:
+            bytes_by_stage[stage] += elements * size // (ranks if habit.zero >= level else 1)
+    return [bytes_by_stage[stage] for stage in range(plan.stages)]
+
+
+def _passing_bytes(
+    plan: Plan, graph: Graph, placed: tuple[PlacedOp, ...], habit: MemoryHabit
+) -> Counter[int]:
+    """Bytes of the gradients of a microbatch per stage, where they are apart from their sums."""
+    bytes_by_stage: Counter[int] = Counter()
+    if habit.passing_bytes:
+        for stage, elements, _ in _read_elements(plan, graph, placed):
+            bytes_by_stage[stage] += elements * habit.passing_bytes
+    return bytes_by_stage
+
+
+def _read_elements(
+    plan: Plan, graph: Graph, placed: tuple[PlacedOp, ...]
+) -> Iterator[tuple[int, int, int]]:
+    """Yield stage, elements on a rank and ranks that hold the same, for every parameter."""
+    sizes = plan.mesh.sizes
+    roles = axis_roles(plan, graph)
+    replicas = [axis for axis, axis_role in enumerate(roles) if axis_role & {"dp", "cp"}]
+    tensor = [axis for axis, axis_role in enumerate(roles) if "tp" in axis_role]
+    source: dict[str, str] = {}
+    read: dict[tuple[int, str], tuple[int, int]] = {}  # elements, and ranks that hold them
+    for placed_op in placed:
+        if placed_op.op.kind == "variable":
+            source[placed_op.op.outputs[0]] = placed_op.op.outputs[0]
+        elif placed_op.op.kind in ON_THE_WAY and placed_op.op.inputs[0] in source:
+            source[placed_op.op.outputs[0]] = source[placed_op.op.inputs[0]]
+        elif placed_op.op.phase is Phase.FORWARD:
+            for name, sbp in zip(placed_op.op.inputs, placed_op.inputs, strict=True):
+                if name in source and (placed_op.stage, source[name]) not in read:
+                    ranks = 1
+                    for axis in replicas:
+                        ranks *= 1 if sbp[axis].is_split else sizes[axis]
+                    shape = graph.tensors_by_name[name].shape
+                    elements = local_size(shape, sbp, sizes)
+                    if placed_op.op.kind == "embedding":
+                        for axis in tensor:
+                            elements //= 1 if sbp[axis].is_split else sizes[axis]
+                    read[placed_op.stage, source[name]] = elements, ranks
+    for (stage, _), (elements, ranks) in read.items():
+        yield stage, elements, ranks
+
+
+def _kept_factors(graph: Graph, habit: MemoryHabit) -> dict[str, float]:
+    """Factors on the bytes that ops keep of what they make, by name; logits are counted apart."""
+    logits, times = _logits_names(graph), dict(habit.beside)
+    factors: dict[str, float] = {}
+    for op in graph.ops:
+        if op.phase in (Phase.FORWARD, Phase.RECOMPUTE):
+            if op.kind in times:
+                factors[op.name] = times[op.kind]
+            if logits.intersection(op.outputs):
+                factors[op.name] = 0.0
+    if habit.every_second:
+        _every_second(graph, habit, factors)
+    return factors
+
+
+def _every_second(graph: Graph, habit: MemoryHabit, factors: dict[str, float]) -> None:
+    """Add the factors of blocks that recompute, of which every second product is made again."""
+    recomputed = {op.block for op in graph.ops if op.phase is Phase.RECOMPUTE}
+    products: dict[str, list[Op]] = {}
+    for op in graph.ops:
+        forward = op.phase is Phase.FORWARD and op.block in recomputed
+        if forward and op.kind == "matmul" and op.name not in factors:
+            products.setdefault(op.block, []).append(op)
+    for every in products.values():
+        factors.update((op.name, 0.0) for op in every[1::2])
+    if habit.unread:
+        last = {every[-1].outputs[0] for every in products.values() if len(every) % 2}
+        sums = (op for op in graph.ops if op.phase is Phase.FORWARD and last & {*op.inputs})
+        factors.update((op.name, 2.0) for op in sums)
+
+
+def _logits_names(graph: Graph) -> set[str]:
+    """Names of the logits of 2 bytes, which losses read."""
+    tensors = graph.tensors_by_name
+    return {
+        op.inputs[0]
+        for op in graph.ops
+        if op.kind == "cross_entropy" and ITEMSIZE[tensors[op.inputs[0]].dtype] == 2
+    }
+
+
+def _logits(plan: Plan, graph: Graph, placed: tuple[PlacedOp, ...]) -> Counter[int]:
+    """Elements of a microbatch's logits on a device of each stage, where they are of 2 bytes."""
+    elements_by_stage: Counter[int] = Counter()
+    for placed_op in placed:
+        if placed_op.op.kind == "cross_entropy" and placed_op.op.phase is Phase.FORWARD:
+            logits = graph.tensors_by_name[placed_op.op.inputs[0]]
+            if ITEMSIZE[logits.dtype] == 2:
+                elements_by_stage[placed_op.stage] += local_size(
+                    logits.shape, placed_op.inputs[0], plan.mesh.sizes
+                )
+    return elements_by_stage

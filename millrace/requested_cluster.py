@@ -1,0 +1,220 @@
+"""Clusters as they are asked for: of the catalogue, or of this machine as it is measured."""
+
+from collections.abc import Callable
+from pathlib import Path
+from re import fullmatch
+from typing import TypeVar
+
+import msgspec
+
+from millrace.files import load_profile
+from millrace.planner.cluster import Cluster, Software
+from millrace.planner.clusters import framework as software_of
+from millrace.planner.clusters import machine_cores, parse_cluster, validate
+from millrace.planner.clusters.parsing import LOCAL, LOCAL_GPU, local_ranks
+from millrace.planner.errors import ClusterError
+
+Found = TypeVar("Found")
+
+CROWDED = 4  # processes a core, beyond which they mostly wait for one another
+
+
+def is_local(text: str) -> bool:
+    """True if a text names a cluster of this machine."""
+    return text.partition(":")[0] in (LOCAL, LOCAL_GPU)
+
+
+def cluster_of(
+    text: str, profile: Path | None, measured: bool, progress: Callable[[str], None] | None
+) -> Cluster:
+    """Cluster that a text names, as `millrace.api.cluster` says.
+
+    Parameters
+    ----------
+    text : str
+        A cluster of the catalogue, of a TOML file or of this machine.
+    profile : Path or None
+        Device profile in place of the catalogue's or of this machine's own.
+    measured : bool
+        Measure this machine where the text names it.
+    progress : callable or None
+        Called with a sentence where something takes long or a name was taken for another.
+
+    Returns
+    -------
+    Cluster
+        Validated.
+
+    Raises
+    ------
+    ClusterError, FileError, InfeasibleError, ExecutorError
+        As `millrace.api.cluster` says.
+    """
+    if not is_local(text):
+        named_cluster = catalogue_cluster(text, progress)
+        if profile is None:
+            return named_cluster
+        return validate(msgspec.structs.replace(named_cluster, device=load_profile(profile)))
+    if profile is not None or not measured:
+        return parse_cluster(text, None if profile is None else load_profile(profile))
+    return measured_cluster(text, progress)
+
+
+def with_software(cluster: Cluster, framework: str | None) -> Cluster:
+    """Cluster driven by a framework, as `millrace.api.driven` says.
+
+    Parameters
+    ----------
+    cluster : Cluster
+        The devices and links.
+    framework : str or None
+        Name of the framework; None keeps the cluster's own, or takes `default`.
+
+    Returns
+    -------
+    Cluster
+        With the framework as `software`.
+
+    Raises
+    ------
+    ClusterError
+        There is no such framework.
+    """
+    said = cluster.software.name != Software().name
+    if framework is None and (said or cluster.cores_per_node is not None):
+        return cluster
+    software = read_option("--framework", software_of, framework or "default")
+    return msgspec.structs.replace(cluster, software=software)
+
+
+def with_nodes(text: str) -> str:
+    """Text of a cluster, with one node where it does not say how many it has."""
+    return f"{text}x1" if fullmatch(r"[^:]+:[0-9]+", text) and not is_local(text) else text
+
+
+def read_option(option: str, read: Callable[..., Found], text: str, *rest: int) -> Found:
+    """Value that `read` makes of an option's text; its refusal names the option.
+
+    Parameters
+    ----------
+    option : str
+        Name of the option, as it is typed.
+    read : callable
+        Called with the text and `rest`.
+    text : str
+        The option's value.
+    rest : int
+        Further arguments of `read`.
+
+    Returns
+    -------
+    object
+        What `read` returns.
+
+    Raises
+    ------
+    ClusterError
+        That of `read`, with the option and its value in front.
+    """
+    try:
+        return read(text, *rest)
+    except ClusterError as error:
+        raise ClusterError(f"{option} {text}: {error}") from None
+
+
+def catalogue_cluster(text: str, progress: Callable[[str], None] | None) -> Cluster:
+    """Cluster of the catalogue or of a file.
+
+    Parameters
+    ----------
+    text : str
+        `DEVICE:GPUSxNODES`, or the path of a TOML file.
+    progress : callable or None
+        Told which device a shorter name was taken as.
+
+    Returns
+    -------
+    Cluster
+        Validated.
+
+    Raises
+    ------
+    ClusterError
+        The text has another form or names an unknown device.
+    """
+    cluster = parse_cluster(text)
+    if progress is not None and not text.endswith(".toml") and cluster.name != text:
+        progress(f"--cluster {text}: taken as {cluster.name}")
+    return cluster
+
+
+def crowding(ranks: int, cores: int) -> str:
+    """Say what becomes of many processes on few cores; empty where they are not so many.
+
+    Parameters
+    ----------
+    ranks : int
+        Processes.
+    cores : int
+        Cores that they share.
+
+    Returns
+    -------
+    str
+        A clause without a full stop.
+
+    Examples
+    --------
+    >>> crowding(64, 2)
+    '64 processes share 2 cores: measuring them takes minutes, and their steps are mostly waiting'
+    >>> crowding(8, 2)
+    ''
+    """
+    if ranks <= CROWDED * cores:
+        return ""
+    return (
+        f"{ranks} processes share {cores} cores: measuring them takes minutes, and their steps "
+        f"are mostly waiting"
+    )
+
+
+def measured_cluster(text: str, progress: Callable[[str], None] | None) -> Cluster:
+    """Cluster of this machine as it is measured, once, and kept.
+
+    Parameters
+    ----------
+    text : str
+        `local:N` or `local-gpu:N`.
+    progress : callable or None
+        Called with a sentence about a measurement that takes long.
+
+    Returns
+    -------
+    Cluster
+        With a measured device.
+
+    Raises
+    ------
+    ClusterError
+        The text has another form.
+    InfeasibleError
+        This machine cannot hold so many ranks, or has fewer GPUs.
+    ExecutorError
+        What running on a GPU needs is missing, or the machine could not be measured.
+    """
+    name, _, shape = text.partition(":")
+    ranks = local_ranks(name, shape)
+    if name == LOCAL_GPU:
+        from millrace.executor.gpu.probing.measuring import cached_gpu_profile
+
+        needed_by = f"--cluster {text}"
+        device = cached_gpu_profile(ranks, needed_by=needed_by, progress=progress)
+    else:
+        from millrace.executor.measure import cached_profile
+
+        parse_cluster(text)  # refuses what the machine cannot hold
+        crowded = crowding(ranks, machine_cores())
+        if progress is not None and crowded:
+            progress(f"--cluster {text}: {crowded}")
+        device = cached_profile(ranks, progress=progress)
+    return parse_cluster(text, device)

@@ -1,0 +1,46 @@
+"""The table of rules: one per differentiable kind, as a test holds it to the op table."""
+
+from millrace.models.gradients import data_movement, layer_gradients, linear
+from millrace.models.gradients.tape import Rule
+from millrace.models.ops import FUNCTIONS
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(FUNCTIONS, linear.pointwise),
+    "add": linear.add,
+    "arc_margin": linear.arc_margin,
+    "attention": layer_gradients.attention,
+    "avg_pool": layer_gradients.avg_pool,
+    "batch_norm": layer_gradients.batch_norm,
+    "biased_attention": layer_gradients.attention,
+    "broadcast": linear.broadcast,
+    "cast": data_movement.cast,
+    "combine": layer_gradients.combine,
+    "concat": data_movement.concat,
+    "conv": layer_gradients.conv,
+    "cross_entropy": linear.cross_entropy,
+    "dispatch": layer_gradients.dispatch,
+    "dropout": linear.dropout,
+    "embedding": layer_gradients.embedding,
+    "l2_normalize": layer_gradients.l2_normalize,
+    "layer_norm": layer_gradients.layer_norm,
+    "logistic_loss": linear.logistic_loss,
+    "masked_softmax": layer_gradients.masked_softmax,
+    "matmul": linear.matmul,
+    "max_pool": layer_gradients.max_pool,
+    "mul": linear.matmul,
+    "narrow": data_movement.narrow,
+    "prelu": linear.prelu,
+    "quantise": data_movement.quantise,
+    "rearrange": data_movement.rearrange,
+    "relative_bias": layer_gradients.relative_bias,
+    "repeat": data_movement.repeat,
+    "rms_norm": layer_gradients.rms_norm,
+    "rotary": layer_gradients.rotary,
+    "scale": linear.scale,
+    "shift": linear.shift,
+    "softmax": linear.softmax,
+    "sum": linear.sum_,
+    "swiglu": linear.swiglu,
+    "top_k": layer_gradients.top_k,
+    "widen": data_movement.widen,
+}

@@ -1,0 +1,114 @@
+"""Reading a `config.json`: the file, its model type and class, and the specification made of it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from millrace.models.builder import PRECISIONS
+from millrace.models.documents import BYTES_MAX, decode_json, read_text
+from millrace.models.errors import ModelError
+from millrace.models.importers.huggingface.keys import Keys, shown
+from millrace.models.importers.huggingface.mapping import ModelType
+from millrace.models.importers.huggingface.model_types import MODEL_TYPES
+from millrace.models.spec import ModelSpec
+from millrace.models.zoo.catalogue import FAMILIES
+from millrace.models.zoo.family import check_length
+
+FILE_NAME = "config.json"
+
+
+def read_config(
+    path: str | Path, *, seq_len: int | None = None, precision: str = "fp32"
+) -> ModelSpec:
+    """Return the specification of the model that a Hugging Face configuration describes.
+
+    Parameters
+    ----------
+    path : str or Path
+        A `config.json` under any name, or the folder that holds one.
+    seq_len : int, optional
+        Tokens of a sample; by default the longest sequence the configuration names.
+    precision : str
+        fp64, fp32, tf32, bf16 or fp16.
+
+    Raises
+    ------
+    ModelError
+        The file is not there or is no configuration; its model type or class is not among those
+        known; a value has the wrong type, is out of range or asks for something not supported.
+
+    Notes
+    -----
+    A key that is missing has the default that transformers (release 5) gives it. Dropout is left
+    out: published models are trained further without it.
+    """
+    if precision not in PRECISIONS:
+        choices = ", ".join(PRECISIONS)
+        raise ModelError(f"there is no precision `{precision}`; choose one of {choices}")
+    file = Path(path) / FILE_NAME if Path(path).is_dir() else Path(path)
+    keys = Keys(values=_object(file), where=f"configuration `{file}`")
+    model_type = _model_type(keys, file)
+    mapped = model_type.read(keys, _architecture(keys, model_type, file))
+    spec = ModelSpec(
+        name=keys.text("_name_or_path", "", null="") or file.absolute().parent.name or file.stem,
+        family=mapped.family,
+        config=mapped.config,
+        seq_len=mapped.seq_len if seq_len is None else seq_len,
+        precision=precision,
+    )
+    family = FAMILIES[spec.family]
+    try:
+        check_length(spec)
+        family.check(spec, msgspec.convert(spec.config, family.config))
+    except ModelError as error:
+        raise ModelError(f"{keys.where}: {error}") from None
+    return spec
+
+
+def _object(file: Path) -> dict[str, Any]:
+    """Return the JSON object that a file holds."""
+    content = read_text(file, "configuration", bytes_max=BYTES_MAX, error=ModelError)
+    values = decode_json(content, Any, f"configuration `{file}` is not JSON", ModelError)
+    if not isinstance(values, dict):
+        raise ModelError(f"configuration `{file}` holds {shown(values)}; expected a JSON object")
+    return values
+
+
+def _model_type(keys: Keys, file: Path) -> ModelType:
+    named = keys.text("model_type", "", null="")
+    if named and named not in MODEL_TYPES:
+        classes = keys.texts("architectures")
+        raise keys.error(
+            "model_type",
+            f"expected one of {', '.join(MODEL_TYPES)}{_by_class(file, classes)}",
+        )
+    return keys.choice("model_type", MODEL_TYPES)
+
+
+def _by_class(file: Path, classes: Sequence[str]) -> str:
+    """Advice to import a model that no mapping knows from its class."""
+    names_class = len(classes) == 1 and classes[0].isidentifier()
+    name = classes[0] if names_class else "AutoModelForCausalLM"
+    call = f"transformers.{name}(config)"
+    if name.startswith("Auto"):
+        call = f"transformers.{name}.from_config(config)"
+    return (
+        f"; its class may import through torch.export, in Python: config = "
+        f"transformers.AutoConfig.from_pretrained({str(file.parent)!r}); module = {call}; "
+        f"imported = millrace.importing.import_module(module, "
+        f"(torch.zeros(1, 128, dtype=torch.int64),))"
+    )
+
+
+def _architecture(keys: Keys, model_type: ModelType, file: Path) -> str:
+    """Return the class that `architectures` names, or the model type's first."""
+    named = keys.texts("architectures")
+    if not named:
+        return model_type.classes[0]
+    if len(named) > 1 or named[0] not in model_type.classes:
+        choices = ", ".join(model_type.classes)
+        how = _by_class(file, named)
+        raise keys.error("architectures", f"expected a list of one of {choices}{how}")
+    return named[0]

@@ -1,0 +1,78 @@
+"""The table of nodes that are understood: one rule per kind."""
+
+from collections.abc import Callable
+
+from millrace.models.importers.onnx.lowering import OnnxLowering
+from millrace.models.importers.onnx.onnx_file import OnnxNode
+from millrace.models.importers.onnx.rules import (
+    attention_nodes,
+    image_nodes,
+    layout_nodes,
+    norm_nodes,
+    pointwise_nodes,
+    product_nodes,
+)
+from millrace.models.importers.onnx.values import Constant, Traced
+
+Rule = Callable[[OnnxLowering, OnnxNode], Traced | Constant | tuple[Traced, ...]]
+
+RULES: dict[str, Rule] = {
+    "Add": pointwise_nodes.add,
+    "Attention": attention_nodes.attention_node,
+    "AveragePool": image_nodes.pool,
+    "BatchNormalization": norm_nodes.batch_norm,
+    "Cast": pointwise_nodes.cast,
+    "CastLike": pointwise_nodes.cast,
+    "Clip": pointwise_nodes.clip,
+    "Concat": layout_nodes.concat,
+    "Conv": image_nodes.conv,
+    "Cos": pointwise_nodes.function("cos"),
+    "Div": pointwise_nodes.div,
+    "Dropout": pointwise_nodes.dropout,
+    "Exp": pointwise_nodes.function("exp"),
+    "Expand": layout_nodes.expand,
+    "Flatten": layout_nodes.flatten,
+    "Gather": layout_nodes.gather,
+    "Gelu": pointwise_nodes.gelu,
+    "Gemm": product_nodes.gemm,
+    "GlobalAveragePool": image_nodes.global_average,
+    "HardSigmoid": pointwise_nodes.hard_sigmoid,
+    "HardSwish": pointwise_nodes.hard_swish,
+    "Identity": layout_nodes.identity,
+    "LayerNormalization": norm_nodes.layer_norm,
+    "LeakyRelu": pointwise_nodes.leaky_relu,
+    "Log": pointwise_nodes.function("log"),
+    "LogSoftmax": norm_nodes.softmax,
+    "MatMul": product_nodes.matmul,
+    "Max": pointwise_nodes.extreme,
+    "MaxPool": image_nodes.pool,
+    "Min": pointwise_nodes.extreme,
+    "Mul": pointwise_nodes.mul,
+    "Neg": pointwise_nodes.neg,
+    "PRelu": pointwise_nodes.prelu,
+    "Pow": pointwise_nodes.power,
+    "RMSNormalization": norm_nodes.rms_normalization,
+    "Reciprocal": pointwise_nodes.function("reciprocal"),
+    "ReduceMean": layout_nodes.reduced,
+    "ReduceSum": layout_nodes.reduced,
+    "Relu": pointwise_nodes.function("relu"),
+    "Reshape": layout_nodes.reshape,
+    "SequenceAt": layout_nodes.sequence_at,
+    "Sigmoid": pointwise_nodes.function("sigmoid"),
+    "SimplifiedLayerNormalization": norm_nodes.rms_normalization,
+    "Sin": pointwise_nodes.function("sin"),
+    "Slice": layout_nodes.slice_,
+    "Softmax": norm_nodes.softmax,
+    "Softplus": pointwise_nodes.function("softplus"),
+    "Split": layout_nodes.split,
+    "SplitToSequence": layout_nodes.split_to_sequence,
+    "Sqrt": pointwise_nodes.function("sqrt"),
+    "Squeeze": layout_nodes.squeeze,
+    "Sub": pointwise_nodes.sub,
+    "Swish": pointwise_nodes.swish,
+    "Tanh": pointwise_nodes.function("tanh"),
+    "Tile": layout_nodes.tile,
+    "Transpose": layout_nodes.transpose,
+    "Unsqueeze": layout_nodes.unsqueeze,
+    "Where": pointwise_nodes.where,
+}

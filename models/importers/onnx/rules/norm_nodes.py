@@ -1,0 +1,160 @@
+"""Rules of norms and of softmax."""
+
+import numpy as np
+
+from millrace.models.errors import ModelError
+from millrace.models.importers.onnx.folding import axis_of
+from millrace.models.importers.onnx.lowering import OnnxLowering
+from millrace.models.importers.onnx.onnx_file import OnnxNode
+from millrace.models.importers.onnx.values import Dim, Traced, UnsupportedNodeError, unified
+from millrace.models.labels import BATCH
+
+EPSILON = 1e-5  # the default of LayerNormalization and BatchNormalization
+
+
+def layer_norm(low: OnnxLowering, node: OnnxNode) -> Traced:
+    """Add a norm over the dims from `axis` on, with scale and shift."""
+    if len([name for name in node.outputs if name]) > 1:
+        raise UnsupportedNodeError("gives its mean or deviation away")
+    x = low.floating(node, 0)
+    count = len(x.dims) - axis_of(node, node.integer("axis", -1), len(x.dims))
+    epsilon = node.number("epsilon", EPSILON)
+    name = low.name(node)
+    ones, zeros = np.ones(x.shape[-count:], "float32"), np.zeros(x.shape[-count:], "float32")
+    scale = _weight(low, node, 1, ones)
+    shift = _weight(low, node, 2, zeros)
+    x, scale, shift = _over_last(low, name, x, (scale, shift), count)
+    rows = x.operand[:-1]
+    return low.emit(
+        "layer_norm",
+        name,
+        (x, scale, shift),
+        (x.operand, rows, rows),
+        dims=x.dims,
+        whole_factors=x.operand[-1],
+        attributes={"epsilon": epsilon},
+    )
+
+
+def rms_normalization(low: OnnxLowering, node: OnnxNode) -> Traced:
+    """Add a norm by the root mean square over the dims from `axis` on, with a scale."""
+    if len([name for name in node.outputs if name]) > 1:
+        raise UnsupportedNodeError("gives its deviation away")
+    x = low.floating(node, 0)
+    count = len(x.dims) - axis_of(node, node.integer("axis", -1), len(x.dims))
+    scale = _weight(low, node, 1, np.ones(x.shape[-count:], "float32"))
+    epsilon = node.number("epsilon", EPSILON)
+    return rms_norm(low, low.name(node), x, scale, epsilon, count)
+
+
+def rms_norm(
+    low: OnnxLowering, name: str, x: Traced, scale: Traced | None, epsilon: float, count: int
+) -> Traced:
+    """Add the op of a norm over the last `count` dims; without a scale it is ones."""
+    if scale is None:
+        ones = np.ones(x.shape[-count:], "float32")
+        scale = low.tensor(ones, f"{name}.ones", squeezed=False)
+    x, scale = _over_last(low, name, x, (low.used(scale),), count)
+    return low.emit(
+        "rms_norm",
+        name,
+        (x, scale),
+        (x.operand, x.operand[:-1]),
+        dims=x.dims,
+        whole_factors=x.operand[-1],
+        attributes={"epsilon": epsilon},
+    )
+
+
+def _weight(low: OnnxLowering, node: OnnxNode, index: int, default: np.ndarray) -> Traced:
+    """Scale or shift of a norm; a constant one keeps all its dims."""
+    if not low.given(node, index):
+        name = low.name(node, f"constant.{index}")
+        return low.used(low.tensor(default, name, squeezed=False))
+    weight = low.value(node, index)
+    if isinstance(weight, Traced):
+        return low.used(weight)
+    array = np.broadcast_to(weight.array, default.shape)
+    return low.used(low.tensor(array, low.name(node, f"constant.{index}"), squeezed=False))
+
+
+def _over_last(
+    low: OnnxLowering, name: str, x: Traced, weights: tuple[Traced, ...], count: int
+) -> tuple[Traced, ...]:
+    """Lay x out with its last dims as one, and the weights like it."""
+    rank = len(x.dims)
+    values = [x]
+    for weight in weights:
+        if weight.shape != x.shape[rank - count :]:
+            raise UnsupportedNodeError(f"has a scale or shift of {weight.shape} for {x.shape}")
+        values.append(weight)
+    columns = [
+        [
+            (0, axis),
+            *((w + 1, axis - rank + count) for w in range(len(weights)) if axis >= rank - count),
+        ]
+        for axis in range(rank)
+    ]
+    x, *rest = unified(values, columns, low.fresh)
+    last: Dim = tuple(factor for dim in x.dims[rank - count :] for factor in dim)
+    if any(factor.name == BATCH for factor in last):
+        raise UnsupportedNodeError("norms over the batch")
+    return with_last(low, name, x, last), *(low.laid_out(w, (last,), name) for w in rest)
+
+
+def with_last(low: OnnxLowering, name: str, x: Traced, last: Dim) -> Traced:
+    """Lay a tensor out so that its last dim has just these factors."""
+    x = low.dropped(x)
+    if x.operand and x.operand[-1] == last:
+        return x
+    others = tuple(tuple(factor for factor in dim if factor not in last) for dim in x.operand)
+    return low.laid_out(x, (*(dim for dim in others if dim), last), name)
+
+
+def softmax(low: OnnxLowering, node: OnnxNode) -> Traced:
+    """Add a softmax over one dim, brought to the end of the tensor where it is not there."""
+    x = low.floating(node, 0)
+    axis = axis_of(node, node.integer("axis", -1), len(x.dims))
+    last = x.dims[axis]
+    if not last or any(factor.name == BATCH for factor in last):
+        raise UnsupportedNodeError("is over the batch or a dim of size one")
+    x = with_last(low, low.name(node), x, last)
+    probabilities = low.emit(
+        "softmax", low.name(node), (x,), (x.operand,), dims=x.dims, whole_factors=x.operand[-1]
+    )
+    if node.kind == "LogSoftmax":
+        return low.pointwise("log", low.name(node, "log"), probabilities)
+    return probabilities
+
+
+def batch_norm(low: OnnxLowering, node: OnnxNode) -> Traced:
+    """Add a norm by the statistics of the microbatch, as in training.
+
+    The running mean and variance of the file are not read, whatever its mode: they are what
+    training makes, and what inference uses.
+    """
+    name = low.name(node)
+    x = low.floating(node, 0)
+    if len(x.dims) < 2:
+        raise ModelError(f"{node.title}: its input has {len(x.dims)} dims, at least 2 are needed")
+    weights = tuple(low.traced(node, index) for index in (1, 2))
+    columns = [[(0, axis), *([(1, 0), (2, 0)] if axis == 1 else [])] for axis in range(len(x.dims))]
+    if any(len(weight.dims) != 1 for weight in weights):
+        raise UnsupportedNodeError("has a scale or shift of several dims")
+    x, gamma, beta = (low.dropped(v) for v in unified((x, *weights), columns, low.fresh))
+    channels = x.dims[1]
+    if channels not in x.operand:
+        x = low.as_seen(x, name)
+    gamma, beta = (low.laid_out(weight, (channels,), name) for weight in (gamma, beta))
+    c = (channels,)
+    sums = low.emit("channel_sums", f"{name}.sums", (x,), (c,))
+    squares = low.emit("channel_squares", f"{name}.squares", (x, sums), (c,))
+    epsilon = node.number("epsilon", EPSILON)
+    return low.emit(
+        "batch_norm",
+        name,
+        (x, sums, squares, gamma, beta),
+        (x.operand,),
+        dims=x.dims,
+        attributes={"epsilon": epsilon},
+    )

@@ -1,0 +1,315 @@
+"""Calls of attention, its masks, and softmax."""
+
+from math import sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millrace.models.importers.torch_export.algebra import materialize_axes, scaled
+from millrace.models.importers.torch_export.calls.elementwise_calls import added, floating
+from millrace.models.importers.torch_export.calls.product_calls import matrices
+from millrace.models.importers.torch_export.draft import (
+    Array,
+    DraftOp,
+    DraftTensor,
+    OperandSlot,
+    StepOperand,
+    Token,
+    pointwise,
+)
+from millrace.models.importers.torch_export.extents import (
+    TensorAxis,
+    leaves,
+    paired,
+    sequence_axis,
+    size_of,
+)
+from millrace.models.importers.torch_export.program_reader import (
+    Arguments,
+    Handler,
+    ProgramReader,
+    UnsupportedCallError,
+)
+
+
+def _attention(reader: ProgramReader, a: Arguments) -> Array:
+    query, key, value = (reader.array(floating(a[name])) for name in ("query", "key", "value"))
+    scale = 1 / sqrt(query.shape[-1]) if a["scale"] is None else float(a["scale"])
+    if len(query.dims) != 4:
+        raise UnsupportedCallError(
+            "expected query, key and value of [batch, heads, tokens, features]"
+        )
+    if (a["enable_gqa"] or key.shape[1] == 1) and key.shape[1] != query.shape[1]:
+        times = query.shape[1] // key.shape[1]
+        key, value = (_grouped(array, times) for array in (key, value))
+    mask = a["attn_mask"]
+    causal, window, bias = bool(a["is_causal"]), 0, None
+    if mask is not None:
+        kind = None if isinstance(mask, Array) else mask_of(mask, query.shape[2], key.shape[2])
+        if kind is None:
+            bias = reader.array(mask if isinstance(mask, Array) else _additive(mask))
+        else:
+            causal, window = kind
+    if not (causal or _shuts(reader, mask)) and (name := _tokens_of(reader, query, key)):
+        reader.both_ways.setdefault(name, reader.draft.where)
+    per_sample = (
+        bias is not None
+        and len(bias.dims) == 4
+        and any(bias.real(axis) and axis.role == "b" for axis in leaves(bias.dims[0]))
+    )
+    windows = any(len(leaves(array.dims[0])) > 1 for array in (query, key, value))
+    if float(a["dropout_p"]) or per_sample or windows:
+        return _plain_attention(reader, (query, key, value), scale, causal, window, bias, a)
+    return _fused_attention(reader, (query, key, value), scale, causal, window, bias)
+
+
+def _grouped(array: Array, times: int) -> Array:
+    dims = array.dims
+    return Array(array.tensor, (dims[0], (*dims[1], TensorAxis(times)), *dims[2:]))
+
+
+def mask_of(mask: Any, queries: int, keys: int) -> tuple[bool, int] | None:
+    """Kind of a constant mask, (causal, window), if it is one of these everywhere, else None."""
+    import torch
+
+    seen = mask if mask.dtype is torch.bool else mask > -1.0e4
+    if mask.dtype is not torch.bool and bool((mask[seen] != 0).any()):
+        return None
+    seen = seen.reshape(-1, *seen.shape[-2:]) if seen.ndim > 2 else seen[None]
+    if bool((seen != seen[:1]).any()):
+        return None
+    plane = seen[0].expand(queries, keys)
+    if bool(plane.all()):
+        return False, 0
+    ones = torch.ones(queries, keys, dtype=torch.bool)
+    if queries != keys or bool((plane & ~ones.tril()).any()):
+        return None
+    window = int(plane[-1].sum())
+    if bool((plane == (ones.tril() & ~ones.tril(-window))).all()):
+        return True, 0 if window == keys else window
+    return None
+
+
+def _tokens_of(reader: ProgramReader, query: Array, key: Array) -> str:
+    """Name of the input along whose tokens queries and keys both run, if there is one."""
+    along = [
+        {axis.extent.root() for axis in leaves(group)} for group in (query.dims[2], key.dims[2])
+    ]
+    for array in reader.inputs:
+        tokens = array.dims[1] if array.tensor.integer and len(array.dims) > 1 else ()
+        if any(axis.extent.root() in along[0] & along[1] for axis in leaves(tokens)):
+            return array.tensor.name
+    return ""
+
+
+def _shuts(reader: ProgramReader, mask: Any) -> bool:
+    """True if a mask, constant or a learned term plus one, shows no place those behind it."""
+    if mask is None:
+        return False
+    if not isinstance(mask, Array):
+        return _is_shut(_additive(mask).numpy(), mask.ndim - 2, mask.ndim - 1)
+    rows, columns = (leaves(group) for group in mask.dims[-2:])
+    return len(rows) == len(columns) == 1 and _term_shuts(reader, mask.tensor, rows[0], columns[0])
+
+
+def _term_shuts(
+    reader: ProgramReader, tensor: DraftTensor, row: TensorAxis, column: TensorAxis
+) -> bool:
+    """True if some constant term of a sum does so, along these axes of the sum."""
+    axes = tensor.leaves()
+    if tensor.kind == "constant" and tensor.payload is not None:
+        places = [
+            next((i for i, x in enumerate(axes) if x is axis), None) for axis in (row, column)
+        ]
+        if places[0] is None or places[1] is None:
+            return False
+        return _is_shut(tensor.payload.reshape([x.size for x in axes]), places[0], places[1])
+    step = next((step for step in reader.draft.steps if step.output.tensor is tensor), None)
+    if step is None or step.kind not in ("add", "broadcast"):
+        return False
+    for operand in step.inputs:
+        operand_axes = [_below(step, operand, axis) for axis in (row, column)]
+        if (
+            operand_axes[0]
+            and operand_axes[1]
+            and _term_shuts(reader, operand.tensor, operand_axes[0], operand_axes[1])
+        ):
+            return True
+    return False
+
+
+def _below(step: DraftOp, operand: StepOperand, axis: TensorAxis) -> TensorAxis | None:
+    """Axis of an operand that stands where this one stands in what is made."""
+    for slot in step.output.slots:
+        for position, leaf in enumerate(leaves(slot.axes)):
+            if leaf is axis:
+                same = [x for x in operand.slots if x.token is slot.token]
+                return leaves(same[0].axes)[position] if same else None
+    return None
+
+
+def _is_shut(values: NDArray[Any], row: int, column: int) -> bool:
+    """True if nothing is seen behind the diagonal of two dims."""
+    plane = np.moveaxis(values, (row, column), (-2, -1))
+    behind = np.triu(np.ones(plane.shape[-2:], bool), 1)
+    return bool((plane[..., behind] < -1.0e4).all())
+
+
+def _additive(mask: Any) -> Any:
+    import torch
+
+    if mask.dtype is not torch.bool:
+        return mask
+    return torch.zeros(mask.shape).masked_fill(~mask, -3.0e38)
+
+
+def _heads(
+    query: Array, key: Array, value: Array
+) -> list[tuple[TensorAxis, TensorAxis, TensorAxis]]:
+    """Axes of heads, leaf by leaf: those that keys lack are groups that share them."""
+    for _ in range(2):
+        paired(query.dims[1], key.dims[1])
+        paired(query.dims[1], value.dims[1])
+    first = paired(query.dims[1], key.dims[1])
+    second = paired(query.dims[1], value.dims[1])
+    return [(q, k, v) for (q, k), (_, v) in zip(first, second, strict=True)]
+
+
+def _fused_attention(
+    reader: ProgramReader,
+    arrays: tuple[Array, Array, Array],
+    scale: float,
+    causal: bool,
+    window: int,
+    bias: Array | None,
+) -> Array:
+    draft = reader.draft
+    query, key, value = arrays
+    query = materialize_axes(draft, query, query.dims)
+    heads = _heads(query, key, value)
+    shared = [row for row in heads if key.real(row[1])]
+    if bias is not None or any(value.real(v) != key.real(k) for _, k, v in heads):
+        key, value = (materialize_axes(draft, x, x.dims[1:2]) for x in (key, value))
+        shared = heads
+    alone = [row for row in heads if not any(row is other for other in shared)]
+    key, value = (materialize_axes(draft, x, (x.dims[0], *x.dims[2:])) for x in (key, value))
+    for _ in range(2):
+        paired(query.dims[0], key.dims[0])
+        paired(query.dims[0], value.dims[0])
+        paired(query.dims[3], key.dims[3])
+        paired(key.dims[2], value.dims[2])
+    for axis in leaves(query.dims[2]):
+        sequence_axis(axis)
+    _hinted(shared, "g" if alone else "h")
+    _hinted(alone, "r")
+    for axis in (*leaves(query.dims[3]), *leaves(value.dims[3])):
+        axis.extent.root().hint = "d"
+    b, t, s = Token(), Token(single=True, label="t"), Token(single=True, whole=True, label="s")
+    d, u = (Token(single=True, whole=True, label=label) for label in "du")
+    g = Token(single=True, label="g" if alone else "h")
+    r = Token(single=True, label="r")
+    first = [OperandSlot(b, query.dims[0]), OperandSlot(t, query.dims[2])]
+    middle = [OperandSlot(g, tuple(q for q, _, _ in shared))] if shared or alone else []
+    middle += [OperandSlot(r, tuple(q for q, _, _ in alone))] if alone else []
+    of_key = [OperandSlot(g, tuple(k for _, k, _ in shared))] if middle else []
+    of_value = [OperandSlot(g, tuple(v for _, _, v in shared))] if middle else []
+    slots_of_key = (OperandSlot(b, key.dims[0]), OperandSlot(s, key.dims[2]), *of_key)
+    slots_of_value = (OperandSlot(b, value.dims[0]), OperandSlot(s, value.dims[2]), *of_value)
+    inputs = [
+        StepOperand(query.tensor, (*first, *middle, OperandSlot(d, query.dims[3]))),
+        StepOperand(key.tensor, (*slots_of_key, OperandSlot(d, key.dims[3]))),
+        StepOperand(value.tensor, (*slots_of_value, OperandSlot(u, value.dims[3]))),
+    ]
+    kind = "attention"
+    attributes = {"causal": causal, "scale": scale, "window": window}
+    if bias is not None:
+        kind = "biased_attention"
+        attributes = {"causal": False, "scale": scale}
+        inputs.append(_bias(reader, bias, query, key, (g, t, s)))
+    tensor = draft.make(
+        kind,
+        inputs,
+        [*first, *middle, OperandSlot(u, leaves(value.dims[3]))],
+        extras=((b, t, *(slot.token for slot in middle)),),
+        attributes=attributes,
+        ordered=True,
+    )
+    return Array(tensor, (query.dims[0], query.dims[1], query.dims[2], value.dims[3]))
+
+
+def _hinted(rows: list[tuple[TensorAxis, TensorAxis, TensorAxis]], hint: str) -> None:
+    for row in rows:
+        for axis in row:
+            axis.extent.root().hint = hint
+
+
+def _bias(
+    reader: ProgramReader, bias: Array, query: Array, key: Array, tokens: tuple[Token, Token, Token]
+) -> StepOperand:
+    """Term of the scores as `h t s`."""
+    dims = ((),) * (3 - len(bias.dims)) + bias.dims[-3:]
+    wanted = (query.dims[1], query.dims[2], key.dims[2])
+    filled = tuple(
+        group if size_of(group) > 1 else tuple(TensorAxis(axis.extent) for axis in leaves(want))
+        for group, want in zip(dims, wanted, strict=True)
+    )
+    for _ in range(2):
+        for group, want in zip(filled, wanted, strict=True):
+            paired(group, want)
+    spread_bias = materialize_axes(reader.draft, Array(bias.tensor, filled), filled)
+    slots = [
+        OperandSlot(token, group) for token, group in zip(tokens, spread_bias.dims, strict=True)
+    ]
+    return StepOperand(spread_bias.tensor, tuple(slots))
+
+
+def _plain_attention(
+    reader: ProgramReader,
+    arrays: tuple[Array, Array, Array],
+    scale: float,
+    causal: bool,
+    window: int,
+    bias: Array | None,
+    a: Arguments,
+) -> Array:
+    """Draft products, softmax and dropout one by one, where the fused op has no such thing."""
+    import torch
+
+    query, key, value = arrays
+    turned = Array(key.tensor, (*key.dims[:2], key.dims[3], key.dims[2]))
+    scores = scaled(reader.draft, matrices(reader, query, turned), scale)
+    if causal:
+        ones = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril()
+        seen = ones & ~ones.tril(-window) if window else ones
+        scores = added(reader, scores, _additive(seen))
+    if bias is not None:
+        scores = added(reader, scores, bias)
+    weights = softmax(reader, scores, 3)
+    if float(a["dropout_p"]):
+        attributes = {"rate": float(a["dropout_p"])}
+        weights = pointwise(reader.draft, "dropout", weights, attributes)
+    return matrices(reader, weights, value)
+
+
+def softmax(reader: ProgramReader, array: Array, dim: int) -> Array:
+    """Add a softmax over one dim, which comes last in what is made."""
+    dim %= len(array.dims)
+    array = materialize_axes(reader.draft, array, (array.dims[dim],))
+    token = Token(single=True, whole=True)
+    inside = {id(axis) for axis in leaves(array.dims[dim])}
+    slots = [OperandSlot(Token(), (x,)) for x in array.tensor.leaves() if id(x) not in inside]
+    slots.append(OperandSlot(token, leaves(array.dims[dim])))
+    read = StepOperand(array.tensor, tuple(slots))
+    return Array(reader.draft.make("softmax", (read,), slots, ordered=True), array.dims)
+
+
+def _softmax(reader: ProgramReader, a: Arguments) -> Array:
+    return softmax(reader, floating(a["self"]), a["dim"])
+
+
+HANDLERS: dict[str, Handler] = {
+    "scaled_dot_product_attention": _attention,
+    "softmax": _softmax,
+    "_softmax": _softmax,
+}

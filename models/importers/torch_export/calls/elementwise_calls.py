@@ -1,0 +1,297 @@
+"""Calls of arithmetic, functions of one element, sums and masks."""
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+from millrace.models.importers.torch_export.algebra import combined, reduced, scaled
+from millrace.models.importers.torch_export.draft import Array, Draft, Value, pointwise
+from millrace.models.importers.torch_export.program_reader import (
+    Arguments,
+    BatchNumber,
+    Handler,
+    ProgramReader,
+    UnsupportedCallError,
+)
+from millrace.models.importers.torch_export.views import viewed
+from millrace.models.labels import BATCH
+
+_LOWEST = -3.0e38  # stands for minus infinity where something is added to it
+
+
+def floating(value: Any) -> Any:
+    """Value itself; integer inputs do not enter arithmetic."""
+    if isinstance(value, Array) and value.tensor.integer:
+        raise UnsupportedCallError("it computes with the ids of an input")
+    return value
+
+
+def shifted(draft: Draft, array: Array, value: float) -> Array:
+    """Add a number."""
+    return array if value == 0 else pointwise(draft, "shift", array, {"value": float(value)})
+
+
+def added(reader: ProgramReader, left: Any, right: Any, factor: float = 1.0) -> Array:
+    """Left plus `factor` times right; either may be a number or a constant."""
+    left, right = floating(left), floating(right)
+    for operand, other, times in ((left, right, factor), (right, left, 1.0)):
+        number = reader.number(other)
+        if number is not None:
+            base = reader.array(operand)
+            base = base if operand is left else scaled(reader.draft, base, factor)
+            return shifted(reader.draft, base, number * times)
+    right = scaled(reader.draft, reader.array(right), factor)
+    return combined(reader.draft, "add", reader.array(left), right)
+
+
+def multiplied(reader: ProgramReader, left: Any, right: Any) -> Array:
+    """Left times right; either may be a number or a constant."""
+    left, right = floating(left), floating(right)
+    for operand, other in ((left, right), (right, left)):
+        number = reader.number(other)
+        if number is not None:
+            return scaled(reader.draft, reader.array(operand), number)
+    return combined(reader.draft, "mul", reader.array(left), reader.array(right))
+
+
+def _add(reader: ProgramReader, a: Arguments) -> Array:
+    return added(reader, a["self"], a["other"], _factor(reader, a.get("alpha", 1)))
+
+
+def _sub(reader: ProgramReader, a: Arguments) -> Array:
+    return added(reader, a["self"], a["other"], -_factor(reader, a.get("alpha", 1)))
+
+
+def _rsub(reader: ProgramReader, a: Arguments) -> Array:
+    return added(reader, a["other"], a["self"], -_factor(reader, a.get("alpha", 1)))
+
+
+def _factor(reader: ProgramReader, value: Any) -> float:
+    number = reader.number(value)
+    return 1.0 if number is None else number
+
+
+def _mul(reader: ProgramReader, a: Arguments) -> Array:
+    return multiplied(reader, a["self"], a["other"])
+
+
+def _div(reader: ProgramReader, a: Arguments) -> Array:
+    if a.get("rounding_mode"):
+        raise UnsupportedCallError("it rounds the quotient")
+    number = reader.number(a["other"])
+    if number is not None:
+        return scaled(reader.draft, reader.array(floating(a["self"])), 1 / number)
+    other = floating(a["other"])
+    if not isinstance(other, Array):
+        return multiplied(reader, a["self"], 1 / other)
+    return multiplied(reader, a["self"], pointwise(reader.draft, "reciprocal", other))
+
+
+def _neg(reader: ProgramReader, a: Arguments) -> Array:
+    return scaled(reader.draft, floating(a["self"]), -1.0)
+
+
+def _pow(reader: ProgramReader, a: Arguments) -> Array:
+    exponent = reader.number(a["exponent"])
+    if exponent is None or not isinstance(a["self"], Array):
+        raise UnsupportedCallError("the exponent is a tensor")
+    array = floating(a["self"])
+    if exponent == 1:
+        return reader.array(array)
+    if exponent == 0.5:
+        return pointwise(reader.draft, "sqrt", array)
+    return pointwise(reader.draft, "power", array, {"exponent": exponent})
+
+
+def _square(reader: ProgramReader, a: Arguments) -> Array:
+    return pointwise(reader.draft, "power", floating(a["self"]), {"exponent": 2.0})
+
+
+def _function(kind: str) -> Handler:
+    def draft(reader: ProgramReader, a: Arguments) -> Array:
+        return pointwise(reader.draft, kind, floating(a["self"]))
+
+    return draft
+
+
+def _gelu(reader: ProgramReader, a: Arguments) -> Array:
+    kind = "gelu" if a["approximate"] == "tanh" else "gelu_erf"
+    return pointwise(reader.draft, kind, floating(a["self"]))
+
+
+def _with(kind: str, *fields: tuple[str, Callable[[Arguments], Value]]) -> Handler:
+    def draft(reader: ProgramReader, a: Arguments) -> Array:
+        attributes = {name: value(a) for name, value in fields}
+        return pointwise(reader.draft, kind, floating(a["self"]), attributes)
+
+    return draft
+
+
+def _softplus(reader: ProgramReader, a: Arguments) -> Array:
+    beta = float(a["beta"])
+    softplus = pointwise(reader.draft, "softplus", scaled(reader.draft, floating(a["self"]), beta))
+    return scaled(reader.draft, softplus, 1 / beta)
+
+
+def _clip(reader: ProgramReader, array: Array, low: float | None, high: float | None) -> Array:
+    attributes = {
+        "low": -3.0e38 if low is None else float(low),
+        "high": 3.0e38 if high is None else float(high),
+    }
+    return pointwise(reader.draft, "clip", array, attributes)
+
+
+def _clamp(reader: ProgramReader, a: Arguments) -> Array:
+    low, high = (None if a[x] is None else reader.number(a[x]) for x in ("min", "max"))
+    return _clip(reader, floating(a["self"]), low, high)
+
+
+def _clamp_min(reader: ProgramReader, a: Arguments) -> Array:
+    return _clip(reader, floating(a["self"]), reader.number(a["min"]), None)
+
+
+def _clamp_max(reader: ProgramReader, a: Arguments) -> Array:
+    return _clip(reader, floating(a["self"]), None, reader.number(a["max"]))
+
+
+def _hardtanh(reader: ProgramReader, a: Arguments) -> Array:
+    return _clip(reader, floating(a["self"]), a["min_val"], a["max_val"])
+
+
+def _relu6(reader: ProgramReader, a: Arguments) -> Array:
+    return _clip(reader, floating(a["self"]), 0.0, 6.0)
+
+
+def _hardsigmoid(reader: ProgramReader, a: Arguments) -> Array:
+    clipped = _clip(reader, shifted(reader.draft, floating(a["self"]), 3.0), 0.0, 6.0)
+    return scaled(reader.draft, clipped, 1 / 6)
+
+
+def _hardswish(reader: ProgramReader, a: Arguments) -> Array:
+    return multiplied(reader, a["self"], _hardsigmoid(reader, a))
+
+
+def _prelu(reader: ProgramReader, a: Arguments) -> Array:
+    x, slope = floating(a["self"]), a["weight"]
+    if slope.shape == (1,):
+        raise UnsupportedCallError("one slope for all channels; give one per channel")
+    over = Array(slope.tensor, (*slope.dims, *((),) * (len(x.dims) - 2)))
+    return combined(reader.draft, "prelu", x, over)
+
+
+def _swiglu(reader: ProgramReader, a: Arguments) -> Array:
+    gate, up = floating(a["gate"]), floating(a["up"])
+    if not (isinstance(gate, Array) and isinstance(up, Array)):
+        return multiplied(reader, pointwise(reader.draft, "silu", reader.array(gate)), up)
+    if len(gate.tensor.leaves()) != len(up.tensor.leaves()):
+        return multiplied(reader, pointwise(reader.draft, "silu", gate), up)
+    return combined(reader.draft, "swiglu", gate, up)
+
+
+def dims_of(value: Any, rank: int) -> list[int]:
+    """Dims that an op reduces: a list, one, or all."""
+    if value is None or value == []:
+        return list(range(rank))
+    return [dim % rank for dim in (value if isinstance(value, list | tuple) else [value])]
+
+
+def _sum(reader: ProgramReader, a: Arguments) -> Array:
+    array = floating(a["self"])
+    dims = dims_of(a.get("dim"), len(array.dims))
+    return reduced(reader.draft, array, dims, keep=bool(a.get("keepdim", False)))
+
+
+def mean(reader: ProgramReader, array: Array, dims: list[int], keep: bool) -> Array:
+    """Mean over dims of a sample."""
+    if any(axis.role == BATCH for dim in dims for axis in array.dims[dim]):
+        raise UnsupportedCallError("it takes the mean over samples")
+    count = prod(array.shape[dim] for dim in dims)
+    return scaled(reader.draft, reduced(reader.draft, array, dims, keep=keep), 1 / count)
+
+
+def _mean(reader: ProgramReader, a: Arguments) -> Array:
+    array = floating(a["self"])
+    dims = dims_of(a.get("dim"), len(array.dims))
+    return mean(reader, array, dims, bool(a.get("keepdim", False)))
+
+
+def _vector_norm(reader: ProgramReader, a: Arguments) -> Array:
+    if float(a["ord"]) != 2:
+        raise UnsupportedCallError(f"a norm of order {a['ord']}; the Euclidean one (2) is known")
+    array = pointwise(reader.draft, "power", floating(a["self"]), {"exponent": 2.0})
+    dims = dims_of(a["dim"], len(array.dims))
+    total = reduced(reader.draft, array, dims, keep=bool(a["keepdim"]))
+    return pointwise(reader.draft, "sqrt", total)
+
+
+def _masked_fill(reader: ProgramReader, a: Arguments) -> Array:
+    mask, value = a["mask"], reader.number(a["value"])
+    if isinstance(mask, Array) or value is None:
+        raise UnsupportedCallError("its mask depends on the inputs")
+    value = max(value, _LOWEST)
+    unmasked = multiplied(reader, a["self"], (~mask).float())
+    return unmasked if value == 0 else added(reader, unmasked, mask.float() * value)
+
+
+def where(reader: ProgramReader, a: Arguments) -> Array:
+    """Choose one of two values by a constant condition."""
+    mask = a["condition"]
+    if isinstance(mask, Array):
+        raise UnsupportedCallError("its condition depends on the inputs")
+    parts = []
+    for value, part_mask in ((a["self"], mask), (a["other"], ~mask)):
+        number = None if isinstance(value, BatchNumber) else reader.number(value)
+        if isinstance(value, Array):
+            parts.append(multiplied(reader, value, part_mask.float()))
+        elif number is not None:
+            parts.append(part_mask.float() * max(number, _LOWEST))
+        else:
+            parts.append(part_mask.float() * value.clamp(min=_LOWEST))
+    return added(reader, parts[0], parts[1])
+
+
+def _glu(reader: ProgramReader, a: Arguments) -> Array:
+    array = floating(a["self"])
+    dim = a["dim"] % len(array.dims)
+    size = array.shape[dim]
+    shape = (*array.shape[:dim], 2, size // 2, *array.shape[dim + 1 :])
+    from millrace.models.importers.torch_export.views import selected
+
+    apart = viewed(reader.draft, array, shape)
+    value, gate = (selected(reader.draft, apart, dim, index) for index in (0, 1))
+    return multiplied(reader, value, pointwise(reader.draft, "sigmoid", gate))
+
+
+_PLAIN = (
+    "relu", "silu", "sigmoid", "tanh", "exp", "log", "sqrt", "rsqrt", "reciprocal", "sin", "cos",
+)  # fmt: skip
+
+HANDLERS: dict[str, Handler] = {
+    **{kind: _function(kind) for kind in _PLAIN},
+    "add": _add,
+    "sub": _sub,
+    "rsub": _rsub,
+    "mul": _mul,
+    "div": _div,
+    "neg": _neg,
+    "pow": _pow,
+    "square": _square,
+    "gelu": _gelu,
+    "leaky_relu": _with("leaky_relu", ("slope", lambda a: float(a["negative_slope"]))),
+    "softplus": _softplus,
+    "clamp": _clamp,
+    "clamp_min": _clamp_min,
+    "clamp_max": _clamp_max,
+    "hardtanh": _hardtanh,
+    "relu6": _relu6,
+    "hardsigmoid": _hardsigmoid,
+    "hardswish": _hardswish,
+    "prelu": _prelu,
+    "swiglu": _swiglu,
+    "glu": _glu,
+    "sum": _sum,
+    "mean": _mean,
+    "linalg_vector_norm": _vector_norm,
+    "masked_fill": _masked_fill,
+    "where": where,
+}

@@ -1,0 +1,188 @@
+"""Rotary positions: x cos + turned(x) sin, recognised with both ways of pairing features.
+
+Where the tables hold the angles of one base from position 0 on, this is the `rotary` op; else (a
+stretched model, say) the products with the tables stay, which are constants.
+"""
+
+from typing import Any
+
+from millrace.models.importers.torch_export.algebra import (
+    combined,
+    materialize_axes,
+    narrowed,
+    scaled,
+)
+from millrace.models.importers.torch_export.calls.elementwise_calls import floating
+from millrace.models.importers.torch_export.draft import Array, OperandSlot, StepOperand, Token
+from millrace.models.importers.torch_export.extents import leaves, sequence_axis
+from millrace.models.importers.torch_export.node_matching import (
+    Found,
+    is_call,
+    match_operand,
+    without_casts,
+)
+from millrace.models.importers.torch_export.program_reader import Arguments, Handler, ProgramReader
+from millrace.models.importers.torch_export.views import joined, selected, viewed
+from millrace.models.labels import SEQUENCE
+
+
+def rotary(node: Any) -> Found | None:
+    """Match of the sum of x cos and of the turned x sin."""
+    if not is_call(node, "add") or not all(hasattr(x, "meta") for x in node.args[:2]):
+        return None
+    plain, turned = (without_casts(x) for x in node.args[:2])
+    if not (is_call(plain, "mul") and is_call(turned, "mul")):
+        return None
+    matched = match_operand(turned, _turned)
+    if matched is None or not all(hasattr(x, "meta") for x in (matched[1], *plain.args[:2])):
+        return None
+    (x, interleaved), sine = matched
+    first, second = plain.args[:2]
+    if without_casts(first) is not x and without_casts(second) is not x:
+        return None
+    cosine = second if without_casts(first) is x else first
+    dims = int(x.meta["val"].shape[-1])
+    arguments = {"x": x, "cos": cosine, "sin": sine, "interleaved": interleaved, "dims": dims}
+    return "rotary", arguments
+
+
+def partly_rotary(node: Any) -> Found | None:
+    """Match of a join of first features that are turned and others as they were."""
+    if not is_call(node, "cat") or len(node.args[0]) != 2:
+        return None
+    matched = rotary(without_casts(node.args[0][0]))
+    rest = without_casts(node.args[0][1])
+    if matched is None or not (is_call(matched[1]["x"], "slice") and is_call(rest, "slice")):
+        return None
+    part, rank = matched[1]["x"], node.meta["val"].ndim
+    full, dims = part.args[0], matched[1]["dims"]
+    size = int(full.meta["val"].shape[-1])
+    if len(node.args) < 2 or node.args[1] % rank != rank - 1 or rest.args[0] is not full:
+        return None
+    if (_slice(part, size), _slice(rest, size)) != ((0, dims, 1), (dims, size, 1)):
+        return None
+    return "rotary", {**matched[1], "x": without_casts(full)}
+
+
+def _turned(node: Any) -> tuple[Any, bool] | None:
+    """Tensor x of what has minus the second of each pair first; True if pairs are neighbours."""
+    if is_call(node, "cat"):
+        step = 1
+    elif is_call(node, "flatten", "reshape", "view") and is_call(
+        without_casts(node.args[0]), "stack"
+    ):
+        step, node = 2, without_casts(node.args[0])
+    else:
+        return None
+    rank = node.meta["val"].ndim
+    parts, dim = node.args[0], node.args[1] if len(node.args) > 1 else 0
+    if len(parts) != 2 or dim % rank != rank - 1 or not is_call(parts[0], "neg"):
+        return None
+    later, earlier = parts[0].args[0], parts[1]
+    if not (is_call(later, "slice") and is_call(earlier, "slice")):
+        return None
+    x = earlier.args[0]
+    size = int(x.meta["val"].shape[-1])
+    wanted = (
+        ((size // 2, size, 1), (0, size // 2, 1)) if step == 1 else ((1, size, 2), (0, size, 2))
+    )
+    if later.args[0] is not x or tuple(_slice(y, size) for y in (later, earlier)) != wanted:
+        return None
+    return without_casts(x), step == 2
+
+
+def _slice(node: Any, size: int) -> tuple[Any, ...] | None:
+    """Bounds (start, end, step) of a slice of the last dim."""
+    given, usual = list(node.args[1:]), [0, None, None, 1]
+    dim, start, end, step = given + usual[len(given) :]
+    if dim % node.args[0].meta["val"].ndim != node.args[0].meta["val"].ndim - 1:
+        return None
+    return (start or 0, size if end is None or end > size else end, step)
+
+
+def _rotary(reader: ProgramReader, a: Arguments) -> Array:
+    x = reader.array(floating(a["x"]))
+    interleaved = bool(a["interleaved"])
+    place = _positions(a["cos"], a["sin"], x, a["dims"])
+    base = None if place is None else base_of(a["cos"], a["sin"], interleaved)
+    if place is None or base is None:
+        return _by_tables(reader, x, a, interleaved)
+    x = materialize_axes(reader.draft, x, (x.dims[-1],))
+    attributes = {
+        "base": base,
+        "dims": int(a["dims"]),
+        "interleaved": interleaved,
+        "inverse": False,
+    }
+    inside = {id(axis) for axis in leaves(x.dims[-1])}
+    slots = [OperandSlot(Token(), (y,)) for y in x.tensor.leaves() if id(y) not in inside]
+    slots.append(OperandSlot(Token(single=True, whole=True, label="d"), leaves(x.dims[-1])))
+    read = StepOperand(x.tensor, tuple(slots))
+    turned = reader.draft.make("rotary", (read,), slots, attributes=attributes, ordered=True)
+    return Array(turned, x.dims)
+
+
+def _positions(cosine: Any, sine: Any, x: Array, dims: int) -> int | None:
+    """Dim of x, counted from the end, along which positions run, if it is the sequence."""
+    if isinstance(cosine, Array) or isinstance(sine, Array) or cosine.shape != sine.shape:
+        return None
+    long = [dim for dim in range(-cosine.ndim, -1) if cosine.shape[dim] > 1 and cosine.stride(dim)]
+    if len(long) != 1 or -long[0] > len(x.dims) or cosine.shape[-1] != dims:
+        return None
+    axes = leaves(x.dims[long[0]])
+    if len(axes) != 1 or not x.real(axes[0]) or axes[0].size != cosine.shape[long[0]]:
+        return None
+    sequence_axis(axes[0])
+    return long[0] if axes[0].role == SEQUENCE else None
+
+
+def _by_tables(reader: ProgramReader, full: Array, a: Arguments, interleaved: bool) -> Array:
+    draft, size = reader.draft, int(a["dims"])
+    x = narrowed(draft, full, -1, 0, size)
+    if interleaved:
+        pairs = viewed(draft, x, (*x.shape[:-1], size // 2, 2))
+        first, second = (selected(draft, pairs, -1, index) for index in (0, 1))
+        parts = (scaled(draft, second, -1.0), first)
+        arrays = [Array(part.tensor, (*part.dims, ())) for part in parts]
+        turned = joined(draft, arrays, -1)
+        turned = viewed(draft, turned, x.shape)
+    else:
+        front, back = (narrowed(draft, x, -1, start, size // 2) for start in (0, size // 2))
+        turned = joined(draft, (scaled(draft, back, -1.0), front), -1)
+    plain = combined(draft, "mul", x, reader.array(a["cos"]))
+    rotated = combined(draft, "add", plain, combined(draft, "mul", turned, reader.array(a["sin"])))
+    if size == full.shape[-1]:
+        return rotated
+    return joined(draft, (rotated, narrowed(draft, full, -1, size, full.shape[-1] - size)), -1)
+
+
+def base_of(cosine: Any, sine: Any, interleaved: bool) -> float | None:
+    """Base of tables of angles, one row per position from 0 on, or None."""
+    import torch
+
+    size = int(cosine.shape[-1])
+    for dim in range(cosine.ndim - 1):
+        if not cosine.stride(dim):
+            cosine, sine = cosine.narrow(dim, 0, 1), sine.narrow(dim, 0, 1)
+    first, second = (table.reshape(-1, size).double() for table in (cosine, sine))
+    angle = torch.atan2(second[1], first[1])
+    angle = angle[::2] if interleaved else angle[: size // 2]
+    if bool((angle <= 0).any()) or abs(float(angle[0]) - 1) > 1e-5:
+        return None
+    # The slowest pair knows the base best; where there is one pair, any base will do.
+    base = float(angle[-1]) ** (-size / (size - 2)) if size > 2 else 10000.0
+    base = float(f"{base:.6g}")
+    rounded = round(base)
+    if abs(rounded - base) < 1e-5 * base:
+        base = float(rounded)
+    exponents = torch.arange(0, size, 2, dtype=torch.float64) / size
+    places = torch.arange(first.shape[0], dtype=torch.float64)
+    angles = torch.outer(places, base**-exponents)
+    angles = angles.repeat_interleave(2, 1) if interleaved else angles.repeat(1, 2)
+    pairs = ((angles.cos(), first), (angles.sin(), second))
+    error = max(float((exact - table).abs().max()) for exact, table in pairs)
+    return base if error < 1e-6 * max(float(places[-1]), 10.0) else None
+
+
+MATCHERS = (partly_rotary, rotary)
+HANDLERS: dict[str, Handler] = {"rotary": _rotary}

@@ -1,0 +1,224 @@
+"""Orders: everything about an actor graph that no run may decide.
+
+Compute queues follow the schedule table, slots a rule (`slots`). The rest comes from one run of the
+same protocol over the compute orders, as early as priced durations allow and with communication in
+no order yet: the order in which meetings start is the one total order of all collectives and
+transfers; each rank's launch queue and lanes are its restriction. It is the order of a run that
+went to its end, so with it the net still does.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from msgspec.structs import replace
+
+from millrace.planner.actors.graph import ActorGraph, Leave, Program, Queue
+from millrace.planner.actors.protocol import ActorProtocol, Fire
+from millrace.planner.actors.rendezvous import Arrival, Rendezvous
+from millrace.planner.compile.slots import Timetable, lifetimes
+from millrace.planner.compile.stage_ir import SLOT_PARTS, StageIR
+from millrace.planner.costs.launch_overhead import Pacing, launch_offsets
+from millrace.planner.mesh import Axis
+from millrace.planner.schedules import Slot
+
+Durations = tuple[tuple[int, ...], ...]  # nanoseconds per program and actor
+Lane = tuple[int, str]  # a program and a lane of it
+
+
+def compute_order(draft: StageIR, slots: Sequence[Slot]) -> tuple[int, ...]:
+    """Compute queue of one step: begin, the schedule's slots, update."""
+    sections: dict[tuple[str, int], list[int]] = {}
+    for index, actor in enumerate(draft.actors):
+        if actor.lane == "compute":
+            sections.setdefault(actor.section, []).append(index)
+    order = list(sections.get(("begin", 0), ()))
+    runs: dict[tuple[str, int], list[int]] = {}
+    for part, chunk, _ in slots:
+        if (part, chunk) not in runs:
+            rows = [sections.get((section_part, chunk), []) for section_part in SLOT_PARTS[part]]
+            runs[part, chunk] = sorted(index for row in rows for index in row)
+        order += runs[part, chunk]
+    order.extend(sections.get(("update", 0), ()))
+    return tuple(order)
+
+
+def unordered(draft: StageIR, name: str, stage: int, slots: Sequence[Slot]) -> Program:
+    """Program with its compute order, and every meeting in a queue of its own."""
+    compute = Queue(name="compute", leave=Leave.COMPLETED, order=compute_order(draft, slots))
+    queues = [compute]
+    actors = []
+    for index, actor in enumerate(draft.actors):
+        if actor.lane == "compute":
+            actors.append(actor.finished((0,)))
+            continue
+        actors.append(actor.finished((len(queues),)))
+        queues.append(Queue(name=actor.name, leave=Leave.COMPLETED, order=(index,) * actor.firings))
+    devices = prod(draft.sizes)
+    ranks = tuple(range(stage * devices, (stage + 1) * devices))
+    return Program(
+        name=name,
+        stage=stage,
+        ranks=ranks,
+        registers=tuple(draft.registers),
+        actors=tuple(actors),
+        queues=tuple(queues),
+    )
+
+
+def with_slots(graph: ActorGraph, drafts: Sequence[StageIR], table: Timetable) -> ActorGraph:
+    """Give every register the slots that the timetable counts."""
+    programs = []
+    for program, alive in zip(graph.programs, lifetimes(drafts), strict=True):
+        registers = tuple(
+            register
+            if lifetime is None
+            else replace(register, slots=table.slots(program.stage, lifetime))
+            for register, lifetime in zip(program.registers, alive, strict=True)
+        )
+        programs.append(replace(program, registers=registers))
+    return replace(graph, programs=tuple(programs))
+
+
+@dataclass(slots=True)
+class FirstStep:
+    """Record of a run of one step as early as durations allow, one instance a program.
+
+    `sequence` lists firings as they began, a meeting's members together; `starts` and `ends` hold
+    the times of every actor's firings (a meeting starts when its data begins to move).
+    """
+
+    sequence: list[tuple[Arrival, ...]]
+    starts: list[list[list[int]]]
+    ends: list[list[list[int]]]
+
+
+class _EarliestRun:
+    """A run of one step as early as durations allow, in which a lane moves one meeting at a time.
+
+    Of meetings that wait for one lane, the first to be ready is the first to start. Launches by the
+    host are honoured; contention is not, for it hardly tells which meeting is ready first.
+    """
+
+    def __init__(
+        self,
+        graph: ActorGraph,
+        drafts: Sequence[StageIR],
+        durations: Durations,
+        pacing: Pacing | None,
+    ) -> None:
+        self.durations = durations
+        self.launched = [
+            launch_offsets(program, pacing.rows[index], pacing.host_ns)
+            if pacing is not None
+            else ()
+            for index, program in enumerate(graph.programs)
+        ]
+        self.protocols = [ActorProtocol(program) for program in graph.programs]
+        self.rendezvous = Rendezvous(graph, folded=True)
+        # `lane_of` holds the lane on which each program's actor meets others.
+        self.lane_of = [
+            [None if actor.meeting is None else (index, actor.lane) for actor in draft.actors]
+            for index, draft in enumerate(drafts)
+        ]
+        self.seen = FirstStep(
+            sequence=[],
+            starts=[[[] for _ in draft.actors] for draft in drafts],
+            ends=[[[] for _ in draft.actors] for draft in drafts],
+        )
+        self.events: list[tuple[int, int, int, int]] = []  # time, sequence, instance, actor
+        # Meetings that are ready, by lane; the first of them is under way. The ends of a transfer
+        # always have the same two lanes, so one of them tells.
+        self.lanes: dict[Lane, deque[list[Arrival]]] = {}
+        self.count = 0
+
+    def run(self) -> FirstStep:
+        """Run the step; return its record."""
+        for instance, protocol in enumerate(self.protocols):
+            self._fire(0, instance, protocol.start())
+        events, lane_of, lanes = self.events, self.lane_of, self.lanes
+        while events:
+            now, _, instance, actor = heapq.heappop(events)
+            lane = lane_of[instance][actor]
+            if lane is not None:
+                waiting = lanes.get(lane)
+                if waiting and waiting[0][0] == (instance, actor):
+                    waiting.popleft()
+                    if waiting:
+                        self._start(now, waiting[0])
+            if fires := self.protocols[instance].completed(actor):
+                self._fire(now, instance, fires)
+        return self.seen
+
+    def _fire(self, now: int, instance: int, fires: list[Fire]) -> None:
+        lane_of = self.lane_of[instance]
+        for fire in fires:
+            if lane_of[fire.actor] is None:
+                begin = now
+                if offsets := self.launched[instance]:
+                    begin = max(now, offsets[fire.actor][fire.firing])
+                self._start(begin, ((instance, fire.actor),))
+                continue
+            parties = self.rendezvous.arrive(instance, fire.actor, fire.firing)
+            if parties is not None:
+                parties = sorted(parties)
+                first, actor = parties[0]
+                lane = self.lane_of[first][actor]
+                assert lane is not None
+                waiting = self.lanes.setdefault(lane, deque())
+                waiting.append(parties)
+                if len(waiting) == 1:
+                    self._start(now, parties)
+
+    def _start(self, now: int, parties: Sequence[Arrival]) -> None:
+        self.seen.sequence.append(tuple(parties))
+        for instance, actor in parties:
+            self.count += 1
+            end = now + self.durations[instance][actor]
+            self.seen.starts[instance][actor].append(now)
+            self.seen.ends[instance][actor].append(end)
+            heapq.heappush(self.events, (end, self.count, instance, actor))
+
+
+def first_step(
+    graph: ActorGraph,
+    drafts: Sequence[StageIR],
+    durations: Durations,
+    pacing: Pacing | None = None,
+) -> FirstStep:
+    """Run one step of a graph whose communication is in no order yet (`unordered`)."""
+    return _EarliestRun(graph, drafts, durations, pacing).run()
+
+
+def with_queues(graph: ActorGraph, drafts: Sequence[StageIR], first: FirstStep) -> ActorGraph:
+    """Put every meeting into its lane and the launch queue, in the one total order."""
+    launched: list[list[int]] = [[] for _ in drafts]
+    for parties in first.sequence:
+        for instance, actor in parties:
+            if drafts[instance].actors[actor].meeting is not None:
+                launched[instance].append(actor)
+    programs = []
+    for program, draft, started in zip(graph.programs, drafts, launched, strict=True):
+        lanes = sorted({actor.lane for actor in draft.actors if actor.lane != "compute"})
+        queues = [program.queues[0]]
+        for lane in lanes:
+            order = tuple(a for a in started if draft.actors[a].lane == lane)
+            queues.append(Queue(name=lane, leave=Leave.COMPLETED, order=order))
+        if lanes:
+            queues.append(Queue(name="launch", leave=Leave.ISSUED, order=tuple(started)))
+        numbers = {lane: index + 1 for index, lane in enumerate(lanes)}
+        actors = tuple(
+            replace(actor, queues=(0,))
+            if drafted.lane == "compute"
+            else replace(actor, queues=(numbers[drafted.lane], len(queues) - 1))
+            for actor, drafted in zip(program.actors, draft.actors, strict=True)
+        )
+        programs.append(replace(program, actors=actors, queues=tuple(queues)))
+    return replace(graph, programs=tuple(programs))
+
+
+def joined(programs: Sequence[Program], name: str, axes: tuple[Axis, ...]) -> ActorGraph:
+    """Programs of all stages as one actor graph."""
+    return ActorGraph(name=name, axes=axes, programs=tuple(programs))

@@ -1,0 +1,131 @@
+"""Pacing: what holds computation back beside the protocol, on devices that software drives.
+
+* *Launches.* A rank's host launches the actors of a compute queue in their order, one after the
+  other, and runs ahead of the device within a step; the next step's launches begin when the queue's
+  last firing of this one is over. A firing begins no earlier than it is launched. One launch does
+  what an optimizer does to many variables; a meeting that is no bucket's is launched before what
+  reads it.
+* *Contention.* While a meeting of a rank moves data, what the rank computes keeps a share of its
+  speed.
+
+An actor may stand for several launches (merged actors, parts of chunks). It is then one piece of
+computation that begins when the first is launched plus a *lag*: as much as the later ones, waiting
+for their launches, push back its end.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from millrace.models.ops import kinds_where
+from millrace.planner.actors.graph import ActorGraph, Program
+from millrace.planner.cluster import Cluster
+
+# Phases in which frameworks do some kinds of ops for all variables in one launch: PyTorch's
+# `torch._foreach` functions, and apex's `multi_tensor_apply`, which DeepSpeed takes for Adam
+# (ops/adam/fused_adam.py) and Megatron-LM for norms, Adam and casts of float16 (core/optimizer; it
+# copies those of bfloat16 one by one, which is left out here). Read 2026-11.
+TOGETHER = kinds_where(lambda row: row.launched_together)
+ENDS = ("begin", "update")
+
+
+class Pace(NamedTuple):
+    """Launches and slowdown of one actor without a meeting; 0 launches: with those before it.
+
+    `alone` is the share of its time in which it computes and no meeting inside it moves data: as
+    much of it as other meetings slow down.
+    """
+
+    launches: int = 1
+    lag_ns: int = 0
+    alone: float = 1.0
+
+
+ONE = Pace()
+
+
+class Pacing(NamedTuple):
+    """Nanoseconds of a launch, the speed kept beside moving data, a pace per program and actor."""
+
+    host_ns: int
+    overlap: float
+    rows: tuple[tuple[Pace, ...], ...]
+
+
+def pacing_of(graph: ActorGraph, cluster: Cluster) -> Pacing | None:
+    """The pacing of a graph of ops; None where nothing is held back.
+
+    Ranks that share cores (`Cluster.cores_per_node`) compute on the host, which
+    `millrace.simulator.shared_cores` describes.
+    """
+    if not paced(cluster):
+        return None
+    host_ns = cluster.software.host_ns
+    rows = tuple(_paces(program, host_ns) for program in graph.programs)
+    return Pacing(host_ns, cluster.software.overlap, rows)
+
+
+def _paces(program: Program, host_ns: int) -> tuple[Pace, ...]:
+    """A pace per actor: its own launch, and those of the meetings that nobody read before it."""
+    met = {
+        port.register
+        for actor in program.actors
+        if (meeting := actor.meeting) and not (meeting.bucketed or meeting.world)
+        for port in actor.outputs
+    }
+    paces = [ONE] * len(program.actors)
+    begun: set[tuple[str, str]] = set()
+    for index in dict.fromkeys(
+        actor_index for queue in program.queues for actor_index in queue.order
+    ):
+        actor = program.actors[index]
+        if actor.meeting is not None:
+            continue
+        read = met.intersection(port.register for port in actor.inputs)
+        met -= read
+        phase_kind = (actor.phase, actor.kind)
+        own_launches = (
+            0 if actor.phase in ENDS and actor.kind in TOGETHER and phase_kind in begun else 1
+        )
+        begun.add(phase_kind)
+        paces[index] = Pace(own_launches + len(read), len(read) * host_ns if own_launches else 0)
+    return tuple(paces)
+
+
+def paced(cluster: Cluster) -> bool:
+    """True if launches or contention hold back what a cluster's devices compute."""
+    software = cluster.software
+    return cluster.cores_per_node is None and (software.host_ns > 0 or software.overlap < 1)
+
+
+def hidden_share(cluster: Cluster) -> float:
+    """Share of a transfer beside computation that does not slow that down."""
+    return cluster.software.overlap if paced(cluster) else 0.0
+
+
+def launch_offsets(
+    program: Program, row: Sequence[Pace], host_ns: int
+) -> tuple[tuple[int, ...], ...]:
+    """Nanoseconds, per actor and firing of a step, from the first launch until it can begin.
+
+    Empty for meetings: nobody waits for their launch.
+    """
+    offsets_by_actor: list[list[int]] = [[] for _ in program.actors]
+    for queue in program.queues:
+        launched = 0
+        for actor in queue.order:
+            if program.actors[actor].meeting is None:
+                first = min(row[actor].launches, 1)
+                offsets_by_actor[actor].append((launched + first) * host_ns + row[actor].lag_ns)
+                launched += row[actor].launches
+    return tuple(tuple(offsets) for offsets in offsets_by_actor)
+
+
+def merged(paces: Iterable[tuple[Pace, int]], host_ns: int) -> Pace:
+    """Pace of actors that follow one another, each given with its duration."""
+    launches = lag = before = 0
+    for index, (pace, duration_ns) in enumerate(paces):
+        later = launches * host_ns - before + pace.lag_ns
+        lag = later if index == 0 else max(lag, later)
+        launches += pace.launches
+        before += duration_ns
+    return Pace(launches, lag)

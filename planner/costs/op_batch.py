@@ -1,0 +1,154 @@
+"""Firings of one op: what its duration follows from, of many local shapes at once.
+
+The actors of a plan have one shape each, the options of a search thousands: both are arrays here.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from millrace.models.graph import ITEMSIZE
+from millrace.models.labels import bind, parse
+from millrace.models.ops import op_kind, op_work
+from millrace.planner.cluster import Device
+from millrace.planner.collectives import LOCAL_BOXING
+from millrace.planner.costs.profile_tables import Floats, Ints
+from millrace.planner.errors import ClusterError
+from millrace.planner.fusion.fused_traffic import Share
+
+Shape = tuple[int, ...]
+Attributes = Mapping[str, int | float | str | bool]
+
+PRECISION = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+# Formats of eight bits that a product may be done in (attribute `arithmetic` of its op): rows of
+# `Device.flops_per_s` whose rate they have, the first that there is.
+NARROW = {"fp8": ("fp8",), "mxfp8": ("mxfp8", "fp8")}
+
+
+class OpFirings(NamedTuple):
+    """Firings of one op, each on its own local shapes.
+
+    Attributes
+    ----------
+    kind, labels, attributes
+        The op, as in `millrace.models.graph.Op`; `slice` and `pad` of the compiler move bytes only.
+    sizes
+        Size of every label on one device; empty for kinds without products.
+    bytes
+        Bytes read and written, as `millrace.models.ops.op_work` counts it.
+    precision
+        That of the arithmetic, see `precision_of`; without products only a measured device's tables
+        tell one from another.
+    follows
+        It is done inside the kernel of another op (`millrace.planner.fusion`) and launches nothing.
+    """
+
+    kind: str
+    labels: str
+    attributes: Attributes
+    sizes: Mapping[str, Ints]
+    bytes: Ints
+    precision: str
+    follows: bool = False
+
+    @property
+    def flops(self) -> Floats:
+        """FLOPs as the op table counts them: attention in full, causal or not."""
+        total = np.zeros(np.shape(self.bytes))
+        if self.sizes:
+            operands = parse(self.labels).operands
+            for pair in op_kind(self.kind).products:
+                points = dict.fromkeys(
+                    label for operand in pair for dim in operands[operand] for label in dim
+                )
+                total = total + 2.0 * self.size(points)
+        return total
+
+    def size(self, labels: Sequence[str] | Mapping[str, object]) -> Floats:
+        """Points that these labels span together."""
+        points: Floats = np.array(1.0)
+        for label in labels:
+            points = points * self.sizes[label]
+        return points
+
+
+def precision_of(kind: str, dtypes: Sequence[str], attributes: Attributes | None = None) -> str:
+    """Precision in which an op computes: its attribute `arithmetic`, or by its inputs.
+
+    These give that of the wider one of its first product. Inputs that only scale or join what is
+    multiplied (the logsumexp of an attention) do not count. An op that multiplies nothing has that
+    of its first floating input, fp32 without one.
+
+    Examples
+    --------
+    >>> precision_of("attention_grad", [*["bfloat16"] * 4, "float32", "bfloat16"])
+    'bf16'
+    >>> precision_of("matmul", ["bfloat16"] * 2, {"arithmetic": "fp8"})
+    'fp8'
+    >>> precision_of("layer_norm_grad_input", [*["bfloat16"] * 3, *["float32"] * 2])
+    'bf16'
+    """
+    arithmetic = (attributes or {}).get("arithmetic")
+    if arithmetic in NARROW:
+        return str(arithmetic)
+    products = op_kind(kind).products
+    if not products:
+        return next((PRECISION[dtype] for dtype in dtypes if dtype in PRECISION), "fp32")
+    inputs = [dtypes[operand] for operand in products[0] if operand < len(dtypes)]
+    floating = [dtype for dtype in inputs if dtype in PRECISION]
+    return PRECISION[max(floating, key=lambda dtype: ITEMSIZE[dtype])] if floating else "fp32"
+
+
+def peak_flops_per_s(device: Device, precision: str) -> float:
+    """Dense peak of a device; raises ClusterError where it has no such arithmetic."""
+    for name in NARROW.get(precision, (precision,)):
+        if name in device.flops_per_s:
+            return device.flops_per_s[name]
+    precisions = ", ".join(sorted(device.flops_per_s))
+    raise ClusterError(
+        f"device `{device.name}` has no {precision} arithmetic (flops_per_s lists {precisions}):"
+        f" choose another precision"
+    )
+
+
+def firing_of(
+    kind: str,
+    labels: str,
+    attributes: Attributes,
+    input_shapes: Sequence[Shape],
+    output_shapes: Sequence[Shape],
+    input_dtypes: Sequence[str],
+    output_dtypes: Sequence[str],
+    share: Share | None = None,
+) -> OpFirings:
+    """One firing, of the local shapes of its operands; `share`: as part of a fused actor.
+
+    Raises
+    ------
+    ModelError
+        The op table has no such kind, or the shapes do not fit the labels.
+    """
+    inputs: Sequence[int] = [ITEMSIZE[dtype] for dtype in input_dtypes]
+    outputs: Sequence[int] = [ITEMSIZE[dtype] for dtype in output_dtypes]
+    if share is not None:
+        inputs, outputs = share.inputs, share.outputs
+    sizes: dict[str, Ints] = {}
+    precision = "fp32"
+    if kind in LOCAL_BOXING:
+        # As much is read as lands in the smaller side: a slice reads its piece, a pad its shard.
+        read = sum(prod(s) * i for s, i in zip(input_shapes, inputs, strict=True))
+        written = sum(prod(s) * i for s, i in zip(output_shapes, outputs, strict=True))
+        moved = written + min(read, written)
+    else:
+        moved = op_work(
+            kind, labels, attributes, input_shapes, output_shapes, inputs, outputs
+        ).bytes
+        if op_kind(kind).products:
+            bound = bind(parse(labels), input_shapes, output_shapes)
+            sizes = {label: np.array([size]) for label, size in bound.items()}
+        precision = precision_of(kind, input_dtypes, attributes)
+    follows = share is not None and share.follows
+    return OpFirings(kind, labels, attributes, sizes, np.array([moved]), precision, follows)

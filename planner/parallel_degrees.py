@@ -1,0 +1,215 @@
+"""Roles: the names by which people know a plan's axes (dp, tp, cp, ZeRO), read off its signatures.
+
+Nothing is declared: an axis counts as dp where the products inside the repeated blocks split the
+batch label, as cp where they split the sequence, as tp where they split any other. Where ops
+disagree a role is None, and the axes themselves hold the truth. Experts share axes with the other
+products: ep is the product of the axes over which the expert label is split.
+"""
+
+from collections.abc import Iterator
+from math import prod
+
+from millrace.models.graph import Graph, Op
+from millrace.models.labels import BATCH, EXPERT, SEQUENCE
+from millrace.models.model_counts import NORMS
+from millrace.models.ops import op_kind
+from millrace.models.recompute import NONE
+from millrace.planner.plan import OpSignature, Plan, recompute_modes, signature_of
+from millrace.planner.ring_attention import RING, RINGS
+from millrace.planner.sbp import parse_nd_sbp
+from millrace.planner.signatures import split_labels
+
+HYBRID = "3-hybrid"  # ZeRO-3 over a part of the replicas, copies over the others
+Roles = dict[str, int | bool | str | None]
+
+
+def _placed(
+    plan: Plan, graph: Graph, blocks: frozenset[str] | None = None
+) -> Iterator[tuple[Op, OpSignature]]:
+    """Ops that have a signature, each with it, of all blocks or of `blocks`."""
+    variant = {
+        choice.block: choice.variant
+        for chunk in plan.chunks
+        for choice in chunk.blocks
+        if blocks is None or choice.block in blocks
+    }
+    for op in graph.ops:
+        if op.block in variant:
+            yield op, signature_of(plan, variant[op.block], op)
+
+
+def _unlike(plan: Plan, graph: Graph) -> Iterator[tuple[Op, OpSignature]]:
+    """Ops that have a signature, each with it, of one block of each template and variant."""
+    first: dict[tuple[str, int], str] = {}
+    for chunk in plan.chunks:
+        for choice in chunk.blocks:
+            first.setdefault((graph.templates[choice.block], choice.variant), choice.block)
+    return _placed(plan, graph, frozenset(first.values()))
+
+
+def label_role(label: str | None) -> str | None:
+    """Role that splitting a label gives an axis."""
+    if label is None:
+        return None
+    return {BATCH: "dp", SEQUENCE: "cp", EXPERT: "ep"}.get(label, "tp")
+
+
+def axis_roles(plan: Plan, graph: Graph) -> tuple[frozenset[str], ...]:
+    """Roles that the products and attentions of repeated blocks give each mesh axis."""
+    counted = _counted_blocks(graph)
+    roles_by_axis: list[set[str]] = [set() for _ in plan.mesh.axes]
+    for op, signature in _unlike(plan, graph):
+        if op.block not in counted or not op_kind(op.kind).products:
+            continue
+        for axis, label in enumerate(split_labels(op.labels, signature)):
+            role = label_role(label)
+            if role is not None:
+                roles_by_axis[axis].add(role)
+    return tuple(frozenset(names) for names in roles_by_axis)
+
+
+def _counted_blocks(graph: Graph) -> set[str]:
+    """Blocks whose template occurs more than once; all where none does."""
+    times: dict[str, int] = {}
+    for block in graph.blocks:
+        times[graph.templates[block]] = times.get(graph.templates[block], 0) + 1
+    repeated = {block for block in graph.blocks if times[graph.templates[block]] > 1}
+    return repeated or set(graph.blocks)
+
+
+def roles(plan: Plan, graph: Graph) -> Roles:
+    """Degrees dp, tp, pp, cp and ep of a plan, its zero, sequence_parallel, ring and recompute.
+
+    Parameters
+    ----------
+    plan : Plan
+    graph : Graph
+        Its training graph.
+
+    Returns
+    -------
+    dict
+        None where ops disagree; of recompute, where the repeated blocks do.
+    """
+    per_axis = axis_roles(plan, graph)
+    sizes = plan.mesh.sizes
+    others = [names - {"ep"} or names for names in per_axis]
+
+    def known(role: str) -> bool:
+        return all(len(names) == 1 for names in others if role in names)
+
+    def degree(role: str) -> int | None:
+        if not known(role):
+            return None
+        return prod(size for size, names in zip(sizes, others, strict=True) if role in names)
+
+    def axes(role: str) -> list[int]:
+        return [a for a, names in enumerate(others) if role in names and sizes[a] > 1]
+
+    return {
+        "dp": degree("dp"),
+        "tp": degree("tp"),
+        "pp": plan.stages,
+        "cp": degree("cp"),
+        "ep": prod(size for size, names in zip(sizes, per_axis, strict=True) if "ep" in names),
+        "zero": (
+            _zero(plan, graph, axes("dp") + axes("cp")) if known("dp") and known("cp") else None
+        ),
+        "sequence_parallel": _sequence_parallel(plan, graph, axes("tp")) if known("tp") else None,
+        "ring": _ring(plan, graph, axes("cp")) if known("cp") else None,
+        "recompute": _recompute(plan, graph),
+    }
+
+
+def _recompute(plan: Plan, graph: Graph) -> str | None:
+    """Recompute mode of the repeated blocks; None where they disagree."""
+    modes = recompute_modes(plan)
+    block_modes = {modes.get(block, NONE) for block in _counted_blocks(graph)}
+    return block_modes.pop() if len(block_modes) == 1 else None
+
+
+def _zero(plan: Plan, graph: Graph, axes: list[int]) -> int | str | None:
+    """Level of the repeated blocks' weights that products read (small ones may not divide).
+
+    A frozen weight has neither gradient nor state: it is gathered as it is read, or of no level.
+    Hybrid where weights are gathered over some of the axes and whole along the others. Where the
+    repeated blocks have no weight that tells, those of all blocks do.
+    """
+    by_axis: dict[int, set[int]] = {}
+    repeated = list(_storage_levels(plan, graph, axes, _counted_blocks(graph)))
+    for axis, level in repeated or _storage_levels(plan, graph, axes, set(graph.blocks)):
+        by_axis.setdefault(axis, set()).add(level)
+    if any(len(levels) > 1 for levels in by_axis.values()):
+        return None
+    all_levels = set[int]().union(*by_axis.values())
+    if all_levels == {0, 3}:
+        return HYBRID
+    return None if len(all_levels) > 1 else max(all_levels, default=0)
+
+
+def _storage_levels(
+    plan: Plan, graph: Graph, axes: list[int], counted: set[str]
+) -> Iterator[tuple[int, int]]:
+    """Each of the axes along which a weight has copies, and the level of its storage there.
+
+    An axis along which products read it split (an expert's) is the model's to split.
+    """
+    split: dict[str, dict[str, frozenset[int]]] = {"variable": {}, "repeat": {}, "accumulate": {}}
+    source: dict[str, str] = {}
+    read_split: dict[str, frozenset[int]] = {}
+
+    def along(text: str) -> frozenset[int]:
+        sbp = parse_nd_sbp(text)
+        return frozenset(axis for axis in axes if sbp[axis].is_split)
+
+    frozen: set[str] = set()
+    for op, signature in _unlike(plan, graph):
+        if op.block not in counted:
+            continue
+        if op.kind == "variable" and not op.trains:
+            frozen.update(op.outputs)
+        if op_kind(op.kind).products:
+            for name, text in zip(op.inputs, signature.inputs, strict=True):
+                variable = source.get(name, name)
+                read_split[variable] = read_split.get(variable, frozenset()) | along(text)
+        if op.kind in split:
+            split[op.kind][op.outputs[0]] = along(signature.outputs[0])
+        if op_kind(op.kind).moves:
+            source[op.outputs[0]] = source.get(op.inputs[0], op.inputs[0])
+    for name, gathered in split["repeat"].items():
+        variable = source[name]
+        if variable not in read_split or variable not in split["variable"]:
+            continue
+        summed = split["accumulate"].get(f"{name}.accumulate", frozenset())
+        for axis in frozenset(axes) - read_split[variable]:
+            if variable in frozen and axis not in gathered:
+                continue
+            if axis not in split["variable"][variable]:
+                yield axis, 0
+            else:
+                yield axis, 3 if axis in gathered else 2 if axis in summed else 1
+
+
+def _sequence_parallel(plan: Plan, graph: Graph, axes: list[int]) -> bool | None:
+    """True if norms split the sequence over the tp axes; None where they disagree."""
+    splits = {
+        split_labels(op.labels, signature)[axis] == "t"
+        for op, signature in _unlike(plan, graph)
+        if op.kind in NORMS
+        for axis in axes
+    }
+    if not splits:
+        return False
+    return splits.pop() if len(splits) == 1 else None
+
+
+def _ring(plan: Plan, graph: Graph, axes: list[int]) -> bool | None:
+    """True if keys and values of attention travel round the cp axes; None where ops disagree."""
+    expansions = {
+        signature.expansion == RING
+        for op, signature in _unlike(plan, graph)
+        if op.kind in RINGS and axes
+    }
+    if not expansions:
+        return False
+    return expansions.pop() if len(expansions) == 1 else None

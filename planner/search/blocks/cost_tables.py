@@ -1,0 +1,241 @@
+"""Tables: the choices and nets of block programs as arrays, for many rows at once.
+
+A row is one block program: a mesh, a microbatch, and what every option and boxing costs there.
+Figures have five columns (`FIGURES`): time per microbatch, time per step, bytes that stay, bytes
+per microbatch in flight, and apart from the first the time per microbatch of weight gradients,
+which schedules may defer. What each is worth is decided later, by a price each. Shapes: F figures,
+O options, A sources, B targets, K rows.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millrace.planner.search.blocks.sbp_codes import Bools, Ints
+from millrace.planner.search.blocks.strategies import EdgeUse
+
+Array = NDArray[Any]
+
+FIGURES = ("microbatch_ns", "step_ns", "persistent_bytes", "inflight_bytes", "deferrable_ns")
+MICROBATCH, STEP, PERSISTENT, INFLIGHT, DEFERRABLE = range(len(FIGURES))
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class NodeCosts:
+    """One choice, `count` times: figures of one occurrence, and which options divide.
+
+    `options` are those of the space that are left.
+    """
+
+    figures: Ints  # [F, O, K]
+    legal: Bools  # [O, K]
+    options: Ints  # [O]
+    count: int
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class EdgeCosts:
+    """A tensor between its producer and its readers, `count` times: boxing, and what is held."""
+
+    number: int  # its place among the space's nets
+    producer: int
+    makes: Ints  # [options of the producer] → source
+    uses: tuple[EdgeUse, ...]  # wants: [options of the reader] → target
+    count: int
+    figure: int  # the one that boxing counts in: time per microbatch, or per step
+    reachable: Bools  # [A, B, K]
+    duration_ns: Ints  # [A, B, K]
+    buffer_bytes: Ints  # [A, B, K]
+    made_bytes: Ints  # [A, K]
+    held_bytes: Ints  # [B, K]: kept from the forward to the backward pass, once
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class CostTables:
+    """Block programs of the same choices and nets, one per row."""
+
+    choices: tuple[NodeCosts, ...]
+    nets: tuple[EdgeCosts, ...]
+
+    @property
+    def rows(self) -> int:
+        """Number of block programs."""
+        return int(self.choices[0].figures.shape[2])
+
+    @property
+    def size(self) -> int:
+        """Number of options of all choices."""
+        return sum(len(choice.options) for choice in self.choices)
+
+
+def take(tables: CostTables, rows: Ints | Bools) -> CostTables:
+    """Tables of some of the rows."""
+    places = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
+    if np.array_equal(places, np.arange(tables.rows)):
+        return tables
+    return _joined([tables], lambda parts: parts[0][..., places])
+
+
+def stacked(parts: Sequence[CostTables]) -> CostTables:
+    """Tables with the rows of several, all of the same choices and nets."""
+    if len(parts) == 1:
+        return parts[0]
+    return _joined(parts, lambda arrays: np.concatenate(arrays, axis=-1))
+
+
+def _joined(parts: Sequence[CostTables], join: Callable[[list[Array]], Array]) -> CostTables:
+    """Tables whose arrays are joined from those of several, once where nets share them."""
+    joined_arrays: dict[tuple[int, ...], Array] = {}
+
+    def join_once(arrays: list[Array]) -> Array:
+        key = tuple(map(id, arrays))
+        if key not in joined_arrays:
+            joined_arrays[key] = join(arrays)
+        return joined_arrays[key]
+
+    return CostTables(
+        choices=tuple(
+            replace(
+                same[0],
+                figures=join_once([each.figures for each in same]),
+                legal=join_once([each.legal for each in same]),
+            )
+            for same in zip(*(part.choices for part in parts), strict=True)
+        ),
+        nets=tuple(
+            replace(
+                same[0],
+                reachable=join_once([each.reachable for each in same]),
+                duration_ns=join_once([each.duration_ns for each in same]),
+                buffer_bytes=join_once([each.buffer_bytes for each in same]),
+                made_bytes=join_once([each.made_bytes for each in same]),
+                held_bytes=join_once([each.held_bytes for each in same]),
+            )
+            for same in zip(*(part.nets for part in parts), strict=True)
+        ),
+    )
+
+
+def solution_figures(
+    tables: CostTables, chosen: Ints, places: Ints | None = None
+) -> tuple[Ints, Bools]:
+    """Sum up the figures of one option per choice and row.
+
+    Parameters
+    ----------
+    tables : Tables
+    chosen : array [choices, R]
+        The option of each choice, by its place in the tables.
+    places : array [R], optional
+        The row of each column; default: all rows.
+
+    Returns
+    -------
+    figures : array [F, R]
+        Each boxing and each kept tensor counts once, whoever reads it.
+    legal : array [R]
+        True where every option divides and every boxing exists.
+    """
+    rows = np.arange(tables.rows) if places is None else places
+    figures = np.zeros((len(FIGURES), len(rows)), np.int64)
+    legal = np.ones(len(rows), np.bool_)
+    for choice, option in zip(tables.choices, chosen, strict=True):
+        figures += choice.count * choice.figures[:, option, rows]
+        legal &= choice.legal[option, rows]
+    for net in tables.nets:
+        net_totals, fine = net_figures(net, chosen, rows)
+        figures += net.count * net_totals
+        legal &= fine
+    return figures, legal
+
+
+def net_figures(net: EdgeCosts, chosen: Ints, places: Ints) -> tuple[Ints, Bools]:
+    """Figures [F, R] of one occurrence of a net, and whether its boxings exist [R]."""
+    source = net.makes[chosen[net.producer]]
+    targets = [use.wants[chosen[use.choice]] for use in net.uses]
+    figures = np.zeros((len(FIGURES), len(places)), np.int64)
+    counted = figures[net.figure]
+    fine = np.ones(len(places), np.bool_)
+    held_targets: list[Ints] = []
+    for number, (use, target) in enumerate(zip(net.uses, targets, strict=True)):
+        fresh, cells = _unlike(target, targets[:number]), (source, target, places)
+        fine &= net.reachable[cells]
+        counted += net.duration_ns[cells] * fresh
+        figures[PERSISTENT] += net.buffer_bytes[cells] * fresh
+        if use.holds:
+            figures[INFLIGHT] += net.held_bytes[target, places] * _unlike(target, held_targets)
+            held_targets.append(target)
+    return figures, fine
+
+
+def _unlike(target: Ints, others: Sequence[Ints]) -> Bools:
+    """Mask of the rows in which a target is none of the others: [R]."""
+    distinct = np.ones(len(target), np.bool_)
+    for other in others:
+        distinct &= target != other
+    return distinct
+
+
+def single(tables: CostTables, row: int) -> CostTables | None:
+    """Tables of one row, of options that are legal and can be boxed to and from; None: none."""
+    row_tables = take(tables, np.array([row]))
+    keep = reachable_options(row_tables)
+    return compact(row_tables, keep) if all(len(options) for options in keep) else None
+
+
+def compact(tables: CostTables, keep: Sequence[Ints]) -> CostTables:
+    """Tables of some options per choice, without sources and targets that are left over."""
+    choices = tuple(
+        replace(c, figures=c.figures[:, k], legal=c.legal[k], options=c.options[k])
+        for c, k in zip(tables.choices, keep, strict=True)
+    )
+    nets = []
+    for net in tables.nets:
+        sources, makes = np.unique(net.makes[keep[net.producer]], return_inverse=True)
+        wants = [use.wants[keep[use.choice]] for use in net.uses]
+        targets = np.unique(np.concatenate(wants))
+        grid = np.ix_(sources, targets)
+        nets.append(
+            replace(
+                net,
+                makes=makes.astype(np.int64),
+                uses=tuple(
+                    replace(use, wants=np.searchsorted(targets, want))
+                    for use, want in zip(net.uses, wants, strict=True)
+                ),
+                reachable=net.reachable[grid],
+                duration_ns=net.duration_ns[grid],
+                buffer_bytes=net.buffer_bytes[grid],
+                made_bytes=net.made_bytes[sources],
+                held_bytes=net.held_bytes[targets],
+            )
+        )
+    return CostTables(choices=choices, nets=tuple(nets))
+
+
+def reachable_options(tables: CostTables) -> list[Ints]:
+    """Options of every choice that can be boxed with some option of each neighbour; of one row."""
+    keep = [choice.legal[:, 0].copy() for choice in tables.choices]
+    changed = True
+    while changed:
+        changed = False
+        for net in tables.nets:
+            reach = net.reachable[:, :, 0]
+            for use in net.uses:
+                producing, reading = keep[net.producer], keep[use.choice]
+                if use.choice == net.producer:  # what an option makes is what it reads
+                    self_reach = reach[net.makes, use.wants]
+                    changed |= bool((producing & ~self_reach).any())
+                    producing &= self_reach
+                    continue
+                leaves: Bools = np.any(reach[:, use.wants[reading]], axis=1)
+                arrives: Bools = np.any(reach[net.makes[producing]], axis=0)
+                from_here, to_here = leaves[net.makes], arrives[use.wants]
+                for mask, good in ((producing, from_here), (reading, to_here)):
+                    if (mask & ~good).any():
+                        mask &= good
+                        changed = True
+    return [np.flatnonzero(mask) for mask in keep]

@@ -1,0 +1,283 @@
+"""Terms: what every option, every boxing and every kept tensor of block programs costs at prices.
+
+Costs are in units of which a row's options cost about one in all. What is illegal costs infinity
+where solutions are measured, and `ILLEGAL` where bounds are sought; boxing may be rounded down to
+single precision there. Shapes: O options, A sources,
+B targets, U uses, K rows, R columns of a solution.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millrace.planner.search.blocks.cost_tables import (
+    INFLIGHT,
+    PERSISTENT,
+    CostTables,
+    EdgeCosts,
+    NodeCosts,
+)
+from millrace.planner.search.blocks.duals.edge_splitting import Shared, along
+from millrace.planner.search.blocks.duals.messages import ILLEGAL, StatePair
+from millrace.planner.search.blocks.sbp_codes import Bools, Ints
+from millrace.planner.search.blocks.strategies import EdgeUse
+
+Floats = NDArray[np.float64]
+Shares = NDArray[np.floating[Any]]
+
+
+class PricedTerms:
+    """Costs of tables at prices.
+
+    Attributes
+    ----------
+    unit : array [K]
+        Sum over choices of their options' mean cost.
+    kept : list of array
+        Options of every choice that are legal in some row; all terms are over these.
+    own : list of array [O, K]
+        Costs of the options of every choice.
+    pairs : list of Pair
+        Boxing: a term for every use of a net.
+    shared : list of Shared
+        The pairs of every net that has several readers.
+    """
+
+    def __init__(
+        self,
+        tables: CostTables,
+        prices: Floats,
+        *,
+        keep_all: bool,
+        precision: type[np.floating[Any]] = np.float64,
+    ) -> None:
+        self.rows = tables.rows
+        self._precision = precision
+        self.kept = [_legal(choice, keep_all=keep_all) for choice in tables.choices]
+        raw = [
+            choice.count * np.einsum("fok,fk->ok", choice.figures, prices)
+            for choice in tables.choices
+        ]
+        self.unit = _unit(tables, raw)
+        self._scaled = prices / self.unit
+        self._paid: list[Floats] = []  # per choice, infinite where it is illegal
+        self.own: list[Floats] = []
+        for choice, cost, legal_options in zip(tables.choices, raw, self.kept, strict=True):
+            cost /= self.unit
+            cost[~choice.legal] = np.inf
+            self._paid.append(cost)
+            self.own.append(cost.take(legal_options, axis=0))
+        self.pairs: list[StatePair] = []
+        self.shared: list[Shared] = []
+        held_terms = self._hold(tables.nets)
+        for costs in self.own:
+            np.minimum(costs, ILLEGAL, out=costs)
+        self._counted = [
+            counted for counted in (self._box(tables.nets), held_terms) if counted is not None
+        ]
+
+    def measured(self, chosen: Ints, places: Ints) -> Floats:
+        """Cost of one option per choice on some rows, infinite where that is illegal: [R]."""
+        cost = np.zeros(len(places))
+        for paid, option in zip(self._paid, chosen, strict=True):
+            cost += paid[option, places]
+        for counted in self._counted:
+            cost += counted.total(chosen, places)
+        return cost * self.unit[places]
+
+    def _hold(self, nets: Sequence[EdgeCosts]) -> "Counted | None":
+        """Charge readers for what is kept for them; return these costs, None where all are zero."""
+        price = self._scaled[INFLIGHT]
+        holding = [net for net in nets if any(use.holds for use in net.uses)]
+        if not price.any() or not holding:
+            return None
+        costs = [net.held_bytes * (net.count * price) for net in holding]
+        for net, cost in zip(holding, costs, strict=True):
+            self._add_held(net, cost)
+        starts = np.cumsum([0, *(len(cost) for cost in costs[:-1])]).tolist()
+        paid = list(zip(holding, starts, strict=True))
+        return Counted.of(np.concatenate(costs), paid, sources=False)
+
+    def _add_held(self, net: EdgeCosts, cost: Floats) -> None:
+        """Add an even share of what is kept to the options of every reader that keeps it."""
+        holders = [use for use in net.uses if use.holds]
+        for use in holders:
+            wants = use.wants[self.kept[use.choice]]
+            self.own[use.choice] += (cost / len(holders)).take(wants, axis=0)
+
+    def _box(self, nets: Sequence[EdgeCosts]) -> "Counted | None":
+        """Add pairs for the nets whose boxing costs anything; return all such costs, None: none."""
+        starts = np.cumsum([0, *(net.reachable[..., 0].size for net in nets)]).tolist()
+        cost = np.empty((starts[-1], self.rows))
+        paid = []
+        for net, start, end in zip(nets, starts[:-1], starts[1:], strict=True):
+            boxing = cost[start:end].reshape(net.reachable.shape)
+            if self._price(net, boxing):
+                self._add_net(net, boxing)
+                paid.append((net, start))
+        return Counted.of(cost, paid, sources=True) if paid else None
+
+    def _price(self, net: EdgeCosts, cost: Floats) -> bool:
+        """Write costs of every boxing of a net into `cost` [A, B, K]; True if any is not zero."""
+        price = net.count * self._scaled
+        np.multiply(net.duration_ns, price[net.figure], out=cost)
+        bytes_too = bool(net.buffer_bytes.any())
+        if bytes_too and price[PERSISTENT].any():
+            cost += net.buffer_bytes * price[PERSISTENT]
+        all_reachable = bool(net.reachable.all())
+        if all_reachable and not bytes_too and not cost.any():
+            return False
+        if not all_reachable:
+            np.copyto(cost, np.inf, where=~net.reachable)
+        return True
+
+    def _add_net(self, net: EdgeCosts, cost: Floats) -> None:
+        """Add the pairs of a net, and what boxing costs of options that read what they make."""
+        parts = self._shares(net, cost)
+        pairs: list[StatePair] = []
+        wanted_by: list[Ints] = []
+        for number, (use, (columns, states)) in enumerate(zip(net.uses, parts.wants, strict=True)):
+            if use.choice == net.producer:
+                self.own[use.choice] += parts.share[parts.made, columns[states]]
+                continue
+            use_cost = np.array(along(parts.share, columns, 1), copy=len(net.uses) > 1)
+            pairs.append(parts.pair(net, number, use_cost))
+            wanted_by.append(columns)
+        self.pairs += pairs
+        if len(pairs) > 1:
+            reachable = net.reachable.take(parts.sources, axis=0)
+            self.shared.append(Shared.of(pairs, wanted_by, parts.share, reachable))
+
+    def _shares(self, net: EdgeCosts, cost: Floats) -> "EdgeSplit":
+        """Split what boxing costs evenly among the uses that want a target, rounded down."""
+        wants = [_distinct(use.wants[self.kept[use.choice]], cost.shape[1]) for use in net.uses]
+        wanted = np.zeros(cost.shape[1])
+        for columns, _ in wants:
+            wanted[columns] += 1
+        sources, option_sources = _distinct(net.makes[self.kept[net.producer]], cost.shape[0])
+        # However the shares are rounded later, they never come to more than the cost.
+        lower = 1 - (len(net.uses) + 8) * np.finfo(self._precision).eps
+        share: Shares = np.empty(cost.shape, self._precision)
+        factor = (lower / np.maximum(wanted, 1))[:, None]
+        np.multiply(cost, factor, out=share, casting="same_kind")
+        share = along(share, sources, 0)
+        np.minimum(share, ILLEGAL, out=share)
+        return EdgeSplit(share, sources, option_sources, wants)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EdgeSplit:
+    """A net's boxing, in even shares of its uses.
+
+    Attributes
+    ----------
+    share : array [A, B, K]
+        Over the sources that options make.
+    sources, made : arrays
+        These sources, and which of them every option makes.
+    wants : list of pairs of arrays
+        Per use, the targets that its options want, and which of them each does.
+    """
+
+    share: Shares
+    sources: Ints
+    made: Ints
+    wants: list[tuple[Ints, Ints]]
+
+    def pair(self, net: EdgeCosts, number: int, cost: Shares) -> StatePair:
+        """The pair of one use, at this cost."""
+        _, states = self.wants[number]
+        return StatePair(
+            ends=(net.producer, net.uses[number].choice),
+            states=(self.made, states),
+            cost=cost,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Counted:
+    """Uses of nets whose costs add up, each once whichever uses of its net want it."""
+
+    cost: Floats  # [cells, K]
+    start: Ints  # [U, 1]: first cell of the use's net
+    width: Ints  # [U, 1]: its targets; 0 where the source does not matter
+    ends: tuple[Ints, Ints]  # [U]: producers and readers
+    states: tuple[Ints, Ints]  # states of all options of all uses' ends, use after use
+    firsts: tuple[Ints, Ints]  # [U, 1]: first of these states of each use
+    twins: tuple[Ints, Ints]  # earlier and later use of one net
+
+    def total(self, chosen: Ints, places: Ints) -> Floats:
+        """Sum of the costs that a solution pays: [R]."""
+        source, target = (
+            states[first + chosen[end]]
+            for states, first, end in zip(self.states, self.firsts, self.ends, strict=True)
+        )
+        paid = self.cost[self.start + source * self.width + target, places]
+        earlier, later = self.twins
+        again, row = np.nonzero(target[earlier] == target[later])
+        paid[later[again], row] = 0.0
+        total_cost: Floats = paid.sum(axis=0)
+        return total_cost
+
+    @classmethod
+    def of(cls, cost: Floats, nets: Sequence[tuple[EdgeCosts, int]], *, sources: bool) -> "Counted":
+        """Uses of nets, each with its first cell: with sources all of them, else what holds."""
+        start: list[int] = []
+        used: list[tuple[EdgeCosts, EdgeUse]] = []
+        twins: list[tuple[int, int]] = []
+        for net, first in nets:
+            uses = [use for use in net.uses if sources or use.holds]
+            many = range(len(used), len(used) + len(uses))
+            twins += combinations(many, 2)
+            start += [first] * len(uses)
+            used += [(net, use) for use in uses]
+        states = [net.makes for net, _ in used], [use.wants for _, use in used]
+        width = [net.held_bytes.shape[0] if sources else 0 for net, _ in used]
+        pairs = np.array(twins, np.int64).reshape(-1, 2)
+        return cls(
+            cost=cost,
+            start=np.array(start)[:, None],
+            width=np.array(width)[:, None],
+            ends=(np.array([n.producer for n, _ in used]), np.array([u.choice for _, u in used])),
+            states=(np.concatenate(states[0]), np.concatenate(states[1])),
+            firsts=(_firsts(states[0]), _firsts(states[1])),
+            twins=(pairs[:, 0], pairs[:, 1]),
+        )
+
+
+def _firsts(arrays: Sequence[Ints]) -> Ints:
+    starts: Ints = np.cumsum([0, *(len(states) for states in arrays[:-1])])[:, None]
+    return starts
+
+
+def _distinct(states: Ints, count: int) -> tuple[Ints, Ints]:
+    """The states that occur, and for each of these its place among them."""
+    return _occurring(states.tobytes(), count)
+
+
+@lru_cache(maxsize=4_000)
+def _occurring(states: bytes, count: int) -> tuple[Ints, Ints]:
+    numbers = np.frombuffer(states, np.int64)
+    occurs: Bools = np.bincount(numbers, minlength=count) > 0
+    return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[numbers]
+
+
+def _legal(choice: NodeCosts, *, keep_all: bool) -> Ints:
+    """The options that are legal in some row; all where none is."""
+    legal_options = np.flatnonzero(choice.legal.any(axis=1))
+    return np.arange(len(choice.legal)) if keep_all or not len(legal_options) else legal_options
+
+
+def _unit(tables: CostTables, raw: Sequence[Floats]) -> Floats:
+    """Sum over choices of their options' mean cost, so that costs are of the order of one: [K]."""
+    total = np.zeros(tables.rows)
+    for choice, cost in zip(tables.choices, raw, strict=True):
+        legal = choice.legal
+        total += (cost * legal).sum(axis=0) / np.maximum(legal.sum(axis=0), 1)
+    unit: Floats = np.maximum(total, 1e-30)
+    return unit

@@ -1,0 +1,523 @@
+"""Pricing: what every option and every boxing of a space costs, on many rows at once.
+
+A row is a mesh (sizes of its axes) and a microbatch; `cost_tables.py` says what the figures are.
+Shapes: O options, A sources, B targets, N axes, K rows, F figures.
+"""
+
+from collections.abc import Sequence
+from copy import copy
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from millrace.models.graph import ITEMSIZE, Op, Phase, Rate, Tensor
+from millrace.models.labels import bind, parse
+from millrace.models.model_counts import master_weights
+from millrace.models.ops import op_kind, state_of
+from millrace.planner.cluster import Cluster
+from millrace.planner.collectives import ROTATE
+from millrace.planner.costs import OpFirings
+from millrace.planner.costs.bucket_sizes import state_tensors
+from millrace.planner.costs.expert_routing import copies_of_tokens
+from millrace.planner.costs.host_transfers import host_of, state_copies_ns
+from millrace.planner.costs.launch_overhead import hidden_share
+from millrace.planner.costs.op_batch import precision_of
+from millrace.planner.fusion import Share, shares_of_graph
+from millrace.planner.plan import FUSED, ON_DEVICES, OPTIMIZER, UNFUSED
+from millrace.planner.ring_attention import RINGS, ring_ns
+from millrace.planner.sbp import parse_nd_sbp
+from millrace.planner.search.blocks.boxing_costs import BoxingCache, BoxingCosts, kernel_ns
+from millrace.planner.search.blocks.cost_tables import (
+    DEFERRABLE,
+    FIGURES,
+    MICROBATCH,
+    PERSISTENT,
+    STEP,
+    CostTables,
+    EdgeCosts,
+    NodeCosts,
+)
+from millrace.planner.search.blocks.sbp_codes import (
+    FIRST_DIM,
+    Bools,
+    Ints,
+    digits,
+    divisible,
+    is_partial,
+    number_of,
+    shards,
+)
+from millrace.planner.search.blocks.strategies import OpStrategies, StrategySpace
+from millrace.planner.search.blocks.strategies import ReshardingEdge as SpaceNet
+from millrace.planner.search.blocks.strategies import StrategyNode as SpaceChoice
+from millrace.planner.search.blocks.tensor_states import alphabets, ends, likeness
+from millrace.planner.signatures import EXPANSIONS, sub_signatures
+
+Boxing = dict[str, Any]  # the arrays of a net, as in `tables.Net`
+SHORT_NS = 100_000  # no data moves in this much of a transfer: waiting in its lane, and latency
+
+
+class StrategyCosts:
+    """Figures of one space on K rows.
+
+    Parameters
+    ----------
+    space : Space
+    cluster : Cluster
+    sizes : array [N, K]
+    batch : array [K]
+        Samples of a microbatch.
+    stretch : float
+        By how much sharing cores slows a rank down.
+    crossing_partial : bool or array [K]
+        True if a tensor may be partial both where one block makes it and where another reads it
+        (partial values do not cross stages), of all rows or row by row.
+    starts : sequence, optional
+        Per row, the first ranks of its stages.
+    cache : Known, optional
+        Paths and collectives of the same cluster that were looked up before.
+    offload : str
+        Where optimizer state lies, as in a Plan.
+    fusion : str
+        Whether ops are fused, as in a Plan: priced as if nothing were boxed inside a group.
+    alike : Pricing, optional
+        The same rows where blocks recompute otherwise: what is no clone is not priced again.
+    """
+
+    def __init__(
+        self,
+        space: StrategySpace,
+        cluster: Cluster,
+        sizes: Ints,
+        batch: Ints,
+        *,
+        stretch: float = 1.0,
+        crossing_partial: bool | Bools = True,
+        starts: Sequence[tuple[int, ...]] = (),
+        cache: BoxingCache | None = None,
+        offload: str = ON_DEVICES,
+        fusion: str = UNFUSED,
+        alike: "StrategyCosts | None" = None,
+    ) -> None:
+        self.space = space
+        self.cluster = cluster
+        self.sizes = sizes
+        self.batch = batch
+        self.stretch = stretch
+        self.hosts = [host_of(group, cluster) for group in cluster.groups if offload == OPTIMIZER]
+        self.masters = master_weights(space.folded.graph) if self.hosts else frozenset()
+        self.tensors = space.folded.graph.tensors_by_name
+        self.in_buckets = state_tensors(space.folded.graph)
+        self.copies = copies_of_tokens(space.folded.graph)
+        self.makers = {name: op for op in space.folded.ops for name in op.outputs}
+        self.rows = sizes.shape[1]
+        self.crossing_partial = np.broadcast_to(crossing_partial, self.rows)
+        graph = space.folded.graph
+        self._shares = shares_of_graph(graph) if fusion == FUSED else {}
+        self._ends = ends(space)
+        self._dims: dict[str, Ints] = {}
+        self._sized: dict[object, tuple[Ints, Bools]] = {}
+        self._durations: dict[object, Ints] = {}  # computed once for ops that are alike
+        self.batches = np.unique(batch, return_index=True, return_inverse=True)[1:]
+        self.moving = BoxingCosts(cluster, sizes, alphabets(space), stretch, cache, starts)
+        self.figures: list[Ints] = []  # per choice [F, O, K], of one occurrence
+        self.legal: list[Bools] = []  # per choice [O, K]
+        priced = {} if alike is None else alike._by_op()
+        for choice in space.choices:
+            before = priced.get(choice.ops[0].op.name)
+            same = before and choice.follows(before[0])
+            figures, fits = before[1:] if before and same else self._priced(choice.own)
+            for clone in choice.clones:
+                self._add(figures, clone)
+            self.figures.append(figures)
+            self.legal.append(fits)
+        self._sized, self._durations = {}, {}
+
+    def _priced(self, ops: Sequence[OpStrategies]) -> tuple[Ints, Bools]:
+        """Figures of ops that choose together, and which of their options divide."""
+        options = len(ops[0].primary)
+        figures = np.zeros((len(FIGURES), options, self.rows), np.int64)
+        fits = np.ones((options, self.rows), np.bool_)
+        for op_options in ops:
+            fits &= self._fits(op_options)
+            self._add(figures, op_options)
+        primary = fits & ops[0].primary[:, None]
+        return figures, np.where(primary.any(axis=0), primary, fits)
+
+    def _by_op(self) -> dict[str, tuple[SpaceChoice, Ints, Bools]]:
+        """Choices with their figures and what divides, by the op that chooses."""
+        rows = zip(self.space.choices, self.figures, self.legal, strict=True)
+        return {choice.ops[0].op.name: (choice, figures, fits) for choice, figures, fits in rows}
+
+    def take(self, rows: Ints) -> "StrategyCosts":
+        """Pricing of some of the rows; op figures are not computed again."""
+        taken = copy(self)
+        taken.sizes, taken.batch = self.sizes[:, rows], self.batch[rows]
+        taken.rows = len(rows)
+        taken.crossing_partial = self.crossing_partial[rows]
+        taken.figures = [figures[:, :, rows] for figures in self.figures]
+        taken.legal = [legal[:, rows] for legal in self.legal]
+        taken._dims, taken._sized, taken._durations = {}, {}, {}
+        taken.batches = np.unique(taken.batch, return_index=True, return_inverse=True)[1:]
+        moving, starts = self.moving, [self.moving.starts[row] for row in rows]
+        taken.moving = BoxingCosts(
+            self.cluster, taken.sizes, moving.alphabets, self.stretch, moving.known, starts
+        )
+        return taken
+
+    def tables(self) -> CostTables:
+        """Choices and nets of all rows."""
+        choices = tuple(
+            NodeCosts(
+                figures=figures,
+                legal=legal,
+                options=np.arange(len(legal)),
+                count=space_choice.count,
+            )
+            for figures, legal, space_choice in zip(
+                self.figures, self.legal, self.space.choices, strict=True
+            )
+        )
+        alike: dict[object, Boxing] = {}
+        return CostTables(
+            choices=choices,
+            nets=tuple(self._net(number, net, alike) for number, net in enumerate(self.space.nets)),
+        )
+
+    # -- shapes ------------------------------------------------------------------------------
+
+    def dims(self, name: str) -> Ints:
+        """Dims of a tensor on every row: [D, K]."""
+        if name not in self._dims:
+            tensor = self.tensors[name]
+            table = np.repeat(np.array(tensor.shape, np.int64).reshape(-1, 1), self.rows, axis=1)
+            if tensor.batch_dim is not None:
+                graph = self.space.folded.graph
+                table[tensor.batch_dim] = table[tensor.batch_dim] // graph.batch * self.batch
+            self._dims[name] = table
+        return self._dims[name]
+
+    def _local(self, dims: Ints, states: Ints) -> tuple[Ints, Bools]:
+        """Elements of a shard, and mask of the states that divide: [O, K] each."""
+        unique, back = self.moving.known.distinct(states)
+        key = dims.tobytes(), unique.tobytes()
+        if key not in self._sized:
+            cut = shards(unique, self.sizes)
+            size = dims.prod(axis=0)[None, :] // cut
+            self._sized[key] = size, divisible(unique, dims, self.sizes)
+        size, fits = self._sized[key]
+        return size[back], fits[back]
+
+    def local_bytes(self, name: str, states: Ints) -> Ints:
+        """Bytes of one device's shard: [O, K]."""
+        return self._local(self.dims(name), states)[0] * ITEMSIZE[self.tensors[name].dtype]
+
+    def _fits(self, op_options: OpStrategies) -> Bools:
+        fits = np.ones((op_options.states.shape[1], self.rows), np.bool_)
+        for name, states in zip(
+            (*op_options.op.inputs, *op_options.op.outputs), op_options.states, strict=True
+        ):
+            fits &= self._local(self.dims(name), states)[1]
+        return fits
+
+    # -- ops ---------------------------------------------------------------------------------
+
+    def _add(self, figures: Ints, op_options: OpStrategies) -> None:
+        """Add the figures of one op of a choice."""
+        op = op_options.op
+        out = self.tensors[op.outputs[0]]
+        often = out.rate is Rate.MICROBATCH or op.kind == "accumulate"
+        later = op.phase is Phase.BACKWARD_WEIGHT
+        column = (DEFERRABLE if later else MICROBATCH) if often else STEP
+        figures[column] += self._duration_ns(op_options)
+        made_states = op_options.states[len(op.inputs)]
+        if self.hosts and (
+            op_kind(op.kind).updates or (op.inputs and op.inputs[0] in self.masters)
+        ):
+            figures[STEP] += self._copies_ns(op_options)
+        if op_kind(op.kind).updates:
+            state_count = 0 if self.hosts else len(state_of(op.kind, op.attributes))
+            figures[PERSISTENT] += state_count * self.local_bytes(op.outputs[0], made_states)
+        elif op.outputs[0] in self.masters:
+            pass  # in host memory
+        elif out.rate is Rate.STEP and op.kind != "squared_sum":
+            figures[PERSISTENT] += self.local_bytes(op.outputs[0], made_states)
+
+    def _copies_ns(self, op_options: OpStrategies) -> Ints:
+        """Nanoseconds that an update or a cast waits for its traffic with host memory: [O, K]."""
+        op, master = op_options.op, op_options.op.inputs[0] in self.masters
+        update = op_kind(op.kind).updates
+        tensors = master + (len(state_of(op.kind, op.attributes)) if update else 0)
+        size = self.local_bytes(op.inputs[0], op_options.states[0])
+        copy_ns = state_copies_ns(size, tensors, self.hosts, ways=2 if update else 1)
+        stretched: Ints = np.ceil(copy_ns * self.stretch).astype(np.int64)
+        return stretched
+
+    def _duration_ns(self, op_options: OpStrategies) -> Ints:
+        op = op_options.op
+        if not op_kind(op.kind).actor:
+            return np.zeros((op_options.states.shape[1], self.rows), np.int64)
+        tensors = [self.tensors[name] for name in (*op.inputs, *op.outputs)]
+        key = (
+            (op.kind, op.labels, tuple(op.attributes.items())),
+            tuple((tensor.shape, tensor.batch_dim, tensor.dtype) for tensor in tensors),
+            (id(op_options.base), op_options.taken.tobytes(), op_options.states.tobytes()),
+            self._shares.get(op.name),
+        )
+        if key not in self._durations:
+            self._durations[key] = self._distinct_ns(op_options)
+        return self._durations[key]
+
+    def _distinct_ns(self, op_options: OpStrategies) -> Ints:
+        """Nanoseconds of every option of an op: [O, K]."""
+        op = op_options.op
+        names = (*op.inputs, *op.outputs)
+        dims = [self.dims(name) for name in names]
+        dtypes = [self.tensors[name].dtype for name in names]
+        share = self._shares.get(op.name)
+        durations = self._kernel_ns(
+            op, op.kind, op.labels, dims, dtypes, list(op_options.states), share
+        )
+        expanded = np.flatnonzero(op_options.expanded)
+        if op.kind in RINGS:
+            for axes, options in op_options.rings(expanded).items():
+                durations[options] = self._ring_ns(op, op_options, axes, np.array(options))
+        elif len(expanded):
+            durations[expanded] = self._expanded_ns(op, op_options, expanded)
+        return durations
+
+    def _kernel_ns(
+        self,
+        op: Op,
+        kind: str,
+        labels: str,
+        dims: list[Ints],
+        dtypes: list[str],
+        states: list[Ints],
+        share: Share | None = None,
+    ) -> Ints:
+        """Nanoseconds of a kernel on every row: [O, K]."""
+        row = op_kind(kind)
+        inputs = len(parse(labels).inputs)
+        sizes = [self._local(d, s)[0] for d, s in zip(dims, states, strict=True)]
+        item = [ITEMSIZE[dtype] for dtype in dtypes]
+        if share is not None:
+            item = [*share.inputs, *share.outputs]
+        first = sizes[inputs]
+        moved = np.zeros_like(first)
+        for operand, size in enumerate(sizes):
+            gathered = operand < inputs and operand in row.gathered
+            moved += item[operand] * (np.minimum(size, first) if gathered else size)
+        if row.reads_output:
+            moved += item[inputs] * first
+        moved += 2 * len(state_of(kind, op.attributes)) * item[inputs] * first
+        spans = self._spans(labels, dims, states) if row.products else {}
+        precision = precision_of(kind, dtypes[:inputs], op.attributes)
+        follows = share is not None and share.follows
+        durations = kernel_ns(
+            self.cluster, OpFirings(kind, labels, op.attributes, spans, moved, precision, follows)
+        )
+        if self.stretch == 1.0:
+            return durations
+        stretched: Ints = np.ceil(durations * self.stretch).astype(np.int64)
+        return stretched
+
+    def _spans(self, labels: str, dims: list[Ints], states: list[Ints]) -> dict[str, Ints]:
+        """Size of every label on one device: [O or 1, K] each."""
+        first, back = self.batches  # dims differ by the microbatch alone
+        columns = [tuple(map(tuple, operand_dims[:, first].T.tolist())) for operand_dims in dims]
+        label_sizes = np.array([_sizes(labels, shapes) for shapes in zip(*columns, strict=True)])[
+            back
+        ]
+        expression = parse(labels)
+        outermost: dict[str, tuple[int, int]] = {}
+        for index, operand in enumerate(expression.operands):
+            for dim, inside in enumerate(operand):
+                outermost.setdefault(inside[0], (index, dim))
+        spans = {}
+        for number, label in enumerate(expression.labels):
+            size = label_sizes[None, :, number]
+            if label in outermost:
+                index, dim = outermost[label]
+                for axis, axis_digits in enumerate(digits(states[index], len(self.sizes))):
+                    cut = axis_digits == FIRST_DIM + dim
+                    if cut.any():
+                        size = size // np.where(cut[:, None], self.sizes[axis], 1)
+            spans[label] = size
+        return spans
+
+    def _expanded_ns(self, op: Op, op_options: OpStrategies, options: Ints) -> Ints:
+        """Nanoseconds of an extra signature's parts and of the boxing between them: [O, K]."""
+        signatures = [op_options.signature(option) for option in options.tolist()]
+        expansion = EXPANSIONS[op.kind, signatures[0].expansion]
+        parts = [sub_signatures(op.kind, op.labels, each.document) for each in signatures]
+        dims_and_dtypes = {
+            f"in{index}": (self.dims(name), self.tensors[name].dtype)
+            for index, name in enumerate(op.inputs)
+        }
+        lies = {f"in{index}": op_options.states[index, options] for index in range(len(op.inputs))}
+        wide = self.tensors[op.outputs[0]].dtype
+        sizes = {label: np.full(self.rows, size) for label, size in expansion.sizes.items()}
+        paid: dict[str, list[Ints]] = {}
+        total = np.zeros((len(options), self.rows), np.int64)
+        for alike in zip(*parts, strict=True):
+            part = alike[0][0]
+            expression = parse(part.labels)
+            texts = zip(*((*how.inputs, *how.outputs) for _, how in alike), strict=True)
+            states = [np.array([number_of(parse_nd_sbp(text)) for text in row]) for row in texts]
+            read, made_states = states[: len(part.inputs)], states[len(part.inputs) :]
+            for name, operand, state in zip(part.inputs, expression.inputs, read, strict=True):
+                shape, dtype = dims_and_dtypes[name]
+                sizes |= {dim[0]: size for dim, size in zip(operand, shape, strict=True)}
+                fresh = np.ones(len(options), np.bool_)
+                for before in paid.setdefault(name, []):
+                    fresh &= before != state
+                paid[name].append(state)
+                moved = self._moved_ns(shape, dtype, lies[name], state)
+                total += np.where(fresh[:, None], moved, 0)
+            for name, operand, state in zip(
+                part.outputs, expression.outputs, made_states, strict=True
+            ):
+                shape = np.array([sizes[dim[0]] for dim in operand]).reshape(-1, self.rows)
+                dims_and_dtypes[name] = shape, wide
+                lies[name] = state
+            operands = [dims_and_dtypes[name] for name in (*part.inputs, *part.outputs)]
+            total += self._kernel_ns(
+                op,
+                part.kind,
+                part.labels,
+                [shape for shape, _ in operands],
+                [dtype for _, dtype in operands],
+                states,
+            )
+        return total
+
+    def _ring_ns(
+        self, op: Op, op_options: OpStrategies, axes: tuple[int, ...], options: Ints
+    ) -> Ints:
+        """Nanoseconds of the rounds of an op on a ring over these axes: [O, K] of these options."""
+        ring, size = RINGS[op.kind], self.sizes[list(axes)].prod(axis=0)
+        states = [row[options] for row in op_options.states]
+        inputs = len(op.inputs)
+        dims = [self.dims(name) for name in (*op.inputs, *op.outputs)]
+        given = [self.tensors[name].dtype for name in op.inputs]
+        made_dtypes = list(ring.dtypes([self.tensors[name].dtype for name in op.outputs]))
+
+        def work(kind: str, labels: str, operands: list[int]) -> Ints:
+            """Nanoseconds of a kernel on these operands, outputs numbered after inputs."""
+            dtypes = [*given, *made_dtypes]
+            durations: Ints = self._kernel_ns(
+                op,
+                kind,
+                labels,
+                [dims[operand] for operand in operands],
+                [dtypes[operand] for operand in operands],
+                [states[operand] for operand in operands],
+            )
+            return durations
+
+        def sent(operand: int, dtype: str) -> Ints:
+            local = self._local(dims[operand], states[operand])[0] * ITEMSIZE[dtype]
+            hop_ns: Ints = np.round(self.moving.collective_ns(ROTATE, axes, local)).astype(np.int64)
+            return hop_ns
+
+        input_numbers, output_numbers = list(range(inputs)), list(range(inputs, len(dims)))
+        carried = [inputs + output for output in ring.carried]
+        sending, adding, back = np.zeros((3, len(options), self.rows), np.int64)
+        for travelling_input in ring.travelling:
+            sending += sent(travelling_input, given[travelling_input])
+        for output in ring.returning:
+            total = inputs + output
+            adding += work("add", ring.adding(op.labels, output), [total] * 3)
+            back += sent(total, made_dtypes[output])
+        durations: Ints = ring_ns(
+            size,
+            work(op.kind, op.labels, [*input_numbers, *output_numbers]),
+            work(ring.later, ring.labels(op.labels), [*input_numbers, *carried, *output_numbers]),
+            sending,
+            adding,
+            back,
+        )
+        return durations
+
+    def _moved_ns(self, dims: Ints, dtype: str, sources: Ints, targets: Ints) -> Ints:
+        """Nanoseconds of boxing each source to the target at the same place: [O, K]."""
+        (before, source_places), (after, target_places) = map(
+            self.moving.known.distinct, (sources, targets)
+        )
+        boxed = self.moving.boxed(dims, ITEMSIZE[dtype], before, after, keeps_source=False)
+        durations: Ints = boxed.duration_ns[source_places, target_places]
+        return durations
+
+    def _net(self, number: int, net: SpaceNet, alike: dict[object, Boxing]) -> EdgeCosts:
+        """One net; those that are boxed alike share their arrays."""
+        tensor: Tensor = self.tensors[net.tensor]
+        maker = self.makers[net.tensor]
+        maker_key = maker.kind, tuple(self.tensors[name].dtype for name in maker.inputs[:1])
+        hides = self._hides(maker, tensor)
+        states = net.sources.tobytes(), net.targets.tobytes()
+        named = net.tensor in self.masters, net.tensor in self.in_buckets
+        copies = self.copies.get(net.tensor, 1)
+        key = likeness(tensor), net.crossing, named, copies, maker_key, states, hides
+        if key not in alike:
+            alike[key] = self._boxing(net, tensor)
+        return EdgeCosts(
+            number=number,
+            producer=net.producer,
+            makes=net.makes,
+            uses=net.uses,
+            count=net.count,
+            figure=STEP if tensor.rate is Rate.STEP else MICROBATCH,
+            **alike[key],
+        )
+
+    def _boxing(self, net: SpaceNet, tensor: Tensor) -> Boxing:
+        """Arrays of a net's boxing: which exists, how long it takes, its buffers, what is held."""
+        sources, targets = self._ends[likeness(tensor)]
+        source_places, target_places = (
+            np.searchsorted(sources, net.sources),
+            np.searchsorted(targets, net.targets),
+        )
+        work = self.dims(net.tensor), ITEMSIZE[tensor.dtype], sources, targets
+        step, bucketed = tensor.rate is Rate.STEP, net.tensor in self.in_buckets
+        copies = self.copies.get(net.tensor, 1)
+        all_boxed = self.moving.boxed(*work, keeps_source=step, bucketed=bucketed, copies=copies)
+        boxed = all_boxed.picked(source_places, target_places)
+        reachable = boxed.reachable
+        if net.tensor in self.masters:  # what lies in host memory is cast as it is stored
+            reachable = reachable & np.equal.outer(net.sources, net.targets)[:, :, None]
+        if net.crossing and not self.crossing_partial.all():
+            both = np.logical_and.outer(
+                is_partial(net.sources, self.space.axes), is_partial(net.targets, self.space.axes)
+            )
+            reachable = reachable & (~both[:, :, None] | self.crossing_partial)
+        maker, source = self.makers[net.tensor], self.local_bytes(net.tensor, net.sources)
+        given = ITEMSIZE[self.tensors[maker.inputs[0]].dtype if maker.inputs else tensor.dtype]
+        buffers = boxed.buffer_bytes(maker.kind, source, source // ITEMSIZE[tensor.dtype] * given)
+        took = boxed.duration_ns
+        if self._hides(maker, tensor):
+            hidden = hidden_share(self.cluster) * np.maximum(took - SHORT_NS, 0)
+            took = took - hidden.astype(np.int64)
+        return {
+            "reachable": reachable,
+            "duration_ns": took,
+            "buffer_bytes": buffers,
+            "made_bytes": source,
+            "held_bytes": self.local_bytes(net.tensor, net.targets),
+        }
+
+    def _hides(self, maker: Op, tensor: Tensor) -> bool:
+        """True if boxing can run beside computation: of weights, but for the first block's."""
+        weight = maker.kind == "repeat" or maker.phase is Phase.BACKWARD_WEIGHT
+        first = maker.block == self.space.folded.graph.blocks[0]
+        return (weight or tensor.rate is Rate.STEP) and not first
+
+
+@lru_cache(maxsize=4096)
+def _sizes(labels: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
+    """Size of every label, for undivided operands of these shapes."""
+    expression = parse(labels)
+    inputs = len(expression.inputs)
+    sizes = bind(expression, shapes[:inputs], shapes[inputs:])
+    return tuple(sizes[label] for label in expression.labels)

@@ -1,0 +1,102 @@
+"""Writing: a solved candidate as a Plan, its axes named after what they turned out to do."""
+
+from msgspec.structs import replace
+
+from millrace.models.graph import Graph
+from millrace.planner.mesh import Axis, Mesh
+from millrace.planner.parallel_degrees import HYBRID, axis_roles, roles
+from millrace.planner.plan import BlockChoice, Chunk, Plan
+from millrace.planner.schedules import stage_of
+from millrace.planner.search.evaluation import Evaluator, SolvedPlan
+from millrace.planner.search.pins import Pins
+from millrace.planner.search.placement_groups import ordered
+
+
+def write_plan(evaluator: Evaluator, solved: SolvedPlan) -> Plan:
+    """Plan of a solved candidate, without evidence or figures."""
+    request, graph = evaluator.request, evaluator.graph
+    variants = evaluator.variants(solved)
+    candidate, pipeline = solved.candidate, solved.candidate.pipeline
+    templates = len({graph.templates[block] for block in graph.blocks})
+    place = {variant.template: index for index, variant in enumerate(variants[:templates])}
+    chunks = tuple(
+        Chunk(
+            stage=stage_of(pipeline.schedule, position, pipeline.stages),
+            blocks=tuple(
+                BlockChoice(
+                    block=block, variant=place[graph.templates[block]] + templates * variant
+                )
+                for block, variant in chunk
+            ),
+        )
+        for position, chunk in enumerate(solved.division.chunks)
+    )
+    plan = Plan(
+        model=request.model,
+        training=request.training,
+        cluster=ordered(request.cluster, candidate.placing.order)
+        if candidate.placing
+        else request.cluster,
+        global_batch=request.global_batch,
+        microbatches=pipeline.microbatches,
+        mesh=Mesh(
+            axes=tuple(
+                Axis(name=f"axis{index}", size=size) for index, size in enumerate(candidate.sizes)
+            )
+        ),
+        stages=pipeline.stages,
+        schedule=pipeline.schedule,
+        interleave=pipeline.interleave,
+        variants=variants,
+        chunks=chunks,
+        pins=request.pins.document,
+        memory_limit_bytes=request.limit_bytes,
+        seed=request.seed,
+        offload=request.offload,
+        fusion=request.fusion,
+    )
+    plan = only_used(plan)
+    return replace(plan, mesh=named_mesh(plan, graph))
+
+
+def disobeyed(plan: Plan, graph: Graph, pins: Pins) -> str:
+    """Say which pin the finished plan does not show, as people read it; empty where all do.
+
+    Roles on which ops disagree cannot contradict a pin.
+    """
+    degrees = roles(plan, graph)
+    asked = pins.document
+    if pins.zero is not None and pins.zero != HYBRID:
+        asked["zero"] = int(pins.zero)
+    for name in ("dp", "tp", "pp", "cp", "zero", "sequence_parallel", "ring"):
+        if name in asked and degrees[name] is not None and degrees[name] != asked[name]:
+            return (
+                f"--{name.replace('_', '-')} {asked[name]} cannot be had: the labels of this "
+                f"model's ops give {degrees[name]}"
+            )
+    return ""
+
+
+def only_used(plan: Plan) -> Plan:
+    """Leave out variants that no block takes."""
+    used = sorted({choice.variant for chunk in plan.chunks for choice in chunk.blocks})
+    place = {variant: index for index, variant in enumerate(used)}
+    chunks = tuple(
+        replace(
+            chunk,
+            blocks=tuple(replace(choice, variant=place[choice.variant]) for choice in chunk.blocks),
+        )
+        for chunk in plan.chunks
+    )
+    return replace(plan, variants=tuple(plan.variants[index] for index in used), chunks=chunks)
+
+
+def named_mesh(plan: Plan, graph: Graph) -> Mesh:
+    """Mesh of the plan with every axis named after its role, and a number where one repeats."""
+    names: list[str] = []
+    for role_names in axis_roles(plan, graph):
+        name = "+".join(sorted(role_names)) or "whole"
+        taken = sum(other.rstrip("0123456789") == name for other in names)
+        names.append(name + (str(taken + 1) if taken else ""))
+    axes = (Axis(name=n, size=size) for n, size in zip(names, plan.mesh.sizes, strict=True))
+    return Mesh(axes=tuple(axes))

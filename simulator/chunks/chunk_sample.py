@@ -1,0 +1,306 @@
+"""Pieces: one chunk on its own with few of its equal blocks, compiled op by op.
+
+What a chunk costs is measured on pieces (`millrace.simulator.chunks.phase_measurement`) and then
+counted: blocks of one run are alike, so a few of them and one more tell what any number costs. What
+comes from other chunks *arrives* as often as the piece can take it and in no time, so that nothing
+in the piece ever waits for another stage; what leaves is boxed as the receiver wants it.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from millrace.models.graph import GLOBAL_BLOCK, Graph, Op, Rate
+from millrace.planner.actors.graph import ActorGraph, Meeting, Port
+from millrace.planner.compile.collectives import hold_back
+from millrace.planner.compile.fused import fused_stages
+from millrace.planner.compile.lowering import Lowering, PlacedTensor
+from millrace.planner.compile.placement import place
+from millrace.planner.compile.queue_orders import (
+    FirstStep,
+    first_step,
+    joined,
+    unordered,
+    with_queues,
+    with_slots,
+)
+from millrace.planner.compile.slots import Timetable
+from millrace.planner.compile.stage_ir import PARTS, UPDATE, ActorIR, Section
+from millrace.planner.costs import durations
+from millrace.planner.costs.bucket_sizes import State, Totals, state_bytes_of, with_own_buckets
+from millrace.planner.costs.launch_overhead import Pacing, pacing_of
+from millrace.planner.mesh import Mesh
+from millrace.planner.plan import FUSED, BlockChoice, Chunk, Plan
+from millrace.planner.sbp import NdSbp
+from millrace.planner.schedules import Order, Slot
+from millrace.simulator.chunks.plan_blocks import CrossReading, PlanBlocks
+
+MICROBATCHES = 4  # of a piece's step: the second last sees nothing of the step's begin or end
+
+HERE, ELSEWHERE = 0, 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledPiece:
+    """A compiled piece.
+
+    `graph` has one program; `durations_ns` lists its actors' durations, none for what arrives;
+    `first` is a run of its first step.
+    `sections` says in which part of the step each actor of the compute queue runs (None for the
+    actors of other queues); `slots` is the order of the parts. `pacing` is that of its actors,
+    which its first step does without.
+    """
+
+    graph: ActorGraph
+    first: FirstStep
+    durations_ns: tuple[int, ...]
+    sections: tuple[Section | None, ...]
+    slots: tuple[Slot, ...]
+    pacing: Pacing | None
+
+
+def alone(*, joint: bool = True, forwards_first: bool = False) -> Order:
+    """Order of a piece's parts: every microbatch in turn, or all forwards first.
+
+    Parameters
+    ----------
+    joint
+        Gradients of inputs and of weights are made together.
+    forwards_first
+        A part of every microbatch comes before the next part.
+    """
+    parts, microbatches = ("F", "BW") if joint else ("F", "B", "W"), range(MICROBATCHES)
+    if forwards_first:
+        return tuple(Slot(part, 0, m) for part in parts for m in microbatches)
+    return tuple(Slot(part, 0, m) for m in microbatches for part in parts)
+
+
+class Pieces:
+    """Compiler of pieces of one plan.
+
+    Parameters
+    ----------
+    wiring
+        The plan's.
+    """
+
+    def __init__(self, wiring: PlanBlocks) -> None:
+        self.wiring = wiring
+        plan = wiring.plan
+        # A piece has too little of a chunk for its buckets: state pays its part of one instead.
+        self._cluster = plan.cluster
+        if plan.fusion == FUSED:
+            self._cluster = with_own_buckets(plan.cluster, state_bytes_of(wiring.graph))
+        # A meeting costs the same in every piece on a stage: see `_key`.
+        self._meetings: dict[tuple[object, ...], int] = {}
+        self._tables: dict[Order, Timetable] = {}
+
+    def compile(
+        self, chunk: int, block_names: Sequence[str], order: Order, stage: int
+    ) -> CompiledPiece:
+        """Compile some of a chunk's blocks alone.
+
+        Parameters
+        ----------
+        chunk
+            Index of the chunk.
+        block_names
+            The blocks that are kept, in order; from each run its last and at least one more.
+        order
+            In which the piece runs alone (`alone`).
+        stage
+            On whose devices the piece lies.
+        """
+        wiring, plan = self.wiring, self.wiring.plan
+        graph, readings = _restricted(wiring, chunk, block_names)
+        lowering = _Alone(graph, plan.mesh, plan.offload)
+        for reading in readings:
+            lowering.arrives(reading, wiring.made_as(reading.tensor), wiring.read_as(reading))
+        for placed in place(_plan_of(plan, block_names, wiring), graph):
+            lowering.lower(placed)
+        for block in block_names:
+            for reading in wiring.read_from.get(block, ()):
+                if wiring.chunk_of[reading.reader.block] != chunk:
+                    lowering.leaves(reading, wiring.read_as(reading))
+        table = self._table(order)
+        drafts = fused_stages(lowering.stages[:ELSEWHERE], plan.fusion, joint=table.joint)
+        hold_back(drafts[HERE], table.joint)
+        alone = unordered(drafts[HERE], f"stage {stage}", HERE, table.orders[HERE])
+        actors = with_slots(joined([alone], plan.model.name, plan.mesh.axes), drafts, table)
+        devices = plan.mesh.devices
+        ranks = tuple(range(stage * devices, (stage + 1) * devices))
+        program = replace(actors.programs[HERE], stage=stage, ranks=ranks)
+        actors = replace(actors, programs=(program,))
+        costs = self._durations(actors)
+        first = first_step(actors, drafts, (costs,))
+        return CompiledPiece(
+            graph=with_queues(actors, drafts, first),
+            first=first,
+            durations_ns=costs,
+            sections=tuple(
+                actor.section if actor.lane == "compute" else None for actor in drafts[HERE].actors
+            ),
+            slots=table.orders[HERE],
+            pacing=pacing_of(actors, plan.cluster),
+        )
+
+    def _table(self, order: Order) -> Timetable:
+        if order not in self._tables:
+            self._tables[order] = Timetable([order], [HERE], MICROBATCHES)
+        return self._tables[order]
+
+    def _durations(self, graph: ActorGraph) -> tuple[int, ...]:
+        """Durations of a piece's actors; only meetings along the mesh's axes take time."""
+        (program,) = graph.programs
+        totals = Totals(program)
+        actor_ns: list[int | None] = []
+        for actor in program.actors:
+            meeting = actor.meeting
+            if meeting is None:
+                actor_ns.append(None)
+            elif meeting.world or not meeting.axes:
+                actor_ns.append(0)
+            else:
+                actor_ns.append(
+                    self._meetings.get(_key(program.stage, meeting, totals.state(actor)))
+                )
+        missing = [index for index, ns in enumerate(actor_ns) if ns is None]
+        (priced,) = durations(graph, self._cluster, frozenset(missing))
+        for index, ns in zip(missing, priced, strict=True):
+            actor = program.actors[index]
+            if actor.meeting is not None:
+                key = _key(program.stage, actor.meeting, totals.state(actor))
+                self._meetings[key] = ns
+            actor_ns[index] = ns
+        return tuple(ns for ns in actor_ns if ns is not None)
+
+
+def _key(stage: int, meeting: Meeting, state: State) -> tuple[object, ...]:
+    size = meeting.message_bytes, meeting.bucketed, meeting.copies
+    return stage, meeting.kind, meeting.axes, *size, state
+
+
+def _restricted(
+    wiring: PlanBlocks, chunk: int, block_names: Sequence[str]
+) -> tuple[Graph, tuple[CrossReading, ...]]:
+    """Graph of the kept blocks, and what they read from other chunks.
+
+    What was made by a block that is left out is taken from the nearest kept one of its run.
+    """
+    within = set(block_names)
+    instead = _instead(wiring, chunk, block_names)
+    ops: list[tuple[int, Op]] = []
+    arriving: dict[str, CrossReading] = {}
+    for block in block_names:
+        renamed: dict[str, dict[int, str]] = {}
+        for reading in wiring.readings.get(block, ()):
+            maker = reading.maker.block
+            if wiring.chunk_of[maker] != chunk:
+                arriving.setdefault(reading.tensor, reading)
+            elif maker not in within:
+                near = instead[maker][wiring.position[block] > wiring.position[maker]]
+                name = near + reading.tensor.removeprefix(maker)
+                renamed.setdefault(reading.reader.name, {})[reading.operand] = name
+        ops.extend(
+            (number, _renamed(op, renamed[op.name]) if op.name in renamed else op)
+            for number, op in wiring.ops.get(block, ())
+        )
+    ops.extend(wiring.ops[GLOBAL_BLOCK])
+    output_names = {name for _, op in ops for name in op.outputs}
+    ops.sort(key=lambda numbered: numbered[0])
+    tensors = wiring.graph.tensors_by_name
+    graph = replace(
+        wiring.graph,
+        ops=tuple(op for _, op in ops),
+        tensors=tuple(tensors[name] for name in sorted(output_names | set(arriving))),
+        blocks=tuple(block_names),
+        templates={block: wiring.graph.templates[block] for block in block_names},
+    )
+    return graph, tuple(arriving.values())
+
+
+def _instead(
+    wiring: PlanBlocks, chunk: int, block_names: Sequence[str]
+) -> dict[str, tuple[str, str]]:
+    """Block that is left out → the nearest kept block behind it and before it."""
+    within = set(block_names)
+    nearest: dict[str, tuple[str, str]] = {}
+    for run in wiring.runs(wiring.plan.chunks[chunk]):
+        there = [block for block in run.blocks if block in within]
+        before = there[0]
+        for block in run.blocks:
+            if block in within:
+                before = block
+            else:
+                nearest[block] = (there[-1], before)
+    return nearest
+
+
+def _renamed(op: Op, names: dict[int, str]) -> Op:
+    return replace(op, inputs=tuple(names.get(i, name) for i, name in enumerate(op.inputs)))
+
+
+def _plan_of(plan: Plan, block_names: Sequence[str], wiring: PlanBlocks) -> Plan:
+    """Plan of the kept blocks on one stage."""
+    blocks = tuple(
+        BlockChoice(block=block, variant=wiring.variant_of[block]) for block in block_names
+    )
+    return replace(plan, stages=1, chunks=(Chunk(stage=HERE, blocks=blocks),))
+
+
+class _Alone(Lowering):
+    """Lowering of one chunk; every other one is elsewhere."""
+
+    def __init__(self, graph: Graph, mesh: Mesh, offload: str) -> None:
+        super().__init__(graph, mesh, 2, MICROBATCHES, offload)
+        # The step's totals ask for what every block of the model has: most of it is nowhere here.
+        self._homes = defaultdict(dict)
+
+    def arrives(self, reading: CrossReading, sbp: NdSbp, wanted: NdSbp) -> None:
+        """Declare a tensor that another chunk makes.
+
+        One that is partial on both sides crosses no stages: it is there as its reader begins.
+        """
+        tensor, rate = reading.tensor, self.tensors[reading.tensor].rate
+        register = self._register(ELSEWHERE, tensor, tensor, sbp, "activation")
+        value = PlacedTensor(register, rate)
+        if any(a.is_partial and b.is_partial for a, b in zip(sbp, wanted, strict=True)):
+            arrival = self._transfer(ELSEWHERE, HERE, tensor, sbp, value, _section(reading, rate))
+            self._made(HERE, tensor, sbp, arrival)
+        else:
+            self._made(ELSEWHERE, tensor, sbp, value)
+
+    def leaves(self, reading: CrossReading, sbp: NdSbp) -> None:
+        """Box a tensor as a reader of another chunk wants it sent; partial, it stays as it is."""
+        rate = self.tensors[reading.tensor].rate
+        if not any(axis_sbp.is_partial for axis_sbp in sbp):
+            self.need(ELSEWHERE, reading.tensor, sbp, _section(reading, rate), rate)
+
+    def _transfer(
+        self, home: int, stage: int, tensor: str, sbp: NdSbp, value: PlacedTensor, section: Section
+    ) -> PlacedTensor:
+        """Value on `stage` of a tensor that arrives from nobody; one that leaves takes no actor."""
+        kind = self.stages[home].registers[value.register].memory_kind
+        register = self._register(stage, tensor, f"{tensor} arrived", sbp, kind)
+        if stage == HERE:
+            often = value.rate is Rate.MICROBATCH
+            self.stages[HERE].add_actor(
+                ActorIR(
+                    name=f"{tensor}: arrival",
+                    kind="recv",
+                    section=section,
+                    firings=self.microbatches if often else 1,
+                    inputs=(),
+                    outputs=(Port(register=register),),
+                    meeting=Meeting(key=f"{tensor}: arrival", kind="recv"),
+                    lane=f"arrival of {tensor}",
+                )
+            )
+        return PlacedTensor(register, value.rate)
+
+
+def _section(reading: CrossReading, rate: Rate) -> Section:
+    """Section of the step in which a tensor's reader runs."""
+    return UPDATE if rate is Rate.STEP else (PARTS[reading.reader.phase], 0)

@@ -1,0 +1,78 @@
+"""Forecast: the figures of a plan's steady step, for which no trace is needed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from millrace.models.graph import Graph
+from millrace.planner.compile.passes import ordered_plan
+from millrace.planner.memory import StageMemory
+from millrace.planner.plan import Plan
+from millrace.simulator.critical_path import SteadyStep, steady_ops, steady_step
+from millrace.simulator.prediction import STAGE, chosen_fidelity, predict
+from millrace.simulator.stage_fidelity import StageGraph, stage_graph
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """Figures of a plan, as `millrace.simulator.Simulated` has them."""
+
+    step_time_ns: int
+    bubble_fraction: float
+    exposed_communication_ns: int
+    memory_by_kind: tuple[dict[str, int], ...]
+    fidelity: str
+
+
+def forecast(
+    plan: Plan, graph: Graph, memory: Sequence[StageMemory], fidelity: str | None = None
+) -> Forecast:
+    """Figures that `predict` gives at the fidelity that the plan's size allows.
+
+    They are computed without events (`millrace.simulator.critical_path.steady`), unless ranks share
+    cores.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    graph
+        Its graph, as `plan_graph` gives it.
+    memory
+        Of its stages, as `plan_memory` gives it.
+    fidelity
+        Another than the plan's size allows: `op` or `stage`.
+
+    Raises
+    ------
+    PlanError
+        The plan does not fit its model or mesh.
+    ProtocolError
+        The graph stops before its end.
+    """
+    fidelity = fidelity or chosen_fidelity(plan)
+    inside_ns = 0
+    steady: SteadyStep | None = None
+    stages: StageGraph | None = None
+    if fidelity == STAGE:
+        stages = stage_graph(plan, graph)
+        steady, inside_ns = steady_step(stages.coarse, stages.table), stages.inside_ns
+    elif plan.cluster.cores_per_node is None:
+        steady = steady_ops(ordered_plan(plan, graph))
+    if steady is None:
+        simulated = predict(
+            plan, spans=False, graph=graph, memory=memory, fidelity=fidelity, stages=stages
+        )
+        return Forecast(
+            step_time_ns=simulated.step_time_ns,
+            bubble_fraction=simulated.bubble_fraction,
+            exposed_communication_ns=simulated.exposed_communication_ns,
+            memory_by_kind=simulated.memory_by_kind,
+            fidelity=simulated.fidelity,
+        )
+    return Forecast(
+        step_time_ns=steady.step_time_ns,
+        bubble_fraction=steady.bubble_fraction,
+        exposed_communication_ns=steady.exposed_communication_ns + inside_ns,
+        memory_by_kind=tuple(stage_memory.by_kind for stage_memory in memory),
+        fidelity=fidelity,
+    )
