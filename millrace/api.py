@@ -198,7 +198,7 @@ def search(
         throughput; or cost or energy per token, for which fewer of the devices may be used.
     progress : callable, optional
         Called with a sentence that says how far the search is.
-    record : Record, optional
+    record : SearchLog, optional
         Filled with what every layer did; `explain` reads it.
 
     Returns
@@ -346,7 +346,7 @@ def explain(plan: Plan, record: "SearchLog") -> list[dict[str, Any]]:
     ----------
     plan : Plan
         As `search` returned it.
-    record : Record
+    record : SearchLog
         As that search filled it.
 
     Returns
@@ -357,8 +357,8 @@ def explain(plan: Plan, record: "SearchLog") -> list[dict[str, Any]]:
 
     Examples
     --------
-    >>> from millrace.planner.search.report import Record
-    >>> record = Record()
+    >>> from millrace.planner.search.report import SearchLog
+    >>> record = SearchLog()
     >>> plan = search("mlp", cluster("local:2", measured=False), 8, record=record)
     >>> explain(plan, record)[0]["choice"]
     'dp'

@@ -4,8 +4,8 @@ Every kind of chunk is simulated once op by op, with three blocks of each run an
 the difference is what one more block takes (`parts`). The chunks' actor graph
 (`millrace.simulator.chunks.chunk_graph`) then runs with these times. What is lost: that sends begin
 before their part ends and receipts may come after theirs began, which matters where a transfer
-takes about as long as a part; and where ranks share cores, that communication needs them less than
-computation.
+takes about as long as a part; where ranks share cores, that communication needs them less than
+computation; and where a schedule pairs slots, that one computes while the other communicates.
 """
 
 from collections.abc import Mapping, Sequence

@@ -149,7 +149,7 @@ def _maker(call: Call) -> str:
         case _ if isinstance(call, LibraryCall):
             return "cudnn"
         case _:
-            return type(call).__name__.lower()
+            return type(call).__name__.removesuffix("Call").lower()
 
 
 def _unplaced(choice: KernelAlternatives) -> KernelAlternatives:

@@ -64,7 +64,7 @@ def lay_out(program: Program, draft: StageIR, table: Timetable) -> Program:
         The orders of all stages.
     """
     spans = Spans(draft, table.joint)
-    offsets, end = shared_places(spans)
+    offsets, end = shared_places(spans, table.pairs)
     lent = aliased_registers(spans, offsets.keys())
     buffers = communication_buffers(draft)
     registers = list(program.registers)
@@ -111,17 +111,26 @@ def communication_buffers(draft: StageIR) -> frozenset[int]:
     )
 
 
-def shared_places(spans: Spans) -> tuple[dict[int, int], int]:
-    """Offsets of the registers that share the area, and the area's size."""
+def shared_places(spans: Spans, pairs: bool = False) -> tuple[dict[int, int], int]:
+    """Offsets of the registers that share the area, and the area's size.
+
+    Where a schedule `pairs`, forwards have an area of their own below that of the gradients.
+    """
     offsets: dict[int, int] = {}
-    area = 0
+    sizes = {True: 0, False: 0}  # of forwards, of all others
     packed: dict[object, tuple[tuple[int, ...], int]] = {}
+    above: list[int] = []
     for section, local in spans.by_section().items():
         starts = [start for start, _ in stretches(spans.draft, spans.ops(section))]
         stepwise = section in (BEGIN, UPDATE)
         places, size = _pack_section(local, starts, packed, stepwise)
         offsets |= places
-        area = max(area, size)
+        forward = section[0] == "F"
+        sizes[forward] = max(sizes[forward], size)
+        above += () if forward else places
+    if pairs:
+        offsets |= {register: sizes[True] + offsets[register] for register in above}
+    area = sum(sizes.values()) if pairs else max(sizes.values())
     offsets |= {register: offsets[leader] for register, leader in spans.followers.items()}
     return offsets, area
 

@@ -86,9 +86,11 @@ def ordered_plan(plan: Plan, graph: Graph, *, in_buckets: bool | None = None) ->
     for stage, draft in enumerate(drafts):
         hold_back(draft, table.joint)
         if plan.fusion == FUSED if in_buckets is None else in_buckets:
-            drafts[stage] = bucketed(draft, table.orders[stage], stage, plan.mesh, plan.cluster)
+            drafts[stage] = bucketed(
+                draft, table.orders[stage], stage, plan.mesh, plan.cluster, table.beside[stage]
+            )
     programs = [
-        unordered(draft, f"stage {stage}", stage, table.orders[stage])
+        unordered(draft, f"stage {stage}", stage, table.orders[stage], table.beside[stage])
         for stage, draft in enumerate(drafts)
     ]
     actors = joined(programs, plan.model.name, plan.mesh.axes)

@@ -9,8 +9,9 @@ went to its end, so with it the net still does.
 
 import heapq
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 
 from msgspec.structs import replace
@@ -28,26 +29,76 @@ Durations = tuple[tuple[int, ...], ...]  # nanoseconds per program and actor
 Lane = tuple[int, str]  # a program and a lane of it
 
 
-def compute_order(draft: StageIR, slots: Sequence[Slot]) -> tuple[int, ...]:
-    """Compute queue of one step: begin, the schedule's slots, update."""
+def compute_order(
+    draft: StageIR, slots: Sequence[Slot], beside: Set[int] = frozenset()
+) -> tuple[int, ...]:
+    """Compute queue of one step: begin, the schedule's slots, update.
+
+    Slots whose numbers are in `beside` run beside the one before them.
+    """
     sections: dict[tuple[str, int], list[int]] = {}
     for index, actor in enumerate(draft.actors):
         if actor.lane == "compute":
             sections.setdefault(actor.section, []).append(index)
+    groups: list[tuple[tuple[str, int], ...]] = []
+    for number, (part, chunk, _) in enumerate(slots):
+        before = groups.pop() if number in beside else ()
+        groups.append((*before, (part, chunk)))
+    runs: dict[tuple[tuple[str, int], ...], list[int]] = {}
     order = list(sections.get(("begin", 0), ()))
-    runs: dict[tuple[str, int], list[int]] = {}
-    for part, chunk, _ in slots:
-        if (part, chunk) not in runs:
-            rows = [sections.get((section_part, chunk), []) for section_part in SLOT_PARTS[part]]
-            runs[part, chunk] = sorted(index for row in rows for index in row)
-        order += runs[part, chunk]
+    for group in groups:
+        if group not in runs:
+            lanes: tuple[list[int], list[int]] = ([], [])  # a forward, gradients beside it
+            for part, chunk in group:
+                rows = (sections.get((each, chunk), []) for each in SLOT_PARTS[part])
+                lanes[part != "F"].extend(sorted(chain(*rows)))
+            runs[group] = woven(draft, *lanes)
+        order += runs[group]
     order.extend(sections.get(("update", 0), ()))
     return tuple(order)
 
 
-def unordered(draft: StageIR, name: str, stage: int, slots: Sequence[Slot]) -> Program:
+def woven(draft: StageIR, forward: list[int], gradients: list[int]) -> list[int]:
+    """Actors of a forward, and of the gradients that run beside it, in turns.
+
+    Each is cut where it waits for communication, and the pieces of both are spread evenly: while
+    one communicates, the other computes.
+    """
+    if not forward or not gradients:
+        return forward + gradients
+    lanes = [_pieces(draft, lane) for lane in (forward, gradients)]
+    places = sorted(
+        ((2 * index + 1) / len(lane), number, piece)
+        for number, lane in enumerate(lanes)
+        for index, piece in enumerate(lane)
+    )
+    return [actor for *_, piece in places for actor in piece]
+
+
+def _pieces(draft: StageIR, run: Sequence[int]) -> list[list[int]]:
+    """Actors of a run, cut before each that reads what a meeting brought since the cut before."""
+    pieces: list[list[int]] = [[]]
+    begun = run[0]
+    for index in run:
+        brought = (draft.producer.get(port.register) for port in draft.actors[index].inputs)
+        waits = any(
+            maker is not None and maker > begun and draft.actors[maker].meeting is not None
+            for maker in brought
+        )
+        if waits and pieces[-1]:
+            pieces.append([])
+            begun = index
+        pieces[-1].append(index)
+    return pieces
+
+
+def unordered(
+    draft: StageIR, name: str, stage: int, slots: Sequence[Slot], beside: Set[int] = frozenset()
+) -> Program:
     """Program with its compute order, and every meeting in a queue of its own."""
-    compute = Queue(name="compute", leave=Leave.COMPLETED, order=compute_order(draft, slots))
+    compute = Queue(
+        name="compute", leave=Leave.COMPLETED, order=compute_order(draft, slots, beside)
+    )
     queues = [compute]
     actors = []
     for index, actor in enumerate(draft.actors):

@@ -27,7 +27,7 @@ import numpy as np
 from millrace.planner.compile.packing import Turns
 from millrace.planner.compile.stage_ir import SLOT_PARTS, Section, StageIR
 from millrace.planner.errors import ProtocolError
-from millrace.planner.schedules import Order, Slot, schedule_order
+from millrace.planner.schedules import Order, Slot, schedule_of
 
 OVERLAP_DEPTH = 1  # versions of a transferred register beyond those that liveness needs
 
@@ -55,14 +55,24 @@ class Timetable:
     homes : sequence of int
         The stage of every chunk, in the order of the model.
     microbatches : int
+    beside : sequence of tuple of int, optional
+        Every stage's slots that run beside the one before them.
     """
 
-    def __init__(self, orders: Sequence[Order], homes: Sequence[int], microbatches: int) -> None:
+    def __init__(
+        self,
+        orders: Sequence[Order],
+        homes: Sequence[int],
+        microbatches: int,
+        beside: Sequence[tuple[int, ...]] = (),
+    ) -> None:
         self.microbatches = microbatches
         self.homes = tuple(homes)
         self.orders = list(orders)
         # Position in the model of every stage's chunks.
         self.positions = [[k for k, s in enumerate(homes) if s == i] for i in range(len(orders))]
+        self.beside = tuple(map(frozenset, beside)) or (frozenset[int](),) * len(self.orders)
+        self.pairs = any(self.beside)
         self.joint = all(slot.part not in ("B", "W") for order in self.orders for slot in order)
         # The place of every section in its stage's order, by microbatch.
         self.turns = [_by_section(order, range(len(order))) for order in self.orders]
@@ -154,18 +164,10 @@ def timetable(schedule: str, homes: tuple[int, ...], microbatches: int) -> Timet
 
     `homes` holds the stage of every chunk, in the order of the model.
     """
-    stages = max(homes) + 1
-    orders = [
-        schedule_order(
-            schedule,
-            stage=stage,
-            stages=stages,
-            chunks=homes.count(stage),
-            microbatches=microbatches,
-        )
-        for stage in range(stages)
-    ]
-    return Timetable(orders, homes, microbatches)
+    stages, record = max(homes) + 1, schedule_of(schedule)
+    sizes = [(stage, stages, homes.count(stage), microbatches) for stage in range(stages)]
+    orders = [record.order(*size) for size in sizes]
+    return Timetable(orders, homes, microbatches, [record.beside(*size) for size in sizes])
 
 
 def _by_section(order: Sequence[Slot], values: Sequence[int]) -> dict[Section, Turns]:

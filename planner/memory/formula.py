@@ -98,7 +98,7 @@ def plan_memory(
         alive = lifetimes(drafts)
     makers = {name: op.block for op in small.graph.ops for name in op.outputs}
     spans = [Spans(draft, table.joint) for draft in drafts]
-    areas = [shared_places(stage_spans) for stage_spans in spans]
+    areas = [shared_places(stage_spans, table.pairs) for stage_spans in spans]
     sums = [
         _registers(stage_spans, alive[stage], areas[stage][0].keys(), small.times, makers)
         for stage, stage_spans in enumerate(spans)

@@ -7,6 +7,9 @@ turns counts, so that a rule may start anywhere and leave gaps, and microbatches
 not have leave no trace: nothing waits for another microbatch but its turn, so what is left still
 runs to its end.
 
+Where a schedule pairs, pieces of one turn run beside one another: a forward, and the gradients of
+another microbatch. The forward comes first in the order of the slots.
+
 Shapes: S stages, C chunks on the stage, M microbatches, N slots of a stage, P positions.
 """
 
@@ -61,12 +64,25 @@ def ordered_pieces(rule: TurnRule, indices: Indices) -> tuple[Codes, Ints]:
 
     Pieces are columns [3, N] of part codes, chunks and microbatches; orders [S, N] index them.
     """
+    parts, turns = _turns(rule, indices)
+    pieces = np.indices((len(parts), indices.chunks, indices.microbatches), np.int32).reshape(3, -1)
+    pieces[0] = np.array([PARTS.index(name) for name in parts], np.int32)[pieces[0]]
+    return pieces, np.argsort(turns, axis=1, kind="stable")
+
+
+def equal_turns(rule: TurnRule, indices: Indices) -> NDArray[np.bool_]:
+    """True per slot [S, N], in order, that has the turn of the slot before it."""
+    _, turns = _turns(rule, indices)
+    equal: NDArray[np.bool_] = np.diff(np.sort(turns), prepend=turns.min() - 1) == 0
+    return equal
+
+
+def _turns(rule: TurnRule, indices: Indices) -> tuple[tuple[str, ...], Ints]:
+    """Parts that a rule has, and the turns of all pieces [S, N] by part, chunk and microbatch."""
     turns = rule(indices)
     shape = len(indices.stage), indices.chunks, indices.microbatches
-    keys = np.stack([np.broadcast_to(turn, shape) for turn in turns.values()], axis=1)
-    pieces = np.indices(keys.shape[1:], np.int32).reshape(3, -1)
-    pieces[0] = np.array([PARTS.index(name) for name in turns], np.int32)[pieces[0]]
-    return pieces, np.argsort(keys.reshape(len(indices.stage), -1), axis=1, kind="stable")
+    by_part = np.stack([np.broadcast_to(turn, shape) for turn in turns.values()], axis=1)
+    return tuple(turns), by_part.reshape(len(indices.stage), -1)
 
 
 def indices_of(stages: int, chunks: int, microbatches: int, stage: int | None = None) -> Indices:

@@ -16,6 +16,7 @@ from millrace.planner.schedules.orders import (
     Order,
     Slot,
     TurnRule,
+    equal_turns,
     indices_of,
     ordered_pieces,
 )
@@ -50,6 +51,9 @@ class Schedule:
         True if a search asks for microbatches in multiples of the stages.
     keeps_all : bool
         True if every microbatch's activations are kept at once, however many there are.
+    pairs : bool
+        True if pieces of one turn run beside one another: a forward, and the gradients of another
+        microbatch, so that one computes while the other communicates.
     searched : bool
         True if a search proposes it; else only a pin brings it in.
     requirement : str
@@ -64,6 +68,7 @@ class Schedule:
     least_microbatches: Callable[[int], int] = _any_number
     in_rounds: bool = False
     keeps_all: bool = False
+    pairs: bool = False
     searched: bool = True
     requirement: str = ""
 
@@ -114,6 +119,13 @@ class Schedule:
         part, chunk, microbatch = self.order_array(stage, stages, chunks, microbatches)
         slot_indices = (part * chunks + chunk) * microbatches + microbatch
         return tuple(map(_slots(chunks, microbatches).__getitem__, slot_indices.tolist()))
+
+    def beside(self, stage: int, stages: int, chunks: int, microbatches: int) -> tuple[int, ...]:
+        """Numbers of a stage's slots that run beside the one before them."""
+        if not self.pairs:
+            return ()
+        (equal,) = equal_turns(self.turns, indices_of(stages, chunks, microbatches, stage))
+        return tuple(np.flatnonzero(equal).tolist())
 
     def counts(self, stages: int, chunks: int, microbatches: int) -> Ints:
         """Most versions alive at once by lifetime and position [3, positions].

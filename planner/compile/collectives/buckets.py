@@ -25,7 +25,7 @@ agrees. What comes from or goes to another stage joins nothing, so no rank waits
 did not wait for before. All ranks of a stage run one program, hence the same buckets.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -61,7 +61,12 @@ class _BucketMember:
 
 
 def bucketed(
-    draft: StageIR, slots: Sequence[Slot], stage: int, mesh: Mesh, cluster: Cluster
+    draft: StageIR,
+    slots: Sequence[Slot],
+    stage: int,
+    mesh: Mesh,
+    cluster: Cluster,
+    beside: Set[int] = frozenset(),
 ) -> StageIR:
     """The stage's draft with its collectives of state in buckets.
 
@@ -76,10 +81,12 @@ def bucketed(
     cluster
         What moves the buckets. Nothing is joined where its software has buckets of its own
         (`Software.bucket_bytes`), for then every collective is priced as a part of those.
+    beside
+        Numbers of slots that run beside the one before them.
     """
     if cluster.software.bucketing:
         return draft
-    rows = _Joining(draft, slots, stage, mesh, cluster).buckets()
+    rows = _Joining(draft, slots, stage, mesh, cluster, beside).buckets()
     return _with_buckets(draft, [row for row in rows if len(row) > 1])
 
 
@@ -87,12 +94,18 @@ class _Joining:
     """Search for the members of every bucket of a stage."""
 
     def __init__(
-        self, draft: StageIR, slots: Sequence[Slot], stage: int, mesh: Mesh, cluster: Cluster
+        self,
+        draft: StageIR,
+        slots: Sequence[Slot],
+        stage: int,
+        mesh: Mesh,
+        cluster: Cluster,
+        beside: Set[int],
     ) -> None:
         self.draft, self.cluster = draft, cluster
         self.mesh, self.first_rank = mesh, stage * mesh.devices
         numbers: list[list[int]] = [[] for _ in draft.actors]
-        for number, index in enumerate(compute_order(draft, slots)):
+        for number, index in enumerate(compute_order(draft, slots, beside)):
             numbers[index].append(number)
         self.numbers = [np.asarray(row, np.int64) for row in numbers]
         self.readers: dict[int, list[tuple[int, Port]]] = {}
