@@ -1,5 +1,6 @@
 """The V-shaped zero bubble computes what a single device computes, and sends less than a loop."""
 
+import dataclasses
 from collections.abc import Iterator
 from functools import cache
 
@@ -10,12 +11,13 @@ from millrace.executor.streams import command_buffer, find_races
 from millrace.models.graph import Graph
 from millrace.models.zoo.catalogue import build_training
 from millrace.planner.actors.graph import ActorGraph, Program
-from millrace.planner.clusters import local_cluster
+from millrace.planner.clusters import local_cluster, parse_cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.plan import Chunk, Plan
-from millrace.planner.schedules import stage_of
+from millrace.planner.schedules import SCHEDULES, stage_of
 from millrace.planner.search import search
 from millrace.planner.search.request import Pins, SearchRequest
+from millrace.simulator import predict
 from tests.parallel_runs import assert_trains_as_one_device
 from tests.test_same_mathematics import (
     GLOBAL_BATCH,
@@ -28,13 +30,13 @@ from tests.test_same_mathematics import (
 
 
 @cache
-def planned(schedule: str) -> tuple[Plan, Graph, ActorGraph]:
+def planned(schedule: str, tp: int = 1) -> tuple[Plan, Graph, ActorGraph]:
     """Plan, graph and actors of the same four chunks on two stages: in a loop, or folded."""
-    pins = Pins(dp=1, tp=1, pp=2, schedule="interleaved-1f1b", interleave=2, micro_batch=4)
+    pins = Pins(dp=1, tp=tp, pp=2, schedule="interleaved-1f1b", interleave=2, micro_batch=4)
     request = SearchRequest(
         model=model("fp64"),
         training=TRAINING,
-        cluster=local_cluster(2, cores=2, memory_bytes=8 * 2**30),
+        cluster=local_cluster(2 * tp, cores=2, memory_bytes=8 * 2**30),
         global_batch=GLOBAL_BATCH,
         pins=pins,
     )
@@ -52,9 +54,10 @@ def planned(schedule: str) -> tuple[Plan, Graph, ActorGraph]:
     return plan, graph, compile_plan(plan, graph)
 
 
-def test_the_v_trains_as_a_single_device():
+@pytest.mark.parametrize(("schedule", "tp"), [("zb-v", 1), ("dualpipe-v", 1), ("dualpipe-v", 2)])
+def test_the_v_trains_as_a_single_device(schedule, tp):
     assert MICROBATCHES > 2
-    plan, graph, actors = planned("zb-v")
+    plan, graph, actors = planned(schedule, tp)
     assert_trains_as_one_device(plan, graph, actors, reference("fp64"), STEPS)
 
 
@@ -83,6 +86,12 @@ def test_what_shares_places_is_not_there_at_once_and_a_wrong_place_is_found():
             assert find_races(moved, command_buffer(moved, program.ranks))
 
 
+def test_slots_that_run_beside_one_another_share_no_place():
+    _, _, actors = planned("dualpipe-v", 2)
+    for program in actors.programs:
+        assert find_races(actors, command_buffer(actors, program.ranks)) == []
+
+
 def test_nothing_is_sent_where_the_v_turns_nor_between_its_ends():
     _, _, actors = planned("zb-v")
     _, _, loop = planned("interleaved-1f1b")
@@ -95,8 +104,22 @@ def test_nothing_is_sent_where_the_v_turns_nor_between_its_ends():
     assert sends(actors) == sends(loop) - 4
 
 
+@pytest.mark.parametrize("schedule", ["zb-v", "dualpipe-v"])
 @pytest.mark.parametrize("microbatches", [1, 2, 8])
-def test_any_number_of_microbatches_runs_to_its_end(microbatches):
-    plan, _, _ = planned("zb-v")
+def test_any_number_of_microbatches_runs_to_its_end(schedule, microbatches):
+    plan, _, _ = planned(schedule)
     plan = replace(plan, microbatches=microbatches)
     assert compile_plan(plan).ranks == 2
+
+
+def test_a_pair_hides_what_either_of_its_slots_communicates(monkeypatch):
+    """On GPUs, with products split over two ranks, for whose sums a stage would wait."""
+    plan, _, _ = planned("dualpipe-v", 2)
+    apart = dataclasses.replace(SCHEDULES["dualpipe-v"], name="apart", pairs=False)
+    monkeypatch.setitem(SCHEDULES, apart.name, apart)
+    on_gpus = replace(plan, cluster=parse_cluster("a100-sxm-80gb:4x1"), microbatches=8)
+    paired_ns, apart_ns = (
+        predict(replace(on_gpus, schedule=name), fidelity="op", spans=False).step_time_ns
+        for name in ("dualpipe-v", apart.name)
+    )
+    assert paired_ns < 0.97 * apart_ns

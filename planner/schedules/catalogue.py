@@ -59,6 +59,18 @@ SCHEDULES: dict[str, Schedule] = {
             least_microbatches=lambda stages: 2 * stages - 1,
             requirement="needs two chunks a stage and at least 2 · stages - 1 microbatches",
         ),
+        Schedule(
+            name="dualpipe-v",
+            turns=orders.dualpipe_v,
+            source='DeepSeek-AI, "DualPipe", 2025, dualpipev.py; Qi et al., "Pipeline parallelism '
+            'with controllable memory", 2024, for its V',
+            chunks=2,
+            folded=True,
+            least_microbatches=lambda stages: 2 * stages if stages > 1 else 1,
+            pairs=True,
+            searched=False,  # what its pairs hide is not in the search's cost
+            requirement="needs two chunks a stage and at least 2 · stages microbatches",
+        ),
     )
 }
 PLAIN = "1f1b"  # It has one chunk a stage and defers nothing: others are measured against it.

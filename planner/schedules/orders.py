@@ -174,3 +174,62 @@ def zero_bubble_v(piece: Indices) -> Mapping[str, Ints]:
         ),
     }
     return {part: np.where(piece.chunk == 0, *chunks) for part, chunks in turns.items()}
+
+
+def dualpipe_v(piece: Indices) -> Mapping[str, Ints]:
+    """Forwards beside gradients, in a V: what either communicates hides behind the other.
+
+    Chunks lie as in `zero_bubble_v`. A stage runs forwards of its first chunk; then of both chunks
+    in turns; then gradients and forwards of its second; then pairs of a forward of one chunk and
+    gradients of the other; then gradients of its second chunk in turns with such pairs; and at last
+    gradients alone, of whose weights the last `stages` come when nothing else is left. The last
+    stage runs the first of its pairs one after the other.
+    """
+    stages, stage, microbatch = piece.stages, piece.stage, piece.microbatch
+    # The order keeps a full pipeline busy, whether or not there are so many microbatches.
+    full = max(2 * stages, piece.microbatches)
+    behind, ahead = stages - 1 - stage, stage + 1  # stages after this one, and up to it
+    pairs = full - 2 * stages + ahead
+    lengths = (2 * behind, 2 * ahead, 3 * behind, 2 * pairs, 2 * behind, 2 * ahead, 2 * behind)
+    both, second, paired, drain, end, late, last = np.cumsum(np.stack(lengths), axis=0)
+
+    def turns(*stretches: tuple[Ints, Ints, int]) -> Ints:
+        """Turns from how many microbatches a stretch has, its first turn, and its step."""
+        numbers, row = microbatch - np.zeros_like(stage), np.zeros(1, np.int64)
+        for count, first, step in stretches:
+            row = np.where(numbers >= 0, first + step * numbers, row)
+            numbers = numbers - count
+        return row
+
+    def weights(gradients: Ints) -> Ints:
+        """Turns of gradients of weights: those of inputs, or later for the last `stages`."""
+        among_late = ahead + (gradients - late) // 2
+        number = np.where(gradients < late, gradients - end - ahead, among_late)
+        later = np.where(number < behind, late + 2 * number, last + number - behind)
+        return np.where(number < 0, gradients, later)
+
+    forward = (
+        turns((2 * behind, 0 * stage, 1), (ahead, both, 2), (pairs, paired, 2)),
+        turns(
+            (ahead, both + 1, 2),
+            (behind, second + 2, 3),
+            (pairs, paired + 1, 2),
+            (behind, drain + 1, 2),
+        ),
+    )
+    gradients = (
+        turns(
+            (pairs, paired + 1, 2),
+            (behind, drain + 1, 2),
+            (ahead, end + 1, 2),
+            (behind, late + 1, 2),
+        ),
+        turns((behind, second, 3), (pairs, paired, 2), (behind, drain, 2), (ahead, end, 2)),
+    )
+    first = piece.chunk == 0
+    unpaired = first & (behind == 0) & (microbatch == stages)
+    return {
+        "F": 2 * np.where(first, *forward) - unpaired,
+        "B": 2 * np.where(first, *gradients),
+        "W": 2 * np.where(first, *map(weights, gradients)),
+    }

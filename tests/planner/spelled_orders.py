@@ -109,6 +109,47 @@ def zero_bubble_v(stage: int, stages: int, chunks: int, microbatches: int) -> Or
     return _without_missing(order, microbatches)
 
 
+def dualpipe_v(stage: int, stages: int, chunks: int, microbatches: int) -> Order:
+    """The eight steps of DeepSeek's dualpipev.py (2025); what runs beside comes after.
+
+    `B0` alone leaves its gradients of weights for later; `W` takes the oldest of those.
+    """
+    full = max(microbatches, 2 * stages)
+    order: list[Slot] = []
+    done = {(part, chunk): 0 for part in "FB" for chunk in range(2)}
+    later: list[tuple[int, int]] = []
+
+    def run(piece: str, deferring: bool) -> None:
+        if piece == "W":
+            order.append(Slot("W", *later.pop(0)))
+            return
+        part, chunk = piece[0], int(piece[1])
+        number = done[part, chunk]
+        done[part, chunk] += 1
+        order.append(Slot(part, chunk, number))
+        if part == "B" and deferring:
+            later.append((chunk, number))
+        elif part == "B":
+            order.append(Slot("W", chunk, number))
+
+    def repeated(count: int, pieces: str, deferring: bool = False) -> None:
+        for _ in range(count):
+            for piece in pieces.split():
+                run(piece, deferring)
+
+    behind, ahead = stages - stage - 1, stage + 1
+    repeated(2 * behind, "F0")
+    repeated(ahead, "F0 F1")
+    repeated(behind, "B1 F1")
+    repeated(full - 2 * stages + ahead, "F0 B1 F1 B0")
+    repeated(behind, "B1 F1 B0")
+    for number in range(2 * ahead):
+        repeated(1, ("B1", "B0")[number % 2], number >= ahead)
+    repeated(behind, "W B0", True)
+    repeated(ahead, "W")
+    return _without_missing(order, microbatches)
+
+
 SPELLED: dict[str, Callable[[int, int, int, int], Order]] = {
     "gpipe": gpipe,
     "1f1b": one_forward_one_backward,
@@ -116,4 +157,5 @@ SPELLED: dict[str, Callable[[int, int, int, int], Order]] = {
     "zb-h1": zero_bubble_h1,
     "zb-v": zero_bubble_v,
     "eager-1f1b": eager_one_forward_one_backward,
+    "dualpipe-v": dualpipe_v,
 }

@@ -155,16 +155,19 @@ def test_the_formula_knows_what_is_recomputed(mode: str) -> None:
     assert less[0].activation_bytes < more[0].activation_bytes
 
 
-def test_the_formula_knows_chunks_that_lie_in_a_v() -> None:
-    plan, graph = planned(2, dp=1, tp=1, pp=2, micro_batch=2, schedule="1f1b")
+@pytest.mark.parametrize("schedule", ["zb-v", "dualpipe-v"])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_the_formula_knows_chunks_that_lie_in_a_v(schedule: str, tp: int) -> None:
+    plan, graph = planned(2 * tp, dp=1, tp=tp, pp=2, micro_batch=2, schedule="1f1b")
     blocks = [choice for chunk in plan.chunks for choice in chunk.blocks]
     chunks = tuple(
         Chunk(
-            stage=stage_of("zb-v", k, 2), blocks=tuple(blocks[k:] if k == 3 else blocks[k : k + 1])
+            stage=stage_of(schedule, k, 2),
+            blocks=tuple(blocks[k:] if k == 3 else blocks[k : k + 1]),
         )
         for k in range(4)
     )
-    folded = replace(plan, schedule="zb-v", interleave=2, chunks=chunks)
+    folded = replace(plan, schedule=schedule, interleave=2, chunks=chunks)
     assert_laid_out_as_said(folded, graph)
 
 

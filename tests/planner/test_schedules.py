@@ -158,6 +158,31 @@ def test_the_v_has_no_bubble_but_the_way_to_the_last_stage(stages):
 
 
 @pytest.mark.parametrize("stages", range(1, 9))
+def test_dualpipe_v_pairs_a_forward_with_the_gradients_of_another_microbatch(stages):
+    microbatches = 3 * stages
+    pairs = 0
+    for stage in range(stages):
+        order = schedule_order(
+            "dualpipe-v", stage=stage, stages=stages, chunks=2, microbatches=microbatches
+        )
+        beside = SCHEDULES["dualpipe-v"].beside(stage, stages, 2, microbatches)
+        groups: list[list[Slot]] = []
+        for number, slot in enumerate(order):
+            if number in beside:
+                groups[-1].append(slot)
+            else:
+                groups.append([slot])
+        for first, *others in groups:
+            if first.part == "F" and others:
+                assert [slot.part for slot in others] == ["B", "W"]
+                assert {slot.chunk for slot in others} == {1 - first.chunk}
+                pairs += 1
+    # Both ways while there are both, one way as the second chunk drains; one pair runs apart.
+    both = sum(2 * (microbatches - 2 * stages + ahead) for ahead in range(1, stages + 1))
+    assert pairs == both + sum(range(stages)) - 1
+
+
+@pytest.mark.parametrize("stages", range(1, 9))
 def test_eager_1f1b_is_as_long_as_1f1b_and_keeps_twice_as_much(stages):
     for microbatches in (2 * stages - 1, 2 * stages, 3 * stages + 1):
         shape = stages, 1, microbatches
@@ -189,6 +214,12 @@ def test_a_shorter_last_round_takes_no_longer_than_a_full_one(microbatches):
     assert time_of("interleaved-1f1b", 4, 2, microbatches) <= time_of(
         "interleaved-1f1b", 4, 2, full
     )
+
+
+def test_only_a_schedule_that_pairs_runs_slots_beside_one_another():
+    for name, schedule in SCHEDULES.items():
+        beside = schedule.beside(1, 4, schedule.chunks or 2, 8)
+        assert bool(beside) == schedule.pairs == (name == "dualpipe-v")
 
 
 def test_the_v_folds_and_loops_go_round():
