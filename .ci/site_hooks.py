@@ -20,7 +20,7 @@ from mkdocs.structure.pages import Page
 from pygments.lexers import find_lexer_class_for_filename
 
 ROOT = Path(__file__).resolve().parent.parent
-SHOWN = ("*.md", "docs/**/*", "notebooks/*.ipynb", "examples/*")
+SHOWN = ("*.md", "benchmarks/*.md", "docs/**/*", "notebooks/*.ipynb", "examples/*")
 LINK = re.compile(r'(?:\]\(|^\[[^\]]+\]:\s+|\b(?:href|src|srcset)=")([^\s()"#:]+)', re.MULTILINE)
 HREF = re.compile(r'(<a\b[^>]*?\shref=")([^"#:]+)')
 PICTURE = re.compile(

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from benchmarks.gpu_processes import unwind_when_asked_to_end
+
 from benchmarks.mutants_places import Mutant, drawn, found_again, mutants_of, with_after
 from benchmarks.mutants_runs import (
     MutantOutcome,

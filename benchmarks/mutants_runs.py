@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.gpu_processes import ended
+
 from benchmarks.mutants_places import Mutant, mutated
 
 FACTOR, SPARE_S = 3.0, 30.0  # a file may take so many times its own time, and so much more

@@ -14,7 +14,7 @@ from tests.test_layering import ALLOWED, DOORS, ROOT, tree
 
 # On these pages a name of the code stands nowhere but behind its file.
 GUIDES = [ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs" / "decisions").glob("*.md"))]
-PAGES = [*GUIDES, *sorted({*ROOT.glob("*.md")} - {*GUIDES})]
+PAGES = [*GUIDES, *sorted({*ROOT.glob("*.md")} - {*GUIDES}), ROOT / "benchmarks" / "README.md"]
 PAST = "CHANGELOG.md"  # tells of files that are gone
 
 FOLDERS = {*ALLOWED, "benchmarks", "docs", "examples", "notebooks", "tests"}
@@ -54,7 +54,10 @@ def faults(text: str, folder: Path, *, guide: bool = True, past: bool = False) -
         if guide and target.endswith(CODE) and not f"/{target}".endswith(f"/{label}"):
             yield f"{label}: is not how {target} ends"
     for module in re.findall(r"python -m (benchmarks(?:\.\w+)+)", text):
-        if not (ROOT / f"{module.replace('.', '/')}.py").exists():
+        path = ROOT / module.replace(".", "/")
+        if not past and not any(
+            file.exists() for file in (path.with_suffix(".py"), path / "__main__.py")
+        ):
             yield f"{module}: no such module"
     for span in SPAN.findall(LINK.sub("", text)):
         if re.fullmatch(r"[\w./*-]+/[\w./*-]*", span) and span.split("/")[0] in FOLDERS:
@@ -79,7 +82,7 @@ def test_what_pages_say_of_the_code_is_there() -> None:
 def test_a_page_that_has_gone_stale_is_told() -> None:
     fine = """See [outer.py](planner/search/outer.py): `search`,
     `_checked`, [search/ranking.py](planner/search/ranking.py): `Ranker.rank`, `planner/search/`,
-    `planner/catalogue/*.toml`, `millrace plan` and `python -m benchmarks.pipelines`.
+    `planner/catalogue/*.toml`, `millrace plan` and `python -m benchmarks.planner.pipelines`.
     """
     assert list(faults(fine, ROOT)) == []
     for stale, said in (
@@ -89,6 +92,7 @@ def test_a_page_that_has_gone_stale_is_told() -> None:
         ("[sbp.py](planner/plan.py)", "sbp.py: is not how planner/plan.py ends"),
         ("`planner/gone.py`", "planner/gone.py: no such file"),
         ("`python -m benchmarks.gone`", "benchmarks.gone: no such module"),
+        ("`python -m benchmarks.executor`", "benchmarks.executor: no such module"),
         ("`run_rank`", "run_rank: stands behind no file"),
     ):
         assert list(faults(stale, ROOT)) == [said]

@@ -1,4 +1,4 @@
-"""Blocks of README and docs that show commands equal what `python -m benchmarks.printed` prints.
+"""Blocks of README and docs that show commands equal what `benchmarks.quality.printed` prints.
 
 Blocks that take minutes, or need a table that the repository does not hold, are printed by that
 command alone.
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.printed import (
+from benchmarks.quality.printed import (
     ROOT,
     ConsoleBlock,
     MarkupError,
@@ -26,7 +26,7 @@ from benchmarks.printed import (
     run,
     words,
 )
-from benchmarks.printed_pages import generated_pages
+from benchmarks.quality.printed_pages import generated_pages
 
 LANGUAGES = {"console", "sh", "python", "json", "toml", "text"}  # text: drawings
 
@@ -45,7 +45,7 @@ def quick(path: Path) -> bool:
 def test_a_page_shows_what_its_commands_print(path: Path) -> None:
     result = renewed(read_page(path))
     wrong = [*result.changed, *(f"{where} is stale" for where in result.stale)]
-    assert not wrong, "\n".join([*wrong, "python -m benchmarks.printed writes it anew"])
+    assert not wrong, "\n".join([*wrong, "python -m benchmarks.quality.printed writes it anew"])
 
 
 def test_generated_pages_are_those_of_the_code() -> None:
@@ -54,7 +54,7 @@ def test_generated_pages_are_those_of_the_code() -> None:
         for path, text in generated_pages()
         if not path.exists() or path.read_text("utf-8") != text
     ]
-    assert not stale, "python -m benchmarks.printed writes them anew"
+    assert not stale, "python -m benchmarks.quality.printed writes them anew"
 
 
 def test_every_fence_says_what_it_holds_and_output_stands_below_its_command() -> None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from benchmarks.against_people import (
+from benchmarks.planner.against_people import (
     FreePlans,
     RowComparison,
     changes,

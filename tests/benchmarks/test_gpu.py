@@ -14,12 +14,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from benchmarks import gpu, gpu_training
-from benchmarks.gpu_emulated import BRIEF, emulated
-from benchmarks.gpu_models import TRAINED, benchmark_model
-from benchmarks.gpu_rows import lines, lines_without_times, row
-from benchmarks.gpu_slices import SECONDS, SLICES
-from benchmarks.starting_point import RandomSamples, sources_of, starting_values
+from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu import step_times
+from benchmarks.gpu.emulated import BRIEF, emulated
+from benchmarks.gpu.rows import lines, lines_without_times, row
+from benchmarks.gpu.slices.parts import SECONDS, SLICES
+from benchmarks.gpu.starting_point import RandomSamples, sources_of, starting_values
+from benchmarks.gpu.trained_models import TRAINED, benchmark_model
 from millrace.executor.errors import DataError
 from millrace.executor.kernels.context import SampleSource
 from millrace.executor.reference import run_reference
@@ -52,7 +53,7 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     room = reserved_bytes(parse_cluster("h100-sxm-80gb:1x1")) + 2**20
     write_document(profile, msgspec.structs.replace(device("h100-sxm-80gb"), memory_bytes=room))
     handed: list[dict[str, Any]] = []
-    figures = gpu_training.trained(
+    figures = step_times.trained(
         of_one_layer("bf16"), (16 * BATCH, BATCH), profile, handed.append, BRIEF
     )
     return figures | {"handed": handed}
@@ -99,8 +100,8 @@ def test_pytorch_trains_as_the_reference_does(name: str) -> None:
     In float32 PyTorch strays from the truth as our own float32 does.
     """
     optional("torch")
-    from benchmarks.torch_models.settings import Setting
-    from benchmarks.torch_models.training import tried
+    from benchmarks.gpu.torch_models.settings import Setting
+    from benchmarks.gpu.torch_models.training import tried
 
     spec = small(name)
     graph = build(spec, BATCH)
@@ -119,8 +120,8 @@ def test_pytorch_trains_as_the_reference_does(name: str) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_a_change_that_is_faster_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     optional("torch")
-    from benchmarks.torch_models import training
-    from benchmarks.torch_models.settings import changes_of
+    from benchmarks.gpu.torch_models import training
+    from benchmarks.gpu.torch_models.settings import changes_of
 
     seen = []
 

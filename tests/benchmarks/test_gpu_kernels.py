@@ -6,10 +6,10 @@ from math import prod
 import pytest
 from rich.console import Console
 
-from benchmarks import gpu_kernels
-from benchmarks.gpu_kernels import KernelRow, kernel_rows, launched, print_table
-from benchmarks.gpu_models import benchmark_model, launches_of, planned
-from benchmarks.kernel_resources import REGISTERS_OF_THREAD_MAX
+from benchmarks.gpu import kernels as gpu_kernels
+from benchmarks.gpu.kernel_resources import REGISTERS_OF_THREAD_MAX
+from benchmarks.gpu.kernels import KernelRow, kernel_rows, launched, print_table
+from benchmarks.gpu.trained_models import benchmark_model, launches_of, planned
 from millrace.executor.errors import ExecutorError
 from tests.extras import optional
 

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu_facts, gpu_lines
-from benchmarks.gpu_lines import append, folded, read
-from benchmarks.gpu_processes import OPTIONAL, run_apart, run_here
+from benchmarks.gpu import lines as gpu_lines
+from benchmarks.gpu.lines import append, folded, read
+from benchmarks.gpu.processes import OPTIONAL, run_apart, run_here
+from benchmarks.gpu.slices import facts as gpu_facts
 
-FACTS = "benchmarks.gpu_facts"
+FACTS = "benchmarks.gpu.slices.facts"
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def test_only_libraries_that_we_can_do_without_may_lack(lines: Path) -> None:
 
 
 BEGUN = """
-from benchmarks.gpu_processes import hand_over
+from benchmarks.gpu.processes import hand_over
 hand_over("item", {"tried": [1]})
 print("so far", flush=True)
 """

@@ -1,7 +1,7 @@
-"""The rehearsal of `benchmarks/gpu.sh`: whatever fails, hangs or is killed, no line is lost.
+"""The rehearsal of `benchmarks/gpu/slice.sh`: whatever fails, hangs or is killed, no line is lost.
 
 Failures are planted in small tests and parts; the emulated device stands for the GPU. The whole of
-it, every slice and a machine that has only what is carried, is `benchmarks/rehearse.sh`.
+it, every slice and a machine that has only what is carried, is `benchmarks/gpu/rehearse.sh`.
 """
 
 import json
@@ -19,9 +19,10 @@ from unittest.mock import ANY
 
 import pytest
 
-from benchmarks import gpu, gpu_lines
-from benchmarks.gpu_lines import Line, folded, read
-from benchmarks.gpu_results import EMULATED, by_device
+from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu import lines as gpu_lines
+from benchmarks.gpu.lines import Line, folded, read
+from benchmarks.gpu.results import EMULATED, by_device
 from tests.executor.cuda.emulation.machine import COMPILER
 from tests.executor.sources import ROOT
 
@@ -65,8 +66,8 @@ def test_behind(): pass
 # Every line of an item is in the ledger once it is written.
 PART = """
 import os, signal, sys, time
-from benchmarks.gpu_lines import append
-from benchmarks.gpu_processes import run_apart, run_here, unwind_when_asked_to_end
+from benchmarks.gpu.lines import append
+from benchmarks.gpu.processes import run_apart, run_here, unwind_when_asked_to_end
 
 def found(name):
     if name == "stubborn":
@@ -86,14 +87,14 @@ for name in sys.argv[1:]:
 """
 RUNNER = """
 import sys
-from benchmarks.gpu_slices import SlicePart, arguments, main, tests, trained
+from benchmarks.gpu.slices.parts import SlicePart, arguments, main, tests, trained
 slices = {"1": (SLICE)}
 sys.exit(main(arguments(slices), slices))
 """
 ITEMS = 'SlicePart("items", "planted_part", ("swift", "stubborn"), 30),'
 ENDLESS = 'SlicePart("endless", "planted_part", ("swift", "endless"), 60),'
 SHORT = 'SlicePart("short", "planted_part", ("endless",), 1),'  # three times as long emulated
-PASSING = 'SlicePart("tests", "benchmarks.gpu_tests", ("{folder}/test_passing.py",), 30),'
+PASSING = 'SlicePart("tests", "benchmarks.gpu.slices.tests", ("{folder}/test_passing.py",), 30),'
 NO_GPU = gpu.missing_gpu() is not None
 
 
@@ -122,7 +123,7 @@ def lines_of_tests(folder: Path, *arguments: str) -> tuple[int, dict[str, Line]]
         gpu_lines.LOG: str(folder / "tests.log"),
         "PROCESSES": str(folder / "processes"),
     }
-    command = [sys.executable, "-m", "benchmarks.gpu_tests", "--budget", "60", *arguments]
+    command = [sys.executable, "-m", "benchmarks.gpu.slices.tests", "--budget", "60", *arguments]
     files = [str(path) for path in sorted(folder.glob("test_*.py"))]
     done = subprocess.run(
         [*command, *files],
@@ -330,12 +331,12 @@ def assert_nothing_is_lost(folder: Path, code: int) -> None:
 
 
 def commanded(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run `benchmarks/gpu.sh`, with an interpreter that installs nothing."""
+    """Run `benchmarks/gpu/slice.sh`, with an interpreter that installs nothing."""
     python = folder / "python"
     python.write_text(f'#!/bin/sh\n[ "$2" = pip ] || exec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
     return subprocess.run(
-        ["bash", "benchmarks/gpu.sh", *arguments],
+        ["bash", "benchmarks/gpu/slice.sh", *arguments],
         env=environment(folder, PYTHON=str(python)),
         cwd=ROOT,
         capture_output=True,
@@ -347,7 +348,7 @@ def test_a_missing_wheel_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "msgspec.py").write_text("raise ImportError(\"No module named 'msgspec'\")")
     done = commanded(tmp_path, "1", "--emulated")
     assert done.returncode == 3
-    assert done.stderr.startswith("benchmarks/gpu.sh: No module named 'msgspec': run `bash bench")
+    assert done.stderr.startswith("benchmarks/gpu/slice.sh: No module named 'msgspec': run `bash ")
     assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "slice-1.jsonl").exists()
 
@@ -356,7 +357,7 @@ def test_a_missing_wheel_is_one_sentence(tmp_path: Path) -> None:
 def test_without_a_gpu_nothing_is_run(tmp_path: Path) -> None:
     done = commanded(tmp_path, "1")
     assert done.returncode == 3
-    assert done.stderr.startswith("benchmarks/gpu.sh: --backend cupy needs")
+    assert done.stderr.startswith("benchmarks/gpu/slice.sh: --backend cupy needs")
     assert len(done.stderr.splitlines()) == 1
 
 
@@ -365,15 +366,15 @@ def test_wrong_arguments_are_told_with_the_usage(tmp_path: Path, arguments: tupl
     done = commanded(tmp_path, *arguments)
     assert done.returncode == 2
     usage, error = done.stderr.splitlines()
-    assert usage == "usage: benchmarks/gpu.sh [-h] [--seconds SECONDS] [--emulated] {1,2,3}"
-    assert error.startswith("benchmarks/gpu.sh: error: ")
+    assert usage == "usage: benchmarks/gpu/slice.sh [-h] [--seconds SECONDS] [--emulated] {1,2,3}"
+    assert error.startswith("benchmarks/gpu/slice.sh: error: ")
 
 
 @pytest.mark.skipif(COMPILER is None, reason="needs g++")
 def test_facts_tests_and_a_model_run_emulated(tmp_path: Path) -> None:
     """Parts of a slice as they are, but for PyTorch and most tests."""
     parts = (
-        'SlicePart("facts", "benchmarks.gpu_facts", (), 90, ("--emulated",)),'
+        'SlicePart("facts", "benchmarks.gpu.slices.facts", (), 90, ("--emulated",)),'
         'tests("libraries", 90, "products"), trained("gpt2-small", 450, "", "--ours"),'
     )
     process = started_slice(tmp_path, parts)

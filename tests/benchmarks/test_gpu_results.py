@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu_results import by_device, summarised
+from benchmarks.gpu.results import by_device, summarised
 from tests.executor.sources import ROOT
 
 DEVICE = "NVIDIA H200"
@@ -104,7 +104,7 @@ def test_a_table_of_a_readme_and_a_folder_without_lines(tmp_path: Path) -> None:
     (tmp_path / "slice-2.jsonl").write_text(slice_of("2-1", True))
 
     def ran(*arguments: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "benchmarks.gpu_results", *map(str, arguments)]
+        command = [sys.executable, "-m", "benchmarks.gpu.results", *map(str, arguments)]
         return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
 
     done = ran(tmp_path, "--out", tmp_path, "--markdown")

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks import gpu_roofline
-from benchmarks.gpu_models import planned
-from benchmarks.gpu_roofline import ops_of, roofline, works
+from benchmarks.gpu import roofline as gpu_roofline
+from benchmarks.gpu.roofline import ops_of, roofline, works
+from benchmarks.gpu.trained_models import planned
 from millrace.models.ops import model_flops
 from millrace.planner.clusters import parse_cluster
 from millrace.planner.compile import compile_plan

@@ -4,7 +4,7 @@ from math import prod
 
 import pytest
 
-from benchmarks.kernel_resources import Resources, occupancy, resources_of, shared_bytes
+from benchmarks.gpu.kernel_resources import Resources, occupancy, resources_of, shared_bytes
 from millrace.executor.cuda.compiling import cubin_of
 from millrace.executor.errors import ExecutorError
 from tests.executor.cuda.kept_code import assembler_resources

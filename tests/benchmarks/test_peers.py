@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import peers
+from benchmarks.simulator import peers
 from millrace.published.question import InexpressibleError
 from millrace.published.reading import read_table
 from millrace.published.validation import RowQuestion

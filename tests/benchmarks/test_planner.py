@@ -7,8 +7,18 @@ from pathlib import Path
 import pytest
 import typer
 
-from benchmarks.planner import FRAMEWORKS, asked_of, chosen
-from benchmarks.planner_figures import (
+from benchmarks.planner.__main__ import FRAMEWORKS, asked_of, chosen
+from benchmarks.planner.answers import (
+    bounds_header,
+    bounds_line,
+    earlier_rows,
+    header,
+    lines,
+    row,
+    summary,
+    unsteady,
+)
+from benchmarks.planner.figures import (
     FiguresRow,
     FrameworkQuestion,
     alive_bytes,
@@ -18,23 +28,13 @@ from benchmarks.planner_figures import (
     figures_summary,
     question_rows,
 )
-from benchmarks.planner_questions import (
+from benchmarks.planner.questions import (
     DEFAULT,
     QUESTIONS,
     CommandAnswer,
     PlannerQuestion,
     arguments,
     ask,
-)
-from benchmarks.planner_rows import (
-    bounds_header,
-    bounds_line,
-    earlier_rows,
-    header,
-    lines,
-    row,
-    summary,
-    unsteady,
 )
 
 QUESTION = PlannerQuestion("mlp", "mlp --cluster a100-sxm-80gb:2x1 --global-batch 8", 1000.0, 0.5)

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from benchmarks.gpu_models import benchmark_model
+from benchmarks.gpu.trained_models import benchmark_model
 from millrace.models.spec import ModelSpec
 from millrace.models.zoo.catalogue import build
 from tests.extras import optional
@@ -63,7 +63,7 @@ def samples(spec: ModelSpec) -> dict[str, Any]:
 @pytest.mark.parametrize(("vocab_multiple", "grouped_experts"), [(1, False), (64, True)])
 @pytest.mark.parametrize("name", SPECS)
 def test_loss_and_gradients_are_ours(name: str, vocab_multiple: int, grouped_experts: bool) -> None:
-    from benchmarks.torch_models.loading import load, module_of, taken
+    from benchmarks.gpu.torch_models.loading import load, module_of, taken
 
     spec = SPECS[name]
     if spec.family == "resnet" and vocab_multiple > 1:
@@ -86,7 +86,7 @@ def test_loss_and_gradients_are_ours(name: str, vocab_multiple: int, grouped_exp
 
 @pytest.mark.parametrize("name", MODELS)
 def test_there_are_as_many_parameters_as_in_the_zoo(name: str) -> None:
-    from benchmarks.torch_models.loading import module_of
+    from benchmarks.gpu.torch_models.loading import module_of
 
     spec = benchmark_model(name)
     with torch.device("meta"):

@@ -36,7 +36,7 @@ Interleaved stages run the chunks of one row (the first of every stage, the seco
 chunk, wherever the next row's longest lies, but for what is gained between the two. Stages are up
 to two rows apart, so that all wait for the longer of two rows, the more stages there are. These two
 weights are no theorem: they are fitted to orders that ran with the times of chunks.
-`python -m benchmarks.pipelines` holds all of this against the simulator.
+`python -m benchmarks.planner.pipelines` holds all of this against the simulator.
 """
 
 from collections.abc import Iterable, Sequence

@@ -11,7 +11,7 @@ from hashlib import sha256
 
 import msgspec
 
-from benchmarks.kernel_resources import Resources
+from benchmarks.gpu.kernel_resources import Resources
 from millrace.executor.cuda import compiling
 from millrace.executor.cuda.compiling import Cubin, cubin_of, program_options
 from millrace.executor.cuda.source_text import source_text

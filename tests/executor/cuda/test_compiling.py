@@ -6,7 +6,7 @@ from math import prod
 
 import pytest
 
-from benchmarks.kernel_resources import occupancy, resources_of, shared_bytes
+from benchmarks.gpu.kernel_resources import occupancy, resources_of, shared_bytes
 from millrace.executor.cuda.calls import WARP_THREADS
 from millrace.executor.cuda.compiling import OPTIONS, Cubin, offline_cubin, program_options
 from millrace.executor.cuda.source_text import source_stems, source_text

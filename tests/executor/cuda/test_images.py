@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from benchmarks.kernel_resources import resources_of
+from benchmarks.gpu.kernel_resources import resources_of
 from millrace.executor.cuda.calls import Launch, ProductCall
 from millrace.executor.cuda.kernels.images import units
 from millrace.executor.cuda.kernels.kernel_table import make_calls

@@ -9,7 +9,7 @@ import ctypes
 import numpy as np
 import pytest
 
-from benchmarks.kernel_resources import resources_of
+from benchmarks.gpu.kernel_resources import resources_of
 from millrace.executor.cuda.source_text import FOLDER
 from millrace.executor.kernels.context import Array
 from tests.executor.cuda.calling import aligned_buffer, loaded, to_device

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from benchmarks.against_people import values
+from benchmarks.planner.against_people import values
 from millrace.models.spec import TrainingSpec
 from millrace.models.zoo.catalogue import build, model_spec
 from millrace.planner.search import Pins, SearchRequest, search
