@@ -41,7 +41,7 @@ from millrace.planner.costs.attention import KINDS as ATTENTION
 from millrace.planner.costs.gemm import PLAIN
 from millrace.planner.costs.op_batch import OpFirings, firing_of, peak_flops_per_s
 from millrace.planner.errors import ClusterError, InfeasibleError, PlanError
-from millrace.planner.plan import FUSIONS, Plan, plan_graph
+from millrace.planner.plan import FUSIONS, Plan
 
 BATCH = 16
 
@@ -196,7 +196,7 @@ def _efficiency(firing: OpFirings, device: Device) -> float:
 
 def roofline(plan: Plan) -> Roofline:
     """Roofline of a plan on one device: its actors summed up by kind."""
-    graph = plan_graph(plan)
+    graph = plan.graph
     actor_works = works(plan, graph)
     flops = model_flops(graph) * plan.microbatches
     peak = peak_flops_per_s(plan.cluster.device, plan.model.precision)

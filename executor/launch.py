@@ -32,7 +32,7 @@ from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.actors.trace import Trace
 from millrace.planner.compile import compile_plan
 from millrace.planner.errors import PlanError
-from millrace.planner.plan import Plan, plan_graph
+from millrace.planner.plan import Plan
 
 Progress = Callable[[int, float], None]
 _LINE = re.compile(rb"^([0-9]+) (\S+)$", re.MULTILINE)  # what a full disk cut off is none
@@ -126,7 +126,7 @@ def execute(
     """
     digest, plan = plan.digest(), _with_learning_rate(plan, learning_rate)
     description = open_dataset(data, plan.model, seed).description
-    check_weights(weights, training_graph := plan_graph(plan))
+    check_weights(weights, training_graph := plan.graph)
     graph = compile_plan(plan, training_graph)
     _check_machine(graph, backend, steps, trace)
     contents = manifest_of(graph, model=plan.model.name, plan_digest=digest)

@@ -14,7 +14,7 @@ from millrace.planner.block_times import BlockTimes, Floats, Kind
 from millrace.planner.formatting import size
 from millrace.planner.memory import plan_memory
 from millrace.planner.parallel_degrees import roles
-from millrace.planner.plan import ON_DEVICES, Plan, plan_graph
+from millrace.planner.plan import ON_DEVICES, Plan
 from millrace.planner.token_cost import cost_usd_per_mtoken, energy_j_per_token
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def speed(plan: Plan, step_time_s: float, graph: Graph | None = None) -> Speed:
     Speed
         Tokens per second of all devices, TFLOP/s of one, and MFU.
     """
-    flops = model_flops(plan_graph(plan) if graph is None else graph) * plan.microbatches
+    flops = model_flops(plan.graph if graph is None else graph) * plan.microbatches
     per_device = flops / step_time_s / plan.ranks
     peak = _peak_flops_per_s(plan)
     mfu = per_device * plan.ranks / peak if peak else None
@@ -84,7 +84,7 @@ def forecast_figures(plan: Plan) -> dict[str, Any]:
     """Figures of a plan, as `millrace.api.figures` says."""
     from millrace.simulator import forecast
 
-    graph = plan_graph(plan)
+    graph = plan.graph
     return predicted_figures(plan, forecast(plan, graph, plan_memory(plan, graph)), graph)
 
 
@@ -105,7 +105,7 @@ def block_times(plan: Plan, cached: Mapping[Kind, Floats]) -> BlockTimes:
     """
     from millrace.simulator.chunks.block_times import block_times as timed
 
-    return timed(plan, plan_graph(plan), cached)
+    return timed(plan, plan.graph, cached)
 
 
 def predicted_figures(plan: Plan, prediction: "Forecast", graph: Graph) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def shortage(plan: Plan, by_kind: Sequence[dict[str, int]]) -> str:
         A sentence about the stage that lacks most.
     """
     if len(by_kind) != plan.stages:  # these are of programs: a stage on two kinds of node has two
-        by_kind = [program_memory.by_kind for program_memory in plan_memory(plan, plan_graph(plan))]
+        by_kind = [program_memory.by_kind for program_memory in plan_memory(plan, plan.graph)]
     overruns = []
     for stage, kinds in enumerate(by_kind):
         first, last = stage * plan.mesh.devices, (stage + 1) * plan.mesh.devices - 1
@@ -195,7 +195,7 @@ def idle_devices(plan: Plan) -> str:
 
 def plan_summary(plan: Plan) -> dict[str, Any]:
     """Fields by which scripts know a plan (the contract of `millrace plan --json`)."""
-    summary: dict[str, Any] = dict(roles(plan, plan_graph(plan)))
+    summary: dict[str, Any] = dict(roles(plan, plan.graph))
     summary |= {
         "micro_batch": micro_batch(plan),
         "schedule": plan.schedule,
@@ -225,7 +225,7 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
 
 def micro_batch(plan: Plan) -> int | None:
     """Samples of a microbatch on one rank, None where ops disagree."""
-    dp = roles(plan, plan_graph(plan))["dp"]
+    dp = roles(plan, plan.graph)["dp"]
     return plan.batch // dp if isinstance(dp, int) else None
 
 
@@ -245,7 +245,7 @@ def spending(plan: Plan) -> dict[str, float | None]:
 
 def kinds_of_parallelism(plan: Plan) -> list[str]:
     """Names of the plan's degrees above one, `dp 2`; of its axes where ops disagree."""
-    plan_roles = roles(plan, plan_graph(plan))
+    plan_roles = roles(plan, plan.graph)
     role_degrees = ((name, plan_roles[name]) for name in ("dp", "tp", "cp"))
     degrees = {name: degree for name, degree in role_degrees if isinstance(degree, int)}
     if len(degrees) < 3:

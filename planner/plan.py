@@ -6,13 +6,14 @@ as it was, and every decision. It holds no wall-clock figure.
 
 import hashlib
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Annotated, Any
 
 import msgspec
 
 from millrace.models.documents import decode_json
 from millrace.models.graph import Graph, Op, to_json
-from millrace.models.recompute import NONE, with_recompute
+from millrace.models.recompute import NONE
 from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.models.zoo.catalogue import build_training
 from millrace.planner.cluster import Cluster
@@ -92,7 +93,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     layers: tuple[dict[str, Any], ...] = ()
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """Every decision about one training step.
 
     Stage s holds the ranks `s * mesh.devices … (s + 1) * mesh.devices - 1`. A step is
@@ -134,6 +135,24 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def batch(self) -> int:
         """Samples of one microbatch over all ranks of a stage."""
         return self.global_batch // self.microbatches
+
+    @cached_property
+    def graph(self) -> Graph:
+        """Training graph for microbatches of `batch` samples; made once.
+
+        Its blocks recompute as their variants say.
+
+        Raises
+        ------
+        ModelError
+            The specification gives no graph, or a mode of the plan is not known.
+        PlanError
+            A block of the graph has no place in the plan, or several.
+        """
+        graph = build_training(self.model, self.training, self.batch)
+        check_blocks(self, graph)
+        modes = recompute_modes(self)
+        return build_training(self.model, self.training, self.batch, modes) if modes else graph
 
     def digest(self) -> str:
         """Short hash of every decision; ties traces to their plan."""
@@ -239,24 +258,6 @@ def signature_of(plan: Plan, variant: int, op: Op) -> OpSignature:
         if len(parse_nd_sbp(text)) != axes:
             raise PlanError(f"plan: op `{op.name}`: {text} on a mesh of {axes} axes")
     return signature
-
-
-def plan_graph(plan: Plan) -> Graph:
-    """Training graph of a plan, its blocks recomputing as their variants say.
-
-    It is written for microbatches of `plan.batch` samples.
-
-    Raises
-    ------
-    ModelError
-        The specification gives no graph, or a mode of the plan is not known.
-    PlanError
-        A block of the graph has no place in the plan, or several.
-    """
-    graph = build_training(plan.model, plan.training, plan.batch)
-    check_blocks(plan, graph)
-    modes = recompute_modes(plan)
-    return with_recompute(graph, modes) if modes else graph
 
 
 def recompute_modes(plan: Plan) -> dict[str, str]:

@@ -7,7 +7,7 @@ from functools import partial
 from millrace.models.graph import Graph
 from millrace.planner.compile import compile_plan
 from millrace.planner.memory import StageMemory, plan_memory
-from millrace.planner.plan import Plan, plan_graph
+from millrace.planner.plan import Plan
 from millrace.simulator.block_fidelity import by_block
 from millrace.simulator.errors import SimulationError
 from millrace.simulator.simulate import Simulated, simulate
@@ -58,7 +58,7 @@ def predict(
     """
     if fidelity not in (None, *FIDELITIES):
         raise SimulationError(f"fidelity is `{fidelity}`: expected one of {', '.join(FIDELITIES)}")
-    graph = graph or plan_graph(plan)
+    graph = graph or plan.graph
     chosen = chosen_fidelity(plan) if fidelity is None else fidelity
     run = partial(
         simulate,

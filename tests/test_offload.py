@@ -21,7 +21,7 @@ from millrace.planner.costs import durations
 from millrace.planner.costs.host_transfers import PIECE_BYTES, UNKNOWN, host_of, state_copies_ns
 from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.memory import plan_memory, reserved_bytes
-from millrace.planner.plan import OpSignature, Plan, plan_graph, read_plan
+from millrace.planner.plan import OpSignature, Plan, read_plan
 from millrace.planner.search import Pins, SearchRequest, search
 from millrace.planner.search.report import SearchLog
 from millrace.planner.search.report.explain import explain
@@ -107,7 +107,7 @@ def in_bf16(layers: int, **pins: object) -> tuple[Plan, Graph]:
     model = replace(model, config={**model.config, "layers": layers})
     request = asked(parse_cluster("a100-sxm-80gb:4x1"), offload="optimizer", **pins)
     plan = search(dataclasses.replace(request, model=model))
-    return plan, plan_graph(plan)
+    return plan, plan.graph
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_every_gpu_of_the_catalogue_knows_the_way_to_its_host_and_others_get_a_d
 def tight_bytes(cluster: Cluster, share: float = 1.05) -> int:
     """Memory limit under which optimizer state must leave the device."""
     plan = search(asked(cluster, pp=1, micro_batch=1, recompute="full", offload="optimizer"))
-    (memory,) = plan_memory(plan, plan_graph(plan))
+    (memory,) = plan_memory(plan, plan.graph)
     return int(reserved_bytes(cluster) + share * (memory.arena_bytes + 8_000))
 
 
@@ -265,7 +265,7 @@ def test_host_memory_that_is_too_small_is_named() -> None:
     with pytest.raises(InfeasibleError, match="host memory: optimizer state takes at least"):
         search(asked(small_host, offload="optimizer"), remedies=False)
     by_hand = replace(search(asked(cluster)), cluster=small_host, offload="optimizer")
-    short = host_shortage(by_hand, plan_graph(by_hand))
+    short = host_shortage(by_hand, by_hand.graph)
     assert "a device on stage 0, a node has 48.8 KiB for each: " in str(short)
 
 

@@ -15,7 +15,7 @@ from millrace.models.graph import Graph
 from millrace.planner.clusters import local_cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.memory import plan_memory
-from millrace.planner.plan import BlockChoice, Chunk, OpSignature, Plan, Variant, plan_graph
+from millrace.planner.plan import BlockChoice, Chunk, OpSignature, Plan, Variant
 from millrace.planner.schedules import stage_of
 from millrace.planner.search import Pins, SearchRequest, search
 from millrace.simulator import predict
@@ -45,7 +45,7 @@ def planned(precision: str, tp: int) -> tuple[Plan, Graph]:
         pins=Pins(dp=2, tp=tp, pp=STAGES, micro_batch=GLOBAL_BATCH // MICROBATCHES // 2),
     )
     plan = search(request)
-    return plan, plan_graph(plan)
+    return plan, plan.graph
 
 
 def cut(plan: Plan, schedule: str, cuts: tuple[int, ...]) -> Plan:
@@ -147,7 +147,7 @@ def test_a_gradient_wanted_in_two_sbps_is_sent_once_and_comes_out_right(schedule
 @pytest.mark.parametrize("seed", [*range(12), 36, 77, 192])
 def test_any_cut_with_any_readings_runs_to_its_end_in_the_memory_that_was_said(seed):
     plan = drawn(seed)
-    graph = plan_graph(plan)
+    graph = plan.graph
     programs = compile_plan(plan, graph).programs
     for stage, program in zip(plan_memory(plan, graph), programs, strict=True):
         assert stage.arena_bytes == program.memory_bytes
@@ -159,7 +159,7 @@ def test_any_cut_with_any_readings_runs_to_its_end_in_the_memory_that_was_said(s
 @pytest.mark.parametrize("seed", range(2))
 def test_any_cut_with_any_readings_computes_what_one_device_computes(seed):
     plan = drawn(seed, "fp64")
-    graph = plan_graph(plan)
+    graph = plan.graph
     actors = compile_plan(plan, graph)
     assert_trains_as_one_device(plan, graph, actors, reference("fp64"), STEPS)
 

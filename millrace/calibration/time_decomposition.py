@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.cluster import Cluster
 from millrace.planner.costs import durations
-from millrace.planner.plan import Plan, plan_graph
+from millrace.planner.plan import Plan
 from millrace.simulator.chunks.chunk_sample import Pieces, alone
 from millrace.simulator.chunks.plan_blocks import PlanBlocks
 
@@ -53,7 +53,7 @@ class StepWork:
 
 def step_of(plan: Plan) -> StepWork:
     """Compile a few blocks of every kind of chunk and count the others."""
-    wiring = PlanBlocks(plan, plan_graph(plan))
+    wiring = PlanBlocks(plan, plan.graph)
     pieces = Pieces(wiring)
     alike: Counter[object] = Counter()
     first: dict[object, int] = {}

@@ -28,7 +28,7 @@ from millrace.planner.compile.stages import lowered
 from millrace.planner.costs import durations
 from millrace.planner.costs.group_topology import frame_of, nodes_of
 from millrace.planner.memory import plan_memory
-from millrace.planner.plan import Plan, plan_graph
+from millrace.planner.plan import Plan
 
 COMPUTE, MEMORY_BOUND, HOST = "compute", "memory-bound ops", "host"
 MEMORY, BUBBLE = "recomputation", "bubble"
@@ -57,7 +57,7 @@ def step_bottlenecks(plan: Plan) -> Parts:
     """
     from millrace.simulator import forecast
 
-    graph = plan_graph(plan)
+    graph = plan.graph
     memory = plan_memory(plan, graph)
 
     def step_ns(cluster: Cluster) -> int:

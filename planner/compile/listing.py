@@ -2,7 +2,7 @@
 
 from millrace.models.graph import Graph
 from millrace.planner.compile.stages import lowered
-from millrace.planner.plan import Plan, check_plan, plan_graph
+from millrace.planner.plan import Plan, check_plan
 
 
 def fused_ops(plan: Plan, graph: Graph | None = None) -> dict[str, tuple[tuple[str, ...], ...]]:
@@ -26,7 +26,7 @@ def fused_ops(plan: Plan, graph: Graph | None = None) -> dict[str, tuple[tuple[s
         Shards or microbatches do not divide.
     """
     check_plan(plan)
-    graph = plan_graph(plan) if graph is None else graph
+    graph = plan.graph if graph is None else graph
     drafts, _ = lowered(plan, graph, across_blocks=False)
     blocks: dict[str, str] = {}  # the first of every template
     for block in graph.blocks:

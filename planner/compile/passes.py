@@ -21,7 +21,7 @@ from millrace.planner.compile.stage_ir import StageIR
 from millrace.planner.compile.stages import lowered
 from millrace.planner.costs import durations
 from millrace.planner.costs.launch_overhead import Pacing, pacing_of
-from millrace.planner.plan import FUSED, Plan, check_plan, plan_graph
+from millrace.planner.plan import FUSED, Plan, check_plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ def compile_plan(
         The compiled graph would deadlock (a bug in a schedule or in the compiler).
     """
     check_plan(plan)
-    graph = plan_graph(plan) if graph is None else graph
+    graph = plan.graph if graph is None else graph
     ordered = ordered_plan(plan, graph, in_buckets=in_buckets)
     laid_out = [
         lay_out(program, draft, ordered.table)

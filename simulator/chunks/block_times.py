@@ -30,7 +30,7 @@ from millrace.planner.block_times import (
 )
 from millrace.planner.compile.slots import timetable
 from millrace.planner.costs.launch_overhead import paced
-from millrace.planner.plan import BlockChoice, Chunk, Plan, plan_graph
+from millrace.planner.plan import BlockChoice, Chunk, Plan
 from millrace.planner.schedules import Order
 from millrace.simulator.chunks.chunk_graph import hops_ns
 from millrace.simulator.chunks.chunk_sample import Pieces, alone
@@ -178,7 +178,7 @@ class _KindTimes:
             Chunk(stage=stage, blocks=tuple(blocks)) for stage, blocks in enumerate(choices)
         )
         sample = replace(self.plan, chunks=chunks, stages=len(chunks), interleave=1)
-        pieces = Pieces(PlanBlocks(sample, plan_graph(sample)))
+        pieces = Pieces(PlanBlocks(sample, sample.graph))
         mixed: list[int] = []
         for number in sorted(due):
             blocks = choices[number]

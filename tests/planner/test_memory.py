@@ -10,7 +10,7 @@ from millrace.planner.compile import compile_plan
 from millrace.planner.compile.passes import ordered_plan
 from millrace.planner.memory import StageMemory, plan_memory, reserved_bytes, slack_fraction
 from millrace.planner.memory.plan_deduplication import regular
-from millrace.planner.plan import Chunk, Plan, plan_graph
+from millrace.planner.plan import Chunk, Plan
 from millrace.planner.schedules import stage_of
 from millrace.planner.search import Pins, SearchRequest, search
 from tests.recomputed import recomputed
@@ -44,7 +44,7 @@ def planned(devices: int, model: ModelSpec = GPT, **pins: object) -> tuple[Plan,
             max_gap=ANY,
         )
     )
-    return plan, plan_graph(plan)
+    return plan, plan.graph
 
 
 def assert_laid_out_as_said(plan: Plan, graph: Graph) -> tuple[StageMemory, ...]:
@@ -124,7 +124,7 @@ def test_the_formula_knows_what_weights_in_16_bits_and_their_gradients_lend_each
         max_gap=ANY,
     )
     plan = search(request)
-    said = plan_memory(plan, plan_graph(plan))
+    said = plan_memory(plan, plan.graph)
     programs = compile_plan(plan).programs
     assert [stage.arena_bytes for stage in said] == [program.memory_bytes for program in programs]
 
@@ -150,8 +150,8 @@ def test_the_formula_knows_what_is_recomputed(mode: str) -> None:
     plan, _ = planned(2, model, dp=1, tp=1, pp=2, micro_batch=2, schedule="1f1b")
     modes = {choice.block: mode for chunk in plan.chunks for choice in chunk.blocks[1::2]}
     again = recomputed(plan, modes)
-    less = assert_laid_out_as_said(again, plan_graph(again))
-    more = assert_laid_out_as_said(plan, plan_graph(plan))
+    less = assert_laid_out_as_said(again, again.graph)
+    more = assert_laid_out_as_said(plan, plan.graph)
     assert less[0].activation_bytes < more[0].activation_bytes
 
 
@@ -194,7 +194,7 @@ def test_of_equal_chunks_in_rows_one_is_enough(
     )
     for rare in (2, 3, 5):
         some = recomputed(rows, {chunk.blocks[0].block: "full" for chunk in chunks[1:-1:rare]})
-        graph = plan_graph(some)
+        graph = some.graph
         assert regular(some, graph).apart
         assert_laid_out_as_said(some, graph)
 

@@ -10,7 +10,7 @@ from millrace.planner.cluster import Cluster, Software
 from millrace.planner.compile import compile_plan
 from millrace.planner.costs.launch_overhead import pacing_of
 from millrace.planner.memory import plan_memory
-from millrace.planner.plan import Plan, plan_graph
+from millrace.planner.plan import Plan
 from millrace.simulator import forecast, predict, simulate
 from millrace.simulator.critical_path import steady_step
 from millrace.simulator.stage_fidelity import stage_graph
@@ -150,7 +150,7 @@ def test_stages_agree_with_ops_and_forecasts_with_events(
     name: str, pacing: tuple[int, float]
 ) -> None:
     plan = under(planned(name), *pacing)
-    graph = plan_graph(plan)
+    graph = plan.graph
     fine = predict(plan, fidelity="op", spans=False)
     merged = predict(plan, fidelity="block", spans=False)
     coarse = predict(plan, fidelity="stage", spans=False)

@@ -13,7 +13,7 @@ from millrace.planner.compile.listing import fused_ops
 from millrace.planner.costs import durations
 from millrace.planner.fusion import FusionNode, FusionTensor, fused_groups, shares_of, written
 from millrace.planner.memory import plan_memory
-from millrace.planner.plan import FUSED, UNFUSED, Plan, plan_graph
+from millrace.planner.plan import FUSED, UNFUSED, Plan
 from millrace.planner.search import Pins, SearchRequest, search
 from millrace.simulator import predict
 from tests.small_models import small
@@ -158,7 +158,7 @@ ALL = [*((model, 1, {"dp": 1, "tp": 1, "pp": 1}) for model in MODELS), *PARALLEL
 def test_fusion_saves_time_and_memory_and_leaves_no_race(model, devices, pins):
     plan = planned(small(model, "bf16"), devices, **pins)
     assert plan.fusion == FUSED
-    graph = plan_graph(plan)
+    graph = plan.graph
     fused, plain = (
         compile_plan(replace(plan, fusion=fusion), graph) for fusion in (FUSED, UNFUSED)
     )
