@@ -255,7 +255,7 @@ def least_bytes(error: BaseException) -> int:
 
 def fullest(plan: Plan) -> dict[str, int]:
     """Bytes by kind of the stage that needs most."""
-    stages = plan_memory(plan, plan.graph)
+    stages = plan_memory(plan)
     return dict(max(stages, key=lambda stage: stage.total_bytes).by_kind)
 
 

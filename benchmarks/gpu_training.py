@@ -267,7 +267,7 @@ def ready(device: Any, plan: Plan, losses: int, tuner: Any = None) -> tuple[Devi
         microbatches=plan.microbatches,
         batch=plan.batch,
     )
-    run = DeviceRun(device, compile_plan(plan, graph), {0: state})
+    run = DeviceRun(device, compile_plan(plan), {0: state})
     if tuner is not None:
         from millrace.executor.gpu.gemm.tuning_cache import agreed
 

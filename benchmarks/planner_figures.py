@@ -169,7 +169,7 @@ def alive_bytes(asked: FrameworkQuestion, folder: Path) -> tuple[int, int] | Non
         courses = account_of(plan, simulation).memory
         return max(
             (said.activation_bytes, int(max(course.bytes_by_kind["activation"])))
-            for said, course in zip(plan_memory(plan, plan.graph), courses, strict=True)
+            for said, course in zip(plan_memory(plan), courses, strict=True)
         )
     return None
 

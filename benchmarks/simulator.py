@@ -172,9 +172,9 @@ def llama3(replicas: int) -> Plan:
 
 def timed(plan: Plan, fidelity: str, stragglers: dict[int, float] | None = None) -> tuple[int, int]:
     """Predict a plan and print a row; return the step time and the firings."""
-    graph = plan.graph
+    assert plan.graph.ops  # made before the clock runs
     begin = process_time()
-    simulated = predict(plan, fidelity=fidelity, spans=False, graph=graph, stragglers=stragglers)
+    simulated = predict(plan, fidelity=fidelity, spans=False, stragglers=stragglers)
     took_s = process_time() - begin
     slow = "one straggler" if stragglers else ""
     print(
@@ -201,14 +201,12 @@ def memory() -> None:
     """Print the most memory that a prediction allocates, on a cluster and one 16 times larger."""
     for replicas in (8, 128):
         plan = llama3(replicas)
-        graph = plan.graph
-        stages = plan_memory(plan, graph)
+        stages = plan_memory(plan)
         tracemalloc.start()
         predict(
             plan,
             fidelity="stage",
             spans=False,
-            graph=graph,
             memory=stages,
             stragglers={plan.ranks // 3: 1.5},
         )
@@ -233,7 +231,7 @@ def jitter() -> None:
     print(f"\njitter of {JITTER:.0%}, every rank or a sample, step time over that without")
     cases = {"llama3-405b on 512": llama3(4), "llama3-405b on 1,024": llama3(8)}
     for name, plan in cases.items():
-        coarse = stage_graph(plan, plan.graph).coarse
+        coarse = stage_graph(plan).coarse
         graph = coarse.ordered()
 
         step_ns = partial(_step_ns, graph, plan, coarse)

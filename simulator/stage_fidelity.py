@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from millrace.models.graph import Graph
 from millrace.planner.compile.slots import Timetable, timetable
 from millrace.planner.compile.stage_ir import PHASES, SLOT_PARTS
 from millrace.planner.costs import collective_duration_ns
@@ -45,15 +44,13 @@ class StageGraph:
     times: tuple[PartTimes, ...]
 
 
-def stage_graph(plan: Plan, graph: Graph, detailed: bool = False) -> StageGraph:
+def stage_graph(plan: Plan, detailed: bool = False) -> StageGraph:
     """Actor graph of the plan's chunks, with measured durations.
 
     Parameters
     ----------
     plan
         The plan.
-    graph
-        Its graph, as `plan_graph` gives it.
     detailed
         Say what parts are made of, for an account of the step.
 
@@ -67,7 +64,7 @@ def stage_graph(plan: Plan, graph: Graph, detailed: bool = False) -> StageGraph:
         The schedule's orders wait for one another in a cycle.
     """
     check_plan(plan)
-    wiring = PlanBlocks(plan, graph)
+    wiring = PlanBlocks(plan)
     homes = tuple(chunk.stage for chunk in plan.chunks)
     table = timetable(plan.schedule, homes, plan.microbatches)
     measured = _PartTimes(wiring, table, detailed)

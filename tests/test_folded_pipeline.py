@@ -49,7 +49,7 @@ def planned(schedule: str) -> tuple[Plan, Graph, ActorGraph]:
         pins={},
     )
     graph = build_training(plan.model, plan.training, plan.batch)
-    return plan, graph, compile_plan(plan, graph)
+    return plan, graph, compile_plan(plan)
 
 
 def test_the_v_trains_as_a_single_device():

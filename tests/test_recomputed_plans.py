@@ -77,7 +77,7 @@ def planned(name: str) -> Plan:
 
 def compiled(plan: Plan) -> tuple[Graph, ActorGraph]:
     graph = plan.graph
-    return graph, compile_plan(plan, graph)
+    return graph, compile_plan(plan)
 
 
 @dataclass(frozen=True)

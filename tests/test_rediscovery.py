@@ -214,7 +214,7 @@ def test_experts_are_split_and_tokens_exchanged_by_all_to_all() -> None:
     cut = split_labels(ops["h.0.experts.up"].labels, inner)
     place = [axis for axis, label in enumerate(cut) if label == EXPERT]
     assert prod(plan.mesh.sizes[axis] for axis in place) == role_degrees["ep"]
-    actors = compile_plan(plan, graph)
+    actors = compile_plan(plan)
     exchanged = {
         register.tensor
         for program in actors.programs

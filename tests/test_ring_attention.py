@@ -78,7 +78,7 @@ def test_gradients_and_parameters_on_a_ring_equal_a_single_device(
         keep_parameters=(STEPS,),
     )
     graph = plan.graph
-    actors = compile_plan(plan, graph)
+    actors = compile_plan(plan)
     kinds = {actor.kind for program in actors.programs for actor in program.actors}
     assert kinds >= {"rotate", "attention_round", "attention_grad_round"}
     assert_trains_as_one_device(plan, graph, actors, expected, STEPS)
@@ -87,7 +87,7 @@ def test_gradients_and_parameters_on_a_ring_equal_a_single_device(
 def test_a_ring_has_the_same_bits_whatever_the_timing() -> None:
     plan = planned("llama", 16, 4, (("cp", 4),))
     graph = plan.graph
-    actors = compile_plan(plan, graph)
+    actors = compile_plan(plan)
     one_by_one = run(plan, graph, actors, STEPS)
     for _ in range(3):
         at_once = begun(plan, graph, actors)

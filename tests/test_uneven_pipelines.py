@@ -120,7 +120,7 @@ def sent(plan: Plan, graph: Graph) -> Counter[tuple[str, str]]:
     """Number of sends of each tensor to each stage."""
     return Counter(
         (program.registers[actor.inputs[0].register].tensor, actor.name)
-        for program in compile_plan(plan, graph).programs
+        for program in compile_plan(plan).programs
         for actor in program.actors
         if actor.kind == "send"
     )
@@ -138,7 +138,7 @@ def test_a_gradient_wanted_in_two_sbps_is_sent_once_and_comes_out_right(schedule
     }
     plan = cut(reading(plan, graph, "embedding", chosen), schedule, ALONE)
     assert set(sent(plan, graph).values()) == {1}
-    actors = compile_plan(plan, graph)
+    actors = compile_plan(plan)
     assert_trains_as_one_device(plan, graph, actors, reference("fp64"), STEPS)
 
 
@@ -148,19 +148,19 @@ def test_a_gradient_wanted_in_two_sbps_is_sent_once_and_comes_out_right(schedule
 def test_any_cut_with_any_readings_runs_to_its_end_in_the_memory_that_was_said(seed):
     plan = drawn(seed)
     graph = plan.graph
-    programs = compile_plan(plan, graph).programs
-    for stage, program in zip(plan_memory(plan, graph), programs, strict=True):
+    programs = compile_plan(plan).programs
+    for stage, program in zip(plan_memory(plan), programs, strict=True):
         assert stage.arena_bytes == program.memory_bytes
     assert set(sent(plan, graph).values()) <= {1}
     # What the stages' parts send each other is compiled apart; it has its own proof.
-    assert predict(plan, fidelity="stage", graph=graph).step_time_ns > 0
+    assert predict(plan, fidelity="stage").step_time_ns > 0
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_any_cut_with_any_readings_computes_what_one_device_computes(seed):
     plan = drawn(seed, "fp64")
     graph = plan.graph
-    actors = compile_plan(plan, graph)
+    actors = compile_plan(plan)
     assert_trains_as_one_device(plan, graph, actors, reference("fp64"), STEPS)
 
 

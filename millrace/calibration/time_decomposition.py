@@ -53,7 +53,7 @@ class StepWork:
 
 def step_of(plan: Plan) -> StepWork:
     """Compile a few blocks of every kind of chunk and count the others."""
-    wiring = PlanBlocks(plan, plan.graph)
+    wiring = PlanBlocks(plan)
     pieces = Pieces(wiring)
     alike: Counter[object] = Counter()
     first: dict[object, int] = {}

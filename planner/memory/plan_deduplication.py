@@ -46,19 +46,19 @@ class Regular:
         return self.apart or self.plan.stages < len(self.stands_for)
 
     @staticmethod
-    def whole(plan: Plan, graph: Graph) -> "Regular":
+    def whole(plan: Plan) -> "Regular":
         """The plan as it is."""
         stages = tuple((stage,) for stage in range(plan.stages))
-        return Regular(plan=plan, graph=graph, times={}, stands_for=stages)
+        return Regular(plan=plan, graph=plan.graph, times={}, stands_for=stages)
 
 
 class _NotRegularError(Exception):
     """A block reads further than its neighbours."""
 
 
-def regular(plan: Plan, graph: Graph) -> Regular:
+def regular(plan: Plan) -> Regular:
     """The plan without repetitions, or as it is where blocks reach beyond neighbours."""
-    if by_chunk := _by_chunk(plan, graph):
+    if by_chunk := _by_chunk(plan):
         return by_chunk
     kept_stages, stands_for = _kept_stages(plan)
     chunks, times = _kept_chunks(
@@ -67,12 +67,14 @@ def regular(plan: Plan, graph: Graph) -> Regular:
             for chunk in plan.chunks
             if chunk.stage in kept_stages
         ],
-        graph,
+        plan.graph,
     )
     try:
-        smaller, _ = _without(graph, {choice.block for chunk in chunks for choice in chunk.blocks})
+        smaller, _ = _without(
+            plan.graph, {choice.block for chunk in chunks for choice in chunk.blocks}
+        )
     except _NotRegularError:
-        return Regular.whole(plan, graph)
+        return Regular.whole(plan)
     return Regular(
         plan=replace(plan, chunks=chunks, stages=len(kept_stages)),
         graph=smaller,
@@ -93,7 +95,7 @@ def _kept_chunks(
     return chunks, times
 
 
-def _by_chunk(plan: Plan, graph: Graph) -> Regular | None:
+def _by_chunk(plan: Plan) -> Regular | None:
     """One chunk of every kind, each on a stage of its own; None where a stage's chunks share."""
     if len(plan.chunks) == plan.stages or plan.offload != ON_DEVICES:
         return None
@@ -107,11 +109,11 @@ def _by_chunk(plan: Plan, graph: Graph) -> Regular | None:
     if len(positions) == len(kinds):
         return None
     chunks, times = _kept_chunks(
-        [(plan.chunks[k], stage) for stage, k in enumerate(positions)], graph
+        [(plan.chunks[k], stage) for stage, k in enumerate(positions)], plan.graph
     )
     try:
         smaller, reads = _without(
-            graph, {choice.block for chunk in chunks for choice in chunk.blocks}
+            plan.graph, {choice.block for chunk in chunks for choice in chunk.blocks}
         )
     except _NotRegularError:
         return None

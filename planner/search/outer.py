@@ -286,7 +286,7 @@ def _checked(
         tell(f"dividing by measured figures: {now[0].candidate.text}")
         for settled in _settled(evaluator, now, block_times):
             plan = settled.plan
-            short = host_shortage(plan, plan.graph) if plan.offload != ON_DEVICES else None
+            short = host_shortage(plan) if plan.offload != ON_DEVICES else None
             reason = disobeyed(plan, graph, request.pins) or str(short or "")
             if not reason and not settled.fits:
                 reason = f"needs {settled.over_bytes} bytes more than the limit once compiled"

@@ -158,7 +158,7 @@ class _Measures:
         step_ns = division.step_ns
         divided = replace(self.found, division=division, bound_ns=min(self.found.bound_ns, step_ns))
         plan = write_plan(evaluator, divided)
-        memory = plan_memory(plan, plan.graph)
+        memory = plan_memory(plan)
         counted = division.chunks, self._tables, self.pipeline
         peak, usual = peak_bytes(*counted), stage_bytes(*counted)
         expected_bytes = max(peak) + self._more_bytes

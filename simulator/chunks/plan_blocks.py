@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import zip_longest
 from typing import NamedTuple
 
-from millrace.models.graph import GLOBAL_BLOCK, Graph, Op
+from millrace.models.graph import GLOBAL_BLOCK, Op
 from millrace.planner.mesh import Mesh
 from millrace.planner.plan import Chunk, Plan, signature_of
 from millrace.planner.sbp import BROADCAST, NdSbp, parse_nd_sbp
@@ -51,13 +51,11 @@ class PlanBlocks:
     ----------
     plan
         The plan.
-    graph
-        Its training graph.
     """
 
-    def __init__(self, plan: Plan, graph: Graph) -> None:
+    def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.graph = graph
+        self.graph = graph = plan.graph
         self.ops: dict[str, list[tuple[int, Op]]] = {GLOBAL_BLOCK: []}
         self.position = {block: index for index, block in enumerate(graph.blocks)}
         self.chunk_of: dict[str, int] = {}

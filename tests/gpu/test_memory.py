@@ -21,7 +21,7 @@ def used(device: Any) -> tuple[MemoryUse, int]:
         pytest.skip("the model is too large for the emulator")
     plan = middling_plan()
     graph = plan.graph
-    actors = compile_plan(plan, graph)
+    actors = compile_plan(plan)
     run, _ = execute_on_device(device, actors, runs_of(plan, actors), loading(graph), 5)
     return run.memory()[0], actors.programs[0].memory_bytes
 

@@ -71,7 +71,7 @@ def redivided(plan: Plan, counts: tuple[int, ...]) -> Plan:
 def measured_ns(plan: Plan, by: Plan) -> float:
     """Step time of `plan` [ns], by the block times of the plan `by`."""
     graph = by.graph
-    times = block_times(by, graph)
+    times = block_times(by)
     pipeline = Pipeline(
         schedule=plan.schedule,
         stages=plan.stages,
@@ -86,8 +86,7 @@ def measured_ns(plan: Plan, by: Plan) -> float:
 
 
 def simulated_ns(plan: Plan) -> int:
-    graph = plan.graph
-    return forecast(plan, graph, plan_memory(plan, graph), "stage").step_time_ns
+    return forecast(plan, plan_memory(plan), "stage").step_time_ns
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -150,16 +150,15 @@ def test_stages_agree_with_ops_and_forecasts_with_events(
     name: str, pacing: tuple[int, float]
 ) -> None:
     plan = under(planned(name), *pacing)
-    graph = plan.graph
     fine = predict(plan, fidelity="op", spans=False)
     merged = predict(plan, fidelity="block", spans=False)
     coarse = predict(plan, fidelity="stage", spans=False)
     assert merged.step_time_ns == pytest.approx(fine.step_time_ns, rel=0.021)
     assert coarse.step_time_ns == pytest.approx(fine.step_time_ns, rel=0.02)
-    quick = forecast(plan, graph, plan_memory(plan, graph))
+    quick = forecast(plan, plan_memory(plan))
     assert quick.step_time_ns == fine.step_time_ns
     assert quick.bubble_fraction == pytest.approx(fine.bubble_fraction, rel=1e-12)
-    stages = stage_graph(plan, graph)
+    stages = stage_graph(plan)
     steady = steady_step(stages.coarse, stages.table)
     assert steady is not None
     assert steady.step_time_ns == pytest.approx(coarse.step_time_ns, rel=0.002)

@@ -213,14 +213,14 @@ def test_any_cut_runs_to_its_end_and_takes_as_long_as_op_by_op(
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_steady_step_is_what_events_show(name: str) -> None:
-    stages = stage_graph(planned(name), planned(name).graph)
+    stages = stage_graph(planned(name))
     check_steady(stages.coarse, stages.table, planned(name))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_forecast_is_what_events_show_op_by_op(name: str) -> None:
-    plan, graph = planned(name), planned(name).graph
-    quick = forecast(plan, graph, plan_memory(plan, graph))
+    plan = planned(name)
+    quick = forecast(plan, plan_memory(plan))
     reference = by_op(name)
     assert quick.fidelity == "op"
     assert quick.step_time_ns == reference.step_time_ns
@@ -234,7 +234,7 @@ def test_the_steady_step_is_what_events_show_whatever_takes_how_long(
     cutting: tuple[str, int, int, int],
 ) -> None:
     plan = replace(cut(planned("one device"), *cutting), cluster=GPU)
-    stages = stage_graph(plan, plan.graph)
+    stages = stage_graph(plan)
     for seed in range(6):
         check_steady(with_random_durations(stages.coarse, seed), stages.table, plan)
 
@@ -277,7 +277,7 @@ def test_the_depth_of_a_model_enters_only_as_counts() -> None:
 
 
 def graph_size(plan: Plan) -> list[tuple[int, int]]:
-    graph = stage_graph(plan, plan.graph).coarse.graph
+    graph = stage_graph(plan).coarse.graph
     return [(len(program.actors), len(program.registers)) for program in graph.programs]
 
 

@@ -296,10 +296,9 @@ def least_memory_need(request: SearchRequest, graph: Graph) -> MemoryNeed | None
 def _laid_out(evaluator: Evaluator, best_plan: SolvedPlan) -> MemoryNeed:
     request = evaluator.request
     plan = write_plan(evaluator, best_plan)
-    graph = plan.graph
-    arena = max(stage_memory.arena_bytes for stage_memory in plan_memory(plan, graph))
+    arena = max(stage_memory.arena_bytes for stage_memory in plan_memory(plan))
     needed = arena + sum(beside(arena, request.cluster).values())
-    fits = arena <= request.usable_bytes and host_shortage(plan, graph) is None
+    fits = arena <= request.usable_bytes and host_shortage(plan) is None
     return MemoryNeed(needed_bytes=needed, fits=fits)
 
 

@@ -483,7 +483,7 @@ def offloaded(precision: str) -> RankShards:
         pins=Pins(dp=2, tp=1, pp=1, micro_batch=2, offload="optimizer"),
     )  # fmt: skip
     plan = search(request)
-    return RankShards(compile_plan(plan, plan.graph), 0)
+    return RankShards(compile_plan(plan), 0)
 
 
 @pytest.mark.parametrize(("precision", "arrays"), [("fp32", 2), ("fp16", 3)])

@@ -193,11 +193,11 @@ def plans() -> dict[str, Callable[[], tuple[Plan, ActorGraph]]]:
 
     def again(name: str) -> tuple[Plan, ActorGraph]:
         plan = recomputed_plans.everywhere(recomputed_plans.planned(name), "full")
-        return plan, compile_plan(plan, plan.graph)
+        return plan, compile_plan(plan)
 
     def elsewhere(name: str) -> tuple[Plan, ActorGraph]:
         plan = on_host(recomputed_plans.planned(name))
-        return plan, compile_plan(plan, plan.graph)
+        return plan, compile_plan(plan)
 
     plans_by_name: dict[str, Callable[[], tuple[Plan, ActorGraph]]] = {}
     for index, case in enumerate(families.CASES):

@@ -242,10 +242,7 @@ def test_what_a_late_weight_gradient_reads_is_held_recomputed_or_not():
     none, full = compile_plan(plan).programs, compile_plan(again).programs
     assert full[0].memory_bytes < none[0].memory_bytes
     slots, anew = (
-        {
-            r.name: r.slots
-            for r in ordered_plan(candidate, candidate.graph).graph.programs[1].registers
-        }
+        {r.name: r.slots for r in ordered_plan(candidate).graph.programs[1].registers}
         for candidate in (plan, again)
     )
     assert slots["h.2.mlp.gelu"] == anew["h.2.mlp.gelu.recompute"] == 2

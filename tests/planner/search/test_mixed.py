@@ -106,7 +106,7 @@ def test_a_small_device_holds_what_its_memory_takes() -> None:
     free = layers_by_device(plan)
     assert plan.cluster.devices == 8
     slow = [chunk.stage for chunk in plan.chunks][plan.cluster.groups[0].device == NODE.device]
-    arena = plan_memory(plan, plan.graph)[slow].arena_bytes * 8 // 10
+    arena = plan_memory(plan)[slow].arena_bytes * 8 // 10
     memory_bytes = arena + sum(beside(arena, MIXED).values())
     small = slower(2.0, memory_bytes=memory_bytes)
     tight = search(request(replace(MIXED, others=(nodes_of(small),))))
