@@ -6,7 +6,9 @@ as it was, and every decision. It holds no wall-clock figure.
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from typing import Annotated, Any
 
 import msgspec
@@ -76,6 +78,21 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     stage: int
     blocks: tuple[BlockChoice, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EqualBlocks:
+    """Blocks of one template and variant that follow one another; without a plan, variant 0."""
+
+    template: str
+    variant: int
+    blocks: tuple[str, ...]
+
+    def kept(self, count: int) -> tuple[str, ...]:
+        """The first blocks and the last one, at most `count` in all."""
+        if count >= len(self.blocks):
+            return self.blocks
+        return (*self.blocks[: count - 1], self.blocks[-1])
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -241,6 +258,17 @@ def check_blocks(plan: Plan, graph: Graph) -> None:
         raise PlanError(f"plan: `{plan.model.name}` has no block `{unknown[0]}`")
     if missing := [block for block in graph.blocks if block not in placed]:
         raise PlanError(f"plan: block `{missing[0]}` is placed on no stage")
+
+
+def block_runs(graph: Graph, chunk: Chunk | None = None) -> tuple[EqualBlocks, ...]:
+    """Runs of equal blocks that a chunk of the graph consists of, or the whole graph."""
+    if chunk is None:
+        chunk = Chunk(stage=0, blocks=tuple(BlockChoice(block=b, variant=0) for b in graph.blocks))
+    rows = groupby(chunk.blocks, lambda choice: (graph.templates[choice.block], choice.variant))
+    return tuple(
+        EqualBlocks(template=template, variant=variant, blocks=tuple(c.block for c in choices))
+        for (template, variant), choices in rows
+    )
 
 
 def signature_of(plan: Plan, variant: int, op: Op) -> OpSignature:

@@ -14,7 +14,7 @@ from itertools import pairwise
 from msgspec.structs import replace
 
 from millrace.models.graph import GLOBAL_BLOCK, Graph, Op
-from millrace.planner.plan import ON_DEVICES, BlockChoice, Chunk, Plan
+from millrace.planner.plan import ON_DEVICES, BlockChoice, Chunk, Plan, block_runs
 
 Reads = set[tuple[str, str, str]]  # tensor, block that makes it, block that reads it
 
@@ -89,8 +89,7 @@ def _kept_chunks(
     """Shortened chunks on the stages they are given, and what their blocks stand for."""
     times: dict[str, int] = {}
     chunks = tuple(
-        Chunk(stage=stage, blocks=tuple(_shortened(chunk.blocks, graph, times)))
-        for chunk, stage in stages
+        Chunk(stage=stage, blocks=tuple(_shortened(chunk, graph, times))) for chunk, stage in stages
     )
     return chunks, times
 
@@ -202,26 +201,14 @@ def _beside(chunks: Sequence[Chunk], k: int) -> tuple[object, object]:
     return sides[0], sides[1]
 
 
-def _shortened(
-    choices: Sequence[BlockChoice], graph: Graph, times: dict[str, int]
-) -> Iterator[BlockChoice]:
+def _shortened(chunk: Chunk, graph: Graph, times: dict[str, int]) -> Iterator[BlockChoice]:
     """The blocks of a chunk that are kept; counts what they stand for."""
-    begin = 0
-    while begin < len(choices):
-        end = begin + 1
-        while end < len(choices) and _equal(choices[begin], choices[end], graph):
-            end += 1
-        left_out = max(end - begin - KEPT, 0) // 2 * 2
+    for run in block_runs(graph, chunk):
+        left_out = max(len(run.blocks) - KEPT, 0) // 2 * 2
         if left_out:
-            times[choices[begin + 1].block] = left_out + 1
-        yield from choices[begin : min(begin + 2, end)]
-        yield from choices[begin + 2 + left_out : end]
-        begin = end
-
-
-def _equal(choice: BlockChoice, other: BlockChoice, graph: Graph) -> bool:
-    alike = graph.templates[choice.block] == graph.templates[other.block]
-    return alike and choice.variant == other.variant
+            times[run.blocks[1]] = left_out + 1
+        for block in (*run.blocks[:2], *run.blocks[2 + left_out :]):
+            yield BlockChoice(block=block, variant=run.variant)
 
 
 def _without(graph: Graph, kept_blocks: set[str]) -> tuple[Graph, Reads]:

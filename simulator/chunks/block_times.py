@@ -29,7 +29,7 @@ from millrace.planner.block_times import (
 )
 from millrace.planner.compile.slots import timetable
 from millrace.planner.costs.launch_overhead import paced
-from millrace.planner.plan import BlockChoice, Chunk, Plan
+from millrace.planner.plan import BlockChoice, Chunk, Plan, block_runs
 from millrace.planner.schedules import Order
 from millrace.simulator.chunks.chunk_graph import hops_ns
 from millrace.simulator.chunks.chunk_sample import Pieces, alone
@@ -81,7 +81,7 @@ def _samples(plan: Plan) -> Iterator[tuple[Choices, set[int]]]:
     are chunks for it, a short one a single kind; of others there are further samples.
     """
     variant_of = {choice.block: choice.variant for chunk in plan.chunks for choice in chunk.blocks}
-    runs = [list(run) for _, run in groupby(plan.graph.blocks, plan.graph.templates.get)]
+    runs = [run.blocks for run in block_runs(plan.graph)]
     kinds = [list(dict.fromkeys(variant_of[block] for block in run)) for run in runs]
     long = [len(run) >= 2 * LONG for run in runs]
     if not any(long):
@@ -107,7 +107,7 @@ def _samples(plan: Plan) -> Iterator[tuple[Choices, set[int]]]:
 
 
 def _sample(
-    runs: Sequence[list[str]], kinds: Sequence[list[int]], depth: int
+    runs: Sequence[tuple[str, ...]], kinds: Sequence[list[int]], depth: int
 ) -> tuple[Choices, set[int]]:
     """Chunks of runs in these variants, and those that are measured.
 
