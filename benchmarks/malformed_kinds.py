@@ -142,9 +142,7 @@ def loaded(folder: Path) -> object:
 def _weights() -> dict[str, bytes]:
     import io
 
-    from millrace.planner.plan import plan_graph
-
-    graph = plan_graph(tiny_plan())
+    graph = tiny_plan().graph
     shapes = {op.outputs[0]: graph.tensor(op.outputs[0]).shape for op in graph.ops[:4]}
     buffer = io.BytesIO()
     np.savez(buffer, **{name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
@@ -154,9 +152,8 @@ def _weights() -> dict[str, bytes]:
 def weighed(path: Path) -> object:
     """Values of every variable that a file of weights has."""
     from millrace.executor.values.weights import Weights, check_weights
-    from millrace.planner.plan import plan_graph
 
-    check_weights(path, plan_graph(tiny_plan()))
+    check_weights(path, tiny_plan().graph)
     weights = Weights(path)
     return [weights.value(name) for name in sorted(weights.names)]
 

@@ -27,12 +27,11 @@ from millrace.executor.values.checkpoint import (
 )
 from millrace.executor.values.manifest import Manifest, manifest_of
 from millrace.executor.values.weights import check_weights
-from millrace.models.graph import Graph
 from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.actors.trace import Trace
 from millrace.planner.compile import compile_plan
 from millrace.planner.errors import PlanError
-from millrace.planner.plan import Plan, plan_graph
+from millrace.planner.plan import Plan
 
 Progress = Callable[[int, float], None]
 _LINE = re.compile(rb"^([0-9]+) (\S+)$", re.MULTILINE)  # what a full disk cut off is none
@@ -126,15 +125,14 @@ def execute(
     """
     digest, plan = plan.digest(), _with_learning_rate(plan, learning_rate)
     description = open_dataset(data, plan.model, seed).description
-    check_weights(weights, training_graph := plan_graph(plan))
-    graph = compile_plan(plan, training_graph)
+    check_weights(weights, plan.graph)
+    graph = compile_plan(plan)
     _check_machine(graph, backend, steps, trace)
     contents = manifest_of(graph, model=plan.model.name, plan_digest=digest)
     with _folder_of(checkpoint, contents, resume=resume, every=checkpoint_every):
         source, first_step = _source(graph, plan, checkpoint) if resume else (None, 0)
         job = _job(
             plan,
-            training_graph,
             graph,
             steps=steps,
             seed=seed,
@@ -197,13 +195,11 @@ def _absolute(path: Path | None) -> str | None:
     return None if path is None else str(path.resolve())
 
 
-def _job(plan: Plan, training_graph: Graph, graph: ActorGraph, **orders: Any) -> RunJob:
+def _job(plan: Plan, graph: ActorGraph, **orders: Any) -> RunJob:
     return RunJob(
         graph=graph,
         model=plan.model,
-        variables={
-            op.outputs[0]: op.attributes for op in training_graph.ops if op.kind == "variable"
-        },
+        variables={op.outputs[0]: op.attributes for op in plan.graph.ops if op.kind == "variable"},
         global_batch=plan.global_batch,
         microbatches=plan.microbatches,
         batch=plan.batch,

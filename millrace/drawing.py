@@ -14,7 +14,7 @@ from rich.text import Text
 
 from millrace.figures import micro_batch
 from millrace.models.graph import Phase
-from millrace.planner.plan import FUSED, ON_DEVICES, Chunk, Plan, plan_graph, recompute_modes
+from millrace.planner.plan import FUSED, ON_DEVICES, Chunk, Plan, recompute_modes
 from millrace.units import byte_unit, format_bytes, format_percent, format_seconds
 
 # A screen holds so many devices × stages; a larger plan is drawn as stages and ranges of ranks.
@@ -150,7 +150,7 @@ def sbp_table(plan: Plan, template: str) -> Table:
     Table
         A row per op.
     """
-    graph = plan_graph(plan)
+    graph = plan.graph
     block, variant = next(
         (choice.block, plan.variants[choice.variant])
         for chunk in plan.chunks

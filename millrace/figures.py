@@ -7,14 +7,13 @@ ops or blocks disagree; `axes` and the variants then hold the truth.
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from millrace.models.graph import Graph
 from millrace.models.ops import model_flops
 from millrace.models.zoo.catalogue import unit_of
 from millrace.planner.block_times import BlockTimes, Floats, Kind
 from millrace.planner.formatting import size
 from millrace.planner.memory import plan_memory
 from millrace.planner.parallel_degrees import roles
-from millrace.planner.plan import ON_DEVICES, Plan, plan_graph
+from millrace.planner.plan import ON_DEVICES, Plan
 from millrace.planner.token_cost import cost_usd_per_mtoken, energy_j_per_token
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ def tokens_per_step(plan: Plan) -> int:
     return plan.global_batch * plan.model.seq_len
 
 
-def speed(plan: Plan, step_time_s: float, graph: Graph | None = None) -> Speed:
+def speed(plan: Plan, step_time_s: float) -> Speed:
     """Speed of a plan at a step time; model FLOPs leave out recomputation.
 
     Parameters
@@ -48,15 +47,13 @@ def speed(plan: Plan, step_time_s: float, graph: Graph | None = None) -> Speed:
         The plan, with its model and cluster.
     step_time_s : float
         Seconds of one step.
-    graph : Graph, optional
-        The plan's, as `plan_graph` gives it, where it is already at hand.
 
     Returns
     -------
     Speed
         Tokens per second of all devices, TFLOP/s of one, and MFU.
     """
-    flops = model_flops(plan_graph(plan) if graph is None else graph) * plan.microbatches
+    flops = model_flops(plan.graph) * plan.microbatches
     per_device = flops / step_time_s / plan.ranks
     peak = _peak_flops_per_s(plan)
     mfu = per_device * plan.ranks / peak if peak else None
@@ -84,8 +81,7 @@ def forecast_figures(plan: Plan) -> dict[str, Any]:
     """Figures of a plan, as `millrace.api.figures` says."""
     from millrace.simulator import forecast
 
-    graph = plan_graph(plan)
-    return predicted_figures(plan, forecast(plan, graph, plan_memory(plan, graph)), graph)
+    return predicted_figures(plan, forecast(plan, plan_memory(plan)))
 
 
 def block_times(plan: Plan, cached: Mapping[Kind, Floats]) -> BlockTimes:
@@ -105,10 +101,10 @@ def block_times(plan: Plan, cached: Mapping[Kind, Floats]) -> BlockTimes:
     """
     from millrace.simulator.chunks.block_times import block_times as timed
 
-    return timed(plan, plan_graph(plan), cached)
+    return timed(plan, cached)
 
 
-def predicted_figures(plan: Plan, prediction: "Forecast", graph: Graph) -> dict[str, Any]:
+def predicted_figures(plan: Plan, prediction: "Forecast") -> dict[str, Any]:
     """Figures of a plan from its forecast, as the plan's `figures` hold them.
 
     Parameters
@@ -117,8 +113,6 @@ def predicted_figures(plan: Plan, prediction: "Forecast", graph: Graph) -> dict[
         The plan that was simulated.
     prediction : Forecast
         The simulator's forecast of it.
-    graph : Graph
-        The plan's, as `plan_graph` gives it.
 
     Returns
     -------
@@ -128,11 +122,11 @@ def predicted_figures(plan: Plan, prediction: "Forecast", graph: Graph) -> dict[
     step_time_s = prediction.step_time_ns / 1e9
     on_host = {}
     if plan.offload != ON_DEVICES:
-        sizes = [stage.host_bytes for stage in plan_memory(plan, graph)]
+        sizes = [stage.host_bytes for stage in plan_memory(plan)]
         on_host = {"host_memory_bytes_max": max(sizes)}
     return {
         "step_time_s": step_time_s,
-        **speed(plan, step_time_s, graph)._asdict(),
+        **speed(plan, step_time_s)._asdict(),
         **memory_figures(prediction.memory_by_kind),
         **on_host,
         "fidelity": prediction.fidelity,
@@ -167,7 +161,7 @@ def shortage(plan: Plan, by_kind: Sequence[dict[str, int]]) -> str:
         A sentence about the stage that lacks most.
     """
     if len(by_kind) != plan.stages:  # these are of programs: a stage on two kinds of node has two
-        by_kind = [program_memory.by_kind for program_memory in plan_memory(plan, plan_graph(plan))]
+        by_kind = [program_memory.by_kind for program_memory in plan_memory(plan)]
     overruns = []
     for stage, kinds in enumerate(by_kind):
         first, last = stage * plan.mesh.devices, (stage + 1) * plan.mesh.devices - 1
@@ -195,7 +189,7 @@ def idle_devices(plan: Plan) -> str:
 
 def plan_summary(plan: Plan) -> dict[str, Any]:
     """Fields by which scripts know a plan (the contract of `millrace plan --json`)."""
-    summary: dict[str, Any] = dict(roles(plan, plan_graph(plan)))
+    summary: dict[str, Any] = dict(roles(plan, plan.graph))
     summary |= {
         "micro_batch": micro_batch(plan),
         "schedule": plan.schedule,
@@ -225,7 +219,7 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
 
 def micro_batch(plan: Plan) -> int | None:
     """Samples of a microbatch on one rank, None where ops disagree."""
-    dp = roles(plan, plan_graph(plan))["dp"]
+    dp = roles(plan, plan.graph)["dp"]
     return plan.batch // dp if isinstance(dp, int) else None
 
 
@@ -245,7 +239,7 @@ def spending(plan: Plan) -> dict[str, float | None]:
 
 def kinds_of_parallelism(plan: Plan) -> list[str]:
     """Names of the plan's degrees above one, `dp 2`; of its axes where ops disagree."""
-    plan_roles = roles(plan, plan_graph(plan))
+    plan_roles = roles(plan, plan.graph)
     role_degrees = ((name, plan_roles[name]) for name in ("dp", "tp", "cp"))
     degrees = {name: degree for name, degree in role_degrees if isinstance(degree, int)}
     if len(degrees) < 3:

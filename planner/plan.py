@@ -6,13 +6,16 @@ as it was, and every decision. It holds no wall-clock figure.
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
 from typing import Annotated, Any
 
 import msgspec
 
 from millrace.models.documents import decode_json
 from millrace.models.graph import Graph, Op, to_json
-from millrace.models.recompute import NONE, with_recompute
+from millrace.models.recompute import NONE
 from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.models.zoo.catalogue import build_training
 from millrace.planner.cluster import Cluster
@@ -77,6 +80,21 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     blocks: tuple[BlockChoice, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EqualBlocks:
+    """Blocks of one template and variant that follow one another; without a plan, variant 0."""
+
+    template: str
+    variant: int
+    blocks: tuple[str, ...]
+
+    def kept(self, count: int) -> tuple[str, ...]:
+        """The first blocks and the last one, at most `count` in all."""
+        if count >= len(self.blocks):
+            return self.blocks
+        return (*self.blocks[: count - 1], self.blocks[-1])
+
+
 class Evidence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Proof of the search: seconds in the planner's own cost, and the plans that lost.
 
@@ -92,7 +110,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     layers: tuple[dict[str, Any], ...] = ()
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """Every decision about one training step.
 
     Stage s holds the ranks `s * mesh.devices … (s + 1) * mesh.devices - 1`. A step is
@@ -134,6 +152,24 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def batch(self) -> int:
         """Samples of one microbatch over all ranks of a stage."""
         return self.global_batch // self.microbatches
+
+    @cached_property
+    def graph(self) -> Graph:
+        """Training graph for microbatches of `batch` samples; made once.
+
+        Its blocks recompute as their variants say.
+
+        Raises
+        ------
+        ModelError
+            The specification gives no graph, or a mode of the plan is not known.
+        PlanError
+            A block of the graph has no place in the plan, or several.
+        """
+        graph = build_training(self.model, self.training, self.batch)
+        check_blocks(self, graph)
+        modes = recompute_modes(self)
+        return build_training(self.model, self.training, self.batch, modes) if modes else graph
 
     def digest(self) -> str:
         """Short hash of every decision; ties traces to their plan."""
@@ -224,6 +260,17 @@ def check_blocks(plan: Plan, graph: Graph) -> None:
         raise PlanError(f"plan: block `{missing[0]}` is placed on no stage")
 
 
+def block_runs(graph: Graph, chunk: Chunk | None = None) -> tuple[EqualBlocks, ...]:
+    """Runs of equal blocks that a chunk of the graph consists of, or the whole graph."""
+    if chunk is None:
+        chunk = Chunk(stage=0, blocks=tuple(BlockChoice(block=b, variant=0) for b in graph.blocks))
+    rows = groupby(chunk.blocks, lambda choice: (graph.templates[choice.block], choice.variant))
+    return tuple(
+        EqualBlocks(template=template, variant=variant, blocks=tuple(c.block for c in choices))
+        for (template, variant), choices in rows
+    )
+
+
 def signature_of(plan: Plan, variant: int, op: Op) -> OpSignature:
     """Signature of an op in a variant of its block; raises PlanError where none fits the op."""
     signature = plan.variants[variant].signatures.get(op.name.removeprefix(f"{op.block}."))
@@ -239,24 +286,6 @@ def signature_of(plan: Plan, variant: int, op: Op) -> OpSignature:
         if len(parse_nd_sbp(text)) != axes:
             raise PlanError(f"plan: op `{op.name}`: {text} on a mesh of {axes} axes")
     return signature
-
-
-def plan_graph(plan: Plan) -> Graph:
-    """Training graph of a plan, its blocks recomputing as their variants say.
-
-    It is written for microbatches of `plan.batch` samples.
-
-    Raises
-    ------
-    ModelError
-        The specification gives no graph, or a mode of the plan is not known.
-    PlanError
-        A block of the graph has no place in the plan, or several.
-    """
-    graph = build_training(plan.model, plan.training, plan.batch)
-    check_blocks(plan, graph)
-    modes = recompute_modes(plan)
-    return with_recompute(graph, modes) if modes else graph
 
 
 def recompute_modes(plan: Plan) -> dict[str, str]:

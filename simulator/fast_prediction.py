@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from millrace.models.graph import Graph
 from millrace.planner.compile.passes import ordered_plan
 from millrace.planner.memory import StageMemory
 from millrace.planner.plan import Plan
@@ -23,9 +22,7 @@ class Forecast:
     fidelity: str
 
 
-def forecast(
-    plan: Plan, graph: Graph, memory: Sequence[StageMemory], fidelity: str | None = None
-) -> Forecast:
+def forecast(plan: Plan, memory: Sequence[StageMemory], fidelity: str | None = None) -> Forecast:
     """Figures that `predict` gives at the fidelity that the plan's size allows.
 
     They are computed without events (`millrace.simulator.critical_path.steady`), unless ranks share
@@ -35,8 +32,6 @@ def forecast(
     ----------
     plan
         The plan.
-    graph
-        Its graph, as `plan_graph` gives it.
     memory
         Of its stages, as `plan_memory` gives it.
     fidelity
@@ -54,14 +49,12 @@ def forecast(
     steady: SteadyStep | None = None
     stages: StageGraph | None = None
     if fidelity == STAGE:
-        stages = stage_graph(plan, graph)
+        stages = stage_graph(plan)
         steady, inside_ns = steady_step(stages.coarse, stages.table), stages.inside_ns
     elif plan.cluster.cores_per_node is None:
-        steady = steady_ops(ordered_plan(plan, graph))
+        steady = steady_ops(ordered_plan(plan))
     if steady is None:
-        simulated = predict(
-            plan, spans=False, graph=graph, memory=memory, fidelity=fidelity, stages=stages
-        )
+        simulated = predict(plan, spans=False, memory=memory, fidelity=fidelity, stages=stages)
         return Forecast(
             step_time_ns=simulated.step_time_ns,
             bubble_fraction=simulated.bubble_fraction,

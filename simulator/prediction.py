@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from millrace.models.graph import Graph
 from millrace.planner.compile import compile_plan
 from millrace.planner.memory import StageMemory, plan_memory
-from millrace.planner.plan import Plan, plan_graph
+from millrace.planner.plan import Plan
 from millrace.simulator.block_fidelity import by_block
 from millrace.simulator.errors import SimulationError
 from millrace.simulator.simulate import Simulated, simulate
@@ -26,7 +25,6 @@ def predict(
     stragglers: Mapping[int, float] | None = None,
     spans: bool = True,
     fidelity: str | None = None,
-    graph: Graph | None = None,
     memory: Sequence[StageMemory] | None = None,
     detailed: bool = False,
     stages: StageGraph | None = None,
@@ -35,8 +33,8 @@ def predict(
 
     Parameters
     ----------
-    plan, graph, memory, stages
-        The plan, and what `plan_graph`, `plan_memory` and `stage_graph` give of it, if at hand.
+    plan, memory, stages
+        The plan, and what `plan_memory` and `stage_graph` give of it, if at hand.
     steps, jitter, seed, stragglers, spans
         As for `simulate`; jitter and stragglers act on what fires: ops, blocks or parts of chunks.
     fidelity
@@ -58,7 +56,6 @@ def predict(
     """
     if fidelity not in (None, *FIDELITIES):
         raise SimulationError(f"fidelity is `{fidelity}`: expected one of {', '.join(FIDELITIES)}")
-    graph = graph or plan_graph(plan)
     chosen = chosen_fidelity(plan) if fidelity is None else fidelity
     run = partial(
         simulate,
@@ -71,14 +68,14 @@ def predict(
         spans=spans,
     )
     if chosen == OP:
-        return run(compile_plan(plan, graph))
-    stages = stages or stage_graph(plan, graph, detailed)
+        return run(compile_plan(plan))
+    stages = stages or stage_graph(plan, detailed)
     actors, pacing = stages.coarse.ordered(), stages.coarse.pacing
     table: Sequence[Sequence[int]] = stages.coarse.durations_ns
     if chosen == BLOCK:
         actors, table, pacing = by_block(actors, table, stages.rows, pacing)
     simulated = run(actors, durations_ns=table, pacing=pacing)
-    memory = plan_memory(plan, graph) if memory is None else memory
+    memory = plan_memory(plan) if memory is None else memory
     return replace(
         simulated,
         fidelity=chosen,

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from millrace.models.graph import Graph
 from millrace.planner.compile.slots import Timetable, timetable
 from millrace.planner.compile.stage_ir import PHASES, SLOT_PARTS
 from millrace.planner.costs import collective_duration_ns
@@ -45,15 +44,13 @@ class StageGraph:
     times: tuple[PartTimes, ...]
 
 
-def stage_graph(plan: Plan, graph: Graph, detailed: bool = False) -> StageGraph:
+def stage_graph(plan: Plan, detailed: bool = False) -> StageGraph:
     """Actor graph of the plan's chunks, with measured durations.
 
     Parameters
     ----------
     plan
         The plan.
-    graph
-        Its graph, as `plan_graph` gives it.
     detailed
         Say what parts are made of, for an account of the step.
 
@@ -67,7 +64,7 @@ def stage_graph(plan: Plan, graph: Graph, detailed: bool = False) -> StageGraph:
         The schedule's orders wait for one another in a cycle.
     """
     check_plan(plan)
-    wiring = PlanBlocks(plan, graph)
+    wiring = PlanBlocks(plan)
     homes = tuple(chunk.stage for chunk in plan.chunks)
     table = timetable(plan.schedule, homes, plan.microbatches)
     measured = _PartTimes(wiring, table, detailed)
@@ -105,14 +102,11 @@ class _PartTimes:
 
     def times(self) -> tuple[PartTimes, ...]:
         """Times of every chunk, in model order."""
-        chunks = self.wiring.plan.chunks
+        numbers = range(len(self.wiring.plan.chunks))
         # What one more block adds is measured where the fewest kinds of block are.
-        kinds = [len(self.wiring.runs(chunk)) for chunk in chunks]
-        times_by_chunk = {
-            number: self._chunk(number)
-            for number in sorted(range(len(chunks)), key=kinds.__getitem__)
-        }
-        return tuple(times_by_chunk[number] for number in range(len(chunks)))
+        by_kinds = sorted(numbers, key=lambda number: len(self.wiring.runs(number)))
+        times_by_chunk = {number: self._chunk(number) for number in by_kinds}
+        return tuple(times_by_chunk[number] for number in numbers)
 
     def row(self, number: int, part: str, part_ns: int, exposed_ns: int) -> Row:
         """Blocks of a part in the order in which they run, with their shares of its time."""
@@ -151,7 +145,7 @@ class _PartTimes:
 
     def _chunk(self, number: int) -> PartTimes:
         """Times of a chunk: few blocks of every run, measured, and what each further block adds."""
-        runs = self.wiring.runs(self.wiring.plan.chunks[number])
+        runs = self.wiring.runs(number)
         counts = [min(len(run.blocks), BLOCKS) for run in runs]
         times = self._measured(number, counts)
         for index, run in enumerate(runs):
@@ -161,7 +155,7 @@ class _PartTimes:
 
     def _one_more(self, number: int, index: int) -> PartTimes:
         """Times that one more block of a run adds, wherever such a run lies."""
-        runs = self.wiring.runs(self.wiring.plan.chunks[number])
+        runs = self.wiring.runs(number)
         key = ("one more", runs[index].template, runs[index].variant, *self._where(number))
         if key not in self._found:
             counts = [min(len(run.blocks), BLOCKS) for run in runs]
@@ -172,7 +166,7 @@ class _PartTimes:
 
     def _measured(self, number: int, counts: Sequence[int]) -> PartTimes:
         plan = self.wiring.plan
-        runs = self.wiring.runs(plan.chunks[number])
+        runs = self.wiring.runs(number)
         before = plan.chunks[number - 1].blocks[-1:] if number else ()
         after = plan.chunks[number + 1].blocks[:1] if number + 1 < len(plan.chunks) else ()
         key = (

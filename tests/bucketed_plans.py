@@ -67,5 +67,5 @@ def searched(name: str, precision: str = "fp32", model: str = "gpt") -> tuple[Pl
 @cache
 def compiled(name: str, precision: str = "fp32") -> tuple[ActorGraph, ActorGraph]:
     """The actors of a plan with every collective by itself, and with buckets."""
-    plan, graph = searched(name, precision)
-    return compile_plan(plan, graph, in_buckets=False), compile_plan(plan, graph)
+    plan, _ = searched(name, precision)
+    return compile_plan(plan, in_buckets=False), compile_plan(plan)

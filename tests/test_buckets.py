@@ -55,7 +55,7 @@ def test_both_clocks_show_the_same_firings_of_buckets(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_the_formula_of_memory_knows_what_buckets_hold(name: str) -> None:
     alone, together = compiled(name)
-    predicted = [stage.arena_bytes for stage in plan_memory(*searched(name))]
+    predicted = [stage.arena_bytes for stage in plan_memory(searched(name)[0])]
     assert predicted == [program.memory_bytes for program in together.programs]
     before = [program.memory_bytes for program in alone.programs]
     assert all(now <= then for now, then in zip(predicted, before, strict=True))

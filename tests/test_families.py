@@ -112,7 +112,7 @@ def planned(index: int, precision: str) -> tuple[Plan, Graph, ActorGraph]:
     )
     plan = search(request)
     graph = build_training(plan.model, plan.training, plan.batch)
-    return plan, graph, compile_plan(plan, graph)
+    return plan, graph, compile_plan(plan)
 
 
 @cache

@@ -51,7 +51,7 @@ def planned(schedule: str, tp: int = 1) -> tuple[Plan, Graph, ActorGraph]:
         pins={},
     )
     graph = build_training(plan.model, plan.training, plan.batch)
-    return plan, graph, compile_plan(plan, graph)
+    return plan, graph, compile_plan(plan)
 
 
 @pytest.mark.parametrize(("schedule", "tp"), [("zb-v", 1), ("dualpipe-v", 1), ("dualpipe-v", 2)])

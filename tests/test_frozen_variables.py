@@ -27,7 +27,6 @@ from millrace.planner.clusters import local_cluster, parse_cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.memory import plan_memory
 from millrace.planner.parallel_degrees import roles
-from millrace.planner.plan import plan_graph
 from millrace.planner.search import search
 from millrace.planner.search.request import Pins, SearchRequest
 from tests.parallel_runs import assert_trains_as_one_device
@@ -157,7 +156,7 @@ def test_a_plan_with_frozen_variables_trains_as_one_device(name, pins):
     plan = search(asked(spec(name), **PINS[pins]))
     graph = build_training(plan.model, plan.training, plan.batch)
     assert roles(plan, graph)["zero"] == PINS[pins].get("zero", 0)
-    assert_trains_as_one_device(plan, graph, compile_plan(plan, graph), reference(name), STEPS)
+    assert_trains_as_one_device(plan, graph, compile_plan(plan), reference(name), STEPS)
 
 
 def test_memory_counts_no_gradient_and_no_state_of_what_is_frozen():
@@ -168,7 +167,7 @@ def test_memory_counts_no_gradient_and_no_state_of_what_is_frozen():
     }.items():
         request = asked(graph_spec(build("bf16"), "bf16"), dp=1, tp=1, pp=1, micro_batch=1)
         plan = search(dataclasses.replace(request, cluster=parse_cluster("a100-sxm-80gb:1x1")))
-        (memory,) = plan_memory(plan, plan_graph(plan))
+        (memory,) = plan_memory(plan)
         kinds[name] = memory.by_kind
     values = 2 * (WIDTH + 2 * WIDTH * HIDDEN) + VOCAB * WIDTH
     less = {kind: kinds["trained"][kind] - kinds["frozen"][kind] for kind in kinds["frozen"]}
@@ -189,8 +188,8 @@ def test_plans_in_16_bits_on_gpus_keep_frozen_variables_in_their_place():
     for name in MODELS:
         request = asked(spec(name, "bf16"), dp=2, tp=1, pp=1, zero=0)
         plan = search(dataclasses.replace(request, cluster=parse_cluster("a100-sxm-80gb:2x1")))
-        graph = plan_graph(plan)
-        actors = compile_plan(plan, graph)
+        graph = plan.graph
+        actors = compile_plan(plan)
         registers = [
             register
             for register in actors.programs[0].registers

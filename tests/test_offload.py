@@ -21,7 +21,7 @@ from millrace.planner.costs import durations
 from millrace.planner.costs.host_transfers import PIECE_BYTES, UNKNOWN, host_of, state_copies_ns
 from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.memory import plan_memory, reserved_bytes
-from millrace.planner.plan import OpSignature, Plan, plan_graph, read_plan
+from millrace.planner.plan import OpSignature, Plan, read_plan
 from millrace.planner.search import Pins, SearchRequest, search
 from millrace.planner.search.report import SearchLog
 from millrace.planner.search.report.explain import explain
@@ -60,9 +60,9 @@ def states(program: Program) -> list[int]:
 
 @pytest.mark.parametrize("index", KINDS, ids=lambda index: CASES[index].name)
 def test_the_formula_says_what_is_laid_out_on_the_device_and_on_the_host(index: int) -> None:
-    plan, graph, _ = planned(index, "fp32")
-    before, said = plan_memory(plan, graph), plan_memory(on_host(plan), graph)
-    programs = compile_plan(on_host(plan), graph).programs
+    plan, _, _ = planned(index, "fp32")
+    before, said = plan_memory(plan), plan_memory(on_host(plan))
+    programs = compile_plan(on_host(plan)).programs
     for was, now, program in zip(before, said, programs, strict=True):
         assert now.by_kind == {k: n for k, n in program.memory_bytes_by_kind.items() if n}
         assert now.arena_bytes == program.memory_bytes
@@ -77,7 +77,7 @@ def test_the_formula_says_what_is_laid_out_on_the_device_and_on_the_host(index: 
 @pytest.mark.parametrize("index", KINDS, ids=lambda index: CASES[index].name)
 def test_a_run_is_equal_bit_for_bit(index: int) -> None:
     plan, graph, actors = planned(index, "fp32")
-    elsewhere = compile_plan(on_host(plan), graph)
+    elsewhere = compile_plan(on_host(plan))
     for plain, offloaded in zip(
         run(plan, graph, actors, 4), run(on_host(plan), graph, elsewhere, 4), strict=True
     ):
@@ -95,8 +95,8 @@ def test_a_run_is_equal_bit_for_bit(index: int) -> None:
 
 
 def test_a_checkpoint_is_the_same_wherever_the_state_lies() -> None:
-    plan, graph, actors = planned(KINDS[0], "fp32")
-    elsewhere = compile_plan(on_host(plan), graph)
+    plan, _, actors = planned(KINDS[0], "fp32")
+    elsewhere = compile_plan(on_host(plan))
     plain, offloaded = (manifest_of(a, model="m", plan_digest="d") for a in (actors, elsewhere))
     assert plain == offloaded
 
@@ -107,7 +107,7 @@ def in_bf16(layers: int, **pins: object) -> tuple[Plan, Graph]:
     model = replace(model, config={**model.config, "layers": layers})
     request = asked(parse_cluster("a100-sxm-80gb:4x1"), offload="optimizer", **pins)
     plan = search(dataclasses.replace(request, model=model))
-    return plan, plan_graph(plan)
+    return plan, plan.graph
 
 
 @pytest.mark.parametrize(
@@ -121,11 +121,11 @@ def in_bf16(layers: int, **pins: object) -> tuple[Plan, Graph]:
 def test_sixteen_bits_leave_the_variables_on_the_host_too(
     layers: int, pins: dict[str, object]
 ) -> None:
-    plan, graph = in_bf16(layers, **pins)
-    actors = compile_plan(plan, graph)
-    said = plan_memory(plan, graph)
+    plan, _ = in_bf16(layers, **pins)
+    actors = compile_plan(plan)
+    said = plan_memory(plan)
     for now, was, program in zip(
-        said, plan_memory(replace(plan, offload="none"), graph), actors.programs, strict=True
+        said, plan_memory(replace(plan, offload="none")), actors.programs, strict=True
     ):
         laid_out = program.memory_bytes_by_kind
         assert {kind: now.by_kind.get(kind, 0) for kind in laid_out} == laid_out
@@ -149,8 +149,8 @@ def test_a_variable_that_is_cast_otherwise_than_stored_stays_on_the_device() -> 
             signatures[inner] = OpSignature(inputs=("(B, B)",), outputs=("(B, B)",))
         variants.append(replace(variant, signatures=signatures))
     plan = replace(plan, variants=tuple(variants))
-    (said,) = plan_memory(plan, graph)
-    (program,) = compile_plan(plan, graph).programs
+    (said,) = plan_memory(plan)
+    (program,) = compile_plan(plan).programs
     assert said.arena_bytes == program.memory_bytes
     assert said.host_bytes == program.host_bytes
     kinds = {r.name: r.memory_kind for r in program.registers if r.initial}
@@ -177,10 +177,10 @@ def on_gpus(index: int) -> tuple[Plan, Graph]:
 
 
 def test_an_update_takes_its_copies_longer_and_nothing_else_does() -> None:
-    plan, graph = on_gpus(next(index for index in KINDS if CASES[index].name == "dp x tp"))
+    plan, _ = on_gpus(next(index for index in KINDS if CASES[index].name == "dp x tp"))
     host = plan.cluster.host
     assert host is not None
-    plain, offloaded = (compile_plan(p, graph) for p in (plan, on_host(plan)))
+    plain, offloaded = (compile_plan(p) for p in (plan, on_host(plan)))
     longer = 0
     for program, before, after in zip(
         offloaded.programs,
@@ -197,9 +197,7 @@ def test_an_update_takes_its_copies_longer_and_nothing_else_does() -> None:
             assert new - old == copies
             longer += copies
     for fidelity in ("op", "stage"):
-        slower, faster = (
-            predict(p, graph=graph, fidelity=fidelity).step_time_ns for p in (on_host(plan), plan)
-        )
+        slower, faster = (predict(p, fidelity=fidelity).step_time_ns for p in (on_host(plan), plan))
         assert slower - faster == pytest.approx(longer, rel=0.02)
 
 
@@ -222,7 +220,7 @@ def test_every_gpu_of_the_catalogue_knows_the_way_to_its_host_and_others_get_a_d
 def tight_bytes(cluster: Cluster, share: float = 1.05) -> int:
     """Memory limit under which optimizer state must leave the device."""
     plan = search(asked(cluster, pp=1, micro_batch=1, recompute="full", offload="optimizer"))
-    (memory,) = plan_memory(plan, plan_graph(plan))
+    (memory,) = plan_memory(plan)
     return int(reserved_bytes(cluster) + share * (memory.arena_bytes + 8_000))
 
 
@@ -265,13 +263,13 @@ def test_host_memory_that_is_too_small_is_named() -> None:
     with pytest.raises(InfeasibleError, match="host memory: optimizer state takes at least"):
         search(asked(small_host, offload="optimizer"), remedies=False)
     by_hand = replace(search(asked(cluster)), cluster=small_host, offload="optimizer")
-    short = host_shortage(by_hand, plan_graph(by_hand))
+    short = host_shortage(by_hand)
     assert "a device on stage 0, a node has 48.8 KiB for each: " in str(short)
 
 
 def test_an_unknown_place_is_refused() -> None:
     with pytest.raises(PlanError, match="--offload cpu: choose none or optimizer"):
         search(asked(GPUS, offload="cpu"))
-    plan, graph, _ = planned(KINDS[0], "fp32")
+    plan, _, _ = planned(KINDS[0], "fp32")
     with pytest.raises(PlanError, match="offload is `cpu`; one of none, optimizer"):
-        compile_plan(replace(plan, offload="cpu"), graph)
+        compile_plan(replace(plan, offload="cpu"))

@@ -15,7 +15,7 @@ from millrace.models.spec import TrainingSpec
 from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.clusters import local_cluster
 from millrace.planner.compile import compile_plan
-from millrace.planner.plan import Plan, plan_graph, recompute_modes
+from millrace.planner.plan import Plan, recompute_modes
 from millrace.planner.search import Pins, SearchRequest, search
 from tests.parallel_runs import run, whole
 from tests.recomputed import recomputed
@@ -76,8 +76,8 @@ def planned(name: str) -> Plan:
 
 
 def compiled(plan: Plan) -> tuple[Graph, ActorGraph]:
-    graph = plan_graph(plan)
-    return graph, compile_plan(plan, graph)
+    graph = plan.graph
+    return graph, compile_plan(plan)
 
 
 @dataclass(frozen=True)

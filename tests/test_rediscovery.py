@@ -14,7 +14,7 @@ from millrace.models.spec import Config, ModelSpec, TrainingSpec
 from millrace.planner.clusters import parse_cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.parallel_degrees import axis_roles, roles
-from millrace.planner.plan import OpSignature, Plan, plan_graph
+from millrace.planner.plan import OpSignature, Plan
 from millrace.planner.search import Pins, SearchRequest, search
 from millrace.planner.signatures import split_labels
 
@@ -87,7 +87,7 @@ def planned(
             max_gap=max_gap,
         )
     )
-    return plan, plan_graph(plan)
+    return plan, plan.graph
 
 
 def of(config: Config) -> tuple[tuple[str, object], ...]:
@@ -125,7 +125,7 @@ def test_megatrons_sequence_parallelism() -> None:
     for norm in ("ln1", "ln2"):
         assert signature(plan, "h", norm).inputs[0] == "S(1)"
     assert signature(plan, "h", "mlp.residual").inputs == ("S(1)", "S(1)")
-    role_degrees = roles(plan, plan_graph(plan))
+    role_degrees = roles(plan, plan.graph)
     assert role_degrees["tp"] == 2
     assert role_degrees["sequence_parallel"] is True
 
@@ -214,7 +214,7 @@ def test_experts_are_split_and_tokens_exchanged_by_all_to_all() -> None:
     cut = split_labels(ops["h.0.experts.up"].labels, inner)
     place = [axis for axis, label in enumerate(cut) if label == EXPERT]
     assert prod(plan.mesh.sizes[axis] for axis in place) == role_degrees["ep"]
-    actors = compile_plan(plan, graph)
+    actors = compile_plan(plan)
     exchanged = {
         register.tensor
         for program in actors.programs

@@ -17,7 +17,7 @@ from millrace.planner.actors.graph import ActorGraph, Program
 from millrace.planner.actors.null_clock import run_to_completion
 from millrace.planner.clusters import local_cluster
 from millrace.planner.compile import compile_plan
-from millrace.planner.plan import Plan, plan_graph
+from millrace.planner.plan import Plan
 from millrace.planner.search import Pins, SearchRequest, search
 from tests.in_process import KernelWork, execute_in_process
 from tests.parallel_runs import assert_trains_as_one_device, begun, run
@@ -77,8 +77,8 @@ def test_gradients_and_parameters_on_a_ring_equal_a_single_device(
         dataset=open_dataset(None, plan.model, 0),
         keep_parameters=(STEPS,),
     )
-    graph = plan_graph(plan)
-    actors = compile_plan(plan, graph)
+    graph = plan.graph
+    actors = compile_plan(plan)
     kinds = {actor.kind for program in actors.programs for actor in program.actors}
     assert kinds >= {"rotate", "attention_round", "attention_grad_round"}
     assert_trains_as_one_device(plan, graph, actors, expected, STEPS)
@@ -86,8 +86,8 @@ def test_gradients_and_parameters_on_a_ring_equal_a_single_device(
 
 def test_a_ring_has_the_same_bits_whatever_the_timing() -> None:
     plan = planned("llama", 16, 4, (("cp", 4),))
-    graph = plan_graph(plan)
-    actors = compile_plan(plan, graph)
+    graph = plan.graph
+    actors = compile_plan(plan)
     one_by_one = run(plan, graph, actors, STEPS)
     for _ in range(3):
         at_once = begun(plan, graph, actors)

@@ -15,7 +15,7 @@ from millrace.models.graph import Graph
 from millrace.planner.clusters import local_cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.memory import plan_memory
-from millrace.planner.plan import BlockChoice, Chunk, OpSignature, Plan, Variant, plan_graph
+from millrace.planner.plan import BlockChoice, Chunk, OpSignature, Plan, Variant
 from millrace.planner.schedules import stage_of
 from millrace.planner.search import Pins, SearchRequest, search
 from millrace.simulator import predict
@@ -45,7 +45,7 @@ def planned(precision: str, tp: int) -> tuple[Plan, Graph]:
         pins=Pins(dp=2, tp=tp, pp=STAGES, micro_batch=GLOBAL_BATCH // MICROBATCHES // 2),
     )
     plan = search(request)
-    return plan, plan_graph(plan)
+    return plan, plan.graph
 
 
 def cut(plan: Plan, schedule: str, cuts: tuple[int, ...]) -> Plan:
@@ -120,7 +120,7 @@ def sent(plan: Plan, graph: Graph) -> Counter[tuple[str, str]]:
     """Number of sends of each tensor to each stage."""
     return Counter(
         (program.registers[actor.inputs[0].register].tensor, actor.name)
-        for program in compile_plan(plan, graph).programs
+        for program in compile_plan(plan).programs
         for actor in program.actors
         if actor.kind == "send"
     )
@@ -138,7 +138,7 @@ def test_a_gradient_wanted_in_two_sbps_is_sent_once_and_comes_out_right(schedule
     }
     plan = cut(reading(plan, graph, "embedding", chosen), schedule, ALONE)
     assert set(sent(plan, graph).values()) == {1}
-    actors = compile_plan(plan, graph)
+    actors = compile_plan(plan)
     assert_trains_as_one_device(plan, graph, actors, reference("fp64"), STEPS)
 
 
@@ -147,20 +147,20 @@ def test_a_gradient_wanted_in_two_sbps_is_sent_once_and_comes_out_right(schedule
 @pytest.mark.parametrize("seed", [*range(12), 36, 77, 192])
 def test_any_cut_with_any_readings_runs_to_its_end_in_the_memory_that_was_said(seed):
     plan = drawn(seed)
-    graph = plan_graph(plan)
-    programs = compile_plan(plan, graph).programs
-    for stage, program in zip(plan_memory(plan, graph), programs, strict=True):
+    graph = plan.graph
+    programs = compile_plan(plan).programs
+    for stage, program in zip(plan_memory(plan), programs, strict=True):
         assert stage.arena_bytes == program.memory_bytes
     assert set(sent(plan, graph).values()) <= {1}
     # What the stages' parts send each other is compiled apart; it has its own proof.
-    assert predict(plan, fidelity="stage", graph=graph).step_time_ns > 0
+    assert predict(plan, fidelity="stage").step_time_ns > 0
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_any_cut_with_any_readings_computes_what_one_device_computes(seed):
     plan = drawn(seed, "fp64")
-    graph = plan_graph(plan)
-    actors = compile_plan(plan, graph)
+    graph = plan.graph
+    actors = compile_plan(plan)
     assert_trains_as_one_device(plan, graph, actors, reference("fp64"), STEPS)
 
 

@@ -39,7 +39,7 @@ def documents(stages: int) -> list[Any]:
     )
     plan = search(request)
     graph = build_training(plan.model, plan.training, plan.batch)
-    actors = compile_plan(plan, graph)
+    actors = compile_plan(plan)
     simulated = simulate(actors, plan.cluster, steps=1, plan_digest=plan.digest())
     decoded = [msgspec.to_builtins(d) for d in (graph, plan, actors, simulated.trace)]
     for program in decoded[2]["programs"]:

@@ -29,7 +29,6 @@ from rich.table import Table
 
 from benchmarks.gpu.trained_models import DEVICE, benchmark_model, planned
 from millrace.models.errors import ModelError
-from millrace.models.graph import Graph
 from millrace.models.labels import parse
 from millrace.models.ops import model_flops
 from millrace.planner.actors.graph import Actor, Program, Register
@@ -41,7 +40,7 @@ from millrace.planner.costs.attention import KINDS as ATTENTION
 from millrace.planner.costs.gemm import PLAIN
 from millrace.planner.costs.op_batch import OpFirings, firing_of, peak_flops_per_s
 from millrace.planner.errors import ClusterError, InfeasibleError, PlanError
-from millrace.planner.plan import FUSIONS, Plan, plan_graph
+from millrace.planner.plan import FUSIONS, Plan
 
 BATCH = 16
 
@@ -107,7 +106,7 @@ class Roofline:
     kinds: tuple[KindRow, ...]
 
 
-def works(plan: Plan, graph: Graph | None = None) -> list[RooflineWork]:
+def works(plan: Plan) -> list[RooflineWork]:
     """Work of every actor of a plan on one device.
 
     Raises
@@ -119,7 +118,7 @@ def works(plan: Plan, graph: Graph | None = None) -> list[RooflineWork]:
     """
     if plan.ranks != 1:
         raise PlanError(f"the plan has {plan.ranks} ranks; a roofline is of one device")
-    compiled = compile_plan(plan, graph)
+    compiled = compile_plan(plan)
     (program,), (durations_ns,) = compiled.programs, durations(compiled, plan.cluster)
     return [
         _work(actor, program, plan.cluster.device, duration_ns)
@@ -196,9 +195,8 @@ def _efficiency(firing: OpFirings, device: Device) -> float:
 
 def roofline(plan: Plan) -> Roofline:
     """Roofline of a plan on one device: its actors summed up by kind."""
-    graph = plan_graph(plan)
-    actor_works = works(plan, graph)
-    flops = model_flops(graph) * plan.microbatches
+    actor_works = works(plan)
+    flops = model_flops(plan.graph) * plan.microbatches
     peak = peak_flops_per_s(plan.cluster.device, plan.model.precision)
 
     def total(what: str) -> float:

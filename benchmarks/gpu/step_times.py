@@ -29,7 +29,7 @@ from millrace.models.spec import ModelSpec
 from millrace.planner.cluster import Cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.errors import InfeasibleError
-from millrace.planner.plan import Plan, plan_graph
+from millrace.planner.plan import Plan
 
 Figures = dict[str, Any]
 Result = tuple[list[float], int]  # losses, and a checksum of the variables
@@ -155,7 +155,7 @@ def _trained(
         "mfu": _mfu(plan, figures["measured_s"]),
     }
     hand_over(figures)
-    if plan_graph(plan).parameter_count <= TWICE_MAX:
+    if plan.graph.parameter_count <= TWICE_MAX:
         figures |= _deterministic(plan, figures["measured_s"], effort)
     return figures
 
@@ -240,7 +240,7 @@ def _result(run: DeviceRun, state: RunState, plan: Plan) -> Result:
 def _digest(run: DeviceRun, plan: Plan) -> int:
     """Checksum of the variables (of very many the first), as they lie on the device."""
     values, left, checksum = run.values[0], DIGESTED_BYTES, 0
-    names = {op.outputs[0] for op in plan_graph(plan).ops if op.kind == "variable"}
+    names = {op.outputs[0] for op in plan.graph.ops if op.kind == "variable"}
     for index, register in enumerate(values.program.registers):
         if register.initial and register.tensor in names and left > 0:
             variable = values.value(index, 0)
@@ -259,7 +259,7 @@ def _cluster(device: Any, profile: Path | None) -> str | Cluster:
 
 def ready(device: Any, plan: Plan, losses: int, tuner: Any = None) -> tuple[DeviceRun, RunState]:
     """Run whose variables are as they begin, and whose products are chosen for good; its state."""
-    graph = plan_graph(plan)
+    graph = plan.graph
     state = RunState(
         seed=SEED,
         dataset=RandomSamples(plan.global_batch * losses, sources_of(graph).values()),
@@ -267,7 +267,7 @@ def ready(device: Any, plan: Plan, losses: int, tuner: Any = None) -> tuple[Devi
         microbatches=plan.microbatches,
         batch=plan.batch,
     )
-    run = DeviceRun(device, compile_plan(plan, graph), {0: state})
+    run = DeviceRun(device, compile_plan(plan), {0: state})
     if tuner is not None:
         from millrace.executor.gpu.gemm.tuning_cache import agreed
 

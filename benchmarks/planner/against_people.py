@@ -35,7 +35,7 @@ from millrace.models.zoo.catalogue import build_training
 from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.memory import plan_memory
 from millrace.planner.parallel_degrees import roles
-from millrace.planner.plan import MAX_GAP, Plan, plan_graph
+from millrace.planner.plan import MAX_GAP, Plan
 from millrace.planner.search import Pins, SearchRequest, search
 from millrace.planner.search.outer import Pure, Simulate
 from millrace.planner.search.request import MemoryLimitError, NoPlanError
@@ -255,7 +255,7 @@ def least_bytes(error: BaseException) -> int:
 
 def fullest(plan: Plan) -> dict[str, int]:
     """Bytes by kind of the stage that needs most."""
-    stages = plan_memory(plan, plan_graph(plan))
+    stages = plan_memory(plan)
     return dict(max(stages, key=lambda stage: stage.total_bytes).by_kind)
 
 

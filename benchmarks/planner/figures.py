@@ -21,7 +21,7 @@ from millrace.planner.cluster import Cluster
 from millrace.planner.clusters import parse_cluster
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.memory import plan_memory
-from millrace.planner.plan import Plan, plan_graph
+from millrace.planner.plan import Plan
 from millrace.planner.schedules import SCHEDULES
 from millrace.planner.search.report.search_log import PlanComparison, SearchLog
 from millrace.simulator.account import account_of
@@ -169,7 +169,7 @@ def alive_bytes(asked: FrameworkQuestion, folder: Path) -> tuple[int, int] | Non
         courses = account_of(plan, simulation).memory
         return max(
             (said.activation_bytes, int(max(course.bytes_by_kind["activation"])))
-            for said, course in zip(plan_memory(plan, plan_graph(plan)), courses, strict=True)
+            for said, course in zip(plan_memory(plan), courses, strict=True)
         )
     return None
 

@@ -9,7 +9,6 @@ they do not depend on the machine.
 from millrace import api
 from millrace.planner.clusters import parse_cluster
 from millrace.planner.parallel_degrees import roles
-from millrace.planner.plan import plan_graph
 from millrace.units import format_bytes, format_seconds
 
 QUESTIONS = (
@@ -36,7 +35,7 @@ def main() -> None:
                 precision="bf16",
                 pins={key: value for key, value in pins.items() if value is not None},
             )
-            shown = roles(plan, plan_graph(plan))
+            shown = roles(plan, plan.graph)
             ring_text = {True: "yes", False: "no", None: "of some ops"}[shown["ring"]]
             asked = "searched" if ring is None else "pinned"
             print(

@@ -34,7 +34,7 @@ from millrace.planner.actors.null_clock import run_to_completion
 from millrace.planner.clusters import parse_cluster
 from millrace.planner.memory import plan_memory
 from millrace.planner.mesh import Axis
-from millrace.planner.plan import Plan, plan_graph
+from millrace.planner.plan import Plan
 from millrace.planner.search import Pins, SearchRequest, search
 from millrace.simulator import predict, simulate
 from millrace.simulator.chunks.chunk_graph import CoarseGraph
@@ -172,9 +172,9 @@ def llama3(replicas: int) -> Plan:
 
 def timed(plan: Plan, fidelity: str, stragglers: dict[int, float] | None = None) -> tuple[int, int]:
     """Predict a plan and print a row; return the step time and the firings."""
-    graph = plan_graph(plan)
+    assert plan.graph.ops  # made before the clock runs
     begin = process_time()
-    simulated = predict(plan, fidelity=fidelity, spans=False, graph=graph, stragglers=stragglers)
+    simulated = predict(plan, fidelity=fidelity, spans=False, stragglers=stragglers)
     took_s = process_time() - begin
     slow = "one straggler" if stragglers else ""
     print(
@@ -201,14 +201,12 @@ def memory() -> None:
     """Print the most memory that a prediction allocates, on a cluster and one 16 times larger."""
     for replicas in (8, 128):
         plan = llama3(replicas)
-        graph = plan_graph(plan)
-        stages = plan_memory(plan, graph)
+        stages = plan_memory(plan)
         tracemalloc.start()
         predict(
             plan,
             fidelity="stage",
             spans=False,
-            graph=graph,
             memory=stages,
             stragglers={plan.ranks // 3: 1.5},
         )
@@ -233,7 +231,7 @@ def jitter() -> None:
     print(f"\njitter of {JITTER:.0%}, every rank or a sample, step time over that without")
     cases = {"llama3-405b on 512": llama3(4), "llama3-405b on 1,024": llama3(8)}
     for name, plan in cases.items():
-        coarse = stage_graph(plan, plan_graph(plan)).coarse
+        coarse = stage_graph(plan).coarse
         graph = coarse.ordered()
 
         step_ns = partial(_step_ns, graph, plan, coarse)

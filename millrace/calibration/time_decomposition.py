@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.cluster import Cluster
 from millrace.planner.costs import durations
-from millrace.planner.plan import Plan, plan_graph
+from millrace.planner.plan import Plan
 from millrace.simulator.chunks.chunk_sample import Pieces, alone
 from millrace.simulator.chunks.plan_blocks import PlanBlocks
 
@@ -53,12 +53,12 @@ class StepWork:
 
 def step_of(plan: Plan) -> StepWork:
     """Compile a few blocks of every kind of chunk and count the others."""
-    wiring = PlanBlocks(plan, plan_graph(plan))
+    wiring = PlanBlocks(plan)
     pieces = Pieces(wiring)
     alike: Counter[object] = Counter()
     first: dict[object, int] = {}
-    for number, chunk in enumerate(plan.chunks):
-        runs = wiring.runs(chunk)
+    for number in range(len(plan.chunks)):
+        runs = wiring.runs(number)
         key: object = tuple((run.template, run.variant, len(run.blocks)) for run in runs)
         alike[key] += 1
         first.setdefault(key, number)
@@ -68,7 +68,7 @@ def step_of(plan: Plan) -> StepWork:
     for key, number in first.items():
         block_names: list[str] = []
         many: dict[str, float] = {}
-        for run in wiring.runs(plan.chunks[number]):
+        for run in wiring.runs(number):
             count = min(len(run.blocks), BLOCKS)
             block_names += run.kept(count)
             many |= dict.fromkeys(run.kept(count), len(run.blocks) / count)

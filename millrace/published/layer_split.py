@@ -9,7 +9,7 @@ from math import prod
 
 from msgspec.structs import replace
 
-from millrace.models.graph import Graph, Phase
+from millrace.models.graph import Phase
 from millrace.models.ops import kinds_where
 from millrace.planner.plan import Plan
 
@@ -37,17 +37,17 @@ def split_evenly(plan: Plan) -> Plan:
     return _with_ends(plan, ends[:-1])
 
 
-def split_by_weight(plan: Plan, graph: Graph) -> Plan:
+def split_by_weight(plan: Plan) -> Plan:
     """Plan with blocks dealt out, in their order, by the elements of their matrices.
 
     A stage takes blocks until their sum exceeds its share (nanotron, `build_model` and
     `get_block_compute_costs`, read 2026-11; that counts keys and values as wide as queries, as its
     published runs have them); tables cost nothing.
     """
-    number, tensors = len(plan.chunks), graph.tensors_by_name
-    stored = {name for op in graph.ops if op.kind in ON_THE_WAY for name in op.outputs}
+    number, tensors = len(plan.chunks), plan.graph.tensors_by_name
+    stored = {name for op in plan.graph.ops if op.kind in ON_THE_WAY for name in op.outputs}
     weights: Counter[str] = Counter()
-    for op in graph.ops:
+    for op in plan.graph.ops:
         if op.phase is Phase.FORWARD and op.kind == "matmul":
             weights[op.block] += sum(prod(tensors[x].shape) for x in op.inputs if x in stored)
     blocks = [choice.block for chunk in plan.chunks for choice in chunk.blocks]

@@ -74,26 +74,24 @@ class MemoryHabit:
     figure: Figure = Figure.ALLOCATED
 
 
-def peak_bytes(plan: Plan, graph: Graph, habit: MemoryHabit) -> int:
+def peak_bytes(plan: Plan, habit: MemoryHabit) -> int:
     """Memory of the fullest device as a source prints it, in bytes.
 
     Parameters
     ----------
     plan : Plan
         The plan; its blocks are dealt out to stages as the framework does it.
-    graph : Graph
-        As `plan_graph` gives it.
     habit : Keeping
         The framework's.
     """
-    plan = split_by_weight(plan, graph) if habit.by_weight else split_evenly(plan)
-    placed = place(plan, graph)
-    states = _state_bytes(plan, graph, placed, habit)
-    logits = _logits(plan, graph, placed)
+    plan = split_by_weight(plan) if habit.by_weight else split_evenly(plan)
+    placed = place(plan, plan.graph)
+    states = _state_bytes(plan, placed, habit)
+    logits = _logits(plan, placed)
     memory = plan_memory(
-        plan, graph, gathers_again=habit.gathers_again, grown=_kept_factors(graph, habit)
+        plan, gathers_again=habit.gathers_again, grown=_kept_factors(plan.graph, habit)
     )
-    passing = _passing_bytes(plan, graph, placed, habit)
+    passing = _passing_bytes(plan, placed, habit)
     needed = []
     for stage, planned in enumerate(memory):
         state = _planned_state(planned) if states is None else states[stage]
@@ -117,14 +115,12 @@ def _printed(needed: int, plan: Plan, figure: Figure) -> int:
     return needed + sum(more.values())
 
 
-def _state_bytes(
-    plan: Plan, graph: Graph, placed: tuple[PlacedOp, ...], habit: MemoryHabit
-) -> list[int] | None:
+def _state_bytes(plan: Plan, placed: tuple[PlacedOp, ...], habit: MemoryHabit) -> list[int] | None:
     """Bytes of parameters, gradients and optimizer per stage; None where the plan says it."""
     if habit.zero is None:
         return None
     bytes_by_stage: Counter[int] = Counter()
-    for stage, elements, ranks in _read_elements(plan, graph, placed):
+    for stage, elements, ranks in _read_elements(plan, placed):
         ranks = min(ranks, habit.zero_ranks or ranks)
         parts = (habit.state_bytes, 1), (habit.gradient_bytes, 2), (habit.weight_bytes, 3)
         for size, level in parts:
@@ -132,23 +128,19 @@ def _state_bytes(
     return [bytes_by_stage[stage] for stage in range(plan.stages)]
 
 
-def _passing_bytes(
-    plan: Plan, graph: Graph, placed: tuple[PlacedOp, ...], habit: MemoryHabit
-) -> Counter[int]:
+def _passing_bytes(plan: Plan, placed: tuple[PlacedOp, ...], habit: MemoryHabit) -> Counter[int]:
     """Bytes of the gradients of a microbatch per stage, where they are apart from their sums."""
     bytes_by_stage: Counter[int] = Counter()
     if habit.passing_bytes:
-        for stage, elements, _ in _read_elements(plan, graph, placed):
+        for stage, elements, _ in _read_elements(plan, placed):
             bytes_by_stage[stage] += elements * habit.passing_bytes
     return bytes_by_stage
 
 
-def _read_elements(
-    plan: Plan, graph: Graph, placed: tuple[PlacedOp, ...]
-) -> Iterator[tuple[int, int, int]]:
+def _read_elements(plan: Plan, placed: tuple[PlacedOp, ...]) -> Iterator[tuple[int, int, int]]:
     """Yield stage, elements on a rank and ranks that hold the same, for every parameter."""
     sizes = plan.mesh.sizes
-    roles = axis_roles(plan, graph)
+    roles = axis_roles(plan, plan.graph)
     replicas = [axis for axis, axis_role in enumerate(roles) if axis_role & {"dp", "cp"}]
     tensor = [axis for axis, axis_role in enumerate(roles) if "tp" in axis_role]
     source: dict[str, str] = {}
@@ -164,7 +156,7 @@ def _read_elements(
                     ranks = 1
                     for axis in replicas:
                         ranks *= 1 if sbp[axis].is_split else sizes[axis]
-                    shape = graph.tensors_by_name[name].shape
+                    shape = plan.graph.tensors_by_name[name].shape
                     elements = local_size(shape, sbp, sizes)
                     if placed_op.op.kind == "embedding":
                         for axis in tensor:
@@ -215,12 +207,12 @@ def _logits_names(graph: Graph) -> set[str]:
     }
 
 
-def _logits(plan: Plan, graph: Graph, placed: tuple[PlacedOp, ...]) -> Counter[int]:
+def _logits(plan: Plan, placed: tuple[PlacedOp, ...]) -> Counter[int]:
     """Elements of a microbatch's logits on a device of each stage, where they are of 2 bytes."""
     elements_by_stage: Counter[int] = Counter()
     for placed_op in placed:
         if placed_op.op.kind == "cross_entropy" and placed_op.op.phase is Phase.FORWARD:
-            logits = graph.tensors_by_name[placed_op.op.inputs[0]]
+            logits = plan.graph.tensors_by_name[placed_op.op.inputs[0]]
             if ITEMSIZE[logits.dtype] == 2:
                 elements_by_stage[placed_op.stage] += local_size(
                     logits.shape, placed_op.inputs[0], plan.mesh.sizes

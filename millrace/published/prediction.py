@@ -15,7 +15,7 @@ from millrace.models.errors import ModelError
 from millrace.planner.cluster import Cluster
 from millrace.planner.errors import ClusterError, InfeasibleError, PlanError, ProtocolError
 from millrace.planner.memory import StageMemory, plan_memory
-from millrace.planner.plan import MAX_GAP, Plan, plan_graph
+from millrace.planner.plan import MAX_GAP, Plan
 from millrace.planner.search import Pins, SearchRequest, search
 from millrace.published.peak_memory import MemoryHabit, peak_bytes
 from millrace.published.question import InexpressibleError, Question
@@ -167,14 +167,13 @@ def predicted(
     planned_run: PlannedQuestion, clusters: Sequence[Cluster], fidelity: str | None = None
 ) -> tuple[Predicted, ...]:
     """Predictions of a plan on clusters of the shape that it was made for, one per cluster."""
-    graph = plan_graph(planned_run.plan)
-    memory = plan_memory(planned_run.plan, graph)
+    memory = plan_memory(planned_run.plan)
     peak = max(stage.arena_bytes for stage in memory)
     if planned_run.keeping is not None:
-        peak = peak_bytes(planned_run.plan, graph, planned_run.keeping)
-    ends = [(plan, plan_graph(plan)) for plan in planned_run.between] or [(planned_run.plan, graph)]
+        peak = peak_bytes(planned_run.plan, planned_run.keeping)
+    ends = planned_run.between or (planned_run.plan,)
     every = (
-        [forecast(changed(plan, cluster=cluster), of, memory, fidelity) for plan, of in ends]
+        [forecast(changed(plan, cluster=cluster), memory, fidelity) for plan in ends]
         for cluster in clusters
     )
     return tuple(
@@ -194,7 +193,7 @@ def predicted(
 
 def fullest(plan: Plan) -> StageMemory:
     """Memory of the stage that needs most of a plan."""
-    return max(plan_memory(plan, plan_graph(plan)), key=lambda stage: stage.total_bytes)
+    return max(plan_memory(plan), key=lambda stage: stage.total_bytes)
 
 
 def answer(

@@ -19,7 +19,6 @@ from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
-from millrace.models.graph import Graph
 from millrace.models.ops import OPS, op_kind
 from millrace.planner.actors.graph import Actor, ActorGraph, Program
 from millrace.planner.cluster import Cluster, Link, NodeGroup
@@ -28,7 +27,7 @@ from millrace.planner.compile.stages import lowered
 from millrace.planner.costs import durations
 from millrace.planner.costs.group_topology import frame_of, nodes_of
 from millrace.planner.memory import plan_memory
-from millrace.planner.plan import Plan, plan_graph
+from millrace.planner.plan import Plan
 
 COMPUTE, MEMORY_BOUND, HOST = "compute", "memory-bound ops", "host"
 MEMORY, BUBBLE = "recomputation", "bubble"
@@ -57,17 +56,16 @@ def step_bottlenecks(plan: Plan) -> Parts:
     """
     from millrace.simulator import forecast
 
-    graph = plan_graph(plan)
-    memory = plan_memory(plan, graph)
+    memory = plan_memory(plan)
 
     def step_ns(cluster: Cluster) -> int:
-        return forecast(replace(plan, cluster=cluster), graph, memory).step_time_ns
+        return forecast(replace(plan, cluster=cluster), memory).step_time_ns
 
-    prediction = forecast(plan, graph, memory)
+    prediction = forecast(plan, memory)
     step_time_ns = max(prediction.step_time_ns, 1)
     exposed = min(prediction.exposed_communication_ns / step_time_ns, 1.0)
     bubble = min(prediction.bubble_fraction, 1 - exposed)
-    actors = _lowered(plan, graph)
+    actors = _lowered(plan)
     parts = _scaled(_work(actors, plan.cluster), 1 - exposed - bubble)
     moved = _moved(actors, plan.cluster)
     if exposed > 0:
@@ -101,9 +99,9 @@ def resources(parts: Mapping[str, float]) -> Parts:
     }
 
 
-def _lowered(plan: Plan, graph: Graph) -> ActorGraph:
+def _lowered(plan: Plan) -> ActorGraph:
     """Actors of the plan; in which order they run does not matter here."""
-    drafts, table = lowered(plan, graph)
+    drafts, table = lowered(plan, plan.graph)
     programs = [
         unordered(draft, f"stage {stage}", stage, table.orders[stage])
         for stage, draft in enumerate(drafts)

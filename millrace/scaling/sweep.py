@@ -13,7 +13,7 @@ from millrace.planner.cluster import Cluster, Link, Software
 from millrace.planner.clusters import validate
 from millrace.planner.clusters.parsing import LOCAL, LOCAL_GPU
 from millrace.planner.errors import ClusterError, InfeasibleError, PlanError
-from millrace.planner.plan import Plan, plan_graph
+from millrace.planner.plan import Plan
 from millrace.scaling.bottlenecks import RESOURCES, resources, step_bottlenecks
 from millrace.scaling.series import WORTH, fill_efficiencies
 
@@ -285,7 +285,7 @@ def _goodput(failures: Failures | None, plan: Plan) -> Row:
 def checkpoint_bytes(plan: Plan) -> int:
     """Bytes that a run is resumed from: all parameters, and moments of the trained, in fp32."""
     moments = 2 if plan.training.optimizer == "adamw" else int(plan.training.momentum > 0)
-    graph = plan_graph(plan)
+    graph = plan.graph
     return 4 * (graph.parameter_count + moments * graph.trained_count)
 
 

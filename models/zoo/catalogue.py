@@ -1,6 +1,7 @@
 """The catalogue: names of models, their sizes, and the graphs built from them."""
 
 import importlib
+from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import lru_cache
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from millrace.models.builder import PRECISIONS
 from millrace.models.errors import ModelError
 from millrace.models.fp8 import NARROW, with_quantised_products
 from millrace.models.graph import Graph, to_json, with_batch
+from millrace.models.recompute import with_recompute
 from millrace.models.spec import GRAPH, Config, ModelSpec, TrainingSpec
 from millrace.models.training import training_graph
 from millrace.models.type_inference import check_graph
@@ -170,19 +172,30 @@ def _as_written(spec: ModelSpec, batch: int) -> Graph:
     return family.build(spec, config, batch)
 
 
-def build_training(spec: ModelSpec, training: TrainingSpec, batch: int) -> Graph:
+def build_training(
+    spec: ModelSpec,
+    training: TrainingSpec,
+    batch: int,
+    recompute: Mapping[str, str] | None = None,
+) -> Graph:
     """Return the graph of a whole training step: forward, backward and optimizer.
 
-    A model of the zoo, or an imported one, is built once and written for other batches from that.
+    A model of the zoo, or an imported one, is built once and written for other batches, and for
+    other modes of recomputation by block, from that.
     """
     if spec.family == FUNCTION or batch < 1:  # what a function returns is its own affair
-        return training_graph(build(spec, batch), training)
-    return _of_batch(to_json(spec), to_json(training), batch)
+        graph = training_graph(build(spec, batch), training)
+        return with_recompute(graph, recompute) if recompute else graph
+    return _of_batch(to_json(spec), to_json(training), batch, tuple((recompute or {}).items()))
 
 
 @lru_cache(maxsize=4)  # a search and what is said of its plans ask for few; they are large
-def _of_batch(spec: bytes, training: bytes, batch: int) -> Graph:
+def _of_batch(
+    spec: bytes, training: bytes, batch: int, recompute: tuple[tuple[str, str], ...]
+) -> Graph:
     """The training graph of two specifications, as JSON."""
+    if recompute:
+        return with_recompute(_of_batch(spec, training, batch, ()), dict(recompute))
     return with_batch(_of_one_sample(spec, training), batch)
 
 

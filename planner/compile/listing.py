@@ -1,11 +1,10 @@
 """Listing: the ops of a plan that are fused, block template by block template."""
 
-from millrace.models.graph import Graph
 from millrace.planner.compile.stages import lowered
-from millrace.planner.plan import Plan, check_plan, plan_graph
+from millrace.planner.plan import Plan, check_plan
 
 
-def fused_ops(plan: Plan, graph: Graph | None = None) -> dict[str, tuple[tuple[str, ...], ...]]:
+def fused_ops(plan: Plan) -> dict[str, tuple[tuple[str, ...], ...]]:
     """Ops that become one actor each, of the first block of every template.
 
     Names have the block's cut off. What a step's ends do to all variables at once is in no block,
@@ -15,8 +14,6 @@ def fused_ops(plan: Plan, graph: Graph | None = None) -> dict[str, tuple[tuple[s
     ----------
     plan
         The plan.
-    graph
-        Its graph, as `plan_graph` gives it, where it is at hand.
 
     Raises
     ------
@@ -26,11 +23,10 @@ def fused_ops(plan: Plan, graph: Graph | None = None) -> dict[str, tuple[tuple[s
         Shards or microbatches do not divide.
     """
     check_plan(plan)
-    graph = plan_graph(plan) if graph is None else graph
-    drafts, _ = lowered(plan, graph, across_blocks=False)
+    drafts, _ = lowered(plan, plan.graph, across_blocks=False)
     blocks: dict[str, str] = {}  # the first of every template
-    for block in graph.blocks:
-        blocks.setdefault(graph.templates[block], block)
+    for block in plan.graph.blocks:
+        blocks.setdefault(plan.graph.templates[block], block)
     rows: dict[str, list[tuple[str, ...]]] = {}
     for actor in (actor for draft in drafts for actor in draft.actors if actor.parts):
         rows.setdefault(actor.block, []).append(

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from millrace.models.graph import Graph
 from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.actors.null_clock import run_to_completion
 from millrace.planner.actors.validate import validate
@@ -21,7 +20,7 @@ from millrace.planner.compile.stage_ir import StageIR
 from millrace.planner.compile.stages import lowered
 from millrace.planner.costs import durations
 from millrace.planner.costs.launch_overhead import Pacing, pacing_of
-from millrace.planner.plan import FUSED, Plan, check_plan, plan_graph
+from millrace.planner.plan import FUSED, Plan, check_plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,17 +39,13 @@ class Ordered:
     pacing: Pacing | None
 
 
-def compile_plan(
-    plan: Plan, graph: Graph | None = None, *, in_buckets: bool | None = None
-) -> ActorGraph:
+def compile_plan(plan: Plan, *, in_buckets: bool | None = None) -> ActorGraph:
     """Actor graph of a plan, proven to run to its end.
 
     Parameters
     ----------
     plan
         The plan.
-    graph
-        Its graph, as `plan_graph` gives it, where it is already at hand.
     in_buckets
         True joins collectives of state (`millrace.planner.compile.collectives`); None: where the
         plan's ops are fused.
@@ -65,8 +60,7 @@ def compile_plan(
         The compiled graph would deadlock (a bug in a schedule or in the compiler).
     """
     check_plan(plan)
-    graph = plan_graph(plan) if graph is None else graph
-    ordered = ordered_plan(plan, graph, in_buckets=in_buckets)
+    ordered = ordered_plan(plan, in_buckets=in_buckets)
     laid_out = [
         lay_out(program, draft, ordered.table)
         for program, draft in zip(ordered.graph.programs, ordered.drafts, strict=True)
@@ -76,13 +70,13 @@ def compile_plan(
     return actors
 
 
-def ordered_plan(plan: Plan, graph: Graph, *, in_buckets: bool | None = None) -> Ordered:
+def ordered_plan(plan: Plan, *, in_buckets: bool | None = None) -> Ordered:
     """The plan compiled but for its places in memory; raises as `compile_plan` does.
 
     That it runs to its end is shown by a run, not proven: whoever simulates it sees.
     """
     check_plan(plan)
-    drafts, table = lowered(plan, graph)
+    drafts, table = lowered(plan, plan.graph)
     for stage, draft in enumerate(drafts):
         hold_back(draft, table.joint)
         if plan.fusion == FUSED if in_buckets is None else in_buckets:

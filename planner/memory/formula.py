@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace as changed
 
-from millrace.models.graph import GLOBAL_BLOCK, Graph
+from millrace.models.graph import GLOBAL_BLOCK
 from millrace.planner.actors.graph import HOST, TEMPORARY
 from millrace.planner.cluster import Cluster
 from millrace.planner.compile.arena import (
@@ -54,7 +54,6 @@ class StageRegisters(NamedTuple):
 
 def plan_memory(
     plan: Plan,
-    graph: Graph,
     *,
     gathers_again: bool = False,
     grown: Mapping[str, float] | None = None,
@@ -64,8 +63,6 @@ def plan_memory(
     Parameters
     ----------
     plan : Plan
-    graph : Graph
-        As `plan_graph` gives it.
     gathers_again : bool
         What is gathered of an activation in the forward pass is not held, but gathered anew for the
         backward pass, as Megatron does (Korthikanti et al., 2022, section 4.2.2). No program is
@@ -87,13 +84,13 @@ def plan_memory(
         Shards or microbatches do not divide, or the schedule cannot run the chunks.
     """
     check_plan(plan)
-    small = regular(plan, graph)
+    small = regular(plan)
     homes = tuple(chunk.stage for chunk in plan.chunks)
     table = timetable(plan.schedule, homes, plan.microbatches)
     drafts = _lowered(small, table.joint, gathers_again, grown or {})
     alive = lifetimes(drafts)
     if small.moved and not _all_near(alive, small):
-        small = Regular.whole(plan, graph)
+        small = Regular.whole(plan)
         drafts = _lowered(small, table.joint, gathers_again, grown or {})
         alive = lifetimes(drafts)
     makers = {name: op.block for op in small.graph.ops for name in op.outputs}

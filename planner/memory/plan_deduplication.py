@@ -14,7 +14,7 @@ from itertools import pairwise
 from msgspec.structs import replace
 
 from millrace.models.graph import GLOBAL_BLOCK, Graph, Op
-from millrace.planner.plan import ON_DEVICES, BlockChoice, Chunk, Plan
+from millrace.planner.plan import ON_DEVICES, BlockChoice, Chunk, Plan, block_runs
 
 Reads = set[tuple[str, str, str]]  # tensor, block that makes it, block that reads it
 
@@ -46,19 +46,19 @@ class Regular:
         return self.apart or self.plan.stages < len(self.stands_for)
 
     @staticmethod
-    def whole(plan: Plan, graph: Graph) -> "Regular":
+    def whole(plan: Plan) -> "Regular":
         """The plan as it is."""
         stages = tuple((stage,) for stage in range(plan.stages))
-        return Regular(plan=plan, graph=graph, times={}, stands_for=stages)
+        return Regular(plan=plan, graph=plan.graph, times={}, stands_for=stages)
 
 
 class _NotRegularError(Exception):
     """A block reads further than its neighbours."""
 
 
-def regular(plan: Plan, graph: Graph) -> Regular:
+def regular(plan: Plan) -> Regular:
     """The plan without repetitions, or as it is where blocks reach beyond neighbours."""
-    if by_chunk := _by_chunk(plan, graph):
+    if by_chunk := _by_chunk(plan):
         return by_chunk
     kept_stages, stands_for = _kept_stages(plan)
     chunks, times = _kept_chunks(
@@ -67,12 +67,14 @@ def regular(plan: Plan, graph: Graph) -> Regular:
             for chunk in plan.chunks
             if chunk.stage in kept_stages
         ],
-        graph,
+        plan.graph,
     )
     try:
-        smaller, _ = _without(graph, {choice.block for chunk in chunks for choice in chunk.blocks})
+        smaller, _ = _without(
+            plan.graph, {choice.block for chunk in chunks for choice in chunk.blocks}
+        )
     except _NotRegularError:
-        return Regular.whole(plan, graph)
+        return Regular.whole(plan)
     return Regular(
         plan=replace(plan, chunks=chunks, stages=len(kept_stages)),
         graph=smaller,
@@ -87,13 +89,12 @@ def _kept_chunks(
     """Shortened chunks on the stages they are given, and what their blocks stand for."""
     times: dict[str, int] = {}
     chunks = tuple(
-        Chunk(stage=stage, blocks=tuple(_shortened(chunk.blocks, graph, times)))
-        for chunk, stage in stages
+        Chunk(stage=stage, blocks=tuple(_shortened(chunk, graph, times))) for chunk, stage in stages
     )
     return chunks, times
 
 
-def _by_chunk(plan: Plan, graph: Graph) -> Regular | None:
+def _by_chunk(plan: Plan) -> Regular | None:
     """One chunk of every kind, each on a stage of its own; None where a stage's chunks share."""
     if len(plan.chunks) == plan.stages or plan.offload != ON_DEVICES:
         return None
@@ -107,11 +108,11 @@ def _by_chunk(plan: Plan, graph: Graph) -> Regular | None:
     if len(positions) == len(kinds):
         return None
     chunks, times = _kept_chunks(
-        [(plan.chunks[k], stage) for stage, k in enumerate(positions)], graph
+        [(plan.chunks[k], stage) for stage, k in enumerate(positions)], plan.graph
     )
     try:
         smaller, reads = _without(
-            graph, {choice.block for chunk in chunks for choice in chunk.blocks}
+            plan.graph, {choice.block for chunk in chunks for choice in chunk.blocks}
         )
     except _NotRegularError:
         return None
@@ -200,26 +201,14 @@ def _beside(chunks: Sequence[Chunk], k: int) -> tuple[object, object]:
     return sides[0], sides[1]
 
 
-def _shortened(
-    choices: Sequence[BlockChoice], graph: Graph, times: dict[str, int]
-) -> Iterator[BlockChoice]:
+def _shortened(chunk: Chunk, graph: Graph, times: dict[str, int]) -> Iterator[BlockChoice]:
     """The blocks of a chunk that are kept; counts what they stand for."""
-    begin = 0
-    while begin < len(choices):
-        end = begin + 1
-        while end < len(choices) and _equal(choices[begin], choices[end], graph):
-            end += 1
-        left_out = max(end - begin - KEPT, 0) // 2 * 2
+    for run in block_runs(graph, chunk):
+        left_out = max(len(run.blocks) - KEPT, 0) // 2 * 2
         if left_out:
-            times[choices[begin + 1].block] = left_out + 1
-        yield from choices[begin : min(begin + 2, end)]
-        yield from choices[begin + 2 + left_out : end]
-        begin = end
-
-
-def _equal(choice: BlockChoice, other: BlockChoice, graph: Graph) -> bool:
-    alike = graph.templates[choice.block] == graph.templates[other.block]
-    return alike and choice.variant == other.variant
+            times[run.blocks[1]] = left_out + 1
+        for block in (*run.blocks[:2], *run.blocks[2 + left_out :]):
+            yield BlockChoice(block=block, variant=run.variant)
 
 
 def _without(graph: Graph, kept_blocks: set[str]) -> tuple[Graph, Reads]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from millrace.models.graph import Graph
 from millrace.planner.costs.launch_overhead import hidden_share
 from millrace.planner.errors import InfeasibleError
-from millrace.planner.plan import Variant
+from millrace.planner.plan import Variant, block_runs
 from millrace.planner.schedules import PLAIN
 from millrace.planner.search.asking import TIE_BREAKER, Asker, prices, shared_prices
 from millrace.planner.search.blocks.block_milp import FigurePrices
@@ -504,17 +504,12 @@ class Evaluator:
             for part in self.shape(candidate).parts
         ]
         runs: list[BlockRun] = []
-        for block in self.graph.blocks:
-            template = self.graph.templates[block]
-            if not runs or runs[-1].template != template:
-                first, *others = (
-                    tuple(by_template[template] for by_template in site) for site in figures
-                )
-                run = BlockRun(
-                    template=template, blocks=(), variants=first, elsewhere=tuple(others)
-                )
-                runs.append(run)
-            runs[-1] = replace(runs[-1], blocks=(*runs[-1].blocks, block))
+        for run in block_runs(self.graph):
+            template, blocks = run.template, run.blocks
+            first, *others = (tuple(row[template] for row in site) for site in figures)
+            runs.append(
+                BlockRun(template=template, blocks=blocks, variants=first, elsewhere=(*others,))
+            )
         return tuple(runs)
 
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from millrace.models.graph import Graph
 from millrace.models.zoo.catalogue import build_training
 from millrace.planner.errors import InfeasibleError, ProtocolError
-from millrace.planner.plan import ON_DEVICES, Evidence, Plan, plan_graph
+from millrace.planner.plan import ON_DEVICES, Evidence, Plan
 from millrace.planner.search.blocks.fork_join import run_both
 from millrace.planner.search.candidates import Candidate, PipelineShape
 from millrace.planner.search.decomposition.block_oracle import BlockOracle
@@ -286,7 +286,7 @@ def _checked(
         tell(f"dividing by measured figures: {now[0].candidate.text}")
         for settled in _settled(evaluator, now, block_times):
             plan = settled.plan
-            short = host_shortage(plan, plan_graph(plan)) if plan.offload != ON_DEVICES else None
+            short = host_shortage(plan) if plan.offload != ON_DEVICES else None
             reason = disobeyed(plan, graph, request.pins) or str(short or "")
             if not reason and not settled.fits:
                 reason = f"needs {settled.over_bytes} bytes more than the limit once compiled"

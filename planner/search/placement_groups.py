@@ -8,7 +8,7 @@ them in the order that was chosen. Where stages lie says what they take to send.
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
-from itertools import accumulate, groupby, permutations
+from itertools import accumulate, permutations
 from math import prod
 
 import msgspec
@@ -18,6 +18,7 @@ from millrace.models.model_counts import parallelism_limits
 from millrace.planner.cluster import Cluster
 from millrace.planner.costs import collective_duration_ns
 from millrace.planner.costs.group_topology import frame_of
+from millrace.planner.plan import block_runs
 from millrace.planner.search.candidates import Candidate, PipelineShape, candidates, wider
 from millrace.planner.search.rank_groups import PlacementGroup, Placing, alike
 from millrace.planner.search.request import SearchRequest
@@ -38,7 +39,7 @@ def candidates_of(
     sequence, experts = bool(can["sequence"] or can["sequence_parallel"]), int(can["experts"])
     pins, cluster, samples = request.pins, request.cluster, request.global_batch
     blocks = len(graph.blocks)
-    repeated = max(len(list(run)) for _, run in groupby(graph.blocks, graph.templates.get))
+    repeated = max(len(run.blocks) for run in block_runs(graph))
     asked = pins, cluster, samples, blocks
     if widened is None:
         unplaced = candidates(*asked, sequence=sequence, experts=experts, repeated=repeated)

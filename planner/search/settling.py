@@ -25,7 +25,7 @@ from millrace.planner.block_times import (
 )
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.memory import StageMemory, plan_memory
-from millrace.planner.plan import Plan, plan_graph
+from millrace.planner.plan import Plan
 from millrace.planner.search.candidates import Candidate
 from millrace.planner.search.evaluation import Evaluator, Limits, Refused, SolvedPlan
 from millrace.planner.search.placement_groups import usable_bytes
@@ -158,7 +158,7 @@ class _Measures:
         step_ns = division.step_ns
         divided = replace(self.found, division=division, bound_ns=min(self.found.bound_ns, step_ns))
         plan = write_plan(evaluator, divided)
-        memory = plan_memory(plan, plan_graph(plan))
+        memory = plan_memory(plan)
         counted = division.chunks, self._tables, self.pipeline
         peak, usual = peak_bytes(*counted), stage_bytes(*counted)
         expected_bytes = max(peak) + self._more_bytes

@@ -13,7 +13,6 @@ from itertools import chain, groupby
 import numpy as np
 from msgspec.structs import replace
 
-from millrace.models.graph import Graph
 from millrace.planner.block_times import (
     ALONE,
     BEGIN,
@@ -30,7 +29,7 @@ from millrace.planner.block_times import (
 )
 from millrace.planner.compile.slots import timetable
 from millrace.planner.costs.launch_overhead import paced
-from millrace.planner.plan import BlockChoice, Chunk, Plan, plan_graph
+from millrace.planner.plan import BlockChoice, Chunk, Plan, block_runs
 from millrace.planner.schedules import Order
 from millrace.simulator.chunks.chunk_graph import hops_ns
 from millrace.simulator.chunks.chunk_sample import Pieces, alone
@@ -44,32 +43,28 @@ LONG = BESIDE + 1  # blocks of a run of which one more can be measured
 NESTED = 4  # short runs beside a long one that are told apart; most models have one or two
 
 
-def block_times(
-    plan: Plan, graph: Graph, times_by_kind: Mapping[Kind, Floats] | None = None
-) -> BlockTimes:
+def block_times(plan: Plan, times_by_kind: Mapping[Kind, Floats] | None = None) -> BlockTimes:
     """Times of a plan's blocks.
 
     Parameters
     ----------
     plan
         The plan.
-    graph
-        Its graph, as `plan_graph` gives it.
     times_by_kind
         Times of kinds that were measured before, which are not measured again.
     """
     homes = tuple(chunk.stage for chunk in plan.chunks)
     table = timetable(plan.schedule, homes, plan.microbatches)
-    measured = _KindTimes(plan, graph, alone(joint=table.joint), times_by_kind or {})
+    measured = _KindTimes(plan, alone(joint=table.joint), times_by_kind or {})
     if not measured.complete:
-        for choices, wanted in _samples(plan, graph):
+        for choices, wanted in _samples(plan):
             measured.add(choices, wanted)
     software, held_back = plan.cluster.software, paced(plan.cluster)
     return BlockTimes(
         blocks=measured.blocks,
         chunk=np.mean(measured.bare, axis=0) if measured.bare else np.zeros(TIMES),
         totals_ns=measured.totals_ns,
-        hops_ns=hops_ns(PlanBlocks(plan, graph), table.joint),
+        hops_ns=hops_ns(PlanBlocks(plan), table.joint),
         host_ns=software.host_ns if held_back else 0,
         overlap=software.overlap if held_back else 1.0,
     )
@@ -78,7 +73,7 @@ def block_times(
 Choices = list[list[BlockChoice]]  # of every chunk
 
 
-def _samples(plan: Plan, graph: Graph) -> Iterator[tuple[Choices, set[int]]]:
+def _samples(plan: Plan) -> Iterator[tuple[Choices, set[int]]]:
     """Samples of a plan: the model's blocks in chunks, and the chunks that are measured.
 
     Every kind of a long run has a chunk, every short run one with blocks of the long run next to it
@@ -86,13 +81,13 @@ def _samples(plan: Plan, graph: Graph) -> Iterator[tuple[Choices, set[int]]]:
     are chunks for it, a short one a single kind; of others there are further samples.
     """
     variant_of = {choice.block: choice.variant for chunk in plan.chunks for choice in chunk.blocks}
-    runs = [list(run) for _, run in groupby(graph.blocks, graph.templates.get)]
+    runs = [run.blocks for run in block_runs(plan.graph)]
     kinds = [list(dict.fromkeys(variant_of[block] for block in run)) for run in runs]
     long = [len(run) >= 2 * LONG for run in runs]
     if not any(long):
         yield (
-            [[BlockChoice(block=b, variant=variant_of[b])] for b in graph.blocks],
-            {*range(len(graph.blocks))},
+            [[BlockChoice(block=b, variant=variant_of[b])] for b in plan.graph.blocks],
+            {*range(len(plan.graph.blocks))},
         )
         return
     rounds = max(
@@ -112,7 +107,7 @@ def _samples(plan: Plan, graph: Graph) -> Iterator[tuple[Choices, set[int]]]:
 
 
 def _sample(
-    runs: Sequence[list[str]], kinds: Sequence[list[int]], depth: int
+    runs: Sequence[tuple[str, ...]], kinds: Sequence[list[int]], depth: int
 ) -> tuple[Choices, set[int]]:
     """Chunks of runs in these variants, and those that are measured.
 
@@ -154,11 +149,8 @@ def _sample(
 class _KindTimes:
     """Times of kinds while they are measured."""
 
-    def __init__(
-        self, plan: Plan, graph: Graph, order: Order, times_by_kind: Mapping[Kind, Floats]
-    ) -> None:
+    def __init__(self, plan: Plan, order: Order, times_by_kind: Mapping[Kind, Floats]) -> None:
         self.plan = plan
-        self.graph = graph
         self.order = order
         self.blocks = dict(times_by_kind)
         self.bare: list[Floats] = []  # times of chunks without their blocks
@@ -178,7 +170,7 @@ class _KindTimes:
             Chunk(stage=stage, blocks=tuple(blocks)) for stage, blocks in enumerate(choices)
         )
         sample = replace(self.plan, chunks=chunks, stages=len(chunks), interleave=1)
-        pieces = Pieces(PlanBlocks(sample, plan_graph(sample)))
+        pieces = Pieces(PlanBlocks(sample))
         mixed: list[int] = []
         for number in sorted(due):
             blocks = choices[number]
@@ -213,7 +205,7 @@ class _KindTimes:
         return all(kind in self.blocks for kind in self._kinds(blocks))
 
     def _kinds(self, blocks: Sequence[BlockChoice]) -> list[Kind]:
-        return [(self.graph.templates[choice.block], choice.variant) for choice in blocks]
+        return [(self.plan.graph.templates[choice.block], choice.variant) for choice in blocks]
 
     def _piece(self, pieces: Pieces, number: int, block_names: Sequence[str]) -> Floats:
         times = part_times(pieces.compile(number, block_names, self.order, 0))

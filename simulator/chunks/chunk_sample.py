@@ -227,7 +227,7 @@ def _instead(
     """Block that is left out → the nearest kept block behind it and before it."""
     within = set(block_names)
     nearest: dict[str, tuple[str, str]] = {}
-    for run in wiring.runs(wiring.plan.chunks[chunk]):
+    for run in wiring.runs(chunk):
         there = [block for block in run.blocks if block in within]
         before = there[0]
         for block in run.blocks:

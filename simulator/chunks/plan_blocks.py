@@ -5,14 +5,12 @@ representative blocks only.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cached_property
-from itertools import zip_longest
 from typing import NamedTuple
 
-from millrace.models.graph import GLOBAL_BLOCK, Graph, Op
+from millrace.models.graph import GLOBAL_BLOCK, Op
 from millrace.planner.mesh import Mesh
-from millrace.planner.plan import Chunk, Plan, signature_of
+from millrace.planner.plan import EqualBlocks, Plan, block_runs, signature_of
 from millrace.planner.sbp import BROADCAST, NdSbp, parse_nd_sbp
 
 
@@ -29,21 +27,6 @@ class CrossReading(NamedTuple):
     operand: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkRun:
-    """Blocks of a chunk that follow one another and run alike."""
-
-    template: str
-    variant: int
-    blocks: tuple[str, ...]
-
-    def kept(self, count: int) -> tuple[str, ...]:
-        """The first blocks and the last one, at most `count` in all."""
-        if count >= len(self.blocks):
-            return self.blocks
-        return (*self.blocks[: count - 1], self.blocks[-1])
-
-
 class PlanBlocks:
     """A plan's blocks and the tensors that cross between them.
 
@@ -51,13 +34,11 @@ class PlanBlocks:
     ----------
     plan
         The plan.
-    graph
-        Its training graph.
     """
 
-    def __init__(self, plan: Plan, graph: Graph) -> None:
+    def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.graph = graph
+        self.graph = graph = plan.graph
         self.ops: dict[str, list[tuple[int, Op]]] = {GLOBAL_BLOCK: []}
         self.position = {block: index for index, block in enumerate(graph.blocks)}
         self.chunk_of: dict[str, int] = {}
@@ -89,18 +70,9 @@ class PlanBlocks:
                 readings_by_maker.setdefault(reading.maker.block, []).append(reading)
         return readings_by_maker
 
-    def runs(self, chunk: Chunk) -> tuple[ChunkRun, ...]:
-        """Runs of equal blocks that a chunk consists of."""
-        runs: list[ChunkRun] = []
-        templates = self.graph.templates
-        row: list[str] = []
-        for choice, after in zip_longest(chunk.blocks, chunk.blocks[1:]):
-            row.append(choice.block)
-            here = (templates[choice.block], choice.variant)
-            if after is None or here != (templates[after.block], after.variant):
-                runs.append(ChunkRun(template=here[0], variant=here[1], blocks=tuple(row)))
-                row = []
-        return tuple(runs)
+    def runs(self, number: int) -> tuple[EqualBlocks, ...]:
+        """Runs of equal blocks that the chunk of a number consists of."""
+        return block_runs(self.graph, self.plan.chunks[number])
 
     def read_as(self, reading: CrossReading) -> NdSbp:
         """SBP that the reader wants."""

@@ -13,7 +13,7 @@ from millrace.planner.clusters import parse_cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.costs import OpFirings
 from millrace.planner.errors import PlanError
-from millrace.planner.plan import FUSED, FUSIONS, UNFUSED, Plan, plan_graph
+from millrace.planner.plan import FUSED, FUSIONS, UNFUSED, Plan
 from tests.executor.plans.reading import stored_plan
 from tests.small_models import small
 
@@ -26,7 +26,7 @@ FACTS = parse_cluster(f"{DEVICE}:1x1").device
 def test_products_are_those_of_the_model(fusion: str) -> None:
     plan = planned(small("resnet", "bf16"), BATCH, DEVICE, fusion)
     bounds = roofline(plan)
-    assert bounds.flops == bounds.model_flops == model_flops(plan_graph(plan))
+    assert bounds.flops == bounds.model_flops == model_flops(plan.graph)
     assert bounds.fusion == fusion
 
 

@@ -89,7 +89,7 @@ def ranks_of(parent: int) -> list[int]:
 
 def losses_in_one_process(plan: Plan, steps: int) -> list[float]:
     training_graph = build_training(plan.model, plan.training, plan.batch)
-    graph = compile_plan(plan, training_graph)
+    graph = compile_plan(plan)
     variables = {op.outputs[0]: op for op in training_graph.ops if op.kind == "variable"}
     states = []
     for rank in range(graph.ranks):

@@ -7,7 +7,6 @@ import pytest
 from millrace import api
 from millrace.executor.gpu.memory_use import MemoryUse
 from millrace.planner.compile import compile_plan
-from millrace.planner.plan import plan_graph
 from tests.executor.gpu.plans import execute_on_device, loading, runs_of
 from tests.gpu.commands import CODE_BYTES, middling_plan
 from tests.gpu.conftest import EMULATED
@@ -21,8 +20,8 @@ def used(device: Any) -> tuple[MemoryUse, int]:
     if EMULATED:
         pytest.skip("the model is too large for the emulator")
     plan = middling_plan()
-    graph = plan_graph(plan)
-    actors = compile_plan(plan, graph)
+    graph = plan.graph
+    actors = compile_plan(plan)
     run, _ = execute_on_device(device, actors, runs_of(plan, actors), loading(graph), 5)
     return run.memory()[0], actors.programs[0].memory_bytes
 

@@ -321,7 +321,7 @@ def test_weights_and_gradients_travel_in_buckets_and_activations_do_not(zero: in
         )
     )
     graph = build_training(plan.model, plan.training, plan.batch)
-    compiled = compile_plan(plan, graph)
+    compiled = compile_plan(plan)
     state, seen = state_tensors(graph), set()
     (program,) = compiled.programs
     (with_buckets,), (without,) = durations(compiled, bucketing), durations(compiled, on)

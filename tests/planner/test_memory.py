@@ -3,14 +3,13 @@
 import pytest
 from msgspec.structs import replace
 
-from millrace.models.graph import Graph
 from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.planner.clusters import local_cluster, parse_cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.compile.passes import ordered_plan
 from millrace.planner.memory import StageMemory, plan_memory, reserved_bytes, slack_fraction
 from millrace.planner.memory.plan_deduplication import regular
-from millrace.planner.plan import Chunk, Plan, plan_graph
+from millrace.planner.plan import Chunk, Plan
 from millrace.planner.schedules import stage_of
 from millrace.planner.search import Pins, SearchRequest, search
 from tests.recomputed import recomputed
@@ -32,9 +31,9 @@ GPT = ModelSpec(
 )
 
 
-def planned(devices: int, model: ModelSpec = GPT, **pins: object) -> tuple[Plan, Graph]:
+def planned(devices: int, model: ModelSpec = GPT, **pins: object) -> Plan:
     """A plan, the first that there is: whether it is a good one makes no difference to memory."""
-    plan = search(
+    return search(
         SearchRequest(
             model=model,
             training=TrainingSpec(),
@@ -44,12 +43,11 @@ def planned(devices: int, model: ModelSpec = GPT, **pins: object) -> tuple[Plan,
             max_gap=ANY,
         )
     )
-    return plan, plan_graph(plan)
 
 
-def assert_laid_out_as_said(plan: Plan, graph: Graph) -> tuple[StageMemory, ...]:
-    said = plan_memory(plan, graph)
-    for stage, program in zip(said, compile_plan(plan, graph).programs, strict=True):
+def assert_laid_out_as_said(plan: Plan) -> tuple[StageMemory, ...]:
+    said = plan_memory(plan)
+    for stage, program in zip(said, compile_plan(plan).programs, strict=True):
         assert stage.by_kind == {k: n for k, n in program.memory_bytes_by_kind.items() if n}
         assert stage.arena_bytes == program.memory_bytes
     return said
@@ -101,7 +99,7 @@ def test_the_formula_is_what_the_compiler_lays_out(
     model = small(name)
     if layers is not None:
         model = replace(model, config={**model.config, "layers": layers})
-    assert_laid_out_as_said(*planned(devices, model, **pins))
+    assert_laid_out_as_said(planned(devices, model, **pins))
 
 
 @pytest.mark.parametrize(
@@ -124,18 +122,18 @@ def test_the_formula_knows_what_weights_in_16_bits_and_their_gradients_lend_each
         max_gap=ANY,
     )
     plan = search(request)
-    said = plan_memory(plan, plan_graph(plan))
+    said = plan_memory(plan)
     programs = compile_plan(plan).programs
     assert [stage.arena_bytes for stage in said] == [program.memory_bytes for program in programs]
 
 
 def test_chunks_that_take_turns_need_less_than_each_at_its_most() -> None:
-    plan, graph = planned(
+    plan = planned(
         2, replace(GPT, config={**GPT.config, "layers": 14}),
         **degrees(pp=2, micro_batch=1, schedule="interleaved-1f1b", interleave=4)
     )  # fmt: skip
-    first, _ = compile_plan(plan, graph).programs
-    alone = ordered_plan(plan, graph).graph.programs[0].registers
+    first, _ = compile_plan(plan).programs
+    alone = ordered_plan(plan).graph.programs[0].registers
     turns = [index for index, register in enumerate(first.registers) if register.places]
     apart = sum(alone[index].slots * alone[index].slot_bytes for index in turns)
     together = {
@@ -147,18 +145,18 @@ def test_chunks_that_take_turns_need_less_than_each_at_its_most() -> None:
 @pytest.mark.parametrize("mode", ["selective", "full"])
 def test_the_formula_knows_what_is_recomputed(mode: str) -> None:
     model = replace(GPT, config={**GPT.config, "layers": 7})
-    plan, _ = planned(2, model, dp=1, tp=1, pp=2, micro_batch=2, schedule="1f1b")
+    plan = planned(2, model, dp=1, tp=1, pp=2, micro_batch=2, schedule="1f1b")
     modes = {choice.block: mode for chunk in plan.chunks for choice in chunk.blocks[1::2]}
     again = recomputed(plan, modes)
-    less = assert_laid_out_as_said(again, plan_graph(again))
-    more = assert_laid_out_as_said(plan, plan_graph(plan))
+    less = assert_laid_out_as_said(again)
+    more = assert_laid_out_as_said(plan)
     assert less[0].activation_bytes < more[0].activation_bytes
 
 
 @pytest.mark.parametrize("schedule", ["zb-v", "dualpipe-v"])
 @pytest.mark.parametrize("tp", [1, 2])
 def test_the_formula_knows_chunks_that_lie_in_a_v(schedule: str, tp: int) -> None:
-    plan, graph = planned(2 * tp, dp=1, tp=tp, pp=2, micro_batch=2, schedule="1f1b")
+    plan = planned(2 * tp, dp=1, tp=tp, pp=2, micro_batch=2, schedule="1f1b")
     blocks = [choice for chunk in plan.chunks for choice in chunk.blocks]
     chunks = tuple(
         Chunk(
@@ -168,7 +166,7 @@ def test_the_formula_knows_chunks_that_lie_in_a_v(schedule: str, tp: int) -> Non
         for k in range(4)
     )
     folded = replace(plan, schedule=schedule, interleave=2, chunks=chunks)
-    assert_laid_out_as_said(folded, graph)
+    assert_laid_out_as_said(folded)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +183,7 @@ def test_of_equal_chunks_in_rows_one_is_enough(
 ) -> None:
     model = replace(GPT, config={**GPT.config, "layers": layers})
     devices = stages * int(str(pins["dp"])) * int(str(pins["tp"]))
-    plan, _ = planned(devices, model, **pins, pp=stages, micro_batch=2, schedule="1f1b")
+    plan = planned(devices, model, **pins, pp=stages, micro_batch=2, schedule="1f1b")
     blocks = [choice for chunk in plan.chunks for choice in chunk.blocks]
     number = (layers + 2) // stages * stages
     chunks = [
@@ -197,15 +195,14 @@ def test_of_equal_chunks_in_rows_one_is_enough(
     )
     for rare in (2, 3, 5):
         some = recomputed(rows, {chunk.blocks[0].block: "full" for chunk in chunks[1:-1:rare]})
-        graph = plan_graph(some)
-        assert regular(some, graph).apart
-        assert_laid_out_as_said(some, graph)
+        assert regular(some).apart
+        assert_laid_out_as_said(some)
 
 
 def test_the_work_depends_on_kinds_of_blocks_not_on_how_many_there_are() -> None:
     few, many = (
         regular(
-            *planned(
+            planned(
                 4,
                 replace(GPT, config={**GPT.config, "layers": n}),
                 **degrees(pp=4, schedule="1f1b"),
@@ -217,18 +214,18 @@ def test_the_work_depends_on_kinds_of_blocks_not_on_how_many_there_are() -> None
 
 
 def test_a_gpu_holds_more_than_its_registers_a_local_rank_does_not() -> None:
-    plan, graph = planned(2, dp=2, tp=1, pp=1)
-    assert all(stage.total_bytes == stage.arena_bytes for stage in plan_memory(plan, graph))
+    plan = planned(2, dp=2, tp=1, pp=1)
+    assert all(stage.total_bytes == stage.arena_bytes for stage in plan_memory(plan))
     gpus = replace(plan, cluster=parse_cluster("h100-sxm-80gb:2x1", cores=2, memory_bytes=2**33))
-    (stage,) = plan_memory(gpus, graph)
+    (stage,) = plan_memory(gpus)
     usable = (stage.total_bytes - reserved_bytes(gpus.cluster)) / (1 + slack_fraction(gpus.cluster))
     assert usable == pytest.approx(stage.arena_bytes, abs=1)
     assert sum(stage.by_kind.values()) == stage.total_bytes
 
 
 def test_storage_split_over_replicas_divides_weights_and_optimizer() -> None:
-    (replicated,) = plan_memory(*planned(2, dp=2, tp=1, pp=1, zero=0))
-    (split,) = plan_memory(*planned(2, dp=2, tp=1, pp=1, zero=1))
+    (replicated,) = plan_memory(planned(2, dp=2, tp=1, pp=1, zero=0))
+    (split,) = plan_memory(planned(2, dp=2, tp=1, pp=1, zero=1))
     assert replicated.optimizer_bytes == pytest.approx(2 * replicated.parameter_bytes, rel=0.01)
     assert split.optimizer_bytes == replicated.optimizer_bytes // 2
     # Half of the weights is stored, all of them are gathered for the step.
@@ -236,10 +233,10 @@ def test_storage_split_over_replicas_divides_weights_and_optimizer() -> None:
 
 
 def test_what_is_gathered_again_is_not_held_between_the_passes() -> None:
-    plan, graph = planned(2, **degrees(tp=2, sequence_parallel=True))
+    plan = planned(2, **degrees(tp=2, sequence_parallel=True))
     (gathered_once,), (again,) = (
-        plan_memory(plan, graph),
-        plan_memory(plan, graph, gathers_again=True),
+        plan_memory(plan),
+        plan_memory(plan, gathers_again=True),
     )
     norms, gathered_bytes = 2 * 4, 2 * 32 * 64 * 4  # of blocks; bytes of one of them, gathered
     assert gathered_once.activation_bytes - again.activation_bytes >= norms * gathered_bytes // 2
@@ -247,16 +244,16 @@ def test_what_is_gathered_again_is_not_held_between_the_passes() -> None:
 
 
 def test_what_an_op_makes_may_be_counted_more_often_or_not_at_all() -> None:
-    plan, graph = planned(2, **degrees(tp=2))
-    name = next(op.name for op in graph.ops if op.kind == "gelu" and op.phase == "forward")
+    plan = planned(2, **degrees(tp=2))
+    name = next(op.name for op in plan.graph.ops if op.kind == "gelu" and op.phase == "forward")
     none, once, twice = (
-        plan_memory(plan, graph, grown={name: times})[0].activation_bytes for times in (0, 1, 2)
+        plan_memory(plan, grown={name: times})[0].activation_bytes for times in (0, 1, 2)
     )
-    assert once == plan_memory(plan, graph)[0].activation_bytes
+    assert once == plan_memory(plan)[0].activation_bytes
     assert twice - once == once - none > 0
 
 
 def test_earlier_stages_keep_more_microbatches() -> None:
-    plan, graph = planned(2, dp=1, tp=1, pp=2, micro_batch=2, schedule="1f1b")
-    first, last = plan_memory(plan, graph)
+    plan = planned(2, dp=1, tp=1, pp=2, micro_batch=2, schedule="1f1b")
+    first, last = plan_memory(plan)
     assert first.activation_bytes > last.activation_bytes

@@ -9,7 +9,7 @@ from millrace.planner.cluster import Cluster
 from millrace.planner.clusters import local_cluster, parse_cluster
 from millrace.planner.mesh import Axis, Mesh
 from millrace.planner.parallel_degrees import HYBRID, axis_roles, roles
-from millrace.planner.plan import BlockChoice, Chunk, OpSignature, Plan, Variant, plan_graph
+from millrace.planner.plan import BlockChoice, Chunk, OpSignature, Plan, Variant
 from millrace.planner.search import Pins, SearchRequest, search
 from tests.recomputed import recomputed
 from tests.small_models import small
@@ -116,17 +116,17 @@ def test_an_axis_that_repeats_all_work_has_no_role() -> None:
 def test_recompute_is_what_the_repeated_blocks_agree_on() -> None:
     plan, _ = planned(dp=2, tp=1, pp=1)
     full = recomputed(plan, {"h.0": "full", "h.1": "full"})
-    assert roles(full, plan_graph(full))["recompute"] == "full"
+    assert roles(full, full.graph)["recompute"] == "full"
     mixed = recomputed(full, {"h.1": "selective"})
-    assert roles(mixed, plan_graph(mixed))["recompute"] is None
+    assert roles(mixed, mixed.graph)["recompute"] is None
     ends = recomputed(plan, {"embedding": "full", "head": "full"})
-    assert roles(ends, plan_graph(ends))["recompute"] == "none"
+    assert roles(ends, ends.graph)["recompute"] == "none"
 
 
 def test_recomputing_changes_no_other_role() -> None:
     plan, graph = planned(small("mixtral"), 4, dp=4, tp=1, pp=1, ep=2, zero=1)
     full = recomputed(plan, dict.fromkeys(graph.blocks, "full"))
-    assert roles(full, plan_graph(full)) == roles(plan, graph) | {"recompute": "full"}
+    assert roles(full, full.graph) == roles(plan, graph) | {"recompute": "full"}
 
 
 def test_experts_share_the_axis_of_the_replicas() -> None:

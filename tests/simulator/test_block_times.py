@@ -9,7 +9,7 @@ from millrace.models.spec import Config, ModelSpec, TrainingSpec
 from millrace.models.zoo.decoder.sizes import DEMO
 from millrace.planner.clusters import parse_cluster
 from millrace.planner.memory import plan_memory
-from millrace.planner.plan import Chunk, Plan, plan_graph
+from millrace.planner.plan import Chunk, Plan
 from millrace.planner.schedules import stage_of
 from millrace.planner.search import Pins, SearchRequest, search
 from millrace.planner.search.stages import Pipeline
@@ -70,8 +70,8 @@ def redivided(plan: Plan, counts: tuple[int, ...]) -> Plan:
 
 def measured_ns(plan: Plan, by: Plan) -> float:
     """Step time of `plan` [ns], by the block times of the plan `by`."""
-    graph = plan_graph(by)
-    times = block_times(by, graph)
+    graph = by.graph
+    times = block_times(by)
     pipeline = Pipeline(
         schedule=plan.schedule,
         stages=plan.stages,
@@ -86,8 +86,7 @@ def measured_ns(plan: Plan, by: Plan) -> float:
 
 
 def simulated_ns(plan: Plan) -> int:
-    graph = plan_graph(plan)
-    return forecast(plan, graph, plan_memory(plan, graph), "stage").step_time_ns
+    return forecast(plan, plan_memory(plan), "stage").step_time_ns
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -5,7 +5,6 @@ import pytest
 from millrace.planner.actors.null_clock import run_to_completion
 from millrace.planner.actors.validate import validate
 from millrace.planner.compile import compile_plan
-from millrace.planner.plan import plan_graph
 from millrace.simulator import predict, simulate
 from millrace.simulator.block_fidelity import by_block, shared
 from millrace.simulator.stage_fidelity import stage_graph
@@ -25,7 +24,7 @@ def test_a_time_is_shared_in_proportion_and_whole() -> None:
 def test_a_part_becomes_its_blocks_and_takes_as_long(mode: str) -> None:
     plan = data_parallel_pipeline()
     plan = recomputed(plan, {choice.block: mode for c in plan.chunks for choice in c.blocks})
-    stages = stage_graph(plan, plan_graph(plan))
+    stages = stage_graph(plan)
     coarse, durations_ns = stages.coarse.ordered(), stages.coarse.durations_ns
     graph, table, _ = by_block(coarse, durations_ns, stages.rows)
     assert run_to_completion(validate(graph), steps=3) > run_to_completion(coarse, steps=3)

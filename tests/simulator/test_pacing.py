@@ -10,7 +10,7 @@ from millrace.planner.cluster import Cluster, Software
 from millrace.planner.compile import compile_plan
 from millrace.planner.costs.launch_overhead import pacing_of
 from millrace.planner.memory import plan_memory
-from millrace.planner.plan import Plan, plan_graph
+from millrace.planner.plan import Plan
 from millrace.simulator import forecast, predict, simulate
 from millrace.simulator.critical_path import steady_step
 from millrace.simulator.stage_fidelity import stage_graph
@@ -150,16 +150,15 @@ def test_stages_agree_with_ops_and_forecasts_with_events(
     name: str, pacing: tuple[int, float]
 ) -> None:
     plan = under(planned(name), *pacing)
-    graph = plan_graph(plan)
     fine = predict(plan, fidelity="op", spans=False)
     merged = predict(plan, fidelity="block", spans=False)
     coarse = predict(plan, fidelity="stage", spans=False)
     assert merged.step_time_ns == pytest.approx(fine.step_time_ns, rel=0.021)
     assert coarse.step_time_ns == pytest.approx(fine.step_time_ns, rel=0.02)
-    quick = forecast(plan, graph, plan_memory(plan, graph))
+    quick = forecast(plan, plan_memory(plan))
     assert quick.step_time_ns == fine.step_time_ns
     assert quick.bubble_fraction == pytest.approx(fine.bubble_fraction, rel=1e-12)
-    stages = stage_graph(plan, graph)
+    stages = stage_graph(plan)
     steady = steady_step(stages.coarse, stages.table)
     assert steady is not None
     assert steady.step_time_ns == pytest.approx(coarse.step_time_ns, rel=0.002)

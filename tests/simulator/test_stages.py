@@ -12,7 +12,7 @@ from millrace.models.spec import Config, ModelSpec, TrainingSpec
 from millrace.planner.actors.null_clock import run_to_completion
 from millrace.planner.compile.slots import Timetable
 from millrace.planner.memory import plan_memory
-from millrace.planner.plan import BlockChoice, Chunk, Plan, plan_graph
+from millrace.planner.plan import BlockChoice, Chunk, Plan
 from millrace.planner.schedules import stage_of
 from millrace.planner.search import Pins, SearchRequest, search
 from millrace.simulator import Simulated, SimulationError, forecast, predict, simulate
@@ -124,7 +124,7 @@ def planned(name: str) -> Plan:
     )
     if case.recompute == "none":
         return plan
-    return recomputed(plan, dict.fromkeys(plan_graph(plan).blocks, case.recompute))
+    return recomputed(plan, dict.fromkeys(plan.graph.blocks, case.recompute))
 
 
 @cache
@@ -213,14 +213,14 @@ def test_any_cut_runs_to_its_end_and_takes_as_long_as_op_by_op(
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_steady_step_is_what_events_show(name: str) -> None:
-    stages = stage_graph(planned(name), plan_graph(planned(name)))
+    stages = stage_graph(planned(name))
     check_steady(stages.coarse, stages.table, planned(name))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_forecast_is_what_events_show_op_by_op(name: str) -> None:
-    plan, graph = planned(name), plan_graph(planned(name))
-    quick = forecast(plan, graph, plan_memory(plan, graph))
+    plan = planned(name)
+    quick = forecast(plan, plan_memory(plan))
     reference = by_op(name)
     assert quick.fidelity == "op"
     assert quick.step_time_ns == reference.step_time_ns
@@ -234,7 +234,7 @@ def test_the_steady_step_is_what_events_show_whatever_takes_how_long(
     cutting: tuple[str, int, int, int],
 ) -> None:
     plan = replace(cut(planned("one device"), *cutting), cluster=GPU)
-    stages = stage_graph(plan, plan_graph(plan))
+    stages = stage_graph(plan)
     for seed in range(6):
         check_steady(with_random_durations(stages.coarse, seed), stages.table, plan)
 
@@ -277,7 +277,7 @@ def test_the_depth_of_a_model_enters_only_as_counts() -> None:
 
 
 def graph_size(plan: Plan) -> list[tuple[int, int]]:
-    graph = stage_graph(plan, plan_graph(plan)).coarse.graph
+    graph = stage_graph(plan).coarse.graph
     return [(len(program.actors), len(program.registers)) for program in graph.programs]
 
 
@@ -296,7 +296,7 @@ def test_the_same_plan_gives_the_same_prediction() -> None:
 
 def test_the_graph_of_stages_goes_through_several_steps_in_every_slot_order() -> None:
     plan = cut(planned("one device"), "zb-v", 4, 2, 9)
-    stages: StageGraph = stage_graph(replace(plan, cluster=GPU), plan_graph(plan))
+    stages: StageGraph = stage_graph(replace(plan, cluster=GPU), plan.graph)
     graph = stages.coarse.ordered()
     firings = run_to_completion(graph, steps=3)
     assert firings == 3 * sum(a.firings for p in graph.programs for a in p.actors)

@@ -10,11 +10,11 @@ the cutoff, or both programs cost the same, or no price is new.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 
 import numpy as np
 
 from millrace.models.graph import Graph
+from millrace.planner.plan import block_runs
 from millrace.planner.search.asking import Asker, prices
 from millrace.planner.search.blocks.cost_tables import (
     DEFERRABLE,
@@ -108,10 +108,7 @@ class BoundLoop:
         self.work = 0.0  # time of these, counted in block programs
         self.asker = asker
         self.sends = sends
-        self.runs = tuple(
-            (template, len(list(blocks)))
-            for template, blocks in groupby(graph.blocks, graph.templates.__getitem__)
-        )
+        self.runs = tuple((run.template, len(run.blocks)) for run in block_runs(graph))
         self.templates = tuple(dict.fromkeys(template for template, _ in self.runs))
 
     def raised(

@@ -11,7 +11,7 @@ from millrace.models.model_counts import parallelism_limits
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.formatting import percent, size
 from millrace.planner.parallel_degrees import roles
-from millrace.planner.plan import Plan, plan_graph
+from millrace.planner.plan import Plan
 from millrace.planner.search.candidates import Candidate
 from millrace.planner.search.evaluation import Evaluator, Outcome, Refused, SolvedPlan
 from millrace.planner.search.pins import Pins
@@ -97,7 +97,7 @@ def explain(plan: Plan, answer: SearchResult) -> tuple[Reason, ...]:
         that was pinned, or that the plan leaves none of, has one reason that says so.
     """
     evaluator, chosen = answer.evaluator, answer.chosen
-    shown = {**roles(plan, plan_graph(plan)), "offload": plan.offload}
+    shown = {**roles(plan, plan.graph), "offload": plan.offload}
     pins = evaluator.request.pins
     neighbours = _neighbours(evaluator, chosen.candidate, shown, pins)
     chosen_parts = breakdown(evaluator, chosen)

@@ -79,12 +79,12 @@ def host_room_bytes(request: SearchRequest) -> int | None:
     return room_bytes
 
 
-def host_shortage(plan: Plan, graph: Graph) -> HostMemoryError | None:
+def host_shortage(plan: Plan) -> HostMemoryError | None:
     """Error for the first stage whose nodes lack host memory; None where none is known to."""
     if plan.offload != OPTIMIZER:
         return None
     cluster, devices = plan.cluster, plan.mesh.devices
-    for stage, memory in enumerate(plan_memory(plan, graph)):
+    for stage, memory in enumerate(plan_memory(plan)):
         ranks = range(stage * devices, (stage + 1) * devices)
         groups = cluster.groups if not cluster.others else map(cluster.group_of, ranks)
         for group in groups:

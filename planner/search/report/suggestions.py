@@ -17,7 +17,7 @@ from millrace.planner.clusters import reference_node
 from millrace.planner.errors import ClusterError, InfeasibleError
 from millrace.planner.formatting import limit_option, one_of
 from millrace.planner.memory import beside, plan_memory, reserved_bytes
-from millrace.planner.plan import COUNT_MAX, ON_DEVICES, OPTIMIZER, TOKENS_MAX, plan_graph
+from millrace.planner.plan import COUNT_MAX, ON_DEVICES, OPTIMIZER, TOKENS_MAX
 from millrace.planner.schedules import PLAIN, SCHEDULES
 from millrace.planner.search.candidates import Candidate
 from millrace.planner.search.evaluation import Evaluator, Refused, SolvedPlan
@@ -296,10 +296,9 @@ def least_memory_need(request: SearchRequest, graph: Graph) -> MemoryNeed | None
 def _laid_out(evaluator: Evaluator, best_plan: SolvedPlan) -> MemoryNeed:
     request = evaluator.request
     plan = write_plan(evaluator, best_plan)
-    graph = plan_graph(plan)
-    arena = max(stage_memory.arena_bytes for stage_memory in plan_memory(plan, graph))
+    arena = max(stage_memory.arena_bytes for stage_memory in plan_memory(plan))
     needed = arena + sum(beside(arena, request.cluster).values())
-    fits = arena <= request.usable_bytes and host_shortage(plan, graph) is None
+    fits = arena <= request.usable_bytes and host_shortage(plan) is None
     return MemoryNeed(needed_bytes=needed, fits=fits)
 
 

@@ -32,8 +32,8 @@ KINDS = {
 @cache
 def contexts(model: str, precision: str) -> tuple[tuple[KernelContext, Calls], ...]:
     """Fused actors with products, one of every kind and shapes, and their calls."""
-    plan, graph, _ = planned(model, precision)
-    actors = compile_plan(replace(plan, fusion=FUSED), graph)
+    plan, _, _ = planned(model, precision)
+    actors = compile_plan(replace(plan, fusion=FUSED))
     rank = RankCalls(actors, 0, command_buffer(actors, (0,)), runs_of(plan, actors)[0])
     contexts_by_shape = {}
     for actor in rank.program.actors:

@@ -23,7 +23,6 @@ from millrace.executor.shards import RankShards
 from millrace.models.spec import TrainingSpec
 from millrace.planner.clusters import parse_cluster
 from millrace.planner.compile import compile_plan
-from millrace.planner.plan import plan_graph
 from millrace.planner.sbp import BROADCAST, PARTIAL_SUM, split
 from millrace.planner.search import Pins, SearchRequest, search
 from tests.executor.cuda.calling import Operands, context_of, empty, loaded, to_device
@@ -484,7 +483,7 @@ def offloaded(precision: str) -> RankShards:
         pins=Pins(dp=2, tp=1, pp=1, micro_batch=2, offload="optimizer"),
     )  # fmt: skip
     plan = search(request)
-    return RankShards(compile_plan(plan, plan_graph(plan)), 0)
+    return RankShards(compile_plan(plan), 0)
 
 
 @pytest.mark.parametrize(("precision", "arrays"), [("fp32", 2), ("fp16", 3)])

@@ -59,7 +59,7 @@ def planned(model: str, precision: str, pins: Pinned = ()) -> tuple[Plan, Graph,
     )
     plan = carried(model, precision, pins) or search(request)
     graph = build_training(plan.model, plan.training, plan.batch)
-    return plan, graph, compile_plan(plan, graph)
+    return plan, graph, compile_plan(plan)
 
 
 def carried(model: str, precision: str, pins: Pinned) -> Plan | None:

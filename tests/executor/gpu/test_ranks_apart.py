@@ -56,9 +56,7 @@ def test_ranks_on_devices_of_their_own_equal_a_single_device(model, pins):
 def bucketed(name: str) -> tuple[Plan, Graph, ActorGraph, ActorGraph]:
     """A plan of a model of two layers; its actors with collectives one by one, and in buckets."""
     plan, graph = searched(name, model=MODEL)
-    alone, together = (
-        compile_plan(plan, graph, in_buckets=in_buckets) for in_buckets in (False, True)
-    )
+    alone, together = (compile_plan(plan, in_buckets=in_buckets) for in_buckets in (False, True))
     parts = [
         (actor.kind, actor.meeting.axes)
         for actor in together.programs[0].actors

@@ -21,7 +21,7 @@ from millrace.planner.actors.protocol import Fire
 from millrace.planner.actors.validate import validate
 from millrace.planner.compile import compile_plan
 from millrace.planner.mesh import Axis
-from millrace.planner.plan import Plan, plan_graph
+from millrace.planner.plan import Plan
 from tests import test_families as families
 from tests import test_recomputed_plans as recomputed_plans
 from tests import test_same_mathematics as same_mathematics
@@ -193,11 +193,11 @@ def plans() -> dict[str, Callable[[], tuple[Plan, ActorGraph]]]:
 
     def again(name: str) -> tuple[Plan, ActorGraph]:
         plan = recomputed_plans.everywhere(recomputed_plans.planned(name), "full")
-        return plan, compile_plan(plan, plan_graph(plan))
+        return plan, compile_plan(plan)
 
     def elsewhere(name: str) -> tuple[Plan, ActorGraph]:
         plan = on_host(recomputed_plans.planned(name))
-        return plan, compile_plan(plan, plan_graph(plan))
+        return plan, compile_plan(plan)
 
     plans_by_name: dict[str, Callable[[], tuple[Plan, ActorGraph]]] = {}
     for index, case in enumerate(families.CASES):

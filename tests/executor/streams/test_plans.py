@@ -13,7 +13,7 @@ import pytest
 from millrace.executor.errors import ExecutorError
 from millrace.executor.streams import CommandBuffer, command_buffer, find_races, interpret, validate
 from millrace.planner.actors.graph import ActorGraph, Leave
-from millrace.planner.plan import Plan, plan_graph
+from millrace.planner.plan import Plan
 from tests.executor.streams.buffers import FiredBy, plans, waits_of, without
 from tests.in_process import KernelWork
 from tests.parallel_runs import begun, run
@@ -119,9 +119,9 @@ def assert_every_queue_that_waits_for_completion_is_a_stream(
 def assert_training_in_any_order_leaves_the_bits_of_lockstep(
     plan: Plan, graph: ActorGraph, joint: CommandBuffer
 ) -> None:
-    states = begun(plan, plan_graph(plan), graph)
+    states = begun(plan, plan.graph, graph)
     interpret(joint, FiredBy(KernelWork(states)), seed=len(joint.steps[0]), steps=STEPS)
-    for state, expected in zip(states, run(plan, plan_graph(plan), graph, STEPS), strict=True):
+    for state, expected in zip(states, run(plan, plan.graph, graph, STEPS), strict=True):
         assert len(state.run_state.totals) == STEPS
         assert state.run_state.totals == expected.run_state.totals
         for index, register in enumerate(state.program.registers):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from msgspec.structs import replace as changed
 
-from millrace.planner.plan import Plan, plan_graph
+from millrace.planner.plan import Plan
 from millrace.published.framework_memory import KEPT, keeping
 from millrace.published.language import question
 from millrace.published.layer_split import split_by_weight, split_evenly
@@ -25,7 +25,7 @@ def plan_of(**changes: str) -> Plan:
 
 
 def peak(plan: Plan, keeping: MemoryHabit) -> int:
-    return peak_bytes(plan, plan_graph(plan), keeping)
+    return peak_bytes(plan, keeping)
 
 
 @pytest.mark.parametrize(("zero", "state"), [(0, 18), (1, 12), (2, 10), (3, 9)])
@@ -156,8 +156,7 @@ def test_layers_that_do_not_divide_are_dealt_out_with_the_ends_or_left():
 
 def test_blocks_dealt_out_by_weight_leave_the_stage_of_a_heavy_head_less():
     plan = plan_of(dp="1", pp="2", gpus="2", vocab="6144", global_batch="16")
-    graph = plan_graph(plan)
     # The head is as heavy as two layers of four: a share is three, which the third does not exceed.
-    assert blocks_of(split_by_weight(plan, graph)) == [5, 1]
+    assert blocks_of(split_by_weight(plan)) == [5, 1]
     light = plan_of(dp="1", pp="2", gpus="2", vocab="512", global_batch="16")
-    assert blocks_of(split_by_weight(light, plan_graph(light))) == [4, 2]
+    assert blocks_of(split_by_weight(light)) == [4, 2]

@@ -18,7 +18,7 @@ from millrace.planner.compile.passes import ordered_plan
 from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.mesh import Axis, Mesh
 from millrace.planner.parallel_degrees import roles
-from millrace.planner.plan import Chunk, Plan, plan_graph
+from millrace.planner.plan import Chunk, Plan
 from millrace.planner.search import Pins, SearchRequest, search
 from tests.millrace.plans import data_parallel_pipeline
 from tests.recomputed import recomputed
@@ -242,10 +242,7 @@ def test_what_a_late_weight_gradient_reads_is_held_recomputed_or_not():
     none, full = compile_plan(plan).programs, compile_plan(again).programs
     assert full[0].memory_bytes < none[0].memory_bytes
     slots, anew = (
-        {
-            r.name: r.slots
-            for r in ordered_plan(candidate, plan_graph(candidate)).graph.programs[1].registers
-        }
+        {r.name: r.slots for r in ordered_plan(candidate).graph.programs[1].registers}
         for candidate in (plan, again)
     )
     assert slots["h.2.mlp.gelu"] == anew["h.2.mlp.gelu.recompute"] == 2
@@ -317,7 +314,7 @@ def test_a_signature_that_does_not_fit_its_op_is_named_by_whoever_reads_it(chang
     signatures["mlp.fc1.matmul"] = replace(signatures["mlp.fc1.matmul"], **changed)
     variants = (plan.variants[0], replace(plan.variants[1], signatures=signatures))
     spoilt = replace(plan, variants=(*variants, plan.variants[2]))
-    for reads in (compile_plan, lambda candidate: roles(candidate, plan_graph(candidate))):
+    for reads in (compile_plan, lambda candidate: roles(candidate, candidate.graph)):
         with pytest.raises(PlanError, match=said):
             reads(spoilt)
 

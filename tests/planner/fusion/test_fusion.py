@@ -6,14 +6,13 @@ from msgspec.structs import replace
 from millrace.executor.streams import command_buffer
 from millrace.executor.streams.races import find_races
 from millrace.models.spec import ModelSpec, TrainingSpec
-from millrace.models.zoo.catalogue import build_training
 from millrace.planner.clusters import framework, parse_cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.compile.listing import fused_ops
 from millrace.planner.costs import durations
 from millrace.planner.fusion import FusionNode, FusionTensor, fused_groups, shares_of, written
 from millrace.planner.memory import plan_memory
-from millrace.planner.plan import FUSED, UNFUSED, Plan, plan_graph
+from millrace.planner.plan import FUSED, UNFUSED, Plan
 from millrace.planner.search import Pins, SearchRequest, search
 from millrace.simulator import predict
 from tests.small_models import small
@@ -158,10 +157,7 @@ ALL = [*((model, 1, {"dp": 1, "tp": 1, "pp": 1}) for model in MODELS), *PARALLEL
 def test_fusion_saves_time_and_memory_and_leaves_no_race(model, devices, pins):
     plan = planned(small(model, "bf16"), devices, **pins)
     assert plan.fusion == FUSED
-    graph = plan_graph(plan)
-    fused, plain = (
-        compile_plan(replace(plan, fusion=fusion), graph) for fusion in (FUSED, UNFUSED)
-    )
+    fused, plain = (compile_plan(replace(plan, fusion=fusion)) for fusion in (FUSED, UNFUSED))
     for fused_program, plain_program in zip(fused.programs, plain.programs, strict=True):
         assert len(fused_program.actors) < len(plain_program.actors)
     spent = [
@@ -174,7 +170,7 @@ def test_fusion_saves_time_and_memory_and_leaves_no_race(model, devices, pins):
         for actors in (fused, plain)
     ]
     assert spent[0] < spent[1]
-    said = [stage.arena_bytes for stage in plan_memory(plan, graph)]
+    said = [stage.arena_bytes for stage in plan_memory(plan)]
     assert said == [program.memory_bytes for program in fused.programs]
     for rank in range(fused.ranks):
         assert not find_races(fused, command_buffer(fused, (rank,)))
@@ -188,10 +184,7 @@ def test_the_search_and_the_simulator_charge_fused_plans_alike(model):
     spec = replace(model_spec(model), precision="bf16", seq_len=1024)
     plan = planned(spec, 4, dp=2, tp=2, pp=1, micro_batch=4, max_gap=0.05)
     assert plan.evidence is not None
-    graph = build_training(plan.model, plan.training, plan.batch)
-    assert predict(plan, graph=graph).step_time_ns / 1e9 == pytest.approx(
-        plan.evidence.objective_s, rel=0.06
-    )
+    assert predict(plan).step_time_ns / 1e9 == pytest.approx(plan.evidence.objective_s, rel=0.06)
 
 
 def test_what_frameworks_drive_is_not_fused_unless_pinned():

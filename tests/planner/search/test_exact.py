@@ -13,7 +13,7 @@ from millrace.planner.clusters import parse_cluster
 from millrace.planner.costs.launch_overhead import hidden_share
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.memory import StageMemory, plan_memory, reserved_bytes, slack_fraction
-from millrace.planner.plan import ON_DEVICES, Plan, plan_graph
+from millrace.planner.plan import ON_DEVICES, Plan
 from millrace.planner.search import Pins, SearchRequest, search, settling
 from millrace.planner.search.report.search_log import SearchLog
 from millrace.planner.search.stages import in_order
@@ -131,7 +131,7 @@ def question(seed: int) -> SearchRequest:
         return asked
     free = plan_by_estimates(asked)
     assert free is not None, "without a limit there is a plan"
-    arena = max(stage_memory.arena_bytes for stage_memory in plan_memory(free, plan_graph(free)))
+    arena = max(stage_memory.arena_bytes for stage_memory in plan_memory(free))
     laid_out = arena * rng.uniform(0.7, 1.05)
     slack = 1 + slack_fraction(asked.cluster)
     limit = int(laid_out * slack) + reserved_bytes(asked.cluster)
@@ -142,7 +142,7 @@ def plan_by_estimates(request: SearchRequest, record: SearchLog | None = None) -
     """Plan by the planner's own cost and estimate of memory; None where none fits."""
     nothing = (LAID_OUT,) * request.cluster.devices
     try:
-        with patch.object(settling, "plan_memory", lambda plan, graph: nothing[: plan.stages]):
+        with patch.object(settling, "plan_memory", lambda plan: nothing[: plan.stages]):
             return search(request, record=record)
     except InfeasibleError:
         return None

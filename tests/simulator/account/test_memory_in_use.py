@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from millrace import api
 from millrace.planner.memory import plan_memory
-from millrace.planner.plan import Chunk, plan_graph
+from millrace.planner.plan import Chunk
 from millrace.planner.schedules import stage_of
 from millrace.simulator.account import account_of
 from tests.planner.test_memory import GPT, planned
@@ -36,7 +36,7 @@ def test_activations_have_little_more_room_than_they_use_at_once(
     )
     simulation = api.simulate(plan, fidelity="op", steps=2, detailed=True)
     courses = account_of(plan, simulation).memory
-    for said, course in zip(plan_memory(plan, plan_graph(plan)), courses, strict=True):
+    for said, course in zip(plan_memory(plan), courses, strict=True):
         in_use = max(course.bytes_by_kind["activation"])
         # A received tensor has one place more than liveness needs.
         assert in_use <= said.activation_bytes <= 1.04 * in_use
