@@ -213,7 +213,7 @@ def search(
     PlanError, ModelError, ClusterError
         A pin, the model, a size or the device's precision cannot be understood.
     """
-    from millrace.figures import block_times
+    from millrace.figures import block_times, prediction_of
     from millrace.planner.search import Pins, Pure, SearchRequest
     from millrace.planner.search.subclusters import search_for
 
@@ -229,7 +229,7 @@ def search(
         max_gap=max_gap,
         seed=seed,
     )
-    plan = search_for(asked, optimize_for, Pure(figures, block_times), progress, record)
+    plan = search_for(asked, optimize_for, Pure(prediction_of, block_times), progress, record)
     return plan if plan.figures else msgspec.structs.replace(plan, figures=figures(plan))
 
 
@@ -385,9 +385,9 @@ def figures(plan: Plan) -> dict[str, Any]:
         `busy_fraction`, and `fidelity`: op by op, or by whole stages where the plan is large.
         With offloaded optimizer state `host_memory_bytes_max` too.
     """
-    from millrace.figures import forecast_figures
+    from millrace.figures import prediction_of
 
-    return forecast_figures(plan)
+    return prediction_of(plan).figures
 
 
 def compile(plan: Plan) -> ActorGraph:

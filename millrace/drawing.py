@@ -52,10 +52,9 @@ def draw_plan(
     if fused:
         console.print(fused_table(template, fused.get(template, ())))
     draw_memory(plan, console)
-    if plan.figures.get("step_time_s"):
-        console.print(
-            f"predicted step time {format_seconds(plan.figures['step_time_s'])}", markup=False
-        )
+    if plan.prediction:
+        step_time = format_seconds(plan.prediction.step_time_s)
+        console.print(f"predicted step time {step_time}", markup=False)
     if plan.evidence is not None:
         evidence = plan.evidence
         console.print(
@@ -217,9 +216,10 @@ def draw_memory(plan: Plan, console: Console) -> None:
     console : Console
         The console to print on.
     """
-    by_stage = [_with_runtime(stage) for stage in plan.figures.get("memory_by_kind", ())]
-    if not by_stage:
+    prediction = plan.prediction
+    if prediction is None or not prediction.memory_by_kind:
         return
+    by_stage = [_with_runtime(stage) for stage in prediction.memory_by_kind]
     kinds = sorted({kind for stage in by_stage for kind in stage})
     sums = [sum(stage.values()) for stage in by_stage]
     unit, scale = byte_unit(max(sums))
@@ -231,7 +231,7 @@ def draw_memory(plan: Plan, console: Console) -> None:
         sizes = [*(amounts.get(kind, 0) for kind in kinds), sums[stage]]
         table.add_row(str(stage), *(f"{size / scale:.2f}" for size in sizes))
     console.print(table)
-    if on_host := plan.figures.get("host_memory_bytes_max"):
+    if on_host := prediction.host_memory_bytes_max:
         console.print(f"at most {format_bytes(on_host)} of a device in host memory", markup=False)
 
 

@@ -5,7 +5,7 @@ ops or blocks disagree; `axes` and the variants then hold the truth.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from millrace.models.ops import model_flops
 from millrace.models.zoo.catalogue import unit_of
@@ -13,11 +13,8 @@ from millrace.planner.block_times import BlockTimes, Floats, Kind
 from millrace.planner.formatting import size
 from millrace.planner.memory import plan_memory
 from millrace.planner.parallel_degrees import roles
-from millrace.planner.plan import ON_DEVICES, Plan
+from millrace.planner.plan import ON_DEVICES, Plan, Prediction
 from millrace.planner.token_cost import cost_usd_per_mtoken, energy_j_per_token
-
-if TYPE_CHECKING:
-    from millrace.simulator import Forecast
 
 
 class Speed(NamedTuple):
@@ -77,11 +74,27 @@ def _peak_flops_per_s(plan: Plan) -> float | None:
     return total
 
 
-def forecast_figures(plan: Plan) -> dict[str, Any]:
-    """Figures of a plan, as `millrace.api.figures` says."""
+def prediction_of(plan: Plan) -> Prediction:
+    """Figures that the simulator predicts of a plan, as `millrace.api.figures` says."""
     from millrace.simulator import forecast
 
-    return predicted_figures(plan, forecast(plan, plan_memory(plan)))
+    memory = plan_memory(plan)
+    steady = forecast(plan, memory)
+    step_time_s = steady.step_time_ns / 1e9
+    plan_speed = speed(plan, step_time_s)
+    on_host = max(stage.host_bytes for stage in memory) if plan.offload != ON_DEVICES else None
+    exposed = steady.exposed_communication_ns / steady.step_time_ns
+    return Prediction(
+        step_time_s=step_time_s,
+        tokens_per_s=plan_speed.tokens_per_s,
+        tflops_per_gpu=plan_speed.tflops_per_gpu,
+        mfu=plan_speed.mfu,
+        memory_bytes_max=max(sum(kinds.values()) for kinds in steady.memory_by_kind),
+        memory_by_kind=list(steady.memory_by_kind),
+        host_memory_bytes_max=on_host,
+        fidelity=steady.fidelity,
+        busy_fraction=max(0.0, 1 - steady.bubble_fraction - exposed),
+    )
 
 
 def block_times(plan: Plan, cached: Mapping[Kind, Floats]) -> BlockTimes:
@@ -102,47 +115,6 @@ def block_times(plan: Plan, cached: Mapping[Kind, Floats]) -> BlockTimes:
     from millrace.simulator.chunks.block_times import block_times as timed
 
     return timed(plan, cached)
-
-
-def predicted_figures(plan: Plan, prediction: "Forecast") -> dict[str, Any]:
-    """Figures of a plan from its forecast, as the plan's `figures` hold them.
-
-    Parameters
-    ----------
-    plan : Plan
-        The plan that was simulated.
-    prediction : Forecast
-        The simulator's forecast of it.
-
-    Returns
-    -------
-    dict
-        As `millrace.api.figures` returns it.
-    """
-    step_time_s = prediction.step_time_ns / 1e9
-    on_host = {}
-    if plan.offload != ON_DEVICES:
-        sizes = [stage.host_bytes for stage in plan_memory(plan)]
-        on_host = {"host_memory_bytes_max": max(sizes)}
-    return {
-        "step_time_s": step_time_s,
-        **speed(plan, step_time_s)._asdict(),
-        **memory_figures(prediction.memory_by_kind),
-        **on_host,
-        "fidelity": prediction.fidelity,
-        "busy_fraction": max(
-            0.0,
-            1
-            - prediction.bubble_fraction
-            - prediction.exposed_communication_ns / prediction.step_time_ns,
-        ),
-    }
-
-
-def memory_figures(by_kind: Sequence[dict[str, int]]) -> dict[str, Any]:
-    """Figures of memory from the bytes by kind that a device of every stage holds."""
-    most = max(sum(kinds.values()) for kinds in by_kind)
-    return {"memory_bytes_max": most, "memory_by_kind": list(by_kind)}
 
 
 def shortage(plan: Plan, by_kind: Sequence[dict[str, int]]) -> str:
@@ -228,7 +200,9 @@ def spending(plan: Plan) -> dict[str, float | None]:
 
     Of what `unit_of` the model says where it has no tokens.
     """
-    step_s, busy = plan.figures.get("step_time_s"), plan.figures.get("busy_fraction")
+    prediction = plan.prediction
+    step_s = prediction.step_time_s if prediction else 0.0
+    busy = prediction.busy_fraction if prediction else None
     return {
         "cost_usd_per_mtoken": cost_usd_per_mtoken(plan, step_s) if step_s else None,
         "energy_j_per_token": (

@@ -6,7 +6,7 @@ join the two. `batch_dim` says which dim of a tensor grows with the number of sa
 `with_batch` can give the same graph for another microbatch size.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from functools import cached_property
 from math import prod
@@ -126,6 +126,11 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """Tensors by name; the mapping is made once and is not to be changed."""
         return {tensor.name: tensor for tensor in self.tensors}
 
+    @cached_property
+    def makers(self) -> dict[str, Op]:
+        """Op that makes each tensor; the mapping is made once and is not to be changed."""
+        return {name: op for op in self.ops for name in op.outputs}
+
     @property
     def parameter_count(self) -> int:
         """Number of values of all variables, frozen ones too."""
@@ -190,6 +195,59 @@ def with_batch(graph: Graph, batch: int) -> Graph:
 
     tensors = tuple(scaled(tensor, graph.batch, batch) for tensor in graph.tensors)
     return msgspec.structs.replace(graph, batch=batch, tensors=tensors)
+
+
+def restricted(
+    graph: Graph,
+    blocks: Sequence[str],
+    stand_in: Callable[[str, str], str | None],
+    ops: Iterable[Op] | None = None,
+) -> Graph:
+    """Return the graph of some blocks, which read one another in place of those left out.
+
+    Parameters
+    ----------
+    graph : Graph
+        The whole graph.
+    blocks : sequence of str
+        The blocks that stay, in order; the global block's ops stay too.
+    stand_in : callable
+        By block that reads (the global one too) and block left out: the block that is read instead,
+        of the same template; the one left out itself where the reading is to stay, None to drop it.
+    ops : iterable of Op, optional
+        The ops that stay, in order, where they are at hand.
+    """
+    staying = {GLOBAL_BLOCK, *blocks}
+    left_ops: list[Op] = []
+    names: dict[str, None] = {}  # of tensors
+    for op in graph.ops if ops is None else ops:
+        if op.block not in staying:
+            continue
+        inputs: list[str] = []
+        for name in op.inputs:
+            home = graph.makers[name].block
+            near = home if home in staying else stand_in(op.block, home)
+            if near is not None:
+                inputs.append(name if near == home else near + name.removeprefix(home))
+        if tuple(inputs) != op.inputs:
+            op = msgspec.structs.replace(op, inputs=tuple(inputs))
+        left_ops.append(op)
+        names |= dict.fromkeys(op.outputs)
+        if op.block != GLOBAL_BLOCK:
+            names |= dict.fromkeys(inputs)
+    return msgspec.structs.replace(
+        graph,
+        ops=tuple(left_ops),
+        tensors=tuple(graph.tensors_by_name[name] for name in names),
+        blocks=tuple(blocks),
+        templates={block: graph.templates[block] for block in blocks},
+    )
+
+
+def beyond(blocks: Sequence[str], reader: str, home: str) -> Sequence[str]:
+    """Blocks from `home` on, as `reader` sees them: nearest first, away from it."""
+    place = blocks.index(home)
+    return blocks[place:] if place > blocks.index(reader) else blocks[place::-1]
 
 
 def to_json(document: Any) -> bytes:

@@ -110,6 +110,26 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     layers: tuple[dict[str, Any], ...] = ()
 
 
+class Prediction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Figures that a simulator predicts of a plan: what `Plan.figures` holds, with types."""
+
+    step_time_s: float
+    tokens_per_s: float | None = None
+    tflops_per_gpu: float | None = None
+    mfu: float | msgspec.UnsetType | None = msgspec.UNSET  # None, where not stated, is written
+    memory_bytes_max: int | None = None  # of any device
+    memory_by_kind: list[dict[str, int]] = []  # of a device of every stage
+    host_memory_bytes_max: int | None = None
+    fidelity: str | None = None
+    busy_fraction: float | None = None
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """Figures as plans and `--json` hold them."""
+        document: dict[str, Any] = msgspec.to_builtins(self)
+        return document
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """Every decision about one training step.
 
@@ -141,7 +161,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     offload: str = ON_DEVICES
     fusion: str = UNFUSED
     evidence: Evidence | None = None
-    figures: dict[str, Any] = {}  # what the simulator said of it: step_time_s, memory_bytes_max, …
+    figures: dict[str, Any] = {}  # a document of `Prediction`; code reads `prediction`
 
     @property
     def ranks(self) -> int:
@@ -170,6 +190,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         check_blocks(self, graph)
         modes = recompute_modes(self)
         return build_training(self.model, self.training, self.batch, modes) if modes else graph
+
+    @property
+    def prediction(self) -> Prediction | None:
+        """Figures of the plan, None where it has no step time; `check_plan` has checked them."""
+        fields = Prediction.__struct_fields__
+        if not self.figures.get("step_time_s"):
+            return None
+        return Prediction(**{name: self.figures[name] for name in fields if name in self.figures})
 
     def digest(self) -> str:
         """Short hash of every decision; ties traces to their plan."""

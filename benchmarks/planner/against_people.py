@@ -503,14 +503,13 @@ def main(
     processes: int = 1,
 ) -> None:
     """Compare the rows of TABLE that are of tier A."""
-    from millrace import api
-    from millrace.figures import block_times
+    from millrace.figures import block_times, prediction_of
 
     report(
         table,
         limit,
         every=every,
-        simulate=Pure(api.figures, block_times) if simulate else None,
+        simulate=Pure(prediction_of, block_times) if simulate else None,
         patience_s=patience,
         freely=free,
         changing=changes,

@@ -122,10 +122,12 @@ def pins_for(kinds: list[str], ranks: int) -> dict[str, int]:
 
 
 def _draw_choice(free: Plan, plan: Plan, pins: dict[str, int], console: Console) -> None:
+    assert free.prediction is not None
+    assert plan.prediction is not None
     kinds = " × ".join(kinds_of_parallelism(free)) or "one device"
     console.print(
         f"the search's own choice: {kinds}; "
-        f"predicted step time {format_seconds(free.figures['step_time_s'])}",
+        f"predicted step time {format_seconds(free.prediction.step_time_s)}",
         markup=False,
     )
     if pins:
@@ -136,7 +138,7 @@ def _draw_choice(free: Plan, plan: Plan, pins: dict[str, int], console: Console)
         )
     console.print(headline(plan), markup=False, soft_wrap=True)
     console.print(placement_table(plan))
-    console.print(f"predicted step time {format_seconds(plan.figures['step_time_s'])}; training …")
+    console.print(f"predicted step time {format_seconds(plan.prediction.step_time_s)}; training …")
 
 
 def _draw_end(

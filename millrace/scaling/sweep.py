@@ -270,9 +270,10 @@ def _goodput(failures: Failures | None, plan: Plan) -> Row:
         return {}
     from millrace.simulator.failures import goodput
 
+    assert plan.prediction is not None
     rate = failures.checkpoint_bytes_per_s or CHECKPOINT_BYTES_PER_S * plan.ranks
     estimate = goodput(
-        plan.figures["step_time_s"],
+        plan.prediction.step_time_s,
         plan.ranks,
         failures.mtbf_hours,
         checkpoint_bytes(plan),

@@ -7,16 +7,14 @@ odd), of equal stages one. Where the chunks of a stage have nothing in common, o
 is kept, on a stage of its own.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from msgspec.structs import replace
 
-from millrace.models.graph import GLOBAL_BLOCK, Graph, Op
+from millrace.models.graph import GLOBAL_BLOCK, Graph, beyond, restricted
 from millrace.planner.plan import ON_DEVICES, BlockChoice, Chunk, Plan, block_runs
-
-Reads = set[tuple[str, str, str]]  # tensor, block that makes it, block that reads it
 
 KEPT = 3  # blocks of a run: its ends, and one that stands for all between
 
@@ -70,9 +68,7 @@ def regular(plan: Plan) -> Regular:
         plan.graph,
     )
     try:
-        smaller, _ = _without(
-            plan.graph, {choice.block for chunk in chunks for choice in chunk.blocks}
-        )
+        smaller = _without(plan.graph, chunks)
     except _NotRegularError:
         return Regular.whole(plan)
     return Regular(
@@ -111,12 +107,10 @@ def _by_chunk(plan: Plan) -> Regular | None:
         [(plan.chunks[k], stage) for stage, k in enumerate(positions)], plan.graph
     )
     try:
-        smaller, reads = _without(
-            plan.graph, {choice.block for chunk in chunks for choice in chunk.blocks}
-        )
+        smaller = _without(plan.graph, chunks)
     except _NotRegularError:
         return None
-    if not _nothing_shared(plan, kinds, reads):
+    if not _nothing_shared(plan, plan.graph, kinds, set(smaller.blocks)):
         return None
     stage_of_kind = {kinds[k]: stage for stage, k in enumerate(positions)}
     stands_for: list[tuple[int, ...]] = [()] * plan.stages
@@ -146,17 +140,26 @@ def _walk(kinds: Sequence[object]) -> list[int]:
     return positions
 
 
-def _nothing_shared(plan: Plan, kinds: Sequence[object], reads: Reads) -> bool:
+def _nothing_shared(
+    plan: Plan, graph: Graph, kinds: Sequence[object], kept_blocks: set[str]
+) -> bool:
     """True if no two chunks of a stage take the same tensor, or one from another.
 
-    Chunks further apart than neighbours may share where there is no other of either's kind.
+    Chunks further apart than neighbours may share where there is no other of either's kind. Only
+    readings by kept blocks are looked at.
     """
     home = {choice.block: k for k, chunk in enumerate(plan.chunks) for choice in chunk.blocks}
     takers: dict[tuple[str, int], int] = {}
+    reads = {
+        (name, graph.makers[name].block, op.block)
+        for op in graph.ops
+        if op.block in kept_blocks
+        for name in op.inputs
+    }
     for tensor, maker, reader in reads:
-        maker_chunk, reader_chunk = home[maker], home[reader]
-        if maker_chunk == reader_chunk:
+        if maker == GLOBAL_BLOCK or home[maker] == home[reader]:
             continue
+        maker_chunk, reader_chunk = home[maker], home[reader]
         stage = plan.chunks[reader_chunk].stage
         if (
             stage == plan.chunks[maker_chunk].stage
@@ -211,60 +214,19 @@ def _shortened(chunk: Chunk, graph: Graph, times: dict[str, int]) -> Iterator[Bl
             yield BlockChoice(block=block, variant=run.variant)
 
 
-def _without(graph: Graph, kept_blocks: set[str]) -> tuple[Graph, Reads]:
-    """Graph of some blocks: who reads a neighbour left out reads the nearest one kept.
-
-    Besides it, what blocks read of one another in the whole graph.
-    """
-    reads: Reads = set()
+def _without(graph: Graph, chunks: Iterable[Chunk]) -> Graph:
+    """Graph of the blocks of some chunks: who reads a neighbour left out reads the nearest kept."""
+    kept_blocks = {choice.block for chunk in chunks for choice in chunk.blocks}
     if len(kept_blocks) == len(graph.blocks):
-        return graph, reads
-    ops: dict[str, list[Op]] = {block: [] for block in graph.blocks}
-    makers: dict[str, tuple[str, int, int]] = {}  # tensor → block, op of the block, output
-    for op in graph.ops:
-        if op.block != GLOBAL_BLOCK:
-            for number, name in enumerate(op.outputs):
-                makers[name] = op.block, len(ops[op.block]), number
-            ops[op.block].append(op)
-    places = {block: index for index, block in enumerate(graph.blocks)}
-    nearest = _nearest(graph.blocks, kept_blocks)
+        return graph
 
-    def read(name: str, block: str) -> str:
-        home = makers.get(name)
-        if home is None or home[0] == block:
-            return name
-        reads.add((name, home[0], block))
-        if home[0] in kept_blocks:
-            return name
-        step = places[home[0]] - places[block]
-        if abs(step) != 1:
+    def stand_in(reader: str, home: str) -> str | None:
+        if reader == GLOBAL_BLOCK:
+            return None
+        near = next((b for b in beyond(graph.blocks, reader, home) if b in kept_blocks), "")
+        adjacent = abs(graph.blocks.index(home) - graph.blocks.index(reader)) == 1
+        if not adjacent or graph.templates.get(near) != graph.templates[home]:
             raise _NotRegularError
-        instead = nearest[step][home[0]]
-        if graph.templates[instead] != graph.templates[home[0]]:
-            raise _NotRegularError
-        return ops[instead][home[1]].outputs[home[2]]
+        return near
 
-    smaller = []
-    for op in graph.ops:
-        if op.kind == "step_totals":
-            names = tuple(n for n in op.inputs if n not in makers or makers[n][0] in kept_blocks)
-            smaller.append(replace(op, inputs=names))
-        elif op.block == GLOBAL_BLOCK:
-            smaller.append(op)
-        elif op.block in kept_blocks:
-            names = tuple(read(name, op.block) for name in op.inputs)
-            smaller.append(op if names == op.inputs else replace(op, inputs=names))
-    blocks = tuple(block for block in graph.blocks if block in kept_blocks)
-    templates = {block: graph.templates[block] for block in blocks}
-    return replace(graph, ops=tuple(smaller), blocks=blocks, templates=templates), reads
-
-
-def _nearest(blocks: Sequence[str], kept_blocks: set[str]) -> dict[int, dict[str, str]]:
-    """Kept block nearest to each, going back (-1) and going on (1)."""
-    nearest: dict[int, dict[str, str]] = {-1: {}, 1: {}}
-    for step in (-1, 1):
-        last = ""
-        for block in blocks[::-step]:
-            last = block if block in kept_blocks else last
-            nearest[step][block] = last
-    return nearest
+    return restricted(graph, [b for b in graph.blocks if b in kept_blocks], stand_in)

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from millrace.models.graph import Graph
 from millrace.models.zoo.catalogue import build_training
 from millrace.planner.errors import InfeasibleError, ProtocolError
-from millrace.planner.plan import ON_DEVICES, Evidence, Plan
+from millrace.planner.plan import ON_DEVICES, Evidence, Plan, Prediction
 from millrace.planner.search.blocks.fork_join import run_both
 from millrace.planner.search.candidates import Candidate, PipelineShape
 from millrace.planner.search.decomposition.block_oracle import BlockOracle
@@ -47,8 +47,7 @@ from millrace.planner.search.report.suggestions import (
 from millrace.planner.search.request import HostMemoryError, MemoryLimitError, SearchRequest
 from millrace.planner.search.settling import BlockTimer, Settled, fullest, settle
 
-Figures = dict[str, Any]
-Simulate = Callable[[Plan], Figures]
+Simulate = Callable[[Plan], Prediction]
 Progress = Callable[[str], None]
 
 SETTLED = 4  # plans that fit before one is chosen
@@ -67,25 +66,25 @@ class Pure:
     `block_times` times the blocks of a plan, where it can.
     """
 
-    figures: Simulate
+    prediction_of: Simulate
     block_times: BlockTimer | None = None
 
-    def __call__(self, plan: Plan) -> Figures:
-        """The figures of a plan."""
-        return self.figures(plan)
+    def __call__(self, plan: Plan) -> Prediction:
+        """Figures that it predicts of a plan."""
+        return self.prediction_of(plan)
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A settled plan, what the simulator (or the compiler alone) says of it, and why it is no good.
+    """A settled plan, why it is no good, and what the simulator predicts of it where it was asked.
 
     `short` says what the host lacks.
     """
 
     settled: Settled
-    figures: Figures
     reason: str
     short: HostMemoryError | None = None
+    prediction: Prediction | None = None
 
     @property
     def found(self) -> SolvedPlan:
@@ -95,7 +94,7 @@ class Checked:
     @property
     def time_s(self) -> float:
         """Seconds of its simulated step; without one, by its blocks' times or the tables."""
-        return float(self.figures.get("step_time_s", self.settled.step_ns / 1e9))
+        return self.prediction.step_time_s if self.prediction else self.settled.step_ns / 1e9
 
 
 def search(
@@ -112,9 +111,9 @@ def search(
     ----------
     request : SearchRequest
     simulate : callable, optional
-        Predicts the figures of a plan (`step_time_s` and `memory_bytes_max` among them); the best
-        few plans are ranked by it. Without a simulator the planner's own cost decides. One that is
-        `Pure` looks at two plans at once, and may time blocks.
+        Predicts the figures of a plan; the best few plans are ranked by it. Without a simulator the
+        planner's own cost decides. One that is `Pure` looks at two plans at once, and may time
+        blocks.
     progress : callable, optional
         Told a line of text now and then.
     record : Record, optional
@@ -219,13 +218,13 @@ def _search(
 def _fastest(checked: Sequence[Checked]) -> Checked | None:
     """The fastest plan that is any good, one that was simulated before others."""
     fitting = [plan for plan in checked if not plan.reason]
-    return min(fitting, key=lambda plan: (not plan.figures, plan.time_s), default=None)
+    return min(fitting, key=lambda plan: (not plan.prediction, plan.time_s), default=None)
 
 
 def _note(record: SearchLog, request: SearchRequest, checked: list[Checked]) -> None:
     """Put plans that were looked at on record."""
     record.compared += _compared(request, checked)
-    record.count("simulated", sum("step_time_s" in plan.figures for plan in checked))
+    record.count("simulated", sum(bool(plan.prediction) for plan in checked))
     record.count("simulated and refused", sum(bool(plan.reason) for plan in checked))
 
 
@@ -290,15 +289,15 @@ def _checked(
             reason = disobeyed(plan, graph, request.pins) or str(short or "")
             if not reason and not settled.fits:
                 reason = f"needs {settled.over_bytes} bytes more than the limit once compiled"
-            checked.append(Checked(settled, {}, reason, short))
+            checked.append(Checked(settled, reason, short))
             ratios.note(settled)
         fitting = [plan for plan in checked if not plan.reason]
     if simulate is None or not fitting:
         return checked
     # What is not simulated is slower by the times of its blocks than the best that is.
-    simulated = [plan for plan in fitting if plan.figures]
+    simulated = [plan for plan in fitting if plan.prediction]
     due = sorted(
-        (plan for plan in fitting if not plan.figures), key=lambda plan: plan.settled.step_ns
+        (plan for plan in fitting if not plan.prediction), key=lambda plan: plan.settled.step_ns
     )
     best_s = min((plan.time_s for plan in simulated), default=float("inf"))
     while due and due[0].time_s < best_s:
@@ -364,26 +363,26 @@ def _settled(
 def _simulated(checked: Sequence[Checked], simulate: Simulate, tell: Progress) -> list[Checked]:
     """The plans with the simulator's figures; two at once where it changes nothing."""
 
-    def figured(plan: Checked) -> Checked:
+    def predicted(plan: Checked) -> Checked:
         try:
-            return replaced(plan, figures=simulate(plan.settled.plan))
+            return replaced(plan, prediction=simulate(plan.settled.plan))
         except ProtocolError as error:
             return replaced(plan, reason=f"cannot run: {str(error)[:200]}")
 
     tell(f"simulating: {checked[0].found.candidate.text}")
     if len(checked) == 2 and isinstance(simulate, Pure):
-        return list(run_both(partial(figured, checked[0]), partial(figured, checked[1])))
-    return [figured(plan) for plan in checked]
+        return list(run_both(partial(predicted, checked[0]), partial(predicted, checked[1])))
+    return [predicted(plan) for plan in checked]
 
 
 def _compared(request: SearchRequest, checked: list[Checked]) -> Iterator[PlanComparison]:
     """Figures of every compiled plan by the cost, beside those that were laid out and simulated."""
     for plan in checked:
-        if plan.figures or not plan.settled.fits:
+        if plan.prediction or not plan.settled.fits:
             yield PlanComparison(
                 plan=plan.found.candidate.text,
                 cost_s=plan.settled.step_ns / 1e9,
-                simulated_s=plan.figures.get("step_time_s"),
+                simulated_s=plan.prediction.step_time_s if plan.prediction else None,
                 cost_bytes=plan.settled.expected_bytes,
                 laid_out_bytes=fullest(request, plan.found.candidate, plan.settled.memory)[0],
                 refused=plan.reason,
@@ -406,18 +405,17 @@ def _best(
     for other in checked:
         if other is not best:
             slower = f"{other.time_s / best.time_s - 1:+.1%} step time"
-            by = "simulated" if other.figures else "by the times of its blocks"
+            by = "simulated" if other.prediction else "by the times of its blocks"
             by = by if simulated else "by the planner's cost"
-            others.append(
-                _alternative(other.found, other.reason or f"{slower} {by}", other.figures)
-            )
+            reason = other.reason or f"{slower} {by}"
+            others.append(_alternative(other.found, reason, other.prediction))
     objective_ns = best.found.division.step_ns
     settled = {plan.found.candidate for plan in checked}
     for ranked_plan in ranking.found:
         if ranked_plan.candidate in settled:
             continue
         slower = f"{ranked_plan.division.step_ns / objective_ns - 1:+.1%} by the planner's cost"
-        others.append(_alternative(ranked_plan, slower, {}))
+        others.append(_alternative(ranked_plan, slower))
     for pruned in sorted(ranking.pruned, key=lambda outcome: outcome.bound_ns):
         bound_s = pruned.bound_ns / 1e9
         others.append({"plan": pruned.candidate.text, "bound_s": bound_s, "reason": pruned.reason})
@@ -441,16 +439,19 @@ def _best(
             held_by,
         ),
     )
-    return replace(best.settled.plan, evidence=evidence, figures=best.figures if simulated else {})
+    figures = best.prediction.figures if best.prediction else {}
+    return replace(best.settled.plan, evidence=evidence, figures=figures)
 
 
-def _alternative(plan: SolvedPlan, reason: str, figures: Figures) -> dict[str, Any]:
+def _alternative(
+    plan: SolvedPlan, reason: str, prediction: Prediction | None = None
+) -> dict[str, Any]:
     document = {
         "plan": plan.candidate.text,
         "objective_s": plan.division.step_ns / 1e9,
         "bound_s": plan.bound_ns / 1e9,
         "reason": reason,
     }
-    if "step_time_s" in figures:
-        document["step_time_s"] = figures["step_time_s"]
+    if prediction:
+        document["step_time_s"] = prediction.step_time_s
     return document

@@ -112,10 +112,11 @@ def spending(plan: Plan, record: SearchLog, optimize_for: str) -> float:
     """Dollars or joules of a step."""
     assert plan.evidence is not None
     assert record.answer is not None
-    step_s = plan.figures.get("step_time_s", plan.evidence.objective_s)
+    prediction = plan.prediction
+    step_s = prediction.step_time_s if prediction else plan.evidence.objective_s
     if optimize_for == "cost":
         return float(step_s * (price_usd_per_s(plan.cluster) or 0.0))
-    busy = plan.figures.get("busy_fraction")
+    busy = prediction.busy_fraction if prediction else None
     if busy is None:
         from millrace.planner.search.report.breakdown import breakdown, busy_ns
 

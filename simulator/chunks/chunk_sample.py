@@ -9,10 +9,11 @@ in the piece ever waits for another stage; what leaves is boxed as the receiver 
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from msgspec.structs import replace
 
-from millrace.models.graph import GLOBAL_BLOCK, Graph, Op, Rate
+from millrace.models.graph import GLOBAL_BLOCK, Graph, Rate, beyond, restricted
 from millrace.planner.actors.graph import ActorGraph, Meeting, Port
 from millrace.planner.compile.collectives import hold_back
 from millrace.planner.compile.fused import fused_stages
@@ -190,56 +191,22 @@ def _restricted(
     What was made by a block that is left out is taken from the nearest kept one of its run.
     """
     within = set(block_names)
-    instead = _instead(wiring, chunk, block_names)
-    ops: list[tuple[int, Op]] = []
+
+    def stand_in(reader: str, home: str) -> str:
+        if reader == GLOBAL_BLOCK or wiring.chunk_of[home] != chunk:
+            return home
+        return next(b for b in beyond(wiring.graph.blocks, reader, home) if b in within)
+
     arriving: dict[str, CrossReading] = {}
     for block in block_names:
-        renamed: dict[str, dict[int, str]] = {}
         for reading in wiring.readings.get(block, ()):
-            maker = reading.maker.block
-            if wiring.chunk_of[maker] != chunk:
+            if wiring.chunk_of[reading.maker.block] != chunk:
                 arriving.setdefault(reading.tensor, reading)
-            elif maker not in within:
-                near = instead[maker][wiring.position[block] > wiring.position[maker]]
-                name = near + reading.tensor.removeprefix(maker)
-                renamed.setdefault(reading.reader.name, {})[reading.operand] = name
-        ops.extend(
-            (number, _renamed(op, renamed[op.name]) if op.name in renamed else op)
-            for number, op in wiring.ops.get(block, ())
-        )
-    ops.extend(wiring.ops[GLOBAL_BLOCK])
-    output_names = {name for _, op in ops for name in op.outputs}
-    ops.sort(key=lambda numbered: numbered[0])
-    tensors = wiring.graph.tensors_by_name
-    graph = replace(
-        wiring.graph,
-        ops=tuple(op for _, op in ops),
-        tensors=tuple(tensors[name] for name in sorted(output_names | set(arriving))),
-        blocks=tuple(block_names),
-        templates={block: wiring.graph.templates[block] for block in block_names},
+    numbered = (
+        pair for block in (GLOBAL_BLOCK, *block_names) for pair in wiring.ops.get(block, ())
     )
-    return graph, tuple(arriving.values())
-
-
-def _instead(
-    wiring: PlanBlocks, chunk: int, block_names: Sequence[str]
-) -> dict[str, tuple[str, str]]:
-    """Block that is left out → the nearest kept block behind it and before it."""
-    within = set(block_names)
-    nearest: dict[str, tuple[str, str]] = {}
-    for run in wiring.runs(chunk):
-        there = [block for block in run.blocks if block in within]
-        before = there[0]
-        for block in run.blocks:
-            if block in within:
-                before = block
-            else:
-                nearest[block] = (there[-1], before)
-    return nearest
-
-
-def _renamed(op: Op, names: dict[int, str]) -> Op:
-    return replace(op, inputs=tuple(names.get(i, name) for i, name in enumerate(op.inputs)))
+    ops = [op for _, op in sorted(numbered, key=itemgetter(0))]
+    return restricted(wiring.graph, block_names, stand_in, ops), tuple(arriving.values())
 
 
 def _plan_of(plan: Plan, block_names: Sequence[str], wiring: PlanBlocks) -> Plan:

@@ -40,23 +40,20 @@ class PlanBlocks:
         self.plan = plan
         self.graph = graph = plan.graph
         self.ops: dict[str, list[tuple[int, Op]]] = {GLOBAL_BLOCK: []}
-        self.position = {block: index for index, block in enumerate(graph.blocks)}
         self.chunk_of: dict[str, int] = {}
         self.variant_of: dict[str, int] = {}
         for number, chunk in enumerate(plan.chunks):
             for choice in chunk.blocks:
                 self.chunk_of[choice.block] = number
                 self.variant_of[choice.block] = choice.variant
-        self.makers: dict[str, Op] = {}
         self.readings: dict[str, list[CrossReading]] = {}  # by the block that reads
         self._layouts: dict[tuple[str, str], tuple[tuple[NdSbp, ...], tuple[NdSbp, ...]]] = {}
         for number, op in enumerate(graph.ops):
             self.ops.setdefault(op.block, []).append((number, op))
-            self.makers.update(dict.fromkeys(op.outputs, op))
             if op.block == GLOBAL_BLOCK:
                 continue
             for index, name in enumerate(op.inputs):
-                maker = self.makers[name]
+                maker = graph.makers[name]
                 if maker.block not in (op.block, GLOBAL_BLOCK):
                     reading = CrossReading(number, name, maker, op, index)
                     self.readings.setdefault(op.block, []).append(reading)
@@ -80,7 +77,7 @@ class PlanBlocks:
 
     def made_as(self, tensor: str) -> NdSbp:
         """SBP in which a tensor's op makes it."""
-        op = self.makers[tensor]
+        op = self.graph.makers[tensor]
         return self._layout(op)[1][op.outputs.index(tensor)]
 
     def _layout(self, op: Op) -> tuple[tuple[NdSbp, ...], tuple[NdSbp, ...]]:

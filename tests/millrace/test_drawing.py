@@ -17,6 +17,7 @@ from millrace.drawing import (
 )
 from millrace.figures import micro_batch
 from millrace.planner.mesh import Axis, Mesh
+from millrace.planner.plan import Prediction
 from tests.millrace.plans import data_parallel_pipeline, drawn_plan
 from tests.recomputed import recomputed
 
@@ -95,7 +96,8 @@ def test_a_plan_too_large_for_a_screen_is_drawn_as_stages_and_ranges_of_ranks():
 
 
 def test_memory_is_in_one_unit_so_that_stages_compare():
-    figures = {"memory_by_kind": [{"activation": 3 << 29, "slack": 1 << 29}, {"activation": 1}]}
+    by_kind = [{"activation": 3 << 29, "slack": 1 << 29}, {"activation": 1}]
+    figures = Prediction(step_time_s=1.0, memory_by_kind=by_kind).figures
     text = drawn(draw_memory, replace(drawn_plan(), figures=figures))
     assert "GiB by kind" in text
     assert [line.split("│")[2:-1] for line in text.splitlines() if line.startswith("│")] == [

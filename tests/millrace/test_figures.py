@@ -6,6 +6,7 @@ from msgspec.structs import replace
 from millrace.figures import idle_devices, plan_summary, shortage, speed
 from millrace.models.errors import ModelError
 from millrace.models.zoo.catalogue import FAMILIES, beyond_positions, build, model_spec, unit_of
+from millrace.planner.plan import Prediction
 from tests.millrace.plans import data_parallel_pipeline
 
 
@@ -81,3 +82,12 @@ def test_positions_that_are_learned_end_where_the_model_does() -> None:
     longer = replace(model_spec("gpt2-small"), seq_len=1025)
     with pytest.raises(ModelError, match="1025 tokens do not fit; use 1 to 1024"):
         build(longer, 1)
+
+
+def test_a_plan_holds_what_was_predicted_of_it() -> None:
+    prediction = Prediction(step_time_s=2.0, mfu=None, memory_by_kind=[{"parameter": 1}])
+    figures = {"step_time_s": 2.0, "mfu": None, "memory_by_kind": [{"parameter": 1}]}
+    assert prediction.figures == figures
+    plan = data_parallel_pipeline()
+    assert plan.prediction is None
+    assert replace(plan, figures=figures | {"other": 1}).prediction == prediction

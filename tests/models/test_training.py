@@ -5,7 +5,17 @@ import pytest
 
 from millrace.models.builder import GraphBuilder
 from millrace.models.errors import ModelError
-from millrace.models.graph import Graph, Op, Phase, Rate, to_json, with_batch
+from millrace.models.graph import (
+    GLOBAL_BLOCK,
+    Graph,
+    Op,
+    Phase,
+    Rate,
+    beyond,
+    restricted,
+    to_json,
+    with_batch,
+)
 from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.models.training import LEARNING_RATE, STEP_TOTALS, check_training, training_graph
 from millrace.models.type_inference import check_graph
@@ -242,3 +252,22 @@ def test_a_graph_without_a_loss_cannot_be_trained() -> None:
 def test_a_graph_is_built_for_other_batches_without_a_training_part_too() -> None:
     spec = model_spec("gpt-demo", seq_len=16)
     assert with_batch(build(spec, 2), 6) == build(spec, 6)
+
+
+def test_blocks_left_out_of_a_graph_are_stood_in_for_by_the_nearest_beyond() -> None:
+    graph = tiny(layers=6)
+    names = graph.blocks
+    assert list(beyond(names, names[2], names[3])) == list(names[3:])
+    assert list(beyond(names, names[4], names[3])) == list(names[3::-1])
+    staying = (*names[:3], *names[-3:])
+
+    def nearest(reader: str, home: str) -> str | None:
+        if reader == GLOBAL_BLOCK:
+            return None
+        return next(block for block in beyond(names, reader, home) if block in staying)
+
+    assert restricted(graph, names, nearest).ops == graph.ops
+    smaller, small = restricted(graph, staying, nearest).validate(), tiny(layers=4)
+    assert [(op.kind, len(op.inputs)) for op in smaller.ops] == [
+        (op.kind, len(op.inputs)) for op in small.ops
+    ]

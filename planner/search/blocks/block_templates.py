@@ -9,11 +9,11 @@ a few are left, which count for the others.
 """
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
-from msgspec.structs import replace
-
-from millrace.models.graph import GLOBAL_BLOCK, Graph, Op, Phase, scaled
+from millrace.models.errors import ModelError
+from millrace.models.graph import GLOBAL_BLOCK, Graph, Op, Phase, beyond, restricted, scaled
 
 KEPT = 2  # blocks at either end of those that are alike, so that what is met first stays so
 
@@ -166,8 +166,8 @@ def deduplicated(graph: Graph) -> Shortened:
         often.update(dict.fromkeys(kept_blocks, 1))
         often[kept_blocks[0]] += len(members) - len(kept_blocks)
     if len(often) < len(graph.blocks):
-        short = _without(graph, sets, often)
-        if short is not None:
+        with suppress(ModelError):
+            short = _without(graph, sets, often)
             left = _joints(short, standing)
             if all(left[block] == joints[block] for block in short.blocks):
                 return Shortened(graph=short, often=often)
@@ -195,43 +195,20 @@ def _joints(graph: Graph, standing: Mapping[str, str]) -> dict[str, tuple[object
     return {block: (tuple(read[block]), tuple(given[block]), ops[block]) for block in graph.blocks}
 
 
-def _without(graph: Graph, sets: Mapping[str, int], kept_blocks: Mapping[str, int]) -> Graph | None:
+def _without(graph: Graph, sets: Mapping[str, int], kept_blocks: Mapping[str, int]) -> Graph:
     """Graph of the kept blocks; what one reads of a block left out, a like block gives it.
 
-    That is the last of the like blocks that has made it. None where there is none.
+    Raises
+    ------
+    ModelError
+        There is none, or it makes the tensor after it is read.
     """
-    homes: dict[str, str] = {}
-    latest: dict[tuple[int, str], str] = {}
-    instead: dict[tuple[str, str], str] = {}  # reader, block left out → block that gives instead
-    ops: list[Op] = []
-    for op in graph.ops:
-        homes.update(dict.fromkeys(op.outputs, op.block))
-        if op.block in sets and op.block not in kept_blocks:
-            continue
-        inputs: list[str] = []
-        for name in op.inputs:
-            home = homes[name]
-            if home not in sets or home in kept_blocks:
-                inputs.append(name)
-            elif op.block in sets:
-                suffix = name.removeprefix(home)
-                like = instead.get((op.block, home)) or latest.get((sets[home], suffix))
-                if like is None or like + suffix not in homes:
-                    return None
-                instead[op.block, home] = like
-                inputs.append(like + suffix)
-        if len(inputs) < len(op.inputs) or tuple(inputs) != op.inputs:
-            op = replace(op, inputs=tuple(inputs))
-        ops.append(op)
-        if op.block in sets:
-            for name in op.outputs:
-                latest[sets[op.block], name.removeprefix(op.block)] = op.block
-    made_names = {name for op in ops for name in op.outputs}
+
+    def stand_in(reader: str, home: str) -> str | None:
+        if reader == GLOBAL_BLOCK:
+            return None
+        others = (block for block in beyond(graph.blocks, reader, home) if block in kept_blocks)
+        return next((block for block in others if sets[block] == sets[home]), home)
+
     blocks = tuple(block for block in graph.blocks if block in kept_blocks)
-    return replace(
-        graph,
-        ops=tuple(ops),
-        tensors=tuple(tensor for tensor in graph.tensors if tensor.name in made_names),
-        blocks=blocks,
-        templates={block: graph.templates[block] for block in blocks},
-    ).validate()
+    return restricted(graph, blocks, stand_in).validate()

@@ -9,7 +9,7 @@ from millrace.planner.clusters import local_cluster, parse_cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.parallel_degrees import roles
-from millrace.planner.plan import Plan
+from millrace.planner.plan import Plan, Prediction
 from millrace.planner.search import Pins, Pure, SearchRequest, search
 from millrace.planner.search import ranking as ranked
 from millrace.planner.search.blocks import fork_join
@@ -131,10 +131,10 @@ def test_equal_requests_give_equal_bytes_and_evidence_why_others_lost() -> None:
 def test_the_simulator_that_is_handed_in_ranks_the_best_few() -> None:
     seen: list[Plan] = []
 
-    def backwards(plan: Plan) -> dict[str, object]:
+    def backwards(plan: Plan) -> Prediction:
         """A simulator that likes best what the planner likes least."""
         seen.append(plan)
-        return {"step_time_s": 1.0 / len(seen), "memory_bytes_max": 1}
+        return Prediction(step_time_s=1.0 / len(seen), memory_bytes_max=1)
 
     plan = search(request(4, pins=Pins(pp=1)), simulate=backwards)
     assert len(seen) > 1
@@ -147,8 +147,8 @@ def test_plans_that_seemed_slower_are_simulated_where_the_best_are_late() -> Non
     cheapest = search(request(4)).stages
     other = 2 if cheapest == 1 else 1
 
-    def late(plan: Plan) -> dict[str, object]:
-        return {"step_time_s": 2.0 if plan.stages == cheapest else 1.0, "memory_bytes_max": 1}
+    def late(plan: Plan) -> Prediction:
+        return Prediction(step_time_s=2.0 if plan.stages == cheapest else 1.0, memory_bytes_max=1)
 
     free, pinned = search(request(4), late), search(request(4, pins=Pins(pp=other)), late)
     assert free.figures["step_time_s"] == pinned.figures["step_time_s"] == 1.0
@@ -160,8 +160,8 @@ def test_two_plans_simulated_at_once_are_ranked_as_one_after_the_other(
     # A process of a test may have other threads, beside which nothing forks by itself.
     monkeypatch.setattr(fork_join, "_can_fork", lambda: True)
 
-    def figures(plan: Plan) -> dict[str, object]:
-        return {"step_time_s": plan.stages + plan.microbatches, "memory_bytes_max": 1}
+    def figures(plan: Plan) -> Prediction:
+        return Prediction(step_time_s=plan.stages + plan.microbatches, memory_bytes_max=1)
 
     asked = request(2, pins=Pins(tp=1))
     assert to_json(search(asked, Pure(figures))) == to_json(search(asked, figures))
@@ -172,9 +172,9 @@ def test_a_plan_that_does_not_fit_is_not_simulated() -> None:
     limit = memory_of(free) * 85 // 100
     simulated: list[Plan] = []
 
-    def simulator(plan: Plan) -> dict[str, object]:
+    def simulator(plan: Plan) -> Prediction:
         simulated.append(plan)
-        return {"step_time_s": 1.0, "memory_bytes_max": memory_of(plan)}
+        return Prediction(step_time_s=1.0, memory_bytes_max=memory_of(plan))
 
     record = SearchLog()
     asked = request(2, pins=Pins(dp=2, tp=1, micro_batch=4), memory_limit_bytes=limit)
