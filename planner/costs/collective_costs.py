@@ -174,11 +174,11 @@ def _lines_of(kind: str, ranks: tuple[int, ...], cluster: Cluster, copies: int =
     libraries = {device.library for device in devices}
     library = libraries.pop() if len(libraries) == 1 else ""
     layout = layout_of(ranks, frame_of(cluster))
-    protocols = LIBRARIES[library] if library and layout.grid is None else ()
-    if protocols and kind in LIBRARY_ALGORITHMS:
-        return _library_lines(layout, launch_ns, protocols, LIBRARY_ALGORITHMS[kind])
-    base_ns = min((protocol.base_ns for protocol in protocols), default=0)
-    return _link_lines(layout, launch_ns + base_ns, copies, ALGORITHMS[kind])
+    if library and layout.grid is None:
+        if kind in LIBRARY_ALGORITHMS:
+            return _library_lines(layout, launch_ns, library, LIBRARY_ALGORITHMS[kind])
+        launch_ns += min(protocol.base_ns for protocol in LIBRARIES[library])
+    return _link_lines(layout, launch_ns, copies, ALGORITHMS[kind])
 
 
 def _of_activations(kind: str, pieces: Pieces, software: Software, links: float) -> Pieces:
@@ -205,13 +205,10 @@ def _in_a_node(ranks: tuple[int, ...], frame: Frame) -> bool:
 
 @lru_cache(maxsize=4096)
 def _library_lines(
-    layout: GroupTopology,
-    launch_ns: int,
-    protocols: tuple[NcclProtocol, ...],
-    algorithms: tuple[LibraryAlgorithm, ...],
+    layout: GroupTopology, launch_ns: int, library: str, algorithms: tuple[LibraryAlgorithm, ...]
 ) -> Pieces:
     """Lowest lines of a library's own algorithms."""
-    lines = (line for lines_of in algorithms for line in lines_of(layout, protocols))
+    lines = (line for lines_of in algorithms for line in lines_of(layout, LIBRARIES[library]))
     return tuple((launch_ns + fixed, slope) for fixed, slope in lower_envelope(lines))
 
 
