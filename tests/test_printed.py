@@ -24,6 +24,7 @@ from benchmarks.quality.printed import (
     read_page,
     renewed,
     run,
+    shown_files,
     words,
 )
 from benchmarks.quality.printed_pages import generated_pages
@@ -88,6 +89,17 @@ def test_blocks_are_found_with_their_comments_commands_and_lines() -> None:
         ConsoleBlock(commands=(ShownCommand(text="table", first=11, end=13),)),
         ConsoleBlock(commands=(ShownCommand(text="third", first=18, end=18),), needs=("a.csv",)),
     ]
+
+
+def test_a_fence_that_names_a_file_is_that_file() -> None:
+    text = (
+        "```toml\n# own.toml\nnodes = 2\n```\n```python\nprint(1)\n```\n"
+        "```python\n# two.py\nprint(2)\n```\n```sh\n# three.py\n```"
+    )
+    assert shown_files(page(text)) == {
+        "own.toml": "# own.toml\nnodes = 2\n",
+        "two.py": "# two.py\nprint(2)\n",
+    }
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,10 @@ plain comparison must not expect:
     <!-- printed: $ python -m benchmarks.x -->  what follows, up to an empty line, is Markdown
 
 Blocks of a page run in order in one scratch folder, from which `benchmarks` and `examples` are
-reached as from the checkout. What counts is stdout or, where nothing is printed there, stderr.
-Seconds of the wall clock differ from run to run and are compared by their form; other figures may
-differ by a hundredth, since processors round differently.
+reached as from the checkout. A fence of `python` or `toml` whose first line is a comment with the
+name of a file, such as `# own.toml`, lies there as that file. What counts is stdout or, where
+nothing is printed there, stderr. Seconds of the wall clock differ from run to run and are compared
+by their form; other figures may differ by a hundredth, since processors round differently.
 
 `--check` writes nothing and exits with 1 where a page shows something else than its commands print;
 so does writing, where what is shown has another form than what is printed and a person has to look.
@@ -49,6 +50,9 @@ QUANTITY = re.compile(
 WALL_CLOCK = re.compile(
     r"(?<=searched for )[\d.,]+ (?:ms|s)|(?<=firings in )[\d.,]+ (?:ms|s)|"
     r'(?<="search_time_s": )[\d.e-]+|(?<="wall_time_s": )[\d.e-]+|(?<="seconds": )[\d.e-]+'
+)
+FILE = re.compile(
+    r"^```(?:python|toml)\n(# ([\w-]+\.(?:py|toml))\n.*?)^```$", re.DOTALL | re.MULTILINE
 )
 DRAWN = re.compile(r"[\s━─┃│┏┓┗┛┡┩┳┻╇├┤┼└┘┴]+")
 
@@ -122,6 +126,11 @@ def blocks(page: Page) -> Iterator[ConsoleBlock]:
             options, index = {}, end + 1
         elif line.startswith("```") and line != "```":
             index = _next(page.lines, index, lambda each: each == "```") + 1
+
+
+def shown_files(page: Page) -> dict[str, str]:
+    """Contents of the files that a page shows, by name."""
+    return {name: text for text, name in FILE.findall("\n".join(page.lines))}
 
 
 def _next(lines: Sequence[str], start: int, ends: Callable[[str], bool]) -> int:
@@ -317,6 +326,8 @@ def renewed(page: Page, *, minutes: bool = False, data: Path | None = None) -> R
         folder = Path(name)
         for linked in ("benchmarks", "examples"):
             (folder / linked).symlink_to(ROOT / linked)
+        for shown_file, text in shown_files(page).items():
+            (folder / shown_file).write_text(text, "utf-8")
         shift = 0
         for block in blocks(page):
             if not _can_run(block, folder, minutes, data):

@@ -25,6 +25,8 @@ FUNCTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "clip": ("x brought between `low` and `high`", ("low", "high")),
 }
 
+# Those that models of the zoo may name as their `activation`.
+ACTIVATIONS = ("gelu", "gelu_erf", "relu", "silu", "tanh", "sigmoid")
 
 # Functions whose slope at their result is that at x: relu(x) is positive exactly where x is.
 SLOPE_OF_RESULT = ("relu",)

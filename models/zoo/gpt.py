@@ -22,6 +22,7 @@ import msgspec
 from millrace.models.builder import GraphBuilder, dense
 from millrace.models.errors import ModelError
 from millrace.models.graph import Graph
+from millrace.models.ops.pointwise_ops import ACTIVATIONS
 from millrace.models.spec import Config, ModelSpec
 from millrace.models.zoo import transformer
 from millrace.models.zoo.family import Family, check_sizes
@@ -29,7 +30,6 @@ from millrace.models.zoo.norms import add_norm
 
 INIT_STD = 0.02
 EPSILON = 1e-5
-ACTIVATIONS = ("gelu", "gelu_erf", "relu", "silu", "tanh", "sigmoid")
 
 
 class GptConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

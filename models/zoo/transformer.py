@@ -11,10 +11,9 @@ from math import sqrt
 
 from millrace.models.builder import GraphBuilder, dense, dropout
 from millrace.models.errors import ModelError
+from millrace.models.ops.pointwise_ops import ACTIVATIONS
 
 INIT_STD = 0.02
-
-ACTIVATIONS = ("gelu", "gelu_erf", "relu", "silu", "tanh", "sigmoid")
 
 
 def attention_part(

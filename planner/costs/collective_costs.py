@@ -39,6 +39,12 @@ from millrace.planner.costs.torus_collectives import (
     spread_pieces,
 )
 
+LinkAlgorithm = Callable[[GroupTopology, int], list[tuple[int, float]]]
+"""Lines (fixed_ns, ns_per_byte) of a group and the copies of each token."""
+
+LibraryAlgorithm = Callable[[GroupTopology, tuple[NcclProtocol, ...]], Iterable[tuple[int, float]]]
+"""Lines of a group and the protocols of a library."""
+
 # A reduction along trees reaches so much of a ring's bandwidth: NCCL 2.2x tuning.cc, read 2026-11.
 TREE_SHARE = 0.92
 
@@ -167,7 +173,12 @@ def _lines_of(kind: str, ranks: tuple[int, ...], cluster: Cluster, copies: int =
     launch_ns = max(device.launch_ns for device in devices)
     libraries = {device.library for device in devices}
     library = libraries.pop() if len(libraries) == 1 else ""
-    return _envelope_lines(kind, layout_of(ranks, frame_of(cluster)), launch_ns, library, copies)
+    layout = layout_of(ranks, frame_of(cluster))
+    if library and layout.grid is None:
+        if kind in LIBRARY_ALGORITHMS:
+            return _library_lines(layout, launch_ns, library, LIBRARY_ALGORITHMS[kind])
+        launch_ns += min(protocol.base_ns for protocol in LIBRARIES[library])
+    return _link_lines(layout, launch_ns, copies, ALGORITHMS[kind])
 
 
 def _of_activations(kind: str, pieces: Pieces, software: Software, links: float) -> Pieces:
@@ -193,29 +204,21 @@ def _in_a_node(ranks: tuple[int, ...], frame: Frame) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _envelope_lines(
-    kind: str, layout: GroupTopology, launch_ns: int, library: str, copies: int
+def _library_lines(
+    layout: GroupTopology, launch_ns: int, library: str, algorithms: tuple[LibraryAlgorithm, ...]
 ) -> Pieces:
-    if library and layout.grid is None:
-        lines = _by_library(kind, layout, LIBRARIES[library], copies)
-    else:
-        lines = _by_links(kind, layout, copies)
+    """Lowest lines of a library's own algorithms."""
+    lines = (line for lines_of in algorithms for line in lines_of(layout, LIBRARIES[library]))
     return tuple((launch_ns + fixed, slope) for fixed, slope in lower_envelope(lines))
 
 
-def _by_library(
-    kind: str, layout: GroupTopology, protocols: tuple[NcclProtocol, ...], copies: int
-) -> list[tuple[int, float]]:
-    """Lines of a library's own algorithms; what it has none for is made of transfers."""
-    if kind in LIBRARY_ALGORITHMS:
-        return [line for lines in LIBRARY_ALGORITHMS[kind] for line in lines(layout, protocols)]
-    base_ns = min(protocol.base_ns for protocol in protocols)
-    return [(base_ns + fixed, slope) for fixed, slope in _by_links(kind, layout, copies)]
-
-
-def _by_links(kind: str, layout: GroupTopology, copies: int) -> list[tuple[int, float]]:
-    """Lines of every algorithm, by latency and bandwidth alone."""
-    return [line for lines in ALGORITHMS[kind] for line in lines(layout, copies)]
+@lru_cache(maxsize=4096)
+def _link_lines(
+    layout: GroupTopology, launch_ns: int, copies: int, algorithms: tuple[LinkAlgorithm, ...]
+) -> Pieces:
+    """Lowest lines of algorithms by latency and bandwidth alone."""
+    lines = (line for lines_of in algorithms for line in lines_of(layout, copies))
+    return tuple((launch_ns + fixed, slope) for fixed, slope in lower_envelope(lines))
 
 
 def lower_envelope(pieces: Iterable[tuple[int, float]]) -> Pieces:
@@ -462,9 +465,9 @@ def _outermost(
     return list(transfers(layout.crossings[-1], protocols))
 
 
-# Algorithms of each kind, by links alone: of a group and the copies of each token, lines
-# (fixed_ns, ns_per_byte). The lowest line for a message counts, so a further one is an entry here.
-ALGORITHMS: dict[str, tuple[Callable[[GroupTopology, int], list[tuple[int, float]]], ...]] = {
+# Algorithms of each kind, by links alone. The lowest line for a message counts, so a further
+# algorithm is an entry here.
+ALGORITHMS: dict[str, tuple[LinkAlgorithm, ...]] = {
     "all_reduce": (partial(_rings, rounds=2), _two_trees, _switched),
     "all_gather": (partial(_rings, rounds=1),),
     "reduce_scatter": (partial(_rings, rounds=1),),
@@ -474,10 +477,7 @@ ALGORITHMS: dict[str, tuple[Callable[[GroupTopology, int], list[tuple[int, float
     "recv": (_transfer,),
 }
 # Those that a library has of its own; it makes the other kinds of transfers.
-LIBRARY_ALGORITHMS: dict[
-    str,
-    tuple[Callable[[GroupTopology, tuple[NcclProtocol, ...]], Iterable[tuple[int, float]]], ...],
-] = {
+LIBRARY_ALGORITHMS: dict[str, tuple[LibraryAlgorithm, ...]] = {
     "all_reduce": (partial(rounds, times=2), trees, _in_switches),
     "all_gather": (partial(rounds, times=1),),
     "reduce_scatter": (partial(rounds, times=1),),

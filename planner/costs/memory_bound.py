@@ -3,7 +3,7 @@
 import numpy as np
 
 from millrace.models.labels import EXPERT, parse
-from millrace.models.ops import kinds_where
+from millrace.models.ops import OPS
 from millrace.planner.cluster import Device, Software
 from millrace.planner.costs.op_batch import OpFirings
 from millrace.planner.costs.profile_tables import Floats
@@ -11,8 +11,6 @@ from millrace.planner.costs.profile_tables import Floats
 # An op takes so long on the device beside its work: kernels begin and end without moving bytes, and
 # one op is often several of them. Fitted on published runs of small layers, 2026-11.
 RAMP_NS = 4_000
-
-FUSED = frozenset(kinds_where(lambda row: row.fused_by_frameworks))
 
 # This share counts of the bytes of adding up gradients of microbatches: a product that adds to what
 # is there saves writing its result and reading it again, and moves the rest while it multiplies.
@@ -41,7 +39,8 @@ def bandwidth_bytes_per_s(device: Device) -> float:
 
 def memory_bound_seconds(firings: OpFirings, device: Device, software: Software) -> Floats:
     """Seconds that a memory-bound op spends on its bytes, without what every kernel takes."""
-    fusion: float = software.fusion if firings.kind in FUSED else 1.0
+    row = OPS.get(firings.kind)  # boxing has none
+    fusion: float = software.fusion if row is not None and row.fused_by_frameworks else 1.0
     if firings.kind == "accumulate":
         fusion = ACCUMULATED
     if firings.kind == "add" and _of_experts(firings.labels):

@@ -189,7 +189,7 @@ def test_deepseek_v3_softens_its_scores_as_yarn_does() -> None:
         ({"rope_scaling": "yarn"}, "needs the sequence length before the stretch"),
         ({"rope_scaling": "llama3", "rope_original": 8, "rope_low": 5.0}, "between 0 and"),
         ({"norm": "batch"}, "choose one of rms, layer, scale"),
-        ({"activation": "mish"}, "choose one of silu"),
+        ({"activation": "mish"}, "choose one of gelu"),
         ({"shared_norm": True}, "`shared_norm` needs `parallel`"),
         ({"full_layers": (3,)}, "names layer 3; the layers are 0 to 2"),
         ({"q_lora": 4}, "belong to latent attention"),

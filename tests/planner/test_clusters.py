@@ -17,6 +17,7 @@ from millrace.planner.clusters import (
     validate,
 )
 from millrace.planner.clusters.cluster_files import USUAL
+from millrace.planner.clusters.framework_tables import frameworks
 from millrace.planner.errors import ClusterError
 
 GIB = 1024**3
@@ -74,6 +75,13 @@ def test_every_figure_of_the_catalogue_carries_its_source_and_year_on_its_line(n
             told = re.sub(r"[\[\] ]", "", value)
             figures = () if key in ("reduces", "library") else told.split(",")
             assert all(float(figure.replace("_", "")) > 0 for figure in figures)
+
+
+@pytest.mark.parametrize("name", frameworks())
+def test_every_framework_can_drive_a_cluster_and_says_where_its_figures_are_from(name: str) -> None:
+    driven = msgspec.structs.replace(reference_node("h100-sxm-80gb"), software=frameworks()[name])
+    assert validate(driven).software.name == name
+    assert driven.software.source
 
 
 def test_figures_of_well_known_devices_are_those_of_their_data_sheets() -> None:

@@ -6,12 +6,12 @@ from math import sqrt
 import msgspec
 
 from millrace.models.errors import ModelError
+from millrace.models.ops.pointwise_ops import ACTIVATIONS
 from millrace.models.rotary import SCALINGS
 from millrace.models.spec import ModelSpec
 from millrace.models.zoo.family import check_depth
 
 NORMS = ("rms", "layer", "scale")
-ACTIVATIONS = ("silu", "gelu", "gelu_erf", "relu", "tanh", "sigmoid")
 ROUTERS = ("softmax", "sigmoid")
 
 
