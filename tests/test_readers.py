@@ -32,6 +32,7 @@ from millrace.executor.rank import RankState
 from millrace.executor.values.checkpoint import checked_checkpoint, load_checkpoint
 from millrace.executor.values.weights import Weights, check_weights
 from millrace.models.graph import to_json
+from millrace.models.importers.opening import open_model
 from millrace.planner.plan import Plan, plan_graph
 from millrace.published.reading import read_table
 from millrace.published.validation import ask
@@ -247,6 +248,12 @@ def weighed(path: Path) -> None:
         weights.value(name)
 
 
+def opened(path: Path) -> None:
+    """Open data as the model reads it that its ending is for."""
+    model = "gpt2-small" if path.suffix == ".bin" else "gpt-demo"
+    open_dataset(str(path), open_model(model, 16), 0)
+
+
 def asked(path: Path) -> None:
     table = read_table(path)
     for row in table.rows:
@@ -276,18 +283,18 @@ KINDS = {
     "cluster": Kind(
         "c.toml", lambda: CLUSTER, TOML, lambda path: commanded("clusters", str(path), "--json")
     ),
-    "profile": Kind("profile.json", sound_profile, JSON, lambda path: read(priced, path)),
+    "profile": Kind("profile.json", sound_profile, JSON, partial(read, priced)),
     "trace": Kind(
         "trace.json",
         lambda: to_json(api.simulate(tiny_plan(), fidelity="op").trace),
         JSON,
         lambda path: commanded("compare", str(path.with_name("plan.json")), str(path)),
     ),
-    "published table": Kind(
-        "t.csv", lambda: sound_table().encode(), CSV, lambda path: read(asked, path)
-    ),
-    "DLPerf's table": Kind("t.csv", DLPERF.encode, CSV, lambda path: read(asked, path)),
-    "weights": Kind("w.npz", sound_weights, (spoilt,), lambda path: read(weighed, path)),
+    "published table": Kind("t.csv", lambda: sound_table().encode(), CSV, partial(read, asked)),
+    "DLPerf's table": Kind("t.csv", DLPERF.encode, CSV, partial(read, asked)),
+    "weights": Kind("w.npz", sound_weights, (spoilt,), partial(read, weighed)),
+    "text": Kind("d.txt", lambda: b"best of times, " * 80, (spoilt,), partial(read, opened)),
+    "tokens": Kind("d.bin", np.arange(400, dtype="<u2").tobytes, (spoilt,), partial(read, opened)),
     "ONNX": Kind(
         "m.onnx",
         sound_model,
