@@ -152,9 +152,11 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         ------
         ModelError
             A name is used twice, an input is read before it is produced, a tensor has no producer
-            or more than one, or an op's block is not one of the graph's blocks.
+            or more than one, a dtype or a batch dim that there is not, or an op's block is not one
+            of the graph's blocks.
         """
         tensors_by_name = self.tensors_by_name
+        self._check_tensors()
         if len(tensors_by_name) != len(self.tensors):
             raise ModelError(f"graph `{self.name}` declares a tensor twice")
         seen: set[str] = set()
@@ -177,6 +179,22 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         if unused := sorted(set(tensors_by_name) - seen):
             raise ModelError(f"graph `{self.name}` declares `{unused[0]}`, which no op produces")
         return self
+
+    def _check_tensors(self) -> None:
+        """Raise ModelError where a tensor's dtype or batch dim is none."""
+        if self.batch < 1:
+            raise ModelError(f"graph `{self.name}` is for {self.batch} samples: expected 1 or more")
+        for tensor in self.tensors:
+            if tensor.dtype not in ITEMSIZE:
+                raise ModelError(
+                    f"tensor `{tensor.name}` has dtype `{tensor.dtype}`; choose one of "
+                    f"{', '.join(ITEMSIZE)}"
+                )
+            if tensor.batch_dim is not None and not 0 <= tensor.batch_dim < len(tensor.shape):
+                raise ModelError(
+                    f"tensor `{tensor.name}` has {len(tensor.shape)} dims, and batch_dim "
+                    f"{tensor.batch_dim} is none of them"
+                )
 
 
 def scaled(tensor: Tensor, before: int, batch: int) -> Tensor:

@@ -346,11 +346,11 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             levels.append(
                 LinkLevel(name="rail" if self.leaves.rails else "leaf", devices=under, link=outside)
             )
-            outside = Link(
+            outside = msgspec.structs.replace(
+                outside,
                 latency_ns=outside.latency_ns + self.leaves.latency_ns,
                 bandwidth_bytes_per_s=outside.bandwidth_bytes_per_s / self.leaves.oversubscription,
                 source=f"{outside.source}, oversubscribed {self.leaves.oversubscription:g} to 1",
-                reduces=outside.reduces,
             )
         if levels[-1].devices < self.devices:
             levels.append(LinkLevel(name="cluster", devices=self.devices, link=outside))

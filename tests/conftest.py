@@ -10,6 +10,8 @@ directory, as it is here and nowhere else: who asks for one of them is told.
 import os
 import sys
 
+from hypothesis import settings
+
 for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 
@@ -23,4 +25,5 @@ class OneName:
             raise ModuleNotFoundError(f"`{name}` is `millrace.{name}` where it is installed")
 
 
+settings.register_profile("many", max_examples=1000, deadline=None)
 sys.meta_path.insert(0, OneName)

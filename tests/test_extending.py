@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.printed import blocks, read_page, shown_files
+from benchmarks.quality.printed import blocks, read_page, shown_files
 from millrace.models.ops import OPS
 from millrace.planner.clusters import names
 from millrace.planner.clusters.framework_tables import frameworks

@@ -204,14 +204,14 @@ def _experts(notes: str, layers: int, experts: int) -> Config:
     shared = _noted(notes, r"shared=\d+\((\d+)\)") or width * _noted(notes, r"shared=(\d+)")
     dense = _noted(notes, r"dense_layers=(\d+)") or _noted(notes, r"first (\d+) layers dense")
     dense = dense or int("first layer dense" in notes)
-    every = _noted(notes, r"MoE every (\d+)")
+    every = _noted(notes, r"MoE every (\d+)")  # the last of so many has experts (Llama 4)
     return {
         "experts": experts,
         "experts_per_token": _noted(notes, r"topk=(\d+)"),
         "expert_hidden": width,
         "shared_hidden": shared,
         "dense_layers": tuple(
-            layer for layer in range(layers) if layer < dense or (every and layer % every == 0)
+            layer for layer in range(layers) if layer < dense or (every and (layer + 1) % every)
         ),
         "capacity_factor": 1.0,
     }

@@ -3,10 +3,6 @@
 Its figures and losses are checked here, not its speed.
 """
 
-import json
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from typing import Any
 
@@ -14,15 +10,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from benchmarks.gpu import __main__ as gpu
-from benchmarks.gpu import step_times
+from benchmarks.gpu import step_times as gpu_training
 from benchmarks.gpu.emulated import BRIEF, emulated
-from benchmarks.gpu.rows import lines, lines_without_times, row
+from benchmarks.gpu.rows import row
 from benchmarks.gpu.slices.parts import SECONDS, SLICES
 from benchmarks.gpu.starting_point import RandomSamples, sources_of, starting_values
 from benchmarks.gpu.trained_models import TRAINED, benchmark_model
-from millrace.executor.errors import DataError
-from millrace.executor.kernels.context import SampleSource
 from millrace.executor.reference import run_reference
 from millrace.files import write_document
 from millrace.models.spec import ModelSpec, TrainingSpec
@@ -53,7 +46,7 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     room = reserved_bytes(parse_cluster("h100-sxm-80gb:1x1")) + 2**20
     write_document(profile, msgspec.structs.replace(device("h100-sxm-80gb"), memory_bytes=room))
     handed: list[dict[str, Any]] = []
-    figures = step_times.trained(
+    figures = gpu_training.trained(
         of_one_layer("bf16"), (16 * BATCH, BATCH), profile, handed.append, BRIEF
     )
     return figures | {"handed": handed}
@@ -161,13 +154,6 @@ def test_samples_are_the_same_whoever_reads_them() -> None:
     )
 
 
-def test_samples_of_given_sources_are_drawn_before_they_are_read() -> None:
-    unknown = SampleSource(name="weather", values=0, shape=(2,), region=(slice(0, 2),))
-    RandomSamples(2)
-    with pytest.raises(DataError, match="no random samples of `weather`"):
-        RandomSamples(2, (unknown,))
-
-
 TRIED = {
     "compiled": "",
     "graph": False,
@@ -209,31 +195,6 @@ def test_a_row_sets_the_best_of_theirs_beside_ours() -> None:
     assert comparison["losses_equal"]
     assert comparison["torch_setting"]["compiled"] == "default"
     assert comparison["torch_images_per_s"] is None
-    assert json.loads(json.dumps(comparison)) == comparison
-    said = "\n".join(lines([comparison]))
-    assert "costs +25.0% (torch: +100.0%); captured and eagerly it gives equal bits" in said
-
-
-def test_a_row_of_the_emulated_device_has_no_speed_to_read() -> None:
-    figures = {"batch": 2, "seq_len": 10, "measured_s": 0.5, "bit_equal": True, "losses": [3.0]}
-    tried = [{"setting": TRIED, "step_s": 2.0, "losses": [3.5]}]
-    theirs = {"ok": True, "figures": {"tried": tried, "items": 20}}
-    comparison = row(TRAINED[0], {"ok": True, "figures": figures}, theirs)
-    (said,) = lines_without_times([comparison])
-    assert said.startswith("  gpt2-small: ")
-    assert said.endswith("losses apart by 5.0e-01; equal bits")
-
-
-def test_a_row_without_time_says_so() -> None:
-    late = {"ok": False, "late": True, "error": "no time was left"}
-    comparison = row(TRAINED[1], late, late)
-    assert comparison["ok"] is None
-    assert comparison["ratio"] is None
-    assert row(TRAINED[1], {"ok": False, "error": "out of memory"}, late)["ok"] is False
-    assert comparison["millrace_images_per_s"] is None
-    assert comparison["error"].startswith("millrace: no time was left; torch: no time was left")
-    assert set(comparison) == set(row(TRAINED[0], {}, {}))
-    assert "no time was left" in "\n".join(lines([comparison]))
 
 
 def test_every_model_can_be_planned_and_has_settings() -> None:
@@ -255,22 +216,3 @@ def test_slices_train_models_and_run_tests_that_there_are() -> None:
             assert not given.endswith(".py") or (ROOT / given).is_file(), part
         if "--models" in part.arguments:
             assert part.arguments[-1] in {entry.model for entry in TRAINED}, part
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-
-
-def test_without_a_gpu_one_sentence_and_an_exit_code() -> None:
-    if gpu.missing_gpu() is None:
-        pytest.skip("there is a GPU")
-    done = run()
-    assert done.returncode == 3
-    assert done.stderr.startswith("benchmarks.gpu: --backend cupy needs")
-    assert len(done.stderr.splitlines()) == 1

@@ -1,14 +1,12 @@
 """Resources of a multiprocessor that the kernels of the benchmark's models take."""
 
-import json
 from math import prod
 
 import pytest
-from rich.console import Console
 
 from benchmarks.gpu import kernels as gpu_kernels
 from benchmarks.gpu.kernel_resources import REGISTERS_OF_THREAD_MAX
-from benchmarks.gpu.kernels import KernelRow, kernel_rows, launched, print_table
+from benchmarks.gpu.kernels import kernel_rows, launched
 from benchmarks.gpu.trained_models import benchmark_model, launches_of, planned
 from millrace.executor.errors import ExecutorError
 from tests.extras import optional
@@ -35,20 +33,6 @@ def test_every_launch_of_a_step_is_counted() -> None:
     for launch in launches:
         key = launch.source, launch.function, prod(launch.block), launch.shared_bytes
         assert counts[key] > 0
-
-
-def test_the_command_prints_a_table_of_the_rows_in_json(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    optional("cuda.core", extra="test")
-    assert gpu_kernels.main(["mlp", "--batch", "2", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["rows"]
-    assert {row["architecture"] for row in rows} == {"sm_90"}
-    assert all(row["registers"] > 0 for row in rows)
-    print_table([KernelRow(**row) for row in rows], Console(width=200))
-    said = capsys.readouterr().out
-    assert "kernels on sm_90" in said
-    assert all(row["source"] in said for row in rows)
 
 
 def test_what_is_not_known_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

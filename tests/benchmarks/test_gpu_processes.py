@@ -8,7 +8,6 @@ import pytest
 from benchmarks.gpu import lines as gpu_lines
 from benchmarks.gpu.lines import append, folded, read
 from benchmarks.gpu.processes import OPTIONAL, run_apart, run_here
-from benchmarks.gpu.slices import facts as gpu_facts
 
 FACTS = "benchmarks.gpu.slices.facts"
 
@@ -56,24 +55,6 @@ def test_an_item_that_dies_leaves_what_it_had_and_the_reason(lines: Path) -> Non
     assert "so far" in read(lines)[-1]["details"]
 
 
-def test_an_item_that_is_late_leaves_what_it_had_and_the_reason(lines: Path) -> None:
-    (lines.parent / "planted.py").write_text(f"{BEGUN}\nimport time\ntime.sleep(600)")
-    for seconds in (2, 4, 8, 16, 32, 64):  # on a busy machine it takes more until it sleeps
-        outcome = run_apart("item", seconds, "planted")
-        if "so far" in read(lines)[-1]["details"]:
-            break
-    assert outcome["figures"] == {"tried": [1]}
-    said = f"not done after {seconds} s"
-    assert (outcome["ok"], outcome["error"], outcome["late"]) == (False, said, True)
-    assert "so far" in read(lines)[-1]["details"]
-
-
-def test_an_item_without_time_says_so(lines: Path) -> None:
-    outcome = run_apart("versions", 0.5, FACTS)
-    assert (outcome["ok"], outcome["late"], outcome["error"]) == (None, True, "no time was left")
-    assert read(lines)[-1]["late"]
-
-
 def test_a_line_behind_a_torn_one_is_whole(lines: Path) -> None:
     append("one", True)
     with lines.open("a") as torn:
@@ -82,9 +63,3 @@ def test_a_line_behind_a_torn_one_is_whole(lines: Path) -> None:
     assert [line["name"] for line in read(lines)] == ["one", "three"]
     assert len(lines.read_text().splitlines()) == 3
     assert json.loads(lines.read_text().splitlines()[-1])["figures"]["path"] == "x"
-
-
-def test_every_item_says_what_it_finds() -> None:
-    items = gpu_facts.items()
-    assert next(iter(items)) == "versions"
-    assert all(item.__doc__ for item in items.values())

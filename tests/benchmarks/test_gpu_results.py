@@ -1,15 +1,12 @@
 """The file that comes of the lines of slices."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.gpu.results import by_device, summarised
-from tests.executor.sources import ROOT
 
 DEVICE = "NVIDIA H200"
 
@@ -98,21 +95,3 @@ def test_the_file_is_valid_whatever_the_figures_are(tmp_path: Path) -> None:
     text = (tmp_path / "out" / "gpu-h200.json").read_text()
     document = json.loads(text, parse_constant=pytest.fail)
     assert document["rows"][0]["losses"] == [None]
-
-
-def test_a_table_of_a_readme_and_a_folder_without_lines(tmp_path: Path) -> None:
-    (tmp_path / "slice-2.jsonl").write_text(slice_of("2-1", True))
-
-    def ran(*arguments: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "benchmarks.gpu.results", *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-
-    done = ran(tmp_path, "--out", tmp_path, "--markdown")
-    assert done.returncode == 0, done.stderr
-    header, rule, row = done.stdout.splitlines()
-    assert header.count("|") == rule.count("|") == row.count("|")
-    assert row.startswith("| gpt2-small, 4 × ")
-    assert (tmp_path / "gpu-h200.json").exists()
-    empty = ran(tmp_path / "nothing", "--out", tmp_path)
-    assert empty.returncode == 1
-    assert "there are no lines in" in empty.stderr

@@ -1,20 +1,16 @@
 """Bounds of plans on one device, on small models."""
 
-import json
 from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.gpu import roofline as gpu_roofline
 from benchmarks.gpu.roofline import ops_of, roofline, works
 from benchmarks.gpu.trained_models import planned
 from millrace.models.ops import model_flops
 from millrace.planner.clusters import parse_cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.costs import OpFirings
-from millrace.planner.errors import PlanError
 from millrace.planner.plan import FUSED, FUSIONS, UNFUSED, Plan
-from tests.executor.plans.reading import stored_plan
 from tests.small_models import small
 
 BATCH = 4
@@ -84,20 +80,3 @@ def test_fusing_moves_less_and_bounds_follow(name: str) -> None:
         )
         assert sum(row.bound_s for row in bounds.kinds) == pytest.approx(bounds.bound_s)
         assert sum(row.share for row in bounds.kinds) == pytest.approx(1)
-
-
-def test_a_plan_of_several_devices_is_refused() -> None:
-    with pytest.raises(PlanError, match="2 ranks; a roofline is of one device"):
-        works(stored_plan("bf16-tp2"))
-
-
-def test_the_command_prints_both_plans_and_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert gpu_roofline.main(["gpt-demo", "--batch", "2", "--seq-len", "32"]) == 0
-    said = capsys.readouterr().out
-    assert "fusion none" in said
-    assert "fusion full" in said
-    assert gpu_roofline.main(["gpt-demo", "--batch", "2", "--json", "--actors"]) == 0
-    rows = json.loads(capsys.readouterr().out)["rows"]
-    assert [row["fusion"] for row in rows] == list(FUSIONS)
-    assert all(len(row["each"]) == row["actors"] for row in rows)
-    assert gpu_roofline.main(["no-such-model"]) == 2

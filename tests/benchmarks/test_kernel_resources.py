@@ -77,10 +77,6 @@ def test_occupancy_is_what_runs_out_first(
     assert occupied.warps_share == prod((expected[3], threads)) / most
 
 
-def test_dynamic_shared_memory_counts() -> None:
-    assert occupancy(Resources(32, 0), 256, "sm_90", 100 * 1024).by_shared == 2
-
-
 def test_an_architecture_of_which_nothing_is_known_is_refused() -> None:
     with pytest.raises(ExecutorError, match="sm_70: choose one of sm_80"):
         occupancy(Resources(32, 0), 256, "sm_70")

@@ -58,16 +58,3 @@ def test_lines_have_a_row_per_predictor_and_millrace_on_the_same_rows(tmp_path: 
     assert doubling.left_out == {"a llama": 1}
     assert doubling.millrace is not None
     assert doubling.millrace.rows == 1
-    text = "\n".join(peers.drawn(lines))
-    assert "doubling leaves out 1: a llama" in text
-    assert "Not run here" in text
-
-
-def test_a_peer_that_is_not_installed_is_said_and_skipped(monkeypatch: pytest.MonkeyPatch):
-    def absent(name: str) -> None:
-        raise ImportError(name)
-
-    monkeypatch.setattr(peers, "import_module", absent)
-    told: list[str] = []
-    assert peers.installed(told.append) == []
-    assert "not installed" in told[0]

@@ -1,9 +1,11 @@
 """The op table says the truth: every split it allows gives the whole, every linearity holds."""
 
+import re
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from millrace.models.errors import ModelError
@@ -298,6 +300,27 @@ def test_a_graph_that_breaks_its_table_is_refused_with_the_op(
     with pytest.raises(ModelError) as refused:
         check_graph(graph_of(op, x, y))
     assert complaint in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("batch", "changes", "complaint"),
+    [
+        (2, {"dtype": "loat32"}, "tensor `y` has dtype `loat32`; choose one of float64, "),
+        (2, {"batch_dim": 2}, "tensor `y` has 2 dims, and batch_dim 2 is none of them"),
+        (2, {"batch_dim": -1}, "batch_dim -1"),
+        (0, {}, "graph `small` is for 0 samples: expected 1 or more"),
+    ],
+)
+def test_a_dtype_a_batch_dim_and_a_batch_that_there_is_not_are_refused(
+    batch: int, changes: dict[str, object], complaint: str
+) -> None:
+    x = Tensor(name="x", shape=(2, 4))
+    y = replace(Tensor(name="y", shape=(2, 4)), **changes)
+    op = Op(
+        name="only.y", kind="relu", inputs=("x",), outputs=("y",), labels="k n -> k n", block="only"
+    )
+    with pytest.raises(ModelError, match=re.escape(complaint)):
+        check_graph(replace(graph_of(op, x, y), batch=batch))
 
 
 def test_ops_of_mixed_rates_are_told_to_repeat() -> None:

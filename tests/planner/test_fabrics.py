@@ -4,7 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from millrace.planner.cluster import Leaves
 from millrace.planner.clusters import names, network, parse_cluster, reference_node
 from millrace.planner.clusters.fabrics import Reduction, fabrics
 from millrace.planner.errors import ClusterError
@@ -142,13 +144,19 @@ def test_a_file_may_name_its_fabrics(tmp_path: Path) -> None:
         parse_cluster(str(path))
 
 
-def test_above_an_oversubscribed_leaf_switches_still_reduce(tmp_path: Path) -> None:
-    path = tmp_path / "tree.toml"
-    path.write_text(
-        'device = "h100-sxm-80gb"\nnodes = 8\ninter_node = "8xndr+sharp"\n'
-        "[leaves]\nnodes = 2\noversubscription = 2\n"
+def test_above_an_oversubscribed_leaf_a_link_is_what_it_was_but_slower() -> None:
+    links = {"reduces": True, "gap_ns": 7, "congestion": 0.1}
+    node = parse_cluster("h100-sxm-80gb:8x8")
+    network = replace(node.inter_node, **links)
+    leaves = Leaves(nodes=2, oversubscription=2.0, latency_ns=20)
+    *_, leaf, above = replace(node, inter_node=network, leaves=leaves).levels
+    assert leaf.link == network
+    assert above.link == replace(
+        network,
+        latency_ns=network.latency_ns + 20,
+        bandwidth_bytes_per_s=network.bandwidth_bytes_per_s / 2,
+        source=above.link.source,
     )
-    assert [level.link.reduces for level in parse_cluster(str(path)).levels] == [True] * 3
 
 
 def test_a_file_names_the_software_on_the_cluster(tmp_path: Path) -> None:

@@ -48,8 +48,15 @@ def test_a_mixture_row_has_the_experts_of_its_notes():
     assert spec.config["dense_layers"] == (0, 1, 2)
     assert spec.config["shared_hidden"] == 2048
     assert spec.precision == "mxfp8"
-    every_other = "experts=128;topk=1;moe_ffn=8192;shared=1(8192);MoE every 2nd layer"
-    assert model(row(notes=every_other)).config["dense_layers"] == tuple(range(0, 24, 2))
+
+
+@pytest.mark.parametrize(
+    ("every", "sparse"), [("1st", range(24)), ("2nd", range(1, 24, 2)), ("4th", range(3, 24, 4))]
+)
+def test_the_last_of_every_so_many_layers_has_experts(every: str, sparse: range):
+    notes = f"experts=128;topk=1;moe_ffn=8192;shared=1(8192);MoE every {every} layer"
+    dense = model(row(notes=notes)).config["dense_layers"]
+    assert set(range(24)) - set(dense) == set(sparse)
 
 
 def sent_by(notes: str):

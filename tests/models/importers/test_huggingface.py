@@ -273,11 +273,3 @@ def test_whatever_a_configuration_holds_it_is_read_or_refused(
     values |= data.draw(changed, "changed")
     with suppress(ModelError):
         build(read(tmp_path, {"model_type": model_type, **values}, seq_len=8), 1)
-
-
-@given(content=st.binary(max_size=40))
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_whatever_bytes_a_file_holds_they_are_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "config.json").write_bytes(content)
-    with pytest.raises(ModelError):
-        read_config(tmp_path)
