@@ -59,11 +59,6 @@ def format_rate(per_second: float, unit: str) -> str:
         The rate, in `unit` per second.
     unit : str
         What is counted, such as `FLOP` or `B`.
-
-    Returns
-    -------
-    str
-        Three significant digits, prefix and unit.
     """
     for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(per_second) >= scale:
@@ -80,11 +75,6 @@ def format_percent(fraction: float, signed: bool = False) -> str:
         1.0 is 100 %.
     signed : bool
         Write a plus before what is not negative.
-
-    Returns
-    -------
-    str
-        The percentage with its sign `%`.
     """
     return f"{fraction * 100:+.1f} %" if signed else f"{fraction * 100:.1f} %"
 

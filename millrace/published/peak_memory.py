@@ -77,14 +77,7 @@ class MemoryHabit:
 def peak_bytes(plan: Plan, graph: Graph, habit: MemoryHabit) -> int:
     """Memory of the fullest device as a source prints it, in bytes.
 
-    Parameters
-    ----------
-    plan : Plan
-        The plan; its blocks are dealt out to stages as the framework does it.
-    graph : Graph
-        As `plan_graph` gives it.
-    habit : Keeping
-        The framework's.
+    Blocks are dealt out to stages as the framework does it.
     """
     plan = split_by_weight(plan, graph) if habit.by_weight else split_evenly(plan)
     placed = place(plan, graph)
