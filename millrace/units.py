@@ -3,6 +3,7 @@
 import re
 
 from millrace.planner.errors import PlanError
+from millrace.planner.formatting import UNITS
 
 _BYTES = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
@@ -36,7 +37,7 @@ def format_bytes(count: float) -> str:
 
 def byte_unit(count: float) -> tuple[str, int]:
     """Largest binary unit of which `count` bytes are at least one, and its bytes."""
-    for unit, scale in (("TiB", 1024**4), ("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
+    for unit, scale in UNITS:
         if abs(count) >= scale:
             return unit, scale
     return "B", 1
