@@ -3,12 +3,10 @@
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from millrace.executor.errors import ExecutorError
+from millrace.models.arrays import Array
 from millrace.planner.actors.graph import HOST, Program, Register
-
-Array = NDArray[Any]
 
 ALIGNMENT_BYTES = 64  # one cache line, and enough for every SIMD load
 

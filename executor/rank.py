@@ -1,20 +1,18 @@
 """One rank's share of a run: its arena, its kernels, and the arrays of each firing."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from millrace.executor.arena import Arena
 from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels import Kernel, RunState, make_kernel
 from millrace.executor.shards import RankValues
 from millrace.executor.transport.communicator import Exchange, exchanges_of
+from millrace.models.arrays import Array
 from millrace.planner.actors.graph import Actor, ActorGraph
 from millrace.planner.actors.protocol import Fire
 
-Array = NDArray[Any]
 Slots = tuple[int, ...]
 Fired = Callable[[int, int], None]
 

@@ -74,18 +74,7 @@ def filled_app() -> typer.Typer:
 
 
 def exit_code_of(error: BaseException) -> int | None:
-    """Exit code of the contract for an error, None where it is a bug of ours.
-
-    Parameters
-    ----------
-    error : BaseException
-        Whatever a command raised.
-
-    Returns
-    -------
-    int or None
-        1, 2 or 3, as the module says.
-    """
+    """Exit code of the contract for an error, None where it is a bug of ours."""
     from millrace.executor.errors import CheckpointError, DataError, ExecutorError
     from millrace.models.documents import FileError
     from millrace.models.errors import ModelError
@@ -151,11 +140,6 @@ def run(arguments: list[str] | None = None) -> int:
     ----------
     arguments : list of str, optional
         The command line without the program's name; that of the process when left out.
-
-    Returns
-    -------
-    int
-        0, 1, 2, 3 or 130, as the module says.
 
     Raises
     ------

@@ -210,11 +210,6 @@ def exposed_ns_by_kind(
     window : (start, end)
         The interval that is split, in ns.
 
-    Returns
-    -------
-    dict
-        Nanoseconds by kind of meeting.
-
     Examples
     --------
     >>> exposed_ns([(0, 4), (9, 10)], [(2, 7, "recv"), (3, 12, "all_reduce")], (0, 14))
@@ -261,10 +256,5 @@ def step_of(span: Span, lane: Lane) -> int:
         One firing of an actor.
     lane : Lane
         The lane of the span's rank, which says how often an actor fires per step.
-
-    Returns
-    -------
-    int
-        Counted from the first step of the run.
     """
     return span.firing // max(lane.firings[span.actor], 1)

@@ -72,11 +72,6 @@ def comparison_page(title: str, comparison: Comparison, timelines: Iterable[Time
         The join that the tables show.
     timelines : iterable of Timeline
         Drawn under each other on one scale: the predicted one, then the measured one.
-
-    Returns
-    -------
-    str
-        A self-contained document.
     """
     drawn = list(timelines)
     longest = max(drawn_timeline.duration_ns for drawn_timeline in drawn)
@@ -113,11 +108,6 @@ def document(title: str, parts: Iterable[str], style: str = "") -> str:
         HTML of the body, piece by piece.
     style : str
         CSS that is added to that of all pages.
-
-    Returns
-    -------
-    str
-        The document.
     """
     body = "\n".join(parts)
     return (
@@ -138,11 +128,6 @@ def timeline_svg(timeline: Timeline, scale_ns: int) -> str:
         Rows and bars of one step.
     scale_ns : int
         Nanoseconds that the width of the plot stands for.
-
-    Returns
-    -------
-    str
-        An `<svg>` element.
     """
     height = ROW_PX * len(timeline.rows) + 26
     parts = [
@@ -167,8 +152,12 @@ def timeline_svg(timeline: Timeline, scale_ns: int) -> str:
             f'height="{ROW_PX - 4}" fill="{COLOURS.get(what, "#555")}">'
             f"<title>{escape(tip)}</title></rect>"
         )
-    parts.append(_time_axis(height - 22, scale_ns, timeline.duration_ns))
-    parts.append("</svg>")
+    axis_top, x = height - 22, LABEL_PX + PLOT_PX * timeline.duration_ns / max(scale_ns, 1)
+    parts.append(time_axis(LABEL_PX, PLOT_PX, axis_top, scale_ns, 6))
+    parts.append(
+        f'<line x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{axis_top}" stroke="#c00" '
+        'stroke-dasharray="3 2"/></svg>'
+    )
     return "".join(parts)
 
 
@@ -190,21 +179,27 @@ def _merged(timeline: Timeline, least_ns: float) -> list[tuple[int, int, int, st
     return merged
 
 
-def _time_axis(top: int, scale_ns: int, end_ns: int) -> str:
-    """Marks at round times, and the line where the step ends, as SVG."""
+def time_axis(left: float, width: float, top: float, whole_ns: int, marks: int) -> str:
+    """Round times under a plot, as SVG.
+
+    Parameters
+    ----------
+    left, width, top : float
+        Where the plot begins, how wide it is and where it ends.
+    whole_ns : int
+        Nanoseconds that the width of the plot stands for.
+    marks : int
+        Steps between marks at most.
+    """
     parts = []
-    step_ns = round_step(scale_ns / 6)
-    for mark in range(int(scale_ns // step_ns) + 1):
-        x = LABEL_PX + PLOT_PX * mark * step_ns / max(scale_ns, 1)
+    step_ns = round_step(whole_ns / marks)
+    for mark in range(int(whole_ns // step_ns) + 1):
+        x = left + width * mark * step_ns / max(whole_ns, 1)
         parts.append(
             f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{top + 5}" stroke="#888"/>'
             f'<text x="{x:.1f}" y="{top + 17}" text-anchor="middle">'
             f"{format_seconds(mark * step_ns / 1e9)}</text>"
         )
-    x = LABEL_PX + PLOT_PX * end_ns / max(scale_ns, 1)
-    parts.append(
-        f'<line x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{top}" stroke="#c00" stroke-dasharray="3 2"/>'
-    )
     return "".join(parts)
 
 

@@ -143,11 +143,6 @@ def sbp_table(plan: Plan, template: str) -> Table:
         A plan that has a block of the template.
     template : str
         Name of the template; its first block is shown.
-
-    Returns
-    -------
-    Table
-        A row per op.
     """
     graph = plan.graph
     block, variant = next(
@@ -183,11 +178,6 @@ def fused_table(template: str, groups: Sequence[Sequence[str]]) -> Table:
         Name of the block's template, for the title.
     groups : sequence of sequence of str
         Names of the ops of each actor.
-
-    Returns
-    -------
-    Table
-        One column.
     """
     table = Table(title=f"ops of a block `{template}` that are one actor", title_justify="left")
     table.add_column("ops")

@@ -7,9 +7,10 @@ ops or blocks disagree; `axes` and the variants then hold the truth.
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from millrace.models.arrays import Floats
 from millrace.models.ops import model_flops
 from millrace.models.zoo.catalogue import unit_of
-from millrace.planner.block_times import BlockTimes, Floats, Kind
+from millrace.planner.block_times import BlockTimes, Kind
 from millrace.planner.formatting import size
 from millrace.planner.memory import plan_memory
 from millrace.planner.parallel_degrees import roles

@@ -40,11 +40,6 @@ def load_plan(path: Path, *, trust: bool = False) -> Plan:
         Take a plan of a model that is a function (`package.module:function`), which is called
         wherever the plan is used: whoever wrote the file says what runs.
 
-    Returns
-    -------
-    Plan
-        Checked, with a valid cluster.
-
     Raises
     ------
     PlanError

@@ -32,11 +32,6 @@ def plot_timelines(timelines: Sequence[Timeline]) -> Any:
     timelines : sequence of Timeline
         Usually a predicted one and a measured one of the same plan.
 
-    Returns
-    -------
-    Figure
-        A panel per timeline.
-
     Examples
     --------
     >>> figure = plot_timelines([timeline(predicted), timeline(measured)])  # doctest: +SKIP
@@ -118,20 +113,11 @@ def plot_losses(losses: Sequence[float]) -> Any:
 
 
 def plot_scaling(rows: Sequence[dict[str, Any]]) -> Any:
-    """Matplotlib Figure of a sweep's rows: throughput, efficiency and cost over devices.
+    """Matplotlib Figure of the rows of `millrace.api.scale`: throughput, efficiency, cost.
 
-    Throughput is on logarithmic axes, with what perfect scaling from a line's smallest size would
-    give. A ring marks where a line stops paying, a cross on the axis a size without a plan.
-
-    Parameters
-    ----------
-    rows : sequence of dict
-        As `millrace.api.scale` returns them.
-
-    Returns
-    -------
-    Figure
-        Three panels.
+    All are over devices. Throughput is on logarithmic axes, with what perfect scaling from a line's
+    smallest size would give. A ring marks where a line stops paying, a cross on the axis a size
+    without a plan.
     """
     from matplotlib.figure import Figure
 
@@ -281,11 +267,6 @@ def plot_predictions(groups: Mapping[str, Sequence[tuple[float, float]]], title:
         By the name of a source, its rows as (measured_s, predicted_s), in seconds.
     title : str
         What they are, and how far off in all.
-
-    Returns
-    -------
-    Figure
-        The times, and below them predicted over measured.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import FixedLocator, NullLocator

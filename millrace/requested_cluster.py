@@ -40,11 +40,6 @@ def cluster_of(
     progress : callable or None
         Called with a sentence where something takes long or a name was taken for another.
 
-    Returns
-    -------
-    Cluster
-        Validated.
-
     Raises
     ------
     ClusterError, FileError, InfeasibleError, ExecutorError
@@ -69,11 +64,6 @@ def with_software(cluster: Cluster, framework: str | None) -> Cluster:
         The devices and links.
     framework : str or None
         Name of the framework; None keeps the cluster's own, or takes `default`.
-
-    Returns
-    -------
-    Cluster
-        With the framework as `software`.
 
     Raises
     ------
@@ -106,11 +96,6 @@ def read_option(option: str, read: Callable[..., Found], text: str, *rest: int) 
     rest : int
         Further arguments of `read`.
 
-    Returns
-    -------
-    object
-        What `read` returns.
-
     Raises
     ------
     ClusterError
@@ -131,11 +116,6 @@ def catalogue_cluster(text: str, progress: Callable[[str], None] | None) -> Clus
         `DEVICE:GPUSxNODES`, or the path of a TOML file.
     progress : callable or None
         Told which device a shorter name was taken as.
-
-    Returns
-    -------
-    Cluster
-        Validated.
 
     Raises
     ------
@@ -187,11 +167,6 @@ def measured_cluster(text: str, progress: Callable[[str], None] | None) -> Clust
         `local:N` or `local-gpu:N`.
     progress : callable or None
         Called with a sentence about a measurement that takes long.
-
-    Returns
-    -------
-    Cluster
-        With a measured device.
 
     Raises
     ------

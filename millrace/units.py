@@ -3,6 +3,7 @@
 import re
 
 from millrace.planner.errors import PlanError
+from millrace.planner.formatting import UNITS
 
 _BYTES = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
@@ -36,7 +37,7 @@ def format_bytes(count: float) -> str:
 
 def byte_unit(count: float) -> tuple[str, int]:
     """Largest binary unit of which `count` bytes are at least one, and its bytes."""
-    for unit, scale in (("TiB", 1024**4), ("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
+    for unit, scale in UNITS:
         if abs(count) >= scale:
             return unit, scale
     return "B", 1
@@ -59,11 +60,6 @@ def format_rate(per_second: float, unit: str) -> str:
         The rate, in `unit` per second.
     unit : str
         What is counted, such as `FLOP` or `B`.
-
-    Returns
-    -------
-    str
-        Three significant digits, prefix and unit.
     """
     for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(per_second) >= scale:
@@ -80,11 +76,6 @@ def format_percent(fraction: float, signed: bool = False) -> str:
         1.0 is 100 %.
     signed : bool
         Write a plus before what is not negative.
-
-    Returns
-    -------
-    str
-        The percentage with its sign `%`.
     """
     return f"{fraction * 100:+.1f} %" if signed else f"{fraction * 100:.1f} %"
 

@@ -1,6 +1,6 @@
 """Wording: numbers as the sentences of the planner say them. GiB and % exist only in text."""
 
-_UNITS = (("TiB", 1024**4), ("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024))
+UNITS = (("TiB", 1024**4), ("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024))
 
 
 def size(count: float) -> str:
@@ -11,7 +11,7 @@ def size(count: float) -> str:
     >>> size(3.1 * 2**30), size(150)
     ('3.1 GiB', '150 bytes')
     """
-    for unit, scale in _UNITS:
+    for unit, scale in UNITS:
         if abs(count) >= scale:
             return f"{count / scale:,.1f} {unit}"
     return f"{count:.0f} bytes"
@@ -25,7 +25,7 @@ def limit_option(count: int) -> str:
     >>> limit_option(95 * 2**30), limit_option(95 * 2**30 + 1)
     ('95GiB', '95.01GiB')
     """
-    for unit, scale in _UNITS:
+    for unit, scale in UNITS:
         if count >= scale:
             hundredths = -(-count * 100 // scale)
             return f"{hundredths / 100:.2f}".rstrip("0").rstrip(".") + unit

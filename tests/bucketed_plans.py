@@ -14,7 +14,7 @@ from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.clusters import parse_cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.plan import FUSED, Plan
-from millrace.planner.search import Pins, SearchRequest, search
+from tests.plan_requests import plan_of
 from tests.small_models import small
 
 GLOBAL_BATCH, MICROBATCHES = 8, 2
@@ -49,18 +49,11 @@ def searched(name: str, precision: str = "fp32", model: str = "gpt") -> tuple[Pl
     cluster = parse_cluster(f"h100-sxm-80gb:{devices}x1")
     library = replace(cluster.device, library="", launch_ns=0)
     link = replace(cluster.intra_node, latency_ns=1)
-    plan = search(
-        SearchRequest(
-            model=small(model, precision),
-            training=TRAINING,
-            cluster=replace(cluster, device=library, intra_node=link),
-            global_batch=GLOBAL_BATCH,
-            pins=Pins(
-                fusion=FUSED,
-                **{"micro_batch": GLOBAL_BATCH // MICROBATCHES // int(pins["dp"]), **pins},  # type: ignore[arg-type,call-overload]
-            ),
-        )
-    )
+    plan = plan_of(
+        small(model, precision), replace(cluster, device=library, intra_node=link), GLOBAL_BATCH,
+        training=TRAINING, fusion=FUSED,
+        **{"micro_batch": GLOBAL_BATCH // MICROBATCHES // int(pins["dp"]), **pins},
+    )  # fmt: skip
     return plan, build_training(plan.model, plan.training, plan.batch)
 
 

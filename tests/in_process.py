@@ -8,21 +8,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from time import perf_counter_ns
-from typing import Any
 from typing import Protocol as Interface
-
-from numpy.typing import NDArray
 
 from millrace.executor.errors import ExecutorError
 from millrace.executor.rank import RankState
 from millrace.executor.recording import Recorder, Recording
 from millrace.executor.threaded import RankDriver
 from millrace.executor.transport.communicator import Done, Exchange, Failed, receive
+from millrace.models.arrays import Array
 from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.actors.protocol import ActorProtocol, Fire
 from millrace.planner.actors.rendezvous import Rendezvous
 
-Array = NDArray[Any]
 Meet = Callable[[Sequence[tuple[int, Fire]]], None]
 Posted = tuple[int, Fire, Done]
 

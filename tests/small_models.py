@@ -93,3 +93,18 @@ def small(name: str, precision: str = "fp32") -> ModelSpec:
     return ModelSpec(
         name=f"small-{name}", family=family, config=config, seq_len=seq_len, precision=precision
     )
+
+
+def gpt_of(
+    layers: int, hidden: int, heads: int, *, vocab: int, positions: int, **fields: str
+) -> ModelSpec:
+    """GPT of some size, whose sequences are as long as they can be."""
+    config: Config = {
+        "layers": layers,
+        "hidden": hidden,
+        "heads": heads,
+        "ffn_hidden": 4 * hidden,
+        "vocab": vocab,
+        "positions": positions,
+    }
+    return ModelSpec(family="gpt", config=config, seq_len=positions, **{"name": "tiny", **fields})

@@ -5,14 +5,14 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from millrace.models.spec import TrainingSpec
 from millrace.planner.clusters import parse_cluster
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.plan import Plan
 from millrace.planner.schedules import SCHEDULES
-from millrace.planner.search import Pins, SearchRequest, search
+from millrace.planner.search import Pins
 from millrace.planner.search.candidates import Candidate, candidates
 from millrace.simulator.prediction import predict
+from tests.plan_requests import plan_of
 from tests.small_models import small
 
 
@@ -72,14 +72,9 @@ def test_a_pinned_copy_leaves_what_the_original_leaves(name: str, pins: dict[str
 
 
 def planned(schedule: str) -> Plan:
-    request = SearchRequest(
-        model=small("gpt"),
-        training=TrainingSpec(),
-        cluster=parse_cluster("a100-sxm-80gb:2x1"),
-        global_batch=8,
-        pins=Pins(dp=1, tp=1, pp=2, micro_batch=1, schedule=schedule),
+    return plan_of(
+        small("gpt"), "a100-sxm-80gb:2x1", dp=1, tp=1, pp=2, micro_batch=1, schedule=schedule
     )
-    return search(request)
 
 
 def test_a_copy_is_planned_and_simulated_like_the_original(name: str) -> None:

@@ -15,17 +15,16 @@ from millrace.models.graph import Graph
 from millrace.models.spec import TrainingSpec
 from millrace.models.zoo.catalogue import FAMILIES, build_training
 from millrace.planner.actors.graph import ActorGraph
-from millrace.planner.clusters import local_cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.parallel_degrees import roles
 from millrace.planner.plan import Plan
-from millrace.planner.search import Pins, SearchRequest, search
 from tests.parallel_runs import (
     assert_strays_no_further,
     assert_trains_as_one_device,
     losses_of,
     run,
 )
+from tests.plan_requests import plan_of
 from tests.small_models import NAMES, small
 
 GLOBAL_BATCH, MICROBATCHES, STEPS = 8, 2, 3
@@ -102,15 +101,10 @@ def planned(index: int, precision: str) -> tuple[Plan, Graph, ActorGraph]:
     replicas = case.pins[DP]
     assert isinstance(replicas, int)
     micro_batch = GLOBAL_BATCH // MICROBATCHES // replicas
-    request = SearchRequest(
-        model=small(case.model, precision),
-        training=TRAINING,
-        cluster=local_cluster(case.ranks, cores=2, memory_bytes=8 * 2**30),
-        global_batch=GLOBAL_BATCH,
-        pins=Pins(**{"micro_batch": micro_batch, **case.pins}),  # type: ignore[arg-type]
-        required=case.required,
-    )
-    plan = search(request)
+    plan = plan_of(
+        small(case.model, precision), case.ranks, GLOBAL_BATCH, training=TRAINING,
+        required=case.required, **{"micro_batch": micro_batch, **case.pins},
+    )  # fmt: skip
     graph = build_training(plan.model, plan.training, plan.batch)
     return plan, graph, compile_plan(plan)
 

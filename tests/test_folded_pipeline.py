@@ -11,14 +11,14 @@ from millrace.executor.streams import command_buffer, find_races
 from millrace.models.graph import Graph
 from millrace.models.zoo.catalogue import build_training
 from millrace.planner.actors.graph import ActorGraph, Program
-from millrace.planner.clusters import local_cluster, parse_cluster
+from millrace.planner.clusters import parse_cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.plan import Chunk, Plan
 from millrace.planner.schedules import SCHEDULES, stage_of
-from millrace.planner.search import search
-from millrace.planner.search.request import Pins, SearchRequest
+from millrace.planner.search.request import Pins
 from millrace.simulator import predict
 from tests.parallel_runs import assert_trains_as_one_device
+from tests.plan_requests import plan_of
 from tests.test_same_mathematics import (
     GLOBAL_BATCH,
     MICROBATCHES,
@@ -33,14 +33,7 @@ from tests.test_same_mathematics import (
 def planned(schedule: str, tp: int = 1) -> tuple[Plan, Graph, ActorGraph]:
     """Plan, graph and actors of the same four chunks on two stages: in a loop, or folded."""
     pins = Pins(dp=1, tp=tp, pp=2, schedule="interleaved-1f1b", interleave=2, micro_batch=4)
-    request = SearchRequest(
-        model=model("fp64"),
-        training=TRAINING,
-        cluster=local_cluster(2 * tp, cores=2, memory_bytes=8 * 2**30),
-        global_batch=GLOBAL_BATCH,
-        pins=pins,
-    )
-    plan = search(request)
+    plan = plan_of(model("fp64"), 2 * tp, GLOBAL_BATCH, training=TRAINING, pins=pins)
     blocks = [chunk.blocks for chunk in plan.chunks]
     stages = [stage_of(schedule, k, 2) for k in range(4)]
     plan = replace(

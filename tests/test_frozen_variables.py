@@ -23,13 +23,14 @@ from millrace.models.ops import op_kind
 from millrace.models.spec import ModelSpec, TrainingSpec, graph_spec
 from millrace.models.training import training_graph
 from millrace.models.zoo.catalogue import build_training
-from millrace.planner.clusters import local_cluster, parse_cluster
+from millrace.planner.clusters import parse_cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.memory import plan_memory
 from millrace.planner.parallel_degrees import roles
 from millrace.planner.search import search
-from millrace.planner.search.request import Pins, SearchRequest
+from millrace.planner.search.request import SearchRequest
 from tests.parallel_runs import assert_trains_as_one_device
+from tests.plan_requests import request_of
 
 TOKENS, WIDTH, HIDDEN, RANK, VOCAB = 8, 16, 32, 4, 256
 BATCH, STEPS = 4, 2
@@ -109,12 +110,8 @@ def reference(name: str) -> ReferenceResult:
 
 
 def asked(model: ModelSpec, **pins: int) -> SearchRequest:
-    return SearchRequest(
-        model=model,
-        training=TRAINING,
-        cluster=local_cluster(2, cores=2, memory_bytes=8 * 2**30),
-        global_batch=2 * BATCH,
-        pins=Pins(**{"micro_batch": 2 // pins["dp"], **pins}),
+    return request_of(
+        model, 2, 2 * BATCH, training=TRAINING, **{"micro_batch": 2 // pins["dp"], **pins}
     )
 
 

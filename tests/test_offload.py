@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from millrace.executor.values.manifest import manifest_of
 from millrace.models.graph import Graph, to_json
 from millrace.models.ops import kinds_where
-from millrace.models.spec import TrainingSpec
 from millrace.planner.actors.graph import HOST, Program
 from millrace.planner.cluster import Cluster, HostMemory
 from millrace.planner.clusters import parse_cluster
@@ -28,6 +27,7 @@ from millrace.planner.search.report.explain import explain
 from millrace.planner.search.report.host_offload import host_shortage
 from millrace.simulator import predict
 from tests.parallel_runs import run
+from tests.plan_requests import request_of
 from tests.small_models import small
 from tests.test_same_mathematics import CASES, planned
 
@@ -41,14 +41,7 @@ def on_host(plan: Plan) -> Plan:
 
 
 def asked(cluster: Cluster, limit_bytes: int | None = None, **pins: object) -> SearchRequest:
-    return SearchRequest(
-        model=small("gpt"),
-        training=TrainingSpec(),
-        cluster=cluster,
-        global_batch=16,
-        memory_limit_bytes=limit_bytes,
-        pins=Pins(**pins),  # type: ignore[arg-type]
-    )
+    return request_of(small("gpt"), cluster, 16, memory_limit_bytes=limit_bytes, **pins)
 
 
 def states(program: Program) -> list[int]:

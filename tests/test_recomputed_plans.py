@@ -13,11 +13,10 @@ import pytest
 from millrace.models.graph import Graph
 from millrace.models.spec import TrainingSpec
 from millrace.planner.actors.graph import ActorGraph
-from millrace.planner.clusters import local_cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.plan import Plan, recompute_modes
-from millrace.planner.search import Pins, SearchRequest, search
 from tests.parallel_runs import run, whole
+from tests.plan_requests import plan_of
 from tests.recomputed import recomputed
 from tests.small_models import small
 
@@ -64,15 +63,7 @@ CASES = {
 @cache
 def planned(name: str) -> Plan:
     case = CASES[name]
-    return search(
-        SearchRequest(
-            model=small(case.model),
-            training=TRAINING,
-            cluster=local_cluster(case.ranks, cores=2, memory_bytes=8 * 2**30),
-            global_batch=GLOBAL_BATCH,
-            pins=Pins(**case.pins),  # type: ignore[arg-type]
-        )
-    )
+    return plan_of(small(case.model), case.ranks, GLOBAL_BATCH, training=TRAINING, **case.pins)
 
 
 def compiled(plan: Plan) -> tuple[Graph, ActorGraph]:

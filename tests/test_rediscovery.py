@@ -10,13 +10,12 @@ from math import prod
 
 from millrace.models.graph import Graph
 from millrace.models.labels import BATCH, EXPERT
-from millrace.models.spec import Config, ModelSpec, TrainingSpec
-from millrace.planner.clusters import parse_cluster
+from millrace.models.spec import Config, ModelSpec
 from millrace.planner.compile import compile_plan
 from millrace.planner.parallel_degrees import axis_roles, roles
 from millrace.planner.plan import OpSignature, Plan
-from millrace.planner.search import Pins, SearchRequest, search
 from millrace.planner.signatures import split_labels
+from tests.plan_requests import plan_of
 
 GPT: Config = {
     "layers": 4,
@@ -76,17 +75,11 @@ def planned(
         seq_len=seq_len,
         precision=precision,
     )
-    plan = search(
-        SearchRequest(
-            model=spec,
-            training=TrainingSpec(),
-            cluster=parse_cluster(cluster),
-            global_batch=batch,
-            pins=Pins(**dict(pins)),  # type: ignore[arg-type]
-            memory_limit_bytes=None if limit_gib is None else int(limit_gib * GIB),
-            max_gap=max_gap,
-        )
-    )
+    plan = plan_of(
+        spec, cluster, batch,
+        memory_limit_bytes=None if limit_gib is None else int(limit_gib * GIB), max_gap=max_gap,
+        **dict(pins),
+    )  # fmt: skip
     return plan, plan.graph
 
 

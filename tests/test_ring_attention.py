@@ -15,12 +15,11 @@ from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.models.zoo.catalogue import build_training
 from millrace.planner.actors.graph import ActorGraph, Program
 from millrace.planner.actors.null_clock import run_to_completion
-from millrace.planner.clusters import local_cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.plan import Plan
-from millrace.planner.search import Pins, SearchRequest, search
 from tests.in_process import KernelWork, execute_in_process
 from tests.parallel_runs import assert_trains_as_one_device, begun, run
+from tests.plan_requests import plan_of
 from tests.small_models import small
 
 TRAINING = TrainingSpec(learning_rate=1e-2, warmup_steps=3, decay_steps=30, clip_norm=0.5)
@@ -37,14 +36,9 @@ def model(name: str, seq_len: int) -> ModelSpec:
 @cache
 def planned(spec_name: str, seq_len: int, ranks: int, pins: tuple[tuple[str, object], ...]) -> Plan:
     defaults = {"dp": 1, "tp": 1, "pp": 1, "micro_batch": 1, "ring": True}
-    request = SearchRequest(
-        model=model(spec_name, seq_len),
-        training=TRAINING,
-        cluster=local_cluster(ranks, cores=2, memory_bytes=2**33),
-        global_batch=BATCH,
-        pins=Pins(**(defaults | dict(pins))),
+    return plan_of(
+        model(spec_name, seq_len), ranks, BATCH, training=TRAINING, **defaults | dict(pins)
     )
-    return search(request)
 
 
 CASES = [

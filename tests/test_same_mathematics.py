@@ -16,17 +16,15 @@ from millrace.models.graph import Graph
 from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.models.zoo.catalogue import build_training
 from millrace.planner.actors.graph import ActorGraph
-from millrace.planner.clusters import local_cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.plan import Plan
-from millrace.planner.search import search
-from millrace.planner.search.request import Pins, SearchRequest
 from tests.parallel_runs import (
     assert_strays_no_further,
     assert_trains_as_one_device,
     losses_of,
     run,
 )
+from tests.plan_requests import plan_of
 
 GLOBAL_BATCH, MICROBATCHES, STEPS = 16, 4, 3
 TRAINING = TrainingSpec(learning_rate=1e-2, warmup_steps=3, decay_steps=30, clip_norm=0.5)
@@ -113,15 +111,10 @@ def model(precision: str) -> ModelSpec:
 @cache
 def planned(index: int, precision: str) -> tuple[Plan, Graph, ActorGraph]:
     case = CASES[index]
-    request = SearchRequest(
-        model=model(precision),
-        training=TRAINING,
-        cluster=local_cluster(case.ranks, cores=2, memory_bytes=8 * 2**30),
-        global_batch=GLOBAL_BATCH,
-        pins=Pins(**{"micro_batch": GLOBAL_BATCH // MICROBATCHES // case.pins["dp"], **case.pins}),
-        required=case.required,
-    )
-    plan = search(request)
+    plan = plan_of(
+        model(precision), case.ranks, GLOBAL_BATCH, training=TRAINING, required=case.required,
+        **{"micro_batch": GLOBAL_BATCH // MICROBATCHES // case.pins["dp"], **case.pins},
+    )  # fmt: skip
     graph = build_training(plan.model, plan.training, plan.batch)
     return plan, graph, compile_plan(plan)
 

@@ -12,14 +12,13 @@ import pytest
 from msgspec.structs import replace
 
 from millrace.models.graph import Graph
-from millrace.planner.clusters import local_cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.memory import plan_memory
 from millrace.planner.plan import BlockChoice, Chunk, OpSignature, Plan, Variant
 from millrace.planner.schedules import stage_of
-from millrace.planner.search import Pins, SearchRequest, search
 from millrace.simulator import predict
 from tests.parallel_runs import assert_trains_as_one_device
+from tests.plan_requests import plan_of
 from tests.planner.op_signatures import op_signatures
 from tests.test_same_mathematics import (
     GLOBAL_BATCH,
@@ -37,14 +36,10 @@ ALONE = (1, 3, 5)  # cuts of embedding, h.0 … h.3, head: the embedding has a c
 @cache
 def planned(precision: str, tp: int) -> tuple[Plan, Graph]:
     """Two stages of four devices on two axes, both data-parallel where `tp` is 1."""
-    request = SearchRequest(
-        model=model(precision),
-        training=TRAINING,
-        cluster=local_cluster(STAGES * 2 * tp, cores=2, memory_bytes=8 * 2**30),
-        global_batch=GLOBAL_BATCH,
-        pins=Pins(dp=2, tp=tp, pp=STAGES, micro_batch=GLOBAL_BATCH // MICROBATCHES // 2),
-    )
-    plan = search(request)
+    plan = plan_of(
+        model(precision), STAGES * 2 * tp, GLOBAL_BATCH, training=TRAINING, dp=2, tp=tp, pp=STAGES,
+        micro_batch=GLOBAL_BATCH // MICROBATCHES // 2,
+    )  # fmt: skip
     return plan, plan.graph
 
 

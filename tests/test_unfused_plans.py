@@ -9,12 +9,10 @@ from millrace.executor.data import open_dataset
 from millrace.executor.reference import ReferenceResult, run_reference
 from millrace.models.spec import TrainingSpec
 from millrace.models.zoo.catalogue import build_training
-from millrace.planner.clusters import local_cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.plan import Plan
-from millrace.planner.search import search
-from millrace.planner.search.request import Pins, SearchRequest
 from tests.parallel_runs import run
+from tests.plan_requests import plan_of
 from tests.small_models import small
 
 GLOBAL_BATCH, MICROBATCHES, STEPS = 8, 2, 3
@@ -30,15 +28,10 @@ def planned(name: str, way: str) -> Plan:
     ranks, pins = WAYS[way]
     dp = pins["dp"]
     assert isinstance(dp, int)
-    return search(
-        SearchRequest(
-            model=small(name, "fp64"),
-            training=UNFUSED,
-            cluster=local_cluster(ranks, cores=2, memory_bytes=8 * 2**30),
-            global_batch=GLOBAL_BATCH,
-            pins=Pins(**{"micro_batch": GLOBAL_BATCH // MICROBATCHES // dp} | pins),  # type: ignore[arg-type]
-        )
-    )
+    return plan_of(
+        small(name, "fp64"), ranks, GLOBAL_BATCH, training=UNFUSED,
+        **{"micro_batch": GLOBAL_BATCH // MICROBATCHES // dp} | pins,
+    )  # fmt: skip
 
 
 @cache

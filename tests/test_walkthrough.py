@@ -13,13 +13,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.models.spec import ModelSpec
 from millrace.models.zoo.catalogue import build_training
 from millrace.planner.clusters import local_cluster
 from millrace.planner.compile import compile_plan
-from millrace.planner.search import search
-from millrace.planner.search.request import Pins, SearchRequest
 from millrace.simulator import simulate
+from tests.plan_requests import plan_of
 
 PAGE = Path(__file__).parent.parent / "docs" / "walkthrough.md"
 ANYTHING = "…"
@@ -30,14 +29,10 @@ def documents(stages: int) -> list[Any]:
     """Graph, Plan, ActorGraph (orders by name) and simulated Trace of the page's example."""
     config = {"inputs": 4, "columns": 2, "hidden": 6, "layers": 1, "classes": 3}
     spec = ModelSpec(name="two-layers", family="mlp", config=config)
-    request = SearchRequest(
-        model=spec,
-        training=TrainingSpec(),
-        cluster=local_cluster(2, cores=2, memory_bytes=2**30),
-        global_batch=8,
-        pins=Pins(dp=2 // stages, tp=1, pp=stages, micro_batch=2 * stages),
-    )
-    plan = search(request)
+    plan = plan_of(
+        spec, local_cluster(2, cores=2, memory_bytes=2**30), dp=2 // stages, tp=1, pp=stages,
+        micro_batch=2 * stages,
+    )  # fmt: skip
     graph = build_training(plan.model, plan.training, plan.batch)
     actors = compile_plan(plan)
     simulated = simulate(actors, plan.cluster, steps=1, plan_digest=plan.digest())

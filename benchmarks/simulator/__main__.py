@@ -38,8 +38,9 @@ from millrace.planner.plan import Plan
 from millrace.planner.search import Pins, SearchRequest, search
 from millrace.simulator import predict, simulate
 from millrace.simulator.chunks.chunk_graph import CoarseGraph
-from millrace.simulator.failures import MTBF_HOURS, expected_s, goodput, time_to_train
+from millrace.simulator.failures import MTBF_HOURS, expected_s, goodput
 from millrace.simulator.stage_fidelity import stage_graph
+from tests.simulator.failures.failing_runs import failing_run
 
 STAGES = 4
 OPS = 100
@@ -249,11 +250,10 @@ def failures() -> None:
     estimate = goodput(step_s, 16384, MTBF_HOURS, checkpoint_bytes, bytes_per_s, restart_s)
     steps = 1_000_000
     runs = [
-        time_to_train(
+        failing_run(
             steps,
             step_s,
-            devices=16384,
-            mtbf_hours=MTBF_HOURS,
+            mtbf_s=estimate.mtbf_s,
             interval_steps=round(estimate.interval_s / step_s),
             checkpoint_s=estimate.checkpoint_s,
             restart_s=restart_s,

@@ -22,6 +22,12 @@ PACK_BYTES = 16  # the widest load and store of a thread (CUDA programming guide
 PACKS_TOGETHER = 2  # packs that a thread loads at once, `TOGETHER` of sources/packs.cuh
 BLOCKS_MAX = 4096  # blocks of such kernels; their threads stride over what is left
 EPILOGUE_PARTS = ("c", "bias", "aux")
+ALIGNMENT_BYTES = 256  # alignment of cudaMalloc, and more than any load needs
+
+
+def aligned(size_bytes: int) -> int:
+    """Bytes up to where the next array may begin."""
+    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 class Operand(NamedTuple):

@@ -30,6 +30,7 @@ from millrace.executor.cuda.calls import (
     CopyCall,
     Launch,
     Operand,
+    aligned,
     elementwise,
     peer,
     read,
@@ -47,7 +48,6 @@ Shape = tuple[int, ...]
 SOURCE = "meetings"
 JOINS = {"sum": "Add", "max": "Largest"}
 UNIT_BYTES = (16, 8, 4, 2)  # bytes that a thread may move at once
-WORKSPACE_ALIGNMENT = 256
 
 
 class MemberBlocks(NamedTuple):
@@ -112,11 +112,11 @@ def collective_calls(
     after: list[Call] = []
     if scatter.runs > 1:
         source = workspace()
-        used_bytes = _aligned(_size_bytes(send_shape, dtype))
+        used_bytes = aligned(_size_bytes(send_shape, dtype))
         before.append(_transposed(read(0), source, scatter.runs, members, scatter.run, dtype))
     if gather.runs > 1:
         target = workspace(used_bytes)
-        used_bytes += _aligned(_size_bytes(recv_shape, dtype))
+        used_bytes += aligned(_size_bytes(recv_shape, dtype))
         after.append(_transposed(target, write(0), members, gather.runs, gather.run, dtype))
     # The elements are one block of the send register: what a member keeps, sends to each, or sends.
     meeting = Collective(kind, source, target, scatter.elements, dtype, exchange.reduction)
@@ -196,7 +196,7 @@ def bucket_calls(parts: Sequence[Calls]) -> Calls:
                 end = after
             else:
                 end.append(part_call)
-        used_bytes += _aligned(part.workspace_bytes)
+        used_bytes += aligned(part.workspace_bytes)
     meeting = (Bucket(tuple(together)),) if together else ()
     return same_calls(*before, *meeting, *after, workspace_bytes=used_bytes)
 
@@ -257,7 +257,3 @@ def _copy(source: Operand, target: Operand, shape: Shape, dtype: str) -> CopyCal
 
 def _size_bytes(shape: Shape, dtype: str) -> int:
     return prod(shape) * ITEMSIZE[dtype]
-
-
-def _aligned(size_bytes: int) -> int:
-    return -(-size_bytes // WORKSPACE_ALIGNMENT) * WORKSPACE_ALIGNMENT

@@ -49,11 +49,6 @@ def control_bytes(first_step: int, precision: str, *, loss_scale: float = LOSS_S
         First value of the scale in fp16, above 0. Gradients here are those of sums over
         tokens: what scale s is to a mean over n tokens of a microbatch, s / n is here.
 
-    Returns
-    -------
-    bytes
-        As a device reads them.
-
     Raises
     ------
     ExecutorError

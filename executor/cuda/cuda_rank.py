@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millrace.executor.cuda.binding import bind, leaves
-from millrace.executor.cuda.calls import CONTROL, Call, Calls, Launch, Operand
+from millrace.executor.cuda.calls import CONTROL, Call, Calls, Launch, Operand, aligned
 from millrace.executor.cuda.communication_calls import (
     bucket_calls,
     collective_calls,
@@ -42,7 +42,6 @@ from millrace.executor.transport.communicator import Exchange, exchanges_of
 from millrace.models.ops import kinds_where
 from millrace.planner.actors.graph import HOST, Actor, ActorGraph, Port
 
-ALIGNMENT_BYTES = 256  # alignment of cudaMalloc, and more than any load needs
 HISTORY_STEPS = 64  # rows; the host reads each before it is overwritten
 # Kinds that read the totals of the step, as their second input.
 UPDATES = kinds_where(lambda row: row.updates)
@@ -290,7 +289,7 @@ class RankCalls(RankShards):
                 if digest not in offset_by_digest:
                     offset_by_digest[digest] = end
                     tables.append((end, np.frombuffer(content, np.uint8)))
-                    end += _aligned(len(content))
+                    end += aligned(len(content))
                 places.append(offset_by_digest[digest])
             offsets.append(places)
         return tables, offsets, end
@@ -303,7 +302,7 @@ class RankCalls(RankShards):
                 if command.rank == self.rank:
                     needed = self._calls[command.actor].workspace_bytes
                     sizes[command.stream] = max(sizes[command.stream], needed)
-        *starts, end = accumulate(map(_aligned, sizes), initial=0)
+        *starts, end = accumulate(map(aligned, sizes), initial=0)
         return starts, end
 
     def _staged(self) -> tuple[tuple[StagedInput, ...], int]:
@@ -325,7 +324,7 @@ class RankCalls(RankShards):
                     read=read,
                 )
                 staged_inputs.append(staged)
-                end += _aligned(staged.size_bytes)
+                end += aligned(staged.size_bytes)
         return tuple(staged_inputs), end
 
     def _host_context(self, actor: Actor) -> KernelContext:
@@ -337,7 +336,3 @@ class RankCalls(RankShards):
 
 def _slots(ports: Sequence[Port], slots: Sequence[int]) -> Iterator[tuple[Port, int]]:
     return zip(ports, slots, strict=True)
-
-
-def _aligned(size_bytes: int) -> int:
-    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -1,10 +1,8 @@
 """The memory of the ranks of one device: every region allocated once, before the first step."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from millrace.executor.cuda.binding import bind
 from millrace.executor.cuda.calls import Call, Operand
@@ -14,10 +12,9 @@ from millrace.executor.errors import ExecutorError
 from millrace.executor.gpu.device import DeviceDriver
 from millrace.executor.kernels.context import BITS
 from millrace.executor.shards import RankValues
+from millrace.models.arrays import Array
 from millrace.planner.actors.graph import HOST
 from millrace.planner.errors import InfeasibleError
-
-Array = NDArray[Any]
 
 PINNED = ("host", "history")  # regions in the memory of the node, which the device reads too
 STAGING = "staging"  # the host's side of the stage

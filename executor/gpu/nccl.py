@@ -84,11 +84,6 @@ def exchange_ids(world: World, groups: Iterable[LaneGroup]) -> dict[LaneGroup, b
     groups
         At least those that this rank is in.
 
-    Returns
-    -------
-    dict
-        The ids of these groups, 128 bytes each.
-
     Raises
     ------
     ExecutorError

@@ -7,18 +7,17 @@ it would give alone; a transport moves them together.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from millrace.executor.errors import ExecutorError
+from millrace.models.arrays import Array
 from millrace.planner.actors.graph import ActorGraph, Register
 from millrace.planner.actors.protocol import Fire
 from millrace.planner.collectives import COLLECTIVES
 from millrace.planner.sbp import parse_nd_sbp
 
-Array = NDArray[Any]
 Done = Callable[[Fire], None]
 Failed = Callable[[int, Fire | None, BaseException], None]
 

@@ -15,7 +15,6 @@ from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from millrace.executor.transport.communicator import (
     Done,
@@ -25,10 +24,10 @@ from millrace.executor.transport.communicator import (
     meeting_keys,
 )
 from millrace.executor.transport.mpi import World
+from millrace.models.arrays import Array
 from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.actors.protocol import Fire
 
-Array = NDArray[Any]
 Posted = tuple[int, Fire, Done]
 
 SPINS = 20  # tests without a sleep, about 20 µs: messages between idle ranks arrive by then

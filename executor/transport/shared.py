@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from time import perf_counter_ns
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,10 +37,10 @@ from millrace.executor.transport.communicator import (
     reduce_into,
 )
 from millrace.executor.transport.mpi import World
+from millrace.models.arrays import Array
 from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.actors.protocol import Fire
 
-Array = NDArray[Any]
 Words = NDArray[np.int64]
 
 CAME, REDUCED, READ, SEND_AT, RECV_AT = range(5)

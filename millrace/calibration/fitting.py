@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from millrace.calibration.parameters import FittedParameter, Floats, prior_moments
+from millrace.calibration.parameters import FittedParameter, prior_moments
+from millrace.models.arrays import Floats
 
 # A good prediction is off by this: a row further off than `FAR` times as much counts ever less.
 USUAL = 0.05

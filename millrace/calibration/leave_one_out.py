@@ -27,19 +27,8 @@ Factors = dict[FittedParameter, float]
 def left_out(table: Table, processes: int = 1, told: Told = lambda done, of: None) -> Tuned:
     """Make a function that changes a row's cluster to what is known without the row's source.
 
-    Parameters
-    ----------
-    table : Table
-        All rows, of which those of tier A are known.
-    processes : int
-        Number of processes that plan; what comes out does not depend on it.
-    told : callable
-        Told how many of the questions are answered, and how many there are.
-
-    Returns
-    -------
-    callable
-        From a row and its cluster, the cluster with all figures fitted to the other sources.
+    Its figures are fitted to all other sources. `told` is told how many questions are answered,
+    and how many there are; what comes out does not depend on `processes`.
     """
     questions = [ask(row, table.layout) for row in table.rows if row["tier"] == "A"]
     answers = sensitivities_of(questions, processes, told)

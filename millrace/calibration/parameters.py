@@ -11,15 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
+from millrace.models.arrays import Floats
 from millrace.planner.cluster import Cluster
 from millrace.planner.clusters import device, framework
 from millrace.planner.clusters.framework_tables import DEFAULT
 from millrace.planner.costs.op_batch import NARROW
 from millrace.published.question import Question
-
-Floats = NDArray[np.float64]
 
 
 class Prior(NamedTuple):

@@ -14,13 +14,13 @@ from msgspec.structs import replace
 from millrace.calibration.parameters import (
     DEVICE_FIELDS,
     FittedParameter,
-    Floats,
     default_parameters,
     parameters_of,
     scaled,
     value_of,
 )
 from millrace.calibration.time_decomposition import StepWork, step_of
+from millrace.models.arrays import Floats
 from millrace.planner.cluster import Cluster
 from millrace.planner.search import Pins
 from millrace.planner.worker_processes import map_in_processes

@@ -15,19 +15,8 @@ if TYPE_CHECKING:
 def import_module(module: Any, inputs: Any, **options: Any) -> "ExportedModel":
     """Import a PyTorch module and check the import against it.
 
-    Parameters
-    ----------
-    module : torch.nn.Module
-        As for `millrace.models.importers.torch_export.import_module`.
-    inputs : tensor, sequence or mapping
-        Its example inputs, as there.
-    options : dict
-        Keywords of that function, such as `precision`.
-
-    Returns
-    -------
-    Imported
-        Its last note is what the check gave, or why there was none.
+    Arguments are those of `models.importers.torch_export.import_module`. The last note says
+    what the check gave, or why there was none.
 
     Raises
     ------
@@ -50,22 +39,6 @@ def open_checked(
     told: Callable[[str], None] | None = None,
 ) -> ModelSpec:
     """Open a model as `open_model` does, and check it against PyTorch where it is a program.
-
-    Parameters
-    ----------
-    model : str
-        A name of the zoo, a file or folder, or `package.module:function`.
-    seq_len : int, optional
-        Tokens of a sample; the model's longest by default.
-    precision : str
-        Name of the precision that the model computes in.
-    told : callable, optional
-        Called with a sentence for everything that was noticed in the model.
-
-    Returns
-    -------
-    ModelSpec
-        The model with its sequence length and precision.
 
     Raises
     ------

@@ -77,12 +77,7 @@ class MemoryHabit:
 def peak_bytes(plan: Plan, habit: MemoryHabit) -> int:
     """Memory of the fullest device as a source prints it, in bytes.
 
-    Parameters
-    ----------
-    plan : Plan
-        The plan; its blocks are dealt out to stages as the framework does it.
-    habit : Keeping
-        The framework's.
+    Blocks are dealt out to stages as the framework does it.
     """
     plan = split_by_weight(plan) if habit.by_weight else split_evenly(plan)
     placed = place(plan, plan.graph)

@@ -124,21 +124,8 @@ def validate(
 ) -> list[RowOutcome]:
     """Predict every row of a table.
 
-    Parameters
-    ----------
-    table : Table
-        As `read_table` gives it.
-    tuned : callable, optional
-        Changes the figures (not the shape) of a row's cluster before it is predicted.
-    processes : int
-        Number of processes that plan; what comes out does not depend on it.
-    told : callable
-        Told how many of the questions are answered.
-
-    Returns
-    -------
-    list of Outcome
-        One per row, in the table's order.
+    `tuned` changes the figures (not the shape) of a row's cluster before it is predicted, `told` is
+    told how many of the questions are answered. What comes out does not depend on `processes`.
     """
     asked = [ask(row, table.layout, tuned) for row in table.rows]
     jobs: dict[object, PredictionJob] = {}

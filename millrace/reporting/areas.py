@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from math import ceil, log2
 
-from millrace.reporting.bars import time_axis
+from millrace.comparison_page import time_axis
 from millrace.simulator.account import MemoryTimeline
 from millrace.units import format_bytes
 
@@ -46,16 +46,8 @@ def height_bytes(reserved_bytes: int, limit_bytes: int) -> float:
 def area_svg(course: MemoryTimeline, reserved: int, step_ns: int, scale: float) -> str:
     """Stacked area of one stage, as SVG.
 
-    Parameters
-    ----------
-    course : MemoryCourse
-        Of the step alone, its times counted from the step's begin.
-    reserved : int
-        Bytes that a device of the stage has to have: the dashed line.
-    step_ns : int
-        Nanoseconds that the width stands for.
-    scale : float
-        Bytes that the height stands for.
+    Times of the course count from the step's begin. The dashed line is at the `reserved` bytes that
+    a device has to have. The width stands for `step_ns`, the height for `scale` bytes.
     """
     rows = together(course)
     limit = course.limit_bytes
@@ -78,7 +70,7 @@ def area_svg(course: MemoryTimeline, reserved: int, step_ns: int, scale: float) 
         parts.append(_line(limit, scale, "#c00", f"limit {format_bytes(limit)}"))
     parts += [_mark(size, scale) for size in _marks(scale)]
     parts.append(f'<line x1="{LEFT_PX}" x2="{LEFT_PX}" y1="0" y2="{HEIGHT_PX}" stroke="#888"/>')
-    parts.append(time_axis(LEFT_PX, PLOT_PX, HEIGHT_PX, step_ns))
+    parts.append(time_axis(LEFT_PX, PLOT_PX, HEIGHT_PX, step_ns, 4))
     return "".join([*parts, "</svg>"])
 
 

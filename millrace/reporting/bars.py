@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
-from millrace.comparison_page import round_step
+from millrace.comparison_page import time_axis
 from millrace.simulator.account import Account, CommunicationRow, StageRow
 from millrace.simulator.simulate import Simulated, SimulatedRun
 from millrace.traces.timeline import COLOURS, Bar, Timeline, TimelineRow
@@ -94,7 +94,7 @@ def bars_svg(account: Account) -> str:
             left += width
         busy = format_percent(stage.busy_ns / step_ns)
         parts.append(f'<text x="{LABEL_PX + PLOT_PX + 8}" y="{top + 15}">{busy} busy</text>')
-    parts.append(time_axis(LABEL_PX, PLOT_PX, height - 22, step_ns))
+    parts.append(time_axis(LABEL_PX, PLOT_PX, height - 22, step_ns, 8))
     return "".join([*parts, "</svg>"])
 
 
@@ -111,20 +111,6 @@ def _piece(piece: BarPiece, left: float, top: int, width: float, share: float) -
         f'<rect x="{left:.2f}" y="{top}" width="{width:.2f}" height="{BAR_PX}" '
         f'fill="{piece.colour}"><title>{escape(tip)}</title></rect>{label}'
     )
-
-
-def time_axis(left: float, width: float, top: float, whole_ns: int) -> str:
-    """Marks at round times, as SVG, under a plot that shows `whole_ns`."""
-    step_ns = round_step(whole_ns / (8 if width > 600 else 4))
-    marks = []
-    for mark in range(int(whole_ns // step_ns) + 1):
-        x = left + width * mark * step_ns / max(whole_ns, 1)
-        marks.append(
-            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{top + 5}" stroke="#888"/>'
-            f'<text x="{x:.1f}" y="{top + 17}" text-anchor="middle">'
-            f"{format_seconds(mark * step_ns / 1e9)}</text>"
-        )
-    return "".join(marks)
 
 
 def step_timeline(simulated: Simulated) -> Timeline:

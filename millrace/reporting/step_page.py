@@ -45,24 +45,7 @@ th.left, td.left { text-align: left; } tr.sum td { font-weight: 600; }
 def report_page(
     plan: Plan, simulated: Simulated, account: Account, figures: Iterable[tuple[str, str]]
 ) -> str:
-    """HTML page of one step.
-
-    Parameters
-    ----------
-    plan : Plan
-        The plan that was simulated.
-    simulated : Simulated
-        Its simulation, with `detailed=True`.
-    account : Account
-        Of `simulated`.
-    figures : iterable of (str, str)
-        Names and values, shown at the top.
-
-    Returns
-    -------
-    str
-        A self-contained document.
-    """
+    """HTML page of one step, simulated with `detailed=True`; the figures stand at its top."""
     cards = "".join(
         f"<div><span>{escape(name)}</span><b>{escape(value)}</b></div>" for name, value in figures
     )

@@ -14,10 +14,10 @@ head sizes 64 to 256, 512 to 16k tokens, causal and not; one efficiency for each
 
 import numpy as np
 
+from millrace.models.arrays import Floats
 from millrace.models.labels import parse
 from millrace.planner.cluster import Device, Software
 from millrace.planner.costs.op_batch import OpFirings, peak_flops_per_s
-from millrace.planner.costs.profile_tables import Floats
 
 KINDS = {
     "attention": False,

@@ -8,12 +8,12 @@ copies, for each device and node).
 
 import numpy as np
 
+from millrace.models.arrays import Floats
 from millrace.models.graph import Graph
 from millrace.models.labels import EXPERT
 from millrace.models.ops import kinds_where, op_kind
 from millrace.planner.cluster import Software
 from millrace.planner.costs.op_batch import OpFirings
-from millrace.planner.costs.profile_tables import Floats
 
 ROUTING = kinds_where(lambda row: row.routes)
 

@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from millrace.models.arrays import Floats
 from millrace.models.labels import parse
 from millrace.models.ops import op_kind
 from millrace.planner.cluster import Device
 from millrace.planner.costs.op_batch import NARROW, OpFirings, peak_flops_per_s
-from millrace.planner.costs.profile_tables import Floats
 
 Labels = tuple[str, ...]
 

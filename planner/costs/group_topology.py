@@ -13,10 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from millrace.models.arrays import Floats, Ints
 from millrace.planner.cluster import Cluster, Islands, Leaves, Link, Torus
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 
 class LevelCrossing(NamedTuple):

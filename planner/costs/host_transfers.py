@@ -13,8 +13,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from millrace.models.arrays import Ints
 from millrace.planner.cluster import Cluster, HostMemory, NodeGroup
-from millrace.planner.costs.profile_tables import Ints
 
 # Larger pieces of a variable's state gain nothing where latency is microseconds.
 PIECE_BYTES = 16 * 2**20

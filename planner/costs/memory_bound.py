@@ -2,11 +2,11 @@
 
 import numpy as np
 
+from millrace.models.arrays import Floats
 from millrace.models.labels import EXPERT, parse
 from millrace.models.ops import OPS
 from millrace.planner.cluster import Device, Software
 from millrace.planner.costs.op_batch import OpFirings
-from millrace.planner.costs.profile_tables import Floats
 
 # An op takes so long on the device beside its work: kernels begin and end without moving bytes, and
 # one op is often several of them. Fitted on published runs of small layers, 2026-11.

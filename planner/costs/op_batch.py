@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from millrace.models.arrays import Floats, Ints
 from millrace.models.graph import ITEMSIZE
 from millrace.models.labels import bind, parse
 from millrace.models.ops import op_kind, op_work
 from millrace.planner.cluster import Device
 from millrace.planner.collectives import LOCAL_BOXING
-from millrace.planner.costs.profile_tables import Floats, Ints
 from millrace.planner.errors import ClusterError
 from millrace.planner.fusion.fused_traffic import Share
 

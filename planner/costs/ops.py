@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from millrace.models.arrays import Floats, Ints
 from millrace.models.labels import parse
 from millrace.planner.cluster import Device, Software
 from millrace.planner.costs.attention import KINDS, attention_seconds
@@ -28,7 +29,7 @@ from millrace.planner.costs.memory_bound import (
     memory_bound_seconds,
 )
 from millrace.planner.costs.op_batch import Attributes, OpFirings, Shape, firing_of
-from millrace.planner.costs.profile_tables import Floats, Ints, Points, interpolated_ns, whole_ns
+from millrace.planner.costs.profile_tables import Points, interpolated_ns, whole_ns
 from millrace.planner.fusion.fused_traffic import Share
 from millrace.planner.proxies import priced_like
 

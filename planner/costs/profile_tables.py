@@ -4,13 +4,11 @@ from functools import lru_cache
 from itertools import accumulate
 
 import numpy as np
-import numpy.typing as npt
 
+from millrace.models.arrays import Floats, Ints
 from millrace.planner.errors import ClusterError
 
 Points = tuple[tuple[int, int], ...]
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 # Longer than anything is asked about (146 years), and within 64 bits.
 DURATION_NS_MAX = 2**62

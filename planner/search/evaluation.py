@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from millrace.models.arrays import Floats
 from millrace.models.graph import Graph
 from millrace.planner.costs.launch_overhead import hidden_share
 from millrace.planner.errors import InfeasibleError
@@ -39,8 +39,6 @@ from millrace.planner.search.stages import (
     lower_bound_ns,
     memory_pressure_slowdown,
 )
-
-Floats = NDArray[np.float64]
 
 MODES = ("none", "selective", "full")
 ALONE = FigurePrices(step=0.0, deferrable=0.0)  # what no schedule can defer

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from millrace.models.arrays import Floats, Ints
 
 NODE_LIMIT = 100_000
 # Costs add up to so much in the solvers: absolute tolerances of HiGHS are harmless then, and GLOP

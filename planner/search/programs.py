@@ -10,8 +10,8 @@ from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from millrace.models.arrays import Floats
 from millrace.models.graph import Graph
 from millrace.models.recompute import with_recompute
 from millrace.planner.errors import InfeasibleError
@@ -60,7 +60,6 @@ from millrace.planner.search.rank_groups import PlacementGroup
 from millrace.planner.search.request import SearchRequest, SignatureError
 from millrace.planner.search.stages import Pipeline, VariantFigures
 
-Floats = NDArray[np.float64]
 Priced = StrategyCosts | MixedDeviceCosts
 
 GROUP = 96  # programs that are swept together: enough that NumPy's own time is small

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from millrace.models.arrays import Floats
 from millrace.planner.block_times import (
     BEGIN,
     GATHER,
@@ -20,7 +21,6 @@ from millrace.planner.block_times import (
     REDUCE,
     UPDATE,
     BlockTimes,
-    Floats,
     Kind,
 )
 from millrace.planner.errors import InfeasibleError

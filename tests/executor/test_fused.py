@@ -10,11 +10,10 @@ from millrace.executor.rank import RankState
 from millrace.executor.values.initial import initial_value
 from millrace.models.spec import TrainingSpec
 from millrace.models.zoo.catalogue import build_training
-from millrace.planner.clusters import parse_cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.plan import FUSED, UNFUSED, Plan
-from millrace.planner.search import Pins, SearchRequest, search
 from tests.in_process import KernelWork, execute_lockstep
+from tests.plan_requests import plan_of
 from tests.small_models import small
 
 STEPS = 2  # the second begins at what the first left
@@ -39,14 +38,11 @@ def planned(model: str, pins: dict[str, object]) -> Plan:
     """A plan with two microbatches."""
     chosen = {"dp": 1, "tp": 1, "pp": 1, **pins}
     devices = chosen["dp"] * chosen["tp"] * chosen["pp"]
-    request = SearchRequest(
-        model=small(model, "fp32"),
+    return plan_of(
+        small(model, "fp32"), f"a100-sxm-80gb:{devices}x1",
         training=TrainingSpec(learning_rate=2e-3, clip_norm=0.5),
-        cluster=parse_cluster(f"a100-sxm-80gb:{devices}x1"),
-        global_batch=8,
-        pins=Pins(**{"micro_batch": 4 // chosen["dp"], **chosen}),
-    )
-    return search(request)
+        **{"micro_batch": 4 // chosen["dp"], **chosen},
+    )  # fmt: skip
 
 
 def trained(plan: Plan) -> tuple[list[RankState], int]:

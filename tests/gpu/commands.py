@@ -11,12 +11,10 @@ from typing import Any
 import msgspec
 
 from millrace.models.graph import to_json
-from millrace.models.spec import TrainingSpec
 from millrace.models.zoo.catalogue import model_spec
-from millrace.planner.clusters import parse_cluster
 from millrace.planner.plan import Plan
-from millrace.planner.search import Pins, SearchRequest, search
 from tests.executor.sources import ROOT
+from tests.plan_requests import plan_of
 
 LIMIT_S = 120
 # Figures of a whole device move by code that is loaded when it is first called, and by what the
@@ -27,14 +25,10 @@ CODE_BYTES = 64 * 2**20
 @cache
 def middling_plan() -> Plan:
     """GPT-2 small at 1,024 tokens in bf16: two microbatches of four."""
-    request = SearchRequest(
-        model=msgspec.structs.replace(model_spec("gpt2-small"), precision="bf16"),
-        training=TrainingSpec(),
-        cluster=parse_cluster("h100-sxm-80gb:1x1"),
-        global_batch=8,
-        pins=Pins(dp=1, tp=1, pp=1, micro_batch=4),
-    )
-    return search(request)
+    return plan_of(
+        msgspec.structs.replace(model_spec("gpt2-small"), precision="bf16"), "h100-sxm-80gb:1x1",
+        dp=1, tp=1, pp=1, micro_batch=4,
+    )  # fmt: skip
 
 
 def written(plan: Plan, folder: Path) -> Path:

@@ -15,8 +15,8 @@ from millrace.models.importers.torch_export import import_module as imported_fro
 from millrace.models.spec import TrainingSpec
 from millrace.models.training import training_graph
 from millrace.planner.clusters import local_cluster
-from millrace.planner.search import SearchRequest, search
 from tests.extras import optional
+from tests.plan_requests import plan_of
 
 torch = optional("torch")
 nn = torch.nn
@@ -140,7 +140,7 @@ class Difference(nn.Module):  # type: ignore[misc]
 def test_inputs_of_one_kind_are_planned_but_not_fed_the_same_data() -> None:
     model = spec(imported_from(Difference(), (EXAMPLE, EXAMPLE)))
     on = local_cluster(1, cores=1, memory_bytes=2**33)
-    search(SearchRequest(model=model, training=TrainingSpec(), cluster=on, global_batch=4))
+    plan_of(model, on, 4)
     with pytest.raises(DataError, match=r"reads classes, input.left, input.right, which no data"):
         open_dataset(None, model, 0)
 

@@ -15,11 +15,9 @@ from millrace.commands.running import warn_of_later
 from millrace.executor.data import open_dataset
 from millrace.executor.reference import run_reference
 from millrace.files import load_plan, write_document
-from millrace.models.spec import TrainingSpec
 from millrace.models.zoo.catalogue import build_training
-from millrace.planner.clusters import local_cluster
-from millrace.planner.search import Pins, SearchRequest, search
 from tests.millrace.plans import data_parallel_pipeline
+from tests.plan_requests import plan_of
 from tests.small_models import small
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -209,14 +207,7 @@ def test_a_run_is_saved_every_so_many_steps_and_goes_on_from_what_is_whole(capsy
 
 
 def test_a_run_and_the_reference_say_by_how_little_an_expert_was_chosen(capsys, tmp_path):
-    request = SearchRequest(
-        model=small("mixtral"),
-        training=TrainingSpec(),
-        cluster=local_cluster(2, cores=2, memory_bytes=8 * 2**30),
-        global_batch=4,
-        pins=Pins(dp=2, ep=2, tp=1, pp=1),
-    )
-    searched = search(request)
+    searched = plan_of(small("mixtral"), 2, 4, dp=2, ep=2, tp=1, pp=1)
     write_document(tmp_path / "plan.json", searched)
     assert run(["run", str(tmp_path / "plan.json"), "--steps", "2"]) == 0
     told = re.search(r"choice of experts (\S+):", capsys.readouterr().out)

@@ -6,12 +6,10 @@ A sample gives labels and attributes; the sizes of labels are those of SIZES unl
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from millrace.models.arrays import Array
 from millrace.models.labels import parse, shape_of
 from millrace.models.ops import FUNCTIONS
-
-Array = NDArray[Any]
 
 SIZES = {"b": 2, "t": 4, "s": 4, "h": 2, "d": 6, "k": 4, "n": 2, "v": 8, "p": 6, "i": 2, "j": 4}
 SIZES |= {"c": 2, "z": 3, "g": 2, "r": 2, "u": 4, "e": 4, "m": 8, "y": 6, "x": 4, "q": 3, "w": 2}

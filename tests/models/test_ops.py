@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
+from millrace.models.arrays import Array
 from millrace.models.errors import ModelError
 from millrace.models.gradients import RULES
 from millrace.models.graph import Graph, Op, Rate, Tensor
@@ -19,7 +19,6 @@ from millrace.models.zoo.catalogue import build, build_training, model_spec
 from tests.models.op_samples import SAMPLES, Sample
 from tests.models.oracle import KINDS, evaluate
 
-Array = NDArray[Any]
 CASES = [(kind, sample) for kind, samples in SAMPLES.items() for sample in samples]
 IDS = [f"{kind}: {sample.labels}" for kind, sample in CASES]
 

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.models.zoo.catalogue import build_training
 from millrace.planner.cluster import Cluster, Link, Software
 from millrace.planner.clusters import network, parse_cluster, validate
@@ -22,7 +21,8 @@ from millrace.planner.costs.bucket_sizes import (
 )
 from millrace.planner.costs.nccl_protocols import NCCL
 from millrace.planner.errors import ClusterError
-from millrace.planner.search import Pins, SearchRequest, search
+from tests.plan_requests import plan_of
+from tests.small_models import gpt_of
 
 MIB, MB, GB = 2**20, 10**6, 10**9
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
@@ -302,24 +302,10 @@ def test_a_broadcast_of_every_ranks_part_takes_longer_the_more_ranks_there_are()
 
 @pytest.mark.parametrize("zero", [0, 1, 3])
 def test_weights_and_gradients_travel_in_buckets_and_activations_do_not(zero: int) -> None:
-    model = ModelSpec(
-        name="tiny",
-        family="gpt",
-        config={"layers": 2, "hidden": 32, "heads": 4, "ffn_hidden": 128, "vocab": 64}
-        | {"positions": 16},
-        seq_len=16,
-    )
+    model = gpt_of(2, 32, 4, vocab=64, positions=16)
     on = parse_cluster("a100-sxm-80gb:4x1")
     bucketing = replace(on, software=Software(bucket_bytes=2**28))
-    plan = search(
-        SearchRequest(
-            model=model,
-            training=TrainingSpec(),
-            cluster=bucketing,
-            global_batch=8,
-            pins=Pins(dp=2, tp=2, pp=1, zero=zero),
-        )
-    )
+    plan = plan_of(model, bucketing, dp=2, tp=2, pp=1, zero=zero)
     graph = build_training(plan.model, plan.training, plan.batch)
     compiled = compile_plan(plan)
     state, seen = state_tensors(graph), set()

@@ -3,46 +3,25 @@
 import pytest
 from msgspec.structs import replace
 
-from millrace.models.spec import ModelSpec, TrainingSpec
-from millrace.planner.clusters import local_cluster, parse_cluster
+from millrace.models.spec import ModelSpec
+from millrace.planner.clusters import parse_cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.compile.passes import ordered_plan
 from millrace.planner.memory import StageMemory, plan_memory, reserved_bytes, slack_fraction
 from millrace.planner.memory.plan_deduplication import regular
 from millrace.planner.plan import Chunk, Plan
 from millrace.planner.schedules import stage_of
-from millrace.planner.search import Pins, SearchRequest, search
+from tests.plan_requests import plan_of
 from tests.recomputed import recomputed
-from tests.small_models import small
+from tests.small_models import gpt_of, small
 
 ANY = 5.0  # a gap with which a search is over soon
-GPT = ModelSpec(
-    name="small",
-    family="gpt",
-    config={
-        "layers": 4,
-        "hidden": 64,
-        "heads": 4,
-        "ffn_hidden": 256,
-        "vocab": 128,
-        "positions": 32,
-    },
-    seq_len=32,
-)
+GPT = gpt_of(4, 64, 4, vocab=128, positions=32)
 
 
 def planned(devices: int, model: ModelSpec = GPT, **pins: object) -> Plan:
     """A plan, the first that there is: whether it is a good one makes no difference to memory."""
-    return search(
-        SearchRequest(
-            model=model,
-            training=TrainingSpec(),
-            cluster=local_cluster(devices, cores=2, memory_bytes=2**33),
-            global_batch=16,
-            pins=Pins(**pins),  # type: ignore[arg-type]
-            max_gap=ANY,
-        )
-    )
+    return plan_of(model, devices, 16, max_gap=ANY, **pins)
 
 
 def assert_laid_out_as_said(plan: Plan) -> tuple[StageMemory, ...]:
@@ -113,15 +92,10 @@ def test_the_formula_is_what_the_compiler_lays_out(
 def test_the_formula_knows_what_weights_in_16_bits_and_their_gradients_lend_each_other(
     devices: int, pins: dict[str, object]
 ) -> None:
-    request = SearchRequest(
-        model=replace(small("llama"), precision="bf16"),
-        training=TrainingSpec(),
-        cluster=parse_cluster(f"a100-sxm-80gb:{devices}x1"),
-        global_batch=16,
-        pins=Pins(tp=1, micro_batch=1, **pins),  # type: ignore[arg-type]
-        max_gap=ANY,
-    )
-    plan = search(request)
+    plan = plan_of(
+        replace(small("llama"), precision="bf16"), f"a100-sxm-80gb:{devices}x1", 16, max_gap=ANY,
+        tp=1, micro_batch=1, **pins,
+    )  # fmt: skip
     said = plan_memory(plan)
     programs = compile_plan(plan).programs
     assert [stage.arena_bytes for stage in said] == [program.memory_bytes for program in programs]

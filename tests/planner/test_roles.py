@@ -3,44 +3,24 @@
 from msgspec.structs import replace
 
 from millrace.models.graph import Graph
-from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.models.spec import ModelSpec
 from millrace.models.zoo.catalogue import build_training
 from millrace.planner.cluster import Cluster
-from millrace.planner.clusters import local_cluster, parse_cluster
+from millrace.planner.clusters import parse_cluster
 from millrace.planner.mesh import Axis, Mesh
 from millrace.planner.parallel_degrees import HYBRID, axis_roles, roles
 from millrace.planner.plan import BlockChoice, Chunk, OpSignature, Plan, Variant
-from millrace.planner.search import Pins, SearchRequest, search
+from tests.plan_requests import plan_of
 from tests.recomputed import recomputed
-from tests.small_models import small
+from tests.small_models import gpt_of, small
 
-GPT = ModelSpec(
-    name="tiny",
-    family="gpt",
-    config={
-        "layers": 2,
-        "hidden": 32,
-        "heads": 4,
-        "ffn_hidden": 128,
-        "vocab": 64,
-        "positions": 16,
-    },
-    seq_len=16,
-)
+GPT = gpt_of(2, 32, 4, vocab=64, positions=16)
 
 
 def planned(
     model: ModelSpec = GPT, ranks: int = 2, where: Cluster | None = None, **pins: object
 ) -> tuple[Plan, Graph]:
-    plan = search(
-        SearchRequest(
-            model=model,
-            training=TrainingSpec(),
-            cluster=where or local_cluster(ranks, cores=2, memory_bytes=2**33),
-            global_batch=8,
-            pins=Pins(**pins),  # type: ignore[arg-type]
-        )
-    )
+    plan = plan_of(model, where or ranks, **pins)
     return plan, build_training(plan.model, plan.training, plan.batch)
 
 

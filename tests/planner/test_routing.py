@@ -13,7 +13,7 @@ from millrace.planner.compile import compile_plan
 from millrace.planner.costs import collective_duration_ns, op_duration_ns
 from millrace.planner.costs.collective_costs import MERGED_LINKS
 from millrace.planner.costs.expert_routing import PER_EXPERT, copies_of_tokens, share_beyond
-from millrace.planner.search import Pins, SearchRequest, search
+from tests.plan_requests import plan_of
 from tests.small_models import small
 
 MIB = 2**20
@@ -60,15 +60,7 @@ def test_what_experts_read_and_make_holds_a_copy_of_a_token_for_each_of_them() -
 
 
 def test_copies_are_known_where_tokens_meet_their_experts() -> None:
-    plan = search(
-        SearchRequest(
-            model=small("mixtral"),
-            training=TrainingSpec(),
-            cluster=parse_cluster("a100-sxm-80gb:4x1"),
-            global_batch=8,
-            pins=Pins(dp=4, tp=1, pp=1, ep=4),
-        )
-    )
+    plan = plan_of(small("mixtral"), "a100-sxm-80gb:4x1", dp=4, tp=1, pp=1, ep=4)
     (program,) = compile_plan(plan).programs
     meetings = [actor.meeting for actor in program.actors if actor.meeting is not None]
     exchanged = [meeting.copies for meeting in meetings if meeting.kind == "all_to_all"]

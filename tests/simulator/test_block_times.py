@@ -5,17 +5,17 @@ from itertools import pairwise
 import pytest
 from msgspec.structs import replace
 
-from millrace.models.spec import Config, ModelSpec, TrainingSpec
+from millrace.models.spec import Config, ModelSpec
 from millrace.models.zoo.decoder.sizes import DEMO
-from millrace.planner.clusters import parse_cluster
 from millrace.planner.memory import plan_memory
 from millrace.planner.plan import Chunk, Plan
 from millrace.planner.schedules import stage_of
-from millrace.planner.search import Pins, SearchRequest, search
+from millrace.planner.search import Pins
 from millrace.planner.search.stages import Pipeline
 from millrace.planner.search.stages.measured_steps import measured_step_ns
 from millrace.simulator import forecast
 from millrace.simulator.chunks.block_times import block_times
+from tests.plan_requests import plan_of
 
 GPT: Config = {
     "layers": 14,
@@ -44,15 +44,7 @@ EXPERTS: Config = dict(DEMO["mixtral-demo"]) | {
 def planned(schedule: str, spec: ModelSpec | None = None) -> Plan:
     spec = spec or ModelSpec(name="gpt", family="gpt", config=GPT, seq_len=512, precision="bf16")
     pins = Pins(dp=2, tp=1, pp=4, micro_batch=8, schedule=schedule, interleave=SCHEDULES[schedule])
-    return search(
-        SearchRequest(
-            model=spec,
-            training=TrainingSpec(),
-            cluster=parse_cluster("a100-sxm-80gb:8x1"),
-            global_batch=256,
-            pins=pins,
-        )
-    )
+    return plan_of(spec, "a100-sxm-80gb:8x1", 256, pins=pins)
 
 
 def redivided(plan: Plan, counts: tuple[int, ...]) -> Plan:

@@ -6,27 +6,15 @@ import pytest
 from msgspec.structs import replace
 
 from millrace.figures import speed
-from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.planner.cluster import Device, NodeGroup
 from millrace.planner.clusters import parse_cluster
 from millrace.planner.plan import Chunk, Plan
-from millrace.planner.search import Pins, SearchRequest, search
+from millrace.planner.search import Pins
 from millrace.simulator import predict
+from tests.plan_requests import plan_of
+from tests.small_models import gpt_of
 
-GPT = ModelSpec(
-    name="narrow",
-    family="gpt",
-    config={
-        "layers": 16,
-        "hidden": 512,
-        "heads": 8,
-        "ffn_hidden": 2048,
-        "vocab": 512,
-        "positions": 256,
-    },
-    seq_len=256,
-    precision="bf16",
-)
+GPT = gpt_of(16, 512, 8, vocab=512, positions=256, precision="bf16")
 # Without multiprocessors nothing has a length of its own, which a slower device would not double.
 KNOWN = parse_cluster("a100-sxm-80gb:2x1")
 NODE = replace(KNOWN, device=replace(KNOWN.device, multiprocessors=0))
@@ -60,16 +48,7 @@ MIXED = replace(
 
 @cache
 def planned(pins: Pins) -> Plan:
-    return search(
-        SearchRequest(
-            model=GPT,
-            training=TrainingSpec(),
-            cluster=MIXED,
-            global_batch=32,
-            pins=pins,
-            max_gap=0.2,
-        )
-    )
+    return plan_of(GPT, MIXED, 32, max_gap=0.2, pins=pins)
 
 
 def evenly(plan: Plan) -> Plan:

@@ -8,13 +8,12 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from millrace.models.spec import Config, ModelSpec, TrainingSpec
+from millrace.models.spec import Config, ModelSpec
 from millrace.planner.actors.null_clock import run_to_completion
 from millrace.planner.compile.slots import Timetable
 from millrace.planner.memory import plan_memory
 from millrace.planner.plan import BlockChoice, Chunk, Plan
 from millrace.planner.schedules import stage_of
-from millrace.planner.search import Pins, SearchRequest, search
 from millrace.simulator import Simulated, SimulationError, forecast, predict, simulate
 from millrace.simulator.chunks.chunk_graph import CoarseGraph
 from millrace.simulator.critical_path import steady_step
@@ -22,6 +21,7 @@ from millrace.simulator.prediction import MOST_OP_FIRINGS, chosen_fidelity
 from millrace.simulator.stage_fidelity import StageGraph, stage_graph
 from tests.millrace.plans import data_parallel_pipeline
 from tests.plain_links import without_library
+from tests.plan_requests import plan_of
 from tests.recomputed import recomputed
 from tests.simulator.graphs import GPU
 
@@ -109,18 +109,11 @@ def planned(name: str) -> Plan:
     devices = 1
     for degree in ("dp", "tp", "pp"):
         devices *= int(str(case.pins[degree]))
-    plan = search(
-        SearchRequest(
-            model=ModelSpec(
-                name=case.model, family=family, config=config, seq_len=512, precision="bf16"
-            ),
-            training=TrainingSpec(),
-            cluster=without_library(f"a100-sxm-80gb:{devices}x1"),
-            global_batch=int(str(case.pins["micro_batch"]))
-            * int(str(case.pins["dp"]))
-            * case.microbatches,
-            pins=Pins(**case.pins),  # type: ignore[arg-type]
-        )
+    plan = plan_of(
+        ModelSpec(name=case.model, family=family, config=config, seq_len=512, precision="bf16"),
+        without_library(f"a100-sxm-80gb:{devices}x1"),
+        int(str(case.pins["micro_batch"])) * int(str(case.pins["dp"])) * case.microbatches,
+        **case.pins,
     )
     if case.recompute == "none":
         return plan

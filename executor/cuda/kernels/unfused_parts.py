@@ -8,10 +8,17 @@ from dataclasses import replace
 from itertools import accumulate
 
 from millrace.executor.cuda.binding import Place, bind
-from millrace.executor.cuda.calls import Call, Calls, Operand, read, table, workspace, write
+from millrace.executor.cuda.calls import (
+    Call,
+    Calls,
+    Operand,
+    aligned,
+    read,
+    table,
+    workspace,
+    write,
+)
 from millrace.executor.kernels.context import FusedPart, KernelContext, Shard
-
-ALIGNMENT_BYTES = 256  # alignment of cudaMalloc, and more than any load needs
 
 
 def unfused_calls(context: KernelContext, parts: Sequence[Calls]) -> Calls:
@@ -92,4 +99,4 @@ def _place(context: KernelContext, part: FusedPart, scratch: int) -> Place:
 
 
 def _room(shard: Shard) -> int:
-    return -(-shard.size * shard.itemsize // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    return aligned(shard.size * shard.itemsize)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from millrace.executor.cuda.binding import bind
-from millrace.executor.cuda.calls import Call, Calls, Operand
+from millrace.executor.cuda.calls import Call, Calls, Operand, aligned
 from millrace.executor.cuda.control import control_bytes
 from millrace.executor.cuda.kernels.kernel_table import make_calls
 from millrace.executor.gpu.device import ADDRESS, DeviceDriver
@@ -20,7 +20,6 @@ from millrace.executor.probes.profiled_kernels import KernelCase
 from millrace.models.ops import state_of
 from millrace.planner.collectives import LOCAL_BOXING
 
-ALIGNMENT_BYTES = 256
 COPIES_MAX = 32  # what is so small that these fit into a cache lies there in training too
 STAGED_BYTES = 4  # bytes of a staged element: float32 or int32
 
@@ -42,19 +41,19 @@ class TimedCase(NamedTuple):
     @property
     def copy_bytes(self) -> int:
         """Bytes of one copy."""
-        return sum(_aligned(shard.size * shard.itemsize) for shard in self.operands)
+        return sum(aligned(shard.size * shard.itemsize) for shard in self.operands)
 
     @property
     def shared_bytes(self) -> int:
         """Bytes of what all copies share."""
-        tables = sum(_aligned(table.nbytes) for table in self.calls.tables)
-        return tables + _aligned(self.calls.workspace_bytes) + 2 * self.half_bytes
+        tables = sum(aligned(table.nbytes) for table in self.calls.tables)
+        return tables + aligned(self.calls.workspace_bytes) + 2 * self.half_bytes
 
     @property
     def half_bytes(self) -> int:
         """Bytes of half a stage."""
         context = self.case.context
-        return _aligned(STAGED_BYTES * context.outputs[0].size) if context.kind == "input" else 0
+        return aligned(STAGED_BYTES * context.outputs[0].size) if context.kind == "input" else 0
 
 
 def made(case: KernelCase) -> TimedCase:
@@ -89,9 +88,9 @@ class CaseArena:
         for table in timed_case.calls.tables:
             tables.append(end)
             self._device.to_device(end, np.ascontiguousarray(table))
-            end += _aligned(table.nbytes)
+            end += aligned(table.nbytes)
         workspace = end
-        stage = workspace + _aligned(timed_case.calls.workspace_bytes)
+        stage = workspace + aligned(timed_case.calls.workspace_bytes)
         begin = stage + 2 * timed_case.half_bytes
         self._spread(stage, 2 * timed_case.half_bytes, "int32")
         calls = []
@@ -123,7 +122,7 @@ class CaseArena:
             else:
                 self._spread(begin, size_bytes, shard.dtype)
             places.append(begin)
-            begin += _aligned(size_bytes)
+            begin += aligned(size_bytes)
         context = timed_case.case.context
         reads, writes = len(context.inputs), len(context.outputs)
         return {
@@ -166,7 +165,3 @@ def arena_bytes(cases: Sequence[TimedCase]) -> int:
         * max(1, min(COPIES_MAX, CACHE_BYTES // max(timed_case.copy_bytes, 1)))
         for timed_case in cases
     )
-
-
-def _aligned(size_bytes: int) -> int:
-    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from millrace.models.arrays import Ints
 from millrace.models.graph import Graph, Op, Phase, Tensor, scaled
 from millrace.planner.memory import OperandSbps, SectionPeaks
 from millrace.planner.schedules.counting import LIFETIMES
@@ -16,7 +17,6 @@ from millrace.planner.search.blocks.cost_tables import (
     CostTables,
     EdgeCosts,
 )
-from millrace.planner.search.blocks.sbp_codes import Ints
 from millrace.planner.search.blocks.strategies import OpStrategies, StrategySpace
 from millrace.planner.search.blocks.strategies import ReshardingEdge as SpaceNet
 

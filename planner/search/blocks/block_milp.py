@@ -26,8 +26,8 @@ limit, never a time limit, so that equal questions have equal answers.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from millrace.models.arrays import Floats, Ints
 from millrace.planner.search.blocks.cost_tables import (
     FIGURES,
     INFLIGHT,
@@ -35,10 +35,7 @@ from millrace.planner.search.blocks.cost_tables import (
     CostTables,
     EdgeCosts,
 )
-from millrace.planner.search.blocks.sbp_codes import Ints
 from millrace.planner.search.integer_program import NODE_LIMIT, IntegerProgram
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

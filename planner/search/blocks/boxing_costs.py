@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from millrace.models.arrays import Bools, Floats, Ints
 from millrace.planner.boxing import moves
 from millrace.planner.cluster import Cluster
 from millrace.planner.collectives import COLLECTIVES, LOCAL_BOXING
@@ -29,8 +30,6 @@ from millrace.planner.sbp import NdSbp
 from millrace.planner.search.blocks.sbp_codes import (
     MAX,
     SUM,
-    Bools,
-    Ints,
     digits,
     divisible,
     number_of,
@@ -40,7 +39,6 @@ from millrace.planner.search.blocks.sbp_codes import (
 )
 from millrace.planner.search.rank_groups import unlike_groups
 
-Floats = NDArray[np.float64]
 Key = tuple[int, ...]
 Pieces = tuple[tuple[int, float], ...]
 STEP = 1e-9  # a step counts this beside its share of the tensor: fewest steps among equal bytes

@@ -9,15 +9,11 @@ O options, A sources, B targets, K rows.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from millrace.planner.search.blocks.sbp_codes import Bools, Ints
+from millrace.models.arrays import Array, Bools, Ints
 from millrace.planner.search.blocks.strategies import EdgeUse
-
-Array = NDArray[Any]
 
 FIGURES = ("microbatch_ns", "step_ns", "persistent_bytes", "inflight_bytes", "deferrable_ns")
 MICROBATCH, STEP, PERSISTENT, INFLIGHT, DEFERRABLE = range(len(FIGURES))

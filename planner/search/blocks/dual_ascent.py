@@ -27,11 +27,11 @@ from typing import Any
 
 import numpy as np
 
+from millrace.models.arrays import Bools, Floats, Reals
 from millrace.planner.search.blocks.cost_tables import CostTables
 from millrace.planner.search.blocks.duals.leaf_elimination import Eliminated, eliminate
-from millrace.planner.search.blocks.duals.messages import Doubles, Floats, levels_of
+from millrace.planner.search.blocks.duals.messages import levels_of
 from millrace.planner.search.blocks.duals.potentials import PricedTerms
-from millrace.planner.search.blocks.sbp_codes import Bools
 
 # Gaps, as shares of the cost, at which a solution counts as proven: in double and single precision.
 SETTLED, NEARLY = 1e-9, 1e-5
@@ -60,7 +60,7 @@ class DualAscent:
         That solution.
     """
 
-    def __init__(self, tables: CostTables, prices: Doubles, *, keep_all: bool = False) -> None:
+    def __init__(self, tables: CostTables, prices: Floats, *, keep_all: bool = False) -> None:
         self.tables = tables
         self.precision: type[np.floating[Any]] = np.float64 if keep_all else np.float32
         self.terms = PricedTerms(
@@ -90,14 +90,14 @@ class DualAscent:
         cells = [3 * shared.total.size for shared in self.terms.shared] + [
             side.room() for side in sides
         ]
-        self.room: Floats = np.empty(max(cells, default=0), self.precision)
+        self.room: Reals = np.empty(max(cells, default=0), self.precision)
         for side in sides:
             side.lay_out(self.room)
         for level in self.levels:
             for choice, place in zip(level.choices, level.slices, strict=True):
                 self.own[choice] = level.own[place]
 
-    def ascend(self, sweeps: int, max_gap: float = 0.0, cutoffs: Doubles | None = None) -> None:
+    def ascend(self, sweeps: int, max_gap: float = 0.0, cutoffs: Floats | None = None) -> None:
         """Sweep until every row is settled, or its bound has stopped rising.
 
         Parameters
@@ -111,7 +111,7 @@ class DualAscent:
         """
         limit = np.full(self.tables.rows, np.inf) if cutoffs is None else cutoffs
         target = max(max_gap, SETTLED if self.precision is np.float64 else NEARLY)
-        history: list[Doubles] = []
+        history: list[Floats] = []
         for number in range(sweeps):
             if number:
                 self.reshare()
@@ -192,7 +192,7 @@ class DualAscent:
             eliminated.keep(left)
         self._lay_out()
 
-    def lifts(self) -> list[Doubles]:
+    def lifts(self) -> list[Floats]:
         """Rise of the only row's bound if an option is taken, per choice: [O] each."""
         assert not self.apart, "an ascent of all choices"
         lifts = [costs[:, 0] - costs[:, 0].min() for costs in self.own]

@@ -15,8 +15,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from millrace.models.arrays import Floats, Ints
 from millrace.planner.search.blocks.cost_tables import (
     DEFERRABLE,
     FIGURES,
@@ -24,11 +24,8 @@ from millrace.planner.search.blocks.cost_tables import (
     STEP,
     CostTables,
 )
-from millrace.planner.search.blocks.sbp_codes import Ints
 from millrace.planner.search.blocks.strategy_costs import StrategyCosts
 from millrace.planner.search.stages import Pipeline
-
-Floats = NDArray[np.float64]
 
 TIMES = (MICROBATCH, STEP, DEFERRABLE)
 PACE_MIN = 1e-9  # microbatches beyond the ramp: fewer are none

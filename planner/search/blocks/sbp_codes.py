@@ -7,12 +7,9 @@ the outermost axis first. Shapes: U states, N axes, K rows (a mesh and a microba
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from millrace.models.arrays import Bools, Ints
 from millrace.planner.sbp import BROADCAST, PARTIAL_MAX, PARTIAL_SUM, NdSbp, Sbp, split
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 RADIX = 64  # leaves room for 61 dims, and for 10 axes in 64 bits; importers cut dims into many
 WHOLE, SUM, MAX, FIRST_DIM = 0, 1, 2, 3

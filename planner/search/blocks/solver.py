@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from millrace.models.arrays import Floats, Ints
 from millrace.planner.errors import InfeasibleError
-from millrace.planner.search.blocks.block_milp import FigurePrices, Floats, MemoryRow, solve_program
+from millrace.planner.search.blocks.block_milp import FigurePrices, MemoryRow, solve_program
 from millrace.planner.search.blocks.cost_tables import (
     CostTables,
     compact,
@@ -18,7 +19,6 @@ from millrace.planner.search.blocks.cost_tables import (
     solution_figures,
 )
 from millrace.planner.search.blocks.dual_ascent import SETTLED, DualAscent
-from millrace.planner.search.blocks.sbp_codes import Ints
 from millrace.planner.search.integer_program import NODE_LIMIT
 from millrace.planner.search.request import MemoryLimitError
 

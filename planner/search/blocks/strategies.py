@@ -14,12 +14,13 @@ from functools import lru_cache
 
 import numpy as np
 
+from millrace.models.arrays import Bools, Ints
 from millrace.models.graph import ITEMSIZE, Op, Phase
 from millrace.models.ops import op_kind
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.sbp import Sbp
 from millrace.planner.search.blocks.block_templates import Folded, FoldedNet
-from millrace.planner.search.blocks.sbp_codes import MAX, SUM, Bools, Ints, digit, digits, numbers
+from millrace.planner.search.blocks.sbp_codes import MAX, SUM, digit, digits, numbers
 from millrace.planner.signatures import (
     Allowed,
     AxisSignature,

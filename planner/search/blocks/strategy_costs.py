@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from millrace.models.arrays import Bools, Ints
 from millrace.models.graph import ITEMSIZE, Op, Phase, Rate, Tensor
 from millrace.models.labels import bind, parse
 from millrace.models.model_counts import master_weights
@@ -40,8 +41,6 @@ from millrace.planner.search.blocks.cost_tables import (
 )
 from millrace.planner.search.blocks.sbp_codes import (
     FIRST_DIM,
-    Bools,
-    Ints,
     digits,
     divisible,
     is_partial,

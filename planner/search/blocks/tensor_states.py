@@ -7,11 +7,12 @@ from functools import lru_cache
 
 import numpy as np
 
+from millrace.models.arrays import Ints
 from millrace.models.graph import ITEMSIZE, Rate, Tensor
 from millrace.models.labels import parse
 from millrace.planner.ring_attention import RINGS
 from millrace.planner.sbp import parse_nd_sbp
-from millrace.planner.search.blocks.sbp_codes import WHOLE, Ints, digits, number_of
+from millrace.planner.search.blocks.sbp_codes import WHOLE, digits, number_of
 from millrace.planner.search.blocks.strategies import OpStrategies, StrategySpace
 from millrace.planner.search.blocks.strategies import ReshardingEdge as SpaceNet
 from millrace.planner.signatures import sub_signatures

@@ -1,8 +1,8 @@
 """Variants: from the options of a solved block program to what a Plan holds and stages need."""
 
+from millrace.models.arrays import Bools
 from millrace.models.graph import Graph
 from millrace.planner.plan import OpSignature, Variant
-from millrace.planner.search.blocks.sbp_codes import Bools
 from millrace.planner.search.blocks.strategies import StrategySpace
 
 Options = tuple[int, ...]

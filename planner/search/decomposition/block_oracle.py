@@ -14,11 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from millrace.models.arrays import Floats, Ints
 from millrace.planner.search.blocks.cost_tables import stacked, take
 from millrace.planner.search.blocks.dual_ascent import DualAscent
-from millrace.planner.search.blocks.sbp_codes import Ints
 from millrace.planner.search.blocks.variants import Options
-from millrace.planner.search.decomposition.prices import Floats
 from millrace.planner.search.decomposition.template_tables import (
     TemplateTables,
     table_prices,

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from millrace.planner.search.blocks.sbp_codes import Ints
+from millrace.models.arrays import Floats, Ints
 from millrace.planner.search.decomposition.block_oracle import CutPool
 from millrace.planner.search.decomposition.paths import PathCuts
 from millrace.planner.search.decomposition.pipeline_rows import Branch, PipelineRows, StageProblem
-from millrace.planner.search.decomposition.prices import Floats
 from millrace.planner.search.decomposition.template_tables import BLOCK_FIGURES
 
 # Solvers lose their precision with coefficients below this, beside others of one.

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from millrace.models.arrays import Floats
 from millrace.models.graph import Graph
 from millrace.planner.plan import block_runs
 from millrace.planner.search.asking import Asker, prices
@@ -35,7 +36,7 @@ from millrace.planner.search.decomposition.bound_program import (
 from millrace.planner.search.decomposition.paths import PathCuts
 from millrace.planner.search.decomposition.pipeline_rows import Branch, PipelineRows, StageProblem
 from millrace.planner.search.decomposition.plan_program import plan_program
-from millrace.planner.search.decomposition.prices import GRIDS, Floats, snapped, with_floors
+from millrace.planner.search.decomposition.prices import GRIDS, snapped, with_floors
 from millrace.planner.search.decomposition.template_tables import (
     BETWEEN,
     BLOCK_FIGURES,

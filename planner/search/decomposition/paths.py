@@ -7,8 +7,8 @@ counts hold for every mesh of the same schedule, stages, chunks and microbatches
 
 from dataclasses import replace
 
+from millrace.models.arrays import Floats
 from millrace.planner.search.decomposition.pipeline_rows import PipelineRows
-from millrace.planner.search.decomposition.prices import Floats
 from millrace.planner.search.stages import Pipeline
 from millrace.planner.search.stages.critical_path import PathCut, path_cut
 

@@ -27,14 +27,13 @@ from enum import Enum
 import numpy as np
 from numpy.typing import ArrayLike
 
+from millrace.models.arrays import Floats, Ints
 from millrace.planner.search.blocks.cost_tables import (
     DEFERRABLE,
     INFLIGHT,
     PERSISTENT,
     STEP,
 )
-from millrace.planner.search.blocks.sbp_codes import Ints
-from millrace.planner.search.decomposition.prices import Floats
 from millrace.planner.search.decomposition.template_tables import (
     BETWEEN,
     BLOCK_FIGURES,
@@ -227,11 +226,6 @@ class PipelineRows:
         branch : Branch
         time_ns : float
             Least time of a block of the run for a microbatch.
-
-        Returns
-        -------
-        list of int
-            The rows that say so.
         """
         problem = self.problem
         run, most = problem.even_blocks

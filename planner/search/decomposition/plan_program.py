@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from millrace.planner.search.blocks.sbp_codes import Ints
+from millrace.models.arrays import Floats, Ints
 from millrace.planner.search.decomposition.block_oracle import Column, CutPool
 from millrace.planner.search.decomposition.pipeline_rows import PipelineRows, StageProblem
-from millrace.planner.search.decomposition.prices import Floats
 
 # Cost, in steps, of memory beyond the limit by as much as the limit: more than any saving.
 OVERDRAFT = 100.0

@@ -4,8 +4,8 @@ Shapes: F block figures, in the order of `template_tables`.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
+from millrace.models.arrays import Floats
 from millrace.planner.search.blocks.cost_tables import (
     DEFERRABLE,
     INFLIGHT,
@@ -14,8 +14,6 @@ from millrace.planner.search.blocks.cost_tables import (
     STEP,
 )
 from millrace.planner.search.decomposition.template_tables import FORWARD
-
-Floats = NDArray[np.float64]
 
 # Octaves between neighbours on the grid: where they are near, the bound of either serves the other.
 GRIDS = (0.5, 0.25, 0.125)

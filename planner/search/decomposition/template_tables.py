@@ -27,6 +27,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from millrace.models.arrays import Bools, Ints
 from millrace.models.graph import Phase
 from millrace.planner.search.blocks.cost_tables import (
     DEFERRABLE,
@@ -40,7 +41,6 @@ from millrace.planner.search.blocks.cost_tables import (
     NodeCosts,
     net_figures,
 )
-from millrace.planner.search.blocks.sbp_codes import Bools, Ints
 from millrace.planner.search.blocks.strategies import EdgeUse, StrategySpace
 from millrace.planner.search.blocks.strategies import ReshardingEdge as SpaceNet
 from millrace.planner.search.blocks.strategies import StrategyNode as SpaceChoice

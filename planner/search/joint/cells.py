@@ -2,17 +2,17 @@
 
 import numpy as np
 
+from millrace.models.arrays import Floats, Ints
 from millrace.planner.search.blocks.cost_tables import (
     DEFERRABLE,
     FIGURES,
     PERSISTENT,
     EdgeCosts,
 )
-from millrace.planner.search.blocks.sbp_codes import Ints
 from millrace.planner.search.blocks.strategies import EdgeUse
 from millrace.planner.search.joint.parts import Cell, ModeTemplates
 from millrace.planner.search.joint.sections import Flow, SectionRows
-from millrace.planner.search.joint.stage_rows import Floats, StageRows
+from millrace.planner.search.joint.stage_rows import StageRows
 
 # Lifetimes as `millrace.planner.schedules.counting.LIFETIMES` numbers them: until gradients of
 # inputs, and from there to gradients of weights.

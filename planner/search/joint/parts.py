@@ -6,9 +6,9 @@ from functools import cached_property
 
 import numpy as np
 
+from millrace.models.arrays import Ints
 from millrace.models.graph import Tensor
 from millrace.planner.search.blocks.cost_tables import DEFERRABLE, MICROBATCH, CostTables, EdgeCosts
-from millrace.planner.search.blocks.sbp_codes import Ints
 from millrace.planner.search.blocks.strategies import StrategySpace
 
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from millrace.models.arrays import Ints
 from millrace.models.graph import ITEMSIZE, Op, Rate
 from millrace.planner.boxing import boxing_path
 from millrace.planner.sbp import local_size
-from millrace.planner.search.blocks.sbp_codes import Ints, number_of, sbp_of
+from millrace.planner.search.blocks.sbp_codes import number_of, sbp_of
 from millrace.planner.search.joint.parts import Cell, Mode
 from millrace.planner.search.joint.stage_rows import StageRows
 

@@ -4,8 +4,8 @@ Below the cells and their sections, which charge their columns to these rows.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
+from millrace.models.arrays import Floats, Ints
 from millrace.planner.search.blocks.cost_tables import (
     DEFERRABLE,
     INFLIGHT,
@@ -13,12 +13,9 @@ from millrace.planner.search.blocks.cost_tables import (
     PERSISTENT,
     STEP,
 )
-from millrace.planner.search.blocks.sbp_codes import Ints
 from millrace.planner.search.integer_program import IntegerProgram
 from millrace.planner.search.stages import Pipeline
 from millrace.planner.search.stages.shape import lifetime_counts
-
-Floats = NDArray[np.float64]
 
 
 class StageRows:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from millrace.planner.search.stages.holdings import Ints, frontier
+from millrace.models.arrays import Ints
+from millrace.planner.search.stages.holdings import frontier
 from millrace.planner.search.stages.run_layout import StagePlace
 from millrace.planner.search.stages.shape import Pipeline
 

@@ -16,13 +16,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
+from millrace.models.arrays import Floats, Ints
 from millrace.planner.errors import ProtocolError
 from millrace.planner.schedules import SCHEDULES
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 # Parts as `millrace.planner.schedules.orders.PARTS` numbers them.
 FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, JOINT = range(4)

@@ -7,10 +7,10 @@ itself; where that is not enough, the best division found says how far the cap h
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
+from millrace.models.arrays import Floats, Ints
 from millrace.planner.search.stages.caps import CapPrices, CapSet, StageDynamicProgram, near, search
-from millrace.planner.search.stages.holdings import DEFERRED, KEEPS, STAYS, TIME, UPDATE, Ints
+from millrace.planner.search.stages.holdings import DEFERRED, KEEPS, STAYS, TIME, UPDATE
 from millrace.planner.search.stages.run_layout import Chunks, Model, RunLayout, TooManyError
 from millrace.planner.search.stages.shape import Division, fewest
 
@@ -18,8 +18,6 @@ FIRST_CAP = 1.08  # times what stages would take if blocks could be mixed of var
 NEXT_CAP = 1.15  # times the last, while nothing fits
 EVERYTHING = 2**60
 UNBEATEN = 2**200  # more than any cost
-
-Floats = NDArray[np.float64]
 
 
 def least_excess(model: Model, limits: tuple[int, ...]) -> tuple[int, int]:

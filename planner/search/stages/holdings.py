@@ -13,10 +13,8 @@ from math import comb
 import numpy as np
 from numpy.typing import NDArray
 
+from millrace.models.arrays import Floats, Ints
 from millrace.planner.search.stages.shape import Lifetimes, Pipeline, VariantFigures
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 TOO_LARGE = 2**50  # bytes that no stage has, and that many blocks still add up
 # Columns of figures; of what is kept per microbatch one for each lifetime.

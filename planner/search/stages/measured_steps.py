@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from millrace.models.arrays import Floats
 from millrace.planner.block_times import (
     ALONE,
     BEGIN,
@@ -22,7 +23,7 @@ from millrace.planner.block_times import (
     UPDATE,
     BlockTimes,
 )
-from millrace.planner.search.stages.critical_path import Floats, PassTimes, critical_path
+from millrace.planner.search.stages.critical_path import PassTimes, critical_path
 from millrace.planner.search.stages.shape import BlockRun, Division, Pipeline, VariantFigures
 
 Kinds = Sequence[Sequence[tuple[str, int]]]

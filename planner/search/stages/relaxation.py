@@ -8,22 +8,12 @@ figure (time, ramp, update) is bounded by itself, and the stages put together as
 from itertools import combinations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from millrace.models.arrays import Floats, Ints
 from millrace.planner.search.stages.caps import CapPrices, StageDynamicProgram, search
 from millrace.planner.search.stages.enumeration import EVERYTHING, UNBEATEN, least_bytes
-from millrace.planner.search.stages.holdings import (
-    DEFERRED,
-    KEEPS,
-    STAYS,
-    TIME,
-    UPDATE,
-    Holdings,
-    Ints,
-)
+from millrace.planner.search.stages.holdings import DEFERRED, KEEPS, STAYS, TIME, UPDATE, Holdings
 from millrace.planner.search.stages.run_layout import Model, Piece, RunLayout, StagePlace
-
-Floats = NDArray[np.float64]
 
 
 def relaxed_bound_ns(model: Model, limits: tuple[int, ...]) -> float:

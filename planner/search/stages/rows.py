@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from millrace.models.arrays import Ints
 from millrace.planner.search.stages.run_layout import Chunks, Ends, TooManyError, end_layouts
 from millrace.planner.search.stages.shape import (
     BlockRun,
@@ -20,8 +20,6 @@ from millrace.planner.search.stages.shape import (
     lifetime_counts,
     step_time_ns,
 )
-
-Ints = NDArray[np.int64]
 
 LAID_OUT = 3  # ways to lay out the ends that are filled
 NEVER = 2**61

@@ -14,10 +14,10 @@ from typing import Protocol
 
 import numpy as np
 
+from millrace.models.arrays import Ints
 from millrace.planner.search.stages.holdings import (
     KEEPS,
     Holdings,
-    Ints,
     Palette,
     StageRoom,
     figure_table,

@@ -44,8 +44,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
+from millrace.models.arrays import Ints
 from millrace.planner.errors import PlanError
 from millrace.planner.schedules import Schedule, schedule_of
 
@@ -54,7 +54,6 @@ from millrace.planner.schedules import Schedule, schedule_of
 LAG, LESS_LAG, LAG_MIN = 0.7, 3, 0.2
 
 
-Ints = NDArray[np.int64]
 Lifetimes = tuple[int, ...]
 """A number for each lifetime, as `millrace.planner.schedules.counting.LIFETIMES` has them."""
 

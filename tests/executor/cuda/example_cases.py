@@ -1,12 +1,13 @@
 """Examples on the emulator: whole in every float dtype, and cut along their labels."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
 import numpy as np
 import pytest
 
+from millrace.executor.cuda.calls import Call
 from millrace.executor.cuda.kernels.kernel_table import make_calls
 from millrace.executor.kernels.context import Array, Shard
 from millrace.models.labels import parse, shape_of
@@ -19,6 +20,7 @@ from tests.executor.examples.example import Example
 from tests.executor.kernel_calls import shard_of
 
 TOLERANCE = {"float64": 1e-11, "float32": 2e-4, "float16": 4e-3, "bfloat16": 3e-2}
+ROUNDED_ONCE = TOLERANCE | {"float16": 2**-10, "bfloat16": 2**-7}  # and a sum once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +46,7 @@ class ExampleCase:
     wide: tuple[int, ...] = ()
     usual: bool = True
     firings: int = 1
+    tolerance: Mapping[str, float] = field(default_factory=lambda: TOLERANCE)
 
     def __str__(self) -> str:
         attributes = ",".join(f"{value}" for value in self.example.attributes.values())
@@ -53,7 +56,10 @@ class ExampleCase:
         """Inputs, as wide numbers that are exact in their dtypes."""
         given = self.example.inputs("float64" if self.dtype == "float64" else "float32")
         dtypes = self._input_dtypes()
-        return [loaded(to_device(a, to), to) for a, to in zip(given, dtypes, strict=True)]
+        return [
+            loaded(to_device(array, dtype), dtype).reshape(array.shape)
+            for array, dtype in zip(given, dtypes, strict=True)
+        ]
 
     def _input_dtypes(self) -> list[str]:
         return [
@@ -89,7 +95,9 @@ class ExampleCase:
                     (expression.outputs, self._output_dtypes()),
                 )
             ]  # fmt: skip
-            (inputs, read), (outputs, written) = (zip(*side, strict=True) for side in sides)
+            (inputs, read), (outputs, written) = (
+                tuple(zip(*side, strict=True)) or ((), ()) for side in sides
+            )
             yield CasePart(inputs=inputs, outputs=outputs, read=read, written=written)
 
     def functions(self) -> dict[str, set[str]]:
@@ -125,7 +133,7 @@ class ExampleCase:
     def check(self, emulator: Emulator) -> None:
         """Compare with the formula on the rounded inputs."""
         expected = self.example.expected(self.given())
-        near = TOLERANCE[self.dtype]
+        near = self.tolerance[self.dtype]
         for output, reference in zip(self.run(emulator), expected, strict=True):
             scale = max(1.0, float(np.abs(reference).max())) if self.dtype in FLOATS[2:] else 1.0
             np.testing.assert_allclose(output, reference, rtol=near, atol=near * scale)
@@ -144,17 +152,21 @@ def selected_cases(
     return [case for case in cases if case.usual or everything]
 
 
-def emulator_of(cases: Sequence[ExampleCase]) -> Emulator:
-    """Emulator of all that the cases launch."""
+def emulator_of(cases: Iterable[ExampleCase], more: Iterable[Call] = ()) -> Emulator:
+    """Emulator of all that the cases launch, and of `more`."""
     names_by_source: dict[str, set[str]] = {}
-    for case in cases:
-        for source, names in case.functions().items():
+    for functions in (functions_of(more), *(case.functions() for case in cases)):
+        for source, names in functions.items():
             names_by_source.setdefault(source, set()).update(names)
     return Emulator(names_by_source)
 
 
-def cases_of(examples: Sequence[Example], wide: dict[str, tuple[int, ...]]) -> list[ExampleCase]:
-    """All examples in every dtype, and in float64 cut in two along every label and along all.
+def cases_of(
+    examples: Iterable[Example],
+    wide: Mapping[str, tuple[int, ...]] | None = None,
+    tolerance: Mapping[str, float] = TOLERANCE,
+) -> list[ExampleCase]:
+    """All examples in every dtype, and in float64 cut along every label and along all.
 
     In float32 calls are carried out twice. Usual are those in float32 and in 16 bits of one kind or
     the other, and those with all labels cut (nothing, where none can be) and with one; of the first
@@ -162,24 +174,26 @@ def cases_of(examples: Sequence[Example], wide: dict[str, tuple[int, ...]]) -> l
     """
     cases = []
     for number, example in enumerate_by_kind(examples):
-        wide_inputs = wide.get(example.kind, ())
-        labels = [
-            label for label in splittable(example) if example.label_sizes[label] % 2 == 0
-        ]  # fmt: skip
-        cuts = [{label: 2} for label in labels]
-        cuts += [dict.fromkeys(labels, 2)] if len(labels) > 1 else []
+        wide_inputs = (wide or {}).get(example.kind, ())
+        parts_by_label = {
+            label: next(parts for parts in (2, 3, 5) if example.label_sizes[label] % parts == 0)
+            for label in splittable(example)
+            if any(example.label_sizes[label] % parts == 0 for parts in (2, 3, 5))
+        }
+        cuts = [{label: parts} for label, parts in parts_by_label.items()]
+        cuts += [parts_by_label] if len(cuts) > 1 else []
         usual = {"float32", NARROW[number % 2]} | (set() if cuts else {"float64"})
         cases += [
             ExampleCase(
                 example=example, dtype=dtype, wide=wide_inputs, usual=number == 0 or dtype in usual,
-                firings=2 if dtype == "float32" else 1,
+                firings=2 if dtype == "float32" else 1, tolerance=tolerance,
             )
             for dtype in FLOATS
         ]  # fmt: skip
-        turn = number % max(1, len(labels))
+        turn = number % max(1, len(parts_by_label))
         cases += [
             ExampleCase(
-                example=example, dtype="float64", splits=cut, wide=wide_inputs,
+                example=example, dtype="float64", splits=cut, wide=wide_inputs, tolerance=tolerance,
                 usual=number == 0 or cut_number in (turn, len(cuts) - 1),
             )
             for cut_number, cut in enumerate(cuts)

@@ -10,17 +10,23 @@ from millrace.executor.cuda.kernels.kernel_table import make_calls
 from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels import KernelContext, make_kernel
 from millrace.executor.kernels.context import Array, Shard, whole_shard
-from tests.executor.cuda.by_example import check_sharded, check_whole, emulator_of
 from tests.executor.cuda.calling import FLOATS, Operands, context_of, empty, loaded, to_device
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator, functions_of
+from tests.executor.cuda.example_cases import (
+    ROUNDED_ONCE,
+    ExampleCase,
+    cases_of,
+    emulator_of,
+    parametrize_cases,
+    selected_cases,
+)
 from tests.executor.examples.dropout import EXAMPLES
-from tests.executor.examples.example import Example
 from tests.executor.kernel_calls import run_state, shard_of
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no g++")
 
 ATTRIBUTES = {"rate": 0.3, "op": "block.dropout"}
-every_example = pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.labels)
+CASES = cases_of(EXAMPLES, tolerance=ROUNDED_ONCE)
 
 
 def context(shard: Shard, labels: str = "b t n", **run: int) -> KernelContext:
@@ -30,9 +36,12 @@ def context(shard: Shard, labels: str = "b t n", **run: int) -> KernelContext:
 
 
 @pytest.fixture(scope="module")
-def emulator() -> Emulator:
+def emulator(request: pytest.FixtureRequest) -> Emulator:
     shards = [whole_shard((2, 3, 4), dtype) for dtype in FLOATS]
-    return emulator_of(EXAMPLES, [call for s in shards for call in make_calls(context(s)).of(0)])
+    return emulator_of(
+        selected_cases(CASES, request),
+        [call for s in shards for call in make_calls(context(s)).of(0)],
+    )
 
 
 def dropped(
@@ -57,15 +66,9 @@ def by_numpy(context: KernelContext, x: Array, firings: Iterable[int]) -> list[A
     return outputs
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-@every_example
-def test_a_kernel_computes_what_its_formula_says(example: Example, dtype: str, emulator: Emulator):
-    check_whole(example, dtype, emulator)
-
-
-@every_example
-def test_shards_put_together_equal_the_whole(example: Example, emulator: Emulator):
-    check_sharded(example, emulator)
+@parametrize_cases(CASES)
+def test_a_kernel_computes_what_its_formula_says(case: ExampleCase, emulator: Emulator) -> None:
+    case.check(emulator)
 
 
 @pytest.mark.parametrize(

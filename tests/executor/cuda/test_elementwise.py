@@ -11,9 +11,16 @@ from millrace.executor.cuda.kernels.kernel_table import make_calls
 from millrace.executor.cuda.kernels.strides import merged, walk
 from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels.context import Array, whole_shard
-from tests.executor.cuda.by_example import check_sharded, check_whole, emulator_of
 from tests.executor.cuda.calling import FLOATS, Operands, call, context_of, empty, to_device
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator
+from tests.executor.cuda.example_cases import (
+    ROUNDED_ONCE,
+    ExampleCase,
+    cases_of,
+    emulator_of,
+    parametrize_cases,
+    selected_cases,
+)
 from tests.executor.examples.example import Example
 from tests.executor.examples.table import EXAMPLES
 from tests.executor.kernel_calls import run_state
@@ -78,9 +85,7 @@ EXTRA = [
 ]
 ALL = [example for example in EXAMPLES if example.kind in KINDS] + EXTRA
 LIMITS = ("silu", "gelu", "gelu_erf", "relu", "softplus", "sigmoid")
-every_example = pytest.mark.parametrize(
-    "example", ALL, ids=lambda e: f"{e.kind}: {e.labels} {e.attributes or ''}"
-)
+CASES = cases_of(ALL, tolerance=ROUNDED_ONCE)
 
 
 def accumulating(narrow: str, wide: str) -> Calls:
@@ -100,7 +105,7 @@ CASTS = [(x, y) for x in (*FLOATS, "int32") for y in FLOATS if x != y]
 
 
 @pytest.fixture(scope="module")
-def emulator() -> Emulator:
+def emulator(request: pytest.FixtureRequest) -> Emulator:
     more = [
         device_call
         for pair in ACCUMULATED
@@ -112,22 +117,16 @@ def emulator() -> Emulator:
         more += make_calls(context).of(0)
     shard = whole_shard((4,), "int32")
     more += make_calls(context_of("add", "n, n -> n", [shard, shard], [shard])).of(0)
-    return emulator_of(ALL, more)
+    return emulator_of(selected_cases(CASES, request), more)
 
 
 def test_every_kind_has_an_example():
     assert {example.kind for example in ALL} == KINDS
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-@every_example
-def test_a_kernel_computes_what_its_formula_says(example: Example, dtype: str, emulator: Emulator):
-    check_whole(example, dtype, emulator)
-
-
-@every_example
-def test_shards_put_together_equal_the_whole(example: Example, emulator: Emulator):
-    check_sharded(example, emulator)
+@parametrize_cases(CASES)
+def test_a_kernel_computes_what_its_formula_says(case: ExampleCase, emulator: Emulator) -> None:
+    case.check(emulator)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -39,7 +39,7 @@ MANY = [
         {"capacity": 9, "groups": 5, "kept_groups": 5},
     )
 ]  # fmt: skip
-CASES = cases_of((*EXAMPLES, *MANY), {})
+CASES = cases_of((*EXAMPLES, *MANY))
 
 
 @pytest.fixture(scope="module")

@@ -21,9 +21,16 @@ from millrace.planner.sbp import (
     shard_offsets,
     split,
 )
-from tests.executor.cuda.by_example import check_sharded, check_whole, emulator_of
 from tests.executor.cuda.calling import FLOATS, Operands, call, context_of, empty, loaded, to_device
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator
+from tests.executor.cuda.example_cases import (
+    ROUNDED_ONCE,
+    ExampleCase,
+    cases_of,
+    emulator_of,
+    parametrize_cases,
+    selected_cases,
+)
 from tests.executor.examples.example import Example
 from tests.executor.examples.table import EXAMPLES
 from tests.executor.kernel_calls import shard_of
@@ -87,7 +94,7 @@ EXTRA = [
     ),
 ]
 ALL = [example for example in EXAMPLES if example.kind in KINDS] + EXTRA
-every_example = pytest.mark.parametrize("example", ALL, ids=lambda e: f"{e.kind}: {e.labels}")
+CASES = cases_of(ALL, tolerance=ROUNDED_ONCE)
 STAGED = (*FLOATS, "int32")
 
 
@@ -151,24 +158,18 @@ def box(
 
 
 @pytest.fixture(scope="module")
-def emulator() -> Emulator:
+def emulator(request: pytest.FixtureRequest) -> Emulator:
     more = [device_call for dtype in STAGED for device_call in staged(dtype).of(0)]
     for (kind, before, after), coordinate in product((*SLICED, *PADDED, FOR_MAXIMUM), COORDINATES):
         shards = [shard(before, coordinate)], [shard(after, coordinate)]
         context = context_of(kind, "", *shards, **boxing(kind, before, after, coordinate))
         more += make_calls(context).of(0)
-    return emulator_of(ALL, more)
+    return emulator_of(selected_cases(CASES, request), more)
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-@every_example
-def test_a_kernel_computes_what_its_formula_says(example: Example, dtype: str, emulator: Emulator):
-    check_whole(example, dtype, emulator)
-
-
-@every_example
-def test_shards_put_together_equal_the_whole(example: Example, emulator: Emulator):
-    check_sharded(example, emulator)
+@parametrize_cases(CASES)
+def test_a_kernel_computes_what_its_formula_says(case: ExampleCase, emulator: Emulator) -> None:
+    case.check(emulator)
 
 
 @pytest.mark.parametrize("boxed", SLICED, ids=str)

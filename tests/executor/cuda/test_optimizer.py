@@ -20,16 +20,14 @@ from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels import KernelContext, make_kernel
 from millrace.executor.kernels.context import Array, Shard, whole_shard
 from millrace.executor.shards import RankShards
-from millrace.models.spec import TrainingSpec
-from millrace.planner.clusters import parse_cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.sbp import BROADCAST, PARTIAL_SUM, split
-from millrace.planner.search import Pins, SearchRequest, search
 from tests.executor.cuda.calling import Operands, context_of, empty, loaded, to_device
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator
 from tests.executor.examples.table import EXAMPLES
 from tests.executor.kernel_calls import call as call_on_cpu
 from tests.executor.kernel_calls import run_state
+from tests.plan_requests import plan_of
 from tests.small_models import small
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
@@ -477,12 +475,10 @@ def test_a_short_sum_is_one_launch() -> None:
 @cache
 def offloaded(precision: str) -> RankShards:
     """Rank 0 of a plan that keeps optimizer state in host memory."""
-    request = SearchRequest(
-        model=small("gpt", precision), training=TrainingSpec(),
-        cluster=parse_cluster("a100-sxm-80gb:2x1"), global_batch=16,
-        pins=Pins(dp=2, tp=1, pp=1, micro_batch=2, offload="optimizer"),
+    plan = plan_of(
+        small("gpt", precision), "a100-sxm-80gb:2x1", 16, dp=2, tp=1, pp=1, micro_batch=2,
+        offload="optimizer",
     )  # fmt: skip
-    plan = search(request)
     return RankShards(compile_plan(plan), 0)
 
 

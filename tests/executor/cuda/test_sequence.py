@@ -55,7 +55,7 @@ MANY_IDS = Example(
 
 
 def cases() -> Iterator[ExampleCase]:
-    yield from cases_of(EXAMPLES, {})
+    yield from cases_of(EXAMPLES)
     for splits in ({}, {"v": 2}, {"b": 3, "d": 2}):
         yield ExampleCase(example=MANY_IDS, dtype="float64", splits=splits)
     for dtype in ("float32", "bfloat16"):

@@ -7,9 +7,16 @@ from millrace.executor.cuda.calls import Launch
 from millrace.executor.cuda.kernels.kernel_table import make_calls
 from millrace.executor.kernels.context import whole_shard
 from millrace.models.labels import parse, shape_of
-from tests.executor.cuda.by_example import check_sharded, check_whole, emulator_of
-from tests.executor.cuda.calling import FLOATS, call, context_of
+from tests.executor.cuda.calling import call, context_of
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator
+from tests.executor.cuda.example_cases import (
+    ROUNDED_ONCE,
+    ExampleCase,
+    cases_of,
+    emulator_of,
+    parametrize_cases,
+    selected_cases,
+)
 from tests.executor.examples.example import Example, einsum
 from tests.executor.examples.table import EXAMPLES
 
@@ -36,23 +43,17 @@ EXTRA = [
     summed("b t n, b -> n", b=40, t=3, n=35),
 ]  # fmt: skip
 ALL = [example for example in EXAMPLES if example.kind == "sum"] + EXTRA
-every_example = pytest.mark.parametrize("example", ALL, ids=lambda e: f"{e.labels} {e.sizes}")
+CASES = cases_of(ALL, tolerance=ROUNDED_ONCE)
 
 
 @pytest.fixture(scope="module")
-def emulator() -> Emulator:
-    return emulator_of(ALL)
+def emulator(request: pytest.FixtureRequest) -> Emulator:
+    return emulator_of(selected_cases(CASES, request))
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-@every_example
-def test_a_sum_is_what_its_formula_says(example: Example, dtype: str, emulator: Emulator):
-    check_whole(example, dtype, emulator)
-
-
-@every_example
-def test_shards_put_together_equal_the_whole(example: Example, emulator: Emulator):
-    check_sharded(example, emulator)
+@parametrize_cases(CASES)
+def test_a_sum_is_what_its_formula_says(case: ExampleCase, emulator: Emulator) -> None:
+    case.check(emulator)
 
 
 def launches(example: Example) -> list[str]:
@@ -84,10 +85,10 @@ def test_who_adds_up_follows_from_what_lies_side_by_side(example: Example, expec
     assert launches(example) == expected
 
 
-def test_sixteen_bit_sums_are_added_up_in_more(emulator: Emulator):
+def test_sixteen_bit_sums_are_added_up_in_more():
     # a running sum of ones in bfloat16 would stay at 256
     (total,) = call(
         "sum", "b t -> ", [np.ones((4, 5000))], [whole_shard((), "bfloat16")],
-        input_shards=[whole_shard((4, 5000), "bfloat16")], emulator=emulator,
+        input_shards=[whole_shard((4, 5000), "bfloat16")],
     )  # fmt: skip
     np.testing.assert_allclose(total, 20_000, rtol=2**-8)

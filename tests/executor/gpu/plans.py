@@ -18,10 +18,9 @@ from millrace.models.graph import Graph
 from millrace.models.spec import TrainingSpec
 from millrace.models.zoo.catalogue import build_training
 from millrace.planner.actors.graph import ActorGraph
-from millrace.planner.clusters import parse_cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.plan import FUSED, Plan, read_plan
-from millrace.planner.search import Pins, SearchRequest, search
+from tests.plan_requests import plan_of
 from tests.small_models import small
 
 Pinned = tuple[tuple[str, object], ...]
@@ -50,14 +49,13 @@ def planned(model: str, precision: str, pins: Pinned = ()) -> tuple[Plan, Graph,
     chosen = {"dp": 1, "tp": 1, "pp": 1, "fusion": FUSED, **dict(pins)}
     devices = int(chosen["dp"]) * int(chosen["tp"]) * int(chosen["pp"]) * int(chosen.get("cp", 1))  # type: ignore[call-overload]
     global_batch = batch_of(model, precision)
-    request = SearchRequest(
-        model=small(model, precision),
+    plan = carried(model, precision, pins) or plan_of(
+        small(model, precision),
+        f"h100-sxm-80gb:{devices}x1",
+        global_batch,
         training=TRAINING,
-        cluster=parse_cluster(f"h100-sxm-80gb:{devices}x1"),
-        global_batch=global_batch,
-        pins=Pins(**{"micro_batch": global_batch // MICROBATCHES // chosen["dp"], **chosen}),  # type: ignore[arg-type,operator]
+        **{"micro_batch": global_batch // MICROBATCHES // chosen["dp"], **chosen},
     )
-    plan = carried(model, precision, pins) or search(request)
     graph = build_training(plan.model, plan.training, plan.batch)
     return plan, graph, compile_plan(plan)
 

@@ -11,13 +11,12 @@ from msgspec.structs import replace
 from millrace.executor.cuda.call_listing import rank_listing
 from millrace.executor.streams import command_buffer, find_races
 from millrace.models.zoo.catalogue import build_training
-from millrace.planner.clusters import parse_cluster
 from millrace.planner.compile import compile_plan
-from millrace.planner.search import Pins, SearchRequest, search
 from tests.executor.cuda.emulation.machine import COMPILER
 from tests.executor.gpu.emulated_device import EmulatedDevice
 from tests.executor.gpu.plans import MICROBATCHES, TRAINING, execute_on_device, loading, runs_of
 from tests.executor.gpu.rounding import assert_off_by_rounding_alone, told
+from tests.plan_requests import plan_of
 from tests.small_models import small
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
@@ -29,15 +28,10 @@ CHANGES = (("layers", 2), ("vocab", VOCABULARY))
 
 @cache
 def planned():
-    return search(
-        SearchRequest(
-            model=replace(spec := small("gpt", "bf16"), config=spec.config | dict(CHANGES)),
-            training=TRAINING,
-            cluster=parse_cluster("h100-sxm-80gb:1x1"),
-            global_batch=8,
-            pins=Pins(micro_batch=4, fusion="full"),
-        )
-    )
+    return plan_of(
+        replace(spec := small("gpt", "bf16"), config=spec.config | dict(CHANGES)),
+        "h100-sxm-80gb:1x1", training=TRAINING, micro_batch=4, fusion="full",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("option", [0, -1], ids=["cut", "whole"])

@@ -35,10 +35,10 @@ from millrace.planner.cluster import Device
 from millrace.planner.clusters import parse_cluster, validate
 from millrace.planner.costs import op_duration_ns
 from millrace.planner.errors import ClusterError
-from millrace.planner.search import Pins, SearchRequest, search
 from millrace.simulator import predict
 from tests.executor.cuda.emulation.machine import COMPILER
 from tests.executor.gpu.emulated_device import TICK_NS, EmulatedDevice
+from tests.plan_requests import plan_of
 from tests.small_models import NAMES, small
 
 TOKENS = ({"b": 1, "t": 8, "h": 2, "d": 16},)
@@ -120,15 +120,7 @@ def test_a_profile_whose_time_is_up_has_what_matters_most_and_prices_the_rest(
     assert set(device.flops_per_s) == set(DTYPES)
     assert set(device.kernels) == set(timings.kernels) - set(timings.missed) | tables
     for precision in ("bf16", "fp32"):
-        plan = search(
-            SearchRequest(
-                model=small("gpt", precision),
-                training=TrainingSpec(),
-                cluster=parse_cluster("local-gpu:1", device),
-                global_batch=8,
-                pins=Pins(micro_batch=4),
-            )
-        )
+        plan = plan_of(small("gpt", precision), parse_cluster("local-gpu:1", device), micro_batch=4)
         assert predict(plan, fidelity="op").step_time_ns > 0
 
 
@@ -179,15 +171,7 @@ def test_a_plan_for_the_gpu_of_this_machine_simulates(measured: Device, precisio
     cluster = parse_cluster("local-gpu:1", measured)
     assert (cluster.devices, cluster.cores_per_node) == (1, None)
     assert cluster.host is not None
-    plan = search(
-        SearchRequest(
-            model=small("gpt", precision),
-            training=TrainingSpec(),
-            cluster=cluster,
-            global_batch=8,
-            pins=Pins(micro_batch=4),
-        )
-    )
+    plan = plan_of(small("gpt", precision), cluster, micro_batch=4)
     prediction = predict(plan, fidelity="op")
     assert prediction.step_time_ns > 0
 

@@ -4,13 +4,13 @@ import pytest
 from msgspec.structs import replace
 
 from benchmarks.planner.against_people import values
-from millrace.models.spec import TrainingSpec
 from millrace.models.zoo.catalogue import build, model_spec
-from millrace.planner.search import Pins, SearchRequest, search
+from millrace.planner.search import Pins
 from millrace.published.framework_of_row import IN_TURNS
 from millrace.published.language import approximations, cluster, measured_s, model, pins, question
 from millrace.published.question import InexpressibleError
 from tests.millrace.published.rows import row
+from tests.plan_requests import plan_of
 
 
 def test_a_gpt_row_is_a_gpt_with_its_vocabulary_padded_for_the_tensor_parallel_ranks():
@@ -126,15 +126,7 @@ def test_zero_over_context_parallel_ranks_is_pinned_and_obeyed():
             global_batch="2", micro_batch="1")
     )  # fmt: skip
     assert (pinned.zero, pinned.cp) == (3, 2)
-    plan = search(
-        SearchRequest(
-            model=asked.model,
-            training=TrainingSpec(),
-            cluster=asked.cluster,
-            global_batch=2,
-            pins=pinned,
-        )
-    )
+    plan = plan_of(asked.model, asked.cluster, 2, pins=pinned)
     assert values(plan)["zero"] == 3
 
 

@@ -12,8 +12,8 @@ from millrace.models.training import training_graph
 from millrace.models.type_inference import check_graph
 from millrace.models.zoo.catalogue import build, build_training, model_spec
 from millrace.planner.clusters import local_cluster
-from millrace.planner.search import Pins, SearchRequest, search
 from tests.models.blocks.cases import WIDTH, assert_promise_kept, ended, started
+from tests.plan_requests import plan_of
 
 Layer = Callable[[GraphBuilder, str, str], str]
 
@@ -169,11 +169,4 @@ def test_blocks_with_ops_of_their_own_in_the_backward_pass_are_parted() -> None:
     titles = [graph.templates[f"part{index}"] for index in range(3)]
     assert titles == ["part", "part1", "part1"]
     cluster = local_cluster(2, cores=1, memory_bytes=2**30)
-    request = SearchRequest(
-        model=graph_spec(forward, "fp32"),
-        training=TrainingSpec(),
-        cluster=cluster,
-        global_batch=2 * forward.batch,
-        pins=Pins(tp=2),
-    )
-    assert search(request).stages == 1
+    assert plan_of(graph_spec(forward, "fp32"), cluster, 2 * forward.batch, tp=2).stages == 1

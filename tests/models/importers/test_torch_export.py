@@ -23,11 +23,10 @@ from millrace.models.spec import TrainingSpec
 from millrace.models.training import training_graph
 from millrace.models.type_inference import check_graph
 from millrace.models.zoo.catalogue import build
-from millrace.planner.clusters import local_cluster
-from millrace.planner.search import Pins, SearchRequest, search
 from tests.extras import optional
 from tests.models.importers.torch_modules import F, Mixer, Transformer, example, nn, torch
 from tests.models.torch_parity.machinery import without_windows
+from tests.plan_requests import plan_of
 
 optional("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -150,15 +149,7 @@ def test_positions_are_the_rotary_op_or_tables_where_no_base_gives_them() -> Non
 
 @pytest.mark.parametrize("pins", [{"dp": 2}, {"tp": 2}, {"pp": 2}, {"cp": 2}])
 def test_an_imported_model_is_planned_like_any_other(pins: dict[str, int]) -> None:
-    plan = search(
-        SearchRequest(
-            model=spec(imported("llama")),
-            training=TrainingSpec(),
-            cluster=local_cluster(2, cores=2, memory_bytes=2**33),
-            global_batch=4,
-            pins=Pins(**pins),
-        )
-    )
+    plan = plan_of(spec(imported("llama")), 2, 4, **pins)
     assert plan.model.graph == imported("llama").graph
 
 

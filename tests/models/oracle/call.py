@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from millrace.models.arrays import Array
 from millrace.models.labels import Expression, Operand, shape_of
 
-Array = NDArray[Any]
 Outputs = Array | tuple[Array, ...]
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 

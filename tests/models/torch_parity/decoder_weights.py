@@ -11,11 +11,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from millrace.models.arrays import Array
 from millrace.models.graph import Graph
 
-Array = NDArray[Any]
 Parts = dict[str, Array]  # our name, without `.weight` or `.bias`: value
 Rule = Callable[[Array, Any], Parts]
 

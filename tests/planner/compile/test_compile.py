@@ -8,19 +8,17 @@ import pytest
 from msgspec.structs import replace
 
 from millrace.models.graph import to_json
-from millrace.models.spec import TrainingSpec
 from millrace.planner.actors.graph import ActorGraph, Leave
 from millrace.planner.actors.null_clock import run_to_completion
 from millrace.planner.actors.protocol import Fire
-from millrace.planner.clusters import local_cluster, parse_cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.compile.passes import ordered_plan
 from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.mesh import Axis, Mesh
 from millrace.planner.parallel_degrees import roles
 from millrace.planner.plan import Chunk, Plan
-from millrace.planner.search import Pins, SearchRequest, search
 from tests.millrace.plans import data_parallel_pipeline
+from tests.plan_requests import plan_of
 from tests.recomputed import recomputed
 from tests.small_models import small
 
@@ -49,28 +47,18 @@ def recomputing(plan: Plan, mode: str) -> Plan:
 
 
 def on_a_ring(**pins) -> Plan:
-    request = SearchRequest(
-        model=small("llama"),
-        training=TrainingSpec(),
-        cluster=local_cluster(8, cores=2, memory_bytes=2**33),
-        global_batch=8,
-        max_gap=ANY,
-        pins=Pins(**{"dp": 1, "tp": 1, "cp": 4, "pp": 2, "micro_batch": 2, "ring": True} | pins),
-    )
-    return search(request)
+    return plan_of(
+        small("llama"), 8, max_gap=ANY,
+        **{"dp": 1, "tp": 1, "cp": 4, "pp": 2, "micro_batch": 2, "ring": True} | pins,
+    )  # fmt: skip
 
 
 def sharing_out(**pins) -> Plan:
     """Plan with 16-bit storage over two axes: weights are cast and gathered, their sums reduced."""
-    request = SearchRequest(
-        model=replace(small("llama"), precision="fp16"),
-        training=TrainingSpec(),
-        cluster=parse_cluster(f"a100-sxm-80gb:{4 * pins.get('pp', 1)}x1"),
-        global_batch=8,
-        max_gap=ANY,
-        pins=Pins(**{"dp": 2, "tp": 1, "cp": 2, "pp": 1, "micro_batch": 1, "zero": 1} | pins),
-    )
-    return search(request)
+    return plan_of(
+        replace(small("llama"), precision="fp16"), f"a100-sxm-80gb:{4 * pins.get('pp', 1)}x1",
+        max_gap=ANY, **{"dp": 2, "tp": 1, "cp": 2, "pp": 1, "micro_batch": 1, "zero": 1} | pins,
+    )  # fmt: skip
 
 
 KEEPING: dict[str, Callable[[], Plan]] = {
@@ -100,13 +88,13 @@ PLANS: dict[str, Callable[[], Plan]] = {
 
 
 @cache
-def plan_of(name: str) -> Plan:
+def kind_of_plan(name: str) -> Plan:
     return PLANS[name]()
 
 
 @cache
 def compiled(name: str) -> ActorGraph:
-    return compile_plan(plan_of(name))
+    return compile_plan(kind_of_plan(name))
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -168,7 +156,7 @@ def span(register, slot):
 
 @pytest.mark.parametrize("name", PLANS)
 def test_the_same_plan_compiles_to_the_same_bytes_and_back(name):
-    first, second = compiled(name), compile_plan(plan_of(name))
+    first, second = compiled(name), compile_plan(kind_of_plan(name))
     assert to_json(first) == to_json(second)
     assert msgspec.json.decode(to_json(first), type=ActorGraph) == first
 

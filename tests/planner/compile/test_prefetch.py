@@ -2,11 +2,9 @@
 
 from msgspec.structs import replace
 
-from millrace.models.spec import TrainingSpec
 from millrace.planner.actors.graph import ActorGraph
-from millrace.planner.clusters import local_cluster
 from millrace.planner.compile import compile_plan
-from millrace.planner.search import Pins, SearchRequest, search
+from tests.plan_requests import plan_of
 from tests.small_models import small
 
 
@@ -14,14 +12,14 @@ def sharded(layers: int) -> ActorGraph:
     """Actor graph in which two ranks split every layer's weights and gather them per microbatch."""
     model = small("llama")
     return compile_plan(
-        search(
-            SearchRequest(
-                model=replace(model, config={**model.config, "layers": layers}),
-                training=TrainingSpec(),
-                cluster=local_cluster(2, cores=2, memory_bytes=2**33),
-                global_batch=8,
-                pins=Pins(dp=2, tp=1, pp=1, zero=3, micro_batch=2),
-            )
+        plan_of(
+            replace(model, config={**model.config, "layers": layers}),
+            2,
+            dp=2,
+            tp=1,
+            pp=1,
+            zero=3,
+            micro_batch=2,
         )
     )
 

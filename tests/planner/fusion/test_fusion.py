@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from millrace.executor.streams import command_buffer
 from millrace.executor.streams.races import find_races
-from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.models.spec import ModelSpec
 from millrace.planner.clusters import framework, parse_cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.compile.listing import fused_ops
@@ -13,8 +13,9 @@ from millrace.planner.costs import durations
 from millrace.planner.fusion import FusionNode, FusionTensor, fused_groups, shares_of, written
 from millrace.planner.memory import plan_memory
 from millrace.planner.plan import FUSED, UNFUSED, Plan
-from millrace.planner.search import Pins, SearchRequest, search
+from millrace.planner.search import Pins
 from millrace.simulator import predict
+from tests.plan_requests import plan_of
 from tests.small_models import small
 
 SHAPE = (64, 32)
@@ -25,15 +26,8 @@ WEIGHT = FusionTensor(shape=(32, 32), dtype="bfloat16")
 def planned(model: ModelSpec, devices: int = 1, *, max_gap: float = 5.0, **pins: object) -> Plan:
     """A plan for GPUs that our own executor drives; by default the first that there is."""
     cluster = parse_cluster(f"h100-sxm-80gb:{devices}x1")
-    return search(
-        SearchRequest(
-            model=model,
-            training=TrainingSpec(),
-            cluster=replace(cluster, software=framework("millrace")),
-            global_batch=16,
-            pins=Pins(**pins),  # type: ignore[arg-type]
-            max_gap=max_gap,
-        )
+    return plan_of(
+        model, replace(cluster, software=framework("millrace")), 16, max_gap=max_gap, **pins
     )
 
 
@@ -190,8 +184,5 @@ def test_the_search_and_the_simulator_charge_fused_plans_alike(model):
 def test_what_frameworks_drive_is_not_fused_unless_pinned():
     cluster = parse_cluster("h100-sxm-80gb:1x1")
     theirs = replace(cluster, software=framework("megatron-core"))
-    asked = SearchRequest(
-        model=small("gpt", "bf16"), training=TrainingSpec(), cluster=theirs, global_batch=16
-    )
-    assert search(asked).fusion == UNFUSED
+    assert plan_of(small("gpt", "bf16"), theirs, 16).fusion == UNFUSED
     assert Pins(fusion=FUSED).document == {"fusion": FUSED}

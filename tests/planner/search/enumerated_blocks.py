@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from itertools import product
 
 import numpy as np
-from numpy.typing import NDArray
 
+from millrace.models.arrays import Bools, Floats, Ints
 from millrace.models.graph import ITEMSIZE, Graph, Op, Phase, Rate
 from millrace.models.ops import op_kind
 from millrace.models.recompute import with_recompute
@@ -22,7 +22,6 @@ from millrace.planner.signatures import Signature, variable_values
 from tests.planner.op_signatures import op_signatures
 from tests.planner.search.plain import PlainPrices, sized
 
-Ints = NDArray[np.int64]
 MICROBATCH, STEP, PERSISTENT, INFLIGHT, DEFERRABLE = range(5)
 WEIGHT, BETWEEN = 5, 6  # what deferred gradients of weights wait with: from forward, from backward
 FIGURES = 7
@@ -356,7 +355,7 @@ class PlanLimits:
     of them; `others` and `beside` are what all other templates add at least.
     """
 
-    time: NDArray[np.float64]
+    time: Floats
     others: float
     cutoff: float
     size: Ints | None
@@ -364,12 +363,12 @@ class PlanLimits:
     limit_bytes: int
     whole: bool  # all blocks on one stage
 
-    def left(self, block: EnumeratedBlock, index: int, rows: Ints) -> NDArray[np.bool_]:
+    def left(self, block: EnumeratedBlock, index: int, rows: Ints) -> Bools:
         """Rows that are within it, whatever variables after `index` do."""
         rest = sum(
             float((variable.vectors @ self.time).min()) for variable in block.variables[index + 1 :]
         )
-        keep: NDArray[np.bool_] = rows @ self.time + rest + self.others <= self.cutoff
+        keep: Bools = rows @ self.time + rest + self.others <= self.cutoff
         if self.size is not None:
             taken = rows @ self.size + block.least(self.size, index)
             taken = taken + self.beside if self.whole else taken // block.count

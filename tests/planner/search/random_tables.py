@@ -5,9 +5,9 @@ from itertools import product
 
 import numpy as np
 
+from millrace.models.arrays import Ints
 from millrace.planner.search.blocks.block_milp import MemoryRow
 from millrace.planner.search.blocks.cost_tables import CostTables, EdgeCosts, NodeCosts
-from millrace.planner.search.blocks.sbp_codes import Ints
 from millrace.planner.search.blocks.strategies import EdgeUse
 
 

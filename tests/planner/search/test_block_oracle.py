@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from millrace.models.arrays import Ints
 from millrace.models.graph import Graph
 from millrace.models.spec import TrainingSpec, graph_spec
 from millrace.models.zoo.catalogue import build_training, model_spec
-from millrace.planner.search import Pins, SearchRequest
+from millrace.planner.search import SearchRequest
 from millrace.planner.search.blocks.block_figures import forward_times_ns, template_figures
 from millrace.planner.search.blocks.cost_tables import (
     DEFERRABLE,
@@ -18,7 +19,6 @@ from millrace.planner.search.blocks.cost_tables import (
     MICROBATCH,
     PERSISTENT,
 )
-from millrace.planner.search.blocks.sbp_codes import Ints
 from millrace.planner.search.candidates import Candidate
 from millrace.planner.search.decomposition.block_oracle import BlockOracle, PriceAsk
 from millrace.planner.search.decomposition.prices import snapped
@@ -32,6 +32,7 @@ from millrace.planner.search.decomposition.template_tables import (
 )
 from millrace.planner.search.evaluation import Evaluator
 from millrace.planner.search.placement_groups import candidates_of
+from tests.plan_requests import request_of
 from tests.planner.search.enumerated_blocks import BETWEEN as BETWEEN_BYTES
 from tests.planner.search.enumerated_blocks import WEIGHT
 from tests.planner.search.enumeration import Enumerator
@@ -54,13 +55,11 @@ def question(seed: int) -> SearchRequest:
         mid=("gelu", "residual", "relu")[seed % 3],
     )
     pins = PINS[seed % len(PINS)]
-    return SearchRequest(
-        model=graph_spec(graph, "fp32"),
-        training=TrainingSpec(optimizer=("sgd", "adamw")[seed % 2]),
-        cluster=drawn_cluster(4 if pins else 2, seed),
-        global_batch=4,
-        pins=Pins(pp=2, micro_batch=1, schedule="zb-h1", **pins),  # type: ignore[arg-type]
-    )
+    return request_of(
+        graph_spec(graph, "fp32"), drawn_cluster(4 if pins else 2, seed), 4,
+        training=TrainingSpec(optimizer=("sgd", "adamw")[seed % 2]), pp=2, micro_batch=1,
+        schedule="zb-h1", **pins,
+    )  # fmt: skip
 
 
 def asked(request: SearchRequest) -> tuple[Evaluator, Graph, tuple[Candidate, ...]]:
@@ -127,12 +126,8 @@ def test_every_cut_lies_below_every_variant(seed: int) -> None:
 @cache
 def restricted(model: str) -> list[tuple[Evaluator, Candidate, str, TemplateTables, int]]:
     """Template tables of some candidates of a question, with their rows."""
-    request = SearchRequest(
-        model=model_spec(model, seq_len=None if model == "resnet-50" else 256),
-        training=TrainingSpec(),
-        cluster=drawn_cluster(4, 3),
-        global_batch=8,
-        pins=Pins(pp=1),
+    request = request_of(
+        model_spec(model, seq_len=None if model == "resnet-50" else 256), drawn_cluster(4, 3), pp=1
     )
     evaluator, graph, candidates = asked(request)
     cases = []

@@ -8,7 +8,7 @@ import pytest
 
 from millrace.models.builder import GraphBuilder, dense
 from millrace.models.graph import Graph
-from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.models.spec import TrainingSpec
 from millrace.models.training import training_graph
 from millrace.models.zoo.catalogue import build_training
 from millrace.planner.boxing import boxing_path, step_bytes
@@ -24,6 +24,7 @@ from millrace.planner.signatures import Allowed
 from tests.plain_links import without_library
 from tests.planner.search.plain import sized
 from tests.planner.search.random_tables import by_hand, optimum, random_tables, solutions
+from tests.small_models import gpt_of
 
 CLUSTER = without_library("a100-sxm-80gb:8x1")
 
@@ -167,19 +168,7 @@ def test_real_ops_cost_what_brute_force_finds(graph: Graph, mesh: tuple[int, ...
 
 # The showpieces. B batch, T tokens, D model.
 T, D, HEADS, RANKS = 256, 512, 8, 8
-GPT = ModelSpec(
-    name="two-layers",
-    family="gpt",
-    config={
-        "layers": 3,
-        "hidden": D,
-        "heads": HEADS,
-        "ffn_hidden": 4 * D,
-        "vocab": 512,
-        "positions": T,
-    },
-    seq_len=T,
-)
+GPT = gpt_of(3, D, HEADS, vocab=512, positions=T)
 
 
 @cache

@@ -9,7 +9,7 @@ import pytest
 from millrace.models.graph import Graph
 from millrace.models.spec import TrainingSpec, graph_spec
 from millrace.models.zoo.catalogue import build_training, model_spec
-from millrace.planner.search import Pins, SearchRequest, search
+from millrace.planner.search import SearchRequest, search
 from millrace.planner.search.blocks.cost_tables import INFLIGHT, MICROBATCH, PERSISTENT
 from millrace.planner.search.candidates import Candidate
 from millrace.planner.search.decomposition.block_oracle import BlockOracle, CutPool, PriceAsk
@@ -31,6 +31,7 @@ from millrace.planner.search.placement_groups import candidates_of, usable_bytes
 from millrace.planner.search.report.search_log import SearchLog, SearchResult
 from millrace.planner.search.stages import BlockRun, Pipeline, VariantFigures
 from millrace.planner.search.stages.shape import peak_bytes, step_time_ns
+from tests.plan_requests import request_of
 from tests.planner.search.enumeration import Enumerator
 from tests.planner.search.small_models import small_graph
 from tests.planner.search.test_block_oracle import random_prices
@@ -204,13 +205,11 @@ def question(seed: int) -> SearchRequest:
         mid=("gelu", "residual")[seed % 2],
     )
     pins = ({}, {"tp": 2}, {"dp": 2})[seed % 3]
-    return SearchRequest(
-        model=graph_spec(graph, "fp32"),
-        training=TrainingSpec(optimizer=("sgd", "adamw")[seed % 2]),
-        cluster=drawn_cluster(4 if pins else 2, seed),
-        global_batch=8,
-        pins=Pins(pp=2, micro_batch=1, schedule=schedule, **pins),
-    )
+    return request_of(
+        graph_spec(graph, "fp32"), drawn_cluster(4 if pins else 2, seed),
+        training=TrainingSpec(optimizer=("sgd", "adamw")[seed % 2]), pp=2, micro_batch=1,
+        schedule=schedule, **pins,
+    )  # fmt: skip
 
 
 def asked(
@@ -289,12 +288,8 @@ def test_where_memory_binds_the_bound_is_below_every_plan_that_fits(seed: int) -
 def answered() -> tuple[SearchResult, BoundLoop]:
     """Answer of a search with little memory, and a loop that knows no cuts yet."""
     record = SearchLog()
-    asked_for = SearchRequest(
-        model=model_spec("gpt2-small", seq_len=512),
-        training=TrainingSpec(),
-        cluster=drawn_cluster(4, 2),
-        global_batch=32,
-        memory_limit_bytes=6 * 2**30,
+    asked_for = request_of(
+        model_spec("gpt2-small", seq_len=512), drawn_cluster(4, 2), 32, memory_limit_bytes=6 * 2**30
     )
     search(asked_for, record=record)
     assert record.answer is not None

@@ -14,10 +14,11 @@ from millrace.planner.costs.launch_overhead import hidden_share
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.memory import StageMemory, plan_memory, reserved_bytes, slack_fraction
 from millrace.planner.plan import ON_DEVICES, Plan
-from millrace.planner.search import Pins, SearchRequest, search, settling
+from millrace.planner.search import SearchRequest, search, settling
 from millrace.planner.search.report.search_log import SearchLog
 from millrace.planner.search.stages import in_order
 from tests.plain_links import without_library
+from tests.plan_requests import request_of
 from tests.planner.search.enumeration import Enumerator
 from tests.planner.search.small_models import small_graph
 
@@ -120,13 +121,11 @@ def question(seed: int) -> SearchRequest:
         # Activations outweigh weights, so that some blocks are run twice and others not.
         pins, limited, recompute, batch = {"dp": 2, "pp": 1}, True, None, 4
         graph = small_graph(seed % 2, batch=batch, tokens=4096, inputs=255, hidden=256, classes=127)
-    asked = SearchRequest(
-        model=graph_spec(graph, "fp32"),
-        training=TrainingSpec(optimizer=rng.choice(("sgd", "adamw"))),
-        cluster=drawn_cluster(devices, seed),
-        global_batch=batch,
-        pins=Pins(offload=ON_DEVICES, recompute=recompute, **pins),  # type: ignore[arg-type]
-    )
+    asked = request_of(
+        graph_spec(graph, "fp32"), drawn_cluster(devices, seed), batch,
+        training=TrainingSpec(optimizer=rng.choice(("sgd", "adamw"))), offload=ON_DEVICES,
+        recompute=recompute, **pins,
+    )  # fmt: skip
     if not limited:
         return asked
     free = plan_by_estimates(asked)
@@ -213,14 +212,10 @@ def test_every_schedule_is_exact(schedule: str) -> None:
     graph = small_graph(
         2, batch=8, tokens=256, inputs=512, hidden=512, classes=2048, mid="residual"
     )
-    asked = SearchRequest(
-        model=graph_spec(graph, "fp32"),
-        training=TrainingSpec(optimizer="sgd"),
-        cluster=without_library("a100-sxm-80gb:1x2"),
-        global_batch=8,
-        pins=Pins(pp=2, micro_batch=1, schedule=schedule),
-        max_gap=0.0,
-    )
+    asked = request_of(
+        graph_spec(graph, "fp32"), without_library("a100-sxm-80gb:1x2"),
+        training=TrainingSpec(optimizer="sgd"), max_gap=0.0, pp=2, micro_batch=1, schedule=schedule,
+    )  # fmt: skip
     plan = plan_by_estimates(asked)
     assert plan is not None
     assert plan.evidence is not None
@@ -244,17 +239,12 @@ def test_room_is_made_for_what_deferred_gradients_of_weights_read() -> None:
         library="",
     )
     link = structs.replace(cluster.intra_node, latency_ns=500, bandwidth_bytes_per_s=240e9)
-    asked = SearchRequest(
-        model=graph_spec(graph, "fp32"),
-        training=TrainingSpec(optimizer="sgd"),
-        cluster=structs.replace(
-            cluster, device=device, intra_node=link, software=Software(fusion=1.6)
-        ),
-        global_batch=2,
-        pins=Pins(pp=2, recompute="full", offload=ON_DEVICES),
-        memory_limit_bytes=1_046_244_942,
-        max_gap=0.0,
-    )
+    asked = request_of(
+        graph_spec(graph, "fp32"),
+        structs.replace(cluster, device=device, intra_node=link, software=Software(fusion=1.6)), 2,
+        training=TrainingSpec(optimizer="sgd"), memory_limit_bytes=1_046_244_942, max_gap=0.0, pp=2,
+        recompute="full", offload=ON_DEVICES,
+    )  # fmt: skip
     plan = plan_by_estimates(asked)
     assert plan is not None
     assert plan.evidence is not None

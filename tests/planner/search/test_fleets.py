@@ -3,7 +3,6 @@
 import msgspec
 import pytest
 
-from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.planner.cluster import Cluster
 from millrace.planner.clusters import parse_cluster
 from millrace.planner.errors import ClusterError, InfeasibleError, PlanError
@@ -19,31 +18,15 @@ from millrace.planner.token_cost import (
     power_watts,
     price_usd_per_s,
 )
+from tests.plan_requests import request_of
+from tests.small_models import gpt_of
 
-MODEL = ModelSpec(
-    name="tiny",
-    family="gpt",
-    config={
-        "layers": 2,
-        "hidden": 64,
-        "heads": 4,
-        "ffn_hidden": 256,
-        "vocab": 64,
-        "positions": 32,
-    },
-    seq_len=32,
-)
+MODEL = gpt_of(2, 64, 4, vocab=64, positions=32)
 A100 = parse_cluster("a100-sxm-80gb:4x1")
 
 
 def asked(cluster: Cluster = A100, **fields: object) -> SearchRequest:
-    defaults: dict[str, object] = {
-        "model": MODEL,
-        "training": TrainingSpec(),
-        "cluster": cluster,
-        "global_batch": 4,
-    }
-    return SearchRequest(**(defaults | fields))  # type: ignore[arg-type]
+    return request_of(MODEL, cluster, 4, **fields)
 
 
 def spent(plan: Plan) -> float:

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from millrace.models.graph import to_json
-from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.models.spec import TrainingSpec
 from millrace.models.zoo.catalogue import build_training
 from millrace.planner.cluster import Cluster, Device, NodeGroup
 from millrace.planner.clusters import parse_cluster
@@ -19,21 +19,10 @@ from millrace.planner.search.candidates import candidates
 from millrace.planner.search.evaluation import Evaluator, Solved, SolvedPlan
 from millrace.planner.search.placement_groups import placed, placings, usable_bytes
 from millrace.planner.search.programs import Ask
+from tests.plan_requests import request_of
+from tests.small_models import gpt_of
 
-GPT = ModelSpec(
-    name="narrow",
-    family="gpt",
-    config={
-        "layers": 16,
-        "hidden": 512,
-        "heads": 8,
-        "ffn_hidden": 2048,
-        "vocab": 512,
-        "positions": 256,
-    },
-    seq_len=256,
-    precision="bf16",
-)
+GPT = gpt_of(16, 512, 8, vocab=512, positions=256, precision="bf16")
 # Without multiprocessors nothing has a length of its own, which a slower device would not double.
 KNOWN = parse_cluster("a100-sxm-80gb:4x1")
 NODE = replace(KNOWN, device=replace(KNOWN.device, multiprocessors=0))
@@ -66,15 +55,9 @@ MIXED = replace(NODE, name="mixed", others=(nodes_of(slower(2.0)),))
 
 
 def request(cluster: Cluster = MIXED, **fields: object) -> SearchRequest:
-    defaults: dict[str, object] = {
-        "model": GPT,
-        "training": TrainingSpec(),
-        "cluster": cluster,
-        "global_batch": 32,
-        "max_gap": 0.2,
-        "pins": Pins(dp=4, tp=1, pp=2, cp=1, schedule="1f1b", micro_batch=1),
-    }
-    return SearchRequest(**(defaults | fields))  # type: ignore[arg-type]
+    pins = Pins(dp=4, tp=1, pp=2, cp=1, schedule="1f1b", micro_batch=1)
+    defaults = {"global_batch": 32, "max_gap": 0.2, "pins": pins}
+    return request_of(GPT, cluster, **(defaults | fields))
 
 
 def layers_by_device(plan: Plan) -> dict[str, int]:

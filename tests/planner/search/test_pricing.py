@@ -23,22 +23,11 @@ from millrace.planner.search.blocks.strategy_costs import StrategyCosts
 from millrace.planner.signatures import variable_values
 from tests.planner.op_signatures import op_signatures
 from tests.planner.search.plain import PlainPrices, sized
+from tests.small_models import gpt_of
 
 GPU = parse_cluster("a100-sxm-80gb:8x2")
 CPU = local_cluster(8, cores=2, memory_bytes=2**33)
-GPT = ModelSpec(
-    name="tiny",
-    family="gpt",
-    config={
-        "layers": 2,
-        "hidden": 32,
-        "heads": 4,
-        "ffn_hidden": 128,
-        "vocab": 64,
-        "positions": 16,
-    },
-    seq_len=16,
-)
+GPT = gpt_of(2, 32, 4, vocab=64, positions=16)
 MLP = ModelSpec(
     name="tiny-mlp",
     family="mlp",

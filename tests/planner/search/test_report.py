@@ -20,30 +20,14 @@ from millrace.planner.search.report.host_offload import with_first_search_reason
 from millrace.planner.search.report.neighbours import pipelines
 from millrace.planner.search.report.suggestions import larger, least_memory_need, storage_bytes
 from millrace.planner.search.request import NoPlanError
+from tests.plan_requests import request_of
+from tests.small_models import gpt_of
 
-MODEL = ModelSpec(
-    name="tiny",
-    family="gpt",
-    config={
-        "layers": 2,
-        "hidden": 64,
-        "heads": 4,
-        "ffn_hidden": 256,
-        "vocab": 64,
-        "positions": 32,
-    },
-    seq_len=32,
-)
+MODEL = gpt_of(2, 64, 4, vocab=64, positions=32)
 
 
 def request(devices: int, **fields: object) -> SearchRequest:
-    defaults: dict[str, object] = {
-        "model": MODEL,
-        "training": TrainingSpec(),
-        "cluster": parse_cluster(f"a100-sxm-80gb:{devices}x1"),
-        "global_batch": 8,
-    }
-    return SearchRequest(**(defaults | fields))  # type: ignore[arg-type]
+    return request_of(**{"model": MODEL, "where": f"a100-sxm-80gb:{devices}x1", **fields})
 
 
 @pytest.fixture(scope="module")

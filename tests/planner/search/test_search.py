@@ -3,9 +3,9 @@
 import pytest
 
 from millrace.models.graph import Graph, to_json
-from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.models.spec import ModelSpec
 from millrace.models.zoo.catalogue import build_training, model_spec
-from millrace.planner.clusters import local_cluster, parse_cluster
+from millrace.planner.clusters import parse_cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.parallel_degrees import roles
@@ -17,20 +17,10 @@ from millrace.planner.search.evaluation import Evaluator
 from millrace.planner.search.placement_groups import candidates_of
 from millrace.planner.search.ranking import Ranker
 from millrace.planner.search.report.search_log import SearchLog
+from tests.plan_requests import request_of
+from tests.small_models import gpt_of
 
-GPT = ModelSpec(
-    name="tiny",
-    family="gpt",
-    config={
-        "layers": 4,
-        "hidden": 32,
-        "heads": 4,
-        "ffn_hidden": 128,
-        "vocab": 64,
-        "positions": 16,
-    },
-    seq_len=16,
-)
+GPT = gpt_of(4, 32, 4, vocab=64, positions=16)
 MLP = ModelSpec(
     name="tiny-mlp",
     family="mlp",
@@ -39,13 +29,7 @@ MLP = ModelSpec(
 
 
 def request(devices: int, *, model: ModelSpec = GPT, **fields: object) -> SearchRequest:
-    defaults: dict[str, object] = {
-        "model": model,
-        "training": TrainingSpec(),
-        "cluster": local_cluster(devices, cores=2, memory_bytes=2**33),
-        "global_batch": 8,
-    }
-    return SearchRequest(**(defaults | fields))  # type: ignore[arg-type]
+    return request_of(model, fields.pop("cluster", devices), **fields)
 
 
 def graph_of(plan: Plan) -> Graph:

@@ -4,11 +4,11 @@ from math import prod
 
 from msgspec.structs import replace
 
-from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.planner.cluster import Cluster, Islands, Leaves, Link, Torus
 from millrace.planner.clusters import parse_cluster
 from millrace.planner.plan import Plan
-from millrace.planner.search import Pins, SearchRequest, search
+from tests.plan_requests import plan_of
+from tests.small_models import gpt_of
 
 
 def link(latency_ns: int, bytes_per_ns: float) -> Link:
@@ -29,30 +29,8 @@ def planned(
     on: Cluster, hidden: int, global_batch: int, *, max_gap: float = 2.0, **pins: object
 ) -> Plan:
     """A plan; by default the first solutions, which are clear enough where much is at stake."""
-    model = ModelSpec(
-        name="wide",
-        family="gpt",
-        config={
-            "layers": 4,
-            "hidden": hidden,
-            "heads": hidden // 64,
-            "ffn_hidden": 4 * hidden,
-            "vocab": 1024,
-            "positions": 512,
-        },
-        seq_len=512,
-        precision="bf16",
-    )
-    return search(
-        SearchRequest(
-            model=model,
-            training=TrainingSpec(),
-            cluster=on,
-            global_batch=global_batch,
-            pins=Pins(**pins),  # type: ignore[arg-type]
-            max_gap=max_gap,
-        )
-    )
+    model = gpt_of(4, hidden, hidden // 64, vocab=1024, positions=512, precision="bf16")
+    return plan_of(model, on, global_batch, max_gap=max_gap, **pins)
 
 
 def axes(plan: Plan) -> list[tuple[str, int]]:

@@ -6,33 +6,25 @@ from statistics import mean, stdev
 import pytest
 
 from millrace.simulator import SimulationError
-from millrace.simulator.failures import best_interval_s, expected_s, goodput, time_to_train
+from millrace.simulator.failures import best_interval_s, expected_s, goodput
+from tests.simulator.failures.failing_runs import failing_run
 
-HOUR_S = 3600
-RUN = {"devices": 16384, "mtbf_hours": 50_000, "checkpoint_s": 30.0, "restart_s": 600.0}
-MTBF_S = 50_000 * HOUR_S / 16384
+MTBF_S = 50_000 * 3600 / 16384
 
 
 @pytest.mark.parametrize("interval_steps", [50, 193, 1000])
 def test_simulated_runs_take_the_expected_time_on_average(interval_steps: int) -> None:
     runs = [
-        time_to_train(20_010, 4.0, interval_steps=interval_steps, seed=seed, **RUN)  # type: ignore[arg-type]
+        failing_run(
+            20_010, 4.0, mtbf_s=MTBF_S, interval_steps=interval_steps, checkpoint_s=30.0,
+            restart_s=600.0, seed=seed,
+        )
         for seed in range(200)
-    ]
+    ]  # fmt: skip
     walls = [run.wall_s for run in runs]
     expected = expected_s(80_040, interval_steps * 4.0, MTBF_S, 30.0, 600.0)
     assert abs(mean(walls) - expected) < 3.5 * stdev(walls) / len(walls) ** 0.5
     assert mean(run.failures for run in runs) == pytest.approx(expected / MTBF_S, rel=0.1)
-    assert {run.checkpoints for run in runs} == {-(-20_010 // interval_steps)}
-
-
-def test_a_run_is_the_sum_of_its_parts_and_the_same_for_the_same_seed() -> None:
-    run = time_to_train(5_000, 4.0, interval_steps=100, seed=7, **RUN)  # type: ignore[arg-type]
-    parts = run.useful_s + run.checkpoint_s + run.lost_s + run.restart_s
-    assert run.wall_s == pytest.approx(parts)
-    assert run.goodput == run.useful_s / run.wall_s
-    assert run == time_to_train(5_000, 4.0, interval_steps=100, seed=7, **RUN)  # type: ignore[arg-type]
-    assert run != time_to_train(5_000, 4.0, interval_steps=100, seed=8, **RUN)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("checkpoint_s", [0.1, 10.0, 300.0, 3000.0, 15_000.0])
@@ -60,10 +52,6 @@ def test_goodput_is_one_without_failures_and_falls_with_devices() -> None:
 
 
 def test_a_run_without_failures_is_steps_and_checkpoints() -> None:
-    run = time_to_train(
-        10, 2.0, devices=8, mtbf_hours=inf, interval_steps=4, checkpoint_s=1.0, restart_s=5.0
-    )
-    assert (run.wall_s, run.failures, run.checkpoints) == (23, 0, 3)
     assert expected_s(20, 8, inf, 1, 5) == 23
 
 
@@ -74,7 +62,3 @@ def test_bad_values_are_named() -> None:
         goodput(4.0, 8, 50_000, 1e12, -1, 600)
     with pytest.raises(SimulationError, match="restart_s is nan"):
         goodput(4.0, 8, 50_000, 1e12, 1e11, float("nan"))
-    with pytest.raises(SimulationError, match="interval_steps is 0"):
-        time_to_train(10, 1.0, interval_steps=0, **RUN)  # type: ignore[arg-type]
-    with pytest.raises(SimulationError, match="failures and no end"):
-        time_to_train(10, 4000.0, interval_steps=10, **(RUN | {"mtbf_hours": 3000}))  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ from millrace.executor.cuda.calls import (
     Launch,
     Operand,
     Scalar,
+    aligned,
     by_row,
     elementwise,
     read,
@@ -32,7 +33,6 @@ DIGITS = 2**DIGIT_BITS  # the constants in capitals are as in `sources/embedding
 PARTS = 4
 BLOCK_KEYS = 1024
 PIECE = 32
-ALIGNED_BYTES = 256  # alignment of a part of the workspace
 
 
 def embedding(context: KernelContext) -> Calls:
@@ -97,7 +97,7 @@ def _sort(context: KernelContext) -> tuple[list[Launch], tuple[int, int, int]]:
     ids, table = context.inputs[0], context.outputs[0]
     count, rows = ids.size, table.shape[0]
     blocks = ceil(count / BLOCK_KEYS)
-    array = _aligned(4 * count)
+    array = aligned(4 * count)
     places = workspace(4 * array)
     n = np.int64(count)
     here, there = (0, array), (2 * array, 3 * array)
@@ -118,13 +118,9 @@ def _sort(context: KernelContext) -> tuple[list[Launch], tuple[int, int, int]]:
             _digits("move_by_digit", blocks, keys, positions, places, *moved, shift, n),
         ]
         here, there = there, here
-    return launches, (*here, 4 * array + _aligned(4 * DIGITS * blocks))
+    return launches, (*here, 4 * array + aligned(4 * DIGITS * blocks))
 
 
 def _digits(function: str, blocks: int, *args: Operand | Scalar, parts: int = 1) -> Launch:
     """Launch of one thread per digit, or of several that share out its work."""
     return Launch(SOURCE, function, (blocks, 1, 1), (parts * DIGITS, 1, 1), args)
-
-
-def _aligned(size_bytes: int) -> int:
-    return ceil(size_bytes / ALIGNED_BYTES) * ALIGNED_BYTES

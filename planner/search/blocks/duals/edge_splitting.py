@@ -12,8 +12,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.planner.search.blocks.duals.messages import ILLEGAL, Floats, StatePair
-from millrace.planner.search.blocks.sbp_codes import Bools, Ints
+from millrace.models.arrays import Bools, Ints, Reals
+from millrace.planner.search.blocks.duals.messages import ILLEGAL, StatePair
 
 T = TypeVar("T", bound=np.generic)
 
@@ -27,12 +27,12 @@ class Shared:
 
     pairs: list[StatePair]
     columns: list[Ints | slice]  # of every pair: which of the targets its reader wants
-    total: Floats  # [A, B, K]: what the pairs cost together, of targets that some reader wants
-    takers: Floats  # [B, 1]: number of pairs that a target is in
+    total: Reals  # [A, B, K]: what the pairs cost together, of targets that some reader wants
+    takers: Reals  # [B, 1]: number of pairs that a target is in
     closed: Bools | None  # [A, B, K]: what no pair can be boxed by, whatever the split
-    floor: Floats = field(init=False)  # [A, B, K]: the part of the total that is split evenly
-    raised: Floats = field(init=False)  # [A, B, K]: the total and that part
-    even: Floats = field(init=False)  # [B, 1]
+    floor: Reals = field(init=False)  # [A, B, K]: the part of the total that is split evenly
+    raised: Reals = field(init=False)  # [A, B, K]: the total and that part
+    even: Reals = field(init=False)  # [B, 1]
 
     def __post_init__(self) -> None:
         self.floor = self.total * EVENLY
@@ -41,7 +41,7 @@ class Shared:
 
     @classmethod
     def of(
-        cls, pairs: list[StatePair], wanted: Sequence[Ints], share: Floats, reachable: Bools
+        cls, pairs: list[StatePair], wanted: Sequence[Ints], share: Reals, reachable: Bools
     ) -> "Shared":
         """Pairs of the readers that want these targets, at this share each."""
         for pair in pairs:
@@ -56,7 +56,7 @@ class Shared:
         columns = [_slice(np.searchsorted(every, targets)) for targets in wanted]
         return cls(pairs, columns, total, takers, closed if closed.any() else None)
 
-    def split(self, room: Floats) -> None:
+    def split(self, room: Reals) -> None:
         """Leave every pair what both ends have taken out of it, and split the rest anew.
 
         Most goes where much was taken, `EVENLY` as much of the whole to all alike. Where more was

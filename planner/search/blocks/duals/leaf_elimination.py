@@ -14,13 +14,8 @@ would become pairs that lead back to the start of the order.
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
+from millrace.models.arrays import Floats, Ints
 from millrace.planner.search.blocks.duals.messages import StatePair
-from millrace.planner.search.blocks.sbp_codes import Ints
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(slots=True, eq=False)

@@ -17,15 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from millrace.planner.search.blocks.sbp_codes import Ints
-
-Floats = NDArray[np.floating[Any]]
-Doubles = NDArray[np.float64]
+from millrace.models.arrays import Floats, Ints, Reals
 
 # What is illegal costs this much, in units of which a row's options cost about one in all.
 ILLEGAL = 1e6
@@ -58,16 +54,16 @@ class StatePair:
 
     ends: tuple[int, int]  # choices
     states: tuple[Ints, Ints]  # [options] → state, at either end
-    cost: Floats  # [states, states, K]
-    turned: Floats = field(init=False)  # the same from the other end, in memory as well
-    taken: list[Floats] = field(init=False)  # what either end has taken out: [states, K]
+    cost: Reals  # [states, states, K]
+    turned: Reals = field(init=False)  # the same from the other end, in memory as well
+    taken: list[Reals] = field(init=False)  # what either end has taken out: [states, K]
     shared: bool = False  # with other readers, so that the cost may change
 
     def __post_init__(self) -> None:
         self.turned = self.cost.swapaxes(0, 1).copy()
         self.taken = [self.cost[:, 0], self.turned[:, 0]]  # until sides hold them
 
-    def seen_from(self, choice: int) -> tuple[Floats, Ints, int, Ints]:
+    def seen_from(self, choice: int) -> tuple[Reals, Ints, int, Ints]:
         """Cost [own, other, K] from a choice's end, its states, the other choice and its states."""
         end = self.ends.index(choice)
         cost = self.turned if end else self.cost
@@ -95,7 +91,7 @@ class SweepLevel:
     """
 
     choices: tuple[int, ...]
-    own: Doubles
+    own: Floats
     slices: list[slice]
     earlier: "LevelSide | None" = None
     later: "LevelSide | None" = None
@@ -119,9 +115,9 @@ class SweepLevel:
         if self.earlier is not None:
             self.own += self.earlier.hand(self.own)
 
-    def least(self) -> Doubles:
+    def least(self) -> Floats:
         """Least cost of every choice's options: [choices, K]."""
-        least_costs: Doubles = np.array([self.own[place].min(axis=0) for place in self.slices])
+        least_costs: Floats = np.array([self.own[place].min(axis=0) for place in self.slices])
         return least_costs
 
     def keep(self, rows: Ints) -> None:
@@ -177,7 +173,7 @@ class LevelSide:
         self._shares = np.repeat(shares, counts)[:, None]
         self.hold(np.zeros((sum(counts), level.own.shape[1]), self.pairs[0][0].cost.dtype))
 
-    def hold(self, taken: Floats) -> None:
+    def hold(self, taken: Reals) -> None:
         """Set what was taken, and make scratch arrays of its shape."""
         self.taken = taken
         self._found = np.empty_like(taken)
@@ -186,9 +182,9 @@ class LevelSide:
         for (pair, end), place in zip(self.pairs, self.slices, strict=True):
             pair.taken[end] = taken[place]
 
-    def lay_out(self, room: Floats) -> None:
+    def lay_out(self, room: Reals) -> None:
         """Note where `collect` reads and writes, once for every sweep; `room` is for its use."""
-        self._groups: list[tuple[list[tuple[Floats, Floats, Floats]], Floats, Floats]] = []
+        self._groups: list[tuple[list[tuple[Reals, Reals, Reals]], Reals, Reals]] = []
         for first, last in self._runs():
             cells = slice(self.slices[first].start, self.slices[last].stop)
             depth = self._depth(first)
@@ -228,7 +224,7 @@ class LevelSide:
             runs.append((number, number))
         return runs
 
-    def collect(self, *, lowered: bool = False) -> Doubles:
+    def collect(self, *, lowered: bool = False) -> Floats:
         """Take all that is left for each state out of the pairs; return the sums for an option."""
         for links, left, least in self._groups:
             for cost, other, into in links:
@@ -238,7 +234,7 @@ class LevelSide:
             self._found -= np.abs(self._found) * np.finfo(np.float32).eps
         return self.take(self._found)
 
-    def hand(self, option_costs: Doubles) -> Doubles:
+    def hand(self, option_costs: Floats) -> Floats:
         """Put a share of the options' least cost into every pair; return what an option gains."""
         options, classes, order = self.options
         offered = option_costs.take(options, axis=0)
@@ -255,13 +251,13 @@ class LevelSide:
         np.subtract(self.taken, self._gift, out=self._found, casting="same_kind")
         return self.take(self._found)
 
-    def take(self, taken: Floats) -> Doubles:
+    def take(self, taken: Reals) -> Floats:
         """Take so much instead of what was taken before; return the difference for an option."""
         np.subtract(taken, self.taken, out=self._moved[:-1], dtype=np.float64)
         np.copyto(self.taken, taken)
         return self.spread(self._moved)
 
-    def beside(self, chosen: Ints, rows: Ints) -> Doubles:
+    def beside(self, chosen: Ints, rows: Ints) -> Floats:
         """Costs left in pairs for an option, given the options of their other ends: [O, K]."""
         for (pair, end), place in zip(self.pairs, self.slices, strict=True):
             cost = pair.turned if end else pair.cost
@@ -269,16 +265,16 @@ class LevelSide:
             np.subtract(cost[:, states, rows], pair.taken[end], out=self._moved[place])
         return self.spread(self._moved)
 
-    def spread(self, values: Doubles) -> Doubles:
+    def spread(self, values: Floats) -> Floats:
         """Sum of the values of an option's states: [O, K], from values [S + 1, K]."""
-        sums: Doubles = values.take(self.state[0], axis=0)
+        sums: Floats = values.take(self.state[0], axis=0)
         for state in self.state[1:]:
             sums += values.take(state, axis=0)
         return sums
 
 
 def levels_of(
-    order: Sequence[int], option_costs: Sequence[Doubles], pairs: Sequence[StatePair]
+    order: Sequence[int], option_costs: Sequence[Floats], pairs: Sequence[StatePair]
 ) -> list[SweepLevel]:
     """Levels of choices by the longest way from one without earlier ones; pairs lead to later ones.
 

@@ -13,8 +13,8 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from millrace.models.arrays import Bools, Floats, Ints, Reals
 from millrace.planner.search.blocks.cost_tables import (
     INFLIGHT,
     PERSISTENT,
@@ -24,11 +24,7 @@ from millrace.planner.search.blocks.cost_tables import (
 )
 from millrace.planner.search.blocks.duals.edge_splitting import Shared, along
 from millrace.planner.search.blocks.duals.messages import ILLEGAL, StatePair
-from millrace.planner.search.blocks.sbp_codes import Bools, Ints
 from millrace.planner.search.blocks.strategies import EdgeUse
-
-Floats = NDArray[np.float64]
-Shares = NDArray[np.floating[Any]]
 
 
 class PricedTerms:
@@ -162,7 +158,7 @@ class PricedTerms:
         sources, option_sources = _distinct(net.makes[self.kept[net.producer]], cost.shape[0])
         # However the shares are rounded later, they never come to more than the cost.
         lower = 1 - (len(net.uses) + 8) * np.finfo(self._precision).eps
-        share: Shares = np.empty(cost.shape, self._precision)
+        share: Reals = np.empty(cost.shape, self._precision)
         factor = (lower / np.maximum(wanted, 1))[:, None]
         np.multiply(cost, factor, out=share, casting="same_kind")
         share = along(share, sources, 0)
@@ -184,12 +180,12 @@ class EdgeSplit:
         Per use, the targets that its options want, and which of them each does.
     """
 
-    share: Shares
+    share: Reals
     sources: Ints
     made: Ints
     wants: list[tuple[Ints, Ints]]
 
-    def pair(self, net: EdgeCosts, number: int, cost: Shares) -> StatePair:
+    def pair(self, net: EdgeCosts, number: int, cost: Reals) -> StatePair:
         """The pair of one use, at this cost."""
         _, states = self.wants[number]
         return StatePair(
