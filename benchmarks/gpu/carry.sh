@@ -2,7 +2,7 @@
 # What a machine with a GPU and without a network lacks, into the folder .carry (git ignores it).
 # Usage: bash benchmarks/gpu/carry.sh (PYTHON names the interpreter; PYTHON_VERSION that of the
 # machine, 3.12 unless set). Downloads wheels, writes the plans that tests and benchmarks there run,
-# and says what all of it weighs, with the files of the repository. On the machine, slice.sh
+# and says what all of it weighs, with the files of the repository. On the machine, gpu.sh
 # installs what is here. It must bring the rest: cupy, numpy, torch, mpi4py, networkx, typer, rich,
 # hypothesis, pytest and NVIDIA's libraries (cuBLAS, cuDNN, NCCL, NVRTC).
 set -euo pipefail

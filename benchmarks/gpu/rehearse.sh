@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The rehearsal of slice.sh on a machine without a GPU: what a machine with one will run.
+# The rehearsal of gpu.sh on a machine without a GPU: what a machine with one will run.
 # Usage: bash benchmarks/gpu/rehearse.sh (PYTHON names the interpreter, with PyTorch and the tests'
 # tools; MACHINE_PYTHON one of the version that carry.sh brings wheels for, python3.12 unless set)
 # 1. carry.sh: wheels and plans, and what they weigh
@@ -23,7 +23,7 @@ bash benchmarks/gpu/carry.sh
 step "the slices, emulated"
 began=$SECONDS
 for slice in 1 2 3; do
-  OUT="$work/slices" bash benchmarks/gpu/slice.sh "$slice" --emulated
+  OUT="$work/slices" bash benchmarks/gpu.sh "$slice" --emulated
 done
 took=$((SECONDS - began))
 printf '%s s of at most %s\n' "$took" "$limit_s"
@@ -33,6 +33,6 @@ if grep -h '"planned_here": true' "$work"/slices/*.jsonl; then exit 1; fi
 step "slice 1 with what is carried and nothing else"
 "$machine" -m venv "$work/machine"
 "$work/machine/bin/python" -m pip install --quiet "${image[@]}"
-PYTHON="$work/machine/bin/python" OUT="$work/carried" bash benchmarks/gpu/slice.sh 1 --emulated
+PYTHON="$work/machine/bin/python" OUT="$work/carried" bash benchmarks/gpu.sh 1 --emulated
 
 step "all is well"

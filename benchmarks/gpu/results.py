@@ -1,4 +1,4 @@
-"""Results of the slices of `benchmarks/gpu/slice.sh`: a file for each device, and a table.
+"""Results of the slices of `benchmarks/gpu.sh`: a file for each device, and a table.
 
 `python -m benchmarks.gpu.results [FOLDER] [--out FOLDER] [--markdown]` reads every `*.jsonl` in a
 folder (benchmarks/results/lines) and its folders, and writes `gpu-<device>.json` (in

@@ -1,4 +1,4 @@
-"""The rehearsal of `benchmarks/gpu/slice.sh`: whatever fails, hangs or is killed, no line is lost.
+"""The rehearsal of `benchmarks/gpu.sh`: whatever fails, hangs or is killed, no line is lost.
 
 Failures are planted in small tests and parts; the emulated device stands for the GPU. The whole of
 it, every slice and a machine that has only what is carried, is `benchmarks/gpu/rehearse.sh`.
@@ -331,12 +331,12 @@ def assert_nothing_is_lost(folder: Path, code: int) -> None:
 
 
 def commanded(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run `benchmarks/gpu/slice.sh`, with an interpreter that installs nothing."""
+    """Run `benchmarks/gpu.sh`, with an interpreter that installs nothing."""
     python = folder / "python"
     python.write_text(f'#!/bin/sh\n[ "$2" = pip ] || exec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
     return subprocess.run(
-        ["bash", "benchmarks/gpu/slice.sh", *arguments],
+        ["bash", "benchmarks/gpu.sh", *arguments],
         env=environment(folder, PYTHON=str(python)),
         cwd=ROOT,
         capture_output=True,
@@ -348,7 +348,7 @@ def test_a_missing_wheel_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "msgspec.py").write_text("raise ImportError(\"No module named 'msgspec'\")")
     done = commanded(tmp_path, "1", "--emulated")
     assert done.returncode == 3
-    assert done.stderr.startswith("benchmarks/gpu/slice.sh: No module named 'msgspec': run `bash ")
+    assert done.stderr.startswith("benchmarks/gpu.sh: No module named 'msgspec': run `bash ")
     assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "slice-1.jsonl").exists()
 
@@ -357,7 +357,7 @@ def test_a_missing_wheel_is_one_sentence(tmp_path: Path) -> None:
 def test_without_a_gpu_nothing_is_run(tmp_path: Path) -> None:
     done = commanded(tmp_path, "1")
     assert done.returncode == 3
-    assert done.stderr.startswith("benchmarks/gpu/slice.sh: --backend cupy needs")
+    assert done.stderr.startswith("benchmarks/gpu.sh: --backend cupy needs")
     assert len(done.stderr.splitlines()) == 1
 
 
@@ -366,8 +366,8 @@ def test_wrong_arguments_are_told_with_the_usage(tmp_path: Path, arguments: tupl
     done = commanded(tmp_path, *arguments)
     assert done.returncode == 2
     usage, error = done.stderr.splitlines()
-    assert usage == "usage: benchmarks/gpu/slice.sh [-h] [--seconds SECONDS] [--emulated] {1,2,3}"
-    assert error.startswith("benchmarks/gpu/slice.sh: error: ")
+    assert usage == "usage: benchmarks/gpu.sh [-h] [--seconds SECONDS] [--emulated] {1,2,3}"
+    assert error.startswith("benchmarks/gpu.sh: error: ")
 
 
 @pytest.mark.skipif(COMPILER is None, reason="needs g++")

@@ -1,4 +1,4 @@
-"""The beginning of `slice.sh`: what is missing is one sentence, and nothing is run."""
+"""The beginning of `gpu.sh`: what is missing is one sentence, and nothing is run."""
 
 import sys
 from importlib import import_module
@@ -38,7 +38,7 @@ def main() -> int:
 
 def refused(why: str) -> int:
     """Say why nothing is run."""
-    print(f"benchmarks/gpu/slice.sh: {why}", file=sys.stderr)
+    print(f"benchmarks/gpu.sh: {why}", file=sys.stderr)
     return 3
 
 

@@ -1,6 +1,6 @@
 """Slices of what one GPU can show, each within ten minutes, in the order of what they decide.
 
-`benchmarks/gpu/slice.sh SLICE [--seconds N] [--emulated]` runs one of them (`__main__.py`). A slice
+`benchmarks/gpu.sh SLICE [--seconds N] [--emulated]` runs one of them (`__main__.py`). A slice
 is a list of parts, each a command with a limit of time; a part that fails or is late ends, and the
 next one begins. Lines and what was printed go to `slice-SLICE.jsonl` and `.log` in the folder that
 OUT names (benchmarks/results/lines where it is not set), and the summary to `gpu-<device>.json`
@@ -103,7 +103,7 @@ SLICES: Slices = {
 
 def arguments(slices: Slices = SLICES) -> argparse.Namespace:
     """Read the command line."""
-    asked = argparse.ArgumentParser(prog="benchmarks/gpu/slice.sh", description=__doc__)
+    asked = argparse.ArgumentParser(prog="benchmarks/gpu.sh", description=__doc__)
     asked.add_argument("slice", choices=tuple(slices))
     asked.add_argument("--seconds", type=float, default=SECONDS, help="for all parts")
     asked.add_argument("--emulated", action="store_true", help="on the emulated device")
