@@ -11,6 +11,9 @@ from pathlib import Path
 
 import networkx as nx
 
+from millrace.planner.collectives import COLLECTIVES
+from millrace.planner.schedules import SCHEDULES
+
 ROOT = Path(__file__).resolve().parent.parent
 
 ALLOWED = {
@@ -81,6 +84,14 @@ WORDED = [
     *FILES,
     *(path for folder in ("benchmarks", "tests") for path in sorted((ROOT / folder).rglob("*.py"))),
 ]
+# Tables of what a kind of collective costs, how it is carried out, and what measures it.
+BY_COLLECTIVE = (
+    "planner/costs/collective_costs.py",
+    "executor/gpu/nccl.py",
+    "executor/transport/communicator.py",
+    "executor/transport/messages.py",
+    "executor/probes/probe_graphs.py",
+)
 WEAK_NAMES = {"found", "one", "mine", "own", "kept", "made", "known", "at", "whole", "held"}
 WEAK_OPENINGS = ("Of ", "What ", "Whether ", "How ", "Which ", "The same", "As if")
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -258,6 +269,25 @@ def test_a_file_name_occurs_once_in_its_package() -> None:
         if path.name not in ("__init__.py", "__main__.py"):
             places.setdefault((place.partition("/")[0], path.name), set()).add(place)
     assert [sorted(where) for where in places.values() if len(where) > 1] == []
+
+
+def test_collectives_and_schedules_are_listed_in_their_records_alone() -> None:
+    assert [said for path in FILES for said in listed_elsewhere(path)] == []
+
+
+def listed_elsewhere(path: Path) -> Iterator[str]:
+    """Lists that name two kinds of a catalogue; tables by kind of what only their owner knows."""
+    place = path.relative_to(ROOT).as_posix()
+    for node in ast.walk(tree(path)):
+        if place in BY_COLLECTIVE or not isinstance(
+            node, ast.Tuple | ast.List | ast.Set | ast.Dict
+        ):
+            continue
+        entries = node.keys if isinstance(node, ast.Dict) else node.elts
+        texts = {entry.value for entry in entries if isinstance(entry, ast.Constant)}
+        for catalogue in (COLLECTIVES, SCHEDULES):
+            if len(texts & catalogue.keys()) > 1:
+                yield f"{place}:{node.lineno} lists {', '.join(sorted(texts & catalogue.keys()))}"
 
 
 def test_every_parameter_of_the_front_door_is_explained() -> None:
