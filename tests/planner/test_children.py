@@ -97,7 +97,7 @@ FAMILY = """
 import os, sys
 from time import sleep
 sys.path.insert(0, sys.argv[1])
-from millrace.planner.worker_processes import Child, in_children
+from millrace.planner.worker_processes import Child, map_in_processes
 
 def told(line):
     os.write(1, f"{os.getpid()}\\n".encode())
@@ -107,7 +107,7 @@ def work(job):
     grandchild = Child(told)
     told(None)
 
-list(in_children(work, range(2), 2))
+list(map_in_processes(work, range(2), 2))
 """
 
 

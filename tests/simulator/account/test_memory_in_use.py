@@ -18,7 +18,7 @@ def test_activations_have_little_more_room_than_they_use_at_once(
     schedule: str, chunks: int
 ) -> None:
     model = replace(GPT, config={**GPT.config, "layers": 30})
-    plan, _ = planned(STAGES, model, dp=1, tp=1, pp=STAGES, micro_batch=1, schedule="1f1b")
+    plan = planned(STAGES, model, dp=1, tp=1, pp=STAGES, micro_batch=1, schedule="1f1b")
     blocks = [choice for chunk in plan.chunks for choice in chunk.blocks]
     size = len(blocks) // (STAGES * chunks)
     rows = [
