@@ -27,29 +27,20 @@ BUCKET_PART_BYTES = 2_000_000
 LINKS = 0.6
 
 
-class _FrameworkTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A table of the file: `Software` without its name."""
-
-    host_ns: int
-    overlap: float
-    fusion: float
-    attention: float
-    pieces: tuple[str, ...] = ()
-    bucket_part_bytes: int = BUCKET_PART_BYTES
-    routing: int = 0
-    whole_blocks: bool = False
-    source: str
+# What is the same for all frameworks whose tables do not say it.
+DEFAULTS = {"bucket_bytes": BUCKET_BYTES, "bucket_part_bytes": BUCKET_PART_BYTES, "links": LINKS}
 
 
 @lru_cache(maxsize=1)
 def frameworks() -> dict[str, Software]:
-    """Every framework that has settings, and the default ones, by name."""
+    """Every framework that has settings, and the default ones, by name.
+
+    A table has the fields of `Software`, as a cluster's own `[software]` has.
+    """
     text = (resources.files("millrace.planner.clusters") / "software.toml").read_text("utf-8")
-    tables = msgspec.toml.decode(text, type=dict[str, _FrameworkTable])
+    tables = msgspec.toml.decode(text, type=dict[str, dict[str, object]])
     return {
-        name: Software(
-            name=name, bucket_bytes=BUCKET_BYTES, links=LINKS, **msgspec.structs.asdict(settings)
-        )
+        name: msgspec.convert({**DEFAULTS, **settings, "name": name}, Software)
         for name, settings in tables.items()
     }
 

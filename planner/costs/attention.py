@@ -4,6 +4,8 @@ The scores are never stored: a multiprocessor takes 128 queries of one head and 
 that they see. Products run at `Device.attention_efficiency`; exponentials, the ends of a tile and
 what a mask cuts off cost besides.
 
+Shapes: arrays [firings], see `millrace.planner.costs.op_batch`.
+
 Notes
 -----
 Dao, "FlashAttention-2", arXiv 2307.08691 (2023), section 3: five products backward where there are

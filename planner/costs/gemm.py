@@ -4,6 +4,9 @@ A kernel cuts the output into tiles of one size; every multiprocessor does one a
 tiles come in waves, the last of which may be nearly empty. `sizes_of` says which product an op is:
 `batch` of them, each of `m` by `k` times `k` by `n`.
 
+Shapes: sizes and seconds are arrays [firings] that broadcast against each other, see
+`millrace.planner.costs.op_batch`.
+
 Notes
 -----
 NVIDIA, "Matrix Multiplication Background User's Guide" (2023): tile sizes, tile and wave

@@ -3,6 +3,8 @@
 Units are what the levels hold: a rank, an island, a node, what is under a leaf, the cluster. A
 group crosses a level where several of its units of the level below meet; other levels are left
 out. Groups that lie alike have equal layouts, so that each is priced once.
+
+Shapes: arrays [members] in the order of the group's ranks.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,8 @@
 """Firings of one op: what its duration follows from, of many local shapes at once.
 
 The actors of a plan have one shape each, the options of a search thousands: both are arrays here.
+
+Shapes: arrays [firings], one entry for each local shape of the op; a scalar stands for all.
 """
 
 from collections.abc import Mapping, Sequence

@@ -5,6 +5,8 @@ is one, else the kind's (`kind@precision`, `kind`); for a kind that no profile t
 like, see `millrace.planner.proxies`. Elsewhere products cost tiles and waves (`products`),
 attention what a flash kernel does (`attention`), never less than their bytes, and all other ops
 their bytes (`traffic`).
+
+Shapes: arrays [firings], see `millrace.planner.costs.op_batch`; nanoseconds are whole.
 """
 
 from collections.abc import Sequence

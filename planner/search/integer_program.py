@@ -4,6 +4,9 @@ A program is put together in blocks of columns and rows; entries refer to them b
 stops at a relative gap or a number of nodes, never after a time, so that equal questions have equal
 answers; GLOP solves the relaxation, for which integers may be any numbers, and HiGHS where GLOP
 doubts its own answer.
+
+Shapes: N columns, M rows; `values` and costs are [N], limits and multipliers [M], entries three
+arrays of one length: rows, columns, coefficients.
 """
 
 from dataclasses import dataclass

@@ -16,6 +16,8 @@ Every cost is a row of figures (`tables.FIGURES`) times their prices. The rows f
 the local marginal polytope, the tightest formulation with pairwise rows: its relaxation is mostly
 integral while memory is priced rather than limited. With `x` integral, `w`, `W` and `D` are too.
 
+Shapes: figures of columns are [columns, F], prices and weights [F].
+
 Notes
 -----
 Wainwright and Jordan, "Graphical models, exponential families, and variational inference", 2008,

@@ -1,4 +1,8 @@
-"""Cells: the rows and columns of one block on one chunk in one mode of recomputation."""
+"""Cells: the rows and columns of one block on one chunk in one mode of recomputation.
+
+Shapes: A states of a tensor where it is made, B where it is read; F figures (`FIGURES` of
+`cost_tables`); columns and rows of the program by their numbers.
+"""
 
 import numpy as np
 

@@ -4,6 +4,9 @@ A tensor is alive from the op that makes it to its last reader in the section, a
 that boxing takes it through: `millrace.planner.memory.SectionPeaks`, whose rules these are.
 Whether a place is alive up to some reader is a column, at least one where boxing for that reader,
 or a later one, passes through it.
+
+Shapes: a flow's arrays are [boxings], pairs of a source and a target state; states are numbers of
+`sbp_codes`, columns those of the program.
 """
 
 from collections.abc import Iterator

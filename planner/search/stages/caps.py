@@ -5,6 +5,8 @@ share out, and a dynamic program over them finds the least ramp. A box of caps c
 lower corner's time and update and its upper corner's ramp; boxes are halved, the cheapest first.
 The cost (`CapPrices`) grows in all three, and all figures are whole numbers, so that the answer is
 exact.
+
+Shapes: the times and updates that stages can have are ascending arrays; a box is a range of each.
 """
 
 import heapq

@@ -299,12 +299,21 @@ def critical_path(
             _order(schedule, stages, chunks, few - less * stages).longest(times) for less in (1, 2)
         )
         round_ns = path.length_ns - fewer.length_ns
-        if abs(round_ns - (fewer.length_ns - fewest.length_ns)) <= PERIODIC * round_ns:
+        busiest_ns = stages * _busiest_stage_ns(schedule, stages, times)
+        periodic = abs(round_ns - (fewer.length_ns - fewest.length_ns)) <= PERIODIC * round_ns
+        if periodic and round_ns >= (1 - PERIODIC) * busiest_ns:
             return CriticalPath(
                 length_ns=path.length_ns + rounds * round_ns,
                 counts=path.counts + rounds * (path.counts - fewer.counts),
             )
-        laps *= 2
+        laps *= 4
+
+
+def _busiest_stage_ns(schedule: str, stages: int, times: PassTimes) -> float:
+    """Nanoseconds of one microbatch on the stage that computes longest: no round is shorter."""
+    position_ns = times.passes.sum(axis=0)
+    homes = [SCHEDULES[schedule].stage_of(position, stages) for position in range(len(position_ns))]
+    return float(np.bincount(homes, weights=position_ns).max())
 
 
 def path_cut(

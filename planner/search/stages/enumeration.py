@@ -2,6 +2,8 @@
 
 Rows that take longer than a cap are left out at first. What they could gain is bounded by the cap
 itself; where that is not enough, the best division found says how far the cap has to go.
+
+Shapes: V variants of a block, M make-ups of a stage; a figure of every block is [blocks].
 """
 
 from collections.abc import Callable

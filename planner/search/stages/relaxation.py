@@ -3,6 +3,8 @@
 For a stage and a make-up, any price of memory bounds the least of a figure within its bytes: the
 sum over its blocks of the least figure plus priced bytes, less the price of all there is. Each
 figure (time, ramp, update) is bounded by itself, and the stages put together as rows always are.
+
+Shapes: V variants of a piece, M make-ups of a stage, P prices of memory; bounds are [M].
 """
 
 from itertools import combinations

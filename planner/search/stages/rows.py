@@ -4,6 +4,9 @@ With levels, one a row, that no chunk of it exceeds, the blocks that find a plac
 by chunk, and a dynamic program over the rows finds the levels of least sum that hold them all. That
 bounds every division. Where memory is short, stages run blocks in a smaller variant too, first
 those of which most microbatches are in flight: rows grow in the same order on every stage.
+
+Shapes: K positions (chunks in model order), `stages` a row; per row [levels] ascending, and the
+blocks that it holds at each.
 """
 
 from collections.abc import Iterator, Sequence

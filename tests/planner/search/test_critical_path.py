@@ -103,14 +103,17 @@ def test_counts_of_a_critical_path_are_a_cut(case: tuple[str, int, int, int]):
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_further_rounds_add_what_one_adds(schedule: str):
+@pytest.mark.parametrize("spread", [0.02, 0.1, 0.3])
+def test_further_rounds_add_what_one_adds(schedule: str, spread: float):
+    """Also where a busy stage is waited for only once the forwards before it have run out."""
     chunks = SCHEDULES[schedule].chunks or 2
-    times = random_times(4 * chunks, 1, 0.3)
-    short = critical_path(schedule, 4, chunks, 120, times)
-    with patch.object(module, "LAPS", 30):
-        long = critical_path(schedule, 4, chunks, 120, times)
-    assert short.length_ns == pytest.approx(long.length_ns, rel=1e-3)
-    assert short.counts.sum() == pytest.approx(long.counts.sum(), rel=0.05)
+    for stages, seed in ((2, 1), (2, 2), (4, 1)):
+        times = random_times(stages * chunks, seed, spread)
+        short = critical_path(schedule, stages, chunks, 120, times)
+        with patch.object(module, "LAPS", 60):
+            long = critical_path(schedule, stages, chunks, 120, times)
+        assert short.length_ns == pytest.approx(long.length_ns, rel=1e-3)
+        assert short.counts.sum() == pytest.approx(long.counts.sum(), rel=0.05)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
