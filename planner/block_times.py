@@ -16,11 +16,12 @@ Floats = NDArray[np.float64]
 Kind = tuple[str, int]  # template and variant
 
 # Per microbatch: forward, input gradient (with that of weights where both are one pass) and weight
-# gradient: nanoseconds, those while no meeting of the pass moves data, and launches by the host.
-PASSES, ALONE, LAUNCHES = slice(0, 3), slice(3, 6), slice(6, 9)
+# gradient: nanoseconds, those while no meeting of the pass moves data, launches by the host, and
+# nanoseconds where a forward and gradients are a pair.
+PASSES, ALONE, LAUNCHES, PAIRED = slice(0, 3), slice(3, 6), slice(6, 9), slice(9, 12)
 # Per step, in nanoseconds.
-BEGIN, GATHER, REDUCE, NORM, UPDATE = range(9, 14)
-TIMES = 14
+BEGIN, GATHER, REDUCE, NORM, UPDATE = range(12, 17)
+TIMES = 17
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -9,10 +9,12 @@ step takes as long as at stage fidelity; jitter, stragglers and the trace see ev
 
 from collections.abc import Mapping, Sequence
 from itertools import chain, pairwise
+from types import MappingProxyType
 
 import msgspec
 
 from millrace.planner.actors.graph import Actor, ActorGraph, Program, Queue
+from millrace.planner.compile.queue_orders import FiringsNs
 from millrace.planner.costs.launch_overhead import Pace, Pacing
 
 Row = Sequence[tuple[str, int]]  # the blocks of a part as they follow one another, and their ns
@@ -23,8 +25,9 @@ def by_block(
     durations_ns: Sequence[Sequence[int]],
     rows: Mapping[str, Row],
     pacing: Pacing | None = None,
-) -> tuple[ActorGraph, list[list[int]], Pacing | None]:
-    """Graph of blocks, the durations of its actors and what else holds them back.
+    firings_ns: FiringsNs = MappingProxyType({}),
+) -> tuple[ActorGraph, list[list[int]], Pacing | None, FiringsNs]:
+    """Graph of blocks, durations of its actors, what holds them back, and durations of firings.
 
     Parameters
     ----------
@@ -36,12 +39,22 @@ def by_block(
         By the name of a part's actor.
     pacing
         Of the graph; the blocks of a part are launched as often as the part.
+    firings_ns
+        Of the graph, where firings are not all alike; blocks share each of them.
     """
     programs, table, paces = [], [], []
+    block_firings_ns: dict[tuple[int, int], tuple[int, ...]] = {}
     for index, (program, row) in enumerate(zip(graph.programs, durations_ns, strict=True)):
-        split, ns = _split(program, row, rows)
+        split, ns, places = _split(program, row, rows)
         programs.append(split)
         table.append(ns)
+        for actor, blocks in enumerate(places):
+            if part_firings := firings_ns.get((index, actor)):
+                weights = [ns[block] for block in blocks]
+                shares = zip(*(shared(each, weights) for each in part_firings), strict=True)
+                block_firings_ns |= {
+                    (index, block): firings for block, firings in zip(blocks, shares, strict=True)
+                }
         if pacing is not None:
             actor_paces = zip(program.actors, pacing.rows[index], strict=True)
             block_paces = (
@@ -51,7 +64,8 @@ def by_block(
             paces.append(tuple(chain.from_iterable(block_paces)))
     if pacing is not None:
         pacing = pacing._replace(rows=tuple(paces))
-    return msgspec.structs.replace(graph, programs=tuple(programs)), table, pacing
+    block_graph = msgspec.structs.replace(graph, programs=tuple(programs))
+    return block_graph, table, pacing, block_firings_ns
 
 
 def shared(total_ns: int, weights: Sequence[float]) -> list[int]:
@@ -80,7 +94,7 @@ def _paces(pace: Pace, row: Row, host_ns: int) -> list[Pace]:
 
 def _split(
     program: Program, durations_ns: Sequence[int], rows: Mapping[str, Row]
-) -> tuple[Program, list[int]]:
+) -> tuple[Program, list[int], list[range]]:
     actors: list[Actor] = []
     ns: list[int] = []
     places: list[range] = []  # of every actor: those that it becomes
@@ -101,7 +115,7 @@ def _split(
         )
         for queue in program.queues
     )
-    return msgspec.structs.replace(program, actors=tuple(actors), queues=queues), ns
+    return msgspec.structs.replace(program, actors=tuple(actors), queues=queues), ns, places
 
 
 def _blocks(actor: Actor, row: Row) -> list[Actor]:

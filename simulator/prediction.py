@@ -72,14 +72,16 @@ def predict(
     stages = stages or stage_graph(plan, detailed)
     actors, pacing = stages.coarse.ordered(), stages.coarse.pacing
     table: Sequence[Sequence[int]] = stages.coarse.durations_ns
+    firings_ns = stages.coarse.firings_ns
     if chosen == BLOCK:
-        actors, table, pacing = by_block(actors, table, stages.rows, pacing)
-    simulated = run(actors, durations_ns=table, pacing=pacing)
+        actors, table, pacing, firings_ns = by_block(actors, table, stages.rows, pacing, firings_ns)
+    simulated = run(actors, durations_ns=table, pacing=pacing, firings_ns=firings_ns)
     memory = plan_memory(plan) if memory is None else memory
     return replace(
         simulated,
         fidelity=chosen,
         chunks=stages.times,
+        chunk_exposed_ns=stages.exposed_ns,
         exposed_communication_ns=simulated.exposed_communication_ns + stages.inside_ns,
         memory_bytes_max=max(stage_memory.total_bytes for stage_memory in memory),
         memory_by_kind=tuple(stage_memory.by_kind for stage_memory in memory),

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.actors.trace import Span, Trace
 from millrace.planner.actors.trace_lanes import lane_of
 from millrace.planner.cluster import Cluster
+from millrace.planner.compile.queue_orders import FiringsNs
 from millrace.planner.costs import durations
 from millrace.planner.costs.launch_overhead import Pacing, pacing_of
 from millrace.planner.memory import beside
@@ -62,7 +64,8 @@ class Simulated:
     runs
         What the simulated ranks saw, where spans were asked for, and `window_ns`, which of it the
         figures are of: what `simulator/account` reads. `chunks`: the times of the parts of every
-        chunk, at stage and block fidelity.
+        chunk, at stage and block fidelity, and `chunk_exposed_ns`: the communication that nothing
+        hides inside them, per stage.
     """
 
     trace: Trace
@@ -76,6 +79,7 @@ class Simulated:
     runs: tuple[SimulatedRun, ...] = field(default=(), compare=False, repr=False)
     window_ns: tuple[int, int] = (0, 0)
     chunks: tuple[PartTimes, ...] = ()
+    chunk_exposed_ns: tuple[int, ...] = ()
 
 
 def simulate(
@@ -91,6 +95,7 @@ def simulate(
     folded: bool | None = None,
     durations_ns: Sequence[Sequence[int]] | None = None,
     pacing: Pacing | None = None,
+    firings_ns: FiringsNs = MappingProxyType({}),
 ) -> Simulated:
     """Run `steps` steps of an actor graph in simulated time.
 
@@ -118,6 +123,8 @@ def simulate(
     pacing
         What holds computation back, of a graph whose actors stand for several ops; None: launches
         and contention of single ops, as the cluster's software has them.
+    firings_ns
+        Durations of a step's firings by program and actor, where they are not all alike.
 
     Raises
     ------
@@ -138,7 +145,7 @@ def simulate(
     chosen = representatives(graph, named, sampled=sampled if folded else graph.ranks)
     table = durations(graph, cluster) if durations_ns is None else durations_ns
     noise = Noise(jitter, seed, named)
-    instances = instances_of(graph, cluster, chosen.ranks, steps, table, noise)
+    instances = instances_of(graph, cluster, chosen.ranks, steps, table, noise, firings_ns)
     lateness = Lateness(graph, chosen, instances) if folded and jitter > 0 else None
     Kernel(
         graph,

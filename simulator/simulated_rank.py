@@ -2,13 +2,16 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
+import numpy as np
 from simpy import Environment, Event
 
 from millrace.planner.actors.graph import ActorGraph, Leave, Program
 from millrace.planner.actors.protocol import ActorProtocol
 from millrace.planner.cluster import Cluster
+from millrace.planner.compile.queue_orders import FiringsNs
 from millrace.simulator.variation.noise import factors
 
 
@@ -94,6 +97,7 @@ def instances_of(
     steps: int,
     durations_ns: Sequence[Sequence[int]],
     noise: Noise = CALM,
+    firings_ns: FiringsNs = MappingProxyType({}),
 ) -> list[Instance]:
     """Instances of these ranks, ready to run `steps` steps.
 
@@ -109,6 +113,8 @@ def instances_of(
         One per program and actor.
     noise
         How ranks differ.
+    firings_ns
+        Durations of a step's firings by program and actor, where they are not all alike.
     """
     cores = cluster.cores_per_node or 1
     instances = []
@@ -121,9 +127,16 @@ def instances_of(
             for ns, actor in zip(durations_ns[index], program.actors, strict=True)
         ]
         noisy: Sequence[Sequence[int]] = ()
-        if noise.jitter > 0:
+        if noise.jitter > 0 or firings_ns:
             noisy = [
-                _noisy(ns, noise, rank, a, actor.firings * steps)
+                _noisy(
+                    [round(slow * each) for each in row] * steps
+                    if (row := firings_ns.get((index, a)))
+                    else [ns] * (actor.firings * steps),
+                    noise,
+                    rank,
+                    a,
+                )
                 for a, (ns, actor) in enumerate(zip(delays, program.actors, strict=True))
             ]
         instances.append(
@@ -141,6 +154,10 @@ def instances_of(
     return instances
 
 
-def _noisy(ns: int, noise: Noise, rank: int, actor: int, count: int) -> list[int]:
-    scaled = ns * factors(noise.jitter, noise.seed, rank, actor, count)
+def _noisy(firings_ns: list[int], noise: Noise, rank: int, actor: int) -> list[int]:
+    if noise.jitter == 0:
+        return firings_ns
+    scaled = np.asarray(firings_ns) * factors(
+        noise.jitter, noise.seed, rank, actor, len(firings_ns)
+    )
     return [round(value) for value in scaled.tolist()]

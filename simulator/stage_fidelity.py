@@ -4,8 +4,9 @@ Every kind of chunk is simulated once op by op, with three blocks of each run an
 the difference is what one more block takes (`parts`). The chunks' actor graph
 (`millrace.simulator.chunks.chunk_graph`) then runs with these times. What is lost: that sends begin
 before their part ends and receipts may come after theirs began, which matters where a transfer
-takes about as long as a part; where ranks share cores, that communication needs them less than
-computation; and where a schedule pairs slots, that one computes while the other communicates.
+takes about as long as a part; and where ranks share cores, that communication needs them less than
+computation. Where a schedule pairs slots, pairs are measured of a chunk's parts with one another,
+and what two chunks hide of each other is taken to be the mean of what each hides of itself.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ from millrace.planner.plan import BlockChoice, Plan, check_plan
 from millrace.planner.schedules import Order
 from millrace.simulator.block_fidelity import Row, shared
 from millrace.simulator.chunks.chunk_graph import CoarseGraph, coarse_graph
-from millrace.simulator.chunks.chunk_sample import CompiledPiece, Pieces, alone
+from millrace.simulator.chunks.chunk_sample import CompiledPiece, Pieces, alone, in_pairs
 from millrace.simulator.chunks.phase_measurement import part_times
 from millrace.simulator.chunks.phase_times import PartTimes
 from millrace.simulator.chunks.plan_blocks import PlanBlocks
@@ -32,16 +33,21 @@ BLOCKS = 3  # of a run are measured: a first, a last and one between (lanes run 
 class StageGraph:
     """Graph and durations that are simulated at stage fidelity.
 
-    `table` holds the schedule's orders; `inside_ns` is the communication that nothing hides inside
-    parts of one step, in the mean over stages; `rows` lists the blocks of every part and their
-    times, by the name of the part's actor; `times` holds those of every chunk, in model order.
+    `table` holds the schedule's orders; `exposed_ns` is the communication that nothing hides inside
+    parts of one step, per stage; `rows` lists the blocks of every part and their times, by the name
+    of the part's actor; `times` holds those of every chunk, in model order.
     """
 
     coarse: CoarseGraph
     table: Timetable
-    inside_ns: int
+    exposed_ns: tuple[int, ...]
     rows: Mapping[str, Row]
     times: tuple[PartTimes, ...]
+
+    @property
+    def inside_ns(self) -> int:
+        """Communication that nothing hides inside parts of one step, in the mean over stages."""
+        return round(float(np.mean(self.exposed_ns)))
 
 
 def stage_graph(plan: Plan, detailed: bool = False) -> StageGraph:
@@ -73,13 +79,14 @@ def stage_graph(plan: Plan, detailed: bool = False) -> StageGraph:
     exposed = [0] * plan.stages
     for chunk, chunk_times in zip(plan.chunks, times, strict=True):
         exposed[chunk.stage] += plan.microbatches * sum(chunk_times.exposed_ns.values())
-    inside_ns = round(float(np.mean(exposed)))
+    for stage, hidden_ns in enumerate(coarse.hidden_ns):
+        exposed[stage] = max(exposed[stage] - hidden_ns, 0)
     rows = {
         f"chunk {number}: {part}": measured.row(number, part, ns, chunk_times.exposed_ns[part])
         for number, chunk_times in enumerate(times)
         for part, ns in chunk_times.slots_ns.items()
     }
-    return StageGraph(coarse=coarse, table=table, inside_ns=inside_ns, rows=rows, times=times)
+    return StageGraph(coarse=coarse, table=table, exposed_ns=tuple(exposed), rows=rows, times=times)
 
 
 class _PartTimes:
@@ -178,7 +185,12 @@ class _PartTimes:
         if key not in self._found:
             block_names = [b for run, n in zip(runs, counts, strict=True) for b in run.kept(n)]
             piece = self._pieces.compile(number, block_names, *self._where(number))
-            self._found[key] = part_times(piece, self._detailed)
+            paired = None
+            if self.table.pairs:
+                order, beside = in_pairs(joint=self.table.joint)
+                lies = self._where(number)[1]
+                paired = self._pieces.compile(number, block_names, order, lies, beside)
+            self._found[key] = part_times(piece, paired, detailed=self._detailed)
             self._note(number, piece)
         return self._found[key]
 

@@ -9,10 +9,11 @@ went to its end, so with it the net still does.
 
 import heapq
 from collections import deque
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import chain
 from math import prod
+from types import MappingProxyType
 
 from msgspec.structs import replace
 
@@ -27,6 +28,8 @@ from millrace.planner.schedules import Slot
 
 Durations = tuple[tuple[int, ...], ...]  # nanoseconds per program and actor
 Lane = tuple[int, str]  # a program and a lane of it
+FiringsNs = Mapping[tuple[int, int], tuple[int, ...]]
+"""Durations of a step's firings by program and actor, where they are not all alike."""
 
 
 def compute_order(
@@ -76,13 +79,19 @@ def woven(draft: StageIR, forward: list[int], gradients: list[int]) -> list[int]
 
 
 def _pieces(draft: StageIR, run: Sequence[int]) -> list[list[int]]:
-    """Actors of a run, cut before each that reads what a meeting brought since the cut before."""
+    """Actors of a run, cut before each that reads what a meeting brought since the cut before.
+
+    Meetings count that take place as often as the run: what is gathered once a step is there.
+    """
     pieces: list[list[int]] = [[]]
     begun = run[0]
     for index in run:
         brought = (draft.producer.get(port.register) for port in draft.actors[index].inputs)
         waits = any(
-            maker is not None and maker > begun and draft.actors[maker].meeting is not None
+            maker is not None
+            and maker > begun
+            and draft.actors[maker].meeting is not None
+            and draft.actors[maker].firings == draft.actors[index].firings
             for maker in brought
         )
         if waits and pieces[-1]:
@@ -159,8 +168,10 @@ class _EarliestRun:
         drafts: Sequence[StageIR],
         durations: Durations,
         pacing: Pacing | None,
+        firings_ns: FiringsNs,
     ) -> None:
         self.durations = durations
+        self.firings_ns = firings_ns
         self.launched = [
             launch_offsets(program, pacing.rows[index], pacing.host_ns)
             if pacing is not None
@@ -227,7 +238,10 @@ class _EarliestRun:
         self.seen.sequence.append(tuple(parties))
         for instance, actor in parties:
             self.count += 1
-            end = now + self.durations[instance][actor]
+            ns = self.durations[instance][actor]
+            if row := self.firings_ns.get((instance, actor)):
+                ns = row[len(self.seen.ends[instance][actor])]
+            end = now + ns
             self.seen.starts[instance][actor].append(now)
             self.seen.ends[instance][actor].append(end)
             heapq.heappush(self.events, (end, self.count, instance, actor))
@@ -238,9 +252,10 @@ def first_step(
     drafts: Sequence[StageIR],
     durations: Durations,
     pacing: Pacing | None = None,
+    firings_ns: FiringsNs = MappingProxyType({}),
 ) -> FirstStep:
     """Run one step of a graph whose communication is in no order yet (`unordered`)."""
-    return _EarliestRun(graph, drafts, durations, pacing).run()
+    return _EarliestRun(graph, drafts, durations, pacing, firings_ns).run()
 
 
 def with_queues(graph: ActorGraph, drafts: Sequence[StageIR], first: FirstStep) -> ActorGraph:

@@ -13,7 +13,7 @@ another microbatch. The forward comes first in the order of the slots.
 Shapes: S stages, C chunks on the stage, M microbatches, N slots of a stage, P positions.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import NamedTuple
 
 import numpy as np
@@ -75,6 +75,26 @@ def equal_turns(rule: TurnRule, indices: Indices) -> NDArray[np.bool_]:
     _, turns = _turns(rule, indices)
     equal: NDArray[np.bool_] = np.diff(np.sort(turns), prepend=turns.min() - 1) == 0
     return equal
+
+
+def pairs_of(forward: Sequence[bool], beside: Set[int]) -> list[range]:
+    """Slots of every pair: a forward, and the gradients that run beside it.
+
+    Parameters
+    ----------
+    forward : sequence of bool
+        True for slots of forwards.
+    beside : set of int
+        Slots that run beside the one before them.
+
+    Examples
+    --------
+    >>> pairs_of([True, False, False, True, False], {2, 4})
+    [range(3, 5)]
+    """
+    begins = [number for number in range(len(forward)) if number not in beside]
+    groups = map(range, begins, [*begins[1:], len(forward)])
+    return [group for group in groups if len(group) > 1 and forward[group.start]]
 
 
 def _turns(rule: TurnRule, indices: Indices) -> tuple[tuple[str, ...], Ints]:

@@ -24,7 +24,7 @@ from millrace.simulator.account.rows import (
     ComputeRow,
     StageRow,
 )
-from millrace.simulator.chunks.phase_times import ContentKey, PartTimes
+from millrace.simulator.chunks.phase_times import ContentKey
 from millrace.simulator.simulate import Simulated
 from millrace.simulator.simulated_rank import Instance
 
@@ -46,7 +46,7 @@ def account_of(plan: Plan, simulated: Simulated) -> Account:
     simulated
         The result of `predict` for it, with `detailed=True`.
     """
-    chunks = _Chunks(plan, simulated.chunks) if simulated.chunks else None
+    chunks = _Chunks(plan, simulated) if simulated.chunks else None
     ranks: Counter[int] = Counter()
     for instance, represents in simulated.runs:
         ranks[instance.program.stage] += represents
@@ -126,14 +126,21 @@ def _meeting(actor: Actor) -> tuple[str, tuple[str, ...]]:
 class _Chunks:
     """Composition of the parts of a plan's chunks, by the names of their actors."""
 
-    def __init__(self, plan: Plan, times: Sequence[PartTimes]) -> None:
+    def __init__(self, plan: Plan, simulated: Simulated) -> None:
         self._microbatches = plan.microbatches
-        self._exposed: dict[str, int] = {}  # of a part in every microbatch
+        self._exposed: Counter[str] = Counter()  # of a part, or of a stage's, in a step
+        self._pool_of: dict[str, str] = {}  # parts that take turns are taken together
         self._made: dict[tuple[str, str], Made] = {}
         self._stages: dict[int, Sums] = {}
-        for number, (chunk, chunk_times) in enumerate(zip(plan.chunks, times, strict=True)):
+        rows = zip(plan.chunks, simulated.chunks, strict=True)
+        for number, (chunk, chunk_times) in enumerate(rows):
             for part, ns in chunk_times.exposed_ns.items():
-                self._exposed[f"chunk {number}: {part}"] = ns
+                name = f"chunk {number}: {part}"
+                self._exposed[name] = ns * plan.microbatches
+                if chunk_times.paired_ns:
+                    pool = f"parts of stage {chunk.stage}"
+                    self._pool_of[name] = pool
+                    self._exposed[pool] = simulated.chunk_exposed_ns[chunk.stage]
             for key, count in chunk_times.inside.items():
                 self._note(f"chunk {number}", chunk.stage, key, count)
 
@@ -141,6 +148,7 @@ class _Chunks:
         part, what, kind, phase_or_axes = key
         home = f"stage {stage}" if part in (*ONCE_COMPUTED, TOTALS) else chunk
         name = f"{home}: {'norm' if part == TOTALS else part}"
+        name = self._pool_of.get(name, name)
         if what in (MOVED, BYTES):
             often = 1 if part in ONCE_MOVED else self._microbatches
             self._stages.setdefault(stage, defaultdict(float))[what, kind, phase_or_axes] += (
@@ -167,13 +175,15 @@ class _Chunks:
     def shared(self, times_ns: Mapping[int, int], actors: Sequence[Actor]) -> Sums:
         """The times of a rank's actors, shared out by what they are made of.
 
-        The blocks of a part, called `chunk 0: F h.1`, are taken together.
+        The blocks of a part, called `chunk 0: F h.1`, are taken together, as are a stage's parts
+        where some of them are pairs.
         """
         parts: Counter[str] = Counter()
         first: dict[str, Actor] = {}
         for index, ns in times_ns.items():
             name = " ".join(actors[index].name.split(" ")[:3])
             name = name if name in self._exposed else actors[index].name
+            name = self._pool_of.get(name, name)
             parts[name] += ns
             first.setdefault(name, actors[index])
         sums: Sums = defaultdict(float)
@@ -181,7 +191,7 @@ class _Chunks:
             actor = first[name]
             waits = ns if actor.meeting is not None else 0
             if name in self._exposed:
-                waits = self._exposed[name] * self._microbatches
+                waits = self._exposed[name]
             plain: Made = Counter({_key(actor)[1:]: 1})
             for what, amount in ((EXPOSED, waits), (COMPUTE, ns - waits)):
                 counts = self._made.get((name, what)) or self._instead(actor) or plain

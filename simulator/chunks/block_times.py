@@ -19,6 +19,7 @@ from millrace.planner.block_times import (
     GATHER,
     LAUNCHES,
     NORM,
+    PAIRED,
     PASSES,
     REDUCE,
     TIMES,
@@ -30,9 +31,8 @@ from millrace.planner.block_times import (
 from millrace.planner.compile.slots import timetable
 from millrace.planner.costs.launch_overhead import paced
 from millrace.planner.plan import BlockChoice, Chunk, Plan, block_runs
-from millrace.planner.schedules import Order
 from millrace.simulator.chunks.chunk_graph import hops_ns
-from millrace.simulator.chunks.chunk_sample import Pieces, alone
+from millrace.simulator.chunks.chunk_sample import Pieces, alone, in_pairs
 from millrace.simulator.chunks.phase_measurement import part_times
 from millrace.simulator.chunks.phase_times import PartTimes
 from millrace.simulator.chunks.plan_blocks import PlanBlocks
@@ -55,7 +55,7 @@ def block_times(plan: Plan, times_by_kind: Mapping[Kind, Floats] | None = None) 
     """
     homes = tuple(chunk.stage for chunk in plan.chunks)
     table = timetable(plan.schedule, homes, plan.microbatches)
-    measured = _KindTimes(plan, alone(joint=table.joint), times_by_kind or {})
+    measured = _KindTimes(plan, times_by_kind or {}, joint=table.joint, pairs=table.pairs)
     if not measured.complete:
         for choices, wanted in _samples(plan):
             measured.add(choices, wanted)
@@ -149,9 +149,11 @@ def _sample(
 class _KindTimes:
     """Times of kinds while they are measured."""
 
-    def __init__(self, plan: Plan, order: Order, times_by_kind: Mapping[Kind, Floats]) -> None:
+    def __init__(
+        self, plan: Plan, times_by_kind: Mapping[Kind, Floats], *, joint: bool, pairs: bool
+    ) -> None:
         self.plan = plan
-        self.order = order
+        self.joint, self.pairs = joint, pairs
         self.blocks = dict(times_by_kind)
         self.bare: list[Floats] = []  # times of chunks without their blocks
         self.totals_ns = 0
@@ -208,7 +210,12 @@ class _KindTimes:
         return [(self.plan.graph.templates[choice.block], choice.variant) for choice in blocks]
 
     def _piece(self, pieces: Pieces, number: int, block_names: Sequence[str]) -> Floats:
-        times = part_times(pieces.compile(number, block_names, self.order, 0))
+        piece = pieces.compile(number, block_names, alone(joint=self.joint), 0)
+        paired = None
+        if self.pairs:
+            order, beside = in_pairs(joint=self.joint)
+            paired = pieces.compile(number, block_names, order, 0, beside)
+        times = part_times(piece, paired)
         self.totals_ns = max(self.totals_ns, times.totals_ns)
         return _array(times)
 
@@ -217,6 +224,7 @@ def _array(times: PartTimes) -> Floats:
     vector = np.zeros(TIMES)
     for part, ns in times.slots_ns.items():
         vector[PASSES][SLOTS[part]] = ns
+        vector[PAIRED][SLOTS[part]] = times.paired_ns.get(part, ns)
         pace = times.paces.get(part)
         vector[ALONE][SLOTS[part]] = ns if pace is None else pace.alone_ns
         vector[LAUNCHES][SLOTS[part]] = 0 if pace is None else pace.launches

@@ -22,6 +22,7 @@ from millrace.planner.actors.null_clock import run_to_completion
 from millrace.planner.actors.validate import validate
 from millrace.planner.boxing import crossing
 from millrace.planner.compile.queue_orders import (
+    FiringsNs,
     first_step,
     joined,
     unordered,
@@ -42,6 +43,7 @@ from millrace.planner.costs import collective_duration_ns
 from millrace.planner.costs.launch_overhead import ONE, Pace, Pacing, merged, paced
 from millrace.planner.plan import Plan
 from millrace.planner.sbp import local_size
+from millrace.planner.schedules.orders import pairs_of
 from millrace.simulator.chunks.phase_times import PartTimes
 from millrace.simulator.chunks.plan_blocks import CrossReading, PlanBlocks
 
@@ -58,13 +60,17 @@ class CoarseGraph:
 
     Compute queues have their orders and registers their slots; every meeting is in a queue of its
     own, until `ordered` puts it into its lane (which `drafts` name) and the launch queue. `pacing`
-    says what holds parts back beside it, None where nothing does.
+    says what holds parts back beside it, None where nothing does. `firings_ns` lists, by program
+    and actor, the durations of a step's firings where they differ, for some are in pairs;
+    `hidden_ns` is the communication that pairs hide in a step, per program.
     """
 
     graph: ActorGraph
     durations_ns: tuple[tuple[int, ...], ...]
     drafts: tuple[StageIR, ...]
     pacing: Pacing | None
+    firings_ns: FiringsNs
+    hidden_ns: tuple[int, ...]
 
     def ordered(self) -> ActorGraph:
         """Actor graph with all orders, proven to run to its end.
@@ -74,7 +80,7 @@ class CoarseGraph:
         ProtocolError
             The schedule's orders wait for one another in a cycle.
         """
-        first = first_step(self.graph, self.drafts, self.durations_ns, self.pacing)
+        first = first_step(self.graph, self.drafts, self.durations_ns, self.pacing, self.firings_ns)
         graph = validate(with_queues(self.graph, self.drafts, first))
         run_to_completion(graph)
         return graph
@@ -107,11 +113,14 @@ def coarse_graph(wiring: PlanBlocks, table: Timetable, times: Sequence[PartTimes
         for stage, draft in enumerate(drafting.stages)
     ]
     graph = joined(programs, plan.model.name, plan.mesh.axes)
+    firings_ns, hidden_ns = drafting.pairs(table)
     return CoarseGraph(
         graph=with_slots(graph, drafting.stages, table),
         durations_ns=tuple(tuple(row) for row in drafting.durations_ns),
         drafts=tuple(drafting.stages),
         pacing=drafting.pacing(),
+        firings_ns=firings_ns,
+        hidden_ns=hidden_ns,
     )
 
 
@@ -194,6 +203,7 @@ class _Drafting:
         self._inputs: dict[Place, list[Port]] = {}
         self._outputs: dict[Place, list[Port]] = {}
         self._times = times
+        self._parts: dict[Place, int] = {}  # actor of every part, on the stage of its chunk
         self._numbers: list[int] = []
         counts = [0] * plan.stages
         for chunk in plan.chunks:
@@ -322,9 +332,38 @@ class _Drafting:
         once = {"gather": BEGIN, "reduce": UPDATE, "norm": UPDATE}
         return once.get(part) or ("B" if part == "BW" else part, self._numbers[number])
 
+    def pairs(self, table: Timetable) -> tuple[FiringsNs, tuple[int, ...]]:
+        """Durations of the firings of parts that are paired, and what pairs hide of each stage.
+
+        A pair takes as much less than its parts one after the other as, in the mean, those of
+        either chunk. Its gradients end as long after its forward as measured.
+        """
+        firings_ns: dict[tuple[int, int], list[int]] = {}
+        hidden_ns = [0] * self.plan.stages
+        for stage, order in enumerate(table.orders):
+            forward = [slot.part == "F" for slot in order]
+            for pair in pairs_of(forward, table.beside[stage]):
+                slots = order[pair.start : pair.stop]
+                chunks = [table.positions[stage][slot.chunk] for slot in slots]
+                times = [self._times[chunk] for chunk in chunks]
+                tails = [t.paired_ns[slot.part] for t, slot in zip(times, slots, strict=True)][1:]
+                alone = sum(t.slots_ns[slot.part] for t, slot in zip(times, slots, strict=True))
+                less = (times[0].saved_ns + times[1].saved_ns) // 2
+                head = max(alone - less - sum(tails), 0)
+                exposed = sum(t.exposed_ns[slot.part] for t, slot in zip(times, slots, strict=True))
+                paired = (times[0].paired_exposed_ns + times[1].paired_exposed_ns) // 2
+                hidden_ns[stage] += exposed - paired
+                for slot, chunk, ns in zip(slots, chunks, (head, *tails), strict=True):
+                    actor = self._parts[chunk, slot.part]
+                    default = [self.durations_ns[stage][actor]] * self.plan.microbatches
+                    firings_ns.setdefault((stage, actor), default)[slot.microbatch] = ns
+        return {key: tuple(row) for key, row in firings_ns.items()}, tuple(hidden_ns)
+
     def _part(self, number: int, part: str, duration_ns: int) -> None:
+        stage = self.plan.chunks[number].stage
+        self._parts[number, part] = len(self.durations_ns[stage])
         self._actor(
-            self.plan.chunks[number].stage,
+            stage,
             duration_ns,
             ActorIR(
                 name=f"chunk {number}: {part}",

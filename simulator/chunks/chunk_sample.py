@@ -78,6 +78,24 @@ def alone(*, joint: bool = True, forwards_first: bool = False) -> Order:
     return tuple(Slot(part, 0, m) for m in microbatches for part in parts)
 
 
+def in_pairs(*, joint: bool) -> tuple[Order, frozenset[int]]:
+    """Order of a piece whose parts are paired, and the slots that run beside the one before them.
+
+    Every forward but the first runs beside the gradients of the microbatch before it. `joint` is
+    that of `alone`.
+    """
+    gradients = ("BW",) if joint else ("B", "W")
+    order = [Slot("F", 0, 0)]
+    beside: list[int] = []
+    for microbatch in range(1, MICROBATCHES):
+        order.append(Slot("F", 0, microbatch))
+        for part in gradients:
+            beside.append(len(order))
+            order.append(Slot(part, 0, microbatch - 1))
+    order += [Slot(part, 0, MICROBATCHES - 1) for part in gradients]
+    return tuple(order), frozenset(beside)
+
+
 class Pieces:
     """Compiler of pieces of one plan.
 
@@ -96,10 +114,15 @@ class Pieces:
             self._cluster = with_own_buckets(plan.cluster, state_bytes_of(wiring.graph))
         # A meeting costs the same in every piece on a stage: see `_key`.
         self._meetings: dict[tuple[object, ...], int] = {}
-        self._tables: dict[Order, Timetable] = {}
+        self._tables: dict[tuple[Order, frozenset[int]], Timetable] = {}
 
     def compile(
-        self, chunk: int, block_names: Sequence[str], order: Order, stage: int
+        self,
+        chunk: int,
+        block_names: Sequence[str],
+        order: Order,
+        stage: int,
+        beside: frozenset[int] = frozenset(),
     ) -> CompiledPiece:
         """Compile some of a chunk's blocks alone.
 
@@ -110,9 +133,11 @@ class Pieces:
         block_names
             The blocks that are kept, in order; from each run its last and at least one more.
         order
-            In which the piece runs alone (`alone`).
+            In which the piece runs alone (`alone`, `in_pairs`).
         stage
             On whose devices the piece lies.
+        beside
+            Slots of the order that run beside the one before them.
         """
         wiring, plan = self.wiring, self.wiring.plan
         graph, readings = _restricted(wiring, chunk, block_names)
@@ -125,10 +150,12 @@ class Pieces:
             for reading in wiring.read_from.get(block, ()):
                 if wiring.chunk_of[reading.reader.block] != chunk:
                     lowering.leaves(reading, wiring.read_as(reading))
-        table = self._table(order)
+        table = self._table(order, beside)
         drafts = fused_stages(lowering.stages[:ELSEWHERE], plan.fusion, joint=table.joint)
         hold_back(drafts[HERE], table.joint)
-        alone = unordered(drafts[HERE], f"stage {stage}", HERE, table.orders[HERE])
+        alone = unordered(
+            drafts[HERE], f"stage {stage}", HERE, table.orders[HERE], table.beside[HERE]
+        )
         actors = with_slots(joined([alone], plan.model.name, plan.mesh.axes), drafts, table)
         devices = plan.mesh.devices
         ranks = tuple(range(stage * devices, (stage + 1) * devices))
@@ -147,10 +174,11 @@ class Pieces:
             pacing=pacing_of(actors, plan.cluster),
         )
 
-    def _table(self, order: Order) -> Timetable:
-        if order not in self._tables:
-            self._tables[order] = Timetable([order], [HERE], MICROBATCHES)
-        return self._tables[order]
+    def _table(self, order: Order, beside: frozenset[int]) -> Timetable:
+        key = order, beside
+        if key not in self._tables:
+            self._tables[key] = Timetable([order], [HERE], MICROBATCHES, [tuple(sorted(beside))])
+        return self._tables[key]
 
     def _durations(self, graph: ActorGraph) -> tuple[int, ...]:
         """Durations of a piece's actors; only meetings along the mesh's axes take time."""

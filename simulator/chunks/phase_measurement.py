@@ -8,7 +8,7 @@ The host is left out here, as if it were far ahead: it holds back a part by as m
 ops were launched later than they begin (`PartPace`), which depends on what was launched before.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
@@ -18,46 +18,76 @@ from millrace.planner.compile.stage_ir import BEGIN, SLOT_PARTS, UPDATE, Section
 from millrace.simulator.chunks.chunk_sample import CompiledPiece
 from millrace.simulator.chunks.phase_contents import inside_parts
 from millrace.simulator.chunks.phase_times import PartPace, PartTimes
-from millrace.simulator.replay import Replay, Times, followed
+from millrace.simulator.replay import Replay, followed
 from millrace.simulator.step_split import covered_ns
 
 
-def part_times(piece: CompiledPiece, detailed: bool = False) -> PartTimes:
+def part_times(
+    piece: CompiledPiece, paired: CompiledPiece | None = None, *, detailed: bool = False
+) -> PartTimes:
     """Times of a piece's parts, from following it through two steps.
 
-    With `detailed` also what the parts are made of.
+    Parameters
+    ----------
+    piece
+        The piece, its parts one after the other.
+    paired
+        The same blocks with their parts in pairs, where the schedule pairs them.
+    detailed
+        Say what the parts are made of.
     """
-    pacing = piece.pacing
-    if pacing is not None and pacing.overlap < 1:
-        starts, ends = followed(piece.graph, (piece.durations_ns,), pacing._replace(host_ns=0), 2)
-    else:
-        steps = Replay(piece.graph, (piece.durations_ns,), piece.first)
-        steps.follow()
-        starts, ends = steps.starts, steps.ends
-    by_section: dict[Section, list[int]] = {}
-    for actor, section in enumerate(piece.sections):
-        if section is not None:
-            by_section.setdefault(section, []).append(actor)
-    times = _Reading(piece, starts[0], ends[0], by_section).times()
+    reading = _Reading(piece)
+    times = reading.times()
+    if paired is not None:
+        paired_ns, exposed_ns = _Reading(paired).paired()
+        times = replace(times, paired_ns=paired_ns, paired_exposed_ns=exposed_ns)
     if not detailed:
         return times
-    return replace(times, inside=inside_parts(piece, starts[0], ends[0]))
+    return replace(times, inside=inside_parts(piece, reading.starts, reading.ends))
 
 
 class _Reading:
     """The second step of a piece while it is read."""
 
-    def __init__(
-        self,
-        piece: CompiledPiece,
-        starts: list[Times],
-        ends: list[Times],
-        by_section: Mapping[Section, list[int]],
-    ) -> None:
+    def __init__(self, piece: CompiledPiece) -> None:
         self.piece = piece
-        self.starts, self.ends = starts, ends
-        self.by_section = by_section
+        pacing = piece.pacing
+        if pacing is not None and pacing.overlap < 1:
+            unpaced = pacing._replace(host_ns=0)
+            starts, ends = followed(piece.graph, (piece.durations_ns,), unpaced, 2)
+        else:
+            steps = Replay(piece.graph, (piece.durations_ns,), piece.first)
+            steps.follow()
+            starts, ends = steps.starts, steps.ends
+        self.starts, self.ends = starts[0], ends[0]
+        self.by_section: dict[Section, list[int]] = {}
+        for actor, section in enumerate(piece.sections):
+            if section is not None:
+                self.by_section.setdefault(section, []).append(actor)
         self.count = max(slot.microbatch for slot in piece.slots) + 1
+
+    def paired(self) -> tuple[dict[str, int], int]:
+        """Nanoseconds that each part of a pair ends later than those before it, and those exposed.
+
+        The pair is that of the second last forward; the pair before it ends as it begins.
+        """
+        forward = self.count - 2
+        pair = {"F": forward} | dict.fromkeys(
+            (slot.part for slot in self.piece.slots if slot.part != "F"), forward - 1
+        )
+        end_ns = max(
+            self._end(actor, microbatch - 1)
+            for part, microbatch in pair.items()
+            for actor in self._actors(part)
+        )
+        paired_ns, busy_ns = {}, 0
+        for part, microbatch in pair.items():
+            actors, firing = self._actors(part), self.count + microbatch
+            busy_ns += sum(self.ends[a][firing] - self.starts[a][firing] for a in actors)
+            latest_ns = max([end_ns, *(self.ends[actor][firing] for actor in actors)])
+            paired_ns[part] = latest_ns - end_ns
+            end_ns = latest_ns
+        return paired_ns, sum(paired_ns.values()) - busy_ns
 
     def times(self) -> PartTimes:
         """Times of all parts."""

@@ -48,6 +48,11 @@ class PartTimes:
         Per part of the schedule (F, B, W or BW): one microbatch's time.
     exposed_ns
         Per part, how much of that is communication that nothing hides.
+    paired_ns
+        Per part, one microbatch's time where the chunk's forward runs beside its gradients: what a
+        part adds to those before it in their pair. Empty where the schedule pairs nothing.
+    paired_exposed_ns
+        How much of such a pair is communication that nothing hides.
     begin_ns
         Computation before the first microbatch of a step.
     gather_ns
@@ -75,8 +80,15 @@ class PartTimes:
     norm_ns: int
     totals_ns: int
     update_ns: int
+    paired_ns: Mapping[str, int] = field(default_factory=dict)
+    paired_exposed_ns: int = 0
     paces: Mapping[str, PartPace] = field(default_factory=dict)
     inside: Mapping[ContentKey, int] = field(default_factory=dict)
+
+    @property
+    def saved_ns(self) -> int:
+        """Nanoseconds that a forward and gradients take less where they are a pair."""
+        return sum(self.slots_ns.values()) - sum(self.paired_ns.values()) if self.paired_ns else 0
 
     def plus(self, other: "PartTimes", times: int) -> "PartTimes":
         """These times and `times` times the others."""
@@ -89,6 +101,8 @@ class PartTimes:
             norm_ns=self.norm_ns + times * other.norm_ns,
             totals_ns=self.totals_ns + times * other.totals_ns,
             update_ns=self.update_ns + times * other.update_ns,
+            paired_ns=_plus(self.paired_ns, other.paired_ns, times),
+            paired_exposed_ns=self.paired_exposed_ns + times * other.paired_exposed_ns,
             paces={
                 part: PartPace(
                     *(a + times * b for a, b in zip(pace, other.paces[part], strict=True))
@@ -123,6 +137,8 @@ class PartTimes:
             norm_ns=max(self.norm_ns, 0),
             totals_ns=max(self.totals_ns, 0),
             update_ns=max(update, 0),
+            paired_ns={part: max(ns, 0) for part, ns in self.paired_ns.items()},
+            paired_exposed_ns=max(self.paired_exposed_ns, 0),
             paces=self.paces,
             inside={key: count for key, count in self.inside.items() if count > 0},
         )

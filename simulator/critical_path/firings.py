@@ -78,6 +78,8 @@ class StepNodes:
         self.durations = np.repeat(
             [group.duration_ns for group in self.groups], [group.count for group in self.groups]
         )
+        for (index, actor), row in coarse.firings_ns.items():
+            self.durations[self.group_of[index][actor].nodes] = row
         self.work = self.durations  # where `durations` follow from what moves meanwhile
         self.launched = self._launched(coarse.pacing)
         rows = [self._rows(group) for group in self.groups]

@@ -25,7 +25,7 @@ GPT: Config = {
     "vocab": 8192,
     "positions": 512,
 }
-SCHEDULES = {"1f1b": 1, "zb-h1": 1, "zb-v": 2, "interleaved-1f1b": 4, "gpipe": 1}
+SCHEDULES = {"1f1b": 1, "zb-h1": 1, "zb-v": 2, "interleaved-1f1b": 4, "gpipe": 1, "dualpipe-v": 2}
 
 
 # Large blocks without experts come first, as in Kimi K2 and DeepSeek-V3.
@@ -41,9 +41,10 @@ EXPERTS: Config = dict(DEMO["mixtral-demo"]) | {
 }
 
 
-def planned(schedule: str, spec: ModelSpec | None = None) -> Plan:
+def planned(schedule: str, spec: ModelSpec | None = None, tp: int = 1) -> Plan:
     spec = spec or ModelSpec(name="gpt", family="gpt", config=GPT, seq_len=512, precision="bf16")
-    pins = Pins(dp=2, tp=1, pp=4, micro_batch=8, schedule=schedule, interleave=SCHEDULES[schedule])
+    rows = SCHEDULES[schedule]
+    pins = Pins(dp=2 // tp, tp=tp, pp=4, micro_batch=8 // tp, schedule=schedule, interleave=rows)
     return plan_of(spec, "a100-sxm-80gb:8x1", 256, pins=pins)
 
 
@@ -85,6 +86,13 @@ def simulated_ns(plan: Plan) -> int:
 def test_block_times_make_the_simulated_step(schedule: str):
     plan = planned(schedule)
     assert measured_ns(plan, plan) == pytest.approx(simulated_ns(plan), rel=0.02)
+
+
+def test_block_times_tell_what_pairs_hide():
+    plan = planned("dualpipe-v", tp=2)
+    paired = measured_ns(plan, plan)
+    assert paired == pytest.approx(simulated_ns(plan), rel=0.02)
+    assert paired < 0.98 * measured_ns(replace(plan, schedule="zb-v"), plan)
 
 
 def test_block_times_hold_for_another_division():

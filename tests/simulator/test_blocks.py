@@ -26,7 +26,7 @@ def test_a_part_becomes_its_blocks_and_takes_as_long(mode: str) -> None:
     plan = recomputed(plan, {choice.block: mode for c in plan.chunks for choice in c.blocks})
     stages = stage_graph(plan)
     coarse, durations_ns = stages.coarse.ordered(), stages.coarse.durations_ns
-    graph, table, _ = by_block(coarse, durations_ns, stages.rows)
+    graph, table, *_ = by_block(coarse, durations_ns, stages.rows)
     assert run_to_completion(validate(graph), steps=3) > run_to_completion(coarse, steps=3)
     for number, chunk in enumerate(plan.chunks):
         names = [choice.block for choice in chunk.blocks]

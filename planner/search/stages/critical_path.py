@@ -9,9 +9,13 @@ same order under any other times: length ≥ Σ count · time ("a cut").
 In an order of many microbatches a path through a few of them is a path, too, and so is one that
 goes round more often: between two equal passes of microbatches that are a round apart.
 
+Passes in a pair have times of their own: what each adds to those before it in its pair. They are
+those of a chunk beside its own gradients; two chunks save the mean of what either saves.
+
 Shapes: K positions (chunks in model order), P = 3 parts (forward, input gradient, weight gradient).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -19,10 +23,12 @@ import numpy as np
 
 from millrace.models.arrays import Floats, Ints
 from millrace.planner.errors import ProtocolError
-from millrace.planner.schedules import SCHEDULES
+from millrace.planner.schedules import SCHEDULES, Schedule
+from millrace.planner.schedules.orders import Codes, pairs_of
 
 # Parts as `millrace.planner.schedules.orders.PARTS` numbers them.
 FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, JOINT = range(4)
+PAIRED = 4  # added to the part of a pass in a pair
 LAPS = 6  # rounds of `stages` microbatches that are run before one more is tried for its period
 PERIODIC = 1e-3  # of a round's time, by which the next may differ where all are taken to be alike
 
@@ -41,12 +47,15 @@ class PassTimes:
         Earliest begin of the first forward of each chunk.
     ends : array [K]
         Time from the last backward of each chunk until its gradients are reduced.
+    paired : array [P, K], optional
+        Times of passes in a pair; None: those of `passes`.
     """
 
     passes: Floats
     hops: Floats
     begins: Floats
     ends: Floats
+    paired: Floats | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,9 +95,12 @@ class _Order:
     ----------
     levels : list of slice
     numbers, stages, microbatches : array [N]
-        Per pass `part * (K + 1) + position`, its stage and its microbatch.
+        Per pass `part * (K + 1) + position`, its stage and its microbatch. Parts of passes in a
+        pair are `PAIRED` more.
     before, read : array [N]
         The pass before it on its stage, and the one whose result it reads; -1: there is none.
+    partners : array [N]
+        Position of the chunk whose gradients run beside a forward; K: none.
     hops : array [N]
         Position of the earlier of two chunks that what it reads is sent between; K: it is not sent.
     firsts, finals : array [K]
@@ -105,6 +117,10 @@ class _Order:
         on_stage = np.stack([np.flatnonzero(homes == stage) for stage in range(stages)])
         parts, slot_chunks, numbers_of = slots[:, 0], slots[:, 1], slots[:, 2]
         slot_positions = np.take_along_axis(on_stage, slot_chunks, axis=1)
+        paired, partners = np.zeros(parts.shape, np.int64), np.full(parts.shape, positions)
+        for stage, pair in _pairs(record, parts, (stages, chunks, microbatches)):
+            paired[stage, pair] = 1
+            partners[stage, pair.start] = slot_positions[stage, pair[1]]
         sources = slot_positions + np.where(parts == FORWARD, -1, 1)
         waits = (parts != WEIGHT_GRADIENT) & (sources >= 0) & (sources < positions)
         sent = waits & (homes[np.where(waits, sources, 0)] != np.arange(stages)[:, None])
@@ -136,9 +152,12 @@ class _Order:
             places = np.arange(count, count + len(stage))
             earlier = np.minimum(position, sources[stage, slot])
             hop = np.where(sent[stage, slot], earlier, positions)
-            number = part * (positions + 1) + position
+            number = (part + PAIRED * paired[stage, slot]) * (positions + 1) + position
             microbatch = numbers_of[stage, slot]
-            rows.append(np.stack([number, stage, microbatch, last[stage], read[ready], hop]))
+            partner = partners[stage, slot]
+            rows.append(
+                np.stack([number, stage, microbatch, last[stage], read[ready], hop, partner])
+            )
             has_reader = part != WEIGHT_GRADIENT
             place_of[
                 kinds[stage, slot][has_reader],
@@ -150,13 +169,17 @@ class _Order:
             levels.append(slice(count, count + len(stage)))
             count += len(stage)
         self.levels = levels
-        self.numbers, self.stages, self.microbatches, self.before, self.read, self.hops = (
-            np.concatenate(rows, axis=1)
-        )
+        columns = np.concatenate(rows, axis=1)
+        self.numbers, self.stages, self.microbatches, self.before, self.read = columns[:5]
+        self.hops, self.partners = columns[5:]
         self.firsts = place_of[0, :, 0]
-        closing = np.flatnonzero(self.numbers >= WEIGHT_GRADIENT * (positions + 1))
+        closing = np.flatnonzero(self._parts(self.numbers) >= WEIGHT_GRADIENT)
         self.finals = np.zeros(positions, np.int64)
         self.finals[self.numbers[closing] % (positions + 1)] = closing
+
+    def _parts(self, numbers: Ints) -> Ints:
+        """Parts of passes by their numbers, in a pair or not."""
+        return numbers // (self.positions + 1) % PAIRED
 
     def longest(self, times: PassTimes) -> CriticalPath:
         """Longest path of the passes in these times."""
@@ -183,11 +206,11 @@ class _Order:
 
     def _longest_round(self, times: PassTimes, path: Ints, sent: Ints, period: int) -> slice | None:
         """Part of a path, between equal passes a round apart, that takes longest."""
-        durations = self._durations(times)[self.numbers[path]]
+        durations = self._durations(times)[path]
         ends = np.cumsum(durations + np.append(times.hops, 0.0)[sent])
         microbatches = self.microbatches[path]
         # An order may begin with more forwards, and put off gradients of weights until the end.
-        part = self.numbers[path] // (self.positions + 1)
+        part = self._parts(self.numbers[path])
         final = self.microbatches.max() + 1 - period
         begun = np.flatnonzero((part == FORWARD) & (microbatches < 2 * period))
         put_off = np.flatnonzero((part == WEIGHT_GRADIENT) & (microbatches >= final))
@@ -206,16 +229,27 @@ class _Order:
         return slice(first + 1, last + 1)
 
     def _durations(self, times: PassTimes) -> Floats:
-        """Nanoseconds of each pass, by its number."""
-        durations = np.zeros((4, self.positions + 1))
-        durations[:3, : self.positions] = times.passes
-        durations[JOINT] = durations[INPUT_GRADIENT] + durations[WEIGHT_GRADIENT]
-        return durations.ravel()
+        """Nanoseconds of each pass [N]."""
+        durations = np.zeros((2, PAIRED, self.positions + 1))
+        durations[:, :JOINT, : self.positions] = times.passes
+        if times.paired is not None:
+            durations[1, :JOINT, : self.positions] = times.paired
+        durations[:, JOINT] = durations[:, INPUT_GRADIENT] + durations[:, WEIGHT_GRADIENT]
+        took: Floats = durations.ravel()[self.numbers]
+        paired = np.flatnonzero(self.partners < self.positions)
+        if times.paired is not None and len(paired):
+            # A forward in a pair lasts until the gradients beside it take no longer than measured.
+            chunk, partner = self.numbers[paired] % (self.positions + 1), self.partners[paired]
+            saved = times.passes.sum(axis=0) - times.paired.sum(axis=0)
+            tails = durations[1, JOINT, partner]
+            beside = durations[0, JOINT, partner] - (saved[chunk] + saved[partner]) / 2 - tails
+            took[paired] = np.maximum(times.passes[FORWARD, chunk] + beside, 0)
+        return took
 
     def _walked(self, times: PassTimes) -> tuple[float, Ints, Ints]:
         """Length of the longest path, its passes, and the position each was sent from; K: none."""
         positions = self.positions
-        took = self._durations(times)[self.numbers]
+        took = self._durations(times)
         hops = np.append(times.hops, 0.0)[self.hops]
         floors = np.zeros(len(took))
         floors[self.firsts] = times.begins
@@ -239,10 +273,19 @@ class _Order:
 
     def _counts(self, path: Ints) -> Ints:
         """Number of times [P, K] that each pass lies on a path."""
-        counts = np.bincount(self.numbers[path], minlength=4 * (self.positions + 1))
-        by_part = counts.reshape(4, -1)[:, : self.positions].astype(np.int64)
+        counts = np.bincount(self.numbers[path], minlength=2 * PAIRED * (self.positions + 1))
+        by_part: Ints = counts.reshape(2, PAIRED, -1).sum(axis=0)[:, : self.positions]
         by_part[[INPUT_GRADIENT, WEIGHT_GRADIENT]] += by_part[JOINT]
         return by_part[:3]
+
+
+def _pairs(
+    record: Schedule, parts: Codes, shape: tuple[int, int, int]
+) -> Iterator[tuple[int, range]]:
+    """Stage and slots of every pair, where a schedule pairs slots."""
+    for stage, row in enumerate(parts if record.pairs else ()):
+        for pair in pairs_of((row == FORWARD).tolist(), set(record.beside(stage, *shape))):
+            yield stage, pair
 
 
 @lru_cache(maxsize=64)
@@ -312,6 +355,8 @@ def critical_path(
 def _busiest_stage_ns(schedule: str, stages: int, times: PassTimes) -> float:
     """Nanoseconds of one microbatch on the stage that computes longest: no round is shorter."""
     position_ns = times.passes.sum(axis=0)
+    if times.paired is not None:
+        position_ns = np.minimum(position_ns, times.paired.sum(axis=0))
     homes = [SCHEDULES[schedule].stage_of(position, stages) for position in range(len(position_ns))]
     return float(np.bincount(homes, weights=position_ns).max())
 

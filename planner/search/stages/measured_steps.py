@@ -17,6 +17,7 @@ from millrace.planner.block_times import (
     GATHER,
     LAUNCHES,
     NORM,
+    PAIRED,
     PASSES,
     REDUCE,
     TIMES,
@@ -51,13 +52,15 @@ def measured_step_ns(kinds: Kinds, pipeline: Pipeline, times: BlockTimes) -> flo
         ]
     )
     once = chunks.T @ on_stage  # [T, stages]
+    passes = slowed_passes_ns(chunks, times)
     path = critical_path(
         pipeline.schedule,
         pipeline.stages,
         pipeline.interleave,
         pipeline.microbatches,
         PassTimes(
-            passes=slowed_passes_ns(chunks, times),
+            passes=passes,
+            paired=chunks[:, PAIRED].T + passes - chunks[:, PASSES].T,
             hops=np.maximum(times.hops_ns[0], np.append(times.hops_ns[1, 1:], 0)),
             begins=once[BEGIN][stage_of] + gathered,
             ends=chunks[:, REDUCE] + once[NORM][stage_of],
@@ -132,6 +135,6 @@ def _block_times(figures: VariantFigures) -> Floats:
     times = np.zeros(TIMES)
     forward, weight = figures.forward_ns, figures.deferrable_ns
     times[PASSES] = forward, max(figures.microbatch_ns - forward - weight, 0), weight
-    times[ALONE] = times[PASSES]
+    times[ALONE] = times[PAIRED] = times[PASSES]
     times[UPDATE] = figures.step_ns
     return times

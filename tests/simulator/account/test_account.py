@@ -15,7 +15,7 @@ from millrace.simulator.simulate import Simulated
 from tests.millrace.plans import data_parallel_pipeline
 from tests.simulator.test_stages import planned
 
-NAMES = ("ZeRO 3 on stages", "experts", "zb-h1", "recompute", "interleaved")
+NAMES = ("ZeRO 3 on stages", "experts", "zb-h1", "recompute", "interleaved", "pairs")
 FIDELITIES = ("op", "block", "stage")
 
 
