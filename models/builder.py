@@ -325,21 +325,35 @@ def dense(
     std: float = 0.02,
     bias: bool = True,
 ) -> str:
-    """Add a matrix product with a new weight, and a bias over the weight's own output dims.
+    """Output of an added matrix product with a new weight, and a bias over the weight's own dims.
 
     Parameters
     ----------
+    builder : GraphBuilder
+        Gets the ops and variables, in its current block.
+    name : str
+        Name within the block; the variables are `<name>.weight` and `<name>.bias`.
     x : str
-        The tensor multiplied, the first operand of `labels`.
+        The tensor multiplied, the first operand of `labels`; each of its dims has one label there.
     labels : str
-        For example `b t k, k h d -> b t h d`.
-    sizes : dict
+        Index expression of x, weight and output: for example `b t k, k h d -> b t h d`.
+    sizes : dict of str to int
         Sizes of the labels that `x` does not have.
+    std : float
+        Standard deviation of the weight's normal initial values.
+    bias : bool
+        Add a bias over the output's dims that the weight has; it starts at zero and does not decay.
+        False: the product is the output.
 
     Returns
     -------
     str
         The tensor called `<block>.<name>`; with a bias the product is `<block>.<name>.matmul`.
+
+    Raises
+    ------
+    ModelError
+        Labels break the grammar, a size does not fit them, or no block is begun.
     """
     expression = parse(labels)
     (x_operand, weight_operand), (out,) = expression.inputs, expression.outputs
@@ -363,9 +377,27 @@ def dense(
 
 
 def dropout(builder: GraphBuilder, name: str, x: str, dims: str, rate: float) -> str:
-    """Add dropout of `x`, whose labels are `dims`; where `rate` is 0, nothing.
+    """Name of `x` after dropout; where `rate` is 0, `x` itself, and nothing is added.
 
     The op's own name goes with it: forward and backward draw the same bits from it.
+
+    Parameters
+    ----------
+    builder : GraphBuilder
+        Gets the op, in its current block.
+    name : str
+        Name of the op within the block.
+    x : str
+        Tensor of a microbatch, of any shape.
+    dims : str
+        Labels of `x`, for example `b t d`.
+    rate : float
+        Share of the elements that are dropped.
+
+    Raises
+    ------
+    ModelError
+        `dims` do not fit the shape of `x`, or no block is begun.
     """
     if not rate:
         return x

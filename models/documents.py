@@ -69,7 +69,24 @@ def read_document(
 
 
 def read_text(path: Path, what: str, *, bytes_max: int, error: Refusal = FileError) -> bytes:
-    """Return the bytes of a file of UTF-8 text, read only as far as it is some."""
+    """Bytes of a file of UTF-8 text, read only as far as it is some.
+
+    Parameters
+    ----------
+    path : Path
+        A file, or a pipe, whose bytes are checked as they come.
+    what : str
+        Noun by which a user calls the content, in the singular: "plan".
+    bytes_max : int
+        Most bytes of the content; more is refused before it takes memory.
+    error : type of ValueError
+        Raised for all that is refused; its text names the path.
+
+    Raises
+    ------
+    error
+        The file cannot be read, is larger, is not UTF-8, or holds a zero byte.
+    """
     decoder = getincrementaldecoder("utf-8")()
 
     def check(piece: bytes) -> None:
@@ -84,7 +101,24 @@ def read_text(path: Path, what: str, *, bytes_max: int, error: Refusal = FileErr
 
 
 def read_bytes(path: Path, what: str, *, bytes_max: int, error: Refusal = FileError) -> bytes:
-    """Return the content of a file, which is no pipe: what is no text may be as long as it is."""
+    """Content of a file, which is no pipe: what is no text may be as long as it is.
+
+    Parameters
+    ----------
+    path : Path
+        A regular file, text or not.
+    what : str
+        Noun by which a user calls the content, in the singular: "ONNX file".
+    bytes_max : int
+        Most bytes of the file; a larger one is refused unread.
+    error : type of ValueError
+        Raised for all that is refused; its text names the path.
+
+    Raises
+    ------
+    error
+        The file cannot be read, is no regular one, or is larger.
+    """
     return _content(path, what, bytes_max, error, None)
 
 
@@ -132,12 +166,19 @@ def write_bytes(path: Path, content: bytes) -> None:
     The neighbour has a name that nobody can foresee, and is made new: in a folder that others may
     write to, none of them has put something else in its place.
 
+    Parameters
+    ----------
+    path : Path
+        File to make or replace; a pipe or device (`/dev/stdout`) is written to directly.
+    content : bytes
+        All that the file holds afterwards.
+
     Raises
     ------
     FileError
-        The folder is not there or may not be written to.
+        The folder is not there or may not be written to; the path is a folder or has a zero byte.
     OSError
-        Writing failed (the disk is full); names the path.
+        Writing failed (the disk is full); names the path, but for a broken pipe.
     """
     partial = path.with_name(f".millrace-{secrets.token_hex(8)}")
     try:
@@ -165,7 +206,25 @@ def _reason(error: OSError) -> str:
 
 
 def decode_json(content: bytes, kind: type[Kind], where: str, error: Refusal = FileError) -> Kind:
-    """Return the document of a JSON text; raises `error`, which begins with `where`."""
+    """Document of a JSON text.
+
+    Parameters
+    ----------
+    content : bytes
+        The text, in UTF-8.
+    kind : type
+        Type of the document, which it is checked against: a Struct, or `Any`.
+    where : str
+        Begins the message of `error`: "`<path>` is not a plan".
+    error : type of ValueError
+        Raised for all that is wrong with the text.
+
+    Raises
+    ------
+    error
+        The text is no JSON or not of `kind`, is nested too deep, has a float beyond a double, or,
+        unless `kind` is `Any`, a whole number beyond 64 bits.
+    """
 
     def decoded() -> Kind:
         document = msgspec.json.decode(content, type=kind)
@@ -177,7 +236,25 @@ def decode_json(content: bytes, kind: type[Kind], where: str, error: Refusal = F
 
 
 def decode_toml(text: str, kind: type[Kind], where: str, error: Refusal = FileError) -> Kind:
-    """Return the document of a TOML text; raises `error`, which begins with `where`."""
+    """Document of a TOML text.
+
+    Parameters
+    ----------
+    text : str
+        The file's text, decoded.
+    kind : type
+        Type of the document, which its values are converted to: a Struct.
+    where : str
+        Begins the message of `error`: "cluster file `<path>`".
+    error : type of ValueError
+        Raised for all that is wrong with the text.
+
+    Raises
+    ------
+    error
+        The text is no TOML or not of `kind`, is nested too deep, or has a whole number beyond 64
+        bits or a number that is not finite.
+    """
 
     def decoded() -> Kind:
         values = tomllib.loads(text)

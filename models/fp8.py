@@ -31,12 +31,24 @@ _OF_SCORES = ("add", "softmax", "sigmoid", "scale")
 
 
 def with_quantised_products(graph: Graph, precision: str) -> Graph:
-    """Return the 16-bit forward graph whose linear layers multiply in `precision`, fp8 or mxfp8.
+    """Graph in which the linear layers of a 16-bit forward graph multiply in `precision`.
+
+    Parameters
+    ----------
+    graph : Graph
+        A forward graph in 16 bits, without quantised products.
+    precision : str
+        fp8 or mxfp8; becomes the attribute `arithmetic` of the products.
 
     Raises
     ------
     ModelError
         No product can: the graph has none with a weight between its first and its last block.
+
+    Notes
+    -----
+    Micikevicius et al., "FP8 formats for deep learning", arXiv 2209.05433 (2022), section 3;
+    Rouhani et al., "Microscaling data formats for deep learning", arXiv 2310.10537 (2023).
 
     Examples
     --------
@@ -74,7 +86,27 @@ def with_quantised_products(graph: Graph, precision: str) -> Graph:
 def quantised(
     builder: GraphBuilder, tensor: str, reader: Op, operand: Operand, *, phase: Phase | None = None
 ) -> str:
-    """Add the copy in 8 bits of a tensor that a product reads (or of its gradient); return it."""
+    """Added copy in 8 bits, by name, of a tensor that a product reads (or of its gradient).
+
+    Parameters
+    ----------
+    builder : GraphBuilder
+        Gets the `quantise` op, in the block of `reader`.
+    tensor : str
+        Tensor to copy, of any floating dtype; its shape stays.
+    reader : Op
+        The forward product; the copy is called `<reader>.quantised`.
+    operand : Operand
+        Labels of `tensor` in the product.
+    phase : Phase, optional
+        Phase of the op where `tensor` is the gradient of the product's output; the copy is called
+        `<reader>.grad_quantised` then. None: a forward input, in the phase of `reader`.
+
+    Raises
+    ------
+    ModelError
+        `tensor` does not exist, does not fit `operand`, or has been copied for this reader before.
+    """
     return builder.emit(
         "quantise",
         f"{reader.name}.quantised" if phase is None else f"{reader.name}.grad_quantised",

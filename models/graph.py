@@ -198,7 +198,17 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def scaled(tensor: Tensor, before: int, batch: int) -> Tensor:
-    """Return a tensor of a graph for microbatches of `before` samples as it is for `batch`."""
+    """Tensor of a graph for microbatches of `before` samples as it is for `batch`.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        Returned as it is where its `batch_dim` is None.
+    before : int
+        Samples of a microbatch of its graph; divides the length of its batch dim.
+    batch : int
+        Samples of a microbatch wanted.
+    """
     if tensor.batch_dim is None:
         return tensor
     shape = list(tensor.shape)
@@ -207,7 +217,20 @@ def scaled(tensor: Tensor, before: int, batch: int) -> Tensor:
 
 
 def with_batch(graph: Graph, batch: int) -> Graph:
-    """Return the same graph for microbatches of `batch` samples."""
+    """Same graph for microbatches of `batch` samples: only shapes of tensors differ.
+
+    Parameters
+    ----------
+    graph : Graph
+        Written for microbatches of any size.
+    batch : int
+        Samples of a microbatch, 1 or more.
+
+    Raises
+    ------
+    ModelError
+        `batch` is below 1.
+    """
     if batch <= 0:
         raise ModelError(f"batch is {batch}: a microbatch holds at least one sample")
 
@@ -263,7 +286,27 @@ def restricted(
 
 
 def beyond(blocks: Sequence[str], reader: str, home: str) -> Sequence[str]:
-    """Blocks from `home` on, as `reader` sees them: nearest first, away from it."""
+    """Blocks from `home` on, as `reader` sees them: nearest first, away from it.
+
+    Parameters
+    ----------
+    blocks : sequence of str
+        All blocks of a graph, in the order of the forward pass.
+    reader : str
+        Block that reads a tensor; one of `blocks`, so not the global block.
+    home : str
+        Block that makes the tensor, the first one returned.
+
+    Returns
+    -------
+    sequence of str
+        Up to the last block where `home` lies behind `reader`, else back to the first.
+
+    Raises
+    ------
+    ValueError
+        One of the two is not in `blocks`.
+    """
     place = blocks.index(home)
     return blocks[place:] if place > blocks.index(reader) else blocks[place::-1]
 

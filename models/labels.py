@@ -153,7 +153,16 @@ def write(
     outputs: Sequence[Operand],
     whole_labels: frozenset[str] = frozenset(),
 ) -> str:
-    """Write operands in the one way that `parse` reads back; scalars among several as nothing."""
+    """Index expression of operands in the one way that `parse` reads back.
+
+    Parameters
+    ----------
+    inputs, outputs : sequence of Operand
+        Tuples of dims, a dim a tuple of labels (outermost first); scalars among several are written
+        as nothing, a single input that is one as `()`.
+    whole_labels : frozenset of str
+        Labels that may not be split, marked with `!` wherever they occur; by default none.
+    """
     left = ", ".join(_written(operand, whole_labels) for operand in inputs)
     right = ", ".join(_written(operand, whole_labels) for operand in outputs)
     if len(inputs) == 1 and not inputs[0]:
@@ -178,25 +187,29 @@ def bind(
     op: str = "",
     tensors: Sequence[str] = (),
 ) -> dict[str, int]:
-    """Give every label its size, from the shapes of the operands.
+    """Size of every label, from the shapes of the operands.
 
     Parameters
     ----------
     expression : Expression
+        Parsed labels of an op; the result has its labels in order of appearance.
     input_shapes : sequence of shapes
         One per input operand.
     output_shapes : sequence of shapes
         One per output operand, or empty when outputs are still to be made.
-    sizes : mapping, optional
-        Sizes known beforehand, for labels that shapes alone do not give.
-    op, tensors : optional
-        Names for the error messages; `tensors` lists inputs, then outputs.
+    sizes : mapping of str to int, optional
+        Sizes known beforehand, for labels that shapes alone do not give; None: none are.
+    op : str
+        Name of the op for error messages; empty: they quote the labels.
+    tensors : sequence of str
+        Names of the tensors for error messages, inputs, then outputs; empty: they count operands.
 
     Raises
     ------
     ModelError
-        A shape has another number of dims than its operand, a label would have two sizes, a group
-        does not divide, or a label's size cannot be known.
+        There are more or fewer shapes than operands, a shape has another number of dims than its
+        operand, a label would have two sizes, a group does not divide, or a label's size cannot be
+        known.
 
     Examples
     --------
@@ -280,12 +293,33 @@ def _settled(position: int, dim: Dim, size: int, sizes: dict[str, int]) -> bool:
 
 
 def shape_of(operand: Operand, sizes: Mapping[str, int]) -> Shape:
-    """Shape of an operand whose labels have these sizes."""
+    """Shape of an operand whose labels have these sizes.
+
+    Parameters
+    ----------
+    operand : Operand
+        A tuple of dims, a dim a tuple of labels.
+    sizes : mapping of str to int
+        Size of each of its labels, and perhaps of others; those of a group are multiplied.
+
+    Raises
+    ------
+    KeyError
+        A label has no size.
+    """
     return tuple(prod(sizes[label] for label in dim) for dim in operand)
 
 
 def dim_of(operand: Operand, label: str) -> int | None:
-    """Index of the dim that has `label`, alone or in a group; None where the operand lacks it."""
+    """Index of the dim that has `label`, alone or in a group; None where the operand lacks it.
+
+    Parameters
+    ----------
+    operand : Operand
+        A tuple of dims, a dim a tuple of labels.
+    label : str
+        Without `!`.
+    """
     for index, dim in enumerate(operand):
         if label in dim:
             return index

@@ -28,7 +28,16 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def graph_spec(graph: Graph, precision: str) -> ModelSpec:
-    """Return the specification of an imported model, which the planner takes like any other."""
+    """Specification of an imported model, which the planner takes like any other.
+
+    Parameters
+    ----------
+    graph : Graph
+        Its forward graph, checked when it is built; gives the name and the tokens of a sample.
+    precision : str
+        fp64, fp32, tf32, bf16, fp16, fp8 or mxfp8, with which the dtypes of `graph` agree (an 8-bit
+        kind: with bf16, its products are quantised when it is built).
+    """
     return ModelSpec(
         name=graph.name,
         family=GRAPH,

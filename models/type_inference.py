@@ -13,6 +13,20 @@ def output_dtypes(kind: str, outputs: int, input_dtypes: Sequence[str]) -> tuple
 
     None when no input is floating, or all are of 8 bits, in which nothing is computed: the dtype is
     the caller's to choose.
+
+    Parameters
+    ----------
+    kind : str
+        Row of the op table; its `wide_outputs` are at least float32, its `integer_outputs` int32.
+    outputs : int
+        Number of outputs.
+    input_dtypes : sequence of str
+        One per input, in order: float64, float32, bfloat16, float16, float8, int64 or int32.
+
+    Raises
+    ------
+    ModelError
+        An input is floating, and there is no such kind.
     """
     floating = [
         dtype for dtype in input_dtypes if dtype.startswith(("float", "bfloat")) and dtype != FLOAT8

@@ -12,17 +12,24 @@ def classes_dim(
 
     Parameters
     ----------
-    shape, along
-        Length of each dim of the predictions, and whether it runs along the tokens.
-    tokens
+    shape : sequence of int
+        Length of each dim of the predictions, the batch first.
+    along : sequence of bool
+        True for each dim that runs along the tokens.
+    tokens : bool
         True if an input is of ids.
-    asked
-        The dim where it is said, counted from the end if below zero.
+    asked : int or None
+        The dim where it is said, counted from the end if below zero; None: told from the others.
+
+    Returns
+    -------
+    int
+        Index from the left, 1 or more.
 
     Raises
     ------
     ModelError
-        It cannot be told, or it is one class only.
+        It cannot be told, what is asked for is the batch or no dim, or it is one class only.
 
     Examples
     --------

@@ -15,10 +15,22 @@ SOFTMAX = "masked_softmax"  # attention as separate ops has one
 
 
 def window_fractions(graph: Graph, kinds: dict[str, OpKind]) -> dict[str, Fraction]:
-    """Return the share of the keys that a query meets, by op that multiplies within a window.
+    """Share of the keys that a query meets, by name of each op that multiplies within a window.
 
     Of an attention written as separate ops these are the products that make or read its scores,
     its probabilities, or a gradient of theirs.
+
+    Parameters
+    ----------
+    graph : Graph
+        Forward or training graph; without windows the result is empty.
+    kinds : dict of str to OpKind
+        The op table, `millrace.models.ops.OPS`: tells which kinds multiply.
+
+    Returns
+    -------
+    dict of str to Fraction
+        Above 0, at most 1: min(w, keys) / keys for a causal window of w, else with 2 w - 1.
     """
     shapes = {tensor.name: tensor.shape for tensor in graph.tensors}
     scores = _scores(graph, shapes)

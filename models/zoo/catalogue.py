@@ -135,7 +135,15 @@ def beyond_positions(spec: ModelSpec) -> str:
 
 
 def build(spec: ModelSpec, batch: int) -> Graph:
-    """Return the forward graph of a model for microbatches of `batch` samples.
+    """Forward graph of a model for microbatches of `batch` samples.
+
+    Parameters
+    ----------
+    spec : ModelSpec
+        A model of the zoo, a function's or an imported one; products of linear layers are quantised
+        where its precision is fp8 or mxfp8.
+    batch : int
+        Samples of a microbatch, 1 or more.
 
     Raises
     ------
@@ -178,10 +186,28 @@ def build_training(
     batch: int,
     recompute: Mapping[str, str] | None = None,
 ) -> Graph:
-    """Return the graph of a whole training step: forward, backward and optimizer.
+    """Graph of a whole training step: forward, backward and optimizer.
 
     A model of the zoo, or an imported one, is built once and written for other batches, and for
     other modes of recomputation by block, from that.
+
+    Parameters
+    ----------
+    spec : ModelSpec
+        A model of the zoo, a function's or an imported one.
+    training : TrainingSpec
+        Optimizer, its schedule, and the kind of attention.
+    batch : int
+        Samples of a microbatch, 1 or more.
+    recompute : mapping of str to str, optional
+        Per block: none, selective or full; blocks that are not named: none. None: no block does.
+
+    Raises
+    ------
+    ModelError
+        The model cannot be built (`build`) or trained (it has no loss, no variable that is trained,
+        an op without gradient), a field of `training` is out of range, or a block or mode is not
+        known.
     """
     if spec.family == FUNCTION or batch < 1:  # what a function returns is its own affair
         graph = training_graph(build(spec, batch), training)

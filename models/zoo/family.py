@@ -66,7 +66,22 @@ def check_sizes(spec: ModelSpec, config: Any, *fields: str) -> None:
 
 
 def check_depth(spec: ModelSpec, field: str, layers: int) -> None:
-    """Raise ModelError where a model has more layers than can be built."""
+    """Raise ModelError where a model has more layers than can be built.
+
+    Parameters
+    ----------
+    spec : ModelSpec
+        Gives the name in the message.
+    field : str
+        Field of the configuration to blame, such as `layers` or `depths`.
+    layers : int
+        Number of layers, over all stages; at most `LAYERS_MAX`.
+
+    Raises
+    ------
+    ModelError
+        There are more.
+    """
     if layers > LAYERS_MAX:
         raise ModelError(
             f"model `{spec.name}`: `{field}` is {layers}; at most {LAYERS_MAX} layers are built"

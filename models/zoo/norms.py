@@ -16,14 +16,33 @@ def add_norm(
     kind: str = "layer",
     epsilon: float,
 ) -> str:
-    """Add a norm over the last dim of `x`, with weights of its own, and return its output.
+    """Output of an added norm over the last dim of `x`, with weights of its own.
 
     Parameters
     ----------
+    builder : GraphBuilder
+        Gets the op and its weights, in its current block.
+    name : str
+        Name within the block; the weights are `<name>.weight` and `<name>.bias`.
+    x : str
+        Tensor to norm; statistics are taken per row of its last dim.
     dims : str
-        Labels of `x`, for example `b t d`.
+        Labels of `x`, for example `b t d`; the last one is never split.
     kind : str
-        "rms", "layer", or "scale": a layer norm whose shift is zero and not trained.
+        "rms", "layer", or "scale": a layer norm whose shift is zero and not trained (any other text
+        does as "scale").
+    epsilon : float
+        Added to the mean square or variance before the root.
+
+    Returns
+    -------
+    str
+        The tensor called `<block>.<name>`, of the shape of `x`.
+
+    Raises
+    ------
+    ModelError
+        `dims` do not fit the shape of `x`, or no block is begun.
     """
     (operand,) = parse(f"-> {dims}").outputs
     rows, feature = operand[:-1], operand[-1:]

@@ -118,7 +118,22 @@ def _tile(node: OnnxNode, inputs: Sequence[Any]) -> Array:
 
 
 def new_shape(node: OnnxNode, old: Sequence[int], asked: Sequence[int]) -> tuple[int, ...]:
-    """Return the shape that a Reshape gives, its 0 and -1 filled in."""
+    """Shape that a Reshape gives, its 0 and -1 filled in.
+
+    Parameters
+    ----------
+    node : OnnxNode
+        The Reshape; with its attribute `allowzero` a 0 is a length.
+    old : sequence of int
+        Shape of the input.
+    asked : sequence of int
+        The second input: lengths, 0 for that of the same axis of `old`, one -1 for the rest.
+
+    Raises
+    ------
+    ModelError
+        Two are -1, one is below it, or the number of elements would change.
+    """
     zeros = node.integer("allowzero", 0)
     shape = [
         int(old[axis]) if size == 0 and not zeros and axis < len(old) else int(size)
@@ -148,7 +163,31 @@ def _slice(node: OnnxNode, inputs: Sequence[Any]) -> Array:
 def slices(
     node: OnnxNode, rank: int, bounds: Sequence[Array | None]
 ) -> list[tuple[int, int, int, int]]:
-    """Return (axis, start, end, step) of a Slice's inputs after the first."""
+    """Rows (axis, start, end, step) of a Slice's inputs after the first.
+
+    Parameters
+    ----------
+    node : OnnxNode
+        The Slice; named in messages.
+    rank : int
+        Number of dims of the tensor that is sliced.
+    bounds : sequence of (int array (slices,) or None)
+        Starts, ends, axes and steps, in this order; axes left out (or None) are the first ones,
+        steps left out are 1.
+
+    Returns
+    -------
+    list of (int, int, int, int)
+        One per axis named, the axis counted from the left; starts and ends as the file has them,
+        counted from the end if below zero, perhaps beyond the dim.
+
+    Raises
+    ------
+    ModelError
+        Starts or ends are missing, or an axis is none of the tensor's.
+    ValueError
+        The inputs are not equally long.
+    """
     filled = [*bounds, None, None][:4]
     starts, ends, axes, steps = (None if x is None else np.ravel(x).tolist() for x in filled)
     if starts is None or ends is None:
@@ -160,14 +199,47 @@ def slices(
 
 
 def axis_of(node: OnnxNode, axis: int, rank: int) -> int:
-    """Return an axis counted from the left; raises ModelError when there is none."""
+    """Axis counted from the left.
+
+    Parameters
+    ----------
+    node : OnnxNode
+        Named in the message.
+    axis : int
+        Index as the file has it, counted from the end if below zero.
+    rank : int
+        Number of dims of the tensor.
+
+    Raises
+    ------
+    ModelError
+        There is no such axis.
+    """
     if not -rank <= axis < rank:
         raise ModelError(f"{node.title}: axis {axis} of a tensor of {rank} dims")
     return int(axis) % rank
 
 
 def axes_of(node: OnnxNode, inputs: Sequence[Array | None]) -> list[int] | None:
-    """Return axes given as second input or as an attribute; None where they are left out."""
+    """Axes given as second input or as the attribute `axes`; None where they are left out.
+
+    Parameters
+    ----------
+    node : OnnxNode
+        A reduction, Squeeze or Unsqueeze.
+    inputs : sequence of (array or None)
+        Values of the node's inputs; only the second is read, and goes before the attribute.
+
+    Returns
+    -------
+    list of int or None
+        As the file has them: counted from the end if below zero, not checked.
+
+    Raises
+    ------
+    ModelError
+        The attribute is not a list of integers.
+    """
     if len(inputs) > 1 and inputs[1] is not None:
         return [int(axis) for axis in np.ravel(inputs[1])]
     axes = node.integers("axes")
@@ -192,7 +264,25 @@ def _split(node: OnnxNode, inputs: Sequence[Any]) -> tuple[Array, ...]:
 def split_sizes(
     node: OnnxNode, size: int, given: Array | None, pieces: int | None = None
 ) -> list[int]:
-    """Return the sizes of a Split's pieces; by default as many as the node has outputs."""
+    """Sizes of a Split's pieces along the axis that is split.
+
+    Parameters
+    ----------
+    node : OnnxNode
+        The Split (or SplitToSequence).
+    size : int
+        Length of the dim that is split.
+    given : int array (pieces,) or None
+        Lengths of the pieces; None: equal ones, the last perhaps shorter, as many as the attribute
+        `num_outputs` says or else as the node has outputs.
+    pieces : int, optional
+        Number of pieces expected; by default as many as the node has outputs.
+
+    Raises
+    ------
+    ModelError
+        The lengths do not add up to `size`, are not as many, or one is below 1.
+    """
     if given is not None:
         sizes = [int(n) for n in np.ravel(given)]
     else:

@@ -113,14 +113,24 @@ def _replaced(dim: Dim, pieces: Mapping[LabelFactor, Dim]) -> Dim:
 
 
 def reshaped(value: Traced, shape: Sequence[int], fresh: Fresh) -> Traced:
-    """See a tensor in another shape of as many elements.
+    """Tensor seen in another shape of as many elements.
 
     Factors are grouped, or taken apart into an outer and an inner one.
 
+    Parameters
+    ----------
+    value : Traced
+        The tensor; it stays where it is, only factors are divided.
+    shape : sequence of int
+        Lengths of the dims as ONNX shall see them, without 0 and -1.
+    fresh : callable
+        Makes a factor of a size that no tensor has yet.
+
     Raises
     ------
-    UnsupportedError
-        The batch would be taken apart, or a dim would begin inside one and end inside another.
+    UnsupportedNodeError
+        The batch would be taken apart or away, a dim would begin inside one and end inside another,
+        or the number of elements differs.
     """
     queue = [factor for dim in value.dims for factor in dim]
     pieces: dict[LabelFactor, Dim] = {}

@@ -93,7 +93,22 @@ def without_units(draft: Draft, array: Array) -> Array:
 
 
 def summed_axes(draft: Draft, array: Array, gone: Sequence[TensorAxis]) -> Array:
-    """Sum over real leaf axes, which leave the dims they were in."""
+    """Array summed over real leaf axes, which leave the dims they were in.
+
+    Parameters
+    ----------
+    draft : Draft
+        Gets one `sum`.
+    array : Array
+        Its rank stays: a dim that loses all its axes has size one.
+    gone : sequence of TensorAxis
+        Leaf axes of the array's tensor, compared by identity.
+
+    Raises
+    ------
+    ShapeError
+        One of them is the batch.
+    """
     drop = {id(axis) for axis in gone}
     operand = StepOperand(
         array.tensor, tuple(OperandSlot(Token(), (axis,)) for axis in array.tensor.leaves())
@@ -122,7 +137,26 @@ def combined(
     name: str | None = None,
     attributes: Mapping[str, Value] | None = None,
 ) -> Array:
-    """Apply an elementwise op of two arrays that broadcast."""
+    """Output of an elementwise op of two arrays that broadcast.
+
+    Parameters
+    ----------
+    draft : Draft
+        Gets the op, and sums that take away real dims of size one.
+    kind : str
+        Row of the op table with two inputs, such as `add`, `mul` or `prelu`.
+    left, right : Array
+        Operands in order; dims are matched from the last one, as in NumPy.
+    name : str, optional
+        Name of the op within its module; None: its kind.
+    attributes : mapping, optional
+        Attributes of the op; None: it has none.
+
+    Raises
+    ------
+    ShapeError
+        Sizes differ and neither is one, dims are taken apart in two ways, or samples would meet.
+    """
     left, right = _unit_free(draft, left, right)
     rank = max(len(left.dims), len(right.dims))
     left_dims = ((),) * (rank - len(left.dims)) + left.dims
@@ -162,7 +196,24 @@ def product(
     *,
     name: str | None = None,
 ) -> Array:
-    """Multiply and sum as `equation` says: the letters of left, right and output dims."""
+    """Product of two arrays, summed over the letters that the output lacks.
+
+    Parameters
+    ----------
+    draft : Draft
+        Gets the `matmul`, and what has to be summed or broadcast before it.
+    left, right : Array
+        Factors; a letter that one alone has is summed over in it first where the output lacks it.
+    equation : (str, str, str)
+        Letters of the dims of left, right and output, one a dim, none twice in one of them.
+    name : str, optional
+        Name of the op within its module; None: matmul.
+
+    Raises
+    ------
+    ShapeError
+        Dims of one letter do not match, or samples would meet.
+    """
     left, right = without_units(draft, left), without_units(draft, right)
     left_letters, right_letters, out_letters = equation
     left = _sum_alone(draft, left, left_letters, right_letters + out_letters)
@@ -224,7 +275,24 @@ def _sum_alone(draft: Draft, array: Array, letters: str, elsewhere: str) -> Arra
 
 
 def reduced(draft: Draft, array: Array, dims: Sequence[int], *, keep: bool) -> Array:
-    """Sum over dims; one along which the tensor is the same counts as often as it is long."""
+    """Sum over dims; one along which the tensor is the same counts as often as it is long.
+
+    Parameters
+    ----------
+    draft : Draft
+        Gets a `sum`, a `scale`, both or none.
+    array : Array
+        Its dims as the program sees them, which `dims` count.
+    dims : sequence of int
+        Indexes, counted from the end if below zero; none of them the batch.
+    keep : bool
+        The dims stay, with size one, as in PyTorch's `keepdim`.
+
+    Raises
+    ------
+    ShapeError
+        It would compute across samples.
+    """
     places = {dim % len(array.dims) for dim in dims}
     if any(axis.role == BATCH for place in places for axis in leaves(array.dims[place])):
         raise ShapeError("it computes across samples")
@@ -244,12 +312,37 @@ def reduced(draft: Draft, array: Array, dims: Sequence[int], *, keep: bool) -> A
 
 
 def scaled(draft: Draft, array: Array, factor: float) -> Array:
-    """Multiply by a number."""
+    """Array multiplied by a number; by 1, the array itself.
+
+    Parameters
+    ----------
+    draft : Draft
+        Gets the `scale`.
+    array : Array
+        Its tensor is read element by element; the dims stay.
+    factor : float
+        The number, known when the model is imported.
+    """
     return array if factor == 1 else pointwise(draft, "scale", array, {"factor": float(factor)})
 
 
 def materialize_axes(draft: Draft, array: Array, groups: Sequence[Group]) -> Array:
-    """Let the tensor really have the axes of these dims along which it is the same."""
+    """Array whose tensor really has the axes of some dims along which it is the same.
+
+    Parameters
+    ----------
+    draft : Draft
+        Gets a `broadcast`, unless no axis is missing.
+    array : Array
+        Its dims stay as they are.
+    groups : sequence of tuple of TensorAxis
+        Dims of `array`, or parts of them.
+
+    Raises
+    ------
+    ShapeError
+        The tensor would have the batch twice.
+    """
     have = {id(x) for x in array.tensor.leaves()}
     missing = [x for group in groups for x in leaves(group) if id(x) not in have]
     if not missing:
@@ -264,7 +357,26 @@ def materialize_axes(draft: Draft, array: Array, groups: Sequence[Group]) -> Arr
 
 
 def narrowed(draft: Draft, array: Array, dim: int, start: int, size: int) -> Array:
-    """Take `size` places of a dim from `start` on."""
+    """Array with `size` places of a dim from `start` on; the dim stays.
+
+    Parameters
+    ----------
+    draft : Draft
+        Gets a `narrow`, unless the tensor is the same along what is cut or all places stay.
+    array : Array
+        Its other dims stay as they are.
+    dim : int
+        Index as the program sees dims, counted from the end if below zero.
+    start : int
+        First place, from 0.
+    size : int
+        Number of places, 1 or more; start + size is not beyond the dim (this is not checked).
+
+    Raises
+    ------
+    ShapeError
+        Samples would be cut out of the batch of the tensor.
+    """
     dim %= len(array.dims)
     group = leaves(array.dims[dim])
     if start == 0 and size == size_of(group):

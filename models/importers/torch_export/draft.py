@@ -212,14 +212,36 @@ def pointwise(
     attributes: Mapping[str, Value] | None = None,
     name: str | None = None,
 ) -> Array:
-    """Apply an op to every element."""
+    """Output of an op that is applied to every element.
+
+    Parameters
+    ----------
+    draft : Draft
+        Gets the op.
+    kind : str
+        Row of the op table with one input, such as `sqrt` or `dropout`.
+    array : Array
+        Its tensor is read as it lies; views and broadcasts stay views of the output.
+    attributes : mapping, optional
+        Attributes of the op, such as `{"exponent": 2.0}`; None: it has none.
+    name : str, optional
+        Name of the op within its module; None: its kind.
+    """
     operand, slots = alike(array)
     tensor = draft.make(kind, (operand,), slots, attributes=attributes, name=name)
     return Array(tensor, array.dims)
 
 
 def fresh(size: int, hint: str | None = None) -> TensorAxis:
-    """A new axis that no other is tied to."""
+    """New axis that no other is tied to.
+
+    Parameters
+    ----------
+    size : int
+        Length.
+    hint : str, optional
+        Label that reads well for it in the graph, such as `y`, used where it is free.
+    """
     return TensorAxis(Extent(size, hint=hint))
 
 

@@ -130,10 +130,21 @@ def size_of(group: Sequence[TensorAxis]) -> int:
 def paired(left: Group, right: Group) -> list[tuple[TensorAxis, TensorAxis]]:
     """Pairs of leaf axes of two dims of one size; both dims are split where the other is.
 
+    Parameters
+    ----------
+    left, right : tuple of TensorAxis
+        The axes that make up each dim, outermost first; those of size one are left out.
+
+    Returns
+    -------
+    list of (TensorAxis, TensorAxis)
+        Outermost first; the extents of a pair are split alike from now on, in all tensors.
+
     Raises
     ------
     ShapeError
-        They are taken apart in two ways that do not fit.
+        Their sizes differ, they are taken apart in two ways that do not fit, or the batch would be
+        split or meets the sequence.
     """
     left_axes = [axis for axis in leaves(left) if axis.size > 1]
     right_axes = [axis for axis in leaves(right) if axis.size > 1]

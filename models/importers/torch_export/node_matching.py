@@ -42,7 +42,22 @@ def _number(value: Any) -> float | None:
 
 
 def match_operand(node: Any, first: Callable[[Any], Any]) -> tuple[Any, Any] | None:
-    """Match of `first` in one of a call's two operands, and the other operand."""
+    """Match of `first` in one of a call's two operands, and the other operand; or None.
+
+    Parameters
+    ----------
+    node : torch.fx.Node
+        A call of two positional operands, such as `add` or `mul`.
+    first : callable
+        Matcher: given an operand behind its casts, what it finds there or None; numbers are not
+        shown to it.
+
+    Returns
+    -------
+    (Any, Any) or None
+        What `first` returned, and the other operand as the call has it: a node with its casts, or a
+        number. The first operand is tried first.
+    """
     for operand, other in (node.args[:2], reversed(node.args[:2])):
         matched = first(without_casts(operand)) if hasattr(operand, "meta") else None
         if matched is not None:

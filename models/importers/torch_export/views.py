@@ -23,7 +23,24 @@ from millrace.models.importers.torch_export.extents import (
 
 
 def viewed(draft: Draft, array: Array, shape: Sequence[int]) -> Array:
-    """Reshape: dims are taken apart and joined, and where they do not divide, made one first."""
+    """Array in another shape.
+
+    Dims are taken apart and joined, and where they do not divide, made one first.
+
+    Parameters
+    ----------
+    draft : Draft
+        Gets a `merge` (and a `broadcast`) where the dims do not divide; a view alone adds nothing.
+    array : Array
+        Its dims may be split, in every tensor that shares them.
+    shape : sequence of int
+        Lengths of the new dims, without -1; as many elements as before.
+
+    Raises
+    ------
+    ShapeError
+        The batch would be taken apart, or the number of elements differs.
+    """
     axes = [axis for group in array.dims for axis in group]
     try:
         return Array(array.tensor, tuple(regroup(axes, shape)))
@@ -68,7 +85,22 @@ def unsqueezed(array: Array, dim: int) -> Array:
 
 
 def squeezed(draft: Draft, array: Array, dims: Sequence[int] | None) -> Array:
-    """Array without dims of size one: these, or all."""
+    """Array without dims of size one: these, or all.
+
+    Parameters
+    ----------
+    draft : Draft
+        Gets a `sum` over axes of size one that the tensor really has.
+    array : Array
+        As the program sees it.
+    dims : sequence of int or None
+        Indexes, counted from the end if below zero; one whose size is not one stays. None: all.
+
+    Raises
+    ------
+    ShapeError
+        The batch would go: the program was traced with a single sample.
+    """
     rank = len(array.dims)
     asked = set(range(rank)) if dims is None else {dim % rank for dim in dims}
     shape = array.shape
@@ -128,7 +160,24 @@ def strided(draft: Draft, array: Array, dim: int, start: int, end: int, step: in
 
 
 def selected(draft: Draft, array: Array, dim: int, index: int) -> Array:
-    """Array at one place of a dim, which goes."""
+    """Array at one place of a dim, which goes.
+
+    Parameters
+    ----------
+    draft : Draft
+        Gets a `narrow`, and a `sum` over the dim of size one, where they are needed.
+    array : Array
+        Of one dim more than the result.
+    dim : int
+        Index as the program sees dims, counted from the end if below zero.
+    index : int
+        Place along it, counted from the end if below zero.
+
+    Raises
+    ------
+    ShapeError
+        The dim is the batch, and the tensor has it.
+    """
     dim %= len(array.dims)
     piece = narrowed(draft, array, dim, index % array.shape[dim], 1)
     return squeezed(draft, piece, (dim,))
@@ -153,7 +202,22 @@ def padded(draft: Draft, array: Array, dim: int, before: int, after: int) -> Arr
 
 
 def joined(draft: Draft, arrays: Sequence[Array], dim: int) -> Array:
-    """Concatenate along a dim."""
+    """Arrays one behind the other along a dim.
+
+    Parameters
+    ----------
+    draft : Draft
+        Gets the `concat`, and a `broadcast` of each array that is the same where others differ.
+    arrays : sequence of Array
+        One or more, in order, of one rank and, but for `dim`, of one shape.
+    dim : int
+        Index of the dim, counted from the end if below zero.
+
+    Raises
+    ------
+    ShapeError
+        Other dims differ in size or are taken apart in two ways, or samples would meet.
+    """
     first = arrays[0]
     dim %= len(first.dims)
     for _ in range(2):
