@@ -73,6 +73,7 @@ def candidates(
     Parameters
     ----------
     pins : Pins
+        Choices of the user; what is None is enumerated.
     cluster : Cluster
         Every device is used.
     global_batch : int
@@ -86,8 +87,15 @@ def candidates(
     repeated : int
         Equal blocks in a row, at most; 0: all of them.
 
+    Returns
+    -------
+    tuple of Candidate
+        At least one, without places on a cluster of several kinds of device (`placed` gives them).
+
     Raises
     ------
+    PlanError
+        A pin is malformed.
     InfeasibleError
         The pins leave nothing; says which of them.
     """

@@ -34,7 +34,30 @@ ORDERED = 3  # so many groups are put in every order; more of them as listed and
 def candidates_of(
     request: SearchRequest, graph: Graph, widened: Collection[PipelineShape] | None = None
 ) -> tuple[Candidate, ...]:
-    """Candidates of a request; with `widened` those of three axes for such pipelines."""
+    """Candidates of a request; with `widened` those of three axes for such pipelines.
+
+    Parameters
+    ----------
+    request : SearchRequest
+        Its pins, cluster and global batch decide.
+    graph : Graph
+        Training graph: its blocks, and whether there is a sequence or experts to split.
+    widened : collection of PipelineShape, optional
+        Stages, schedule, chunks per stage and microbatches of each pipeline; empty: all pipelines,
+        of few microbatch sizes. None: candidates of at most two axes.
+
+    Returns
+    -------
+    tuple of Candidate
+        In a fixed order, with their places. May be empty only with `widened`.
+
+    Raises
+    ------
+    PlanError
+        A pin is malformed; not with `widened`.
+    InfeasibleError
+        The pins leave nothing, and says which of them; not with `widened`.
+    """
     can = parallelism_limits(graph)
     sequence, experts = bool(can["sequence"] or can["sequence_parallel"]), int(can["experts"])
     pins, cluster, samples = request.pins, request.cluster, request.global_batch
@@ -57,7 +80,15 @@ def everywhere(cluster: Cluster, devices: int) -> PlacementGroup:
 
 
 def placed(unplaced: Sequence[Candidate], cluster: Cluster) -> tuple[Candidate, ...]:
-    """Give candidates their places: on several kinds of device once per order of the groups."""
+    """Candidates with their places: on several kinds of device once per order of the groups.
+
+    Parameters
+    ----------
+    unplaced : sequence of Candidate
+        Candidates that use every device, without `placing`.
+    cluster : Cluster
+        Its groups of nodes; on a single one candidates stay as they are.
+    """
     if not cluster.others:
         return tuple(unplaced)
     shapes = [(prod(candidate.sizes), candidate.pipeline.stages) for candidate in unplaced]
@@ -151,7 +182,21 @@ def ordered(cluster: Cluster, order: tuple[int, ...]) -> Cluster:
 
 
 def usable_bytes(request: SearchRequest, candidate: Candidate) -> tuple[int, ...]:
-    """Bytes of one device on each of a candidate's sites, of the smallest kind it has there."""
+    """Bytes of one device on each of a candidate's sites, of the smallest kind it has there.
+
+    Parameters
+    ----------
+    request : SearchRequest
+        Its memory limit counts, less what is reserved and the slack of laying out.
+    candidate : Candidate
+        Stages and their sites; without a `placing` it has one site, on the cluster's first kind.
+
+    Returns
+    -------
+    tuple of int
+        One per site, in the order that `Pipeline.kind_of_stage` counts; zero or less where what is
+        reserved takes all.
+    """
     if candidate.placing is None:
         return (request.usable_bytes,)
     groups = request.cluster.groups

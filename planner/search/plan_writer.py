@@ -13,7 +13,17 @@ from millrace.planner.search.placement_groups import ordered
 
 
 def write_plan(evaluator: Evaluator, solved: SolvedPlan) -> Plan:
-    """Plan of a solved candidate, without evidence or figures."""
+    """Plan of a solved candidate, without evidence or figures.
+
+    Variants that no block takes are left out.
+
+    Parameters
+    ----------
+    evaluator : Evaluator
+        That of the search: its request and graph, and the spaces that options are numbered in.
+    solved : SolvedPlan
+        Division of the blocks, and the solutions that it numbers.
+    """
     request, graph = evaluator.request, evaluator.graph
     variants = evaluator.variants(solved)
     candidate, pipeline = solved.candidate, solved.candidate.pipeline

@@ -81,12 +81,20 @@ def unlike_groups(
 
     Parameters
     ----------
-    axis_sizes, axes
-        The mesh, and its axes that the groups span.
-    starts
+    axis_sizes : tuple of int
+        Devices along each axis of one stage's mesh, outer first.
+    axes : tuple of int
+        Places, in the mesh, of the axes that the groups span.
+    starts : tuple of int
         First ranks of the stages.
-    frame
+    frame : Frame
         The links, see `millrace.planner.costs.group_topology`.
+
+    Returns
+    -------
+    tuple of tuple of int
+        Ranks of each group. Where they begin at more than `SAMPLED` unlike ranks, so many evenly
+        spaced ones are looked at.
     """
     first = group_ranks(axis_sizes, axes)
     strides = [prod(axis_sizes[axis:]) for axis in range(len(axis_sizes))]

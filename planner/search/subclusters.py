@@ -40,11 +40,17 @@ def search_for(
 
     Parameters
     ----------
-    request, simulate, progress, record
-        As for `search`.
+    request : SearchRequest
+        As for `search`; its cluster is the most that may be used.
     optimize_for : str
         throughput: all devices are used. cost, energy: the plan may use fewer, whole nodes or a
         divisor of one; its cluster is then the part that it uses.
+    simulate : callable, optional
+        As for `search`: predicts a plan's figures; None: the planner's own cost decides.
+    progress : callable, optional
+        As for `search`: told a line of text now and then.
+    record : SearchLog, optional
+        As for `search`. Counts and the answer are those of the part that won, seconds of all parts.
 
     Raises
     ------

@@ -33,6 +33,25 @@ def template_figures(
     Boxing between blocks counts where it is read. Where a schedule defers gradients of weights,
     bytes in flight are those kept until the gradients of inputs, and the last two figures what is
     kept for the gradients of weights: of the forward pass, and of the backward pass.
+
+    Parameters
+    ----------
+    space : StrategySpace
+        Choices and nets of the program; its folded graph names each block's template.
+    tables : CostTables
+        Costs of all options of `space`, none left out.
+    row : int
+        Row of `tables`: the mesh and microbatch of the program.
+    options : tuple of int
+        Option of each choice, as the space numbers them.
+    deferring : bool
+        True if the schedule defers weight gradients; False: both gradients are one pass, and the
+        last two figures are 0.
+
+    Returns
+    -------
+    dict of str to list of int (7,)
+        Nanoseconds and bytes, by template.
     """
     templates = space.folded.graph.templates
     counts: dict[str, int] = {}
@@ -97,6 +116,17 @@ def forward_times_ns(
     """Nanoseconds of one block's forward pass per template: a share of its time per microbatch.
 
     Ops that are recomputed choose together with their clones, which take as long.
+
+    Parameters
+    ----------
+    space : StrategySpace
+        Choices and nets of the program; its folded graph names each block's template.
+    tables : CostTables
+        Costs of all options of `space`, none left out.
+    row : int
+        Row of `tables`: the mesh and microbatch of the program.
+    options : tuple of int
+        Option of each choice, as the space numbers them.
     """
     templates = space.folded.graph.templates
     home = [templates[choice.ops[0].op.block] for choice in space.choices]

@@ -127,7 +127,20 @@ def fold(
 
 
 def handed_bytes(folded: Folded, batch: int) -> int:
-    """Bytes of the largest tensor that a block of the forward pass hands to the next, whole."""
+    """Bytes of the largest tensor that a block of the forward pass hands to the next, whole.
+
+    Parameters
+    ----------
+    folded : Folded
+        Graph with equal blocks taken once.
+    batch : int
+        Samples of a microbatch over all replicas; sizes of the graph's tensors are scaled to it.
+
+    Returns
+    -------
+    int
+        Bytes over all devices; 0 where no block hands a tensor on.
+    """
     tensors = folded.graph.tensors_by_name
     makers = {name: op for op in folded.ops for name in op.outputs}
     handed = (

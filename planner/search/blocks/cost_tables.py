@@ -68,7 +68,15 @@ class CostTables:
 
 
 def take(tables: CostTables, rows: Ints | Bools) -> CostTables:
-    """Tables of some of the rows."""
+    """Tables of some of the rows.
+
+    Parameters
+    ----------
+    tables : CostTables
+        K rows; returned as they are if all are taken, in order.
+    rows : int array (R,) or bool array (K,)
+        Numbers of the rows, in the order wanted, or a mask of them.
+    """
     places = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
     if np.array_equal(places, np.arange(tables.rows)):
         return tables
@@ -118,21 +126,22 @@ def _joined(parts: Sequence[CostTables], join: Callable[[list[Array]], Array]) -
 def solution_figures(
     tables: CostTables, chosen: Ints, places: Ints | None = None
 ) -> tuple[Ints, Bools]:
-    """Sum up the figures of one option per choice and row.
+    """Figures of one option per choice and row, summed up, and the mask of legal ones.
 
     Parameters
     ----------
-    tables : Tables
-    chosen : array [choices, R]
+    tables : CostTables
+        All choices and nets count as often as they occur.
+    chosen : int array [choices, R]
         The option of each choice, by its place in the tables.
-    places : array [R], optional
+    places : int array [R], optional
         The row of each column; default: all rows.
 
     Returns
     -------
-    figures : array [F, R]
+    figures : int array [F, R]
         Each boxing and each kept tensor counts once, whoever reads it.
-    legal : array [R]
+    legal : bool array [R]
         True where every option divides and every boxing exists.
     """
     rows = np.arange(tables.rows) if places is None else places
@@ -149,7 +158,17 @@ def solution_figures(
 
 
 def net_figures(net: EdgeCosts, chosen: Ints, places: Ints) -> tuple[Ints, Bools]:
-    """Figures [F, R] of one occurrence of a net, and whether its boxings exist [R]."""
+    """Figures [F, R] of one occurrence of a net, and whether its boxings exist [R].
+
+    Parameters
+    ----------
+    net : EdgeCosts
+        Boxing to each target counts once, whoever reads it, and so does what is held there.
+    chosen : int array (choices, R)
+        Option of every choice, by its place in the tables.
+    places : int array (R,)
+        Row of the tables that each column of `chosen` is for.
+    """
     source = net.makes[chosen[net.producer]]
     targets = [use.wants[chosen[use.choice]] for use in net.uses]
     figures = np.zeros((len(FIGURES), len(places)), np.int64)
@@ -176,7 +195,21 @@ def _unlike(target: Ints, others: Sequence[Ints]) -> Bools:
 
 
 def single(tables: CostTables, row: int) -> CostTables | None:
-    """Tables of one row, of options that are legal and can be boxed to and from; None: none."""
+    """Tables of one row, of options that are legal and can be boxed to and from; None: none.
+
+    Parameters
+    ----------
+    tables : CostTables
+        Block programs with all options of their space.
+    row : int
+        Program that is taken.
+
+    Returns
+    -------
+    CostTables or None
+        One row; `options` of every choice say which options of the space are left. None if a choice
+        has none left.
+    """
     row_tables = take(tables, np.array([row]))
     keep = reachable_options(row_tables)
     return compact(row_tables, keep) if all(len(options) for options in keep) else None

@@ -112,6 +112,23 @@ def cheapest(
     """Sum of every choice at its cheapest option, of some rows at their prices [F, rows].
 
     Infinite where an op has no legal option.
+
+    Parameters
+    ----------
+    pricing : StrategyCosts or MixedDeviceCosts
+        Figures of every option on K rows.
+    least : sequence of (Least or None)
+        Entry of each choice, as `least_times` gives them for this pricing; None: its options are
+        compared at the prices.
+    rows : int array (R,)
+        Rows of the pricing.
+    prices : float array (F, R)
+        Price of one unit of each figure, in the order of `FIGURES`; those of bytes are not read.
+
+    Returns
+    -------
+    float array (R,)
+        Figures at the prices, without boxing: a lower bound of each program's cost.
     """
     total = np.zeros(len(rows))
     for index, (choice, least_time) in enumerate(zip(pricing.space.choices, least, strict=True)):

@@ -35,6 +35,13 @@ def number_of(sbp: NdSbp) -> int:
 def sbp_of(state: int, axes: int) -> NdSbp:
     """Nd-SBP of a number.
 
+    Parameters
+    ----------
+    state : int
+        Number as `number_of` makes it: one digit per axis, the outermost first.
+    axes : int
+        Number of mesh axes; digits beyond them are left out.
+
     Examples
     --------
     >>> sbp_of(number_of((split(1), BROADCAST)), 2) == (split(1), BROADCAST)
@@ -52,7 +59,15 @@ def sbp_of(state: int, axes: int) -> NdSbp:
 
 
 def digits(states: Ints, axes: int) -> Ints:
-    """Digits of states: [N, U]."""
+    """Digits of states: [N, U].
+
+    Parameters
+    ----------
+    states : int array (U,)
+        Numbers of nd-SBPs.
+    axes : int
+        Number N of mesh axes; the first row is that of the outermost.
+    """
     powers = RADIX ** np.arange(axes - 1, -1, -1)
     return states[None, :] // powers[:, None] % RADIX
 

@@ -61,30 +61,35 @@ def solve(
     cutoff: float = np.inf,
     start: Solution | None = None,
 ) -> Solution:
-    """Choose an option for every choice of the tables at the least price.
+    """Solution of least price: an option for every choice of the tables.
 
     Parameters
     ----------
-    tables : Tables
-    prices : Prices
+    tables : CostTables
+        One row; the solution's options are places in these tables.
+    prices : FigurePrices
+        Nanoseconds of the step for one unit of each figure.
     memory : MemoryRow, optional
         A hard limit besides the prices. In large tables (more than `ROW_OPTIONS` options in play)
         the solution is the best found by pricing, its bound the Lagrangian one.
     max_gap : float
         Relative gap at which a solution is good enough; 0 asks for the optimum.
     node_limit : int
-        Nodes of the branch and bound.
+        Nodes of the branch and bound; with a memory row no more than `ROW_NODES`.
     cutoff : float
         No solution that costs as much is wanted.
     start : Solution, optional
-        The solution without the memory row, where it is known.
+        The solution without the memory row, where it is known; None: solved first.
 
     Raises
     ------
     MemoryLimitError
-        The memory row cannot be met; holds the least bytes that can.
+        The memory row cannot be met; holds the least bytes that can. With a `max_gap` these may be
+        that share too many, and in large tables they are a lower bound.
     BeyondCutoff
         Every solution costs `cutoff` or more; holds the bound.
+    InfeasibleError
+        No legal options can be boxed to one another.
     """
     solver = _Solver(tables, prices, max_gap, node_limit, cutoff)
     return solver.free() if memory is None else solver.limited(memory, start)

@@ -207,15 +207,18 @@ def build_space(
     allowed: Allowed | None = None,
     otherwise: Allowed | None = None,
 ) -> StrategySpace:
-    """Enumerate the options of every op and the nets between them.
+    """Space of the options of every op, and of the nets between them.
 
     Parameters
     ----------
     folded : Folded
+        Graph with equal blocks taken once, in one mode of recomputation.
     axes : int
-        Axes of the mesh.
+        Axes of the mesh; 0: one device.
     allowed, otherwise : callable, optional
-        A filter per op and axis (pins), and the one for ops that it leaves with nothing.
+        A filter per op and axis (pins), and the one to fall back to: its options are not primary,
+        so they count only where no primary one divides. None lets every signature pass, as a
+        fallback too.
 
     Raises
     ------

@@ -14,6 +14,18 @@ def handover(space: StrategySpace, options: Options) -> Handover:
     """States of the tensors that blocks hand on; blocks alike in these mix without more boxing.
 
     What a reader wants is boxed, and counted, where it reads: only what is made has to agree.
+
+    Parameters
+    ----------
+    space : StrategySpace
+        Choices and nets of the block program.
+    options : tuple of int
+        Option of each choice, as the space numbers them.
+
+    Returns
+    -------
+    tuple of (str, int)
+        Each tensor that crosses from block to block, and the number of its nd-SBP (`sbp_codes.py`).
     """
     return tuple(
         (net.tensor, int(net.sources[net.makes[options[net.producer]]]))
@@ -23,7 +35,21 @@ def handover(space: StrategySpace, options: Options) -> Handover:
 
 
 def boundary_masks(space: StrategySpace, wanted: Handover) -> dict[int, Bools]:
-    """Mask of the options that hand tensors on in the wanted states, by choice: [O] each."""
+    """Mask of the options that hand tensors on in the wanted states, by choice: [O] each.
+
+    Parameters
+    ----------
+    space : StrategySpace
+        Choices and nets of the block program.
+    wanted : tuple of (str, int)
+        Tensor and the state in which it shall be made, as `handover` gives them. Tensors that are
+        not named may be made in any.
+
+    Returns
+    -------
+    dict of int to bool array (O,)
+        Only choices that make a tensor named.
+    """
     states = dict(wanted)
     masks: dict[int, Bools] = {}
     for net in space.nets:
@@ -36,7 +62,19 @@ def boundary_masks(space: StrategySpace, wanted: Handover) -> dict[int, Bools]:
 def variants(
     space: StrategySpace, graph: Graph, options: Options, mode: str
 ) -> tuple[Variant, ...]:
-    """Variants, one per template, in the order of the model."""
+    """Variants, one per template, in the order of the model.
+
+    Parameters
+    ----------
+    space : StrategySpace
+        Space of the program that was solved; its ops stand for those of all blocks alike.
+    graph : Graph
+        Training graph of all blocks, with the template of each.
+    options : tuple of int
+        Option of each choice, as the space numbers them.
+    mode : str
+        Recomputation that the program was solved for: none, selective or full.
+    """
     signatures: dict[str, dict[str, OpSignature]] = {}
     for choice, option in zip(space.choices, options, strict=True):
         for op_options in choice.ops:

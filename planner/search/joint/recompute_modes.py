@@ -25,11 +25,27 @@ def by_mode(
     Parameters
     ----------
     programs : Programs
+        Solves them, to the request's gap.
     shape : Shape
+        Shape of the candidate's block program.
     pipeline : Pipeline
+        Says the prices, as if each stage had one chunk, and the microbatches in flight.
     modes : sequence of str
+        Some of none, selective and full: recomputation of all blocks.
     memory_bytes : int
         Memory of one device of every stage together.
+
+    Returns
+    -------
+    solutions : list of (str, Solution)
+        In each mode the one without a limit, then the one within memory, where there is one.
+    bound : float
+        Infinite where there is one stage, whose memory no mode fits.
+
+    Raises
+    ------
+    InfeasibleError
+        No signatures fit together on the mesh.
     """
     counts = inflight_counts(pipeline)
     row = MemoryRow(inflight=-(-sum(counts) // len(counts)), limit_bytes=memory_bytes)
@@ -58,6 +74,14 @@ def by_mode(
 
 
 def usual_mode(division: Division, modes: Sequence[str]) -> str:
-    """Mode that most blocks run in, where `modes` are those of the variants."""
+    """Mode that most blocks run in, where `modes` are those of the variants.
+
+    Parameters
+    ----------
+    division : Division
+        Blocks with the number of their variant.
+    modes : sequence of str
+        Mode of each variant, by that number; of two that are as frequent the first one counts.
+    """
     used = [modes[variant] for chunk in division.chunks for _, variant in chunk]
     return max(modes, key=used.count)

@@ -35,7 +35,20 @@ Blocks = dict[str, tuple[Parts, Parts]]  # per template: of a microbatch, of a s
 
 
 def breakdown(evaluator: Evaluator, best_plan: SolvedPlan) -> Parts:
-    """Nanoseconds of the step by what they go to; they sum up to `division.step_ns`."""
+    """Nanoseconds of the step by what they go to; they sum up to `division.step_ns`.
+
+    Parameters
+    ----------
+    evaluator : Evaluator
+        That of the search, which has solved the plan's block programs.
+    best_plan : SolvedPlan
+        Division of the blocks, and the solutions that it numbers.
+
+    Returns
+    -------
+    dict of str to float
+        Parts that are 0 are left out.
+    """
     pipeline = evaluator.sends.pipeline(best_plan.candidate)
     shape = evaluator.shape(best_plan.candidate)
     templates = evaluator.graph.templates

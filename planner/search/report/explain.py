@@ -87,8 +87,9 @@ def explain(plan: Plan, answer: SearchResult) -> tuple[Reason, ...]:
     Parameters
     ----------
     plan : Plan
-    answer : Answer
-        Left by the search that made the plan in its `Record`.
+        Its axes, variants and offload are what is explained.
+    answer : SearchResult
+        Left by the search that made the plan in its `SearchLog`.
 
     Returns
     -------

@@ -30,6 +30,15 @@ def last_resort(
 
     It is asked only where memory binds and no pin speaks of it. Ranks on a CPU have no memory but
     the machine's.
+
+    Parameters
+    ----------
+    request : SearchRequest
+        Question that has no answer with all state on the devices.
+    graph : Graph
+        Training graph: says whether there is state that could go to the host.
+    error : InfeasibleError
+        Raised by the search; memory binds if it is a NoPlanError or a MemoryLimitError.
     """
     helps = (
         isinstance(error, NoPlanError | MemoryLimitError)
@@ -45,6 +54,14 @@ def with_first_search_reason(plan: Plan, error: InfeasibleError) -> Plan:
     """Plan of the second search, with what the first one said foremost in its evidence.
 
     What the first did not prove to be impossible may be better than any of the second.
+
+    Parameters
+    ----------
+    plan : Plan
+        Plan with optimizer state on the host, with its evidence.
+    error : InfeasibleError
+        Raised by the search with that state on the devices. The `bound_ns` of a NoPlanError lowers
+        the bound of the evidence, and its gap follows; any other leaves them.
     """
     assert plan.evidence is not None
     open_s = error.bound_ns / 1e9 if isinstance(error, NoPlanError) else float("inf")

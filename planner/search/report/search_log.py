@@ -114,15 +114,18 @@ def layers(
 
     Parameters
     ----------
-    record : Record
-    chosen : Found
+    record : SearchLog
+        Counts of the search; its `answer` has to be filled.
+    chosen : SolvedPlan
         Division and solutions that the plan was made of.
-    pruned, refused : list
+    pruned : list of Pruned
+        Candidates that were not solved to their end, in the last round.
+    refused : list of Refused
         Candidates without a plan, in the last round.
     bounds_ns : tuple of float
-        The lowest over all candidates, by ranking and as proven then.
+        The lowest over all candidates, by ranking and as proven then; nanoseconds of a step.
     held_by : str
-        The candidate that has the lowest proven bound.
+        The candidate that has the lowest proven bound, as its `text` names it.
     """
     assert record.answer is not None, "filled before"
     did, evaluator = record.counts, record.answer.evaluator

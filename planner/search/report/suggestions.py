@@ -144,6 +144,13 @@ def storage_bytes(graph: Graph, offload: str = ON_DEVICES) -> int:
 def check_storage(request: SearchRequest, graph: Graph) -> None:
     """Refuse at once what cannot even hold the model and its optimizer, wherever they lie.
 
+    Parameters
+    ----------
+    request : SearchRequest
+        Devices and the memory of each that may be used; whether optimizer state is on the host.
+    graph : Graph
+        Training graph: weights, gradients and optimizer state.
+
     Raises
     ------
     NoPlanError, HostMemoryError
@@ -316,7 +323,23 @@ def _smallest_microbatch_candidates(everything: tuple[Candidate, ...]) -> list[C
 
 
 def with_remedies(error: InfeasibleError, request: SearchRequest, graph: Graph) -> InfeasibleError:
-    """Error with the nearest changes that help, where any does."""
+    """Error with the nearest changes that help, where any does.
+
+    Parameters
+    ----------
+    error : InfeasibleError
+        Raised by the search. Memory is changed after a NoPlanError or a HostMemoryError, shapes are
+        after any other, but no batch after a SignatureError.
+    request : SearchRequest
+        Question that the error answers.
+    graph : Graph
+        Training graph of the request.
+
+    Returns
+    -------
+    InfeasibleError
+        The error itself where no change helps; else a plain InfeasibleError with its text and more.
+    """
     short = isinstance(error, NoPlanError | HostMemoryError)
     if short:
         remedies = memory_remedies(request, graph)
@@ -337,7 +360,15 @@ def _spoken(remedy: str) -> str:
 def infeasibility_error(refusals: list[Refused], offload: str, bound_ns: float) -> InfeasibleError:
     """Error for all candidates: the one nearest to fitting, or the first refusal.
 
-    `bound_ns` is the least bound of those of which it is not proven.
+    Parameters
+    ----------
+    refusals : list of Refused
+        At least one, in the order tried. A MemoryLimitError that needs the fewest bytes is the
+        nearest; a HostMemoryError that comes first goes before it.
+    offload : str
+        Place of optimizer state, as in a Plan: none or optimizer.
+    bound_ns : float
+        The least bound of those of which it is not proven, nanoseconds; infinite: all are proven.
     """
     close = [
         (refused.candidate, refused.error)

@@ -364,9 +364,27 @@ def _busiest_stage_ns(schedule: str, stages: int, times: PassTimes) -> float:
 def path_cut(
     schedule: str, stages: int, chunks: int, microbatches: int, times: PassTimes
 ) -> PathCut:
-    """A path of a pipeline's order that is about the longest in these times.
+    """Path of a pipeline's order that is about the longest in these times.
 
-    Arguments are those of `critical_path`.
+    Of many microbatches a few rounds are run, and one of these is repeated for the others.
+
+    Parameters
+    ----------
+    schedule : str
+        Name in `SCHEDULES`.
+    stages : int
+        Stages of the pipeline.
+    chunks : int
+        Chunks of each stage.
+    microbatches : int
+        Microbatches of a step.
+    times : PassTimes
+        Nanoseconds of the passes of every position, `stages * chunks` in all.
+
+    Raises
+    ------
+    ProtocolError
+        The orders wait for one another in a cycle.
     """
     rounds = max(0, microbatches - LAPS * stages) // stages
     order = _order(schedule, stages, chunks, microbatches - rounds * stages)

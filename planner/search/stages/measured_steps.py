@@ -32,15 +32,21 @@ Kinds = Sequence[Sequence[tuple[str, int]]]
 
 
 def measured_step_ns(kinds: Kinds, pipeline: Pipeline, times: BlockTimes) -> float:
-    """Step time of a division whose blocks take these times.
+    """Step time of a division whose blocks take these times, nanoseconds.
 
     Parameters
     ----------
     kinds : sequence
         Per position, template and variant of every block: all among `times.blocks`.
     pipeline : Pipeline
+        Schedule, stages and microbatches; `sent_ns` is not read, as `times` has the transfers.
     times : BlockTimes
         Transfers are those of as many positions.
+
+    Raises
+    ------
+    ProtocolError
+        The orders of the stages wait for one another in a cycle.
     """
     chunks = np.array([times.chunk + sum(times.blocks[kind] for kind in row) for row in kinds])
     stage_of = np.array([pipeline.stage_of(position) for position in range(len(chunks))])

@@ -303,7 +303,24 @@ def dot(some: Lifetimes, others: Lifetimes) -> int:
 
 
 def deferred_ns(figures: VariantFigures, pipeline: Pipeline) -> float:
-    """Time of a block that a schedule takes out of the ramp; the slowest stage has no ramp."""
+    """Time of a block that a schedule takes out of the ramp; the slowest stage has no ramp.
+
+    Parameters
+    ----------
+    figures : VariantFigures
+        Times of the block per microbatch, nanoseconds.
+    pipeline : Pipeline
+        Schedule and stages; 0 where the schedule does not defer weight gradients.
+
+    Returns
+    -------
+    float
+        Nanoseconds per microbatch: at most the block's own time.
+
+    Notes
+    -----
+    Qi et al., "Zero bubble pipeline parallelism", 2023, section 2.2.
+    """
     if not pipeline.defers_weight_gradients:
         return 0.0
     others = 1 - 1 / pipeline.stages
@@ -313,7 +330,17 @@ def deferred_ns(figures: VariantFigures, pipeline: Pipeline) -> float:
 def step_time_ns(
     chunks: tuple[tuple[tuple[str, int], ...], ...], runs: tuple[BlockRun, ...], pipeline: Pipeline
 ) -> float:
-    """Predicted step time of a division."""
+    """Predicted step time of a division, nanoseconds, by the formula that this module begins with.
+
+    Parameters
+    ----------
+    chunks : tuple of tuple of (str, int)
+        Per position, block and number of its variant, as `Division.chunks`.
+    runs : tuple of BlockRun
+        Figures of the variants of every block, on each kind of device.
+    pipeline : Pipeline
+        Schedule, each stage's kind of device, and `sent_ns` for what stages send.
+    """
     run_of = {block: run for run in runs for block in run.blocks}
     times = [0] * (pipeline.stages * pipeline.rows)
     update = [0] * pipeline.stages
@@ -335,6 +362,20 @@ def peak_bytes(
     """Bytes of every stage of a division when it keeps most, whichever moment that is.
 
     `stage_bytes` counts one moment for all divisions, so that it is linear in their blocks.
+
+    Parameters
+    ----------
+    chunks : tuple of tuple of (str, int)
+        Per position, block and number of its variant, as `Division.chunks`.
+    runs : tuple of BlockRun
+        Figures of the variants of every block, on each kind of device.
+    pipeline : Pipeline
+        Schedule, which says what is alive at a time, and each stage's kind of device.
+
+    Returns
+    -------
+    tuple of int
+        Per stage, of one device: persistent, in flight and the largest section.
     """
     run_of = {block: run for run in runs for block in run.blocks}
     stays, transient = [0] * pipeline.stages, [0] * pipeline.stages
@@ -361,7 +402,19 @@ def peak_bytes(
 def stage_bytes(
     chunks: tuple[tuple[tuple[str, int], ...], ...], runs: tuple[BlockRun, ...], pipeline: Pipeline
 ) -> tuple[int, ...]:
-    """Bytes of every stage of a division."""
+    """Bytes of every stage of a division, of one device.
+
+    One moment counts for all divisions, that of `lifetime_counts`: `peak_bytes` has the fullest.
+
+    Parameters
+    ----------
+    chunks : tuple of tuple of (str, int)
+        Per position, block and number of its variant, as `Division.chunks`.
+    runs : tuple of BlockRun
+        Figures of the variants of every block, on each kind of device.
+    pipeline : Pipeline
+        Schedule, which says how many microbatches are alive, and each stage's kind of device.
+    """
     run_of = {block: run for run in runs for block in run.blocks}
     used, transient = [0] * pipeline.stages, [0] * pipeline.stages
     for position, (chunk, counts) in enumerate(zip(chunks, lifetime_counts(pipeline), strict=True)):

@@ -44,7 +44,23 @@ class Eliminated:
 def eliminate(
     option_costs: list[Floats], pairs: list[StatePair]
 ) -> tuple[list[Eliminated], list[StatePair]]:
-    """Choices taken out, in order, and the pairs left; `option_costs` of the others changes."""
+    """Choices taken out, in order, and the pairs left; `option_costs` of the others changes.
+
+    Parameters
+    ----------
+    option_costs : list of float array (O, K)
+        Costs of every choice's options by row, at the rows' prices; changed in place.
+    pairs : list of StatePair
+        Boxing between choices. Those that other readers share stay, and keep their choices in; any
+        other that has one state at an end goes into the costs of options.
+
+    Returns
+    -------
+    eliminated : list of Eliminated
+        Each before the neighbour that decides it, if that is taken out too: decide them in reverse.
+    left : list of StatePair
+        Pairs between choices that are not taken out.
+    """
     beside: list[list[StatePair]] = [[] for _ in option_costs]
     for pair in pairs:
         if not pair.shared and 1 in pair.cost.shape[:2]:
