@@ -85,13 +85,45 @@ def _received(step: BoxingStep, before: int, after: int, sizes: tuple[int, ...])
 def message_bytes(
     step: BoxingStep, shape: tuple[int, ...], itemsize: int, sizes: tuple[int, ...]
 ) -> int:
-    """Message size as collective libraries count it: the larger of the two local tensors."""
+    """Message size as collective libraries count it: the larger of the two local tensors, in bytes.
+
+    Parameters
+    ----------
+    step : BoxingStep
+        Its nd-SBPs before and after are what counts, not its kind.
+    shape : tuple of int
+        Shape of the whole tensor.
+    itemsize : int
+        Bytes of one element.
+    sizes : tuple of int
+        Devices along each mesh axis.
+
+    Raises
+    ------
+    PlanError
+        A dim that the step's SBPs split does not exist or does not divide.
+    """
     before = local_size(shape, step.before, sizes)
     return max(before, local_size(shape, step.after, sizes)) * itemsize
 
 
 def moves(state: NdSbp, ndim: int, sizes: tuple[int, ...]) -> tuple[BoxingStep, ...]:
-    """Legal single steps from `state`."""
+    """Legal single steps from `state`.
+
+    Parameters
+    ----------
+    state : NdSbp
+        SBP of the tensor on each mesh axis, outer first.
+    ndim : int
+        Number of dims of the tensor; any of them may be split.
+    sizes : tuple of int
+        Devices along each mesh axis; it only counts which of them are more than one.
+
+    Returns
+    -------
+    tuple of BoxingStep
+        Steps over one axis, then collectives over several; whether dims divide is not asked.
+    """
     return _moves(state, ndim, tuple(size > 1 for size in sizes))
 
 
@@ -159,12 +191,17 @@ def boxing_path(
 
     Parameters
     ----------
-    source, target
-        One SBP per mesh axis.
-    sizes
-        Sizes of the mesh axes.
-    shape
-        Shape of the whole tensor.
+    source, target : NdSbp
+        One SBP per mesh axis, outer first; axes of one device need no step.
+    sizes : tuple of int
+        Devices along each mesh axis.
+    shape : tuple of int
+        Shape of the whole tensor; of each dim only its gcd with the number of devices matters.
+
+    Returns
+    -------
+    tuple of BoxingStep
+        In order; empty where nothing changes on axes of several devices.
 
     Raises
     ------
@@ -277,10 +314,21 @@ def crossing(
     The tensor is sent straight across, each device to its counterpart, as the source's SBP or as
     the target's, whichever makes every device receive fewer bytes in all.
 
+    Parameters
+    ----------
+    source, target : NdSbp
+        One SBP per mesh axis, outer first, here and there.
+    sizes : tuple of int
+        Devices along each mesh axis, equal on both placements.
+    shape : tuple of int
+        Shape of the whole tensor.
+
     Raises
     ------
     InfeasibleError
         Source and target are both partial, or no boxing joins them.
+    PlanError
+        A dim that the carried SBP splits does not exist or does not divide.
     """
     best: tuple[int, StageTransfer] | None = None
     for carried in dict.fromkeys((target, source)):

@@ -360,6 +360,13 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 def nearest_cube(devices: int, dims: int) -> tuple[int, ...]:
     """Sizes of a torus of so many devices, as equal as its divisors allow, smallest first.
 
+    Parameters
+    ----------
+    devices : int
+        Product of the sizes, at least 1.
+    dims : int
+        Number of sizes, at least 1.
+
     Examples
     --------
     >>> nearest_cube(64, 3), nearest_cube(32, 2), nearest_cube(128, 3)

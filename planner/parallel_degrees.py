@@ -55,7 +55,25 @@ def label_role(label: str | None) -> str | None:
 
 
 def axis_roles(plan: Plan, graph: Graph) -> tuple[frozenset[str], ...]:
-    """Roles that the products and attentions of repeated blocks give each mesh axis."""
+    """Roles that the products and attentions of repeated blocks give each mesh axis.
+
+    Parameters
+    ----------
+    plan : Plan
+        Its signatures are read, of one block of each template and variant.
+    graph : Graph
+        Its training graph; where no template occurs twice, all blocks count.
+
+    Returns
+    -------
+    tuple of frozenset of str
+        Per mesh axis, outer first, some of dp, cp, ep and tp; empty where no product is split.
+
+    Raises
+    ------
+    PlanError
+        An op has no signature that fits it.
+    """
     counted = _counted_blocks(graph)
     roles_by_axis: list[set[str]] = [set() for _ in plan.mesh.axes]
     for op, signature in _unlike(plan, graph):
@@ -83,13 +101,21 @@ def roles(plan: Plan, graph: Graph) -> Roles:
     Parameters
     ----------
     plan : Plan
+        Gives signatures, sizes of the mesh axes and the number of stages.
     graph : Graph
         Its training graph.
 
     Returns
     -------
     dict
-        None where ops disagree; of recompute, where the repeated blocks do.
+        None where ops disagree; of recompute, where the repeated blocks do. Degrees are numbers of
+        devices, pp of stages. zero is a level from 0 to 3 or `HYBRID`; sequence_parallel and ring
+        are bools; recompute is a mode.
+
+    Raises
+    ------
+    PlanError
+        An op has no signature that fits it.
     """
     per_axis = axis_roles(plan, graph)
     sizes = plan.mesh.sizes

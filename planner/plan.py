@@ -277,7 +277,20 @@ def _is_sizes(stages: Any) -> bool:
 
 
 def check_blocks(plan: Plan, graph: Graph) -> None:
-    """Raise PlanError unless every block of the plan's graph has one place."""
+    """Raise PlanError unless every block of the plan's graph has one place.
+
+    Parameters
+    ----------
+    plan : Plan
+        Its chunks say where blocks lie.
+    graph : Graph
+        Its training graph; recomputation makes no difference.
+
+    Raises
+    ------
+    PlanError
+        A block is placed twice or on no stage, or the graph has no such block; names it.
+    """
     placed = [choice.block for chunk in plan.chunks for choice in chunk.blocks]
     if len(set(placed)) < len(placed):
         twice = next(block for position, block in enumerate(placed) if block in placed[:position])
@@ -289,7 +302,20 @@ def check_blocks(plan: Plan, graph: Graph) -> None:
 
 
 def block_runs(graph: Graph, chunk: Chunk | None = None) -> tuple[EqualBlocks, ...]:
-    """Runs of equal blocks that a chunk of the graph consists of, or the whole graph."""
+    """Runs of equal blocks that a chunk of the graph consists of, or the whole graph.
+
+    Parameters
+    ----------
+    graph : Graph
+        Gives the template of every block.
+    chunk : Chunk or None
+        Blocks and their variants; None: all blocks of the graph, as variant 0.
+
+    Returns
+    -------
+    tuple of EqualBlocks
+        In model order; together all blocks, each once.
+    """
     if chunk is None:
         chunk = Chunk(stage=0, blocks=tuple(BlockChoice(block=b, variant=0) for b in graph.blocks))
     rows = groupby(chunk.blocks, lambda choice: (graph.templates[choice.block], choice.variant))
@@ -300,7 +326,23 @@ def block_runs(graph: Graph, chunk: Chunk | None = None) -> tuple[EqualBlocks, .
 
 
 def signature_of(plan: Plan, variant: int, op: Op) -> OpSignature:
-    """Signature of an op in a variant of its block; raises PlanError where none fits the op."""
+    """Signature of an op in a variant of its block.
+
+    Parameters
+    ----------
+    plan : Plan
+        Gives the variants and the number of mesh axes.
+    variant : int
+        Index in `plan.variants`.
+    op : Op
+        Op of a block; its name without the block's is looked up.
+
+    Raises
+    ------
+    PlanError
+        No signature fits the op: there is none, it has another number of operands or of mesh axes,
+        or one of its texts is no nd-SBP.
+    """
     signature = plan.variants[variant].signatures.get(op.name.removeprefix(f"{op.block}."))
     if signature is None:
         raise PlanError(f"plan: variant {variant} has no signature for op `{op.name}`")

@@ -69,6 +69,15 @@ def priced_like(kind: str, tables: Collection[str], precision: str = "fp32") -> 
     by size and by precision (`kind`, `kind/size`, `kind@precision`, `kind/size@precision`); those
     of another precision do not count.
 
+    Parameters
+    ----------
+    kind : str
+        Kind of an op; one that `PRICED_LIKE` lacks is its own like.
+    tables : collection of str
+        Names of the device's measured tables (`Device.kernels`).
+    precision : str
+        Precision of the op's arithmetic (fp32, bf16, ...).
+
     Examples
     --------
     >>> priced_like("tanh", {"relu", "matmul"})

@@ -102,14 +102,19 @@ def ring_ns(size: Any, first: Any, later: Any, sending: Any, adding: Any, return
 
     Parameters
     ----------
-    size
-        Devices of the ring.
-    first, later
+    size : int or int array
+        Devices of the ring, which are as many as rounds; with 1 there is the first round alone.
+    first, later : nanoseconds, number or array
         The work of the first and of any other round.
-    sending
-        Handing on the blocks.
-    adding, returning
-        Adding what returns, and handing that on; zero where nothing does.
+    sending : nanoseconds, number or array
+        Handing on the blocks of all inputs that travel, once.
+    adding, returning : nanoseconds, number or array
+        Adding what returns, and handing that on, once; zero where nothing does.
+
+    Returns
+    -------
+    array
+        Of the shape that the parameters have together.
 
     Examples
     --------

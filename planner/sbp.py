@@ -79,6 +79,15 @@ def format_nd_sbp(sbp: NdSbp) -> str:
 def local_shape(shape: tuple[int, ...], sbp: NdSbp, axis_sizes: tuple[int, ...]) -> tuple[int, ...]:
     """Shape of one device's shard of a tensor of `shape`.
 
+    Parameters
+    ----------
+    shape : tuple of int
+        Shape of the whole tensor.
+    sbp : NdSbp
+        One SBP per mesh axis, outer first; B and P leave the shape as it is.
+    axis_sizes : tuple of int
+        Devices along each mesh axis, as many numbers as SBPs.
+
     Raises
     ------
     PlanError
@@ -102,7 +111,24 @@ def local_shape(shape: tuple[int, ...], sbp: NdSbp, axis_sizes: tuple[int, ...])
 def shard_offsets(
     shape: tuple[int, ...], sbp: NdSbp, axis_sizes: tuple[int, ...], coordinate: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Global index of the first element, per dim, of the shard at a mesh coordinate."""
+    """Global index of the first element, per dim, of the shard at a mesh coordinate.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Shape of the whole tensor; split dims divide (`local_shape` checks it, this does not).
+    sbp : NdSbp
+        One SBP per mesh axis, outer first.
+    axis_sizes : tuple of int
+        Devices along each mesh axis.
+    coordinate : tuple of int
+        Position of the device along each mesh axis, from 0.
+
+    Returns
+    -------
+    tuple of int
+        One per dim of `shape`; 0 for dims that are not split.
+    """
     offsets = [0] * len(shape)
     local = list(shape)
     for axis_sbp, size, position in zip(sbp, axis_sizes, coordinate, strict=True):
@@ -114,5 +140,20 @@ def shard_offsets(
 
 @lru_cache(maxsize=65536)
 def local_size(shape: tuple[int, ...], sbp: NdSbp, axis_sizes: tuple[int, ...]) -> int:
-    """Number of elements of one device's shard."""
+    """Number of elements of one device's shard.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Shape of the whole tensor.
+    sbp : NdSbp
+        One SBP per mesh axis, outer first; B and P keep all elements.
+    axis_sizes : tuple of int
+        Devices along each mesh axis, as many numbers as SBPs.
+
+    Raises
+    ------
+    PlanError
+        A split dim does not exist or does not divide evenly over its axes.
+    """
     return prod(local_shape(shape, sbp, axis_sizes))

@@ -240,7 +240,16 @@ Allowed = Callable[[Op, int, AxisSignature], bool]
 
 
 def joined(choice: tuple[AxisSignature, ...], inputs: int, outputs: int) -> Signature | None:
-    """Signature over several axes of one per axis; None where P(sum) and P(max) would mix."""
+    """Signature over several axes of one per axis; None where P(sum) and P(max) would mix.
+
+    Parameters
+    ----------
+    choice : tuple of AxisSignature
+        One per mesh axis, outer first, all of one op; the first that is an extra one names the
+        expansion.
+    inputs, outputs : int
+        Numbers of the op's inputs and outputs.
+    """
     signature = Signature(
         inputs=tuple(
             tuple(axis_signature.inputs[i] for axis_signature in choice) for i in range(inputs)
@@ -291,10 +300,22 @@ def sub_signatures(
 
     Every primitive op splits, per axis, the label that the op itself splits, where it has it.
 
+    Parameters
+    ----------
+    kind : str
+        Kind of the expanded op, such as `cross_entropy`.
+    labels : str
+        Its index expression, whose labels the primitive ops' labels are made of.
+    signature : OpSignature
+        Its signature on the whole mesh, which names one of `EXPANSIONS`.
+
     Raises
     ------
     PlanError
-        The kind has no extra signature of that name.
+        The kind has no extra signature of that name, or none that is expanded; or one of the
+        signature's texts is no nd-SBP.
+    ModelError
+        The labels are malformed.
     """
     if (kind, signature.expansion) not in EXPANSIONS:
         raise PlanError(f"op kind `{kind}` has no extra signature `{signature.expansion}`")

@@ -32,7 +32,21 @@ def price_usd_per_s(cluster: Cluster) -> float | None:
 
 
 def power_watts(cluster: Cluster, busy_fraction: float) -> float | None:
-    """Draw of all devices of a cluster that compute so much of the time; None if not known."""
+    """Draw of all devices of a cluster that compute so much of the time; None if not known.
+
+    Parameters
+    ----------
+    cluster : Cluster
+        All its devices are counted, whether a plan uses them or not.
+    busy_fraction : float
+        Share of the time in which devices compute, 0 to 1; in the rest they wait, at `IDLE_SHARE`
+        of their TDP.
+
+    Returns
+    -------
+    float or None
+        Watts; None where a kind of device has no `power_watts`.
+    """
     powers = [group.device.power_watts for group in cluster.groups]
     if None in powers:
         return None
@@ -43,13 +57,41 @@ def power_watts(cluster: Cluster, busy_fraction: float) -> float | None:
 
 
 def cost_usd_per_mtoken(plan: Plan, step_time_s: float) -> float | None:
-    """Dollars per million tokens, or of what else `unit_of` the model says."""
+    """Dollars per million tokens, or of what else `unit_of` the model says.
+
+    Parameters
+    ----------
+    plan : Plan
+        Gives the tokens of a step, and the cluster, whose devices are all paid for.
+    step_time_s : float
+        Seconds of one step.
+
+    Returns
+    -------
+    float or None
+        None where a kind of device has no price.
+    """
     price = price_usd_per_s(plan.cluster)
     return None if price is None else price * step_time_s / _tokens(plan) * 1e6
 
 
 def energy_j_per_token(plan: Plan, step_time_s: float, busy_fraction: float) -> float | None:
-    """Joules per token, or per what else `unit_of` the model says."""
+    """Joules per token, or per what else `unit_of` the model says.
+
+    Parameters
+    ----------
+    plan : Plan
+        Gives the tokens of a step, and the cluster, whose devices all draw power.
+    step_time_s : float
+        Seconds of one step.
+    busy_fraction : float
+        Share of the step in which devices compute, 0 to 1.
+
+    Returns
+    -------
+    float or None
+        None where a kind of device has no `power_watts`.
+    """
     watts = power_watts(plan.cluster, busy_fraction)
     return None if watts is None else watts * step_time_s / _tokens(plan)
 
@@ -62,6 +104,14 @@ def check_objective(optimize_for: str) -> None:
 
 def check_known(cluster: Cluster, optimize_for: str) -> None:
     """Refuse to optimise for what a cluster's file does not say.
+
+    Parameters
+    ----------
+    cluster : Cluster
+        All its kinds of device are asked.
+    optimize_for : str
+        One of `OBJECTIVES`: cost needs prices, energy powers, throughput nothing. Other words are
+        for `check_objective` to refuse.
 
     Raises
     ------

@@ -31,10 +31,11 @@ def end_with(line: int, last: Callable[[], None] = lambda: None) -> None:
 
     Parameters
     ----------
-    line
+    line : int
         Descriptor of a pipe or socket; nothing is read from it.
-    last
-        Called before the end.
+    last : callable
+        Called without arguments before the end, from a thread; the exit code is 1 all the same.
+        Default: nothing.
     """
 
     def watch() -> None:
@@ -119,10 +120,12 @@ def map_in_processes(
 
     Parameters
     ----------
-    work, jobs
-        Function of one job, and the jobs; answers pickle.
-    processes
-        How many at the most; with one, all is done here.
+    work : callable
+        Function of one job; answers pickle. Where it raises in a process it is called again here.
+    jobs : sequence
+        The jobs; processes are forked with them, so they need not pickle.
+    processes : int
+        How many at the most; with one, or with one job, all is done here.
 
     Raises
     ------

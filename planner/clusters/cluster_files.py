@@ -123,9 +123,16 @@ def device(name: str) -> Device:
 
 
 def resized(node: Cluster, devices_per_node: int) -> Cluster:
-    """The node with another number of devices, a torus as near to a cube as it goes.
+    """Node with another number of devices, a torus as near to a cube as it goes.
 
     Islands that the devices do not fill are left out.
+
+    Parameters
+    ----------
+    node : Cluster
+        A node as `reference_node` gives it; name and number of nodes stay.
+    devices_per_node : int
+        Number of devices that it has then; its range is left to `validate`.
     """
     torus, islands = node.torus, node.islands
     if islands is not None and devices_per_node % islands.devices:

@@ -129,18 +129,19 @@ def network(text: str, devices_per_node: int) -> Link:
 
     Parameters
     ----------
-    text
+    text : str
         A fabric's name, of which each device has a port (or the node as many as are sold);
         `8xhdr`: a node's ports (inside a node, `18xnvlink-4`, a device's); `8x400Gb/s`: a node's
         ports by their rate; a sentence with a rate, of a node unless it says `per GPU`.
         `+sharp` after a fabric has its switches reduce.
-    devices_per_node
+    devices_per_node : int
         Devices that share a node's ports.
 
     Raises
     ------
     ClusterError
-        The text names no fabric and no rate; lists the names that come close.
+        The text names no fabric and no rate; lists the names that come close. Or its rate is
+        negative or 0, `+sharp` is asked of switches that do not reduce, or there are no devices.
 
     Examples
     --------

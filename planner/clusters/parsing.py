@@ -183,7 +183,20 @@ def local_gpu_cluster(ranks: int, device: Device | None) -> Cluster:
 
 
 def local_ranks(name: str, shape: str) -> int:
-    """N of `local:N` or `local-gpu:N`; raises ClusterError where it is none."""
+    """N of `local:N` or `local-gpu:N`.
+
+    Parameters
+    ----------
+    name : str
+        `local` or `local-gpu`, which tells what N counts: processes or GPUs.
+    shape : str
+        The text behind the colon.
+
+    Raises
+    ------
+    ClusterError
+        The shape is no whole number from 1 to 999999999.
+    """
     if not re.fullmatch(r"[0-9]{1,9}", shape) or int(shape) < 1:
         raise ClusterError(
             f"`{name}:{shape}`: expected {name}:N with N {_COUNTED[name]}, such as {name}:4"

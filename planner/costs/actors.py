@@ -26,7 +26,26 @@ Priced = tuple[Part, tuple[Register, ...], tuple[Register, ...], Share]
 
 
 def parts_of(actor: Actor, program: Program) -> Iterator[Priced]:
-    """Ops of a fused actor with their operands and shares."""
+    """Ops of a fused actor with their operands and shares.
+
+    Parameters
+    ----------
+    actor : Actor
+        One that has `parts`.
+    program : Program
+        The program that it is of, whose registers it reads and writes.
+
+    Yields
+    ------
+    tuple (Part, tuple of Register, tuple of Register, Share)
+        The op, its inputs and its outputs as its labels list them, and the bytes per element that
+        count as its own; in the order of the parts.
+
+    Raises
+    ------
+    ModelError
+        The op table has no such kind.
+    """
     operands = program.all_operands(actor)
     names = [(*part.inputs, *part.outputs) for part in actor.parts]
     nodes = [

@@ -95,10 +95,15 @@ def bucket_bytes(duration_ns: Callable[[int], int], bytes_together: int = 0) -> 
 
     Parameters
     ----------
-    duration_ns
-        t: nanoseconds of a collective by its bytes.
-    bytes_together
+    duration_ns : callable
+        t: nanoseconds of a collective by its bytes, int to int.
+    bytes_together : int
         N; 0: not known.
+
+    Returns
+    -------
+    int
+        One of `SIZES` (64 KiB to 4 GiB), so that it may be more than N.
 
     Examples
     --------
@@ -147,11 +152,11 @@ def with_own_buckets(cluster: Cluster, state_bytes: int) -> Cluster:
 
     Parameters
     ----------
-    cluster
+    cluster : Cluster
         Where its software has buckets of its own, it stays as it is.
-    state_bytes
+    state_bytes : int
         Of one kind of message of a step over one group, about: the size of a bucket goes with its
-        root only. Sharing among stages and tensor parallelism is left out.
+        root only. Sharing among stages and tensor parallelism is left out. 0 counts as 1.
     """
     if cluster.software.bucketing:
         return cluster

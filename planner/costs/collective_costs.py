@@ -412,7 +412,7 @@ def collective_duration_ns(
     copies: int = 1,
     state: State = UNKNOWN,
 ) -> int:
-    """Duration of one collective or transfer once all its members have come.
+    """Duration of one collective or transfer once all its members have come; 0 for a group of one.
 
     A group inside one node uses the measured table `kind/group_size` where there is one. A ring
     that leaves the node crosses its border once per member there, each over a network interface
@@ -421,16 +421,24 @@ def collective_duration_ns(
 
     Parameters
     ----------
-    kind, message_bytes
-        As in `millrace.planner.actors.graph.Meeting`.
-    group_size
-        Number of members.
-    cluster
+    kind : str
+        A collective, `send`, `recv` or `rotate`, as in `millrace.planner.actors.graph.Meeting`.
+    message_bytes : int
+        Size of the whole message, as in `Meeting`: the reduced tensor for all_reduce, the larger
+        side for all_gather and reduce_scatter, else the local tensor.
+    group_size : int
+        Number of members; as many as `ranks`, where these are given.
+    cluster : Cluster
         Its links and measured tables.
-    ranks
-        The members; empty: the cluster's first.
-    bucketed, copies, state
-        As in `collective_lines`.
+    ranks : tuple of int
+        The members; rank r lies on device r. Empty: the cluster's first.
+    bucketed : bool
+        The message is state, which travels in the buckets of the cluster's software.
+    copies : int
+        Times that it holds every token (`Meeting.copies`); only an all_to_all asks for it, where
+        the software sends a token once to each place (`Software.merges`).
+    state : State
+        Known facts of a message of state; `UNKNOWN`: none but its size.
     """
     members = ranks or tuple(range(group_size))
     pieces = collective_lines(kind, members, cluster, bucketed=bucketed, copies=copies, state=state)

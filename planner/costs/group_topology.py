@@ -118,7 +118,20 @@ def _places(ranks: Ints, frame: Frame) -> _MemberPlaces:
 
 
 def nodes_of(ranks: tuple[int, ...], frame: Frame) -> Ints:
-    """Node of each rank; rank r lies on device r."""
+    """Node of each rank; rank r lies on device r.
+
+    Parameters
+    ----------
+    ranks : tuple of int
+        Ranks, in any order.
+    frame : Frame
+        Links of the cluster and what they join, see `frame_of`.
+
+    Returns
+    -------
+    int array (ranks,)
+        Nodes counted from 0 over all groups of nodes.
+    """
     return _places(np.array(ranks), frame).node
 
 
@@ -199,7 +212,16 @@ def _counted(units: Ints) -> tuple[Ints, Ints]:
 
 
 def layout_of(ranks: tuple[int, ...], frame: Frame) -> GroupTopology:
-    """Layout of a group's members on a cluster."""
+    """Layout of a group's members on a cluster.
+
+    Parameters
+    ----------
+    ranks : tuple of int
+        Ranks of the members, at least one; rank r lies on device r. Groups that lie alike in other
+        nodes (with leaves: under other leaves) have equal layouts.
+    frame : Frame
+        Links of the cluster and what they join, see `frame_of`.
+    """
     shift = _whole_units(min(ranks), frame)
     return _layout(tuple(rank - shift for rank in ranks) if shift else ranks, frame)
 

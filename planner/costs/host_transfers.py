@@ -28,7 +28,16 @@ UNKNOWN = HostMemory(
 
 
 def host_of(group: NodeGroup, cluster: Cluster) -> HostMemory:
-    """Host memory of a group's devices; ranks on a CPU copy within the memory they have."""
+    """Host memory of a group's devices; ranks on a CPU copy within the memory they have.
+
+    Parameters
+    ----------
+    group : NodeGroup
+        Nodes of one kind; their own `host` goes before all else.
+    cluster : Cluster
+        The cluster that they are of. Its `cores_per_node` tells whether ranks are processes on a
+        CPU; devices of others whose host is not stated are taken to have `UNKNOWN`.
+    """
     if group.host is not None:
         return group.host
     if cluster.cores_per_node is None:
@@ -48,13 +57,19 @@ def state_copies_ns(
 
     Parameters
     ----------
-    state_bytes : array of int
-        Bytes of each of the `tensors` that are kept of a variable.
+    state_bytes : int array
+        Bytes of each of the `tensors` that are kept of a variable, on one device.
     tensors : int
         Two moments of AdamW, one velocity; and the variable itself where it lies there.
-    hosts : iterable of Host
+    hosts : iterable of HostMemory
+        One of each kind of node at work; none: no time.
     ways : int
         2: there and back, for an update; 1: what a cast reads.
+
+    Returns
+    -------
+    int array
+        Nanoseconds, of the shape of `state_bytes`.
 
     Examples
     --------

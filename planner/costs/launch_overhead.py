@@ -52,10 +52,18 @@ class Pacing(NamedTuple):
 
 
 def pacing_of(graph: ActorGraph, cluster: Cluster) -> Pacing | None:
-    """The pacing of a graph of ops; None where nothing is held back.
+    """Pacing of a graph of ops; None where nothing is held back.
 
     Ranks that share cores (`Cluster.cores_per_node`) compute on the host, which
     `millrace.simulator.shared_cores` describes.
+
+    Parameters
+    ----------
+    graph : ActorGraph
+        Its programs have queues with orders, by which launches follow one another.
+    cluster : Cluster
+        Its software gives the time of a launch (`host_ns`) and the speed kept beside moving data
+        (`overlap`).
     """
     if not paced(cluster):
         return None
@@ -108,6 +116,20 @@ def launch_offsets(
     """Nanoseconds, per actor and firing of a step, from the first launch until it can begin.
 
     Empty for meetings: nobody waits for their launch.
+
+    Parameters
+    ----------
+    program : Program
+        Every queue of it counts its launches from 0, in its order.
+    row : sequence of Pace
+        A pace per actor of the program (`Pacing.rows`).
+    host_ns : nanoseconds, int
+        Time of one launch (`Pacing.host_ns`).
+
+    Returns
+    -------
+    tuple (actors,) of tuple (firings,) of int
+        A firing that stands for several launches begins with the first of them, plus its lag.
     """
     offsets_by_actor: list[list[int]] = [[] for _ in program.actors]
     for queue in program.queues:
@@ -121,7 +143,21 @@ def launch_offsets(
 
 
 def merged(paces: Iterable[tuple[Pace, int]], host_ns: int) -> Pace:
-    """Pace of actors that follow one another, each given with its duration."""
+    """Pace of actors that follow one another, each given with its duration.
+
+    Parameters
+    ----------
+    paces : iterable of (Pace, int)
+        Pace and duration in nanoseconds of one firing, in order.
+    host_ns : nanoseconds, int
+        Time of one launch.
+
+    Returns
+    -------
+    Pace
+        The launches of all, and as lag the most by which one of them pushes back the end; `alone`
+        is 1.
+    """
     launches = lag = before = 0
     for index, (pace, duration_ns) in enumerate(paces):
         later = launches * host_ns - before + pace.lag_ns

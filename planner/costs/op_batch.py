@@ -84,6 +84,25 @@ def precision_of(kind: str, dtypes: Sequence[str], attributes: Attributes | None
     multiplied (the logsumexp of an attention) do not count. An op that multiplies nothing has that
     of its first floating input, fp32 without one.
 
+    Parameters
+    ----------
+    kind : str
+        Row of `millrace.models.ops.OPS`; only asked where no attribute decides.
+    dtypes : sequence of str
+        Dtypes of the inputs, in the order of the labels (`bfloat16`, `int32`).
+    attributes : mapping or None
+        Attributes of the op, of which `arithmetic` counts if it is one of `NARROW`; None: none.
+
+    Returns
+    -------
+    str
+        One of `PRECISION` (fp64, fp32, bf16, fp16) or of `NARROW`, as `peak_flops_per_s` takes it.
+
+    Raises
+    ------
+    ModelError
+        The op table has no such kind.
+
     Examples
     --------
     >>> precision_of("attention_grad", [*["bfloat16"] * 4, "float32", "bfloat16"])
@@ -105,7 +124,20 @@ def precision_of(kind: str, dtypes: Sequence[str], attributes: Attributes | None
 
 
 def peak_flops_per_s(device: Device, precision: str) -> float:
-    """Dense peak of a device; raises ClusterError where it has no such arithmetic."""
+    """Dense peak of a device [FLOP/s].
+
+    Parameters
+    ----------
+    device : Device
+        Its `flops_per_s` lists a rate per precision.
+    precision : str
+        As `precision_of` gives it; mxfp8 has fp8's rate where the device lists none of its own.
+
+    Raises
+    ------
+    ClusterError
+        The device has no such arithmetic; lists what it has.
+    """
     for name in NARROW.get(precision, (precision,)):
         if name in device.flops_per_s:
             return device.flops_per_s[name]
@@ -126,7 +158,19 @@ def firing_of(
     output_dtypes: Sequence[str],
     share: Share | None = None,
 ) -> OpFirings:
-    """One firing, of the local shapes of its operands; `share`: as part of a fused actor.
+    """One firing on the local shapes of its operands, in arrays of one element.
+
+    Parameters
+    ----------
+    kind, labels, attributes : str, str, mapping
+        The op, as in `millrace.models.graph.Op`; `slice` and `pad` of the compiler move bytes only.
+    input_shapes, output_shapes : sequence of tuple of int
+        Shapes on one device, in the order of the labels.
+    input_dtypes, output_dtypes : sequence of str
+        Dtypes of the same operands; of the inputs they give the precision too.
+    share : Share or None
+        As part of a fused actor: bytes per element that each operand counts with, and whether it
+        launches nothing. None: it is alone, and they are the dtypes' own.
 
     Raises
     ------

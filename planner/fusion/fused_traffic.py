@@ -44,12 +44,17 @@ def shares_of(
 
     Parameters
     ----------
-    nodes
-        The ops.
-    values
-        Tensors that they read and make.
-    written
-        Results that others read, and which are written therefore.
+    nodes : sequence of FusionNode
+        The ops, at least one, each after those whose results it reads.
+    values : mapping of FusionTensor
+        Tensors that they read and make, by the names that nodes have for them.
+    written : container
+        Names of results that others read, and which are written therefore.
+
+    Raises
+    ------
+    ModelError
+        The op table has no such kind.
     """
     if (
         all(node.kind == nodes[0].kind for node in nodes)
@@ -143,7 +148,15 @@ def shares_of_graph(graph: Graph, *, joint: bool = True) -> dict[str, Share]:
 
 
 def written(net: FusionGraph, group: Sequence[int]) -> list[Hashable]:
-    """Results of a group that a node outside it reads, or none at all."""
+    """Results of a group that a node outside it reads, or none at all.
+
+    Parameters
+    ----------
+    net : FusionGraph
+        All nodes and who reads their results.
+    group : sequence of int
+        Indexes of the group's nodes in `net.nodes`.
+    """
     inside = set(group)
     return [
         name

@@ -35,21 +35,29 @@ def fused_groups(
 
     Parameters
     ----------
-    nodes, values
-        As `FusionGraph` has them.
-    joint
+    nodes : sequence of FusionNode
+        In an order in which every value is made before it is read. Those that are not `free`, or
+        whose kind the op table lacks (boxing), stay alone.
+    values : mapping of FusionTensor
+        Tensors that they read and make, by the names that nodes have for them.
+    joint : bool
         Gradients of inputs and of weights run together (no schedule defers the latter), so that ops
         of the two can be one.
+
+    Raises
+    ------
+    ModelError
+        Labels of a node that a rule looks at are malformed.
 
     Examples
     --------
     >>> shape = {"x": (8, 4), "w": (4, 6), "b": (6,), "m": (8, 6), "y": (8, 6)}
-    >>> values = {name: Value(shape=s, dtype="bfloat16") for name, s in shape.items()}
+    >>> values = {name: FusionTensor(shape=s, dtype="bfloat16") for name, s in shape.items()}
     >>> nodes = [
-    ...     Node(name="fc.matmul", kind="matmul", labels="t k, k n -> t n", inputs=("x", "w"),
-    ...          outputs=("m",), section="F"),
-    ...     Node(name="fc", kind="add", labels="t n, n -> t n", inputs=("m", "b"),
-    ...          outputs=("y",), section="F"),
+    ...     FusionNode(name="fc.matmul", kind="matmul", labels="t k, k n -> t n",
+    ...                inputs=("x", "w"), outputs=("m",), section="F"),
+    ...     FusionNode(name="fc", kind="add", labels="t n, n -> t n",
+    ...                inputs=("m", "b"), outputs=("y",), section="F"),
     ... ]
     >>> fused_groups(nodes, values).groups
     {0: (0, 1), 1: (0, 1)}
