@@ -17,6 +17,13 @@ def overlapped_speed(alone: float, overlap: float) -> int:
 
     Of a part of a chunk only what computes alone is slowed: `alone / overlap + (1 - alone)` times
     as long.
+
+    Parameters
+    ----------
+    alone
+        Share of an actor's time in which none of its own meetings moves data: 1 for an op.
+    overlap
+        Share of its speed that the software keeps beside moving data.
     """
     slowed = alone + (1 - alone) * overlap
     return round(SCALE * overlap / slowed) if slowed else SCALE

@@ -28,7 +28,19 @@ def followed(
     pacing: Pacing,
     steps: int,
 ) -> tuple[list[list[Times]], list[list[Times]]]:
-    """Starts and ends of all firings of some steps by events, as `Replay` has them."""
+    """Starts and ends of all firings of some steps by events, as `Replay` has them.
+
+    Parameters
+    ----------
+    graph
+        With all its orders; one rank of each program is followed.
+    durations_ns
+        One per program and actor.
+    pacing
+        What holds computation back.
+    steps
+        Number of steps.
+    """
     instances = [
         Instance(
             rank=program.ranks[0],

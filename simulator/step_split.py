@@ -30,7 +30,17 @@ class WindowSplit(NamedTuple):
 
 
 def step_ends_ns(program: Program, rows: Sequence[Sequence[int]], steps: int) -> list[int]:
-    """End of each step's last firing on one rank; `rows` are its actors' ends."""
+    """End of each step's last firing on one rank; `rows` are its actors' ends.
+
+    Parameters
+    ----------
+    program
+        Program of the rank.
+    rows
+        Ends of every firing, per actor, in nanoseconds.
+    steps
+        Number of steps that were run.
+    """
     last = [0] * steps
     for actor, ends in zip(program.actors, rows, strict=True):
         for step in range(steps):
@@ -49,7 +59,15 @@ def window_ns(step_ends: Sequence[Sequence[int]]) -> tuple[int, int]:
 
 
 def covered_ns(intervals: Iterable[tuple[Times, Times]], begin_ns: int, end_ns: int) -> int:
-    """Length of the union of intervals (starts, ends) inside a window."""
+    """Length of the union of intervals (starts, ends) inside a window.
+
+    Parameters
+    ----------
+    intervals
+        Arrays of starts and of ends, in nanoseconds; they may overlap.
+    begin_ns, end_ns
+        The window.
+    """
     pairs = list(intervals)
     if not pairs:
         return 0
@@ -72,6 +90,15 @@ def split(
     """Window of one rank, split into busy, exposed communication and bubble.
 
     Times are those of every actor's firings; a meeting starts when its data begins to move.
+
+    Parameters
+    ----------
+    program
+        Program of the rank.
+    starts, ends
+        Of every firing, per actor, in nanoseconds.
+    begin_ns, end_ns
+        The window.
     """
     compute: list[tuple[Times, Times]] = []
     moving: list[tuple[Times, Times]] = []

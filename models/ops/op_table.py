@@ -51,7 +51,15 @@ def kinds_where(holds: Callable[[OpKind], object]) -> tuple[str, ...]:
 
 
 def state_of(kind: str, attributes: Attributes) -> tuple[str, ...]:
-    """Names of the tensors, shaped as the first output, that an op keeps from step to step."""
+    """Names of the tensors, shaped as the first output, that an op keeps from step to step.
+
+    Parameters
+    ----------
+    kind
+        Of the op, as `op_kind` knows it.
+    attributes
+        Of the op: SGD keeps a velocity where its `momentum` is not 0.
+    """
     if kind == "sgd" and not attributes.get("momentum"):
         return ()
     return op_kind(kind).state
@@ -68,6 +76,17 @@ def op_flops(
     """FLOPs of one firing: two per point of every product that the kind's row lists.
 
     Attention counts in full, causal or not; a convolution by its outputs.
+
+    Parameters
+    ----------
+    kind
+        Of the op.
+    labels
+        Its dims, `b s i, i o -> b s o` (`millrace.models.labels`).
+    input_shapes, output_shapes
+        Those of one device, or of the whole tensors.
+    op
+        Name of the op, for errors.
 
     Raises
     ------
@@ -101,6 +120,15 @@ def op_work(
 
     Bytes are everything read and written once: kept state and an output that is added to count
     both ways.
+
+    Parameters
+    ----------
+    kind, labels, input_shapes, output_shapes
+        As for `op_flops`.
+    attributes
+        Of the op, as for `state_of`.
+    input_itemsizes, output_itemsizes
+        Bytes of one element of each input and output.
 
     Raises
     ------

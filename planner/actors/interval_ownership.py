@@ -21,6 +21,13 @@ def covering_ns(
 
     An instant counts for the interval of lowest rank, of equals for the one that ends first.
 
+    Parameters
+    ----------
+    intervals
+        With begin, end, rank and owner each, in any order.
+    begin_ns, end_ns
+        The window.
+
     Examples
     --------
     >>> work, moves = Interval(0, 4, 0, "work"), Interval(2, 7, 1, "moves")

@@ -5,7 +5,17 @@ from millrace.planner.actors.trace import Lane
 
 
 def lane_of(graph: ActorGraph, rank: int, represents: int = 1) -> Lane:
-    """Lane of `rank`, standing for `represents` ranks that run alike."""
+    """Lane of `rank`, standing for `represents` ranks that run alike.
+
+    Parameters
+    ----------
+    graph
+        The actor graph.
+    rank
+        A rank of one of its programs.
+    represents
+        Ranks that the lane stands for, itself among them.
+    """
     program = graph.programs[graph.program_of(rank)]
     return Lane(
         rank=rank,
@@ -21,6 +31,14 @@ def lane_of(graph: ActorGraph, rank: int, represents: int = 1) -> Lane:
 
 
 def drawn_in(program: Program, actor: Actor) -> str:
-    """Name of the queue that an actor occupies until it completes (`launch` is left at once)."""
+    """Name of the queue that an actor occupies until it completes (`launch` is left at once).
+
+    Parameters
+    ----------
+    program
+        The program of the actor.
+    actor
+        One of its actors.
+    """
     queues = [program.queues[queue] for queue in actor.queues]
     return next((q.name for q in queues if q.leave is Leave.COMPLETED), queues[0].name)

@@ -115,6 +115,13 @@ def shared_places(spans: Spans, pairs: bool = False) -> tuple[dict[int, int], in
     """Offsets of the registers that share the area, and the area's size.
 
     Where a schedule `pairs`, forwards have an area of their own below that of the gradients.
+
+    Parameters
+    ----------
+    spans : Spans
+        Registers of a stage that never outlive one section.
+    pairs : bool
+        True if the schedule runs forwards beside gradients.
     """
     offsets: dict[int, int] = {}
     sizes = {True: 0, False: 0}  # of forwards, of all others

@@ -18,7 +18,15 @@ from millrace.planner.compile.stage_ir import PART_ORDER, SLOT_PARTS, Section, S
 
 
 def taking_turns(spans: Spans, elsewhere: Set[int]) -> dict[Bundle, list[int]]:
-    """Registers that live from one section of a chunk to a later one, by what is alive together."""
+    """Registers that live from one section of a chunk to a later one, by what is alive together.
+
+    Parameters
+    ----------
+    spans : Spans
+        Live ranges of a stage.
+    elsewhere : set of int
+        Registers that have their place already.
+    """
     draft = spans.draft
     bundle_registers: dict[Bundle, list[int]] = {}
     starts: dict[int, list[int]] = {}  # of the stretches of input gradients, by chunk
@@ -52,7 +60,15 @@ def taking_turns(spans: Spans, elsewhere: Set[int]) -> dict[Bundle, list[int]]:
 
 
 def chunk_stretches(spans: Spans, chunk: int) -> list[tuple[int, str]]:
-    """Stretches of a chunk's input gradients; none where a block has several."""
+    """Stretches of a chunk's input gradients; none where a block has several.
+
+    Parameters
+    ----------
+    spans : Spans
+        Live ranges of a stage.
+    chunk : int
+        Number of the chunk on the stage.
+    """
     rows = stretches(spans.draft, spans.ops(("B", chunk)))
     return rows if len({block for _, block in rows}) == len(rows) else []
 

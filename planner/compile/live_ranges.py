@@ -143,6 +143,13 @@ def stretches(draft: StageIR, ops: Sequence[int]) -> list[tuple[int, str]]:
     """Stretches of a section: when each starts, and its block. Boxing belongs to the op it is for.
 
     Sums of gradients belong where they lie, be they of the block or of the one before.
+
+    Parameters
+    ----------
+    draft : StageIR
+        The stage.
+    ops : sequence of int
+        Actors of one section of its compute queue, in order.
     """
     rows: list[tuple[int, str]] = []
     block: str | None = None

@@ -74,6 +74,13 @@ def ordered_plan(plan: Plan, *, in_buckets: bool | None = None) -> Ordered:
     """The plan compiled but for its places in memory; raises as `compile_plan` does.
 
     That it runs to its end is shown by a run, not proven: whoever simulates it sees.
+
+    Parameters
+    ----------
+    plan : Plan
+        A plan that fits its model.
+    in_buckets : bool, optional
+        True if state travels in buckets; None: as the plan's fusion has it.
     """
     check_plan(plan)
     drafts, table = lowered(plan, plan.graph)

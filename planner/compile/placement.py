@@ -31,6 +31,13 @@ def place(plan: Plan, graph: Graph) -> tuple[PlacedOp, ...]:
     of gradients that ranks add up first come later, after the ops of the next block: a device that
     works off its queue in order would wait for each such sum of ranks.
 
+    Parameters
+    ----------
+    plan : Plan
+        Says the stage and variant of every block.
+    graph : Graph
+        Training graph of its model.
+
     Raises
     ------
     PlanError

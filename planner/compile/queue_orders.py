@@ -38,6 +38,15 @@ def compute_order(
     """Compute queue of one step: begin, the schedule's slots, update.
 
     Slots whose numbers are in `beside` run beside the one before them.
+
+    Parameters
+    ----------
+    draft : StageIR
+        The stage.
+    slots : sequence of Slot
+        Its order of the schedule.
+    beside : set of int
+        Slots that run beside the one before them.
     """
     sections: dict[tuple[str, int], list[int]] = {}
     for index, actor in enumerate(draft.actors):
@@ -104,7 +113,17 @@ def _pieces(draft: StageIR, run: Sequence[int]) -> list[list[int]]:
 def unordered(
     draft: StageIR, name: str, stage: int, slots: Sequence[Slot], beside: Set[int] = frozenset()
 ) -> Program:
-    """Program with its compute order, and every meeting in a queue of its own."""
+    """Program with its compute order, and every meeting in a queue of its own.
+
+    Parameters
+    ----------
+    draft : StageIR
+        The stage.
+    name, stage : str, int
+        Of the program.
+    slots, beside
+        As for `compute_order`.
+    """
     compute = Queue(
         name="compute", leave=Leave.COMPLETED, order=compute_order(draft, slots, beside)
     )
@@ -129,7 +148,17 @@ def unordered(
 
 
 def with_slots(graph: ActorGraph, drafts: Sequence[StageIR], table: Timetable) -> ActorGraph:
-    """Give every register the slots that the timetable counts."""
+    """Give every register the slots that the timetable counts.
+
+    Parameters
+    ----------
+    graph : ActorGraph
+        One program for each draft.
+    drafts : sequence of StageIR
+        The stages.
+    table : Timetable
+        Orders of the schedule.
+    """
     programs = []
     for program, alive in zip(graph.programs, lifetimes(drafts), strict=True):
         registers = tuple(
@@ -254,12 +283,36 @@ def first_step(
     pacing: Pacing | None = None,
     firings_ns: FiringsNs = MappingProxyType({}),
 ) -> FirstStep:
-    """Run one step of a graph whose communication is in no order yet (`unordered`)."""
+    """Run one step of a graph whose communication is in no order yet (`unordered`).
+
+    Parameters
+    ----------
+    graph : ActorGraph
+        With every meeting in a queue of its own.
+    drafts : sequence of StageIR
+        The stages, which name the lanes.
+    durations : Durations
+        Nanoseconds per program and actor.
+    pacing : Pacing, optional
+        Launches by the host that hold actors back.
+    firings_ns : FiringsNs, optional
+        Durations of firings, where they are not all alike.
+    """
     return _EarliestRun(graph, drafts, durations, pacing, firings_ns).run()
 
 
 def with_queues(graph: ActorGraph, drafts: Sequence[StageIR], first: FirstStep) -> ActorGraph:
-    """Put every meeting into its lane and the launch queue, in the one total order."""
+    """Put every meeting into its lane and the launch queue, in the one total order.
+
+    Parameters
+    ----------
+    graph : ActorGraph
+        With every meeting in a queue of its own.
+    drafts : sequence of StageIR
+        The stages, which name the lanes.
+    first : FirstStep
+        Run of the first step.
+    """
     launched: list[list[int]] = [[] for _ in drafts]
     for parties in first.sequence:
         for instance, actor in parties:
@@ -286,5 +339,15 @@ def with_queues(graph: ActorGraph, drafts: Sequence[StageIR], first: FirstStep) 
 
 
 def joined(programs: Sequence[Program], name: str, axes: tuple[Axis, ...]) -> ActorGraph:
-    """Programs of all stages as one actor graph."""
+    """Programs of all stages as one actor graph.
+
+    Parameters
+    ----------
+    programs : sequence of Program
+        One for each stage.
+    name : str
+        Of the graph.
+    axes : tuple of Axis
+        Axes of the mesh.
+    """
     return ActorGraph(name=name, axes=axes, programs=tuple(programs))

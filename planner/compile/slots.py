@@ -162,7 +162,14 @@ class Timetable:
 def timetable(schedule: str, homes: tuple[int, ...], microbatches: int) -> Timetable:
     """Timetable of a schedule, the one of before where it was made already.
 
-    `homes` holds the stage of every chunk, in the order of the model.
+    Parameters
+    ----------
+    schedule : str
+        Name of the schedule.
+    homes : tuple of int
+        Stage of every chunk, in the order of the model.
+    microbatches : int
+        Microbatches of a step.
     """
     stages, record = max(homes) + 1, schedule_of(schedule)
     sizes = [(stage, stages, homes.count(stage), microbatches) for stage in range(stages)]

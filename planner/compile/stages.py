@@ -12,7 +12,17 @@ from millrace.planner.plan import Plan
 def lowered(
     plan: Plan, graph: Graph, *, across_blocks: bool = True
 ) -> tuple[list[StageIR], Timetable]:
-    """Stages of a plan as its `fusion` wants them, and the orders of its schedule."""
+    """Stages of a plan as its `fusion` wants them, and the orders of its schedule.
+
+    Parameters
+    ----------
+    plan : Plan
+        The plan.
+    graph : Graph
+        Training graph of its model.
+    across_blocks : bool
+        True if ops of two blocks may be one actor.
+    """
     lowering = Lowering(graph, plan.mesh, plan.stages, plan.microbatches, plan.offload)
     for placed in place(plan, graph):
         lowering.lower(placed)

@@ -55,6 +55,13 @@ def interpolated_ns(points: Points, work: Floats) -> Ints:
 def interpolate_ns(points: Points, work: int) -> int:
     """Duration for one amount of `work`, see `interpolated_ns`.
 
+    Parameters
+    ----------
+    points : Points
+        Measured amounts of work, ascending, and nanoseconds of each.
+    work : int
+        Bytes or FLOPs, as the table counts them.
+
     Examples
     --------
     >>> interpolate_ns(((100, 1_000), (10_000, 100_000)), 1_000)

@@ -132,6 +132,13 @@ def shares_of_graph(graph: Graph, *, joint: bool = True) -> dict[str, Share]:
     """Share of every op of a graph that is fused if nothing is boxed in between.
 
     Ops that are not named are alone.
+
+    Parameters
+    ----------
+    graph : Graph
+        Training graph of a model.
+    joint : bool
+        True if gradients of inputs and of weights run in one slot, so that they may be fused.
     """
     nodes, values = _net_of(graph)
     net = fused_groups(nodes, values, joint=joint)

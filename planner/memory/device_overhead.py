@@ -73,7 +73,15 @@ def slack_fraction(cluster: Cluster) -> float:
 
 
 def beside(arena_bytes: int, cluster: Cluster) -> dict[str, int]:
-    """Bytes by kind of what a device holds besides an arena: none on the ranks of a CPU."""
+    """Bytes by kind of what a device holds besides an arena: none on the ranks of a CPU.
+
+    Parameters
+    ----------
+    arena_bytes : int
+        Size of the arena, of which the allocator's slack is a fraction.
+    cluster : Cluster
+        Its device says how much the driver, libraries and communicators take.
+    """
     device = device_memory(cluster)
     kinds = {
         "workspace": device.workspace_bytes + device.communicator_bytes,

@@ -92,6 +92,20 @@ def schedule_of(name: str) -> Schedule:
 def stage_of(schedule: str, position: int, stages: int) -> int:
     """Stage of the chunk at a position of the model.
 
+    Parameters
+    ----------
+    schedule : str
+        Name of the schedule.
+    position : int
+        Place of the chunk in the model, from 0.
+    stages : int
+        Stages of the pipeline.
+
+    Raises
+    ------
+    PlanError
+        No schedule has that name.
+
     Examples
     --------
     >>> [stage_of("interleaved-1f1b", k, 3) for k in range(6)]
@@ -104,6 +118,17 @@ def stage_of(schedule: str, position: int, stages: int) -> int:
 
 def schedule_order(name: str, *, stage: int, stages: int, chunks: int, microbatches: int) -> Order:
     """Slots that a stage runs during one step, in order.
+
+    Parameters
+    ----------
+    name : str
+        Of the schedule.
+    stage, stages : int
+        The stage, from 0, and how many there are.
+    chunks : int
+        Chunks of each stage.
+    microbatches : int
+        Microbatches of a step.
 
     Raises
     ------

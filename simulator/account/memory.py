@@ -139,7 +139,15 @@ def _decimated_indices(times: Ns, total: Ns) -> Ns:
 
 
 def window_of(course: MemoryTimeline, begin_ns: int, end_ns: int) -> MemoryTimeline:
-    """Window of a course, its times counted from the window's begin."""
+    """Window of a course, its times counted from the window's begin.
+
+    Parameters
+    ----------
+    course
+        Bytes of a rank over time.
+    begin_ns, end_ns
+        The window.
+    """
     times = np.asarray(course.times_ns)
     first = max(int(np.searchsorted(times, begin_ns, "right")) - 1, 0)
     last = int(np.searchsorted(times, end_ns, "left"))

@@ -104,6 +104,17 @@ def expected_s(
 
     The last interval may be shorter; the run ends with its checkpoint. Infinite where an interval
     is so much longer than the time between failures that the run hardly ever gets through one.
+
+    Parameters
+    ----------
+    useful_s
+        Seconds of training without failures or checkpoints.
+    interval_s
+        Seconds of training between checkpoints.
+    mtbf_s
+        Mean time between failures; infinite: there are none.
+    checkpoint_s, restart_s
+        Seconds that writing a checkpoint takes, and going on from one.
     """
     _positive(useful_s=useful_s, interval_s=interval_s, mtbf_s=mtbf_s)
     _not_negative(checkpoint_s=checkpoint_s, restart_s=restart_s)
@@ -126,6 +137,13 @@ def best_interval_s(mtbf_s: float, checkpoint_s: float) -> float:
     Daly's estimate, within a thousandth of the exact optimum's wall time. It tends to Young's
     sqrt(2 · checkpoint · mtbf) where checkpoints are short, and is the time between failures where
     one checkpoint takes twice that or more. Checkpoints that take no time are written all the time.
+
+    Parameters
+    ----------
+    mtbf_s
+        Mean time between failures, in seconds; infinite: there are none.
+    checkpoint_s
+        Seconds that writing a checkpoint takes.
     """
     _positive(mtbf_s=mtbf_s)
     _not_negative(checkpoint_s=checkpoint_s)

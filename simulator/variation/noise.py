@@ -31,6 +31,17 @@ def factors(jitter: float, seed: int, rank: int, actor: int, count: int) -> NDAr
     Log-normal with mean 1; `jitter` is the standard deviation of the logarithm, close to the
     relative standard deviation of the duration while it is small.
 
+    Parameters
+    ----------
+    jitter
+        Standard deviation of the logarithm.
+    seed
+        Of the run.
+    rank, actor
+        Whose firings they are; every pair has a sequence of its own.
+    count
+        Number of firings.
+
     Notes
     -----
     Counter-based generation after Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",

@@ -15,7 +15,15 @@ from millrace.planner.compile.stage_ir import BEGIN, UPDATE, Section, StageIR
 
 
 def hold_back(draft: StageIR, joint_backward: bool) -> None:
-    """Let early collectives of a stage wait for the block before the one that wants them."""
+    """Let early collectives of a stage wait for the block before the one that wants them.
+
+    Parameters
+    ----------
+    draft : StageIR
+        The stage, changed in place.
+    joint_backward : bool
+        True if gradients of inputs and of weights run in one slot.
+    """
     spans = Spans(draft, joint_backward)
     triggers: dict[Section, list[tuple[int, int | None]]] = {}
     for index, actor in enumerate(draft.actors):

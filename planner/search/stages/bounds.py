@@ -10,6 +10,13 @@ def lower_bound_ns(runs: tuple[BlockRun, ...], pipeline: Pipeline) -> float:
     Every block takes the least of each figure over its variants and the kinds of device; the
     slowest stage has at least the largest block and at least the average load, and every row of
     chunks at least what it takes for all blocks to find a place.
+
+    Parameters
+    ----------
+    runs : tuple of BlockRun
+        Equal blocks in the order of the model, with the figures of their variants.
+    pipeline : Pipeline
+        Stages, chunks, microbatches and schedule.
     """
     kinds = sorted(set(pipeline.kinds))
     load = ramp = update = longest = longest_update = 0.0
