@@ -212,7 +212,7 @@ def exposed_ns_by_kind(
 
     Examples
     --------
-    >>> exposed_ns([(0, 4), (9, 10)], [(2, 7, "recv"), (3, 12, "all_reduce")], (0, 14))
+    >>> exposed_ns_by_kind([(0, 4), (9, 10)], [(2, 7, "recv"), (3, 12, "all_reduce")], (0, 14))
     {'recv': 3, 'all_reduce': 4, '': 2}
     """
     intervals = [OwnedInterval(start, end, 0, COMPUTED) for start, end in compute]

@@ -32,7 +32,7 @@ def spans(product: ProductCall) -> dict[str, int]:
     --------
     >>> from millrace.executor.cuda.calls import read, write
     >>> x, w, y = (Matrices(place, "float32", 8, 1, 64) for place in (read(0), read(1), write(0)))
-    >>> spans(Product(x, w, y, 2, 8, 4, 3, "fp32"))
+    >>> spans(ProductCall(x, w, y, 2, 8, 4, 3, "fp32"))
     {'a': 560, 'b': 640, 'd': 576}
     """
     m, n, k = product.m, product.n, product.k
@@ -70,7 +70,7 @@ def stacked(products: Sequence[ProductCall]) -> ProductCall | None:
     ...            for offset in (0, 256, 512)]
     >>> results = [Matrices(Operand("address", 0, 8192 + offset), "bfloat16", 8, 1, 0)
     ...            for offset in (0, 128, 256)]
-    >>> stack = stacked([Product(x, w, y, 8, 8, 8, 1, "bf16")
+    >>> stack = stacked([ProductCall(x, w, y, 8, 8, 8, 1, "bf16")
     ...                  for w, y in zip(weights, results, strict=True)])
     >>> stack.batch, stack.a.batch_stride, stack.b.batch_stride, stack.d.batch_stride
     (3, 0, 128, 64)
@@ -164,7 +164,7 @@ def cut(product: ProductCall) -> tuple[ProductCall, ...]:
     >>> x, w = (Matrices(read(number), "bfloat16", *strides, 0)
     ...         for number, strides in ((0, (64, 1)), (1, (1, 64))))
     >>> logits = Matrices(write(0), "bfloat16", 1088, 1, 0)
-    >>> rest, large = cut(Product(x, w, logits, 5, 1027, 64, 1, "bf16"))
+    >>> rest, large = cut(ProductCall(x, w, logits, 5, 1027, 64, 1, "bf16"))
     >>> rest.n, rest.b.operand.offset_bytes, rest.d.operand.offset_bytes
     (3, 131072, 2048)
     >>> large.n, large.d.operand.offset_bytes

@@ -16,7 +16,7 @@ def described(call: LibraryCall | ProductCall) -> str:
     --------
     >>> from millrace.executor.cuda.calls import Matrices, Vector, read, write
     >>> a, b, d = (Matrices(place, "float32", 8, 1, 0) for place in (read(0), read(1), write(0)))
-    >>> described(Product(a, b, d, 2, 8, 8, 1, "fp32", bias=Vector(read(2), "float32")))
+    >>> described(ProductCall(a, b, d, 2, 8, 8, 1, "fp32", bias=Vector(read(2), "float32")))
     'product m 2 n 8 k 8 batch 1 in fp32 with bias'
     """
     match call:

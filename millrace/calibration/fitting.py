@@ -35,7 +35,7 @@ def fitted(
 
     Parameters
     ----------
-    parameters : sequence of Parameter
+    parameters : sequence of FittedParameter
         N of them.
     now : array of float, [N]
         Their logarithms at which the slopes were found.

@@ -65,7 +65,7 @@ def checked(imported: "ExportedModel", source: Any, inputs: Any = None) -> str:
 
     Parameters
     ----------
-    imported : Imported
+    imported : ExportedModel
         In a precision that NumPy computes in.
     source : torch.nn.Module or torch.export.ExportedProgram
         The module, or the program.
@@ -93,7 +93,7 @@ def check(imported: "ExportedModel", source: Any, inputs: Any = None, seed: int 
 
     Parameters
     ----------
-    imported : Imported
+    imported : ExportedModel
         As for `checked`; it has values.
     source : torch.nn.Module or torch.export.ExportedProgram
         As for `checked`.

@@ -31,7 +31,7 @@ def fill_efficiencies(rows: Sequence[dict[str, Any]], worth: float) -> None:
     Examples
     --------
     >>> rows = [{"devices": n, "goodput_tokens_per_s": n**0.5} for n in (1, 4, 16)]
-    >>> relate(rows, 0.5)
+    >>> fill_efficiencies(rows, 0.5)
     >>> [row["scaling_efficiency"] for row in rows], rows[1]["stops_paying"]
     ([1.0, 0.5, 0.25], True)
     """

@@ -31,7 +31,7 @@ def maximal_repetitions(word: Sequence[int]) -> list[Repetition]:
 
     Examples
     --------
-    >>> repetitions([7, 1, 2, 1, 2, 1, 8])
+    >>> maximal_repetitions([7, 1, 2, 1, 2, 1, 8])
     [Repetition(start=1, stop=6, period=2)]
     """
     candidates: set[Repetition] = set()

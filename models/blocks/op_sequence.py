@@ -18,7 +18,7 @@ class Stream:
 
     Attributes
     ----------
-    wiring : Wiring
+    wiring : ForwardStructure
     numbers : tuple of int
         Position to the number of the op.
     word : tuple of int

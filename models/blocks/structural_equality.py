@@ -114,7 +114,7 @@ def block_structures(
 
     Parameters
     ----------
-    wiring : Wiring
+    wiring : ForwardStructure
     homes : sequence of int
         Per op the number of its block.
     count : int

@@ -36,7 +36,7 @@ def merge_templates(graph: Graph) -> Graph:
     >>> for block in ("left", "right"):
     ...     builder.begin_block(block)
     ...     _ = builder.input("x", "b", (1,), source="features")
-    >>> same_templates(builder.build()).templates
+    >>> merge_templates(builder.build()).templates
     {'left': 'left', 'right': 'left'}
     """
     wiring = wiring_of(graph)

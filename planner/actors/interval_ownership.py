@@ -30,7 +30,7 @@ def covering_ns(
 
     Examples
     --------
-    >>> work, moves = Interval(0, 4, 0, "work"), Interval(2, 7, 1, "moves")
+    >>> work, moves = OwnedInterval(0, 4, 0, "work"), OwnedInterval(2, 7, 1, "moves")
     >>> covering_ns([work, moves], 0, 9)
     {'work': 4, 'moves': 3, None: 2}
     """

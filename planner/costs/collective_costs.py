@@ -97,7 +97,7 @@ def collective_lines(
     Examples
     --------
     >>> from millrace.planner.clusters import parse_cluster
-    >>> collective_pieces("all_gather", (0, 1), parse_cluster("a100-sxm-80gb:8x1"))
+    >>> collective_lines("all_gather", (0, 1), parse_cluster("a100-sxm-80gb:8x1"))
     ((8100, 0.008333333333333333), (12700, 0.0020833333333333333))
     """
     if len(ranks) == 1:

@@ -57,8 +57,8 @@ def share_beyond(places: float, copies: int) -> float:
 
     Examples
     --------
-    >>> share_beyond(4, 1), share_beyond(4, 8)
-    (0.75, 0.3374576568603516)
+    >>> share_beyond(4, 1), round(share_beyond(4, 8), 6)
+    (0.75, 0.337458)
     """
     hit = 1.0 - (1.0 - 1.0 / places) ** copies if copies > 1 else 1.0 / places
     return (places - 1) * hit / copies

@@ -146,7 +146,7 @@ def op_durations_ns(firings: OpFirings, device: Device, software: Software = NO_
     >>> from millrace.planner.clusters import device
     >>> sizes = {label: np.array([512, 8192]) for label in "mnk"}
     >>> moved = 6 * sizes["m"] ** 2
-    >>> work = Firings("matmul", "m k, k n -> m n", {}, sizes, moved, "bf16")
+    >>> work = OpFirings("matmul", "m k, k n -> m n", {}, sizes, moved, "bf16")
     >>> op_durations_ns(work, device("a100-sxm-80gb")).tolist()
     [7540, 4786407]
     """

@@ -116,7 +116,7 @@ def search(
         blocks.
     progress : callable, optional
         Told a line of text now and then.
-    record : Record, optional
+    record : SearchLog, optional
         Filled with what every layer did, and how long it took by the record's clock.
     remedies : bool
         Where there is no plan, put optimizer state on the host if no pin forbids it; where there is

@@ -93,7 +93,7 @@ class Ranker:
     evaluator : Evaluator
     tell : callable
         Told a line of text now and then.
-    record : Record
+    record : SearchLog
         Filled with what was done.
     """
 

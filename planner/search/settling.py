@@ -50,7 +50,7 @@ class Settled:
 
     Attributes
     ----------
-    found : Found
+    found : SolvedPlan
         Its division, with the step by the tables and the bytes that are laid out.
     step_ns : float
         Its step by the times of its blocks where they were measured, else by the tables.
@@ -81,7 +81,7 @@ def settle(evaluator: Evaluator, unsettled: SolvedPlan, block_times: BlockTimer 
     Parameters
     ----------
     evaluator : Evaluator
-    unsettled : Found
+    unsettled : SolvedPlan
         The plan by the tables.
     block_times : callable, optional
         Times the blocks of a plan; without it their times are those of the tables.

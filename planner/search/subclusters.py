@@ -156,7 +156,7 @@ def subclusters(cluster: Cluster) -> Iterator[Cluster]:
     Examples
     --------
     >>> from millrace.planner.clusters import parse_cluster
-    >>> [one.name for one in fleets(parse_cluster("h100-sxm-80gb:4x2"))]
+    >>> [part.name for part in subclusters(parse_cluster("h100-sxm-80gb:4x2"))]
     ['h100-sxm-80gb:1x1', 'h100-sxm-80gb:2x1', 'h100-sxm-80gb:4x1', 'h100-sxm-80gb:4x2']
     """
     if cluster.others:  # each kind alone, and all

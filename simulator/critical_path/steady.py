@@ -91,7 +91,7 @@ def steady_step(coarse: CoarseGraph, table: Timetable) -> SteadyStep | None:
 
     Returns
     -------
-    Steady or None
+    SteadyStep or None
         None where only events can tell.
     """
     firings = StepNodes(coarse, table)

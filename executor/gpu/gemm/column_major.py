@@ -55,7 +55,7 @@ def layout_of(product: ProductCall) -> ProductLayout:
     >>> x, w, y = read(0), read(1), write(0)
     >>> stored = [Matrices(x, "float32", 8, 1, 0), Matrices(w, "float32", 5, 1, 0)]
     >>> layout = layout_of(
-    ...     Product(*stored, Matrices(y, "float32", 5, 1, 0), 3, 5, 8, 1, "fp32")
+    ...     ProductCall(*stored, Matrices(y, "float32", 5, 1, 0), 3, 5, 8, 1, "fp32")
     ... )
     >>> layout.swapped, layout.transpose_a, layout.transpose_b, (layout.m, layout.n, layout.k)
     (True, False, False, (5, 3, 8))

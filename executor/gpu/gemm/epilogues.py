@@ -35,7 +35,7 @@ def epilogue_of(product: ProductCall) -> int:
     >>> from millrace.executor.cuda.calls import Matrices, Vector, read, write
     >>> sides = [Matrices(place, "bfloat16", 8, 1, 0) for place in (read(0), read(1), write(0))]
     >>> bias = Vector(read(2), "bfloat16")
-    >>> product = Product(*sides, 8, 8, 8, 1, "bf16", bias=bias, activation="gelu")
+    >>> product = ProductCall(*sides, 8, 8, 8, 1, "bf16", bias=bias, activation="gelu")
     >>> epilogue_of(product) == EPILOGUE_GELU | EPILOGUE_BIAS
     True
     """
@@ -56,7 +56,7 @@ def refusal(product: ProductCall) -> str:
     --------
     >>> from millrace.executor.cuda.calls import Matrices, Vector, read, write
     >>> sides = [Matrices(place, "bfloat16", 8, 1, 0) for place in (read(0), read(1), write(0))]
-    >>> refusal(Product(*sides, 8, 8, 8, 1, "bf16", bias=Vector(read(2), "float32")))
+    >>> refusal(ProductCall(*sides, 8, 8, 8, 1, "bf16", bias=Vector(read(2), "float32")))
     'the bias is of float32 and d of bfloat16'
     """
     checks = (_of_kind, _of_dtypes, _of_places)

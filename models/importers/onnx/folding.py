@@ -44,7 +44,7 @@ def folded(node: OnnxNode, inputs: Sequence[Array | None]) -> tuple[Array, ...]:
 
     Raises
     ------
-    UnsupportedError
+    UnsupportedNodeError
         The kind is not one of `FOLDS`, or the result would be too large.
     ModelError
         Inputs or attributes do not fit the kind.

@@ -61,14 +61,14 @@ class Inputs:
 
     Parameters
     ----------
-    source : Source
+    source : OnnxSource
         Content of the file.
     seq_len : int or None
         Tokens of a sample, where it was asked for.
 
     Attributes
     ----------
-    data : tuple of Input
+    data : tuple of GraphInput
         Those that read data, and are read.
 
     Raises

@@ -60,7 +60,7 @@ class OnnxLowering:
     ----------
     builder : GraphBuilder
         The graph, its one block begun.
-    source : Source
+    source : OnnxSource
         What was read from the file.
     roles : mapping
         The initializers that are trained (`weights.trained_roles`).

@@ -195,7 +195,7 @@ def unified(
 
     Raises
     ------
-    UnsupportedError
+    UnsupportedNodeError
         Sizes differ, dims cannot be divided into common factors, or the batch would be taken apart
         or occur twice.
     """

@@ -48,7 +48,7 @@ def gradients(
         What was imported; it is copied, so that nothing of it changes.
     inputs : Any
         Example inputs of a module; of a program None.
-    imported : Imported
+    imported : ExportedModel
         What it was imported as.
     data, targets : mapping, array
         Values of the inputs by their names in the program, and the ids that are to be predicted.

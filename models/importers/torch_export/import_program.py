@@ -82,7 +82,7 @@ def import_module(
 
     Returns
     -------
-    Imported
+    ExportedModel
         With values where the module's parameters have some.
 
     Raises

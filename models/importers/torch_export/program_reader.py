@@ -126,7 +126,7 @@ class ProgramReader:
 
         Raises
         ------
-        UnsupportedError
+        UnsupportedCallError
             It counts samples.
         """
         if isinstance(value, BatchNumber):

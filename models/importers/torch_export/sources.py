@@ -30,7 +30,7 @@ class ParameterSource:
     ----------
     fqn : str
         The parameter's name in the module (`named_parameters`).
-    cuts : tuple of Cut
+    cuts : tuple of ParameterSlice
         Taken one after the other: a fused projection is several variables.
     shape : tuple of int
         The variable's shape, into which the last cut is reshaped.
@@ -45,9 +45,8 @@ class ParameterSource:
 
         Examples
         --------
-        >>> Source(fqn="w", cuts=(Cut(shape=(3, 2), dim=0, start=1, size=2),), shape=(4,)).read(
-        ...     np.arange(6)
-        ... )
+        >>> part = ParameterSlice(shape=(3, 2), dim=0, start=1, size=2)
+        >>> ParameterSource(fqn="w", cuts=(part,), shape=(4,)).read(np.arange(6))
         array([2, 3, 4, 5])
         """
         values = parameter

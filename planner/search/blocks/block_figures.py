@@ -21,7 +21,7 @@ from millrace.planner.search.blocks.strategies import OpStrategies, StrategySpac
 from millrace.planner.search.blocks.strategies import ReshardingEdge as SpaceNet
 
 Options = tuple[int, ...]
-# Passes that make and read last what has a lifetime, as `space.PASSES` numbers them.
+# Passes that make and read last what has a lifetime, as `strategies.PASSES` numbers them.
 SPANS = tuple(("FBW".index(first), "FBW".index(last)) for first, last in LIFETIMES)
 
 

@@ -12,7 +12,7 @@ With choices c and their options o, nets n, sources a, targets b and uses u of a
                 bytes(x, W, D) ≤ limit                            where memory is a hard row
                 x ∈ {0, 1},  w, W, D ≥ 0
 
-Every cost is a row of figures (`tables.FIGURES`) times their prices. The rows for `w` make this
+Every cost is a row of figures (`cost_tables.FIGURES`) times their prices. Rows for `w` make this
 the local marginal polytope, the tightest formulation with pairwise rows: its relaxation is mostly
 integral while memory is priced rather than limited. With `x` integral, `w`, `W` and `D` are too.
 
@@ -52,7 +52,7 @@ class FigurePrices:
 
     @property
     def vector(self) -> Floats:
-        """Prices in the order of `tables.FIGURES`: [F]."""
+        """Prices in the order of `cost_tables.FIGURES`: [F]."""
         deferrable = self.microbatch if self.deferrable is None else self.deferrable
         figures = (self.microbatch, self.step, self.persistent_byte, self.inflight_byte, deferrable)
         return np.array(figures, np.float64)
@@ -85,9 +85,9 @@ def solve_program(
 
     Parameters
     ----------
-    tables : Tables
+    tables : CostTables
         With one row.
-    prices : Prices
+    prices : FigurePrices
     memory : MemoryRow, optional
         A hard limit besides the prices.
     max_gap : float

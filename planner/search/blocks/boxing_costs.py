@@ -173,7 +173,7 @@ class BoxingCosts:
         Per number of dims, the digits that may occur on each axis.
     stretch : float
         By how much sharing cores slows local work down.
-    cache : Known, optional
+    cache : BoxingCache, optional
         Paths and collectives of the same cluster that were looked up before.
     starts : sequence, optional
         Per row, the first ranks of its stages: the slowest of their groups counts.

@@ -44,7 +44,7 @@ class DualAscent:
 
     Parameters
     ----------
-    tables : Tables
+    tables : CostTables
     prices : array [F, K]
         Price of one unit of each figure, row by row.
     keep_all : bool

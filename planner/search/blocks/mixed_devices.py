@@ -36,7 +36,7 @@ class MixedDeviceCosts:
 
     Parameters
     ----------
-    parts : sequence of Pricing
+    parts : sequence of StrategyCosts
         Pricing of each site; rows and space are equal.
     pipelines : sequence of Pipeline
         Pipeline of every row, with `kind_of_stage` counting the sites.

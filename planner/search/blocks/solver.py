@@ -40,7 +40,7 @@ class Solution:
     options : tuple of int
         One option per choice of the tables.
     figures : tuple of int
-        Totals in the order of `tables.FIGURES`.
+        Totals in the order of `cost_tables.FIGURES`.
     cost, bound : float
         The figures at the prices, and the proven least.
     """

@@ -53,7 +53,7 @@ from millrace.planner.search.blocks.strategies import StrategyNode as SpaceChoic
 from millrace.planner.search.blocks.tensor_states import alphabets, ends, likeness
 from millrace.planner.signatures import EXPANSIONS, sub_signatures
 
-Boxing = dict[str, Any]  # the arrays of a net, as in `tables.Net`
+Boxing = dict[str, Any]  # the arrays of a net, as in `cost_tables.EdgeCosts`
 SHORT_NS = 100_000  # no data moves in this much of a transfer: waiting in its lane, and latency
 
 
@@ -62,7 +62,7 @@ class StrategyCosts:
 
     Parameters
     ----------
-    space : Space
+    space : StrategySpace
     cluster : Cluster
     sizes : array [N, K]
     batch : array [K]
@@ -74,13 +74,13 @@ class StrategyCosts:
         (partial values do not cross stages), of all rows or row by row.
     starts : sequence, optional
         Per row, the first ranks of its stages.
-    cache : Known, optional
+    cache : BoxingCache, optional
         Paths and collectives of the same cluster that were looked up before.
     offload : str
         Where optimizer state lies, as in a Plan.
     fusion : str
         Whether ops are fused, as in a Plan: priced as if nothing were boxed inside a group.
-    alike : Pricing, optional
+    alike : StrategyCosts, optional
         The same rows where blocks recompute otherwise: what is no clone is not priced again.
     """
 

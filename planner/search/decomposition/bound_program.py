@@ -155,7 +155,7 @@ def lowest_branch(
         Of a bound or plan program; left as it was.
     time_ns : float
         Least time of a block of the longest run for a microbatch.
-    paths : Paths, optional
+    paths : PathCuts, optional
         Known of the candidate's order; those that are found are added.
     """
     sides = []

@@ -97,7 +97,7 @@ class BoundLoop:
     oracle : BlockOracle
     graph : Graph
     asker : Asker
-    sends : Sends
+    sends : StageTransfers
     """
 
     def __init__(

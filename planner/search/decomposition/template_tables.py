@@ -69,15 +69,15 @@ class TemplateTables:
 
     Attributes
     ----------
-    tables : Tables
+    tables : CostTables
         Block figures and `EITHER`, of all blocks of the template together; what is kept is in nets.
     places : tuple of int
         The space's choice that each choice is; first those of the template itself.
     stands : tuple of array
         Per choice, the space's option that each of its options stands for.
-    nets : tuple of Net
+    nets : tuple of EdgeCosts
         What boxing costs, without what is kept.
-    forward : tuple of Net or None
+    forward : tuple of EdgeCosts or None
         Part of each of these that is boxed in the forward pass.
     count : int
         Blocks of the template.
@@ -121,8 +121,8 @@ def template_tables(space: StrategySpace, tables: CostTables, template: str) -> 
 
     Parameters
     ----------
-    space : Space
-    tables : Tables
+    space : StrategySpace
+    tables : CostTables
         Of that space, with all options.
     template : str
         One of the space's.

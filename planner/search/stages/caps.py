@@ -201,8 +201,8 @@ def search(ladder: StageDynamicProgram, prices: CapPrices, beat: int, max_gap: f
 
     Parameters
     ----------
-    ladder : Ladder
-    prices : Prices
+    ladder : StageDynamicProgram
+    prices : CapPrices
     beat : int
         A cost already had: only what is below it is of interest.
     max_gap : float

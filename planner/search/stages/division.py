@@ -47,7 +47,7 @@ def divide(
 
     Parameters
     ----------
-    runs : tuple of Run
+    runs : tuple of BlockRun
         In the order of the model.
     pipeline : Pipeline
     limit_bytes : int or tuple of int

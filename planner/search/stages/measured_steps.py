@@ -107,7 +107,7 @@ def in_order(
     Parameters
     ----------
     division : Division
-    runs : tuple of Run
+    runs : tuple of BlockRun
         Runs whose variants the division numbers, on one kind of device.
     pipeline : Pipeline
     overlap : float or None

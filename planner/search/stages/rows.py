@@ -33,7 +33,7 @@ class Rows:
 
     Parameters
     ----------
-    runs : tuple of Run
+    runs : tuple of BlockRun
     pipeline : Pipeline
     ends : Ends
     times : sequence

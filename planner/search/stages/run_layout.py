@@ -71,7 +71,7 @@ class Model:
 
     Parameters
     ----------
-    runs : tuple of Run
+    runs : tuple of BlockRun
     pipeline : Pipeline
     mixed : int
         Variants of one template that a stage may mix.

@@ -28,7 +28,7 @@ def divided_by_positions(
 
     Parameters
     ----------
-    runs : tuple of Run
+    runs : tuple of BlockRun
     pipeline : Pipeline
     limits : tuple of int
         Bytes of each stage.

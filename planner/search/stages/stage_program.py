@@ -33,7 +33,7 @@ class StageProgram:
 
     Parameters
     ----------
-    runs : tuple of Run
+    runs : tuple of BlockRun
     pipeline : Pipeline
     limits : tuple of int
         Bytes of a device of every kind.

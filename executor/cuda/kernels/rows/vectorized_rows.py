@@ -56,7 +56,7 @@ def templated(function: str, shards: tuple[Shard, ...], *more: int | str) -> str
 
     Examples
     --------
-    >>> from millrace.executor.kernels.context import whole
+    >>> from millrace.executor.kernels.context import whole_shard as whole
     >>> templated("l2_normalize", (whole((4, 8), "bfloat16"), whole((4,), "float32")), 8)
     'l2_normalize<bf16, float, 8>'
     """

@@ -86,7 +86,7 @@ class SweepLevel:
         Costs of all options, choice after choice.
     slices : list of slice
         Where those of every choice are.
-    earlier, later : Side, optional
+    earlier, later : LevelSide, optional
         The pairs with choices of earlier levels, and of later ones.
     """
 
@@ -132,7 +132,7 @@ class LevelSide:
 
     Parameters
     ----------
-    level : Level
+    level : SweepLevel
     pairs : sequence of sequences of Pair
         Per choice of the level.
     most : sequence of int
