@@ -94,6 +94,7 @@ def search_for(
         return search(request, simulate, progress, record)
     spent, plan, fleet_record = best
     record.answer, record.counts = fleet_record.answer, fleet_record.counts
+    record.compared = fleet_record.compared
     return _with_others(plan, spent, others, optimize_for)
 
 

@@ -84,8 +84,8 @@ def solve(
     Raises
     ------
     MemoryLimitError
-        The memory row cannot be met; holds the least bytes that can. With a `max_gap` these may be
-        that share too many, and in large tables they are a lower bound.
+        The memory row cannot be met; holds the least bytes that can, with a `max_gap` up to that
+        share too many, and in large tables a lower bound.
     BeyondCutoff
         Every solution costs `cutoff` or more; holds the bound.
     InfeasibleError
@@ -254,6 +254,8 @@ class _Solver:
         if ascended.bound > memory.limit_bytes and options > ROW_OPTIONS:
             raise MemoryLimitError(round(ascended.bound), memory.limit_bytes)
         least = solver._decided(ascended, ascent, None, self.node_limit)
+        if least.bound <= memory.limit_bytes < least.cost:  # within the gap, and yet too much
+            least = _Solver(self.tables, bare, 0.0, self.node_limit).free()
         if least.cost > memory.limit_bytes:
             raise MemoryLimitError(round(least.cost), memory.limit_bytes)
         return least.options

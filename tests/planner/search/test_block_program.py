@@ -109,6 +109,17 @@ def test_a_memory_row_that_cannot_be_met_says_by_how_much() -> None:
     assert caught.value.needed_bytes == least
 
 
+@pytest.mark.parametrize("seed", [45, 152, 211])
+def test_a_memory_row_that_can_just_be_met_is_met_whatever_the_gap(seed: int) -> None:
+    tables = single(random_tables(seed, choices=6), 0)
+    assert tables is not None
+    weights = MemoryRow(inflight=3, limit_bytes=0).weights
+    least = min(int(figures @ weights) for figures in solutions(tables).values())
+    memory = MemoryRow(inflight=3, limit_bytes=least)
+    solution = solve(tables, FigurePrices(), memory, max_gap=0.1)
+    assert np.array(solution.figures) @ weights == least
+
+
 def test_what_costs_as_much_as_the_cutoff_is_not_solved() -> None:
     tables = single(random_tables(2), 0)
     assert tables is not None
