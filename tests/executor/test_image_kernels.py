@@ -8,7 +8,7 @@ import pytest
 from millrace.executor.kernels import KernelContext, make_kernel
 from millrace.executor.kernels.context import Array, Shard, whole_shard
 from millrace.executor.kernels.images.sizes import COLUMNS_ELEMENTS
-from tests.executor.examples.images import convolution, window
+from tests.executor.examples.images import convolutions, window
 from tests.executor.kernel_calls import call, run_state
 
 DTYPE = "float64"
@@ -41,18 +41,13 @@ def test_samples_that_do_not_fit_one_part_are_taken_in_several():
     fitting = COLUMNS_ELEMENTS // (8 * 9 * 32 * 32)
     assert 1 < fitting < samples
     assert samples % fitting
-    x, w = random(samples, 8, 32, 32), random(2, 8, 3, 3, seed=1)
-    dy = random(samples, 2, 32, 32, seed=2)
-    forward, grad_input, grad_weight = convolution(attributes, sizes)
-    image, weight, out = "b c y! x!", "n c q! p!", "b n j! i!"
-    for kind, labels, given, expected in (
-        ("conv", f"{image}, {weight} -> {out}", [x, w], forward(x, w)),
-        ("conv_grad_input", f"{out}, {weight} -> {image}", [dy, w], grad_input(dy, w)),
-        ("conv_grad_weight", f"{image}, {out} -> {weight}", [x, dy], grad_weight(x, dy)),
-    ):
+    for example in convolutions(attributes, sizes | {"b": samples, "c": 8, "n": 2}):
+        given = example.inputs(DTYPE)
+        (expected,) = example.expected(given)
         (output,) = call(
-            kind, labels, given, [whole_shard(expected.shape, DTYPE)], attributes=attributes
-        )
+            example.kind, example.labels, given, [whole_shard(expected.shape, DTYPE)],
+            attributes=attributes,
+        )  # fmt: skip
         np.testing.assert_allclose(output, expected, atol=1e-10)
 
 

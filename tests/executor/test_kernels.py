@@ -1,4 +1,4 @@
-"""Every kernel against a plain formula, whole and cut along any labels it may be cut along."""
+"""Every kernel against the oracle of `tests.models`, whole and cut along any labels it may be."""
 
 import tracemalloc
 from dataclasses import replace
@@ -58,7 +58,7 @@ def test_every_kernel_has_an_example_or_a_test_of_its_own():
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @every_example
-def test_a_kernel_computes_what_its_formula_says(example: Example, dtype: str):
+def test_a_kernel_computes_what_the_oracle_does(example: Example, dtype: str):
     inputs = example.inputs(dtype)
     outputs = call(
         example.kind,

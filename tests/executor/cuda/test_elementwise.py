@@ -10,7 +10,7 @@ from millrace.executor.cuda.kernels.elementwise.elementwise_kernels import ELEME
 from millrace.executor.cuda.kernels.kernel_table import make_calls
 from millrace.executor.cuda.kernels.strides import merged, walk
 from millrace.executor.errors import ExecutorError
-from millrace.executor.kernels.context import Array, whole_shard
+from millrace.executor.kernels.context import whole_shard
 from tests.executor.cuda.calling import FLOATS, Operands, call, context_of, empty, to_device
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator
 from tests.executor.cuda.example_cases import (
@@ -57,29 +57,8 @@ BROADCASTS = {
 }
 
 
-def by_einsum(kind: str, labels: str):
-    inputs, _, output = labels.replace("()", "").replace("(t n)", "t n").partition("->")
-    terms = [term.replace(" ", "") for term in inputs.split(",")]
-    output = output.replace(" ", "")
-
-    def formula(*given: Array) -> Array:
-        given = tuple(
-            x.reshape([SIZES[label] for label in term])
-            for x, term in zip(given, terms, strict=True)
-        )
-        if kind == "mul":
-            return np.einsum(f"{','.join(terms)}->{output}", *given)
-        ones = np.ones([SIZES[label] for label in output])
-        return sum(
-            np.einsum(f"{term},{output}->{output}", x, ones)
-            for x, term in zip(given, terms, strict=True)
-        )
-
-    return formula
-
-
 EXTRA = [
-    Example(kind=kind, labels=labels, formula=by_einsum(kind, labels), sizes=SIZES)
+    Example(kind=kind, labels=labels, sizes=SIZES)
     for kind, forms in BROADCASTS.items()
     for labels in forms
 ]

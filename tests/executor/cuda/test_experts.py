@@ -16,20 +16,18 @@ from tests.executor.cuda.example_cases import (
     selected_cases,
 )
 from tests.executor.examples.example import Example
-from tests.executor.examples.experts import EXAMPLES
-from tests.executor.examples.experts import top_k as top_k_formula
+from tests.executor.examples.experts import EXAMPLES, TOP_K
 from tests.executor.kernel_calls import call as call_on_host
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="g++ compiles the kernels")
 
-TOP_K = "b t! e! -> b t! k!, b t! k!, b t! k!"
 DISPATCH = "b t! d, b t! k!, b t! k! -> e b c! d"
 COMBINE = "e b c! d, b t! k!, b t! k!, b t! k! -> b t! d"
 MARGIN_BYTE = 56  # of `Control.margin_bits`: four i64, two doubles and one i64 lie before
 
 MANY = [
     Example(
-        kind="top_k", labels=TOP_K, formula=top_k_formula(5, attributes), attributes=attributes,
+        kind="top_k", labels=TOP_K, attributes=attributes,
         sizes={"b": 2, "t": 37, "e": 70, "k": 5},
         derive=lambda scores: (np.round(scores, 1),),
     )

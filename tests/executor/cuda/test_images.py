@@ -12,7 +12,7 @@ from millrace.executor.cuda.calls import Launch, ProductCall
 from millrace.executor.cuda.kernels.images import units
 from millrace.executor.cuda.kernels.kernel_table import make_calls
 from millrace.executor.errors import ExecutorError
-from millrace.executor.kernels.context import Array, whole_shard
+from millrace.executor.kernels.context import whole_shard
 from tests.executor.cuda.calling import call, context_of
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator
 from tests.executor.cuda.example_cases import (
@@ -25,7 +25,13 @@ from tests.executor.cuda.example_cases import (
 from tests.executor.cuda.kept_code import cached_cubin
 from tests.executor.cuda.usual import NARROW, enumerate_by_kind
 from tests.executor.examples.example import Example
-from tests.executor.examples.images import EXAMPLES, channels_last, convolution, pooling, window
+from tests.executor.examples.images import (
+    EXAMPLES,
+    channels_last,
+    convolutions,
+    poolings,
+    window,
+)
 from tests.extras import optional
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="g++ compiles the kernels")
@@ -37,34 +43,12 @@ STATISTICS = {
     "batch_norm_grad_input": (2, 3, 5, 6),
 }  # inputs that are float32 in a plan of 16 bits
 
-IMAGE, WEIGHT, MADE = "b c y! x!", "n c q! p!", "b n j! i!"
-IMAGES, WEIGHTS, ALL_MADE = "b (g c) y! x!", "(g n) c q! p!", "b (g n) j! i!"
-
-
-def convolutions(attributes: dict[str, int], sizes: dict[str, int]) -> Iterator[Example]:
-    """Conv and its gradients on other sizes than the common examples."""
-    x, w, y = (IMAGES, WEIGHTS, ALL_MADE) if "g" in sizes else (IMAGE, WEIGHT, MADE)
-    forms = (("conv", f"{x}, {w} -> {y}"), ("conv_grad_input", f"{y}, {w} -> {x}"),
-             ("conv_grad_weight", f"{x}, {y} -> {w}"))  # fmt: skip
-    for (kind, labels), formula in zip(forms, convolution(attributes, sizes), strict=True):
-        yield Example(
-            kind=kind, labels=labels, formula=formula, attributes=attributes, sizes=sizes
-        )  # fmt: skip
-
-
-def rounded(*inputs: Array) -> tuple[Array, ...]:
-    """Few different values, so that windows hold equal ones."""
-    return np.round(inputs[0]), *inputs[1:]
-
 
 def dilated_poolings() -> Iterator[Example]:
     """Windows with gaps, which the builders make none of but kernels know.
 
     The second reach so far that a byte cannot number all of their places.
     """
-    x, y = "b c y! x!", "b c j! i!"
-    forms = (("max_pool", f"{x} -> {y}"), ("max_pool_grad", f"{x}, {y} -> {x}"),
-             ("avg_pool", f"{x} -> {y}"), ("avg_pool_grad", f"{y} -> {x}"))  # fmt: skip
     for attributes, sizes in (
         (
             window((2, 1), (1, 1), (2, 3)) | {"size_y": 3, "size_x": 2},
@@ -75,11 +59,7 @@ def dilated_poolings() -> Iterator[Example]:
             {"y": 25, "x": 15, "j": 3, "i": 3},
         ),
     ):
-        for (kind, labels), formula in zip(forms, pooling(attributes, sizes), strict=True):
-            yield Example(
-                kind=kind, labels=labels, formula=formula, attributes=attributes, sizes=sizes,
-                derive=rounded,
-            )  # fmt: skip
+        yield from poolings(attributes, sizes)
 
 
 def norms_in_slabs() -> Iterator[Example]:
@@ -90,10 +70,7 @@ def norms_in_slabs() -> Iterator[Example]:
         images, last = "y" in example.labels, "y x c" in example.labels
         sizes = {"b": 5, "c": 8 if last else 3, "y": 33, "x": 47}
         sizes = sizes if images else {"b": 6000, "c": 35}
-        yield Example(
-            kind=example.kind, labels=example.labels, formula=example.formula,
-            attributes=example.attributes, sizes=sizes, derive=example.derive,
-        )  # fmt: skip
+        yield replace(example, sizes=sizes, large={})
 
 
 def pieces_pooled() -> Iterator[Example]:
@@ -297,7 +274,7 @@ def test_convolution_of_two_dtypes_is_refused():
     with pytest.raises(ExecutorError, match=r"computes in one dtype.*float32, bfloat16, float32"):
         make_calls(
             context_of(
-                "conv", f"{IMAGE}, {WEIGHT} -> {MADE}", shards, [shards[0]],
+                "conv", "b c y! x!, n c q! p! -> b n j! i!", shards, [shards[0]],
                 window((1, 1), (0, 0)),
             )
         )  # fmt: skip

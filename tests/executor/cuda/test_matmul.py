@@ -16,7 +16,7 @@ from millrace.models.labels import bind, parse, shape_of
 from millrace.models.zoo.catalogue import TrainingSpec, build_training
 from tests.executor.cuda.calling import FLOATS, call, context_of, loaded, to_device
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator
-from tests.executor.examples.example import Example, einsum
+from tests.executor.examples.example import Example
 from tests.executor.examples.products import EXAMPLES as PRODUCTS
 from tests.executor.kernel_calls import call_sharded, run_state
 from tests.small_models import NAMES, small
@@ -144,7 +144,7 @@ def test_a_contraction_goes_beyond_one_tile_in_every_class(
     sizes = {"l": 70, "r": 65, "m": 67, "n": 5, "b": 3, "c": 19, "k": 4, "j": 66, "a": 3, "d": 80}
     labels = text.replace("->", ",").split(",")
     written = "{}, {} -> {}".format(*(" ".join(operand) for operand in labels))
-    example = Example(kind="matmul", labels=written, formula=einsum(text), sizes=sizes)
+    example = Example(kind="matmul", labels=written, sizes=sizes)
     context = context_for(written, shapes_of(written, example.label_sizes), (dtype,) * 3)
     assert isinstance(make_calls(context).of(0)[0], Launch)
     check(example, (dtype,) * 3, emulator, example.inputs("float64"))
@@ -160,9 +160,8 @@ def any_einsum(draw: st.DrawFn) -> Example:
         for number in range(3)
     ]
     sizes = {label: draw(st.sampled_from([1, 2, 3])) for label in labels}
-    text = "{},{}->{}".format(*("".join(operand) for operand in operands))
     written = "{}, {} -> {}".format(*(" ".join(operand) or "()" for operand in operands))
-    return Example(kind="matmul", labels=written, formula=einsum(text), sizes=sizes)
+    return Example(kind="matmul", labels=written, sizes=sizes)
 
 
 @needs_compiler
@@ -195,15 +194,8 @@ def test_every_product_of_the_zoo_is_one_of_the_library_and_what_its_labels_say(
         context = context_for(labels, list(shapes), dtypes)
         calls = make_calls(context).of(0)
         assert [type(device_call) for device_call in calls] == [ProductCall], labels
-        expression = parse(labels)
-        letters = {label: chr(97 + number) for number, label in enumerate(expression.labels)}
-        flat = [
-            "".join(letters[x] for dim in operand for x in dim) for operand in expression.operands
-        ]
-        sizes = bind(expression, shapes[:2], shapes[2:])
-        example = Example(
-            kind="matmul", labels=labels, sizes=sizes, formula=einsum("{},{}->{}".format(*flat))
-        )
+        sizes = bind(parse(labels), shapes[:2], shapes[2:])
+        example = Example(kind="matmul", labels=labels, sizes=sizes)
         inputs = [rng.standard_normal(shape) for shape in shapes[:2]]
         check(example, dtypes, emulator_of_products, inputs)
 

@@ -51,48 +51,25 @@ PERMUTED = [
 
 
 def permuted(labels: str, shape: tuple[int, ...]) -> Example:
-    input_labels, output_labels = (side.split() for side in labels.split("->"))
-    order = [input_labels.index(label) for label in output_labels]
-    return Example(
-        kind="rearrange",
-        labels=labels,
-        formula=lambda x: x.transpose(order),
-        sizes=dict(zip(input_labels, shape, strict=True)),
-    )
+    sizes = dict(zip(labels.partition(" -> ")[0].split(), shape, strict=True))
+    return Example(kind="rearrange", labels=labels, sizes=sizes)
 
 
 EXTRA = [
     *(permuted(labels, shape) for labels, shape in PERMUTED),
-    Example(
-        kind="broadcast",
-        labels="n b -> t b n",
-        formula=lambda x: np.stack([x.T] * 5),
-        sizes={"n": 40, "b": 36, "t": 5},
-    ),
-    Example(
-        kind="broadcast",
-        labels="b n -> b n t",
-        formula=lambda x: np.repeat(x[..., None], 12, 2),
-        sizes={"b": 3, "n": 16, "t": 12},
-    ),
-    Example(
-        kind="narrow",
-        labels="b p! d -> b t! d",
-        formula=lambda x: x[:, 2:6],
-        attributes={"start": 2},
-        sizes={"b": 3, "p": 9, "t": 4, "d": 16},
-    ),
-    Example(
-        kind="widen",
-        labels="b t! d -> b p! d",
-        formula=lambda x: np.pad(x, ((0, 0), (2, 3), (0, 0))),
-        attributes={"start": 2},
-        sizes={"b": 3, "p": 9, "t": 4, "d": 16},
+    Example(kind="broadcast", labels="n b -> t b n", sizes={"n": 40, "b": 36, "t": 5}),
+    Example(kind="broadcast", labels="b n -> b n t", sizes={"b": 3, "n": 16, "t": 12}),
+    *(
+        Example(
+            kind=kind, labels=labels, attributes={"start": 2},
+            sizes={"b": 3, "p": 9, "t": 4, "d": 16},
+        )
+        for kind, labels in (("narrow", "b p! d -> b t! d"), ("widen", "b t! d -> b p! d"))
     ),
     Example(
         kind="fill", labels=" -> b t", formula=lambda: np.zeros((4, 6)), attributes={"value": 0}
     ),
-]
+]  # fmt: skip
 ALL = [example for example in EXAMPLES if example.kind in KINDS] + EXTRA
 CASES = cases_of(ALL, tolerance=ROUNDED_ONCE)
 STAGED = (*FLOATS, "int32")

@@ -28,15 +28,6 @@ FREQUENT = 5
 ROTARY = {"base": 100.0, "dims": 8, "interleaved": False, "inverse": False}
 
 
-def added_by_id(ids: Array, dy: Array) -> Array:
-    """Gradient of an embedding, added up row by row."""
-    rows = MANY_IDS.label_sizes["v"]
-    gradient = np.zeros((rows, dy.shape[-1]))
-    np.add.at(gradient, ids.reshape(-1), dy.reshape(-1, dy.shape[-1]))
-    gradient[PADDING] = 0
-    return gradient
-
-
 def uneven(ids: Array, dy: Array) -> tuple[Array, Array]:
     """Ids of which a third are one id and others the id that gets no gradient, and dy as it is."""
     return np.where(ids % 3 == 0, FREQUENT, np.where(ids % 7 == 0, PADDING, ids)), dy
@@ -45,7 +36,6 @@ def uneven(ids: Array, dy: Array) -> tuple[Array, Array]:
 MANY_IDS = Example(
     kind="embedding_grad",
     labels="b t, b t d -> v d",
-    formula=added_by_id,
     derive=uneven,
     ids=(0,),
     lowest_id=0,
@@ -109,7 +99,7 @@ def test_turns_of_the_same_positions_share_one_table_either_way_round():
 
 
 def test_rotary_refuses_what_it_cannot_turn():
-    example = rotary_example("b t k!", 1)
+    example = rotary_example("b t k!")
     shard = whole_shard((2, 4, 8), "float32")
     for dims in (7, 10):
         with pytest.raises(ExecutorError, match=f"turns {dims} of 8 features: expected an even"):

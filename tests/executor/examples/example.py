@@ -1,7 +1,6 @@
-"""Example of a kernel: labels, sizes, inputs, and what comes out by a plain formula.
+"""Example of a kernel: labels, sizes and inputs; what comes out the oracle of `tests.models` says.
 
-Formulas are written in float64 from the definition, without the kernels' tricks. Labels: b batch,
-t queries, s keys, h heads, d and k features, n made, v vocabulary, p positions.
+Labels: b batch, t queries, s keys, h heads, d and k features, n made, v vocabulary, p positions.
 """
 
 from collections.abc import Callable
@@ -11,6 +10,7 @@ import numpy as np
 
 from millrace.executor.kernels.context import Array
 from millrace.models.labels import parse, shape_of
+from tests.models.oracle import evaluate
 
 SIZES = {
     "b": 4, "t": 6, "s": 6, "h": 2, "d": 4, "k": 8, "n": 10, "v": 12, "p": 9, "c": 2,
@@ -24,13 +24,14 @@ class Example:
 
     `ids` are the inputs that hold ids (from `lowest_id`, -1 for no target, up to the size of the
     label `ids_below`), `derive` replaces the random inputs by consistent ones, `formula` maps the
-    inputs to the outputs. `large` are sizes at which a firing's own memory is measured, where the
-    usual ones do not fit; examples with `sizes` and no `large` are left out there.
+    inputs to the outputs of a kind of which the oracle knows nothing. `large` are sizes at which a
+    firing's own memory is measured, where the usual ones do not fit; examples with `sizes` and no
+    `large` are left out there.
     """
 
     kind: str
     labels: str
-    formula: Callable[..., tuple[Array, ...] | Array]
+    formula: Callable[..., Array] | None = None
     ids: tuple[int, ...] = ()
     lowest_id: int = -1
     ids_below: str = "v"
@@ -58,16 +59,10 @@ class Example:
         return [array if array.dtype == np.int32 else array.astype(dtype) for array in derived]
 
     def expected(self, inputs: list[Array]) -> tuple[Array, ...]:
-        """The outputs by the formula, in float64."""
+        """The outputs by the oracle, in float64."""
         wide = [a if a.dtype == np.int32 else a.astype(np.float64) for a in inputs]
-        outputs = self.formula(*wide)
-        return outputs if isinstance(outputs, tuple) else (np.asarray(outputs),)
-
-
-def einsum(text: str) -> Callable[..., Array]:
-    return lambda *inputs: np.einsum(text, *inputs)
-
-
-def one_hot(ids: Array, size: int) -> Array:
-    """One-hot rows of ids; rows of zeros where an id is negative."""
-    return (ids[..., None] == np.arange(size)).astype(np.float64)
+        if self.formula is not None:
+            return (self.formula(*wide),)
+        return evaluate(
+            self.kind, self.labels, wide, attributes=self.attributes, sizes=self.label_sizes
+        )

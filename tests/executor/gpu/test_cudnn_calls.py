@@ -29,9 +29,9 @@ from millrace.executor.kernels.context import Array, KernelContext, Shard, whole
 from tests.executor.cuda.calling import Operands, context_of, empty, loaded, to_device
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator
 from tests.executor.cuda.example_cases import TOLERANCE, ExampleCase
-from tests.executor.examples.attention import Attributes, Form
+from tests.executor.examples.attention import Attributes, Form, both
 from tests.executor.examples.example import Example
-from tests.executor.examples.images import convolution, window
+from tests.executor.examples.images import channels_last, convolutions, window
 from tests.executor.gpu.emulated_device import EmulatedDevice
 from tests.executor.gpu.plans import execute_on_device, loading, planned, runs_of
 from tests.executor.kernel_calls import run_state
@@ -52,19 +52,7 @@ def examples() -> Iterator[Example]:
         (Form(attributes=CAUSAL | {"window": 4}, grouped=True), GROUPED),
         (Form(attributes=PLAIN | {"window": 4}, grouped=True), GROUPED),
     ):
-        forward, backward = form.labels
-        example = Example(
-            kind="attention", labels=forward, formula=form.forward, attributes=form.attributes,
-            sizes=sizes,
-        )  # fmt: skip
-        yield example
-        yield replace(
-            example,
-            kind="attention_grad",
-            labels=backward,
-            formula=form.backward,
-            derive=form.derive,
-        )
+        yield from both(form, sizes)
 
 
 def rounded(example: Example, dtype: str) -> ExampleCase:
@@ -186,30 +174,18 @@ def test_convolutions_are_those_of_images_whose_channels_lie_last(
     calls = with_library(direction, layer, run_state(), same_calls(Clear(write(0), 0)))
     (choice,) = calls.of(0)
     assert isinstance(choice, KernelAlternatives)
-    shapes = {"x": (b, g * c, *given), "w": (g * n, c, *size), "y": (b, g * n, *output)}
-    reads, target_name = {
-        FORWARD: ("xw", "y"),
-        GRAD_INPUT: ("yw", "x"),
-        GRAD_WEIGHT: ("xy", "w"),
-    }[direction]
-    rng = np.random.default_rng(0)
-    # Channels are last in memory and second in the formula.
-    arrays = [
-        to_device(rng.standard_normal(shapes[name]).transpose(0, 2, 3, 1), dtype) for name in reads
-    ]
-    exact = [loaded(array, dtype).astype(np.float64).transpose(0, 3, 1, 2) for array in arrays]
-    target = shapes[target_name]
-    room = empty(whole_shard((target[0], *target[2:], target[1]), dtype))
+    sizes = {"b": b, "c": c, "n": n} | sizes
+    examples = map(channels_last, convolutions(attributes, sizes))
+    example = dict(zip((FORWARD, GRAD_INPUT, GRAD_WEIGHT), examples, strict=True))[direction]
+    arrays = [to_device(array, dtype) for array in example.inputs("float64")]
+    (expected,) = example.expected([loaded(array, dtype) for array in arrays])
+    room = empty(whole_shard(expected.shape, dtype))
     operands = Operands(Calls(of=lambda firing: ()), arrays, [room])
     (call,) = choice.options[0]
     assert isinstance(call, Convolution)
     Emulator({}, option=0).run(call, operands.address, operands.ranges(call))
-    formula = dict(
-        zip((FORWARD, GRAD_INPUT, GRAD_WEIGHT), convolution(attributes, sizes), strict=True)
-    )[direction]
-    expected = formula(*exact)
     near = TOLERANCE[dtype] * max(1.0, float(np.abs(expected).max()))
-    np.testing.assert_allclose(loaded(room, dtype).transpose(0, 3, 1, 2), expected, atol=near)
+    np.testing.assert_allclose(loaded(room, dtype), expected, atol=near)
 
 
 def test_convolutions_in_float32_stay_with_kernels_of_ours() -> None:

@@ -2,7 +2,7 @@
 
 import zlib
 from base64 import b64decode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import sqrt
 from typing import Any
 
@@ -36,22 +36,23 @@ UPDATES = ("learning_rate", "adamw", "sgd")
 def evaluate(
     kind: str,
     labels: str,
-    inputs: list[Array],
-    output_shapes: list[tuple[int, ...]],
+    inputs: Sequence[Array],
+    output_shapes: Sequence[tuple[int, ...]] = (),
     attributes: Mapping[str, Any] | None = None,
     offsets: Mapping[str, int] | None = None,
     whole_sizes: Mapping[str, int] | None = None,
+    sizes: Mapping[str, int] | None = None,
 ) -> tuple[Array, ...]:
-    """Compute the outputs of one op.
+    """Compute the outputs of one op; `sizes` are those of labels that no input has.
 
     For a shard, `offsets` are the global indexes of its labels' first elements (0 where left out)
     and `whole_sizes` the labels' sizes in the whole op.
     """
     expression = parse(labels)
-    sizes = bind(expression, [x.shape for x in inputs], output_shapes)
+    bound = bind(expression, [x.shape for x in inputs], output_shapes, sizes)
     call = Call(
         expression=expression,
-        sizes=sizes,
+        sizes=bound,
         attributes=attributes or {},
         offsets=offsets or {},
         whole=whole_sizes or {},
