@@ -1,12 +1,11 @@
 """Every kernel against the oracle of `tests.models`, whole and cut along any labels it may be."""
 
 import tracemalloc
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from millrace.executor.cuda.kernels.kernel_table import CALLS
 from millrace.executor.errors import ExecutorError
@@ -14,7 +13,7 @@ from millrace.executor.kernels import KERNELS, KernelContext, make_kernel
 from millrace.executor.kernels.context import Array, Shard, whole_shard
 from millrace.models.labels import parse, shape_of
 from millrace.models.ops import OPS
-from tests.executor.examples.example import Example
+from tests.executor.examples.example import Example, splittable
 from tests.executor.examples.table import EXAMPLES
 from tests.executor.kernel_calls import call, call_sharded, run_state
 
@@ -70,42 +69,26 @@ def test_a_kernel_computes_what_the_oracle_does(example: Example, dtype: str):
     assert_close(outputs, example.expected(inputs), dtype)
 
 
-def splits_of(example: Example) -> st.SearchStrategy[dict[str, int]]:
-    """Strategy of splits: labels that the op table lets be split, into parts that divide them."""
-    expression = parse(example.labels)
-    reduction = OPS[example.kind].reduction
-    outputs = [{x for dim in operand for x in dim} for operand in expression.outputs]
-    allowed = [
-        label
-        for label in expression.splittable
-        if reduction is not None or all(label in labels for labels in outputs)
-    ]
-    sizes = example.label_sizes
+def splits_of(example: Example) -> Iterator[dict[str, int]]:
+    """Yield every split of one label that the op table allows, and all labels split at once."""
     parts = {
-        label: st.sampled_from([p for p in (1, 2, 3, 4, 8) if sizes[label] % p == 0])
-        for label in allowed
+        label: [count for count in (2, 3, 4, 8) if example.label_sizes[label] % count == 0]
+        for label in splittable(example)
     }
-    return st.fixed_dictionaries(parts).map(
-        lambda drawn: {label: parts for label, parts in drawn.items() if parts > 1}
-    )
+    yield from ({label: count} for label, counts in parts.items() for count in counts)
+    yield {label: counts[0] for label, counts in parts.items() if counts}
 
 
-@given(data=st.data())
-@settings(max_examples=5, deadline=None)
 @every_example
-def test_shards_put_together_equal_the_whole(example: Example, data: st.DataObject):
-    splits = data.draw(splits_of(example))
+def test_shards_put_together_equal_the_whole(example: Example):
     inputs = example.inputs("float64")
-    outputs = call_sharded(
-        example.kind,
-        example.labels,
-        inputs,
-        output_shards(example, "float64"),
-        splits,
-        attributes=example.attributes,
-        reduction=OPS[example.kind].reduction,
-    )
-    assert_close(outputs, example.expected(inputs), "float64")
+    expected = example.expected(inputs)
+    for splits in splits_of(example):
+        outputs = call_sharded(
+            example.kind, example.labels, inputs, output_shards(example, "float64"), splits,
+            attributes=example.attributes, reduction=OPS[example.kind].reduction,
+        )  # fmt: skip
+        assert_close(outputs, expected, "float64")
 
 
 @every_example

@@ -16,7 +16,7 @@ from millrace.models.type_inference import at_least_float32
 from tests.executor.cuda.calling import FLOATS, call, context_of, loaded, to_device
 from tests.executor.cuda.emulation.machine import Emulator, functions_of
 from tests.executor.cuda.usual import NARROW, enumerate_by_kind, params, runs_exhaustive
-from tests.executor.examples.example import Example
+from tests.executor.examples.example import Example, splittable
 from tests.executor.kernel_calls import shard_of
 
 TOLERANCE = {"float64": 1e-11, "float32": 2e-4, "float16": 4e-3, "bfloat16": 3e-2}
@@ -199,15 +199,3 @@ def cases_of(
             for cut_number, cut in enumerate(cuts)
         ]  # fmt: skip
     return cases
-
-
-def splittable(example: Example) -> list[str]:
-    """Labels that the op table lets be split."""
-    expression = parse(example.labels)
-    reduction = OPS[example.kind].reduction
-    outputs = [{x for dim in operand for x in dim} for operand in expression.outputs]
-    return [
-        label
-        for label in expression.splittable
-        if reduction is not None or all(label in labels for labels in outputs)
-    ]

@@ -21,7 +21,7 @@ from tests.executor.cuda.calling import FLOATS, call, context_of, loaded, to_dev
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator, functions_of
 from tests.executor.cuda.usual import NARROW, enumerate_by_kind
 from tests.executor.examples import attention, losses, norms
-from tests.executor.examples.example import Example
+from tests.executor.examples.example import Example, splittable
 from tests.executor.kernel_calls import shard_of
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="the emulator needs g++")
@@ -119,14 +119,9 @@ def _wide(array: Array) -> Array:
 
 def splits_of(example: Example) -> list[dict[str, int]]:
     """Each label that may be split alone, and all of them at once."""
-    expression, reduction = parse(example.labels), OPS[example.kind].reduction
-    outputs = [{label for dim in operand for label in dim} for operand in expression.outputs]
-    allowed = [
-        label
-        for label in expression.splittable
-        if reduction is not None or all(label in labels for labels in outputs)
-    ]
-    halves = {label: 2 if example.label_sizes[label] % 2 == 0 else 3 for label in allowed}
+    halves = {
+        label: 2 if example.label_sizes[label] % 2 == 0 else 3 for label in splittable(example)
+    }
     fitting = {x: parts for x, parts in halves.items() if example.label_sizes[x] % parts == 0}
     return [*({label: parts} for label, parts in fitting.items()), fitting]
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from millrace.executor.kernels.context import Array
 from millrace.models.labels import parse, shape_of
+from millrace.models.ops import OPS
 from tests.models.oracle import evaluate
 
 SIZES = {
@@ -66,3 +67,15 @@ class Example:
         return evaluate(
             self.kind, self.labels, wide, attributes=self.attributes, sizes=self.label_sizes
         )
+
+
+def splittable(example: Example) -> list[str]:
+    """Labels that the op table lets be split."""
+    expression = parse(example.labels)
+    reduction = OPS[example.kind].reduction
+    outputs = [{x for dim in operand for x in dim} for operand in expression.outputs]
+    return [
+        label
+        for label in expression.splittable
+        if reduction is not None or all(label in labels for labels in outputs)
+    ]

@@ -5,9 +5,13 @@ from functools import partial
 from millrace.models.builder import GraphBuilder, dense
 from millrace.models.ops import FUNCTIONS
 from tests.models.gradient_cases.classifier import B, Body, D, H, K, T, V
-from tests.models.op_samples import NUMBERS
 
 ROWS = "b t k -> b t k"
+NUMBERS = {
+    "leaky_relu": {"slope": 0.1},
+    "power": {"exponent": 2.5},
+    "clip": {"low": 0.3, "high": 0.9},
+}
 
 
 def product_of_activations(builder: GraphBuilder, x: str) -> str:

@@ -1,7 +1,7 @@
-"""A float64 evaluator of graphs, from the definitions of the ops, to test rules and table against.
+"""A float64 evaluator of graphs, from the definitions of the ops, to test rules and kernels by.
 
-Every op is worked out from its labels and attributes, whole or as one shard. Read `graphs.py`
-first; the definitions lie by theme beside it.
+Every op is worked out from its labels and attributes. Read `graphs.py` first; the definitions lie
+by theme beside it.
 """
 
 from tests.models.oracle.call import Array

@@ -5,7 +5,7 @@ documents and the parser of labels are used.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,33 +24,11 @@ def flat(operand: Operand) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One op, whole or one shard of it.
-
-    Attributes
-    ----------
-    expression : Expression
-    sizes : mapping
-        Size of every label, here.
-    attributes : mapping
-    offsets : mapping
-        The global index of the first element along a label; 0 where it is left out.
-    whole : mapping
-        Sizes of the labels in the whole op.
-    """
+    """One op, and the size of every label of its."""
 
     expression: Expression
     sizes: Mapping[str, int]
     attributes: Mapping[str, Any]
-    offsets: Mapping[str, int] = field(default_factory=dict)
-    whole: Mapping[str, int] = field(default_factory=dict)
-
-    def first(self, label: str) -> int:
-        """The global index of the first element along a label."""
-        return self.offsets.get(label, 0)
-
-    def all_of(self, label: str) -> int:
-        """The size of a label in the whole op."""
-        return self.whole.get(label, self.sizes[label])
 
     def labels_in(self, index: int) -> tuple[str, ...]:
         """The labels of an input."""

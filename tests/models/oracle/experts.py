@@ -33,17 +33,17 @@ def top_k(call: Call, scores: Array) -> tuple[Array, ...]:
 
 
 def top_k_grad(call: Call, dvalue: Array, expert: Array) -> Array:
-    return np.einsum("btk,btke->bte", dvalue, _hot(expert, 0, call.shape_out()[-1]))
+    return np.einsum("btk,btke->bte", dvalue, _hot(expert, call.shape_out()[-1]))
 
 
-def _hot(ids: Array, first: int, size: int) -> Array:
-    return (ids[..., None] - first == np.arange(size)).astype(float)
+def _hot(ids: Array, size: int) -> Array:
+    return (ids[..., None] == np.arange(size)).astype(float)
 
 
 def _places(call: Call, expert: Array, place: Array, places: int) -> Array:
     """[b, t, k, e, c]: 1 where a token's choice is that expert and got that place."""
-    experts = _hot(expert, call.first(EXPERT), call.sizes[EXPERT])
-    return experts[..., :, None] * _hot(place, 0, places)[..., None, :]
+    experts = _hot(expert, call.sizes[EXPERT])
+    return experts[..., :, None] * _hot(place, places)[..., None, :]
 
 
 def dispatch(call: Call, x: Array, expert: Array, place: Array) -> Array:
@@ -72,7 +72,7 @@ def combine_grad_weight(call: Call, dout: Array, y: Array, expert: Array, place:
 
 
 def expert_load(call: Call, expert: Array) -> Array:
-    return np.asarray(_hot(expert, 0, call.shape_out()[-1]).mean((1, 2)))
+    return np.asarray(_hot(expert, call.shape_out()[-1]).mean((1, 2)))
 
 
 EXPERTS: dict[str, Definition] = {

@@ -39,24 +39,12 @@ def evaluate(
     inputs: Sequence[Array],
     output_shapes: Sequence[tuple[int, ...]] = (),
     attributes: Mapping[str, Any] | None = None,
-    offsets: Mapping[str, int] | None = None,
-    whole_sizes: Mapping[str, int] | None = None,
     sizes: Mapping[str, int] | None = None,
 ) -> tuple[Array, ...]:
-    """Compute the outputs of one op; `sizes` are those of labels that no input has.
-
-    For a shard, `offsets` are the global indexes of its labels' first elements (0 where left out)
-    and `whole_sizes` the labels' sizes in the whole op.
-    """
+    """Compute the outputs of one op; `sizes` are those of labels that no input has."""
     expression = parse(labels)
     bound = bind(expression, [x.shape for x in inputs], output_shapes, sizes)
-    call = Call(
-        expression=expression,
-        sizes=bound,
-        attributes=attributes or {},
-        offsets=offsets or {},
-        whole=whole_sizes or {},
-    )
+    call = Call(expression=expression, sizes=bound, attributes=attributes or {})
     outputs = KINDS[kind](call, *inputs)
     arrays = outputs if isinstance(outputs, tuple) else (outputs,)
     for index, array in enumerate(arrays):

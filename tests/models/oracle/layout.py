@@ -1,7 +1,6 @@
 """Ops that move values: rates, dtypes, dims, pieces; and dropout, which leaves some out."""
 
 from hashlib import sha256
-from math import prod
 
 import numpy as np
 
@@ -43,19 +42,11 @@ def concat(call: Call, *inputs: Array) -> Array:
 
 
 def dropout(call: Call, x: Array) -> Array:
-    """Dropout by a function of the op's name and the global place that looks random."""
-    labels = call.labels_out()
-    places = np.zeros([1] * len(labels), np.int64)
-    for dim, label in enumerate(labels):
-        index = call.first(label) + np.arange(call.sizes[label])
-        stride = prod(call.all_of(later) for later in labels[dim + 1 :])
-        places = places + stride * index.reshape(
-            [-1 if n == dim else 1 for n in range(len(labels))]
-        )
+    """Dropout by a function of the op's name and the place that looks random."""
     name = str(call.attributes["op"])
     drawn = [
         int.from_bytes(sha256(f"{name} {place}".encode()).digest()[:4], "big") / 2**32
-        for place in places.reshape(-1)
+        for place in range(x.size)
     ]
     rate = call.attributes["rate"]
     survives = np.array(drawn).reshape(x.shape) >= rate

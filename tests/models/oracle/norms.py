@@ -54,8 +54,8 @@ def l2_normalize_grad(call: Call, dy: Array, y: Array, rnorm: Array) -> Array:
 
 
 def _points(call: Call, labels: tuple[str, ...], channel: tuple[str, ...]) -> int:
-    """Number of values that a channel has in the whole microbatch."""
-    return prod(call.all_of(label) for label in labels if label not in channel)
+    """Number of values that a channel has."""
+    return prod(call.sizes[label] for label in labels if label not in channel)
 
 
 def channel_sums(call: Call, x: Array) -> Array:

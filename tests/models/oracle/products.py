@@ -36,19 +36,18 @@ def softmax_grad(call: Call, y: Array, dy: Array) -> Array:
     return np.einsum("...i,...ij->...j", dy, jacobian)
 
 
-def _picked(call: Call, logits: Array, targets: Array) -> Array:
-    first = call.first(call.labels_in(0)[-1])
-    return targets[..., None] - first == np.arange(logits.shape[-1])
+def _picked(logits: Array, targets: Array) -> Array:
+    return np.asarray(targets[..., None] == np.arange(logits.shape[-1]))
 
 
 def cross_entropy(call: Call, logits: Array, targets: Array) -> tuple[Array, ...]:
     logsumexp = np.log(np.exp(logits).sum(-1))
-    target_logits = np.where(_picked(call, logits, targets), logits, 0).sum(-1)
+    target_logits = np.where(_picked(logits, targets), logits, 0).sum(-1)
     return np.where(targets >= 0, logsumexp - target_logits, 0), logsumexp
 
 
 def cross_entropy_grad(call: Call, logits: Array, targets: Array, logsumexp: Array) -> Array:
-    is_target = _picked(call, logits, targets)
+    is_target = _picked(logits, targets)
     return np.where(targets[..., None] >= 0, np.exp(logits - logsumexp[..., None]) - is_target, 0)
 
 
@@ -66,13 +65,13 @@ def count_valid(call: Call, targets: Array) -> Array:
 
 
 def arc_margin(call: Call, cosine: Array, targets: Array) -> Array:
-    is_target = _picked(call, cosine, targets)
+    is_target = _picked(cosine, targets)
     turned = np.cos(np.arccos(np.where(is_target, cosine, 0)) + call.attributes["margin"])
     return np.asarray(call.attributes["scale"] * np.where(is_target, turned, cosine))
 
 
 def arc_margin_grad(call: Call, cosine: Array, targets: Array, dy: Array) -> Array:
-    is_target = _picked(call, cosine, targets)
+    is_target = _picked(cosine, targets)
     angle = np.arccos(np.where(is_target, cosine, 0))
     slope = np.where(is_target, np.sin(angle + call.attributes["margin"]) / np.sin(angle), 1)
     return np.asarray(call.attributes["scale"] * slope * dy)
@@ -83,7 +82,7 @@ def row_max(call: Call, logits: Array) -> Array:
 
 
 def shifted_sums(call: Call, logits: Array, largest: Array, targets: Array) -> Array:
-    is_target = _picked(call, logits, targets)
+    is_target = _picked(logits, targets)
     sums = np.exp(logits - largest[..., None]).sum(-1)
     return np.stack([sums, np.where(is_target, logits, 0).sum(-1)], -1)
 

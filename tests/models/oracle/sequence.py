@@ -10,8 +10,7 @@ from tests.models.oracle.call import Array, Call, Definition
 
 
 def _rows(call: Call, ids: Array, row: str) -> Array:
-    here = ids[..., None] - call.first(row) == np.arange(call.sizes[row])
-    return here.astype(float)
+    return (ids[..., None] == np.arange(call.sizes[row])).astype(float)
 
 
 def embedding(call: Call, ids: Array, table: Array) -> Array:
@@ -36,7 +35,7 @@ def rotary(call: Call, x: Array) -> Array:
     else:
         paces = call.attributes["base"] ** (-2.0 * np.arange(dims // 2) / dims)
     sequence_dim = labels.index(SEQUENCE)
-    place = call.first(SEQUENCE) + np.arange(call.sizes[SEQUENCE])
+    place = np.arange(call.sizes[SEQUENCE])
     shape = [len(place) if n == sequence_dim else 1 for n in range(len(labels))]
     angle = place.reshape(shape) * (-paces if call.attributes["inverse"] else paces)
     both = np.arange(dims).reshape(-1, 2) if call.attributes["interleaved"] else None
@@ -54,8 +53,7 @@ def _buckets(call: Call, queries: str, keys: str, count: int) -> Array:
     The first half of a side's buckets hold one distance each; bucket half + i begins at distance
     half (largest / half)^(i / half).
     """
-    query = call.first(queries) + np.arange(call.sizes[queries])
-    ahead = np.arange(call.sizes[keys])[None, :] - query[:, None]
+    ahead = np.arange(call.sizes[keys])[None, :] - np.arange(call.sizes[queries])[:, None]
     shift = np.zeros_like(ahead)
     distance = np.maximum(-ahead, 0)
     if call.attributes["bidirectional"]:
@@ -115,15 +113,10 @@ def _masked(
     """
     queries, *heads = query_labels
     keys = labels[-1]
-    t = call.first(queries) + np.arange(call.sizes[queries])
-    behind = t[:, None] - np.arange(call.sizes[keys])[None, :]
+    behind = np.arange(call.sizes[queries])[:, None] - np.arange(call.sizes[keys])[None, :]
     shape = [call.sizes[label] if label in (queries, keys) else 1 for label in labels]
     if exponent := call.attributes.get("alibi", 0):
-        slopes = alibi_slopes(int(np.prod([call.all_of(x) for x in heads])), exponent)
-        slopes = slopes.reshape([call.all_of(label) for label in heads])
-        for dim, label in enumerate(heads):
-            here = call.first(label) + np.arange(call.sizes[label])
-            slopes = np.take(slopes, here, dim)
+        slopes = alibi_slopes(int(np.prod([call.sizes[x] for x in heads])), exponent)
         over = call.aligned(slopes, tuple(heads), labels)
         scores = scores - over * np.abs(behind).reshape(shape)
     hidden = np.zeros(behind.shape, bool)
