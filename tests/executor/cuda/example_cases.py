@@ -53,12 +53,15 @@ class ExampleCase:
         return f"{self.example.kind}: {self.example.labels} {attributes} {self.dtype} {self.splits}"
 
     def given(self) -> list[Array]:
-        """Inputs, as wide numbers that are exact in their dtypes."""
-        given = self.example.inputs("float64" if self.dtype == "float64" else "float32")
-        dtypes = self._input_dtypes()
+        """Inputs, as wide numbers that are exact in their dtypes, and consistent as rounded."""
+        given = self._rounded(self.example.inputs("float64"))
+        wide = [a if a.dtype == np.int32 else a.astype(np.float64) for a in given]
+        return self._rounded(self.example.derive(*wide))
+
+    def _rounded(self, arrays: Sequence[Array]) -> list[Array]:
         return [
             loaded(to_device(array, dtype), dtype).reshape(array.shape)
-            for array, dtype in zip(given, dtypes, strict=True)
+            for array, dtype in zip(arrays, self._input_dtypes(), strict=True)
         ]
 
     def _input_dtypes(self) -> list[str]:
@@ -115,10 +118,13 @@ class ExampleCase:
         return names_by_source
 
     def run(self, emulator: Emulator) -> list[Array]:
-        """The outputs, put together of those of all parts: partial ones are added up."""
+        """The outputs, put together of those of all parts: partial ones are joined."""
         example, given = self.example, self.given()
         outputs = parse(example.labels).outputs
-        totals = [np.zeros(shape_of(operand, example.label_sizes)) for operand in outputs]
+        start, join = (-np.inf, np.maximum) if OPS[example.kind].reduction == "max" else (0, np.add)
+        totals = [
+            np.full(shape_of(operand, example.label_sizes), start, float) for operand in outputs
+        ]
         for part in self.parts():
             part_outputs = call(
                 example.kind, example.labels,
@@ -127,7 +133,7 @@ class ExampleCase:
                 emulator=emulator, firings=self.firings,
             )  # fmt: skip
             for total, output, region in zip(totals, part_outputs, part.written, strict=True):
-                total[region] += output
+                total[region] = join(total[region], output)
         return totals
 
     def check(self, emulator: Emulator) -> None:

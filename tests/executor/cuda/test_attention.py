@@ -1,7 +1,7 @@
 """Attention on a device, against its formulas: forms, dtypes, cuts, tiles, rings and limits."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels.context import Array, KernelContext, Shard, whole_shard
 from millrace.planner.sbp import split
 from tests.executor.cuda.call_trees import last_options
-from tests.executor.cuda.calling import FLOATS, call, context_of, loaded, to_device
+from tests.executor.cuda.calling import call, context_of, loaded, to_device
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator, functions_of
 from tests.executor.cuda.example_cases import (
     TOLERANCE,
@@ -56,22 +56,10 @@ def tiled() -> Iterator[Example]:
         yield from both(Form(attributes=CAUSAL, grouped=True), sizes)
 
 
-def rounded(case: ExampleCase) -> ExampleCase:
-    """Case with an output and logsumexp that follow from what q, k and v are rounded to."""
-    example = case.example
-
-    def derive(*inputs: Array) -> tuple[Array, ...]:
-        exact = [loaded(to_device(array, case.dtype), case.dtype) for array in inputs]
-        return example.derive(*(array.astype(np.float64) for array in exact))
-
-    return replace(case, example=replace(example, derive=derive))
-
-
 def cases() -> Iterator[ExampleCase]:
     kinds = {*WIDE, "attention", "biased_attention"}
     small = [e for e in EXAMPLES if e.kind in kinds and e.label_sizes["t"] <= SHORT]
-    for case in cases_of(small, WIDE):
-        yield rounded(case) if case.dtype in FLOATS[2:] else case
+    yield from cases_of(small, WIDE)
     for number, example in enumerate_by_kind(tiled()):
         for dtype in ("float64", "float32"):
             usual = dtype == ("float64", "float32")[number % 2]

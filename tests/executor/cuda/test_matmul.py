@@ -1,5 +1,4 @@
 from collections.abc import Iterator
-from functools import partial
 
 import numpy as np
 import pytest
@@ -16,9 +15,10 @@ from millrace.models.labels import bind, parse, shape_of
 from millrace.models.zoo.catalogue import TrainingSpec, build_training
 from tests.executor.cuda.calling import FLOATS, call, context_of, loaded, to_device
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator
+from tests.executor.cuda.example_cases import ExampleCase, cases_of, parametrize_cases
 from tests.executor.examples.example import Example
 from tests.executor.examples.products import EXAMPLES as PRODUCTS
-from tests.executor.kernel_calls import call_sharded, run_state
+from tests.executor.kernel_calls import run_state
 from tests.small_models import NAMES, small
 
 EXAMPLES = [example for example in PRODUCTS if example.kind == "matmul"]
@@ -53,6 +53,8 @@ PRODUCTS_MADE = {
     "k n b, n k b -> b": 0,
     "t d b, d s b -> t s b": 0,
 }
+
+CASES = cases_of(EXAMPLES, tolerance=TOLERANCE)
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 every_example = pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.labels)
@@ -94,10 +96,9 @@ def check(
 
 
 @needs_compiler
-@pytest.mark.parametrize("dtype", FLOATS)
-@every_example
-def test_a_product_is_what_its_formula_says(example: Example, dtype: str, emulator: Emulator):
-    check(example, (dtype,) * 3, emulator, example.inputs("float64"))
+@parametrize_cases(CASES)
+def test_a_product_is_what_the_oracle_says(case: ExampleCase, emulator: Emulator):
+    case.check(emulator)
 
 
 @needs_compiler
@@ -107,30 +108,6 @@ def test_operands_and_result_may_differ_in_dtype(
     example: Example, dtypes: tuple[str, str, str], emulator: Emulator
 ):
     check(example, dtypes, emulator, example.inputs("float64"))
-
-
-@needs_compiler
-@given(data=st.data())
-@settings(max_examples=5, deadline=None)
-@every_example
-def test_shards_put_together_equal_the_whole(
-    example: Example, emulator: Emulator, data: st.DataObject
-):
-    sizes = example.label_sizes
-    splits = {
-        label: data.draw(st.sampled_from([p for p in (1, 2, 3, 4, 8) if sizes[label] % p == 0]))
-        for label in parse(example.labels).splittable
-    }
-    inputs = example.inputs("float64")
-    (output,) = call_sharded(
-        "matmul",
-        example.labels,
-        inputs,
-        [whole_shard(shapes_of(example.labels, sizes)[2], "float64")],
-        {label: parts for label, parts in splits.items() if parts > 1},
-        fire=partial(call, emulator=emulator),
-    )
-    np.testing.assert_allclose(output, example.expected(inputs)[0], rtol=1e-11, atol=1e-11)
 
 
 @needs_compiler

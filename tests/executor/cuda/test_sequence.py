@@ -23,7 +23,7 @@ from tests.executor.examples.example import Example
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="g++ compiles the kernels")
 
-PADDING = 3
+PADDING = 4
 FREQUENT = 5
 ROTARY = {"base": 100.0, "dims": 8, "interleaved": False, "inverse": False}
 
