@@ -2,6 +2,7 @@
 
 import zlib
 from base64 import b64encode
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -11,15 +12,18 @@ from millrace.executor.cuda.calls import Calls, CopyCall, Launch
 from millrace.executor.cuda.kernels.kernel_table import make_calls
 from millrace.executor.cuda.kernels.source import stage_dtype
 from millrace.executor.errors import ExecutorError
-from millrace.executor.kernels.context import Array, Shard, whole_shard
-from millrace.planner.sbp import (
-    BROADCAST,
-    PARTIAL_MAX,
-    PARTIAL_SUM,
-    NdSbp,
-    local_shape,
-    shard_offsets,
-    split,
+from millrace.executor.kernels.context import Shard, whole_shard
+from tests.executor.boxing_calls import (
+    COORDINATES,
+    FOR_MAXIMUM,
+    PADDED,
+    SLICED,
+    Boxed,
+    assert_each_rank_keeps_its_shard,
+    assert_parts_add_up,
+    assert_the_largest_is_the_whole,
+    boxing,
+    shard,
 )
 from tests.executor.cuda.calling import FLOATS, Operands, call, context_of, empty, loaded, to_device
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator
@@ -80,66 +84,12 @@ def staged(dtype: str) -> Calls:
     return make_calls(context_of("input", "-> b t", [], [whole_shard((3, 5), dtype)], attributes))
 
 
-# Boxing is tested as tests/executor/test_boxing_kernels.py does for NumPy.
-
-SHAPE, AXES = (4, 8), (2, 2)
-
-
-def shard(sbp: NdSbp, coordinate: tuple[int, ...]) -> Shard:
-    return Shard(
-        global_shape=SHAPE,
-        offsets=shard_offsets(SHAPE, sbp, AXES, coordinate),
-        shape=local_shape(SHAPE, sbp, AXES),
-        dtype="float64",
-    )
-
-
-SBPS = (BROADCAST, split(0), split(1))
-COORDINATES = tuple(product(range(2), range(2)))
-SLICED = [("slice", (BROADCAST, BROADCAST), after) for after in product(SBPS, SBPS)]
-PADDED = [
-    ("pad", before, tuple(PARTIAL_SUM if axis in which else s for axis, s in enumerate(before)))
-    for before in product(SBPS, SBPS)
-    for which in ((0,), (1,), (0, 1))
-    if not (which == (0,) and before[0].is_split and before[0] == before[1])
-]
-FOR_MAXIMUM = ("pad", (split(0), BROADCAST), (PARTIAL_MAX, BROADCAST))
-
-
-def boxing(
-    kind: str, before: NdSbp, after: NdSbp, coordinate: tuple[int, ...]
-) -> dict[str, object]:
-    return {
-        "input_sbp": (before,),
-        "output_sbp": (after,),
-        "coordinate": coordinate,
-        "axis_sizes": AXES,
-    }
-
-
-def part(x: Array, where: Shard) -> Array:
-    return x[tuple(slice(o, o + n) for o, n in zip(where.offsets, where.shape, strict=True))].copy()
-
-
-def box(
-    emulator: Emulator, x: Array, kind: str, before: NdSbp, after: NdSbp
-) -> dict[tuple[int, ...], Array]:
-    outputs = {}
-    for coordinate in COORDINATES:
-        source, target = shard(before, coordinate), shard(after, coordinate)
-        outputs[coordinate] = call(
-            kind, "", [part(x, source)], [target], input_shards=[source], emulator=emulator,
-            **boxing(kind, before, after, coordinate),
-        )[0]  # fmt: skip
-    return outputs
-
-
 @pytest.fixture(scope="module")
 def emulator(request: pytest.FixtureRequest) -> Emulator:
     more = [device_call for dtype in STAGED for device_call in staged(dtype).of(0)]
     for (kind, before, after), coordinate in product((*SLICED, *PADDED, FOR_MAXIMUM), COORDINATES):
         shards = [shard(before, coordinate)], [shard(after, coordinate)]
-        context = context_of(kind, "", *shards, **boxing(kind, before, after, coordinate))
+        context = context_of(kind, "", *shards, **boxing(before, after, coordinate))
         more += make_calls(context).of(0)
     return emulator_of(selected_cases(CASES, request), more)
 
@@ -150,28 +100,17 @@ def test_a_kernel_computes_what_its_formula_says(case: ExampleCase, emulator: Em
 
 
 @pytest.mark.parametrize("boxed", SLICED, ids=str)
-def test_slice_keeps_each_ranks_shard(boxed: tuple[str, NdSbp, NdSbp], emulator: Emulator):
-    x = np.arange(32.0).reshape(SHAPE)
-    for coordinate, array in box(emulator, x, *boxed).items():
-        np.testing.assert_array_equal(array, part(x, shard(boxed[2], coordinate)))
+def test_slice_keeps_each_ranks_shard(boxed: Boxed, emulator: Emulator):
+    assert_each_rank_keeps_its_shard(partial(call, emulator=emulator), boxed)
 
 
 @pytest.mark.parametrize("boxed", PADDED, ids=str)
-def test_padded_parts_add_up_to_the_whole(boxed: tuple[str, NdSbp, NdSbp], emulator: Emulator):
-    x = np.random.default_rng(0).standard_normal(SHAPE)
-    after = boxed[2]
-    total = np.zeros(SHAPE)
-    for coordinate, array in box(emulator, x, *boxed).items():
-        where = shard(after, coordinate)
-        region = tuple(slice(o, o + n) for o, n in zip(where.offsets, where.shape, strict=True))
-        total[region] += array / 2 ** sum(sbp == BROADCAST for sbp in after)
-    np.testing.assert_allclose(total, x)
+def test_padded_parts_add_up_to_the_whole(boxed: Boxed, emulator: Emulator):
+    assert_parts_add_up(partial(call, emulator=emulator), boxed)
 
 
 def test_padding_for_a_maximum_uses_minus_infinity(emulator: Emulator):
-    x = -np.arange(1.0, 33).reshape(SHAPE)
-    outputs = box(emulator, x, *FOR_MAXIMUM)
-    np.testing.assert_array_equal(np.max(list(outputs.values()), axis=0), x)
+    assert_the_largest_is_the_whole(partial(call, emulator=emulator))
 
 
 def test_slice_refuses_a_shard_outside_its_input():
