@@ -127,48 +127,6 @@ def test_gradients_of_one_tensor_are_added_in_the_block_that_reads_it_first() ->
     assert len(ops["h.0.attn.q.matmul.grad_sum"].inputs) == 3
 
 
-def structure(graph: Graph, block: str) -> list[tuple[object, ...]]:
-    """Ops of a block when names lose its prefix and names of others are forgotten."""
-    prefix = f"{block}."
-
-    def cut(name: str) -> str:
-        inside = name.startswith((prefix, "global."))
-        return name.removeprefix(prefix) if inside else "<outside>"
-
-    tensors = graph.tensors_by_name
-    rows: list[tuple[object, ...]] = []
-    for op in graph.ops:
-        if op.block != block:
-            continue
-        attributes = dict(op.attributes)
-        if "variable" in attributes:
-            attributes["variable"] = cut(str(attributes["variable"]))
-        written = [(tensors[n].shape, tensors[n].dtype, tensors[n].rate) for n in op.outputs]
-        read = [(cut(n), tensors[n].shape, tensors[n].dtype, tensors[n].rate) for n in op.inputs]
-        outputs = [cut(n) for n in op.outputs]
-        rows.append(
-            (cut(op.name), op.kind, op.labels, op.phase, attributes, outputs, written, read)
-        )
-    return rows
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp64"])
-def test_blocks_of_one_template_are_equal_but_for_their_prefix(precision: str) -> None:
-    graph = tiny(precision, layers=4)
-    blocks = [block for block, template in graph.templates.items() if template == "h"]
-    assert len(blocks) == 4
-    for block in blocks[1:]:
-        assert structure(graph, block) == structure(graph, blocks[0])
-
-
-def test_layers_of_an_mlp_are_equal_but_for_their_prefix() -> None:
-    graph = build_training(model_spec("mlp"), TrainingSpec(), 4)
-    blocks = [block for block, template in graph.templates.items() if template == "layer"]
-    assert len(blocks) == 3
-    for block in blocks[1:]:
-        assert structure(graph, block) == structure(graph, blocks[0])
-
-
 @pytest.mark.parametrize("name", ["mlp", *(name for name in NAMES if name.endswith("-demo"))])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_another_batch_gives_the_graph_built_for_it(name: str, precision: str) -> None:

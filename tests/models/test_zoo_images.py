@@ -60,20 +60,6 @@ def test_wide_and_deep_counts_two_tables_and_its_layers(name: str, rows: int) ->
     assert built(name).parameter_count == rows * (16 + 1) + layers + 1024 + 1
 
 
-@pytest.mark.parametrize("name", ["resnet-18", "arcface-r100", "arcface-mobilefacenet"])
-def test_blocks_of_one_template_have_the_same_ops_and_shapes(name: str) -> None:
-    graph = built(name)
-    ops_by_template: dict[str, list[tuple[object, ...]]] = {}
-    for block in graph.blocks:
-        ops = [
-            (op.name.removeprefix(block), op.kind, op.labels, graph.tensor(op.outputs[0]).shape)
-            for op in graph.ops
-            if op.block == block
-        ]
-        assert ops_by_template.setdefault(graph.templates[block], ops) == ops  # type: ignore[arg-type]
-    assert len(ops_by_template) < len(graph.blocks)
-
-
 @pytest.mark.parametrize(("first", "strides"), [(False, [1, 2, 1]), (True, [2, 1, 1])])
 def test_version_1_5_strides_in_the_window_of_three(first: bool, strides: list[int]) -> None:
     graph = built("resnet-50", stride_first=first)

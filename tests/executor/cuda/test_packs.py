@@ -1,5 +1,8 @@
 """Kernels that move packs, at sizes that end inside of one, and at more than a block takes."""
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,7 +12,15 @@ from millrace.executor.cuda.kernels.kernel_table import make_calls
 from millrace.executor.kernels.context import Array, whole_shard
 from tests.executor.cuda.calling import Operands, call, context_of, empty, loaded, to_device
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator, functions_of
+from tests.executor.cuda.example_cases import (
+    ExampleCase,
+    emulator_of,
+    parametrize_cases,
+    selected_cases,
+)
 from tests.executor.cuda.narrowing import cast_context, floats, wanted_bits
+from tests.executor.examples import losses, norms
+from tests.executor.examples.example import Example
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
@@ -17,30 +28,60 @@ SIZES = (1, 7, 8, 4097, 20_003)
 WIDTHS = ("float64", "float32", "float16", "bfloat16")
 CLOSE = {"float64": 1e-12, "float32": 1e-5, "float16": 2e-3, "bfloat16": 1.6e-2}
 every_width = pytest.mark.parametrize("dtype", WIDTHS)
+softmax, softmax_grad = (e for e in norms.EXAMPLES if e.kind.startswith("softmax"))
+loss, loss_grad = losses.EXAMPLES[:2]
 
 
-def numbers(dtype: str, *shape: int, seed: int = 0) -> Array:
+def sized() -> Iterator[Example]:
+    for size in SIZES:
+        yield Example(kind="add", labels="n, n -> n", sizes={"n": size})
+        yield Example(kind="swiglu", labels="n, n -> n", sizes={"n": size})
+    for rows, columns in ((1, 8), (3, 12), (700, 24), (41, 7)):
+        yield Example(kind="add", labels="b n, n -> b n", sizes={"b": rows, "n": columns})
+    # A thread has one pack, two or four, or reads rows again.
+    for rows, columns in ((3, 70), (2, 1999), (2, 4097), (2, 8190), (1, 20_003)):
+        for example in (softmax, softmax_grad):
+            yield replace(example, sizes={"b": 1, "t": rows, "n": columns})
+    # Rows begin inside of a pack.
+    for rows, columns in ((1, 5), (5, 31), (3, 4099), (2, 20_000)):
+        for example in (loss, loss_grad):
+            yield replace(example, sizes={"b": 1, "t": rows, "v": columns})
+    # Ids to sort are of more blocks than a thread places at once.
+    sizes = {"b": 40, "t": 1024, "v": 300, "d": 4}
+    yield Example(
+        kind="embedding_grad", labels="b t, b t d -> v d", ids=(0,), lowest_id=0, sizes=sizes,
+        derive=lambda ids, dy: (ids * ids % 300, dy),
+    )  # fmt: skip
+
+
+CASES = [
+    ExampleCase(
+        example=example,
+        dtype=dtype,
+        wide=(2,) if example.kind == "cross_entropy_grad" else (),
+        tolerance=CLOSE,
+    )
+    for example in sized()
+    for dtype in WIDTHS
+]
+
+
+@pytest.fixture(scope="module")
+def emulator(request: pytest.FixtureRequest) -> Emulator:
+    return emulator_of(selected_cases(CASES, request))
+
+
+@parametrize_cases(CASES)
+def test_kernels_compute_what_the_oracle_says_at_any_size(
+    case: ExampleCase, emulator: Emulator
+) -> None:
+    case.check(emulator)
+
+
+def numbers(dtype: str, *shape: int) -> Array:
     """Normal numbers as the dtype has them."""
-    values = np.random.default_rng(seed).standard_normal(shape)
+    values = np.random.default_rng(0).standard_normal(shape)
     return loaded(to_device(values, dtype), dtype).astype(np.float64)
-
-
-@every_width
-@pytest.mark.parametrize("size", SIZES)
-def test_sums_of_two_tensors(size: int, dtype: str) -> None:
-    a, b = numbers(dtype, size), numbers(dtype, size, seed=1)
-    shard = whole_shard((size,), dtype)
-    (output,) = call("add", "n, n -> n", [a, b], [shard], input_shards=[shard] * 2)
-    np.testing.assert_array_equal(output, loaded(to_device(a + b, dtype), dtype))
-
-
-@every_width
-@pytest.mark.parametrize(("rows", "columns"), [(1, 8), (3, 12), (700, 24), (41, 7)])
-def test_a_bias_that_comes_with_every_row(rows: int, columns: int, dtype: str) -> None:
-    a, b = numbers(dtype, rows, columns), numbers(dtype, columns, seed=1)
-    shards = [whole_shard(a.shape, dtype), whole_shard(b.shape, dtype)]
-    (output,) = call("add", "b n, n -> b n", [a, b], shards[:1], input_shards=shards)
-    np.testing.assert_array_equal(output, loaded(to_device(a + b, dtype), dtype))
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -65,60 +106,6 @@ def test_floats_become_16_bits_as_the_instruction_has_it(dtype: str) -> None:
 
 
 @every_width
-@pytest.mark.parametrize("size", SIZES)
-def test_gates(size: int, dtype: str) -> None:
-    gate, up = numbers(dtype, size), numbers(dtype, size, seed=1)
-    shard = whole_shard((size,), dtype)
-    (output,) = call("swiglu", "n, n -> n", [gate, up], [shard], input_shards=[shard] * 2)
-    expected = gate / (1 + np.exp(-gate)) * up
-    np.testing.assert_allclose(output, expected, rtol=CLOSE[dtype], atol=CLOSE[dtype])
-
-
-# A thread has one pack, two or four, or reads rows again.
-@every_width
-@pytest.mark.parametrize(
-    ("rows", "columns"), [(3, 70), (2, 1999), (2, 4097), (2, 8190), (1, 20_003)]
-)
-def test_softmax_of_rows_of_any_length(rows: int, columns: int, dtype: str) -> None:
-    x, dy = numbers(dtype, rows, columns), numbers(dtype, rows, columns, seed=1)
-    shard = whole_shard(x.shape, dtype)
-    (output,) = call("softmax", "b n! -> b n!", [x], [shard], input_shards=[shard])
-    y = np.exp(x) / np.exp(x).sum(1, keepdims=True)
-    np.testing.assert_allclose(output, y, rtol=CLOSE[dtype], atol=1e-6)
-    y = loaded(to_device(y, dtype), dtype).astype(np.float64)
-    inputs = [y, dy]
-    (slope,) = call("softmax_grad", "b n!, b n! -> b n!", inputs, [shard], input_shards=[shard] * 2)
-    expected = y * (dy - (y * dy).sum(1, keepdims=True))
-    np.testing.assert_allclose(slope, expected, rtol=CLOSE[dtype], atol=1e-6)
-
-
-@every_width
-@pytest.mark.parametrize(("rows", "columns"), [(1, 5), (5, 31), (3, 4099), (2, 20_000)])
-def test_losses_of_rows_that_begin_inside_a_pack(rows: int, columns: int, dtype: str) -> None:
-    x = numbers(dtype, rows, columns)
-    wide = "float64" if dtype == "float64" else "float32"
-    targets = (np.arange(rows) * 7919 % columns).astype(np.int32)
-    targets[rows // 2] = -1
-    row_shards = [whole_shard((rows,), wide)] * 2
-    shards = [whole_shard(x.shape, dtype), whole_shard((rows,), "int32"), row_shards[0]]
-    loss, logsumexp = call(
-        "cross_entropy", "b v!, b -> b, b", [x, targets], row_shards, input_shards=shards[:2]
-    )
-    sums = np.log(np.exp(x).sum(1))
-    right = np.where(targets < 0, 0, sums - x[np.arange(rows), targets])
-    np.testing.assert_allclose(logsumexp, sums, rtol=CLOSE[wide])
-    np.testing.assert_allclose(loss, right, rtol=CLOSE[wide], atol=CLOSE[wide])
-    (slope,) = call(
-        "cross_entropy_grad", "b v, b, b -> b v", [x, targets, sums], shards[:1],
-        input_shards=shards,
-    )  # fmt: skip
-    expected = np.exp(x - sums[:, None])
-    expected[np.arange(rows), targets] -= 1
-    expected[targets < 0] = 0
-    np.testing.assert_allclose(slope, expected, rtol=CLOSE[dtype], atol=1e-6)
-
-
-@every_width
 @pytest.mark.parametrize(("rows", "columns"), [(1, 8), (33, 9), (300, 264), (70, 1000)])
 def test_sums_of_columns_are_written_and_then_added_on(rows: int, columns: int, dtype: str) -> None:
     x = numbers(dtype, rows, columns)
@@ -133,19 +120,6 @@ def test_sums_of_columns_are_written_and_then_added_on(rows: int, columns: int, 
             machine.run(device_call, operands.address, operands.ranges(device_call))
     near = CLOSE[dtype] * np.abs(x).sum(0).max()
     np.testing.assert_allclose(output, 2 * x.sum(0), rtol=CLOSE[dtype], atol=near)
-
-
-def test_a_sort_of_more_blocks_than_a_thread_places_at_once() -> None:
-    ids = (np.random.default_rng(0).integers(0, 300, (40, 1024)) ** 2 % 300).astype(np.int32)
-    dy = numbers("float32", *ids.shape, 4)
-    shards = [whole_shard(ids.shape, "int32"), whole_shard(dy.shape, "float32")]
-    (output,) = call(
-        "embedding_grad", "b t, b t d -> v d", [ids, dy], [whole_shard((300, 4), "float32")],
-        input_shards=shards,
-    )  # fmt: skip
-    expected = np.zeros((300, 4))
-    np.add.at(expected, ids.reshape(-1), dy.reshape(-1, 4))
-    np.testing.assert_allclose(output, expected, atol=1e-3)
 
 
 def test_a_launch_has_a_thread_for_every_two_packs() -> None:

@@ -145,11 +145,18 @@ def test_tying_before_or_after_the_gradients_is_the_same(names: list[str]) -> No
     assert after == training_graph(merge_templates(graph), TrainingSpec())
 
 
-@pytest.mark.parametrize("name", ["gpt-demo", "mlp"])
-def test_what_is_tied_already_is_returned_as_it_is(name: str) -> None:
-    graph = build(model_spec(name), 2)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    "name", ["gpt-demo", "mlp", "resnet-18", "arcface-r100", "arcface-mobilefacenet"]
+)
+def test_blocks_of_the_zoo_that_share_a_template_are_equal_and_stay_as_they_are(
+    name: str, precision: str
+) -> None:
+    spec = model_spec(name, precision=precision)
+    graph = build(spec, 2)
     assert merge_templates(graph) is graph
-    training = build_training(model_spec(name), TrainingSpec(), 2)
+    assert len(set(graph.templates.values())) < len(graph.blocks)
+    training = build_training(spec, TrainingSpec(), 2)
     assert merge_templates(training) is training
 
 
