@@ -19,12 +19,12 @@ from millrace.planner.search.request import Pins
 from millrace.simulator import predict
 from tests.parallel_runs import assert_trains_as_one_device
 from tests.plan_requests import plan_of
+from tests.small_models import small
 from tests.test_same_mathematics import (
     GLOBAL_BATCH,
     MICROBATCHES,
     STEPS,
     TRAINING,
-    model,
     reference,
 )
 
@@ -33,7 +33,7 @@ from tests.test_same_mathematics import (
 def planned(schedule: str, tp: int = 1) -> tuple[Plan, Graph, ActorGraph]:
     """Plan, graph and actors of the same four chunks on two stages: in a loop, or folded."""
     pins = Pins(dp=1, tp=tp, pp=2, schedule="interleaved-1f1b", interleave=2, micro_batch=4)
-    plan = plan_of(model("fp64"), 2 * tp, GLOBAL_BATCH, training=TRAINING, pins=pins)
+    plan = plan_of(small("gpt", "fp64"), 2 * tp, GLOBAL_BATCH, training=TRAINING, pins=pins)
     blocks = [chunk.blocks for chunk in plan.chunks]
     stages = [stage_of(schedule, k, 2) for k in range(4)]
     plan = replace(

@@ -16,75 +16,32 @@ from millrace.planner.parallel_degrees import axis_roles, roles
 from millrace.planner.plan import OpSignature, Plan
 from millrace.planner.signatures import split_labels
 from tests.plan_requests import plan_of
+from tests.small_models import gpt_of
 
-GPT: Config = {
-    "layers": 4,
-    "hidden": 8192,
-    "heads": 64,
-    "ffn_hidden": 32768,
-    "vocab": 51200,
-    "positions": 2048,
-}
-REPLICATED: Config = {
-    "layers": 12,
-    "hidden": 4096,
-    "heads": 32,
-    "ffn_hidden": 16384,
-    "vocab": 8192,
-    "positions": 1024,
-}
-EXPERTS: Config = {
-    "layers": 2,
-    "hidden": 2048,
-    "vocab": 8192,
-    "positions": 2048,
-    "heads": 16,
-    "kv_heads": 16,
-    "head_dim": 128,
-    "ffn_hidden": 7168,
-    "rotary_dims": 128,
-    "experts": 8,
-    "experts_per_token": 2,
-    "expert_hidden": 7168,
-}
-FACES: Config = {
-    "network": "iresnet",
-    "depths": (1, 1),
-    "widths": (64, 128),
-    "classes": 1_000_000,
-}
+GPT = gpt_of(4, 8192, 64, vocab=51200, positions=2048, precision="bf16")
+REPLICATED = gpt_of(12, 4096, 32, vocab=8192, positions=1024, precision="bf16")
+EXPERTS = ModelSpec(
+    name="decoder", family="decoder", seq_len=2048, precision="bf16",
+    config={
+        "layers": 2, "hidden": 2048, "vocab": 8192, "positions": 2048, "heads": 16, "kv_heads": 16,
+        "head_dim": 128, "ffn_hidden": 7168, "rotary_dims": 128, "experts": 8,
+        "experts_per_token": 2, "expert_hidden": 7168,
+    },
+)  # fmt: skip
+FACES = ModelSpec(
+    name="face", family="face",
+    config={
+        "network": "iresnet", "depths": (1, 1), "widths": (64, 128), "classes": 1_000_000,
+    },
+)  # fmt: skip
 GIB = 2**30
 
 
-@cache
 def planned(
-    family: str,
-    config: tuple[tuple[str, object], ...],
-    seq_len: int,
-    cluster: str,
-    batch: int,
-    pins: tuple[tuple[str, object], ...] = (),
-    limit_gib: float | None = None,
-    max_gap: float = 0.1,
+    model: ModelSpec, cluster: str, batch: int, *, max_gap: float = 0.1, **choices: object
 ) -> tuple[Plan, Graph]:
-    precision = "fp32" if seq_len == 1 else "bf16"
-    spec = ModelSpec(
-        name=family,
-        family=family,
-        config=dict(config),  # type: ignore[arg-type]
-        seq_len=seq_len,
-        precision=precision,
-    )
-    plan = plan_of(
-        spec, cluster, batch,
-        memory_limit_bytes=None if limit_gib is None else int(limit_gib * GIB), max_gap=max_gap,
-        **dict(pins),
-    )  # fmt: skip
+    plan = plan_of(model, cluster, batch, max_gap=max_gap, **choices)
     return plan, plan.graph
-
-
-def of(config: Config) -> tuple[tuple[str, object], ...]:
-    return tuple(config.items())
 
 
 def signature(plan: Plan, template: str, op: str) -> OpSignature:
@@ -94,9 +51,10 @@ def signature(plan: Plan, template: str, op: str) -> OpSignature:
     return signatures.pop()
 
 
+@cache
 def megatron() -> Plan:
     """Plan for one sample on two devices: there is no batch to split."""
-    return planned("gpt", of(GPT), 2048, "h100-sxm-80gb:2x1", 1, max_gap=0)[0]
+    return planned(GPT, "h100-sxm-80gb:2x1", 1, max_gap=0)[0]
 
 
 def test_megatrons_column_and_row_split() -> None:
@@ -134,9 +92,10 @@ def test_an_embedding_and_a_loss_parallel_over_the_vocabulary() -> None:
 
 def replicas(limit_gib: float | None) -> tuple[Plan, Graph]:
     # Nothing is run twice: that saves memory as well, and may cost less.
-    pins = {"dp": 4, "tp": 1, "pp": 1, "cp": 1, "micro_batch": 1, "recompute": "none"}
-    where = "h100-sxm-80gb:4x1"
-    return planned("gpt", of(REPLICATED), 1024, where, 64, tuple(pins.items()), limit_gib=limit_gib)
+    return planned(
+        REPLICATED, "h100-sxm-80gb:4x1", 64, dp=4, tp=1, pp=1, cp=1, micro_batch=1,
+        recompute="none", memory_limit_bytes=None if limit_gib is None else int(limit_gib * GIB),
+    )  # fmt: skip
 
 
 def gathered(plan: Plan) -> list[set[str]]:
@@ -166,8 +125,9 @@ def test_weights_are_gathered_per_microbatch_only_where_memory_forces_it() -> No
 
 
 def test_wide_and_deep_splits_tables_by_row_and_hidden_layers_by_sample() -> None:
-    config = (("vocab", 10**7), ("embedding", 15))  # 15 columns do not divide
-    plan, graph = planned("wide_deep", config, 1, "h100-sxm-80gb:8x1", 16384)
+    config: Config = {"vocab": 10**7, "embedding": 15}  # 15 columns do not divide
+    model = ModelSpec(name="wide_deep", family="wide_deep", config=config)
+    plan, graph = planned(model, "h100-sxm-80gb:8x1", 16384)
     for block in ("wide", "deep"):
         table = signature(plan, block, "table")
         every = len(plan.mesh.axes)
@@ -185,7 +145,7 @@ def written(sbp: str, axes: int) -> str:
 
 
 def test_face_recognition_splits_the_classifier_by_identity_and_the_network_by_sample() -> None:
-    plan, graph = planned("face", of(FACES), 1, "h100-sxm-80gb:8x1", 1024)
+    plan, graph = planned(FACES, "h100-sxm-80gb:8x1", 1024)
     ops = {op.name: op for op in graph.ops}
     for op, template, label in (
         ("head.cosine", "head", "s"),
@@ -198,7 +158,7 @@ def test_face_recognition_splits_the_classifier_by_identity_and_the_network_by_s
 
 
 def test_experts_are_split_and_tokens_exchanged_by_all_to_all() -> None:
-    plan, graph = planned("decoder", of(EXPERTS), 2048, "h100-sxm-80gb:8x1", 64)
+    plan, graph = planned(EXPERTS, "h100-sxm-80gb:8x1", 64)
     role_degrees = roles(plan, graph)
     assert isinstance(role_degrees["ep"], int)
     assert role_degrees["ep"] > 1
@@ -221,7 +181,7 @@ def test_experts_are_split_and_tokens_exchanged_by_all_to_all() -> None:
 
 
 def test_tensor_parallelism_stays_inside_the_nodes_nvlink() -> None:
-    plan, graph = planned("gpt", of(GPT), 2048, "h100-sxm-80gb:4x2", 16)
+    plan, graph = planned(GPT, "h100-sxm-80gb:4x2", 16)
     roles_by_axis = axis_roles(plan, graph)
     assert any("tp" in axis_role_names for axis_role_names in roles_by_axis)
     sizes = plan.mesh.sizes

@@ -5,15 +5,16 @@ process through the same compiler, protocol, kernels and boxing as a run over MP
 device that evaluates the training graph op by op.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
+from math import prod
 
 import pytest
 
 from millrace.executor.data import open_dataset
 from millrace.executor.reference import ReferenceResult, run_reference
 from millrace.models.graph import Graph
-from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.models.spec import TrainingSpec
 from millrace.models.zoo.catalogue import build_training
 from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.compile import compile_plan
@@ -25,6 +26,7 @@ from tests.parallel_runs import (
     run,
 )
 from tests.plan_requests import plan_of
+from tests.small_models import small
 
 GLOBAL_BATCH, MICROBATCHES, STEPS = 16, 4, 3
 TRAINING = TrainingSpec(learning_rate=1e-2, warmup_steps=3, decay_steps=30, clip_norm=0.5)
@@ -37,82 +39,47 @@ class MathematicsCase:
     name: str
     pins: dict[str, object]
     ranks: int
-    meetings: set[str] = field(default_factory=set)
-    required: dict[str, str] = field(default_factory=dict)
+    meetings: set[str]
+    required: dict[str, str]
+
+
+def pinned(
+    name: str, meetings: str, required: dict[str, str] | None = None, **pins: object
+) -> MathematicsCase:
+    """Case whose ranks are as many as its degrees need."""
+    pins = {"dp": 1, "tp": 1, "pp": 1} | pins
+    ranks = prod(int(pins.get(axis, 1)) for axis in ("dp", "tp", "pp", "cp"))  # type: ignore[call-overload]
+    return MathematicsCase(name, pins, ranks, set(meetings.split()), required or {})
 
 
 CASES = [
-    MathematicsCase("dp", {"dp": 4, "tp": 1, "pp": 1}, 4, {"all_reduce"}),
-    MathematicsCase("tp", {"dp": 1, "tp": 4, "pp": 1}, 4, {"all_reduce"}),
-    MathematicsCase("pp", {"dp": 1, "tp": 1, "pp": 4}, 4, {"send", "recv"}),
-    MathematicsCase("dp x tp", {"dp": 2, "tp": 2, "pp": 1}, 4, {"all_reduce"}),
-    MathematicsCase("tp x pp", {"dp": 1, "tp": 2, "pp": 2}, 4, {"all_reduce", "send", "recv"}),
-    MathematicsCase("dp x pp", {"dp": 2, "tp": 1, "pp": 2}, 4, {"all_reduce", "send", "recv"}),
-    MathematicsCase("dp x tp x pp", {"dp": 2, "tp": 2, "pp": 2}, 8, {"all_reduce", "send", "recv"}),
-    MathematicsCase("gpipe", {"dp": 1, "tp": 1, "pp": 4, "schedule": "gpipe"}, 4, {"send"}),
-    MathematicsCase("zero bubble", {"dp": 1, "tp": 1, "pp": 4, "schedule": "zb-h1"}, 4, {"send"}),
-    MathematicsCase(
-        "interleaved pp",
-        {"dp": 1, "tp": 1, "pp": 2, "schedule": "interleaved-1f1b", "interleave": 2},
-        2,
-        {"send", "recv"},
-    ),
-    MathematicsCase(
-        "sequence-parallel tp",
-        {"dp": 1, "tp": 4, "pp": 1, "sequence_parallel": True},
-        4,
-        {"all_gather", "reduce_scatter"},
-    ),
-    MathematicsCase(
-        "context parallelism",
-        {"dp": 1, "tp": 1, "pp": 1, "cp": 2, "ring": False},
-        2,
-        {"all_gather"},
-    ),
-    MathematicsCase("ring", {"dp": 1, "tp": 1, "pp": 1, "cp": 4, "ring": True}, 4, {"rotate"}),
-    MathematicsCase(
-        "vocabulary-parallel loss",
-        {"dp": 1, "tp": 2, "pp": 1},
-        2,
-        {"all_reduce"},
-        {"head.loss": "v"},
-    ),
-    MathematicsCase(
-        "ZeRO 1", {"dp": 4, "tp": 1, "pp": 1, "zero": 1}, 4, {"reduce_scatter", "all_gather"}
-    ),
-    MathematicsCase(
-        "ZeRO 1 over two axes",
-        {"dp": 2, "tp": 1, "pp": 1, "cp": 2, "ring": False, "zero": 1},
-        4,
-        {"reduce_scatter", "all_gather"},
-    ),
-    MathematicsCase(
-        "ZeRO 2", {"dp": 4, "tp": 1, "pp": 1, "zero": 2}, 4, {"reduce_scatter", "all_gather"}
-    ),
-    MathematicsCase(
-        "ZeRO 3", {"dp": 4, "tp": 1, "pp": 1, "zero": 3}, 4, {"reduce_scatter", "all_gather"}
-    ),
+    pinned("dp", "all_reduce", dp=4),
+    pinned("tp", "all_reduce", tp=4),
+    pinned("pp", "send recv", pp=4),
+    pinned("dp x tp", "all_reduce", dp=2, tp=2),
+    pinned("tp x pp", "all_reduce send recv", tp=2, pp=2),
+    pinned("dp x pp", "all_reduce send recv", dp=2, pp=2),
+    pinned("dp x tp x pp", "all_reduce send recv", dp=2, tp=2, pp=2),
+    pinned("gpipe", "send", pp=4, schedule="gpipe"),
+    pinned("zero bubble", "send", pp=4, schedule="zb-h1"),
+    pinned("interleaved pp", "send recv", pp=2, schedule="interleaved-1f1b", interleave=2),
+    pinned("sequence-parallel tp", "all_gather reduce_scatter", tp=4, sequence_parallel=True),
+    pinned("context parallelism", "all_gather", cp=2, ring=False),
+    pinned("ring", "rotate", cp=4, ring=True),
+    pinned("vocabulary-parallel loss", "all_reduce", {"head.loss": "v"}, tp=2),
+    pinned("ZeRO 1", "reduce_scatter all_gather", dp=4, zero=1),
+    pinned("ZeRO 1 over two axes", "reduce_scatter all_gather", dp=2, cp=2, ring=False, zero=1),
+    pinned("ZeRO 2", "reduce_scatter all_gather", dp=4, zero=2),
+    pinned("ZeRO 3", "reduce_scatter all_gather", dp=4, zero=3),
 ]
-
-
-def model(precision: str) -> ModelSpec:
-    """GPT small enough to run many times; everything that is split comes in multiples of 4."""
-    config = {
-        "layers": 4,
-        "hidden": 32,
-        "heads": 4,
-        "ffn_hidden": 64,
-        "vocab": 256,
-        "positions": 16,
-    }
-    return ModelSpec(name="tiny", family="gpt", config=config, seq_len=16, precision=precision)
 
 
 @cache
 def planned(index: int, precision: str) -> tuple[Plan, Graph, ActorGraph]:
     case = CASES[index]
     plan = plan_of(
-        model(precision), case.ranks, GLOBAL_BATCH, training=TRAINING, required=case.required,
+        small("gpt", precision), case.ranks, GLOBAL_BATCH, training=TRAINING,
+        required=case.required,
         **{"micro_batch": GLOBAL_BATCH // MICROBATCHES // case.pins["dp"], **case.pins},
     )  # fmt: skip
     graph = build_training(plan.model, plan.training, plan.batch)
@@ -121,7 +88,7 @@ def planned(index: int, precision: str) -> tuple[Plan, Graph, ActorGraph]:
 
 @cache
 def reference(precision: str) -> ReferenceResult:
-    spec = model(precision)
+    spec = small("gpt", precision)
     graph = build_training(spec, TRAINING, GLOBAL_BATCH // MICROBATCHES)
     return run_reference(
         graph,

@@ -20,12 +20,12 @@ from millrace.simulator import predict
 from tests.parallel_runs import assert_trains_as_one_device
 from tests.plan_requests import plan_of
 from tests.planner.op_signatures import op_signatures
+from tests.small_models import small
 from tests.test_same_mathematics import (
     GLOBAL_BATCH,
     MICROBATCHES,
     STEPS,
     TRAINING,
-    model,
     reference,
 )
 
@@ -37,7 +37,8 @@ ALONE = (1, 3, 5)  # cuts of embedding, h.0 … h.3, head: the embedding has a c
 def planned(precision: str, tp: int) -> tuple[Plan, Graph]:
     """Two stages of four devices on two axes, both data-parallel where `tp` is 1."""
     plan = plan_of(
-        model(precision), STAGES * 2 * tp, GLOBAL_BATCH, training=TRAINING, dp=2, tp=tp, pp=STAGES,
+        small("gpt", precision), STAGES * 2 * tp, GLOBAL_BATCH, training=TRAINING, dp=2, tp=tp,
+        pp=STAGES,
         micro_batch=GLOBAL_BATCH // MICROBATCHES // 2,
     )  # fmt: skip
     return plan, plan.graph

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from unittest.mock import ANY
 
 import pytest
 
@@ -243,18 +242,6 @@ def test_a_slice_that_is_asked_to_end_says_so_and_leaves_nothing_behind(tmp_path
     document = summary(tmp_path)
     assert by_name(document, "parts")["endless"]["error"] == "stopped by SIGTERM"
     assert "slice" in by_name(document, "failures")
-
-
-def test_a_slice_that_is_killed_takes_its_processes_with_it(tmp_path: Path) -> None:
-    process = started_slice(tmp_path, ENDLESS)
-    lines = tmp_path / "slice-1.jsonl"
-    assert until(lambda: "endless.10" in folded(read(lines)), HANGS_S)
-    process.kill()
-    process.communicate(timeout=HANGS_S)
-    assert until(lambda: not processes_of(tmp_path), HANGS_S), processes_of(tmp_path)
-    assert folded(read(lines))["endless"]["error"] == "stopped by SIGTERM"
-    (document,) = by_device(tmp_path)
-    assert by_name(document, "parts") == {"endless": {"name": "endless", "run": ANY}}
 
 
 def test_a_slice_whose_time_runs_out_says_so_of_every_part(tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ from millrace.planner.compile import compile_plan
 from millrace.planner.sbp import BROADCAST, PARTIAL_SUM, split
 from tests.executor.cuda.calling import Operands, context_of, empty, loaded, to_device
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator
-from tests.executor.examples.table import EXAMPLES
 from tests.executor.kernel_calls import call as call_on_cpu
 from tests.executor.kernel_calls import run_state
 from tests.plan_requests import plan_of
@@ -307,21 +306,6 @@ def test_the_sum_of_squares_of_16_bits_is_wide(emulator: Emulator, dtype: str) -
     total = single_output(emulator, "squared_sum", [x], whole_shard((), "float32"), dtypes=[dtype])
     rounded = loaded(to_device(x, dtype), dtype).astype(np.float64)
     np.testing.assert_allclose(total, np.sum(rounded**2), rtol=1e-6)
-
-
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_sums_of_squares_follow_the_examples_whole_and_in_parts(
-    emulator: Emulator, dtype: str
-) -> None:
-    (example,) = (candidate for candidate in EXAMPLES if candidate.kind == "squared_sum")
-    (x,) = example.inputs(dtype)
-    (expected,) = example.expected([x])
-    for parts in (1, 2):
-        total = sum(
-            single_output(emulator, "squared_sum", [part], whole_shard((), dtype))
-            for part in np.split(x, parts, axis=-1)
-        )
-        np.testing.assert_allclose(total, expected, rtol=1e-11 if dtype == "float64" else 2e-4)
 
 
 def test_step_totals_count_a_broadcast_value_once_over_the_mesh(emulator: Emulator) -> None:
