@@ -10,7 +10,14 @@ from millrace.models.errors import ModelError
 from millrace.models.graph import Graph
 from millrace.models.importers.onnx.labelling import labels_of_tensor
 from millrace.models.importers.onnx.lowering import BLOCK, OnnxLowering
-from millrace.models.importers.onnx.values import Dim, Dims, LabelFactor, Traced
+from millrace.models.importers.onnx.values import (
+    Dim,
+    Dims,
+    Traced,
+    factors_of,
+    has_batch,
+    size_of,
+)
 from millrace.models.importers.predictions import classes_dim
 from millrace.models.labels import BATCH, SEQUENCE
 
@@ -72,11 +79,11 @@ def _cross_entropy(low: OnnxLowering, output: Traced, asked: LossOptions) -> Add
 
 def _logistic(low: OnnxLowering, output: Traced, asked: LossOptions) -> Added:
     """Losses and targets of one logit per sample."""
-    if any(factor.size > 1 and factor.name != BATCH for dim in output.dims for factor in dim):
+    if any(factor.size > 1 and factor.name != BATCH for factor in output.seen):
         raise ModelError(
             f"the predictions have shape {output.shape}: a logistic loss needs one number a sample"
         )
-    seen = output.seen_as(dim for dim in output.dims if any(f.name == BATCH for f in dim))
+    seen = output.seen_as(dim for dim in output.dims if has_batch(dim))
     logits = _with_batch(low, seen, _rows(seen.seen_as((*seen.dims, ()))))
     targets = _targets(low, logits.operand, "clicks", 2)
     losses = low.emit("logistic_loss", "loss", (logits, targets), (logits.operand,))
@@ -104,7 +111,7 @@ def add_loss(low: OnnxLowering, asked: LossOptions, output: Traced) -> int | Non
 
 def _rows(output: Traced) -> Dims:
     """All factors before the last dim, each a dim of its own: samples, then positions."""
-    factors = [factor for dim in output.dims[:-1] for factor in dim]
+    factors = factors_of(output.dims[:-1])
     samples = [factor for factor in factors if factor.name == BATCH]
     rest = tuple(factor for factor in factors if factor.name != BATCH)
     return (*((factor,) for factor in samples), *([rest] if rest else []))
@@ -120,16 +127,9 @@ def _with_batch(low: OnnxLowering, output: Traced, operand: Dims) -> Traced:
 
 def _targets(low: OnnxLowering, operand: Dims, source: str, values: int) -> Traced:
     labels = labels_of_tensor(operand)
-    shape = tuple(_size(dim) for dim in operand)
+    shape = tuple(size_of(dim) for dim in operand)
     tensor = low.builder.input(low.unique("targets"), labels, shape, source=source, values=values)
     return Traced(tensor=tensor, operand=operand, dims=operand, ids=True)
-
-
-def _size(dim: tuple[LabelFactor, ...]) -> int:
-    total = 1
-    for factor in dim:
-        total *= factor.size
-    return total
 
 
 def pruned(graph: Graph) -> Graph:

@@ -35,6 +35,8 @@ from millrace.models.importers.onnx.values import (
     UnsupportedNodeError,
     Value,
     broadcast_columns,
+    common_dims,
+    factors_of,
     size_of,
     unified,
     varying,
@@ -275,10 +277,9 @@ class OnnxLowering:
 
     def dropped(self, value: Traced) -> Traced:
         """Take away factors of size one that ONNX does not see."""
-        seen = {factor for dim in value.dims for factor in dim}
-        if not value.held - seen:
+        if value.held <= value.seen:
             return value
-        operand = restricted(value.operand, seen)
+        operand = restricted(value.operand, value.seen)
         name = f"{value.tensor.removeprefix(f'{BLOCK}.')}.squeezed"
         return self.emit("sum", name, (value,), (operand,), dims=value.dims)
 
@@ -291,8 +292,7 @@ class OnnxLowering:
     ) -> Traced:
         """Return the tensor with these factors in these dims, broadcast where it lacks some."""
         value = self.dropped(value)
-        wanted = {factor for dim in operand for factor in dim}
-        if wanted - value.held:
+        if not value.held.issuperset(factors_of(operand)):
             value = self.laid_out(value, restricted(operand, value.held), name, names)
             alone = apart(operand)
             value = self.emit(
@@ -320,10 +320,7 @@ class OnnxLowering:
         """Add an op of several tensors, aligned at the right as ONNX broadcasts."""
         columns = broadcast_columns([len(value.dims) for value in inputs])
         values = [self.dropped(v) for v in unified(inputs, columns, self.fresh)]
-        dims = [
-            next((d for position, index in column if (d := values[position].dims[index])), ())
-            for column in columns
-        ]
+        dims = common_dims(values, columns)
         factors = frozenset[LabelFactor]().union(*(value.held for value in values))
         full = next((value.operand for value in values if value.held == factors), None)
         operand = restricted(dims, factors) if full is None else full

@@ -66,7 +66,12 @@ class Traced:
     @property
     def held(self) -> frozenset[LabelFactor]:
         """Factors of the tensor itself."""
-        return frozenset(factor for dim in self.operand for factor in dim)
+        return frozenset(factors_of(self.operand))
+
+    @property
+    def seen(self) -> frozenset[LabelFactor]:
+        """Factors of the dims as ONNX has them."""
+        return frozenset(factors_of(self.dims))
 
     def seen_as(self, dims: Iterable[Dim]) -> "Traced":
         """Return the same tensor with other dims for ONNX."""
@@ -79,6 +84,10 @@ class Traced:
             operand=tuple(_replaced(dim, pieces) for dim in self.operand),
             dims=tuple(_replaced(dim, pieces) for dim in self.dims),
         )
+
+    def renewed(self, fresh: Fresh) -> "Traced":
+        """Return the same tensor with a new factor in place of each."""
+        return self.replaced({f: (fresh(f.size),) for f in factors_of((*self.operand, *self.dims))})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +117,16 @@ def size_of(dim: Dim) -> int:
     return prod(factor.size for factor in dim)
 
 
+def factors_of(dims: Iterable[Dim]) -> Dim:
+    """Factors of several dims, in order."""
+    return tuple(factor for dim in dims for factor in dim)
+
+
+def has_batch(factors: Iterable[LabelFactor]) -> bool:
+    """True if the batch is among some factors."""
+    return any(factor.name == BATCH for factor in factors)
+
+
 def _replaced(dim: Dim, pieces: Mapping[LabelFactor, Dim]) -> Dim:
     return tuple(piece for factor in dim for piece in pieces.get(factor, (factor,)))
 
@@ -132,7 +151,7 @@ def reshaped(value: Traced, shape: Sequence[int], fresh: Fresh) -> Traced:
         The batch would be taken apart or away, a dim would begin inside one and end inside another,
         or the number of elements differs.
     """
-    queue = [factor for dim in value.dims for factor in dim]
+    queue = list(factors_of(value.dims))
     pieces: dict[LabelFactor, Dim] = {}
     dims: list[Dim] = []
     for size in shape:
@@ -162,7 +181,7 @@ def reshaped(value: Traced, shape: Sequence[int], fresh: Fresh) -> Traced:
         dims.append(tuple(group))
     if size_of(tuple(queue)) > 1:
         raise UnsupportedNodeError(f"{value.shape} has more elements than {tuple(shape)}")
-    if queue and not dims and any(factor.name == BATCH for factor in queue):
+    if queue and not dims and has_batch(queue):
         raise UnsupportedNodeError("the batch is taken away")
     if queue and dims:
         dims[-1] = (*dims[-1], *queue)
@@ -199,12 +218,11 @@ def unified(
         Sizes differ, dims cannot be divided into common factors, or the batch would be taken apart
         or occur twice.
     """
-    apart: list[Traced] = []
+    apart = [value.renewed(fresh) for value in values]
     origins: dict[LabelFactor, LabelFactor] = {}
-    for value in values:
-        fresh_factors = {f: fresh(f.size) for dim in (*value.operand, *value.dims) for f in dim}
-        origins |= {new: old for old, new in fresh_factors.items()}
-        apart.append(value.replaced({old: (new,) for old, new in fresh_factors.items()}))
+    for new, old in zip(apart, values, strict=True):
+        origins |= zip(factors_of(new.operand), factors_of(old.operand), strict=True)
+        origins |= zip(factors_of(new.dims), factors_of(old.dims), strict=True)
     maps: list[dict[LabelFactor, Dim]] = [{} for _ in values]
     used: set[str] = set()
     for column in columns:
@@ -212,10 +230,8 @@ def unified(
         common = _common(apart, maps, column, fresh)
         _named(maps, column, common, origins, used)
     renamed = [value.replaced(pieces) for value, pieces in zip(apart, maps, strict=True)]
-    for value in renamed:
-        lost = [f for f in value.held if f in origins and origins[f].name == BATCH]
-        if lost:
-            raise UnsupportedNodeError("the batch is lost or occurs twice among its dims")
+    if any(has_batch(origins[f] for f in value.held if f in origins) for value in renamed):
+        raise UnsupportedNodeError("the batch is lost or occurs twice among its dims")
     return tuple(renamed)
 
 
@@ -229,13 +245,11 @@ def _without_ones(
     if len(sizes) < 2:
         return
     for position, dim in column:
-        factors = apart[position].dims[dim]
-        if size_of(factors) == 1:
-            if any(origins[factor].name == BATCH for factor in factors):
+        dims = apart[position].dims
+        if size_of(dims[dim]) == 1:
+            if has_batch(origins[factor] for factor in dims[dim]):
                 raise UnsupportedNodeError("a batch of one is spread over a larger dim")
-            dims = list(apart[position].dims)
-            dims[dim] = ()
-            apart[position] = apart[position].seen_as(dims)
+            apart[position] = apart[position].seen_as((*dims[:dim], (), *dims[dim + 1 :]))
 
 
 def _common(
@@ -309,7 +323,7 @@ def _named(
         ]
         ranked = sorted(candidates, key=lambda f: (f.name != BATCH, f.name != SEQUENCE))
         chosen = next((factor for factor in ranked if factor.name not in used), piece)
-        if any(f.name == BATCH for f in candidates) and chosen.name != BATCH:
+        if has_batch(candidates) and chosen.name != BATCH:
             raise UnsupportedNodeError("every sample meets every other (the batch occurs twice)")
         used.add(chosen.name)
         names[piece] = (chosen,)
@@ -332,6 +346,14 @@ def broadcast_columns(ranks: Sequence[int]) -> list[Column]:
         ]
         for place in range(highest)
     ]
+
+
+def common_dims(values: Sequence[Traced], columns: Sequence[Column]) -> Dims:
+    """Factors of each column, as the first of the values that has some has them."""
+    return tuple(
+        next((dim for position, index in column if (dim := values[position].dims[index])), ())
+        for column in columns
+    )
 
 
 def varying(array: Array) -> Array:

@@ -17,6 +17,9 @@ from millrace.models.importers.onnx.values import (
     LabelFactor,
     Traced,
     UnsupportedNodeError,
+    broadcast_columns,
+    common_dims,
+    factors_of,
     reshaped,
     unified,
     varying,
@@ -155,25 +158,13 @@ def attention(
     low: OnnxLowering, name: str, q: Traced, k: Traced, v: Traced, mask: KeyVisibility, scale: float
 ) -> Traced:
     """Add an attention of tensors seen as (…, t, d), (…, s, d) and (…, s, u)."""
-    ranks = [len(x.dims) for x in (q, k, v)]
-    highest = max(ranks)
-    batch = [
-        [
-            (position, place - highest + rank)
-            for position, rank in enumerate(ranks)
-            if place >= highest - rank
-        ]
-        for place in range(highest - 2)
-    ]
-    (tq, tk, tv) = ranks
+    tq, tk, tv = (len(x.dims) for x in (q, k, v))
+    batch = broadcast_columns((tq - 2, tk - 2, tv - 2))
     columns = [*batch, [(0, tq - 2)], [(1, tk - 2), (2, tv - 2)], [(0, tq - 1), (1, tk - 1)]]
     unify = (low.used(x) for x in (q, k, v))
     q, k, v = (low.dropped(x) for x in unified(tuple(unify), [*columns, [(2, tv - 1)]], low.fresh))
-    shared: Dims = tuple(
-        next((d for position, index in column if (d := (q, k, v)[position].dims[index])), ())
-        for column in batch
-    )
-    outer = [factor for dim in shared for factor in dim]
+    shared = common_dims((q, k, v), batch)
+    outer = factors_of(shared)
     heads = [factor for factor in outer if factor.name != BATCH]
     samples = tuple((factor,) for factor in outer if factor.name == BATCH)
     if not samples or not q.dims[-2] or not k.dims[-2]:
@@ -212,8 +203,8 @@ def attention(
 
 def _with(seen: Dims, wanted: Dims) -> Dims:
     """Dims that name every wanted factor, so that none counts as unseen."""
-    seen_factors = {factor for dim in seen for factor in dim}
-    return (*seen, tuple(f for dim in wanted for f in dim if f not in seen_factors))
+    seen_factors = frozenset(factors_of(seen))
+    return (*seen, tuple(f for f in factors_of(wanted) if f not in seen_factors))
 
 
 def _names(t: Dim, s: Dim, grouped: Dims, d: Dim, u: Dim) -> dict[LabelFactor, str]:

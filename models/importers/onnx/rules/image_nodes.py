@@ -124,13 +124,9 @@ def _grouped(
             f"channels"
         )
     x = one_factor(low, x, 1)
-    fresh_factors = {
-        f: (low.fresh(f.size),) for dim in (*weight.dims, *weight.operand) for f in dim
-    }
-    seen = tuple(dim or (low.fresh(1),) for dim in weight.replaced(fresh_factors).dims)
-    weight = low.laid_out(
-        weight.replaced(fresh_factors).seen_as(seen), seen, low.name(node, "weight")
-    )
+    weight = weight.renewed(low.fresh)
+    seen = tuple(dim or (low.fresh(1),) for dim in weight.dims)
+    weight = low.laid_out(weight.seen_as(seen), seen, low.name(node, "weight"))
     for axis in range(4):
         weight = one_factor(low, weight, axis)
     inner, group, new = (

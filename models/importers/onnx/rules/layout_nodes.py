@@ -8,6 +8,7 @@ import numpy as np
 
 from millrace.models.errors import ModelError
 from millrace.models.importers.onnx.folding import axes_of, axis_of, new_shape, slices, split_sizes
+from millrace.models.importers.onnx.labelling import restricted
 from millrace.models.importers.onnx.lowering import OnnxLowering
 from millrace.models.importers.onnx.onnx_file import OnnxNode
 from millrace.models.importers.onnx.rules.fused_nodes import cut_piece
@@ -16,15 +17,16 @@ from millrace.models.importers.onnx.values import (
     Array,
     Constant,
     Dim,
-    LabelFactor,
     Traced,
     UnsupportedNodeError,
+    common_dims,
+    factors_of,
+    has_batch,
     reshaped,
     size_of,
     unified,
     varying,
 )
-from millrace.models.labels import BATCH
 
 
 def _value(low: OnnxLowering, node: OnnxNode, index: int = 0) -> Traced:
@@ -58,12 +60,12 @@ def seen_in(low: OnnxLowering, node: OnnxNode, value: Traced, shape: tuple[int, 
 
 def _in_one_piece(low: OnnxLowering, node: OnnxNode, value: Traced) -> Traced:
     """Merge all dims behind the batch into one factor."""
-    if not value.dims or any(f.name == BATCH for dim in value.dims[1:] for f in dim):
+    if not value.dims or has_batch(factors_of(value.dims[1:])):
         raise UnsupportedNodeError("cuts across dims that do not divide")
-    first = 1 if any(f.name == BATCH for f in value.dims[0]) else 0
+    first = int(has_batch(value.dims[0]))
     if first and len(value.dims[0]) > 1:
         raise UnsupportedNodeError("cuts across the batch")
-    rest = tuple(factor for dim in value.dims[first:] for factor in dim)
+    rest = factors_of(value.dims[first:])
     laid = low.laid_out(value, (*value.dims[:first], rest), low.name(node))
     merged = low.fresh(size_of(rest))
     dims = (*laid.operand[:first], (merged,))
@@ -114,7 +116,7 @@ def squeeze(low: OnnxLowering, node: OnnxNode) -> Traced:
     for axis in gone:
         if value.shape[axis] != 1:
             raise ModelError(f"{node.title}: dim {axis} has size {value.shape[axis]}, not 1")
-        if any(factor.name == BATCH for factor in value.dims[axis]):
+        if has_batch(value.dims[axis]):
             raise UnsupportedNodeError("takes the batch away")
     return value.seen_as(dim for axis, dim in enumerate(value.dims) if axis not in gone)
 
@@ -144,10 +146,7 @@ def tile(low: OnnxLowering, node: OnnxNode) -> Traced:
     repeats = [int(n) for n in np.ravel(low.constant(node, 1))]
     if len(repeats) != len(value.dims) or min(repeats, default=1) < 1:
         raise ModelError(f"{node.title}: {repeats} repeats of a tensor of {len(value.dims)} dims")
-    if any(
-        n > 1 and any(f.name == BATCH for f in dim)
-        for n, dim in zip(repeats, value.dims, strict=True)
-    ):
+    if any(n > 1 and has_batch(dim) for n, dim in zip(repeats, value.dims, strict=True)):
         raise UnsupportedNodeError("repeats the batch")
     return value.seen_as(
         (low.fresh(n), *dim) if n > 1 else dim for n, dim in zip(repeats, value.dims, strict=True)
@@ -168,13 +167,11 @@ def concat(low: OnnxLowering, node: OnnxNode) -> Traced:
     columns = [[(index, dim) for index in range(len(inputs))] for dim in range(rank) if dim != axis]
     alone = [[(index, axis)] for index in range(len(inputs))]
     values = unified(inputs, [*columns, *alone], low.fresh)
-    if any(f.name == BATCH for value in values for f in value.dims[axis]):
+    if any(has_batch(value.dims[axis]) for value in values):
         raise UnsupportedNodeError("joins along the batch")
     name = low.name(node)
-    dims: list[Dim] = [
-        next((d for v in values if (d := v.dims[dim])), ()) if dim != axis else ()
-        for dim in range(rank)
-    ]
+    dims = list(common_dims(values, columns))
+    dims.insert(axis, ())
     pieces = [
         _along(low, value, dims, axis, size, f"{name}.{index}")
         for index, (value, size) in enumerate(zip(values, sizes, strict=True))
@@ -218,13 +215,13 @@ def narrowed(
     """Return `size` entries from `start` on along one dim."""
     if size == value.shape[axis]:
         return value
-    if any(factor.name == BATCH for factor in value.dims[axis]):
+    if has_batch(value.dims[axis]):
         raise UnsupportedNodeError("takes a part of the batch")
     piece = cut_piece(low, name, value, axis, start, size)
     if piece is not None:
         return piece
     laid = value
-    if value.dims[axis] not in value.operand or value.held != _seen(value):
+    if value.dims[axis] not in value.operand or value.held != value.seen:
         laid = low.as_seen(value, name)
     laid = one_factor(low, laid, axis)
     (old,) = laid.dims[axis]
@@ -242,10 +239,6 @@ def narrowed(
         attributes=attributes,
     )
     return replace(taken, ids=value.ids)
-
-
-def _seen(value: Traced) -> frozenset[LabelFactor]:
-    return frozenset(factor for dim in value.dims for factor in dim)
 
 
 def slice_(low: OnnxLowering, node: OnnxNode) -> Traced:
@@ -339,13 +332,12 @@ def gather(low: OnnxLowering, node: OnnxNode) -> Traced:
 
 def _embedded(low: OnnxLowering, node: OnnxNode, table: Traced, ids: Traced) -> Traced:
     ids = low.dropped(ids)
-    if not table.dims[0] or any(factor.name == BATCH for factor in table.held):
+    if not table.dims[0] or has_batch(table.held):
         raise UnsupportedNodeError("looks up rows of what is no table")
-    if any(factor not in ids.held for dim in ids.dims for factor in dim):
+    if not ids.seen <= ids.held:
         raise UnsupportedNodeError("looks up by broadcast ids")
     rows = low.used(table)
-    fresh_factors = {f: (low.fresh(f.size),) for dim in (*rows.dims, *rows.operand) for f in dim}
-    rows = low.as_seen(rows.replaced(fresh_factors), low.name(node))
+    rows = low.as_seen(rows.renewed(low.fresh), low.name(node))
     features = rows.dims[1:]
     operand = (*ids.operand, *(dim for dim in features if dim))
     names = {rows.dims[0][0]: "v"}
@@ -371,17 +363,15 @@ def summed(
 ) -> Traced:
     """Sum over the dims `gone`, which stay with size one where `keep` says so."""
     dims = [() if axis in gone else dim for axis, dim in enumerate(value.dims)]
-    left = {factor for dim in dims for factor in dim}
-    if any(f.name == BATCH for f in value.held - left):
+    left = frozenset(factors_of(dims))
+    if has_batch(value.held - left):
         raise UnsupportedNodeError("reduces over the batch")
     count = prod(value.shape[axis] for axis in gone)
     repeated = prod(f.size for axis in gone for f in value.dims[axis] if f not in value.held)
     kept_dims = tuple(dim for axis, dim in enumerate(dims) if keep or axis not in gone)
     total = value.seen_as(kept_dims)
     if value.held - left:
-        operand = tuple(
-            dim for factors in value.operand if (dim := tuple(f for f in factors if f in left))
-        )
+        operand = restricted(value.operand, left)
         total = low.emit("sum", low.name(node), (value,), (operand,), dims=kept_dims)
     factor = repeated / count if mean else float(repeated)
     return scaled(low, low.name(node, "mean"), total, factor)

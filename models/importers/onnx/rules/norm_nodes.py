@@ -4,10 +4,17 @@ import numpy as np
 
 from millrace.models.errors import ModelError
 from millrace.models.importers.onnx.folding import axis_of
+from millrace.models.importers.onnx.labelling import restricted
 from millrace.models.importers.onnx.lowering import OnnxLowering
 from millrace.models.importers.onnx.onnx_file import OnnxNode
-from millrace.models.importers.onnx.values import Dim, Traced, UnsupportedNodeError, unified
-from millrace.models.labels import BATCH
+from millrace.models.importers.onnx.values import (
+    Dim,
+    Traced,
+    UnsupportedNodeError,
+    factors_of,
+    has_batch,
+    unified,
+)
 
 EPSILON = 1e-5  # the default of LayerNormalization and BatchNormalization
 
@@ -96,8 +103,8 @@ def _over_last(
         for axis in range(rank)
     ]
     x, *rest = unified(values, columns, low.fresh)
-    last: Dim = tuple(factor for dim in x.dims[rank - count :] for factor in dim)
-    if any(factor.name == BATCH for factor in last):
+    last = factors_of(x.dims[rank - count :])
+    if has_batch(last):
         raise UnsupportedNodeError("norms over the batch")
     return with_last(low, name, x, last), *(low.laid_out(w, (last,), name) for w in rest)
 
@@ -107,8 +114,7 @@ def with_last(low: OnnxLowering, name: str, x: Traced, last: Dim) -> Traced:
     x = low.dropped(x)
     if x.operand and x.operand[-1] == last:
         return x
-    others = tuple(tuple(factor for factor in dim if factor not in last) for dim in x.operand)
-    return low.laid_out(x, (*(dim for dim in others if dim), last), name)
+    return low.laid_out(x, (*restricted(x.operand, x.held.difference(last)), last), name)
 
 
 def softmax(low: OnnxLowering, node: OnnxNode) -> Traced:
@@ -116,7 +122,7 @@ def softmax(low: OnnxLowering, node: OnnxNode) -> Traced:
     x = low.floating(node, 0)
     axis = axis_of(node, node.integer("axis", -1), len(x.dims))
     last = x.dims[axis]
-    if not last or any(factor.name == BATCH for factor in last):
+    if not last or has_batch(last):
         raise UnsupportedNodeError("is over the batch or a dim of size one")
     x = with_last(low, low.name(node), x, last)
     probabilities = low.emit(

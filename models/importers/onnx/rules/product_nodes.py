@@ -1,11 +1,21 @@
 """Rules of matrix products."""
 
 from millrace.models.errors import ModelError
+from millrace.models.importers.onnx.labelling import apart, restricted
 from millrace.models.importers.onnx.lowering import OnnxLowering
 from millrace.models.importers.onnx.onnx_file import OnnxNode
 from millrace.models.importers.onnx.rules.attention_nodes import attention_pattern
 from millrace.models.importers.onnx.rules.pointwise_nodes import scaled
-from millrace.models.importers.onnx.values import Dim, Dims, LabelFactor, Traced, unified
+from millrace.models.importers.onnx.values import (
+    Dim,
+    Dims,
+    Traced,
+    broadcast_columns,
+    common_dims,
+    factors_of,
+    has_batch,
+    unified,
+)
 from millrace.models.labels import BATCH, SEQUENCE
 
 
@@ -27,23 +37,12 @@ def product(low: OnnxLowering, node: OnnxNode, name: str, left: Traced, right: T
     ranks = (len(left.dims), len(right.dims))
     if left.shape[-1] != right.shape[-2]:
         raise ModelError(f"{node.title}: {left.shape} times {right.shape} does not fit")
-    highest = max(ranks)
-    batch = [
-        [
-            (position, place - highest + rank)
-            for position, rank in enumerate(ranks)
-            if place >= highest - rank
-        ]
-        for place in range(highest - 2)
-    ]
+    batch = broadcast_columns([rank - 2 for rank in ranks])
     last = ((0, ranks[0] - 2), (0, ranks[0] - 1), (1, ranks[1] - 2), (1, ranks[1] - 1))
     columns = [*batch, [last[0]], [last[1], last[2]], [last[3]]]
     left, right = (low.dropped(v) for v in unified((left, right), columns, low.fresh))
     left, right = _both_hold(low, name, left, right, left.dims[-1])
-    shared = tuple(
-        next((d for position, index in column if (d := (left, right)[position].dims[index])), ())
-        for column in batch
-    )
+    shared = common_dims((left, right), batch)
     rows = () if vectors[0] else (left.dims[-2],)
     right_columns = () if vectors[1] else (right.dims[-1],)
     dims = (*shared, *rows, *right_columns)
@@ -68,19 +67,14 @@ def _both_hold(
 
 def _laid_out(left: Traced, right: Traced, dims: Dims) -> Dims:
     """Layout of a product: the left's where the right is a plain matrix, else that of `dims`."""
-    seen = {factor for dim in dims for factor in dim}
-    factors = (left.held | right.held) & seen
-    later_batch = any(factor.name == BATCH for factor in right.held - left.held)
-    if not right.held & left.held & seen and not later_batch:
-        left_dims = [tuple(factor for factor in dim if factor in seen) for dim in left.operand]
-        right_dims = [tuple(factor for factor in dim if factor in seen) for dim in right.operand]
-        return tuple(dim for dim in (*left_dims, *right_dims) if dim)
-    apart: list[Dim] = []
-    for dim in dims:
-        group: tuple[LabelFactor, ...] = tuple(factor for factor in dim if factor in factors)
-        mixed = any(factor.name in (BATCH, SEQUENCE) for factor in group)
-        apart.extend([(factor,) for factor in group] if mixed else [group])
-    return tuple(dim for dim in apart if dim)
+    seen = frozenset(factors_of(dims))
+    if not right.held & left.held & seen and not has_batch(right.held - left.held):
+        return (*restricted(left.operand, seen), *restricted(right.operand, seen))
+    laid: Dims = ()
+    for dim in restricted(dims, left.held | right.held):
+        fixed = any(factor.name in (BATCH, SEQUENCE) for factor in dim)
+        laid += apart((dim,)) if fixed else (dim,)
+    return laid
 
 
 def gemm(low: OnnxLowering, node: OnnxNode) -> Traced:
