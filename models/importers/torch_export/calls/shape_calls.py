@@ -1,10 +1,12 @@
 """Calls of views, slices and joins."""
 
+from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 from millrace.models.importers.torch_export import views
 from millrace.models.importers.torch_export.algebra import narrowed
-from millrace.models.importers.torch_export.draft import Array
+from millrace.models.importers.torch_export.draft import Array, Draft
 from millrace.models.importers.torch_export.program_reader import (
     Arguments,
     Handler,
@@ -15,82 +17,53 @@ from millrace.models.importers.torch_export.program_reader import (
 _END = 2**62  # a slice's end beyond any dim
 
 
-def _same(reader: ProgramReader, a: Arguments) -> Array:
+def _of_array(rule: Callable[[Draft, Array, Arguments], Any]) -> Handler:
+    """Handler of a call whose `self` is an array."""
+
+    def draft(reader: ProgramReader, a: Arguments) -> Any:
+        array = a["self"]
+        assert isinstance(array, Array)
+        return rule(reader.draft, array, a)
+
+    return draft
+
+
+def _same(draft: Draft, array: Array, a: Arguments) -> Array:
     dtype = a.get("dtype")
-    if dtype is not None and not dtype.is_floating_point and not a["self"].tensor.integer:
+    if dtype is not None and not dtype.is_floating_point and not array.tensor.integer:
         raise UnsupportedCallError(f"it turns numbers into {dtype}")
-    if dtype is not None and dtype.is_floating_point and a["self"].tensor.integer:
+    if dtype is not None and dtype.is_floating_point and array.tensor.integer:
         raise UnsupportedCallError("it turns ids into numbers")
-    return _array(a["self"])
+    return array
 
 
-def _array(value: Any) -> Array:
-    assert isinstance(value, Array)
-    return value
-
-
-def _detach(reader: ProgramReader, a: Arguments) -> Array:
-    array = _array(a["self"])
+def _detach(draft: Draft, array: Array, a: Arguments) -> Array:
     if array.tensor.trained:
         raise UnsupportedCallError("it stops a gradient, which a graph cannot")
     return array
 
 
-def _shape(value: Any, array: Array) -> list[int]:
-    shape = [int(size) for size in value]
+def _viewed(draft: Draft, array: Array, sizes: Sequence[Any]) -> Array:
+    """View in a shape of which one size may be -1: what is left over."""
+    shape = [int(size) for size in sizes]
     if -1 in shape:
-        rest = 1
-        for size in shape:
-            rest *= size if size != -1 else 1
-        total = 1
-        for size in array.shape:
-            total *= size
-        shape[shape.index(-1)] = total // rest
-    return shape
+        shape[shape.index(-1)] = prod(array.shape) // -prod(shape)
+    return views.viewed(draft, array, shape)
 
 
-def _view(reader: ProgramReader, a: Arguments) -> Array:
-    array = _array(a["self"])
-    return views.viewed(reader.draft, array, _shape(a.get("size", a.get("shape")), array))
-
-
-def _flatten(reader: ProgramReader, a: Arguments) -> Array:
-    array = _array(a["self"])
+def _flatten(draft: Draft, array: Array, a: Arguments) -> Array:
     rank = len(array.dims)
     start, end = a["start_dim"] % rank, a["end_dim"] % rank
     merged = tuple(axis for group in array.dims[start : end + 1] for axis in group)
     return Array(array.tensor, (*array.dims[:start], merged, *array.dims[end + 1 :]))
 
 
-def _unflatten(reader: ProgramReader, a: Arguments) -> Array:
-    array = _array(a["self"])
-    dim = a["dim"] % len(array.dims)
-    shape = array.shape
-    sizes = [int(size) for size in a["sizes"]]
-    new_shape = [*shape[:dim], *sizes, *shape[dim + 1 :]]
-    return views.viewed(reader.draft, array, _shape(new_shape, array))
+def _unflatten(draft: Draft, array: Array, a: Arguments) -> Array:
+    dim, shape = a["dim"] % len(array.dims), array.shape
+    return _viewed(draft, array, (*shape[:dim], *a["sizes"], *shape[dim + 1 :]))
 
 
-def _permute(reader: ProgramReader, a: Arguments) -> Array:
-    array = _array(a["self"])
-    return views.permuted(array, [dim % len(array.dims) for dim in a["dims"]])
-
-
-def _transpose(reader: ProgramReader, a: Arguments) -> Array:
-    return views.swapped(_array(a["self"]), a["dim0"], a["dim1"])
-
-
-def _swapaxes(reader: ProgramReader, a: Arguments) -> Array:
-    return views.swapped(_array(a["self"]), a["axis0"], a["axis1"])
-
-
-def _t(reader: ProgramReader, a: Arguments) -> Array:
-    array = _array(a["self"])
-    return array if len(array.dims) < 2 else views.swapped(array, -2, -1)
-
-
-def _movedim(reader: ProgramReader, a: Arguments) -> Array:
-    array = _array(a["self"])
+def _movedim(draft: Draft, array: Array, a: Arguments) -> Array:
     rank = len(array.dims)
     places = [
         [x % rank for x in (a[key] if isinstance(a[key], list) else [a[key]])]
@@ -102,91 +75,44 @@ def _movedim(reader: ProgramReader, a: Arguments) -> Array:
     return views.permuted(array, order)
 
 
-def _unsqueeze(reader: ProgramReader, a: Arguments) -> Array:
-    return views.unsqueezed(_array(a["self"]), a["dim"])
-
-
-def _squeeze(reader: ProgramReader, a: Arguments) -> Array:
+def _squeeze(draft: Draft, array: Array, a: Arguments) -> Array:
     dim = a.get("dim")
-    dims = dim if dim is None or isinstance(dim, list) else [dim]
-    return views.squeezed(reader.draft, _array(a["self"]), dims)
+    return views.squeezed(draft, array, dim if dim is None or isinstance(dim, list) else [dim])
 
 
-def _expand(reader: ProgramReader, a: Arguments) -> Array:
-    return views.expanded(_array(a["self"]), [int(size) for size in a["size"]])
-
-
-def _expand_as(reader: ProgramReader, a: Arguments) -> Array:
-    return views.expanded(_array(a["self"]), a["other"].shape)
-
-
-def _repeat(reader: ProgramReader, a: Arguments) -> Array:
-    return views.repeated(_array(a["self"]), [int(count) for count in a["repeats"]])
-
-
-def _repeat_interleave(reader: ProgramReader, a: Arguments) -> Array:
+def _repeat_interleave(draft: Draft, array: Array, a: Arguments) -> Array:
     if a["dim"] is None or not isinstance(a["repeats"], int):
         raise UnsupportedCallError("its repetitions differ from place to place")
-    return views.interleaved(_array(a["self"]), a["repeats"], a["dim"])
+    return views.interleaved(array, a["repeats"], a["dim"])
 
 
-def _slice(reader: ProgramReader, a: Arguments) -> Array:
-    start, end = a["start"] or 0, _END if a["end"] is None else a["end"]
-    return views.strided(reader.draft, _array(a["self"]), a["dim"], start, end, a["step"])
+def _slice(draft: Draft, array: Array, a: Arguments) -> Array:
+    end = _END if a["end"] is None else a["end"]
+    return views.strided(draft, array, a["dim"], a["start"] or 0, end, a["step"])
 
 
-def _narrow(reader: ProgramReader, a: Arguments) -> Array:
-    return narrowed(reader.draft, _array(a["self"]), a["dim"], int(a["start"]), int(a["length"]))
-
-
-def _select(reader: ProgramReader, a: Arguments) -> Array:
-    return views.selected(reader.draft, _array(a["self"]), a["dim"], int(a["index"]))
-
-
-def _pieces(reader: ProgramReader, array: Array, dim: int, sizes: list[int]) -> list[Array]:
-    starts = [sum(sizes[:index]) for index in range(len(sizes))]
-    return [
-        narrowed(reader.draft, array, dim, start, size)
-        for start, size in zip(starts, sizes, strict=True)
-    ]
-
-
-def _split(reader: ProgramReader, a: Arguments) -> list[Array]:
-    array, dim = _array(a["self"]), a["dim"]
-    sizes = a.get("split_size", a.get("split_sizes"))
-    if isinstance(sizes, int):
-        total = array.shape[dim % len(array.dims)]
-        sizes = [min(sizes, total - start) for start in range(0, total, sizes)]
-    return _pieces(reader, array, dim, [int(size) for size in sizes])
-
-
-def _chunk(reader: ProgramReader, a: Arguments) -> list[Array]:
-    array, dim = _array(a["self"]), a["dim"]
+def _pieces(draft: Draft, array: Array, dim: int, sizes: int | Sequence[int]) -> list[Array]:
+    """Pieces of a dim, of these sizes or (but for the last) of this one."""
     total = array.shape[dim % len(array.dims)]
-    size = -(-total // a["chunks"])
-    return _pieces(
-        reader, array, dim, [min(size, total - start) for start in range(0, total, size)]
-    )
+    if isinstance(sizes, int):
+        sizes = [min(sizes, total - start) for start in range(0, total, sizes)]
+    starts = [sum(sizes[:index]) for index in range(len(sizes))]
+    pieces = zip(starts, sizes, strict=True)
+    return [narrowed(draft, array, dim, int(start), int(size)) for start, size in pieces]
 
 
-def _unbind(reader: ProgramReader, a: Arguments) -> list[Array]:
-    array = _array(a["self"])
+def _chunk(draft: Draft, array: Array, a: Arguments) -> list[Array]:
+    total = array.shape[a["dim"] % len(array.dims)]
+    return _pieces(draft, array, a["dim"], -(-total // a["chunks"]))
+
+
+def _unbind(draft: Draft, array: Array, a: Arguments) -> list[Array]:
     count = array.shape[a["dim"] % len(array.dims)]
-    return [views.selected(reader.draft, array, a["dim"], index) for index in range(count)]
+    return [views.selected(draft, array, a["dim"], index) for index in range(count)]
 
 
-def _getitem(reader: ProgramReader, a: Arguments) -> Any:
-    return a["arg0"][a["arg1"]]
-
-
-def _cat(reader: ProgramReader, a: Arguments) -> Array:
-    parts = [x for x in a["tensors"] if 0 not in x.shape]
-    arrays = [reader.array(part) for part in parts]
-    return arrays[0] if len(arrays) == 1 else views.joined(reader.draft, arrays, a["dim"])
-
-
-def _pad(reader: ProgramReader, a: Arguments) -> Array:
-    array, amounts = _array(a["self"]), [int(x) for x in a["pad"]]
+def _pad(draft: Draft, array: Array, a: Arguments) -> Array:
+    amounts = [int(x) for x in a["pad"]]
     if a.get("mode", "constant") != "constant" or a.get("value"):
         raise UnsupportedCallError("it pads with something else than zeros")
     if min(amounts) < 0:
@@ -194,73 +120,81 @@ def _pad(reader: ProgramReader, a: Arguments) -> Array:
     for index in range(len(amounts) // 2):
         before, after = amounts[2 * index : 2 * index + 2]
         if before or after:
-            array = views.padded(reader.draft, array, len(array.dims) - 1 - index, before, after)
+            array = views.padded(draft, array, len(array.dims) - 1 - index, before, after)
     return array
 
 
-def _roll(reader: ProgramReader, a: Arguments) -> Array:
-    array = _array(a["self"])
+def _roll(draft: Draft, array: Array, a: Arguments) -> Array:
     if len(a["dims"]) != len(a["shifts"]):
         raise UnsupportedCallError("it rolls across dims")
     for dim, shift in zip(a["dims"], a["shifts"], strict=True):
-        size = array.shape[dim]
-        start = -int(shift) % size
+        start = -int(shift) % array.shape[dim]
         if start:
-            parts = [
-                narrowed(reader.draft, array, dim, start, size - start),
-                narrowed(reader.draft, array, dim, 0, start),
-            ]
-            array = views.joined(reader.draft, parts, dim)
+            parts = _pieces(draft, array, dim, (start, array.shape[dim] - start))
+            array = views.joined(draft, parts[::-1], dim)
     return array
 
 
-def _pixel_shuffle(reader: ProgramReader, a: Arguments) -> Array:
-    array, factor = _array(a["self"]), int(a["upscale_factor"])
+def _pixel_shuffle(draft: Draft, array: Array, a: Arguments) -> Array:
+    factor = int(a["upscale_factor"])
     batch, channels, rows, columns = array.shape
-    out_channels = channels // factor**2
-    apart = views.viewed(reader.draft, array, (batch, out_channels, factor, factor, rows, columns))
-    turned = views.permuted(apart, (0, 1, 4, 2, 5, 3))
-    return views.viewed(
-        reader.draft, turned, (batch, out_channels, rows * factor, columns * factor)
-    )
+    apart = (batch, channels // factor**2, factor, factor, rows, columns)
+    turned = views.permuted(views.viewed(draft, array, apart), (0, 1, 4, 2, 5, 3))
+    return views.viewed(draft, turned, (*apart[:2], rows * factor, columns * factor))
+
+
+def _cat(reader: ProgramReader, a: Arguments) -> Array:
+    arrays = [reader.array(part) for part in a["tensors"] if 0 not in part.shape]
+    return arrays[0] if len(arrays) == 1 else views.joined(reader.draft, arrays, a["dim"])
 
 
 def _stack(reader: ProgramReader, a: Arguments) -> Array:
-    arrays = [reader.array(part) for part in a["tensors"]]
-    arrays = [views.unsqueezed(array, a["dim"]) for array in arrays]
+    arrays = [views.unsqueezed(reader.array(part), a["dim"]) for part in a["tensors"]]
     return views.joined(reader.draft, arrays, a["dim"])
 
 
-HANDLERS: dict[str, Handler] = {
+# Name of a call to what it makes of a draft, the array `self` and the other arguments.
+_OF_ARRAY: dict[str, Callable[[Draft, Array, Arguments], Any]] = {
     **dict.fromkeys(
         ("to", "_to_copy", "alias", "contiguous", "clone", "type_as", "lift_fresh_copy"), _same
     ),
-    **dict.fromkeys(("view", "reshape", "_unsafe_view"), _view),
-    **dict.fromkeys(("t", "numpy_T", "mT", "matrix_H", "adjoint"), _t),
-    **dict.fromkeys(("cat", "concat", "concatenate"), _cat),
-    **dict.fromkeys(("split", "split_with_sizes"), _split),
+    **dict.fromkeys(
+        ("view", "reshape", "_unsafe_view"),
+        lambda draft, x, a: _viewed(draft, x, a.get("size", a.get("shape"))),
+    ),
+    **dict.fromkeys(
+        ("t", "numpy_T", "mT", "matrix_H", "adjoint"),
+        lambda draft, x, a: x if len(x.dims) < 2 else views.swapped(x, -2, -1),
+    ),
+    **dict.fromkeys(
+        ("split", "split_with_sizes"),
+        lambda draft, x, a: _pieces(draft, x, a["dim"], a.get("split_size", a.get("split_sizes"))),
+    ),
     **dict.fromkeys(("detach", "detach_"), _detach),
+    **dict.fromkeys(("pad", "constant_pad_nd"), _pad),
     "flatten": _flatten,
     "unflatten": _unflatten,
-    "permute": _permute,
-    "transpose": _transpose,
-    "swapaxes": _swapaxes,
+    "permute": lambda draft, x, a: views.permuted(x, a["dims"]),
+    "transpose": lambda draft, x, a: views.swapped(x, a["dim0"], a["dim1"]),
+    "swapaxes": lambda draft, x, a: views.swapped(x, a["axis0"], a["axis1"]),
     "movedim": _movedim,
-    "unsqueeze": _unsqueeze,
+    "unsqueeze": lambda draft, x, a: views.unsqueezed(x, a["dim"]),
     "squeeze": _squeeze,
-    "expand": _expand,
-    "expand_as": _expand_as,
-    "repeat": _repeat,
+    "expand": lambda draft, x, a: views.expanded(x, [int(size) for size in a["size"]]),
+    "expand_as": lambda draft, x, a: views.expanded(x, a["other"].shape),
+    "repeat": lambda draft, x, a: views.repeated(x, [int(count) for count in a["repeats"]]),
     "repeat_interleave": _repeat_interleave,
     "slice": _slice,
-    "narrow": _narrow,
-    "select": _select,
+    "narrow": lambda draft, x, a: narrowed(draft, x, a["dim"], int(a["start"]), int(a["length"])),
+    "select": lambda draft, x, a: views.selected(draft, x, a["dim"], int(a["index"])),
     "chunk": _chunk,
     "unbind": _unbind,
-    "getitem": _getitem,
-    "stack": _stack,
     "roll": _roll,
     "pixel_shuffle": _pixel_shuffle,
-    "pad": _pad,
-    "constant_pad_nd": _pad,
+}
+HANDLERS: dict[str, Handler] = {
+    **{name: _of_array(rule) for name, rule in _OF_ARRAY.items()},
+    **dict.fromkeys(("cat", "concat", "concatenate"), _cat),
+    "getitem": lambda reader, a: a["arg0"][a["arg1"]],
+    "stack": _stack,
 }
