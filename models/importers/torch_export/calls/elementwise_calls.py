@@ -13,10 +13,11 @@ from millrace.models.importers.torch_export.program_reader import (
     ProgramReader,
     UnsupportedCallError,
 )
-from millrace.models.importers.torch_export.views import viewed
+from millrace.models.importers.torch_export.views import selected, viewed
 from millrace.models.labels import BATCH
 
 _LOWEST = -3.0e38  # stands for minus infinity where something is added to it
+_SIX: dict[str, Value] = {"low": 0.0, "high": 6.0}  # Howard et al., arXiv 1905.02244
 
 
 def floating(value: Any) -> Any:
@@ -54,25 +55,14 @@ def multiplied(reader: ProgramReader, left: Any, right: Any) -> Array:
     return combined(reader.draft, "mul", reader.array(left), reader.array(right))
 
 
-def _add(reader: ProgramReader, a: Arguments) -> Array:
-    return added(reader, a["self"], a["other"], _factor(reader, a.get("alpha", 1)))
+def _sum_of(first: str, second: str, sign: int = 1) -> Handler:
+    """Handler of the first argument plus (or minus) alpha times the second."""
 
+    def draft(reader: ProgramReader, a: Arguments) -> Array:
+        alpha = reader.number(a.get("alpha", 1))
+        return added(reader, a[first], a[second], sign * (1.0 if alpha is None else alpha))
 
-def _sub(reader: ProgramReader, a: Arguments) -> Array:
-    return added(reader, a["self"], a["other"], -_factor(reader, a.get("alpha", 1)))
-
-
-def _rsub(reader: ProgramReader, a: Arguments) -> Array:
-    return added(reader, a["other"], a["self"], -_factor(reader, a.get("alpha", 1)))
-
-
-def _factor(reader: ProgramReader, value: Any) -> float:
-    number = reader.number(value)
-    return 1.0 if number is None else number
-
-
-def _mul(reader: ProgramReader, a: Arguments) -> Array:
-    return multiplied(reader, a["self"], a["other"])
+    return draft
 
 
 def _div(reader: ProgramReader, a: Arguments) -> Array:
@@ -87,10 +77,6 @@ def _div(reader: ProgramReader, a: Arguments) -> Array:
     return multiplied(reader, a["self"], pointwise(reader.draft, "reciprocal", other))
 
 
-def _neg(reader: ProgramReader, a: Arguments) -> Array:
-    return scaled(reader.draft, floating(a["self"]), -1.0)
-
-
 def _pow(reader: ProgramReader, a: Arguments) -> Array:
     exponent = reader.number(a["exponent"])
     if exponent is None or not isinstance(a["self"], Array):
@@ -103,28 +89,16 @@ def _pow(reader: ProgramReader, a: Arguments) -> Array:
     return pointwise(reader.draft, "power", array, {"exponent": exponent})
 
 
-def _square(reader: ProgramReader, a: Arguments) -> Array:
-    return pointwise(reader.draft, "power", floating(a["self"]), {"exponent": 2.0})
-
-
-def _function(kind: str) -> Handler:
-    def draft(reader: ProgramReader, a: Arguments) -> Array:
-        return pointwise(reader.draft, kind, floating(a["self"]))
-
-    return draft
+def _function(
+    kind: str, attributes: Callable[[Arguments], dict[str, Value]] = lambda a: {}
+) -> Handler:
+    """Handler of a function of every element."""
+    return lambda reader, a: pointwise(reader.draft, kind, floating(a["self"]), attributes(a))
 
 
 def _gelu(reader: ProgramReader, a: Arguments) -> Array:
     kind = "gelu" if a["approximate"] == "tanh" else "gelu_erf"
     return pointwise(reader.draft, kind, floating(a["self"]))
-
-
-def _with(kind: str, *fields: tuple[str, Callable[[Arguments], Value]]) -> Handler:
-    def draft(reader: ProgramReader, a: Arguments) -> Array:
-        attributes = {name: value(a) for name, value in fields}
-        return pointwise(reader.draft, kind, floating(a["self"]), attributes)
-
-    return draft
 
 
 def _softplus(reader: ProgramReader, a: Arguments) -> Array:
@@ -133,38 +107,23 @@ def _softplus(reader: ProgramReader, a: Arguments) -> Array:
     return scaled(reader.draft, softplus, 1 / beta)
 
 
-def _clip(reader: ProgramReader, array: Array, low: float | None, high: float | None) -> Array:
-    attributes = {
-        "low": -3.0e38 if low is None else float(low),
-        "high": 3.0e38 if high is None else float(high),
-    }
-    return pointwise(reader.draft, "clip", array, attributes)
+def _clip(low_name: str = "", high_name: str = "") -> Handler:
+    """Handler of a clip between two arguments, either of which may be left out."""
 
+    def draft(reader: ProgramReader, a: Arguments) -> Array:
+        low, high = (reader.number(a.get(name)) for name in (low_name, high_name))
+        attributes = {
+            "low": _LOWEST if low is None else low,
+            "high": -_LOWEST if high is None else high,
+        }
+        return pointwise(reader.draft, "clip", floating(a["self"]), attributes)
 
-def _clamp(reader: ProgramReader, a: Arguments) -> Array:
-    low, high = (None if a[x] is None else reader.number(a[x]) for x in ("min", "max"))
-    return _clip(reader, floating(a["self"]), low, high)
-
-
-def _clamp_min(reader: ProgramReader, a: Arguments) -> Array:
-    return _clip(reader, floating(a["self"]), reader.number(a["min"]), None)
-
-
-def _clamp_max(reader: ProgramReader, a: Arguments) -> Array:
-    return _clip(reader, floating(a["self"]), None, reader.number(a["max"]))
-
-
-def _hardtanh(reader: ProgramReader, a: Arguments) -> Array:
-    return _clip(reader, floating(a["self"]), a["min_val"], a["max_val"])
-
-
-def _relu6(reader: ProgramReader, a: Arguments) -> Array:
-    return _clip(reader, floating(a["self"]), 0.0, 6.0)
+    return draft
 
 
 def _hardsigmoid(reader: ProgramReader, a: Arguments) -> Array:
-    clipped = _clip(reader, shifted(reader.draft, floating(a["self"]), 3.0), 0.0, 6.0)
-    return scaled(reader.draft, clipped, 1 / 6)
+    moved = shifted(reader.draft, floating(a["self"]), 3.0)
+    return scaled(reader.draft, pointwise(reader.draft, "clip", moved, _SIX), 1 / 6)
 
 
 def _hardswish(reader: ProgramReader, a: Arguments) -> Array:
@@ -195,10 +154,15 @@ def dims_of(value: Any, rank: int) -> list[int]:
     return [dim % rank for dim in (value if isinstance(value, list | tuple) else [value])]
 
 
-def _sum(reader: ProgramReader, a: Arguments) -> Array:
-    array = floating(a["self"])
-    dims = dims_of(a.get("dim"), len(array.dims))
-    return reduced(reader.draft, array, dims, keep=bool(a.get("keepdim", False)))
+def _reduction(rule: Callable[[ProgramReader, Array, list[int], bool], Array]) -> Handler:
+    """Handler of a sum or mean over dims that a call names, or all."""
+
+    def draft(reader: ProgramReader, a: Arguments) -> Array:
+        array = floating(a["self"])
+        dims = dims_of(a.get("dim"), len(array.dims))
+        return rule(reader, array, dims, bool(a.get("keepdim", False)))
+
+    return draft
 
 
 def mean(reader: ProgramReader, array: Array, dims: list[int], keep: bool) -> Array:
@@ -207,12 +171,6 @@ def mean(reader: ProgramReader, array: Array, dims: list[int], keep: bool) -> Ar
         raise UnsupportedCallError("it takes the mean over samples")
     count = prod(array.shape[dim] for dim in dims)
     return scaled(reader.draft, reduced(reader.draft, array, dims, keep=keep), 1 / count)
-
-
-def _mean(reader: ProgramReader, a: Arguments) -> Array:
-    array = floating(a["self"])
-    dims = dims_of(a.get("dim"), len(array.dims))
-    return mean(reader, array, dims, bool(a.get("keepdim", False)))
 
 
 def _vector_norm(reader: ProgramReader, a: Arguments) -> Array:
@@ -255,8 +213,6 @@ def _glu(reader: ProgramReader, a: Arguments) -> Array:
     dim = a["dim"] % len(array.dims)
     size = array.shape[dim]
     shape = (*array.shape[:dim], 2, size // 2, *array.shape[dim + 1 :])
-    from millrace.models.importers.torch_export.views import selected
-
     apart = viewed(reader.draft, array, shape)
     value, gate = (selected(reader.draft, apart, dim, index) for index in (0, 1))
     return multiplied(reader, value, pointwise(reader.draft, "sigmoid", gate))
@@ -268,29 +224,29 @@ _PLAIN = (
 
 HANDLERS: dict[str, Handler] = {
     **{kind: _function(kind) for kind in _PLAIN},
-    "add": _add,
-    "sub": _sub,
-    "rsub": _rsub,
-    "mul": _mul,
+    "add": _sum_of("self", "other"),
+    "sub": _sum_of("self", "other", -1),
+    "rsub": _sum_of("other", "self", -1),
+    "mul": lambda reader, a: multiplied(reader, a["self"], a["other"]),
     "div": _div,
-    "neg": _neg,
+    "neg": lambda reader, a: scaled(reader.draft, floating(a["self"]), -1.0),
     "pow": _pow,
-    "square": _square,
+    "square": _function("power", lambda a: {"exponent": 2.0}),
     "gelu": _gelu,
-    "leaky_relu": _with("leaky_relu", ("slope", lambda a: float(a["negative_slope"]))),
+    "leaky_relu": _function("leaky_relu", lambda a: {"slope": float(a["negative_slope"])}),
     "softplus": _softplus,
-    "clamp": _clamp,
-    "clamp_min": _clamp_min,
-    "clamp_max": _clamp_max,
-    "hardtanh": _hardtanh,
-    "relu6": _relu6,
+    "clamp": _clip("min", "max"),
+    "clamp_min": _clip(low_name="min"),
+    "clamp_max": _clip(high_name="max"),
+    "hardtanh": _clip("min_val", "max_val"),
+    "relu6": _function("clip", lambda a: _SIX),
     "hardsigmoid": _hardsigmoid,
     "hardswish": _hardswish,
     "prelu": _prelu,
     "swiglu": _swiglu,
     "glu": _glu,
-    "sum": _sum,
-    "mean": _mean,
+    "sum": _reduction(lambda reader, x, dims, keep: reduced(reader.draft, x, dims, keep=keep)),
+    "mean": _reduction(mean),
     "linalg_vector_norm": _vector_norm,
     "masked_fill": _masked_fill,
     "where": where,

@@ -128,10 +128,11 @@ def _roll(draft: Draft, array: Array, a: Arguments) -> Array:
     if len(a["dims"]) != len(a["shifts"]):
         raise UnsupportedCallError("it rolls across dims")
     for dim, shift in zip(a["dims"], a["shifts"], strict=True):
-        start = -int(shift) % array.shape[dim]
+        size = array.shape[dim]
+        start = -int(shift) % size
         if start:
-            parts = _pieces(draft, array, dim, (start, array.shape[dim] - start))
-            array = views.joined(draft, parts[::-1], dim)
+            places = ((start, size - start), (0, start))
+            array = views.joined(draft, [narrowed(draft, array, dim, *x) for x in places], dim)
     return array
 
 
