@@ -1,8 +1,56 @@
-"""Predictions: which of their dims is classes, alike for every format that is imported."""
+"""Predictions: which output holds them and which dim is classes, alike for every format."""
 
 from collections.abc import Sequence
 
 from millrace.models.errors import ModelError
+
+LOGITS = "logits"
+_HIDDEN = "last_hidden_state"
+
+
+def prediction_output(names: Sequence[str], asked: str | None, returner: str, verb: str) -> str:
+    """Name of the output that the loss is taken of.
+
+    Parameters
+    ----------
+    names
+        Outputs that are floating tensors.
+    asked
+        The one that is asked for; by default `logits`, or the only one.
+    returner, verb
+        What returns them, and how it gets here, for messages: a file is exported.
+
+    Raises
+    ------
+    ModelError
+        There is none, or several and none is named.
+    """
+    named = ", ".join(f"`{name}`" for name in names)
+    if asked is not None:
+        if asked in names:
+            return asked
+        raise ModelError(
+            f"the {returner} returns no floating tensor `{asked}`; "
+            + (f"choose one of {named}" if any(names) else "leave `output` out")
+        )
+    if not names:
+        raise ModelError(
+            f"the {returner} returns no floating tensor; the loss needs its predictions"
+        )
+    if LOGITS in names:
+        return LOGITS
+    if len(names) > 1:
+        example = names[0] if names[0].isdigit() else repr(names[0])
+        raise ModelError(
+            f"the {returner} returns {len(names)} floating tensors ({named}), and the loss is "
+            f"taken of one: say which, for example output={example}"
+        )
+    if names[0] == _HIDDEN:
+        raise ModelError(
+            f"the {returner} returns hidden states (`{_HIDDEN}`), no predictions: {verb} the model "
+            f'with its head, or say output="{_HIDDEN}" if they are to be taken as classes'
+        )
+    return names[0]
 
 
 def classes_dim(

@@ -8,6 +8,7 @@ graph: a model that depends on the batch otherwise than by its size is refused, 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from millrace.models.blocks import cut
 from millrace.models.builder import GraphBuilder
 from millrace.models.errors import ModelError
 from millrace.models.graph import Graph, with_batch
+from millrace.models.importers.notes import for_masked_text, left_out, seen_answers
 from millrace.models.importers.onnx.folding import FOLDS, folded, shape_part
 from millrace.models.importers.onnx.inputs import (
     Inputs,
@@ -27,7 +29,6 @@ from millrace.models.importers.onnx.inputs import (
 from millrace.models.importers.onnx.labelling import labels_of_tensor
 from millrace.models.importers.onnx.loss import LOSSES, LossOptions, add_loss, pruned
 from millrace.models.importers.onnx.lowering import BLOCK, BlockedError, OnnxLowering
-from millrace.models.importers.onnx.notes import for_masked_text, notes_on
 from millrace.models.importers.onnx.onnx_file import (
     GraphInput,
     Initializer,
@@ -35,7 +36,6 @@ from millrace.models.importers.onnx.onnx_file import (
     OnnxSource,
     read_file,
 )
-from millrace.models.importers.onnx.onnx_outputs import prediction_output
 from millrace.models.importers.onnx.rules.fused_nodes import read_twice
 from millrace.models.importers.onnx.rules.node_rules import RULES
 from millrace.models.importers.onnx.values import (
@@ -55,6 +55,7 @@ from millrace.models.importers.onnx.weights import (
     trained_roles,
     untrained,
 )
+from millrace.models.importers.predictions import prediction_output
 from millrace.models.labels import BATCH, SEQUENCE
 from millrace.models.type_inference import check_graph
 
@@ -175,13 +176,18 @@ def _imported(question: "_OnnxRequest") -> OnnxModel:
     graph = for_masked_text(graph, question.mask_id)
     cut_graph = cut(graph)
     parameters = {cut_graph.names[name]: parameter for name, parameter in variables.items()}
-    used = {parameter.initializer for parameter in parameters.values()}
+    used = question.frozen.union(parameter.initializer for parameter in parameters.values())
+    unread = {
+        initializer.name: prod(initializer.shape)
+        for initializer in source.initializers.values()
+        if initializer.trained and initializer.name not in used
+    }
     return OnnxModel(
         graph=check_graph(cut_graph.graph),
         parameters=parameters,
         values=_values(source, parameters),
         classes_dim=dim_of_classes,
-        notes=tuple(notes_on(source, used | question.frozen, graph)),
+        notes=(*left_out(unread), *seen_answers(graph)),
     )
 
 
@@ -257,7 +263,7 @@ class _Import:
             self.low.values[initializer.name] = self._initializer(initializer)
         for node in self.source.nodes:
             self._lower(node)
-        name = prediction_output(self.source.outputs, self.low.values, self.question.output)
+        name = self._predictions(self.question.output)
         output = self.low.values[name]
         if isinstance(output, Unknown):
             raise ModelError(self._complaint(output))
@@ -276,6 +282,23 @@ class _Import:
             name: parameter for name, parameter in self.low.parameters.items() if name in read
         }
         return _Read(graph, parameters, dim_of_classes)
+
+    def _predictions(self, asked: str | int | None) -> str:
+        """Name of the output to take the loss of, among those of numbers or not understood."""
+        outputs = {name: self.low.values.get(name) for name in self.source.outputs}
+        names = [
+            name
+            for name, value in outputs.items()
+            if isinstance(value, Unknown) or (isinstance(value, Traced) and not value.ids)
+        ]
+        if not names and asked is None:
+            raise ModelError(
+                f"output `{self.source.outputs[0]}` depends on no floating data; the loss needs "
+                f"the model's predictions"
+            )
+        if isinstance(asked, int):
+            asked = names[asked] if asked < len(names) else str(asked)
+        return prediction_output(names, asked, "file", "export")
 
     def _check_trained(self, output: str) -> None:
         """Refuse parameters that would become constants."""

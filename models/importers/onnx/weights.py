@@ -9,11 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from millrace.models.errors import ModelError
+from millrace.models.importers.attention_masks import MASK_BELOW
 from millrace.models.importers.onnx.onnx_file import Initializer, OnnxNode, OnnxSource
 from millrace.models.importers.onnx.values import Array
 
-MASK_BELOW = -1e4
-"""Additive masks hide a score with this or less; no trained value is so large."""
 TABLE_STD = 0.02
 """Initial deviation of tables and positions: GPT-2's (see `millrace.models.zoo.gpt`)."""
 

@@ -17,6 +17,7 @@ from millrace.models.importers.torch_export.draft import (
     fresh,
     pointwise,
     real_leaves,
+    tokens,
 )
 from millrace.models.importers.torch_export.extents import (
     Group,
@@ -354,6 +355,29 @@ def materialize_axes(draft: Draft, array: Array, groups: Sequence[Group]) -> Arr
     out = [both[id(axis)] for axis in order if id(axis) in both]
     wide = draft.make("broadcast", (StepOperand(array.tensor, tuple(slots)),), out)
     return Array(wide, array.dims)
+
+
+def along(
+    draft: Draft,
+    kind: str,
+    array: Array,
+    dim: int,
+    label: str,
+    attributes: Mapping[str, Value] | None = None,
+) -> Array:
+    """Apply an op along one dim of this label, which comes last in what is made."""
+    array = materialize_axes(draft, array, (array.dims[dim],))
+    slots = slots_along(array, array.dims[dim], *tokens(label))
+    read = StepOperand(array.tensor, slots)
+    return Array(draft.make(kind, (read,), slots, attributes=attributes, ordered=True), array.dims)
+
+
+def slots_along(array: Array, group: Group, token: Token) -> tuple[OperandSlot, ...]:
+    """Slots of a tensor's axes, one for each but those of a dim, which stand last together."""
+    inside = leaves(group)
+    have = {id(axis) for axis in inside}
+    lead = (axis for axis in array.tensor.leaves() if id(axis) not in have)
+    return (*(OperandSlot(Token(), (axis,)) for axis in lead), OperandSlot(token, inside))
 
 
 def narrowed(draft: Draft, array: Array, dim: int, start: int, size: int) -> Array:

@@ -5,8 +5,10 @@ label. Tokens expand to one label per leaf when the graph is written, so that no
 know how later views split a dim.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import starmap
 from typing import Any
 
 from millrace.models.importers.torch_export.extents import (
@@ -82,6 +84,22 @@ class Token:
     labels: tuple[str, ...] = ()
 
 
+def tokens(text: str) -> tuple[Token, ...]:
+    """Tokens written as labels: `b* t (g c) d!`.
+
+    `*`: one label per leaf; `!`: never split; `_`: any label will do; in brackets: a group.
+    """
+    return tuple(
+        Token(
+            label=None if word.startswith(("_", "(")) else word.rstrip("!*"),
+            whole=word.endswith("!"),
+            single=not word.endswith("*"),
+            labels=tuple(word[1:-1].split()) if word.startswith("(") else (),
+        )
+        for word in re.findall(r"\([^)]*\)|\S+", text)
+    )
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class OperandSlot:
     """Axes of an operand that stand for a token; none: a dim of size one to be added."""
@@ -96,6 +114,11 @@ class StepOperand:
 
     tensor: DraftTensor
     slots: tuple[OperandSlot, ...]
+
+
+def slots_of(labels: Sequence[Token], dims: Sequence[Group]) -> tuple[OperandSlot, ...]:
+    """Slots of an operand with these dims, a token for each."""
+    return tuple(starmap(OperandSlot, zip(labels, dims, strict=True)))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

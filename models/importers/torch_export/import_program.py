@@ -7,7 +7,8 @@ from typing import Any
 
 from millrace.models.blocks import cut
 from millrace.models.builder import GraphBuilder
-from millrace.models.graph import Graph, with_batch
+from millrace.models.graph import with_batch
+from millrace.models.importers.notes import left_out, seen_answers
 from millrace.models.importers.torch_export.calls import (
     attention_calls,
     elementwise_calls,
@@ -187,6 +188,7 @@ def _imported(program: TracedProgram, asked: _Asked) -> ExportedModel:
     writer.write(steps)
     in_blocks = cut(builder.build())
     sources = {in_blocks.names[name]: source for name, source in writer.sources.items()}
+    both_ways = f" (`{next(iter(reader.both_ways.values()), '') or 'the module itself'}`)"
     return ExportedModel(
         graph=in_blocks.graph,
         parameters=sources,
@@ -196,7 +198,10 @@ def _imported(program: TracedProgram, asked: _Asked) -> ExportedModel:
         loss=asked.loss.kind,
         output=asked.output,
         classes_dim=added.classes_dim,
-        notes=(*_left_out(program, reader, sources), *_seen_answers(reader, in_blocks.graph)),
+        notes=(
+            *_left_out(program, reader, sources),
+            *seen_answers(in_blocks.graph, both_ways),
+        ),
     )
 
 
@@ -218,28 +223,13 @@ def _left_out(
         if all(array.tensor.name != name for array in reader.inputs):
             yield f"the loss does not depend on input `{name}`: left out"
     used_names = {source.fqn for source in sources.values()}
-    gone = {
-        name.removeprefix(WRAPPED): tensor
-        for name, tensor in program.parameters.values()
-        if name.removeprefix(WRAPPED) not in used_names
-    }
-    if gone:
-        shown = ", ".join(f"`{name}`" for name in list(gone)[:4])
-        more = f" and {len(gone) - 4} more" if len(gone) > 4 else ""
-        values = sum(tensor.numel() for tensor in gone.values())
-        yield f"the loss does not depend on {shown}{more} ({values:,} values): left out"
-
-
-def _seen_answers(reader: ProgramReader, graph: Graph) -> Iterator[str]:
-    """A note where training on the next tokens would show each answer."""
-    sources = {op.attributes["source"] for op in graph.ops if op.kind == "input"}
-    if "masked_targets" in sources and "masked_tokens" not in sources:
-        first = next(iter(reader.both_ways.values()))
-        yield (
-            f"attention looks both ways (`{first or 'the module itself'}`), so next "
-            f"tokens are no task for it: say mask_id= (the id of a hidden token) to train on "
-            f"masked text"
-        )
+    yield from left_out(
+        {
+            name.removeprefix(WRAPPED): tensor.numel()
+            for name, tensor in program.parameters.values()
+            if name.removeprefix(WRAPPED) not in used_names
+        }
+    )
 
 
 def _for_batch(imported: ExportedModel, batch: int) -> ExportedModel:

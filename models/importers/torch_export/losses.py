@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from millrace.models.errors import ModelError
+from millrace.models.importers.notes import masked_text
 from millrace.models.importers.predictions import classes_dim
 from millrace.models.importers.torch_export.algebra import materialize_axes
 from millrace.models.importers.torch_export.draft import (
@@ -20,7 +21,6 @@ from millrace.models.labels import BATCH, SEQUENCE
 
 KINDS = ("cross_entropy", "logistic")
 _NAMED = {"token_type": "segments", "decoder": "decoder_tokens", "categor": "categories"}
-_MASKED = 0.15  # share of positions predicted; Devlin et al., arXiv 1810.04805 (2018), 3.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,8 +153,7 @@ def _name_targets(
     elif tokens.name in both_ways:
         tensor.attributes["source"] = "masked_targets"
         if loss.mask_id is not None and "tokens" in sources:
-            masked = max(1, round(_MASKED * tokens.axes[-1].size))
-            tokens.attributes |= {"masked": masked, "mask_id": loss.mask_id}
+            tokens.attributes |= masked_text(tokens.axes[-1].size, loss.mask_id)
             tokens.attributes["source"] = "masked_tokens"
     else:
         decoder = "decoder_tokens" in sources

@@ -4,10 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from millrace.models.errors import ModelError
-
-LOGITS = "logits"
-_HIDDEN = "last_hidden_state"
+from millrace.models.importers.predictions import prediction_output
 
 
 def chosen(
@@ -30,38 +27,9 @@ def chosen(
         There is none, or several and none is named.
     """
     candidates = {path: leaf for path, leaf in _leaves(returned, "") if floating(leaf)}
-    path = _path(candidates, output)
+    asked = None if output is None else "" if (output, [*candidates]) == (0, [""]) else str(output)
+    path = prediction_output([*candidates], asked, "module", "import")
     return candidates[path], [leaf for other, leaf in candidates.items() if other != path]
-
-
-def _path(candidates: Mapping[str, Any], output: str | int | None) -> str:
-    named = ", ".join(f"`{path}`" for path in candidates)
-    if output is not None:
-        wanted = str(output) if len(candidates) > 1 or "" not in candidates or output != 0 else ""
-        if wanted in candidates:
-            return wanted
-        raise ModelError(
-            f"the module returns no floating tensor `{output}`; "
-            + (f"choose one of {named}" if candidates.keys() - {""} else "leave `output` out")
-        )
-    if not candidates:
-        raise ModelError("the module returns no floating tensor; the loss needs its predictions")
-    if LOGITS in candidates:
-        return LOGITS
-    if len(candidates) > 1:
-        first = next(iter(candidates))
-        raise ModelError(
-            f"the module returns {len(candidates)} floating tensors ({named}), and the loss is "
-            "taken of one: say which, for example "
-            f"output={first if first.isdigit() else repr(first)}"
-        )
-    (path,) = candidates
-    if path == _HIDDEN:
-        raise ModelError(
-            f"the module returns hidden states (`{_HIDDEN}`), no predictions: import the model "
-            f'with its head, or say output="{_HIDDEN}" if they are to be taken as classes'
-        )
-    return path
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:

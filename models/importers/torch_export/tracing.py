@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from millrace.models.errors import ModelError
+from millrace.models.importers.predictions import LOGITS
 from millrace.models.importers.torch_export.archive import plain_archive
-from millrace.models.importers.torch_export.module_outputs import LOGITS, chosen
+from millrace.models.importers.torch_export.module_outputs import chosen
 
 WRAPPED = "module."  # the traced module hangs there
 STOPPED = "wrap_with_set_grad_enabled"  # a region with gradients off or on

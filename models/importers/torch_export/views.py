@@ -3,7 +3,12 @@
 from collections.abc import Mapping, Sequence
 from math import prod
 
-from millrace.models.importers.torch_export.algebra import materialize_axes, narrowed, summed_axes
+from millrace.models.importers.torch_export.algebra import (
+    materialize_axes,
+    narrowed,
+    slots_along,
+    summed_axes,
+)
 from millrace.models.importers.torch_export.draft import (
     Array,
     Draft,
@@ -11,6 +16,8 @@ from millrace.models.importers.torch_export.draft import (
     StepOperand,
     Token,
     fresh,
+    slots_of,
+    tokens,
 )
 from millrace.models.importers.torch_export.extents import (
     ShapeError,
@@ -51,19 +58,17 @@ def viewed(draft: Draft, array: Array, shape: Sequence[int]) -> Array:
 def _merged(draft: Draft, array: Array, shape: Sequence[int]) -> Array:
     """Reshape by way of one dim, all but the batch."""
     dims = [group for group in array.dims if group]
-    lead = dims[0] if dims and any(x.role == "b" for x in leaves(dims[0])) else ()
-    if len(leaves(lead)) > 1 or (lead and shape[0] != lead[0].size):
+    lead = dims[:1] if dims and any(x.role == "b" for x in leaves(dims[0])) else []
+    if lead and (len(leaves(lead[0])) > 1 or shape[0] != lead[0][0].size):
         raise ShapeError("a view takes the batch dim apart")
     array = materialize_axes(draft, array, dims)
-    rest = tuple(x for group in dims[1 if lead else 0 :] for x in leaves(group))
+    rest = tuple(x for group in dims[len(lead) :] for x in leaves(group))
     merged_axis = fresh(prod(axis.size for axis in rest))
-    batch = Token()
-    head = [OperandSlot(batch, lead)] if lead else []
-    read = StepOperand(array.tensor, (*head, OperandSlot(Token(single=True), rest)))
-    token = read.slots[-1].token
-    tensor = draft.make("merge", (read,), [*head, OperandSlot(token, (merged_axis,))], ordered=True)
-    groups = regroup((merged_axis,), shape[1 if lead else 0 :])
-    return Array(tensor, (*((lead,) if lead else ()), *groups))
+    labels = tokens("_* _" if lead else "_")
+    read = StepOperand(array.tensor, slots_of(labels, (*lead, rest)))
+    out = slots_of(labels, (*lead, (merged_axis,)))
+    tensor = draft.make("merge", (read,), out, ordered=True)
+    return Array(tensor, (*lead, *regroup((merged_axis,), shape[len(lead) :])))
 
 
 def permuted(array: Array, order: Sequence[int]) -> Array:
@@ -188,16 +193,18 @@ def padded(draft: Draft, array: Array, dim: int, before: int, after: int) -> Arr
     array = materialize_axes(draft, array, (array.dims[dim],))
     group = leaves(array.dims[dim])
     padded_axis = fresh(size_of(group) + before + after)
-    inside = {id(axis) for axis in group}
-    token, wide = (Token(whole=True, single=True) for _ in range(2))
-    slots = [OperandSlot(Token(), (x,)) for x in array.tensor.leaves() if id(x) not in inside]
-    read = StepOperand(array.tensor, (*slots, OperandSlot(token, group)))
-    out = [*slots, OperandSlot(wide, (padded_axis,))]
+    token, wide = tokens("_! _!")
+    *slots, inside = slots_along(array, group, token)
+    place = len(slots)
     if len(group) == 1:  # the dim stays where it was
-        position = next(i for i, x in enumerate(array.tensor.leaves()) if x is group[0])
-        read = StepOperand(array.tensor, (*slots[:position], read.slots[-1], *slots[position:]))
-        out = [*slots[:position], out[-1], *slots[position:]]
-    tensor = draft.make("widen", (read,), out, attributes={"start": before})
+        place = next(i for i, x in enumerate(array.tensor.leaves()) if x is group[0])
+    read, out = (
+        (*slots[:place], slot, *slots[place:])
+        for slot in (inside, OperandSlot(wide, (padded_axis,)))
+    )
+    tensor = draft.make(
+        "widen", (StepOperand(array.tensor, read),), out, attributes={"start": before}
+    )
     return Array(tensor, (*array.dims[:dim], (padded_axis,), *array.dims[dim + 1 :]))
 
 

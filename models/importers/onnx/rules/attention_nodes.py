@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from millrace.models.errors import ModelError
+from millrace.models.importers.attention_masks import KeyVisibility, mask_of
 from millrace.models.importers.onnx.lowering import OnnxLowering
 from millrace.models.importers.onnx.onnx_file import OnnxNode
 from millrace.models.importers.onnx.rules.node_patterns import DEPTH_MAX, product_of
@@ -24,15 +25,7 @@ from millrace.models.importers.onnx.values import (
     unified,
     varying,
 )
-from millrace.models.importers.onnx.weights import MASK_BELOW
 from millrace.models.labels import BATCH, SEQUENCE
-
-
-class KeyVisibility(NamedTuple):
-    """Keys that a query sees: all; those up to its own (`causal`); of these the last `window`."""
-
-    causal: bool
-    window: int = 0
 
 
 class _Scores(NamedTuple):
@@ -115,8 +108,7 @@ def _masked(low: OnnxLowering, node: OnnxNode) -> tuple[str, KeyVisibility] | No
         for scores, other in (node.inputs, node.inputs[::-1]):
             value = low.values[other]
             if isinstance(value, Constant):
-                mask = mask_of(value.array, _shape(low, scores)[-2:])
-                return None if mask is None else (scores, mask)
+                return _with_mask(low, scores, value.array)
         return None
     condition, *branches = (low.values[name] for name in node.inputs)
     if not isinstance(condition, Constant):
@@ -124,34 +116,14 @@ def _masked(low: OnnxLowering, node: OnnxNode) -> tuple[str, KeyVisibility] | No
     for branch, hidden in enumerate(reversed(branches)):
         if isinstance(branches[branch], Traced) and isinstance(hidden, Constant):
             visible = condition.array.astype(bool) == (branch == 0)
-            array = np.where(visible, 0, hidden.array)
-            mask = mask_of(array, _shape(low, node.inputs[1 + branch])[-2:])
-            return None if mask is None else (node.inputs[1 + branch], mask)
+            return _with_mask(low, node.inputs[1 + branch], np.where(visible, 0, hidden.array))
     return None
 
 
-def mask_of(array: Array, shape: tuple[int, ...]) -> KeyVisibility | None:
-    """Read an additive (or boolean) mask over (queries, keys); None where it is another."""
-    if array.dtype == bool:
-        array = np.where(array, 0.0, -np.inf)
-    plain = varying(np.asarray(array))
-    if plain.ndim < 2:
-        plain = plain.reshape((1,) * (2 - plain.ndim) + plain.shape)
-    if len(shape) != 2 or any(size != 1 for size in plain.shape[:-2]):
-        return None
-    plain = np.broadcast_to(plain.reshape(plain.shape[-2:]), shape)
-    visible = plain > MASK_BELOW
-    if np.any(plain[visible] != 0):
-        return None
-    if visible.all():
-        return KeyVisibility(False)
-    if shape[0] != shape[1]:
-        return None
-    distance = np.subtract.outer(np.arange(shape[0]), np.arange(shape[1]))
-    window = int(visible[-1].sum())
-    if np.array_equal(visible, (distance >= 0) & (distance < window)):
-        return KeyVisibility(True, window if window < shape[0] else 0)
-    return None
+def _with_mask(low: OnnxLowering, scores: str, array: Array) -> tuple[str, KeyVisibility] | None:
+    shape = _shape(low, scores)
+    mask = mask_of(varying(array), *shape[-2:]) if len(shape) > 1 else None
+    return None if mask is None else (scores, mask)
 
 
 def attention(
@@ -230,7 +202,7 @@ def attention_node(low: OnnxLowering, node: OnnxNode) -> Traced:
     q, k, v = _shared_heads(low, node, q, k, v)
     mask = KeyVisibility(bool(node.integer("is_causal", 0)))
     if low.given(node, 3):
-        given_mask = mask_of(low.constant(node, 3), (q.shape[2], k.shape[2]))
+        given_mask = mask_of(varying(low.constant(node, 3)), q.shape[2], k.shape[2])
         if given_mask is None or (mask.causal and given_mask != KeyVisibility(False)):
             raise UnsupportedNodeError("has a mask that is neither causal nor a window")
         mask = mask if mask.causal else given_mask

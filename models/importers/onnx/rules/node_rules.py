@@ -40,7 +40,9 @@ RULES: dict[str, Rule] = {
     "HardSwish": pointwise_nodes.hard_swish,
     "Identity": layout_nodes.identity,
     "LayerNormalization": norm_nodes.layer_norm,
-    "LeakyRelu": pointwise_nodes.leaky_relu,
+    "LeakyRelu": pointwise_nodes.function(
+        "leaky_relu", lambda node: {"slope": node.number("alpha", 0.01)}
+    ),
     "Log": pointwise_nodes.function("log"),
     "LogSoftmax": norm_nodes.softmax,
     "MatMul": product_nodes.matmul,
@@ -48,7 +50,9 @@ RULES: dict[str, Rule] = {
     "MaxPool": image_nodes.pool,
     "Min": pointwise_nodes.extreme,
     "Mul": pointwise_nodes.mul,
-    "Neg": pointwise_nodes.neg,
+    "Neg": lambda low, node: pointwise_nodes.scaled(
+        low, low.name(node), low.floating(node, 0), -1.0
+    ),
     "PRelu": pointwise_nodes.prelu,
     "Pow": pointwise_nodes.power,
     "RMSNormalization": norm_nodes.rms_normalization,

@@ -17,13 +17,11 @@ FLOATING_TYPES = (1, 10, 11, 16)  # float32, float16, float64, bfloat16 in onnx.
 FLOAT_MAX = float(np.finfo(np.float32).max)
 
 
-def function(kind: str, **attributes: float) -> Rule:
+def function(kind: str, attributes: Callable[[OnnxNode], Attributes] | None = None) -> Rule:
     """Return the rule of a node that is one function of the table."""
-
-    def rule(low: OnnxLowering, node: OnnxNode) -> Traced:
-        return low.pointwise(kind, low.name(node), low.floating(node, 0), attributes)
-
-    return rule
+    return lambda low, node: low.pointwise(
+        kind, low.name(node), low.floating(node, 0), attributes(node) if attributes else {}
+    )
 
 
 def scaled(low: OnnxLowering, name: str, x: Traced, factor: float) -> Traced:
@@ -55,12 +53,21 @@ def _two(low: OnnxLowering, node: OnnxNode) -> None:
 
 def add(low: OnnxLowering, node: OnnxNode) -> Traced:
     """Add two tensors, or a tensor and a number."""
+    return _joined(low, node, "add", shifted)
+
+
+def _joined(
+    low: OnnxLowering,
+    node: OnnxNode,
+    kind: str,
+    by_number: Callable[[OnnxLowering, str, Traced, float], Traced],
+) -> Traced:
     _two(low, node)
     for index in (0, 1):
         number = _number(low, node, index)
         if number is not None:
-            return shifted(low, low.name(node), low.traced(node, 1 - index), number)
-    return low.elementwise("add", low.name(node), (low.traced(node, 0), low.traced(node, 1)))
+            return by_number(low, low.name(node), low.traced(node, 1 - index), number)
+    return low.elementwise(kind, low.name(node), (low.traced(node, 0), low.traced(node, 1)))
 
 
 def sub(low: OnnxLowering, node: OnnxNode) -> Traced:
@@ -79,22 +86,11 @@ def sub(low: OnnxLowering, node: OnnxNode) -> Traced:
 
 def mul(low: OnnxLowering, node: OnnxNode) -> Traced:
     """Multiply, or end a GELU, a SiLU or an RMS norm that was written out."""
-    name = low.name(node)
-    pattern = activation(low, node)
-    if pattern is not None:
-        kind, x = pattern
-        value = low.values[x]
-        if isinstance(value, Traced):
-            return low.pointwise(kind, name, low.used(value))
-    normed = _norm(low, node)
-    if normed is not None:
-        return normed
-    _two(low, node)
-    for index in (0, 1):
-        number = _number(low, node, index)
-        if number is not None:
-            return scaled(low, name, low.traced(node, 1 - index), number)
-    return low.elementwise("mul", name, (low.traced(node, 0), low.traced(node, 1)))
+    kind, x = activation(low, node) or ("", "")
+    value = low.values.get(x)
+    if isinstance(value, Traced):
+        return low.pointwise(kind, low.name(node), low.used(value))
+    return _norm(low, node) or _joined(low, node, "mul", scaled)
 
 
 def _norm(low: OnnxLowering, node: OnnxNode) -> Traced | None:
@@ -145,17 +141,6 @@ def power(low: OnnxLowering, node: OnnxNode) -> Traced:
     return low.pointwise("power", name, x, {"exponent": exponent})
 
 
-def neg(low: OnnxLowering, node: OnnxNode) -> Traced:
-    """Negate."""
-    return scaled(low, low.name(node), low.floating(node, 0), -1.0)
-
-
-def leaky_relu(low: OnnxLowering, node: OnnxNode) -> Traced:
-    """Return x where positive, else alpha x."""
-    slope = node.number("alpha", 0.01)
-    return low.pointwise("leaky_relu", low.name(node), low.floating(node, 0), {"slope": slope})
-
-
 def prelu(low: OnnxLowering, node: OnnxNode) -> Traced:
     """Return x where positive, else a learned slope times x."""
     x, slope = low.floating(node, 0), low.traced(node, 1)
@@ -180,11 +165,8 @@ def extreme(low: OnnxLowering, node: OnnxNode) -> Traced:
     for index in (0, 1):
         number = _number(low, node, index)
         if number is not None:
-            least = node.kind == "Max"
-            bounds: Attributes = {
-                "low": number if least else -FLOAT_MAX,
-                "high": FLOAT_MAX if least else number,
-            }
+            bound = "low" if node.kind == "Max" else "high"
+            bounds = {"low": -FLOAT_MAX, "high": FLOAT_MAX} | {bound: number}
             return low.pointwise("clip", low.name(node), low.traced(node, 1 - index), bounds)
     raise UnsupportedNodeError("compares two tensors")
 

@@ -1,22 +1,25 @@
 """Calls of attention, its masks, and softmax."""
 
+from collections.abc import Sequence
 from math import sqrt
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.models.importers.torch_export.algebra import materialize_axes, scaled
+from millrace.models.importers.attention_masks import MASK_BELOW, KeyVisibility, mask_of
+from millrace.models.importers.torch_export.algebra import along, materialize_axes, scaled
 from millrace.models.importers.torch_export.calls.elementwise_calls import added, floating
 from millrace.models.importers.torch_export.calls.product_calls import matrices
 from millrace.models.importers.torch_export.draft import (
     Array,
     DraftOp,
     DraftTensor,
-    OperandSlot,
     StepOperand,
     Token,
     pointwise,
+    slots_of,
+    tokens,
 )
 from millrace.models.importers.torch_export.extents import (
     TensorAxis,
@@ -46,11 +49,11 @@ def _attention(reader: ProgramReader, a: Arguments) -> Array:
     mask = a["attn_mask"]
     causal, window, bias = bool(a["is_causal"]), 0, None
     if mask is not None:
-        kind = None if isinstance(mask, Array) else mask_of(mask, query.shape[2], key.shape[2])
-        if kind is None:
+        seen = None if isinstance(mask, Array) else _seen(mask, query.shape[2], key.shape[2])
+        if seen is None:
             bias = reader.array(mask if isinstance(mask, Array) else _additive(mask))
         else:
-            causal, window = kind
+            causal, window = seen
     if not (causal or _shuts(reader, mask)) and (name := _tokens_of(reader, query, key)):
         reader.both_ways.setdefault(name, reader.draft.where)
     per_sample = (
@@ -69,26 +72,9 @@ def _grouped(array: Array, times: int) -> Array:
     return Array(array.tensor, (dims[0], (*dims[1], TensorAxis(times)), *dims[2:]))
 
 
-def mask_of(mask: Any, queries: int, keys: int) -> tuple[bool, int] | None:
-    """Kind of a constant mask, (causal, window), if it is one of these everywhere, else None."""
-    import torch
-
-    seen = mask if mask.dtype is torch.bool else mask > -1.0e4
-    if mask.dtype is not torch.bool and bool((mask[seen] != 0).any()):
-        return None
-    seen = seen.reshape(-1, *seen.shape[-2:]) if seen.ndim > 2 else seen[None]
-    if bool((seen != seen[:1]).any()):
-        return None
-    plane = seen[0].expand(queries, keys)
-    if bool(plane.all()):
-        return False, 0
-    ones = torch.ones(queries, keys, dtype=torch.bool)
-    if queries != keys or bool((plane & ~ones.tril()).any()):
-        return None
-    window = int(plane[-1].sum())
-    if bool((plane == (ones.tril() & ~ones.tril(-window))).all()):
-        return True, 0 if window == keys else window
-    return None
+def _seen(mask: Any, queries: int, keys: int) -> KeyVisibility | None:
+    values = mask.float() if mask.is_floating_point() else mask
+    return mask_of(values.numpy(), queries, keys)
 
 
 def _tokens_of(reader: ProgramReader, query: Array, key: Array) -> str:
@@ -153,7 +139,7 @@ def _is_shut(values: NDArray[Any], row: int, column: int) -> bool:
     """True if nothing is seen behind the diagonal of two dims."""
     plane = np.moveaxis(values, (row, column), (-2, -1))
     behind = np.triu(np.ones(plane.shape[-2:], bool), 1)
-    return bool((plane[..., behind] < -1.0e4).all())
+    return bool((plane[..., behind] < MASK_BELOW).all())
 
 
 def _additive(mask: Any) -> Any:
@@ -205,22 +191,15 @@ def _fused_attention(
     _hinted(alone, "r")
     for axis in (*leaves(query.dims[3]), *leaves(value.dims[3])):
         axis.extent.root().hint = "d"
-    b, t, s = Token(), Token(single=True, label="t"), Token(single=True, whole=True, label="s")
-    d, u = (Token(single=True, whole=True, label=label) for label in "du")
-    g = Token(single=True, label="g" if alone else "h")
-    r = Token(single=True, label="r")
-    first = [OperandSlot(b, query.dims[0]), OperandSlot(t, query.dims[2])]
-    middle = [OperandSlot(g, tuple(q for q, _, _ in shared))] if shared or alone else []
-    middle += [OperandSlot(r, tuple(q for q, _, _ in alone))] if alone else []
-    of_key = [OperandSlot(g, tuple(k for _, k, _ in shared))] if middle else []
-    of_value = [OperandSlot(g, tuple(v for _, _, v in shared))] if middle else []
-    slots_of_key = (OperandSlot(b, key.dims[0]), OperandSlot(s, key.dims[2]), *of_key)
-    slots_of_value = (OperandSlot(b, value.dims[0]), OperandSlot(s, value.dims[2]), *of_value)
-    inputs = [
-        StepOperand(query.tensor, (*first, *middle, OperandSlot(d, query.dims[3]))),
-        StepOperand(key.tensor, (*slots_of_key, OperandSlot(d, key.dims[3]))),
-        StepOperand(value.tensor, (*slots_of_value, OperandSlot(u, value.dims[3]))),
-    ]
+    b, t, s, d, u, g, r = tokens(f"_* t s! d! u! {'g' if alone else 'h'} r")
+    rows = ((shared, alone) if alone else (shared,)) if heads else ()
+    queries = (b, t, *(g, r)[: len(rows)])
+    query_dims = (query.dims[0], query.dims[2], *(tuple(q for q, _, _ in row) for row in rows))
+    inputs = [StepOperand(query.tensor, slots_of((*queries, d), (*query_dims, query.dims[3])))]
+    for array, index, last in ((key, 1, d), (value, 2, u)):
+        group = [tuple(row[index] for row in shared)] if heads else []
+        dims = (array.dims[0], array.dims[2], *group, array.dims[3])
+        inputs.append(StepOperand(array.tensor, slots_of((b, s, *queries[2:3], last), dims)))
     kind = "attention"
     attributes = {"causal": causal, "scale": scale, "window": window}
     if bias is not None:
@@ -230,8 +209,8 @@ def _fused_attention(
     tensor = draft.make(
         kind,
         inputs,
-        [*first, *middle, OperandSlot(u, leaves(value.dims[3]))],
-        extras=((b, t, *(slot.token for slot in middle)),),
+        slots_of((*queries, u), (*query_dims, leaves(value.dims[3]))),
+        extras=(queries,),
         attributes=attributes,
         ordered=True,
     )
@@ -245,7 +224,7 @@ def _hinted(rows: list[tuple[TensorAxis, TensorAxis, TensorAxis]], hint: str) ->
 
 
 def _bias(
-    reader: ProgramReader, bias: Array, query: Array, key: Array, tokens: tuple[Token, Token, Token]
+    reader: ProgramReader, bias: Array, query: Array, key: Array, labels: Sequence[Token]
 ) -> StepOperand:
     """Term of the scores as `h t s`."""
     dims = ((),) * (3 - len(bias.dims)) + bias.dims[-3:]
@@ -258,10 +237,7 @@ def _bias(
         for group, want in zip(filled, wanted, strict=True):
             paired(group, want)
     spread_bias = materialize_axes(reader.draft, Array(bias.tensor, filled), filled)
-    slots = [
-        OperandSlot(token, group) for token, group in zip(tokens, spread_bias.dims, strict=True)
-    ]
-    return StepOperand(spread_bias.tensor, tuple(slots))
+    return StepOperand(spread_bias.tensor, slots_of(labels, spread_bias.dims))
 
 
 def _plain_attention(
@@ -294,22 +270,12 @@ def _plain_attention(
 
 def softmax(reader: ProgramReader, array: Array, dim: int) -> Array:
     """Add a softmax over one dim, which comes last in what is made."""
-    dim %= len(array.dims)
-    array = materialize_axes(reader.draft, array, (array.dims[dim],))
-    token = Token(single=True, whole=True)
-    inside = {id(axis) for axis in leaves(array.dims[dim])}
-    slots = [OperandSlot(Token(), (x,)) for x in array.tensor.leaves() if id(x) not in inside]
-    slots.append(OperandSlot(token, leaves(array.dims[dim])))
-    read = StepOperand(array.tensor, tuple(slots))
-    return Array(reader.draft.make("softmax", (read,), slots, ordered=True), array.dims)
-
-
-def _softmax(reader: ProgramReader, a: Arguments) -> Array:
-    return softmax(reader, floating(a["self"]), a["dim"])
+    return along(reader.draft, "softmax", array, dim, "_!")
 
 
 HANDLERS: dict[str, Handler] = {
     "scaled_dot_product_attention": _attention,
-    "softmax": _softmax,
-    "_softmax": _softmax,
+    **dict.fromkeys(
+        ("softmax", "_softmax"), lambda reader, a: softmax(reader, floating(a["self"]), a["dim"])
+    ),
 }

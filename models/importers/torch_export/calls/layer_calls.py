@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from millrace.models.importers.torch_export.algebra import combined, summed_axes
+from millrace.models.importers.torch_export.algebra import combined, slots_along, summed_axes
 from millrace.models.importers.torch_export.calls.elementwise_calls import (
     added,
     floating,
@@ -15,10 +15,11 @@ from millrace.models.importers.torch_export.draft import (
     DraftTensor,
     OperandSlot,
     StepOperand,
-    Token,
     Value,
     fresh,
     pointwise,
+    slots_of,
+    tokens,
 )
 from millrace.models.importers.torch_export.extents import TensorAxis, leaves, paired
 from millrace.models.importers.torch_export.program_reader import (
@@ -44,19 +45,18 @@ def _norm(reader: ProgramReader, kind: str, a: Arguments, epsilon: float) -> Arr
     inside = tuple(axis for group in x.dims[-rank:] for axis in leaves(group))
     if any(axis.role == "b" for axis in inside) or not all(x.real(axis) for axis in inside):
         raise UnsupportedCallError("it is taken over samples or over a dim that was expanded")
-    token = Token(single=True, whole=True, label="d")
-    have = {id(axis) for axis in inside}
-    lead = [OperandSlot(Token(), (axis,)) for axis in x.tensor.leaves() if id(axis) not in have]
-    inputs = [StepOperand(x.tensor, (*lead, OperandSlot(token, inside)))]
+    (token,) = tokens("d!")
+    slots = slots_along(x, inside, token)
+    inputs = [StepOperand(x.tensor, slots)]
     for weight in weights:
         axes = tuple(axis for group in weight.dims for axis in leaves(group))
         inputs.append(StepOperand(weight.tensor, (OperandSlot(token, axes),)))
-    statistics = tuple(slot.token for slot in lead)
+    statistics = tuple(slot.token for slot in slots[:-1])
     tensor = reader.draft.make(
         kind,
         inputs,
-        [*lead, OperandSlot(token, inside)],
-        extras=(statistics,) * (1 if kind == "rms_norm" else 2),
+        slots,
+        extras=(statistics,) * len(weights),
         attributes={"epsilon": epsilon},
         ordered=True,
     )
@@ -87,44 +87,26 @@ def _batch_norm(reader: ProgramReader, a: Arguments) -> Array:
         return _known_batch_norm(reader, x, a, epsilon)
     draft = reader.draft
     size = x.shape[1]
-    gamma = reader.array(a["weight"]) if a["weight"] is not None else _filled(reader, [size], 1.0)
-    beta = reader.array(a["bias"]) if a["bias"] is not None else _filled(reader, [size], 0.0)
-    for _ in range(2):
-        paired(x.dims[1], gamma.dims[0])
-        paired(x.dims[1], beta.dims[0])
-    channel = Token(single=True, label="c")
-    inside = leaves(x.dims[1])
-    have = {id(axis) for axis in inside}
-    slots = []
-    for axis in x.tensor.leaves():
-        if axis is inside[0]:
-            slots.append(OperandSlot(channel, inside))
-        elif id(axis) not in have:
-            slots.append(OperandSlot(Token(), (axis,)))
-    read = StepOperand(x.tensor, tuple(slots))
-    channel_slots = [OperandSlot(channel, inside)]
-    sums = draft.make(
-        "channel_sums", (read,), channel_slots, name="sums", ordered=True, across=True
-    )
-    sums_operand = StepOperand(sums, tuple(channel_slots))
-    squares = draft.make(
-        "channel_squares",
-        (read, sums_operand),
-        channel_slots,
-        name="squares",
-        ordered=True,
-        across=True,
-    )
     weights = [
-        StepOperand(w.tensor, (OperandSlot(channel, leaves(w.dims[0])),)) for w in (gamma, beta)
+        reader.array(a[key]) if a[key] is not None else _filled(reader, [size], value)
+        for key, value in (("weight", 1.0), ("bias", 0.0))
     ]
-    tensor = draft.make(
-        "batch_norm",
-        (read, sums_operand, StepOperand(squares, tuple(channel_slots)), *weights),
-        slots,
-        attributes={"epsilon": epsilon},
-        ordered=True,
-    )
+    for _ in range(2):
+        for weight in weights:
+            paired(x.dims[1], weight.dims[0])
+    (channel,) = tokens("c")
+    inside = leaves(x.dims[1])
+    *slots, of_channel = slots_along(x, inside, channel)
+    before = [axis for axis in x.tensor.leaves() if axis is inside[0] or axis not in inside]
+    slots.insert(before.index(inside[0]), of_channel)
+    operands = [StepOperand(x.tensor, tuple(slots))]
+    for name in ("sums", "squares"):
+        kind = f"channel_{name}"
+        sums = draft.make(kind, operands, (of_channel,), name=name, ordered=True, across=True)
+        operands.append(StepOperand(sums, (of_channel,)))
+    operands += [StepOperand(w.tensor, slots_of((channel,), (leaves(w.dims[0]),))) for w in weights]
+    attributes: dict[str, Value] = {"epsilon": epsilon}
+    tensor = draft.make("batch_norm", operands, slots, attributes=attributes, ordered=True)
     return Array(tensor, x.dims)
 
 
@@ -174,39 +156,20 @@ def _convolved(
     attributes: dict[str, Value],
     bias: Any,
 ) -> Array:
-    many = groups > 1
-    if not many:
+    if groups == 1:
         for _ in range(2):
             paired(x.dims[1], weight.dims[1])
-    y, z, j, i, q, p = (Token(single=True, whole=True, label=label) for label in "yxjiqp")
-    of_x = Token(single=True, labels=("g", "c") if many else ("c",))
-    of_w = Token(single=True, labels=("g", "n") if many else ("n",))
-    inner = Token(single=True, labels=("c",))
-    batch = Token(label="b")
+    b, of_x, y, z = tokens("b* (c) y! x!" if groups == 1 else "b* (g c) y! x!")
+    of_w, j, i, *of_window = tokens(f"{'(n)' if groups == 1 else '(g n)'} j! i! (c) q! p!")
     out = TensorAxis(leaves(weight.dims[0])[0].extent) if weight.dims[0] else fresh(1)
-    rows, columns = fresh(sizes[0], "y"), fresh(sizes[1], "x")
-    places = zip((of_w, inner, q, p), weight.dims, strict=True)
+    dims = (x.dims[0], (out,), (fresh(sizes[0], "y"),), (fresh(sizes[1], "x"),))
     inputs = [
-        StepOperand(
-            x.tensor,
-            (
-                OperandSlot(batch, x.dims[0]),
-                OperandSlot(of_x, x.dims[1]),
-                OperandSlot(y, x.dims[2]),
-                OperandSlot(z, x.dims[3]),
-            ),
-        ),
-        StepOperand(weight.tensor, tuple(OperandSlot(token, group) for token, group in places)),
+        StepOperand(x.tensor, slots_of((b, of_x, y, z), x.dims)),
+        StepOperand(weight.tensor, slots_of((of_w, *of_window), weight.dims)),
     ]
-    slots = [
-        OperandSlot(batch, x.dims[0]),
-        OperandSlot(of_w, (out,)),
-        OperandSlot(j, (rows,)),
-        OperandSlot(i, (columns,)),
-    ]
+    slots = slots_of((b, of_w, j, i), dims)
     tensor = reader.draft.make("conv", inputs, slots, attributes=attributes, ordered=True)
-    convolved = Array(tensor, (x.dims[0], (out,), (rows,), (columns,)))
-    convolved = _without_places(reader, convolved)
+    convolved = _without_places(reader, Array(tensor, dims))
     if bias is None:
         return convolved
     over = reader.array(bias)
@@ -239,16 +202,13 @@ def _pooled(
     if len(x.dims) != 4:
         raise UnsupportedCallError("expected images of [batch, channels, rows, columns]")
     sizes = [(x.shape[2 + i] + 2 * pad[i] - size[i]) // stride[i] + 1 for i in (0, 1)]
-    y, z, j, i = (Token(single=True, whole=True, label=label) for label in "yxji")
-    batch, channel = Token(label="b"), Token(single=True, label="c")
-    lead = [OperandSlot(batch, x.dims[0]), OperandSlot(channel, x.dims[1])]
-    rows, columns = fresh(sizes[0], "y"), fresh(sizes[1], "x")
-    read = StepOperand(x.tensor, (*lead, OperandSlot(y, x.dims[2]), OperandSlot(z, x.dims[3])))
+    b, c, *places, j, i = tokens("b* c y! x! j! i!")
+    dims = (*x.dims[:2], (fresh(sizes[0], "y"),), (fresh(sizes[1], "x"),))
+    read = StepOperand(x.tensor, slots_of((b, c, *places), x.dims))
     attributes = _window(stride, pad) | {"size_y": size[0], "size_x": size[1]}
-    slots = [*lead, OperandSlot(j, (rows,)), OperandSlot(i, (columns,))]
+    slots = slots_of((b, c, j, i), dims)
     tensor = reader.draft.make(kind, (read,), slots, attributes=attributes, ordered=True)
-    pooled = Array(tensor, (x.dims[0], x.dims[1], (rows,), (columns,)))
-    return _without_places(reader, pooled)
+    return _without_places(reader, Array(tensor, dims))
 
 
 def _cut_windows(
@@ -315,22 +275,6 @@ def _convolution(reader: ProgramReader, a: Arguments) -> Array:
     return _conv2d(reader, a)
 
 
-def _native_layer_norm(reader: ProgramReader, a: Arguments) -> list[Array]:
-    return [_layer_norm(reader, a)]
-
-
-def _native_batch_norm(reader: ProgramReader, a: Arguments) -> list[Array]:
-    return [_batch_norm(reader, {**a, "training": a.get("training", False)})]
-
-
-def _native_dropout(reader: ProgramReader, a: Arguments) -> list[Array]:
-    return [_dropout(reader, {**a, "train": a["train"] is not False})]
-
-
-def _max_pool2d_with_indices(reader: ProgramReader, a: Arguments) -> list[Array]:
-    return [_max_pool2d(reader, a)]
-
-
 HANDLERS: dict[str, Handler] = {
     **dict.fromkeys(
         (
@@ -338,12 +282,12 @@ HANDLERS: dict[str, Handler] = {
             "_native_batch_norm_legit_functional",
             "_native_batch_norm_legit_no_training",
         ),
-        _native_batch_norm,
+        lambda reader, a: [_batch_norm(reader, {"training": False, **a})],
     ),
-    "native_dropout": _native_dropout,
+    "native_dropout": lambda reader, a: [_dropout(reader, {**a, "train": a["train"] is not False})],
     "convolution": _convolution,
-    "native_layer_norm": _native_layer_norm,
-    "max_pool2d_with_indices": _max_pool2d_with_indices,
+    "native_layer_norm": lambda reader, a: [_layer_norm(reader, a)],
+    "max_pool2d_with_indices": lambda reader, a: [_max_pool2d(reader, a)],
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
     "batch_norm": _batch_norm,

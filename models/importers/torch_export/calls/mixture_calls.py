@@ -15,10 +15,10 @@ from millrace.models.importers.torch_export.algebra import combined, narrowed, p
 from millrace.models.importers.torch_export.draft import (
     Array,
     DraftTensor,
-    OperandSlot,
     StepOperand,
-    Token,
     fresh,
+    slots_of,
+    tokens,
 )
 from millrace.models.importers.torch_export.extents import TensorAxis, leaves
 from millrace.models.importers.torch_export.node_matching import Found, is_call, without_casts
@@ -99,13 +99,12 @@ def _top_k(reader: ProgramReader, a: Arguments) -> list[Array]:
         raise UnsupportedCallError("expected the scores of every token, experts last")
     size = int(a["k"])
     choice = fresh(size)
-    b, t, n = Token(), Token(single=True, whole=True), Token(single=True, whole=True, label="n")
-    k = Token(single=True, whole=True, label="k")
-    lead = [OperandSlot(b, axes[:1]), OperandSlot(t, axes[1:])]
+    b, t, n, k = tokens("_* _! n! k!")
+    of_scores = slots_of((b, t, n), (axes[:1], axes[1:], leaves(scores.dims[-1])))
     values = reader.draft.make(
         "top_k",
-        (StepOperand(scores.tensor, (*lead, OperandSlot(n, leaves(scores.dims[-1])))),),
-        [*lead, OperandSlot(k, (choice,))],
+        (StepOperand(scores.tensor, of_scores),),
+        slots_of((b, t, k), (axes[:1], axes[1:], (choice,))),
         extras=((b, t, k), (b, t, k)),
         attributes={"capacity": axes[1].size, "groups": 1, "kept_groups": 1},
         ordered=True,
@@ -132,46 +131,29 @@ def _mixture(reader: ProgramReader, a: Arguments) -> Array:
     draft = reader.draft
     expert, place = _routes(reader, a["ids"])
     x, weights, gate_up, down = a["x"], a["weights"], a["gate_up"], a["down"]
-    batch, tokens, choice = expert.axes
+    batch, sequence, choice = expert.axes
     experts = leaves(gate_up.dims[0])[0]
     experts.extent.root().role = EXPERT
     experts.extent.join(leaves(down.dims[0])[0].extent)
-    places = fresh(tokens.size, "c")
-    e, b, k = Token(), Token(), Token(single=True, whole=True, label="k")
-    t, c = Token(single=True, whole=True), Token(single=True, whole=True, label="c")
-    of_token = (OperandSlot(b, (batch,)), OperandSlot(t, (tokens,)))
+    places = fresh(sequence.size, "c")
+    e, b, k, t, c, d = tokens("_* _* k! _! c! d")
+    rows = ((batch,), (sequence,))
     routes = [
-        StepOperand(route, (*of_token, OperandSlot(k, (choice,)))) for route in (expert, place)
+        StepOperand(route, slots_of((b, t, k), (*rows, (choice,)))) for route in (expert, place)
     ]
-    features = OperandSlot(Token(single=True, label="d"), leaves(x.dims[-1]))
-    to = (
-        OperandSlot(e, (TensorAxis(experts.extent),)),
-        OperandSlot(b, (batch,)),
-        OperandSlot(c, (places,)),
-    )
-    sent = draft.make(
-        "dispatch",
-        (StepOperand(x.tensor, (*of_token, features)), *routes),
-        [*to, features],
-        ordered=True,
-    )
-    dims = (*(slot.axes for slot in to), features.axes)
+    of_token = StepOperand(x.tensor, slots_of((b, t, d), (*rows, leaves(x.dims[-1]))))
+    dims = ((TensorAxis(experts.extent),), (batch,), (places,), leaves(x.dims[-1]))
+    to = slots_of((e, b, c, d), dims)
+    sent = draft.make("dispatch", (of_token, *routes), to, ordered=True)
     wide = product(draft, Array(sent, dims), gate_up, ("ebcd", "efd", "ebcf"))
     half = wide.shape[-1] // 2
     gate, up = (narrowed(draft, wide, -1, start, half) for start in (0, half))
     active = combined(draft, "swiglu", gate, up)
     expert_outputs = product(draft, active, down, ("ebcf", "edf", "ebcd"))
-    back = tuple(
-        OperandSlot(slot.token, group)
-        for slot, group in zip((*to, features), expert_outputs.dims, strict=True)
-    )
-    weight = StepOperand(weights.tensor, (*of_token, OperandSlot(k, leaves(weights.dims[-1]))))
-    out = draft.make(
-        "combine",
-        (StepOperand(expert_outputs.tensor, back), *routes, weight),
-        [*of_token, OperandSlot(features.token, expert_outputs.dims[-1])],
-        ordered=True,
-    )
+    back = StepOperand(expert_outputs.tensor, slots_of((e, b, c, d), expert_outputs.dims))
+    weight = StepOperand(weights.tensor, slots_of((b, t, k), (*rows, leaves(weights.dims[-1]))))
+    made_slots = slots_of((b, t, d), (*rows, expert_outputs.dims[-1]))
+    out = draft.make("combine", (back, *routes, weight), made_slots, ordered=True)
     return Array(out, (*x.dims[:-1], expert_outputs.dims[-1]))
 
 

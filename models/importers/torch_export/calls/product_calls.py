@@ -10,6 +10,8 @@ from millrace.models.importers.torch_export.draft import (
     OperandSlot,
     StepOperand,
     Token,
+    slots_of,
+    tokens,
 )
 from millrace.models.importers.torch_export.extents import (
     TensorAxis,
@@ -106,7 +108,7 @@ def embedding(reader: ProgramReader, a: Arguments) -> Array:
             return known_rows
     ids = reader.array(ids)
     rows, width = table.dims
-    token, row = Token(single=True, label="d"), Token(single=True, label="v")
+    token, row = tokens("d v")
     places = [OperandSlot(Token(), (axis,)) for axis in ids.tensor.leaves()]
     feature_axis = TensorAxis(leaves(width)[0].extent) if len(leaves(width)) == 1 else None
     features = width if feature_axis is None else (feature_axis,)
@@ -114,7 +116,7 @@ def embedding(reader: ProgramReader, a: Arguments) -> Array:
         "embedding",
         (
             StepOperand(ids.tensor, tuple(places)),
-            StepOperand(table.tensor, (OperandSlot(row, rows), OperandSlot(token, width))),
+            StepOperand(table.tensor, slots_of((row, token), (rows, width))),
         ),
         [*places, OperandSlot(token, features)],
         attributes={"padding": padding} if padding >= 0 else None,

@@ -6,14 +6,9 @@ stretched model, say) the products with the tables stay, which are constants.
 
 from typing import Any
 
-from millrace.models.importers.torch_export.algebra import (
-    combined,
-    materialize_axes,
-    narrowed,
-    scaled,
-)
+from millrace.models.importers.torch_export.algebra import along, combined, narrowed, scaled
 from millrace.models.importers.torch_export.calls.elementwise_calls import floating
-from millrace.models.importers.torch_export.draft import Array, OperandSlot, StepOperand, Token
+from millrace.models.importers.torch_export.draft import Array
 from millrace.models.importers.torch_export.extents import leaves, sequence_axis
 from millrace.models.importers.torch_export.node_matching import (
     Found,
@@ -107,19 +102,9 @@ def _rotary(reader: ProgramReader, a: Arguments) -> Array:
     base = None if place is None else base_of(a["cos"], a["sin"], interleaved)
     if place is None or base is None:
         return _by_tables(reader, x, a, interleaved)
-    x = materialize_axes(reader.draft, x, (x.dims[-1],))
-    attributes = {
-        "base": base,
-        "dims": int(a["dims"]),
-        "interleaved": interleaved,
-        "inverse": False,
-    }
-    inside = {id(axis) for axis in leaves(x.dims[-1])}
-    slots = [OperandSlot(Token(), (y,)) for y in x.tensor.leaves() if id(y) not in inside]
-    slots.append(OperandSlot(Token(single=True, whole=True, label="d"), leaves(x.dims[-1])))
-    read = StepOperand(x.tensor, tuple(slots))
-    turned = reader.draft.make("rotary", (read,), slots, attributes=attributes, ordered=True)
-    return Array(turned, x.dims)
+    turns = {"interleaved": interleaved, "inverse": False}
+    attributes = {"base": base, "dims": int(a["dims"]), **turns}
+    return along(reader.draft, "rotary", x, -1, "d!", attributes)
 
 
 def _positions(cosine: Any, sine: Any, x: Array, dims: int) -> int | None:

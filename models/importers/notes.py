@@ -1,15 +1,18 @@
 """Notes for the user of an import: weights left out, and attention that sees the answers."""
 
-from collections.abc import Container, Iterator
-from math import prod
+from collections.abc import Iterator, Mapping
 
 from msgspec.structs import replace
 
 from millrace.models.graph import Graph, Op
-from millrace.models.importers.onnx.onnx_file import OnnxSource
 from millrace.models.labels import SEQUENCE, parse
 
 _MASKED = 0.15  # share of positions predicted; Devlin et al., arXiv 1810.04805 (2018), 3.1
+
+
+def masked_text(tokens: int, mask_id: int) -> dict[str, int]:
+    """Attributes of an input whose tokens are hidden here and there, to be filled in."""
+    return {"masked": max(1, round(_MASKED * tokens)), "mask_id": mask_id}
 
 
 def for_masked_text(graph: Graph, mask_id: int | None) -> Graph:
@@ -28,9 +31,8 @@ def _masked(graph: Graph, op: Op, mask_id: int | None) -> Op:
         return replace(op, attributes={**op.attributes, "source": "masked_targets"})
     if source != "tokens" or mask_id is None:
         return op
-    count = max(1, round(_MASKED * graph.tensor(op.outputs[0]).shape[-1]))
-    more = {"source": "masked_tokens", "masked": count, "mask_id": mask_id}
-    return replace(op, attributes={**op.attributes, **more})
+    more = masked_text(graph.tensor(op.outputs[0]).shape[-1], mask_id)
+    return replace(op, attributes={**op.attributes, "source": "masked_tokens", **more})
 
 
 def _sees_both_ways(op: Op) -> bool:
@@ -40,21 +42,21 @@ def _sees_both_ways(op: Op) -> bool:
     return parse(op.labels).inputs[0][1] == (SEQUENCE,)
 
 
-def notes_on(source: OnnxSource, used: Container[str], graph: Graph) -> Iterator[str]:
-    """Yield notes for the user; `used` are weights that are variables, or need not be."""
-    gone = [
-        initializer
-        for initializer in source.initializers.values()
-        if initializer.trained and initializer.name not in used
-    ]
-    if gone:
-        shown = ", ".join(f"`{initializer.name}`" for initializer in gone[:4])
-        more = f" and {len(gone) - 4} more" if len(gone) > 4 else ""
-        values = sum(prod(initializer.shape) for initializer in gone)
-        yield f"the loss does not depend on {shown}{more} ({values:,} values): left out"
+def left_out(values: Mapping[str, int]) -> Iterator[str]:
+    """Note on parameters, each with its number of values, that the loss does not depend on."""
+    if values:
+        shown = ", ".join(f"`{name}`" for name in list(values)[:4])
+        more = f" and {len(values) - 4} more" if len(values) > 4 else ""
+        yield (
+            f"the loss does not depend on {shown}{more} ({sum(values.values()):,} values): left out"
+        )
+
+
+def seen_answers(graph: Graph, where: str = "") -> Iterator[str]:
+    """Note where training on the next tokens would show each answer."""
     sources = {op.attributes["source"] for op in graph.ops if op.kind == "input"}
     if "masked_targets" in sources and "masked_tokens" not in sources:
         yield (
-            "attention looks both ways, so next tokens are no task for it: say mask_id= (the id of "
-            "a hidden token) to train on masked text"
+            f"attention looks both ways{where}, so next tokens are no task for it: say mask_id= "
+            f"(the id of a hidden token) to train on masked text"
         )
