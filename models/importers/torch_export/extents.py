@@ -152,6 +152,13 @@ def paired(left: Group, right: Group) -> list[tuple[TensorAxis, TensorAxis]]:
     return list(zip(leaves(left_axes), leaves(right_axes), strict=True))
 
 
+def pair_all(dims: Sequence[tuple[Group, Group]]) -> None:
+    """Split both dims of every pair alike; a later pair may split an earlier one, hence twice."""
+    for _ in range(2):
+        for left, right in dims:
+            paired(left, right)
+
+
 def regroup(axes: Sequence[TensorAxis], sizes: Sequence[int]) -> list[Group]:
     """Take a row of axes apart into dims of these sizes, splitting extents as needed.
 

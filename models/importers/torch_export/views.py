@@ -1,7 +1,8 @@
 """Views and joins: what a traced program does to dims without arithmetic."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 from millrace.models.importers.torch_export.algebra import (
     materialize_axes,
@@ -23,10 +24,11 @@ from millrace.models.importers.torch_export.extents import (
     ShapeError,
     TensorAxis,
     leaves,
-    paired,
+    pair_all,
     regroup,
     size_of,
 )
+from millrace.models.labels import BATCH
 
 
 def viewed(draft: Draft, array: Array, shape: Sequence[int]) -> Array:
@@ -58,7 +60,7 @@ def viewed(draft: Draft, array: Array, shape: Sequence[int]) -> Array:
 def _merged(draft: Draft, array: Array, shape: Sequence[int]) -> Array:
     """Reshape by way of one dim, all but the batch."""
     dims = [group for group in array.dims if group]
-    lead = dims[:1] if dims and any(x.role == "b" for x in leaves(dims[0])) else []
+    lead = dims[:1] if dims and any(x.role == BATCH for x in leaves(dims[0])) else []
     if lead and (len(leaves(lead[0])) > 1 or shape[0] != lead[0][0].size):
         raise ShapeError("a view takes the batch dim apart")
     array = materialize_axes(draft, array, dims)
@@ -111,7 +113,7 @@ def squeezed(draft: Draft, array: Array, dims: Sequence[int] | None) -> Array:
     shape = array.shape
     gone = [position for position in sorted(asked) if shape[position] == 1]
     units = [axis for position in gone for axis in leaves(array.dims[position]) if array.real(axis)]
-    if any(axis.role == "b" for axis in units):
+    if any(axis.role == BATCH for axis in units):
         raise ShapeError("the batch dim is squeezed away; trace with two samples or more")
     summed = summed_axes(draft, array, units) if units else array
     return Array(
@@ -227,69 +229,43 @@ def joined(draft: Draft, arrays: Sequence[Array], dim: int) -> Array:
     """
     first = arrays[0]
     dim %= len(first.dims)
-    for _ in range(2):
-        for other in arrays[1:]:
-            for position, (group, other_group) in enumerate(
-                zip(first.dims, other.dims, strict=True)
-            ):
-                if position != dim:
-                    paired(group, other_group)
+    others = (zip(first.dims, other.dims, strict=True) for other in arrays[1:])
+    pair_all([pair for dims in others for place, pair in enumerate(dims) if place != dim])
     # A dim is real in what comes out where it is in one of the parts: the others are spread.
-    places = _real_places(arrays, dim)
-    parts = [_with_places(draft, array, places, dim) for array in arrays]
-    tokens = {place: Token() for place in places}
+    rows = [_long_axes(array, dim) for array in arrays]
+    labels = {
+        place: Token()
+        for array, row in zip(arrays, rows, strict=True)
+        for place, axis in row.items()
+        if array.real(axis)
+    }
+    parts, slots = [], []
+    for array, row in zip(arrays, rows, strict=True):
+        real = {place: (axis,) for place, axis in row.items() if place in labels}
+        parts.append(materialize_axes(draft, array, (array.dims[dim], *real.values())))
+        end = OperandSlot(Token(whole=True, single=True), leaves(array.dims[dim]))
+        slots.append({x: OperandSlot(labels[x], axes) for x, axes in real.items()} | {dim: end})
     joined_axis = TensorAxis(sum(array.shape[dim] for array in parts))
-    owner = parts[0]
-    slots = [_slots(array, dim, tokens) for array in parts]
-    have = [id(axis) for axis in owner.tensor.leaves()]
+    have = [id(axis) for axis in parts[0].tensor.leaves()]
     order = sorted(
         slots[0],
         key=lambda place: min((have.index(id(x)) for x in slots[0][place].axes), default=0),
     )
     operands = [
-        StepOperand(array.tensor, tuple(slots_by_place[place] for place in order))
-        for array, slots_by_place in zip(parts, slots, strict=True)
+        StepOperand(part.tensor, tuple(row[place] for place in order))
+        for part, row in zip(parts, slots, strict=True)
     ]
     end = OperandSlot(Token(whole=True, single=True), (joined_axis,))
-    out = [end if place == (dim, 0) else slots[0][place] for place in order]
-    dims = (*owner.dims[:dim], (joined_axis,), *owner.dims[dim + 1 :])
+    out = [end if place == dim else slots[0][place] for place in order]
+    dims = (*first.dims[:dim], (joined_axis,), *first.dims[dim + 1 :])
     return Array(draft.make("concat", operands, out, ordered=True), dims)
 
 
-def _slots(
-    array: Array, dim: int, tokens: Mapping[tuple[int, int], Token]
-) -> dict[tuple[int, int], OperandSlot]:
-    """Slot of each place; the dim along which is joined stands once."""
-    slots = {
-        (position, i): OperandSlot(tokens[position, i], (axis,))
-        for position, group in enumerate(array.dims)
-        for i, axis in enumerate(_long(group))
-        if (position, i) in tokens
-    }
-    end = Token(whole=True, single=True)
-    return slots | {(dim, 0): OperandSlot(end, leaves(array.dims[dim]))}
-
-
-def _long(group: Sequence[TensorAxis]) -> list[TensorAxis]:
-    return [axis for axis in leaves(group) if axis.size > 1 or axis.role == "b"]
-
-
-def _real_places(arrays: Sequence[Array], dim: int) -> set[tuple[int, int]]:
+def _long_axes(array: Array, dim: int) -> dict[Any, TensorAxis]:
+    """Leaf axes of the dims but one, without those of size one, by their places."""
     return {
-        (position, i)
-        for array in arrays
-        for position, group in enumerate(array.dims)
-        if position != dim
-        for i, axis in enumerate(_long(group))
-        if array.real(axis)
+        (place, index): axis
+        for place, group in enumerate(array.dims)
+        if place != dim
+        for index, axis in enumerate(x for x in leaves(group) if x.size > 1 or x.role == BATCH)
     }
-
-
-def _with_places(draft: Draft, array: Array, places: set[tuple[int, int]], dim: int) -> Array:
-    wanted = [
-        (axis,)
-        for position, group in enumerate(array.dims)
-        for i, axis in enumerate(_long(group))
-        if position == dim or (position, i) in places
-    ]
-    return materialize_axes(draft, array, wanted)

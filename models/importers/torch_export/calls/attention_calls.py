@@ -24,6 +24,7 @@ from millrace.models.importers.torch_export.draft import (
 from millrace.models.importers.torch_export.extents import (
     TensorAxis,
     leaves,
+    pair_all,
     paired,
     sequence_axis,
     size_of,
@@ -154,9 +155,7 @@ def _heads(
     query: Array, key: Array, value: Array
 ) -> list[tuple[TensorAxis, TensorAxis, TensorAxis]]:
     """Axes of heads, leaf by leaf: those that keys lack are groups that share them."""
-    for _ in range(2):
-        paired(query.dims[1], key.dims[1])
-        paired(query.dims[1], value.dims[1])
+    pair_all([(query.dims[1], key.dims[1]), (query.dims[1], value.dims[1])])
     first = paired(query.dims[1], key.dims[1])
     second = paired(query.dims[1], value.dims[1])
     return [(q, k, v) for (q, k), (_, v) in zip(first, second, strict=True)]
@@ -180,11 +179,8 @@ def _fused_attention(
         shared = heads
     alone = [row for row in heads if not any(row is other for other in shared)]
     key, value = (materialize_axes(draft, x, (x.dims[0], *x.dims[2:])) for x in (key, value))
-    for _ in range(2):
-        paired(query.dims[0], key.dims[0])
-        paired(query.dims[0], value.dims[0])
-        paired(query.dims[3], key.dims[3])
-        paired(key.dims[2], value.dims[2])
+    batch, features = ((query.dims[i], key.dims[i]) for i in (0, 3))
+    pair_all([batch, (query.dims[0], value.dims[0]), features, (key.dims[2], value.dims[2])])
     for axis in leaves(query.dims[2]):
         sequence_axis(axis)
     _hinted(shared, "g" if alone else "h")
@@ -233,9 +229,7 @@ def _bias(
         group if size_of(group) > 1 else tuple(TensorAxis(axis.extent) for axis in leaves(want))
         for group, want in zip(dims, wanted, strict=True)
     )
-    for _ in range(2):
-        for group, want in zip(filled, wanted, strict=True):
-            paired(group, want)
+    pair_all(list(zip(filled, wanted, strict=True)))
     spread_bias = materialize_axes(reader.draft, Array(bias.tensor, filled), filled)
     return StepOperand(spread_bias.tensor, slots_of(labels, spread_bias.dims))
 

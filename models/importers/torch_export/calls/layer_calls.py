@@ -21,7 +21,7 @@ from millrace.models.importers.torch_export.draft import (
     slots_of,
     tokens,
 )
-from millrace.models.importers.torch_export.extents import TensorAxis, leaves, paired
+from millrace.models.importers.torch_export.extents import TensorAxis, leaves, pair_all
 from millrace.models.importers.torch_export.program_reader import (
     Arguments,
     Handler,
@@ -38,10 +38,7 @@ def _norm(reader: ProgramReader, kind: str, a: Arguments, epsilon: float) -> Arr
         value if value is not None else _filled(reader, a["normalized_shape"], 1.0 - index)
         for index, value in enumerate(given)
     ]
-    for _ in range(2):
-        for weight in weights:
-            for group, weight_group in zip(x.dims[-rank:], weight.dims, strict=True):
-                paired(group, weight_group)
+    pair_all([pair for w in weights for pair in zip(x.dims[-rank:], w.dims, strict=True)])
     inside = tuple(axis for group in x.dims[-rank:] for axis in leaves(group))
     if any(axis.role == "b" for axis in inside) or not all(x.real(axis) for axis in inside):
         raise UnsupportedCallError("it is taken over samples or over a dim that was expanded")
@@ -91,9 +88,7 @@ def _batch_norm(reader: ProgramReader, a: Arguments) -> Array:
         reader.array(a[key]) if a[key] is not None else _filled(reader, [size], value)
         for key, value in (("weight", 1.0), ("bias", 0.0))
     ]
-    for _ in range(2):
-        for weight in weights:
-            paired(x.dims[1], weight.dims[0])
+    pair_all([(x.dims[1], weight.dims[0]) for weight in weights])
     (channel,) = tokens("c")
     inside = leaves(x.dims[1])
     *slots, of_channel = slots_along(x, inside, channel)
@@ -157,8 +152,7 @@ def _convolved(
     bias: Any,
 ) -> Array:
     if groups == 1:
-        for _ in range(2):
-            paired(x.dims[1], weight.dims[1])
+        pair_all([(x.dims[1], weight.dims[1])])
     b, of_x, y, z = tokens("b* (c) y! x!" if groups == 1 else "b* (g c) y! x!")
     of_w, j, i, *of_window = tokens(f"{'(n)' if groups == 1 else '(g n)'} j! i! (c) q! p!")
     out = TensorAxis(leaves(weight.dims[0])[0].extent) if weight.dims[0] else fresh(1)
