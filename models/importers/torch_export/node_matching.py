@@ -5,12 +5,26 @@ calls in between are then read by nothing and fall away.
 """
 
 from collections.abc import Callable
-from math import isclose, pi, sqrt
 from typing import Any
+
+from millrace.models.importers.patterns import ACTIVATIONS, WEIGHTED_RMS_NORM, matched
 
 Found = tuple[str, dict[str, Any]]
 
 # Calls that change neither values nor shape.
+_KINDS = (
+    "add",
+    "mul",
+    "div",
+    "neg",
+    "pow",
+    "square",
+    "sqrt",
+    "rsqrt",
+    "reciprocal",
+    "mean",
+    "tanh",
+)
 SAME = {"to", "_to_copy", "alias", "contiguous", "clone", "type_as", "lift_fresh_copy"}
 
 
@@ -65,54 +79,44 @@ def match_operand(node: Any, first: Callable[[Any], Any]) -> tuple[Any, Any] | N
     return None
 
 
-def _mean_square(node: Any) -> Any:
-    """Tensor x of mean(x^2) over the last dim, kept."""
-    if not is_call(node, "mean") or len(node.args) < 3 or not node.args[2]:
-        return None
-    dims = node.args[1] if isinstance(node.args[1], list | tuple) else [node.args[1]]
-    if [dim % node.args[0].meta["val"].ndim for dim in dims] != [node.args[0].meta["val"].ndim - 1]:
-        return None
-    square = without_casts(node.args[0])
-    if is_call(square, "pow") and _number(square.args[1]) == 2:
-        return without_casts(square.args[0])
-    if is_call(square, "square"):
-        return without_casts(square.args[0])
-    if is_call(square, "mul") and square.args[0] is square.args[1]:
-        return without_casts(square.args[0])
-    return None
+class _FxCalls:
+    """Calls of a program, for patterns."""
+
+    def uncast(self, value: Any) -> Any:
+        """Node that a call reads, behind casts, or the number itself."""
+        return without_casts(value) if hasattr(value, "meta") else value
+
+    def number(self, value: Any) -> float | None:
+        """Return a number that is written in a call."""
+        return _number(value)
+
+    def call(self, value: Any) -> tuple[str, tuple[Any, ...]] | None:
+        """Kind and operands of a call."""
+        node = self.uncast(value)
+        if not is_call(node, *_KINDS):
+            return None
+        if kind(node) == "mean":
+            return ("mean", node.args[:1]) if _over_last(node) else None
+        return (
+            (kind(node), node.args) if not set(node.kwargs) & {"alpha", "rounding_mode"} else None
+        )
 
 
-def _inverse_root(node: Any) -> tuple[Any, float] | None:
-    """Pair (x, epsilon) of rsqrt(mean(x^2) + epsilon)."""
-    if not is_call(node, "rsqrt"):
-        return None
-    total = without_casts(node.args[0])
-    if not is_call(total, "add"):
-        return None
-    mean, epsilon = total.args[:2]
-    x = _mean_square(without_casts(mean)) if hasattr(mean, "meta") else None
-    return None if x is None or _number(epsilon) is None else (x, float(epsilon))
-
-
-def _normed(node: Any) -> tuple[Any, float] | None:
-    if not is_call(node, "mul"):
-        return None
-    matched = match_operand(node, _inverse_root)
-    if matched is None or not hasattr(matched[1], "meta"):
-        return None
-    (x, epsilon), other = matched
-    return (x, epsilon) if without_casts(other) is x else None
+def _over_last(mean: Any) -> bool:
+    """True if a mean is over the last dim, which it keeps."""
+    if len(mean.args) < 3 or not mean.args[2]:
+        return False
+    dims = mean.args[1] if isinstance(mean.args[1], list | tuple) else [mean.args[1]]
+    rank = mean.args[0].meta["val"].ndim
+    return [dim % rank for dim in dims] == [rank - 1]
 
 
 def rms_norm(node: Any) -> Found | None:
     """Match of weight times x rsqrt(mean(x^2) + epsilon)."""
-    if not is_call(node, "mul"):
+    bound = matched(_FxCalls(), WEIGHTED_RMS_NORM, node)
+    if bound is None or not hasattr(bound["weight"], "meta"):
         return None
-    matched = match_operand(node, _normed)
-    if matched is None or not hasattr(matched[1], "meta"):
-        return None
-    (x, epsilon), weight = matched
-    weight = without_casts(weight)
+    x, weight = bound["x"], bound["weight"]
     parameter = (
         without_casts(weight.args[0])
         if is_call(weight, "add") and len(weight.users) == 1
@@ -124,51 +128,14 @@ def rms_norm(node: Any) -> Found | None:
     ):
         return None
     shape = [int(weight.meta["val"].shape[0])]
-    arguments = {"input": x, "normalized_shape": shape, "weight": weight, "eps": epsilon}
+    arguments = {"input": x, "normalized_shape": shape, "weight": weight, "eps": bound["epsilon"]}
     return "rms_norm", arguments
 
 
 def gelu(node: Any) -> Found | None:
     """Match of the tanh form written out, as transformers' `gelu_new` has it."""
-    if not is_call(node, "mul"):
-        return None
-    matched = match_operand(node, _half)
-    if matched is None or not hasattr(matched[1], "meta"):
-        return None
-    x, other = matched
-    plus = without_casts(other)
-    if not is_call(plus, "add") or _number(plus.args[1]) != 1 or not is_call(plus.args[0], "tanh"):
-        return None
-    inner = without_casts(plus.args[0].args[0])
-    if not is_call(inner, "mul") or not _close(inner.args[1], sqrt(2 / pi)):
-        return None
-    cubic = without_casts(inner.args[0])
-    if not is_call(cubic, "add") or without_casts(cubic.args[0]) is not x:
-        return None
-    if not hasattr(cubic.args[1], "meta"):
-        return None
-    third = without_casts(cubic.args[1])
-    if not is_call(third, "mul") or not _close(third.args[1], 0.044715):
-        return None
-    power = without_casts(third.args[0])
-    if (
-        not is_call(power, "pow")
-        or _number(power.args[1]) != 3
-        or without_casts(power.args[0]) is not x
-    ):
-        return None
-    return "gelu", {"self": x, "approximate": "tanh"}
-
-
-def _close(value: Any, number: float) -> bool:
-    scalar = _number(value)
-    return scalar is not None and isclose(scalar, number, rel_tol=1e-6)
-
-
-def _half(node: Any) -> Any:
-    if is_call(node, "mul") and _number(node.args[1]) == 0.5:
-        return without_casts(node.args[0])
-    return None
+    bound = matched(_FxCalls(), ACTIVATIONS["gelu"], node)
+    return None if bound is None else ("gelu", {"self": bound["x"], "approximate": "tanh"})
 
 
 def swiglu(node: Any) -> Found | None:

@@ -9,7 +9,7 @@ from millrace.models.errors import ModelError
 from millrace.models.importers.attention_masks import KeyVisibility, mask_of
 from millrace.models.importers.onnx.lowering import OnnxLowering
 from millrace.models.importers.onnx.onnx_file import OnnxNode
-from millrace.models.importers.onnx.rules.node_patterns import DEPTH_MAX, product_of
+from millrace.models.importers.onnx.rules.node_patterns import OnnxCalls
 from millrace.models.importers.onnx.values import (
     Array,
     Constant,
@@ -25,6 +25,7 @@ from millrace.models.importers.onnx.values import (
     unified,
     varying,
 )
+from millrace.models.importers.patterns import DEPTH_MAX, product_of
 from millrace.models.labels import BATCH, SEQUENCE
 
 
@@ -72,7 +73,7 @@ def _softmax(low: OnnxLowering, name: str, depth: int = DEPTH_MAX) -> OnnxNode |
 
 def _scores(low: OnnxLowering, name: str, mask: KeyVisibility) -> _Scores | None:
     """Read scale * q k^T + mask backwards; None where it is something else."""
-    scaled_product = product_of(low, name)
+    scaled_product = product_of(OnnxCalls(low), name)
     if len(scaled_product.factors) != 1:
         return None
     (inner,) = scaled_product.factors
@@ -87,7 +88,7 @@ def _scores(low: OnnxLowering, name: str, mask: KeyVisibility) -> _Scores | None
     number = scaled_product.number
     sides = []
     for side in node.inputs:
-        factor = product_of(low, side)
+        factor = product_of(OnnxCalls(low), side)
         is_traced = len(factor.factors) == 1 and isinstance(
             low.values.get(factor.factors[0]), Traced
         )
