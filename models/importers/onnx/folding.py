@@ -363,33 +363,25 @@ def _scattered(node: OnnxNode, inputs: Sequence[Any]) -> Array:
     return out
 
 
+def _alike(*kinds: str) -> dict[str, Callable[..., Any]]:
+    """Functions that NumPy calls by the same name."""
+    return {kind: getattr(np, kind.lower()) for kind in kinds}
+
+
 _UNARY: dict[str, Callable[..., Any]] = {
+    **_alike("Abs", "Sqrt", "Exp", "Log", "Sin", "Cos", "Floor", "Ceil", "Reciprocal", "Tanh"),
     "Neg": np.negative,
-    "Abs": np.abs,
-    "Sqrt": np.sqrt,
-    "Exp": np.exp,
-    "Log": np.log,
-    "Sin": np.sin,
-    "Cos": np.cos,
-    "Floor": np.floor,
-    "Ceil": np.ceil,
-    "Reciprocal": np.reciprocal,
     "Not": np.logical_not,
     "Identity": np.asarray,
     "IsNaN": np.isnan,
-    "Tanh": np.tanh,
 }
 _ELEMENTWISE: dict[str, Callable[..., Any]] = {
-    "Add": np.add,
+    **_alike("Add", "Mod", "Equal", "Greater", "Less"),
     "Sub": np.subtract,
     "Mul": np.multiply,
     "Div": _divided,
-    "Mod": np.mod,
     "Pow": lambda a, b: np.asarray(np.power(a, b)).astype(np.asarray(a).dtype),
-    "Equal": np.equal,
-    "Greater": np.greater,
     "GreaterOrEqual": np.greater_equal,
-    "Less": np.less,
     "LessOrEqual": np.less_equal,
     "And": np.logical_and,
     "Or": np.logical_or,
@@ -400,6 +392,10 @@ _ELEMENTWISE: dict[str, Callable[..., Any]] = {
 FOLDS: dict[str, Fold] = {
     **{kind: _simple(function) for kind, function in _UNARY.items()},
     **{kind: _simple(function) for kind, function in _ELEMENTWISE.items()},
+    **{
+        f"Reduce{kind}": _reduction(function)
+        for kind, function in _alike("Max", "Mean", "Min", "Prod", "Sum").items()
+    },
     "Cast": _cast,
     "CastLike": lambda node, inputs: np.asarray(inputs[0]).astype(np.asarray(inputs[1]).dtype),
     "Concat": lambda node, inputs: np.concatenate(list(inputs), node.integer("axis")),
@@ -414,11 +410,6 @@ FOLDS: dict[str, Fold] = {
     "GatherND": _gathered,
     "MatMul": _simple(np.matmul),
     "Range": _range,
-    "ReduceMax": _reduction(np.max),
-    "ReduceMean": _reduction(np.mean),
-    "ReduceMin": _reduction(np.min),
-    "ReduceProd": _reduction(np.prod),
-    "ReduceSum": _reduction(np.sum),
     "Reshape": _reshape,
     "ScatterND": _scattered,
     "Shape": lambda node, inputs: shape_part(node, np.shape(inputs[0])),

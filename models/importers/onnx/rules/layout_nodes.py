@@ -15,7 +15,6 @@ from millrace.models.importers.onnx.rules.fused_nodes import cut_piece
 from millrace.models.importers.onnx.rules.pointwise_nodes import scaled
 from millrace.models.importers.onnx.values import (
     Array,
-    Constant,
     Dim,
     Traced,
     UnsupportedNodeError,
@@ -32,9 +31,7 @@ from millrace.models.importers.onnx.values import (
 def _value(low: OnnxLowering, node: OnnxNode, index: int = 0) -> Traced:
     """Value of an input as it is, a parameter once a step."""
     input_value = low.value(node, index)
-    if isinstance(input_value, Constant):
-        return low.traced(node, index)
-    return input_value
+    return input_value if isinstance(input_value, Traced) else low.traced(node, index)
 
 
 def identity(low: OnnxLowering, node: OnnxNode) -> Traced:

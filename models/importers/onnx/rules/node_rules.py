@@ -16,7 +16,12 @@ from millrace.models.importers.onnx.values import Constant, Traced
 
 Rule = Callable[[OnnxLowering, OnnxNode], Traced | Constant | tuple[Traced, ...]]
 
+_FUNCTIONS = (
+    "Cos", "Exp", "Log", "Reciprocal", "Relu", "Sigmoid", "Sin", "Softplus", "Sqrt", "Tanh",
+)  # fmt: skip
+
 RULES: dict[str, Rule] = {
+    **{kind: pointwise_nodes.function(kind.lower()) for kind in _FUNCTIONS},
     "Add": pointwise_nodes.add,
     "Attention": attention_nodes.attention_node,
     "AveragePool": image_nodes.pool,
@@ -26,10 +31,8 @@ RULES: dict[str, Rule] = {
     "Clip": pointwise_nodes.clip,
     "Concat": layout_nodes.concat,
     "Conv": image_nodes.conv,
-    "Cos": pointwise_nodes.function("cos"),
     "Div": pointwise_nodes.div,
     "Dropout": pointwise_nodes.dropout,
-    "Exp": pointwise_nodes.function("exp"),
     "Expand": layout_nodes.expand,
     "Flatten": layout_nodes.flatten,
     "Gather": layout_nodes.gather,
@@ -39,11 +42,10 @@ RULES: dict[str, Rule] = {
     "HardSigmoid": pointwise_nodes.hard_sigmoid,
     "HardSwish": pointwise_nodes.hard_swish,
     "Identity": layout_nodes.identity,
-    "LayerNormalization": norm_nodes.layer_norm,
+    "LayerNormalization": norm_nodes.norm,
     "LeakyRelu": pointwise_nodes.function(
         "leaky_relu", lambda node: {"slope": node.number("alpha", 0.01)}
     ),
-    "Log": pointwise_nodes.function("log"),
     "LogSoftmax": norm_nodes.softmax,
     "MatMul": product_nodes.matmul,
     "Max": pointwise_nodes.extreme,
@@ -55,26 +57,19 @@ RULES: dict[str, Rule] = {
     ),
     "PRelu": pointwise_nodes.prelu,
     "Pow": pointwise_nodes.power,
-    "RMSNormalization": norm_nodes.rms_normalization,
-    "Reciprocal": pointwise_nodes.function("reciprocal"),
+    "RMSNormalization": norm_nodes.norm,
     "ReduceMean": layout_nodes.reduced,
     "ReduceSum": layout_nodes.reduced,
-    "Relu": pointwise_nodes.function("relu"),
     "Reshape": layout_nodes.reshape,
     "SequenceAt": layout_nodes.sequence_at,
-    "Sigmoid": pointwise_nodes.function("sigmoid"),
-    "SimplifiedLayerNormalization": norm_nodes.rms_normalization,
-    "Sin": pointwise_nodes.function("sin"),
+    "SimplifiedLayerNormalization": norm_nodes.norm,
     "Slice": layout_nodes.slice_,
     "Softmax": norm_nodes.softmax,
-    "Softplus": pointwise_nodes.function("softplus"),
     "Split": layout_nodes.split,
     "SplitToSequence": layout_nodes.split_to_sequence,
-    "Sqrt": pointwise_nodes.function("sqrt"),
     "Squeeze": layout_nodes.squeeze,
     "Sub": pointwise_nodes.sub,
     "Swish": pointwise_nodes.swish,
-    "Tanh": pointwise_nodes.function("tanh"),
     "Tile": layout_nodes.tile,
     "Transpose": layout_nodes.transpose,
     "Unsqueeze": layout_nodes.unsqueeze,

@@ -1,5 +1,7 @@
 """Rules of norms and of softmax."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from millrace.models.errors import ModelError
@@ -8,9 +10,11 @@ from millrace.models.importers.onnx.labelling import restricted
 from millrace.models.importers.onnx.lowering import OnnxLowering
 from millrace.models.importers.onnx.onnx_file import OnnxNode
 from millrace.models.importers.onnx.values import (
+    Array,
     Dim,
     Traced,
     UnsupportedNodeError,
+    broadcast_columns,
     factors_of,
     has_batch,
     unified,
@@ -19,91 +23,65 @@ from millrace.models.importers.onnx.values import (
 EPSILON = 1e-5  # the default of LayerNormalization and BatchNormalization
 
 
-def layer_norm(low: OnnxLowering, node: OnnxNode) -> Traced:
-    """Add a norm over the dims from `axis` on, with scale and shift."""
+def norm(low: OnnxLowering, node: OnnxNode) -> Traced:
+    """Add a norm over the dims from `axis` on, with a scale and (of LayerNormalization) a shift."""
     if len([name for name in node.outputs if name]) > 1:
         raise UnsupportedNodeError("gives its mean or deviation away")
     x = low.floating(node, 0)
-    count = len(x.dims) - axis_of(node, node.integer("axis", -1), len(x.dims))
-    epsilon = node.number("epsilon", EPSILON)
-    name = low.name(node)
-    ones, zeros = np.ones(x.shape[-count:], "float32"), np.zeros(x.shape[-count:], "float32")
-    scale = _weight(low, node, 1, ones)
-    shift = _weight(low, node, 2, zeros)
-    x, scale, shift = _over_last(low, name, x, (scale, shift), count)
-    rows = x.operand[:-1]
-    return low.emit(
-        "layer_norm",
-        name,
-        (x, scale, shift),
-        (x.operand, rows, rows),
-        dims=x.dims,
-        whole_factors=x.operand[-1],
-        attributes={"epsilon": epsilon},
-    )
-
-
-def rms_normalization(low: OnnxLowering, node: OnnxNode) -> Traced:
-    """Add a norm by the root mean square over the dims from `axis` on, with a scale."""
-    if len([name for name in node.outputs if name]) > 1:
-        raise UnsupportedNodeError("gives its deviation away")
-    x = low.floating(node, 0)
-    count = len(x.dims) - axis_of(node, node.integer("axis", -1), len(x.dims))
-    scale = _weight(low, node, 1, np.ones(x.shape[-count:], "float32"))
-    epsilon = node.number("epsilon", EPSILON)
-    return rms_norm(low, low.name(node), x, scale, epsilon, count)
+    axis = axis_of(node, node.integer("axis", -1), len(x.dims))
+    usual = (1.0, 0.0) if node.kind == "LayerNormalization" else (1.0,)
+    weights = [_weight(low, node, i, x.shape[axis:], value) for i, value in enumerate(usual, 1)]
+    return _normed(low, low.name(node), x, axis, weights, node.number("epsilon", EPSILON))
 
 
 def rms_norm(
-    low: OnnxLowering, name: str, x: Traced, scale: Traced | None, epsilon: float, count: int
+    low: OnnxLowering, name: str, x: Traced, scale: Traced | None, epsilon: float
 ) -> Traced:
-    """Add the op of a norm over the last `count` dims; without a scale it is ones."""
+    """Add a norm by the root mean square over the last dim; without a scale it is ones."""
     if scale is None:
-        ones = np.ones(x.shape[-count:], "float32")
+        ones = np.ones(x.shape[-1:], "float32")
         scale = low.tensor(ones, f"{name}.ones", squeezed=False)
-    x, scale = _over_last(low, name, x, (low.used(scale),), count)
+    return _normed(low, name, x, len(x.dims) - 1, [low.used(scale)], epsilon)
+
+
+def _normed(
+    low: OnnxLowering, name: str, x: Traced, axis: int, weights: Sequence[Traced], epsilon: float
+) -> Traced:
+    x, *weights = _over_last(low, name, x, axis, weights)
     return low.emit(
-        "rms_norm",
+        "layer_norm" if len(weights) == 2 else "rms_norm",
         name,
-        (x, scale),
-        (x.operand, x.operand[:-1]),
+        (x, *weights),
+        (x.operand, *(x.operand[:-1] for _ in weights)),
         dims=x.dims,
         whole_factors=x.operand[-1],
         attributes={"epsilon": epsilon},
     )
 
 
-def _weight(low: OnnxLowering, node: OnnxNode, index: int, default: np.ndarray) -> Traced:
+def _weight(
+    low: OnnxLowering, node: OnnxNode, index: int, shape: tuple[int, ...], usual: float
+) -> Traced:
     """Scale or shift of a norm; a constant one keeps all its dims."""
-    if not low.given(node, index):
-        name = low.name(node, f"constant.{index}")
-        return low.used(low.tensor(default, name, squeezed=False))
-    weight = low.value(node, index)
-    if isinstance(weight, Traced):
-        return low.used(weight)
-    array = np.broadcast_to(weight.array, default.shape)
+    array: Array = np.full(shape, usual, "float32")
+    if low.given(node, index):
+        weight = low.value(node, index)
+        if isinstance(weight, Traced):
+            return low.used(weight)
+        array = np.broadcast_to(weight.array, shape)
     return low.used(low.tensor(array, low.name(node, f"constant.{index}"), squeezed=False))
 
 
 def _over_last(
-    low: OnnxLowering, name: str, x: Traced, weights: tuple[Traced, ...], count: int
+    low: OnnxLowering, name: str, x: Traced, axis: int, weights: Sequence[Traced]
 ) -> tuple[Traced, ...]:
-    """Lay x out with its last dims as one, and the weights like it."""
-    rank = len(x.dims)
-    values = [x]
+    """Lay x out with its dims from `axis` on as one, and the weights like it."""
     for weight in weights:
-        if weight.shape != x.shape[rank - count :]:
+        if weight.shape != x.shape[axis:]:
             raise UnsupportedNodeError(f"has a scale or shift of {weight.shape} for {x.shape}")
-        values.append(weight)
-    columns = [
-        [
-            (0, axis),
-            *((w + 1, axis - rank + count) for w in range(len(weights)) if axis >= rank - count),
-        ]
-        for axis in range(rank)
-    ]
-    x, *rest = unified(values, columns, low.fresh)
-    last = factors_of(x.dims[rank - count :])
+    columns = broadcast_columns([len(value.dims) for value in (x, *weights)])
+    x, *rest = unified((x, *weights), columns, low.fresh)
+    last = factors_of(x.dims[axis:])
     if has_batch(last):
         raise UnsupportedNodeError("norms over the batch")
     return with_last(low, name, x, last), *(low.laid_out(w, (last,), name) for w in rest)

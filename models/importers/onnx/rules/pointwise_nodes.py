@@ -103,7 +103,7 @@ def _norm(low: OnnxLowering, node: OnnxNode) -> Traced | None:
         return None
     if scale is not None and (len(scale.dims) != 1 or scale.shape[0] != value.shape[-1]):
         return None
-    return rms_norm(low, low.name(node), low.used(value), scale, epsilon, 1)
+    return rms_norm(low, low.name(node), low.used(value), scale, epsilon)
 
 
 def div(low: OnnxLowering, node: OnnxNode) -> Traced:
