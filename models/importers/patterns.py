@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, Protocol
 
 DEPTH_MAX = 6  # calls of a product that is written out; the longest pattern has four
 _CUBIC = 0.044715  # Hendrycks and Gimpel 2016, section 2
-_CLOSE = 1e-3  # relative; exporters round
 
 Pattern = Any
 Bound = Mapping[str, Any]
@@ -24,6 +23,10 @@ Bound = Mapping[str, Any]
 
 class Calls(Protocol):
     """Calls of a program, whatever its format."""
+
+    @property
+    def tolerance(self) -> float:
+        """Relative difference between two numbers that are taken as one."""
 
     def uncast(self, value: Any) -> Any:
         """Value behind casts."""
@@ -48,14 +51,16 @@ class Either(NamedTuple):
 
 
 class Product(NamedTuple):
-    """A number times values, however it is bracketed; the first of them names the others."""
+    """A number times values, however bracketed: a pattern, and variables that it has bound."""
 
     number: float
     factors: tuple[Pattern, ...]
 
 
 def matched(calls: Calls, pattern: Pattern, value: Any) -> Bound | None:
-    """Return the values of a pattern's variables where a value matches it, else None."""
+    """Return the values of a pattern's variables where the call of a value ends it, else None."""
+    if calls.uncast(value) != value:
+        return None
     return next(_matches(calls, pattern, value, {}), None)
 
 
@@ -63,12 +68,11 @@ def _matches(calls: Calls, pattern: Pattern, value: Any, bound: Bound) -> Iterat
     match pattern:
         case float() | int():
             number = calls.number(value)
-            if number is not None and isclose(number, pattern, rel_tol=_CLOSE):
+            if number is not None and isclose(number, pattern, rel_tol=calls.tolerance):
                 yield bound
         case str():
-            plain = calls.uncast(value)
-            if bound.get(pattern, plain) == plain:
-                yield {**bound, pattern: plain}
+            if calls.uncast(bound.get(pattern, value)) == calls.uncast(value):
+                yield {pattern: value, **bound}
         case Number(name):
             number = calls.number(value)
             if number is not None:
@@ -101,14 +105,15 @@ def _products(
     calls: Calls, number: float, factors: tuple[Pattern, ...], value: Any, bound: Bound
 ) -> Iterator[Bound]:
     first, *others = factors
-    for factor in dict.fromkeys(product_of(calls, value, frozenset(bound.values())).factors):
+    plain = frozenset(map(calls.uncast, bound.values()))
+    for factor in dict.fromkeys(product_of(calls, value, plain).factors):
         for binding in _matches(calls, first, factor, bound):
             # What is bound may be a product itself, which is then not taken apart.
-            product = product_of(calls, value, {factor, *binding.values()})
-            wanted = Counter([factor, *(binding[name] for name in others)])
-            if Counter(product.factors) == wanted and isclose(
-                product.number, number, rel_tol=_CLOSE
-            ):
+            stops = {factor, *map(calls.uncast, binding.values())}
+            product = product_of(calls, value, stops)
+            wanted = Counter([factor, *(calls.uncast(binding[name]) for name in others)])
+            close = isclose(product.number, number, rel_tol=calls.tolerance)
+            if close and Counter(product.factors) == wanted:
                 yield binding
 
 
@@ -128,7 +133,7 @@ def product_of(
         return MatchedProduct(number, ())
     plain = calls.uncast(value)
     kind, operands = calls.call(plain) or ("", ())
-    if kind not in ("mul", "div", "neg") or plain in stops or not depth:
+    if len(operands) != {"mul": 2, "div": 2, "neg": 1}.get(kind) or plain in stops or not depth:
         return MatchedProduct(1.0, (plain,))
     left = product_of(calls, operands[0], stops, depth - 1)
     if kind == "neg":

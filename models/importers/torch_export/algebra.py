@@ -52,18 +52,15 @@ class _Joined:
     def __init__(self, left: Array, right: Array) -> None:
         self.left, self.right = left, right
         self.slots: tuple[list[OperandSlot], list[OperandSlot]] = ([], [])
-        self.out: dict[int, OperandSlot] = {}
-        self._real = tuple({id(x) for x in array.tensor.leaves()} for array in (left, right))
+        self.out: dict[TensorAxis, OperandSlot] = {}
+        self._real = tuple(set(array.tensor.leaves()) for array in (left, right))
 
     def add(self, pair: Pair, keep: bool = True) -> TensorAxis:
         """Take in a pair of axes and return the output's."""
         left_axis, right_axis = pair
-        here = [
-            axis is not None and id(axis) in real
-            for axis, real in zip((left_axis, right_axis), self._real, strict=True)
-        ]
+        here = [axis in real for axis, real in zip(pair, self._real, strict=True)]
         token = Token()
-        for axis, real, slots in zip((left_axis, right_axis), here, self.slots, strict=True):
+        for axis, real, slots in zip(pair, here, self.slots, strict=True):
             if axis is not None and real:
                 slots.append(OperandSlot(token, (axis,)))
         chosen = left_axis if left_axis is not None and (here[0] or not here[1]) else right_axis
@@ -73,10 +70,10 @@ class _Joined:
             if here[0] != here[1]:
                 raise ShapeError("a product sums over a dim that one factor is constant along")
             return chosen
-        if id(chosen) in self.out:
+        if chosen in self.out:
             chosen = TensorAxis(chosen.extent)
         if any(here):
-            self.out[id(chosen)] = OperandSlot(token, (chosen,))
+            self.out[chosen] = OperandSlot(token, (chosen,))
         return chosen
 
     def operands(self) -> tuple[StepOperand, StepOperand]:
@@ -103,22 +100,17 @@ def summed_axes(draft: Draft, array: Array, gone: Sequence[TensorAxis]) -> Array
     array : Array
         Its rank stays: a dim that loses all its axes has size one.
     gone : sequence of TensorAxis
-        Leaf axes of the array's tensor, compared by identity.
+        Leaf axes of the array's tensor.
 
     Raises
     ------
     ShapeError
         One of them is the batch.
     """
-    drop = {id(axis) for axis in gone}
-    operand = StepOperand(
-        array.tensor, tuple(OperandSlot(Token(), (axis,)) for axis in array.tensor.leaves())
-    )
-    slots = [slot for slot in operand.slots if id(slot.axes[0]) not in drop]
-    total = draft.make("sum", (operand,), slots)
-    dims = tuple(
-        tuple(axis for axis in leaves(group) if id(axis) not in drop) for group in array.dims
-    )
+    slots = tuple(OperandSlot(Token(), (axis,)) for axis in array.tensor.leaves())
+    left = [slot for slot in slots if slot.axes[0] not in gone]
+    total = draft.make("sum", (StepOperand(array.tensor, slots),), left)
+    dims = tuple(tuple(axis for axis in leaves(group) if axis not in gone) for group in array.dims)
     return Array(total, dims)
 
 
@@ -179,13 +171,13 @@ def _unit_free(draft: Draft, left: Array, right: Array) -> tuple[Array, Array]:
 
 def _ordered_slots(joined: _Joined) -> list[OperandSlot]:
     """The output's slots in the order of the operand that has most of them."""
-    tokens = {id(slot.token): slot for slot in joined.out.values()}
+    tokens = {slot.token: slot for slot in joined.out.values()}
     first, second = joined.slots
     order = [*first, *second] if len(first) >= len(second) else [*second, *first]
-    ordered: dict[int, OperandSlot] = {}
+    ordered: dict[Token, OperandSlot] = {}
     for slot in order:
-        if id(slot.token) in tokens:
-            ordered.setdefault(id(slot.token), tokens[id(slot.token)])
+        if slot.token in tokens:
+            ordered.setdefault(slot.token, tokens[slot.token])
     return list(ordered.values())
 
 
@@ -248,10 +240,7 @@ def product(
             for pair in pairs:
                 joined.add(pair, keep=False)
     slots = [
-        joined.out[id(x)]
-        for letter in out_letters
-        for x in groups_by_letter[letter]
-        if id(x) in joined.out
+        joined.out[x] for letter in out_letters for x in groups_by_letter[letter] if x in joined.out
     ]
     _label_product(joined)
     output = draft.make("matmul", joined.operands(), slots, name=name)
@@ -260,13 +249,13 @@ def product(
 
 def _label_product(joined: _Joined) -> None:
     """Label contracted dims k, those of a weight alone n."""
-    out = {id(slot.token) for slot in joined.out.values()}
-    left = {id(slot.token) for slot in joined.slots[0]}
+    out = {slot.token for slot in joined.out.values()}
+    left = {slot.token for slot in joined.slots[0]}
     for slot in (*joined.slots[0], *joined.slots[1]):
         if slot.axes[0].role is None and slot.axes[0].extent.root().hint is None:
-            if id(slot.token) not in out:
+            if slot.token not in out:
                 slot.token.label = "k"
-            elif id(slot.token) not in left:
+            elif slot.token not in left:
                 slot.token.label = "n"
 
 
@@ -344,17 +333,14 @@ def materialize_axes(draft: Draft, array: Array, groups: Sequence[Group]) -> Arr
     ShapeError
         The tensor would have the batch twice.
     """
-    have = {id(x) for x in array.tensor.leaves()}
-    missing = [x for group in groups for x in leaves(group) if id(x) not in have]
+    have = {axis: OperandSlot(Token(), (axis,)) for axis in array.tensor.leaves()}
+    missing = [x for group in groups for x in leaves(group) if x not in have]
     if not missing:
         return array
-    slots = [OperandSlot(Token(), (axis,)) for axis in array.tensor.leaves()]
-    order = [x for group in array.dims for x in leaves(group)]
-    both = {id(slot.axes[0]): slot for slot in slots}
-    both |= {id(axis): OperandSlot(Token(), (axis,)) for axis in missing}
-    out = [both[id(axis)] for axis in order if id(axis) in both]
-    wide = draft.make("broadcast", (StepOperand(array.tensor, tuple(slots)),), out)
-    return Array(wide, array.dims)
+    both = have | {axis: OperandSlot(Token(), (axis,)) for axis in missing}
+    out = [both[x] for group in array.dims for x in leaves(group) if x in both]
+    read = StepOperand(array.tensor, tuple(have.values()))
+    return Array(draft.make("broadcast", (read,), out), array.dims)
 
 
 def along(
@@ -375,8 +361,7 @@ def along(
 def slots_along(array: Array, group: Group, token: Token) -> tuple[OperandSlot, ...]:
     """Slots of a tensor's axes, one for each but those of a dim, which stand last together."""
     inside = leaves(group)
-    have = {id(axis) for axis in inside}
-    lead = (axis for axis in array.tensor.leaves() if id(axis) not in have)
+    lead = (axis for axis in array.tensor.leaves() if axis not in inside)
     return (*(OperandSlot(Token(), (axis,)) for axis in lead), OperandSlot(token, inside))
 
 
@@ -422,7 +407,7 @@ def narrowed(draft: Draft, array: Array, dim: int, start: int, size: int) -> Arr
         if axis is cut[0]:
             inputs.append(OperandSlot(Token(whole=True, single=True), tuple(cut)))
             outputs.append(OperandSlot(Token(whole=True, single=True), (narrow_axis,)))
-        elif not any(axis is part for part in cut):
+        elif axis not in cut:
             inputs.append(OperandSlot(Token(), (axis,)))
             outputs.append(OperandSlot(inputs[-1].token, (axis,)))
     read = StepOperand(array.tensor, tuple(inputs))

@@ -67,7 +67,7 @@ class Array:
 
     def real(self, axis: TensorAxis) -> bool:
         """True if the tensor has this leaf axis."""
-        return any(axis is leaf for leaf in self.tensor.leaves())
+        return axis in self.tensor.leaves()
 
 
 @dataclass(slots=True, eq=False)
@@ -132,6 +132,16 @@ class DraftOp:
     attributes: dict[str, Value] = field(default_factory=dict)
     ordered: bool = False
     more: tuple[DraftTensor, ...] = ()  # further outputs that other steps read
+
+
+def axis_below(step: DraftOp, operand: StepOperand, axis: TensorAxis) -> TensorAxis | None:
+    """Axis of an operand that stands where this one stands in what is made."""
+    for slot in step.output.slots:
+        if axis in leaves(slot.axes):
+            position = leaves(slot.axes).index(axis)
+            same = (other for other in operand.slots if other.token is slot.token)
+            return next((leaves(other.axes)[position] for other in same), None)
+    return None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -210,9 +220,9 @@ class Draft:
 
 def _check_samples(inputs: Sequence[StepOperand], slots: Sequence[OperandSlot]) -> None:
     """Check that every sample of what is made comes from the same sample of what is read."""
-    sample_tokens = {id(slot.token) for slot in slots if _of_samples(slot) and not slot.token.whole}
+    sample_tokens = {slot.token for slot in slots if _of_samples(slot) and not slot.token.whole}
     for operand in inputs:
-        if any(_of_samples(slot) and id(slot.token) not in sample_tokens for slot in operand.slots):
+        if any(_of_samples(slot) and slot.token not in sample_tokens for slot in operand.slots):
             raise ShapeError("it computes across samples")
     if sum(len([x for x in leaves(slot.axes) if x.role == BATCH]) for slot in slots) > 1:
         raise ShapeError("it computes across samples")
@@ -270,5 +280,4 @@ def fresh(size: int, hint: str | None = None) -> TensorAxis:
 
 def real_leaves(array: Array, group: Sequence[TensorAxis]) -> Iterator[TensorAxis]:
     """The leaf axes of a dim along which the tensor differs."""
-    have = {id(axis) for axis in array.tensor.leaves()}
-    return (axis for axis in leaves(group) if id(axis) in have)
+    return (axis for axis in leaves(group) if array.real(axis))

@@ -13,6 +13,7 @@ from millrace.models.importers.torch_export.draft import (
     DraftTensor,
     OperandSlot,
     StepOperand,
+    axis_below,
 )
 from millrace.models.importers.torch_export.extents import Group, TensorAxis, leaves
 from millrace.models.importers.torch_export.sources import ParameterSlice
@@ -49,11 +50,11 @@ def split_fused_projections(draft: Draft, steps: list[DraftOp]) -> list[DraftOp]
 
 
 def _taken_apart(
-    draft: Draft, steps: list[DraftOp], index: int, readers: dict[int, list[DraftOp]]
+    draft: Draft, steps: list[DraftOp], index: int, readers: dict[DraftTensor, list[DraftOp]]
 ) -> list[DraftOp] | None:
     """Take the projection that ends in step `index` apart, if it is one that is only sliced."""
     last = steps[index]
-    narrows = readers.get(id(last.output.tensor), [])
+    narrows = readers.get(last.output.tensor, [])
     if len(narrows) < 2 or any(step.kind != "narrow" for step in narrows):
         return None
     sliced = [_sliced(step) for step in narrows]
@@ -68,58 +69,63 @@ def _taken_apart(
     ends = [start + size for start, size in parts]
     if [start for start, _ in parts] != [0, *ends[:-1]] or ends[-1] != old.size:
         return None
-    makers = {id(step.output.tensor): step for step in steps}
+    makers = {step.output.tensor: step for step in steps}
     chain = _projection(last, old, makers, readers)
     if chain is None:
         return None
     slices = [
         _slice(step, new_axis, readers) for step, (_, new_axis) in zip(narrows, sliced, strict=True)
     ]
-    gone = {id(step) for slice_ in slices for step in slice_.steps} | {id(step) for step in chain}
+    gone = {step for slice_ in slices for step in slice_.steps} | set(chain)
     new = [step for i, slice_ in enumerate(slices) for step in _part(draft, chain, old, slice_, i)]
-    before = [step for step in steps[: index + 1] if id(step) not in gone]
-    return [*before, *new, *(step for step in steps[index + 1 :] if id(step) not in gone)]
+    before = [step for step in steps[: index + 1] if step not in gone]
+    return [*before, *new, *(step for step in steps[index + 1 :] if step not in gone)]
 
 
-def _readers(steps: list[DraftOp]) -> dict[int, list[DraftOp]]:
-    readers: dict[int, list[DraftOp]] = {}
+def _readers(steps: list[DraftOp]) -> dict[DraftTensor, list[DraftOp]]:
+    readers: dict[DraftTensor, list[DraftOp]] = {}
     for step in steps:
         for operand in step.inputs:
-            readers.setdefault(id(operand.tensor), []).append(step)
+            readers.setdefault(operand.tensor, []).append(step)
     return readers
 
 
 def _sliced(step: DraftOp) -> tuple[TensorAxis | None, TensorAxis]:
     """Axis that a narrow slices, None where it is several leaves, and the axis it makes."""
-    read_tokens = {id(slot.token) for slot in step.inputs[0].slots}
-    new_slot = next(slot for slot in step.output.slots if id(slot.token) not in read_tokens)
-    out_tokens = {id(slot.token) for slot in step.output.slots}
-    old_slot = next(slot for slot in step.inputs[0].slots if id(slot.token) not in out_tokens)
+    read_tokens = {slot.token for slot in step.inputs[0].slots}
+    new_slot = next(slot for slot in step.output.slots if slot.token not in read_tokens)
+    out_tokens = {slot.token for slot in step.output.slots}
+    old_slot = next(slot for slot in step.inputs[0].slots if slot.token not in out_tokens)
     group = leaves(old_slot.axes)
     return group[0] if len(group) == 1 else None, new_slot.axes[0]
 
 
-def _slice(step: DraftOp, new_axis: TensorAxis, readers: dict[int, list[DraftOp]]) -> _Slice:
+def _slice(
+    step: DraftOp, new_axis: TensorAxis, readers: dict[DraftTensor, list[DraftOp]]
+) -> _Slice:
     start = int(step.attributes["start"])
-    after = readers.get(id(step.output.tensor), [])
+    after = readers.get(step.output.tensor, [])
     if new_axis.size == 1 and len(after) == 1 and after[0].kind == "sum":
-        left = {id(axis) for axis in after[0].output.tensor.leaves()}
-        if left == {id(x) for x in step.output.tensor.leaves() if x is not new_axis}:
+        left = set(after[0].output.tensor.leaves())
+        if left == {x for x in step.output.tensor.leaves() if x is not new_axis}:
             return _Slice(start, new_axis, after[0].output.tensor, True, (step, after[0]))
     return _Slice(start, new_axis, step.output.tensor, False, (step,))
 
 
 def _projection(
-    last: DraftOp, old: TensorAxis, makers: dict[int, DraftOp], readers: dict[int, list[DraftOp]]
+    last: DraftOp,
+    old: TensorAxis,
+    makers: dict[DraftTensor, DraftOp],
+    readers: dict[DraftTensor, list[DraftOp]],
 ) -> tuple[DraftOp, ...] | None:
     """Product (and addition of its bias) that make a sliced tensor out of a parameter."""
     if last.kind == "add" and len(last.inputs) == 2:
-        makes = [makers.get(id(operand.tensor)) for operand in last.inputs]
+        makes = [makers.get(operand.tensor) for operand in last.inputs]
         index = next((i for i, step in enumerate(makes) if step and step.kind == "matmul"), None)
         if index is None or not _own(last.inputs[1 - index].tensor, readers):
             return None
-        product, inner = makes[index], _place(last, last.inputs[index], old)
-        if product is None or inner is None or len(readers[id(product.output.tensor)]) != 1:
+        product, inner = makes[index], axis_below(last, last.inputs[index], old)
+        if product is None or inner is None or len(readers[product.output.tensor]) != 1:
             return None
         return (product, last) if _from_parameter(product, inner, readers) else None
     if last.kind == "matmul" and _from_parameter(last, old, readers):
@@ -127,25 +133,17 @@ def _projection(
     return None
 
 
-def _own(tensor: DraftTensor, readers: dict[int, list[DraftOp]]) -> bool:
+def _own(tensor: DraftTensor, readers: dict[DraftTensor, list[DraftOp]]) -> bool:
     """True if a tensor is a parameter that is read once."""
-    return tensor.kind == "variable" and len(readers[id(tensor)]) == 1
+    return tensor.kind == "variable" and len(readers[tensor]) == 1
 
 
-def _from_parameter(step: DraftOp, old: TensorAxis, readers: dict[int, list[DraftOp]]) -> bool:
+def _from_parameter(
+    step: DraftOp, old: TensorAxis, readers: dict[DraftTensor, list[DraftOp]]
+) -> bool:
     """True if the axis comes from a parameter alone."""
-    have = [_place(step, operand, old) is not None for operand in step.inputs]
+    have = [axis_below(step, operand, old) is not None for operand in step.inputs]
     return sum(have) == 1 and _own(step.inputs[have.index(True)].tensor, readers)
-
-
-def _place(step: DraftOp, operand: StepOperand, old: TensorAxis) -> TensorAxis | None:
-    """Axis of an operand that stands where `old` stands in the output."""
-    for slot in step.output.slots:
-        for position, axis in enumerate(leaves(slot.axes)):
-            if axis is old:
-                same = (other for other in operand.slots if other.token is slot.token)
-                return next((leaves(other.axes)[position] for other in same), None)
-    return None
 
 
 def _part(
@@ -156,14 +154,14 @@ def _part(
     olds = [old]
     for step in reversed(chain[1:]):
         inner = next(x for x in step.inputs if x.tensor is chain[0].output.tensor)
-        place = _place(step, inner, olds[0])
+        place = axis_below(step, inner, olds[0])
         assert place is not None
         olds.insert(0, place)
     output_piece: _Piece | None = None
     for step, axis in zip(chain, olds, strict=True):
         inputs = []
         for operand in step.inputs:
-            place = _place(step, operand, axis)
+            place = axis_below(step, operand, axis)
             if place is None:
                 inputs.append(operand)
                 continue

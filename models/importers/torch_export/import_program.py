@@ -19,7 +19,7 @@ from millrace.models.importers.torch_export.calls import (
     rotary_calls,
     shape_calls,
 )
-from millrace.models.importers.torch_export.draft import Array, DraftOp
+from millrace.models.importers.torch_export.draft import Array, DraftOp, DraftTensor
 from millrace.models.importers.torch_export.fused_projections import split_fused_projections
 from millrace.models.importers.torch_export.losses import Loss, add_loss, name_sources
 from millrace.models.importers.torch_export.node_matching import MATCHERS
@@ -252,13 +252,13 @@ def _tokens(inputs: list[Array]) -> int:
     return 1
 
 
-def _live(steps: list[DraftOp], kept_ids: set[int]) -> list[DraftOp]:
-    """Steps that the kept tensors need."""
-    needed, live_steps = set(kept_ids), []
+def _live(steps: list[DraftOp], wanted: set[DraftTensor]) -> list[DraftOp]:
+    """Steps that the wanted tensors need."""
+    needed, live_steps = set(wanted), []
     for step in reversed(steps):
-        if not needed.isdisjoint(id(x) for x in (step.output.tensor, *step.more)):
+        if not needed.isdisjoint((step.output.tensor, *step.more)):
             live_steps.append(step)
-            needed |= {id(operand.tensor) for operand in step.inputs}
+            needed |= {operand.tensor for operand in step.inputs}
     return live_steps[::-1]
 
 

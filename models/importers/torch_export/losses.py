@@ -47,9 +47,9 @@ class Loss:
 
 
 class WithLoss(NamedTuple):
-    """Tensors to keep once a loss is added, by id, and the dim of classes."""
+    """Tensors to keep once a loss is added, and the dim of classes."""
 
-    kept: set[int]
+    kept: set[DraftTensor]
     classes_dim: int | None
 
 
@@ -121,9 +121,7 @@ def add_loss(
     losses = draft.make(kind, (read, targets), rows, name="loss", extras=extras, ordered=True)
     total = draft.make("sum", (StepOperand(losses, rows),), (), name="loss_sum", across=True)
     count = draft.make("count_valid", (targets,), (), name="token_count", across=True)
-    return WithLoss(
-        {id(total), id(count)}, dim_of_classes if loss.kind == "cross_entropy" else None
-    )
+    return WithLoss({total, count}, dim_of_classes if loss.kind == "cross_entropy" else None)
 
 
 def _targets(draft: Draft, axes: Group, rows: Sequence[OperandSlot]) -> StepOperand:

@@ -4,27 +4,19 @@ Each matcher looks backwards from a call and returns the op's name and what it r
 calls in between are then read by nothing and fall away.
 """
 
-from collections.abc import Callable
 from typing import Any
 
-from millrace.models.importers.patterns import ACTIVATIONS, WEIGHTED_RMS_NORM, matched
+from millrace.models.importers.patterns import (
+    ACTIVATIONS,
+    WEIGHTED_RMS_NORM,
+    Either,
+    Number,
+    matched,
+)
 
 Found = tuple[str, dict[str, Any]]
 
 # Calls that change neither values nor shape.
-_KINDS = (
-    "add",
-    "mul",
-    "div",
-    "neg",
-    "pow",
-    "square",
-    "sqrt",
-    "rsqrt",
-    "reciprocal",
-    "mean",
-    "tanh",
-)
 SAME = {"to", "_to_copy", "alias", "contiguous", "clone", "type_as", "lift_fresh_copy"}
 
 
@@ -51,36 +43,10 @@ def is_call(node: Any, *names: str) -> bool:
     return getattr(node, "op", "") == "call_function" and kind(node) in names
 
 
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
-
-
-def match_operand(node: Any, first: Callable[[Any], Any]) -> tuple[Any, Any] | None:
-    """Match of `first` in one of a call's two operands, and the other operand; or None.
-
-    Parameters
-    ----------
-    node : torch.fx.Node
-        A call of two positional operands, such as `add` or `mul`.
-    first : callable
-        Matcher: given an operand behind its casts, what it finds there or None; numbers are not
-        shown to it.
-
-    Returns
-    -------
-    (Any, Any) or None
-        What `first` returned, and the other operand as the call has it: a node with its casts, or a
-        number. The first operand is tried first.
-    """
-    for operand, other in (node.args[:2], reversed(node.args[:2])):
-        matched = first(without_casts(operand)) if hasattr(operand, "meta") else None
-        if matched is not None:
-            return matched, other
-    return None
-
-
-class _FxCalls:
+class FxCalls:
     """Calls of a program, for patterns."""
+
+    tolerance = 1e-6
 
     def uncast(self, value: Any) -> Any:
         """Node that a call reads, behind casts, or the number itself."""
@@ -88,18 +54,69 @@ class _FxCalls:
 
     def number(self, value: Any) -> float | None:
         """Return a number that is written in a call."""
-        return _number(value)
+        return float(value) if isinstance(value, int | float) else None
 
     def call(self, value: Any) -> tuple[str, tuple[Any, ...]] | None:
-        """Kind and operands of a call."""
+        """Kind and operands of a call; one along a dim is known along the last alone."""
         node = self.uncast(value)
-        if not is_call(node, *_KINDS):
+        if getattr(node, "op", "") != "call_function":
             return None
-        if kind(node) == "mean":
-            return ("mean", node.args[:1]) if _over_last(node) else None
-        return (
-            (kind(node), node.args) if not set(node.kwargs) & {"alpha", "rounding_mode"} else None
-        )
+        name, operands = kind(node), node.args
+        match name:
+            case "mean":
+                return (name, operands[:1]) if _over_last(node) else None
+            case "softmax":
+                return (name, operands[:1]) if _is_last(operands[1:2], node) else None
+            case "cat" | "stack":
+                return (name, tuple(operands[0])) if _is_last(operands[1:], node) else None
+            case "slice":
+                return (_part(node), operands[:1])
+            case "silu":
+                return (name, operands) if len(node.users) == 1 else None
+            case "sum":
+                return (name, operands[:1]) if operands[1:] == ([1],) else None
+            case "index":
+                return (name, (operands[0], *operands[1]))
+            case "squeeze" | "unsqueeze" | "repeat_interleave":
+                return (name, operands[:1])
+            case "flatten" | "reshape" | "view":
+                return ("flatten", operands[:1])
+            case "transpose":
+                return (name, operands[:1]) if {dim % 4 for dim in operands[1:]} == {2, 3} else None
+            case "bmm":
+                return ("matmul", operands)
+            case "getitem" if is_call(operands[0], "split"):
+                below = operands[0].args[0]
+                half = 2 * node.meta["val"].shape[-1] == below.meta["val"].shape[-1]
+                return (f"half{operands[1]}", (below,)) if half else None
+            case "getitem" if is_call(operands[0], "native_dropout"):
+                dropped, rate, train = operands[0].args
+                return ("dropout", (dropped, rate if train is not False else 0.0))
+        return None if set(node.kwargs) & {"alpha", "rounding_mode"} else (name, operands)
+
+
+CALLS = FxCalls()
+
+_SCORES = ("matmul", "query", ("transpose", "key"))
+_SCALED = Either((("mul", _SCORES, Number("scale")), ("div", _SCORES, Number("divisor")), _SCORES))
+_WEIGHTS = ("softmax", Either((("add", _SCALED, "mask"), _SCALED)))
+_DROPPED = Either((("dropout", _WEIGHTS, Number("rate")), _WEIGHTS))
+_EAGER_ATTENTION = ("matmul", _DROPPED, "value")
+
+
+def _is_last(dim: tuple[Any, ...], node: Any) -> bool:
+    return dim in ((-1,), (node.meta["val"].ndim - 1,))
+
+
+def part_of(node: Any) -> tuple[Any, ...] | None:
+    """Bounds (start, end, step) of a slice of the last dim, and the size of that."""
+    given, usual = list(node.args[1:]), [0, None, None, 1]
+    dim, start, end, step = given + usual[len(given) :]
+    *before, size = node.args[0].meta["val"].shape
+    bounds = (start or 0, size if end is None else end, step, size)
+    if dim % (len(before) + 1) != len(before) or not all(isinstance(x, int) for x in bounds):
+        return None
+    return (bounds[0], min(bounds[1], size), step, size)
 
 
 def _over_last(mean: Any) -> bool:
@@ -111,12 +128,20 @@ def _over_last(mean: Any) -> bool:
     return [dim % rank for dim in dims] == [rank - 1]
 
 
+def _part(node: Any) -> str:
+    """Name of the part of the last dim that a slice takes."""
+    *bounds, size = part_of(node) or (0, 0, 0, 0)
+    front, back = (0, size // 2, 1), (size // 2, size, 1)
+    parts = {front: "front", back: "back", (0, size, 2): "even", (1, size, 2): "odd"}
+    return parts.get(tuple(bounds), "")
+
+
 def rms_norm(node: Any) -> Found | None:
     """Match of weight times x rsqrt(mean(x^2) + epsilon)."""
-    bound = matched(_FxCalls(), WEIGHTED_RMS_NORM, node)
+    bound = matched(CALLS, WEIGHTED_RMS_NORM, node)
     if bound is None or not hasattr(bound["weight"], "meta"):
         return None
-    x, weight = bound["x"], bound["weight"]
+    x, weight = bound["x"], without_casts(bound["weight"])
     parameter = (
         without_casts(weight.args[0])
         if is_call(weight, "add") and len(weight.users) == 1
@@ -134,59 +159,35 @@ def rms_norm(node: Any) -> Found | None:
 
 def gelu(node: Any) -> Found | None:
     """Match of the tanh form written out, as transformers' `gelu_new` has it."""
-    bound = matched(_FxCalls(), ACTIVATIONS["gelu"], node)
+    bound = matched(CALLS, ACTIVATIONS["gelu"], node)
     return None if bound is None else ("gelu", {"self": bound["x"], "approximate": "tanh"})
 
 
 def swiglu(node: Any) -> Found | None:
     """Match of silu of one tensor times another of the same shape."""
-    if not is_call(node, "mul"):
+    bound = matched(CALLS, ("mul", ("silu", "gate"), "up"), node)
+    if bound is None or not hasattr(bound["up"], "meta"):
         return None
-    matched = match_operand(node, lambda x: x if is_call(x, "silu") and len(x.users) == 1 else None)
-    if matched is None or not hasattr(matched[1], "meta"):
-        return None
-    gate, up = matched[0].args[0], matched[1]
-    if gate.meta["val"].shape != up.meta["val"].shape:
-        return None
-    return "swiglu", {"gate": gate, "up": up}
+    same = bound["gate"].meta["val"].shape == bound["up"].meta["val"].shape
+    return ("swiglu", dict(bound)) if same else None
 
 
 def eager_attention(node: Any) -> Found | None:
     """Match of a softmax of scaled (and masked) products, times values."""
-    if not is_call(node, "matmul", "bmm"):
+    bound = matched(CALLS, _EAGER_ATTENTION, node)
+    if bound is None or bound["value"].meta["val"].ndim != 4:
         return None
-    weights, value = without_casts(node.args[0]), node.args[1]
-    dropped = 0.0
-    if is_call(weights, "getitem") and is_call(weights.args[0], "native_dropout"):
-        weights, dropped, train = weights.args[0].args
-        weights, dropped = without_casts(weights), dropped if train is not False else 0.0
-    if not is_call(weights, "softmax") or value.meta["val"].ndim != 4:
-        return None
-    if weights.args[1] not in (-1, weights.meta["val"].ndim - 1):
-        return None
-    scores, mask = without_casts(weights.args[0]), None
-    if is_call(scores, "add") and hasattr(scores.args[1], "meta"):
-        scores, mask = without_casts(scores.args[0]), scores.args[1]
-    scale = 1.0
-    if is_call(scores, "mul", "div") and _number(scores.args[1]) is not None:
-        number = float(scores.args[1])
-        scale = number if kind(scores) == "mul" else 1 / number
-        scores = without_casts(scores.args[0])
-    if not is_call(scores, "matmul", "bmm"):
-        return None
-    query, key = scores.args[0], without_casts(scores.args[1])
-    if not is_call(key, "transpose") or {dim % 4 for dim in key.args[1:]} != {2, 3}:
-        return None
-    if mask is not None and mask.meta["val"].ndim > 4:
+    mask = bound.get("mask")
+    if mask is not None and (not hasattr(mask, "meta") or mask.meta["val"].ndim > 4):
         return None
     return "scaled_dot_product_attention", {
-        "query": query,
-        "key": key.args[0],
-        "value": value,
+        "query": bound["query"],
+        "key": bound["key"],
+        "value": bound["value"],
         "attn_mask": mask,
-        "dropout_p": dropped,
+        "dropout_p": bound.get("rate", 0.0),
         "is_causal": False,
-        "scale": scale,
+        "scale": bound.get("scale", 1 / bound.get("divisor", 1.0)),
         "enable_gqa": False,
     }
 

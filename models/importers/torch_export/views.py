@@ -246,10 +246,10 @@ def joined(draft: Draft, arrays: Sequence[Array], dim: int) -> Array:
         end = OperandSlot(Token(whole=True, single=True), leaves(array.dims[dim]))
         slots.append({x: OperandSlot(labels[x], axes) for x, axes in real.items()} | {dim: end})
     joined_axis = TensorAxis(sum(array.shape[dim] for array in parts))
-    have = [id(axis) for axis in parts[0].tensor.leaves()]
+    have = list(parts[0].tensor.leaves())
     order = sorted(
         slots[0],
-        key=lambda place: min((have.index(id(x)) for x in slots[0][place].axes), default=0),
+        key=lambda place: min((have.index(x) for x in slots[0][place].axes), default=0),
     )
     operands = [
         StepOperand(part.tensor, tuple(row[place] for place in order))

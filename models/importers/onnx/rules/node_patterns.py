@@ -20,6 +20,7 @@ class OnnxCalls(NamedTuple):
     """Nodes by the names of what they make, for patterns."""
 
     low: OnnxLowering
+    tolerance: float = 1e-3  # exporters round
 
     def uncast(self, value: str) -> str:
         """Tensor behind casts."""

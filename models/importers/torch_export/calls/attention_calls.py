@@ -13,10 +13,10 @@ from millrace.models.importers.torch_export.calls.elementwise_calls import added
 from millrace.models.importers.torch_export.calls.product_calls import matrices
 from millrace.models.importers.torch_export.draft import (
     Array,
-    DraftOp,
     DraftTensor,
     StepOperand,
     Token,
+    axis_below,
     pointwise,
     slots_of,
     tokens,
@@ -116,7 +116,7 @@ def _term_shuts(
     if step is None or step.kind not in ("add", "broadcast"):
         return False
     for operand in step.inputs:
-        operand_axes = [_below(step, operand, axis) for axis in (row, column)]
+        operand_axes = [axis_below(step, operand, axis) for axis in (row, column)]
         if (
             operand_axes[0]
             and operand_axes[1]
@@ -124,16 +124,6 @@ def _term_shuts(
         ):
             return True
     return False
-
-
-def _below(step: DraftOp, operand: StepOperand, axis: TensorAxis) -> TensorAxis | None:
-    """Axis of an operand that stands where this one stands in what is made."""
-    for slot in step.output.slots:
-        for position, leaf in enumerate(leaves(slot.axes)):
-            if leaf is axis:
-                same = [x for x in operand.slots if x.token is slot.token]
-                return leaves(same[0].axes)[position] if same else None
-    return None
 
 
 def _is_shut(values: NDArray[Any], row: int, column: int) -> bool:
@@ -177,7 +167,7 @@ def _fused_attention(
     if bias is not None or any(value.real(v) != key.real(k) for _, k, v in heads):
         key, value = (materialize_axes(draft, x, x.dims[1:2]) for x in (key, value))
         shared = heads
-    alone = [row for row in heads if not any(row is other for other in shared)]
+    alone = [row for row in heads if row not in shared]
     key, value = (materialize_axes(draft, x, (x.dims[0], *x.dims[2:])) for x in (key, value))
     batch, features = ((query.dims[i], key.dims[i]) for i in (0, 3))
     pair_all([batch, (query.dims[0], value.dims[0]), features, (key.dims[2], value.dims[2])])

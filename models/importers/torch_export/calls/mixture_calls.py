@@ -11,6 +11,7 @@ The calls are those of transformers' `batched_mm` experts (version 5).
 
 from typing import Any
 
+from millrace.models.importers.patterns import Pattern, matched
 from millrace.models.importers.torch_export.algebra import combined, narrowed, product
 from millrace.models.importers.torch_export.draft import (
     Array,
@@ -21,7 +22,7 @@ from millrace.models.importers.torch_export.draft import (
     tokens,
 )
 from millrace.models.importers.torch_export.extents import TensorAxis, leaves
-from millrace.models.importers.torch_export.node_matching import Found, is_call, without_casts
+from millrace.models.importers.torch_export.node_matching import CALLS, Found
 from millrace.models.importers.torch_export.program_reader import (
     Arguments,
     Handler,
@@ -31,58 +32,21 @@ from millrace.models.importers.torch_export.program_reader import (
 from millrace.models.labels import BATCH, EXPERT
 
 
+def _gathered(weight: Pattern, rows: Pattern) -> Pattern:
+    """Pattern of a product of rows and what an expert's id chooses of a weight."""
+    chosen = ("index", weight, ("flatten", "ids"))
+    return ("squeeze", ("matmul", chosen, ("unsqueeze", rows)))
+
+
+_WIDE = _gathered("gate_up", ("repeat_interleave", "x"))
+_ACTIVE = ("mul", ("silu", ("half0", _WIDE)), ("half1", _WIDE))
+_WEIGHTED = ("mul", _gathered("down", _ACTIVE), ("unsqueeze", ("flatten", "weights")))
+
+
 def mixture(node: Any) -> Found | None:
     """Match of weighted rows summed over choices, each a token times gathered weights."""
-    if not is_call(node, "sum") or len(node.args) != 2 or list(node.args[1]) != [1]:
-        return None
-    weighted = _below(node.args[0], "view", "reshape")
-    if not is_call(weighted, "mul"):
-        return None
-    rows, weights = without_casts(weighted.args[0]), _below(weighted.args[1], "unsqueeze")
-    down = _gathered(rows)
-    if down is None or not is_call(weights, "reshape", "view"):
-        return None
-    parameter, ids, active = down
-    if not is_call(active, "mul") or not is_call(without_casts(active.args[0]), "silu"):
-        return None
-    gate, up = without_casts(without_casts(active.args[0]).args[0]), without_casts(active.args[1])
-    if not (is_call(gate, "getitem") and is_call(up, "getitem") and gate.args[0] is up.args[0]):
-        return None
-    if (gate.args[1], up.args[1]) != (0, 1) or not is_call(gate.args[0], "split"):
-        return None
-    if gate.meta["val"].shape[-1] * 2 != gate.args[0].args[0].meta["val"].shape[-1]:
-        return None
-    wide = _gathered(without_casts(gate.args[0].args[0]))
-    if wide is None or wide[1] is not ids or not is_call(wide[2], "repeat_interleave"):
-        return None
-    return "mixture", {
-        "x": wide[2].args[0],
-        "ids": ids,
-        "weights": weights.args[0],
-        "gate_up": wide[0],
-        "down": parameter,
-    }
-
-
-def _below(node: Any, *names: str) -> Any:
-    """Node that a call of one of these names reads, or None."""
-    node = without_casts(node) if hasattr(node, "meta") else None
-    return without_casts(node.args[0]) if is_call(node, *names) else None
-
-
-def _gathered(node: Any) -> tuple[Any, Any, Any] | None:
-    """Parameter, ids and rows of a product of gathered weights and rows, or None."""
-    product_of = _below(node, "squeeze")
-    if not is_call(product_of, "bmm"):
-        return None
-    weights, rows = without_casts(product_of.args[0]), _below(product_of.args[1], "unsqueeze")
-    if not is_call(weights, "index") or rows is None or len(weights.args[1]) != 1:
-        return None
-    ids = _below(weights.args[1][0], "reshape", "view")
-    if ids is None:
-        ids = weights.args[1][0]
-        ids = ids.args[0] if is_call(ids, "reshape", "view") else None
-    return None if ids is None else (weights.args[0], ids, rows)
+    bound = matched(CALLS, ("sum", ("flatten", _WEIGHTED)), node)
+    return None if bound is None else ("mixture", dict(bound))
 
 
 def _top_k(reader: ProgramReader, a: Arguments) -> list[Array]:

@@ -131,12 +131,12 @@ def embedding(reader: ProgramReader, a: Arguments) -> Array:
 
 def _origins(reader: ProgramReader, tensor: DraftTensor) -> list[DraftTensor]:
     """Inputs of which a tensor of ids is made."""
-    makers = {id(step.output.tensor): step for step in reader.draft.steps}
+    makers = {step.output.tensor: step for step in reader.draft.steps}
     inputs, queue = [], [tensor]
     while queue:
         current = queue.pop()
-        if id(current) in makers:
-            queue += [operand.tensor for operand in makers[id(current)].inputs]
+        if current in makers:
+            queue += [operand.tensor for operand in makers[current].inputs]
         elif current.kind == "input":
             inputs.append(current)
     return inputs

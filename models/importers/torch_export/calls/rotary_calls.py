@@ -6,39 +6,38 @@ stretched model, say) the products with the tables stay, which are constants.
 
 from typing import Any
 
+from millrace.models.importers.patterns import matched
 from millrace.models.importers.torch_export.algebra import along, combined, narrowed, scaled
 from millrace.models.importers.torch_export.calls.elementwise_calls import floating
 from millrace.models.importers.torch_export.draft import Array
 from millrace.models.importers.torch_export.extents import leaves, sequence_axis
 from millrace.models.importers.torch_export.node_matching import (
+    CALLS,
     Found,
     is_call,
-    match_operand,
+    part_of,
     without_casts,
 )
 from millrace.models.importers.torch_export.program_reader import Arguments, Handler, ProgramReader
 from millrace.models.importers.torch_export.views import joined, selected, viewed
 from millrace.models.labels import SEQUENCE
 
+# True where the features of a pair are neighbours: x with minus the second of each pair first.
+_TURNED = {
+    False: ("cat", ("neg", ("back", "x")), ("front", "x")),
+    True: ("flatten", ("stack", ("neg", ("odd", "x")), ("even", "x"))),
+}
+
 
 def rotary(node: Any) -> Found | None:
     """Match of the sum of x cos and of the turned x sin."""
-    if not is_call(node, "add") or not all(hasattr(x, "meta") for x in node.args[:2]):
-        return None
-    plain, turned = (without_casts(x) for x in node.args[:2])
-    if not (is_call(plain, "mul") and is_call(turned, "mul")):
-        return None
-    matched = match_operand(turned, _turned)
-    if matched is None or not all(hasattr(x, "meta") for x in (matched[1], *plain.args[:2])):
-        return None
-    (x, interleaved), sine = matched
-    first, second = plain.args[:2]
-    if without_casts(first) is not x and without_casts(second) is not x:
-        return None
-    cosine = second if without_casts(first) is x else first
-    dims = int(x.meta["val"].shape[-1])
-    arguments = {"x": x, "cos": cosine, "sin": sine, "interleaved": interleaved, "dims": dims}
-    return "rotary", arguments
+    for interleaved, turned in _TURNED.items():
+        bound = matched(CALLS, ("add", ("mul", "x", "cos"), ("mul", turned, "sin")), node)
+        if bound is not None and all(hasattr(value, "meta") for value in bound.values()):
+            dims = int(bound["x"].meta["val"].shape[-1])
+            more = {"x": without_casts(bound["x"]), "interleaved": interleaved, "dims": dims}
+            return "rotary", {**bound, **more}
+    return None
 
 
 def partly_rotary(node: Any) -> Found | None:
@@ -54,45 +53,9 @@ def partly_rotary(node: Any) -> Found | None:
     size = int(full.meta["val"].shape[-1])
     if len(node.args) < 2 or node.args[1] % rank != rank - 1 or rest.args[0] is not full:
         return None
-    if (_slice(part, size), _slice(rest, size)) != ((0, dims, 1), (dims, size, 1)):
+    if (part_of(part), part_of(rest)) != ((0, dims, 1, size), (dims, size, 1, size)):
         return None
     return "rotary", {**matched[1], "x": without_casts(full)}
-
-
-def _turned(node: Any) -> tuple[Any, bool] | None:
-    """Tensor x of what has minus the second of each pair first; True if pairs are neighbours."""
-    if is_call(node, "cat"):
-        step = 1
-    elif is_call(node, "flatten", "reshape", "view") and is_call(
-        without_casts(node.args[0]), "stack"
-    ):
-        step, node = 2, without_casts(node.args[0])
-    else:
-        return None
-    rank = node.meta["val"].ndim
-    parts, dim = node.args[0], node.args[1] if len(node.args) > 1 else 0
-    if len(parts) != 2 or dim % rank != rank - 1 or not is_call(parts[0], "neg"):
-        return None
-    later, earlier = parts[0].args[0], parts[1]
-    if not (is_call(later, "slice") and is_call(earlier, "slice")):
-        return None
-    x = earlier.args[0]
-    size = int(x.meta["val"].shape[-1])
-    wanted = (
-        ((size // 2, size, 1), (0, size // 2, 1)) if step == 1 else ((1, size, 2), (0, size, 2))
-    )
-    if later.args[0] is not x or tuple(_slice(y, size) for y in (later, earlier)) != wanted:
-        return None
-    return without_casts(x), step == 2
-
-
-def _slice(node: Any, size: int) -> tuple[Any, ...] | None:
-    """Bounds (start, end, step) of a slice of the last dim."""
-    given, usual = list(node.args[1:]), [0, None, None, 1]
-    dim, start, end, step = given + usual[len(given) :]
-    if dim % node.args[0].meta["val"].ndim != node.args[0].meta["val"].ndim - 1:
-        return None
-    return (start or 0, size if end is None or end > size else end, step)
 
 
 def _rotary(reader: ProgramReader, a: Arguments) -> Array:
