@@ -2,7 +2,7 @@
 
 import base64
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod, sqrt
 
@@ -17,7 +17,7 @@ from millrace.models.importers.torch_export.draft import (
     StepOperand,
     Token,
 )
-from millrace.models.importers.torch_export.extents import Extent, Group, leaves
+from millrace.models.importers.torch_export.extents import Extent, Group, TensorAxis, leaves
 from millrace.models.importers.torch_export.sources import ParameterSource
 from millrace.models.labels import BATCH, EXPERT, SEQUENCE, Dim, write
 
@@ -37,14 +37,14 @@ class _Labels:
         self._step = step
         self.whole: set[str] = set()
         self._taken: set[str] = {label for token in _tokens(step) for label in token.labels}
-        self._found: dict[tuple[int, int], Dim] = {}
+        self._found: dict[tuple[Token, int], Dim] = {}
         for slot in (*step.output.slots, *(s for x in step.inputs for s in x.slots)):
             count = 1 if slot.token.single else len(leaves(slot.axes))
             for index in range(count):
                 self._add(slot, index)
 
     def _add(self, slot: OperandSlot, index: int) -> None:
-        key = (id(slot.token), index)
+        key = (slot.token, index)
         if key in self._found:
             return
         if slot.token.labels:
@@ -79,7 +79,7 @@ class _Labels:
 
     def dim(self, token: Token, index: int) -> Dim:
         """Labels of a leaf of a token (of the whole token where it is single)."""
-        return self._found[id(token), index]
+        return self._found[token, index]
 
 
 def _may(label: str, slot: OperandSlot, root: Extent | None) -> bool:
@@ -96,10 +96,10 @@ class DraftWriter:
 
     builder: GraphBuilder
     sources: dict[str, ParameterSource] = field(default_factory=dict)
-    _names: dict[int, str] = field(default_factory=dict)
-    _turned: dict[tuple[int, tuple[tuple[int, ...], ...]], str] = field(default_factory=dict)
+    _names: dict[DraftTensor, str] = field(default_factory=dict)
+    _turned: dict[tuple[DraftTensor, Layout], str] = field(default_factory=dict)
     _used: set[str] = field(default_factory=set)
-    _inits: dict[int, str] = field(default_factory=dict)
+    _inits: dict[DraftTensor, str] = field(default_factory=dict)
 
     def write(self, steps: Sequence[DraftOp]) -> None:
         """Write steps in order, and before each what it reads."""
@@ -118,7 +118,7 @@ class DraftWriter:
             return self._input(tensor)
         if tensor.kind in ("variable", "constant"):
             return self._once_a_step(tensor, reader)
-        return self._names[id(tensor)]
+        return self._names[tensor]
 
     def _noted(self, step: DraftOp, operand: StepOperand) -> None:
         """Note how a variable begins, which follows from what first reads it."""
@@ -132,13 +132,13 @@ class DraftWriter:
             init = "zeros" if len(operand.tensor.payload.shape) == 1 else "normal"
         elif step.kind == "conv":
             init = "conv"
-        self._inits.setdefault(id(operand.tensor), init)
+        self._inits.setdefault(operand.tensor, init)
 
     def _full(self, name: str) -> str:
         return f"{BLOCK}.{name}"
 
     def _input(self, tensor: DraftTensor) -> str:
-        if id(tensor) not in self._names:
+        if tensor not in self._names:
             slots = tuple(OperandSlot(Token(single=True, label=x.role), (x,)) for x in tensor.axes)
             labels = _Labels(DraftOp(kind="input", inputs=(), output=StepOperand(tensor, slots)))
             name = self.builder.input(
@@ -151,10 +151,9 @@ class DraftWriter:
                 attributes={x: tensor.attributes[x] for x in _MASKED if x in tensor.attributes},
             )
             # The data has the dims of the program's input; views of it come after.
-            apart = tuple((axis,) for axis in tensor.leaves())
             title = f"{tensor.name}.apart"
-            self._names[id(tensor)] = self._turn(name, _layout(slots), apart, title)
-        return self._names[id(tensor)]
+            self._names[tensor] = self._turn(name, _layout(slots), _apart(tensor), title)
+        return self._names[tensor]
 
     def _once_a_step(self, tensor: DraftTensor, reader: str) -> str:
         """A variable or constant, repeated for this use."""
@@ -165,10 +164,10 @@ class DraftWriter:
                 f"on it: trace with another number of samples"
             )
         dims = _own_dims(tensor)
-        if id(tensor) not in self._names:
+        if tensor not in self._names:
             make = self._variable if tensor.kind == "variable" else self._constant
-            self._names[id(tensor)] = make(tensor, dims)
-        name = self._names[id(tensor)]
+            self._names[tensor] = make(tensor, dims)
+        name = self._names[tensor]
         first = tensor.kind == "variable" and name not in self._used
         self._used.add(name)
         return self.builder.repeat(name, tensor.name if first else reader, dims)
@@ -177,7 +176,7 @@ class DraftWriter:
         source: ParameterSource = tensor.payload
         shape = tuple(axis.size for axis in tensor.leaves())
         self.sources[self._full(tensor.name)] = replace(source, shape=shape)
-        init = self._inits.get(id(tensor), "normal").replace("conv", "normal")
+        init = self._inits.get(tensor, "normal").replace("conv", "normal")
         # He et al., arXiv 1502.01852 (2015), section 2.2, for convolutions; else GPT-2's.
         std = sqrt(2 / prod(shape[1:])) if self._convolved(tensor) else 0.02
         return self.builder.variable(
@@ -191,7 +190,7 @@ class DraftWriter:
         )
 
     def _convolved(self, tensor: DraftTensor) -> bool:
-        return self._inits.get(id(tensor)) == "conv"
+        return self._inits.get(tensor) == "conv"
 
     def _constant(self, tensor: DraftTensor, dims: str) -> str:
         shape = tuple(axis.size for axis in tensor.leaves())
@@ -229,14 +228,16 @@ class DraftWriter:
         labels = _Labels(step)
         names, operands = [], []
         for index, operand in enumerate(step.inputs):
-            name, slots = self._read(operand, step, index)
+            name, dims = self._read(operand, step, index, labels)
             names.append(name)
-            operands.append(_operand(slots, labels))
+            operands.append(dims)
         out = step.output
         output_dims = _operand(out.slots, labels)
-        extras = [tuple(_expanded(t, labels, step) for t in tokens) for tokens in step.extras]
-        whole_labels = frozenset(labels.whole)
-        text = write(operands, (output_dims, *(sum(extra, ()) for extra in extras)), whole_labels)
+        outputs = [output_dims]
+        for tokens in step.extras:
+            slots = (slot for token in tokens for slot in out.slots if slot.token is token)
+            outputs.append(_operand(slots, labels))
+        text = write(operands, outputs, frozenset(labels.whole))
         layout = _layout(out.slots)
         same = all(len(group) == 1 for group in layout)
         name = out.tensor.name if same else f"{out.tensor.name}.grouped"
@@ -244,10 +245,7 @@ class DraftWriter:
         if step.kind == "dropout":
             attributes["op"] = self._full(name)
         sizes = {dim: prod(x.size for x in g) for dim, g in zip(output_dims, layout, strict=True)}
-        shapes = [
-            tuple(sizes[dim] for dim in dims)
-            for dims in (output_dims, *(tuple(d for dim in extra for d in dim) for extra in extras))
-        ]
+        shapes = [tuple(sizes[dim] for dim in dims) for dims in outputs]
         made_names = self.builder.emit(
             step.kind,
             self._full(name),
@@ -259,64 +257,58 @@ class DraftWriter:
         )
         first = made_names[0]
         for tensor, made_name in zip(step.more, made_names[1:], strict=False):
-            self._names[id(tensor)] = made_name
+            self._names[tensor] = made_name
         if not same:
             first = self._without_units(first, layout, f"{out.tensor.name}.flat")
             layout = tuple(group for group in layout if group)
-            first = self._turn(
-                first, layout, tuple((x,) for x in out.tensor.leaves()), out.tensor.name
-            )
-        self._names[id(out.tensor)] = first
+            first = self._turn(first, layout, _apart(out.tensor), out.tensor.name)
+        self._names[out.tensor] = first
 
     def _merge(self, step: DraftOp) -> None:
         """Merge several dims into one, and split that one as later views made of it."""
         (read,), out = step.inputs, step.output
         name = self.tensor(read.tensor, f"{out.tensor.name}.0")
-        have = tuple((axis,) for axis in read.tensor.leaves())
-        layout = tuple(group for slot in read.slots for group in _groups(slot))
-        name = self._turn(name, have, layout, f"{out.tensor.name}.one")
-        grouped = tuple(group for slot in out.slots for group in _groups(slot))
-        final = tuple((axis,) for axis in out.tensor.leaves())
-        if grouped != final:
-            name = self._turn(name, grouped, final, out.tensor.name)
-        self._names[id(out.tensor)] = name
+        name = self._turn(name, _apart(read.tensor), _layout(read.slots), f"{out.tensor.name}.one")
+        self._names[out.tensor] = self._turn(
+            name, _layout(out.slots), _apart(out.tensor), out.tensor.name
+        )
 
     def _read(
-        self, operand: StepOperand, step: DraftOp, index: int
-    ) -> tuple[str, tuple[OperandSlot, ...]]:
-        """Operand as the op needs it: grouped, permuted or with dims of size one."""
+        self, operand: StepOperand, step: DraftOp, index: int, labels: _Labels
+    ) -> tuple[str, tuple[Dim, ...]]:
+        """Operand as the op needs it (grouped, permuted, with dims of size one), and its labels."""
         name = self.tensor(operand.tensor, f"{step.output.tensor.name}.{index}")
-        have = tuple((axis,) for axis in operand.tensor.leaves())
-        wanted = _layout(operand.slots)
-        fits = all(len(group) == 1 for group in wanted)
-        if fits and (have == wanted or not step.ordered):
-            return name, _in_order(operand) if not step.ordered else operand.slots
+        have = _apart(operand.tensor)
+        wanted, dims = _layout(operand.slots), _operand(operand.slots, labels)
+        if all(len(group) == 1 for group in wanted) and not step.ordered:
+            labels_by_axis = dict(zip(wanted, dims, strict=True))
+            return name, tuple(labels_by_axis[axis] for axis in have)
         wanted_full = tuple(group for group in wanted if group)
         if have != wanted_full:
-            key = (id(operand.tensor), tuple(tuple(id(x) for x in g) for g in wanted_full))
+            key = (operand.tensor, wanted_full)
             if operand.tensor.kind != "made" or key not in self._turned:
                 title = f"{operand.tensor.name}.for.{step.output.tensor.name}.{index}"
                 self._turned[key] = self._turn(name, have, wanted_full, title)
             name = self._turned[key]
         if len(wanted_full) != len(wanted):
             name = self._with_units(name, wanted, f"{step.output.tensor.name}.unit.{index}")
-        return name, operand.slots
+        return name, dims
 
     def _turn(self, name: str, have: Layout, wanted: Layout, title: str) -> str:
         """Rearrange a tensor from one layout to another."""
         if have == wanted:
             return name
-        labels_by_axis: dict[int, str] = {}
+        labels_by_axis: dict[TensorAxis, str] = {}
         taken: set[str] = set()
         for axis in (x for group in (*have, *wanted) for x in group):
             root = axis.extent.root()
-            if id(axis) in labels_by_axis:
+            if axis in labels_by_axis:
                 continue
             spare = [x for x in (root.role, root.hint, *_SPARE) if x and x not in taken]
-            labels_by_axis[id(axis)] = spare[0]
+            labels_by_axis[axis] = spare[0]
             taken.add(spare[0])
         sides = [
-            tuple(tuple(labels_by_axis[id(axis)] for axis in group) for group in layout)
+            tuple(tuple(labels_by_axis[axis] for axis in group) for group in layout)
             for layout in (have, wanted)
         ]
         shape = tuple(prod(x.size for x in group) for group in wanted)
@@ -389,38 +381,15 @@ def _layout(slots: Sequence[OperandSlot]) -> Layout:
     return tuple(group for slot in slots for group in _groups(slot))
 
 
-def _in_order(operand: StepOperand) -> tuple[OperandSlot, ...]:
-    """Slots, one per leaf, in the order of the tensor's dims."""
-    places: dict[int, tuple[OperandSlot, int]] = {}
-    for slot in operand.slots:
-        for index, axis in enumerate(leaves(slot.axes)):
-            places[id(axis)] = (slot, index)
+def _operand(slots: Iterable[OperandSlot], labels: _Labels) -> tuple[Dim, ...]:
     return tuple(
-        _Leaf(places[id(axis)][0].token, (axis,), places[id(axis)][1])
-        for axis in operand.tensor.leaves()
+        labels.dim(slot.token, index) for slot in slots for index in range(len(_groups(slot)))
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Leaf(OperandSlot):
-    """One leaf of a slot."""
-
-    at: int = 0
-
-
-def _operand(slots: Sequence[OperandSlot], labels: _Labels) -> tuple[Dim, ...]:
-    dims: list[Dim] = []
-    for slot in slots:
-        if isinstance(slot, _Leaf):
-            dims.append(labels.dim(slot.token, slot.at))
-        else:
-            dims += [labels.dim(slot.token, index) for index in range(len(_groups(slot)))]
-    return tuple(dims)
-
-
-def _expanded(token: Token, labels: _Labels, step: DraftOp) -> tuple[Dim, ...]:
-    slot = next(slot for slot in step.output.slots if slot.token is token)
-    return _operand((slot,), labels)
+def _apart(tensor: DraftTensor) -> Layout:
+    """Layout of a tensor as the graph has it: each leaf a dim."""
+    return tuple((axis,) for axis in tensor.leaves())
 
 
 def _text(operand: Sequence[Dim]) -> str:
