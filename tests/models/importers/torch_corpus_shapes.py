@@ -59,6 +59,11 @@ changed(
 )
 changed("where", lambda h: torch.where(torch.arange(6) < 2, h, -h))
 changed("a chain of functions", lambda h: F.gelu(F.silu(h).tanh() * F.softplus(h)).clamp(-1, 2))
+changed(
+    "a clamp by a tensor",
+    lambda h: h.clamp(min=torch.arange(6) / 6.0),
+    refused="bounds are tensors",
+)
 changed("what no graph has", lambda h: F.elu(h).cumsum(-1), refused="`cumsum`")
 
 

@@ -111,7 +111,12 @@ def _clip(low_name: str = "", high_name: str = "") -> Handler:
     """Handler of a clip between two arguments, either of which may be left out."""
 
     def draft(reader: ProgramReader, a: Arguments) -> Array:
-        low, high = (reader.number(a.get(name)) for name in (low_name, high_name))
+        bounds = [a.get(name) for name in (low_name, high_name)]
+        low, high = (reader.number(bound) for bound in bounds)
+        if (low, high).count(None) != bounds.count(None):
+            raise UnsupportedCallError(
+                "its bounds are tensors; clamp by numbers, or say m + relu(x - m)"
+            )
         attributes = {
             "low": _LOWEST if low is None else low,
             "high": -_LOWEST if high is None else high,
