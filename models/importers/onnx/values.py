@@ -152,7 +152,6 @@ def reshaped(value: Traced, shape: Sequence[int], fresh: Fresh) -> Traced:
         or the number of elements differs.
     """
     queue = list(factors_of(value.dims))
-    pieces: dict[LabelFactor, Dim] = {}
     dims: list[Dim] = []
     for size in shape:
         group: list[LabelFactor] = []
@@ -167,9 +166,7 @@ def reshaped(value: Traced, shape: Sequence[int], fresh: Fresh) -> Traced:
             first = queue.pop(0)
             if needed % first.size and first.size % needed == 0:
                 outer, inner = _apart(first, needed, fresh)
-                original = next((f for f, dim in pieces.items() if first in dim), first)
-                before = pieces.get(original, (first,))
-                pieces[original] = _replaced(before, {first: (outer, inner)})
+                value = value.replaced({first: (outer, inner)})
                 queue.insert(0, inner)
                 first = outer
             elif needed % first.size:
@@ -185,7 +182,7 @@ def reshaped(value: Traced, shape: Sequence[int], fresh: Fresh) -> Traced:
         raise UnsupportedNodeError("the batch is taken away")
     if queue and dims:
         dims[-1] = (*dims[-1], *queue)
-    return value.replaced(pieces).seen_as(dims)
+    return value.seen_as(dims)
 
 
 def _apart(factor: LabelFactor, outer: int, fresh: Fresh) -> Dim:

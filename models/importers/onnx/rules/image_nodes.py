@@ -10,7 +10,7 @@ from millrace.models.errors import ModelError
 from millrace.models.importers.onnx.lowering import OnnxLowering
 from millrace.models.importers.onnx.onnx_file import OnnxNode
 from millrace.models.importers.onnx.rules.layout_nodes import one_factor, summed
-from millrace.models.importers.onnx.values import Dims, LabelFactor, Traced, UnsupportedNodeError
+from millrace.models.importers.onnx.values import Dims, Traced, UnsupportedNodeError, factors_of
 from millrace.models.labels import BATCH
 
 
@@ -93,7 +93,10 @@ def conv(low: OnnxLowering, node: OnnxNode) -> Traced:
     channels = weight.dims[0] if groups == 1 else (x.dims[1][0], *weight.dims[0][1:])
     rows, columns = (low.fresh(size) for size in window.made(x.shape[2:], node))
     out: Dims = (x.dims[0], channels, (rows,), (columns,))
-    ends = (*x.dims[2], *x.dims[3], *weight.dims[2], *weight.dims[3], rows, columns)
+    ends = (*factors_of((*x.dims[2:], *weight.dims[2:])), rows, columns)
+    names = dict(zip(ends, "yxqpji", strict=True))
+    names |= {weight.dims[1][0]: "c", weight.dims[0][-1]: "n"}
+    names |= {x.dims[1][0]: "g"} if groups > 1 else {}
     attributes = window.attributes
     if window.dilations != (1, 1):
         attributes |= {"dilation_y": window.dilations[0], "dilation_x": window.dilations[1]}
@@ -104,7 +107,7 @@ def conv(low: OnnxLowering, node: OnnxNode) -> Traced:
         (x, weight),
         (out,),
         whole_factors=ends,
-        names=_names(x, weight, out, groups),
+        names=names,
         attributes=attributes,
     )
     if not biased:
@@ -138,14 +141,6 @@ def _grouped(
     first = (new,) if groups == 1 else (group, new)
     x = x.replaced({x.dims[1][0]: outer})
     return x, weight.replaced({weight.dims[0][0]: first, weight.dims[1][0]: (inner,)})
-
-
-def _names(x: Traced, weight: Traced, out: Dims, groups: int) -> dict[LabelFactor, str]:
-    names = dict(zip((x.dims[2][0], x.dims[3][0]), "yx", strict=True))
-    names |= dict(zip((weight.dims[2][0], weight.dims[3][0]), "qp", strict=True))
-    names |= dict(zip((out[2][0], out[3][0]), "ji", strict=True))
-    names |= {weight.dims[1][0]: "c", weight.dims[0][-1]: "n"}
-    return names | ({x.dims[1][0]: "g"} if groups > 1 else {})
 
 
 def pool(low: OnnxLowering, node: OnnxNode) -> Traced:
