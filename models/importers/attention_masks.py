@@ -17,7 +17,15 @@ class KeyVisibility(NamedTuple):
 
 
 def mask_of(mask: NDArray[Any], queries: int, keys: int) -> KeyVisibility | None:
-    """Read an additive (or boolean) mask over [..., queries, keys]; None where it is another."""
+    """Read an additive (or boolean) mask over [..., queries, keys]; None where it is another.
+
+    Parameters
+    ----------
+    mask
+        Values over [..., queries, keys]: added to scores, or true where a key is seen.
+    queries, keys
+        Lengths of the last two dims.
+    """
     additive = mask.dtype != bool
     visible = np.atleast_2d(mask > MASK_BELOW if additive else mask)
     if additive and np.any(np.atleast_2d(mask)[visible] != 0):

@@ -11,7 +11,15 @@ _MASKED = 0.15  # share of positions predicted; Devlin et al., arXiv 1810.04805 
 
 
 def masked_text(tokens: int, mask_id: int) -> dict[str, int]:
-    """Attributes of an input whose tokens are hidden here and there, to be filled in."""
+    """Attributes of an input whose tokens are hidden here and there, to be filled in.
+
+    Parameters
+    ----------
+    tokens
+        Tokens of a sample.
+    mask_id
+        Id of a hidden token.
+    """
     return {"masked": max(1, round(_MASKED * tokens)), "mask_id": mask_id}
 
 
@@ -19,6 +27,13 @@ def for_masked_text(graph: Graph, mask_id: int | None) -> Graph:
     """Return the graph whose tokens see those behind them as one that fills in masked text.
 
     Next tokens would show it each answer. Without the id of a hidden token no data feeds it.
+
+    Parameters
+    ----------
+    graph
+        As it was imported.
+    mask_id
+        Id of a hidden token, where it was said.
     """
     if not any(map(_sees_both_ways, graph.ops)):
         return graph
@@ -53,7 +68,15 @@ def left_out(values: Mapping[str, int]) -> Iterator[str]:
 
 
 def seen_answers(graph: Graph, where: str = "") -> Iterator[str]:
-    """Note where training on the next tokens would show each answer."""
+    """Note where training on the next tokens would show each answer.
+
+    Parameters
+    ----------
+    graph
+        Training graph.
+    where
+        Which attention it is, for the sentence; it begins with a blank.
+    """
     sources = {op.attributes["source"] for op in graph.ops if op.kind == "input"}
     if "masked_targets" in sources and "masked_tokens" not in sources:
         yield (

@@ -21,7 +21,7 @@ Pattern = Any
 Bound = Mapping[str, Any]
 
 
-class Calls(Protocol):
+class ProgramCalls(Protocol):
     """Calls of a program, whatever its format."""
 
     @property
@@ -57,14 +57,24 @@ class Product(NamedTuple):
     factors: tuple[Pattern, ...]
 
 
-def matched(calls: Calls, pattern: Pattern, value: Any) -> Bound | None:
-    """Return the values of a pattern's variables where the call of a value ends it, else None."""
+def matched(calls: ProgramCalls, pattern: Pattern, value: Any) -> Bound | None:
+    """Return the values of a pattern's variables where the call of a value ends it, else None.
+
+    Parameters
+    ----------
+    calls
+        The program.
+    pattern
+        One of its last call, with variables.
+    value
+        Value that the last call makes.
+    """
     if calls.uncast(value) != value:
         return None
     return next(_matches(calls, pattern, value, {}), None)
 
 
-def _matches(calls: Calls, pattern: Pattern, value: Any, bound: Bound) -> Iterator[Bound]:
+def _matches(calls: ProgramCalls, pattern: Pattern, value: Any, bound: Bound) -> Iterator[Bound]:
     match pattern:
         case float() | int():
             number = calls.number(value)
@@ -92,7 +102,7 @@ def _matches(calls: Calls, pattern: Pattern, value: Any, bound: Bound) -> Iterat
 
 
 def _all_match(
-    calls: Calls, patterns: list[Pattern], values: tuple[Any, ...], bound: Bound
+    calls: ProgramCalls, patterns: list[Pattern], values: tuple[Any, ...], bound: Bound
 ) -> Iterator[Bound]:
     if not patterns:
         yield bound
@@ -102,7 +112,7 @@ def _all_match(
 
 
 def _products(
-    calls: Calls, number: float, factors: tuple[Pattern, ...], value: Any, bound: Bound
+    calls: ProgramCalls, number: float, factors: tuple[Pattern, ...], value: Any, bound: Bound
 ) -> Iterator[Bound]:
     first, *others = factors
     plain = frozenset(map(calls.uncast, bound.values()))
@@ -125,9 +135,21 @@ class MatchedProduct(NamedTuple):
 
 
 def product_of(
-    calls: Calls, value: Any, stops: Set[Any] = frozenset(), depth: int = DEPTH_MAX
+    calls: ProgramCalls, value: Any, stops: Set[Any] = frozenset(), depth: int = DEPTH_MAX
 ) -> MatchedProduct:
-    """Take a product (or quotient by a number) apart down to values that are none, or `stops`."""
+    """Take a product (or quotient by a number) apart down to values that are none, or `stops`.
+
+    Parameters
+    ----------
+    calls
+        The program.
+    value
+        A number, or a value of the program.
+    stops
+        Values that are not taken apart, behind their casts.
+    depth
+        Calls that are taken apart at most, one inside another.
+    """
     number = calls.number(value)
     if number is not None:
         return MatchedProduct(number, ())

@@ -53,7 +53,15 @@ def labels_of_tensor(operand: Dims) -> str:
 
 
 def restricted(operand: Iterable[Dim], factors: Iterable[LabelFactor]) -> Dims:
-    """Dims with only some of their factors; dims that lose all of them go."""
+    """Dims with only some of their factors; dims that lose all of them go.
+
+    Parameters
+    ----------
+    operand
+        Dims of an operand, as factors.
+    factors
+        Those that stay.
+    """
     allowed = set(factors)
     dims = (tuple(factor for factor in dim if factor in allowed) for dim in operand)
     return tuple(dim for dim in dims if dim)

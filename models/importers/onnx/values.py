@@ -346,7 +346,15 @@ def broadcast_columns(ranks: Sequence[int]) -> list[Column]:
 
 
 def common_dims(values: Sequence[Traced], columns: Sequence[Column]) -> Dims:
-    """Factors of each column, as the first of the values that has some has them."""
+    """Factors of each column, as the first of the values that has some has them.
+
+    Parameters
+    ----------
+    values
+        Operands of one op.
+    columns
+        Axes of theirs that stand under one another.
+    """
     return tuple(
         next((dim for position, index in column if (dim := values[position].dims[index])), ())
         for column in columns

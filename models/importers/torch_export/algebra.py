@@ -351,7 +351,23 @@ def along(
     label: str,
     attributes: Mapping[str, Value] | None = None,
 ) -> Array:
-    """Apply an op along one dim of this label, which comes last in what is made."""
+    """Apply an op along one dim of this label, which comes last in what is made.
+
+    Parameters
+    ----------
+    draft : Draft
+        Gets one op of this kind.
+    kind : str
+        Kind of an op that keeps the shape.
+    array : Array
+        Its dims stay as they are.
+    dim : int
+        The dim along which the op works.
+    label : str
+        What the op table calls that dim.
+    attributes : mapping, optional
+        Of the op.
+    """
     array = materialize_axes(draft, array, (array.dims[dim],))
     slots = slots_along(array, array.dims[dim], *tokens(label))
     read = StepOperand(array.tensor, slots)
@@ -359,7 +375,17 @@ def along(
 
 
 def slots_along(array: Array, group: Group, token: Token) -> tuple[OperandSlot, ...]:
-    """Slots of a tensor's axes, one for each but those of a dim, which stand last together."""
+    """Slots of a tensor's axes, one for each but those of a dim, which stand last together.
+
+    Parameters
+    ----------
+    array : Array
+        The operand.
+    group : tuple of TensorAxis
+        One of its dims.
+    token : Token
+        Label of that dim.
+    """
     inside = leaves(group)
     lead = (axis for axis in array.tensor.leaves() if axis not in inside)
     return (*(OperandSlot(Token(), (axis,)) for axis in lead), OperandSlot(token, inside))

@@ -117,7 +117,15 @@ class StepOperand:
 
 
 def slots_of(labels: Sequence[Token], dims: Sequence[Group]) -> tuple[OperandSlot, ...]:
-    """Slots of an operand with these dims, a token for each."""
+    """Slots of an operand with these dims, a token for each.
+
+    Parameters
+    ----------
+    labels : sequence of Token
+        One for each dim.
+    dims : sequence of tuple of TensorAxis
+        Dims of the operand.
+    """
     return tuple(starmap(OperandSlot, zip(labels, dims, strict=True)))
 
 
@@ -135,7 +143,17 @@ class DraftOp:
 
 
 def axis_below(step: DraftOp, operand: StepOperand, axis: TensorAxis) -> TensorAxis | None:
-    """Axis of an operand that stands where this one stands in what is made."""
+    """Axis of an operand that stands where this one stands in what is made.
+
+    Parameters
+    ----------
+    step : DraftOp
+        The op.
+    operand : StepOperand
+        One of its operands.
+    axis : TensorAxis
+        Axis of what it makes.
+    """
     for slot in step.output.slots:
         if axis in leaves(slot.axes):
             position = leaves(slot.axes).index(axis)
