@@ -4,7 +4,10 @@ Shape legend: b batch, t sequence, g groups, r heads of a group, d features norm
 """
 
 from millrace.models.builder import GraphBuilder
+from millrace.models.errors import ModelError
 from millrace.models.labels import parse, write
+
+KINDS = ("rms", "layer", "scale")
 
 
 def add_norm(
@@ -29,8 +32,7 @@ def add_norm(
     dims : str
         Labels of `x`, for example `b t d`; the last one is never split.
     kind : str
-        "rms", "layer", or "scale": a layer norm whose shift is zero and not trained (any other text
-        does as "scale").
+        "rms", "layer", or "scale": a layer norm whose shift is zero and not trained.
     epsilon : float
         Added to the mean square or variance before the root.
 
@@ -42,8 +44,10 @@ def add_norm(
     Raises
     ------
     ModelError
-        `dims` do not fit the shape of `x`, or no block is begun.
+        `dims` do not fit the shape of `x`, `kind` is none of these, or no block is begun.
     """
+    if kind not in KINDS:
+        raise ModelError(f"norm `{name}` is `{kind}`: expected {', '.join(KINDS)}")
     (operand,) = parse(f"-> {dims}").outputs
     rows, feature = operand[:-1], operand[-1:]
     size = builder.tensors[x].shape[-1]

@@ -132,7 +132,7 @@ def new_shape(node: OnnxNode, old: Sequence[int], asked: Sequence[int]) -> tuple
     Raises
     ------
     ModelError
-        Two are -1, one is below it, or the number of elements would change.
+        Two are -1, or one beside a 0, one is below it, or the number of elements would change.
     """
     zeros = node.integer("allowzero", 0)
     shape = [
@@ -140,9 +140,10 @@ def new_shape(node: OnnxNode, old: Sequence[int], asked: Sequence[int]) -> tuple
         for axis, size in enumerate(asked)
     ]
     known_product = prod(size for size in shape if size != -1)
-    if shape.count(-1) > 1 or any(size < -1 for size in shape):
+    undecided = shape.count(-1) > 1 or (-1 in shape and not known_product)
+    if undecided or any(size < -1 for size in shape):
         raise ModelError(f"{node.title} asks for shape {tuple(shape)}; the file is malformed")
-    if -1 in shape and known_product > 0:
+    if -1 in shape:
         shape[shape.index(-1)] = prod(old) // known_product
     if prod(shape) != prod(old):
         raise ModelError(f"{node.title}: {tuple(old)} does not fit shape {tuple(shape)}")
@@ -324,7 +325,8 @@ def _divided(a: Any, b: Any) -> Any:
     if np.asarray(a).dtype.kind != "f":
         if not np.all(b):
             raise ValueError("a division by zero")
-        return np.trunc(np.divide(a, b)).astype(np.asarray(a).dtype)
+        quotient = np.abs(a) // np.abs(b) * np.sign(a) * np.sign(b)
+        return quotient.astype(np.asarray(a).dtype)
     return a / b
 
 
@@ -376,7 +378,7 @@ _UNARY: dict[str, Callable[..., Any]] = {
     "IsNaN": np.isnan,
 }
 _ELEMENTWISE: dict[str, Callable[..., Any]] = {
-    **_alike("Add", "Mod", "Equal", "Greater", "Less"),
+    **_alike("Add", "Equal", "Greater", "Less"),
     "Sub": np.subtract,
     "Mul": np.multiply,
     "Div": _divided,
@@ -409,6 +411,7 @@ FOLDS: dict[str, Fold] = {
     ),
     "GatherND": _gathered,
     "MatMul": _simple(np.matmul),
+    "Mod": lambda node, inputs: (np.fmod if node.integer("fmod", 0) else np.mod)(*inputs),
     "Range": _range,
     "Reshape": _reshape,
     "ScatterND": _scattered,

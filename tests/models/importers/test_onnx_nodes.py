@@ -21,6 +21,12 @@ OF_MATRICES = {
     "Clip": "a = Constant <value_float = -0.5> () y = Clip (x, a)",
     "Concat": "y = Concat <axis = 2> (x, x, x)",
     "Cos and Sin": "a = Cos (x) b = Sin (x) y = Mul (a, b)",
+    "Div of whole numbers": "a = Constant <value_ints = [-5, 5, -7, 8, 9, 9007199254740993]> () "
+    "b = Constant <value_ints = [3, -3, 7, 3, -4, 1]> () c = Div (a, b) "
+    "m = Constant <value_ints = [8]> () d = Mod (c, m) f = Cast <to = 1> (d) y = Add (x, f)",
+    "Mod": "a = Constant <value_ints = [-5, 5, -7, 8, 9, -10]> () "
+    "b = Constant <value_ints = [3, -3, 3, 3, -4, 4]> () c = Mod (a, b) "
+    "d = Mod <fmod = 1> (a, b) e = Add (c, d) f = Cast <to = 1> (e) y = Add (x, f)",
     "Div": "one = Constant <value_float = 4.0> () a = Exp (x) b = Div (one, a) c = Div (b, one) "
     "y = Div (c, a)",
     "Flatten": "y = Flatten <axis = -2> (x)",
