@@ -91,6 +91,12 @@ class Operands:
         arrays = [self._array(operand) for operand in dict.fromkeys(operands_of(call))]
         return [(array.ctypes.data, array.ctypes.data + array.nbytes) for array in arrays]
 
+    def carry_out(self, calls: Sequence[Call], emulator: Emulator | None = None) -> None:
+        """Carry out calls, on an emulator of all that they launch where none is given."""
+        machine = emulator or Emulator(functions_of(calls))
+        for call in calls:
+            machine.run(call, self.address, self.ranges(call))
+
     def _array(self, operand: Operand) -> Array:
         arrays = {
             "read": self._reads,
@@ -133,8 +139,5 @@ def call(
     reads = [to_device(array, shard.dtype) for array, shard in zip(inputs, shards, strict=True)]
     writes = [empty(shard) for shard in outputs]
     operands = Operands(calls, reads, writes)
-    machine = emulator or Emulator(functions_of(calls.of(0)))
-    for _ in range(firings):
-        for device_call in calls.of(0):
-            machine.run(device_call, operands.address, operands.ranges(device_call))
+    operands.carry_out(firings * list(calls.of(0)), emulator)
     return [loaded(array, shard.dtype) for array, shard in zip(writes, outputs, strict=True)]

@@ -51,8 +51,7 @@ def dropped(
     y = empty(shard)
     operands = Operands(calls, [to_device(x, shard.dtype)], [y])
     operands.control.view(np.int64)[0] = step
-    for call in calls.of(firing):
-        emulator.run(call, operands.address, operands.ranges(call))
+    operands.carry_out(calls.of(firing), emulator)
     return loaded(y, shard.dtype)
 
 

@@ -165,9 +165,7 @@ def test_accumulate_overwrites_at_the_first_of_its_firings_and_adds_after(
     seen = []
     for firing in range(6):
         given = to_device(np.full(5, float(firing)), narrow)
-        operands = Operands(calls, [given], [total])
-        for device_call in calls.of(firing):
-            emulator.run(device_call, operands.address, operands.ranges(device_call))
+        Operands(calls, [given], [total]).carry_out(calls.of(firing), emulator)
         seen.append(float(total[-1]))
     assert seen == [0, 1, 3, 3, 7, 12]
 

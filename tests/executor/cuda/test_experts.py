@@ -105,8 +105,7 @@ def margin_of(
     operands = Operands(calls, [scores], [empty(shard) for shard in outputs])
     margin = operands.control[MARGIN_BYTE : MARGIN_BYTE + 4].view(np.float32)
     margin[0] = before
-    for device_call in calls.of(0):
-        emulator.run(device_call, operands.address, operands.ranges(device_call))
+    operands.carry_out(calls.of(0), emulator)
     return float(margin[0])
 
 

@@ -129,8 +129,7 @@ def test_steps_read_the_halves_of_the_stage_in_turn(dtype: str, emulator: Emulat
     operands.stage = [to_device(half, stage_dtype(dtype)) for half in halves]
     for run_step in (0, 1, 2):
         operands.control.view(np.int64)[:2] = 7 + run_step, run_step
-        for device_call in calls.of(0):
-            emulator.run(device_call, operands.address, operands.ranges(device_call))
+        operands.carry_out(calls.of(0), emulator)
         np.testing.assert_array_equal(loaded(y, dtype), halves[run_step % 2])
 
 

@@ -47,10 +47,7 @@ def carried_out(
 ) -> None:
     operands = Operands(calls, reads, writes)
     operands.control, operands.state = control_of(updates=5), states
-    machine = Emulator(functions_of([call for firing in firings for call in calls.of(firing)]))
-    for firing in firings:
-        for call in calls.of(firing):
-            machine.run(call, operands.address, operands.ranges(call))
+    operands.carry_out([call for firing in firings for call in calls.of(firing)])
 
 
 @pytest.mark.parametrize("gradient_dtype", ["float32", "bfloat16"])

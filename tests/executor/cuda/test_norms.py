@@ -26,7 +26,7 @@ from millrace.executor.cuda.kernels.rows.norms import (
 from millrace.executor.cuda.kernels.rows.row_partition import team_of
 from millrace.executor.kernels.context import Array, whole_shard
 from tests.executor.cuda.calling import Operands, empty, loaded, to_device
-from tests.executor.cuda.emulation.machine import COMPILER, Emulator, functions_of
+from tests.executor.cuda.emulation.machine import COMPILER
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
@@ -107,11 +107,8 @@ class NormOperands:
 def carried_out(
     calls: Calls, reads: Sequence[Array], writes: Sequence[Array], firings: Sequence[int] = (0,)
 ) -> list[Call]:
-    operands = Operands(calls, reads, writes)
     done = [call for firing in firings for call in calls.of(firing)]
-    machine = Emulator(functions_of(done))
-    for call in done:
-        machine.run(call, operands.address, operands.ranges(call))
+    Operands(calls, reads, writes).carry_out(done)
     return done
 
 

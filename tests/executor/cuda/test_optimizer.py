@@ -95,8 +95,7 @@ def carry_out(
     operands = Operands(calls, reads, writes)
     operands.control = control_of() if control is None else control
     operands.state, operands.buffer = state, buffer
-    for call in calls.of(0):
-        emulator.run(call, operands.address, operands.ranges(call))
+    operands.carry_out(calls.of(0), emulator)
 
 
 def single_output(

@@ -11,7 +11,7 @@ from millrace.executor.cuda.kernels.column_sums import ColumnSums, column_sum
 from millrace.executor.cuda.kernels.kernel_table import make_calls
 from millrace.executor.kernels.context import Array, whole_shard
 from tests.executor.cuda.calling import Operands, call, context_of, empty, loaded, to_device
-from tests.executor.cuda.emulation.machine import COMPILER, Emulator, functions_of
+from tests.executor.cuda.emulation.machine import COMPILER, Emulator
 from tests.executor.cuda.example_cases import (
     ExampleCase,
     emulator_of,
@@ -97,11 +97,7 @@ def test_casts(size: int, source: str, target: str) -> None:
 def test_floats_become_16_bits_as_the_instruction_has_it(dtype: str) -> None:
     shards = cast_context(dtype).outputs
     calls, output = make_calls(cast_context(dtype)), empty(shards[0])
-    operands = Operands(calls, [floats()], [output])
-    for device_call in calls.of(0):
-        Emulator(functions_of([device_call])).run(
-            device_call, operands.address, operands.ranges(device_call)
-        )
+    Operands(calls, [floats()], [output]).carry_out(calls.of(0))
     assert [f"{x:04x}" for x in output.view(np.uint16)] == [f"{x:04x}" for x in wanted_bits(dtype)]
 
 
@@ -114,10 +110,7 @@ def test_sums_of_columns_are_written_and_then_added_on(rows: int, columns: int, 
     calls = column_sum(CallTensor(read(0), dtype, rows * columns), sums, columns=columns)
     output = empty(whole_shard((columns,), wide))
     operands = Operands(calls, [to_device(x, dtype)], [output])
-    machine = Emulator(functions_of([*calls.of(0), *calls.of(1)]))
-    for firing in (0, 1, 2, 3):
-        for device_call in calls.of(firing):
-            machine.run(device_call, operands.address, operands.ranges(device_call))
+    operands.carry_out([call for firing in range(4) for call in calls.of(firing)])
     near = CLOSE[dtype] * np.abs(x).sum(0).max()
     np.testing.assert_allclose(output, 2 * x.sum(0), rtol=CLOSE[dtype], atol=near)
 

@@ -174,11 +174,10 @@ def scaled(
     reads = [to_device(array, shard.dtype) for array, shard in zip(inputs, shards, strict=True)]
     operands = Operands(calls, reads, [out])
     operands.control[LOSS_SCALE_AT : LOSS_SCALE_AT + 8].view(np.float64)[:] = scale
-    machine = Emulator(FUNCTIONS)
     (launch,) = calls.of(0)
     assert isinstance(launch, Launch)
     assert CONTROL in launch.args
-    machine.run(launch, operands.address, operands.ranges(launch))
+    operands.carry_out([launch], Emulator(FUNCTIONS))
     return loaded(out, dtype)
 
 

@@ -176,7 +176,7 @@ def test_convolutions_are_those_of_images_whose_channels_lie_last(
     operands = Operands(Calls(of=lambda firing: ()), arrays, [room])
     (call,) = choice.options[0]
     assert isinstance(call, Convolution)
-    Emulator({}, option=0).run(call, operands.address, operands.ranges(call))
+    operands.carry_out([call], Emulator({}, option=0))
     near = TOLERANCE[dtype] * max(1.0, float(np.abs(expected).max()))
     np.testing.assert_allclose(loaded(room, dtype), expected, atol=near)
 
