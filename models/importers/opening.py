@@ -5,7 +5,7 @@ made of it needs the file no longer.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -137,10 +137,14 @@ def _onnx(question: _OpeningRequest) -> ModelSpec:
     imported = import_file(
         question.path, loss=None, seq_len=question.seq_len, precision=question.precision
     )
-    if question.told is not None:
-        for note in imported.notes:
-            question.told(f"`{question.path}`: {note}")
+    _tell(question, imported.notes)
     return _of_graph(imported.graph, question)
+
+
+def _tell(question: _OpeningRequest, notes: Iterable[str]) -> None:
+    if question.told is not None:
+        for note in notes:
+            question.told(f"`{question.path}`: {note}")
 
 
 def _torch_export(question: _OpeningRequest) -> ModelSpec:
@@ -155,13 +159,9 @@ def _torch_export(question: _OpeningRequest) -> ModelSpec:
 
     program = load(question.path)
     imported = import_program(program, name=question.path.stem, precision=question.precision)
-    if question.told is not None:
-        for note in imported.notes:
-            question.told(f"`{question.path}`: {note}")
+    _tell(question, imported.notes)
     if question.check is not None:
-        agreement = question.check(imported, program)
-        if question.told is not None:
-            question.told(f"`{question.path}`: {agreement}")
+        _tell(question, [question.check(imported, program)])
     return _of_graph(imported.graph, question)
 
 

@@ -88,8 +88,8 @@ def _matches(calls: ProgramCalls, pattern: Pattern, value: Any, bound: Bound) ->
             if number is not None:
                 yield {**bound, name: number}
         case Either(patterns):
-            for one_of_them in patterns:
-                yield from _matches(calls, one_of_them, value, bound)
+            for alternative in patterns:
+                yield from _matches(calls, alternative, value, bound)
         case Product(number, factors):
             yield from _products(calls, number, factors, value, bound)
         case (kind, *operands):

@@ -1,6 +1,6 @@
 """Roles of initializers: which are trained, and how each starts."""
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import prod, sqrt
@@ -247,10 +247,7 @@ def kept_shape(shape: Sequence[int], role: Role) -> tuple[int, ...]:
 
 def embedded_rows(source: OnnxSource) -> dict[str, int]:
     """Number of rows of the table, per integer input that looks rows up in one."""
-    return dict(_looked_up(source))
-
-
-def _looked_up(source: OnnxSource) -> Iterator[tuple[str, int]]:
+    rows: dict[str, int] = {}
     ids = {entry.name: entry.name for entry in source.inputs if not entry.floating}
     for node in source.nodes:
         if node.kind in _VIEWS and node.inputs and node.inputs[0] in ids:
@@ -258,4 +255,5 @@ def _looked_up(source: OnnxSource) -> Iterator[tuple[str, int]]:
         if node.kind == "Gather" and len(node.inputs) == 2 and node.inputs[1] in ids:
             table = source.initializers.get(node.inputs[0])
             if table is not None and table.shape:
-                yield ids[node.inputs[1]], table.shape[0]
+                rows[ids[node.inputs[1]]] = table.shape[0]
+    return rows

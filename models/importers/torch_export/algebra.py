@@ -16,7 +16,6 @@ from millrace.models.importers.torch_export.draft import (
     Value,
     fresh,
     pointwise,
-    real_leaves,
     tokens,
 )
 from millrace.models.importers.torch_export.extents import (
@@ -286,7 +285,7 @@ def reduced(draft: Draft, array: Array, dims: Sequence[int], *, keep: bool) -> A
     places = {dim % len(array.dims) for dim in dims}
     if any(axis.role == BATCH for place in places for axis in leaves(array.dims[place])):
         raise ShapeError("it computes across samples")
-    gone = [x for place in places for x in real_leaves(array, array.dims[place])]
+    gone = [x for place in places for x in leaves(array.dims[place]) if array.real(x)]
     times = prod(
         array.dims[place][i].size for place in places for i in range(len(array.dims[place]))
     )

@@ -6,7 +6,7 @@ know how later views split a dim.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import starmap
 from typing import Any
@@ -250,12 +250,6 @@ def _of_samples(slot: OperandSlot) -> bool:
     return any(axis.role == BATCH for axis in leaves(slot.axes))
 
 
-def alike(array: Array) -> tuple[StepOperand, list[OperandSlot]]:
-    """Operand that reads a tensor dim by dim, and slots of an output with the same dims."""
-    slots = [OperandSlot(Token(), (axis,)) for axis in array.tensor.axes]
-    return StepOperand(array.tensor, tuple(slots)), slots
-
-
 def pointwise(
     draft: Draft,
     kind: str,
@@ -278,9 +272,9 @@ def pointwise(
     name : str, optional
         Name of the op within its module; None: its kind.
     """
-    operand, slots = alike(array)
-    tensor = draft.make(kind, (operand,), slots, attributes=attributes, name=name)
-    return Array(tensor, array.dims)
+    slots = tuple(OperandSlot(Token(), (axis,)) for axis in array.tensor.axes)
+    operand = StepOperand(array.tensor, slots)
+    return Array(draft.make(kind, (operand,), slots, attributes=attributes, name=name), array.dims)
 
 
 def fresh(size: int, hint: str | None = None) -> TensorAxis:
@@ -294,8 +288,3 @@ def fresh(size: int, hint: str | None = None) -> TensorAxis:
         Label that reads well for it in the graph, such as `y`, used where it is free.
     """
     return TensorAxis(Extent(size, hint=hint))
-
-
-def real_leaves(array: Array, group: Sequence[TensorAxis]) -> Iterator[TensorAxis]:
-    """The leaf axes of a dim along which the tensor differs."""
-    return (axis for axis in leaves(group) if array.real(axis))

@@ -179,14 +179,10 @@ def _part(
     return steps
 
 
-def _new_axis(slice_: _Slice) -> TensorAxis | None:
-    return None if slice_.dropped else TensorAxis(slice_.made.extent)
-
-
 def _renamed(
     draft: Draft, tensor: DraftTensor, old: TensorAxis, slice_: _Slice, index: int
 ) -> _Piece:
-    new = _new_axis(slice_)
+    new = None if slice_.dropped else TensorAxis(slice_.made.extent)
     name = draft.name(f"{tensor.name}.part{index}")
     return _Piece(replace(tensor, name=name, axes=_with(tensor.leaves(), old, new)), old, new)
 

@@ -111,7 +111,9 @@ def import_module(
     )
     imported = _imported(program_of(trace(module, inputs, output), module, output=output), asked)
     samples = _samples(inputs)
-    return imported if samples == imported.graph.batch else _for_batch(imported, samples)
+    if samples == imported.graph.batch:
+        return imported
+    return replace(imported, graph=with_batch(imported.graph, samples))
 
 
 def import_program(
@@ -230,10 +232,6 @@ def _left_out(
             if name.removeprefix(WRAPPED) not in used_names
         }
     )
-
-
-def _for_batch(imported: ExportedModel, batch: int) -> ExportedModel:
-    return replace(imported, graph=with_batch(imported.graph, batch))
 
 
 def _samples(inputs: Any) -> int:

@@ -15,7 +15,7 @@ from millrace.models.importers.patterns import (
 )
 
 
-class TupleCalls:
+class NestedCalls:
     """Calls as nested tuples, a kind and its operands; numbers are themselves."""
 
     tolerance = 1e-6
@@ -47,7 +47,9 @@ SPREAD = ("add", ("mean", ("pow", "a", 2.0)), 1e-5)
     ],
 )
 def test_an_activation_is_matched_however_its_factors_are_bracketed(kind, value):
-    matches = {name: matched(TupleCalls(), pattern, value) for name, pattern in ACTIVATIONS.items()}
+    matches = {
+        name: matched(NestedCalls(), pattern, value) for name, pattern in ACTIVATIONS.items()
+    }
     assert [name for name, bound in matches.items() if bound is not None] == [kind]
     assert matches[kind] == {"x": "a"}
 
@@ -56,7 +58,7 @@ def test_an_activation_is_matched_however_its_factors_are_bracketed(kind, value)
     "value", [("mul", "b", ("sigmoid", "a")), ("mul", ("mul", 0.4, "a"), ERF), ("cast", TANH)]
 )
 def test_what_has_another_number_or_another_value_is_no_activation(value):
-    assert all(matched(TupleCalls(), pattern, value) is None for pattern in ACTIVATIONS.values())
+    assert all(matched(NestedCalls(), pattern, value) is None for pattern in ACTIVATIONS.values())
 
 
 @pytest.mark.parametrize(
@@ -69,11 +71,11 @@ def test_what_has_another_number_or_another_value_is_no_activation(value):
     ],
 )
 def test_a_norm_by_the_root_mean_square_is_matched_with_its_weight_and_without(normed):
-    assert matched(TupleCalls(), RMS_NORM, normed) == {"x": "a", "epsilon": 1e-5}
-    assert matched(TupleCalls(), WEIGHTED_RMS_NORM, normed) is None
+    assert matched(NestedCalls(), RMS_NORM, normed) == {"x": "a", "epsilon": 1e-5}
+    assert matched(NestedCalls(), WEIGHTED_RMS_NORM, normed) is None
     weighted = ("mul", "w", ("cast", normed))
-    assert matched(TupleCalls(), RMS_NORM, weighted) == {"x": "a", "weight": "w", "epsilon": 1e-5}
-    assert matched(TupleCalls(), RMS_NORM, ("cast", weighted)) is None
+    assert matched(NestedCalls(), RMS_NORM, weighted) == {"x": "a", "weight": "w", "epsilon": 1e-5}
+    assert matched(NestedCalls(), RMS_NORM, ("cast", weighted)) is None
 
 
 @pytest.mark.parametrize("additive", [True, False])

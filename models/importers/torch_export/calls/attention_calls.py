@@ -84,8 +84,8 @@ def _tokens_of(reader: ProgramReader, query: Array, key: Array) -> str:
         {axis.extent.root() for axis in leaves(group)} for group in (query.dims[2], key.dims[2])
     ]
     for array in reader.inputs:
-        tokens = array.dims[1] if array.tensor.integer and len(array.dims) > 1 else ()
-        if any(axis.extent.root() in along[0] & along[1] for axis in leaves(tokens)):
+        second = array.dims[1] if array.tensor.integer and len(array.dims) > 1 else ()
+        if any(axis.extent.root() in along[0] & along[1] for axis in leaves(second)):
             return array.tensor.name
     return ""
 

@@ -17,7 +17,7 @@ from millrace.models.importers.torch_export.views import selected, viewed
 from millrace.models.labels import BATCH
 
 _LOWEST = -3.0e38  # stands for minus infinity where something is added to it
-_SIX: dict[str, Value] = {"low": 0.0, "high": 6.0}  # Howard et al., arXiv 1905.02244
+_RELU6: dict[str, Value] = {"low": 0.0, "high": 6.0}  # Howard et al., arXiv 1905.02244
 
 
 def floating(value: Any) -> Any:
@@ -128,7 +128,7 @@ def _clip(low_name: str = "", high_name: str = "") -> Handler:
 
 def _hardsigmoid(reader: ProgramReader, a: Arguments) -> Array:
     moved = shifted(reader.draft, floating(a["self"]), 3.0)
-    return scaled(reader.draft, pointwise(reader.draft, "clip", moved, _SIX), 1 / 6)
+    return scaled(reader.draft, pointwise(reader.draft, "clip", moved, _RELU6), 1 / 6)
 
 
 def _hardswish(reader: ProgramReader, a: Arguments) -> Array:
@@ -244,7 +244,7 @@ HANDLERS: dict[str, Handler] = {
     "clamp_min": _clip(low_name="min"),
     "clamp_max": _clip(high_name="max"),
     "hardtanh": _clip("min_val", "max_val"),
-    "relu6": _function("clip", lambda a: _SIX),
+    "relu6": _function("clip", lambda a: _RELU6),
     "hardsigmoid": _hardsigmoid,
     "hardswish": _hardswish,
     "prelu": _prelu,

@@ -116,8 +116,8 @@ def _mixture(reader: ProgramReader, a: Arguments) -> Array:
     expert_outputs = product(draft, active, down, ("ebcf", "edf", "ebcd"))
     back = StepOperand(expert_outputs.tensor, slots_of((e, b, c, d), expert_outputs.dims))
     weight = StepOperand(weights.tensor, slots_of((b, t, k), (*rows, leaves(weights.dims[-1]))))
-    made_slots = slots_of((b, t, d), (*rows, expert_outputs.dims[-1]))
-    out = draft.make("combine", (back, *routes, weight), made_slots, ordered=True)
+    of_output = slots_of((b, t, d), (*rows, expert_outputs.dims[-1]))
+    out = draft.make("combine", (back, *routes, weight), of_output, ordered=True)
     return Array(out, (*x.dims[:-1], expert_outputs.dims[-1]))
 
 

@@ -34,13 +34,7 @@ def _linear(reader: ProgramReader, a: Arguments) -> Array:
     lead = _LETTERS[: len(x.dims) - 1]
     out = lead + ("z" if len(weight.dims) == 2 else "")
     right = "zk" if len(weight.dims) == 2 else "k"
-    return _biased(reader, x, weight, (lead + "k", right, out), a["bias"])
-
-
-def _biased(
-    reader: ProgramReader, x: Array, weight: Array, equation: tuple[str, str, str], bias: Any
-) -> Array:
-    output = product(reader.draft, x, weight, equation)
+    output, bias = product(reader.draft, x, weight, (lead + "k", right, out)), a["bias"]
     return output if bias is None else combined(reader.draft, "add", output, reader.array(bias))
 
 
