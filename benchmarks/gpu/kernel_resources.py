@@ -80,8 +80,8 @@ def resources_of(code: bytes) -> dict[str, Resources]:
     names = sections[symbols.link]
     taken: dict[str, dict[int, int]] = {}
     for attribute, symbol, number in _attributes(code, by_name[".nv.info"]):
-        (name_at,) = struct.unpack_from("<I", code, symbols.at + symbol * SYMBOL_BYTES)
-        taken.setdefault(_text(code, names.at + name_at), {})[attribute] = number
+        (name_at,) = struct.unpack_from("<I", code, symbols.offset + symbol * SYMBOL_BYTES)
+        taken.setdefault(_text(code, names.offset + name_at), {})[attribute] = number
     resources = {}
     for name, numbers in taken.items():
         if REGISTERS in numbers:
@@ -152,15 +152,15 @@ def _multiprocessor(architecture: str) -> Multiprocessor:
 
 class _Section(NamedTuple):
     name: str
-    at: int  # in the file, in bytes
+    offset: int  # in the file, in bytes
     size: int
     link: int
 
 
 def _attributes(code: bytes, info: _Section) -> Iterator[tuple[int, int, int]]:
     """Yield attribute, symbol and number of all those that say something of a function."""
-    offset = info.at
-    while offset < info.at + info.size:
+    offset = info.offset
+    while offset < info.offset + info.size:
         form, attribute, size = struct.unpack_from("<BBH", code, offset)
         offset += 4
         if form != SIZED:

@@ -111,11 +111,11 @@ def end_with(parent: int) -> None:
 def unwind_when_asked_to_end() -> None:
     """Let SIGTERM unwind the stack, once, so that whoever has started processes ends them."""
 
-    def asked(number: int, frame: FrameType | None) -> None:
+    def on_sigterm(number: int, frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_IGN)
         raise SystemExit(f"stopped by {signal.Signals(number).name}")
 
-    signal.signal(signal.SIGTERM, asked)
+    signal.signal(signal.SIGTERM, on_sigterm)
 
 
 def ended(process: subprocess.Popen[bytes], killed_s: float = KILLED_S) -> None:

@@ -47,7 +47,7 @@ def main() -> int:
         print(
             markdown(device_summary["rows"])
             if options.markdown
-            else "\n".join(said(device_summary))
+            else "\n".join(summary_lines(device_summary))
         )
     if not summaries:
         print(f"benchmarks.gpu.results: there are no lines in {options.folder}", file=sys.stderr)
@@ -68,7 +68,7 @@ def summarised(folder: Path, out: Path) -> list[str]:
     summaries = by_device(folder)
     for device_summary in summaries:
         written(device_summary, out)
-    return [text for device_summary in summaries for text in said(device_summary)]
+    return [text for device_summary in summaries for text in summary_lines(device_summary)]
 
 
 def written(device_summary: Figures, out: Path) -> None:
@@ -176,7 +176,7 @@ def _plain(line: Line, *names: str) -> Figures:
     return {name: line[name] for name in names if line.get(name) is not None}
 
 
-def said(device_summary: Figures) -> list[str]:
+def summary_lines(device_summary: Figures) -> list[str]:
     """Summary of a device in lines for people."""
     text = [f"{device_summary['device']}:"]
     for part in device_summary["parts"]:

@@ -154,14 +154,16 @@ def _work(actor: Actor, program: Program, device: Device, duration_ns: int) -> R
 def ops_of(actor: Actor, program: Program) -> Iterator[OpFirings]:
     """Yield the ops that an actor computes in one firing; in a fused one they share its traffic."""
     if not actor.parts:
-        told = _told(*program.operands(actor))
-        yield firing_of(actor.kind, actor.labels, actor.attributes, *told)
+        shapes_and_dtypes = _shapes_and_dtypes(*program.operands(actor))
+        yield firing_of(actor.kind, actor.labels, actor.attributes, *shapes_and_dtypes)
         return
     for part, inputs, outputs, share in parts_of(actor, program):
-        yield firing_of(part.kind, part.labels, part.attributes, *_told(inputs, outputs), share)
+        yield firing_of(
+            part.kind, part.labels, part.attributes, *_shapes_and_dtypes(inputs, outputs), share
+        )
 
 
-def _told(
+def _shapes_and_dtypes(
     inputs: Sequence[Register], outputs: Sequence[Register]
 ) -> tuple[list[Any], list[Any], list[str], list[str]]:
     """Shapes and dtypes, as costs take them."""

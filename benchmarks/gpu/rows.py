@@ -167,22 +167,22 @@ def lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:
         unit = figures["unit"]
         ours, theirs = (figures[f"{who}_{unit}_per_s"] for who in ("millrace", "torch"))
         texts.append(
-            f"{figures['model']:12} {_said(figures['batch'], 'd', 5)} {_said(ours, ',.0f', 10)} "
-            f"{_said(theirs, ',.0f', 10)} {_said(figures['ratio'], '.3f', 6)} "
-            f"{_said(figures['eager_ratio'], '.3f', 6)} {_ms(figures['predicted_s'])} "
-            f"{_ms(figures['measured_s'])} {_said(figures['memory_ratio'], '.2f', 7)} "
-            f"{_said(figures['host_share'], '.1%', 6)} {_said(figures['idle_share'], '.1%', 6)} "
-            f"{_said(figures['mfu'], '.1%', 6)}"
+            f"{figures['model']:12} {_cell(figures['batch'], 'd', 5)} {_cell(ours, ',.0f', 10)} "
+            f"{_cell(theirs, ',.0f', 10)} {_cell(figures['ratio'], '.3f', 6)} "
+            f"{_cell(figures['eager_ratio'], '.3f', 6)} {_ms(figures['predicted_s'])} "
+            f"{_ms(figures['measured_s'])} {_cell(figures['memory_ratio'], '.2f', 7)} "
+            f"{_cell(figures['host_share'], '.1%', 6)} {_cell(figures['idle_share'], '.1%', 6)} "
+            f"{_cell(figures['mfu'], '.1%', 6)}"
         )
         if figures["deterministic_price"] is not None:
             bits = "equal" if figures["bit_equal"] else "DIFFERENT"
-            price = _said(figures["torch_deterministic_price"], "+.1%", 1)
+            price = _cell(figures["torch_deterministic_price"], "+.1%", 1)
             texts.append(
                 f"{'':12} deterministic mode costs {figures['deterministic_price']:+.1%} (torch: "
                 f"{price}); captured and eagerly it gives {bits} bits"
             )
         if figures["losses_apart"] is not None:
-            spread = _said(figures["torch_losses_apart"], ".1e", 1)
+            spread = _cell(figures["torch_losses_apart"], ".1e", 1)
             texts.append(
                 f"{'':12} losses apart by {figures['losses_apart']:.1e} (PyTorch's: {spread})"
             )
@@ -219,24 +219,24 @@ def markdown(rows: Iterable[Mapping[str, Any]]) -> str:
         best = f"{theirs:,.0f} (of {len(timed)}{'' if compiled else ', eager'})" if theirs else "-"
         cells = (
             f"{figures['model']}, {figures['batch']} × {figures['seq_len']}",
-            f"{_said(ours, ',.0f', 1)} {figures['unit']}/s",
+            f"{_cell(ours, ',.0f', 1)} {figures['unit']}/s",
             best,
-            _said(figures["ratio"], ".2f", 1),
+            _cell(figures["ratio"], ".2f", 1),
             *(
                 _ms(seconds).strip()
                 for seconds in (figures["measured_s"], figures["predicted_s"], bound_s)
             ),
             "{} ({})".format(
-                *(_said(figures[name], ".1g", 1) for name in ("losses_apart", "torch_losses_apart"))
+                *(_cell(figures[name], ".1g", 1) for name in ("losses_apart", "torch_losses_apart"))
             ),
         )
         texts.append(f"| {' | '.join(cells)} |")
     return "\n".join(texts)
 
 
-def _said(value: float | None, how: str, width: int) -> str:
+def _cell(value: float | None, how: str, width: int) -> str:
     return f"{'-' if value is None else format(value, how):>{width}}"
 
 
 def _ms(seconds: float | None) -> str:
-    return _said(None if seconds is None else seconds * 1e3, ".2f", 7) + " ms"
+    return _cell(None if seconds is None else seconds * 1e3, ".2f", 7) + " ms"

@@ -54,12 +54,12 @@ class RandomSamples:
 
     def __init__(self, different: int, sources: Iterable[SampleSource] = ()) -> None:
         self.different = different
-        self._known: dict[tuple[str, int], NDArray[Any]] = {}
+        self._samples: dict[tuple[str, int], NDArray[Any]] = {}
         wanted = list(product(sources, range(different)))
         with ThreadPoolExecutor() as pool:
             drawn = pool.map(lambda pair: _drawn(*pair), wanted)
             for (source, number), sample in zip(wanted, drawn, strict=True):
-                self._known[source.name, number] = sample
+                self._samples[source.name, number] = sample
 
     def read(self, source: SampleSource, samples: NDArray[np.int64]) -> Array:
         """Region of samples, [samples, region...]."""
@@ -67,9 +67,9 @@ class RandomSamples:
 
     def _sample(self, source: SampleSource, number: int) -> NDArray[Any]:
         key = source.name, number % self.different
-        if key not in self._known:
-            self._known[key] = _drawn(source, key[1])
-        return self._known[key]
+        if key not in self._samples:
+            self._samples[key] = _drawn(source, key[1])
+        return self._samples[key]
 
 
 def _drawn(source: SampleSource, number: int) -> NDArray[Any]:

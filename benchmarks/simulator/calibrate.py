@@ -33,13 +33,13 @@ def main(
     keep: Annotated[Path | None, typer.Option()] = None,
 ) -> None:
     """Fit and print, and write where wanted."""
-    asked = [question for path in tables for question in _asked(path)][::every]
+    asked = [question for path in tables for question in _row_questions(path)][::every]
 
-    def told(done: int, of: int) -> None:
+    def report_progress(done: int, of: int) -> None:
         if done % 50 == 0 or done == of:
             typer.echo(f"{done} of {of} questions", err=True)
 
-    answers = sensitivities_of(asked, processes, told)
+    answers = sensitivities_of(asked, processes, report_progress)
     if keep is not None:
         np.savez(keep, now=answers.now, slopes=answers.slopes, residuals=answers.residuals)
     fit = fitted(answers.parameters, answers.now, answers.slopes, answers.residuals)
@@ -57,7 +57,7 @@ def main(
         _write(fit.values)
 
 
-def _asked(path: Path) -> list[RowQuestion]:
+def _row_questions(path: Path) -> list[RowQuestion]:
     table = read_table(path)
     return [ask(row, table.layout) for row in table.rows if row["tier"] == "A"]
 

@@ -288,12 +288,12 @@ def millrace_of(
 ) -> tuple[Predictions, Counter[str], float]:
     """Millrace's own predictions, in the terms of `asked_of`."""
 
-    def told(done: int, of: int) -> None:
+    def report_progress(done: int, of: int) -> None:
         print(f"Millrace: {done} of {of}", end="\n" if done == of else "\r", file=sys.stderr)
 
     began_s = sum(os.times()[:4])  # of this process and of those that it waited for
     rows = tuple(question.row for question in wanted)
-    outcomes = validate(replace(table, rows=rows), processes=processes, told=told)
+    outcomes = validate(replace(table, rows=rows), processes=processes, told=report_progress)
     spent_s = sum(os.times()[:4]) - began_s
     predicted_lines = [(outcome.asked.row[LINE], outcome.predicted) for outcome in outcomes]
     predictions = {

@@ -63,7 +63,7 @@ def samples(spec: ModelSpec) -> dict[str, Any]:
 @pytest.mark.parametrize(("vocab_multiple", "grouped_experts"), [(1, False), (64, True)])
 @pytest.mark.parametrize("name", SPECS)
 def test_loss_and_gradients_are_ours(name: str, vocab_multiple: int, grouped_experts: bool) -> None:
-    from benchmarks.gpu.torch_models.loading import load, module_of, taken
+    from benchmarks.gpu.torch_models.loading import load, module_of, zoo_variables
 
     spec = SPECS[name]
     if spec.family == "resnet" and vocab_multiple > 1:
@@ -71,14 +71,15 @@ def test_loss_and_gradients_are_ours(name: str, vocab_multiple: int, grouped_exp
     values, inputs = drawn(spec), samples(spec)
     module = module_of(spec, vocab_multiple, grouped_experts)
     load(module, values)
-    for path, value in taken(module, values).items():
+    for path, value in zoo_variables(module, values).items():
         np.testing.assert_array_equal(value, values[path])
     first, second = (torch.from_numpy(array) for array in inputs.values())
     loss = module(first, second)
     loss.backward()
     count = second.numel()
     gradients = {
-        path: gradient * count for path, gradient in taken(module, values, gradients=True).items()
+        path: gradient * count
+        for path, gradient in zoo_variables(module, values, gradients=True).items()
     }
     assert set(gradients) == set(values)
     assert_same(build(spec, BATCH), values, inputs, loss.item() * count, gradients)

@@ -64,7 +64,7 @@ def put(on: CupyDevice, array: np.ndarray) -> int:
     return address
 
 
-def taken(on: CupyDevice, address: int, shape: tuple[int, ...], dtype: type) -> np.ndarray:
+def host_copy(on: CupyDevice, address: int, shape: tuple[int, ...], dtype: type) -> np.ndarray:
     """Copy of device memory."""
     values = np.empty(shape, dtype)
     on.to_host(values, address)
@@ -112,14 +112,14 @@ def memory() -> Figures:
     stream, size = on.stream(), 256 * 2**20
     first, second = on.allocate(size), on.allocate(size)
     address, view = on.allocate_host(size)
-    assert not taken(on, first, (4096,), np.uint8).any(), "memory is not zero"
+    assert not host_copy(on, first, (4096,), np.uint8).any(), "memory is not zero"
     view[:] = np.arange(size, dtype=np.uint32).astype(np.uint8)
     on.copy_async(first, address, size, stream)
     on.issue(CopyCall(bound(first), bound(second), size), stream)
     on.issue(Clear(bound(first), size), stream)
     settle(on, stream)
-    assert np.array_equal(taken(on, second, (size,), np.uint8), view), "a copy is not the same"
-    assert not taken(on, first, (size,), np.uint8).any(), "cleared memory is not zero"
+    assert np.array_equal(host_copy(on, second, (size,), np.uint8), view), "a copy is not the same"
+    assert not host_copy(on, first, (size,), np.uint8).any(), "cleared memory is not zero"
     rates: Figures = {"pinned_address_is_the_hosts": address == view.ctypes.data}
     for name, target, source in (
         ("to_device", first, address),
@@ -148,7 +148,7 @@ def kernel() -> Figures:
     compiled_s = time.perf_counter() - began
     on.issue(call, stream)
     settle(on, stream)
-    eager = taken(on, y, ROWS, np.float32)
+    eager = host_copy(on, y, ROWS, np.float32)
     centred = x - x.mean(-1, keepdims=True)
     right = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * gamma + beta
     worst = float(np.abs(eager - right).max())
@@ -157,7 +157,7 @@ def kernel() -> Figures:
     on.issue(Clear(bound(y), eager.nbytes), stream)
     on.replay(graph, stream)
     settle(on, stream)
-    assert np.array_equal(taken(on, y, ROWS, np.float32), eager), "a replay gives other bits"
+    assert np.array_equal(host_copy(on, y, ROWS, np.float32), eager), "a replay gives other bits"
     time_ms = milliseconds(on, stream, lambda: on.issue(call, stream))
     small, _ = layer_norm(on, *(np.ones(shape, np.float32) for shape in ((1, 64), 64, 64)))
     on.load({small.source: [small.function]})
@@ -215,7 +215,7 @@ def product() -> Figures:
     on.issue(Clear(bound(d), a.nbytes), stream)
     on.replay(graph, stream)
     settle(on, stream)
-    result, right = widened(taken(on, d, a.shape, np.uint16)), widened(a) @ widened(b)
+    result, right = widened(host_copy(on, d, a.shape, np.uint16)), widened(a) @ widened(b)
     worst = float((np.abs(result - right) / np.abs(right).max()).max())
     assert worst < 2**-8, f"the product is off by {worst} of its largest value"
     a, b = (bfloat16(generator.standard_normal((PRODUCT,) * 2, np.float32)) for _ in range(2))
@@ -264,7 +264,7 @@ def streams() -> Figures:
     early = on.done(after)
     on.synchronize(after)
     assert on.done(after)
-    assert taken(on, third_copy, (size,), np.uint8).min() == 7, "the branches did not wait"
+    assert host_copy(on, third_copy, (size,), np.uint8).min() == 7, "the branches did not wait"
     on.check()
     on.close()
     return {"done_at_once": early}
@@ -302,7 +302,7 @@ def nccl() -> Figures:
         on.issue(Clear(bound(recv), values.nbytes), stream)
         on.replay(graph, stream)
         settle(on, stream)
-        assert np.array_equal(taken(on, recv, values.shape, np.uint16), values), kind
+        assert np.array_equal(host_copy(on, recv, values.shape, np.uint16), values), kind
         del graph
         times[f"{kind}_ms"] = milliseconds(
             on, stream, lambda call=call: communicator.issue(call, group, stream)

@@ -124,15 +124,15 @@ def main(options: argparse.Namespace, slices: Slices = SLICES) -> int:
         ok &= smoke()
         for part in slices[options.slice]:
             ok &= run(part, deadline, folder, options.emulated)
-            ok &= told(folder, summary) is not None
+            ok &= try_summary(folder, summary) is not None
     except SystemExit as stop:
         append("slice", ok := False, error=str(stop.code))
-    text = told(folder, summary)
+    text = try_summary(folder, summary)
     print("\n".join(text or ()))
     return int(not ok or text is None)
 
 
-def told(folder: Path, summary: Path) -> list[str] | None:
+def try_summary(folder: Path, summary: Path) -> list[str] | None:
     """Summarise all lines; a summary that fails costs no part its turn, and is a line itself."""
     try:
         return summarised(folder, summary)

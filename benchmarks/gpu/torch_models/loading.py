@@ -76,7 +76,9 @@ def _as_torch(value: Tensor, parameter: Tensor, linear: bool) -> Tensor:
     return value.reshape(-1, *parameter.shape[1:])
 
 
-def taken(module: Any, of: Mapping[str, Array], gradients: bool = False) -> dict[str, Array]:
+def zoo_variables(
+    module: Any, of: Mapping[str, Array], gradients: bool = False
+) -> dict[str, Array]:
     """Parameters (or gradients) as the zoo's variables, in the shapes of those in `of`."""
     values: dict[str, Array] = {}
     for path, kind, parameter, names in parts(module):

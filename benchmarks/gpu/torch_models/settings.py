@@ -132,6 +132,6 @@ def changed(setting: Setting, change: Change) -> Setting | None:
     return None if change[1] and changed_setting == setting else changed_setting
 
 
-def said(setting: Setting) -> dict[str, object]:
+def setting_fields(setting: Setting) -> dict[str, object]:
     """Fields of a setting, as results hold them."""
     return asdict(setting)

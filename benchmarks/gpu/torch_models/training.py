@@ -24,7 +24,7 @@ from benchmarks.gpu.torch_models.settings import (
     changed,
     changes_of,
     first_setting,
-    said,
+    setting_fields,
 )
 from millrace.models.graph import Graph
 from millrace.models.spec import ModelSpec, TrainingSpec
@@ -138,14 +138,14 @@ class Captured:
     """A trainer's step as a CUDA graph."""
 
     def __init__(self, trainer: Trainer, batch: Batch) -> None:
-        self._held = tuple(tensor.clone() for tensor in batch)
+        self._static_batch = tuple(tensor.clone() for tensor in batch)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
-            self._loss = trainer.step(*self._held)
+            self._loss = trainer.step(*self._static_batch)
 
     def step(self, first: Tensor, second: Tensor) -> Tensor:
         """Replay the graph on a batch; the loss is the next step's place too."""
-        for place, given in zip(self._held, (first, second), strict=True):
+        for place, given in zip(self._static_batch, (first, second), strict=True):
             place.copy_(given, non_blocking=True)
         self._graph.replay()
         return self._loss
@@ -259,7 +259,7 @@ def tries(
         setting = changed(best, change)
         if setting is None or (device != "cuda" and not setting.eager):
             continue
-        figures: Figures = {"name": change[0], "setting": said(setting)}
+        figures: Figures = {"name": change[0], "setting": setting_fields(setting)}
         if time.perf_counter() - began + longest_s > budget_s:
             yield figures | {"error": "no time was left"}
             continue
