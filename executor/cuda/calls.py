@@ -346,8 +346,8 @@ class Convolution(NamedTuple):
     c: int
     n: int
     groups: int
-    given: tuple[int, int]
-    made: tuple[int, int]
+    image_size: tuple[int, int]
+    output_size: tuple[int, int]
     window: tuple[int, int]
     stride: tuple[int, int]
     pad: tuple[int, int]
@@ -362,8 +362,8 @@ class Convolution(NamedTuple):
     @property
     def sizes(self) -> tuple[tuple[int, ...], ...]:
         """Sizes of the dims of each of `tensors`."""
-        image = (self.b, self.groups * self.c, *self.given)
-        return image, (self.n, self.c, *self.window), (self.b, self.n, *self.made)
+        image = (self.b, self.groups * self.c, *self.image_size)
+        return image, (self.n, self.c, *self.window), (self.b, self.n, *self.output_size)
 
 
 class KernelAlternatives(NamedTuple):

@@ -55,7 +55,7 @@ class MemberBlocks(NamedTuple):
 
     Parameters
     ----------
-    runs
+    run_count
         Contiguous runs of elements in a block: one where only dims of size 1 come before the dim.
     run
         Elements of a run.
@@ -63,7 +63,7 @@ class MemberBlocks(NamedTuple):
         Blocks.
     """
 
-    runs: int
+    run_count: int
     run: int
     parts: int
 
@@ -75,7 +75,7 @@ class MemberBlocks(NamedTuple):
     @property
     def elements(self) -> int:
         """Elements of a block."""
-        return self.runs * self.run
+        return self.run_count * self.run
 
 
 def cut_of(shape: Shape, dim: int | None, parts: int) -> MemberBlocks:
@@ -110,14 +110,14 @@ def collective_calls(
     source, target, used_bytes = read(0), write(0), 0
     before: list[Call] = []
     after: list[Call] = []
-    if scatter.runs > 1:
+    if scatter.run_count > 1:
         source = workspace()
         used_bytes = aligned(_size_bytes(send_shape, dtype))
-        before.append(_transposed(read(0), source, scatter.runs, members, scatter.run, dtype))
-    if gather.runs > 1:
+        before.append(_transposed(read(0), source, scatter.run_count, members, scatter.run, dtype))
+    if gather.run_count > 1:
         target = workspace(used_bytes)
         used_bytes += aligned(_size_bytes(recv_shape, dtype))
-        after.append(_transposed(target, write(0), members, gather.runs, gather.run, dtype))
+        after.append(_transposed(target, write(0), members, gather.run_count, gather.run, dtype))
     # The elements are one block of the send register: what a member keeps, sends to each, or sends.
     meeting = Collective(kind, source, target, scatter.elements, dtype, exchange.reduction)
     return same_calls(*before, meeting, *after, workspace_bytes=used_bytes)
@@ -221,7 +221,7 @@ def _moved(
     source: Operand, target: Operand, before: MemberBlocks, after: MemberBlocks, dtype: str
 ) -> Call:
     """Call that copies a block that lies as `before` says to where it lies as `after` says."""
-    if before.runs == after.runs == 1:
+    if before.run_count == after.run_count == 1:
         return CopyCall(source, target, before.run * ITEMSIZE[dtype])
     unit = _unit_bytes(before.run, after.run, dtype)
     extents = [

@@ -43,5 +43,6 @@ def described(call: LibraryCall | ProductCall) -> str:
             window = f"{call.window} stride {call.stride} pad {call.pad} dilation {call.dilation}"
             return (
                 f"convolution {call.direction} b {call.b} c {call.c} n {call.n} groups "
-                f"{call.groups} {call.given} -> {call.made} window {window} in {call.arithmetic}"
+                f"{call.groups} {call.image_size} -> {call.output_size} window {window} "
+                f"in {call.arithmetic}"
             )

@@ -66,8 +66,8 @@ __global__ void __launch_bounds__(ROWS * LANES, Resident<T, ROWS * LANES>::BLOCK
         int at = thread + i * Here::THREADS;
         i64 channel = first_channel + at / Here::DEPTH;
         const Tap& tap = step[at % Here::DEPTH];
-        bool there = tap.source >= 0 && channel < of.made;
-        i64 from = group * of.weight_group + channel * of.weight_made + tap.weight;
+        bool there = tap.source >= 0 && channel < of.target_channels;
+        i64 from = group * of.weight_group + channel * of.weight_target + tap.weight;
         lefts[i] = there ? wide(weight[from]) : (W)0;
       }
 #pragma unroll
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(ROWS * LANES, Resident<T, ROWS * LANES>::BLOCK
   }
   for (int i = 0; i < 4; i++) {
     i64 channel = first_channel + Here::channel(i);
-    if (channel >= of.made) break;
+    if (channel >= of.target_channels) break;
     i64 plane = channel * target_channel<LAST>(of);
     for (int quad = 0; quad < QUADS; quad++) {
       for (int j = 0; j < 4; j++) {
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(ROWS * LANES, Resident<T, ROWS * LANES>::BLOCK
         int at = thread + i * Here::THREADS;
         i64 channel = first_channel + at / Here::DEPTH;
         const Place& place = step[at % Here::DEPTH];
-        bool there = place.source >= 0 && channel < of.made;
+        bool there = place.source >= 0 && channel < of.target_channels;
         lefts[i] = there ? wide(dy[place.target + channel * target_channel<LAST>(of)]) : (W)0;
       }
 #pragma unroll
@@ -156,10 +156,10 @@ __global__ void __launch_bounds__(ROWS * LANES, Resident<T, ROWS * LANES>::BLOCK
     if (start >= begin) tile.add_to(sums);
     __syncthreads();
   }
-  O* to = slabs + (slab * of.groups + group) * of.made * taps(of);
+  O* to = slabs + (slab * of.groups + group) * of.target_channels * taps(of);
   for (int i = 0; i < 4; i++) {
     i64 channel = first_channel + Here::channel(i);
-    if (channel >= of.made) break;
+    if (channel >= of.target_channels) break;
     for (int quad = 0; quad < QUADS; quad++) {
       for (int j = 0; j < 4; j++) {
         i64 tap = first_tap + Here::column(quad, j);
@@ -177,8 +177,8 @@ __global__ void conv_grad_weight_few(const T* image, const T* dy, O* slabs,
   typedef Wide<T> W;
   const Windows of = *windows;
   i64 weight = blockIdx.x % weights, slab = blockIdx.x / weights;
-  i64 depth = taps(of), group = weight / (of.made * depth);
-  i64 plane = weight / depth % of.made * target_channel<LAST>(of);
+  i64 depth = taps(of), group = weight / (of.target_channels * depth);
+  i64 plane = weight / depth % of.target_channels * target_channel<LAST>(of);
   i64 begin = slab * slab_places, end = smaller(begin + slab_places, places(of));
   Tap tap = tap_of<LAST>(of, weight % depth);
   W sum = 0;

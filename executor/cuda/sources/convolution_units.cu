@@ -210,11 +210,11 @@ __global__ void __launch_bounds__(UNIT_THREADS, 2)
   int of_channel = (int)of.weight_depth, of_row = (int)of.weight_y, of_column = (int)of.weight_x;
   if (BACKWARD) {
     right += of.weight_first + first_channel + piece * 8;
-    left_over = (int)of.made - first_channel - piece * 8;
+    left_over = (int)of.target_channels - first_channel - piece * 8;
     tap = Under(reach, down);
   } else {
-    right += (first_channel + down) * of.weight_made + piece * 8;
-    left_over = (int)of.made - first_channel - down;
+    right += (first_channel + down) * of.weight_target + piece * 8;
+    left_over = (int)of.target_channels - first_channel - down;
   }
 
   Here product;
@@ -281,16 +281,16 @@ __global__ void __launch_bounds__(UNIT_THREADS, 2)
   for (int at = thread; at < ROWS * COLUMNS / 8; at += UNIT_THREADS) {
     int row = at / (COLUMNS / 8), first = at % (COLUMNS / 8) * 8;
     i64 target = targets[row], channel = (i64)(blockIdx.x % channel_tiles) * COLUMNS + first;
-    if (target < 0 || channel >= of.made) continue;
+    if (target < 0 || channel >= of.target_channels) continue;
     const T* from = tiles + row * WIDTH + first;
     T* to = made + target + channel;
     if (MADE8) {
       *(Piece*)to = *(const Piece*)from;
     } else {
-      for (int i = 0; i < 8 && channel + i < of.made; i += 2) {
+      for (int i = 0; i < 8 && channel + i < of.target_channels; i += 2) {
         unsigned two = *(const unsigned*)(from + i);
         to[i].bits = (unsigned short)two;
-        if (channel + i + 1 < of.made) to[i + 1].bits = (unsigned short)(two >> 16);
+        if (channel + i + 1 < of.target_channels) to[i + 1].bits = (unsigned short)(two >> 16);
       }
     }
   }
@@ -314,7 +314,7 @@ __global__ void __launch_bounds__(UNIT_THREADS, 2)
   i64 first_tap = block % tap_tiles * COLUMNS, slab = block / tap_tiles;
   i64 begin = slab * slab_places, end = smaller(begin + slab_places, places(of));
   const Reach reach(of);
-  i64 depth = taps(of), channels = of.made;
+  i64 depth = taps(of), channels = of.target_channels;
   int steps = (int)((end - begin + STEP - 1) / STEP);
 
   // left: pieces along the channels of dy, whose places are neighbours

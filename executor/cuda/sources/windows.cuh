@@ -8,7 +8,7 @@
 
 struct Windows {
   i64 groups;
-  i64 depth, made;                    // channels of a group: read by a window, and made
+  i64 depth, target_channels;         // channels of a group: read by a window, and made
   i64 rows, columns;                  // of the image
   i64 target_rows, target_columns;    // of what is made
   i64 samples, places_y, places_x;    // places of a sample
@@ -16,7 +16,7 @@ struct Windows {
   i64 first_y, first_x, place_y, place_x, tap_y, tap_x;
   i64 target_first_y, target_first_x, target_y, target_x;
   // where the weights of a tap lie: strides in elements
-  i64 weight_group, weight_made, weight_depth, weight_first, weight_y, weight_x;
+  i64 weight_group, weight_target, weight_depth, weight_first, weight_y, weight_x;
 };
 
 // A channel's tap: what it adds to a place, and its weight.
@@ -45,7 +45,7 @@ template <bool LAST> __device__ inline i64 target_channel(const Windows& of) {
   return LAST ? 1 : of.target_rows * of.target_columns;
 }
 template <bool LAST> __device__ inline i64 target_column(const Windows& of) {
-  return LAST ? of.groups * of.made : 1;
+  return LAST ? of.groups * of.target_channels : 1;
 }
 
 __device__ inline i64 taps(const Windows& of) { return of.depth * of.window_y * of.window_x; }
@@ -81,8 +81,8 @@ __device__ inline Place place_of(const Windows& of, i64 group, i64 number, i64 e
                  group * of.depth * image_channel<LAST>(of);
   i64 pixel = (of.target_first_y + row * of.target_y) * of.target_columns + of.target_first_x +
               column * of.target_x;
-  found.target = sample * of.groups * of.made * of.target_rows * of.target_columns +
-                 group * of.made * target_channel<LAST>(of) + pixel * target_column<LAST>(of);
+  found.target = sample * of.groups * of.target_channels * of.target_rows * of.target_columns +
+                 group * of.target_channels * target_channel<LAST>(of) + pixel * target_column<LAST>(of);
   found.y = (int)(of.first_y + row * of.place_y);
   found.x = (int)(of.first_x + column * of.place_x);
   return found;

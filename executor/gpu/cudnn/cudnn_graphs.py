@@ -125,7 +125,13 @@ def post_padding(call: Convolution) -> tuple[int, ...]:
     """
     padding = []
     for given, outputs, window, stride, pad, dilation in zip(
-        call.given, call.made, call.window, call.stride, call.pad, call.dilation, strict=True
+        call.image_size,
+        call.output_size,
+        call.window,
+        call.stride,
+        call.pad,
+        call.dilation,
+        strict=True,
     ):
         reach = (window - 1) * dilation + 1
         alike = (given + 2 * pad - reach) // stride + 1 == outputs

@@ -138,7 +138,7 @@ def _of_channel_norms(dtype: str, shape: tuple[int, ...]) -> Iterator[Call]:
     context = context_of("batch_norm", labels, [large, *[channels] * 4], [large])
     for other, relu, pre_relu in product((None, read(5)), (False, True), (None, write(1))):
         if relu or pre_relu is None:
-            after = NormEpilogue(other=other, relu=relu, kept=pre_relu)
+            after = NormEpilogue(other=other, relu=relu, pre_relu=pre_relu)
             yield from normed(
                 context, [read(position) for position in range(5)], write(0), after
             ).of(0)

@@ -256,7 +256,7 @@ def test_runs_are_moved_in_the_widest_unit_that_divides_them() -> None:
 
 def test_a_cut_counts_runs_and_strides() -> None:
     cut = cut_of((3, 4, 5), 1, 2)
-    assert (cut.runs, cut.run, cut.stride, cut.elements) == (3, 10, 20, 30)
+    assert (cut.run_count, cut.run, cut.stride, cut.elements) == (3, 10, 20, 30)
     assert cut_of((3, 4), None, 2) == (1, 12, 1)
 
 

@@ -96,7 +96,7 @@ CALLS: dict[str, LibraryCall] = {
     "grad": attention_grad(ahead=1),
     "grad of a band": attention_grad(dtype="float16", ahead=9, behind=20, turned=True),
     **{direction: convolution(direction) for direction in (FORWARD, GRAD_INPUT, GRAD_WEIGHT)},
-    "uneven": convolution(FORWARD, given=(9, 6)),
+    "uneven": convolution(FORWARD, image_size=(9, 6)),
 }
 
 
@@ -193,8 +193,8 @@ def test_known_faults_are_not_asked_for(call: LibraryCall, version: int, reason:
 
 def test_padding_behind_is_that_before_where_it_makes_as_many_places() -> None:
     assert post_padding(convolution(FORWARD)) == (1, 2)
-    assert post_padding(convolution(FORWARD, given=(9, 6), made=(4, 6))) == (0, 2)
-    assert post_padding(convolution(FORWARD, given=(8, 6), made=(5, 6))) == (2, 2)
+    assert post_padding(convolution(FORWARD, image_size=(9, 6), output_size=(4, 6))) == (0, 2)
+    assert post_padding(convolution(FORWARD, image_size=(8, 6), output_size=(5, 6))) == (2, 2)
 
 
 class CountedMemory:

@@ -36,5 +36,5 @@ def batch_norm_calls(context: KernelContext) -> Calls | None:
         head.context,
         [read_by(context, head, number).operand for number in range(len(head.inputs))],
         written_by(context, after[-1], 0).operand,
-        NormEpilogue(other=other, relu=relu, kept=before_relu),
+        NormEpilogue(other=other, relu=relu, pre_relu=before_relu),
     )

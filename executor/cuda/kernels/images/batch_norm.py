@@ -58,16 +58,18 @@ class _DeviceChannels:
         """Number of elements."""
         return self.outer * self.channels * self.inner
 
-    def pieces(self, dtype: str) -> "_Pieces | None":
+    def piece_grid(self, dtype: str) -> "_PieceGrid | None":
         """Pieces of 16 bytes and the threads over them; None where channels do not come last."""
         width = PIECE_BYTES // ITEMSIZE[dtype]
         if self.inner != 1 or self.channels % width:
             return None
         lanes = min(self.channels // width, LANES)
-        return _Pieces(width, lanes, ceil(self.channels // width / lanes), BLOCK_THREADS // lanes)
+        return _PieceGrid(
+            width, lanes, ceil(self.channels // width / lanes), BLOCK_THREADS // lanes
+        )
 
 
-class _Pieces(NamedTuple):
+class _PieceGrid(NamedTuple):
     """Channels of a piece; pieces side by side in a block, blocks side by side; rows of a block."""
 
     width: int
@@ -114,7 +116,7 @@ def _sums(
     operands
         x, dy, and the channels' sums of x; where the terms do not ask for one, any.
     """
-    if pieces := form.pieces(dtypes[0]):
+    if pieces := form.piece_grid(dtypes[0]):
         return _sums_of_pieces(form, pieces, terms, dtypes, operands)
     short = form.inner < SHORT
     tiles = ceil(form.channels / 32) if short else form.channels
@@ -138,7 +140,7 @@ def _sums(
 
 def _sums_of_pieces(
     form: _DeviceChannels,
-    pieces: _Pieces,
+    pieces: _PieceGrid,
     terms: str,
     dtypes: tuple[str, str],
     operands: tuple[Operand, Operand, Operand],
@@ -173,7 +175,7 @@ def _apply(
 
     `then`: what follows on an element, a struct of the source, where the kernel takes one.
     """
-    pieces = form.pieces(dtypes[0])
+    pieces = form.piece_grid(dtypes[0])
     chosen = types(*dtypes)[:-1] + (f", {then}" if then else "")
     if pieces is None:
         return elementwise(
@@ -217,18 +219,18 @@ class NormEpilogue(NamedTuple):
         Tensor that is added, of y's shape and dtype.
     relu
         y is brought to 0 or more.
-    kept
+    pre_relu
         Place to which the value before relu is written too.
     """
 
     other: Operand | None = None
     relu: bool = False
-    kept: Operand | None = None
+    pre_relu: Operand | None = None
 
     @property
     def struct(self) -> str:
         """Its name in the source."""
-        chosen = self.other is not None, self.relu, self.kept is not None
+        chosen = self.other is not None, self.relu, self.pre_relu is not None
         return (
             f"After<{', '.join(str(flag).lower() for flag in chosen)}>" if any(chosen) else NOTHING
         )
@@ -263,7 +265,7 @@ def normed(
     )  # fmt: skip
     dtypes = x.dtype, sums.dtype
     # Where nothing is added or kept, the kernel touches neither operand.
-    beside = after.other or given[0], after.kept or y
+    beside = after.other or given[0], after.pre_relu or y
     operands = given[0], workspace(), *beside, y
     apply = _apply(form, "batch_norm", dtypes, *operands, then=after.struct)
     return same_calls(factors, apply, workspace_bytes=3 * form.channels * _itemsize(sums.dtype))

@@ -100,7 +100,7 @@ def _or_library(
 def _weight_calls(sizes: ConvolutionSizes) -> Calls:
     """Calls of the sums of slabs of places, and of their sum."""
     windows = forward_windows(sizes)
-    weights = sizes.g * windows.made * windows.taps
+    weights = sizes.g * windows.target_channels * windows.taps
     if units.is_supported(sizes):
         slab_places, slabs = units.slabs_of(windows)
     else:
@@ -123,17 +123,17 @@ def _weight_calls(sizes: ConvolutionSizes) -> Calls:
 
 
 def _has_few_weights(windows: WindowsStruct) -> bool:
-    return windows.made * windows.taps <= FEW_WEIGHTS
+    return windows.target_channels * windows.taps <= FEW_WEIGHTS
 
 
 def _weight_tiles(sizes: ConvolutionSizes, windows: WindowsStruct) -> tuple[int, int]:
     """Tiles of channels and of taps, those of groups among the latter."""
-    return ceil(windows.made / 64), ceil(windows.taps / 128) * sizes.g
+    return ceil(windows.target_channels / 64), ceil(windows.taps / 128) * sizes.g
 
 
 def _slabs(sizes: ConvolutionSizes, windows: WindowsStruct) -> tuple[int, int]:
     """Places of a slab, and number of slabs."""
-    weights = sizes.g * windows.made * windows.taps
+    weights = sizes.g * windows.target_channels * windows.taps
     tiles = weights if _has_few_weights(windows) else prod(_weight_tiles(sizes, windows))
     slabs = max(1, min(ceil(BLOCKS / tiles), windows.places // SLAB_PLACES))
     slab_places = ceil(windows.places / slabs)
@@ -152,7 +152,7 @@ def _weight_launch(
     chosen, last = types(sizes.dtype, partial), _last(sizes)
     operands = read(0), read(1), target, table(0)
     if _has_few_weights(windows):
-        weights = sizes.g * windows.made * windows.taps
+        weights = sizes.g * windows.target_channels * windows.taps
         return Launch(
             SOURCE, f"conv_grad_weight_few{chosen[:-1]}, {last}>",
             (weights * slabs, 1, 1), (256, 1, 1),
@@ -174,7 +174,7 @@ def _windows(
     tables = (windows_table(*windows),)
     if units.is_supported(sizes):
         return same_calls(units.product(sizes.dtype, windows, backward=backward), tables=tables)
-    out_channels = windows[0].made
+    out_channels = windows[0].target_channels
     narrow = out_channels <= FEW_CHANNELS
     channels, places, threads = (8, 256, 128) if narrow else (64, 128, 256)
     channel_tiles = ceil(out_channels / channels)
@@ -233,15 +233,17 @@ def _pointwise_grad_weight(context: KernelContext, sizes: ConvolutionSizes) -> C
     item = 2 if sizes.dtype.endswith("16") else np.dtype(sizes.dtype).itemsize
     target = workspace() if sizes.b > 1 else write(0)
 
-    def given(operand: Operand, start: int, channels: int, strides: tuple[int, int]) -> Matrices:
+    def sample_matrices(
+        operand: Operand, start: int, channels: int, strides: tuple[int, int]
+    ) -> Matrices:
         sample = channels * sizes.places
         from_sample = operand._replace(offset_bytes=start * sample * item)
         return Matrices(from_sample, sizes.dtype, *strides, sample)
 
     products = [
         ProductCall(
-            given(read(1), start, sizes.n, (sizes.places, 1)),
-            given(read(0), start, sizes.c, (1, sizes.places)),
+            sample_matrices(read(1), start, sizes.n, (sizes.places, 1)),
+            sample_matrices(read(0), start, sizes.c, (1, sizes.places)),
             Matrices(target, partial, sizes.c, 1, weights),
             m=sizes.n, n=sizes.c, k=sizes.places, batch=min(together, sizes.b - start),
             arithmetic=arithmetic_of(sizes.dtype, context.run), accumulate=start > 0,

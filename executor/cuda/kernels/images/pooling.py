@@ -63,10 +63,11 @@ def avg_pool(context: KernelContext) -> Calls:
     x, y = context.inputs[0], context.outputs[0]
     dims = _dims(context, x, y)
     is_global = all(
-        (dim.made, dim.size, dim.pad, dim.dilation) == (1, dim.given, 0, 1) for dim in dims
+        (dim.output_size, dim.size, dim.pad, dim.dilation) == (1, dim.input_size, 0, 1)
+        for dim in dims
     )
     if is_global and rows_of_pooling(context) == 2:
-        size = dims[0].given * dims[1].given
+        size = dims[0].input_size * dims[1].input_size
         name = "plane_means" + types(x.dtype)
         return same_calls(by_row(SOURCE, name, y.size, size, read(0), write(0)))
     launch = _by_piece(context, "avg_pool", y, _places(dims), "", read(0), write(0))
@@ -95,7 +96,7 @@ def _dims(context: KernelContext, image: Shard, out: Shard) -> tuple[Dim, Dim]:
 
 def _places(dims: tuple[Dim, Dim]) -> int:
     """Number of windows of a plane."""
-    return prod(dim.made for dim in dims)
+    return prod(dim.output_size for dim in dims)
 
 
 def _cells(dims: tuple[Dim, Dim]) -> int:

@@ -27,7 +27,8 @@ SLAB_STEPS = 16
 def is_supported(sizes: ConvolutionSizes) -> bool:
     """True if the matrix units compute a convolution, which then needs no other kernels."""
     image = sizes.g * max(
-        sizes.c * sizes.y.given * sizes.x.given, sizes.n * sizes.y.made * sizes.x.made
+        sizes.c * sizes.y.input_size * sizes.x.input_size,
+        sizes.n * sizes.y.output_size * sizes.x.output_size,
     )
     weights = sizes.n * sizes.c * sizes.y.size * sizes.x.size
     return (
@@ -41,11 +42,11 @@ def is_supported(sizes: ConvolutionSizes) -> bool:
 def product(dtype: str, windows: tuple[WindowsStruct, ...], *, backward: bool) -> Launch:
     """Launch of the sum over windows by weight of the image `read(0)`."""
     first = windows[0]
-    aligned = first.depth % WHOLE == 0, first.made % WHOLE == 0
+    aligned = first.depth % WHOLE == 0, first.target_channels % WHOLE == 0
     place_tiles = ceil(max(window_class.places for window_class in windows) / PLACES)
-    wide = place_tiles * ceil(first.made / 128) * len(windows) >= 2 * MULTIPROCESSORS
-    channels = 128 if wide and first.made > 64 and all(aligned) else 64
-    channel_tiles = ceil(first.made / channels)
+    wide = place_tiles * ceil(first.target_channels / 128) * len(windows) >= 2 * MULTIPROCESSORS
+    channels = 128 if wide and first.target_channels > 64 and all(aligned) else 64
+    channel_tiles = ceil(first.target_channels / channels)
     return Launch(
         SOURCE,
         f"conv_units<{TYPES[dtype]}, {channels}, {_cpp(backward, *aligned)}>",
@@ -67,7 +68,7 @@ def slabs_of(windows: WindowsStruct) -> tuple[int, int]:
 
 def weight_product(dtype: str, partial: str, windows: WindowsStruct, target: Operand) -> Launch:
     """Launch of the sums of every slab of places, as `partial`, of `read(0)` and dy `read(1)`."""
-    aligned = windows.depth % WHOLE == 0, windows.made % WHOLE == 0
+    aligned = windows.depth % WHOLE == 0, windows.target_channels % WHOLE == 0
     slab_places, slabs = slabs_of(windows)
     channel_tiles, tap_tiles = _weight_tiles(windows)
     chosen = f"{TYPES[dtype]}, {TYPES[partial]}, {_weight_rows(windows)}, {_cpp(*aligned)}"
@@ -82,11 +83,11 @@ def weight_product(dtype: str, partial: str, windows: WindowsStruct, target: Ope
 
 
 def _weight_rows(windows: WindowsStruct) -> int:
-    return 128 if windows.made > 64 else 64
+    return 128 if windows.target_channels > 64 else 64
 
 
 def _weight_tiles(windows: WindowsStruct) -> tuple[int, int]:
-    return ceil(windows.made / _weight_rows(windows)), ceil(windows.taps / PLACES)
+    return ceil(windows.target_channels / _weight_rows(windows)), ceil(windows.taps / PLACES)
 
 
 def _cpp(*flags: bool) -> str:

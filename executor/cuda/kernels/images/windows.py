@@ -20,7 +20,7 @@ class WindowsStruct(NamedTuple):
 
     groups: int
     depth: int
-    made: int
+    target_channels: int
     rows: int
     columns: int
     target_rows: int
@@ -41,7 +41,7 @@ class WindowsStruct(NamedTuple):
     target_y: int
     target_x: int
     weight_group: int
-    weight_made: int
+    weight_target: int
     weight_depth: int
     weight_first: int
     weight_y: int
@@ -61,8 +61,8 @@ class WindowsStruct(NamedTuple):
 class Dim(NamedTuple):
     """One dim of windows: sizes of input, output and window, and how the window moves."""
 
-    given: int
-    made: int
+    input_size: int
+    output_size: int
     size: int
     stride: int
     pad: int
@@ -76,7 +76,7 @@ class Dim(NamedTuple):
     @property
     def cells(self) -> int:
         """Groups of `stride` inputs, from a window's first to the next one's."""
-        return (self.given - 1 + self.pad) // self.stride + 1
+        return (self.input_size - 1 + self.pad) // self.stride + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,14 +102,14 @@ class ConvolutionSizes:
     @property
     def places(self) -> int:
         """Places of a sample's output."""
-        return self.y.made * self.x.made
+        return self.y.output_size * self.x.output_size
 
 
-def dim_of_windows(context: KernelContext, dim: str, given: int, outputs: int, size: int) -> Dim:
+def dim_of_windows(context: KernelContext, dim: str, inputs: int, outputs: int, size: int) -> Dim:
     """One dim of windows, `y` or `x`, by the op's attributes."""
     stride, pad = (int(context.attributes[f"{name}_{dim}"]) for name in ("stride", "pad"))
     dilation = int(context.attributes.get(f"dilation_{dim}", 1))
-    return Dim(given, outputs, size, stride, pad, dilation)
+    return Dim(inputs, outputs, size, stride, pad, dilation)
 
 
 def sizes_of(context: KernelContext) -> ConvolutionSizes:
@@ -153,13 +153,15 @@ def forward_windows(sizes: ConvolutionSizes) -> WindowsStruct:
     y, x, window = sizes.y, sizes.x, sizes.y.size * sizes.x.size
     apart = sizes.c if sizes.channels_last else 1
     return WindowsStruct(
-        groups=sizes.g, depth=sizes.c, made=sizes.n,
-        rows=y.given, columns=x.given, target_rows=y.made, target_columns=x.made,
-        samples=sizes.b, places_y=y.made, places_x=x.made, window_y=y.size, window_x=x.size,
+        groups=sizes.g, depth=sizes.c, target_channels=sizes.n,
+        rows=y.input_size, columns=x.input_size,
+        target_rows=y.output_size, target_columns=x.output_size,
+        samples=sizes.b, places_y=y.output_size, places_x=x.output_size,
+        window_y=y.size, window_x=x.size,
         first_y=-y.pad, first_x=-x.pad, place_y=y.stride, place_x=x.stride,
         tap_y=y.dilation, tap_x=x.dilation,
         target_first_y=0, target_first_x=0, target_y=1, target_x=1,
-        weight_group=sizes.n * sizes.c * window, weight_made=sizes.c * window,
+        weight_group=sizes.n * sizes.c * window, weight_target=sizes.c * window,
         weight_depth=1 if sizes.channels_last else window, weight_first=0,
         weight_y=x.size * apart, weight_x=apart,
     )  # fmt: skip
@@ -171,16 +173,16 @@ def backward_windows(sizes: ConvolutionSizes) -> tuple[WindowsStruct, ...]:
     apart = sizes.c if sizes.channels_last else 1
     return tuple(
         WindowsStruct(
-            groups=sizes.g, depth=sizes.n, made=sizes.c,
-            rows=sizes.y.made, columns=sizes.x.made,
-            target_rows=sizes.y.given, target_columns=sizes.x.given,
+            groups=sizes.g, depth=sizes.n, target_channels=sizes.c,
+            rows=sizes.y.output_size, columns=sizes.x.output_size,
+            target_rows=sizes.y.input_size, target_columns=sizes.x.input_size,
             samples=sizes.b, places_y=y.places, places_x=x.places,
             window_y=y.taps, window_x=x.taps,
             first_y=y.first, first_x=x.first, place_y=1, place_x=1, tap_y=y.step, tap_x=x.step,
             target_first_y=y.rest, target_first_x=x.rest,
             target_y=sizes.y.stride, target_x=sizes.x.stride,
             weight_group=sizes.n * sizes.c * window,
-            weight_made=1 if sizes.channels_last else window,
+            weight_target=1 if sizes.channels_last else window,
             weight_depth=sizes.c * window, weight_first=(y.tap * sizes.x.size + x.tap) * apart,
             weight_y=y.tap_step * sizes.x.size * apart, weight_x=x.tap_step * apart,
         )
@@ -206,8 +208,8 @@ class _Class(NamedTuple):
 
 
 def _classes(dim: Dim) -> Iterator[_Class]:
-    for rest in range(min(dim.stride, dim.given)):
-        places = -((rest - dim.given) // dim.stride)
+    for rest in range(min(dim.stride, dim.input_size)):
+        places = -((rest - dim.input_size) // dim.stride)
         met = [
             tap
             for tap in range(dim.size)

@@ -98,13 +98,19 @@ def convolved(call: Convolution, image: Array, weight: Array, output: Array) -> 
     room = [  # that the windows reach, before and behind the image
         max(given + pad, (extent - 1) * stride + (size - 1) * dilation + 1)
         for given, pad, extent, stride, size, dilation in zip(
-            call.given, call.pad, call.made, call.stride, call.window, call.dilation, strict=True
+            call.image_size,
+            call.pad,
+            call.output_size,
+            call.stride,
+            call.window,
+            call.dilation,
+            strict=True,
         )
     ]
     padded = np.zeros((call.b, groups, call.c, *room), image.dtype)
-    inside = tuple(slice(p, p + n) for p, n in zip(call.pad, call.given, strict=True))
-    padded[..., *inside] = image.reshape(call.b, groups, call.c, *call.given)
-    out = output.reshape(call.b, groups, call.n // groups, *call.made)
+    inside = tuple(slice(p, p + n) for p, n in zip(call.pad, call.image_size, strict=True))
+    padded[..., *inside] = image.reshape(call.b, groups, call.c, *call.image_size)
+    out = output.reshape(call.b, groups, call.n // groups, *call.output_size)
     taps = weight.reshape(groups, call.n // groups, call.c, *call.window)
     sums = {
         "forward": np.zeros_like(out),
@@ -117,7 +123,7 @@ def convolved(call: Convolution, image: Array, weight: Array, output: Array) -> 
             *(
                 slice(tap * dilation, tap * dilation + (count - 1) * stride + 1, stride)
                 for tap, dilation, count, stride in zip(
-                    (i, j), call.dilation, call.made, call.stride, strict=True
+                    (i, j), call.dilation, call.output_size, call.stride, strict=True
                 )
             ),
         )
