@@ -103,7 +103,7 @@ class RankCalls(RankShards):
         self._buffer, self.run_state = buffer, run
         self._check_scale()
         self.exchanges: dict[int, tuple[Exchange, ...]] = exchanges_of(graph, rank)
-        self._calls = [self._made(index) for index in range(len(self.program.actors))]
+        self._calls = [self._actor_calls(index) for index in range(len(self.program.actors))]
         self.tables, self._table_offsets, table_bytes = self._tabled()
         self._workspaces, workspace_bytes = self._scratch()
         self.inputs, self._half_bytes = self._staged()
@@ -120,7 +120,7 @@ class RankCalls(RankShards):
             "history": HISTORY_STEPS * len(HISTORY_FIELDS) * 8,
         }
 
-    def at(self, region: str, offset_bytes: int = 0) -> Operand:
+    def region_operand(self, region: str, offset_bytes: int = 0) -> Operand:
         """Operand located in one of this rank's regions."""
         return Operand(region, self.rank, offset_bytes)
 
@@ -128,7 +128,7 @@ class RankCalls(RankShards):
         """Place of a slot of a register."""
         entry = self.program.registers[register]
         region = "host" if entry.memory_kind == HOST else "arena"
-        return self.at(region, entry.start_bytes(slot))
+        return self.region_operand(region, entry.start_bytes(slot))
 
     def located(
         self, command: Command, peers: Sequence[tuple["RankCalls", Command]] = ()
@@ -176,14 +176,16 @@ class RankCalls(RankShards):
                 assert actor.buffer is not None
                 return self.register_at(actor.buffer, 0)
             case "workspace":
-                return self.at("workspace", self._workspaces[command.stream])
+                return self.region_operand("workspace", self._workspaces[command.stream])
             case "table":
-                return self.at("tables", self._table_offsets[command.actor][operand.number])
+                return self.region_operand(
+                    "tables", self._table_offsets[command.actor][operand.number]
+                )
             case "stage":
                 offset = self._stage_offsets[command.actor, command.firing]
-                return self.at("stage", offset + operand.number * self._half_bytes)
+                return self.region_operand("stage", offset + operand.number * self._half_bytes)
             case "control":
-                return self.at("control")
+                return self.region_operand("control")
             case "peer":
                 calls, other = peers[operand.number]
                 port = calls.program.actors[other.actor].inputs[operand.part]
@@ -201,8 +203,11 @@ class RankCalls(RankShards):
         if (port := self.totals) is not None:
             where = self.register_at(port.register, 0)
             dtype = self.program.registers[port.register].dtype
-        launch = finish_step_call(where, dtype, self.at("history"), HISTORY_STEPS)
-        return bind(launch, lambda operand: self.at("control") if operand == CONTROL else operand)
+        launch = finish_step_call(where, dtype, self.region_operand("history"), HISTORY_STEPS)
+        return bind(
+            launch,
+            lambda operand: self.region_operand("control") if operand == CONTROL else operand,
+        )
 
     def _check_scale(self) -> None:
         """Refuse a rank whose loss scale would not follow that of the others.
@@ -253,7 +258,7 @@ class RankCalls(RankShards):
                 yield from calls.of(firing)
         yield self.finish()
 
-    def _made(self, index: int) -> Calls:
+    def _actor_calls(self, index: int) -> Calls:
         actor = self.program.actors[index]
         if actor.meeting is None:
             return make_calls(self.context(actor, self.run_state))
@@ -261,7 +266,7 @@ class RankCalls(RankShards):
         parts = []
         for part, exchange in enumerate(self.exchanges[index]):
             send, recv = inputs[part] if inputs else None, outputs[part] if outputs else None
-            make = loopback_calls if self._together(exchange) else collective_calls
+            make = loopback_calls if self._is_on_one_device(exchange) else collective_calls
             calls = make(
                 exchange,
                 None if send is None else send.shape,
@@ -271,7 +276,7 @@ class RankCalls(RankShards):
             parts.append(calls)
         return bucket_calls(parts)
 
-    def _together(self, exchange: Exchange) -> bool:
+    def _is_on_one_device(self, exchange: Exchange) -> bool:
         """True if all members of a meeting live on this device."""
         return set(exchange.members) <= set(self._buffer.ranks)
 

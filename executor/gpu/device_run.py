@@ -205,7 +205,7 @@ class DeviceRun:
         """Read what the control of every rank holds at the end."""
         for rank, run in self._runs.items():
             control = np.empty(1, CONTROL_DTYPE)
-            where = self.regions.address(self.ranks[rank].at("control"))
+            where = self.regions.address(self.ranks[rank].region_operand("control"))
             self._device.to_host(control.view(np.uint8), where)
             run.record_margin(float(control["margin_bits"].view(np.float32)[0]))
 

@@ -54,8 +54,8 @@ class InputPrefetcher:
             pinned = self._regions.view(STAGING, calls.rank)[half * size_bytes :][:size_bytes]
             _read(calls, step, pinned)
             device.copy_async(
-                self._regions.address(calls.at("stage", half * size_bytes)),
-                self._regions.address(calls.at(STAGING, half * size_bytes)),
+                self._regions.address(calls.region_operand("stage", half * size_bytes)),
+                self._regions.address(calls.region_operand(STAGING, half * size_bytes)),
                 size_bytes,
                 self._stream,
             )

@@ -46,8 +46,8 @@ class DeviceRegions:
                 self._allocate(region, calls.rank, size_bytes)
             self._allocate(STAGING, calls.rank, calls.sizes["stage"])
             for offset, content in calls.tables:
-                device.to_device(self.address(calls.at("tables", offset)), content)
-            device.to_device(self.address(calls.at("control")), calls.control())
+                device.to_device(self.address(calls.region_operand("tables", offset)), content)
+            device.to_device(self.address(calls.region_operand("control")), calls.control())
 
     def _allocate(self, region: str, rank: int, size_bytes: int) -> None:
         if region in (*PINNED, STAGING):

@@ -94,7 +94,7 @@ def move(
     turned = _turned(path)
     if turned is not None:
         return _transposed(actor, path, turned, source, target, number)
-    together = _together(path, source.start, target.start, width)
+    together = _unit_elements(path, source.start, target.start, width)
     return _strided(
         actor,
         _in_units(path, together),
@@ -128,7 +128,7 @@ def _strided(
     return Move(launch, (path.table(actor),))
 
 
-def _together(path: Walk, source_start: int, target_start: int, width: int) -> int:
+def _unit_elements(path: Walk, source_start: int, target_start: int, width: int) -> int:
     """Number of neighbours that can be moved at once: a power of two, of 16 bytes at most."""
     if path.first[-1] != 1 or path.second[-1] != 1:
         return 1
@@ -300,8 +300,8 @@ def concat(context: KernelContext) -> Calls:
 class _Overlap(NamedTuple):
     """Part that input and output shards share: its first index in either, and its sizes."""
 
-    given: tuple[int, ...]
-    wanted: tuple[int, ...]
+    input_start: tuple[int, ...]
+    output_start: tuple[int, ...]
     sizes: tuple[int, ...]
 
 
@@ -312,8 +312,8 @@ def _overlap(context: KernelContext) -> _Overlap:
         min(a + n, b + m) for a, n, b, m in zip(x.offsets, x.shape, y.offsets, y.shape, strict=True)
     ]
     return _Overlap(
-        given=tuple(start - offset for start, offset in zip(starts, x.offsets, strict=True)),
-        wanted=tuple(start - offset for start, offset in zip(starts, y.offsets, strict=True)),
+        input_start=tuple(start - offset for start, offset in zip(starts, x.offsets, strict=True)),
+        output_start=tuple(start - offset for start, offset in zip(starts, y.offsets, strict=True)),
         sizes=tuple(max(0, stop - start) for start, stop in zip(starts, stops, strict=True)),
     )
 
@@ -324,7 +324,10 @@ def _shared(context: KernelContext, overlap: _Overlap) -> Move:
     from_strides, to_strides = contiguous(x.shape), contiguous(y.shape)
     start, stop = (
         sum(index * step for index, step in zip(place, strides, strict=True))
-        for place, strides in ((overlap.given, from_strides), (overlap.wanted, to_strides))
+        for place, strides in (
+            (overlap.input_start, from_strides),
+            (overlap.output_start, to_strides),
+        )
     )
     return move(
         context.name,

@@ -71,16 +71,16 @@ class Summands:
 class _Pass:
     """One launch: outputs, their terms, and in how many parts these are summed."""
 
-    kept: Walk
-    summed: Walk
+    output_walk: Walk
+    term_walk: Walk
     by_block: bool
     parts: int
 
     @property
     def is_of_columns(self) -> bool:
         """True if terms and outputs are the rows and columns of a tensor of many of both."""
-        columns, rows = self.kept.count, self.summed.count
-        places = (self.kept.first, self.summed.first)
+        columns, rows = self.output_walk.count, self.term_walk.count
+        places = (self.output_walk.first, self.term_walk.first)
         return min(columns, rows) >= WARP_THREADS and places == ((1,), (columns,))
 
     def launch(
@@ -91,7 +91,7 @@ class _Pass:
         number: int,
     ) -> Launch:
         """Launch of the pass, whose tables lie behind `number` others."""
-        outputs, terms = self.kept.count, self.summed.count
+        outputs, terms = self.output_walk.count, self.term_walk.count
         part = ceil(terms / self.parts)
         if self.by_block:
             warps = min(ceil(part / WARP_THREADS), BLOCK_THREADS // WARP_THREADS)
@@ -110,8 +110,8 @@ class _Pass:
                 target,
                 table(0)._replace(offset_bytes=number * TABLE_BYTES),
                 table(0)._replace(offset_bytes=(number + 1) * TABLE_BYTES),
-                self.kept.dims,
-                self.summed.dims,
+                self.output_walk.dims,
+                self.term_walk.dims,
                 np.int64(outputs),
                 np.int64(terms),
                 np.int64(part),
@@ -137,21 +137,21 @@ def sums(
     """
     first = _first_pass(terms, result, sizes)
     if first.is_of_columns and terms.function == "Single":
-        rows, columns = first.summed.count, first.kept.count
+        rows, columns = first.term_walk.count, first.output_walk.count
         x = CallTensor(terms.operands[0], terms.dtypes[0], rows * columns)
         output = CallTensor(write(number), dtype, columns)
         if "int" not in x.dtype + dtype:
             return column_sum(x, ColumnSums(outputs=(output,)), columns=columns)
-    outputs, wide = first.kept.count, terms.sum_dtype
+    outputs, wide = first.output_walk.count, terms.sum_dtype
     types = tuple(TYPES[term_dtype] for term_dtype in terms.dtypes)
     last = write(number)
-    tables: list[Array] = [first.kept.table(actor), first.summed.table(actor)]
+    tables: list[Array] = [first.output_walk.table(actor), first.term_walk.table(actor)]
     if first.parts == 1:
         launch = first.launch((terms.function, *types, TYPES[dtype]), terms.operands, last, 0)
         return same_calls(launch, tables=(np.stack(tables),))
     middle = (terms.function, *types, TYPES[wide])
     second = _second_pass(outputs, first.parts, rows=not first.by_block)
-    tables += [second.kept.table(actor), second.summed.table(actor)]
+    tables += [second.output_walk.table(actor), second.term_walk.table(actor)]
     return same_calls(
         first.launch(middle, terms.operands, workspace(), 0),
         second.launch(
@@ -177,15 +177,15 @@ def _first_pass(terms: Summands, result: Dims, sizes: Mapping[str, int]) -> _Pas
     else:
         wanted, least = THREADS_WANTED // max(outputs, 1), PART_TERMS
     parts = max(1, min(wanted, count // least, PARTS_MAX))
-    return _Pass(kept=over_outputs, summed=over_terms, by_block=by_block, parts=parts)
+    return _Pass(output_walk=over_outputs, term_walk=over_terms, by_block=by_block, parts=parts)
 
 
 def _second_pass(outputs: int, parts: int, *, rows: bool) -> _Pass:
     """Pass over sums of parts; `rows`: those of one part lie side by side, not of one output."""
     near, down = (1, outputs) if rows else (parts, 1)
     return _Pass(
-        kept=Walk(sizes=(outputs,), first=(near,), second=(near,)),
-        summed=Walk(sizes=(parts,), first=(down,), second=(down,)),
+        output_walk=Walk(sizes=(outputs,), first=(near,), second=(near,)),
+        term_walk=Walk(sizes=(parts,), first=(down,), second=(down,)),
         by_block=parts > ROW_TERMS,
         parts=1,
     )

@@ -61,13 +61,13 @@ def product_calls(context: KernelContext, in_turn: Calls) -> Calls | None:
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
-    """A product with the epilogues so far: what it makes is operand `made` of the actor.
+    """A product with the epilogues so far: what it makes is operand `output` of the actor.
 
     `hold`: it is added to what is there in all but the first of so many firings; 0: in none.
     """
 
     product: ProductCall
-    made: int
+    output: int
     dims: Dims
     hold: int = 0
 
@@ -92,9 +92,9 @@ def _started(context: KernelContext, part: FusedPart) -> _Chain | None:
 def _followed(context: KernelContext, chain: _Chain, part: FusedPart) -> _Chain | None:
     """Chain with one more part; None where that is no epilogue."""
     (output,) = part.outputs
-    if chain.made not in part.inputs or chain.hold:
+    if chain.output not in part.inputs or chain.hold:
         return None
-    inside = chain.made >= len(context.inputs) + len(context.outputs)
+    inside = chain.output >= len(context.inputs) + len(context.outputs)
     kind, product = part.context.kind, chain.product
     if product.activation or product.slope or not (inside or kind == "gelu"):
         return None
@@ -105,7 +105,7 @@ def _followed(context: KernelContext, chain: _Chain, part: FusedPart) -> _Chain 
         case "gelu":
             aux = None if inside else product.d
             more = product._replace(activation="gelu", aux=aux)
-        case "gelu_grad" if part.inputs[1] == chain.made and product == product.plain:
+        case "gelu_grad" if part.inputs[1] == chain.output and product == product.plain:
             argument = operand_at(context, part.inputs[0])
             dtype = part.context.inputs[0].dtype
             more = product._replace(slope="gelu", aux=_same_layout(product.d, argument, dtype))
@@ -119,7 +119,7 @@ def _followed(context: KernelContext, chain: _Chain, part: FusedPart) -> _Chain 
         return None
     target = _same_layout(product.d, operand_at(context, output), part.context.outputs[0].dtype)
     hold = part.context.output_hold if kind == "accumulate" else 0
-    return replace(chain, product=more._replace(d=target), made=output, hold=hold)
+    return replace(chain, product=more._replace(d=target), output=output, hold=hold)
 
 
 def _with_added(context: KernelContext, chain: _Chain, part: FusedPart) -> ProductCall | None:
@@ -127,7 +127,7 @@ def _with_added(context: KernelContext, chain: _Chain, part: FusedPart) -> Produ
     dims = bind_operand_dims(part.context)
     if len(part.inputs) != 2 or part.inputs[0] == part.inputs[1]:
         return None
-    position = 1 - part.inputs.index(chain.made)
+    position = 1 - part.inputs.index(chain.output)
     other, other_dims = operand_at(context, part.inputs[position]), dims.inputs[position]
     dtype, product = part.context.inputs[position].dtype, chain.product
     if dims.inputs[1 - position] != dims.outputs[0]:
