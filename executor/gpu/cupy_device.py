@@ -94,7 +94,7 @@ class CupyDevice:
         self._networks = LibraryCalls(self, networks)
         self._choices = Choices(self._supports, self._choose)
         self._capturing: int | None = None
-        self._own = self.stream()
+        self._own_stream = self.stream()
 
     def use(self) -> None:
         """Make this GPU the one that the calling thread works on."""
@@ -112,7 +112,7 @@ class CupyDevice:
         except self._runtime.CUDARuntimeError as error:
             raise self._short(size_bytes, error) from error
         self._memory.append(address)
-        self._runtime.memsetAsync(address, 0, size_bytes, self._own)
+        self._runtime.memsetAsync(address, 0, size_bytes, self._own_stream)
         self._finish()
         return address
 
@@ -143,14 +143,14 @@ class CupyDevice:
         ours do not wait for it.
         """
         contiguous = np.ascontiguousarray(array)
-        self.copy_async(address, contiguous.ctypes.data, contiguous.nbytes, self._own)
+        self.copy_async(address, contiguous.ctypes.data, contiguous.nbytes, self._own_stream)
         self._finish()
 
     def to_host(self, array: NDArray[Any], address: int) -> None:
         """Fill a contiguous array from device memory."""
         if not (array.flags.c_contiguous and array.flags.writeable):
             raise ExecutorError("to_host fills contiguous arrays: give it a copy")
-        self.copy_async(array.ctypes.data, address, array.nbytes, self._own)
+        self.copy_async(array.ctypes.data, address, array.nbytes, self._own_stream)
         self._finish()
 
     def copy_async(self, target: int, source: int, size_bytes: int, stream: int) -> None:
@@ -316,7 +316,7 @@ class CupyDevice:
             case KernelAlternatives():
                 if self._capturing is None:
                     self.prepare(call, stream)
-                for option_call in self._choices.taken(call):
+                for option_call in self._choices.chosen_calls(call):
                     self._carry_out(option_call, stream)
             case Collective() | Bucket():
                 kind = call.kind if isinstance(call, Collective) else "a bucket"
@@ -386,7 +386,7 @@ class CupyDevice:
 
     def check(self) -> None:
         """Raise if anything issued before has failed: such an error stays with the context."""
-        self._ready(self._runtime.streamQuery(self._own))
+        self._ready(self._runtime.streamQuery(self._own_stream))
 
     def close(self) -> None:
         """Wait for all work and give back all memory, streams and events."""
@@ -426,7 +426,7 @@ class CupyDevice:
     def _finish(self) -> None:
         """Wait for the device's own stream."""
         try:
-            self._runtime.streamSynchronize(self._own)
+            self._runtime.streamSynchronize(self._own_stream)
         except self._refusals as error:
             raise self._failed(error) from error
 

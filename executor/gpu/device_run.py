@@ -60,7 +60,7 @@ class DeviceRun:
         runs: Mapping[int, RunState],
         collectives: Collectives | None = None,
     ) -> None:
-        self._device, self._runs, self._collectives = device, runs, collectives
+        self._device, self._states_by_rank, self._collectives = device, runs, collectives
         buffer = command_buffer(graph, tuple(runs))
         self.ranks = {rank: RankCalls(graph, rank, buffer, run) for rank, run in runs.items()}
         functions: dict[str, set[str]] = {}
@@ -152,7 +152,7 @@ class DeviceRun:
 
     def _overdue(self, timeline: "_Timeline", limit_s: float) -> ExecutorError:
         """Error that tells of a step that does not end; what hangs on the device is ended."""
-        step = next(iter(self._runs.values())).first_step + len(timeline.ends_ns) - 1
+        step = next(iter(self._states_by_rank.values())).first_step + len(timeline.ends_ns) - 1
         last = [] if self._collectives is None else self._collectives.last_issued()
         hung = self.driver.hung(timeline.next_marks)
         rank, actor = (hung[0][0], hung[0][1]) if hung else (min(self.ranks), None)
@@ -179,7 +179,7 @@ class DeviceRun:
         self._device.check()
         if self._collectives is not None:
             self._collectives.check()
-        for rank, run in self._runs.items():
+        for rank, run in self._states_by_rank.items():
             if self.ranks[rank].totals is None:
                 continue
             history = self.regions.history(rank)
@@ -203,7 +203,7 @@ class DeviceRun:
 
     def finish(self) -> None:
         """Read what the control of every rank holds at the end."""
-        for rank, run in self._runs.items():
+        for rank, run in self._states_by_rank.items():
             control = np.empty(1, CONTROL_DTYPE)
             where = self.regions.address(self.ranks[rank].region_operand("control"))
             self._device.to_host(control.view(np.uint8), where)

@@ -181,7 +181,7 @@ class StreamDriver:
             for event in issue.waits:
                 device.wait(issue.stream, event)
         if len(group) > 1:
-            self._together(group, self._arrivals)
+            self._synchronize_streams(group, self._arrivals)
         for issue in group:
             rank, actor = issue.command.rank, issue.command.actor
             name = self._names[rank][actor]
@@ -197,7 +197,7 @@ class StreamDriver:
                 command = issue.command
                 marks.append(Mark(rank, command.stream, actor, command.firing, start, end))
         if len(group) > 1:
-            self._together(group, self._departures)
+            self._synchronize_streams(group, self._departures)
         for issue in group:
             if issue.event is not None:
                 device.record(issue.event, issue.stream)
@@ -212,7 +212,7 @@ class StreamDriver:
         self._device.record(event, issue.stream)
         return event
 
-    def _together(self, group: list[_Issue], events: dict[int, Any]) -> None:
+    def _synchronize_streams(self, group: list[_Issue], events: dict[int, Any]) -> None:
         """Let the streams of a group wait for each other."""
         for position, issue in enumerate(group):
             if position not in events:

@@ -138,7 +138,7 @@ def train(
                 with suppress(OSError):  # On a full disk training goes on untold.
                     lines.write(f"{job.first_step + step} {loss / max(count, 1.0)!r}\n".encode())
 
-        def kept(step: int) -> None:
+        def save_and_wait(step: int) -> None:
             for saver in savers:
                 saver.save(step)
             world.barrier()
@@ -148,7 +148,7 @@ def train(
             world.origin_ns(),
             eager=job.eager,
             spans=job.spans,
-            save=kept,
+            save=save_and_wait,
             is_saved=lambda step: any(saver.keeps(step) for saver in savers),
             step_done=step_done,
             patience=patience,

@@ -53,26 +53,26 @@ class Choices:
     def __init__(self, supports: Callable[[Call], bool], choose: Choose = first_supported) -> None:
         self._supports, self._choose = supports, choose
         self._answers: dict[KernelAlternatives, int] = {}  # by question
-        self._taken: dict[KernelAlternatives, int] = {}  # by bound choice
+        self._option_by_choice: dict[KernelAlternatives, int] = {}  # by bound choice
         self._streams: dict[KernelAlternatives, int] = {}  # by bound choice, the stream that asked
 
     def pick(self, choice: KernelAlternatives, stream: int) -> tuple[Call, ...]:
         """Calls of the option that is taken, picked now where that is the first time."""
-        if choice not in self._taken:
+        if choice not in self._option_by_choice:
             question = _unplaced(choice)
             if question not in self._answers:
-                self._answers[question] = self._made(choice, stream)
-            self._taken[choice], self._streams[choice] = self._answers[question], stream
-        return self.taken(choice)
+                self._answers[question] = self._chosen_option(choice, stream)
+            self._option_by_choice[choice], self._streams[choice] = self._answers[question], stream
+        return self.chosen_calls(choice)
 
     def forget(self) -> dict[KernelAlternatives, int]:
         """Forget all that was picked; return which choices there were, and their streams."""
         asked, self._streams = self._streams, {}
         self._answers.clear()
-        self._taken.clear()
+        self._option_by_choice.clear()
         return asked
 
-    def taken(self, choice: KernelAlternatives) -> tuple[Call, ...]:
+    def chosen_calls(self, choice: KernelAlternatives) -> tuple[Call, ...]:
         """Calls of the option that was taken.
 
         Raises
@@ -80,7 +80,7 @@ class Choices:
         ExecutorError
             Nothing was picked.
         """
-        option = self._taken.get(choice)
+        option = self._option_by_choice.get(choice)
         if option is None:
             raise ExecutorError(
                 f"a choice among {len(choice.options)} ways was captured before it was prepared: "
@@ -91,11 +91,11 @@ class Choices:
     def picked(self) -> dict[str, dict[str, int]]:
         """Number of choices that took each way, by what they compute; both in words."""
         counts: dict[str, Counter[str]] = {}
-        for choice, option in self._taken.items():
+        for choice, option in self._option_by_choice.items():
             counts.setdefault(subject_of(choice), Counter())[way_of(choice.options[option])] += 1
         return {subject: dict(ways) for subject, ways in counts.items()}
 
-    def _made(self, choice: KernelAlternatives, stream: int) -> int:
+    def _chosen_option(self, choice: KernelAlternatives, stream: int) -> int:
         last = len(choice.options) - 1
 
         def can(option: int) -> bool:

@@ -323,7 +323,9 @@ class NcclCommunicator:
         self._use_device()
         while not self._closed.wait(POLL_S):
             with self._lock:
-                error = next(filter(None, map(self._asked, sorted(self._communicators))), None)
+                error = next(
+                    filter(None, map(self._async_error, sorted(self._communicators))), None
+                )
                 if error is None:
                     continue
             self._error = self._error or error
@@ -338,7 +340,7 @@ class NcclCommunicator:
             while self._communicators:
                 self._communicators.popitem()[1].abort()
 
-    def _asked(self, group: LaneGroup) -> ExecutorError | None:
+    def _async_error(self, group: LaneGroup) -> ExecutorError | None:
         """Error of what has gone wrong in a group; None if nothing has."""
         try:
             self._communicators[group].check_async_error()

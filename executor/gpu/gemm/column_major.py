@@ -78,12 +78,12 @@ def layout_of(product: ProductCall) -> ProductLayout:
         n=d.columns,
         k=product.k,
         batch=product.batch,
-        c=_beside(product.c, product),
-        aux=_beside(product.aux, product),
+        c=_epilogue_matrices(product.c, product),
+        aux=_epilogue_matrices(product.aux, product),
     )
 
 
-def _beside(matrices: Matrices | None, product: ProductCall) -> ColumnMajor | None:
+def _epilogue_matrices(matrices: Matrices | None, product: ProductCall) -> ColumnMajor | None:
     """Matrices of an epilogue, in the order of d."""
     return None if matrices is None else _stored(matrices, product.m, product.n)[0]
 

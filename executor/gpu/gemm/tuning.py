@@ -142,17 +142,17 @@ class Tuner:
 
     def __init__(self, folder: Path, *, seconds: float = TUNING_SECONDS) -> None:
         self._folder, self._left_ns = folder, round(seconds * 1e9)
-        self._known: Picks | None = None
+        self._cached_picks: Picks | None = None
         self._used: dict[str, Pick] = {}
-        self._settled = False
+        self._is_settled = False
         self._events: tuple[int, int] | None = None
 
     @property
     def used(self) -> Picks | None:
         """Picks of all that was planned or chosen so far; None before the first."""
-        if self._known is None:
+        if self._cached_picks is None:
             return None
-        picks = self._known
+        picks = self._cached_picks
         return Picks(device=picks.device, library_version=picks.library_version, picks=self._used)
 
     def plan(
@@ -177,7 +177,7 @@ class Tuner:
             if restored is not None:
                 self._used[planned.key] = pick
                 return restored
-        if self._settled or self._left_ns <= 0:
+        if self._is_settled or self._left_ns <= 0:
             return planned
         began = perf_counter_ns()
         best = self._fastest(library, product, device, stream, workspace)
@@ -214,7 +214,7 @@ class Tuner:
         if pick is not None and can(int(pick.taken)):
             self._used[key] = pick
             return int(pick.taken)
-        if self._settled or self._left_ns <= 0:
+        if self._is_settled or self._left_ns <= 0:
             return first_supported(choice, can, stream)
         supported = [option for option in range(len(choice.options)) if can(option)]
         left_ns, began = self._left_ns, perf_counter_ns()
@@ -231,7 +231,7 @@ class Tuner:
     def settle(self, picks: Picks | None) -> None:
         """Take the picks that all ranks agreed on, and time nothing from now on."""
         self._used = {} if picks is None else dict(picks.picks)
-        self._settled = True
+        self._is_settled = True
 
     def save(self) -> None:
         """Keep the picks that were used."""
@@ -240,9 +240,9 @@ class Tuner:
 
     def _pick(self, key: str, library: ProductLibraryProtocol, device: TuningBench) -> Pick | None:
         """Pick of a product or choice that was used or, before ranks agreed, is kept."""
-        if self._known is None:
-            self._known = load_picks(self._folder, device.name, library.version)
-        cached = {} if self._settled else self._known.picks
+        if self._cached_picks is None:
+            self._cached_picks = load_picks(self._folder, device.name, library.version)
+        cached = {} if self._is_settled else self._cached_picks.picks
         return self._used.get(key) or cached.get(key)
 
     def _fastest(

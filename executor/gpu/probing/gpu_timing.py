@@ -19,7 +19,12 @@ from millrace.executor.cuda.calls import Call, Launch
 from millrace.executor.errors import ExecutorError
 from millrace.executor.gpu.device import DeviceDriver
 from millrace.executor.gpu.nccl import DeviceCommunicator, LaneGroup
-from millrace.executor.gpu.probing.probe_arena import CaseArena, TimedCase, arena_bytes, made
+from millrace.executor.gpu.probing.probe_arena import (
+    CaseArena,
+    TimedCase,
+    arena_bytes,
+    build_timed_case,
+)
 from millrace.executor.gpu.probing.stopwatch import IDLE_FUNCTION, Stopwatch
 from millrace.executor.gpu.probing.transfers import (
     MESSAGE_BYTES,
@@ -44,12 +49,12 @@ SHOWN = 8  # most names of tables that are told
 
 
 class CollectiveProbes(NamedTuple):
-    """Groups and communicator to time a rank's collectives; `together` waits for all ranks."""
+    """Groups and communicator to time a rank's collectives; `barrier` waits for all ranks."""
 
     rank: int
     kinds: dict[LaneGroup, set[str]]
     communicator: DeviceCommunicator
-    together: Callable[[], None]
+    barrier: Callable[[], None]
 
 
 class GpuTimings(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +102,9 @@ def time_gpu(
     ExecutorError
         A kernel does not compile or fails, or the GPU has not enough free memory for any.
     """
-    everything = [made(case) for precision in precisions for case in cases(scales, precision)]
+    everything = [
+        build_timed_case(case) for precision in precisions for case in cases(scales, precision)
+    ]
     device.load(_functions(call for timed_case in everything for call in timed_case.calls.of(0)))
     room = round(device.free_bytes() * FREE_SHARE)
     fitting = _fitting(everything, room, device)
@@ -112,15 +119,15 @@ def time_gpu(
         timed_case = waiting.popleft()
         duration_ns = watch.calls_ns(arena.place(timed_case), patience_ns)
         kernels.setdefault(timed_case.case.table, []).append((timed_case.case.work, duration_ns))
-    together = _alone if meetings is None else meetings.together
-    together()  # ranks copy at once, as in a run
+    barrier = _alone if meetings is None else meetings.barrier
+    barrier()  # ranks copy at once, as in a run
     bandwidth = copy_bytes_per_s(watch, arena.base, arena.size_bytes, patience_ns)
-    together()
+    barrier()
     host = host_points(device, watch, arena.base, arena.size_bytes, patience_ns)
     collectives: Points = {HOST_TABLE: host}
     if meetings is not None:
         collectives |= collective_points(
-            meetings.rank, meetings.kinds, meetings.communicator, watch, arena.base, together
+            meetings.rank, meetings.kinds, meetings.communicator, watch, arena.base, barrier
         )
     return GpuTimings(
         name=device.name,

@@ -56,7 +56,7 @@ class TimedCase(NamedTuple):
         return aligned(STAGED_BYTES * context.outputs[0].size) if context.kind == "input" else 0
 
 
-def made(case: KernelCase) -> TimedCase:
+def build_timed_case(case: KernelCase) -> TimedCase:
     """A case with its calls."""
     return TimedCase(case, make_calls(case.context))
 

@@ -66,7 +66,7 @@ def collective_points(
     communicator: DeviceCommunicator,
     watch: Stopwatch,
     arena: int,
-    together: Callable[[], None],
+    barrier: Callable[[], None],
 ) -> Points:
     """Time every collective over groups of every size, and transfers; keys `kind/group_size`.
 
@@ -82,7 +82,7 @@ def collective_points(
         Times them.
     arena
         Twice the largest message of device memory.
-    together
+    barrier
         Waits for all ranks: called before every measurement by all of them alike.
     """
     points: Points = {}
@@ -94,7 +94,7 @@ def collective_points(
             for call, group in calls:
                 communicator.issue(call, group, watch.stream, f"profile {call.kind}")
 
-        together()
+        barrier()
         return watch.issued_ns(issue, TURNS[size_bytes])
 
     # From the smallest on every rank: one order of groups, in which no two of them hang.
@@ -112,7 +112,7 @@ def collective_points(
     pairs = sorted(group for group in kinds if group.lane == LANE_BACK)
     for size_bytes in MESSAGE_BYTES if kinds else ():
         if not pairs:
-            together()
+            barrier()
             continue
         elements = size_bytes // ITEM_BYTES[DTYPE]
         # There and back: a rank's next message waits for the answer to the one before.

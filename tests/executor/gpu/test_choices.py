@@ -54,7 +54,7 @@ def test_choices_that_differ_in_places_alone_are_one_question_and_all_are_counte
     assert choices.forget() == dict.fromkeys(map(three_ways, (0, 16, 8)), STREAM)
     assert choices.picked() == {}
     with pytest.raises(ExecutorError, match="3 ways was captured before it was prepared"):
-        choices.taken(three_ways(32))
+        choices.chosen_calls(three_ways(32))
 
 
 WAYS = {  # ways of two blocks in two microbatches, by option

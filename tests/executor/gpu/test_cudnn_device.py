@@ -145,9 +145,9 @@ def test_an_operand_that_is_not_aligned_goes_to_the_last_way(device: CupyDevice)
     away = bind(placed.choice, lambda operand: at(operand.offset_bytes + 8))
     assert isinstance(away, KernelAlternatives)
     device.prepare(away, device.stream())
-    assert device._choices.taken(away) == away.options[-1]
+    assert device._choices.chosen_calls(away) == away.options[-1]
     device.prepare(placed.choice, device.stream())
-    assert device._choices.taken(placed.choice) == placed.choice.options[0]
+    assert device._choices.chosen_calls(placed.choice) == placed.choice.options[0]
 
 
 @pytest.mark.parametrize(("fastest", "scratch_bytes"), [(0, 64), (2, 0)])
@@ -176,7 +176,7 @@ def test_the_fastest_way_is_taken_and_the_scratch_of_others_given_back(
     assert (pick.taken, pick.duration_ns) == (str(fastest), 1_000_000)
     device.prepare(PlacedAttention(device).choice, stream)
     device.issue(placed.choice, stream)
-    assert device._choices.taken(placed.choice) == placed.choice.options[fastest]
+    assert device._choices.chosen_calls(placed.choice) == placed.choice.options[fastest]
     assert placed.made()[0].any() == (fastest < 2)
     assert device.library_bytes == scratch_bytes
 

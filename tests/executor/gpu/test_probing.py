@@ -18,7 +18,7 @@ from millrace.executor.gpu.probing.gpu_timing import (
     not_reached,
     time_gpu,
 )
-from millrace.executor.gpu.probing.probe_arena import CaseArena, arena_bytes, made
+from millrace.executor.gpu.probing.probe_arena import CaseArena, arena_bytes, build_timed_case
 from millrace.executor.gpu.probing.stopwatch import IDLE_FUNCTION, Stopwatch
 from millrace.executor.gpu.probing.transfers import (
     BOXING,
@@ -199,7 +199,7 @@ def test_dtypes_of_the_probes_are_those_of_training_in_16_bits() -> None:
 
 @pytest.mark.parametrize("precision", list(DTYPES))
 def test_every_probe_has_calls_at_the_sizes_of_a_gpu(precision: str) -> None:
-    timed_cases = [made(case) for case in cases(GPU_SCALES, precision)]
+    timed_cases = [build_timed_case(case) for case in cases(GPU_SCALES, precision)]
     assert {timed_case.case.context.kind for timed_case in timed_cases} <= set(CALLS)
     assert all(timed_case.case.work > 0 for timed_case in timed_cases)
     assert arena_bytes(timed_cases) < 2**31
@@ -267,7 +267,7 @@ def test_a_case_too_large_for_the_arena_has_one_copy_and_small_ones_several() ->
     if COMPILER is None:
         pytest.skip("needs g++")
     case = next(case for case in cases(SCALES, "bf16") if case.context.kind == "embedding")
-    timed_case, device = made(case), EmulatedDevice()
+    timed_case, device = build_timed_case(case), EmulatedDevice()
     assert (
         len(CaseArena(device, timed_case.shared_bytes + timed_case.copy_bytes).place(timed_case))
         == 1

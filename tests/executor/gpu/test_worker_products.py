@@ -38,7 +38,7 @@ def run(monkeypatch: pytest.MonkeyPatch, folder: Path, deterministic: bool) -> N
     def train(job, folder, world, device, collectives, prepared) -> None:
         if device.tuner is not None:
             device.tuner.settle(used)
-            device.tuner._known = used
+            device.tuner._cached_picks = used
         prepared()
 
     monkeypatch.setattr(gpu_worker, "CupyDevice", device)
