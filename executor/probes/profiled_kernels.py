@@ -295,7 +295,7 @@ def _table(probe: Probe, sizes: Sizes, precision: str | None) -> str:
     return f"{name}@{precision}" if precision is not None and probe.is_narrowed else name
 
 
-def _made(kind: str, outputs: int, inputs: Sequence[str], dtype: str) -> tuple[str, ...]:
+def _output_dtypes(kind: str, outputs: int, inputs: Sequence[str], dtype: str) -> tuple[str, ...]:
     """Dtypes of the outputs where activations are of `dtype`."""
     if kind == "input":
         return ("int32",)
@@ -314,7 +314,7 @@ def _case(probe: Probe, sizes: Sizes, precision: str | None) -> KernelCase:
     label_sizes = {"v": VOCABULARY, "c": 2, "z": 3, "s": tokens, "p": 2 * tokens, **sizes}
     dtype = WIDE if precision is None else DTYPES[precision]
     in_dtypes = probe.dtypes(dtype)
-    out_dtypes = _made(probe.kind, len(expression.outputs), in_dtypes, dtype)
+    out_dtypes = _output_dtypes(probe.kind, len(expression.outputs), in_dtypes, dtype)
     inputs, outputs = (
         tuple(
             whole_shard(shape_of(operand, label_sizes), operand_dtype)

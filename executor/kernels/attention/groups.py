@@ -38,7 +38,7 @@ def grouped(context: KernelContext) -> KernelContext:
 
     def moved(sbps: Sequence[NdSbp]) -> tuple[NdSbp, ...]:
         return tuple(
-            sbp if biased and index == BIAS else _behind(sbp) for index, sbp in enumerate(sbps)
+            sbp if biased and index == BIAS else _shifted_sbp(sbp) for index, sbp in enumerate(sbps)
         )
 
     labels = write(labelled(expression.inputs), labelled(expression.outputs), expression.whole)
@@ -85,7 +85,7 @@ def _with_group(shard: Shard) -> Shard:
     )
 
 
-def _behind(sbp: NdSbp) -> NdSbp:
+def _shifted_sbp(sbp: NdSbp) -> NdSbp:
     """SBP with dims behind the group counted on by one."""
     return tuple(
         split(axis_sbp.dim + 1) if axis_sbp.is_split and axis_sbp.dim >= AT else axis_sbp

@@ -41,7 +41,7 @@ class Labels(NamedTuple):
 
     labels: list[str]
     local: dict[str, int]
-    whole: dict[str, int]
+    global_sizes: dict[str, int]
     offsets: dict[str, int]
 
 
@@ -54,7 +54,7 @@ def labels_of(context: KernelContext) -> Labels:
     return Labels(
         labels=[label for dim in dims for label in dim],
         local=local,
-        whole=bind(expression, [shard.global_shape], [shard.global_shape], op=context.name),
+        global_sizes=bind(expression, [shard.global_shape], [shard.global_shape], op=context.name),
         offsets={
             dim[0]: offset // prod(local[label] for label in dim[1:])
             for dim, offset in zip(dims, shard.offsets, strict=True)
@@ -125,7 +125,7 @@ def dropout(context: KernelContext) -> Kernel:
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         x, y = inputs[0].reshape(shape), outputs[0].reshape(shape)
-        for region, mask in bits.kept(_first_number(context, firing, rows.has_samples)):
+        for region, mask in bits.masks(_first_number(context, firing, rows.has_samples)):
             np.multiply(x[region], factor, out=y[region])
             np.multiply(y[region], mask, out=y[region])
 
@@ -152,20 +152,20 @@ class _Bits:
         self._is_aligned = not self._places.any()
         # a row that begins inside a counter's words needs one counter more
         self._columns = min(rows.length, CHUNK_ELEMENTS)
-        self._together = max(1, min(rows.samples.size, CHUNK_ELEMENTS // max(self._columns, 1)))
-        shape = (self._together, self._counters(self._columns))
+        self._rows_at_once = max(1, min(rows.samples.size, CHUNK_ELEMENTS // max(self._columns, 1)))
+        shape = (self._rows_at_once, self._counters(self._columns))
         self._words = [np.empty(shape, np.uint64) for _ in range(WORDS)]
         self._spare = [np.empty(shape, np.uint64) for _ in range(2)]
-        self._kept = np.empty((*shape, WORDS), np.bool_)
-        self._moved = np.empty((self._together, self._columns), np.bool_)
+        self._mask = np.empty((*shape, WORDS), np.bool_)
+        self._moved = np.empty((self._rows_at_once, self._columns), np.bool_)
 
     def _counters(self, columns: int) -> int:
         return -(-columns // WORDS) + (not self._is_aligned)
 
-    def kept(self, first: int) -> Iterator[tuple[tuple[slice, slice], Array]]:
+    def masks(self, first: int) -> Iterator[tuple[tuple[slice, slice], Array]]:
         """Yield regions of [R, N] and what is kept there; `first` numbers the first sample."""
         rows = self._rows
-        for part in chunks(rows.samples.size, self._together):
+        for part in chunks(rows.samples.size, self._rows_at_once):
             samples = rows.samples[part, None] + np.uint64(first)
             for columns in chunks(rows.length, self._columns):
                 counters = rows.starts[part, None] // np.uint64(WORDS)
@@ -182,7 +182,7 @@ class _Bits:
         np.right_shift(words[1], high, out=words[1])
         words[2][...], words[3][...] = samples & low, samples >> high
         philox(words, self._key, [array[:count, :width] for array in self._spare])
-        mask = self._kept[:count, :width]
+        mask = self._mask[:count, :width]
         for word_index, word in enumerate(words):
             np.greater_equal(word, self._threshold, out=mask[..., word_index])
         flat_mask = mask.reshape(count, width * WORDS)

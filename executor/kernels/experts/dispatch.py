@@ -32,7 +32,7 @@ class _TokenPlacement:
         self.tokens = prod(choices.shape[:2])
         self._first = at_experts.offsets[0]
         self._rows = np.empty(choices.shape, np.intp)
-        self._known, self._other = (np.empty(choices.shape, bool) for _ in range(2))
+        self._is_here, self._other = (np.empty(choices.shape, bool) for _ in range(2))
         self._sample = np.arange(self.samples, dtype=np.intp)[:, None, None]
         # one more than there are rows, for the choices that have none
         self._holders = np.empty(prod(at_experts.shape[:3]) + 1, np.intp)
@@ -40,7 +40,7 @@ class _TokenPlacement:
 
     def rows(self, expert: Array, place: Array) -> Array:
         """Row [b t, k] of every choice."""
-        rows, is_here, other = self._rows, self._known, self._other
+        rows, is_here, other = self._rows, self._is_here, self._other
         np.subtract(expert, self._first, out=rows)
         np.greater_equal(place, 0, out=is_here)
         for compare, bound in ((np.greater_equal, 0), (np.less, self.experts)):

@@ -23,7 +23,7 @@ class _ChannelsLastColumns:
     def __init__(self, sizes: ImageSizes) -> None:
         self._sizes = sizes
         self._plain = sizes.pointwise and sizes.g == 1
-        shape = (sizes.g, sizes.step, *sizes.made, *sizes.window, sizes.c)
+        shape = (sizes.g, sizes.step, *sizes.output, *sizes.window, sizes.c)
         self._values = np.zeros(0 if self._plain else shape, sizes.dtype)
 
     def matrix(self, images: Array) -> Array:

@@ -24,7 +24,7 @@ class _ChannelsFirstColumns:
 
     def __init__(self, sizes: ImageSizes) -> None:
         self._sizes = sizes
-        shape = (sizes.g, sizes.c, *sizes.window, sizes.step, *sizes.made)
+        shape = (sizes.g, sizes.c, *sizes.window, sizes.step, *sizes.output)
         self._values = np.zeros(shape, sizes.dtype)
 
     def matrix(self, samples: int) -> Array:

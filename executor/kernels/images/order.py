@@ -18,7 +18,7 @@ class Convolved(NamedTuple):
 
     image: Shard
     weight: Shard
-    made: Shard
+    output: Shard
     channels: int
     rows: int
 

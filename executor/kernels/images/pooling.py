@@ -21,47 +21,49 @@ from millrace.executor.kernels.images.windows import WindowTap, taps
 class _Planes:
     """Planes: how many, how many of them at a time, their sizes, and the taps of a window.
 
-    A pixel has `beside` values: the channels where they come last, else one.
+    A pixel has `channels` values: the channels where they come last, else one.
     """
 
     count: int
     step: int
-    beside: int
-    given: tuple[int, int]
-    made: tuple[int, int]
+    channels: int
+    image_size: tuple[int, int]
+    output_size: tuple[int, int]
     window: int
     taps: tuple[WindowTap, ...]
     dtype: str
 
     def images(self, array: Array) -> Array:
-        """View an array of the input's size as [planes, y, x, beside]."""
-        return array.reshape(self.count, *self.given, self.beside)
+        """View an array of the input's size as [planes, y, x, channels]."""
+        return array.reshape(self.count, *self.image_size, self.channels)
 
     def pooled(self, array: Array) -> Array:
-        """View an array of the output's size as [planes, j, i, beside]."""
-        return array.reshape(self.count, *self.made, self.beside)
+        """View an array of the output's size as [planes, j, i, channels]."""
+        return array.reshape(self.count, *self.output_size, self.channels)
 
     def scratch(self, dtype: str) -> Array:
         """Room for the outputs of a chunk of planes."""
-        return np.empty((self.step, *self.made, self.beside), dtype)
+        return np.empty((self.step, *self.output_size, self.channels), dtype)
 
     @property
     def is_global(self) -> bool:
         """True when the one window of a plane is the plane."""
-        return prod(self.made) == 1 and self.window == prod(self.given) == len(self.taps)
+        return prod(self.output_size) == 1 and self.window == prod(self.image_size) == len(
+            self.taps
+        )
 
 
 def _planes(context: KernelContext, image: Shard, output: Shard) -> _Planes:
     size = int(context.attributes["size_y"]), int(context.attributes["size_x"])
     rows = rows_of_pooling(context)
-    count, beside = prod(image.shape[:rows]), prod(image.shape[rows + 2 :])
+    count, channels = prod(image.shape[:rows]), prod(image.shape[rows + 2 :])
     given, places = ((shard.shape[rows], shard.shape[rows + 1]) for shard in (image, output))
     return _Planes(
         count=count,
-        step=rows_per_chunk(prod(given) * beside, count),
-        beside=beside,
-        given=given,
-        made=places,
+        step=rows_per_chunk(prod(given) * channels, count),
+        channels=channels,
+        image_size=given,
+        output_size=places,
         window=prod(size),
         taps=tuple(taps(context, size, given, places)),
         dtype=image.dtype,
@@ -69,7 +71,7 @@ def _planes(context: KernelContext, image: Shard, output: Shard) -> _Planes:
 
 
 def _largest(planes: _Planes, x: Array, out: Array) -> None:
-    """Leave the largest of every window of x [planes, y, x, beside]; minus infinity pads."""
+    """Leave the largest of every window of x [planes, y, x, channels]; minus infinity pads."""
     out.fill(-np.inf)
     for tap in planes.taps:
         here = out[:, *tap.outputs]

@@ -20,7 +20,7 @@ class ImageSizes:
     c: int
     n: int
     image: tuple[int, int]
-    made: tuple[int, int]
+    output: tuple[int, int]
     window: tuple[int, int]
     step: int
     dtype: str
@@ -31,7 +31,7 @@ class ImageSizes:
     @property
     def places(self) -> int:
         """Places of a sample's output."""
-        return self.made[0] * self.made[1]
+        return self.output[0] * self.output[1]
 
     @property
     def depth(self) -> int:
@@ -49,7 +49,7 @@ def sizes_of(context: KernelContext) -> ImageSizes:
     operands = convolved(context)
     (n, c), window = _apart(operands.weight.shape, operands.channels, operands.rows)
     (b, channels), given = _apart(operands.image.shape, operands.channels, operands.rows)
-    _, places = _apart(operands.made.shape, operands.channels, operands.rows)
+    _, places = _apart(operands.output.shape, operands.channels, operands.rows)
     groups = channels // c
     plain = all(
         context.attributes[f"{name}_{dim}"] == usual
@@ -63,7 +63,7 @@ def sizes_of(context: KernelContext) -> ImageSizes:
         c=c,
         n=n // groups,
         image=given,
-        made=places,
+        output=places,
         window=window,
         step=max(1, min(b, COLUMNS_ELEMENTS // max(sample, 1))),
         dtype=operands.image.dtype,

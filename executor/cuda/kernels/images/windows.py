@@ -121,7 +121,7 @@ def sizes_of(context: KernelContext) -> ConvolutionSizes:
         Image, weight and output have different dtypes, or dims in another order than the two.
     """
     operands = convolved(context)
-    image, weight, output = operands.image, operands.weight, operands.made
+    image, weight, output = operands.image, operands.weight, operands.output
     dtypes = [shard.dtype for shard in (image, weight, output)]
     if len(set(dtypes)) > 1:
         raise ExecutorError(
