@@ -11,7 +11,7 @@ from millrace import api
 from millrace.drawing import headline
 from millrace.simulator.account import account_of
 
-cluster = api.driven(api.cluster("a100-sxm-80gb:8x1"), "megatron-core")
+cluster = api.with_framework(api.cluster("a100-sxm-80gb:8x1"), "megatron-core")
 shapes = {
     "tp 8": {"tp": 8, "dp": 1, "pp": 1},
     "pp 8": {"tp": 1, "dp": 1, "pp": 8},

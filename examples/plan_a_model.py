@@ -16,7 +16,7 @@ from millrace.files import load_plan, write_document
 
 # Two nodes of eight A100s, with the launches, overlap and kernels of Megatron Core. The command
 # `millrace clusters` lists the devices; docs/clusters.md says how to describe others.
-cluster = api.driven(api.cluster("a100-sxm-80gb:8x2"), "megatron-core")
+cluster = api.with_framework(api.cluster("a100-sxm-80gb:8x2"), "megatron-core")
 
 # A step has 128 samples of 4096 tokens. The search chooses everything else.
 plan = api.search("llama2-13b", cluster, global_batch=128, precision="bf16")

@@ -51,7 +51,7 @@ with torch.device("meta"):
     ids = torch.zeros(1, 2048, dtype=torch.int64)
 imported = import_module(large, (ids,), name="large", precision="bf16")
 print(f"{imported.graph.parameter_count:,} parameters in {len(imported.graph.blocks)} blocks")
-cluster = api.driven(api.cluster("a100-sxm-80gb:8x2"), "pytorch-fsdp")
+cluster = api.with_framework(api.cluster("a100-sxm-80gb:8x2"), "pytorch-fsdp")
 plan = api.search(spec(imported), cluster, global_batch=64)
 print(f"{headline(plan)}\nstep time {plan.figures['step_time_s']:.2f} s")
 

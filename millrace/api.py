@@ -76,7 +76,7 @@ def cluster(
 ) -> Cluster:
     """Cluster that a text of the command line names.
 
-    Unless its file says so, nothing is lost to software on it: `driven` adds a framework.
+    Unless its file says so, nothing is lost to software on it: `with_framework` adds a framework.
 
     Parameters
     ----------
@@ -267,7 +267,7 @@ def scale(
     precision : str
         As for `build`.
     framework : str, optional
-        The framework that drives all clusters, whatever their files say; see `driven`.
+        The framework that drives all clusters, whatever their files say; see `with_framework`.
     tokens : float, optional
         Tokens that a row's time, energy and cost are counted to; a million by default.
     failures : Failures, optional
@@ -313,7 +313,7 @@ def scale(
     return sweep(asked, lambda on, batch: search(spec, on, batch), progress)
 
 
-def driven(cluster: Cluster, framework: str | None = None) -> Cluster:
+def with_framework(cluster: Cluster, framework: str | None = None) -> Cluster:
     """Cluster with a framework's launches, overlap, fusion and buckets.
 
     Parameters

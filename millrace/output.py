@@ -102,7 +102,7 @@ def working(text: str) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def training(steps: int) -> Iterator[Callable[[int, float], None]]:
-    """Show a live loss line, and yield what is to be called as `told(step, loss)` after each step.
+    """Show a live loss line, and yield `show_step(step, loss)`, to be called after each step.
 
     A terminal shows every step in place; elsewhere each tenth step is one plain line. Steps are
     counted over all runs. The first loss that is not finite gets a line of its own.
@@ -112,7 +112,7 @@ def training(steps: int) -> Iterator[Callable[[int, float], None]]:
     diverged = False
     status: Status | None = None
 
-    def told(step: int, loss: float) -> None:
+    def show_step(step: int, loss: float) -> None:
         nonlocal first, last, diverged
         first = step if first < 0 else first
         end = first + steps
@@ -132,11 +132,11 @@ def training(steps: int) -> Iterator[Callable[[int, float], None]]:
             )
 
     if not console.is_terminal:
-        yield told
+        yield show_step
         return
     with console.status(f"starting {steps} steps") as live:
         status = live
-        yield told
+        yield show_step
 
 
 def error_document(sentence: str, code: int) -> None:

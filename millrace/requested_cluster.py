@@ -56,7 +56,7 @@ def cluster_of(
 
 
 def with_software(cluster: Cluster, framework: str | None) -> Cluster:
-    """Cluster driven by a framework, as `millrace.api.driven` says.
+    """Cluster driven by a framework, as `millrace.api.with_framework` says.
 
     Parameters
     ----------

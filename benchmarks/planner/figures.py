@@ -206,7 +206,7 @@ def _cluster(name: str, framework: str, folder: Path) -> Cluster:
     if name == MIXED:
         (folder / MIXED).write_text(MIXED_TOML, "utf-8")
         name = str(folder / MIXED)
-    return api.driven(parse_cluster(name), None if framework == DEFAULT else framework)
+    return api.with_framework(parse_cluster(name), None if framework == DEFAULT else framework)
 
 
 def scheduled_questions(

@@ -295,7 +295,7 @@ def millrace_of(
     rows = tuple(question.row for question in wanted)
     outcomes = validate(replace(table, rows=rows), processes=processes, told=report_progress)
     spent_s = sum(os.times()[:4]) - began_s
-    predicted_lines = [(outcome.asked.row[LINE], outcome.predicted) for outcome in outcomes]
+    predicted_lines = [(outcome.row_question.row[LINE], outcome.predicted) for outcome in outcomes]
     predictions = {
         line: predicted.step_time_s for line, predicted in predicted_lines if predicted is not None
     }

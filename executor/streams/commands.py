@@ -104,7 +104,7 @@ class IssuedPart(NamedTuple):
     """One rank's part in what is issued at once: a local firing, or all of a meeting."""
 
     rank: int
-    at: Firing
+    firing: Firing
 
 
 Issue = tuple[IssuedPart, ...]

@@ -56,7 +56,7 @@ def _run(buffer: CommandBuffer, commands: Sequence[Command], work: Work, random:
             )
         )
         if not ready:
-            raise ExecutorError(_story(buffer, commands, sorted(heads), events))
+            raise ExecutorError(_deadlock_report(buffer, commands, sorted(heads), events))
         number = random.choice(ready)
         together = commands[number].meets or (number,)
         work([commands[member] for member in together])
@@ -70,7 +70,7 @@ def _run(buffer: CommandBuffer, commands: Sequence[Command], work: Work, random:
             heads.update(queue[-1:])
 
 
-def _story(
+def _deadlock_report(
     buffer: CommandBuffer, commands: Sequence[Command], heads: Sequence[int], events: set[int]
 ) -> str:
     """Report of what the head of every stream waits for."""

@@ -140,7 +140,9 @@ class _Search:
                     before = self.numbers[Firing(firing.actor, firing.firing - 1)]
                     yield Access(number, False, port.register, slot, before)
                 elif port in actor.updates:
-                    version = self.versions.made(port.register, port.hold, firing.firing) - 1
+                    version = (
+                        self.versions.written_version(port.register, port.hold, firing.firing) - 1
+                    )
                     before = self._write_of(port.register, version)
                     yield Access(number, False, port.register, slot, before)
                 yield Access(number, True, port.register, slot)
@@ -151,9 +153,9 @@ class _Search:
                 yield Access(number, True, register, 0)
             if actor.buffer is not None:
                 yield Access(number, True, actor.buffer, 0)
-        yield from self._kept()
+        yield from self._carried_reads()
 
-    def _kept(self) -> Iterator[Access]:
+    def _carried_reads(self) -> Iterator[Access]:
         """Reads of versions and states that the next step finds."""
         end = len(self.commands)
         states = {index for actor in self.program.actors for index in actor.state}
@@ -222,7 +224,7 @@ class _Search:
         else:
             cause = f"expected there: what {self._maker(access.expects)} made"
         where = f"bytes {start} to {end} of the {'host' if host else 'device'}'s arena"
-        told = " and ".join(map(self._told, pair))
+        told = " and ".join(map(self._access_text, pair))
         return Race(
             rank=self.rank,
             step=self.step,
@@ -234,7 +236,7 @@ class _Search:
             message=f"rank {self.rank}: {told}, {where}: {cause}",
         )
 
-    def _told(self, access: Access) -> str:
+    def _access_text(self, access: Access) -> str:
         register = self.program.registers[access.register].name
         verb = "writes" if access.writes else "reads"
         name = self._maker(access.command)

@@ -24,7 +24,7 @@ class Clocks:
 
     def __init__(self, streams: int) -> None:
         self._ends: list[Clock] = [(0,) * streams for _ in range(streams)]
-        self._at: dict[int, tuple[int, int]] = {}  # command → stream, place on it
+        self._positions: dict[int, tuple[int, int]] = {}  # command → stream, place on it
         self._begin: dict[int, Clock] = {}
         self._end: dict[int, Clock] = {}
 
@@ -33,9 +33,9 @@ class Clocks:
         stream_clock = self._ends[stream]
         latest: dict[int, int] = {}
         for need in needs:
-            other, place = self._at[need]
+            other, place = self._positions[need]
             if place >= stream_clock[other] and (
-                other not in latest or place > self._at[latest[other]][1]
+                other not in latest or place > self._positions[latest[other]][1]
             ):
                 latest[other] = need
         return tuple(
@@ -52,17 +52,17 @@ class Clocks:
         for other in waits:
             begin = tuple(map(max, begin, self._end[other]))
         place = self._ends[stream][stream]
-        self._at[command] = stream, place
+        self._positions[command] = stream, place
         self._begin[command] = begin
         end = (*begin[:stream], place + 1, *begin[stream + 1 :])
         self._end[command] = self._ends[stream] = end
 
     def before(self, first: int, second: int) -> bool:
         """True if one command is complete before another begins."""
-        stream, place = self._at[first]
+        stream, place = self._positions[first]
         return self._begin[second][stream] > place
 
     def ends_after(self, last: int, other: int) -> bool:
         """True if one command, another than `other`, ends only after that has."""
-        stream, place = self._at[other]
+        stream, place = self._positions[other]
         return last != other and self._end[last][stream] > place

@@ -65,7 +65,7 @@ class Versions:
         return (
             tuple(self.slot(p.register, firing.firing // p.hold, step) for p in actor.inputs),
             tuple(
-                self.slot(p.register, self.made(p.register, p.hold, firing.firing), step)
+                self.slot(p.register, self.written_version(p.register, p.hold, firing.firing), step)
                 for p in actor.outputs
             ),
         )
@@ -76,7 +76,7 @@ class Versions:
         before = step * self.of_step(register) if register_info.initial else 0
         return (before + version) % register_info.slots
 
-    def made(self, register: int, hold: int, firing: int) -> int:
+    def written_version(self, register: int, hold: int, firing: int) -> int:
         """Version that a firing of a register's maker makes or adds to."""
         return self.program.registers[register].initial + firing // hold
 
@@ -105,6 +105,6 @@ class Versions:
                 yield maker
         for port in actor.outputs:
             slots = self.program.registers[port.register].slots
-            before = self.made(port.register, port.hold, firing.firing) - slots
+            before = self.written_version(port.register, port.hold, firing.firing) - slots
             if before >= 0:
                 yield from self.readers(port.register, before)

@@ -205,7 +205,7 @@ def plan(
     check_training(training := TrainingSpec(attention=attention))
     asked: dict[str, Any] = {"pins": pins, "optimize_for": optimize_for}
     opened = api.check_question(model, seq_len=seq_len, precision=precision, told=say, **asked)
-    on = api.driven(api.cluster(cluster, profile=profile, progress=say), framework)
+    on = api.with_framework(api.cluster(cluster, profile=profile, progress=say), framework)
     check_known(on, optimize_for)
     _warn(opened, global_batch, on.devices, pins)
     began = perf_counter()

@@ -63,14 +63,14 @@ def validate(
     table = read_table(csv) if every is None else sampled(read_table(csv), every)
     with working(f"predicting {len(table.rows)} rows of {csv}") as now:
 
-        def told(done: int, of: int) -> None:
+        def report_progress(done: int, of: int) -> None:
             now(f"{done} of {of} questions answered")
             if done % PROGRESS_EVERY == 0 and not sys.stderr.isatty():
                 say(f"{done} of {of} questions answered")
 
         count = processes or len(os.sched_getaffinity(0))
-        tuned = left_out(table, count, told) if leave_one_source_out else None
-        outcomes = validated(table, tuned=tuned, processes=count, told=told)
+        tuned = left_out(table, count, report_progress) if leave_one_source_out else None
+        outcomes = validated(table, tuned=tuned, processes=count, told=report_progress)
     figures = document(outcomes, table.layout)
     for outcome in outcomes:
         if outcome.reason:
@@ -135,10 +135,10 @@ def _draw_worst(outcomes: "list[RowOutcome]", console: Console) -> None:
     for outcome in outcomes:
         assert outcome.predicted is not None, "only rows with an error are the worst"
         table.add_row(
-            outcome.asked.row["line"],
-            source(outcome.asked.row),
-            outcome.asked.row["model"],
-            format_seconds(outcome.asked.measured_s),
+            outcome.row_question.row["line"],
+            source(outcome.row_question.row),
+            outcome.row_question.row["model"],
+            format_seconds(outcome.row_question.measured_s),
             format_seconds(outcome.predicted.step_time_s),
             f"{outcome.error:+.1%}",
         )

@@ -24,7 +24,7 @@ from millrace.planner.errors import ClusterError, InfeasibleError, PlanError
 from millrace.planner.search import Pins
 from millrace.published.framework_of_row import settings
 from millrace.published.question import InexpressibleError, Question
-from millrace.published.reading import Row, choice, number, whole
+from millrace.published.reading import Row, choice, number, whole_number
 
 GPU = "v100-sxm-16gb"
 NETWORK = "100 Gb/s EDR InfiniBand per node"  # one port (DLPerf's reports, 2020)
@@ -149,9 +149,9 @@ def _wide_deep(row: Row, precision: str) -> ModelSpec:
     """Wide & Deep with dense gradients of the rows that a batch reads at most (they are sparse)."""
     said = _variant(row)
     config: Config = {
-        "vocab": max(FIELDS, min(whole(said, "vocab"), FIELDS * _batch(row))),
-        "embedding": whole(said, "emb"),
-        "layers": whole(said, "fc_layers"),
+        "vocab": max(FIELDS, min(whole_number(said, "vocab"), FIELDS * _batch(row))),
+        "embedding": whole_number(said, "emb"),
+        "layers": whole_number(said, "fc_layers"),
     }
     return ModelSpec(name="wide-deep", family="wide_deep", config=config, precision=precision)
 
@@ -194,7 +194,7 @@ def training(row: Row) -> TrainingSpec:
 
 def cluster(row: Row) -> Cluster:
     """Cluster of a row: nodes of up to eight V100s that share one port."""
-    per_node, nodes = whole(row, "gpus_per_node", 8), whole(row, "nodes", 1)
+    per_node, nodes = whole_number(row, "gpus_per_node", 8), whole_number(row, "nodes", 1)
     node, link = reference_node(GPU), network(NETWORK, per_node)
     sized_cluster = replace(
         resized(node, per_node),
@@ -228,12 +228,12 @@ def pins(row: Row) -> Pins:
         return Pins(pp=1, recompute="none") if _devices(row) > 1 else _replicas(row)
     if "dp" not in said:
         return _replicas(row)
-    replicas, stages = whole(said, "dp"), whole(said, "pp")
+    replicas, stages = whole_number(said, "dp"), whole_number(said, "pp")
     return Pins(
         dp=replicas,
-        tp=whole(said, "mp"),
+        tp=whole_number(said, "mp"),
         pp=stages,
-        micro_batch=whole(said, "micro_bs"),
+        micro_batch=whole_number(said, "micro_bs"),
         schedule="1f1b" if stages > 1 else None,
         recompute="full" if said.get("ckpt_act") == "1" else "none",
         zero=0 if replicas > 1 else None,
@@ -247,19 +247,23 @@ def _replicas(row: Row) -> Pins:
         dp=devices,
         tp=1,
         pp=1,
-        micro_batch=whole(row, "batch_per_gpu"),
+        micro_batch=whole_number(row, "batch_per_gpu"),
         recompute="none",
         zero=zero if devices > 1 else None,
     )
 
 
 def _devices(row: Row) -> int:
-    return whole(row, "gpus_per_node", 8) * whole(row, "nodes", 1)
+    return whole_number(row, "gpus_per_node", 8) * whole_number(row, "nodes", 1)
 
 
 def _batch(row: Row) -> int:
     said = _variant(row)
-    return whole(said, "gbs") if "gbs" in said else whole(row, "batch_per_gpu") * _devices(row)
+    return (
+        whole_number(said, "gbs")
+        if "gbs" in said
+        else whole_number(row, "batch_per_gpu") * _devices(row)
+    )
 
 
 def _variant(row: Row) -> Row:

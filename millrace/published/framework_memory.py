@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from millrace.published.framework_of_row import COMPILED, framework_name
 from millrace.published.peak_memory import Figure, MemoryHabit
-from millrace.published.reading import Row, whole
+from millrace.published.reading import Row, whole_number
 
 # A logit takes 2 bytes, and 4 its softmax in one kernel, which becomes its gradient (Megatron-
 # Core, fusions/fused_cross_entropy.py, read 2026-11; others are taken alike).
@@ -32,16 +32,16 @@ KEPT: dict[str, MemoryHabit] = {
         gradient_bytes=2,
         state_bytes=16,
         bucket_bytes=BUCKETS_BYTES,
-        beside=DROPPED,
+        byte_multiples=DROPPED,
         figure=Figure.DEVICE,
     ),
-    "megatron-2021": MemoryHabit(beside=DROPPED),
+    "megatron-2021": MemoryHabit(byte_multiples=DROPPED),
     # silu(gate) is kept beside gate, up and their product: `self.act(gate_states) * up_states` in
     # eager PyTorch (models/llama.py, read 2026-11).
     "nanotron": MemoryHabit(
         passing_bytes=2,
         loss_bytes=10,
-        beside=(("swiglu", 2.0),),
+        byte_multiples=(("swiglu", 2.0),),
         by_weight=True,
         figure=Figure.RESERVED,
     ),
@@ -62,7 +62,7 @@ LOSS_PLAIN, LOSS_PARALLEL, LOSS_COMPILED, LOSS_COMPILED_SINCE = 2 + 3 * 4, 2 + 4
 
 def _loss_of_pytorch(row: Row) -> int:
     """Bytes of a logit at the peak of the loss, in blocks that stay reserved."""
-    if whole(row, "tp", 1) > 1:
+    if whole_number(row, "tp", 1) > 1:
         return LOSS_PARALLEL
     dated = re.search(r"(202\d)[-_]?[01]\d", row.get("source_path", ""))
     since = dated is None or int(dated[1]) >= LOSS_COMPILED_SINCE
@@ -92,12 +92,12 @@ def keeping(row: Row) -> MemoryHabit | None:
             habit = replace(habit, every_second=True, unread=COMPILED not in notes)
     if row["zero"] in ("0", "1", "2", "3"):
         habit = replace(habit, zero=int(row["zero"]))
-    if name == "pytorch-fsdp" and whole(row, "pp", 1) > 1:
+    if name == "pytorch-fsdp" and whole_number(row, "pp", 1) > 1:
         # Between the microbatches of a pipeline weights stay gathered and gradients whole.
         habit = replace(habit, weight_bytes=2, state_bytes=12, zero=1)
     if groups := re.search(r"zero1=(\d+)", notes):
         habit = replace(habit, zero_ranks=int(groups[1]))
     # Under sequence parallelism norms are gathered again for the backward pass (Korthikanti et al.,
     # 2022, section 4.2.2); keys and values travel round context parallel ranks again.
-    again = row["sequence_parallel"] == "1" or whole(row, "cp", 1) > 1
+    again = row["sequence_parallel"] == "1" or whole_number(row, "cp", 1) > 1
     return replace(habit, gathers_again=again)

@@ -24,7 +24,7 @@ from millrace.published.framework_memory import keeping
 from millrace.published.framework_of_row import as_set, every_second, settings, state_ranks
 from millrace.published.framework_of_row import framework_name as framework_name
 from millrace.published.question import InexpressibleError, Question
-from millrace.published.reading import Row, choice, number, whole
+from millrace.published.reading import Row, choice, number, whole_number
 
 # Megatron and its kin pad the vocabulary to a multiple of this times tp (Megatron-LM, arguments
 # --make-vocab-size-divisible-by, default 128).
@@ -64,7 +64,7 @@ def question(row: Row) -> tuple[Question, Pins]:
             model=model(row),
             training=training(row),
             cluster=cluster(row),
-            global_batch=whole(row, "global_batch"),
+            global_batch=whole_number(row, "global_batch"),
             keeping=keeping(row),
             every_second=every_second(row),
         )
@@ -83,8 +83,8 @@ def measured_s(row: Row) -> float:
         raise InexpressibleError(
             "iteration_time_s and tokens_per_s_per_gpu are blank: expected one of them"
         )
-    rate = number(row, "tokens_per_s_per_gpu") * whole(row, "gpus")
-    return whole(row, "global_batch") * whole(row, "seq_len") / rate
+    rate = number(row, "tokens_per_s_per_gpu") * whole_number(row, "gpus")
+    return whole_number(row, "global_batch") * whole_number(row, "seq_len") / rate
 
 
 def peak_bytes(row: Row) -> float | None:
@@ -111,7 +111,7 @@ def approximations(row: Row) -> list[str]:
         differences.append("recompute full of all layers")
     if layers := _noted(notes, r"recompute_num_layers=(\d+)"):
         differences.append(f"recompute_num_layers={layers}: full of all layers")
-    if 0 < (group := state_ranks(notes)) < whole(row, "dp", 1):
+    if 0 < (group := state_ranks(notes)) < whole_number(row, "dp", 1):
         differences.append(f"memory of storage split over all replicas, not in groups of {group}")
     if "uneven layer split" in notes:
         differences.append("uneven layers as the search splits them")
@@ -129,7 +129,7 @@ def model(row: Row) -> ModelSpec:
         name=row["model"],
         family="gpt" if is_gpt else "decoder",
         config=config,
-        seq_len=whole(row, "seq_len"),
+        seq_len=whole_number(row, "seq_len"),
         precision=_precision(row),
     )
     family = FAMILIES[spec.family]
@@ -148,28 +148,28 @@ def _precision(row: Row) -> str:
 def _gpt(row: Row) -> Config:
     return {
         "layers": _layers(row),
-        "hidden": whole(row, "hidden"),
-        "heads": whole(row, "heads"),
-        "ffn_hidden": whole(row, "ffn_hidden"),
+        "hidden": whole_number(row, "hidden"),
+        "heads": whole_number(row, "heads"),
+        "ffn_hidden": whole_number(row, "ffn_hidden"),
         "vocab": _vocab(row),
-        "positions": whole(row, "seq_len"),
+        "positions": whole_number(row, "seq_len"),
     }
 
 
 def _decoder(row: Row) -> Config:
     notes, layers = row["notes"], _layers(row)
-    hidden, heads = whole(row, "hidden"), whole(row, "heads")
+    hidden, heads = whole_number(row, "hidden"), whole_number(row, "heads")
     head_dim = _noted(notes, r"head_dim=(\d+)") or hidden // heads
     config: Config = {
         "layers": layers,
         "hidden": hidden,
         "heads": heads,
-        "kv_heads": whole(row, "kv_heads", heads),
+        "kv_heads": whole_number(row, "kv_heads", heads),
         "head_dim": head_dim,
         "rotary_dims": head_dim,
-        "ffn_hidden": whole(row, "ffn_hidden"),
+        "ffn_hidden": whole_number(row, "ffn_hidden"),
         "vocab": _vocab(row),
-        "positions": whole(row, "seq_len"),
+        "positions": whole_number(row, "seq_len"),
     }
     if "2-matrix" in notes:
         config |= {"gated": False, "activation": "relu"}
@@ -219,7 +219,7 @@ def _experts(notes: str, layers: int, experts: int) -> Config:
 
 def _layers(row: Row) -> int:
     """Number of layers of a row, at most as many as can be built."""
-    layers = whole(row, "layers")
+    layers = whole_number(row, "layers")
     if layers > LAYERS_MAX:
         raise InexpressibleError(f"layers is `{row['layers']}`: expected at most {LAYERS_MAX}")
     return layers
@@ -234,18 +234,18 @@ def _noted(notes: str, pattern: str) -> int:
 
 def _vocab(row: Row) -> int:
     """Size of the vocabulary as the framework pads it."""
-    size = whole(row, "vocab")
+    size = whole_number(row, "vocab")
     if row["framework"] in UNPADDED:
         return size
-    multiple = VOCAB_MULTIPLE * whole(row, "tp", 1)
+    multiple = VOCAB_MULTIPLE * whole_number(row, "tp", 1)
     return -(-size // multiple) * multiple
 
 
 def cluster(row: Row) -> Cluster:
     """Devices of a row in nodes of the reference system, over the network that the row states."""
-    devices = whole(row, "gpus")
+    devices = whole_number(row, "gpus")
     node = reference_node(row["gpu"])
-    per_node = min(whole(row, "gpus_per_node", node.devices_per_node), devices)
+    per_node = min(whole_number(row, "gpus_per_node", node.devices_per_node), devices)
     if node.devices_per_node > RACK_DEVICES:
         per_node = devices if devices <= node.devices_per_node else RACK_DEVICES
     if devices % per_node:
@@ -269,21 +269,21 @@ def _network(text: str, node: Cluster) -> Link:
 
 def pins(row: Row) -> Pins:
     """Pins of a row; what it leaves blank, and what has no meaning at its degrees, is free."""
-    degrees = {name: whole(row, name, 1) for name in ("dp", "tp", "pp", "cp")}
+    degrees = {name: whole_number(row, name, 1) for name in ("dp", "tp", "pp", "cp")}
     if not row["dp"]:
         others = degrees["tp"] * degrees["pp"] * degrees["cp"]
-        degrees["dp"] = max(1, whole(row, "gpus") // others)
-    if prod(degrees.values()) != whole(row, "gpus"):
+        degrees["dp"] = max(1, whole_number(row, "gpus") // others)
+    if prod(degrees.values()) != whole_number(row, "gpus"):
         raise InexpressibleError(
             f"dp × tp × pp × cp is {prod(degrees.values())}, on {row['gpus']} devices"
         )
     settings: dict[str, Any] = dict(degrees)
     if "experts=" in row["notes"]:
-        settings["ep"] = whole(row, "ep", 1)
+        settings["ep"] = whole_number(row, "ep", 1)
     if row["micro_batch"]:
-        settings["micro_batch"] = whole(row, "micro_batch")
+        settings["micro_batch"] = whole_number(row, "micro_batch")
     if degrees["pp"] > 1:
-        settings["interleave"] = whole(row, "interleave", 1)
+        settings["interleave"] = whole_number(row, "interleave", 1)
         settings["schedule"] = "interleaved-1f1b" if settings["interleave"] > 1 else "1f1b"
     if mode := choice(row, "recompute", MODES):
         settings["recompute"] = "full" if mode == SUBSET else mode

@@ -46,7 +46,7 @@ class MemoryHabit:
         Level, and over how many replicas at most; None: as the plan has it, all of them.
     gathers_again : bool
         Activations that were gathered are gathered again in the backward pass, not held.
-    beside : tuple of (str, float)
+    byte_multiples : tuple of (str, float)
         Kinds of op beside whose results more is kept: how many times their bytes in all.
     every_second : bool
         Blocks that recompute make every second of their products again too.
@@ -67,7 +67,7 @@ class MemoryHabit:
     zero: int | None = None
     zero_ranks: int | None = None
     gathers_again: bool = False
-    beside: tuple[tuple[str, float], ...] = ()
+    byte_multiples: tuple[tuple[str, float], ...] = ()
     every_second: bool = False
     unread: bool = False
     by_weight: bool = False
@@ -163,7 +163,7 @@ def _read_elements(plan: Plan, placed: tuple[PlacedOp, ...]) -> Iterator[tuple[i
 
 def _kept_factors(graph: Graph, habit: MemoryHabit) -> dict[str, float]:
     """Factors on the bytes that ops keep of what they make, by name; logits are counted apart."""
-    logits, times = _logits_names(graph), dict(habit.beside)
+    logits, times = _logits_names(graph), dict(habit.byte_multiples)
     factors: dict[str, float] = {}
     for op in graph.ops:
         if op.phase in (Phase.FORWARD, Phase.RECOMPUTE):

@@ -48,12 +48,12 @@ class Predicted:
 class PlannedQuestion:
     """Plan of a question, made with the pins that were left, and what had to be given up.
 
-    `between` are plans the mean of whose step times is predicted, where none stands for the run.
+    `averaged_plans`: the mean of their step times is predicted, where no plan stands for the run.
     """
 
     plan: Plan
     keeping: MemoryHabit | None = None
-    between: tuple[Plan, ...] = ()
+    averaged_plans: tuple[Plan, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -66,7 +66,7 @@ def planned(question: Question, pins: Pins) -> PlannedQuestion:
         Says why there is no plan.
     """
     if question.every_second:
-        return _between(replace(question, every_second=False), pins)
+        return _half_recomputed(replace(question, every_second=False), pins)
     tried: list[tuple[PlannedQuestion, Predicted, StageMemory]] = []
     reason = ""
     for micro_batch in _micro_batches(question, pins):
@@ -93,13 +93,13 @@ def planned(question: Question, pins: Pins) -> PlannedQuestion:
     return replace(best, notes=(*best.notes, "nothing fits: the choice that needs least memory"))
 
 
-def _between(question: Question, pins: Pins) -> PlannedQuestion:
+def _half_recomputed(question: Question, pins: Pins) -> PlannedQuestion:
     """Plan of a run that makes half again, with those that make nothing and all again."""
     pinned_plan = planned(question, pins)
     if pins.dp is not None:
         pins = replace(pins, micro_batch=pinned_plan.plan.batch // pins.dp)
     ends = (planned(question, replace(pins, recompute=mode)).plan for mode in ("none", "full"))
-    return replace(pinned_plan, between=tuple(ends))
+    return replace(pinned_plan, averaged_plans=tuple(ends))
 
 
 def _micro_batches(question: Question, pins: Pins) -> tuple[int | None, ...]:
@@ -171,7 +171,7 @@ def predicted(
     peak = max(stage.arena_bytes for stage in memory)
     if planned_run.keeping is not None:
         peak = peak_bytes(planned_run.plan, planned_run.keeping)
-    ends = planned_run.between or (planned_run.plan,)
+    ends = planned_run.averaged_plans or (planned_run.plan,)
     every = (
         [forecast(changed(plan, cluster=cluster), memory, fidelity) for plan in ends]
         for cluster in clusters

@@ -120,7 +120,7 @@ def check_whole(row: Row) -> None:
         raise InexpressibleError(row[MALFORMED])
 
 
-def whole(row: Row, field: str, blank: int | None = None) -> int:
+def whole_number(row: Row, field: str, blank: int | None = None) -> int:
     """Whole number in a row's field, at least 1; `blank` where there is nothing, if given.
 
     Raises

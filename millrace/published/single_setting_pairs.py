@@ -64,10 +64,10 @@ def pairs(outcomes: Sequence[RowOutcome]) -> list[RowPair]:
         groups: dict[object, list[RowOutcome]] = defaultdict(list)
         for outcome in outcomes:
             if outcome.predicted is not None:
-                groups[_shared(outcome.asked.row, kind, columns)].append(outcome)
+                groups[_shared(outcome.row_question.row, kind, columns)].append(outcome)
         for group in groups.values():
             for first, second in combinations(group, 2):
-                if first.asked.row[kind] != second.asked.row[kind]:
+                if first.row_question.row[kind] != second.row_question.row[kind]:
                     row_pairs.append(_pair(kind, first, second))
     return row_pairs
 
@@ -87,7 +87,7 @@ def _pair(kind: str, first: RowOutcome, second: RowOutcome) -> RowPair:
         kind=kind,
         first=first,
         second=second,
-        measured=second.asked.measured_s / first.asked.measured_s,
+        measured=second.row_question.measured_s / first.row_question.measured_s,
         predicted=second.predicted.step_time_s / first.predicted.step_time_s,
     )
 

@@ -70,7 +70,7 @@ def judged(outcomes: Sequence[RowOutcome]) -> list[RowOutcome]:
 
 
 def _of_tier(outcomes: Sequence[RowOutcome], tier: str) -> list[RowOutcome]:
-    return [outcome for outcome in outcomes if outcome.asked.row["tier"] == tier]
+    return [outcome for outcome in outcomes if outcome.row_question.row["tier"] == tier]
 
 
 def points(outcomes: Sequence[RowOutcome], key: Key) -> dict[str, list[tuple[float, float]]]:
@@ -78,8 +78,8 @@ def points(outcomes: Sequence[RowOutcome], key: Key) -> dict[str, list[tuple[flo
     points_by_group: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for outcome in judged(outcomes):
         if outcome.predicted is not None:
-            pair = (outcome.asked.measured_s, outcome.predicted.step_time_s)
-            points_by_group[key(outcome.asked.row)].append(pair)
+            pair = (outcome.row_question.measured_s, outcome.predicted.step_time_s)
+            points_by_group[key(outcome.row_question.row)].append(pair)
     return dict(points_by_group)
 
 
@@ -96,9 +96,9 @@ def worst(outcomes: Iterable[RowOutcome], count: int = WORST_ROWS) -> list[RowOu
 
 def memory_error(outcome: RowOutcome) -> float | None:
     """Error of the predicted peak of memory; None where no peak is known."""
-    if outcome.predicted is None or outcome.asked.peak_bytes is None:
+    if outcome.predicted is None or outcome.row_question.peak_bytes is None:
         return None
-    return outcome.predicted.peak_bytes / outcome.asked.peak_bytes - 1
+    return outcome.predicted.peak_bytes / outcome.row_question.peak_bytes - 1
 
 
 def document(outcomes: Sequence[RowOutcome], layout: TableFormat) -> dict[str, Any]:
@@ -128,18 +128,18 @@ def _groups(outcomes: Iterable[RowOutcome], key: Key) -> dict[str, Any]:
     groups: dict[str, list[float]] = defaultdict(list)
     for outcome in outcomes:
         if outcome.error is not None:
-            groups[key(outcome.asked.row)].append(outcome.error)
+            groups[key(outcome.row_question.row)].append(outcome.error)
     return {name: asdict(figures(errors)) for name, errors in groups.items()}
 
 
 def row_document(outcome: RowOutcome) -> dict[str, Any]:
     """Columns of a row and what is predicted of it, or the reason why nothing is."""
-    columns = {name: value for name, value in outcome.asked.row.items() if name != MALFORMED}
+    columns = {name: value for name, value in outcome.row_question.row.items() if name != MALFORMED}
     row: dict[str, Any] = columns | {LINE: int(columns[LINE])}
     if outcome.predicted is None:
         return row | {"predicted_s": None, "error": None, "reason": outcome.reason}
     return row | {
-        "measured_s": outcome.asked.measured_s,
+        "measured_s": outcome.row_question.measured_s,
         "predicted_s": outcome.predicted.step_time_s,
         "error": outcome.error,
         "predicted_peak_gb": outcome.predicted.peak_bytes / 1e9,

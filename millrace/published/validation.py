@@ -48,7 +48,7 @@ class PredictionJob:
 class RowOutcome:
     """Outcome of a row: a prediction, or the reason why there is none."""
 
-    asked: RowQuestion
+    row_question: RowQuestion
     predicted: Predicted | None = None
     notes: tuple[str, ...] = ()
     reason: str = ""
@@ -58,7 +58,7 @@ class RowOutcome:
         """Error of the predicted step time: predicted over measured, less one."""
         if self.predicted is None:
             return None
-        return self.predicted.step_time_s / self.asked.measured_s - 1
+        return self.predicted.step_time_s / self.row_question.measured_s - 1
 
 
 class TableReader(Protocol):
@@ -155,13 +155,15 @@ def _outcome(
     row_question: RowQuestion, jobs: dict[object, PredictionJob], answers: dict[object, Any]
 ) -> RowOutcome:
     if row_question.question is None or row_question.cluster is None:
-        return RowOutcome(asked=row_question, reason=row_question.reason)
+        return RowOutcome(row_question=row_question, reason=row_question.reason)
     reason, predictions, notes = answers[_key(row_question)]
     if reason:
-        return RowOutcome(asked=row_question, reason=f"line {row_question.row[LINE]}: {reason}")
+        return RowOutcome(
+            row_question=row_question, reason=f"line {row_question.row[LINE]}: {reason}"
+        )
     index = jobs[_key(row_question)].clusters.index(row_question.cluster)
     return RowOutcome(
-        asked=row_question, predicted=predictions[index], notes=(*row_question.notes, *notes)
+        row_question=row_question, predicted=predictions[index], notes=(*row_question.notes, *notes)
     )
 
 

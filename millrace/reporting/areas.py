@@ -26,7 +26,7 @@ POINTS = 400  # steps of a curve that are drawn
 NEAR = 0.3  # of the limit; what stays below is drawn on its own scale
 
 
-def together(course: MemoryTimeline) -> dict[str, list[int]]:
+def drawn_bytes(course: MemoryTimeline) -> dict[str, list[int]]:
     """Bytes of a course by the kinds that are drawn, from below."""
     rows: dict[str, list[int]] = {}
     for kind, row in course.bytes_by_kind.items():
@@ -49,7 +49,7 @@ def area_svg(course: MemoryTimeline, reserved: int, step_ns: int, scale: float) 
     Times of the course count from the step's begin. The dashed line is at the `reserved` bytes that
     a device has to have. The width stands for `step_ns`, the height for `scale` bytes.
     """
-    rows = together(course)
+    rows = drawn_bytes(course)
     limit = course.limit_bytes
     columns = _columns(course, rows, step_ns)
     parts = [

@@ -9,7 +9,7 @@ from html import escape
 from millrace.comparison_page import document, legend, timeline_svg
 from millrace.drawing import headline
 from millrace.planner.plan import Plan
-from millrace.reporting.areas import KINDS, area_svg, height_bytes, together
+from millrace.reporting.areas import KINDS, area_svg, drawn_bytes, height_bytes
 from millrace.reporting.bars import (
     PHASES,
     bar_colours,
@@ -170,7 +170,7 @@ def _memory(account: Account) -> list[str]:
     sizes = [sum(row.memory_by_kind.values()) for row in account.stages]
     chosen = _chosen(sizes)
     courses = [window_of(account.memory[stage], begin_ns, begin_ns + step_ns) for stage in chosen]
-    kinds = [kind for kind in KINDS if any(kind in together(course) for course in courses)]
+    kinds = [kind for kind in KINDS if any(kind in drawn_bytes(course) for course in courses)]
     limit = format_bytes(courses[0].limit_bytes)
     scale = height_bytes(max(sizes), max(course.limit_bytes for course in courses))
     above = ", above what is drawn" if courses[0].limit_bytes > scale else ""

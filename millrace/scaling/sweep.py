@@ -158,9 +158,8 @@ def sweep(
             if key not in answers:
                 answers[key] = _answer(asked, row, cluster, search, faults)
                 if progress is not None:
-                    progress(
-                        f"{len(rows) + len(line_rows) + 1} of {total}: {_told(row, answers[key])}"
-                    )
+                    number = len(rows) + len(line_rows) + 1
+                    progress(f"{number} of {total}: {_point_text(row, answers[key])}")
             line_rows.append(row | answers[key])
         fill_efficiencies(line_rows, asked.worth)
         rows += line_rows
@@ -310,7 +309,7 @@ def _named(resource: str, parts: dict[str, float]) -> str:
     return next(name for name in parts if name.endswith(RESOURCES[resource]))
 
 
-def _told(row: Row, point_row: Row) -> str:
+def _point_text(row: Row, point_row: Row) -> str:
     network = f", {row['network']}" if row["network"] else ""
     where = f"{row['devices']} devices of {row['cluster']}{network}, batch {row['global_batch']}"
     if point_row["reason"] is not None:

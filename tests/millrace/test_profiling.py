@@ -84,7 +84,7 @@ def test_a_profile_that_is_given_needs_no_gpu(tmp_path):
         "h100-sxm-80gb",
         1,
     )
-    assert api.driven(cluster) == cluster
+    assert api.with_framework(cluster) == cluster
     with pytest.raises(ClusterError, match="no collectives between 2 GPUs"):
         api.cluster("local-gpu:2", profile=path)
 

@@ -107,7 +107,7 @@ def test_of_products_that_are_kept_every_second_is_made_again():
 def test_what_is_kept_beside_a_result_is_counted_per_layer():
     plan = plan_of(micro_batch="4", seq_len="1024")
     keeping = MemoryHabit(zero=0, loss_bytes=0)
-    more = peak(plan, replace(keeping, beside=(("gelu", 2.0),))) - peak(plan, keeping)
+    more = peak(plan, replace(keeping, byte_multiples=(("gelu", 2.0),))) - peak(plan, keeping)
     assert more == pytest.approx(4 * 2 * 4 * 1024 * 1024, rel=0.05)
 
 

@@ -14,7 +14,7 @@ from millrace.published.reading import (
     read,
     read_table,
     sampled,
-    whole,
+    whole_number,
 )
 from tests.millrace.published.rows import DLPERF, written
 
@@ -64,19 +64,19 @@ def test_a_file_that_is_no_such_table_is_refused(tmp_path: Path, content: bytes,
 def test_a_number_out_of_place_names_the_field_and_what_was_expected():
     row = {"line": "7", "gpus": "many", "micro_batch": "0.25", "dp": "", "zero": "4", "tp": "4.0"}
     with pytest.raises(InexpressibleError, match="gpus is `many`: expected a number"):
-        whole(row, "gpus")
+        whole_number(row, "gpus")
     with pytest.raises(
         InexpressibleError, match=r"micro_batch is `0\.25`: expected a whole number"
     ):
-        whole(row, "micro_batch")
+        whole_number(row, "micro_batch")
     with pytest.raises(InexpressibleError, match="dp is blank"):
-        whole(row, "dp")
+        whole_number(row, "dp")
     with pytest.raises(InexpressibleError, match="zero is `4`: expected one of 0, 1"):
         choice(row, "zero", ("0", "1"))
     with pytest.raises(InexpressibleError, match="hidden is blank"):
         number(row, "hidden")
-    assert whole(row, "dp", 1) == 1
-    assert whole(row, "tp") == 4
+    assert whole_number(row, "dp", 1) == 1
+    assert whole_number(row, "tp") == 4
 
 
 def test_more_rows_than_a_day_has_time_for_are_refused(tmp_path: Path):
@@ -88,4 +88,4 @@ def test_more_rows_than_a_day_has_time_for_are_refused(tmp_path: Path):
 
 def test_a_count_beyond_all_counts_is_refused():
     with pytest.raises(InexpressibleError, match=r"gpus is `1e300`: .* at most 1e\+15"):
-        whole({"gpus": "1e300"}, "gpus")
+        whole_number({"gpus": "1e300"}, "gpus")

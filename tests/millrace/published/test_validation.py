@@ -33,7 +33,7 @@ def outcome(measured_s: float, predicted_s: float, **changed: str) -> RowOutcome
         fidelity="op",
     )
     return RowOutcome(
-        asked=RowQuestion(row=ROW | changed, measured_s=measured_s), predicted=predicted
+        row_question=RowQuestion(row=ROW | changed, measured_s=measured_s), predicted=predicted
     )
 
 
