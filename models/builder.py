@@ -99,7 +99,7 @@ class GraphBuilder:
     def adopt(self, op: Op, outputs: Sequence[Tensor]) -> None:
         """Take over an op of another graph, with the tensors that it makes."""
         for name in op.inputs:
-            self._known(name, op.name)
+            self._input_tensor(name, op.name)
         self._ops.append(op)
         self.tensors.update((tensor.name, tensor) for tensor in outputs)
 
@@ -237,7 +237,7 @@ class GraphBuilder:
             An input does not exist, shapes do not fit the labels, or rates do not meet.
         """
         expression = parse(labels)
-        read = [self._known(tensor, name) for tensor in inputs]
+        read = [self._input_tensor(tensor, name) for tensor in inputs]
         rate = output_rate(kind, name, [tensor.rate for tensor in read])
         names = self._output_names(kind, name, expression)
         sizes = bind(
@@ -291,7 +291,7 @@ class GraphBuilder:
             raise ModelError(f"op `{name}` lies in no block; call begin_block first")
         return f"{self._block}.{name}"
 
-    def _known(self, tensor: str, op: str) -> Tensor:
+    def _input_tensor(self, tensor: str, op: str) -> Tensor:
         try:
             return self.tensors[tensor]
         except KeyError:

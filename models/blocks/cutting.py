@@ -64,7 +64,7 @@ def cut(graph: Graph) -> BlockedGraph:
     wiring = wiring_of(graph)
     stream = stream_of(graph, wiring)
     copies = find_repeated_blocks(stream)
-    pieces = _pieces(len(stream.word), copies)
+    pieces = _piece_starts(len(stream.word), copies)
     homes = _homes(stream, pieces, {piece for row in copies for piece in _starts(row)})
     block_members = block_structures(wiring, homes, len(pieces))
     blocks, templates = _named(block_members)
@@ -92,7 +92,7 @@ def _starts(row: RepeatedBlocks) -> range:
     return range(row.start, row.stop, row.period)
 
 
-def _pieces(size: int, copies: Sequence[RepeatedBlocks]) -> list[int]:
+def _piece_starts(size: int, copies: Sequence[RepeatedBlocks]) -> list[int]:
     """Starts of the pieces of the stream; one piece where there is nothing to cut."""
     borders = {0}
     for row in copies:

@@ -58,7 +58,7 @@ def concat(tape: Tape, op: Op, dy: str) -> Gradients:
     for index, operand in enumerate(expression.inputs):
         (concat_dim,) = (i for i, dim in enumerate(operand) if dim != out[i])
         gradient: str | None = None
-        if tape.wants(op.inputs[index]):
+        if tape.requires_grad(op.inputs[index]):
             labels = write((out,), (operand,), expression.whole)
             (gradient,) = tape.emit(op, index, "narrow", (dy,), labels, attributes={"start": start})
         gradients.append(gradient)

@@ -11,11 +11,11 @@ def layer_norm(tape: Tape, op: Op, dy: str) -> Gradients:
     (x, gamma, beta), (_, mean, rstd) = expression.inputs, expression.outputs
     _, mean_name, rstd_name = op.outputs
     dx: str | None = None
-    if tape.wants(op.inputs[0]):
+    if tape.requires_grad(op.inputs[0]):
         labels = write((x, x, gamma, mean, rstd), (x,), expression.whole)
         read = (dy, *op.inputs[:2], mean_name, rstd_name)
         (dx,) = tape.emit(op, 0, "layer_norm_grad_input", read, labels)
-    if not (tape.wants(op.inputs[1]) or tape.wants(op.inputs[2])):
+    if not (tape.requires_grad(op.inputs[1]) or tape.requires_grad(op.inputs[2])):
         return dx, None, None
     labels = write((x, x, mean, rstd), (gamma, beta))
     weight_gradients = tape.emit(
@@ -34,11 +34,11 @@ def rms_norm(tape: Tape, op: Op, dy: str) -> Gradients:
     expression = parse(op.labels)
     (x, gamma), (_, rstd) = expression.inputs, expression.outputs
     dx: str | None = None
-    if tape.wants(op.inputs[0]):
+    if tape.requires_grad(op.inputs[0]):
         labels = write((x, x, gamma, rstd), (x,), expression.whole)
         read = (dy, *op.inputs, op.outputs[1])
         (dx,) = tape.emit(op, 0, "rms_norm_grad_input", read, labels)
-    if not tape.wants(op.inputs[1]):
+    if not tape.requires_grad(op.inputs[1]):
         return dx, None
     labels = write((x, x, rstd), (gamma,))
     read = (dy, op.inputs[0], op.outputs[1])
@@ -63,7 +63,7 @@ def batch_norm(tape: Tape, op: Op, dy: str) -> Gradients:
     statistics = op.inputs[1:3]
     labels = write((x, x, sums, squares), (gamma, beta), expression.whole)
     read = (dy, op.inputs[0], *statistics)
-    index = 0 if tape.wants(op.inputs[0]) else 3
+    index = 0 if tape.requires_grad(op.inputs[0]) else 3
     # Sizes of the sums come from what is read, so the target only says which phase it is.
     dgamma, dbeta = tape.emit(
         op, index, "batch_norm_grad_sums", read, labels, suffix="grad_sums", like=3
@@ -122,10 +122,10 @@ def conv(tape: Tape, op: Op, dy: str) -> Gradients:
     (x, weight), (out,), whole_labels = expression.inputs, expression.outputs, expression.whole
     dx: str | None = None
     dw: str | None = None
-    if tape.wants(op.inputs[0]):
+    if tape.requires_grad(op.inputs[0]):
         labels = write((out, weight), (x,), whole_labels)
         (dx,) = tape.emit(op, 0, "conv_grad_input", (dy, op.inputs[1]), labels)
-    if tape.wants(op.inputs[1]):
+    if tape.requires_grad(op.inputs[1]):
         labels = write((x, out), (weight,), whole_labels)
         (dw,) = tape.emit(op, 1, "conv_grad_weight", (op.inputs[0], dy), labels)
     return dx, dw
@@ -169,13 +169,13 @@ def combine(tape: Tape, op: Op, dy: str) -> Gradients:
     expert_outputs, chosen = op.inputs[0], op.inputs[1:3]
     d_expert_outputs: str | None = None
     dweight: str | None = None
-    if tape.wants(expert_outputs):
+    if tape.requires_grad(expert_outputs):
         labels = write((out, expert, place, weight), (y,), whole_labels)
         read = (dy, *chosen, op.inputs[3])
         (d_expert_outputs,) = tape.emit(
             op, 0, "combine_grad_input", read, labels, suffix="grad_input"
         )
-    if tape.wants(op.inputs[3]):
+    if tape.requires_grad(op.inputs[3]):
         labels = write((out, y, expert, place), (weight,), whole_labels)
         read = (dy, expert_outputs, *chosen)
         (dweight,) = tape.emit(op, 3, "combine_grad_weight", read, labels, suffix="grad_scale")

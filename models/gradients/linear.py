@@ -28,7 +28,7 @@ def matmul(tape: Tape, op: Op, dy: str) -> Gradients:
     for index, inputs, read, factor in sorted(
         operands, key=lambda entry: tape.phase(op.inputs[entry[0]]) is not Phase.BACKWARD_INPUT
     ):
-        if not tape.wants(op.inputs[index]):
+        if not tape.requires_grad(op.inputs[index]):
             continue
         if missing := set(sum(factor, ())) - set(sum(sum(read, ()), ())):
             raise ModelError(
@@ -46,7 +46,7 @@ def add(tape: Tape, op: Op, dy: str) -> Gradients:
     (out,) = expression.outputs
     return tuple(
         _summed(tape, op, index, dy, out, operand, expression.whole)
-        if tape.wants(op.inputs[index])
+        if tape.requires_grad(op.inputs[index])
         else None
         for index, operand in enumerate(expression.inputs)
     )
@@ -106,7 +106,7 @@ def pointwise(tape: Tape, op: Op, dy: str) -> Gradients:
     expression = parse(op.labels)
     (x,) = expression.inputs
     labels = write((x, x), (x,), expression.whole)
-    result = op.kind in SLOPE_OF_RESULT and tape.stays(op.outputs[0])
+    result = op.kind in SLOPE_OF_RESULT and tape.is_block_local(op.outputs[0])
     slope_tensor = op.outputs[0] if result else op.inputs[0]
     return tape.emit(op, 0, f"{op.kind}_grad", (slope_tensor, dy), labels)
 
@@ -160,7 +160,7 @@ def _of_losses(
 ) -> tuple[str, ...]:
     kind = f"{op.kind}_grad"
     if dy == ONE:
-        return tape.emit(op, 0, kind, inputs, labels, attributes=tape.begun(op.attributes))
+        return tape.emit(op, 0, kind, inputs, labels, attributes=tape.loss_scaled(op.attributes))
     (sum_gradient,) = tape.emit(op, 0, kind, inputs, labels, suffix="grad_sum_input")
     (logits,), (losses, *_) = parse(labels).outputs, parse(op.labels).outputs
     return tape.emit(op, 0, "mul", (sum_gradient, dy), write((logits, losses), (logits,)))

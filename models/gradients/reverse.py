@@ -47,13 +47,13 @@ def backward(builder: GraphBuilder, graph: Graph, loss: str) -> dict[str, str]:
         gradient = ONE if loss in op.outputs else totals[0]
         if any(total is not None for total in totals[1:]):
             raise ModelError(f"op `{op.name}`: only its first output can reach the loss")
-        if gradient is None or not tape.wants(op.outputs[0]):
+        if gradient is None or not tape.requires_grad(op.outputs[0]):
             continue
         if op.kind == "variable":
             gradients[op.outputs[0]] = gradient
             continue
         for index, part in enumerate(_rule(op)(tape, op, gradient)):
-            if part is not None and tape.wants(op.inputs[index]):
+            if part is not None and tape.requires_grad(op.inputs[index]):
                 parts.setdefault(op.inputs[index], []).append((op, index, part))
     variables = [op.outputs[0] for op in graph.ops if op.trains]
     if lost := [name for name in variables if name not in gradients]:

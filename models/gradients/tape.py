@@ -52,11 +52,11 @@ class Tape:
             if op.kind == "input" or not self._data.isdisjoint(op.inputs):
                 self._data.update(op.outputs)
 
-    def wants(self, tensor: str) -> bool:
+    def requires_grad(self, tensor: str) -> bool:
         """True if `tensor` needs a gradient: it depends on a variable that is trained."""
         return tensor in self._trained
 
-    def stays(self, tensor: str) -> bool:
+    def is_block_local(self, tensor: str) -> bool:
         """True if only ops of its own block read `tensor`."""
         return tensor not in self._handed_on
 
@@ -152,18 +152,18 @@ class Tape:
             write((), (operand,)),
             shapes=(like.shape,),
             dtype=like.dtype,
-            attributes=self.begun({"value": 1.0}),
+            attributes=self.loss_scaled({"value": 1.0}),
             block=owner.block,
             phase=Phase.BACKWARD_INPUT,
         )[0]
 
-    def begun(self, attributes: Attributes) -> Attributes:
+    def loss_scaled(self, attributes: Attributes) -> Attributes:
         """Return the attributes of an op with which a chain of gradients begins."""
         return {**attributes, LOSS_SCALED: True} if self._scaled else attributes
 
     def _suffix(self, op: Op, index: int) -> str:
         phase = self.phase(op.inputs[index])
-        alike = [n for n in op.inputs if self.wants(n) and self.phase(n) is phase]
+        alike = [n for n in op.inputs if self.requires_grad(n) and self.phase(n) is phase]
         base = "grad_input" if phase is Phase.BACKWARD_INPUT else "grad_weight"
         return base if len(alike) == 1 else f"{base}.{index}"
 

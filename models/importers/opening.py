@@ -31,7 +31,7 @@ class _OpeningRequest(NamedTuple):
     path: Path
     seq_len: int | None
     precision: str
-    told: Told | None
+    notify: Told | None
     check: Check | None
 
 
@@ -142,9 +142,9 @@ def _onnx(question: _OpeningRequest) -> ModelSpec:
 
 
 def _tell(question: _OpeningRequest, notes: Iterable[str]) -> None:
-    if question.told is not None:
+    if question.notify is not None:
         for note in notes:
-            question.told(f"`{question.path}`: {note}")
+            question.notify(f"`{question.path}`: {note}")
 
 
 def _torch_export(question: _OpeningRequest) -> ModelSpec:

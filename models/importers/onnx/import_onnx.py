@@ -322,7 +322,7 @@ class _Import:
 
     def _lower(self, node: OnnxNode) -> None:
         low = self.low
-        for value, name in zip(self._made(node), node.outputs, strict=False):
+        for value, name in zip(self._output_values(node), node.outputs, strict=False):
             if name:
                 low.name_value(name, value)
         for name in node.outputs:
@@ -331,10 +331,10 @@ class _Import:
                     problems=frozenset((f"{node.title} makes a further output `{name}`",))
                 )
 
-    def _made(self, node: OnnxNode) -> tuple[Value, ...]:
+    def _output_values(self, node: OnnxNode) -> tuple[Value, ...]:
         """Return the values of a node's outputs."""
         try:
-            folded_outputs = self._known(node)
+            folded_outputs = self._folded_outputs(node)
             if folded_outputs is not None:
                 return tuple(Constant(array=array) for array in folded_outputs)
             rule = RULES.get(node.kind)
@@ -365,7 +365,7 @@ class _Import:
     def _blocked(self, node: OnnxNode) -> bool:
         return any(isinstance(self.low.values.get(name), Unknown) for name in node.inputs)
 
-    def _known(self, node: OnnxNode) -> tuple[Array, ...] | None:
+    def _folded_outputs(self, node: OnnxNode) -> tuple[Array, ...] | None:
         """Fold a node whose inputs are known, or that reads a shape only."""
         values = [self.low.values.get(name) if name else None for name in node.inputs]
         first = values[0] if values else None

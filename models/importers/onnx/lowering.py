@@ -141,13 +141,13 @@ class OnnxLowering:
         node = self._producer.get(name)
         return node if node is not None and node.kind in kinds else None
 
-    def given(self, node: OnnxNode, index: int) -> bool:
+    def has_input(self, node: OnnxNode, index: int) -> bool:
         """True if a node has this (optional) input."""
         return index < len(node.inputs) and node.inputs[index] != ""
 
     def value(self, node: OnnxNode, index: int) -> Traced | Constant:
         """Value of an input, traced or constant; raises BlockedError where it is unknown."""
-        if not self.given(node, index):
+        if not self.has_input(node, index):
             raise UnsupportedNodeError(f"lacks input {index}")
         input_value = self.values.get(node.inputs[index])
         if input_value is None:
@@ -165,7 +165,7 @@ class OnnxLowering:
 
     def optional(self, node: OnnxNode, index: int) -> Array | None:
         """Return an input that must be known or left out."""
-        return self.constant(node, index) if self.given(node, index) else None
+        return self.constant(node, index) if self.has_input(node, index) else None
 
     def traced(self, node: OnnxNode, index: int) -> Traced:
         """Return an input once a microbatch, as a tensor of our graph."""
@@ -277,7 +277,7 @@ class OnnxLowering:
 
     def dropped(self, value: Traced) -> Traced:
         """Take away factors of size one that ONNX does not see."""
-        if value.held <= value.seen:
+        if value.operand_factors <= value.seen:
             return value
         operand = restricted(value.operand, value.seen)
         name = f"{value.tensor.removeprefix(f'{BLOCK}.')}.squeezed"
@@ -292,8 +292,8 @@ class OnnxLowering:
     ) -> Traced:
         """Return the tensor with these factors in these dims, broadcast where it lacks some."""
         value = self.dropped(value)
-        if not value.held.issuperset(factors_of(operand)):
-            value = self.laid_out(value, restricted(operand, value.held), name, names)
+        if not value.operand_factors.issuperset(factors_of(operand)):
+            value = self.laid_out(value, restricted(operand, value.operand_factors), name, names)
             alone = apart(operand)
             value = self.emit(
                 "broadcast", f"{name}.broadcast", (value,), (alone,), dims=value.dims, names=names
@@ -321,8 +321,8 @@ class OnnxLowering:
         columns = broadcast_columns([len(value.dims) for value in inputs])
         values = [self.dropped(v) for v in unified(inputs, columns, self.fresh)]
         dims = common_dims(values, columns)
-        factors = frozenset[LabelFactor]().union(*(value.held for value in values))
-        full = next((value.operand for value in values if value.held == factors), None)
+        factors = frozenset[LabelFactor]().union(*(value.operand_factors for value in values))
+        full = next((value.operand for value in values if value.operand_factors == factors), None)
         operand = restricted(dims, factors) if full is None else full
         return self.emit(kind, name, values, (operand,), dims=dims)
 

@@ -64,7 +64,7 @@ class Traced:
         return tuple(size_of(dim) for dim in self.dims)
 
     @property
-    def held(self) -> frozenset[LabelFactor]:
+    def operand_factors(self) -> frozenset[LabelFactor]:
         """Factors of the tensor itself."""
         return frozenset(factors_of(self.operand))
 
@@ -227,7 +227,9 @@ def unified(
         common = _common(apart, maps, column, fresh)
         _named(maps, column, common, origins, used)
     renamed = [value.replaced(pieces) for value, pieces in zip(apart, maps, strict=True)]
-    if any(has_batch(origins[f] for f in value.held if f in origins) for value in renamed):
+    if any(
+        has_batch(origins[f] for f in value.operand_factors if f in origins) for value in renamed
+    ):
         raise UnsupportedNodeError("the batch is lost or occurs twice among its dims")
     return tuple(renamed)
 

@@ -142,7 +142,9 @@ def attention(
     samples = tuple((factor,) for factor in outer if factor.name == BATCH)
     if not samples or not q.dims[-2] or not k.dims[-2]:
         raise UnsupportedNodeError("is attention without a batch or of a single query")
-    both = [factor for factor in heads if factor in k.held and factor in v.held]
+    both = [
+        factor for factor in heads if factor in k.operand_factors and factor in v.operand_factors
+    ]
     groups = both or heads or [low.fresh(1)]
     query_heads = [factor for factor in heads if factor not in groups]
     grouped: Dims = (tuple(groups), *([tuple(query_heads)] if query_heads else []))
@@ -188,7 +190,7 @@ def _names(t: Dim, s: Dim, grouped: Dims, d: Dim, u: Dim) -> dict[LabelFactor, s
 
 def attention_node(low: OnnxLowering, node: OnnxNode) -> Traced:
     """Add the Attention node of opset 23, without past keys, softcap or more outputs."""
-    if len([name for name in node.outputs if name]) > 1 or low.given(node, 4):
+    if len([name for name in node.outputs if name]) > 1 or low.has_input(node, 4):
         raise UnsupportedNodeError("has past keys or gives its scores away")
     if node.number("softcap", 0.0):
         raise UnsupportedNodeError("caps its scores (softcap)")
@@ -202,7 +204,7 @@ def attention_node(low: OnnxLowering, node: OnnxNode) -> Traced:
         raise ModelError(f"{node.title}: queries, keys and values need 3 or 4 dims each")
     q, k, v = _shared_heads(low, node, q, k, v)
     mask = KeyVisibility(bool(node.integer("is_causal", 0)))
-    if low.given(node, 3):
+    if low.has_input(node, 3):
         given_mask = mask_of(varying(low.constant(node, 3)), q.shape[2], k.shape[2])
         if given_mask is None or (mask.causal and given_mask != KeyVisibility(False)):
             raise UnsupportedNodeError("has a mask that is neither causal nor a window")

@@ -16,7 +16,7 @@ class _Projection(NamedTuple):
     node: OnnxNode
     x: Traced
     weight: str
-    made: int
+    output_dim: int
     bias: str
 
 
@@ -40,15 +40,15 @@ def cut_piece(
     inner = size_of(rest)
     if (
         size_of(cut_factors) * inner
-        != low.source.initializers[projection.weight].shape[projection.made]
+        != low.source.initializers[projection.weight].shape[projection.output_dim]
     ):
         return None
     weight = low.used(
         low.parameter(
-            projection.weight, InitializerSlice(projection.made, start * inner, size * inner)
+            projection.weight, InitializerSlice(projection.output_dim, start * inner, size * inner)
         )
     )
-    if projection.made == 0:
+    if projection.output_dim == 0:
         weight = weight.seen_as(reversed(weight.dims))
     label = f"{name}.matmul" if projection.bias else name
     output = product(low, projection.node, label, low.used(projection.x), weight)
@@ -99,7 +99,7 @@ def _projection(low: OnnxLowering, name: str) -> _Projection | None:
         if not plain or node.integer("transA", 0):
             return None
         output_dim = 0 if node.integer("transB", 0) else 1
-        bias = node.inputs[2] if low.given(node, 2) else ""
+        bias = node.inputs[2] if low.has_input(node, 2) else ""
     transposed = low.producer(weight, "Transpose")
     if transposed is not None and node.kind == "MatMul":
         weight, output_dim = transposed.inputs[0], 0

@@ -22,7 +22,7 @@ class Window(NamedTuple):
     pads: tuple[int, int]
     dilations: tuple[int, int]
 
-    def made(self, image: tuple[int, ...], node: OnnxNode) -> tuple[int, int]:
+    def output_size(self, image: tuple[int, ...], node: OnnxNode) -> tuple[int, int]:
         """Rows and columns that the window makes of an image's."""
         counts = tuple(
             (size + 2 * pad - dilation * (window - 1) - 1) // stride + 1
@@ -91,7 +91,7 @@ def conv(low: OnnxLowering, node: OnnxNode) -> Traced:
     if window.size != weight.shape[2:]:
         raise ModelError(f"{node.title}: kernel_shape {window.size} for a weight {weight.shape}")
     channels = weight.dims[0] if groups == 1 else (x.dims[1][0], *weight.dims[0][1:])
-    rows, columns = (low.fresh(size) for size in window.made(x.shape[2:], node))
+    rows, columns = (low.fresh(size) for size in window.output_size(x.shape[2:], node))
     out: Dims = (x.dims[0], channels, (rows,), (columns,))
     ends = (*factors_of((*x.dims[2:], *weight.dims[2:])), rows, columns)
     names = dict(zip(ends, "yxqpji", strict=True))
@@ -100,7 +100,7 @@ def conv(low: OnnxLowering, node: OnnxNode) -> Traced:
     attributes = window.attributes
     if window.dilations != (1, 1):
         attributes |= {"dilation_y": window.dilations[0], "dilation_x": window.dilations[1]}
-    biased = low.given(node, 2) and low.scalar(node.inputs[2]) != 0
+    biased = low.has_input(node, 2) and low.scalar(node.inputs[2]) != 0
     convolved = low.emit(
         "conv",
         low.name(node, "conv") if biased else low.name(node),
@@ -156,7 +156,7 @@ def pool(low: OnnxLowering, node: OnnxNode) -> Traced:
     if any(2 * pad > size for pad, size in zip(window.pads, window.size, strict=True)):
         raise UnsupportedNodeError("has padding of more than half its window")
     x = _image(low, node)
-    rows, columns = (low.fresh(size) for size in window.made(x.shape[2:], node))
+    rows, columns = (low.fresh(size) for size in window.output_size(x.shape[2:], node))
     out: Dims = (*x.dims[:2], (rows,), (columns,))
     names = dict(zip((*x.dims[2], *x.dims[3], rows, columns), "yxji", strict=True))
     attributes = window.attributes | {"size_y": window.size[0], "size_x": window.size[1]}

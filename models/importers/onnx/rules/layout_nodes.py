@@ -218,7 +218,7 @@ def narrowed(
     if piece is not None:
         return piece
     laid = value
-    if value.dims[axis] not in value.operand or value.held != value.seen:
+    if value.dims[axis] not in value.operand or value.operand_factors != value.seen:
         laid = low.as_seen(value, name)
     laid = one_factor(low, laid, axis)
     (old,) = laid.dims[axis]
@@ -329,9 +329,9 @@ def gather(low: OnnxLowering, node: OnnxNode) -> Traced:
 
 def _embedded(low: OnnxLowering, node: OnnxNode, table: Traced, ids: Traced) -> Traced:
     ids = low.dropped(ids)
-    if not table.dims[0] or has_batch(table.held):
+    if not table.dims[0] or has_batch(table.operand_factors):
         raise UnsupportedNodeError("looks up rows of what is no table")
-    if not ids.seen <= ids.held:
+    if not ids.seen <= ids.operand_factors:
         raise UnsupportedNodeError("looks up by broadcast ids")
     rows = low.used(table)
     rows = low.as_seen(rows.renewed(low.fresh), low.name(node))
@@ -361,13 +361,15 @@ def summed(
     """Sum over the dims `gone`, which stay with size one where `keep` says so."""
     dims = [() if axis in gone else dim for axis, dim in enumerate(value.dims)]
     left = frozenset(factors_of(dims))
-    if has_batch(value.held - left):
+    if has_batch(value.operand_factors - left):
         raise UnsupportedNodeError("reduces over the batch")
     count = prod(value.shape[axis] for axis in gone)
-    repeated = prod(f.size for axis in gone for f in value.dims[axis] if f not in value.held)
+    repeated = prod(
+        f.size for axis in gone for f in value.dims[axis] if f not in value.operand_factors
+    )
     kept_dims = tuple(dim for axis, dim in enumerate(dims) if keep or axis not in gone)
     total = value.seen_as(kept_dims)
-    if value.held - left:
+    if value.operand_factors - left:
         operand = restricted(value.operand, left)
         total = low.emit("sum", low.name(node), (value,), (operand,), dims=kept_dims)
     factor = repeated / count if mean else float(repeated)

@@ -64,7 +64,7 @@ def _weight(
 ) -> Traced:
     """Scale or shift of a norm; a constant one keeps all its dims."""
     array: Array = np.full(shape, usual, "float32")
-    if low.given(node, index):
+    if low.has_input(node, index):
         weight = low.value(node, index)
         if isinstance(weight, Traced):
             return low.used(weight)
@@ -92,7 +92,7 @@ def with_last(low: OnnxLowering, name: str, x: Traced, last: Dim) -> Traced:
     x = low.dropped(x)
     if x.operand and x.operand[-1] == last:
         return x
-    return low.laid_out(x, (*restricted(x.operand, x.held.difference(last)), last), name)
+    return low.laid_out(x, (*restricted(x.operand, x.operand_factors.difference(last)), last), name)
 
 
 def softmax(low: OnnxLowering, node: OnnxNode) -> Traced:

@@ -127,7 +127,7 @@ def div(low: OnnxLowering, node: OnnxNode) -> Traced:
 
 def power(low: OnnxLowering, node: OnnxNode) -> Traced:
     """Raise to a constant power."""
-    exponent = low.scalar(node.inputs[1]) if low.given(node, 1) else None
+    exponent = low.scalar(node.inputs[1]) if low.has_input(node, 1) else None
     if exponent is None:
         raise UnsupportedNodeError("has an exponent that is not one number")
     x, name = low.floating(node, 0), low.name(node)

@@ -57,7 +57,7 @@ def _both_hold(
     """Broadcast where one holds a contracted factor that the other lacks."""
     sides = []
     for side, value in enumerate((left, right)):
-        lacking = tuple(factor for factor in contracted if factor not in value.held)
+        lacking = tuple(factor for factor in contracted if factor not in value.operand_factors)
         if lacking:
             operand = (*value.operand, *((factor,) for factor in lacking))
             value = low.laid_out(value, operand, f"{name}.{side}")
@@ -68,10 +68,12 @@ def _both_hold(
 def _laid_out(left: Traced, right: Traced, dims: Dims) -> Dims:
     """Layout of a product: the left's where the right is a plain matrix, else that of `dims`."""
     seen = frozenset(factors_of(dims))
-    if not right.held & left.held & seen and not has_batch(right.held - left.held):
+    if not right.operand_factors & left.operand_factors & seen and not has_batch(
+        right.operand_factors - left.operand_factors
+    ):
         return (*restricted(left.operand, seen), *restricted(right.operand, seen))
     laid: Dims = ()
-    for dim in restricted(dims, left.held | right.held):
+    for dim in restricted(dims, left.operand_factors | right.operand_factors):
         fixed = any(factor.name in (BATCH, SEQUENCE) for factor in dim)
         laid += apart((dim,)) if fixed else (dim,)
     return laid
@@ -87,7 +89,7 @@ def gemm(low: OnnxLowering, node: OnnxNode) -> Traced:
         left = left.seen_as(reversed(left.dims))
     if node.integer("transB", 0):
         right = right.seen_as(reversed(right.dims))
-    biased = low.given(node, 2)
+    biased = low.has_input(node, 2)
     label = low.name(node, "matmul") if biased else name
     output = product(low, node, label, left, right)
     output = scaled(low, low.name(node, "alpha"), output, node.number("alpha", 1.0))
