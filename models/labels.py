@@ -46,14 +46,14 @@ class Expression:
         The expression as it was written.
     inputs, outputs : tuple of Operand
         An operand is a tuple of dims, a dim a tuple of labels (outermost first).
-    whole : frozenset of str
+    whole_labels : frozenset of str
         Labels that may not be split.
     """
 
     text: str
     inputs: tuple[Operand, ...] = field(compare=False)
     outputs: tuple[Operand, ...] = field(compare=False)
-    whole: frozenset[str] = field(compare=False)
+    whole_labels: frozenset[str] = field(compare=False)
 
     @cached_property
     def operands(self) -> tuple[Operand, ...]:
@@ -77,7 +77,7 @@ class Expression:
         """Labels that are not whole and are outermost in every dim that has them."""
         inner = {label for operand in self.operands for dim in operand for label in dim[1:]}
         return tuple(
-            label for label in self.labels if label not in self.whole and label not in inner
+            label for label in self.labels if label not in self.whole_labels and label not in inner
         )
 
 
@@ -107,7 +107,9 @@ def parse(text: str) -> Expression:
     left, right = sides
     inputs = _operands(left, text, whole_labels) if left.strip() else ()
     outputs = _operands(right, text, whole_labels)
-    return Expression(text=text, inputs=inputs, outputs=outputs, whole=frozenset(whole_labels))
+    return Expression(
+        text=text, inputs=inputs, outputs=outputs, whole_labels=frozenset(whole_labels)
+    )
 
 
 def _operands(side: str, text: str, whole_labels: set[str]) -> tuple[Operand, ...]:
@@ -255,7 +257,7 @@ def _bound(
             raise _MismatchError(position, f"{len(operand)} dims expected, the shape is {shape}")
         pending.extend((position, dim, size) for dim, size in zip(operand, shape, strict=True))
     while pending:
-        left = [item for item in pending if not _settled(*item, sizes)]
+        left = [item for item in pending if not _bind_dim(*item, sizes)]
         if len(left) == len(pending):
             position, dim, _ = left[0]
             unknown = next(label for label in dim if label not in sizes)
@@ -271,7 +273,7 @@ def _bound(
     return {label: sizes[label] for label in expression.labels}
 
 
-def _settled(position: int, dim: Dim, size: int, sizes: dict[str, int]) -> bool:
+def _bind_dim(position: int, dim: Dim, size: int, sizes: dict[str, int]) -> bool:
     """Fill in the one unknown label of a dim, or check it; False while two are unknown."""
     unknown = [label for label in dim if label not in sizes]
     if len(unknown) > 1:

@@ -56,7 +56,7 @@ def _write_apart(builder: GraphBuilder, op: Op) -> None:
     query, key, value, *bias = expression.inputs
     batch, queries, *heads, _ = query
     scores: Operand = (batch, *heads, queries, key[1])
-    whole_labels = expression.whole
+    whole_labels = expression.whole_labels
 
     def add(
         kind: str, name: str, inputs: tuple[str, ...], labels: str, attributes: Attributes

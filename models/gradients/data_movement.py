@@ -59,7 +59,7 @@ def concat(tape: Tape, op: Op, dy: str) -> Gradients:
         (concat_dim,) = (i for i, dim in enumerate(operand) if dim != out[i])
         gradient: str | None = None
         if tape.requires_grad(op.inputs[index]):
-            labels = write((out,), (operand,), expression.whole)
+            labels = write((out,), (operand,), expression.whole_labels)
             (gradient,) = tape.emit(op, index, "narrow", (dy,), labels, attributes={"start": start})
         gradients.append(gradient)
         start += tensors[op.inputs[index]].shape[concat_dim]

@@ -12,7 +12,7 @@ def layer_norm(tape: Tape, op: Op, dy: str) -> Gradients:
     _, mean_name, rstd_name = op.outputs
     dx: str | None = None
     if tape.requires_grad(op.inputs[0]):
-        labels = write((x, x, gamma, mean, rstd), (x,), expression.whole)
+        labels = write((x, x, gamma, mean, rstd), (x,), expression.whole_labels)
         read = (dy, *op.inputs[:2], mean_name, rstd_name)
         (dx,) = tape.emit(op, 0, "layer_norm_grad_input", read, labels)
     if not (tape.requires_grad(op.inputs[1]) or tape.requires_grad(op.inputs[2])):
@@ -35,7 +35,7 @@ def rms_norm(tape: Tape, op: Op, dy: str) -> Gradients:
     (x, gamma), (_, rstd) = expression.inputs, expression.outputs
     dx: str | None = None
     if tape.requires_grad(op.inputs[0]):
-        labels = write((x, x, gamma, rstd), (x,), expression.whole)
+        labels = write((x, x, gamma, rstd), (x,), expression.whole_labels)
         read = (dy, *op.inputs, op.outputs[1])
         (dx,) = tape.emit(op, 0, "rms_norm_grad_input", read, labels)
     if not tape.requires_grad(op.inputs[1]):
@@ -49,7 +49,7 @@ def l2_normalize(tape: Tape, op: Op, dy: str) -> Gradients:
     """Gradient of `l2_normalize`, from the rows of length one."""
     expression = parse(op.labels)
     y, rnorm = expression.outputs
-    labels = write((y, y, rnorm), expression.inputs, expression.whole)
+    labels = write((y, y, rnorm), expression.inputs, expression.whole_labels)
     return tape.emit(op, 0, "l2_normalize_grad", (dy, *op.outputs), labels)
 
 
@@ -61,7 +61,7 @@ def batch_norm(tape: Tape, op: Op, dy: str) -> Gradients:
     expression = parse(op.labels)
     x, sums, squares, gamma, beta = expression.inputs
     statistics = op.inputs[1:3]
-    labels = write((x, x, sums, squares), (gamma, beta), expression.whole)
+    labels = write((x, x, sums, squares), (gamma, beta), expression.whole_labels)
     read = (dy, op.inputs[0], *statistics)
     index = 0 if tape.requires_grad(op.inputs[0]) else 3
     # Sizes of the sums come from what is read, so the target only says which phase it is.
@@ -70,7 +70,7 @@ def batch_norm(tape: Tape, op: Op, dy: str) -> Gradients:
     )
     if index:
         return None, None, None, dgamma, dbeta
-    labels = write((x, x, sums, squares, gamma, gamma, beta), (x,), expression.whole)
+    labels = write((x, x, sums, squares, gamma, gamma, beta), (x,), expression.whole_labels)
     read = (dy, op.inputs[0], *statistics, op.inputs[3], dgamma, dbeta)
     (dx,) = tape.emit(op, 0, "batch_norm_grad_input", read, labels)
     return dx, None, None, dgamma, dbeta
@@ -80,7 +80,7 @@ def embedding(tape: Tape, op: Op, dy: str) -> Gradients:
     """Gradient of `embedding`: dy added up by id."""
     expression = parse(op.labels)
     (ids, table), (out,) = expression.inputs, expression.outputs
-    labels = write((ids, out), (table,), expression.whole)
+    labels = write((ids, out), (table,), expression.whole_labels)
     return None, *tape.emit(op, 1, "embedding_grad", (op.inputs[0], dy), labels)
 
 
@@ -93,7 +93,7 @@ def rotary(tape: Tape, op: Op, dy: str) -> Gradients:
 def relative_bias(tape: Tape, op: Op, dy: str) -> Gradients:
     """Gradient of `relative_bias`: dy added up by bucket."""
     expression = parse(op.labels)
-    labels = write(expression.outputs, expression.inputs, expression.whole)
+    labels = write(expression.outputs, expression.inputs, expression.whole_labels)
     return tape.emit(op, 0, "relative_bias_grad", (dy,), labels)
 
 
@@ -101,7 +101,7 @@ def attention(tape: Tape, op: Op, dy: str) -> Gradients:
     """Gradients of `attention`, all from one op that finds the probabilities again."""
     expression = parse(op.labels)
     inputs, outputs = expression.inputs, expression.outputs
-    labels = write((*inputs, *outputs, outputs[0]), inputs, expression.whole)
+    labels = write((*inputs, *outputs, outputs[0]), inputs, expression.whole_labels)
     read = (*op.inputs, *op.outputs, dy)
     return tape.emit(op, 0, f"{op.kind}_grad", read, labels, suffix="grad_input")
 
@@ -110,7 +110,7 @@ def masked_softmax(tape: Tape, op: Op, dy: str) -> Gradients:
     """Gradient of `masked_softmax`: zero where the probabilities are."""
     expression = parse(op.labels)
     (y,) = expression.outputs
-    labels = write((y, y), expression.inputs, expression.whole)
+    labels = write((y, y), expression.inputs, expression.whole_labels)
     attributes = {"scale": op.attributes["scale"]}
     read = (op.outputs[0], dy)
     return tape.emit(op, 0, "masked_softmax_grad", read, labels, attributes=attributes)
@@ -119,7 +119,11 @@ def masked_softmax(tape: Tape, op: Op, dy: str) -> Gradients:
 def conv(tape: Tape, op: Op, dy: str) -> Gradients:
     """Gradients of `conv`, by two ops as those of a product."""
     expression = parse(op.labels)
-    (x, weight), (out,), whole_labels = expression.inputs, expression.outputs, expression.whole
+    (x, weight), (out,), whole_labels = (
+        expression.inputs,
+        expression.outputs,
+        expression.whole_labels,
+    )
     dx: str | None = None
     dw: str | None = None
     if tape.requires_grad(op.inputs[0]):
@@ -134,14 +138,16 @@ def conv(tape: Tape, op: Op, dy: str) -> Gradients:
 def max_pool(tape: Tape, op: Op, dy: str) -> Gradients:
     """Gradient of `max_pool`: dy at the largest value of every window."""
     expression = parse(op.labels)
-    labels = write((*expression.inputs, *expression.outputs), expression.inputs, expression.whole)
+    labels = write(
+        (*expression.inputs, *expression.outputs), expression.inputs, expression.whole_labels
+    )
     return tape.emit(op, 0, "max_pool_grad", (op.inputs[0], dy), labels)
 
 
 def avg_pool(tape: Tape, op: Op, dy: str) -> Gradients:
     """Gradient of `avg_pool`: dy spread over every window."""
     expression = parse(op.labels)
-    labels = write(expression.outputs, expression.inputs, expression.whole)
+    labels = write(expression.outputs, expression.inputs, expression.whole_labels)
     return tape.emit(op, 0, "avg_pool_grad", (dy,), labels)
 
 
@@ -149,7 +155,7 @@ def top_k(tape: Tape, op: Op, dy: str) -> Gradients:
     """Gradient of `top_k`: dy at the scores that were chosen; the choice itself has no slope."""
     expression = parse(op.labels)
     value, expert, _ = expression.outputs
-    labels = write((value, expert), expression.inputs, expression.whole)
+    labels = write((value, expert), expression.inputs, expression.whole_labels)
     return tape.emit(op, 0, "top_k_grad", (dy, op.outputs[1]), labels)
 
 
@@ -157,7 +163,7 @@ def dispatch(tape: Tape, op: Op, dy: str) -> Gradients:
     """Gradient of `dispatch`: dy added up over the places a token got."""
     expression = parse(op.labels)
     x, expert, place = expression.inputs
-    labels = write((*expression.outputs, expert, place), (x,), expression.whole)
+    labels = write((*expression.outputs, expert, place), (x,), expression.whole_labels)
     return *tape.emit(op, 0, "dispatch_grad", (dy, *op.inputs[1:]), labels), None, None
 
 
@@ -165,7 +171,7 @@ def combine(tape: Tape, op: Op, dy: str) -> Gradients:
     """Gradients of `combine`: dy by weight for experts' outputs, output times dy for weights."""
     expression = parse(op.labels)
     (y, expert, place, weight), (out,) = expression.inputs, expression.outputs
-    whole_labels = expression.whole
+    whole_labels = expression.whole_labels
     expert_outputs, chosen = op.inputs[0], op.inputs[1:3]
     d_expert_outputs: str | None = None
     dweight: str | None = None

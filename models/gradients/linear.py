@@ -14,7 +14,11 @@ def matmul(tape: Tape, op: Op, dy: str) -> Gradients:
     Of a product in 8 bits these are such products too, and read dy in 8 bits.
     """
     expression = parse(op.labels)
-    (left, right), (out,), whole_labels = expression.inputs, expression.outputs, expression.whole
+    (left, right), (out,), whole_labels = (
+        expression.inputs,
+        expression.outputs,
+        expression.whole_labels,
+    )
     dtype: str | None = None
     if ARITHMETIC in op.attributes:
         dtype = tape.builder.tensors[op.outputs[0]].dtype
@@ -45,7 +49,7 @@ def add(tape: Tape, op: Op, dy: str) -> Gradients:
     expression = parse(op.labels)
     (out,) = expression.outputs
     return tuple(
-        _summed(tape, op, index, dy, out, operand, expression.whole)
+        _summed(tape, op, index, dy, out, operand, expression.whole_labels)
         if tape.requires_grad(op.inputs[index])
         else None
         for index, operand in enumerate(expression.inputs)
@@ -82,7 +86,7 @@ def broadcast(tape: Tape, op: Op, dy: str) -> Gradients:
 def transpose_rule(tape: Tape, op: Op, dy: str, kind: str) -> Gradients:
     """Gradient by an op of kind `kind`, whose input and output are exchanged."""
     expression = parse(op.labels)
-    labels = write(expression.outputs, expression.inputs, expression.whole)
+    labels = write(expression.outputs, expression.inputs, expression.whole_labels)
     return tape.emit(op, 0, kind, (dy,), labels)
 
 
@@ -105,7 +109,7 @@ def pointwise(tape: Tape, op: Op, dy: str) -> Gradients:
     """
     expression = parse(op.labels)
     (x,) = expression.inputs
-    labels = write((x, x), (x,), expression.whole)
+    labels = write((x, x), (x,), expression.whole_labels)
     result = op.kind in SLOPE_OF_RESULT and tape.is_block_local(op.outputs[0])
     slope_tensor = op.outputs[0] if result else op.inputs[0]
     return tape.emit(op, 0, f"{op.kind}_grad", (slope_tensor, dy), labels)
@@ -115,7 +119,7 @@ def swiglu(tape: Tape, op: Op, dy: str) -> Gradients:
     """Gradients of `swiglu`: those of both factors, from one op."""
     expression = parse(op.labels)
     (gate, up), (out,) = expression.inputs, expression.outputs
-    labels = write((gate, up, out), (gate, up), expression.whole)
+    labels = write((gate, up, out), (gate, up), expression.whole_labels)
     return tape.emit(op, 0, "swiglu_grad", (*op.inputs, dy), labels, suffix="grad_input")
 
 
@@ -123,7 +127,7 @@ def prelu(tape: Tape, op: Op, dy: str) -> Gradients:
     """Gradients of `prelu`: those of x and slope, from one op."""
     expression = parse(op.labels)
     (x, slope), (out,) = expression.inputs, expression.outputs
-    labels = write((x, slope, out), (x, slope), expression.whole)
+    labels = write((x, slope, out), (x, slope), expression.whole_labels)
     return tape.emit(op, 0, "prelu_grad", (*op.inputs, dy), labels, suffix="grad_input")
 
 
@@ -136,7 +140,7 @@ def softmax(tape: Tape, op: Op, dy: str) -> Gradients:
     """Gradient of `softmax`, from the probabilities, not the scores."""
     expression = parse(op.labels)
     (y,) = expression.outputs
-    labels = write((y, y), expression.inputs, expression.whole)
+    labels = write((y, y), expression.inputs, expression.whole_labels)
     return tape.emit(op, 0, "softmax_grad", (op.outputs[0], dy), labels)
 
 
@@ -151,7 +155,7 @@ def cross_entropy(tape: Tape, op: Op, dy: str) -> Gradients:
 def logistic_loss(tape: Tape, op: Op, dy: str) -> Gradients:
     """Gradient of `logistic_loss`, made as that of `cross_entropy`."""
     expression = parse(op.labels)
-    labels = write(expression.inputs, (expression.inputs[0],), expression.whole)
+    labels = write(expression.inputs, (expression.inputs[0],), expression.whole_labels)
     return *_of_losses(tape, op, dy, op.inputs, labels), None
 
 
@@ -170,5 +174,5 @@ def arc_margin(tape: Tape, op: Op, dy: str) -> Gradients:
     """Gradient of `arc_margin` for the cosines; the targets have none."""
     expression = parse(op.labels)
     (cosine, targets), (out,) = expression.inputs, expression.outputs
-    labels = write((cosine, targets, out), (cosine,), expression.whole)
+    labels = write((cosine, targets, out), (cosine,), expression.whole_labels)
     return *tape.emit(op, 0, "arc_margin_grad", (*op.inputs, dy), labels), None

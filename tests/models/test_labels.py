@@ -36,7 +36,7 @@ def test_what_is_written_is_parsed_back(
     expression = parse(write(inputs, outputs, frozenset(whole_labels)))
     assert expression.inputs == tuple(inputs)
     assert expression.outputs == tuple(outputs)
-    assert expression.whole == whole_labels & used
+    assert expression.whole_labels == whole_labels & used
 
 
 @settings(deadline=None)

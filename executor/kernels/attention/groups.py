@@ -41,7 +41,9 @@ def grouped(context: KernelContext) -> KernelContext:
             sbp if biased and index == BIAS else _shifted_sbp(sbp) for index, sbp in enumerate(sbps)
         )
 
-    labels = write(labelled(expression.inputs), labelled(expression.outputs), expression.whole)
+    labels = write(
+        labelled(expression.inputs), labelled(expression.outputs), expression.whole_labels
+    )
     return replace(
         context,
         labels=labels,

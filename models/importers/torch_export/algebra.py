@@ -430,8 +430,8 @@ def narrowed(draft: Draft, array: Array, dim: int, start: int, size: int) -> Arr
     outputs: list[OperandSlot] = []
     for axis in array.tensor.leaves():
         if axis is cut[0]:
-            inputs.append(OperandSlot(Token(whole=True, single=True), tuple(cut)))
-            outputs.append(OperandSlot(Token(whole=True, single=True), (narrow_axis,)))
+            inputs.append(OperandSlot(Token(is_whole=True, single=True), tuple(cut)))
+            outputs.append(OperandSlot(Token(is_whole=True, single=True), (narrow_axis,)))
         elif axis not in cut:
             inputs.append(OperandSlot(Token(), (axis,)))
             outputs.append(OperandSlot(inputs[-1].token, (axis,)))

@@ -79,7 +79,7 @@ class Token:
     """
 
     label: str | None = None
-    whole: bool = False
+    is_whole: bool = False
     single: bool = False
     labels: tuple[str, ...] = ()
 
@@ -92,7 +92,7 @@ def tokens(text: str) -> tuple[Token, ...]:
     return tuple(
         Token(
             label=None if word.startswith(("_", "(")) else word.rstrip("!*"),
-            whole=word.endswith("!"),
+            is_whole=word.endswith("!"),
             single=not word.endswith("*"),
             labels=tuple(word[1:-1].split()) if word.startswith("(") else (),
         )
@@ -238,7 +238,7 @@ class Draft:
 
 def _check_samples(inputs: Sequence[StepOperand], slots: Sequence[OperandSlot]) -> None:
     """Check that every sample of what is made comes from the same sample of what is read."""
-    sample_tokens = {slot.token for slot in slots if _of_samples(slot) and not slot.token.whole}
+    sample_tokens = {slot.token for slot in slots if _of_samples(slot) and not slot.token.is_whole}
     for operand in inputs:
         if any(_of_samples(slot) and slot.token not in sample_tokens for slot in operand.slots):
             raise ShapeError("it computes across samples")

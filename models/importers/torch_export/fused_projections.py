@@ -23,7 +23,7 @@ class _Slice(NamedTuple):
     """Slice that reads a fused projection."""
 
     start: int
-    made: TensorAxis
+    output_axis: TensorAxis
     output: DraftTensor
     dropped: bool  # a slice of one place, whose dim is summed away at once
     steps: tuple[DraftOp, ...]
@@ -122,7 +122,7 @@ def _projection(
     if last.kind == "add" and len(last.inputs) == 2:
         makes = [makers.get(operand.tensor) for operand in last.inputs]
         index = next((i for i, step in enumerate(makes) if step and step.kind == "matmul"), None)
-        if index is None or not _own(last.inputs[1 - index].tensor, readers):
+        if index is None or not _is_parameter_read_once(last.inputs[1 - index].tensor, readers):
             return None
         product, inner = makes[index], axis_below(last, last.inputs[index], old)
         if product is None or inner is None or len(readers[product.output.tensor]) != 1:
@@ -133,7 +133,7 @@ def _projection(
     return None
 
 
-def _own(tensor: DraftTensor, readers: dict[DraftTensor, list[DraftOp]]) -> bool:
+def _is_parameter_read_once(tensor: DraftTensor, readers: dict[DraftTensor, list[DraftOp]]) -> bool:
     """True if a tensor is a parameter that is read once."""
     return tensor.kind == "variable" and len(readers[tensor]) == 1
 
@@ -143,7 +143,7 @@ def _from_parameter(
 ) -> bool:
     """True if the axis comes from a parameter alone."""
     have = [axis_below(step, operand, old) is not None for operand in step.inputs]
-    return sum(have) == 1 and _own(step.inputs[have.index(True)].tensor, readers)
+    return sum(have) == 1 and _is_parameter_read_once(step.inputs[have.index(True)].tensor, readers)
 
 
 def _part(
@@ -172,7 +172,9 @@ def _part(
                 piece = output_piece
             inputs.append(_read(operand, piece))
         if step is chain[-1]:
-            output_piece = _Piece(slice_.output, axis, None if slice_.dropped else slice_.made)
+            output_piece = _Piece(
+                slice_.output, axis, None if slice_.dropped else slice_.output_axis
+            )
         else:
             output_piece = _renamed(draft, step.output.tensor, axis, slice_, index)
         steps.append(replace(step, inputs=tuple(inputs), output=_read(step.output, output_piece)))
@@ -182,7 +184,7 @@ def _part(
 def _renamed(
     draft: Draft, tensor: DraftTensor, old: TensorAxis, slice_: _Slice, index: int
 ) -> _Piece:
-    new = None if slice_.dropped else TensorAxis(slice_.made.extent)
+    new = None if slice_.dropped else TensorAxis(slice_.output_axis.extent)
     name = draft.name(f"{tensor.name}.part{index}")
     return _Piece(replace(tensor, name=name, axes=_with(tensor.leaves(), old, new)), old, new)
 
@@ -195,7 +197,7 @@ def _cut(draft: Draft, tensor: DraftTensor, old: TensorAxis, slice_: _Slice, ind
         shape=tuple(axis.size for axis in axes),
         dim=next(i for i, axis in enumerate(axes) if axis is old),
         start=slice_.start,
-        size=slice_.made.size,
+        size=slice_.output_axis.size,
     )
     source = tensor.payload
     piece.tensor.payload = replace(source, cuts=(*source.cuts, cut))

@@ -103,7 +103,7 @@ def import_module(
     >>> import_module(module, ids).graph.blocks  # doctest: +SKIP
     ('stem', 'layer.0', 'layer.1', 'head')
     """
-    asked = _Asked(
+    asked = _ImportOptions(
         loss=Loss(kind=loss, classes_dim=classes_dim, mask_id=mask_id),
         name=name or type(module).__name__,
         precision=precision,
@@ -131,7 +131,7 @@ def import_program(
     The program is best as `torch.export.export` gives it: taken down to core ops
     (`run_decompositions`), attention is no longer one op and cannot be recognised.
     """
-    asked = _Asked(
+    asked = _ImportOptions(
         loss=Loss(kind=loss, classes_dim=classes_dim, mask_id=mask_id),
         name=name or "program",
         precision=precision,
@@ -163,7 +163,7 @@ def import_file(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class _ImportOptions:
     """Options of an import, besides the program."""
 
     loss: Loss
@@ -172,18 +172,18 @@ class _Asked:
     output: str | int | None = None
 
 
-def _imported(program: TracedProgram, asked: _Asked) -> ExportedModel:
+def _imported(program: TracedProgram, options: _ImportOptions) -> ExportedModel:
     matchers = (*MATCHERS, *rotary_calls.MATCHERS, mixture_calls.mixture)
     reader = ProgramReader(program=program, handlers=HANDLERS, matchers=matchers)
     predictions = reader.read()
     name_sources(reader.inputs)
-    added = add_loss(reader.draft, reader.inputs, predictions, asked.loss, reader.both_ways)
-    steps = _live(split_fused_projections(reader.draft, reader.draft.steps), added.kept)
+    added = add_loss(reader.draft, reader.inputs, predictions, options.loss, reader.both_ways)
+    steps = _live(split_fused_projections(reader.draft, reader.draft.steps), added.kept_tensors)
     builder = GraphBuilder(
-        name=asked.name,
+        name=options.name,
         batch=program.batch,
         tokens_per_sample=_tokens(reader.inputs),
-        precision=asked.precision,
+        precision=options.precision,
     )
     builder.begin_block(BLOCK)
     writer = DraftWriter(builder=builder)
@@ -195,10 +195,10 @@ def _imported(program: TracedProgram, asked: _Asked) -> ExportedModel:
         graph=in_blocks.graph,
         parameters=sources,
         values=_values(program, sources),
-        precision=asked.precision,
+        precision=options.precision,
         inputs=_fed(program, reader, in_blocks.names),
-        loss=asked.loss.kind,
-        output=asked.output,
+        loss=options.loss.kind,
+        output=options.output,
         classes_dim=added.classes_dim,
         notes=(
             *_left_out(program, reader, sources),

@@ -49,7 +49,7 @@ class Loss:
 class WithLoss(NamedTuple):
     """Tensors to keep once a loss is added, and the dim of classes."""
 
-    kept: set[DraftTensor]
+    kept_tensors: set[DraftTensor]
     classes_dim: int | None
 
 
@@ -103,7 +103,7 @@ def add_loss(
     if loss.kind == "cross_entropy":
         assert dim_of_classes is not None
         classes = OperandSlot(
-            Token(single=True, whole=True, label="v"), leaves(logits.dims[dim_of_classes])
+            Token(single=True, is_whole=True, label="v"), leaves(logits.dims[dim_of_classes])
         )
         targets.tensor.attributes["values"] = size_of(logits.dims[dim_of_classes])
         _name_targets(targets.tensor, inputs, loss, both_ways)

@@ -243,7 +243,7 @@ def joined(draft: Draft, arrays: Sequence[Array], dim: int) -> Array:
     for array, row in zip(arrays, rows, strict=True):
         real = {place: (axis,) for place, axis in row.items() if place in labels}
         parts.append(materialize_axes(draft, array, (array.dims[dim], *real.values())))
-        end = OperandSlot(Token(whole=True, single=True), leaves(array.dims[dim]))
+        end = OperandSlot(Token(is_whole=True, single=True), leaves(array.dims[dim]))
         slots.append({x: OperandSlot(labels[x], axes) for x, axes in real.items()} | {dim: end})
     joined_axis = TensorAxis(sum(array.shape[dim] for array in parts))
     have = list(parts[0].tensor.leaves())
@@ -255,7 +255,7 @@ def joined(draft: Draft, arrays: Sequence[Array], dim: int) -> Array:
         StepOperand(part.tensor, tuple(row[place] for place in order))
         for part, row in zip(parts, slots, strict=True)
     ]
-    end = OperandSlot(Token(whole=True, single=True), (joined_axis,))
+    end = OperandSlot(Token(is_whole=True, single=True), (joined_axis,))
     out = [end if place == dim else slots[0][place] for place in order]
     dims = (*first.dims[:dim], (joined_axis,), *first.dims[dim + 1 :])
     return Array(draft.make("concat", operands, out, ordered=True), dims)

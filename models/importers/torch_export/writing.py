@@ -35,9 +35,9 @@ class _Labels:
 
     def __init__(self, step: DraftOp) -> None:
         self._step = step
-        self.whole: set[str] = set()
-        self._taken: set[str] = {label for token in _tokens(step) for label in token.labels}
-        self._found: dict[tuple[Token, int], Dim] = {}
+        self.whole_labels: set[str] = set()
+        self._taken_labels: set[str] = {label for token in _tokens(step) for label in token.labels}
+        self._dims: dict[tuple[Token, int], Dim] = {}
         for slot in (*step.output.slots, *(s for x in step.inputs for s in x.slots)):
             count = 1 if slot.token.single else len(leaves(slot.axes))
             for index in range(count):
@@ -45,16 +45,16 @@ class _Labels:
 
     def _add(self, slot: OperandSlot, index: int) -> None:
         key = (slot.token, index)
-        if key in self._found:
+        if key in self._dims:
             return
         if slot.token.labels:
-            self._found[key] = slot.token.labels
+            self._dims[key] = slot.token.labels
             label = slot.token.labels[0]
         else:
             label = self._free(slot, index)
-            self._found[key] = (label,)
-        if slot.token.whole:
-            self.whole.add(label)
+            self._dims[key] = (label,)
+        if slot.token.is_whole:
+            self.whole_labels.add(label)
 
     def _free(self, slot: OperandSlot, index: int) -> str:
         group = leaves(slot.axes)
@@ -67,10 +67,10 @@ class _Labels:
             wanted = [root.role, *named]
         candidates: list[str | None] = [*wanted, *_SPARE]
         for label in candidates:
-            if label and label not in self._taken:
+            if label and label not in self._taken_labels:
                 if label in (SEQUENCE, EXPERT) and not _may(label, slot, root):
                     continue
-                self._taken.add(label)
+                self._taken_labels.add(label)
                 return label
         raise ModelError(
             f"`{self._step.output.tensor.name}` ({self._step.kind}) has more dims than there are "
@@ -79,7 +79,7 @@ class _Labels:
 
     def dim(self, token: Token, index: int) -> Dim:
         """Labels of a leaf of a token (of the whole token where it is single)."""
-        return self._found[token, index]
+        return self._dims[token, index]
 
 
 def _may(label: str, slot: OperandSlot, root: Extent | None) -> bool:
@@ -237,7 +237,7 @@ class DraftWriter:
         for tokens in step.extras:
             slots = (slot for token in tokens for slot in out.slots if slot.token is token)
             outputs.append(_operand(slots, labels))
-        text = write(operands, outputs, frozenset(labels.whole))
+        text = write(operands, outputs, frozenset(labels.whole_labels))
         layout = _layout(out.slots)
         same = all(len(group) == 1 for group in layout)
         name = out.tensor.name if same else f"{out.tensor.name}.grouped"

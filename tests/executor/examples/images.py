@@ -115,7 +115,7 @@ def channels_last(example: Example) -> Example:
          for operand in side]
         for side in (expression.inputs, expression.outputs)
     )  # fmt: skip
-    return replace(example, labels=write(inputs, outputs, expression.whole))
+    return replace(example, labels=write(inputs, outputs, expression.whole_labels))
 
 
 _CHANNELS_FIRST = (

@@ -130,13 +130,13 @@ def _either_order(definition: Definition) -> Definition:
 
     def defined(call: Call, *inputs: Array) -> Array | tuple[Array, ...]:
         expression = call.expression
-        if not expression.whole.isdisjoint(expression.inputs[0][3]):  # columns come last
+        if not expression.whole_labels.isdisjoint(expression.inputs[0][3]):  # columns come last
             return definition(call, *inputs)
         operands = [
             [(operand[0], operand[3], operand[1], operand[2]) for operand in side]
             for side in (expression.inputs, expression.outputs)
         ]
-        first = replace(call, expression=parse(write(*operands, expression.whole)))
+        first = replace(call, expression=parse(write(*operands, expression.whole_labels)))
         out = definition(first, *(np.moveaxis(x, 3, 1) for x in inputs))
         assert isinstance(out, np.ndarray)
         return np.moveaxis(out, 1, 3)

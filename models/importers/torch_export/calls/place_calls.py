@@ -126,10 +126,12 @@ def _index(reader: ProgramReader, a: Arguments) -> Array:
             return embedding(reader, {"weight": table, "indices": ids})
     if data or not isinstance(table, Array) or len(listed) != len(indices) - dim:
         raise UnsupportedCallError("expected rows of a table by ids, or constant places of a dim")
-    return _taken(reader, table, dim, listed)
+    return _gathered_places(reader, table, dim, listed)
 
 
-def _taken(reader: ProgramReader, table: Array, dim: int, indices: Sequence[Any]) -> Array:
+def _gathered_places(
+    reader: ProgramReader, table: Array, dim: int, indices: Sequence[Any]
+) -> Array:
     """Listed places of dims from `dim` on, which become the dims of the list."""
     import torch
 
