@@ -15,7 +15,7 @@ def line(name: str, ok: bool | None, run: str = "1-1", part: str = "", **more: A
     return json.dumps({"run": run, "part": part, "name": name, "ok": ok, **more}) + "\n"
 
 
-def begun(run: str = "1-1") -> str:
+def run_line(run: str = "1-1") -> str:
     return line("run", None, run, figures={"device": DEVICE})
 
 
@@ -24,7 +24,7 @@ def slice_of(run: str, ok: bool, *, ends: bool = True) -> str:
     error = {} if ok else {"error": "off by 3", "details": "there"}
     return "".join(
         [
-            begun(run),
+            run_line(run),
             line("part.kernels", None, run, "kernels"),
             line("tests/gpu/test_a.py::test_one", True, run, "kernels", seconds=1),
             line("tests/gpu/test_a.py::test_two", ok, run, "kernels", seconds=1, **error),
@@ -82,14 +82,14 @@ def test_a_part_whose_process_was_killed_is_there_without_its_end(tmp_path: Path
 
 def test_failures_of_one_name_in_two_parts_are_both_told(tmp_path: Path) -> None:
     lines = [line("tests.process", False, part=part, error=part) for part in ("one", "two")]
-    (tmp_path / "slice-1.jsonl").write_text(begun() + "".join(lines))
+    (tmp_path / "slice-1.jsonl").write_text(run_line() + "".join(lines))
     assert [failure["error"] for failure in found_in(tmp_path)["failures"]] == ["one", "two"]
 
 
 def test_the_file_is_valid_whatever_the_figures_are(tmp_path: Path) -> None:
     losses = line("ours.gpt2-small", False, figures={"batch": 4, "losses": [float("nan")]})
     theirs = line("torch.gpt2-small", None, figures={"tried": []})
-    (tmp_path / "slice-1.jsonl").write_text(begun() + losses + theirs + "torn")
+    (tmp_path / "slice-1.jsonl").write_text(run_line() + losses + theirs + "torn")
     said = summarised(tmp_path, tmp_path / "out")
     assert said[0] == "NVIDIA H200:"
     text = (tmp_path / "out" / "gpu-h200.json").read_text()

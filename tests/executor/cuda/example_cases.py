@@ -52,10 +52,10 @@ class ExampleCase:
         attributes = ",".join(f"{value}" for value in self.example.attributes.values())
         return f"{self.example.kind}: {self.example.labels} {attributes} {self.dtype} {self.splits}"
 
-    def given(self) -> list[Array]:
+    def input_arrays(self) -> list[Array]:
         """Inputs, as wide numbers that are exact in their dtypes, and consistent as rounded."""
-        given = self._rounded(self.example.inputs("float64"))
-        wide = [a if a.dtype == np.int32 else a.astype(np.float64) for a in given]
+        rounded = self._rounded(self.example.inputs("float64"))
+        wide = [a if a.dtype == np.int32 else a.astype(np.float64) for a in rounded]
         return self._rounded(self.example.derive(*wide))
 
     def _rounded(self, arrays: Sequence[Array]) -> list[Array]:
@@ -119,7 +119,7 @@ class ExampleCase:
 
     def run(self, emulator: Emulator) -> list[Array]:
         """The outputs, put together of those of all parts: partial ones are joined."""
-        example, given = self.example, self.given()
+        example, given = self.example, self.input_arrays()
         outputs = parse(example.labels).outputs
         start, join = (-np.inf, np.maximum) if OPS[example.kind].reduction == "max" else (0, np.add)
         totals = [
@@ -138,7 +138,7 @@ class ExampleCase:
 
     def check(self, emulator: Emulator) -> None:
         """Compare with the formula on the rounded inputs."""
-        expected = self.example.expected(self.given())
+        expected = self.example.expected(self.input_arrays())
         near = self.tolerance[self.dtype]
         for output, reference in zip(self.run(emulator), expected, strict=True):
             scale = max(1.0, float(np.abs(reference).max())) if self.dtype in FLOATS[2:] else 1.0

@@ -35,11 +35,11 @@ def kept_cubin_of(text: str, source: str, functions: Iterable[str], architecture
     """Cubin of functions of a translation unit, as `cubin_of` makes it."""
     names = sorted(set(functions))
 
-    def made() -> bytes:
+    def encoded_cubin() -> bytes:
         return msgspec.msgpack.encode(cubin_of(text, source, names, architecture))
 
     return msgspec.msgpack.decode(
-        _cached(text, source, names, architecture, "cubin", made), type=Cubin
+        _cached(text, source, names, architecture, "cubin", encoded_cubin), type=Cubin
     )
 
 
@@ -47,10 +47,10 @@ def kept_ptx(text: str, functions: Iterable[str], architecture: str) -> str:
     """PTX of functions of a translation unit, as `ptx_of` makes it."""
     names = sorted(set(functions))
 
-    def made() -> bytes:
+    def encoded_ptx() -> bytes:
         return ptx.ptx_of(text, names, architecture).encode()
 
-    return _cached(text, "text", names, architecture, "ptx", made).decode()
+    return _cached(text, "text", names, architecture, "ptx", encoded_ptx).decode()
 
 
 def _cached(

@@ -53,7 +53,7 @@ class AttentionSizes:
     def scale(self) -> float:
         return float(self.d) ** -0.5
 
-    def given(self, dtype: str) -> list[Array]:
+    def input_arrays(self, dtype: str) -> list[Array]:
         """q, k, v and dout, exact in the dtype."""
         rng = np.random.default_rng(self.t + self.d)
         shapes = (
@@ -77,7 +77,7 @@ class AttentionSizes:
 
     def contexts(self, dtype: str) -> tuple[KernelContext, KernelContext]:
         """Contexts of the op and of its gradient."""
-        q, k, v, dout = self.given(dtype)
+        q, k, v, dout = self.input_arrays(dtype)
         query, key, value = (
             self.shard(q, dtype),
             whole_shard(k.shape, dtype),
@@ -163,7 +163,7 @@ def carried_out(context: KernelContext, given: Sequence[Array], emulator: Emulat
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_forward_and_gradients(sizes: AttentionSizes, dtype: str, emulator: Emulator):
     forward, backward = sizes.contexts(dtype)
-    given = sizes.given(dtype)
+    given = sizes.input_arrays(dtype)
     q, k, v, dout = given
     expected, slopes = sizes.expected(given)
     outputs = carried_out(forward, [q, k, v], emulator)
@@ -181,7 +181,7 @@ def ring_context(
     """Context of a round of the device at `place` of a ring; results are float32."""
     kind, labels = ("attention_grad", 1) if backward else ("attention", 0)
     text = sizes.form.labels[labels]
-    q, k, v, dout = sizes.given(dtype)
+    q, k, v, dout = sizes.input_arrays(dtype)
 
     def shard(array: Array, of: str) -> Shard:
         return Shard(
@@ -218,7 +218,7 @@ def ring_contexts() -> Iterator[KernelContext]:
 def test_rounds_of_a_ring_give_what_all_keys_at_once_give(emulator: Emulator):
     """In the last round the first device has keys that none of its queries sees."""
     dtype = "bfloat16"
-    q, k, v, dout = sizes_given = ROUNDS.given(dtype)
+    q, k, v, dout = sizes_given = ROUNDS.input_arrays(dtype)
     expected, slopes = ROUNDS.expected(sizes_given)
     parts = [slice(device * PART, (device + 1) * PART) for device in range(RING)]
     results: list[list[Array]] = []
@@ -275,7 +275,7 @@ def test_a_query_that_sees_no_key_gives_zero_and_no_gradient(backward: bool, emu
 def test_logits_far_from_zero_change_the_logsumexp_alone(shift: float, emulator: Emulator):
     """A feature that adds the same to every score; exp of it is 0 or infinite in float32."""
     sizes, dtype = SIZES[0], "bfloat16"
-    q, k, v, dout = sizes.given(dtype)
+    q, k, v, dout = sizes.input_arrays(dtype)
     q[..., 0], k[..., 0] = 0, 0
     expected, slopes = sizes.expected([q, k, v, dout])
     q[..., 0], k[..., 0] = 8, shift  # both exact; the scale is 1 / 8

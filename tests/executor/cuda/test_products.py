@@ -27,7 +27,7 @@ M, N, K = 3, 4, 5
 ARITHMETIC = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
-def at(address: int) -> Operand:
+def operand_at(address: int) -> Operand:
     return Operand("address", 0, address)
 
 
@@ -37,9 +37,9 @@ def siblings(
     """Products with one left operand."""
     return [
         ProductCall(
-            Matrices(at(x), dtype, K, 1, 0),
-            Matrices(at(weight), dtype, N, 1, 0),
-            Matrices(at(result), dtype, N, 1, 0),
+            Matrices(operand_at(x), dtype, K, 1, 0),
+            Matrices(operand_at(weight), dtype, N, 1, 0),
+            Matrices(operand_at(result), dtype, N, 1, 0),
             M, N, K, 1, ARITHMETIC[dtype], **more,
         )
         for weight, result in zip(weights, results, strict=True)
@@ -62,7 +62,7 @@ def test_a_stack_with_a_shared_operand_computes_what_its_products_do(dtype: str)
             dtype,
         )
         products = [
-            product._replace(bias=Vector(at(bias.ctypes.data + size * N * step), dtype))
+            product._replace(bias=Vector(operand_at(bias.ctypes.data + size * N * step), dtype))
             for step, product in enumerate(products)
         ]
         calls = with_stacks(products) if together else products
@@ -100,7 +100,7 @@ def test_only_alike_neighbours_are_put_together() -> None:
     products = siblings(X, [W, W + 128, W + 256, W + 384], [Y, Y + 64, Y + 128, Y + 192])
     first, second, third, fourth = products
     other = third._replace(m=2)
-    clear = Clear(at(0), 4)
+    clear = Clear(operand_at(0), 4)
     assert stacked([first, other]) is None
     assert stacked([first]) is None
     calls = with_stacks([first, second, clear, third, fourth])
@@ -118,8 +118,8 @@ def test_spans_are_of_every_part() -> None:
     product = product._replace(
         batch=2,
         d=product.d._replace(batch_stride=20, dtype="float64"),
-        c=Matrices(at(0), "float64", 1, 8, 0),
-        bias=Vector(at(0), "float32", 7),
+        c=Matrices(operand_at(0), "float64", 1, 8, 0),
+        bias=Vector(operand_at(0), "float32", 7),
     )
     assert spans(product) == {
         "a": 4 * M * K, "b": 4 * K * N, "d": 8 * (20 + M * N),
@@ -157,7 +157,7 @@ def uneven(
         part_dtype = dtype if name in "ab" else result_dtype
         if name == "bias":
             arrays[name] = to_device(rng.standard_normal(n), part_dtype)
-            operands[name] = Vector(at(arrays[name].ctypes.data), part_dtype)
+            operands[name] = Vector(operand_at(arrays[name].ctypes.data), part_dtype)
             continue
         turned = name in {"m": "a", "mnk": "ab"}.get(dims, "")
         across, along = shapes[name][::-1] if turned else shapes[name]
@@ -166,7 +166,7 @@ def uneven(
         arrays[name] = to_device(scale * rng.standard_normal((2, across, leading)), part_dtype)
         strides = (1, leading) if turned else (leading, 1)
         operands[name] = Matrices(
-            at(arrays[name].ctypes.data), part_dtype, *strides, across * leading
+            operand_at(arrays[name].ctypes.data), part_dtype, *strides, across * leading
         )
     product = ProductCall(
         *(operands.pop(name) for name in "abd"), m, n, k, 2, ARITHMETIC[dtype], **flags, **operands
@@ -219,7 +219,9 @@ WHOLE = {
     "divided": lambda product: product._replace(n=1024),
     "short": lambda product: product._replace(n=CUT_EXTENT_MIN - 1),
     "rows begin elsewhere": lambda product: product._replace(d=product.d._replace(row_stride=1028)),
-    "it begins elsewhere": lambda product: product._replace(d=product.d._replace(operand=at(8))),
+    "it begins elsewhere": lambda product: product._replace(
+        d=product.d._replace(operand=operand_at(8))
+    ),
     "stacks begin elsewhere": lambda product: product._replace(
         b=product.b._replace(batch_stride=4)
     ),
@@ -253,8 +255,8 @@ def test_only_extents_that_lie_along_rows_are_cut_each_by_what_its_own_elements_
 
 
 def test_every_option_in_which_a_product_is_cut_comes_before_all_others() -> None:
-    product, clear = uneven("n")[0], Clear(at(0), 4)
-    biased = product._replace(bias=Vector(at(0), "bfloat16"))
+    product, clear = uneven("n")[0], Clear(operand_at(0), 4)
+    biased = product._replace(bias=Vector(operand_at(0), "bfloat16"))
     assert with_cuts(product) == KernelAlternatives((cut(product), (product,)))
     assert with_cuts(KernelAlternatives(((biased,), (product, clear)))) == KernelAlternatives(
         (cut(biased), (*cut(product), clear), (biased,), (product, clear))

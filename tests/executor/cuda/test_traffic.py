@@ -34,15 +34,15 @@ def traffic_bytes(
     """Bytes that all calls read and write of what is large, and of the rest."""
     rng = np.random.default_rng(0)
 
-    def made(shard: Shard) -> Array:
+    def random_array(shard: Shard) -> Array:
         if shard.dtype == "int32":
             return to_device(rng.integers(0, COLUMNS, shard.shape), "int32")
         return to_device(rng.standard_normal(shard.shape), shard.dtype)
 
     operands = Operands(
-        calls, [made(shard) for shard in inputs], [empty(shard) for shard in outputs]
+        calls, [random_array(shard) for shard in inputs], [empty(shard) for shard in outputs]
     )
-    operands.state = [made(shard) for shard in states]
+    operands.state = [random_array(shard) for shard in states]
     machine, large, small = Emulator(functions_of(calls.of(1))), 0, 0
     for call in calls.of(1):
         ranges = list(dict.fromkeys(operands.ranges(call)))

@@ -37,8 +37,8 @@ DTYPES = {"FLOAT": "float32", "HALF": "float16", "BFLOAT16": "bfloat16"}
 class CudnnTensor:
     """A tensor of a graph."""
 
-    def __init__(self, **told: object) -> None:
-        self.told = told
+    def __init__(self, **properties: object) -> None:
+        self.properties = properties
         self.is_output = False
 
     def set_output(self, on: bool) -> "CudnnTensor":
@@ -58,12 +58,12 @@ class CudnnTensor:
         return self._set("data_type", data_type)
 
     def _set(self, name: str, value: object) -> "CudnnTensor":
-        self.told[name] = value
+        self.properties[name] = value
         return self
 
     def strided(self, dims: int) -> tuple[Strided, tuple[int, ...]]:
         """Tensor as calls have it, and its sizes; what lies behind `dims` has one element."""
-        dim, stride, data_type = (self.told[name] for name in ("dim", "stride", "data_type"))
+        dim, stride, data_type = (self.properties[name] for name in ("dim", "stride", "data_type"))
         assert len(dim) == len(stride) == 4
         assert all(size == 1 for size in dim[dims:])
         strided = Strided(Operand("address"), DTYPES[data_type.name], tuple(stride[:dims]))
@@ -215,7 +215,7 @@ class CudnnGraph:
         return target
 
     def validate(self):
-        uids = [tensor.told["uid"] for tensor in self._tensors]
+        uids = [tensor.properties["uid"] for tensor in self._tensors]
         assert sorted(uids) == list(range(1, len(uids) + 1)), "every tensor has its number"
         assert self._call is not None
         assert self.io_data_type.name in DTYPES

@@ -105,7 +105,7 @@ def planned(calls: dict[str, LibraryCall], *, deterministic: bool) -> dict[str, 
     return answers
 
 
-def asked() -> dict[str, LibraryCall]:
+def library_calls() -> dict[str, LibraryCall]:
     """Calls of GPT-2 small, a Llama, BERT and ResNet-50, by name."""
     from millrace.executor.cuda.calls import KernelAlternatives, Operand
     from millrace.executor.cuda.kernels.images.convolution_library import (
@@ -154,5 +154,5 @@ def asked() -> dict[str, LibraryCall]:
 
 
 if __name__ == "__main__":
-    calls = asked()
+    calls = library_calls()
     json.dump([planned(calls, deterministic=order) for order in (False, True)], sys.stdout)

@@ -58,7 +58,7 @@ class Runtime:
     streamCaptureModeThreadLocal = 1  # noqa: N815
 
     def __init__(self, work: StreamWork) -> None:
-        self._work, self.held, self.device, self.status = work, {}, None, 0
+        self._work, self.buffers, self.device, self.status = work, {}, None, 0
         self.flags: list[int] = []
         self.numbers = count(1 << 8)
         self.graphs: dict[int, list] = {}  # captured, not yet destroyed
@@ -70,7 +70,7 @@ class Runtime:
         self.device = index
 
     def memGetInfo(self):  # noqa: N802
-        held_bytes = sum(buffer.nbytes for buffer in self.held.values())
+        held_bytes = sum(buffer.nbytes for buffer in self.buffers.values())
         return TOTAL_BYTES - CONTEXT_BYTES - held_bytes, TOTAL_BYTES
 
     def getDeviceProperties(self, index):  # noqa: N802
@@ -82,11 +82,11 @@ class Runtime:
         if size > self.memGetInfo()[0]:
             raise CUDARuntimeError(2)
         buffer = np.full(size, 0x4D, np.uint8)
-        self.held[buffer.ctypes.data] = buffer
+        self.buffers[buffer.ctypes.data] = buffer
         return buffer.ctypes.data
 
     def free(self, address):
-        del self.held[address]
+        del self.buffers[address]
 
     def hostAlloc(self, size, flags):  # noqa: N802
         self.flags.append(flags)
@@ -221,9 +221,11 @@ def _argument(arg):
     """Argument of a kernel, from what CuPy passes by value (14.2, `_pointer`)."""
     if isinstance(arg, np.ndarray):
         assert arg.size == 1, "an array of size one"
-        return Pointers(tuple(_at(address) for address in np.frombuffer(arg.tobytes(), np.uint64)))
-    return _at(arg) if isinstance(arg, np.uint64) else arg
+        return Pointers(
+            tuple(_operand_at(address) for address in np.frombuffer(arg.tobytes(), np.uint64))
+        )
+    return _operand_at(arg) if isinstance(arg, np.uint64) else arg
 
 
-def _at(address: np.uint64) -> Operand:
+def _operand_at(address: np.uint64) -> Operand:
     return Operand("address", 0, int(address))

@@ -25,7 +25,7 @@ NARROW = ("bfloat16", "float16")
 Changes = tuple[tuple[str, object], ...]  # changes of a model's configuration
 
 
-def told(totals: Sequence[tuple[float, float, float]]) -> Array:
+def losses_and_norms(totals: Sequence[tuple[float, float, float]]) -> Array:
     """Mean loss, and norm of the gradients of a token, of every step [steps, 2]."""
     return np.array([(loss / count, np.sqrt(squares) / count) for loss, count, squares in totals])
 
@@ -46,7 +46,7 @@ def assert_off_by_rounding_alone(
 
 @cache
 def in_numpy(model: str, precision: str, steps: int, batch: int, changes: Changes) -> Array:
-    """`told` of a single device: all that a plan stores in 16 bits is rounded to them."""
+    """Losses and norms of a single device: all that a plan stores in 16 bits is rounded to them."""
     spec = small(model, precision)
     spec = replace(spec, config=spec.config | dict(changes))
     graph = build_training(spec, TRAINING, batch // MICROBATCHES)
@@ -71,4 +71,4 @@ def in_numpy(model: str, precision: str, steps: int, batch: int, changes: Change
         group[:] = [(op, rounding(op, kernel)) for op, kernel in group]
     for _ in range(steps):
         run.step()
-    return told(run.run.totals)
+    return losses_and_norms(run.run.totals)

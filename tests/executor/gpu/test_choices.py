@@ -13,7 +13,7 @@ from tests.executor.gpu.plans import planned, runs_of
 STREAM = 3
 
 
-def at(address: int) -> Operand:
+def operand_at(address: int) -> Operand:
     return Operand("address", 0, address)
 
 
@@ -21,9 +21,12 @@ def three_ways(address: int) -> KernelAlternatives:
     """Choice to clear, to copy, or to clear elsewhere."""
     return KernelAlternatives(
         (
-            (Clear(at(address), 1),),
-            (CopyCall(at(address), at(64), 1), CopyCall(at(64), at(address), 1)),
-            (Clear(at(64), 1),),
+            (Clear(operand_at(address), 1),),
+            (
+                CopyCall(operand_at(address), operand_at(64), 1),
+                CopyCall(operand_at(64), operand_at(address), 1),
+            ),
+            (Clear(operand_at(64), 1),),
         )
     )
 

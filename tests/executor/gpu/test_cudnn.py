@@ -204,18 +204,18 @@ class CountedMemory:
         self, total_bytes: int = ENOUGH * SHARE, taken_bytes: int = -RESERVE_BYTES
     ) -> None:
         self.total_bytes, self.taken_bytes = total_bytes, taken_bytes
-        self.held: list[int] = []
+        self.allocations: list[int] = []
 
     def free_bytes(self) -> int:
-        return self.total_bytes - self.taken_bytes - sum(self.held)
+        return self.total_bytes - self.taken_bytes - sum(self.allocations)
 
     def allocate(self, size_bytes: int) -> int:
-        self.held.append(size_bytes)
-        return 4096 * len(self.held)
+        self.allocations.append(size_bytes)
+        return 4096 * len(self.allocations)
 
     def free(self, address: int) -> None:
-        assert address == 4096 * len(self.held), "only the last is given back here"
-        self.held.pop()
+        assert address == 4096 * len(self.allocations), "only the last is given back here"
+        self.allocations.pop()
 
 
 class Noting:
@@ -247,9 +247,9 @@ def test_a_stream_has_one_workspace_as_large_as_any_of_its_calls_needs() -> None
     calls = LibraryCalls(memory, lambda: library)
     for queries, stream in ((128, 1), (512, 1), (256, 1), (128, 2)):
         calls.prepare(attention(t=queries), stream)
-    assert memory.held == [], "not before it is known how large"
+    assert memory.allocations == [], "not before it is known how large"
     calls.issue(attention(t=256), 1, captured=False)
-    assert memory.held == [512, 128]
+    assert memory.allocations == [512, 128]
     assert calls.workspace_bytes == 640
     calls.issue(attention(t=512), 1, captured=True)
     calls.issue(attention(t=128), 2, captured=True)
@@ -270,7 +270,7 @@ def test_a_workspace_is_never_taken_while_a_stream_is_captured() -> None:
     calls.issue(attention(), 1, captured=True)
     with pytest.raises(ExecutorError, match="captured before it was prepared"):
         calls.issue(attention(t=256), 1, captured=True)
-    assert memory.held == [128]
+    assert memory.allocations == [128]
 
 
 def test_a_call_is_supported_where_it_is_planned_and_aligned() -> None:
@@ -290,12 +290,12 @@ def test_what_was_only_tried_leaves_no_scratch_behind() -> None:
     calls.prepare(attention(), 1)
     with calls.trial():
         calls.issue(attention(t=512), 1, captured=False)
-        assert memory.held == [512]
-    assert (memory.held, calls.workspace_bytes) == ([], 0)
+        assert memory.allocations == [512]
+    assert (memory.allocations, calls.workspace_bytes) == ([], 0)
     calls.reserve()
     with calls.trial():
         calls.issue(attention(), 1, captured=False)
-    assert (memory.held, calls.workspace_bytes) == ([128], 128)
+    assert (memory.allocations, calls.workspace_bytes) == ([128], 128)
 
 
 # 32 heads of four samples over 4,096 places take these bytes backward where sums have one order.
@@ -332,7 +332,7 @@ def test_what_a_stream_needs_anyway_is_room_for_its_other_calls() -> None:
     calls.reserve()
     assert memory.free_bytes() == RESERVE_BYTES
     calls.issue(LLAMA._replace(ahead=1), 1, captured=False)
-    assert memory.held == [LLAMA_BYTES]
+    assert memory.allocations == [LLAMA_BYTES]
 
 
 def test_it_is_opened_where_it_is_installed_and_not_turned_off(installed: Cudnn) -> None:

@@ -30,7 +30,7 @@ STATISTICS = whole_shard(SHAPE[:-1], "float32")
 ROWS = whole_shard(SHAPE, "bfloat16")
 
 
-def at(address: int) -> Operand:
+def operand_at(address: int) -> Operand:
     return Operand("address", 0, address)
 
 
@@ -62,9 +62,9 @@ class PlacedAttention:
         )
         calls = make_calls(context)
         rng = np.random.default_rng(0)
-        self.given = [to_device(rng.standard_normal(SHAPE), "bfloat16") for _ in range(3)]
-        self.reads = [device.allocate(array.nbytes) for array in self.given]
-        for address, array in zip(self.reads, self.given, strict=True):
+        self.input_arrays = [to_device(rng.standard_normal(SHAPE), "bfloat16") for _ in range(3)]
+        self.reads = [device.allocate(array.nbytes) for array in self.input_arrays]
+        for address, array in zip(self.reads, self.input_arrays, strict=True):
             device.to_device(address, array)
         self.writes = [device.allocate(2 * ROWS.size), device.allocate(4 * STATISTICS.size)]
         places = {
@@ -75,22 +75,23 @@ class PlacedAttention:
         }
         (call,) = calls.of(0)
         placed = bind(
-            call, lambda operand: at(places[operand.role][operand.number] + operand.offset_bytes)
+            call,
+            lambda operand: operand_at(places[operand.role][operand.number] + operand.offset_bytes),
         )
         assert isinstance(placed, KernelAlternatives)
         # Ours makes a sign that can be told from what the library makes.
         self.choice = KernelAlternatives(
-            (*placed.options[:-1], (Clear(at(self.writes[0]), 2 * ROWS.size),))
+            (*placed.options[:-1], (Clear(operand_at(self.writes[0]), 2 * ROWS.size),))
         )
 
-    def made(self) -> tuple[Array, Array]:
+    def results(self) -> tuple[Array, Array]:
         out, statistics = np.empty(SHAPE, np.uint16), np.empty(SHAPE[:-1], np.float32)
         for array, address in zip((out, statistics), self.writes, strict=True):
             self._device.to_host(array.reshape(-1).view(np.uint8), address)
         return loaded(out, "bfloat16"), statistics
 
     def expected(self) -> Sequence[Array]:
-        exact = [loaded(array, "bfloat16").astype(np.float64) for array in self.given]
+        exact = [loaded(array, "bfloat16").astype(np.float64) for array in self.input_arrays]
         return Form(attributes=CAUSAL).forward(*exact)
 
 
@@ -103,9 +104,9 @@ def test_a_choice_is_by_the_library_where_it_can_and_is_replayed(
     device.begin_capture(stream)
     device.issue(placed.choice, stream)
     graph = device.end_capture(stream)
-    assert not placed.made()[0].any(), "captured, not carried out"
+    assert not placed.results()[0].any(), "captured, not carried out"
     device.replay(graph, stream)
-    for array, expected_array in zip(placed.made(), placed.expected(), strict=True):
+    for array, expected_array in zip(placed.results(), placed.expected(), strict=True):
         np.testing.assert_allclose(array, expected_array, atol=2e-2)
     assert (before, device.library_bytes) == (0, cudnn.workspace_bytes)
     assert cudnn.stream == stream
@@ -118,7 +119,7 @@ def test_without_a_library_the_last_way_is_taken(cupy: Cupy) -> None:
     placed, stream = PlacedAttention(device), device.stream()
     device.to_device(placed.writes[0], np.full(4, 9, np.uint8))
     device.issue(placed.choice, stream)
-    assert not placed.made()[0].any()
+    assert not placed.results()[0].any()
     assert device.library_bytes == 0
 
 
@@ -142,7 +143,7 @@ def test_what_the_library_refuses_goes_to_the_next_way(
 
 def test_an_operand_that_is_not_aligned_goes_to_the_last_way(device: CupyDevice) -> None:
     placed = PlacedAttention(device)
-    away = bind(placed.choice, lambda operand: at(operand.offset_bytes + 8))
+    away = bind(placed.choice, lambda operand: operand_at(operand.offset_bytes + 8))
     assert isinstance(away, KernelAlternatives)
     device.prepare(away, device.stream())
     assert device._choices.chosen_calls(away) == away.options[-1]
@@ -164,20 +165,20 @@ def test_the_fastest_way_is_taken_and_the_scratch_of_others_given_back(
     products = SimpleNamespace(version=1, close=lambda: None)
     device = CupyDevice(0, lambda: products, lambda: CudnnLibrary(cudnn), tuner)  # type: ignore[arg-type,return-value]
     placed, stream = PlacedAttention(device), device.stream()
-    allocations = len(cupy.cuda.runtime.held)
+    allocations = len(cupy.cuda.runtime.buffers)
     # Of the second way a kernel was not loaded: what fails has no turn.
     turns = [[9.0, 1.0 if way == fastest else 2.0] for way in (0, 2)]
     times = iter([time for turn in turns for time in turn])
     monkeypatch.setattr(cupy.cuda.runtime, "eventElapsedTime", lambda start, end: next(times))
     device.prepare(placed.choice, stream)
-    assert len(cupy.cuda.runtime.held) == allocations
+    assert len(cupy.cuda.runtime.buffers) == allocations
     assert list(times) == []
     (pick,) = tuner.used.picks.values()  # type: ignore[union-attr]
     assert (pick.taken, pick.duration_ns) == (str(fastest), 1_000_000)
     device.prepare(PlacedAttention(device).choice, stream)
     device.issue(placed.choice, stream)
     assert device._choices.chosen_calls(placed.choice) == placed.choice.options[fastest]
-    assert placed.made()[0].any() == (fastest < 2)
+    assert placed.results()[0].any() == (fastest < 2)
     assert device.library_bytes == scratch_bytes
 
 
@@ -189,10 +190,18 @@ def test_a_choice_that_is_captured_before_it_was_prepared_is_refused(device: Cup
 
 
 def test_all_ways_of_a_choice_are_bound_and_walked() -> None:
-    inner: Call = KernelAlternatives(((Clear(at(1), 1),), (Clear(at(2), 1), Clear(at(3), 1))))
-    outer = KernelAlternatives(((CopyCall(at(4), at(5), 1),), (inner, Clear(at(6), 1))))
+    inner: Call = KernelAlternatives(
+        ((Clear(operand_at(1), 1),), (Clear(operand_at(2), 1), Clear(operand_at(3), 1)))
+    )
+    outer = KernelAlternatives(
+        ((CopyCall(operand_at(4), operand_at(5), 1),), (inner, Clear(operand_at(6), 1)))
+    )
     assert [operand.offset_bytes for operand in operands_of(outer)] == [4, 5, 1, 2, 3, 6]
-    moved = bind(outer, lambda operand: at(operand.offset_bytes + 10))
+    moved = bind(outer, lambda operand: operand_at(operand.offset_bytes + 10))
     assert [operand.offset_bytes for operand in operands_of(moved)] == [14, 15, 11, 12, 13, 16]
     assert len(list(leaves(outer, inner))) == 8
-    assert list(last_options(outer)) == [Clear(at(2), 1), Clear(at(3), 1), Clear(at(6), 1)]
+    assert list(last_options(outer)) == [
+        Clear(operand_at(2), 1),
+        Clear(operand_at(3), 1),
+        Clear(operand_at(6), 1),
+    ]

@@ -65,7 +65,7 @@ def device(cupy: Cupy, products: NotingProducts) -> CupyDevice:
     return CupyDevice(1, lambda: products)
 
 
-def at(address: int) -> Operand:
+def operand_at(address: int) -> Operand:
     return Operand("address", 0, address)
 
 
@@ -76,11 +76,11 @@ def bytes_at(device: CupyDevice, address: int, count: int) -> list[int]:
 
 
 def square(address: int) -> Matrices:
-    return Matrices(at(address), "bfloat16", 4, 1, 16)
+    return Matrices(operand_at(address), "bfloat16", 4, 1, 16)
 
 
 def test_only_bound_operands_have_an_address() -> None:
-    assert address_of(at(1 << 40)) == 1 << 40
+    assert address_of(operand_at(1 << 40)) == 1 << 40
     with pytest.raises(ExecutorError, match=r"read\(2\), which is not bound"):
         address_of(read(2))
 
@@ -129,8 +129,8 @@ def test_clear_and_copy_are_replayed_not_done_while_captured(device: CupyDevice)
     stream, source, target = device.stream(), device.allocate(4), device.allocate(4)
     device.to_device(source, np.full(4, 5, np.uint8))
     device.begin_capture(stream)
-    device.issue(CopyCall(at(source), at(target), 4), stream)
-    device.issue(Clear(at(source), 4), stream)
+    device.issue(CopyCall(operand_at(source), operand_at(target), 4), stream)
+    device.issue(Clear(operand_at(source), 4), stream)
     graph = device.end_capture(stream)
     assert bytes_at(device, target, 4) == [0] * 4
     device.replay(graph, stream)
@@ -146,7 +146,7 @@ def test_a_stream_that_waits_for_a_captured_one_is_captured_too(device: CupyDevi
     device.begin_capture(first)
     device.record(forked, first)
     device.wait(second, forked)
-    device.issue(CopyCall(at(source), at(target), 1), second)
+    device.issue(CopyCall(operand_at(source), operand_at(target), 1), second)
     device.record(joined, second)
     device.wait(first, joined)
     graph = device.end_capture(first)
@@ -175,7 +175,7 @@ def test_a_kernel_runs_with_pointers_values_and_shared_memory(
     assert isinstance(call, Launch)
     bind = call._replace(
         args=tuple(
-            at(places[arg.role][arg.number]) if isinstance(arg, Operand) else arg
+            operand_at(places[arg.role][arg.number]) if isinstance(arg, Operand) else arg
             for arg in call.args
         )
     )
@@ -207,14 +207,17 @@ def test_a_kernel_takes_many_pointers_by_value(device: CupyDevice) -> None:
         device.to_device(address, value)
     calls = cast(
         [
-            (CallTensor(at(source), "float32", size), CallTensor(at(target), "float32", size))
+            (
+                CallTensor(operand_at(source), "float32", size),
+                CallTensor(operand_at(target), "float32", size),
+            )
             for source, target, size in zip(sources, targets, sizes, strict=True)
         ]
     )
     table = device.allocate(calls.tables[0].nbytes)
     device.to_device(table, calls.tables[0])
     (launch,) = (
-        bind(call, lambda o: at(table) if o.role == "table" else o) for call in calls.of(0)
+        bind(call, lambda o: operand_at(table) if o.role == "table" else o) for call in calls.of(0)
     )
     assert isinstance(launch, Launch)
     device.load({launch.source: [launch.function]})
@@ -260,7 +263,9 @@ def test_a_product_that_is_captured_before_it_is_prepared_is_refused(device: Cup
 
 def test_collectives_are_not_the_devices(device: CupyDevice) -> None:
     with pytest.raises(ExecutorError, match="all_reduce is for a communicator"):
-        device.issue(Collective("all_reduce", at(0), at(0), 1, "float32"), device.stream())
+        device.issue(
+            Collective("all_reduce", operand_at(0), operand_at(0), 1, "float32"), device.stream()
+        )
 
 
 def test_a_failure_on_the_device_is_told_by_every_question(device: CupyDevice, cupy: Cupy) -> None:
@@ -289,7 +294,7 @@ def test_a_refused_call_is_a_failure_of_the_device(
 
     monkeypatch.setattr(cupy.cuda.runtime, "memsetAsync", refuse)
     with pytest.raises(ExecutorError, match="CUDA_ERROR_INVALID_VALUE"):
-        device.issue(Clear(at(64), 4), device.stream())
+        device.issue(Clear(operand_at(64), 4), device.stream())
 
 
 def test_a_spoilt_capture_names_the_way_without_graphs(device: CupyDevice, cupy: Cupy) -> None:
@@ -340,7 +345,7 @@ def test_closing_gives_everything_back(device: CupyDevice, cupy: Cupy) -> None:
     device.allocate(8)
     device.allocate_host(8)
     device.close()
-    assert not cupy.cuda.runtime.held
+    assert not cupy.cuda.runtime.buffers
 
 
 def test_closing_after_a_failure_leaves_the_first_error_to_be_told(

@@ -60,7 +60,7 @@ def begin(world: SimpleNamespace, groups=GROUPS, **more) -> NcclCommunicator:
     return NcclCommunicator(world.rank, exchange_ids(world, own_groups), **options)
 
 
-def at(array: np.ndarray) -> Operand:
+def operand_at(array: np.ndarray) -> Operand:
     return Operand("address", 0, array.ctypes.data)
 
 
@@ -74,7 +74,9 @@ def collect(
         sent = 100 * world.rank + np.arange(send_size, dtype=np.float32)
         received = np.full(recv_size, -1, np.float32)
         if world.rank in group.members:
-            call = Collective(kind, at(sent), at(received), elements, "float32", **more)
+            call = Collective(
+                kind, operand_at(sent), operand_at(received), elements, "float32", **more
+            )
             communicator.issue(call, group, 0)
         communicator.close()
         return received
@@ -118,7 +120,10 @@ def test_a_bucket_is_one_launch_of_all_its_collectives(library: NcclInMemory) ->
         received = [np.zeros(3 * array.size, np.float32) for array in sent]
         parts = zip(sent, received, strict=True)
         bucket = Bucket(
-            tuple(Collective("all_gather", at(s), at(r), s.size, "float32") for s, r in parts)
+            tuple(
+                Collective("all_gather", operand_at(s), operand_at(r), s.size, "float32")
+                for s, r in parts
+            )
         )
         communicator.issue(bucket, EVERYONE, 0)
         communicator.close()
@@ -136,7 +141,9 @@ def test_a_transfer_goes_from_its_first_member_to_its_second(library: NcclInMemo
         buffer = np.full(4, 10 * world.rank, np.float64)
         if world.rank in group.members:
             kind = "send" if world.rank == 1 else "recv"
-            communicator.issue(Collective(kind, at(buffer), at(buffer), 4, "float64"), group, 0)
+            communicator.issue(
+                Collective(kind, operand_at(buffer), operand_at(buffer), 4, "float64"), group, 0
+            )
         communicator.close()
         return buffer.tolist()
 
@@ -151,7 +158,9 @@ def test_every_dtype_of_registers_moves(library: NcclInMemory, dtype: str) -> No
         communicator = begin(world, [EVERYONE])
         sent = (np.arange(3) + 3 * world.rank).astype(stored)
         received = np.zeros_like(sent)
-        communicator.issue(Collective("all_to_all", at(sent), at(received), 1, dtype), EVERYONE, 0)
+        communicator.issue(
+            Collective("all_to_all", operand_at(sent), operand_at(received), 1, dtype), EVERYONE, 0
+        )
         communicator.close()
         return received.astype(int).tolist()
 
@@ -225,7 +234,7 @@ def test_an_asynchronous_error_aborts_everything_and_names_the_actor(library: Nc
     alone = LaneGroup((0,), "dp")
     (communicator,) = on_ranks(1, lambda world: begin(world, [alone], failed=failed))
     buffer = np.ones(2, np.float32)
-    call = Collective("all_reduce", at(buffer), at(buffer), 2, "float32")
+    call = Collective("all_reduce", operand_at(buffer), operand_at(buffer), 2, "float32")
     communicator.issue(call, alone, 0, "block.0.grad all_reduce")
     library.broken = KeyError(7)  # CuPy says "in progress" so
     assert not heard.wait(0.1)
@@ -244,7 +253,7 @@ def test_collectives_that_are_abandoned_are_aborted_and_named(library: NcclInMem
     errors: list[ExecutorError] = []
     (communicator,) = on_ranks(1, lambda world: begin(world, alone, failed=errors.append))
     buffer = np.ones(2, np.float32)
-    call = Collective("all_reduce", at(buffer), at(buffer), 2, "float32")
+    call = Collective("all_reduce", operand_at(buffer), operand_at(buffer), 2, "float32")
     for group, actor in zip((*alone, alone[0]), ("first", "second", "third"), strict=True):
         communicator.issue(call, group, 0, actor)
     assert communicator.last_issued() == [
@@ -284,11 +293,14 @@ def test_a_group_or_dtype_that_is_not_there_is_refused_by_name(library: NcclInMe
     buffer = np.ones(2, np.float32)
     with pytest.raises(ExecutorError, match=r"NCCL has no complex64"):
         communicator.issue(
-            Collective("all_reduce", at(buffer), at(buffer), 2, "complex64"), alone, 0, "x"
+            Collective("all_reduce", operand_at(buffer), operand_at(buffer), 2, "complex64"),
+            alone,
+            0,
+            "x",
         )
     with pytest.raises(ExecutorError, match=r"actor `x`: .*no communicator was made for it"):
         communicator.issue(
-            Collective("all_reduce", at(buffer), at(buffer), 2, "float32"),
+            Collective("all_reduce", operand_at(buffer), operand_at(buffer), 2, "float32"),
             LaneGroup((0,), "tp"),
             0,
             "x",

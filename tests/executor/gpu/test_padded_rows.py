@@ -15,7 +15,7 @@ from millrace.planner.compile import compile_plan
 from tests.executor.cuda.emulation.machine import COMPILER
 from tests.executor.gpu.emulated_device import EmulatedDevice
 from tests.executor.gpu.plans import MICROBATCHES, TRAINING, execute_on_device, loading, runs_of
-from tests.executor.gpu.rounding import assert_off_by_rounding_alone, told
+from tests.executor.gpu.rounding import assert_off_by_rounding_alone, losses_and_norms
 from tests.plan_requests import plan_of
 from tests.small_models import small
 
@@ -44,7 +44,7 @@ def test_a_plan_with_padded_rows_trains_as_others_and_touches_only_what_is_alloc
     graph = build_training(plan.model, plan.training, plan.batch)
     device = EmulatedDevice(3, checked=True, option=option)
     run, _ = execute_on_device(device, actors, runs, loading(graph), STEPS)
-    assert_off_by_rounding_alone(told(runs[0].totals), "gpt", "bf16", CHANGES)
+    assert_off_by_rounding_alone(losses_and_norms(runs[0].totals), "gpt", "bf16", CHANGES)
     names = [register.name for register in actors.programs[0].registers]
     assert run.values[0].value(names.index("head.logits"), 0).shape == (4, 16, VOCABULARY)
 

@@ -27,7 +27,7 @@ from tests.executor.gpu.plans import (
     planned,
     runs_of,
 )
-from tests.executor.gpu.rounding import assert_off_by_rounding_alone, told
+from tests.executor.gpu.rounding import assert_off_by_rounding_alone, losses_and_norms
 from tests.executor.gpu.trained import assert_equal_to_a_single_device
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
@@ -90,7 +90,7 @@ def test_buckets_between_ranks_on_one_device_change_no_bit(name):
         execute_on_device(EmulatedDevice(0), actors, runs, loading(graph), STEPS)
         totals.append(runs[0].totals)
     assert totals[0] == totals[1]
-    assert_off_by_rounding_alone(told(totals[0]), MODEL, "fp32")
+    assert_off_by_rounding_alone(losses_and_norms(totals[0]), MODEL, "fp32")
 
 
 def trained(
@@ -117,7 +117,7 @@ def trained(
 
     with ThreadPoolExecutor(actors.ranks) as pool:
         list(pool.map(rank_of, range(actors.ranks)))
-    return told(max((run.totals for run in runs.values()), key=len)), values
+    return losses_and_norms(max((run.totals for run in runs.values()), key=len)), values
 
 
 def _variables(values: RankValues) -> dict[str, np.ndarray]:

@@ -18,7 +18,7 @@ from tests.executor.gpu.plans import (
     reference,
     runs_of,
 )
-from tests.executor.gpu.rounding import told
+from tests.executor.gpu.rounding import losses_and_norms
 
 STEPS = 4  # fired eagerly, captured and replayed, replayed in either half of the stage again
 PARALLEL_STEPS = 2  # fired eagerly, captured and replayed
@@ -68,7 +68,7 @@ def train(
         assert use.regions["arena"] == program.memory_bytes
         assert use.device_used_bytes >= sum(use.regions.values())
         assert use.grown_bytes == 0
-    return TrainedRun(device, run, actors, recordings, told(runs[0].totals))
+    return TrainedRun(device, run, actors, recordings, losses_and_norms(runs[0].totals))
 
 
 def assert_equal_to_a_single_device(

@@ -28,7 +28,7 @@ class CublasLtInMemory:
         self.things: dict[int, dict[Any, Any]] = {}
         self.count = 0
         self.ran: list[int] = []
-        self.asked: list[int] = []
+        self.requested_counts: list[int] = []
         self.version = 131000
         self.refused: set[int] = set()  # epilogues that no algorithm has
         self.checked = True  # True if kept algorithms pass
@@ -63,7 +63,7 @@ class CublasLtInMemory:
         attributes = self.things[preference.value]
         assert attributes[b.PREF_REDUCTION_SCHEME_MASK] == b.REDUCTION_SCHEME_COMPUTE_TYPE
         assert attributes[b.PREF_MAX_WORKSPACE_BYTES] >= WORKSPACE_BYTES
-        self.asked.append(most)
+        self.requested_counts.append(most)
         epilogue = self.things[descriptor.value].get(b.DESC_EPILOGUE, 1)
         if epilogue in self.refused:
             return NOT_SUPPORTED

@@ -89,9 +89,9 @@ def test_scratch_is_given_back(
     device = device_with(Tuner(tmp_path))
     stream = device.stream()
     product, _ = product_of("plain", "float32", "float32")
-    before = len(cupy.cuda.runtime.held)
+    before = len(cupy.cuda.runtime.buffers)
     device.prepare(product, stream)
-    assert len(cupy.cuda.runtime.held) == before + 1, "the workspace of the stream"
+    assert len(cupy.cuda.runtime.buffers) == before + 1, "the workspace of the stream"
 
 
 def test_what_is_kept_is_taken_without_timing(
@@ -112,7 +112,7 @@ def test_what_is_kept_is_taken_without_timing(
 def test_without_a_tuner_the_first_algorithm_runs(in_memory_library: CublasLtInMemory) -> None:
     product, _ = product_of("plain", "float32", "float32")
     carried_out(device_with(None), product)
-    assert (in_memory_library.ran, in_memory_library.asked) == ([1], [1])
+    assert (in_memory_library.ran, in_memory_library.requested_counts) == ([1], [1])
 
 
 def test_a_pick_that_the_library_refuses_is_found_anew(
