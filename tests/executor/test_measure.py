@@ -55,24 +55,24 @@ def test_a_profile_is_kept_for_its_key_until_it_cannot_be_read(
     measured: list[str] = []
     told: list[str] = []
 
-    def kept(key: str, *, refresh: bool = False) -> Device:
+    def profile_of(key: str, *, refresh: bool = False) -> Device:
         def measure() -> Device:
             measured.append(key)
             return parse_cluster("a100-sxm-80gb:1x1").device
 
         return kept_profile(key, measure, refresh=refresh, told=key, progress=told.append)
 
-    first = kept("a")
+    first = profile_of("a")
     (path,) = (tmp_path / "millrace").iterdir()
-    assert kept("a") == first
+    assert profile_of("a") == first
     assert measured == ["a"]
     for broken in (b"{ cut off", b'{"key":"\xff\xfe"}', b"", b"[" * 100_000):
         path.write_bytes(broken)
         measured.clear()
-        assert kept("a") == kept("a") == first
+        assert profile_of("a") == profile_of("a") == first
         assert measured == ["a"]
-    kept("b")
-    kept("b", refresh=True)
+    profile_of("b")
+    profile_of("b", refresh=True)
     assert told == ["a"] * 5 + ["b"] * 2
 
 

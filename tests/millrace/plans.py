@@ -24,7 +24,7 @@ def drawn_plan() -> Plan:
     spec = model_spec("gpt-demo")
     graph = build_training(spec, TrainingSpec(), 4)
     variants = tuple(
-        Variant(template=template, signatures=_whole(graph, block))
+        Variant(template=template, signatures=_replicated(graph, block))
         for template, block in BLOCKS.items()
     )
     variants[1].signatures["mlp.fc1.matmul"] = split
@@ -84,7 +84,7 @@ def _blocks(*names: str) -> tuple[BlockChoice, ...]:
     )
 
 
-def _whole(graph: Graph, block: str) -> dict[str, OpSignature]:
+def _replicated(graph: Graph, block: str) -> dict[str, OpSignature]:
     return {
         op.name.removeprefix(f"{block}."): OpSignature(
             inputs=("B",) * len(op.inputs), outputs=("B",) * len(op.outputs)

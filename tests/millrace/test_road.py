@@ -258,7 +258,7 @@ def test_packages_of_the_users_own_with_our_folders_names_do_no_harm(plan, tmp_p
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     environment.pop("PYTHONSAFEPATH", None)
 
-    def told(*arguments: object) -> dict:
+    def cli_document(*arguments: object) -> dict:
         done = subprocess.run(
             [sys.executable, "-m", "millrace", *map(str, arguments), "--json"],
             cwd=tmp_path,
@@ -270,12 +270,12 @@ def test_packages_of_the_users_own_with_our_folders_names_do_no_harm(plan, tmp_p
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
-    assert told("models", "gpt2-small")["rows"]
-    assert told("clusters", "a100-sxm-80gb:8x1")["rows"]
+    assert cli_document("models", "gpt2-small")["rows"]
+    assert cli_document("clusters", "a100-sxm-80gb:8x1")["rows"]
     sought = ("resnet-demo", "--cluster", "a100-sxm-80gb:1x1", "--global-batch", 8)
-    assert told("plan", *sought)["step_time_s"] > 0
-    assert told("simulate", plan)["step_time_s"] > 0
-    assert len(told("run", plan, "--steps", 2)["loss"]) == 2
+    assert cli_document("plan", *sought)["step_time_s"] > 0
+    assert cli_document("simulate", plan)["step_time_s"] > 0
+    assert len(cli_document("run", plan, "--steps", 2)["loss"]) == 2
 
 
 def test_one_name_holds_the_four_folders():

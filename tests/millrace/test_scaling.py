@@ -30,7 +30,7 @@ def call(capsys, monkeypatch):
     return called
 
 
-def asked(**changes):
+def small_sweep(**changes):
     """A small sweep; what is not changed asks for one point."""
     spec = api.check_question("mlp")
     given = {
@@ -45,18 +45,18 @@ def asked(**changes):
 def counted(calls):
     """The search, which notes the names of what it was asked."""
 
-    def found(on, batch):
+    def recorded_search(on, batch):
         calls.append((on.name, batch))
         return api.search("mlp", on, batch)
 
-    return found
+    return recorded_search
 
 
 def test_rows_come_in_the_order_asked_and_equal_questions_are_asked_once():
     calls: list[tuple[str, int]] = []
     names = ("a100-sxm-80gb:2", "a100-sxm-80gb:2x1")
     rows = sweep(
-        asked(
+        small_sweep(
             clusters=tuple((name, parse_cluster("a100-sxm-80gb:2x1")) for name in names),
             nodes=(2, 1, 2),
             global_batches=(64, 32),
@@ -79,7 +79,7 @@ def test_a_network_counts_only_where_there_is_more_than_one_node():
     fast = parse_cluster("h100-sxm-80gb:2x2").inter_node
     slow = parse_cluster("v100-sxm-16gb:2x2").inter_node
     networks = (("fast", lambda per_node: fast), ("slow", lambda per_node: slow))
-    rows = sweep(asked(nodes=(1, 2), networks=networks), counted(calls))
+    rows = sweep(small_sweep(nodes=(1, 2), networks=networks), counted(calls))
     assert [(row["network"], row["nodes"]) for row in rows] == [
         ("fast", 1),
         ("fast", 2),
@@ -96,7 +96,7 @@ def test_a_point_without_a_plan_is_a_row_with_the_reason_and_the_others_run():
             raise InfeasibleError("no room")
         return api.search("mlp", on, batch)
 
-    rows = sweep(asked(nodes=(1, 2)), search)
+    rows = sweep(small_sweep(nodes=(1, 2)), search)
     assert [row["reason"] for row in rows] == [None, "no room"]
     assert rows[1]["step_time_s"] is None
     assert list(rows[0]) == list(rows[1])
@@ -137,11 +137,11 @@ def test_each_resource_binds_where_the_others_are_plentiful():
 def test_this_machine_alone_has_no_other_sizes_and_a_mixed_cluster_is_not_resized():
     clusters = (("local:2", parse_cluster("local:2")),)
     with pytest.raises(ClusterError, match="--nodes 2: local:2 is this machine alone"):
-        sweep(asked(clusters=clusters, nodes=(1, 2)), counted([]))
+        sweep(small_sweep(clusters=clusters, nodes=(1, 2)), counted([]))
     group = parse_cluster("h100-sxm-80gb:2x1").groups[0]
     mixed = replace(parse_cluster("a100-sxm-80gb:2x1"), name="mixed", others=(group,))
     with pytest.raises(ClusterError, match="--cluster mixed: it has several kinds"):
-        sweep(asked(clusters=(("mixed", mixed),)), counted([]))
+        sweep(small_sweep(clusters=(("mixed", mixed),)), counted([]))
 
 
 def test_scaling_stops_paying_where_added_devices_bring_less_than_their_share():
@@ -160,9 +160,9 @@ def test_scaling_stops_paying_where_added_devices_bring_less_than_their_share():
 
 
 def test_failures_take_from_speed_and_add_to_time_energy_and_cost():
-    plain = sweep(asked(tokens=1e9), counted([]))[0]
+    plain = sweep(small_sweep(tokens=1e9), counted([]))[0]
     failing = Failures(mtbf_hours=0.1, checkpoint_bytes_per_s=1e6, restart_s=60)
-    row = sweep(asked(tokens=1e9, failures=failing), counted([]))[0]
+    row = sweep(small_sweep(tokens=1e9, failures=failing), counted([]))[0]
     assert plain["goodput_fraction"] is None
     assert 0 < row["goodput_fraction"] < 1
     for name in ("time_s", "energy_j", "cost_usd"):
@@ -190,7 +190,7 @@ def test_a_checkpoint_holds_weights_and_moments_in_fp32():
 )
 def test_a_value_out_of_its_range_is_named(changes, said):
     with pytest.raises(PlanError, match=said):
-        asked(**changes)
+        small_sweep(**changes)
 
 
 def test_the_command_writes_rows_a_csv_file_and_a_picture(call, tmp_path):

@@ -33,7 +33,7 @@ def ops_of(graph: Graph, kind: str) -> list[Op]:
     return [op for op in graph.ops if op.kind == kind]
 
 
-def kept(graph: Graph, block: str) -> set[str]:
+def saved_tensors(graph: Graph, block: str) -> set[str]:
     """Forward tensors of a block that its backward ops or clones read."""
     forward_tensors = {t for op in graph.ops if op.phase is Phase.FORWARD for t in op.outputs}
     later = (Phase.RECOMPUTE, Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT)
@@ -71,7 +71,7 @@ def test_probabilities_are_kept_in_the_arithmetic_of_the_model_and_scores_are_no
     weights = graph.tensor("h.0.attn.core.probabilities")
     assert (weights.shape, weights.dtype) == ((2, 12, 1024, 1024), "bfloat16")
     assert weights.batch_dim == 0
-    names = kept(graph, "h.0")
+    names = saved_tensors(graph, "h.0")
     assert "attn.core.probabilities" in names
     assert not {"attn.core.scores", "attn.core.logsumexp"} & names
 
@@ -82,7 +82,7 @@ def test_selective_makes_scores_and_probabilities_again_and_keeps_what_lies_arou
 ) -> None:
     _, graph = both(name)
     block = {"t5": "decoder.1"}.get(name, "h.1")
-    names = kept(with_recompute(graph, {block: "selective"}), block)
+    names = saved_tensors(with_recompute(graph, {block: "selective"}), block)
     assert not {"attn.core.probabilities", "attn.core.scores"} & names
     assert "attn.core" in names  # the context, which the projection reads
     assert {f"attn.{part}" for part in "qkv"} <= {n.removesuffix(".matmul") for n in names}

@@ -85,7 +85,7 @@ def _features(builder: GraphBuilder, name: str, x: str, start: int, size: int) -
     )
 
 
-def pieces(builder: GraphBuilder, x: str) -> str:
+def concatenated_pieces(builder: GraphBuilder, x: str) -> str:
     first, rest = _features(builder, "first", x, 0, 1), _features(builder, "rest", x, 1, K - 1)
     token = builder.parameter("token", "b t s", (B, T, 2))
     labels = "b t p!, b t s!, b t q! -> b t k!"
@@ -161,7 +161,7 @@ CASES: dict[str, Body] = {
     "rearrange": rearranged,
     "narrow a variable": narrowed_variable,
     "widen a variable": widened_variable,
-    "narrow, concat": pieces,
+    "narrow, concat": concatenated_pieces,
     "widen": widened_activation,
     "cast": cast_and_back,
     "quantise": quantised,

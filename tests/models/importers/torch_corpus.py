@@ -63,23 +63,23 @@ def case(
 ) -> None:
     """Add a module; `refused` is what a refusal says."""
 
-    def made() -> Case:
+    def build_case() -> Case:
         return build(), inputs(), options
 
     assert name not in EXACT.keys() | REFUSED.keys(), name
     if refused:
-        REFUSED[name] = made, refused
+        REFUSED[name] = build_case, refused
     else:
-        EXACT[name] = made
+        EXACT[name] = build_case
 
 
 def on_features(forward: Callable[..., Any], **parts: Any) -> Callable[[], Any]:
     """A module with a linear layer before and one behind the function."""
 
-    def whole(self: Any, x: Any) -> Any:
+    def forward_between(self: Any, x: Any) -> Any:
         return self.leave(forward(self, self.enter(x)))
 
-    return lambda: Written(whole, enter=nn.Linear(6, 6), leave=nn.Linear(6, 3), **parts)
+    return lambda: Written(forward_between, enter=nn.Linear(6, 6), leave=nn.Linear(6, 3), **parts)
 
 
 def written(name: str, write: Callable[[Any], None], *, refused: str = "", **parts: Any) -> None:

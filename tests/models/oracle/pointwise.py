@@ -85,17 +85,17 @@ def swiglu_grad(call: Call, gate: Array, up: Array, dy: Array) -> tuple[Array, .
 
 
 def prelu(call: Call, x: Array, slope: Array) -> Array:
-    slopes = call.aligned(slope, call.labels_in(1), call.labels_in(0)).reshape(_beside(call))
+    slopes = call.aligned(slope, call.labels_in(1), call.labels_in(0)).reshape(_slope_shape(call))
     return np.where(x > 0, x, slopes * x)
 
 
 def prelu_grad(call: Call, x: Array, slope: Array, dy: Array) -> tuple[Array, ...]:
-    slopes = call.aligned(slope, call.labels_in(1), call.labels_in(0)).reshape(_beside(call))
+    slopes = call.aligned(slope, call.labels_in(1), call.labels_in(0)).reshape(_slope_shape(call))
     of_slope = call.einsum([(np.where(x > 0, 0, x * dy), call.labels_in(0))], call.labels_in(1))
     return np.where(x > 0, dy, slopes * dy), of_slope.reshape(call.shape_out(1))
 
 
-def _beside(call: Call) -> list[int]:
+def _slope_shape(call: Call) -> list[int]:
     """The slope's shape among the dims of x."""
     slope = call.labels_in(1)
     return [call.sizes[label] if label in slope else 1 for label in call.labels_in(0)]

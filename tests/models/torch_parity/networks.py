@@ -120,7 +120,7 @@ class MobileFaceNet(nn.Module):
             sides //= stride
         self.units = nn.ModuleList(units)
         self.last = Rectified(inputs, last, 1)
-        self.whole, self.whole_norm = (
+        self.gdconv, self.gdconv_norm = (
             nn.Conv2d(last, last, sides, groups=last, bias=False),
             norm(last),
         )
@@ -130,7 +130,7 @@ class MobileFaceNet(nn.Module):
         x = self.depthwise(self.conv(x))
         for unit in self.units:
             x = unit(x)
-        x = self.whole_norm(self.whole(self.last(x))).flatten(1)
+        x = self.gdconv_norm(self.gdconv(self.last(x))).flatten(1)
         return self.fc_norm(self.fc(x))
 
 

@@ -55,7 +55,7 @@ def mobilefacenet_of(named: Named) -> Arrays:
         (r"^(conv|depthwise)\.", r"stem.\1."),
         (r"^units\.(\d+)", lambda match: places[int(match[1])]),
         (r"^last", "features.conv"),
-        (r"^whole", "features.whole"),
+        (r"^gdconv", "features.whole"),
         (r"^fc", "features.fc"),
         (r"\.(conv0|depthwise|conv)\.conv\.", r".\1."),
         (r"(\d)\.norm\.", r"\1.conv1.norm."),
