@@ -14,7 +14,7 @@ from millrace.planner.clusters import machine_cores, parse_cluster, validate
 from millrace.planner.clusters.parsing import LOCAL, LOCAL_GPU, local_ranks
 from millrace.planner.errors import ClusterError
 
-Found = TypeVar("Found")
+Answer = TypeVar("Answer")
 
 CROWDED = 4  # processes a core, beyond which they mostly wait for one another
 
@@ -82,7 +82,7 @@ def with_nodes(text: str) -> str:
     return f"{text}x1" if fullmatch(r"[^:]+:[0-9]+", text) and not is_local(text) else text
 
 
-def read_option(option: str, read: Callable[..., Found], text: str, *rest: int) -> Found:
+def read_option(option: str, read: Callable[..., Answer], text: str, *rest: int) -> Answer:
     """Value that `read` makes of an option's text; its refusal names the option.
 
     Parameters

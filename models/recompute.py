@@ -18,7 +18,7 @@ from millrace.models.unfused_attention import scores_products
 NONE, SELECTIVE, FULL = MODES = ("none", "selective", "full")
 SUFFIX = ".recompute"
 
-KEPT = ("repeat", "input")  # these bring weights and data from outside the block
+BROUGHT_IN = ("repeat", "input")  # these bring weights and data from outside the block
 
 # Selective recomputation also keeps tokens as they came to experts, for to make
 # them again is to send them again.
@@ -135,7 +135,7 @@ def _replayed(graph: Graph, modes: Mapping[str, str]) -> dict[str, dict[str, Op]
 
 
 def _may_be_replayed(op: Op, mode: str, scores: frozenset[str]) -> bool:
-    if mode == NONE or op.kind in KEPT:
+    if mode == NONE or op.kind in BROUGHT_IN:
         return False
     if mode == FULL or op.name in scores:
         return True

@@ -92,7 +92,7 @@ def find_races(graph: ActorGraph, buffer: CommandBuffer) -> list[Race]:
 
 
 Bytes = tuple[int, int]  # from, up to
-Found = tuple[str, Access | None, Access]
+Conflict = tuple[str, Access | None, Access]
 
 
 class _Search:
@@ -120,7 +120,7 @@ class _Search:
             arena = arenas[register.memory_kind == HOST]
             arena.setdefault((start, start + register.slot_bytes), []).append(access)
         for host, places in arenas.items():
-            bytes_by_conflict: dict[Found, Bytes] = {}
+            bytes_by_conflict: dict[Conflict, Bytes] = {}
             for (start, end), accesses in _intervals(places):
                 for conflict in self._conflicts(accesses):
                     first, _ = bytes_by_conflict.get(conflict, (start, end))
@@ -179,7 +179,7 @@ class _Search:
             return FROM_BEFORE if version >= 0 else NOTHING
         return self.numbers[maker]
 
-    def _conflicts(self, accesses: Sequence[Access]) -> Iterator[Found]:
+    def _conflicts(self, accesses: Sequence[Access]) -> Iterator[Conflict]:
         """Conflicts in bytes that all these accesses have in common."""
         write: Access | None = None
         reads: dict[int, list[Access]] = {}  # since that write, the latest command of each stream

@@ -26,7 +26,7 @@ DROPPED = (("masked_softmax", 2.5),)
 # A logit of 2 bytes, its float32 copy and what the softmax makes of that: in place in Megatron
 # (2 + 4, and 2 of the gradient), shifted beside it in nanotron (2 + 4 + 4: `_ShardedCrossEntropy`,
 # parallel/tensor_parallel/functional.py, read 2026-11).
-KEPT: dict[str, MemoryHabit] = {
+MEMORY_HABITS: dict[str, MemoryHabit] = {
     # In float16 gradients are summed as they come, and brought to float32 with the split state.
     "megatron-deepspeed": MemoryHabit(
         gradient_bytes=2,
@@ -80,7 +80,7 @@ def keeping(row: Row) -> MemoryHabit | None:
     if not row.get("peak_mem_gb", ""):
         return None
     name, notes = framework_name(row), row.get("notes", "")
-    habit = KEPT.get(name, MemoryHabit())
+    habit = MEMORY_HABITS.get(name, MemoryHabit())
     if name == "megatron-deepspeed" and row["precision"] == "bf16":
         # Gradients are summed in float32, beside those of a microbatch, which stay.
         habit = replace(habit, gradient_bytes=6, state_bytes=12)

@@ -7,6 +7,6 @@ applies them from the loss back, `tape.py` is what a rule sees. Read `reverse.py
 
 from millrace.models.gradients.gradient_rules import RULES
 from millrace.models.gradients.reverse import backward
-from millrace.models.gradients.tape import LOSS_SCALED, ONE, Rule, Tape
+from millrace.models.gradients.tape import LOSS_SCALED, UNIT_GRADIENT, Rule, Tape
 
-__all__ = ["LOSS_SCALED", "ONE", "RULES", "Rule", "Tape", "backward"]
+__all__ = ["LOSS_SCALED", "RULES", "UNIT_GRADIENT", "Rule", "Tape", "backward"]

@@ -1,14 +1,14 @@
 """Rules of ops that move values: rates, dtypes, dims, pieces."""
 
 from millrace.models.gradients.linear import transpose_rule
-from millrace.models.gradients.tape import ONE, Gradients, Tape
+from millrace.models.gradients.tape import UNIT_GRADIENT, Gradients, Tape
 from millrace.models.graph import Op, Phase
 from millrace.models.labels import parse, write
 
 
 def repeat(tape: Tape, op: Op, dy: str) -> Gradients:
     """Gradient of `repeat`: dy added up over the step, unscaled."""
-    if dy == ONE:
+    if dy == UNIT_GRADIENT:
         dy = tape.ones(op.outputs[0], parse(op.labels).outputs[0], op)
     return tape.builder.emit(
         "accumulate",
@@ -23,7 +23,7 @@ def repeat(tape: Tape, op: Op, dy: str) -> Gradients:
 def cast(tape: Tape, op: Op, dy: str) -> Gradients:
     """Gradient of `cast`: dy in the input's dtype, which a sum over the step has already."""
     dtype = tape.builder.tensors[op.inputs[0]].dtype
-    if dy != ONE and tape.builder.tensors[dy].dtype == dtype:
+    if dy != UNIT_GRADIENT and tape.builder.tensors[dy].dtype == dtype:
         return (dy,)
     return tape.emit(op, 0, "cast", (dy,), op.labels, dtype=dtype)
 

@@ -2,7 +2,7 @@
 
 from millrace.models.errors import ModelError
 from millrace.models.fp8 import ARITHMETIC, quantised
-from millrace.models.gradients.tape import ONE, Gradients, Tape
+from millrace.models.gradients.tape import UNIT_GRADIENT, Gradients, Tape
 from millrace.models.graph import Op, Phase
 from millrace.models.labels import Operand, parse, write
 from millrace.models.ops.pointwise_ops import SLOPE_OF_RESULT
@@ -73,8 +73,8 @@ def _summed(
 
 def sum_(tape: Tape, op: Op, dy: str) -> Gradients:
     """Gradient of `sum`: dy for every summand."""
-    if dy == ONE:
-        return (ONE,)
+    if dy == UNIT_GRADIENT:
+        return (UNIT_GRADIENT,)
     return transpose_rule(tape, op, dy, "broadcast")
 
 
@@ -163,7 +163,7 @@ def _of_losses(
     tape: Tape, op: Op, dy: str, inputs: tuple[str, ...], labels: str
 ) -> tuple[str, ...]:
     kind = f"{op.kind}_grad"
-    if dy == ONE:
+    if dy == UNIT_GRADIENT:
         return tape.emit(op, 0, kind, inputs, labels, attributes=tape.loss_scaled(op.attributes))
     (sum_gradient,) = tape.emit(op, 0, kind, inputs, labels, suffix="grad_sum_input")
     (logits,), (losses, *_) = parse(labels).outputs, parse(op.labels).outputs

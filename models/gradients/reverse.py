@@ -12,7 +12,7 @@ mode): gradients of a tensor with several readers are added before its producer 
 from millrace.models.builder import GraphBuilder
 from millrace.models.errors import ModelError
 from millrace.models.gradients.gradient_rules import RULES
-from millrace.models.gradients.tape import ONE, Rule, Tape
+from millrace.models.gradients.tape import UNIT_GRADIENT, Rule, Tape
 from millrace.models.graph import Graph, Op
 
 
@@ -44,7 +44,7 @@ def backward(builder: GraphBuilder, graph: Graph, loss: str) -> dict[str, str]:
     gradients: dict[str, str] = {}
     for op in reversed(graph.ops):
         totals = [tape.total(name, parts.pop(name, [])) for name in op.outputs]
-        gradient = ONE if loss in op.outputs else totals[0]
+        gradient = UNIT_GRADIENT if loss in op.outputs else totals[0]
         if any(total is not None for total in totals[1:]):
             raise ModelError(f"op `{op.name}`: only its first output can reach the loss")
         if gradient is None or not tape.requires_grad(op.outputs[0]):

@@ -11,11 +11,11 @@ from millrace.models.graph import Op, Phase, Rate
 from millrace.models.labels import Operand, bind, parse, shape_of, write
 from millrace.models.ops import Attributes
 
-ONE = "<one>"  # the gradient of the loss by itself: a constant that no op makes
+UNIT_GRADIENT = "<one>"  # the gradient of the loss by itself: a constant that no op makes
 
 LOSS_SCALED = "loss_scaled"
-"""Attribute of an op that takes ONE in a graph with float16: what it makes is multiplied by the
-loss scale of the step. Every gradient follows from one such op, hence is scaled once.
+"""Attribute of an op that takes UNIT_GRADIENT in a graph with float16: its output is multiplied by
+the loss scale of the step. Every gradient follows from one such op, hence is scaled once.
 
 Micikevicius et al., "Mixed precision training" (2018), section 3.2: else small gradients vanish.
 """
@@ -85,9 +85,9 @@ class Tape:
         `attributes` are those of `op` where none are given. `like` is the input that the first
         output is shaped as, where that is another than the one whose gradient it serves.
         """
-        if ONE in inputs:
+        if UNIT_GRADIENT in inputs:
             ones = self.ones(op.outputs[0], parse(op.labels).outputs[0], op)
-            inputs = tuple(ones if name == ONE else name for name in inputs)
+            inputs = tuple(ones if name == UNIT_GRADIENT else name for name in inputs)
         target = self.builder.tensors[op.inputs[index]]
         shape = target.shape if like is None else self.builder.tensors[op.inputs[like]].shape
         expression = parse(labels)
@@ -127,9 +127,9 @@ class Tape:
         if self.builder.tensors[name].rate is Rate.STEP:
             owner, suffix = self._producer[name], "grad_sum"
         inputs = tuple(part for _, _, part in reversed(parts))
-        if ONE in inputs:
+        if UNIT_GRADIENT in inputs:
             ones = self.ones(name, operand, owner)
-            inputs = tuple(ones if part == ONE else part for part in inputs)
+            inputs = tuple(ones if part == UNIT_GRADIENT else part for part in inputs)
         return self.builder.emit(
             "add",
             f"{owner.name}.{suffix}",

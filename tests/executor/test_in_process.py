@@ -67,22 +67,22 @@ def test_partial_products_add_up_over_the_ranks() -> None:
             np.testing.assert_allclose(value(state, "y", slot), x @ w, rtol=1e-12)
 
 
-ONE = (Axis(name="tp", size=4),)
+ONE_AXIS = (Axis(name="tp", size=4),)
 TWO = (Axis(name="dp", size=2), Axis(name="tp", size=2))
 
 
 @pytest.mark.parametrize(
     ("axes", "kind", "over", "sbps", "factor"),
     [
-        (ONE, "all_reduce", ("tp",), ["P(sum)", "B"], 4),
-        (ONE, "all_gather", ("tp",), ["S(0)", "B"], 1),
-        (ONE, "all_gather", ("tp",), ["S(1)", "B"], 1),
-        (ONE, "all_gather", ("tp",), ["S(2)", "B"], 1),
-        (ONE, "reduce_scatter", ("tp",), ["P(sum)", "S(0)"], 4),
-        (ONE, "reduce_scatter", ("tp",), ["P(sum)", "S(1)"], 4),
-        (ONE, "all_to_all", ("tp",), ["S(0)", "S(1)"], 1),
-        (ONE, "all_to_all", ("tp",), ["S(2)", "S(1)"], 1),
-        (ONE, "all_to_all", ("tp",), ["S(1)", "S(0)"], 1),
+        (ONE_AXIS, "all_reduce", ("tp",), ["P(sum)", "B"], 4),
+        (ONE_AXIS, "all_gather", ("tp",), ["S(0)", "B"], 1),
+        (ONE_AXIS, "all_gather", ("tp",), ["S(1)", "B"], 1),
+        (ONE_AXIS, "all_gather", ("tp",), ["S(2)", "B"], 1),
+        (ONE_AXIS, "reduce_scatter", ("tp",), ["P(sum)", "S(0)"], 4),
+        (ONE_AXIS, "reduce_scatter", ("tp",), ["P(sum)", "S(1)"], 4),
+        (ONE_AXIS, "all_to_all", ("tp",), ["S(0)", "S(1)"], 1),
+        (ONE_AXIS, "all_to_all", ("tp",), ["S(2)", "S(1)"], 1),
+        (ONE_AXIS, "all_to_all", ("tp",), ["S(1)", "S(0)"], 1),
         (TWO, "all_gather", ("tp",), ["(S(0), S(1))", "(S(0), B)"], 1),
         (TWO, "all_gather", ("tp",), ["(S(1), S(1))", "(S(1), B)"], 1),
         (TWO, "all_gather", ("dp", "tp"), ["(S(1), S(1))", "(B, B)"], 1),

@@ -11,13 +11,13 @@ from millrace.executor.kernels.context import Array, Kernel, KernelContext, Kern
 from millrace.models.labels import Operand, parse, write
 from millrace.planner.sbp import NdSbp, split
 
-AT = 2  # the place of g
+GROUP_DIM = 2  # the place of g
 BIAS = 3  # what is added to the scores, and its gradient, lies otherwise
 
 
 def grouped(context: KernelContext) -> KernelContext:
     """Context with a group put in where keys have none; else the context itself."""
-    if len(context.inputs[1].shape) > AT + 1:
+    if len(context.inputs[1].shape) > GROUP_DIM + 1:
         return context
     expression = parse(context.labels)
     used = {label for operand in expression.operands for dim in operand for label in dim}
@@ -26,7 +26,9 @@ def grouped(context: KernelContext) -> KernelContext:
 
     def labelled(operands: Sequence[Operand]) -> tuple[Operand, ...]:
         return tuple(
-            operand if biased and index == BIAS else (*operand[:AT], (label,), *operand[AT:])
+            operand
+            if biased and index == BIAS
+            else (*operand[:GROUP_DIM], (label,), *operand[GROUP_DIM:])
             for index, operand in enumerate(operands)
         )
 
@@ -77,7 +79,7 @@ def with_groups(factory: KernelFactory) -> KernelFactory:
 
 def _with_group(shard: Shard) -> Shard:
     def put(row: tuple[int, ...], value: int) -> tuple[int, ...]:
-        return (*row[:AT], value, *row[AT:])
+        return (*row[:GROUP_DIM], value, *row[GROUP_DIM:])
 
     return replace(
         shard,
@@ -90,6 +92,6 @@ def _with_group(shard: Shard) -> Shard:
 def _shifted_sbp(sbp: NdSbp) -> NdSbp:
     """SBP with dims behind the group counted on by one."""
     return tuple(
-        split(axis_sbp.dim + 1) if axis_sbp.is_split and axis_sbp.dim >= AT else axis_sbp
+        split(axis_sbp.dim + 1) if axis_sbp.is_split and axis_sbp.dim >= GROUP_DIM else axis_sbp
         for axis_sbp in sbp
     )

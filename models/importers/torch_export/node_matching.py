@@ -14,7 +14,7 @@ from millrace.models.importers.patterns import (
     matched,
 )
 
-Found = tuple[str, dict[str, Any]]
+MatchedCall = tuple[str, dict[str, Any]]
 
 # Calls that change neither values nor shape.
 SAME = {"to", "_to_copy", "alias", "contiguous", "clone", "type_as", "lift_fresh_copy"}
@@ -136,7 +136,7 @@ def _part(node: Any) -> str:
     return parts.get(tuple(bounds), "")
 
 
-def rms_norm(node: Any) -> Found | None:
+def rms_norm(node: Any) -> MatchedCall | None:
     """Match of weight times x rsqrt(mean(x^2) + epsilon)."""
     bound = matched(CALLS, WEIGHTED_RMS_NORM, node)
     if bound is None or not hasattr(bound["weight"], "meta"):
@@ -157,13 +157,13 @@ def rms_norm(node: Any) -> Found | None:
     return "rms_norm", arguments
 
 
-def gelu(node: Any) -> Found | None:
+def gelu(node: Any) -> MatchedCall | None:
     """Match of the tanh form written out, as transformers' `gelu_new` has it."""
     bound = matched(CALLS, ACTIVATIONS["gelu"], node)
     return None if bound is None else ("gelu", {"self": bound["x"], "approximate": "tanh"})
 
 
-def swiglu(node: Any) -> Found | None:
+def swiglu(node: Any) -> MatchedCall | None:
     """Match of silu of one tensor times another of the same shape."""
     bound = matched(CALLS, ("mul", ("silu", "gate"), "up"), node)
     if bound is None or not hasattr(bound["up"], "meta"):
@@ -172,7 +172,7 @@ def swiglu(node: Any) -> Found | None:
     return ("swiglu", dict(bound)) if same else None
 
 
-def eager_attention(node: Any) -> Found | None:
+def eager_attention(node: Any) -> MatchedCall | None:
     """Match of a softmax of scaled (and masked) products, times values."""
     bound = matched(CALLS, _EAGER_ATTENTION, node)
     if bound is None or bound["value"].meta["val"].ndim != 4:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from millrace.models.errors import ModelError
 from millrace.models.importers.torch_export.draft import Array, Draft, DraftTensor, fresh
 from millrace.models.importers.torch_export.extents import Extent, ShapeError, TensorAxis
-from millrace.models.importers.torch_export.node_matching import Found, kind
+from millrace.models.importers.torch_export.node_matching import MatchedCall, kind
 from millrace.models.importers.torch_export.sources import ParameterSource
 from millrace.models.importers.torch_export.tracing import (
     WRAPPED,
@@ -71,7 +71,7 @@ class ProgramReader:
 
     program: TracedProgram
     handlers: Mapping[str, Handler]
-    matchers: Sequence[Callable[[Any], Found | None]]
+    matchers: Sequence[Callable[[Any], MatchedCall | None]]
     draft: Draft = field(init=False)
     inputs: list[Array] = field(init=False, default_factory=list)
     unsupported: dict[str, list[str]] = field(init=False, default_factory=dict)
@@ -159,7 +159,7 @@ class ProgramReader:
                 values[node] = self._called(node, rewrites, values)
         return values[wanted]
 
-    def _match(self, node: Any) -> Found | None:
+    def _match(self, node: Any) -> MatchedCall | None:
         matches = (matcher(node) for matcher in self.matchers)
         return next((match for match in matches if match is not None), None)
 

@@ -215,7 +215,7 @@ def test_a_cut_product_computes_what_it_does_whole(
         np.testing.assert_allclose(output, expected, rtol=0, atol=near)
 
 
-WHOLE = {
+UNCUT_PRODUCTS = {
     "divided": lambda product: product._replace(n=1024),
     "short": lambda product: product._replace(n=CUT_EXTENT_MIN - 1),
     "rows begin elsewhere": lambda product: product._replace(d=product.d._replace(row_stride=1028)),
@@ -232,11 +232,11 @@ WHOLE = {
 }
 
 
-@pytest.mark.parametrize("why", WHOLE)
+@pytest.mark.parametrize("why", UNCUT_PRODUCTS)
 def test_what_gains_nothing_by_a_cut_stays_whole(why: str) -> None:
     product, _ = uneven("n")
     assert len(cut(product)) == 2
-    assert with_cuts(WHOLE[why](product)) == WHOLE[why](product)
+    assert with_cuts(UNCUT_PRODUCTS[why](product)) == UNCUT_PRODUCTS[why](product)
 
 
 def test_no_slope_is_cut_along_k_for_nothing_is_added_before_it() -> None:

@@ -80,14 +80,14 @@ def gradient_calls(*, added: bool, weights: bool) -> Calls:
     )  # fmt: skip
 
 
-KEPT = whole_shard((ROWS,), "float32")
+STATISTICS = whole_shard((ROWS,), "float32")
 WEIGHT = whole_shard((COLUMNS,), "bfloat16")
-FORWARD = [BF16, WEIGHT, WEIGHT, BF16], [BF16, BF16, KEPT, KEPT]
+FORWARD = [BF16, WEIGHT, WEIGHT, BF16], [BF16, BF16, STATISTICS, STATISTICS]
 BACKWARD = (
-    [BF16, BF16, WEIGHT, KEPT, KEPT, BF16],
+    [BF16, BF16, WEIGHT, STATISTICS, STATISTICS, BF16],
     [BF16, whole_shard((COLUMNS,), "float32"), whole_shard((COLUMNS,), "float32")],
 )
-LOSS = [whole_shard((ROWS, COLUMNS), "bfloat16"), whole_shard((ROWS,), "int32"), KEPT]
+LOSS = [whole_shard((ROWS, COLUMNS), "bfloat16"), whole_shard((ROWS,), "int32"), STATISTICS]
 
 
 def op(kind: str, labels: str, inputs: Sequence[Shard], outputs: Sequence[Shard]) -> Calls:
@@ -130,9 +130,9 @@ CASES = [
     ("softmax", op("softmax", "b n! -> b n!", [BF16], [BF16]), [BF16], [BF16], 4),
     (
         "cross_entropy",
-        op("cross_entropy", "b v!, b -> b, b", LOSS[:2], [KEPT] * 2),
+        op("cross_entropy", "b v!, b -> b, b", LOSS[:2], [STATISTICS] * 2),
         LOSS[:2],
-        [KEPT] * 2,
+        [STATISTICS] * 2,
         2,
     ),
     (

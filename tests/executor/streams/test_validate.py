@@ -10,14 +10,14 @@ from millrace.executor.errors import ExecutorError
 from millrace.executor.streams import Command, command_buffer, validate
 from tests.executor.streams.buffers import one_producer, two_sends, with_command
 
-FOUND = one_producer(slots=1, firings=2)
-BUFFER = command_buffer(FOUND, (0,))  # make, take, make, take
+GRAPH = one_producer(slots=1, firings=2)
+BUFFER = command_buffer(GRAPH, (0,))  # make, take, make, take
 NAMES = ["make", "take", "make", "take"]
 
 
 def test_the_example_is_what_it_is_said_to_be() -> None:
-    (commands,) = validate(FOUND, BUFFER).steps
-    assert [FOUND.programs[0].actors[command.actor].name for command in commands] == NAMES
+    (commands,) = validate(GRAPH, BUFFER).steps
+    assert [GRAPH.programs[0].actors[command.actor].name for command in commands] == NAMES
     assert [command.waits for command in commands] == [(), (0,), (1,), (2,)]
 
 
@@ -58,29 +58,29 @@ def test_a_command_that_is_changed_is_named(
     number: int, change: Callable[[Command], Command], said: str
 ) -> None:
     with pytest.raises(ExecutorError, match=said):
-        validate(FOUND, with_command(BUFFER, number, change))
+        validate(GRAPH, with_command(BUFFER, number, change))
 
 
 def test_an_event_that_nobody_records_is_named() -> None:
     (commands,) = BUFFER.steps
     silent = (commands[0]._replace(records=False), *commands[1:])
     with pytest.raises(ExecutorError, match="records is False, but another stream waits for it"):
-        validate(FOUND, dataclasses.replace(BUFFER, steps=(silent,)))
+        validate(GRAPH, dataclasses.replace(BUFFER, steps=(silent,)))
 
 
 def test_a_command_that_is_missing_is_named() -> None:
     buffer = dataclasses.replace(BUFFER, steps=(BUFFER.steps[0][:-1],))
     with pytest.raises(ExecutorError, match="records is True, but another stream does not wait"):
-        validate(FOUND, buffer)
+        validate(GRAPH, buffer)
 
 
 def test_a_queue_is_kept_to_from_its_first_place_to_its_last() -> None:
-    program = FOUND.programs[0]
+    program = GRAPH.programs[0]
     queue = program.queues[0]
     longer = replace(queue, order=(*queue.order, queue.order[0]))
     other = replace(program, queues=(longer, *program.queues[1:]))
     with pytest.raises(ExecutorError, match=f"`{queue.name}` is not issued in its order"):
-        validate(replace(FOUND, programs=(other,)), BUFFER)
+        validate(replace(GRAPH, programs=(other,)), BUFFER)
 
 
 def test_members_that_meet_others_are_named() -> None:
@@ -94,4 +94,4 @@ def test_members_that_meet_others_are_named() -> None:
 
 def test_streams_of_other_names_are_refused() -> None:
     with pytest.raises(ExecutorError, match="expected the streams"):
-        validate(FOUND, dataclasses.replace(BUFFER, streams=(("copy", "compute"),)))
+        validate(GRAPH, dataclasses.replace(BUFFER, streams=(("copy", "compute"),)))

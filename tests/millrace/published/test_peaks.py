@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace as changed
 
 from millrace.planner.plan import Plan
-from millrace.published.framework_memory import KEPT, keeping
+from millrace.published.framework_memory import MEMORY_HABITS, keeping
 from millrace.published.language import question
 from millrace.published.layer_split import split_by_weight, split_evenly
 from millrace.published.peak_memory import Figure, MemoryHabit, peak_bytes
@@ -68,7 +68,7 @@ def test_what_a_row_says_changes_what_its_framework_keeps():
     assert keeping(row(**printed, notes="zero1=8")).zero_ranks == 8
     assert keeping(row(**printed, tp="2", sequence_parallel="1")).gathers_again
     fsdp = printed | {"framework": "pytorch-fsdp", "zero": "3"}
-    assert keeping(row(**fsdp)) == replace(KEPT["pytorch-fsdp"], loss_bytes=14, zero=3)
+    assert keeping(row(**fsdp)) == replace(MEMORY_HABITS["pytorch-fsdp"], loss_bytes=14, zero=3)
     assert keeping(row(**fsdp | {"pp": "2"})).zero == 1
     eager = keeping(row(**fsdp | {"recompute": "selective"}))
     assert (eager.every_second, eager.unread) == (True, True)

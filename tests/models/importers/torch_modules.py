@@ -176,7 +176,7 @@ _LLAMA = {**_LAYERS, "vocab_size": 64, "intermediate_size": 48, "max_position_em
 _GPT2 = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 16}
 _GPT2 |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
 _GPT2 |= {"bos_token_id": 0, "eos_token_id": 1}
-_KEPT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+_NO_BERT_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
 def _ids(vocab: int, batch: int = 2) -> Any:
@@ -220,7 +220,7 @@ MODULES: dict[str, Callable[[], Example]] = {
         _ids(64),
     ),
     "gpt2": lambda: (_transformers("GPT2LMHeadModel", **_GPT2), _ids(64)),
-    "bert": lambda: (_transformers("BertForMaskedLM", **_LLAMA, **_KEPT), _ids(64)),
+    "bert": lambda: (_transformers("BertForMaskedLM", **_LLAMA, **_NO_BERT_DROPOUT), _ids(64)),
     "t5": lambda: (
         _transformers(
             "T5ForConditionalGeneration",
@@ -239,7 +239,7 @@ MODULES: dict[str, Callable[[], Example]] = {
         _transformers(
             "ViTForImageClassification",
             **_LAYERS,
-            **_KEPT,
+            **_NO_BERT_DROPOUT,
             intermediate_size=48,
             image_size=16,
             patch_size=4,

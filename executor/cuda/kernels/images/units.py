@@ -18,7 +18,7 @@ PLACES = 128
 STEP = 32
 """Values along the contracted dim that a step multiplies."""
 MULTIPROCESSORS = 132  # H100 SXM data sheet, 2022
-WHOLE = 8
+ALIGNED_CHANNELS = 8
 """Channels of which 16 bytes hold a multiple."""
 SLAB_STEPS = 16
 """Least steps of a slab: fewer do not pay for writing and reading its partial sums."""
@@ -42,7 +42,7 @@ def is_supported(sizes: ConvolutionSizes) -> bool:
 def product(dtype: str, windows: tuple[WindowsStruct, ...], *, backward: bool) -> Launch:
     """Launch of the sum over windows by weight of the image `read(0)`."""
     first = windows[0]
-    aligned = first.depth % WHOLE == 0, first.target_channels % WHOLE == 0
+    aligned = first.depth % ALIGNED_CHANNELS == 0, first.target_channels % ALIGNED_CHANNELS == 0
     place_tiles = ceil(max(window_class.places for window_class in windows) / PLACES)
     wide = place_tiles * ceil(first.target_channels / 128) * len(windows) >= 2 * MULTIPROCESSORS
     channels = 128 if wide and first.target_channels > 64 and all(aligned) else 64
@@ -68,7 +68,7 @@ def slabs_of(windows: WindowsStruct) -> tuple[int, int]:
 
 def weight_product(dtype: str, partial: str, windows: WindowsStruct, target: Operand) -> Launch:
     """Launch of the sums of every slab of places, as `partial`, of `read(0)` and dy `read(1)`."""
-    aligned = windows.depth % WHOLE == 0, windows.target_channels % WHOLE == 0
+    aligned = windows.depth % ALIGNED_CHANNELS == 0, windows.target_channels % ALIGNED_CHANNELS == 0
     slab_places, slabs = slabs_of(windows)
     channel_tiles, tap_tiles = _weight_tiles(windows)
     chosen = f"{TYPES[dtype]}, {TYPES[partial]}, {_weight_rows(windows)}, {_cpp(*aligned)}"

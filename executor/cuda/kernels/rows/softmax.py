@@ -16,7 +16,7 @@ from millrace.executor.kernels.context import KernelContext, Shard
 from millrace.models.graph import ITEMSIZE
 
 SOURCE = "softmax"
-KEPT = (1, 2, 4)  # numbers of packs that a thread may keep
+PACKS_PER_THREAD = (1, 2, 4)  # numbers of packs that a thread may keep
 
 
 def softmax(context: KernelContext) -> Calls:
@@ -53,4 +53,4 @@ def packs_per_thread(x: Shard) -> int:
     columns = rows_of(x)[1]
     packs = ceil(columns * ITEMSIZE[x.dtype] / PACK_BYTES) + 1
     thread_packs = ceil(packs / row_threads(columns, PACK_BYTES // ITEMSIZE[x.dtype]))
-    return next((count for count in KEPT if count >= thread_packs), 0)
+    return next((count for count in PACKS_PER_THREAD if count >= thread_packs), 0)

@@ -22,7 +22,7 @@ from millrace.models.importers.torch_export.draft import (
     tokens,
 )
 from millrace.models.importers.torch_export.extents import TensorAxis, leaves
-from millrace.models.importers.torch_export.node_matching import CALLS, Found
+from millrace.models.importers.torch_export.node_matching import CALLS, MatchedCall
 from millrace.models.importers.torch_export.program_reader import (
     Arguments,
     Handler,
@@ -43,7 +43,7 @@ _ACTIVE = ("mul", ("silu", ("half0", _WIDE)), ("half1", _WIDE))
 _WEIGHTED = ("mul", _gathered("down", _ACTIVE), ("unsqueeze", ("flatten", "weights")))
 
 
-def mixture(node: Any) -> Found | None:
+def mixture(node: Any) -> MatchedCall | None:
     """Match of weighted rows summed over choices, each a token times gathered weights."""
     bound = matched(CALLS, ("sum", ("flatten", _WEIGHTED)), node)
     return None if bound is None else ("mixture", dict(bound))

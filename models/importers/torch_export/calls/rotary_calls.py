@@ -13,7 +13,7 @@ from millrace.models.importers.torch_export.draft import Array
 from millrace.models.importers.torch_export.extents import leaves, sequence_axis
 from millrace.models.importers.torch_export.node_matching import (
     CALLS,
-    Found,
+    MatchedCall,
     is_call,
     part_of,
     without_casts,
@@ -29,7 +29,7 @@ _TURNED = {
 }
 
 
-def rotary(node: Any) -> Found | None:
+def rotary(node: Any) -> MatchedCall | None:
     """Match of the sum of x cos and of the turned x sin."""
     for interleaved, turned in _TURNED.items():
         bound = matched(CALLS, ("add", ("mul", "x", "cos"), ("mul", turned, "sin")), node)
@@ -40,7 +40,7 @@ def rotary(node: Any) -> Found | None:
     return None
 
 
-def partly_rotary(node: Any) -> Found | None:
+def partly_rotary(node: Any) -> MatchedCall | None:
     """Match of a join of first features that are turned and others as they were."""
     if not is_call(node, "cat") or len(node.args[0]) != 2:
         return None

@@ -102,7 +102,7 @@ class Emulator:
         _compile(functions, checked)
         reseed(seed)
         self._kernels = {
-            (source, name): _KNOWN[checked, source, name]
+            (source, name): _KERNELS[checked, source, name]
             for source, names in functions.items()
             for name in names
         }
@@ -201,7 +201,7 @@ def traffic(within: Ranges) -> list[tuple[int, int]]:
     return list(zip(moved[::2], moved[1::2], strict=True))
 
 
-_KNOWN: dict[tuple[bool, str, str], EmulatedKernel] = {}
+_KERNELS: dict[tuple[bool, str, str], EmulatedKernel] = {}
 
 
 def _compile(functions: Mapping[str, Iterable[str]], checked: bool) -> None:
@@ -210,7 +210,7 @@ def _compile(functions: Mapping[str, Iterable[str]], checked: bool) -> None:
     Whoever knows all that many tests will launch asks for it at once: a library takes seconds.
     """
     wanted = {
-        source: sorted(name for name in set(names) if (checked, source, name) not in _KNOWN)
+        source: sorted(name for name in set(names) if (checked, source, name) not in _KERNELS)
         for source, names in functions.items()
     }
     wanted = {source: names for source, names in wanted.items() if names}
@@ -222,7 +222,7 @@ def _compile(functions: Mapping[str, Iterable[str]], checked: bool) -> None:
         )
         for source, kernels in zip(wanted, libraries, strict=True):
             for name, kernel in kernels.items():
-                _KNOWN[checked, source, name] = kernel
+                _KERNELS[checked, source, name] = kernel
 
 
 def compiled(
