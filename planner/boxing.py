@@ -239,33 +239,33 @@ class _Paths:
     def __init__(self, source: NdSbp, sizes: tuple[int, ...], shape: tuple[int, ...]) -> None:
         self._sizes, self._shape = sizes, shape
         self._wide = tuple(size > 1 for size in sizes)
-        self._held = _held(sizes, shape)
+        self._shard_bytes = _shared_shard_bytes(sizes, shape)
         self._count = 0
         self._queue: list[tuple[int, int, int, NdSbp, tuple[BoxingStep, ...]]] = [
             (0, 0, 0, source, ())
         ]
         self._queued: dict[NdSbp, tuple[int, int]] = {source: (0, 0)}  # the best of each so far
-        self._found: dict[NdSbp, tuple[BoxingStep, ...]] = {}
+        self._best_paths: dict[NdSbp, tuple[BoxingStep, ...]] = {}
 
     def to(self, target: NdSbp) -> tuple[BoxingStep, ...] | None:
         """The path to an nd-SBP; None where it cannot be reached."""
-        while target not in self._found and self._queue:
+        while target not in self._best_paths and self._queue:
             self._settle()
-        return self._found.get(target)
+        return self._best_paths.get(target)
 
     def _settle(self) -> None:
         """Find the path to the nearest nd-SBP of those in the queue."""
         moved, length, _, state, path = heapq.heappop(self._queue)
-        if state in self._found:
+        if state in self._best_paths:
             return
-        self._found[state] = path
-        before = _held_bytes(self._held, state, self._shape, self._sizes)
+        self._best_paths[state] = path
+        before = _held_bytes(self._shard_bytes, state, self._shape, self._sizes)
         if before is None:
             return
         for step in _moves(state, len(self._shape), self._wide):
-            if step.after in self._found:
+            if step.after in self._best_paths:
                 continue
-            after = _held_bytes(self._held, step.after, self._shape, self._sizes)
+            after = _held_bytes(self._shard_bytes, step.after, self._shape, self._sizes)
             if after is None:
                 continue
             cost = moved + _received(step, before, after, self._sizes), length + 1
@@ -280,7 +280,7 @@ _paths = cache(_Paths)
 
 
 @cache
-def _held(sizes: tuple[int, ...], shape: tuple[int, ...]) -> dict[NdSbp, int | None]:
+def _shared_shard_bytes(sizes: tuple[int, ...], shape: tuple[int, ...]) -> dict[NdSbp, int | None]:
     """Bytes of every shard that was asked for, by its nd-SBP; `_held_bytes` fills it."""
     return {}
 

@@ -121,11 +121,11 @@ def roles(plan: Plan, graph: Graph) -> Roles:
     sizes = plan.mesh.sizes
     others = [names - {"ep"} or names for names in per_axis]
 
-    def known(role: str) -> bool:
+    def is_unambiguous(role: str) -> bool:
         return all(len(names) == 1 for names in others if role in names)
 
     def degree(role: str) -> int | None:
-        if not known(role):
+        if not is_unambiguous(role):
             return None
         return prod(size for size, names in zip(sizes, others, strict=True) if role in names)
 
@@ -139,10 +139,14 @@ def roles(plan: Plan, graph: Graph) -> Roles:
         "cp": degree("cp"),
         "ep": prod(size for size, names in zip(sizes, per_axis, strict=True) if "ep" in names),
         "zero": (
-            _zero(plan, graph, axes("dp") + axes("cp")) if known("dp") and known("cp") else None
+            _zero(plan, graph, axes("dp") + axes("cp"))
+            if is_unambiguous("dp") and is_unambiguous("cp")
+            else None
         ),
-        "sequence_parallel": _sequence_parallel(plan, graph, axes("tp")) if known("tp") else None,
-        "ring": _ring(plan, graph, axes("cp")) if known("cp") else None,
+        "sequence_parallel": _sequence_parallel(plan, graph, axes("tp"))
+        if is_unambiguous("tp")
+        else None,
+        "ring": _ring(plan, graph, axes("cp")) if is_unambiguous("cp") else None,
         "recompute": _recompute(plan, graph),
     }
 

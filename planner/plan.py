@@ -88,7 +88,7 @@ class EqualBlocks:
     variant: int
     blocks: tuple[str, ...]
 
-    def kept(self, count: int) -> tuple[str, ...]:
+    def sampled_blocks(self, count: int) -> tuple[str, ...]:
         """The first blocks and the last one, at most `count` in all."""
         if count >= len(self.blocks):
             return self.blocks

@@ -15,7 +15,7 @@ from millrace.planner.cluster import Cluster
 from millrace.planner.compile.queue_orders import FiringsNs
 from millrace.planner.costs import durations
 from millrace.planner.costs.launch_overhead import Pacing, pacing_of
-from millrace.planner.memory import beside
+from millrace.planner.memory import device_overhead_bytes
 from millrace.simulator.chunks.phase_times import PartTimes
 from millrace.simulator.errors import SimulationError
 from millrace.simulator.kernel import Kernel
@@ -219,7 +219,7 @@ def _simulated(
         spans=tuple(_spans(instances)) if spans else (),
     )
     memory = tuple(
-        program.memory_bytes_by_kind | beside(program.memory_bytes, cluster)
+        program.memory_bytes_by_kind | device_overhead_bytes(program.memory_bytes, cluster)
         for program in graph.programs
     )
     return Simulated(

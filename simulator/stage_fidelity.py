@@ -183,7 +183,9 @@ class _PartTimes:
             *self._where(number),
         )
         if key not in self._found:
-            block_names = [b for run, n in zip(runs, counts, strict=True) for b in run.kept(n)]
+            block_names = [
+                b for run, n in zip(runs, counts, strict=True) for b in run.sampled_blocks(n)
+            ]
             piece = self._pieces.compile(number, block_names, *self._where(number))
             paired = None
             if self.table.pairs:

@@ -70,8 +70,8 @@ def step_of(plan: Plan) -> StepWork:
         many: dict[str, float] = {}
         for run in wiring.runs(number):
             count = min(len(run.blocks), BLOCKS)
-            block_names += run.kept(count)
-            many |= dict.fromkeys(run.kept(count), len(run.blocks) / count)
+            block_names += run.sampled_blocks(count)
+            many |= dict.fromkeys(run.sampled_blocks(count), len(run.blocks) / count)
         piece = pieces.compile(number, block_names, alone(), plan.chunks[number].stage)
         (program,) = piece.graph.programs
         for wanted, works in ((False, ops), (True, meetings)):

@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from millrace.models.graph import ITEMSIZE, Graph, Op, Phase
 from millrace.planner.compile.placement import PlacedOp, place
-from millrace.planner.memory import StageMemory, beside, plan_memory
+from millrace.planner.memory import StageMemory, device_overhead_bytes, plan_memory
 from millrace.planner.parallel_degrees import axis_roles
 from millrace.planner.plan import Plan
 from millrace.planner.sbp import local_size
@@ -102,7 +102,7 @@ def _planned_state(planned: StageMemory) -> int:
 
 def _printed(needed: int, plan: Plan, figure: Figure) -> int:
     """Bytes that a source prints where `needed` bytes are allocated."""
-    more = beside(needed, plan.cluster)
+    more = device_overhead_bytes(needed, plan.cluster)
     if figure is Figure.ALLOCATED:
         return needed
     if figure is Figure.RESERVED:

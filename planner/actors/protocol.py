@@ -237,7 +237,7 @@ class ActorProtocol:
                 what = self.program.queues[queue].name
                 waits.append(Wait(actor, firing, "queue", what, head))
         for register, hold in self._ports(self.program.actors[actor].inputs):
-            maker, versions = self._made(register)
+            maker, versions = self._producer_and_versions(register)
             if maker >= 0 and firing // hold >= versions:
                 waits.append(Wait(actor, firing, "input", names[register].name, maker))
         for register, hold in self._ports(self.program.actors[actor].outputs):
@@ -252,7 +252,7 @@ class ActorProtocol:
     def _ports(self, ports: Iterable[Port]) -> list[tuple[int, int]]:
         return [(port.register, port.hold) for port in ports]
 
-    def _made(self, register: int) -> tuple[int, int]:
+    def _producer_and_versions(self, register: int) -> tuple[int, int]:
         """Actor that writes a register (-1: none), and number of versions that there have been."""
         initial = self.program.registers[register].initial
         for index, actor in enumerate(self.program.actors):

@@ -75,7 +75,7 @@ class Lowering:
         self.sizes = mesh.sizes
         self.microbatches = microbatches
         self.stages = [StageIR(mesh.sizes) for _ in range(stages)]
-        self.whole: NdSbp = (BROADCAST,) * len(mesh.axes)
+        self.replicated: NdSbp = (BROADCAST,) * len(mesh.axes)
         # `_homes` holds where each tensor is produced: stage → (SBP, value).
         self._homes: dict[str, dict[int, tuple[NdSbp, PlacedTensor]]] = {}
         # `_boxed` holds what boxing made: (stage, tensor, SBP, forward or backward) → value.
@@ -99,12 +99,14 @@ class Lowering:
         name, sbp = placed.op.outputs[0], placed.outputs[0]
         register = self._register(placed.stage, name, name, sbp, "parameter", initial=1)
         self._variables[placed.stage, name] = register
-        self._made(placed.stage, name, sbp, PlacedTensor(register, Rate.STEP))
+        self._record_home(placed.stage, name, sbp, PlacedTensor(register, Rate.STEP))
 
     def _repeat(self, placed: PlacedOp) -> None:
-        value = self.need(placed.stage, placed.op.inputs[0], placed.inputs[0], BEGIN, Rate.STEP)
+        value = self.materialize(
+            placed.stage, placed.op.inputs[0], placed.inputs[0], BEGIN, Rate.STEP
+        )
         repeated = PlacedTensor(value.register, Rate.STEP, repeated=True)
-        self._made(placed.stage, placed.op.outputs[0], placed.inputs[0], repeated)
+        self._record_home(placed.stage, placed.op.outputs[0], placed.inputs[0], repeated)
 
     def _update(self, placed: PlacedOp) -> None:
         op, stage = placed.op, placed.stage
@@ -123,7 +125,7 @@ class Lowering:
             for name in state_of(op.kind, op.attributes)
         )
         inputs = tuple(
-            Port(register=self.need(stage, name, sbp, UPDATE, Rate.STEP).register)
+            Port(register=self.materialize(stage, name, sbp, UPDATE, Rate.STEP).register)
             for name, sbp in zip(op.inputs[1:], placed.inputs[1:], strict=True)
         )
         self.stages[stage].add_actor(
@@ -155,7 +157,7 @@ class Lowering:
             stage,
             op.outputs[0],
             f"{op.outputs[0]} here",
-            self.whole if alone else partial,
+            self.replicated if alone else partial,
             "gradient",
         )
         draft.add_actor(
@@ -173,8 +175,8 @@ class Lowering:
         )
         last = first
         if not alone:
-            last = self._register(stage, op.outputs[0], op.outputs[0], self.whole, "gradient")
-            size = local_size(self.tensors[op.outputs[0]].shape, self.whole, self.sizes)
+            last = self._register(stage, op.outputs[0], op.outputs[0], self.replicated, "gradient")
+            size = local_size(self.tensors[op.outputs[0]].shape, self.replicated, self.sizes)
             meeting = Meeting(
                 key=op.name,
                 kind="all_reduce",
@@ -196,7 +198,7 @@ class Lowering:
                     lane="world",
                 )
             )
-        self._made(stage, op.outputs[0], self.whole, PlacedTensor(last, Rate.STEP))
+        self._record_home(stage, op.outputs[0], self.replicated, PlacedTensor(last, Rate.STEP))
 
     def _compute(self, placed: PlacedOp) -> None:
         op, stage = placed.op, placed.stage
@@ -207,7 +209,7 @@ class Lowering:
         hold = self.microbatches if gathers else 1
         ports = []
         for name, sbp in zip(op.inputs, placed.inputs, strict=True):
-            value = self.need(stage, name, sbp, section, rate)
+            value = self.materialize(stage, name, sbp, section, rate)
             ports.append(Port(register=value.register, hold=self._hold(value, rate)))
         outputs = []
         for name, sbp in zip(op.outputs, placed.outputs, strict=True):
@@ -217,7 +219,7 @@ class Lowering:
                 else ("parameter" if section == BEGIN else "gradient")
             )
             register = self._register(stage, name, name, sbp, kind)
-            self._made(stage, name, sbp, PlacedTensor(register, self.tensors[name].rate))
+            self._record_home(stage, name, sbp, PlacedTensor(register, self.tensors[name].rate))
             outputs.append(Port(register=register, hold=hold))
         self.stages[stage].add_actor(
             ActorIR(
@@ -263,7 +265,7 @@ class Lowering:
             for name, text in zip(inner.inputs, how.inputs, strict=True):
                 sbp = parse_nd_sbp(text)
                 if name in names:
-                    value = self.need(stage, names[name], sbp, section, Rate.MICROBATCH)
+                    value = self.materialize(stage, names[name], sbp, section, Rate.MICROBATCH)
                 else:
                     inside = TensorInfo(f"{op.name}.{name}", shapes[name], dtype)
                     value = self._box(stage, inside, *sub_values[name], sbp, section)
@@ -286,7 +288,7 @@ class Lowering:
                 )
                 sub_values[name] = (parse_nd_sbp(text), PlacedTensor(register, Rate.MICROBATCH))
                 if name in names:
-                    self._made(stage, tensor, *sub_values[name])
+                    self._record_home(stage, tensor, *sub_values[name])
                 results.append(Port(register=register))
             self.stages[stage].add_actor(
                 ActorIR(
@@ -307,17 +309,17 @@ class Lowering:
         op, stage = placed.op, placed.stage
         section = self._section(placed, Rate.MICROBATCH)
         inputs = [
-            self.need(stage, name, sbp, section, Rate.MICROBATCH).register
+            self.materialize(stage, name, sbp, section, Rate.MICROBATCH).register
             for name, sbp in zip(op.inputs, placed.inputs, strict=True)
         ]
         draft, firings = self.stages[stage], self.microbatches
         outputs = lower_rounds(draft, placed, self.tensors, self.mesh, section, firings, inputs)
         for name, sbp, register in zip(op.outputs, placed.outputs, outputs, strict=True):
-            self._made(stage, name, sbp, PlacedTensor(register, Rate.MICROBATCH))
+            self._record_home(stage, name, sbp, PlacedTensor(register, Rate.MICROBATCH))
 
     # Values: where a tensor is, and how it gets where it is needed.
 
-    def need(
+    def materialize(
         self, stage: int, tensor: str, sbp: NdSbp, section: Section, rate: Rate
     ) -> PlacedTensor:
         """Value of `tensor` on `stage` as `sbp`; adds the boxing that it takes.
@@ -472,7 +474,7 @@ class Lowering:
         section = draft.actors[maker].section
         return UPDATE if value.rate is Rate.STEP and section != BEGIN else section
 
-    def _made(self, stage: int, tensor: str, sbp: NdSbp, value: PlacedTensor) -> None:
+    def _record_home(self, stage: int, tensor: str, sbp: NdSbp, value: PlacedTensor) -> None:
         self._homes.setdefault(tensor, {})[stage] = (sbp, value)
 
     def _register(

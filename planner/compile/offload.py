@@ -70,7 +70,7 @@ class HostState:
                 tensor=BUFFER,
                 shape=(0,),
                 dtype=DTYPE,
-                sbp=draft.whole,
+                sbp=draft.replicated,
                 memory_kind="optimizer",
             )
         index = self._buffers[stage]

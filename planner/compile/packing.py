@@ -41,12 +41,12 @@ Counts = NDArray[np.float64]  # whole numbers: exact, and multiplied faster than
 class Bundle(NamedTuple):
     """Registers of a chunk of a stage that are alive together.
 
-    `made` and `end` are parts: F, B, W or BW. The `stretch` is that of B in which they are made, or
-    read last.
+    They are made in part `start` and read last in part `end`: F, B, W or BW. The `stretch` is that
+    of B in which they are made, or read last.
     """
 
     chunk: int
-    made: str
+    start: str
     end: str
     stretch: int = WHOLE
 
@@ -244,7 +244,7 @@ def _times(
         return turn * (last + 1) + (bundle.stretch if stretched else otherwise)
 
     return {
-        bundle: (moments(bundle, bundle.made, 0), moments(bundle, bundle.end, last))
+        bundle: (moments(bundle, bundle.start, 0), moments(bundle, bundle.end, last))
         for bundle in bundles
     }
 

@@ -70,9 +70,9 @@ class _Rounds:
         self.size = prod(mesh.sizes[axis] for axis in axes)
         self.inputs = list(inputs)
         self.input_sbp, self.output_sbp = placed.inputs, placed.outputs
-        self.given = [tensors[name] for name in placed.op.inputs]
-        self.made = [tensors[name] for name in placed.op.outputs]
-        self.dtypes = self.ring.dtypes([tensor.dtype for tensor in self.made])
+        self.input_tensors = [tensors[name] for name in placed.op.inputs]
+        self.output_tensors = [tensors[name] for name in placed.op.outputs]
+        self.dtypes = self.ring.dtypes([tensor.dtype for tensor in self.output_tensors])
         self.blocks = {operand: [inputs[operand]] for operand in self.ring.travelling}
         self.done: list[int] = []  # per round, a small register that tells that it is done
         self.outputs: list[int] = []
@@ -127,7 +127,7 @@ class _Rounds:
             reads += [self.outputs[output] for output in self.ring.carried]
             labels, attributes["round"] = self.ring.labels(labels), number
         self.outputs = []
-        for output, tensor in enumerate(self.made):
+        for output, tensor in enumerate(self.output_tensors):
             last = number == self.size - 1 and output not in self.ring.returning
             name = tensor.name if last else f"{self.op.name}.out{output} of round {number}"
             dtype = tensor.dtype if last else self.dtypes[output]
@@ -146,7 +146,7 @@ class _Rounds:
         for operand, blocks in self.blocks.items():
             wait = begin if number == 0 else self.done[number - 1] if number > 1 else None
             name = f"{self.op.name}.in{operand}"
-            tensor, sbp = self.given[operand], self.input_sbp[operand]
+            tensor, sbp = self.input_tensors[operand], self.input_sbp[operand]
             block = self._register(f"{name} of round {number + 1}", tensor, tensor.dtype, sbp)
             self._rotate(f"{name}: round {number} -> {number + 1}", blocks[-1], block, wait)
             if number > 1:
@@ -156,7 +156,7 @@ class _Rounds:
 
     def _rotate_sum(self, output: int, number: int, register: int, name: str) -> int:
         """Send what returns to the next device, where the blocks it belongs to are by now."""
-        tensor = self.made[output]
+        tensor = self.output_tensors[output]
         prefix = f"{self.op.name}.out{output}"
         name = name or f"{prefix} for round {number}"
         arrived = self._register(name, tensor, self.dtypes[output], self.output_sbp[output])
@@ -166,7 +166,7 @@ class _Rounds:
     def _add(self, output: int, number: int, arrived: int) -> int:
         name = f"{self.op.name}.out{output} up to round {number}"
         total = self._register(
-            name, self.made[output], self.dtypes[output], self.output_sbp[output]
+            name, self.output_tensors[output], self.dtypes[output], self.output_sbp[output]
         )
         labels = self.ring.adding(self.op.labels, output)
         self._actor(

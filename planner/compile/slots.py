@@ -39,7 +39,7 @@ class Lifetime:
     `sent` holds the other end of every transfer that reads it: stage and section.
     """
 
-    made: Section
+    producer: Section
     read: frozenset[Section]
     sent: frozenset[tuple[int, Section]]
     received: bool
@@ -76,17 +76,17 @@ class Timetable:
         self.joint = all(slot.part not in ("B", "W") for order in self.orders for slot in order)
         # The place of every section in its stage's order, by microbatch.
         self.turns = [_by_section(order, range(len(order))) for order in self.orders]
-        self._known: dict[tuple[int, Lifetime], int] = {}
+        self._slot_counts: dict[tuple[int, Lifetime], int] = {}
 
     def slots(self, stage: int, lifetime: Lifetime) -> int:
         """Slots of a register of `stage`; every section of the lifetime runs every microbatch."""
         key = stage, lifetime
-        if key not in self._known:
-            self._known[key] = self._counted(stage, lifetime)
-        return self._known[key]
+        if key not in self._slot_counts:
+            self._slot_counts[key] = self._counted(stage, lifetime)
+        return self._slot_counts[key]
 
     def _counted(self, stage: int, lifetime: Lifetime) -> int:
-        turns, making = self.turns[stage], lifetime.made
+        turns, making = self.turns[stage], lifetime.producer
         count = np.arange(1, self.microbatches + 1)
         most = 1
         for section in lifetime.read - {making}:
@@ -219,7 +219,7 @@ def _stage_lifetimes(
                 makers[port.register] = actor.section, received
     return [
         Lifetime(
-            made=makers[register][0],
+            producer=makers[register][0],
             read=frozenset(read.get(register, ())),
             sent=frozenset(sent.get(register, ())),
             received=makers[register][1],

@@ -94,7 +94,7 @@ class StageIR:
     places: dict[int, int] = field(default_factory=dict)
 
     @property
-    def whole(self) -> NdSbp:
+    def replicated(self) -> NdSbp:
         """B on every axis."""
         return (BROADCAST,) * len(self.sizes)
 

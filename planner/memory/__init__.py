@@ -4,7 +4,11 @@
 what the search estimates single blocks with.
 """
 
-from millrace.planner.memory.device_overhead import beside, reserved_bytes, slack_fraction
+from millrace.planner.memory.device_overhead import (
+    device_overhead_bytes,
+    reserved_bytes,
+    slack_fraction,
+)
 from millrace.planner.memory.formula import plan_memory
 from millrace.planner.memory.stage_memory import OperandSbps, SectionPeaks, StageMemory
 
@@ -12,7 +16,7 @@ __all__ = [
     "OperandSbps",
     "SectionPeaks",
     "StageMemory",
-    "beside",
+    "device_overhead_bytes",
     "plan_memory",
     "reserved_bytes",
     "slack_fraction",

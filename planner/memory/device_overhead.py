@@ -72,7 +72,7 @@ def slack_fraction(cluster: Cluster) -> float:
     return device_memory(cluster).slack_fraction
 
 
-def beside(arena_bytes: int, cluster: Cluster) -> dict[str, int]:
+def device_overhead_bytes(arena_bytes: int, cluster: Cluster) -> dict[str, int]:
     """Bytes by kind of what a device holds besides an arena: none on the ranks of a CPU.
 
     Parameters

@@ -32,7 +32,7 @@ from millrace.planner.compile.packing import WHOLE, Bundle, packed
 from millrace.planner.compile.placement import place
 from millrace.planner.compile.slots import Lifetime, Timetable, lifetimes, timetable
 from millrace.planner.compile.stage_ir import Section, StageIR
-from millrace.planner.memory.device_overhead import beside
+from millrace.planner.memory.device_overhead import device_overhead_bytes
 from millrace.planner.memory.plan_deduplication import Regular, regular
 from millrace.planner.memory.stage_memory import KINDS, StageMemory
 from millrace.planner.plan import FUSED, Plan, check_plan
@@ -47,9 +47,9 @@ Common = dict[str, tuple[tuple[str, Lifetime | None], int]]
 class StageRegisters(NamedTuple):
     """Registers of a stage outside the area: with places of their own, and taking turns."""
 
-    own: Registers
+    private: Registers
     common: Common
-    kept: dict[Bundle, Counter[int]]  # number of registers by bytes of a slot
+    bundle_sizes: dict[Bundle, Counter[int]]  # number of registers by bytes of a slot
 
 
 def plan_memory(
@@ -90,7 +90,7 @@ def plan_memory(
     drafts = _lowered(small, table.joint, gathers_again, grown or {})
     alive = lifetimes(drafts)
     if small.moved and not _all_near(alive, small):
-        small = Regular.whole(plan)
+        small = Regular.unreduced(plan)
         drafts = _lowered(small, table.joint, gathers_again, grown or {})
         alive = lifetimes(drafts)
     makers = {name: op.block for op in small.graph.ops for name in op.outputs}
@@ -104,11 +104,15 @@ def plan_memory(
     for stage, parts in enumerate(small.stands_for):
         sizes: Counter[str] = Counter()
         own_sizes = [
-            (chunk, *entry) for chunk, part in enumerate(parts) for entry in sums[part].own.items()
+            (chunk, *entry)
+            for chunk, part in enumerate(parts)
+            for entry in sums[part].private.items()
         ]
         # Registers of no block are there once, however many chunks need them.
         common = {name: entry for part in parts for name, entry in sums[part].common.items()}
-        packing = packed(_together([sums[part].kept for part in parts]), table.turns[stage])
+        packing = packed(
+            _stage_bundles([sums[part].bundle_sizes for part in parts]), table.turns[stage]
+        )
         sizes["activation"] += packing.size_bytes
         for chunk, (kind, lifetime), size in (
             *own_sizes,
@@ -203,11 +207,11 @@ def _registers(
     own_places = [index for index in range(len(draft.registers)) if index not in elsewhere]
     common = [index for index in own_places if block(index) in ("", GLOBAL_BLOCK)]
     return StageRegisters(
-        own=sizes(set(own_places).difference(common)),
+        private=sizes(set(own_places).difference(common)),
         common={
             draft.registers[index].name: next(iter(sizes([index]).items())) for index in common
         },
-        kept=_every_block(spans, bundle_registers, block, times),
+        bundle_sizes=_every_block(spans, bundle_registers, block, times),
     )
 
 
@@ -247,7 +251,7 @@ def _stretches_of(
     return [first + counts[stretch] - 1 if own_stretch > stretch else first]
 
 
-def _together(parts: Sequence[Mapping[Bundle, Counter[int]]]) -> dict[Bundle, Counter[int]]:
+def _stage_bundles(parts: Sequence[Mapping[Bundle, Counter[int]]]) -> dict[Bundle, Counter[int]]:
     """Registers that a stage keeps between sections: as one like it, or one like each chunk."""
     if len(parts) == 1:
         return dict(parts[0])
@@ -272,7 +276,7 @@ def _all_near(alive: list[list[Lifetime | None]], small: Regular) -> bool:
     ]
     return all(
         positions[peer][section[1]]
-        == positions[stage][lifetime.made[1]] + _neighbour(lifetime.made)
+        == positions[stage][lifetime.producer[1]] + _neighbour(lifetime.producer)
         for stage, registers in enumerate(alive)
         for lifetime in registers
         if lifetime is not None
@@ -286,12 +290,12 @@ def _moved(lifetime: Lifetime, stage: int, chunk: int | None, table: Timetable) 
     Without a chunk those of the stage have the numbers they had.
     """
     if chunk is not None:
-        making = (lifetime.made[0], chunk)
+        making = (lifetime.producer[0], chunk)
         read = frozenset((part, chunk) for part, _ in lifetime.read)
-        lifetime = replace(lifetime, made=making, read=read)
+        lifetime = replace(lifetime, producer=making, read=read)
     if not lifetime.sent:
         return lifetime
-    position = table.positions[stage][lifetime.made[1]] + _neighbour(lifetime.made)
+    position = table.positions[stage][lifetime.producer[1]] + _neighbour(lifetime.producer)
     peer = table.homes[position]
     there = table.positions[peer].index(position)
     sent = frozenset((peer, (section[0], there)) for _, section in lifetime.sent)
@@ -302,5 +306,5 @@ def _memory(sizes: Counter[str], area: int, cluster: Cluster) -> StageMemory:
     kinds = Counter(sizes)
     host = kinds.pop(HOST, 0)
     kinds[TEMPORARY] = area
-    kinds.update(beside(sum(kinds.values()), cluster))
+    kinds.update(device_overhead_bytes(sum(kinds.values()), cluster))
     return StageMemory(host_bytes=host, **{f"{kind}_bytes": kinds[kind] for kind in KINDS})

@@ -44,7 +44,7 @@ class Regular:
         return self.apart or self.plan.stages < len(self.stands_for)
 
     @staticmethod
-    def whole(plan: Plan) -> "Regular":
+    def unreduced(plan: Plan) -> "Regular":
         """The plan as it is."""
         stages = tuple((stage,) for stage in range(plan.stages))
         return Regular(plan=plan, graph=plan.graph, times={}, stands_for=stages)
@@ -70,7 +70,7 @@ def regular(plan: Plan) -> Regular:
     try:
         smaller = _without(plan.graph, chunks)
     except _NotRegularError:
-        return Regular.whole(plan)
+        return Regular.unreduced(plan)
     return Regular(
         plan=replace(plan, chunks=chunks, stages=len(kept_stages)),
         graph=smaller,
@@ -97,7 +97,7 @@ def _by_chunk(plan: Plan) -> Regular | None:
     if any(chunk.stage == following.stage for chunk, following in pairwise(plan.chunks)):
         return None
     kinds = [
-        (tuple(choice.variant for choice in chunk.blocks), *_beside(plan.chunks, k))
+        (tuple(choice.variant for choice in chunk.blocks), *_neighbour_variants(plan.chunks, k))
         for k, chunk in enumerate(plan.chunks)
     ]
     positions = _walk(kinds)
@@ -179,12 +179,12 @@ def _kept_stages(plan: Plan) -> tuple[list[int], tuple[int, ...]]:
     variants = [tuple(choice.variant for choice in chunk.blocks) for chunk in plan.chunks]
     looks: list[list[object]] = [[] for _ in range(plan.stages)]
     for k, chunk in enumerate(plan.chunks):
-        looks[chunk.stage].append((variants[k], *_beside(plan.chunks, k)))
+        looks[chunk.stage].append((variants[k], *_neighbour_variants(plan.chunks, k)))
     kinds = list(dict.fromkeys(tuple(look) for look in looks))
     first = [next(s for s, look in enumerate(looks) if tuple(look) == kind) for kind in kinds]
     left = [chunk for chunk in plan.chunks if chunk.stage in first]
     alike = all(
-        _beside(left, k) == _beside(plan.chunks, plan.chunks.index(chunk))
+        _neighbour_variants(left, k) == _neighbour_variants(plan.chunks, plan.chunks.index(chunk))
         for k, chunk in enumerate(left)
     )
     if not alike or len(first) == 1:
@@ -192,7 +192,7 @@ def _kept_stages(plan: Plan) -> tuple[list[int], tuple[int, ...]]:
     return first, tuple(kinds.index(tuple(look)) for look in looks)
 
 
-def _beside(chunks: Sequence[Chunk], k: int) -> tuple[object, object]:
+def _neighbour_variants(chunks: Sequence[Chunk], k: int) -> tuple[object, object]:
     """Variant of the nearest block before and after a chunk; True with it if on the same stage."""
     sides: list[object] = []
     for other, block in ((k - 1, -1), (k + 1, 0)):

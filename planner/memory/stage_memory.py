@@ -118,7 +118,9 @@ class SectionPeaks:
                 if name in makers:
                     readers[name].append((index, number))
         self._ends = [(name, *makers[name], readers[name]) for name in makers]
-        self._known: dict[tuple[str, NdSbp, tuple[NdSbp, ...]], tuple[LiveBytes, ...]] = {}
+        self._intervals_by_reading: dict[
+            tuple[str, NdSbp, tuple[NdSbp, ...]], tuple[LiveBytes, ...]
+        ] = {}
 
     def most(self, layouts: Mapping[str, OperandSbps]) -> int:
         """Bytes of the largest section, where every op's operands lie as `layouts` says."""
@@ -129,10 +131,10 @@ class SectionPeaks:
             source = laid[maker].outputs[number]
             read = tuple(laid[index].inputs[place] for index, place in readers)
             key = name, source, read
-            if key not in self._known:
+            if key not in self._intervals_by_reading:
                 ends = [(index, sbp) for (index, _), sbp in zip(readers, read, strict=True)]
-                self._known[key] = tuple(self._intervals(name, source, maker, ends))
-            for first, last, size, block in self._known[key]:
+                self._intervals_by_reading[key] = tuple(self._intervals(name, source, maker, ends))
+            for first, last, size, block in self._intervals_by_reading[key]:
                 live[first] += size
                 live[last + 1] -= size
                 if block is not None:

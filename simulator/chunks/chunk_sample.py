@@ -263,15 +263,15 @@ class _Alone(Lowering):
         value = PlacedTensor(register, rate)
         if any(a.is_partial and b.is_partial for a, b in zip(sbp, wanted, strict=True)):
             arrival = self._transfer(ELSEWHERE, HERE, tensor, sbp, value, _section(reading, rate))
-            self._made(HERE, tensor, sbp, arrival)
+            self._record_home(HERE, tensor, sbp, arrival)
         else:
-            self._made(ELSEWHERE, tensor, sbp, value)
+            self._record_home(ELSEWHERE, tensor, sbp, value)
 
     def leaves(self, reading: CrossReading, sbp: NdSbp) -> None:
         """Box a tensor as a reader of another chunk wants it sent; partial, it stays as it is."""
         rate = self.tensors[reading.tensor].rate
         if not any(axis_sbp.is_partial for axis_sbp in sbp):
-            self.need(ELSEWHERE, reading.tensor, sbp, _section(reading, rate), rate)
+            self.materialize(ELSEWHERE, reading.tensor, sbp, _section(reading, rate), rate)
 
     def _transfer(
         self, home: int, stage: int, tensor: str, sbp: NdSbp, value: PlacedTensor, section: Section

@@ -275,7 +275,7 @@ def assert_slots(name, stages, chunks, microbatches):
         chunk = table.positions[stage].index(position)
         for (begin, end), count in zip(LIFETIMES, counts[:, position].tolist(), strict=True):
             lifetime = Lifetime(
-                made=(begin, chunk),
+                producer=(begin, chunk),
                 read=frozenset({(end, chunk)}),
                 sent=frozenset(),
                 received=False,

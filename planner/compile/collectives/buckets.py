@@ -17,9 +17,9 @@ are held than if each went by itself, and weights are gathered a block ahead, as
 one's gradients show.
 
 *Why it cannot deadlock.* Ops run in the order of the compute queue, so each firing has a number.
-Let `ready` be the largest of the firings that make what a bucket reads, and `wanted` the smallest
+Let `ready` be the largest of the firings that make what a bucket reads, and `deadline` the smallest
 that reads what it makes, through other collectives too. Members are joined only while `ready <
-wanted` in every firing. Put every collective right behind its `ready` one, and one that reads
+deadline` in every firing. Put every collective right behind its `ready` one, and one that reads
 another's result behind that: it is an order of all firings of the rank with which every dependency
 agrees. What comes from or goes to another stage joins nothing, so no rank waits for another that it
 did not wait for before. All ranks of a stage run one program, hence the same buckets.
@@ -57,7 +57,7 @@ class _BucketMember:
 
     index: int
     ready: Firings
-    wanted: Firings
+    deadline: Firings
 
 
 def bucketed(
@@ -113,7 +113,7 @@ class _Joining:
             for port in actor.inputs:
                 self.readers.setdefault(port.register, []).append((index, port))
         self.ready: dict[int, Firings | None] = {}
-        self.wanted: dict[int, Firings | None] = {}
+        self.deadline: dict[int, Firings | None] = {}
         self.depths: dict[int, int] = {}
 
     def buckets(self) -> list[list[int]]:
@@ -125,9 +125,9 @@ class _Joining:
             for index in chosen:
                 if self._depth(index) != depth:
                     continue
-                ready, wanted = self._ready(index), self._wanted(index)
-                if ready is not None and wanted is not None:
-                    member = _BucketMember(index=index, ready=ready, wanted=wanted)
+                ready, deadline = self._ready(index), self._deadline(index)
+                if ready is not None and deadline is not None:
+                    member = _BucketMember(index=index, ready=ready, deadline=deadline)
                     rows.setdefault(self._key(index), []).append(member)
             for row in rows.values():
                 buckets += self._joined(row)
@@ -151,7 +151,7 @@ class _Joining:
         assert meeting is not None
         # Members are sorted from the end that shows.
         if meeting.kind == "all_gather":
-            row = sorted(row, key=lambda member: (int(member.wanted[0]), member.index))
+            row = sorted(row, key=lambda member: (int(member.deadline[0]), member.index))
         else:
             row = sorted(row, key=lambda member: (-int(member.ready[-1]), -member.index))
         duration_ns = self._duration_of(meeting)
@@ -179,15 +179,15 @@ class _Joining:
     def _shows(self, row: Sequence[_BucketMember], kind: str) -> bool:
         """True if a block's collectives of every microbatch have no other block to hide them."""
         ready = [int(member.ready[-1]) for member in row]
-        wanted = [int(member.wanted[-1]) for member in row]
+        deadlines = [int(member.deadline[-1]) for member in row]
         if kind != "all_gather":
             own_span = max(ready) - min(ready)
         elif len(self.draft.actors[row[0].index].inputs) == 1:
             return True
         else:
-            own_span = max(wanted) - min(wanted)
+            own_span = max(deadlines) - min(deadlines)
         # Fewer ops are there to hide them than their own block has between the first and the last.
-        return min(wanted) - max(ready) < own_span
+        return min(deadlines) - max(ready) < own_span
 
     def _duration_of(self, meeting: Meeting) -> Callable[[int], int]:
         """Nanoseconds of a message among this stage's first group, as a function of its bytes."""
@@ -213,14 +213,14 @@ class _Joining:
         """Last compute firing that each firing of a collective waits for; None: not known."""
         if index not in self.ready:
             actor = self.draft.actors[index]
-            rows = [self._made(port, actor.firings) for port in actor.inputs]
+            rows = [self._producing_firings(port, actor.firings) for port in actor.inputs]
             present = [row for row in rows if row is not None]
             self.ready[index] = (
                 np.max(present, axis=0) if present and len(present) == len(rows) else None
             )
         return self.ready[index]
 
-    def _made(self, port: Port, firings: int) -> Firings | None:
+    def _producing_firings(self, port: Port, firings: int) -> Firings | None:
         """Number of the compute firing behind which each reading finds its version."""
         maker = self.draft.producer.get(port.register)
         if self.draft.registers[port.register].initial or maker is None:
@@ -231,18 +231,18 @@ class _Joining:
         numbers = self._numbers(maker, self._ready)
         return None if numbers is None else numbers[(versions + 1) * hold - 1]
 
-    def _wanted(self, index: int) -> Firings | None:
+    def _deadline(self, index: int) -> Firings | None:
         """First compute firing that waits for each firing of a collective; None: not known."""
-        if index not in self.wanted:
+        if index not in self.deadline:
             (output,) = self.draft.actors[index].outputs
             rows = []
             for reader, port in self.readers.get(output.register, ()):
-                numbers = self._numbers(reader, self._wanted)
+                numbers = self._numbers(reader, self._deadline)
                 rows.append(None if numbers is None else numbers[:: port.hold])
             present = [row for row in rows if row is not None]
-            wanted = np.min(present, axis=0) if present and len(present) == len(rows) else None
-            self.wanted[index] = wanted
-        return self.wanted[index]
+            deadline = np.min(present, axis=0) if present and len(present) == len(rows) else None
+            self.deadline[index] = deadline
+        return self.deadline[index]
 
     def _numbers(self, index: int, met: _Bound) -> Firings | None:
         """An actor's own firings, or those that `met` says of a collective of this stage."""
@@ -296,8 +296,8 @@ def _in_time(members: Iterable[_BucketMember]) -> bool:
     """True if in every firing all inputs are there before a result is wanted."""
     rows = tuple(members)
     ready = np.max([member.ready for member in rows], axis=0)
-    wanted = np.min([member.wanted for member in rows], axis=0)
-    return bool(np.all(ready < wanted))
+    deadline = np.min([member.deadline for member in rows], axis=0)
+    return bool(np.all(ready < deadline))
 
 
 def _with_buckets(draft: StageIR, buckets: Sequence[Sequence[int]]) -> StageIR:

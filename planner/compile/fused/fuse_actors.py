@@ -26,7 +26,7 @@ def fused_draft(draft: StageIR, *, joint: bool) -> StageIR:
     inner = {
         name
         for group in dict.fromkeys(net.groups.values())
-        for name in _made(net, group) - set(written(net, group))
+        for name in _group_outputs(net, group) - set(written(net, group))
     }
     numbers: dict[int, int] = {}
     for register in _in_stacks(net, len(draft.registers)):
@@ -124,7 +124,7 @@ def _values(draft: StageIR) -> dict[Hashable, FusionTensor]:
     }
 
 
-def _made(net: FusionGraph, group: Sequence[int]) -> set[Hashable]:
+def _group_outputs(net: FusionGraph, group: Sequence[int]) -> set[Hashable]:
     return {name for index in group for name in net.nodes[index].outputs}
 
 

@@ -22,7 +22,7 @@ LEAST_BYTES = 2**12  # smaller tensors are no matter
 
 def padded(draft: StageIR) -> StageIR:
     """The stage with a pitch for every register that gains by it."""
-    pitched = _known(draft)
+    pitched = _pitchable_registers(draft)
     registers = [
         _with_pitch(register) if index in pitched and _gains(register) else register
         for index, register in enumerate(draft.registers)
@@ -51,7 +51,7 @@ def _with_pitch(register: Register) -> Register:
     return replace(register, pitch=pitch, slot_bytes=-(-size // ALIGNMENT) * ALIGNMENT)
 
 
-def _known(draft: StageIR) -> set[int]:
+def _pitchable_registers(draft: StageIR) -> set[int]:
     """Registers that are touched by nothing but ops which know of a pitch."""
     touched = {port.register for actor in draft.actors for port in actor.outputs}
     for actor in draft.actors:

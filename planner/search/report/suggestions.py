@@ -16,7 +16,7 @@ from millrace.planner.cluster import Cluster
 from millrace.planner.clusters import reference_node
 from millrace.planner.errors import ClusterError, InfeasibleError
 from millrace.planner.formatting import limit_option, one_of
-from millrace.planner.memory import beside, plan_memory, reserved_bytes
+from millrace.planner.memory import device_overhead_bytes, plan_memory, reserved_bytes
 from millrace.planner.plan import COUNT_MAX, ON_DEVICES, OPTIMIZER, TOKENS_MAX
 from millrace.planner.schedules import PLAIN, SCHEDULES
 from millrace.planner.search.candidates import Candidate
@@ -304,7 +304,7 @@ def _laid_out(evaluator: Evaluator, best_plan: SolvedPlan) -> MemoryNeed:
     request = evaluator.request
     plan = write_plan(evaluator, best_plan)
     arena = max(stage_memory.arena_bytes for stage_memory in plan_memory(plan))
-    needed = arena + sum(beside(arena, request.cluster).values())
+    needed = arena + sum(device_overhead_bytes(arena, request.cluster).values())
     fits = arena <= request.usable_bytes and host_shortage(plan) is None
     return MemoryNeed(needed_bytes=needed, fits=fits)
 

@@ -49,7 +49,7 @@ class StageWriter:
             tensor=name,
             shape=(1024,),
             dtype="float32",
-            sbp=self.draft.whole,
+            sbp=self.draft.replicated,
             memory_kind="gradient",
         )
         self.draft.add_actor(

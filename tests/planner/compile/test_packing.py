@@ -59,11 +59,11 @@ def lives(order: Sequence[Slot], bundles: Iterable[Bundle]) -> Iterator[tuple[st
         chunk_bundles = [bundle for bundle in bundles if bundle.chunk == chunk]
         stretched = [b for b in chunk_bundles if part == "B" and b.stretch != WHOLE]
         yield from (
-            ("made", b, microbatch) for b in chunk_bundles if b.made == part and b not in stretched
+            ("made", b, microbatch) for b in chunk_bundles if b.start == part and b not in stretched
         )
         for stretch in range(4):
             there = [b for b in stretched if b.stretch == stretch]
-            yield from (("made", bundle, microbatch) for bundle in there if bundle.made == part)
+            yield from (("made", bundle, microbatch) for bundle in there if bundle.start == part)
             yield from (("end", bundle, microbatch) for bundle in there if bundle.end == part)
         yield from (
             ("end", b, microbatch) for b in chunk_bundles if b.end == part and b not in stretched

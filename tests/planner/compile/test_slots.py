@@ -17,7 +17,7 @@ def timetable(schedule: str, stages: int, chunks: int, microbatches: int) -> Tim
 
 
 def kept(producer: Section, *read: Section) -> Lifetime:
-    return Lifetime(made=producer, read=frozenset(read), sent=frozenset(), received=False)
+    return Lifetime(producer=producer, read=frozenset(read), sent=frozenset(), received=False)
 
 
 def crossing(table: Timetable, part: str, position: int) -> tuple[int, int, int, int]:
@@ -27,9 +27,14 @@ def crossing(table: Timetable, part: str, position: int) -> tuple[int, int, int,
     (source, chunk), (target, taker) = ends
     section = part, taker
     sent = Lifetime(
-        made=(part, chunk), read=frozenset(), sent=frozenset({(target, section)}), received=False
+        producer=(part, chunk),
+        read=frozenset(),
+        sent=frozenset({(target, section)}),
+        received=False,
     )
-    received = Lifetime(made=section, read=frozenset({section}), sent=frozenset(), received=True)
+    received = Lifetime(
+        producer=section, read=frozenset({section}), sent=frozenset(), received=True
+    )
     return source, target, table.slots(source, sent), table.slots(target, received)
 
 

@@ -11,7 +11,7 @@ from millrace.models.spec import TrainingSpec
 from millrace.models.zoo.catalogue import build_training
 from millrace.planner.cluster import Cluster, Device, NodeGroup
 from millrace.planner.clusters import parse_cluster
-from millrace.planner.memory import beside, plan_memory
+from millrace.planner.memory import device_overhead_bytes, plan_memory
 from millrace.planner.plan import Plan
 from millrace.planner.search import Pins, SearchRequest, search
 from millrace.planner.search.asking import shared_prices
@@ -90,7 +90,7 @@ def test_a_small_device_holds_what_its_memory_takes() -> None:
     assert plan.cluster.devices == 8
     slow = [chunk.stage for chunk in plan.chunks][plan.cluster.groups[0].device == NODE.device]
     arena = plan_memory(plan)[slow].arena_bytes * 8 // 10
-    memory_bytes = arena + sum(beside(arena, MIXED).values())
+    memory_bytes = arena + sum(device_overhead_bytes(arena, MIXED).values())
     small = slower(2.0, memory_bytes=memory_bytes)
     tight = search(request(replace(MIXED, others=(nodes_of(small),))))
     assert layers_by_device(tight)[small.name] < free[small.name]
