@@ -244,7 +244,7 @@ class Evaluator:
                 continue
             group, pipeline = [Solved(self.modes[0], solution)], self.sends.pipeline(candidate)
             try:
-                outcome = self._found(candidate, group, limit, bound, best_ns)
+                outcome = self._divide_blocks(candidate, group, limit, bound, best_ns)
             except MemoryLimitError as error:
                 uneven = lower_bound_ns(self.runs(candidate, group), pipeline) / max(bound, 1)
                 short = memory_pressure_slowdown(
@@ -278,7 +278,7 @@ class Evaluator:
         # All others hand tensors on as the first do, so that stages can mix them.
         handed: list[Handover] = [()] * len(tight)
 
-        def wanted(rungs: Sequence[tuple[str, float]]) -> list[Wanted]:
+        def rung_asks(rungs: Sequence[tuple[str, float]]) -> list[Wanted]:
             asked = []
             for mode, share in rungs:
                 asks = self.asker.asks(candidates, mode, share, [float("inf")] * len(tight))
@@ -291,7 +291,7 @@ class Evaluator:
                 if not isinstance(solution, float):
                     groups[number % len(groups)].append(Solved(ask.mode, solution))
 
-        first = wanted([(self.modes[0], FIRST_RUNG)])
+        first = rung_asks([(self.modes[0], FIRST_RUNG)])
         solutions = self.programs.solve_many([ask for ask, _ in first], FEWER, self._loose)
         note(first, solutions)
         for number, ((ask, _), solution) in enumerate(zip(first, solutions, strict=True)):
@@ -299,7 +299,7 @@ class Evaluator:
                 space = self.programs.space(ask.shape, ask.mode)
                 handed[number] = handover(space, solution.options)
         plain, full = (
-            wanted([(mode, share) for mode, share in rungs if mode in self.modes])
+            rung_asks([(mode, share) for mode, share in rungs if mode in self.modes])
             for rungs in RUNGS
         )
         both = self.programs.solve_beside(plain, full, FEWER, self._loose)
@@ -311,7 +311,7 @@ class Evaluator:
                 outcomes.append(Pruned(candidate, bound, NO_GAIN))
                 continue
             try:
-                outcome = self._found(candidate, _distinct(group), limit, bound, best_ns)
+                outcome = self._divide_blocks(candidate, _distinct(group), limit, bound, best_ns)
             except InfeasibleError as error:
                 outcomes.append(Refused(candidate, error, bound))
             else:
@@ -351,7 +351,7 @@ class Evaluator:
                 better.append(plan)
                 continue
             with suppress(InfeasibleError):  # where there is too much to mix, less of it is tried
-                again = self._found(plan.candidate, _distinct(group), limit, plan.bound_ns)
+                again = self._divide_blocks(plan.candidate, _distinct(group), limit, plan.bound_ns)
             assert isinstance(again, SolvedPlan), "without a cutoff nothing is pruned"
             better.append(min(plan, again, key=lambda each: each.division.step_ns))
         return better
@@ -393,7 +393,7 @@ class Evaluator:
             known_ns = outcome.division.step_ns if isinstance(outcome, SolvedPlan) else bound
             return replace(outcome, bound_ns=min(bound, known_ns))
         try:
-            refined = self._found(candidate, solutions, limits, bound)
+            refined = self._divide_blocks(candidate, solutions, limits, bound)
         except InfeasibleError as error:
             return outcome if isinstance(outcome, SolvedPlan) else Refused(candidate, error, bound)
         assert isinstance(refined, SolvedPlan), "without a cutoff nothing is pruned"
@@ -422,7 +422,9 @@ class Evaluator:
 
         def step_ns(solutions: Solutions) -> float:
             try:
-                outcome = self._found(candidate, [solved(*s) for s in solutions], limits, 0.0)
+                outcome = self._divide_blocks(
+                    candidate, [solved(*s) for s in solutions], limits, 0.0
+                )
                 return outcome.division.step_ns if isinstance(outcome, SolvedPlan) else float("inf")
             except InfeasibleError:
                 return float("inf")
@@ -468,7 +470,7 @@ class Evaluator:
         least = max(0.0, proven - paid) * self.unit(candidate)
         return least + self.sends.waits_ns(candidate)
 
-    def _found(
+    def _divide_blocks(
         self,
         candidate: Candidate,
         group: list[Solved],

@@ -39,7 +39,7 @@ class IntegerSolution:
     multipliers: Floats | None = None
 
     @property
-    def found(self) -> bool:
+    def has_values(self) -> bool:
         """True if there are values."""
         return self.cost < float("inf")
 
@@ -58,7 +58,7 @@ class IntegerProgram:
         self._entries: list[tuple[Ints, Ints, Floats]] = []
         self._limits: dict[int, tuple[float, float]] = {}  # limits that were changed, by row
         self._solver: Any = None  # the one that is asked again
-        self._known = 0, 0, 0  # columns, rows and entries that it has
+        self._sizes_sent = 0, 0, 0  # columns, rows and entries that it has
         self._limits_sent: dict[int, tuple[float, float]] = {}
 
     def add_columns(
@@ -141,13 +141,13 @@ class IntegerProgram:
         """
         cost, unit = self._costs(COSTS_RELAXED)
         if again:
-            if self._known[0] != self.columns or not self._solver.update(self._update()):
+            if self._sizes_sent[0] != self.columns or not self._solver.update(self._update()):
                 self._solver = _solver(self._proto(cost / unit, relaxed=True))
-            self._known = self.columns, self.rows, len(self._entries)
+            self._sizes_sent = self.columns, self.rows, len(self._entries)
             self._limits_sent = dict(self._limits)
             result = _solved(self._solver, NO_PRESOLVE)  # which would begin anew
             if result is None:
-                self._known = -1, 0, 0
+                self._sizes_sent = -1, 0, 0
         else:
             result = _solved(_solver(self._proto(cost / unit, relaxed=True)), PRESOLVE)
         # Presolving may leave open what it is, and GLOP may call its own answer imprecise.
@@ -173,7 +173,7 @@ class IntegerProgram:
         """Rows with their entries, and limits, that are new since the solver was asked."""
         from ortools.math_opt import model_update_pb2
 
-        _, rows, entries = self._known
+        _, rows, entries = self._sizes_sent
         update = model_update_pb2.ModelUpdateProto()
         new = update.new_linear_constraints
         new.ids.extend(range(rows, self.rows))

@@ -228,7 +228,7 @@ class StageTransfers:
     def __init__(self, cluster: Cluster, handed_bytes: Callable[[int], int]) -> None:
         self.cluster = cluster
         self.handed_bytes = handed_bytes
-        self._known: dict[object, tuple[int, int]] = {}
+        self._send_ns: dict[object, tuple[int, int]] = {}
 
     def pipeline(self, candidate: Candidate) -> Pipeline:
         """A candidate's pipeline, with what its stages send."""
@@ -238,9 +238,9 @@ class StageTransfers:
         devices = prod(candidate.sizes)
         order = candidate.placing.order if candidate.placing else ()
         key = order, devices, pipeline.stages, self.handed_bytes(candidate.batch) // devices
-        if key not in self._known:
-            self._known[key] = self._row(*key)
-        row, back = self._known[key]
+        if key not in self._send_ns:
+            self._send_ns[key] = self._row(*key)
+        row, back = self._send_ns[key]
         # A V turns round on one stage, other rows go from the last stage to the first.
         turns = back * (pipeline.interleave - 1) if pipeline.rows > 1 else 0
         return replace(pipeline, sent_ns=2 * (pipeline.interleave * row + turns))

@@ -149,7 +149,7 @@ class Programs:
         self.working = BlockPeaks()
         self._exact: dict[object, Solution] = {}
         self._handed: dict[int, int] = {}
-        self._known: dict[tuple[int, ...], BoxingCache] = {}
+        self._boxing_caches: dict[tuple[int, ...], BoxingCache] = {}
         self._forced: frozenset[str] | None = None
 
     # -- what there is -----------------------------------------------------------------------
@@ -209,7 +209,7 @@ class Programs:
                 stretch=float(members[0].stretch),
                 crossing_partial=np.array([not shape.chunked for shape in members]),
                 starts=[shape.sites[number].starts for shape in members],
-                cache=self._known.setdefault(site.groups, BoxingCache()),
+                cache=self._boxing_caches.setdefault(site.groups, BoxingCache()),
                 offload=self.request.offload,
                 fusion=self.request.fusion,
                 alike=alike[number] if alike else None,

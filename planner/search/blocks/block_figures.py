@@ -70,7 +70,7 @@ def template_figures(
             time = net.duration_ns[source, target, row]
             template_sums[net.figure] += net.count * time
             template_sums[PERSISTENT] += net.count * net.buffer_bytes[source, target, row]
-        for lifetime, size in _kept(space.nets[net.number], net, row, options, deferring):
+        for lifetime, size in _kept_versions(space.nets[net.number], net, row, options, deferring):
             column = len(FIGURES) + lifetime - 1 if lifetime else INFLIGHT
             template_sums[column] += net.count * size
     return {
@@ -79,7 +79,7 @@ def template_figures(
     }
 
 
-def _kept(
+def _kept_versions(
     net: SpaceNet, priced: EdgeCosts, row: int, options: Options, deferring: bool
 ) -> Iterator[tuple[int, int]]:
     """Lifetime and bytes of every version of a net that is kept from one pass to another.
@@ -87,14 +87,14 @@ def _kept(
     What a reader wants is boxed in the first pass that wants it, and kept until the last; what was
     made is kept until it is boxed or read for the last time.
     """
-    if net.made is None or not net.kept:
+    if net.producer_pass is None or not net.outlives_pass:
         return
     source = net.sources[net.makes[options[net.producer]]]
     spans: dict[int, set[int]] = {}
     for use in net.uses:
         passes = {min(pass_number, 2 if deferring else 1) for pass_number in use.passes}
         spans.setdefault(int(use.wants[options[use.choice]]), set()).update(passes)
-    last = net.made
+    last = net.producer_pass
     for target, passes in spans.items():
         if not passes:
             continue
@@ -105,9 +105,9 @@ def _kept(
         if min(passes) < max(passes):
             size = int(priced.held_bytes[target, row])
             yield SPANS.index((min(passes), max(passes))), size
-    if net.made < last:
+    if net.producer_pass < last:
         priced_source = priced.makes[options[net.producer]]
-        yield SPANS.index((net.made, last)), int(priced.made_bytes[priced_source, row])
+        yield SPANS.index((net.producer_pass, last)), int(priced.made_bytes[priced_source, row])
 
 
 def forward_times_ns(
@@ -134,8 +134,8 @@ def forward_times_ns(
     sums = dict.fromkeys(home, 0.0)
     for index, (choice, space_choice) in enumerate(zip(tables.choices, space.choices, strict=True)):
         counts[home[index]] = max(counts.get(home[index], 0), choice.count)
-        if space_choice.own and space_choice.own[0].op.phase is Phase.FORWARD:
-            share = len(space_choice.own) / len(space_choice.ops)
+        if space_choice.originals and space_choice.originals[0].op.phase is Phase.FORWARD:
+            share = len(space_choice.originals) / len(space_choice.ops)
             sums[home[index]] += (
                 choice.count * share * choice.figures[MICROBATCH, options[index], row]
             )

@@ -135,7 +135,7 @@ class _Program:
             )
         return first
 
-    def _taken(self, choice: int, rows: Ints) -> None:
+    def _subtract_options(self, choice: int, rows: Ints) -> None:
         """Subtract the options of a choice from the row that each of them belongs to."""
         self.program.enter(rows, self.first[choice] + np.arange(len(rows)), -1.0)
 
@@ -159,10 +159,10 @@ class _Program:
             columns = self._columns(use_figures) + np.arange(len(a))
             leaves = program.add_rows(reachable.shape[0], 0.0, 0.0)
             program.enter(leaves + a, columns, 1.0)
-            self._taken(net.producer, leaves + net.makes)
+            self._subtract_options(net.producer, leaves + net.makes)
             arrives = program.add_rows(reachable.shape[1], 0.0, 0.0)
             program.enter(arrives + b, columns, 1.0)
-            self._taken(use.choice, arrives + use.wants)
+            self._subtract_options(use.choice, arrives + use.wants)
             paid = shared_columns[a, b] >= 0
             count = int(paid.sum())
             covers = program.add_rows(count, lower=0.0) + np.arange(count)
@@ -181,14 +181,14 @@ class _Program:
         for use in holders:
             rows = self.program.add_rows(len(targets), lower=0.0)
             self.program.enter(rows + targets, columns + targets, 1.0)
-            self._taken(use.choice, rows + use.wants)
+            self._subtract_options(use.choice, rows + use.wants)
 
     def solve(self, max_gap: float, node_limit: int) -> tuple[tuple[int, ...] | None, float] | None:
         """Options and proven bound, None where nothing is feasible."""
         answer = self.program.solve(max_gap, node_limit)
         if answer is None:
             return None
-        if not answer.found:
+        if not answer.has_values:
             return None, answer.bound
         options = tuple(
             int(np.argmax(answer.values[first : first + len(choice.options)]))

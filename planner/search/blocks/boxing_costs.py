@@ -188,7 +188,7 @@ class BoxingCosts:
         cache: "BoxingCache | None" = None,
         starts: Sequence[tuple[int, ...]] = (),
     ) -> None:
-        self.known = cache if cache is not None else BoxingCache()
+        self.cache = cache if cache is not None else BoxingCache()
         self.cluster = cluster
         self.sizes = sizes
         self.alphabets = alphabets
@@ -269,7 +269,7 @@ class BoxingCosts:
     def _hops(self, graph: Edges, dims: Ints, sources: Ints, targets: Ints) -> BoxingPaths:
         """Edges of the paths from every source to every target."""
         fits = divisible(graph.states, dims, self.sizes)
-        edges_by_key = self.known.paths.setdefault((len(dims), self.alphabets[len(dims)]), {})
+        edges_by_key = self.cache.paths.setdefault((len(dims), self.alphabets[len(dims)]), {})
         keys = [
             (mesh, column.tobytes())
             for mesh, column in zip(self.meshes, fits.T.copy(), strict=True)
@@ -362,13 +362,13 @@ class BoxingCosts:
     ) -> tuple[Pieces | None, ...]:
         """Pieces of a collective, for every way its groups lie."""
         key = kind, self.meshes[row], axes, self.starts[row], bucketed, copies
-        if key not in self.known.pieces:
+        if key not in self.cache.pieces:
             pieces = (
                 collective_lines(kind, ranks, self.cluster, bucketed=bucketed, copies=copies)
                 for ranks in self._ranks(row, axes)
             )
-            self.known.pieces[key] = tuple(dict.fromkeys(pieces))
-        return self.known.pieces[key]
+            self.cache.pieces[key] = tuple(dict.fromkeys(pieces))
+        return self.cache.pieces[key]
 
     def _group(
         self, kind: str, axes: tuple[int, ...], bucketed: bool, copies: int

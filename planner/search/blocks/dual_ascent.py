@@ -48,7 +48,7 @@ class DualAscent:
     prices : array [F, K]
         Price of one unit of each figure, row by row.
     keep_all : bool
-        Keep every choice and option, for `lifts`, and double precision.
+        Keep every choice and option, for `min_marginals`, and double precision.
 
     Attributes
     ----------
@@ -67,18 +67,18 @@ class DualAscent:
             tables, prices.astype(np.float64), keep_all=keep_all, precision=self.precision
         )
         self.places = np.arange(tables.rows)  # rows that are still swept
-        self.unit, self.own = self.terms.unit, self.terms.own
+        self.unit, self.option_costs = self.terms.unit, self.terms.option_costs
         self.apart: list[Eliminated] = []
         self.pairs = self.terms.pairs
         if not keep_all:
-            self.apart, self.pairs = eliminate(self.own, self.pairs)
+            self.apart, self.pairs = eliminate(self.option_costs, self.pairs)
         self.fixed = np.zeros(tables.rows)
         for eliminated in self.apart:
             if eliminated.pair is None:
-                self.fixed += eliminated.own.min(axis=0)
+                self.fixed += eliminated.option_costs.min(axis=0)
         gone = {eliminated.choice for eliminated in self.apart}
-        order = [choice for choice in range(len(self.own)) if choice not in gone]
-        self.levels = levels_of(order, self.own, self.pairs)
+        order = [choice for choice in range(len(self.option_costs)) if choice not in gone]
+        self.levels = levels_of(order, self.option_costs, self.pairs)
         self._lay_out()
         self.bounds = np.full(tables.rows, -np.inf)
         self.costs = np.full(tables.rows, np.inf)
@@ -95,7 +95,7 @@ class DualAscent:
             side.lay_out(self.room)
         for level in self.levels:
             for choice, place in zip(level.choices, level.slices, strict=True):
-                self.own[choice] = level.own[place]
+                self.option_costs[choice] = level.option_costs[place]
 
     def ascend(self, sweeps: int, max_gap: float = 0.0, cutoffs: Floats | None = None) -> None:
         """Sweep until every row is settled, or its bound has stopped rising.
@@ -159,16 +159,16 @@ class DualAscent:
     def decode(self) -> None:
         """Read a solution off after a sweep, and keep it where it is the best so far."""
         rows = np.arange(len(self.places))
-        chosen = np.zeros((len(self.own), len(rows)), np.int64)
+        chosen = np.zeros((len(self.option_costs), len(rows)), np.int64)
         for level in self.levels:
-            value = level.own
+            value = level.option_costs
             if level.earlier is not None:
-                value = value + level.earlier.beside(chosen, rows)
+                value = value + level.earlier.conditional_costs(chosen, rows)
             for choice, place in zip(level.choices, level.slices, strict=True):
                 chosen[choice] = value[place].argmin(axis=0)
         for eliminated in reversed(self.apart):
             chosen[eliminated.choice] = eliminated.costs(chosen, rows).argmin(axis=0)
-        for index, legal_options in enumerate(self.terms.kept):
+        for index, legal_options in enumerate(self.terms.legal_options):
             chosen[index] = legal_options[chosen[index]]
         cost = self.terms.measured(chosen, self.places)
         better = cost < self.costs[self.places]
@@ -192,13 +192,13 @@ class DualAscent:
             eliminated.keep(left)
         self._lay_out()
 
-    def lifts(self) -> list[Floats]:
+    def min_marginals(self) -> list[Floats]:
         """Rise of the only row's bound if an option is taken, per choice: [O] each."""
         assert not self.apart, "an ascent of all choices"
-        lifts = [costs[:, 0] - costs[:, 0].min() for costs in self.own]
+        marginals = [costs[:, 0] - costs[:, 0].min() for costs in self.option_costs]
         for pair in self.pairs:
             for end, cost in enumerate((pair.turned, pair.cost)):
-                left = cost[..., 0] - pair.taken[1 - end][:, :1]
-                gain = left.min(axis=0) - pair.taken[end][:, 0]
-                lifts[pair.ends[end]] += (gain - gain.min())[pair.states[end]]
-        return [lift * self.unit[0] for lift in lifts]
+                left = cost[..., 0] - pair.messages[1 - end][:, :1]
+                gain = left.min(axis=0) - pair.messages[end][:, 0]
+                marginals[pair.ends[end]] += (gain - gain.min())[pair.states[end]]
+        return [marginal * self.unit[0] for marginal in marginals]

@@ -159,7 +159,7 @@ class _Solver:
             raise BeyondCutoff(best.bound)
         if self._proven(best.cost, best.bound):
             return self.solution(best.options, best.bound)
-        in_play = sum(int((lift < best.cost - best.base).sum()) for lift in ascent.lifts())
+        in_play = sum(int((lift < best.cost - best.base).sum()) for lift in ascent.min_marginals())
         if in_play > ROW_OPTIONS:
             return self.solution(best.options, best.bound)
         return self._decided(best, ascent, memory, min(self.node_limit, ROW_NODES))
@@ -180,7 +180,7 @@ class _Solver:
     ) -> Solution:
         """Ask the integer program for anything better than what was found."""
         room = ascended.cost - ascended.base
-        left = [np.flatnonzero(lift < room) for lift in ascent.lifts()]
+        left = [np.flatnonzero(lift < room) for lift in ascent.min_marginals()]
         answer = None
         if all(len(options) for options in left):
             narrow = compact(self.tables, left)
@@ -211,7 +211,7 @@ class _Solver:
         bound, ascent = -np.inf, None
         for _ in range(PRICES):
             price = max(high[0] - low[0], 0.0) / (low[1] - high[1])
-            ascended, tried = self._at(price, memory)
+            ascended, tried = self._solve_at_price(price, memory)
             if ascended.bound > bound:
                 bound, ascent = ascended.bound, tried
             if ascended.options is None:
@@ -232,7 +232,7 @@ class _Solver:
             base=min(bound, best[0]),
         ), ascent
 
-    def _at(self, price: float, memory: MemoryRow) -> tuple[Ascended, DualAscent]:
+    def _solve_at_price(self, price: float, memory: MemoryRow) -> tuple[Ascended, DualAscent]:
         """Solve at a price of memory; the bound is that of the program with the row."""
         ascended, ascent = self._ascended(self.prices.vector + price * memory.weights)
         bound = ascended.bound - price * memory.limit_bytes

@@ -47,7 +47,7 @@ class OpStrategies:
     ----------
     base : tuple of AxisSignature
         Signatures that the op may have on one axis.
-    taken : array [N, O]
+    base_indices : array [N, O]
         Which of `base` each option takes on each axis.
     states : array [operands, O]
         States of every operand, inputs first.
@@ -57,7 +57,7 @@ class OpStrategies:
 
     op: Op
     base: tuple[AxisSignature, ...]
-    taken: Ints
+    base_indices: Ints
     states: Ints
     primary: Bools
 
@@ -66,7 +66,7 @@ class OpStrategies:
         return OpStrategies(
             op=self.op,
             base=self.base,
-            taken=self.taken[:, options],
+            base_indices=self.base_indices[:, options],
             states=self.states[:, options],
             primary=self.primary[options],
         )
@@ -74,7 +74,7 @@ class OpStrategies:
     def signature(self, option: int) -> Signature:
         """Signature of one option."""
         signature = joined(
-            tuple(self.base[index] for index in self.taken[:, option]),
+            tuple(self.base[index] for index in self.base_indices[:, option]),
             len(self.op.inputs),
             len(self.op.outputs),
         )
@@ -85,13 +85,13 @@ class OpStrategies:
     def expanded(self) -> Bools:
         """Mask of the options that are extra signatures: [O]."""
         extra = np.array([bool(axis_signature.expansion) for axis_signature in self.base])
-        expanded: Bools = np.any(extra[self.taken], axis=0)
+        expanded: Bools = np.any(extra[self.base_indices], axis=0)
         return expanded
 
     def rings(self, options: Ints) -> dict[tuple[int, ...], list[int]]:
         """Places of these options, by the axes that make their ring."""
         options_by_axes: dict[tuple[int, ...], list[int]] = {}
-        travels = np.array([bool(base.expansion) for base in self.base])[self.taken]
+        travels = np.array([bool(base.expansion) for base in self.base])[self.base_indices]
         for option in options.tolist():
             axes = tuple(np.flatnonzero(travels[:, option]).tolist())
             options_by_axes.setdefault(axes, []).append(option)
@@ -102,7 +102,7 @@ class OpStrategies:
         return (
             self.op.name == other.op.name
             and self.base == other.base
-            and np.array_equal(self.taken, other.taken)
+            and np.array_equal(self.base_indices, other.base_indices)
             and np.array_equal(self.states, other.states)
             and np.array_equal(self.primary, other.primary)
         )
@@ -121,7 +121,7 @@ class StrategyNode:
         return int(self.ops[0].states.shape[1])
 
     @property
-    def own(self) -> tuple[OpStrategies, ...]:
+    def originals(self) -> tuple[OpStrategies, ...]:
         """Ops that are not clones."""
         return tuple(
             op_options for op_options in self.ops if op_options.op.phase != Phase.RECOMPUTE
@@ -136,7 +136,7 @@ class StrategyNode:
 
     def follows(self, other: "StrategyNode") -> bool:
         """True if this choice is another, which has no clones, with clones added."""
-        originals = self.own
+        originals = self.originals
         return len(originals) == len(other.ops) and all(
             map(OpStrategies.same, originals, other.ops)
         )
@@ -175,14 +175,14 @@ class ReshardingEdge:
     uses: tuple[EdgeUse, ...]
     count: int
     crossing: bool
-    made: int | None  # the pass that makes it, as `PASSES` numbers them
-    kept: bool  # from one pass to the next: an activation, or its gradient
+    producer_pass: int | None  # the pass that makes it, as `PASSES` numbers them
+    outlives_pass: bool  # from one pass to the next: an activation, or its gradient
     lifetime: int  # of what is held: one of `millrace.planner.schedules.counting.LIFETIMES`
 
     @property
     def forward(self) -> bool:
         """True if the forward pass makes the tensor."""
-        return self.made == 0
+        return self.producer_pass == 0
 
     @property
     def deferred(self) -> bool:
@@ -285,7 +285,7 @@ class _Builder:
         self.values = variable_values(folded.graph)
         self.choices: list[StrategyNode] = []
         self._phases = {name: op.phase for op in folded.graph.ops for name in op.outputs}
-        self._made: dict[str, tuple[int, Ints]] = {}  # tensor → choice, state per option
+        self._producers: dict[str, tuple[int, Ints]] = {}  # tensor → choice, state per option
         self._read: dict[tuple[str, int], tuple[int, Ints, Op]] = {}
 
     def add(self, op: Op, tied: Sequence[Op]) -> None:
@@ -298,7 +298,7 @@ class _Builder:
                     OpStrategies(
                         op=other,
                         base=first.base,
-                        taken=first.taken,
+                        base_indices=first.base_indices,
                         states=first.states,
                         primary=first.primary,
                     )
@@ -324,7 +324,7 @@ class _Builder:
         for op_options in options:
             inputs = len(op_options.op.inputs)
             for number, name in enumerate(op_options.op.outputs):
-                self._made[name] = index, op_options.states[inputs + number]
+                self._producers[name] = index, op_options.states[inputs + number]
             for number in range(inputs):
                 self._read[op_options.op.name, number] = (
                     index,
@@ -349,7 +349,7 @@ class _Builder:
             for allowed in self.filters[: None if self.axes else 1]
         )
         taken, states, primary = _combined(op.kind, op.labels, tuple(ids), allowed_by_filter)
-        return OpStrategies(op=op, base=base, taken=taken, states=states, primary=primary)
+        return OpStrategies(op=op, base=base, base_indices=taken, states=states, primary=primary)
 
     def net(self, net: FoldedNet) -> ReshardingEdge | None:
         """Net of a tensor; None where nobody needs it boxed."""
@@ -358,7 +358,7 @@ class _Builder:
         for reader in net.readers:
             choice, states, op = self._read[reader.op, reader.index]
             weights |= op.phase == Phase.BACKWARD_WEIGHT
-            if choice == self._made[net.tensor][0] and (
+            if choice == self._producers[net.tensor][0] and (
                 op.kind == "cast" or op_kind(op.kind).updates
             ):
                 continue  # the variable under its own update or cast: tied, not boxed
@@ -369,7 +369,7 @@ class _Builder:
             )
         if not readings:
             return None
-        producer, made_states = self._made[net.tensor]
+        producer, made_states = self._producers[net.tensor]
         made_later = self._phases[net.tensor] in (Phase.BACKWARD_INPUT, Phase.RECOMPUTE)
         sources, makes = np.unique(made_states, return_inverse=True)
         targets = np.unique(np.concatenate([states for _, states, *_ in readings]))
@@ -394,8 +394,8 @@ class _Builder:
             uses=tuple(uses),
             count=net.count,
             crossing=net.crossing,
-            made=PASSES.get(self._phases[net.tensor]),
-            kept=net.tensor not in self.values,
+            producer_pass=PASSES.get(self._phases[net.tensor]),
+            outlives_pass=net.tensor not in self.values,
             lifetime=(1 + made_later) if weights else 0,
         )
 

@@ -126,7 +126,7 @@ class StrategyCosts:
         for choice in space.choices:
             before = priced.get(choice.ops[0].op.name)
             same = before and choice.follows(before[0])
-            figures, fits = before[1:] if before and same else self._priced(choice.own)
+            figures, fits = before[1:] if before and same else self._priced(choice.originals)
             for clone in choice.clones:
                 self._add(figures, clone)
             self.figures.append(figures)
@@ -161,7 +161,7 @@ class StrategyCosts:
         taken.batches = np.unique(taken.batch, return_index=True, return_inverse=True)[1:]
         moving, starts = self.moving, [self.moving.starts[row] for row in rows]
         taken.moving = BoxingCosts(
-            self.cluster, taken.sizes, moving.alphabets, self.stretch, moving.known, starts
+            self.cluster, taken.sizes, moving.alphabets, self.stretch, moving.cache, starts
         )
         return taken
 
@@ -199,7 +199,7 @@ class StrategyCosts:
 
     def _local(self, dims: Ints, states: Ints) -> tuple[Ints, Bools]:
         """Elements of a shard, and mask of the states that divide: [O, K] each."""
-        unique, back = self.moving.known.distinct(states)
+        unique, back = self.moving.cache.distinct(states)
         key = dims.tobytes(), unique.tobytes()
         if key not in self._sized:
             cut = shards(unique, self.sizes)
@@ -261,7 +261,7 @@ class StrategyCosts:
         key = (
             (op.kind, op.labels, tuple(op.attributes.items())),
             tuple((tensor.shape, tensor.batch_dim, tensor.dtype) for tensor in tensors),
-            (id(op_options.base), op_options.taken.tobytes(), op_options.states.tobytes()),
+            (id(op_options.base), op_options.base_indices.tobytes(), op_options.states.tobytes()),
             self._shares.get(op.name),
         )
         if key not in self._durations:
@@ -443,7 +443,7 @@ class StrategyCosts:
     def _moved_ns(self, dims: Ints, dtype: str, sources: Ints, targets: Ints) -> Ints:
         """Nanoseconds of boxing each source to the target at the same place: [O, K]."""
         (before, source_places), (after, target_places) = map(
-            self.moving.known.distinct, (sources, targets)
+            self.moving.cache.distinct, (sources, targets)
         )
         boxed = self.moving.boxed(dims, ITEMSIZE[dtype], before, after, keeps_source=False)
         durations: Ints = boxed.duration_ns[source_places, target_places]

@@ -149,7 +149,7 @@ class BlockOracle:
         options, rows, places = options[:, solved], group.rows[solved], group.places[solved]
         per_block = -(-group.tables.figures(options, rows) // group.tables.count)
         for solution, place in enumerate(places.tolist()):
-            column = Column(mode, group.tables.whole(options[:, solution]))
+            column = Column(mode, group.tables.space_options(options[:, solution]))
             pool = self.pool(asks[place].shape, asks[place].template)
             pool.columns.setdefault(column, per_block[:, solution])
 

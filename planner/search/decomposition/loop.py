@@ -71,8 +71,8 @@ class OpenCandidate:
         Step time of its columns, mixed in any shares.
     asks : list
         Price vectors to ask next.
-    kept : dict, optional
-        Cuts that were tight, or nearly so, when there were so many of every template (`cuts`).
+    tight_cuts : dict, optional
+        Those that were tight, or nearly so, when there were so many of every template (`cuts`).
     done : bool
         True if nothing that is known to ask raises it.
     """
@@ -83,7 +83,7 @@ class OpenCandidate:
     bound_ns: float
     mixed_ns: float = float("inf")
     asks: list[tuple[float, ...]] = field(default_factory=list)
-    kept: Cuts | None = None
+    tight_cuts: Cuts | None = None
     cuts: int = 0
     rounds: int = 0
     done: bool = False
@@ -211,7 +211,9 @@ class BoundLoop:
         pools, problem = self.pools(open_candidate), open_candidate.problem
         time_ns = self._least_time_ns(open_candidate)
         cuts = len(pools[self.templates[0]].least)
-        program = bound_program(problem, pools, open_candidate.kept, cuts - open_candidate.cuts)
+        program = bound_program(
+            problem, pools, open_candidate.tight_cuts, cuts - open_candidate.cuts
+        )
         branch, bound = lowest_branch(program.rows, time_ns, self.paths)
         self._note(program.rows, len(Branch))
         open_candidate.bound_ns = max(open_candidate.bound_ns, bound.step_ns)
@@ -221,7 +223,7 @@ class BoundLoop:
         )
         if open_candidate.bound_ns >= cutoff_ns or open_candidate.done:
             return
-        open_candidate.kept, open_candidate.cuts = program.tight(bound.values), cuts
+        open_candidate.tight_cuts, open_candidate.cuts = program.tight(bound.values), cuts
         plan = plan_program(problem, pools)
         plan.rows.branch(branch, time_ns)
         mixed = self._relaxed(plan.rows)

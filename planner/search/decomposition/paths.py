@@ -19,10 +19,10 @@ class PathCuts:
     """Paths of the orders of pipelines, found so far."""
 
     def __init__(self) -> None:
-        self._known: dict[Pipeline, list[PathCut]] = {}
+        self._cuts_by_pipeline: dict[Pipeline, list[PathCut]] = {}
 
     def _of(self, rows: PipelineRows) -> list[PathCut]:
-        return self._known.setdefault(replace(rows.problem.pipeline, sent_ns=0), [])
+        return self._cuts_by_pipeline.setdefault(replace(rows.problem.pipeline, sent_ns=0), [])
 
     def enter(self, rows: PipelineRows) -> None:
         """Let the step of a program take no less than any path that is known."""

@@ -38,7 +38,7 @@ class PlanProgram:
     columns: dict[str, list[Column]]
     places: dict[tuple[int, int], int]
 
-    def held(self, values: Floats) -> dict[tuple[int, int], dict[Column, float]]:
+    def column_amounts(self, values: Floats) -> dict[tuple[int, int], dict[Column, float]]:
         """Blocks in every column by a solution, for each chunk and run."""
         blocks_held = {}
         for (chunk, run), first in self.places.items():

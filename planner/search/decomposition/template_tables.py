@@ -108,7 +108,7 @@ class TemplateTables:
                 totals[GAPS[gap]] += net.count * kept_bytes
         return totals
 
-    def whole(self, options: Ints) -> Options:
+    def space_options(self, options: Ints) -> Options:
         """One option per choice of the space; those that the template does not read are 0."""
         space_options = [0] * len(self.space.choices)
         for place, stands, option in zip(self.places, self.stands, options.tolist(), strict=True):
@@ -186,9 +186,11 @@ def _widened(choice: NodeCosts, space_choice: SpaceChoice) -> NodeCosts:
     """Choice with all figures that tables have; the time of forward ops is told apart."""
     more = np.zeros((EITHER + 1 - len(FIGURES), *choice.figures.shape[1:]), np.int64)
     figures = np.concatenate([choice.figures, more])
-    if space_choice.own and space_choice.own[0].op.phase is Phase.FORWARD:
+    if space_choice.originals and space_choice.originals[0].op.phase is Phase.FORWARD:
         # Clones take as long as what they run again.
-        figures[FORWARD] = figures[MICROBATCH] * len(space_choice.own) // len(space_choice.ops)
+        figures[FORWARD] = (
+            figures[MICROBATCH] * len(space_choice.originals) // len(space_choice.ops)
+        )
         figures[MICROBATCH] -= figures[FORWARD]
     return replace(choice, figures=figures)
 
@@ -247,9 +249,9 @@ def _by_pass(net: EdgeCosts, early: EdgeCosts | None) -> EdgeCosts:
 
 def _gaps(net: SpaceNet) -> Iterator[int]:
     """Gaps across which something of a net may be kept."""
-    if net.kept and net.made is not None:
+    if net.outlives_pass and net.producer_pass is not None:
         last = max((max(use.passes) for use in net.uses if use.passes), default=0)
-        yield from range(net.made, last)
+        yield from range(net.producer_pass, last)
 
 
 def _before_and_after(net: EdgeCosts, gap: int) -> tuple[list[EdgeUse], list[EdgeUse]]:

@@ -124,7 +124,11 @@ def solve_jointly(
     best_plan = program.solve()
     if best_plan is None:
         return None
-    solutions = () if best_plan.taken is None else _completed_solutions(offered, best_plan.taken)
+    solutions = (
+        ()
+        if best_plan.block_choices is None
+        else _completed_solutions(offered, best_plan.block_choices)
+    )
     return JointAnswer(
         solutions=solutions,
         bound_ns=min(best_plan.bound_ns * (1 - TOLERANCE), cutoff_ns),

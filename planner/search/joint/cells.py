@@ -114,7 +114,7 @@ class CellRows:
             self._leave(net, a, columns)
             arrives = program.add_rows(reachable.shape[1], 0.0, 0.0)
             program.enter(arrives + b, columns, 1.0)
-            self._taken(use.choice, arrives + use.wants)
+            self._subtract_options(use.choice, arrives + use.wants)
             paid = pair_columns[a, b] >= 0
             covers = program.add_rows(int(paid.sum()), lower=0.0) + np.arange(int(paid.sum()))
             program.enter(covers, pair_columns[a, b][paid], 1.0)
@@ -132,7 +132,7 @@ class CellRows:
         if not space_net.crossing:
             leaves = program.add_rows(len(source), 0.0, 0.0)
             program.enter(leaves + places, columns, 1.0)
-            self._taken(net.producer, leaves + net.makes)
+            self._subtract_options(net.producer, leaves + net.makes)
             return
         comes = self._handed(space_net.tensor, source)
         leaves = program.add_rows(len(source), 0.0, 0.0)
@@ -155,7 +155,7 @@ class CellRows:
         sources, columns = self._leaving[tensor]
         return columns[np.searchsorted(sources, source)]
 
-    def _taken(self, choice: int, rows: Ints) -> None:
+    def _subtract_options(self, choice: int, rows: Ints) -> None:
         """Subtract the options of a choice from the row that each of them belongs to."""
         self.program.enter(rows, self.cell.first[choice] + np.arange(len(rows)), -1.0)
 
@@ -164,17 +164,23 @@ class CellRows:
     def _add_kept(self, net: EdgeCosts, share: float) -> None:
         """Charge what a net keeps from one pass to the next, by gaps as in `template_tables`."""
         space_net = self.mode.space.nets[net.number]
-        if self.stages.limit is None or space_net.made is None or not space_net.kept:
+        if (
+            self.stages.limit is None
+            or space_net.producer_pass is None
+            or not space_net.outlives_pass
+        ):
             return
         last = 2 if self.stages.pipeline.defers_weight_gradients else 1
         reading = [
             (use, {min(pass_, last) for pass_ in use.passes}) for use in net.uses if use.passes
         ]
-        for gap in range(space_net.made, max((max(passes) for _, passes in reading), default=0)):
+        for gap in range(
+            space_net.producer_pass, max((max(passes) for _, passes in reading), default=0)
+        ):
             before = [use for use, passes in reading if min(passes) <= gap]
             after = [use for use, passes in reading if max(passes) > gap]
             alive = self.stages.alive(self.cell.position, LIFETIME_OF_GAP[gap])
-            made_columns = self._made(net)
+            made_columns = self._source_columns(net)
             sizes = alive * share * net.made_bytes[:, 0]
             if before:
                 boxed = np.asarray(alive * share * net.held_bytes[:, 0])
@@ -242,7 +248,7 @@ class CellRows:
         figures[:, PERSISTENT] = sizes
         self._charge(columns, figures)
 
-    def _made(self, net: EdgeCosts) -> list[Ints]:
+    def _source_columns(self, net: EdgeCosts) -> list[Ints]:
         """Columns per source of which one is one where the net's tensor is made so."""
         space_net, source = self.mode.space.nets[net.number], self.parts.sources(net)
         if space_net.crossing:

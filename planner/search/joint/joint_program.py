@@ -54,7 +54,7 @@ class JointSolution:
     No blocks (None): no plan that fits is within the cutoff.
     """
 
-    taken: tuple[TemplateChoice, ...] | None
+    block_choices: tuple[TemplateChoice, ...] | None
     bound_ns: float
 
 
@@ -115,8 +115,8 @@ class JointProgram:
             CellRows(self.stages, self.parts[cell.mode], self.handed, cell).add()
         answer = self.program.solve(max_gap)
         if answer is None:
-            return JointSolution(taken=None, bound_ns=float("inf"))
-        if not answer.found:
+            return JointSolution(block_choices=None, bound_ns=float("inf"))
+        if not answer.has_values:
             return None
         taken = []
         for block in range(len(self.templates)):
@@ -130,7 +130,9 @@ class JointProgram:
                 values = answer.values[first : first + len(legal_options)]
                 options[choice] = int(legal_options[int(np.argmax(values))])
             taken.append(TemplateChoice(mode=cell.mode, options=options))
-        return JointSolution(taken=tuple(taken), bound_ns=answer.bound + self.pipeline.sent_ns)
+        return JointSolution(
+            block_choices=tuple(taken), bound_ns=answer.bound + self.pipeline.sent_ns
+        )
 
     def _add_blocks(self) -> None:
         program, blocks = self.program, len(self.templates)

@@ -36,9 +36,9 @@ class Flow:
 class BlockReading:
     """An op of the block that reads a tensor, and the state that each of its options wants."""
 
-    at: int
+    op_index: int
     choice: int
-    wants: Ints
+    option_states: Ints
     later: bool
 
 
@@ -113,7 +113,10 @@ class SectionRows:
                 if read == name:
                     choice, wants = self._states(op.name, index)
                     yield BlockReading(
-                        at=op_index, choice=choice, wants=wants, later=self.later[op_index]
+                        op_index=op_index,
+                        choice=choice,
+                        option_states=wants,
+                        later=self.later[op_index],
                     )
 
     def _add_tensor(self, maker: int, op: Op, number: int) -> None:
@@ -125,7 +128,7 @@ class SectionRows:
             columns = self.cell.first[choice] + np.arange(len(made_states))
             sizes = self._bytes(name, made_states)
             for op_index in range(
-                maker, max((reading.at for reading in readings), default=maker) + 1
+                maker, max((reading.op_index for reading in readings), default=maker) + 1
             ):
                 self.alive[op_index].append((columns, sizes))
         for later in (False, True):
@@ -153,9 +156,11 @@ class SectionRows:
         program = self.stages.program
         through: dict[int, dict[int, list[tuple[int, Ints]]]] = {}
         for reading in here:
-            flow = self.flows[name, reading.choice, reading.wants.tobytes()]
+            flow = self.flows[name, reading.choice, reading.option_states.tobytes()]
             for (place, target), passing in self._passing(name, flow).items():
-                through.setdefault(place, {}).setdefault(reading.at, []).append((target, passing))
+                through.setdefault(place, {}).setdefault(reading.op_index, []).append(
+                    (target, passing)
+                )
         for place, by_reader in through.items():
             ends = sorted(by_reader)
             first = program.add_columns(np.zeros(len(ends)))
@@ -171,7 +176,7 @@ class SectionRows:
                     program.enter(row, flows, -1.0)
                     # What another section reads too is kept, and counted there.
                     for other in others:
-                        wants = np.flatnonzero(other.wants == target)
+                        wants = np.flatnonzero(other.option_states == target)
                         program.enter(row, self.cell.first[other.choice] + wants, 1.0)
             yield place, columns, ends
 

@@ -46,7 +46,7 @@ class StageRows:
         self.unit = unit_ns
         self.limit = limit_bytes
         self.cutoff = cutoff_ns
-        self._kept = lifetime_counts(pipeline)
+        self._lifetime_counts = lifetime_counts(pipeline)
         self._add_rows()
 
     def charge(self, position: int, columns: Ints, figures: Floats) -> Floats:
@@ -62,14 +62,14 @@ class StageRows:
 
     def alive(self, position: int, lifetime: int) -> int:
         """Microbatches of which a chunk keeps what has this lifetime."""
-        return self._kept[position][lifetime]
+        return self._lifetime_counts[position][lifetime]
 
     def add_filling(self) -> int:
         """Add a column for what fills the ramp of the pipeline, and shortens the step by it."""
         ramp = self.pipeline.ramp
         fills = self.program.add_columns([-ramp * self.unit])
         if np.isfinite(self.cutoff):
-            self.program.enter(self._whole, fills, -ramp)
+            self.program.enter(self._cutoff_row, fills, -ramp)
         return fills
 
     def add_alive(self, position: int) -> int:
@@ -88,9 +88,9 @@ class StageRows:
         longest = program.add_columns([unit])
         stage, place = np.arange(stages), np.arange(stages * rows)
         if np.isfinite(self.cutoff):
-            self._whole = program.add_rows(1, upper=(self.cutoff - pipeline.sent_ns) / unit)
-            program.enter(self._whole, time + place, pipeline.ramp)
-            program.enter(self._whole, [pace, longest], [paces, 1.0])
+            self._cutoff_row = program.add_rows(1, upper=(self.cutoff - pipeline.sent_ns) / unit)
+            program.enter(self._cutoff_row, time + place, pipeline.ramp)
+            program.enter(self._cutoff_row, [pace, longest], [paces, 1.0])
         self._add_pace(pace, time + place.reshape(-1, stages))
         last = program.add_rows(stages, lower=0.0) + stage
         program.enter(last, longest, 1.0)

@@ -140,7 +140,7 @@ def _axis_names(space: StrategySpace, options: tuple[int, ...]) -> list[str]:
         split: Counter[str] = Counter()
         for choice, option in zip(space.choices, options, strict=True):
             for op_options in choice.ops:
-                role = label_role(op_options.base[op_options.taken[axis, option]].label)
+                role = label_role(op_options.base[op_options.base_indices[axis, option]].label)
                 if role and op_kind(op_options.op.kind).products:
                     split[role] += choice.count
         roles.append(max(sorted(split), key=lambda role: split[role]) if split else "dp")
@@ -179,5 +179,5 @@ def _moves(
 
 def _label(space: StrategySpace, choice: int, options: tuple[int, ...], axis: int) -> str | None:
     first = space.choices[choice].ops[0]
-    label: str | None = first.base[int(first.taken[axis, options[choice]])].label
+    label: str | None = first.base[int(first.base_indices[axis, options[choice]])].label
     return label

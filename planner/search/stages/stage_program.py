@@ -176,7 +176,7 @@ class StageProgram:
     def solve(self, max_gap: float, node_limit: int = NODE_LIMIT) -> Division | None:
         """Division by the counts that are found; None where there are none."""
         answer = self.program.solve(max_gap, node_limit)
-        if answer is None or not answer.found:
+        if answer is None or not answer.has_values:
             return None
         left = [list(run.blocks) for run in self.runs]
         chunks = []

@@ -197,11 +197,11 @@ def test_what_an_option_lifts_the_bound_by_is_paid_by_every_solution_with_it(see
     ascent = DualAscent(tables, vector.reshape(-1, 1), keep_all=True)
     ascent.ascend(seed % 4 + 1)
     every = {options: float(f @ vector) for options, f in solutions(tables).items()}
-    for index, lifts in enumerate(ascent.lifts()):
-        for option, lift in enumerate(lifts):
+    for index, marginals in enumerate(ascent.min_marginals()):
+        for option, marginal in enumerate(marginals):
             costs = [cost for options, cost in every.items() if options[index] == option]
             if costs:
-                assert ascent.bounds[0] + lift <= min(costs) * (1 + 1e-6)
+                assert ascent.bounds[0] + marginal <= min(costs) * (1 + 1e-6)
 
 
 def test_rows_at_their_cutoff_are_left_with_bounds_that_hold() -> None:

@@ -154,7 +154,7 @@ def test_restricted_figures_equal_the_whole_space_s(model: str) -> None:
             options = np.array([rng.integers(len(stands)) for stands in programs.stands])
             each = -(-programs.figures(options[:, None], np.array([row]))[:, 0] // programs.count)
             for deferring in (False, True):
-                space_options = programs.whole(options)
+                space_options = programs.space_options(options)
                 *usual, weight, between = template_figures(
                     space, tables, row, space_options, deferring
                 )[template]

@@ -165,7 +165,7 @@ def test_a_plan_program_is_as_good_as_any_division(seed: int) -> None:
     answer = program.rows.program.solve()
     assert answer is not None
     assert program.rows.step_ns(answer.cost) <= best * (1 + 1e-6)
-    blocks_held = program.held(answer.values)
+    blocks_held = program.column_amounts(answer.values)
     assert sum(sum(amounts.values()) for amounts in blocks_held.values()) == pytest.approx(6)
     relaxed = relaxation(plan_program(problem, pools_of(runs)).rows)
     assert relaxed.step_ns <= program.rows.step_ns(answer.cost) * (1 + 1e-6)

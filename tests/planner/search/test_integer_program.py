@@ -45,7 +45,7 @@ def test_whole_values_are_the_best_of_all(seed: int) -> None:
     best = float((every[fits] @ cost).min())
     answer = program(cost, rows, highest=3.0).solve()
     assert answer is not None
-    assert answer.found
+    assert answer.has_values
     assert answer.cost == pytest.approx(best)
     assert answer.bound == pytest.approx(best)
     assert answer.values @ np.array(cost) == pytest.approx(best)
@@ -74,7 +74,7 @@ def test_a_solver_that_stops_early_does_not_call_it_infeasible() -> None:
     cost = rng.random(60).tolist()
     answer = program(cost, rows, highest=1.0).solve(node_limit=1)
     assert answer is not None
-    assert not answer.found
+    assert not answer.has_values
     assert answer.cost == np.inf
     assert answer.bound <= float(np.array(cost)[::2].sum())
 

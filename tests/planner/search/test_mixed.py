@@ -146,7 +146,7 @@ def test_no_plan_undercuts_the_bound_whatever_its_signatures() -> None:
         assert 0 < low <= bound
         for solution in solutions:
             assert solution is not None
-            outcome = evaluator._found(
+            outcome = evaluator._divide_blocks(
                 candidate, [Solved("none", solution)], usable_bytes(asked, candidate), bound
             )
             assert isinstance(outcome, SolvedPlan)

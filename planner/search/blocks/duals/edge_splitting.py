@@ -70,7 +70,7 @@ class Shared:
         used, scale, most = room[: 3 * self.total.size].reshape(3, *self.total.shape)
         used.fill(TINY)
         for pair, columns in zip(self.pairs, self.columns, strict=True):
-            np.add(pair.taken[0][:, None], pair.taken[1], out=pair.cost)
+            np.add(pair.messages[0][:, None], pair.messages[1], out=pair.cost)
             np.maximum(pair.cost, 0.0, out=pair.cost)
             used[:, columns] += pair.cost
         np.add(used, self.floor, out=scale)

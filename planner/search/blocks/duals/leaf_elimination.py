@@ -23,12 +23,12 @@ class Eliminated:
     """A choice that is decided once its neighbour is."""
 
     choice: int
-    own: Floats  # [O, K]
+    option_costs: Floats  # [O, K]
     pair: StatePair | None  # with the neighbour, where there is one
 
     def costs(self, chosen: Ints, rows: Ints) -> Floats:
         """Costs of the options beside what the neighbour has: [O, K]."""
-        value = self.own
+        value = self.option_costs
         if self.pair is not None:
             cost, own_states, other, other_states = self.pair.seen_from(self.choice)
             value = value + cost[:, other_states[chosen[other]], rows].take(own_states, axis=0)
@@ -36,7 +36,7 @@ class Eliminated:
 
     def keep(self, rows: Ints) -> None:
         """Leave out all other rows."""
-        self.own = self.own.take(rows, axis=1)
+        self.option_costs = self.option_costs.take(rows, axis=1)
         if self.pair is not None:
             self.pair.keep(rows)
 

@@ -7,10 +7,10 @@ states of all pairs of a side, K rows.
 
 Notes
 -----
-Costs of pairs, and what is taken out of them, may be single precision: `taken` is then exact for
-what it is, as the options' costs (in double precision) change by just what it changes by. Going
-back, what is taken is lowered by more than the subtraction before may have rounded up, so that no
-cell of a pair is left with less than nothing.
+Costs of pairs, and what is taken out of them, may be single precision: `messages` are then exact
+for what they are, as the options' costs (in double precision) change by just what they change by.
+Going back, what is taken is lowered by more than the subtraction before may have rounded up, so
+that no cell of a pair is left with less than nothing.
 """
 
 from collections.abc import Sequence
@@ -56,12 +56,12 @@ class StatePair:
     states: tuple[Ints, Ints]  # [options] → state, at either end
     cost: Reals  # [states, states, K]
     turned: Reals = field(init=False)  # the same from the other end, in memory as well
-    taken: list[Reals] = field(init=False)  # what either end has taken out: [states, K]
+    messages: list[Reals] = field(init=False)  # what either end has taken out: [states, K]
     shared: bool = False  # with other readers, so that the cost may change
 
     def __post_init__(self) -> None:
         self.turned = self.cost.swapaxes(0, 1).copy()
-        self.taken = [self.cost[:, 0], self.turned[:, 0]]  # until sides hold them
+        self.messages = [self.cost[:, 0], self.turned[:, 0]]  # until sides hold them
 
     def seen_from(self, choice: int) -> tuple[Reals, Ints, int, Ints]:
         """Cost [own, other, K] from a choice's end, its states, the other choice and its states."""
@@ -82,7 +82,7 @@ class SweepLevel:
     Attributes
     ----------
     choices : tuple of int
-    own : array [O, K]
+    option_costs : array [O, K]
         Costs of all options, choice after choice.
     slices : list of slice
         Where those of every choice are.
@@ -91,7 +91,7 @@ class SweepLevel:
     """
 
     choices: tuple[int, ...]
-    own: Floats
+    option_costs: Floats
     slices: list[slice]
     earlier: "LevelSide | None" = None
     later: "LevelSide | None" = None
@@ -104,27 +104,29 @@ class SweepLevel:
     def forth(self) -> None:
         """Take in what pairs with earlier choices hold, and hand on an even share to the others."""
         if self.earlier is not None:
-            self.own += self.earlier.collect()
+            self.option_costs += self.earlier.collect()
         if self.later is not None:
-            self.own += self.later.hand(self.own)
+            self.option_costs += self.later.hand(self.option_costs)
 
     def back(self) -> None:
         """Take in what pairs with later choices hold, and hand on an even share to the others."""
         if self.later is not None:
-            self.own += self.later.collect(lowered=True)
+            self.option_costs += self.later.collect(lowered=True)
         if self.earlier is not None:
-            self.own += self.earlier.hand(self.own)
+            self.option_costs += self.earlier.hand(self.option_costs)
 
     def least(self) -> Floats:
         """Least cost of every choice's options: [choices, K]."""
-        least_costs: Floats = np.array([self.own[place].min(axis=0) for place in self.slices])
+        least_costs: Floats = np.array(
+            [self.option_costs[place].min(axis=0) for place in self.slices]
+        )
         return least_costs
 
     def keep(self, rows: Ints) -> None:
         """Leave out all other rows; pairs are left to `StatePair.keep`."""
-        self.own = self.own.take(rows, axis=1)
+        self.option_costs = self.option_costs.take(rows, axis=1)
         for side in self.sides:
-            side.hold(side.taken.take(rows, axis=1))
+            side.hold(side.messages.take(rows, axis=1))
 
 
 class LevelSide:
@@ -140,7 +142,7 @@ class LevelSide:
 
     Attributes
     ----------
-    taken : array [S, K]
+    messages : array [S, K]
         What the choices have taken out of these pairs.
     slices : list of slice
         Which of it lies in which pair.
@@ -167,20 +169,22 @@ class LevelSide:
         states = tuple(pair.states[end].tobytes() for pair, end in self.pairs)
         starts = tuple(place.start for place in level.slices)
         self.slices, self.state, self.options = _layout(
-            counts, states, tuple(homes), starts, len(level.own)
+            counts, states, tuple(homes), starts, len(level.option_costs)
         )
         shares = np.array([1 / most[home] for home in homes])
         self._shares = np.repeat(shares, counts)[:, None]
-        self.hold(np.zeros((sum(counts), level.own.shape[1]), self.pairs[0][0].cost.dtype))
+        self.hold(np.zeros((sum(counts), level.option_costs.shape[1]), self.pairs[0][0].cost.dtype))
 
-    def hold(self, taken: Reals) -> None:
+    def hold(self, messages: Reals) -> None:
         """Set what was taken, and make scratch arrays of its shape."""
-        self.taken = taken
-        self._found = np.empty_like(taken)
-        self._gift, self._least = np.empty((2, *taken.shape))
-        self._moved = np.zeros((len(taken) + 1, taken.shape[1]))  # the last row stands for no state
+        self.messages = messages
+        self._next_messages = np.empty_like(messages)
+        self._gift, self._least = np.empty((2, *messages.shape))
+        self._moved = np.zeros(
+            (len(messages) + 1, messages.shape[1])
+        )  # the last row stands for no state
         for (pair, end), place in zip(self.pairs, self.slices, strict=True):
-            pair.taken[end] = taken[place]
+            pair.messages[end] = messages[place]
 
     def lay_out(self, room: Reals) -> None:
         """Note where `collect` reads and writes, once for every sweep; `room` is for its use."""
@@ -188,15 +192,15 @@ class LevelSide:
         for first, last in self._runs():
             cells = slice(self.slices[first].start, self.slices[last].stop)
             depth = self._depth(first)
-            shape = depth, cells.stop - cells.start, self.taken.shape[1]
+            shape = depth, cells.stop - cells.start, self.messages.shape[1]
             left = room[: shape[0] * shape[1] * shape[2]].reshape(shape)
             links = []
             for number in range(first, last + 1):
                 (pair, end), place = self.pairs[number], self.slices[number]
                 into = left[:, place.start - cells.start : place.stop - cells.start]
                 cost = pair.cost if end else pair.turned
-                links.append((cost, pair.taken[1 - end][:, None], into))
-            self._groups.append((links, left, self._found[cells]))
+                links.append((cost, pair.messages[1 - end][:, None], into))
+            self._groups.append((links, left, self._next_messages[cells]))
 
     def room(self) -> int:
         """Number of cells that `lay_out` needs."""
@@ -204,7 +208,7 @@ class LevelSide:
             (self.slices[a].start, self.slices[b].stop, self._depth(a)) for a, b in self._runs()
         )
         most: int = max((stop - start) * depth for start, stop, depth in runs)
-        return most * len(self.taken[0])
+        return most * len(self.messages[0])
 
     def _depth(self, number: int) -> int:
         """Number of states at a pair's other end."""
@@ -218,7 +222,7 @@ class LevelSide:
             depth = self._depth(number)
             if runs and self._depth(runs[-1][0]) == depth:
                 cells = (place.stop - self.slices[runs[-1][0]].start) * depth
-                if cells * self.taken.shape[1] <= CELLS:
+                if cells * self.messages.shape[1] <= CELLS:
                     runs[-1] = runs[-1][0], number
                     continue
             runs.append((number, number))
@@ -230,9 +234,9 @@ class LevelSide:
             for cost, other, into in links:
                 np.subtract(cost, other, out=into)
             np.minimum.reduce(left, axis=0, out=least)
-        if lowered and self.taken.dtype == np.float32:
-            self._found -= np.abs(self._found) * np.finfo(np.float32).eps
-        return self.take(self._found)
+        if lowered and self.messages.dtype == np.float32:
+            self._next_messages -= np.abs(self._next_messages) * np.finfo(np.float32).eps
+        return self.take(self._next_messages)
 
     def hand(self, option_costs: Floats) -> Floats:
         """Put a share of the options' least cost into every pair; return what an option gains."""
@@ -248,21 +252,21 @@ class LevelSide:
             np.minimum.reduce(each, axis=0, out=self._gift)
         self._gift *= self._shares
         np.minimum(self._gift, ENOUGH, out=self._gift)
-        np.subtract(self.taken, self._gift, out=self._found, casting="same_kind")
-        return self.take(self._found)
+        np.subtract(self.messages, self._gift, out=self._next_messages, casting="same_kind")
+        return self.take(self._next_messages)
 
-    def take(self, taken: Reals) -> Floats:
+    def take(self, messages: Reals) -> Floats:
         """Take so much instead of what was taken before; return the difference for an option."""
-        np.subtract(taken, self.taken, out=self._moved[:-1], dtype=np.float64)
-        np.copyto(self.taken, taken)
+        np.subtract(messages, self.messages, out=self._moved[:-1], dtype=np.float64)
+        np.copyto(self.messages, messages)
         return self.spread(self._moved)
 
-    def beside(self, chosen: Ints, rows: Ints) -> Floats:
+    def conditional_costs(self, chosen: Ints, rows: Ints) -> Floats:
         """Costs left in pairs for an option, given the options of their other ends: [O, K]."""
         for (pair, end), place in zip(self.pairs, self.slices, strict=True):
             cost = pair.turned if end else pair.cost
             states = pair.states[1 - end][chosen[pair.ends[1 - end]]]
-            np.subtract(cost[:, states, rows], pair.taken[end], out=self._moved[place])
+            np.subtract(cost[:, states, rows], pair.messages[end], out=self._moved[place])
         return self.spread(self._moved)
 
     def spread(self, values: Floats) -> Floats:

@@ -34,9 +34,9 @@ class PricedTerms:
     ----------
     unit : array [K]
         Sum over choices of their options' mean cost.
-    kept : list of array
+    legal_options : list of array
         Options of every choice that are legal in some row; all terms are over these.
-    own : list of array [O, K]
+    option_costs : list of array [O, K]
         Costs of the options of every choice.
     pairs : list of Pair
         Boxing: a term for every use of a net.
@@ -54,7 +54,7 @@ class PricedTerms:
     ) -> None:
         self.rows = tables.rows
         self._precision = precision
-        self.kept = [_legal(choice, keep_all=keep_all) for choice in tables.choices]
+        self.legal_options = [_legal(choice, keep_all=keep_all) for choice in tables.choices]
         raw = [
             choice.count * np.einsum("fok,fk->ok", choice.figures, prices)
             for choice in tables.choices
@@ -62,16 +62,18 @@ class PricedTerms:
         self.unit = _unit(tables, raw)
         self._scaled = prices / self.unit
         self._paid: list[Floats] = []  # per choice, infinite where it is illegal
-        self.own: list[Floats] = []
-        for choice, cost, legal_options in zip(tables.choices, raw, self.kept, strict=True):
+        self.option_costs: list[Floats] = []
+        for choice, cost, legal_options in zip(
+            tables.choices, raw, self.legal_options, strict=True
+        ):
             cost /= self.unit
             cost[~choice.legal] = np.inf
             self._paid.append(cost)
-            self.own.append(cost.take(legal_options, axis=0))
+            self.option_costs.append(cost.take(legal_options, axis=0))
         self.pairs: list[StatePair] = []
         self.shared: list[Shared] = []
         held_terms = self._hold(tables.nets)
-        for costs in self.own:
+        for costs in self.option_costs:
             np.minimum(costs, ILLEGAL, out=costs)
         self._counted = [
             counted for counted in (self._box(tables.nets), held_terms) if counted is not None
@@ -103,8 +105,8 @@ class PricedTerms:
         """Add an even share of what is kept to the options of every reader that keeps it."""
         holders = [use for use in net.uses if use.holds]
         for use in holders:
-            wants = use.wants[self.kept[use.choice]]
-            self.own[use.choice] += (cost / len(holders)).take(wants, axis=0)
+            wants = use.wants[self.legal_options[use.choice]]
+            self.option_costs[use.choice] += (cost / len(holders)).take(wants, axis=0)
 
     def _box(self, nets: Sequence[EdgeCosts]) -> "Counted | None":
         """Add pairs for the nets whose boxing costs anything; return all such costs, None: none."""
@@ -137,9 +139,11 @@ class PricedTerms:
         parts = self._shares(net, cost)
         pairs: list[StatePair] = []
         wanted_by: list[Ints] = []
-        for number, (use, (columns, states)) in enumerate(zip(net.uses, parts.wants, strict=True)):
+        for number, (use, (columns, states)) in enumerate(
+            zip(net.uses, parts.targets, strict=True)
+        ):
             if use.choice == net.producer:
-                self.own[use.choice] += parts.share[parts.made, columns[states]]
+                self.option_costs[use.choice] += parts.share[parts.source_indices, columns[states]]
                 continue
             use_cost = np.array(along(parts.share, columns, 1), copy=len(net.uses) > 1)
             pairs.append(parts.pair(net, number, use_cost))
@@ -151,11 +155,15 @@ class PricedTerms:
 
     def _shares(self, net: EdgeCosts, cost: Floats) -> "EdgeSplit":
         """Split what boxing costs evenly among the uses that want a target, rounded down."""
-        wants = [_distinct(use.wants[self.kept[use.choice]], cost.shape[1]) for use in net.uses]
+        wants = [
+            _distinct(use.wants[self.legal_options[use.choice]], cost.shape[1]) for use in net.uses
+        ]
         wanted = np.zeros(cost.shape[1])
         for columns, _ in wants:
             wanted[columns] += 1
-        sources, option_sources = _distinct(net.makes[self.kept[net.producer]], cost.shape[0])
+        sources, option_sources = _distinct(
+            net.makes[self.legal_options[net.producer]], cost.shape[0]
+        )
         # However the shares are rounded later, they never come to more than the cost.
         lower = 1 - (len(net.uses) + 8) * np.finfo(self._precision).eps
         share: Reals = np.empty(cost.shape, self._precision)
@@ -174,23 +182,23 @@ class EdgeSplit:
     ----------
     share : array [A, B, K]
         Over the sources that options make.
-    sources, made : arrays
+    sources, source_indices : arrays
         These sources, and which of them every option makes.
-    wants : list of pairs of arrays
+    targets : list of pairs of arrays
         Per use, the targets that its options want, and which of them each does.
     """
 
     share: Reals
     sources: Ints
-    made: Ints
-    wants: list[tuple[Ints, Ints]]
+    source_indices: Ints
+    targets: list[tuple[Ints, Ints]]
 
     def pair(self, net: EdgeCosts, number: int, cost: Reals) -> StatePair:
         """The pair of one use, at this cost."""
-        _, states = self.wants[number]
+        _, states = self.targets[number]
         return StatePair(
             ends=(net.producer, net.uses[number].choice),
-            states=(self.made, states),
+            states=(self.source_indices, states),
             cost=cost,
         )
 
