@@ -192,7 +192,7 @@ class Kernel:
         begin, end = self._pacers[event.instance].start(event, now, delay)
         instance.starts[event.actor][-1] = begin
         if begin > now:
-            instance.held.append((now, begin))
+            instance.launch_waits.append((now, begin))
         event.callbacks = self._on_due
         self.env.after(end - now, event)
 

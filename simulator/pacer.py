@@ -43,9 +43,9 @@ class Pacer:
         self._offsets = launch_offsets(program, row, pacing.host_ns)
         self._firings = [actor.firings for actor in program.actors]
         self._queue = [actor.queues[0] for actor in program.actors]
-        self._begun = [0] * len(program.queues)  # per compute queue, the begin of its step
+        self._step_begin_ns = [0] * len(program.queues)  # per compute queue, the begin of its step
         self._last = {q.order[-1] for q in program.queues if q.order and q.leave is Leave.COMPLETED}
-        self._kept = [overlapped_speed(pace.alone, pacing.overlap) for pace in row]
+        self._overlapped_speeds = [overlapped_speed(pace.alone, pacing.overlap) for pace in row]
         self._moving_until = 0
         self._under_way: list[Completion] = []
 
@@ -53,14 +53,14 @@ class Pacer:
         """Start a firing; return when it begins, and when it ends if no more begins to move."""
         actor, firing = event.actor, event.firing
         offset = self._offsets[actor][firing % self._firings[actor]]
-        event.since = max(now, self._begun[self._queue[actor]] + offset)
+        event.since = max(now, self._step_begin_ns[self._queue[actor]] + offset)
         event.left = work_ns * SCALE
         self._under_way.append(event)
         return event.since, self.end_ns(event)
 
     def end_ns(self, event: Completion) -> int:
         """End of a firing if no more begins to move."""
-        since, left, speed = event.since, event.left, self._kept[event.actor]
+        since, left, speed = event.since, event.left, self._overlapped_speeds[event.actor]
         slow = max(self._moving_until - since, 0)
         if left > slow * speed:
             return since + slow - (slow * speed - left) // SCALE
@@ -72,7 +72,7 @@ class Pacer:
             elapsed = now - event.since
             if elapsed > 0:
                 slow = min(max(self._moving_until - event.since, 0), elapsed)
-                done = slow * self._kept[event.actor] + (elapsed - slow) * SCALE
+                done = slow * self._overlapped_speeds[event.actor] + (elapsed - slow) * SCALE
                 event.left = max(event.left - done, 0)
                 event.since = now
         self._moving_until = max(self._moving_until, now + duration_ns)
@@ -82,4 +82,4 @@ class Pacer:
         self._under_way.remove(event)
         actor, firing = event.actor, event.firing
         if actor in self._last and (firing + 1) % self._firings[actor] == 0:
-            self._begun[self._queue[actor]] = now
+            self._step_begin_ns[self._queue[actor]] = now

@@ -19,7 +19,8 @@ from millrace.simulator.kernel import Kernel
 from millrace.simulator.simulated_rank import Instance
 
 Times = list[int]
-Held = tuple[int, int] | None  # a queue, and how long after its step's begin a firing is launched
+# A queue, and how long after its step's begin a firing is launched.
+LaunchDelay = tuple[int, int] | None
 
 
 def followed(
@@ -51,7 +52,7 @@ def followed(
         for program, row in zip(graph.programs, durations_ns, strict=True)
     ]
     Kernel(graph, instances, pacing=pacing).run()
-    return [instance.begun for instance in instances], [instance.ends for instance in instances]
+    return [instance.begins for instance in instances], [instance.ends for instance in instances]
 
 
 class _ReplayedActor(NamedTuple):
@@ -103,16 +104,16 @@ class Replay:
         self._durations = durations_ns
         self._freed: Times = []  # per queue of any program, when it can be entered
         self._seats = [self._program(graph, index) for index in range(len(graph.programs))]
-        self._held: Sequence[Held] = [None] * len(first.sequence)
+        self._launch_delays: Sequence[LaunchDelay] = [None] * len(first.sequence)
         if pacing is not None and pacing.host_ns:
-            self._held = self._launches(graph, pacing)
+            self._launch_delays = self._launches(graph, pacing)
 
     def follow(self, until_ns: int | None = None) -> None:
         """Add one step; what begins at `until_ns` or later may be given any such times."""
         seats, durations, freed = self._seats, self._durations, self._freed
         late = until_ns if until_ns is not None else 1 << 62
         begun = list(freed)
-        for members, launch in zip(self._sequence, self._held, strict=True):
+        for members, launch in zip(self._sequence, self._launch_delays, strict=True):
             moved = 0 if launch is None else begun[launch[0]] + launch[1]
             for program, actor in members:
                 _, ends, lanes, launches, inputs, outputs = seats[program][actor]
@@ -148,7 +149,7 @@ class Replay:
                 for queue in seat.lanes:
                     freed[queue] = end
 
-    def _launches(self, graph: ActorGraph, pacing: Pacing) -> list[Held]:
+    def _launches(self, graph: ActorGraph, pacing: Pacing) -> list[LaunchDelay]:
         """Launch of every firing of the sequence by the host; None for meetings."""
         offsets = [
             [
@@ -157,7 +158,7 @@ class Replay:
             ]
             for program, row in zip(graph.programs, pacing.rows, strict=True)
         ]
-        launches: list[Held] = []
+        launches: list[LaunchDelay] = []
         for program, actor in (members[0] for members in self._sequence):
             meets = graph.programs[program].actors[actor].meeting is not None
             lanes = self._seats[program][actor].lanes

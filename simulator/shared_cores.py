@@ -38,7 +38,7 @@ class SharedCores:
         self.cores = cores
         self._threads = 0
         self._progress = 0
-        self._at = 0
+        self._advanced_at = 0
         self._jobs: list[tuple[int, int, int, Done]] = []  # end in progress, order, threads, done
         self._order = 0
         self._wake_at = -1
@@ -54,11 +54,11 @@ class SharedCores:
     def _advance(self) -> None:
         """Bring progress to the present."""
         now = int(self.env.now)
-        elapsed = (now - self._at) * SCALE
+        elapsed = (now - self._advanced_at) * SCALE
         if self._threads > self.cores:
             elapsed = elapsed * self.cores // self._threads
         self._progress += elapsed
-        self._at = now
+        self._advanced_at = now
 
     def _plan(self) -> None:
         """Wake at the earliest end, unless that or an earlier time is waited for already.

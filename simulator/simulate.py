@@ -200,7 +200,7 @@ def _simulated(
     )
     begin_ns, end_ns = window_ns(ends)
     parts = [
-        split(instance.program, instance.begun, instance.ends, begin_ns, end_ns)
+        split(instance.program, instance.begins, instance.ends, begin_ns, end_ns)
         for instance in instances
     ]
     shares = np.asarray(represents) / sum(represents)

@@ -42,7 +42,7 @@ class Instance:
 
     `delays` gives one duration per actor, `noisy` one per actor and firing (empty: no noise).
     `starts`, `ends` list the times of every firing; `moves` when a meeting's data began to move;
-    `held` from when to when a firing waited for nothing but its launch.
+    `launch_waits` from when to when a firing waited for nothing but its launch.
     """
 
     rank: int
@@ -56,7 +56,7 @@ class Instance:
     starts: list[list[int]] = field(default_factory=list)
     ends: list[list[int]] = field(default_factory=list)
     moves: list[list[int]] = field(default_factory=list)
-    held: list[tuple[int, int]] = field(default_factory=list)
+    launch_waits: list[tuple[int, int]] = field(default_factory=list)
     meets: list[bool] = field(default_factory=list)
     launches: list[bool] = field(default_factory=list)
 
@@ -73,7 +73,7 @@ class Instance:
             self.moves.append([])
 
     @property
-    def begun(self) -> list[list[int]]:
+    def begins(self) -> list[list[int]]:
         """Begins of every firing, per actor: a meeting's when its data began to move."""
         rows = zip(self.meets, self.moves, self.starts, strict=True)
         return [moves if meets else starts for meets, moves, starts in rows]

@@ -21,7 +21,7 @@ from millrace.planner.plan import BlockChoice, Plan, check_plan
 from millrace.planner.schedules import Order
 from millrace.simulator.block_fidelity import Row, shared
 from millrace.simulator.chunks.chunk_graph import CoarseGraph, coarse_graph
-from millrace.simulator.chunks.chunk_sample import CompiledPiece, Pieces, alone, in_pairs
+from millrace.simulator.chunks.chunk_sample import CompiledPiece, PieceCompiler, alone, in_pairs
 from millrace.simulator.chunks.phase_measurement import part_times
 from millrace.simulator.chunks.phase_times import PartTimes
 from millrace.simulator.chunks.plan_blocks import PlanBlocks
@@ -96,10 +96,10 @@ class _PartTimes:
         self.wiring = wiring
         self._detailed = detailed
         self.table = table
-        self._found: dict[object, PartTimes] = {}
+        self._times_by_key: dict[object, PartTimes] = {}
         # Of a kind of block on a stage: phase → nanoseconds of computation and of communication.
         self._alone: dict[object, dict[str, list[int]]] = {}
-        self._pieces = Pieces(wiring)
+        self._compiler = PieceCompiler(wiring)
         # Stages whose devices lie alike are measured on the first of them.
         first: dict[object, int] = {}
         self._lies = [
@@ -158,18 +158,18 @@ class _PartTimes:
         for index, run in enumerate(runs):
             if len(run.blocks) > BLOCKS:
                 times = times.plus(self._one_more(number, index), len(run.blocks) - BLOCKS)
-        return times.settled()
+        return times.non_negative()
 
     def _one_more(self, number: int, index: int) -> PartTimes:
         """Times that one more block of a run adds, wherever such a run lies."""
         runs = self.wiring.runs(number)
         key = ("one more", runs[index].template, runs[index].variant, *self._where(number))
-        if key not in self._found:
+        if key not in self._times_by_key:
             counts = [min(len(run.blocks), BLOCKS) for run in runs]
             fewer = self._measured(number, counts)
             counts[index] += 1
-            self._found[key] = self._measured(number, counts).plus(fewer, -1)
-        return self._found[key]
+            self._times_by_key[key] = self._measured(number, counts).plus(fewer, -1)
+        return self._times_by_key[key]
 
     def _measured(self, number: int, counts: Sequence[int]) -> PartTimes:
         plan = self.wiring.plan
@@ -182,19 +182,19 @@ class _PartTimes:
             self._kinds(after),
             *self._where(number),
         )
-        if key not in self._found:
+        if key not in self._times_by_key:
             block_names = [
                 b for run, n in zip(runs, counts, strict=True) for b in run.sampled_blocks(n)
             ]
-            piece = self._pieces.compile(number, block_names, *self._where(number))
+            piece = self._compiler.compile(number, block_names, *self._where(number))
             paired = None
             if self.table.pairs:
-                order, beside = in_pairs(joint=self.table.joint)
+                order, paired_slots = in_pairs(joint=self.table.joint)
                 lies = self._where(number)[1]
-                paired = self._pieces.compile(number, block_names, order, lies, beside)
-            self._found[key] = part_times(piece, paired, detailed=self._detailed)
+                paired = self._compiler.compile(number, block_names, order, lies, paired_slots)
+            self._times_by_key[key] = part_times(piece, paired, detailed=self._detailed)
             self._note(number, piece)
-        return self._found[key]
+        return self._times_by_key[key]
 
     def _where(self, number: int) -> tuple[Order, int]:
         """Order of a chunk and the first stage whose devices lie alike: they decide its times."""

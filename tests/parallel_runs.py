@@ -24,7 +24,7 @@ STRAYING = 10  # sums in another order err as much, a wrong number errs by far m
 
 def run(plan: Plan, graph: Graph, actors: ActorGraph, steps: int) -> list[RankState]:
     """States of all ranks after `steps` steps."""
-    return advanced(begun(plan, graph, actors), actors, steps)
+    return advanced(initial_states(plan, graph, actors), actors, steps)
 
 
 def advanced(states: list[RankState], actors: ActorGraph, steps: int) -> list[RankState]:
@@ -34,7 +34,7 @@ def advanced(states: list[RankState], actors: ActorGraph, steps: int) -> list[Ra
     return states
 
 
-def begun(plan: Plan, graph: Graph, actors: ActorGraph) -> list[RankState]:
+def initial_states(plan: Plan, graph: Graph, actors: ActorGraph) -> list[RankState]:
     """States of all ranks before the first step."""
     dataset = open_dataset(None, plan.model, 0)
     attributes = {op.outputs[0]: op.attributes for op in graph.ops if op.kind == "variable"}
@@ -57,7 +57,7 @@ def begun(plan: Plan, graph: Graph, actors: ActorGraph) -> list[RankState]:
     return states
 
 
-def whole(states: list[RankState], name: str) -> np.ndarray:
+def global_value(states: list[RankState], name: str) -> np.ndarray:
     """Global value of a variable, put together from the shards of the ranks that own it."""
     variable = None
     for state in states:
@@ -82,7 +82,7 @@ def assert_trains_as_one_device(
     parameter after the last.
     """
     updates = {op.inputs[0]: op.inputs[1] for op in graph.ops if op_kind(op.kind).updates}
-    states = begun(plan, graph, actors)
+    states = initial_states(plan, graph, actors)
     gradients = watched_gradients(states, updates)
     advanced(states, actors, steps)
     for state in states:
@@ -93,7 +93,7 @@ def assert_trains_as_one_device(
     for variable, gradient in gradients.items():
         close(gradient, expected.gradients[variable], scale, variable)
     for name, value in expected.parameters[steps].items():
-        close(whole(states, name), value, 1.0, name)
+        close(global_value(states, name), value, 1.0, name)
 
 
 def close(actual: np.ndarray, expected: np.ndarray, scale: float, name: str) -> None:

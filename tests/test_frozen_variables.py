@@ -39,7 +39,7 @@ TRAINING = TrainingSpec(learning_rate=1e-2, clip_norm=0.5, weight_decay=0.1)
 
 def adapted(precision: str = "fp64") -> Graph:
     """Two blocks of frozen products, each beside an adapter; embedding and norms are frozen."""
-    builder, x = _begun("adapted", precision)
+    builder, x = _embedded("adapted", precision)
     for block in range(2):
         builder.begin_block(f"h.{block}", template="h")
         x = _block(builder, x, frozen=True, rank=RANK)
@@ -48,14 +48,14 @@ def adapted(precision: str = "fp64") -> Graph:
 
 def half_frozen(precision: str = "fp64", blocks: int = 2) -> Graph:
     """The embedding and the first two of four blocks are frozen: they have no backward pass."""
-    builder, x = _begun("half-frozen", precision, frozen=blocks > 0)
+    builder, x = _embedded("half-frozen", precision, frozen=blocks > 0)
     for block in range(4):
         builder.begin_block(f"h.{block}", template="frozen" if block < blocks else "trained")
         x = _block(builder, x, frozen=block < blocks)
     return _ended(builder, x)
 
 
-def _begun(name: str, precision: str, frozen: bool = True) -> tuple[GraphBuilder, str]:
+def _embedded(name: str, precision: str, frozen: bool = True) -> tuple[GraphBuilder, str]:
     builder = GraphBuilder(name=name, batch=1, tokens_per_sample=TOKENS, precision=precision)
     builder.begin_block("embed")
     ids = builder.input("tokens", "b t", (1, TOKENS), source="tokens", values=VOCAB)
@@ -109,7 +109,7 @@ def reference(name: str) -> ReferenceResult:
     )
 
 
-def asked(model: ModelSpec, **pins: int) -> SearchRequest:
+def search_request(model: ModelSpec, **pins: int) -> SearchRequest:
     return request_of(
         model, 2, 2 * BATCH, training=TRAINING, **{"micro_batch": 2 // pins["dp"], **pins}
     )
@@ -150,7 +150,7 @@ PINS = {
 @pytest.mark.parametrize("pins", PINS)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_plan_with_frozen_variables_trains_as_one_device(name, pins):
-    plan = search(asked(spec(name), **PINS[pins]))
+    plan = search(search_request(spec(name), **PINS[pins]))
     graph = build_training(plan.model, plan.training, plan.batch)
     assert roles(plan, graph)["zero"] == PINS[pins].get("zero", 0)
     assert_trains_as_one_device(plan, graph, compile_plan(plan), reference(name), STEPS)
@@ -162,7 +162,7 @@ def test_memory_counts_no_gradient_and_no_state_of_what_is_frozen():
         "frozen": half_frozen,
         "trained": lambda p: half_frozen(p, blocks=0),
     }.items():
-        request = asked(graph_spec(build("bf16"), "bf16"), dp=1, tp=1, pp=1, micro_batch=1)
+        request = search_request(graph_spec(build("bf16"), "bf16"), dp=1, tp=1, pp=1, micro_batch=1)
         plan = search(dataclasses.replace(request, cluster=parse_cluster("a100-sxm-80gb:1x1")))
         (memory,) = plan_memory(plan)
         kinds[name] = memory.by_kind
@@ -175,7 +175,9 @@ def test_memory_counts_no_gradient_and_no_state_of_what_is_frozen():
 
 
 def test_a_checkpoint_holds_frozen_variables_for_any_plan_to_go_on_with(tmp_path):
-    first, then = (search(asked(spec("half-frozen"), **PINS[kind])) for kind in ("pp", "ZeRO 3"))
+    first, then = (
+        search(search_request(spec("half-frozen"), **PINS[kind])) for kind in ("pp", "ZeRO 3")
+    )
     losses = api.execute(first, steps=1, checkpoint=tmp_path).losses
     losses += api.execute(then, steps=1, checkpoint=tmp_path, resume=True).losses
     assert losses == pytest.approx(reference("half-frozen").losses, rel=1e-9)
@@ -183,7 +185,7 @@ def test_a_checkpoint_holds_frozen_variables_for_any_plan_to_go_on_with(tmp_path
 
 def test_plans_in_16_bits_on_gpus_keep_frozen_variables_in_their_place():
     for name in MODELS:
-        request = asked(spec(name, "bf16"), dp=2, tp=1, pp=1, zero=0)
+        request = search_request(spec(name, "bf16"), dp=2, tp=1, pp=1, zero=0)
         plan = search(dataclasses.replace(request, cluster=parse_cluster("a100-sxm-80gb:2x1")))
         graph = plan.graph
         actors = compile_plan(plan)
@@ -197,6 +199,6 @@ def test_plans_in_16_bits_on_gpus_keep_frozen_variables_in_their_place():
 
 
 def test_a_model_without_a_trained_variable_is_refused():
-    builder, x = _begun("still", "fp32")
+    builder, x = _embedded("still", "fp32")
     with pytest.raises(ModelError, match="graph `still` trains no variable"):
         training_graph(_ended(builder, x, frozen=True), TRAINING)

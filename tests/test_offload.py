@@ -40,7 +40,9 @@ def on_host(plan: Plan) -> Plan:
     return replace(plan, offload="optimizer")
 
 
-def asked(cluster: Cluster, limit_bytes: int | None = None, **pins: object) -> SearchRequest:
+def offload_request(
+    cluster: Cluster, limit_bytes: int | None = None, **pins: object
+) -> SearchRequest:
     return request_of(small("gpt"), cluster, 16, memory_limit_bytes=limit_bytes, **pins)
 
 
@@ -98,7 +100,7 @@ def test_a_checkpoint_is_the_same_wherever_the_state_lies() -> None:
 def in_bf16(layers: int, **pins: object) -> tuple[Plan, Graph]:
     model = small("gpt", "bf16")
     model = replace(model, config={**model.config, "layers": layers})
-    request = asked(parse_cluster("a100-sxm-80gb:4x1"), offload="optimizer", **pins)
+    request = offload_request(parse_cluster("a100-sxm-80gb:4x1"), offload="optimizer", **pins)
     plan = search(dataclasses.replace(request, model=model))
     return plan, plan.graph
 
@@ -154,7 +156,7 @@ def test_a_variable_that_is_cast_otherwise_than_stored_stays_on_the_device() -> 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_what_the_planner_adds_for_copies_is_what_the_simulator_adds(precision: str) -> None:
     pins = {"dp": 1, "tp": 1, "pp": 2, "micro_batch": 4, "schedule": "1f1b", "recompute": "none"}
-    request = dataclasses.replace(asked(GPUS, **pins), model=small("gpt", precision))
+    request = dataclasses.replace(offload_request(GPUS, **pins), model=small("gpt", precision))
     plans = [
         search(dataclasses.replace(request, pins=Pins(**pins, offload=where)))  # type: ignore[arg-type]
         for where in ("none", "optimizer")
@@ -212,17 +214,19 @@ def test_every_gpu_of_the_catalogue_knows_the_way_to_its_host_and_others_get_a_d
 
 def tight_bytes(cluster: Cluster, share: float = 1.05) -> int:
     """Memory limit under which optimizer state must leave the device."""
-    plan = search(asked(cluster, pp=1, micro_batch=1, recompute="full", offload="optimizer"))
+    plan = search(
+        offload_request(cluster, pp=1, micro_batch=1, recompute="full", offload="optimizer")
+    )
     (memory,) = plan_memory(plan)
     return int(reserved_bytes(cluster) + share * (memory.arena_bytes + 8_000))
 
 
 def test_it_is_the_last_resort_and_the_evidence_says_so() -> None:
     cluster = parse_cluster("a100-sxm-80gb:1x1")
-    roomy = search(asked(cluster))
+    roomy = search(offload_request(cluster))
     assert roomy.offload == "none"
     limit, record = tight_bytes(cluster), SearchLog()
-    plan = search(asked(cluster, limit), record=record)
+    plan = search(offload_request(cluster, limit), record=record)
     assert plan.offload == "optimizer"
     assert "offload" not in plan.pins
     assert plan.evidence is not None
@@ -242,10 +246,12 @@ def test_it_is_the_last_resort_and_the_evidence_says_so() -> None:
 def test_a_pin_keeps_it_from_the_host_and_the_answer_names_the_way_out() -> None:
     cluster = parse_cluster("a100-sxm-80gb:1x1")
     with pytest.raises(InfeasibleError, match="It fits with --offload optimizer") as caught:
-        search(asked(cluster, tight_bytes(cluster), offload="none"))
+        search(offload_request(cluster, tight_bytes(cluster), offload="none"))
     assert "no plan fits the memory. Nearest: " in str(caught.value)
     with pytest.raises(InfeasibleError, match="memory with optimizer state on the host"):
-        search(asked(cluster, tight_bytes(cluster, 0.8), offload="optimizer"), remedies=False)
+        search(
+            offload_request(cluster, tight_bytes(cluster, 0.8), offload="optimizer"), remedies=False
+        )
 
 
 def test_host_memory_that_is_too_small_is_named() -> None:
@@ -254,15 +260,15 @@ def test_host_memory_that_is_too_small_is_named() -> None:
     host = msgspec.structs.replace(cluster.host, memory_bytes=50_000)
     small_host = replace(cluster, host=host)
     with pytest.raises(InfeasibleError, match="host memory: optimizer state takes at least"):
-        search(asked(small_host, offload="optimizer"), remedies=False)
-    by_hand = replace(search(asked(cluster)), cluster=small_host, offload="optimizer")
+        search(offload_request(small_host, offload="optimizer"), remedies=False)
+    by_hand = replace(search(offload_request(cluster)), cluster=small_host, offload="optimizer")
     short = host_shortage(by_hand)
     assert "a device on stage 0, a node has 48.8 KiB for each: " in str(short)
 
 
 def test_an_unknown_place_is_refused() -> None:
     with pytest.raises(PlanError, match="--offload cpu: choose none or optimizer"):
-        search(asked(GPUS, offload="cpu"))
+        search(offload_request(GPUS, offload="cpu"))
     plan, _, _ = planned(KINDS[0], "fp32")
     with pytest.raises(PlanError, match="offload is `cpu`; one of none, optimizer"):
         compile_plan(replace(plan, offload="cpu"))

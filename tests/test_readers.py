@@ -255,7 +255,7 @@ def opened(path: Path) -> None:
     open_dataset(str(path), open_model(model, 16), 0)
 
 
-def asked(path: Path) -> None:
+def ask_rows(path: Path) -> None:
     table = read_table(path)
     for row in table.rows:
         ask(row, table.layout)
@@ -291,8 +291,8 @@ KINDS = {
         JSON,
         lambda path: commanded("compare", str(path.with_name("plan.json")), str(path)),
     ),
-    "published table": Kind("t.csv", lambda: sound_table().encode(), CSV, partial(read, asked)),
-    "DLPerf's table": Kind("t.csv", DLPERF.encode, CSV, partial(read, asked)),
+    "published table": Kind("t.csv", lambda: sound_table().encode(), CSV, partial(read, ask_rows)),
+    "DLPerf's table": Kind("t.csv", DLPERF.encode, CSV, partial(read, ask_rows)),
     "weights": Kind("w.npz", sound_weights, (spoilt,), partial(read, weighed)),
     "text": Kind("d.txt", lambda: b"best of times, " * 80, (spoilt,), partial(read, opened)),
     "tokens": Kind("d.bin", np.arange(400, dtype="<u2").tobytes, (spoilt,), partial(read, opened)),

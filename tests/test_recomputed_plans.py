@@ -15,7 +15,7 @@ from millrace.models.spec import TrainingSpec
 from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.compile import compile_plan
 from millrace.planner.plan import Plan, recompute_modes
-from tests.parallel_runs import run, whole
+from tests.parallel_runs import global_value, run
 from tests.plan_requests import plan_of
 from tests.recomputed import recomputed
 from tests.small_models import small
@@ -85,12 +85,12 @@ def trained(plan: Plan) -> TrainedPlan:
     variables = [op.outputs[0] for op in graph.ops if op.kind == "variable"]
     return TrainedPlan(
         [list(state.run_state.totals) for state in states],
-        {name: whole(states, name) for name in variables},
+        {name: global_value(states, name) for name in variables},
     )
 
 
 @cache
-def kept(name: str) -> TrainedPlan:
+def trained_plan(name: str) -> TrainedPlan:
     return trained(planned(name))
 
 
@@ -114,7 +114,7 @@ def assert_equal_bits(actual: TrainedPlan, expected: TrainedPlan) -> None:
 def test_losses_norms_and_parameters_are_equal_bit_for_bit(name: str, mode: str) -> None:
     plan = everywhere(planned(name), mode)
     assert recompute_modes(plan) == dict.fromkeys(blocks_of(plan), mode)
-    assert_equal_bits(trained(plan), kept(name))
+    assert_equal_bits(trained(plan), trained_plan(name))
 
 
 @pytest.mark.parametrize("name", ["1f1b", "interleaved", "zero bubble"])
@@ -128,7 +128,7 @@ def test_half_of_a_stage_may_recompute(name: str) -> None:
     assert recompute_modes(mixed) == {
         block: mode for block, mode in modes.items() if mode != "none"
     }
-    assert_equal_bits(trained(mixed), kept(name))
+    assert_equal_bits(trained(mixed), trained_plan(name))
 
 
 HELD = ["1f1b", "interleaved", "sequence-parallel tp", "dp with dropout", "experts", "ZeRO 3"]

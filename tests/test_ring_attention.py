@@ -18,7 +18,7 @@ from millrace.planner.actors.null_clock import run_to_completion
 from millrace.planner.compile import compile_plan
 from millrace.planner.plan import Plan
 from tests.in_process import KernelWork, execute_in_process
-from tests.parallel_runs import assert_trains_as_one_device, begun, run
+from tests.parallel_runs import assert_trains_as_one_device, initial_states, run
 from tests.plan_requests import plan_of
 from tests.small_models import small
 
@@ -84,7 +84,7 @@ def test_a_ring_has_the_same_bits_whatever_the_timing() -> None:
     actors = compile_plan(plan)
     one_by_one = run(plan, graph, actors, STEPS)
     for _ in range(3):
-        at_once = begun(plan, graph, actors)
+        at_once = initial_states(plan, graph, actors)
         work = KernelWork(at_once)
         execute_in_process(actors, STEPS, work, work.meet, spans=False)
         for sequential, threaded in zip(one_by_one, at_once, strict=True):

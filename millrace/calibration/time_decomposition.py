@@ -15,7 +15,7 @@ from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.cluster import Cluster
 from millrace.planner.costs import durations
 from millrace.planner.plan import Plan
-from millrace.simulator.chunks.chunk_sample import Pieces, alone
+from millrace.simulator.chunks.chunk_sample import PieceCompiler, alone
 from millrace.simulator.chunks.plan_blocks import PlanBlocks
 
 BLOCKS = 2  # so many of a run of equal ones are compiled
@@ -54,7 +54,7 @@ class StepWork:
 def step_of(plan: Plan) -> StepWork:
     """Compile a few blocks of every kind of chunk and count the others."""
     wiring = PlanBlocks(plan)
-    pieces = Pieces(wiring)
+    pieces = PieceCompiler(wiring)
     alike: Counter[object] = Counter()
     first: dict[object, int] = {}
     for number in range(len(plan.chunks)):

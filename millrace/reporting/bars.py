@@ -127,7 +127,7 @@ def step_timeline(simulated: Simulated) -> Timeline:
             firings = sorted(
                 (max(start, begin_ns), min(end, end_ns), actor.phase, actor.name)
                 for actor, starts, ends in zip(
-                    instance.program.actors, instance.begun, instance.ends, strict=True
+                    instance.program.actors, instance.begins, instance.ends, strict=True
                 )
                 if (actor.meeting is not None) == moving
                 for start, end in zip(starts, ends, strict=True)

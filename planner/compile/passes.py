@@ -88,10 +88,15 @@ def ordered_plan(plan: Plan, *, in_buckets: bool | None = None) -> Ordered:
         hold_back(draft, table.joint)
         if plan.fusion == FUSED if in_buckets is None else in_buckets:
             drafts[stage] = bucketed(
-                draft, table.orders[stage], stage, plan.mesh, plan.cluster, table.beside[stage]
+                draft,
+                table.orders[stage],
+                stage,
+                plan.mesh,
+                plan.cluster,
+                table.paired_slots[stage],
             )
     programs = [
-        unordered(draft, f"stage {stage}", stage, table.orders[stage], table.beside[stage])
+        unordered(draft, f"stage {stage}", stage, table.orders[stage], table.paired_slots[stage])
         for stage, draft in enumerate(drafts)
     ]
     actors = joined(programs, plan.model.name, plan.mesh.axes)

@@ -33,11 +33,11 @@ FiringsNs = Mapping[tuple[int, int], tuple[int, ...]]
 
 
 def compute_order(
-    draft: StageIR, slots: Sequence[Slot], beside: Set[int] = frozenset()
+    draft: StageIR, slots: Sequence[Slot], paired_slots: Set[int] = frozenset()
 ) -> tuple[int, ...]:
     """Compute queue of one step: begin, the schedule's slots, update.
 
-    Slots whose numbers are in `beside` run beside the one before them.
+    Slots whose numbers are in `paired_slots` run beside the one before them.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def compute_order(
         The stage.
     slots : sequence of Slot
         Its order of the schedule.
-    beside : set of int
+    paired_slots : set of int
         Slots that run beside the one before them.
     """
     sections: dict[tuple[str, int], list[int]] = {}
@@ -54,7 +54,7 @@ def compute_order(
             sections.setdefault(actor.section, []).append(index)
     groups: list[tuple[tuple[str, int], ...]] = []
     for number, (part, chunk, _) in enumerate(slots):
-        before = groups.pop() if number in beside else ()
+        before = groups.pop() if number in paired_slots else ()
         groups.append((*before, (part, chunk)))
     runs: dict[tuple[tuple[str, int], ...], list[int]] = {}
     order = list(sections.get(("begin", 0), ()))
@@ -111,7 +111,11 @@ def _pieces(draft: StageIR, run: Sequence[int]) -> list[list[int]]:
 
 
 def unordered(
-    draft: StageIR, name: str, stage: int, slots: Sequence[Slot], beside: Set[int] = frozenset()
+    draft: StageIR,
+    name: str,
+    stage: int,
+    slots: Sequence[Slot],
+    paired_slots: Set[int] = frozenset(),
 ) -> Program:
     """Program with its compute order, and every meeting in a queue of its own.
 
@@ -121,11 +125,11 @@ def unordered(
         The stage.
     name, stage : str, int
         Of the program.
-    slots, beside
+    slots, paired_slots
         As for `compute_order`.
     """
     compute = Queue(
-        name="compute", leave=Leave.COMPLETED, order=compute_order(draft, slots, beside)
+        name="compute", leave=Leave.COMPLETED, order=compute_order(draft, slots, paired_slots)
     )
     queues = [compute]
     actors = []

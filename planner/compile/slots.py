@@ -55,7 +55,7 @@ class Timetable:
     homes : sequence of int
         The stage of every chunk, in the order of the model.
     microbatches : int
-    beside : sequence of tuple of int, optional
+    paired_slots : sequence of tuple of int, optional
         Every stage's slots that run beside the one before them.
     """
 
@@ -64,15 +64,17 @@ class Timetable:
         orders: Sequence[Order],
         homes: Sequence[int],
         microbatches: int,
-        beside: Sequence[tuple[int, ...]] = (),
+        paired_slots: Sequence[tuple[int, ...]] = (),
     ) -> None:
         self.microbatches = microbatches
         self.homes = tuple(homes)
         self.orders = list(orders)
         # Position in the model of every stage's chunks.
         self.positions = [[k for k, s in enumerate(homes) if s == i] for i in range(len(orders))]
-        self.beside = tuple(map(frozenset, beside)) or (frozenset[int](),) * len(self.orders)
-        self.pairs = any(self.beside)
+        self.paired_slots = tuple(map(frozenset, paired_slots)) or (frozenset[int](),) * len(
+            self.orders
+        )
+        self.pairs = any(self.paired_slots)
         self.joint = all(slot.part not in ("B", "W") for order in self.orders for slot in order)
         # The place of every section in its stage's order, by microbatch.
         self.turns = [_by_section(order, range(len(order))) for order in self.orders]
@@ -174,7 +176,7 @@ def timetable(schedule: str, homes: tuple[int, ...], microbatches: int) -> Timet
     stages, record = max(homes) + 1, schedule_of(schedule)
     sizes = [(stage, stages, homes.count(stage), microbatches) for stage in range(stages)]
     orders = [record.order(*size) for size in sizes]
-    return Timetable(orders, homes, microbatches, [record.beside(*size) for size in sizes])
+    return Timetable(orders, homes, microbatches, [record.paired_slots(*size) for size in sizes])
 
 
 def _by_section(order: Sequence[Slot], values: Sequence[int]) -> dict[Section, Turns]:

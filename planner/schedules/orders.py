@@ -77,14 +77,14 @@ def equal_turns(rule: TurnRule, indices: Indices) -> NDArray[np.bool_]:
     return equal
 
 
-def pairs_of(forward: Sequence[bool], beside: Set[int]) -> list[range]:
+def pairs_of(forward: Sequence[bool], paired_slots: Set[int]) -> list[range]:
     """Slots of every pair: a forward, and the gradients that run beside it.
 
     Parameters
     ----------
     forward : sequence of bool
         True for slots of forwards.
-    beside : set of int
+    paired_slots : set of int
         Slots that run beside the one before them.
 
     Examples
@@ -92,7 +92,7 @@ def pairs_of(forward: Sequence[bool], beside: Set[int]) -> list[range]:
     >>> pairs_of([True, False, False, True, False], {2, 4})
     [range(3, 5)]
     """
-    begins = [number for number in range(len(forward)) if number not in beside]
+    begins = [number for number in range(len(forward)) if number not in paired_slots]
     groups = map(range, begins, [*begins[1:], len(forward)])
     return [group for group in groups if len(group) > 1 and forward[group.start]]
 

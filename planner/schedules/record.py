@@ -120,7 +120,9 @@ class Schedule:
         slot_indices = (part * chunks + chunk) * microbatches + microbatch
         return tuple(map(_slots(chunks, microbatches).__getitem__, slot_indices.tolist()))
 
-    def beside(self, stage: int, stages: int, chunks: int, microbatches: int) -> tuple[int, ...]:
+    def paired_slots(
+        self, stage: int, stages: int, chunks: int, microbatches: int
+    ) -> tuple[int, ...]:
         """Numbers of a stage's slots that run beside the one before them."""
         if not self.pairs:
             return ()

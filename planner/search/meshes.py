@@ -46,7 +46,7 @@ def meshes(
     experts : int
         Size of the model's expert label; 0 where it has none.
     """
-    for dp, cp, tp in _settled(pins, devices, sequence):
+    for dp, cp, tp in _settled_sizes(pins, devices, sequence):
         rest = devices // (dp * cp * tp)
         taken = sum(size > 1 for size in (dp, cp, tp))
         for free in _factors(rest, max(1, FREE_AXES_MAX - taken)):
@@ -63,7 +63,7 @@ def wide_meshes(
     """
     if devices < WIDE_FROM:
         return
-    for dp, cp, tp in _settled(pins, devices, sequence):
+    for dp, cp, tp in _settled_sizes(pins, devices, sequence):
         rest = devices // (dp * cp * tp)
         spare = FREE_AXES_MAX - sum(size > 1 for size in (cp, tp))
         if rest == 1 or spare < 1:
@@ -75,16 +75,16 @@ def wide_meshes(
             if left or len(free) != spare or middle > MIDDLE_MAX:
                 continue
             # Either dp is left open and takes what is outside, or it is settled beside free axes.
-            if (outer == 1 or "dp" in pins.settled) and (outer > 1 or dp == 1 or spare < 2):
+            if (outer == 1 or "dp" in pins.settled_degrees) and (outer > 1 or dp == 1 or spare < 2):
                 continue
             for axes in _arranged(pins, cluster, (dp * outer, cp, tp), free, experts):
                 if len(axes) == FREE_AXES_MAX + 1:
                     yield axes
 
 
-def _settled(pins: Pins, devices: int, sequence: bool) -> Iterator[tuple[int, int, int]]:
+def _settled_sizes(pins: Pins, devices: int, sequence: bool) -> Iterator[tuple[int, int, int]]:
     """Every dp, cp and tp that the pins settle, 1 where a degree is left open."""
-    settled = pins.settled | (frozenset() if sequence else {"cp"})
+    settled = pins.settled_degrees | (frozenset() if sequence else {"cp"})
 
     def sizes(name: str) -> list[int]:
         if name not in settled:
@@ -111,7 +111,9 @@ def _arranged(
     for size in free:
         inside *= size
     free_experts = None if experts and pins.ep is None else False
-    found_dp = "dp" not in pins.settled  # not asked for: experts may be split over it or not
+    found_dp = (
+        "dp" not in pins.settled_degrees
+    )  # not asked for: experts may be split over it or not
     for dp_ep, tp_ep in _expert_axes(
         pins, 1 if found_dp else dp, tp, experts, EXPERT_AXES_MAX - (cp > 1)
     ):

@@ -45,7 +45,7 @@ from millrace.planner.search.report.suggestions import (
     with_remedies,
 )
 from millrace.planner.search.request import HostMemoryError, MemoryLimitError, SearchRequest
-from millrace.planner.search.settling import BlockTimer, Settled, fullest, settle
+from millrace.planner.search.settling import BlockTimer, SettledPlan, fullest, settle
 
 Simulate = Callable[[Plan], Prediction]
 Progress = Callable[[str], None]
@@ -81,20 +81,20 @@ class Checked:
     `short` says what the host lacks.
     """
 
-    settled: Settled
+    settled_plan: SettledPlan
     reason: str
     short: HostMemoryError | None = None
     prediction: Prediction | None = None
 
     @property
-    def found(self) -> SolvedPlan:
+    def solved_plan(self) -> SolvedPlan:
         """Its candidate, solutions and division."""
-        return self.settled.found
+        return self.settled_plan.solved_plan
 
     @property
     def time_s(self) -> float:
         """Seconds of its simulated step; without one, by its blocks' times or the tables."""
-        return self.prediction.step_time_s if self.prediction else self.settled.step_ns / 1e9
+        return self.prediction.step_time_s if self.prediction else self.settled_plan.step_ns / 1e9
 
 
 def search(
@@ -176,33 +176,35 @@ def _search(
         record.count("rounds")
         ranker = Ranker(request, evaluator, tell, record)
         ranking = ranker.rank(everything, widened)
-        if not ranking.found:
+        if not ranking.solved_plans:
             break
         for outcome in ranking.everything:
             floors.setdefault(outcome.candidate, outcome.bound_ns)
         with record.layer(SIMULATION):
-            checked = _checked(evaluator, ranking.found, simulate, tell)
+            checked = _checked(evaluator, ranking.solved_plans, simulate, tell)
         if best := _fastest(checked):
             left = {
                 candidate: floor for candidate, floor in floors.items() if candidate not in barred
             }
             with record.layer(PROOF):
                 proof = _proven(evaluator, left, best, tell, record)
-            if more := ranker.reconsider(proof.mixed_ns, best.found.division.step_ns):
+            if more := ranker.reconsider(proof.mixed_ns, best.solved_plan.division.step_ns):
                 with record.layer(SIMULATION):
                     checked = _checked(evaluator, more, simulate, tell, checked)
                 best = _fastest(checked) or best
             _note(record, request, checked)
             record.answer = SearchResult(
-                evaluator=evaluator, chosen=best.found, found=tuple(ranking.found)
+                evaluator=evaluator,
+                chosen=best.solved_plan,
+                solved_plans=tuple(ranking.solved_plans),
             )
             bounds_ns = left, proof.bounds_ns
             return _best(best, checked, ranking, bounds_ns, record, simulate is not None)
         _note(record, request, checked)
         for failed in checked:
-            candidate = failed.found.candidate
+            candidate = failed.solved_plan.candidate
             barred.add(candidate)
-            settled = failed.settled
+            settled = failed.settled_plan
             if settled.fits:
                 tried.append(Refused(candidate, failed.short or InfeasibleError(failed.reason)))
             else:
@@ -236,7 +238,7 @@ def _proven(
     record: SearchLog,
 ) -> Proof:
     """Bounds of all candidates, those that leave a gap raised, and what their columns promise."""
-    max_gap, best_ns = evaluator.request.max_gap, best.found.division.step_ns
+    max_gap, best_ns = evaluator.request.max_gap, best.solved_plan.division.step_ns
     if not max_gap:  # by refining them all
         return Proof(bounds_ns=floors, mixed_ns={}, block_programs=0, linear_programs=0)
 
@@ -267,13 +269,13 @@ def _checked(
     checked = list(checked_before)
     ratios = _Ratios()
     for earlier in checked_before:
-        ratios.note(earlier.settled)
+        ratios.note(earlier.settled_plan)
     # Settling mixes all that is known of a candidate, whichever of its divisions it begins with.
     waiting = list({plan.candidate: plan for plan in reversed(ranked_plans)}.values())
     fitting = [plan for plan in checked if not plan.reason]
     most = len(checked) + TRIED, len(fitting) + (SETTLED if simulate else 1)
     while len(checked) < most[0] and len(fitting) < most[1]:
-        best_ns = min((plan.settled.step_ns for plan in fitting), default=float("inf"))
+        best_ns = min((plan.settled_plan.step_ns for plan in fitting), default=float("inf"))
         waiting = [
             plan
             for plan in sorted(waiting, key=ratios.expected_ns)
@@ -283,7 +285,7 @@ def _checked(
             break
         now, waiting = waiting[:2], waiting[2:]
         tell(f"dividing by measured figures: {now[0].candidate.text}")
-        for settled in _settled(evaluator, now, block_times):
+        for settled in _settle_plans(evaluator, now, block_times):
             plan = settled.plan
             short = host_shortage(plan) if plan.offload != ON_DEVICES else None
             reason = disobeyed(plan, graph, request.pins) or str(short or "")
@@ -297,7 +299,8 @@ def _checked(
     # What is not simulated is slower by the times of its blocks than the best that is.
     simulated = [plan for plan in fitting if plan.prediction]
     due = sorted(
-        (plan for plan in fitting if not plan.prediction), key=lambda plan: plan.settled.step_ns
+        (plan for plan in fitting if not plan.prediction),
+        key=lambda plan: plan.settled_plan.step_ns,
     )
     best_s = min((plan.time_s for plan in simulated), default=float("inf"))
     while due and due[0].time_s < best_s:
@@ -322,13 +325,13 @@ class _Ratios:
         self._of_schedule: dict[str, float] = {}
         self._but_axes: set[object] = set()
 
-    def note(self, settled: Settled) -> None:
+    def note(self, settled: SettledPlan) -> None:
         """Keep the step that was measured of a plan, over the tabled one."""
-        pipeline = settled.found.candidate.pipeline
-        ratio = settled.step_ns / max(settled.found.division.step_ns, 1.0)
+        pipeline = settled.solved_plan.candidate.pipeline
+        ratio = settled.step_ns / max(settled.solved_plan.division.step_ns, 1.0)
         self._of_shape[pipeline.schedule, pipeline.stages, pipeline.interleave] = ratio
         if settled.fits:
-            self._but_axes.add(_but_axes(settled.found))
+            self._but_axes.add(_but_axes(settled.solved_plan))
         least = self._of_schedule.get(pipeline.schedule, ratio)
         self._of_schedule[pipeline.schedule] = min(ratio, least)
 
@@ -348,9 +351,9 @@ class _Ratios:
         return plan.division.step_ns * self._of_shape.get(shape, usual)
 
 
-def _settled(
+def _settle_plans(
     evaluator: Evaluator, plans: Sequence[SolvedPlan], block_times: BlockTimer | None
-) -> tuple[Settled, ...]:
+) -> tuple[SettledPlan, ...]:
     """Two plans settled at once, or one."""
     if len(plans) == 1:
         return (settle(evaluator, plans[0], block_times),)
@@ -365,11 +368,11 @@ def _simulated(checked: Sequence[Checked], simulate: Simulate, tell: Progress) -
 
     def predicted(plan: Checked) -> Checked:
         try:
-            return replaced(plan, prediction=simulate(plan.settled.plan))
+            return replaced(plan, prediction=simulate(plan.settled_plan.plan))
         except ProtocolError as error:
             return replaced(plan, reason=f"cannot run: {str(error)[:200]}")
 
-    tell(f"simulating: {checked[0].found.candidate.text}")
+    tell(f"simulating: {checked[0].solved_plan.candidate.text}")
     if len(checked) == 2 and isinstance(simulate, Pure):
         return list(run_both(partial(predicted, checked[0]), partial(predicted, checked[1])))
     return [predicted(plan) for plan in checked]
@@ -378,13 +381,15 @@ def _simulated(checked: Sequence[Checked], simulate: Simulate, tell: Progress) -
 def _compared(request: SearchRequest, checked: list[Checked]) -> Iterator[PlanComparison]:
     """Figures of every compiled plan by the cost, beside those that were laid out and simulated."""
     for plan in checked:
-        if plan.prediction or not plan.settled.fits:
+        if plan.prediction or not plan.settled_plan.fits:
             yield PlanComparison(
-                plan=plan.found.candidate.text,
-                cost_s=plan.settled.step_ns / 1e9,
+                plan=plan.solved_plan.candidate.text,
+                cost_s=plan.settled_plan.step_ns / 1e9,
                 simulated_s=plan.prediction.step_time_s if plan.prediction else None,
-                cost_bytes=plan.settled.expected_bytes,
-                laid_out_bytes=fullest(request, plan.found.candidate, plan.settled.memory)[0],
+                cost_bytes=plan.settled_plan.expected_bytes,
+                laid_out_bytes=fullest(
+                    request, plan.solved_plan.candidate, plan.settled_plan.memory
+                )[0],
                 refused=plan.reason,
             )
 
@@ -408,10 +413,10 @@ def _best(
             by = "simulated" if other.prediction else "by the times of its blocks"
             by = by if simulated else "by the planner's cost"
             reason = other.reason or f"{slower} {by}"
-            others.append(_alternative(other.found, reason, other.prediction))
-    objective_ns = best.found.division.step_ns
-    settled = {plan.found.candidate for plan in checked}
-    for ranked_plan in ranking.found:
+            others.append(_alternative(other.solved_plan, reason, other.prediction))
+    objective_ns = best.solved_plan.division.step_ns
+    settled = {plan.solved_plan.candidate for plan in checked}
+    for ranked_plan in ranking.solved_plans:
         if ranked_plan.candidate in settled:
             continue
         slower = f"{ranked_plan.division.step_ns / objective_ns - 1:+.1%} by the planner's cost"
@@ -432,7 +437,7 @@ def _best(
         alternatives=tuple(others[:SHOWN]),
         layers=layers(
             record,
-            best.found,
+            best.solved_plan,
             ranking.pruned,
             ranking.refused,
             (ranked_ns, bound_ns),
@@ -440,7 +445,7 @@ def _best(
         ),
     )
     figures = best.prediction.figures if best.prediction else {}
-    return replace(best.settled.plan, evidence=evidence, figures=figures)
+    return replace(best.settled_plan.plan, evidence=evidence, figures=figures)
 
 
 def _alternative(

@@ -131,7 +131,7 @@ class Pins:
             )
 
     @property
-    def settled(self) -> frozenset[str]:
+    def settled_degrees(self) -> frozenset[str]:
         """Degrees that are pinned, or that other pins speak of, so that each must be known.
 
         The size of a microbatch and ZeRO are those of the data-parallel replicas, sequence
@@ -242,7 +242,7 @@ class AxisRules:
         return signature.label is not None if op.name in self.forced else True
 
     def _free(self, op: Op, signature: AxisSignature) -> bool:
-        label, settled = signature.label, self.pins.settled
+        label, settled = signature.label, self.pins.settled_degrees
         if label == BATCH:
             return "dp" not in settled
         if label == SEQUENCE:

@@ -55,14 +55,14 @@ HOPELESS = 2  # where every candidate needs more than this times the memory, non
 class Ranking:
     """Outcomes of one round over the candidates."""
 
-    found: list[SolvedPlan] = field(default_factory=list)
+    solved_plans: list[SolvedPlan] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
     pruned: list[Pruned] = field(default_factory=list)
 
     def add(self, outcome: Outcome) -> None:
         """File an outcome under what it is."""
         if isinstance(outcome, SolvedPlan):
-            self.found.append(outcome)
+            self.solved_plans.append(outcome)
         elif isinstance(outcome, Pruned):
             self.pruned.append(outcome)
         else:
@@ -76,12 +76,12 @@ class Ranking:
     @property
     def everything(self) -> list[Outcome]:
         """All outcomes."""
-        return [*self.found, *self.pruned, *self.refused]
+        return [*self.solved_plans, *self.pruned, *self.refused]
 
     @property
     def best_ns(self) -> float:
         """Step time of the best plan so far."""
-        return min((plan.division.step_ns for plan in self.found), default=float("inf"))
+        return min((plan.division.step_ns for plan in self.solved_plans), default=float("inf"))
 
 
 class Ranker:
@@ -117,7 +117,7 @@ class Ranker:
         """
         self._part(list(everything))
         if widened is not None:
-            self.ranking.found.sort(key=lambda plan: plan.division.step_ns)
+            self.ranking.solved_plans.sort(key=lambda plan: plan.division.step_ns)
             eased = self._eased()
             if wide := widened(self._promising(list(eased))):
                 tight = eased and self.ranking.best_ns * BETTER_MESH > min(eased.values())
@@ -125,7 +125,7 @@ class Ranker:
         with self.record.layer(BLOCKS):
             self._polish()
             self.record.count("refined", self._refine())
-        self.ranking.found.sort(key=lambda plan: plan.division.step_ns)
+        self.ranking.solved_plans.sort(key=lambda plan: plan.division.step_ns)
         return self.ranking
 
     def reconsider(
@@ -157,10 +157,10 @@ class Ranker:
         still_pruned = [
             pruned for pruned in self.ranking.pruned if pruned.candidate not in candidates
         ]
-        self.ranking.pruned, before = still_pruned, len(self.ranking.found)
+        self.ranking.pruned, before = still_pruned, len(self.ranking.solved_plans)
         for first in range(0, len(again), SQUEEZED):
             self._make_room(again[first : first + SQUEEZED], NEAR * best_ns)
-        return self.ranking.found[before:]
+        return self.ranking.solved_plans[before:]
 
     def limit(self, candidate: Candidate) -> Limits:
         """Bytes that a candidate may lay out on each of its sites."""
@@ -173,7 +173,7 @@ class Ranker:
         Until there are enough plans about as good as the best, others are wanted for the simulator.
         """
         best = self.ranking.best_ns
-        near_count = sum(plan.division.step_ns <= best * NEAR for plan in self.ranking.found)
+        near_count = sum(plan.division.step_ns <= best * NEAR for plan in self.ranking.solved_plans)
         return best * (NEAR if near_count < ENOUGH else 1.0) / (1 + self.request.max_gap)
 
     def _part(
@@ -207,7 +207,7 @@ class Ranker:
                 solved = worth
             tight += solved
             # Without a plan yet, what needs least memory is asked first.
-            has_plan = bool(self.ranking.found)
+            has_plan = bool(self.ranking.solved_plans)
             tight.sort(
                 key=lambda bounded: (0 if has_plan else bounded[0].batch, self._estimate(*bounded))
             )
@@ -226,7 +226,7 @@ class Ranker:
             self._squeezed(now)
             if now:
                 stale = stale + len(now) if self.ranking.best_ns > best * BETTER else 0
-            if now and not self.ranking.found:
+            if now and not self.ranking.solved_plans:
                 waiting[position:], tight = _without_larger(waiting[position:], tight, self.ranking)
 
     def _eased(self) -> dict[PipelineShape, float]:
@@ -235,7 +235,7 @@ class Ranker:
         The best pipelines come first where plans are in order.
         """
         eased: dict[PipelineShape, float] = {}
-        for plan in self.ranking.found:
+        for plan in self.ranking.solved_plans:
             shape = shape_of(plan.candidate.pipeline)
             eased[shape] = min(plan.bound_ns, eased.get(shape, plan.bound_ns))
         return eased
@@ -322,7 +322,7 @@ class Ranker:
         for outcome in outcomes:
             self.ranking.add(outcome)
 
-    def _behind(self) -> list[Outcome]:
+    def _open_outcomes(self) -> list[Outcome]:
         """Outcomes that keep the gap above the one that was asked for."""
         least = self.ranking.best_ns / (1 + self.request.max_gap)
         return [outcome for outcome in self.ranking.everything if outcome.bound_ns < least]
@@ -330,7 +330,7 @@ class Ranker:
     def _polish(self) -> None:
         """Mix more where room was made in the best plans; a simulator may like either."""
         ranking = self.ranking
-        best_plans = sorted(ranking.found, key=lambda plan: plan.division.step_ns)[:ENOUGH]
+        best_plans = sorted(ranking.solved_plans, key=lambda plan: plan.division.step_ns)[:ENOUGH]
         near = [plan for plan in best_plans if plan.division.step_ns <= NEAR * ranking.best_ns]
         mixed = [plan for plan in near if len(plan.solved) > 1]
         if mixed and ranking.best_ns > ranking.bound_ns * (1 + self.request.max_gap):
@@ -338,7 +338,7 @@ class Ranker:
             limits = [self.limit(plan.candidate) for plan in mixed]
             better = self.evaluator.polish(mixed, limits)
             pairs = zip(better, mixed, strict=True)
-            ranking.found += [new for new, old in pairs if new is not old]
+            ranking.solved_plans += [new for new, old in pairs if new is not old]
 
     def _refine(self) -> int:
         """Solve the candidates with the lowest bounds better until the gap is what was asked for.
@@ -347,9 +347,9 @@ class Ranker:
         """
         ranking, max_gap = self.ranking, self.request.max_gap
         done: set[Candidate] = set()
-        if max_gap and not ranking.found and _hopeless(ranking):
+        if max_gap and not ranking.solved_plans and _hopeless(ranking):
             return 0
-        if max_gap and ranking.found and len(self._behind()) > REFINED:
+        if max_gap and ranking.solved_plans and len(self._open_outcomes()) > REFINED:
             return 0  # those left would keep the gap open
         for _ in range(REFINED if max_gap else len(ranking.everything)):
             # Where no gap is allowed, others may still be better than what stays behind its bound.
@@ -369,7 +369,7 @@ class Ranker:
             self.tell(f"refining: {lowest.candidate.text}")
             better = self.evaluator.refine(lowest, self.limit(lowest.candidate), ranking.best_ns)
             others = [outcome for outcome in ranking.everything if outcome is not lowest]
-            ranking.found, ranking.pruned, ranking.refused = [], [], []
+            ranking.solved_plans, ranking.pruned, ranking.refused = [], [], []
             for outcome in (*others, better):
                 ranking.add(outcome)
         return len(done)

@@ -45,12 +45,12 @@ BlockTimer = Callable[[Plan, Mapping[Kind, Floats]], BlockTimes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settled:
+class SettledPlan:
     """A candidate's plan with what is known of it.
 
     Attributes
     ----------
-    found : SolvedPlan
+    solved_plan : SolvedPlan
         Its division, with the step by the tables and the bytes that are laid out.
     step_ns : float
         Its step by the times of its blocks where they were measured, else by the tables.
@@ -62,7 +62,7 @@ class Settled:
         Bytes that were expected there of this division before it was laid out.
     """
 
-    found: SolvedPlan
+    solved_plan: SolvedPlan
     plan: Plan
     step_ns: float
     memory: tuple[StageMemory, ...]
@@ -75,7 +75,9 @@ class Settled:
         return self.over_bytes <= 0
 
 
-def settle(evaluator: Evaluator, unsettled: SolvedPlan, block_times: BlockTimer | None) -> Settled:
+def settle(
+    evaluator: Evaluator, unsettled: SolvedPlan, block_times: BlockTimer | None
+) -> SettledPlan:
     """Best plan of a candidate's solutions by measured figures.
 
     Parameters
@@ -109,13 +111,13 @@ def settle(evaluator: Evaluator, unsettled: SolvedPlan, block_times: BlockTimer 
         return best
     best = measures.timed(best)
     division = measures.divided(limits)
-    if division is None or measures.gain(division, best.found.division) < LEAST_GAIN:
+    if division is None or measures.gain(division, best.solved_plan.division) < LEAST_GAIN:
         return best
     other = measures.laid_out(division)
     return min(best, measures.timed(other), key=_rank) if other.fits else best
 
 
-def _rank(settled: Settled) -> tuple[int, float]:
+def _rank(settled: SettledPlan) -> tuple[int, float]:
     return max(settled.over_bytes, 0), settled.step_ns
 
 
@@ -135,20 +137,20 @@ class _Measures:
         self, evaluator: Evaluator, unsettled: SolvedPlan, block_times: BlockTimer | None
     ) -> None:
         self.evaluator = evaluator
-        self.found = unsettled
+        self.solved_plan = unsettled
         self.pipeline = evaluator.sends.pipeline(unsettled.candidate)
         self._block_times = block_times
         self._tables = evaluator.runs(unsettled.candidate, unsettled.solved)
         self._runs = self._tables
         self._times: BlockTimes | None = None
-        self._known: dict[Kind, Floats] = {}  # by template and number of the solution
+        self._measured_ns: dict[Kind, Floats] = {}  # by template and number of the solution
         self._solved = unsettled.solved
         # Bytes that are laid out beyond what the figures of blocks say.
         self._more_bytes = evaluator.sends.buffer_bytes(unsettled.candidate)
         self._uneven_bytes = 0  # bytes alive at another moment than the one that dividing counts
         self._known_sizes: list[_LaidOut] = []
 
-    def laid_out(self, division: Division) -> Settled:
+    def laid_out(self, division: Division) -> SettledPlan:
         """The plan of a division with its memory; its step by the tables."""
         evaluator, request = self.evaluator, self.evaluator.request
         step_ns = step_time_ns(division.chunks, self._tables, self.pipeline)
@@ -156,7 +158,9 @@ class _Measures:
             replace(division, step_ns=step_ns), self._tables, self.pipeline, evaluator.overlap
         )
         step_ns = division.step_ns
-        divided = replace(self.found, division=division, bound_ns=min(self.found.bound_ns, step_ns))
+        divided = replace(
+            self.solved_plan, division=division, bound_ns=min(self.solved_plan.bound_ns, step_ns)
+        )
         plan = write_plan(evaluator, divided)
         memory = plan_memory(plan)
         counted = division.chunks, self._tables, self.pipeline
@@ -167,8 +171,8 @@ class _Measures:
         self._uneven_bytes = max(a - b for a, b in zip(peak, usual, strict=True))
         size, limit = fullest(request, divided.candidate, memory)
         self._known_sizes.append(_LaidOut(max(usual), size - limit, step_ns, division.chunks))
-        return Settled(
-            found=replace(divided, division=replace(divided.division, memory_bytes=size)),
+        return SettledPlan(
+            solved_plan=replace(divided, division=replace(divided.division, memory_bytes=size)),
             plan=plan,
             step_ns=step_ns,
             memory=memory,
@@ -176,7 +180,7 @@ class _Measures:
             expected_bytes=expected_bytes,
         )
 
-    def filled(self, best: Settled, limits: Limits) -> Settled:
+    def filled(self, best: SettledPlan, limits: Limits) -> SettledPlan:
         """The best division between one that fits, with memory left over, and one that does not.
 
         By regula falsi: bytes above the limit rise with those at the moment that dividing counts.
@@ -200,11 +204,11 @@ class _Measures:
             best = min(best, self.laid_out(division), key=_rank)
         return best
 
-    def timed(self, settled: Settled) -> Settled:
+    def timed(self, settled: SettledPlan) -> SettledPlan:
         """The plan with its step by the times of its blocks."""
         assert self._block_times is not None
-        division = settled.found.division
-        if any(kind not in self._known for row in self._kinds(division) for kind in row):
+        division = settled.solved_plan.division
+        if any(kind not in self._measured_ns for row in self._kinds(division) for kind in row):
             self._time(settled.plan, division)
         step_ns = self.step_ns(division)
         assert step_ns is not None, "all variants of a measured plan are known"
@@ -226,7 +230,7 @@ class _Measures:
     def smaller(self, limits: Limits, step_ns: float) -> Division | None:
         """The best division, of more variants where those that are known lose much of a step."""
         division = self.divided(limits)
-        if self.found.solved == self._solved and (
+        if self.solved_plan.solved == self._solved and (
             division is None or division.step_ns > (1 + DEAR) * step_ns
         ):
             self._squeeze(self._left(limits))
@@ -239,22 +243,24 @@ class _Measures:
 
     def _squeeze(self, limits: Limits) -> None:
         """Mix variants that need less memory too."""
-        candidate = self.found.candidate
-        asked = [(candidate, self.found.bound_ns)]
+        candidate = self.solved_plan.candidate
+        asked = [(candidate, self.solved_plan.bound_ns)]
         (smaller,) = self.evaluator.squeeze_many(asked, [limits], float("inf"))
         if isinstance(smaller, Refused) and self.evaluator.options(candidate) <= REFINED_OPTIONS:
             smaller = self.evaluator.refine(smaller, limits, float("inf"))
         if isinstance(smaller, SolvedPlan):
-            (self.found,) = self.evaluator.polish([smaller], [limits])
-            self._tables = self.evaluator.runs(candidate, self.found.solved)
+            (self.solved_plan,) = self.evaluator.polish([smaller], [limits])
+            self._tables = self.evaluator.runs(candidate, self.solved_plan.solved)
             self._measure()
 
     def step_ns(self, division: Division) -> float | None:
         """The step of a division whose variants all are measured, else None."""
         kinds = self._kinds(division)
-        if self._times is None or any(kind not in self._known for row in kinds for kind in row):
+        if self._times is None or any(
+            kind not in self._measured_ns for row in kinds for kind in row
+        ):
             return None
-        times = replace(self._times, blocks=self._known)
+        times = replace(self._times, blocks=self._measured_ns)
         return measured_step_ns(kinds, self.pipeline, times)
 
     def gain(self, division: Division, other: Division) -> float:
@@ -283,10 +289,12 @@ class _Measures:
             for (block, solution), choice in zip(chunk, choices.blocks, strict=True)
         }
         known_times = {
-            kind: self._known[number] for kind, number in numbers.items() if number in self._known
+            kind: self._measured_ns[number]
+            for kind, number in numbers.items()
+            if number in self._measured_ns
         }
         times = self._block_times(plan, known_times)
-        self._known |= {number: times.blocks[kind] for kind, number in numbers.items()}
+        self._measured_ns |= {number: times.blocks[kind] for kind, number in numbers.items()}
         # What chunks take besides was measured beside blocks that were not known.
         self._times = self._times or times
         self._measure()
@@ -294,7 +302,7 @@ class _Measures:
     def _measure(self) -> None:
         """Give the runs the figures that are known."""
         self._runs = tuple(
-            replace(run, variants=tuple(_measured(run, self._known))) for run in self._tables
+            replace(run, variants=tuple(_measured(run, self._measured_ns))) for run in self._tables
         )
 
 

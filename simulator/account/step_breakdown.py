@@ -6,7 +6,7 @@ several ops or meetings it counts for the one that ends first. Stages are means 
 rows means over stages.
 
 Where parts of chunks fire, their time is shared out by what they were measured to be made of
-(`PartTimes.inside`).
+(`PartTimes.contents`).
 """
 
 from collections import Counter, defaultdict
@@ -33,7 +33,7 @@ ONCE_MOVED, ONCE_COMPUTED, TOTALS = ("gather", "reduce"), ("begin", "norm", "upd
 
 Key = tuple[str, str, tuple[str, ...]]  # what, kind, phase or axes
 Sums = defaultdict[Key, float]
-Made = Counter[tuple[str, tuple[str, ...]]]
+Composition = Counter[tuple[str, tuple[str, ...]]]
 
 
 def account_of(plan: Plan, simulated: Simulated) -> Account:
@@ -77,10 +77,10 @@ def _rank(instance: Instance, window_ns: tuple[int, int], chunks: "_Chunks | Non
     """Sums of one rank's window: what its time goes to, and what its meetings move meanwhile."""
     begin_ns, end_ns = window_ns
     actors = instance.program.actors
-    intervals = [OwnedInterval(start, end, 2, HOST) for start, end in instance.held]
+    intervals = [OwnedInterval(start, end, 2, HOST) for start, end in instance.launch_waits]
     sums: Sums = defaultdict(float)
     for index, (actor, starts, ends) in enumerate(
-        zip(actors, instance.begun, instance.ends, strict=True)
+        zip(actors, instance.begins, instance.ends, strict=True)
     ):
         priority = int(actor.meeting is not None)
         firings = [
@@ -130,7 +130,7 @@ class _Chunks:
         self._microbatches = plan.microbatches
         self._exposed: Counter[str] = Counter()  # of a part, or of a stage's, in a step
         self._pool_of: dict[str, str] = {}  # parts that take turns are taken together
-        self._made: dict[tuple[str, str], Made] = {}
+        self._contents: dict[tuple[str, str], Composition] = {}
         self._stages: dict[int, Sums] = {}
         rows = zip(plan.chunks, simulated.chunks, strict=True)
         for number, (chunk, chunk_times) in enumerate(rows):
@@ -141,7 +141,7 @@ class _Chunks:
                     pool = f"parts of stage {chunk.stage}"
                     self._pool_of[name] = pool
                     self._exposed[pool] = simulated.chunk_exposed_ns[chunk.stage]
-            for key, count in chunk_times.inside.items():
+            for key, count in chunk_times.contents.items():
                 self._note(f"chunk {number}", chunk.stage, key, count)
 
     def _note(self, chunk: str, stage: int, key: ContentKey, count: int) -> None:
@@ -156,7 +156,7 @@ class _Chunks:
             )
         if what == MOVED and part in ONCE_MOVED:
             what = EXPOSED
-        counts = self._made.setdefault((name, what), Counter())
+        counts = self._contents.setdefault((name, what), Counter())
         # Totals are added up once a stage, as `millrace.simulator.chunks.chunk_graph` has it.
         counts[kind, phase_or_axes] = (
             max(counts[kind, phase_or_axes], count)
@@ -166,7 +166,7 @@ class _Chunks:
 
     def knows(self, actor: Actor) -> bool:
         """True if a meeting stands for several, which `moved` counts."""
-        return bool(self._made.get((actor.name, EXPOSED)) or self._instead(actor))
+        return bool(self._contents.get((actor.name, EXPOSED)) or self._instead(actor))
 
     def moved(self, stage: int) -> Sums:
         """Nanoseconds and bytes that the meetings inside a stage's parts move in a step."""
@@ -192,26 +192,26 @@ class _Chunks:
             waits = ns if actor.meeting is not None else 0
             if name in self._exposed:
                 waits = self._exposed[name]
-            plain: Made = Counter({_key(actor)[1:]: 1})
+            plain: Composition = Counter({_key(actor)[1:]: 1})
             for what, amount in ((EXPOSED, waits), (COMPUTE, ns - waits)):
-                counts = self._made.get((name, what)) or self._instead(actor) or plain
+                counts = self._contents.get((name, what)) or self._instead(actor) or plain
                 for key, share in _shared(counts, amount).items():
                     sums[(what, *key)] += share
         return sums
 
-    def _instead(self, actor: Actor) -> Made | None:
+    def _instead(self, actor: Actor) -> Composition | None:
         """Meetings that a gather or reduce is made of where every microbatch has its own."""
         chunk, _, part = actor.name.partition(": ")
         if part not in ONCE_MOVED:
             return None
-        counts: Made = Counter()
-        for (other, what), part_counts in self._made.items():
+        counts: Composition = Counter()
+        for (other, what), part_counts in self._contents.items():
             if what == MOVED and other.startswith(f"{chunk}: "):
                 counts.update({key: n for key, n in part_counts.items() if key[0] == actor.kind})
         return counts
 
 
-def _shared(counts: Made, amount: float) -> dict[tuple[str, tuple[str, ...]], float]:
+def _shared(counts: Composition, amount: float) -> dict[tuple[str, tuple[str, ...]], float]:
     total = sum(counts.values())
     return (
         {key: count * amount / total for key, count in counts.items()} if amount and total else {}

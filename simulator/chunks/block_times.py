@@ -32,7 +32,7 @@ from millrace.planner.compile.slots import timetable
 from millrace.planner.costs.launch_overhead import paced
 from millrace.planner.plan import BlockChoice, Chunk, Plan, block_runs
 from millrace.simulator.chunks.chunk_graph import hops_ns
-from millrace.simulator.chunks.chunk_sample import Pieces, alone, in_pairs
+from millrace.simulator.chunks.chunk_sample import PieceCompiler, alone, in_pairs
 from millrace.simulator.chunks.phase_measurement import part_times
 from millrace.simulator.chunks.phase_times import PartTimes
 from millrace.simulator.chunks.plan_blocks import PlanBlocks
@@ -172,7 +172,7 @@ class _KindTimes:
             Chunk(stage=stage, blocks=tuple(blocks)) for stage, blocks in enumerate(choices)
         )
         sample = replace(self.plan, chunks=chunks, stages=len(chunks), interleave=1)
-        pieces = Pieces(PlanBlocks(sample))
+        pieces = PieceCompiler(PlanBlocks(sample))
         mixed: list[int] = []
         for number in sorted(due):
             blocks = choices[number]
@@ -190,7 +190,7 @@ class _KindTimes:
         for number in mixed:
             self._add_mixed(pieces, number, choices[number])
 
-    def _add_mixed(self, pieces: Pieces, number: int, blocks: list[BlockChoice]) -> None:
+    def _add_mixed(self, pieces: PieceCompiler, number: int, blocks: list[BlockChoice]) -> None:
         """Measure blocks beside three of a long run: they share what these leave of the time."""
         kinds = self._kinds(blocks)
         new = [kind for kind in dict.fromkeys(kinds) if kind not in self.blocks]
@@ -209,12 +209,12 @@ class _KindTimes:
     def _kinds(self, blocks: Sequence[BlockChoice]) -> list[Kind]:
         return [(self.plan.graph.templates[choice.block], choice.variant) for choice in blocks]
 
-    def _piece(self, pieces: Pieces, number: int, block_names: Sequence[str]) -> Floats:
+    def _piece(self, pieces: PieceCompiler, number: int, block_names: Sequence[str]) -> Floats:
         piece = pieces.compile(number, block_names, alone(joint=self.joint), 0)
         paired = None
         if self.pairs:
-            order, beside = in_pairs(joint=self.joint)
-            paired = pieces.compile(number, block_names, order, 0, beside)
+            order, paired_slots = in_pairs(joint=self.joint)
+            paired = pieces.compile(number, block_names, order, 0, paired_slots)
         times = part_times(piece, paired)
         self.totals_ns = max(self.totals_ns, times.totals_ns)
         return _array(times)

@@ -138,7 +138,7 @@ def _crossings(wiring: PlanBlocks, parts: Mapping[str, str]) -> dict[_StageTrans
     plan, tensors = wiring.plan, wiring.graph.tensors_by_name
     readers_by_tensor: dict[tuple[str, int], set[Place]] = {}
     sizes: dict[tuple[str, int], tuple[Place, int]] = {}
-    for reading in sorted(chain(*wiring.readings.values()), key=attrgetter("at")):
+    for reading in sorted(chain(*wiring.readings.values()), key=attrgetter("op_index")):
         here = wiring.chunk_of[reading.maker.block]
         there = wiring.chunk_of[reading.reader.block]
         if here == there:
@@ -213,7 +213,7 @@ class _Drafting:
         stages = range(plan.stages)
         self._sendings: dict[tuple[int, int, int], int] = {}
         self._variables = [self._register(stage, "variables", 0, initial=1) for stage in stages]
-        self._begun = [self._register(stage, "parameters", 0) for stage in stages]
+        self._begin_registers = [self._register(stage, "parameters", 0) for stage in stages]
         self._reduced: list[list[Port]] = [[] for _ in self.stages]
         for number in range(len(plan.chunks)):
             self._join_parts(number)
@@ -227,7 +227,7 @@ class _Drafting:
             if part in ("F", "B", "W", "BW"):
                 self._link(home, key.source, sorted(key.readers), sum(sizes))
             return
-        sent = self._begun[home]
+        sent = self._begin_registers[home]
         if part != "gather":
             sent = self._register(home, f"chunk {chunk} {part} to {key.target}", sum(sizes))
             self._outputs.setdefault(key.source, []).append(Port(register=sent))
@@ -285,7 +285,9 @@ class _Drafting:
         """Add the registers between the parts of one chunk."""
         stage, m = self.plan.chunks[number].stage, self.plan.microbatches
         parts = list(self._times[number].slots_ns)
-        self._inputs.setdefault((number, "gather"), []).append(Port(register=self._begun[stage]))
+        self._inputs.setdefault((number, "gather"), []).append(
+            Port(register=self._begin_registers[stage])
+        )
         gathered = self._register(stage, f"chunk {number} parameters", 0)
         self._outputs.setdefault((number, "gather"), []).append(Port(register=gathered))
         for part in parts:
@@ -342,7 +344,7 @@ class _Drafting:
         hidden_ns = [0] * self.plan.stages
         for stage, order in enumerate(table.orders):
             forward = [slot.part == "F" for slot in order]
-            for pair in pairs_of(forward, table.beside[stage]):
+            for pair in pairs_of(forward, table.paired_slots[stage]):
                 slots = order[pair.start : pair.stop]
                 chunks = [table.positions[stage][slot.chunk] for slot in slots]
                 times = [self._times[chunk] for chunk in chunks]
@@ -410,7 +412,7 @@ class _Drafting:
         )
         reduced = (*self._reduced[stage], *self._inputs.get((-1 - stage, "norm"), ()))
         variables, begun = (
-            (Port(register=rows[stage]),) for rows in (self._variables, self._begun)
+            (Port(register=rows[stage]),) for rows in (self._variables, self._begin_registers)
         )
         norm, met = (Port(register=here),), (Port(register=everywhere),)
         update_ns = sum(chunk_times.update_ns for chunk_times in times)

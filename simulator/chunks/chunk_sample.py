@@ -86,17 +86,17 @@ def in_pairs(*, joint: bool) -> tuple[Order, frozenset[int]]:
     """
     gradients = ("BW",) if joint else ("B", "W")
     order = [Slot("F", 0, 0)]
-    beside: list[int] = []
+    paired_slots: list[int] = []
     for microbatch in range(1, MICROBATCHES):
         order.append(Slot("F", 0, microbatch))
         for part in gradients:
-            beside.append(len(order))
+            paired_slots.append(len(order))
             order.append(Slot(part, 0, microbatch - 1))
     order += [Slot(part, 0, MICROBATCHES - 1) for part in gradients]
-    return tuple(order), frozenset(beside)
+    return tuple(order), frozenset(paired_slots)
 
 
-class Pieces:
+class PieceCompiler:
     """Compiler of pieces of one plan.
 
     Parameters
@@ -122,7 +122,7 @@ class Pieces:
         block_names: Sequence[str],
         order: Order,
         stage: int,
-        beside: frozenset[int] = frozenset(),
+        paired_slots: frozenset[int] = frozenset(),
     ) -> CompiledPiece:
         """Compile some of a chunk's blocks alone.
 
@@ -136,7 +136,7 @@ class Pieces:
             In which the piece runs alone (`alone`, `in_pairs`).
         stage
             On whose devices the piece lies.
-        beside
+        paired_slots
             Slots of the order that run beside the one before them.
         """
         wiring, plan = self.wiring, self.wiring.plan
@@ -150,11 +150,11 @@ class Pieces:
             for reading in wiring.read_from.get(block, ()):
                 if wiring.chunk_of[reading.reader.block] != chunk:
                     lowering.leaves(reading, wiring.read_as(reading))
-        table = self._table(order, beside)
+        table = self._table(order, paired_slots)
         drafts = fused_stages(lowering.stages[:ELSEWHERE], plan.fusion, joint=table.joint)
         hold_back(drafts[HERE], table.joint)
         alone = unordered(
-            drafts[HERE], f"stage {stage}", HERE, table.orders[HERE], table.beside[HERE]
+            drafts[HERE], f"stage {stage}", HERE, table.orders[HERE], table.paired_slots[HERE]
         )
         actors = with_slots(joined([alone], plan.model.name, plan.mesh.axes), drafts, table)
         devices = plan.mesh.devices
@@ -174,10 +174,12 @@ class Pieces:
             pacing=pacing_of(actors, plan.cluster),
         )
 
-    def _table(self, order: Order, beside: frozenset[int]) -> Timetable:
-        key = order, beside
+    def _table(self, order: Order, paired_slots: frozenset[int]) -> Timetable:
+        key = order, paired_slots
         if key not in self._tables:
-            self._tables[key] = Timetable([order], [HERE], MICROBATCHES, [tuple(sorted(beside))])
+            self._tables[key] = Timetable(
+                [order], [HERE], MICROBATCHES, [tuple(sorted(paired_slots))]
+            )
         return self._tables[key]
 
     def _durations(self, graph: ActorGraph) -> tuple[int, ...]:

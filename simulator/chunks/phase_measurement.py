@@ -43,7 +43,7 @@ def part_times(
         times = replace(times, paired_ns=paired_ns, paired_exposed_ns=exposed_ns)
     if not detailed:
         return times
-    return replace(times, inside=inside_parts(piece, reading.starts, reading.ends))
+    return replace(times, contents=inside_parts(piece, reading.starts, reading.ends))
 
 
 class _Reading:

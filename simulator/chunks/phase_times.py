@@ -28,14 +28,14 @@ class ContentKey(NamedTuple):
     """Key of a count inside a part: of some ops, or of some meetings.
 
     `part` is one of the schedule or `begin`, `norm`, `totals`, `update`, `gather`, `reduce`; `what`
-    is `compute`, `exposed` or `moved` (nanoseconds), or `bytes`; `at` is the phase of ops, the mesh
-    axes of meetings.
+    is `compute`, `exposed` or `moved` (nanoseconds), or `bytes`; `phase_or_axes` is the phase of
+    ops, the mesh axes of meetings.
     """
 
     part: str
     what: str
     kind: str
-    at: tuple[str, ...]
+    phase_or_axes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class PartTimes:
     paired_ns: Mapping[str, int] = field(default_factory=dict)
     paired_exposed_ns: int = 0
     paces: Mapping[str, PartPace] = field(default_factory=dict)
-    inside: Mapping[ContentKey, int] = field(default_factory=dict)
+    contents: Mapping[ContentKey, int] = field(default_factory=dict)
 
     @property
     def saved_ns(self) -> int:
@@ -109,13 +109,13 @@ class PartTimes:
                 )
                 for part, pace in self.paces.items()
             },
-            inside={
-                key: self.inside.get(key, 0) + times * other.inside.get(key, 0)
-                for key in {**self.inside, **other.inside}
+            contents={
+                key: self.contents.get(key, 0) + times * other.contents.get(key, 0)
+                for key in {**self.contents, **other.contents}
             },
         )
 
-    def settled(self) -> "PartTimes":
+    def non_negative(self) -> "PartTimes":
         """Times with every entry at least zero; gather, reduce and update make up for each other.
 
         Differences of measured times can be negative, and lanes that run ahead or behind let a
@@ -140,7 +140,7 @@ class PartTimes:
             paired_ns={part: max(ns, 0) for part, ns in self.paired_ns.items()},
             paired_exposed_ns=max(self.paired_exposed_ns, 0),
             paces=self.paces,
-            inside={key: count for key, count in self.inside.items() if count > 0},
+            contents={key: count for key, count in self.contents.items() if count > 0},
         )
 
 

@@ -17,10 +17,10 @@ from millrace.planner.sbp import BROADCAST, NdSbp, parse_nd_sbp
 class CrossReading(NamedTuple):
     """One reading of a tensor by an op of another block, as its operand of that number.
 
-    `at` is the reader's place among the graph's ops.
+    `op_index` is the reader's place among the graph's ops.
     """
 
-    at: int
+    op_index: int
     tensor: str
     maker: Op
     reader: Op

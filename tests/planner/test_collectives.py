@@ -258,20 +258,20 @@ def state_cost(kind: str, size: int, members: int, on: Cluster, **fields: int) -
     )
 
 
-def driven(nodes: int, **habits: int | bool) -> Cluster:
+def a100_with_buckets(nodes: int, **habits: int | bool) -> Cluster:
     return replace(a100(nodes), software=Software(bucket_bytes=40 * MB, **habits))
 
 
 @pytest.mark.parametrize("block", [4 * MB, 1700 * MB])
 def test_a_variable_of_a_block_that_moves_at_once_costs_its_part_of_it(block: int) -> None:
-    on = driven(16, whole_blocks=True)
+    on = a100_with_buckets(16, whole_blocks=True)
     block_ns = cost("all_gather", block, tuple(range(128)), a100(16))
     took = state_cost("all_gather", block // 4, 128, on, bytes_of_block=block)
     assert took == pytest.approx(block_ns / 4, abs=1)
 
 
 def test_gradients_travel_in_the_bytes_that_the_software_sums_them_in() -> None:
-    wide, narrow = driven(2), driven(2, gradient_bytes=2)
+    wide, narrow = a100_with_buckets(2), a100_with_buckets(2, gradient_bytes=2)
     for kind in ("all_reduce", "reduce_scatter"):
         halved = cost(kind, 20 * MB, tuple(range(16)), a100(2))
         assert state_cost(kind, 40 * MB, 16, narrow, itemsize=4) == halved
@@ -283,19 +283,23 @@ def test_gradients_travel_in_the_bytes_that_the_software_sums_them_in() -> None:
 
 
 def test_storage_split_in_groups_is_gathered_there_and_summed_between_counterparts() -> None:
-    on = driven(8, state_ranks=8)
+    on = a100_with_buckets(8, state_ranks=8)
     size = 40 * MB
-    assert state_cost("all_gather", size, 64, on) == state_cost("all_gather", size, 8, driven(1))
+    assert state_cost("all_gather", size, 64, on) == state_cost(
+        "all_gather", size, 8, a100_with_buckets(1)
+    )
     within = cost("reduce_scatter", size, tuple(range(8)), a100(8))
     between = cost("all_reduce", size, tuple(range(0, 64, 8)), a100(8)) / 8
     took = state_cost("reduce_scatter", size, 64, on)
     assert took == pytest.approx(within + between, abs=2)
-    assert state_cost("all_reduce", size, 64, on) == state_cost("all_reduce", size, 64, driven(8))
+    assert state_cost("all_reduce", size, 64, on) == state_cost(
+        "all_reduce", size, 64, a100_with_buckets(8)
+    )
 
 
 def test_a_broadcast_of_every_ranks_part_takes_longer_the_more_ranks_there_are() -> None:
-    on = driven(8, broadcast_ns=2 * 10**6)
-    alone = state_cost("all_gather", GB, 64, driven(8))
+    on = a100_with_buckets(8, broadcast_ns=2 * 10**6)
+    alone = state_cost("all_gather", GB, 64, a100_with_buckets(8))
     took = state_cost("all_gather", GB, 64, on, bytes_together=4 * GB)
     assert took == pytest.approx(alone + 64 * 2 * 10**6 / 4, abs=2)
 

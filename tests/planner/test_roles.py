@@ -66,7 +66,7 @@ def test_ops_that_disagree_leave_roles_open() -> None:
 def test_an_axis_that_repeats_all_work_has_no_role() -> None:
     plan, graph = planned(dp=2, tp=1, pp=1)
 
-    def whole(signature: OpSignature) -> OpSignature:
+    def replicated(signature: OpSignature) -> OpSignature:
         return OpSignature(
             inputs=("B",) * len(signature.inputs), outputs=("B",) * len(signature.outputs)
         )
@@ -74,7 +74,9 @@ def test_an_axis_that_repeats_all_work_has_no_role() -> None:
     variants = tuple(
         Variant(
             template=variant.template,
-            signatures={name: whole(signature) for name, signature in variant.signatures.items()},
+            signatures={
+                name: replicated(signature) for name, signature in variant.signatures.items()
+            },
         )
         for variant in plan.variants
     )

@@ -165,10 +165,10 @@ def test_dualpipe_v_pairs_a_forward_with_the_gradients_of_another_microbatch(sta
         order = schedule_order(
             "dualpipe-v", stage=stage, stages=stages, chunks=2, microbatches=microbatches
         )
-        beside = SCHEDULES["dualpipe-v"].beside(stage, stages, 2, microbatches)
+        paired_slots = SCHEDULES["dualpipe-v"].paired_slots(stage, stages, 2, microbatches)
         groups: list[list[Slot]] = []
         for number, slot in enumerate(order):
-            if number in beside:
+            if number in paired_slots:
                 groups[-1].append(slot)
             else:
                 groups.append([slot])
@@ -218,8 +218,8 @@ def test_a_shorter_last_round_takes_no_longer_than_a_full_one(microbatches):
 
 def test_only_a_schedule_that_pairs_runs_slots_beside_one_another():
     for name, schedule in SCHEDULES.items():
-        beside = schedule.beside(1, 4, schedule.chunks or 2, 8)
-        assert bool(beside) == schedule.pairs == (name == "dualpipe-v")
+        paired_slots = schedule.paired_slots(1, 4, schedule.chunks or 2, 8)
+        assert bool(paired_slots) == schedule.pairs == (name == "dualpipe-v")
 
 
 def test_the_v_folds_and_loops_go_round():

@@ -19,7 +19,9 @@ from tests.simulator.graphs import GPU, SimulatedWriter, joined, overlapped, sha
 from tests.simulator.test_stages import CASES, planned
 
 
-def driven(host_ns: int = 0, overlap: float = 1.0, cluster: Cluster = GPU) -> Cluster:
+def cluster_with_launches(
+    host_ns: int = 0, overlap: float = 1.0, cluster: Cluster = GPU
+) -> Cluster:
     return replace(cluster, software=Software(host_ns=host_ns, overlap=overlap))
 
 
@@ -34,7 +36,7 @@ def row_of(length: int, firings: int = 4) -> ActorGraph:
     return joined(writer.program())
 
 
-def beside(compute_ns: int, meeting_ns: int, overlap: float) -> int:
+def overlapped_step_ns(compute_ns: int, meeting_ns: int, overlap: float) -> int:
     """Time of one computation that begins together with one collective."""
     writer = SimulatedWriter()
     writer.actor("compute", "compute", [], [])
@@ -43,7 +45,9 @@ def beside(compute_ns: int, meeting_ns: int, overlap: float) -> int:
     writer.actor("reduce", "lane", [], [], meeting=reduce.meeting)
     graph = joined(writer.program(ranks=(0, 1)))
     ns = times(graph, {"compute": compute_ns, "reduce": meeting_ns})
-    return simulate(graph, driven(overlap=overlap), steps=1, durations_ns=ns).step_time_ns
+    return simulate(
+        graph, cluster_with_launches(overlap=overlap), steps=1, durations_ns=ns
+    ).step_time_ns
 
 
 @pytest.mark.parametrize(("host_ns", "op_ns"), [(10, 100), (100, 10), (50, 50)])
@@ -52,24 +56,24 @@ def test_a_step_of_equal_ops_takes_the_longer_of_launching_and_computing(
 ) -> None:
     graph = row_of(5)
     ns = [[op_ns] * 5]
-    simulated = simulate(graph, driven(host_ns), durations_ns=ns)
+    simulated = simulate(graph, cluster_with_launches(host_ns), durations_ns=ns)
     # The first launch, or the last op, is beside nothing.
     assert simulated.step_time_ns == max(host_ns + 20 * op_ns, 20 * host_ns + op_ns)
 
 
 def test_the_host_runs_ahead_of_a_long_op_and_no_further_than_the_step() -> None:
     graph = row_of(2, firings=1)
-    simulated = simulate(graph, driven(100), durations_ns=[[1000, 10]])
+    simulated = simulate(graph, cluster_with_launches(100), durations_ns=[[1000, 10]])
     assert simulated.step_time_ns == 100 + 1000 + 10
     assert [span.start_ns for span in simulated.trace.spans if span.actor == 0] == [100, 1210, 2320]
 
 
 @pytest.mark.parametrize(("compute", "meeting"), [(100, 40), (100, 100), (40, 100)])
 def test_one_computation_beside_one_collective(compute: int, meeting: int) -> None:
-    assert beside(compute, meeting, 1.0) == max(compute, meeting)
-    assert beside(compute, meeting, 0.0) == compute + meeting
+    assert overlapped_step_ns(compute, meeting, 1.0) == max(compute, meeting)
+    assert overlapped_step_ns(compute, meeting, 0.0) == compute + meeting
     slowed = compute / 0.5 if compute <= 0.5 * meeting else compute + 0.5 * meeting
-    assert beside(compute, meeting, 0.5) == max(slowed, meeting)
+    assert overlapped_step_ns(compute, meeting, 0.5) == max(slowed, meeting)
 
 
 def test_a_collective_that_begins_later_slows_the_rest_of_a_computation() -> None:
@@ -81,7 +85,7 @@ def test_a_collective_that_begins_later_slows_the_rest_of_a_computation() -> Non
     writer.actor("reduce", "lane", [("x", 1)], [("y", 1)], meeting=reduce.meeting)
     graph = joined(writer.program(ranks=(0, 1)))
     ns = times(graph, {"first": 60, "long": 100, "reduce": 30})
-    simulated = simulate(graph, driven(overlap=0.5), steps=1, durations_ns=ns)
+    simulated = simulate(graph, cluster_with_launches(overlap=0.5), steps=1, durations_ns=ns)
     # It runs 60 alone, 30 at half the speed and 25 alone.
     assert simulated.step_time_ns == 115
     assert simulated.exposed_communication_ns == 0
@@ -90,7 +94,7 @@ def test_a_collective_that_begins_later_slows_the_rest_of_a_computation() -> Non
 def test_what_no_one_can_hide_costs_a_step_both_times() -> None:
     graph = overlapped(firings=10, ranks=2, message_bytes=0)
     ns = times(graph, {"compute": 100, "reduce": 90})
-    simulated = simulate(graph, driven(overlap=0.0), durations_ns=ns)
+    simulated = simulate(graph, cluster_with_launches(overlap=0.0), durations_ns=ns)
     assert simulated.step_time_ns == 10 * 190
     assert simulated.exposed_communication_ns == 0  # a firing that stands still is under way
 
@@ -113,15 +117,15 @@ def test_random_graphs_are_never_faster_for_it_folded_or_not(seed: int, overlap:
     random = Random(seed)
     ns = [[random.randrange(1, 1000) for _ in program.actors] for program in graph.programs]
     free = simulate(graph, GPU, durations_ns=ns)
-    slow = simulate(graph, driven(200, overlap), durations_ns=ns)
-    every = simulate(graph, driven(200, overlap), durations_ns=ns, folded=False)
+    slow = simulate(graph, cluster_with_launches(200, overlap), durations_ns=ns)
+    every = simulate(graph, cluster_with_launches(200, overlap), durations_ns=ns, folded=False)
     assert slow.trace.step_end_ns[0][-1] >= free.trace.step_end_ns[0][-1]
     assert every.step_time_ns == slow.step_time_ns
     assert every.trace.step_times_ns() == slow.trace.step_times_ns()
 
 
 def under(plan: Plan, host_ns: int, overlap: float) -> Plan:
-    return replace(plan, cluster=driven(host_ns, overlap, plan.cluster))
+    return replace(plan, cluster=cluster_with_launches(host_ns, overlap, plan.cluster))
 
 
 LIGHT, BOUND, CONTENDED = (5_000, 1.0), (100_000, 1.0), (20_000, 0.7)
@@ -207,7 +211,7 @@ def test_a_collective_of_activations_is_launched_before_what_reads_it() -> None:
         writer.actor("after", "compute", [("y", 1)], [])
         joint = joined(writer.program(ranks=(0, 1)))
         ns = times(joint, {"before": 10, "reduce": 10, "after": 10})
-        return simulate(joint, driven(100), steps=1, durations_ns=ns).step_time_ns
+        return simulate(joint, cluster_with_launches(100), steps=1, durations_ns=ns).step_time_ns
 
     assert step_ns(bucketed=True) == 2 * 100 + 10
     assert step_ns(bucketed=False) == 3 * 100 + 10
@@ -227,6 +231,7 @@ def test_ranks_that_share_cores_are_paced_by_these_alone() -> None:
     ns = times(graph, {"compute": 100, "reduce": 90})
     here = shared(2, cores=2)
     free, paced = (
-        simulate(graph, cluster, durations_ns=ns) for cluster in (here, driven(500, 0.0, here))
+        simulate(graph, cluster, durations_ns=ns)
+        for cluster in (here, cluster_with_launches(500, 0.0, here))
     )
     assert paced.step_time_ns == free.step_time_ns

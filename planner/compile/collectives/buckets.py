@@ -66,7 +66,7 @@ def bucketed(
     stage: int,
     mesh: Mesh,
     cluster: Cluster,
-    beside: Set[int] = frozenset(),
+    paired_slots: Set[int] = frozenset(),
 ) -> StageIR:
     """The stage's draft with its collectives of state in buckets.
 
@@ -81,12 +81,12 @@ def bucketed(
     cluster
         What moves the buckets. Nothing is joined where its software has buckets of its own
         (`Software.bucket_bytes`), for then every collective is priced as a part of those.
-    beside
+    paired_slots
         Numbers of slots that run beside the one before them.
     """
     if cluster.software.bucketing:
         return draft
-    rows = _Joining(draft, slots, stage, mesh, cluster, beside).buckets()
+    rows = _Joining(draft, slots, stage, mesh, cluster, paired_slots).buckets()
     return _with_buckets(draft, [row for row in rows if len(row) > 1])
 
 
@@ -100,12 +100,12 @@ class _Joining:
         stage: int,
         mesh: Mesh,
         cluster: Cluster,
-        beside: Set[int],
+        paired_slots: Set[int],
     ) -> None:
         self.draft, self.cluster = draft, cluster
         self.mesh, self.first_rank = mesh, stage * mesh.devices
         numbers: list[list[int]] = [[] for _ in draft.actors]
-        for number, index in enumerate(compute_order(draft, slots, beside)):
+        for number, index in enumerate(compute_order(draft, slots, paired_slots)):
             numbers[index].append(number)
         self.numbers = [np.asarray(row, np.int64) for row in numbers]
         self.readers: dict[int, list[tuple[int, Port]]] = {}

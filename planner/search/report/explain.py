@@ -291,7 +291,7 @@ def _memory(evaluator: Evaluator, chosen: SolvedPlan) -> list[Reason]:
 
 def _runner_up(answer: SearchResult, chosen_parts: Parts) -> Reason | None:
     """Reason that names the best other candidate of the search itself; None where it is alone."""
-    others = [plan for plan in answer.found if plan.candidate != answer.chosen.candidate]
+    others = [plan for plan in answer.solved_plans if plan.candidate != answer.chosen.candidate]
     if not others:
         return None
     best = min(others, key=lambda plan: plan.division.step_ns)

@@ -26,7 +26,7 @@ class SearchResult:
 
     evaluator: Evaluator
     chosen: SolvedPlan
-    found: tuple[SolvedPlan, ...]
+    solved_plans: tuple[SolvedPlan, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

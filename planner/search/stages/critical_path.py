@@ -284,7 +284,7 @@ def _pairs(
 ) -> Iterator[tuple[int, range]]:
     """Stage and slots of every pair, where a schedule pairs slots."""
     for stage, row in enumerate(parts if record.pairs else ()):
-        for pair in pairs_of((row == FORWARD).tolist(), set(record.beside(stage, *shape))):
+        for pair in pairs_of((row == FORWARD).tolist(), set(record.paired_slots(stage, *shape))):
             yield stage, pair
 
 

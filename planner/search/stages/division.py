@@ -108,13 +108,13 @@ def _alike(runs: tuple[BlockRun, ...]) -> list[tuple[tuple[BlockRun, ...], list[
             for run in runs
         ]
         if all(numbers):
-            groups.append((_kept(runs, numbers), numbers))
+            groups.append((_with_variants(runs, numbers), numbers))
     if not groups:
         raise InfeasibleError("no handover between blocks is common to variants of every template")
     return groups
 
 
-def _kept(runs: tuple[BlockRun, ...], numbers: list[list[int]]) -> tuple[BlockRun, ...]:
+def _with_variants(runs: tuple[BlockRun, ...], numbers: list[list[int]]) -> tuple[BlockRun, ...]:
     """Runs with some of their variants only."""
     return tuple(
         replace(
@@ -219,7 +219,7 @@ def _smallest(runs: tuple[BlockRun, ...], pipeline: Pipeline, limits: tuple[int,
             for variant in run.variants
         ]
         numbers.append([sizes.index(min(sizes))])
-    group = _kept(runs, numbers)
+    group = _with_variants(runs, numbers)
     smallest = StageProgram(group, pipeline, limits, True).solve(RESOLUTION)
     assert smallest is not None, "there are enough blocks"
     used, limit = _tightest(smallest, group, pipeline, limits)

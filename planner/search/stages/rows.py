@@ -51,15 +51,15 @@ class Rows:
         self.total = len(runs[ends.main].blocks)
         positions = np.arange(pipeline.positions)
         stages = [pipeline.stage_of(k) for k in positions.tolist()]
-        self.beside = np.zeros(len(positions), np.int64)
+        self.ends_ns = np.zeros(len(positions), np.int64)
         for run, position in ends.places:
-            self.beside[position] += times[run][stages[position]]
+            self.ends_ns[position] += times[run][stages[position]]
         self.block = np.array([max(times[ends.main][stage], 1) for stage in stages])
         self.open = (positions >= ends.low) & (positions <= ends.high)
         self.due = np.ones(len(positions), np.int64)
         self.due[[position for _, position in ends.places]] = 0
         shape = pipeline.rows, pipeline.stages
-        self.times = self.beside, self.block, self.due
+        self.times = self.ends_ns, self.block, self.due
         options_of: dict[tuple[bytes, ...], tuple[Ints, Ints]] = {}
         self.options = []
         for row in positions.reshape(shape):
@@ -70,7 +70,7 @@ class Rows:
 
     def _options(self, row: Ints) -> tuple[Ints, Ints]:
         """Levels that a row may have, and the blocks that it holds at each of them."""
-        beside, block = self.beside[row], self.block[row]
+        beside, block = self.ends_ns[row], self.block[row]
         least = int((beside + self.due[row] * block).max())
         counts = np.arange(self.total + 1)
         kinds = np.unique(np.stack([beside, block], axis=1), axis=0)
@@ -113,7 +113,8 @@ class Rows:
             picks.append((int(levels[option]), due + left - int(before[option, left])))
             left = int(before[option, left])
         return FilledRows(
-            levels=tuple(level for level, _ in picks[::-1]), held=tuple(n for _, n in picks[::-1])
+            levels=tuple(level for level, _ in picks[::-1]),
+            block_counts=tuple(n for _, n in picks[::-1]),
         )
 
     def ways(self) -> Iterator["FilledRows"]:
@@ -136,7 +137,7 @@ class Rows:
         beside, block, _ = (array.reshape(len(self.options), -1) for array in self.times)
         return [
             int(ends_ns.sum()) + count * int(block_ns.min())
-            for ends_ns, block_ns, count in zip(beside, block, way.held, strict=True)
+            for ends_ns, block_ns, count in zip(beside, block, way.block_counts, strict=True)
         ]
 
     def counts(self, way: "FilledRows", sizes: Ints, stages: Ints) -> Ints:
@@ -145,9 +146,9 @@ class Rows:
         `sizes` are bytes of one of its blocks by position, `stages` where each position lies.
         """
         row = len(self.block) // len(way.levels)
-        room = np.repeat(np.array(way.levels), row) - self.beside
+        room = np.repeat(np.array(way.levels), row) - self.ends_ns
         counts: Ints = np.where(self.open, np.minimum(room // self.block, self.total), 0)
-        for number, wanted in enumerate(way.held):
+        for number, wanted in enumerate(way.block_counts):
             on_row = slice(number * row, (number + 1) * row)
             for _ in range(int(counts[on_row].sum()) - wanted):
                 used = np.bincount(stages, weights=counts * sizes)
@@ -161,7 +162,7 @@ class FilledRows:
     """Nanoseconds that no chunk of each row exceeds, and the number of blocks in the row."""
 
     levels: tuple[int, ...]
-    held: tuple[int, ...]
+    block_counts: tuple[int, ...]
 
 
 def least_rows_ns(runs: tuple[BlockRun, ...], pipeline: Pipeline) -> float:
@@ -265,14 +266,14 @@ class _Filling:
         self.pipeline = pipeline
         self.limits = limits
         self.rows = rows
-        self.taken = taken  # variant of each run, where nothing else is said
+        self.default_variants = taken  # variant of each run, where nothing else is said
         self.inflight = lifetime_counts(pipeline)
         self.stages = np.array([pipeline.stage_of(k) for k in range(pipeline.positions)])
-        self._beside = [0] * pipeline.stages  # bytes of the ends
+        self._ends_bytes = [0] * pipeline.stages  # bytes of the ends
         self._sections = [0] * pipeline.stages
         for run, position in rows.ends.places:
             stage = int(self.stages[position])
-            self._beside[stage] += self._bytes(run, taken[run], position)
+            self._ends_bytes[stage] += self._bytes(run, taken[run], position)
             section = self._figures(run, taken[run], position).transient_bytes
             self._sections[stage] = max(self._sections[stage], section)
         main = rows.ends.main
@@ -286,7 +287,7 @@ class _Filling:
 
     def chunks(self, way: FilledRows, small: int) -> Chunks | None:
         """Blocks and variants per position; as few as need be in the small variant."""
-        usual = self.taken[self.rows.ends.main]
+        usual = self.default_variants[self.rows.ends.main]
         block_counts = self.rows.counts(way, self._sizes[usual], self.stages)
         small_counts = np.zeros_like(block_counts)
         if small != usual:
@@ -301,7 +302,7 @@ class _Filling:
 
     def _used(self, block_counts: Ints, small_counts: Ints, small: int) -> list[int]:
         """Bytes of every stage."""
-        usual = self.taken[self.rows.ends.main]
+        usual = self.default_variants[self.rows.ends.main]
         sizes = (block_counts - small_counts) * self._sizes[usual] + small_counts * self._sizes[
             small
         ]
@@ -317,7 +318,7 @@ class _Filling:
                 self._working[small][stage] * bool(smaller),
             )
             for stage, (size, usually, smaller, beside, section) in enumerate(
-                zip(*most, self._beside, self._sections, strict=True)
+                zip(*most, self._ends_bytes, self._sections, strict=True)
             )
         ]
 
@@ -325,7 +326,7 @@ class _Filling:
         self, small_counts: Ints, block_counts: Ints, stage: int, over: int, small: int
     ) -> None:
         """Run blocks of a stage in the small variant until it needs so many bytes less."""
-        usual = self.taken[self.rows.ends.main]
+        usual = self.default_variants[self.rows.ends.main]
         on = [k for k in range(len(block_counts)) if self.stages[k] == stage]
         # Sections shrink only where all blocks do: until then the larger one counts.
         over += max(0, self._working[small][stage] - self._working[usual][stage])
@@ -348,10 +349,10 @@ class _Filling:
         main = self.rows.ends.main
         kinds: list[list[tuple[int, int]]] = [[] for _ in block_counts]
         for run, position in self.rows.ends.places:
-            kinds[position].append((run, self.taken[run]))
+            kinds[position].append((run, self.default_variants[run]))
         for k, chunk in enumerate(kinds):
             chunk += [(main, small)] * int(small_counts[k])
-            chunk += [(main, self.taken[main])] * int(block_counts[k] - small_counts[k])
+            chunk += [(main, self.default_variants[main])] * int(block_counts[k] - small_counts[k])
         left = [list(run.blocks) for run in self.runs]
         return tuple(
             tuple((left[run].pop(0), variant) for run, variant in sorted(chunk)) for chunk in kinds

@@ -69,15 +69,15 @@ def divided_by_positions(
 def _alike_kept(run: BlockRun) -> BlockRun:
     """Run whose variants keep everything equally long."""
 
-    def kept(figures: VariantFigures) -> VariantFigures:
+    def with_one_lifetime(figures: VariantFigures) -> VariantFigures:
         return replace(
             figures, inflight_bytes=sum(figures.lifetimes), weight_bytes=0, between_bytes=0
         )
 
     return replace(
         run,
-        variants=tuple(map(kept, run.variants)),
-        elsewhere=tuple(tuple(map(kept, variants)) for variants in run.elsewhere),
+        variants=tuple(map(with_one_lifetime, run.variants)),
+        elsewhere=tuple(tuple(map(with_one_lifetime, variants)) for variants in run.elsewhere),
     )
 
 

@@ -16,7 +16,7 @@ from millrace.planner.actors.graph import ActorGraph, Leave
 from millrace.planner.plan import Plan
 from tests.executor.streams.buffers import FiredBy, plans, waits_of, without
 from tests.in_process import KernelWork
-from tests.parallel_runs import begun, run
+from tests.parallel_runs import initial_states, run
 
 STEPS = 2  # the second finds what the first has left
 FEW, SAMPLED = 6, 3  # waits of a program
@@ -119,7 +119,7 @@ def assert_every_queue_that_waits_for_completion_is_a_stream(
 def assert_training_in_any_order_leaves_the_bits_of_lockstep(
     plan: Plan, graph: ActorGraph, joint: CommandBuffer
 ) -> None:
-    states = begun(plan, plan.graph, graph)
+    states = initial_states(plan, plan.graph, graph)
     interpret(joint, FiredBy(KernelWork(states)), seed=len(joint.steps[0]), steps=STEPS)
     for state, expected in zip(states, run(plan, plan.graph, graph, STEPS), strict=True):
         assert len(state.run_state.totals) == STEPS

@@ -16,7 +16,7 @@ def timetable(schedule: str, stages: int, chunks: int, microbatches: int) -> Tim
     return slots.timetable(schedule, tuple(homes), microbatches)
 
 
-def kept(producer: Section, *read: Section) -> Lifetime:
+def lifetime_of(producer: Section, *read: Section) -> Lifetime:
     return Lifetime(producer=producer, read=frozenset(read), sent=frozenset(), received=False)
 
 
@@ -48,9 +48,9 @@ def test_what_lives_until_the_backward_pass_has_a_slot_per_microbatch_in_flight(
     _, counts, _ = SCHEDULES[schedule].counts(stages, chunks, 12).tolist()
     for position, stage in enumerate(table.homes):
         chunk = table.positions[stage].index(position)
-        alive = kept(("F", chunk), ("F", chunk), ("W", chunk))
+        alive = lifetime_of(("F", chunk), ("F", chunk), ("W", chunk))
         assert table.slots(stage, alive) == counts[position]
-        assert table.slots(stage, kept(("F", chunk), ("F", chunk))) == 1
+        assert table.slots(stage, lifetime_of(("F", chunk), ("F", chunk))) == 1
 
 
 def test_a_stage_of_1f1b_sends_from_as_few_slots_as_gpipe() -> None:

@@ -143,7 +143,7 @@ class EnumeratedBlock:
             for name in tied_op.outputs:
                 if name in blocks.handed:
                     self._add_handed(name)
-                    made_member = self._made(tied_op, name)
+                    made_member = self._producer(tied_op, name)
                     self.factors.append(
                         CostFactor(
                             members=[made_member, (self.handed[name], list(blocks.handed[name]))],
@@ -153,7 +153,7 @@ class EnumeratedBlock:
                         )
                     )
 
-    def _made(self, op: Op, name: str) -> tuple[int, list[Value]]:
+    def _producer(self, op: Op, name: str) -> tuple[int, list[Value]]:
         index, signatures = self.home[op.name]
         return index, [signature.outputs[op.outputs.index(name)] for signature in signatures]
 
@@ -171,7 +171,7 @@ class EnumeratedBlock:
         if net.tensor in self.handed:
             made_member = self.handed[net.tensor], list(blocks.handed[net.tensor])
         else:
-            made_member = self._made(maker, net.tensor)
+            made_member = self._producer(maker, net.tensor)
         passes = [blocks.pass_of(blocks.ops[reader.op].phase) for reader in readers]
         first = None if net.tensor in blocks.values else blocks.pass_of(maker.phase)
         step, bucketed = tensor.rate is Rate.STEP, net.tensor in blocks.in_buckets
@@ -259,7 +259,7 @@ class EnumeratedBlock:
                             lives(place, position, position)
             return figures
 
-        members = [self._made(maker, name), *(self._read(reader) for _, reader in readers)]
+        members = [self._producer(maker, name), *(self._read(reader) for _, reader in readers)]
         self.factors.append(CostFactor(members=members, weigh=weigh))
 
     # -- going through -----------------------------------------------------------------------
@@ -352,16 +352,16 @@ class PlanLimits:
     """Most that a plan may cost and take: partial variants that are beyond it are dropped.
 
     `time` weighs the vectors of all blocks of a template, `size` (None: no limit) those of `share`
-    of them; `others` and `beside` are what all other templates add at least.
+    of them; `others` and `others_bytes` are what all other templates add at least.
     """
 
     time: Floats
     others: float
     cutoff: float
     size: Ints | None
-    beside: int
+    others_bytes: int
     limit_bytes: int
-    whole: bool  # all blocks on one stage
+    is_one_stage: bool
 
     def left(self, block: EnumeratedBlock, index: int, rows: Ints) -> Bools:
         """Rows that are within it, whatever variables after `index` do."""
@@ -371,7 +371,7 @@ class PlanLimits:
         keep: Bools = rows @ self.time + rest + self.others <= self.cutoff
         if self.size is not None:
             taken = rows @ self.size + block.least(self.size, index)
-            taken = taken + self.beside if self.whole else taken // block.count
+            taken = taken + self.others_bytes if self.is_one_stage else taken // block.count
             keep &= taken + rows[:, FIGURES:].max(axis=1, initial=0) <= self.limit_bytes
         return keep
 

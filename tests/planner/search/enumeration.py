@@ -61,7 +61,7 @@ class Enumerator:
         # Without a limit nothing is gained by running anything twice.
         every = ("none", "selective", "full") if limited else ("none",)
         self.modes = every if pinned is None else (pinned,)
-        self._known: dict[object, Variants] = {}
+        self._variants_by_key: dict[object, Variants] = {}
 
     def optimum(self, everything: Sequence[Candidate] | None = None) -> float:
         """Least step time in nanoseconds of any plan that fits; infinite where none does."""
@@ -88,7 +88,7 @@ class Enumerator:
         counts = lifetime_counts(pipeline)
         key = (candidate.axes, candidate.batch, mode, template, pipeline.positions > 1, defers,
                one_stage, pipeline.microbatches, counts)  # fmt: skip
-        if key not in self._known:
+        if key not in self._variants_by_key:
             every = {mode: self._blocks(candidate, mode) for mode in self.modes}
             for name, blocks in every.items():
                 for block_template, block in blocks.items():
@@ -100,8 +100,10 @@ class Enumerator:
                         if other != block_template
                     ]
                     block_variants = block.variants(weights, self._room(candidate, block, others))
-                    self._known[(*key[:2], name, block_template, *key[4:])] = block_variants
-        return self._known[key]
+                    self._variants_by_key[(*key[:2], name, block_template, *key[4:])] = (
+                        block_variants
+                    )
+        return self._variants_by_key[key]
 
     def _blocks(self, candidate: Candidate, mode: str) -> dict[str, EnumeratedBlock]:
         blocks = EnumeratedBlocks(self.request, self.graph, mode, candidate, self.limited)
@@ -141,9 +143,11 @@ class Enumerator:
             ),
             cutoff=self.cutoff,
             size=size(block.width) if self.limited else None,
-            beside=sum(min(other.least(size(other.width)) for other in ways) for ways in others),
+            others_bytes=sum(
+                min(other.least(size(other.width)) for other in ways) for ways in others
+            ),
             limit_bytes=self.request.usable_bytes,
-            whole=one_stage,
+            is_one_stage=one_stage,
         )
 
     def of(self, candidate: Candidate, best: float) -> float:
@@ -239,7 +243,7 @@ class Enumerator:
                     )
                     stages[stage] = self._joined(stages[stage], block_holdings)
             if all(len(holdings) for holdings in stages):
-                best_ns = min(best_ns, self._together(candidate, stages, sent))
+                best_ns = min(best_ns, self._least_step_ns(candidate, stages, sent))
         return best_ns
 
     def _joined(self, holdings: Ints, block_holdings: Ints) -> Ints:
@@ -255,7 +259,7 @@ class Enumerator:
             values = np.delete(sums, [BYTES, SECTION], axis=1)
         return sums[undominated(np.zeros(len(sums), np.int64), values)]
 
-    def _together(self, candidate: Candidate, stages: list[Ints], sent: int) -> float:
+    def _least_step_ns(self, candidate: Candidate, stages: list[Ints], sent: int) -> float:
         """Least step time of one holding per stage (`stages.shape`)."""
         pipeline = candidate.pipeline
         rows = pipeline.interleave

@@ -62,7 +62,7 @@ def question(seed: int) -> SearchRequest:
     )  # fmt: skip
 
 
-def asked(request: SearchRequest) -> tuple[Evaluator, Graph, tuple[Candidate, ...]]:
+def searched_candidates(request: SearchRequest) -> tuple[Evaluator, Graph, tuple[Candidate, ...]]:
     graph = build_training(request.model, request.training, request.global_batch)
     return Evaluator(request, graph), graph, candidates_of(request, graph)
 
@@ -96,7 +96,7 @@ def enumerated_figures(rows: Ints) -> NDArray[np.int64]:
 @pytest.mark.parametrize("seed", range(8))
 def test_every_cut_lies_below_every_variant(seed: int) -> None:
     request = question(seed)
-    evaluator, graph, candidates = asked(request)
+    evaluator, graph, candidates = searched_candidates(request)
     oracle = BlockOracle(evaluator.programs, evaluator.modes, sweeps=40)
     enumerator = Enumerator(request, limited=True)
     rng = np.random.default_rng(seed)
@@ -129,7 +129,7 @@ def restricted(model: str) -> list[tuple[Evaluator, Candidate, str, TemplateTabl
     request = request_of(
         model_spec(model, seq_len=None if model == "resnet-50" else 256), drawn_cluster(4, 3), pp=1
     )
-    evaluator, graph, candidates = asked(request)
+    evaluator, graph, candidates = searched_candidates(request)
     cases = []
     for mode in ("none", "selective"):
         for candidate in candidates[:: max(1, len(candidates) // 3)]:
@@ -218,7 +218,7 @@ def test_tables_cost_no_more_than_the_figures_at_any_prices(model: str) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_columns_are_read_again_as_they_are_in_the_pool(seed: int) -> None:
     request = question(seed)
-    evaluator, graph, candidates = asked(request)
+    evaluator, graph, candidates = searched_candidates(request)
     oracle = BlockOracle(evaluator.programs, evaluator.modes)
     rng = np.random.default_rng(seed)
     shape = evaluator.shape(candidates[0])
@@ -235,7 +235,7 @@ def test_columns_are_read_again_as_they_are_in_the_pool(seed: int) -> None:
 
 
 def test_what_was_asked_before_is_not_solved_again() -> None:
-    evaluator, graph, candidates = asked(question(0))
+    evaluator, graph, candidates = searched_candidates(question(0))
     oracle = BlockOracle(evaluator.programs, evaluator.modes)
     shape, template = evaluator.shape(candidates[0]), graph.templates[graph.blocks[0]]
     asks = [PriceAsk(shape, template, random_prices(np.random.default_rng(0)))] * 2

@@ -212,7 +212,7 @@ def question(seed: int) -> SearchRequest:
     )  # fmt: skip
 
 
-def asked(
+def bound_problem(
     request: SearchRequest,
 ) -> tuple[Evaluator, Graph, Candidate, StageProblem, BlockOracle, dict[str, CutPool]]:
     """A question's first candidate, with some cuts of its blocks."""
@@ -235,7 +235,7 @@ def asked(
 @pytest.mark.parametrize("seed", range(15))
 def test_the_bound_is_below_every_plan_and_rises_with_every_cut(seed: int) -> None:
     request = question(seed)
-    evaluator, _, candidate, problem, oracle, pools = asked(request)
+    evaluator, _, candidate, problem, oracle, pools = bound_problem(request)
     free_ns = Enumerator(request, limited=False).of(candidate, float("inf"))
     rng = np.random.default_rng(seed)
     shape = evaluator.shape(candidate)
@@ -262,7 +262,7 @@ def test_the_bound_is_below_every_plan_and_rises_with_every_cut(seed: int) -> No
 @pytest.mark.parametrize("seed", range(5))
 def test_where_memory_binds_the_bound_is_below_every_plan_that_fits(seed: int) -> None:
     request = question(seed)
-    evaluator, _, candidate, problem, oracle, pools = asked(request)
+    evaluator, _, candidate, problem, oracle, pools = bound_problem(request)
     shape = evaluator.shape(candidate)
     rng = np.random.default_rng(seed)
     for prices in [random_prices(rng) for _ in range(12)]:
@@ -301,7 +301,7 @@ def answered() -> tuple[SearchResult, BoundLoop]:
 def test_no_bound_is_above_a_plan_that_was_found() -> None:
     """This holds for every candidate of a search that has a plan, whatever its schedule."""
     answer, loop = answered()
-    plans = answer.found
+    plans = answer.solved_plans
     most_ns = max(plan.division.step_ns for plan in plans)
     given = [(plan.candidate, plan.bound_ns) for plan in plans]
     raised = loop.raised(given, 2 * most_ns, 0.02, 1_000)

@@ -25,7 +25,7 @@ MODEL = gpt_of(2, 64, 4, vocab=64, positions=32)
 A100 = parse_cluster("a100-sxm-80gb:4x1")
 
 
-def asked(cluster: Cluster = A100, **fields: object) -> SearchRequest:
+def a100_request(cluster: Cluster = A100, **fields: object) -> SearchRequest:
     return request_of(MODEL, cluster, 4, **fields)
 
 
@@ -39,7 +39,7 @@ def spent(plan: Plan) -> float:
 @pytest.mark.parametrize("optimize_for", ["cost", "energy"])
 def test_a_tiny_model_is_cheapest_on_fewer_devices_than_there_are(optimize_for: str) -> None:
     record = SearchLog()
-    plan = search_for(asked(), optimize_for, record=record)
+    plan = search_for(a100_request(), optimize_for, record=record)
     assert plan.ranks == plan.cluster.devices < A100.devices
     assert plan.evidence is not None
     assert record.answer is not None
@@ -47,19 +47,19 @@ def test_a_tiny_model_is_cheapest_on_fewer_devices_than_there_are(optimize_for: 
 
 
 def test_the_cheapest_fleet_is_no_dearer_than_any_other() -> None:
-    best = search_for(asked(), "cost")
+    best = search_for(a100_request(), "cost")
     for cluster in subclusters(A100):
-        assert spent(best) <= spent(search_for(asked(cluster), "throughput")) * (1 + 1e-9)
+        assert spent(best) <= spent(search_for(a100_request(cluster), "throughput")) * (1 + 1e-9)
 
 
 def test_throughput_uses_every_device() -> None:
-    assert search_for(asked(), "throughput").ranks == A100.devices
+    assert search_for(a100_request(), "throughput").ranks == A100.devices
 
 
 def test_pins_hold_on_every_fleet_and_what_fits_none_is_refused() -> None:
-    assert search_for(asked(pins=Pins(dp=2, tp=1, pp=1, cp=1)), "cost").ranks == 2
+    assert search_for(a100_request(pins=Pins(dp=2, tp=1, pp=1, cp=1)), "cost").ranks == 2
     with pytest.raises(InfeasibleError, match="There are plans"):
-        search_for(asked(pins=Pins(dp=3)), "cost")
+        search_for(a100_request(pins=Pins(dp=3)), "cost")
 
 
 def test_fleets_are_divisors_of_a_node_and_then_of_the_nodes() -> None:
@@ -74,7 +74,7 @@ def test_dollars_and_joules_follow_price_power_and_how_busy_devices_are() -> Non
     assert price_usd_per_s(cluster) == pytest.approx(4 * 0.001)
     assert power_watts(cluster, 1.0) == pytest.approx(1600)
     assert power_watts(cluster, 0.0) == pytest.approx(1600 * IDLE_SHARE)
-    plan = search_for(asked(cluster), "throughput")
+    plan = search_for(a100_request(cluster), "throughput")
     assert cost_usd_per_mtoken(plan, 2.0) == pytest.approx(0.008 / 128 * 1e6)
     assert energy_j_per_token(plan, 2.0, 1.0) == pytest.approx(3200 / 128)
 
@@ -95,4 +95,4 @@ def test_a_device_without_a_price_or_power_says_where_to_write_it(
 
 def test_an_unknown_objective_lists_the_known_ones() -> None:
     with pytest.raises(PlanError, match="throughput, cost, energy"):
-        search_for(asked(), "speed")
+        search_for(a100_request(), "speed")

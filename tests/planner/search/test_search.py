@@ -242,7 +242,7 @@ def test_what_was_left_early_is_solved_where_linear_programs_promise_more(
     assert left in ranking.pruned
     (solved,) = ranker.reconsider({left.candidate: 0.99 * settled_ns}, settled_ns)
     assert solved.candidate == left.candidate
-    assert solved in ranking.found
+    assert solved in ranking.solved_plans
     assert left not in ranking.pruned
     assert solved.division.step_ns >= left.bound_ns
 

@@ -22,10 +22,10 @@ FIDELITIES = ("op", "block", "stage")
 @cache
 def calm(name: str, fidelity: str) -> tuple[Simulated, Account]:
     """Simulated step of a plan with nothing that varies, and its account."""
-    return taken(planned(name), fidelity)
+    return predicted_account(planned(name), fidelity)
 
 
-def taken(plan: Plan, fidelity: str, **options: float) -> tuple[Simulated, Account]:
+def predicted_account(plan: Plan, fidelity: str, **options: float) -> tuple[Simulated, Account]:
     simulated = predict(plan, fidelity=fidelity, detailed=True, **options)
     return simulated, account_of(plan, simulated)
 
@@ -58,13 +58,13 @@ def test_rows_add_up_to_the_figures(name: str, fidelity: str) -> None:
 @pytest.mark.parametrize("fidelity", FIDELITIES)
 def test_rows_add_up_with_stragglers_and_jitter(fidelity: str) -> None:
     plan = planned("1f1b on two stages")
-    check_sums(*taken(plan, fidelity, jitter=0.1))
+    check_sums(*predicted_account(plan, fidelity, jitter=0.1))
     simulated = predict(plan, fidelity=fidelity, detailed=True, stragglers={1: 1.5})
     check_sums(simulated, account_of(plan, simulated))
 
 
 def test_rows_add_up_where_ranks_share_cores() -> None:
-    check_sums(*taken(data_parallel_pipeline(), "op"))
+    check_sums(*predicted_account(data_parallel_pipeline(), "op"))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -90,8 +90,8 @@ def test_a_slow_host_is_what_is_waited_for(fidelity: str) -> None:
         replace(plan, cluster=replace(plan.cluster, software=Software(host_ns=ns)))
         for ns in (0, 200_000)
     )
-    assert taken(swift, fidelity)[1].stages[0].host_ns == 0
-    simulated, account = taken(slow, fidelity)
+    assert predicted_account(swift, fidelity)[1].stages[0].host_ns == 0
+    simulated, account = predicted_account(slow, fidelity)
     check_sums(simulated, account)
     (stage,) = account.stages
     assert stage.host_ns > 0.5 * account.step_time_ns
