@@ -23,7 +23,8 @@ class LevelCrossing(NamedTuple):
     """Level on which units of the level below meet, inside one unit of this.
 
     `bytes_per_ns` is what the members of one lower unit bring together, `own_bytes_per_ns` what
-    one member does; `fewest` and `most` are the members of a lower unit. `outside`: between nodes.
+    one member does; `fewest` and `most` are the members of a lower unit. `inter_node`: True
+    between nodes.
     """
 
     latency_ns: int
@@ -33,7 +34,7 @@ class LevelCrossing(NamedTuple):
     most: int
     gap_ns: int = 0
     reduces: bool = False
-    outside: bool = False
+    inter_node: bool = False
 
 
 class TorusLine(NamedTuple):
@@ -154,7 +155,7 @@ class _Level(NamedTuple):
     pooled: bool  # True: the most members of a unit tell its share; else the fewest do
     gap_ns: int
     reduces: bool
-    outside: bool
+    inter_node: bool
 
 
 def _levels(places: _MemberPlaces, frame: Frame) -> list[_Level]:
@@ -173,7 +174,7 @@ def _levels(places: _MemberPlaces, frame: Frame) -> list[_Level]:
     def reduces(links: Sequence[Link]) -> bool:
         return all(links[int(index)].reduces for index in np.unique(places.part))
 
-    def inside(links: Sequence[Link]) -> Floats:
+    def intra_node_rates(links: Sequence[Link]) -> Floats:
         """Rates inside a node, by how many members lie there."""
         counts = np.bincount(places.node - places.node.min())[places.node - places.node.min()]
         pairs = zip(places.part.tolist(), counts.tolist(), strict=True)
@@ -191,8 +192,18 @@ def _levels(places: _MemberPlaces, frame: Frame) -> list[_Level]:
     network = rates(outer) * doubling_factor**doublings
     island = places.node * most + places.local // size[places.part]
     levels = [
-        _Level(ranks, latency(inner), inside(inner), False, gap(inner), reduces(inner), False),
-        _Level(island, latency(intra), inside(intra), False, gap(intra), reduces(intra), False),
+        _Level(
+            ranks, latency(inner), intra_node_rates(inner), False, gap(inner), reduces(inner), False
+        ),
+        _Level(
+            island,
+            latency(intra),
+            intra_node_rates(intra),
+            False,
+            gap(intra),
+            reduces(intra),
+            False,
+        ),
         _Level(places.node, latency(outer), network, False, gap(outer), reduces(outer), True),
     ]
     if frame.leaves is not None:
@@ -259,7 +270,7 @@ def _layout(ranks: tuple[int, ...], frame: Frame) -> GroupTopology:
                 int(members.max()),
                 gap_ns,
                 level.reduces,
-                level.outside,
+                level.inter_node,
             )
         )
         crossed_units.append((index, first))

@@ -20,12 +20,12 @@ Lines = list[tuple[int, float]]  # (fixed_ns, ns_per_byte) of each algorithm
 class HopLatency(NamedTuple):
     """Latency of one hop over that of the link it takes: inside a node, and between nodes."""
 
-    inside: float
-    outside: float
+    intra_node: float
+    inter_node: float
 
     def latency_ns(self, crossing: LevelCrossing) -> float:
         """Latency of one hop over this crossing."""
-        return crossing.latency_ns * (self.outside if crossing.outside else self.inside)
+        return crossing.latency_ns * (self.inter_node if crossing.inter_node else self.intra_node)
 
 
 class NcclProtocol(NamedTuple):
@@ -95,7 +95,7 @@ def rounds(layout: GroupTopology, protocols: Iterable[NcclProtocol], times: int)
 
 def round_ns(layout: GroupTopology, protocol: NcclProtocol) -> int:
     """Latency of once round a ring, most of whose steps stay inside nodes."""
-    leaves = any(crossing.outside for crossing in layout.crossings)
+    leaves = any(crossing.inter_node for crossing in layout.crossings)
     least_ns = max(crossing.gap_ns for crossing in layout.crossings)
     least_ns = max(least_ns, protocol.gap_ns) if leaves else least_ns
     counts = [units[-1] for units in layout.within] + [1]
@@ -115,7 +115,7 @@ def trees(layout: GroupTopology, protocols: Iterable[NcclProtocol]) -> Lines:
     for protocol in protocols:
         depth_ns = 0.0
         for units, crossing in zip(layout.within, layout.crossings, strict=True):
-            deep = ceil(log2(units[0])) if crossing.outside else units[0] - 1
+            deep = ceil(log2(units[0])) if crossing.inter_node else units[0] - 1
             depth_ns += deep * protocol.tree.latency_ns(crossing)
         fixed = protocol.tree_base_ns + round(2 * depth_ns)
         lines.append((fixed, 2 / (rate * protocol.tree_share)))
@@ -148,7 +148,7 @@ def switched(layout: GroupTopology, *, exact: bool = False) -> Lines:
         By α-β alone: a hop to the switch and one back, and all of the bandwidth.
     """
     inside, outside = layout.crossings[0], layout.crossings[1:]
-    even = all(crossing.outside and crossing.fewest == crossing.most for crossing in outside)
+    even = all(crossing.inter_node and crossing.fewest == crossing.most for crossing in outside)
     if not inside.reduces or not even:
         return []
     hops, share, beyond = (

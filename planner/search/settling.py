@@ -90,7 +90,7 @@ def settle(
 
     Returns
     -------
-    Settled
+    SettledPlan
         The fastest that fits; the one that is least over its limit where none does.
     """
     limits = usable_bytes(evaluator.request, unsettled.candidate)

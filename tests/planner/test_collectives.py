@@ -66,7 +66,7 @@ def test_a_ring_all_reduce_moves_the_message_twice_but_for_its_own_part(size: in
     assert cost("all_reduce", GB, ranks, on) == fixed + ceil(moved)
     # By NCCL's Simple protocol the bandwidth is the same, with its own latency per hop.
     simple = NCCL[-1]
-    steps = round((size - 1) * simple.ring.inside * link.latency_ns)
+    steps = round((size - 1) * simple.ring.intra_node * link.latency_ns)
     assert cost("all_reduce", GB, ranks, a100(1)) == (
         a100(1).device.launch_ns + simple.base_ns + 2 * steps + ceil(moved)
     )
@@ -87,7 +87,7 @@ def test_the_latency_of_a_tree_grows_with_the_logarithm_of_the_nodes(nodes: int)
     # One device of each node: what no ring of so many hops could do.
     ranks = tuple(range(0, 8 * nodes, 8))
     doublings = (nodes - 1).bit_length()
-    low, hop = NCCL[0], round(2 * doublings * NCCL[0].tree.outside * 4000)
+    low, hop = NCCL[0], round(2 * doublings * NCCL[0].tree.inter_node * 4000)
     tree = a100(nodes).device.launch_ns + low.tree_base_ns + hop
     cost_ns = cost("all_reduce", 0, ranks, a100(nodes))
     assert cost_ns <= tree

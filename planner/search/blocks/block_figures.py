@@ -63,8 +63,8 @@ def template_figures(
         sums[template] = sums.get(template, np.zeros(len(more), np.int64)) + more
         counts[template] = max(counts.get(template, 0), choice.count)
     for net in tables.nets:
-        source = net.makes[options[net.producer]]
-        wanted = {int(use.wants[options[use.choice]]) for use in net.uses}
+        source = net.source_of[options[net.producer]]
+        wanted = {int(use.target_of[options[use.choice]]) for use in net.uses}
         template_sums = sums[home[net.uses[0].choice]]
         for target in wanted:
             time = net.duration_ns[source, target, row]
@@ -89,11 +89,11 @@ def _kept_versions(
     """
     if net.producer_pass is None or not net.outlives_pass:
         return
-    source = net.sources[net.makes[options[net.producer]]]
+    source = net.sources[net.source_of[options[net.producer]]]
     spans: dict[int, set[int]] = {}
     for use in net.uses:
         passes = {min(pass_number, 2 if deferring else 1) for pass_number in use.passes}
-        spans.setdefault(int(use.wants[options[use.choice]]), set()).update(passes)
+        spans.setdefault(int(use.target_of[options[use.choice]]), set()).update(passes)
     last = net.producer_pass
     for target, passes in spans.items():
         if not passes:
@@ -106,7 +106,7 @@ def _kept_versions(
             size = int(priced.held_bytes[target, row])
             yield SPANS.index((min(passes), max(passes))), size
     if net.producer_pass < last:
-        priced_source = priced.makes[options[net.producer]]
+        priced_source = priced.source_of[options[net.producer]]
         yield SPANS.index((net.producer_pass, last)), int(priced.made_bytes[priced_source, row])
 
 
@@ -142,8 +142,8 @@ def forward_times_ns(
     for net in tables.nets:
         if net.figure == STEP or not space.nets[net.number].forward or space.nets[net.number].side:
             continue
-        source = net.makes[options[net.producer]]
-        wanted = {int(use.wants[options[use.choice]]) for use in net.uses if not use.holds}
+        source = net.source_of[options[net.producer]]
+        wanted = {int(use.target_of[options[use.choice]]) for use in net.uses if not use.holds}
         for target in wanted:
             took = net.count * net.duration_ns[source, target, row]
             sums[home[net.uses[0].choice]] += took

@@ -153,16 +153,16 @@ class _Program:
             shared_columns[a, b] = self._columns(figures[a, b]) + np.arange(len(a))
         for use in net.uses:
             wanted = np.zeros(reachable.shape[1], np.bool_)
-            wanted[use.wants] = True
+            wanted[use.target_of] = True
             a, b = np.nonzero(reachable & wanted)
             use_figures = np.zeros((len(a), len(FIGURES)), np.int64) if shared else figures[a, b]
             columns = self._columns(use_figures) + np.arange(len(a))
             leaves = program.add_rows(reachable.shape[0], 0.0, 0.0)
             program.enter(leaves + a, columns, 1.0)
-            self._subtract_options(net.producer, leaves + net.makes)
+            self._subtract_options(net.producer, leaves + net.source_of)
             arrives = program.add_rows(reachable.shape[1], 0.0, 0.0)
             program.enter(arrives + b, columns, 1.0)
-            self._subtract_options(use.choice, arrives + use.wants)
+            self._subtract_options(use.choice, arrives + use.target_of)
             paid = shared_columns[a, b] >= 0
             count = int(paid.sum())
             covers = program.add_rows(count, lower=0.0) + np.arange(count)
@@ -181,7 +181,7 @@ class _Program:
         for use in holders:
             rows = self.program.add_rows(len(targets), lower=0.0)
             self.program.enter(rows + targets, columns + targets, 1.0)
-            self._subtract_options(use.choice, rows + use.wants)
+            self._subtract_options(use.choice, rows + use.target_of)
 
     def solve(self, max_gap: float, node_limit: int) -> tuple[tuple[int, ...] | None, float] | None:
         """Options and proven bound, None where nothing is feasible."""

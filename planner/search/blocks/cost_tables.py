@@ -38,8 +38,8 @@ class EdgeCosts:
 
     number: int  # its place among the space's nets
     producer: int
-    makes: Ints  # [options of the producer] → source
-    uses: tuple[EdgeUse, ...]  # wants: [options of the reader] → target
+    source_of: Ints  # [options of the producer] → source
+    uses: tuple[EdgeUse, ...]  # target_of: [options of the reader] → target
     count: int
     figure: int  # the one that boxing counts in: time per microbatch, or per step
     reachable: Bools  # [A, B, K]
@@ -169,8 +169,8 @@ def net_figures(net: EdgeCosts, chosen: Ints, places: Ints) -> tuple[Ints, Bools
     places : int array (R,)
         Row of the tables that each column of `chosen` is for.
     """
-    source = net.makes[chosen[net.producer]]
-    targets = [use.wants[chosen[use.choice]] for use in net.uses]
+    source = net.source_of[chosen[net.producer]]
+    targets = [use.target_of[chosen[use.choice]] for use in net.uses]
     figures = np.zeros((len(FIGURES), len(places)), np.int64)
     counted = figures[net.figure]
     fine = np.ones(len(places), np.bool_)
@@ -223,16 +223,16 @@ def compact(tables: CostTables, keep: Sequence[Ints]) -> CostTables:
     )
     nets = []
     for net in tables.nets:
-        sources, makes = np.unique(net.makes[keep[net.producer]], return_inverse=True)
-        wants = [use.wants[keep[use.choice]] for use in net.uses]
+        sources, makes = np.unique(net.source_of[keep[net.producer]], return_inverse=True)
+        wants = [use.target_of[keep[use.choice]] for use in net.uses]
         targets = np.unique(np.concatenate(wants))
         grid = np.ix_(sources, targets)
         nets.append(
             replace(
                 net,
-                makes=makes.astype(np.int64),
+                source_of=makes.astype(np.int64),
                 uses=tuple(
-                    replace(use, wants=np.searchsorted(targets, want))
+                    replace(use, target_of=np.searchsorted(targets, want))
                     for use, want in zip(net.uses, wants, strict=True)
                 ),
                 reachable=net.reachable[grid],
@@ -256,13 +256,13 @@ def reachable_options(tables: CostTables) -> list[Ints]:
             for use in net.uses:
                 producing, reading = keep[net.producer], keep[use.choice]
                 if use.choice == net.producer:  # what an option makes is what it reads
-                    self_reach = reach[net.makes, use.wants]
+                    self_reach = reach[net.source_of, use.target_of]
                     changed |= bool((producing & ~self_reach).any())
                     producing &= self_reach
                     continue
-                leaves: Bools = np.any(reach[:, use.wants[reading]], axis=1)
-                arrives: Bools = np.any(reach[net.makes[producing]], axis=0)
-                from_here, to_here = leaves[net.makes], arrives[use.wants]
+                leaves: Bools = np.any(reach[:, use.target_of[reading]], axis=1)
+                arrives: Bools = np.any(reach[net.source_of[producing]], axis=0)
+                from_here, to_here = leaves[net.source_of], arrives[use.target_of]
                 for mask, good in ((producing, from_here), (reading, to_here)):
                     if (mask & ~good).any():
                         mask &= good

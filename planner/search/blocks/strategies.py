@@ -144,10 +144,10 @@ class StrategyNode:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class EdgeUse:
-    """A choice that reads a net: `wants` gives the target that each of its options takes."""
+    """A choice that reads a net: `target_of` gives the target of each of its options."""
 
     choice: int
-    wants: Ints  # [options]
+    target_of: Ints  # [options]
     holds: bool  # reads in the backward pass what the forward pass made
     passes: frozenset[int] = frozenset()  # those in which it reads, as `PASSES` numbers them
 
@@ -155,7 +155,7 @@ class EdgeUse:
         """True if another use boxes and holds the same, whichever passes read it."""
         choice_and_holds = self.choice, self.holds
         return choice_and_holds == (other.choice, other.holds) and np.array_equal(
-            self.wants, other.wants
+            self.target_of, other.target_of
         )
 
 
@@ -163,20 +163,20 @@ class EdgeUse:
 class ReshardingEdge:
     """A tensor between its producer and its readers, `count` times.
 
-    `sources` and `targets` are states; `makes` says which source each option of the producer makes.
+    `sources` and `targets` are states; `source_of` gives the source of each option of the producer.
     """
 
     tensor: str
     side: str
     producer: int
     sources: Ints
-    makes: Ints  # [options of the producer]
+    source_of: Ints  # [options of the producer]
     targets: Ints
     uses: tuple[EdgeUse, ...]
     count: int
     crossing: bool
     producer_pass: int | None  # the pass that makes it, as `PASSES` numbers them
-    outlives_pass: bool  # from one pass to the next: an activation, or its gradient
+    outlives_pass: bool  # kept for the next: an activation, or its gradient
     lifetime: int  # of what is held: one of `millrace.planner.schedules.counting.LIFETIMES`
 
     @property
@@ -376,7 +376,10 @@ class _Builder:
         uses: list[EdgeUse] = []
         for choice, states, holds, passes in readings:
             use = EdgeUse(
-                choice=choice, wants=np.searchsorted(targets, states), holds=holds, passes=passes
+                choice=choice,
+                target_of=np.searchsorted(targets, states),
+                holds=holds,
+                passes=passes,
             )
             for index, other in enumerate(uses):
                 if use.same(other):
@@ -389,7 +392,7 @@ class _Builder:
             side=net.side,
             producer=producer,
             sources=sources,
-            makes=makes.astype(np.int64),
+            source_of=makes.astype(np.int64),
             targets=targets,
             uses=tuple(uses),
             count=net.count,

@@ -464,7 +464,7 @@ class StrategyCosts:
         return EdgeCosts(
             number=number,
             producer=net.producer,
-            makes=net.makes,
+            source_of=net.source_of,
             uses=net.uses,
             count=net.count,
             figure=STEP if tensor.rate is Rate.STEP else MICROBATCH,

@@ -28,7 +28,7 @@ def handover(space: StrategySpace, options: Options) -> Handover:
         Each tensor that crosses from block to block, and the number of its nd-SBP (`sbp_codes.py`).
     """
     return tuple(
-        (net.tensor, int(net.sources[net.makes[options[net.producer]]]))
+        (net.tensor, int(net.sources[net.source_of[options[net.producer]]]))
         for net in space.nets
         if net.crossing
     )
@@ -54,7 +54,7 @@ def boundary_masks(space: StrategySpace, wanted: Handover) -> dict[int, Bools]:
     masks: dict[int, Bools] = {}
     for net in space.nets:
         if net.crossing and net.tensor in states:
-            fine = net.sources[net.makes] == states[net.tensor]
+            fine = net.sources[net.source_of] == states[net.tensor]
             masks[net.producer] = masks.get(net.producer, fine) & fine
     return masks
 

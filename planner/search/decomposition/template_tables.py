@@ -202,8 +202,8 @@ def _costless_choice(
 
     Returned is also an option of the space that stands for each.
     """
-    ends = [net.makes for net in nets if net.producer == choice]
-    ends += [use.wants for net in nets for use in net.uses if use.choice == choice]
+    ends = [net.source_of for net in nets if net.producer == choice]
+    ends += [use.target_of for net in nets for use in net.uses if use.choice == choice]
     combinations, first, inverse = np.unique(
         np.array(ends), axis=1, return_index=True, return_inverse=True
     )
@@ -218,12 +218,12 @@ def _placed(net: EdgeCosts, place: dict[int, int], stands: list[Ints]) -> EdgeCo
     return replace(
         net,
         producer=place[net.producer],
-        makes=net.makes[stands[place[net.producer]]],
+        source_of=net.source_of[stands[place[net.producer]]],
         uses=tuple(
             replace(
                 use,
                 choice=place[use.choice],
-                wants=use.wants[stands[place[use.choice]]],
+                target_of=use.target_of[stands[place[use.choice]]],
                 holds=False,
             )
             for use in net.uses
@@ -265,11 +265,11 @@ def _kept_bytes(space_net: SpaceNet, net: EdgeCosts, gap: int, options: Ints, ro
     """Bytes [R] of one occurrence of a net that are alive in a gap."""
     before, after = _before_and_after(net, gap)
     alive_bytes = np.zeros(len(rows), np.int64)
-    source = net.makes[options[net.producer]]
+    source = net.source_of[options[net.producer]]
     made_state = space_net.sources[source]
     made_too = np.zeros(len(rows), np.bool_)
-    early = [use.wants[options[use.choice]] for use in before]
-    late = [use.wants[options[use.choice]] for use in after]
+    early = [use.target_of[options[use.choice]] for use in before]
+    late = [use.target_of[options[use.choice]] for use in after]
     for number, target in enumerate(late):
         again = _any_equal(target, early)
         as_made = space_net.targets[target] == made_state
@@ -293,23 +293,23 @@ def _kept_nets(space_net: SpaceNet, net: EdgeCosts) -> Iterator[EdgeCosts]:
     for gap in _gaps(space_net):
         before, after = _before_and_after(net, gap)
         if not before:  # what was made is kept, by whichever layout it is read
-            yield _bytes_net(net, GAPS[gap], net.made_bytes[:, None], net.makes)
+            yield _bytes_net(net, GAPS[gap], net.made_bytes[:, None], net.source_of)
             continue
         floor = np.minimum(net.made_bytes.min(axis=0), net.held_bytes.min(axis=0))
-        yield _bytes_net(net, GAPS[gap], floor[None, None], np.zeros_like(net.makes))
+        yield _bytes_net(net, GAPS[gap], floor[None, None], np.zeros_like(net.source_of))
         targets = np.arange(len(net.held_bytes))
         cost = np.zeros((len(targets), *net.held_bytes.shape), np.int64)
         cost[targets, targets] = (net.held_bytes - floor) // len(before)
         for use in before:
             later = tuple(replace(reader, passes=frozenset()) for reader in after)
-            reads = replace(net, producer=use.choice, makes=use.wants, uses=later)
+            reads = replace(net, producer=use.choice, source_of=use.target_of, uses=later)
             yield _costing(reads, GAPS[gap], cost)
 
 
 def _bytes_net(net: EdgeCosts, figure: int, cost: Ints, makes: Ints) -> EdgeCosts:
     """A net that costs by what is made alone [A, 1, K]."""
-    use = EdgeUse(choice=net.producer, wants=np.zeros_like(makes), holds=False)
-    return _costing(replace(net, makes=makes, uses=(use,)), figure, cost)
+    use = EdgeUse(choice=net.producer, target_of=np.zeros_like(makes), holds=False)
+    return _costing(replace(net, source_of=makes, uses=(use,)), figure, cost)
 
 
 def _costing(net: EdgeCosts, figure: int, cost: Ints) -> EdgeCosts:

@@ -106,7 +106,7 @@ class CellRows:
         space_net = self.mode.space.nets[net.number]
         for use, asked in zip(net.uses, space_net.uses, strict=True):
             wanted = np.zeros(reachable.shape[1], np.bool_)
-            wanted[use.wants] = True
+            wanted[use.target_of] = True
             a, b = np.nonzero(reachable & wanted)
             columns = program.add_columns(np.zeros(len(a))) + np.arange(len(a))
             if not shared:
@@ -114,14 +114,14 @@ class CellRows:
             self._leave(net, a, columns)
             arrives = program.add_rows(reachable.shape[1], 0.0, 0.0)
             program.enter(arrives + b, columns, 1.0)
-            self._subtract_options(use.choice, arrives + use.wants)
+            self._subtract_options(use.choice, arrives + use.target_of)
             paid = pair_columns[a, b] >= 0
             covers = program.add_rows(int(paid.sum()), lower=0.0) + np.arange(int(paid.sum()))
             program.enter(covers, pair_columns[a, b][paid], 1.0)
             program.enter(covers, columns[paid], -1.0)
-            wants = space_net.targets[asked.wants[self.mode.tables.choices[use.choice].options]]
+            wants = space_net.targets[asked.target_of[self.mode.tables.choices[use.choice].options]]
             target = np.zeros(reachable.shape[1], np.int64)
-            target[use.wants] = wants
+            target[use.target_of] = wants
             key = space_net.tensor, use.choice, wants.tobytes()
             self.flows[key] = Flow(source=source[a], target=target[b], columns=columns)
 
@@ -132,7 +132,7 @@ class CellRows:
         if not space_net.crossing:
             leaves = program.add_rows(len(source), 0.0, 0.0)
             program.enter(leaves + places, columns, 1.0)
-            self._subtract_options(net.producer, leaves + net.makes)
+            self._subtract_options(net.producer, leaves + net.source_of)
             return
         comes = self._handed(space_net.tensor, source)
         leaves = program.add_rows(len(source), 0.0, 0.0)
@@ -230,7 +230,7 @@ class CellRows:
             kept_column = program.add_columns(np.zeros(1))
             kept_columns.append(np.array([kept_column]))
             for use in uses[1]:
-                for target in np.unique(use.wants).tolist():
+                for target in np.unique(use.target_of).tolist():
                     again = [self._wanting(early, target) for early in uses[0]]
                     if states[target] != state and any(early is use for early in uses[0]):
                         continue
@@ -256,11 +256,11 @@ class CellRows:
                 np.array([column]) for column in self._handed(space_net.tensor, source).tolist()
             ]
         first = self.cell.first[net.producer]
-        return [first + np.flatnonzero(net.makes == place) for place in range(len(source))]
+        return [first + np.flatnonzero(net.source_of == place) for place in range(len(source))]
 
     def _wanting(self, use: EdgeUse, target: int) -> Ints:
         """Columns of the options that want a target."""
-        return self.cell.first[use.choice] + np.flatnonzero(use.wants == target)
+        return self.cell.first[use.choice] + np.flatnonzero(use.target_of == target)
 
     def _target_states(self, net: EdgeCosts) -> Ints:
         """State of every target of a net."""
@@ -268,5 +268,5 @@ class CellRows:
         states = np.zeros(len(net.held_bytes), np.int64)
         for use, asked in zip(net.uses, space_net.uses, strict=True):
             options = self.mode.tables.choices[use.choice].options
-            states[use.wants] = space_net.targets[asked.wants[options]]
+            states[use.target_of] = space_net.targets[asked.target_of[options]]
         return states

@@ -57,7 +57,7 @@ class ModeTemplates:
         for net in tables.nets:
             space_net = space.nets[net.number]
             if space_net.crossing:
-                states = self.sources(net)[net.makes]
+                states = self.sources(net)[net.source_of]
                 for state in np.unique(states).tolist():
                     options = np.flatnonzero(states == state)
                     self.handed[space_net.tensor, state] = net.producer, options
@@ -67,7 +67,7 @@ class ModeTemplates:
         space_net = self.mode.space.nets[net.number]
         states = np.zeros(net.reachable.shape[0], np.int64)
         options = self.mode.tables.choices[net.producer].options
-        states[net.makes] = space_net.sources[space_net.makes[options]]
+        states[net.source_of] = space_net.sources[space_net.source_of[options]]
         return states
 
     @cached_property

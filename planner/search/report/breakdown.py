@@ -156,10 +156,10 @@ def _moves(
     named: list[str],
 ) -> list[tuple[str, int]]:
     """Name and time of every boxing of a net."""
-    source = int(net.makes[options[net.producer]])
+    source = int(net.source_of[options[net.producer]])
     readers: dict[int, int] = {}
     for use in net.uses:
-        readers.setdefault(int(use.wants[options[use.choice]]), use.choice)
+        readers.setdefault(int(use.target_of[options[use.choice]]), use.choice)
     moves = []
     for target, reader in readers.items():
         time = int(net.duration_ns[source, target, row])

@@ -62,9 +62,11 @@ def random_net(
     return EdgeCosts(
         number=producer,
         producer=producer,
-        makes=makes.astype(np.int64),
+        source_of=makes.astype(np.int64),
         uses=tuple(
-            EdgeUse(choice=reader, wants=wanted.astype(np.int64), holds=bool(rng.random() < 0.4))
+            EdgeUse(
+                choice=reader, target_of=wanted.astype(np.int64), holds=bool(rng.random() < 0.4)
+            )
             for reader, wanted in zip(readers, np.split(back, ends), strict=True)
         ),
         count=int(rng.integers(1, 4)),
@@ -90,10 +92,10 @@ def by_hand(tables: CostTables, options: tuple[int, ...], row: int = 0) -> Ints 
             return None
         total += choice.figures[:, option, row] * choice.count
     for net in tables.nets:
-        source = net.makes[options[net.producer]]
+        source = net.source_of[options[net.producer]]
         boxed, held_targets = set(), set()
         for use in net.uses:
-            target = int(use.wants[options[use.choice]])
+            target = int(use.target_of[options[use.choice]])
             if not net.reachable[source, target, row]:
                 return None
             boxed.add(target)

@@ -134,8 +134,8 @@ def tree(seed: int) -> CostTables:
             EdgeCosts(
                 number=producer,
                 producer=producer,
-                makes=np.array([0, 1, 2, 1, 0]),
-                uses=(EdgeUse(choice=reader, wants=np.array([0, 0, 1, 2, 1]), holds=True),),
+                source_of=np.array([0, 1, 2, 1, 0]),
+                uses=(EdgeUse(choice=reader, target_of=np.array([0, 0, 1, 2, 1]), holds=True),),
                 count=1,
                 figure=MICROBATCH,
                 reachable=reachable,
@@ -165,8 +165,8 @@ def chain(seed: int) -> CostTables:
         EdgeCosts(
             number=producer,
             producer=producer,
-            makes=np.arange(4),
-            uses=(EdgeUse(choice=producer + 1, wants=rng.permutation(4), holds=False),),
+            source_of=np.arange(4),
+            uses=(EdgeUse(choice=producer + 1, target_of=rng.permutation(4), holds=False),),
             count=1,
             figure=MICROBATCH,
             reachable=np.ones((4, 4, 1), np.bool_),

@@ -182,8 +182,8 @@ def test_nets_of_what_is_kept_cost_no_more_than_it(model: str) -> None:
             options = np.array([rng.integers(len(stands)) for stands in programs.stands])[:, None]
             exact, bound = programs.figures(options, rows)[:, 0], np.zeros(BLOCK_FIGURES, np.int64)
             for net in kept_nets:
-                source = net.makes[options[net.producer, 0]]
-                targets = {int(use.wants[options[use.choice, 0]]) for use in net.uses}
+                source = net.source_of[options[net.producer, 0]]
+                targets = {int(use.target_of[options[use.choice, 0]]) for use in net.uses}
                 for target in targets:
                     bound[net.figure] += net.count * net.duration_ns[source, target, row]
             assert bound[INFLIGHT] <= exact[INFLIGHT]
@@ -207,8 +207,8 @@ def test_tables_cost_no_more_than_the_figures_at_any_prices(model: str) -> None:
             for choice, option in zip(tables.choices, options[:, 0], strict=True):
                 cost += choice.count * float(priced @ choice.figures[:, option, row])
             for net in tables.nets[: len(programs.nets)]:
-                source = net.makes[options[net.producer, 0]]
-                for target in {int(use.wants[options[use.choice, 0]]) for use in net.uses}:
+                source = net.source_of[options[net.producer, 0]]
+                for target in {int(use.target_of[options[use.choice, 0]]) for use in net.uses}:
                     cost += net.count * priced[net.figure] * net.duration_ns[source, target, row]
             assert cost <= exact * (1 + 1e-9)
             if alike:

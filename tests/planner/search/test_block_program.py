@@ -208,8 +208,8 @@ def volume_bytes(
         tensor = tensors[net.tensor]
         if (tensor.rate == "step") != step:
             continue
-        source = sbp_of(int(net.sources[net.makes[options[net.producer]]]), 1)
-        wanted = {int(net.targets[use.wants[options[use.choice]]]) for use in net.uses}
+        source = sbp_of(int(net.sources[net.source_of[options[net.producer]]]), 1)
+        wanted = {int(net.targets[use.target_of[options[use.choice]]]) for use in net.uses}
         for target in wanted:
             path = boxing_path(source, sbp_of(target, 1), (RANKS,), tensor.shape)
             total += sum(step_bytes(boxing_step, tensor.shape, 4, (RANKS,)) for boxing_step in path)

@@ -71,11 +71,11 @@ def test_options_that_no_boxing_reaches_are_left_out() -> None:
     tables = random_tables(3, choices=3)
     net = tables.nets[0]
     reachable = np.ones_like(net.reachable)
-    reachable[net.makes[0]] = False
+    reachable[net.source_of[0]] = False
     keep = reachable_options(
         replace(tables, nets=(replace(net, reachable=reachable), *tables.nets[1:]))
     )
-    gone = np.flatnonzero(net.makes == net.makes[0])
+    gone = np.flatnonzero(net.source_of == net.source_of[0])
     assert not set(gone.tolist()) & set(keep[0].tolist())
 
 
@@ -83,12 +83,12 @@ def test_an_option_that_cannot_read_what_it_makes_is_left_out() -> None:
     tables = random_tables(2, choices=4)
     net = tables.nets[0]
     states = len(tables.choices[0].options)
-    own_use = replace(net.uses[0], choice=0, wants=np.arange(states))
+    own_use = replace(net.uses[0], choice=0, target_of=np.arange(states))
     reachable = np.ones((states, states, 1), np.bool_)
     reachable[1, 1] = False
     blocked = replace(
         net,
-        makes=np.arange(states),
+        source_of=np.arange(states),
         uses=(own_use,),
         reachable=reachable,
         duration_ns=np.ones_like(reachable, np.int64),
@@ -110,7 +110,7 @@ def test_compact_tables_leave_out_states_that_nobody_makes_or_wants() -> None:
     assert narrow.size == len(tables.choices)
     for net in narrow.nets:
         assert net.reachable.shape[0] == 1
-        wanted = {int(use.wants[0]) for use in net.uses}
+        wanted = {int(use.target_of[0]) for use in net.uses}
         assert wanted == set(range(net.reachable.shape[1]))
     (figures,) = solutions(narrow).values()
     assert (figures == by_hand(tables, (0,) * len(tables.choices))).all()

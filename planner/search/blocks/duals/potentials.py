@@ -105,7 +105,7 @@ class PricedTerms:
         """Add an even share of what is kept to the options of every reader that keeps it."""
         holders = [use for use in net.uses if use.holds]
         for use in holders:
-            wants = use.wants[self.legal_options[use.choice]]
+            wants = use.target_of[self.legal_options[use.choice]]
             self.option_costs[use.choice] += (cost / len(holders)).take(wants, axis=0)
 
     def _box(self, nets: Sequence[EdgeCosts]) -> "Counted | None":
@@ -156,13 +156,14 @@ class PricedTerms:
     def _shares(self, net: EdgeCosts, cost: Floats) -> "EdgeSplit":
         """Split what boxing costs evenly among the uses that want a target, rounded down."""
         wants = [
-            _distinct(use.wants[self.legal_options[use.choice]], cost.shape[1]) for use in net.uses
+            _distinct(use.target_of[self.legal_options[use.choice]], cost.shape[1])
+            for use in net.uses
         ]
         wanted = np.zeros(cost.shape[1])
         for columns, _ in wants:
             wanted[columns] += 1
         sources, option_sources = _distinct(
-            net.makes[self.legal_options[net.producer]], cost.shape[0]
+            net.source_of[self.legal_options[net.producer]], cost.shape[0]
         )
         # However the shares are rounded later, they never come to more than the cost.
         lower = 1 - (len(net.uses) + 8) * np.finfo(self._precision).eps
@@ -240,7 +241,7 @@ class Counted:
             twins += combinations(many, 2)
             start += [first] * len(uses)
             used += [(net, use) for use in uses]
-        states = [net.makes for net, _ in used], [use.wants for _, use in used]
+        states = [net.source_of for net, _ in used], [use.target_of for _, use in used]
         width = [net.held_bytes.shape[0] if sources else 0 for net, _ in used]
         pairs = np.array(twins, np.int64).reshape(-1, 2)
         return cls(
