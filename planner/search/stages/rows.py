@@ -70,13 +70,13 @@ class Rows:
 
     def _options(self, row: Ints) -> tuple[Ints, Ints]:
         """Levels that a row may have, and the blocks that it holds at each of them."""
-        beside, block = self.ends_ns[row], self.block[row]
-        least = int((beside + self.due[row] * block).max())
+        ends_ns, block = self.ends_ns[row], self.block[row]
+        least = int((ends_ns + self.due[row] * block).max())
         counts = np.arange(self.total + 1)
-        kinds = np.unique(np.stack([beside, block], axis=1), axis=0)
+        kinds = np.unique(np.stack([ends_ns, block], axis=1), axis=0)
         levels = np.unique(kinds[:, :1] + kinds[:, 1:] * counts)
         levels = np.append(least, levels[levels > least])
-        room: Ints = ((levels[:, None] - beside) // block * self.open[row]).sum(axis=1)
+        room: Ints = ((levels[:, None] - ends_ns) // block * self.open[row]).sum(axis=1)
         first = np.flatnonzero(np.diff(np.minimum(room, self.total), prepend=-1))
         return levels[first], room[first]
 
@@ -91,12 +91,12 @@ class Rows:
         best = np.full(total + 1, NEVER)
         best[0] = 0
         taken = []
-        for (levels, room), beside, block, due in zip(
+        for (levels, room), ends_ns, block, due in zip(
             self.options,
             *(array.reshape(len(self.options), -1) for array in self.times),
             strict=True,
         ):
-            spare = (most_ns - int(beside.sum()) - int(due @ block)) / int(block.min())
+            spare = (most_ns - int(ends_ns.sum()) - int(due @ block)) / int(block.min())
             if spare < 0:
                 return None
             extra = np.minimum(room - int(due.sum()), min(int(min(spare, total)), total))
@@ -134,10 +134,12 @@ class Rows:
 
     def _row_ns(self, way: "FilledRows") -> list[int]:
         """Least nanoseconds of each row, in all of its chunks."""
-        beside, block, _ = (array.reshape(len(self.options), -1) for array in self.times)
+        ends_rows, block_rows, _ = (array.reshape(len(self.options), -1) for array in self.times)
         return [
             int(ends_ns.sum()) + count * int(block_ns.min())
-            for ends_ns, block_ns, count in zip(beside, block, way.block_counts, strict=True)
+            for ends_ns, block_ns, count in zip(
+                ends_rows, block_rows, way.block_counts, strict=True
+            )
         ]
 
     def counts(self, way: "FilledRows", sizes: Ints, stages: Ints) -> Ints:
@@ -218,10 +220,10 @@ def _filled(
 ) -> Iterator[tuple[float, Chunks]]:
     main = max(range(len(runs)), key=lambda r: len(runs[r].blocks))
     for usual, figures in enumerate(runs[main].variants):
-        taken = [*ends[:main], usual, *ends[main + 1 :]]
+        default_variants = [*ends[:main], usual, *ends[main + 1 :]]
         times = [
             [run.on(kind)[v].microbatch_ns for kind in pipeline.kinds]
-            for run, v in zip(runs, taken, strict=True)
+            for run, v in zip(runs, default_variants, strict=True)
         ]
         smaller = [
             v
@@ -229,7 +231,7 @@ def _filled(
             if _size(other) < _size(figures) and other.microbatch_ns > figures.microbatch_ns
         ]
         for rows in _laid_out(runs, pipeline, times, LAID_OUT):
-            filling = _Filling(runs, pipeline, limits, rows, taken)
+            filling = _Filling(runs, pipeline, limits, rows, default_variants)
             for way in rows.ways():
                 if rows.least_ns(way, pipeline) >= best_ns:
                     continue
@@ -260,21 +262,21 @@ class _Filling:
         pipeline: Pipeline,
         limits: tuple[int, ...],
         rows: Rows,
-        taken: Sequence[int],
+        default_variants: Sequence[int],
     ) -> None:
         self.runs = runs
         self.pipeline = pipeline
         self.limits = limits
         self.rows = rows
-        self.default_variants = taken  # variant of each run, where nothing else is said
+        self.default_variants = default_variants  # variant of each run, where nothing else is said
         self.inflight = lifetime_counts(pipeline)
         self.stages = np.array([pipeline.stage_of(k) for k in range(pipeline.positions)])
         self._ends_bytes = [0] * pipeline.stages  # bytes of the ends
         self._sections = [0] * pipeline.stages
         for run, position in rows.ends.places:
             stage = int(self.stages[position])
-            self._ends_bytes[stage] += self._bytes(run, taken[run], position)
-            section = self._figures(run, taken[run], position).transient_bytes
+            self._ends_bytes[stage] += self._bytes(run, default_variants[run], position)
+            section = self._figures(run, default_variants[run], position).transient_bytes
             self._sections[stage] = max(self._sections[stage], section)
         main = rows.ends.main
         variants = range(len(runs[main].variants))
@@ -311,13 +313,13 @@ class _Filling:
             np.add.at(most[row], self.stages, counts)
         return [
             int(size)
-            + beside
+            + ends_bytes
             + max(
                 section,
                 self._working[usual][stage] * bool(usually),
                 self._working[small][stage] * bool(smaller),
             )
-            for stage, (size, usually, smaller, beside, section) in enumerate(
+            for stage, (size, usually, smaller, ends_bytes, section) in enumerate(
                 zip(*most, self._ends_bytes, self._sections, strict=True)
             )
         ]
