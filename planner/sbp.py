@@ -47,7 +47,7 @@ def split(dim: int) -> Sbp:
     return Sbp("S", dim)
 
 
-_ONE = re.compile(r"\s*(?:S\((\d+)\)|(B)|P\((sum|max)\))\s*")
+_AXIS_SBP = re.compile(r"\s*(?:S\((\d+)\)|(B)|P\((sum|max)\))\s*")
 
 
 @lru_cache(maxsize=65536)
@@ -59,7 +59,7 @@ def parse_nd_sbp(text: str) -> NdSbp:
     body = inner[1:-1] if inner.startswith("(") and inner.endswith(")") else inner
     sbps: list[Sbp] = []
     for piece in body.split(","):
-        match = _ONE.fullmatch(piece)
+        match = _AXIS_SBP.fullmatch(piece)
         if match is None:
             raise PlanError(f"`{text}` is not an sbp: expected S(d), B, P(sum) or P(max)")
         dim, broadcast, reduction = match.groups()

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 from millrace.planner.compile.live_ranges import Spans, stretches
-from millrace.planner.compile.packing import WHOLE, Bundle, Turns, packed, taken_in_turn
+from millrace.planner.compile.packing import UNSTRETCHED, Bundle, Turns, packed, taken_in_turn
 from millrace.planner.compile.stage_ir import PART_ORDER, SLOT_PARTS, Section, StageIR
 
 
@@ -49,7 +49,7 @@ def taking_turns(spans: Spans, elsewhere: Set[int]) -> dict[Bundle, list[int]]:
         end = next(part for part, _ in ends if PART_ORDER[part] == last)
         if end not in SLOT_PARTS:
             continue
-        stretch = WHOLE
+        stretch = UNSTRETCHED
         if "B" in (maker_part, end):
             if chunk not in starts:
                 starts[chunk] = [start for start, _ in chunk_stretches(spans, chunk)]
@@ -87,7 +87,7 @@ def kept_places(
     packing = packed(sizes, turns)
     left: dict[tuple[Bundle, int], list[int]] = {}  # registers of a bundle, by their bytes
     for bundle, rows in bundle_registers.items():
-        packed_as = bundle if bundle in packing.pieces else bundle._replace(stretch=WHOLE)
+        packed_as = bundle if bundle in packing.pieces else bundle._replace(stretch=UNSTRETCHED)
         for index in rows:
             left.setdefault((packed_as, draft.registers[index].slot_bytes), []).append(index)
     fields: dict[int, dict[str, Any]] = {}

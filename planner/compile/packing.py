@@ -32,7 +32,7 @@ EMPTY = (16, 4)  # one part in so many of its place, a piece leaves empty at mos
 SIZES = 4  # of registers, those that hold most, whose multiples are tried as pieces
 MULTIPLES = 8  # up to which they are tried
 
-WHOLE = -1  # no stretch, but the whole section
+UNSTRETCHED = -1  # no stretch, but the whole section
 
 Turns = NDArray[np.int64]  # one of every microbatch
 Counts = NDArray[np.float64]  # whole numbers: exact, and multiplied faster than integers
@@ -48,7 +48,7 @@ class Bundle(NamedTuple):
     chunk: int
     start: str
     end: str
-    stretch: int = WHOLE
+    stretch: int = UNSTRETCHED
 
 
 Sizes = Mapping[Bundle, Mapping[int, int]]  # number of registers by bytes of a slot
@@ -110,7 +110,7 @@ def packed(sizes: Sizes, turns: Mapping[Section, Turns]) -> Packing:
     """
     unstretched: dict[Bundle, Counter[int]] = {}
     for bundle, counts in sizes.items():
-        unstretched.setdefault(bundle._replace(stretch=WHOLE), Counter()).update(counts)
+        unstretched.setdefault(bundle._replace(stretch=UNSTRETCHED), Counter()).update(counts)
     packing = _packed(unstretched, turns)
     if len(unstretched) == len(sizes):
         return packing
@@ -239,7 +239,7 @@ def _times(
     last = 1 + max(bundle.stretch for bundle in bundles)
 
     def moments(bundle: Bundle, part: str, otherwise: int) -> Turns:
-        stretched = part == "B" and bundle.stretch != WHOLE
+        stretched = part == "B" and bundle.stretch != UNSTRETCHED
         turn = turns[SLOT_PARTS[part][0], bundle.chunk]
         return turn * (last + 1) + (bundle.stretch if stretched else otherwise)
 

@@ -40,7 +40,7 @@ class Pace(NamedTuple):
     alone: float = 1.0
 
 
-ONE = Pace()
+ONE_LAUNCH = Pace()
 
 
 class Pacing(NamedTuple):
@@ -80,7 +80,7 @@ def _paces(program: Program, host_ns: int) -> tuple[Pace, ...]:
         if (meeting := actor.meeting) and not (meeting.bucketed or meeting.world)
         for port in actor.outputs
     }
-    paces = [ONE] * len(program.actors)
+    paces = [ONE_LAUNCH] * len(program.actors)
     begun: set[tuple[str, str]] = set()
     for index in dict.fromkeys(
         actor_index for queue in program.queues for actor_index in queue.order

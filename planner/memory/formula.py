@@ -28,7 +28,7 @@ from millrace.planner.compile.collectives import bucketed, hold_back
 from millrace.planner.compile.fused import fused_stages
 from millrace.planner.compile.live_ranges import Spans
 from millrace.planner.compile.lowering import Lowering
-from millrace.planner.compile.packing import WHOLE, Bundle, packed
+from millrace.planner.compile.packing import UNSTRETCHED, Bundle, packed
 from millrace.planner.compile.placement import place
 from millrace.planner.compile.slots import Lifetime, Timetable, lifetimes, timetable
 from millrace.planner.compile.stage_ir import Section, StageIR
@@ -227,7 +227,7 @@ def _every_block(
         blocks = [name for _, name in chunk_stretches(spans, bundle.chunk)]
         for index in rows:
             size = spans.draft.registers[index].slot_bytes
-            if bundle.stretch == WHOLE:
+            if bundle.stretch == UNSTRETCHED:
                 sizes.setdefault(bundle, Counter())[size] += times.get(block(index), 1)
                 continue
             for stretch in _stretches_of(bundle.stretch, block(index), blocks, times):

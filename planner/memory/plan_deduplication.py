@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from millrace.models.graph import GLOBAL_BLOCK, Graph, beyond, restricted
 from millrace.planner.plan import ON_DEVICES, BlockChoice, Chunk, Plan, block_runs
 
-KEPT = 3  # blocks of a run: its ends, and one that stands for all between
+BLOCKS_OF_RUN = 3  # blocks of a run: its ends, and one that stands for all between
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +207,7 @@ def _neighbour_variants(chunks: Sequence[Chunk], k: int) -> tuple[object, object
 def _shortened(chunk: Chunk, graph: Graph, times: dict[str, int]) -> Iterator[BlockChoice]:
     """The blocks of a chunk that are kept; counts what they stand for."""
     for run in block_runs(graph, chunk):
-        left_out = max(len(run.blocks) - KEPT, 0) // 2 * 2
+        left_out = max(len(run.blocks) - BLOCKS_OF_RUN, 0) // 2 * 2
         if left_out:
             times[run.blocks[1]] = left_out + 1
         for block in (*run.blocks[:2], *run.blocks[2 + left_out :]):

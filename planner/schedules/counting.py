@@ -19,7 +19,7 @@ from millrace.planner.schedules.orders import PARTS, TurnRule, indices_of, order
 Shorts = NDArray[np.int16]
 
 LIFETIMES = (("F", "B"), ("F", "W"), ("B", "W"))
-MADE = np.array([[part == first for part in PARTS] for first, _ in LIFETIMES], np.int16)
+MAKES = np.array([[part == first for part in PARTS] for first, _ in LIFETIMES], np.int16)
 READ_LAST = np.array([[last in part for part in PARTS] for _, last in LIFETIMES], np.int16)
 READ_LAST[2, PARTS.index("BW")] = 0  # nothing is kept from one half of a slot to the other
 
@@ -37,7 +37,7 @@ def alive(
     deferred = PARTS.index("W") in part
     lifetimes = slice(None if deferred else 1)  # the second is as the first where none is deferred
     here = chunk == np.arange(chunks)[:, None, None]
-    versions_made, read_last = (here * table[lifetimes, part] for table in (MADE, READ_LAST))
+    versions_made, read_last = (here * table[lifetimes, part] for table in (MAKES, READ_LAST))
     piece_order = np.ascontiguousarray(orders.T)
     changes = np.take(versions_made, piece_order, axis=2)
     changes[:, :, 1:] -= np.take(read_last, piece_order[:-1], axis=2)

@@ -53,7 +53,7 @@ Progress = Callable[[str], None]
 SETTLED = 4  # plans that fit before one is chosen
 # Plans are settled whose step is within this of the best: of any pipeline, of one that has been
 # settled, and of one that was on a mesh of the same axes in another order.
-CLOSE, KNOWN, ALIKE = 1.02, 1.0, 0.998
+CLOSE, SEEN, ALIKE = 1.02, 1.0, 0.998
 TRIED = 8  # plans that are settled at most
 NEAREST = 1.002  # times the best settled plan's step: the next up to this is simulated beside it
 SHOWN = 6  # alternatives in the evidence
@@ -341,7 +341,7 @@ class _Ratios:
         if _but_axes(plan) in self._but_axes:
             return ALIKE
         shape = pipeline.schedule, pipeline.stages, pipeline.interleave
-        return KNOWN if shape in self._of_shape else CLOSE
+        return SEEN if shape in self._of_shape else CLOSE
 
     def expected_ns(self, plan: SolvedPlan) -> float:
         """Step to expect of a plan."""

@@ -40,7 +40,7 @@ from millrace.planner.compile.stage_ir import (
     StageIR,
 )
 from millrace.planner.costs import collective_duration_ns
-from millrace.planner.costs.launch_overhead import ONE, Pace, Pacing, merged, paced
+from millrace.planner.costs.launch_overhead import ONE_LAUNCH, Pace, Pacing, merged, paced
 from millrace.planner.plan import Plan
 from millrace.planner.sbp import local_size
 from millrace.planner.schedules.orders import pairs_of
@@ -324,7 +324,7 @@ class _Drafting:
         )
         return len(self.stages[stage].registers) - 1
 
-    def _actor(self, stage: int, duration_ns: int, actor: ActorIR, pace: Pace = ONE) -> None:
+    def _actor(self, stage: int, duration_ns: int, actor: ActorIR, pace: Pace = ONE_LAUNCH) -> None:
         self.stages[stage].add_actor(actor)
         self.durations_ns[stage].append(duration_ns)
         self.paces[stage].append(pace)
@@ -376,7 +376,7 @@ class _Drafting:
                 outputs=tuple(self._outputs.get((number, part), ())),
                 block=f"chunk {number}",
             ),
-            paces[part].of(duration_ns) if (paces := self._times[number].paces) else ONE,
+            paces[part].of(duration_ns) if (paces := self._times[number].paces) else ONE_LAUNCH,
         )
 
     def _once(self, number: int, part: str, kind: str, ns: int) -> None:

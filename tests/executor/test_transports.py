@@ -13,7 +13,7 @@ from millrace.executor.processes import run_ranks
 from millrace.executor.transport.mpi import join_world
 from tests.executor.actor_graphs import boxed, handed_on, in_a_bucket, split_matmul, to_json
 from tests.executor.sources import ROOT
-from tests.executor.test_in_process import ONE, TWO, run, value
+from tests.executor.test_in_process import ONE_AXIS, TWO, run, value
 
 RANK = f"""
 import json, os, sys
@@ -61,23 +61,27 @@ def test_both_transports_move_what_one_process_moves(
     shape, large = (8, 4, 12), (64, 4, 96)
     graphs = {
         "matmul": split_matmul(4, microbatches=2),
-        "all_reduce": boxed(shape, ONE, "all_reduce", ("tp",), ["P(sum)", "B"]),
-        "in pieces": boxed(large, ONE, "all_reduce", ("tp",), ["P(sum)", "B"]),
+        "all_reduce": boxed(shape, ONE_AXIS, "all_reduce", ("tp",), ["P(sum)", "B"]),
+        "in pieces": boxed(large, ONE_AXIS, "all_reduce", ("tp",), ["P(sum)", "B"]),
         "one axis": boxed(large, TWO, "all_reduce", ("dp",), ["(P(sum), S(1))", "(B, S(1))"]),
-        "gather rows": boxed(shape, ONE, "all_gather", ("tp",), ["S(0)", "B"]),
+        "gather rows": boxed(shape, ONE_AXIS, "all_gather", ("tp",), ["S(0)", "B"]),
         "gather": boxed(shape, TWO, "all_gather", ("tp",), ["(S(1), S(1))", "(S(1), B)"]),
         "scatter": boxed(
             shape, TWO, "reduce_scatter", ("dp", "tp"), ["(P(sum), P(sum))", "(S(1), S(1))"]
         ),
-        "turn": boxed(shape, ONE, "all_to_all", ("tp",), ["S(2)", "S(1)"]),
-        "rotate": boxed(shape, ONE, "rotate", ("tp",), ["S(0)", "S(0)"]),
+        "turn": boxed(shape, ONE_AXIS, "all_to_all", ("tp",), ["S(2)", "S(1)"]),
+        "rotate": boxed(shape, ONE_AXIS, "rotate", ("tp",), ["S(0)", "S(0)"]),
         "rotate both": boxed(shape, TWO, "rotate", ("dp", "tp"), ["(S(1), S(1))"] * 2),
         "hand on": handed_on((6, 5)),
         "reductions": in_a_bucket(
-            [shape, large, (8,), (96, 96)], ONE, "all_reduce", ("tp",), [("P(sum)", "B")] * 4
+            [shape, large, (8,), (96, 96)], ONE_AXIS, "all_reduce", ("tp",), [("P(sum)", "B")] * 4
         ),
         "gathers": in_a_bucket(
-            [shape, large, (8,)], ONE, "all_gather", ("tp",), [("S(1)", "B")] * 2 + [("S(0)", "B")]
+            [shape, large, (8,)],
+            ONE_AXIS,
+            "all_gather",
+            ("tp",),
+            [("S(1)", "B")] * 2 + [("S(0)", "B")],
         ),
         "scatters": in_a_bucket(
             [shape, large],

@@ -23,7 +23,7 @@ from millrace.planner.errors import ClusterError
 GIB = 1024**3
 CATALOGUE = Path(__file__).parents[2] / "planner" / "catalogue"
 
-OWN = """
+OWN_CLUSTER = """
 name = "two-boxes"
 devices_per_node = 2
 nodes = 2
@@ -146,7 +146,7 @@ def test_a_measured_device_replaces_the_built_in_figures_of_a_local_cluster() ->
 
 def test_a_file_describes_a_cluster_of_a_device_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "two.toml"
-    path.write_text(OWN)
+    path.write_text(OWN_CLUSTER)
     cluster = parse_cluster(str(path))
     assert (cluster.name, cluster.devices, cluster.device.name) == ("two-boxes", 4, "mine")
 
@@ -223,7 +223,7 @@ def test_a_file_with_a_bad_value_is_refused_by_the_name_of_the_field(
     tmp_path: Path, before: str, after: str, expected: str
 ) -> None:
     path = tmp_path / "bad.toml"
-    path.write_text(OWN.replace(before, after))
+    path.write_text(OWN_CLUSTER.replace(before, after))
     with pytest.raises(ClusterError) as caught:
         parse_cluster(str(path))
     assert expected in str(caught.value)

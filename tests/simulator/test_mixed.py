@@ -16,8 +16,8 @@ from tests.small_models import gpt_of
 
 GPT = gpt_of(16, 512, 8, vocab=512, positions=256, precision="bf16")
 # Without multiprocessors nothing has a length of its own, which a slower device would not double.
-KNOWN = parse_cluster("a100-sxm-80gb:2x1")
-NODE = replace(KNOWN, device=replace(KNOWN.device, multiprocessors=0))
+CATALOGUED = parse_cluster("a100-sxm-80gb:2x1")
+NODE = replace(CATALOGUED, device=replace(CATALOGUED.device, multiprocessors=0))
 
 
 def slower(fast: Device) -> Device:

@@ -23,7 +23,10 @@ TOGETHER = {
 """Kinds that are joined, and at whose place: of the first, before which all inputs are there, or of
 the last, for whose results the end of the step waits in any case."""
 
-OWN = ("variable", "weight_decay")  # attributes in which parts of one update may differ
+PER_PART_ATTRIBUTES = (
+    "variable",
+    "weight_decay",
+)  # attributes in which parts of one update may differ
 
 
 def joined_launches(draft: StageIR, *, across_blocks: bool = True) -> StageIR:
@@ -88,7 +91,9 @@ def _alike(
             return None
     elif actor.section != UPDATE:
         return None
-    shared = {name: value for name, value in actor.attributes.items() if name not in OWN}
+    shared = {
+        name: value for name, value in actor.attributes.items() if name not in PER_PART_ATTRIBUTES
+    }
     others = () if actor.kind in ("cast", "squared_sum") else actor.inputs[1:]
     return actor.kind, tuple(sorted(shared.items())), tuple(port.register for port in others)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from millrace.models.errors import ModelError
 from millrace.models.graph import GLOBAL_BLOCK, Graph, Op, Phase, beyond, restricted, scaled
 
-KEPT = 2  # blocks at either end of those that are alike, so that what is met first stays so
+END_BLOCKS = 2  # blocks at either end of those that are alike, so that what is met first stays so
 
 Joint = tuple[str, str, int]  # tensor, reader and which of its inputs, by their representatives
 
@@ -175,7 +175,11 @@ def deduplicated(graph: Graph) -> Shortened:
     sets: dict[str, int] = {}  # number of the set of like blocks that a block is in
     for number, members in enumerate(alike.values()):
         sets.update(dict.fromkeys(members, number))
-        kept_blocks = members if len(members) <= 2 * KEPT else [*members[:KEPT], *members[-KEPT:]]
+        kept_blocks = (
+            members
+            if len(members) <= 2 * END_BLOCKS
+            else [*members[:END_BLOCKS], *members[-END_BLOCKS:]]
+        )
         often.update(dict.fromkeys(kept_blocks, 1))
         often[kept_blocks[0]] += len(members) - len(kept_blocks)
     if len(often) < len(graph.blocks):

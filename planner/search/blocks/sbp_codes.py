@@ -12,7 +12,7 @@ from millrace.models.arrays import Bools, Ints
 from millrace.planner.sbp import BROADCAST, PARTIAL_MAX, PARTIAL_SUM, NdSbp, Sbp, split
 
 RADIX = 64  # leaves room for 61 dims, and for 10 axes in 64 bits; importers cut dims into many
-WHOLE, SUM, MAX, FIRST_DIM = 0, 1, 2, 3
+REPLICATED, SUM, MAX, FIRST_DIM = 0, 1, 2, 3
 
 
 def digit(sbp: Sbp) -> int:
@@ -20,7 +20,7 @@ def digit(sbp: Sbp) -> int:
     if sbp.is_split:
         return FIRST_DIM + sbp.dim
     if sbp == BROADCAST:
-        return WHOLE
+        return REPLICATED
     return SUM if sbp == PARTIAL_SUM else MAX
 
 
@@ -49,7 +49,7 @@ def sbp_of(state: int, axes: int) -> NdSbp:
     """
     axis_sbps: list[Sbp] = []
     for axis_digit in digits(np.array([state]), axes)[:, 0].tolist():
-        unsplit_sbps = {WHOLE: BROADCAST, SUM: PARTIAL_SUM, MAX: PARTIAL_MAX}
+        unsplit_sbps = {REPLICATED: BROADCAST, SUM: PARTIAL_SUM, MAX: PARTIAL_MAX}
         axis_sbps.append(
             unsplit_sbps[axis_digit]
             if axis_digit in unsplit_sbps

@@ -12,7 +12,7 @@ from millrace.models.graph import ITEMSIZE, Rate, Tensor
 from millrace.models.labels import parse
 from millrace.planner.ring_attention import RINGS
 from millrace.planner.sbp import parse_nd_sbp
-from millrace.planner.search.blocks.sbp_codes import WHOLE, digits, number_of
+from millrace.planner.search.blocks.sbp_codes import REPLICATED, digits, number_of
 from millrace.planner.search.blocks.strategies import OpStrategies, StrategySpace
 from millrace.planner.search.blocks.strategies import ReshardingEdge as SpaceNet
 from millrace.planner.signatures import sub_signatures
@@ -46,7 +46,7 @@ def alphabets(space: StrategySpace) -> dict[int, tuple[tuple[int, ...], ...]]:
     digits_by_ndim: dict[int, list[set[int]]] = {}
 
     def note(ndim: int, states: Ints) -> None:
-        sets = digits_by_ndim.setdefault(ndim, [{WHOLE} for _ in range(space.axes)])
+        sets = digits_by_ndim.setdefault(ndim, [{REPLICATED} for _ in range(space.axes)])
         for axis, row in enumerate(digits(states, space.axes)):
             sets[axis].update(row.tolist())
 

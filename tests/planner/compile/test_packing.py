@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.planner.compile.packing import (
-    WHOLE,
+    UNSTRETCHED,
     Bundle,
     Packing,
     Sizes,
@@ -48,7 +48,7 @@ def drawn(draw: Random, schedule: str) -> tuple[Timetable, int, Sizes]:
     for chunk in range(chunks):
         for block in reversed(range(draw.randint(1, 4))):
             for life, counts in draw.choice(kinds).items():
-                bundle = Bundle(chunk, *life, block if "B" in life else WHOLE)
+                bundle = Bundle(chunk, *life, block if "B" in life else UNSTRETCHED)
                 sizes.setdefault(bundle, Counter()).update(counts)
     return table, draw.randrange(stages), {b: +counts for b, counts in sizes.items() if +counts}
 
@@ -57,7 +57,7 @@ def lives(order: Sequence[Slot], bundles: Iterable[Bundle]) -> Iterator[tuple[st
     """Begins ("made") and ends of versions, in the order of a stage, stretch by stretch."""
     for part, chunk, microbatch in order:
         chunk_bundles = [bundle for bundle in bundles if bundle.chunk == chunk]
-        stretched = [b for b in chunk_bundles if part == "B" and b.stretch != WHOLE]
+        stretched = [b for b in chunk_bundles if part == "B" and b.stretch != UNSTRETCHED]
         yield from (
             ("made", b, microbatch) for b in chunk_bundles if b.start == part and b not in stretched
         )
@@ -111,7 +111,7 @@ def test_nothing_overlaps_and_little_more_is_laid_out_than_is_alive(
     packing = packed(sizes, table.turns[stage])
     unsplit_sizes: dict[Bundle, Counter[int]] = {}
     for bundle, counts in sizes.items():
-        unsplit_sizes.setdefault(bundle._replace(stretch=WHOLE), Counter()).update(counts)
+        unsplit_sizes.setdefault(bundle._replace(stretch=UNSTRETCHED), Counter()).update(counts)
     packed_as = sizes if packing.pieces.keys() == sizes.keys() else unsplit_sizes
     assert packing.alive_bytes == most_alive(table.orders[stage], packed_as)
     assert packing.alive_bytes <= packing.size_bytes
