@@ -32,7 +32,7 @@ from millrace.planner.costs.nccl_protocols import (
 )
 from millrace.planner.costs.profile_tables import interpolate_ns
 from millrace.planner.costs.torus_collectives import (
-    Pieces,
+    CostLines,
     exchange_pieces,
     gather_pieces,
     rotation_pieces,
@@ -68,7 +68,7 @@ def collective_lines(
     bucketed: bool = False,
     copies: int = 1,
     state: State = UNKNOWN,
-) -> Pieces | None:
+) -> CostLines | None:
     """Straight lines whose minimum is the duration of a collective of these ranks.
 
     A message of n bytes takes the smallest `fixed_ns + ceil(ns_per_byte * n)`.
@@ -167,7 +167,7 @@ def _is_measured(kind: str, ranks: tuple[int, ...], cluster: Cluster) -> bool:
     return _table(kind, len(ranks)) in tables and _in_a_node(ranks, frame_of(cluster))
 
 
-def _lines_of(kind: str, ranks: tuple[int, ...], cluster: Cluster, copies: int = 1) -> Pieces:
+def _lines_of(kind: str, ranks: tuple[int, ...], cluster: Cluster, copies: int = 1) -> CostLines:
     """Lines of the algorithms that there are for a message of these ranks."""
     devices = _devices(ranks, cluster)
     launch_ns = max(device.launch_ns for device in devices)
@@ -181,7 +181,7 @@ def _lines_of(kind: str, ranks: tuple[int, ...], cluster: Cluster, copies: int =
     return _link_lines(layout, launch_ns, copies, ALGORITHMS[kind])
 
 
-def _of_activations(kind: str, pieces: Pieces, software: Software, links: float) -> Pieces:
+def _of_activations(kind: str, pieces: CostLines, software: Software, links: float) -> CostLines:
     """Lines of activations: ranks reach less of the links, and products hide a part of pieces."""
     shown = SHOWN if kind in software.pieces else 1.0
     if shown == links == 1.0:
@@ -206,7 +206,7 @@ def _in_a_node(ranks: tuple[int, ...], frame: Frame) -> bool:
 @lru_cache(maxsize=4096)
 def _library_lines(
     layout: GroupTopology, launch_ns: int, library: str, algorithms: tuple[LibraryAlgorithm, ...]
-) -> Pieces:
+) -> CostLines:
     """Lowest lines of a library's own algorithms."""
     lines = (line for lines_of in algorithms for line in lines_of(layout, LIBRARIES[library]))
     return tuple((launch_ns + fixed, slope) for fixed, slope in lower_envelope(lines))
@@ -215,13 +215,13 @@ def _library_lines(
 @lru_cache(maxsize=4096)
 def _link_lines(
     layout: GroupTopology, launch_ns: int, copies: int, algorithms: tuple[LinkAlgorithm, ...]
-) -> Pieces:
+) -> CostLines:
     """Lowest lines of algorithms by latency and bandwidth alone."""
     lines = (line for lines_of in algorithms for line in lines_of(layout, copies))
     return tuple((launch_ns + fixed, slope) for fixed, slope in lower_envelope(lines))
 
 
-def lower_envelope(pieces: Iterable[tuple[int, float]]) -> Pieces:
+def lower_envelope(pieces: Iterable[tuple[int, float]]) -> CostLines:
     """Lines that are the lowest for some message, by rising `fixed_ns`.
 
     Examples
@@ -263,7 +263,7 @@ def _rings(layout: GroupTopology, copies: int, *, rounds: int) -> list[tuple[int
     lines = []
     top = len(layout.crossings)
     for cuts in _stages(top, innermost_alone=layout.grid is not None):
-        inner: list[Pieces] = []
+        inner: list[CostLines] = []
         for low, high in pairwise(cuts):
             if low == 0 and layout.grid is not None:
                 members = layout.within[0][high - 1]

@@ -2,7 +2,7 @@
 
 from millrace.planner.costs.group_topology import Grid, TorusLine
 
-Pieces = tuple[tuple[int, float], ...]  # (fixed_ns, ns_per_byte) of each algorithm
+CostLines = tuple[tuple[int, float], ...]  # (fixed_ns, ns_per_byte) of each algorithm
 
 
 def _rate(line: TorusLine, grid: Grid) -> float:
@@ -19,7 +19,7 @@ def _steps_ns(line: TorusLine, grid: Grid) -> int:
     return steps * line.stride * grid.latency_ns
 
 
-def gather_pieces(members: int, grid: Grid) -> Pieces:
+def gather_pieces(members: int, grid: Grid) -> CostLines:
     """Lines of an all_gather or a reduce_scatter, per byte of the whole message.
 
     Notes
@@ -42,7 +42,7 @@ def gather_pieces(members: int, grid: Grid) -> Pieces:
     return (fixed, slope), (fixed, together)
 
 
-def exchange_pieces(members: int, grid: Grid) -> Pieces:
+def exchange_pieces(members: int, grid: Grid) -> CostLines:
     """Lines of an all_to_all, per byte of one member's part.
 
     The busiest link carries an eighth of a ring's members' bytes, a quarter of a line's.
@@ -56,7 +56,7 @@ def exchange_pieces(members: int, grid: Grid) -> Pieces:
     return ((fixed, slope),)
 
 
-def spread_pieces(members: int, grid: Grid) -> Pieces:
+def spread_pieces(members: int, grid: Grid) -> CostLines:
     """Lines of a broadcast, or of one transfer between two members.
 
     Groups that lie between the members send at the same time, over the same links.
@@ -68,7 +68,7 @@ def spread_pieces(members: int, grid: Grid) -> Pieces:
     return ((fixed, max(shared, 1.0) / grid.bytes_per_ns),)
 
 
-def rotation_pieces(grid: Grid) -> Pieces:
+def rotation_pieces(grid: Grid) -> CostLines:
     """Lines of one transfer of every member to the next one, all at once."""
     shared = max((line.stride / (2 if line.ring else 1) for line in grid.lines), default=grid.hops)
     return ((grid.hops * grid.latency_ns, max(shared, 1.0) / grid.bytes_per_ns),)

@@ -135,7 +135,7 @@ class LevelSide:
     Parameters
     ----------
     level : SweepLevel
-    pairs : sequence of sequences of Pair
+    pairs : sequence of sequences of StatePair
         Per choice of the level.
     most : sequence of int
         Per choice the number of its pairs on the side where there are more.
@@ -288,7 +288,7 @@ def levels_of(
         The choices.
     option_costs : sequence of arrays
         Costs of the options of every choice.
-    pairs : sequence of Pair
+    pairs : sequence of StatePair
         All pairs between them.
     """
     beside: dict[int, tuple[list[StatePair], list[StatePair]]] = {

@@ -38,7 +38,7 @@ class PricedTerms:
         Options of every choice that are legal in some row; all terms are over these.
     option_costs : list of array [O, K]
         Costs of the options of every choice.
-    pairs : list of Pair
+    pairs : list of StatePair
         Boxing: a term for every use of a net.
     shared : list of Shared
         The pairs of every net that has several readers.
