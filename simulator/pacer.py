@@ -20,10 +20,20 @@ def overlapped_speed(alone: float, overlap: float) -> int:
 
     Parameters
     ----------
-    alone
-        Share of an actor's time in which none of its own meetings moves data: 1 for an op.
-    overlap
-        Share of its speed that the software keeps beside moving data.
+    alone : float
+        Share of the actor's time, 0 to 1, in which no meeting inside it moves data (`Pace.alone`).
+    overlap : float
+        Share of its speed that what is computed keeps beside moving data (`Pacing.overlap`).
+
+    Returns
+    -------
+    int
+        Parts of a nanosecond's work per nanosecond; `SCALE` (10,000) is full speed.
+
+    Examples
+    --------
+    >>> overlapped_speed(1.0, 0.8), overlapped_speed(0.5, 0.8), overlapped_speed(0.0, 0.8)
+    (8000, 8889, 10000)
     """
     slowed = alone + (1 - alone) * overlap
     return round(SCALE * overlap / slowed) if slowed else SCALE

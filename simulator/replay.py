@@ -33,14 +33,24 @@ def followed(
 
     Parameters
     ----------
-    graph
-        With all its orders; one rank of each program is followed.
-    durations_ns
-        One per program and actor.
-    pacing
-        What holds computation back.
-    steps
+    graph : ActorGraph
+        With all its orders; one representative per program runs.
+    durations_ns : sequence of sequence of int
+        Nanoseconds of one firing where nothing slows it, per program and actor.
+    pacing : Pacing
+        Launches by the host and contention, both honoured.
+    steps : int
         Number of steps.
+
+    Returns
+    -------
+    tuple of two lists
+        Nanoseconds by program, actor and firing; a meeting starts when its data begins to move.
+
+    Raises
+    ------
+    ProtocolError
+        The graph stops before its end; names the waiting cycle.
     """
     instances = [
         Instance(

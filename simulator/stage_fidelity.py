@@ -55,17 +55,22 @@ def stage_graph(plan: Plan, detailed: bool = False) -> StageGraph:
 
     Parameters
     ----------
-    plan
-        The plan.
-    detailed
-        Say what parts are made of, for an account of the step.
+    plan : Plan
+        Checked first (`check_plan`).
+    detailed : bool
+        True says what parts are made of (`PartTimes.contents`), for an account of the step.
 
     Raises
     ------
     PlanError
         The plan is malformed, or does not fit the model's ops.
+    ModelError
+        The plan's specification of the model gives no graph.
     InfeasibleError
-        Shards or microbatches do not divide, or the schedule cannot run the chunks.
+        The cluster has too few devices, shards or microbatches do not divide, or the schedule
+        cannot run the chunks.
+    ClusterError
+        A device has no rate for the precision of an op.
     ProtocolError
         The schedule's orders wait for one another in a cycle.
     """

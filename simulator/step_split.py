@@ -30,16 +30,16 @@ class WindowSplit(NamedTuple):
 
 
 def step_ends_ns(program: Program, rows: Sequence[Sequence[int]], steps: int) -> list[int]:
-    """End of each step's last firing on one rank; `rows` are its actors' ends.
+    """End of each step's last firing on one rank, in nanoseconds.
 
     Parameters
     ----------
-    program
-        Program of the rank.
-    rows
-        Ends of every firing, per actor, in nanoseconds.
-    steps
-        Number of steps that were run.
+    program : Program
+        The rank's; it says how often each actor fires in a step.
+    rows : sequence of sequence of int
+        Ends in nanoseconds, by actor and firing; later steps than asked for may follow.
+    steps : int
+        Number of steps, from the first.
     """
     last = [0] * steps
     for actor, ends in zip(program.actors, rows, strict=True):
@@ -59,14 +59,14 @@ def window_ns(step_ends: Sequence[Sequence[int]]) -> tuple[int, int]:
 
 
 def covered_ns(intervals: Iterable[tuple[Times, Times]], begin_ns: int, end_ns: int) -> int:
-    """Length of the union of intervals (starts, ends) inside a window.
+    """Length of the union of intervals inside a window, in nanoseconds.
 
     Parameters
     ----------
-    intervals
-        Arrays of starts and of ends, in nanoseconds; they may overlap.
-    begin_ns, end_ns
-        The window.
+    intervals : iterable of tuple (int array (n,), int array (n,))
+        Starts and ends in nanoseconds; they may overlap and lie in any order.
+    begin_ns, end_ns : int
+        The window; what reaches beyond it is cut off.
     """
     pairs = list(intervals)
     if not pairs:
@@ -89,16 +89,19 @@ def split(
 ) -> WindowSplit:
     """Window of one rank, split into busy, exposed communication and bubble.
 
-    Times are those of every actor's firings; a meeting starts when its data begins to move.
-
     Parameters
     ----------
-    program
-        Program of the rank.
-    starts, ends
-        Of every firing, per actor, in nanoseconds.
-    begin_ns, end_ns
-        The window.
+    program : Program
+        The rank's; it says which actors have a meeting.
+    starts, ends : sequence of sequence of int
+        Nanoseconds by actor and firing; a meeting starts when its data begins to move.
+    begin_ns, end_ns : int
+        The window, such as `window_ns` gives it.
+
+    Returns
+    -------
+    WindowSplit
+        Nanoseconds, which add up to the window.
     """
     compute: list[tuple[Times, Times]] = []
     moving: list[tuple[Times, Times]] = []

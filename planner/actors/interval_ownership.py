@@ -23,10 +23,15 @@ def covering_ns(
 
     Parameters
     ----------
-    intervals
-        With begin, end, rank and owner each, in any order.
-    begin_ns, end_ns
-        The window.
+    intervals : iterable of OwnedInterval
+        In any order; of one that reaches beyond the window, the part inside counts.
+    begin_ns, end_ns : int
+        The window, in nanoseconds on the clock of the intervals.
+
+    Returns
+    -------
+    dict
+        Owners that no instant counts for are left out, None too; the values add up to the window.
 
     Examples
     --------

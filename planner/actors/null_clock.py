@@ -19,19 +19,20 @@ Visit = Callable[[int, Fire], None]
 def run_to_completion(
     graph: ActorGraph, *, steps: int = 1, folded: bool = True, visit: Visit | None = None
 ) -> int:
-    """Fire every actor of `steps` steps and return the number of firings.
+    """Number of firings of a run of every actor through `steps` steps, to its end and without time.
 
     Parameters
     ----------
-    graph
-        The actor graph.
-    steps
+    graph : ActorGraph
+        Complete, with all its orders and slots.
+    steps : int
         Number of training steps to run through.
-    folded
-        One representative per program instead of every rank.
-    visit
+    folded : bool
+        True: one representative per program instead of every rank, and its firings alone count.
+    visit : callable, optional
         Called as `visit(instance, fire)` before a local actor completes, and for each member of a
-        meeting before any of them completes.
+        meeting before any of them completes. An instance is a program's index if folded, else a
+        rank. None: nothing is called.
 
     Raises
     ------

@@ -9,12 +9,17 @@ def lane_of(graph: ActorGraph, rank: int, represents: int = 1) -> Lane:
 
     Parameters
     ----------
-    graph
-        The actor graph.
-    rank
-        A rank of one of its programs.
-    represents
-        Ranks that the lane stands for, itself among them.
+    graph : ActorGraph
+        The graph that ran; names, kinds and queues are those of the rank's program.
+    rank : int
+        The rank that was traced.
+    represents : int
+        Number of ranks, this one included; 1: it stands for itself alone.
+
+    Raises
+    ------
+    ValueError
+        No program lists the rank.
     """
     program = graph.programs[graph.program_of(rank)]
     return Lane(
@@ -35,10 +40,10 @@ def drawn_in(program: Program, actor: Actor) -> str:
 
     Parameters
     ----------
-    program
-        The program of the actor.
-    actor
-        One of its actors.
+    program : Program
+        The program whose queues the actor's numbers mean.
+    actor : Actor
+        Of its queues, the first that is left on completion is named; where none is, the first.
     """
     queues = [program.queues[queue] for queue in actor.queues]
     return next((q.name for q in queues if q.leave is Leave.COMPLETED), queues[0].name)

@@ -114,14 +114,21 @@ def communication_buffers(draft: StageIR) -> frozenset[int]:
 def shared_places(spans: Spans, pairs: bool = False) -> tuple[dict[int, int], int]:
     """Offsets of the registers that share the area, and the area's size.
 
-    Where a schedule `pairs`, forwards have an area of their own below that of the gradients.
+    Where a schedule pairs forwards with gradients, forwards have an area of their own below that of
+    all other sections.
 
     Parameters
     ----------
     spans : Spans
-        Registers of a stage that never outlive one section.
+        Of a stage's registers; its `followers` are filled in.
     pairs : bool
-        True if the schedule runs forwards beside gradients.
+        True if slots of the schedule run beside others (`Timetable.pairs`). False: all sections
+        take the same area, one after the other.
+
+    Returns
+    -------
+    tuple (dict of int to int, int)
+        Bytes from the area's begin by index of the register, and bytes of the area.
     """
     offsets: dict[int, int] = {}
     sizes = {True: 0, False: 0}  # of forwards, of all others
@@ -153,10 +160,16 @@ def aliased_registers(spans: Spans, shared: Set[int]) -> dict[int, tuple[int, in
 
     Parameters
     ----------
-    spans
+    spans : Spans
         Of a stage's registers.
-    shared
-        Registers in the area.
+    shared : set of int
+        Registers in the area that sections share (`shared_places`); a weight of which one of these
+        holds a part, the sum or anything boxed is passed over.
+
+    Returns
+    -------
+    dict of int to tuple (int, int)
+        By index of a register, the index of the other and the bytes.
     """
     draft = spans.draft
     places: dict[int, tuple[int, int]] = {}

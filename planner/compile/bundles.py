@@ -23,9 +23,14 @@ def taking_turns(spans: Spans, elsewhere: Set[int]) -> dict[Bundle, list[int]]:
     Parameters
     ----------
     spans : Spans
-        Live ranges of a stage.
+        Of a stage's registers.
     elsewhere : set of int
-        Registers that have their place already.
+        Registers that have a place already: in the area that sections share, or in that of another.
+
+    Returns
+    -------
+    dict of Bundle to list of int
+        Indices of registers of activations, those of no bytes left out.
     """
     draft = spans.draft
     bundle_registers: dict[Bundle, list[int]] = {}
@@ -65,9 +70,15 @@ def chunk_stretches(spans: Spans, chunk: int) -> list[tuple[int, str]]:
     Parameters
     ----------
     spans : Spans
-        Live ranges of a stage.
+        Of the registers of the stage that has the chunk.
     chunk : int
-        Number of the chunk on the stage.
+        Number of the chunk on its stage.
+
+    Returns
+    -------
+    list of tuple (int, str)
+        When each starts (2i for op number i of the draft), and its block. Empty too where both
+        gradients are one section.
     """
     rows = stretches(spans.draft, spans.ops(("B", chunk)))
     return rows if len({block for _, block in rows}) == len(rows) else []

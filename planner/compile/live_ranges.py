@@ -147,9 +147,15 @@ def stretches(draft: StageIR, ops: Sequence[int]) -> list[tuple[int, str]]:
     Parameters
     ----------
     draft : StageIR
-        The stage.
+        The stage that the section is of.
     ops : sequence of int
-        Actors of one section of its compute queue, in order.
+        Actors of the section on the compute queue, in order (`Spans.ops`).
+
+    Returns
+    -------
+    list of tuple (int, str)
+        The start is 2i for op number i of the draft, as in `LiveRange`. Boxing behind the last op
+        is a stretch of block "".
     """
     rows: list[tuple[int, str]] = []
     block: str | None = None

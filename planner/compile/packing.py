@@ -95,10 +95,10 @@ def packed(sizes: Sizes, turns: Mapping[Section, Turns]) -> Packing:
 
     Parameters
     ----------
-    sizes
-        The registers of every bundle; they have bytes.
-    turns
-        The place of every section in the stage's order, by microbatch.
+    sizes : mapping of Bundle to mapping of int to int
+        Number of the bundle's registers by bytes of a slot, which are more than 0.
+    turns : mapping of Section to int array (microbatches,)
+        The place of every section in the stage's order, by microbatch (`Timetable.turns`).
 
     Notes
     -----
@@ -107,6 +107,9 @@ def packed(sizes: Sizes, turns: Mapping[Section, Turns]) -> Packing:
     is needed than by registers of one size that share places. Stretches make more bundles, of fewer
     registers each: where nothing comes of that they are left out. What comes out depends on sizes
     and counts alone.
+
+    Of one size, as many places are needed as are alive at once: colouring of interval graphs
+    (Golumbic, "Algorithmic Graph Theory and Perfect Graphs", 1980, chapter 8).
     """
     unstretched: dict[Bundle, Counter[int]] = {}
     for bundle, counts in sizes.items():

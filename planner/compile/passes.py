@@ -71,16 +71,31 @@ def compile_plan(plan: Plan, *, in_buckets: bool | None = None) -> ActorGraph:
 
 
 def ordered_plan(plan: Plan, *, in_buckets: bool | None = None) -> Ordered:
-    """The plan compiled but for its places in memory; raises as `compile_plan` does.
+    """Plan compiled but for its places in memory.
 
     That it runs to its end is shown by a run, not proven: whoever simulates it sees.
 
     Parameters
     ----------
     plan : Plan
-        A plan that fits its model.
+        Checked first (`check_plan`).
     in_buckets : bool, optional
-        True if state travels in buckets; None: as the plan's fusion has it.
+        True joins collectives of state (`millrace.planner.compile.collectives`), False leaves each
+        by itself; None: joined where the plan's ops are fused.
+
+    Raises
+    ------
+    PlanError
+        The plan is malformed, or does not fit the model's ops.
+    ModelError
+        The plan's specification of the model gives no graph.
+    InfeasibleError
+        The cluster has too few devices, shards or microbatches do not divide, or the schedule
+        cannot run the chunks.
+    ClusterError
+        A device has no rate for the precision of an op.
+    ProtocolError
+        The schedule's orders wait for one another in a cycle.
     """
     check_plan(plan)
     drafts, table = lowered(plan, plan.graph)

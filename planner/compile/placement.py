@@ -34,16 +34,16 @@ def place(plan: Plan, graph: Graph) -> tuple[PlacedOp, ...]:
     Parameters
     ----------
     plan : Plan
-        Says the stage and variant of every block.
+        Its chunks say where each block lies and which variant gives its signatures.
     graph : Graph
-        Training graph of its model.
+        The plan's training graph, or a part of it of which `plan` places every block.
 
     Raises
     ------
     PlanError
-        A block has no place or no signature, or a signature does not fit its op.
+        A block has no place, several or no signature, or a signature does not fit its op.
     InfeasibleError
-        A shard does not divide.
+        A shard does not divide, or a dim that is split does not exist.
     """
     check_blocks(plan, graph)
     homes: dict[str, tuple[int, int, int]] = {}

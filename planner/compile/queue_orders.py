@@ -37,16 +37,20 @@ def compute_order(
 ) -> tuple[int, ...]:
     """Compute queue of one step: begin, the schedule's slots, update.
 
-    Slots whose numbers are in `paired_slots` run beside the one before them.
-
     Parameters
     ----------
     draft : StageIR
-        The stage.
+        Its actors on the lane `compute` are listed; within a slot they keep its order.
     slots : sequence of Slot
-        Its order of the schedule.
+        The stage's order (`Timetable.orders`); chunks are numbered on the stage.
     paired_slots : set of int
-        Slots that run beside the one before them.
+        Numbers of slots that run beside the one before them: actors of both take turns (`woven`).
+        By default none.
+
+    Returns
+    -------
+    tuple of int
+        Index of the actor of every firing.
     """
     sections: dict[tuple[str, int], list[int]] = {}
     for index, actor in enumerate(draft.actors):
@@ -122,11 +126,15 @@ def unordered(
     Parameters
     ----------
     draft : StageIR
-        The stage.
-    name, stage : str, int
-        Of the program.
-    slots, paired_slots
-        As for `compute_order`.
+        Its registers are taken as they are.
+    name : str
+        Of the program, such as `stage 0`.
+    stage : int
+        Its ranks, one per device of the mesh, follow those of the stages before.
+    slots : sequence of Slot
+        The stage's order (`Timetable.orders`).
+    paired_slots : set of int
+        Numbers of slots that run beside the one before them. By default none.
     """
     compute = Queue(
         name="compute", leave=Leave.COMPLETED, order=compute_order(draft, slots, paired_slots)
@@ -152,16 +160,22 @@ def unordered(
 
 
 def with_slots(graph: ActorGraph, drafts: Sequence[StageIR], table: Timetable) -> ActorGraph:
-    """Give every register the slots that the timetable counts.
+    """Graph with as many slots of every register as the timetable counts.
 
     Parameters
     ----------
     graph : ActorGraph
-        One program for each draft.
+        One program per stage, with the registers of its draft.
     drafts : sequence of StageIR
-        The stages.
+        One per program; their sections say when a register is made and read. Registers of one
+        version a step keep their slots.
     table : Timetable
-        Orders of the schedule.
+        Orders of all stages.
+
+    Raises
+    ------
+    ProtocolError
+        Something is sent, and the stages' orders wait for one another in a cycle.
     """
     programs = []
     for program, alive in zip(graph.programs, lifetimes(drafts), strict=True):
@@ -287,35 +301,41 @@ def first_step(
     pacing: Pacing | None = None,
     firings_ns: FiringsNs = MappingProxyType({}),
 ) -> FirstStep:
-    """Run one step of a graph whose communication is in no order yet (`unordered`).
+    """Record of one step of a graph whose communication is in no order yet (`unordered`).
+
+    A lane moves one meeting at a time; the first to be ready is the first to start. Where the graph
+    stops before the step's end the record does too: nothing is raised.
 
     Parameters
     ----------
     graph : ActorGraph
-        With every meeting in a queue of its own.
+        One program per stage; one instance of each runs.
     drafts : sequence of StageIR
-        The stages, which name the lanes.
-    durations : Durations
-        Nanoseconds per program and actor.
+        One per program; they name the lane of every meeting.
+    durations : tuple of tuple of int
+        Nanoseconds of one firing, per program and actor.
     pacing : Pacing, optional
-        Launches by the host that hold actors back.
-    firings_ns : FiringsNs, optional
-        Durations of firings, where they are not all alike.
+        Its launches by the host are honoured, its contention is not. None: no firing waits for a
+        launch.
+    firings_ns : mapping of (int, int) to tuple of int, optional
+        Nanoseconds of a step's firings, by program and actor, where they are not all alike.
     """
     return _EarliestRun(graph, drafts, durations, pacing, firings_ns).run()
 
 
 def with_queues(graph: ActorGraph, drafts: Sequence[StageIR], first: FirstStep) -> ActorGraph:
-    """Put every meeting into its lane and the launch queue, in the one total order.
+    """Graph with every meeting in its lane and the launch queue, in the one total order.
 
     Parameters
     ----------
     graph : ActorGraph
-        With every meeting in a queue of its own.
+        As `first_step` ran it. The first queue of every program, the compute queue, stays; its
+        lanes follow by name, then the launch queue if it has any lane.
     drafts : sequence of StageIR
-        The stages, which name the lanes.
+        One per program; they name the lane of every meeting.
     first : FirstStep
-        Run of the first step.
+        Its sequence is the order. Meetings that a run stopped short of are missing from the queues,
+        which `validate` refuses.
     """
     launched: list[list[int]] = [[] for _ in drafts]
     for parties in first.sequence:
@@ -348,10 +368,10 @@ def joined(programs: Sequence[Program], name: str, axes: tuple[Axis, ...]) -> Ac
     Parameters
     ----------
     programs : sequence of Program
-        One for each stage.
+        One per stage, in order: a transfer names its other end by its place here.
     name : str
-        Of the graph.
+        Of the graph; that of the model.
     axes : tuple of Axis
-        Axes of the mesh.
+        Of the mesh that every stage has, outer first.
     """
     return ActorGraph(name=name, axes=axes, programs=tuple(programs))

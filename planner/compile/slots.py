@@ -164,14 +164,23 @@ class Timetable:
 def timetable(schedule: str, homes: tuple[int, ...], microbatches: int) -> Timetable:
     """Timetable of a schedule, the one of before where it was made already.
 
+    Orders that wait for one another in a cycle are no error here: `Timetable.times` raises it.
+
     Parameters
     ----------
     schedule : str
-        Name of the schedule.
+        Name of a schedule (`millrace.planner.schedules.SCHEDULES`).
     homes : tuple of int
-        Stage of every chunk, in the order of the model.
+        The stage of every chunk, in the order of the model; each stage from 0 to the last has one.
     microbatches : int
-        Microbatches of a step.
+        Number of microbatches of a step.
+
+    Raises
+    ------
+    PlanError
+        No schedule has that name.
+    InfeasibleError
+        The schedule does not run that many chunks on a stage.
     """
     stages, record = max(homes) + 1, schedule_of(schedule)
     sizes = [(stage, stages, homes.count(stage), microbatches) for stage in range(stages)]

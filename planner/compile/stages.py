@@ -17,11 +17,25 @@ def lowered(
     Parameters
     ----------
     plan : Plan
-        The plan.
+        Its chunks, variants, mesh, schedule, offload and fusion count.
     graph : Graph
-        Training graph of its model.
+        The plan's training graph (`plan.graph`).
     across_blocks : bool
-        True if ops of two blocks may be one actor.
+        True joins launches for many variables too, which no block can be counted for; False joins
+        only sums over microbatches, within a block. Without fusion nothing is joined.
+
+    Returns
+    -------
+    tuple (list of StageIR, Timetable)
+        A draft per stage, its meetings in no bucket and in no order yet.
+
+    Raises
+    ------
+    PlanError
+        A block has no place or no signature, a signature does not fit its op, a tensor of every
+        microbatch is read once a step, or no schedule has that name.
+    InfeasibleError
+        A shard does not divide, no boxing joins two SBPs, or the schedule cannot run the chunks.
     """
     lowering = Lowering(graph, plan.mesh, plan.stages, plan.microbatches, plan.offload)
     for placed in place(plan, graph):

@@ -143,10 +143,11 @@ def window_of(course: MemoryTimeline, begin_ns: int, end_ns: int) -> MemoryTimel
 
     Parameters
     ----------
-    course
-        Bytes of a rank over time.
-    begin_ns, end_ns
-        The window.
+    course : MemoryTimeline
+        Bytes by kind; each value lasts up to the next time.
+    begin_ns, end_ns : int
+        Nanoseconds of simulated time, the end left out. The last value from before the begin comes
+        first, at time 0.
     """
     times = np.asarray(course.times_ns)
     first = max(int(np.searchsorted(times, begin_ns, "right")) - 1, 0)

@@ -48,10 +48,28 @@ def block_times(plan: Plan, times_by_kind: Mapping[Kind, Floats] | None = None) 
 
     Parameters
     ----------
-    plan
-        The plan.
-    times_by_kind
-        Times of kinds that were measured before, which are not measured again.
+    plan : Plan
+        Its kinds of block, each a template in a variant, are measured on the devices of stage 0;
+        `hops_ns` are of its chunks.
+    times_by_kind : mapping of (str, int) to float array (17,), optional
+        Times of kinds that were measured before, which are not measured again. Where they cover all
+        kinds of the plan nothing is: `chunk` and `totals_ns` are 0 then. None: there are none.
+
+    Returns
+    -------
+    BlockTimes
+        Its `blocks` hold the times given and those measured.
+
+    Raises
+    ------
+    PlanError
+        The plan does not fit the model's ops, or no schedule has its schedule's name.
+    ModelError
+        The plan's specification of the model gives no graph.
+    InfeasibleError
+        A shard does not divide, or the schedule cannot run the chunks.
+    ClusterError
+        A device has no rate for the precision of an op.
     """
     homes = tuple(chunk.stage for chunk in plan.chunks)
     table = timetable(plan.schedule, homes, plan.microbatches)

@@ -91,15 +91,19 @@ def coarse_graph(wiring: PlanBlocks, table: Timetable, times: Sequence[PartTimes
 
     Parameters
     ----------
-    wiring
-        The plan's.
-    table
+    wiring : PlanBlocks
+        The plan's; it says what crosses between chunks.
+    table : Timetable
         The schedule's orders.
-    times
-        The times of every chunk's parts, in model order.
+    times : sequence of PartTimes
+        Nanoseconds of every chunk's parts, in model order.
 
     Raises
     ------
+    PlanError
+        A signature does not fit its op, or a dim that it splits does not exist or does not divide.
+    InfeasibleError
+        No boxing joins a tensor's SBP in one chunk to that in another, or both are partial.
     ProtocolError
         The schedule's orders wait for one another in a cycle.
     """

@@ -67,10 +67,16 @@ def alone(*, joint: bool = True, forwards_first: bool = False) -> Order:
 
     Parameters
     ----------
-    joint
-        Gradients of inputs and of weights are made together.
-    forwards_first
-        A part of every microbatch comes before the next part.
+    joint : bool
+        True: gradients of inputs and of weights are made together (BW); False: apart (B, then W).
+    forwards_first : bool
+        True: a part of every microbatch comes before the next part. False: all parts of a
+        microbatch come before the next microbatch.
+
+    Returns
+    -------
+    tuple of Slot
+        Of chunk 0 and `MICROBATCHES` (4) microbatches.
     """
     parts, microbatches = ("F", "BW") if joint else ("F", "B", "W"), range(MICROBATCHES)
     if forwards_first:

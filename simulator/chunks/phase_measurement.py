@@ -29,12 +29,22 @@ def part_times(
 
     Parameters
     ----------
-    piece
-        The piece, its parts one after the other.
-    paired
-        The same blocks with their parts in pairs, where the schedule pairs them.
-    detailed
-        Say what the parts are made of.
+    piece : CompiledPiece
+        Its `pacing` slows what it computes beside moving data; launches by the host are left out.
+    paired : CompiledPiece, optional
+        The same blocks with their parts in pairs (`in_pairs`), where the schedule pairs them.
+    detailed : bool
+        True says what the parts are made of as well (`PartTimes.contents`).
+
+    Returns
+    -------
+    PartTimes
+        Nanoseconds of the second step; its second last microbatch stands for the schedule's parts.
+
+    Raises
+    ------
+    ProtocolError
+        The piece's graph stops before its end.
     """
     reading = _Reading(piece)
     times = reading.times()

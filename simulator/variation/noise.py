@@ -33,14 +33,21 @@ def factors(jitter: float, seed: int, rank: int, actor: int, count: int) -> NDAr
 
     Parameters
     ----------
-    jitter
-        Standard deviation of the logarithm.
-    seed
+    jitter : float
+        0 makes every factor 1.
+    seed : int
         Of the run.
-    rank, actor
-        Whose firings they are; every pair has a sequence of its own.
-    count
-        Number of firings.
+    rank : int
+        Every rank has factors of its own.
+    actor : int
+        Index of the actor in the rank's program.
+    count : int
+        Number of factors; of more, the first are the same.
+
+    Returns
+    -------
+    float array (count,)
+        All above 0.
 
     Notes
     -----
@@ -53,6 +60,6 @@ def factors(jitter: float, seed: int, rank: int, actor: int, count: int) -> NDAr
         for part in (seed, rank, actor):
             key = _mixed((key + np.uint64(part & 0xFFFFFFFFFFFFFFFF)) * _GOLDEN + _GOLDEN)
         counters = key + np.arange(2 * count, dtype=np.uint64) * _GOLDEN
-    first, second = _uniform(counters[:count]), _uniform(counters[count:])
+    first, second = _uniform(counters[::2]), _uniform(counters[1::2])
     normal = np.sqrt(-2.0 * np.log(first)) * np.cos(2.0 * np.pi * second)
     return np.exp(jitter * normal - jitter * jitter / 2)

@@ -34,17 +34,22 @@ class Representatives:
 def representatives(
     graph: ActorGraph, stragglers: Iterable[int] = (), *, sampled: int = 1
 ) -> Representatives:
-    """Choose the ranks to simulate.
+    """Ranks to simulate, and how many each stands for.
 
     Parameters
     ----------
-    graph
-        The actor graph.
-    stragglers
-        Ranks that differ from the others.
-    sampled
+    graph : ActorGraph
+        Its mesh and the ranks of its programs; the same positions are chosen in each.
+    stragglers : iterable of int
+        Ranks that differ from the others. By default none does.
+    sampled : int
         How many positions of the mesh that are otherwise alike are kept at least; all of them
         where there are fewer.
+
+    Raises
+    ------
+    ValueError
+        No program lists a straggler.
     """
     sizes = graph.axis_sizes
     columns = list(zip(*map(graph.coordinate, stragglers), strict=True)) or [()] * len(sizes)

@@ -95,12 +95,12 @@ def test_sampled_jitter_comes_close_to_that_of_every_rank() -> None:
             simulate(
                 graph, WIDE, durations_ns=ns, jitter=0.1, seed=seed, folded=folded, spans=False
             ).step_time_ns
-            for seed in range(4)
+            for seed in range(12)
         )
         for folded in (True, False)
     )
     calm = simulate(graph, WIDE, durations_ns=ns).step_time_ns
-    assert every > 1.03 * calm
+    assert every > 1.02 * calm
     assert some == pytest.approx(every, rel=0.01)
 
 
