@@ -6,21 +6,8 @@ from pathlib import Path
 import pytest
 
 import millrace
-from millrace.cli import exit_code_of, run
+from millrace.cli import exit_code_of
 from millrace.planner.errors import ClusterError, InfeasibleError, PlanError, ProtocolError
-
-
-@pytest.fixture
-def call(capsys, monkeypatch):
-    """Return (exit code, stdout, stderr) of a command line."""
-
-    def called(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["millrace", *arguments])
-        code = run(list(arguments))
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return called
 
 
 def test_the_version_is_the_packages(call):

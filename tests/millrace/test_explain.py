@@ -4,23 +4,9 @@ import json
 
 import pytest
 
-from millrace.cli import run
 from millrace.commands.planning import uneven_batch
 
 PLAN = ("plan", "gpt-demo", "--global-batch", "4", "--precision", "bf16", "--seq-len", "32")
-
-
-@pytest.fixture
-def call(capsys, monkeypatch):
-    """Return (exit code, stdout, stderr) of a command line."""
-
-    def called(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["millrace", *arguments])
-        code = run(list(arguments))
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return called
 
 
 def test_explain_gives_layers_with_their_times_and_a_reason_per_choice(call):

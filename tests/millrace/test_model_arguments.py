@@ -4,25 +4,15 @@ import json
 
 import pytest
 
-from millrace.cli import run
 from millrace.models.graph import Graph
 from millrace.models.zoo.catalogue import build, model_spec
 from tests.extras import optional
 from tests.models.importers.onnx_files import MLP, attention_text, parsed, saved, with_weights
 
 
-@pytest.fixture
-def call(capsys, monkeypatch, tmp_path):
-    """Return (exit code, stdout, stderr) of a command line in a folder of its own."""
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-
-    def called(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["millrace", *arguments])
-        code = run(list(arguments))
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return called
 
 
 def a_small_graph() -> Graph:

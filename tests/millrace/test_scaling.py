@@ -7,7 +7,6 @@ import pytest
 from msgspec.structs import replace
 
 from millrace import api
-from millrace.cli import run
 from millrace.planner.clusters import parse_cluster
 from millrace.planner.errors import ClusterError, InfeasibleError, PlanError
 from millrace.scaling import Failures, Sweep, sweep
@@ -15,19 +14,6 @@ from millrace.scaling.bottlenecks import RESOURCES, resources, step_bottlenecks
 from millrace.scaling.scaling_tables import csv_text, format_energy, format_time
 from millrace.scaling.series import fill_efficiencies
 from millrace.scaling.sweep import checkpoint_bytes
-
-
-@pytest.fixture
-def call(capsys, monkeypatch):
-    """Return (exit code, stdout, stderr) of `millrace scale`."""
-
-    def called(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["millrace", "scale", *arguments])
-        code = run(["scale", *arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return called
 
 
 def small_sweep(**changes):
@@ -195,7 +181,7 @@ def test_a_value_out_of_its_range_is_named(changes, said):
 
 def test_the_command_writes_rows_a_csv_file_and_a_picture(call, tmp_path):
     table, picture = tmp_path / "rows.csv", tmp_path / "rows.png"
-    given = ("mlp", "--cluster", "a100-sxm-80gb:2,v100-sxm-16gb:2", "--nodes", "1,2")
+    given = ("scale", "mlp", "--cluster", "a100-sxm-80gb:2,v100-sxm-16gb:2", "--nodes", "1,2")
     given += ("--global-batch", "64", "--csv", str(table), "--plot", str(picture))
     code, out, err = call(*given, "--json")
     assert code == 0
@@ -216,22 +202,23 @@ def test_the_command_writes_rows_a_csv_file_and_a_picture(call, tmp_path):
     assert all(len(line) <= 100 for line in out.splitlines())
 
 
-def test_a_device_without_the_precision_is_a_row_with_the_reason(call):
-    given = ("mlp", "--nodes", "1", "--global-batch", "64", "--precision", "bf16", "--json")
-    code, out, _ = call(*given, "--cluster", "v100-sxm-16gb:2", "--cluster", "a100-sxm-80gb:2")
-    reasons = [row["reason"] for row in json.loads(out)["rows"]]
+def test_a_device_without_the_precision_is_a_row_with_the_reason(answer):
+    given = ("scale", "mlp", "--nodes", "1", "--global-batch", "64", "--precision", "bf16")
+    given += ("--cluster", "v100-sxm-16gb:2")
+    code, document = answer(*given, "--cluster", "a100-sxm-80gb:2")
+    reasons = [row["reason"] for row in document["rows"]]
     assert code == 0
     assert "no bf16 arithmetic" in reasons[0]
     assert reasons[1] is None
-    code, out, _ = call(*given, "--cluster", "v100-sxm-16gb:2")
+    code, document = answer(*given)
     assert code == 2
-    assert "no bf16 arithmetic" in json.loads(out)["error"]
+    assert "no bf16 arithmetic" in document["error"]
 
 
 def test_where_no_point_has_a_plan_the_answer_is_no_and_the_rows_say_why(call, tmp_path):
     picture = tmp_path / "rows.svg"
     given = ("gpt3-13b", "--cluster", "v100-sxm-16gb:1", "--nodes", "1", "--global-batch", "8")
-    code, out, err = call(*given, "--precision", "fp16", "--plot", str(picture), "--json")
+    code, out, err = call("scale", *given, "--precision", "fp16", "--plot", picture, "--json")
     assert code == 1
     assert b"<svg" in picture.read_bytes()
     assert "no point has a plan" in err
@@ -258,7 +245,7 @@ def test_where_no_point_has_a_plan_the_answer_is_no_and_the_rows_say_why(call, t
 def test_what_cannot_be_understood_ends_with_2_and_names_option_and_value(call, arguments, said):
     given = dict(zip(arguments[::2], arguments[1::2], strict=True))
     given = {"--cluster": "a100-sxm-80gb:2", "--global-batch": "64"} | given
-    code, out, err = call("mlp", *(text for pair in given.items() for text in pair))
+    code, out, err = call("scale", "mlp", *(text for pair in given.items() for text in pair))
     assert (code, out) == (2, "")
     assert said in err
     assert len(err.splitlines()) == 1

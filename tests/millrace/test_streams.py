@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from rich.table import Table
 
-from millrace.cli import run
 from millrace.output import PlainConsole, say, stdout, training, working
 from millrace.stdio import Asides, CheckedStdout, NobodyReadsError, visible, visible_json
 
@@ -121,13 +120,11 @@ def test_json_shows_such_names_and_means_the_same():
     assert json.loads(visible_json(text)) == json.loads(text)
 
 
-def test_an_error_shows_the_name_that_it_is_about(capsys, monkeypatch):
+def test_an_error_shows_the_name_that_it_is_about(call):
     for more in ((), ("--json",)):
-        arguments = ["show", "a\x1b[31m\udcff.json", *more]
-        monkeypatch.setattr("sys.argv", ["millrace", *arguments])
-        assert run(arguments) == 2
-        captured = capsys.readouterr()
-        assert r"`a\x1b[31m" in captured.err
-        assert "\x1b" not in captured.err + captured.out
+        code, out, err = call("show", "a\x1b[31m\udcff.json", *more)
+        assert code == 2
+        assert r"`a\x1b[31m" in err
+        assert "\x1b" not in err + out
         if more:
-            assert json.loads(captured.out)["exit_code"] == 2
+            assert json.loads(out)["exit_code"] == 2

@@ -5,7 +5,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from millrace.cli import run
 from millrace.files import write_document
 from millrace.reporting import memory_counters, report_page, report_rows
 from millrace.reporting.bars import bar_colours, moving_colours, stage_pieces
@@ -17,17 +16,11 @@ from tests.simulator.test_stages import planned
 
 
 @pytest.fixture
-def called(capsys, monkeypatch, tmp_path):
+def called(call, tmp_path):
     """Return the exit code and the output of `simulate` on a small plan."""
     path = tmp_path / "plan.json"
     write_document(path, data_parallel_pipeline())
-
-    def call(*arguments: object) -> tuple[int, str]:
-        texts = ["simulate", str(path), *map(str, arguments)]
-        monkeypatch.setattr("sys.argv", ["millrace", *texts])
-        return run(texts), capsys.readouterr().out
-
-    return call
+    return lambda *arguments: call("simulate", path, *arguments)[:2]
 
 
 def test_the_command_line_writes_rows_that_add_up_to_its_figures(called, tmp_path):
