@@ -4,8 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from millrace.figures import idle_devices, plan_summary, shortage, speed
-from millrace.models.errors import ModelError
-from millrace.models.zoo.catalogue import FAMILIES, beyond_positions, build, model_spec, unit_of
+from millrace.models.zoo.catalogue import FAMILIES, beyond_positions, model_spec, unit_of
 from millrace.planner.plan import Prediction
 from tests.millrace.plans import data_parallel_pipeline
 
@@ -76,12 +75,6 @@ def test_sequences_longer_than_a_model_was_made_for_are_told_and_not_refused() -
     assert beyond_positions(model_spec("t5-base", seq_len=4096)) == ""
     warning = beyond_positions(model_spec("llama3-8b", seq_len=1_000_000))
     assert "at most 8,192 tokens, 1,000,000 are planned" in warning
-
-
-def test_positions_that_are_learned_end_where_the_model_does() -> None:
-    longer = replace(model_spec("gpt2-small"), seq_len=1025)
-    with pytest.raises(ModelError, match="1025 tokens do not fit; use 1 to 1024"):
-        build(longer, 1)
 
 
 def test_a_plan_holds_what_was_predicted_of_it() -> None:

@@ -19,14 +19,11 @@ PLAN = ("plan", "gpt2-small", "--global-batch", "8", "--cluster")
 
 
 @pytest.fixture
-def call(capsys, monkeypatch):
+def call(answer):
     """Return (exit code, error) of a command line that fails."""
 
     def called(*arguments: str) -> tuple[int, str]:
-        texts = [*arguments, "--json"]
-        monkeypatch.setattr("sys.argv", ["millrace", *texts])
-        code = run(texts)
-        document = json.loads(capsys.readouterr().out)
+        code, document = answer(*arguments)
         assert document["exit_code"] == code
         return code, document["error"]
 
@@ -89,14 +86,19 @@ def test_a_profile_that_is_given_needs_no_gpu(tmp_path):
         api.cluster("local-gpu:2", profile=path)
 
 
-def test_a_gpu_that_was_measured_is_read_from_the_cache(monkeypatch, tmp_path):
+def named_gpus(monkeypatch, tmp_path, gpus: int) -> None:
+    """Let the machine have GPUs with a name, and a cache of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    machine(monkeypatch, driver=13020, gpus=1)
+    machine(monkeypatch, driver=13020, gpus=gpus)
     runtime, cupy = sys.modules["cupy.cuda.runtime"], sys.modules["cupy"]
     monkeypatch.setattr(
         runtime, "getDeviceProperties", lambda index: {"name": b"A GPU"}, raising=False
     )
     monkeypatch.setattr(cupy, "__version__", "14.2.0", raising=False)
+
+
+def test_a_gpu_that_was_measured_is_read_from_the_cache(monkeypatch, tmp_path):
+    named_gpus(monkeypatch, tmp_path, 1)
     key = profile_key(1, "--cluster local-gpu:1")
     assert "gpu A GPU; driver 13.2; runtime 13.2; cupy 14.2.0; ranks 1" in key
     measured = device("h100-sxm-80gb")
@@ -109,13 +111,7 @@ def test_a_gpu_that_was_measured_is_read_from_the_cache(monkeypatch, tmp_path):
 def test_a_limit_of_time_reaches_every_rank_and_what_it_left_out_is_said(
     capsys, monkeypatch, tmp_path
 ):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    machine(monkeypatch, driver=13020, gpus=2)
-    runtime, cupy = sys.modules["cupy.cuda.runtime"], sys.modules["cupy"]
-    monkeypatch.setattr(
-        runtime, "getDeviceProperties", lambda index: {"name": b"A GPU"}, raising=False
-    )
-    monkeypatch.setattr(cupy, "__version__", "14.2.0", raising=False)
+    named_gpus(monkeypatch, tmp_path, 2)
     orders = []
 
     def run_ranks(module, ranks, folder):

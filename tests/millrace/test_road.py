@@ -24,43 +24,30 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def call(capsys, monkeypatch):
-    """Return (exit code, the JSON document) of a command line."""
-
-    def called(*arguments: object) -> tuple[int, dict]:
-        texts = [*map(str, arguments), "--json"]
-        monkeypatch.setattr("sys.argv", ["millrace", *texts])
-        code = run(texts)
-        return code, json.loads(capsys.readouterr().out)
-
-    return called
-
-
-@pytest.fixture
 def plan(tmp_path):
     path = tmp_path / "plan.json"
     write_document(path, data_parallel_pipeline())
     return path
 
 
-def test_a_plan_is_found_written_and_shown_with_the_same_figures(call, tmp_path):
+def test_a_plan_is_found_written_and_shown_with_the_same_figures(answer, tmp_path):
     path = tmp_path / "mlp.json"
     question = ("plan", "mlp", "--cluster", "a100-sxm-80gb:2x1", "--global-batch", "8", "--dp", "2")
-    code, document = call(*question, "-o", path)
+    code, document = answer(*question, "-o", path)
     assert code == 0
     for name in ("objective", "bound", "gap", "search_time_s", "memory_bytes_max", "mfu"):
         assert document[name] is not None
     assert (document["dp"], document["tp"], document["pp"]) == (2, 1, 1)
-    code, shown = call("show", path)
+    code, shown = answer("show", path)
     assert code == 0
     document.pop("search_time_s")
     for layer in document["layers"]:
         assert layer.pop("seconds") >= 0
     assert {name: shown[name] for name in document} == document
     first = path.read_bytes()
-    assert call(*question, "-o", path)[0] == 0
+    assert answer(*question, "-o", path)[0] == 0
     assert path.read_bytes() == first
-    assert call("show", path, path) == (0, {"changes": []})
+    assert answer("show", path, path) == (0, {"changes": []})
 
 
 @pytest.mark.parametrize(
@@ -83,28 +70,21 @@ def test_a_plan_is_found_written_and_shown_with_the_same_figures(call, tmp_path)
         (("--attention", "unfused", "--cp", "2", "--ring"), 1, "--ring"),
     ],
 )
-def test_what_cannot_be_planned_ends_with_its_code(call, arguments, code, said):
-    outcome = call(
+def test_what_cannot_be_planned_ends_with_its_code(answer, arguments, code, said):
+    outcome = answer(
         "plan", "mlp", "--cluster", "a100-sxm-80gb:2x1", "--global-batch", "8", *arguments
     )
     assert outcome[0] == code
     assert said in outcome[1]["error"]
 
 
-def test_a_plan_that_does_not_fit_is_simulated_and_ends_with_1(call, tmp_path):
+def test_a_plan_that_does_not_fit_is_simulated_and_ends_with_1(answer, tmp_path):
     path = tmp_path / "tight.json"
     write_document(path, replace(data_parallel_pipeline(), memory_limit_bytes=2**16))
-    code, document = call("simulate", path)
+    code, document = answer("simulate", path)
     assert code == 1
     assert document["step_time_s"] > 0
     assert document["memory_bytes_max"] > 2**16
-
-
-@pytest.mark.parametrize("straggler", ["0:1e15", "0:nan", "9:2", "0:0"])
-def test_a_straggler_beyond_all_measure_is_refused(call, plan, straggler):
-    code, document = call("simulate", plan, "--straggler", straggler)
-    assert code == 2
-    assert document["error"].startswith(f"straggler {straggler[0]}:")
 
 
 def test_a_device_by_its_usual_name_is_told_by_its_full_one(capsys):
@@ -117,9 +97,9 @@ def test_a_device_by_its_usual_name_is_told_by_its_full_one(capsys):
     assert "ksample/s" in told.out or "Msample/s" in told.out
 
 
-def test_a_simulation_says_what_the_contract_asks_for(call, plan, tmp_path):
+def test_a_simulation_says_what_the_contract_asks_for(answer, plan, tmp_path):
     trace = tmp_path / "simulated.chrome.json"
-    code, document = call("simulate", plan, "--trace", trace, "--jitter", "0.1", "--seed", "3")
+    code, document = answer("simulate", plan, "--trace", trace, "--jitter", "0.1", "--seed", "3")
     assert code == 0
     assert document["step_time_s"] > 0
     names = {"tokens_per_s", "mfu", "bubble_fraction", "exposed_communication_s"}
@@ -130,7 +110,7 @@ def test_a_simulation_says_what_the_contract_asks_for(call, plan, tmp_path):
         "X",
         "C",
     }
-    _, slow = call("simulate", plan, "--straggler", "1:4")
+    _, slow = answer("simulate", plan, "--straggler", "1:4")
     assert slow["step_time_s"] > document["step_time_s"]
 
 
@@ -138,20 +118,20 @@ def test_a_simulation_says_what_the_contract_asks_for(call, plan, tmp_path):
     ("arguments", "said"),
     [
         (("--straggler", "first:2"), "RANK:FACTOR"),
-        (("--straggler", "9:2"), "0 to 3"),
+        (("--straggler", "9:2"), "straggler 9: the ranks are 0 to 3"),
         (("--jitter", "-1"), "jitter"),
         (("--fidelity", "chunk"), "stage"),
     ],
 )
-def test_a_simulation_refuses_what_does_not_exist(call, plan, arguments, said):
-    code, document = call("simulate", plan, *arguments)
+def test_a_simulation_refuses_what_does_not_exist(answer, plan, arguments, said):
+    code, document = answer("simulate", plan, *arguments)
     assert code == 2
     assert said in document["error"]
 
 
-def test_a_run_is_compared_with_its_prediction_actor_by_actor(call, plan, tmp_path):
+def test_a_run_is_compared_with_its_prediction_actor_by_actor(answer, plan, tmp_path):
     trace, page = tmp_path / "run.json", tmp_path / "page.html"
-    code, document = call("run", plan, "--steps", "7", "--trace", trace)
+    code, document = answer("run", plan, "--steps", "7", "--trace", trace)
     assert code == 0
     assert document["ranks"] == 4
     assert document["backend"] == "numpy"
@@ -159,7 +139,7 @@ def test_a_run_is_compared_with_its_prediction_actor_by_actor(call, plan, tmp_pa
     assert "smallest_top_k_margin" not in document
     assert len(document["loss"]) == 7
     assert document["step_time_s"] > 0
-    code, compared = call("compare", plan, trace, "--html", page)
+    code, compared = answer("compare", plan, trace, "--html", page)
     assert code == 0
     assert compared["measured_step_time_s"] == pytest.approx(document["step_time_s"])
     for row in (*compared["actors"], *compared["causes"]):
@@ -167,11 +147,11 @@ def test_a_run_is_compared_with_its_prediction_actor_by_actor(call, plan, tmp_pa
         assert row["predicted_s"] is not None
         assert row["measured_s"] is not None
     assert page.read_text().count("<svg") == 2
-    assert call("compare", plan, trace, "--tolerance", "1e9")[0] == 0
-    assert call("compare", plan, trace, "--tolerance", "0")[0] == 1
+    assert answer("compare", plan, trace, "--tolerance", "1e9")[0] == 0
+    assert answer("compare", plan, trace, "--tolerance", "0")[0] == 1
     other = tmp_path / "other.json"
-    call("plan", "mlp", "--cluster", "a100-sxm-80gb:2x1", "--global-batch", "8", "-o", other)
-    code, refused = call("compare", other, trace)
+    answer("plan", "mlp", "--cluster", "a100-sxm-80gb:2x1", "--global-batch", "8", "-o", other)
+    code, refused = answer("compare", other, trace)
     assert code == 2
     assert load_plan(other).digest() in refused["error"]
 
@@ -236,15 +216,15 @@ def test_a_run_and_the_reference_say_by_how_little_an_expert_was_chosen(capsys, 
         (("--lr", "-1"), "above 0"),
     ],
 )
-def test_a_run_refuses_what_it_cannot_do(call, plan, arguments, said):
-    code, document = call("run", plan, *arguments)
+def test_a_run_refuses_what_it_cannot_do(answer, plan, arguments, said):
+    code, document = answer("run", plan, *arguments)
     assert code == 2
     assert said in document["error"]
 
 
-def test_a_machine_without_a_gpu_says_in_one_sentence_what_is_missing(call, plan, monkeypatch):
+def test_a_machine_without_a_gpu_says_in_one_sentence_what_is_missing(answer, plan, monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
-    code, document = call("run", plan, "--backend", "cupy")
+    code, document = answer("run", plan, "--backend", "cupy")
     assert code == 3
     assert document["error"].startswith(
         "--backend cupy needs CuPy: pip install '.[cuda]' in Millrace's checkout"

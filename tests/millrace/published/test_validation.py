@@ -181,10 +181,11 @@ def test_rows_of_dlperf_are_models_of_the_zoo(changed: dict[str, str], family: s
     assert pinned == pins
 
 
-def test_convolutional_networks_move_what_their_ops_do():
-    def fusion(**changed: str) -> float:
-        return dlperf.cluster(DLPERF | {"line": "2"} | changed).software.fusion
+def fusion(**changed: str) -> float:
+    return dlperf.cluster(DLPERF | {"line": "2"} | changed).software.fusion
 
+
+def test_convolutional_networks_move_what_their_ops_do():
     assert fusion() == dlperf.FUSED_BYTES
     assert fusion(framework="NGC PyTorch") == framework("ngc-pytorch").fusion
     assert fusion(dtype="fp32") == dlperf.PLAIN_BYTES
@@ -193,9 +194,6 @@ def test_convolutional_networks_move_what_their_ops_do():
 
 
 def test_only_berts_norms_are_cast_to_and_fro():
-    def fusion(**changed: str) -> float:
-        return dlperf.cluster(DLPERF | {"line": "2"} | changed).software.fusion
-
     usual = framework("oneflow").fusion
     assert fusion(model="bert-base") == pytest.approx(dlperf.MIXED_BYTES * usual)
     assert fusion(model="bert-base", dtype="fp32") == usual
