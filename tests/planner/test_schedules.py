@@ -229,14 +229,6 @@ def test_the_v_folds_and_loops_go_round():
         schedule_order("zb-v", stage=0, stages=2, chunks=1, microbatches=4)
 
 
-def test_1f1b_keeps_as_many_microbatches_as_there_are_stages_behind():
-    peaks = [
-        in_flight(schedule_order("1f1b", stage=s, stages=4, chunks=1, microbatches=8))
-        for s in range(4)
-    ]
-    assert peaks == [4, 3, 2, 1]
-
-
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_counts_are_the_most_versions_that_are_alive_in_the_orders(name):
     for shape in counted(name):
@@ -313,28 +305,6 @@ def test_counts_that_are_handed_out_cannot_be_changed():
             counts[0] = 0
 
 
-def test_gpipe_keeps_every_microbatch():
-    order = schedule_order("gpipe", stage=0, stages=4, chunks=1, microbatches=8)
-    assert in_flight(order) == 8
-
-
-def test_zero_bubble_defers_weight_gradients_on_later_stages():
-    order = schedule_order("zb-h1", stage=3, stages=4, chunks=1, microbatches=8)
-    assert order[:4] == (Slot("F", 0, 0), Slot("B", 0, 0), Slot("F", 0, 1), Slot("B", 0, 1))
-    assert in_flight(order) == 4
-
-
 def test_an_unknown_schedule_is_named_with_the_known_ones():
     with pytest.raises(PlanError, match="unknown schedule `2f2b`: choose one of gpipe, 1f1b"):
         schedule_order("2f2b", stage=0, stages=2, chunks=1, microbatches=2)
-
-
-@pytest.mark.parametrize("stages", [2, 3, 4, 8])
-@pytest.mark.parametrize("microbatches", [1, 2, 3])
-def test_few_microbatches_of_zb_v_run_in_the_order_of_a_full_pipeline(stages, microbatches):
-    for stage in range(stages):
-        few, full = (
-            schedule_order("zb-v", stage=stage, stages=stages, chunks=2, microbatches=count)
-            for count in (microbatches, 2 * stages - 1)
-        )
-        assert few == tuple(slot for slot in full if slot.microbatch < microbatches)

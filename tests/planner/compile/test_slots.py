@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from millrace.planner.compile import slots
 from millrace.planner.compile.slots import OVERLAP_DEPTH, Lifetime, Timetable
-from millrace.planner.compile.stage_ir import Section
 from millrace.planner.errors import ProtocolError
 from millrace.planner.schedules import SCHEDULES, stage_of
 
@@ -14,10 +13,6 @@ from millrace.planner.schedules import SCHEDULES, stage_of
 def timetable(schedule: str, stages: int, chunks: int, microbatches: int) -> Timetable:
     homes = [stage_of(schedule, position, stages) for position in range(stages * chunks)]
     return slots.timetable(schedule, tuple(homes), microbatches)
-
-
-def lifetime_of(producer: Section, *read: Section) -> Lifetime:
-    return Lifetime(producer=producer, read=frozenset(read), sent=frozenset(), received=False)
 
 
 def crossing(table: Timetable, part: str, position: int) -> tuple[int, int, int, int]:
@@ -39,18 +34,15 @@ def crossing(table: Timetable, part: str, position: int) -> tuple[int, int, int,
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("stages", [1, 2, 4])
-def test_what_lives_until_the_backward_pass_has_a_slot_per_microbatch_in_flight(
-    schedule: str, stages: int
-) -> None:
-    chunks = SCHEDULES[schedule].chunks or 2
-    table = timetable(schedule, stages, chunks, 12)
-    _, counts, _ = SCHEDULES[schedule].counts(stages, chunks, 12).tolist()
-    for position, stage in enumerate(table.homes):
-        chunk = table.positions[stage].index(position)
-        alive = lifetime_of(("F", chunk), ("F", chunk), ("W", chunk))
-        assert table.slots(stage, alive) == counts[position]
-        assert table.slots(stage, lifetime_of(("F", chunk), ("F", chunk))) == 1
+def test_what_is_read_in_the_same_pass_alone_has_one_slot(schedule: str) -> None:
+    table = timetable(schedule, 4, SCHEDULES[schedule].chunks or 2, 12)
+    for stage, positions in enumerate(table.positions):
+        for chunk in range(len(positions)):
+            section = "F", chunk
+            alone = Lifetime(
+                producer=section, read=frozenset({section}), sent=frozenset(), received=False
+            )
+            assert table.slots(stage, alone) == 1
 
 
 def test_a_stage_of_1f1b_sends_from_as_few_slots_as_gpipe() -> None:
