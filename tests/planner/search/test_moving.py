@@ -1,11 +1,13 @@
 """Moving: paths take as few bytes as those of `boxing`, durations are those of their steps."""
 
+from functools import cache
 from itertools import product
 
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from millrace.models.arrays import Ints
 from millrace.planner.boxing import BoxingStep, boxing_path, moves, step_bytes
 from millrace.planner.cluster import Cluster, Software
 from millrace.planner.clusters import local_cluster, parse_cluster
@@ -28,22 +30,27 @@ def states_of(axes: int) -> list[NdSbp]:
     return [s for s in sbps if len({axis_sbp for axis_sbp in s if axis_sbp.is_partial}) < 2]
 
 
+@cache
+def paths(mesh: tuple[int, ...], shape: tuple[int, ...]) -> tuple[Ints, Ints]:
+    """Numbers of the states, and the next one from each to each [states, states]."""
+    graph = edges(len(shape), (DIGITS,) * len(mesh))
+    sizes = np.array(mesh).reshape(-1, 1)
+    fits = divisible(graph.states, np.array(shape).reshape(-1, 1), sizes)
+    return graph.states, shortest(graph, sizes, fits)[:, :, 0]
+
+
 def walked(
     source: NdSbp, target: NdSbp, mesh: tuple[int, ...], shape: tuple[int, ...]
 ) -> list[BoxingStep] | None:
     """Steps of the path that the arrays hold; None where they hold none."""
-    axes = len(mesh)
-    graph = edges(len(shape), (DIGITS,) * axes)
-    sizes = np.array(mesh).reshape(-1, 1)
-    fits = divisible(graph.states, np.array(shape).reshape(-1, 1), sizes)
-    nexts = shortest(graph, sizes, fits)[:, :, 0]
-    state, goal = (int(np.searchsorted(graph.states, number_of(s))) for s in (source, target))
+    states, nexts = paths(mesh, shape)
+    state, goal = (int(np.searchsorted(states, number_of(s))) for s in (source, target))
     if nexts[state, goal] < 0:
         return None
     steps = []
     while state != goal:
         then = int(nexts[state, goal])
-        before, after = (sbp_of(int(graph.states[number]), axes) for number in (state, then))
+        before, after = (sbp_of(int(states[number]), len(mesh)) for number in (state, then))
         (step,) = [s for s in moves(before, len(shape), mesh) if s.after == after]
         steps.append(step)
         state = then
@@ -53,33 +60,19 @@ def walked(
 @pytest.mark.parametrize("mesh", [(2,), (8,), (2, 2), (4, 2), (2, 8)])
 def test_paths_take_as_few_bytes_and_steps_as_boxing_paths(mesh: tuple[int, ...]) -> None:
     shape = (16, 32)
-    states = states_of(len(mesh))
-    axes = len(mesh)
-    graph = edges(len(shape), (DIGITS,) * axes)
-    sizes = np.array(mesh).reshape(-1, 1)
-    fits = divisible(graph.states, np.array(shape).reshape(-1, 1), sizes)
-    nexts = shortest(graph, sizes, fits)[:, :, 0]
-    place = {int(state): number for number, state in enumerate(graph.states)}
-    step_of = {
-        (place[number_of(before)], place[number_of(step.after)]): step
-        for before in states
-        for step in moves(before, len(shape), mesh)
-    }
-    for source, target in product(states, states):
-        current, goal = place[number_of(source)], place[number_of(target)]
+    for source, target in product(states_of(len(mesh)), repeat=2):
+        path = walked(source, target, mesh, shape)
         try:
             expected = boxing_path(source, target, mesh, shape)
         except InfeasibleError:
-            assert nexts[current, goal] < 0
+            assert path is None
             continue
-        moved = steps = 0
-        while current != goal:
-            then = int(nexts[current, goal])
-            moved += step_bytes(step_of[current, then], shape, 4, mesh)
-            steps += 1
-            current = then
-        assert moved == sum(step_bytes(step, shape, 4, mesh) for step in expected)
-        assert steps == len(expected)
+        assert path is not None
+        moved, least = (
+            sum(step_bytes(step, shape, 4, mesh) for step in steps) for steps in (path, expected)
+        )
+        assert moved == least
+        assert len(path) == len(expected)
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS.values(), ids=list(CLUSTERS))
