@@ -199,49 +199,46 @@ def test_a_cluster_that_cannot_be_understood_is_refused_with_the_fix(
     assert expected in str(caught.value)
 
 
+CHANGED = (
+    ("nodes = 2", "nodse = 2", "`nodse`"),
+    ("nodes = 2", "nodes = 0", "nodes is 0"),
+    ("devices_per_node = 2", "devices_per_node = 0", "devices_per_node is 0"),
+    ("devices_per_node = 2", "", "needs `devices_per_node`"),
+    ("= 1e8", "= -1e8", "inter_node.bandwidth_bytes_per_s is -100000000.0"),
+    ("= 1e8", "= nan", "got nan - at `$.inter_node.bandwidth_bytes_per_s`"),
+    ("launch_ns = 0", 'launch_ns = "x"', "$.device.launch_ns"),
+    ("matmul_efficiency = 0.5", "matmul_efficiency = 1.5", "device.matmul_efficiency is 1.5"),
+    ("fp32 = 1e9", "fp32 = 0", "device.flops_per_s.fp32 is 0"),
+    ("fp32 = 1e9", "", "device.flops_per_s is empty"),
+    ("latency_ns = 1", "latency_ns = -1", "intra_node.latency_ns is -1"),
+    ("latency_ns = 1", f"latency_ns = {2**63 - 1}", "intra_node.latency_ns is 9223372036854"),
+    ("= 1e8", "= 1e-300", "inter_node.bandwidth_bytes_per_s is 1e-300, expected 1e+06 to"),
+    ("fp32 = 1e9", "fp32 = 1e300", "device.flops_per_s.fp32 is 1e+300"),
+    ("[device]", "[device", "cluster file"),
+)
+A100, B200 = 'device = "a100-sxm-80gb"\n', 'device = "b200"\n'
+
+
 @pytest.mark.parametrize(
-    ("before", "after", "expected"),
+    ("text", "expected"),
     [
-        ("nodes = 2", "nodse = 2", "`nodse`"),
-        ("nodes = 2", "nodes = 0", "nodes is 0"),
-        ("devices_per_node = 2", "devices_per_node = 0", "devices_per_node is 0"),
-        ("devices_per_node = 2", "", "needs `devices_per_node`"),
-        ("= 1e8", "= -1e8", "inter_node.bandwidth_bytes_per_s is -100000000.0"),
-        ("= 1e8", "= nan", "got nan - at `$.inter_node.bandwidth_bytes_per_s`"),
-        ("launch_ns = 0", 'launch_ns = "x"', "$.device.launch_ns"),
-        ("matmul_efficiency = 0.5", "matmul_efficiency = 1.5", "device.matmul_efficiency is 1.5"),
-        ("fp32 = 1e9", "fp32 = 0", "device.flops_per_s.fp32 is 0"),
-        ("fp32 = 1e9", "", "device.flops_per_s is empty"),
-        ("latency_ns = 1", "latency_ns = -1", "intra_node.latency_ns is -1"),
-        ("latency_ns = 1", f"latency_ns = {2**63 - 1}", "intra_node.latency_ns is 9223372036854"),
-        ("= 1e8", "= 1e-300", "inter_node.bandwidth_bytes_per_s is 1e-300, expected 1e+06 to"),
-        ("fp32 = 1e9", "fp32 = 1e300", "device.flops_per_s.fp32 is 1e+300"),
-        ("[device]", "[device", "cluster file"),
+        *((OWN_CLUSTER.replace(before, after), expected) for before, after, expected in CHANGED),
+        (A100 + 'software = "megatrom"', "software: no framework `megatrom`"),
+        (A100 + "[software]\noverlap = 1.5", "software.overlap is 1.5"),
+        (A100 + "[software]\nhost_ns = -1", "software.host_ns is -1"),
+        (A100 + "[software]\nhots_ns = 1", "`hots_ns`"),
+        (A100 + "[software]\nfusion = 0", "software.fusion is 0"),
+        ("nodes = 2\n", "names no `device`"),
+        (B200 + "[[groups]]\n" + B200, "a `device` and `groups`"),
+        ('[[groups]]\ndevice = "b20"\n', "did you mean b200"),
+        (B200 + "[leaves]\nnode = 2\n", "`node`"),
     ],
 )
 def test_a_file_with_a_bad_value_is_refused_by_the_name_of_the_field(
-    tmp_path: Path, before: str, after: str, expected: str
+    tmp_path: Path, text: str, expected: str
 ) -> None:
     path = tmp_path / "bad.toml"
-    path.write_text(OWN_CLUSTER.replace(before, after))
+    path.write_text(text)
     with pytest.raises(ClusterError) as caught:
         parse_cluster(str(path))
     assert expected in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("points", "expected"),
-    [
-        ((), "has no points"),
-        (((0, 5),), "must be above 0"),
-        (((10, 2**62),), "its time at most"),
-        (((10, 5), (10, 6)), "sort by the first column"),
-    ],
-)
-def test_a_measured_table_out_of_order_is_refused(
-    points: tuple[tuple[int, int], ...], expected: str
-) -> None:
-    node = reference_node("cpu-core")
-    broken = msgspec.structs.replace(node.device, kernels={"matmul": points})
-    with pytest.raises(ClusterError, match=expected):
-        validate(msgspec.structs.replace(node, device=broken))

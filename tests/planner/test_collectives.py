@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from millrace.models.zoo.catalogue import build_training
-from millrace.planner.cluster import Cluster, Link, Software
-from millrace.planner.clusters import network, parse_cluster, validate
+from millrace.planner.cluster import Cluster, Software
+from millrace.planner.clusters import network, parse_cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.costs import collective_duration_ns, collective_lines, durations
 from millrace.planner.costs.bucket_sizes import (
@@ -20,7 +20,6 @@ from millrace.planner.costs.bucket_sizes import (
     with_own_buckets,
 )
 from millrace.planner.costs.nccl_protocols import NCCL
-from millrace.planner.errors import ClusterError
 from tests.plan_requests import plan_of
 from tests.small_models import gpt_of
 
@@ -325,32 +324,3 @@ def test_weights_and_gradients_travel_in_buckets_and_activations_do_not(zero: in
     assert any(bucketed and kind == "gradient" for bucketed, kind in seen)
     assert any(not bucketed for bucketed, _ in seen)
     assert zero == 0 or any(bucketed and kind == "parameter" for bucketed, kind in seen)
-
-
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        ({"gap_ns": -1}, "inter_node.gap_ns is -1, expected 0 to 900,000,000,000"),
-        (
-            {"joined": ((1, 0.5),)},
-            "inter_node.joined has 1 members with a share of 0.5, expected 2 members or more",
-        ),
-        ({"congestion": 1.0}, "inter_node.congestion is 1.0, expected 0 or more and below 1"),
-    ],
-)
-def test_figures_of_a_fabric_that_cannot_be_are_refused(
-    change: dict[str, object], expected: str
-) -> None:
-    with pytest.raises(ClusterError, match=expected):
-        validate(h100(2, **change))
-
-
-def test_a_library_that_is_not_known_is_refused_with_those_that_are() -> None:
-    on = a100(1)
-    with pytest.raises(ClusterError, match="library is `mpi`, expected one of nccl"):
-        validate(replace(on, device=replace(on.device, library="mpi")))
-
-
-def test_a_link_says_nothing_more_unless_asked() -> None:
-    link = Link(latency_ns=1, bandwidth_bytes_per_s=1.0, source="a test")
-    assert (link.reduces, link.gap_ns, link.congestion) == (False, 0, 0.0)

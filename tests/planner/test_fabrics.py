@@ -173,23 +173,3 @@ def test_a_file_names_the_software_on_the_cluster(tmp_path: Path) -> None:
         1.0,
     )
     assert parse_cluster("a100-sxm-80gb:8x2").software.name == "none"
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ('software = "megatrom"', "software: no framework `megatrom`"),
-        ("[software]\noverlap = 1.5", "software.overlap is 1.5"),
-        ("[software]\nhost_ns = -1", "software.host_ns is -1"),
-        ("[software]\nhots_ns = 1", "`hots_ns`"),
-        ("[software]\nfusion = 0", "software.fusion is 0"),
-    ],
-)
-def test_software_that_cannot_be_is_refused_by_the_name_of_the_field(
-    tmp_path: Path, line: str, expected: str
-) -> None:
-    path = tmp_path / "bad.toml"
-    path.write_text(f'device = "a100-sxm-80gb"\n{line}\n')
-    with pytest.raises(ClusterError) as caught:
-        parse_cluster(str(path))
-    assert expected in str(caught.value)

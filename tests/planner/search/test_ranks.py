@@ -9,18 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from millrace.planner.cluster import Cluster, Islands, Leaves, Link, NodeGroup, Torus
+from millrace.planner.cluster import Cluster, Islands, Leaves, NodeGroup, Torus
 from millrace.planner.clusters import device
 from millrace.planner.costs import collective_duration_ns
 from millrace.planner.costs.group_topology import frame_of
 from millrace.planner.search.blocks.boxing_costs import BoxingCosts
 from millrace.planner.search.placement_groups import everywhere
 from millrace.planner.search.rank_groups import group_ranks, unlike_groups
-
-
-def link(latency_ns: int, bytes_per_ns: float) -> Link:
-    return Link(latency_ns=latency_ns, bandwidth_bytes_per_s=bytes_per_ns * 1e9, source="a test")
-
+from tests.plain_links import link
 
 FLAT = Cluster(
     name="flat",

@@ -4,16 +4,12 @@ from math import prod
 
 from msgspec.structs import replace
 
-from millrace.planner.cluster import Cluster, Islands, Leaves, Link, Torus
+from millrace.planner.cluster import Cluster, Islands, Leaves, Torus
 from millrace.planner.clusters import parse_cluster
 from millrace.planner.plan import Plan
+from tests.plain_links import link
 from tests.plan_requests import plan_of
 from tests.small_models import gpt_of
-
-
-def link(latency_ns: int, bytes_per_ns: float) -> Link:
-    return Link(latency_ns=latency_ns, bandwidth_bytes_per_s=bytes_per_ns * 1e9, source="a test")
-
 
 NODE = parse_cluster("a100-sxm-80gb:8x1")
 NVLINK, PCIE = link(1_400, 240.0), link(2_500, 20.0)
