@@ -9,12 +9,11 @@ step takes as long as at stage fidelity; jitter, stragglers and the trace see ev
 
 from collections.abc import Mapping, Sequence
 from itertools import chain, pairwise
-from types import MappingProxyType
 
 import msgspec
 
 from millrace.planner.actors.graph import Actor, ActorGraph, Program, Queue
-from millrace.planner.compile.queue_orders import FiringsNs
+from millrace.planner.compile.queue_orders import ALIKE, FiringsNs
 from millrace.planner.costs.launch_overhead import Pace, Pacing
 
 Row = Sequence[tuple[str, int]]  # the blocks of a part as they follow one another, and their ns
@@ -25,7 +24,7 @@ def by_block(
     durations_ns: Sequence[Sequence[int]],
     rows: Mapping[str, Row],
     pacing: Pacing | None = None,
-    firings_ns: FiringsNs = MappingProxyType({}),
+    firings_ns: FiringsNs = ALIKE,
 ) -> tuple[ActorGraph, list[list[int]], Pacing | None, FiringsNs]:
     """Graph of blocks, durations of its actors, what holds them back, and durations of firings.
 

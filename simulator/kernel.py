@@ -117,7 +117,7 @@ class Kernel:
         instance = self.instances[index]
         now, after, on_end = self.env._now, self.env.after, self._on_end
         starts, meets, launches = instance.starts, instance.meets, instance.launches
-        delays, noisy, events = instance.delays, instance.noisy, instance.events
+        delays, firing_delays, events = instance.delays, instance.firing_delays, instance.events
         plain = not self._hosts and not self._pacers
         for actor in due:
             times = starts[actor]
@@ -127,7 +127,7 @@ class Kernel:
                 if members is not None:
                     self._move(members, len(times) - 1)
             else:
-                delay = noisy[actor][len(times) - 1] if noisy else delays[actor]
+                delay = firing_delays[actor][len(times) - 1] if firing_delays else delays[actor]
                 event = events[actor]
                 if plain:
                     event.callbacks = on_end
@@ -156,7 +156,8 @@ class Kernel:
         first = self.instances[index]
         event = first.events[actor]
         event.members = members
-        delay = first.noisy[actor][firing] if first.noisy else first.delays[actor]
+        rows = first.firing_delays
+        delay = rows[actor][firing] if rows else first.delays[actor]
         if self._lateness is not None:
             delay += self._lateness(members)
         if self._pacers:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +11,7 @@ from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.actors.trace import Span, Trace
 from millrace.planner.actors.trace_lanes import lane_of
 from millrace.planner.cluster import Cluster
-from millrace.planner.compile.queue_orders import FiringsNs
+from millrace.planner.compile.queue_orders import ALIKE, FiringsNs
 from millrace.planner.costs import durations
 from millrace.planner.costs.launch_overhead import Pacing, pacing_of
 from millrace.planner.memory import device_overhead_bytes
@@ -95,7 +94,7 @@ def simulate(
     folded: bool | None = None,
     durations_ns: Sequence[Sequence[int]] | None = None,
     pacing: Pacing | None = None,
-    firings_ns: FiringsNs = MappingProxyType({}),
+    firings_ns: FiringsNs = ALIKE,
 ) -> Simulated:
     """Run `steps` steps of an actor graph in simulated time.
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +10,7 @@ from simpy import Environment, Event
 from millrace.planner.actors.graph import ActorGraph, Leave, Program
 from millrace.planner.actors.protocol import ActorProtocol
 from millrace.planner.cluster import Cluster
-from millrace.planner.compile.queue_orders import FiringsNs
+from millrace.planner.compile.queue_orders import ALIKE, FiringsNs
 from millrace.simulator.variation.noise import factors
 
 
@@ -40,7 +39,8 @@ class Completion(Event):
 class Instance:
     """One simulated rank: its protocol, the durations of its actors and the times seen so far.
 
-    `delays` gives one duration per actor, `noisy` one per actor and firing (empty: no noise).
+    `delays` gives one duration per actor, `firing_delays` one per actor and firing (empty: they are
+    all alike).
     `starts`, `ends` list the times of every firing; `moves` when a meeting's data began to move;
     `launch_waits` from when to when a firing waited for nothing but its launch.
     """
@@ -49,7 +49,7 @@ class Instance:
     program: Program
     protocol: ActorProtocol
     delays: Sequence[int]
-    noisy: Sequence[Sequence[int]] = ()
+    firing_delays: Sequence[Sequence[int]] = ()
     threads: int = 1
     node: int = 0
     events: list[Completion] = field(default_factory=list)
@@ -97,7 +97,7 @@ def instances_of(
     steps: int,
     durations_ns: Sequence[Sequence[int]],
     noise: Noise = CALM,
-    firings_ns: FiringsNs = MappingProxyType({}),
+    firings_ns: FiringsNs = ALIKE,
 ) -> list[Instance]:
     """Instances of these ranks, ready to run `steps` steps.
 
@@ -126,9 +126,9 @@ def instances_of(
             ns if actor.meeting is not None else round(ns * slow)
             for ns, actor in zip(durations_ns[index], program.actors, strict=True)
         ]
-        noisy: Sequence[Sequence[int]] = ()
+        firing_delays: Sequence[Sequence[int]] = ()
         if noise.jitter > 0 or firings_ns:
-            noisy = [
+            firing_delays = [
                 _noisy(
                     [round(slow * each) for each in row] * steps
                     if (row := firings_ns.get((index, a)))
@@ -145,7 +145,7 @@ def instances_of(
                 program=program,
                 protocol=ActorProtocol(program, steps),
                 delays=delays,
-                noisy=noisy,
+                firing_delays=firing_delays,
                 # A rank computes with its share of the cores, as the launcher sets it.
                 threads=max(1, cores // min(graph.ranks, cluster.devices_per_node)),
                 node=rank // cluster.devices_per_node,

@@ -29,7 +29,8 @@ from millrace.planner.schedules import Slot
 Durations = tuple[tuple[int, ...], ...]  # nanoseconds per program and actor
 Lane = tuple[int, str]  # a program and a lane of it
 FiringsNs = Mapping[tuple[int, int], tuple[int, ...]]
-"""Durations of a step's firings by program and actor, where they are not all alike."""
+"""Nanoseconds of a step's firings by program and actor, where they are not all alike."""
+ALIKE: FiringsNs = MappingProxyType({})
 
 
 def compute_order(
@@ -299,7 +300,7 @@ def first_step(
     drafts: Sequence[StageIR],
     durations: Durations,
     pacing: Pacing | None = None,
-    firings_ns: FiringsNs = MappingProxyType({}),
+    firings_ns: FiringsNs = ALIKE,
 ) -> FirstStep:
     """Record of one step of a graph whose communication is in no order yet (`unordered`).
 

@@ -352,13 +352,13 @@ class _Drafting:
                 slots = order[pair.start : pair.stop]
                 chunks = [table.positions[stage][slot.chunk] for slot in slots]
                 times = [self._times[chunk] for chunk in chunks]
-                tails = [t.paired_ns[slot.part] for t, slot in zip(times, slots, strict=True)][1:]
-                alone = sum(t.slots_ns[slot.part] for t, slot in zip(times, slots, strict=True))
-                less = (times[0].saved_ns + times[1].saved_ns) // 2
-                head = max(alone - less - sum(tails), 0)
-                exposed = sum(t.exposed_ns[slot.part] for t, slot in zip(times, slots, strict=True))
-                paired = (times[0].paired_exposed_ns + times[1].paired_exposed_ns) // 2
-                hidden_ns[stage] += exposed - paired
+                timed = [(t, slot.part) for t, slot in zip(times, slots, strict=True)]
+                tails = [t.paired_ns[part] for t, part in timed[1:]]
+                saved_ns = sum(t.saved_ns for t in times[:2]) // 2
+                apart_ns = sum(t.slots_ns[part] for t, part in timed)
+                head = max(apart_ns - saved_ns - sum(tails), 0)
+                hidden_ns[stage] += sum(t.exposed_ns[part] for t, part in timed)
+                hidden_ns[stage] -= sum(t.paired_exposed_ns for t in times[:2]) // 2
                 for slot, chunk, ns in zip(slots, chunks, (head, *tails), strict=True):
                     actor = self._parts[chunk, slot.part]
                     default = [self.durations_ns[stage][actor]] * self.plan.microbatches

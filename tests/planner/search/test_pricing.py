@@ -96,10 +96,19 @@ def test_options_of_a_gpt_cost_what_their_ops_cost(mode: str) -> None:
     seen = compared(space_of("gpt", mode, "adamw", 2), GPU, [(2, 4)], [8], 1.0, 0.03)
 
 
-def test_extra_signatures_cost_their_parts_and_what_moves_between_them() -> None:
+LEFT_OUT = pytest.mark.xfail(
+    strict=True,
+    reason="tables know no (S(0), P) of the loss's sums, through which boxing by fewest bytes goes",
+)
+
+
+@pytest.mark.parametrize("mesh", [(2, 2), (8, 2), pytest.param((2, 4), marks=LEFT_OUT)])
+def test_extra_signatures_cost_their_parts_and_what_moves_between_them(
+    mesh: tuple[int, int],
+) -> None:
     space = space_of("gpt", "none", "adamw", 2)
-    pricing = StrategyCosts(space, GPU, np.array([[2], [2]]), np.array([8]))
-    tensors, plain = sized(space.folded.graph, 8), PlainPrices(GPU, (2, 2))
+    pricing = StrategyCosts(space, GPU, np.array(mesh).reshape(-1, 1), np.array([8]))
+    tensors, plain = sized(space.folded.graph, 8), PlainPrices(GPU, mesh)
     compared_ones = dict.fromkeys(("vocabulary_parallel", "ring"), 0)
     for choice, figures, legal in zip(space.choices, pricing.figures, pricing.legal, strict=True):
         op_options = choice.ops[0]
