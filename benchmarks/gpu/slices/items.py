@@ -289,7 +289,7 @@ def nccl() -> Figures:
         0, exchange_ids(world, [group]), use_device=on.use, failed=failures.append, timeout_s=45
     )
     init_s = time.perf_counter() - began
-    kinds = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "rotate")
+    kinds = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "rotate")
     communicator.warm_up({group: kinds}, on.allocate(64), stream)
     settle(on, stream)
     values = bfloat16(np.random.default_rng(3).standard_normal(count, np.float32))
