@@ -214,6 +214,7 @@ def search(
         A pin, the model, a size or the device's precision cannot be understood.
     """
     from millrace.figures import block_times, prediction_of
+    from millrace.planner.frameworks.framework_tables import capabilities
     from millrace.planner.search import Pins, Pure, SearchRequest
     from millrace.planner.search.subclusters import search_for
 
@@ -228,6 +229,7 @@ def search(
         memory_limit_bytes=memory_limit_bytes,
         max_gap=max_gap,
         seed=seed,
+        runs=capabilities(on.software.name),
     )
     plan = search_for(asked, optimize_for, Pure(prediction_of, block_times), progress, record)
     return plan if plan.figures else msgspec.structs.replace(plan, figures=figures(plan))
@@ -321,8 +323,8 @@ def with_framework(cluster: Cluster, framework: str | None = None) -> Cluster:
     cluster : Cluster
         As `cluster` returns it.
     framework : str, optional
-        A name in `planner/clusters/software.toml`. Without one the cluster's own framework stays,
-        or else `default` is taken; ranks on CPUs stay as they were measured.
+        A name in `planner/frameworks/frameworks.toml`. Without one the cluster's own framework
+        stays, or else `default` is taken; ranks on CPUs stay as they were measured.
 
     Returns
     -------

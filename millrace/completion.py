@@ -6,7 +6,8 @@ and returns the words that begin with it, and nothing is read but the catalogues
 
 from millrace.models.builder import PRECISIONS
 from millrace.models.zoo.catalogue import NAMES
-from millrace.planner.clusters import cluster_files, framework_tables
+from millrace.planner.clusters import cluster_files
+from millrace.planner.frameworks import framework_tables
 from millrace.planner.schedules import SCHEDULES
 
 

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.quality.printed import blocks, read_page, shown_files
 from millrace.models.ops import OPS
 from millrace.planner.clusters import names
-from millrace.planner.clusters.framework_tables import frameworks
+from millrace.planner.frameworks.framework_tables import frameworks
 from millrace.planner.schedules import SCHEDULES
 
 ROOT = Path(__file__).resolve().parent.parent

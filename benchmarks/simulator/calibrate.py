@@ -73,7 +73,7 @@ def _write(values: dict[FittedParameter, float]) -> None:
                 min(value, 1.0),
             )
             continue
-        path = root / "clusters" / "software.toml"
+        path = root / "frameworks" / "frameworks.toml"
         if parameter.field == "loss":
             _put(path, parameter.owner, "overlap", 1 - min(value, 1.0))
         else:

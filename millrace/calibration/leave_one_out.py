@@ -16,7 +16,7 @@ from millrace.calibration.parameters import FittedParameter, scaled
 from millrace.calibration.sensitivities import Sensitivities, sensitivities_of
 from millrace.planner.cluster import Cluster
 from millrace.planner.clusters import framework
-from millrace.planner.clusters.framework_tables import DEFAULT
+from millrace.planner.frameworks.framework_tables import DEFAULT
 from millrace.published import framework_of_row
 from millrace.published.reading import Row, Table
 from millrace.published.validation import ROW_READERS, RowQuestion, Told, Tuned, ask, source

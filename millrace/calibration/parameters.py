@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from millrace.models.arrays import Floats
 from millrace.planner.cluster import Cluster
 from millrace.planner.clusters import device, framework
-from millrace.planner.clusters.framework_tables import DEFAULT
 from millrace.planner.costs.op_batch import NARROW
+from millrace.planner.frameworks.framework_tables import DEFAULT
 from millrace.published.question import Question
 
 

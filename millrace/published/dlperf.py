@@ -61,7 +61,7 @@ GPT = re.compile(r"gpt.*-h(\d+)-l(\d+)-a(\d+)-s(\d+)$")
 GPT_VOCAB = 50_688  # 50,257 padded (DLPerf's GPT report, 2021)
 SMALL_VOCAB = 50_304  # of its runs of GPT-2 small
 FACE = re.compile(r"insightface-(r100|mobilefacenet_y1)-(\w+)$")
-# Tables of `millrace.planner.clusters.framework_tables` by the names of the reports; others take
+# Tables of `millrace.planner.frameworks.framework_tables` by the names of the reports; others take
 # their own.
 SETTINGS = {
     "OneFlow": "oneflow",

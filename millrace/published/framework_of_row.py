@@ -1,6 +1,6 @@
 """Habits: the software of a published row, with what the row says of how it was set.
 
-A framework is one set of settings (`millrace.planner.clusters.framework_tables`). What a row's
+A framework is one set of settings (`millrace.planner.frameworks.framework_tables`). What a row's
 notes state beyond it (captured launches, compilation, communication in pieces) changes a setting by
 a rule, the same for every row that states it.
 """
@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from millrace.planner.cluster import Software
 from millrace.planner.clusters import framework
-from millrace.planner.clusters.framework_tables import DEFAULT
 from millrace.planner.collectives import BOXING
 from millrace.planner.errors import ClusterError
+from millrace.planner.frameworks.framework_tables import DEFAULT
 from millrace.published.reading import Row
 
 # Words of the notes that name another framework than the column does.

@@ -7,7 +7,6 @@ a framework by its, `checks` says which value is wrong.
 
 from millrace.planner.clusters.cluster_files import device, names, reference_node
 from millrace.planner.clusters.fabrics import network
-from millrace.planner.clusters.framework_tables import framework
 from millrace.planner.clusters.parsing import (
     local_cluster,
     machine_cores,
@@ -15,6 +14,7 @@ from millrace.planner.clusters.parsing import (
     parse_cluster,
 )
 from millrace.planner.clusters.validation import validate
+from millrace.planner.frameworks.framework_tables import framework
 
 __all__ = [
     "device",

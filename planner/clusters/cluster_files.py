@@ -25,9 +25,9 @@ from millrace.planner.cluster import (
     nearest_cube,
 )
 from millrace.planner.clusters.fabrics import network
-from millrace.planner.clusters.framework_tables import framework
 from millrace.planner.clusters.validation import validate
 from millrace.planner.errors import ClusterError
+from millrace.planner.frameworks.framework_tables import framework
 
 BYTES_MAX = 2**20
 """A file of a cluster has a hundred lines; this many bytes are read in some seconds."""

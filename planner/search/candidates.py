@@ -6,6 +6,7 @@ from math import ceil, prod
 
 from millrace.planner.cluster import Cluster
 from millrace.planner.errors import InfeasibleError
+from millrace.planner.frameworks.capabilities import EVERYTHING, Capabilities, layer_counts
 from millrace.planner.schedules import MICROBATCHES_MAX, PLAIN, SCHEDULES, Schedule
 from millrace.planner.search.meshes import divisors, meshes, wide_meshes
 from millrace.planner.search.pins import Pins, RoledAxis
@@ -64,9 +65,10 @@ def candidates(
     global_batch: int,
     blocks: int,
     *,
-    sequence: bool,
+    sequence: int,
     experts: int = 0,
     repeated: int = 0,
+    runs: Capabilities = EVERYTHING,
 ) -> tuple[Candidate, ...]:
     """Candidates that the pins, the devices and the batch allow, in a fixed order.
 
@@ -80,12 +82,14 @@ def candidates(
         Samples of a step.
     blocks : int
         Blocks of the model: no more chunks than that.
-    sequence : bool
-        True if the model has a sequence label, so that an axis may split it.
+    sequence : int
+        Tokens of a sample, which an axis may split; 0 where the model has no sequence label.
     experts : int
         Size of the model's expert label; 0 where it has none.
     repeated : int
         Equal blocks in a row, at most; 0: all of them.
+    runs : Capabilities
+        What the framework can run.
 
     Returns
     -------
@@ -127,10 +131,20 @@ def candidates(
     for stages in (pins.pp,) if pins.pp else divisors(devices):
         if devices % (pinned // (pins.pp or 1) * stages) or stages > blocks:
             continue
-        for axes in meshes(pins, cluster, devices // stages, sequence=sequence, experts=experts):
+        if stages > 1 and "pp" not in runs.degrees:
+            continue
+        for axes in meshes(
+            pins,
+            cluster,
+            devices // stages,
+            sequence=sequence,
+            experts=experts,
+            runs=runs,
+            stages=stages,
+        ):
             for batch in _batches(pins, axes, global_batch):
                 for pipeline in _pipelines(
-                    pins, stages, global_batch // batch, blocks, repeated or blocks
+                    pins, stages, global_batch // batch, blocks, repeated or blocks, runs
                 ):
                     allowed_candidates.append(Candidate(axes=axes, pipeline=pipeline, batch=batch))
     if not allowed_candidates:
@@ -145,9 +159,10 @@ def wider(
     blocks: int,
     pipelines: Collection[PipelineShape],
     *,
-    sequence: bool,
+    sequence: int,
     experts: int = 0,
     repeated: int = 0,
+    runs: Capabilities = EVERYTHING,
 ) -> tuple[Candidate, ...]:
     """Candidates with meshes of three axes, in a fixed order.
 
@@ -159,10 +174,18 @@ def wider(
     for stages in divisors(cluster.devices):
         if (pins.pp or stages) != stages or stages > blocks:
             continue
+        if stages > 1 and "pp" not in runs.degrees:
+            continue
         if pipelines and all(stages != shape[0] for shape in pipelines):
             continue
         for axes in wide_meshes(
-            pins, cluster, cluster.devices // stages, sequence=sequence, experts=experts
+            pins,
+            cluster,
+            cluster.devices // stages,
+            sequence=sequence,
+            experts=experts,
+            runs=runs,
+            stages=stages,
         ):
             dp = prod(axis.size for axis in axes if axis.role == "dp")
             middle = prod(axis.size for axis in axes[1:-1] if axis.role == "")
@@ -173,7 +196,7 @@ def wider(
                 wide_candidates.extend(
                     Candidate(axes=axes, pipeline=pipeline, batch=batch)
                     for pipeline in _pipelines(
-                        pins, stages, global_batch // batch, blocks, repeated or blocks
+                        pins, stages, global_batch // batch, blocks, repeated or blocks, runs
                     )
                     if not pipelines or shape_of(pipeline) in pipelines
                 )
@@ -191,15 +214,19 @@ def _batches(pins: Pins, axes: tuple[RoledAxis, ...], global_batch: int) -> tupl
 
 
 def _pipelines(
-    pins: Pins, stages: int, microbatches: int, blocks: int, repeated: int
+    pins: Pins, stages: int, microbatches: int, blocks: int, repeated: int, runs: Capabilities
 ) -> Iterator[Pipeline]:
-    for schedule in _schedules(pins):
+    for schedule in _schedules(pins, runs):
         if stages == 1 and schedule.name != PLAIN and not pins.schedule:
+            continue
+        if stages > 1 and schedule.name not in runs.schedules:
             continue
         if microbatches < schedule.least_microbatches(stages):
             continue
         for chunks in _chunks(pins, schedule, stages, repeated):
             if stages * chunks > blocks:
+                continue
+            if runs.layers != "any" and not layer_counts(blocks - 2, stages * chunks, runs.layers):
                 continue
             if chunks > 1 and stages > 1 and pins.interleave is None:
                 # Chunks wait for each other, so that the largest sets the pace of all.
@@ -213,11 +240,14 @@ def _pipelines(
             )
 
 
-def _schedules(pins: Pins) -> list[Schedule]:
-    """Schedules in question."""
+def _schedules(pins: Pins, runs: Capabilities = EVERYTHING) -> list[Schedule]:
+    """Schedules in question; without a pipeline there is the plain one, whoever runs the plan."""
     if pins.schedule:
         return [SCHEDULES[pins.schedule]]
-    return [schedule for schedule in SCHEDULES.values() if schedule.searched]
+    allowed = {*runs.schedules, PLAIN}
+    return [
+        schedule for name, schedule in SCHEDULES.items() if schedule.searched and name in allowed
+    ]
 
 
 def _chunks(pins: Pins, schedule: Schedule, stages: int, repeated: int) -> tuple[int, ...]:

@@ -33,7 +33,9 @@ from millrace.planner.search.request import MemoryLimitError, SearchRequest
 from millrace.planner.search.stages import (
     BlockRun,
     Division,
+    Pipeline,
     divide,
+    divide_evenly,
     in_order,
     inflight_counts,
     lower_bound_ns,
@@ -122,7 +124,9 @@ class Evaluator:
         self.programs = Programs(request, graph)
         self.sends = StageTransfers(request.cluster, self.programs.handed_bytes)
         self._under: dict[Pins, Evaluator] = {}
-        self.modes = (request.pins.recompute,) if request.pins.recompute else MODES
+        self.modes = tuple(mode for mode in MODES if mode in request.runs.recompute)
+        if request.pins.recompute:
+            self.modes = (request.pins.recompute,)
         self._loose = request.max_gap / 2  # gap of programs whose solutions are mixed
         self.overlap = hidden_share(request.cluster) if request.max_gap else None  # None: exact
         self.asker = Asker(request, self.programs, self.modes[0])
@@ -484,7 +488,7 @@ class Evaluator:
             return Pruned(candidate, bound_ns, "its stages cannot be even enough")
         with self.dividing():
             beside = self.sends.buffer_bytes(candidate) if self.request.max_gap else 0
-            division = divide(runs, pipeline, limits, beside, self.request.max_gap / 4, best_ns)
+            division = self.divide(runs, pipeline, limits, beside, best_ns)
             division = in_order(division, runs, pipeline, self.overlap)
         return SolvedPlan(
             candidate=candidate,
@@ -492,6 +496,20 @@ class Evaluator:
             bound_ns=min(bound_ns, division.step_ns),
             solved=tuple(group),
         )
+
+    def divide(
+        self,
+        runs: tuple[BlockRun, ...],
+        pipeline: Pipeline,
+        limits: Limits,
+        transient_bytes: int = 0,
+        worse_ns: float = float("inf"),
+    ) -> Division:
+        """Division of the blocks as the framework deals them out, or freely."""
+        if not self.request.runs.mixed:
+            return divide_evenly(runs, pipeline, limits, transient_bytes, self.request.runs)
+        gap = self.request.max_gap / 4
+        return divide(runs, pipeline, limits, transient_bytes, gap, worse_ns)
 
     def runs(self, candidate: Candidate, group: Sequence[Solved]) -> tuple[BlockRun, ...]:
         """The blocks in runs, with the figures of every variant on every site."""

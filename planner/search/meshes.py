@@ -3,14 +3,18 @@
 A settled degree has an axis of its own (two where experts or storage are split over a part of it);
 what is left of the devices goes to free axes, at most two of them: these already make every
 signature a pair. Meshes of three axes (`wide_meshes`) are few: data parallelism outside, and inside
-it two axes that split what a replica has, the inner one within a node.
+it two axes that split what a replica has, the inner one within a node. Where a framework has no
+mixed axes every degree is settled, and so are the level of ZeRO and sequence parallelism.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
-from math import gcd, isqrt
+from math import gcd, isqrt, prod
 
 from millrace.planner.cluster import Cluster
+from millrace.planner.frameworks.capabilities import EVERYTHING, Capabilities
+from millrace.planner.parallel_degrees import HYBRID
 from millrace.planner.search.pins import Pins, RoledAxis
 
 Axes = tuple[RoledAxis, ...]
@@ -22,6 +26,10 @@ EXPERT_AXES_MAX = 3
 # Meshes may have three axes from so many devices per stage, with inner axes of the largest sizes
 # that a node holds (so many of them), and a middle axis of at most so many.
 WIDE_FROM, INNER_CHOICES, MIDDLE_MAX = 16, 2, 16
+# Where a framework settles all degrees: tokens that context parallelism leaves a rank at least
+# (published runs have 4,096 and more), and the fewest ranks between one and the most that divide
+# them over which experts are looked for split (a node).
+TOKENS_MIN, EXPERT_PARTS_MIN = 2048, 8
 
 
 def divisors(number: int) -> tuple[int, ...]:
@@ -31,7 +39,14 @@ def divisors(number: int) -> tuple[int, ...]:
 
 
 def meshes(
-    pins: Pins, cluster: Cluster, devices: int, *, sequence: bool, experts: int
+    pins: Pins,
+    cluster: Cluster,
+    devices: int,
+    *,
+    sequence: int,
+    experts: int,
+    runs: Capabilities = EVERYTHING,
+    stages: int = 1,
 ) -> Iterator[Axes]:
     """Axes of one stage in the order dp, cp, free, tp: tp joins neighbours.
 
@@ -41,11 +56,21 @@ def meshes(
     cluster : Cluster
     devices : int
         Devices of one stage.
-    sequence : bool
-        True if the model has a sequence label, so that an axis may split it.
+    sequence : int
+        Tokens of a sample, which an axis may split; 0 where the model has no sequence label.
     experts : int
         Size of the model's expert label; 0 where it has none.
+    runs : Capabilities
+        What the framework can run.
+    stages : int
+        Stages of the pipeline, by which a framework may allow levels of ZeRO.
     """
+    if not runs.mixed:
+        levels = _searched_levels(pins, runs, stages)
+        for degrees in _roled_degrees(pins, cluster, devices, sequence, runs):
+            if not _is_wide(pins, degrees):
+                yield from _roled(pins, cluster, degrees, sequence, experts, runs, levels)
+        return
     for dp, cp, tp in _settled_sizes(pins, devices, sequence):
         rest = devices // (dp * cp * tp)
         taken = sum(size > 1 for size in (dp, cp, tp))
@@ -54,13 +79,27 @@ def meshes(
 
 
 def wide_meshes(
-    pins: Pins, cluster: Cluster, devices: int, *, sequence: bool, experts: int
+    pins: Pins,
+    cluster: Cluster,
+    devices: int,
+    *,
+    sequence: int,
+    experts: int,
+    runs: Capabilities = EVERYTHING,
+    stages: int = 1,
 ) -> Iterator[Axes]:
     """Meshes of three axes where `meshes` has two: dp × free × free, or one of these pinned.
 
     Hybrid ZeRO, context and tensor parallelism at once, and tensor parallelism in two dims are
     such meshes. Parameters are those of `meshes`.
     """
+    if not runs.mixed:
+        hybrid = [HYBRID] if pins.zero is None and HYBRID in runs.levels(stages) else []
+        for degrees in _roled_degrees(pins, cluster, devices, sequence, runs):
+            wide = _is_wide(pins, degrees)
+            levels = _searched_levels(pins, runs, stages) if wide else hybrid
+            yield from _roled(pins, cluster, degrees, sequence, experts, runs, levels)
+        return
     if devices < WIDE_FROM:
         return
     for dp, cp, tp in _settled_sizes(pins, devices, sequence):
@@ -82,7 +121,92 @@ def wide_meshes(
                     yield axes
 
 
-def _settled_sizes(pins: Pins, devices: int, sequence: bool) -> Iterator[tuple[int, int, int]]:
+Degrees = tuple[int, int, int]
+"""Data, context and tensor parallelism."""
+
+
+def _roled_degrees(
+    pins: Pins, cluster: Cluster, devices: int, sequence: int, runs: Capabilities
+) -> Iterator[Degrees]:
+    """Degrees that a framework without mixed axes may have on so many devices.
+
+    Unless they are pinned, tensor parallelism stays within a node, and context parallelism leaves
+    every rank `TOKENS_MIN`.
+    """
+
+    def sizes(name: str, most: int = devices) -> list[int]:
+        most = most if name in runs.degrees else 1
+        return [
+            n
+            for n in divisors(devices)
+            if pins.admits(name, n) and (n <= max(most, 1) or getattr(pins, name))
+        ]
+
+    replicas = sizes("dp")
+    for cp, tp in product(
+        sizes("cp", sequence // TOKENS_MIN), sizes("tp", cluster.devices_per_node)
+    ):
+        dp, left = divmod(devices, cp * tp)
+        if not left and dp in replicas:
+            yield dp, cp, tp
+
+
+def _searched_levels(pins: Pins, runs: Capabilities, stages: int) -> Sequence[str | None]:
+    """Levels of ZeRO that are tried on every mesh; None: as it is pinned.
+
+    State that is split costs no more than whole copies, and parts of replicas are a further axis.
+    """
+    levels = runs.levels(stages)
+    if pins.zero is not None:
+        return (None,)
+    return [level for level in levels if level != HYBRID and (level != "0" or "1" not in levels)]
+
+
+def _is_wide(pins: Pins, degrees: Degrees) -> bool:
+    """True if all three degrees are above one, and none is pinned."""
+    return min(degrees) > 1 and {pins.dp, pins.cp, pins.tp} == {None}
+
+
+def _roled(
+    pins: Pins,
+    cluster: Cluster,
+    degrees: Degrees,
+    sequence: int,
+    experts: int,
+    runs: Capabilities,
+    levels: Sequence[str | None],
+) -> Iterator[Axes]:
+    """Axes of settled degrees, at every level of ZeRO and with or without sequence parallelism."""
+    dp, cp, tp = degrees
+    along: tuple[bool | None, ...] = (None,)
+    if tp > 1 and sequence and pins.sequence_parallel is None:
+        along = {"always": (True,), "never": (False,), "free": (True, False)}[
+            runs.sequence_parallel
+        ]
+    wanted = levels if dp * cp > 1 or HYBRID in levels else (None,)
+    parts = [1]
+    if experts and "ep" in runs.degrees:
+        parts = [n for n in divisors(gcd(experts, dp * tp)) if pins.ep in (None, n)]
+        parts = [n for n in parts if n in (1, parts[-1], pins.ep) or n >= EXPERT_PARTS_MIN]
+    settled = replace(pins, dp=dp, cp=cp, tp=tp)
+    for level, norms, ep in product(wanted, along, parts):
+        asked = replace(settled, ep=ep, zero=pins.zero if level is None else level)
+        number = None if level is None else asked.zero_level
+        for axes in _arranged(asked, cluster, degrees, (), experts):
+            inner = prod(axis.size for axis in axes if axis.role == "tp" and axis.experts)
+            if pins.ep is None and inner not in (1, tp):
+                continue
+            yield tuple(
+                replace(
+                    axis,
+                    zero=number if axis.role in ("dp", "cp") else None,
+                    sequence=norms if axis.role == "tp" else None,
+                )
+                for axis in axes
+            )
+
+
+def _settled_sizes(pins: Pins, devices: int, sequence: int) -> Iterator[tuple[int, int, int]]:
     """Every dp, cp and tp that the pins settle, 1 where a degree is left open."""
     settled = pins.settled_degrees | (frozenset() if sequence else {"cp"})
 

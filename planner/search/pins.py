@@ -172,13 +172,17 @@ class RoledAxis:
     """A mesh axis of a candidate; `role` is dp, cp, tp, or empty for a free one.
 
     `experts` says whether the expert label is split over it: always, never, or (None) as the
-    search finds best. `copies`: what ZeRO splits over the other replicas is whole on these.
+    search finds best. `copies`: what ZeRO splits over the other replicas is whole on these. `zero`
+    and `sequence` are the level of ZeRO over the axis and whether norms split the sequence over it,
+    for all blocks; None: as pins say.
     """
 
     role: str
     size: int
     experts: bool | None = None
     copies: bool = False
+    zero: int | None = None
+    sequence: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +214,7 @@ class AxisRules:
         if role == "cp":
             return self._follows(SEQUENCE, op, signature)
         if role == "tp":
-            return self._tensor(op, signature)
+            return self._tensor(axis, op, signature)
         return self._free(op, signature)
 
     def must(self, op: Op, axis: int, signature: AxisSignature) -> bool:
@@ -220,7 +224,7 @@ class AxisRules:
         role = self.axes[axis].role
         if role == "tp" and op.name in self.required:
             return signature.label == self.required[op.name]
-        if role == "tp" and self.pins.sequence_parallel and op.kind in NORMS:
+        if role == "tp" and self._sequence_parallel(axis) and op.kind in NORMS:
             return signature.label == SEQUENCE
         if role == "cp" and self.pins.ring and op.kind in RINGS:
             return signature.expansion == RING
@@ -234,11 +238,16 @@ class AxisRules:
         """True if the op splits the axis's label, or lacks it and so does as it likes."""
         return signature.label == label if label in parse(op.labels).splittable else True
 
-    def _tensor(self, op: Op, signature: AxisSignature) -> bool:
+    def _sequence_parallel(self, axis: int) -> bool | None:
+        """True if norms split the sequence over a tp axis, False if they do not, None: either."""
+        sequence = self.axes[axis].sequence
+        return self.pins.sequence_parallel if sequence is None else sequence
+
+    def _tensor(self, axis: int, op: Op, signature: AxisSignature) -> bool:
         if signature.label == BATCH:
             return False
         if signature.label == SEQUENCE:
-            return self.pins.sequence_parallel is not False and not multiplies(op)
+            return self._sequence_parallel(axis) is not False and not multiplies(op)
         return signature.label is not None if op.name in self.forced else True
 
     def _free(self, op: Op, signature: AxisSignature) -> bool:
@@ -251,7 +260,8 @@ class AxisRules:
 
     def _zero(self, axis: int, op: Op, signature: AxisSignature) -> bool:
         """True if a pinned ZeRO lets storage do this; split experts have no copies on the axis."""
-        level = 0 if self.axes[axis].copies else self.pins.zero_level
+        level = self.pins.zero_level if self.axes[axis].zero is None else self.axes[axis].zero
+        level = 0 if self.axes[axis].copies else level
         label = BATCH if self.axes[axis].role == "dp" else SEQUENCE
         if self.axes[axis].experts and EXPERT in parse(op.labels).splittable:
             return signature.label == EXPERT if op.kind in (*STORAGE, "repeat") else True

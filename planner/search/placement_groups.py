@@ -59,15 +59,25 @@ def candidates_of(
         The pins leave nothing, and says which of them; not with `widened`.
     """
     can = parallelism_limits(graph)
-    sequence, experts = bool(can["sequence"] or can["sequence_parallel"]), int(can["experts"])
+    splits = can["sequence"] or can["sequence_parallel"]
+    sequence, experts = request.model.seq_len if splits else 0, int(can["experts"])
     pins, cluster, samples = request.pins, request.cluster, request.global_batch
     blocks = len(graph.blocks)
     repeated = max(len(run.blocks) for run in block_runs(graph))
     asked = pins, cluster, samples, blocks
     if widened is None:
-        unplaced = candidates(*asked, sequence=sequence, experts=experts, repeated=repeated)
+        unplaced = candidates(
+            *asked, sequence=sequence, experts=experts, repeated=repeated, runs=request.runs
+        )
     else:
-        unplaced = wider(*asked, widened, sequence=sequence, experts=experts, repeated=repeated)
+        unplaced = wider(
+            *asked,
+            widened,
+            sequence=sequence,
+            experts=experts,
+            repeated=repeated,
+            runs=request.runs,
+        )
     return placed(unplaced, cluster)
 
 

@@ -83,8 +83,8 @@ class Shape:
 
     @property
     def kinds(self) -> tuple[object, ...]:
-        """Role, experts and copies of every axis, whatever their sizes."""
-        return tuple((axis.role, axis.experts, axis.copies) for axis in self.axes)
+        """Every axis but for its size."""
+        return tuple(replace(axis, size=0) for axis in self.axes)
 
     @property
     def family(self) -> tuple[object, ...]:

@@ -11,6 +11,7 @@ from millrace.planner.cluster import OURS, Cluster, Device
 from millrace.planner.costs.bucket_sizes import state_bytes_of, with_own_buckets
 from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.formatting import one_of, size
+from millrace.planner.frameworks.capabilities import EVERYTHING, Capabilities, check_pins
 from millrace.planner.memory import reserved_bytes, slack_fraction
 from millrace.planner.plan import (
     COUNT_MAX,
@@ -130,6 +131,8 @@ class SearchRequest:
         Written into the plan. A run has a `--seed` of its own.
     required : mapping
         Label that an op (by its name) must split on the tp axes, for plans of a wanted form.
+    runs : Capabilities
+        What the framework that drives the cluster can run; the search keeps to it.
     last_resort : bool
         Optimizer state goes to host memory though no pin says so, for nothing fits otherwise.
     """
@@ -143,6 +146,7 @@ class SearchRequest:
     max_gap: float = MAX_GAP
     seed: int = 0
     required: Mapping[str, str] = field(default_factory=dict)
+    runs: Capabilities = EVERYTHING
     last_resort: bool = False
 
     def __post_init__(self) -> None:
@@ -161,6 +165,7 @@ class SearchRequest:
             raise PlanError(f"--max-gap is {self.max_gap}: expected 0 or more")
         if self.memory_limit_bytes is not None and self.memory_limit_bytes < 1:
             raise PlanError(f"--memory-limit is {self.memory_limit_bytes} bytes: expected more")
+        check_pins(self.runs, self.cluster.software.name, self.pins.document)
         if self.pins.ring and self.training.attention == UNFUSED:
             raise InfeasibleError(
                 "--ring joins rounds of flash attention, and --attention is unfused: leave one of "

@@ -32,7 +32,7 @@ from millrace.planner.search.placement_groups import usable_bytes
 from millrace.planner.search.plan_writer import write_plan
 from millrace.planner.search.ranking import REFINED_OPTIONS
 from millrace.planner.search.request import SearchRequest
-from millrace.planner.search.stages import BlockRun, Division, VariantFigures, divide, in_order
+from millrace.planner.search.stages import BlockRun, Division, VariantFigures, in_order
 from millrace.planner.search.stages.measured_steps import measured_step_ns
 from millrace.planner.search.stages.shape import peak_bytes, stage_bytes, step_time_ns
 
@@ -222,8 +222,7 @@ class _Measures:
         """The best division by figures of blocks that come to no more than this."""
         try:
             with self.evaluator.dividing():
-                gap = self.evaluator.request.max_gap / 4
-                return divide(self._runs, self.pipeline, limits, 0, gap)
+                return self.evaluator.divide(self._runs, self.pipeline, limits)
         except InfeasibleError:
             return None
 

@@ -17,8 +17,8 @@ from millrace.planner.clusters import (
     validate,
 )
 from millrace.planner.clusters.cluster_files import USUAL
-from millrace.planner.clusters.framework_tables import frameworks
 from millrace.planner.errors import ClusterError
+from millrace.planner.frameworks.framework_tables import frameworks
 
 GIB = 1024**3
 CATALOGUE = Path(__file__).parents[2] / "planner" / "catalogue"

@@ -8,7 +8,7 @@ from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.plan import OFFLOADS
 from millrace.planner.schedules import SCHEDULES
 from millrace.planner.search.candidates import Candidate, candidates
-from millrace.planner.search.evaluation import MODES, Evaluator, Outcome, Refused, SolvedPlan
+from millrace.planner.search.evaluation import Evaluator, Outcome, Refused, SolvedPlan
 from millrace.planner.search.pins import Pins
 from millrace.planner.search.placement_groups import placed, usable_bytes
 from millrace.planner.search.stages import Pipeline
@@ -101,8 +101,9 @@ def _shaped(
             request.cluster,
             request.global_batch,
             len(graph.blocks),
-            sequence=bool(can["sequence"] or can["sequence_parallel"]),
+            sequence=request.model.seq_len if can["sequence"] or can["sequence_parallel"] else 0,
             experts=int(can["experts"]),
+            runs=request.runs,
         )
     except PlanError:
         return []
@@ -159,7 +160,7 @@ def pipelines(evaluator: Evaluator, chosen: Candidate, dp: int | None) -> list[N
         return neighbours
     if pins.schedule is None:
         for name, schedule in SCHEDULES.items():
-            if name != pipeline.schedule:
+            if name != pipeline.schedule and name in request.runs.schedules:
                 shape = replace(pipeline, schedule=name, interleave=schedule.least_chunks)
                 why = _cannot(shape, len(evaluator.graph.blocks))
                 add("schedule", pipeline.schedule, name, why or replace(chosen, pipeline=shape))
@@ -204,27 +205,30 @@ def storage(
             )
         )
 
+    runs = evaluator.request.runs
     if asked.recompute is None:
-        for mode in MODES:
+        for mode in runs.recompute:
             if mode != plan_settings["recompute"]:
                 add("recompute", plan_settings["recompute"] or "mixed", mode, (roled,))
     roles = {axis.role for axis in roled.axes}
     if asked.zero is None and "dp" in roles:
+        levels = runs.levels(roled.pipeline.stages)
         for level in (0, 1, 2, 3):
-            if level != plan_settings["zero"]:
+            if level != plan_settings["zero"] and str(level) in levels:
                 value = "mixed" if plan_settings["zero"] is None else plan_settings["zero"]
                 add("zero", value, level, (roled,))
-    if asked.sequence_parallel is None and "tp" in roles:
+    if asked.sequence_parallel is None and "tp" in roles and runs.sequence_parallel == "free":
         given = plan_settings["sequence_parallel"]
         for other in (True, False):
             if other is not given:
                 value = "mixed" if given is None else given
                 add("sequence_parallel", value, other, (roled,))
-    if asked.offload is None and evaluator.request.cluster.cores_per_node is None:
+    on_host = runs.offload and evaluator.request.cluster.cores_per_node is None
+    if asked.offload is None and on_host:
         for place in OFFLOADS:
             if place != plan_settings["offload"]:
                 add("offload", plan_settings["offload"], place, (roled,))
-    if asked.ring is None and "cp" in roles:
+    if asked.ring is None and "cp" in roles and runs.ring:
         given = plan_settings["ring"]
         for other in (True, False):
             if other is not given:

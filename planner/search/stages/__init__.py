@@ -8,6 +8,7 @@ comes a division of the blocks over the chunks with its predicted step time and 
 from millrace.planner.search.stages.bounds import lower_bound_ns
 from millrace.planner.search.stages.dearth import memory_pressure_slowdown
 from millrace.planner.search.stages.division import divide
+from millrace.planner.search.stages.even_layers import divide_evenly
 from millrace.planner.search.stages.measured_steps import in_order
 from millrace.planner.search.stages.shape import (
     BlockRun,
@@ -23,6 +24,7 @@ __all__ = [
     "Pipeline",
     "VariantFigures",
     "divide",
+    "divide_evenly",
     "in_order",
     "inflight_counts",
     "lower_bound_ns",

@@ -1,0 +1,1 @@
+"""Frameworks: what each costs and can run, a record each (`frameworks.toml`)."""

@@ -1,0 +1,106 @@
+"""Plans for a framework: what comes of the search can run there, and pins beyond it are refused."""
+
+from dataclasses import replace as replaced
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from millrace.models.zoo.catalogue import model_spec
+from millrace.planner.clusters import framework, local_cluster
+from millrace.planner.errors import InfeasibleError
+from millrace.planner.frameworks.capabilities import EVERYTHING, Capabilities, layer_counts
+from millrace.planner.frameworks.framework_tables import capabilities
+from millrace.planner.frameworks.runnable import unrunnable
+from millrace.planner.parallel_degrees import roles
+from millrace.planner.search import SearchRequest, search
+from tests.plan_requests import request_of
+from tests.small_models import gpt_of
+
+GPT = gpt_of(6, 32, 4, vocab=64, positions=16)
+RESTRICTED = ("megatron-core", "megatron-2021", "torchtitan", "deepspeed", "nanotron", "jax-xla")
+
+
+def asked(name: str, devices: int = 8, **choices: Any) -> SearchRequest:
+    """Request for a plan that a framework runs."""
+    cluster = replace(local_cluster(devices, cores=2, memory_bytes=2**33), software=framework(name))
+    return request_of(GPT, cluster, 16, runs=capabilities(name), **choices)
+
+
+@pytest.mark.parametrize("name", RESTRICTED)
+def test_a_plan_for_a_framework_can_run_there(name: str) -> None:
+    plan = search(asked(name, 4))
+    assert not unrunnable(plan, capabilities(name))
+    assert None not in roles(plan, plan.graph).values()
+
+
+@pytest.mark.parametrize(
+    "pins",
+    [
+        {"pp": 2, "tp": 2, "dp": 2, "interleave": 2, "schedule": "interleaved-1f1b"},
+        {"pp": 4, "dp": 2},
+        {"cp": 2, "tp": 2, "dp": 2},
+        {"tp": 4, "zero": 1},
+    ],
+)
+def test_pins_leave_the_rest_uniform(pins: dict[str, Any]) -> None:
+    runs = capabilities("megatron-core")
+    plan = search(asked("megatron-core", **pins))
+    plan_roles = roles(plan, plan.graph)
+    assert not unrunnable(plan, runs)
+    assert {name: plan_roles[name] for name in pins if name in plan_roles} == {
+        name: value for name, value in pins.items() if name in plan_roles
+    }
+
+
+@pytest.mark.parametrize("name", ["megatron-core", "torchtitan"])
+def test_experts_are_split_over_whole_axes(name: str) -> None:
+    request = replaced(asked(name), model=model_spec("mixtral-demo"))
+    plan = search(request)
+    assert not unrunnable(plan, capabilities(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "pins", "words"),
+    [
+        ("megatron-core", {"schedule": "zb-v"}, "--schedule zb-v: schedule is 1f1b or"),
+        ("megatron-core", {"zero": 3}, "--zero 3: zero is 0 or 1 in megatron-core"),
+        ("ngc-pytorch", {"tp": 2}, "--tp 2: degrees above one are dp"),
+        ("deepspeed", {"pp": 2, "zero": 2}, "--zero 2: zero is 0 or 1"),
+        ("nanotron", {"recompute": "selective"}, "--recompute selective"),
+        ("deepspeed", {"sequence_parallel": True}, "--sequence-parallel: there is none"),
+        ("torchtitan", {"tp": 2, "sequence_parallel": False}, "--no-sequence-parallel"),
+        ("deepspeed", {"cp": 2, "ring": True}, "--cp 2"),
+        ("nanotron", {"offload": "optimizer"}, "--offload optimizer"),
+    ],
+)
+def test_pins_beyond_a_framework_are_refused(name: str, pins: dict[str, Any], words: str) -> None:
+    with pytest.raises(InfeasibleError, match=words) as refusal:
+        asked(name, **pins)
+    assert "--framework" in str(refusal.value)
+
+
+def test_what_a_framework_cannot_run_is_named() -> None:
+    plan = search(request_of(GPT, 4, 16, pp=4, schedule="zb-h1"))
+    runs = capabilities("megatron-core")
+    assert any(fault.startswith("schedule zb-h1") for fault in unrunnable(plan, runs))
+    assert not unrunnable(plan, EVERYTHING)
+
+
+def test_a_record_that_names_nothing_there_is_says_so() -> None:
+    wrong = Capabilities(zero=("4",), layers="odd", sequence_parallel="maybe")
+    assert [fault.partition(":")[0] for fault in wrong.faults()] == [
+        "zero",
+        "layers",
+        "sequence_parallel",
+    ]
+
+
+def test_layers_that_do_not_divide_are_fewer_on_the_ends() -> None:
+    assert layer_counts(61, 16, "even") == []
+    for counts in layer_counts(61, 16, "ends"):
+        assert sum(counts) == 61
+        assert len(set(counts[1:-1])) == 1
+        assert max(counts[0], counts[-1]) <= counts[1]
+    assert layer_counts(8, 1, "ends") == [(8,)]
+    assert layer_counts(5, 2, "ends") == [(2, 3), (3, 2)]
