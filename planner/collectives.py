@@ -75,4 +75,5 @@ COLLECTIVES: dict[str, CollectiveKind] = {
     )
 }
 BOXING = tuple(kind.name for kind in COLLECTIVES.values() if kind.boxing)
+EXPERT_EXCHANGE = "all_to_all"  # takes tokens to their experts, and back
 LOCAL_BOXING = ("slice", "pad")  # a change of SBP for which nothing travels

@@ -17,6 +17,7 @@ from millrace.models.training import check_training
 from millrace.models.unfused_attention import FLASH
 from millrace.models.zoo.catalogue import beyond_positions
 from millrace.output import Json, answer, say, working
+from millrace.planner.frameworks.capabilities import DISPATCHERS
 from millrace.planner.plan import MAX_GAP, SEED_MAX, Plan
 from millrace.planner.schedules import SCHEDULES
 from millrace.units import format_bytes, format_percent, format_rate, format_seconds, parse_bytes
@@ -145,9 +146,24 @@ Fusion = Annotated[
     str | None,
     typer.Option(help="Pin: none or full (ops that one kernel can compute are one actor)."),
 ]
+Dispatcher = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help=f"Pin: how tokens reach their experts: {', '.join(DISPATCHERS)}.",
+    ),
+]
+ExpertOverlap = Annotated[
+    bool | None,
+    typer.Option(
+        "--expert-overlap/--no-expert-overlap",
+        help="Pin: experts' all_to_all moves beside the products of another microbatch.",
+    ),
+]
 PINS = (
     *("dp", "tp", "pp", "cp", "ep", "micro_batch", "schedule", "interleave"),
     *("recompute", "zero", "sequence_parallel", "offload", "ring", "fusion"),
+    *("dispatcher", "expert_overlap"),
 )
 # Batches so near, as a fraction, are tried for one that divides better; so many times as many
 # replicas are worth a word.
@@ -189,6 +205,8 @@ def plan(
     offload: Offload = None,
     ring: Ring = None,
     fusion: Fusion = None,
+    dispatcher: Dispatcher = None,
+    expert_overlap: ExpertOverlap = None,
     as_json: Json = False,
 ) -> None:
     """Search for the fastest plan that fits."""
@@ -200,7 +218,8 @@ def plan(
     check_writable(output)
     limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
     chosen = (dp, tp, pp, cp, ep, micro_batch, schedule, interleave, recompute, zero)
-    pins = _pinned(*chosen, sequence_parallel, offload, ring, fusion)
+    others = (sequence_parallel, offload, ring, fusion, dispatcher, expert_overlap)
+    pins = _pinned(*chosen, *others)
     # The question is checked before this machine is measured, which takes a while.
     check_training(training := TrainingSpec(attention=attention))
     asked: dict[str, Any] = {"pins": pins, "optimize_for": optimize_for}

@@ -12,8 +12,10 @@ from msgspec.structs import replace
 
 from millrace.planner.cluster import Software
 from millrace.planner.clusters import framework
-from millrace.planner.collectives import BOXING
+from millrace.planner.collectives import BOXING, EXPERT_EXCHANGE
 from millrace.planner.errors import ClusterError
+from millrace.planner.frameworks.capabilities import DISPATCHERS
+from millrace.planner.frameworks.experts import IN_TURNS
 from millrace.planner.frameworks.framework_tables import DEFAULT
 from millrace.published.reading import Row
 
@@ -24,18 +26,12 @@ NAMED = {"(DeepSpeed)": "deepspeed-zero", "MaxText": "jax-xla"}
 UNSAID = {"vtrain": "megatron-deepspeed"}
 
 # Collectives of tensor parallelism; the one besides is that of experts.
-EXPERTS = "all_to_all"
-TENSOR = tuple(kind for kind in BOXING if kind != EXPERTS)
+TENSOR = tuple(kind for kind in BOXING if kind != EXPERT_EXCHANGE)
 TENSOR_IN_PIECES = ("TP comm overlap", "AsyncTP", "async TP")
 EXPERTS_IN_PIECES = ("moe_a2a_overlap=True", "A2A overlap")
 
-# Times as many launches are waited for where the all_to_all of a microbatch moves beside another's
-# products and nothing is captured: layers are launched in parts, forward and backward in turns.
-# Fitted on published runs of Megatron-Core, 2026-11; one of them is faster without.
-IN_TURNS = 3
-
 # Dispatchers that send a token once to each device and node (`Software.merges`).
-MERGING = ("deepep", "hybridep")
+MERGING = tuple(name for name, merges in DISPATCHERS.items() if merges)
 
 NOTHING_OVERLAPS = "no comm overlap"
 
@@ -98,7 +94,7 @@ def as_set(software: Software, row: Row) -> Software:
     if any(words in notes for words in TENSOR_IN_PIECES):
         pieces |= set(TENSOR)
     if any(words in notes for words in EXPERTS_IN_PIECES):
-        pieces.add(EXPERTS)
+        pieces.add(EXPERT_EXCHANGE)
         if not any(words in notes for words in (*CAPTURED, CAPTURED_LAYERS)):
             routing *= IN_TURNS
     host_ns, fusion, overlap = software.host_ns, software.fusion, software.overlap

@@ -17,6 +17,9 @@ SEQUENCE = ("free", "always", "never")
 MODES = ("none", "selective", "full")
 LEVELS = ("0", "1", "2", "3", "3-hybrid")
 DEGREES = ("dp", "tp", "pp", "cp", "ep")
+# Dispatchers of tokens to experts, and whether they send a token once to each place that has
+# experts of it (`millrace.planner.costs.expert_routing`).
+DISPATCHERS = {"alltoall": False, "deepep": True, "hybridep": True}
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,6 +48,11 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Keys and values may travel round the context-parallel ranks.
     offload : bool
         Optimizer state may lie in host memory.
+    dispatchers : tuple of str
+        Dispatchers of tokens to experts, the one that is usually best first; none: it is not known
+        which, and the software stays as it is.
+    expert_overlap : bool
+        The all_to_all of a microbatch can move beside the products of another.
     version, source : str
         The framework's version, and where these are from.
     """
@@ -59,6 +67,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     sequence_parallel: str = "free"
     ring: bool = True
     offload: bool = True
+    dispatchers: tuple[str, ...] = ()
+    expert_overlap: bool = False
     version: str = ""
     source: str = ""
 
@@ -74,6 +84,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "recompute": MODES,
             "zero": LEVELS,
             "pp_zero": LEVELS,
+            "dispatchers": tuple(DISPATCHERS),
         }
         for field, words in closed.items():
             for word in getattr(self, field):
@@ -121,6 +132,7 @@ def _beyond(runs: Capabilities, pins: dict[str, str | int | bool]) -> Iterator[s
         ("schedule", runs.schedules),
         ("recompute", runs.recompute),
         ("zero", runs.levels(int(pins.get("pp", 1)))),
+        ("dispatcher", runs.dispatchers or tuple(DISPATCHERS)),
     )
     for name, allowed in rows:
         if name in pins and str(pins[name]) not in allowed:
@@ -132,6 +144,8 @@ def _beyond(runs: Capabilities, pins: dict[str, str | int | bool]) -> Iterator[s
         yield "--no-sequence-parallel: tensor parallelism always has it"
     if pins.get("ring") and not runs.ring:
         yield "--ring: keys and values are gathered"
+    if pins.get("expert_overlap") and runs.dispatchers and not runs.expert_overlap:
+        yield "--expert-overlap: the exchange of experts waits for their products"
     if pins.get("offload") == "optimizer" and not runs.offload:
         yield "--offload optimizer: optimizer state stays on the devices"
 

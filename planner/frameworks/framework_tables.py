@@ -53,7 +53,8 @@ def records() -> dict[str, FrameworkRecord]:
     tables = msgspec.toml.decode(text, type=dict[str, dict[str, object]])
     framework_records = {}
     for name, table in tables.items():
-        settings = dict(tables[str(table[LIKE])] if LIKE in table else table)
+        settings = {**tables.get(str(table.get(LIKE)), {}), **table}
+        settings.pop(LIKE, None)
         runs = msgspec.convert(settings.pop(RUNS, {}), Capabilities)
         for fault in runs.faults():
             raise ClusterError(f"framework `{name}`, {RUNS}: {fault}")

@@ -14,8 +14,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from millrace.models.graph import Graph
+from millrace.models.model_counts import parallelism_limits
 from millrace.models.zoo.catalogue import build_training
 from millrace.planner.errors import InfeasibleError, ProtocolError
+from millrace.planner.frameworks.experts import with_experts
 from millrace.planner.plan import ON_DEVICES, Evidence, Plan, Prediction
 from millrace.planner.search.blocks.fork_join import run_both
 from millrace.planner.search.candidates import Candidate, PipelineShape
@@ -133,6 +135,7 @@ def search(
         No plan obeys the pins and fits the memory; names what binds, and by how much.
     """
     graph = build_training(request.model, request.training, request.global_batch)
+    request = _dispatching(request, graph)
     record = record or SearchLog()
     tell = progress or (lambda line: None)
     try:
@@ -148,6 +151,21 @@ def search(
         except InfeasibleError as error:
             request, failure = again, error
     raise with_remedies(failure, request, graph) from None
+
+
+def _dispatching(request: SearchRequest, graph: Graph) -> SearchRequest:
+    """Request whose software sends tokens to experts as pins say, or as its framework does."""
+    pins, cluster = request.pins, request.cluster
+    if parallelism_limits(graph)["experts"]:
+        software = with_experts(
+            cluster.software, cluster.device, request.runs, pins.dispatcher, pins.expert_overlap
+        )
+        return replaced(request, cluster=replace(cluster, software=software))
+    for name in ("dispatcher", "expert_overlap"):
+        if name in pins.document:
+            option = name.replace("_", "-")
+            raise InfeasibleError(f"--{option}: this model has no experts; leave it out")
+    return request
 
 
 def _search(

@@ -16,6 +16,7 @@ from millrace.models.labels import BATCH, EXPERT, SEQUENCE, parse
 from millrace.models.ops import kinds_where, op_kind
 from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.formatting import one_of
+from millrace.planner.frameworks.capabilities import DISPATCHERS
 from millrace.planner.parallel_degrees import HYBRID
 from millrace.planner.plan import FUSIONS, OFFLOADS
 from millrace.planner.ring_attention import RING, RINGS
@@ -51,6 +52,8 @@ class Pins:
     offload: str | None = None
     ring: bool | None = None
     fusion: str | None = None
+    dispatcher: str | None = None
+    expert_overlap: bool | None = None
 
     @classmethod
     def of(cls, choices: Mapping[str, object]) -> "Pins":
@@ -107,6 +110,8 @@ class Pins:
             raise PlanError(f"--offload {self.offload}: choose {' or '.join(OFFLOADS)}")
         if self.fusion not in (None, *FUSIONS):
             raise PlanError(f"--fusion {self.fusion}: choose {' or '.join(FUSIONS)}")
+        if self.dispatcher not in (None, *DISPATCHERS):
+            raise PlanError(f"--dispatcher {self.dispatcher}: choose {one_of(list(DISPATCHERS))}")
         if str(self.zero) not in ("None", "0", "1", "2", "3", HYBRID):
             raise PlanError(f"--zero {self.zero}: choose 0, 1, 2, 3 or 3-hybrid")
         if self.zero_level and self.dp == 1 and (self.cp or 1) == 1:

@@ -1,0 +1,81 @@
+"""Experts as a framework runs them: which dispatcher sends tokens, and what that moves beside.
+
+These are settings of the software (`Software.merges`, `pieces`, `routing`) that a plan chooses.
+"""
+
+from msgspec.structs import replace
+
+from millrace.planner.cluster import Device, Software
+from millrace.planner.collectives import EXPERT_EXCHANGE
+from millrace.planner.errors import InfeasibleError
+from millrace.planner.frameworks.capabilities import DISPATCHERS, Capabilities
+
+# Times as many launches are waited for where the all_to_all of a microbatch moves beside another's
+# products and nothing is captured: layers are launched in parts, forward and backward in turns.
+# Fitted on published runs of Megatron-Core, 2026-11; one of them is faster without.
+IN_TURNS = 3
+
+
+def with_experts(
+    software: Software,
+    device: Device,
+    runs: Capabilities,
+    dispatcher: str | None = None,
+    overlap: bool | None = None,
+) -> Software:
+    """Software of a framework with its experts' dispatcher, and their exchange beside products.
+
+    Parameters
+    ----------
+    software : Software
+        The framework's.
+    device : Device
+        Devices that tokens are sent between.
+    runs : Capabilities
+        What the framework can run; its first dispatcher that the device has is taken unless one is
+        named. Where it says nothing of dispatchers, the software stays as it is.
+    dispatcher : str, optional
+        One of `DISPATCHERS`.
+    overlap : bool, optional
+        Whether the all_to_all of a microbatch moves beside the products of another.
+
+    Raises
+    ------
+    InfeasibleError
+        The device has no such dispatcher.
+    """
+    if dispatcher is None and runs.dispatchers:
+        usable = (name for name in runs.dispatchers if not _lacking(name, device))
+        dispatcher = next(usable, None)
+    if dispatcher is not None:
+        if lacking := _lacking(dispatcher, device):
+            raise InfeasibleError(
+                f"--dispatcher {dispatcher}: {device.name} {lacking}; choose alltoall"
+            )
+        software = replace(software, merges=DISPATCHERS[dispatcher])
+    overlap = runs.expert_overlap if overlap is None and runs.dispatchers else overlap
+    if overlap is None or overlap == overlaps(software):
+        return software
+    pieces = {*software.pieces} ^ {EXPERT_EXCHANGE}
+    routing = software.routing * IN_TURNS if overlap else software.routing // IN_TURNS
+    return replace(software, pieces=tuple(sorted(pieces)), routing=routing)
+
+
+def _lacking(dispatcher: str, device: Device) -> str:
+    """Say what a device lacks for a dispatcher; empty where it has it.
+
+    DeepEP's kernels need Hopper or later, the first GPUs with fp8 (github.com/deepseek-ai/DeepEP,
+    requirements, read 2026-11).
+    """
+    merges, fp8 = DISPATCHERS[dispatcher], "fp8" in device.flops_per_s
+    return "is older than Hopper, which its kernels need" if merges and not fp8 else ""
+
+
+def overlaps(software: Software) -> bool:
+    """True if experts' all_to_all moves beside the products of another microbatch."""
+    return EXPERT_EXCHANGE in software.pieces
+
+
+def dispatcher_of(software: Software) -> str:
+    """Name of the dispatcher that software has: of those that send a token once, the first."""
+    return next(name for name, merges in DISPATCHERS.items() if merges == software.merges)
