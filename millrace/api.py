@@ -160,7 +160,7 @@ def search(
     global_batch: int,
     *,
     seq_len: int | None = None,
-    precision: str = "fp32",
+    precision: str | None = None,
     training: TrainingSpec | None = None,
     pins: Mapping[str, str | int | bool] | None = None,
     memory_limit_bytes: int | None = None,
@@ -182,8 +182,8 @@ def search(
         Samples of a step.
     seq_len : int, optional
         Tokens of a sample; the model's longest by default.
-    precision : str
-        As for `build`.
+    precision : str, optional
+        As for `build`; by default bf16 on devices of the catalogue that have it, else fp32.
     training : TrainingSpec, optional
         The optimizer, its learning rate and schedule, and the form of attention.
     pins : mapping, optional
@@ -217,7 +217,9 @@ def search(
     from millrace.planner.frameworks.framework_tables import capabilities
     from millrace.planner.search import Pins, Pure, SearchRequest
     from millrace.planner.search.subclusters import search_for
+    from millrace.requested_cluster import usual_precision
 
+    precision = precision or usual_precision(on)
     asked = SearchRequest(
         model=open_checked(model, seq_len, precision, progress)
         if isinstance(model, str)
@@ -315,16 +317,22 @@ def scale(
     return sweep(asked, lambda on, batch: search(spec, on, batch), progress)
 
 
-def with_framework(cluster: Cluster, framework: str | None = None) -> Cluster:
-    """Cluster with a framework's launches, overlap, fusion and buckets.
+def with_framework(
+    cluster: Cluster, framework: str | None = None, *, model: ModelSpec | None = None
+) -> Cluster:
+    """Cluster with a framework's launches, overlap, fusion and buckets; `search` keeps to it.
 
     Parameters
     ----------
     cluster : Cluster
         As `cluster` returns it.
     framework : str, optional
-        A name in `planner/frameworks/frameworks.toml`. Without one the cluster's own framework
-        stays, or else `default` is taken; ranks on CPUs stay as they were measured.
+        A name in `planner/frameworks/frameworks.toml`; `any` has the whole space of plans.
+        Without one the cluster's own framework stays, or else megatron-core is taken (jax-xla on a
+        torus, `any` for models of other things than tokens); ranks on CPUs stay as they were
+        measured.
+    model : ModelSpec, optional
+        The model that is planned for; a language model by default.
 
     Returns
     -------
@@ -336,9 +344,10 @@ def with_framework(cluster: Cluster, framework: str | None = None) -> Cluster:
     ClusterError
         There is no such framework.
     """
+    from millrace.models.zoo.catalogue import unit_of
     from millrace.requested_cluster import with_software
 
-    return with_software(cluster, framework)
+    return with_software(cluster, framework, "token" if model is None else unit_of(model))
 
 
 def explain(plan: Plan, record: "SearchLog") -> list[dict[str, Any]]:

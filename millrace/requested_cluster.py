@@ -16,6 +16,7 @@ from millrace.planner.errors import ClusterError
 
 Answer = TypeVar("Answer")
 
+WHOLE_SPACE = "any"  # the framework that can run all there is
 CROWDED = 4  # processes a core, beyond which they mostly wait for one another
 
 
@@ -55,7 +56,36 @@ def cluster_of(
     return measured_cluster(text, progress)
 
 
-def with_software(cluster: Cluster, framework: str | None) -> Cluster:
+def usual_framework(cluster: Cluster, unit: str) -> str:
+    """Name of the framework that a plan is for where none is said.
+
+    Parameters
+    ----------
+    cluster : Cluster
+        The devices and links.
+    unit : str
+        What the model's samples are made of (`unit_of`): language models have tokens.
+    """
+    if unit != "token":
+        return WHOLE_SPACE  # no framework's record is about other models
+    return "megatron-core" if cluster.torus is None else "jax-xla"
+
+
+def usual_precision(cluster: Cluster | None) -> str:
+    """Precision of a plan where none is said: bf16 where all devices have it.
+
+    Parameters
+    ----------
+    cluster : Cluster or None
+        The devices; None: this machine, which is not measured yet.
+    """
+    if cluster is None or cluster.cores_per_node is not None:
+        return "fp32"
+    every = [group.device.flops_per_s for group in cluster.groups]
+    return "bf16" if all("bf16" in rates for rates in every) else "fp32"
+
+
+def with_software(cluster: Cluster, framework: str | None, unit: str = "token") -> Cluster:
     """Cluster driven by a framework, as `millrace.api.with_framework` says.
 
     Parameters
@@ -63,7 +93,9 @@ def with_software(cluster: Cluster, framework: str | None) -> Cluster:
     cluster : Cluster
         The devices and links.
     framework : str or None
-        Name of the framework; None keeps the cluster's own, or takes `default`.
+        Name of the framework; None keeps the cluster's own, or takes `usual_framework`.
+    unit : str
+        What the model's samples are made of.
 
     Raises
     ------
@@ -73,7 +105,8 @@ def with_software(cluster: Cluster, framework: str | None) -> Cluster:
     said = cluster.software.name != Software().name
     if framework is None and (said or cluster.cores_per_node is not None):
         return cluster
-    software = read_option("--framework", software_of, framework or "default")
+    name = framework or usual_framework(cluster, unit)
+    software = read_option("--framework", software_of, name)
     return msgspec.structs.replace(cluster, software=software)
 
 

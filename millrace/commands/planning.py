@@ -45,10 +45,11 @@ SeqLen = Annotated[
     int | None, typer.Option(min=1, help="Tokens of a sample; the model's longest by default.")
 ]
 Precision = Annotated[
-    str,
+    str | None,
     typer.Option(
         metavar="NAME",
-        help=f"{', '.join(PRECISIONS)}.",
+        help=f"{', '.join(PRECISIONS)}. Left out: bf16 where the catalogue's devices have it, "
+        "else fp32.",
         autocompletion=completion.precisions,
     ),
 ]
@@ -73,8 +74,9 @@ Framework = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Who runs the plan (megatron-core, pytorch-fsdp, …): whose launches, overlap and "
-        "kernels count. Left out: those of no one framework, fitted over published runs.",
+        help="Who runs the plan: whose launches, overlap and kernels count, and what it can run "
+        "is all that is planned. Left out: megatron-core on GPUs, millrace on local*, jax-xla on "
+        "TPUs; `any` has the whole space of plans.",
         autocompletion=completion.frameworks,
     ),
 ]
@@ -181,7 +183,7 @@ def plan(
     cluster: OnCluster,
     global_batch: GlobalBatch,
     seq_len: SeqLen = None,
-    precision: Precision = "fp32",
+    precision: Precision = None,
     attention: Attention = FLASH,
     profile: Profile = None,
     memory_limit: MemoryLimit = None,
@@ -214,6 +216,7 @@ def plan(
     from millrace.files import check_writable, write_document
     from millrace.planner.search.report import SearchLog
     from millrace.planner.token_cost import check_known
+    from millrace.requested_cluster import is_local, usual_precision
 
     check_writable(output)
     limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
@@ -223,8 +226,11 @@ def plan(
     # The question is checked before this machine is measured, which takes a while.
     check_training(training := TrainingSpec(attention=attention))
     asked: dict[str, Any] = {"pins": pins, "optimize_for": optimize_for}
+    named = None if is_local(cluster) else api.cluster(cluster, profile=profile, progress=say)
+    precision = precision or usual_precision(named)
     opened = api.check_question(model, seq_len=seq_len, precision=precision, told=say, **asked)
-    on = api.with_framework(api.cluster(cluster, profile=profile, progress=say), framework)
+    on = named or api.cluster(cluster, profile=profile, progress=say)
+    on = api.with_framework(on, framework, model=opened)
     check_known(on, optimize_for)
     _warn(opened, global_batch, on.devices, pins)
     began = perf_counter()

@@ -66,7 +66,7 @@ def scale(
     global_batch: Batches,
     network: Networks = None,
     seq_len: SeqLen = None,
-    precision: Precision = "fp32",
+    precision: Precision = None,
     framework: Framework = None,
     tokens: Tokens = None,
     mtbf_hours: Mtbf = None,
@@ -89,7 +89,7 @@ def scale(
     if plot is not None:
         check_drawable(plot)
     share = WORTH if worth is None else worth
-    opened = api.check_question(model, seq_len=seq_len, precision=precision, told=say)
+    opened = api.check_question(model, seq_len=seq_len, precision=precision or "fp32", told=say)
     if stretched := beyond_positions(opened):
         say(stretched)
     rows = api.scale(

@@ -7,14 +7,13 @@ it two axes that split what a replica has, the inner one within a node. Where a 
 mixed axes every degree is settled, and so are the level of ZeRO and sequence parallelism.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from math import gcd, isqrt, prod
 
 from millrace.planner.cluster import Cluster
 from millrace.planner.frameworks.capabilities import EVERYTHING, Capabilities
-from millrace.planner.parallel_degrees import HYBRID
 from millrace.planner.search.pins import Pins, RoledAxis
 
 Axes = tuple[RoledAxis, ...]
@@ -66,10 +65,8 @@ def meshes(
         Stages of the pipeline, by which a framework may allow levels of ZeRO.
     """
     if not runs.mixed:
-        levels = _searched_levels(pins, runs, stages)
-        for degrees in _roled_degrees(pins, cluster, devices, sequence, runs):
-            if not _is_wide(pins, degrees):
-                yield from _roled(pins, cluster, degrees, sequence, experts, runs, levels)
+        every = _roled_meshes(pins, cluster, devices, sequence, experts, runs, stages)
+        yield from (axes for axes in every if not _is_wide(pins, axes))
         return
     for dp, cp, tp in _settled_sizes(pins, devices, sequence):
         rest = devices // (dp * cp * tp)
@@ -94,11 +91,8 @@ def wide_meshes(
     such meshes. Parameters are those of `meshes`.
     """
     if not runs.mixed:
-        hybrid = [HYBRID] if pins.zero is None and HYBRID in runs.levels(stages) else []
-        for degrees in _roled_degrees(pins, cluster, devices, sequence, runs):
-            wide = _is_wide(pins, degrees)
-            levels = _searched_levels(pins, runs, stages) if wide else hybrid
-            yield from _roled(pins, cluster, degrees, sequence, experts, runs, levels)
+        every = _roled_meshes(pins, cluster, devices, sequence, experts, runs, stages)
+        yield from (axes for axes in every if _is_wide(pins, axes))
         return
     if devices < WIDE_FROM:
         return
@@ -121,17 +115,27 @@ def wide_meshes(
                     yield axes
 
 
-Degrees = tuple[int, int, int]
-"""Data, context and tensor parallelism."""
+def _is_wide(pins: Pins, axes: Axes) -> bool:
+    """True if a mesh is tried for the best pipelines alone: of three axes, or with hybrid ZeRO."""
+    pinned = {pins.dp, pins.cp, pins.tp, pins.ep} != {None}
+    hybrid = any(axis.copies for axis in axes) and pins.zero is None
+    return hybrid or (len(axes) > FREE_AXES_MAX and not pinned)
 
 
-def _roled_degrees(
-    pins: Pins, cluster: Cluster, devices: int, sequence: int, runs: Capabilities
-) -> Iterator[Degrees]:
-    """Degrees that a framework without mixed axes may have on so many devices.
+def _roled_meshes(
+    pins: Pins,
+    cluster: Cluster,
+    devices: int,
+    sequence: int,
+    experts: int,
+    runs: Capabilities,
+    stages: int,
+) -> Iterator[Axes]:
+    """Meshes of a framework without mixed axes, of three axes at most unless pins want more.
 
     Unless they are pinned, tensor parallelism stays within a node, and context parallelism leaves
-    every rank `TOKENS_MIN`.
+    every rank `TOKENS_MIN`. State that is split costs no more than whole copies, which then are for
+    pins alone.
     """
 
     def sizes(name: str, most: int = devices) -> list[int]:
@@ -142,68 +146,44 @@ def _roled_degrees(
             if pins.admits(name, n) and (n <= max(most, 1) or getattr(pins, name))
         ]
 
+    levels = runs.levels(stages)
+    searched = [level for level in levels if level != "0" or "1" not in levels]
     replicas = sizes("dp")
     for cp, tp in product(
         sizes("cp", sequence // TOKENS_MIN), sizes("tp", cluster.devices_per_node)
     ):
         dp, left = divmod(devices, cp * tp)
-        if not left and dp in replicas:
-            yield dp, cp, tp
-
-
-def _searched_levels(pins: Pins, runs: Capabilities, stages: int) -> Sequence[str | None]:
-    """Levels of ZeRO that are tried on every mesh; None: as it is pinned.
-
-    State that is split costs no more than whole copies, and parts of replicas are a further axis.
-    """
-    levels = runs.levels(stages)
-    if pins.zero is not None:
-        return (None,)
-    return [level for level in levels if level != HYBRID and (level != "0" or "1" not in levels)]
-
-
-def _is_wide(pins: Pins, degrees: Degrees) -> bool:
-    """True if all three degrees are above one, and none is pinned."""
-    return min(degrees) > 1 and {pins.dp, pins.cp, pins.tp} == {None}
-
-
-def _roled(
-    pins: Pins,
-    cluster: Cluster,
-    degrees: Degrees,
-    sequence: int,
-    experts: int,
-    runs: Capabilities,
-    levels: Sequence[str | None],
-) -> Iterator[Axes]:
-    """Axes of settled degrees, at every level of ZeRO and with or without sequence parallelism."""
-    dp, cp, tp = degrees
-    along: tuple[bool | None, ...] = (None,)
-    if tp > 1 and sequence and pins.sequence_parallel is None:
-        along = {"always": (True,), "never": (False,), "free": (True, False)}[
-            runs.sequence_parallel
-        ]
-    wanted = levels if dp * cp > 1 or HYBRID in levels else (None,)
-    parts = [1]
-    if experts and "ep" in runs.degrees:
-        parts = [n for n in divisors(gcd(experts, dp * tp)) if pins.ep in (None, n)]
-        parts = [n for n in parts if n in (1, parts[-1], pins.ep) or n >= EXPERT_PARTS_MIN]
-    settled = replace(pins, dp=dp, cp=cp, tp=tp)
-    for level, norms, ep in product(wanted, along, parts):
-        asked = replace(settled, ep=ep, zero=pins.zero if level is None else level)
-        number = None if level is None else asked.zero_level
-        for axes in _arranged(asked, cluster, degrees, (), experts):
-            inner = prod(axis.size for axis in axes if axis.role == "tp" and axis.experts)
-            if pins.ep is None and inner not in (1, tp):
-                continue
-            yield tuple(
-                replace(
-                    axis,
-                    zero=number if axis.role in ("dp", "cp") else None,
-                    sequence=norms if axis.role == "tp" else None,
-                )
-                for axis in axes
+        if left or dp not in replicas:
+            continue
+        free_zero = pins.zero is None and dp * cp > 1
+        along: tuple[bool | None, ...] = (None,)
+        if tp > 1 and sequence and pins.sequence_parallel is None:
+            along = {"always": (True,), "never": (False,)}.get(
+                runs.sequence_parallel, (True, False)
             )
+        parts = [1]
+        if experts and "ep" in runs.degrees:
+            parts = [n for n in divisors(gcd(experts, dp * tp)) if pins.ep in (None, n)]
+            parts = [n for n in parts if n in (1, parts[-1], pins.ep) or n >= EXPERT_PARTS_MIN]
+        for level, norms, ep in product(searched if free_zero else [pins.zero], along, parts):
+            asked = replace(pins, dp=dp, cp=cp, tp=tp, ep=ep, zero=level)
+            for axes in _arranged(asked, cluster, (dp, cp, tp), (), experts):
+                inner = prod(axis.size for axis in axes if axis.role == "tp" and axis.experts)
+                if pins.ep is None and (inner not in (1, tp) or len(axes) > EXPERT_AXES_MAX):
+                    continue
+                yield _with_choices(axes, asked.zero_level if free_zero else None, norms)
+
+
+def _with_choices(axes: Axes, zero: int | None, sequence: bool | None) -> Axes:
+    """Axes with a level of ZeRO over replicas, and norms split over tensor parallel ranks or not."""
+    return tuple(
+        replace(
+            axis,
+            zero=zero if axis.role in ("dp", "cp") else None,
+            sequence=sequence if axis.role == "tp" else None,
+        )
+        for axis in axes
+    )
 
 
 def _settled_sizes(pins: Pins, devices: int, sequence: int) -> Iterator[tuple[int, int, int]]:
