@@ -40,6 +40,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         (`ends`), which hold fewer beside the embedding and the loss.
     recompute : tuple of str
         Modes of recomputation, one for all layers.
+    recompute_some : bool
+        The first layers of every chunk, as many on each, may be recomputed in full, and no other.
     zero, pp_zero : tuple of str
         Levels of ZeRO, as `--zero` names them, one for all layers; those with a pipeline too.
     sequence_parallel : str
@@ -62,6 +64,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     schedules: tuple[str, ...] = tuple(SCHEDULES)
     layers: str = "any"
     recompute: tuple[str, ...] = MODES
+    recompute_some: bool = False
     zero: tuple[str, ...] = LEVELS
     pp_zero: tuple[str, ...] = LEVELS
     sequence_parallel: str = "free"

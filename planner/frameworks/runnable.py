@@ -40,6 +40,8 @@ def _choice_faults(plan: Plan, plan_roles: Roles, runs: Capabilities) -> Iterato
         yield f"schedule {plan.schedule}: {' or '.join(runs.schedules)}"
     for name, allowed in (("recompute", runs.recompute), ("zero", runs.levels(plan.stages))):
         choice = plan_roles[name]
+        if name == "recompute" and choice is None and runs.recompute_some:
+            continue  # `_layer_faults` looks at the layers
         if choice is None and not runs.mixed:
             yield f"{name}: layers differ"
         elif choice is not None and str(choice) not in allowed:
@@ -61,11 +63,34 @@ def _layer_faults(plan: Plan, runs: Capabilities) -> Iterator[str]:
         for choice in chunk.blocks:
             variants.setdefault(templates[choice.block], set()).add(choice.variant)
     for template, used in variants.items():
-        if len(used) > 1:
+        first, *others = (plan.variants[number].signatures for number in sorted(used))
+        unlike = any(
+            first[op] != other[op] for other in others for op in first.keys() & other.keys()
+        )
+        if unlike or (others and not runs.recompute_some):
             yield f"blocks like {template}: {len(used)} variants"
+    if runs.recompute_some and not _recomputes_first(plan):
+        yield "recompute: not the first layers of every chunk"
     counts = [len(chunk.blocks) for chunk in plan.chunks]
     counts[0], counts[-1] = counts[0] - 1, counts[-1] - 1
     if runs.layers != "any" and tuple(counts) not in layer_counts(
         sum(counts), len(counts), runs.layers
     ):
         yield f"layers of chunks: {', '.join(map(str, counts))}"
+
+
+def _recomputes_first(plan: Plan) -> bool:
+    """True if all layers have one mode, or the first N of every chunk are recomputed in full."""
+    blocks = [choice for chunk in plan.chunks for choice in chunk.blocks]
+    layers = {choice.block for choice in blocks[1:-1]}
+    by_chunk = [
+        [plan.variants[c.variant].recompute for c in chunk.blocks if c.block in layers]
+        for chunk in plan.chunks
+    ]
+    if len({mode for modes in by_chunk for mode in modes}) <= 1:
+        return True
+    fewest = max(modes.count("full") for modes in by_chunk)
+    return all(
+        modes == ["full"] * min(fewest, len(modes)) + ["none"] * max(len(modes) - fewest, 0)
+        for modes in by_chunk
+    )

@@ -315,7 +315,8 @@ class Evaluator:
                 outcomes.append(Pruned(candidate, bound, NO_GAIN))
                 continue
             try:
-                outcome = self._divide_blocks(candidate, _distinct(group), limit, bound, best_ns)
+                group = self._with_recomputed(_distinct(group))
+                outcome = self._divide_blocks(candidate, group, limit, bound, best_ns)
             except InfeasibleError as error:
                 outcomes.append(Refused(candidate, error, bound))
             else:
@@ -355,7 +356,8 @@ class Evaluator:
                 better.append(plan)
                 continue
             with suppress(InfeasibleError):  # where there is too much to mix, less of it is tried
-                again = self._divide_blocks(plan.candidate, _distinct(group), limit, plan.bound_ns)
+                group = self._with_recomputed(_distinct(group))
+                again = self._divide_blocks(plan.candidate, group, limit, plan.bound_ns)
             assert isinstance(again, SolvedPlan), "without a cutoff nothing is pruned"
             better.append(min(plan, again, key=lambda each: each.division.step_ns))
         return better
@@ -397,6 +399,7 @@ class Evaluator:
             known_ns = outcome.division.step_ns if isinstance(outcome, SolvedPlan) else bound
             return replace(outcome, bound_ns=min(bound, known_ns))
         try:
+            solutions = self._with_recomputed(solutions)
             refined = self._divide_blocks(candidate, solutions, limits, bound)
         except InfeasibleError as error:
             return outcome if isinstance(outcome, SolvedPlan) else Refused(candidate, error, bound)
@@ -488,7 +491,7 @@ class Evaluator:
             return Pruned(candidate, bound_ns, "its stages cannot be even enough")
         with self.dividing():
             beside = self.sends.buffer_bytes(candidate) if self.request.max_gap else 0
-            division = self.divide(runs, pipeline, limits, beside, best_ns)
+            division = self.divide(group, runs, pipeline, limits, beside, best_ns)
             division = in_order(division, runs, pipeline, self.overlap)
         return SolvedPlan(
             candidate=candidate,
@@ -497,8 +500,16 @@ class Evaluator:
             solved=tuple(group),
         )
 
+    def _with_recomputed(self, group: list[Solved]) -> list[Solved]:
+        """Solutions, and those without recomputation in full recomputation too where that helps."""
+        if not self.request.runs.recompute_some or self.modes[0] != MODES[0]:
+            return group
+        again = [Solved(MODES[-1], solved.solution) for solved in group if solved.mode == MODES[0]]
+        return _distinct([*group, *again])
+
     def divide(
         self,
+        group: Sequence[Solved],
         runs: tuple[BlockRun, ...],
         pipeline: Pipeline,
         limits: Limits,
@@ -507,7 +518,14 @@ class Evaluator:
     ) -> Division:
         """Division of the blocks as the framework deals them out, or freely."""
         if not self.request.runs.mixed:
-            return divide_evenly(runs, pipeline, limits, transient_bytes, self.request.runs)
+            places = {(s.mode, s.solution.options): place for place, s in enumerate(group)}
+            recomputed = {
+                place: places[MODES[-1], options]
+                for (mode, options), place in places.items()
+                if mode == MODES[0] and (MODES[-1], options) in places
+            }
+            allowed = self.request.runs
+            return divide_evenly(runs, pipeline, limits, transient_bytes, allowed, recomputed)
         gap = self.request.max_gap / 4
         return divide(runs, pipeline, limits, transient_bytes, gap, worse_ns)
 

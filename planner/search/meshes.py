@@ -175,7 +175,7 @@ def _roled_meshes(
 
 
 def _with_choices(axes: Axes, zero: int | None, sequence: bool | None) -> Axes:
-    """Axes with a level of ZeRO over replicas, and norms split over tensor parallel ranks or not."""
+    """Axes with a level of ZeRO over replicas, and with or without sequence parallelism."""
     return tuple(
         replace(
             axis,

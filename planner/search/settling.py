@@ -222,7 +222,8 @@ class _Measures:
         """The best division by figures of blocks that come to no more than this."""
         try:
             with self.evaluator.dividing():
-                return self.evaluator.divide(self._runs, self.pipeline, limits)
+                solved = self.solved_plan.solved
+                return self.evaluator.divide(solved, self._runs, self.pipeline, limits)
         except InfeasibleError:
             return None
 

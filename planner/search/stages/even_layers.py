@@ -4,7 +4,8 @@ The first block (an embedding) lies on the first chunk and the last one (a loss)
 whatever their layers; what lies between counts as layers.
 """
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
 
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.frameworks.capabilities import Capabilities, layer_counts
@@ -27,8 +28,11 @@ def divide_evenly(
     limit_bytes: tuple[int, ...],
     transient_bytes: int,
     allowed: Capabilities,
+    recomputed: Mapping[int, int],
 ) -> Division:
     """Fastest division that fits, all blocks in the variants of one number.
+
+    Where that does not fit, the first layers of every chunk, as few as do, are recomputed.
 
     Parameters
     ----------
@@ -41,6 +45,8 @@ def divide_evenly(
         Bytes that every stage needs besides.
     allowed : Capabilities
         How a framework deals out layers.
+    recomputed : mapping
+        Numbers of the same variants with recomputation, where some layers may have it.
 
     Raises
     ------
@@ -53,12 +59,22 @@ def divide_evenly(
     bound_ns = lower_bound_ns(runs, pipeline)
     best: Division | None = None
     nearest: tuple[int, int, int] | None = None  # bytes above the limit, the limit and the stage
-    for chunks in _chunkings(runs, pipeline, allowed.layers):
+
+    def tightest(chunks: Chunks) -> tuple[int, int, int]:
         used = stage_bytes(chunks, runs, pipeline)
-        over, limit, stage = max(
+        return max(
             (size - limit, limit, stage)
             for stage, (size, limit) in enumerate(zip(used, limits, strict=True))
         )
+
+    for chunks, variant in _chunkings(runs, pipeline, allowed.layers):
+        over, limit, stage = tightest(chunks)
+        if over > 0 and variant in recomputed:
+            most = max(map(len, chunks))
+            some = [_recomputed(chunks, n, recomputed[variant]) for n in range(most + 1)]
+            fewest = bisect_left(some, True, key=lambda each: tightest(each)[0] <= 0)
+            chunks = some[min(fewest, most)]
+            over, limit, stage = tightest(chunks)
         if over > 0:
             nearest = min(nearest or (over, limit, stage), (over, limit, stage))
             continue
@@ -79,14 +95,32 @@ def divide_evenly(
     raise MemoryLimitError(limit + over + transient_bytes, limit + transient_bytes, stage)
 
 
-def _chunkings(runs: tuple[BlockRun, ...], pipeline: Pipeline, rule: str) -> Iterator[Chunks]:
-    """Every way to deal out the blocks, in every variant that all runs have."""
+def _recomputed(chunks: Chunks, layers: int, variant: int) -> Chunks:
+    """Chunks of which the first layers have another variant; first and last block are no layers."""
+    ends = chunks[0][0], chunks[-1][-1]
+    changed = []
+    for chunk in chunks:
+        of_chunk = [block for block, pair in enumerate(chunk) if pair not in ends][:layers]
+        changed.append(
+            tuple(
+                (name, variant if place in of_chunk else number)
+                for place, (name, number) in enumerate(chunk)
+            )
+        )
+    return tuple(changed)
+
+
+def _chunkings(
+    runs: tuple[BlockRun, ...], pipeline: Pipeline, rule: str
+) -> Iterator[tuple[Chunks, int]]:
+    """Every way to deal out the blocks, in every variant that all runs have, with its number."""
     blocks = [block for run in runs for block in run.blocks]
     for counts in layer_counts(len(blocks) - 2, pipeline.positions, rule):
         ends = [1 + sum(counts[: position + 1]) for position in range(len(counts))]
         ends[-1] = len(blocks)
         for variant in range(min(len(run.variants) for run in runs)):
-            yield tuple(
+            chunks = tuple(
                 tuple((block, variant) for block in blocks[begin:end])
                 for begin, end in zip([0, *ends[:-1]], ends, strict=True)
             )
+            yield chunks, variant

@@ -12,6 +12,7 @@ from millrace.planner.errors import InfeasibleError
 from millrace.planner.frameworks.capabilities import EVERYTHING, Capabilities, layer_counts
 from millrace.planner.frameworks.framework_tables import capabilities
 from millrace.planner.frameworks.runnable import unrunnable
+from millrace.planner.memory import plan_memory
 from millrace.planner.parallel_degrees import roles
 from millrace.planner.search import SearchRequest, search
 from tests.plan_requests import request_of
@@ -51,6 +52,19 @@ def test_pins_leave_the_rest_uniform(pins: dict[str, Any]) -> None:
     assert {name: plan_roles[name] for name in pins if name in plan_roles} == {
         name: value for name, value in pins.items() if name in plan_roles
     }
+
+
+def test_where_memory_is_short_the_first_layers_of_every_chunk_are_recomputed() -> None:
+    runs, free = capabilities("megatron-core"), asked("megatron-core", 2, pp=2, micro_batch=4)
+    fullest = [
+        max(sum(stage.by_kind.values()) for stage in plan_memory(search(request)))
+        for request in (free, replaced(free, pins=replaced(free.pins, recompute="full")))
+    ]
+    plan = search(replaced(free, memory_limit_bytes=sum(fullest) // 2))
+    assert not unrunnable(plan, runs)
+    modes = {plan.variants[block.variant].recompute for c in plan.chunks for block in c.blocks}
+    assert modes == {"none", "full"}
+    assert unrunnable(plan, replace(runs, recompute_some=False))
 
 
 @pytest.mark.parametrize("name", ["megatron-core", "torchtitan"])
