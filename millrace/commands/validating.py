@@ -108,8 +108,15 @@ def _draw(outcomes: "list[RowOutcome]", figures: dict[str, Any], console: Consol
     if figures["differences"] and figures["differences"]["pairs"]:
         _draw_differences(figures["differences"], console)
     if figures["memory"]["rows"]:
-        memory = figures["memory"]
+        memory, account = figures["memory"], figures["memory_account"]
         console.print(f"peak memory, {memory['rows']} rows: {_errors(memory)}")
+        console.print(f"by plans' own account: {_errors(account)}")
+        console.print(
+            f"19 of 20 peaks lie at most {format_percent(memory['reserve_fraction'])} of their "
+            f"device above the prediction ({format_percent(account['reserve_fraction'])} above the "
+            f"plan's own account); by that account {account['beyond_device']} of "
+            f"{figures['expressed']} runs need more than their device has"
+        )
 
 
 def _draw_groups(name: str, groups: dict[str, Any], console: Console) -> None:

@@ -96,6 +96,11 @@ def peak_bytes(plan: Plan, habit: MemoryHabit) -> int:
     return _printed(max(needed), plan, habit.figure)
 
 
+def account_bytes(plan: Plan, figure: Figure) -> int:
+    """Memory of the fullest device by the plan's own account, as a source would print it."""
+    return _printed(max(stage.arena_bytes for stage in plan_memory(plan)), plan, figure)
+
+
 def _planned_state(planned: StageMemory) -> int:
     return planned.parameter_bytes + planned.gradient_bytes + planned.optimizer_bytes
 

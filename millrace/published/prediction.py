@@ -17,7 +17,7 @@ from millrace.planner.errors import ClusterError, InfeasibleError, PlanError, Pr
 from millrace.planner.memory import StageMemory, plan_memory
 from millrace.planner.plan import MAX_GAP, Plan
 from millrace.planner.search import Pins, SearchRequest, search
-from millrace.published.peak_memory import MemoryHabit, peak_bytes
+from millrace.published.peak_memory import MemoryHabit, account_bytes, peak_bytes
 from millrace.published.question import InexpressibleError, Question
 from millrace.simulator import SimulationError, forecast
 
@@ -34,11 +34,15 @@ REFUSED = (InfeasibleError, PlanError, ModelError, ClusterError, ProtocolError, 
 class Predicted:
     """Prediction of a run: step time, shares of it, and memory of the fullest device.
 
-    `peak_bytes` is the figure that the run's source printed.
+    `peak_bytes` is the figure that the run's source printed, `account_bytes` the same figure by the
+    plan's own account, without the framework's habits; `device_bytes` is all that a device holds by
+    that account, and what `millrace plan` compares with the device's memory.
     """
 
     step_time_s: float
     peak_bytes: int
+    account_bytes: int
+    device_bytes: int
     bubble_fraction: float
     exposed_communication_s: float
     fidelity: str
@@ -168,9 +172,10 @@ def predicted(
 ) -> tuple[Predicted, ...]:
     """Predictions of a plan on clusters of the shape that it was made for, one per cluster."""
     memory = plan_memory(planned_run.plan)
-    peak = max(stage.arena_bytes for stage in memory)
+    peak = account = max(stage.arena_bytes for stage in memory)
     if planned_run.keeping is not None:
         peak = peak_bytes(planned_run.plan, planned_run.keeping)
+        account = account_bytes(planned_run.plan, planned_run.keeping.figure)
     ends = planned_run.averaged_plans or (planned_run.plan,)
     every = (
         [forecast(changed(plan, cluster=cluster), memory, fidelity) for plan in ends]
@@ -180,6 +185,8 @@ def predicted(
         Predicted(
             step_time_s=fmean(prediction.step_time_ns for prediction in figures) / 1e9,
             peak_bytes=peak,
+            account_bytes=account,
+            device_bytes=max(stage.total_bytes for stage in memory),
             bubble_fraction=fmean(prediction.bubble_fraction for prediction in figures),
             exposed_communication_s=fmean(
                 prediction.exposed_communication_ns for prediction in figures

@@ -6,6 +6,7 @@ An error is predicted over measured, less one. Its mean is of magnitudes, its bi
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from math import ceil
 from statistics import fmean, median
 from typing import Any
 
@@ -16,6 +17,7 @@ from millrace.published.validation import RowOutcome, source
 
 WITHIN = 0.1
 WORST_ROWS = 12
+BEYOND_RESERVE = 0.05  # of peaks may lie above their prediction and a reserve
 
 Key = Callable[[Row], str]
 
@@ -101,6 +103,45 @@ def memory_error(outcome: RowOutcome) -> float | None:
     return outcome.predicted.peak_bytes / outcome.row_question.peak_bytes - 1
 
 
+def account_error(outcome: RowOutcome) -> float | None:
+    """Error of the same peak by the plan's own account; None where no peak is known."""
+    if outcome.predicted is None or outcome.row_question.peak_bytes is None:
+        return None
+    return outcome.predicted.account_bytes / outcome.row_question.peak_bytes - 1
+
+
+def fits_device(outcome: RowOutcome) -> bool | None:
+    """True if a device of the row holds its plan by the plan's own account; None without a plan."""
+    if outcome.predicted is None or outcome.row_question.cluster is None:
+        return None
+    return outcome.predicted.device_bytes <= outcome.row_question.cluster.device.memory_bytes
+
+
+def reserve_fraction(outcomes: Iterable[RowOutcome], by_account: bool = False) -> float | None:
+    """Least share of a device's memory that most measured peaks exceed their prediction by at most.
+
+    Of the peaks no more than `BEYOND_RESERVE` lie above the prediction and that share of their
+    device; never less than 0, and None where no peak is known.
+
+    Parameters
+    ----------
+    outcomes : iterable of RowOutcome
+        Rows; those without a peak or a prediction are left out.
+    by_account : bool
+        Take the plan's own account for the prediction, without the framework's habits.
+    """
+    shares = []
+    for outcome in outcomes:
+        asked, predicted = outcome.row_question, outcome.predicted
+        if predicted is None or asked.peak_bytes is None or asked.cluster is None:
+            continue
+        expected = predicted.account_bytes if by_account else predicted.peak_bytes
+        shares.append((asked.peak_bytes - expected) / asked.cluster.device.memory_bytes)
+    if not shares:
+        return None
+    return max(0.0, sorted(shares)[ceil((1 - BEYOND_RESERVE) * len(shares)) - 1])
+
+
 def document(outcomes: Sequence[RowOutcome], layout: TableFormat) -> dict[str, Any]:
     """Document of `millrace validate --json`: rows in order, and what they say together.
 
@@ -108,11 +149,16 @@ def document(outcomes: Sequence[RowOutcome], layout: TableFormat) -> dict[str, A
     """
     rows = judged(outcomes)
     memory = [error for outcome in rows if (error := memory_error(outcome)) is not None]
+    account = [error for outcome in rows if (error := account_error(outcome)) is not None]
+    beyond = {"beyond_device": sum(fits_device(outcome) is False for outcome in rows)}
     return {
         **_tier(rows),
         "tier_b": _tier(_of_tier(outcomes, "B")),
         "groups": {name: _groups(rows, key) for name, key in GROUPS[layout].items()},
-        "memory": asdict(figures(memory)),
+        "memory": asdict(figures(memory)) | {"reserve_fraction": reserve_fraction(rows)},
+        "memory_account": asdict(figures(account))
+        | {"reserve_fraction": reserve_fraction(rows, by_account=True)}
+        | beyond,
         "differences": differences(pairs(rows)) if layout is TableFormat.LANGUAGE else None,
         "rows": [row_document(outcome) for outcome in outcomes],
     }
@@ -144,6 +190,9 @@ def row_document(outcome: RowOutcome) -> dict[str, Any]:
         "error": outcome.error,
         "predicted_peak_gb": outcome.predicted.peak_bytes / 1e9,
         "memory_error": memory_error(outcome),
+        "account_peak_gb": outcome.predicted.account_bytes / 1e9,
+        "account_error": account_error(outcome),
+        "fits_device": fits_device(outcome),
         "bubble_fraction": outcome.predicted.bubble_fraction,
         "exposed_communication_s": outcome.predicted.exposed_communication_s,
         "note": "; ".join(outcome.notes),

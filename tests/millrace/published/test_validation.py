@@ -16,7 +16,7 @@ from millrace.published import dlperf, language
 from millrace.published.prediction import Predicted, planned, predicted
 from millrace.published.reading import read_table
 from millrace.published.single_setting_pairs import differences, pairs
-from millrace.published.summary import document, figures
+from millrace.published.summary import document, figures, fits_device, reserve_fraction
 from millrace.published.validation import RowOutcome, RowQuestion, ask, validate
 from tests.millrace.published.rows import DLPERF, PLAIN, written
 
@@ -28,6 +28,8 @@ def outcome(measured_s: float, predicted_s: float, **changed: str) -> RowOutcome
     predicted = Predicted(
         step_time_s=predicted_s,
         peak_bytes=10**9,
+        account_bytes=10**9,
+        device_bytes=2 * 10**9,
         bubble_fraction=0.0,
         exposed_communication_s=0.0,
         fidelity="op",
@@ -72,6 +74,10 @@ def test_rows_are_predicted_in_order_and_bad_ones_have_a_reason(
     assert (document["count"], document["expressed"]) == (7, 3)
     assert document["tier_b"]["expressed"] == 1
     assert document["memory"]["rows"] == 1
+    assert document["memory_account"]["rows"] == 1
+    assert document["memory_account"]["beyond_device"] == 0
+    assert rows[0]["fits_device"] is True
+    assert rows[0]["account_error"] == pytest.approx(rows[0]["account_peak_gb"] / 1.0 - 1)
     assert {"mape", "median_error", "within_10_percent"} <= set(document)
     assert plot.read_text().startswith("<?xml")
     assert "line 3: layers" in told.err
@@ -256,3 +262,19 @@ def test_the_published_peak_is_as_printed():
     assert language.peak_bytes(row) == 2.1e9
     assert language.peak_bytes(row | {"notes": "GiB"}) == 2.1 * 2**30
     assert language.peak_bytes(ROW) is None
+
+
+def test_a_reserve_leaves_one_peak_of_twenty_above_it():
+    asked, _ = language.question(ROW)
+    outcomes = []
+    for percent in range(20):  # of the device's memory, above the prediction
+        row = outcome(1.0, 1.0)
+        peak = row.predicted.peak_bytes + percent / 100 * asked.cluster.device.memory_bytes
+        question = replace_planned(row.row_question, cluster=asked.cluster, peak_bytes=peak)
+        outcomes.append(replace_planned(row, row_question=question))
+    assert reserve_fraction(outcomes) == pytest.approx(0.18)
+    assert reserve_fraction(outcomes, by_account=True) == pytest.approx(0.18)
+    assert reserve_fraction(outcomes[:1]) == 0
+    assert reserve_fraction([outcome(1.0, 1.0)]) is None
+    assert fits_device(outcomes[0]) is True
+    assert fits_device(outcome(1.0, 1.0)) is None
