@@ -164,6 +164,7 @@ def search(
     training: TrainingSpec | None = None,
     pins: Mapping[str, str | int | bool] | None = None,
     memory_limit_bytes: int | None = None,
+    reserve: str | None = None,
     max_gap: float = MAX_GAP,
     seed: int = 0,
     optimize_for: str = "throughput",
@@ -189,7 +190,10 @@ def search(
     pins : mapping, optional
         Choices fixed beforehand, by the names of `millrace.planner.search.Pins`.
     memory_limit_bytes : int, optional
-        Bytes that the plan may use of each device; all of them by default.
+        Bytes that the plan may use of each device; by default all of them but the reserve.
+    reserve : str, optional
+        What of each device stays free where there is no limit: `5%`, `2GiB` or `0`. By default
+        `millrace.planner.memory.DEFAULT_RESERVE` on devices of the catalogue, none on this machine.
     max_gap : float
         Stop within this fraction of the proven bound; 0 asks for the optimum.
     seed : int
@@ -215,6 +219,7 @@ def search(
     """
     from millrace.figures import block_times, prediction_of
     from millrace.planner.frameworks.framework_tables import capabilities
+    from millrace.memory_reserve import reserve_on
     from millrace.planner.search import Pins, Pure, SearchRequest
     from millrace.planner.search.subclusters import search_for
     from millrace.requested_cluster import usual_precision
@@ -229,6 +234,7 @@ def search(
         global_batch=global_batch,
         pins=Pins.of(pins or {}),
         memory_limit_bytes=memory_limit_bytes,
+        reserve=reserve_on(on, reserve, memory_limit_bytes),
         max_gap=max_gap,
         seed=seed,
         runs=capabilities(on.software.name),
@@ -247,6 +253,7 @@ def scale(
     seq_len: int | None = None,
     precision: str = "fp32",
     framework: str | None = None,
+    reserve: str | None = None,
     tokens: float | None = None,
     failures: "Failures | None" = None,
     worth: float | None = None,
@@ -272,6 +279,8 @@ def scale(
         As for `build`.
     framework : str, optional
         The framework that drives all clusters, whatever their files say; see `with_framework`.
+    reserve : str, optional
+        What of each device stays free, as for `search`.
     tokens : float, optional
         Tokens that a row's time, energy and cost are counted to; a million by default.
     failures : Failures, optional
@@ -314,7 +323,7 @@ def scale(
         failures=failures,
         worth=WORTH if worth is None else worth,
     )
-    return sweep(asked, lambda on, batch: search(spec, on, batch), progress)
+    return sweep(asked, lambda on, batch: search(spec, on, batch, reserve=reserve), progress)
 
 
 def with_framework(

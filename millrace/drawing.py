@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from millrace.figures import micro_batch
+from millrace.figures import micro_batch, reserve_bytes
 from millrace.models.graph import Phase
 from millrace.planner.plan import FUSED, ON_DEVICES, Chunk, Plan, recompute_modes
 from millrace.units import byte_unit, format_bytes, format_percent, format_seconds
@@ -78,6 +78,26 @@ def headline(plan: Plan) -> str:
     fused = "; ops fused" if plan.fusion == FUSED else ""
     mesh = f"{plan.model.name} on {plan.cluster.name}: mesh {axes}"
     return f"{mesh}, {stages}; {pieces} of {samples}{share}{host}{fused}"
+
+
+def filled(plan: Plan, needed_bytes: int) -> str:
+    """Memory of the fullest device in words: `at most 68.20 GiB of 79.65 GiB on a device, …`.
+
+    Parameters
+    ----------
+    plan : Plan
+        Its cluster and memory limit say what is in reserve; kinds of device that are mixed have a
+        reserve each, which is not said.
+    needed_bytes : int
+        What the fullest device holds.
+    """
+    reserve = reserve_bytes(plan)
+    if not reserve or plan.cluster.others:
+        return f"at most {format_bytes(needed_bytes)} on a device"
+    return (
+        f"at most {format_bytes(needed_bytes)} of {format_bytes(plan.cluster.device.memory_bytes)} "
+        f"on a device, {format_bytes(reserve)} in reserve"
+    )
 
 
 def placement_table(plan: Plan) -> Table:

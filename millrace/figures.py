@@ -149,8 +149,15 @@ def shortage(plan: Plan, by_kind: Sequence[dict[str, int]]) -> str:
     over, stage, first, last, needed, room = max(overruns)
     return (
         f"the plan does not fit: stage {stage} (ranks {first} to {last}) needs {size(needed)} of "
-        f"a device that has {size(room)}: {size(over)} too few"
+        f"a device of which it may use {size(room)}: {size(over)} too few"
     )
+
+
+def reserve_bytes(plan: Plan) -> int:
+    """Bytes of a device (of the first kind) that the search was to leave free."""
+    if not plan.memory_limit_bytes:
+        return 0
+    return max(0, plan.cluster.device.memory_bytes - plan.memory_limit_bytes)
 
 
 def idle_devices(plan: Plan) -> str:
@@ -178,6 +185,7 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
     }
     missing = ("step_time_s", "tokens_per_s", "tflops_per_gpu", "mfu", "memory_bytes_max")
     summary |= dict.fromkeys(missing) | plan.figures
+    summary["reserve_bytes"] = reserve_bytes(plan)
     summary |= spending(plan)
     evidence = plan.evidence
     summary |= {

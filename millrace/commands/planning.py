@@ -18,9 +18,10 @@ from millrace.models.unfused_attention import FLASH
 from millrace.models.zoo.catalogue import beyond_positions
 from millrace.output import Json, answer, say, working
 from millrace.planner.frameworks.capabilities import DISPATCHERS
+from millrace.planner.memory import DEFAULT_RESERVE
 from millrace.planner.plan import MAX_GAP, SEED_MAX, Plan
 from millrace.planner.schedules import SCHEDULES
-from millrace.units import format_bytes, format_percent, format_rate, format_seconds, parse_bytes
+from millrace.units import format_percent, format_rate, format_seconds, parse_bytes
 
 if TYPE_CHECKING:
     from millrace.planner.search.report import SearchLog
@@ -62,6 +63,14 @@ Profile = Annotated[
 Output = Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan to this file.")]
 MemoryLimit = Annotated[
     str | None, typer.Option(help="Memory of a device that may be filled: 80GiB.")
+]
+ReserveOption = Annotated[
+    str | None,
+    typer.Option(
+        "--reserve",
+        help="Memory of a device to leave, as a share or a size: 5%, 2GiB, 0. By default "
+        f"{DEFAULT_RESERVE.fraction:.0%} on GPUs of the catalogue, none with --memory-limit.",
+    ),
 ]
 Seed = Annotated[
     int, typer.Option(min=0, max=SEED_MAX, help="Written into the plan; a run has its own.")
@@ -187,6 +196,7 @@ def plan(
     attention: Attention = FLASH,
     profile: Profile = None,
     memory_limit: MemoryLimit = None,
+    reserve: ReserveOption = None,
     max_gap: MaxGap = MAX_GAP,
     seed: Seed = 0,
     optimize_for: OptimizeFor = "throughput",
@@ -214,12 +224,14 @@ def plan(
     """Search for the fastest plan that fits."""
     from millrace import api
     from millrace.files import check_writable, write_document
+    from millrace.memory_reserve import asked_reserve
     from millrace.planner.search.report import SearchLog
     from millrace.planner.token_cost import check_known
     from millrace.requested_cluster import is_local, usual_precision
 
     check_writable(output)
     limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
+    asked_reserve(reserve, limit_bytes)  # refuses what is no reserve
     chosen = (dp, tp, pp, cp, ep, micro_batch, schedule, interleave, recompute, zero)
     others = (sequence_parallel, offload, ring, fusion, dispatcher, expert_overlap)
     pins = _pinned(*chosen, *others)
@@ -242,6 +254,7 @@ def plan(
             global_batch,
             training=training,
             memory_limit_bytes=limit_bytes,
+            reserve=reserve,
             max_gap=max_gap,
             seed=seed,
             progress=told,
@@ -360,7 +373,7 @@ def _draw_found(plan: Any, document: dict[str, Any], explain: bool, console: Con
         f"{format_rate(document['tokens_per_s'], document['unit'])}, "
         f"{format_rate(document['tflops_per_gpu'] * 1e12, 'FLOP')} per device, "
         f"mfu {'unknown' if document['mfu'] is None else format_percent(document['mfu'])}, "
-        f"at most {format_bytes(document['memory_bytes_max'])} on a device, "
+        f"{drawing.filled(plan, document['memory_bytes_max'])}, "
         f"searched for {format_seconds(document['search_time_s'])}",
         markup=False,
     )

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from millrace.commands.planning import Framework, Model, Precision, SeqLen
+from millrace.commands.planning import Framework, Model, Precision, ReserveOption, SeqLen
 from millrace.models.zoo.catalogue import beyond_positions
 from millrace.output import Json, answer, say
 from millrace.planner.errors import ClusterError, PlanError
@@ -68,6 +68,7 @@ def scale(
     seq_len: SeqLen = None,
     precision: Precision = None,
     framework: Framework = None,
+    reserve: ReserveOption = None,
     tokens: Tokens = None,
     mtbf_hours: Mtbf = None,
     checkpoint_rate: Rate = None,
@@ -99,6 +100,7 @@ def scale(
         _numbers("--global-batch", global_batch),
         networks=_texts("--network", network or ()),
         framework=framework,
+        reserve=reserve,
         tokens=tokens,
         failures=_failures(mtbf_hours, checkpoint_rate, restart_minutes),
         worth=share,

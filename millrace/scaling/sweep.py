@@ -30,7 +30,10 @@ CHOICES = (
     *("dp", "tp", "pp", "cp", "ep", "zero", "sequence_parallel", "micro_batch"),
     *("microbatches", "schedule", "interleave", "recompute", "offload", "gap"),
 )
-FIGURES = ("step_time_s", "tokens_per_s", "mfu", "tflops_per_gpu", "memory_bytes_max")
+FIGURES = (
+    *("step_time_s", "tokens_per_s", "mfu", "tflops_per_gpu"),
+    *("memory_bytes_max", "reserve_bytes"),
+)
 ANSWERS = (
     *FIGURES,
     *("goodput_fraction", "goodput_tokens_per_s", "checkpoint_interval_s"),

@@ -10,10 +10,14 @@ from millrace.planner.memory.device_overhead import (
     slack_fraction,
 )
 from millrace.planner.memory.formula import plan_memory
+from millrace.planner.memory.reserve import DEFAULT_RESERVE, NO_RESERVE, Reserve
 from millrace.planner.memory.stage_memory import OperandSbps, SectionPeaks, StageMemory
 
 __all__ = [
+    "DEFAULT_RESERVE",
+    "NO_RESERVE",
     "OperandSbps",
+    "Reserve",
     "SectionPeaks",
     "StageMemory",
     "device_overhead_bytes",

@@ -11,8 +11,12 @@ from millrace.planner.cluster import OURS, Cluster, Device
 from millrace.planner.costs.bucket_sizes import state_bytes_of, with_own_buckets
 from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.formatting import one_of, size
+<<<<<<< HEAD
 from millrace.planner.frameworks.capabilities import EVERYTHING, Capabilities, check_pins
 from millrace.planner.memory import reserved_bytes, slack_fraction
+=======
+from millrace.planner.memory import NO_RESERVE, Reserve, reserved_bytes, slack_fraction
+>>>>>>> 0d165826 (A plan for GPUs of the catalogue leaves a reserve; --reserve says how much)
 from millrace.planner.plan import (
     COUNT_MAX,
     FUSED,
@@ -124,7 +128,9 @@ class SearchRequest:
     pins : Pins
         Choices of the user.
     memory_limit_bytes : int or None
-        Memory of one device that the plan may use; None: all that the device has.
+        Memory of one device that the plan may use; None: all that the device has but `reserve`.
+    reserve : Reserve
+        Memory of one device that stays free; it does not count where there is a limit.
     max_gap : float
         Relative gap at which a solver may stop.
     seed : int
@@ -143,6 +149,7 @@ class SearchRequest:
     global_batch: int
     pins: Pins = field(default_factory=Pins)
     memory_limit_bytes: int | None = None
+    reserve: Reserve = NO_RESERVE
     max_gap: float = MAX_GAP
     seed: int = 0
     required: Mapping[str, str] = field(default_factory=dict)
@@ -165,7 +172,16 @@ class SearchRequest:
             raise PlanError(f"--max-gap is {self.max_gap}: expected 0 or more")
         if self.memory_limit_bytes is not None and self.memory_limit_bytes < 1:
             raise PlanError(f"--memory-limit is {self.memory_limit_bytes} bytes: expected more")
+<<<<<<< HEAD
         check_pins(self.runs, self.cluster.software.name, self.pins.document)
+=======
+        smallest = min(group.device.memory_bytes for group in self.cluster.groups)
+        if (spared := self.reserve.bytes_of(smallest)) >= smallest:
+            raise PlanError(
+                f"--reserve is {size(spared)}, and a device has {size(smallest)}: leave some of it "
+                f"to the plan"
+            )
+>>>>>>> 0d165826 (A plan for GPUs of the catalogue leaves a reserve; --reserve says how much)
         if self.pins.ring and self.training.attention == UNFUSED:
             raise InfeasibleError(
                 "--ring joins rounds of flash attention, and --attention is unfused: leave one of "
@@ -211,7 +227,7 @@ class SearchRequest:
     def limit_on(self, device: Device) -> int:
         """Bytes of one device that the plan may use; on several kinds, no more than each has."""
         if self.memory_limit_bytes is None:
-            return device.memory_bytes
+            return device.memory_bytes - self.reserve.bytes_of(device.memory_bytes)
         if self.cluster.others:
             return min(self.memory_limit_bytes, device.memory_bytes)
         return self.memory_limit_bytes

@@ -11,6 +11,7 @@ from millrace.drawing import (
     draw_changes,
     draw_memory,
     draw_plan,
+    filled,
     headline,
     placement_table,
     stage_blocks,
@@ -71,6 +72,16 @@ def test_samples_of_all_ranks_are_told_from_those_of_one():
         "mesh dp 2, 2 stages, 1f1b; 4 microbatches of 4 samples (2 a rank)"
     )
     assert micro_batch(plan) == 2
+
+
+def test_what_is_in_reserve_is_said_where_there_is_one():
+    plan = data_parallel_pipeline()
+    device_bytes = plan.cluster.device.memory_bytes
+    assert filled(plan, 2**30) == "at most 1.00 GiB on a device"
+    tight = replace(plan, memory_limit_bytes=device_bytes - 2**28)
+    assert filled(tight, 2**30) == (
+        "at most 1.00 GiB of 2.00 GiB on a device, 256.00 MiB in reserve"
+    )
 
 
 def test_the_difference_of_two_plans_is_every_value_that_differs_by_its_path():

@@ -55,8 +55,8 @@ def test_a_plan_that_needs_more_than_a_device_has_says_where_and_by_how_much() -
     plan = data_parallel_pipeline()
     stage_memory = [{"parameter": 2**30}, {"parameter": 2**30, "activation": 2**30 + 1}]
     assert shortage(plan, stage_memory) == (
-        "the plan does not fit: stage 1 (ranks 2 to 3) needs 2.0 GiB of a device that has 2.0 GiB: "
-        "1 bytes too few"
+        "the plan does not fit: stage 1 (ranks 2 to 3) needs 2.0 GiB of a device of "
+        "which it may use 2.0 GiB: 1 bytes too few"
     )
     assert shortage(plan, [stage_memory[0], stage_memory[0]]) == ""
     roomy = replace(plan, memory_limit_bytes=2**31 + 1)

@@ -15,8 +15,13 @@ from millrace.models.zoo.catalogue import build_training
 from millrace.planner.cluster import Cluster
 from millrace.planner.clusters import reference_node
 from millrace.planner.errors import ClusterError, InfeasibleError
-from millrace.planner.formatting import limit_option, one_of
-from millrace.planner.memory import device_overhead_bytes, plan_memory, reserved_bytes
+from millrace.planner.formatting import limit_option, one_of, size
+from millrace.planner.memory import (
+    NO_RESERVE,
+    device_overhead_bytes,
+    plan_memory,
+    reserved_bytes,
+)
 from millrace.planner.plan import COUNT_MAX, ON_DEVICES, OPTIMIZER, TOKENS_MAX
 from millrace.planner.schedules import PLAIN, SCHEDULES
 from millrace.planner.search.candidates import Candidate
@@ -195,8 +200,9 @@ def memory_remedies(request: SearchRequest, graph: Graph) -> list[str]:
     remedies: list[str] = []
     if request.usable_bytes <= 0:
         # Where nothing can be laid out, the plan for the whole device is sized instead.
-        room = least_memory_need(replace(request, memory_limit_bytes=None), graph)
-        return [f"with --memory-limit {limit_option(room.needed_bytes)}"] if room else remedies
+        everything = replace(request, memory_limit_bytes=None, reserve=NO_RESERVE)
+        room = least_memory_need(everything, graph)
+        return [_more_room(request, room.needed_bytes)] if room else remedies
     for name in (pin for pin in ORDER if pin in request.pins.document):
         for value in dict.fromkeys((STRONGER.get(name), None)):
             if str(value) == str(request.pins.document[name]):
@@ -212,13 +218,19 @@ def memory_remedies(request: SearchRequest, graph: Graph) -> list[str]:
         remedies.append(bigger)
     room = least_memory_need(request, graph) if _worth_asking(request, graph) else None
     if room is not None and not room.fits:
-        device = request.cluster.device
-        option = limit_option(room.needed_bytes)
-        if room.needed_bytes <= device.memory_bytes:
-            remedies.append(f"with --memory-limit {option}")
-        else:
-            remedies.append(f"with devices of {option} (--memory-limit {option})")
+        remedies.append(_more_room(request, room.needed_bytes))
     return remedies
+
+
+def _more_room(request: SearchRequest, needed_bytes: int) -> str:
+    """Change of the memory that a plan may use, in words: its reserve, its limit, or the device."""
+    memory_bytes = request.cluster.device.memory_bytes
+    option = limit_option(needed_bytes)
+    if needed_bytes > memory_bytes:
+        return f"with devices of {option} (--memory-limit {option})"
+    if request.memory_limit_bytes is None and request.reserve != NO_RESERVE:
+        return f"with --reserve 0 (which leaves {size(memory_bytes - needed_bytes)})"
+    return f"with --memory-limit {option}"
 
 
 def _worth_asking(request: SearchRequest, graph: Graph) -> bool:

@@ -1,5 +1,6 @@
 """Reports of a search: layers, what decided each choice, and what would make room."""
 
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -11,6 +12,7 @@ from millrace.planner.cluster import Cluster
 from millrace.planner.clusters import parse_cluster
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.formatting import limit_option, one_of, size
+from millrace.planner.memory import NO_RESERVE, Reserve
 from millrace.planner.plan import Plan
 from millrace.planner.search import Pins, SearchRequest, search
 from millrace.planner.search.report import SearchLog
@@ -190,6 +192,17 @@ def test_a_memory_limit_that_would_do_is_named_and_does() -> None:
     unit = {"GiB": 2**30, "MiB": 2**20}[option[-3:]]
     limit = int(float(option[:-3]) * unit)
     search(request(1, model=big(4), pins=pins, memory_limit_bytes=limit))
+
+
+def test_a_reserve_that_leaves_too_little_is_named_and_without_it_there_is_a_plan() -> None:
+    pins = Pins(dp=1, tp=1, pp=1, offload="none")
+    device_bytes = request(1).cluster.device.memory_bytes
+    reserve = Reserve(size_bytes=device_bytes - 1340 * 2**20)
+    question = request(1, model=big(4), pins=pins, reserve=reserve)
+    assert question.limit_bytes == 1340 * 2**20
+    assert "with --reserve 0 (which leaves 78.0 GiB)" in refused(question)
+    plan = search(replace(question, reserve=NO_RESERVE))
+    assert plan.memory_limit_bytes == device_bytes
 
 
 def test_a_pin_that_binds_is_named_with_one_that_does_not() -> None:

@@ -1,0 +1,98 @@
+"""`--reserve`: what of a device's memory a plan leaves, as it is asked for, or by default."""
+
+from re import fullmatch
+
+from millrace.planner.cluster import Cluster
+from millrace.planner.errors import PlanError
+from millrace.planner.memory import DEFAULT_RESERVE, NO_RESERVE, Reserve
+from millrace.requested_cluster import is_local
+from millrace.units import parse_bytes
+
+
+def read_reserve(text: str) -> Reserve:
+    """Reserve that a text names: `5%` of a device's memory, `2GiB` of it, or `0`.
+
+    Parameters
+    ----------
+    text : str
+        A percentage below 100, a size, or 0.
+
+    Returns
+    -------
+    Reserve
+        The fraction or the bytes.
+
+    Raises
+    ------
+    PlanError
+        The text is none of these.
+
+    Examples
+    --------
+    >>> read_reserve("5%").fraction, read_reserve("2GiB").size_bytes, read_reserve("0").size_bytes
+    (0.05, 2147483648, 0)
+    """
+    if fullmatch(r"\s*0+(\.0*)?\s*", text):
+        return NO_RESERVE
+    share = fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*%\s*", text)
+    if share and float(share.group(1)) < 100:
+        return Reserve(fraction=float(share.group(1)) / 100)
+    try:
+        return Reserve(size_bytes=parse_bytes(text))
+    except PlanError:
+        raise PlanError(
+            f"--reserve {text}: expected a share of a device's memory below 100 % (5%), a size "
+            f"(2GiB) or 0"
+        ) from None
+
+
+def asked_reserve(text: str | None, memory_limit_bytes: int | None) -> Reserve | None:
+    """Reserve that was asked for; None where nothing was said.
+
+    Parameters
+    ----------
+    text : str or None
+        As `read_reserve` reads it.
+    memory_limit_bytes : int or None
+        Memory that may be filled, where that was said.
+
+    Raises
+    ------
+    PlanError
+        The text is no reserve, or there is a limit too.
+    """
+    if text is None:
+        return None
+    reserve = read_reserve(text)
+    if memory_limit_bytes is not None:
+        raise PlanError(
+            f"--reserve {text}: --memory-limit says what may be filled; leave one of them out"
+        )
+    return reserve
+
+
+def reserve_on(cluster: Cluster, text: str | None, memory_limit_bytes: int | None) -> Reserve:
+    """Reserve of a plan for a cluster: what was asked for, or by default `DEFAULT_RESERVE`.
+
+    There is none by default where a limit says what may be filled, and on this machine, whose ranks
+    run what was laid out.
+
+    Parameters
+    ----------
+    cluster : Cluster
+        The cluster that is planned for.
+    text : str or None
+        As `read_reserve` reads it; None: by default.
+    memory_limit_bytes : int or None
+        Memory that may be filled, where that was said.
+
+    Raises
+    ------
+    PlanError
+        As `asked_reserve` says.
+    """
+    asked = asked_reserve(text, memory_limit_bytes)
+    if asked is not None:
+        return asked
+    here = is_local(cluster.name) or cluster.cores_per_node is not None
+    return NO_RESERVE if here or memory_limit_bytes is not None else DEFAULT_RESERVE
