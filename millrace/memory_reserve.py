@@ -46,23 +46,26 @@ def read_reserve(text: str) -> Reserve:
         ) from None
 
 
-def asked_reserve(text: str | None, memory_limit_bytes: int | None) -> Reserve | None:
-    """Reserve that was asked for; None where nothing was said.
+def asked_limit_bytes(memory_limit: str | None, reserve: str | None) -> int | None:
+    """Bytes of a device that may be filled, once both options are known to make sense.
 
     Parameters
     ----------
-    text : str or None
-        As `read_reserve` reads it.
-    memory_limit_bytes : int or None
-        Memory that may be filled, where that was said.
+    memory_limit, reserve : str or None
+        `--memory-limit` and `--reserve`, where they are given.
 
     Raises
     ------
     PlanError
-        The text is no reserve, or there is a limit too.
+        One is no size or no reserve, or both are given.
     """
-    if text is None:
-        return None
+    limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
+    if reserve is not None:
+        _checked(reserve, limit_bytes)
+    return limit_bytes
+
+
+def _checked(text: str, memory_limit_bytes: int | None) -> Reserve:
     reserve = read_reserve(text)
     if memory_limit_bytes is not None:
         raise PlanError(
@@ -89,10 +92,9 @@ def reserve_on(cluster: Cluster, text: str | None, memory_limit_bytes: int | Non
     Raises
     ------
     PlanError
-        As `asked_reserve` says.
+        The text is no reserve, or there is a limit too.
     """
-    asked = asked_reserve(text, memory_limit_bytes)
-    if asked is not None:
-        return asked
+    if text is not None:
+        return _checked(text, memory_limit_bytes)
     here = is_local(cluster.name) or cluster.cores_per_node is not None
     return NO_RESERVE if here or memory_limit_bytes is not None else DEFAULT_RESERVE

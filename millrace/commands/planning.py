@@ -21,7 +21,7 @@ from millrace.planner.frameworks.capabilities import DISPATCHERS
 from millrace.planner.memory import DEFAULT_RESERVE
 from millrace.planner.plan import MAX_GAP, SEED_MAX, Plan
 from millrace.planner.schedules import SCHEDULES
-from millrace.units import format_percent, format_rate, format_seconds, parse_bytes
+from millrace.units import format_percent, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from millrace.planner.search.report import SearchLog
@@ -224,14 +224,13 @@ def plan(
     """Search for the fastest plan that fits."""
     from millrace import api
     from millrace.files import check_writable, write_document
-    from millrace.memory_reserve import asked_reserve
+    from millrace.memory_reserve import asked_limit_bytes
     from millrace.planner.search.report import SearchLog
     from millrace.planner.token_cost import check_known
     from millrace.requested_cluster import is_local, usual_precision
 
     check_writable(output)
-    limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
-    asked_reserve(reserve, limit_bytes)  # refuses what is no reserve
+    limit_bytes = asked_limit_bytes(memory_limit, reserve)
     chosen = (dp, tp, pp, cp, ep, micro_batch, schedule, interleave, recompute, zero)
     others = (sequence_parallel, offload, ring, fusion, dispatcher, expert_overlap)
     pins = _pinned(*chosen, *others)

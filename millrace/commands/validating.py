@@ -115,7 +115,7 @@ def _draw(outcomes: "list[RowOutcome]", figures: dict[str, Any], console: Consol
             f"19 of 20 peaks lie at most {format_percent(memory['reserve_fraction'])} of their "
             f"device above the prediction ({format_percent(account['reserve_fraction'])} above the "
             f"plan's own account); by that account {account['beyond_device']} of "
-            f"{figures['expressed']} runs need more than their device has"
+            f"these {memory['rows']} runs need more than their device has"
         )
 
 

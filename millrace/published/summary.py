@@ -150,15 +150,16 @@ def document(outcomes: Sequence[RowOutcome], layout: TableFormat) -> dict[str, A
     rows = judged(outcomes)
     memory = [error for outcome in rows if (error := memory_error(outcome)) is not None]
     account = [error for outcome in rows if (error := account_error(outcome)) is not None]
-    beyond = {"beyond_device": sum(fits_device(outcome) is False for outcome in rows)}
+    beyond = sum(
+        memory_error(outcome) is not None and fits_device(outcome) is False for outcome in rows
+    )
     return {
         **_tier(rows),
         "tier_b": _tier(_of_tier(outcomes, "B")),
         "groups": {name: _groups(rows, key) for name, key in GROUPS[layout].items()},
         "memory": asdict(figures(memory)) | {"reserve_fraction": reserve_fraction(rows)},
         "memory_account": asdict(figures(account))
-        | {"reserve_fraction": reserve_fraction(rows, by_account=True)}
-        | beyond,
+        | {"reserve_fraction": reserve_fraction(rows, by_account=True), "beyond_device": beyond},
         "differences": differences(pairs(rows)) if layout is TableFormat.LANGUAGE else None,
         "rows": [row_document(outcome) for outcome in outcomes],
     }

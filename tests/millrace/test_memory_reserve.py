@@ -1,4 +1,4 @@
-"""What a plan leaves of a device is a share or a size, by default on the catalogue's GPUs alone."""
+"""The reserve of a device is a share or a size, by default on the catalogue's GPUs alone."""
 
 import pytest
 
