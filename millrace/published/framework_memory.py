@@ -15,6 +15,14 @@ from millrace.published.reading import Row, whole_number
 # Core, fusions/fused_cross_entropy.py, read 2026-11; others are taken alike).
 FUSED_LOSS, FUSED_LOSS_BYTES = "fused cross entropy", 6
 
+# Transformer Engine's loss writes gradients over the logits (`--cross-entropy-fusion-impl te`, as
+# in SimuMax's runs: its docs/strategy.md, read 2026-11).
+TE_LOSS_BYTES = 2
+
+# Where heads are split over context parallel ranks by all-to-all, attention's result is kept before
+# and after it (Transformer Engine since 2.8; SimuMax, core/config.py, read 2026-11).
+SPLIT_HEADS, RESULT_TWICE = "cp_comm=a2a", ("attention", 2.0)
+
 # DeepSpeed's buckets to reduce and to gather, of 5e8 elements each (its configuration's defaults,
 # `reduce_bucket_size` and `allgather_bucket_size`, 2022).
 BUCKETS_BYTES = 2 * 2 * 5 * 10**8
@@ -47,6 +55,9 @@ MEMORY_HABITS: dict[str, MemoryHabit] = {
     ),
     # Weights are stored in float32 alone.
     "pytorch-fsdp": MemoryHabit(weight_bytes=4, state_bytes=8, figure=Figure.RESERVED),
+    # Transformer Engine's `get_dummy_wgrad`, since its release 2.3 (for experts 2.10), which
+    # Megatron-Core calls for its logits too (tensor_parallel/layers.py, read 2026-11).
+    "megatron-core": MemoryHabit(placeholders=True),
     # Gradients are summed in float16, the loss is one fused kernel.
     "alpa": MemoryHabit(gradient_bytes=2, loss_bytes=FUSED_LOSS_BYTES),
 }
@@ -85,7 +96,10 @@ def keeping(row: Row) -> MemoryHabit | None:
         # Gradients are summed in float32, beside those of a microbatch, which stay.
         habit = replace(habit, gradient_bytes=6, state_bytes=12)
     if FUSED_LOSS in notes:
-        habit = replace(habit, loss_bytes=FUSED_LOSS_BYTES)
+        fused_bytes = TE_LOSS_BYTES if name == "megatron-core" else FUSED_LOSS_BYTES
+        habit = replace(habit, loss_bytes=fused_bytes)
+    if SPLIT_HEADS in notes:
+        habit = replace(habit, byte_multiples=(*habit.byte_multiples, RESULT_TWICE))
     if name == "pytorch-fsdp":
         habit = replace(habit, loss_bytes=_loss_of_pytorch(row))
         if row["recompute"] == "selective":

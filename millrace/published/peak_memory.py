@@ -10,13 +10,15 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from math import prod
 
 from millrace.models.graph import ITEMSIZE, Graph, Op, Phase
+from millrace.models.labels import EXPERT, parse
 from millrace.planner.compile.placement import PlacedOp, place
 from millrace.planner.memory import StageMemory, device_overhead_bytes, plan_memory
 from millrace.planner.parallel_degrees import axis_roles
 from millrace.planner.plan import Plan
-from millrace.planner.sbp import local_size
+from millrace.planner.sbp import local_shape, local_size
 from millrace.published.layer_split import ON_THE_WAY, split_by_weight, split_evenly
 
 
@@ -52,6 +54,9 @@ class MemoryHabit:
         Blocks that recompute make every second of their products again too.
     unread : bool
         They keep a last product that no gradient reads.
+    placeholders : bool
+        Products add weight gradients to their sums, and a tensor that is never read stands in for
+        the gradient: one for every shape of weight, which stays.
     by_weight : bool
         Stages have blocks of equal weight, not equally many.
     figure : Figure
@@ -70,6 +75,7 @@ class MemoryHabit:
     byte_multiples: tuple[tuple[str, float], ...] = ()
     every_second: bool = False
     unread: bool = False
+    placeholders: bool = False
     by_weight: bool = False
     figure: Figure = Figure.ALLOCATED
 
@@ -87,12 +93,14 @@ def peak_bytes(plan: Plan, habit: MemoryHabit) -> int:
         plan, gathers_again=habit.gathers_again, grown=_kept_factors(plan.graph, habit)
     )
     passing = _passing_bytes(plan, placed, habit)
+    placeholders = placeholder_bytes(plan, placed) if habit.placeholders else Counter()
     needed = []
     for stage, planned in enumerate(memory):
         state = _planned_state(planned) if states is None else states[stage]
         area = max(planned.temporary_bytes, logits[stage] * habit.loss_bytes)
         working = max(planned.activation_bytes + area, passing[stage] + planned.temporary_bytes)
-        needed.append(state + working + planned.communication_bytes + habit.bucket_bytes)
+        buffers = planned.communication_bytes + habit.bucket_bytes + placeholders[stage]
+        needed.append(state + working + buffers)
     return _printed(max(needed), plan, habit.figure)
 
 
@@ -137,6 +145,36 @@ def _passing_bytes(plan: Plan, placed: tuple[PlacedOp, ...], habit: MemoryHabit)
     return bytes_by_stage
 
 
+def placeholder_bytes(plan: Plan, placed: tuple[PlacedOp, ...]) -> Counter[int]:
+    """Bytes of one gradient of 2 bytes per stage for every shape of weight that a product reads.
+
+    Products of one name in several blocks have one shape; experts of a layer have one too.
+
+    Parameters
+    ----------
+    plan : Plan
+        The plan, with its mesh and graph.
+    placed : tuple of PlacedOp
+        Its ops, in order.
+    """
+    sizes, tensors = plan.mesh.sizes, plan.graph.tensors_by_name
+    stored: set[str] = set()
+    elements: dict[tuple[int, str], int] = {}
+    for placed_op in placed:
+        op = placed_op.op
+        if op.kind == "variable" or (op.kind in ON_THE_WAY and op.inputs[0] in stored):
+            stored.add(op.outputs[0])
+        elif op.phase is Phase.FORWARD and op.kind == "matmul" and op.inputs[1] in stored:
+            shape = local_shape(tensors[op.inputs[1]].shape, placed_op.inputs[1], sizes)
+            experts = parse(op.labels).inputs[1][0] == (EXPERT,)
+            name = op.name.removeprefix(f"{op.block}.")
+            elements[placed_op.stage, name] = prod(shape[1:] if experts else shape)
+    bytes_by_stage: Counter[int] = Counter()
+    for (stage, _), number in elements.items():
+        bytes_by_stage[stage] += 2 * number
+    return bytes_by_stage
+
+
 def _read_elements(plan: Plan, placed: tuple[PlacedOp, ...]) -> Iterator[tuple[int, int, int]]:
     """Yield stage, elements on a rank and ranks that hold the same, for every parameter."""
     sizes = plan.mesh.sizes
@@ -167,7 +205,10 @@ def _read_elements(plan: Plan, placed: tuple[PlacedOp, ...]) -> Iterator[tuple[i
 
 
 def _kept_factors(graph: Graph, habit: MemoryHabit) -> dict[str, float]:
-    """Factors on the bytes that ops keep of what they make, by name; logits are counted apart."""
+    """Factors on the bytes that ops keep of what they make, by name; logits are counted apart.
+
+    The gradient of a table is made when no activations are left, so that it is in no peak.
+    """
     logits, times = _logits_names(graph), dict(habit.byte_multiples)
     factors: dict[str, float] = {}
     for op in graph.ops:
@@ -176,6 +217,8 @@ def _kept_factors(graph: Graph, habit: MemoryHabit) -> dict[str, float]:
                 factors[op.name] = times[op.kind]
             if logits.intersection(op.outputs):
                 factors[op.name] = 0.0
+        elif op.phase is Phase.BACKWARD_WEIGHT and habit.placeholders:
+            factors[op.name] = 0.0
     if habit.every_second:
         _every_second(graph, habit, factors)
     return factors

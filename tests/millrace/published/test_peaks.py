@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 from msgspec.structs import replace as changed
 
+from millrace.planner.compile.placement import place
 from millrace.planner.plan import Plan
 from millrace.published.framework_memory import MEMORY_HABITS, keeping
 from millrace.published.language import question
 from millrace.published.layer_split import split_by_weight, split_evenly
-from millrace.published.peak_memory import Figure, MemoryHabit, peak_bytes
+from millrace.published.peak_memory import Figure, MemoryHabit, peak_bytes, placeholder_bytes
 from millrace.published.prediction import planned
 from tests.millrace.published.rows import PLAIN
 
@@ -63,8 +64,8 @@ def test_a_row_without_a_peak_keeps_what_the_plan_keeps():
 
 def test_what_a_row_says_changes_what_its_framework_keeps():
     printed = {"peak_mem_gb": "1", "framework": "megatron-core"}
-    assert keeping(row(**printed)) == MemoryHabit(zero=1)
-    assert keeping(row(**printed, notes="fused cross entropy;")).loss_bytes == 6
+    assert keeping(row(**printed)) == MemoryHabit(zero=1, placeholders=True)
+    assert keeping(row(**printed, notes="fused cross entropy;")).loss_bytes == 2
     assert keeping(row(**printed, notes="zero1=8")).zero_ranks == 8
     assert keeping(row(**printed, tp="2", sequence_parallel="1")).gathers_again
     fsdp = printed | {"framework": "pytorch-fsdp", "zero": "3"}
@@ -160,3 +161,30 @@ def test_blocks_dealt_out_by_weight_leave_the_stage_of_a_heavy_head_less():
     assert blocks_of(split_by_weight(plan)) == [5, 1]
     light = plan_of(dp="1", pp="2", gpus="2", vocab="512", global_batch="16")
     assert blocks_of(split_by_weight(light)) == [4, 2]
+
+
+def test_a_gradient_that_is_never_read_stands_in_once_for_every_shape_of_weight():
+    plan = plan_of(vocab="512")
+    plain = MemoryHabit(zero=0, bucket_bytes=0)
+    more = peak(plan, replace(plain, placeholders=True)) - peak(plan, plain)
+    layer, logits = 12 * 256**2, 512 * 256
+    # Gradients of one layer and of the logits stay; none is made at the peak any more.
+    assert 0 < more <= 2 * (layer + logits)
+    assert placeholder_bytes(plan, place(plan, plan.graph)) == {0: 2 * (layer + logits)}
+
+
+def test_experts_of_a_layer_share_a_gradient_that_is_never_read():
+    plans = [plan_of(notes=f"experts={count};topk=1;moe_ffn=512") for count in (2, 4)]
+    sizes = [placeholder_bytes(plan, place(plan, plan.graph))[0] for plan in plans]
+    assert sizes[1] - sizes[0] == 2 * 2 * 256  # of the router alone
+
+
+def test_megatron_core_s_fused_loss_is_transformer_engine_s():
+    noted = {"peak_mem_gb": "1", "notes": "fused cross entropy"}
+    core, alpa = (keeping(row(framework=name, **noted)) for name in ("megatron-core", "alpa"))
+    assert core is not None
+    assert alpa is not None
+    assert (core.loss_bytes, alpa.loss_bytes) == (2, 6)
+    split = keeping(row(framework="megatron-core", peak_mem_gb="1", notes="cp_comm=a2a"))
+    assert split is not None
+    assert split.byte_multiples == (("attention", 2.0),)
