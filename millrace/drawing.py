@@ -243,6 +243,12 @@ def draw_memory(plan: Plan, console: Console) -> None:
     console.print(table)
     if on_host := prediction.host_memory_bytes_max:
         console.print(f"at most {format_bytes(on_host)} of a device in host memory", markup=False)
+        if remedy := next((row["remedy"] for row in _alternatives(plan) if "remedy" in row), ""):
+            console.print(f"optimizer state fits on the devices {remedy}", markup=False)
+
+
+def _alternatives(plan: Plan) -> Sequence[Mapping[str, Any]]:
+    return () if plan.evidence is None else plan.evidence.alternatives
 
 
 def _with_runtime(amounts: dict[str, int]) -> dict[str, int]:

@@ -44,6 +44,7 @@ from millrace.planner.search.report.search_log import (
 from millrace.planner.search.report.suggestions import (
     check_storage,
     infeasibility_error,
+    reserve_remedy,
     with_remedies,
 )
 from millrace.planner.search.request import HostMemoryError, MemoryLimitError, SearchRequest
@@ -147,7 +148,8 @@ def search(
     if again := last_resort(request, graph, failure):
         tell("nothing fits: once more with optimizer state in host memory")
         try:
-            return with_first_search_reason(_search(again, graph, simulate, tell, record), failure)
+            plan = _search(again, graph, simulate, tell, record)
+            return with_first_search_reason(plan, failure, reserve_remedy(request, graph))
         except InfeasibleError as error:
             request, failure = again, error
     raise with_remedies(failure, request, graph) from None

@@ -50,7 +50,7 @@ def last_resort(
     return replace(request, last_resort=True) if helps else None
 
 
-def with_first_search_reason(plan: Plan, error: InfeasibleError) -> Plan:
+def with_first_search_reason(plan: Plan, error: InfeasibleError, remedy: str = "") -> Plan:
     """Plan of the second search, with what the first one said foremost in its evidence.
 
     What the first did not prove to be impossible may be better than any of the second.
@@ -62,11 +62,15 @@ def with_first_search_reason(plan: Plan, error: InfeasibleError) -> Plan:
     error : InfeasibleError
         Raised by the search with that state on the devices. The `bound_ns` of a NoPlanError lowers
         the bound of the evidence, and its gap follows; any other leaves them.
+    remedy : str
+        A change with which that state fits on the devices, in words.
     """
     assert plan.evidence is not None
     open_s = error.bound_ns / 1e9 if isinstance(error, NoPlanError) else float("inf")
     bound_s = min(plan.evidence.bound_s, open_s)
     without = {"plan": "optimizer state on the devices", "reason": str(error)}
+    if remedy:
+        without["remedy"] = remedy
     alternatives = (without, *plan.evidence.alternatives)
     gap = plan.evidence.objective_s / bound_s - 1
     evidence = msgspec.structs.replace(

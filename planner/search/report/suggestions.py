@@ -222,6 +222,22 @@ def memory_remedies(request: SearchRequest, graph: Graph) -> list[str]:
     return remedies
 
 
+def reserve_remedy(request: SearchRequest, graph: Graph) -> str:
+    """Words for the reserve without which a plan fits; empty where there is none, or it does not.
+
+    Parameters
+    ----------
+    request : SearchRequest
+        Question that no plan fits.
+    graph : Graph
+        Training graph of the request.
+    """
+    if request.memory_limit_bytes is not None or request.reserve == NO_RESERVE:
+        return ""
+    room = least_memory_need(replace(request, reserve=NO_RESERVE), graph)
+    return _more_room(request, room.needed_bytes) if room is not None and room.fits else ""
+
+
 def _more_room(request: SearchRequest, needed_bytes: int) -> str:
     """Change of the memory that a plan may use, in words: its reserve, its limit, or the device."""
     memory_bytes = request.cluster.device.memory_bytes

@@ -205,6 +205,19 @@ def test_a_reserve_that_leaves_too_little_is_named_and_without_it_there_is_a_pla
     assert plan.memory_limit_bytes == device_bytes
 
 
+def test_state_that_a_reserve_sends_to_the_host_is_told_of_it() -> None:
+    pins = Pins(dp=1, tp=1, pp=1)
+    device_bytes = request(1).cluster.device.memory_bytes
+    reserve = Reserve(size_bytes=device_bytes - 1340 * 2**20)
+    plan = search(request(1, model=big(4), pins=pins, reserve=reserve))
+    assert plan.offload == "optimizer"
+    assert plan.evidence is not None
+    assert plan.evidence.alternatives[0]["remedy"] == "with --reserve 0 (which leaves 78.0 GiB)"
+    limited = search(request(1, model=big(4), pins=pins, memory_limit_bytes=1340 * 2**20))
+    assert limited.evidence is not None
+    assert "remedy" not in limited.evidence.alternatives[0]
+
+
 def test_a_pin_that_binds_is_named_with_one_that_does_not() -> None:
     free = least_memory_need(request(1, model=big(4)), build_training(big(4), TrainingSpec(), 8))
     assert free is not None
