@@ -15,6 +15,7 @@ from rich.text import Text
 from millrace.figures import micro_batch, reserve_bytes
 from millrace.models.graph import Phase
 from millrace.planner.plan import FUSED, ON_DEVICES, Chunk, Plan, recompute_modes
+from millrace.published.step_time_range import plan_range
 from millrace.units import byte_unit, format_bytes, format_percent, format_seconds
 
 # A screen holds so many devices × stages; a larger plan is drawn as stages and ranges of ranks.
@@ -55,6 +56,8 @@ def draw_plan(
     if plan.prediction:
         step_time = format_seconds(plan.prediction.step_time_s)
         console.print(f"predicted step time {step_time}", markup=False)
+        _, comparison = plan_range(plan, plan.prediction.step_time_s)
+        console.print(f"  {comparison}", markup=False, soft_wrap=True)
     if plan.evidence is not None:
         evidence = plan.evidence
         console.print(

@@ -16,6 +16,7 @@ from millrace.planner.memory import plan_memory
 from millrace.planner.parallel_degrees import roles
 from millrace.planner.plan import ON_DEVICES, Plan, Prediction
 from millrace.planner.token_cost import cost_usd_per_mtoken, energy_j_per_token
+from millrace.published.step_time_range import range_document
 
 
 class Speed(NamedTuple):
@@ -186,6 +187,7 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
     missing = ("step_time_s", "tokens_per_s", "tflops_per_gpu", "mfu", "memory_bytes_max")
     summary |= dict.fromkeys(missing) | plan.figures
     summary["reserve_bytes"] = reserve_bytes(plan)
+    summary |= range_document(plan, summary["step_time_s"])
     summary |= spending(plan)
     evidence = plan.evidence
     summary |= {

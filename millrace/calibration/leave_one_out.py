@@ -31,6 +31,28 @@ def left_out(table: Table, processes: int = 1, told: Told = lambda done, of: Non
     and how many there are; what comes out does not depend on `processes`.
     """
     questions = [ask(row, table.layout) for row in table.rows if row["tier"] == "A"]
+    return left_out_of(table, questions, processes, told)
+
+
+def left_out_of(
+    table: Table,
+    questions: Sequence[RowQuestion],
+    processes: int = 1,
+    told: Told = lambda done, of: None,
+) -> Tuned:
+    """Make the function of `left_out` from some of a table's rows only.
+
+    Parameters
+    ----------
+    table : Table
+        All rows: they say which frameworks no other source runs.
+    questions : sequence of RowQuestion
+        Those of its rows that figures are fitted to.
+    processes : int
+        Worker processes; what comes out does not depend on them.
+    told : callable
+        Called with how many questions are answered, and how many there are.
+    """
     answers = sensitivities_of(questions, processes, told)
     fits = {
         left_source: _without(left_source, questions, answers)

@@ -90,6 +90,7 @@ def simulate(
     from millrace.figures import shortage, speed
     from millrace.files import check_writable, is_chrome, load_plan, write_trace
     from millrace.models.documents import write_bytes
+    from millrace.published.step_time_range import range_document
     from millrace.reporting import memory_counters, report_page, report_rows
     from millrace.simulator.account import account_of
 
@@ -112,6 +113,7 @@ def simulate(
     step_time_s = simulated.step_time_ns / 1e9
     document = {
         "step_time_s": step_time_s,
+        **range_document(planned, step_time_s),
         "unit": unit_of(planned.model),
         **speed(planned, step_time_s)._asdict(),
         "bubble_fraction": simulated.bubble_fraction,
@@ -292,7 +294,7 @@ def compare(
 
 def _draw_figures(document: Mapping[str, Any], console: Console) -> None:
     for name, value in _figures(document).items():
-        console.print(f"{name:<30}{value}", markup=False)
+        console.print(f"{name:<30}{value}", markup=False, soft_wrap=True)
 
 
 def _figures(document: Mapping[str, Any]) -> dict[str, str]:
@@ -300,6 +302,7 @@ def _figures(document: Mapping[str, Any]) -> dict[str, str]:
     mfu = document["mfu"]
     return {
         "step time": format_seconds(document["step_time_s"]),
+        "range of step time": document["step_time_compared_with"],
         "speed": format_rate(document["tokens_per_s"], document["unit"]),
         "mfu": NO_MFU if mfu is None else format_percent(mfu),
         "bubble": format_percent(document["bubble_fraction"]),

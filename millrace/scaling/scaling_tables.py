@@ -141,9 +141,14 @@ def csv_text(rows: Iterable[Row]) -> str:
     written = io.StringIO()
     writer: csv.DictWriter[str] | None = None
     for row in rows:
-        flat = {name: value for name, value in row.items() if name != "parts"}
+        flat = {name: _flat(value) for name, value in row.items() if name != "parts"}
         if writer is None:
             writer = csv.DictWriter(written, list(flat), lineterminator="\n")
             writer.writeheader()
         writer.writerow(flat)
     return written.getvalue()
+
+
+def _flat(value: Any) -> Any:
+    """Value of one cell; numbers of a list stand side by side."""
+    return " ".join(map(str, value)) if isinstance(value, list) else value

@@ -31,8 +31,8 @@ CHOICES = (
     *("microbatches", "schedule", "interleave", "recompute", "offload", "gap"),
 )
 FIGURES = (
-    *("step_time_s", "tokens_per_s", "mfu", "tflops_per_gpu"),
-    *("memory_bytes_max", "reserve_bytes"),
+    *("step_time_s", "step_time_range_s", "step_time_compared_with"),
+    *("tokens_per_s", "mfu", "tflops_per_gpu", "memory_bytes_max", "reserve_bytes"),
 )
 ANSWERS = (
     *FIGURES,

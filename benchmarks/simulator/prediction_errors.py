@@ -1,0 +1,206 @@
+"""Errors of predictions of published runs by group, and the file of them that the package ships.
+
+Run `python -m benchmarks.simulator.prediction_errors [CSV...] [--per-source N] [--processes P]
+[--write]` from the root of the repository. Without a table it prints the groups that the package
+ships. With tables (docs/accuracy.md says where from) at most N runs, evenly spaced, of every
+source, framework, class of devices and kind of model are predicted with what is known without their
+source (`millrace/calibration/leave_one_out.py`). With `--write` the groups' quantiles of measured
+over predicted step time, less one, replace `millrace/published/prediction_errors.toml`; figures of
+single runs are written nowhere.
+"""
+
+import datetime
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import numpy as np
+import typer
+
+import millrace.published
+from millrace.calibration.leave_one_out import left_out_of
+from millrace.planner.clusters.framework_tables import DEFAULT
+from millrace.published.reading import Row, Table, TableFormat, read_table
+from millrace.published.step_time_range import (
+    ERRORS_FILE,
+    ErrorGroup,
+    ErrorTable,
+    ModelKind,
+    device_class,
+    error_table,
+    model_kind,
+)
+from millrace.published.validation import RowQuestion, Told, ask, source, validate
+
+COMMAND = "python -m benchmarks.simulator.prediction_errors"
+DIGITS = 4
+HEAD = """\
+# Errors of Millrace's predictions of published training runs, by group: quantiles of measured over
+# predicted step time, less one. Each run was predicted with what is known without its source; a
+# framework that no other source runs, with the default settings. Written by the command below.
+"""
+# The table in DLPerf's layout names frameworks only; all of it is one publisher's.
+DLPERF_SOURCE = "DLPerf"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunError:
+    """Error of a run's prediction, and the groups that it counts in.
+
+    `deviation` is measured over predicted step time, less one. `frameworks` holds the run's own
+    and, where it was predicted with the default settings, these too.
+    """
+
+    frameworks: tuple[str, ...]
+    device: str
+    kind: ModelKind
+    source: str
+    deviation: float
+
+
+def sampled_questions(table: Table, per_source: int) -> list[RowQuestion]:
+    """Questions of at most so many rows of every source, framework, class of devices and kind.
+
+    Twice as many hold those of half as many, so that a larger sample adds to a smaller one.
+    """
+    rows: dict[tuple[str, str, str, str], list[RowQuestion]] = defaultdict(list)
+    for row in table.rows:
+        question_row = ask(row, table.layout)
+        if row["tier"] == "A" and question_row.question is not None:
+            rows[(source(row), *_place(question_row))].append(question_row)
+    chosen = {
+        id(group[number * len(group) // per_source])
+        for group in rows.values()
+        for number in range(per_source)
+    }
+    listed = (question_row for group in rows.values() for question_row in group)
+    return [question_row for question_row in listed if id(question_row) in chosen]
+
+
+def _place(question_row: RowQuestion) -> tuple[str, str, ModelKind]:
+    """Framework, class of devices and kind of model of a row."""
+    assert question_row.question is not None
+    cluster = question_row.question.cluster
+    kind = model_kind(question_row.question.model)
+    return cluster.software.name, device_class(cluster.device.name), kind
+
+
+def run_errors(
+    table: Table, questions: Sequence[RowQuestion], processes: int, told: Told
+) -> list[RunError]:
+    """Errors of runs, each predicted with what is known without its source."""
+    tuned = left_out_of(table, questions, processes, told)
+    rows: tuple[Row, ...] = tuple(question_row.row for question_row in questions)
+    outcomes = validate(replace(table, rows=rows), tuned=tuned, processes=processes, told=told)
+    errors = []
+    for outcome in outcomes:
+        if outcome.error is None:
+            continue
+        framework, device, kind = _place(outcome.row_question)
+        assert outcome.row_question.cluster is not None
+        settings = outcome.row_question.cluster.software.name
+        dlperf = table.layout is TableFormat.DLPERF
+        errors.append(
+            RunError(
+                frameworks=tuple({framework, settings} if settings == DEFAULT else {framework}),
+                device=device,
+                kind=kind,
+                source=DLPERF_SOURCE if dlperf else source(outcome.row_question.row),
+                deviation=1 / (1 + outcome.error) - 1,
+            )
+        )
+    return errors
+
+
+def error_groups(errors: Iterable[RunError]) -> tuple[ErrorGroup, ...]:
+    """Groups of runs of one kind of model, framework and class of devices, and of any of these."""
+    members: dict[tuple[ModelKind, str, str], list[RunError]] = defaultdict(list)
+    for error in errors:
+        for framework, device in product((*error.frameworks, ""), (error.device, "")):
+            members[error.kind, framework, device].append(error)
+    return tuple(
+        _error_group(*place, group) for place, group in sorted(members.items(), key=lambda m: m[0])
+    )
+
+
+def _error_group(
+    kind: ModelKind, framework: str, device: str, group: Sequence[RunError]
+) -> ErrorGroup:
+    quantiles = np.quantile([error.deviation for error in group], [0, 0.1, 0.5, 0.9, 1])
+    names = ("least", "tenth", "median", "ninetieth", "greatest")
+    return ErrorGroup(
+        framework=framework,
+        device=device,
+        kind=kind,
+        runs=len(group),
+        sources=len({error.source for error in group}),
+        **dict(zip(names, (round(float(value), DIGITS) for value in quantiles), strict=True)),
+    )
+
+
+def drawn(table: ErrorTable) -> str:
+    """Text of a table of the groups, a line each."""
+    columns = "".join(f"{name:>8}" for name in ("least", "10 %", "median", "90 %", "most"))
+    lines = [f"{'published runs of':56}{'runs':>6}{'sources':>8}{columns}"]
+    for group in table.groups:
+        shares = (group.least, group.tenth, group.median, group.ninetieth, group.greatest)
+        cells = "".join(f"{f'{share:+.0%}':>8}" for share in shares)
+        lines.append(f"{group.text:56}{group.runs:>6}{group.sources:>8}{cells}")
+    said = f"{table.rows} runs, predicted without their source ({table.date}: {table.command})"
+    return "\n".join([*lines, said])
+
+
+def toml_text(table: ErrorTable) -> str:
+    """Text of the file that the package ships, a line per group."""
+    fields = msgspec.to_builtins(table)
+    groups = [_inline(group) for group in fields.pop("groups")]
+    head = [f"{name} = {json.dumps(value)}" for name, value in fields.items()]
+    return HEAD + "\n".join([*head, "groups = [", *(f"    {group}," for group in groups), "]\n"])
+
+
+def _inline(fields: dict[str, str | int | float]) -> str:
+    pairs = ", ".join(f"{name} = {json.dumps(value)}" for name, value in fields.items())
+    return f"{{ {pairs} }}"
+
+
+def main(
+    tables: Annotated[list[Path] | None, typer.Argument()] = None,
+    per_source: int = 4,
+    processes: int = os.cpu_count() or 1,
+    write: Annotated[bool, typer.Option("--write")] = False,
+) -> None:
+    """Print the groups, and write them where wanted."""
+    if not tables:
+        typer.echo(drawn(error_table()))
+        return
+    errors: list[RunError] = []
+    for path in tables:
+
+        def report_progress(done: int, of: int, name: str = path.name) -> None:
+            if done % 20 == 0 or done == of:
+                typer.echo(f"{name}: {done} of {of} questions", err=True)
+
+        table = read_table(path)
+        questions = sampled_questions(table, per_source)
+        errors += run_errors(table, questions, processes, report_progress)
+    names = " ".join(path.name for path in tables)
+    document = ErrorTable(
+        command=f"{COMMAND} {names} --per-source {per_source} --write",
+        date=datetime.date.today().isoformat(),
+        rows=len(errors),
+        groups=error_groups(errors),
+    )
+    typer.echo(drawn(document))
+    if write:
+        path = Path(millrace.published.__file__).parent / ERRORS_FILE
+        path.write_text(toml_text(document), "utf-8")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,78 @@
+"""Errors of published runs are grouped by framework, devices and kind, and written as TOML."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from benchmarks.simulator.prediction_errors import (
+    RunError,
+    drawn,
+    error_groups,
+    run_errors,
+    sampled_questions,
+    toml_text,
+)
+from millrace.published.reading import read_table
+from millrace.published.step_time_range import ErrorTable, ModelKind
+from tests.millrace.published.rows import written
+
+
+def run_error(deviation: float, publisher: str = "a", *frameworks: str) -> RunError:
+    return RunError(
+        frameworks=frameworks or ("nanotron",),
+        device="h100",
+        kind=ModelKind.DENSE,
+        source=publisher,
+        deviation=deviation,
+    )
+
+
+def test_a_run_counts_in_its_group_and_in_those_of_any_framework_and_device():
+    errors = [run_error(0.1), run_error(0.3, "b"), run_error(-0.1, "b", "alpa", "default")]
+    groups = {(group.framework, group.device): group for group in error_groups(errors)}
+    assert {place: group.runs for place, group in groups.items()} == {
+        (framework, device): runs
+        for framework, runs in {"": 3, "nanotron": 2, "alpa": 1, "default": 1}.items()
+        for device in ("", "h100")
+    }
+    every = groups["", ""]
+    assert (every.sources, every.least, every.median, every.greatest) == (2, -0.1, 0.1, 0.3)
+    assert every.tenth == pytest.approx(-0.06)
+
+
+def test_the_file_reads_back_and_is_drawn_a_line_per_group():
+    groups = error_groups([run_error(0.1), run_error(0.3)])
+    table = ErrorTable(command="a command", date="2026-11-27", rows=2, groups=groups)
+    text = toml_text(table)
+    assert msgspec.toml.decode(text, type=ErrorTable) == table
+    assert max(map(len, drawn(table).splitlines())) <= 120
+    assert "dense models with nanotron on H100 " in drawn(table)
+
+
+def test_a_larger_sample_holds_the_smaller_and_small_groups_are_complete(tmp_path: Path):
+    times = [{"iteration_time_s": f"0.{number:03}"} for number in range(1, 12)]
+    path = written(
+        tmp_path / "runs.csv", *times, {"source": "another paper"}, {"tier": "B"}, {"layers": "?"}
+    )
+    table = read_table(path)
+    small, large = (
+        {question_row.row["line"] for question_row in sampled_questions(table, count)}
+        for count in (2, 4)
+    )
+    assert small < large
+    assert (len(small), len(large)) == (3, 5)
+
+
+def test_runs_are_predicted_with_what_is_known_without_their_source(tmp_path: Path):
+    path = written(
+        tmp_path / "runs.csv",
+        {"iteration_time_s": "0.02"},
+        {"source": "another paper", "framework": "nanotron"},
+    )
+    table = read_table(path)
+    first, second = run_errors(table, sampled_questions(table, 1), 1, lambda done, of: None)
+    assert first.frameworks != ("megatron-core",)  # no other source runs it
+    assert set(first.frameworks) == {"megatron-core", "default"}
+    assert (first.device, first.kind, second.source) == ("a100", ModelKind.DENSE, "another paper")
+    assert first.deviation > second.deviation > -1
