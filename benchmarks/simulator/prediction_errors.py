@@ -69,18 +69,17 @@ def sampled_questions(table: Table, per_source: int) -> list[RowQuestion]:
 
     Twice as many hold those of half as many, so that a larger sample adds to a smaller one.
     """
-    rows: dict[tuple[str, str, str, str], list[RowQuestion]] = defaultdict(list)
-    for row in table.rows:
-        question_row = ask(row, table.layout)
-        if row["tier"] == "A" and question_row.question is not None:
-            rows[(source(row), *_place(question_row))].append(question_row)
+    asked = [ask(row, table.layout) for row in table.rows if row["tier"] == "A"]
+    expressed = [question_row for question_row in asked if question_row.question is not None]
+    places: dict[tuple[str, str, str, str], list[int]] = defaultdict(list)
+    for index, question_row in enumerate(expressed):
+        places[source(question_row.row), *_place(question_row)].append(index)
     chosen = {
-        id(group[number * len(group) // per_source])
-        for group in rows.values()
+        indices[number * len(indices) // per_source]
+        for indices in places.values()
         for number in range(per_source)
     }
-    listed = (question_row for group in rows.values() for question_row in group)
-    return [question_row for question_row in listed if id(question_row) in chosen]
+    return [expressed[index] for index in sorted(chosen)]
 
 
 def _place(question_row: RowQuestion) -> tuple[str, str, ModelKind]:
