@@ -25,7 +25,7 @@ import typer
 
 import millrace.published
 from millrace.calibration.leave_one_out import left_out_of
-from millrace.planner.clusters.framework_tables import DEFAULT
+from millrace.planner.frameworks.framework_tables import DEFAULT
 from millrace.published.reading import Row, Table, TableFormat, read_table
 from millrace.published.step_time_range import (
     ERRORS_FILE,

@@ -16,7 +16,7 @@ import msgspec
 
 from millrace.models.graph import Graph
 from millrace.models.spec import ModelSpec
-from millrace.planner.clusters.framework_tables import DEFAULT
+from millrace.planner.frameworks.framework_tables import DEFAULT
 from millrace.planner.plan import Plan
 from millrace.units import format_seconds
 
