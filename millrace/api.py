@@ -402,7 +402,8 @@ def figures(plan: Plan) -> dict[str, Any]:
     dict
         `step_time_s`, `tokens_per_s`, `tflops_per_gpu`, `mfu` (a fraction, or None),
         `memory_bytes_max` of any device, `memory_by_kind` (bytes by kind, for every stage),
-        `busy_fraction`, and `fidelity`: op by op, or by whole stages where the plan is large.
+        `busy_fraction`, `busy_by_stage`, and `fidelity`: op by op, or by whole stages where the
+        plan is large.
         With offloaded optimizer state `host_memory_bytes_max` too.
     """
     from millrace.figures import prediction_of

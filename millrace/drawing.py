@@ -1,7 +1,7 @@
-"""A plan drawn in text: devices × stages, the SBP of one block, memory by kind, and differences.
+"""A plan drawn in text: stages, mesh axes, the SBP of one block, memory by kind, and differences.
 
-Shapes of the tables: one column per stage, one row per device of a stage's mesh (of large plans one
-row per stage); one row per op, one column for its inputs and one for its outputs.
+Shapes of the tables: one row per stage, or per mesh axis (`millrace/tables/`); one row per op, one
+column for its inputs and one for its outputs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,12 +14,11 @@ from rich.text import Text
 
 from millrace.figures import micro_batch, reserve_bytes
 from millrace.models.graph import Phase
-from millrace.planner.plan import FUSED, ON_DEVICES, Chunk, Plan, recompute_modes
+from millrace.planner.plan import FUSED, ON_DEVICES, Plan
 from millrace.published.step_time_range import plan_range
+from millrace.tables.stages import axis_table, rank_table, stage_table
 from millrace.units import byte_unit, format_bytes, format_percent, format_seconds
 
-# A screen holds so many devices × stages; a larger plan is drawn as stages and ranges of ranks.
-DEVICES_MAX, STAGES_MAX = 8, 6
 # Kinds of memory beside what a plan lays out share one column, so that the table fits a screen.
 BESIDE = ("context", "slack", "workspace")
 
@@ -29,9 +28,14 @@ Fused = Mapping[str, Sequence[Sequence[str]]]
 
 
 def draw_plan(
-    plan: Plan, console: Console, *, with_sbp: bool = True, fused: Fused | None = None
+    plan: Plan,
+    console: Console,
+    *,
+    detailed: bool = True,
+    ranks: bool = False,
+    fused: Fused | None = None,
 ) -> None:
-    """Print a plan: decisions, devices × stages, the SBP of its repeated block, figures, proof.
+    """Print a plan: decisions, stages, mesh axes, the SBP of its repeated block, figures, proof.
 
     Parameters
     ----------
@@ -39,20 +43,27 @@ def draw_plan(
         Its figures and evidence are printed where it has them.
     console : Console
         The console to print on.
-    with_sbp : bool
-        Print the SBP of the repeated block too.
+    detailed : bool
+        Print the mesh axes, the SBP of the repeated block and the memory of every stage too, not
+        that of the fullest alone.
+    ranks : bool
+        Print a table of all ranks too.
     fused : mapping, optional
         Groups of ops that are one actor, by template of block; those of the repeated block are
         printed.
     """
     console.print(headline(plan), markup=False, soft_wrap=True)
-    console.print(placement_table(plan))
+    console.print(stage_table(plan))
     template = repeated_template(plan)
-    if with_sbp:
+    if detailed and plan.mesh.axes:
+        console.print(axis_table(plan))
+    if ranks:
+        console.print(rank_table(plan))
+    if detailed:
         console.print(sbp_table(plan, template))
     if fused:
         console.print(fused_table(template, fused.get(template, ())))
-    draw_memory(plan, console)
+    draw_memory(plan, console, every_stage=detailed)
     if plan.prediction:
         step_time = format_seconds(plan.prediction.step_time_s)
         console.print(f"predicted step time {step_time}", markup=False)
@@ -101,58 +112,6 @@ def filled(plan: Plan, needed_bytes: int) -> str:
         f"at most {format_bytes(needed_bytes)} of {format_bytes(plan.cluster.device.memory_bytes)} "
         f"on a device, {format_bytes(reserve)} in reserve"
     )
-
-
-def placement_table(plan: Plan) -> Table:
-    """Table of who computes what: devices × stages of a small plan, else stages alone."""
-    small = plan.mesh.devices <= DEVICES_MAX and plan.stages <= STAGES_MAX
-    return devices_table(plan) if small else stages_table(plan)
-
-
-def stages_table(plan: Plan) -> Table:
-    """Table of stages (rows) with their ranks and blocks, a line per chunk."""
-    table = Table(title="stages", title_justify="left")
-    for column in ("stage", "ranks", "blocks"):
-        table.add_column(column)
-    devices = plan.mesh.devices
-    for stage in range(plan.stages):
-        first, last = stage * devices, (stage + 1) * devices - 1
-        ranks = f"{first}-{last}" if devices > 1 else str(first)
-        table.add_row(str(stage), ranks, stage_blocks(plan, stage), end_section=plan.interleave > 1)
-    return table
-
-
-def devices_table(plan: Plan) -> Table:
-    """Table of devices (rows) × stages (columns), with the blocks of each stage."""
-    table = Table(title="devices × stages", title_justify="left")
-    table.add_column("mesh " + " ".join(plan.mesh.names) if plan.mesh.names else "mesh")
-    for stage in range(plan.stages):
-        table.add_column(f"stage {stage}")
-    blocks = [stage_blocks(plan, stage) for stage in range(plan.stages)]
-    table.add_row("blocks", *blocks, end_section=True)
-    for device in range(plan.mesh.devices):
-        ranks = [f"rank {stage * plan.mesh.devices + device}" for stage in range(plan.stages)]
-        table.add_row(str(tuple(_coordinate(plan.mesh.sizes, device))), *ranks)
-    return table
-
-
-def stage_blocks(plan: Plan, stage: int) -> str:
-    """Blocks of a stage, one line per chunk: `embedding, h.0-1 (recompute full)`.
-
-    Parameters
-    ----------
-    plan : Plan
-        The plan that has the stage.
-    stage : int
-        Counted from 0.
-
-    Returns
-    -------
-    str
-        Consecutive blocks of one kind and recompute mode as a range.
-    """
-    modes = recompute_modes(plan)
-    return "\n".join(_block_ranges(chunk, modes) for chunk in plan.chunks if chunk.stage == stage)
 
 
 def sbp_table(plan: Plan, template: str) -> Table:
@@ -219,7 +178,7 @@ def repeated_template(plan: Plan) -> str:
     return max(counts, key=lambda template: (counts[template], template))
 
 
-def draw_memory(plan: Plan, console: Console) -> None:
+def draw_memory(plan: Plan, console: Console, *, every_stage: bool = True) -> None:
     """Print memory by kind, per stage, where the plan's figures hold it.
 
     Parameters
@@ -228,6 +187,8 @@ def draw_memory(plan: Plan, console: Console) -> None:
         With `memory_by_kind` in its figures, bytes of one device per stage.
     console : Console
         The console to print on.
+    every_stage : bool
+        Print a row for every stage; else for the fullest alone.
     """
     prediction = plan.prediction
     if prediction is None or not prediction.memory_by_kind:
@@ -236,11 +197,14 @@ def draw_memory(plan: Plan, console: Console) -> None:
     kinds = sorted({kind for stage in by_stage for kind in stage})
     sums = [sum(stage.values()) for stage in by_stage]
     unit, scale = byte_unit(max(sums))
-    table = Table(title=f"memory of one device, {unit} by kind", title_justify="left")
+    title = f"memory of one device, {unit} by kind"
+    table = Table(title=title, title_justify="left", collapse_padding=True)
     table.add_column("stage")
     for kind in [*kinds, "sum"]:
         table.add_column(kind, justify="right")
     for stage, amounts in enumerate(by_stage):
+        if not every_stage and stage != sums.index(max(sums)):
+            continue
         sizes = [*(amounts.get(kind, 0) for kind in kinds), sums[stage]]
         table.add_row(str(stage), *(f"{size / scale:.2f}" for size in sizes))
     console.print(table)
@@ -322,36 +286,3 @@ def _short(value: Any) -> str:
     """JSON text of a value, cut to at most 60 characters."""
     text = msgspec.json.encode(value).decode()
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _block_ranges(chunk: Chunk, modes: Mapping[str, str]) -> str:
-    """Blocks of a chunk, consecutive ones of a kind and mode as a range: `embedding, layer.0-2`."""
-    runs: list[tuple[str, str, int, int]] = []
-    names: list[str] = []
-    for choice in chunk.blocks:
-        stem, _, number = choice.block.rpartition(".")
-        mode = modes.get(choice.block, "")
-        note = f" (recompute {mode})" if mode else ""
-        if stem and number.isdigit():
-            index = int(number)
-            if runs and runs[-1][:2] == (stem, mode) and runs[-1][3] == index - 1:
-                runs[-1] = (stem, mode, runs[-1][2], index)
-            else:
-                runs.append((stem, mode, index, index))
-                names.append("")
-            first, last = runs[-1][2:]
-            names[-1] = f"{stem}.{first}" if first == last else f"{stem}.{first}-{last}"
-            names[-1] += note
-        else:
-            runs.append((choice.block, mode, -1, -1))
-            names.append(choice.block + note)
-    return ", ".join(names)
-
-
-def _coordinate(sizes: tuple[int, ...], position: int) -> list[int]:
-    """Row-major coordinate of a position in a mesh of these sizes."""
-    indices = []
-    for size in reversed(sizes):
-        position, index = divmod(position, size)
-        indices.append(index)
-    return indices[::-1]

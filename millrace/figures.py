@@ -96,6 +96,7 @@ def prediction_of(plan: Plan) -> Prediction:
         host_memory_bytes_max=on_host,
         fidelity=steady.fidelity,
         busy_fraction=max(0.0, 1 - steady.bubble_fraction - exposed),
+        busy_by_stage=[min(share, 1.0) for share in steady.busy_by_stage],
     )
 
 

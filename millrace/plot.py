@@ -8,10 +8,10 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from millrace.drawing import stage_blocks
 from millrace.models.documents import FileError, write_bytes
 from millrace.planner.plan import Plan
 from millrace.scaling.scaling_tables import line_name
+from millrace.tables.ranges import stage_blocks
 from millrace.traces.timeline import COLOURS, Timeline
 from millrace.units import format_count
 

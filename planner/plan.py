@@ -122,6 +122,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     host_memory_bytes_max: int | None = None
     fidelity: str | None = None
     busy_fraction: float | None = None
+    busy_by_stage: list[float] = []  # shares of the step in which a stage computes
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -262,6 +263,8 @@ def _faults(plan: Plan) -> Iterator[str]:
             f"`figures.memory_by_kind` is {memory_by_kind!r:.60}, expected bytes by kind of every "
             f"stage"
         )
+    if not _is_shares(busy := plan.figures.get("busy_by_stage", ())):
+        yield f"`figures.busy_by_stage` is {busy!r:.60}, expected a share of a step of every stage"
     for name, value in plan.figures.items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if name.endswith(NUMBERS) and value is not None and not (number and value >= 0):
@@ -273,6 +276,12 @@ def _is_sizes(stages: Any) -> bool:
         isinstance(by_kind, dict)
         and all(type(size) in (int, float) and size >= 0 for size in by_kind.values())
         for by_kind in stages
+    )
+
+
+def _is_shares(stages: Any) -> bool:
+    return isinstance(stages, list | tuple) and all(
+        type(share) in (int, float) and 0 <= share <= 1 for share in stages
     )
 
 

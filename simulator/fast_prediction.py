@@ -19,6 +19,7 @@ class Forecast:
     bubble_fraction: float
     exposed_communication_ns: int
     memory_by_kind: tuple[dict[str, int], ...]
+    busy_by_stage: tuple[float, ...]
     fidelity: str
 
 
@@ -60,12 +61,15 @@ def forecast(plan: Plan, memory: Sequence[StageMemory], fidelity: str | None = N
             bubble_fraction=simulated.bubble_fraction,
             exposed_communication_ns=simulated.exposed_communication_ns,
             memory_by_kind=simulated.memory_by_kind,
+            busy_by_stage=simulated.busy_by_stage,
             fidelity=simulated.fidelity,
         )
+    busy = steady.busy_by_stage
     return Forecast(
         step_time_ns=steady.step_time_ns,
         bubble_fraction=steady.bubble_fraction,
         exposed_communication_ns=steady.exposed_communication_ns + inside_ns,
         memory_by_kind=tuple(stage_memory.by_kind for stage_memory in memory),
+        busy_by_stage=stages.busy_by_stage(busy, steady.step_time_ns) if stages else busy,
         fidelity=fidelity,
     )

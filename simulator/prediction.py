@@ -83,6 +83,7 @@ def predict(
         chunks=stages.times,
         chunk_exposed_ns=stages.exposed_ns,
         exposed_communication_ns=simulated.exposed_communication_ns + stages.inside_ns,
+        busy_by_stage=stages.busy_by_stage(simulated.busy_by_stage, simulated.step_time_ns),
         memory_bytes_max=max(stage_memory.total_bytes for stage_memory in memory),
         memory_by_kind=tuple(stage_memory.by_kind for stage_memory in memory),
     )

@@ -20,7 +20,7 @@ from millrace.simulator.errors import SimulationError
 from millrace.simulator.kernel import Kernel
 from millrace.simulator.order_statistics import Lateness
 from millrace.simulator.simulated_rank import Instance, Noise, instances_of
-from millrace.simulator.step_split import split, step_ends_ns, window_ns
+from millrace.simulator.step_split import split, stage_means, step_ends_ns, window_ns
 from millrace.simulator.variation.representatives import SAMPLED, representatives
 
 
@@ -60,6 +60,8 @@ class Simulated:
         Number of firings that were simulated.
     fidelity
         `op`, `block` or `stage`.
+    busy_by_stage
+        Share of that time in which a rank of each stage computes.
     runs
         What the simulated ranks saw, where spans were asked for, and `window_ns`, which of it the
         figures are of: what `simulator/account` reads. `chunks`: the times of the parts of every
@@ -75,6 +77,7 @@ class Simulated:
     memory_by_kind: tuple[dict[str, int], ...]
     firings: int
     fidelity: str
+    busy_by_stage: tuple[float, ...] = ()
     runs: tuple[SimulatedRun, ...] = field(default=(), compare=False, repr=False)
     window_ns: tuple[int, int] = (0, 0)
     chunks: tuple[PartTimes, ...] = ()
@@ -230,6 +233,11 @@ def _simulated(
         memory_by_kind=memory,
         firings=sum(len(column) for instance in instances for column in instance.ends),
         fidelity="op",
+        busy_by_stage=stage_means(
+            (instance.program for instance in instances),
+            (part.busy_ns / max(end_ns - begin_ns, 1) for part in parts),
+            represents,
+        ),
         runs=tuple(map(SimulatedRun, instances, represents)) if spans else (),
         window_ns=(begin_ns, end_ns),
     )

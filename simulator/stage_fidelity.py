@@ -49,6 +49,19 @@ class StageGraph:
         """Communication that nothing hides inside parts of one step, in the mean over stages."""
         return round(float(np.mean(self.exposed_ns)))
 
+    def busy_by_stage(self, fractions: Sequence[float], step_ns: int) -> tuple[float, ...]:
+        """Shares of a step in which stages compute, from those in which their parts are under way.
+
+        Parameters
+        ----------
+        fractions : sequence of float
+            Shares by stage in which a part runs, with the communication inside it.
+        step_ns : int
+            The step's time in nanoseconds.
+        """
+        pairs = zip(fractions, self.exposed_ns, strict=True)
+        return tuple(max(share - inside / max(step_ns, 1), 0.0) for share, inside in pairs)
+
 
 def stage_graph(plan: Plan, detailed: bool = False) -> StageGraph:
     """Actor graph of the plan's chunks, with measured durations.

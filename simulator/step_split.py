@@ -11,6 +11,7 @@ time is split in three that add up to the window:
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -111,6 +112,28 @@ def split(
     busy = covered_ns(compute, begin_ns, end_ns)
     either = covered_ns(compute + moving, begin_ns, end_ns)
     return WindowSplit(busy, either - busy, end_ns - begin_ns - either)
+
+
+def stage_means(
+    programs: Iterable[Program], values: Iterable[float], weights: Iterable[float] | None = None
+) -> tuple[float, ...]:
+    """Mean of every stage over the programs that lie on it, each as often as its weight says.
+
+    Parameters
+    ----------
+    programs : iterable of Program
+        One for each value; a stage on several kinds of node has several.
+    values : iterable of float
+        A number of each program.
+    weights : iterable of float, optional
+        Ranks that each program stands for; all alike where it is left out.
+    """
+    sums: dict[int, list[float]] = {}
+    for program, value, weight in zip(programs, values, weights or repeat(1.0), strict=False):
+        stage_sums = sums.setdefault(program.stage, [0.0, 0.0])
+        stage_sums[0] += value * weight
+        stage_sums[1] += weight
+    return tuple(total / ranks for total, ranks in (sums[stage] for stage in sorted(sums)))
 
 
 def _array(times: Sequence[int]) -> Times:

@@ -12,13 +12,14 @@ from rich.console import Console
 
 from millrace.commands.running import rows_table
 from millrace.compare import Comparison
-from millrace.drawing import headline, placement_table
+from millrace.drawing import headline
 from millrace.figures import kinds_of_parallelism
 from millrace.models.spec import TrainingSpec
 from millrace.output import Json, answer, say, stdout, training, working
 from millrace.planner.actors.trace import Trace
 from millrace.planner.cluster import Cluster
 from millrace.planner.plan import SEED_MAX, Plan
+from millrace.tables.stages import stage_table
 from millrace.units import format_percent, format_seconds
 
 MODEL = "gpt-demo"
@@ -137,7 +138,7 @@ def _draw_choice(free: Plan, plan: Plan, pins: dict[str, int], console: Console)
             markup=False,
         )
     console.print(headline(plan), markup=False, soft_wrap=True)
-    console.print(placement_table(plan))
+    console.print(stage_table(plan))
     console.print(f"predicted step time {format_seconds(plan.prediction.step_time_s)}; training …")
 
 

@@ -1,5 +1,6 @@
 """`millrace plan` and `millrace show`: find a plan, draw one, or the difference of two."""
 
+from functools import partial
 from math import ceil, floor, gcd
 from pathlib import Path
 from time import perf_counter
@@ -101,6 +102,9 @@ Commands = Annotated[
         help="List every call that this rank makes in a step on its GPU, in order: kernels with "
         "their grids and operands, matrix products, collectives. No GPU is needed.",
     ),
+]
+Ranks = Annotated[
+    bool, typer.Option("--ranks", help="List all ranks too: node, stage, place in the mesh.")
 ]
 Trust = Annotated[
     bool,
@@ -323,6 +327,7 @@ def show(
         Path | None, typer.Argument(metavar="[PLAN]", help="A second plan: what differs.")
     ] = None,
     commands: Commands = None,
+    ranks: Ranks = False,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
@@ -345,7 +350,8 @@ def show(
         document = plan_summary(before) | {"plan": msgspec.to_builtins(before)}
         document |= {"fused": {} if before.fusion == UNFUSED else fused_ops(before)}
         fused = document["fused"]
-        answer(document, as_json, lambda console: drawing.draw_plan(before, console, fused=fused))
+        draw = partial(drawing.draw_plan, before, ranks=ranks, fused=fused)
+        answer(document, as_json, draw)
         return
     differences = drawing.changes(before, load_plan(other, trust=trust))
     answer(
@@ -367,7 +373,7 @@ def _list_commands(plan: Plan, rank: int, as_json: bool) -> None:
 def _draw_found(plan: Any, document: dict[str, Any], explain: bool, console: Console) -> None:
     from millrace import drawing
 
-    drawing.draw_plan(plan, console, with_sbp=False)
+    drawing.draw_plan(plan, console, detailed=False)
     console.print(
         f"{format_rate(document['tokens_per_s'], document['unit'])}, "
         f"{format_rate(document['tflops_per_gpu'] * 1e12, 'FLOP')} per device, "

@@ -27,7 +27,7 @@ from millrace.simulator.chunks.chunk_graph import CoarseGraph
 from millrace.simulator.critical_path.contention import moves_early, slowed
 from millrace.simulator.critical_path.firings import Nodes, StepNodes
 from millrace.simulator.replay import Replay, Times, followed
-from millrace.simulator.step_split import WindowSplit, covered_ns, split, step_ends_ns
+from millrace.simulator.step_split import WindowSplit, covered_ns, split, stage_means, step_ends_ns
 
 GUESSES = 8  # orders of lanes that are tried
 SLOWED = 8  # guesses of how long parts take beside moving data
@@ -41,6 +41,7 @@ class SteadyStep:
     step_time_ns: int
     bubble_fraction: float
     exposed_communication_ns: int
+    busy_by_stage: tuple[float, ...]
 
 
 def steady_ops(ordered: Ordered) -> SteadyStep:
@@ -62,14 +63,7 @@ def steady_ops(ordered: Ordered) -> SteadyStep:
         starts, ends = steps.starts, steps.ends
     rows = zip(programs, starts, ends, strict=True)
     parts = [split(*row, begin_ns, end_ns) for row in rows]
-    step_ns = end_ns - begin_ns
-    return SteadyStep(
-        step_time_ns=step_ns,
-        bubble_fraction=float(np.mean([part.bubble_ns for part in parts])) / step_ns
-        if step_ns
-        else 0.0,
-        exposed_communication_ns=round(float(np.mean([part.exposed_ns for part in parts]))),
-    )
+    return _mean(end_ns - begin_ns, programs, parts)
 
 
 def _second_step(programs: Sequence[Program], rows: Sequence[Sequence[Times]]) -> tuple[int, int]:
@@ -224,14 +218,15 @@ def _figures(firings: StepNodes, ends: Nodes, step_ns: int, begin_ns: int) -> St
         computed = [group.nodes for group in groups if group.lane is None]
         busy = int(firings.durations[np.concatenate(computed)].sum())
         parts.append(WindowSplit(busy, either - busy, step_ns - either))
-    return _mean(step_ns, parts)
+    return _mean(step_ns, firings.programs, parts)
 
 
-def _mean(step_ns: int, parts: list[WindowSplit]) -> SteadyStep:
+def _mean(step_ns: int, programs: Sequence[Program], parts: list[WindowSplit]) -> SteadyStep:
     """Figures of a step, from those of every program's representative."""
     bubble_ns = float(np.mean([part.bubble_ns for part in parts]))
     return SteadyStep(
         step_time_ns=step_ns,
         bubble_fraction=bubble_ns / step_ns if step_ns else 0.0,
         exposed_communication_ns=round(float(np.mean([part.exposed_ns for part in parts]))),
+        busy_by_stage=stage_means(programs, (part.busy_ns / max(step_ns, 1) for part in parts)),
     )

@@ -1,6 +1,7 @@
-"""A plan drawn in text shows every rank, every run of blocks and every signature."""
+"""A plan drawn in text shows its decisions, every signature of a block, and memory by kind."""
 
 import io
+from functools import partial
 
 import msgspec
 from msgspec.structs import replace
@@ -13,38 +14,16 @@ from millrace.drawing import (
     draw_plan,
     filled,
     headline,
-    placement_table,
-    stage_blocks,
 )
 from millrace.figures import micro_batch
-from millrace.planner.mesh import Axis, Mesh
 from millrace.planner.plan import Prediction
 from tests.millrace.plans import data_parallel_pipeline, drawn_plan
-from tests.recomputed import recomputed
 
 
 def drawn(draw, *arguments):
     console = Console(file=io.StringIO(), width=100)
     draw(*arguments, console)
     return console.file.getvalue()
-
-
-def test_devices_are_rows_stages_are_columns_and_runs_of_blocks_are_ranges():
-    plan = drawn_plan()
-    assert stage_blocks(plan, 0) == "embedding, h.0-1"
-    assert stage_blocks(plan, 1) == "h.2-3, head"
-    text = drawn(draw_plan, plan)
-    rows = [line for line in text.splitlines() if "rank" in line]
-    assert [line.split("│")[2:4] for line in rows] == [
-        [" rank 0           ", " rank 2      "],
-        [" rank 1           ", " rank 3      "],
-    ]
-
-
-def test_blocks_that_recompute_are_told_from_those_that_do_not():
-    plan = recomputed(data_parallel_pipeline(), {"h.1": "full", "h.2": "full", "h.3": "full"})
-    assert stage_blocks(plan, 0) == "embedding, h.0, h.1 (recompute full)"
-    assert stage_blocks(plan, 1) == "h.2-3 (recompute full), head"
 
 
 def test_the_forward_signatures_of_the_repeated_block_are_shown_in_the_models_order():
@@ -96,22 +75,14 @@ def test_the_difference_of_two_plans_is_every_value_that_differs_by_its_path():
     assert "microbatches" in drawn(draw_changes, changes(before, after))
 
 
-def test_a_plan_too_large_for_a_screen_is_drawn_as_stages_and_ranges_of_ranks():
-    axes = (Axis(name="dp", size=16), Axis(name="tp", size=4))
-    plan = replace(drawn_plan(), mesh=Mesh(axes=axes))
-    text = drawn(lambda plan, console: console.print(placement_table(plan)), plan)
-    assert [line.split("│")[1:4] for line in text.splitlines() if line.startswith("│")] == [
-        [" 0     ", " 0-63   ", " embedding, h.0-1 "],
-        [" 1     ", " 64-127 ", " h.2-3, head      "],
-    ]
-
-
 def test_memory_is_in_one_unit_so_that_stages_compare():
     by_kind = [{"activation": 3 << 29, "slack": 1 << 29}, {"activation": 1}]
     figures = Prediction(step_time_s=1.0, memory_by_kind=by_kind).figures
     text = drawn(draw_memory, replace(drawn_plan(), figures=figures))
     assert "GiB by kind" in text
     assert [line.split("│")[2:-1] for line in text.splitlines() if line.startswith("│")] == [
-        ["       1.50 ", "    0.50 ", " 2.00 "],
-        ["       0.00 ", "    0.00 ", " 0.00 "],
+        ["      1.50 ", "   0.50 ", "2.00 "],
+        ["      0.00 ", "   0.00 ", "0.00 "],
     ]
+    fullest = drawn(partial(draw_memory, every_stage=False), replace(drawn_plan(), figures=figures))
+    assert [line[2] for line in fullest.splitlines() if line.startswith("│")] == ["0"]

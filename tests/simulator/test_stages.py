@@ -224,6 +224,7 @@ def test_a_forecast_is_what_events_show_op_by_op(name: str) -> None:
     assert quick.bubble_fraction == pytest.approx(reference.bubble_fraction, rel=1e-12)
     assert quick.exposed_communication_ns == reference.exposed_communication_ns
     assert quick.memory_by_kind == reference.memory_by_kind
+    assert quick.busy_by_stage == pytest.approx(reference.busy_by_stage, rel=1e-12)
 
 
 @pytest.mark.parametrize("cutting", [*CUTS, ("zb-h1", 4, 1, 40), ("interleaved-1f1b", 4, 2, 14)])
@@ -269,6 +270,7 @@ def check_steady(coarse: CoarseGraph, table: Timetable, plan: Plan) -> None:
     assert steady.step_time_ns == simulated.step_time_ns
     assert steady.bubble_fraction == pytest.approx(simulated.bubble_fraction, rel=1e-12)
     assert steady.exposed_communication_ns == simulated.exposed_communication_ns
+    assert steady.busy_by_stage == pytest.approx(simulated.busy_by_stage, rel=1e-12)
 
 
 def test_the_depth_of_a_model_enters_only_as_counts() -> None:

@@ -46,6 +46,8 @@ def check_sums(simulated: Simulated, account: Account) -> None:
     assert bubble == pytest.approx(simulated.bubble_fraction * step_ns, abs=2)
     busy = sum(row.busy_ns for row in account.compute)
     assert busy + exposed + bubble == pytest.approx(step_ns)
+    shares = [row.busy_ns / step_ns for row in stages]
+    assert simulated.busy_by_stage == pytest.approx(shares, abs=1e-6)
     assert simulated.memory_bytes_max == max(sum(row.memory_by_kind.values()) for row in stages)
 
 
