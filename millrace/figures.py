@@ -1,7 +1,7 @@
 """Figures of a plan: what follows from its step time, its registers, and its signatures.
 
 `dp tp pp cp ep zero sequence_parallel ring recompute` are derived from the variants and None where
-ops or blocks disagree; `axes` and the variants then hold the truth.
+ops or blocks disagree; `mixed` then lists the values, and the variants hold the truth.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from millrace.models.zoo.catalogue import unit_of
 from millrace.planner.block_times import BlockTimes, Kind
 from millrace.planner.formatting import size
 from millrace.planner.memory import plan_memory
-from millrace.planner.parallel_degrees import roles
+from millrace.planner.parallel_degrees import mixed_roles, roles
 from millrace.planner.plan import ON_DEVICES, Plan, Prediction
 from millrace.planner.token_cost import cost_usd_per_mtoken, energy_j_per_token
 from millrace.published.step_time_range import range_document
@@ -173,6 +173,7 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
     """Fields by which scripts know a plan (the contract of `millrace plan --json`)."""
     summary: dict[str, Any] = dict(roles(plan, plan.graph))
     summary |= {
+        "mixed": mixed_roles(plan, plan.graph),
         "micro_batch": micro_batch(plan),
         "schedule": plan.schedule,
         "interleave": plan.interleave,

@@ -2,8 +2,8 @@
 
 Nothing is declared: an axis counts as dp where the products inside the repeated blocks split the
 batch label, as cp where they split the sequence, as tp where they split any other. Where ops
-disagree a role is None, and the axes themselves hold the truth. Experts share axes with the other
-products: ep is the product of the axes over which the expert label is split.
+disagree a role is None, and all the values that it takes are listed. Experts share axes with the
+other products: ep is the product of the axes over which the expert label is split.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,9 @@ from millrace.planner.sbp import parse_nd_sbp
 from millrace.planner.signatures import split_labels
 
 HYBRID = "3-hybrid"  # ZeRO-3 over a part of the replicas, copies over the others
-Roles = dict[str, int | bool | str | None]
+Value = int | bool | str
+Roles = dict[str, Value | None]
+DEGREES = ("dp", "tp", "cp")
 
 
 def _placed(
@@ -117,49 +119,91 @@ def roles(plan: Plan, graph: Graph) -> Roles:
     PlanError
         An op has no signature that fits it.
     """
+    return {
+        name: values[0] if len(values) == 1 else None
+        for name, values in role_values(plan, graph).items()
+    }
+
+
+def mixed_roles(plan: Plan, graph: Graph) -> dict[str, list[Value]]:
+    """Roles on which ops or blocks disagree, each with all the values that it takes.
+
+    Parameters
+    ----------
+    plan : Plan
+        Gives signatures, sizes of the mesh axes and the number of stages.
+    graph : Graph
+        Its training graph.
+    """
+    return {name: values for name, values in role_values(plan, graph).items() if len(values) > 1}
+
+
+def role_values(plan: Plan, graph: Graph) -> dict[str, list[Value]]:
+    """Values that each role takes, ascending; one where all ops and blocks agree.
+
+    Parameters
+    ----------
+    plan : Plan
+        Gives signatures, sizes of the mesh axes and the number of stages.
+    graph : Graph
+        Its training graph.
+    """
     per_axis = axis_roles(plan, graph)
     sizes = plan.mesh.sizes
     others = [names - {"ep"} or names for names in per_axis]
 
-    def is_unambiguous(role: str) -> bool:
-        return all(len(names) == 1 for names in others if role in names)
-
-    def degree(role: str) -> int | None:
-        if not is_unambiguous(role):
-            return None
-        return prod(size for size, names in zip(sizes, others, strict=True) if role in names)
-
     def axes(role: str) -> list[int]:
         return [a for a, names in enumerate(others) if role in names and sizes[a] > 1]
 
+    degrees = _degree_values(plan, graph, others)
     return {
-        "dp": degree("dp"),
-        "tp": degree("tp"),
-        "pp": plan.stages,
-        "cp": degree("cp"),
-        "ep": prod(size for size, names in zip(sizes, per_axis, strict=True) if "ep" in names),
-        "zero": (
-            _zero(plan, graph, axes("dp") + axes("cp"))
-            if is_unambiguous("dp") and is_unambiguous("cp")
-            else None
-        ),
-        "sequence_parallel": _sequence_parallel(plan, graph, axes("tp"))
-        if is_unambiguous("tp")
-        else None,
-        "ring": _ring(plan, graph, axes("cp")) if is_unambiguous("cp") else None,
+        "dp": [*degrees["dp"]],
+        "tp": [*degrees["tp"]],
+        "pp": [plan.stages],
+        "cp": [*degrees["cp"]],
+        "ep": [prod(size for size, names in zip(sizes, per_axis, strict=True) if "ep" in names)],
+        "zero": _zero(plan, graph, sorted({*axes("dp"), *axes("cp")})),
+        "sequence_parallel": _sequence_parallel(plan, graph, axes("tp")),
+        "ring": _ring(plan, graph, axes("cp")),
         "recompute": _recompute(plan, graph),
     }
 
 
-def _recompute(plan: Plan, graph: Graph) -> str | None:
-    """Recompute mode of the repeated blocks; None where they disagree."""
+def _degree_values(plan: Plan, graph: Graph, others: list[frozenset[str]]) -> dict[str, list[int]]:
+    """Degrees that products have, by role; an axis of one role counts for all of them."""
+    sizes = plan.mesh.sizes
+    clear = [next(iter(names)) if len(names) == 1 else None for names in others]
+    if all(len(names) < 2 for names in others):
+        rows = {tuple(clear)}
+    else:
+        counted = _counted_blocks(graph)
+        rows = {
+            tuple(
+                name or label_role(label)
+                for name, label in zip(clear, split_labels(op.labels, signature), strict=True)
+            )
+            for op, signature in _unlike(plan, graph)
+            if op.block in counted and op_kind(op.kind).products
+        }
+    return {
+        role: sorted(
+            {
+                prod(size for size, name in zip(sizes, row, strict=True) if name == role)
+                for row in rows
+            }
+        )
+        for role in DEGREES
+    }
+
+
+def _recompute(plan: Plan, graph: Graph) -> list[Value]:
+    """Recompute modes of the repeated blocks."""
     modes = recompute_modes(plan)
-    block_modes = {modes.get(block, NONE) for block in _counted_blocks(graph)}
-    return block_modes.pop() if len(block_modes) == 1 else None
+    return sorted({modes.get(block, NONE) for block in _counted_blocks(graph)})
 
 
-def _zero(plan: Plan, graph: Graph, axes: list[int]) -> int | str | None:
-    """Level of the repeated blocks' weights that products read (small ones may not divide).
+def _zero(plan: Plan, graph: Graph, axes: list[int]) -> list[Value]:
+    """Levels of the repeated blocks' weights that products read (small ones may not divide).
 
     A frozen weight has neither gradient nor state: it is gathered as it is read, or of no level.
     Hybrid where weights are gathered over some of the axes and whole along the others. Where the
@@ -169,12 +213,10 @@ def _zero(plan: Plan, graph: Graph, axes: list[int]) -> int | str | None:
     repeated = list(_storage_levels(plan, graph, axes, _counted_blocks(graph)))
     for axis, level in repeated or _storage_levels(plan, graph, axes, set(graph.blocks)):
         by_axis.setdefault(axis, set()).add(level)
-    if any(len(levels) > 1 for levels in by_axis.values()):
-        return None
     all_levels = set[int]().union(*by_axis.values())
-    if all_levels == {0, 3}:
-        return HYBRID
-    return None if len(all_levels) > 1 else max(all_levels, default=0)
+    if all_levels == {0, 3} and all(len(levels) == 1 for levels in by_axis.values()):
+        return [HYBRID]
+    return sorted(all_levels or {0})
 
 
 def _storage_levels(
@@ -220,26 +262,22 @@ def _storage_levels(
                 yield axis, 3 if axis in gathered else 2 if axis in summed else 1
 
 
-def _sequence_parallel(plan: Plan, graph: Graph, axes: list[int]) -> bool | None:
-    """True if norms split the sequence over the tp axes; None where they disagree."""
+def _sequence_parallel(plan: Plan, graph: Graph, axes: list[int]) -> list[Value]:
+    """True if norms split the sequence over the tp axes, where there are any."""
     splits = {
-        split_labels(op.labels, signature)[axis] == "t"
+        split_labels(op.labels, signature)[axis] == SEQUENCE
         for op, signature in _unlike(plan, graph)
         if op.kind in NORMS
         for axis in axes
     }
-    if not splits:
-        return False
-    return splits.pop() if len(splits) == 1 else None
+    return sorted(splits or {False})
 
 
-def _ring(plan: Plan, graph: Graph, axes: list[int]) -> bool | None:
-    """True if keys and values of attention travel round the cp axes; None where ops disagree."""
+def _ring(plan: Plan, graph: Graph, axes: list[int]) -> list[Value]:
+    """True if keys and values of attention travel round the cp axes, where there are any."""
     expansions = {
         signature.expansion == RING
         for op, signature in _unlike(plan, graph)
         if op.kind in RINGS and axes
     }
-    if not expansions:
-        return False
-    return expansions.pop() if len(expansions) == 1 else None
+    return sorted(expansions or {False})

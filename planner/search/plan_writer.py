@@ -11,6 +11,9 @@ from millrace.planner.search.evaluation import Evaluator, SolvedPlan
 from millrace.planner.search.pins import Pins
 from millrace.planner.search.placement_groups import ordered
 
+# Roles whose axes another choice is about.
+OVER = {"zero": ("dp", "cp"), "sequence_parallel": ("tp",), "ring": ("cp",)}
+
 
 def write_plan(evaluator: Evaluator, solved: SolvedPlan) -> Plan:
     """Plan of a solved candidate, without evidence or figures.
@@ -79,6 +82,8 @@ def disobeyed(plan: Plan, graph: Graph, pins: Pins) -> str:
     if pins.zero is not None and pins.zero != HYBRID:
         asked["zero"] = int(pins.zero)
     for name in ("dp", "tp", "pp", "cp", "zero", "sequence_parallel", "ring"):
+        if any(degrees[role] is None for role in OVER.get(name, ())):
+            continue
         if name in asked and degrees[name] is not None and degrees[name] != asked[name]:
             return (
                 f"--{name.replace('_', '-')} {asked[name]} cannot be had: the labels of this "

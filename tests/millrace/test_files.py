@@ -52,6 +52,7 @@ def test_what_is_not_there_or_not_a_plan_is_named(tmp_path):
         ({"figures": {"step_time_s": -1}}, PlanError, r"`figures\.step_time_s` is -1"),
         ({"figures": {"memory_by_kind": [{"a": "1"}]}}, PlanError, r"`figures\.memory_by_kind` is"),
         ({"figures": {"memory_by_kind": 7}}, PlanError, r"`figures\.memory_by_kind` is 7"),
+        ({"figures": {"busy_by_stage": [2]}}, PlanError, r"`figures\.busy_by_stage` is \[2\]"),
         ({"cluster": slow()}, ClusterError, r"intra_node\.latency_ns is 9223372036854775807"),
     ],
 )

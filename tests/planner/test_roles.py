@@ -8,7 +8,7 @@ from millrace.models.zoo.catalogue import build_training
 from millrace.planner.cluster import Cluster
 from millrace.planner.clusters import parse_cluster
 from millrace.planner.mesh import Axis, Mesh
-from millrace.planner.parallel_degrees import HYBRID, axis_roles, roles
+from millrace.planner.parallel_degrees import HYBRID, axis_roles, mixed_roles, roles
 from millrace.planner.plan import BlockChoice, Chunk, OpSignature, Plan, Variant
 from tests.plan_requests import plan_of
 from tests.recomputed import recomputed
@@ -59,8 +59,18 @@ def test_ops_that_disagree_leave_roles_open() -> None:
     role_degrees = roles(mixed, graph)
     assert role_degrees["dp"] is None
     assert role_degrees["tp"] is None
-    assert role_degrees["zero"] is None
     assert role_degrees["pp"] == 1
+    assert mixed_roles(mixed, graph) == {"dp": [1, 2], "tp": [1, 2]}
+
+
+def test_what_holds_on_a_mixed_axis_is_stated() -> None:
+    """An axis that one block gives to cp and another to tp is still one of ring and of norms."""
+    by_sequence, graph = planned(dp=1, tp=1, pp=1, cp=2, zero=1)
+    by_heads, _ = planned(dp=1, tp=2, pp=1, sequence_parallel=True)
+    role_degrees = roles(mixed := halves(by_sequence, by_heads, graph), graph)
+    assert (role_degrees["tp"], role_degrees["cp"]) == (None, None)
+    assert (role_degrees["dp"], role_degrees["zero"], role_degrees["ring"]) == (1, 1, False)
+    assert mixed_roles(mixed, graph) == {"tp": [1, 2], "cp": [1, 2]}
 
 
 def test_an_axis_that_repeats_all_work_has_no_role() -> None:
@@ -101,6 +111,7 @@ def test_recompute_is_what_the_repeated_blocks_agree_on() -> None:
     assert roles(full, full.graph)["recompute"] == "full"
     mixed = recomputed(full, {"h.1": "selective"})
     assert roles(mixed, mixed.graph)["recompute"] is None
+    assert mixed_roles(mixed, mixed.graph) == {"recompute": ["full", "selective"]}
     ends = recomputed(plan, {"embedding": "full", "head": "full"})
     assert roles(ends, ends.graph)["recompute"] == "none"
 
@@ -130,7 +141,9 @@ def test_levels_that_differ_from_block_to_block_are_none_and_not_0() -> None:
     assert [roles(*pair)["zero"] for pair in plans.values()] == [0, 1, 2, 3]
     graph = plans[1][1]
     for level in (0, 2, 3):
-        assert roles(halves(plans[1][0], plans[level][0], graph), graph)["zero"] is None
+        mixed = halves(plans[1][0], plans[level][0], graph)
+        assert roles(mixed, graph)["zero"] is None
+        assert mixed_roles(mixed, graph) == {"zero": sorted((1, level))}
 
 
 def test_levels_that_differ_from_axis_to_axis_are_none_unless_one_holds_copies() -> None:
