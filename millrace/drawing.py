@@ -16,6 +16,7 @@ from millrace.figures import micro_batch, reserve_bytes
 from millrace.models.graph import Phase
 from millrace.planner.plan import FUSED, ON_DEVICES, Plan
 from millrace.published.step_time_range import plan_range
+from millrace.tables.alternatives import alternatives_table
 from millrace.tables.stages import axis_table, rank_table, stage_table
 from millrace.units import byte_unit, format_bytes, format_percent, format_seconds
 
@@ -64,6 +65,8 @@ def draw_plan(
     if fused:
         console.print(fused_table(template, fused.get(template, ())))
     draw_memory(plan, console, every_stage=detailed)
+    if alternatives := alternatives_table(plan):
+        console.print(alternatives)
     if plan.prediction:
         step_time = format_seconds(plan.prediction.step_time_s)
         console.print(f"predicted step time {step_time}", markup=False)

@@ -27,6 +27,7 @@ from millrace.units import format_percent, format_rate, format_seconds
 if TYPE_CHECKING:
     from millrace.planner.search.report import SearchLog
 
+TOP, TOP_MAX = 5, 100  # alternatives
 MODEL_HELP = "A name of `millrace models`, a config.json, .onnx or .pt2 file, or module:function."
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help=MODEL_HELP, autocompletion=completion.models)
@@ -94,6 +95,9 @@ OptimizeFor = Annotated[str, typer.Option(help="throughput, cost or energy (thes
 Explain = Annotated[
     bool,
     typer.Option("--explain", help="Say what decided each choice, and what its neighbours lose."),
+]
+Top = Annotated[
+    int, typer.Option(min=0, max=TOP_MAX, help="Alternatives that are listed, at most.")
 ]
 Commands = Annotated[
     int | None,
@@ -206,6 +210,7 @@ def plan(
     optimize_for: OptimizeFor = "throughput",
     framework: Framework = None,
     explain: Explain = False,
+    top: Top = TOP,
     output: Output = None,
     dp: Dp = None,
     tp: Tp = None,
@@ -249,7 +254,7 @@ def plan(
     check_known(on, optimize_for)
     _warn(opened, global_batch, on.devices, pins)
     began = perf_counter()
-    record = SearchLog(clock=perf_counter)
+    record = SearchLog(clock=perf_counter, top=top)
     with working(f"planning {opened.name} for {on.name}") as told:
         best_plan = api.search(
             opened,
@@ -392,7 +397,6 @@ def _draw_found(plan: Any, document: dict[str, Any], explain: bool, console: Con
         console.print(", ".join(spent), markup=False)
     if explain:
         console.print(_layers_table(document["layers"]))
-        console.print(_alternatives_table(document["alternatives"]))
         console.print("what decided each choice")
         for reason in document["explain"]:
             console.print(f"  {reason['line']}", markup=False, soft_wrap=True)
@@ -417,17 +421,4 @@ def _layers_table(rows: list[dict[str, Any]]) -> Table:
             if isinstance(row.get(kind), dict):
                 did += [f"{kind} {number}: {why}" for why, number in row[kind].items()]
         table.add_row(row["name"], *proof, gap, format_seconds(row["seconds"]), "; ".join(did))
-    return table
-
-
-def _alternatives_table(rows: list[dict[str, Any]]) -> Table:
-    table = Table(title="plans that lost", title_justify="left")
-    for column in ("plan", "why"):
-        table.add_column(column, overflow="fold")
-    for column in ("objective", "bound", "simulated"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for row in rows:
-        seconds = (row.get(key) for key in ("objective_s", "bound_s", "step_time_s"))
-        cells = ("" if value is None else format_seconds(value) for value in seconds)
-        table.add_row(row["plan"], row["reason"], *cells)
     return table

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as replaced
 from functools import partial
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -28,6 +27,13 @@ from millrace.planner.search.evaluation import Evaluator, Refused, SolvedPlan
 from millrace.planner.search.placement_groups import candidates_of
 from millrace.planner.search.plan_writer import disobeyed
 from millrace.planner.search.ranking import Ranker, Ranking
+from millrace.planner.search.report.alternatives import (
+    BLOCK_TIMES,
+    PLANNER,
+    SIMULATED,
+    Rival,
+    alternatives,
+)
 from millrace.planner.search.report.host_offload import (
     host_shortage,
     last_resort,
@@ -59,7 +65,6 @@ SETTLED = 4  # plans that fit before one is chosen
 CLOSE, SEEN, ALIKE = 1.02, 1.0, 0.998
 TRIED = 8  # plans that are settled at most
 NEAREST = 1.002  # times the best settled plan's step: the next up to this is simulated beside it
-SHOWN = 6  # alternatives in the evidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,26 +431,8 @@ def _best(
 
     Bounds are those of all candidates, by ranking and as proven then.
     """
-    others: list[dict[str, Any]] = []
-    for other in checked:
-        if other is not best:
-            slower = f"{other.time_s / best.time_s - 1:+.1%} step time"
-            by = "simulated" if other.prediction else "by the times of its blocks"
-            by = by if simulated else "by the planner's cost"
-            reason = other.reason or f"{slower} {by}"
-            others.append(_alternative(other.solved_plan, reason, other.prediction))
+    assert record.answer is not None, "filled before"
     objective_ns = best.solved_plan.division.step_ns
-    settled = {plan.solved_plan.candidate for plan in checked}
-    for ranked_plan in ranking.solved_plans:
-        if ranked_plan.candidate in settled:
-            continue
-        slower = f"{ranked_plan.division.step_ns / objective_ns - 1:+.1%} by the planner's cost"
-        others.append(_alternative(ranked_plan, slower))
-    for pruned in sorted(ranking.pruned, key=lambda outcome: outcome.bound_ns):
-        bound_s = pruned.bound_ns / 1e9
-        others.append({"plan": pruned.candidate.text, "bound_s": bound_s, "reason": pruned.reason})
-    for refused in ranking.refused:
-        others.append({"plan": refused.candidate.text, "reason": str(refused.error)})
     ranked_ns, bound_ns = (min(objective_ns, *bounds.values()) for bounds in bounds_ns)
     held_by = min(bounds_ns[1], key=bounds_ns[1].__getitem__).text
     evidence = Evidence(
@@ -454,7 +441,13 @@ def _best(
         gap=(objective_ns - bound_ns) / bound_ns,
         candidates=record.counts["candidates"],
         pruned=len(ranking.pruned),
-        alternatives=tuple(others[:SHOWN]),
+        alternatives=alternatives(
+            record.answer.evaluator,
+            (best.solved_plan, best.settled_plan.plan),
+            _rivals(best, checked, ranking, simulated),
+            [*sorted(ranking.pruned, key=lambda outcome: outcome.bound_ns), *ranking.refused],
+            record.top,
+        ),
         layers=layers(
             record,
             best.solved_plan,
@@ -468,15 +461,30 @@ def _best(
     return replace(best.settled_plan.plan, evidence=evidence, figures=figures)
 
 
-def _alternative(
-    plan: SolvedPlan, reason: str, prediction: Prediction | None = None
-) -> dict[str, Any]:
-    document = {
-        "plan": plan.candidate.text,
-        "objective_s": plan.division.step_ns / 1e9,
-        "bound_s": plan.bound_ns / 1e9,
-        "reason": reason,
-    }
-    if prediction:
-        document["step_time_s"] = prediction.step_time_s
-    return document
+def _rivals(
+    best: Checked, checked: list[Checked], ranking: Ranking, simulated: bool
+) -> Iterator[Rival]:
+    """Plans that were not chosen, each compared by the best that is known of it and of the best."""
+    for other in checked:
+        if other is best:
+            continue
+        by = PLANNER if not simulated else SIMULATED if other.prediction else BLOCK_TIMES
+        pair = other, best
+        if by == SIMULATED:
+            step_s, best_s = (plan.time_s for plan in pair)
+        else:
+            step_s, best_s = (plan.settled_plan.step_ns for plan in pair)
+        yield Rival(
+            solved_plan=other.solved_plan,
+            plan=other.settled_plan.plan,
+            loss=step_s / best_s - 1,
+            by=by,
+            refused=other.reason,
+            over_bytes=max(other.settled_plan.over_bytes, 0),
+            step_time_s=other.prediction.step_time_s if other.prediction else None,
+        )
+    settled = {plan.solved_plan.candidate for plan in checked}
+    for ranked_plan in ranking.solved_plans:
+        if ranked_plan.candidate not in settled:
+            loss = ranked_plan.division.step_ns / best.solved_plan.division.step_ns - 1
+            yield Rival(solved_plan=ranked_plan, loss=loss, by=PLANNER)

@@ -76,7 +76,7 @@ def search_for(
         if bound is None or (best is not None and bound >= best[0]) or worse == WORSE:
             continue
         tell(f"on {cluster.devices} of {request.cluster.devices} devices")
-        fleet_record = SearchLog(clock=record.clock)
+        fleet_record = SearchLog(clock=record.clock, top=record.top)
         try:
             plan = search(asked, simulate, progress, fleet_record, remedies=False)
         except InfeasibleError:

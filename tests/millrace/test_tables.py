@@ -7,6 +7,8 @@ from rich.console import Console
 
 from millrace.planner.mesh import Axis, Mesh
 from millrace.planner.plan import Chunk, Plan, Prediction
+from millrace.planner.search.report.alternatives import plan_roles
+from millrace.tables.alternatives import alternatives_table, difference
 from millrace.tables.ranges import rank_ranges, stage_blocks, stage_layers
 from millrace.tables.stages import axis_table, rank_table, stage_table
 from tests.millrace.plans import data_parallel_pipeline, drawn_plan
@@ -69,6 +71,26 @@ def test_ranks_are_ranges_with_a_stride_where_they_are_apart():
     assert rank_ranges(range(3, 64, 4)) == "3-63 by 4"
     assert rank_ranges([0, 5]) == "0, 5"
     assert rank_ranges([0, 9, 10, 30, 31, 50, 70, 71]) == "0, 9-10, 30-31, 50, and 1 more"
+
+
+def test_an_alternative_is_named_by_the_roles_in_which_it_differs():
+    plan = data_parallel_pipeline()
+    values = plan_roles(plan, plan.graph)
+    alike = {name: options[0] for name, options in values.items()} | {"plan": "a", "mixed": {}}
+    other = alike | {"dp": 1, "tp": 2, "schedule": "gpipe", "sequence_parallel": True}
+    assert difference(values, other) == "dp 1, tp 2, sequence-parallel on, gpipe"
+    assert difference(values, other | {"pp": 1}).endswith("pp 1, sequence-parallel on")
+    mixed = alike | {"zero": None, "mixed": {"zero": [1, 3]}}
+    assert difference(values, mixed) == "zero 1/3"
+    rows_by_plan = [
+        mixed | {"loss": 0.123, "by": "planner", "cause": "sends", "reason": "loses"},
+        {"plan": "on 4 devices", "reason": "dearer"},
+    ]
+    evidence = replace(drawn_plan().evidence, alternatives=tuple(rows_by_plan))
+    assert rows(alternatives_table(replace(plan, evidence=evidence))) == [
+        ["zero 1/3", "12.3 %", "planner", "sends"],
+        ["on 4 devices", "", "", "dearer"],
+    ]
 
 
 def test_an_axis_is_a_line_with_what_it_is_for():

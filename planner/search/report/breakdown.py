@@ -18,6 +18,7 @@ import numpy as np
 
 from millrace.models.labels import EXPERT
 from millrace.models.ops import op_kind
+from millrace.planner.formatting import percent
 from millrace.planner.parallel_degrees import label_role
 from millrace.planner.search.blocks.cost_tables import DEFERRABLE, MICROBATCH, STEP, EdgeCosts
 from millrace.planner.search.blocks.sbp_codes import digits
@@ -90,6 +91,42 @@ def breakdown(evaluator: Evaluator, best_plan: SolvedPlan) -> Parts:
     # Time that the order takes beyond that is spent waiting for what is sent.
     parts[SENDS] += max(best_plan.division.step_ns - sum(parts.values()), 0.0)
     return {name: time for name, time in parts.items() if time}
+
+
+def cause(parts: Parts, other_parts: Parts, effect: float, objective_ns: float) -> str:
+    """Part that makes another plan slower; with the one that shrinks where it grows by far more.
+
+    Parameters
+    ----------
+    parts, other_parts : dict of str to float
+        Breakdowns of the chosen plan and of the other.
+    effect : float
+        Share of the chosen plan's step that the other takes longer.
+    objective_ns : float
+        The chosen plan's step.
+    """
+    more = growth(parts, other_parts)
+    largest = max(more, key=lambda name: more[name])
+    if more[largest] <= 1.5 * effect * objective_ns:
+        return largest
+    gained = min(more, key=lambda name: more[name])
+    return (
+        f"{largest} +{percent(more[largest] / objective_ns)}, "
+        f"{gained} {percent(more[gained] / objective_ns)}"
+    )
+
+
+def growth(parts: Parts, other_parts: Parts) -> Parts:
+    """Nanoseconds by which every part of another plan's step is longer.
+
+    Parameters
+    ----------
+    parts, other_parts : dict of str to float
+        Breakdowns of the one plan and of the other.
+    """
+    return {
+        name: other_parts.get(name, 0.0) - parts.get(name, 0.0) for name in {**parts, **other_parts}
+    }
 
 
 def busy_ns(parts: Parts) -> float:

@@ -16,7 +16,7 @@ from millrace.planner.search.candidates import Candidate
 from millrace.planner.search.evaluation import Evaluator, Outcome, Refused, SolvedPlan
 from millrace.planner.search.pins import Pins
 from millrace.planner.search.placement_groups import candidates_of
-from millrace.planner.search.report.breakdown import Parts, breakdown
+from millrace.planner.search.report.breakdown import Parts, breakdown, cause, growth
 from millrace.planner.search.report.neighbours import (
     Neighbour,
     degrees,
@@ -241,19 +241,8 @@ def _slower(
     objective = chosen.division.step_ns
     effect = best.division.step_ns / objective - 1
     other = breakdown(evaluator, best)
-    more = {
-        name: other.get(name, 0.0) - chosen_parts.get(name, 0.0)
-        for name in {**chosen_parts, **other}
-    }
-    largest = max(more, key=lambda name: more[name])
     if effect > SAME:
-        text = f"loses {percent(effect)} ({largest})"
-        if more[largest] > 1.5 * effect * objective:
-            gained = min(more, key=lambda name: more[name])
-            text = (
-                f"loses {percent(effect)} ({largest} +{percent(more[largest] / objective)}, "
-                f"{gained} {percent(more[gained] / objective)})"
-            )
+        text = f"loses {percent(effect)} ({cause(chosen_parts, other, effect, objective)})"
     elif effect >= -SAME:
         text = "is as good by the planner's cost"
     elif plain.choice == "offload":
@@ -265,7 +254,7 @@ def _slower(
         effect=effect,
         reason=text,
         plan=best.candidate.text,
-        parts_s={name: time / 1e9 for name, time in more.items()},
+        parts_s={name: time / 1e9 for name, time in growth(chosen_parts, other).items()},
     )
 
 

@@ -58,10 +58,12 @@ class PlanComparison:
 class SearchLog:
     """Counts and times of one search; `clock` gives seconds.
 
-    Time counts for the innermost layer that is open.
+    Time counts for the innermost layer that is open. The plan's evidence lists at most `top`
+    alternatives.
     """
 
     clock: Callable[[], float] = lambda: 0.0
+    top: int = 5
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(LAYERS, 0.0))
     counts: dict[str, int] = field(default_factory=dict)
     answer: SearchResult | None = None

@@ -1,7 +1,7 @@
 """Reports of a search: layers, what decided each choice, and what would make room."""
 
 from dataclasses import replace
-from itertools import count
+from itertools import combinations, count
 
 import pytest
 
@@ -15,13 +15,16 @@ from millrace.planner.formatting import limit_option, one_of, size
 from millrace.planner.memory import NO_RESERVE, Reserve
 from millrace.planner.plan import Plan
 from millrace.planner.search import Pins, SearchRequest, search
+from millrace.planner.search.evaluation import Pruned, Refused, SolvedPlan
+from millrace.planner.search.placement_groups import candidates_of
 from millrace.planner.search.report import SearchLog
+from millrace.planner.search.report.alternatives import ROLES, Rival, alternatives, plan_roles
 from millrace.planner.search.report.breakdown import breakdown, busy_ns
 from millrace.planner.search.report.explain import CHOICES, explain
 from millrace.planner.search.report.host_offload import with_first_search_reason
-from millrace.planner.search.report.neighbours import pipelines
+from millrace.planner.search.report.neighbours import outcomes_of, pipelines
 from millrace.planner.search.report.suggestions import larger, least_memory_need, storage_bytes
-from millrace.planner.search.request import NoPlanError
+from millrace.planner.search.request import MemoryLimitError, NoPlanError
 from tests.plan_requests import request_of
 from tests.small_models import gpt_of
 
@@ -37,6 +40,63 @@ def recorded() -> tuple[Plan, SearchLog]:
     ticks = count()
     record = SearchLog(clock=lambda: float(next(ticks)))
     return search(request(2), record=record), record
+
+
+def test_alternatives_differ_in_roles_from_the_plan_and_from_one_another() -> None:
+    asked = request(4)
+    record = SearchLog()
+    plan = search(asked, record=record)
+    assert record.answer is not None
+    evaluator, chosen = record.answer.evaluator, record.answer.chosen
+    solved = [
+        outcome
+        for outcome in outcomes_of(evaluator, list(candidates_of(asked, evaluator.graph))).values()
+        if isinstance(outcome, SolvedPlan)
+    ]
+    rivals = [
+        Rival(
+            solved_plan=other,
+            loss=other.division.step_ns / chosen.division.step_ns - 1,
+            by="planner",
+        )
+        for other in solved
+    ]
+    rows = alternatives(evaluator, (chosen, plan), rivals, [], top=100)
+    assert 8 < len(rows) < len(rivals) - 1
+    roles = [{name: row["mixed"].get(name, [row[name]]) for name in ROLES} for row in rows]
+    roles.append(plan_roles(plan, plan.graph))
+    assert all(first != second for first, second in combinations(roles, 2))
+    assert sorted(row["loss"] for row in rows) == [row["loss"] for row in rows]
+    assert all(row["reason"].startswith(("loses", "saves")) for row in rows)
+    assert alternatives(evaluator, (chosen, plan), rivals, [], top=2) == rows[:2]
+
+
+def test_an_alternative_that_lacks_memory_says_how_much_and_one_not_solved_why() -> None:
+    record = SearchLog()
+    plan = search(request(4, max_gap=0.0), record=record)
+    assert record.answer is not None
+    answer = record.answer
+    other = next(
+        solved for solved in answer.solved_plans if solved.candidate.pipeline.stages != plan.stages
+    )
+    unlike = replace(other.candidate, batch=1)
+    short = Refused(replace(other.candidate, batch=2), MemoryLimitError(3 << 30, 1 << 30))
+    rows = alternatives(
+        answer.evaluator,
+        (answer.chosen, plan),
+        [Rival(solved_plan=other, loss=-0.01, by="simulated", refused="no", over_bytes=1 << 20)],
+        [Pruned(unlike, 1e9, "far off"), Pruned(unlike, 2e9, "far off"), short],
+        top=4,
+    )
+    assert [row["over_bytes"] for row in rows] == [1 << 20, None, 2 << 30]
+    assert rows[0]["reason"].startswith(
+        "saves 1.0 % of the simulated step (exceeds memory by 1.0 MiB"
+    )
+    assert [row["reason"] for row in rows[1:]] == [
+        "not solved: far off",
+        "exceeds memory by 2.0 GiB",
+    ]
+    assert rows[1]["pp"] == unlike.pipeline.stages
 
 
 def test_every_layer_says_what_it_proved_and_why_candidates_were_left(

@@ -108,6 +108,7 @@ def test_equal_requests_give_equal_bytes_and_evidence_why_others_lost() -> None:
     assert 0 < evidence.pruned < evidence.candidates
     assert evidence.alternatives
     assert all(other["reason"] and other["plan"] for other in evidence.alternatives)
+    assert len(evidence.alternatives) == 5
     assert any("bound" in line for line in told)
     assert any("solving" in line for line in told)
 
