@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from millrace.figures import micro_batch, reserve_bytes
+from millrace.figures import reserve_bytes
 from millrace.models.graph import Phase
+from millrace.planner.parallel_degrees import plan_roles
 from millrace.planner.plan import FUSED, ON_DEVICES, Plan
 from millrace.published.step_time_range import plan_range
 from millrace.tables.alternatives import alternatives_table
@@ -87,14 +88,20 @@ def headline(plan: Plan) -> str:
     axes = " × ".join(f"{axis.name} {axis.size}" for axis in plan.mesh.axes) or "one device"
     loops = f", {plan.interleave} chunks a stage" if plan.interleave > 1 else ""
     stages = "1 stage" if plan.stages == 1 else f"{plan.stages} stages, {plan.schedule}{loops}"
-    pieces = "1 microbatch" if plan.microbatches == 1 else f"{plan.microbatches} microbatches"
-    samples = "1 sample" if plan.batch == 1 else f"{plan.batch} samples"
-    rank_samples = micro_batch(plan)
-    share = f" ({rank_samples} a rank)" if rank_samples not in (None, plan.batch) else ""
     host = "" if plan.offload == ON_DEVICES else "; optimizer state in host memory"
     fused = "; ops fused" if plan.fusion == FUSED else ""
     mesh = f"{plan.model.name} on {plan.cluster.name}: mesh {axes}"
-    return f"{mesh}, {stages}; {pieces} of {samples}{share}{host}{fused}"
+    return f"{mesh}, {stages}; {microbatches_text(plan)}{host}{fused}"
+
+
+def microbatches_text(plan: Plan) -> str:
+    """Number of microbatches, samples of one on a rank (`--micro-batch`) and over all ranks."""
+    pieces = "1 microbatch" if plan.microbatches == 1 else f"{plan.microbatches} microbatches"
+    rank_samples = plan_roles(plan, plan.graph)["micro_batch"]
+    text = "/".join(map(str, rank_samples))
+    samples = "1 sample" if text == "1" else f"{text} samples"
+    together = "" if rank_samples == [plan.batch] else f" ({plan.batch} over all)"
+    return f"{pieces} of {samples} a rank{together}"
 
 
 def filled(plan: Plan, needed_bytes: int) -> str:

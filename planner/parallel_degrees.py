@@ -23,6 +23,11 @@ HYBRID = "3-hybrid"  # ZeRO-3 over a part of the replicas, copies over the other
 Value = int | bool | str
 Roles = dict[str, Value | None]
 DEGREES = ("dp", "tp", "cp")
+# Roles and choices of the pipeline by which people tell plans apart.
+ROLES = (
+    *("dp", "tp", "pp", "cp", "ep", "zero", "sequence_parallel"),
+    *("micro_batch", "schedule", "interleave", "recompute"),
+)
 
 
 def _placed(
@@ -167,6 +172,26 @@ def role_values(plan: Plan, graph: Graph) -> dict[str, list[Value]]:
         "ring": _ring(plan, graph, axes("cp")),
         "recompute": _recompute(plan, graph),
     }
+
+
+def plan_roles(plan: Plan, graph: Graph) -> dict[str, list[Value]]:
+    """Values of the roles that tell plans apart, in the order of `ROLES`.
+
+    Parameters
+    ----------
+    plan : Plan
+        Its signatures and its pipeline are read.
+    graph : Graph
+        Its training graph, of any batch and without recomputation.
+    """
+    values = role_values(plan, graph)
+    pipelined: dict[str, list[Value]] = {
+        "micro_batch": sorted({plan.batch // int(degree) for degree in values["dp"]}),
+        "schedule": [plan.schedule],
+        "interleave": [plan.interleave],
+    }
+    every = values | pipelined
+    return {name: every[name] for name in ROLES}
 
 
 def _degree_values(plan: Plan, graph: Graph, others: list[frozenset[str]]) -> dict[str, list[int]]:

@@ -10,8 +10,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from millrace.planner.parallel_degrees import ROLES, plan_roles
 from millrace.planner.plan import Plan
-from millrace.planner.search.report.alternatives import ROLES, plan_roles
 from millrace.units import format_percent
 
 # Roles whose value says by itself what it is of.
@@ -34,7 +34,7 @@ def alternatives_table(plan: Plan) -> Table | None:
     for row in rows:
         loss = row.get("loss")
         loses = "" if loss is None else format_percent(loss)
-        why = row["reason"] if loss is None else row["cause"] or ""
+        why = row["reason"] if loss is None else row["cause"] or _unsure(row)
         table.add_row(Text(difference(values, row)), loses, row.get("by", ""), Text(why))
     return table
 
@@ -60,6 +60,11 @@ def difference(values: Mapping[str, Sequence[object]], row: Mapping[str, Any]) -
         text = "/".join(_word(value) for value in others)
         words.append(text if name in NAMED else f"{name.replace('_', '-')} {text}")
     return ", ".join(words)
+
+
+def _unsure(row: Mapping[str, Any]) -> str:
+    """Caution about a plan that seems better than the chosen one; empty where it does not."""
+    return "not simulated" if row["loss"] < 0 and "step_time_s" not in row else ""
 
 
 def _word(value: object) -> str:

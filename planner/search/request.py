@@ -11,12 +11,9 @@ from millrace.planner.cluster import OURS, Cluster, Device
 from millrace.planner.costs.bucket_sizes import state_bytes_of, with_own_buckets
 from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.formatting import one_of, size
-<<<<<<< HEAD
 from millrace.planner.frameworks.capabilities import EVERYTHING, Capabilities, check_pins
 from millrace.planner.memory import reserved_bytes, slack_fraction
-=======
 from millrace.planner.memory import NO_RESERVE, Reserve, reserved_bytes, slack_fraction
->>>>>>> 0d165826 (A plan for GPUs of the catalogue leaves a reserve; --reserve says how much)
 from millrace.planner.plan import (
     COUNT_MAX,
     FUSED,
@@ -172,16 +169,13 @@ class SearchRequest:
             raise PlanError(f"--max-gap is {self.max_gap}: expected 0 or more")
         if self.memory_limit_bytes is not None and self.memory_limit_bytes < 1:
             raise PlanError(f"--memory-limit is {self.memory_limit_bytes} bytes: expected more")
-<<<<<<< HEAD
         check_pins(self.runs, self.cluster.software.name, self.pins.document)
-=======
         smallest = min(group.device.memory_bytes for group in self.cluster.groups)
         if (spared := self.reserve.bytes_of(smallest)) >= smallest:
             raise PlanError(
                 f"--reserve is {size(spared)}, and a device has {size(smallest)}: leave some of it "
                 f"to the plan"
             )
->>>>>>> 0d165826 (A plan for GPUs of the catalogue leaves a reserve; --reserve says how much)
         if self.pins.ring and self.training.attention == UNFUSED:
             raise InfeasibleError(
                 "--ring joins rounds of flash attention, and --attention is unfused: leave one of "

@@ -41,14 +41,14 @@ def test_the_proof_of_the_search_is_shown():
 
 def test_the_headline_says_every_decision_in_one_line():
     assert headline(drawn_plan()) == (
-        "gpt-demo on local:4: mesh tp 2, 2 stages, 1f1b; 4 microbatches of 4 samples"
+        "gpt-demo on local:4: mesh tp 2, 2 stages, 1f1b; 4 microbatches of 4 samples a rank"
     )
 
 
 def test_samples_of_all_ranks_are_told_from_those_of_one():
     plan = data_parallel_pipeline()
     assert headline(plan).endswith(
-        "mesh dp 2, 2 stages, 1f1b; 4 microbatches of 4 samples (2 a rank)"
+        "mesh dp 2, 2 stages, 1f1b; 4 microbatches of 2 samples a rank (4 over all)"
     )
     assert micro_batch(plan) == 2
 

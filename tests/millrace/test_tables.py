@@ -6,8 +6,8 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from millrace.planner.mesh import Axis, Mesh
+from millrace.planner.parallel_degrees import plan_roles
 from millrace.planner.plan import Chunk, Plan, Prediction
-from millrace.planner.search.report.alternatives import plan_roles
 from millrace.tables.alternatives import alternatives_table, difference
 from millrace.tables.ranges import rank_ranges, stage_blocks, stage_layers
 from millrace.tables.stages import axis_table, rank_table, stage_table

@@ -9,9 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from millrace.models.graph import Graph
 from millrace.planner.formatting import percent, size
-from millrace.planner.parallel_degrees import Value, role_values
+from millrace.planner.parallel_degrees import ROLES, Value, plan_roles
 from millrace.planner.plan import Plan
 from millrace.planner.search.candidates import Candidate
 from millrace.planner.search.evaluation import Evaluator, Pruned, Refused, SolvedPlan
@@ -19,10 +18,6 @@ from millrace.planner.search.plan_writer import write_plan
 from millrace.planner.search.report.breakdown import Parts, breakdown, cause
 from millrace.planner.search.request import MemoryLimitError
 
-ROLES = (
-    *("dp", "tp", "pp", "cp", "ep", "zero", "sequence_parallel"),
-    *("micro_batch", "schedule", "interleave", "recompute"),
-)
 # Steps by which two plans are compared: the simulator's, of measured blocks, of the cost tables.
 SIMULATED, BLOCK_TIMES, PLANNER = "simulated", "block times", "planner"
 STEPS = {SIMULATED: "simulated", BLOCK_TIMES: "block-timed", PLANNER: "planner's"}
@@ -45,26 +40,6 @@ class Rival:
     refused: str = ""
     over_bytes: int = 0
     step_time_s: float | None = None
-
-
-def plan_roles(plan: Plan, graph: Graph) -> dict[str, list[Value]]:
-    """Values of the roles that tell plans apart, in the order of `ROLES`.
-
-    Parameters
-    ----------
-    plan : Plan
-        Its signatures and its pipeline are read.
-    graph : Graph
-        Its training graph, of any batch and without recomputation.
-    """
-    values = role_values(plan, graph)
-    pipelined: dict[str, list[Value]] = {
-        "micro_batch": sorted({plan.batch // int(degree) for degree in values["dp"]}),
-        "schedule": [plan.schedule],
-        "interleave": [plan.interleave],
-    }
-    every = values | pipelined
-    return {name: every[name] for name in ROLES}
 
 
 def alternatives(

@@ -13,12 +13,13 @@ from millrace.planner.clusters import parse_cluster
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.formatting import limit_option, one_of, size
 from millrace.planner.memory import NO_RESERVE, Reserve
+from millrace.planner.parallel_degrees import ROLES, plan_roles
 from millrace.planner.plan import Plan
 from millrace.planner.search import Pins, SearchRequest, search
 from millrace.planner.search.evaluation import Pruned, Refused, SolvedPlan
 from millrace.planner.search.placement_groups import candidates_of
 from millrace.planner.search.report import SearchLog
-from millrace.planner.search.report.alternatives import ROLES, Rival, alternatives, plan_roles
+from millrace.planner.search.report.alternatives import Rival, alternatives
 from millrace.planner.search.report.breakdown import breakdown, busy_ns
 from millrace.planner.search.report.explain import CHOICES, explain
 from millrace.planner.search.report.host_offload import with_first_search_reason
