@@ -13,7 +13,9 @@ from millrace.models.zoo.catalogue import build, build_training, model_spec
 
 # Parameters of the released weights, from the model cards on huggingface.co (their safetensors'
 # headers) and EleutherAI's table of Pythia; of DeepSeek-V3 without its second head and without the
-# 58 x 256 biases that steer its routers.
+# 58 x 256 biases that steer its routers. Kimi K2 (read 2026-11) without these biases too; GLM-4.5
+# and Air (read 2026-11) without the head for the token after next, which is one more layer with
+# experts, its product of 2 x hidden by hidden, three norms, and the table and the head once more.
 PUBLISHED = {
     "llama-7b": 6_738_415_616,
     "llama-13b": 13_015_864_320,
@@ -39,6 +41,9 @@ PUBLISHED = {
     "qwen3-30b-a3b": 30_532_122_624,
     "deepseek-v3": 671_026_419_200 - 58 * 256,
     "deepseek-v2-lite": 15_706_484_224,
+    "kimi-k2": 1_026_408_232_448 - 60 * 384,
+    "glm-4.5": 358_337_791_296 - 5_539_962_272 - 89 * 160,
+    "glm-4.5-air": 110_468_824_832 - 3_616_573_568 - 45 * 128,
     "gpt-neox-20b": 20_554_567_680,
     "pythia-70m": 70_426_624,
     "pythia-410m": 405_334_016,

@@ -1,4 +1,4 @@
-"""Mixtures of experts: Mixtral, Qwen3's and DeepSeek's.
+"""Mixtures of experts: Mixtral, Qwen3's, DeepSeek's, Kimi K2 and GLM-4.5.
 
 Imported mixtures have 1.25 times an even share of places per expert, as the zoo's have; the
 libraries they come from drop no token (a `capacity_factor` of 0). Where a configuration asks for
@@ -88,6 +88,28 @@ DEEPSEEK_V2 = DEEPSEEK_V3 | {
     "first_k_dense_replace": 0,
     "max_position_embeddings": 2048,
 }
+# As the class GLM-4.5 has them in transformers 5.
+GLM4_MOE: dict[str, Any] = LLAMA | {
+    "vocab_size": 151552,
+    "hidden_size": 4096,
+    "intermediate_size": 10944,
+    "moe_intermediate_size": 1408,
+    "num_hidden_layers": 46,
+    "num_attention_heads": 96,
+    "num_key_value_heads": 8,
+    "n_shared_experts": 1,
+    "n_routed_experts": 128,
+    "routed_scaling_factor": 1.0,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_experts_per_tok": 8,
+    "first_k_dense_replace": 1,
+    "norm_topk_prob": True,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "partial_rotary_factor": 0.5,
+    "use_qk_norm": False,
+}
 
 
 def _mixtral(keys: Keys, _: str) -> Mapped:
@@ -131,13 +153,35 @@ def _deepseek_v3(keys: Keys, _: str) -> Mapped:
         keys,
         _latent_attention(keys, interleaved=keys.flag("rope_interleave", null=False))
         | _deepseek_experts(keys)
-        | {
-            "router": "sigmoid",
-            "router_groups": keys.integer("n_group"),
-            "kept_groups": keys.integer("topk_group"),
-            "normalize_weights": keys.flag("norm_topk_prob", null=False),
-        },
+        | _sigmoid_router(keys),
     )
+
+
+def _kimi_k2(keys: Keys, architecture: str) -> Mapped:
+    """Return DeepSeek-V3's configuration; the model's own code has these ways of routing alone."""
+    for name, value in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
+        keys.choice(name, {value: value}, value)
+    return _deepseek_v3(keys, architecture)
+
+
+def _glm4_moe(keys: Keys, _: str) -> Mapped:
+    """Return the configuration of a GLM-4.5, without its head for the token after next."""
+    fields = base_fields(keys) | _deepseek_experts(keys) | _sigmoid_router(keys)
+    fields |= {
+        "qkv_bias": keys.flag("attention_bias", False),
+        "qk_norm": "rms" if keys.flag("use_qk_norm") else "",
+    }
+    return _decoder(keys, fields)
+
+
+def _sigmoid_router(keys: Keys) -> Config:
+    """Fields of DeepSeek-V3's way of choosing experts."""
+    return {
+        "router": "sigmoid",
+        "router_groups": keys.integer("n_group"),
+        "kept_groups": keys.integer("topk_group"),
+        "normalize_weights": keys.flag("norm_topk_prob", null=False),
+    }
 
 
 def _deepseek_v2(keys: Keys, _: str) -> Mapped:
@@ -216,6 +260,12 @@ MODEL_TYPES = {
     ),
     "deepseek_v3": ModelType(
         ("DeepseekV3ForCausalLM",), with_defaults(DEEPSEEK_V3, _deepseek_v3, {_LOCAL: _ROUTED})
+    ),
+    "kimi_k2": ModelType(
+        ("DeepseekV3ForCausalLM",), with_defaults(DEEPSEEK_V3, _kimi_k2, {_LOCAL: _ROUTED})
+    ),
+    "glm4_moe": ModelType(
+        ("Glm4MoeForCausalLM",), with_defaults(GLM4_MOE, _glm4_moe, {_LOCAL: _ROUTED})
     ),
     "deepseek_v2": ModelType(
         ("DeepseekV2ForCausalLM",), with_defaults(DEEPSEEK_V2, _deepseek_v2, {_PLAIN: _ROUTED})

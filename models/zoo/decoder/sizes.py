@@ -177,6 +177,52 @@ DEEPSEEK: dict[str, Config] = {
     ),
 }
 
+# Moonshot AI, "Kimi K2", arXiv 2507.20534 (2025), release Instruct of July 2025: DeepSeek-V3's
+# parts with more experts, fewer heads and no groups of experts; positions stretched 32 times.
+KIMI: dict[str, Config] = {
+    "kimi-k2": _latent(
+        61,
+        7168,
+        64,
+        18432,
+        512,
+        vocab=163840,
+        positions=131072,
+        q_lora=1536,
+        rope_base=50000.0,
+        rope_factor=32.0,
+        rope_fast=1.0,
+        attention_scale=(0.1 * 1.0 * log(32) + 1) ** 2 / sqrt(192),
+        experts=384,
+        experts_per_token=8,
+        expert_hidden=2048,
+        shared_hidden=2048,
+        dense_layers=(0,),
+        router="sigmoid",
+        weight_scale=2.827,
+    ),
+}
+
+# GLM-4.5 team, "GLM-4.5", arXiv 2508.06471 (2025), table 1, without the head for the token after
+# next: half of a head's features turn, biases on queries, keys and values.
+_GLM: Config = _PLACES | {
+    "vocab": 151552,
+    "positions": 131072,
+    "epsilon": 1e-5,
+    "rope_base": 1000000.0,
+    "head_dim": 128,
+    "rotary_dims": 64,
+    "qkv_bias": True,
+    "experts_per_token": 8,
+    "router": "sigmoid",
+}
+GLM: dict[str, Config] = {
+    "glm-4.5": _llama(92, 5120, 96, 8, 12288, qk_norm="rms", weight_scale=2.5, **_GLM)
+    | {"experts": 160, "expert_hidden": 1536, "shared_hidden": 1536, "dense_layers": (0, 1, 2)},
+    "glm-4.5-air": _llama(46, 4096, 96, 8, 10944, **_GLM)
+    | {"experts": 128, "expert_hidden": 1408, "shared_hidden": 1408, "dense_layers": (0,)},
+}
+
 
 def _neox(layers: int, hidden: int, heads: int, vocab: int, activation: str) -> Config:
     """Sizes with layer norms and parallel parts, a quarter of every head turned."""
@@ -277,7 +323,18 @@ DEMO: dict[str, Config] = {
     },
 }
 
-MODELS: dict[str, Config] = {**DEMO, **LLAMA, **MISTRAL, **QWEN, **DEEPSEEK, **NEOX, **PHI, **MPT}
+MODELS: dict[str, Config] = {
+    **DEMO,
+    **LLAMA,
+    **MISTRAL,
+    **QWEN,
+    **DEEPSEEK,
+    **KIMI,
+    **GLM,
+    **NEOX,
+    **PHI,
+    **MPT,
+}
 
 ALIASES = {
     "llama-2-7b": "llama2-7b",
@@ -292,6 +349,9 @@ ALIASES = {
     "mistral": "mistral-7b",
     "mixtral": "mixtral-8x7b",
     "deepseek": "deepseek-v3",
+    "kimi-k2-instruct": "kimi-k2",
+    "glm-4.5-355b": "glm-4.5",
+    "glm-4.5-106b": "glm-4.5-air",
     "gpt-neox": "gpt-neox-20b",
     "mpt": "mpt-7b",
 }

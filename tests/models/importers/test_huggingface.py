@@ -251,6 +251,8 @@ DEFAULTS = {
     "qwen3_moe": expert_configs.QWEN3_MOE,
     "deepseek_v3": expert_configs.DEEPSEEK_V3,
     "deepseek_v2": expert_configs.DEEPSEEK_V2,
+    "kimi_k2": expert_configs.DEEPSEEK_V3,
+    "glm4_moe": expert_configs.GLM4_MOE,
 }
 
 

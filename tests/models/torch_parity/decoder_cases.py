@@ -50,6 +50,17 @@ DEEPSEEK = LLAMA | {
     "qk_nope_head_dim": 6,
     "v_head_dim": 5,
 }
+GLM = LLAMA | {
+    "head_dim": 8,
+    "attention_bias": True,
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 12,
+    "n_routed_experts": 5,
+    "num_experts_per_tok": 3,
+    "use_qk_norm": True,
+    "routed_scaling_factor": 2.5,
+}
 LLAMA31 = {
     "rope_type": "llama3",
     "rope_theta": 100.0,
@@ -138,6 +149,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "norm_topk_prob": False,
             "n_shared_experts": 2,
         },
+    ),
+    "glm4_moe": ("glm4_moe", GLM),
+    "glm4_moe, no norm of queries and keys": (
+        "glm4_moe",
+        GLM | {"use_qk_norm": False, "attention_bias": False, "n_shared_experts": 2},
     ),
     "deepseek_v2": ("deepseek_v2", DEEPSEEK | {"routed_scaling_factor": 1.5}),
 }

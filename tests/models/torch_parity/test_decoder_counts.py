@@ -77,6 +77,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         llama(94, 4096, 64, 4, 12288, 151936, moe_intermediate_size=1536, **QWEN3),
     ),
     "deepseek-v3": ("deepseek_v3", {}),
+    "glm-4.5-air": ("glm4_moe", {"attention_bias": True, "head_dim": 128}),
 }
 
 
@@ -165,6 +166,16 @@ UNUSUAL: dict[str, st.SearchStrategy[dict[str, Any]]] = {
         norm_topk_prob=BIAS,
         output_router_logits=BIAS,
     ),
+    "glm4_moe": sizes(
+        CHOSEN,
+        head_dim=st.integers(1, 3).map(lambda quarter: 4 * quarter),
+        attention_bias=BIAS,
+        use_qk_norm=BIAS,
+        n_routed_experts=st.integers(4, 7),
+        moe_intermediate_size=st.integers(1, 9),
+        n_shared_experts=st.integers(1, 3),
+        first_k_dense_replace=st.integers(0, 4),
+    ).map(lambda values: {"head_dim": 4, **values}),
     "deepseek_v3": sizes(CHOSEN, **LATENT).map(
         lambda values: {
             **values,
@@ -207,6 +218,7 @@ def test_unusual_sizes_have_exactly_the_parameters_of_transformers(
 
 @pytest.mark.parametrize("model_type", UNUSUAL)
 def test_what_transformers_writes_is_read_back(model_type: str, tmp_path: Path) -> None:
-    config = transformers.AutoConfig.for_model(model_type)
+    values = {"head_dim": 128} if model_type == "glm4_moe" else {}  # by default 21 features turn
+    config = transformers.AutoConfig.for_model(model_type, **values)
     config.save_pretrained(tmp_path)
-    assert build(read_config(tmp_path), 1).parameter_count == counted(model_type, {})
+    assert build(read_config(tmp_path), 1).parameter_count == counted(model_type, values)
