@@ -27,6 +27,7 @@ from millrace.executor.values.checkpoint import (
 )
 from millrace.executor.values.manifest import Manifest, manifest_of
 from millrace.executor.values.weights import check_weights
+from millrace.models.zoo.catalogue import approximations
 from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.actors.trace import Trace
 from millrace.planner.compile import compile_plan
@@ -125,7 +126,7 @@ def execute(
     """
     digest, plan = plan.digest(), _with_learning_rate(plan, learning_rate)
     description = open_dataset(data, plan.model, seed).description
-    check_weights(weights, plan.graph)
+    check_weights(weights, plan.graph, approximations(plan.model))
     graph = compile_plan(plan)
     _check_machine(graph, backend, steps, trace)
     contents = manifest_of(graph, model=plan.model.name, plan_digest=digest)

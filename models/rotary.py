@@ -61,6 +61,8 @@ def _llama3(attributes: Attributes, plain: list[float]) -> list[float]:
     """Share of each pair's angle that stays: it grows with the turns in the original length."""
     low, high = float(attributes["low_freq_factor"]), float(attributes["high_freq_factor"])
     turns = [frequency * float(attributes["original_positions"]) / (2 * pi) for frequency in plain]
+    if low == high:  # Llama 4
+        return [float(turn >= low) for turn in turns]
     return [_clamp_to_unit((turn - low) / (high - low)) for turn in turns]
 
 

@@ -6,7 +6,7 @@ Variables that the file leaves out begin as they would without it.
 
 import tokenize
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -84,17 +84,32 @@ class Weights:
             ) from None
 
 
-def check_weights(path: Path | None, graph: Graph) -> None:
+def check_weights(path: Path | None, graph: Graph, approximations: Sequence[str] = ()) -> None:
     """Hold every array of a file, where there is one, against the variables of a training graph.
+
+    Parameters
+    ----------
+    path
+        The file; None: there is none.
+    graph
+        Training graph of the model.
+    approximations
+        What the model computes and the graph does not: with any, no weights are taken.
 
     Raises
     ------
     DataError
-        The file cannot be read; an array is no variable of the model, has another shape, or holds
-        something else than finite numbers in the range of the variable's dtype.
+        The graph is an approximation; the file cannot be read; an array is no variable of the
+        model, has another shape, or holds something else than finite numbers in the range of the
+        variable's dtype.
     """
     if path is None:
         return
+    if approximations:
+        raise DataError(
+            f"weights `{path}`: the graph of `{graph.name}` does not compute what these weights "
+            f"are for ({'; '.join(approximations)}); leave --weights out"
+        )
     weights = Weights(path)
     tensors = graph.tensors_by_name
     variables = [op.outputs[0] for op in graph.ops if op.kind == "variable"]

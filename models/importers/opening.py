@@ -17,7 +17,13 @@ from millrace.models.documents import as_text
 from millrace.models.errors import ModelError
 from millrace.models.graph import Graph
 from millrace.models.spec import ModelSpec, graph_spec
-from millrace.models.zoo.catalogue import ALIASES, NAMES, canonical_name, model_spec
+from millrace.models.zoo.catalogue import (
+    ALIASES,
+    NAMES,
+    approximations,
+    canonical_name,
+    model_spec,
+)
 
 KINDS = "a name of `millrace models`, a config.json or its folder, an .onnx or .pt2 file, or \
 `package.module:function`"
@@ -77,7 +83,15 @@ def open_model(
         return _with_text_name(_config(_OpeningRequest(path, seq_len, precision, told, check)))
     if _looks_like_path(text):
         raise ModelError(f"there is no file `{text}`; {_hub_hint(text) or f'a model is {KINDS}'}")
-    return model_spec(text, seq_len, precision)
+    return _noted(model_spec(text, seq_len, precision), text, told)
+
+
+def _noted(spec: ModelSpec, text: str, told: Told | None) -> ModelSpec:
+    """The specification, once the user was told what of the model its graph does not compute."""
+    if told is not None:
+        for clause in approximations(spec):
+            told(f"`{text}`: {clause}")
+    return spec
 
 
 def _with_text_name(spec: ModelSpec) -> ModelSpec:
@@ -128,7 +142,13 @@ def _in_zoo(text: str) -> bool:
 def _config(question: _OpeningRequest) -> ModelSpec:
     from millrace.models.importers.huggingface import read_config
 
-    return read_config(question.path, seq_len=question.seq_len, precision=question.precision)
+    spec = read_config(
+        question.path,
+        seq_len=question.seq_len,
+        precision=question.precision,
+        told=lambda note: _tell(question, [note]),
+    )
+    return _noted(spec, str(question.path), question.notify)
 
 
 def _onnx(question: _OpeningRequest) -> ModelSpec:

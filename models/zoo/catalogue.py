@@ -134,6 +134,20 @@ def beyond_positions(spec: ModelSpec) -> str:
     )
 
 
+def approximations(spec: ModelSpec) -> tuple[str, ...]:
+    """Parts of a model of the zoo that its graph leaves out or replaces, each in a clause.
+
+    Examples
+    --------
+    >>> approximations(model_spec("gemma3-12b"))
+    ()
+    """
+    if spec.family not in FAMILIES:
+        return ()
+    family = FAMILIES[spec.family]
+    return family.approximations(spec, msgspec.convert(spec.config, family.config))
+
+
 def build(spec: ModelSpec, batch: int) -> Graph:
     """Forward graph of a model for microbatches of `batch` samples.
 

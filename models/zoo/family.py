@@ -14,11 +14,17 @@ SEQ_LEN_MAX = 2**24  # sixteen million tokens: ten times the longest that was ev
 TOKEN, IMAGE, SAMPLE = "token", "image", "sample"
 
 
+def exact(spec: ModelSpec, config: Any) -> tuple[str, ...]:
+    """Approximations of a family whose graphs compute what its models do: none."""
+    return ()
+
+
 class Family(NamedTuple):
     """Functions that read a family's configuration, check it, choose a length and build the graph.
 
     `models` are the family's names in the catalogue with their configurations, `aliases` other
     names for them. `unit` is what speed, cost and energy are counted by: what `seq_len` counts.
+    `approximations` says, in a clause each, what a model computes and its graph does not.
     """
 
     config: type[Any]
@@ -28,6 +34,7 @@ class Family(NamedTuple):
     models: dict[str, Config]
     aliases: dict[str, str]
     unit: str = TOKEN
+    approximations: Callable[[ModelSpec, Any], tuple[str, ...]] = exact
 
 
 def check_length(spec: ModelSpec) -> None:

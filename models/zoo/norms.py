@@ -7,7 +7,7 @@ from millrace.models.builder import GraphBuilder
 from millrace.models.errors import ModelError
 from millrace.models.labels import parse, write
 
-KINDS = ("rms", "layer", "scale")
+KINDS = ("rms", "layer", "scale", "unscaled")
 
 
 def add_norm(
@@ -32,7 +32,8 @@ def add_norm(
     dims : str
         Labels of `x`, for example `b t d`; the last one is never split.
     kind : str
-        "rms", "layer", or "scale": a layer norm whose shift is zero and not trained.
+        "rms", "layer", "scale": a layer norm whose shift is zero and not trained, or "unscaled": a
+        root mean square whose weights are one and not trained.
     epsilon : float
         Added to the mean square or variance before the root.
 
@@ -51,29 +52,32 @@ def add_norm(
     (operand,) = parse(f"-> {dims}").outputs
     rows, feature = operand[:-1], operand[-1:]
     size = builder.tensors[x].shape[-1]
-    scale = builder.parameter(f"{name}.weight", "d", (size,), init="ones", decay=False)
+    if kind == "unscaled":
+        scale = _constant(builder, f"{name}.one", size, 1.0)
+    else:
+        scale = builder.parameter(f"{name}.weight", "d", (size,), init="ones", decay=False)
     attributes = {"epsilon": epsilon}
     whole_labels = frozenset(feature[0])
-    if kind == "rms":
+    if kind in ("rms", "unscaled"):
         labels = write((operand, feature), (operand, rows), whole_labels)
         return builder.apply("rms_norm", name, (x, scale), labels, attributes=attributes)
     if kind == "layer":
         shift = builder.parameter(f"{name}.bias", "d", (size,), init="zeros", decay=False)
     else:
-        shift = _zeros(builder, f"{name}.zero", size)
+        shift = _constant(builder, f"{name}.zero", size, 0.0)
     labels = write((operand, feature, feature), (operand, rows, rows), whole_labels)
     return builder.apply("layer_norm", name, (x, scale, shift), labels, attributes=attributes)
 
 
-def _zeros(builder: GraphBuilder, name: str, size: int) -> str:
-    """Add a shift of zeros: part of the model, not trained."""
-    zeros = builder.emit(
+def _constant(builder: GraphBuilder, name: str, size: int, value: float) -> str:
+    """Add a weight or shift that is part of the model and not trained."""
+    values = builder.emit(
         "constant",
         builder.full_name(name),
         (),
         "-> d",
         shapes=((size,),),
         dtype=builder.precision.compute,
-        attributes={"value": 0.0, "data": ""},
+        attributes={"value": value, "data": ""},
     )[0]
-    return builder.repeat(zeros, name, "d")
+    return builder.repeat(values, name, "d")

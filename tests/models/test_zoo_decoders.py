@@ -9,13 +9,16 @@ from millrace.models.errors import ModelError
 from millrace.models.graph import Graph
 from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.models.type_inference import check_graph
-from millrace.models.zoo.catalogue import build, build_training, model_spec
+from millrace.models.zoo.catalogue import approximations, build, build_training, model_spec
 
 # Parameters of the released weights, from the model cards on huggingface.co (their safetensors'
 # headers) and EleutherAI's table of Pythia; of DeepSeek-V3 without its second head and without the
 # 58 x 256 biases that steer its routers. Kimi K2 (read 2026-11) without these biases too; GLM-4.5
 # and Air (read 2026-11) without the head for the token after next, which is one more layer with
 # experts, its product of 2 x hidden by hidden, three norms, and the table and the head once more.
+# gpt-oss (read 2026-11) has a sink for each head and layer besides. Llama 4 and Gemma 3 (read
+# 2026-11) have a part for images: 871,932,416 values, and 416,866,032 with a norm and a product of
+# 1152 by the hidden size.
 PUBLISHED = {
     "llama-7b": 6_738_415_616,
     "llama-13b": 13_015_864_320,
@@ -44,6 +47,17 @@ PUBLISHED = {
     "kimi-k2": 1_026_408_232_448 - 60 * 384,
     "glm-4.5": 358_337_791_296 - 5_539_962_272 - 89 * 160,
     "glm-4.5-air": 110_468_824_832 - 3_616_573_568 - 45 * 128,
+    "gpt-oss-20b": 20_914_757_184 - 24 * 64,
+    "gpt-oss-120b": 116_829_156_672 - 36 * 64,
+    "llama4-scout": 108_641_793_536 - 871_932_416,
+    "llama4-maverick": 401_583_781_376 - 871_932_416,
+    "gemma2-2b": 2_614_341_888,
+    "gemma2-9b": 9_241_705_984,
+    "gemma2-27b": 27_227_128_320,
+    "gemma3-1b": 999_885_952,
+    "gemma3-4b": 4_300_079_472 - 416_866_032 - 1152 * 2561,
+    "gemma3-12b": 12_187_325_040 - 416_866_032 - 1152 * 3841,
+    "gemma3-27b": 27_432_406_640 - 416_866_032 - 1152 * 5377,
     "gpt-neox-20b": 20_554_567_680,
     "pythia-70m": 70_426_624,
     "pythia-410m": 405_334_016,
@@ -115,6 +129,12 @@ def test_megatrons_series_has_the_parameters_of_its_table(name: str) -> None:
         {},
         {"tied": True, "head_bias": True, "norm": "scale", "window": 3, "full_layers": (1,)},
         {"parallel": True, "shared_norm": True, "norm": "layer", "gated": False, "qk_norm": "rms"},
+        {"post_norms": True, "logit_cap": 5.0, "embedding_scale": 4.0, "activation": "gelu",
+         "window": 3, "full_layers": (1,), "window_rope_base": 50.0, "tied": True},
+        EXPERTS | {"experts_per_token": 1, "router": "sigmoid", "normalize_weights": False,
+                   "weigh_inputs": True, "unturned_layers": (1,), "qk_norm": "unscaled",
+                   "chunk": 6, "full_layers": (1,), "shared_hidden": 8},
+        EXPERTS | {"router_bias": True, "expert_bias": True, "sinks": True, "gate_cap": 7.0},
         {"rotary_dims": 0, "alibi": 8.0, "clip_qkv": 3.0, "activation": "gelu"},
         EXPERTS | {"dense_layers": (0,), "shared_hidden": 8, "balance_loss": 0.1},
         EXPERTS | LATENT | {"router": "sigmoid", "router_groups": 3, "kept_groups": 2}
@@ -149,6 +169,40 @@ def test_only_the_layers_told_so_see_all_keys() -> None:
     decoder = graph(window=4, full_layers=(1,))
     windows = [op.attributes.get("window", 0) for op in decoder.ops if op.kind == "attention"]
     assert windows == [4, 0, 4]
+
+
+def test_chunks_are_windows_of_as_many_keys_as_a_query_of_them_sees() -> None:
+    decoder = graph(chunk=6, full_layers=(1,), unturned_layers=(1,))
+    windows = [op.attributes.get("window", 0) for op in decoder.ops if op.kind == "attention"]
+    assert windows == [3, 0, 3]
+    assert kinds(decoder).count("rotary") == 4
+    short = graph(chunk=12, full_layers=(1,))
+    assert not any("window" in op.attributes for op in short.ops if op.kind == "attention")
+
+
+def test_layers_with_a_window_may_turn_by_other_angles() -> None:
+    stretched = {"rope_scaling": "linear", "rope_factor": 8.0}
+    decoder = graph(window=4, full_layers=(1,), window_rope_base=50.0, **stretched)
+    angles = [op.attributes for op in decoder.ops if op.kind == "rotary"]
+    assert [turn["base"] for turn in angles] == [50, 50, 10000, 10000, 50, 50]
+    assert [turn.get("scaling", "") for turn in angles] == ["", "", "linear", "linear", "", ""]
+
+
+@pytest.mark.parametrize(
+    ("name", "seq_len", "clauses"),
+    [
+        ("gpt-oss-20b", 4096, ["attention sinks are left out", "SwiGLU cut off at 7"]),
+        ("gemma2-9b", 4096, ["the soft cap of attention's scores (50)"]),
+        ("gemma3-27b", 4096, []),
+        ("llama4-scout", 8191, []),
+        ("llama4-scout", 8192, ["scores do not grow from position 8,192"]),
+        ("llama4-maverick", 16384, ["attention within chunks of 8,192", "scores do not grow"]),
+        ("bert-base", 512, []),
+    ],
+)
+def test_what_a_graph_leaves_out_is_said(name: str, seq_len: int, clauses: list[str]) -> None:
+    said = approximations(model_spec(name, seq_len))
+    assert [text[: len(start)] for text, start in zip(said, clauses, strict=True)] == clauses
 
 
 @pytest.mark.parametrize(("factor", "places"), [(0.0, 12), (1.0, 4), (1.25, 5), (9.0, 12)])
@@ -197,6 +251,12 @@ def test_deepseek_v3_softens_its_scores_as_yarn_does() -> None:
         ({"activation": "mish"}, "choose one of gelu"),
         ({"shared_norm": True}, "`shared_norm` needs `parallel`"),
         ({"full_layers": (3,)}, "names layer 3; the layers are 0 to 2"),
+        ({"unturned_layers": (7,)}, "`unturned_layers` names layer 7"),
+        ({"post_norms": True, "parallel": True}, "exclude each other: set one"),
+        ({"window": 4, "chunk": 4}, "exclude each other: set one to 0"),
+        ({"window_rope_base": 0.5}, "`window_rope_base` is 0.5, not above 1"),
+        ({"embedding_scale": 0.0}, "`embedding_scale` is 0.0, not above 0"),
+        (EXPERTS | {"weigh_inputs": True}, "`weigh_inputs` is for one expert a token"),
         ({"q_lora": 4}, "belong to latent attention"),
         ({"kv_lora": 4}, "set kv_heads to 4"),
         ({"kv_lora": 4, "kv_heads": 4}, "turns some of the 4 features"),

@@ -1,6 +1,6 @@
 """Reading a `config.json`: the file, its model type and class, and the specification made of it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from millrace.models.documents import BYTES_MAX, decode_json, read_text
 from millrace.models.errors import ModelError
 from millrace.models.importers.huggingface.keys import Keys, shown
 from millrace.models.importers.huggingface.mapping import ModelType
-from millrace.models.importers.huggingface.model_types import MODEL_TYPES
+from millrace.models.importers.huggingface.model_types import MODEL_TYPES, NOT_EXPRESSIBLE
 from millrace.models.spec import ModelSpec
 from millrace.models.zoo.catalogue import FAMILIES
 from millrace.models.zoo.family import check_length
@@ -20,7 +20,11 @@ FILE_NAME = "config.json"
 
 
 def read_config(
-    path: str | Path, *, seq_len: int | None = None, precision: str = "fp32"
+    path: str | Path,
+    *,
+    seq_len: int | None = None,
+    precision: str = "fp32",
+    told: Callable[[str], None] | None = None,
 ) -> ModelSpec:
     """Return the specification of the model that a Hugging Face configuration describes.
 
@@ -32,6 +36,8 @@ def read_config(
         Tokens of a sample; by default the longest sequence the configuration names.
     precision : str
         fp64, fp32, tf32, bf16 or fp16.
+    told : callable, optional
+        Told in words which parts of the file's model are not imported.
 
     Raises
     ------
@@ -51,6 +57,9 @@ def read_config(
     keys = Keys(values=_object(file), where=f"configuration `{file}`")
     model_type = _model_type(keys, file)
     mapped = model_type.read(keys, _architecture(keys, model_type, file))
+    if told is not None:
+        for note in mapped.notes:
+            told(note)
     spec = ModelSpec(
         name=keys.text("_name_or_path", "", null="") or file.absolute().parent.name or file.stem,
         family=mapped.family,
@@ -78,6 +87,8 @@ def _object(file: Path) -> dict[str, Any]:
 
 def _model_type(keys: Keys, file: Path) -> ModelType:
     named = keys.text("model_type", "", null="")
+    if named in NOT_EXPRESSIBLE:
+        raise keys.error("model_type", NOT_EXPRESSIBLE[named])
     if named and named not in MODEL_TYPES:
         classes = keys.texts("architectures")
         raise keys.error(

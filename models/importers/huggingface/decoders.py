@@ -4,7 +4,7 @@ All have RMS norms, rotary positions and gated feed-forward parts; what differs 
 defaults (transformers 5, `configuration_*.py`) and in a few keys.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from millrace.models.importers.huggingface.keys import LAYERS_MAX, Keys
@@ -121,18 +121,33 @@ def window_fields(keys: Keys) -> Config:
     used = keys.flag("use_sliding_window")
     window = keys.integer("sliding_window", null=0) if used else 0
     first = keys.integer("max_window_layers", least=0)
-    kinds = keys.texts("layer_types")
-    if not kinds:
-        full = tuple(range(min(first, layers)))
-    elif len(kinds) != layers or set(kinds) - {"full_attention", "sliding_attention"}:
-        raise keys.error(
-            "layer_types", f"expected {layers} of `full_attention` and `sliding_attention`"
-        )
-    else:
-        full = tuple(layer for layer, kind in enumerate(kinds) if kind == "full_attention")
+    full = full_layers(keys, range(min(first, layers)))
     if not window or len(full) == layers:
         return {}
     return {"window": window, "full_layers": full}
+
+
+def full_layers(
+    keys: Keys, default: Iterable[int], other: str = "sliding_attention"
+) -> tuple[int, ...]:
+    """Return the layers whose queries see all keys, as `layer_types` lists them.
+
+    Parameters
+    ----------
+    keys : Keys
+        With the number of layers.
+    default : iterable of int
+        These layers where the configuration has no list.
+    other : str
+        What the list calls all other layers.
+    """
+    layers = keys.integer("num_hidden_layers", most=LAYERS_MAX)
+    kinds = keys.texts("layer_types")
+    if not kinds:
+        return tuple(default)
+    if len(kinds) != layers or set(kinds) - {"full_attention", other}:
+        raise keys.error("layer_types", f"expected {layers} of `full_attention` and `{other}`")
+    return tuple(layer for layer, kind in enumerate(kinds) if kind == "full_attention")
 
 
 def _llama(keys: Keys, _: str) -> Mapped:

@@ -125,7 +125,7 @@ def _mixtral(keys: Keys, _: str) -> Mapped:
         "capacity_factor": CAPACITY_FACTOR,
     }
     layers = keys.integer("num_hidden_layers", most=LAYERS_MAX)
-    return _decoder(keys, fields | _balance(keys, layers))
+    return _decoder(keys, fields | balance_fields(keys, layers))
 
 
 def _qwen3_moe(keys: Keys, _: str) -> Mapped:
@@ -145,7 +145,7 @@ def _qwen3_moe(keys: Keys, _: str) -> Mapped:
         "normalize_weights": keys.flag("norm_topk_prob"),
         "capacity_factor": CAPACITY_FACTOR,
     }
-    return _decoder(keys, fields | _balance(keys, layers - len(dense)))
+    return _decoder(keys, fields | balance_fields(keys, layers - len(dense)))
 
 
 def _deepseek_v3(keys: Keys, _: str) -> Mapped:
@@ -235,7 +235,7 @@ def _deepseek_experts(keys: Keys) -> Config:
     }
 
 
-def _balance(keys: Keys, layers: int) -> Config:
+def balance_fields(keys: Keys, layers: int) -> Config:
     """Return the weight of the routers' loss: transformers takes the mean over layers."""
     if not keys.flag("output_router_logits", null=False) or not layers:
         return {}

@@ -8,11 +8,15 @@ from millrace.models.spec import Config
 
 
 class Mapped(NamedTuple):
-    """Family of the zoo, its configuration, and the longest sequence the model was made for."""
+    """Family of the zoo, its configuration, and the longest sequence the model was made for.
+
+    `notes` say which parts of the file's model are not imported.
+    """
 
     family: str
     config: Config
     seq_len: int
+    notes: tuple[str, ...] = ()
 
 
 class ModelType(NamedTuple):

@@ -2,7 +2,8 @@
 
 In comes a DecoderConfig, out goes a forward graph. Read first: `config.py` (what a configuration
 says), then `decoder.py` (how the blocks are put together); `attention.py`, `latent_attention.py`,
-`feed_forward.py` and `experts.py` write the parts, `sizes.py` holds the published models.
+`feed_forward.py` and `experts.py` write the parts, `approximations.py` says what they leave out;
+`sizes.py` and `mixture_sizes.py` hold the published models, `names.py` lists them.
 """
 
 from millrace.models.zoo.decoder.decoder import FAMILY

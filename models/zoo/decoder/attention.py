@@ -27,17 +27,18 @@ def attention(builder: GraphBuilder, config: DecoderConfig, x: str, layer: int) 
     key = _projected(builder, config, "k", x, keys, heads)
     value = _projected(builder, config, "v", x, keys, heads)
     query, key = (
-        _positioned(builder, config, part, projected, f"b t {dims}")
+        _positioned(builder, config, layer, part, projected, f"b t {dims}")
         for part, projected, dims in (("q", query, queries), ("k", key, keys))
     )
     mixed = mix(builder, config, (query, key, value), layer, grouped=grouped)
     return project_out(builder, config, mixed, grouped=grouped)
 
 
-def rotary_attributes(config: DecoderConfig) -> Attributes:
-    """Attributes of the `rotary` ops of this model."""
+def rotary_attributes(config: DecoderConfig, layer: int) -> Attributes:
+    """Attributes of the `rotary` ops of this layer."""
+    short = config.window_rope_base > 0 and layer not in config.full_layers
     plain: dict[str, int | float | str | bool] = {
-        "base": config.rope_base,
+        "base": config.window_rope_base if short else config.rope_base,
         "dims": config.rotary_dims,
         "interleaved": config.rope_interleaved,
         "inverse": False,
@@ -56,7 +57,7 @@ def rotary_attributes(config: DecoderConfig) -> Attributes:
             "truncate": config.rope_truncate,
         },
     }
-    if not config.rope_scaling:
+    if short or not config.rope_scaling:
         return plain
     plain |= {
         "scaling": config.rope_scaling,
@@ -76,7 +77,7 @@ def mix(
 ) -> str:
     """Add the attention op itself over queries, keys and values of one layer."""
     attributes: dict[str, int | float | str | bool] = {"causal": True, "scale": config.score_scale}
-    if window := config.window_of(layer):
+    if window := config.window_of(layer, builder.tokens_per_sample):
         attributes["window"] = window
     if config.alibi:
         attributes["alibi"] = config.alibi
@@ -126,13 +127,19 @@ def _projected(
     )
 
 
-def _positioned(builder: GraphBuilder, config: DecoderConfig, part: str, x: str, dims: str) -> str:
-    """Add the norm and the turn by position of queries or keys, where the model has them."""
-    if config.qk_norm:
+def _positioned(
+    builder: GraphBuilder, config: DecoderConfig, layer: int, part: str, x: str, dims: str
+) -> str:
+    """Add the norm and the turn by position of queries or keys, where the layer has them.
+
+    A norm without weights gives the same before and behind the turn (Llama 4 has it behind).
+    """
+    turned = config.rotary_dims > 0 and layer not in config.unturned_layers
+    if config.qk_norm and (turned or config.qk_norm != "unscaled"):
         name = f"attn.{part}.norm"
         x = add_norm(builder, name, x, dims, kind=config.qk_norm, epsilon=config.epsilon)
-    if not config.rotary_dims:
+    if not turned:
         return x
     name = f"attn.{part}.rotary"
     labels = f"{dims}! -> {dims}!"
-    return builder.apply("rotary", name, (x,), labels, attributes=rotary_attributes(config))
+    return builder.apply("rotary", name, (x,), labels, attributes=rotary_attributes(config, layer))

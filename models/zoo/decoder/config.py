@@ -29,15 +29,22 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         "rms", "layer", or "scale" (a layer norm that has no shift); with `epsilon`.
     tied, head_bias : bool
         The head shares the token table; the head has a bias (never decayed).
+    embedding_scale : float
+        What rows of the token table are multiplied by.
+    logit_cap : float
+        Logits z become cap tanh(z / cap) (0: as they are).
     parallel, shared_norm : bool
         Attention and feed-forward part read the same residual stream; and the same norm of it.
+    post_norms : bool
+        What attention and feed-forward part add to the stream is normed before.
     heads, kv_heads, head_dim : int
         Query heads, heads of keys and values (each serves heads / kv_heads query heads), features
         of a query or key.
     qkv_bias, out_bias : bool
         The projections before attention, and the one after it, have biases.
     qk_norm : str
-        Queries and keys are normed over a head's features: "", "rms" or "layer".
+        Queries and keys are normed over a head's features: "", "rms", "layer" or "unscaled" (root
+        mean square without weights, and only in layers that turn by position).
     clip_qkv : float
         Queries, keys and values are brought between minus this and this (0: as they are).
     attention_scale : float
@@ -47,8 +54,20 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     window, full_layers
         A query sees this many keys, itself the last (0: all before it); layers in which it sees
         all nevertheless.
+    chunk : int
+        A query sees the keys of its own chunk of the sequence alone, but in `full_layers` (0: no
+        chunks; Llama 4).
+    score_cap, sinks, tempered_from, gate_cap
+        What the graph leaves out (`millrace.models.zoo.decoder.approximations`): scores are capped
+        like logits (0: not); every head has a learned score that no key has; positions from which
+        on the scores of `unturned_layers` grow (0: none); gates and what they open are cut off
+        there (0: not).
     rotary_dims, rope_base, rope_interleaved
         How many features of a head are turned by position (0: none), see `millrace.models.rotary`.
+    window_rope_base : float
+        Base of layers with a window, whose angles are not stretched (0: as all others).
+    unturned_layers : tuple of int
+        Layers in which nothing is turned by position.
     rope_scaling, rope_factor, rope_amplitude, rope_original, rope_low, rope_high, rope_fast, \
 rope_slow, rope_truncate
         How the angles were stretched, "" for not at all; and a factor on what is turned.
@@ -62,8 +81,10 @@ rope_slow, rope_truncate
     experts, experts_per_token, expert_hidden, shared_hidden : int
         Experts (0: none), how many a token is sent to, the width of one, and the width of the
         expert that every token visits (0: none).
-    expert_bias : bool
-        The products of experts have biases.
+    expert_bias, router_bias : bool
+        The products of experts have biases; so has the router.
+    weigh_inputs : bool
+        A token is weighed before its one expert sees it, not what the expert makes of it.
     dense_layers : tuple of int
         Layers that have one feed-forward part in place of experts.
     router, router_groups, kept_groups, normalize_weights, weight_scale
@@ -90,8 +111,11 @@ rope_slow, rope_truncate
     epsilon: float = 1e-5
     tied: bool = False
     head_bias: bool = False
+    embedding_scale: float = 1.0
+    logit_cap: float = 0.0
     parallel: bool = False
     shared_norm: bool = False
+    post_norms: bool = False
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: str = ""
@@ -100,9 +124,16 @@ rope_slow, rope_truncate
     alibi: float = 0.0
     window: int = 0
     full_layers: tuple[int, ...] = ()
+    chunk: int = 0
+    score_cap: float = 0.0
+    sinks: bool = False
+    tempered_from: int = 0
+    gate_cap: float = 0.0
     rotary_dims: int = 0
     rope_base: float = 10000.0
     rope_interleaved: bool = False
+    window_rope_base: float = 0.0
+    unturned_layers: tuple[int, ...] = ()
     rope_scaling: str = ""
     rope_factor: float = 1.0
     rope_amplitude: float = 1.0
@@ -123,6 +154,8 @@ rope_slow, rope_truncate
     expert_hidden: int = 0
     shared_hidden: int = 0
     expert_bias: bool = False
+    router_bias: bool = False
+    weigh_inputs: bool = False
     dense_layers: tuple[int, ...] = ()
     router: str = "softmax"
     router_groups: int = 1
@@ -147,19 +180,28 @@ rope_slow, rope_truncate
         """True if this layer's feed-forward part is a mixture of experts."""
         return self.experts > 0 and layer not in self.dense_layers
 
-    def window_of(self, layer: int) -> int:
-        """Number of keys that a query of this layer sees; 0 for all before it."""
-        return 0 if layer in self.full_layers else self.window
+    def window_of(self, layer: int, seq_len: int) -> int:
+        """Number of keys that a query of this layer sees; 0 for all before it.
+
+        Of a chunk a query sees half on average, whereby chunks are windows of that many keys.
+        """
+        if layer in self.full_layers:
+            return 0
+        return self.window or (self.chunk // 2 if 1 < self.chunk < seq_len else 0)
 
 
 _POSITIVE = ("layers", "hidden", "vocab", "positions", "heads", "kv_heads", "head_dim")
 _COUNTS = (
-    *("window", "rotary_dims", "rope_original", "kv_lora", "q_lora", "value_dim"),
+    *("window", "chunk", "tempered_from"),
+    *("rotary_dims", "rope_original", "kv_lora", "q_lora", "value_dim"),
     *("experts", "experts_per_token", "expert_hidden", "shared_hidden", "ffn_hidden"),
 )
-_AMOUNTS = ("clip_qkv", "attention_scale", "alibi", "capacity_factor", "balance_loss")
+_AMOUNTS = (
+    *("clip_qkv", "attention_scale", "alibi", "capacity_factor", "balance_loss"),
+    *("logit_cap", "score_cap", "gate_cap", "window_rope_base"),
+)
 _ABOVE_ZERO = (
-    *("epsilon", "weight_scale", "init_std"),
+    *("epsilon", "weight_scale", "init_std", "embedding_scale"),
     *("rope_factor", "rope_amplitude", "rope_fast", "rope_slow"),
 )
 
@@ -176,9 +218,9 @@ def check(spec: ModelSpec, config: DecoderConfig) -> None:
             raise ModelError(f"{name}: `{field}` is {value}, not above 0")
     check_depth(spec, "layers", config.layers)
     _one_of(name, "norm", config.norm, NORMS)
-    _one_of(name, "qk_norm", config.qk_norm, ("", "rms", "layer"))
+    _one_of(name, "qk_norm", config.qk_norm, ("", "rms", "layer", "unscaled"))
     _one_of(name, "activation", config.activation, ACTIVATIONS)
-    for field in ("full_layers", "dense_layers"):
+    for field in ("full_layers", "dense_layers", "unturned_layers"):
         for layer in getattr(config, field):
             if not 0 <= layer < config.layers:
                 raise ModelError(
@@ -187,6 +229,8 @@ def check(spec: ModelSpec, config: DecoderConfig) -> None:
                 )
     if config.shared_norm and not config.parallel:
         raise ModelError(f"{name}: `shared_norm` needs `parallel`: set both or neither")
+    if config.post_norms and config.parallel:
+        raise ModelError(f"{name}: `post_norms` and `parallel` exclude each other: set one")
     _check_attention(name, config)
     has_dense = not all(config.has_experts(layer) for layer in range(config.layers))
     if has_dense and config.ffn_hidden < 1:
@@ -207,15 +251,18 @@ def _check_attention(name: str, config: DecoderConfig) -> None:
             f"{name}: `rotary_dims` is {config.rotary_dims}; features turn in pairs, so use an "
             f"even number up to head_dim ({config.head_dim})"
         )
-    if config.rope_base <= 1:
-        raise ModelError(f"{name}: `rope_base` is {config.rope_base}, not above 1")
+    for field in ("rope_base", "window_rope_base"):
+        if (base := getattr(config, field)) <= 1 and (base or field == "rope_base"):
+            raise ModelError(f"{name}: `{field}` is {base}, not above 1")
+    if config.window and config.chunk:
+        raise ModelError(f"{name}: `window` and `chunk` exclude each other: set one to 0")
     _one_of(name, "rope_scaling", config.rope_scaling, ("", *SCALINGS))
     if config.rope_scaling in ("llama3", "yarn") and config.rope_original < 1:
         raise ModelError(
             f"{name}: `rope_original` is {config.rope_original}; scaling {config.rope_scaling} "
             f"needs the sequence length before the stretch"
         )
-    if config.rope_scaling == "llama3" and not 0 < config.rope_low < config.rope_high:
+    if config.rope_scaling == "llama3" and not 0 < config.rope_low <= config.rope_high:
         raise ModelError(
             f"{name}: `rope_low` ({config.rope_low}) is to lie between 0 and `rope_high` "
             f"({config.rope_high})"
@@ -247,6 +294,11 @@ def _check_experts(name: str, config: DecoderConfig) -> None:
         )
     if not 1 <= kept_groups <= groups:
         raise ModelError(f"{name}: `kept_groups` is {kept_groups}; use 1 to {groups}")
+    if config.weigh_inputs and config.experts_per_token != 1:
+        raise ModelError(
+            f"{name}: `weigh_inputs` is for one expert a token, `experts_per_token` is "
+            f"{config.experts_per_token}; use 1"
+        )
     reachable = config.experts // groups * kept_groups
     if not 1 <= config.experts_per_token <= reachable:
         raise ModelError(

@@ -6,12 +6,13 @@ Shape legend: b batch, t sequence, d k n hidden, v vocabulary.
 from millrace.models.builder import GraphBuilder, dense
 from millrace.models.graph import Graph
 from millrace.models.spec import ModelSpec
+from millrace.models.zoo.decoder.approximations import approximations
 from millrace.models.zoo.decoder.attention import attention
 from millrace.models.zoo.decoder.config import DecoderConfig, check
 from millrace.models.zoo.decoder.experts import experts
 from millrace.models.zoo.decoder.feed_forward import feed_forward
 from millrace.models.zoo.decoder.latent_attention import latent_attention
-from millrace.models.zoo.decoder.sizes import ALIASES, MODELS
+from millrace.models.zoo.decoder.names import ALIASES, MODELS
 from millrace.models.zoo.family import Family
 from millrace.models.zoo.norms import add_norm
 
@@ -50,7 +51,9 @@ def _template(config: DecoderConfig, layer: int) -> str:
     if config.experts:
         parts.append("experts" if config.has_experts(layer) else "dense")
     if config.full_layers:
-        parts.append("window" if config.window_of(layer) else "full")
+        parts.append("full" if layer in config.full_layers else "window")
+    if config.unturned_layers:
+        parts.append("unturned" if layer in config.unturned_layers else "turned")
     return ".".join(parts)
 
 
@@ -62,7 +65,15 @@ def _embedding(builder: GraphBuilder, config: DecoderConfig, seq_len: int) -> tu
     size = (config.vocab, config.hidden)
     table = builder.variable("tokens.weight", "v d", size, std=config.init_std)
     used = builder.repeat(table, "tokens.weight", "v d")
-    return builder.apply("embedding", "tokens", (ids, used), "b t, v d -> b t d"), table
+    x = builder.apply("embedding", "tokens", (ids, used), "b t, v d -> b t d")
+    return _scaled(builder, "tokens.scaled", x, "b t d", config.embedding_scale), table
+
+
+def _scaled(builder: GraphBuilder, name: str, x: str, dims: str, factor: float) -> str:
+    """Add a multiplication by a number; nothing where it is one."""
+    if factor == 1:
+        return x
+    return builder.apply("scale", name, (x,), f"{dims} -> {dims}", attributes={"factor": factor})
 
 
 def _layer(
@@ -75,6 +86,7 @@ def _layer(
     if config.parallel:
         second = first if config.shared_norm else _stream_norm(builder, config, "ln2", x)
     else:
+        mixed = _post_norm(builder, config, "attn.post", mixed)
         x = builder.apply("add", "attn.residual", (x, mixed), "b t n, b t n -> b t n")
         second = _stream_norm(builder, config, "ln2", x)
     balance = None
@@ -85,11 +97,17 @@ def _layer(
     if config.parallel:
         labels = "b t n, b t n, b t n -> b t n"
         return builder.apply("add", "residual", (x, mixed, mlp_output), labels), balance
+    mlp_output = _post_norm(builder, config, "mlp.post", mlp_output)
     return builder.apply("add", "mlp.residual", (x, mlp_output), "b t n, b t n -> b t n"), balance
 
 
 def _stream_norm(builder: GraphBuilder, config: DecoderConfig, name: str, x: str) -> str:
     return add_norm(builder, name, x, "b t d", kind=config.norm, epsilon=config.epsilon)
+
+
+def _post_norm(builder: GraphBuilder, config: DecoderConfig, name: str, part: str) -> str:
+    """Add the norm of what a part adds to the stream, where the model has one."""
+    return _stream_norm(builder, config, name, part) if config.post_norms else part
 
 
 def _head(
@@ -103,7 +121,7 @@ def _head(
     losses = builder.apply(
         "cross_entropy",
         "loss",
-        (_logits(builder, config, normed, table), targets),
+        (_capped(builder, config, _logits(builder, config, normed, table)), targets),
         "b t v!, b t -> b t, b t",
     )
     total = builder.apply("sum", "loss_sum", (losses,), "b t -> ")
@@ -111,6 +129,16 @@ def _head(
         labels = f"{', ' * len(balance)} -> "
         builder.apply("add", "loss_with_balance", (total, *balance), labels)
     builder.apply("count_valid", "token_count", (targets,), "b t -> ")
+
+
+def _capped(builder: GraphBuilder, config: DecoderConfig, logits: str) -> str:
+    """Add the soft cap of the logits, where the model has one."""
+    if not config.logit_cap:
+        return logits
+    dims = "b t v"
+    small = _scaled(builder, "logits.small", logits, dims, 1 / config.logit_cap)
+    bent = builder.apply("tanh", "logits.bent", (small,), f"{dims} -> {dims}")
+    return _scaled(builder, "logits.capped", bent, dims, config.logit_cap)
 
 
 def _logits(builder: GraphBuilder, config: DecoderConfig, normed: str, table: str) -> str:
@@ -128,4 +156,12 @@ def _logits(builder: GraphBuilder, config: DecoderConfig, normed: str, table: st
     return builder.apply("add", "logits", (product, bias_of), "b t v, v -> b t v")
 
 
-FAMILY = Family(DecoderConfig, check, default_seq_len, build, MODELS, ALIASES)
+FAMILY = Family(
+    DecoderConfig,
+    check,
+    default_seq_len,
+    build,
+    MODELS,
+    ALIASES,
+    approximations=approximations,
+)

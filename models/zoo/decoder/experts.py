@@ -53,15 +53,18 @@ def experts(builder: GraphBuilder, config: DecoderConfig, x: str) -> tuple[str, 
         attributes=attributes,
     )
     routes = (f"{value}.expert", f"{value}.place")
+    routed, weight = x, ""
+    if config.weigh_inputs:
+        routed, weight = _weighed(builder, x, _weights(builder, config, value))
     sent = builder.apply(
         "dispatch",
         "experts.dispatch",
-        (x, *routes),
+        (routed, *routes),
         "b t! d, b t! k!, b t! k! -> e b c! d",
         shapes=((config.experts, batch, places, hidden),),
     )
     expert_outputs = expert_products(builder, config, sent)
-    weight = _weights(builder, config, value)
+    weight = weight or _weights(builder, config, value)
     out = builder.apply(
         "combine",
         "experts.combine",
@@ -82,10 +85,26 @@ def _scores(builder: GraphBuilder, config: DecoderConfig, x: str) -> str:
         "b t k, k n -> b t n",  # not `e`: routing is every token's own, wherever experts lie
         {"n": config.experts},
         std=config.init_std,
-        bias=False,
+        bias=config.router_bias,
     )
     labels = {"softmax": "b t n! -> b t n!", "sigmoid": "b t n -> b t n"}[config.router]
     return builder.apply(config.router, "experts.scores", (logits,), labels)
+
+
+def _weighed(builder: GraphBuilder, x: str, weight: str) -> tuple[str, str]:
+    """Return tokens times the weight of their one expert, and weights of one (Llama 4)."""
+    alone = builder.apply("sum", "experts.weight", (weight,), "b t k -> b t")
+    routed = builder.apply("mul", "experts.weighed", (x, alone), "b t d, b t -> b t d")
+    (ones,) = builder.emit(
+        "fill",
+        builder.full_name("experts.ones"),
+        (),
+        "-> b t k",
+        shapes=(builder.tensors[weight].shape,),
+        dtype=builder.tensors[weight].dtype,
+        attributes={"value": 1.0},
+    )
+    return routed, ones
 
 
 def _weights(builder: GraphBuilder, config: DecoderConfig, value: str) -> str:

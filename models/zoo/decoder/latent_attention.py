@@ -23,13 +23,13 @@ LATENT_EPSILON = 1e-6  # norms of latent vectors have it, whatever the stream's 
 
 def latent_attention(builder: GraphBuilder, config: DecoderConfig, x: str, layer: int) -> str:
     """Add the attention of one layer to the block and return what it adds to the stream `x`."""
-    query = _queries(builder, config, x)
-    key, value = _keys_and_values(builder, config, x)
+    query = _queries(builder, config, x, layer)
+    key, value = _keys_and_values(builder, config, x, layer)
     mixed = mix(builder, config, (query, key, value), layer, grouped=False)
     return project_out(builder, config, mixed, grouped=False)
 
 
-def _queries(builder: GraphBuilder, config: DecoderConfig, x: str) -> str:
+def _queries(builder: GraphBuilder, config: DecoderConfig, x: str, layer: int) -> str:
     source = x
     if config.q_lora:
         source = _latent(builder, config, "q", x, config.q_lora)
@@ -42,10 +42,12 @@ def _queries(builder: GraphBuilder, config: DecoderConfig, x: str) -> str:
         std=config.init_std,
         bias=False,
     )
-    return _turned(builder, config, "q", query, "b t h d")
+    return _turned(builder, config, layer, "q", query, "b t h d")
 
 
-def _keys_and_values(builder: GraphBuilder, config: DecoderConfig, x: str) -> tuple[str, str]:
+def _keys_and_values(
+    builder: GraphBuilder, config: DecoderConfig, x: str, layer: int
+) -> tuple[str, str]:
     unturned_dims = config.head_dim - config.rotary_dims
     shared = dense(
         builder,
@@ -56,7 +58,7 @@ def _keys_and_values(builder: GraphBuilder, config: DecoderConfig, x: str) -> tu
         std=config.init_std,
         bias=config.qkv_bias,
     )
-    turned = _turned(builder, config, "k", shared, "b t p")
+    turned = _turned(builder, config, layer, "k", shared, "b t p")
     shape = (*builder.tensors[turned].shape[:2], config.heads, config.rotary_dims)
     spread = builder.apply(
         "broadcast", "attn.k.spread", (turned,), "b t p -> b t h p", shapes=(shape,)
@@ -98,7 +100,11 @@ def _latent(builder: GraphBuilder, config: DecoderConfig, part: str, x: str, siz
     return add_norm(builder, f"{name}.norm", narrow, "b t c", kind="rms", epsilon=LATENT_EPSILON)
 
 
-def _turned(builder: GraphBuilder, config: DecoderConfig, part: str, x: str, dims: str) -> str:
+def _turned(
+    builder: GraphBuilder, config: DecoderConfig, layer: int, part: str, x: str, dims: str
+) -> str:
+    if layer in config.unturned_layers:
+        return x
     labels = f"{dims}! -> {dims}!"
     name = f"attn.{part}.rotary"
-    return builder.apply("rotary", name, (x,), labels, attributes=rotary_attributes(config))
+    return builder.apply("rotary", name, (x,), labels, attributes=rotary_attributes(config, layer))

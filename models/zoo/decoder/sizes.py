@@ -1,4 +1,4 @@
-"""The published decoders, as rows of data.
+"""The published decoders but for the large mixtures of experts, as rows of data.
 
 Sizes are those of the `config.json` released with each model's weights; the paper stands beside it.
 The longest sequence is the released one. Mixtures of experts train with 1.25 times an even share of
@@ -6,16 +6,24 @@ places per expert (the capacity of Lepikhin et al., arXiv 2006.16668, is twice, 
 al., arXiv 2101.03961, 1 to 2), as none of their papers names one.
 """
 
-from math import log, sqrt
+from math import sqrt
 from typing import Any
 
 from millrace.models.spec import Config
 
 
-def _llama(
+def llama(
     layers: int, hidden: int, heads: int, kv_heads: int, ffn_hidden: int, **other: Any
 ) -> Config:
-    """Sizes with RMS norm, SwiGLU and no biases; rotary over whole heads of 128, or as told."""
+    """Sizes with RMS norm, SwiGLU and no biases; rotary over whole heads.
+
+    Parameters
+    ----------
+    layers, hidden, heads, kv_heads, ffn_hidden
+        As in DecoderConfig.
+    other
+        Further fields; `head_dim` is that of the hidden size over the heads where it is not named.
+    """
     head_dim = other.get("head_dim", hidden // heads)
     row: Config = {
         "layers": layers,
@@ -30,7 +38,7 @@ def _llama(
 
 
 # A mixture's places per expert, in multiples of an even share (see above).
-_PLACES: Config = {"capacity_factor": 1.25}
+PLACES: Config = {"capacity_factor": 1.25}
 
 # Touvron et al., "LLaMA", arXiv 2302.13971 (2023), and "Llama 2", arXiv 2307.09288 (2023). "The
 # Llama 3 herd of models", arXiv 2407.21783 (2024); release 3.1, to which the 405B belongs, is
@@ -47,33 +55,33 @@ _LLAMA31: Config = _LLAMA3 | {
     "rope_original": 8192,
 }
 LLAMA: dict[str, Config] = {
-    "llama-7b": _llama(32, 4096, 32, 32, 11008, epsilon=1e-6, **_LLAMA1),
-    "llama-13b": _llama(40, 5120, 40, 40, 13824, epsilon=1e-6, **_LLAMA1),
-    "llama-33b": _llama(60, 6656, 52, 52, 17920, epsilon=1e-6, **_LLAMA1),
-    "llama-65b": _llama(80, 8192, 64, 64, 22016, epsilon=1e-5, **_LLAMA1),
-    "llama2-7b": _llama(32, 4096, 32, 32, 11008, **_LLAMA2),
-    "llama2-13b": _llama(40, 5120, 40, 40, 13824, **_LLAMA2),
-    "llama2-70b": _llama(80, 8192, 64, 8, 28672, **_LLAMA2),
-    "llama3-8b": _llama(32, 4096, 32, 8, 14336, **_LLAMA3),
-    "llama3-70b": _llama(80, 8192, 64, 8, 28672, **_LLAMA3),
-    "llama3.1-8b": _llama(32, 4096, 32, 8, 14336, **_LLAMA31),
-    "llama3.1-70b": _llama(80, 8192, 64, 8, 28672, **_LLAMA31),
-    "llama3-405b": _llama(126, 16384, 128, 8, 53248, **_LLAMA31),
+    "llama-7b": llama(32, 4096, 32, 32, 11008, epsilon=1e-6, **_LLAMA1),
+    "llama-13b": llama(40, 5120, 40, 40, 13824, epsilon=1e-6, **_LLAMA1),
+    "llama-33b": llama(60, 6656, 52, 52, 17920, epsilon=1e-6, **_LLAMA1),
+    "llama-65b": llama(80, 8192, 64, 64, 22016, epsilon=1e-5, **_LLAMA1),
+    "llama2-7b": llama(32, 4096, 32, 32, 11008, **_LLAMA2),
+    "llama2-13b": llama(40, 5120, 40, 40, 13824, **_LLAMA2),
+    "llama2-70b": llama(80, 8192, 64, 8, 28672, **_LLAMA2),
+    "llama3-8b": llama(32, 4096, 32, 8, 14336, **_LLAMA3),
+    "llama3-70b": llama(80, 8192, 64, 8, 28672, **_LLAMA3),
+    "llama3.1-8b": llama(32, 4096, 32, 8, 14336, **_LLAMA31),
+    "llama3.1-70b": llama(80, 8192, 64, 8, 28672, **_LLAMA31),
+    "llama3-405b": llama(126, 16384, 128, 8, 53248, **_LLAMA31),
 }
 
 # Jiang et al., "Mistral 7B", arXiv 2310.06825 (2023), release 0.1 with its window; "Mixtral of
 # experts", arXiv 2401.04088 (2024). Their balance loss is not published; it is off here.
 _MISTRAL: Config = {"vocab": 32000, "epsilon": 1e-5}
 _MIXTRAL: Config = _MISTRAL | {
-    **_PLACES,
+    **PLACES,
     "rope_base": 1000000.0,
     "experts": 8,
     "experts_per_token": 2,
 }
 MISTRAL: dict[str, Config] = {
-    "mistral-7b": _llama(32, 4096, 32, 8, 14336, positions=32768, window=4096, **_MISTRAL),
-    "mixtral-8x7b": _llama(32, 4096, 32, 8, 0, positions=32768, expert_hidden=14336, **_MIXTRAL),
-    "mixtral-8x22b": _llama(56, 6144, 48, 8, 0, positions=65536, expert_hidden=16384, **_MIXTRAL),
+    "mistral-7b": llama(32, 4096, 32, 8, 14336, positions=32768, window=4096, **_MISTRAL),
+    "mixtral-8x7b": llama(32, 4096, 32, 8, 0, positions=32768, expert_hidden=14336, **_MIXTRAL),
+    "mixtral-8x22b": llama(56, 6144, 48, 8, 0, positions=65536, expert_hidden=16384, **_MIXTRAL),
 }
 
 # "Qwen2 technical report", arXiv 2407.10671 (2024); "Qwen3 technical report", arXiv 2505.09388
@@ -92,135 +100,88 @@ _QWEN3: Config = {
     "head_dim": 128,
     "qk_norm": "rms",
 }
-_QWEN3_EXPERTS: Config = _QWEN3 | _PLACES | {"experts": 128, "experts_per_token": 8}
+_QWEN3_EXPERTS: Config = _QWEN3 | PLACES | {"experts": 128, "experts_per_token": 8}
 QWEN: dict[str, Config] = {
-    "qwen2-0.5b": _llama(24, 896, 14, 2, 4864, vocab=151936, tied=True, **_QWEN2),
-    "qwen2-1.5b": _llama(28, 1536, 12, 2, 8960, vocab=151936, tied=True, **_QWEN2),
-    "qwen2-7b": _llama(28, 3584, 28, 4, 18944, vocab=152064, **_QWEN2),
-    "qwen2-72b": _llama(80, 8192, 64, 8, 29568, vocab=152064, **_QWEN2),
-    "qwen3-0.6b": _llama(28, 1024, 16, 8, 3072, tied=True, **_QWEN3),
-    "qwen3-1.7b": _llama(28, 2048, 16, 8, 6144, tied=True, **_QWEN3),
-    "qwen3-4b": _llama(36, 2560, 32, 8, 9728, tied=True, **_QWEN3),
-    "qwen3-8b": _llama(36, 4096, 32, 8, 12288, **_QWEN3),
-    "qwen3-14b": _llama(40, 5120, 40, 8, 17408, **_QWEN3),
-    "qwen3-32b": _llama(64, 5120, 64, 8, 25600, **_QWEN3),
-    "qwen3-30b-a3b": _llama(48, 2048, 32, 4, 6144, expert_hidden=768, **_QWEN3_EXPERTS),
-    "qwen3-235b-a22b": _llama(94, 4096, 64, 4, 12288, expert_hidden=1536, **_QWEN3_EXPERTS),
+    "qwen2-0.5b": llama(24, 896, 14, 2, 4864, vocab=151936, tied=True, **_QWEN2),
+    "qwen2-1.5b": llama(28, 1536, 12, 2, 8960, vocab=151936, tied=True, **_QWEN2),
+    "qwen2-7b": llama(28, 3584, 28, 4, 18944, vocab=152064, **_QWEN2),
+    "qwen2-72b": llama(80, 8192, 64, 8, 29568, vocab=152064, **_QWEN2),
+    "qwen3-0.6b": llama(28, 1024, 16, 8, 3072, tied=True, **_QWEN3),
+    "qwen3-1.7b": llama(28, 2048, 16, 8, 6144, tied=True, **_QWEN3),
+    "qwen3-4b": llama(36, 2560, 32, 8, 9728, tied=True, **_QWEN3),
+    "qwen3-8b": llama(36, 4096, 32, 8, 12288, **_QWEN3),
+    "qwen3-14b": llama(40, 5120, 40, 8, 17408, **_QWEN3),
+    "qwen3-32b": llama(64, 5120, 64, 8, 25600, **_QWEN3),
+    "qwen3-30b-a3b": llama(48, 2048, 32, 4, 6144, expert_hidden=768, **_QWEN3_EXPERTS),
+    "qwen3-235b-a22b": llama(94, 4096, 64, 4, 12288, expert_hidden=1536, **_QWEN3_EXPERTS),
 }
 
 # Abdin et al., "Phi-3 technical report", arXiv 2404.14219 (2024), the 4,096-position release.
 _PHI3: Config = {"vocab": 32064, "positions": 4096, "epsilon": 1e-5, "window": 2047}
 
 
-def _latent(
-    layers: int, hidden: int, heads: int, ffn_hidden: int, kv_lora: int, **other: Any
+def _gemma(
+    layers: int,
+    hidden: int,
+    heads: int,
+    kv_heads: int,
+    ffn_hidden: int,
+    scalar: int,
+    **other: Any,
 ) -> Config:
-    """Sizes with DeepSeek's attention and experts: 64 turned, 128 other features of a head."""
-    row: Config = {
-        "layers": layers,
-        "hidden": hidden,
-        "heads": heads,
-        "kv_heads": heads,
-        "head_dim": 192,
-        "value_dim": 128,
-        "kv_lora": kv_lora,
-        "rotary_dims": 64,
-        "rope_interleaved": True,
-        "rope_scaling": "yarn",
-        "rope_factor": 40.0,
-        "rope_original": 4096,
-        "positions": 163840,
-        "ffn_hidden": ffn_hidden,
+    """Sizes with four norms a layer; scores are divided by the root of `scalar`."""
+    row = llama(
+        layers, hidden, heads, kv_heads, ffn_hidden, head_dim=other.pop("head_dim", 256), **other
+    )
+    return row | {
         "epsilon": 1e-6,
-        **_PLACES,
+        "tied": True,
+        "activation": "gelu",
+        "post_norms": True,
+        "embedding_scale": sqrt(hidden),
+        "attention_scale": 1 / sqrt(scalar),
     }
-    return row | other
 
 
-# DeepSeek-AI, "DeepSeek-V3", arXiv 2412.19437 (2024), without its second head for the token after
-# next; "DeepSeek-V2", arXiv 2405.04434 (2024), the small release. The scale of attention is
-# YaRN's (arXiv 2309.00071, equation 15): (0.1 m ln 40 + 1)^2 / sqrt(192), m 1 and 0.707.
-DEEPSEEK: dict[str, Config] = {
-    "deepseek-v3": _latent(
-        61,
-        7168,
-        128,
-        18432,
-        512,
-        vocab=129280,
-        q_lora=1536,
-        attention_scale=(0.1 * 1.0 * log(40) + 1) ** 2 / sqrt(192),
-        experts=256,
-        experts_per_token=8,
-        expert_hidden=2048,
-        shared_hidden=2048,
-        dense_layers=(0, 1, 2),
-        router="sigmoid",
-        router_groups=8,
-        kept_groups=4,
-        weight_scale=2.5,
-    ),
-    "deepseek-v2-lite": _latent(
-        27,
-        2048,
-        16,
-        10944,
-        512,
-        vocab=102400,
-        attention_scale=(0.1 * 0.707 * log(40) + 1) ** 2 / sqrt(192),
-        experts=64,
-        experts_per_token=6,
-        expert_hidden=1408,
-        shared_hidden=2816,
-        dense_layers=(0,),
-        normalize_weights=False,
-    ),
-}
+def _gemma2(layers: int, *sizes: int, **other: Any) -> Config:
+    """Windows in every other layer, the first one included, and soft caps."""
+    return _gemma(layers, *sizes, **other) | {
+        "vocab": 256000,
+        "positions": 8192,
+        "window": 4096,
+        "full_layers": tuple(range(1, layers, 2)),
+        "logit_cap": 30.0,
+        "score_cap": 50.0,
+    }
 
-# Moonshot AI, "Kimi K2", arXiv 2507.20534 (2025), release Instruct of July 2025: DeepSeek-V3's
-# parts with more experts, fewer heads and no groups of experts; positions stretched 32 times.
-KIMI: dict[str, Config] = {
-    "kimi-k2": _latent(
-        61,
-        7168,
-        64,
-        18432,
-        512,
-        vocab=163840,
-        positions=131072,
-        q_lora=1536,
-        rope_base=50000.0,
-        rope_factor=32.0,
-        rope_fast=1.0,
-        attention_scale=(0.1 * 1.0 * log(32) + 1) ** 2 / sqrt(192),
-        experts=384,
-        experts_per_token=8,
-        expert_hidden=2048,
-        shared_hidden=2048,
-        dense_layers=(0,),
-        router="sigmoid",
-        weight_scale=2.827,
-    ),
-}
 
-# GLM-4.5 team, "GLM-4.5", arXiv 2508.06471 (2025), table 1, without the head for the token after
-# next: half of a head's features turn, biases on queries, keys and values.
-_GLM: Config = _PLACES | {
-    "vocab": 151552,
-    "positions": 131072,
-    "epsilon": 1e-5,
-    "rope_base": 1000000.0,
-    "head_dim": 128,
-    "rotary_dims": 64,
-    "qkv_bias": True,
-    "experts_per_token": 8,
-    "router": "sigmoid",
-}
-GLM: dict[str, Config] = {
-    "glm-4.5": _llama(92, 5120, 96, 8, 12288, qk_norm="rms", weight_scale=2.5, **_GLM)
-    | {"experts": 160, "expert_hidden": 1536, "shared_hidden": 1536, "dense_layers": (0, 1, 2)},
-    "glm-4.5-air": _llama(46, 4096, 96, 8, 10944, **_GLM)
-    | {"experts": 128, "expert_hidden": 1408, "shared_hidden": 1408, "dense_layers": (0,)},
+def _gemma3(layers: int, *sizes: int, **other: Any) -> Config:
+    """Windows in five of six layers, which turn by other angles, and normed queries and keys."""
+    row: Config = {
+        "vocab": 262208,
+        "positions": 131072,
+        "window": 1024,
+        "full_layers": tuple(range(5, layers, 6)),
+        "window_rope_base": 10000.0,
+        "rope_base": 1000000.0,
+        "rope_scaling": "linear",
+        "rope_factor": 8.0,
+        "qk_norm": "rms",
+    }
+    return row | _gemma(layers, *sizes, **other)
+
+
+# Gemma team, "Gemma 2", arXiv 2408.00118 (2024), table 1, and "Gemma 3", arXiv 2503.19786 (2025),
+# of which the part for text.
+GEMMA: dict[str, Config] = {
+    "gemma2-2b": _gemma2(26, 2304, 8, 4, 9216, 256),
+    "gemma2-9b": _gemma2(42, 3584, 16, 8, 14336, 256),
+    "gemma2-27b": _gemma2(46, 4608, 32, 16, 36864, 144, head_dim=128),
+    "gemma3-1b": _gemma3(26, 1152, 4, 1, 6912, 256, vocab=262144, positions=32768, window=512)
+    | {"rope_scaling": "", "rope_factor": 1.0},
+    "gemma3-4b": _gemma3(34, 2560, 8, 4, 10240, 256),
+    "gemma3-12b": _gemma3(48, 3840, 16, 8, 15360, 256),
+    "gemma3-27b": _gemma3(62, 5376, 32, 16, 21504, 168, head_dim=128),
 }
 
 
@@ -272,7 +233,7 @@ def _phi(layers: int, hidden: int, rotary_dims: int) -> Config:
 PHI: dict[str, Config] = {
     "phi-1.5": _phi(24, 2048, 32),
     "phi-2": _phi(32, 2560, 32),
-    "phi-3-mini": _llama(32, 3072, 32, 32, 8192, **_PHI3),
+    "phi-3-mini": llama(32, 3072, 32, 32, 8192, **_PHI3),
 }
 
 
@@ -305,9 +266,9 @@ MPT: dict[str, Config] = {
 _BYTES: Config = {"vocab": 256, "positions": 128}
 _DEMO_EXPERTS: Config = {"experts": 4, "experts_per_token": 2, "expert_hidden": 256}
 DEMO: dict[str, Config] = {
-    "llama-demo": _llama(4, 192, 8, 4, 512, **_BYTES),
-    "mixtral-demo": _llama(4, 128, 4, 2, 0, **_BYTES, **_DEMO_EXPERTS),
-    "deepseek-demo": _llama(4, 128, 4, 4, 512, **_BYTES, **_DEMO_EXPERTS)
+    "llama-demo": llama(4, 192, 8, 4, 512, **_BYTES),
+    "mixtral-demo": llama(4, 128, 4, 2, 0, **_BYTES, **_DEMO_EXPERTS),
+    "deepseek-demo": llama(4, 128, 4, 4, 512, **_BYTES, **_DEMO_EXPERTS)
     | {
         "head_dim": 48,
         "rotary_dims": 16,
@@ -323,35 +284,13 @@ DEMO: dict[str, Config] = {
     },
 }
 
-MODELS: dict[str, Config] = {
+PLAIN: dict[str, Config] = {
     **DEMO,
     **LLAMA,
     **MISTRAL,
     **QWEN,
-    **DEEPSEEK,
-    **KIMI,
-    **GLM,
+    **GEMMA,
     **NEOX,
     **PHI,
     **MPT,
-}
-
-ALIASES = {
-    "llama-2-7b": "llama2-7b",
-    "llama-2-13b": "llama2-13b",
-    "llama-2-70b": "llama2-70b",
-    "llama-3-8b": "llama3-8b",
-    "llama-3-70b": "llama3-70b",
-    "llama-3.1-8b": "llama3.1-8b",
-    "llama-3.1-70b": "llama3.1-70b",
-    "llama-3.1-405b": "llama3-405b",
-    "llama3.1-405b": "llama3-405b",
-    "mistral": "mistral-7b",
-    "mixtral": "mixtral-8x7b",
-    "deepseek": "deepseek-v3",
-    "kimi-k2-instruct": "kimi-k2",
-    "glm-4.5-355b": "glm-4.5",
-    "glm-4.5-106b": "glm-4.5-air",
-    "gpt-neox": "gpt-neox-20b",
-    "mpt": "mpt-7b",
 }

@@ -53,6 +53,8 @@ def test_weights_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
         check_weights(saved(tmp_path, stranger=np.zeros(3)), GRAPH)
     with pytest.raises(DataError, match=r"has shape \(3,\), the model's is"):
         check_weights(saved(tmp_path, **{MATRIX: np.zeros(3)}), GRAPH)
+    with pytest.raises(DataError, match=r"not compute .* \(sinks are left out; caps are\); leave"):
+        check_weights(saved(tmp_path), GRAPH, ("sinks are left out", "caps are"))
 
 
 SHAPE = GRAPH.tensors_by_name[MATRIX].shape

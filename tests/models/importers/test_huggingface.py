@@ -13,6 +13,9 @@ from millrace.models.errors import ModelError
 from millrace.models.importers.huggingface import (
     decoders,
     expert_configs,
+    gemma_configs,
+    gpt_oss_configs,
+    llama4_configs,
     older_decoders,
     read_config,
 )
@@ -208,6 +211,45 @@ def test_a_file_that_is_no_configuration_is_refused(
     assert complaint in str(refused.value)
 
 
+def test_a_part_for_images_is_left_out_and_that_is_told(tmp_path: Path) -> None:
+    notes: list[str] = []
+    values = {"model_type": "gemma3", "text_config": {"num_hidden_layers": 7}, "vision_config": {}}
+    spec = read(tmp_path, values, told=notes.append)
+    assert spec.config["full_layers"] == (5,)
+    assert notes == ["its part for images is left out"]
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_next", "kimi_linear"])
+def test_a_gated_delta_net_is_refused_with_the_reason(tmp_path: Path, model_type: str) -> None:
+    with pytest.raises(ModelError, match="its gated delta net, a recurrence over the sequence"):
+        read(tmp_path, {"model_type": model_type})
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"model_type": "gemma2", "use_bidirectional_attention": True}, "expected false"),
+        ({"model_type": "gemma3_text", "layer_types": ["chunked"]}, "`sliding_attention`"),
+        (
+            {"model_type": "gemma3_text"}
+            | {"rope_parameters": {"sliding_attention": {"rope_type": "yarn"}}},
+            "angles of layers with a window are not stretched",
+        ),
+        ({"model_type": "llama4_text", "no_rope_layers": [1]}, "expected a number for each of 2"),
+        ({"model_type": "llama4_text", "num_experts_per_tok": 2}, "is for one expert a token"),
+        ({"model_type": "llama4_text", "router_jitter_noise": 0.1}, "not supported: 0"),
+        ({"model_type": "kimi_k2", "scoring_func": "softmax"}, "expected one of sigmoid"),
+    ],
+)
+def test_what_recent_models_may_not_say_is_refused(
+    tmp_path: Path, changes: dict[str, Any], complaint: str
+) -> None:
+    plain = {key: value for key, value in LLAMA.items() if key != "architectures"}
+    with pytest.raises(ModelError) as refused:
+        read(tmp_path, plain | changes)
+    assert complaint in str(refused.value)
+
+
 @pytest.mark.parametrize("name", ["nothing.json", "", "a\0b"])
 def test_a_path_that_leads_nowhere_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ModelError, match="cannot be read"):
@@ -253,6 +295,10 @@ DEFAULTS = {
     "deepseek_v2": expert_configs.DEEPSEEK_V2,
     "kimi_k2": expert_configs.DEEPSEEK_V3,
     "glm4_moe": expert_configs.GLM4_MOE,
+    "gpt_oss": gpt_oss_configs.GPT_OSS,
+    "llama4_text": llama4_configs.LLAMA4,
+    "gemma2": gemma_configs.GEMMA2,
+    "gemma3_text": gemma_configs.GEMMA3,
 }
 
 

@@ -61,6 +61,31 @@ GLM = LLAMA | {
     "use_qk_norm": True,
     "routed_scaling_factor": 2.5,
 }
+# Without sinks (see `lively`) and with no slope or limit of its own, SwiGLU is the plain one.
+GPT_OSS = LLAMA | {
+    "head_dim": 6,
+    "num_hidden_layers": 3,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "sliding_window": 4,
+    "swiglu_alpha": 1.0,
+    "swiglu_limit": 1e30,
+}
+GEMMA = LLAMA | {
+    "head_dim": 6,
+    "num_hidden_layers": 3,
+    "sliding_window": 4,
+    "query_pre_attn_scalar": 5,
+    "attn_logit_softcapping": None,
+    "pad_token_id": None,
+}
+LLAMA4 = LLAMA | {
+    "head_dim": 6,
+    "num_hidden_layers": 4,
+    "num_local_experts": 5,
+    "interleave_moe_layer_step": 2,
+    "intermediate_size_mlp": 20,
+}
 LLAMA31 = {
     "rope_type": "llama3",
     "rope_theta": 100.0,
@@ -78,6 +103,7 @@ YARN = {
     "original_max_position_embeddings": 32,
 }
 
+FULL = "full_attention"
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", LLAMA),
     "llama, biases, own head_dim, tied": (
@@ -155,6 +181,31 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "glm4_moe",
         GLM | {"use_qk_norm": False, "attention_bias": False, "n_shared_experts": 2},
     ),
+    "gpt_oss": ("gpt_oss", GPT_OSS),
+    "gemma2": ("gemma2", GEMMA | {"final_logit_softcapping": 2.0}),
+    "gemma3_text": ("gemma3_text", GEMMA | {"layer_types": ["sliding_attention"] * 2 + [FULL]}),
+    "gemma3_text, other angles, stretched": (
+        "gemma3_text",
+        GEMMA
+        | {
+            "layer_types": ["sliding_attention", FULL, "sliding_attention"],
+            "rope_parameters": {
+                FULL: {"rope_type": "linear", "rope_theta": 70.0, "factor": 3.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 30.0},
+            },
+        },
+    ),
+    "llama4_text": ("llama4_text", LLAMA4),
+    "llama4_text, no norm of queries and keys, stretched": (
+        "llama4_text",
+        LLAMA4
+        | {
+            "use_qk_norm": False,
+            "interleave_moe_layer_step": 1,
+            "no_rope_layers": [1, 0, 1, 0],
+            "rope_parameters": LLAMA31 | {"high_freq_factor": 1.0},
+        },
+    ),
     "deepseek_v2": ("deepseek_v2", DEEPSEEK | {"routed_scaling_factor": 1.5}),
 }
 
@@ -174,6 +225,8 @@ def lively(config: Any) -> Any:
             centre = 1.0 if "norm" in name or "ln_" in name else 0.0
             spread = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.2
             parameter.copy_(centre * name.endswith("weight") + spread * torch.randn_like(parameter))
+            if name.endswith("sinks"):
+                parameter.fill_(-1e9)
     return module
 
 

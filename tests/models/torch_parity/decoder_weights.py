@@ -30,10 +30,25 @@ def translated(named: Mapping[str, Array], config: Any, graph: Graph) -> dict[st
         part, kind = inner, "weight"
         if inner.endswith((".weight", ".bias")):
             part, _, kind = inner.rpartition(".")
+        elif inner.endswith("_bias"):
+            kind = "bias"
         for ours, array in RULES[part](value, config).items():
             full = f"{block}{ours}.{kind}"
             variables[full] = np.ascontiguousarray(array).reshape(graph.tensor(full).shape)
     return variables
+
+
+def shifted(name: str, value: Array, config: Any) -> Array:
+    """Value of a parameter where a one that the model adds to it is part of it.
+
+    Gemma's norms multiply by one plus their weight, gpt-oss multiplies by one plus what the gate
+    opens, whose features alternate with the gate's.
+    """
+    if config.model_type.startswith("gemma") and "norm" in name:
+        return value + 1
+    if config.model_type == "gpt_oss" and name.endswith("gate_up_proj_bias"):
+        return value + np.arange(value.shape[-1]) % 2
+    return value
 
 
 def linear(ours: str) -> Rule:
@@ -74,8 +89,15 @@ def halves(value: Array, config: Any) -> Parts:
     return {"mlp.gate": gate.T, "mlp.up": up.T}
 
 
+def second_norm(value: Array, config: Any) -> Parts:
+    return {"attn.post" if config.model_type.startswith("gemma") else "ln2": value}
+
+
 def expert_halves(value: Array, config: Any) -> Parts:
-    gate, up = np.split(value.transpose(0, 2, 1), 2, axis=2)
+    if config.model_type == "gpt_oss":  # a feature of each in turn
+        return {"experts.gate": value[..., ::2], "experts.up": value[..., 1::2]}
+    inputs_first = value if config.model_type == "llama4_text" else value.transpose(0, 2, 1)
+    gate, up = np.split(inputs_first, 2, axis=2)
     return {"experts.gate": gate, "experts.up": up}
 
 
@@ -116,7 +138,10 @@ RULES: dict[str, Rule] = {
     ),
     "lm_head": linear("head.logits"),
     **dict.fromkeys(("input_layernorm", "ln_1", "norm_1"), same("ln1")),
-    **dict.fromkeys(("post_attention_layernorm", "ln_2", "norm_2"), same("ln2")),
+    **dict.fromkeys(("ln_2", "norm_2", "pre_feedforward_layernorm"), same("ln2")),
+    "post_attention_layernorm": second_norm,
+    "post_feedforward_layernorm": same("mlp.post"),
+    "self_attn.sinks": lambda value, config: {},
     "self_attn.q_proj": turned_first,
     "self_attn.q_b_proj": turned_first,
     "self_attn.k_proj": linear("attn.k"),
@@ -139,18 +164,39 @@ RULES: dict[str, Rule] = {
     "self_attn.kv_a_proj_with_mqa": latent_and_shared,
     "self_attn.kv_a_layernorm": same("attn.kv.latent.norm"),
     "self_attn.kv_b_proj": keys_and_values,
-    "mlp.gate_proj": linear("mlp.gate"),
+    **dict.fromkeys(("mlp.gate_proj", "feed_forward.gate_proj"), linear("mlp.gate")),
     **dict.fromkeys(
-        ("mlp.up_proj", "mlp.fc1", "mlp.dense_h_to_4h", "ffn.up_proj"), linear("mlp.up")
+        (
+            *("mlp.up_proj", "mlp.fc1", "mlp.dense_h_to_4h", "ffn.up_proj"),
+            "feed_forward.up_proj",
+        ),
+        linear("mlp.up"),
     ),
     **dict.fromkeys(
-        ("mlp.down_proj", "mlp.fc2", "mlp.dense_4h_to_h", "ffn.down_proj"), linear("mlp.down")
+        (
+            *("mlp.down_proj", "mlp.fc2", "mlp.dense_4h_to_h", "ffn.down_proj"),
+            "feed_forward.down_proj",
+        ),
+        linear("mlp.down"),
     ),
     "mlp.gate_up_proj": halves,
-    "mlp.gate": linear("experts.router"),
-    "mlp.experts.gate_up_proj": expert_halves,
-    "mlp.experts.down_proj": lambda value, config: {"experts.down": value.transpose(0, 2, 1)},
-    "mlp.shared_experts.gate_proj": linear("shared.gate"),
-    "mlp.shared_experts.up_proj": linear("shared.up"),
-    "mlp.shared_experts.down_proj": linear("shared.down"),
+    **dict.fromkeys(("mlp.gate", "mlp.router", "feed_forward.router"), linear("experts.router")),
+    **dict.fromkeys(
+        (
+            *("mlp.experts.gate_up_proj", "mlp.experts.gate_up_proj_bias"),
+            "feed_forward.experts.gate_up_proj",
+        ),
+        expert_halves,
+    ),
+    "mlp.experts.down_proj": lambda value, config: {
+        "experts.down": value if config.model_type == "gpt_oss" else value.transpose(0, 2, 1)
+    },
+    **dict.fromkeys(
+        ("mlp.experts.down_proj_bias", "feed_forward.experts.down_proj"), same("experts.down")
+    ),
+    **{
+        f"{experts}.{part}_proj": linear(f"shared.{part}")
+        for experts in ("mlp.shared_experts", "feed_forward.shared_expert")
+        for part in ("gate", "up", "down")
+    },
 }

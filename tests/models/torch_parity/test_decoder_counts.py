@@ -86,7 +86,8 @@ def counted(model_type: str, values: dict[str, Any]) -> int:
     config = transformers.AutoConfig.for_model(model_type, **values)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
-    return sum(parameter.numel() for parameter in model.parameters())
+    named = model.named_parameters()  # sinks are no part of our graphs
+    return sum(parameter.numel() for name, parameter in named if not name.endswith("sinks"))
 
 
 def ours(model_type: str, values: dict[str, Any], folder: Path) -> int:
@@ -176,6 +177,24 @@ UNUSUAL: dict[str, st.SearchStrategy[dict[str, Any]]] = {
         n_shared_experts=st.integers(1, 3),
         first_k_dense_replace=st.integers(0, 4),
     ).map(lambda values: {"head_dim": 4, **values}),
+    "gpt_oss": sizes(
+        CHOSEN,
+        head_dim=HEAD_DIM,
+        num_local_experts=st.integers(4, 7),
+        sliding_window=st.none() | st.integers(1, 50),
+        attention_bias=BIAS,
+    ),
+    "gemma2": sizes(head_dim=HEAD_DIM, attention_bias=BIAS),
+    "gemma3_text": sizes(head_dim=HEAD_DIM, attention_bias=BIAS),
+    "llama4_text": sizes(
+        head_dim=HEAD_DIM,
+        num_local_experts=st.integers(1, 7),
+        intermediate_size_mlp=st.integers(1, 20),
+        interleave_moe_layer_step=st.integers(1, 3),
+        no_rope_layer_interval=st.integers(1, 4),
+        use_qk_norm=BIAS,
+        attention_bias=BIAS,
+    ),
     "deepseek_v3": sizes(CHOSEN, **LATENT).map(
         lambda values: {
             **values,

@@ -1,0 +1,34 @@
+"""Approximations: what a published decoder computes and its graph does not.
+
+What is left out changes neither sizes nor, by more than a rounding of the prediction, durations.
+But the graph computes another function, so that released weights are not for it.
+"""
+
+from collections.abc import Iterator
+
+from millrace.models.spec import ModelSpec
+from millrace.models.zoo.decoder.config import DecoderConfig
+
+
+def approximations(spec: ModelSpec, config: DecoderConfig) -> tuple[str, ...]:
+    """Parts of the model that its graph leaves out or replaces, each in a clause."""
+    return tuple(_clauses(spec, config))
+
+
+def _clauses(spec: ModelSpec, config: DecoderConfig) -> Iterator[str]:
+    if config.sinks:
+        yield (
+            f"attention sinks are left out (a learned number per head and layer, "
+            f"{config.heads * config.layers:,} of them)"
+        )
+    if config.score_cap:
+        yield f"the soft cap of attention's scores ({config.score_cap:g}) is left out"
+    if config.gate_cap:
+        yield f"SwiGLU cut off at {config.gate_cap:g} is planned as plain SwiGLU"
+    if config.chunk and config.chunk < spec.seq_len:
+        yield (
+            f"attention within chunks of {config.chunk:,} tokens is planned as a window of "
+            f"{config.chunk // 2:,}, as many keys as a query of a chunk sees on average"
+        )
+    if 0 < config.tempered_from <= spec.seq_len:
+        yield f"scores do not grow from position {config.tempered_from:,} on"
