@@ -17,7 +17,7 @@ from millrace.models.recompute import with_recompute
 from millrace.models.spec import GRAPH, Config, ModelSpec, TrainingSpec
 from millrace.models.training import training_graph
 from millrace.models.type_inference import check_graph
-from millrace.models.zoo import bert, decoder, face, gpt, mlp, resnet, t5, vit, wide_deep
+from millrace.models.zoo import bert, decoder, dlrm, face, gpt, mlp, resnet, t5, vit, wide_deep
 from millrace.models.zoo.family import SAMPLE, TOKEN, Family, check_length
 
 FAMILIES: dict[str, Family] = {
@@ -29,6 +29,7 @@ FAMILIES: dict[str, Family] = {
     "vit": vit.FAMILY,
     "resnet": resnet.FAMILY,
     "wide_deep": wide_deep.FAMILY,
+    "dlrm": dlrm.FAMILY,
     "face": face.FAMILY,
 }
 FUNCTION = "function"  # the family of `package.module:function`

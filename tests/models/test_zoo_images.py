@@ -60,6 +60,16 @@ def test_wide_and_deep_counts_two_tables_and_its_layers(name: str, rows: int) ->
     assert built(name).parameter_count == rows * (16 + 1) + layers + 1024 + 1
 
 
+def test_dlrm_counts_the_tables_of_mlperf_and_its_layers() -> None:
+    # Rows of the 26 tables as MLPerf's DLRM has them, at most 40 million each: 204,184,588
+    # (mlcommons/training, recommendation/dlrm, read 2026-11), here filled up to 4096 times 49,850.
+    sizes = ((13, 512), (512, 256), (256, 128), (479, 1024), (1024, 1024), (1024, 512), (512, 256))
+    layers = sum(inputs * outputs + outputs for inputs, outputs in (*sizes, (256, 1)))
+    graph = built("dlrm")
+    assert graph.parameter_count == 204_185_600 * 128 + layers
+    assert graph.tensor("tables.table.weight").shape == (4096 * 49_850, 128)
+
+
 @pytest.mark.parametrize(("first", "strides"), [(False, [1, 2, 1]), (True, [2, 1, 1])])
 def test_version_1_5_strides_in_the_window_of_three(first: bool, strides: list[int]) -> None:
     graph = built("resnet-50", stride_first=first)
@@ -81,6 +91,8 @@ def test_version_1_5_strides_in_the_window_of_three(first: bool, strides: list[i
         ("resnet-50", {"depths": (3, 10**12, 1, 1)}, "at most 1000 layers are built"),
         ("resnet-50", {"activation": "power"}, "choose one of relu"),
         ("resnet-50", {"image_size": 0}, "`image_size` is 0, below 1"),
+        ("dlrm", {"tables": ()}, "`tables` is empty; list one size or more"),
+        ("dlrm", {"bottom": (512, 0)}, "`bottom` is 0, below 1"),
         ("wide-deep", {"vocab": 25}, "too few rows for 26 fields"),
         ("wide-deep", {"hidden": -1}, "`hidden` is -1, below 1"),
         ("wide-deep", {"layers": 10**9}, "at most 1000 layers are built"),

@@ -167,3 +167,30 @@ class WideDeep(nn.Module):
             x = F.relu(layer(x))
         logits = self.head(x)[:, 0] + self.wide(ids).sum((1, 2))
         return F.binary_cross_entropy_with_logits(logits, clicks, reduction="sum")
+
+
+class Dlrm(torch.nn.Module):
+    """DLRM with a product of each pair of vectors, summed logistic losses."""
+
+    def __init__(self, rows: int, fields: int, numbers: int, bottom: Any, top: Any) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(rows, bottom[-1])
+        self.bottom = torch.nn.ModuleList(
+            torch.nn.Linear(*sizes) for sizes in pairwise((numbers, *bottom))
+        )
+        products = bottom[-1] + fields * (fields + 1) // 2
+        self.top = torch.nn.ModuleList(
+            torch.nn.Linear(*sizes) for sizes in pairwise((products, *top))
+        )
+        self.head = torch.nn.Linear(top[-1], 1)
+
+    def forward(self, ids: Any, numbers: Any, clicks: Any) -> Any:
+        for layer in self.bottom:
+            numbers = layer(numbers).relu()
+        vectors = torch.cat([numbers[:, None], self.table(ids)], dim=1)
+        below, before = torch.tril_indices(vectors.shape[1], vectors.shape[1], offset=-1)
+        x = torch.cat([numbers, (vectors @ vectors.mT)[:, below, before]], dim=1)
+        for layer in self.top:
+            x = layer(x).relu()
+        logits = self.head(x)[:, 0]
+        return torch.nn.functional.binary_cross_entropy_with_logits(logits, clicks, reduction="sum")

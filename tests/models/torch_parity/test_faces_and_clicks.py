@@ -1,4 +1,4 @@
-"""Face recognition and Wide & Deep against modules written from the papers' definitions."""
+"""Face recognition, Wide & Deep and DLRM against modules written from the papers' definitions."""
 
 from typing import Any
 
@@ -123,3 +123,30 @@ def test_wide_and_deep_equals_a_module_of_the_papers_definition() -> None:
     ids, numbers, clicks = (torch.tensor(inputs[name]) for name in inputs)
     loss = module(ids, numbers, clicks.float())
     compare(graph, module, loss, wide_deep_of, inputs)
+
+
+def dlrm_of(named: Named) -> Arrays:
+    arrays = renamed(
+        named,
+        (r"^bottom\.(\d)", r"bottom.fc\1"),
+        (r"^top\.(\d)", r"top.\1.fc"),
+        (r"^head", "head.fc"),
+        (r"^table", "tables.table"),
+    )
+    arrays["tables.table.weight"] = named["table.weight"].numpy()
+    return arrays
+
+
+def test_dlrm_equals_a_module_of_the_papers_definition() -> None:
+    config = {"bottom": (9, 4), "top": (12, 6), "numbers": NUMBERS}
+    graph = small("dlrm", config | {"tables": (7, 3, 2), "rows_multiple": 8})
+    module = drawn(networks.Dlrm(rows=16, fields=3, **config), seed=2)
+    generator = np.random.default_rng(0)
+    inputs: Arrays = {
+        "categories": generator.integers(0, 16, (BATCH, 3)).astype(np.int32),
+        "features": generator.normal(size=(BATCH, NUMBERS)).astype(np.float32),
+        "clicks": np.arange(BATCH, dtype=np.int32) % 2,
+    }
+    ids, numbers, clicks = (torch.tensor(inputs[name]) for name in inputs)
+    loss = module(ids, numbers, clicks.float())
+    compare(graph, module, loss, dlrm_of, inputs)
