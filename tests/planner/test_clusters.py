@@ -103,10 +103,24 @@ def test_the_catalogue_holds_every_device_of_published_runs_and_the_common_other
         h100-sxm-80gb h100-sxm-96gb-hbm2e-500w h800-sxm-80gb h200-sxm b200 b300 gb200 gb300 mi355x
         tpu-v5e tpu-v5p tpu-v6e tpu-v7x-ironwood
     """
-    others = "a100-pcie-40gb h100-pcie-80gb l40s a10g rtx-4090 mi250x mi300x tpu-v4 cpu-core"
+    others = """
+        a100-pcie-40gb h100-pcie-80gb h100-nvl h20 gh200 l40s l4 t4 a40 a10g rtx-4090 rtx-6000-ada
+        rtx-pro-6000 mi250x mi300a mi300x tpu-v4 cpu-core
+    """
     assert set(published.split()) | set(others.split()) <= set(names())
     without_power = {name for name in names() if device(name).power_watts is None}
     assert without_power == {"cpu-core", "tpu-v5e", "tpu-v5p", "tpu-v6e", "tpu-v7x-ironwood"}
+
+
+@pytest.mark.parametrize("name", ["l4", "t4", "a40", "rtx-6000-ada", "h20", "h100-nvl", "mi300a"])
+def test_a_device_without_efficiencies_of_its_own_says_whose_it_has(name: str) -> None:
+    assert "; efficiencies " in device(name).source
+
+
+def test_cards_that_a_bridge_joins_are_an_island() -> None:
+    node = reference_node("h100-nvl")
+    assert node.islands is not None
+    assert node.islands.link.bandwidth_bytes_per_s > node.intra_node.bandwidth_bytes_per_s
 
 
 def test_the_two_dies_of_a_package_are_an_island_where_both_are_there() -> None:

@@ -111,7 +111,7 @@ def test_switches_of_infiniband_reduce_where_they_are_asked_to() -> None:
 
 def test_nodes_of_hopper_and_later_reduce_in_their_switches() -> None:
     devices = {name for name in names() if reference_node(name).intra_node.reduces}
-    hopper = {"h100-sxm-80gb", "h100-sxm-96gb-hbm2e-500w", "h200-sxm", "h800-sxm-80gb"}
+    hopper = {"h100-sxm-80gb", "h100-sxm-96gb-hbm2e-500w", "h200-sxm", "h800-sxm-80gb", "h20"}
     assert devices == hopper | {"b200", "b300", "gb200", "gb300"}
     assert not any(reference_node(name).inter_node.reduces for name in names())
 
