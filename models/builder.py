@@ -32,6 +32,7 @@ PRECISIONS = {
         "float32", "bfloat16"
     ),  # linear layers compute in 8 bits: `millrace.models.fp8`
     "mxfp8": Precision("float32", "bfloat16"),
+    "nvfp4": Precision("float32", "bfloat16"),  # in 4 bits
 }
 
 FLOATING_SOURCES = ("features", "images")
@@ -58,7 +59,7 @@ class GraphBuilder:
     tokens_per_sample : int
         Tokens that one sample counts for.
     precision : str
-        fp64, fp32, tf32, bf16, fp16, fp8 or mxfp8.
+        fp64, fp32, tf32, bf16, fp16, fp8, mxfp8 or nvfp4.
 
     Examples
     --------

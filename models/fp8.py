@@ -1,15 +1,19 @@
-"""Products in 8 bits: which ones, and what they read.
+"""Products in 8 or 4 bits: which ones, and what they read.
 
 A product with a weight reads its other factor through `quantise`, in 8 bits, and so does its
 gradient what comes back: what is kept for the backward pass is the narrow copy. Weights stay in 16
-bits, as they are gathered; the attribute `arithmetic` says in what the product multiplies.
+bits, as they are gathered; the attribute `arithmetic` says in what the product multiplies. Of
+NVFP4 the copy counts as in 8 bits too: more than the 4.5 bits a number of one copy with its scales,
+about as much as the two copies, by rows and by columns, that its products read.
 
 Notes
 -----
 Micikevicius et al., "FP8 formats for deep learning", arXiv 2209.05433 (2022), section 3: inputs of
 the products of linear layers in 8 bits, sums in more; Rouhani et al., "Microscaling data formats
 for deep learning", arXiv 2310.10537 (2023). Attention, embeddings, the head and what chooses
-experts stay in 16 bits.
+experts stay in 16 bits. NVIDIA, "Pretraining large language models with NVFP4", arXiv 2509.25149
+(2025), section 4: the same layers in 4 bits, but for some of the last blocks, which are in 4 bits
+here too; its random Hadamard transforms and stochastic rounding are not counted.
 """
 
 from collections.abc import Iterator
@@ -22,8 +26,8 @@ from millrace.models.graph import FLOAT8, Graph, Op, Phase
 from millrace.models.labels import Operand, parse, write
 from millrace.models.ops import kinds_where
 
-ARITHMETIC = "arithmetic"  # attribute of a product that multiplies in 8 bits: fp8 or mxfp8
-NARROW = ("fp8", "mxfp8")
+ARITHMETIC = "arithmetic"  # attribute of a product that multiplies in one of `NARROW`
+NARROW = ("fp8", "mxfp8", "nvfp4")
 
 # Kinds between a variable and a product that reads it; between a router's product and its choice.
 _OF_WEIGHTS = kinds_where(lambda row: row.moves)
@@ -38,7 +42,7 @@ def with_quantised_products(graph: Graph, precision: str) -> Graph:
     graph : Graph
         A forward graph in 16 bits, without quantised products.
     precision : str
-        fp8 or mxfp8; becomes the attribute `arithmetic` of the products.
+        fp8, mxfp8 or nvfp4; becomes the attribute `arithmetic` of the products.
 
     Raises
     ------

@@ -25,9 +25,9 @@ Attributes = Mapping[str, int | float | str | bool]
 
 PRECISION = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
-# Formats of eight bits that a product may be done in (attribute `arithmetic` of its op): rows of
-# `Device.flops_per_s` whose rate they have, the first that there is.
-NARROW = {"fp8": ("fp8",), "mxfp8": ("mxfp8", "fp8")}
+# Formats of eight or four bits that a product may be done in (attribute `arithmetic` of its op):
+# rows of `Device.flops_per_s` whose rate they have, the first that there is.
+NARROW = {"fp8": ("fp8",), "mxfp8": ("mxfp8", "fp8"), "nvfp4": ("nvfp4",)}
 
 
 class OpFirings(NamedTuple):

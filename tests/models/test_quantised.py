@@ -102,9 +102,10 @@ def test_narrow_copies_are_made_again_where_a_block_recomputes(mode: str) -> Non
     )
 
 
-def test_mxfp8_is_written_alike() -> None:
-    ways = [trained("gpt", precision) for precision in ("fp8", "mxfp8")]
-    assert {op.attributes[ARITHMETIC] for op in narrow(ways[1])} == {"mxfp8"}
+@pytest.mark.parametrize("other", ["mxfp8", "nvfp4"])
+def test_other_narrow_formats_are_written_alike(other: str) -> None:
+    ways = [trained("gpt", precision) for precision in ("fp8", other)]
+    assert {op.attributes[ARITHMETIC] for op in narrow(ways[1])} == {other}
     plain = [
         replace(graph, ops=tuple(replace(op, attributes={}) for op in graph.ops)) for graph in ways
     ]

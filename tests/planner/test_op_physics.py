@@ -126,6 +126,17 @@ def test_a_device_without_eight_bits_refuses_them_by_name() -> None:
         matmul_ns(8, 8, 8, device("a100-sxm-80gb"), arithmetic="mxfp8")
 
 
+@pytest.mark.parametrize("name", ["b200", "b300", "gb200", "gb300"])
+def test_four_bits_are_faster_than_eight_where_a_device_has_them(name: str) -> None:
+    on = device(name)
+    size = 16384
+    assert matmul_ns(size, size, size, on, arithmetic="nvfp4") < matmul_ns(
+        size, size, size, on, arithmetic="fp8"
+    )
+    with pytest.raises(ClusterError, match="`h100-sxm-80gb` has no nvfp4 arithmetic"):
+        matmul_ns(8, 8, 8, device("h100-sxm-80gb"), arithmetic="nvfp4")
+
+
 CONV = "b c y! x!, n c q! p! -> b n j! i!"
 DEPTHWISE = "b (g c) y! x!, (g n) c q! p! -> b (g n) j! i!"
 
