@@ -76,6 +76,12 @@ _CONFIGS: dict[str, tuple[str, int, Config]] = {
         1,
         {"vocab": 416, "fields": 26, "numbers": 12, "embedding": 8, "hidden": 32, "layers": 2},
     ),
+    "dlrm": (
+        "dlrm",
+        1,
+        {"tables": (100,) * 8, "bottom": (16, 8), "top": (32, 16), "numbers": 12}
+        | {"rows_multiple": 32},
+    ),
     "face": (
         "face",
         1,

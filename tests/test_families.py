@@ -80,6 +80,8 @@ CASES = [
         {"wide.table": "v", "deep.table": "v"},
     ),
     FamilyCase("wide-deep", 4, degrees(tp=4), set(), {"deep.table": "d"}),
+    FamilyCase("dlrm", 2, degrees(tp=2), {"all_reduce"}, {"tables.table": "v"}),
+    FamilyCase("dlrm", 4, degrees(tp=4), set(), {"tables.table": "d"}),
     FamilyCase("face", 2, degrees(tp=2), {"all_reduce"}, {"head.cosine": "s", "head.loss": "s"}),
     FamilyCase("face", 4, degrees(dp=2, tp=2), {"all_reduce"}, {"head.cosine": "s"}),
 ]
