@@ -218,8 +218,8 @@ def search(
         A pin, the model, a size or the device's precision cannot be understood.
     """
     from millrace.figures import block_times, prediction_of
-    from millrace.planner.frameworks.framework_tables import capabilities
     from millrace.memory_reserve import reserve_on
+    from millrace.planner.frameworks.framework_tables import capabilities
     from millrace.planner.search import Pins, Pure, SearchRequest
     from millrace.planner.search.subclusters import search_for
     from millrace.requested_cluster import usual_precision

@@ -12,7 +12,6 @@ from millrace.planner.costs.bucket_sizes import state_bytes_of, with_own_buckets
 from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.formatting import one_of, size
 from millrace.planner.frameworks.capabilities import EVERYTHING, Capabilities, check_pins
-from millrace.planner.memory import reserved_bytes, slack_fraction
 from millrace.planner.memory import NO_RESERVE, Reserve, reserved_bytes, slack_fraction
 from millrace.planner.plan import (
     COUNT_MAX,
