@@ -487,6 +487,45 @@ def simulate(
     )
 
 
+def transfer(plan: Plan, *, on: Cluster | None = None, precision: str | None = None) -> Plan:
+    """The plan as it would be on another cluster or in another precision, for `simulate`.
+
+    Mesh, stages, schedule and layouts stay as they are; `search` may find better ones.
+
+    Parameters
+    ----------
+    plan : Plan
+        As `search` returns it.
+    on : Cluster, optional
+        A cluster of as many devices, with the framework that drives it (`with_framework`).
+    precision : str, optional
+        As for `build`.
+
+    Returns
+    -------
+    Plan
+        Without figures and evidence, which were those of the first plan.
+
+    Raises
+    ------
+    InfeasibleError
+        The cluster has another number of devices, or the plan has no place for what the precision
+        adds.
+    PlanError
+        There is no such precision.
+
+    Examples
+    --------
+    >>> plan = search("mlp", cluster("a100:2x1"), 8)
+    >>> transfer(plan, on=cluster("h200:2x1"), precision="bf16").model.precision
+    'bf16'
+    """
+    from millrace.transfer import in_precision, on_cluster
+
+    changed = plan if on is None else on_cluster(plan, on)
+    return changed if precision is None else in_precision(changed, precision)
+
+
 def execute(
     plan: Plan,
     *,

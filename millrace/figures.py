@@ -5,7 +5,9 @@ ops or blocks disagree; `mixed` then lists the values, and the variants hold the
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
 
 from millrace.models.arrays import Floats
 from millrace.models.ops import model_flops
@@ -17,6 +19,9 @@ from millrace.planner.parallel_degrees import mixed_roles, roles
 from millrace.planner.plan import ON_DEVICES, Plan, Prediction
 from millrace.planner.token_cost import cost_usd_per_mtoken, energy_j_per_token
 from millrace.published.step_time_range import range_document
+
+if TYPE_CHECKING:
+    from millrace.simulator.simulate import Simulated
 
 
 class Speed(NamedTuple):
@@ -222,6 +227,22 @@ def spending(plan: Plan) -> dict[str, float | None]:
             energy_j_per_token(plan, step_s, busy) if step_s and busy is not None else None
         ),
     }
+
+
+def simulated_spending(plan: Plan, simulated: "Simulated") -> dict[str, float | None]:
+    """Dollars per million tokens and joules per token of a simulated plan, as for `spending`.
+
+    Parameters
+    ----------
+    plan : Plan
+        The plan that was simulated.
+    simulated : Simulated
+        Its step time, bubble and exposed communication.
+    """
+    exposed = simulated.exposed_communication_ns / simulated.step_time_ns
+    busy_fraction = max(0.0, 1 - simulated.bubble_fraction - exposed)
+    figures = {"step_time_s": simulated.step_time_ns / 1e9, "busy_fraction": busy_fraction}
+    return spending(msgspec.structs.replace(plan, figures=figures))
 
 
 def kinds_of_parallelism(plan: Plan) -> list[str]:

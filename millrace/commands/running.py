@@ -12,7 +12,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from millrace.commands.planning import Trust
+from millrace import completion
+from millrace.commands.planning import Framework, Trust
 from millrace.compare import ActorRow, CauseRow, Comparison
 from millrace.models.zoo.catalogue import beyond_positions, unit_of
 from millrace.output import Json, answer, say, training, working
@@ -23,6 +24,7 @@ from millrace.units import format_bytes, format_percent, format_rate, format_sec
 if TYPE_CHECKING:
     from millrace.executor.launch import Measured
     from millrace.planner.plan import Plan
+    from millrace.simulator.simulate import Simulated
 
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A file of `millrace plan -o`.")]
 TraceOutput = Annotated[
@@ -33,6 +35,24 @@ Stragglers = Annotated[
     list[str] | None,
     typer.Option(
         metavar="RANK:FACTOR", help="A slow rank: 3:2.0 takes twice as long. May be repeated."
+    ),
+]
+OtherCluster = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        metavar="CLUSTER",
+        help="Try the plan on this cluster of as many devices, named as for plan.",
+        autocompletion=completion.clusters,
+    ),
+]
+OtherPrecision = Annotated[
+    str | None,
+    typer.Option(
+        "--precision",
+        metavar="NAME",
+        help="Try the plan's model in this precision.",
+        autocompletion=completion.precisions,
     ),
 ]
 Deterministic = Annotated[
@@ -67,6 +87,9 @@ def warn_of(plan: "Plan") -> None:
 
 def simulate(
     plan: PlanFile,
+    cluster: OtherCluster = None,
+    precision: OtherPrecision = None,
+    framework: Framework = None,
     jitter: Annotated[
         float, typer.Option(help="Standard deviation of durations, as a share: 0.1.")
     ] = 0.0,
@@ -85,7 +108,7 @@ def simulate(
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
-    """Predict how fast a plan runs on the cluster it was made for."""
+    """Predict how fast a plan runs on the cluster it was made for, or on another."""
     from millrace import api
     from millrace.figures import shortage, speed
     from millrace.files import check_writable, is_chrome, load_plan, write_trace
@@ -96,7 +119,8 @@ def simulate(
 
     check_writable(trace, html)
     detailed = as_json or html is not None or (trace is not None and is_chrome(trace))
-    planned = load_plan(plan, trust=trust)
+    loaded = load_plan(plan, trust=trust)
+    planned = _tried(loaded, cluster, precision, framework)
     warn_of(planned)
     began = perf_counter()
     with working(f"simulating {planned.model.name} on {planned.ranks} ranks"):
@@ -109,7 +133,6 @@ def simulate(
             detailed=detailed,
         )
         account = account_of(planned, simulated) if detailed else None
-    wall_time_s = perf_counter() - began
     step_time_s = simulated.step_time_ns / 1e9
     document = {
         "step_time_s": step_time_s,
@@ -121,10 +144,10 @@ def simulate(
         "memory_bytes_max": simulated.memory_bytes_max,
         "firings": simulated.firings,
         "fidelity": simulated.fidelity,
-        "wall_time_s": wall_time_s,
+        "wall_time_s": perf_counter() - began,
+        **_question(loaded, planned, simulated),
+        **({} if account is None else report_rows(account)),
     }
-    if account is not None:
-        document |= report_rows(account)
     if trace is not None:
         write_trace(trace, simulated.trace, memory_counters(account.memory if account else ()))
     if html is not None and account is not None:
@@ -135,6 +158,33 @@ def simulate(
     if short := shortage(planned, simulated.memory_by_kind):
         say(f"millrace: {short}")
         raise typer.Exit(1)
+
+
+def _tried(plan: "Plan", text: str | None, precision: str | None, framework: str | None) -> "Plan":
+    """The plan on the cluster, in the precision and by the framework that are asked about."""
+    from millrace import api
+    from millrace.transfer import software_kept
+
+    on = plan.cluster
+    if text is not None:
+        on = api.cluster(text, progress=say)
+        on = api.with_framework(software_kept(plan, on), framework)
+    elif framework is not None:
+        on = api.with_framework(on, framework)
+    return api.transfer(plan, on=None if on is plan.cluster else on, precision=precision)
+
+
+def _question(loaded: "Plan", tried: "Plan", simulated: "Simulated") -> dict[str, Any]:
+    """Keys that say what was simulated, what it costs, and the step time that its file has."""
+    from millrace.figures import simulated_spending
+
+    return {
+        "cluster": tried.cluster.name,
+        "precision": tried.model.precision,
+        "framework": tried.cluster.software.name,
+        **simulated_spending(tried, simulated),
+        "planned_step_time_s": loaded.figures.get("step_time_s") if tried is not loaded else None,
+    }
 
 
 def run(
@@ -299,8 +349,18 @@ def _draw_figures(document: Mapping[str, Any], console: Console) -> None:
 
 def _figures(document: Mapping[str, Any]) -> dict[str, str]:
     """Figures of a simulation as text, by name."""
-    mfu = document["mfu"]
-    return {
+    mfu, before_s = document["mfu"], document["planned_step_time_s"]
+    change = {}
+    if before_s:
+        more = format_percent(document["step_time_s"] / before_s - 1, signed=True)
+        named = (document[name] for name in ("cluster", "precision", "framework"))
+        price, unit = document["cost_usd_per_mtoken"], document["unit"]
+        change = {
+            "tried": ", ".join(named),
+            "step time as planned": f"{format_seconds(before_s)}, now {more}",
+            "cost": "no price is known" if price is None else f"${price:.3g} per million {unit}s",
+        }
+    return change | {
         "step time": format_seconds(document["step_time_s"]),
         "range of step time": document["step_time_compared_with"],
         "speed": format_rate(document["tokens_per_s"], document["unit"]),
