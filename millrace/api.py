@@ -247,15 +247,21 @@ def scale(
     model: str | ModelSpec,
     clusters: Sequence[str],
     nodes: Sequence[int],
-    global_batches: Sequence[int],
+    global_batches: Sequence[int | str],
     *,
     networks: Sequence[str] = (),
     seq_len: int | None = None,
-    precision: str = "fp32",
+    precision: str | None = None,
     framework: str | None = None,
     reserve: str | None = None,
+    training: TrainingSpec | None = None,
+    pins: Mapping[str, str | int | bool] | None = None,
+    memory_limit_bytes: int | None = None,
+    prices: Mapping[str, float] | None = None,
     tokens: float | None = None,
     failures: "Failures | None" = None,
+    jitter: float = 0.0,
+    seed: int = 0,
     worth: float | None = None,
     progress: Progress | None = None,
 ) -> list[dict[str, Any]]:
@@ -269,22 +275,30 @@ def scale(
         As for `cluster`; `xNODES` may be left out.
     nodes : sequence of int
         Sizes, in nodes.
-    global_batches : sequence of int
-        Samples of a step.
+    global_batches : sequence of int or str
+        Samples of a step; `8/device` grows with the devices.
     networks : sequence of str, optional
         Between the nodes (`8xhdr`; docs/clusters.md has all forms), in place of a cluster's own.
     seq_len : int, optional
         Tokens of a sample; the model's longest by default.
-    precision : str
-        As for `build`.
+    precision : str, optional
+        As for `build`; by default bf16 where all clusters have it, else fp32.
     framework : str, optional
         The framework that drives all clusters, whatever their files say; see `with_framework`.
     reserve : str, optional
         What of each device stays free, as for `search`.
+    training, pins, memory_limit_bytes : optional
+        As for `search`, of every plan.
+    prices : mapping, optional
+        Dollars for an hour of a device, by the text of its cluster; `""`: of all other clusters.
     tokens : float, optional
         Tokens that a row's time, energy and cost are counted to; a million by default.
     failures : Failures, optional
         How often devices fail, and what that costs; by default they never do.
+    jitter : float
+        As for `simulate`: the mean and the tail of step times are estimated.
+    seed : int
+        Of the jitter.
     worth : float, optional
         The least marginal efficiency, a fraction, at which more devices pay; 0.5 by default.
     progress : callable, optional
@@ -301,29 +315,47 @@ def scale(
     PlanError, ModelError, ClusterError
         A value cannot be understood; names the option and the value.
     """
-    from millrace.planner.clusters import framework as software_of
     from millrace.planner.clusters.fabrics import network
-    from millrace.requested_cluster import read_option, with_nodes
+    from millrace.requested_cluster import read_option, usual_precision_on, with_nodes
     from millrace.scaling import WORTH, Sweep, sweep
+    from millrace.scaling.batches import parse_batch
 
-    read = partial(cluster, progress=progress)
+    precision = precision or usual_precision_on(clusters)
     spec = open_checked(model, seq_len, precision, progress) if isinstance(model, str) else model
+
+    def driven(text: str) -> Cluster:
+        on = read_option("--cluster", partial(cluster, progress=progress), with_nodes(text))
+        return with_framework(on, framework, model=spec)
+
     asked = Sweep(
         model=spec,
-        clusters=tuple(
-            (text, read_option("--cluster", read, with_nodes(text))) for text in clusters
-        ),
+        clusters=tuple((text, driven(text)) for text in clusters),
         nodes=tuple(nodes),
-        global_batches=tuple(global_batches),
+        global_batches=tuple(parse_batch(str(batch)) for batch in global_batches),
         networks=tuple(
             (text, partial(read_option, "--network", network, text)) for text in networks
         ),
-        software=read_option("--framework", software_of, framework or "default"),
         tokens=tokens,
         failures=failures,
         worth=WORTH if worth is None else worth,
+        prices=prices or {},
+        jitter=jitter,
+        seed=seed,
     )
-    return sweep(asked, lambda on, batch: search(spec, on, batch, reserve=reserve), progress)
+
+    def plan(on: Cluster, batch: int) -> Plan:
+        limit = memory_limit_bytes
+        return search(
+            spec,
+            on,
+            batch,
+            training=training,
+            pins=pins,
+            memory_limit_bytes=limit,
+            reserve=reserve,
+        )
+
+    return sweep(asked, plan, progress)
 
 
 def with_framework(

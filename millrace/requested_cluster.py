@@ -1,6 +1,6 @@
 """Clusters as they are asked for: of the catalogue, or of this machine as it is measured."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from re import fullmatch
 from typing import TypeVar
@@ -83,6 +83,30 @@ def usual_precision(cluster: Cluster | None) -> str:
         return "fp32"
     every = [group.device.flops_per_s for group in cluster.groups]
     return "bf16" if all("bf16" in rates for rates in every) else "fp32"
+
+
+def usual_precision_on(texts: Iterable[str]) -> str:
+    """Precision of plans for several clusters where none is said.
+
+    Parameters
+    ----------
+    texts : iterable of str
+        Clusters as they are typed, `xNODES` may be left out; this machine is not measured.
+
+    Raises
+    ------
+    ClusterError
+        A text names no cluster.
+    """
+
+    def read(text: str) -> Cluster:
+        return catalogue_cluster(text, None)
+
+    named = [
+        None if is_local(text) else read_option("--cluster", read, with_nodes(text))
+        for text in texts
+    ]
+    return max(map(usual_precision, named), default="fp32")  # fp32 where one has no bf16
 
 
 def with_software(cluster: Cluster, framework: str | None, unit: str = "token") -> Cluster:

@@ -10,6 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from millrace.scaling.batches import batch_text
 from millrace.units import format_count, format_percent, format_seconds
 
 Row = dict[str, Any]
@@ -24,15 +25,15 @@ SPENT = {
 }
 
 
-def line_of(row: Row) -> tuple[str, str | None, int]:
+def line_of(row: Row) -> tuple[str, str | None, str]:
     """Key that the rows of one line have in common: cluster, network and batch."""
-    return row["cluster"], row["network"], row["global_batch"]
+    return row["cluster"], row["network"], batch_text(row)
 
 
 def line_name(row: Row) -> str:
     """Name of a row's line in words."""
     network = f", {row['network']}" if row["network"] else ""
-    return f"{row['cluster']}{network}, batch {row['global_batch']}"
+    return f"{row['cluster']}{network}, batch {batch_text(row)}"
 
 
 def draw_scaling(rows: Sequence[Row], worth: float, console: Console) -> None:
@@ -55,6 +56,18 @@ def draw_scaling(rows: Sequence[Row], worth: float, console: Console) -> None:
                 soft_wrap=True,
             )
     counted = f"{format_count(rows[0]['tokens'])} {rows[0]['unit']}s"
+    if any(row["jitter_steps"] is not None for row in rows):
+        console.print(
+            "jitter: by how much the mean step, and one in twenty, is longer; counted in effic., "
+            "time, energy, cost",
+            markup=False,
+        )
+    unpriced = {row["cluster"]: None for row in rows if row["price_usd_per_gpu_hour"] is None}
+    if unpriced:
+        console.print(
+            f"cost: no price is known of {', '.join(unpriced)}; give --price-per-gpu-hour",
+            markup=False,
+        )
     console.print(
         f"time, energy, cost: of {counted}; binds: the two largest parts of a step; ▸ stops paying",
         markup=False,
@@ -66,9 +79,11 @@ def _table(rows: Sequence[Row]) -> Table:
     title = f"{rows[0]['model']} on {line_name(rows[0])}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     shown = [name for name in SPENT if any(row[name] is not None for row in rows)]
+    jittered = any(row["jitter_steps"] is not None for row in rows)
     table.add_column("devices", justify="right", no_wrap=True)
     table.add_column("plan", min_width=8)
-    for column in (f"{rows[0]['unit']}s/s", "effic.", "mfu", *(SPENT[name] for name in shown)):
+    numbers = [f"{rows[0]['unit']}s/s", "effic.", "mfu", *(SPENT[name] for name in shown)]
+    for column in [*numbers, *(["jitter"] if jittered else [])]:
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("binds", min_width=16)
     for row in rows:
@@ -83,6 +98,7 @@ def _table(rows: Sequence[Row]) -> Table:
             _percent(row["scaling_efficiency"]),
             _percent(row["mfu"]),
             *(_cell(name, row[name]) for name in shown),
+            *([_jitter(row)] if jittered else []),
             _binds(row),
         )
     return table
@@ -97,6 +113,14 @@ def _binds(row: Row) -> str:
     """Shares and names of the two largest parts, a line each."""
     pairs = [(row["binds"], row["binds_fraction"]), (row["next"], row["next_fraction"])]
     return "\n".join(f"{_percent(share)} {name}" for name, share in pairs if name is not None)
+
+
+def _jitter(row: Row) -> str:
+    """Slow-down by jitter of the mean step and of the 95th percentile, a line each."""
+    lengths = (row["step_time_jitter_mean_s"], row["step_time_jitter_p95_s"])
+    return "\n".join(
+        format_percent(length / row["step_time_s"] - 1, signed=True) for length in lengths
+    )
 
 
 def _percent(share: float | None) -> str:

@@ -1,6 +1,6 @@
 """Sweep: clusters × networks × batches × sizes, a row for each, equal questions asked once."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,12 +9,15 @@ import msgspec
 from millrace.figures import plan_summary
 from millrace.models.spec import ModelSpec
 from millrace.models.zoo.catalogue import unit_of
-from millrace.planner.cluster import Cluster, Link, Software
+from millrace.planner.cluster import Cluster, Link
 from millrace.planner.clusters import validate
 from millrace.planner.clusters.parsing import LOCAL, LOCAL_GPU
 from millrace.planner.errors import ClusterError, InfeasibleError, PlanError
 from millrace.planner.plan import Plan
+from millrace.scaling.batches import Batch, batch_text
 from millrace.scaling.bottlenecks import RESOURCES, resources, step_bottlenecks
+from millrace.scaling.jittered_steps import jittered_steps
+from millrace.scaling.prices import EVERY, check_prices, priced
 from millrace.scaling.series import WORTH, fill_efficiencies
 
 # Each device has its share of 2 TB/s, which a storage of Meta sustained for 16,384 GPUs ("The Llama
@@ -36,6 +39,7 @@ FIGURES = (
 )
 ANSWERS = (
     *FIGURES,
+    *("step_time_jitter_mean_s", "step_time_jitter_p95_s", "jitter_steps"),
     *("goodput_fraction", "goodput_tokens_per_s", "checkpoint_interval_s"),
     *("time_s", "energy_j", "cost_usd"),
     *("binds", "binds_fraction", "next", "next_fraction"),
@@ -78,38 +82,47 @@ class Sweep:
         Name as asked, and the cluster; its number of nodes is replaced by each of `nodes`.
     nodes : tuple of int
         Sizes, in nodes.
-    global_batches : tuple of int
+    global_batches : tuple of Batch
         Samples of a step.
     networks : tuple of (str, callable)
         Name as asked → the link of a device of a node of so many devices, in place of the
         cluster's own between nodes; none: its own alone.
-    software : Software
-        The framework of all clusters.
     tokens : float, optional
         Tokens to which time, energy and cost are counted; None: a million.
     failures : Failures, optional
         None: nothing fails.
     worth : float
         The least marginal efficiency that pays, see `millrace.scaling.series`.
+    prices : mapping
+        Dollars per device and hour in place of the catalogue's, see `millrace.scaling.prices`.
+    jitter : float
+        Standard deviation of the logarithm of every duration; 0: every step is alike.
+    seed : int
+        Of the jitter.
     """
 
     model: ModelSpec
     clusters: tuple[tuple[str, Cluster], ...]
     nodes: tuple[int, ...]
-    global_batches: tuple[int, ...]
+    global_batches: tuple[Batch, ...]
     networks: tuple[tuple[str, Callable[[int], Link]], ...] = ()
-    software: Software = field(default_factory=Software)
     tokens: float | None = None
     failures: Failures | None = None
     worth: float = WORTH
+    prices: Mapping[str, float] = field(default_factory=dict)
+    jitter: float = 0.0
+    seed: int = 0
 
     def __post_init__(self) -> None:
+        for number in self.nodes:
+            if number < 1:
+                raise PlanError(f"--nodes {number}: expected whole numbers of at least 1")
         for option, numbers in (("--nodes", self.nodes), ("--global-batch", self.global_batches)):
-            for number in numbers:
-                if number < 1:
-                    raise PlanError(f"{option} {number}: expected whole numbers of at least 1")
             if not numbers:
                 raise PlanError(f"{option} holds no number: expected some, such as 1,2,4")
+        check_prices(self.prices, [name for name, _ in self.clusters])
+        if not 0 <= self.jitter <= 1:
+            raise PlanError(f"--jitter {self.jitter:g}: expected 0 to 1 (0.1 is ten percent)")
         if not 0 < self.worth <= 1:
             raise PlanError(f"--worth {self.worth:g}: expected above 0 and at most 1")
         if self.tokens is not None and not 0 < self.tokens < float("inf"):
@@ -173,7 +186,8 @@ def sweep(
 
 def _lines(asked: Sweep) -> Iterator[list[tuple[Row, Cluster]]]:
     """Yield rows as far as they are asked, with their clusters, a line at a time."""
-    for name, base in asked.clusters:
+    for name, unpriced in asked.clusters:
+        base = priced(unpriced, asked.prices.get(name, asked.prices.get(EVERY)))
         for network, link in asked.networks or ((None, None),):
             joined = base if link is None else _joined(base, link)
             for batch in asked.global_batches:
@@ -184,19 +198,22 @@ def _lines(asked: Sweep) -> Iterator[list[tuple[Row, Cluster]]]:
 
 
 def _question(
-    asked: Sweep, name: str, base: Cluster, network: str | None, nodes: int, batch: int
+    asked: Sweep, name: str, base: Cluster, network: str | None, nodes: int, batch: Batch
 ) -> Row:
+    devices = base.devices_per_node * nodes
     return {
         "model": asked.model.name,
         "cluster": name,
         "network": network,
         "nodes": nodes,
         "devices_per_node": base.devices_per_node,
-        "devices": base.devices_per_node * nodes,
-        "global_batch": batch,
+        "devices": devices,
+        "price_usd_per_gpu_hour": base.device.price_usd_per_hour,
+        "global_batch": batch.global_batch(devices),
+        "batch_per_device": batch.samples if batch.per_device else None,
         "seq_len": asked.model.seq_len,
         "precision": asked.model.precision,
-        "framework": asked.software.name,
+        "framework": base.software.name,
         "unit": unit_of(asked.model),
         "tokens": asked.tokens or MILLION,
     }
@@ -242,9 +259,8 @@ def _answer(
 ) -> Row:
     """Answer to a row's question: the plan's figures, or the reason why there is none."""
     unanswered = dict.fromkeys(ANSWERS)
-    software = asked.software
     try:
-        plan = search(msgspec.structs.replace(cluster, software=software), row["global_batch"])
+        plan = search(cluster, row["global_batch"])
     except InfeasibleError as error:
         return unanswered | {"reason": str(error)}
     except ClusterError as error:  # such as a device without the precision
@@ -252,8 +268,10 @@ def _answer(
         return unanswered | {"reason": str(error)}
     summary = plan_summary(plan)
     figures = {name: summary[name] for name in (*FIGURES, *CHOICES)}
-    figures |= _goodput(asked.failures, plan)
+    figures |= _goodput(asked.failures, plan) | _jittered(asked, plan)
     useful = figures.get("goodput_fraction", 1.0)
+    if asked.jitter:
+        useful *= figures["step_time_s"] / figures["step_time_jitter_mean_s"]
     figures["goodput_tokens_per_s"] = figures["tokens_per_s"] * useful
     if useful > 0:
         price = summary["cost_usd_per_mtoken"]
@@ -265,6 +283,19 @@ def _answer(
         for name, spent in per_token.items():
             figures[name] = None if spent is None else spent * row["tokens"] / useful
     return unanswered | figures | _binding(plan) | {"reason": None}
+
+
+def _jittered(asked: Sweep, plan: Plan) -> Row:
+    if not asked.jitter:
+        return {}
+    assert plan.prediction is not None
+    step_s = plan.prediction.step_time_s
+    lengths = jittered_steps(plan, asked.jitter, asked.seed)
+    return {
+        "step_time_jitter_mean_s": step_s * lengths.mean,
+        "step_time_jitter_p95_s": step_s * lengths.tail,
+        "jitter_steps": lengths.steps,
+    }
 
 
 def _goodput(failures: Failures | None, plan: Plan) -> Row:
@@ -314,7 +345,7 @@ def _named(resource: str, parts: dict[str, float]) -> str:
 
 def _point_text(row: Row, point_row: Row) -> str:
     network = f", {row['network']}" if row["network"] else ""
-    where = f"{row['devices']} devices of {row['cluster']}{network}, batch {row['global_batch']}"
+    where = f"{row['devices']} devices of {row['cluster']}{network}, batch {batch_text(row)}"
     if point_row["reason"] is not None:
         return f"{where}: no plan"
     return f"{where}: {point_row['tokens_per_s']:,.0f} {row['unit']}s/s"

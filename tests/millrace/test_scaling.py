@@ -10,8 +10,11 @@ from millrace import api
 from millrace.planner.clusters import parse_cluster
 from millrace.planner.errors import ClusterError, InfeasibleError, PlanError
 from millrace.scaling import Failures, Sweep, sweep
+from millrace.scaling.batches import Batch, parse_batch
 from millrace.scaling.bottlenecks import RESOURCES, resources, step_bottlenecks
-from millrace.scaling.scaling_tables import csv_text, format_energy, format_time
+from millrace.scaling.jittered_steps import jittered_steps
+from millrace.scaling.prices import parse_prices
+from millrace.scaling.scaling_tables import csv_text, format_energy, format_time, line_name
 from millrace.scaling.series import fill_efficiencies
 from millrace.scaling.sweep import checkpoint_bytes
 
@@ -23,7 +26,7 @@ def small_sweep(**changes):
         "model": spec,
         "clusters": (("a100-sxm-80gb:2", parse_cluster("a100-sxm-80gb:2x1")),),
         "nodes": (1,),
-        "global_batches": (64,),
+        "global_batches": (Batch(samples=64),),
     }
     return Sweep(**(given | changes))
 
@@ -45,7 +48,7 @@ def test_rows_come_in_the_order_asked_and_equal_questions_are_asked_once():
         small_sweep(
             clusters=tuple((name, parse_cluster("a100-sxm-80gb:2x1")) for name in names),
             nodes=(2, 1, 2),
-            global_batches=(64, 32),
+            global_batches=(Batch(samples=64), Batch(samples=32)),
         ),
         counted(calls),
     )
@@ -167,7 +170,6 @@ def test_a_checkpoint_holds_weights_and_moments_in_fp32():
     ("changes", "said"),
     [
         ({"nodes": (1, 0)}, "--nodes 0"),
-        ({"global_batches": (-8,)}, "--global-batch -8"),
         ({"worth": 0.0}, "--worth 0"),
         ({"tokens": float("nan")}, "--tokens nan"),
         ({"failures": Failures(mtbf_hours=-1)}, "--mtbf-hours -1"),
@@ -177,6 +179,97 @@ def test_a_checkpoint_holds_weights_and_moments_in_fp32():
 def test_a_value_out_of_its_range_is_named(changes, said):
     with pytest.raises(PlanError, match=said):
         small_sweep(**changes)
+
+
+def test_a_batch_may_grow_with_the_devices_which_makes_one_line():
+    rows = sweep(
+        small_sweep(nodes=(1, 2, 4), global_batches=(parse_batch("8/device"),)), counted([])
+    )
+    assert [row["global_batch"] for row in rows] == [16, 32, 64]
+    assert {line_name(row) for row in rows} == {"a100-sxm-80gb:2, batch 8/device"}
+    assert [row["scaling_efficiency"] is None for row in rows] == [False] * 3
+    assert rows[0]["scaling_efficiency"] == 1
+
+
+@pytest.mark.parametrize("text", ["0", "-8", "0/device", "8/node", "8.5", "", "/device"])
+def test_a_batch_that_is_none_is_named(text):
+    with pytest.raises(PlanError, match=f"--global-batch {text}"):
+        parse_batch(text)
+
+
+def test_ones_own_price_takes_the_place_of_the_catalogues():
+    names = ("a100-sxm-80gb:2", "a800-sxm-80gb:2")
+    clusters = tuple((name, parse_cluster(f"{name}x1")) for name in names)
+    listed = sweep(small_sweep(clusters=clusters), counted([]))
+    assert listed[0]["cost_usd"] > 0
+    assert (listed[1]["cost_usd"], listed[1]["price_usd_per_gpu_hour"]) == (None, None)
+    prices = parse_prices(["1.5", "a100-sxm-80gb:2=3"])
+    rows = sweep(small_sweep(clusters=clusters, prices=prices), counted([]))
+    assert [row["price_usd_per_gpu_hour"] for row in rows] == [3, 1.5]
+    for row in rows:
+        hours = row["devices"] * row["time_s"] / 3600
+        assert row["cost_usd"] == pytest.approx(hours * row["price_usd_per_gpu_hour"])
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (["cheap"], "`cheap` is not a number"),
+        (["0"], "expected dollars above 0"),
+        (["nan"], "expected dollars above 0"),
+        (["b200:8=4"], "`b200:8` is no --cluster of this question, which has a100-sxm-80gb:2"),
+        (["1", "2"], "a second price of all clusters"),
+    ],
+)
+def test_a_price_that_is_none_is_named(texts, said):
+    with pytest.raises(PlanError, match=f"--price-per-gpu-hour.*{said}"):
+        small_sweep(prices=parse_prices(texts))
+
+
+def test_jitter_lengthens_the_mean_step_more_the_tail_and_all_that_follows():
+    (calm,) = sweep(small_sweep(), counted([]))
+    (varied,) = sweep(small_sweep(jitter=0.2, seed=3), counted([]))
+    assert calm["jitter_steps"] is None
+    mean_s, tail_s = varied["step_time_jitter_mean_s"], varied["step_time_jitter_p95_s"]
+    assert varied["step_time_s"] == calm["step_time_s"]
+    assert calm["step_time_s"] < mean_s < tail_s
+    for name in ("time_s", "cost_usd"):
+        assert varied[name] / calm[name] == pytest.approx(mean_s / calm["step_time_s"])
+    (again,) = sweep(small_sweep(jitter=0.2, seed=3), counted([]))
+    assert again == varied
+    (other,) = sweep(small_sweep(jitter=0.2, seed=4), counted([]))
+    assert other["step_time_jitter_mean_s"] != mean_s
+    with pytest.raises(PlanError, match="--jitter 2"):
+        small_sweep(jitter=2.0)
+
+
+def test_a_step_of_little_jitter_is_hardly_longer_and_processes_are_simulated_too():
+    plan = api.search("mlp", api.cluster("local:2", measured=False), 8)
+    assert jittered_steps(plan, 1e-6, 0).mean == pytest.approx(1, abs=1e-3)
+
+
+def test_pins_and_the_memory_limit_hold_for_every_size(answer):
+    question = ("scale", "gpt2-small", "--cluster", "a100:4", "--nodes", "1,2", "--seq-len", 256)
+    code, document = answer(
+        *question, "--global-batch", "4/device", "--pp", 2, "--schedule", "gpipe"
+    )
+    assert code == 0
+    assert [(row["pp"], row["schedule"]) for row in document["rows"]] == [(2, "gpipe")] * 2
+    assert [row["global_batch"] for row in document["rows"]] == [16, 32]
+    code, document = answer(*question, "--global-batch", 16, "--dp", 8)
+    assert code == 0
+    assert "dp" in document["rows"][0]["reason"]
+    assert document["rows"][1]["dp"] == 8
+    code, document = answer(*question, "--global-batch", 16, "--memory-limit", "1MiB")
+    assert code == 1
+    assert all(row["reason"] for row in document["rows"])
+
+
+def test_an_attention_whose_probabilities_are_in_memory_is_slower(answer):
+    question = ("scale", "gpt2-small", "--cluster", "a100:1", "--nodes", 1, "--global-batch", 8)
+    _, flash = answer(*question)
+    _, unfused = answer(*question, "--attention", "unfused")
+    assert flash["rows"][0]["step_time_s"] < unfused["rows"][0]["step_time_s"]
 
 
 def test_the_command_writes_rows_a_csv_file_and_a_picture(call, tmp_path):

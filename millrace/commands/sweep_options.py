@@ -1,0 +1,193 @@
+"""Options that `scale` and `recommend` have in common: pins as for `plan`, and those of a sweep."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import wraps
+from inspect import Parameter, signature
+from re import fullmatch
+from typing import Annotated, Any
+
+import typer
+
+from millrace.commands.planning import PINS, Attention, MemoryLimit, plan
+from millrace.models.spec import TrainingSpec
+from millrace.models.training import check_training
+from millrace.models.unfused_attention import FLASH
+from millrace.planner.errors import ClusterError, PlanError
+from millrace.planner.plan import SEED_MAX
+from millrace.scaling.prices import parse_prices
+from millrace.units import parse_bytes
+
+Clusters = Annotated[
+    list[str],
+    typer.Option(
+        "--cluster",
+        metavar="C,…",
+        help="As for plan, xNODES may be left out. May be repeated.",
+    ),
+]
+Batches = Annotated[
+    str,
+    typer.Option(
+        "--global-batch",
+        metavar="N,…",
+        help="Samples of one step; 8/device grows with the devices.",
+    ),
+]
+Networks = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--network", metavar="NET,…", help="Networks between nodes to try: ndr, 8xhdr, 8x400Gb/s."
+    ),
+]
+Prices = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--price-per-gpu-hour",
+        metavar="USD,…",
+        help="In place of the catalogue's price: 2.50, or CLUSTER=2.50 for one of them.",
+    ),
+]
+Mtbf = Annotated[float | None, typer.Option(help="Mean hours between failures of one device.")]
+Rate = Annotated[
+    str | None,
+    typer.Option(
+        help="Bytes a second that all devices write to checkpoints (2TB); by default 122 MB each."
+    ),
+]
+Restart = Annotated[
+    float | None, typer.Option(help="Minutes from a failure to the next step; by default 10.")
+]
+Jitter = Annotated[
+    float, typer.Option(help="Standard deviation of durations, as a share (0.1): slower steps.")
+]
+JitterSeed = Annotated[int, typer.Option(min=0, max=SEED_MAX, help="Of the jitter.")]
+
+
+def sweep_options(
+    network: Networks = None,
+    attention: Attention = FLASH,
+    memory_limit: MemoryLimit = None,
+    price_per_gpu_hour: Prices = None,
+    mtbf_hours: Mtbf = None,
+    checkpoint_rate: Rate = None,
+    restart_minutes: Restart = None,
+    jitter: Jitter = 0.0,
+    seed: JitterSeed = 0,
+) -> dict[str, Any]:
+    """Arguments of `api.scale` that these options say."""
+    check_training(training := TrainingSpec(attention=attention))
+    return {
+        "networks": texts("--network", network or ()),
+        "training": training,
+        "memory_limit_bytes": None if memory_limit is None else parse_bytes(memory_limit),
+        "prices": parse_prices(texts("--price-per-gpu-hour", price_per_gpu_hour or ())),
+        "failures": _failures(mtbf_hours, checkpoint_rate, restart_minutes),
+        "jitter": jitter,
+        "seed": seed,
+    }
+
+
+def takes_sweep(command: Callable[..., None]) -> Callable[..., None]:
+    """Command that takes the pins of `plan` as its argument `pins`, and `sweep_options` as `asked`.
+
+    Parameters
+    ----------
+    command : callable
+        With both arguments, by name, beside its own options.
+    """
+    before = {
+        name: parameter
+        for name, parameter in signature(command).parameters.items()
+        if name not in ("pins", "asked")
+    }
+    sweeps = dict(signature(sweep_options).parameters)
+    pins = {name: signature(plan).parameters[name] for name in PINS}
+    last = {"as_json": before.pop("as_json")}
+    shared = {
+        name: parameter.replace(kind=Parameter.KEYWORD_ONLY)
+        for name, parameter in (before | sweeps | pins | last).items()
+    }
+
+    @wraps(command)
+    def called(**values: Any) -> None:
+        asked = sweep_options(**{name: values.pop(name) for name in sweeps})
+        pinned = {name: values.pop(name) for name in pins}
+        chosen = {name: value for name, value in pinned.items() if value is not None}
+        command(**values, pins=chosen, asked=asked)
+
+    called.__signature__ = signature(command).replace(  # type: ignore[attr-defined]
+        parameters=list(shared.values())
+    )
+    called.__annotations__ = {name: parameter.annotation for name, parameter in shared.items()}
+    return called
+
+
+def texts(option: str, given: Sequence[str]) -> list[str]:
+    """Values of an option that may be repeated, or hold several between commas.
+
+    Parameters
+    ----------
+    option : str
+        Name of the option.
+    given : sequence of str
+        Its values as typed.
+
+    Raises
+    ------
+    ClusterError
+        A value is empty.
+    """
+    split = [text.strip() for list_text in given for text in list_text.split(",")]
+    if not all(split):
+        raise ClusterError(
+            f"{option} {','.join(given) or '(nothing)'}: expected a name, found none"
+        )
+    return split
+
+
+def numbers(option: str, text: str) -> list[int]:
+    """Numbers between commas; their range is checked where they are used.
+
+    Parameters
+    ----------
+    option : str
+        Name of the option.
+    text : str
+        Its value as typed.
+
+    Raises
+    ------
+    PlanError
+        A number is none.
+    """
+    parsed = []
+    for number in text.split(","):
+        if not fullmatch(r"\s*[+-]?[0-9]{1,12}\s*", number):
+            raise PlanError(f"{option} {text}: `{number}` is not a whole number; write 1,2,4")
+        parsed.append(int(number))
+    return parsed
+
+
+def _failures(mtbf_hours: float | None, rate: str | None, minutes: float | None) -> Any:
+    from millrace.scaling import Failures
+
+    if mtbf_hours is None:
+        for option, given in (("--checkpoint-rate", rate), ("--restart-minutes", minutes)):
+            if given is not None:
+                raise PlanError(
+                    f"{option} {given}: it needs --mtbf-hours, without which none fails"
+                )
+        return None
+    failures = Failures(
+        mtbf_hours=mtbf_hours,
+        checkpoint_bytes_per_s=None if rate is None else _bytes_per_s(rate),
+    )
+    return failures if minutes is None else replace(failures, restart_s=60 * minutes)
+
+
+def _bytes_per_s(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except PlanError as error:
+        raise PlanError(f"--checkpoint-rate: {error}") from None
