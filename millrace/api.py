@@ -358,6 +358,68 @@ def scale(
     return sweep(asked, plan, progress)
 
 
+def recommend(
+    model: str | ModelSpec,
+    clusters: Sequence[str],
+    tokens: float,
+    *,
+    within_s: float | None = None,
+    budget_usd: float | None = None,
+    nodes: Sequence[int] = (),
+    global_batches: Sequence[int | str] = (),
+    seq_len: int | None = None,
+    precision: str | None = None,
+    **asked: Any,
+) -> dict[str, Any]:
+    """Rows of a sweep with what a run of tokens takes on each, and the choice among them.
+
+    Parameters
+    ----------
+    model : str or ModelSpec
+        As for `search`.
+    clusters : sequence of str
+        As for `scale`.
+    tokens : float
+        Tokens (images, samples) of the run.
+    within_s : float, optional
+        Seconds within which the run has to end; by default it may take any time.
+    budget_usd : float, optional
+        Dollars that the run may cost; by default any.
+    nodes, global_batches : sequence, optional
+        As for `scale`; by default powers of two around what the deadline asks of the devices, and
+        batches of four million tokens, or just below.
+    seq_len : int, optional
+        Tokens of a sample; the model's longest by default.
+    precision : str, optional
+        As for `scale`.
+    **asked
+        Further arguments of `scale`.
+
+    Returns
+    -------
+    dict
+        `rows`, those of `scale` with `makes_it` and `on_frontier`; and `choice`, with the rows
+        `cheapest` and `fastest` of those that make it, and `nearest` where none does.
+
+    Raises
+    ------
+    PlanError, ModelError, ClusterError
+        A value cannot be understood; names the option and the value.
+    """
+    from millrace.requested_cluster import read_option, usual_precision_on, with_nodes
+    from millrace.scaling.recommendation import recommendation, usual_batch, usual_nodes
+
+    precision = precision or usual_precision_on(clusters)
+    spec = open_checked(model, seq_len, precision) if isinstance(model, str) else model
+    sizes = nodes
+    if not sizes:
+        named = [read_option("--cluster", cluster, with_nodes(text)) for text in clusters]
+        sizes = usual_nodes(spec, named, tokens, within_s)
+    batches = global_batches or (usual_batch(spec),)
+    rows = scale(spec, clusters, sizes, batches, tokens=tokens, **asked)
+    return recommendation(rows, within_s, budget_usd)
+
+
 def with_framework(
     cluster: Cluster, framework: str | None = None, *, model: ModelSpec | None = None
 ) -> Cluster:

@@ -63,12 +63,14 @@ def filled_app() -> typer.Typer:
         demo,
         planning,
         profiling,
+        recommending,
         running,
         scaling,
         validating,
     )
 
-    for group in (demo, planning, scaling, running, profiling, validating, catalogues):
+    groups = (demo, planning, scaling, recommending, running, profiling, validating, catalogues)
+    for group in groups:
         group.register(app)
     return app
 

@@ -159,6 +159,61 @@ def plot_scaling(rows: Sequence[dict[str, Any]]) -> Any:
     return figure
 
 
+def plot_recommendation(document: Mapping[str, Any]) -> Any:
+    """Matplotlib Figure of time against cost, a line per cluster, with the frontier.
+
+    Parameters
+    ----------
+    document : mapping
+        `rows` and `choice`, as `millrace.api.recommend` returns them; rows without a price are not
+        drawn.
+    """
+    from matplotlib.figure import Figure
+
+    rows = [row for row in document["rows"] if row["cost_usd"] is not None]
+    lines: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        lines.setdefault(line_name(row), []).append(row)
+    figure = Figure(figsize=(9.6, 5.6), layout="constrained")
+    panel = figure.subplots()
+    for line_index, (label, line) in enumerate(lines.items()):
+        ordered = sorted(line, key=_devices)
+        days = [row["time_s"] / 86400 for row in ordered]
+        colour = TEN[line_index % len(TEN)]
+        marker = MARKERS[line_index % len(MARKERS)]
+        costs = [row["cost_usd"] for row in ordered]
+        panel.plot(days, costs, color=colour, marker=marker, label=label, lw=1.6)
+        for row, x, y in zip(ordered, days, costs, strict=True):
+            panel.annotate(
+                f"{row['devices']:,}", (x, y), (4, 5), textcoords="offset points", fontsize=8
+            )
+    frontier = sorted(
+        (row["time_s"] / 86400, row["cost_usd"]) for row in rows if row["on_frontier"]
+    )
+    panel.plot(
+        *zip(*frontier, strict=True) if frontier else ([], []),
+        linestyle=(0, (4, 3)),
+        color="#222222",
+        lw=1.2,
+        label="no other is as fast and as cheap",
+    )
+    panel.set(xscale="log", xlabel="days", ylabel="dollars")
+    panel.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    panel.xaxis.set_minor_formatter(lambda value, _: f"{value:g}")
+    panel.yaxis.set_major_formatter(lambda value, _: format_count(value))
+    panel.set_ylim(0, 1.1 * max((row["cost_usd"] for row in rows), default=1.0))
+    panel.grid(visible=True, which="major", color="#dddddd", lw=0.8)
+    panel.set_axisbelow(True)
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.legend(frameon=False)
+    first = document["rows"][0]
+    tokens = format_count(first["tokens"])
+    panel.set_title(
+        f"{first['model']}, {first['precision']}: {tokens} {first['unit']}s, by devices", loc="left"
+    )
+    return figure
+
+
 def _devices(row: dict[str, Any]) -> int:
     return int(row["devices"])
 

@@ -1,10 +1,14 @@
 """Units where text is formatted or read: GiB, ms and % exist only here."""
 
 import re
+from math import inf
 
 from millrace.planner.errors import PlanError
 from millrace.planner.formatting import UNITS
 
+_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0, "y": 365 * 86400.0}
+_COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+_NUMBER = r"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)"
 _BYTES = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
     _BYTES[f"{_letter}b"] = 1000**_power
@@ -27,6 +31,53 @@ def parse_bytes(text: str) -> int:
     if not match.group(2) and count < 1024**2:
         raise PlanError(f"`{text}` is {count} bytes: write {text.strip()}GiB, or {count}B if meant")
     return count
+
+
+def parse_duration_s(text: str) -> float:
+    """Read `30d`, `12h` or `90min`, as seconds.
+
+    Raises
+    ------
+    PlanError
+        The text is no duration above zero with its unit.
+
+    Examples
+    --------
+    >>> parse_duration_s("1.5h"), parse_duration_s("30d")
+    (5400.0, 2592000.0)
+    """
+    match = re.fullmatch(rf"\s*{_NUMBER}\s*([a-zA-Z]+)\s*", text)
+    scale = _SECONDS.get(match.group(2).lower()) if match else None
+    if match is None or scale is None or not 0 < float(match.group(1)) * scale < inf:
+        raise PlanError(f"`{text}` is not a duration: write 30d, 12h, 90min, 2w or 1y")
+    return float(match.group(1)) * scale
+
+
+def parse_count(text: str, example: str = "500k, 2M or 1.5e6") -> float:
+    """Read `500k`, `2M`, `15T`, `$2M` or `1e12`, as a number.
+
+    Parameters
+    ----------
+    text : str
+        The number; K, M, B and T are powers of a thousand, a dollar before it changes nothing.
+    example : str
+        How it is written instead, for the refusal.
+
+    Raises
+    ------
+    PlanError
+        The text is no number above zero.
+
+    Examples
+    --------
+    >>> parse_count("2M"), parse_count("$1.5b"), parse_count("1e12")
+    (2000000.0, 1500000000.0, 1000000000000.0)
+    """
+    match = re.fullmatch(rf"\s*\$?\s*{_NUMBER}\s*([a-zA-Z]?)\s*", text)
+    scale = _COUNTS.get(match.group(2).lower()) if match else None
+    if match is None or scale is None or not 0 < float(match.group(1)) * scale < inf:
+        raise PlanError(f"`{text}` is not a number above 0: write {example}")
+    return float(match.group(1)) * scale
 
 
 def format_bytes(count: float) -> str:

@@ -25,6 +25,7 @@ from millrace.planner.schedules import SCHEDULES
 from millrace.units import format_percent, format_rate, format_seconds
 
 if TYPE_CHECKING:
+    from millrace.planner.cluster import Cluster
     from millrace.planner.search.report import SearchLog
 
 TOP, TOP_MAX = 5, 100  # alternatives
@@ -236,21 +237,15 @@ def plan(
     from millrace.memory_reserve import asked_limit_bytes
     from millrace.planner.search.report import SearchLog
     from millrace.planner.token_cost import check_known
-    from millrace.requested_cluster import is_local, usual_precision
 
     check_writable(output)
     limit_bytes = asked_limit_bytes(memory_limit, reserve)
     chosen = (dp, tp, pp, cp, ep, micro_batch, schedule, interleave, recompute, zero)
     others = (sequence_parallel, offload, ring, fusion, dispatcher, expert_overlap)
     pins = _pinned(*chosen, *others)
-    # The question is checked before this machine is measured, which takes a while.
     check_training(training := TrainingSpec(attention=attention))
     asked: dict[str, Any] = {"pins": pins, "optimize_for": optimize_for}
-    named = None if is_local(cluster) else api.cluster(cluster, profile=profile, progress=say)
-    precision = precision or usual_precision(named)
-    opened = api.check_question(model, seq_len=seq_len, precision=precision, told=say, **asked)
-    on = named or api.cluster(cluster, profile=profile, progress=say)
-    on = api.with_framework(on, framework, model=opened)
+    opened, on = _opened(model, seq_len, precision, cluster, profile, framework, asked)
     check_known(on, optimize_for)
     _warn(opened, global_batch, on.devices, pins)
     began = perf_counter()
@@ -274,6 +269,26 @@ def plan(
         write_document(output, best_plan)
         say(f"plan written to {output}")
     answer(document, as_json, lambda console: _draw_found(best_plan, document, explain, console))
+
+
+def _opened(
+    model: str,
+    seq_len: int | None,
+    precision: str | None,
+    cluster: str,
+    profile: Path | None,
+    framework: str | None,
+    asked: dict[str, Any],
+) -> tuple[ModelSpec, "Cluster"]:
+    """Model and cluster; the question is checked before this machine is measured."""
+    from millrace import api
+    from millrace.requested_cluster import is_local, usual_precision
+
+    named = None if is_local(cluster) else api.cluster(cluster, profile=profile, progress=say)
+    precision = precision or usual_precision(named)
+    opened = api.check_question(model, seq_len=seq_len, precision=precision, told=say, **asked)
+    on = named or api.cluster(cluster, profile=profile, progress=say)
+    return opened, api.with_framework(on, framework, model=opened)
 
 
 def _warn(model: ModelSpec, batch: int, devices: int, pins: dict[str, str | int | bool]) -> None:

@@ -110,10 +110,9 @@ def simulate(
 ) -> None:
     """Predict how fast a plan runs on the cluster it was made for, or on another."""
     from millrace import api
-    from millrace.figures import shortage, speed
+    from millrace.figures import shortage
     from millrace.files import check_writable, is_chrome, load_plan, write_trace
     from millrace.models.documents import write_bytes
-    from millrace.published.step_time_range import range_document
     from millrace.reporting import memory_counters, report_page, report_rows
     from millrace.simulator.account import account_of
 
@@ -133,17 +132,8 @@ def simulate(
             detailed=detailed,
         )
         account = account_of(planned, simulated) if detailed else None
-    step_time_s = simulated.step_time_ns / 1e9
     document = {
-        "step_time_s": step_time_s,
-        **range_document(planned, step_time_s),
-        "unit": unit_of(planned.model),
-        **speed(planned, step_time_s)._asdict(),
-        "bubble_fraction": simulated.bubble_fraction,
-        "exposed_communication_s": simulated.exposed_communication_ns / 1e9,
-        "memory_bytes_max": simulated.memory_bytes_max,
-        "firings": simulated.firings,
-        "fidelity": simulated.fidelity,
+        **_simulated_figures(planned, simulated),
         "wall_time_s": perf_counter() - began,
         **_question(loaded, planned, simulated),
         **({} if account is None else report_rows(account)),
@@ -158,6 +148,25 @@ def simulate(
     if short := shortage(planned, simulated.memory_by_kind):
         say(f"millrace: {short}")
         raise typer.Exit(1)
+
+
+def _simulated_figures(plan: "Plan", simulated: "Simulated") -> dict[str, Any]:
+    """Figures of a simulated step, as `--json` has them."""
+    from millrace.figures import speed
+    from millrace.published.step_time_range import range_document
+
+    step_time_s = simulated.step_time_ns / 1e9
+    return {
+        "step_time_s": step_time_s,
+        **range_document(plan, step_time_s),
+        "unit": unit_of(plan.model),
+        **speed(plan, step_time_s)._asdict(),
+        "bubble_fraction": simulated.bubble_fraction,
+        "exposed_communication_s": simulated.exposed_communication_ns / 1e9,
+        "memory_bytes_max": simulated.memory_bytes_max,
+        "firings": simulated.firings,
+        "fidelity": simulated.fidelity,
+    }
 
 
 def _tried(plan: "Plan", text: str | None, precision: str | None, framework: str | None) -> "Plan":

@@ -93,7 +93,7 @@ def _table(rows: Sequence[Row]) -> Table:
         mark = "▸ " if row["stops_paying"] else ""
         table.add_row(
             f"{mark}{row['devices']}",
-            _plan(row),
+            plan_text(row),
             format_count(row["tokens_per_s"]),
             _percent(row["scaling_efficiency"]),
             _percent(row["mfu"]),
@@ -104,7 +104,8 @@ def _table(rows: Sequence[Row]) -> Table:
     return table
 
 
-def _plan(row: Row) -> str:
+def plan_text(row: Row) -> str:
+    """Degrees of a row's plan that are above one."""
     degrees = [f"{name} {row[name]}" for name in DEGREES if row[name] is None or row[name] > 1]
     return " ".join(text.replace("None", "mixed") for text in degrees) or "one device"
 

@@ -5,7 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.planner.errors import PlanError
-from millrace.units import format_bytes, format_count, format_percent, format_seconds, parse_bytes
+from millrace.units import (
+    format_bytes,
+    format_count,
+    format_percent,
+    format_seconds,
+    parse_bytes,
+    parse_count,
+    parse_duration_s,
+)
 
 
 @pytest.mark.parametrize(
@@ -28,6 +36,34 @@ def test_sizes_are_read_with_binary_and_decimal_units(text, size):
 def test_anything_else_is_refused_with_an_example(text):
     with pytest.raises(PlanError, match="write 80GiB"):
         parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30d", 2_592_000), (" 12 h", 43_200), ("90min", 5400), ("2W", 1_209_600), ("1e3s", 1000)],
+)
+def test_durations_are_read_with_their_unit(text, seconds):
+    assert parse_duration_s(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "30", "d", "-1d", "0d", "3m", "3 months", "1e400d"])
+def test_a_duration_without_a_unit_or_length_is_refused_with_an_example(text):
+    with pytest.raises(PlanError, match="write 30d, 12h"):
+        parse_duration_s(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("2M", 2e6), ("500k", 5e5), ("$1.5B", 1.5e9), ("15T", 1.5e13), ("1e12", 1e12), ("7", 7)],
+)
+def test_budgets_and_tokens_are_read_with_powers_of_a_thousand(text, count):
+    assert parse_count(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "M", "-2M", "0", "2Mio", "€2M", "nan", "inf", "1e999"])
+def test_a_count_that_is_none_is_refused_with_an_example(text):
+    with pytest.raises(PlanError, match="write 500k, 2M"):
+        parse_count(text)
 
 
 def test_figures_are_written_with_three_digits_and_their_unit():

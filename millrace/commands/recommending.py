@@ -1,0 +1,100 @@
+"""`millrace recommend`: which of several clusters, and how much of it, a run of tokens needs."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from millrace.commands.planning import Framework, Model, Precision, ReserveOption, SeqLen
+from millrace.commands.sweep_options import Clusters, numbers, takes_sweep, texts
+from millrace.output import Json, answer, say
+from millrace.units import parse_count, parse_duration_s
+
+Tokens = Annotated[str, typer.Option(help="Tokens (images, samples) to train on: 1e12, 15T.")]
+Within = Annotated[str | None, typer.Option(help="The run has to end within this: 30d, 12h.")]
+Budget = Annotated[str | None, typer.Option(help="The run may cost so many dollars: 2M, 500k.")]
+Sizes = Annotated[
+    str | None,
+    typer.Option("--nodes", metavar="N,…", help="Sizes to try; powers of two by default."),
+]
+RunBatches = Annotated[
+    str | None,
+    typer.Option(
+        "--global-batch",
+        metavar="N,…",
+        help="Samples of one step; 8/device grows with the devices. By default four million "
+        "tokens, or just below.",
+    ),
+]
+Csv = Annotated[Path | None, typer.Option("--csv", help="Write all rows here.")]
+Plot = Annotated[
+    Path | None, typer.Option("--plot", help="Draw time against cost here: .png, .svg or .pdf.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("recommend")(recommend)
+
+
+@takes_sweep
+def recommend(
+    model: Model,
+    cluster: Clusters,
+    tokens: Tokens,
+    within: Within = None,
+    budget: Budget = None,
+    nodes: Sizes = None,
+    global_batch: RunBatches = None,
+    seq_len: SeqLen = None,
+    precision: Precision = None,
+    framework: Framework = None,
+    reserve: ReserveOption = None,
+    csv: Csv = None,
+    plot: Plot = None,
+    as_json: Json = False,
+    *,
+    pins: dict[str, Any],
+    asked: dict[str, Any],
+) -> None:
+    """Find the cheapest cluster that makes a deadline, and the fastest for the money."""
+    from millrace import api
+    from millrace.files import check_writable
+    from millrace.models.documents import write_bytes
+    from millrace.plot import check_drawable, plot_recommendation, save
+    from millrace.requested_cluster import usual_precision_on
+    from millrace.scaling.recommendation_tables import draw_recommendation, recommendation_csv
+
+    check_writable(csv, plot)
+    if plot is not None:
+        check_drawable(plot)
+    named = texts("--cluster", cluster)
+    opened = api.check_question(
+        model,
+        seq_len=seq_len,
+        precision=precision or usual_precision_on(named),
+        pins=pins,
+        told=say,
+    )
+    document = api.recommend(
+        opened,
+        named,
+        parse_count(tokens, "1e12, 300B or 15T"),
+        within_s=None if within is None else parse_duration_s(within),
+        budget_usd=None if budget is None else parse_count(budget),
+        nodes=() if nodes is None else numbers("--nodes", nodes),
+        global_batches=() if global_batch is None else global_batch.split(","),
+        framework=framework,
+        reserve=reserve,
+        pins=pins,
+        progress=say,
+        **asked,
+    )
+    if csv is not None:
+        write_bytes(csv, recommendation_csv(document["rows"]).encode())
+    if plot is not None:
+        save(plot_recommendation(document), plot)
+    answer(document, as_json, lambda console: draw_recommendation(document, console))
+    if document["choice"]["fastest"] is None:
+        say("millrace: nothing that was tried makes it")
+        raise typer.Exit(1)

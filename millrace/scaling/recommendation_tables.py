@@ -1,0 +1,79 @@
+"""The table of a recommendation, fastest first, what is chosen, and its rows as CSV."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from millrace.scaling.scaling_tables import (
+    csv_text,
+    format_time,
+    format_usd,
+    line_name,
+    plan_text,
+)
+from millrace.units import format_count, format_percent
+
+Row = dict[str, Any]
+
+
+def recommendation_csv(rows: Iterable[Row]) -> str:
+    """CSV text of the rows, with whether they make it and lie on the frontier."""
+    return csv_text(rows)
+
+
+def draw_recommendation(document: Mapping[str, Any], console: Console) -> None:
+    """Print every size of every cluster, and what of these is chosen.
+
+    Parameters
+    ----------
+    document : mapping
+        `rows` and `choice`, as `recommendation` returns them.
+    console : Console
+        Where to.
+    """
+    rows = document["rows"]
+    first = rows[0]
+    counted = f"{format_count(first['tokens'])} {first['unit']}s"
+    title = f"{first['model']}, {first['precision']}: {counted}"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("")
+    table.add_column("cluster", min_width=10)
+    table.add_column("plan", min_width=8)
+    for column in ("devices", "time", "cost", "mfu"):
+        table.add_column(column, justify="right", no_wrap=True)
+    planned = [row for row in rows if row["time_s"] is not None]
+    for row in sorted(planned, key=lambda row: row["time_s"]):
+        mark = ("✓" if row["makes_it"] else "") + ("●" if row["on_frontier"] else "")
+        cost = "" if row["cost_usd"] is None else format_usd(row["cost_usd"])
+        mfu = "" if row["mfu"] is None else format_percent(row["mfu"])
+        table.add_row(
+            mark,
+            line_name(row),
+            plan_text(row),
+            f"{row['devices']:,}",
+            format_time(row["time_s"]),
+            cost,
+            mfu,
+        )
+    console.print(table)
+    console.print("✓ makes it; ● no other is as fast and as cheap", markup=False)
+    for row in rows:
+        if row["reason"] is not None:
+            text = f"{line_name(row)}, {row['devices']:,} devices: {row['reason']}"
+            console.print(text, markup=False, soft_wrap=True)
+    for name, row in document["choice"].items():
+        if row is not None:
+            console.print(f"{name}: {_chosen(row)}", markup=False, soft_wrap=True)
+
+
+def _chosen(row: Row) -> str:
+    """Row in a sentence."""
+    cost = "no price is known" if row["cost_usd"] is None else format_usd(row["cost_usd"])
+    over = f", {row['over']:.3g} times what is allowed" if row.get("over") else ""
+    return (
+        f"{row['devices']:,} devices, {line_name(row)}, {plan_text(row)}: "
+        f"{format_time(row['time_s'])}, {cost}{over}"
+    )

@@ -1,0 +1,70 @@
+"""Recommendations: what makes a deadline and a budget, and the frontier of time and cost."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from millrace import api
+from millrace.models.zoo.catalogue import model_spec
+from millrace.planner.clusters import parse_cluster
+from millrace.planner.errors import PlanError
+from millrace.plot import plot_recommendation
+from millrace.scaling.recommendation import recommendation, usual_batch, usual_nodes
+
+
+def row(time_s: float | None, cost_usd: float | None, devices: int = 8) -> dict[str, object]:
+    return {"time_s": time_s, "cost_usd": cost_usd, "devices": devices, "reason": None}
+
+
+ROWS = [row(9.0, 1.0), row(3.0, 2.0, 16), row(4.0, 3.0), row(1.0, None, 64), row(None, None)]
+
+
+def test_the_cheapest_and_the_fastest_that_make_it_are_chosen() -> None:
+    answer = recommendation(ROWS, 5.0, None)
+    assert [r["makes_it"] for r in answer["rows"]] == [False, True, True, True, False]
+    assert [r["on_frontier"] for r in answer["rows"]] == [True, True, False, False, False]
+    assert answer["choice"]["cheapest"]["cost_usd"] == 2.0
+    assert answer["choice"]["fastest"]["devices"] == 64
+    assert answer["choice"]["nearest"] is None
+
+
+def test_without_a_price_nothing_is_within_a_budget() -> None:
+    choice = recommendation(ROWS, None, 2.5)["choice"]
+    assert choice["fastest"]["devices"] == 16
+
+
+def test_where_nothing_makes_it_the_nearest_says_by_how_much() -> None:
+    choice = recommendation(ROWS, 2.0, 1.0)["choice"]
+    assert choice["cheapest"] is None
+    assert (choice["nearest"]["time_s"], choice["nearest"]["over"]) == (3.0, 2.0)
+
+
+def test_usual_batches_and_sizes_follow_from_tokens_and_deadline() -> None:
+    model = model_spec("gpt2-small")
+    assert usual_batch(model) == 4096
+    clusters = [parse_cluster("h100:8x1")]
+    assert usual_nodes(model, clusters, 1e12, None) == [1, 2, 4, 8, 16]
+    sizes = usual_nodes(model, clusters, 1e12, 86400.0)
+    assert sizes == sorted(sizes)
+    assert sizes[-1] >= 4 * sizes[0]
+    with pytest.raises(PlanError, match="--global-batch is missing"):
+        usual_batch(model_spec("resnet-50"))
+
+
+def test_the_command_answers_and_refuses(call: Callable[..., tuple[int, str, str]]) -> None:
+    asked = ["recommend", "mlp", "--cluster", "a100:2", "--tokens", "1e9", "--global-batch", "64"]
+    code, out, _ = call(*asked, "--nodes", "1,2", "--within", "30d", "--json")
+    document = json.loads(out)
+    assert (code, set(document)) == (0, {"rows", "choice"})
+    assert document["choice"]["fastest"]["makes_it"]
+    assert plot_recommendation(document) is not None
+    code, out, err = call(*asked, "--nodes", "1", "--within", "1s", "--budget", "$1")
+    assert (code, "nearest: 2 devices" in out, "makes it" in err) == (1, True, True)
+    code, out, err = call(*asked, "--within", "soon")
+    assert (code, out, "30d" in err) == (2, "", True)
+
+
+def test_the_api_answers_alike() -> None:
+    answer = api.recommend("mlp", ["a100:2"], 1e9, nodes=[1], global_batches=[64])
+    assert answer["choice"]["cheapest"] == answer["choice"]["fastest"]
