@@ -12,8 +12,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from millrace.figures import reserve_bytes
+from millrace.figures import has_experts, reserve_bytes
 from millrace.models.graph import Phase
+from millrace.models.zoo.catalogue import unit_of
+from millrace.planner.cluster import Software
+from millrace.planner.frameworks.experts import dispatcher_of, overlaps
 from millrace.planner.parallel_degrees import plan_roles
 from millrace.planner.plan import FUSED, ON_DEVICES, Plan
 from millrace.published.step_time_range import plan_range
@@ -55,6 +58,7 @@ def draw_plan(
         printed.
     """
     console.print(headline(plan), markup=False, soft_wrap=True)
+    console.print(question_text(plan), markup=False, soft_wrap=True)
     console.print(stage_table(plan))
     template = repeated_template(plan)
     if detailed and plan.mesh.axes:
@@ -92,6 +96,20 @@ def headline(plan: Plan) -> str:
     fused = "; ops fused" if plan.fusion == FUSED else ""
     mesh = f"{plan.model.name} on {plan.cluster.name}: mesh {axes}"
     return f"{mesh}, {stages}; {microbatches_text(plan)}{host}{fused}"
+
+
+def question_text(plan: Plan) -> str:
+    """Framework, precision and sizes that a plan was made for, and how its experts are reached."""
+    spec, software = plan.model, plan.cluster.software
+    by = "" if software.name == Software().name else f"by {software.name}, "
+    unit = unit_of(spec)
+    length = f", sequences of {spec.seq_len:,} {unit}s" if spec.seq_len > 1 else ""
+    samples = "1 sample" if plan.global_batch == 1 else f"{plan.global_batch:,} samples"
+    experts = ""
+    if has_experts(plan):
+        beside = "beside products" if overlaps(software) else "by itself"
+        experts = f"; tokens to experts by {dispatcher_of(software)}, {beside}"
+    return f"{by}{spec.precision}{length}, {samples} a step{experts}"
 
 
 def microbatches_text(plan: Plan) -> str:

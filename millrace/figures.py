@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from millrace.models.arrays import Floats
-from millrace.models.ops import model_flops
+from millrace.models.ops import model_flops, op_kind
 from millrace.models.zoo.catalogue import unit_of
 from millrace.planner.block_times import BlockTimes, Kind
 from millrace.planner.formatting import size
+from millrace.planner.frameworks.experts import dispatcher_of, overlaps
 from millrace.planner.memory import plan_memory
 from millrace.planner.parallel_degrees import mixed_roles, roles
 from millrace.planner.plan import ON_DEVICES, Plan, Prediction
@@ -174,6 +175,11 @@ def idle_devices(plan: Plan) -> str:
     return f"the plan uses {plan.ranks} of the {plan.cluster.devices} devices of its cluster"
 
 
+def has_experts(plan: Plan) -> bool:
+    """True if tokens of a plan's model choose experts, which other ranks may have."""
+    return any(op_kind(op.kind).routed for op in plan.graph.ops)
+
+
 def plan_summary(plan: Plan) -> dict[str, Any]:
     """Fields by which scripts know a plan (the contract of `millrace plan --json`)."""
     summary: dict[str, Any] = dict(roles(plan, plan.graph))
@@ -190,6 +196,11 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
         "ranks": plan.ranks,
         "unit": unit_of(plan.model),
         "digest": plan.digest(),
+        "framework": plan.cluster.software.name,
+        "precision": plan.model.precision,
+        "seq_len": plan.model.seq_len,
+        "dispatcher": dispatcher_of(plan.cluster.software) if has_experts(plan) else None,
+        "expert_overlap": overlaps(plan.cluster.software) if has_experts(plan) else None,
     }
     missing = ("step_time_s", "tokens_per_s", "tflops_per_gpu", "mfu", "memory_bytes_max")
     summary |= dict.fromkeys(missing) | plan.figures

@@ -233,16 +233,16 @@ def plan(
 ) -> None:
     """Search for the fastest plan that fits."""
     from millrace import api
-    from millrace.files import check_writable, write_document
+    from millrace.files import check_writable
     from millrace.memory_reserve import asked_limit_bytes
     from millrace.planner.search.report import SearchLog
     from millrace.planner.token_cost import check_known
 
     check_writable(output)
     limit_bytes = asked_limit_bytes(memory_limit, reserve)
-    chosen = (dp, tp, pp, cp, ep, micro_batch, schedule, interleave, recompute, zero)
-    others = (sequence_parallel, offload, ring, fusion, dispatcher, expert_overlap)
-    pins = _pinned(*chosen, *others)
+    degrees, others = (dp, tp, pp, cp, ep), (offload, ring, fusion, dispatcher, expert_overlap)
+    chosen = (micro_batch, schedule, interleave, recompute, zero, sequence_parallel)
+    pins = _pinned(*degrees, *chosen, *others)
     check_training(training := TrainingSpec(attention=attention))
     asked: dict[str, Any] = {"pins": pins, "optimize_for": optimize_for}
     opened, on = _opened(model, seq_len, precision, cluster, profile, framework, asked)
@@ -265,10 +265,16 @@ def plan(
             **asked,
         )
     document = _documented(best_plan, record, perf_counter() - began, explain)
-    if output is not None:
-        write_document(output, best_plan)
-        say(f"plan written to {output}")
+    _write(output, best_plan)
     answer(document, as_json, lambda console: _draw_found(best_plan, document, explain, console))
+
+
+def _write(output: Path | None, plan: Plan) -> None:
+    from millrace.files import write_document
+
+    if output is not None:
+        write_document(output, plan)
+        say(f"plan written to {output}")
 
 
 def _opened(
