@@ -224,7 +224,7 @@ def search(
     from millrace.planner.search.subclusters import search_for
     from millrace.requested_cluster import usual_precision
 
-    precision = precision or usual_precision(on)
+    precision = precision or usual_precision(on, model)
     asked = SearchRequest(
         model=open_checked(model, seq_len, precision, progress)
         if isinstance(model, str)
@@ -320,7 +320,7 @@ def scale(
     from millrace.scaling import WORTH, Sweep, sweep
     from millrace.scaling.batches import parse_batch
 
-    precision = precision or usual_precision_on(clusters)
+    precision = precision or usual_precision_on(clusters, model)
     spec = open_checked(model, seq_len, precision, progress) if isinstance(model, str) else model
 
     def driven(text: str) -> Cluster:
@@ -409,7 +409,7 @@ def recommend(
     from millrace.requested_cluster import read_option, usual_precision_on, with_nodes
     from millrace.scaling.recommendation import recommendation, usual_batch, usual_nodes
 
-    precision = precision or usual_precision_on(clusters)
+    precision = precision or usual_precision_on(clusters, model)
     spec = open_checked(model, seq_len, precision) if isinstance(model, str) else model
     sizes = nodes
     if not sizes:

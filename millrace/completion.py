@@ -6,8 +6,6 @@ and returns the words that begin with it, and nothing is read but the catalogues
 
 from millrace.models.builder import PRECISIONS
 from millrace.models.zoo.catalogue import NAMES
-from millrace.planner.clusters import cluster_files
-from millrace.planner.frameworks import framework_tables
 from millrace.planner.schedules import SCHEDULES
 
 
@@ -18,12 +16,16 @@ def models(incomplete: str) -> list[str]:
 
 def clusters(incomplete: str) -> list[str]:
     """Devices of the catalogue, `local` and `local-gpu`, up to the colon that sizes follow."""
+    from millrace.planner.clusters import cluster_files
+
     devices = ("local", "local-gpu", *cluster_files.names())
     return [f"{name}:" for name in devices if f"{name}:".startswith(incomplete)]
 
 
 def frameworks(incomplete: str) -> list[str]:
     """Names of the frameworks whose costs are known, that begin with `incomplete`."""
+    from millrace.planner.frameworks import framework_tables
+
     return [name for name in framework_tables.frameworks() if name.startswith(incomplete)]
 
 

@@ -71,27 +71,33 @@ def usual_framework(cluster: Cluster, unit: str) -> str:
     return "megatron-core" if cluster.torus is None else "jax-xla"
 
 
-def usual_precision(cluster: Cluster | None) -> str:
+def usual_precision(cluster: Cluster | None, model: object) -> str:
     """Precision of a plan where none is said: bf16 where all devices have it.
 
     Parameters
     ----------
     cluster : Cluster or None
         The devices; None: this machine, which is not measured yet.
+    model : str or ModelSpec
+        The model as it is typed: what a function returns has a precision of its own.
     """
+    if isinstance(model, str) and fullmatch(r"[\w.]+:\w+", model):
+        return "fp32"
     if cluster is None or cluster.cores_per_node is not None:
         return "fp32"
     every = [group.device.flops_per_s for group in cluster.groups]
     return "bf16" if all("bf16" in rates for rates in every) else "fp32"
 
 
-def usual_precision_on(texts: Iterable[str]) -> str:
+def usual_precision_on(texts: Iterable[str], model: object) -> str:
     """Precision of plans for several clusters where none is said.
 
     Parameters
     ----------
     texts : iterable of str
         Clusters as they are typed, `xNODES` may be left out; this machine is not measured.
+    model : str or ModelSpec
+        As for `usual_precision`.
 
     Raises
     ------
@@ -106,7 +112,8 @@ def usual_precision_on(texts: Iterable[str]) -> str:
         None if is_local(text) else read_option("--cluster", read, with_nodes(text))
         for text in texts
     ]
-    return max(map(usual_precision, named), default="fp32")  # fp32 where one has no bf16
+    usual = [usual_precision(cluster, model) for cluster in named]
+    return max(usual, default="fp32")  # fp32 where one has no bf16
 
 
 def with_software(cluster: Cluster, framework: str | None, unit: str = "token") -> Cluster:

@@ -291,7 +291,7 @@ def _opened(
     from millrace.requested_cluster import is_local, usual_precision
 
     named = None if is_local(cluster) else api.cluster(cluster, profile=profile, progress=say)
-    precision = precision or usual_precision(named)
+    precision = precision or usual_precision(named, model)
     opened = api.check_question(model, seq_len=seq_len, precision=precision, told=say, **asked)
     on = named or api.cluster(cluster, profile=profile, progress=say)
     return opened, api.with_framework(on, framework, model=opened)

@@ -72,7 +72,7 @@ def recommend(
     opened = api.check_question(
         model,
         seq_len=seq_len,
-        precision=precision or usual_precision_on(named),
+        precision=precision or usual_precision_on(named, model),
         pins=pins,
         told=say,
     )

@@ -104,7 +104,8 @@ def test_the_parts_of_a_step_sum_to_it_and_every_one_belongs_to_a_resource():
 
 def test_each_resource_binds_where_the_others_are_plentiful():
     cluster = parse_cluster("a100-sxm-80gb:4x1")
-    plan = api.search("gpt2-small", cluster, 16, seq_len=256, pins={"tp": 4, "recompute": "full"})
+    pins = {"tp": 4, "recompute": "full"}
+    plan = api.search("gpt2-small", cluster, 16, seq_len=256, precision="fp32", pins=pins)
 
     def on(**changes):
         device = replace(cluster.device, **changes)
