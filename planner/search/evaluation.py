@@ -314,6 +314,9 @@ class Evaluator:
             if bound >= best_ns:
                 outcomes.append(Pruned(candidate, bound, NO_GAIN))
                 continue
+            if not group:
+                outcomes.append(self._unsolved(candidate, bound))
+                continue
             try:
                 group = self._with_recomputed(_distinct(group))
                 outcome = self._divide_blocks(candidate, group, limit, bound, best_ns)
