@@ -41,6 +41,10 @@ HEAD_SIZES = np.array([32, 64, 96, 128, 192, 256])
 # and multiprocessor (Shah et al., section 3.1: 989 TFLOP/s of products, 3.9 of exponentials).
 REFERENCE_HEAD_SIZE = 128  # of `Device.attention_efficiency`
 
+# Share of the peak beyond which no framework's kernels gain, fitted as they are on other devices:
+# FlashAttention-2 reaches 0.73 of an A100's (Dao, 2023), -3 0.75 of an H100's (Shah et al., 2024).
+EFFICIENCY_MAX = 0.75
+
 # Keys that could be passed over while a tile is begun and ended; backward, sums of dq leave it too.
 # Fitted as above.
 TILE_ENDS_KEYS = 120.0
@@ -80,8 +84,9 @@ def attention_seconds(firings: OpFirings, device: Device, software: Software) ->
     features = scored + mixed + 2 * softmax
     if backward:
         features = (3 * scored + 2 * mixed + 5 * softmax) / BACKWARD_SPEED
-    peak = peak_flops_per_s(device, firings.precision) * device.attention_efficiency
-    peak = peak * software.attention
+    share = device.attention_efficiency
+    efficiency = min(share * software.attention, max(share, EFFICIENCY_MAX))
+    peak = peak_flops_per_s(device, firings.precision) * efficiency
     flops_per_s = peak * (1 + softmax / REFERENCE_HEAD_SIZE)
     if not device.multiprocessors:
         plain: Floats = 2 * heads * tokens * seen * features / flops_per_s

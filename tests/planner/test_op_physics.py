@@ -232,6 +232,19 @@ def test_attention_is_waves_of_tiles_of_128_queries() -> None:
     assert backward == pytest.approx(expected, rel=1e-6)
 
 
+def test_frameworks_gain_on_a_device_up_to_what_kernels_reach() -> None:
+    labels = "b t h d!, b s! h d!, b s! h u! -> b t h u!, b t h"
+    q, row = (1, 4096, 32, 128), (1, 4096, 32)
+
+    def rate(name: str, gain: float) -> float:
+        work = ("attention", labels, {"causal": False, "scale": 1.0}, (q,) * 3, (q, row))
+        dtypes = (BF16,) * 3, (BF16, F32)
+        return 1 / op_duration_ns(*work, *dtypes, device(name), Software(attention=gain))
+
+    assert rate("h100-sxm-80gb", 1.72) / rate("h100-sxm-80gb", 1.0) == pytest.approx(1.72, rel=0.02)
+    assert rate("a100-sxm-80gb", 1.72) / rate("a100-sxm-80gb", 1.0) < 1.02
+
+
 def test_masks_leave_what_lies_under_them() -> None:
     t = 2**14
     full = t + TILE_ENDS_KEYS

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from millrace.models.zoo.catalogue import model_spec
-from millrace.planner.clusters import framework, local_cluster
+from millrace.planner.clusters import framework, local_cluster, parse_cluster
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.frameworks.capabilities import EVERYTHING, Capabilities, layer_counts
 from millrace.planner.frameworks.framework_tables import capabilities
@@ -118,3 +118,11 @@ def test_layers_that_do_not_divide_are_fewer_on_the_ends() -> None:
         assert max(counts[0], counts[-1]) <= counts[1]
     assert layer_counts(8, 1, "ends") == [(8,)]
     assert layer_counts(5, 2, "ends") == [(2, 3), (3, 2)]
+
+
+def test_where_nothing_fits_the_answer_says_what_is_short() -> None:
+    cluster = replace(parse_cluster("a100:1x1"), software=framework("megatron-core"))
+    runs = capabilities("megatron-core")
+    request = request_of(model_spec("gpt2-small"), cluster, 64, runs=runs)
+    with pytest.raises(InfeasibleError, match=r"It fits with"):
+        search(replaced(request, memory_limit_bytes=2**30))
