@@ -34,7 +34,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Axes may play several roles, blocks of one kind may differ in signatures, recomputation and
         ZeRO.
     schedules : tuple of str
-        Names of pipeline schedules.
+        Names of pipeline schedules; none: every schedule that there is.
     layers : str
         Layers of a chunk: `any` number each, `even`, or even but for the first and the last chunk
         (`ends`), which hold fewer beside the embedding and the loss.
@@ -61,7 +61,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     degrees: tuple[str, ...] = DEGREES
     mixed: bool = True
-    schedules: tuple[str, ...] = tuple(SCHEDULES)
+    schedules: tuple[str, ...] = ()
     layers: str = "any"
     recompute: tuple[str, ...] = MODES
     recompute_some: bool = False
@@ -74,6 +74,10 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     expert_overlap: bool = False
     version: str = ""
     source: str = ""
+
+    def has_schedule(self, name: str) -> bool:
+        """True if pipelines may have a schedule."""
+        return not self.schedules or name in self.schedules
 
     def levels(self, stages: int) -> tuple[str, ...]:
         """Levels of ZeRO of a plan with so many pipeline stages."""
@@ -132,7 +136,7 @@ def _beyond(runs: Capabilities, pins: dict[str, str | int | bool]) -> Iterator[s
         if name not in runs.degrees and int(pins.get(name, 1)) > 1:
             yield f"--{name} {pins[name]}: degrees above one are {', '.join(runs.degrees)}"
     rows = (
-        ("schedule", runs.schedules),
+        ("schedule", runs.schedules or tuple(SCHEDULES)),
         ("recompute", runs.recompute),
         ("zero", runs.levels(int(pins.get("pp", 1)))),
         ("dispatcher", runs.dispatchers or tuple(DISPATCHERS)),

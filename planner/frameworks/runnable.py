@@ -36,7 +36,7 @@ def _degree_faults(plan_roles: Roles, runs: Capabilities) -> Iterator[str]:
 
 
 def _choice_faults(plan: Plan, plan_roles: Roles, runs: Capabilities) -> Iterator[str]:
-    if plan.stages > 1 and plan.schedule not in runs.schedules:
+    if plan.stages > 1 and not runs.has_schedule(plan.schedule):
         yield f"schedule {plan.schedule}: {' or '.join(runs.schedules)}"
     for name, allowed in (("recompute", runs.recompute), ("zero", runs.levels(plan.stages))):
         choice = plan_roles[name]

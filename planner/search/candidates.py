@@ -219,7 +219,7 @@ def _pipelines(
     for schedule in _schedules(pins, runs):
         if stages == 1 and schedule.name != PLAIN and not pins.schedule:
             continue
-        if stages > 1 and schedule.name not in runs.schedules:
+        if stages > 1 and not runs.has_schedule(schedule.name):
             continue
         if microbatches < schedule.least_microbatches(stages):
             continue
@@ -244,9 +244,10 @@ def _schedules(pins: Pins, runs: Capabilities = EVERYTHING) -> list[Schedule]:
     """Schedules in question; without a pipeline there is the plain one, whoever runs the plan."""
     if pins.schedule:
         return [SCHEDULES[pins.schedule]]
-    allowed = {*runs.schedules, PLAIN}
     return [
-        schedule for name, schedule in SCHEDULES.items() if schedule.searched and name in allowed
+        schedule
+        for name, schedule in SCHEDULES.items()
+        if schedule.searched and (name == PLAIN or runs.has_schedule(name))
     ]
 
 

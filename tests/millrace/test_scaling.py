@@ -252,10 +252,10 @@ def test_a_step_of_little_jitter_is_hardly_longer_and_processes_are_simulated_to
 def test_pins_and_the_memory_limit_hold_for_every_size(answer):
     question = ("scale", "gpt2-small", "--cluster", "a100:4", "--nodes", "1,2", "--seq-len", 256)
     code, document = answer(
-        *question, "--global-batch", "4/device", "--pp", 2, "--schedule", "gpipe"
+        *question, "--global-batch", "4/device", "--pp", 2, "--schedule", "1f1b"
     )
     assert code == 0
-    assert [(row["pp"], row["schedule"]) for row in document["rows"]] == [(2, "gpipe")] * 2
+    assert [(row["pp"], row["schedule"]) for row in document["rows"]] == [(2, "1f1b")] * 2
     assert [row["global_batch"] for row in document["rows"]] == [16, 32]
     code, document = answer(*question, "--global-batch", 16, "--dp", 8)
     assert code == 0

@@ -160,7 +160,7 @@ def pipelines(evaluator: Evaluator, chosen: Candidate, dp: int | None) -> list[N
         return neighbours
     if pins.schedule is None:
         for name, schedule in SCHEDULES.items():
-            if name != pipeline.schedule and name in request.runs.schedules:
+            if name != pipeline.schedule and request.runs.has_schedule(name):
                 shape = replace(pipeline, schedule=name, interleave=schedule.least_chunks)
                 why = _cannot(shape, len(evaluator.graph.blocks))
                 add("schedule", pipeline.schedule, name, why or replace(chosen, pipeline=shape))
