@@ -14,7 +14,7 @@ from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.models.zoo.catalogue import build_training, unit_of
 from millrace.planner.cluster import Cluster
 from millrace.planner.costs.op_batch import peak_flops_per_s
-from millrace.planner.errors import PlanError
+from millrace.planner.errors import ClusterError, PlanError
 
 Row = dict[str, Any]
 # Llama 3 405B began with batches of 4 million tokens ("The Llama 3 Herd of Models", 2024, section
@@ -151,16 +151,21 @@ def usual_nodes(
     Raises
     ------
     ClusterError
-        A device has no rate for the model's precision.
+        No device has a rate for the model's precision.
     """
     if within_s is None:
         return list(SIZES_WITHOUT_DEADLINE)
     flops = model_flops(build_training(model, TrainingSpec(), 1)) * tokens / model.seq_len
-    fewest = []
+    fewest: list[int] = []
+    faults: list[ClusterError] = []
     for cluster in clusters:
-        node_flops_per_s = cluster.devices_per_node * peak_flops_per_s(
-            cluster.device, model.precision
-        )
-        fewest.append(max(1, ceil(flops / node_flops_per_s / within_s)))
+        try:
+            peak = peak_flops_per_s(cluster.device, model.precision)
+        except ClusterError as error:  # its rows will say so
+            faults.append(error)
+            continue
+        fewest.append(max(1, ceil(flops / (cluster.devices_per_node * peak) / within_s)))
+    if not fewest:
+        raise faults[0]
     first, last = (ceil(log2(nodes)) for nodes in (min(fewest), SPARE * max(fewest)))
     return [2**power for power in range(first, last + 1)]

@@ -8,7 +8,7 @@ import pytest
 from millrace import api
 from millrace.models.zoo.catalogue import model_spec
 from millrace.planner.clusters import parse_cluster
-from millrace.planner.errors import PlanError
+from millrace.planner.errors import ClusterError, PlanError
 from millrace.plot import plot_recommendation
 from millrace.scaling.recommendation import recommendation, usual_batch, usual_nodes
 
@@ -50,6 +50,16 @@ def test_usual_batches_and_sizes_follow_from_tokens_and_deadline() -> None:
     assert sizes[-1] >= 4 * sizes[0]
     with pytest.raises(PlanError, match="--global-batch is missing"):
         usual_batch(model_spec("resnet-50"))
+
+
+def test_a_cluster_without_the_precision_leaves_the_sizes_to_the_others() -> None:
+    model = model_spec("gpt2-small", precision="fp8")
+    clusters = [parse_cluster(text) for text in ("a100:8x1", "h100:8x1")]
+    assert usual_nodes(model, clusters, 1e12, 86400.0) == usual_nodes(
+        model, clusters[1:], 1e12, 86400.0
+    )
+    with pytest.raises(ClusterError, match="no fp8 arithmetic"):
+        usual_nodes(model, clusters[:1], 1e12, 86400.0)
 
 
 def test_the_command_answers_and_refuses(call: Callable[..., tuple[int, str, str]]) -> None:
