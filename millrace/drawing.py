@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from millrace.figures import has_experts, reserve_bytes
+from millrace.figures import dispatcher, has_experts, reserve_bytes
 from millrace.models.graph import Phase
 from millrace.models.zoo.catalogue import unit_of
 from millrace.planner.cluster import Software
-from millrace.planner.frameworks.experts import dispatcher_of, overlaps
+from millrace.planner.frameworks.experts import overlaps
 from millrace.planner.parallel_degrees import plan_roles
 from millrace.planner.plan import FUSED, ON_DEVICES, Plan
 from millrace.published.step_time_range import plan_range
@@ -108,7 +108,7 @@ def question_text(plan: Plan) -> str:
     experts = ""
     if has_experts(plan):
         beside = "beside products" if overlaps(software) else "by itself"
-        experts = f"; tokens to experts by {dispatcher_of(software)}, {beside}"
+        experts = f"; tokens to experts by {dispatcher(plan)}, {beside}"
     return f"{by}{spec.precision}{length}, {samples} a step{experts}"
 
 

@@ -180,6 +180,11 @@ def has_experts(plan: Plan) -> bool:
     return any(op_kind(op.kind).routed for op in plan.graph.ops)
 
 
+def dispatcher(plan: Plan) -> str:
+    """Name of the dispatcher that takes a plan's tokens to their experts."""
+    return str(plan.pins.get("dispatcher") or dispatcher_of(plan.cluster.software))
+
+
 def plan_summary(plan: Plan) -> dict[str, Any]:
     """Fields by which scripts know a plan (the contract of `millrace plan --json`)."""
     summary: dict[str, Any] = dict(roles(plan, plan.graph))
@@ -199,7 +204,7 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
         "framework": plan.cluster.software.name,
         "precision": plan.model.precision,
         "seq_len": plan.model.seq_len,
-        "dispatcher": dispatcher_of(plan.cluster.software) if has_experts(plan) else None,
+        "dispatcher": dispatcher(plan) if has_experts(plan) else None,
         "expert_overlap": overlaps(plan.cluster.software) if has_experts(plan) else None,
     }
     missing = ("step_time_s", "tokens_per_s", "tflops_per_gpu", "mfu", "memory_bytes_max")

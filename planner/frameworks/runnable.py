@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from millrace.planner.frameworks.capabilities import DEGREES, Capabilities, layer_counts
 from millrace.planner.parallel_degrees import Roles, roles
-from millrace.planner.plan import Plan
+from millrace.planner.plan import ON_DEVICES, Plan
 
 
 def unrunnable(plan: Plan, runs: Capabilities) -> list[str]:
@@ -52,6 +52,8 @@ def _choice_faults(plan: Plan, plan_roles: Roles, runs: Capabilities) -> Iterato
         yield f"sequence parallelism beside tensor parallelism: {runs.sequence_parallel}"
     if plan_roles["ring"] and not runs.ring:
         yield "ring: keys and values are gathered"
+    if plan.offload != ON_DEVICES and not runs.offload:
+        yield f"offload {plan.offload}: optimizer state stays on the devices"
     if not runs.mixed:
         yield from _layer_faults(plan, runs)
 

@@ -15,6 +15,7 @@ from millrace.models.arrays import Floats
 from millrace.models.graph import Graph
 from millrace.planner.costs.launch_overhead import hidden_share
 from millrace.planner.errors import InfeasibleError
+from millrace.planner.frameworks.capabilities import MODES
 from millrace.planner.plan import Variant, block_runs
 from millrace.planner.schedules import PLAIN
 from millrace.planner.search.asking import TIE_BREAKER, Asker, prices, shared_prices
@@ -42,7 +43,6 @@ from millrace.planner.search.stages import (
     memory_pressure_slowdown,
 )
 
-MODES = ("none", "selective", "full")
 ALONE = FigurePrices(step=0.0, deferrable=0.0)  # what no schedule can defer
 NEAR = 1.02  # plans up to so much slower are solved too, for the simulator to rank
 SWEPT_FIRST = 50  # from so many candidates, or with more than two axes, bounds include boxing

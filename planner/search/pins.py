@@ -16,14 +16,13 @@ from millrace.models.labels import BATCH, EXPERT, SEQUENCE, parse
 from millrace.models.ops import kinds_where, op_kind
 from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.formatting import one_of
-from millrace.planner.frameworks.capabilities import DISPATCHERS
+from millrace.planner.frameworks.capabilities import DEGREES, DISPATCHERS, LEVELS, MODES
 from millrace.planner.parallel_degrees import HYBRID
 from millrace.planner.plan import FUSIONS, OFFLOADS
 from millrace.planner.ring_attention import RING, RINGS
 from millrace.planner.schedules import SCHEDULES
 from millrace.planner.signatures import Allowed, AxisSignature
 
-DEGREES = ("dp", "tp", "pp", "cp", "ep")
 STORAGE = ("variable", "squared_sum", *kinds_where(lambda row: row.updates))
 NORMS = tuple(
     f"{norm}{part}" for norm in model_counts.NORMS for part in ("", "_grad_input", "_grad_weight")
@@ -104,7 +103,7 @@ class Pins:
             raise PlanError(
                 f"--schedule {self.schedule}: unknown; choose one of {', '.join(SCHEDULES)}"
             )
-        if self.recompute not in (None, "none", "selective", "full"):
+        if self.recompute not in (None, *MODES):
             raise PlanError(f"--recompute {self.recompute}: choose none, selective or full")
         if self.offload not in (None, *OFFLOADS):
             raise PlanError(f"--offload {self.offload}: choose {' or '.join(OFFLOADS)}")
@@ -112,7 +111,7 @@ class Pins:
             raise PlanError(f"--fusion {self.fusion}: choose {' or '.join(FUSIONS)}")
         if self.dispatcher not in (None, *DISPATCHERS):
             raise PlanError(f"--dispatcher {self.dispatcher}: choose {one_of(list(DISPATCHERS))}")
-        if str(self.zero) not in ("None", "0", "1", "2", "3", HYBRID):
+        if str(self.zero) not in ("None", *LEVELS):
             raise PlanError(f"--zero {self.zero}: choose 0, 1, 2, 3 or 3-hybrid")
         if self.zero_level and self.dp == 1 and (self.cp or 1) == 1:
             raise InfeasibleError(

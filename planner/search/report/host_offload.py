@@ -28,8 +28,8 @@ def last_resort(
 ) -> SearchRequest | None:
     """Request with optimizer state on the host; None where that cannot help.
 
-    It is asked only where memory binds and no pin speaks of it. Ranks on a CPU have no memory but
-    the machine's.
+    It is asked only where memory binds, no pin speaks of it and the framework can. Ranks on a CPU
+    have no memory but the machine's.
 
     Parameters
     ----------
@@ -44,6 +44,7 @@ def last_resort(
         isinstance(error, NoPlanError | MemoryLimitError)
         and request.offload == ON_DEVICES
         and request.pins.offload is None
+        and request.runs.offload
         and request.cluster.cores_per_node is None
         and host_state_bytes(graph) > 0
     )

@@ -16,6 +16,7 @@ from millrace.planner.cluster import Cluster
 from millrace.planner.clusters import reference_node
 from millrace.planner.errors import ClusterError, InfeasibleError
 from millrace.planner.formatting import limit_option, one_of, size
+from millrace.planner.frameworks.capabilities import DEGREES
 from millrace.planner.memory import (
     NO_RESERVE,
     device_overhead_bytes,
@@ -27,7 +28,6 @@ from millrace.planner.schedules import PLAIN, SCHEDULES
 from millrace.planner.search.candidates import Candidate
 from millrace.planner.search.evaluation import Evaluator, Refused, SolvedPlan
 from millrace.planner.search.meshes import divisors
-from millrace.planner.search.pins import DEGREES
 from millrace.planner.search.placement_groups import candidates_of, usable_bytes
 from millrace.planner.search.plan_writer import write_plan
 from millrace.planner.search.report.host_offload import (

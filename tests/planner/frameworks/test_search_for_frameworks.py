@@ -126,3 +126,17 @@ def test_where_nothing_fits_the_answer_says_what_is_short() -> None:
     request = request_of(model_spec("gpt2-small"), cluster, 64, runs=runs)
     with pytest.raises(InfeasibleError, match=r"It fits with"):
         search(replaced(request, memory_limit_bytes=2**30))
+
+
+@pytest.mark.parametrize(("name", "offload"), [("megatron-core", "optimizer"), ("nanotron", "")])
+def test_state_goes_to_the_host_only_where_the_framework_can(name: str, offload: str) -> None:
+    cluster = replace(parse_cluster("a100:1x1"), software=framework(name))
+    model = replace(model_spec("gpt2-small"), precision="bf16")
+    request = request_of(model, cluster, 64, runs=capabilities(name), memory_limit_bytes=2**31)
+    if offload:
+        plan = search(request)
+        assert plan.offload == offload
+        assert any("offload" in fault for fault in unrunnable(plan, capabilities("nanotron")))
+        return
+    with pytest.raises(InfeasibleError, match="no plan fits the memory"):
+        search(request)
