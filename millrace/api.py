@@ -89,7 +89,7 @@ def cluster(
         Measure this machine for `local:N` and `local-gpu:N` the first time, and keep the profile;
         else take built-in figures of CPUs.
     progress : callable, optional
-        Called with a sentence where something takes long or a name was taken for another.
+        Called with a sentence where something takes long.
 
     Returns
     -------

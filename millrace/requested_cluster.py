@@ -39,7 +39,7 @@ def cluster_of(
     measured : bool
         Measure this machine where the text names it.
     progress : callable or None
-        Called with a sentence where something takes long or a name was taken for another.
+        Called with a sentence where something takes long.
 
     Raises
     ------
@@ -47,7 +47,7 @@ def cluster_of(
         As `millrace.api.cluster` says.
     """
     if not is_local(text):
-        named_cluster = catalogue_cluster(text, progress)
+        named_cluster = parse_cluster(text)
         if profile is None:
             return named_cluster
         return validate(msgspec.structs.replace(named_cluster, device=load_profile(profile)))
@@ -104,12 +104,8 @@ def usual_precision_on(texts: Iterable[str], model: object) -> str:
     ClusterError
         A text names no cluster.
     """
-
-    def read(text: str) -> Cluster:
-        return catalogue_cluster(text, None)
-
     named = [
-        None if is_local(text) else read_option("--cluster", read, with_nodes(text))
+        None if is_local(text) else read_option("--cluster", parse_cluster, with_nodes(text))
         for text in texts
     ]
     usual = [usual_precision(cluster, model) for cluster in named]
@@ -169,27 +165,6 @@ def read_option(option: str, read: Callable[..., Answer], text: str, *rest: int)
         return read(text, *rest)
     except ClusterError as error:
         raise ClusterError(f"{option} {text}: {error}") from None
-
-
-def catalogue_cluster(text: str, progress: Callable[[str], None] | None) -> Cluster:
-    """Cluster of the catalogue or of a file.
-
-    Parameters
-    ----------
-    text : str
-        `DEVICE:GPUSxNODES`, or the path of a TOML file.
-    progress : callable or None
-        Told which device a shorter name was taken as.
-
-    Raises
-    ------
-    ClusterError
-        The text has another form or names an unknown device.
-    """
-    cluster = parse_cluster(text)
-    if progress is not None and not text.endswith(".toml") and cluster.name != text:
-        progress(f"--cluster {text}: taken as {cluster.name}")
-    return cluster
 
 
 def crowding(ranks: int, cores: int) -> str:
