@@ -166,6 +166,7 @@ def search(
     memory_limit_bytes: int | None = None,
     reserve: str | None = None,
     max_gap: float = MAX_GAP,
+    simpler_within: float | None = None,
     seed: int = 0,
     optimize_for: str = "throughput",
     progress: Progress | None = None,
@@ -196,6 +197,9 @@ def search(
         `millrace.planner.memory.DEFAULT_RESERVE` on devices of the catalogue, none on this machine.
     max_gap : float
         Stop within this fraction of the proven bound; 0 asks for the optimum.
+    simpler_within : float, optional
+        Share of the step by which a simpler plan may be slower than the fastest; by default what
+        predictions of two plans differ by from measured runs, and 0 where the optimum is asked for.
     seed : int
         Written into the plan; the search itself is the same for every seed.
     optimize_for : str
@@ -221,10 +225,12 @@ def search(
     from millrace.memory_reserve import reserve_on
     from millrace.planner.frameworks.framework_tables import capabilities
     from millrace.planner.search import Pins, Pure, SearchRequest
+    from millrace.planner.search.choosing.simplest import RANKING_ERROR
     from millrace.planner.search.subclusters import search_for
     from millrace.requested_cluster import usual_precision
 
     precision = precision or usual_precision(on, model)
+    within = RANKING_ERROR * (max_gap > 0) if simpler_within is None else simpler_within
     asked = SearchRequest(
         model=open_checked(model, seq_len, precision, progress)
         if isinstance(model, str)
@@ -236,6 +242,7 @@ def search(
         memory_limit_bytes=memory_limit_bytes,
         reserve=reserve_on(on, reserve, memory_limit_bytes),
         max_gap=max_gap,
+        simpler_within=within,
         seed=seed,
         runs=capabilities(on.software.name),
     )

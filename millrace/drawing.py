@@ -19,6 +19,7 @@ from millrace.planner.cluster import Software
 from millrace.planner.frameworks.experts import overlaps
 from millrace.planner.parallel_degrees import plan_roles
 from millrace.planner.plan import FUSED, ON_DEVICES, Plan
+from millrace.planner.search.report.alternatives import SAME
 from millrace.published.step_time_range import plan_range
 from millrace.tables.alternatives import alternatives_table
 from millrace.tables.stages import axis_table, rank_table, stage_table
@@ -79,6 +80,13 @@ def draw_plan(
         console.print(f"  {comparison}", markup=False, soft_wrap=True)
     if plan.evidence is not None:
         evidence = plan.evidence
+        if evidence.simplicity_loss >= SAME:
+            console.print(
+                f"  the fastest plan saves {format_percent(evidence.simplicity_loss)}, and is not "
+                f"as simple: --simpler-within 0 asks for it",
+                markup=False,
+                soft_wrap=True,
+            )
         console.print(
             f"objective {format_seconds(evidence.objective_s)}, "
             f"bound {format_seconds(evidence.bound_s)}, gap {format_percent(evidence.gap)}; "

@@ -99,6 +99,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Proof of the search: seconds in the planner's own cost, and the plans that lost.
 
     `layers` says of each layer of the search what it did and proved, in counts that repeat.
+    `simplicity_loss` is the share of the step that the fastest plan would save, which was given up
+    for a simpler one.
     """
 
     objective_s: float
@@ -108,6 +110,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     pruned: int
     alternatives: tuple[dict[str, Any], ...] = ()
     layers: tuple[dict[str, Any], ...] = ()
+    simplicity_loss: float = 0.0
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

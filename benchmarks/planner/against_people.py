@@ -37,7 +37,7 @@ from millrace.planner.memory import plan_memory
 from millrace.planner.parallel_degrees import roles
 from millrace.planner.plan import MAX_GAP, Plan
 from millrace.planner.search import Pins, SearchRequest, search
-from millrace.planner.search.outer import Pure, Simulate
+from millrace.planner.search.choosing import Pure, Simulate
 from millrace.planner.search.request import MemoryLimitError, NoPlanError
 from millrace.planner.worker_processes import map_in_processes
 from millrace.published.language import question

@@ -82,6 +82,15 @@ MaxGap = Annotated[
     float,
     typer.Option(min=0.0, help="Stop when the best plan is proven to be within this of the bound."),
 ]
+SimplerWithin = Annotated[
+    float | None,
+    typer.Option(
+        min=0.0,
+        max=1.0,
+        help="A simpler plan is preferred that is slower by at most this share of the step. Left "
+        "out: by as much as predictions can tell apart, 0.016; none with --max-gap 0.",
+    ),
+]
 Framework = Annotated[
     str | None,
     typer.Option(
@@ -207,6 +216,7 @@ def plan(
     memory_limit: MemoryLimit = None,
     reserve: ReserveOption = None,
     max_gap: MaxGap = MAX_GAP,
+    simpler_within: SimplerWithin = None,
     seed: Seed = 0,
     optimize_for: OptimizeFor = "throughput",
     framework: Framework = None,
@@ -239,15 +249,17 @@ def plan(
     from millrace.planner.token_cost import check_known
 
     check_writable(output)
-    limit_bytes = asked_limit_bytes(memory_limit, reserve)
+    limits: dict[str, Any] = {"reserve": reserve}
+    limits["memory_limit_bytes"] = asked_limit_bytes(memory_limit, reserve)
     degrees, others = (dp, tp, pp, cp, ep), (offload, ring, fusion, dispatcher, expert_overlap)
     chosen = (micro_batch, schedule, interleave, recompute, zero, sequence_parallel)
-    pins = _pinned(*degrees, *chosen, *others)
+    asked: dict[str, Any] = {"pins": _pinned(*degrees, *chosen, *others)}
+    asked["optimize_for"] = optimize_for
     check_training(training := TrainingSpec(attention=attention))
-    asked: dict[str, Any] = {"pins": pins, "optimize_for": optimize_for}
+    limits |= {"max_gap": max_gap, "simpler_within": simpler_within, "seed": seed}
     opened, on = _opened(model, seq_len, precision, cluster, profile, framework, asked)
     check_known(on, optimize_for)
-    _warn(opened, global_batch, on.devices, pins)
+    _warn(opened, global_batch, on.devices, asked["pins"])
     began = perf_counter()
     record = SearchLog(clock=perf_counter, top=top)
     with working(f"planning {opened.name} for {on.name}") as told:
@@ -256,12 +268,9 @@ def plan(
             on,
             global_batch,
             training=training,
-            memory_limit_bytes=limit_bytes,
-            reserve=reserve,
-            max_gap=max_gap,
-            seed=seed,
             progress=told,
             record=record,
+            **limits,
             **asked,
         )
     document = _documented(best_plan, record, perf_counter() - began, explain)

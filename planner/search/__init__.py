@@ -6,7 +6,8 @@ Read first `outer.py` and `ranking.py` (candidates, and how they are compared), 
 signature per op), `stages/` (blocks over pipeline stages) and `joint/` (both at once, where small).
 """
 
-from millrace.planner.search.outer import Pure, search
+from millrace.planner.search.choosing import Pure
+from millrace.planner.search.outer import search
 from millrace.planner.search.pins import Pins
 from millrace.planner.search.request import SearchRequest
 

@@ -76,6 +76,14 @@ def disobeyed(plan: Plan, graph: Graph, pins: Pins) -> str:
     """Say which pin the finished plan does not show, as people read it; empty where all do.
 
     Roles on which ops disagree cannot contradict a pin.
+
+    Parameters
+    ----------
+    plan : Plan
+    graph : Graph
+        Its training graph.
+    pins : Pins
+        Choices that it was asked to show.
     """
     degrees = roles(plan, graph)
     asked = pins.document

@@ -162,6 +162,34 @@ class Ranker:
             self._make_room(again[first : first + SQUEEZED], NEAR * best_ns)
         return self.ranking.solved_plans[before:]
 
+    def widen(self, limit_ns: float, wanted: Callable[[Candidate], bool]) -> None:
+        """Solve candidates that were left though they may come to within a limit.
+
+        Parameters
+        ----------
+        limit_ns : float
+            Step up to which a plan is of use.
+        wanted : callable
+            Tells which candidates are.
+        """
+        left = sorted(
+            (self._estimate(pruned.candidate, pruned.bound_ns), pruned.bound_ns, number)
+            for number, pruned in enumerate(self.ranking.pruned)
+            if pruned.bound_ns < limit_ns and wanted(pruned.candidate)
+        )
+        again = [number for estimate, _, number in left if estimate < limit_ns][:SQUEEZED]
+        group = [
+            (self.ranking.pruned[number].candidate, self.ranking.pruned[number].bound_ns)
+            for number in again
+        ]
+        if group:
+            self.ranking.pruned = [
+                pruned
+                for number, pruned in enumerate(self.ranking.pruned)
+                if number not in set(again)
+            ]
+            self._make_room(group, limit_ns)
+
     def limit(self, candidate: Candidate) -> Limits:
         """Bytes that a candidate may lay out on each of its sites."""
         return usable_bytes(self.request, candidate)

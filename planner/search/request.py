@@ -135,6 +135,9 @@ class SearchRequest:
         Label that an op (by its name) must split on the tp axes, for plans of a wanted form.
     runs : Capabilities
         What the framework that drives the cluster can run; the search keeps to it.
+    simpler_within : float
+        Share of the step by which a simpler plan may be slower than the fastest and still be the
+        answer; 0: the fastest is.
     last_resort : bool
         Optimizer state goes to host memory though no pin says so, for nothing fits otherwise.
     """
@@ -150,6 +153,7 @@ class SearchRequest:
     seed: int = 0
     required: Mapping[str, str] = field(default_factory=dict)
     runs: Capabilities = EVERYTHING
+    simpler_within: float = 0.0
     last_resort: bool = False
 
     def __post_init__(self) -> None:
@@ -166,6 +170,8 @@ class SearchRequest:
             raise PlanError(f"--seed is {self.seed}: expected 0 to {SEED_MAX}")
         if not self.max_gap >= 0:
             raise PlanError(f"--max-gap is {self.max_gap}: expected 0 or more")
+        if not 0 <= self.simpler_within <= 1:
+            raise PlanError(f"--simpler-within is {self.simpler_within}: expected 0 to 1")
         if self.memory_limit_bytes is not None and self.memory_limit_bytes < 1:
             raise PlanError(f"--memory-limit is {self.memory_limit_bytes} bytes: expected more")
         check_pins(self.runs, self.cluster.software.name, self.pins.document)

@@ -17,9 +17,10 @@ from millrace.planner.cluster import Cluster
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.formatting import percent
 from millrace.planner.plan import Plan
+from millrace.planner.search.choosing import Progress, Simulate
 from millrace.planner.search.evaluation import Evaluator
 from millrace.planner.search.meshes import divisors
-from millrace.planner.search.outer import Progress, Simulate, search
+from millrace.planner.search.outer import search
 from millrace.planner.search.placement_groups import candidates_of
 from millrace.planner.search.report.search_log import LAYERS, SearchLog
 from millrace.planner.search.report.suggestions import check_storage

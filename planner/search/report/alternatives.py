@@ -22,6 +22,8 @@ from millrace.planner.search.request import MemoryLimitError
 SIMULATED, BLOCK_TIMES, PLANNER = "simulated", "block times", "planner"
 STEPS = {SIMULATED: "simulated", BLOCK_TIMES: "block-timed", PLANNER: "planner's"}
 SAME = 0.0005  # losses below are none
+# Cause of the loss of the chosen plan where a faster one was passed over (`choosing/simplest.py`).
+LESS_SIMPLE = "not as simple, and nearer than predictions can tell"
 Document = dict[str, Any]
 
 
@@ -120,6 +122,8 @@ def _solved(
     why = rival.refused
     if effect > SAME:
         why = cause(chosen_parts, breakdown(evaluator, solved), effect, objective_ns)
+    if rival.loss < -SAME and rival.by == SIMULATED and not why:
+        why = LESS_SIMPLE
     if rival.over_bytes > 0:
         why = "; ".join([f"exceeds memory by {size(rival.over_bytes)}", *([why] * (effect > SAME))])
     return document | {"cause": why or None, "reason": _sentence(rival, why)}
