@@ -200,7 +200,7 @@ def installed(say: Callable[[str], None] = print) -> list[Peer]:
 
 def dense(table: Table) -> list[RowQuestion]:
     """Rows of tier A without experts that can be asked at all."""
-    rows = [row for row in table.rows if row["tier"] == "A" and "experts=" not in row["notes"]]
+    rows = [row for row in table.rows if row["tier"] == "A" and not row.get("experts")]
     return [
         question for question in (ask(row, table.layout) for row in rows) if _has_peak(question)
     ]

@@ -81,7 +81,8 @@ def _tuned(table: Table, fits: dict[str, Factors]) -> Callable[[Row, Cluster], C
     def tuned(row: Row, cluster: Cluster) -> Cluster:
         left = source(row)
         if not sources[reader.framework_name(row)] - {left}:
-            cluster = replace(cluster, software=framework_of_row.as_set(framework(DEFAULT), row))
+            software = framework_of_row.as_set(framework(DEFAULT), row, cluster.device)
+            cluster = replace(cluster, software=software)
         return scaled(cluster, fits.get(left, {}))
 
     return tuned

@@ -4,7 +4,6 @@
 sizes. What a row leaves blank is not pinned; `approximations` says what pins cannot.
 """
 
-import re
 from math import prod
 from typing import Any
 
@@ -20,8 +19,9 @@ from millrace.planner.clusters import network, reference_node, validate
 from millrace.planner.clusters.cluster_files import resized
 from millrace.planner.errors import ClusterError, InfeasibleError, PlanError
 from millrace.planner.search import Pins
+from millrace.published.columns import UNITS, words
 from millrace.published.framework_memory import keeping
-from millrace.published.framework_of_row import as_set, every_second, settings, state_ranks
+from millrace.published.framework_of_row import as_set, every_second, flag, settings, state_ranks
 from millrace.published.framework_of_row import framework_name as framework_name
 from millrace.published.question import InexpressibleError, Question
 from millrace.published.reading import Row, choice, number, whole_number
@@ -43,8 +43,6 @@ BIASED = ("gpt-oss",)
 
 # Precisions that models may not be built in, and the nearest to try; blank: the usual one.
 NEAREST = {"fp4": "mxfp8", "mxfp8": "bf16", "fp8": "bf16", "": "bf16"}
-
-DIGITS_MAX = 15  # of a number in the notes
 
 ZEROS = ("0", "1", "2", "3", "3-hybrid")
 SUBSET = "full (subset of layers)"
@@ -91,8 +89,8 @@ def peak_bytes(row: Row) -> float | None:
     """Peak of memory that a row prints, in bytes; None where it prints none."""
     if not row.get("peak_mem_gb", ""):
         return None
-    unit = 2**30 if "GiB" in row["notes"] else 1e9
-    return number(row, "peak_mem_gb") * unit
+    unit = choice(row, "peak_unit", words("peak_unit")) or "GB"
+    return number(row, "peak_mem_gb") * UNITS[unit]
 
 
 def training(row: Row) -> TrainingSpec:
@@ -103,27 +101,26 @@ def training(row: Row) -> TrainingSpec:
 
 def approximations(row: Row) -> list[str]:
     """Differences between the row and its question, each in a few words."""
-    notes, differences = row["notes"], []
+    differences = []
     precision = _precision(row)
     if precision != row["precision"]:
         differences.append(f"precision {row['precision'] or 'blank'} as {precision}")
     if row["recompute"] == SUBSET:
         differences.append("recompute full of all layers")
-    if layers := _noted(notes, r"recompute_num_layers=(\d+)"):
+    if layers := whole_number(row, "recompute_num_layers", 0):
         differences.append(f"recompute_num_layers={layers}: full of all layers")
-    if 0 < (group := state_ranks(notes)) < whole_number(row, "dp", 1):
+    if 0 < (group := state_ranks(row)) < whole_number(row, "dp", 1):
         differences.append(f"memory of storage split over all replicas, not in groups of {group}")
-    if "uneven layer split" in notes:
+    if flag(row, "uneven_layers"):
         differences.append("uneven layers as the search splits them")
-    if offloaded := re.search(r"alpha=(0?\.\d+|1)", notes):
-        differences.append(f"activation offload {offloaded[0]} left out")
+    if offloaded := row.get("activation_offload", ""):
+        differences.append(f"activation offload alpha={offloaded} left out")
     return differences
 
 
 def model(row: Row) -> ModelSpec:
     """Model of a row: of the GPT family where its MLP and positions are GPT's, else a decoder."""
-    notes = row["notes"]
-    is_gpt = row["model"].startswith(GPTS) and "experts=" not in notes
+    is_gpt = row["model"].startswith(GPTS) and not row.get("experts", "")
     config = _gpt(row) if is_gpt else _decoder(row)
     spec = ModelSpec(
         name=row["model"],
@@ -157,61 +154,47 @@ def _gpt(row: Row) -> Config:
 
 
 def _decoder(row: Row) -> Config:
-    notes, layers = row["notes"], _layers(row)
-    hidden, heads = whole_number(row, "hidden"), whole_number(row, "heads")
-    head_dim = _noted(notes, r"head_dim=(\d+)") or hidden // heads
+    layers, hidden, heads = (_layers(row), *(whole_number(row, x) for x in ("hidden", "heads")))
+    head_dim = whole_number(row, "head_dim", hidden // heads)
     config: Config = {
         "layers": layers,
         "hidden": hidden,
         "heads": heads,
         "kv_heads": whole_number(row, "kv_heads", heads),
         "head_dim": head_dim,
-        "rotary_dims": head_dim,
+        "rotary_dims": whole_number(row, "rotary_dims", head_dim),
         "ffn_hidden": whole_number(row, "ffn_hidden"),
         "vocab": _vocab(row),
         "positions": whole_number(row, "seq_len"),
     }
-    if "2-matrix" in notes:
+    if flag(row, "gated") is False:
         config |= {"gated": False, "activation": "relu"}
-    if "mla" in notes.lower():
-        # DeepSeek-V2 and V3, and what follows them: 64 turned and 128 other features of a head.
+    if kv_lora := whole_number(row, "kv_lora", 0):
         config |= {
-            "head_dim": 192,
-            "rotary_dims": 64,
-            "value_dim": 128,
-            "kv_lora": _noted(notes, r"kv_lora=(\d+)") or 512,
-            "q_lora": _noted(notes, r"q_lora=(\d+)") or 1536,
+            "value_dim": whole_number(row, "value_dim", head_dim),
+            "kv_lora": kv_lora,
+            "q_lora": whole_number(row, "q_lora", 0),
             "kv_heads": heads,
         }
-    if experts := _noted(notes, r"experts=(\d+)"):
-        config |= _experts(notes, layers, experts)
+    if row.get("experts", ""):
+        config |= _experts(row, layers)
     if row["model"].startswith(BIASED):
         config |= {"qkv_bias": True, "out_bias": True, "expert_bias": True}
-    if "sliding window" in notes:
-        config |= {
-            "window": _noted(notes, r"sliding window (\d+)"),
-            "full_layers": tuple(range(1, layers, 2)),
-        }
+    if window := whole_number(row, "window", 0):
+        config |= {"window": window, "full_layers": tuple(range(1, layers, 2))}
     return config
 
 
-def _experts(notes: str, layers: int, experts: int) -> Config:
-    """Configuration of experts: equal shares of the tokens in every row, by force or by padding.
-
-    Shared experts that every token visits are one as wide as all of them.
-    """
-    width = _noted(notes, r"moe_ffn=(\d+)")
-    shared = _noted(notes, r"shared=\d+\((\d+)\)") or width * _noted(notes, r"shared=(\d+)")
-    dense = _noted(notes, r"dense_layers=(\d+)") or _noted(notes, r"first (\d+) layers dense")
-    dense = dense or int("first layer dense" in notes)
-    every = _noted(notes, r"MoE every (\d+)")  # the last of so many has experts (Llama 4)
+def _experts(row: Row, layers: int) -> Config:
+    """Configuration of experts: equal shares of the tokens in every row, by force or by padding."""
+    dense, every = whole_number(row, "dense_layers", 0), whole_number(row, "expert_interval", 1)
     return {
-        "experts": experts,
-        "experts_per_token": _noted(notes, r"topk=(\d+)"),
-        "expert_hidden": width,
-        "shared_hidden": shared,
+        "experts": whole_number(row, "experts"),
+        "experts_per_token": whole_number(row, "experts_per_token"),
+        "expert_hidden": whole_number(row, "expert_hidden"),
+        "shared_hidden": whole_number(row, "shared_hidden", 0),
         "dense_layers": tuple(
-            layer for layer in range(layers) if layer < dense or (every and (layer + 1) % every)
+            layer for layer in range(layers) if layer < dense or (layer + 1) % every
         ),
         "capacity_factor": 1.0,
     }
@@ -223,13 +206,6 @@ def _layers(row: Row) -> int:
     if layers > LAYERS_MAX:
         raise InexpressibleError(f"layers is `{row['layers']}`: expected at most {LAYERS_MAX}")
     return layers
-
-
-def _noted(notes: str, pattern: str) -> int:
-    match = re.search(pattern, notes)
-    if match and len(match[1]) > DIGITS_MAX:
-        raise InexpressibleError(f"notes say `{match[0][:40]}…`: expected a smaller number")
-    return int(match[1]) if match else 0
 
 
 def _vocab(row: Row) -> int:
@@ -255,7 +231,7 @@ def cluster(row: Row) -> Cluster:
         resized(node, per_node), name=f"{row['gpu']}:{per_node}x{nodes}", nodes=nodes
     )
     link = _network(row["inter_node_net"], sized_cluster)
-    software = as_set(settings(framework_name(row)), row)
+    software = as_set(settings(framework_name(row)), row, sized_cluster.device)
     return validate(replace(sized_cluster, inter_node=link, software=software))
 
 
@@ -278,7 +254,7 @@ def pins(row: Row) -> Pins:
             f"dp × tp × pp × cp is {prod(degrees.values())}, on {row['gpus']} devices"
         )
     settings: dict[str, Any] = dict(degrees)
-    if "experts=" in row["notes"]:
+    if row.get("experts", ""):
         settings["ep"] = whole_number(row, "ep", 1)
     if row["micro_batch"]:
         settings["micro_batch"] = whole_number(row, "micro_batch")

@@ -1,6 +1,7 @@
 """Tables of published measurements: which layout a CSV file has, its rows, and numbers in them.
 
-The layouts are told apart by their header; columns that a file leaves out are blank in every row.
+The layouts are told apart by their header; columns that a file leaves out are blank in every row,
+but for those that its notes tell in words (`notes.py`).
 """
 
 import csv
@@ -9,14 +10,16 @@ from enum import StrEnum
 from pathlib import Path
 
 from millrace.models.documents import FileError, read_text
+from millrace.published.columns import NAMES
+from millrace.published.columns import Row as Row
+from millrace.published.notes import with_columns
 from millrace.published.question import InexpressibleError
-
-Row = dict[str, str]
 
 BYTES_MAX = 2**24
 ROWS_MAX = 10_000
 """Every row is planned and simulated: so many take hours. Published tables have hundreds."""
 WHOLE_MAX = 10**15  # nothing that is counted here comes near
+SHOWN = 40  # characters of a field that a refusal shows
 LINE = "line"  # the key under which a row holds its line in the file
 MALFORMED = "malformed"  # and under which one of another length than the header says so
 
@@ -40,7 +43,7 @@ COLUMNS = {
         *("vocab", "seq_len", "gpu", "gpus", "gpus_per_node", "inter_node_net", "dp", "tp", "pp"),
         *("interleave", "cp", "ep", "zero", "sequence_parallel", "micro_batch", "global_batch"),
         *("recompute", "precision", "flash_attention", "schedule", "tokens_per_s_per_gpu"),
-        *("iteration_time_s", "peak_mem_gb", "notes"),
+        *("iteration_time_s", "peak_mem_gb", *NAMES, "notes"),
     ),
     TableFormat.DLPERF: (
         *("model", "framework", "version", "dtype", "xla", "batch_per_gpu", "nodes"),
@@ -104,8 +107,11 @@ def _layout(path: Path, header: tuple[str, ...]) -> TableFormat:
 
 def _row(layout: TableFormat, header: tuple[str, ...], values: list[str], line: int) -> Row:
     """Row by column; one of another length than the header's says so under `malformed`."""
-    row = dict.fromkeys((*COLUMNS[layout], *header), "")
+    row = dict.fromkeys(header, "")
     row |= {name: value.strip() for name, value in zip(header, values, strict=False)}
+    if layout is TableFormat.LANGUAGE:
+        row = with_columns(row)
+    row = dict.fromkeys(COLUMNS[layout], "") | row
     row[LINE] = str(line)
     if "tier" not in header:
         row["tier"] = "A"
@@ -128,7 +134,9 @@ def whole_number(row: Row, field: str, blank: int | None = None) -> int:
     InexpressibleError
         Names the field, what it holds and what was expected.
     """
-    count = number(row, field, blank)
+    if blank is not None and not row.get(field, ""):
+        return blank
+    count = number(row, field)
     if count != int(count) or not 1 <= count <= WHOLE_MAX:
         raise _wrong(row, field, f"a whole number of at least 1 and at most {WHOLE_MAX:g}")
     return int(count)
@@ -170,5 +178,6 @@ def choice(row: Row, field: str, words: tuple[str, ...]) -> str:
 
 def _wrong(row: Row, field: str, expected: str) -> InexpressibleError:
     text = row.get(field, "")
+    text = text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
     content = f"is `{text}`" if text else "is blank"
     return InexpressibleError(f"{field} {content}: expected {expected}")

@@ -3,7 +3,6 @@
 What one setting changes is a sharper test than either time: what both rows share cancels out.
 """
 
-import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +10,12 @@ from itertools import combinations
 from statistics import median
 from typing import Any
 
+from millrace.published.columns import (
+    MODEL_COLUMNS,
+    OVER_ALL,
+    SOFTWARE_COLUMNS,
+    UNPLANNED_COLUMNS,
+)
 from millrace.published.reading import Row
 from millrace.published.validation import RowOutcome, source
 
@@ -20,6 +25,7 @@ SETTINGS = (
     *("seq_len", "gpu", "gpus", "gpus_per_node", "inter_node_net", "dp", "tp", "pp", "interleave"),
     *("cp", "ep", "zero", "sequence_parallel", "micro_batch", "global_batch", "recompute"),
     *("precision", "flash_attention", "schedule"),
+    *(column.name for column in (*MODEL_COLUMNS, *SOFTWARE_COLUMNS, *UNPLANNED_COLUMNS)),
 )
 # The setting that may differ -> the columns that change with it.
 KINDS: dict[str, tuple[str, ...]] = {
@@ -28,17 +34,8 @@ KINDS: dict[str, tuple[str, ...]] = {
     "interleave": ("interleave", "schedule"),
     "micro_batch": ("micro_batch",),
     "zero": ("zero",),
-    "gpus": ("gpus", "gpus_per_node", "dp", "global_batch"),
+    "gpus": ("gpus", "gpus_per_node", "dp", "global_batch", "shard_group"),
 }
-# Keys in `notes` that change the time: rows that differ in one of them are no pair.
-NOTED = re.compile(
-    r"zero1=-?\d+|torch\.compile|eager|async ?tp|quant=[^;]*|fsdp_shard_group=\d+"
-    r"|recompute_num_layers=\d+|alpha=[\d.]+|uneven layer split[^;]*|cuda_graph_\w+=[^;]*"
-    r"|pack_sample_into_one=\w+|moe_a2a_overlap=\w+|mp_mode=\w+|precision_raw=\w+|parenthesised"
-    r"|head_dim=\d+|experts=[^|]*|tokendrop|dropless|\d\d-\d\d(?=;)|PCIe/NUMA[^;]*"
-    r"|zero_[23]|logical mesh[^;]*|pp-partition[^;]*|accumulating grads in fp32",
-    re.IGNORECASE,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,10 +71,16 @@ def pairs(outcomes: Sequence[RowOutcome]) -> list[RowPair]:
 
 def _shared(row: Row, kind: str, columns: tuple[str, ...]) -> object:
     """Key that is equal for two rows that make a pair of a kind."""
-    settings = tuple(row[name] for name in SETTINGS if name not in columns)
-    batch = int(row["global_batch"]) / int(row["gpus"]) if kind == "gpus" else 0.0
-    noted = tuple(sorted(NOTED.findall(row["notes"])))
-    return source(row), row["tier"], settings, batch, noted
+    settings = tuple(row.get(name, "") for name in SETTINGS if name not in columns)
+    share = (int(row["global_batch"]) / int(row["gpus"]), _node_group(row))
+    return source(row), row["tier"], settings, share if kind == "gpus" else ()
+
+
+def _node_group(row: Row) -> str:
+    """Group of replicas that share state, where within a node; a larger one grows with the job."""
+    group, per_node = row.get("shard_group", ""), row["gpus_per_node"]
+    within = group.isdigit() and per_node.isdigit() and int(group) <= int(per_node)
+    return group if within or not group else OVER_ALL
 
 
 def _pair(kind: str, first: RowOutcome, second: RowOutcome) -> RowPair:

@@ -22,6 +22,8 @@ def with_experts(
     runs: Capabilities,
     dispatcher: str | None = None,
     overlap: bool | None = None,
+    *,
+    captured: bool = False,
 ) -> Software:
     """Software of a framework with its experts' dispatcher, and their exchange beside products.
 
@@ -38,6 +40,9 @@ def with_experts(
         One of `DISPATCHERS`.
     overlap : bool, optional
         Whether the all_to_all of a microbatch moves beside the products of another.
+    captured : bool
+        Steps or layers are captured as CUDA graphs: parts of layers, launched in turns, are waited
+        for no longer than others.
 
     Raises
     ------
@@ -57,7 +62,8 @@ def with_experts(
     if overlap is None or overlap == overlaps(software):
         return software
     pieces = {*software.pieces} ^ {EXPERT_EXCHANGE}
-    routing = software.routing * IN_TURNS if overlap else software.routing // IN_TURNS
+    turns = 1 if captured else IN_TURNS
+    routing = software.routing * turns if overlap else software.routing // turns
     return replace(software, pieces=tuple(sorted(pieces)), routing=routing)
 
 

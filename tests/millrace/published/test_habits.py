@@ -3,12 +3,14 @@
 import pytest
 
 from millrace.planner.cluster import Software
+from millrace.planner.clusters import reference_node
 from millrace.published.framework_of_row import as_set, settings, state_ranks
 from tests.millrace.published.rows import row
 
 
 def software(framework: str, notes: str = "", precision: str = "bf16") -> Software:
-    return as_set(settings(framework), row(framework=framework, notes=notes, precision=precision))
+    noted = row(framework=framework, notes=notes, precision=precision)
+    return as_set(settings(framework), noted, reference_node(noted["gpu"]).device)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +46,7 @@ def test_gradients_are_summed_as_wide_as_a_framework_or_its_notes_say(
 def test_storage_is_split_among_as_many_replicas_as_the_notes_say(
     notes: str, expected: int
 ) -> None:
-    assert state_ranks(notes) == expected
+    assert state_ranks(row(notes=notes)) == expected
     assert software("jax-xla", notes).state_ranks == expected
 
 

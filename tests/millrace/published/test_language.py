@@ -5,8 +5,9 @@ from msgspec.structs import replace
 
 from benchmarks.planner.against_people import values
 from millrace.models.zoo.catalogue import build, model_spec
+from millrace.planner.frameworks.experts import IN_TURNS, dispatcher_of, overlaps
 from millrace.planner.search import Pins
-from millrace.published.framework_of_row import IN_TURNS
+from millrace.published.columns import NAMES
 from millrace.published.language import approximations, cluster, measured_s, model, pins, question
 from millrace.published.question import InexpressibleError
 from tests.millrace.published.rows import row
@@ -60,7 +61,7 @@ def test_the_last_of_every_so_many_layers_has_experts(every: str, sparse: range)
 
 
 def sent_by(notes: str):
-    return cluster(row(notes=notes)).software
+    return cluster(row(notes=notes, gpu="h100-sxm-80gb")).software
 
 
 def test_notes_say_how_tokens_travel():
@@ -76,6 +77,18 @@ def test_notes_say_how_tokens_travel():
     assert overlapped.routing == IN_TURNS * plain.routing
     assert captured.routing == plain.routing
     assert captured.host_ns == 0
+
+
+def test_a_row_of_columns_takes_the_dispatcher_that_a_plan_would():
+    mixture = {"experts": "8", "experts_per_token": "2", "expert_hidden": "64"}
+    columns = dict.fromkeys(NAMES, "") | mixture
+    for gpu, name in (("h100-sxm-80gb", "deepep"), ("a100-sxm-80gb", "alltoall")):
+        free = cluster(row(**columns, gpu=gpu)).software
+        assert (dispatcher_of(free), overlaps(free)) == (name, True)
+    stated = columns | {"dispatcher": "alltoall", "expert_overlap": "0"}
+    assert not overlaps(cluster(row(**stated)).software)
+    with pytest.raises(InexpressibleError, match="older than Hopper"):
+        question(row(**columns | {"dispatcher": "deepep"}, model="llama-x"))
 
 
 def test_products_of_gpt_oss_have_biases():
@@ -166,5 +179,5 @@ def test_more_layers_than_can_be_built_are_refused_at_once(kind: str, notes: str
 
 
 def test_a_number_of_the_notes_that_is_none_is_refused():
-    with pytest.raises(InexpressibleError, match="notes say `experts=9999"):
+    with pytest.raises(InexpressibleError, match="experts is `9999"):
         question(row(model="llama-x", notes=f"experts={'9' * 5000}"))

@@ -10,6 +10,7 @@ from millrace.planner.plan import Plan
 from millrace.published.framework_memory import MEMORY_HABITS, keeping
 from millrace.published.language import question
 from millrace.published.layer_split import split_by_weight, split_evenly
+from millrace.published.notes import with_columns
 from millrace.published.peak_memory import Figure, MemoryHabit, peak_bytes, placeholder_bytes
 from millrace.published.prediction import planned
 from tests.millrace.published.rows import PLAIN
@@ -18,7 +19,7 @@ GPT = 4 * (12 * 256**2 + 13 * 256) + 1024 * 256 + 128 * 256 + 2 * 256  # vocabul
 
 
 def row(**changes: str) -> dict[str, str]:
-    return PLAIN | {"line": "2"} | changes
+    return with_columns(PLAIN | {"line": "2"} | changes)
 
 
 def plan_of(**changes: str) -> Plan:
@@ -69,7 +70,8 @@ def test_what_a_row_says_changes_what_its_framework_keeps():
     assert keeping(row(**printed, notes="zero1=8")).zero_ranks == 8
     assert keeping(row(**printed, tp="2", sequence_parallel="1")).gathers_again
     fsdp = printed | {"framework": "pytorch-fsdp", "zero": "3"}
-    assert keeping(row(**fsdp)) == replace(MEMORY_HABITS["pytorch-fsdp"], loss_bytes=14, zero=3)
+    plain = replace(MEMORY_HABITS["pytorch-fsdp"], loss_bytes=14, zero=3, figure=Figure.RESERVED)
+    assert keeping(row(**fsdp)) == plain
     assert keeping(row(**fsdp | {"pp": "2"})).zero == 1
     eager = keeping(row(**fsdp | {"recompute": "selective"}))
     assert (eager.every_second, eager.unread) == (True, True)

@@ -13,6 +13,7 @@ from millrace.calibration.leave_one_out import left_out
 from millrace.planner.clusters import framework
 from millrace.planner.search import Pins
 from millrace.published import dlperf, language
+from millrace.published.notes import with_columns
 from millrace.published.prediction import Predicted, planned, predicted
 from millrace.published.reading import read_table
 from millrace.published.single_setting_pairs import differences, pairs
@@ -35,7 +36,8 @@ def outcome(measured_s: float, predicted_s: float, **changed: str) -> RowOutcome
         fidelity="op",
     )
     return RowOutcome(
-        row_question=RowQuestion(row=ROW | changed, measured_s=measured_s), predicted=predicted
+        row_question=RowQuestion(row=with_columns(ROW | changed), measured_s=measured_s),
+        predicted=predicted,
     )
 
 
@@ -260,7 +262,7 @@ def test_a_source_left_out_is_predicted_without_what_only_it_has(tmp_path: Path)
 def test_the_published_peak_is_as_printed():
     row = ROW | {"peak_mem_gb": "2.1"}
     assert language.peak_bytes(row) == 2.1e9
-    assert language.peak_bytes(row | {"notes": "GiB"}) == 2.1 * 2**30
+    assert language.peak_bytes(row | {"peak_unit": "GiB"}) == 2.1 * 2**30
     assert language.peak_bytes(ROW) is None
 
 

@@ -38,6 +38,12 @@ def test_choices_are_obeyed_and_undone() -> None:
     assert with_experts(overlapped, HOPPER, RUNS, "alltoall", overlap=False) == MEGATRON
 
 
+def test_captured_launches_are_waited_for_no_longer_in_turns() -> None:
+    captured = with_experts(MEGATRON, HOPPER, RUNS, "alltoall", overlap=True, captured=True)
+    assert overlaps(captured)
+    assert captured.routing == MEGATRON.routing
+
+
 def test_software_that_nothing_is_known_of_stays() -> None:
     assert with_experts(MEGATRON, HOPPER, EVERYTHING) == MEGATRON
 

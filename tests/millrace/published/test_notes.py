@@ -1,0 +1,125 @@
+"""Notes of older tables become columns once; a table that has columns is read by them alone."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks.simulator.columns import write_columns
+from millrace.models.documents import FileError
+from millrace.published.columns import COLUMNS, NAMES
+from millrace.published.notes import with_columns
+from millrace.published.reading import LINE, TableFormat, read_table
+from millrace.published.validation import ask
+from tests.millrace.published.rows import BILLION, DLPERF, PLAIN, written
+
+ROOT = Path(__file__).parents[3]
+
+MIXTURE = "experts=8;topk=2;moe_ffn=64;shared=2;first 3 layers dense;MoE every 2nd layer"
+
+
+def columns_of(**changed: str) -> dict[str, str]:
+    """Columns that are filled for a row of the large GPT, without the blank ones."""
+    row = with_columns(BILLION | changed)
+    return {name: row[name] for name in NAMES if row[name]}
+
+
+@pytest.mark.parametrize(
+    ("changed", "filled"),
+    [
+        ({}, {}),
+        ({"notes": "head_dim=64;sliding window 128 on alternate layers"},
+         {"head_dim": "64", "window": "128"}),
+        ({"notes": "MLA(kv_lora=256)"},
+         {"head_dim": "192", "rotary_dims": "64", "value_dim": "128", "kv_lora": "256",
+          "q_lora": "1536"}),
+        ({"notes": "squared-ReLU 2-matrix MLP; TP comm overlap; torch.compile"},
+         {"gated": "0", "tensor_overlap": "1", "compiled": "1"}),
+        ({"notes": "cuda_graph_impl=transformer_engine"}, {"captured": "layers"}),
+        ({"notes": "zero1=-1; recompute_num_layers=3; alpha=0.5"},
+         {"shard_group": "all", "recompute_num_layers": "3", "activation_offload": "0.5"}),
+        ({"notes": "fsdp 8 in node x dcn fsdp 16; cp_comm=a2a"},
+         {"shard_group": "128", "cp_comm": "a2a"}),
+        ({"notes": "fp32 grad accumulation; recipe X"}, {"gradient_bytes": "4"}),
+        ({"notes": "recipe X; no comm overlap"}, {"gradient_bytes": "2", "overlap": "0"}),
+        ({"peak_mem_gb": "7", "framework": "pytorch-fsdp", "notes": "GiB; torch.compile"},
+         {"peak_unit": "GiB", "peak_figure": "reserved", "loss": "compiled", "compiled": "1"}),
+    ],
+)  # fmt: skip
+def test_words_of_the_notes_become_columns(changed: dict[str, str], filled: dict[str, str]):
+    said = columns_of(**changed)
+    said.pop("variant", None)
+    assert said == filled
+
+
+def test_experts_of_the_notes_say_how_they_are_reached():
+    said = columns_of(notes=f"{MIXTURE};moe_flex_dispatcher_backend=hybridep")
+    assert (said["experts"], said["experts_per_token"], said["expert_hidden"]) == ("8", "2", "64")
+    assert (said["shared_hidden"], said["dense_layers"], said["expert_interval"]) == (
+        "128", "3", "2"
+    )  # fmt: skip
+    assert (said["dispatcher"], said["expert_overlap"], said["tensor_overlap"]) == (
+        "hybridep", "0", "0"
+    )  # fmt: skip
+    assert columns_of(notes=MIXTURE)["dispatcher"] == "alltoall"
+
+
+def test_notes_may_know_the_framework_better():
+    assert with_columns(PLAIN | {"notes": "MaxText/JAX"})["framework"] == "jax-xla"
+    unsaid = PLAIN | {"framework": "", "source": "vtrain-a100"}
+    assert with_columns(unsaid)["framework"] == "megatron-deepspeed"
+
+
+def test_a_table_with_columns_is_read_by_them_alone(tmp_path: Path):
+    plain = PLAIN | {"experts": ""}
+    noted = {"model": "llama-x", "notes": MIXTURE}
+    (row,) = read_table(written(tmp_path / "new.csv", noted, plain=plain)).rows
+    assert [name for name in NAMES if row[name]] == []
+    asked = ask(row, TableFormat.LANGUAGE)
+    assert asked.question is not None
+    assert "experts" not in asked.question.model.config
+
+
+def test_a_table_written_with_its_columns_asks_the_same(tmp_path: Path):
+    notes = [
+        "",
+        f"{MIXTURE};DeepEP;moe_a2a_overlap=True",
+        "MaxText",
+        "mla;experts=4;topk=2;moe_ffn=8",
+    ]
+    rows = [{"notes": note, "model": "llama-x", "gpu": "h100-sxm-80gb"} for note in notes]
+    old = read_table(written(tmp_path / "old.csv", *rows))
+    write_columns(old, tmp_path / "new.csv")
+    new = read_table(tmp_path / "new.csv")
+    assert new.columns == (*old.columns, *NAMES)
+    assert new.rows == old.rows
+    for row in new.rows:
+        row["notes"] = ""
+        (told,) = (each for each in old.rows if each[LINE] == row[LINE])
+        assert ask(row, new.layout).question == ask(told, old.layout).question
+
+
+def test_a_table_without_such_columns_is_not_written(tmp_path: Path):
+    table = read_table(written(tmp_path / "dlperf.csv", {}, plain=DLPERF))
+    with pytest.raises(FileError, match="DLPerf layout has no such columns"):
+        write_columns(table, tmp_path / "out.csv")
+
+
+def test_a_word_that_a_column_does_not_have_is_named():
+    for name, word, expected in (
+        ("captured", "all", "none, layers, step"),
+        ("dispatcher", "mail", "alltoall, deepep"),
+        ("gated", "yes", "0, 1"),
+    ):
+        row = PLAIN | {LINE: "2"} | dict.fromkeys(NAMES, "") | {name: word, "experts": "8"}
+        row |= {"model": "llama-x", "experts_per_token": "2", "expert_hidden": "64"}
+        reason = ask(row, TableFormat.LANGUAGE).reason
+        assert f"line 2: {name} is `{word}`: expected one of {expected}" in reason
+
+
+def test_the_page_has_a_line_for_every_column():
+    page = (ROOT / "docs" / "accuracy.md").read_text("utf-8")
+    lines = [
+        line for line in page.splitlines() if re.match(r"\| `\w+` \| [^|]* \| [^|]* \|$", line)
+    ]
+    assert lines == [column.line for column in COLUMNS]
