@@ -3,8 +3,9 @@
 Run `python -m benchmarks.simulator.columns CSV OUT` from the root of the repository.
 
 CSV is a table of the language layout of `millrace validate`. OUT has the same rows and columns, and
-those of `millrace.published.columns` that CSV lacks, as `millrace validate` reads them out of its
-notes. Of OUT every row asks the same, and no word of its notes counts any more.
+those of `millrace.published.columns` that CSV lacks (`framework` too), as `millrace validate` reads
+them out of its notes and sources. Of OUT every row asks the same, and no word of its notes counts
+any more.
 """
 
 import csv
@@ -31,7 +32,7 @@ def write_columns(table: Table, path: Path) -> None:
     for row in table.rows:
         if MALFORMED in row:
             raise FileError(f"line {row[LINE]} has {row[MALFORMED]}: correct it first")
-    header = [*table.columns, *(name for name in NAMES if name not in table.columns)]
+    header = [*table.columns, *_lacking(table)]
     try:
         with path.open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, header, extrasaction="ignore", lineterminator="\n")
@@ -39,6 +40,10 @@ def write_columns(table: Table, path: Path) -> None:
             writer.writerows(table.rows)
     except OSError as error:
         raise FileError(f"`{path}` cannot be written: {error.strerror}") from None
+
+
+def _lacking(table: Table) -> list[str]:
+    return [name for name in ("framework", *NAMES) if name not in table.columns]
 
 
 def main(table: Path, out: Path) -> None:
@@ -49,8 +54,7 @@ def main(table: Path, out: Path) -> None:
     except FileError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None
-    added = sum(name not in content.columns for name in NAMES)
-    typer.echo(f"{len(content.rows)} rows, {added} columns added: {out}")
+    typer.echo(f"{len(content.rows)} rows, {len(_lacking(content))} columns added: {out}")
 
 
 if __name__ == "__main__":

@@ -99,6 +99,15 @@ def test_a_table_written_with_its_columns_asks_the_same(tmp_path: Path):
         assert ask(row, new.layout).question == ask(told, old.layout).question
 
 
+def test_a_framework_that_only_the_source_tells_is_written_too(tmp_path: Path):
+    (tmp_path / "old.csv").write_text(
+        "source,layers,hidden,heads,seq_len,gpu,gpus,global_batch\nvtrain-x,2,64,2,16,b200,1,4\n"
+    )
+    old = read_table(tmp_path / "old.csv")
+    write_columns(old, tmp_path / "new.csv")
+    assert read_table(tmp_path / "new.csv").rows == old.rows
+
+
 def test_a_table_without_such_columns_is_not_written(tmp_path: Path):
     table = read_table(written(tmp_path / "dlperf.csv", {}, plain=DLPERF))
     with pytest.raises(FileError, match="DLPerf layout has no such columns"):
