@@ -118,13 +118,3 @@ def _gradient_bytes(software: Software, row: Row) -> int:
 def state_ranks(row: Row) -> int:
     """Number of replicas that storage is split among; 0: all of them, or not stated."""
     return 0 if row.get("shard_group") == OVER_ALL else whole_number(row, "shard_group", 0)
-
-
-def every_second(row: Row) -> bool:
-    """True if every second product, or block, is made again: `selective` in torchtitan.
-
-    torchtitan, `_apply_ac_to_transformer_block` in models/llama3/infra/parallelize.py (as of 2025,
-    read 2026-11): of the matrix products in a block every second one (`op`), or every n-th of the
-    blocks, which is every second in its published runs.
-    """
-    return framework_name(row) == "pytorch-fsdp" and row.get("recompute") == "selective"

@@ -20,9 +20,9 @@ from millrace.planner.clusters.cluster_files import resized
 from millrace.planner.errors import ClusterError, InfeasibleError, PlanError
 from millrace.planner.search import Pins
 from millrace.published.columns import UNITS, words
-from millrace.published.framework_memory import keeping
-from millrace.published.framework_of_row import as_set, every_second, flag, settings, state_ranks
+from millrace.published.framework_of_row import as_set, flag, settings, state_ranks
 from millrace.published.framework_of_row import framework_name as framework_name
+from millrace.published.memory_of_row import every_second, keeping
 from millrace.published.question import InexpressibleError, Question
 from millrace.published.reading import Row, choice, number, whole_number
 

@@ -1,9 +1,9 @@
 """Peaks: the memory that a framework needs for a plan, and which figure a source prints of it.
 
 Activations, buffers of boxing and what a section needs besides are the plan's. What is kept of a
-parameter, how losses are computed, how many layers a stage has (`layer_split.py`) and what is kept
-of an op more or less than the plan does is the framework's habit (`framework_memory.py`). ZeRO and
-FSDP split flat buffers, which always divide; tables are split over tensor parallel ranks.
+parameter, how losses are computed, how many layers a stage has and what is kept of an op more or
+less than the plan does is the framework's habit (`millrace.planner.frameworks.framework_memory`).
+ZeRO and FSDP split flat buffers, which always divide; tables are split over tensor parallel ranks.
 """
 
 from collections import Counter
@@ -15,11 +15,12 @@ from math import prod
 from millrace.models.graph import ITEMSIZE, Graph, Op, Phase
 from millrace.models.labels import EXPERT, parse
 from millrace.planner.compile.placement import PlacedOp, place
+from millrace.planner.frameworks.framework_memory import USUAL, FrameworkMemory
+from millrace.planner.frameworks.layer_split import ON_THE_WAY, split_layers
 from millrace.planner.memory import StageMemory, device_overhead_bytes, plan_memory
 from millrace.planner.parallel_degrees import axis_roles
 from millrace.planner.plan import Plan
 from millrace.planner.sbp import local_shape, local_size
-from millrace.published.layer_split import ON_THE_WAY, split_by_weight, split_evenly
 
 
 class Figure(StrEnum):
@@ -32,51 +33,30 @@ class Figure(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryHabit:
-    """Memory habit of a framework, in bytes of a parameter but for `loss_bytes` and `bucket_bytes`.
+    """Habit of a run in using memory: its framework's, with the run's own settings.
 
     Attributes
     ----------
-    weight_bytes, gradient_bytes, state_bytes : int
-        The weights that products read, the sums of gradients, and the rest, which ZeRO-1 splits.
-    passing_bytes : int
-        The gradients of one microbatch before they are summed: most when its activations are gone.
-    loss_bytes : int
-        A logit of 2 bytes with all that is made of it, at the peak of the loss.
-    bucket_bytes : int
-        Buffers whose size depends on nothing.
+    framework : FrameworkMemory
+        The framework's, as the run has it.
     zero, zero_ranks : int, optional
         Level, and over how many replicas at most; None: as the plan has it, all of them.
     gathers_again : bool
         Activations that were gathered are gathered again in the backward pass, not held.
-    byte_multiples : tuple of (str, float)
-        Kinds of op beside whose results more is kept: how many times their bytes in all.
     every_second : bool
         Blocks that recompute make every second of their products again too.
     unread : bool
         They keep a last product that no gradient reads.
-    placeholders : bool
-        Products add weight gradients to their sums, and a tensor that is never read stands in for
-        the gradient: one for every shape of weight, which stays.
-    by_weight : bool
-        Stages have blocks of equal weight, not equally many.
     figure : Figure
         The figure that the source prints.
     """
 
-    weight_bytes: int = 2
-    gradient_bytes: int = 4
-    state_bytes: int = 12
-    passing_bytes: int = 0
-    loss_bytes: int = 8
-    bucket_bytes: int = 0
+    framework: FrameworkMemory = USUAL
     zero: int | None = None
     zero_ranks: int | None = None
     gathers_again: bool = False
-    byte_multiples: tuple[tuple[str, float], ...] = ()
     every_second: bool = False
     unread: bool = False
-    placeholders: bool = False
-    by_weight: bool = False
     figure: Figure = Figure.ALLOCATED
 
 
@@ -85,21 +65,22 @@ def peak_bytes(plan: Plan, habit: MemoryHabit) -> int:
 
     Blocks are dealt out to stages as the framework does it.
     """
-    plan = split_by_weight(plan) if habit.by_weight else split_evenly(plan)
+    framework = habit.framework
+    plan = split_layers(plan, framework.layer_split)
     placed = place(plan, plan.graph)
     states = _state_bytes(plan, placed, habit)
     logits = _logits(plan, placed)
     memory = plan_memory(
         plan, gathers_again=habit.gathers_again, grown=_kept_factors(plan.graph, habit)
     )
-    passing = _passing_bytes(plan, placed, habit)
-    placeholders = placeholder_bytes(plan, placed) if habit.placeholders else Counter()
+    passing = _passing_bytes(plan, placed, framework)
+    placeholders = placeholder_bytes(plan, placed) if framework.placeholders else Counter()
     needed = []
     for stage, planned in enumerate(memory):
         state = _planned_state(planned) if states is None else states[stage]
-        area = max(planned.temporary_bytes, logits[stage] * habit.loss_bytes)
+        area = max(planned.temporary_bytes, logits[stage] * framework.loss_bytes)
         working = max(planned.activation_bytes + area, passing[stage] + planned.temporary_bytes)
-        buffers = planned.communication_bytes + habit.bucket_bytes + placeholders[stage]
+        buffers = planned.communication_bytes + framework.bucket_bytes + placeholders[stage]
         needed.append(state + working + buffers)
     return _printed(max(needed), plan, habit.figure)
 
@@ -128,20 +109,23 @@ def _state_bytes(plan: Plan, placed: tuple[PlacedOp, ...], habit: MemoryHabit) -
     if habit.zero is None:
         return None
     bytes_by_stage: Counter[int] = Counter()
+    stored = habit.framework.parameters
+    parts = (stored.state_bytes, 1), (stored.gradient_bytes, 2), (stored.weight_bytes, 3)
     for stage, elements, ranks in _read_elements(plan, placed):
         ranks = min(ranks, habit.zero_ranks or ranks)
-        parts = (habit.state_bytes, 1), (habit.gradient_bytes, 2), (habit.weight_bytes, 3)
         for size, level in parts:
             bytes_by_stage[stage] += elements * size // (ranks if habit.zero >= level else 1)
     return [bytes_by_stage[stage] for stage in range(plan.stages)]
 
 
-def _passing_bytes(plan: Plan, placed: tuple[PlacedOp, ...], habit: MemoryHabit) -> Counter[int]:
+def _passing_bytes(
+    plan: Plan, placed: tuple[PlacedOp, ...], framework: FrameworkMemory
+) -> Counter[int]:
     """Bytes of the gradients of a microbatch per stage, where they are apart from their sums."""
     bytes_by_stage: Counter[int] = Counter()
-    if habit.passing_bytes:
+    if framework.passing_bytes:
         for stage, elements, _ in _read_elements(plan, placed):
-            bytes_by_stage[stage] += elements * habit.passing_bytes
+            bytes_by_stage[stage] += elements * framework.passing_bytes
     return bytes_by_stage
 
 
@@ -209,7 +193,7 @@ def _kept_factors(graph: Graph, habit: MemoryHabit) -> dict[str, float]:
 
     The gradient of a table is made when no activations are left, so that it is in no peak.
     """
-    logits, times = _logits_names(graph), dict(habit.byte_multiples)
+    logits, times = _logits_names(graph), dict(habit.framework.byte_multiples)
     factors: dict[str, float] = {}
     for op in graph.ops:
         if op.phase in (Phase.FORWARD, Phase.RECOMPUTE):
@@ -217,7 +201,7 @@ def _kept_factors(graph: Graph, habit: MemoryHabit) -> dict[str, float]:
                 factors[op.name] = times[op.kind]
             if logits.intersection(op.outputs):
                 factors[op.name] = 0.0
-        elif op.phase is Phase.BACKWARD_WEIGHT and habit.placeholders:
+        elif op.phase is Phase.BACKWARD_WEIGHT and habit.framework.placeholders:
             factors[op.name] = 0.0
     if habit.every_second:
         _every_second(graph, habit, factors)

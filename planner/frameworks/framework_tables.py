@@ -1,4 +1,4 @@
-"""Frameworks by name, with what they cost and can run (`frameworks.toml`, one table each)."""
+"""Frameworks by name, with what they cost, can run and keep (`frameworks.toml`, one table each)."""
 
 from difflib import get_close_matches
 from functools import lru_cache
@@ -10,6 +10,7 @@ import msgspec
 from millrace.planner.cluster import Software
 from millrace.planner.errors import ClusterError
 from millrace.planner.frameworks.capabilities import EVERYTHING, Capabilities
+from millrace.planner.frameworks.framework_memory import USUAL, FrameworkMemory
 
 DEFAULT = "default"  # a framework that has no table takes this one
 
@@ -33,21 +34,24 @@ LINKS = 0.6
 DEFAULTS = {"bucket_bytes": BUCKET_BYTES, "bucket_part_bytes": BUCKET_PART_BYTES, "links": LINKS}
 LIKE = "like"  # names the framework whose table another shares
 RUNS = "runs"  # table of what a framework can run
+MEMORY = "memory"  # table of how it uses memory
 
 
 class FrameworkRecord(NamedTuple):
-    """Record of a framework: what it costs, and what it can run."""
+    """Record of a framework: what it costs, what it can run, and how it uses memory."""
 
     software: Software
     runs: Capabilities
+    memory: FrameworkMemory
 
 
 @lru_cache(maxsize=1)
 def records() -> dict[str, FrameworkRecord]:
     """Record of every framework, and of the default one, by name.
 
-    A table has the fields of `Software`, as a cluster's own `[software]` has, and a table `runs`
-    with those of `Capabilities`; it runs everything where it has none.
+    A table has the fields of `Software`, as a cluster's own `[software]` has, a table `runs` with
+    those of `Capabilities` (it runs everything where it has none) and a table `memory` with those
+    of `FrameworkMemory`.
     """
     text = (resources.files("millrace.planner.frameworks") / "frameworks.toml").read_text("utf-8")
     tables = msgspec.toml.decode(text, type=dict[str, dict[str, object]])
@@ -58,8 +62,9 @@ def records() -> dict[str, FrameworkRecord]:
         runs = msgspec.convert(settings.pop(RUNS, {}), Capabilities)
         for fault in runs.faults():
             raise ClusterError(f"framework `{name}`, {RUNS}: {fault}")
+        memory = msgspec.convert(settings.pop(MEMORY, {}), FrameworkMemory)
         software = msgspec.convert({**DEFAULTS, **settings, "name": name}, Software)
-        framework_records[name] = FrameworkRecord(software=software, runs=runs)
+        framework_records[name] = FrameworkRecord(software, runs, memory)
     return framework_records
 
 
@@ -78,6 +83,18 @@ def capabilities(name: str) -> Capabilities:
     """
     framework_record = records().get(name)
     return EVERYTHING if framework_record is None else framework_record.runs
+
+
+def framework_memory(name: str) -> FrameworkMemory:
+    """Memory of a framework; the usual where it has no record.
+
+    Parameters
+    ----------
+    name : str
+        The framework's, as `Software.name` has it.
+    """
+    framework_record = records().get(name)
+    return USUAL if framework_record is None else framework_record.memory
 
 
 def framework(name: str) -> Software:

@@ -1,20 +1,25 @@
 """Peaks of memory as frameworks have them and sources print them."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from msgspec.structs import replace as changed
 
 from millrace.planner.compile.placement import place
+from millrace.planner.frameworks.framework_memory import FrameworkMemory, ParameterBytes
+from millrace.planner.frameworks.framework_tables import framework_memory
+from millrace.planner.frameworks.layer_split import split_by_weight, split_evenly
 from millrace.planner.plan import Plan
-from millrace.published.framework_memory import MEMORY_HABITS, keeping
 from millrace.published.language import question
-from millrace.published.layer_split import split_by_weight, split_evenly
+from millrace.published.memory_of_row import keeping
 from millrace.published.notes import with_columns
 from millrace.published.peak_memory import Figure, MemoryHabit, peak_bytes, placeholder_bytes
 from millrace.published.prediction import planned
 from tests.millrace.published.rows import PLAIN
 
+USUAL = ParameterBytes()
+NOTHING = ParameterBytes(weight_bytes=0, gradient_bytes=0, state_bytes=0)
 GPT = 4 * (12 * 256**2 + 13 * 256) + 1024 * 256 + 128 * 256 + 2 * 256  # vocabulary padded
 
 
@@ -26,6 +31,11 @@ def plan_of(**changes: str) -> Plan:
     return planned(*question(row(**changes))).plan
 
 
+def habit(zero: int | None = 0, parameters: ParameterBytes = USUAL, **memory: Any) -> MemoryHabit:
+    """Habit of a framework with such memory, and a level of ZeRO."""
+    return MemoryHabit(zero=zero, framework=FrameworkMemory(parameters=parameters, **memory))
+
+
 def peak(plan: Plan, keeping: MemoryHabit) -> int:
     return peak_bytes(plan, keeping)
 
@@ -33,8 +43,7 @@ def peak(plan: Plan, keeping: MemoryHabit) -> int:
 @pytest.mark.parametrize(("zero", "state"), [(0, 18), (1, 12), (2, 10), (3, 9)])
 def test_flat_buffers_are_split_over_all_replicas(zero, state):
     plan = plan_of()
-    nothing = MemoryHabit(weight_bytes=0, gradient_bytes=0, state_bytes=0, zero=0)
-    stored_bytes = peak(plan, MemoryHabit(zero=zero)) - peak(plan, nothing)
+    stored_bytes = peak(plan, habit(zero)) - peak(plan, habit(parameters=NOTHING))
     assert stored_bytes == pytest.approx(state * GPT, rel=1e-3)
 
 
@@ -45,9 +54,9 @@ def test_groups_smaller_than_the_replicas_split_less():
 
 def test_a_loss_in_float32_may_be_the_most_that_lives_at_once():
     plan, more = plan_of(vocab="100000"), 6
-    fused = peak(plan, MemoryHabit(zero=0, loss_bytes=8))
+    fused = peak(plan, habit(loss_bytes=8))
     logits = 2 * 128 * 100096
-    assert peak(plan, MemoryHabit(zero=0, loss_bytes=8 + more)) - fused == more * logits
+    assert peak(plan, habit(loss_bytes=8 + more)) - fused == more * logits
 
 
 def test_a_reserved_figure_is_above_what_is_allocated_and_a_device_s_above_both():
@@ -60,26 +69,34 @@ def test_a_reserved_figure_is_above_what_is_allocated_and_a_device_s_above_both(
 def test_a_row_without_a_peak_keeps_what_the_plan_keeps():
     assert keeping(row()) is None
     plan = plan_of()
-    assert peak(plan, MemoryHabit()) >= max(0, peak(plan, MemoryHabit(loss_bytes=0)))
+    assert peak(plan, MemoryHabit()) >= max(0, peak(plan, habit(None, loss_bytes=0)))
 
 
 def test_what_a_row_says_changes_what_its_framework_keeps():
     printed = {"peak_mem_gb": "1", "framework": "megatron-core"}
-    assert keeping(row(**printed)) == MemoryHabit(zero=1, placeholders=True)
-    assert keeping(row(**printed, notes="fused cross entropy;")).loss_bytes == 2
+    core = framework_memory("megatron-core")
+    assert keeping(row(**printed)) == MemoryHabit(zero=1, framework=core)
+    assert core.placeholders
+    assert keeping(row(**printed, notes="fused cross entropy;")).framework.loss_bytes == 2
     assert keeping(row(**printed, notes="zero1=8")).zero_ranks == 8
     assert keeping(row(**printed, tp="2", sequence_parallel="1")).gathers_again
     fsdp = printed | {"framework": "pytorch-fsdp", "zero": "3"}
-    plain = replace(MEMORY_HABITS["pytorch-fsdp"], loss_bytes=14, zero=3, figure=Figure.RESERVED)
-    assert keeping(row(**fsdp)) == plain
-    assert keeping(row(**fsdp | {"pp": "2"})).zero == 1
+    plain = keeping(row(**fsdp))
+    assert plain == MemoryHabit(
+        zero=3, framework=framework_memory("pytorch-fsdp"), figure=Figure.RESERVED
+    )
+    assert plain.framework.parameters == ParameterBytes(weight_bytes=4, state_bytes=8)
+    pipelined = keeping(row(**fsdp | {"pp": "2"}))
+    assert (pipelined.zero, pipelined.framework.parameters) == (1, USUAL)
     eager = keeping(row(**fsdp | {"recompute": "selective"}))
     assert (eager.every_second, eager.unread) == (True, True)
     compiled = fsdp | {"recompute": "selective", "notes": "torch.compile"}
     assert not keeping(row(**compiled)).unread
+    summed = ParameterBytes(gradient_bytes=6)
     deepspeed = printed | {"framework": "megatron-deepspeed"}
-    assert keeping(row(**deepspeed | {"precision": "bf16"})).gradient_bytes == 6
-    assert keeping(row(**deepspeed | {"precision": "fp16"})).gradient_bytes == 2
+    assert keeping(row(**deepspeed | {"precision": "bf16"})).framework.parameters == summed
+    as_they_come = keeping(row(**deepspeed | {"precision": "fp16"})).framework.parameters
+    assert as_they_come.gradient_bytes == 2
 
 
 @pytest.mark.parametrize(
@@ -94,12 +111,12 @@ def test_what_a_row_says_changes_what_its_framework_keeps():
 )
 def test_the_loss_of_pytorch_is_split_or_compiled(said, bytes_of_a_logit):
     printed = {"peak_mem_gb": "1", "framework": "pytorch-fsdp", "zero": "3"}
-    assert keeping(row(**printed | said)).loss_bytes == bytes_of_a_logit
+    assert keeping(row(**printed | said)).framework.loss_bytes == bytes_of_a_logit
 
 
 def test_of_products_that_are_kept_every_second_is_made_again():
     plan = plan_of(recompute="selective", micro_batch="4", seq_len="1024")
-    keeping = MemoryHabit(zero=0, loss_bytes=0)
+    keeping = habit(loss_bytes=0)
     all_products = peak(plan, keeping)
     some = peak(plan, replace(keeping, every_second=True))
     # Of q, k, v, out, fc1 and fc2 every second is made again: k, out, and fc2, which is never kept.
@@ -109,22 +126,22 @@ def test_of_products_that_are_kept_every_second_is_made_again():
 
 def test_what_is_kept_beside_a_result_is_counted_per_layer():
     plan = plan_of(micro_batch="4", seq_len="1024")
-    keeping = MemoryHabit(zero=0, loss_bytes=0)
-    more = peak(plan, replace(keeping, byte_multiples=(("gelu", 2.0),))) - peak(plan, keeping)
+    keeping = habit(loss_bytes=0)
+    more = peak(plan, habit(loss_bytes=0, byte_multiples=(("gelu", 2.0),))) - peak(plan, keeping)
     assert more == pytest.approx(4 * 2 * 4 * 1024 * 1024, rel=0.05)
 
 
 def test_gradients_of_a_microbatch_count_where_activations_are_less():
     plan = plan_of(micro_batch="1")
-    keeping = MemoryHabit(zero=0, loss_bytes=0)
-    assert peak(plan, replace(keeping, passing_bytes=8)) > peak(plan, keeping)
-    assert peak(plan, replace(keeping, passing_bytes=0, bucket_bytes=5)) == peak(plan, keeping) + 5
+    keeping = habit(loss_bytes=0)
+    assert peak(plan, habit(loss_bytes=0, passing_bytes=8)) > peak(plan, keeping)
+    assert peak(plan, habit(loss_bytes=0, bucket_bytes=5)) == peak(plan, keeping) + 5
 
 
 def test_tables_are_split_over_tensor_parallel_ranks():
     plan = plan_of(dp="1", tp="2", vocab="100000", sequence_parallel="0")
-    states = replace(MemoryHabit(zero=0, loss_bytes=0), gradient_bytes=0, state_bytes=0)
-    weight_bytes = peak(plan, states) - peak(plan, replace(states, weight_bytes=0))
+    weights = habit(loss_bytes=0, parameters=changed(NOTHING, weight_bytes=2))
+    weight_bytes = peak(plan, weights) - peak(plan, habit(loss_bytes=0, parameters=NOTHING))
     table = 100096 * 256
     assert weight_bytes == pytest.approx(2 * (GPT - 1024 * 256 + table) / 2, rel=0.05)
 
@@ -167,8 +184,7 @@ def test_blocks_dealt_out_by_weight_leave_the_stage_of_a_heavy_head_less():
 
 def test_a_gradient_that_is_never_read_stands_in_once_for_every_shape_of_weight():
     plan = plan_of(vocab="512")
-    plain = MemoryHabit(zero=0, bucket_bytes=0)
-    more = peak(plan, replace(plain, placeholders=True)) - peak(plan, plain)
+    more = peak(plan, habit(placeholders=True)) - peak(plan, habit())
     layer, logits = 12 * 256**2, 512 * 256
     # Gradients of one layer and of the logits stay; none is made at the peak any more.
     assert 0 < more <= 2 * (layer + logits)
@@ -186,7 +202,7 @@ def test_megatron_core_s_fused_loss_is_transformer_engine_s():
     core, alpa = (keeping(row(framework=name, **noted)) for name in ("megatron-core", "alpa"))
     assert core is not None
     assert alpa is not None
-    assert (core.loss_bytes, alpa.loss_bytes) == (2, 6)
+    assert (core.framework.loss_bytes, alpa.framework.loss_bytes) == (2, 6)
     split = keeping(row(framework="megatron-core", peak_mem_gb="1", notes="cp_comm=a2a"))
     assert split is not None
-    assert split.byte_multiples == (("attention", 2.0),)
+    assert split.framework.byte_multiples == (("attention", 2.0),)

@@ -11,10 +11,24 @@ from msgspec.structs import replace
 
 from millrace.models.graph import Phase
 from millrace.models.ops import kinds_where
+from millrace.planner.frameworks.framework_memory import LayerSplit
 from millrace.planner.plan import Plan
 
 # Ops between a variable and what reads it.
 ON_THE_WAY = kinds_where(lambda row: row.moves)
+
+
+def split_layers(plan: Plan, rule: LayerSplit) -> Plan:
+    """Plan with its blocks dealt out to chunks by a framework's rule.
+
+    Parameters
+    ----------
+    plan : Plan
+        The plan.
+    rule : LayerSplit
+        The framework's (`FrameworkMemory.layer_split`).
+    """
+    return split_by_weight(plan) if rule is LayerSplit.WEIGHT else split_evenly(plan)
 
 
 def split_evenly(plan: Plan) -> Plan:
