@@ -35,6 +35,7 @@ from millrace.models.arrays import Array
 from millrace.models.graph import to_json
 from millrace.models.importers.opening import open_model
 from millrace.planner.plan import Plan
+from millrace.published.notes import with_columns
 from millrace.published.reading import read_table
 from millrace.published.validation import ask
 from tests.changed_files import HOSTILE, edited, remodelled, rewritten, spoilt
@@ -222,10 +223,14 @@ def sound_weights() -> bytes:
     return buffer.getvalue()
 
 
-def sound_table() -> str:
-    rows = [PLAIN, BILLION, PLAIN | {"model": "llama-x", "notes": "experts=8;topk=2;moe_ffn=64"}]
-    columns = [name for name in PLAIN if name != "line"]
-    lines = [columns, *([row[name] for name in columns] for row in rows)]
+MIXTURE_NOTES = "experts=8;topk=2;moe_ffn=64;mla;sliding window 8;zero1=2;torch.compile"
+
+
+def sound_table(fill: Callable[[dict[str, str]], dict[str, str]] = dict) -> str:
+    """Table of three rows, with their columns filled by `fill`."""
+    rows = [PLAIN, BILLION, PLAIN | {"model": "llama-x", "notes": MIXTURE_NOTES}]
+    columns = [name for name in fill(PLAIN) if name != "line"]
+    lines = [columns, *([fill(row)[name] for name in columns] for row in rows)]
     return "\n".join(map(",".join, lines))
 
 
@@ -292,6 +297,9 @@ KINDS = {
         lambda path: commanded("compare", str(path.with_name("plan.json")), str(path)),
     ),
     "published table": Kind("t.csv", lambda: sound_table().encode(), CSV, partial(read, ask_rows)),
+    "table with columns": Kind(
+        "t.csv", lambda: sound_table(with_columns).encode(), CSV, partial(read, ask_rows)
+    ),
     "DLPerf's table": Kind("t.csv", DLPERF.encode, CSV, partial(read, ask_rows)),
     "weights": Kind("w.npz", sound_weights, (spoilt,), partial(read, weighed)),
     "text": Kind("d.txt", lambda: b"best of times, " * 80, (spoilt,), partial(read, opened)),

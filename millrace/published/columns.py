@@ -7,15 +7,15 @@ than these columns tell the same in words (`notes.py`).
 from dataclasses import dataclass
 
 from millrace.planner.frameworks.capabilities import DISPATCHERS
+from millrace.planner.frameworks.framework_memory import LossKernel
+from millrace.published.peak_memory import Figure
 
 Row = dict[str, str]
 
 YES_NO = ("0", "1")
 CAPTURED = ("none", "layers", "step")
 CONTEXT_EXCHANGES = ("p2p", "all_gather", "a2a", "a2a+p2p")  # Megatron's --cp-comm-type
-LOSSES = ("fused", "compiled")
 UNITS = {"GB": 10**9, "GiB": 2**30}
-FIGURES = ("allocated", "reserved", "device")
 OVER_ALL = "all"
 
 
@@ -68,9 +68,11 @@ SOFTWARE_COLUMNS = (
     ),
 )
 MEMORY_COLUMNS = (
-    TableColumn("loss", "the kernel of the loss, where not the framework's usual one", LOSSES),
+    TableColumn(
+        "loss", "the kernel of the loss, where not the framework's usual one", tuple(LossKernel)
+    ),
     TableColumn("peak_unit", "of peak_mem_gb; blank: GB", tuple(UNITS)),
-    TableColumn("peak_figure", "the figure that is printed; blank: allocated", FIGURES),
+    TableColumn("peak_figure", "the figure that is printed; blank: allocated", tuple(Figure)),
 )
 UNPLANNED_COLUMNS = (
     TableColumn("recompute_num_layers", "layers of a chunk that are recomputed; taken as all"),

@@ -21,15 +21,15 @@ TENSOR = tuple(kind for kind in BOXING if kind != EXPERT_EXCHANGE)
 
 # Gradients in float16 are summed as they come: DeepSpeed, and Megatron-LM without
 # --accumulate-allreduce-grads-in-fp32 (which bfloat16 implies unless one says else:
-# training/arguments.py); InternEvo sums what `param.grad` holds (hybrid_zero_optim.py). Both read
-# 2026-11. Where a row says 4 they are summed in float32, as a plan sums them once a step.
-NARROW_PRECISION, NARROW_FRAMEWORK, AS_PLANNED = "fp16", "internevo", "4"
+# training/arguments.py, read 2026-11). Where a row says 4 they are summed in float32, as a plan
+# sums them once a step.
+NARROW_PRECISION, AS_PLANNED = "fp16", "4"
 
 # InternEvo's ZeRO-1 over all ranks hands weights out by one broadcast of each rank's part
 # (`broadcast_params`, internlm/solver/optimizer/hybrid_zero_optim.py, read 2026-11). What each
 # takes is not measured but fitted, on InternEvo's own published runs over 16 to 1,024 ranks (2023),
 # whose steps grow by 1.3 and 2.9 ms a rank in two series, whatever the cause.
-BROADCAST_NS = 2_300_000
+BROADCASTING, BROADCAST_NS = "internevo", 2_300_000
 
 # Share of the launches that stay where layers are captured one by one: what is between them.
 LEFT = 0.5
@@ -80,7 +80,7 @@ def as_set(software: Software, row: Row, device: Device) -> Software:
         software = replace(software, pieces=(), overlap=0.0)
     if flag(row, "compiled"):
         software = replace(software, fusion=software.fusion * COMPILED_BYTES)
-    over_all = framework_name(row) == NARROW_FRAMEWORK and row.get("shard_group") == OVER_ALL
+    over_all = framework_name(row) == BROADCASTING and row.get("shard_group") == OVER_ALL
     launched = {"step": 0.0, "layers": LEFT}.get(captured, 1.0)
     return replace(
         software,
@@ -111,8 +111,7 @@ def _gradient_bytes(software: Software, row: Row) -> int:
     """Bytes of an element of a gradient on its way to the sum; 0: as the plan has it."""
     if stated := _word(row, "gradient_bytes"):
         return 0 if stated == AS_PLANNED else int(stated)
-    narrow = row.get("precision") == NARROW_PRECISION or software.name == NARROW_FRAMEWORK
-    return 2 if narrow else 0
+    return 2 if row.get("precision") == NARROW_PRECISION else software.gradient_bytes
 
 
 def state_ranks(row: Row) -> int:

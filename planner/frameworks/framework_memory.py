@@ -17,6 +17,13 @@ class LayerSplit(StrEnum):
     WEIGHT = "weight"
 
 
+class LossKernel(StrEnum):
+    """Kernel of a loss that a run may have in place of its framework's usual one."""
+
+    FUSED = "fused"
+    COMPILED = "compiled"
+
+
 class ParameterBytes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Bytes of a parameter: the weights that products read, sums of gradients, and the rest.
 
@@ -94,7 +101,7 @@ def memory_of_run(
     tp, pp : int
         Degrees of tensor and pipeline parallelism.
     loss : str
-        `fused`, `compiled`, or blank: the framework's usual one.
+        A value of `LossKernel`, or blank: the framework's usual one.
     """
     parameters, loss_bytes = memory.parameters, memory.loss_bytes
     if precision == "bf16":
@@ -103,8 +110,8 @@ def memory_of_run(
         parameters = memory.pipelined_parameters or parameters
     if tp > 1 and memory.split_loss_bytes is not None:
         loss_bytes = memory.split_loss_bytes
-    elif loss == "fused":
+    elif loss == LossKernel.FUSED:
         loss_bytes = memory.fused_loss_bytes
-    elif loss == "compiled" and memory.compiled_loss_bytes is not None:
+    elif loss == LossKernel.COMPILED and memory.compiled_loss_bytes is not None:
         loss_bytes = memory.compiled_loss_bytes
     return replace(memory, parameters=parameters, loss_bytes=loss_bytes)
