@@ -7,9 +7,13 @@ import pytest
 from msgspec.structs import replace as changed
 
 from millrace.planner.compile.placement import place
-from millrace.planner.frameworks.framework_memory import FrameworkMemory, ParameterBytes
+from millrace.planner.frameworks.framework_memory import (
+    FrameworkMemory,
+    LayerSplit,
+    ParameterBytes,
+)
 from millrace.planner.frameworks.framework_tables import framework_memory
-from millrace.planner.frameworks.layer_split import split_by_weight, split_evenly
+from millrace.planner.frameworks.layer_split import split_layers
 from millrace.planner.plan import Plan
 from millrace.published.language import question
 from millrace.published.memory_of_row import keeping
@@ -146,40 +150,20 @@ def test_tables_are_split_over_tensor_parallel_ranks():
     assert weight_bytes == pytest.approx(2 * (GPT - 1024 * 256 + table) / 2, rel=0.05)
 
 
-def blocks_of(plan: Plan) -> list[int]:
-    return [len(chunk.blocks) for chunk in plan.chunks]
-
-
-def test_layers_are_dealt_out_evenly():
-    plan = plan_of(dp="1", pp="2", gpus="2", global_batch="16")
+def test_the_peak_is_that_of_layers_dealt_out_as_the_framework_does():
+    plan = plan_of(dp="1", pp="2", gpus="2", vocab="512", global_batch="16")
     blocks = [choice for chunk in plan.chunks for choice in chunk.blocks]
+    chunks = (blocks[:2], blocks[2:])
     skewed = changed(
         plan,
         chunks=tuple(
             changed(chunk, blocks=tuple(some))
-            for chunk, some in zip(plan.chunks, (blocks[:2], blocks[2:]), strict=True)
+            for chunk, some in zip(plan.chunks, chunks, strict=True)
         ),
     )
-    even = split_evenly(skewed)
-    assert blocks_of(even) == [3, 3]  # the embedding or the head, and two layers
-    assert [c.block for k in even.chunks for c in k.blocks] == [choice.block for choice in blocks]
-    keeping = MemoryHabit(zero=0)
-    assert peak(skewed, keeping) == peak(even, keeping)
-
-
-def test_layers_that_do_not_divide_are_dealt_out_with_the_ends_or_left():
-    with_ends = plan_of(dp="1", pp="4", gpus="4", layers="6", global_batch="16")
-    assert blocks_of(split_evenly(with_ends)) == [2, 2, 2, 2]
-    left = plan_of(dp="1", pp="3", gpus="3", layers="5", global_batch="18", gpus_per_node="3")
-    assert split_evenly(left) == left
-
-
-def test_blocks_dealt_out_by_weight_leave_the_stage_of_a_heavy_head_less():
-    plan = plan_of(dp="1", pp="2", gpus="2", vocab="6144", global_batch="16")
-    # The head is as heavy as two layers of four: a share is three, which the third does not exceed.
-    assert blocks_of(split_by_weight(plan)) == [5, 1]
-    light = plan_of(dp="1", pp="2", gpus="2", vocab="512", global_batch="16")
-    assert blocks_of(split_by_weight(light)) == [4, 2]
+    for rule in LayerSplit:
+        expected = peak(split_layers(plan, rule), habit(layer_split=rule))
+        assert peak(skewed, habit(layer_split=rule)) == expected
 
 
 def test_a_gradient_that_is_never_read_stands_in_once_for_every_shape_of_weight():
