@@ -522,12 +522,12 @@ class Evaluator:
         """Division of the blocks as the framework deals them out, or freely."""
         if not self.request.runs.mixed:
             places = {(s.mode, s.solution.options): place for place, s in enumerate(group)}
+            allowed = self.request.runs
             recomputed = {
                 place: places[MODES[-1], options]
                 for (mode, options), place in places.items()
-                if mode == MODES[0] and (MODES[-1], options) in places
+                if allowed.recompute_some and mode == MODES[0] and (MODES[-1], options) in places
             }
-            allowed = self.request.runs
             return divide_evenly(runs, pipeline, limits, transient_bytes, allowed, recomputed)
         gap = self.request.max_gap / 4
         return divide(runs, pipeline, limits, transient_bytes, gap, worse_ns)

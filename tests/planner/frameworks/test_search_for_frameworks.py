@@ -67,6 +67,17 @@ def test_where_memory_is_short_the_first_layers_of_every_chunk_are_recomputed() 
     assert unrunnable(plan, replace(runs, recompute_some=False))
 
 
+@pytest.mark.parametrize("name", ["torchtitan", "deepspeed"])
+def test_where_memory_is_short_all_layers_have_one_mode(name: str) -> None:
+    free = asked(name, 2, dp=2, tp=1, micro_batch=8, zero=0)
+    fullest = [
+        max(sum(stage.by_kind.values()) for stage in plan_memory(search(request)))
+        for request in (free, replaced(free, pins=replaced(free.pins, recompute="full")))
+    ]
+    plan = search(replaced(free, memory_limit_bytes=sum(fullest) // 2))
+    assert not unrunnable(plan, capabilities(name))
+
+
 @pytest.mark.parametrize("name", ["megatron-core", "torchtitan"])
 def test_experts_are_split_over_whole_axes(name: str) -> None:
     request = replaced(asked(name), model=model_spec("mixtral-demo"))
