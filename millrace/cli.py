@@ -87,11 +87,10 @@ def exit_code_of(error: BaseException) -> int | None:
         PlanError,
         ProtocolError,
     )
-    from millrace.simulator.errors import SimulationError
 
     if isinstance(error, InfeasibleError):
         return 1
-    if isinstance(error, PlanError | ModelError | ClusterError | SimulationError):
+    if isinstance(error, PlanError | ModelError | ClusterError):
         return 2
     if isinstance(error, DataError | CheckpointError | FileError):
         return 2
@@ -99,7 +98,9 @@ def exit_code_of(error: BaseException) -> int | None:
         return 2
     if isinstance(error, ExecutorError | ProtocolError | ChildError | OSError | MemoryError):
         return 3
-    return None
+    from millrace.simulator.errors import SimulationError  # a package that takes long to import
+
+    return 2 if isinstance(error, SimulationError) else None
 
 
 def _sentence(error: Exception) -> str:

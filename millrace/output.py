@@ -9,16 +9,15 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from math import isfinite
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.segment import Segment
-from rich.status import Status
-from rich.text import Text
 
-from millrace.stdio import visible, visible_json
+from millrace.stdio import visible_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.status import Status
 
 Json = Annotated[
     bool,
@@ -26,41 +25,7 @@ Json = Annotated[
 ]
 
 
-class PlainConsole(Console):
-    """A console on which names from files show what they hold and do not do it."""
-
-    def render(
-        self, renderable: RenderableType, options: ConsoleOptions | None = None
-    ) -> Iterator[Segment]:
-        """Yield the segments that are printed, with characters that steer a terminal escaped."""
-        for text, style, control in super().render(renderable, options):
-            yield Segment(text if control else visible(text), style, control)
-
-    def print(self, *objects: Any, **options: Any) -> None:
-        """Print objects; sentences are wrapped for a terminal alone, which others may search."""
-        if not self.is_terminal and all(isinstance(each, str) for each in objects):
-            options.setdefault("soft_wrap", True)
-        super().print(*objects, **options)
-
-    def out(self, *texts: Any, **options: Any) -> None:
-        """Print texts as they are, long lines and all."""
-        super().out(*(visible(str(text)) for text in texts), **options)
-
-
-def stdout() -> Console:
-    """Console on stdout, at least 100 columns wide where it is not a terminal."""
-    width = None if sys.stdout.isatty() else 100
-    return PlainConsole(
-        file=sys.stdout, width=width, markup=False, highlight=False, soft_wrap=False
-    )
-
-
-def stderr() -> Console:
-    """Console on stderr."""
-    return PlainConsole(file=sys.stderr, markup=False, highlight=False, soft_wrap=True)
-
-
-def answer(document: Mapping[str, Any], as_json: bool, draw: Callable[[Console], None]) -> None:
+def answer(document: Mapping[str, Any], as_json: bool, draw: "Callable[[Console], None]") -> None:
     """Print a command's answer on stdout: one JSON document, or a text.
 
     Parameters
@@ -72,6 +37,10 @@ def answer(document: Mapping[str, Any], as_json: bool, draw: Callable[[Console],
     draw : callable
         Called with a console on stdout, prints the text.
     """
+    import msgspec
+
+    from millrace.tables.console import stdout
+
     if as_json:
         try:
             text = msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
@@ -85,12 +54,18 @@ def answer(document: Mapping[str, Any], as_json: bool, draw: Callable[[Console],
 
 def say(text: str) -> None:
     """Print one line of progress or warning on stderr."""
+    from millrace.tables.console import stderr
+
     stderr().print(text, markup=False)
 
 
 @contextmanager
 def working(text: str) -> Iterator[Callable[[str], None]]:
     """Show that long work is going on, and yield a function that replaces the text."""
+    from rich.text import Text
+
+    from millrace.tables.console import stderr
+
     console = stderr()
     if not console.is_terminal:
         console.print(f"{text} …", markup=False)
@@ -107,6 +82,10 @@ def training(steps: int) -> Iterator[Callable[[int, float], None]]:
     A terminal shows every step in place; elsewhere each tenth step is one plain line. Steps are
     counted over all runs. The first loss that is not finite gets a line of its own.
     """
+    from rich.text import Text
+
+    from millrace.tables.console import stderr
+
     console = stderr()
     first = last = -1
     diverged = False

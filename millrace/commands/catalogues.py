@@ -1,14 +1,14 @@
 """`millrace models` and `millrace clusters`: what the catalogues hold, or what is asked for."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from msgspec.structs import asdict
-from rich.console import Console
-from rich.table import Table
 
 from millrace.output import Json, answer, say
 from millrace.units import format_rate, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def register(app: typer.Typer) -> None:
@@ -65,7 +65,7 @@ def clusters(
     rows = [_device_row(name, device(name)) for name in device_names()]
     fabric_rows = [_fabric_row(fabric) for fabric in fabrics().values()]
 
-    def draw(console: Console) -> None:
+    def draw(console: "Console") -> None:
         _draw_clusters(rows, console)
         _draw_fabrics(fabric_rows, console)
 
@@ -115,7 +115,9 @@ def _pinned(row: dict[str, Any]) -> str:
     return " ".join(most.get(name, name) for name in row["pins"])
 
 
-def _draw_models(rows: list[dict[str, Any]], console: Console) -> None:
+def _draw_models(rows: list[dict[str, Any]], console: "Console") -> None:
+    from rich.table import Table
+
     table = Table(
         caption="training FLOPs of one sample; sp: sequence_parallel", caption_justify="left"
     )
@@ -148,6 +150,8 @@ def _device_row(name: str, device: Any) -> dict[str, Any]:
 
 
 def _network(cluster: Any) -> dict[str, Any]:
+    from msgspec.structs import asdict
+
     return {
         "devices": cluster.devices,
         "devices_per_node": cluster.devices_per_node,
@@ -196,7 +200,9 @@ def _fabric_row(fabric: Any) -> dict[str, Any]:
     }
 
 
-def _draw_fabrics(rows: list[dict[str, Any]], console: Console) -> None:
+def _draw_fabrics(rows: list[dict[str, Any]], console: "Console") -> None:
+    from rich.table import Table
+
     table = Table(
         title="fabrics",
         title_justify="left",
@@ -219,7 +225,9 @@ def _draw_fabrics(rows: list[dict[str, Any]], console: Console) -> None:
     console.print(table)
 
 
-def _draw_clusters(rows: list[dict[str, Any]], console: Console) -> None:
+def _draw_clusters(rows: list[dict[str, Any]], console: "Console") -> None:
+    from rich.table import Table
+
     lines = _by_kind(rows)
     precisions = [p for p in ("fp32", "tf32", "bf16", "fp8") if any(_peak(r, p) for r in lines)]
     units = "memory in GiB; to it in GB/s; peaks in TFLOP/s; $ an hour on demand"
@@ -253,8 +261,10 @@ def _by_kind(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _draw_levels(row: dict[str, Any], console: Console) -> None:
+def _draw_levels(row: dict[str, Any], console: "Console") -> None:
     """Print the levels of a cluster: nodes of each kind first, then the network."""
+    from rich.table import Table
+
     table = Table(title=f"{row['name']}, from inner to outer", title_justify="left")
     for column in ("level", "devices", "GB/s", "latency", "link"):
         table.add_column(column, justify="left" if column in ("level", "link") else "right")

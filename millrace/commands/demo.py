@@ -4,26 +4,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import log
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
-from rich.console import Console
 
+from millrace.commands.option_words import SEED_MAX
 from millrace.commands.running import rows_table
-from millrace.compare import Comparison
-from millrace.drawing import headline
-from millrace.figures import kinds_of_parallelism
-from millrace.models.spec import TrainingSpec
-from millrace.output import Json, answer, say, stdout, training, working
-from millrace.planner.actors.trace import Trace
-from millrace.planner.cluster import Cluster
-from millrace.planner.plan import SEED_MAX, Plan
-from millrace.tables.stages import stage_table
+from millrace.output import Json, answer, say, training, working
 from millrace.units import format_percent, format_seconds
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from millrace.compare import Comparison
+    from millrace.planner.actors.trace import Trace
+    from millrace.planner.cluster import Cluster
+    from millrace.planner.plan import Plan
+
 MODEL = "gpt-demo"
-TRAINING = TrainingSpec(learning_rate=5e-3, warmup_steps=10)
+LEARNING_RATE, WARMUP_STEPS = 5e-3, 10
 SAMPLES_PER_RANK = 4
 SHOWN_CAUSES = 10
 
@@ -50,7 +50,9 @@ def demo(
     """Plan, simulate and train a small GPT here, and compare."""
     from millrace import api
     from millrace.compare import join
+    from millrace.figures import kinds_of_parallelism
     from millrace.files import make_folder
+    from millrace.tables.console import stdout
 
     if output is not None:
         make_folder(output)  # before the long work, so that a bad path is told at once
@@ -85,13 +87,14 @@ def demo(
 class _DemoQuestion:
     """Question of both searches of the demo, but for the pins."""
 
-    on: Cluster
+    on: "Cluster"
     global_batch: int
     seed: int
 
-    def search(self, pins: dict[str, int]) -> Plan:
+    def search(self, pins: dict[str, int]) -> "Plan":
         """Search under pins (none: every choice is free), showing how far it is."""
         from millrace import api
+        from millrace.models.spec import TrainingSpec
 
         text = " ".join(f"{name} {size}" for name, size in pins.items())
         what = f"with {text} pinned" if pins else "with every choice free"
@@ -100,7 +103,7 @@ class _DemoQuestion:
                 MODEL,
                 self.on,
                 self.global_batch,
-                training=TRAINING,
+                training=TrainingSpec(learning_rate=LEARNING_RATE, warmup_steps=WARMUP_STEPS),
                 pins=pins,
                 seed=self.seed,
                 progress=told,
@@ -122,7 +125,11 @@ def pins_for(kinds: list[str], ranks: int) -> dict[str, int]:
     return {"dp": ranks // 2, "pp": 2}
 
 
-def _draw_choice(free: Plan, plan: Plan, pins: dict[str, int], console: Console) -> None:
+def _draw_choice(free: "Plan", plan: "Plan", pins: dict[str, int], console: "Console") -> None:
+    from millrace.drawing import headline
+    from millrace.figures import kinds_of_parallelism
+    from millrace.tables.stages import stage_table
+
     assert free.prediction is not None
     assert plan.prediction is not None
     kinds = " × ".join(kinds_of_parallelism(free)) or "one device"
@@ -143,7 +150,7 @@ def _draw_choice(free: Plan, plan: Plan, pins: dict[str, int], console: Console)
 
 
 def _draw_end(
-    comparison: Comparison, document: Mapping[str, Any], output: Path | None, console: Console
+    comparison: "Comparison", document: Mapping[str, Any], output: Path | None, console: "Console"
 ) -> None:
     losses = document["loss"]
     console.print(f"trained on {document['data']}", markup=False)
@@ -160,7 +167,7 @@ def _draw_end(
     console.print(f"error {format_percent(comparison.step_time_error, signed=True)}")
 
 
-def _write_all(folder: Path, plan: Plan, predicted: Trace, measured: Trace) -> None:
+def _write_all(folder: Path, plan: "Plan", predicted: "Trace", measured: "Trace") -> None:
     """Write the plan, both traces in both forms, and the page."""
     from millrace.comparison_page import write_page
     from millrace.files import write_document, write_trace

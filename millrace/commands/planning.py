@@ -8,24 +8,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from millrace import completion
-from millrace.models.builder import PRECISIONS
-from millrace.models.spec import ModelSpec, TrainingSpec
-from millrace.models.training import check_training
-from millrace.models.unfused_attention import FLASH
-from millrace.models.zoo.catalogue import beyond_positions
+from millrace.commands import completion
+from millrace.commands.option_words import (
+    DISPATCHERS,
+    FLASH,
+    MAX_GAP,
+    PRECISIONS,
+    RESERVE,
+    SCHEDULES,
+    SEED_MAX,
+)
 from millrace.output import Json, answer, say, working
-from millrace.planner.frameworks.capabilities import DISPATCHERS
-from millrace.planner.memory import DEFAULT_RESERVE
-from millrace.planner.plan import MAX_GAP, SEED_MAX, Plan
-from millrace.planner.schedules import SCHEDULES
 from millrace.units import format_percent, format_rate, format_seconds
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from millrace.models.spec import ModelSpec, TrainingSpec
     from millrace.planner.cluster import Cluster
+    from millrace.planner.plan import Plan
     from millrace.planner.search.report import SearchLog
 
 TOP, TOP_MAX = 5, 100  # alternatives
@@ -52,8 +55,7 @@ Precision = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help=f"{', '.join(PRECISIONS)}. Left out: bf16 where the catalogue's devices have it, "
-        "else fp32.",
+        help=f"{PRECISIONS}. Left out: bf16 where the catalogue's devices have it, else fp32.",
         autocompletion=completion.precisions,
     ),
 ]
@@ -72,7 +74,7 @@ ReserveOption = Annotated[
     typer.Option(
         "--reserve",
         help="Memory of a device to leave, as a share or a size: 5%, 2GiB, 0. By default "
-        f"{DEFAULT_RESERVE.fraction:.0%} on GPUs of the catalogue, none with --memory-limit.",
+        f"{RESERVE} on GPUs of the catalogue, none with --memory-limit.",
     ),
 ]
 Seed = Annotated[
@@ -135,7 +137,7 @@ Schedule = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help=f"Pin: {', '.join(SCHEDULES)}.",
+        help=f"Pin: {SCHEDULES}.",
         autocompletion=completion.schedules,
     ),
 ]
@@ -179,7 +181,7 @@ Dispatcher = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help=f"Pin: how tokens reach their experts: {', '.join(DISPATCHERS)}.",
+        help=f"Pin: how tokens reach their experts: {DISPATCHERS}.",
     ),
 ]
 ExpertOverlap = Annotated[
@@ -255,7 +257,7 @@ def plan(
     chosen = (micro_batch, schedule, interleave, recompute, zero, sequence_parallel)
     asked: dict[str, Any] = {"pins": _pinned(*degrees, *chosen, *others)}
     asked["optimize_for"] = optimize_for
-    check_training(training := TrainingSpec(attention=attention))
+    training = checked_training(attention)
     limits |= {"max_gap": max_gap, "simpler_within": simpler_within, "seed": seed}
     opened, on = _opened(model, seq_len, precision, cluster, profile, framework, asked)
     check_known(on, optimize_for)
@@ -278,7 +280,16 @@ def plan(
     answer(document, as_json, lambda console: _draw_found(best_plan, document, explain, console))
 
 
-def _write(output: Path | None, plan: Plan) -> None:
+def checked_training(attention: str) -> "TrainingSpec":
+    """Training with the kind of attention that is asked for; ModelError where there is none."""
+    from millrace.models.spec import TrainingSpec
+    from millrace.models.training import check_training
+
+    check_training(training := TrainingSpec(attention=attention))
+    return training
+
+
+def _write(output: Path | None, plan: "Plan") -> None:
     from millrace.files import write_document
 
     if output is not None:
@@ -294,7 +305,7 @@ def _opened(
     profile: Path | None,
     framework: str | None,
     asked: dict[str, Any],
-) -> tuple[ModelSpec, "Cluster"]:
+) -> tuple["ModelSpec", "Cluster"]:
     """Model and cluster; the question is checked before this machine is measured."""
     from millrace import api
     from millrace.requested_cluster import is_local, usual_precision
@@ -306,8 +317,10 @@ def _opened(
     return opened, api.with_framework(on, framework, model=opened)
 
 
-def _warn(model: ModelSpec, batch: int, devices: int, pins: dict[str, str | int | bool]) -> None:
+def _warn(model: "ModelSpec", batch: int, devices: int, pins: dict[str, str | int | bool]) -> None:
     """Say on stderr what of a question is seldom meant."""
+    from millrace.models.zoo.catalogue import beyond_positions
+
     uneven = "" if "dp" in pins else uneven_batch(batch, devices)
     for text in (beyond_positions(model), uneven):
         if text:
@@ -343,7 +356,7 @@ def _pinned(*values: str | int | bool | None) -> dict[str, str | int | bool]:
 
 
 def _documented(
-    plan: Plan, record: "SearchLog", search_time_s: float, explain: bool
+    plan: "Plan", record: "SearchLog", search_time_s: float, explain: bool
 ) -> dict[str, Any]:
     from millrace import api
     from millrace.figures import plan_summary
@@ -396,7 +409,7 @@ def show(
     )
 
 
-def _list_commands(plan: Plan, rank: int, as_json: bool) -> None:
+def _list_commands(plan: "Plan", rank: int, as_json: bool) -> None:
     from millrace.executor.cuda.call_listing import rank_listing
 
     text = rank_listing(plan, rank)
@@ -405,7 +418,7 @@ def _list_commands(plan: Plan, rank: int, as_json: bool) -> None:
     answer(document, as_json, lambda console: console.out(text, highlight=False, end=""))
 
 
-def _draw_found(plan: Any, document: dict[str, Any], explain: bool, console: Console) -> None:
+def _draw_found(plan: Any, document: dict[str, Any], explain: bool, console: "Console") -> None:
     from millrace import drawing
 
     drawing.draw_plan(plan, console, detailed=False)
@@ -432,7 +445,9 @@ def _draw_found(plan: Any, document: dict[str, Any], explain: bool, console: Con
             console.print(f"  {reason['line']}", markup=False, soft_wrap=True)
 
 
-def _layers_table(rows: list[dict[str, Any]]) -> Table:
+def _layers_table(rows: list[dict[str, Any]]) -> "Table":
+    from rich.table import Table
+
     table = Table(title="layers of the search", title_justify="left")
     table.add_column("layer")
     for column in ("objective", "bound", "gap", "took"):

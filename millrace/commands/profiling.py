@@ -1,17 +1,19 @@
 """`millrace profile`: measure this machine's ops and collectives, on its cores or its GPUs."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from millrace.output import Json, answer, say, working
-from millrace.planner.cluster import Device
 from millrace.planner.errors import ClusterError
 from millrace.units import format_rate, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from millrace.planner.cluster import Device
 
 
 def register(app: typer.Typer) -> None:
@@ -58,7 +60,7 @@ def profile(
     )
 
 
-def _cpus(ranks: int | None, seconds: float | None) -> Device:
+def _cpus(ranks: int | None, seconds: float | None) -> "Device":
     """Measured device: one of so many processes on this machine's cores."""
     from millrace.executor.measure import SECONDS, cached_profile
     from millrace.planner.clusters import local_cluster, machine_cores, machine_memory_bytes
@@ -70,7 +72,7 @@ def _cpus(ranks: int | None, seconds: float | None) -> Device:
         return cached_profile(count, refresh=True, seconds=seconds or SECONDS, unkept=say)
 
 
-def _gpus(ranks: int | None, seconds: float | None) -> Device:
+def _gpus(ranks: int | None, seconds: float | None) -> "Device":
     """Measured device: one of so many GPUs, each in a process of its own: this one touches none."""
     from millrace.executor.gpu.availability import gpus_found, require_gpu
     from millrace.executor.gpu.probing.measuring import cached_gpu_profile
@@ -90,7 +92,9 @@ MEASURED = {"cpu": _cpus, "gpu": _gpus}
 many seconds (None: as long as each does by itself)."""
 
 
-def _draw(device: Device, console: Console) -> None:
+def _draw(device: "Device", console: "Console") -> None:
+    from rich.table import Table
+
     console.print(device.name, markup=False)
     for precision, rate in sorted(device.flops_per_s.items()):
         console.print(f"fastest matmul, {precision}: {format_rate(rate, 'FLOP')}", markup=False)

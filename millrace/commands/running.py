@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from millrace import completion
+from millrace.commands import completion
+from millrace.commands.option_words import SEED_MAX
 from millrace.commands.planning import Framework, Trust
-from millrace.compare import ActorRow, CauseRow, Comparison
-from millrace.models.zoo.catalogue import beyond_positions, unit_of
 from millrace.output import Json, answer, say, training, working
 from millrace.planner.errors import PlanError
-from millrace.planner.plan import SEED_MAX
 from millrace.units import format_bytes, format_percent, format_rate, format_seconds
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from millrace.compare import ActorRow, CauseRow, Comparison
     from millrace.executor.launch import Measured
     from millrace.planner.plan import Plan
     from millrace.simulator.simulate import Simulated
@@ -79,6 +79,7 @@ def register(app: typer.Typer) -> None:
 def warn_of(plan: "Plan") -> None:
     """Say on stderr what a plan does that is seldom meant."""
     from millrace.figures import idle_devices
+    from millrace.models.zoo.catalogue import beyond_positions
 
     for text in (idle_devices(plan), beyond_positions(plan.model)):
         if text:
@@ -153,6 +154,7 @@ def simulate(
 def _simulated_figures(plan: "Plan", simulated: "Simulated") -> dict[str, Any]:
     """Figures of a simulated step, as `--json` has them."""
     from millrace.figures import speed
+    from millrace.models.zoo.catalogue import unit_of
     from millrace.published.step_time_range import range_document
 
     step_time_s = simulated.step_time_ns / 1e9
@@ -294,6 +296,7 @@ def warn_of_later(folder: Path, steps: int) -> None:
 def _run_document(planned: "Plan", measured: "Measured") -> dict[str, Any]:
     """Document of a run: its speed, losses and memory."""
     from millrace.figures import speed
+    from millrace.models.zoo.catalogue import unit_of
 
     step_time_s = measured.step_time_ns / 1e9
     document = {
@@ -351,7 +354,7 @@ def compare(
         raise typer.Exit(1)
 
 
-def _draw_figures(document: Mapping[str, Any], console: Console) -> None:
+def _draw_figures(document: Mapping[str, Any], console: "Console") -> None:
     for name, value in _figures(document).items():
         console.print(f"{name:<30}{value}", markup=False, soft_wrap=True)
 
@@ -383,7 +386,7 @@ def _figures(document: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _draw_run(document: Mapping[str, Any], console: Console) -> None:
+def _draw_run(document: Mapping[str, Any], console: "Console") -> None:
     losses, first = document["loss"], document["first_step"]
     console.print(f"trained on {document['data']}", markup=False)
     console.print(
@@ -408,7 +411,7 @@ def _draw_run(document: Mapping[str, Any], console: Console) -> None:
         )
 
 
-def draw_comparison(comparison: Comparison, console: Console) -> None:
+def draw_comparison(comparison: "Comparison", console: "Console") -> None:
     """Print where the time goes, the actors that differ most, and the error of the step time."""
     console.print(rows_table("cause (per step, average rank)", comparison.causes[:SHOWN_ROWS]))
     console.print(rows_table("actors that differ most", comparison.actors[:SHOWN_ROWS]))
@@ -420,8 +423,10 @@ def draw_comparison(comparison: Comparison, console: Console) -> None:
     )
 
 
-def rows_table(title: str, rows: Iterable[CauseRow | ActorRow]) -> Table:
+def rows_table(title: str, rows: "Iterable[CauseRow | ActorRow]") -> "Table":
     """Table of causes or actors."""
+    from rich.table import Table
+
     table = Table()
     table.add_column(title, overflow="fold")
     for column in ("predicted", "measured", "difference"):

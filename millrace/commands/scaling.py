@@ -7,7 +7,6 @@ import typer
 
 from millrace.commands.planning import Framework, Model, Precision, ReserveOption, SeqLen
 from millrace.commands.sweep_options import Batches, Clusters, numbers, takes_sweep, texts
-from millrace.models.zoo.catalogue import beyond_positions
 from millrace.output import Json, answer, say
 
 Nodes = Annotated[str, typer.Option(metavar="N,…", help="Sizes to plan for, in nodes: 1,2,4.")]
@@ -53,6 +52,7 @@ def scale(
     from millrace import api
     from millrace.files import check_writable
     from millrace.models.documents import write_bytes
+    from millrace.models.zoo.catalogue import beyond_positions
     from millrace.plot import check_drawable, plot_scaling, save
     from millrace.requested_cluster import usual_precision_on
     from millrace.scaling import WORTH

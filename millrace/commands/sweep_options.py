@@ -9,13 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from millrace.commands.planning import PINS, Attention, MemoryLimit, plan
-from millrace.models.spec import TrainingSpec
-from millrace.models.training import check_training
-from millrace.models.unfused_attention import FLASH
+from millrace.commands.option_words import FLASH, SEED_MAX
+from millrace.commands.planning import PINS, Attention, MemoryLimit, checked_training, plan
 from millrace.planner.errors import ClusterError, PlanError
-from millrace.planner.plan import SEED_MAX
-from millrace.scaling.prices import parse_prices
 from millrace.units import parse_bytes
 
 Clusters = Annotated[
@@ -76,10 +72,11 @@ def sweep_options(
     seed: JitterSeed = 0,
 ) -> dict[str, Any]:
     """Arguments of `api.scale` that these options say."""
-    check_training(training := TrainingSpec(attention=attention))
+    from millrace.scaling.prices import parse_prices
+
     return {
         "networks": texts("--network", network or ()),
-        "training": training,
+        "training": checked_training(attention),
         "memory_limit_bytes": None if memory_limit is None else parse_bytes(memory_limit),
         "prices": parse_prices(texts("--price-per-gpu-hour", price_per_gpu_hour or ())),
         "failures": _failures(mtbf_hours, checkpoint_rate, restart_minutes),

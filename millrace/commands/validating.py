@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from millrace.output import Json, answer, say, working
 from millrace.units import format_percent, format_seconds
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from millrace.published.reading import TableFormat
     from millrace.published.validation import RowOutcome
 
@@ -96,7 +96,7 @@ def _plot(
     save(plot_predictions(groups, title), file)
 
 
-def _draw(outcomes: "list[RowOutcome]", figures: dict[str, Any], console: Console) -> None:
+def _draw(outcomes: "list[RowOutcome]", figures: dict[str, Any], console: "Console") -> None:
     from millrace.published.summary import judged, worst
 
     for name, groups in figures["groups"].items():
@@ -119,7 +119,9 @@ def _draw(outcomes: "list[RowOutcome]", figures: dict[str, Any], console: Consol
         )
 
 
-def _draw_groups(name: str, groups: dict[str, Any], console: Console) -> None:
+def _draw_groups(name: str, groups: dict[str, Any], console: "Console") -> None:
+    from rich.table import Table
+
     table = Table(name, *("rows", "mean", "median", "bias", "within 10 %"))
     for column in table.columns[1:]:
         column.justify = "right"
@@ -135,7 +137,9 @@ def _draw_groups(name: str, groups: dict[str, Any], console: Console) -> None:
     console.print(table)
 
 
-def _draw_worst(outcomes: "list[RowOutcome]", console: Console) -> None:
+def _draw_worst(outcomes: "list[RowOutcome]", console: "Console") -> None:
+    from rich.table import Table
+
     from millrace.published.validation import source
 
     table = Table("line", "source", "model", "measured", "predicted", "error", title="worst rows")
@@ -152,7 +156,7 @@ def _draw_worst(outcomes: "list[RowOutcome]", console: Console) -> None:
     console.print(table)
 
 
-def _draw_differences(figures: dict[str, Any], console: Console) -> None:
+def _draw_differences(figures: dict[str, Any], console: "Console") -> None:
     kinds = ", ".join(
         f"{kind} {format_percent(kind_figures['median_error'])} of {kind_figures['pairs']}"
         for kind, kind_figures in figures["kinds"].items()
@@ -163,7 +167,7 @@ def _draw_differences(figures: dict[str, Any], console: Console) -> None:
     )
 
 
-def _draw_tier(name: str, figures: dict[str, Any], console: Console) -> None:
+def _draw_tier(name: str, figures: dict[str, Any], console: "Console") -> None:
     if not figures["expressed"]:
         console.print(f"{name}{figures['count']} rows, none expressed")
         return

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from rich.table import Table
 
-from millrace.output import PlainConsole, say, stdout, training, working
+from millrace.output import say, training, working
 from millrace.stdio import Asides, CheckedStdout, NobodyReadsError, visible, visible_json
+from millrace.tables.console import PlainConsole, stdout
 
 ROOT = Path(__file__).resolve().parents[2]
 FULL = "cannot write to stdout: no space left on device"
@@ -104,7 +105,7 @@ def test_brackets_in_names_are_no_markup(capsys, monkeypatch):
     stdout().print(table)
     stdout().print(name)
     say(name)
-    monkeypatch.setattr("millrace.output.PlainConsole.is_terminal", True)
+    monkeypatch.setattr("millrace.tables.console.PlainConsole.is_terminal", True)
     with working(name) as told:
         told(name)
     with training(3) as told_step:

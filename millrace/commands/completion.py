@@ -4,13 +4,13 @@
 and returns the words that begin with it, and nothing is read but the catalogues.
 """
 
-from millrace.models.builder import PRECISIONS
-from millrace.models.zoo.catalogue import NAMES
-from millrace.planner.schedules import SCHEDULES
+from millrace.commands.option_words import PRECISIONS, SCHEDULES
 
 
 def models(incomplete: str) -> list[str]:
     """Names of the zoo that begin with `incomplete`."""
+    from millrace.models.zoo.catalogue import NAMES
+
     return [name for name in NAMES if name.startswith(incomplete)]
 
 
@@ -31,9 +31,9 @@ def frameworks(incomplete: str) -> list[str]:
 
 def schedules(incomplete: str) -> list[str]:
     """Names of the pipeline schedules that begin with `incomplete`."""
-    return [name for name in SCHEDULES if name.startswith(incomplete)]
+    return [name for name in SCHEDULES.split(", ") if name.startswith(incomplete)]
 
 
 def precisions(incomplete: str) -> list[str]:
     """Names of the precisions that begin with `incomplete`."""
-    return [name for name in PRECISIONS if name.startswith(incomplete)]
+    return [name for name in PRECISIONS.split(", ") if name.startswith(incomplete)]
