@@ -131,23 +131,22 @@ def microbatches_text(plan: Plan) -> str:
 
 
 def filled(plan: Plan, needed_bytes: int) -> str:
-    """Memory of the fullest device in words: `at most 68.20 GiB of 79.65 GiB on a device, …`.
+    """Memory of the fullest device in words, and what of a device may be filled.
 
     Parameters
     ----------
     plan : Plan
-        Its cluster and memory limit say what is in reserve; kinds of device that are mixed have a
-        reserve each, which is not said.
+        Its cluster and memory limit say what is left free, by a reserve or by the limit; kinds of
+        device that are mixed have a reserve each, which is not said.
     needed_bytes : int
         What the fullest device holds.
     """
-    reserve = reserve_bytes(plan)
-    if not reserve or plan.cluster.others:
-        return f"at most {format_bytes(needed_bytes)} on a device"
-    return (
-        f"at most {format_bytes(needed_bytes)} of {format_bytes(plan.cluster.device.memory_bytes)} "
-        f"on a device, {format_bytes(reserve)} in reserve"
-    )
+    needed = format_bytes(needed_bytes)
+    if not reserve_bytes(plan) or plan.cluster.others:
+        return f"at most {needed} on a device"
+    room = format_bytes(plan.memory_limit_bytes)
+    memory = format_bytes(plan.cluster.device.memory_bytes)
+    return f"at most {needed} on a device that may use {room} of its {memory}"
 
 
 def sbp_table(plan: Plan, template: str) -> Table:

@@ -1,6 +1,5 @@
 """`millrace plan` and `millrace show`: find a plan, draw one, or the difference of two."""
 
-from functools import partial
 from math import ceil, floor, gcd
 from pathlib import Path
 from time import perf_counter
@@ -121,6 +120,15 @@ Commands = Annotated[
 ]
 Ranks = Annotated[
     bool, typer.Option("--ranks", help="List all ranks too: node, stage, place in the mesh.")
+]
+RunBy = Annotated[
+    str | None,
+    typer.Option(
+        "--framework",
+        metavar="NAME",
+        help="Say what of the plan this framework cannot run; by default the plan's own.",
+        autocompletion=completion.frameworks,
+    ),
 ]
 Trust = Annotated[
     bool,
@@ -376,18 +384,25 @@ def show(
     ] = None,
     commands: Commands = None,
     ranks: Ranks = False,
+    framework: RunBy = None,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
-    """Draw a plan, the difference of two, or a rank's GPU commands."""
+    """Draw a plan, the difference of two, or a rank's GPU commands.
+
+    It ends with what of the plan its framework cannot run, where there is such a thing.
+    """
     from millrace import drawing
     from millrace.figures import idle_devices, plan_summary
     from millrace.files import load_plan
     from millrace.planner.compile.listing import fused_ops
     from millrace.planner.plan import UNFUSED
+    from millrace.tables.unrunnable import draw_faults, faults_by
 
     if commands is not None and other is not None:
         raise typer.BadParameter("--commands lists a rank of one plan: give one PLAN")
+    if framework is not None and (commands is not None or other is not None):
+        raise typer.BadParameter("--framework asks who can run one plan: give PLAN alone")
     before = load_plan(plan, trust=trust)
     if commands is not None:
         _list_commands(before, commands, as_json)
@@ -397,8 +412,12 @@ def show(
     if other is None:
         document = plan_summary(before) | {"plan": msgspec.to_builtins(before)}
         document |= {"fused": {} if before.fusion == UNFUSED else fused_ops(before)}
-        fused = document["fused"]
-        draw = partial(drawing.draw_plan, before, ranks=ranks, fused=fused)
+        faults = document["unrunnable"] = faults_by(before, framework)
+
+        def draw(console: "Console") -> None:
+            drawing.draw_plan(before, console, ranks=ranks, fused=document["fused"])
+            draw_faults(before, framework, faults, console)
+
         answer(document, as_json, draw)
         return
     differences = drawing.changes(before, load_plan(other, trust=trust))

@@ -13,6 +13,7 @@ from millrace.scaling.scaling_tables import (
     format_usd,
     line_name,
     plan_text,
+    range_texts,
 )
 from millrace.units import format_count, format_percent
 
@@ -60,6 +61,8 @@ def draw_recommendation(document: Mapping[str, Any], console: Console) -> None:
         )
     console.print(table)
     console.print("✓ makes it; ● no other is as fast and as cheap", markup=False)
+    for text in range_texts(rows):
+        console.print(text, markup=False, soft_wrap=True)
     for row in rows:
         if row["reason"] is not None:
             text = f"{line_name(row)}, {row['devices']:,} devices: {row['reason']}"
@@ -73,7 +76,12 @@ def _chosen(row: Row) -> str:
     """Row in a sentence."""
     cost = "no price is known" if row["cost_usd"] is None else format_usd(row["cost_usd"])
     over = f", {row['over']:.3g} times what is allowed" if row.get("over") else ""
+    spread = ""
+    if row["step_time_range_s"] is not None:
+        scale = row["time_s"] / row["step_time_s"]
+        low, high = (format_time(bound_s * scale) for bound_s in row["step_time_range_s"])
+        spread = f" ({low} to {high})"
     return (
         f"{row['devices']:,} devices, {line_name(row)}, {plan_text(row)}: "
-        f"{format_time(row['time_s'])}, {cost}{over}"
+        f"{format_time(row['time_s'])}{spread}, {cost}{over}"
     )

@@ -41,6 +41,8 @@ def draw_scaling(rows: Sequence[Row], worth: float, console: Console) -> None:
     for _, line in groupby(rows, line_of):
         line_rows = list(line)
         console.print(_table(line_rows))
+        for text in range_texts(line_rows):
+            console.print(text, markup=False, soft_wrap=True)
         for row in line_rows:
             if row["reason"] is not None:
                 console.print(
@@ -72,6 +74,29 @@ def draw_scaling(rows: Sequence[Row], worth: float, console: Console) -> None:
         f"time, energy, cost: of {counted}; binds: the two largest parts of a step; ▸ stops paying",
         markup=False,
     )
+
+
+def range_texts(rows: Iterable[Row]) -> list[str]:
+    """Lines on how far published runs lay from their predictions, a line for those that are alike.
+
+    A range is a share of the step time, and so of a run's time, energy and cost. Clusters are named
+    where there are several.
+    """
+    clusters: dict[str, dict[str, None]] = {}
+    for row in rows:
+        if row["reason"] is None:
+            clusters.setdefault(_range_text(row), {})[row["cluster"]] = None
+    several = len({name for names in clusters.values() for name in names}) > 1
+    return [f"{', '.join(names)}: {text}" if several else text for text, names in clusters.items()]
+
+
+def _range_text(row: Row) -> str:
+    comparison = row["step_time_compared_with"]
+    if row["step_time_range_s"] is None:
+        return f"step times: {comparison}"
+    shares = [bound_s / row["step_time_s"] - 1 for bound_s in row["step_time_range_s"]]
+    low, high = (format_percent(share, signed=True) for share in shares)
+    return f"step times {low} to {high}: {comparison.partition(': ')[2]}"
 
 
 def _table(rows: Sequence[Row]) -> Table:

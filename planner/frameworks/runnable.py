@@ -37,7 +37,7 @@ def _degree_faults(plan_roles: Roles, runs: Capabilities) -> Iterator[str]:
 
 def _choice_faults(plan: Plan, plan_roles: Roles, runs: Capabilities) -> Iterator[str]:
     if plan.stages > 1 and not runs.has_schedule(plan.schedule):
-        yield f"schedule {plan.schedule}: {' or '.join(runs.schedules)}"
+        yield f"schedule {plan.schedule}: there is {' or '.join(runs.schedules)}"
     for name, allowed in (("recompute", runs.recompute), ("zero", runs.levels(plan.stages))):
         choice = plan_roles[name]
         if name == "recompute" and choice is None and runs.recompute_some:
@@ -45,11 +45,12 @@ def _choice_faults(plan: Plan, plan_roles: Roles, runs: Capabilities) -> Iterato
         if choice is None and not runs.mixed:
             yield f"{name}: layers differ"
         elif choice is not None and str(choice) not in allowed:
-            yield f"{name} {choice}: {' or '.join(allowed)}"
+            yield f"{name} {choice}: there is {' or '.join(allowed)}"
     parallel = plan_roles["sequence_parallel"]
     wanted = {"always": True, "never": False}.get(runs.sequence_parallel)
     if wanted is not None and int(plan_roles["tp"] or 1) > 1 and parallel is not wanted:
-        yield f"sequence parallelism beside tensor parallelism: {runs.sequence_parallel}"
+        choice = "mixed" if parallel is None else "on" if parallel else "off"
+        yield f"sequence_parallel {choice} beside tp: there it {runs.sequence_parallel} is"
     if plan_roles["ring"] and not runs.ring:
         yield "ring: keys and values are gathered"
     if plan.offload != ON_DEVICES and not runs.offload:
@@ -70,15 +71,18 @@ def _layer_faults(plan: Plan, runs: Capabilities) -> Iterator[str]:
             first[op] != other[op] for other in others for op in first.keys() & other.keys()
         )
         if unlike or (others and not runs.recompute_some):
-            yield f"blocks like {template}: {len(used)} variants"
+            yield f"blocks like {template}: {len(used)} variants, where all have to be alike"
     if runs.recompute_some and not _recomputes_first(plan):
-        yield "recompute: not the first layers of every chunk"
+        yield "recompute: other layers than the first of every chunk"
     counts = [len(chunk.blocks) for chunk in plan.chunks]
     counts[0], counts[-1] = counts[0] - 1, counts[-1] - 1
     if runs.layers != "any" and tuple(counts) not in layer_counts(
         sum(counts), len(counts), runs.layers
     ):
-        yield f"layers of chunks: {', '.join(map(str, counts))}"
+        few, many = min(counts), max(counts)
+        ends = " but for the first and the last" if runs.layers == "ends" else ""
+        spread = f"{few} to {many}" if few < many else f"{few}"
+        yield f"chunks of {spread} layers: all have as many{ends}"
 
 
 def _recomputes_first(plan: Plan) -> bool:

@@ -53,13 +53,13 @@ def test_samples_of_all_ranks_are_told_from_those_of_one():
     assert micro_batch(plan) == 2
 
 
-def test_what_is_in_reserve_is_said_where_there_is_one():
+def test_what_a_device_may_use_is_said_where_a_reserve_or_a_limit_leaves_memory_free():
     plan = data_parallel_pipeline()
     device_bytes = plan.cluster.device.memory_bytes
     assert filled(plan, 2**30) == "at most 1.00 GiB on a device"
     tight = replace(plan, memory_limit_bytes=device_bytes - 2**28)
     assert filled(tight, 2**30) == (
-        "at most 1.00 GiB of 2.00 GiB on a device, 256.00 MiB in reserve"
+        "at most 1.00 GiB on a device that may use 1.75 GiB of its 2.00 GiB"
     )
 
 

@@ -78,3 +78,20 @@ def test_the_command_answers_and_refuses(call: Callable[..., tuple[int, str, str
 def test_the_api_answers_alike() -> None:
     answer = api.recommend("mlp", ["a100:2"], 1e9, nodes=[1], global_batches=[64])
     assert answer["choice"]["cheapest"] == answer["choice"]["fastest"]
+
+
+def test_how_sure_a_time_is_stands_beside_it_and_below_the_table(call) -> None:
+    question = ("mlp", "--cluster", "h100:8,a100:8", "--global-batch", "8", "--dp", "8")
+    _, table, _ = call("scale", *question, "--nodes", "1")
+    compared = [line for line in table.splitlines() if line.startswith("step times")]
+    assert len(compared) == 2
+    sizes = ("--tokens", "1M", "--nodes", "1", "--within", "30d")
+    _, text, _ = call("recommend", *question, *sizes)
+    assert [line.partition(":")[0] for line in text.splitlines() if ": step times" in line] == [
+        "h100",
+        "a100",
+    ]
+    _, text, _ = call("recommend", *("gpt2-small", *question[1:]), *sizes, "--seq-len", "128")
+    chosen = next(line for line in text.splitlines() if line.startswith("fastest"))
+    assert " s (" in chosen
+    assert "published runs of dense models" in text
