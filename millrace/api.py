@@ -309,7 +309,7 @@ def scale(
     worth : float, optional
         The least marginal efficiency, a fraction, at which more devices pay; 0.5 by default.
     progress : callable, optional
-        Called with a line for every point that is planned.
+        Called with lines on every point: that it is planned, how far its search is, its answer.
 
     Returns
     -------
@@ -350,7 +350,7 @@ def scale(
         seed=seed,
     )
 
-    def plan(on: Cluster, batch: int) -> Plan:
+    def plan(on: Cluster, batch: int, tell: Progress) -> Plan:
         limit = memory_limit_bytes
         return search(
             spec,
@@ -360,6 +360,7 @@ def scale(
             pins=pins,
             memory_limit_bytes=limit,
             reserve=reserve,
+            progress=tell,
         )
 
     return sweep(asked, plan, progress)

@@ -1,10 +1,11 @@
 """Output of a command: its answer on stdout, as text or as one JSON document, the rest on stderr.
 
 Progress and warnings go to stderr whatever the form of the answer, so that a script can always read
-stdout. On a terminal long work shows a spinner; elsewhere each step is one plain line.
+stdout. On a terminal long work is one line that is rewritten; elsewhere lines are plain and few.
 """
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -60,19 +61,30 @@ def say(text: str) -> None:
 
 
 @contextmanager
-def working(text: str) -> Iterator[Callable[[str], None]]:
-    """Show that long work is going on, and yield a function that replaces the text."""
-    from rich.text import Text
+def working(text: str = "") -> Iterator[Callable[[str], None]]:
+    """Show that long work is going on, and yield a function that says what it is about now.
 
+    A terminal shows a line with the seconds so far; elsewhere what is said is printed every ten
+    seconds, from the first on where there is no text. What a forked child says is not shown.
+    """
     from millrace.tables.console import stderr
+    from millrace.tables.progress import ProgressLine, ProgressLog
 
     console = stderr()
-    if not console.is_terminal:
-        console.print(f"{text} …", markup=False)
-        yield lambda _: None
-        return
-    with console.status(Text(text)) as status:
-        yield lambda now: status.update(Text(now))
+    process = os.getpid()
+    line: ProgressLine | ProgressLog
+
+    def tell(now: str) -> None:
+        if os.getpid() == process:
+            line.tell(now)
+
+    if console.is_terminal:
+        line = ProgressLine(text=text)
+        with console.status(line):
+            yield tell
+    else:
+        line = ProgressLog(console=console, text=text)
+        yield tell
 
 
 @contextmanager

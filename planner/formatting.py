@@ -37,6 +37,19 @@ def percent(share: float) -> str:
     return f"{share * 100:.1f} %"
 
 
+def duration(nanoseconds: float) -> str:
+    """Write a duration with three digits, in seconds or milliseconds.
+
+    Examples
+    --------
+    >>> duration(14.84e9), duration(3.271e7)
+    ('14.8 s', '32.7 ms')
+    """
+    scale, unit = (1e9, "s") if nanoseconds >= 1e9 else (1e6, "ms")
+    value = nanoseconds / scale
+    return f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
+
+
 def one_of(words: list[str]) -> str:
     """Join alternatives: `a, b or c`."""
     return " or ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)

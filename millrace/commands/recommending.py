@@ -6,8 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from millrace.commands.planning import Framework, Model, Precision, ReserveOption, SeqLen
-from millrace.commands.sweep_options import Clusters, numbers, takes_sweep, texts
-from millrace.output import Json, answer, say
+from millrace.commands.sweep_options import Clusters, numbers, opened, takes_sweep
+from millrace.output import Json, answer, say, working
 from millrace.units import parse_count, parse_duration_s
 
 Tokens = Annotated[str, typer.Option(help="Tokens (images, samples) to train on: 1e12, 15T.")]
@@ -59,37 +59,30 @@ def recommend(
 ) -> None:
     """Find the cheapest cluster that makes a deadline, and the fastest for the money."""
     from millrace import api
-    from millrace.files import check_writable
     from millrace.models.documents import write_bytes
-    from millrace.plot import check_drawable, plot_recommendation, save
-    from millrace.requested_cluster import usual_precision_on
+    from millrace.plot import plot_recommendation, save
     from millrace.scaling.recommendation_tables import draw_recommendation, recommendation_csv
 
-    check_writable(csv, plot)
-    if plot is not None:
-        check_drawable(plot)
-    named = texts("--cluster", cluster)
-    opened = api.check_question(
-        model,
-        seq_len=seq_len,
-        precision=precision or usual_precision_on(named, model),
-        pins=pins,
-        told=say,
-    )
-    document = api.recommend(
-        opened,
-        named,
-        parse_count(tokens, "1e12, 300B or 15T"),
-        within_s=None if within is None else parse_duration_s(within),
-        budget_usd=None if budget is None else parse_count(budget),
-        nodes=() if nodes is None else numbers("--nodes", nodes),
-        global_batches=() if global_batch is None else global_batch.split(","),
-        framework=framework,
-        reserve=reserve,
-        pins=pins,
-        progress=say,
-        **asked,
-    )
+    files = {"csv": csv, "plot": plot}
+    spec, named = opened(model, cluster, seq_len, precision, pins, files)
+    total = parse_count(tokens, "1e12, 300B or 15T")
+    within_s = None if within is None else parse_duration_s(within)
+    budget_usd = None if budget is None else parse_count(budget)
+    with working() as told:
+        document = api.recommend(
+            spec,
+            named,
+            total,
+            within_s=within_s,
+            budget_usd=budget_usd,
+            nodes=() if nodes is None else numbers("--nodes", nodes),
+            global_batches=() if global_batch is None else global_batch.split(","),
+            framework=framework,
+            reserve=reserve,
+            pins=pins,
+            progress=told,
+            **asked,
+        )
     if csv is not None:
         write_bytes(csv, recommendation_csv(document["rows"]).encode())
     if plot is not None:

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from millrace.commands.planning import Framework, Model, Precision, ReserveOption, SeqLen
-from millrace.commands.sweep_options import Batches, Clusters, numbers, takes_sweep, texts
-from millrace.output import Json, answer, say
+from millrace.commands.sweep_options import Batches, Clusters, numbers, opened, takes_sweep
+from millrace.output import Json, answer, say, working
 
 Nodes = Annotated[str, typer.Option(metavar="N,…", help="Sizes to plan for, in nodes: 1,2,4.")]
 Tokens = Annotated[
@@ -50,40 +50,28 @@ def scale(
 ) -> None:
     """Plan a model for clusters of many sizes, before buying one."""
     from millrace import api
-    from millrace.files import check_writable
     from millrace.models.documents import write_bytes
-    from millrace.models.zoo.catalogue import beyond_positions
-    from millrace.plot import check_drawable, plot_scaling, save
-    from millrace.requested_cluster import usual_precision_on
+    from millrace.plot import plot_scaling, save
     from millrace.scaling import WORTH
     from millrace.scaling.scaling_tables import csv_text, draw_scaling
 
-    check_writable(csv, plot)
-    if plot is not None:
-        check_drawable(plot)
-    share, named = WORTH if worth is None else worth, texts("--cluster", cluster)
-    opened = api.check_question(
-        model,
-        seq_len=seq_len,
-        precision=precision or usual_precision_on(named, model),
-        pins=pins,
-        told=say,
-    )
-    if stretched := beyond_positions(opened):
-        say(stretched)
-    rows = api.scale(
-        opened,
-        named,
-        numbers("--nodes", nodes),
-        global_batch.split(","),
-        framework=framework,
-        reserve=reserve,
-        tokens=tokens,
-        pins=pins,
-        worth=share,
-        progress=say,
-        **asked,
-    )
+    files = {"csv": csv, "plot": plot}
+    spec, named = opened(model, cluster, seq_len, precision, pins, files)
+    share = WORTH if worth is None else worth
+    with working() as told:
+        rows = api.scale(
+            spec,
+            named,
+            numbers("--nodes", nodes),
+            global_batch.split(","),
+            framework=framework,
+            reserve=reserve,
+            tokens=tokens,
+            pins=pins,
+            worth=share,
+            progress=told,
+            **asked,
+        )
     if csv is not None:
         write_bytes(csv, csv_text(rows).encode())
     if plot is not None:

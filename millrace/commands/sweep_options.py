@@ -1,18 +1,23 @@
 """Options that `scale` and `recommend` have in common: pins as for `plan`, and those of a sweep."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
 from inspect import Parameter, signature
+from pathlib import Path
 from re import fullmatch
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from millrace.commands.option_words import FLASH, SEED_MAX
 from millrace.commands.planning import PINS, Attention, MemoryLimit, checked_training, plan
+from millrace.output import say
 from millrace.planner.errors import ClusterError, PlanError
 from millrace.units import parse_bytes
+
+if TYPE_CHECKING:
+    from millrace.models.spec import ModelSpec
 
 Clusters = Annotated[
     list[str],
@@ -118,6 +123,35 @@ def takes_sweep(command: Callable[..., None]) -> Callable[..., None]:
     )
     called.__annotations__ = {name: parameter.annotation for name, parameter in shared.items()}
     return called
+
+
+def opened(
+    model: str,
+    cluster: Sequence[str],
+    seq_len: int | None,
+    precision: str | None,
+    pins: dict[str, Any],
+    files: Mapping[str, Path | None],
+) -> tuple["ModelSpec", list[str]]:
+    """Model and clusters of a sweep, once what can be refused without a search has been.
+
+    `files` are what the answer is written to, `csv` and `plot`.
+    """
+    from millrace import api
+    from millrace.files import check_writable
+    from millrace.models.zoo.catalogue import beyond_positions
+    from millrace.plot import check_drawable
+    from millrace.requested_cluster import usual_precision_on
+
+    check_writable(*files.values())
+    if (plot := files["plot"]) is not None:
+        check_drawable(plot)
+    named = texts("--cluster", cluster)
+    precision = precision or usual_precision_on(named, model)
+    spec = api.check_question(model, seq_len=seq_len, precision=precision, pins=pins, told=say)
+    if stretched := beyond_positions(spec):
+        say(stretched)
+    return spec, named
 
 
 def texts(option: str, given: Sequence[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -49,6 +50,7 @@ ANSWERS = (
 
 Row = dict[str, Any]
 Progress = Callable[[str], None]
+PointSearch = Callable[[Cluster, int, Progress], Plan]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,9 +140,7 @@ class Sweep:
                     raise PlanError(f"{option} {value:g}: expected {least}")
 
 
-def sweep(
-    asked: Sweep, search: Callable[[Cluster, int], Plan], progress: Progress | None = None
-) -> list[Row]:
+def sweep(asked: Sweep, search: PointSearch, progress: Progress | None = None) -> list[Row]:
     """Rows of every combination: by cluster, then network, then batch, then size.
 
     Parameters
@@ -148,9 +148,9 @@ def sweep(
     asked : Sweep
         The combinations.
     search : callable
-        Plans the model for a cluster and a batch, with the simulator's figures.
+        Plans the model for a cluster and a batch, with the simulator's figures, and tells lines.
     progress : callable, optional
-        Told a line about every question that is put to the search.
+        Told which question is put to the search, the lines of that search, and its answer.
 
     Returns
     -------
@@ -172,10 +172,11 @@ def sweep(
         for row, cluster in line:
             key = _key(cluster, row["global_batch"])
             if key not in answers:
-                answers[key] = _answer(asked, row, cluster, search, faults)
-                if progress is not None:
-                    number = len(rows) + len(line_rows) + 1
-                    progress(f"{number} of {total}: {_point_text(row, answers[key])}")
+                place = f"{len(rows) + len(line_rows) + 1} of {total}, {_point_text(row)}"
+                tell = partial(_tell_point, progress, place)
+                tell("planning")
+                answers[key] = _answer(asked, row, partial(search, cluster), tell, faults)
+                tell(_answer_text(row, answers[key]))
             line_rows.append(row | answers[key])
         fill_efficiencies(line_rows, asked.worth)
         rows += line_rows
@@ -253,14 +254,14 @@ def _key(cluster: Cluster, batch: int) -> bytes:
 def _answer(
     asked: Sweep,
     row: Row,
-    cluster: Cluster,
-    search: Callable[[Cluster, int], Plan],
+    search: Callable[[int, Progress], Plan],
+    tell: Progress,
     faults: list[ClusterError],
 ) -> Row:
     """Answer to a row's question: the plan's figures, or the reason why there is none."""
     unanswered = dict.fromkeys(ANSWERS)
     try:
-        plan = search(cluster, row["global_batch"])
+        plan = search(row["global_batch"], tell)
     except InfeasibleError as error:
         return unanswered | {"reason": str(error)}
     except ClusterError as error:  # such as a device without the precision
@@ -343,9 +344,17 @@ def _named(resource: str, parts: dict[str, float]) -> str:
     return next(name for name in parts if name.endswith(RESOURCES[resource]))
 
 
-def _point_text(row: Row, point_row: Row) -> str:
+def _tell_point(progress: Progress | None, place: str, text: str) -> None:
+    if progress is not None:
+        progress(f"{place}: {text}")
+
+
+def _point_text(row: Row) -> str:
     network = f", {row['network']}" if row["network"] else ""
-    where = f"{row['devices']} devices of {row['cluster']}{network}, batch {batch_text(row)}"
+    return f"{row['devices']} devices of {row['cluster']}{network}, batch {batch_text(row)}"
+
+
+def _answer_text(row: Row, point_row: Row) -> str:
     if point_row["reason"] is not None:
-        return f"{where}: no plan"
-    return f"{where}: {point_row['tokens_per_s']:,.0f} {row['unit']}s/s"
+        return "no plan"
+    return f"{point_row['tokens_per_s']:,.0f} {row['unit']}s/s"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from millrace.planner.errors import InfeasibleError
+from millrace.planner.formatting import duration
 from millrace.planner.search.candidates import Candidate, PipelineShape, shape_of
 from millrace.planner.search.evaluation import (
     NEAR,
@@ -190,6 +191,12 @@ class Ranker:
             ]
             self._make_room(group, limit_ns)
 
+    def _phase(self, phase: str, candidate: Candidate | None = None) -> None:
+        """Tell a phase, with the best step so far and the first candidate that it is about."""
+        best = self.ranking.best_ns
+        so_far = f", best step {duration(best)}" if self.ranking.solved_plans else ""
+        self.tell(f"{phase}{so_far}{f': {candidate.text}' if candidate else ''}")
+
     def limit(self, candidate: Candidate) -> Limits:
         """Bytes that a candidate may lay out on each of its sites."""
         return usable_bytes(self.request, candidate)
@@ -212,7 +219,7 @@ class Ranker:
         Where memory is tight, room is only made in those that gain something over the bound which
         `eased` has of their pipeline: an odd mesh that saves no communication saves no memory.
         """
-        self.tell(f"bounding {len(part)} candidates")
+        self._phase(f"bounding {len(part)} candidates")
         with self.record.layer(SHAPES):
             waiting = self._bounded(part)
         self.record.count("bounded", len(part))
@@ -228,7 +235,7 @@ class Ranker:
                 waiting = waiting[:position]
             group = waiting[position : position + MANY]
             position += len(group)
-            solved = self._solved(_bounds(group), position)
+            solved = self._solved(_bounds(group), f"{position} of {len(waiting)}")
             if eased and self.request.max_gap:
                 worth = [bounded for bounded in solved if bounded[1] < _worth(bounded[0], eased)]
                 self._left([bounded for bounded in solved if bounded not in worth], NO_BETTER)
@@ -315,13 +322,16 @@ class Ranker:
                 self.ranking.pruned.append(Pruned(candidate, bound, NO_GAIN))
         return [bounded for bounded in group if bounded[1] < cutoff]
 
-    def _solved(self, group: list[Tight], place: int) -> list[Tight]:
-        """Solve candidates as if memory hardly mattered; return those where it does."""
+    def _solved(self, group: list[Tight], place: str) -> list[Tight]:
+        """Solve candidates as if memory hardly mattered; return those where it does.
+
+        `place` is the last one's number, of how many.
+        """
         bounds = dict(self._open(group))
         now = list(bounds)
         if not now:
             return []
-        self.tell(f"solving up to number {place}: {now[0].text}")
+        self._phase(f"solving up to candidate {place}", now[0])
         self.record.count("solved", len(now))
         with self.record.layer(BLOCKS):
             outcomes = self.evaluator.evaluate_many(
@@ -341,7 +351,7 @@ class Ranker:
             self._make_room(now, self.cutoff_ns)
 
     def _make_room(self, now: list[Tight], cutoff_ns: float) -> None:
-        self.tell(f"making room in {len(now)} candidates: {now[0][0].text}")
+        self._phase(f"making room in {len(now)} candidates", now[0][0])
         self.record.count("squeezed", len(now))
         with self.record.layer(BLOCKS):
             outcomes = self.evaluator.squeeze_many(
@@ -362,7 +372,7 @@ class Ranker:
         near = [plan for plan in best_plans if plan.division.step_ns <= NEAR * ranking.best_ns]
         mixed = [plan for plan in near if len(plan.solved) > 1]
         if mixed and ranking.best_ns > ranking.bound_ns * (1 + self.request.max_gap):
-            self.tell(f"mixing more in {len(mixed)} plans")
+            self._phase(f"mixing more in {len(mixed)} plans")
             limits = [self.limit(plan.candidate) for plan in mixed]
             better = self.evaluator.polish(mixed, limits)
             pairs = zip(better, mixed, strict=True)
@@ -394,7 +404,7 @@ class Ranker:
             if max_gap and self.evaluator.options(lowest.candidate) > REFINED_OPTIONS:
                 break
             done.add(lowest.candidate)
-            self.tell(f"refining: {lowest.candidate.text}")
+            self._phase(f"refining number {len(done)}", lowest.candidate)
             better = self.evaluator.refine(lowest, self.limit(lowest.candidate), ranking.best_ns)
             others = [outcome for outcome in ranking.everything if outcome is not lowest]
             ranking.solved_plans, ranking.pruned, ranking.refused = [], [], []

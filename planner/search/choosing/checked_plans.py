@@ -9,6 +9,7 @@ from dataclasses import replace as replaced
 from functools import partial
 
 from millrace.planner.errors import ProtocolError
+from millrace.planner.formatting import duration
 from millrace.planner.plan import ON_DEVICES, Plan, Prediction
 from millrace.planner.search.blocks.fork_join import run_both
 from millrace.planner.search.evaluation import Evaluator, SolvedPlan
@@ -120,7 +121,9 @@ def check_plans(
         if not waiting:
             break
         now, waiting = waiting[:2], waiting[2:]
-        tell(f"dividing by measured figures: {now[0].candidate.text}")
+        place = f"plan {len(checked) + 1} of at most {most[0]}"
+        so_far = f", best step {duration(best_ns)}" if fitting else ""
+        tell(f"dividing by measured figures, {place}{so_far}: {now[0].candidate.text}")
         for plan in settled_plans(evaluator, now, block_times):
             checked.append(plan)
             ratios.note(plan.settled_plan)
@@ -223,7 +226,8 @@ def simulated_plans(
         except ProtocolError as error:
             return replaced(plan, reason=f"cannot run: {str(error)[:200]}")
 
-    tell(f"simulating: {checked[0].solved_plan.candidate.text}")
+    plans = "1 plan" if len(checked) == 1 else f"{len(checked)} plans"
+    tell(f"simulating {plans}: {checked[0].solved_plan.candidate.text}")
     if len(checked) == 2 and isinstance(simulate, Pure):
         return list(run_both(partial(predicted, checked[0]), partial(predicted, checked[1])))
     return [predicted(plan) for plan in checked]

@@ -15,6 +15,7 @@ import numpy as np
 
 from millrace.models.arrays import Floats
 from millrace.models.graph import Graph
+from millrace.planner.formatting import percent
 from millrace.planner.plan import block_runs
 from millrace.planner.search.asking import Asker, prices
 from millrace.planner.search.blocks.cost_tables import (
@@ -157,7 +158,7 @@ class BoundLoop:
                 ]
                 if not left:
                     break
-                tell(f"proving {gap:.0%}: {len(left)} candidates")
+                tell(f"proving a gap of {percent(gap)}: {len(left)} candidates are left")
                 left.sort(key=lambda open_candidate: open_candidate.bound_ns)
                 self._round(left[:TOGETHER], cutoff_ns)
         return opened
