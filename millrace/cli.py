@@ -35,7 +35,7 @@ app = typer.Typer(
     help="Plan, simulate, run and compare distributed training of large models.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
 
@@ -61,6 +61,7 @@ def filled_app() -> typer.Typer:
     from millrace.commands import (
         catalogues,
         demo,
+        help_pages,
         planning,
         profiling,
         recommending,
@@ -72,6 +73,7 @@ def filled_app() -> typer.Typer:
     groups = (demo, planning, scaling, recommending, running, profiling, validating, catalogues)
     for group in groups:
         group.register(app)
+    help_pages.arrange(app)
     return app
 
 

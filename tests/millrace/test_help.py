@@ -1,11 +1,22 @@
 """Help: pages that wait for no heavy library, and say what is so."""
 
+import shlex
 import subprocess
 import sys
+from typing import Any
 
+import pytest
+import typer
+
+from millrace.cli import filled_app
 from millrace.commands import option_words
+from millrace.commands.examples import EXAMPLES
+from millrace.commands.help_pages import COMMANDS, OPTIONS
+from millrace.commands.sweep_options import texts
 from millrace.models.builder import PRECISIONS
 from millrace.models.unfused_attention import FLASH
+from millrace.models.zoo.catalogue import NAMES, canonical_name
+from millrace.planner.clusters import framework, parse_cluster
 from millrace.planner.frameworks.capabilities import DISPATCHERS
 from millrace.planner.memory import DEFAULT_RESERVE
 from millrace.planner.plan import MAX_GAP, SEED_MAX
@@ -44,3 +55,57 @@ def test_words_of_options_are_those_of_their_owners() -> None:
         MAX_GAP,
         SEED_MAX,
     )
+
+
+def commands() -> tuple[Any, Any]:
+    """The app as its parser has it, and its context."""
+    app: Any = typer.main.get_command(filled_app())
+    return app, app.make_context("millrace", ["models"])
+
+
+@pytest.mark.parametrize("line", [line for rows in EXAMPLES.values() for _, line in rows])
+def test_every_example_parses_and_names_what_there_is(line: str) -> None:
+    app, context = commands()
+    program, name, *words = shlex.split(line)
+    assert program == "millrace"
+    values = app.get_command(context, name).make_context(name, words, parent=context).params
+    for model in (values.get("model"), *(values.get("names") or ())):
+        if model is not None and name != "clusters":
+            assert canonical_name(model) in NAMES
+    clusters = values.get("cluster") or ()
+    for text in [clusters] if isinstance(clusters, str) else texts("--cluster", clusters):
+        assert text.startswith("local") or parse_cluster(text if "x" in text else f"{text}x1")
+    if (runner := values.get("framework")) is not None:
+        assert framework(runner)
+
+
+def test_every_command_has_two_or_three_examples_below_its_page(call) -> None:
+    app, context = commands()
+    assert set(app.list_commands(context)) == set(EXAMPLES)
+    for name, rows in EXAMPLES.items():
+        assert 2 <= len(rows) <= 3
+        assert all(words[:2] == ["millrace", name] for words in (line.split() for _, line in rows))
+        _, page, _ = call(name, "--help")
+        for aim, line in rows:
+            assert f"# {aim}\n" in page
+            assert line in page.replace(" \\\n      ", " ")
+
+
+def test_sections_name_commands_and_options_that_there_are(call) -> None:
+    app, context = commands()
+    assert set(app.list_commands(context)) == {name for row in COMMANDS.values() for name in row}
+    for name, sections in OPTIONS.items():
+        named = [option for options in sections.values() for option in options]
+        parameters = {parameter.name for parameter in app.get_command(context, name).params}
+        assert set(named) <= parameters
+        assert len(set(named)) == len(named)
+        _, page, _ = call(name, "--help")
+        assert all(f"\n{title}:\n" in page for title in (*sections, "Answer", "Examples"))
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+def test_pages_fit_their_terminal(call, monkeypatch, columns: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for name in EXAMPLES:
+        _, page, _ = call(name, "--help")
+        assert [line for line in page.splitlines() if len(line) > columns] == []
