@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from millrace.commands import completion
 from millrace.output import Json, answer, say
 from millrace.units import format_rate, format_seconds
 
@@ -19,7 +20,12 @@ def register(app: typer.Typer) -> None:
 
 def models(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[MODEL...]", help="Only these; all by default.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL...]",
+            help="Only these; all by default.",
+            autocompletion=completion.models,
+        ),
     ] = None,
     seq_len: Annotated[
         int | None, typer.Option(min=1, help="Tokens of a sample; the model's longest by default.")
@@ -36,7 +42,11 @@ def models(
 def clusters(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[CLUSTER...]", help="Describe these, level by level."),
+        typer.Argument(
+            metavar="[CLUSTER...]",
+            help="Describe these, level by level.",
+            autocompletion=completion.devices,
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -78,7 +78,7 @@ OPTIONS: dict[str, Sections] = {
 OTHERS, ANSWERS = "Options", "Answer"
 ANSWER = ("explain", "top", "output", "csv", "plot", "html", "trace", "as_json", "help")
 PIN = "Pin: "  # repeats what the section says
-LINE_MAX = 1000  # letters of a command's line, which is wrapped and not cut
+LETTERS = 1000  # letters of a command's line, which is wrapped and not cut
 
 
 class GroupedCommand(TyperCommand):
@@ -118,9 +118,7 @@ class GroupedCommands(TyperGroup):
         for title, names in (*COMMANDS.items(), ("Commands", others)):
             commands = ((name, self.get_command(ctx, name)) for name in names)
             rows = [
-                (name, command.get_short_help_str(LINE_MAX))
-                for name, command in commands
-                if command
+                (name, command.get_short_help_str(LETTERS)) for name, command in commands if command
             ]
             if rows:
                 with formatter.section(title):

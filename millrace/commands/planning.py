@@ -190,6 +190,7 @@ Dispatcher = Annotated[
     typer.Option(
         metavar="NAME",
         help=f"Pin: how tokens reach their experts: {DISPATCHERS}.",
+        autocompletion=completion.dispatchers,
     ),
 ]
 ExpertOverlap = Annotated[

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from millrace.commands import completion
 from millrace.commands.option_words import FLASH, SEED_MAX
 from millrace.commands.planning import PINS, Attention, MemoryLimit, checked_training, plan
 from millrace.output import say
@@ -25,6 +26,7 @@ Clusters = Annotated[
         "--cluster",
         metavar="C,…",
         help="As for plan, xNODES may be left out. May be repeated.",
+        autocompletion=completion.listed_clusters,
     ),
 ]
 Batches = Annotated[
