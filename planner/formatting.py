@@ -53,3 +53,16 @@ def duration(nanoseconds: float) -> str:
 def one_of(words: list[str]) -> str:
     """Join alternatives: `a, b or c`."""
     return " or ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
+
+
+def counted(number: int, plural: str) -> str:
+    """Write a number with its noun, which is in the plural unless there is one.
+
+    Examples
+    --------
+    >>> counted(1, "samples of a microbatch"), counted(8192, "tokens")
+    ('1 sample of a microbatch', '8,192 tokens')
+    """
+    first, _, rest = plural.partition(" ")
+    noun = f"{first.removesuffix('s')} {rest}".strip() if number == 1 else plural
+    return f"{number:,} {noun}"

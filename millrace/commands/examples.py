@@ -46,7 +46,8 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "recommend": (
         (
             "the cheapest cluster that ends in 30 days",
-            "millrace recommend llama3-8b --cluster h100:8,a100:8 --tokens 1T --within 30d",
+            "millrace recommend llama3-8b --cluster h100:8,a100:8 --tokens 1T --within 30d "
+            "--nodes 8,16",
         ),
         (
             "the fastest for the money, of two sizes",

@@ -10,7 +10,7 @@ from millrace.models.unfused_attention import UNFUSED
 from millrace.planner.cluster import OURS, Cluster, Device
 from millrace.planner.costs.bucket_sizes import state_bytes_of, with_own_buckets
 from millrace.planner.errors import InfeasibleError, PlanError
-from millrace.planner.formatting import one_of, size
+from millrace.planner.formatting import counted, one_of, size
 from millrace.planner.frameworks.capabilities import EVERYTHING, Capabilities, check_pins
 from millrace.planner.memory import NO_RESERVE, Reserve, reserved_bytes, slack_fraction
 from millrace.planner.plan import (
@@ -98,16 +98,15 @@ class SignatureError(InfeasibleError):
         label_sizes = bind(expression, shapes[:inputs], shapes[inputs:]) | {BATCH: batch}
         words = LABEL_WORDS | (HEAD_WORDS if "attention" in op.kind else {})
         parts = [
-            f"{label_sizes[label]} {words[label]}"
+            counted(label_sizes[label], words[label])
             if label in words
             else f"{label} of {label_sizes[label]}"
             for label in expression.splittable
         ]
         super().__init__(
             f"op `{op.name}` has no legal signature on a mesh of "
-            f"{' × '.join(map(str, sizes)) or 'one device'}: what it may split is "
-            f"{one_of(parts) if parts else 'nothing'}, and each axis has to divide one that the "
-            f"pins let it split"
+            f"{' × '.join(map(str, sizes)) or 'one device'}: as far as pins let it, an axis splits "
+            f"{one_of(parts) if parts else 'nothing'}, and has to divide what it splits"
         )
 
 
