@@ -72,10 +72,13 @@ def parse_cluster(
             memory_bytes if memory_bytes is not None else machine_memory_bytes(),
             local_device,
         )
+    if Path(text).suffix[1:].isalpha() or "/" in text:  # the path of a file of another kind
+        raise ClusterError(f"`{text}`: {FORM}")
     name = canonical(name)
     node = reference_node(name)
     if not (match := re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})", shape)):
-        raise ClusterError(f"`{text}`: {FORM}")
+        per_node_text = shape if re.fullmatch("[0-9]{1,9}", shape) else str(node.devices_per_node)
+        raise ClusterError(f"`{text}`: {FORM}; one node is {name}:{per_node_text}x1")
     per_node, nodes = int(match[1]), int(match[2])
     if per_node > node.devices_per_node:
         raise ClusterError(
