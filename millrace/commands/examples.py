@@ -107,5 +107,5 @@ def markdown(command: str) -> str:
     """Examples of a command as a block of a page, empty where there are none."""
     if command not in EXAMPLES:
         return ""
-    lines = (f"$ # {aim}\n$ {line}" for aim, line in EXAMPLES[command])
-    return "**Examples**:\n\n```console\n" + "\n".join(lines) + "\n```"
+    lines = (f"# {aim}\n{line}" for aim, line in EXAMPLES[command])
+    return "**Examples**:\n\n```sh\n" + "\n".join(lines) + "\n```"
