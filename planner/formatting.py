@@ -58,6 +58,13 @@ def one_of(words: list[str]) -> str:
 def counted(number: int, plural: str) -> str:
     """Write a number with its noun, which is in the plural unless there is one.
 
+    Parameters
+    ----------
+    number : int
+        How many there are.
+    plural : str
+        The noun, and what follows it.
+
     Examples
     --------
     >>> counted(1, "samples of a microbatch"), counted(8192, "tokens")
