@@ -44,7 +44,7 @@ OPTIONS: dict[str, Sections] = {
         ),
         **MEMORY,
         **PINS,
-        "Search": ("max_gap", "seed"),
+        "Search": ("max_gap", "simpler_within", "seed"),
     },
     "scale": {
         "Question": (
