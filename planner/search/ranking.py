@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from millrace.planner.errors import InfeasibleError
-from millrace.planner.formatting import duration
+from millrace.planner.formatting import counted, duration
 from millrace.planner.search.candidates import Candidate, PipelineShape, shape_of
 from millrace.planner.search.evaluation import (
     NEAR,
@@ -219,7 +219,7 @@ class Ranker:
         Where memory is tight, room is only made in those that gain something over the bound which
         `eased` has of their pipeline: an odd mesh that saves no communication saves no memory.
         """
-        self._phase(f"bounding {len(part)} candidates")
+        self._phase(f"bounding {counted(len(part), 'candidates')}")
         with self.record.layer(SHAPES):
             waiting = self._bounded(part)
         self.record.count("bounded", len(part))
@@ -351,7 +351,7 @@ class Ranker:
             self._make_room(now, self.cutoff_ns)
 
     def _make_room(self, now: list[Tight], cutoff_ns: float) -> None:
-        self._phase(f"making room in {len(now)} candidates", now[0][0])
+        self._phase(f"making room in {counted(len(now), 'candidates')}", now[0][0])
         self.record.count("squeezed", len(now))
         with self.record.layer(BLOCKS):
             outcomes = self.evaluator.squeeze_many(
@@ -372,7 +372,7 @@ class Ranker:
         near = [plan for plan in best_plans if plan.division.step_ns <= NEAR * ranking.best_ns]
         mixed = [plan for plan in near if len(plan.solved) > 1]
         if mixed and ranking.best_ns > ranking.bound_ns * (1 + self.request.max_gap):
-            self._phase(f"mixing more in {len(mixed)} plans")
+            self._phase(f"mixing more in {counted(len(mixed), 'plans')}")
             limits = [self.limit(plan.candidate) for plan in mixed]
             better = self.evaluator.polish(mixed, limits)
             pairs = zip(better, mixed, strict=True)

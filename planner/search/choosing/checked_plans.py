@@ -9,7 +9,7 @@ from dataclasses import replace as replaced
 from functools import partial
 
 from millrace.planner.errors import ProtocolError
-from millrace.planner.formatting import duration
+from millrace.planner.formatting import counted, duration
 from millrace.planner.plan import ON_DEVICES, Plan, Prediction
 from millrace.planner.search.blocks.fork_join import run_both
 from millrace.planner.search.evaluation import Evaluator, SolvedPlan
@@ -226,8 +226,7 @@ def simulated_plans(
         except ProtocolError as error:
             return replaced(plan, reason=f"cannot run: {str(error)[:200]}")
 
-    plans = "1 plan" if len(checked) == 1 else f"{len(checked)} plans"
-    tell(f"simulating {plans}: {checked[0].solved_plan.candidate.text}")
+    tell(f"simulating {counted(len(checked), 'plans')}: {checked[0].solved_plan.candidate.text}")
     if len(checked) == 2 and isinstance(simulate, Pure):
         return list(run_both(partial(predicted, checked[0]), partial(predicted, checked[1])))
     return [predicted(plan) for plan in checked]
