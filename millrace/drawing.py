@@ -109,7 +109,9 @@ def question_text(plan: Plan) -> str:
     if has_experts(plan):
         beside = "beside products" if overlaps(software) else "by itself"
         experts = f"; tokens to experts by {dispatcher(plan)}, {beside}"
-    return f"{by}{spec.precision}{length}, {samples} a step{experts}"
+    modules = spec.config.get("mtp_layers", 0)
+    further = f", multi-token prediction of depth {modules}" if modules else ""
+    return f"{by}{spec.precision}{length}, {samples} a step{further}{experts}"
 
 
 def microbatches_text(plan: Plan) -> str:

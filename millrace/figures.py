@@ -204,6 +204,7 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
         "framework": plan.cluster.software.name,
         "precision": plan.model.precision,
         "seq_len": plan.model.seq_len,
+        "mtp_layers": plan.model.config.get("mtp_layers", 0),
         "dispatcher": dispatcher(plan) if has_experts(plan) else None,
         "expert_overlap": overlaps(plan.cluster.software) if has_experts(plan) else None,
     }

@@ -1,5 +1,6 @@
 """`millrace plan` and `millrace show`: find a plan, draw one, or the difference of two."""
 
+from collections.abc import Mapping
 from functools import partial
 from math import ceil, floor, gcd
 from pathlib import Path
@@ -180,10 +181,17 @@ ExpertOverlap = Annotated[
         help="Pin: experts' all_to_all moves beside the products of another microbatch.",
     ),
 ]
+MtpLayers = Annotated[
+    int | None,
+    typer.Option(
+        help="Pin: modules that predict the tokens after the next (multi-token prediction); left "
+        "out: as the model's configuration has them, none in `millrace models`."
+    ),
+]
 PINS = (
     *("dp", "tp", "pp", "cp", "ep", "micro_batch", "schedule", "interleave"),
     *("recompute", "zero", "sequence_parallel", "offload", "ring", "fusion"),
-    *("dispatcher", "expert_overlap"),
+    *("dispatcher", "expert_overlap", "mtp_layers"),
 )
 # Batches so near, as a fraction, are tried for one that divides better; so many times as many
 # replicas are worth a word.
@@ -229,9 +237,11 @@ def plan(
     fusion: Fusion = None,
     dispatcher: Dispatcher = None,
     expert_overlap: ExpertOverlap = None,
+    mtp_layers: MtpLayers = None,
     as_json: Json = False,
 ) -> None:
     """Search for the fastest plan that fits."""
+    pins = _pinned(locals())
     from millrace import api
     from millrace.files import check_writable
     from millrace.memory_reserve import asked_limit_bytes
@@ -240,9 +250,6 @@ def plan(
 
     check_writable(output)
     limit_bytes = asked_limit_bytes(memory_limit, reserve)
-    degrees, others = (dp, tp, pp, cp, ep), (offload, ring, fusion, dispatcher, expert_overlap)
-    chosen = (micro_batch, schedule, interleave, recompute, zero, sequence_parallel)
-    pins = _pinned(*degrees, *chosen, *others)
     check_training(training := TrainingSpec(attention=attention))
     asked: dict[str, Any] = {"pins": pins, "optimize_for": optimize_for}
     opened, on = _opened(model, seq_len, precision, cluster, profile, framework, asked)
@@ -328,9 +335,9 @@ def uneven_batch(batch: int, devices: int) -> str:
     )
 
 
-def _pinned(*values: str | int | bool | None) -> dict[str, str | int | bool]:
-    given = zip(PINS, values, strict=True)
-    return {name: value for name, value in given if value is not None}
+def _pinned(arguments: Mapping[str, Any]) -> dict[str, str | int | bool]:
+    """Pins that are set among a command's arguments, by name."""
+    return {name: arguments[name] for name in PINS if arguments[name] is not None}
 
 
 def _documented(

@@ -81,7 +81,8 @@ def candidates(
     global_batch : int
         Samples of a step.
     blocks : int
-        Blocks of the model: no more chunks than that.
+        Blocks of the model that are divided over chunks (`divided_blocks`): no more chunks than
+        that.
     sequence : int
         Tokens of a sample, which an axis may split; 0 where the model has no sequence label.
     experts : int

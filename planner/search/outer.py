@@ -17,6 +17,7 @@ from millrace.models.model_counts import parallelism_limits
 from millrace.models.zoo.catalogue import build_training
 from millrace.planner.errors import InfeasibleError, ProtocolError
 from millrace.planner.frameworks.experts import with_experts
+from millrace.planner.frameworks.model_settings import with_mtp_layers
 from millrace.planner.plan import ON_DEVICES, Evidence, Plan, Prediction
 from millrace.planner.search.blocks.fork_join import run_both
 from millrace.planner.search.candidates import Candidate, PipelineShape
@@ -140,6 +141,7 @@ def search(
     InfeasibleError
         No plan obeys the pins and fits the memory; names what binds, and by how much.
     """
+    request = _with_settled_model(request)
     graph = build_training(request.model, request.training, request.global_batch)
     request = _dispatching(request, graph)
     record = record or SearchLog()
@@ -158,6 +160,12 @@ def search(
         except InfeasibleError as error:
             request, failure = again, error
     raise with_remedies(failure, request, graph) from None
+
+
+def _with_settled_model(request: SearchRequest) -> SearchRequest:
+    """Request whose model has the settings that pins say."""
+    model = with_mtp_layers(request.model, request.pins.mtp_layers)
+    return replaced(request, model=model)
 
 
 def _dispatching(request: SearchRequest, graph: Graph) -> SearchRequest:

@@ -34,7 +34,8 @@ class Pins:
     """Choices fixed by the user; None leaves one to the search.
 
     `micro_batch` counts the samples of one microbatch on one data-parallel replica. `ring` says
-    whether keys and values travel round the context-parallel ranks, or are gathered.
+    whether keys and values travel round the context-parallel ranks, or are gathered. `mtp_layers`
+    are the model's modules that predict further tokens.
     """
 
     dp: int | None = None
@@ -53,6 +54,7 @@ class Pins:
     fusion: str | None = None
     dispatcher: str | None = None
     expert_overlap: bool | None = None
+    mtp_layers: int | None = None
 
     @classmethod
     def of(cls, choices: Mapping[str, object]) -> "Pins":
