@@ -188,10 +188,18 @@ MtpLayers = Annotated[
         "out: as the model's configuration has them, none in `millrace models`."
     ),
 ]
+CapacityFactor = Annotated[
+    str | None,
+    typer.Option(
+        metavar="X",
+        help="Pin: places of an expert in multiples of an even share of the tokens, or dropless. "
+        "Left out: dropless where the framework is, else as the model's configuration says.",
+    ),
+]
 PINS = (
     *("dp", "tp", "pp", "cp", "ep", "micro_batch", "schedule", "interleave"),
     *("recompute", "zero", "sequence_parallel", "offload", "ring", "fusion"),
-    *("dispatcher", "expert_overlap", "mtp_layers"),
+    *("dispatcher", "expert_overlap", "mtp_layers", "capacity_factor"),
 )
 # Batches so near, as a fraction, are tried for one that divides better; so many times as many
 # replicas are worth a word.
@@ -238,6 +246,7 @@ def plan(
     dispatcher: Dispatcher = None,
     expert_overlap: ExpertOverlap = None,
     mtp_layers: MtpLayers = None,
+    capacity_factor: CapacityFactor = None,
     as_json: Json = False,
 ) -> None:
     """Search for the fastest plan that fits."""

@@ -54,6 +54,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     dispatchers : tuple of str
         Dispatchers of tokens to experts, the one that is usually best first; none: it is not known
         which, and the software stays as it is.
+    dropless : bool
+        Experts compute the tokens that routers send them, however many; else each has a number of
+        places, which are padded or overflow.
     expert_overlap : bool
         The all_to_all of a microbatch can move beside the products of another.
     version, source : str
@@ -72,6 +75,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ring: bool = True
     offload: bool = True
     dispatchers: tuple[str, ...] = ()
+    dropless: bool = False
     expert_overlap: bool = False
     version: str = ""
     source: str = ""

@@ -17,7 +17,7 @@ from millrace.models.model_counts import parallelism_limits
 from millrace.models.zoo.catalogue import build_training
 from millrace.planner.errors import InfeasibleError, ProtocolError
 from millrace.planner.frameworks.experts import with_experts
-from millrace.planner.frameworks.model_settings import with_mtp_layers
+from millrace.planner.frameworks.model_settings import with_capacity, with_mtp_layers
 from millrace.planner.plan import ON_DEVICES, Evidence, Plan, Prediction
 from millrace.planner.search.blocks.fork_join import run_both
 from millrace.planner.search.candidates import Candidate, PipelineShape
@@ -163,9 +163,10 @@ def search(
 
 
 def _with_settled_model(request: SearchRequest) -> SearchRequest:
-    """Request whose model has the settings that pins say."""
-    model = with_mtp_layers(request.model, request.pins.mtp_layers)
-    return replaced(request, model=model)
+    """Request whose model has the settings that pins say, or that its framework gives it."""
+    pins = request.pins
+    model = with_mtp_layers(request.model, pins.mtp_layers)
+    return replaced(request, model=with_capacity(model, pins.capacity_factor, request.runs))
 
 
 def _dispatching(request: SearchRequest, graph: Graph) -> SearchRequest:

@@ -17,6 +17,7 @@ from millrace.models.ops import kinds_where, op_kind
 from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.formatting import one_of
 from millrace.planner.frameworks.capabilities import DEGREES, DISPATCHERS, LEVELS, MODES
+from millrace.planner.frameworks.model_settings import parse_capacity
 from millrace.planner.parallel_degrees import HYBRID
 from millrace.planner.plan import FUSIONS, OFFLOADS
 from millrace.planner.ring_attention import RING, RINGS
@@ -35,7 +36,8 @@ class Pins:
 
     `micro_batch` counts the samples of one microbatch on one data-parallel replica. `ring` says
     whether keys and values travel round the context-parallel ranks, or are gathered. `mtp_layers`
-    are the model's modules that predict further tokens.
+    are the model's modules that predict further tokens, `capacity_factor` the places of an expert
+    in multiples of an even share, or `dropless`.
     """
 
     dp: int | None = None
@@ -55,6 +57,7 @@ class Pins:
     dispatcher: str | None = None
     expert_overlap: bool | None = None
     mtp_layers: int | None = None
+    capacity_factor: str | None = None
 
     @classmethod
     def of(cls, choices: Mapping[str, object]) -> "Pins":
@@ -113,6 +116,8 @@ class Pins:
             raise PlanError(f"--fusion {self.fusion}: choose {' or '.join(FUSIONS)}")
         if self.dispatcher not in (None, *DISPATCHERS):
             raise PlanError(f"--dispatcher {self.dispatcher}: choose {one_of(list(DISPATCHERS))}")
+        if self.capacity_factor is not None:
+            parse_capacity(self.capacity_factor)
         if str(self.zero) not in ("None", *LEVELS):
             raise PlanError(f"--zero {self.zero}: choose 0, 1, 2, 3 or 3-hybrid")
         if self.zero_level and self.dp == 1 and (self.cp or 1) == 1:
