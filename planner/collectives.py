@@ -6,6 +6,22 @@ implementations in the transports of `millrace.executor`.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class TokenCopies(NamedTuple):
+    """Number of copies of every token in a message, each for an expert of the token's choice.
+
+    Experts lie in `groups` of equal size, one behind the other, and a token chooses experts of its
+    `kept_groups` best ones alone.
+    """
+
+    number: int = 1
+    groups: int = 1
+    kept_groups: int = 1
+
+
+ALONE = TokenCopies()  # no copies but the token itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
