@@ -12,7 +12,7 @@ from itertools import combinations, pairwise, product
 from math import ceil, log2, prod
 
 from millrace.planner.cluster import Cluster, Device, Software
-from millrace.planner.collectives import ALONE, COLLECTIVES, ROTATE, TokenCopies
+from millrace.planner.collectives import ALONE, COLLECTIVES, EXPERT_EXCHANGE, ROTATE, TokenCopies
 from millrace.planner.costs.bucket_sizes import UNKNOWN, State, bucket_bytes
 from millrace.planner.costs.expert_routing import share_beyond
 from millrace.planner.costs.group_topology import (
@@ -85,7 +85,7 @@ def collective_lines(
         The message is state (`millrace.planner.costs.bucket_sizes`), which travels in such buckets.
     copies
         How often it holds every token (`Meeting.copies`); of account where the software sends a
-        token once to each place (`Software.merges`).
+        token once to each place (`Software.merges`), or gathers all (`Software.gathers`).
     state
         What is known of it then.
 
@@ -107,12 +107,25 @@ def collective_lines(
         return ((0, _state_ns_per_byte(kind, ranks, cluster, state)),)
     if _is_measured(kind, ranks, cluster):
         return None
-    sent = copies if kind == "all_to_all" and software.merges else ALONE
+    sent = copies if kind == EXPERT_EXCHANGE and software.merges else ALONE
     lines = _lines_of(kind, ranks, cluster, sent)
     if bucketed:
         return lines
+    if kind == EXPERT_EXCHANGE and software.gathers and copies.number:
+        lines = _gathered(ranks, cluster, copies)
     links = MERGED_LINKS if sent.number > 1 else software.links
     return _of_activations(kind, lines, software, links)
+
+
+def _gathered(ranks: tuple[int, ...], cluster: Cluster, copies: TokenCopies) -> CostLines:
+    """Lines per byte of the copies where all tokens are gathered, or their sums scattered.
+
+    A message holds `number` copies of the tokens of one rank; the gathered one holds every token of
+    all ranks once.
+    """
+    times = len(ranks) / copies.number
+    lines = _lines_of("all_gather", ranks, cluster)
+    return tuple((fixed, slope * times) for fixed, slope in lines)
 
 
 def _state_ns_per_byte(kind: str, ranks: tuple[int, ...], cluster: Cluster, state: State) -> float:
@@ -441,7 +454,7 @@ def collective_duration_ns(
         The message is state, which travels in the buckets of the cluster's software.
     copies : TokenCopies
         How often it holds every token (`Meeting.copies`); only an all_to_all asks for it, where
-        the software sends a token once to each place (`Software.merges`).
+        the software sends a token once to each place (`Software.merges`), or gathers all.
     state : State
         Known facts of a message of state; `UNKNOWN`: none but its size.
     """

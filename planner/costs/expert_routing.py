@@ -75,7 +75,8 @@ def share_beyond(places: float, copies: TokenCopies) -> float:
     >>> round(share_beyond(8, TokenCopies(8)), 3), round(share_beyond(8, TokenCopies(8, 8, 4)), 3)
     (0.574, 0.394)
     """
-    return (places - 1) * places_reached(places, copies) / places / copies.number
+    number = max(copies.number, 1)
+    return (places - 1) * places_reached(places, copies) / places / number
 
 
 def places_reached(places: float, copies: TokenCopies) -> float:
@@ -102,7 +103,7 @@ def places_reached(places: float, copies: TokenCopies) -> float:
     >>> round(places_reached(8, TokenCopies(8, 8, 4)), 2)
     3.6
     """
-    if copies.number == 1:
+    if copies.number <= 1:
         return 1.0
     groups, kept_groups = copies.groups, copies.kept_groups
     if places >= groups:  # a place has a part of one group

@@ -20,7 +20,8 @@ DEGREES = ("dp", "tp", "pp", "cp", "ep")
 FURTHER = "mtp."  # begins the names of blocks that predict further tokens
 # Dispatchers of tokens to experts, and whether they send a token once to each place that has
 # experts of it (`millrace.planner.costs.expert_routing`).
-DISPATCHERS = {"alltoall": False, "deepep": True, "hybridep": True}
+DISPATCHERS = {"alltoall": False, "deepep": True, "hybridep": True, "allgather": False}
+GATHERING = "allgather"  # the one that brings all tokens of a group to each of its ranks
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -158,6 +159,8 @@ def _beyond(runs: Capabilities, pins: dict[str, str | int | bool]) -> Iterator[s
         yield "--ring: keys and values are gathered"
     if pins.get("expert_overlap") and runs.dispatchers and not runs.expert_overlap:
         yield "--expert-overlap: the exchange of experts waits for their products"
+    if pins.get("expert_overlap") and pins.get("dispatcher") == GATHERING:
+        yield f"--expert-overlap: dispatcher {GATHERING} moves beside nothing"
     if pins.get("offload") == "optimizer" and not runs.offload:
         yield "--offload optimizer: optimizer state stays on the devices"
 

@@ -136,3 +136,19 @@ def test_gradients_of_the_two_first_products_of_experts_are_one_products() -> No
     summed = op_ns("add", "e b c k, e b c k -> e b c k", of_experts, software)
     biased = op_ns("add", "e b c n, e n -> e b c n", bias, software)
     assert summed < biased < op_ns("add", "x b c k, x b c k -> x b c k", of_experts, software)
+
+
+@pytest.mark.parametrize(("nodes", "chosen"), [(1, 1), (1, 2), (2, 8)])
+def test_tokens_that_all_ranks_gather_take_as_long_as_an_all_gather_of_them(
+    nodes: int, chosen: int
+) -> None:
+    plain, gathering = across(nodes), across(nodes, gathers=True)
+    ranks = tuple(range(plain.devices))
+    tokens = 64 * MIB  # of one rank
+    gathered_ns = collective_duration_ns(
+        "all_gather", tokens * len(ranks), len(ranks), plain, ranks
+    )
+    assert exchange_ns(gathering, chosen, chosen * tokens) == pytest.approx(gathered_ns, abs=2)
+    assert gathered_ns > exchange_ns(plain, chosen, tokens)
+    # What goes elsewhere than to experts is exchanged as ever.
+    assert exchange_ns(gathering, 0) == exchange_ns(plain, 0)

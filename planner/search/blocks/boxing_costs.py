@@ -228,7 +228,8 @@ class BoxingCosts:
             How often it holds every token, see `millrace.planner.costs.expert_routing`.
         """
         software = self.cluster.software
-        how = keeps_source, bucketed and software.bucketing, copies if software.merges else ALONE
+        sent = copies if software.merges or software.gathers else ALONE
+        how = keeps_source, bucketed and software.bucketing, sent
         key = dims.tobytes(), itemsize, sources.tobytes(), targets.tobytes(), *how
         if key not in self._boxed:
             self._boxed[key] = self._box(dims, itemsize, sources, targets, *how)
