@@ -147,6 +147,14 @@ Tp = Annotated[int | None, typer.Option(min=1, help="Pin: degree of tensor paral
 Pp = Annotated[int | None, typer.Option(min=1, help="Pin: pipeline stages.")]
 Cp = Annotated[int | None, typer.Option(min=1, help="Pin: degree of context parallelism.")]
 Ep = Annotated[int | None, typer.Option(min=1, help="Pin: degree of expert parallelism.")]
+Etp = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Pin: ranks over which tensor parallelism splits one expert (expert tensor "
+        "parallelism); 1: over tp lie different experts.",
+    ),
+]
 SequenceParallel = Annotated[
     bool | None,
     typer.Option(
@@ -197,7 +205,7 @@ CapacityFactor = Annotated[
     ),
 ]
 PINS = (
-    *("dp", "tp", "pp", "cp", "ep", "micro_batch", "schedule", "interleave"),
+    *("dp", "tp", "pp", "cp", "ep", "etp", "micro_batch", "schedule", "interleave"),
     *("recompute", "zero", "sequence_parallel", "offload", "ring", "fusion"),
     *("dispatcher", "expert_overlap", "mtp_layers", "capacity_factor"),
 )
@@ -234,6 +242,7 @@ def plan(
     pp: Pp = None,
     cp: Cp = None,
     ep: Ep = None,
+    etp: Etp = None,
     micro_batch: MicroBatch = None,
     schedule: Schedule = None,
     interleave: Interleave = None,
@@ -250,7 +259,7 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Search for the fastest plan that fits."""
-    pins = _pinned(locals())
+    asked: dict[str, Any] = {"pins": _pinned(locals()), "optimize_for": optimize_for}
     from millrace import api
     from millrace.files import check_writable
     from millrace.memory_reserve import asked_limit_bytes
@@ -260,10 +269,9 @@ def plan(
     check_writable(output)
     limit_bytes = asked_limit_bytes(memory_limit, reserve)
     check_training(training := TrainingSpec(attention=attention))
-    asked: dict[str, Any] = {"pins": pins, "optimize_for": optimize_for}
     opened, on = _opened(model, seq_len, precision, cluster, profile, framework, asked)
     check_known(on, optimize_for)
-    _warn(opened, global_batch, on.devices, pins)
+    _warn(opened, global_batch, on.devices, asked["pins"])
     began = perf_counter()
     record = SearchLog(clock=perf_counter, top=top)
     with working(f"planning {opened.name} for {on.name}") as told:

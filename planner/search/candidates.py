@@ -115,6 +115,8 @@ def candidates(
             else "this model has no experts; leave --ep out"
         )
         raise InfeasibleError(f"--ep {pins.ep}: {reason}")
+    if pins.etp is not None and not experts:
+        raise InfeasibleError(f"--etp {pins.etp}: this model has no experts; leave --etp out")
     devices = cluster.devices
     pinned = prod(getattr(pins, name) or 1 for name in ("dp", "tp", "pp", "cp"))
     if devices % pinned:

@@ -45,6 +45,7 @@ class Pins:
     pp: int | None = None
     cp: int | None = None
     ep: int | None = None
+    etp: int | None = None
     micro_batch: int | None = None
     schedule: str | None = None
     interleave: int | None = None
@@ -100,7 +101,7 @@ class Pins:
         InfeasibleError
             Pins that contradict each other.
         """
-        for name in (*DEGREES, "micro_batch", "interleave"):
+        for name in (*DEGREES, "etp", "micro_batch", "interleave"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise PlanError(f"--{name.replace('_', '-')} is {value}: expected at least 1")
@@ -125,6 +126,11 @@ class Pins:
                 f"--zero {self.zero} splits storage over data-parallel ranks, and --dp is 1: raise "
                 f"--dp or leave --zero out"
             )
+        if self.tp is not None and self.tp % (self.etp or 1):
+            raise InfeasibleError(
+                f"--etp {self.etp} splits experts over a part of the tensor-parallel ranks, and "
+                f"--tp is {self.tp}: choose a divisor of {self.tp}"
+            )
         if self.sequence_parallel and self.tp == 1:
             raise InfeasibleError(
                 "--sequence-parallel splits the sequence over tensor-parallel ranks, and --tp is "
@@ -145,13 +151,14 @@ class Pins:
     def settled_degrees(self) -> frozenset[str]:
         """Degrees that are pinned, or that other pins speak of, so that each must be known.
 
-        The size of a microbatch and ZeRO are those of the data-parallel replicas, sequence
-        parallelism is that of the tensor-parallel ones, rings are those of the context-parallel.
+        The size of a microbatch and ZeRO are those of the data-parallel replicas, sequence and
+        expert tensor parallelism are those of the tensor-parallel ones, rings are those of the
+        context-parallel.
         """
         degrees = {name for name in ("dp", "tp", "cp") if getattr(self, name) is not None}
         if self.micro_batch is not None or self.zero is not None:
             degrees.add("dp")
-        if self.sequence_parallel is not None:
+        if self.sequence_parallel is not None or self.etp is not None:
             degrees.add("tp")
         if self.ep is not None and self.ep > 1:
             degrees.add("dp")
@@ -168,6 +175,8 @@ class Pins:
             return value > 1 or (self.cp or 1) > 1
         if degree == "cp" and self.ring:
             return value > 1
+        if degree == "tp" and value % (self.etp or 1):
+            return False
         return not (degree == "tp" and self.sequence_parallel and value == 1)
 
     @property
