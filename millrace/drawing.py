@@ -17,6 +17,8 @@ from millrace.models.graph import Phase
 from millrace.models.zoo.catalogue import unit_of
 from millrace.planner.cluster import Software
 from millrace.planner.frameworks.experts import overlaps
+from millrace.planner.frameworks.framework_tables import capabilities
+from millrace.planner.frameworks.model_settings import DROPLESS, capacity_of
 from millrace.planner.parallel_degrees import plan_roles
 from millrace.planner.plan import FUSED, ON_DEVICES, Plan
 from millrace.planner.search.report.alternatives import SAME
@@ -116,8 +118,20 @@ def question_text(plan: Plan) -> str:
     experts = ""
     if has_experts(plan):
         beside = "beside products" if overlaps(software) else "by itself"
-        experts = f"; tokens to experts by {dispatcher(plan)}, {beside}"
-    return f"{by}{spec.precision}{length}, {samples} a step{experts}"
+        experts = f"; tokens to experts by {dispatcher(plan)}, {beside}{_dropped_text(plan)}"
+    modules = spec.config.get("mtp_layers", 0)
+    further = f", multi-token prediction of depth {modules}" if modules else ""
+    return f"{by}{spec.precision}{length}, {samples} a step{further}{experts}"
+
+
+def _dropped_text(plan: Plan) -> str:
+    """Places of experts where they are pinned, or are not as the model's configuration has them."""
+    capacity = capacity_of(plan.model, capabilities(plan.cluster.software.name))
+    if capacity == DROPLESS:
+        return ", none dropped"
+    if "capacity_factor" in plan.pins:
+        return f", with places for {capacity} times an even share"
+    return ""
 
 
 def microbatches_text(plan: Plan) -> str:

@@ -15,6 +15,8 @@ from millrace.models.zoo.catalogue import unit_of
 from millrace.planner.block_times import BlockTimes, Kind
 from millrace.planner.formatting import size
 from millrace.planner.frameworks.experts import dispatcher_of, overlaps
+from millrace.planner.frameworks.framework_tables import capabilities
+from millrace.planner.frameworks.model_settings import capacity_of
 from millrace.planner.memory import plan_memory
 from millrace.planner.parallel_degrees import mixed_roles, roles
 from millrace.planner.plan import ON_DEVICES, Plan, Prediction
@@ -204,6 +206,8 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
         "framework": plan.cluster.software.name,
         "precision": plan.model.precision,
         "seq_len": plan.model.seq_len,
+        "mtp_layers": plan.model.config.get("mtp_layers", 0),
+        "capacity_factor": capacity_of(plan.model, capabilities(plan.cluster.software.name)),
         "dispatcher": dispatcher(plan) if has_experts(plan) else None,
         "expert_overlap": overlaps(plan.cluster.software) if has_experts(plan) else None,
     }

@@ -27,6 +27,36 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     graph: Graph | None = None
 
 
+def ahead(source: str, places: int) -> str:
+    """Source of the same ids of each sample, so many places further on in the data.
+
+    Parameters
+    ----------
+    source : str
+        `tokens` or `targets`.
+    places : int
+        1 or more.
+
+    Examples
+    --------
+    >>> ahead("targets", 1), base_source("targets+1")
+    ('targets+1', ('targets', 1))
+    """
+    return f"{source}+{places}"
+
+
+def base_source(source: str) -> tuple[str, int]:
+    """Source without places, and how many places further on it is (`ahead`).
+
+    Parameters
+    ----------
+    source : str
+        As an `input` op names it.
+    """
+    base, _, places = source.partition("+")
+    return base, int(places or 0)
+
+
 def graph_spec(graph: Graph, precision: str) -> ModelSpec:
     """Specification of an imported model, which the planner takes like any other.
 

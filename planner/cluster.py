@@ -190,6 +190,9 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         A token that goes to several experts of one place (device, node) is sent there once and
         copied there, and what they make of it is added up before it comes back (DeepEP;
         Hybrid-EP is taken to do so too); else every copy travels by itself.
+    gathers
+        Every rank of a group of experts gathers the tokens of all of them, and what it makes of
+        them is added up and scattered, in place of sending each token where it goes.
     links
         Share of their bandwidth that collectives of activations reach between computation, where
         ranks come to them one after the other.
@@ -225,6 +228,7 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     pieces: tuple[str, ...] = ()
     routing: int = 0
     merges: bool = False
+    gathers: bool = False
     links: float = 1.0
     bucket_bytes: int = 0
     bucket_part_bytes: int = 0

@@ -6,6 +6,23 @@ implementations in the transports of `millrace.executor`.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class TokenCopies(NamedTuple):
+    """Number of copies of every token in a message, each for an expert of the token's choice.
+
+    It is 0 where tokens do not go to experts.
+    Experts lie in `groups` of equal size, one behind the other, and a token chooses experts of its
+    `kept_groups` best ones alone.
+    """
+
+    number: int = 0
+    groups: int = 1
+    kept_groups: int = 1
+
+
+ALONE = TokenCopies()  # of what does not go to experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

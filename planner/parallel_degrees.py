@@ -3,14 +3,15 @@
 Nothing is declared: an axis counts as dp where the products inside the repeated blocks split the
 batch label, as cp where they split the sequence, as tp where they split any other. Where ops
 disagree a role is None, and all the values that it takes are listed. Experts share axes with the
-other products: ep is the product of the axes over which the expert label is split.
+other products: ep is the product of the axes over which the expert label is split, etp (expert
+tensor parallelism) of those over which products of experts split another label of their weights.
 """
 
 from collections.abc import Iterator
 from math import prod
 
 from millrace.models.graph import Graph, Op
-from millrace.models.labels import BATCH, EXPERT, SEQUENCE
+from millrace.models.labels import BATCH, EXPERT, SEQUENCE, parse
 from millrace.models.model_counts import NORMS
 from millrace.models.ops import op_kind
 from millrace.models.recompute import NONE
@@ -25,7 +26,7 @@ Roles = dict[str, Value | None]
 DEGREES = ("dp", "tp", "cp")
 # Roles and choices of the pipeline by which people tell plans apart.
 ROLES = (
-    *("dp", "tp", "pp", "cp", "ep", "zero", "sequence_parallel"),
+    *("dp", "tp", "pp", "cp", "ep", "etp", "zero", "sequence_parallel"),
     *("micro_batch", "schedule", "interleave", "recompute"),
 )
 
@@ -103,7 +104,7 @@ def _counted_blocks(graph: Graph) -> set[str]:
 
 
 def roles(plan: Plan, graph: Graph) -> Roles:
-    """Degrees dp, tp, pp, cp and ep of a plan, its zero, sequence_parallel, ring and recompute.
+    """Degrees of a plan (dp, tp, pp, cp, ep, etp), zero, sequence_parallel, ring and recompute.
 
     Parameters
     ----------
@@ -167,6 +168,7 @@ def role_values(plan: Plan, graph: Graph) -> dict[str, list[Value]]:
         "pp": [plan.stages],
         "cp": [*degrees["cp"]],
         "ep": [prod(size for size, names in zip(sizes, per_axis, strict=True) if "ep" in names)],
+        "etp": [*_expert_tensor_degrees(plan, graph)],
         "zero": _zero(plan, graph, sorted({*axes("dp"), *axes("cp")})),
         "sequence_parallel": _sequence_parallel(plan, graph, axes("tp")),
         "ring": _ring(plan, graph, axes("cp")),
@@ -219,6 +221,23 @@ def _degree_values(plan: Plan, graph: Graph, others: list[frozenset[str]]) -> di
         )
         for role in DEGREES
     }
+
+
+def _expert_tensor_degrees(plan: Plan, graph: Graph) -> list[int]:
+    """Numbers of devices over which products split the weights of one expert; 1 without experts."""
+    counted = _counted_blocks(graph)
+    degrees = {
+        prod(
+            size
+            for size, label in zip(plan.mesh.sizes, split_labels(op.labels, signature), strict=True)
+            if label_role(label) == "tp"
+        )
+        for op, signature in _unlike(plan, graph)
+        if op.block in counted
+        and op_kind(op.kind).products
+        and EXPERT in parse(op.labels).splittable
+    }
+    return sorted(degrees or {1})
 
 
 def _recompute(plan: Plan, graph: Graph) -> list[Value]:

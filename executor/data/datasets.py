@@ -14,7 +14,7 @@ from millrace.executor.data.text import TokenWindows
 from millrace.executor.errors import DataError
 from millrace.executor.kernels.context import Dataset
 from millrace.models.ops import Attributes
-from millrace.models.spec import ModelSpec
+from millrace.models.spec import ModelSpec, base_source
 from millrace.models.zoo import catalogue
 
 
@@ -97,7 +97,7 @@ def open_dataset(path: str | None, spec: ModelSpec, seed: int) -> Dataset:
         raise DataError(f"seed is {seed}: give one of 0 or more")
     inputs = _inputs(spec)
     for sources, opened in OPENINGS:
-        if inputs.keys() <= sources.keys():
+        if {base_source(source)[0] for source in inputs} <= sources.keys():
             _check_shapes(spec.name, inputs, sources)
             return opened(Request(model=spec.name, path=path, seed=seed, inputs=inputs))
     available = "; ".join(", ".join(sorted(sources)) for sources, _ in OPENINGS)
@@ -133,7 +133,7 @@ def _check_shapes(
     """Refuse inputs of other dims than the data has, or of lengths that differ where its agree."""
     sizes: dict[str, int] = {}
     for source, read in inputs.items():
-        dims = dims_by_source[source]
+        dims = dims_by_source[base_source(source)[0]]
         if dims is None:
             continue
         labels = dims.split()
@@ -162,10 +162,13 @@ def _vocabulary(request: Request, read: str, predicted: str) -> int:
 
 def _next_tokens(request: Request) -> Dataset:
     tokens = next(iter(request.inputs.values()))
+    further = max(base_source(source)[1] for source in request.inputs)
     takes = "the sequence and one target more"
+    if further:
+        takes = f"the sequence and {further + 1} targets more"
     vocabulary = _vocabulary(request, "tokens", "targets")
-    corpus = open_corpus(request.path, vocabulary, tokens.shape[0] + 1, takes)
-    return TokenWindows(corpus=corpus, seed=request.seed)
+    corpus = open_corpus(request.path, vocabulary, tokens.shape[0] + 1 + further, takes)
+    return TokenWindows(corpus=corpus, seed=request.seed, further=further)
 
 
 def _masked_text(request: Request) -> Dataset:

@@ -9,13 +9,15 @@ from millrace.executor.data.corpus import Corpus
 from millrace.executor.data.sample_rng import generator
 from millrace.executor.errors import DataError
 from millrace.executor.kernels.context import Array, SampleSource
+from millrace.models.spec import base_source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenWindows:
     """Windows of a long sequence of token ids, at positions drawn per sample.
 
-    A sample is a window of T + 1 tokens: `tokens` are its first T, `targets` its last T.
+    A sample is a window of T + 1 tokens: `tokens` are its first T, `targets` its last T. Sources
+    that lie further on in the data (`millrace.models.spec.ahead`) lengthen it.
 
     Parameters
     ----------
@@ -23,10 +25,13 @@ class TokenWindows:
         The whole sequence.
     seed
         Seed of the positions.
+    further
+        Tokens that a window has beyond T + 1.
     """
 
     corpus: Corpus
     seed: int
+    further: int = 0
 
     @property
     def description(self) -> str:
@@ -41,13 +46,14 @@ class TokenWindows:
         DataError
             The source is neither tokens nor targets, or an id does not fit the vocabulary.
         """
-        if source.name not in ("tokens", "targets"):
+        name, further = base_source(source.name)
+        if name not in ("tokens", "targets") or further > self.further:
             raise DataError(
                 f"{self.corpus.origin} holds tokens and targets; the model reads `{source.name}`"
             )
         (length,) = source.shape
         (region,) = source.region
-        shift = 1 if source.name == "targets" else 0
+        shift = further + 1 if name == "targets" else further
         ids = np.empty((len(samples), region.stop - region.start), np.int32)
         for row, sample in enumerate(samples.tolist()):
             start = self.position(sample, length) + shift
@@ -56,4 +62,8 @@ class TokenWindows:
 
     def position(self, sample: int, length: int) -> int:
         """Position at which the window of a sample of `length` tokens starts."""
-        return int(generator(self.seed, sample).integers(len(self.corpus.tokens) - length))
+        return int(generator(self.seed, sample).integers(self._starts(length)))
+
+    def _starts(self, length: int) -> int:
+        """Positions at which a window can start."""
+        return len(self.corpus.tokens) - length - self.further

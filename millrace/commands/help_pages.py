@@ -24,9 +24,9 @@ COMMANDS: Sections = {
 PINNED = "Pins: what is left out, the search decides"
 PINS: Sections = {
     PINNED: (
-        *("dp", "tp", "pp", "cp", "ep", "micro_batch", "schedule", "interleave"),
+        *("dp", "tp", "pp", "cp", "ep", "etp", "micro_batch", "schedule", "interleave"),
         *("recompute", "zero", "sequence_parallel", "offload", "ring", "fusion"),
-        *("dispatcher", "expert_overlap"),
+        *("dispatcher", "expert_overlap", "mtp_layers", "capacity_factor"),
     ),
 }
 MEMORY: Sections = {"Memory of a device": ("memory_limit", "reserve")}

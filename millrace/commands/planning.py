@@ -1,5 +1,6 @@
 """`millrace plan` and `millrace show`: find a plan, draw one, or the difference of two."""
 
+from collections.abc import Mapping
 from math import ceil, floor, gcd
 from pathlib import Path
 from time import perf_counter
@@ -165,6 +166,14 @@ Tp = Annotated[int | None, typer.Option(min=1, help="Pin: degree of tensor paral
 Pp = Annotated[int | None, typer.Option(min=1, help="Pin: pipeline stages.")]
 Cp = Annotated[int | None, typer.Option(min=1, help="Pin: degree of context parallelism.")]
 Ep = Annotated[int | None, typer.Option(min=1, help="Pin: degree of expert parallelism.")]
+Etp = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Pin: ranks over which tensor parallelism splits one expert (expert tensor "
+        "parallelism); 1: over tp lie different experts.",
+    ),
+]
 SequenceParallel = Annotated[
     bool | None,
     typer.Option(
@@ -200,10 +209,25 @@ ExpertOverlap = Annotated[
         help="Pin: experts' all_to_all moves beside the products of another microbatch.",
     ),
 ]
+MtpLayers = Annotated[
+    int | None,
+    typer.Option(
+        help="Pin: modules that predict the tokens after the next (multi-token prediction); left "
+        "out: as the model's configuration has them, none in `millrace models`."
+    ),
+]
+CapacityFactor = Annotated[
+    str | None,
+    typer.Option(
+        metavar="X",
+        help="Pin: places of an expert in multiples of an even share of the tokens, or dropless. "
+        "Left out: dropless where the framework is, else as the model's configuration says.",
+    ),
+]
 PINS = (
-    *("dp", "tp", "pp", "cp", "ep", "micro_batch", "schedule", "interleave"),
+    *("dp", "tp", "pp", "cp", "ep", "etp", "micro_batch", "schedule", "interleave"),
     *("recompute", "zero", "sequence_parallel", "offload", "ring", "fusion"),
-    *("dispatcher", "expert_overlap"),
+    *("dispatcher", "expert_overlap", "mtp_layers", "capacity_factor"),
 )
 # Batches so near, as a fraction, are tried for one that divides better; so many times as many
 # replicas are worth a word.
@@ -239,6 +263,7 @@ def plan(
     pp: Pp = None,
     cp: Cp = None,
     ep: Ep = None,
+    etp: Etp = None,
     micro_batch: MicroBatch = None,
     schedule: Schedule = None,
     interleave: Interleave = None,
@@ -250,26 +275,20 @@ def plan(
     fusion: Fusion = None,
     dispatcher: Dispatcher = None,
     expert_overlap: ExpertOverlap = None,
+    mtp_layers: MtpLayers = None,
+    capacity_factor: CapacityFactor = None,
     as_json: Json = False,
 ) -> None:
     """Search for the fastest plan that fits."""
+    asked: dict[str, Any] = {"pins": _pinned(locals()), "optimize_for": optimize_for}
     from millrace import api
     from millrace.files import check_writable
     from millrace.memory_reserve import asked_limit_bytes
     from millrace.planner.search.report import SearchLog
-    from millrace.planner.token_cost import check_known
 
     check_writable(output)
-    limits: dict[str, Any] = {"reserve": reserve}
-    limits["memory_limit_bytes"] = asked_limit_bytes(memory_limit, reserve)
-    degrees, others = (dp, tp, pp, cp, ep), (offload, ring, fusion, dispatcher, expert_overlap)
-    chosen = (micro_batch, schedule, interleave, recompute, zero, sequence_parallel)
-    asked: dict[str, Any] = {"pins": _pinned(*degrees, *chosen, *others)}
-    asked["optimize_for"] = optimize_for
-    training = checked_training(attention)
-    limits |= {"max_gap": max_gap, "simpler_within": simpler_within, "seed": seed}
+    limit_bytes, training = asked_limit_bytes(memory_limit, reserve), checked_training(attention)
     opened, on = _opened(model, seq_len, precision, cluster, profile, framework, asked)
-    check_known(on, optimize_for)
     _warn(opened, global_batch, on.devices, asked["pins"])
     began = perf_counter()
     record = SearchLog(clock=perf_counter, top=top)
@@ -279,14 +298,17 @@ def plan(
             on,
             global_batch,
             training=training,
+            memory_limit_bytes=limit_bytes,
+            reserve=reserve,
+            max_gap=max_gap,
+            simpler_within=simpler_within,
+            seed=seed,
             progress=told,
             record=record,
-            **limits,
             **asked,
         )
     document = _documented(best_plan, record, perf_counter() - began, explain)
-    _write(output, best_plan)
-    answer(document, as_json, lambda console: _draw_found(best_plan, document, explain, console))
+    _give(best_plan, document, output, explain=explain, as_json=as_json)
 
 
 def checked_training(attention: str) -> "TrainingSpec":
@@ -296,6 +318,14 @@ def checked_training(attention: str) -> "TrainingSpec":
 
     check_training(training := TrainingSpec(attention=attention))
     return training
+
+
+def _give(
+    plan: "Plan", document: dict[str, Any], output: Path | None, *, explain: bool, as_json: bool
+) -> None:
+    """Write a plan where that is wanted, and print it."""
+    _write(output, plan)
+    answer(document, as_json, lambda console: _draw_found(plan, document, explain, console))
 
 
 def _write(output: Path | None, plan: "Plan") -> None:
@@ -317,13 +347,16 @@ def _opened(
 ) -> tuple["ModelSpec", "Cluster"]:
     """Model and cluster; the question is checked before this machine is measured."""
     from millrace import api
+    from millrace.planner.token_cost import check_known
     from millrace.requested_cluster import is_local, usual_precision
 
     named = None if is_local(cluster) else api.cluster(cluster, profile=profile, progress=say)
     precision = precision or usual_precision(named, model)
     opened = api.check_question(model, seq_len=seq_len, precision=precision, told=say, **asked)
     on = named or api.cluster(cluster, profile=profile, progress=say)
-    return opened, api.with_framework(on, framework, model=opened)
+    on = api.with_framework(on, framework, model=opened)
+    check_known(on, asked["optimize_for"])
+    return opened, on
 
 
 def _warn(model: "ModelSpec", batch: int, devices: int, pins: dict[str, str | int | bool]) -> None:
@@ -359,9 +392,9 @@ def uneven_batch(batch: int, devices: int) -> str:
     )
 
 
-def _pinned(*values: str | int | bool | None) -> dict[str, str | int | bool]:
-    given = zip(PINS, values, strict=True)
-    return {name: value for name, value in given if value is not None}
+def _pinned(arguments: Mapping[str, Any]) -> dict[str, str | int | bool]:
+    """Pins that are set among a command's arguments, by name."""
+    return {name: arguments[name] for name in PINS if arguments[name] is not None}
 
 
 def _documented(

@@ -31,7 +31,7 @@ MILLION = 1e6
 
 # A row holds these choices of its plan.
 CHOICES = (
-    *("dp", "tp", "pp", "cp", "ep", "zero", "sequence_parallel", "micro_batch"),
+    *("dp", "tp", "pp", "cp", "ep", "etp", "zero", "sequence_parallel", "micro_batch"),
     *("microbatches", "schedule", "interleave", "recompute", "offload", "gap"),
 )
 FIGURES = (

@@ -17,6 +17,7 @@ from typing import Annotated
 
 import msgspec
 
+from millrace.planner.collectives import ALONE, TokenCopies
 from millrace.planner.mesh import Axis
 
 SCHEMA_VERSION = 1
@@ -96,8 +97,8 @@ class Meeting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     message as collective libraries count it: the reduced tensor for all_reduce, the larger side
     for all_gather and reduce_scatter, the local tensor for all_to_all, send, recv and rotate (of
     which every member gets what the one before it in the group has). `bucketed`: it moves weights
-    or their gradients, which travel in the buckets of the cluster's software. `copies`: the message
-    holds every token so often, for as many experts of its choice, wherever these lie. `parts`: it
+    or their gradients, which travel in the buckets of the cluster's software. `copies`: how often
+    the message holds every token, for experts of its choice, wherever these lie. `parts`: it
     sends so many of the actor's inputs, each by itself: what the members make of input i is output
     i. A collective of several parts is a *bucket*; `message_bytes` is their sum.
     """
@@ -110,7 +111,7 @@ class Meeting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     reduction: str = ""
     message_bytes: int = 0
     bucketed: bool = False
-    copies: int = 1
+    copies: TokenCopies = ALONE
     parts: int = 1
 
 

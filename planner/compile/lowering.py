@@ -14,6 +14,7 @@ from millrace.models.labels import parse
 from millrace.models.ops import state_of
 from millrace.planner.actors.graph import Meeting, Port
 from millrace.planner.boxing import BoxingStep, boxing_path, crossing, message_bytes
+from millrace.planner.collectives import ALONE
 from millrace.planner.compile.offload import HostState
 from millrace.planner.compile.placement import PlacedOp
 from millrace.planner.compile.rounds import lower_rounds
@@ -408,7 +409,7 @@ class Lowering:
                 reduction=step.before[step.axes[0]].reduction,
                 message_bytes=message_bytes(step, info.shape, ITEMSIZE[info.dtype], self.sizes),
                 bucketed=info.tensor in self._in_buckets,
-                copies=self._copies.get(info.tensor, 1) if step.kind == "all_to_all" else 1,
+                copies=self._copies.get(info.tensor, ALONE) if step.kind == "all_to_all" else ALONE,
             )
         draft.add_actor(
             ActorIR(

@@ -12,7 +12,7 @@ from itertools import combinations, pairwise, product
 from math import ceil, log2, prod
 
 from millrace.planner.cluster import Cluster, Device, Software
-from millrace.planner.collectives import COLLECTIVES, ROTATE
+from millrace.planner.collectives import ALONE, COLLECTIVES, EXPERT_EXCHANGE, ROTATE, TokenCopies
 from millrace.planner.costs.bucket_sizes import UNKNOWN, State, bucket_bytes
 from millrace.planner.costs.expert_routing import share_beyond
 from millrace.planner.costs.group_topology import (
@@ -39,7 +39,7 @@ from millrace.planner.costs.torus_collectives import (
     spread_pieces,
 )
 
-LinkAlgorithm = Callable[[GroupTopology, int], list[tuple[int, float]]]
+LinkAlgorithm = Callable[[GroupTopology, TokenCopies], list[tuple[int, float]]]
 """Lines (fixed_ns, ns_per_byte) of a group and the copies of each token."""
 
 LibraryAlgorithm = Callable[[GroupTopology, tuple[NcclProtocol, ...]], Iterable[tuple[int, float]]]
@@ -66,7 +66,7 @@ def collective_lines(
     cluster: Cluster,
     *,
     bucketed: bool = False,
-    copies: int = 1,
+    copies: TokenCopies = ALONE,
     state: State = UNKNOWN,
 ) -> CostLines | None:
     """Straight lines whose minimum is the duration of a collective of these ranks.
@@ -84,8 +84,8 @@ def collective_lines(
     bucketed
         The message is state (`millrace.planner.costs.bucket_sizes`), which travels in such buckets.
     copies
-        So often it holds every token (`Meeting.copies`); of account where the software sends a
-        token once to each place (`Software.merges`).
+        How often it holds every token (`Meeting.copies`); of account where the software sends a
+        token once to each place (`Software.merges`), or gathers all (`Software.gathers`).
     state
         What is known of it then.
 
@@ -107,12 +107,25 @@ def collective_lines(
         return ((0, _state_ns_per_byte(kind, ranks, cluster, state)),)
     if _is_measured(kind, ranks, cluster):
         return None
-    sent = copies if kind == "all_to_all" and software.merges else 1
+    sent = copies if kind == EXPERT_EXCHANGE and software.merges else ALONE
     lines = _lines_of(kind, ranks, cluster, sent)
     if bucketed:
         return lines
-    links = MERGED_LINKS if sent > 1 else software.links
+    if kind == EXPERT_EXCHANGE and software.gathers and copies.number:
+        lines = _gathered(ranks, cluster, copies)
+    links = MERGED_LINKS if sent.number > 1 else software.links
     return _of_activations(kind, lines, software, links)
+
+
+def _gathered(ranks: tuple[int, ...], cluster: Cluster, copies: TokenCopies) -> CostLines:
+    """Lines per byte of the copies where all tokens are gathered, or their sums scattered.
+
+    A message holds `number` copies of the tokens of one rank; the gathered one holds every token of
+    all ranks once.
+    """
+    times = len(ranks) / copies.number
+    lines = _lines_of("all_gather", ranks, cluster)
+    return tuple((fixed, slope * times) for fixed, slope in lines)
 
 
 def _state_ns_per_byte(kind: str, ranks: tuple[int, ...], cluster: Cluster, state: State) -> float:
@@ -167,7 +180,9 @@ def _is_measured(kind: str, ranks: tuple[int, ...], cluster: Cluster) -> bool:
     return _table(kind, len(ranks)) in tables and _in_a_node(ranks, frame_of(cluster))
 
 
-def _lines_of(kind: str, ranks: tuple[int, ...], cluster: Cluster, copies: int = 1) -> CostLines:
+def _lines_of(
+    kind: str, ranks: tuple[int, ...], cluster: Cluster, copies: TokenCopies = ALONE
+) -> CostLines:
     """Lines of the algorithms that there are for a message of these ranks."""
     devices = _devices(ranks, cluster)
     launch_ns = max(device.launch_ns for device in devices)
@@ -214,7 +229,10 @@ def _library_lines(
 
 @lru_cache(maxsize=4096)
 def _link_lines(
-    layout: GroupTopology, launch_ns: int, copies: int, algorithms: tuple[LinkAlgorithm, ...]
+    layout: GroupTopology,
+    launch_ns: int,
+    copies: TokenCopies,
+    algorithms: tuple[LinkAlgorithm, ...],
 ) -> CostLines:
     """Lowest lines of algorithms by latency and bandwidth alone."""
     lines = (line for lines_of in algorithms for line in lines_of(layout, copies))
@@ -246,7 +264,7 @@ def _meet(flat: tuple[int, float], steep: tuple[int, float]) -> float:
     return (steep[0] - flat[0]) / (flat[1] - steep[1])
 
 
-def _rings(layout: GroupTopology, copies: int, *, rounds: int) -> list[tuple[int, float]]:
+def _rings(layout: GroupTopology, copies: TokenCopies, *, rounds: int) -> list[tuple[int, float]]:
     """Rings over stages of levels: reduce_scatter outwards, all_gather inwards.
 
     Levels are cut into stages in every way. A stage is one ring over the units of the level below
@@ -326,7 +344,7 @@ def _down_a_tree(layout: GroupTopology, low: int, high: int) -> tuple[int, float
     return depth, 1 / min(crossing.bytes_per_ns for crossing in crossings)
 
 
-def _two_trees(layout: GroupTopology, copies: int) -> list[tuple[int, float]]:
+def _two_trees(layout: GroupTopology, copies: TokenCopies) -> list[tuple[int, float]]:
     """Lines of the two-tree algorithm over all levels; a torus has only its own links.
 
     Notes
@@ -340,7 +358,7 @@ def _two_trees(layout: GroupTopology, copies: int) -> list[tuple[int, float]]:
     return [(2 * fixed, 2 * slope / TREE_SHARE)]
 
 
-def _exchanges(layout: GroupTopology, copies: int) -> list[tuple[int, float]]:
+def _exchanges(layout: GroupTopology, copies: TokenCopies) -> list[tuple[int, float]]:
     """Lines of an all_to_all member by member, and level by level.
 
     What leaves a unit goes over each member's own link of the level above, so the slowest level
@@ -373,7 +391,7 @@ def _exchanges(layout: GroupTopology, copies: int) -> list[tuple[int, float]]:
     return lines
 
 
-def _transfer(layout: GroupTopology, copies: int) -> list[tuple[int, float]]:
+def _transfer(layout: GroupTopology, copies: TokenCopies) -> list[tuple[int, float]]:
     """Lines of one message over the outermost level that its two ends cross."""
     if layout.grid is not None and len(layout.crossings) == 1:
         return list(spread_pieces(layout.size, layout.grid))
@@ -381,12 +399,12 @@ def _transfer(layout: GroupTopology, copies: int) -> list[tuple[int, float]]:
     return [(last.latency_ns, 1 / last.own_bytes_per_ns)]
 
 
-def _switched(layout: GroupTopology, copies: int) -> list[tuple[int, float]]:
+def _switched(layout: GroupTopology, copies: TokenCopies) -> list[tuple[int, float]]:
     """Lines of reductions inside the switches, where there are such; a torus has none."""
     return switched(layout, exact=True) if layout.grid is None else []
 
 
-def _rotation(layout: GroupTopology, copies: int) -> list[tuple[int, float]]:
+def _rotation(layout: GroupTopology, copies: TokenCopies) -> list[tuple[int, float]]:
     """Lines of one message from every member to the next: the slowest border counts."""
     low, lines = 0, [(0, 0.0)]
     if layout.grid is not None:
@@ -409,7 +427,7 @@ def collective_duration_ns(
     ranks: tuple[int, ...] = (),
     *,
     bucketed: bool = False,
-    copies: int = 1,
+    copies: TokenCopies = ALONE,
     state: State = UNKNOWN,
 ) -> int:
     """Duration of one collective or transfer once all its members have come; 0 for a group of one.
@@ -434,9 +452,9 @@ def collective_duration_ns(
         The members; rank r lies on device r. Empty: the cluster's first.
     bucketed : bool
         The message is state, which travels in the buckets of the cluster's software.
-    copies : int
-        Times that it holds every token (`Meeting.copies`); only an all_to_all asks for it, where
-        the software sends a token once to each place (`Software.merges`).
+    copies : TokenCopies
+        How often it holds every token (`Meeting.copies`); only an all_to_all asks for it, where
+        the software sends a token once to each place (`Software.merges`), or gathers all.
     state : State
         Known facts of a message of state; `UNKNOWN`: none but its size.
     """

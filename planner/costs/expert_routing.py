@@ -3,8 +3,12 @@
 A router sends a copy of every token to each of its `k` experts. Plain dispatchers send all copies;
 others send one to each place (device, node) that has experts of the token, and copy it there:
 DeepEP (DeepSeek-AI, github.com/deepseek-ai/DeepEP, 2025; `get_dispatch_layout` counts tokens, not
-copies, for each device and node).
+copies, for each device and node). A router that chooses among groups of experts bounds how many
+nodes those are: DeepSeek-V3 chooses 8 experts of 4 groups, its 8 groups lying on 8 nodes
+(arXiv 2412.19437, section 2.1.2, node-limited routing).
 """
+
+from math import comb
 
 import numpy as np
 
@@ -13,6 +17,7 @@ from millrace.models.graph import Graph
 from millrace.models.labels import EXPERT
 from millrace.models.ops import kinds_where, op_kind
 from millrace.planner.cluster import Software
+from millrace.planner.collectives import TokenCopies
 from millrace.planner.costs.op_batch import OpFirings
 
 ROUTING = kinds_where(lambda row: row.routes)
@@ -27,8 +32,8 @@ PER_EXPERT = 0.05
 ALIKE = ("quantise", "cast")
 
 
-def copies_of_tokens(graph: Graph) -> dict[str, int]:
-    """Number of copies of a token, by tensor that holds tokens in the order of their experts.
+def copies_of_tokens(graph: Graph) -> dict[str, TokenCopies]:
+    """Copies of a token, by tensor that holds tokens in the order of their experts.
 
     Parameters
     ----------
@@ -36,32 +41,81 @@ def copies_of_tokens(graph: Graph) -> dict[str, int]:
         A training graph, or part of one.
     """
     shapes = graph.tensors_by_name
-    copies: dict[str, int] = {}
+    copies: dict[str, TokenCopies] = {}
+    makers = {name: op for op in graph.ops for name in op.outputs}
     for op in graph.ops:
         if places := op_kind(op.kind).routed:
             sent, chosen = ((*op.inputs, *op.outputs)[place] for place in places)
-            copies[sent] = shapes[chosen].shape[-1]
+            router = makers[chosen].attributes if chosen in makers else {}
+            copies[sent] = TokenCopies(
+                number=shapes[chosen].shape[-1],
+                groups=int(router.get("groups", 1)),
+                kept_groups=int(router.get("kept_groups", 1)),
+            )
     for op in graph.ops:
         if op.kind in ALIKE and op.inputs[0] in copies:
             copies.update(dict.fromkeys(op.outputs, copies[op.inputs[0]]))
     return copies
 
 
-def share_beyond(places: float, copies: int) -> float:
+def share_beyond(places: float, copies: TokenCopies) -> float:
     """Share of the bytes of all copies that leaves a place, one copy to each other that has any.
 
-    Notes
-    -----
-    Experts are chosen evenly, so that each of the other places is missed by all copies with
-    probability `(1 - 1 / places) ** copies`.
+    Parameters
+    ----------
+    places : float
+        Places (devices, nodes) that all experts lie on, as many on each.
+    copies : TokenCopies
+        Copies of a token, and the groups that its experts are chosen from.
 
     Examples
     --------
-    >>> share_beyond(4, 1), round(share_beyond(4, 8), 6)
+    >>> share_beyond(4, TokenCopies(1)), round(share_beyond(4, TokenCopies(8)), 6)
     (0.75, 0.337458)
+    >>> round(share_beyond(8, TokenCopies(8)), 3), round(share_beyond(8, TokenCopies(8, 8, 4)), 3)
+    (0.574, 0.394)
     """
-    hit = 1.0 - (1.0 - 1.0 / places) ** copies if copies > 1 else 1.0 / places
-    return (places - 1) * hit / copies
+    number = max(copies.number, 1)
+    return (places - 1) * places_reached(places, copies) / places / number
+
+
+def places_reached(places: float, copies: TokenCopies) -> float:
+    """Expected number of different places that the experts of a token lie on.
+
+    Parameters
+    ----------
+    places : float
+        Places that all experts lie on, as many on each.
+    copies : TokenCopies
+        Copies of a token, and the groups that its experts are chosen from.
+
+    Notes
+    -----
+    Groups, and experts of the groups that are kept, are chosen evenly. A place with x kept groups
+    on it is missed by one of `number` copies with probability 1 - x / kept_groups, where x is
+    hypergeometric; a place that is a part of a group is missed unless that group is kept, and then
+    with probability 1 - part / kept_groups.
+
+    Examples
+    --------
+    >>> round(places_reached(8, TokenCopies(8)), 2)
+    5.25
+    >>> round(places_reached(8, TokenCopies(8, 8, 4)), 2)
+    3.6
+    """
+    if copies.number <= 1:
+        return 1.0
+    groups, kept_groups = copies.groups, copies.kept_groups
+    if places >= groups:  # a place has a part of one group
+        missed = (1.0 - groups / places / kept_groups) ** copies.number
+        return places * kept_groups / groups * (1.0 - missed)
+    share = round(groups / places)  # groups of a place
+    hit = 0.0
+    for inside in range(1, min(share, kept_groups) + 1):
+        ways = comb(share, inside) * comb(groups - share, kept_groups - inside)
+        missed = (1.0 - inside / kept_groups) ** copies.number
+        hit += ways / comb(groups, kept_groups) * (1.0 - missed)
+    return places * hit
 
 
 def launches_waited_for(firings: OpFirings, software: Software) -> Floats:

@@ -5,7 +5,7 @@ to them: candidates have its axes, schedules and levels of ZeRO alone, and block
 one variant, dealt out in equal numbers. `EVERYTHING` leaves the search as it is.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -17,9 +17,11 @@ SEQUENCE = ("free", "always", "never")
 MODES = ("none", "selective", "full")
 LEVELS = ("0", "1", "2", "3", "3-hybrid")
 DEGREES = ("dp", "tp", "pp", "cp", "ep")
+FURTHER = "mtp."  # begins the names of blocks that predict further tokens
 # Dispatchers of tokens to experts, and whether they send a token once to each place that has
 # experts of it (`millrace.planner.costs.expert_routing`).
-DISPATCHERS = {"alltoall": False, "deepep": True, "hybridep": True}
+DISPATCHERS = {"alltoall": False, "deepep": True, "hybridep": True, "allgather": False}
+GATHERING = "allgather"  # the one that brings all tokens of a group to each of its ranks
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,6 +55,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     dispatchers : tuple of str
         Dispatchers of tokens to experts, the one that is usually best first; none: it is not known
         which, and the software stays as it is.
+    dropless : bool
+        Experts compute the tokens that routers send them, however many; else each has a number of
+        places, which are padded or overflow.
     expert_overlap : bool
         The all_to_all of a microbatch can move beside the products of another.
     version, source : str
@@ -71,6 +76,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ring: bool = True
     offload: bool = True
     dispatchers: tuple[str, ...] = ()
+    dropless: bool = False
     expert_overlap: bool = False
     version: str = ""
     source: str = ""
@@ -153,11 +159,32 @@ def _beyond(runs: Capabilities, pins: dict[str, str | int | bool]) -> Iterator[s
         yield "--ring: keys and values are gathered"
     if pins.get("expert_overlap") and runs.dispatchers and not runs.expert_overlap:
         yield "--expert-overlap: the exchange of experts waits for their products"
+    if pins.get("expert_overlap") and pins.get("dispatcher") == GATHERING:
+        yield f"--expert-overlap: dispatcher {GATHERING} moves beside nothing"
     if pins.get("offload") == "optimizer" and not runs.offload:
         yield "--offload optimizer: optimizer state stays on the devices"
 
 
-def layer_counts(layers: int, chunks: int, rule: str) -> list[tuple[int, ...]]:
+def divided_blocks(blocks: Sequence[str]) -> int:
+    """Number of a model's blocks without modules that predict further tokens.
+
+    Those lie beside the loss, whatever the layers of its chunk: Megatron-Core's default
+    (docs.nvidia.com/megatron-core, developer guide 0.16.1, multi-token prediction, read 2026-11).
+
+    Parameters
+    ----------
+    blocks : sequence of str
+        All blocks by name, the loss last.
+
+    Examples
+    --------
+    >>> divided_blocks(["embedding", "h.0", "h.1", "mtp.0", "head"])
+    4
+    """
+    return sum(not block.startswith(FURTHER) for block in blocks)
+
+
+def layer_counts(layers: int, chunks: int, rule: str, further: int = 0) -> list[tuple[int, ...]]:
     """Layers of every chunk, in each way that a rule allows; none where it allows no way.
 
     Parameters
@@ -168,6 +195,8 @@ def layer_counts(layers: int, chunks: int, rule: str) -> list[tuple[int, ...]]:
         Chunks that they are dealt out to.
     rule : str
         `even` or `ends`, as `Capabilities.layers`.
+    further : int
+        Modules beside the loss, each as long as a layer: the last chunk may have fewer by so many.
 
     Examples
     --------
@@ -177,14 +206,16 @@ def layer_counts(layers: int, chunks: int, rule: str) -> list[tuple[int, ...]]:
     [(1, 3, 3), (2, 3, 2), (3, 3, 1), (1, 4, 2), (2, 4, 1)]
     >>> layer_counts(7, 3, "even")
     []
+    >>> layer_counts(4, 2, "ends", further=2)
+    [(3, 1)]
     """
     if layers % chunks == 0 and (rule == "even" or chunks == 1):
         return [(layers // chunks,) * chunks]
     if rule == "even" or chunks == 1:
         return []
     if chunks == 2:
-        first = -(-layers // 2)
-        return [(count, layers - count) for count in (layers // 2, first) if count <= layers]
+        halves = dict.fromkeys(((layers + further) // 2, -(-(layers + further) // 2)))
+        return [(count, layers - count) for count in halves if count <= layers]
     ways: list[tuple[int, ...]] = []
     even = -(-layers // chunks)
     for inner in range(even, min(even + 1, layers // (chunks - 2)) + 1):
@@ -192,6 +223,6 @@ def layer_counts(layers: int, chunks: int, rule: str) -> list[tuple[int, ...]]:
         ways += [
             (first, *[inner] * (chunks - 2), ends - first)
             for first in range(max(ends - inner, 0), min(inner, ends) + 1)
-            if abs(2 * first - ends) <= 2
+            if abs(2 * first - ends - further) <= 2
         ]
     return ways

@@ -1,6 +1,7 @@
 """Experts as a framework runs them: which dispatcher sends tokens, and what that moves beside.
 
-These are settings of the software (`Software.merges`, `pieces`, `routing`) that a plan chooses.
+These are settings of the software (`Software.merges`, `gathers`, `pieces`, `routing`) that a plan
+chooses. What an allgather brings to a device counts in time, not in memory.
 """
 
 from msgspec.structs import replace
@@ -8,7 +9,7 @@ from msgspec.structs import replace
 from millrace.planner.cluster import Device, Software
 from millrace.planner.collectives import EXPERT_EXCHANGE
 from millrace.planner.errors import InfeasibleError
-from millrace.planner.frameworks.capabilities import DISPATCHERS, Capabilities
+from millrace.planner.frameworks.capabilities import DISPATCHERS, GATHERING, Capabilities
 
 # Times as many launches are waited for where the all_to_all of a microbatch moves beside another's
 # products and nothing is captured: layers are launched in parts, forward and backward in turns.
@@ -57,8 +58,10 @@ def with_experts(
             raise InfeasibleError(
                 f"--dispatcher {dispatcher}: {device.name} {lacking}; choose alltoall"
             )
-        software = replace(software, merges=DISPATCHERS[dispatcher])
-    overlap = runs.expert_overlap if overlap is None and runs.dispatchers else overlap
+        gathers = dispatcher == GATHERING
+        software = replace(software, merges=DISPATCHERS[dispatcher], gathers=gathers)
+    if overlap is None and runs.dispatchers:
+        overlap = runs.expert_overlap and not software.gathers
     if overlap is None or overlap == overlaps(software):
         return software
     pieces = {*software.pieces} ^ {EXPERT_EXCHANGE}
@@ -84,4 +87,6 @@ def overlaps(software: Software) -> bool:
 
 def dispatcher_of(software: Software) -> str:
     """Name of the dispatcher that software has: of those that send a token once, the first."""
+    if software.gathers:
+        return GATHERING
     return next(name for name, merges in DISPATCHERS.items() if merges == software.merges)

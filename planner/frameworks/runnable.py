@@ -2,7 +2,12 @@
 
 from collections.abc import Iterator
 
-from millrace.planner.frameworks.capabilities import DEGREES, Capabilities, layer_counts
+from millrace.planner.frameworks.capabilities import (
+    DEGREES,
+    Capabilities,
+    divided_blocks,
+    layer_counts,
+)
 from millrace.planner.parallel_degrees import Roles, roles
 from millrace.planner.plan import ON_DEVICES, Plan
 
@@ -74,10 +79,11 @@ def _layer_faults(plan: Plan, runs: Capabilities) -> Iterator[str]:
             yield f"blocks like {template}: {len(used)} variants, where all have to be alike"
     if runs.recompute_some and not _recomputes_first(plan):
         yield "recompute: other layers than the first of every chunk"
-    counts = [len(chunk.blocks) for chunk in plan.chunks]
+    counts = [divided_blocks([c.block for c in chunk.blocks]) for chunk in plan.chunks]
     counts[0], counts[-1] = counts[0] - 1, counts[-1] - 1
+    further = sum(len(chunk.blocks) for chunk in plan.chunks) - sum(counts) - 2
     if runs.layers != "any" and tuple(counts) not in layer_counts(
-        sum(counts), len(counts), runs.layers
+        sum(counts), len(counts), runs.layers, further
     ):
         few, many = min(counts), max(counts)
         ends = " but for the first and the last" if runs.layers == "ends" else ""

@@ -81,7 +81,8 @@ def candidates(
     global_batch : int
         Samples of a step.
     blocks : int
-        Blocks of the model: no more chunks than that.
+        Blocks of the model that are divided over chunks (`divided_blocks`): no more chunks than
+        that.
     sequence : int
         Tokens of a sample, which an axis may split; 0 where the model has no sequence label.
     experts : int
@@ -114,6 +115,8 @@ def candidates(
             else "this model has no experts; leave --ep out"
         )
         raise InfeasibleError(f"--ep {pins.ep}: {reason}")
+    if pins.etp is not None and not experts:
+        raise InfeasibleError(f"--etp {pins.etp}: this model has no experts; leave --etp out")
     devices = cluster.devices
     pinned = prod(getattr(pins, name) or 1 for name in ("dp", "tp", "pp", "cp"))
     if devices % pinned:

@@ -164,12 +164,15 @@ def _roled_meshes(
         parts = [1]
         if experts and "ep" in runs.degrees:
             parts = [n for n in divisors(gcd(experts, dp * tp)) if pins.ep in (None, n)]
-            parts = [n for n in parts if n in (1, parts[-1], pins.ep) or n >= EXPERT_PARTS_MIN]
+            if pins.etp is None:  # else few of them may have it
+                parts = [n for n in parts if n in (1, parts[-1], pins.ep) or n >= EXPERT_PARTS_MIN]
         for level, norms, ep in product(searched if free_zero else [pins.zero], along, parts):
             asked = replace(pins, dp=dp, cp=cp, tp=tp, ep=ep, zero=level)
             for axes in _arranged(asked, cluster, (dp, cp, tp), (), experts):
                 inner = prod(axis.size for axis in axes if axis.role == "tp" and axis.experts)
-                if pins.ep is None and (inner not in (1, tp) or len(axes) > EXPERT_AXES_MAX):
+                usual = (1, tp) if pins.etp is None else (tp // pins.etp,)
+                most = EXPERT_AXES_MAX + (pins.etp is not None)
+                if pins.ep is None and (inner not in usual or len(axes) > most):
                     continue
                 yield _with_choices(axes, asked.zero_level if free_zero else None, norms)
 
@@ -221,6 +224,8 @@ def _arranged(
     for dp_ep, tp_ep in _expert_axes(
         pins, 1 if found_dp else dp, tp, experts, EXPERT_AXES_MAX - (cp > 1)
     ):
+        if experts and pins.etp not in (None, tp // tp_ep):
+            continue
         for replicas in _replicas(pins, dp, dp_ep, inside, cluster.devices_per_node):
             axes = [
                 RoledAxis(role="dp", size=replicas, experts=False, copies=True),
@@ -256,6 +261,7 @@ def _expert_axes(
     if pins.ep is not None:
         ep = pins.ep
         parts = [(part, ep // part) for part in divisors(gcd(dp, ep)) if tp % (ep // part) == 0]
+        parts = [pair for pair in parts if pins.etp in (None, tp // pair[1])]
         axes = [
             sum(size > 1 for size in (dp // part, part, tp // inner, inner))
             for part, inner in parts
@@ -263,7 +269,10 @@ def _expert_axes(
         most = max(axes_max, min(axes, default=0))
         yield from (pair for pair, count in zip(parts, axes, strict=True) if count <= most)
         return
-    yield from sorted({(1, 1), (gcd(dp, experts), 1), (1, tp if experts % tp == 0 else 1)})
+    inner = tp // (pins.etp or 1)
+    inner = inner if experts % inner == 0 else 1
+    over_both = (gcd(dp, experts // inner), inner) if pins.etp else (1, inner)
+    yield from sorted({(1, 1), (gcd(dp, experts), 1), (1, inner), over_both})
 
 
 def _replicas(pins: Pins, dp: int, dp_ep: int, inside: int, node: int) -> list[int]:

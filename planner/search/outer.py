@@ -15,6 +15,7 @@ from millrace.models.model_counts import parallelism_limits
 from millrace.models.zoo.catalogue import build_training
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.frameworks.experts import with_experts
+from millrace.planner.frameworks.model_settings import with_capacity, with_mtp_layers
 from millrace.planner.plan import Evidence, Plan
 from millrace.planner.search.candidates import Candidate, PipelineShape
 from millrace.planner.search.choosing import Checked, Progress, Simulate, check_plans, fastest
@@ -89,6 +90,7 @@ def search(
     InfeasibleError
         No plan obeys the pins and fits the memory; names what binds, and by how much.
     """
+    request = _with_settled_model(request)
     graph = build_training(request.model, request.training, request.global_batch)
     request = _dispatching(request, graph)
     record = record or SearchLog()
@@ -107,6 +109,13 @@ def search(
         except InfeasibleError as error:
             request, failure = again, error
     raise with_remedies(failure, request, graph) from None
+
+
+def _with_settled_model(request: SearchRequest) -> SearchRequest:
+    """Request whose model has the settings that pins say, or that its framework gives it."""
+    pins = request.pins
+    model = with_mtp_layers(request.model, pins.mtp_layers)
+    return replaced(request, model=with_capacity(model, pins.capacity_factor, request.runs))
 
 
 def _dispatching(request: SearchRequest, graph: Graph) -> SearchRequest:

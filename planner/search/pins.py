@@ -17,6 +17,7 @@ from millrace.models.ops import kinds_where, op_kind
 from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.formatting import one_of
 from millrace.planner.frameworks.capabilities import DEGREES, DISPATCHERS, LEVELS, MODES
+from millrace.planner.frameworks.model_settings import parse_capacity
 from millrace.planner.parallel_degrees import HYBRID
 from millrace.planner.plan import FUSIONS, OFFLOADS
 from millrace.planner.ring_attention import RING, RINGS
@@ -34,7 +35,9 @@ class Pins:
     """Choices fixed by the user; None leaves one to the search.
 
     `micro_batch` counts the samples of one microbatch on one data-parallel replica. `ring` says
-    whether keys and values travel round the context-parallel ranks, or are gathered.
+    whether keys and values travel round the context-parallel ranks, or are gathered. `mtp_layers`
+    are the model's modules that predict further tokens, `capacity_factor` the places of an expert
+    in multiples of an even share, or `dropless`.
     """
 
     dp: int | None = None
@@ -42,6 +45,7 @@ class Pins:
     pp: int | None = None
     cp: int | None = None
     ep: int | None = None
+    etp: int | None = None
     micro_batch: int | None = None
     schedule: str | None = None
     interleave: int | None = None
@@ -53,6 +57,8 @@ class Pins:
     fusion: str | None = None
     dispatcher: str | None = None
     expert_overlap: bool | None = None
+    mtp_layers: int | None = None
+    capacity_factor: str | None = None
 
     @classmethod
     def of(cls, choices: Mapping[str, object]) -> "Pins":
@@ -95,7 +101,7 @@ class Pins:
         InfeasibleError
             Pins that contradict each other.
         """
-        for name in (*DEGREES, "micro_batch", "interleave"):
+        for name in (*DEGREES, "etp", "micro_batch", "interleave"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise PlanError(f"--{name.replace('_', '-')} is {value}: expected at least 1")
@@ -111,12 +117,19 @@ class Pins:
             raise PlanError(f"--fusion {self.fusion}: choose {' or '.join(FUSIONS)}")
         if self.dispatcher not in (None, *DISPATCHERS):
             raise PlanError(f"--dispatcher {self.dispatcher}: choose {one_of(list(DISPATCHERS))}")
+        if self.capacity_factor is not None:
+            parse_capacity(self.capacity_factor)
         if str(self.zero) not in ("None", *LEVELS):
             raise PlanError(f"--zero {self.zero}: choose 0, 1, 2, 3 or 3-hybrid")
         if self.zero_level and self.dp == 1 and (self.cp or 1) == 1:
             raise InfeasibleError(
                 f"--zero {self.zero} splits storage over data-parallel ranks, and --dp is 1: raise "
                 f"--dp or leave --zero out"
+            )
+        if self.tp is not None and self.tp % (self.etp or 1):
+            raise InfeasibleError(
+                f"--etp {self.etp} splits experts over a part of the tensor-parallel ranks, and "
+                f"--tp is {self.tp}: choose a divisor of {self.tp}"
             )
         if self.sequence_parallel and self.tp == 1:
             raise InfeasibleError(
@@ -138,13 +151,14 @@ class Pins:
     def settled_degrees(self) -> frozenset[str]:
         """Degrees that are pinned, or that other pins speak of, so that each must be known.
 
-        The size of a microbatch and ZeRO are those of the data-parallel replicas, sequence
-        parallelism is that of the tensor-parallel ones, rings are those of the context-parallel.
+        The size of a microbatch and ZeRO are those of the data-parallel replicas, sequence and
+        expert tensor parallelism are those of the tensor-parallel ones, rings are those of the
+        context-parallel.
         """
         degrees = {name for name in ("dp", "tp", "cp") if getattr(self, name) is not None}
         if self.micro_batch is not None or self.zero is not None:
             degrees.add("dp")
-        if self.sequence_parallel is not None:
+        if self.sequence_parallel is not None or self.etp is not None:
             degrees.add("tp")
         if self.ep is not None and self.ep > 1:
             degrees.add("dp")
@@ -161,6 +175,8 @@ class Pins:
             return value > 1 or (self.cp or 1) > 1
         if degree == "cp" and self.ring:
             return value > 1
+        if degree == "tp" and value % (self.etp or 1):
+            return False
         return not (degree == "tp" and self.sequence_parallel and value == 1)
 
     @property

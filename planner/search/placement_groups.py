@@ -18,6 +18,7 @@ from millrace.models.model_counts import parallelism_limits
 from millrace.planner.cluster import Cluster
 from millrace.planner.costs import collective_duration_ns
 from millrace.planner.costs.group_topology import frame_of
+from millrace.planner.frameworks.capabilities import divided_blocks
 from millrace.planner.plan import block_runs
 from millrace.planner.search.candidates import Candidate, PipelineShape, candidates, wider
 from millrace.planner.search.rank_groups import PlacementGroup, Placing, alike
@@ -62,7 +63,7 @@ def candidates_of(
     splits = can["sequence"] or can["sequence_parallel"]
     sequence, experts = request.model.seq_len if splits else 0, int(can["experts"])
     pins, cluster, samples = request.pins, request.cluster, request.global_batch
-    blocks = len(graph.blocks)
+    blocks = divided_blocks(graph.blocks)
     repeated = max(len(run.blocks) for run in block_runs(graph))
     asked = pins, cluster, samples, blocks
     if widened is None:

@@ -12,7 +12,7 @@ from millrace.planner.search.pins import Pins
 from millrace.planner.search.placement_groups import ordered
 
 # Roles whose axes another choice is about.
-OVER = {"zero": ("dp", "cp"), "sequence_parallel": ("tp",), "ring": ("cp",)}
+OVER = {"etp": ("tp",), "zero": ("dp", "cp"), "sequence_parallel": ("tp",), "ring": ("cp",)}
 
 
 def write_plan(evaluator: Evaluator, solved: SolvedPlan) -> Plan:
@@ -89,7 +89,7 @@ def disobeyed(plan: Plan, graph: Graph, pins: Pins) -> str:
     asked = pins.document
     if pins.zero is not None and pins.zero != HYBRID:
         asked["zero"] = int(pins.zero)
-    for name in ("dp", "tp", "pp", "cp", "zero", "sequence_parallel", "ring"):
+    for name in ("dp", "tp", "pp", "cp", "etp", "zero", "sequence_parallel", "ring"):
         if any(degrees[role] is None for role in OVER.get(name, ())):
             continue
         if name in asked and degrees[name] is not None and degrees[name] != asked[name]:

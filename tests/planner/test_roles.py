@@ -1,5 +1,6 @@
 """Roles are read off signatures, never declared."""
 
+import pytest
 from msgspec.structs import replace
 
 from millrace.models.graph import Graph
@@ -7,6 +8,8 @@ from millrace.models.spec import ModelSpec
 from millrace.models.zoo.catalogue import build_training
 from millrace.planner.cluster import Cluster
 from millrace.planner.clusters import parse_cluster
+from millrace.planner.errors import InfeasibleError
+from millrace.planner.frameworks.framework_tables import capabilities
 from millrace.planner.mesh import Axis, Mesh
 from millrace.planner.parallel_degrees import HYBRID, axis_roles, mixed_roles, roles
 from millrace.planner.plan import BlockChoice, Chunk, OpSignature, Plan, Variant
@@ -98,6 +101,7 @@ def test_an_axis_that_repeats_all_work_has_no_role() -> None:
         "pp": 1,
         "cp": 1,
         "ep": 1,
+        "etp": 1,
         "zero": 0,
         "sequence_parallel": False,
         "ring": False,
@@ -127,6 +131,29 @@ def test_experts_share_the_axis_of_the_replicas() -> None:
     assert axis_roles(plan, graph) == (frozenset({"dp"}), frozenset({"dp", "ep"}))
     role_degrees = roles(plan, graph)
     assert (role_degrees["dp"], role_degrees["tp"], role_degrees["ep"]) == (4, 1, 2)
+
+
+@pytest.mark.parametrize(("pins", "degrees"), [
+    ({"tp": 2, "etp": 1, "ep": 4}, (2, 4, 1)),
+    ({"tp": 4, "etp": 2}, (4, 2, 2)),
+    ({"tp": 2, "etp": 2, "ep": 2}, (2, 2, 2)),
+    ({"tp": 2, "etp": 2, "ep": 1}, (2, 1, 2)),
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("framework", ["any", "megatron-core"])
+def test_tensor_parallel_ranks_split_experts_or_hold_different_ones(
+    pins: dict[str, int], degrees: tuple[int, int, int], framework: str
+) -> None:
+    asked = {"pp": 1, "cp": 1, "runs": capabilities(framework), **pins}
+    plan, graph = planned(small("mixtral"), 4, **asked)
+    role_degrees = roles(plan, graph)
+    assert tuple(role_degrees[name] for name in ("tp", "ep", "etp")) == degrees
+
+
+def test_expert_tensor_parallelism_is_a_part_of_tensor_parallelism() -> None:
+    with pytest.raises(InfeasibleError, match="--tp is 2: choose a divisor of 2"):
+        planned(small("mixtral"), 4, tp=2, etp=4)
+    with pytest.raises(InfeasibleError, match="--etp 1: this model has no experts"):
+        planned(small("gpt"), 4, etp=1)
 
 
 def test_storage_of_split_experts_is_not_taken_for_zero() -> None:

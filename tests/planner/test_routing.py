@@ -1,5 +1,6 @@
 """Routing: copies of tokens, which dispatcher sends them how often, and what its launches cost."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,10 +10,16 @@ from millrace.models.spec import TrainingSpec
 from millrace.models.zoo.catalogue import build_training
 from millrace.planner.cluster import Cluster, Software
 from millrace.planner.clusters import device, parse_cluster
+from millrace.planner.collectives import ALONE, TokenCopies
 from millrace.planner.compile import compile_plan
 from millrace.planner.costs import collective_duration_ns, op_duration_ns
 from millrace.planner.costs.collective_costs import MERGED_LINKS
-from millrace.planner.costs.expert_routing import PER_EXPERT, copies_of_tokens, share_beyond
+from millrace.planner.costs.expert_routing import (
+    PER_EXPERT,
+    copies_of_tokens,
+    places_reached,
+    share_beyond,
+)
 from tests.plan_requests import plan_of
 from tests.small_models import small
 
@@ -26,26 +33,52 @@ def across(nodes: int, **software: object) -> Cluster:
 
 def exchange_ns(on: Cluster, copies: int, size: int = 64 * MIB) -> int:
     ranks = tuple(range(on.devices))
-    return collective_duration_ns("all_to_all", size, len(ranks), on, ranks, copies=copies)
+    sent = TokenCopies(copies)
+    return collective_duration_ns("all_to_all", size, len(ranks), on, ranks, copies=sent)
 
 
 def test_one_copy_crosses_to_every_place_that_has_any() -> None:
-    assert share_beyond(4, 1) == 3 / 4
-    assert share_beyond(2, 2) == 3 / 4 / 2  # hit by either copy, or by none
-    assert 8 * share_beyond(4, 8) == pytest.approx(3 * (1 - 0.75**8))
+    assert share_beyond(4, TokenCopies(1)) == 3 / 4
+    assert share_beyond(2, TokenCopies(2)) == 3 / 4 / 2  # hit by either copy, or by none
+    assert 8 * share_beyond(4, TokenCopies(8)) == pytest.approx(3 * (1 - 0.75**8))
+
+
+@pytest.mark.parametrize("places", [2, 4, 8, 16, 64])
+@pytest.mark.parametrize("kept_groups", [2, 4])
+def test_places_of_tokens_are_those_of_random_routers(places: int, kept_groups: int) -> None:
+    experts, groups, chosen, tokens = 256, 8, 8, 2000
+    draw = np.random.default_rng(places)
+    scores = draw.random((tokens, experts)).reshape(tokens, groups, -1)
+    order = draw.random((tokens, groups)).argsort(axis=1)
+    scores[np.arange(tokens)[:, None], order[:, kept_groups:]] = 0.0  # groups that are not kept
+    best = scores.reshape(tokens, experts).argsort(axis=1)[:, -chosen:]
+    reached = np.mean([len({*row}) for row in (best // (experts // places)).tolist()])
+    assert places_reached(places, TokenCopies(chosen, groups, kept_groups)) == pytest.approx(
+        reached, rel=0.06
+    )
+
+
+def test_a_router_of_few_groups_reaches_fewer_nodes_and_all_devices_of_them() -> None:
+    assert places_reached(8, TokenCopies(8, 8, 4)) < 4
+    for places in (1, 3, 8, 12, 64):
+        everywhere = places_reached(places, TokenCopies(8))
+        assert places_reached(places, TokenCopies(8, 8, 8)) == pytest.approx(everywhere, rel=0.02)
 
 
 @given(places=st.integers(1, 64), copies=st.integers(1, 16))
 def test_merged_copies_never_cross_more_often_than_each_by_itself(places: int, copies: int) -> None:
-    assert share_beyond(places, copies) <= share_beyond(places, 1) + 1e-12
-    assert copies * share_beyond(places, copies) <= places - 1 + 1e-12
+    share = share_beyond(places, TokenCopies(copies))
+    assert share <= share_beyond(places, ALONE) + 1e-12
+    assert copies * share <= places - 1 + 1e-12
 
 
 def test_only_software_that_merges_sends_fewer_copies() -> None:
     on = across(4)
     merging = replace(on, software=Software(merges=True))
     assert exchange_ns(on, 8) == exchange_ns(on, 1) == exchange_ns(merging, 1)
-    crossing = 64 * MIB * share_beyond(4, 8) / (on.inter_node.bandwidth_bytes_per_s / 1e9)
+    crossing = (
+        64 * MIB * share_beyond(4, TokenCopies(8)) / (on.inter_node.bandwidth_bytes_per_s / 1e9)
+    )
     extra_ns = exchange_ns(merging, 8, 128 * MIB) - exchange_ns(merging, 8)
     assert extra_ns == pytest.approx(crossing / MERGED_LINKS, rel=1e-6)
 
@@ -53,10 +86,12 @@ def test_only_software_that_merges_sends_fewer_copies() -> None:
 def test_what_experts_read_and_make_holds_a_copy_of_a_token_for_each_of_them() -> None:
     graph = build_training(small("mixtral"), TrainingSpec(), 2)
     copies = copies_of_tokens(graph)
-    assert set(copies.values()) == {2}
+    assert set(copies.values()) == {TokenCopies(2)}
     for name in ("experts.dispatch", "experts.down", "experts.combine.grad_input"):
         assert f"h.0.{name}" in copies
     assert not any("attn" in name for name in copies)
+    grouped = copies_of_tokens(build_training(small("deepseek"), TrainingSpec(), 2))
+    assert set(grouped.values()) == {TokenCopies(2, groups=2, kept_groups=1)}
 
 
 def test_copies_are_known_where_tokens_meet_their_experts() -> None:
@@ -65,8 +100,8 @@ def test_copies_are_known_where_tokens_meet_their_experts() -> None:
     meetings = [actor.meeting for actor in program.actors if actor.meeting is not None]
     exchanged = [meeting.copies for meeting in meetings if meeting.kind == "all_to_all"]
     assert exchanged
-    assert set(exchanged) == {2}
-    assert all(meeting.copies == 1 for meeting in meetings if meeting.kind != "all_to_all")
+    assert set(exchanged) == {TokenCopies(2)}
+    assert all(meeting.copies == ALONE for meeting in meetings if meeting.kind != "all_to_all")
 
 
 def op_ns(kind: str, labels: str, shapes: tuple[tuple[int, ...], ...], software: Software) -> int:
@@ -101,3 +136,19 @@ def test_gradients_of_the_two_first_products_of_experts_are_one_products() -> No
     summed = op_ns("add", "e b c k, e b c k -> e b c k", of_experts, software)
     biased = op_ns("add", "e b c n, e n -> e b c n", bias, software)
     assert summed < biased < op_ns("add", "x b c k, x b c k -> x b c k", of_experts, software)
+
+
+@pytest.mark.parametrize(("nodes", "chosen"), [(1, 1), (1, 2), (2, 8)])
+def test_tokens_that_all_ranks_gather_take_as_long_as_an_all_gather_of_them(
+    nodes: int, chosen: int
+) -> None:
+    plain, gathering = across(nodes), across(nodes, gathers=True)
+    ranks = tuple(range(plain.devices))
+    tokens = 64 * MIB  # of one rank
+    gathered_ns = collective_duration_ns(
+        "all_gather", tokens * len(ranks), len(ranks), plain, ranks
+    )
+    assert exchange_ns(gathering, chosen, chosen * tokens) == pytest.approx(gathered_ns, abs=2)
+    assert gathered_ns > exchange_ns(plain, chosen, tokens)
+    # What goes elsewhere than to experts is exchanged as ever.
+    assert exchange_ns(gathering, 0) == exchange_ns(plain, 0)

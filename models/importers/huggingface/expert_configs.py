@@ -149,7 +149,7 @@ def _qwen3_moe(keys: Keys, _: str) -> Mapped:
 
 
 def _deepseek_v3(keys: Keys, _: str) -> Mapped:
-    return _decoder(
+    return _without_further_tokens(
         keys,
         _latent_attention(keys, interleaved=keys.flag("rope_interleave", null=False))
         | _deepseek_experts(keys)
@@ -165,13 +165,23 @@ def _kimi_k2(keys: Keys, architecture: str) -> Mapped:
 
 
 def _glm4_moe(keys: Keys, _: str) -> Mapped:
-    """Return the configuration of a GLM-4.5, without its head for the token after next."""
+    """Return the configuration of a GLM-4.5, with a router like DeepSeek-V3's."""
     fields = base_fields(keys) | _deepseek_experts(keys) | _sigmoid_router(keys)
     fields |= {
         "qkv_bias": keys.flag("attention_bias", False),
         "qk_norm": "rms" if keys.flag("use_qk_norm") else "",
     }
-    return _decoder(keys, fields)
+    return _without_further_tokens(keys, fields)
+
+
+def _without_further_tokens(keys: Keys, fields: Config) -> Mapped:
+    """Decoder without its modules for the tokens after the next, as transformers builds it."""
+    modules = keys.integer("num_nextn_predict_layers", 0, least=0, most=LAYERS_MAX, null=0)
+    note = (
+        f"num_nextn_predict_layers is {modules}: planned without, as transformers builds it; "
+        f"--mtp-layers {modules} plans them"
+    )
+    return _decoder(keys, fields)._replace(notes=(note,) if modules else ())
 
 
 def _sigmoid_router(keys: Keys) -> Config:

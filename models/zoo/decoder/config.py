@@ -95,6 +95,9 @@ rope_slow, rope_truncate
         that none is dropped).
     balance_loss : float
         Weight of the routers' load-balance loss in the loss of a token (0: none).
+    mtp_layers, mtp_loss
+        Modules that predict the tokens after the next (multi-token prediction; 0: none), and the
+        weight of their mean loss in the loss of a token.
     init_std : float
         Initial deviation; projections onto the residual stream are divided by sqrt(2 layers).
     """
@@ -164,6 +167,8 @@ rope_slow, rope_truncate
     weight_scale: float = 1.0
     capacity_factor: float = 1.25
     balance_loss: float = 0.0
+    mtp_layers: int = 0
+    mtp_loss: float = 0.3
     init_std: float = 0.02
 
     @property
@@ -195,9 +200,10 @@ _COUNTS = (
     *("window", "chunk", "tempered_from"),
     *("rotary_dims", "rope_original", "kv_lora", "q_lora", "value_dim"),
     *("experts", "experts_per_token", "expert_hidden", "shared_hidden", "ffn_hidden"),
+    "mtp_layers",
 )
 _AMOUNTS = (
-    *("clip_qkv", "attention_scale", "alibi", "capacity_factor", "balance_loss"),
+    *("clip_qkv", "attention_scale", "alibi", "capacity_factor", "balance_loss", "mtp_loss"),
     *("logit_cap", "score_cap", "gate_cap", "window_rope_base"),
 )
 _ABOVE_ZERO = (

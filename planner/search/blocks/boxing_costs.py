@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from millrace.models.arrays import Bools, Floats, Ints
 from millrace.planner.boxing import moves
 from millrace.planner.cluster import Cluster
-from millrace.planner.collectives import COLLECTIVES, LOCAL_BOXING
+from millrace.planner.collectives import ALONE, COLLECTIVES, LOCAL_BOXING, TokenCopies
 from millrace.planner.costs import (
     OpFirings,
     collective_duration_ns,
@@ -210,7 +210,7 @@ class BoxingCosts:
         *,
         keeps_source: bool,
         bucketed: bool = False,
-        copies: int = 1,
+        copies: TokenCopies = ALONE,
     ) -> Boxed:
         """Box a tensor of `dims` [D, K] from every source to every target.
 
@@ -224,11 +224,12 @@ class BoxingCosts:
             The source is there all step long, so that what is made of it counts besides.
         bucketed : bool
             The tensor is state, see `millrace.planner.costs.bucket_sizes`.
-        copies : int
-            Times that it holds every token, see `millrace.planner.costs.expert_routing`.
+        copies : TokenCopies
+            How often it holds every token, see `millrace.planner.costs.expert_routing`.
         """
         software = self.cluster.software
-        how = keeps_source, bucketed and software.bucketing, copies if software.merges else 1
+        sent = copies if software.merges or software.gathers else ALONE
+        how = keeps_source, bucketed and software.bucketing, sent
         key = dims.tobytes(), itemsize, sources.tobytes(), targets.tobytes(), *how
         if key not in self._boxed:
             self._boxed[key] = self._box(dims, itemsize, sources, targets, *how)
@@ -242,7 +243,7 @@ class BoxingCosts:
         targets: Ints,
         keeps_source: bool,
         bucketed: bool,
-        copies: int,
+        copies: TokenCopies,
     ) -> Boxed:
         graph = edges(len(dims), self.alphabets[len(dims)])
         hops = self._hops(graph, dims, sources, targets)
@@ -297,7 +298,7 @@ class BoxingCosts:
         return BoxingPaths(reachable.take(back, axis=-1), table.take(back, axis=-1))
 
     def _step_ns(
-        self, graph: Edges, ndim: int, size: Ints, bucketed: bool, copies: int
+        self, graph: Edges, ndim: int, size: Ints, bucketed: bool, copies: TokenCopies
     ) -> tuple[Floats, Ints]:
         """Nanoseconds of every edge for a tensor of `size` bytes, and what it makes: [E + 1, K].
 
@@ -329,7 +330,7 @@ class BoxingCosts:
         axes: tuple[int, ...],
         message_bytes: Ints,
         bucketed: bool = False,
-        copies: int = 1,
+        copies: TokenCopies = ALONE,
     ) -> Floats:
         """Nanoseconds of one collective over these mesh axes: [..., K] for messages [..., K]."""
         places = self._group(kind, axes, bucketed, copies)
@@ -358,7 +359,7 @@ class BoxingCosts:
         return unlike_groups(self.meshes[row], axes, self.starts[row], self._frame)
 
     def _alternatives(
-        self, row: int, kind: str, axes: tuple[int, ...], bucketed: bool, copies: int
+        self, row: int, kind: str, axes: tuple[int, ...], bucketed: bool, copies: TokenCopies
     ) -> tuple[Pieces | None, ...]:
         """Pieces of a collective, for every way its groups lie."""
         key = kind, self.meshes[row], axes, self.starts[row], bucketed, copies
@@ -371,7 +372,7 @@ class BoxingCosts:
         return self.cache.pieces[key]
 
     def _group(
-        self, kind: str, axes: tuple[int, ...], bucketed: bool, copies: int
+        self, kind: str, axes: tuple[int, ...], bucketed: bool, copies: TokenCopies
     ) -> list[tuple[Floats, Floats]] | None:
         """Alternatives of a collective on every row, [alternatives, K] each; None: measured.
 

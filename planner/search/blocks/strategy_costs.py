@@ -17,7 +17,7 @@ from millrace.models.labels import bind, parse
 from millrace.models.model_counts import master_weights
 from millrace.models.ops import op_kind, state_of
 from millrace.planner.cluster import Cluster
-from millrace.planner.collectives import ROTATE
+from millrace.planner.collectives import ALONE, ROTATE
 from millrace.planner.costs import OpFirings
 from millrace.planner.costs.bucket_sizes import state_tensors
 from millrace.planner.costs.expert_routing import copies_of_tokens
@@ -457,7 +457,7 @@ class StrategyCosts:
         hides = self._hides(maker, tensor)
         states = net.sources.tobytes(), net.targets.tobytes()
         named = net.tensor in self.masters, net.tensor in self.in_buckets
-        copies = self.copies.get(net.tensor, 1)
+        copies = self.copies.get(net.tensor, ALONE)
         key = likeness(tensor), net.crossing, named, copies, maker_key, states, hides
         if key not in alike:
             alike[key] = self._boxing(net, tensor)
@@ -480,7 +480,7 @@ class StrategyCosts:
         )
         work = self.dims(net.tensor), ITEMSIZE[tensor.dtype], sources, targets
         step, bucketed = tensor.rate is Rate.STEP, net.tensor in self.in_buckets
-        copies = self.copies.get(net.tensor, 1)
+        copies = self.copies.get(net.tensor, ALONE)
         all_boxed = self.moving.boxed(*work, keeps_source=step, bucketed=bucketed, copies=copies)
         boxed = all_boxed.picked(source_places, target_places)
         reachable = boxed.reachable

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from millrace.models.model_counts import parallelism_limits
 from millrace.planner.errors import InfeasibleError, PlanError
+from millrace.planner.frameworks.capabilities import divided_blocks
 from millrace.planner.plan import OFFLOADS
 from millrace.planner.schedules import SCHEDULES
 from millrace.planner.search.candidates import Candidate, candidates
@@ -100,7 +101,7 @@ def _shaped(
             asked,
             request.cluster,
             request.global_batch,
-            len(graph.blocks),
+            divided_blocks(graph.blocks),
             sequence=request.model.seq_len if can["sequence"] or can["sequence_parallel"] else 0,
             experts=int(can["experts"]),
             runs=request.runs,

@@ -1,14 +1,14 @@
 """Even division: one variant for all blocks of a kind, in chunks of as many layers each.
 
-The first block (an embedding) lies on the first chunk and the last one (a loss) on the last,
-whatever their layers; what lies between counts as layers.
+The first block (an embedding) lies on the first chunk and the last one (a loss) on the last, with
+modules that predict further tokens, whatever their layers; what lies between counts as layers.
 """
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 
 from millrace.planner.errors import InfeasibleError
-from millrace.planner.frameworks.capabilities import Capabilities, layer_counts
+from millrace.planner.frameworks.capabilities import Capabilities, divided_blocks, layer_counts
 from millrace.planner.search.request import MemoryLimitError
 from millrace.planner.search.stages.bounds import lower_bound_ns
 from millrace.planner.search.stages.shape import (
@@ -86,7 +86,7 @@ def divide_evenly(
     if best is not None:
         return best
     if nearest is None:
-        layers = sum(len(run.blocks) for run in runs) - 2
+        layers = divided_blocks([block for run in runs for block in run.blocks]) - 2
         raise InfeasibleError(
             f"{layers} layers do not make {pipeline.positions} chunks that are equal"
             f"{' but for the first and the last' if allowed.layers == 'ends' else ''}"
@@ -115,7 +115,8 @@ def _chunkings(
 ) -> Iterator[tuple[Chunks, int]]:
     """Every way to deal out the blocks, in every variant that all runs have, with its number."""
     blocks = [block for run in runs for block in run.blocks]
-    for counts in layer_counts(len(blocks) - 2, pipeline.positions, rule):
+    divided = divided_blocks(blocks)
+    for counts in layer_counts(divided - 2, pipeline.positions, rule, len(blocks) - divided):
         ends = [1 + sum(counts[: position + 1]) for position in range(len(counts))]
         ends[-1] = len(blocks)
         for variant in range(min(len(run.variants) for run in runs)):

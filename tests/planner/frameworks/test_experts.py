@@ -3,6 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
+from millrace.figures import dispatcher
 from millrace.models.zoo.catalogue import model_spec
 from millrace.planner.clusters import framework, parse_cluster
 from millrace.planner.errors import InfeasibleError
@@ -65,3 +66,15 @@ def test_a_model_without_experts_has_no_dispatcher() -> None:
     gpt = gpt_of(2, 32, 4, vocab=64, positions=16)
     with pytest.raises(InfeasibleError, match="--dispatcher: this model has no experts"):
         search(request_of(gpt, 2, dispatcher="alltoall"))
+
+
+def test_gathering_all_tokens_is_a_choice_of_its_own_that_hides_nothing() -> None:
+    gathering = with_experts(MEGATRON, HOPPER, RUNS, "allgather")
+    assert (dispatcher_of(gathering), overlaps(gathering)) == ("allgather", False)
+    assert dispatcher_of(with_experts(gathering, AMPERE, RUNS)) == "alltoall"
+    cluster = replace(parse_cluster("h100:4x1"), software=MEGATRON)
+    pins = {"dispatcher": "allgather", "dp": 4, "ep": 4, "tp": 1, "pp": 1}
+    model = model_spec("mixtral-demo", precision="bf16")
+    assert dispatcher(search(request_of(model, cluster, runs=RUNS, **pins))) == "allgather"
+    with pytest.raises(InfeasibleError, match="dispatcher allgather moves beside nothing"):
+        request_of(model, cluster, runs=RUNS, expert_overlap=True, **pins)

@@ -13,7 +13,7 @@ from millrace.models.labels import parse
 from millrace.models.ops import op_kind, state_of
 from millrace.planner.boxing import BoxingStep, boxing_path, message_bytes
 from millrace.planner.cluster import Cluster
-from millrace.planner.collectives import LOCAL_BOXING
+from millrace.planner.collectives import ALONE, LOCAL_BOXING, TokenCopies
 from millrace.planner.costs import collective_duration_ns, op_duration_ns
 from millrace.planner.ring_attention import RING, RINGS
 from millrace.planner.sbp import NdSbp, local_shape, local_size, parse_nd_sbp
@@ -78,7 +78,7 @@ class PlainPrices:
         shape: tuple[int, ...],
         dtype: str,
         bucketed: bool = False,
-        copies: int = 1,
+        copies: TokenCopies = ALONE,
     ) -> int:
         """Nanoseconds of one step of a boxing, of a tensor that holds every token so often."""
         key = step, shape, dtype, bucketed, copies

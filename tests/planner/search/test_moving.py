@@ -11,6 +11,7 @@ from millrace.models.arrays import Ints
 from millrace.planner.boxing import BoxingStep, boxing_path, moves, step_bytes
 from millrace.planner.cluster import Cluster, Software
 from millrace.planner.clusters import local_cluster, parse_cluster
+from millrace.planner.collectives import TokenCopies
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.sbp import BROADCAST, PARTIAL_MAX, PARTIAL_SUM, NdSbp, local_size, split
 from millrace.planner.search.blocks.boxing_costs import Boxed, BoxingCosts, edges, shortest
@@ -118,7 +119,7 @@ def test_a_token_goes_once_to_each_place_where_software_merges_its_copies(merges
     numbers = np.array([number_of(sbp) for sbp in states])
     copies, alone = (
         moving.boxed(
-            np.array([shape]).T, 4, numbers, numbers, keeps_source=False, copies=count
+            np.array([shape]).T, 4, numbers, numbers, keeps_source=False, copies=TokenCopies(count)
         ).duration_ns[..., 0]
         for count in (8, 1)
     )
@@ -126,7 +127,7 @@ def test_a_token_goes_once_to_each_place_where_software_merges_its_copies(merges
         path = walked(states[source], states[target], mesh, shape)
         assert path is not None
         assert copies[source, target] == sum(
-            plain.step_ns(step, shape, "float32", copies=8) for step in path
+            plain.step_ns(step, shape, "float32", copies=TokenCopies(8)) for step in path
         )
     assert (copies < alone).any() == merges
 

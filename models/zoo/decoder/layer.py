@@ -1,0 +1,54 @@
+"""One layer of a decoder: attention and a feed-forward part, each behind a norm.
+
+Shape legend: b batch, t sequence, d n hidden.
+"""
+
+from millrace.models.builder import GraphBuilder
+from millrace.models.zoo.decoder.attention import attention
+from millrace.models.zoo.decoder.config import DecoderConfig
+from millrace.models.zoo.decoder.experts import experts
+from millrace.models.zoo.decoder.feed_forward import feed_forward
+from millrace.models.zoo.decoder.latent_attention import latent_attention
+from millrace.models.zoo.norms import add_norm
+
+
+def add_layer(
+    builder: GraphBuilder, config: DecoderConfig, x: str, layer: int
+) -> tuple[str, str | None]:
+    """Add one layer; return the stream behind it and the balance loss of its experts, if any."""
+    attend = latent_attention if config.kv_lora else attention
+    first = stream_norm(builder, config, "ln1", x)
+    mixed = attend(builder, config, first, layer)
+    if config.parallel:
+        second = first if config.shared_norm else stream_norm(builder, config, "ln2", x)
+    else:
+        mixed = _post_norm(builder, config, "attn.post", mixed)
+        x = builder.apply("add", "attn.residual", (x, mixed), "b t n, b t n -> b t n")
+        second = stream_norm(builder, config, "ln2", x)
+    balance = None
+    if config.has_experts(layer):
+        mlp_output, balance = experts(builder, config, second)
+    else:
+        mlp_output = feed_forward(builder, config, "mlp", second, config.ffn_hidden)
+    if config.parallel:
+        labels = "b t n, b t n, b t n -> b t n"
+        return builder.apply("add", "residual", (x, mixed, mlp_output), labels), balance
+    mlp_output = _post_norm(builder, config, "mlp.post", mlp_output)
+    return builder.apply("add", "mlp.residual", (x, mlp_output), "b t n, b t n -> b t n"), balance
+
+
+def stream_norm(builder: GraphBuilder, config: DecoderConfig, name: str, x: str) -> str:
+    """Add the model's kind of norm of the residual stream `x`, `b t d`."""
+    return add_norm(builder, name, x, "b t d", kind=config.norm, epsilon=config.epsilon)
+
+
+def scaled(builder: GraphBuilder, name: str, x: str, dims: str, factor: float) -> str:
+    """Add a multiplication by a number; nothing where it is one."""
+    if factor == 1:
+        return x
+    return builder.apply("scale", name, (x,), f"{dims} -> {dims}", attributes={"factor": factor})
+
+
+def _post_norm(builder: GraphBuilder, config: DecoderConfig, name: str, part: str) -> str:
+    """Add the norm of what a part adds to the stream, where the model has one."""
+    return stream_norm(builder, config, name, part) if config.post_norms else part
