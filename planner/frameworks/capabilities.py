@@ -60,6 +60,10 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         places, which are padded or overflow.
     expert_overlap : bool
         The all_to_all of a microbatch can move beside the products of another.
+    overlap_schedules, overlap_recompute : tuple of str
+        Schedules of pipelines, and modes of recomputation, beside which it can; none: all of them.
+    overlap_alone : bool
+        It can without a pipeline too.
     version, source : str
         The framework's version, and where these are from.
     """
@@ -78,6 +82,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     dispatchers: tuple[str, ...] = ()
     dropless: bool = False
     expert_overlap: bool = False
+    overlap_schedules: tuple[str, ...] = ()
+    overlap_recompute: tuple[str, ...] = ()
+    overlap_alone: bool = True
     version: str = ""
     source: str = ""
 
@@ -89,12 +96,25 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Levels of ZeRO of a plan with so many pipeline stages."""
         return tuple(level for level in self.zero if stages == 1 or level in self.pp_zero)
 
+    @property
+    def overlapping(self) -> "Capabilities":
+        """Capabilities of plans in which experts' all_to_all moves beside other products."""
+        modes = self.overlap_recompute or self.recompute
+        return msgspec.structs.replace(
+            self,
+            schedules=self.overlap_schedules or self.schedules,
+            recompute=tuple(mode for mode in self.recompute if mode in modes),
+            recompute_some=self.recompute_some and MODES[-1] in modes,
+        )
+
     def faults(self) -> Iterator[str]:
         """Say what of the record names nothing there is."""
         closed = {
             "degrees": DEGREES,
             "schedules": tuple(SCHEDULES),
+            "overlap_schedules": tuple(SCHEDULES),
             "recompute": MODES,
+            "overlap_recompute": MODES,
             "zero": LEVELS,
             "pp_zero": LEVELS,
             "dispatchers": tuple(DISPATCHERS),

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 
+from millrace.models.model_counts import parallelism_limits
 from millrace.planner.frameworks.capabilities import (
     DEGREES,
     Capabilities,
     divided_blocks,
     layer_counts,
 )
+from millrace.planner.frameworks.experts import overlaps
 from millrace.planner.parallel_degrees import Roles, roles
 from millrace.planner.plan import ON_DEVICES, Plan
 
@@ -28,6 +30,10 @@ def unrunnable(plan: Plan, runs: Capabilities) -> list[str]:
         An op of the plan has no signature that fits it.
     """
     plan_roles = roles(plan, plan.graph)
+    if parallelism_limits(plan.graph)["experts"] and overlaps(plan.cluster.software):
+        if plan.stages == 1 and not runs.overlap_alone:
+            return ["expert_overlap: it takes a pipeline"]
+        runs = runs.overlapping
     return [*_degree_faults(plan_roles, runs), *_choice_faults(plan, plan_roles, runs)]
 
 

@@ -14,7 +14,7 @@ from millrace.models.graph import Graph
 from millrace.models.model_counts import parallelism_limits
 from millrace.models.zoo.catalogue import build_training
 from millrace.planner.errors import InfeasibleError
-from millrace.planner.frameworks.experts import with_experts
+from millrace.planner.frameworks.experts import overlaps, with_experts
 from millrace.planner.frameworks.model_settings import with_capacity, with_mtp_layers
 from millrace.planner.plan import Evidence, Plan
 from millrace.planner.search.candidates import Candidate, PipelineShape
@@ -92,15 +92,15 @@ def search(
     """
     request = _with_settled_model(request)
     graph = build_training(request.model, request.training, request.global_batch)
-    request = _dispatching(request, graph)
     record = record or SearchLog()
     tell = progress or (lambda line: None)
-    try:
-        return _search(request, graph, simulate, tell, record)
-    except InfeasibleError as error:
-        if not remedies:
-            raise
-        failure = error
+    for asked in _dispatching(request, graph):
+        try:
+            return _search(asked, graph, simulate, tell, record)
+        except InfeasibleError as error:
+            request, failure = asked, error
+    if not remedies:
+        raise failure
     if again := last_resort(request, graph, failure):
         tell("nothing fits: once more with optimizer state in host memory")
         try:
@@ -118,19 +118,44 @@ def _with_settled_model(request: SearchRequest) -> SearchRequest:
     return replaced(request, model=with_capacity(model, pins.capacity_factor, request.runs))
 
 
-def _dispatching(request: SearchRequest, graph: Graph) -> SearchRequest:
-    """Request whose software sends tokens to experts as pins say, or as its framework does."""
-    pins, cluster = request.pins, request.cluster
-    if parallelism_limits(graph)["experts"]:
-        software = with_experts(
-            cluster.software, cluster.device, request.runs, pins.dispatcher, pins.expert_overlap
-        )
-        return replaced(request, cluster=replace(cluster, software=software))
-    for name in ("dispatcher", "expert_overlap"):
-        if name in pins.document:
-            option = name.replace("_", "-")
-            raise InfeasibleError(f"--{option}: this model has no experts; leave it out")
-    return request
+def _dispatching(request: SearchRequest, graph: Graph) -> list[SearchRequest]:
+    """Requests whose software sends tokens to experts as pins say, or as its framework does.
+
+    Where the framework can move them beside other products, but not in all plans, the first request
+    is for plans in which it can, and the second for the others.
+    """
+    pins, runs = request.pins, request.runs
+    if not parallelism_limits(graph)["experts"]:
+        for name in ("dispatcher", "expert_overlap"):
+            if name in pins.document:
+                option = name.replace("_", "-")
+                raise InfeasibleError(f"--{option}: this model has no experts; leave it out")
+        return [request]
+    sending = _sending(request, pins.expert_overlap)
+    if not runs.expert_overlap or not overlaps(sending.cluster.software):
+        return [sending]
+    by_itself = [] if pins.expert_overlap else [_sending(request, overlap=False)]
+    pipeline = pins.pp is None or pins.pp > 1
+    if not runs.overlap_alone and (not pipeline or pins.schedule not in runs.overlap_schedules):
+        if not by_itself:
+            schedules = " or ".join(runs.overlap_schedules)
+            raise InfeasibleError(f"--expert-overlap: it takes --schedule {schedules}")
+        return by_itself
+    try:
+        return [replaced(sending, runs=runs.overlapping), *by_itself]
+    except InfeasibleError as error:
+        if not by_itself:
+            raise InfeasibleError(f"--expert-overlap: {error}") from None
+        return by_itself
+
+
+def _sending(request: SearchRequest, overlap: bool | None) -> SearchRequest:
+    """Request with the software's dispatcher, and the exchange beside other products or not."""
+    cluster, pins = request.cluster, request.pins
+    software = with_experts(
+        cluster.software, cluster.device, request.runs, pins.dispatcher, overlap
+    )
+    return replaced(request, cluster=replace(cluster, software=software))
 
 
 def _search(

@@ -96,8 +96,10 @@ def _nearby(value: int, request: SearchRequest) -> list[int]:
     return sorted(both, key=lambda divisor: (abs(divisor - value), divisor))[:6]
 
 
-def _has_plans(request: SearchRequest, graph: Graph) -> bool:
+def _has_plans(request: SearchRequest | None, graph: Graph) -> bool:
     """True if there are shapes, and legal signatures of every op on one of a few of them."""
+    if request is None:
+        return False
     try:
         everything = candidates_of(request, graph)
         if graph.batch != request.global_batch:
@@ -115,8 +117,12 @@ def _has_plans(request: SearchRequest, graph: Graph) -> bool:
     return not all(isinstance(bound, InfeasibleError) for bound in bounds)
 
 
-def _repinned(request: SearchRequest, name: str, value: object) -> SearchRequest:
-    return replace(request, pins=replace(request.pins, **{name: value}))  # type: ignore[arg-type]
+def _repinned(request: SearchRequest, name: str, value: object) -> SearchRequest | None:
+    """Request with another value of a pin; None where the framework cannot run that."""
+    try:
+        return replace(request, pins=replace(request.pins, **{name: value}))  # type: ignore[arg-type]
+    except InfeasibleError:
+        return None
 
 
 # -- what memory allows ------------------------------------------------------------------------
@@ -207,7 +213,8 @@ def memory_remedies(request: SearchRequest, graph: Graph) -> list[str]:
         for value in dict.fromkeys((STRONGER.get(name), None)):
             if str(value) == str(request.pins.document[name]):
                 continue
-            room = least_memory_need(_repinned(request, name, value), graph)
+            other = _repinned(request, name, value)
+            room = least_memory_need(other, graph) if other is not None else None
             if room is not None and room.fits:
                 flag = f"--{name.replace('_', '-')}"
                 remedies.append(f"without {flag}" if value is None else f"with {flag} {value}")
@@ -301,7 +308,7 @@ def least_memory_need(request: SearchRequest, graph: Graph) -> MemoryNeed | None
         return None
     evaluator = Evaluator(request, graph)
     if request.pins.recompute is None:
-        evaluator.modes = ("full",)
+        evaluator.modes = request.runs.recompute[-1:]
     best: MemoryNeed | None = None
     limits = [usable_bytes(request, candidate) for candidate in few]
     for outcome in evaluator.squeeze_many(

@@ -10,6 +10,7 @@ from millrace.models.zoo.catalogue import model_spec
 from millrace.planner.clusters import framework, local_cluster, parse_cluster
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.frameworks.capabilities import EVERYTHING, Capabilities, layer_counts
+from millrace.planner.frameworks.experts import overlaps
 from millrace.planner.frameworks.framework_tables import capabilities
 from millrace.planner.frameworks.runnable import unrunnable
 from millrace.planner.memory import plan_memory
@@ -83,6 +84,57 @@ def test_experts_are_split_over_whole_axes(name: str) -> None:
     request = replaced(asked(name), model=model_spec("mixtral-demo"))
     plan = search(request)
     assert not unrunnable(plan, capabilities(name))
+
+
+EXPERTS = parse_cluster("h100-sxm-80gb:8x1")
+
+
+def asked_of_experts(name: str, **choices: Any) -> SearchRequest:
+    """Request for a mixture of experts on devices that have every dispatcher."""
+    cluster = replace(EXPERTS, software=framework(name))
+    model = model_spec("mixtral-demo", precision="bf16")
+    return request_of(model, cluster, 16, runs=capabilities(name), **choices)
+
+
+@pytest.mark.parametrize(
+    ("name", "pins", "overlap"),
+    [
+        ("megatron-core", {"pp": 1}, True),
+        ("megatron-core", {"pp": 2, "schedule": "1f1b"}, False),
+        ("megatron-core", {"pp": 2, "interleave": 2}, True),
+        ("megatron-core", {"pp": 2, "interleave": 1}, False),
+        ("megatron-core", {"recompute": "full"}, False),
+        ("torchtitan", {"pp": 1}, False),
+        ("torchtitan", {"pp": 2, "schedule": "dualpipe-v"}, True),
+    ],
+)
+def test_experts_exchange_beside_products_where_the_framework_can(
+    name: str, pins: dict[str, Any], overlap: bool
+) -> None:
+    plan = search(asked_of_experts(name, **pins))
+    assert overlaps(plan.cluster.software) is overlap
+    assert not unrunnable(plan, capabilities(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "pins"),
+    [
+        ("megatron-core", {"pp": 2, "schedule": "1f1b"}),
+        ("megatron-core", {"recompute": "full"}),
+        ("torchtitan", {"pp": 2, "schedule": "1f1b"}),
+    ],
+)
+def test_an_overlap_that_the_framework_has_not_is_refused(name: str, pins: dict[str, Any]) -> None:
+    with pytest.raises(InfeasibleError, match="--expert-overlap"):
+        search(asked_of_experts(name, expert_overlap=True, **pins), remedies=False)
+
+
+def test_a_plan_that_overlaps_where_it_cannot_is_told() -> None:
+    plan = search(replaced(asked_of_experts("any", pp=2, schedule="1f1b"), simpler_within=0.0))
+    (fault,) = [
+        fault for fault in unrunnable(plan, capabilities("megatron-core")) if "schedule" in fault
+    ]
+    assert "interleaved-1f1b" in fault
 
 
 @pytest.mark.parametrize(
