@@ -185,7 +185,8 @@ def search(
     seq_len : int, optional
         Tokens of a sample; the model's longest by default.
     precision : str, optional
-        As for `build`; by default bf16 on devices of the catalogue that have it, else fp32.
+        As for `build`; by default bf16, or fp16, on devices of the catalogue that have it, else
+        fp32.
     training : TrainingSpec, optional
         The optimizer, its learning rate and schedule, and the form of attention.
     pins : mapping, optional
@@ -289,7 +290,7 @@ def scale(
     seq_len : int, optional
         Tokens of a sample; the model's longest by default.
     precision : str, optional
-        As for `build`; by default bf16 where all clusters have it, else fp32.
+        As for `build`; by default bf16, or fp16, where all clusters have it, else fp32.
     framework : str, optional
         The framework that drives all clusters, whatever their files say; see `with_framework`.
     reserve : str, optional

@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 
 from millrace.files import load_profile
-from millrace.planner.cluster import Cluster, Software
+from millrace.planner.cluster import Cluster, NodeGroup, Software
 from millrace.planner.clusters import framework as software_of
 from millrace.planner.clusters import machine_cores, parse_cluster, validate
 from millrace.planner.clusters.parsing import LOCAL, LOCAL_GPU, local_ranks
@@ -17,6 +17,7 @@ from millrace.planner.errors import ClusterError
 Answer = TypeVar("Answer")
 
 WHOLE_SPACE = "any"  # the framework that can run all there is
+USUAL, FULL = ("bf16", "fp16"), "fp32"  # precisions where none is said, the usual ones first
 CROWDED = 4  # processes a core, beyond which they mostly wait for one another
 
 
@@ -72,7 +73,9 @@ def usual_framework(cluster: Cluster, unit: str) -> str:
 
 
 def usual_precision(cluster: Cluster | None, model: object) -> str:
-    """Precision of a plan where none is said: bf16 where all devices have it.
+    """Precision of a plan where none is said: bf16 where all devices have it, else fp16.
+
+    It is fp32 where devices have neither, on this machine, and for models that a function builds.
 
     Parameters
     ----------
@@ -81,12 +84,17 @@ def usual_precision(cluster: Cluster | None, model: object) -> str:
     model : str or ModelSpec
         The model as it is typed: what a function returns has a precision of its own.
     """
-    if isinstance(model, str) and fullmatch(r"[\w.]+:\w+", model):
-        return "fp32"
     if cluster is None or cluster.cores_per_node is not None:
-        return "fp32"
-    every = [group.device.flops_per_s for group in cluster.groups]
-    return "bf16" if all("bf16" in rates for rates in every) else "fp32"
+        return FULL
+    return _usual_on(cluster.groups, model)
+
+
+def _usual_on(groups: Iterable[NodeGroup], model: object) -> str:
+    """The first of the usual precisions that all devices have, or the full one."""
+    if isinstance(model, str) and fullmatch(r"[\w.]+:\w+", model):
+        return FULL
+    every = [group.device.flops_per_s for group in groups]
+    return next((name for name in USUAL if all(name in rates for rates in every)), FULL)
 
 
 def usual_precision_on(texts: Iterable[str], model: object) -> str:
@@ -104,12 +112,12 @@ def usual_precision_on(texts: Iterable[str], model: object) -> str:
     ClusterError
         A text names no cluster.
     """
-    named = [
-        None if is_local(text) else read_option("--cluster", parse_cluster, with_nodes(text))
-        for text in texts
-    ]
-    usual = [usual_precision(cluster, model) for cluster in named]
-    return max(usual, default="fp32")  # fp32 where one has no bf16
+    groups: list[NodeGroup] = []
+    for text in texts:
+        if is_local(text):
+            return FULL
+        groups += read_option("--cluster", parse_cluster, with_nodes(text)).groups
+    return _usual_on(groups, model)
 
 
 def with_software(cluster: Cluster, framework: str | None, unit: str = "token") -> Cluster:

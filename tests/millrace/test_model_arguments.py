@@ -6,6 +6,7 @@ import pytest
 
 from millrace.models.graph import Graph
 from millrace.models.zoo.catalogue import build, model_spec
+from millrace.requested_cluster import usual_precision_on
 from tests.extras import optional
 from tests.models.importers.onnx_files import MLP, attention_text, parsed, saved, with_weights
 
@@ -161,3 +162,17 @@ def test_what_is_no_model_ends_with_2_and_one_sentence(call, tmp_path, model):
         code, out, _ = call(*arguments, "--json")
         assert code == 2
         assert WRONG[model] in json.loads(out)["error"]
+
+
+@pytest.mark.parametrize(
+    ("clusters", "precision"),
+    [
+        (["h100:8x1"], "bf16"),
+        (["v100:8x1"], "fp16"),
+        (["h100:8x1", "v100:8x1"], "fp16"),
+        (["tpu-v5p:4x1", "v100:8x1"], "fp32"),
+        (["h100:8x1", "local:2"], "fp32"),
+    ],
+)
+def test_where_none_is_said_sixteen_bits_are_taken_that_all_devices_have(clusters, precision):
+    assert usual_precision_on(clusters, "gpt2-small") == precision
