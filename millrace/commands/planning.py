@@ -55,8 +55,7 @@ Precision = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help=f"{PRECISIONS}. Left out: bf16, or else fp16, where the catalogue's devices have it, "
-        "else fp32.",
+        help=f"{PRECISIONS}. Left out: bf16 or fp16 on GPUs of the catalogue with it, else fp32.",
         autocompletion=completion.precisions,
     ),
 ]

@@ -11,14 +11,13 @@ from dataclasses import replace as replaced
 from msgspec.structs import replace
 
 from millrace.models.graph import Graph
-from millrace.models.model_counts import parallelism_limits
 from millrace.models.zoo.catalogue import build_training
 from millrace.planner.errors import InfeasibleError
-from millrace.planner.frameworks.experts import overlaps, with_experts
 from millrace.planner.frameworks.model_settings import with_capacity, with_mtp_layers
 from millrace.planner.plan import Evidence, Plan
 from millrace.planner.search.candidates import Candidate, PipelineShape
 from millrace.planner.search.choosing import Checked, Progress, Simulate, check_plans, fastest
+from millrace.planner.search.choosing.dispatching import dispatching, faster
 from millrace.planner.search.choosing.simplest import simplest
 from millrace.planner.search.decomposition.block_oracle import BlockOracle
 from millrace.planner.search.decomposition.loop import BoundLoop
@@ -94,11 +93,15 @@ def search(
     graph = build_training(request.model, request.training, request.global_batch)
     record = record or SearchLog()
     tell = progress or (lambda line: None)
-    for asked in _dispatching(request, graph):
+    plans: list[tuple[Plan, SearchResult | None]] = []
+    for asked in dispatching(request, graph):
         try:
-            return _search(asked, graph, simulate, tell, record)
+            plans.append((_search(asked, graph, simulate, tell, record), record.answer))
         except InfeasibleError as error:
             request, failure = asked, error
+    if plans:
+        plan, record.answer = faster(plans)
+        return plan
     if not remedies:
         raise failure
     if again := last_resort(request, graph, failure):
@@ -116,46 +119,6 @@ def _with_settled_model(request: SearchRequest) -> SearchRequest:
     pins = request.pins
     model = with_mtp_layers(request.model, pins.mtp_layers)
     return replaced(request, model=with_capacity(model, pins.capacity_factor, request.runs))
-
-
-def _dispatching(request: SearchRequest, graph: Graph) -> list[SearchRequest]:
-    """Requests whose software sends tokens to experts as pins say, or as its framework does.
-
-    Where the framework can move them beside other products, but not in all plans, the first request
-    is for plans in which it can, and the second for the others.
-    """
-    pins, runs = request.pins, request.runs
-    if not parallelism_limits(graph)["experts"]:
-        for name in ("dispatcher", "expert_overlap"):
-            if name in pins.document:
-                option = name.replace("_", "-")
-                raise InfeasibleError(f"--{option}: this model has no experts; leave it out")
-        return [request]
-    sending = _sending(request, pins.expert_overlap)
-    if not runs.expert_overlap or not overlaps(sending.cluster.software):
-        return [sending]
-    by_itself = [] if pins.expert_overlap else [_sending(request, overlap=False)]
-    pipeline = pins.pp is None or pins.pp > 1
-    if not runs.overlap_alone and (not pipeline or pins.schedule not in runs.overlap_schedules):
-        if not by_itself:
-            schedules = " or ".join(runs.overlap_schedules)
-            raise InfeasibleError(f"--expert-overlap: it takes --schedule {schedules}")
-        return by_itself
-    try:
-        return [replaced(sending, runs=runs.overlapping), *by_itself]
-    except InfeasibleError as error:
-        if not by_itself:
-            raise InfeasibleError(f"--expert-overlap: {error}") from None
-        return by_itself
-
-
-def _sending(request: SearchRequest, overlap: bool | None) -> SearchRequest:
-    """Request with the software's dispatcher, and the exchange beside other products or not."""
-    cluster, pins = request.cluster, request.pins
-    software = with_experts(
-        cluster.software, cluster.device, request.runs, pins.dispatcher, overlap
-    )
-    return replaced(request, cluster=replace(cluster, software=software))
 
 
 def _search(

@@ -111,9 +111,23 @@ def asked_of_experts(name: str, **choices: Any) -> SearchRequest:
 def test_experts_exchange_beside_products_where_the_framework_can(
     name: str, pins: dict[str, Any], overlap: bool
 ) -> None:
-    plan = search(asked_of_experts(name, **pins))
+    plan = search(asked_of_experts(name, **({"expert_overlap": True} if overlap else {}), **pins))
     assert overlaps(plan.cluster.software) is overlap
     assert not unrunnable(plan, capabilities(name))
+
+
+def test_of_both_ways_to_exchange_the_faster_is_taken() -> None:
+    free, by_itself, beside = (
+        search(asked_of_experts("megatron-core", pp=1, **pins))
+        for pins in ({}, {"expert_overlap": False}, {"expert_overlap": True})
+    )
+    evidence = [plan.evidence for plan in (free, by_itself, beside)]
+    steps = [each.objective_s for each in evidence if each is not None]
+    assert steps[0] == min(steps[1:])
+    assert evidence[0] is not None
+    other = evidence[0].alternatives[-1]
+    assert "exchange" in other["plan"]
+    assert other["loss"] == pytest.approx(max(steps[1:]) / steps[0] - 1)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +144,7 @@ def test_an_overlap_that_the_framework_has_not_is_refused(name: str, pins: dict[
 
 
 def test_a_plan_that_overlaps_where_it_cannot_is_told() -> None:
-    plan = search(replaced(asked_of_experts("any", pp=2, schedule="1f1b"), simpler_within=0.0))
+    plan = search(asked_of_experts("any", pp=2, schedule="1f1b", expert_overlap=True))
     (fault,) = [
         fault for fault in unrunnable(plan, capabilities("megatron-core")) if "schedule" in fault
     ]

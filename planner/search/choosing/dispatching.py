@@ -1,0 +1,99 @@
+"""Dispatching: how tokens reach experts in the plans of a request, and which way is faster.
+
+The dispatcher, and whether its exchange moves beside other products, are settings of a cluster's
+software. A search is made for each way that a framework has.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace as replaced
+
+from msgspec.structs import replace
+
+from millrace.models.graph import Graph
+from millrace.models.model_counts import parallelism_limits
+from millrace.planner.errors import InfeasibleError
+from millrace.planner.formatting import percent
+from millrace.planner.frameworks.experts import overlaps, with_experts
+from millrace.planner.plan import Plan
+from millrace.planner.search.report.search_log import SearchResult
+from millrace.planner.search.request import SearchRequest
+
+
+def dispatching(request: SearchRequest, graph: Graph) -> list[SearchRequest]:
+    """Requests whose software sends tokens to experts as pins say, or as its framework does.
+
+    Where the framework can move them beside other products, but not in all plans, the first request
+    is for plans in which it can, and the second for the others.
+    """
+    pins, runs = request.pins, request.runs
+    if not parallelism_limits(graph)["experts"]:
+        for name in ("dispatcher", "expert_overlap"):
+            if name in pins.document:
+                option = name.replace("_", "-")
+                raise InfeasibleError(f"--{option}: this model has no experts; leave it out")
+        return [request]
+    sending = _sending(request, pins.expert_overlap)
+    if not runs.expert_overlap or not overlaps(sending.cluster.software):
+        return [sending]
+    by_itself = [] if pins.expert_overlap else [_sending(request, overlap=False)]
+    pipeline = pins.pp is None or pins.pp > 1
+    if not runs.overlap_alone and (not pipeline or pins.schedule not in runs.overlap_schedules):
+        if not by_itself:
+            schedules = " or ".join(runs.overlap_schedules)
+            raise InfeasibleError(f"--expert-overlap: it takes --schedule {schedules}")
+        return by_itself
+    try:
+        return [replaced(sending, runs=runs.overlapping), *by_itself]
+    except InfeasibleError as error:
+        if not by_itself:
+            raise InfeasibleError(f"--expert-overlap: {error}") from None
+        return by_itself
+
+
+def _sending(request: SearchRequest, overlap: bool | None) -> SearchRequest:
+    """Request with the software's dispatcher, and the exchange beside other products or not."""
+    cluster, pins = request.cluster, request.pins
+    software = with_experts(
+        cluster.software, cluster.device, request.runs, pins.dispatcher, overlap
+    )
+    return replaced(request, cluster=replace(cluster, software=software))
+
+
+def faster(plans: Sequence[tuple[Plan, SearchResult | None]]) -> tuple[Plan, SearchResult | None]:
+    """The faster of one plan or two, with the other among its alternatives.
+
+    Parameters
+    ----------
+    plans : sequence of tuple
+        Plans for the same question, and what their searches chose them from.
+    """
+    best, *others = sorted(plans, key=lambda pair: _step_s(pair[0]))
+    if not others:
+        return best
+    (plan, answer), (other, _) = best, others[0]
+    assert plan.evidence is not None, "the search writes its evidence"
+    assert other.evidence is not None, "the search writes its evidence"
+    way = "beside other products" if overlaps(other.cluster.software) else "by itself"
+    loss = _step_s(other) / _step_s(plan) - 1
+    alternative = {
+        "plan": f"experts' exchange {way}",
+        "loss": loss,
+        "by": "simulated" if plan.figures else "planner",
+        "over_bytes": None,
+        "cause": None,
+        "reason": f"loses {percent(loss)} of the step",
+    }
+    bound_s = min(plan.evidence.bound_s, other.evidence.bound_s)
+    evidence = replace(
+        plan.evidence,
+        bound_s=bound_s,
+        gap=plan.evidence.objective_s / bound_s - 1,
+        alternatives=(*plan.evidence.alternatives, alternative),
+    )
+    return replace(plan, evidence=evidence), answer
+
+
+def _step_s(plan: Plan) -> float:
+    """Seconds of a plan's step: the simulator's where there are any, else the planner's."""
+    assert plan.evidence is not None, "the search writes its evidence"
+    return float(plan.figures.get("step_time_s", plan.evidence.objective_s))
