@@ -4,13 +4,12 @@ Run `python -m benchmarks.planner [NAME…] [--framework NAME] [--json FILE]` fr
 repository; a name is that of a question, `peers`, `mesh` or `depth`.
 
 Every question is a command of its own, `millrace plan … --json`, timed from typing to printing, and
-asked once with --framework left out (`default`) and once with `--framework megatron-core`. A row
-tells its wall and processor seconds, the memory of its largest process, the simulated step of the
-plan, the objective, its bound and the gap between them; then wall seconds, gap and step of an
-earlier commit (`benchmarks/results/planner-earlier.json`, itself what `--json` once wrote). Marked
-is what is over the question's bar of seconds or of the gap, and a plan that is slower than the
-earlier one. Below stand the plan and the seconds of every layer. A question without a plan makes it
-exit with 1.
+asked once with `--framework any` and once with `--framework megatron-core`. A row tells its wall
+and processor seconds, the memory of its largest process, the simulated step of the plan, the
+objective, its bound and the gap between them; then wall seconds, gap and step of an earlier commit
+(`benchmarks/results/planner-earlier.json`, itself what `--json` once wrote). Marked is what is over
+the question's bar of seconds or of the gap, and a plan that is slower than the earlier one. Below
+stand the plan and the seconds of every layer. A question without a plan makes it exit with 1.
 
 `peers` are questions that other planners have answered, whose times are quoted. Two more are asked
 in this process: `mesh`, the block program of Llama-3 8B on a mesh of 8 × 8, beside the integer
@@ -70,7 +69,7 @@ from benchmarks.planner.figures import (
     quick_questions,
     scheduled_questions,
 )
-from benchmarks.planner.questions import DEFAULT, QUESTIONS, PlannerQuestion, arguments, ask
+from benchmarks.planner.questions import QUESTIONS, WHOLE_SPACE, PlannerQuestion, arguments, ask
 from millrace.models.spec import TrainingSpec
 from millrace.models.zoo.catalogue import build_training, model_spec
 from millrace.planner.clusters import framework as software
@@ -78,7 +77,7 @@ from millrace.planner.clusters import parse_cluster
 from millrace.planner.errors import ClusterError
 from millrace.planner.search import Pins, SearchRequest, search
 
-FRAMEWORKS = (DEFAULT, "megatron-core")
+FRAMEWORKS = (WHOLE_SPACE, "megatron-core")
 DEPTHS = (12, 96)
 IN_PROCESS = ("mesh", "depth")
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.planner.questions import DEFAULT, MIXED, MIXED_TOML, PlannerQuestion
+from benchmarks.planner.questions import MIXED, MIXED_TOML, PlannerQuestion
 from millrace import api
 from millrace.planner.cluster import Cluster
 from millrace.planner.clusters import parse_cluster
@@ -206,7 +206,7 @@ def _cluster(name: str, framework: str, folder: Path) -> Cluster:
     if name == MIXED:
         (folder / MIXED).write_text(MIXED_TOML, "utf-8")
         name = str(folder / MIXED)
-    return api.with_framework(parse_cluster(name), None if framework == DEFAULT else framework)
+    return api.with_framework(parse_cluster(name), framework)
 
 
 def scheduled_questions(

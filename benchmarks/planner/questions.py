@@ -10,7 +10,7 @@ from tempfile import TemporaryFile
 from time import perf_counter
 from typing import IO
 
-DEFAULT = "default"  # the framework where --framework is left out
+WHOLE_SPACE = "any"  # the framework that can run all there is
 MIXED = "mixed.toml"
 MIXED_TOML = """\
 name = "mixed"
@@ -113,9 +113,8 @@ class CommandAnswer:
 
 
 def arguments(question: PlannerQuestion, framework: str) -> list[str]:
-    """Arguments of `millrace plan` for a question, under a framework or DEFAULT."""
-    asked = question.arguments.split()
-    return asked if framework == DEFAULT else [*asked, "--framework", framework]
+    """Arguments of `millrace plan` for a question, under a framework."""
+    return [*question.arguments.split(), "--framework", framework]
 
 
 def ask(asked: Sequence[str], folder: Path, hash_seed: int = 0) -> CommandAnswer:

@@ -8,7 +8,7 @@ PRECISIONS = "fp64, fp32, tf32, bf16, fp16, fp8, mxfp8, nvfp4"  # millrace.model
 SCHEDULES = (  # millrace.planner.schedules
     "gpipe, 1f1b, eager-1f1b, interleaved-1f1b, zb-h1, zb-v, dualpipe-v"
 )
-DISPATCHERS = "alltoall, deepep, hybridep"  # millrace.planner.frameworks.capabilities
+DISPATCHERS = "alltoall, deepep, hybridep, allgather"  # millrace.planner.frameworks.capabilities
 RESERVE = "13%"  # millrace.planner.memory.DEFAULT_RESERVE
 FLASH = "flash"  # millrace.models.unfused_attention
 MAX_GAP = 0.02  # millrace.planner.plan

@@ -17,8 +17,8 @@ from benchmarks.planner.figures import (
     question_rows,
 )
 from benchmarks.planner.questions import (
-    DEFAULT,
     QUESTIONS,
+    WHOLE_SPACE,
     CommandAnswer,
     PlannerQuestion,
     arguments,
@@ -43,11 +43,11 @@ def answered(**changed: object) -> CommandAnswer:
 
 
 def test_a_command_is_timed_and_answers_with_the_same_bytes(tmp_path: Path):
-    asked = arguments(QUESTION, DEFAULT)
+    asked = arguments(QUESTION, WHOLE_SPACE)
     answers = [ask(asked, tmp_path, seed) for seed in range(2)]
     assert unsteady(answers) == []
     assert json.loads(answers[0].plan)
-    figures = row(QUESTION, DEFAULT, answers[0], {})
+    figures = row(QUESTION, WHOLE_SPACE, answers[0], {})
     assert figures.marks == ()
     assert figures.step_time_s is not None
     assert figures.wall_s > 0 < figures.cpu_s
@@ -57,12 +57,12 @@ def test_a_command_is_timed_and_answers_with_the_same_bytes(tmp_path: Path):
 
 def test_what_is_over_a_bar_or_slower_than_before_is_marked():
     strict = replace(QUESTION, bar_s=1.5)
-    slow = row(strict, DEFAULT, answered(), {"step_time_s": 1.0, "gap": 0.1, "wall_s": 4.0})
+    slow = row(strict, WHOLE_SPACE, answered(), {"step_time_s": 1.0, "gap": 0.1, "wall_s": 4.0})
     assert slow.marks == ("seconds over 1.5", "gap over 50%", "slower plan, +2.0%")
-    fine = row(QUESTION, DEFAULT, answered(gap=0.5), {"step_time_s": 1.02 / 1.009})
+    fine = row(QUESTION, WHOLE_SPACE, answered(gap=0.5), {"step_time_s": 1.02 / 1.009})
     assert fine.marks == ()
     refused = replace(answered(), code=1, text="", error="millrace: no plan fits", plan=b"")
-    assert row(QUESTION, DEFAULT, refused, {"step_time_s": 1.0}).marks == ("no plan",)
+    assert row(QUESTION, WHOLE_SPACE, refused, {"step_time_s": 1.0}).marks == ("no plan",)
     assert unsteady([answered(), refused]) == ["no plan in 1 of 2: 1 millrace: no plan fits"]
 
 
@@ -91,7 +91,9 @@ BERT = PlannerQuestion(
 
 
 def test_figures_of_a_compiled_plan_are_printed_beside_its_cost(tmp_path: Path):
-    rows = question_rows(FrameworkQuestion(BERT, DEFAULT, {"schedule": "1f1b", "pp": 2}), tmp_path)
+    rows = question_rows(
+        FrameworkQuestion(BERT, WHOLE_SPACE, {"schedule": "1f1b", "pp": 2}), tmp_path
+    )
     first = rows[0]
     assert first.pins == "schedule 1f1b pp 2"
     assert first.time_error is not None
@@ -100,7 +102,9 @@ def test_figures_of_a_compiled_plan_are_printed_beside_its_cost(tmp_path: Path):
 
 
 def test_what_is_laid_out_stands_beside_what_is_alive(tmp_path: Path):
-    sizes = alive_bytes(FrameworkQuestion(BERT, DEFAULT, {"schedule": "1f1b", "pp": 2}), tmp_path)
+    sizes = alive_bytes(
+        FrameworkQuestion(BERT, WHOLE_SPACE, {"schedule": "1f1b", "pp": 2}), tmp_path
+    )
     assert sizes is not None
     laid_out, alive = sizes
     assert alive <= laid_out < 1.5 * alive

@@ -22,8 +22,19 @@ from millrace.planner.search.request import SearchRequest
 def dispatching(request: SearchRequest, graph: Graph) -> list[SearchRequest]:
     """Requests whose software sends tokens to experts as pins say, or as its framework does.
 
-    Where the framework can move them beside other products, but not in all plans, the first request
-    is for plans in which it can, and the second for the others.
+    Where the framework can move them beside other products, the first request is for plans in which
+    it does, and the second for plans in which it does not.
+
+    Parameters
+    ----------
+    request : SearchRequest
+    graph : Graph
+        Its training graph, which says whether there are experts.
+
+    Raises
+    ------
+    InfeasibleError
+        A pin asks for what the model, the device or the framework has not.
     """
     pins, runs = request.pins, request.runs
     if not parallelism_limits(graph)["experts"]:
