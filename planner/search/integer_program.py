@@ -21,6 +21,9 @@ NODE_LIMIT = 100_000
 # Costs add up to so much in the solvers: absolute tolerances of HiGHS are harmless then, and GLOP
 # does not doubt its answers (with 1e6 it does so in half of those of 128 chunks).
 COSTS_WHOLE, COSTS_RELAXED = 1e6, 1e2
+# Iterations of the simplex, in multiples of rows and columns, after which a relaxation is given up:
+# GLOP can go round in circles for ever.
+ITERATIONS, ITERATIONS_MIN = 10, 20_000
 PRESOLVE, NO_PRESOLVE = "EMPHASIS_UNSPECIFIED", "EMPHASIS_OFF"  # by their names in MathOpt
 
 
@@ -145,17 +148,17 @@ class IntegerProgram:
                 self._solver = _solver(self._proto(cost / unit, relaxed=True))
             self._sizes_sent = self.columns, self.rows, len(self._entries)
             self._limits_sent = dict(self._limits)
-            result = _solved(self._solver, NO_PRESOLVE)  # which would begin anew
+            result = self._solved(self._solver, NO_PRESOLVE)  # which would begin anew
             if result is None:
                 self._sizes_sent = -1, 0, 0
         else:
-            result = _solved(_solver(self._proto(cost / unit, relaxed=True)), PRESOLVE)
+            result = self._solved(_solver(self._proto(cost / unit, relaxed=True)), PRESOLVE)
         # Presolving may leave open what it is, and GLOP may call its own answer imprecise.
         for solver in ("GLOP", "HIGHS"):
             if result is not None:
                 break
             proto = self._proto(cost / unit, relaxed=True)
-            result = _solved(_solver(proto, solver), NO_PRESOLVE)
+            result = self._solved(_solver(proto, solver), NO_PRESOLVE)
         if result is None:
             return IntegerSolution(values=np.zeros(0), cost=float("inf"), bound=-float("inf"))
         if not result.solutions:
@@ -167,6 +170,12 @@ class IntegerProgram:
         total_cost = float(cost @ values)
         return IntegerSolution(
             values=values, cost=total_cost, bound=min(bound, total_cost), multipliers=multipliers
+        )
+
+    def _solved(self, solver: Any, presolve: str) -> Any:
+        """Answer of a solver that has this program, as `_solved` says."""
+        return _solved(
+            solver, presolve, max(ITERATIONS_MIN, ITERATIONS * (self.rows + self.columns))
         )
 
     def _update(self) -> Any:
@@ -251,14 +260,19 @@ def _solver(proto: Any, name: str = "GLOP") -> Any:
     return solver.new(kind, proto, parameters_pb2.SolverInitializerProto())
 
 
-def _solved(solver: Any, presolve: str) -> Any:
-    """Answer of a solver: without solutions where none is feasible; None where it gave up."""
+def _solved(solver: Any, presolve: str, iterations: int) -> Any:
+    """Answer of a solver: without solutions where none is feasible; None where it gave up.
+
+    It does so after a number of iterations of the simplex.
+    """
     from ortools.math_opt import callback_pb2, model_parameters_pb2, parameters_pb2, result_pb2
     from pybind11_abseil.status import StatusNotOk
 
     try:
         result = solver.solve(
-            parameters_pb2.SolveParametersProto(presolve=getattr(parameters_pb2, presolve)),
+            parameters_pb2.SolveParametersProto(
+                presolve=getattr(parameters_pb2, presolve), iteration_limit=iterations
+            ),
             model_parameters_pb2.ModelSolveParametersProto(),
             None,
             callback_pb2.CallbackRegistrationProto(),
