@@ -21,9 +21,9 @@ NODE_LIMIT = 100_000
 # Costs add up to so much in the solvers: absolute tolerances of HiGHS are harmless then, and GLOP
 # does not doubt its answers (with 1e6 it does so in half of those of 128 chunks).
 COSTS_WHOLE, COSTS_RELAXED = 1e6, 1e2
-# Iterations of the simplex, in multiples of rows and columns, after which a relaxation is given up:
-# GLOP can go round in circles for ever.
-ITERATIONS, ITERATIONS_MIN = 10, 20_000
+# Iterations of the simplex, in multiples of rows and columns, after which GLOP gives a relaxation
+# up, which can go round in circles for ever; HiGHS takes over. Others were seen to take up to 0.7.
+ITERATIONS, ITERATIONS_MIN, HIGHS_ITERATIONS = 1, 2_000, 10
 PRESOLVE, NO_PRESOLVE = "EMPHASIS_UNSPECIFIED", "EMPHASIS_OFF"  # by their names in MathOpt
 
 
@@ -63,6 +63,7 @@ class IntegerProgram:
         self._solver: Any = None  # the one that is asked again
         self._sizes_sent = 0, 0, 0  # columns, rows and entries that it has
         self._limits_sent: dict[int, tuple[float, float]] = {}
+        self._relaxing: tuple[str, ...] = ("GLOP", "HIGHS")  # solvers that are tried
 
     def add_columns(
         self, cost: ArrayLike, *, integer: bool = False, highest: float = np.inf
@@ -143,7 +144,8 @@ class IntegerProgram:
             goes on from where it ended.
         """
         cost, unit = self._costs(COSTS_RELAXED)
-        if again:
+        result = None
+        if again and self._relaxing[0] == "GLOP":
             if self._sizes_sent[0] != self.columns or not self._solver.update(self._update()):
                 self._solver = _solver(self._proto(cost / unit, relaxed=True))
             self._sizes_sent = self.columns, self.rows, len(self._entries)
@@ -151,10 +153,10 @@ class IntegerProgram:
             result = self._solved(self._solver, NO_PRESOLVE)  # which would begin anew
             if result is None:
                 self._sizes_sent = -1, 0, 0
-        else:
+        elif not again:
             result = self._solved(_solver(self._proto(cost / unit, relaxed=True)), PRESOLVE)
         # Presolving may leave open what it is, and GLOP may call its own answer imprecise.
-        for solver in ("GLOP", "HIGHS"):
+        for solver in self._relaxing:
             if result is not None:
                 break
             proto = self._proto(cost / unit, relaxed=True)
@@ -174,9 +176,12 @@ class IntegerProgram:
 
     def _solved(self, solver: Any, presolve: str) -> Any:
         """Answer of a solver that has this program, as `_solved` says."""
-        return _solved(
-            solver, presolve, max(ITERATIONS_MIN, ITERATIONS * (self.rows + self.columns))
-        )
+        most = max(ITERATIONS_MIN, ITERATIONS * (self.rows + self.columns))
+        most *= 1 if "GLOP" in self._relaxing else HIGHS_ITERATIONS
+        result, iterations = _solved(solver, presolve, most)
+        if result is None and iterations >= most:
+            self._relaxing = ("HIGHS",)
+        return result
 
     def _update(self) -> Any:
         """Rows with their entries, and limits, that are new since the solver was asked."""
@@ -260,10 +265,10 @@ def _solver(proto: Any, name: str = "GLOP") -> Any:
     return solver.new(kind, proto, parameters_pb2.SolverInitializerProto())
 
 
-def _solved(solver: Any, presolve: str, iterations: int) -> Any:
-    """Answer of a solver: without solutions where none is feasible; None where it gave up.
+def _solved(solver: Any, presolve: str, most: int) -> tuple[Any, int]:
+    """Answer of a solver, and its iterations of the simplex, of which it makes so many at most.
 
-    It does so after a number of iterations of the simplex.
+    The answer is without solutions where none is feasible, and None where it gave up.
     """
     from ortools.math_opt import callback_pb2, model_parameters_pb2, parameters_pb2, result_pb2
     from pybind11_abseil.status import StatusNotOk
@@ -271,7 +276,7 @@ def _solved(solver: Any, presolve: str, iterations: int) -> Any:
     try:
         result = solver.solve(
             parameters_pb2.SolveParametersProto(
-                presolve=getattr(parameters_pb2, presolve), iteration_limit=iterations
+                presolve=getattr(parameters_pb2, presolve), iteration_limit=most
             ),
             model_parameters_pb2.ModelSolveParametersProto(),
             None,
@@ -280,15 +285,16 @@ def _solved(solver: Any, presolve: str, iterations: int) -> Any:
             None,
         )
     except StatusNotOk:
-        return None
+        return None, 0
+    iterations = int(result.solve_stats.simplex_iterations)
     reason = result.termination.reason
     assert reason != result_pb2.TERMINATION_REASON_UNBOUNDED, (
         "columns without a limit lower the cost for ever"
     )
     if reason == result_pb2.TERMINATION_REASON_INFEASIBLE:
         del result.solutions[:]
-        return result
-    return result if reason == result_pb2.TERMINATION_REASON_OPTIMAL else None
+        return result, iterations
+    return (result if reason == result_pb2.TERMINATION_REASON_OPTIMAL else None), iterations
 
 
 def _spelled_out(sparse: Any, length: int) -> Floats:

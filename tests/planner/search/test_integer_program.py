@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from ortools.math_opt.python import mathopt
 
+from millrace.planner.search import integer_program
 from millrace.planner.search.integer_program import IntegerProgram
 
 Rows = list[tuple[float, float, list[float]]]
@@ -13,13 +14,11 @@ Rows = list[tuple[float, float, list[float]]]
 
 def program(cost: list[float], rows: Rows, *, highest: float = np.inf) -> IntegerProgram:
     """Integer program of these costs and rows, which are limits and coefficients."""
-    integer_program = IntegerProgram()
-    integer_program.add_columns(cost, integer=True, highest=highest)
+    built = IntegerProgram()
+    built.add_columns(cost, integer=True, highest=highest)
     for lower, upper, coefficients in rows:
-        integer_program.enter(
-            integer_program.add_rows(1, lower, upper), np.arange(len(cost)), coefficients
-        )
-    return integer_program
+        built.enter(built.add_rows(1, lower, upper), np.arange(len(cost)), coefficients)
+    return built
 
 
 def random_rows(rng: np.random.Generator, columns: int) -> tuple[list[float], Rows]:
@@ -162,3 +161,22 @@ def test_a_program_that_can_be_solved_is_solved_once(monkeypatch: pytest.MonkeyP
     assert answer is not None
     assert answer.cost == pytest.approx(3.0)
     assert solves == ["once"]
+
+
+def test_a_relaxation_that_takes_too_many_steps_is_solved_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cost, rows = random_rows(np.random.default_rng(3), 6)
+    usual = program(cost, rows, highest=3.0).relaxed()
+    monkeypatch.setattr(integer_program, "ITERATIONS", 0)
+    monkeypatch.setattr(integer_program, "ITERATIONS_MIN", 1)
+    monkeypatch.setattr(integer_program, "HIGHS_ITERATIONS", 1000)
+    hurried = program(cost, rows, highest=3.0)
+    first = hurried.relaxed(again=True)
+    assert usual is not None
+    assert first is not None
+    assert first.cost == pytest.approx(usual.cost)
+    hurried.enter(hurried.add_rows(1, 1.0), np.arange(6), np.ones(6))
+    second = hurried.relaxed(again=True)
+    assert second is not None
+    assert second.cost >= first.cost - 1e-9
