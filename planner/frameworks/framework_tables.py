@@ -81,8 +81,7 @@ def capabilities(name: str) -> Capabilities:
     name : str
         The framework's, as `Software.name` has it.
     """
-    framework_record = records().get(name)
-    return EVERYTHING if framework_record is None else framework_record.runs
+    return records()[name].runs if name in records() else EVERYTHING
 
 
 def framework_memory(name: str) -> FrameworkMemory:
@@ -93,8 +92,7 @@ def framework_memory(name: str) -> FrameworkMemory:
     name : str
         The framework's, as `Software.name` has it.
     """
-    framework_record = records().get(name)
-    return USUAL if framework_record is None else framework_record.memory
+    return records()[name].memory if name in records() else USUAL
 
 
 def framework(name: str) -> Software:
