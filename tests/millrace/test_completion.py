@@ -23,7 +23,7 @@ TYPED = [
     ("show plan.json --framework nano", ["nanotron"]),
     ("plan gpt2-small --schedule zb", ["zb-h1", "zb-v"]),
     ("scale gpt2-small --precision b", ["bf16"]),
-    ("plan mixtral-8x7b --dispatcher all", ["alltoall"]),
+    ("plan mixtral-8x7b --dispatcher all", ["alltoall", "allgather"]),
 ]
 # Scripts that a shell keeps call the program by its name.
 PROGRAM = f'#!/bin/sh\nexec {sys.executable} -m millrace "$@"\n'
