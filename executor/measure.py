@@ -8,22 +8,28 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from statistics import fmean
-from tempfile import TemporaryDirectory
+from time import time
 
 import msgspec
 import numpy as np
 
 from millrace.executor.errors import ExecutorError
+from millrace.executor.probes.machine_load import wait_for_quiet
 from millrace.executor.probes.median_over_ranks import merged
+from millrace.executor.probes.probe_rounds import ROUNDS_MIN
 from millrace.executor.probes.probe_timing import ProbeRequest, Timings
-from millrace.executor.processes import check_capacity, run_ranks, usable_cores
+from millrace.executor.probes.recheck import contradiction
+from millrace.executor.probes.timed_ranks import quality_of, timed_ranks
+from millrace.executor.processes import check_capacity, usable_cores
 from millrace.models.documents import FileError, read_document, write_bytes
 from millrace.models.graph import to_json
 from millrace.planner.cluster import Device
 
-FORM = 3  # Raise it when what is measured changes.
-SECONDS = 11.0  # A profile takes about so long.
+FORM = 4  # Raise it when what is measured changes.
+SECONDS = 11.0  # A profile takes about so long where rounds agree at once,
+LONGEST = 5.0  # and at most so many times as long.
 KERNEL_SHARE = 0.65  # Kernels take this share of the time; collectives and starting take the rest.
+RECHECK_S = 600.0  # A profile that is kept is held against the machine so often, at most.
 ARENA_BYTES = 2**24  # Registers of the largest messages need so much.
 PROBE_COUNT = 200  # `millrace.executor.probes` lists about so many kernels and sizes.
 
@@ -35,19 +41,24 @@ class _Cached(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     device: Device
 
 
-def profile(ranks: int, *, seconds: float = SECONDS) -> Device:
+def profile(
+    ranks: int, *, seconds: float = SECONDS, progress: Callable[[str], None] | None = None
+) -> Device:
     """Measure one of `ranks` processes on this machine.
 
     Kernels are timed in as many processes as there are cores (or ranks, where they are fewer) at
     once, one share of the cores' BLAS threads each; collectives and transfers between all ranks.
-    What the driver adds to a kernel is in every kernel's time, and in `launch_ns`.
+    What the driver adds to a kernel is in every kernel's time, and in `launch_ns`. Other programs
+    are waited for a little; all is timed in rounds, until they agree.
 
     Parameters
     ----------
     ranks
         Number of processes in use.
     seconds
-        About how long it may take.
+        About how long it takes where rounds agree at once, and a fifth of how long it may take.
+    progress
+        Told what is waited for.
 
     Returns
     -------
@@ -63,17 +74,14 @@ def profile(ranks: int, *, seconds: float = SECONDS) -> Device:
     """
     check_capacity([ARENA_BYTES] * ranks)
     cores = usable_cores()
-    patience_ns = round(seconds * KERNEL_SHARE / PROBE_COUNT * 1e9)
-    with TemporaryDirectory(prefix="millrace-") as name:
-        folder = Path(name)
-        order = ProbeRequest(cores=min(ranks, cores), kernel_ns=patience_ns)
-        (folder / "order.json").write_bytes(msgspec.json.encode(order))
-        run_ranks("millrace.executor.probes.probe_timing", ranks, folder)
-        rank_timings = [
-            msgspec.json.decode((folder / f"timings.{rank}.json").read_bytes(), type=Timings)
-            for rank in range(ranks)
-        ]
-    return _device(ranks, cores, rank_timings)
+    order = ProbeRequest(
+        cores=min(ranks, cores),
+        kernel_ns=round(seconds * KERNEL_SHARE / PROBE_COUNT / ROUNDS_MIN * 1e9),
+        limit_s=seconds * LONGEST,
+    )
+    if seconds >= SECONDS:
+        wait_for_quiet(progress)
+    return _device(ranks, timed_ranks(ranks, order))
 
 
 def cached_profile(
@@ -87,16 +95,18 @@ def cached_profile(
     """Profile of this machine with `ranks` processes, measured once and then kept.
 
     It is kept in the user's cache folder (`$XDG_CACHE_HOME` or `~/.cache`, `millrace/`) and is
-    measured anew when the host, its cores, NumPy or the way of measuring change; `progress` is
-    told when it is; `unkept` (else `progress`) where it cannot be kept, and why.
+    measured anew when the host, its cores, NumPy or the way of measuring change, and when the
+    machine contradicts it, which is tried every ten minutes at most; `progress` is told when it is;
+    `unkept` (else `progress`) where it cannot be kept, and why.
     """
     return kept_profile(
         _key(ranks),
-        lambda: profile(ranks, seconds=seconds),
+        lambda: profile(ranks, seconds=seconds, progress=progress or unkept),
         refresh=refresh,
         told=f"measuring this machine with {ranks} ranks, once (some ten seconds) …",
         progress=progress,
         unkept=unkept,
+        contradiction=lambda device: contradiction(ranks, usable_cores(), device),
     )
 
 
@@ -108,6 +118,7 @@ def kept_profile(
     told: str,
     progress: Callable[[str], None] | None,
     unkept: Callable[[str], None] | None = None,
+    contradiction: Callable[[Device], str] | None = None,
 ) -> Device:
     """Profile that is kept for a key; where there is none, it is measured and kept.
 
@@ -123,13 +134,18 @@ def kept_profile(
         The text that `progress` is told before that.
     unkept
         Told why the profile cannot be kept; `progress` by default.
+    contradiction
+        Says why a profile that was kept no longer holds; asked every ten minutes at most.
     """
     path = cache_folder() / f"device-{sha256(key.encode()).hexdigest()[:16]}.json"
     if not refresh:
         with suppress(FileError):  # not there, or nothing that we have written
             cached = read_document(path, _Cached, "kept profile")
             if cached.key == key:
-                return cached.device
+                reason = _contradiction(path, cached.device, contradiction)
+                if not reason:
+                    return cached.device
+                told = f"{reason}: {told}"
     if progress is not None:
         progress(told)
     device = measure()
@@ -141,6 +157,29 @@ def kept_profile(
         if tell is not None:
             tell(f"the measurement is not kept: {error}")
     return device
+
+
+def _contradiction(
+    path: Path, device: Device, contradiction: Callable[[Device], str] | None
+) -> str:
+    """Reason why a profile no longer holds, where it is time to ask for it; else empty.
+
+    When it was last asked is the time of a file beside the profile's, or of the profile itself.
+    """
+    checked = path.with_suffix(".checked")
+    is_doubtful = device.measured is not None and device.measured.is_doubtful
+    if contradiction is None or (_age_s(path, checked) < RECHECK_S and not is_doubtful):
+        return ""
+    try:
+        checked.touch()
+    except OSError:  # a measurement could not be kept either
+        return ""
+    return contradiction(device)
+
+
+def _age_s(*paths: Path) -> float:
+    """Seconds since the last of these files was written."""
+    return time() - max((path.stat().st_mtime for path in paths if path.exists()), default=0.0)
 
 
 def cache_folder() -> Path:
@@ -182,7 +221,7 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def _device(ranks: int, cores: int, rank_timings: list[Timings]) -> Device:
+def _device(ranks: int, rank_timings: list[Timings]) -> Device:
     timed = [timings for timings in rank_timings if timings.kernels]
     if not timed:
         raise ExecutorError("no process timed its kernels")
@@ -203,6 +242,7 @@ def _device(ranks: int, cores: int, rank_timings: list[Timings]) -> Device:
         source=f"measured by millrace profile: {_key(ranks)}",
         kernels=kernels,
         collectives=merged([timings.collectives for timings in rank_timings]),
+        measured=quality_of(rank_timings),
     )
 
 

@@ -16,6 +16,8 @@ from typing import Annotated
 import msgspec
 
 SCHEMA_VERSION = 1
+# Beyond these a measurement is doubtful: of the cores' time taken by others, of the usual spread.
+TAKEN_MAX, SPREAD_MAX = 0.1, 0.1
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,6 +71,53 @@ class HostMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     memory_bytes: int | None = None
 
 
+class MeasurementQuality(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Quality of a measured device's figures; None where something is not known.
+
+    Attributes
+    ----------
+    rounds
+        Times that every probe was timed.
+    spread
+        How far rounds differed, of the usual probe: the median deviation from its median.
+    spread_max, spread_max_of
+        That of the table of kernels or collectives that differed most, and its name.
+    others
+        Share of the cores' time that other programs took meanwhile.
+    steal
+        Share that the host of a virtual machine took.
+    frequency
+        Share of their highest frequency at which the cores ran.
+    """
+
+    rounds: int
+    spread: float | None = None
+    spread_max: float | None = None
+    spread_max_of: str = ""
+    others: float | None = None
+    steal: float | None = None
+    frequency: float | None = None
+
+    @property
+    def taken(self) -> float:
+        """Share of the cores' time that was not there for the measurement."""
+        return (self.others or 0.0) + (self.steal or 0.0)
+
+    @property
+    def is_doubtful(self) -> bool:
+        """True where predictions from these figures may be far off."""
+        return self.taken > TAKEN_MAX or (self.spread or 0.0) > SPREAD_MAX
+
+    @property
+    def error_max(self) -> float:
+        """Share by which figures may be too long: what was waited for, or what rounds differed by.
+
+        Ranks that wait for others wait longer than that; it holds for kernels.
+        """
+        waited = self.taken / (1 - self.taken) if self.taken < 1 else 1.0
+        return max(waited, self.spread or 0.0)
+
+
 class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One kind of device.
 
@@ -94,7 +143,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     are what tiles of a product are dealt to (SMs, compute units); 0: not known, and small products
     are as efficient as large ones. `softmax_features` is of how many features a score is multiplied
     in the time of its exponential, which matrix units do not compute: they have become faster with
-    every generation, exponentials with Blackwell Ultra only.
+    every generation, exponentials with Blackwell Ultra only. `measured` says how sure measured
+    figures are; None for those of data sheets.
     """
 
     name: str
@@ -115,6 +165,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     attention_efficiency: float = 0.6  # between FlashAttention-2 on A100 and -3 on H100, 2023-24
     multiprocessors: int = 0
     softmax_features: float = 32.0  # of an H100, see planner.costs.attention
+    measured: MeasurementQuality | None = None
 
 
 class Islands(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

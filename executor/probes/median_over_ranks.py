@@ -3,7 +3,7 @@
 from collections import Counter
 from statistics import fmean, median
 
-from millrace.executor.probes.probe_timing import Points
+from millrace.executor.probes.probe_rounds import Points
 
 
 def merged(tables: list[Points]) -> dict[str, tuple[tuple[int, int], ...]]:

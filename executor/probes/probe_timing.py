@@ -5,24 +5,33 @@ Started as `python -m mpi4py -m millrace.executor.probes.probe_timing FOLDER`.
 As many ranks as there are cores time kernels at once, each with the BLAS threads it has in a run,
 while the others wait. Then one group of each size times collectives and transfers, driven by the
 same threads and the same communicator as in a run: the time of one is a whole turn of a chain in
-which the next begins when the last has ended, hand-offs and polite waits included.
+which the next begins when the last has ended, hand-offs and polite waits included. That is a round;
+there are as many as `millrace.executor.probes.probe_rounds` asks for.
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import cycle
 from mmap import mmap
 from pathlib import Path
 from statistics import median
-from time import perf_counter_ns
+from time import monotonic, perf_counter_ns, process_time
 
 import msgspec
 import numpy as np
 
+from millrace.executor.arena import ALIGNMENT_BYTES
 from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels import make_kernel
 from millrace.executor.kernels.context import Array
+from millrace.executor.probes.machine_load import (
+    MachineLoad,
+    core_times,
+    frequency_share,
+    load_between,
+)
 from millrace.executor.probes.probe_graphs import group_graph, group_sizes, pair_graph, ring_graph
+from millrace.executor.probes.probe_rounds import ROUNDS_MIN, Points, agree, combined, spreads
 from millrace.executor.probes.profiled_kernels import KernelCase, cases
 from millrace.executor.rank import RankMemory
 from millrace.executor.recording import Recorder
@@ -40,23 +49,35 @@ CALLS_MAX = 200
 BANDWIDTH_BYTES = 32 * 2**20
 IDLE_ACTORS, IDLE_STEPS = 16, 60
 
-Points = dict[str, list[tuple[int, int]]]
-
 
 class ProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Request of the parent: what to time, and for how long."""
+    """Request of the parent: what to time, and for how long.
+
+    Without `tables` all kernels are timed, and collectives between groups of every size, until
+    rounds agree; with them kernels of these tables and collectives between all ranks, once.
+    """
 
     cores: int
-    kernel_ns: int  # how long to repeat each kernel
+    kernel_ns: int  # how long to repeat each kernel in a round
+    limit_s: float = 0.0  # no round is begun that would end later
+    tables: tuple[str, ...] = ()
 
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True):
-    """Timings of one rank; ranks beyond the cores time no kernels."""
+    """Timings of one rank, of the median round; ranks beyond the cores time no kernels.
+
+    `spreads` has how far rounds differed, of every probe by table, where there were several. The
+    loads are what rank 0 saw of others while the rounds ran.
+    """
 
     launch_ns: int = 0
     memory_bandwidth_bytes_per_s: float = 0.0
     kernels: Points = {}
     collectives: Points = {}
+    spreads: dict[str, list[float]] = {}
+    rounds: int = 1
+    load: MachineLoad | None = None
+    frequency: float | None = None
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -66,48 +87,88 @@ def main(arguments: Sequence[str]) -> None:
         order = msgspec.json.decode((folder / "order.json").read_bytes(), type=ProbeRequest)
         world = join_world()
         world.barrier()
-        timings = Timings()
-        if world.rank < order.cores:
-            timings = Timings(
-                launch_ns=time_launch(),
-                memory_bandwidth_bytes_per_s=time_copy(),
-                kernels=time_kernels(order.kernel_ns),
-            )
-        world.barrier()
-        timings = msgspec.structs.replace(timings, collectives=time_collectives(world, folder))
+        timings = time_rounds(world, folder, order)
         (folder / f"timings.{world.rank}.json").write_bytes(msgspec.json.encode(timings))
         world.barrier()
 
     be_rank(arguments, life)
 
 
-def time_kernels(patience_ns: int) -> Points:
-    """Time every probe; points are (work, duration in nanoseconds) in the order of the probes."""
+def time_rounds(world: World, folder: Path, order: ProbeRequest) -> Timings:
+    """Timings over as many rounds as it takes until those of all ranks agree."""
+    start_s, ours_s, cores_before = monotonic(), process_time(), core_times()
+    rounds: list[Timings] = []
+    frequencies: list[float] = []
+    while True:
+        began_s = monotonic()
+        rounds.append(time_round(world, folder, order))
+        frequencies.extend(share for share in (frequency_share(),) if share is not None)
+        timed = [timings.kernels | timings.collectives for timings in rounds]
+        differences = spreads(timed) if len(rounds) > 1 else {}
+        now_s = monotonic()
+        is_late = 2 * now_s - began_s - start_s > order.limit_s
+        has_agreed = len(rounds) >= ROUNDS_MIN and agree(differences)
+        verdicts = world.communicator.allgather((is_late, has_agreed))
+        if any(late for late, _ in verdicts) or all(agreed for _, agreed in verdicts):
+            break
+    ours = world.communicator.allgather(process_time() - ours_s)
+    return Timings(
+        launch_ns=round(median(timings.launch_ns for timings in rounds)),
+        memory_bandwidth_bytes_per_s=median(t.memory_bandwidth_bytes_per_s for t in rounds),
+        kernels=combined([timings.kernels for timings in rounds]),
+        collectives=combined([timings.collectives for timings in rounds]),
+        spreads=differences,
+        rounds=len(rounds),
+        load=load_between(cores_before, core_times(), sum(ours)),
+        frequency=median(frequencies) if frequencies else None,
+    )
+
+
+def time_round(world: World, folder: Path, order: ProbeRequest) -> Timings:
+    """Timings of one round: kernels in as many ranks as there are cores, then collectives."""
+    timings = Timings()
+    if world.rank < order.cores:
+        timings = Timings(
+            launch_ns=time_launch(),
+            memory_bandwidth_bytes_per_s=time_copy(),
+            kernels=time_kernels(order.kernel_ns, order.tables),
+        )
+    world.barrier()
+    sizes = group_sizes(world.size)[-1:] if order.tables else group_sizes(world.size)
+    collectives = time_collectives(world, folder, sizes)
+    return msgspec.structs.replace(timings, collectives=collectives)
+
+
+def time_kernels(patience_ns: int, tables: Container[str] = ()) -> Points:
+    """Time every probe, or those of some tables; points are in the order of the probes."""
     points: Points = {}
+    arena = ProbeArena()
     with np.errstate(all="ignore"):
         for case in cases():
-            duration_ns = time_case(case, patience_ns)
-            points.setdefault(case.table, []).append((case.work, duration_ns))
+            if not tables or case.table in tables:
+                duration_ns = time_case(case, patience_ns, arena)
+                points.setdefault(case.table, []).append((case.work, duration_ns))
     return points
 
 
-def time_case(case: KernelCase, patience_ns: int) -> int:
+def time_case(case: KernelCase, patience_ns: int, arena: "ProbeArena") -> int:
     """Median duration of one call [ns], over about `patience_ns` of calls.
 
     Calls take turns on copies of the arrays, so that, as in a run, no cache holds them, and all
     lie in shared memory, whose small pages cost a strided kernel up to half its speed.
     """
     kernel = make_kernel(case.context)
-    inputs = case.inputs()
-    size_bytes = sum(array.nbytes for array in (*inputs, *case.outputs()))
-    sets = [_shared_set(case, inputs)]
+    inputs, outputs = case.inputs(), case.outputs()
+    size_bytes = sum(map(aligned_bytes, (*inputs, *outputs)))
+    arena.clear(max(CACHE_BYTES, size_bytes))
+    sets = [arena.operands(inputs, outputs)]
     start_ns = perf_counter_ns()
     kernel(0, *sets[0])
     first_ns = perf_counter_ns() - start_ns
     # the first call is the slowest: four times as many as it promises will not be outrun
     calls = 4 * patience_ns // max(first_ns, 1) + 1
     copies = min(max(1, CACHE_BYTES // max(size_bytes, 1)), COPIES_MAX, calls)
-    sets.extend(_shared_set(case, inputs) for _ in range(copies - 1))
+    sets.extend(arena.operands(inputs, outputs) for _ in range(copies - 1))
     durations: list[int] = []
     spent_ns = 0
     for firing, operands in zip(range(CALLS_MAX), cycle(sets), strict=False):
@@ -120,20 +181,40 @@ def time_case(case: KernelCase, patience_ns: int) -> int:
     return round(median(durations))
 
 
-def _shared_set(case: KernelCase, inputs: Sequence[Array]) -> tuple[list[Array], list[Array]]:
-    """Copy of the inputs and of the outputs, in shared memory."""
-    return (
-        [in_shared_memory(array) for array in inputs],
-        [in_shared_memory(array) for array in case.outputs()],
-    )
+class ProbeArena:
+    """Memory in which operands of probes lie as registers do in a run's arena.
+
+    It is shared memory, every page written to, and is filled again for every probe.
+    """
+
+    def __init__(self) -> None:
+        self._block = np.zeros(0, np.uint8)
+        self._used_bytes = 0
+
+    def clear(self, size_bytes: int) -> None:
+        """Make room for so many bytes; what lies there is overwritten."""
+        if self._block.size < size_bytes:
+            self._block = np.frombuffer(mmap(-1, size_bytes), np.uint8)
+            self._block.fill(0)
+        self._used_bytes = 0
+
+    def operands(
+        self, inputs: Iterable[Array], outputs: Iterable[Array]
+    ) -> tuple[list[Array], list[Array]]:
+        """Copies of the inputs and of the outputs."""
+        return list(map(self._copy, inputs)), list(map(self._copy, outputs))
+
+    def _copy(self, array: Array) -> Array:
+        start, self._used_bytes = self._used_bytes, self._used_bytes + aligned_bytes(array)
+        part = self._block[start : start + array.nbytes]
+        copy: Array = part.view(array.dtype).reshape(array.shape)
+        np.copyto(copy, array)
+        return copy
 
 
-def in_shared_memory(array: Array) -> Array:
-    """Copy of an array that lies where a run's arena does, every page written to."""
-    block = mmap(-1, max(array.nbytes, 1))
-    copy = np.frombuffer(block, array.dtype, array.size).reshape(array.shape)
-    np.copyto(copy, array)
-    return copy
+def aligned_bytes(array: Array) -> int:
+    """Bytes that an array takes in an arena."""
+    return -(-array.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 def time_copy() -> float:
@@ -192,10 +273,10 @@ class _Nobody:
         """Do nothing."""
 
 
-def time_collectives(world: World, folder: Path) -> Points:
-    """Time every collective over groups of every size, and transfers; keys `kind/group_size`."""
+def time_collectives(world: World, folder: Path, sizes: Iterable[int]) -> Points:
+    """Time every collective over groups of these sizes, and transfers; keys `kind/group_size`."""
     points: Points = {}
-    for size in group_sizes(world.size):
+    for size in sizes:
         for actor, turn_ns in _turns(group_graph(world.size, size), world, folder):
             if (meeting := actor.meeting) is not None:
                 kind_points = points.setdefault(f"{meeting.kind}/{size}", [])

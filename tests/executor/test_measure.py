@@ -24,6 +24,8 @@ def test_a_profile_is_measured_once_and_costs_take_it(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     device = cached_profile(2, seconds=0.1)
     assert cached_profile(2, seconds=0.1) == device
+    assert device.measured is not None
+    assert device.measured.rounds >= 1
     assert device.launch_ns > 0
     for per_s in (device.flops_per_s["fp32"], device.memory_bandwidth_bytes_per_s):
         assert 1e6 < per_s < 1e15, "of the unit that it is said to be of, on any machine"

@@ -33,8 +33,8 @@ from millrace.executor.gpu.probing.transfers import (
     host_points,
 )
 from millrace.executor.probes.median_over_ranks import merged
+from millrace.executor.probes.probe_rounds import Points
 from millrace.executor.probes.probe_sizes import GPU_SCALES, Scales
-from millrace.executor.probes.probe_timing import Points
 from millrace.executor.probes.profiled_kernels import DTYPES, LAYERS, MULTIPLIED, KernelCase, cases
 from millrace.planner.cluster import Device as MeasuredDevice
 from millrace.planner.costs import ATTENTION

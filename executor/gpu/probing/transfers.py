@@ -7,7 +7,7 @@ from millrace.executor.gpu.device import ADDRESS, DeviceDriver
 from millrace.executor.gpu.nccl import ITEM_BYTES, DeviceCommunicator, LaneGroup
 from millrace.executor.gpu.probing.stopwatch import Stopwatch
 from millrace.executor.probes.probe_graphs import group_sizes
-from millrace.executor.probes.probe_timing import Points
+from millrace.executor.probes.probe_rounds import Points
 from millrace.planner.collectives import BOXING
 
 COPY_BYTES_MAX = 256 * 2**20  # more than any L2

@@ -26,8 +26,8 @@ from millrace.executor.gpu.probing.transfers import (
     collective_points,
     groups_of,
 )
+from millrace.executor.probes.probe_rounds import Points
 from millrace.executor.probes.probe_sizes import CPU_SCALES, GPU_SCALES
-from millrace.executor.probes.probe_timing import Points
 from millrace.executor.probes.profiled_kernels import DTYPES, MULTIPLIED, PROBES, cases
 from millrace.models.spec import TrainingSpec
 from millrace.models.zoo.catalogue import build_training

@@ -1,0 +1,92 @@
+"""Check of a kept profile: three seconds in which this machine may contradict it.
+
+A few kernels of different kinds and the collectives between all ranks are timed again. While other
+programs are busy nothing is known, and the profile stays.
+"""
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from millrace.executor.probes.machine_load import load_now
+from millrace.executor.probes.median_over_ranks import merged
+from millrace.executor.probes.probe_timing import ProbeRequest, Timings
+from millrace.executor.probes.timed_ranks import timed_ranks
+from millrace.planner.cluster import Device
+
+TABLES = ("matmul", "gelu", "layer_norm", "attention/64", "adamw")
+KERNEL_NS = 5_000_000
+# Kernels of one machine were within 10 % of one another on a quiet day, collectives within 40 %
+# (two cores, 2026-11); what is beyond twice that is another machine, or was measured amiss.
+KERNELS_MARGIN, COLLECTIVES_MARGIN = 0.2, 0.8
+
+Tables = Mapping[str, Sequence[tuple[int, int]]]
+
+
+def contradiction(ranks: int, cores: int, device: Device) -> str:
+    """Clause that says why a profile no longer holds; empty where it does, or none can tell.
+
+    Parameters
+    ----------
+    ranks, cores
+        Number of processes, and of cores that they share.
+    device
+        The profile.
+
+    Raises
+    ------
+    ExecutorError
+        A process failed.
+    """
+    quality = device.measured
+    if quality is not None and quality.is_doubtful:
+        load = load_now()
+        if load is None or load.is_busy:
+            return ""
+        return "it was taken while the machine was not quiet, and now it is"
+    order = ProbeRequest(cores=min(ranks, cores), kernel_ns=KERNEL_NS, tables=TABLES)
+    rank_timings = timed_ranks(ranks, order)
+    load = rank_timings[0].load
+    if load is not None and load.is_busy:
+        return ""
+    return difference(device, rank_timings)
+
+
+def difference(device: Device, rank_timings: Sequence[Timings]) -> str:
+    """Clause that says by how much a profile is off what ranks have timed; empty within margins.
+
+    Parameters
+    ----------
+    device
+        The profile, whose own spread widens the margins.
+    rank_timings
+        Timings of every rank, of some of its kernels and collectives.
+    """
+    quality = device.measured
+    spread = 0.0 if quality is None else quality.spread or 0.0
+    launch_ns = round(median(timings.launch_ns for timings in rank_timings if timings.kernels))
+    kernels = merged([timings.kernels for timings in rank_timings])
+    now = {
+        table: [(work, duration_ns + launch_ns) for work, duration_ns in points]
+        for table, points in kernels.items()
+    }
+    collectives = merged([timings.collectives for timings in rank_timings])
+    for name, today, before, margin in (
+        ("kernels", now, device.kernels, KERNELS_MARGIN),
+        ("collectives", collectives, device.collectives, COLLECTIVES_MARGIN),
+    ):
+        ratio = _ratio(today, before)
+        if ratio is not None and max(ratio, 1 / ratio) > 1 + spread + margin:
+            return f"{name} take {ratio:.2f} times as long today"
+    return ""
+
+
+def _ratio(today: Tables, before: Tables) -> float | None:
+    """Median of today's durations over those before, of points that both have."""
+    ratios = [
+        duration_ns / dict(before[table])[work]
+        for table, points in today.items()
+        if table in before
+        for work, duration_ns in points
+        if work in dict(before[table])
+    ]
+    return median(ratios) if ratios else None

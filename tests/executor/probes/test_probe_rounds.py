@@ -1,0 +1,34 @@
+"""Rounds of probes: what they agree on, and how far they differ."""
+
+from millrace.executor.probes.probe_rounds import Points, agree, combined, spreads
+from millrace.executor.probes.probe_timing import Timings
+from millrace.executor.probes.timed_ranks import quality_of
+
+
+def rounds_of(*durations_ns: int) -> list[Points]:
+    """Rounds of one probe that takes so long in each, and of another that always takes 100 ns."""
+    return [{"gelu": [(8, duration_ns)], "relu": [(8, 100)]} for duration_ns in durations_ns]
+
+
+def test_a_burst_in_one_of_three_rounds_leaves_no_trace() -> None:
+    rounds = rounds_of(1000, 9000, 1000)
+    assert combined(rounds) == {"gelu": [(8, 1000)], "relu": [(8, 100)]}
+    assert spreads(rounds) == {"gelu": [0.0], "relu": [0.0]}
+    assert agree(spreads(rounds))
+
+
+def test_rounds_that_differ_do_not_agree_and_the_worst_table_is_named() -> None:
+    rounds = rounds_of(1000, 2000, 3000)
+    differences = spreads(rounds)
+    assert differences == {"gelu": [0.5], "relu": [0.0]}
+    assert not agree(differences)
+    quality = quality_of([Timings(spreads=differences, rounds=3)])
+    assert (quality.rounds, quality.spread, quality.spread_max) == (3, 0.25, 0.5)
+    assert quality.spread_max_of == "gelu"
+    assert quality.others is quality.steal is quality.frequency is None
+
+
+def test_one_round_has_no_spread() -> None:
+    quality = quality_of([Timings()])
+    assert (quality.rounds, quality.spread, quality.spread_max) == (1, None, None)
+    assert not quality.is_doubtful
