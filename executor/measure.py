@@ -155,7 +155,10 @@ def kept_profile(
     except (OSError, FileError) as error:
         tell = unkept or progress
         if tell is not None:
-            tell(f"the measurement is not kept: {error}")
+            tell(
+                f"the measurement is not kept: {error}; it is made every time until the folder can "
+                f"be written to, or XDG_CACHE_HOME names another"
+            )
     return device
 
 

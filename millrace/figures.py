@@ -13,6 +13,7 @@ from millrace.models.arrays import Floats
 from millrace.models.ops import model_flops, op_kind
 from millrace.models.zoo.catalogue import unit_of
 from millrace.planner.block_times import BlockTimes, Kind
+from millrace.planner.clusters.doubts import profile_warning
 from millrace.planner.formatting import size
 from millrace.planner.frameworks.experts import dispatcher_of, overlaps
 from millrace.planner.frameworks.framework_tables import capabilities
@@ -215,6 +216,7 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
     summary |= dict.fromkeys(missing) | plan.figures
     summary["reserve_bytes"] = reserve_bytes(plan)
     summary |= range_document(plan, summary["step_time_s"])
+    summary["profile_warning"] = profile_warning(plan.cluster)
     summary |= spending(plan)
     evidence = plan.evidence
     summary |= {

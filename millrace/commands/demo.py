@@ -52,11 +52,14 @@ def demo(
     from millrace.compare import join
     from millrace.figures import kinds_of_parallelism
     from millrace.files import make_folder
+    from millrace.planner.clusters.doubts import profile_warning
     from millrace.tables.console import stdout
 
     if output is not None:
         make_folder(output)  # before the long work, so that a bad path is told at once
     on = api.cluster(f"local:{ranks}", progress=say)
+    if (warning := profile_warning(on)) is not None:
+        say(warning)
     question = _DemoQuestion(on=on, global_batch=SAMPLES_PER_RANK * ranks, seed=seed)
     free = question.search({})
     pins = pins_for(kinds_of_parallelism(free), ranks)
@@ -77,6 +80,7 @@ def demo(
         "predicted": {"step_time_s": comparison.predicted_step_time_s},
         "measured": {"step_time_s": comparison.measured_step_time_s},
         "error": comparison.step_time_error,
+        "profile_warning": warning,
         "loss": measured.losses,
         "data": measured.data,
     }

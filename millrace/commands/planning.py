@@ -289,7 +289,7 @@ def plan(
     check_writable(output)
     limit_bytes, training = asked_limit_bytes(memory_limit, reserve), checked_training(attention)
     opened, on = _opened(model, seq_len, precision, cluster, profile, framework, asked)
-    _warn(opened, global_batch, on.devices, asked["pins"])
+    _warn(opened, global_batch, on, asked["pins"])
     began = perf_counter()
     record = SearchLog(clock=perf_counter, top=top)
     with working(f"planning {opened.name} for {on.name}") as told:
@@ -359,12 +359,13 @@ def _opened(
     return opened, on
 
 
-def _warn(model: "ModelSpec", batch: int, devices: int, pins: dict[str, str | int | bool]) -> None:
-    """Say on stderr what of a question is seldom meant."""
+def _warn(model: "ModelSpec", batch: int, on: "Cluster", pins: dict[str, str | int | bool]) -> None:
+    """Say on stderr what of a question is seldom meant, and what its answer is in doubt of."""
     from millrace.models.zoo.catalogue import beyond_positions
+    from millrace.planner.clusters.doubts import profile_warning
 
-    uneven = "" if "dp" in pins else uneven_batch(batch, devices)
-    for text in (beyond_positions(model), uneven):
+    uneven = "" if "dp" in pins else uneven_batch(batch, on.devices)
+    for text in (beyond_positions(model), uneven, profile_warning(on)):
         if text:
             say(text)
 

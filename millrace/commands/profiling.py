@@ -8,12 +8,12 @@ import typer
 
 from millrace.output import Json, answer, say, working
 from millrace.planner.errors import ClusterError
-from millrace.units import format_rate, format_seconds
+from millrace.units import format_percent, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from millrace.planner.cluster import Device
+    from millrace.planner.cluster import Device, MeasurementQuality
 
 
 def register(app: typer.Typer) -> None:
@@ -45,11 +45,14 @@ def profile(
 ) -> None:
     """Measure this machine's ops and collectives for `local:N`."""
     from millrace.files import check_writable, write_document
+    from millrace.planner.clusters.doubts import profile_doubt
 
     check_writable(output)
     if device not in MEASURED:
         raise ClusterError(f"--device {device}: expected one of {', '.join(MEASURED)}")
     measured_device = MEASURED[device](ranks, seconds)
+    if (warning := profile_doubt(measured_device)) is not None:
+        say(warning)
     if output is not None:
         write_document(output, measured_device)
         say(f"device profile written to {output}")
@@ -92,6 +95,25 @@ MEASURED = {"cpu": _cpus, "gpu": _gpus}
 many seconds (None: as long as each does by itself)."""
 
 
+def quality_text(quality: "MeasurementQuality") -> str:
+    """Text on how sure a profile is: its rounds, how far they differed, what others took."""
+    parts = [f"{quality.rounds} round{'s' * (quality.rounds > 1)}"]
+    if quality.spread is not None and quality.spread_max is not None:
+        parts[0] += (
+            f" that differed by {format_percent(quality.spread)}, {quality.spread_max_of} by "
+            f"{format_percent(quality.spread_max)}"
+        )
+    if quality.others is None:
+        parts.append("nothing is known of other programs")
+    else:
+        parts.append(f"other programs took {format_percent(quality.others)} of the cores")
+    if quality.steal:
+        parts.append(f"the host {format_percent(quality.steal)}")
+    if quality.frequency is not None:
+        parts.append(f"cores ran at {format_percent(quality.frequency)} of their frequency")
+    return f"measured in {', '.join(parts)}"
+
+
 def _draw(device: "Device", console: "Console") -> None:
     from rich.table import Table
 
@@ -101,6 +123,8 @@ def _draw(device: "Device", console: "Console") -> None:
     bandwidth = format_rate(device.memory_bandwidth_bytes_per_s, "B")
     console.print(f"memory bandwidth: {bandwidth}", markup=False)
     console.print(f"added to every firing: {format_seconds(device.launch_ns / 1e9)}", markup=False)
+    if device.measured is not None:
+        console.print(quality_text(device.measured), markup=False)
     table = Table()
     for column in ("collective/ranks", "smallest message", "takes", "largest", "takes"):
         table.add_column(column, justify="left" if column.startswith("coll") else "right")

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from millrace.commands.planning import Framework, Model, Precision, ReserveOption, SeqLen
-from millrace.commands.sweep_options import Clusters, numbers, opened, takes_sweep
+from millrace.commands.sweep_options import Clusters, numbers, opened, takes_sweep, warn_of_profiles
 from millrace.output import Json, answer, say, working
 from millrace.units import parse_count, parse_duration_s
 
@@ -87,6 +87,7 @@ def recommend(
         write_bytes(csv, recommendation_csv(document["rows"]).encode())
     if plot is not None:
         save(plot_recommendation(document), plot)
+    warn_of_profiles(document["rows"])
     answer(document, as_json, lambda console: draw_recommendation(document, console))
     if document["choice"]["fastest"] is None:
         say("millrace: nothing that was tried makes it")

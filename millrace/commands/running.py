@@ -80,8 +80,10 @@ def warn_of(plan: "Plan") -> None:
     """Say on stderr what a plan does that is seldom meant."""
     from millrace.figures import idle_devices
     from millrace.models.zoo.catalogue import beyond_positions
+    from millrace.planner.clusters.doubts import profile_warning
 
-    for text in (idle_devices(plan), beyond_positions(plan.model)):
+    warning = profile_warning(plan.cluster)
+    for text in (idle_devices(plan), beyond_positions(plan.model), warning):
         if text:
             say(text)
 
@@ -155,12 +157,14 @@ def _simulated_figures(plan: "Plan", simulated: "Simulated") -> dict[str, Any]:
     """Figures of a simulated step, as `--json` has them."""
     from millrace.figures import speed
     from millrace.models.zoo.catalogue import unit_of
+    from millrace.planner.clusters.doubts import profile_warning
     from millrace.published.step_time_range import range_document
 
     step_time_s = simulated.step_time_ns / 1e9
     return {
         "step_time_s": step_time_s,
         **range_document(plan, step_time_s),
+        "profile_warning": profile_warning(plan.cluster),
         "unit": unit_of(plan.model),
         **speed(plan, step_time_s)._asdict(),
         "bubble_fraction": simulated.bubble_fraction,
@@ -297,10 +301,12 @@ def _run_document(planned: "Plan", measured: "Measured") -> dict[str, Any]:
     """Document of a run: its speed, losses and memory."""
     from millrace.figures import speed
     from millrace.models.zoo.catalogue import unit_of
+    from millrace.planner.clusters.doubts import profile_warning
 
     step_time_s = measured.step_time_ns / 1e9
     document = {
         "step_time_s": step_time_s,
+        "profile_warning": profile_warning(planned.cluster),
         "unit": unit_of(planned.model),
         **speed(planned, step_time_s)._asdict(),
         "loss": measured.losses,
@@ -332,16 +338,19 @@ def compare(
     from millrace.compare import join
     from millrace.comparison_page import write_page
     from millrace.files import check_writable, load_plan, load_trace
+    from millrace.planner.clusters.doubts import profile_warning
 
     check_writable(html)
     planned, measured = load_plan(plan, trust=trust), load_trace(trace)
     with working(f"simulating {planned.model.name} on {planned.ranks} ranks"):
         predicted = api.simulate(planned).trace
     comparison = join(predicted, measured)
+    if (warning := profile_warning(planned.cluster)) is not None:
+        say(warning)
     if html is not None:
         write_page(html, planned, predicted, measured)
     answer(
-        msgspec.to_builtins(comparison),
+        msgspec.to_builtins(comparison) | {"profile_warning": warning},
         as_json,
         lambda console: draw_comparison(comparison, console),
     )

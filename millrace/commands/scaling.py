@@ -6,7 +6,14 @@ from typing import Annotated, Any
 import typer
 
 from millrace.commands.planning import Framework, Model, Precision, ReserveOption, SeqLen
-from millrace.commands.sweep_options import Batches, Clusters, numbers, opened, takes_sweep
+from millrace.commands.sweep_options import (
+    Batches,
+    Clusters,
+    numbers,
+    opened,
+    takes_sweep,
+    warn_of_profiles,
+)
 from millrace.output import Json, answer, say, working
 
 Nodes = Annotated[str, typer.Option(metavar="N,…", help="Sizes to plan for, in nodes: 1,2,4.")]
@@ -76,6 +83,7 @@ def scale(
         write_bytes(csv, csv_text(rows).encode())
     if plot is not None:
         save(plot_scaling(rows), plot)
+    warn_of_profiles(rows)
     answer({"rows": rows}, as_json, lambda console: draw_scaling(rows, share, console))
     if all(row["reason"] is not None for row in rows):
         say("millrace: no point has a plan")

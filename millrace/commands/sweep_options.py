@@ -1,6 +1,6 @@
 """Options that `scale` and `recommend` have in common: pins as for `plan`, and those of a sweep."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
 from inspect import Parameter, signature
@@ -154,6 +154,19 @@ def opened(
     if stretched := beyond_positions(spec):
         say(stretched)
     return spec, named
+
+
+def warn_of_profiles(rows: Iterable[Mapping[str, Any]]) -> None:
+    """Say on stderr what predictions of a sweep are in doubt of.
+
+    Parameters
+    ----------
+    rows : iterable of mapping
+        Rows of `api.scale`.
+    """
+    for warning in dict.fromkeys(row["profile_warning"] for row in rows):
+        if warning is not None:
+            say(warning)
 
 
 def texts(option: str, given: Sequence[str]) -> list[str]:

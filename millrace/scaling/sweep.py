@@ -35,7 +35,7 @@ CHOICES = (
     *("microbatches", "schedule", "interleave", "recompute", "offload", "gap"),
 )
 FIGURES = (
-    *("step_time_s", "step_time_range_s", "step_time_compared_with"),
+    *("step_time_s", "step_time_range_s", "step_time_compared_with", "profile_warning"),
     *("tokens_per_s", "mfu", "tflops_per_gpu", "memory_bytes_max", "reserve_bytes"),
 )
 ANSWERS = (

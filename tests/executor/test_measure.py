@@ -6,13 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from millrace.executor.measure import cache_folder, cached_profile, kept_profile
+from millrace.executor.measure import RECHECK_S, cache_folder, cached_profile, kept_profile
 from millrace.executor.probes.probe_graphs import group_graph, group_sizes, pair_graph, ring_graph
 from millrace.executor.probes.profiled_kernels import PROBES, cases
 from millrace.models.ops import OPS
 from millrace.planner.actors.null_clock import run_to_completion
-from millrace.planner.cluster import Cluster, Device, Link
+from millrace.planner.cluster import Cluster, Device, Link, MeasurementQuality
 from millrace.planner.clusters import parse_cluster
 from millrace.planner.costs import collective_duration_ns
 from millrace.planner.proxies import PRICED_LIKE
@@ -78,6 +79,61 @@ def test_a_profile_is_kept_for_its_key_until_it_cannot_be_read(
     assert told == ["a"] * 5 + ["b"] * 2
 
 
+def test_a_kept_profile_is_asked_now_and_then_whether_it_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    asked: list[str] = []
+    told: list[str] = []
+    answers = ["", "kernels take 2.00 times as long today"]
+
+    def profile_now(device: Device) -> Device:
+        def contradiction(kept_device: Device) -> str:
+            asked.append(kept_device.name)
+            return answers[len(asked) - 1]
+
+        return kept_profile(
+            "a",
+            lambda: device,
+            refresh=False,
+            told="measuring",
+            progress=told.append,
+            contradiction=contradiction,
+        )
+
+    first, second = sample(), replace(sample(), name="second")
+    assert profile_now(first) == first
+    assert profile_now(second) == first
+    assert asked == []
+    (path,) = (tmp_path / "millrace").glob("*.json")
+    long_ago = (path.stat().st_mtime - RECHECK_S - 1,) * 2
+    os.utime(path, long_ago)
+    assert profile_now(second) == profile_now(second) == first
+    assert asked == [first.name]
+    os.utime(path.with_suffix(".checked"), long_ago)
+    assert profile_now(second) == second
+    assert told == ["measuring", "kernels take 2.00 times as long today: measuring"]
+    assert profile_now(first) == second
+
+
+def test_a_doubtful_profile_is_asked_every_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    asked: list[Device] = []
+    doubtful = replace(sample(), measured=MeasurementQuality(rounds=3, others=0.9))
+    for _ in range(3):
+        kept_profile(
+            "a",
+            lambda: doubtful,
+            refresh=False,
+            told="",
+            progress=None,
+            contradiction=lambda device: asked.append(device) or "",
+        )
+    assert asked == [doubtful] * 2
+
+
 def a_file(root: Path) -> None:
     (root / "millrace").write_text("")
 
@@ -109,6 +165,7 @@ def test_a_profile_that_cannot_be_kept_is_used_and_that_is_said(
     assert profile == sample()
     assert told[0] == "measuring"
     assert told[1].startswith("the measurement is not kept: ")
+    assert "it is made every time" in told[1]
     assert sorted(tmp_path.rglob("*")) == before
 
 
