@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BytesIO
 from math import inf
 from pathlib import Path
@@ -20,7 +20,7 @@ StepDone = Callable[[int], None]
 
 # A rank keeps of every step two list entries, an integer, and a tuple of three floats.
 STEP_BYTES = 200
-SPAN_BYTES = 16
+SPAN_BYTES = 24
 _NOTHING = np.zeros(0, np.int64)
 
 
@@ -51,15 +51,17 @@ class Recorder:
         counts = [count * steps if spans else 0 for count in self._firings]
         self._starts = [array("q", bytes(8 * count)) for count in counts]
         self._ends = [array("q", bytes(8 * count)) for count in counts]
+        self._cpu = [array("q", bytes(8 * count)) for count in counts]
         self._left = [sum(self._firings)] * steps
         self.step_end_ns = [0] * steps
         self._step_done = step_done
 
-    def record(self, actor: int, firing: int, start_ns: int, end_ns: int) -> None:
+    def record(self, actor: int, firing: int, start_ns: int, end_ns: int, cpu_ns: int = 0) -> None:
         """Keep one firing (the caller serialises calls)."""
         if self.spans:
             self._starts[actor][firing] = start_ns
             self._ends[actor][firing] = end_ns
+            self._cpu[actor][firing] = cpu_ns
         step = firing // self._firings[actor]
         self._left[step] -= 1
         if self._left[step] == 0:
@@ -69,15 +71,16 @@ class Recorder:
 
     def recording(self, rank: int, origin_ns: int) -> "Recording":
         """Recording of all that was kept, in nanoseconds after `origin_ns`."""
-        starts, ends = (
+        starts, ends, cpu = (
             np.concatenate([np.asarray(column, np.int64) for column in columns] or [_NOTHING])
-            for columns in (self._starts, self._ends)
+            for columns in (self._starts, self._ends, self._cpu)
         )
         return Recording(
             rank=rank,
             step_end_ns=np.asarray(self.step_end_ns, np.int64) - origin_ns,
             starts_ns=starts - origin_ns,
             ends_ns=ends - origin_ns,
+            cpu_ns=cpu,
         )
 
 
@@ -86,7 +89,8 @@ class Recording:
     """One rank's times from a common origin, and what its kernels kept.
 
     `starts_ns` and `ends_ns` hold the firings of actor 0, then of actor 1, …; empty when spans
-    were not kept, -1 for firings of which they were not. `totals` are those of every step,
+    were not kept, -1 for firings of which they were not. `cpu_ns` has, in the same order, the time
+    with a core; empty where that is not known. `totals` are those of every step,
     `smallest_margin` is that of the choices of experts (infinite without any).
     """
 
@@ -94,6 +98,7 @@ class Recording:
     step_end_ns: NDArray[np.int64]
     starts_ns: NDArray[np.int64]
     ends_ns: NDArray[np.int64]
+    cpu_ns: NDArray[np.int64] = field(default_factory=lambda: _NOTHING)
     totals: tuple[Totals, ...] = ()
     smallest_margin: float = inf
 
@@ -106,6 +111,7 @@ class Recording:
             step_end_ns=self.step_end_ns,
             starts_ns=self.starts_ns,
             ends_ns=self.ends_ns,
+            cpu_ns=self.cpu_ns,
             totals=np.asarray(self.totals, np.float64).reshape(-1, 3),
             smallest_margin=self.smallest_margin,
         )
@@ -121,6 +127,7 @@ def load_recording(path: Path) -> Recording:
             step_end_ns=archive["step_end_ns"],
             starts_ns=archive["starts_ns"],
             ends_ns=archive["ends_ns"],
+            cpu_ns=archive["cpu_ns"],
             totals=tuple((float(a), float(b), float(c)) for a, b, c in archive["totals"]),
             smallest_margin=float(archive["smallest_margin"]),
         )
@@ -158,6 +165,7 @@ def _spans(graph: ActorGraph, recording: Recording) -> list[Span]:
     firings = np.concatenate([np.arange(count) for count in counts])
     order = np.lexsort((actors, recording.starts_ns))
     order = order[recording.ends_ns[order] >= 0]
-    columns = (actors, firings, recording.starts_ns, recording.ends_ns)
+    cpu_ns = recording.cpu_ns if len(recording.cpu_ns) else np.zeros_like(firings)
+    columns = (actors, firings, recording.starts_ns, recording.ends_ns, cpu_ns)
     rows = zip(*(column[order].tolist() for column in columns), strict=True)
     return [Span(recording.rank, *row) for row in rows]

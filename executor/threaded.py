@@ -8,11 +8,12 @@ back through `done`. One lock serialises the protocol; no lock is held while wor
 
 import threading
 from collections import deque
-from time import perf_counter_ns
+from time import perf_counter_ns, thread_time_ns
 from typing import Protocol as Interface
 
 from millrace.executor.recording import Recorder
 from millrace.executor.transport.communicator import Communicator, Failed
+from millrace.executor.transport.run_queue import RunQueueWaits
 from millrace.planner.actors.graph import Program
 from millrace.planner.actors.protocol import ActorProtocol, Fire
 
@@ -59,6 +60,7 @@ class RankDriver:
         self._recorder, self._failed = recorder, failed
         self._lock = threading.Lock()
         self._posted_ns = [0] * len(program.actors)
+        self._run_queue = RunQueueWaits()
         self._stopped = False
         lanes = sorted({a.queues[0] for a in program.actors if a.meeting is None})
         self._lane_of = [
@@ -92,6 +94,7 @@ class RankDriver:
                 self._idle.wait()
         for thread in self._threads:
             thread.join()
+        self._run_queue.close()
 
     def stop(self) -> None:
         """Start nothing more; work that is under way ends by itself."""
@@ -108,17 +111,19 @@ class RankDriver:
         """Body of a lane's thread."""
         run, lock = self._work.run, self._lock
         fire: Fire | None = None
-        start_ns = end_ns = 0
+        start_ns = end_ns = cpu_ns = 0
         try:
             while True:
                 with lock:
                     if fire is not None:
-                        self._completed(fire, start_ns, end_ns)
+                        self._completed(fire, start_ns, end_ns, cpu_ns)
                     fire = self._next(lane)
                 if fire is None:
                     return
                 start_ns = perf_counter_ns()
+                before_ns = thread_time_ns()
                 run(fire)
+                cpu_ns = thread_time_ns() - before_ns
                 end_ns = perf_counter_ns()
         except BaseException as error:
             self.stop()
@@ -134,13 +139,16 @@ class RankDriver:
     def _done(self, fire: Fire) -> None:
         """Take note that a meeting's data has moved (called by the communicator)."""
         end_ns = perf_counter_ns()
+        waited_ns = self._run_queue.lap_ns() if self._recorder.spans else None
         with self._lock:
             if not self._stopped:
-                self._completed(fire, self._posted_ns[fire.actor], end_ns)
+                start_ns = self._posted_ns[fire.actor]
+                cpu_ns = 0 if waited_ns is None else max(end_ns - start_ns - waited_ns, 1)
+                self._completed(fire, start_ns, end_ns, cpu_ns)
 
-    def _completed(self, fire: Fire, start_ns: int, end_ns: int) -> None:
+    def _completed(self, fire: Fire, start_ns: int, end_ns: int, cpu_ns: int) -> None:
         """Take note of a completed firing and start what it makes possible; holds the lock."""
-        self._recorder.record(fire.actor, fire.firing, start_ns, end_ns)
+        self._recorder.record(fire.actor, fire.firing, start_ns, end_ns, cpu_ns)
         self._dispatch(self._protocol.completed(fire.actor))
         if self._protocol.finished:
             self._wake_all()

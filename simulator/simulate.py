@@ -253,5 +253,8 @@ def _spans(instances: Sequence[Instance]) -> list[Span]:
             for firing, (start, end) in enumerate(zip(starts, ends, strict=True))
         ]
         rows.sort()
-        spans.extend(Span(instance.rank, actor, f, start, end) for start, actor, f, end in rows)
+        spans.extend(
+            Span(instance.rank, actor, firing, start, end, instance.work_ns(actor, firing))
+            for start, actor, firing, end in rows
+        )
     return spans

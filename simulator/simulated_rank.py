@@ -72,6 +72,12 @@ class Instance:
             self.ends.append(event.ends)
             self.moves.append([])
 
+    def work_ns(self, actor: int, firing: int) -> int:
+        """Nanoseconds that a firing takes where nothing slows it."""
+        if self.firing_delays:
+            return self.firing_delays[actor][firing]
+        return self.delays[actor]
+
     @property
     def begins(self) -> list[list[int]]:
         """Begins of every firing, per actor: a meeting's when its data began to move."""

@@ -12,13 +12,18 @@ SCHEMA_VERSION = 1
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):
-    """One firing: `start_ns` when it was fired, `end_ns` when it completed."""
+    """One firing: `start_ns` when it was fired, `end_ns` when it completed.
+
+    `cpu_ns` is its duration less the time in which its thread had no core (of a simulated firing:
+    the work that was asked of a core). 0: not known, as on GPUs and of older files.
+    """
 
     rank: int
     actor: int
     firing: int
     start_ns: int
     end_ns: int
+    cpu_ns: int = 0
 
 
 class Lane(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -8,59 +8,23 @@ bubble).
 """
 
 from collections import defaultdict
-from statistics import median
 from typing import NamedTuple
 
-import msgspec
-
+from millrace.compare.comparison import ActorRow, CauseRow, Comparison, FiringTimes
+from millrace.compare.trace_steps import step_of, step_time_ns, traced_steps
 from millrace.planner.actors.interval_ownership import OwnedInterval, covering_ns
 from millrace.planner.actors.trace import Lane, Span, Trace
 from millrace.planner.collectives import COLLECTIVES
 from millrace.planner.errors import PlanError
 
-WARM_UP_STEPS = 5
 COMPUTED = "computed"  # what covers a meeting
-
-
-class ActorRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One actor in both traces; None where a trace does not have it."""
-
-    name: str
-    kind: str
-    phase: str
-    predicted_s: float | None
-    measured_s: float | None
-
-
-class CauseRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Time per step and average rank that goes to one cause."""
-
-    name: str
-    predicted_s: float
-    measured_s: float
-
-    @property
-    def difference_s(self) -> float:
-        """Predicted minus measured time, in seconds."""
-        return self.predicted_s - self.measured_s
-
-
-class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """The join of two traces; `step_time_error` is predicted / measured - 1."""
-
-    plan_digest: str
-    predicted_step_time_s: float
-    measured_step_time_s: float
-    step_time_error: float
-    actors: tuple[ActorRow, ...]
-    causes: tuple[CauseRow, ...]
-    phases: tuple[CauseRow, ...]
 
 
 class _TraceTotals(NamedTuple):
     """Nanoseconds per step of one trace, each averaged over ranks."""
 
     actors: dict[str, tuple[str, str, float]]  # name -> kind, phase, time on a rank that has it
+    firings: dict[str, dict[int, float]]  # of an actor, by firing within the step
     causes: dict[str, float]
     phases: dict[str, float]
 
@@ -125,10 +89,21 @@ def _actor_rows(before: _TraceTotals, after: _TraceTotals) -> tuple[ActorRow, ..
                 phase=phase,
                 predicted_s=None if left is None else left[2] / 1e9,
                 measured_s=None if right is None else right[2] / 1e9,
+                firings=_firing_times(before.firings.get(name, {}), after.firings.get(name, {})),
             )
         )
     rows.sort(key=lambda row: (-abs((row.predicted_s or 0) - (row.measured_s or 0)), row.name))
     return tuple(rows)
+
+
+def _firing_times(before: dict[int, float], after: dict[int, float]) -> tuple[FiringTimes, ...]:
+    """Times of an actor's firings in a step, none of one that fires once."""
+    if before.keys() | after.keys() <= {0}:
+        return ()
+    return tuple(
+        FiringTimes(*(None if ns is None else ns / 1e9 for ns in (before.get(f), after.get(f))))
+        for f in range(max(before.keys() | after.keys()) + 1)
+    )
 
 
 def _cause_rows(before: dict[str, float], after: dict[str, float]) -> tuple[CauseRow, ...]:
@@ -155,13 +130,17 @@ def _sums(trace: Trace) -> _TraceTotals:
         if step_of(span, lanes[span.rank]) in counted:
             spans[span.rank].append(span)
     actors: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    firings: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     kinds: dict[str, tuple[str, str]] = {}
     causes: dict[str, float] = defaultdict(float)
     phases: dict[str, float] = defaultdict(float)
     for lane, ends in zip(trace.lanes, trace.step_end_ns, strict=True):
         per_actor: dict[int, int] = defaultdict(int)
         for span in spans[lane.rank]:
-            per_actor[span.actor] += span.end_ns - span.start_ns
+            duration_ns = span.end_ns - span.start_ns
+            per_actor[span.actor] += duration_ns
+            firing = span.firing % max(lane.firings[span.actor], 1)
+            firings[lane.actors[span.actor]][firing] += duration_ns / steps * lane.represents
         share = lane.represents / steps / ranks
         for actor, total_ns in sorted(per_actor.items()):
             name, kind, phase = lane.actors[actor], lane.kinds[actor], lane.phases[actor]
@@ -176,7 +155,11 @@ def _sums(trace: Trace) -> _TraceTotals:
             causes[f"communication: {kind}" if kind else "idle"] += total_ns * share
             phases["communication" if kind else "idle"] += total_ns * share
     means = {name: (*kinds[name], total / holders) for name, (total, holders) in actors.items()}
-    return _TraceTotals(means, causes, phases)
+    firing_means = {
+        name: {firing: total / actors[name][1] for firing, total in sorted(totals.items())}
+        for name, totals in firings.items()
+    }
+    return _TraceTotals(means, firing_means, causes, phases)
 
 
 def _uncovered(lane: Lane, spans: list[Span], window: tuple[int, int]) -> dict[str, int]:
@@ -219,42 +202,3 @@ def exposed_ns_by_kind(
     intervals += [OwnedInterval(start, end, 1, kind) for start, end, kind in meetings]
     ns_by_kind = covering_ns(intervals, *window)
     return {str(kind or ""): ns for kind, ns in ns_by_kind.items() if kind is not COMPUTED}
-
-
-def counted_steps(trace: Trace) -> range:
-    """Steps that count: those after the warm-up, the middle one of a simulation.
-
-    A simulated step that has one before and one behind it shows the steady state, so one of them
-    says it all.
-    """
-    if trace.source == "simulated":
-        middle = max(trace.steps - 2, 0) if trace.steps > 2 else trace.steps - 1
-        return range(middle, middle + 1)
-    return range(WARM_UP_STEPS if trace.steps > WARM_UP_STEPS else 0, trace.steps)
-
-
-def traced_steps(trace: Trace) -> range:
-    """Steps that count and have spans (a GPU's run keeps them of its last steps)."""
-    counted = counted_steps(trace)
-    lanes = {lane.rank: lane for lane in trace.lanes}
-    first = min((step_of(span, lanes[span.rank]) for span in trace.spans), default=0)
-    return range(min(max(counted.start, first), counted.stop), counted.stop)
-
-
-def step_time_ns(trace: Trace) -> int:
-    """Median time of the steps that count, of the slowest rank, in ns."""
-    times = trace.step_times_ns()
-    return round(median(times[step] for step in counted_steps(trace)))
-
-
-def step_of(span: Span, lane: Lane) -> int:
-    """Step that a span belongs to.
-
-    Parameters
-    ----------
-    span : Span
-        One firing of an actor.
-    lane : Lane
-        The lane of the span's rank, which says how often an actor fires per step.
-    """
-    return span.firing // max(lane.firings[span.actor], 1)

@@ -1,0 +1,21 @@
+"""Compare: predicted against measured, and the causes of the difference.
+
+Two traces of one plan come in, a `Comparison` comes out. Read first
+`millrace/compare/trace_join.py`, which joins the traces actor by actor.
+"""
+
+from millrace.compare.comparison import ActorRow, CauseRow, Comparison, ErrorCause
+from millrace.compare.trace_join import exposed_ns_by_kind, join
+from millrace.compare.trace_steps import step_of, step_time_ns, traced_steps
+
+__all__ = [
+    "ActorRow",
+    "CauseRow",
+    "Comparison",
+    "ErrorCause",
+    "exposed_ns_by_kind",
+    "join",
+    "step_of",
+    "step_time_ns",
+    "traced_steps",
+]

@@ -1,0 +1,46 @@
+"""Steps of a trace that count, and how long a step takes."""
+
+from statistics import median
+
+from millrace.planner.actors.trace import Lane, Span, Trace
+
+WARM_UP_STEPS = 5
+
+
+def counted_steps(trace: Trace) -> range:
+    """Steps that count: those after the warm-up, the middle one of a simulation.
+
+    A simulated step that has one before and one behind it shows the steady state, so one of them
+    says it all.
+    """
+    if trace.source == "simulated":
+        middle = max(trace.steps - 2, 0) if trace.steps > 2 else trace.steps - 1
+        return range(middle, middle + 1)
+    return range(WARM_UP_STEPS if trace.steps > WARM_UP_STEPS else 0, trace.steps)
+
+
+def traced_steps(trace: Trace) -> range:
+    """Steps that count and have spans (a GPU's run keeps them of its last steps)."""
+    counted = counted_steps(trace)
+    lanes = {lane.rank: lane for lane in trace.lanes}
+    first = min((step_of(span, lanes[span.rank]) for span in trace.spans), default=0)
+    return range(min(max(counted.start, first), counted.stop), counted.stop)
+
+
+def step_time_ns(trace: Trace) -> int:
+    """Median time of the steps that count, of the slowest rank, in ns."""
+    times = trace.step_times_ns()
+    return round(median(times[step] for step in counted_steps(trace)))
+
+
+def step_of(span: Span, lane: Lane) -> int:
+    """Step that a span belongs to.
+
+    Parameters
+    ----------
+    span : Span
+        One firing of an actor.
+    lane : Lane
+        The lane of the span's rank, which says how often an actor fires per step.
+    """
+    return span.firing // max(lane.firings[span.actor], 1)
