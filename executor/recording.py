@@ -20,7 +20,7 @@ StepDone = Callable[[int], None]
 
 # A rank keeps of every step two list entries, an integer, and a tuple of three floats.
 STEP_BYTES = 200
-SPAN_BYTES = 24
+SPAN_BYTES = 32
 _NOTHING = np.zeros(0, np.int64)
 
 
@@ -52,16 +52,26 @@ class Recorder:
         self._starts = [array("q", bytes(8 * count)) for count in counts]
         self._ends = [array("q", bytes(8 * count)) for count in counts]
         self._cpu = [array("q", bytes(8 * count)) for count in counts]
+        self._queued = [array("q", bytes(8 * count)) for count in counts]
         self._left = [sum(self._firings)] * steps
         self.step_end_ns = [0] * steps
         self._step_done = step_done
 
-    def record(self, actor: int, firing: int, start_ns: int, end_ns: int, cpu_ns: int = 0) -> None:
-        """Keep one firing (the caller serialises calls)."""
+    def record(
+        self,
+        actor: int,
+        firing: int,
+        start_ns: int,
+        end_ns: int,
+        cpu_ns: int = 0,
+        queued_ns: int = 0,
+    ) -> None:
+        """Keep one firing, as a `Span` has it (the caller serialises calls)."""
         if self.spans:
             self._starts[actor][firing] = start_ns
             self._ends[actor][firing] = end_ns
             self._cpu[actor][firing] = cpu_ns
+            self._queued[actor][firing] = queued_ns
         step = firing // self._firings[actor]
         self._left[step] -= 1
         if self._left[step] == 0:
@@ -71,9 +81,9 @@ class Recorder:
 
     def recording(self, rank: int, origin_ns: int) -> "Recording":
         """Recording of all that was kept, in nanoseconds after `origin_ns`."""
-        starts, ends, cpu = (
+        starts, ends, cpu, queued = (
             np.concatenate([np.asarray(column, np.int64) for column in columns] or [_NOTHING])
-            for columns in (self._starts, self._ends, self._cpu)
+            for columns in (self._starts, self._ends, self._cpu, self._queued)
         )
         return Recording(
             rank=rank,
@@ -81,6 +91,7 @@ class Recorder:
             starts_ns=starts - origin_ns,
             ends_ns=ends - origin_ns,
             cpu_ns=cpu,
+            queued_ns=queued,
         )
 
 
@@ -89,8 +100,8 @@ class Recording:
     """One rank's times from a common origin, and what its kernels kept.
 
     `starts_ns` and `ends_ns` hold the firings of actor 0, then of actor 1, …; empty when spans
-    were not kept, -1 for firings of which they were not. `cpu_ns` has, in the same order, the time
-    with a core; empty where that is not known. `totals` are those of every step,
+    were not kept, -1 for firings of which they were not. `cpu_ns` and `queued_ns` are those of a
+    `Span`, in the same order; empty where they are not known. `totals` are those of every step,
     `smallest_margin` is that of the choices of experts (infinite without any).
     """
 
@@ -99,6 +110,7 @@ class Recording:
     starts_ns: NDArray[np.int64]
     ends_ns: NDArray[np.int64]
     cpu_ns: NDArray[np.int64] = field(default_factory=lambda: _NOTHING)
+    queued_ns: NDArray[np.int64] = field(default_factory=lambda: _NOTHING)
     totals: tuple[Totals, ...] = ()
     smallest_margin: float = inf
 
@@ -112,6 +124,7 @@ class Recording:
             starts_ns=self.starts_ns,
             ends_ns=self.ends_ns,
             cpu_ns=self.cpu_ns,
+            queued_ns=self.queued_ns,
             totals=np.asarray(self.totals, np.float64).reshape(-1, 3),
             smallest_margin=self.smallest_margin,
         )
@@ -128,6 +141,7 @@ def load_recording(path: Path) -> Recording:
             starts_ns=archive["starts_ns"],
             ends_ns=archive["ends_ns"],
             cpu_ns=archive["cpu_ns"],
+            queued_ns=archive["queued_ns"],
             totals=tuple((float(a), float(b), float(c)) for a, b, c in archive["totals"]),
             smallest_margin=float(archive["smallest_margin"]),
         )
@@ -165,7 +179,10 @@ def _spans(graph: ActorGraph, recording: Recording) -> list[Span]:
     firings = np.concatenate([np.arange(count) for count in counts])
     order = np.lexsort((actors, recording.starts_ns))
     order = order[recording.ends_ns[order] >= 0]
-    cpu_ns = recording.cpu_ns if len(recording.cpu_ns) else np.zeros_like(firings)
-    columns = (actors, firings, recording.starts_ns, recording.ends_ns, cpu_ns)
+    with_a_core = (
+        times if len(times) else np.zeros_like(firings)
+        for times in (recording.cpu_ns, recording.queued_ns)
+    )
+    columns = (actors, firings, recording.starts_ns, recording.ends_ns, *with_a_core)
     rows = zip(*(column[order].tolist() for column in columns), strict=True)
     return [Span(recording.rank, *row) for row in rows]

@@ -111,14 +111,22 @@ class RankDriver:
         """Body of a lane's thread."""
         run, lock = self._work.run, self._lock
         fire: Fire | None = None
-        start_ns = end_ns = cpu_ns = 0
+        start_ns = end_ns = cpu_ns = queued_ns = 0
+        run_queue = RunQueueWaits()
         try:
             while True:
                 with lock:
                     if fire is not None:
-                        self._completed(fire, start_ns, end_ns, cpu_ns)
-                    fire = self._next(lane)
+                        self._completed(fire, start_ns, end_ns, cpu_ns, queued_ns)
+                    queued_ns = 0
+                    if not self._ready[lane] and self._recorder.spans:
+                        run_queue.lap_ns()
+                        fire = self._next(lane)
+                        queued_ns = run_queue.lap_ns() or 0
+                    else:
+                        fire = self._next(lane)
                 if fire is None:
+                    run_queue.close()
                     return
                 start_ns = perf_counter_ns()
                 before_ns = thread_time_ns()
@@ -146,9 +154,11 @@ class RankDriver:
                 cpu_ns = 0 if waited_ns is None else max(end_ns - start_ns - waited_ns, 1)
                 self._completed(fire, start_ns, end_ns, cpu_ns)
 
-    def _completed(self, fire: Fire, start_ns: int, end_ns: int, cpu_ns: int) -> None:
+    def _completed(
+        self, fire: Fire, start_ns: int, end_ns: int, cpu_ns: int, queued_ns: int = 0
+    ) -> None:
         """Take note of a completed firing and start what it makes possible; holds the lock."""
-        self._recorder.record(fire.actor, fire.firing, start_ns, end_ns, cpu_ns)
+        self._recorder.record(fire.actor, fire.firing, start_ns, end_ns, cpu_ns, queued_ns)
         self._dispatch(self._protocol.completed(fire.actor))
         if self._protocol.finished:
             self._wake_all()

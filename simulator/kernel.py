@@ -82,6 +82,7 @@ class Kernel:
         self._on_end: list[Callable[[Any], None]] = [self._ended]
         self._on_met: list[Callable[[Any], None]] = [self._met]
         self._on_due: list[Callable[[Any], None]] = [self._due]
+        self._on_begun: list[Callable[[Any], None]] = [self._begun]
         if visit is not None:
             self._visit = visit
             self._on_end.insert(0, self._visit_one)
@@ -113,14 +114,19 @@ class Kernel:
             run_to_completion(self.graph)
             raise ProtocolError(f"the simulation of `{self.graph.name}` stops before its end")
 
-    def _carry_out(self, index: int, due: list[int]) -> None:
+    def _carry_out(self, index: int, due: list[int], lagged: int = -1) -> None:
+        """Begin what is due; the lag of the actor `lagged` is over."""
         instance = self.instances[index]
         now, after, on_end = self.env._now, self.env.after, self._on_end
         starts, meets, launches = instance.starts, instance.meets, instance.launches
         delays, firing_delays, events = instance.delays, instance.firing_delays, instance.events
-        plain = not self._hosts and not self._pacers
+        plain, lags = not self._hosts and not self._pacers, instance.lags
         for actor in due:
             times = starts[actor]
+            if lags and actor != lagged and lags[actor][len(times)]:
+                events[actor].callbacks = self._on_begun
+                after(lags[actor][len(times)], events[actor])
+                continue
             times.append(now)
             if meets[actor]:
                 members = self._rendezvous.arrive(index, actor, len(times) - 1)
@@ -140,6 +146,10 @@ class Kernel:
             if launches[actor]:
                 # The list grows while it is walked, so that these come next.
                 due.extend(instance.protocol.leave(actor))
+
+    def _begun(self, event: Completion) -> None:
+        """Begin a firing whose lag is over."""
+        self._carry_out(event.instance, [event.actor], lagged=event.actor)
 
     def _ended(self, event: Completion) -> None:
         event.ends.append(self.env._now)

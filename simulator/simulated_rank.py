@@ -40,7 +40,7 @@ class Instance:
     """One simulated rank: its protocol, the durations of its actors and the times seen so far.
 
     `delays` gives one duration per actor, `firing_delays` one per actor and firing (empty: they are
-    all alike).
+    all alike). `lags` says how long after it could begin each firing does (empty: at once).
     `starts`, `ends` list the times of every firing; `moves` when a meeting's data began to move;
     `launch_waits` from when to when a firing waited for nothing but its launch.
     """
@@ -50,6 +50,7 @@ class Instance:
     protocol: ActorProtocol
     delays: Sequence[int]
     firing_delays: Sequence[Sequence[int]] = ()
+    lags: Sequence[Sequence[int]] = ()
     threads: int = 1
     node: int = 0
     events: list[Completion] = field(default_factory=list)

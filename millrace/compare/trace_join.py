@@ -10,12 +10,15 @@ bubble).
 from collections import defaultdict
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from millrace.compare.comparison import ActorRow, CauseRow, Comparison, FiringTimes
 from millrace.compare.trace_steps import step_of, step_time_ns, traced_steps
 from millrace.planner.actors.interval_ownership import OwnedInterval, covering_ns
 from millrace.planner.actors.trace import Lane, Span, Trace
 from millrace.planner.collectives import COLLECTIVES
 from millrace.planner.errors import PlanError
+from millrace.planner.plan import Plan
 
 COMPUTED = "computed"  # what covers a meeting
 
@@ -29,7 +32,7 @@ class _TraceTotals(NamedTuple):
     phases: dict[str, float]
 
 
-def join(predicted: Trace, measured: Trace) -> Comparison:
+def join(predicted: Trace, measured: Trace, plan: Plan | None = None) -> Comparison:
     """Join two traces of one plan.
 
     Parameters
@@ -38,6 +41,8 @@ def join(predicted: Trace, measured: Trace) -> Comparison:
         As the simulator writes it.
     measured : Trace
         As the executor writes it, with the times of firings.
+    plan : Plan, optional
+        The plan of both, for the causes of the error and the critical paths. None: without them.
 
     Returns
     -------
@@ -65,7 +70,7 @@ def join(predicted: Trace, measured: Trace) -> Comparison:
         raise PlanError(f"the trace has rank {strange[0]}, the plan has ranks 0 to {ranks - 1}")
     before, after = _sums(predicted), _sums(measured)
     predicted_s, measured_s = step_time_ns(predicted) / 1e9, step_time_ns(measured) / 1e9
-    return Comparison(
+    comparison = Comparison(
         plan_digest=measured.plan_digest,
         predicted_step_time_s=predicted_s,
         measured_step_time_s=measured_s,
@@ -74,6 +79,20 @@ def join(predicted: Trace, measured: Trace) -> Comparison:
         causes=_cause_rows(before.causes, after.causes),
         phases=_cause_rows(before.phases, after.phases),
     )
+    return comparison if plan is None else _explained(comparison, plan, predicted, measured)
+
+
+def _explained(comparison: Comparison, plan: Plan, predicted: Trace, measured: Trace) -> Comparison:
+    """Comparison with the causes of the error, where the trace has what they follow from."""
+    from millrace.compare.error_causes import error_causes
+    from millrace.compare.measured_run import measured_run
+    from millrace.planner.compile import compile_plan
+
+    run = measured_run(compile_plan(plan), measured)
+    if run is None:
+        return comparison
+    step_times_ns = step_time_ns(predicted), step_time_ns(measured)
+    return replace(comparison, error_causes=error_causes(plan.cluster, run, *step_times_ns))
 
 
 def _actor_rows(before: _TraceTotals, after: _TraceTotals) -> tuple[ActorRow, ...]:

@@ -15,7 +15,8 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
     """One firing: `start_ns` when it was fired, `end_ns` when it completed.
 
     `cpu_ns` is its duration less the time in which its thread had no core (of a simulated firing:
-    the work that was asked of a core). 0: not known, as on GPUs and of older files.
+    the work that was asked of a core). 0: not known, as on GPUs and of older files. `queued_ns` is
+    the time before it in which its thread had been woken and had no core.
     """
 
     rank: int
@@ -24,6 +25,7 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
     start_ns: int
     end_ns: int
     cpu_ns: int = 0
+    queued_ns: int = 0
 
 
 class Lane(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,0 +1,220 @@
+"""Causes of the error: shares that add up to the measured less the predicted step time.
+
+A step is replayed with the prediction's durations, and then one kind of thing after another is
+replaced by what was measured. How much longer the step takes than in the replay before is the share
+of that cause; the first replay is the prediction, the last reproduces the measured ends. Each cause
+is split the same way by its items, those first that change most. In this order:
+
+1. *op cost*: ops take what they were measured to compute while no meeting moves data beside them,
+   on the reference rank (`millrace.compare.measured_costs`); by kind of op.
+2. *overlap*: ops beside which data moves take what they were measured to take then; by kind of op.
+   A slowdown that was predicted ends here.
+3. *stragglers*: each rank takes what it was measured to take itself; by rank.
+4. *collective cost*: meetings take as long as measured, from the last member's arrival to the
+   first member's end: what ranks wait for one another is no part of it; by kind and link.
+5. *waiting for a core*: firings also take the time in which their thread had no core, and begin as
+   much later as it had none when it woke; by rank. Ranks that share cores wait for each other in
+   the prediction too, which ends here. Traces that do not say how long a firing had a core have no
+   such cause.
+6. *host overhead*: firings begin as much after they could as measured: until a thread has woken, or
+   was launched; by rank. Launches that were predicted end here.
+7. *variation*: every firing of every step takes its own time, instead of a typical one. Ranks that
+   meet wait for whoever is late; by rank, and by kind and link of meetings.
+8. *left over*: what the last replay lacks to the measured step time, and the first to the
+   predicted.
+
+The order matters where things hide each other: an op that got slower beside a transfer adds nothing
+to the step while the transfer takes longer. It goes from what a profile can be wrong in to what
+only a run has, so that a share is that of the simplest explanation that is left: a step is not
+called unlucky where its ops are slow, and nobody is late by himself whose ops are.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from millrace.compare.comparison import ErrorCause, ErrorItem
+from millrace.compare.counterfactuals import Counterfactuals, Key, Scenario
+from millrace.compare.measured_costs import OpCosts, meeting_costs, meeting_waits, typical_mean
+from millrace.compare.measured_run import MeasuredRun, Table, Times
+from millrace.planner.cluster import Cluster
+
+ITEMS_MAX = 6  # items of a cause with a replay of their own
+VARIED_ITEMS_MAX = 3  # and where all steps are replayed
+OP_COST, OVERLAP, STRAGGLERS = "op cost", "overlap", "stragglers"
+COLLECTIVE_COST, WAITING = "collective cost", "waiting for a core"
+HOST_OVERHEAD, VARIATION, LEFT_OVER = "host overhead", "variation", "left over"
+OTHERS = "others"
+SHARING = "waits that were predicted"
+CONTENTION = "slowdown that was predicted"
+LAUNCHES = "launches that were predicted"
+
+Name = Callable[[int, int], str]  # of the item that a rank's actor belongs to
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cause:
+    """Scenario once the cause is replaced, and the items that its actors belong to.
+
+    `ends`: the item for what slows firings beside their durations and lags in the prediction, where
+    that ends here.
+    """
+
+    name: str
+    scenario: Scenario
+    item: Name
+    ends: str = ""
+    items_max: int = ITEMS_MAX
+
+
+def error_causes(
+    cluster: Cluster, run: MeasuredRun, predicted_ns: int, measured_ns: int
+) -> tuple[ErrorCause, ...]:
+    """Causes of the error of a step time, largest first.
+
+    Parameters
+    ----------
+    cluster : Cluster
+        The cluster that the plan was made for.
+    run : MeasuredRun
+        The measured run.
+    predicted_ns, measured_ns : int
+        Step times; the shares lead from the first to the second.
+    """
+    replays = Counterfactuals(cluster, run)
+    scenario = replays.predicted()
+    before_ns = first_ns = replays.step_time_ns(scenario)
+    causes = []
+    for cause in _causes(run, scenario):
+        began_ns, items = before_ns, []
+        for name, changed in _scenarios(scenario, cause):
+            scenario, after_ns = changed, replays.step_time_ns(changed)
+            items.append(ErrorItem(name=name, seconds=(after_ns - before_ns) / 1e9))
+            before_ns = after_ns
+        items.sort(key=lambda item: (-abs(item.seconds), item.name))
+        seconds = (before_ns - began_ns) / 1e9
+        causes.append(ErrorCause(name=cause.name, seconds=seconds, items=tuple(items)))
+    left_ns = measured_ns - before_ns + first_ns - predicted_ns
+    causes.append(ErrorCause(name=LEFT_OVER, seconds=left_ns / 1e9))
+    return tuple(sorted(causes, key=lambda cause: -abs(cause.seconds)))
+
+
+def _scenarios(scenario: Scenario, cause: _Cause) -> Iterator[tuple[str, Scenario]]:
+    """Scenarios that lead through a cause item by item, those that change most first."""
+    target = cause.scenario
+    if (target.shares_cores, target.pacing) != (scenario.shares_cores, scenario.pacing):
+        scenario = replace(scenario, shares_cores=target.shares_cores, pacing=target.pacing)
+        yield cause.ends, scenario
+    work: dict[str, dict[Key, Times]] = defaultdict(dict)
+    lags: dict[str, dict[Key, Times]] = defaultdict(dict)
+    weights: dict[str, float] = defaultdict(float)
+    for entries, before, after in (
+        (work, scenario.work, target.work),
+        (lags, scenario.lags, target.lags),
+    ):
+        for rank, rows in enumerate(zip(before, after, strict=True)):
+            for actor, (old, new) in enumerate(zip(*rows, strict=True)):
+                if old is not new:
+                    change_ns = float(np.abs(new - old).sum()) / len(new)
+                    if change_ns:
+                        name = cause.item(rank, actor)
+                        entries[name][rank, actor] = new
+                        weights[name] += change_ns
+    names = sorted(weights, key=lambda name: (-weights[name], name))
+    apart = len(names) if len(names) == cause.items_max + 1 else cause.items_max
+    for group in [*([name] for name in names[:apart]), names[apart:]]:
+        for name in group:
+            scenario = scenario.changed(work[name], lags[name])
+        if group:
+            yield group[0] if len(group) == 1 else OTHERS, scenario
+
+
+def _causes(run: MeasuredRun, predicted: Scenario) -> Iterator[_Cause]:
+    """Causes in their order, each with the scenario that it leads to."""
+    programs = run.programs
+    links = {key: group.name for group in run.groups for key in group.members}
+
+    def kind(rank: int, actor: int) -> str:
+        return programs[rank].actors[actor].kind
+
+    def rank_or_link(rank: int, actor: int) -> str:
+        return links.get((rank, actor), f"rank {rank}")
+
+    costs = OpCosts(run, predicted.work)
+    at_rest = replace(predicted, work=costs.without_overlap())
+    if not run.times_cores:
+        at_rest = replace(at_rest, shares_cores=False)
+    yield _Cause(name=OP_COST, scenario=at_rest, item=kind, ends=SHARING)
+    pacing = predicted.pacing and predicted.pacing._replace(overlap=1.0)
+    beside = replace(at_rest, work=costs.with_overlap(at_rest.work), pacing=pacing)
+    yield _Cause(name=OVERLAP, scenario=beside, item=kind, ends=CONTENTION)
+    apart = replace(beside, work=costs.by_rank(beside.work))
+    yield _Cause(name=STRAGGLERS, scenario=apart, item=rank_or_link)
+    waits = meeting_waits(run)
+    moving = replace(apart, work=_with_meetings(run, apart.work, meeting_costs(run, waits)))
+    yield _Cause(name=COLLECTIVE_COST, scenario=moving, item=rank_or_link)
+    if run.times_cores:
+        moving = replace(
+            moving,
+            work=_with_waits(run, moving.work, waits),
+            lags=_typical(run, run.core_lags),
+            shares_cores=False,
+        )
+        late = _latest_members(run)
+        yield _Cause(
+            name=WAITING,
+            scenario=moving,
+            item=lambda rank, actor: f"rank {late.get((rank, actor), rank)}",
+            ends=SHARING,
+        )
+    lagging = replace(moving, lags=_typical(run, run.lags), pacing=None)
+    yield _Cause(
+        name=HOST_OVERHEAD,
+        scenario=lagging,
+        item=lambda rank, actor: f"rank {rank}",
+        ends=LAUNCHES,
+    )
+    durations: Table = [
+        [until - since for since, until in zip(*rows, strict=True)]
+        for rows in zip(run.starts, run.ends, strict=True)
+    ]
+    moved = [met - moves for moves, met in zip(run.moves, run.met, strict=True)]
+    exact = replace(lagging, work=_with_meetings(run, durations, moved), lags=run.lags)
+    yield _Cause(name=VARIATION, scenario=exact, item=rank_or_link, items_max=VARIED_ITEMS_MAX)
+
+
+def _with_meetings(run: MeasuredRun, work: Table, times: list[Times]) -> Table:
+    """Table in which the members of every meeting have its time."""
+    rows = [list(row) for row in work]
+    for group, duration in zip(run.groups, times, strict=True):
+        for rank, actor in group.members:
+            rows[rank][actor] = duration
+    return rows
+
+
+def _with_waits(run: MeasuredRun, work: Table, meeting_waits_ns: list[Times]) -> Table:
+    """Table in which firings also take the time in which their thread typically had no core."""
+    waits = _typical(run, _with_meetings(run, run.waits, meeting_waits_ns))
+    return [
+        [cost + waited for cost, waited in zip(*rows, strict=True)]
+        for rows in zip(work, waits, strict=True)
+    ]
+
+
+def _typical(run: MeasuredRun, table: Table) -> Table:
+    return [[typical_mean(run, times) for times in row] for row in table]
+
+
+def _latest_members(run: MeasuredRun) -> dict[Key, int]:
+    """Rank of every meeting that had no core for longest, by the meeting's members."""
+    ranks: dict[Key, int] = {}
+    for group in run.groups:
+        ranks |= dict.fromkeys(
+            group.members,
+            max((int(run.waits[rank][actor].sum()), -rank, rank) for rank, actor in group.members)[
+                -1
+            ],
+        )
+    return ranks
