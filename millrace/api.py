@@ -719,11 +719,12 @@ def compare(plan: Plan, measured: Trace) -> Comparison:
     Returns
     -------
     Comparison
-        Seconds per step by actor, cause and phase, and the relative error of the step time.
+        Seconds per step by actor, cause and phase; the relative error of the step time, its causes
+        and the critical paths.
 
     Raises
     ------
     PlanError
         The trace is of another plan, or holds no finished step or no firings.
     """
-    return join(simulate(plan, fidelity="op").trace, measured)
+    return join(simulate(plan, fidelity="op").trace, measured, plan)

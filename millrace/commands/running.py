@@ -344,7 +344,8 @@ def compare(
     planned, measured = load_plan(plan, trust=trust), load_trace(trace)
     with working(f"simulating {planned.model.name} on {planned.ranks} ranks"):
         predicted = api.simulate(planned).trace
-    comparison = join(predicted, measured)
+    with working("replaying the step with what was measured"):
+        comparison = join(predicted, measured, planned)
     if (warning := profile_warning(planned.cluster)) is not None:
         say(warning)
     if html is not None:
@@ -421,9 +422,17 @@ def _draw_run(document: Mapping[str, Any], console: "Console") -> None:
 
 
 def draw_comparison(comparison: "Comparison", console: "Console") -> None:
-    """Print where the time goes, the actors that differ most, and the error of the step time."""
+    """Print the error's causes, where the time goes, actors that differ most, and the error."""
+    from millrace.tables.causes import blame, cause_table, path_table
+
+    if comparison.error_causes:
+        console.print(cause_table(comparison))
     console.print(rows_table("cause (per step, average rank)", comparison.causes[:SHOWN_ROWS]))
     console.print(rows_table("actors that differ most", comparison.actors[:SHOWN_ROWS]))
+    if comparison.critical_paths is not None:
+        console.print(path_table(comparison))
+    if (sentence := blame(comparison)) is not None:
+        console.print(sentence, markup=False, soft_wrap=True)
     console.print(
         f"step time: predicted {format_seconds(comparison.predicted_step_time_s)}, "
         f"measured {format_seconds(comparison.measured_step_time_s)}, "

@@ -1,6 +1,14 @@
 """Comparison: the document that holding a measured trace against a prediction comes to."""
 
+from typing import NamedTuple
+
 import msgspec
+
+OP_COST, OVERLAP, STRAGGLERS = "op cost", "overlap", "stragglers"
+COLLECTIVE_COST, WAITING = "collective cost", "waiting for a core"
+HOST_OVERHEAD, VARIATION, LEFT_OVER = "host overhead", "variation", "left over"
+OTHERS = "others"  # the item for all that have none of their own
+BROAD = (WAITING, HOST_OVERHEAD, VARIATION, LEFT_OVER)
 
 
 class FiringTimes(msgspec.Struct, frozen=True, array_like=True):
@@ -57,6 +65,14 @@ class ErrorCause(msgspec.Struct, frozen=True, kw_only=True):
     items: tuple[ErrorItem, ...] = ()
 
 
+class Blame(NamedTuple):
+    """Cause and item that have the largest share in an error; no item where a cause counts alone."""
+
+    cause: str
+    item: str
+    seconds: float
+
+
 class PathSegment(msgspec.Struct, frozen=True, kw_only=True):
     """One firing on a critical path: when in the step it begins, and what it adds to the path.
 
@@ -107,3 +123,25 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     phases: tuple[CauseRow, ...]
     error_causes: tuple[ErrorCause, ...] = ()
     critical_paths: CriticalPaths | None = None
+
+    @property
+    def blamed(self) -> Blame | None:
+        """Largest share that makes the error what it is; None without causes.
+
+        Items count by themselves, but for those of causes that are `BROAD`: there an item says
+        which rank the cause shows on, not what is wrong.
+        """
+        sign = 1 if self.measured_step_time_s >= self.predicted_step_time_s else -1
+        shares = [
+            Blame(cause.name, "", cause.seconds)
+            for cause in self.error_causes
+            if cause.name in BROAD
+        ]
+        shares += [
+            Blame(cause.name, item.name, item.seconds)
+            for cause in self.error_causes
+            if cause.name not in BROAD
+            for item in cause.items
+            if item.name != OTHERS
+        ]
+        return max(shares, key=lambda share: sign * share.seconds, default=None)

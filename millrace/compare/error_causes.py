@@ -35,7 +35,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from millrace.compare.comparison import ErrorCause, ErrorItem
+from millrace.compare.comparison import (
+    COLLECTIVE_COST,
+    HOST_OVERHEAD,
+    LEFT_OVER,
+    OP_COST,
+    OTHERS,
+    OVERLAP,
+    STRAGGLERS,
+    VARIATION,
+    WAITING,
+    ErrorCause,
+    ErrorItem,
+)
 from millrace.compare.counterfactuals import Counterfactuals, Key, Scenario
 from millrace.compare.measured_costs import OpCosts, meeting_costs, meeting_waits, typical_mean
 from millrace.compare.measured_run import MeasuredRun, Table, Times
@@ -43,10 +55,6 @@ from millrace.planner.cluster import Cluster
 
 ITEMS_MAX = 6  # items of a cause with a replay of their own
 VARIED_ITEMS_MAX = 3  # and where all steps are replayed
-OP_COST, OVERLAP, STRAGGLERS = "op cost", "overlap", "stragglers"
-COLLECTIVE_COST, WAITING = "collective cost", "waiting for a core"
-HOST_OVERHEAD, VARIATION, LEFT_OVER = "host overhead", "variation", "left over"
-OTHERS = "others"
 SHARING = "waits that were predicted"
 CONTENTION = "slowdown that was predicted"
 LAUNCHES = "launches that were predicted"
