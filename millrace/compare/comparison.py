@@ -66,7 +66,7 @@ class ErrorCause(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Blame(NamedTuple):
-    """Cause and item that have the largest share in an error; no item where a cause counts alone."""
+    """Cause and item that have the largest share in an error; a cause may count without items."""
 
     cause: str
     item: str

@@ -15,7 +15,7 @@ from millrace.planner.cluster import Cluster
 from millrace.planner.costs import durations
 from millrace.planner.costs.launch_overhead import Pacing, pacing_of
 from millrace.simulator.kernel import Kernel
-from millrace.simulator.simulated_rank import instances_of
+from millrace.simulator.simulated_rank import Instance, instances_of
 from millrace.simulator.step_split import step_ends_ns, window_ns
 
 STEADY_STEPS = 3  # the fewest that show the steady state, as for `millrace.simulator.simulate`
@@ -89,10 +89,22 @@ class Counterfactuals:
 
         Where steps are all alike the middle one of three counts, as in a prediction.
         """
-        run, graph = self.run, self.run.graph
+        run = self.run
         tables = (*scenario.work, *scenario.lags)
         alike = all(len(times) == 1 for row in tables for times in row)
         steps = STEADY_STEPS if alike else run.steps
+        instances = self.replayed(scenario, steps)
+        ends = [step_ends_ns(instance.program, instance.ends, steps) for instance in instances]
+        if alike:
+            begin_ns, end_ns = window_ns(ends)
+            return end_ns - begin_ns
+        slowest = [run.until_ns - run.begin_ns]
+        slowest += [max(column) for column in zip(*ends, strict=True)]
+        return float(median(slowest[step + 1] - slowest[step] for step in run.counted))
+
+    def replayed(self, scenario: Scenario, steps: int) -> list[Instance]:
+        """Every rank after some steps of a scenario."""
+        graph = self.run.graph
         instances = instances_of(
             graph,
             self.cluster,
@@ -111,13 +123,7 @@ class Counterfactuals:
             cores_per_node=self.cluster.cores_per_node if scenario.shares_cores else None,
             pacing=scenario.pacing,
         ).run()
-        ends = [step_ends_ns(instance.program, instance.ends, steps) for instance in instances]
-        if alike:
-            begin_ns, end_ns = window_ns(ends)
-            return end_ns - begin_ns
-        slowest = [run.until_ns - run.begin_ns]
-        slowest += [max(column) for column in zip(*ends, strict=True)]
-        return float(median(slowest[step + 1] - slowest[step] for step in run.counted))
+        return instances
 
 
 def _listed(times: Times, steps: int) -> list[int]:

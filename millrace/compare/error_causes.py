@@ -51,7 +51,6 @@ from millrace.compare.comparison import (
 from millrace.compare.counterfactuals import Counterfactuals, Key, Scenario
 from millrace.compare.measured_costs import OpCosts, meeting_costs, meeting_waits, typical_mean
 from millrace.compare.measured_run import MeasuredRun, Table, Times
-from millrace.planner.cluster import Cluster
 
 ITEMS_MAX = 6  # items of a cause with a replay of their own
 VARIED_ITEMS_MAX = 3  # and where all steps are replayed
@@ -78,24 +77,21 @@ class _Cause:
 
 
 def error_causes(
-    cluster: Cluster, run: MeasuredRun, predicted_ns: int, measured_ns: int
+    replays: Counterfactuals, predicted_ns: int, measured_ns: int
 ) -> tuple[ErrorCause, ...]:
     """Causes of the error of a step time, largest first.
 
     Parameters
     ----------
-    cluster : Cluster
-        The cluster that the plan was made for.
-    run : MeasuredRun
-        The measured run.
+    replays : Counterfactuals
+        Replays of the measured run.
     predicted_ns, measured_ns : int
         Step times; the shares lead from the first to the second.
     """
-    replays = Counterfactuals(cluster, run)
     scenario = replays.predicted()
     before_ns = first_ns = replays.step_time_ns(scenario)
     causes = []
-    for cause in _causes(run, scenario):
+    for cause in _causes(replays.run, scenario):
         began_ns, items = before_ns, []
         for name, changed in _scenarios(scenario, cause):
             scenario, after_ns = changed, replays.step_time_ns(changed)

@@ -84,15 +84,21 @@ def join(predicted: Trace, measured: Trace, plan: Plan | None = None) -> Compari
 
 def _explained(comparison: Comparison, plan: Plan, predicted: Trace, measured: Trace) -> Comparison:
     """Comparison with the causes of the error, where the trace has what they follow from."""
+    from millrace.compare.counterfactuals import Counterfactuals
     from millrace.compare.error_causes import error_causes
     from millrace.compare.measured_run import measured_run
+    from millrace.compare.path_walk import critical_paths
     from millrace.planner.compile import compile_plan
 
     run = measured_run(compile_plan(plan), measured)
     if run is None:
         return comparison
-    step_times_ns = step_time_ns(predicted), step_time_ns(measured)
-    return replace(comparison, error_causes=error_causes(plan.cluster, run, *step_times_ns))
+    replays = Counterfactuals(plan.cluster, run)
+    return replace(
+        comparison,
+        error_causes=error_causes(replays, step_time_ns(predicted), step_time_ns(measured)),
+        critical_paths=critical_paths(run, replays),
+    )
 
 
 def _actor_rows(before: _TraceTotals, after: _TraceTotals) -> tuple[ActorRow, ...]:

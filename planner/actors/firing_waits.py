@@ -17,6 +17,14 @@ from millrace.planner.actors.graph import Leave, Program
 Times = NDArray[np.int64]
 
 
+class Blocker(NamedTuple):
+    """Firing that another waited for, and when that wait was over."""
+
+    actor: int
+    firing: int
+    time_ns: int
+
+
 class _Wait(NamedTuple):
     """Firings of `actor` that another's firings wait for, -1: none; for their starts or ends."""
 
@@ -75,8 +83,8 @@ class FiringWaits:
 
     def last(
         self, actor: int, firing: int, starts: Sequence[Times], ends: Sequence[Times]
-    ) -> tuple[int, int] | None:
-        """Actor and firing that a firing waited for the longest; None where it waited for none.
+    ) -> "Blocker | None":
+        """Firing that a firing waited for the longest; None where it waited for none.
 
         Parameters
         ----------
@@ -85,13 +93,13 @@ class FiringWaits:
         starts, ends : sequence of arrays
             Nanoseconds by actor and firing.
         """
-        latest_ns, blocker = -1, None
+        blocker: Blocker | None = None
         for wait in self._waits[actor]:
             other = int(wait.firings[firing])
             if other >= 0:
                 times = starts[wait.actor] if wait.starts else ends[wait.actor]
-                if times[other] > latest_ns:
-                    latest_ns, blocker = int(times[other]), (wait.actor, other)
+                if blocker is None or times[other] > blocker.time_ns:
+                    blocker = Blocker(wait.actor, other, int(times[other]))
         return blocker
 
     def _wait_for_versions(self) -> None:

@@ -1,5 +1,7 @@
 """Causes of the error: they add up, and what was changed in a run is what is named."""
 
+from itertools import pairwise
+
 import msgspec
 import pytest
 
@@ -129,3 +131,20 @@ def test_a_trace_of_other_firings_has_no_causes():
     predicted = simulate(GRAPH, CORES, plan_digest=PLAN.digest()).trace
     partial = msgspec.structs.replace(trace, spans=trace.spans[:-1])
     assert join(predicted, partial, PLAN).error_causes == ()
+
+
+def test_critical_paths_are_as_long_as_the_steps_and_lead_over_the_slow_rank():
+    measured = run(stragglers={3: 4.0}, jitter=0.1)
+    predicted = simulate(GRAPH, CORES, plan_digest=PLAN.digest()).trace
+    comparison = join(predicted, measured, PLAN)
+    paths = comparison.critical_paths
+    for path in (paths.predicted, paths.measured):
+        assert path[0].start_s - path[0].idle_s == pytest.approx(0, abs=1e-12)
+        for before, after in pairwise(path):
+            end_s = before.start_s + before.seconds
+            assert after.start_s - after.idle_s == pytest.approx(end_s, abs=1e-12)
+    length_s = sum(segment.seconds + segment.idle_s for segment in paths.predicted)
+    assert length_s == pytest.approx(comparison.predicted_step_time_s)
+    assert sum(row.predicted_s for row in paths.rows) == pytest.approx(length_s)
+    on_slow_rank_s = sum(segment.seconds for segment in paths.measured if segment.rank == 3)
+    assert on_slow_rank_s > 0.5 * sum(segment.seconds for segment in paths.measured)

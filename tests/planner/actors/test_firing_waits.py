@@ -52,5 +52,6 @@ def test_a_firing_begins_its_lag_after_the_last_of_its_waits(seed: int, lag_ns: 
                 if blocker is None:
                     assert ready_ns == 0
                 else:
-                    before, earlier = blocker
-                    assert ready_ns in (starts[before][earlier], ends[before][earlier])
+                    assert ready_ns == blocker.time_ns
+                    times = starts[blocker.actor], ends[blocker.actor]
+                    assert ready_ns in [row[blocker.firing] for row in times]
