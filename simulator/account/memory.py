@@ -32,15 +32,40 @@ def course_of_ops(
     instance: Instance, cluster: Cluster, beside: Mapping[str, int]
 ) -> MemoryTimeline:
     """Course of the memory of a rank's registers; `beside` holds what the device has besides."""
-    program = instance.program
+    return course_of_firings(
+        instance.program, instance.rank, cluster, (instance.starts, instance.ends), beside
+    )
+
+
+def course_of_firings(
+    program: Program,
+    rank: int,
+    cluster: Cluster,
+    firings_ns: tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]],
+    beside: Mapping[str, int],
+    points: int = POINTS,
+) -> MemoryTimeline:
+    """Course of the memory of a rank's registers, from firings that were simulated or measured.
+
+    Parameters
+    ----------
+    program, rank, cluster
+        What the rank runs, its number, and where.
+    firings_ns
+        Starts and ends of each actor's firings, in nanoseconds. Firings of an actor follow one
+        another without a gap; those of all actors begin with the same step.
+    beside
+        Bytes by kind that the device has besides registers.
+    points
+        Points of the course at most.
+    """
     makers: dict[int, tuple[int, Port]] = {}
     readers: dict[int, list[tuple[int, Port]]] = {}
     for index, actor in enumerate(program.actors):
         makers.update({port.register: (index, port) for port in actor.outputs})
         for port in actor.inputs:
             readers.setdefault(port.register, []).append((index, port))
-    starts = [np.asarray(row, np.int64) for row in instance.starts]
-    ends = [np.asarray(row, np.int64) for row in instance.ends]
+    starts, ends = ([np.asarray(row, np.int64) for row in rows] for rows in firings_ns)
     until = max((int(row[-1]) for row in ends if len(row)), default=0)
     fixed = dict(beside)
     changes: Changes = {}
@@ -60,7 +85,7 @@ def course_of_ops(
             freed = np.maximum(freed, np.append(over, np.full(len(freed) - len(over), until)))
         size = np.full(len(taken), register.slot_bytes)
         changes.setdefault(kind, []).extend([(taken, size), (freed, -size)])
-    return _course(program, instance.rank, cluster, fixed, changes)
+    return _course(program, rank, cluster, fixed, changes, points)
 
 
 def course_of_parts(instance: Instance, plan: Plan, by_kind: Mapping[str, int]) -> MemoryTimeline:
@@ -106,7 +131,12 @@ def _scaled_to(course: MemoryTimeline, kind: str, peak_bytes: int) -> MemoryTime
 
 
 def _course(
-    program: Program, rank: int, cluster: Cluster, fixed: Mapping[str, int], changes: Changes
+    program: Program,
+    rank: int,
+    cluster: Cluster,
+    fixed: Mapping[str, int],
+    changes: Changes,
+    points_max: int = POINTS,
 ) -> MemoryTimeline:
     """Course of fixed bytes and changes; bytes taken at a time count after those given back."""
     time_rows: list[Ns] = [np.zeros(1, np.int64)]
@@ -118,7 +148,8 @@ def _course(
         for when, sizes in kind_changes:
             np.add.at(delta, np.searchsorted(times, when), sizes)
         rows[kind] = rows.get(kind, np.zeros(len(times), np.int64)) + np.cumsum(delta)
-    points = _decimated_indices(times, sum(rows.values(), np.zeros(len(times), np.int64)))
+    total = sum(rows.values(), np.zeros(len(times), np.int64))
+    points = _decimated_indices(times, total, points_max)
     return MemoryTimeline(
         stage=program.stage,
         rank=rank,
@@ -128,11 +159,11 @@ def _course(
     )
 
 
-def _decimated_indices(times: Ns, total: Ns) -> Ns:
+def _decimated_indices(times: Ns, total: Ns, points_max: int) -> Ns:
     """Indices of the points that stay: of equal stretches of time, the one with the largest sum."""
-    if len(times) <= POINTS:
+    if len(times) <= points_max:
         return np.arange(len(times))
-    stretch = (times - times[0]) * POINTS // (times[-1] - times[0] + 1)
+    stretch = (times - times[0]) * points_max // (times[-1] - times[0] + 1)
     order = np.lexsort((-total, stretch))
     _, first = np.unique(stretch[order], return_index=True)
     return np.sort(order[first])

@@ -1,13 +1,12 @@
-"""Timelines, the HTML page and Chrome's form show each firing once, where it was."""
+"""Timelines, their pictures and Chrome's form show each firing once, where it was."""
 
 import xml.etree.ElementTree as ET
 
 import pytest
 
-from millrace.compare import join
-from millrace.comparison_page import comparison_page, timeline_svg
+from millrace.comparison_page import timeline_svg
 from millrace.traces.chrome import chrome_trace
-from millrace.traces.timeline import COLOURS, timeline
+from millrace.traces.timeline import COLOURS, Bar, timeline
 from tests.millrace.traces import two_rank_trace
 
 
@@ -23,24 +22,28 @@ def test_a_timeline_is_one_step_counted_from_its_start():
     assert {bar.what for bar in chart.bars} == {"forward", "communication"} <= COLOURS.keys()
 
 
-def test_the_page_holds_both_timelines_on_one_scale_and_nothing_from_elsewhere():
-    predicted, measured = two_rank_trace("simulated"), two_rank_trace("measured", compute_ns=900)
-    page = comparison_page(
-        "a <model>", join(predicted, measured), [timeline(predicted), timeline(measured)]
-    )
-    assert page.count("<svg") == 2
-    assert "a &lt;model&gt;" in page
-    for outside in ("http:", "https:", "src=", "@import", "<script", "<link"):
-        assert outside not in page
-    assert page.index("Simulated: step") < page.index("Measured: step")
-
-
 def test_bars_too_small_to_see_are_drawn_together_and_lose_no_time():
     chart = timeline(two_rank_trace("measured"))
     drawn = ET.fromstring(timeline_svg(chart, 10_000_000))
     bars = [rect for rect in drawn.iter("rect") if rect.find("title") is not None]
     assert len(bars) == 4  # the two firings of a compute queue became one
     assert "mul …: 1.20 µs" in [rect.findtext("title") for rect in bars]
+
+
+def test_a_limited_picture_holds_no_more_bars_and_keeps_the_time_they_cover():
+    chart = timeline(two_rank_trace("measured", steps=2))
+    many = chart._replace(
+        bars=tuple(bar for i in range(50) for bar in _shifted(chart.bars[:2], 3000 * i))
+    )
+    drawn = ET.fromstring(timeline_svg(many, 200_000, bars_max=12))
+    bars = [rect for rect in drawn.iter("rect") if rect.get("fill") in COLOURS.values()]
+    assert len(bars) <= 12
+    covered = sum(float(rect.attrib["width"]) for rect in bars)
+    assert covered >= 970 * 50 * 1200 / 200_000
+
+
+def _shifted(bars: tuple[Bar, ...], by_ns: int) -> list[Bar]:
+    return [bar._replace(start_ns=bar.start_ns + by_ns, end_ns=bar.end_ns + by_ns) for bar in bars]
 
 
 def test_chromes_form_has_a_process_per_rank_and_a_track_per_queue():

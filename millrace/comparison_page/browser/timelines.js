@@ -1,0 +1,309 @@
+// Both timelines on one canvas: rows of bars, the firing under the pointer, and the marked one.
+
+const timelines = byId("timelines"), scroller = byId("rows"), tip = byId("tip");
+const ROW = 16, BAR = 12, GAP = 7, AXIS = 22;
+const NAMES = ["predicted", "measured"];
+let lines = []; // rows as they are drawn: top, row, and the rank whose row it is
+let linesHeight = 0;
+let hovered = null; // a firing: rank, stage, actor, firing, and the source that was pointed at
+let marked = null;
+
+// Queues of a rank, in the order of its rows.
+const layOut = () => {
+  const groups = new Map();
+  for (const row of [...rows[1], ...rows[0]]) {
+    if (!groups.has(row.rank)) groups.set(row.rank, row.stage);
+  }
+  const measuredRanks = new Set(rows[1].map((row) => row.rank));
+  const entries = [];
+  for (const [rank, stage] of [...groups].sort((a, b) => a[0] - b[0])) {
+    // A simulated rank stands for others: it has a group only where it was measured too.
+    if (measuredRanks.size && !measuredRanks.has(rank)) continue;
+    const pair = [0, 1].map((source) => {
+      const traced = tracedRank(source, rank, stage);
+      return rows[source].filter((row) => row.rank === traced);
+    });
+    const queues = [...new Set(pair.flat().map((row) => row.queue))]
+      .sort((a, b) => (b === "compute") - (a === "compute") || a.localeCompare(b));
+    for (const queue of queues) {
+      for (const source of [0, 1]) {
+        const row = pair[source].find((candidate) => candidate.queue === queue);
+        if (row) entries.push({ rank, stage, queue, source, row });
+      }
+    }
+  }
+  const byTrace = byId("order").value === "trace";
+  if (byTrace) entries.sort((a, b) => a.source - b.source);
+  let top = 4, before = null;
+  for (const entry of entries) {
+    if (before && (before.rank !== entry.rank || before.source !== entry.source && byTrace)) {
+      top += GAP;
+    }
+    entry.first = !before || before.rank !== entry.rank || byTrace && before.source !== entry.source;
+    entry.worded = entry.queue === "compute" || entry.first;
+    entry.firstOfQueue = entry.first || byTrace || before.queue !== entry.queue;
+    entry.top = top;
+    top += ROW;
+    before = entry;
+  }
+  lines = entries;
+  linesHeight = top + 4;
+  const height = Math.min(linesHeight + AXIS, Math.max(240, Math.round(0.62 * window.innerHeight)));
+  scroller.style.height = `${height}px`;
+  byId("rows-height").style.height = `${Math.max(0, linesHeight + AXIS - height)}px`;
+  repaint();
+};
+
+const canvasHeight = () => scroller.clientHeight;
+
+const drawBars = (context, row, top) => {
+  const perUnit = plotWidth(timelines) / (view.end - view.start);
+  const level = levelOf(row, 0.5 / perUnit);
+  const { start, end, colour, count } = level;
+  const origin = left();
+  let hue = -1;
+  for (let i = firstAbove(level.reach, view.start); i < count && start[i] < view.end; i++) {
+    if (end[i] < view.start) continue;
+    if (colour[i] !== hue) context.fillStyle = data.colours[(hue = colour[i])];
+    const from = Math.max(start[i], view.start);
+    const width = (Math.min(end[i], view.end) - from) * perUnit;
+    const x = origin + (from - view.start) * perUnit;
+    context.fillRect(x, top, width > 3 ? width - 0.7 : Math.max(width, 0.4), BAR);
+    const bar = level.single ? level.single[i] : i;
+    if (width > 48 && bar >= 0) {
+      drawName(context, actors.name[row.actor[bar]], x, top, width, hue);
+      context.fillStyle = data.colours[hue];
+    }
+  }
+};
+
+// Name inside a bar, where there is room for the end of it: that says most.
+const drawName = (context, name, x, top, width, hue) => {
+  const room = Math.floor((width - 8) / 5.6);
+  const text = name.length > room ? `…${name.slice(name.length - room + 1)}` : name;
+  if (room < 6) return;
+  context.fillStyle = ["#999999", "#0072B2", "#009E73"].includes(data.colours[hue]) ? "#fff" : "#111";
+  context.textAlign = "left";
+  context.font = "10px system-ui, sans-serif";
+  context.save();
+  context.beginPath();
+  context.rect(x, top, width - 2, BAR);
+  context.clip();
+  context.fillText(text, x + 4, top + BAR / 2 + 0.5);
+  context.restore();
+  context.font = FONT;
+};
+
+// Rank and queue stand once beside their rows; a stripe says which trace a row is of, and in the
+// first queue of a rank a word too.
+const drawLabel = (context, line, top) => {
+  const middle = top + ROW / 2;
+  const small = narrow.matches;
+  const queueX = small ? 22 : 54;
+  context.textAlign = "left";
+  if (line.first) {
+    context.fillStyle = "#1b1b1b";
+    context.fillText(small ? `${line.rank}` : `rank ${line.rank}`, 2, middle);
+  }
+  if (line.firstOfQueue) {
+    context.fillStyle = "#444";
+    context.fillText(fitted(context, line.queue, left() - queueX - (small ? 12 : 66)), queueX, middle);
+  }
+  context.fillStyle = line.source ? MEASURED : PREDICTED;
+  context.fillRect(left() - 4, top + 1, 3, ROW - 2);
+  if (!line.worded || small) return;
+  context.textAlign = "right";
+  context.fillText(NAMES[line.source], left() - 9, middle);
+};
+
+const placeOf = (source, firing) => {
+  const rank = tracedRank(source, firing.rank, firing.stage);
+  return rank === null
+    ? undefined
+    : placesOf(source, rank).get(firingKey(firing.actor, firing.firing));
+};
+
+const drawOutline = (context, firing, offset, colour, thickness) => {
+  for (const line of lines) {
+    if (line.rank !== firing.rank) continue;
+    const place = placeOf(line.source, firing);
+    if (!place || place[0] !== line.row) continue;
+    const [row, i] = place;
+    const x = xOf(timelines, row.start[i]), end = xOf(timelines, row.end[i]);
+    if (end < left() - 3 || x > timelines.clientWidth) continue;
+    context.strokeStyle = colour;
+    context.lineWidth = thickness;
+    const width = Math.max(end - x - 0.7, 2);
+    context.strokeRect(x - 0.5, line.top - offset + 1.5, width + 1, BAR + 1);
+    context.lineWidth = 1;
+  }
+};
+
+const drawTimelines = () => {
+  const height = canvasHeight();
+  const context = fresh(timelines, height);
+  const offset = scroller.scrollTop - AXIS;
+  const width = timelines.clientWidth;
+  const visible = lines.filter((line) => line.top - offset > -ROW && line.top - offset < height);
+  for (const line of visible) {
+    if (line.source) {
+      context.fillStyle = "#f5f5f5";
+      context.fillRect(left(), line.top - offset, width - left(), ROW);
+    }
+  }
+  inPlot(timelines, () => {
+    drawTimes(context, timelines, AXIS, height, null);
+    for (const line of visible) drawBars(context, line.row, line.top - offset + 2);
+    data.timelines.forEach((timeline, source) => {
+      const x = Math.round(xOf(timelines, timeline.duration)) + 0.5;
+      drawLine(context, x, AXIS, height, source ? MEASURED : PREDICTED, [4, 3]);
+    });
+    if (hovered) drawOutline(context, hovered, offset, "#000", 1.5);
+    if (marked) drawOutline(context, marked, offset, MARK, 2.5);
+  }, context, height);
+  context.fillStyle = "#fff";
+  context.fillRect(0, AXIS, left(), height);
+  for (const line of visible) drawLabel(context, line, line.top - offset);
+  drawAxis(context, width);
+  drawCursor(context, timelines, AXIS, height);
+  byId("range").textContent = view.end - view.start < limits.end - limits.start
+    ? `${timeText(view.start)} to ${timeText(view.end)}`
+    : "";
+};
+painters.push(drawTimelines);
+
+const drawAxis = (context, width) => {
+  context.fillStyle = "#fff";
+  context.fillRect(0, 0, width, AXIS);
+  inPlot(timelines, () => drawTimes(context, timelines, AXIS - 5, AXIS, 9), context, AXIS);
+  drawLine(context, 0, AXIS - 0.5, AXIS - 0.5, LINE);
+  context.strokeStyle = LINE;
+  context.beginPath();
+  context.moveTo(left(), AXIS - 0.5);
+  context.lineTo(width, AXIS - 0.5);
+  context.stroke();
+};
+
+// The pointer's time, on timelines and memory alike; its text stands on the timelines' axis.
+const drawCursor = (context, canvas, top, height) => {
+  if (cursor.time === null || cursor.time < view.start || cursor.time > view.end) return;
+  const x = Math.round(xOf(canvas, cursor.time)) + 0.5;
+  drawLine(context, x, top, height, "#777");
+  if (canvas !== timelines) return;
+  const text = timeText(cursor.time);
+  const width = context.measureText(text).width + 10;
+  const from = Math.min(Math.max(x - width / 2, left()), canvas.clientWidth - width);
+  context.fillStyle = "#444";
+  context.fillRect(from, 2, width, 15);
+  context.fillStyle = "#fff";
+  context.textAlign = "center";
+  context.fillText(text, from + width / 2, 10);
+};
+
+// Bar of a row at a time; of several the one that began last, else the nearest within `reach`.
+const barAt = (row, time, reach) => {
+  let best = -1, distance = Infinity;
+  for (let i = firstAbove(row.reach, time - reach); i < row.count; i++) {
+    if (row.start[i] > time + reach) break;
+    const away = Math.max(row.start[i] - time, time - row.end[i], 0);
+    if (away <= distance && away <= reach) [best, distance] = [i, away];
+  }
+  return best;
+};
+
+const firingAt = (x, y) => {
+  const position = y - AXIS + scroller.scrollTop;
+  const line = lines.find((row) => position >= row.top && position < row.top + ROW);
+  if (!line || x < left() || y < AXIS) return null;
+  const reach = 3 * (view.end - view.start) / plotWidth(timelines);
+  const i = barAt(line.row, timeAt(timelines, x), reach);
+  return i < 0 ? null : {
+    rank: line.rank, stage: line.stage, source: line.source,
+    actor: line.row.actor[i], firing: line.row.firing[i],
+  };
+};
+
+const timesOf = (firing) => [0, 1].map((source) => {
+  const place = placeOf(source, firing);
+  return place && { start: place[0].start[place[1]], length: place[0].end[place[1]] - place[0].start[place[1]], queue: place[0].queue };
+});
+
+// What is known of a firing, as lines of text: the first is its name.
+const firingText = (firing) => {
+  const times = timesOf(firing), number = firing.actor;
+  const kind = actors.kinds[actors.kind[number]];
+  const phase = actors.phases[actors.phase[number]].replaceAll("_", " ");
+  const count = actors.firings[number];
+  const where = [`rank ${firing.rank}`, (times[0] ?? times[1]).queue];
+  if (count > 1) where.push(`microbatch ${firing.firing + 1} of ${count}`);
+  const texts = [actors.name[number], `${kind} · ${phase}`, where.join(" · ")];
+  times.forEach((time, source) => texts.push(time
+    ? `${NAMES[source]} ${unitsText(time.length)}, from ${timeText(time.start)}`
+    : `${NAMES[source]}: not in this step`));
+  if (times[0] && times[1] && times[0].length && times[1].length) {
+    texts.push(`measured ${percent(times[1].length / times[0].length)}, ` +
+      `begins ${unitsText(Math.abs(times[1].start - times[0].start))} ` +
+      `${times[1].start < times[0].start ? "earlier" : "later"}`);
+  }
+  return texts;
+};
+
+const showTip = (texts, x, y) => {
+  tip.replaceChildren(...texts.map((text, i) => {
+    const line = document.createElement("div");
+    const piece = document.createElement(i ? "span" : "b");
+    piece.textContent = text;
+    line.append(piece);
+    return line;
+  }));
+  tip.hidden = false;
+  const box = tip.getBoundingClientRect();
+  tip.style.left = `${Math.max(4, x + 16 + box.width > window.innerWidth ? x - 16 - box.width : x + 16)}px`;
+  tip.style.top = `${y + 18 + box.height > window.innerHeight ? y - 14 - box.height : y + 18}px`;
+};
+const hideTip = () => { tip.hidden = true; };
+
+const markListeners = [];
+const markFiring = (firing) => {
+  marked = firing;
+  byId("mark").textContent = firing ? firingText(firing).join(" · ") : "";
+  for (const listener of markListeners) listener(firing);
+  repaint();
+};
+
+// Brings a firing into sight, with as much time around it as lets it be seen.
+const revealFiring = (firing) => {
+  const times = timesOf(firing).filter(Boolean);
+  if (!times.length) return;
+  const start = Math.min(...times.map((time) => time.start));
+  const end = Math.max(...times.map((time) => time.start + time.length));
+  const span = view.end - view.start;
+  if (start < view.start || end > view.end || (end - start) / span < 0.004) {
+    const room = Math.max(4 * (end - start), 20);
+    show(start - room, end + room);
+  }
+  const line = lines.find((row) => row.rank === firing.rank);
+  if (line && (line.top < scroller.scrollTop || line.top > scroller.scrollTop + canvasHeight() - 3 * ROW - AXIS)) {
+    scroller.scrollTop = line.top - ROW;
+  }
+};
+
+// The firing before or after the marked one on its row, for those who use no pointer.
+const stepMark = (by) => {
+  if (!marked) {
+    const line = lines[0];
+    if (!line) return;
+    const i = Math.min(firstAbove(line.row.reach, view.start), line.row.count - 1);
+    if (i >= 0) markFiring({ rank: line.rank, stage: line.stage, source: line.source, actor: line.row.actor[i], firing: line.row.firing[i] });
+    return;
+  }
+  const [row, i] = placeOf(marked.source, marked) ?? [];
+  if (!row || i + by < 0 || i + by >= row.count) return;
+  const next = { ...marked, actor: row.actor[i + by], firing: row.firing[i + by] };
+  markFiring(next);
+  revealFiring(next);
+};
+
+byId("order").addEventListener("change", layOut);
+byId("reset").addEventListener("click", showAll);
+scroller.addEventListener("scroll", repaint);

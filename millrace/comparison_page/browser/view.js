@@ -1,0 +1,156 @@
+// The stretch of time that timelines and memory show together, and how figures are written.
+
+const PREDICTED = "#0072B2", MEASURED = "#1b1b1b", MARK = "#D55E00";
+const GREY = "#666", LINE = "#ddd", FONT = "11px system-ui, sans-serif";
+
+const byId = (id) => document.getElementById(id);
+
+const threeDigits = (value) => {
+  const size = Math.abs(value);
+  return size >= 100 ? value.toFixed(0) : size >= 10 ? value.toFixed(1) : value.toFixed(2);
+};
+const seconds = (value) => {
+  for (const [unit, scale] of [["s", 1], ["ms", 1e-3], ["µs", 1e-6]]) {
+    if (Math.abs(value) >= scale * 0.9995) return `${threeDigits(value / scale)} ${unit}`;
+  }
+  return value ? `${Math.round(value * 1e9)} ns` : "0 s";
+};
+const unitsText = (units) => seconds(units * unitNs / 1e9);
+const nsText = (ns) => (ns === null ? "–" : seconds(ns / 1e9));
+const signed = (value, text) => `${value < 0 ? "−" : "+"}${text(Math.abs(value))}`;
+const percent = (ratio) => {
+  const change = 100 * (ratio - 1);
+  return ratio > 3 || ratio < 1 / 3
+    ? `${threeDigits(ratio >= 1 ? ratio : 1 / ratio)} × ${ratio >= 1 ? "longer" : "shorter"}`
+    : `${change < 0 ? "−" : "+"}${Math.abs(change).toFixed(1)} %`;
+};
+const bytes = (kib) => {
+  for (const [unit, scale] of [["TiB", 2 ** 30], ["GiB", 2 ** 20], ["MiB", 2 ** 10]]) {
+    if (kib >= scale) return `${(kib / scale).toFixed(2)} ${unit}`;
+  }
+  return `${kib.toFixed(0)} KiB`;
+};
+
+const latest = Math.max(
+  ...data.timelines.map((timeline) => timeline.duration),
+  ...rows.flat().map((row) => (row.count ? row.reach[row.count - 1] : 0)));
+const earliest = Math.min(0, ...rows.flat().map((row) => (row.count ? row.start[0] : 0)));
+const margin = 0.01 * (latest - earliest);
+const limits = { start: earliest - margin, end: latest + margin };
+const view = { ...limits };
+const cursor = { time: null };
+const narrow = window.matchMedia("(max-width: 640px)");
+const left = () => (narrow.matches ? 92 : 226);
+
+// Whatever shows the view draws once a frame, however often it is asked to.
+const painters = [];
+let pending = 0;
+const repaint = () => {
+  if (!pending) pending = requestAnimationFrame(() => {
+    pending = 0;
+    for (const paint of painters) paint();
+  });
+};
+
+const show = (start, end) => {
+  const longest = limits.end - limits.start;
+  const span = Math.min(Math.max(end - start, Math.min(20, longest)), longest);
+  const middle = (start + end) / 2;
+  view.start = Math.min(Math.max(middle - span / 2, limits.start), limits.end - span);
+  view.end = view.start + span;
+  repaint();
+};
+const zoom = (factor, time = (view.start + view.end) / 2) =>
+  show(time - (time - view.start) * factor, time + (view.end - time) * factor);
+const pan = (units) => {
+  const shift = Math.min(Math.max(units, limits.start - view.start), limits.end - view.end);
+  show(view.start + shift, view.end + shift);
+};
+const showAll = () => show(limits.start, limits.end);
+
+const plotWidth = (canvas) => Math.max(canvas.clientWidth - left(), 10);
+const xOf = (canvas, time) =>
+  left() + (time - view.start) / (view.end - view.start) * plotWidth(canvas);
+const timeAt = (canvas, x) =>
+  view.start + (x - left()) / plotWidth(canvas) * (view.end - view.start);
+
+// Context of a canvas, sharp on any screen, cleared.
+const fresh = (canvas, height) => {
+  const ratio = window.devicePixelRatio || 1;
+  const width = canvas.clientWidth;
+  if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
+    canvas.width = Math.round(width * ratio);
+    canvas.height = Math.round(height * ratio);
+    canvas.style.height = `${height}px`;
+  }
+  const context = canvas.getContext("2d");
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  context.fillStyle = "#fff";
+  context.fillRect(0, 0, width, height);
+  context.font = FONT;
+  context.textBaseline = "middle";
+  return context;
+};
+
+const roundStep = (least) => {
+  const power = 10 ** Math.floor(Math.log10(least));
+  return [1, 2, 5, 10].map((digit) => digit * power).find((step) => step >= least);
+};
+
+// Round times of the view: a pale line through the plot at each, its text at `textY`.
+const drawTimes = (context, canvas, top, bottom, textY) => {
+  const marks = Math.max(2, Math.floor(plotWidth(canvas) / 110));
+  const step = roundStep((view.end - view.start) / marks);
+  context.textAlign = "center";
+  for (let mark = Math.ceil(view.start / step); mark * step <= view.end; mark++) {
+    const x = Math.round(xOf(canvas, mark * step)) + 0.5;
+    context.strokeStyle = "#ececec";
+    context.beginPath();
+    context.moveTo(x, top);
+    context.lineTo(x, bottom);
+    context.stroke();
+    if (textY !== null && x < canvas.clientWidth - 16) {
+      context.fillStyle = GREY;
+      context.fillText(axisText(mark * step, step), x, textY);
+    }
+  }
+};
+
+// Time of the step, as exactly as a pixel is.
+const timeText = (units) => axisText(units, roundStep((view.end - view.start) / 1000));
+
+// Text that fits into a width, its end left out where it does not.
+const fitted = (context, text, width) => {
+  if (context.measureText(text).width <= width) return text;
+  let length = text.length;
+  while (length > 1 && context.measureText(`${text.slice(0, length)}…`).width > width) length--;
+  return `${text.slice(0, length)}…`;
+};
+
+// Text of a time on the axis: one unit for all marks, and no digit that the step does not need.
+const axisText = (units, step) => {
+  const largest = Math.max(Math.abs(view.start), Math.abs(view.end)) * unitNs;
+  const [unit, scale] = [["s", 1e9], ["ms", 1e6], ["µs", 1e3], ["ns", 1]]
+    .find(([, size]) => largest >= size) ?? ["ns", 1];
+  const digits = Math.max(0, Math.ceil(-Math.log10(step * unitNs / scale) - 1e-9));
+  return `${(units * unitNs / scale).toFixed(digits)} ${unit}`;
+};
+
+const drawLine = (context, x, top, bottom, colour, dashes = []) => {
+  context.strokeStyle = colour;
+  context.setLineDash(dashes);
+  context.beginPath();
+  context.moveTo(x, top);
+  context.lineTo(x, bottom);
+  context.stroke();
+  context.setLineDash([]);
+};
+
+const inPlot = (canvas, action, context, height) => {
+  context.save();
+  context.beginPath();
+  context.rect(left(), 0, plotWidth(canvas), height);
+  context.clip();
+  action();
+  context.restore();
+};
