@@ -4,6 +4,7 @@ A burst of other work falls into one round of all probes rather than into all re
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import sqrt
 from statistics import median
 
 import numpy as np
@@ -12,8 +13,11 @@ Points = dict[str, list[tuple[int, int]]]
 """Measured points (work, duration in nanoseconds) by table, in the order of the probes."""
 
 ROUNDS_MIN = 3  # fewer have no middle one
-# Rounds agree where the usual probe, and the ninth of ten, differ between them by no more.
-AGREED_USUALLY, AGREED_MOSTLY = 0.03, 0.12
+# Rounds agree where the median of the usual probe, and of nine in ten, is as sure as this.
+SURE_USUALLY, SURE_MOSTLY = 0.05, 0.15
+# Standard error of a median, over the median deviation of n values / sqrt(n), for normal noise:
+# sqrt(pi / 2) / 0.6745.
+MEDIAN_ERROR = 1.858
 
 
 def combined(rounds: Sequence[Points]) -> Points:
@@ -38,13 +42,13 @@ def spreads(rounds: Sequence[Points]) -> dict[str, list[float]]:
     }
 
 
-def agree(spread_by_table: Mapping[str, Iterable[float]]) -> bool:
-    """True where rounds differ by so little that another would tell nothing new."""
+def agree(spread_by_table: Mapping[str, Iterable[float]], rounds: int) -> bool:
+    """True where so many rounds differ by so little that their medians are sure enough."""
     shares = [share for table in spread_by_table.values() for share in table]
     if not shares:
         return True
-    usually, mostly = np.quantile(shares, (0.5, 0.9))
-    return bool(usually <= AGREED_USUALLY and mostly <= AGREED_MOSTLY)
+    usually, mostly = MEDIAN_ERROR / sqrt(rounds) * np.quantile(shares, (0.5, 0.9))
+    return bool(usually <= SURE_USUALLY and mostly <= SURE_MOSTLY)
 
 
 def _deviation(durations_ns: Sequence[int]) -> float:

@@ -107,7 +107,7 @@ def time_rounds(world: World, folder: Path, order: ProbeRequest) -> Timings:
         differences = spreads(timed) if len(rounds) > 1 else {}
         now_s = monotonic()
         is_late = 2 * now_s - began_s - start_s > order.limit_s
-        has_agreed = len(rounds) >= ROUNDS_MIN and agree(differences)
+        has_agreed = len(rounds) >= ROUNDS_MIN and agree(differences, len(rounds))
         verdicts = world.communicator.allgather((is_late, has_agreed))
         if any(late for late, _ in verdicts) or all(agreed for _, agreed in verdicts):
             break

@@ -365,9 +365,8 @@ def _warn(model: "ModelSpec", batch: int, on: "Cluster", pins: dict[str, str | i
     from millrace.planner.clusters.doubts import profile_warning
 
     uneven = "" if "dp" in pins else uneven_batch(batch, on.devices)
-    for text in (beyond_positions(model), uneven, profile_warning(on)):
-        if text:
-            say(text)
+    for text in filter(None, (beyond_positions(model), uneven, profile_warning(on))):
+        say(text)
 
 
 def uneven_batch(batch: int, devices: int) -> str:
