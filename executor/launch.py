@@ -13,6 +13,8 @@ import msgspec
 
 from millrace.executor.backend import CPUS, WORKERS, Backend
 from millrace.executor.data import open_dataset
+from millrace.executor.drift.drift_watch import Drift, Drifted, DriftReader, DriftWatch
+from millrace.executor.drift.expected_step import expected_step
 from millrace.executor.errors import CheckpointError
 from millrace.executor.gpu.availability import require_gpu
 from millrace.executor.gpu.memory_use import MemoryUse
@@ -57,6 +59,8 @@ class Measured:
     memory
         On GPUs: bytes of the fullest rank by region, and beside them `context`, `host`, all that
         is in use on the `device`, and what was `grown` after the first captured step.
+    drift
+        Where steps left their band, and the actor that moved; empty on GPUs.
     smallest_top_k_margin
         By how much, at the least, an expert that a token chose beat one that it did not, over all
         ranks; None without experts. Sums in another order may flip a choice of a tiny margin.
@@ -69,6 +73,7 @@ class Measured:
     first_step: int = 0
     backend: str = CPUS.name
     memory: dict[str, int] | None = None
+    drift: tuple[Drift, ...] = ()
     smallest_top_k_margin: float | None = None
 
     @property
@@ -96,6 +101,7 @@ def execute(
     resume: bool = False,
     backend: Backend = CPUS,
     progress: Progress | None = None,
+    drifted: Drifted | None = None,
 ) -> Measured:
     """Train a plan for `steps` steps, one process per rank on this machine.
 
@@ -114,6 +120,8 @@ def execute(
         Go on from the last one there, which may be another plan's of the model.
     backend, progress
         Where and how it runs; called as `progress(step, loss)` after every step of all, from 0.
+    drifted
+        Called with a drift of the step time when it begins, and when it ends.
 
     Raises
     ------
@@ -147,9 +155,16 @@ def execute(
             **backend.orders,
         )
         with TemporaryDirectory(prefix="millrace-") as name:
-            _run(job, Path(name), contents, progress, WORKERS[backend.name])
+            expected = None if backend.on_gpus else expected_step(plan, graph)
+            watch = DriftWatch(graph, first_step=first_step, expected=expected, tell=drifted)
+            _run(job, Path(name), contents, progress, WORKERS[backend.name], watch)
             measured = _measured(job, Path(name), digest, plan.cluster.device.name, description)
-            return replace(measured, backend=backend.name, memory=_memory(Path(name)))
+            return replace(
+                measured,
+                backend=backend.name,
+                memory=_memory(Path(name)),
+                drift=tuple(watch.drifts),
+            )
 
 
 def _folder_of(
@@ -216,19 +231,29 @@ def _source(graph: ActorGraph, plan: Plan, folder: Path | None) -> tuple[Path, i
 
 
 def _run(
-    job: RunJob, folder: Path, contents: Manifest, progress: Progress | None, worker: str
+    job: RunJob,
+    folder: Path,
+    contents: Manifest,
+    progress: Progress | None,
+    worker: str,
+    drift_watch: DriftWatch,
 ) -> None:
     """Run a job's ranks, which write their recordings in its folder."""
     job.save(folder)
     reader = _Progress(folder, progress)
+    steps = DriftReader(job.graph, folder, drift_watch)
     checkpoint_folder = None if job.checkpoint is None else Path(job.checkpoint)
 
     def watch() -> None:
         reader.read()
+        steps.read()
         if checkpoint_folder is not None:
             commit_finished(checkpoint_folder, contents)
 
-    run_ranks(worker, 1 if job.loopback else job.graph.ranks, folder, watch=watch)
+    try:
+        run_ranks(worker, 1 if job.loopback else job.graph.ranks, folder, watch=watch)
+    finally:
+        steps.close()
 
 
 def _measured(job: RunJob, folder: Path, digest: str, device: str, data: str) -> Measured:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from millrace.executor.drift.step_log import StepLog
 from millrace.executor.errors import saving
 from millrace.planner.actors.graph import ActorGraph, Program
 from millrace.planner.actors.trace import Span, Trace
@@ -41,10 +42,18 @@ class Recorder:
         Keep every firing; otherwise only the ends of steps.
     step_done
         Called with the step's number when its last firing has completed.
+    step_log
+        Told what every actor takes, and of the end of every step.
     """
 
     def __init__(
-        self, program: Program, steps: int, *, spans: bool, step_done: StepDone | None = None
+        self,
+        program: Program,
+        steps: int,
+        *,
+        spans: bool,
+        step_done: StepDone | None = None,
+        step_log: StepLog | None = None,
     ) -> None:
         self.spans = spans
         self._firings = [actor.firings for actor in program.actors]
@@ -55,7 +64,7 @@ class Recorder:
         self._queued = [array("q", bytes(8 * count)) for count in counts]
         self._left = [sum(self._firings)] * steps
         self.step_end_ns = [0] * steps
-        self._step_done = step_done
+        self._step_done, self._step_log = step_done, step_log
 
     def record(
         self,
@@ -72,10 +81,14 @@ class Recorder:
             self._ends[actor][firing] = end_ns
             self._cpu[actor][firing] = cpu_ns
             self._queued[actor][firing] = queued_ns
+        if self._step_log is not None:
+            self._step_log.spent_ns[actor] += end_ns - start_ns
         step = firing // self._firings[actor]
         self._left[step] -= 1
         if self._left[step] == 0:
             self.step_end_ns[step] = end_ns
+            if self._step_log is not None:
+                self._step_log.end_step(step, end_ns)
             if self._step_done is not None:
                 self._step_done(step)
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from millrace.executor.drift.step_log import StepLog, log_path
 from millrace.executor.errors import ExecutorError
 from millrace.executor.job import RunJob, read_job
 from millrace.executor.processes import open_line, report_failure
@@ -65,6 +66,7 @@ def run_rank(
     steps: int,
     spans: bool,
     step_done: StepDone | None = None,
+    step_log: StepLog | None = None,
 ) -> Recording:
     """Run this process's rank for `steps` steps, all other ranks doing the same.
 
@@ -80,7 +82,7 @@ def run_rank(
         communicator = SharedCommunicator(memory.graph, memory, world, shared)
     else:
         communicator = MessageCommunicator(memory.graph, memory, world)
-    recorder = Recorder(program, steps, spans=spans, step_done=step_done)
+    recorder = Recorder(program, steps, spans=spans, step_done=step_done, step_log=step_log)
     driver = RankDriver(
         program,
         memory.rank,
@@ -133,6 +135,7 @@ def _run(job: RunJob, folder: Path, world: World) -> None:
             steps=job.steps,
             spans=job.spans,
             step_done=step_done,
+            step_log=StepLog(log_path(folder, world.rank), len(state.program.actors)),
         )
     recording = replace(recording, totals=tuple(run.totals), smallest_margin=run.smallest_margin)
     recording.save(folder / f"rank.{world.rank}.npz")

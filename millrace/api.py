@@ -27,6 +27,7 @@ from millrace.planner.plan import MAX_GAP, Plan
 
 if TYPE_CHECKING:
     from millrace.executor.backend import Backend
+    from millrace.executor.drift.drift_watch import Drifted
     from millrace.executor.launch import Measured
     from millrace.planner.search.report import SearchLog
     from millrace.scaling import Failures
@@ -643,6 +644,7 @@ def execute(
     resume: bool = False,
     backend: "Backend | None" = None,
     progress: Callable[[int, float], None] | None = None,
+    drifted: "Drifted | None" = None,
 ) -> "Measured":
     """Train the plan on this machine, one process per rank.
 
@@ -672,11 +674,14 @@ def execute(
         Where and how it runs (`millrace.executor.backend`); on this machine's CPUs by default.
     progress : callable, optional
         Called as `progress(step, loss)` after every step.
+    drifted : callable, optional
+        Called with a `Drift` when steps leave the band of the first ones or of the prediction, and
+        when they are back.
 
     Returns
     -------
     Measured
-        The step time in ns, the loss of every step, and the `trace`.
+        The step time in ns, the loss of every step, the `drift` of steps, and the `trace`.
 
     Raises
     ------
@@ -703,6 +708,7 @@ def execute(
         resume=resume,
         backend=backend or CPUS,
         progress=progress,
+        drifted=drifted,
     )
 
 

@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from millrace.commands.option_words import SEED_MAX
-from millrace.commands.running import rows_table
+from millrace.commands.running import rows_table, say_drift
 from millrace.output import Json, answer, say, training, working
 from millrace.units import format_percent, format_seconds
 
@@ -69,7 +69,9 @@ def demo(
     with working(f"simulating {ranks} ranks on {on.cores_per_node} cores"):
         predicted = api.simulate(plan)
     with training(steps) as told:
-        measured = api.execute(plan, steps=steps, data=data, seed=seed, progress=told)
+        measured = api.execute(
+            plan, steps=steps, data=data, seed=seed, progress=told, drifted=say_drift
+        )
     comparison = join(predicted.trace, measured.trace)
     if output is not None:
         _write_all(output, plan, predicted.trace, measured.trace)
@@ -81,6 +83,7 @@ def demo(
         "measured": {"step_time_s": comparison.measured_step_time_s},
         "error": comparison.step_time_error,
         "profile_warning": warning,
+        "drift": msgspec.to_builtins(measured.drift),
         "loss": measured.losses,
         "data": measured.data,
     }

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from millrace.compare import ActorRow, CauseRow, Comparison
+    from millrace.executor.drift.drift_watch import Drift
     from millrace.executor.launch import Measured
     from millrace.planner.plan import Plan
     from millrace.simulator.simulate import Simulated
@@ -263,11 +264,19 @@ def run(
             resume=resume,
             backend=where,
             progress=told,
+            drifted=say_drift,
         )
     if trace is not None:
         write_trace(trace, measured.trace)
     document = _run_document(planned, measured)
     answer(document, as_json, lambda console: _draw_run(document, console))
+
+
+def say_drift(drift: "Drift") -> None:
+    """Say on stderr that steps of a run take another time than before, or the same again."""
+    from millrace.tables.drifts import drift_text
+
+    say(f"millrace: {drift_text(drift)}")
 
 
 def _check_saving(
@@ -314,6 +323,7 @@ def _run_document(planned: "Plan", measured: "Measured") -> dict[str, Any]:
         "data": measured.data,
         "ranks": measured.ranks,
         "backend": measured.backend,
+        "drift": msgspec.to_builtins(measured.drift),
     }
     if measured.memory is not None:
         document["memory_bytes"] = measured.memory

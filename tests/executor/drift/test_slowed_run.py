@@ -1,0 +1,59 @@
+"""A run in which one kernel of one rank becomes slow: it is named while the run goes on."""
+
+from pathlib import Path
+
+import pytest
+
+from millrace import api
+from millrace.executor.drift.drift_watch import FIRST, Drift
+from millrace.planner.clusters import parse_cluster
+
+SLOW_FROM, SLOW_TO, STEPS = 20, 28, 36  # counted from 0
+
+# Of every rank: a kernel takes 60 ms longer, and in some steps on rank 1 another 300.
+CUSTOM = f"""
+import os
+
+if os.environ.get("PMI_RANK") is not None:
+    from time import sleep
+
+    import millrace.executor.rank as ranks
+
+    make_kernel = ranks.make_kernel
+
+    def slowed(context):
+        kernel = make_kernel(context)
+        if context.name != {{name!r}}:
+            return kernel
+        rank = int(os.environ["PMI_RANK"])
+
+        def call(firing, inputs, outputs):
+            sleep(0.36 if rank == 1 and {SLOW_FROM} <= firing < {SLOW_TO} else 0.06)
+            return kernel(firing, inputs, outputs)
+
+        return call
+
+    ranks.make_kernel = slowed
+"""
+
+
+def test_a_kernel_that_becomes_slow_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = api.search("mlp", parse_cluster("local:2"), 8, pins={"dp": 2})
+    graph = api.compile(plan)
+    name = next(
+        actor.name
+        for actor in graph.programs[0].actors
+        if actor.kind == "matmul" and "weight" in actor.name and actor.firings == 1
+    )
+    (tmp_path / "sitecustomize.py").write_text(CUSTOM.format(name=name))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    told: list[Drift] = []
+    measured = api.execute(plan, steps=STEPS, trace=False, drifted=told.append)
+    (drift,) = [each for each in measured.drift if each.against == FIRST]
+    assert (drift.rank, drift.actor) == (1, name)
+    assert drift.step == SLOW_FROM + 1
+    assert drift.ended == SLOW_TO + 1
+    assert drift.now_s - drift.before_s > 0.25
+    assert [each.ended for each in told if each.against == FIRST] == [None, drift.ended]
