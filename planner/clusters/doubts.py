@@ -2,6 +2,8 @@
 
 from millrace.planner.cluster import Cluster, Device, MeasurementQuality
 
+SAID = 0.005  # smaller shares are not worth a word
+
 
 def profile_warning(cluster: Cluster) -> str | None:
     """Sentence that warns of predictions for a cluster; None where nothing speaks against them.
@@ -27,22 +29,25 @@ def profile_doubt(device: Device) -> str | None:
     quality = device.measured
     if quality is None or not quality.is_doubtful:
         return None
+    most = f"{100 * quality.error_max:.0f} %"
     return (
-        f"the profile was taken while {_causes(quality)}: it may be {100 * quality.error_max:.0f} "
-        f"% too slow, and more where ranks wait for one another; take it anew on a quiet machine "
-        f"(`millrace profile`)"
+        f"the profile was taken while {_causes(quality)}: it may be up to {most} too slow, and more "
+        f"where ranks wait for one another; take it anew on a quiet machine (`millrace profile`)"
     )
 
 
 def _causes(quality: MeasurementQuality) -> str:
     """Clause that says what speaks against a measurement: others, the host, or its own rounds."""
-    causes = []
-    if quality.others:
-        causes.append(f"other programs took {100 * quality.others:.0f} % of the cores")
-    if quality.steal:
-        causes.append(f"the host took {100 * quality.steal:.0f} %")
-    if quality.spread and not causes:
-        causes.append("nothing is known of other programs")
-    if quality.spread:
-        causes.append(f"rounds differed by {100 * quality.spread:.0f} %")
+    shares = (
+        ("other programs took {} % of the cores", quality.others),
+        ("the host took {} %", quality.steal),
+        ("rounds differed by {} %", quality.spread),
+    )
+    causes = [
+        text.format(round(100 * share))
+        for text, share in shares
+        if share is not None and share >= SAID
+    ]
+    if quality.others is None:
+        causes.insert(0, "nothing is known of other programs")
     return " and ".join(causes)
