@@ -27,7 +27,7 @@ from millrace.planner.cluster import Device
 
 FORM = 4  # Raise it when what is measured changes.
 SECONDS = 11.0  # A profile takes about so long where rounds agree at once,
-LONGEST = 5.0  # and at most so many times as long.
+LONGEST = 3.0  # and at most so many times as long.
 KERNEL_SHARE = 0.65  # Kernels take this share of the time; collectives and starting take the rest.
 RECHECK_S = 600.0  # A profile that is kept is held against the machine so often, at most.
 ARENA_BYTES = 2**24  # Registers of the largest messages need so much.
@@ -56,7 +56,7 @@ def profile(
     ranks
         Number of processes in use.
     seconds
-        About how long it takes where rounds agree at once, and a fifth of how long it may take.
+        About how long it takes where rounds agree at once, and a third of how long it may take.
     progress
         Told what is waited for.
 
@@ -103,7 +103,7 @@ def cached_profile(
         _key(ranks),
         lambda: profile(ranks, seconds=seconds, progress=progress or unkept),
         refresh=refresh,
-        told=f"measuring this machine with {ranks} ranks, once (some ten seconds) …",
+        told=f"measuring this machine with {ranks} ranks, once (ten to forty seconds) …",
         progress=progress,
         unkept=unkept,
         contradiction=lambda device: contradiction(ranks, usable_cores(), device),

@@ -31,7 +31,7 @@ def profile_doubt(device: Device) -> str | None:
         return None
     most = f"{100 * quality.error_max:.0f} %"
     return (
-        f"the profile was taken while {_causes(quality)}: it may be up to {most} too slow, and more "
+        f"the profile was taken while {_causes(quality)}: it may be up to {most} too slow, more "
         f"where ranks wait for one another; take it anew on a quiet machine (`millrace profile`)"
     )
 
