@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.executor.data.sample_rng import CLASS_KEYS, generator
+from millrace.executor.data.sample_rng import class_normals, generator
 from millrace.executor.errors import DataError
 from millrace.executor.kernels.context import Array, SampleSource
 
@@ -45,8 +45,8 @@ class Blobs:
         features = np.empty((len(samples), *shape), np.float32)
         for row, sample in enumerate(samples.tolist()):
             label, noise = self._draw(sample)
-            values = generator(self.seed, CLASS_KEYS + label).standard_normal(source.shape)
-            values = values / 4 + noise.standard_normal(source.shape)
+            centre = class_normals(self.seed, label, source.shape)
+            values = centre / 4 + noise.standard_normal(source.shape)
             features[row] = values[source.region]
         return features
 

@@ -1,11 +1,13 @@
 """Synthetic click logs: which advertisements were clicked, by a hidden rule that can be learned."""
 
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.executor.data.sample_rng import CLASS_KEYS, generator
+from millrace.executor.data.sample_rng import class_normals, generator
 from millrace.executor.errors import DataError
 from millrace.executor.kernels.context import Array, SampleSource
 
@@ -58,27 +60,16 @@ class SyntheticClicks:
             raise DataError(
                 f"synthetic click logs hold {', '.join(_SOURCES)}; the model reads `{source.name}`"
             )
-        drawn = [self._draw(sample) for sample in samples.tolist()]
+        log = _log_of(self, samples.tobytes())
         if source.name == "clicks":
-            return self._clicks(drawn)
-        index = _SOURCES.index(source.name)
-        return np.stack([sample[index] for sample in drawn])[:, source.region[0]]
+            return self._clicks(log)
+        values = log.ids if source.name == "categories" else log.numbers
+        return values[:, source.region[0]]
 
-    def _draw(self, sample: int) -> tuple[Array, Array, float]:
-        """Ids, numbers and a uniform number of one sample."""
-        drawn = generator(self.seed, sample)
-        bounds = np.arange(self.fields + 1, dtype=np.int64) * self.rows // max(self.fields, 1)
-        sizes = np.maximum(np.diff(bounds), 1)
-        ranks = np.exp(drawn.random(self.fields) * np.log(sizes + 1.0)).astype(np.int64)
-        ids = bounds[:-1] + np.clip(ranks, 1, sizes) - 1
-        numbers = drawn.standard_normal(self.numbers, np.float32)
-        return ids.astype(np.int32), numbers, float(drawn.random())
-
-    def _clicks(self, drawn: list[tuple[Array, Array, float]]) -> NDArray[np.int32]:
-        weights = generator(self.seed, CLASS_KEYS).standard_normal(self.numbers) * _NUMBER_WEIGHT
-        ids, numbers, chance = (np.array(part) for part in zip(*drawn, strict=True))
-        logits = _BIAS + _ID_WEIGHT * self._id_weights(ids).sum(1) + numbers @ weights
-        return np.asarray(chance < 1 / (1 + np.exp(-logits)), np.int32)
+    def _clicks(self, log: "_ClickLog") -> NDArray[np.int32]:
+        weights = class_normals(self.seed, 0, (self.numbers,)) * _NUMBER_WEIGHT
+        logits = _BIAS + _ID_WEIGHT * self._id_weights(log.ids).sum(1) + log.numbers @ weights
+        return np.asarray(log.chances < 1 / (1 + np.exp(-logits)), np.int32)
 
     def _id_weights(self, ids: Array) -> NDArray[np.float64]:
         """Numbers between -1 and 1 that follow from an id, without a table as large as the model's.
@@ -92,3 +83,30 @@ class SyntheticClicks:
         bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         bits ^= bits >> np.uint64(31)
         return (bits >> np.uint64(11)).astype(np.float64) / 2**52 - 1
+
+
+class _ClickLog(NamedTuple):
+    """Ids [samples, fields], numbers [samples, numbers] and a uniform number [samples] of each."""
+
+    ids: NDArray[np.int32]
+    numbers: NDArray[np.float32]
+    chances: NDArray[np.float64]
+
+
+@lru_cache(maxsize=2)
+def _log_of(clicks: SyntheticClicks, samples: bytes) -> _ClickLog:
+    """Log of these samples (bytes of int64): the sources of a microbatch read one after another."""
+    keys = np.frombuffer(samples, np.int64).tolist()
+    uniform = np.empty((len(keys), clicks.fields))
+    numbers = np.empty((len(keys), clicks.numbers), np.float32)
+    chances = np.empty(len(keys))
+    for row, key in enumerate(keys):
+        drawn = generator(clicks.seed, key)
+        uniform[row] = drawn.random(clicks.fields)
+        numbers[row] = drawn.standard_normal(clicks.numbers, np.float32)
+        chances[row] = drawn.random()
+    bounds = np.arange(clicks.fields + 1, dtype=np.int64) * clicks.rows // max(clicks.fields, 1)
+    sizes = np.maximum(np.diff(bounds), 1)
+    ranks = np.exp(uniform * np.log(sizes + 1.0)).astype(np.int64)
+    ids = bounds[:-1] + np.clip(ranks, 1, sizes) - 1
+    return _ClickLog(ids.astype(np.int32), numbers, chances)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.executor.data.sample_rng import CLASS_KEYS, generator
+from millrace.executor.data.sample_rng import class_normals, generator
 from millrace.executor.errors import DataError
 from millrace.executor.kernels.context import Array, Dataset, SampleSource
 
@@ -106,9 +106,8 @@ class Patterns:
         for row, sample in enumerate(samples.tolist()):
             label, drawn = self._draw(sample)
             noise = drawn.standard_normal(form.shape, np.float32)
-            pattern = generator(self.seed, CLASS_KEYS + label).standard_normal(
-                (1, form.shape[0], PATTERN_SIDE, PATTERN_SIDE), np.float32
-            )
+            sides = (1, form.shape[0], PATTERN_SIDE, PATTERN_SIDE)
+            pattern = class_normals(self.seed, label, sides, np.float32)
             images[row] = _enlarged(pattern, form)[0] + noise[form.region]
         return form.ordered(images)
 

@@ -1,6 +1,9 @@
 """Random numbers of a sample: a counter-based stream of its own, from the seed and its number."""
 
+from functools import lru_cache
+
 import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
 CLASS_KEYS = 2**63
 """Keys from here on draw what belongs to a class, those below what belongs to a sample."""
@@ -9,3 +12,13 @@ CLASS_KEYS = 2**63
 def generator(seed: int, key: int) -> np.random.Generator:
     """Generator of one sample (or class): a Philox stream keyed by seed and number."""
     return np.random.Generator(np.random.Philox(key=np.array([seed, key], dtype=np.uint64)))
+
+
+@lru_cache(maxsize=1024)
+def class_normals(
+    seed: int, label: int, shape: tuple[int, ...], dtype: DTypeLike = np.float64
+) -> NDArray[np.floating]:
+    """Normal numbers of a class, which its samples share: drawn once and not to be written to."""
+    numbers = np.asarray(generator(seed, CLASS_KEYS + label).standard_normal(shape, dtype))
+    numbers.flags.writeable = False
+    return numbers
