@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.executor.data.sample_rng import class_normals, generator
+from millrace.executor.data.sample_rng import class_normals_fp32, generator
 from millrace.executor.errors import DataError
 from millrace.executor.kernels.context import Array, Dataset, SampleSource
 
@@ -107,7 +107,7 @@ class Patterns:
             label, drawn = self._draw(sample)
             noise = drawn.standard_normal(form.shape, np.float32)
             sides = (1, form.shape[0], PATTERN_SIDE, PATTERN_SIDE)
-            pattern = class_normals(self.seed, label, sides, np.float32)
+            pattern = class_normals_fp32(self.seed, label, sides)
             images[row] = _enlarged(pattern, form)[0] + noise[form.region]
         return form.ordered(images)
 

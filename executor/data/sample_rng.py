@@ -3,7 +3,7 @@
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 CLASS_KEYS = 2**63
 """Keys from here on draw what belongs to a class, those below what belongs to a sample."""
@@ -15,10 +15,17 @@ def generator(seed: int, key: int) -> np.random.Generator:
 
 
 @lru_cache(maxsize=1024)
-def class_normals(
-    seed: int, label: int, shape: tuple[int, ...], dtype: DTypeLike = np.float64
-) -> NDArray[np.floating]:
+def class_normals(seed: int, label: int, shape: tuple[int, ...]) -> NDArray[np.float64]:
     """Normal numbers of a class, which its samples share: drawn once and not to be written to."""
-    numbers = np.asarray(generator(seed, CLASS_KEYS + label).standard_normal(shape, dtype))
+    numbers = np.asarray(generator(seed, CLASS_KEYS + label).standard_normal(shape))
+    numbers.flags.writeable = False
+    return numbers
+
+
+@lru_cache(maxsize=1024)
+def class_normals_fp32(seed: int, label: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """Normal numbers of a class in float32, from a shorter stream than those in float64."""
+    drawn = generator(seed, CLASS_KEYS + label)
+    numbers = np.asarray(drawn.standard_normal(shape, np.float32))
     numbers.flags.writeable = False
     return numbers

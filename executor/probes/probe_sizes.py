@@ -68,6 +68,9 @@ CPU_SCALES = _scales(
             {"b": 1, "t": 32, "d": 32, "e": 4, "k": 2, "c": 16},
             {"b": 8, "t": 128, "d": 256, "e": 8, "k": 2, "c": 32},
         ),
+        "features": tuple({"b": b, "y": 28, "x": 28} for b in (16, 256)),
+        "pictures": ({"b": 16, "y": 16, "x": 16, "c": 3}, {"b": 8, "y": 112, "x": 112, "c": 3}),
+        "clicks": tuple({"b": b, "y": 26, "x": 13} for b in (64, 512)),
         "boxing": tuple({"bytes": size} for size in (2**12, 2**17, 2**22)),
     },
 )  # fmt: skip
@@ -116,6 +119,10 @@ GPU_SCALES = _scales(
             {"b": 1, "t": 64, "d": 128, "e": 4, "k": 2, "c": 32},
             {"b": 4, "t": 2048, "d": 1024, "e": 8, "k": 2, "c": 640},
         ),
+        # The host draws samples while a GPU computes.
+        "features": (),
+        "pictures": (),
+        "clicks": (),
         "boxing": tuple({"bytes": size} for size in (2**14, 2**20, 2**28)),
     },
 )  # fmt: skip

@@ -12,16 +12,20 @@ from math import prod
 import numpy as np
 
 from millrace.executor.data import TokenWindows
+from millrace.executor.data.classes import Blobs
+from millrace.executor.data.clicks import SyntheticClicks
 from millrace.executor.data.corpus import Corpus
+from millrace.executor.data.images import Patterns
 from millrace.executor.kernels import KernelContext, RunState, Shard
-from millrace.executor.kernels.context import Array, whole_shard
+from millrace.executor.kernels.context import Array, Dataset, whole_shard
 from millrace.executor.probes.probe_sizes import CPU_SCALES, Scales, Sizes
 from millrace.models.labels import parse, shape_of
-from millrace.models.ops import op_work, state_of
+from millrace.models.ops import state_of
 from millrace.models.type_inference import output_dtypes
 from millrace.planner.collectives import LOCAL_BOXING
 from millrace.planner.costs import ATTENTION
-from millrace.planner.costs.op_batch import precision_of
+from millrace.planner.costs.op_batch import DRAWN, firing_of, precision_of
+from millrace.planner.costs.op_forms import form_table
 from millrace.planner.sbp import BROADCAST, PARTIAL_SUM, split
 
 Attributes = Mapping[str, int | float | str | bool]
@@ -86,6 +90,19 @@ def _convolutions() -> Iterator[Probe]:
             yield Probe(kind=kind, labels=labels, scales=scales, attributes=_window(1, pad))
 
 
+def _input(source: str, labels: str, scales: str, **attributes: int | bool) -> Probe:
+    """Probe of drawing samples from one source."""
+    return Probe(
+        kind=DRAWN, labels=labels, scales=scales, attributes={"source": source, **attributes}
+    )
+
+
+_INPUTS: tuple[Probe, ...] = (
+    _input("tokens", " -> b t", "tokens", values=VOCABULARY),
+    _input("features", " -> b y x", "features", values=0),
+    _input("images", " -> b y x c", "pictures", values=0, channels_last=True),
+    _input("categories", " -> b y", "clicks", values=VOCABULARY * 64),
+)
 _POOL: Attributes = {**_window(2, 1), "size_y": 3, "size_x": 3}
 _NORM = {"epsilon": 1e-5}
 
@@ -166,7 +183,7 @@ LAYERS: tuple[Probe, ...] = (
 
 PROBES: tuple[Probe, ...] = (
     *LAYERS,
-    Probe(kind="input", labels=" -> b t", attributes={"source": "tokens", "values": VOCABULARY}),
+    *_INPUTS,
     Probe(kind="matmul", labels="b t k, k n -> b t n", scales="products"),
     Probe(kind="matmul", labels="b t n, k n -> b t k", scales="products"),
     Probe(kind="matmul", labels="b t k, b t n -> k n", scales="products"),
@@ -240,6 +257,15 @@ class KernelCase:
     table: str
     ids: Mapping[int, int] = field(default_factory=dict)
 
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Tables that a timing goes to where forms have tables of their own."""
+        context = self.context
+        if context.kind in (*LOCAL_BOXING, *ATTENTION):
+            return (self.table,)
+        form = form_table(context.kind, context.labels, context.attributes)
+        return tuple(dict.fromkeys((self.table, form)))
+
     def numbers(self, index: int) -> Array:
         """Ids of an input."""
         rng = np.random.default_rng(index)
@@ -290,15 +316,23 @@ def _computes_in(probe: Probe, precision: str) -> bool:
 
 
 def _table(probe: Probe, sizes: Sizes, precision: str | None) -> str:
-    """Name of the table that a timing belongs to; attention has one per size of a head."""
+    """Name of the table that a timing belongs to; attention has one per size of a head.
+
+    The kind's own table of `input` is that of text.
+    """
     name = f"{probe.kind}/{sizes['d']}" if probe.kind in ATTENTION else probe.kind
+    if probe.kind == DRAWN and probe.attributes["source"] != "tokens":
+        name = form_table(probe.kind, probe.labels, probe.attributes)
     return f"{name}@{precision}" if precision is not None and probe.is_narrowed else name
 
 
-def _output_dtypes(kind: str, outputs: int, inputs: Sequence[str], dtype: str) -> tuple[str, ...]:
+def _output_dtypes(
+    probe: Probe, outputs: int, inputs: Sequence[str], dtype: str
+) -> tuple[str, ...]:
     """Dtypes of the outputs where activations are of `dtype`."""
-    if kind == "input":
-        return ("int32",)
+    kind, attributes = probe.kind, probe.attributes
+    if kind == DRAWN:
+        return ("int32",) if attributes["values"] else (WIDE,)
     if kind == "cast":
         return (dtype,)
     if (
@@ -314,7 +348,7 @@ def _case(probe: Probe, sizes: Sizes, precision: str | None) -> KernelCase:
     label_sizes = {"v": VOCABULARY, "c": 2, "z": 3, "s": tokens, "p": 2 * tokens, **sizes}
     dtype = WIDE if precision is None else DTYPES[precision]
     in_dtypes = probe.dtypes(dtype)
-    out_dtypes = _output_dtypes(probe.kind, len(expression.outputs), in_dtypes, dtype)
+    out_dtypes = _output_dtypes(probe, len(expression.outputs), in_dtypes, dtype)
     inputs, outputs = (
         tuple(
             whole_shard(shape_of(operand, label_sizes), operand_dtype)
@@ -322,14 +356,14 @@ def _case(probe: Probe, sizes: Sizes, precision: str | None) -> KernelCase:
         )
         for operands, dtypes in ((expression.inputs, in_dtypes), (expression.outputs, out_dtypes))
     )
-    work = op_work(
+    firing = firing_of(
         probe.kind,
         probe.labels,
         probe.attributes,
         [shard.shape for shard in inputs],
         [shard.shape for shard in outputs],
-        [shard.itemsize for shard in inputs],
-        [shard.itemsize for shard in outputs],
+        in_dtypes,
+        out_dtypes,
     )
     states = state_of(probe.kind, probe.attributes)
     context = KernelContext(
@@ -340,18 +374,18 @@ def _case(probe: Probe, sizes: Sizes, precision: str | None) -> KernelCase:
         inputs=inputs,
         outputs=outputs,
         state=[np.zeros(outputs[0].shape, outputs[0].dtype) for _ in states],
-        run=_run(_tokens() if probe.kind == "input" else None, precision),
+        run=_run(_dataset(probe, sizes) if probe.kind == DRAWN else None, precision),
     )
     below = zip(probe.ids, probe.below, strict=False)
     return KernelCase(
         context=context,
-        work=max(work.flops or work.bytes, 1),
+        work=max(round(float(firing.work[0])), 1),
         table=_table(probe, sizes, precision),
         ids={index: label_sizes[label] for index, label in below},
     )
 
 
-def _run(dataset: TokenWindows | None, precision: str | None) -> RunState:
+def _run(dataset: Dataset | None, precision: str | None) -> RunState:
     return RunState(
         seed=0,
         dataset=dataset,
@@ -362,8 +396,16 @@ def _run(dataset: TokenWindows | None, precision: str | None) -> RunState:
     )
 
 
-def _tokens() -> TokenWindows:
-    """Text for `input`, of no meaning."""
+def _dataset(probe: Probe, sizes: Sizes) -> Dataset:
+    """Data of a source, of no meaning."""
+    match probe.attributes["source"]:
+        case "features":
+            return Blobs(classes=10, seed=0)
+        case "images":
+            return Patterns(classes=10, seed=0)
+        case "categories":
+            rows = int(probe.attributes["values"])
+            return SyntheticClicks(fields=sizes["y"], numbers=sizes["x"], rows=rows, seed=0)
     tokens = np.arange(2**16, dtype=np.uint16) % VOCABULARY
     corpus = Corpus(tokens=tokens, vocab=VOCABULARY, origin="probe")
     return TokenWindows(corpus=corpus, seed=0)

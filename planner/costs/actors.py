@@ -14,6 +14,7 @@ from millrace.planner.costs.bucket_sizes import State, Totals
 from millrace.planner.costs.collective_costs import collective_duration_ns
 from millrace.planner.costs.group_topology import frame_of, layout_of
 from millrace.planner.costs.host_transfers import host_of, state_copies_ns
+from millrace.planner.costs.op_batch import OpFirings, firing_of
 from millrace.planner.costs.ops import op_duration_ns
 from millrace.planner.fusion.fused_traffic import Share, shares_of
 from millrace.planner.fusion.fusion_graph import FusionNode, FusionTensor
@@ -69,6 +70,33 @@ def parts_of(actor: Actor, program: Program) -> Iterator[Priced]:
     for part, share in zip(actor.parts, shares, strict=True):
         inputs = tuple(operands[number] for number in part.inputs)
         yield part, inputs, tuple(operands[number] for number in part.outputs), share
+
+
+def firing_of_actor(actor: Actor, program: Program) -> OpFirings:
+    """One firing of an actor of one op, as its duration is asked for.
+
+    Parameters
+    ----------
+    actor : Actor
+        One without `parts` that takes part in no meeting.
+    program : Program
+        The program that it is of, whose registers it reads and writes.
+
+    Raises
+    ------
+    ModelError
+        The op table has no such kind.
+    """
+    inputs, outputs = program.operands(actor)
+    return firing_of(
+        actor.kind,
+        actor.labels,
+        actor.attributes,
+        [register.shape for register in inputs],
+        [register.shape for register in outputs],
+        [register.dtype for register in inputs],
+        [register.dtype for register in outputs],
+    )
 
 
 class _Costs:

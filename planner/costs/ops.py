@@ -1,10 +1,11 @@
 """Ops: the duration of one firing.
 
-Where the device was measured its table is interpolated: the one of the op's precision where there
-is one, else the kind's (`kind@precision`, `kind`); for a kind that no profile times, that of its
-like, see `millrace.planner.proxies`. Elsewhere products cost tiles and waves (`products`),
-attention what a flash kernel does (`attention`), never less than their bytes, and all other ops
-their bytes (`traffic`).
+Where the device was measured its table is interpolated: that of the op's form where there is one
+(`millrace.planner.costs.op_forms`), else that of its kind, and of its precision before one of none
+(`kind/form@precision`, `kind/form`, `kind@precision`, `kind`); for a kind that no profile times,
+that of its like, see `millrace.planner.proxies`. Elsewhere products cost tiles and waves
+(`products`), attention what a flash kernel does (`attention`), never less than their bytes, and all
+other ops their bytes (`traffic`).
 
 Shapes: arrays [firings], see `millrace.planner.costs.op_batch`; nanoseconds are whole.
 """
@@ -16,6 +17,7 @@ import numpy as np
 from millrace.models.arrays import Floats, Ints
 from millrace.models.labels import parse
 from millrace.planner.cluster import Device, Software
+from millrace.planner.collectives import LOCAL_BOXING
 from millrace.planner.costs.attention import KINDS, attention_seconds
 from millrace.planner.costs.expert_routing import launches_waited_for
 from millrace.planner.costs.gemm import (
@@ -31,9 +33,10 @@ from millrace.planner.costs.memory_bound import (
     memory_bound_seconds,
 )
 from millrace.planner.costs.op_batch import Attributes, OpFirings, Shape, firing_of
+from millrace.planner.costs.op_forms import form_table
 from millrace.planner.costs.profile_tables import Points, interpolated_ns, whole_ns
 from millrace.planner.fusion.fused_traffic import Share
-from millrace.planner.proxies import priced_like
+from millrace.planner.proxies import Like, priced_like
 
 # Kinds whose tables are measured per head size, the last dim of their first input.
 ATTENTION = ("attention", "attention_grad")
@@ -89,11 +92,19 @@ def _table_ns(firings: OpFirings, device: Device) -> Ints | None:
         )
         if durations_ns is not None:
             return durations_ns
-    precise = device.kernels.get(f"{like.kind}@{firings.precision}")
-    if points := precise or device.kernels.get(like.kind):
-        work = np.where(flops > 0, flops, firings.bytes)
-        return interpolated_ns(points, np.rint(like.factor * work))
+    if points := _points(firings, device, like):
+        return interpolated_ns(points, np.rint(like.factor * firings.work))
     return None
+
+
+def _points(firings: OpFirings, device: Device, like: Like) -> Points | None:
+    """Measured points of an op's form, else of the kind that it is priced like."""
+    names = [like.kind]
+    if like.kind == firings.kind and firings.kind not in LOCAL_BOXING:
+        names.insert(0, form_table(firings.kind, firings.labels, firings.attributes))
+    tables = device.kernels
+    choices = (tables.get(f"{name}@{firings.precision}") or tables.get(name) for name in names)
+    return next(filter(None, choices), None)
 
 
 def _seconds(firings: OpFirings, device: Device, software: Software) -> Floats:
@@ -117,8 +128,7 @@ def _following_ns(firings: OpFirings, device: Device, software: Software) -> Int
     Where the device was measured the rate is that of the largest point of the op's table.
     """
     like = priced_like(firings.kind, device.kernels, firings.precision)
-    precise = device.kernels.get(f"{like.kind}@{firings.precision}")
-    if points := precise or device.kernels.get(like.kind):
+    if points := _points(firings, device, like):
         work, duration_ns = points[-1]
         return whole_ns(np.float64(like.factor * duration_ns / work) * firings.bytes)
     return whole_ns(memory_bound_seconds(firings, device, software) * 1e9)

@@ -13,7 +13,7 @@ import numpy as np
 
 from millrace.models.arrays import Bools, Ints
 from millrace.models.graph import ITEMSIZE, Op, Phase, Rate, Tensor
-from millrace.models.labels import bind, parse
+from millrace.models.labels import BATCH, bind, parse
 from millrace.models.model_counts import master_weights
 from millrace.models.ops import op_kind, state_of
 from millrace.planner.cluster import Cluster
@@ -23,7 +23,7 @@ from millrace.planner.costs.bucket_sizes import state_tensors
 from millrace.planner.costs.expert_routing import copies_of_tokens
 from millrace.planner.costs.host_transfers import host_of, state_copies_ns
 from millrace.planner.costs.launch_overhead import hidden_share
-from millrace.planner.costs.op_batch import precision_of
+from millrace.planner.costs.op_batch import DRAWN, precision_of
 from millrace.planner.fusion import Share, shares_of_graph
 from millrace.planner.plan import FUSED, ON_DEVICES, OPTIMIZER, UNFUSED
 from millrace.planner.ring_attention import RINGS, ring_ns
@@ -314,8 +314,10 @@ class StrategyCosts:
         spans = self._spans(labels, dims, states) if row.products else {}
         precision = precision_of(kind, dtypes[:inputs], op.attributes)
         follows = share is not None and share.follows
+        samples = self._spans(labels, dims, states).get(BATCH, 0) if kind == DRAWN else 0
         durations = kernel_ns(
-            self.cluster, OpFirings(kind, labels, op.attributes, spans, moved, precision, follows)
+            self.cluster,
+            OpFirings(kind, labels, op.attributes, spans, moved, precision, follows, samples),
         )
         if self.stretch == 1.0:
             return durations

@@ -43,6 +43,9 @@ from tests.small_models import NAMES, small
 
 TOKENS = ({"b": 1, "t": 8, "h": 2, "d": 16},)
 SCALES = {
+    "features": (),
+    "pictures": (),
+    "clicks": (),
     "tokens": TOKENS, "few": TOKENS, "ends": TOKENS, "logits": TOKENS, "lookups": TOKENS,
     "turned": ({"b": 1, "t": 8, "h": 2, "d": 32},),
     "heads": ({"b": 1, "t": 8, "h": 2, "d": 16}, {"b": 1, "t": 8, "h": 2, "d": 32}),

@@ -1,0 +1,118 @@
+"""Update: a device profile with the costs that a run has shown, for the plans that come next.
+
+Of every op counts the mean over ranks of its time on a core, in the half of the steps whose times
+are in the middle: times lean to one side, and a step is a sum of them. Of every meeting it is the
+median from its last member's arrival to the begin of what waited for it, where computing beside it
+was no part of that.
+"""
+
+from bisect import bisect_left
+from collections import defaultdict
+from statistics import fmean, median
+
+from millrace.compare import step_of, traced_steps
+from millrace.planner.actors.graph import Actor, ActorGraph
+from millrace.planner.actors.trace import Span, Trace
+from millrace.planner.cluster import Device
+from millrace.planner.collectives import COLLECTIVES
+from millrace.planner.costs.actors import firing_of_actor
+from millrace.planner.costs.measured_tables import MeasuredOp, with_measured
+
+ALONE_SHARE = 0.2  # A meeting counts if no more of it than this lies beside computing.
+HAND_OFF_NS = 1_000_000  # What begins later after a meeting waited for something else.
+
+
+def updated_profile(device: Device, graph: ActorGraph, trace: Trace) -> Device:
+    """Device profile that a measured trace of a compiled plan was folded into.
+
+    Parameters
+    ----------
+    device : Device
+        The profile that the plan was made with.
+    graph : ActorGraph
+        The compiled plan.
+    trace : Trace
+        Of a run of it, with the times of firings.
+    """
+    return with_measured(device, _ops(graph, trace, device.launch_ns), _meetings(graph, trace))
+
+
+def _counted(trace: Trace) -> list[Span]:
+    """Spans of the steps that count and whose times are in the middle half, by their begins."""
+    lanes = {lane.rank: lane for lane in trace.lanes}
+    times = trace.step_times_ns()
+    ordered = sorted(traced_steps(trace), key=lambda step: times[step])
+    quarter = len(ordered) // 4
+    usual = set(ordered[quarter : len(ordered) - quarter])
+    spans = (span for span in trace.spans if step_of(span, lanes[span.rank]) in usual)
+    return sorted(spans, key=lambda span: (span.start_ns, span.end_ns))
+
+
+def _ops(graph: ActorGraph, trace: Trace, launch_ns: int) -> list[MeasuredOp]:
+    """Mean times of every actor of one op."""
+    durations: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for span in _counted(trace):
+        durations[graph.program_of(span.rank), span.actor].append(_on_a_core_ns(span))
+    ops = []
+    for (index, number), times in sorted(durations.items()):
+        program = graph.programs[index]
+        actor = program.actors[number]
+        if actor.meeting is None and not actor.parts:
+            firing = firing_of_actor(actor, program)
+            ops.append(MeasuredOp(firing, round(fmean(times)) + launch_ns))
+    return ops
+
+
+def _on_a_core_ns(span: Span) -> int:
+    """Nanoseconds that a firing computed, as far as its rank knows."""
+    return span.cpu_ns or span.end_ns - span.start_ns
+
+
+def _meetings(graph: ActorGraph, trace: Trace) -> dict[str, tuple[tuple[int, int], ...]]:
+    """Median durations of meetings, by table and message."""
+    computing: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    meetings: dict[tuple[str, int, int], list[Span]] = defaultdict(list)
+    for span in _counted(trace):
+        meeting = _actor_of(graph, span).meeting
+        if meeting is None:
+            computing[span.rank].append((span.start_ns, span.end_ns))
+        else:
+            first = min(graph.members(span.rank, meeting))
+            meetings[meeting.key, first, span.firing].append(span)
+    moving: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for spans in meetings.values():
+        meeting = _actor_of(graph, spans[0]).meeting
+        assert meeting is not None
+        members = len(graph.members(spans[0].rank, meeting))
+        begin_ns = max(span.start_ns for span in spans)
+        ends = [_resumed(computing[span.rank], begin_ns, span.end_ns) for span in spans]
+        if len(spans) == members and None not in ends:
+            kind = "send" if COLLECTIVES[meeting.kind].point_to_point else meeting.kind
+            last_ns = max(end_ns for end_ns in ends if end_ns is not None)
+            moving[f"{kind}/{members}", meeting.message_bytes].append(last_ns - begin_ns)
+    tables: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for (table, size), times in sorted(moving.items()):
+        tables[table].append((max(size, 1), round(median(times))))
+    return {table: tuple(points) for table, points in tables.items()}
+
+
+def _actor_of(graph: ActorGraph, span: Span) -> Actor:
+    return graph.programs[graph.program_of(span.rank)].actors[span.actor]
+
+
+def _resumed(computing: list[tuple[int, int]], begin_ns: int, end_ns: int) -> int | None:
+    """When a rank that waited for a meeting computes again; None where it had computed beside it.
+
+    Where it computes nothing for long after the meeting, something else is waited for, and what
+    counts is the meeting's end.
+    """
+    behind = bisect_left(computing, (end_ns, end_ns))
+    beside_ns = 0
+    for start_ns, stop_ns in reversed(computing[:behind]):
+        if stop_ns <= begin_ns:
+            break
+        beside_ns += min(stop_ns, end_ns) - max(start_ns, begin_ns)
+    if beside_ns > ALONE_SHARE * (end_ns - begin_ns):
+        return None
+    resumed_ns = computing[behind][0] if behind < len(computing) else end_ns
+    return resumed_ns if resumed_ns - end_ns < HAND_OFF_NS else end_ns

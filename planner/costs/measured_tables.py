@@ -1,0 +1,150 @@
+"""Tables with measurements of a run folded in: what ops and collectives took in their steps.
+
+A table keeps its course: where a run measured, its points are what the run took; between, below and
+above them every point moves by the ratio of measured to tabulated time there. Ops of one kind that
+no run has shown move by the kind's median ratio.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from statistics import median
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from millrace.models.labels import parse
+from millrace.planner.cluster import Device
+from millrace.planner.collectives import LOCAL_BOXING
+from millrace.planner.costs.op_batch import OpFirings
+from millrace.planner.costs.op_forms import form_table
+from millrace.planner.costs.ops import ATTENTION
+from millrace.planner.costs.profile_tables import Points, interpolated_ns
+from millrace.planner.proxies import priced_like
+
+SAME_WORK = 0.05  # A tabulated point within this share of a measured one's work gives way to it.
+MESSAGES_REACH = 16.0  # What small messages take says nothing of ones so many times as large.
+RATIO_MAX = 20.0  # A table moves by at most this factor beyond what was measured.
+
+
+class MeasuredOp(NamedTuple):
+    """One op on one device's shapes, and the nanoseconds that a firing took in a run."""
+
+    firings: OpFirings
+    duration_ns: int
+
+
+def with_measured(
+    device: Device, ops: Iterable[MeasuredOp], collectives: Mapping[str, Points]
+) -> Device:
+    """Device whose tables say what was measured.
+
+    Parameters
+    ----------
+    device : Device
+        As it was profiled; its other tables stay as they are.
+    ops : iterable of MeasuredOp
+        Medians of a run, one per actor.
+    collectives : mapping of str to points
+        Of tables `kind/group_size`: (message_bytes, duration_ns) of meetings, in any order. Kinds
+        that the device has no table of stay without one.
+    """
+    kernels = dict(device.kernels)
+    by_kind: dict[tuple[str, str], dict[str, list[tuple[float, int]]]] = {}
+    for firings, duration_ns in ops:
+        tables = by_kind.setdefault((firings.kind, firings.precision), defaultdict(list))
+        work = max(float(np.max(firings.work)), 1.0)
+        tables[_table_name(firings, device)].append((work, duration_ns))
+    for (kind, precision), tables in sorted(by_kind.items()):
+        name = f"{kind}{_suffix(device, precision)}"
+        general = _tabulated(device, kind, precision)
+        ratios: list[float] = []
+        for table, points in sorted(tables.items()):
+            kernels[table], moved_by = corrected(device.kernels.get(table) or general, points)
+            ratios += moved_by
+        if name in tables or kind in ATTENTION:
+            continue
+        if general:
+            by = median(ratios)
+            kernels[name] = tuple((work, max(1, round(by * ns))) for work, ns in general)
+        else:
+            kernels[name] = corrected((), [each for points in tables.values() for each in points])[
+                0
+            ]
+    collective_tables = {
+        name: corrected(device.collectives[name], points, MESSAGES_REACH)[0]
+        for name, points in collectives.items()
+        if name in device.collectives
+    }
+    return msgspec.structs.replace(
+        device, kernels=kernels, collectives={**device.collectives, **collective_tables}
+    )
+
+
+def corrected(
+    points: Points, measured: Iterable[tuple[float, int]], reach: float = 0.0
+) -> tuple[Points, list[float]]:
+    """Points moved to what was measured, and by what ratio at each measured amount of work.
+
+    Parameters
+    ----------
+    points : points
+        (work, duration_ns) as tabulated, ascending; may be empty.
+    measured : iterable of (work, duration_ns)
+        In any order; of equal work the median counts.
+    reach : float
+        From so many times more or less work than was measured on, points stay as they are; 0: all
+        points move.
+
+    Examples
+    --------
+    >>> corrected(((100, 10), (1000, 100), (10000, 1000)), [(1000.0, 150)])
+    (((100, 15), (1000, 150), (10000, 1500)), [1.5])
+    """
+    by_work: dict[int, list[int]] = defaultdict(list)
+    for work, duration_ns in measured:
+        by_work[round(work)].append(duration_ns)
+    works = sorted(by_work)
+    durations = [max(1, round(median(by_work[work]))) for work in works]
+    if not points:
+        return tuple(zip(works, durations, strict=True)), []
+    tabulated = interpolated_ns(points, np.array(works, float))
+    ratios = np.clip(np.array(durations) / np.maximum(tabulated, 1), 1 / RATIO_MAX, RATIO_MAX)
+    logs, log_ratios = np.log(works), np.log(ratios)
+    if reach:
+        logs = np.array([logs[0] - np.log(reach), *logs, logs[-1] + np.log(reach)])
+        log_ratios = np.array([0.0, *log_ratios, 0.0])
+    moved: dict[int, int] = {}
+    for work, duration_ns in points:
+        near = min(works, key=lambda each: abs(each - work))
+        if abs(near - work) > SAME_WORK * work:
+            ratio = np.exp(np.interp(np.log(work), logs, log_ratios))
+            moved[work] = max(1, round(duration_ns * float(ratio)))
+    moved.update(zip(works, durations, strict=True))
+    return tuple(sorted(moved.items())), ratios.tolist()
+
+
+def _table_name(firings: OpFirings, device: Device) -> str:
+    """Name of the table that an op is priced by."""
+    kind = firings.kind
+    if kind in LOCAL_BOXING:
+        return kind
+    name = form_table(kind, firings.labels, firings.attributes)
+    if kind in ATTENTION and firings.sizes:
+        head_size = int(np.max(firings.size(parse(firings.labels).inputs[0][-1])))
+        name = f"{kind}/{head_size}"
+    return name + _suffix(device, firings.precision)
+
+
+def _suffix(device: Device, precision: str) -> str:
+    """Suffix of the names of tables of this precision, of a device that has some."""
+    suffix = f"@{precision}"
+    return suffix if any(name.endswith(suffix) for name in device.kernels) else ""
+
+
+def _tabulated(device: Device, kind: str, precision: str) -> Points:
+    """Points of a kind as they stand, or of the kind that it is priced like at its own work."""
+    tables = device.kernels
+    like = priced_like(kind, tables, precision)
+    points = tables.get(f"{like.kind}@{precision}") or tables.get(like.kind) or ()
+    return tuple((max(1, round(work / like.factor)), ns) for work, ns in points)

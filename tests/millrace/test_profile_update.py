@@ -1,0 +1,44 @@
+"""A profile that a run was folded into predicts that run."""
+
+import msgspec
+import pytest
+
+from millrace.planner.cluster import Cluster, Device
+from millrace.planner.clusters import local_cluster
+from millrace.planner.compile import compile_plan
+from millrace.planner.plan import Plan
+from millrace.profile_update import updated_profile
+from millrace.simulator.simulate import simulate
+from tests.plan_requests import plan_of
+from tests.small_models import small
+
+TABLES = {
+    "matmul": ((1000, 10_000), (10**9, 10**8)),
+    "relu": ((1024, 1000), (10**6, 10**6)),
+}
+
+
+def on(plan: Plan, device: Device) -> Cluster:
+    return msgspec.structs.replace(plan.cluster, device=device)
+
+
+def profiled(plan: Plan, factor: float) -> Device:
+    """Device of a plan whose every kernel takes so many times its time in `TABLES`."""
+    tables = {
+        kind: tuple((work, round(factor * ns)) for work, ns in points)
+        for kind, points in TABLES.items()
+    }
+    return msgspec.structs.replace(plan.cluster.device, kernels=tables, launch_ns=0)
+
+
+@pytest.mark.parametrize("pins", [{"dp": 2}, {"pp": 2}])
+def test_a_run_is_predicted_once_it_is_folded_in(pins: dict[str, int]) -> None:
+    plan = plan_of(small("gpt"), local_cluster(2, cores=2, memory_bytes=2**33), 8, **pins)
+    graph = compile_plan(plan)
+    run = simulate(graph, on(plan, profiled(plan, 1.7)), steps=12)
+    trace = msgspec.structs.replace(run.trace, source="measured")
+    guess = profiled(plan, 1.0)
+    before_ns = simulate(graph, on(plan, guess)).step_time_ns
+    after_ns = simulate(graph, on(plan, updated_profile(guess, graph, trace))).step_time_ns
+    assert abs(before_ns / run.step_time_ns - 1) > 0.2
+    assert abs(after_ns / run.step_time_ns - 1) < 0.02
