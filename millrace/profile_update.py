@@ -8,12 +8,12 @@ was no part of that.
 
 from bisect import bisect_left
 from collections import defaultdict
-from statistics import fmean, median
+from statistics import fmean
 
 from millrace.compare import step_of, traced_steps
 from millrace.planner.actors.graph import Actor, ActorGraph
 from millrace.planner.actors.trace import Span, Trace
-from millrace.planner.cluster import Device
+from millrace.planner.cluster import Cluster, Device
 from millrace.planner.collectives import COLLECTIVES
 from millrace.planner.costs.actors import firing_of_actor
 from millrace.planner.costs.measured_tables import MeasuredOp, with_measured
@@ -22,19 +22,23 @@ ALONE_SHARE = 0.2  # A meeting counts if no more of it than this lies beside com
 HAND_OFF_NS = 1_000_000  # What begins later after a meeting waited for something else.
 
 
-def updated_profile(device: Device, graph: ActorGraph, trace: Trace) -> Device:
+def updated_profile(cluster: Cluster, graph: ActorGraph, trace: Trace) -> Device:
     """Device profile that a measured trace of a compiled plan was folded into.
 
     Parameters
     ----------
-    device : Device
-        The profile that the plan was made with.
+    cluster : Cluster
+        That of the plan, with the profile that it was made with. Where its ranks share cores,
+        meetings wait for these, so that collectives stay as they are.
     graph : ActorGraph
         The compiled plan.
     trace : Trace
         Of a run of it, with the times of firings.
     """
-    return with_measured(device, _ops(graph, trace, device.launch_ns), _meetings(graph, trace))
+    device, cores = cluster.device, cluster.cores_per_node
+    is_crowded = cores is not None and cluster.devices_per_node > cores
+    collectives = {} if is_crowded else _meetings(graph, trace)
+    return with_measured(device, _ops(graph, trace, device.launch_ns), collectives)
 
 
 def _counted(trace: Trace) -> list[Span]:
@@ -69,7 +73,7 @@ def _on_a_core_ns(span: Span) -> int:
 
 
 def _meetings(graph: ActorGraph, trace: Trace) -> dict[str, tuple[tuple[int, int], ...]]:
-    """Median durations of meetings, by table and message."""
+    """Messages and durations of all meetings that nothing was computed beside, by table."""
     computing: dict[int, list[tuple[int, int]]] = defaultdict(list)
     meetings: dict[tuple[str, int, int], list[Span]] = defaultdict(list)
     for span in _counted(trace):
@@ -79,7 +83,7 @@ def _meetings(graph: ActorGraph, trace: Trace) -> dict[str, tuple[tuple[int, int
         else:
             first = min(graph.members(span.rank, meeting))
             meetings[meeting.key, first, span.firing].append(span)
-    moving: dict[tuple[str, int], list[int]] = defaultdict(list)
+    tables: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for spans in meetings.values():
         meeting = _actor_of(graph, spans[0]).meeting
         assert meeting is not None
@@ -89,10 +93,8 @@ def _meetings(graph: ActorGraph, trace: Trace) -> dict[str, tuple[tuple[int, int
         if len(spans) == members and None not in ends:
             kind = "send" if COLLECTIVES[meeting.kind].point_to_point else meeting.kind
             last_ns = max(end_ns for end_ns in ends if end_ns is not None)
-            moving[f"{kind}/{members}", meeting.message_bytes].append(last_ns - begin_ns)
-    tables: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    for (table, size), times in sorted(moving.items()):
-        tables[table].append((max(size, 1), round(median(times))))
+            message = (max(meeting.message_bytes, 1), max(last_ns - begin_ns, 1))
+            tables[f"{kind}/{members}"].append(message)
     return {table: tuple(points) for table, points in tables.items()}
 
 

@@ -2,7 +2,8 @@
 
 A table keeps its course: where a run measured, its points are what the run took; between, below and
 above them every point moves by the ratio of measured to tabulated time there. Ops of one kind that
-no run has shown move by the kind's median ratio.
+no run has shown move by the kind's median ratio. A collective's table moves by its median ratio as
+a whole, for its meetings are few and wait for more than their data.
 """
 
 from collections import defaultdict
@@ -24,6 +25,7 @@ from millrace.planner.proxies import priced_like
 
 SAME_WORK = 0.05  # A tabulated point within this share of a measured one's work gives way to it.
 MESSAGES_REACH = 16.0  # What small messages take says nothing of ones so many times as large.
+COLLECTIVE_RATIO_MAX = 4.0
 RATIO_MAX = 20.0  # A table moves by at most this factor beyond what was measured.
 
 
@@ -46,8 +48,8 @@ def with_measured(
     ops : iterable of MeasuredOp
         Medians of a run, one per actor.
     collectives : mapping of str to points
-        Of tables `kind/group_size`: (message_bytes, duration_ns) of meetings, in any order. Kinds
-        that the device has no table of stay without one.
+        Of tables `kind/group_size`: (message_bytes, duration_ns) of every meeting, in any order.
+        Kinds that the device has no table of stay without one.
     """
     kernels = dict(device.kernels)
     by_kind: dict[tuple[str, str], dict[str, list[tuple[float, int]]]] = {}
@@ -72,7 +74,7 @@ def with_measured(
                 0
             ]
     collective_tables = {
-        name: corrected(device.collectives[name], points, MESSAGES_REACH)[0]
+        name: _moved_table(device.collectives[name], points)
         for name, points in collectives.items()
         if name in device.collectives
     }
@@ -81,9 +83,27 @@ def with_measured(
     )
 
 
-def corrected(
-    points: Points, measured: Iterable[tuple[float, int]], reach: float = 0.0
-) -> tuple[Points, list[float]]:
+def _moved_table(points: Points, measured: Iterable[tuple[int, int]]) -> Points:
+    """Table of a collective moved by the median ratio of what its meetings took."""
+    messages = list(measured)
+    sizes = np.array([size for size, _ in messages], float)
+    durations = np.array([duration_ns for _, duration_ns in messages], float)
+    log_ratio = float(np.median(np.log(durations / interpolated_ns(points, sizes))))
+    log_ratio = float(
+        np.clip(log_ratio, -np.log(COLLECTIVE_RATIO_MAX), np.log(COLLECTIVE_RATIO_MAX))
+    )
+    low, high = np.log(sizes.min()), np.log(sizes.max())
+    reach = np.log(MESSAGES_REACH)
+    shares = np.interp(
+        np.log([size for size, _ in points]), [low - reach, low, high, high + reach], [0, 1, 1, 0]
+    )
+    return tuple(
+        (size, max(1, round(duration_ns * float(np.exp(log_ratio * share)))))
+        for (size, duration_ns), share in zip(points, shares, strict=True)
+    )
+
+
+def corrected(points: Points, measured: Iterable[tuple[float, int]]) -> tuple[Points, list[float]]:
     """Points moved to what was measured, and by what ratio at each measured amount of work.
 
     Parameters
@@ -92,9 +112,6 @@ def corrected(
         (work, duration_ns) as tabulated, ascending; may be empty.
     measured : iterable of (work, duration_ns)
         In any order; of equal work the median counts.
-    reach : float
-        From so many times more or less work than was measured on, points stay as they are; 0: all
-        points move.
 
     Examples
     --------
@@ -110,15 +127,11 @@ def corrected(
         return tuple(zip(works, durations, strict=True)), []
     tabulated = interpolated_ns(points, np.array(works, float))
     ratios = np.clip(np.array(durations) / np.maximum(tabulated, 1), 1 / RATIO_MAX, RATIO_MAX)
-    logs, log_ratios = np.log(works), np.log(ratios)
-    if reach:
-        logs = np.array([logs[0] - np.log(reach), *logs, logs[-1] + np.log(reach)])
-        log_ratios = np.array([0.0, *log_ratios, 0.0])
     moved: dict[int, int] = {}
     for work, duration_ns in points:
         near = min(works, key=lambda each: abs(each - work))
         if abs(near - work) > SAME_WORK * work:
-            ratio = np.exp(np.interp(np.log(work), logs, log_ratios))
+            ratio = np.exp(np.interp(np.log(work), np.log(works), np.log(ratios)))
             moved[work] = max(1, round(duration_ns * float(ratio)))
     moved.update(zip(works, durations, strict=True))
     return tuple(sorted(moved.items())), ratios.tolist()
