@@ -48,7 +48,7 @@ class FaultyPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A fault in a plan's run; `planted` as `planted_fault.plant` takes it, None: a busy process."""
+    """A fault in a run; `planted` as `planted_fault.plant` takes it, None: a busy process."""
 
     plan: FaultyPlan
     planted: dict[str, Any] | None

@@ -25,7 +25,7 @@ from millrace.models.type_inference import output_dtypes
 from millrace.planner.collectives import LOCAL_BOXING
 from millrace.planner.costs import ATTENTION
 from millrace.planner.costs.op_batch import DRAWN, firing_of, precision_of
-from millrace.planner.costs.op_forms import form_table
+from millrace.planner.costs.tables.op_forms import form_table
 from millrace.planner.sbp import BROADCAST, PARTIAL_SUM, split
 
 Attributes = Mapping[str, int | float | str | bool]

@@ -15,7 +15,7 @@ from millrace.planner.costs.collective_costs import (
 )
 from millrace.planner.costs.op_batch import OpFirings
 from millrace.planner.costs.ops import ATTENTION, op_duration_ns, op_durations_ns
-from millrace.planner.costs.profile_tables import interpolate_ns
+from millrace.planner.costs.tables.profile_tables import interpolate_ns
 
 __all__ = [
     "ATTENTION",

@@ -30,7 +30,7 @@ from millrace.planner.costs.nccl_protocols import (
     transfers,
     trees,
 )
-from millrace.planner.costs.profile_tables import interpolate_ns
+from millrace.planner.costs.tables.profile_tables import interpolate_ns
 from millrace.planner.costs.torus_collectives import (
     CostLines,
     exchange_pieces,

@@ -18,9 +18,9 @@ from millrace.models.labels import parse
 from millrace.planner.cluster import Device
 from millrace.planner.collectives import LOCAL_BOXING
 from millrace.planner.costs.op_batch import OpFirings
-from millrace.planner.costs.op_forms import form_table
 from millrace.planner.costs.ops import ATTENTION
-from millrace.planner.costs.profile_tables import Points, interpolated_ns
+from millrace.planner.costs.tables.op_forms import form_table
+from millrace.planner.costs.tables.profile_tables import Points, interpolated_ns
 from millrace.planner.proxies import priced_like
 
 SAME_WORK = 0.05  # A tabulated point within this share of a measured one's work gives way to it.

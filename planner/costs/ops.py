@@ -1,9 +1,9 @@
 """Ops: the duration of one firing.
 
 Where the device was measured its table is interpolated: that of the op's form where there is one
-(`millrace.planner.costs.op_forms`), else that of its kind, and of its precision before one of none
-(`kind/form@precision`, `kind/form`, `kind@precision`, `kind`); for a kind that no profile times,
-that of its like, see `millrace.planner.proxies`. Elsewhere products cost tiles and waves
+(`millrace.planner.costs.tables.op_forms`), else that of its kind, and of its precision before one
+of none (`kind/form@precision`, `kind/form`, `kind@precision`, `kind`); for a kind that no profile
+times, that of its like, see `millrace.planner.proxies`. Elsewhere products cost tiles and waves
 (`products`), attention what a flash kernel does (`attention`), never less than their bytes, and all
 other ops their bytes (`traffic`).
 
@@ -33,8 +33,8 @@ from millrace.planner.costs.memory_bound import (
     memory_bound_seconds,
 )
 from millrace.planner.costs.op_batch import Attributes, OpFirings, Shape, firing_of
-from millrace.planner.costs.op_forms import form_table
-from millrace.planner.costs.profile_tables import Points, interpolated_ns, whole_ns
+from millrace.planner.costs.tables.op_forms import form_table
+from millrace.planner.costs.tables.profile_tables import Points, interpolated_ns, whole_ns
 from millrace.planner.fusion.fused_traffic import Share
 from millrace.planner.proxies import Like, priced_like
 

@@ -6,7 +6,7 @@ import numpy as np
 from millrace.planner.clusters import device
 from millrace.planner.costs import OpFirings, op_durations_ns
 from millrace.planner.costs.measured_tables import MeasuredOp, corrected, with_measured
-from millrace.planner.costs.op_forms import form_table, op_form
+from millrace.planner.costs.tables.op_forms import form_table, op_form
 
 PROFILED = msgspec.structs.replace(
     device("cpu-core"),

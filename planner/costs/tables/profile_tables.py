@@ -35,6 +35,13 @@ def interpolated_ns(points: Points, work: Floats) -> Ints:
     Straight lines between the points on a log-log scale; the first duration below them (a floor:
     starting costs), the last rate above them. Never decreases with `work`.
 
+    Parameters
+    ----------
+    points : Points
+        Measured amounts of work, ascending, and nanoseconds of each.
+    work : float array
+        Bytes or FLOPs, as the table counts them.
+
     Raises
     ------
     ClusterError
