@@ -53,8 +53,8 @@ IDLE_ACTORS, IDLE_STEPS = 16, 60
 class ProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Request of the parent: what to time, and for how long.
 
-    Without `tables` all kernels are timed, and collectives between groups of every size, until
-    rounds agree; with them kernels of these tables and collectives between all ranks, once.
+    Without `tables` all kernels are timed, and collectives between groups of every size; with them
+    kernels of these tables and collectives between all ranks.
     """
 
     cores: int

@@ -33,8 +33,8 @@ def profile(
         float | None,
         typer.Option(
             min=1.0,
-            help="About how long to measure; by default 11 s on cores, and on GPUs until all "
-            "kernels are timed: there those that matter most come first, and what was not reached "
+            help="About how long to measure; by default 11 s on cores, and three times as long "
+            "where timings do not agree; on GPUs until all kernels are timed: there those that matter most come first, and what was not reached "
             "is said.",
         ),
     ] = None,
