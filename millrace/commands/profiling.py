@@ -34,8 +34,8 @@ def profile(
         typer.Option(
             min=1.0,
             help="About how long to measure; by default 11 s on cores, and three times as long "
-            "where timings do not agree; on GPUs until all kernels are timed: there those that matter most come first, and what was not reached "
-            "is said.",
+            "where timings do not agree; on GPUs until all kernels are timed: there those that "
+            "matter most come first, and what was not reached is said.",
         ),
     ] = None,
     output: Annotated[
