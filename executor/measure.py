@@ -35,10 +35,14 @@ PROBE_COUNT = 200  # `millrace.executor.probes` lists about so many kernels and 
 
 
 class _Cached(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A profile in the cache and what it holds for."""
+    """A profile in the cache and what it holds for.
+
+    `probed` is the profile as it was measured, where costs of a run were folded into `device`.
+    """
 
     key: str
     device: Device
+    probed: Device | None = None
 
 
 def profile(
@@ -137,29 +141,64 @@ def kept_profile(
     contradiction
         Says why a profile that was kept no longer holds; asked every ten minutes at most.
     """
-    path = cache_folder() / f"device-{sha256(key.encode()).hexdigest()[:16]}.json"
-    if not refresh:
-        with suppress(FileError):  # not there, or nothing that we have written
-            cached = read_document(path, _Cached, "kept profile")
-            if cached.key == key:
-                reason = _contradiction(path, cached.device, contradiction)
-                if not reason:
-                    return cached.device
-                told = f"{reason}: {told}"
+    path = _path(key)
+    if not refresh and (cached := _read(path, key)) is not None:
+        reason = _contradiction(path, cached.probed or cached.device, contradiction)
+        if not reason:
+            return cached.device
+        told = f"{reason}: {told}"
     if progress is not None:
         progress(told)
     device = measure()
+    _keep(path, _Cached(key=key, device=device), unkept or progress)
+    return device
+
+
+def keep_profile(
+    ranks: int, device: Device, *, unkept: Callable[[str], None] | None = None
+) -> None:
+    """Keep a profile with a run's costs folded in, for plans on `ranks` processes that come next.
+
+    Parameters
+    ----------
+    ranks
+        Number of processes.
+    device
+        The profile. Whether it still holds is told by the one that was measured before it.
+    unkept
+        Told why it cannot be kept.
+    """
+    key = _key(ranks)
+    cached = _read(_path(key), key)
+    probed = None if cached is None else cached.probed or cached.device
+    _keep(_path(key), _Cached(key=key, device=device, probed=probed), unkept)
+
+
+def _path(key: str) -> Path:
+    """File of the profile that is kept for a key."""
+    return cache_folder() / f"device-{sha256(key.encode()).hexdigest()[:16]}.json"
+
+
+def _read(path: Path, key: str) -> _Cached | None:
+    """Profile that is kept for a key; None where there is none, or nothing that we have written."""
+    with suppress(FileError):
+        cached = read_document(path, _Cached, "kept profile")
+        if cached.key == key:
+            return cached
+    return None
+
+
+def _keep(path: Path, cached: _Cached, unkept: Callable[[str], None] | None) -> None:
+    """Write a profile, or say why it cannot be kept."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(path, to_json(_Cached(key=key, device=device)))
+        write_bytes(path, to_json(cached))
     except (OSError, FileError) as error:
-        tell = unkept or progress
-        if tell is not None:
-            tell(
+        if unkept is not None:
+            unkept(
                 f"the measurement is not kept: {error}; it is made every time until the folder can "
                 f"be written to, or XDG_CACHE_HOME names another"
             )
-    return device
 
 
 def _contradiction(

@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from millrace.executor.measure import RECHECK_S, cache_folder, cached_profile, kept_profile
+from millrace.executor import measure
+from millrace.executor.measure import (
+    RECHECK_S,
+    cache_folder,
+    cached_profile,
+    keep_profile,
+    kept_profile,
+)
 from millrace.executor.probes.probe_graphs import group_graph, group_sizes, pair_graph, ring_graph
 from millrace.executor.probes.profiled_kernels import PROBES, cases
 from millrace.models.ops import OPS
@@ -132,6 +139,30 @@ def test_a_doubtful_profile_is_asked_every_time(
             contradiction=lambda device: asked.append(device) or "",
         )
     assert asked == [doubtful] * 2
+
+
+def test_a_profile_with_costs_of_a_run_is_kept_and_held_against_the_measured_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    asked: list[str] = []
+    monkeypatch.setattr(measure, "profile", lambda ranks, **_: sample())
+    monkeypatch.setattr(
+        measure, "contradiction", lambda ranks, cores, device: asked.append(device.name) or ""
+    )
+    assert cached_profile(2) == sample()
+    for name in ("once", "twice"):
+        keep_profile(2, replace(sample(), name=name))
+        (path,) = (tmp_path / "millrace").glob("*.json")
+        os.utime(path, (0, 0))
+        path.with_suffix(".checked").unlink(missing_ok=True)
+        assert cached_profile(2).name == name
+    assert asked == [sample().name] * 2
+    assert cached_profile(2, refresh=True) == cached_profile(2) == sample()
+    told: list[str] = []
+    monkeypatch.setenv("XDG_CACHE_HOME", str(path))
+    keep_profile(2, sample(), unkept=told.append)
+    assert told[0].startswith("the measurement is not kept: ")
 
 
 def a_file(root: Path) -> None:
