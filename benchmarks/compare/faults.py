@@ -48,7 +48,7 @@ class FaultyPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A fault in a run; `planted` as `planted_fault.plant` takes it, None: a busy process."""
+    """A fault in a plan's run, as `planted_fault.plant` takes it; None: a busy process."""
 
     plan: FaultyPlan
     planted: dict[str, Any] | None
@@ -86,7 +86,7 @@ GPT_TENSOR = FaultyPlan(model="gpt-demo", global_batch=16, pins={"tp": 2})
 LLAMA_DATA = FaultyPlan(model="llama-demo", global_batch=16, pins={"dp": 2})
 LLAMA_PIPELINE = FaultyPlan(model="llama-demo", global_batch=16, pins={"pp": 2, "micro_batch": 4})
 MLP_DATA = FaultyPlan(model="mlp", global_batch=4096, pins={"dp": 2})
-RESNET_DATA = FaultyPlan(model="resnet-demo", global_batch=128, pins={"dp": 2})
+RESNET_DATA = FaultyPlan(model="resnet-demo", global_batch=512, pins={"dp": 2})
 RESNET_PIPELINE = FaultyPlan(
     model="resnet-demo", global_batch=128, pins={"pp": 2, "micro_batch": 16}
 )
@@ -95,8 +95,8 @@ _PLANTED: tuple[tuple[FaultyPlan, dict[str, Any] | None], ...] = (
     (GPT_PIPELINE, {"op": "matmul", "factor": 2}),
     (GPT_TENSOR, {"op": "attention_grad", "factor": 3}),
     (LLAMA_DATA, {"op": "matmul", "factor": 2}),
-    (MLP_DATA, {"op": "matmul", "factor": 2}),
-    (RESNET_DATA, {"op": "conv", "factor": 2}),
+    (MLP_DATA, {"op": "matmul", "factor": 4}),
+    (RESNET_DATA, {"op": "conv", "factor": 4}),
     (GPT_PIPELINE, {"rank": 1, "factor": 2}),
     (GPT_TENSOR, {"rank": 0, "factor": 2}),
     (LLAMA_DATA, {"rank": 1, "factor": 2}),

@@ -10,12 +10,12 @@ is split the same way by its items, those first that change most. In this order:
 2. *overlap*: ops beside which data moves take what they were measured to take then; by kind of op.
    A slowdown that was predicted ends here.
 3. *stragglers*: each rank takes what it was measured to take itself; by rank.
-4. *collective cost*: meetings take as long as measured, from the last member's arrival to the
-   first member's end: what ranks wait for one another is no part of it; by kind and link.
-5. *waiting for a core*: firings also take the time in which their thread had no core, and begin as
+4. *waiting for a core*: firings also take the time in which their thread had no core, and begin as
    much later as it had none when it woke; by rank. Ranks that share cores wait for each other in
    the prediction too, which ends here. Traces that do not say how long a firing had a core have no
    such cause.
+5. *collective cost*: meetings take as long as measured, from the last member's arrival to the
+   first member's end: what ranks wait for one another is no part of it; by kind and link.
 6. *host overhead*: firings begin as much after they could as measured: until a thread has woken, or
    was launched; by rank. Launches that were predicted end here.
 7. *variation*: every firing of every step takes its own time, instead of a typical one. Ranks that
@@ -156,23 +156,27 @@ def _causes(run: MeasuredRun, predicted: Scenario) -> Iterator[_Cause]:
     yield _Cause(name=OVERLAP, scenario=beside, item=kind, ends=CONTENTION)
     apart = replace(beside, work=costs.by_rank(beside.work))
     yield _Cause(name=STRAGGLERS, scenario=apart, item=rank_or_link)
-    waits = meeting_waits(run)
-    moving = replace(apart, work=_with_meetings(run, apart.work, meeting_costs(run, waits)))
-    yield _Cause(name=COLLECTIVE_COST, scenario=moving, item=rank_or_link)
+    waits, waiting = meeting_waits(run), apart
     if run.times_cores:
-        moving = replace(
-            moving,
-            work=_with_waits(run, moving.work, waits),
+        waiting = replace(
+            apart,
+            work=_with_waits(run, apart.work, waits),
             lags=_typical(run, run.core_lags),
             shares_cores=False,
         )
         late = _latest_members(run)
         yield _Cause(
             name=WAITING,
-            scenario=moving,
+            scenario=waiting,
             item=lambda rank, actor: f"rank {late.get((rank, actor), rank)}",
             ends=SHARING,
         )
+    met = [
+        cost + typical_mean(run, waited)
+        for cost, waited in zip(meeting_costs(run, waits), waits, strict=True)
+    ]
+    moving = replace(waiting, work=_with_meetings(run, waiting.work, met))
+    yield _Cause(name=COLLECTIVE_COST, scenario=moving, item=rank_or_link)
     lagging = replace(moving, lags=_typical(run, run.lags), pacing=None)
     yield _Cause(
         name=HOST_OVERHEAD,

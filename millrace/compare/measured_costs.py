@@ -50,7 +50,8 @@ class OpCosts:
 
     def without_overlap(self) -> Table:
         """Cost that an op has on the reference rank while nothing moves beside it."""
-        fleet, ratios = self._fleet(self.alone), self._kind_ratios()
+        fleet, beside = self._fleet(self.alone), self._fleet(self.beside)
+        ratios = self._kind_ratios()
         rows: Table = []
         for rank, program in enumerate(self._run.programs):
             row = []
@@ -61,11 +62,11 @@ class OpCosts:
                     continue
                 cost = fleet[rank][actor]
                 if np.isnan(cost):
-                    # All its firings are beside something: it is off as its kind is elsewhere.
-                    cost = float(predicted[0, 0]) * ratios.get(node.kind, np.nan)
-                if np.isnan(cost):
-                    cost = self._fleet(self.beside)[rank][actor]
-                row.append(np.full_like(predicted, 0 if np.isnan(cost) else round(cost)))
+                    # All its firings are beside something: it is off as its kind is elsewhere,
+                    # and no slower than it was.
+                    cost = float(predicted[0, 0]) * ratios.get(node.kind, np.inf)
+                    cost = min(cost, beside[rank][actor])
+                row.append(np.full_like(predicted, round(cost)))
             rows.append(row)
         return rows
 
