@@ -89,7 +89,10 @@ class PathSegment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PathRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds that an actor's firings on one rank have on either critical path."""
+    """Seconds that an actor's firings have on either critical path.
+
+    `rank` is the one that most of them are on: ranks that run alike take turns on a path.
+    """
 
     actor: str
     rank: int

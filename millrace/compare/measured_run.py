@@ -8,6 +8,7 @@ beside it; and its lag, from when it could begin until it did.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -194,18 +195,26 @@ class MeasuredRun:
     @cached_property
     def typical(self) -> tuple[int, ...]:
         """Counted steps of the middle half by step time, not the first of all if there are more."""
-        ends = np.max(
-            [
-                np.max([times.max(axis=1) for times in row], axis=0) if row else []
-                for row in self.ends
-            ],
-            axis=0,
-        )
-        durations = np.diff(np.concatenate([[self.until_ns], ends]))
         steps = [step for step in self.counted if step > 0] or list(self.counted)
-        steps.sort(key=lambda step: durations[step])
+        steps.sort(key=self._durations.__getitem__)
         quarter = len(steps) // 4
         return tuple(sorted(steps[quarter : len(steps) - quarter]))
+
+    @cached_property
+    def median_step(self) -> int:
+        """Counted step whose time is next to the median."""
+        middle = median(self._durations[step] for step in self.counted)
+        return min(self.counted, key=lambda step: abs(self._durations[step] - middle))
+
+    @cached_property
+    def _durations(self) -> list[int]:
+        """Times of all steps on the slowest rank."""
+        ends = np.max(
+            [np.max([times.max(axis=1) for times in row], axis=0) for row in self.ends if row],
+            axis=0,
+        )
+        durations: list[int] = np.diff(np.concatenate([[self.until_ns], ends])).tolist()
+        return durations
 
 
 def link_name(kind: str, ranks: Sequence[int], transfer: bool) -> str:

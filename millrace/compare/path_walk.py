@@ -5,7 +5,7 @@ came last. What lies between the end of the one and the begin of the other is id
 leads over predicted and measured times, so that both paths have their step times for lengths.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -63,7 +63,7 @@ def critical_paths(run: MeasuredRun, replays: Counterfactuals) -> CriticalPaths:
         [[times.ravel() for times in row] for row in run.starts],
         [[times.ravel() for times in row] for row in run.ends],
     )
-    paths = _path(predicted, STEADY_STEPS - 2), _path(measured, run.typical[len(run.typical) // 2])
+    paths = _path(predicted, STEADY_STEPS - 2), _path(measured, run.median_step)
     return CriticalPaths(predicted=paths[0], measured=paths[1], rows=_rows(*paths))
 
 
@@ -115,18 +115,25 @@ def _last_firing(traced: _TracedRun, step: int, end_ns: int) -> tuple[int, int, 
 
 
 def _rows(predicted: Sequence[PathSegment], measured: Sequence[PathSegment]) -> tuple[PathRow, ...]:
-    """Seconds of both paths by actor and rank, largest difference first."""
-    sums: dict[tuple[str, int], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    """Seconds of both paths by actor, largest difference first; the rank that has most of them."""
+    sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    ranks: dict[str, Counter[int]] = defaultdict(Counter)
     for column, path in enumerate((predicted, measured)):
         for segment in path:
-            sums[segment.actor, segment.rank][column] += segment.seconds
-            sums[IDLE, segment.rank][column] += segment.idle_s
+            for name, seconds in ((segment.actor, segment.seconds), (IDLE, segment.idle_s)):
+                if seconds:
+                    sums[name][column] += seconds
+                    ranks[name][segment.rank] += round(seconds * 1e9) * (1 + column)
     rows = [
-        PathRow(actor=actor, rank=rank, predicted_s=before, measured_s=after)
-        for (actor, rank), (before, after) in sums.items()
-        if before or after
+        PathRow(
+            actor=name,
+            rank=ranks[name].most_common(1)[0][0],
+            predicted_s=before,
+            measured_s=after,
+        )
+        for name, (before, after) in sums.items()
     ]
-    rows.sort(key=lambda row: (-abs(row.predicted_s - row.measured_s), row.actor, row.rank))
+    rows.sort(key=lambda row: (-abs(row.predicted_s - row.measured_s), row.actor))
     return tuple(rows)
 
 

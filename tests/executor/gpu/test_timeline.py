@@ -86,7 +86,12 @@ def test_prediction_and_measurement_are_joined(backend, traced, monkeypatch):
     assert measured.ranks == actors.ranks
     firings = sum(sum(lane.firings) for lane in measured.trace.lanes)
     assert len(measured.trace.spans) == traced * firings
-    joined = join(api.simulate(plan).trace, measured.trace)
+    joined = join(api.simulate(plan).trace, measured.trace, plan)
     assert joined.plan_digest == plan.digest()
     assert joined.measured_step_time_s > 0
     assert all(row.measured_s is not None for row in joined.actors if row.kind == "matmul")
+    causes = {cause.name: cause.seconds for cause in joined.error_causes}
+    error_s = joined.measured_step_time_s - joined.predicted_step_time_s
+    assert sum(causes.values()) == pytest.approx(error_s)
+    assert "waiting for a core" not in causes  # devices do not say when they had none
+    assert joined.critical_paths.measured
