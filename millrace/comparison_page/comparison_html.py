@@ -1,4 +1,4 @@
-"""The page of a comparison: timelines, memory, causes, costs of ops and tables, in this order.
+"""The page of a comparison: causes of the error, timelines, memory, critical paths, costs of ops.
 
 With scripts switched off it shows every table and a picture of both timelines.
 """
@@ -14,6 +14,7 @@ from millrace.comparison_page.cost_tables import (
     cause_table,
     memory_table,
 )
+from millrace.comparison_page.error_waterfall import path_columns, path_tables, waterfall
 from millrace.comparison_page.firing_columns import (
     actor_columns,
     firings_per_step,
@@ -50,6 +51,8 @@ _HINT = (
     "<kbd>+</kbd> <kbd>−</kbd> zoom, <kbd>0</kbd> all, <kbd>[</kbd> <kbd>]</kbd> the firing before "
     "and after the marked one, <kbd>Esc</kbd> unmarks.</p>"
 )
+
+_PATHS = '<label><input id="paths" type="checkbox" checked> underline the critical path</label>'
 
 
 def write_page(path: Path, plan: Plan, predicted: Trace, measured: Trace) -> None:
@@ -105,8 +108,10 @@ def comparison_page(
     script_text, inlined = script(), page_data(comparison, drawn, traces, curves)
     parts = [
         *_summary(title, comparison),
-        *_timelines(drawn),
+        *waterfall(comparison),
+        *_timelines(drawn, comparison.critical_paths is not None),
         *_memory(curves),
+        *path_tables(comparison.critical_paths),
         "<h2>Where the time goes, per step on the average rank</h2>",
         cause_table(comparison.causes),
         *_costs(inlined["actors"]),
@@ -141,6 +146,7 @@ def page_data(
         "colours": list(COLOURS.values()),
         "actors": actor_columns(comparison.actors, medians, firings_per_step(timelines)),
         "timelines": [timeline_columns(drawn, numbers, unit_ns) for drawn in timelines],
+        "paths": path_columns(comparison.critical_paths, numbers),
         "memory": [[curve_columns(curve, unit_ns) for curve in row] for row in curves],
     }
 
@@ -156,7 +162,7 @@ def _summary(title: str, comparison: Comparison) -> list[str]:
     return [f"<h1>{escape(title)}</h1>", f'<dl class="figures">{cards}</dl>']
 
 
-def _timelines(timelines: Sequence[Timeline]) -> list[str]:
+def _timelines(timelines: Sequence[Timeline], paths: bool) -> list[str]:
     """Section of both timelines: a canvas for the script, else a picture."""
     longest = max(drawn.duration_ns for drawn in timelines)
     description = "; ".join(
@@ -176,7 +182,8 @@ def _timelines(timelines: Sequence[Timeline]) -> list[str]:
         legend({what.replace("_", " "): hue for what, hue in COLOURS.items() if what in used}),
         '<div class="interactive" hidden><p class="controls">'
         '<label>rows <select id="order"><option value="rank">predicted above measured</option>'
-        '<option value="trace">all predicted, then all measured</option></select></label> '
+        '<option value="trace">all predicted, then all measured</option></select></label>'
+        f"{_PATHS if paths else ''}"
         '<button type="button" id="reset">show all</button>'
         '<span id="range"></span></p>'
         '<div id="rows" class="scroller"><canvas id="timelines" tabindex="0" role="img" '

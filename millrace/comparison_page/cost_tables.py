@@ -28,7 +28,7 @@ TEXT_COLUMNS = ("name", "kind", "phase")
 
 def cause_table(rows: Iterable[CauseRow]) -> str:
     """Table of the causes that a step of the average rank is split into."""
-    return _table(
+    return html_table(
         ("cause", "predicted", "measured", "difference"),
         (
             (
@@ -64,7 +64,7 @@ def memory_table(predicted: Sequence[MemoryCurve], measured: Sequence[MemoryCurv
             )
         )
     heads = ("peak of", "stage", "predicted", "measured", "error")
-    return _folded(f"Peaks of {len(rows)} ranks", _table(heads, rows), len(rows) <= 8)
+    return _folded(f"Peaks of {len(rows)} ranks", html_table(heads, rows), len(rows) <= 8)
 
 
 def _folded(summary: str, table: str, unfolded: bool) -> str:
@@ -135,8 +135,16 @@ def signed_seconds(seconds: float) -> str:
     return f"{'−' if seconds < 0 else '+'}{format_seconds(abs(seconds))}"
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Table as HTML, in a box that scrolls sideways where the screen is narrow."""
+def html_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Table as HTML, in a box that scrolls sideways where the screen is narrow.
+
+    Parameters
+    ----------
+    heads : sequence of str
+        Heads of the columns.
+    rows : iterable of sequence of str
+        HTML of the cells.
+    """
     head = "".join(f'<th scope="col">{text}</th>' for text in heads)
     body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
     return (

@@ -10,7 +10,7 @@ from millrace.planner.cluster import Cluster
 from millrace.simulator.account.memory import course_of_firings, window_of
 from millrace.traces.timeline import step_begin_ns, typical_step
 
-POINTS = 60_000  # of all curves of a trace together
+POINTS = 30_000  # of all curves of a trace together
 LEAST_POINTS = 200  # of a curve
 
 

@@ -12,8 +12,8 @@ const gesturesOn = (canvas) => {
 
   const hover = (event) => {
     const [x, y] = place(event);
-    const inside = x >= left() && x <= left() + plotWidth(canvas);
-    cursor.time = inside ? timeAt(canvas, x) : null;
+    const inside = x >= plot.left && x <= plot.left + plot.width;
+    cursor.time = inside ? timeAt(x) : null;
     hovered = canvas === timelines ? firingAt(x, y) : null;
     canvas.style.cursor = hovered ? "pointer" : "default";
     if (hovered) showTip(firingText(hovered), event.clientX, event.clientY);
@@ -32,8 +32,8 @@ const gesturesOn = (canvas) => {
     const lines = event.deltaMode === 1 ? 16 : 1;
     const [dx, dy] = [event.deltaX * lines, event.deltaY * lines];
     if (event.shiftKey && canvas === timelines) scroller.scrollTop += dy || dx;
-    else if (Math.abs(dx) > Math.abs(dy)) pan(dx / plotWidth(canvas) * (view.end - view.start));
-    else zoom(Math.exp(Math.min(Math.max(dy, -200), 200) * (event.ctrlKey ? 0.01 : 0.002)), timeAt(canvas, place(event)[0]));
+    else if (Math.abs(dx) > Math.abs(dy)) pan(dx / plot.width * (view.end - view.start));
+    else zoom(Math.exp(Math.min(Math.max(dy, -200), 200) * (event.ctrlKey ? 0.01 : 0.002)), timeAt(place(event)[0]));
     hover(event);
   }, { passive: false });
 
@@ -54,11 +54,11 @@ const gesturesOn = (canvas) => {
     }
     const now = place(event);
     pointers.set(event.pointerId, now);
-    const perPixel = (view.end - view.start) / plotWidth(canvas);
+    const perPixel = (view.end - view.start) / plot.width;
     if (pinch && pointers.size === 2) {
       const next = pinchOf();
       pan((pinch.middle - next.middle) * perPixel);
-      zoom(pinch.distance / next.distance, timeAt(canvas, next.middle));
+      zoom(pinch.distance / next.distance, timeAt(next.middle));
       pinch = next;
       return;
     }

@@ -56,24 +56,93 @@ const layOut = () => {
 
 const canvasHeight = () => scroller.clientHeight;
 
-const drawBars = (context, row, top) => {
-  const perUnit = plotWidth(timelines) / (view.end - view.start);
-  const level = levelOf(row, 0.5 / perUnit);
+// Bars of the visible rows as a picture of one pixel's height a row, which is then drawn as high as
+// bars are. A pixel has the colours of what covers it, by how much of it they cover.
+const strips = document.createElement("canvas");
+let cover = new Float32Array(0); // of a row: red, green, blue and coverage of every pixel
+const SEAM = 0.7; // pixels of white between bars that are wide enough
+
+const fillRow = (row, pixels, perUnit, ratio) => {
+  const level = levelOf(row, 0.5 * ratio / perUnit);
   const { start, end, colour, count } = level;
-  const origin = left();
-  let hue = -1;
+  cover.fill(0);
+  const add = (pixel, share, hue) => {
+    if (pixel < 0 || pixel >= pixels) return;
+    const [red, green, blue] = HUES[hue];
+    cover[4 * pixel] += share * red;
+    cover[4 * pixel + 1] += share * green;
+    cover[4 * pixel + 2] += share * blue;
+    cover[4 * pixel + 3] += share;
+  };
   for (let i = firstAbove(level.reach, view.start); i < count && start[i] < view.end; i++) {
     if (end[i] < view.start) continue;
-    if (colour[i] !== hue) context.fillStyle = data.colours[(hue = colour[i])];
+    const from = Math.max((start[i] - view.start) * perUnit, -1);
+    let to = Math.min((end[i] - view.start) * perUnit, pixels + 1);
+    to = to - from > 3 * ratio ? to - SEAM * ratio : Math.max(to, from + 0.4);
+    const first = Math.floor(from), last = Math.floor(to);
+    if (first === last) {
+      add(first, to - from, colour[i]);
+      continue;
+    }
+    add(first, first + 1 - from, colour[i]);
+    const [red, green, blue] = HUES[colour[i]];
+    for (let p = 4 * Math.max(first + 1, 0); p < 4 * Math.min(last, pixels); p += 4) {
+      cover[p] = red;
+      cover[p + 1] = green;
+      cover[p + 2] = blue;
+      cover[p + 3] = 1;
+    }
+    add(last, to - last, colour[i]);
+  }
+  return level;
+};
+
+// Red, green and blue of the colours.
+const HUES = data.colours.map((hue) => [1, 3, 5].map((i) => parseInt(hue.slice(i, i + 2), 16)));
+
+const drawBars = (context, visible, offset) => {
+  const ratio = window.devicePixelRatio || 1;
+  const pixels = Math.round(plot.width * ratio);
+  const perUnit = pixels / (view.end - view.start);
+  if (!visible.length) return;
+  if (cover.length !== 4 * pixels) cover = new Float32Array(4 * pixels);
+  if (strips.width !== pixels || strips.height < visible.length) {
+    strips.width = pixels;
+    strips.height = Math.max(strips.height, visible.length);
+  }
+  const strip = strips.getContext("2d", { willReadFrequently: true });
+  const image = strip.createImageData(pixels, visible.length);
+  const levels = visible.map((line, position) => {
+    const level = fillRow(line.row, pixels, perUnit, ratio);
+    for (let p = 0, to = 4 * pixels * position; p < 4 * pixels; p += 4, to += 4) {
+      const share = cover[p + 3];
+      if (!share) continue;
+      image.data[to] = cover[p] / share;
+      image.data[to + 1] = cover[p + 1] / share;
+      image.data[to + 2] = cover[p + 2] / share;
+      image.data[to + 3] = 255 * share;
+    }
+    return level;
+  });
+  strip.putImageData(image, 0, 0);
+  context.imageSmoothingEnabled = false;
+  visible.forEach((line, position) => {
+    const top = line.top - offset + 2;
+    context.drawImage(strips, 0, position, pixels, 1, plot.left, top, plot.width, BAR);
+    drawNames(context, line.row, levels[position], top);
+  });
+};
+
+const drawNames = (context, row, level, top) => {
+  const perUnit = plot.width / (view.end - view.start);
+  const { start, end, colour, count } = level;
+  for (let i = firstAbove(level.reach, view.start); i < count && start[i] < view.end; i++) {
+    if ((end[i] - start[i]) * perUnit < 48) continue;
     const from = Math.max(start[i], view.start);
     const width = (Math.min(end[i], view.end) - from) * perUnit;
-    const x = origin + (from - view.start) * perUnit;
-    context.fillRect(x, top, width > 3 ? width - 0.7 : Math.max(width, 0.4), BAR);
     const bar = level.single ? level.single[i] : i;
-    if (width > 48 && bar >= 0) {
-      drawName(context, actors.name[row.actor[bar]], x, top, width, hue);
-      context.fillStyle = data.colours[hue];
-    }
+    if (width < 48 || bar < 0) continue;
+    drawName(context, actors.name[row.actor[bar]], xOf(from), top, width, colour[i]);
   }
 };
 
@@ -107,13 +176,13 @@ const drawLabel = (context, line, top) => {
   }
   if (line.firstOfQueue) {
     context.fillStyle = "#444";
-    context.fillText(fitted(context, line.queue, left() - queueX - (small ? 12 : 66)), queueX, middle);
+    context.fillText(fitted(context, line.queue, plot.left - queueX - (small ? 12 : 66)), queueX, middle);
   }
   context.fillStyle = line.source ? MEASURED : PREDICTED;
-  context.fillRect(left() - 4, top + 1, 3, ROW - 2);
+  context.fillRect(plot.left - 4, top + 1, 3, ROW - 2);
   if (!line.worded || small) return;
   context.textAlign = "right";
-  context.fillText(NAMES[line.source], left() - 9, middle);
+  context.fillText(NAMES[line.source], plot.left - 9, middle);
 };
 
 const placeOf = (source, firing) => {
@@ -123,14 +192,38 @@ const placeOf = (source, firing) => {
     : placesOf(source, rank).get(firingKey(firing.actor, firing.firing));
 };
 
+// Bars of each row on a critical path: their starts and ends, in order.
+const pathBars = new Map();
+data.paths.forEach((path, source) => path.actor.forEach((actor, i) => {
+  const place = placesOf(source, path.rank[i]).get(firingKey(actor, path.firing[i]));
+  if (!place) return;
+  if (!pathBars.has(place[0])) pathBars.set(place[0], []);
+  pathBars.get(place[0]).push([place[0].start[place[1]], place[0].end[place[1]]]);
+}));
+for (const bars of pathBars.values()) bars.sort((a, b) => a[0] - b[0]);
+
+const drawPath = (context, row, top) => {
+  const bars = pathBars.get(row);
+  if (!bars || !byId("paths")?.checked) return;
+  context.fillStyle = "#111";
+  let until = -Infinity; // pixels that are drawn
+  for (const [start, end] of bars) {
+    if (end < view.start || start > view.end) continue;
+    const x = Math.max(xOf(start), until), to = Math.max(xOf(end), x);
+    if (to - until < 0.5) continue;
+    context.fillRect(x, top + BAR + 0.5, Math.max(to - x, 0.5), 2);
+    until = to;
+  }
+};
+
 const drawOutline = (context, firing, offset, colour, thickness) => {
   for (const line of lines) {
     if (line.rank !== firing.rank) continue;
     const place = placeOf(line.source, firing);
     if (!place || place[0] !== line.row) continue;
     const [row, i] = place;
-    const x = xOf(timelines, row.start[i]), end = xOf(timelines, row.end[i]);
-    if (end < left() - 3 || x > timelines.clientWidth) continue;
+    const x = xOf(row.start[i]), end = xOf(row.end[i]);
+    if (end < plot.left - 3 || x > plot.left + plot.width) continue;
     context.strokeStyle = colour;
     context.lineWidth = thickness;
     const width = Math.max(end - x - 0.7, 2);
@@ -143,26 +236,27 @@ const drawTimelines = () => {
   const height = canvasHeight();
   const context = fresh(timelines, height);
   const offset = scroller.scrollTop - AXIS;
-  const width = timelines.clientWidth;
+  const width = plot.left + plot.width;
   const visible = lines.filter((line) => line.top - offset > -ROW && line.top - offset < height);
   for (const line of visible) {
     if (line.source) {
       context.fillStyle = "#f5f5f5";
-      context.fillRect(left(), line.top - offset, width - left(), ROW);
+      context.fillRect(plot.left, line.top - offset, width - plot.left, ROW);
     }
   }
-  inPlot(timelines, () => {
-    drawTimes(context, timelines, AXIS, height, null);
-    for (const line of visible) drawBars(context, line.row, line.top - offset + 2);
+  inPlot(context, height, () => {
+    drawTimes(context, AXIS, height, null);
+    drawBars(context, visible, offset);
+    for (const line of visible) drawPath(context, line.row, line.top - offset + 2);
     data.timelines.forEach((timeline, source) => {
-      const x = Math.round(xOf(timelines, timeline.duration)) + 0.5;
+      const x = Math.round(xOf(timeline.duration)) + 0.5;
       drawLine(context, x, AXIS, height, source ? MEASURED : PREDICTED, [4, 3]);
     });
     if (hovered) drawOutline(context, hovered, offset, "#000", 1.5);
     if (marked) drawOutline(context, marked, offset, MARK, 2.5);
-  }, context, height);
+  });
   context.fillStyle = "#fff";
-  context.fillRect(0, AXIS, left(), height);
+  context.fillRect(0, AXIS, plot.left, height);
   for (const line of visible) drawLabel(context, line, line.top - offset);
   drawAxis(context, width);
   drawCursor(context, timelines, AXIS, height);
@@ -175,11 +269,11 @@ painters.push(drawTimelines);
 const drawAxis = (context, width) => {
   context.fillStyle = "#fff";
   context.fillRect(0, 0, width, AXIS);
-  inPlot(timelines, () => drawTimes(context, timelines, AXIS - 5, AXIS, 9), context, AXIS);
+  inPlot(context, AXIS, () => drawTimes(context, AXIS - 5, AXIS, 9));
   drawLine(context, 0, AXIS - 0.5, AXIS - 0.5, LINE);
   context.strokeStyle = LINE;
   context.beginPath();
-  context.moveTo(left(), AXIS - 0.5);
+  context.moveTo(plot.left, AXIS - 0.5);
   context.lineTo(width, AXIS - 0.5);
   context.stroke();
 };
@@ -187,12 +281,12 @@ const drawAxis = (context, width) => {
 // The pointer's time, on timelines and memory alike; its text stands on the timelines' axis.
 const drawCursor = (context, canvas, top, height) => {
   if (cursor.time === null || cursor.time < view.start || cursor.time > view.end) return;
-  const x = Math.round(xOf(canvas, cursor.time)) + 0.5;
+  const x = Math.round(xOf(cursor.time)) + 0.5;
   drawLine(context, x, top, height, "#777");
   if (canvas !== timelines) return;
   const text = timeText(cursor.time);
   const width = context.measureText(text).width + 10;
-  const from = Math.min(Math.max(x - width / 2, left()), canvas.clientWidth - width);
+  const from = Math.min(Math.max(x - width / 2, plot.left), plot.left + plot.width - width);
   context.fillStyle = "#444";
   context.fillRect(from, 2, width, 15);
   context.fillStyle = "#fff";
@@ -214,9 +308,9 @@ const barAt = (row, time, reach) => {
 const firingAt = (x, y) => {
   const position = y - AXIS + scroller.scrollTop;
   const line = lines.find((row) => position >= row.top && position < row.top + ROW);
-  if (!line || x < left() || y < AXIS) return null;
-  const reach = 3 * (view.end - view.start) / plotWidth(timelines);
-  const i = barAt(line.row, timeAt(timelines, x), reach);
+  if (!line || x < plot.left || y < AXIS) return null;
+  const reach = 3 * (view.end - view.start) / plot.width;
+  const i = barAt(line.row, timeAt(x), reach);
   return i < 0 ? null : {
     rank: line.rank, stage: line.stage, source: line.source,
     actor: line.row.actor[i], firing: line.row.firing[i],
@@ -306,4 +400,5 @@ const stepMark = (by) => {
 
 byId("order").addEventListener("change", layOut);
 byId("reset").addEventListener("click", showAll);
+byId("paths")?.addEventListener("change", repaint);
 scroller.addEventListener("scroll", repaint);

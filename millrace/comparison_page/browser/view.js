@@ -40,7 +40,14 @@ const limits = { start: earliest - margin, end: latest + margin };
 const view = { ...limits };
 const cursor = { time: null };
 const narrow = window.matchMedia("(max-width: 640px)");
-const left = () => (narrow.matches ? 92 : 226);
+
+// Pixels left of both plots and across them: those of the timelines' canvas, which a scroll bar may
+// make narrower than memory's. They are read once a frame, for each reading may lay out the page.
+const plot = { left: 226, width: 800 };
+const measurePlot = () => {
+  plot.left = narrow.matches ? 92 : 226;
+  plot.width = Math.max(byId("timelines").clientWidth - plot.left, 10);
+};
 
 // Whatever shows the view draws once a frame, however often it is asked to.
 const painters = [];
@@ -48,6 +55,7 @@ let pending = 0;
 const repaint = () => {
   if (!pending) pending = requestAnimationFrame(() => {
     pending = 0;
+    measurePlot();
     for (const paint of painters) paint();
   });
 };
@@ -68,11 +76,8 @@ const pan = (units) => {
 };
 const showAll = () => show(limits.start, limits.end);
 
-const plotWidth = (canvas) => Math.max(canvas.clientWidth - left(), 10);
-const xOf = (canvas, time) =>
-  left() + (time - view.start) / (view.end - view.start) * plotWidth(canvas);
-const timeAt = (canvas, x) =>
-  view.start + (x - left()) / plotWidth(canvas) * (view.end - view.start);
+const xOf = (time) => plot.left + (time - view.start) / (view.end - view.start) * plot.width;
+const timeAt = (x) => view.start + (x - plot.left) / plot.width * (view.end - view.start);
 
 // Context of a canvas, sharp on any screen, cleared.
 const fresh = (canvas, height) => {
@@ -98,21 +103,22 @@ const roundStep = (least) => {
 };
 
 // Round times of the view: a pale line through the plot at each, its text at `textY`.
-const drawTimes = (context, canvas, top, bottom, textY) => {
-  const marks = Math.max(2, Math.floor(plotWidth(canvas) / 110));
+const drawTimes = (context, top, bottom, textY) => {
+  const marks = Math.max(2, Math.floor(plot.width / (narrow.matches ? 75 : 110)));
   const step = roundStep((view.end - view.start) / marks);
   context.textAlign = "center";
   for (let mark = Math.ceil(view.start / step); mark * step <= view.end; mark++) {
-    const x = Math.round(xOf(canvas, mark * step)) + 0.5;
+    const x = Math.round(xOf(mark * step)) + 0.5;
     context.strokeStyle = "#ececec";
     context.beginPath();
     context.moveTo(x, top);
     context.lineTo(x, bottom);
     context.stroke();
-    if (textY !== null && x < canvas.clientWidth - 16) {
-      context.fillStyle = GREY;
-      context.fillText(axisText(mark * step, step), x, textY);
-    }
+    if (textY === null) continue;
+    context.fillStyle = GREY;
+    const text = axisText(mark * step, step);
+    const half = context.measureText(text).width / 2;
+    context.fillText(text, Math.min(Math.max(x, plot.left + half), plot.left + plot.width - half), textY);
   }
 };
 
@@ -146,10 +152,10 @@ const drawLine = (context, x, top, bottom, colour, dashes = []) => {
   context.setLineDash([]);
 };
 
-const inPlot = (canvas, action, context, height) => {
+const inPlot = (context, height, action) => {
   context.save();
   context.beginPath();
-  context.rect(left(), 0, plotWidth(canvas), height);
+  context.rect(plot.left, 0, plot.width, height);
   context.clip();
   action();
   context.restore();
