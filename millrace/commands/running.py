@@ -359,7 +359,7 @@ def compare(
     if (warning := profile_warning(planned.cluster)) is not None:
         say(warning)
     if html is not None:
-        write_page(html, planned, predicted, measured)
+        write_page(html, planned, predicted, measured, comparison)
     answer(
         msgspec.to_builtins(comparison) | {"profile_warning": warning},
         as_json,

@@ -55,7 +55,13 @@ _HINT = (
 _PATHS = '<label><input id="paths" type="checkbox" checked> underline the critical path</label>'
 
 
-def write_page(path: Path, plan: Plan, predicted: Trace, measured: Trace) -> None:
+def write_page(
+    path: Path,
+    plan: Plan,
+    predicted: Trace,
+    measured: Trace,
+    comparison: Comparison | None = None,
+) -> None:
     """Write the page that compares two traces of a plan.
 
     Parameters
@@ -68,6 +74,8 @@ def write_page(path: Path, plan: Plan, predicted: Trace, measured: Trace) -> Non
         Its simulated trace.
     measured : Trace
         Its measured trace.
+    comparison : Comparison, optional
+        Their join, if it is at hand.
 
     Raises
     ------
@@ -76,7 +84,8 @@ def write_page(path: Path, plan: Plan, predicted: Trace, measured: Trace) -> Non
     PlanError
         The traces do not belong together, as `millrace.compare.join` says.
     """
-    comparison = join(predicted, measured)
+    if comparison is None:
+        comparison = join(predicted, measured, plan)
     registers = (compile_plan(plan), plan.cluster)
     page = comparison_page(headline(plan), comparison, (predicted, measured), registers)
     write_bytes(path, page.encode())

@@ -34,6 +34,8 @@ def fall_rows(comparison: Comparison) -> list[FallRow]:
     rows = [FallRow("predicted", format_seconds(predicted_s), 0.0, predicted_s, "predicted")]
     level_s = predicted_s
     for cause in comparison.error_causes:
+        if not cause.seconds and not cause.items:
+            continue
         after_s = level_s + cause.seconds
         rows.append(
             FallRow(
@@ -177,7 +179,7 @@ def _path_table(segments: Sequence[PathSegment]) -> str:
             f"<td>{format_seconds(segment.idle_s) if segment.idle_s else ''}</td></tr>"
         )
     lines += _between(between)
-    heads = ("at", "rank", "actor", "adds", "after a wait of")
+    heads = ("at", "rank", "actor", "adds", "wait")
     head = "".join(
         f'<th scope="col"{" class=left" if name == "actor" else ""}>{name}</th>' for name in heads
     )

@@ -28,6 +28,7 @@ const rowOf = (source, position, columns) => {
     firing: Int32Array.from(columns.firing),
     colour: new Uint8Array(count),
     single: null, // of a level: the bar that a joined bar is, or -1 where it is several
+    density: null, // of a level: the share of a joined bar's length in which something runs
     levels: new Map(),
   };
   let time = 0, number = 0, reach = -Infinity;
@@ -52,9 +53,10 @@ const firstAbove = (sorted, value) => {
   return low;
 };
 
-// Bars of a row without those that are shorter than about `least` units: these are joined to
-// neighbours of the same colour, and among each other to bars of at most twice this length, in the
-// colour that most of their time has. Levels are powers of two, so that panning changes none.
+// Bars of a row without those that are shorter than about `least` units: these are joined to bars of
+// at most twice this length, in the colour that most of their time has, and as dense as their time
+// is of the length. Bars of one colour without a gap are one, however long they are. Levels are
+// powers of two, so that panning changes none.
 const levelOf = (row, least) => {
   const power = Math.floor(Math.log2(least));
   if (power < 1 || row.count < 64) return row;
@@ -63,28 +65,28 @@ const levelOf = (row, least) => {
 };
 
 const joinedBars = (row, least) => {
-  const start = [], end = [], colour = [], single = [], weights = new Float64Array(data.colours.length);
+  const start = [], end = [], colour = [], single = [], busy = [], weights = new Float64Array(data.colours.length);
   let tiny = false, last = -1;
   for (let i = 0; i < row.count; i++) {
     const from = row.start[i], to = row.end[i], hue = row.colour[i], short = to - from < least;
-    if (last >= 0 && from - end[last] < least && from >= start[last]) {
-      const joins = hue === colour[last]
-        ? short || tiny
-        : short && tiny && to - start[last] < 2 * least;
-      if (joins) {
-        end[last] = Math.max(end[last], to);
-        weights[hue] += to - from;
-        if (weights[hue] > weights[colour[last]]) colour[last] = hue;
-        tiny = tiny && short;
-        single[last] = -1;
-        continue;
-      }
+    const gap = last < 0 ? Infinity : from - end[last];
+    const joins = gap < least && (short && tiny && to - start[last] < 2 * least ||
+      hue === colour[last] && (short || tiny) && gap < least / 16);
+    if (joins) {
+      end[last] = Math.max(end[last], to);
+      busy[last] += to - from;
+      weights[hue] += to - from;
+      if (weights[hue] > weights[colour[last]]) colour[last] = hue;
+      tiny = tiny && short;
+      single[last] = -1;
+      continue;
     }
     last = start.length;
     start.push(from);
     end.push(to);
     colour.push(hue);
     single.push(i);
+    busy.push(to - from);
     weights.fill(0);
     weights[hue] = to - from;
     tiny = short;
@@ -96,6 +98,7 @@ const joinedBars = (row, least) => {
     reach: Float64Array.from(end, (time) => (reach = Math.max(reach, time))),
     colour: Uint8Array.from(colour),
     single: Int32Array.from(single),
+    density: Float32Array.from(busy, (time, i) => Math.min(time / Math.max(end[i] - start[i], 1), 1)),
     count: start.length,
   };
 };

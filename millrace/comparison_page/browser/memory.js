@@ -22,7 +22,6 @@ const curveOf = (source, rank) => {
     curves[source].find((curve) => curve.stage === stage);
 };
 
-
 // A step curve; of all values in a pixel the largest is drawn.
 const drawCurve = (context, curve, end) => {
   const { time, kib } = curve;

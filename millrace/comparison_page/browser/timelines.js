@@ -64,15 +64,15 @@ const SEAM = 0.7; // pixels of white between bars that are wide enough
 
 const fillRow = (row, pixels, perUnit, ratio) => {
   const level = levelOf(row, 0.5 * ratio / perUnit);
-  const { start, end, colour, count } = level;
+  const { start, end, colour, count, density } = level;
   cover.fill(0);
-  const add = (pixel, share, hue) => {
+  const add = (pixel, amount, hue) => {
     if (pixel < 0 || pixel >= pixels) return;
     const [red, green, blue] = HUES[hue];
-    cover[4 * pixel] += share * red;
-    cover[4 * pixel + 1] += share * green;
-    cover[4 * pixel + 2] += share * blue;
-    cover[4 * pixel + 3] += share;
+    cover[4 * pixel] += amount * red;
+    cover[4 * pixel + 1] += amount * green;
+    cover[4 * pixel + 2] += amount * blue;
+    cover[4 * pixel + 3] += amount;
   };
   for (let i = firstAbove(level.reach, view.start); i < count && start[i] < view.end; i++) {
     if (end[i] < view.start) continue;
@@ -80,19 +80,20 @@ const fillRow = (row, pixels, perUnit, ratio) => {
     let to = Math.min((end[i] - view.start) * perUnit, pixels + 1);
     to = to - from > 3 * ratio ? to - SEAM * ratio : Math.max(to, from + 0.4);
     const first = Math.floor(from), last = Math.floor(to);
+    const share = density ? density[i] : 1;
     if (first === last) {
-      add(first, to - from, colour[i]);
+      add(first, share * (to - from), colour[i]);
       continue;
     }
-    add(first, first + 1 - from, colour[i]);
+    add(first, share * (first + 1 - from), colour[i]);
     const [red, green, blue] = HUES[colour[i]];
     for (let p = 4 * Math.max(first + 1, 0); p < 4 * Math.min(last, pixels); p += 4) {
-      cover[p] = red;
-      cover[p + 1] = green;
-      cover[p + 2] = blue;
-      cover[p + 3] = 1;
+      cover[p] = share * red;
+      cover[p + 1] = share * green;
+      cover[p + 2] = share * blue;
+      cover[p + 3] = share;
     }
-    add(last, to - last, colour[i]);
+    add(last, share * (to - last), colour[i]);
   }
   return level;
 };
