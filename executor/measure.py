@@ -174,6 +174,18 @@ def keep_profile(
     _keep(_path(key), _Cached(key=key, device=device, probed=probed), unkept)
 
 
+def profile_in_keep(ranks: int) -> Device | None:
+    """Profile that is kept of this machine with `ranks` processes; None where there is none.
+
+    Parameters
+    ----------
+    ranks
+        Number of processes that share this machine.
+    """
+    cached = _read(_path(_key(ranks)), _key(ranks))
+    return None if cached is None else cached.device
+
+
 def _path(key: str) -> Path:
     """File of the profile that is kept for a key."""
     return cache_folder() / f"device-{sha256(key.encode()).hexdigest()[:16]}.json"

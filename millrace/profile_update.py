@@ -10,14 +10,22 @@ from bisect import bisect_left
 from collections import defaultdict
 from statistics import fmean
 
-from millrace.compare import step_of, traced_steps
+import msgspec
+import numpy as np
+
+from millrace.compare import step_of, step_time_ns, traced_steps
 from millrace.planner.actors.graph import Actor, ActorGraph
 from millrace.planner.actors.trace import Span, Trace
 from millrace.planner.cluster import Cluster, Device
 from millrace.planner.collectives import COLLECTIVES
-from millrace.planner.costs.actors import firing_of_actor
+from millrace.planner.compile import compile_plan
+from millrace.planner.costs.actors import durations, firing_of_actor
 from millrace.planner.costs.measured_tables import MeasuredOp, with_measured
+from millrace.planner.plan import Plan
+from millrace.simulator.simulate import simulate
 
+SHOWN_CHANGES = 5
+CHANGED = 0.05  # A cost that moves by less is not worth a word.
 ALONE_SHARE = 0.2  # A meeting counts if no more of it than this lies beside computing.
 HAND_OFF_NS = 1_000_000  # What begins later after a meeting waited for something else.
 
@@ -39,6 +47,80 @@ def updated_profile(cluster: Cluster, graph: ActorGraph, trace: Trace) -> Device
     is_crowded = cores is not None and cluster.devices_per_node > cores
     collectives = {} if is_crowded else _meetings(graph, trace)
     return with_measured(device, _ops(graph, trace, device.launch_ns), collectives)
+
+
+class CostChange(msgspec.Struct, frozen=True, kw_only=True):
+    """Kind of op or collective, and seconds of a step on the average rank that it is priced at."""
+
+    kind: str
+    before_s: float
+    after_s: float
+
+
+class ProfileUpdate(msgspec.Struct, frozen=True, kw_only=True):
+    """Outcome of folding a run into a profile.
+
+    `step_time_s` is what the plan is predicted to take with it, `error` that over the measured step
+    time, less 1. `changes` are the costs that moved most; `left_out` are steps (counted from 1)
+    whose times are outliers, beyond one and a half of the middle half's width.
+    """
+
+    device: Device
+    step_time_s: float
+    error: float
+    changes: tuple[CostChange, ...]
+    left_out: tuple[int, ...]
+
+
+def profile_update(plan: Plan, trace: Trace, device: Device | None = None) -> ProfileUpdate:
+    """Profile with a run of a plan folded in, and what it changes.
+
+    Parameters
+    ----------
+    plan : Plan
+        The plan that was run.
+    trace : Trace
+        Of a run of it, with the times of firings.
+    device : Device, optional
+        The profile as it stands today; that of the plan by default.
+    """
+    graph, before = compile_plan(plan), device or plan.cluster.device
+    cluster = msgspec.structs.replace(plan.cluster, device=before)
+    after = updated_profile(cluster, graph, trace)
+    learned = msgspec.structs.replace(plan.cluster, device=after)
+    predicted_ns = simulate(graph, learned, spans=False).step_time_ns
+    return ProfileUpdate(
+        device=after,
+        step_time_s=predicted_ns / 1e9,
+        error=predicted_ns / step_time_ns(trace) - 1,
+        changes=_changes(graph, cluster, learned),
+        left_out=_outliers(trace),
+    )
+
+
+def _changes(graph: ActorGraph, before: Cluster, after: Cluster) -> tuple[CostChange, ...]:
+    """Kinds whose costs in a step moved most, those that moved more than a little."""
+    seconds: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for column, cluster in enumerate((before, after)):
+        for program, row in zip(graph.programs, durations(graph, cluster), strict=True):
+            share = len(program.ranks) / graph.ranks / 1e9
+            for actor, duration_ns in zip(program.actors, row, strict=True):
+                seconds[actor.kind][column] += share * duration_ns * actor.firings
+    changes = [
+        CostChange(kind=kind, before_s=old, after_s=new)
+        for kind, (old, new) in seconds.items()
+        if abs(new - old) > CHANGED * old
+    ]
+    changes.sort(key=lambda change: (-abs(change.after_s - change.before_s), change.kind))
+    return tuple(changes[:SHOWN_CHANGES])
+
+
+def _outliers(trace: Trace) -> tuple[int, ...]:
+    """Steps, counted from 1, whose times are far from those of the middle half."""
+    times, counted = trace.step_times_ns(), traced_steps(trace)
+    low, high = np.quantile([times[step] for step in counted], (0.25, 0.75))
+    reach = 1.5 * (high - low)
+    return tuple(step + 1 for step in counted if not low - reach <= times[step] <= high + reach)
 
 
 def _counted(trace: Trace) -> list[Span]:

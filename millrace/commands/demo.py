@@ -11,6 +11,7 @@ import typer
 
 from millrace.commands.option_words import SEED_MAX
 from millrace.commands.running import rows_table, say_drift
+from millrace.commands.updating import update_profile, updated_figures, updated_lines
 from millrace.output import Json, answer, say, training, working
 from millrace.units import format_percent, format_seconds
 
@@ -75,6 +76,7 @@ def demo(
     comparison = join(predicted.trace, measured.trace)
     if output is not None:
         _write_all(output, plan, predicted.trace, measured.trace)
+    update = update_profile(plan, measured.trace, keep=True)
     document = {
         "plan": msgspec.to_builtins(plan),
         "free_plan": msgspec.to_builtins(free),
@@ -82,6 +84,7 @@ def demo(
         "predicted": {"step_time_s": comparison.predicted_step_time_s},
         "measured": {"step_time_s": comparison.measured_step_time_s},
         "error": comparison.step_time_error,
+        "updated": updated_figures(update),
         "profile_warning": warning,
         "drift": msgspec.to_builtins(measured.drift),
         "loss": measured.losses,
@@ -172,6 +175,8 @@ def _draw_end(
     console.print(f"predicted step time {format_seconds(comparison.predicted_step_time_s)}")
     console.print(f"measured  step time {format_seconds(comparison.measured_step_time_s)}")
     console.print(f"error {format_percent(comparison.step_time_error, signed=True)}")
+    for line in updated_lines(document["updated"]):
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def _write_all(folder: Path, plan: "Plan", predicted: "Trace", measured: "Trace") -> None:

@@ -340,17 +340,29 @@ def compare(
         typer.Option(min=0.0, help="Exit with 1 when the step time is off by more than this: 0.2."),
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with both timelines.")] = None,
+    update_profile: Annotated[
+        bool,
+        typer.Option(
+            "--update-profile",
+            help="Fold what was measured into this machine's profile, for the next plans.",
+        ),
+    ] = False,
+    write_profile: Annotated[
+        Path | None,
+        typer.Option(help="Write the plan's device profile, with the run folded in, here."),
+    ] = None,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Join the prediction with what was measured, actor by actor."""
     from millrace import api
+    from millrace.commands import updating
     from millrace.compare import join
     from millrace.comparison_page import write_page
     from millrace.files import check_writable, load_plan, load_trace
     from millrace.planner.clusters.doubts import profile_warning
 
-    check_writable(html)
+    check_writable(html, write_profile)
     planned, measured = load_plan(plan, trust=trust), load_trace(trace)
     with working(f"simulating {planned.model.name} on {planned.ranks} ranks"):
         predicted = api.simulate(planned).trace
@@ -360,11 +372,19 @@ def compare(
         say(warning)
     if html is not None:
         write_page(html, planned, predicted, measured, comparison)
-    answer(
-        msgspec.to_builtins(comparison) | {"profile_warning": warning},
-        as_json,
-        lambda console: draw_comparison(comparison, console),
-    )
+    document = msgspec.to_builtins(comparison) | {"profile_warning": warning}
+    if update_profile or write_profile is not None:
+        update = updating.update_profile(
+            planned, measured, keep=update_profile, output=write_profile
+        )
+        document["updated"] = updating.updated_figures(update)
+
+    def draw(console: "Console") -> None:
+        draw_comparison(comparison, console)
+        for line in updating.updated_lines(document["updated"]) if "updated" in document else ():
+            console.print(line, markup=False, soft_wrap=True)
+
+    answer(document, as_json, draw)
     if tolerance is not None and abs(comparison.step_time_error) > tolerance:
         say(
             f"millrace: the step time is off by "

@@ -7,7 +7,7 @@ from millrace.planner.cluster import Cluster, Device
 from millrace.planner.clusters import local_cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.plan import Plan
-from millrace.profile_update import updated_profile
+from millrace.profile_update import profile_update, updated_profile
 from millrace.simulator.simulate import simulate
 from tests.plan_requests import plan_of
 from tests.small_models import small
@@ -44,3 +44,20 @@ def test_a_run_is_predicted_once_it_is_folded_in(pins: dict[str, int]) -> None:
     ).step_time_ns
     assert abs(before_ns / run.step_time_ns - 1) > 0.2
     assert abs(after_ns / run.step_time_ns - 1) < 0.02
+
+
+def test_an_update_says_what_it_changes_and_which_steps_it_leaves_out() -> None:
+    plan = plan_of(small("gpt"), local_cluster(2, cores=2, memory_bytes=2**33), 8, dp=2)
+    guess = msgspec.structs.replace(plan, cluster=on(plan, profiled(plan, 1.0)))
+    run = simulate(compile_plan(plan), on(plan, profiled(plan, 1.7)), steps=12)
+    ends = [list(row) for row in run.trace.step_end_ns]
+    for row in ends:
+        row[8:] = [end + 10**9 for end in row[8:]]  # step 9 takes a second longer
+    trace = msgspec.structs.replace(
+        run.trace, source="measured", step_end_ns=tuple(map(tuple, ends))
+    )
+    update = profile_update(guess, trace)
+    assert 9 in update.left_out
+    assert abs(update.error) < 0.02
+    assert update.changes[0].kind == "matmul"
+    assert update.changes[0].after_s / update.changes[0].before_s == pytest.approx(1.7, rel=0.02)
