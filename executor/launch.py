@@ -60,7 +60,7 @@ class Measured:
         On GPUs: bytes of the fullest rank by region, and beside them `context`, `host`, all that
         is in use on the `device`, and what was `grown` after the first captured step.
     drift
-        Where steps left their band, and the actor that moved; empty on GPUs.
+        Where steps left their band, and the actor that moved.
     smallest_top_k_margin
         By how much, at the least, an expert that a token chose beat one that it did not, over all
         ranks; None without experts. Sums in another order may flip a choice of a tiny margin.

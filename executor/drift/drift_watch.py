@@ -41,7 +41,8 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
     step_time_s, step_time_before_s
         Median of the first few of these steps, and what it was held against.
     rank, actor, before_s, now_s
-        The actor, and what it takes in a step.
+        The actor, and what it takes in a step; None where none moved so, or captured steps of a GPU
+        do not tell.
     others
         Number of other actors of this rank that moved the same way, by more than a fifth.
     """
@@ -51,10 +52,10 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
     against: str = FIRST
     step_time_s: float
     step_time_before_s: float
-    rank: int
-    actor: str
-    before_s: float
-    now_s: float
+    rank: int | None = None
+    actor: str | None = None
+    before_s: float | None = None
+    now_s: float | None = None
     others: int = 0
 
 
@@ -174,12 +175,16 @@ class DriftWatch:
             against=against,
             step_time_s=now.step_ns / 1e9,
             step_time_before_s=before_ns / 1e9,
-            rank=moved.rank,
-            actor=moved.actor,
-            before_s=moved.before_ns / 1e9,
-            now_s=moved.now_ns / 1e9,
-            others=moved.others,
         )
+        if moved is not None:
+            drift = msgspec.structs.replace(
+                drift,
+                rank=moved.rank,
+                actor=moved.actor,
+                before_s=moved.before_ns / 1e9,
+                now_s=moved.now_ns / 1e9,
+                others=moved.others,
+            )
         self.drifts.append(drift)
         self._told(drift)
 

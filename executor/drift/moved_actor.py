@@ -28,8 +28,10 @@ class MovedActor(NamedTuple):
     others: int
 
 
-def moved_actor(graph: ActorGraph, before: Times, now: Times, *, slower: bool = True) -> MovedActor:
-    """The actor that moved most between two sets of times.
+def moved_actor(
+    graph: ActorGraph, before: Times, now: Times, *, slower: bool = True
+) -> MovedActor | None:
+    """The actor that moved most between two sets of times; None where none moved so.
 
     Parameters
     ----------
@@ -54,7 +56,9 @@ def moved_actor(graph: ActorGraph, before: Times, now: Times, *, slower: bool = 
                 largest = place
     places = [min(members) for members in meetings.values()]
     places += [] if largest is None else [largest]
-    _, rank, index = max(places)
+    most, rank, index = max(places)
+    if most <= 0:
+        return None
     moved = changes[rank] > FOLLOWS * np.maximum(before[rank], 1)
     return MovedActor(
         rank=rank,

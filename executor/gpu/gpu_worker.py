@@ -11,9 +11,11 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from time import perf_counter_ns
 
 import msgspec
 
+from millrace.executor.drift.step_log import StepLog, log_path
 from millrace.executor.errors import ExecutorError
 from millrace.executor.gpu.availability import require_gpu
 from millrace.executor.gpu.collectives import NcclCollectives
@@ -130,9 +132,12 @@ def train(
             savers.append(saver)
     gc.freeze()
     first = next(iter(runs))
+    logs = [StepLog(log_path(folder, rank), len(run.ranks[rank].program.actors)) for rank in runs]
     with (folder / "progress").open("ab", buffering=0) as lines:
 
         def step_done(step: int) -> None:
+            for log in logs:
+                log.end_step(step, perf_counter_ns())
             if first == 0 and len(runs[first].totals) > step:
                 loss, count, _ = runs[first].totals[step]
                 with suppress(OSError):  # On a full disk training goes on untold.

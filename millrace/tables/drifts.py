@@ -19,11 +19,19 @@ def drift_text(drift: "Drift") -> str:
     against = f"of {before} that are predicted"
     if drift.against != "prediction":
         against = f"of the {before} of the first steps"
-    moved = f"from {format_seconds(drift.before_s)} to {format_seconds(drift.now_s)} a step"
     return (
         f"step {drift.step}: steps take {format_seconds(drift.step_time_s)} in place {against}; "
-        f"`{drift.actor}` on rank {drift.rank} moved most, {moved}{_others(drift.others)}"
+        f"{_moved(drift)}"
     )
+
+
+def _moved(drift: "Drift") -> str:
+    """Clause on the actor that moved."""
+    if drift.before_s is None or drift.now_s is None:
+        return "which actor moved is not known"
+    moved = f"from {format_seconds(drift.before_s)} to {format_seconds(drift.now_s)} a step"
+    others = _others(drift.others)
+    return f"`{drift.actor}` on rank {drift.rank} moved most, {moved}{others}"
 
 
 def _others(count: int) -> str:

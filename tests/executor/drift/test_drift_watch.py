@@ -94,6 +94,16 @@ def test_a_collective_that_all_ranks_are_slower_in_moved_itself() -> None:
     assert (drift.before_s, drift.now_s, drift.others) == (0.001, 0.007, 0)
 
 
+def test_steps_that_take_longer_without_any_actor_leave_it_open() -> None:
+    watch = DriftWatch(GRAPH)
+    for step in range(BAND + IN_A_ROW):
+        end_ns = 10 * MS * (step + 4 * max(0, step - BAND + 1))
+        watch.end_step(step, end_ns, [np.zeros(ACTORS, np.int64)] * 2)
+    (drift,) = watch.drifts
+    assert drift.rank is drift.actor is drift.before_s is drift.now_s is None
+    assert drift_text(drift).endswith("of the first steps; which actor moved is not known")
+
+
 @pytest.mark.parametrize("steps", [1, 3, 4])
 def test_few_slow_steps_in_a_row_are_no_drift(steps: int) -> None:
     watch = DriftWatch(GRAPH)
