@@ -29,7 +29,8 @@ FORM = 4  # Raise it when what is measured changes.
 SECONDS = 11.0  # A profile takes about so long where rounds agree at once,
 LONGEST = 3.0  # and at most so many times as long.
 KERNEL_SHARE = 0.65  # Kernels take this share of the time; collectives and starting take the rest.
-RECHECK_S = 600.0  # A profile that is kept is held against the machine so often, at most.
+# A profile that is kept is held against the machine so often, at most, and a doubtful one so often.
+RECHECK_S, DOUBTFUL_S = 600.0, 120.0
 ARENA_BYTES = 2**24  # Registers of the largest messages need so much.
 PROBE_COUNT = 200  # `millrace.executor.probes` lists about so many kernels and sizes.
 
@@ -222,7 +223,7 @@ def _contradiction(
     """
     checked = path.with_suffix(".checked")
     is_doubtful = device.measured is not None and device.measured.is_doubtful
-    if contradiction is None or (_age_s(path, checked) < RECHECK_S and not is_doubtful):
+    if contradiction is None or _age_s(path, checked) < (DOUBTFUL_S if is_doubtful else RECHECK_S):
         return ""
     try:
         checked.touch()

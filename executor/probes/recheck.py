@@ -7,14 +7,18 @@ programs are busy nothing is known, and the profile stays.
 from collections.abc import Mapping, Sequence
 from statistics import median
 
+from millrace.executor.errors import ExecutorError
 from millrace.executor.probes.machine_load import load_now
 from millrace.executor.probes.median_over_ranks import merged
 from millrace.executor.probes.probe_timing import ProbeRequest, Timings
 from millrace.executor.probes.timed_ranks import timed_ranks
-from millrace.planner.cluster import Device
+from millrace.planner.cluster import TAKEN_MAX, Device
+from millrace.planner.errors import InfeasibleError
 
 TABLES = ("matmul", "gelu", "layer_norm", "attention/64", "adamw")
 KERNEL_NS, LIMIT_S = 5_000_000, 1.5
+WATCHED_S = 0.2
+CROWDED = 2  # ranks a core, beyond which starting them takes longer than a check may
 # Eight checks in half a minute of a virtual machine without other programs had kernels at 1.00 to
 # 1.28 times the profile, and collectives at 0.67 to 1.83 times (two cores, 2026-11): neighbours on
 # its host come and go.
@@ -33,21 +37,22 @@ def contradiction(ranks: int, cores: int, device: Device) -> str:
     device
         The profile.
 
-    Raises
-    ------
-    ExecutorError
-        A process failed.
     """
     quality = device.measured
-    if quality is not None and quality.is_doubtful:
-        load = load_now()
-        if load is None or load.is_busy:
-            return ""
-        return "it was taken while the machine was not quiet, and now it is"
+    load = load_now(WATCHED_S)
+    if load is not None and load.is_busy:
+        return ""
+    if load is not None and quality is not None and quality.taken > TAKEN_MAX:
+        return "the kept profile was taken while the machine was busy"
+    if ranks > CROWDED * cores:
+        return ""
     order = ProbeRequest(
         cores=min(ranks, cores), kernel_ns=KERNEL_NS, limit_s=LIMIT_S, tables=TABLES
     )
-    rank_timings = timed_ranks(ranks, order)
+    try:
+        rank_timings = timed_ranks(ranks, order)
+    except (ExecutorError, InfeasibleError, OSError):  # who runs the plan will be told
+        return ""
     load = rank_timings[0].load
     if load is not None and load.is_busy:
         return ""
@@ -79,7 +84,7 @@ def difference(device: Device, rank_timings: Sequence[Timings]) -> str:
     ):
         ratio = _ratio(today, before)
         if ratio is not None and max(ratio, 1 / ratio) > 1 + spread + margin:
-            return f"{name} take {ratio:.2f} times as long today"
+            return f"{name} take {ratio:.2f} times as long as in the kept profile"
     return ""
 
 

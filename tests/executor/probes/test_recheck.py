@@ -3,6 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
+from millrace.executor.errors import ExecutorError
 from millrace.executor.probes import recheck
 from millrace.executor.probes.machine_load import MachineLoad
 from millrace.executor.probes.probe_timing import ProbeRequest, Timings
@@ -45,12 +46,12 @@ def timed(factor: float = 1.0, collectives: float = 1.0) -> Timings:
         (timed(), {}, ""),
         (timed(1.25), {}, ""),
         (timed(0.8), {}, ""),
-        (timed(1.35), {}, "kernels take 1.35 times as long today"),
-        (timed(0.5), {}, "kernels take 0.50 times as long today"),
+        (timed(1.35), {}, "kernels take 1.35 times as long as in the kept profile"),
+        (timed(0.5), {}, "kernels take 0.50 times as long as in the kept profile"),
         (timed(1.35), {"spread": 0.09}, ""),
         (timed(1.0, 1.9), {}, ""),
-        (timed(1.0, 2.2), {}, "collectives take 2.20 times as long today"),
-        (timed(1.0, 0.4), {}, "collectives take 0.40 times as long today"),
+        (timed(1.0, 2.2), {}, "collectives take 2.20 times as long as in the kept profile"),
+        (timed(1.0, 0.4), {}, "collectives take 0.40 times as long as in the kept profile"),
     ],
 )
 def test_a_profile_is_contradicted_beyond_its_spread_and_a_margin(timings, quality, said) -> None:
@@ -58,6 +59,7 @@ def test_a_profile_is_contradicted_beyond_its_spread_and_a_margin(timings, quali
 
 
 def test_a_busy_machine_contradicts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recheck, "load_now", lambda watched_s: None)
     load = MachineLoad(others=0.5, steal=0.0)
     orders: list[ProbeRequest] = []
 
@@ -69,17 +71,27 @@ def test_a_busy_machine_contradicts_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     assert contradiction(4, 2, profiled()) == ""
     assert (orders[0].cores, orders[0].tables) == (2, recheck.TABLES)
     load = MachineLoad(others=0.0, steal=0.0)
-    assert contradiction(4, 2, profiled()) == "kernels take 3.00 times as long today"
+    assert contradiction(5, 2, profiled()) == "", "too many to be started for this"
+    assert contradiction(4, 2, profiled()).startswith("kernels take 3.00 times as long as in")
 
 
-def test_a_doubtful_profile_is_contradicted_by_a_quiet_machine(
+def test_a_profile_of_a_busy_machine_is_contradicted_by_a_quiet_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for load, said in (
-        (MachineLoad(others=0.0, steal=0.0), "it was taken while the machine was not quiet, and"),
-        (MachineLoad(others=0.5, steal=0.0), ""),
-        (None, ""),
+    for others, said in (
+        (0.0, "the kept profile was taken while the machine was busy"),
+        (0.5, ""),
     ):
-        monkeypatch.setattr(recheck, "load_now", lambda load=load: load)
+        load = MachineLoad(others=others, steal=0.0)
+        monkeypatch.setattr(recheck, "load_now", lambda watched_s, load=load: load)
         assert contradiction(2, 2, profiled(others=0.4)).startswith(said)
         assert bool(contradiction(2, 2, profiled(others=0.4))) == bool(said)
+
+
+def test_a_check_that_cannot_be_made_contradicts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def timed_ranks(ranks: int, order: ProbeRequest) -> list[Timings]:
+        raise ExecutorError("no `mpiexec`")
+
+    monkeypatch.setattr(recheck, "load_now", lambda watched_s: None)
+    monkeypatch.setattr(recheck, "timed_ranks", timed_ranks)
+    assert contradiction(2, 2, profiled()) == ""
