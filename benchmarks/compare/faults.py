@@ -93,10 +93,10 @@ RESNET_PIPELINE = FaultyPlan(
 
 _PLANTED: tuple[tuple[FaultyPlan, dict[str, Any] | None], ...] = (
     (GPT_PIPELINE, {"op": "matmul", "factor": 2}),
-    (GPT_TENSOR, {"op": "attention_grad", "factor": 3}),
+    (GPT_TENSOR, {"op": "matmul", "factor": 2}),
     (LLAMA_DATA, {"op": "matmul", "factor": 2}),
-    (MLP_DATA, {"op": "matmul", "factor": 4}),
-    (RESNET_DATA, {"op": "conv", "factor": 4}),
+    (LLAMA_PIPELINE, {"op": "attention_grad", "factor": 2}),
+    (MLP_DATA, {"op": "matmul", "factor": 2}),
     (GPT_PIPELINE, {"rank": 1, "factor": 2}),
     (GPT_TENSOR, {"rank": 0, "factor": 2}),
     (LLAMA_DATA, {"rank": 1, "factor": 2}),
