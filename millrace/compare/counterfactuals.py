@@ -63,10 +63,16 @@ class Counterfactuals:
         The cluster that the plan was made for.
     run
         The measured run: its graph, and which of its steps count.
+
+    Attributes
+    ----------
+    firings
+        Number of firings of a step on all ranks.
     """
 
     def __init__(self, cluster: Cluster, run: MeasuredRun) -> None:
         self.cluster, self.run = cluster, run
+        self.firings = sum(actor.firings for program in run.programs for actor in program.actors)
 
     def predicted(self) -> Scenario:
         """Scenario of the prediction."""

@@ -48,12 +48,13 @@ from millrace.compare.comparison import (
     ErrorCause,
     ErrorItem,
 )
-from millrace.compare.counterfactuals import Counterfactuals, Key, Scenario
+from millrace.compare.counterfactuals import STEADY_STEPS, Counterfactuals, Key, Scenario
 from millrace.compare.measured_costs import OpCosts, meeting_costs, meeting_waits, typical_mean
 from millrace.compare.measured_run import MeasuredRun, Table, Times
 
 ITEMS_MAX = 6  # items of a cause with a replay of their own
-VARIED_ITEMS_MAX = 3  # and where all steps are replayed
+ITEM_FIRINGS = 250_000  # firings in the replays of a cause's items: about a second
+NEGLIGIBLE = 0.01  # of the step time: causes that change less than that are not split
 SHARING = "waits that were predicted"
 CONTENTION = "slowdown that was predicted"
 LAUNCHES = "launches that were predicted"
@@ -73,7 +74,7 @@ class _Cause:
     scenario: Scenario
     item: Name
     ends: str = ""
-    items_max: int = ITEMS_MAX
+    steps: int = STEADY_STEPS
 
 
 def error_causes(
@@ -93,19 +94,25 @@ def error_causes(
     causes = []
     for cause in _causes(replays.run, scenario):
         began_ns, items = before_ns, []
-        for name, changed in _scenarios(scenario, cause):
+        affordable = min(ITEM_FIRINGS // (cause.steps * replays.firings), ITEMS_MAX)
+        for name, changed in _scenarios(scenario, cause, affordable, measured_ns):
             scenario, after_ns = changed, replays.step_time_ns(changed)
             items.append(ErrorItem(name=name, seconds=(after_ns - before_ns) / 1e9))
             before_ns = after_ns
         items.sort(key=lambda item: (-abs(item.seconds), item.name))
         seconds = (before_ns - began_ns) / 1e9
-        causes.append(ErrorCause(name=cause.name, seconds=seconds, items=tuple(items)))
+        split = [item.name for item in items] not in ([], [OTHERS])
+        causes.append(
+            ErrorCause(name=cause.name, seconds=seconds, items=tuple(items) if split else ())
+        )
     left_ns = measured_ns - before_ns + first_ns - predicted_ns
     causes.append(ErrorCause(name=LEFT_OVER, seconds=left_ns / 1e9))
     return tuple(sorted(causes, key=lambda cause: -abs(cause.seconds)))
 
 
-def _scenarios(scenario: Scenario, cause: _Cause) -> Iterator[tuple[str, Scenario]]:
+def _scenarios(
+    scenario: Scenario, cause: _Cause, items_max: int, step_time_ns: int
+) -> Iterator[tuple[str, Scenario]]:
     """Scenarios that lead through a cause item by item, those that change most first."""
     target = cause.scenario
     if (target.shares_cores, target.pacing) != (scenario.shares_cores, scenario.pacing):
@@ -127,7 +134,9 @@ def _scenarios(scenario: Scenario, cause: _Cause) -> Iterator[tuple[str, Scenari
                         entries[name][rank, actor] = new
                         weights[name] += change_ns
     names = sorted(weights, key=lambda name: (-weights[name], name))
-    apart = len(names) if len(names) == cause.items_max + 1 else cause.items_max
+    if sum(weights.values()) < NEGLIGIBLE * step_time_ns * len(scenario.work):
+        items_max = 0
+    apart = len(names) if len(names) == items_max + 1 and items_max else items_max
     for group in [*([name] for name in names[:apart]), names[apart:]]:
         for name in group:
             scenario = scenario.changed(work[name], lags[name])
@@ -190,7 +199,7 @@ def _causes(run: MeasuredRun, predicted: Scenario) -> Iterator[_Cause]:
     ]
     moved = [met - moves for moves, met in zip(run.moves, run.met, strict=True)]
     exact = replace(lagging, work=_with_meetings(run, durations, moved), lags=run.lags)
-    yield _Cause(name=VARIATION, scenario=exact, item=rank_or_link, items_max=VARIED_ITEMS_MAX)
+    yield _Cause(name=VARIATION, scenario=exact, item=rank_or_link, steps=run.steps)
 
 
 def _with_meetings(run: MeasuredRun, work: Table, times: list[Times]) -> Table:
