@@ -11,10 +11,13 @@ the processor: with a graphics card it is faster.
 
 import argparse
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from millrace.compare import join
 from millrace.comparison_page import comparison_page
@@ -83,8 +86,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = options.output or Path(folder) / "page.html"
         path.write_text(page)
-        with chromium() as browser:
-            measure(browser, path.resolve())
+        try:
+            with chromium() as browser:
+                measure(browser, path.resolve())
+        except pytest.skip.Exception as absence:
+            sys.exit(str(absence))
 
 
 def measure(browser: Any, path: Path) -> None:

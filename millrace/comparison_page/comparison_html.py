@@ -46,10 +46,11 @@ PICTURE_ROWS = 24  # of each timeline, in the picture that needs no script
 PICTURE_BARS = 3000  # of each
 
 _HINT = (
-    '<p class="hint">Wheel or pinch zooms at the pointer, dragging pans, a double click shows all. '
-    "Click a bar to mark it. Keys: <kbd>←</kbd> <kbd>→</kbd> <kbd>↑</kbd> <kbd>↓</kbd> pan, "
-    "<kbd>+</kbd> <kbd>−</kbd> zoom, <kbd>0</kbd> all, <kbd>[</kbd> <kbd>]</kbd> the firing before "
-    "and after the marked one, <kbd>Esc</kbd> unmarks.</p>"
+    '<p class="hint">Wheel or pinch zooms at the pointer, dragging pans, a double click shows all; '
+    "with <kbd>Shift</kbd> the wheel scrolls through the rows. Click a bar to mark it. Keys: "
+    "<kbd>←</kbd> <kbd>→</kbd> <kbd>↑</kbd> <kbd>↓</kbd> pan, <kbd>+</kbd> <kbd>−</kbd> zoom, "
+    "<kbd>0</kbd> all, <kbd>[</kbd> <kbd>]</kbd> the firing before and after the marked one, "
+    "<kbd>Esc</kbd> unmarks.</p>"
 )
 
 _PATHS = '<label><input id="paths" type="checkbox" checked> underline the critical path</label>'

@@ -114,7 +114,7 @@ def _actor_row(actors: Mapping[str, Any], number: int) -> str:
         str(actors["firings"][number]),
         _time(actors["predicted_median_ns"][number]),
         _time(actors["measured_median_ns"][number]),
-        f"{predicted_ns / measured_ns:.2f}" if predicted_ns and measured_ns else "–",
+        _ratio(predicted_ns / measured_ns) if predicted_ns and measured_ns else "–",
         _time(predicted_ns),
         _time(measured_ns),
         signed_seconds(((predicted_ns or 0) - (measured_ns or 0)) / 1e9),
@@ -124,6 +124,10 @@ def _actor_row(actors: Mapping[str, Any], number: int) -> str:
         f'<td class="left">{escape(kind)}</td><td class="left">{escape(phase)}</td>'
         f"{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
     )
+
+
+def _ratio(ratio: float) -> str:
+    return "&lt; 0.01" if ratio < 0.01 else f"{ratio:.2f}"
 
 
 def _time(nanoseconds: int | None) -> str:

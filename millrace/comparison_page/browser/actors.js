@@ -15,7 +15,7 @@ const cells = {
   firings: [(number) => actors.firings[number], String],
   predicted_median: [(number) => actors.predicted_median_ns[number], nsText],
   measured_median: [(number) => actors.measured_median_ns[number], nsText],
-  ratio: [ratioOf, (ratio) => (ratio === null ? "–" : ratio.toFixed(2))],
+  ratio: [ratioOf, (ratio) => (ratio === null ? "–" : ratio < 0.01 ? "< 0.01" : ratio.toFixed(2))],
   predicted: [(number) => actors.predicted_ns[number], nsText],
   measured: [(number) => actors.measured_ns[number], nsText],
   difference: [

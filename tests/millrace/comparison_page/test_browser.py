@@ -2,12 +2,13 @@
 
 import re
 
+import msgspec
 import pytest
 
 from millrace.compare import join
 from millrace.comparison_page import comparison_page
 from tests.browsers import chromium, opened
-from tests.millrace.comparison_page.test_page_data import HOSTILE, renamed
+from tests.millrace.comparison_page.test_page_data import HOSTILE, page_of, renamed
 from tests.millrace.comparison_page.wide_traces import wide_comparison
 from tests.millrace.traces import two_rank_trace
 
@@ -105,6 +106,30 @@ def test_a_bar_tells_both_of_its_times_and_can_be_marked(browser, wide_page):
         assert not page.locator("#mark").inner_text().startswith(f"{lines[0]} ")
         page.keyboard.press("Escape")
         assert page.locator("#mark").inner_text() == ""
+        assert said == []
+
+
+def test_each_measured_rank_is_beside_the_simulated_one_that_stands_for_it(browser, tmp_path):
+    predicted, measured = two_rank_trace("simulated"), two_rank_trace("measured", steps=8)
+    folded = msgspec.structs.replace(
+        predicted,
+        lanes=(msgspec.structs.replace(predicted.lanes[0], represents=2),),
+        step_end_ns=predicted.step_end_ns[:1],
+        spans=tuple(span for span in predicted.spans if span.rank == 0),
+    )
+    last_steps = msgspec.structs.replace(
+        measured, spans=tuple(span for span in measured.spans if span.start_ns >= 6 * 1600)
+    )
+    path = tmp_path / "folded.html"
+    path.write_text(page_of(folded, last_steps))
+    with opened(browser, path) as (page, said):
+        for rank, top in ((0, 34), (1, 105)):
+            page.mouse.move(*place(page, 600, top))
+            settled(page)
+            name, _, where, before, after, *_ = page.locator("#tip").inner_text().splitlines()
+            assert (name, where) == ("mul", f"rank {rank} · compute · microbatch 1 of 2")
+            assert (before[:16], after[:15]) == ("predicted 600 ns", "measured 600 ns")
+        assert page.locator("#memory").count() == 0
         assert said == []
 
 
