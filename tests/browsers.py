@@ -44,6 +44,7 @@ def opened(
     context = browser.new_context(
         viewport={"width": width, "height": 900}, offline=True, java_script_enabled=scripts
     )
+    context.set_default_timeout(10_000)
     page = context.new_page()
     said: list[str] = []
     page.on("console", lambda message: said.append(f"console: {message.text}"))

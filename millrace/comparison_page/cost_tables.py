@@ -93,7 +93,7 @@ def actor_table(actors: Mapping[str, Any]) -> str:
     )
     return (
         '<div class="interactive" hidden><p class="controls"><label>filter '
-        '<input id="filter" type="search" placeholder="name, kind or phase" autocomplete="off" '
+        '<input id="filter" type="search" placeholder="name, phase, kind:matmul" autocomplete="off" '
         'spellcheck="false"></label><span id="matches" aria-live="polite"></span></p></div>'
         f'{note}<div class="wide"><table id="actors"><thead><tr>{heads}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
@@ -110,11 +110,11 @@ def _actor_row(actors: Mapping[str, Any], number: int) -> str:
     predicted_ns, measured_ns = actors["predicted_ns"][number], actors["measured_ns"][number]
     kind = actors["kinds"][actors["kind"][number]]
     phase = actors["phases"][actors["phase"][number]].replace("_", " ")
+    medians_ns = [actors[f"{name}_median_ns"][number] for name in ("predicted", "measured")]
     cells = [
         str(actors["firings"][number]),
-        _time(actors["predicted_median_ns"][number]),
-        _time(actors["measured_median_ns"][number]),
-        _ratio(predicted_ns / measured_ns) if predicted_ns and measured_ns else "–",
+        *map(_time, medians_ns),
+        _ratio(medians_ns[0] / medians_ns[1]) if all(medians_ns) else "–",
         _time(predicted_ns),
         _time(measured_ns),
         signed_seconds(((predicted_ns or 0) - (measured_ns or 0)) / 1e9),

@@ -5,7 +5,8 @@ const table = byId("actors"), filter = byId("filter"), more = byId("more");
 const phaseText = (number) => actors.phases[actors.phase[number]].replaceAll("_", " ");
 const kindText = (number) => actors.kinds[actors.kind[number]];
 const ratioOf = (number) => {
-  const predicted = actors.predicted_ns[number], measured = actors.measured_ns[number];
+  const predicted = actors.predicted_median_ns[number];
+  const measured = actors.measured_median_ns[number];
   return predicted && measured ? predicted / measured : null;
 };
 const cells = {
@@ -68,18 +69,24 @@ const fillTable = () => {
     : `${matching.length.toLocaleString("en")} of ${actors.name.length.toLocaleString("en")}`;
 };
 
+// A word is part of a name, a kind or a phase; `kind:matmul` asks for one kind alone.
+const matches = (number, word) => (word.startsWith("kind:")
+  ? kindText(number).toLowerCase() === word.slice("kind:".length)
+  : texts[number].includes(word));
+
 const applyFilter = () => {
   const text = filter.value.trim().toLowerCase();
   const words = text.split(/\s+/).filter(Boolean);
   const exact = actors.name.indexOf(filter.value.trim());
   matching = [];
   for (let number = 0; number < texts.length; number++) {
-    if (exact >= 0 ? number === exact : words.every((word) => texts[number].includes(word))) matching.push(number);
+    if (exact >= 0 ? number === exact : words.every((word) => matches(number, word))) matching.push(number);
   }
   shownActors = words.length ? new Set(matching) : null;
   matching.sort(compareBy(sorting.key, sorting.descending));
   shownRows = PAGE_ROWS;
   fillTable();
+  layerStale = true;
   repaintScatter();
 };
 const setFilter = (text) => {
@@ -137,5 +144,6 @@ layOut();
 applyFilter();
 window.addEventListener("resize", () => {
   layOut();
+  layerStale = true;
   repaintScatter();
 });

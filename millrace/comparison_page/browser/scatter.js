@@ -95,6 +95,22 @@ const drawPoint = (context, point, outline) => {
   }
 };
 
+// All points, drawn once for a filter and a size: what is pointed at only adds a ring.
+const layer = document.createElement("canvas");
+let layerStale = true;
+
+const drawPoints = (size) => {
+  const ratio = window.devicePixelRatio || 1;
+  layer.width = layer.height = Math.round(size * ratio);
+  const context = layer.getContext("2d");
+  context.scale(ratio, ratio);
+  context.globalAlpha = 0.7;
+  for (const point of points) {
+    if (shownActors === null || shownActors.has(point.number)) drawPoint(context, point);
+  }
+  layerStale = false;
+};
+
 const drawScatter = () => {
   const size = side();
   const context = fresh(scatter, size);
@@ -105,9 +121,8 @@ const drawScatter = () => {
   drawDiagonal(context);
   context.restore();
   drawScatterAxes(context);
-  context.globalAlpha = 0.7;
-  for (const point of points) if (shownActors === null || shownActors.has(point.number)) drawPoint(context, point);
-  context.globalAlpha = 1;
+  if (layerStale) drawPoints(size);
+  context.drawImage(layer, 0, 0, size, size);
   for (const point of points) {
     if (point.number === markedActor) drawPoint(context, point, MARK);
     if (point === hoveredPoint) drawPoint(context, point, "#000");
@@ -186,7 +201,7 @@ const kindButton = (text, colour, filter) => {
   return button;
 };
 byId("kinds").append(...kindsByTime.slice(0, INK.length).map((kind) =>
-  kindButton(actors.kinds[kind], inkOf.get(kind), actors.kinds[kind])));
+  kindButton(actors.kinds[kind], inkOf.get(kind), `kind:${actors.kinds[kind]}`)));
 if (kindsByTime.length > INK.length) {
   byId("kinds").append(kindButton(`${kindsByTime.length - INK.length} other kinds`, OTHERS, null));
 }

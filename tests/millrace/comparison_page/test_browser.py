@@ -158,9 +158,12 @@ def test_a_point_of_the_scatter_filters_the_table(browser, wide_page):
         page.locator("#scatter").focus()
         page.keyboard.press("ArrowRight")
         name = page.locator("#point").inner_text().split(" · ")[0]
-        page.locator("#kinds button").first.click()
-        assert " of 240" in page.locator("#matches").inner_text()
         assert name.startswith("h.")
+        kind = page.locator("#kinds button").first
+        kind.click()
+        assert re.fullmatch(r"\d+ of 240", page.locator("#matches").inner_text())
+        kinds = page.locator("#actors tbody td:nth-child(2)").all_inner_texts()
+        assert set(kinds) == {kind.inner_text()}
         assert said == []
 
 
