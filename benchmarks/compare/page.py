@@ -3,10 +3,10 @@
     python -m benchmarks.compare.page [--actors 10000] [--microbatches 32] [--ranks 8]
 
 A page is written of a made-up plan of so many actors, each fired once a microbatch, by both traces.
-A headless Chromium opens it and pans through it at several zooms, sixty frames each. Columns: the
-stretch of time that is in view; the time in which the script draws a frame; the time from one frame
-to the next (16.7 ms is a screen's own); median, and the 95th of a hundred. The browser draws with
-the processor: with a graphics card it is faster.
+A headless Chromium opens it and pans through it at several zooms, sixty frames each, then zooms in
+and out. Columns: the stretch of time that is in view; the time in which the script draws a frame;
+the time from one frame to the next (16.7 ms is a screen's own); median, and the 95th of a hundred.
+The browser draws with the processor: with a graphics card it is faster.
 """
 
 import argparse
@@ -27,9 +27,10 @@ from tests.millrace.comparison_page.wide_traces import wide_comparison
 FRAMES = 60
 ZOOMS = (1, 8, 64, 512)
 
-# Pans to and fro by events of the wheel, one a frame. The script's own share is what its frame
-# callback takes, which runs between those of this one that are asked for before and after it.
-PAN = """async (frames) => {
+# Pans to and fro, or zooms in and out, by events of the wheel, one a frame. The script's own share
+# is what its frame callback takes, which runs between those of this one that are asked for before
+# and after it.
+PAN = """async ([frames, axis]) => {
   const canvas = document.getElementById("timelines");
   const box = canvas.getBoundingClientRect();
   const frame = () => new Promise((done) => requestAnimationFrame(done));
@@ -38,7 +39,7 @@ PAN = """async (frames) => {
   for (let i = 0; i < frames; i++) {
     const before = new Promise((done) => requestAnimationFrame(() => done(performance.now())));
     canvas.dispatchEvent(new WheelEvent("wheel", {
-      deltaX: i % 20 < 10 ? 25 : -25, clientX: box.left + 500, clientY: box.top + 60,
+      [axis]: i % 40 < 20 ? -25 : 25, clientX: box.left + 500, clientY: box.top + 60,
       cancelable: true,
     }));
     const after = new Promise((done) => requestAnimationFrame(() => done(performance.now())));
@@ -105,15 +106,22 @@ def measure(browser: Any, path: Path) -> None:
             while zoom < target:
                 page.evaluate(ZOOM, 1)
                 zoom *= 2
-            page.evaluate(PAN, 10)
-            times = page.evaluate(PAN, FRAMES)
-            columns = "".join(
-                f" {statistics.median(row):7.1f} {sorted(row)[int(0.95 * len(row))]:8.1f}"
-                for row in (times["drawing"], times["intervals"])
-            )
-            print(f"{'1' if target == 1 else f'1 / {target}':>8}{columns}")
+            page.evaluate(PAN, [10, "deltaX"])
+            stretch = "all" if target == 1 else f"1 / {target}"
+            print(line(stretch, page.evaluate(PAN, [FRAMES, "deltaX"])))
+        page.locator("#reset").click()
+        print(line("zooming", page.evaluate(PAN, [FRAMES, "deltaY"])))
         if said:
             print("the page said:", *said, sep="\n  ")
+
+
+def line(name: str, times: dict[str, list[float]]) -> str:
+    """Line of the table: median and 95th of a hundred, of drawing and of frames."""
+    columns = "".join(
+        f" {statistics.median(row):7.1f} {sorted(row)[int(0.95 * len(row))]:8.1f}"
+        for row in (times["drawing"], times["intervals"])
+    )
+    return f"{name:>8}{columns}"
 
 
 if __name__ == "__main__":
