@@ -8,6 +8,7 @@ was no part of that.
 
 from bisect import bisect_left
 from collections import defaultdict
+from math import sqrt
 from statistics import fmean
 
 import msgspec
@@ -22,10 +23,13 @@ from millrace.planner.compile import compile_plan
 from millrace.planner.costs.actors import durations, firing_of_actor
 from millrace.planner.costs.measured_tables import MeasuredOp, with_measured
 from millrace.planner.plan import Plan
-from millrace.simulator.simulate import simulate
+from millrace.simulator import predict
 
 SHOWN_CHANGES = 5
 CHANGED = 0.05  # A cost that moves by less is not worth a word.
+LAUNCH_NS_MAX = 200_000  # What begins later had something else to wait for.
+VARIED_NS = 100_000  # What shorter ops vary by adds up to nothing.
+JITTER_MIN = 0.01
 ALONE_SHARE = 0.2  # A meeting counts if no more of it than this lies beside computing.
 HAND_OFF_NS = 1_000_000  # What begins later after a meeting waited for something else.
 
@@ -46,7 +50,11 @@ def updated_profile(cluster: Cluster, graph: ActorGraph, trace: Trace) -> Device
     device, cores = cluster.device, cluster.cores_per_node
     is_crowded = cores is not None and cluster.devices_per_node > cores
     collectives = {} if is_crowded else _meetings(graph, trace)
-    return with_measured(device, _ops(graph, trace, device.launch_ns), collectives)
+    launch_ns = _launch_ns(graph, trace) or device.launch_ns
+    ops, jitter = _ops(graph, trace, launch_ns)
+    jitter = (device.jitter + jitter) / 2 if device.jitter else jitter
+    learned = with_measured(device, ops, collectives)
+    return msgspec.structs.replace(learned, jitter=jitter, launch_ns=launch_ns)
 
 
 class CostChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +96,7 @@ def profile_update(plan: Plan, trace: Trace, device: Device | None = None) -> Pr
     cluster = msgspec.structs.replace(plan.cluster, device=before)
     after = updated_profile(cluster, graph, trace)
     learned = msgspec.structs.replace(plan.cluster, device=after)
-    predicted_ns = simulate(graph, learned, spans=False).step_time_ns
+    predicted_ns = predict(msgspec.structs.replace(plan, cluster=learned), spans=False).step_time_ns
     return ProfileUpdate(
         device=after,
         step_time_s=predicted_ns / 1e9,
@@ -134,24 +142,41 @@ def _counted(trace: Trace) -> list[Span]:
     return sorted(spans, key=lambda span: (span.start_ns, span.end_ns))
 
 
-def _ops(graph: ActorGraph, trace: Trace, launch_ns: int) -> list[MeasuredOp]:
-    """Mean times of every actor of one op."""
-    durations: dict[tuple[int, int], list[int]] = defaultdict(list)
+def _ops(graph: ActorGraph, trace: Trace, launch_ns: int) -> tuple[list[MeasuredOp], float]:
+    """Mean times on a core of every actor of one op, and how much its firings vary."""
+    cores: dict[tuple[int, int], list[int]] = defaultdict(list)
+    walls: dict[tuple[int, int], list[int]] = defaultdict(list)
     for span in _counted(trace):
-        durations[graph.program_of(span.rank), span.actor].append(_on_a_core_ns(span))
-    ops = []
-    for (index, number), times in sorted(durations.items()):
+        key = graph.program_of(span.rank), span.actor
+        cores[key].append(span.cpu_ns or span.end_ns - span.start_ns)
+        walls[key].append(span.end_ns - span.start_ns)
+    ops, variance, weight = [], 0.0, 0.0
+    for (index, number), times in sorted(cores.items()):
         program = graph.programs[index]
         actor = program.actors[number]
         if actor.meeting is None and not actor.parts:
             firing = firing_of_actor(actor, program)
-            ops.append(MeasuredOp(firing, round(fmean(times)) + launch_ns))
-    return ops
+            mean_ns = fmean(times)
+            ops.append(MeasuredOp(firing, round(mean_ns) + launch_ns))
+            if mean_ns >= VARIED_NS:
+                varied = np.array(walls[index, number])
+                variance += len(times) * mean_ns * float(np.var(varied / varied.mean()))
+                weight += len(times) * mean_ns
+    jitter = sqrt(variance / weight) if weight else 0.0
+    return ops, jitter if jitter >= JITTER_MIN else 0.0
 
 
-def _on_a_core_ns(span: Span) -> int:
-    """Nanoseconds that a firing computed, as far as its rank knows."""
-    return span.cpu_ns or span.end_ns - span.start_ns
+def _launch_ns(graph: ActorGraph, trace: Trace) -> int:
+    """Mean time between two firings of a rank that nothing but its driver holds apart; 0: none."""
+    ends: dict[int, int] = {}
+    gaps: list[int] = []
+    for span in _counted(trace):
+        if _actor_of(graph, span).meeting is None:
+            gap_ns = span.start_ns - span.queued_ns - ends.get(span.rank, span.start_ns)
+            if 0 < gap_ns < LAUNCH_NS_MAX:
+                gaps.append(gap_ns)
+            ends[span.rank] = span.end_ns
+    return round(fmean(gaps)) if gaps else 0
 
 
 def _meetings(graph: ActorGraph, trace: Trace) -> dict[str, tuple[tuple[int, int], ...]]:

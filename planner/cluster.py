@@ -144,7 +144,9 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     are as efficient as large ones. `softmax_features` is of how many features a score is multiplied
     in the time of its exponential, which matrix units do not compute: they have become faster with
     every generation, exponentials with Blackwell Ultra only. `measured` says how sure measured
-    figures are; None for those of data sheets.
+    figures are; None for those of data sheets. `jitter` is how much firings of one op were measured
+    to vary (the standard deviation of their durations as a share of the mean): ranks that meet wait
+    for whoever is late.
     """
 
     name: str
@@ -165,6 +167,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     attention_efficiency: float = 0.6  # between FlashAttention-2 on A100 and -3 on H100, 2023-24
     multiprocessors: int = 0
     softmax_features: float = 32.0  # of an H100, see planner.costs.attention
+    jitter: float = 0.0
     measured: MeasurementQuality | None = None
 
 

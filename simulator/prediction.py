@@ -13,6 +13,7 @@ from millrace.simulator.simulate import Simulated, simulate
 from millrace.simulator.stage_fidelity import StageGraph, stage_graph
 
 OP, BLOCK, STAGE = FIDELITIES = "op", "block", "stage"
+VARIED_STEPS = 12
 MOST_OP_FIRINGS = 100_000  # of a step; beyond, compiling and firing every op takes over a minute
 
 
@@ -37,6 +38,7 @@ def predict(
         The plan, and what `plan_memory` and `stage_graph` give of it, if at hand.
     steps, jitter, seed, stragglers, spans
         As for `simulate`; jitter and stragglers act on what fires: ops, blocks or parts of chunks.
+        Without jitter ops vary as they were measured to, over as many steps as show a usual one.
     fidelity
         `op` fires every op of every layer, `stage` whole parts of chunks with times measured on few
         blocks (`simulator/stage_fidelity`), `block` each block of these
@@ -57,6 +59,8 @@ def predict(
     if fidelity not in (None, *FIDELITIES):
         raise SimulationError(f"fidelity is `{fidelity}`: expected one of {', '.join(FIDELITIES)}")
     chosen = chosen_fidelity(plan) if fidelity is None else fidelity
+    if (measured := plan.cluster.device.jitter) and not jitter and chosen == OP:
+        steps, jitter = max(steps, VARIED_STEPS), measured
     run = partial(
         simulate,
         cluster=plan.cluster,

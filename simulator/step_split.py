@@ -11,13 +11,14 @@ time is split in three that add up to the window:
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import repeat
+from itertools import pairwise, repeat
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from millrace.planner.actors.graph import Program
+from millrace.planner.actors.trace import steady_step
 
 Times = NDArray[np.int64]
 
@@ -50,13 +51,10 @@ def step_ends_ns(program: Program, rows: Sequence[Sequence[int]], steps: int) ->
 
 
 def window_ns(step_ends: Sequence[Sequence[int]]) -> tuple[int, int]:
-    """Begin and end of the window, from each rank's ends of steps.
-
-    Runs of one or two steps have no step with one before and one behind: their last step serves.
-    """
+    """Begin and end of the window, the steady step, from each rank's ends of steps."""
     slowest = [0, *(max(column) for column in zip(*step_ends, strict=True))]
-    last = -1 if len(slowest) < 4 else -2
-    return slowest[last - 1], slowest[last]
+    step = steady_step([end - begin for begin, end in pairwise(slowest)])
+    return slowest[step], slowest[step + 1]
 
 
 def covered_ns(intervals: Iterable[tuple[Times, Times]], begin_ns: int, end_ns: int) -> int:

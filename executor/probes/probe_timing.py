@@ -47,9 +47,16 @@ from millrace.planner.actors.protocol import Fire
 CACHE_BYTES = 64 * 2**20  # arrays are taken in turn from as many copies as no cache holds
 COPIES_MAX = 64
 CALLS_MAX = 200
+# A step is a sum of calls, whose times lean to one side: their median would promise too little. The
+# longest tenth was interrupted.
 USUAL_SHARE = 0.9
+VARIED_NS, VARIED_CALLS = (
+    100_000,
+    5,
+)  # Shorter calls vary by nothing that adds up; of few none knows.
 BANDWIDTH_BYTES = 32 * 2**20
-IDLE_ACTORS, IDLE_STEPS = 16, 60
+IDLE_ACTORS, IDLE_STEPS = 16, 20
+FILLED_BYTES = 4 * 2**20  # more than the caches of a core hold
 
 
 class ProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +82,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     launch_ns: int = 0
     memory_bandwidth_bytes_per_s: float = 0.0
     kernels: Points = {}
+    jitter: float = 0.0
     collectives: Points = {}
     spreads: dict[str, list[float]] = {}
     rounds: int = 1
@@ -118,6 +126,7 @@ def time_rounds(world: World, folder: Path, order: ProbeRequest) -> Timings:
         launch_ns=round(median(timings.launch_ns for timings in rounds)),
         memory_bandwidth_bytes_per_s=median(t.memory_bandwidth_bytes_per_s for t in rounds),
         kernels=combined([timings.kernels for timings in rounds]),
+        jitter=median(timings.jitter for timings in rounds),
         collectives=combined([timings.collectives for timings in rounds]),
         spreads=differences,
         rounds=len(rounds),
@@ -130,10 +139,12 @@ def time_round(world: World, folder: Path, order: ProbeRequest) -> Timings:
     """Timings of one round: kernels in as many ranks as there are cores, then collectives."""
     timings = Timings()
     if world.rank < order.cores:
+        kernels, jitter = time_kernels(order.kernel_ns, order.tables)
         timings = Timings(
             launch_ns=time_launch(),
             memory_bandwidth_bytes_per_s=time_copy(),
-            kernels=time_kernels(order.kernel_ns, order.tables),
+            kernels=kernels,
+            jitter=jitter,
         )
     world.barrier()
     sizes = group_sizes(world.size)[-1:] if order.tables else group_sizes(world.size)
@@ -141,24 +152,28 @@ def time_round(world: World, folder: Path, order: ProbeRequest) -> Timings:
     return msgspec.structs.replace(timings, collectives=collectives)
 
 
-def time_kernels(patience_ns: int, tables: Container[str] = ()) -> Points:
-    """Time every probe, or those of some tables; points are in the order of the probes."""
+def time_kernels(patience_ns: int, tables: Container[str] = ()) -> tuple[Points, float]:
+    """Points of every probe, or of some tables, in the order of the probes, and how calls vary."""
     points: Points = {}
+    deviations: list[float] = []
     arena = ProbeArena()
     with np.errstate(all="ignore"):
         for case in cases():
             if not tables or case.table in tables:
-                duration_ns = time_case(case, patience_ns, arena)
+                durations = time_case(case, patience_ns, arena)
+                usual = sorted(durations)[: ceil(USUAL_SHARE * len(durations))]
+                duration_ns = round(fmean(usual))
                 for table in case.tables:
                     points.setdefault(table, []).append((case.work, duration_ns))
-    return points
+                if duration_ns >= VARIED_NS and len(durations) >= VARIED_CALLS:
+                    deviations.append(float(np.std(durations)) / fmean(durations))
+    return points, median(deviations) if deviations else 0.0
 
 
-def time_case(case: KernelCase, patience_ns: int, arena: "ProbeArena") -> int:
-    """Mean duration of the usual calls [ns], nine in ten of those in about `patience_ns`.
+def time_case(case: KernelCase, patience_ns: int, arena: "ProbeArena") -> list[int]:
+    """Durations of calls [ns], for about `patience_ns`.
 
-    A step is a sum of calls, whose times lean to one side: their median would promise too little.
-    The longest tenth was interrupted. Calls take turns on copies of the arrays, so that, as in a
+    Calls take turns on copies of the arrays, so that, as in a
     run, no cache holds them, and all lie in shared memory, whose small pages cost a strided kernel
     up to half its speed.
     """
@@ -183,8 +198,7 @@ def time_case(case: KernelCase, patience_ns: int, arena: "ProbeArena") -> int:
         spent_ns += durations[-1]
         if spent_ns > patience_ns:
             break
-    usual = sorted(durations)[: ceil(USUAL_SHARE * len(durations))]
-    return round(fmean(usual))
+    return durations
 
 
 class ProbeArena:
@@ -235,7 +249,10 @@ def time_copy() -> float:
 
 
 def time_launch() -> int:
-    """Nanoseconds that the driver adds to a kernel: the time of one firing that does nothing."""
+    """Nanoseconds that the driver adds to a kernel, once kernels have filled the caches.
+
+    It is the time of one firing that writes to a large array, less that of the writing.
+    """
     graph = ring_graph(IDLE_ACTORS)
     program = graph.programs[0]
     recorder = Recorder(program, IDLE_STEPS, spans=False)
@@ -243,11 +260,12 @@ def time_launch() -> int:
     def failed(rank: int, fire: Fire | None, error: BaseException) -> None:
         raise error
 
+    work = _CacheFiller()
     driver = RankDriver(
         program,
         0,
         IDLE_STEPS,
-        work=_Nothing(),
+        work=work,
         communicator=_Nobody(),
         recorder=recorder,
         failed=failed,
@@ -255,7 +273,22 @@ def time_launch() -> int:
     driver.start()
     driver.join()
     steps = np.diff(recorder.step_end_ns)
-    return round(float(np.median(steps)) / IDLE_ACTORS)
+    filling = np.asarray(work.spent_ns, float).reshape(IDLE_STEPS, IDLE_ACTORS).sum(1)[1:]
+    return round(float(np.median(steps - filling)) / IDLE_ACTORS)
+
+
+class _CacheFiller:
+    """Work that leaves nothing of the driver in a core's caches, and knows how long it took."""
+
+    def __init__(self) -> None:
+        self._array = np.zeros(FILLED_BYTES // 8)
+        self.spent_ns: list[int] = []
+
+    def run(self, fire: Fire) -> None:
+        """Write to all of the array."""
+        start_ns = perf_counter_ns()
+        np.add(self._array, 1.0, out=self._array)
+        self.spent_ns.append(perf_counter_ns() - start_ns)
 
 
 class _Nothing:

@@ -19,7 +19,8 @@ is split the same way by its items, those first that change most. In this order:
 6. *host overhead*: firings begin as much after they could as measured: until a thread has woken, or
    was launched; by rank. Launches that were predicted end here.
 7. *variation*: every firing of every step takes its own time, instead of a typical one. Ranks that
-   meet wait for whoever is late; by rank, and by kind and link of meetings.
+   meet wait for whoever is late; by rank, and by kind and link of meetings. Variation that was
+   predicted, from the profile's jitter, is taken off.
 8. *left over*: what the last replay lacks to the measured step time, and the first to the
    predicted.
 
@@ -56,6 +57,7 @@ ITEMS_MAX = 6  # items of a cause with a replay of their own
 ITEM_FIRINGS = 250_000  # firings in the replays of a cause's items: about a second
 NEGLIGIBLE = 0.01  # of the step time: causes that change less than that are not split
 SHARING = "waits that were predicted"
+VARYING = "variation that was predicted"
 CONTENTION = "slowdown that was predicted"
 LAUNCHES = "launches that were predicted"
 
@@ -105,9 +107,19 @@ def error_causes(
         causes.append(
             ErrorCause(name=cause.name, seconds=seconds, items=tuple(items) if split else ())
         )
+        if cause.name == VARIATION and first_ns != predicted_ns:
+            causes[-1] = _less_predicted(causes[-1], (predicted_ns - first_ns) / 1e9)
+            first_ns = predicted_ns
     left_ns = measured_ns - before_ns + first_ns - predicted_ns
     causes.append(ErrorCause(name=LEFT_OVER, seconds=left_ns / 1e9))
     return tuple(sorted(causes, key=lambda cause: -abs(cause.seconds)))
+
+
+def _less_predicted(cause: ErrorCause, seconds: float) -> ErrorCause:
+    """Variation less what the prediction had of it, by the profile's jitter."""
+    items = cause.items or (ErrorItem(name=OTHERS, seconds=cause.seconds),)
+    items = (*items, ErrorItem(name=VARYING, seconds=-seconds))
+    return ErrorCause(name=cause.name, seconds=cause.seconds - seconds, items=items)
 
 
 def _scenarios(

@@ -8,14 +8,10 @@ WARM_UP_STEPS = 5
 
 
 def counted_steps(trace: Trace) -> range:
-    """Steps that count: those after the warm-up, the middle one of a simulation.
-
-    A simulated step that has one before and one behind it shows the steady state, so one of them
-    says it all.
-    """
+    """Steps that count: those after the warm-up, the steady one of a simulation."""
     if trace.source == "simulated":
-        middle = max(trace.steps - 2, 0) if trace.steps > 2 else trace.steps - 1
-        return range(middle, middle + 1)
+        steady = trace.steady_step()
+        return range(steady, steady + 1)
     return range(WARM_UP_STEPS if trace.steps > WARM_UP_STEPS else 0, trace.steps)
 
 

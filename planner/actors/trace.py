@@ -1,5 +1,6 @@
 """Trace: what each actor did and when, from the simulator or from a real run alike."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
 from typing import Annotated
@@ -114,7 +115,35 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         ends = [max(column) for column in zip(*self.step_end_ns, strict=True)]
         return tuple(end - start for start, end in zip([0, *ends[:-1]], ends, strict=True))
 
+    def steady_step(self) -> int:
+        """Step that a simulation's figures are of, see `steady_step`."""
+        return steady_step(self.step_times_ns())
+
     def step_time_ns(self, warm_up: int = 5) -> int:
         """Median step time after `warm_up` steps (of all steps where there are no more)."""
         times = self.step_times_ns()
         return round(median(times[warm_up:] or times))
+
+
+def steady_step(step_times_ns: Sequence[int]) -> int:
+    """Step of a simulation that shows its steady state.
+
+    Of those with one before and one behind it is the one of median time, the last of equals; runs
+    of one or two steps have none, and their last step serves.
+
+    Parameters
+    ----------
+    step_times_ns : sequence of int
+        Durations of all steps in nanoseconds.
+
+    Examples
+    --------
+    >>> steady_step([9, 5, 7, 6, 4])
+    3
+    """
+    steps = len(step_times_ns)
+    if steps < 3:
+        return steps - 1
+    inner = sorted(range(1, steps - 1), key=lambda step: (step_times_ns[step], step))
+    middle = step_times_ns[inner[len(inner) // 2]]
+    return max(step for step in inner if step_times_ns[step] == middle)

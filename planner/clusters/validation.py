@@ -119,6 +119,7 @@ def _device_faults(device: Device, where: str) -> Iterator[str]:
         yield from _rate(f"{where}flops_per_s.{precision}", rate)
     yield from _time(f"{where}launch_ns", device.launch_ns)
     yield from _not_negative(f"{where}multiprocessors", device.multiprocessors)
+    yield from _not_negative(f"{where}jitter", device.jitter)
     yield from _not_negative(f"{where}softmax_features", device.softmax_features)
     for field, share in (
         ("matmul_efficiency", device.matmul_efficiency),
