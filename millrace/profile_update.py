@@ -168,14 +168,18 @@ def _ops(graph: ActorGraph, trace: Trace, launch_ns: int) -> tuple[list[Measured
 
 def _launch_ns(graph: ActorGraph, trace: Trace) -> int:
     """Mean time between two firings of a rank that nothing but its driver holds apart; 0: none."""
-    ends: dict[int, int] = {}
+    computed: dict[int, int] = {}
+    met: dict[int, int] = {}
     gaps: list[int] = []
     for span in _counted(trace):
-        if _actor_of(graph, span).meeting is None:
-            gap_ns = span.start_ns - span.queued_ns - ends.get(span.rank, span.start_ns)
-            if 0 < gap_ns < LAUNCH_NS_MAX:
-                gaps.append(gap_ns)
-            ends[span.rank] = span.end_ns
+        if _actor_of(graph, span).meeting is not None:
+            met[span.rank] = max(met.get(span.rank, 0), span.end_ns)
+            continue
+        end_ns = computed.get(span.rank, span.start_ns)
+        gap_ns = span.start_ns - span.queued_ns - end_ns
+        if 0 <= gap_ns < LAUNCH_NS_MAX and met.get(span.rank, 0) <= end_ns < span.start_ns:
+            gaps.append(gap_ns)
+        computed[span.rank] = span.end_ns
     return round(fmean(gaps)) if gaps else 0
 
 
@@ -210,7 +214,7 @@ def _actor_of(graph: ActorGraph, span: Span) -> Actor:
 
 
 def _resumed(computing: list[tuple[int, int]], begin_ns: int, end_ns: int) -> int | None:
-    """When a rank that waited for a meeting computes again; None where it had computed beside it.
+    """Time at which a rank that waited for a meeting computes again; None where it never waited.
 
     Where it computes nothing for long after the meeting, something else is waited for, and what
     counts is the meeting's end.

@@ -23,7 +23,7 @@ class Yardstick(NamedTuple):
     sum_s: float
 
     def over(self, other: "Yardstick") -> float:
-        """How many times as long work takes as when `other` was measured, of both kinds."""
+        """Time that work takes now over what it took when `other` was measured, both kinds alike."""
         return exp(fmean((log(self.product_s / other.product_s), log(self.sum_s / other.sum_s))))
 
 
@@ -44,7 +44,7 @@ def _timed(_: int) -> tuple[float, float]:
 
     left, right = np.ones((512, 192), np.float32), np.ones((192, 768), np.float32)
     first, second = (np.ones(2_000_000, np.float32) for _ in range(2))
-    made = np.empty_like(first)
+    total = np.empty_like(first)
     products, sums = [], []
     for _ in range(ROUNDS):
         start_s = perf_counter()
@@ -52,7 +52,7 @@ def _timed(_: int) -> tuple[float, float]:
             left @ right
         middle_s = perf_counter()
         for _ in range(4):
-            np.add(first, second, out=made)
+            np.add(first, second, out=total)
         products.append(middle_s - start_s)
         sums.append(perf_counter() - middle_s)
     return median(products), median(sums)
