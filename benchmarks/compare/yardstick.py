@@ -23,7 +23,7 @@ class Yardstick(NamedTuple):
     sum_s: float
 
     def over(self, other: "Yardstick") -> float:
-        """Time that work takes now over what it took when `other` was measured, both kinds alike."""
+        """Time that work takes now over what it took at `other`, both kinds counting alike."""
         return exp(fmean((log(self.product_s / other.product_s), log(self.sum_s / other.sum_s))))
 
 
