@@ -14,6 +14,7 @@ from millrace.units import format_seconds
 SHOWN_SEGMENTS = 20  # of each path; those between are one row
 SHOWN_ROWS = 40  # of the actors on either path
 SHOWN_ITEMS = 12  # of a cause
+LEAST_WIDTH = 0.2  # percent of the width, of a bar
 WIDEST_BASE = 0.5  # share of the width that steps may have in common before it is cut off
 
 
@@ -81,8 +82,8 @@ def _axis_begin_s(rows: Sequence[FallRow]) -> float:
 
 
 def _fall_row(row: FallRow, begin_s: float, scale_s: float) -> str:
-    left = 100 * max(row.low_s - begin_s, 0.0) / scale_s
-    width = max(100 * (row.high_s - max(row.low_s, begin_s)) / scale_s, 0.15)
+    width = max(100 * (row.high_s - max(row.low_s, begin_s)) / scale_s, LEAST_WIDTH)
+    left = min(100 * max(row.low_s - begin_s, 0.0) / scale_s, 100 - width)
     name = escape(row.name)
     if row.cause is not None and row.cause.items:
         name = f"<details><summary>{name}</summary>{_items(row.cause)}</details>"
