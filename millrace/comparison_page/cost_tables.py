@@ -94,7 +94,8 @@ def actor_table(actors: Mapping[str, Any]) -> str:
     return (
         '<div class="interactive" hidden><p class="controls"><label>filter '
         '<input id="filter" type="search" placeholder="name, phase, kind:matmul" '
-        'autocomplete="off" spellcheck="false"></label><span id="matches" aria-live="polite"></span></p></div>'
+        'autocomplete="off" spellcheck="false"></label>'
+        '<span id="matches" aria-live="polite"></span></p></div>'
         f'{note}<div class="wide"><table id="actors"><thead><tr>{heads}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
         '<p class="interactive" hidden><button type="button" id="more"></button></p>'
