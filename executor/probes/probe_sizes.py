@@ -9,11 +9,9 @@ Sizes = Mapping[str, int]
 Scales = Mapping[str, tuple[Sizes, ...]]
 
 
-def _scales(
-    tokens: tuple[Sizes, Sizes, Sizes, Sizes], others: dict[str, tuple[Sizes, ...]]
-) -> Scales:
+def _scales(tokens: tuple[Sizes, ...], others: dict[str, tuple[Sizes, ...]]) -> Scales:
     """Sizes by name: of activations all for what many models use, some for what few use."""
-    few, ends = (tokens[0], tokens[2], tokens[3]), (tokens[0], tokens[3])
+    few, ends = (tokens[0], *tokens[2:]), (tokens[0], tokens[3])
     scalars = ({"z": 3},)
     return {"tokens": tokens, "few": few, "ends": ends, "scalars": scalars, **others}
 
@@ -35,11 +33,12 @@ def _filters(*sizes: tuple[int, int, int, int, int]) -> tuple[Sizes, ...]:
     )
 
 
-_CPU_TOKENS: tuple[Sizes, Sizes, Sizes, Sizes] = (
+_CPU_TOKENS: tuple[Sizes, ...] = (
     {"b": 1, "t": 32, "h": 2, "d": 32},
     {"b": 2, "t": 64, "h": 4, "d": 64},
     {"b": 4, "t": 128, "h": 4, "d": 192},
     {"b": 16, "t": 128, "h": 8, "d": 384},
+    {"b": 16, "t": 128, "h": 8, "d": 1536},
 )
 
 # Activations of one microbatch, from what one launch hides to what no cache of a core holds.
@@ -49,10 +48,10 @@ CPU_SCALES = _scales(
         "weights": tuple({"k": k, "n": n} for k, n in ((32, 32), (192, 192), (512, 1024))),
         "products": _products(
             (1, 32, 32, 32), (2, 64, 64, 64), (4, 64, 128, 192), (4, 128, 192, 384),
-            (4, 128, 384, 1024),
+            (4, 128, 384, 1024), (16, 128, 512, 1024),
         ),
-        "logits": _CPU_TOKENS,
-        "lookups": _CPU_TOKENS,
+        "logits": _CPU_TOKENS[:4],
+        "lookups": _CPU_TOKENS[:4],
         "heads": _heads((16, 32, 64), ((1, 32, 4), (1, 128, 4), (4, 128, 4), (8, 128, 8))),
         "turned": (
             {"b": 1, "t": 32, "h": 2, "d": 32},
@@ -61,16 +60,19 @@ CPU_SCALES = _scales(
         "images": (
             {"b": 1, "c": 16, "y": 16, "x": 16, "j": 8, "i": 8},
             {"b": 16, "c": 64, "y": 28, "x": 28, "j": 14, "i": 14},
+            {"b": 32, "c": 32, "y": 56, "x": 56, "j": 28, "i": 28},
         ),
-        "filters": _filters((1, 3, 16, 3, 16), (2, 32, 32, 3, 16), (8, 64, 64, 3, 16)),
+        "filters": _filters(
+            (1, 3, 16, 3, 16), (2, 32, 32, 3, 16), (8, 64, 64, 3, 16), (8, 32, 64, 3, 56)
+        ),
         "points": _filters((4, 64, 128, 1, 16)),
         "routes": (
             {"b": 1, "t": 32, "d": 32, "e": 4, "k": 2, "c": 16},
             {"b": 8, "t": 128, "d": 256, "e": 8, "k": 2, "c": 32},
         ),
-        "features": tuple({"b": b, "y": 28, "x": 28} for b in (16, 256)),
+        "features": tuple({"b": b, "y": 28, "x": 28} for b in (16, 1024)),
         "pictures": ({"b": 16, "y": 16, "x": 16, "c": 3}, {"b": 8, "y": 112, "x": 112, "c": 3}),
-        "clicks": tuple({"b": b, "y": 26, "x": 13} for b in (64, 512)),
+        "clicks": tuple({"b": b, "y": 26, "x": 13} for b in (64, 1024)),
         "boxing": tuple({"bytes": size} for size in (2**12, 2**17, 2**22)),
     },
 )  # fmt: skip

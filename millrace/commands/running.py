@@ -117,6 +117,7 @@ def simulate(
     from millrace.figures import shortage
     from millrace.files import check_writable, is_chrome, load_plan, write_trace
     from millrace.models.documents import write_bytes
+    from millrace.profile_coverage import coverage_warning, extrapolations_of
     from millrace.reporting import memory_counters, report_page, report_rows
     from millrace.simulator.account import account_of
 
@@ -136,10 +137,12 @@ def simulate(
             detailed=detailed,
         )
         account = account_of(planned, simulated) if detailed else None
+        covered = extrapolations_of(planned) if simulated.fidelity == "op" else ()
     document = {
         **_simulated_figures(planned, simulated),
         "wall_time_s": perf_counter() - began,
         **_question(loaded, planned, simulated),
+        "extrapolated": msgspec.to_builtins(covered),
         **({} if account is None else report_rows(account)),
     }
     if trace is not None:
@@ -148,7 +151,10 @@ def simulate(
         figures = _figures(document)
         del figures["simulated"]  # how long that took differs: the page is equal every time
         write_bytes(html, report_page(planned, simulated, account, figures.items()).encode())
+    beyond = coverage_warning(covered)
     answer(document, as_json, lambda console: _draw_figures(document, console))
+    if beyond is not None:
+        say(beyond)
     if short := shortage(planned, simulated.memory_by_kind):
         say(f"millrace: {short}")
         raise typer.Exit(1)

@@ -122,6 +122,27 @@ def _seconds(firings: OpFirings, device: Device, software: Software) -> Floats:
     return np.maximum(moving_s, product_s)
 
 
+def times_beyond(firing: OpFirings, device: Device) -> float:
+    """Work of an op over that of the last point of its measured table; 0 where nothing measured it.
+
+    Parameters
+    ----------
+    firing : OpFirings
+        One firing of it.
+    device : Device
+        Measured or from the catalogue.
+    """
+    like = priced_like(firing.kind, device.kernels, firing.precision)
+    work = float(np.max(firing.work)) * like.factor
+    if firing.kind in ATTENTION:
+        tables = _tables_by_size(device, like.kind, f"@{firing.precision}") or _tables_by_size(
+            device, like.kind, ""
+        )
+        return work / max((points[-1][0] for points in tables.values()), default=float("inf"))
+    points = _points(firing, device, like)
+    return work / points[-1][0] if points else 0.0
+
+
 def _following_ns(firings: OpFirings, device: Device, software: Software) -> Ints:
     """Time that an op adds to the kernel it is done in: its bytes, at the device's best rate.
 
