@@ -31,6 +31,7 @@ from millrace.planner.worker_processes import end_with
 POLL_S = 0.02
 END_S_MAX = 5.0  # ranks are gone some 60 ms after mpiexec (MPICH 5.0, November 2026)
 TOKEN = "MILLRACE_JOB"
+BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 LINE_NUMBER = 900
 DONE = b"."  # A rank says this on its line when it has done its work.
 # Ranks of one machine meet in shared memory: without this UCX listens on its outer address too.
@@ -296,7 +297,7 @@ def _environment(ranks: int, token: str) -> dict[str, str]:
         **inherited,
         "PYTHONPATH": os.pathsep.join(filter(None, (root, inherited.get("PYTHONPATH")))),
         "PYTHONSAFEPATH": "1",
-        "OPENBLAS_NUM_THREADS": threads,
+        BLAS_THREADS: threads,
         "OMP_NUM_THREADS": threads,
         TOKEN: token,
     }

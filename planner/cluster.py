@@ -112,7 +112,7 @@ class MeasurementQuality(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     def error_max(self) -> float:
         """Share by which figures may be too long: what was waited for, or what rounds differed by.
 
-        Ranks that wait for others wait longer than that; it holds for kernels.
+        It holds for collectives. Kernels on one thread do not count time in which others ran.
         """
         waited = self.taken / (1 - self.taken) if self.taken < 1 else 1.0
         return max(waited, self.spread or 0.0)

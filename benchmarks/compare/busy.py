@@ -10,7 +10,7 @@ within 20 %, or a warning that says why they are not, pass; the exit code is 1 o
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from statistics import median
 from time import monotonic
@@ -22,6 +22,8 @@ from millrace.planner.clusters import machine_cores, parse_cluster
 from millrace.planner.clusters.doubts import profile_warning
 from millrace.planner.plan import Plan
 from millrace.units import format_percent, format_seconds
+
+Tables = Mapping[str, tuple[tuple[int, int], ...]]
 
 TOLERANCE = 0.2
 BUSY = "while True: pass"
@@ -65,6 +67,9 @@ def main(seconds: float) -> int:
     quiet = parse_cluster(f"local:{ranks}", measured(ranks, seconds))
     with busy_cores(ranks):
         busy = parse_cluster(f"local:{ranks}", measured(ranks, seconds))
+    alone, beside = quiet.device, busy.device
+    print(f"kernels: busy over quiet {_ratios(alone.kernels, beside.kernels)}")
+    print(f"collectives: busy over quiet {_ratios(alone.collectives, beside.collectives)}")
     ratios = []
     for model, batch, pins in QUESTIONS:
         plan = api.search(model, quiet, batch, pins=pins)
@@ -84,6 +89,17 @@ def main(seconds: float) -> int:
     for name, on in (("quiet", quiet), ("busy", busy)):
         print(f"{name}: {profile_warning(on) or 'no warning'}")
     return 0 if within == len(ratios) or profile_warning(busy) else 1
+
+
+def _ratios(before: Tables, after: Tables) -> str:
+    """Ratios of the durations of all points, in words."""
+    pairs = (
+        (duration_ns, later_ns)
+        for table, points in before.items()
+        for (_, duration_ns), (_, later_ns) in zip(points, after[table], strict=True)
+    )
+    ratios = sorted(later_ns / duration_ns for duration_ns, later_ns in pairs)
+    return f"{median(ratios):.2f} in the median, {ratios[0]:.2f} to {ratios[-1]:.2f}"
 
 
 def _step_time_s(plan: Plan, on: Cluster) -> float:

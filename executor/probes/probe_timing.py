@@ -9,6 +9,7 @@ which the next begins when the last has ended, hand-offs and polite waits includ
 there are as many as `millrace.executor.probes.probe_rounds` asks for.
 """
 
+import os
 import sys
 from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import cycle
@@ -16,7 +17,7 @@ from math import ceil
 from mmap import mmap
 from pathlib import Path
 from statistics import fmean, median
-from time import monotonic, perf_counter_ns, process_time
+from time import monotonic, perf_counter_ns, process_time, thread_time_ns
 
 import msgspec
 import numpy as np
@@ -34,6 +35,7 @@ from millrace.executor.probes.machine_load import (
 from millrace.executor.probes.probe_graphs import group_graph, group_sizes, pair_graph, ring_graph
 from millrace.executor.probes.probe_rounds import ROUNDS_MIN, Points, agree, combined, spreads
 from millrace.executor.probes.profiled_kernels import KernelCase, cases
+from millrace.executor.processes import BLAS_THREADS
 from millrace.executor.rank import RankMemory
 from millrace.executor.recording import Recorder
 from millrace.executor.threaded import RankDriver
@@ -173,9 +175,9 @@ def time_kernels(patience_ns: int, tables: Container[str] = ()) -> tuple[Points,
 def time_case(case: KernelCase, patience_ns: int, arena: "ProbeArena") -> list[int]:
     """Durations of calls [ns], for about `patience_ns`.
 
-    Calls take turns on copies of the arrays, so that, as in a
-    run, no cache holds them, and all lie in shared memory, whose small pages cost a strided kernel
-    up to half its speed.
+    Calls take turns on copies of the arrays, so that, as in a run, no cache holds them, and all lie
+    in shared memory, whose small pages cost a strided kernel up to half its speed. Where BLAS has
+    one thread, time without a core does not count: who took it may be gone when a plan is run.
     """
     kernel = make_kernel(case.context)
     inputs, outputs = case.inputs(), case.outputs()
@@ -191,11 +193,14 @@ def time_case(case: KernelCase, patience_ns: int, arena: "ProbeArena") -> list[i
     sets.extend(arena.operands(inputs, outputs) for _ in range(copies - 1))
     durations: list[int] = []
     spent_ns = 0
+    is_single = os.environ.get(BLAS_THREADS) == "1"
     for firing, operands in zip(range(CALLS_MAX), cycle(sets), strict=False):
-        start_ns = perf_counter_ns()
+        core_ns, start_ns = thread_time_ns(), perf_counter_ns()
         kernel(firing, *operands)
-        durations.append(perf_counter_ns() - start_ns)
-        spent_ns += durations[-1]
+        duration_ns = perf_counter_ns() - start_ns
+        core_ns = thread_time_ns() - core_ns
+        durations.append(min(duration_ns, core_ns) if is_single else duration_ns)
+        spent_ns += duration_ns
         if spent_ns > patience_ns:
             break
     return durations

@@ -31,8 +31,8 @@ def profile_doubt(device: Device) -> str | None:
         return None
     most = f"{100 * quality.error_max:.0f} %"
     return (
-        f"the profile was taken while {_causes(quality)}: it may be up to {most} too slow, more "
-        f"where ranks wait for one another; take it anew on a quiet machine (`millrace profile`)"
+        f"the profile was taken while {_causes(quality)}: its collectives may be up to {most} too "
+        f"slow, its kernels by less; take it anew on a quiet machine (`millrace profile`)"
     )
 
 

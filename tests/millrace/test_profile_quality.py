@@ -44,13 +44,13 @@ def test_a_profile_shows_how_far_its_rounds_differed_and_what_others_took() -> N
         (QUIET, None),
         (
             BUSY,
-            "while other programs took 50 % of the cores and rounds differed by 4 %: it may be ",
+            "while other programs took 50 % of the cores and rounds differed by 4 %: its ",
         ),
-        (BUSY, "it may be up to 100 % too slow"),
-        (MeasurementQuality(rounds=3, others=0.0, steal=0.2), "while the host took 20 %: it may"),
+        (BUSY, "its collectives may be up to 100 % too slow, its kernels by less"),
+        (MeasurementQuality(rounds=3, others=0.0, steal=0.2), "while the host took 20 %: its"),
         (
             MeasurementQuality(rounds=3, spread=0.3),
-            "while nothing is known of other programs and rounds differed by 30 %: it may",
+            "while nothing is known of other programs and rounds differed by 30 %: its",
         ),
     ],
 )
