@@ -30,9 +30,16 @@ from millrace.compare.comparison import (
     Blame,
     Comparison,
 )
+from millrace.executor.probes.machine_load import (
+    MachineLoad,
+    core_times,
+    load_between,
+    wait_for_quiet,
+)
 from millrace.planner.plan import Plan
 
 STEPS = 12
+ATTEMPTS, PATIENCE_S = 3, 20.0
 PLANTED = Path(__file__).parent / "planted"
 BUSY = "while True: pass"
 
@@ -124,7 +131,7 @@ def main(numbers: list[int]) -> None:
     named = 0
     for number in numbers:
         fault = FAULTS[number]
-        comparison = compared(fault)
+        comparison, load = compared(fault)
         blame = comparison.blamed
         right = fault.named_by(blame)
         named += right
@@ -133,18 +140,34 @@ def main(numbers: list[int]) -> None:
             f"{fault.plan.model} {' '.join(f'{k} {v}' for k, v in fault.plan.pins.items())}: "
             f"{fault.name}; predicted {comparison.predicted_step_time_s * 1e3:.0f} ms, "
             f"measured {comparison.measured_step_time_s * 1e3:.0f} ms, blamed "
-            f"{'nothing' if blame is None else _words(blame)}",
+            f"{'nothing' if blame is None else _words(blame)}"
+            + ("" if load is None else f"; other programs took {load.others:.0%} of the cores"),
             flush=True,
         )
     print(f"{named} of {len(numbers)} faults named first")
 
 
-def compared(fault: Fault) -> Comparison:
-    """Comparison of the plan's prediction with a run that has the fault."""
+def compared(fault: Fault) -> tuple[Comparison, MachineLoad | None]:
+    """Comparison of the plan's prediction with a run that has the fault, and the load beside it.
+
+    Other programs are a fault of their own: a run beside which they took much is made anew.
+    """
     plan = _planned(fault.plan.model, fault.plan.global_batch, tuple(fault.plan.pins.items()))
-    with _planted(fault):
-        measured = api.execute(plan, steps=STEPS, seed=fault.seed, trace=True)
-    return api.compare(plan, measured.trace)
+    for _ in range(ATTEMPTS):
+        wait_for_quiet(None, PATIENCE_S)
+        before, computed_s = core_times(), _computed_s()
+        with _planted(fault):
+            measured = api.execute(plan, steps=STEPS, seed=fault.seed, trace=True)
+        load = load_between(before, core_times(), _computed_s() - computed_s)
+        if load is None or not load.is_busy:
+            break
+    return api.compare(plan, measured.trace), load
+
+
+def _computed_s() -> float:
+    """Seconds that this process and those that it has seen end have computed."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 @cache
