@@ -107,7 +107,7 @@ def error_causes(
         causes.append(
             ErrorCause(name=cause.name, seconds=seconds, items=tuple(items) if split else ())
         )
-        if cause.name == VARIATION and first_ns != predicted_ns:
+        if cause.name == VARIATION and replays.cluster.device.jitter:
             causes[-1] = _less_predicted(causes[-1], (predicted_ns - first_ns) / 1e9)
             first_ns = predicted_ns
     left_ns = measured_ns - before_ns + first_ns - predicted_ns

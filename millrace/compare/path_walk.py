@@ -13,8 +13,9 @@ import numpy as np
 
 from millrace.compare.comparison import CriticalPaths, PathRow, PathSegment
 from millrace.compare.counterfactuals import STEADY_STEPS, Counterfactuals
-from millrace.compare.measured_run import MeasuredRun, Times
+from millrace.compare.measured_run import MeasuredRun, Times, measured_run
 from millrace.planner.actors.firing_waits import FiringWaits
+from millrace.planner.actors.trace import Trace
 
 IDLE = "idle"  # in rows: between the end of one firing and the begin of the next
 
@@ -40,7 +41,7 @@ class _TracedRun(NamedTuple):
         )
 
 
-def critical_paths(run: MeasuredRun, replays: Counterfactuals) -> CriticalPaths:
+def critical_paths(run: MeasuredRun, replays: Counterfactuals, predicted: Trace) -> CriticalPaths:
     """Critical paths of the predicted and of a typical measured step.
 
     Parameters
@@ -48,23 +49,33 @@ def critical_paths(run: MeasuredRun, replays: Counterfactuals) -> CriticalPaths:
     run : MeasuredRun
         The measured run.
     replays : Counterfactuals
-        Replays of it, among them the prediction.
+        Replays of it; where few ranks stand for all in the prediction, one has every rank of it.
+    predicted : Trace
+        The prediction.
     """
-    instances = replays.replayed(replays.predicted(), STEADY_STEPS)
-    predicted = _TracedRun(
-        run,
-        STEADY_STEPS,
-        [[_array(times) for times in instance.starts] for instance in instances],
-        [[_array(times) for times in instance.ends] for instance in instances],
-    )
-    measured = _TracedRun(
+    simulated = measured_run(run.graph, predicted)
+    if simulated is not None:
+        before = _path(_traced(simulated), simulated.median_step)
+    else:
+        instances = replays.replayed(replays.predicted(), STEADY_STEPS)
+        traced = _TracedRun(
+            run,
+            STEADY_STEPS,
+            [[np.asarray(times, np.int64) for times in row.starts] for row in instances],
+            [[np.asarray(times, np.int64) for times in row.ends] for row in instances],
+        )
+        before = _path(traced, STEADY_STEPS - 2)
+    after = _path(_traced(run), run.median_step)
+    return CriticalPaths(predicted=before, measured=after, rows=_rows(before, after))
+
+
+def _traced(run: MeasuredRun) -> _TracedRun:
+    return _TracedRun(
         run,
         run.steps,
         [[times.ravel() for times in row] for row in run.starts],
         [[times.ravel() for times in row] for row in run.ends],
     )
-    paths = _path(predicted, STEADY_STEPS - 2), _path(measured, run.median_step)
-    return CriticalPaths(predicted=paths[0], measured=paths[1], rows=_rows(*paths))
 
 
 def _path(traced: _TracedRun, step: int) -> tuple[PathSegment, ...]:
@@ -135,7 +146,3 @@ def _rows(predicted: Sequence[PathSegment], measured: Sequence[PathSegment]) -> 
     ]
     rows.sort(key=lambda row: (-abs(row.predicted_s - row.measured_s), row.actor))
     return tuple(rows)
-
-
-def _array(times: Sequence[int]) -> Times:
-    return np.asarray(times, np.int64)

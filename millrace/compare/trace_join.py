@@ -97,7 +97,7 @@ def _explained(comparison: Comparison, plan: Plan, predicted: Trace, measured: T
     return replace(
         comparison,
         error_causes=error_causes(replays, step_time_ns(predicted), step_time_ns(measured)),
-        critical_paths=critical_paths(run, replays),
+        critical_paths=critical_paths(run, replays, predicted),
     )
 
 

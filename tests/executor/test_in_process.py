@@ -151,3 +151,16 @@ def test_a_meeting_that_cannot_move_data_stops_all_ranks() -> None:
 
     with pytest.raises(ExecutorError, match="no route"):
         execute_in_process(graph, 3, work, meet)
+
+
+def test_spans_say_how_long_a_firing_had_a_core() -> None:
+    graph = split_matmul()
+    work = KernelWork(states_of(graph, batch=4))
+    trace = trace_of(graph, execute_in_process(graph, 2, work, work.meet))
+    for span in trace.spans:
+        actor = graph.programs[graph.program_of(span.rank)].actors[span.actor]
+        assert span.queued_ns >= 0
+        if actor.meeting is None:
+            assert span.cpu_ns > 0
+            # Two clocks, one read inside the other's readings.
+            assert span.cpu_ns <= span.end_ns - span.start_ns + 1_000_000

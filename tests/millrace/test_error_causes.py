@@ -143,6 +143,11 @@ def test_critical_paths_are_as_long_as_the_steps_and_lead_over_the_slow_rank():
         for before, after in pairwise(path):
             end_s = before.start_s + before.seconds
             assert after.start_s - after.idle_s == pytest.approx(end_s, abs=1e-12)
+    everywhere = simulate(GRAPH, CORES, folded=False, jitter=0.2, plan_digest=PLAN.digest()).trace
+    varied = join(everywhere, measured, PLAN)
+    path = varied.critical_paths.predicted
+    length_s = sum(segment.seconds + segment.idle_s for segment in path)
+    assert length_s == pytest.approx(varied.predicted_step_time_s)
     length_s = sum(segment.seconds + segment.idle_s for segment in paths.predicted)
     assert length_s == pytest.approx(comparison.predicted_step_time_s)
     assert sum(row.predicted_s for row in paths.rows) == pytest.approx(length_s)

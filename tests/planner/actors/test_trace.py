@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from millrace.planner.actors.trace import Trace
+from millrace.planner.actors.trace import Span, Trace
 from millrace.planner.actors.trace_lanes import lane_of
 from millrace.planner.errors import PlanError
 from tests.millrace.traces import two_rank_trace
@@ -84,3 +84,9 @@ def test_what_has_no_counterpart_is_refused_by_its_place(
 ) -> None:
     with pytest.raises(PlanError, match=said):
         changed(place, value).validate()
+
+
+def test_a_span_of_an_older_file_does_not_say_how_long_it_had_a_core() -> None:
+    span = msgspec.json.decode(b"[0, 3, 1, 20, 50]", type=Span)
+    assert span == Span(0, 3, 1, 20, 50)
+    assert span.cpu_ns == span.queued_ns == 0
