@@ -1,7 +1,7 @@
 """Compare: predicted against measured, as a join of two traces actor by actor.
 
 Every figure is seconds per step on the average rank, over the steps after the warm-up that have
-spans (of a simulation: over its middle one). An actor's time is that of its spans; a meeting's span
+spans (of a simulation: over its steady one). An actor's time is that of its spans; a meeting's span
 begins when the rank arrives, so waiting for the others is part of it. Causes split a step without
 overlap: compute by op kind, communication by kind where no compute hides it, and idle time (the
 bubble).
