@@ -60,7 +60,8 @@ def predict(
         raise SimulationError(f"fidelity is `{fidelity}`: expected one of {', '.join(FIDELITIES)}")
     chosen = chosen_fidelity(plan) if fidelity is None else fidelity
     if (measured := plan.cluster.device.jitter) and not jitter and chosen == OP:
-        steps, jitter = max(steps, VARIED_STEPS), measured
+        # Beside other programs firings may be measured to vary by more than `simulate` takes.
+        steps, jitter = max(steps, VARIED_STEPS), min(measured, 1.0)
     run = partial(
         simulate,
         cluster=plan.cluster,
