@@ -25,7 +25,7 @@ from millrace.models.documents import FileError, read_document, write_bytes
 from millrace.models.graph import to_json
 from millrace.planner.cluster import Device
 
-FORM = 6  # Raise it when what is measured changes.
+FORM = 7  # Raise it when what is measured changes.
 SECONDS = 11.0  # A profile takes about so long where rounds agree at once,
 LONGEST = 3.0  # and at most so many times as long.
 KERNEL_SHARE = 0.65  # Kernels take this share of the time; collectives and starting take the rest.
@@ -96,13 +96,15 @@ def cached_profile(
     seconds: float = SECONDS,
     progress: Callable[[str], None] | None = None,
     unkept: Callable[[str], None] | None = None,
+    refine: Callable[[Device], Device] | None = None,
 ) -> Device:
     """Profile of this machine with `ranks` processes, measured once and then kept.
 
     It is kept in the user's cache folder (`$XDG_CACHE_HOME` or `~/.cache`, `millrace/`) and is
     measured anew when the host, its cores, NumPy or the way of measuring change, and when the
     machine contradicts it, which is tried every ten minutes at most; `progress` is told when it is;
-    `unkept` (else `progress`) where it cannot be kept, and why.
+    `unkept` (else `progress`) where it cannot be kept, and why. `refine` makes what is kept of what
+    was measured.
     """
     return kept_profile(
         _key(ranks),
@@ -112,6 +114,7 @@ def cached_profile(
         progress=progress,
         unkept=unkept,
         contradiction=lambda device: contradiction(ranks, usable_cores(), device),
+        refine=refine,
     )
 
 
@@ -124,6 +127,7 @@ def kept_profile(
     progress: Callable[[str], None] | None,
     unkept: Callable[[str], None] | None = None,
     contradiction: Callable[[Device], str] | None = None,
+    refine: Callable[[Device], Device] | None = None,
 ) -> Device:
     """Profile that is kept for a key; where there is none, it is measured and kept.
 
@@ -141,6 +145,8 @@ def kept_profile(
         Told why the profile cannot be kept; `progress` by default.
     contradiction
         Says why a profile that was kept no longer holds; asked every ten minutes at most.
+    refine
+        Makes what is kept, and returned, of what was measured; that is kept beside it.
     """
     path = _path(key)
     if not refresh and (cached := _read(path, key)) is not None:
@@ -150,8 +156,10 @@ def kept_profile(
         told = f"{reason}: {told}"
     if progress is not None:
         progress(told)
-    device = measure()
-    _keep(path, _Cached(key=key, device=device), unkept or progress)
+    probed = measure()
+    device = probed if refine is None else refine(probed)
+    cached = _Cached(key=key, device=device, probed=None if refine is None else probed)
+    _keep(path, cached, unkept or progress)
     return device
 
 

@@ -232,11 +232,11 @@ def measured_cluster(text: str, progress: Callable[[str], None] | None) -> Clust
         needed_by = f"--cluster {text}"
         device = cached_gpu_profile(ranks, needed_by=needed_by, progress=progress)
     else:
-        from millrace.executor.measure import cached_profile
+        from millrace.local_profile import local_profile
 
         parse_cluster(text)  # refuses what the machine cannot hold
         crowded = crowding(ranks, machine_cores())
         if progress is not None and crowded:
             progress(f"--cluster {text}: {crowded}")
-        device = cached_profile(ranks, progress=progress)
+        device = local_profile(ranks, progress=progress)
     return parse_cluster(text, device)

@@ -65,14 +65,14 @@ def profile(
 
 def _cpus(ranks: int | None, seconds: float | None) -> "Device":
     """Measured device: one of so many processes on this machine's cores."""
-    from millrace.executor.measure import SECONDS, cached_profile
+    from millrace.local_profile import local_profile
     from millrace.planner.clusters import local_cluster, machine_cores, machine_memory_bytes
 
     cores = machine_cores()
     count = cores if ranks is None else ranks
     local_cluster(count, cores, machine_memory_bytes())  # refuses what the machine cannot hold
     with working(f"measuring this machine with {count} ranks"):
-        return cached_profile(count, refresh=True, seconds=seconds or SECONDS, unkept=say)
+        return local_profile(count, refresh=True, seconds=seconds, unkept=say)
 
 
 def _gpus(ranks: int | None, seconds: float | None) -> "Device":

@@ -146,11 +146,11 @@ def test_a_limit_of_time_reaches_every_rank_and_what_it_left_out_is_said(
 def test_a_limit_of_time_reaches_the_measuring_of_cores(monkeypatch):
     asked = []
 
-    def cached_profile(ranks, *, refresh, seconds, unkept):
+    def cached_profile(ranks, *, refresh, seconds, unkept, **_):
         asked.append((ranks, refresh, seconds))
         return device("h100-sxm-80gb")
 
-    monkeypatch.setattr("millrace.executor.measure.cached_profile", cached_profile)
+    monkeypatch.setattr("millrace.local_profile.cached_profile", cached_profile)
     assert run(["profile", "--ranks", "1", "--json"]) == 0
     assert run(["profile", "--ranks", "1", "--seconds", "3", "--json"]) == 0
     assert asked == [(1, True, 11.0), (1, True, 3.0)]

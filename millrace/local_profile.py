@@ -1,0 +1,106 @@
+"""Profiles of this machine's cores: kernels and collectives timed alone, then inside a step.
+
+What ops take behind other ops, what a driver adds between them and how long ranks wait for one
+another only a step shows. So a small transformer is trained for some steps, split by samples and
+split by features, and both runs are folded into the profile.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+
+from millrace.executor.errors import ExecutorError
+from millrace.executor.launch import execute
+from millrace.executor.measure import SECONDS, cached_profile
+from millrace.executor.processes import usable_cores
+from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.planner.cluster import Device
+from millrace.planner.clusters import parse_cluster
+from millrace.planner.compile import compile_plan
+from millrace.planner.errors import InfeasibleError
+from millrace.planner.search import Pins, SearchRequest, search
+from millrace.profile_update import updated_profile
+
+STEPS = 14
+CROWDED = 2  # Processes of a core beyond which a step is mostly waiting.
+SAMPLES_PER_RANK = 4
+# Sizes between those that kernels are timed at.
+PROBE_MODEL = ModelSpec(
+    name="probe",
+    family="gpt",
+    config={
+        "layers": 3,
+        "hidden": 256,
+        "heads": 4,
+        "ffn_hidden": 1024,
+        "vocab": 256,
+        "positions": 96,
+    },
+    seq_len=96,
+)
+
+
+def local_profile(
+    ranks: int,
+    *,
+    refresh: bool = False,
+    seconds: float | None = None,
+    progress: Callable[[str], None] | None = None,
+    unkept: Callable[[str], None] | None = None,
+) -> Device:
+    """Profile of this machine with `ranks` processes, measured once and then kept.
+
+    Parameters
+    ----------
+    ranks : int
+        Number of processes that share the machine.
+    refresh : bool
+        Measure it in any case.
+    seconds : float, optional
+        About how long kernels and collectives are timed; where it is less than by default, nothing
+        is run beyond that, nor where many processes share a core.
+    progress, unkept : callable, optional
+        As for `millrace.executor.measure.cached_profile`.
+
+    Raises
+    ------
+    ExecutorError
+        A process failed.
+    InfeasibleError
+        This machine cannot hold so many processes.
+    """
+    is_short = seconds is not None and seconds < SECONDS
+    is_crowded = ranks > CROWDED * usable_cores()
+    return cached_profile(
+        ranks,
+        refresh=refresh,
+        seconds=seconds or SECONDS,
+        progress=progress,
+        unkept=unkept,
+        refine=None if is_short or is_crowded else lambda device: _in_a_step(device, ranks),
+    )
+
+
+def _in_a_step(device: Device, ranks: int) -> Device:
+    """Profile with runs of the probe model folded in, as far as it can be run so."""
+    for pins in ({"dp": ranks}, {"tp": ranks})[: min(ranks, 2)]:
+        with suppress(InfeasibleError, ExecutorError):
+            device = _folded(device, ranks, pins)
+    return device
+
+
+def _folded(device: Device, ranks: int, pins: dict[str, int]) -> Device:
+    """Profile with one run of the probe model folded in."""
+    cluster = parse_cluster(f"local:{ranks}", device)
+    asked = SearchRequest(
+        model=PROBE_MODEL,
+        training=TrainingSpec(),
+        cluster=cluster,
+        global_batch=SAMPLES_PER_RANK * ranks,
+        pins=Pins.of(pins),
+    )
+    plan = search(asked)
+    trace = execute(plan, steps=STEPS, trace=True).trace
+    learned = updated_profile(cluster, compile_plan(plan), trace)
+    return msgspec.structs.replace(learned, measured=device.measured)
