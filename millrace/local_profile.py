@@ -15,7 +15,9 @@ from millrace.executor.launch import execute
 from millrace.executor.measure import SECONDS, cached_profile
 from millrace.executor.processes import usable_cores
 from millrace.models.spec import ModelSpec, TrainingSpec
-from millrace.planner.cluster import Device
+from millrace.planner.actors.graph import ActorGraph
+from millrace.planner.actors.trace import Trace
+from millrace.planner.cluster import Cluster, Device
 from millrace.planner.clusters import parse_cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.errors import InfeasibleError
@@ -84,23 +86,23 @@ def local_profile(
 
 def _in_a_step(device: Device, ranks: int) -> Device:
     """Profile with runs of the probe model folded in, as far as it can be run so."""
+    cluster = parse_cluster(f"local:{ranks}", device)
+    runs = []
     for pins in ({"dp": ranks}, {"tp": ranks})[: min(ranks, 2)]:
         with suppress(InfeasibleError, ExecutorError):
-            device = _folded(device, ranks, pins)
-    return device
+            runs.append(_run(cluster, pins))
+    learned = updated_profile(cluster, *runs) if runs else device
+    return msgspec.structs.replace(learned, measured=device.measured)
 
 
-def _folded(device: Device, ranks: int, pins: dict[str, int]) -> Device:
-    """Profile with one run of the probe model folded in."""
-    cluster = parse_cluster(f"local:{ranks}", device)
+def _run(cluster: Cluster, pins: dict[str, int]) -> tuple[ActorGraph, Trace]:
+    """Plan of the probe model, compiled, and the trace of a run of it."""
     asked = SearchRequest(
         model=PROBE_MODEL,
         training=TrainingSpec(),
         cluster=cluster,
-        global_batch=SAMPLES_PER_RANK * ranks,
+        global_batch=SAMPLES_PER_RANK * cluster.devices,
         pins=Pins.of(pins),
     )
     plan = search(asked)
-    trace = execute(plan, steps=STEPS, trace=True).trace
-    learned = updated_profile(cluster, compile_plan(plan), trace)
-    return msgspec.structs.replace(learned, measured=device.measured)
+    return compile_plan(plan), execute(plan, steps=STEPS, trace=True).trace

@@ -34,27 +34,34 @@ ALONE_SHARE = 0.2  # A meeting counts if no more of it than this lies beside com
 HAND_OFF_NS = 1_000_000  # What begins later after a meeting waited for something else.
 
 
-def updated_profile(cluster: Cluster, graph: ActorGraph, trace: Trace) -> Device:
-    """Device profile that a measured trace of a compiled plan was folded into.
+def updated_profile(cluster: Cluster, *runs: tuple[ActorGraph, Trace]) -> Device:
+    """Device profile that measured traces of compiled plans were folded into.
 
     Parameters
     ----------
     cluster : Cluster
-        That of the plan, with the profile that it was made with. Where its ranks share cores,
+        That of the plans, with the profile that they were made with. Where its ranks share cores,
         meetings wait for these, so that collectives stay as they are.
-    graph : ActorGraph
-        The compiled plan.
-    trace : Trace
-        Of a run of it, with the times of firings.
+    *runs : tuple of (ActorGraph, Trace)
+        The compiled plans, and the trace of a run of each, with the times of firings. What several
+        have counts by its median over them.
     """
     device, cores = cluster.device, cluster.cores_per_node
     is_crowded = cores is not None and cluster.devices_per_node > cores
-    collectives = {} if is_crowded else _meetings(graph, trace)
-    launch_ns = _launch_ns(graph, trace) or device.launch_ns
-    ops, jitter = _ops(graph, trace, launch_ns)
-    jitter = (device.jitter + jitter) / 2 if device.jitter else jitter
+    launches = [launch_ns for run in runs if (launch_ns := _launch_ns(*run))]
+    launch_ns = round(fmean(launches)) if launches else device.launch_ns
+    ops: list[MeasuredOp] = []
+    jitters = [device.jitter] if device.jitter else []
+    messages: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for run in runs:
+        run_ops, jitter = _ops(*run, launch_ns)
+        ops += run_ops
+        jitters.append(jitter)
+        for table, points in ({} if is_crowded else _meetings(*run)).items():
+            messages[table] += points
+    collectives = {table: tuple(points) for table, points in messages.items()}
     learned = with_measured(device, ops, collectives)
-    return msgspec.structs.replace(learned, jitter=jitter, launch_ns=launch_ns)
+    return msgspec.structs.replace(learned, jitter=fmean(jitters), launch_ns=launch_ns)
 
 
 class CostChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +101,7 @@ def profile_update(plan: Plan, trace: Trace, device: Device | None = None) -> Pr
     """
     graph, before = compile_plan(plan), device or plan.cluster.device
     cluster = msgspec.structs.replace(plan.cluster, device=before)
-    after = updated_profile(cluster, graph, trace)
+    after = updated_profile(cluster, (graph, trace))
     learned = msgspec.structs.replace(plan.cluster, device=after)
     predicted_ns = predict(msgspec.structs.replace(plan, cluster=learned), spans=False).step_time_ns
     return ProfileUpdate(

@@ -6,8 +6,8 @@ repository, while nothing else runs: some twenty minutes, three with `--quick`.
 Of every model the machine is profiled, all its plans (`suite.py`) are predicted, then run; the runs
 are folded into the profile as `millrace compare --update-profile` does, and all plans are predicted
 and run once more. A row tells how much slower the machine was in the run than when it was profiled,
-by a yardstick that is measured beside both: rows of a machine that changed by more than
-`UNCHANGED` say nothing of predictions, and figures are printed with and without them.
+by a yardstick that is measured after both: rows of a machine that changed by more than `UNCHANGED`
+say nothing of predictions, and figures are printed with and without them.
 """
 
 import json
@@ -29,6 +29,7 @@ from benchmarks.compare.suite import SUITE, Pins, SuiteModel
 from benchmarks.compare.yardstick import UNCHANGED, Yardstick, yardstick
 from millrace import api
 from millrace.models.spec import TrainingSpec
+from millrace.planner.actors.trace import Trace
 from millrace.planner.cluster import Cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.errors import InfeasibleError
@@ -101,10 +102,9 @@ def _model_rows(suite_model: SuiteModel, limit: int | None) -> list[Row]:
         row, trace = _run(suite_model, ranks, pins, plan, BEFORE, profiled)
         rows.append(row)
         traces.append((ranks, plan, trace))
-    for ranks, plan, trace in traces:
-        on = clusters[ranks]
-        device = updated_profile(on, compile_plan(plan), trace)
-        clusters[ranks] = msgspec.structs.replace(on, device=device)
+    for ranks, on in clusters.items():
+        runs = [(compile_plan(plan), trace) for count, plan, trace in traces if count == ranks]
+        clusters[ranks] = msgspec.structs.replace(on, device=updated_profile(on, *runs))
     profiled = yardstick()
     for ranks, pins, plan in plans:
         learned = msgspec.structs.replace(plan, cluster=clusters[ranks])
@@ -130,14 +130,15 @@ def _plan(suite_model: SuiteModel, on: Cluster, pins: Pins) -> Plan | None:
         return None
 
 
-def _run(suite_model, ranks, pins, plan, name, profiled):  # type: ignore[no-untyped-def]
+def _run(
+    suite_model: SuiteModel, ranks: int, pins: Pins, plan: Plan, name: str, profiled: Yardstick
+) -> tuple[Row, Trace]:
     """Row of a plan, and the trace of its run."""
     predicted_ns = api.simulate(plan).step_time_ns
     least, most = STEPS
     steps = max(least, min(most, round(RUN_S * 1e9 / predicted_ns)))
-    before = yardstick()
     measured = api.execute(plan, steps=steps)
-    now = Yardstick(*(fmean(pair) for pair in zip(before, yardstick(), strict=True)))
+    now = yardstick()
     times = measured.trace.step_times_ns()[5:]
     low, high = np.quantile(times, (0.25, 0.75))
     row = Row(

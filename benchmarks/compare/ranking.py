@@ -7,8 +7,13 @@ import numpy as np
 
 
 def spearman(predicted: Sequence[float], measured: Sequence[float]) -> float:
-    """Rank correlation of two columns; those of equal value share the mean of their ranks."""
+    """Rank correlation of two columns; those of equal value share the mean of their ranks.
+
+    It is 1 where one column does not differ, so that nothing can be out of order.
+    """
     ranks = [_ranks(column) for column in (predicted, measured)]
+    if min(map(np.std, ranks)) == 0:  # all are equal: there is nothing to order
+        return 1.0
     return float(np.corrcoef(*ranks)[0, 1])
 
 

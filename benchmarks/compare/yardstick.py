@@ -12,7 +12,7 @@ from statistics import fmean, median
 from time import perf_counter
 from typing import NamedTuple
 
-ROUNDS = 24
+ROUNDS = 60
 UNCHANGED = 0.05  # What differs by less is taken for the same machine.
 
 

@@ -40,7 +40,7 @@ def test_a_run_is_predicted_once_it_is_folded_in(pins: dict[str, int]) -> None:
     guess = profiled(plan, 1.0)
     before_ns = simulate(graph, on(plan, guess)).step_time_ns
     after_ns = simulate(
-        graph, on(plan, updated_profile(on(plan, guess), graph, trace))
+        graph, on(plan, updated_profile(on(plan, guess), (graph, trace)))
     ).step_time_ns
     assert abs(before_ns / run.step_time_ns - 1) > 0.2
     assert abs(after_ns / run.step_time_ns - 1) < 0.02
