@@ -44,7 +44,7 @@ def updated_profile(cluster: Cluster, *runs: tuple[ActorGraph, Trace]) -> Device
         meetings wait for these, so that collectives stay as they are.
     *runs : tuple of (ActorGraph, Trace)
         The compiled plans, and the trace of a run of each, with the times of firings. What several
-        have counts by its median over them.
+        have counts by its mean over them.
     """
     device, cores = cluster.device, cluster.cores_per_node
     is_crowded = cores is not None and cluster.devices_per_node > cores
@@ -164,7 +164,7 @@ def _ops(graph: ActorGraph, trace: Trace, launch_ns: int) -> tuple[list[Measured
         if actor.meeting is None and not actor.parts:
             firing = firing_of_actor(actor, program)
             mean_ns = fmean(times)
-            ops.append(MeasuredOp(firing, round(mean_ns) + launch_ns))
+            ops.append(MeasuredOp(firing, round(mean_ns) + launch_ns, len(times)))
             if mean_ns >= VARIED_NS:
                 varied = np.array(walls[index, number])
                 variance += len(times) * mean_ns * float(np.var(varied / varied.mean()))

@@ -17,7 +17,7 @@ import numpy as np
 from millrace.models.labels import parse
 from millrace.planner.cluster import Device
 from millrace.planner.collectives import LOCAL_BOXING
-from millrace.planner.costs.op_batch import OpFirings
+from millrace.planner.costs.op_batch import DRAWN, OpFirings
 from millrace.planner.costs.ops import ATTENTION
 from millrace.planner.costs.tables.op_forms import form_table
 from millrace.planner.costs.tables.profile_tables import Points, interpolated_ns
@@ -34,6 +34,7 @@ class MeasuredOp(NamedTuple):
 
     firings: OpFirings
     duration_ns: int
+    often: int = 1  # firings of a step, on all ranks
 
 
 def with_measured(
@@ -52,11 +53,11 @@ def with_measured(
         Kinds that the device has no table of stay without one.
     """
     kernels = dict(device.kernels)
-    by_kind: dict[tuple[str, str], dict[str, list[tuple[float, int]]]] = {}
-    for firings, duration_ns in ops:
+    by_kind: dict[tuple[str, str], dict[str, list[tuple[float, int, int]]]] = {}
+    for firings, duration_ns, often in ops:
         tables = by_kind.setdefault((firings.kind, firings.precision), defaultdict(list))
         work = max(float(np.max(firings.work)), 1.0)
-        tables[_table_name(firings, device)].append((work, duration_ns))
+        tables[_table_name(firings, device)].append((work, duration_ns, often))
     for (kind, precision), tables in sorted(by_kind.items()):
         name = f"{kind}{_suffix(device, precision)}"
         general = _tabulated(device, kind, precision)
@@ -64,7 +65,7 @@ def with_measured(
         for table, points in sorted(tables.items()):
             kernels[table], moved_by = corrected(device.kernels.get(table) or general, points)
             ratios += moved_by
-        if name in tables or kind in ATTENTION:
+        if name in tables or kind in (*ATTENTION, DRAWN):  # sources of data have nothing in common
             continue
         if general:
             by = median(ratios)
@@ -103,26 +104,32 @@ def _moved_table(points: Points, measured: Iterable[tuple[int, int]]) -> Points:
     )
 
 
-def corrected(points: Points, measured: Iterable[tuple[float, int]]) -> tuple[Points, list[float]]:
+def corrected(
+    points: Points, measured: Iterable[tuple[float, int, int]]
+) -> tuple[Points, list[float]]:
     """Points moved to what was measured, and by what ratio at each measured amount of work.
+
+    Of equal work the mean counts. Ops of one table that take longer for less work, as their shapes
+    differ, share the mean of their times: what they take together stays.
 
     Parameters
     ----------
     points : points
         (work, duration_ns) as tabulated, ascending; may be empty.
-    measured : iterable of (work, duration_ns)
-        In any order; of equal work the median counts.
+    measured : iterable of (work, duration_ns, often)
+        In any order; `often` weighs.
 
     Examples
     --------
-    >>> corrected(((100, 10), (1000, 100), (10000, 1000)), [(1000.0, 150)])
+    >>> corrected(((100, 10), (1000, 100), (10000, 1000)), [(1000.0, 150, 1)])
     (((100, 15), (1000, 150), (10000, 1500)), [1.5])
     """
-    by_work: dict[int, list[int]] = defaultdict(list)
-    for work, duration_ns in measured:
-        by_work[round(work)].append(duration_ns)
-    works = sorted(by_work)
-    durations = [max(1, round(median(by_work[work]))) for work in works]
+    spent: dict[int, list[int]] = defaultdict(lambda: [0, 0])
+    for work, duration_ns, often in measured:
+        spent[round(work)][0] += duration_ns * often
+        spent[round(work)][1] += often
+    works = sorted(spent)
+    durations = _rising([(spent[work][0], spent[work][1]) for work in works])
     if not points:
         return tuple(zip(works, durations, strict=True)), []
     tabulated = interpolated_ns(points, np.array(works, float))
@@ -135,6 +142,24 @@ def corrected(points: Points, measured: Iterable[tuple[float, int]]) -> tuple[Po
             moved[work] = max(1, round(duration_ns * float(ratio)))
     moved.update(zip(works, durations, strict=True))
     return tuple(sorted(moved.items())), ratios.tolist()
+
+
+def _rising(spent: list[tuple[int, int]]) -> list[int]:
+    """Mean durations of pairs (total, count) that never fall, neighbours that do pooled.
+
+    Notes
+    -----
+    Pool adjacent violators: Ayer et al., "An empirical distribution function for sampling with
+    incomplete information", 1955.
+    """
+    pools: list[tuple[int, int, int]] = []  # total, count, pairs
+    for total, count in spent:
+        pool = (total, count, 1)
+        while pools and pools[-1][0] * pool[1] > pool[0] * pools[-1][1]:
+            last = pools.pop()
+            pool = (last[0] + pool[0], last[1] + pool[1], last[2] + pool[2])
+        pools.append(pool)
+    return [max(1, round(total / count)) for total, count, pairs in pools for _ in range(pairs)]
 
 
 def _table_name(firings: OpFirings, device: Device) -> str:

@@ -36,9 +36,15 @@ def test_forms_do_not_depend_on_names() -> None:
 
 
 def test_a_table_keeps_its_course_beyond_what_was_measured() -> None:
-    points, ratios = corrected(((10, 100), (1000, 1000)), [(100.0, 632)])
+    points, ratios = corrected(((10, 100), (1000, 1000)), [(100.0, 632, 1)])
     assert ratios == [2.0]
     assert points == ((10, 200), (100, 632), (1000, 2000))
+
+
+def test_ops_that_take_longer_for_less_work_keep_what_they_take_together() -> None:
+    measured = [(10.0, 300, 2), (20.0, 90, 1), (30.0, 400, 1)]
+    points, _ = corrected((), measured)
+    assert points == ((10, 230), (20, 230), (30, 400))
 
 
 def test_a_measured_op_takes_what_it_took() -> None:
