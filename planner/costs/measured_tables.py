@@ -25,7 +25,7 @@ from millrace.planner.proxies import priced_like
 
 SAME_WORK = 0.05  # A tabulated point within this share of a measured one's work gives way to it.
 MESSAGES_REACH = 16.0  # What small messages take says nothing of ones so many times as large.
-COLLECTIVE_RATIO_MAX = 4.0
+COLLECTIVE_RATIO_MAX = 2.0
 RATIO_MAX = 20.0  # A table moves by at most this factor beyond what was measured.
 
 
