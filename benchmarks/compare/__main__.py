@@ -122,9 +122,9 @@ def _model_rows(suite_model: SuiteModel, limit: int | None) -> list[Row]:
             pins=" ".join(f"{pin} {value}" for pin, value in pins.items()) or "free",
             before_s=before_s,
             after_s=_predicted_s(msgspec.structs.replace(plan, cluster=clusters[ranks])),
-            runs=(one, other),
+            runs=(first_run, second_run),
         )
-        for (ranks, pins, plan), before_s, (one, _), other in zip(
+        for (ranks, pins, plan), before_s, (first_run, _), second_run in zip(
             plans, before, first, second, strict=True
         )
     ]
