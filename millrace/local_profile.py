@@ -6,7 +6,6 @@ split by features, and both runs are folded into the profile.
 """
 
 from collections.abc import Callable
-from contextlib import suppress
 
 import msgspec
 
@@ -80,17 +79,22 @@ def local_profile(
         seconds=seconds or SECONDS,
         progress=progress,
         unkept=unkept,
-        refine=None if is_short or is_crowded else lambda device: _in_a_step(device, ranks),
+        refine=None
+        if is_short or is_crowded
+        else lambda device: _in_a_step(device, ranks, progress or unkept),
     )
 
 
-def _in_a_step(device: Device, ranks: int) -> Device:
+def _in_a_step(device: Device, ranks: int, tell: Callable[[str], None] | None) -> Device:
     """Profile with runs of the probe model folded in, as far as it can be run so."""
     cluster = parse_cluster(f"local:{ranks}", device)
     runs = []
     for pins in ({"dp": ranks}, {"tp": ranks})[: min(ranks, 2)]:
-        with suppress(InfeasibleError, ExecutorError):
+        try:
             runs.append(_run(cluster, pins))
+        except (InfeasibleError, ExecutorError) as error:
+            if tell is not None:
+                tell(f"the profile goes without a run of {pins}: {error}")
     learned = updated_profile(cluster, *runs) if runs else device
     return msgspec.structs.replace(learned, measured=device.measured)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from millrace.output import say
-from millrace.planner.errors import ClusterError
+from millrace.planner.errors import ClusterError, PlanError
 from millrace.units import format_percent, format_seconds
 
 if TYPE_CHECKING:
@@ -37,12 +37,19 @@ def update_profile(
     ------
     ClusterError
         It is to be kept, and the plan is not of this machine.
+    PlanError
+        The trace is a prediction.
     FileError
         The file cannot be written.
     """
     from millrace.files import write_document
     from millrace.profile_update import profile_update
 
+    if trace.source != "measured":
+        raise PlanError(
+            f"the trace is {trace.source}, not measured: a profile learns nothing of predictions; "
+            f"give that of `millrace run --trace`"
+        )
     update = profile_update(plan, trace, _today(plan) if keep else None)
     if keep:
         _keep(plan, update.device)
@@ -57,7 +64,13 @@ def _today(plan: "Plan") -> "Device | None":
     from millrace.executor.measure import profile_in_keep
 
     _check_local(plan)
-    return profile_in_keep(plan.cluster.devices)
+    device = profile_in_keep(plan.cluster.devices)
+    if device is not None and device.name != plan.cluster.device.name:
+        raise ClusterError(
+            f"--update-profile: the plan is for `{plan.cluster.device.name}`, and this machine is "
+            f"`{device.name}`; give --write-profile FILE, and that to `plan --profile`"
+        )
+    return device
 
 
 def _check_local(plan: "Plan") -> None:

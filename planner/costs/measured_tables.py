@@ -47,7 +47,7 @@ def with_measured(
     device : Device
         As it was profiled; its other tables stay as they are.
     ops : iterable of MeasuredOp
-        Medians of a run, one per actor.
+        What firings took in runs, one per actor and run.
     collectives : mapping of str to points
         Of tables `kind/group_size`: (message_bytes, duration_ns) of every meeting, in any order.
         Kinds that the device has no table of stay without one.
@@ -71,9 +71,8 @@ def with_measured(
             by = median(ratios)
             kernels[name] = tuple((work, max(1, round(by * ns))) for work, ns in general)
         else:
-            kernels[name] = corrected((), [each for points in tables.values() for each in points])[
-                0
-            ]
+            every = [point for points in tables.values() for point in points]
+            kernels[name], _ = corrected((), every)
     collective_tables = {
         name: _moved_table(device.collectives[name], points)
         for name, points in collectives.items()

@@ -50,3 +50,18 @@ def test_a_profile_can_be_written_for_any_cluster_and_kept_for_this_machine_alon
     assert "--write-profile" in error
     assert call(*command, "--write-profile", tmp_path / "profile.json")[0] == 0
     assert "matmul" in (tmp_path / "profile.json").read_text()
+
+
+def test_predictions_and_runs_of_other_machines_are_not_folded_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    plan = plan_of(small("gpt"), 2, 8)
+    command = files(tmp_path, plan)
+    keep_profile(2, msgspec.structs.replace(plan.cluster.device, name="another"))
+    code, _, error = call(*command, "--update-profile")
+    assert (code, "this machine is `another`" in error) == (2, True)
+    run = simulate(compile_plan(plan), plan.cluster, plan_digest=plan.digest())
+    write_document(tmp_path / "trace.json", run.trace)
+    code, _, error = call(*command, "--update-profile")
+    assert (code, "simulated, not measured" in error) == (2, True)
