@@ -18,7 +18,8 @@ class RunJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     `variables` holds, per variable, the attributes that say how it is initialised. `resume` is
     a checkpoint to begin from, `weights` a file of initial values, `checkpoint` the folder to save
     in. On GPUs, `eager` fires actor by actor, `loopback` puts all ranks on one device, and
-    `deterministic` takes of libraries what needs no timing and adds up in one order.
+    `deterministic` takes of libraries what needs no timing and adds up in one order. Where it is
+    `alone`, no rank meets another: each computes its share of a step on data of no meaning.
     """
 
     graph: ActorGraph
@@ -39,6 +40,7 @@ class RunJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     eager: bool = False
     loopback: bool = False
     deterministic: bool = False
+    alone: bool = False
 
     def save(self, folder: Path) -> None:
         """Write the job into its folder."""

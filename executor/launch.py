@@ -167,6 +167,38 @@ def execute(
             )
 
 
+def rehearse(plan: Plan, *, steps: int) -> Trace:
+    """Trace of steps of a plan in which no rank meets another: what it computes, without waits.
+
+    Kernels run where and in the order in which they do in a run, all ranks at once, on data of no
+    meaning.
+
+    Parameters
+    ----------
+    plan
+        A plan for ranks of this machine.
+    steps
+        How many steps are made.
+
+    Raises
+    ------
+    ExecutorError
+        A rank failed; names the rank, the actor and the cause.
+    InfeasibleError
+        This machine cannot hold the ranks.
+    DataError
+        There is no data of what the model reads.
+    """
+    graph = compile_plan(plan)
+    description = open_dataset(None, plan.model, 0).description
+    _check_machine(graph, CPUS, steps, spans=True)
+    job = _job(plan, graph, steps=steps, seed=0, data=None, spans=True, alone=True, **CPUS.orders)
+    with TemporaryDirectory(prefix="millrace-") as name:
+        job.save(Path(name))
+        run_ranks(WORKERS[CPUS.name], graph.ranks, Path(name))
+        return _measured(job, Path(name), "", plan.cluster.device.name, description).trace
+
+
 def _folder_of(
     checkpoint: Path | None, contents: Manifest, *, resume: bool, every: int
 ) -> AbstractContextManager[None]:

@@ -19,6 +19,7 @@ from millrace.executor.transport.communicator import Communicator
 from millrace.executor.transport.messages import MessageCommunicator
 from millrace.executor.transport.mpi import World, join_world
 from millrace.executor.transport.shared import SharedCommunicator, SharedMemory, share_memory
+from millrace.executor.transport.stand_in import StandInCommunicator
 from millrace.executor.values.checkpoint import Saver
 from millrace.executor.values.loading import load_values, run_state
 from millrace.planner.actors.protocol import Fire
@@ -67,10 +68,11 @@ def run_rank(
     spans: bool,
     step_done: StepDone | None = None,
     step_log: StepLog | None = None,
+    alone: bool = False,
 ) -> Recording:
     """Run this process's rank for `steps` steps, all other ranks doing the same.
 
-    Ranks meet in shared memory where they have it, and by messages otherwise.
+    Ranks meet in shared memory where they have it, and by messages otherwise; not at all `alone`.
     """
     program = memory.program
 
@@ -78,7 +80,9 @@ def run_rank(
         give_up(folder, rank, None if fire is None else memory.name(fire), error)
 
     communicator: Communicator
-    if shared is not None:
+    if alone:
+        communicator = StandInCommunicator(memory)
+    elif shared is not None:
         communicator = SharedCommunicator(memory.graph, memory, world, shared)
     else:
         communicator = MessageCommunicator(memory.graph, memory, world)
@@ -136,6 +140,7 @@ def _run(job: RunJob, folder: Path, world: World) -> None:
             spans=job.spans,
             step_done=step_done,
             step_log=StepLog(log_path(folder, world.rank), len(state.program.actors)),
+            alone=job.alone,
         )
     recording = replace(recording, totals=tuple(run.totals), smallest_margin=run.smallest_margin)
     recording.save(folder / f"rank.{world.rank}.npz")

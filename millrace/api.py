@@ -248,7 +248,17 @@ def search(
         seed=seed,
         runs=capabilities(on.software.name),
     )
-    plan = search_for(asked, optimize_for, Pure(prediction_of, block_times), progress, record)
+    simulate_plan = Pure(prediction_of, block_times)
+
+    def find(question: SearchRequest, log: "SearchLog | None") -> Plan:
+        return search_for(question, optimize_for, simulate_plan, progress, log)
+
+    if on.cores_per_node is None:
+        plan = find(asked, record)
+    else:
+        from millrace.profiling.rehearsals import search_with_rehearsals
+
+        plan = search_with_rehearsals(asked, find, progress, record)
     return plan if plan.figures else msgspec.structs.replace(plan, figures=figures(plan))
 
 

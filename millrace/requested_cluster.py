@@ -232,7 +232,7 @@ def measured_cluster(text: str, progress: Callable[[str], None] | None) -> Clust
         needed_by = f"--cluster {text}"
         device = cached_gpu_profile(ranks, needed_by=needed_by, progress=progress)
     else:
-        from millrace.local_profile import local_profile
+        from millrace.profiling.local_profile import local_profile
 
         parse_cluster(text)  # refuses what the machine cannot hold
         crowded = crowding(ranks, machine_cores())

@@ -146,7 +146,9 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     every generation, exponentials with Blackwell Ultra only. `measured` says how sure measured
     figures are; None for those of data sheets. `jitter` is how much firings of one op were measured
     to vary (the standard deviation of their durations as a share of the mean): ranks that meet wait
-    for whoever is late.
+    for whoever is late. `shapes` has measured points of some shapes of a form of op, by the name of
+    the form's table and that of the shape (`millrace.planner.costs.tables.op_forms`): a table of
+    `kernels` says how an op's time grows with its work, a shape's points what it is at theirs.
     """
 
     name: str
@@ -169,6 +171,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     softmax_features: float = 32.0  # of an H100, see planner.costs.attention
     jitter: float = 0.0
     measured: MeasurementQuality | None = None
+    shapes: dict[str, dict[str, tuple[tuple[int, int], ...]]] = {}
 
 
 class Islands(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -33,7 +33,7 @@ from millrace.planner.cluster import Cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.plan import Plan
-from millrace.profile_update import updated_profile
+from millrace.profiling.profile_update import updated_profile
 
 TRAINING = TrainingSpec(learning_rate=1e-3, warmup_steps=5)
 RUN_S, STEPS, WARM_UP = 3.0, (12, 30), 5

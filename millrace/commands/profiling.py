@@ -65,8 +65,8 @@ def profile(
 
 def _cpus(ranks: int | None, seconds: float | None) -> "Device":
     """Measured device: one of so many processes on this machine's cores."""
-    from millrace.local_profile import local_profile
     from millrace.planner.clusters import local_cluster, machine_cores, machine_memory_bytes
+    from millrace.profiling.local_profile import local_profile
 
     cores = machine_cores()
     count = cores if ranks is None else ranks

@@ -117,7 +117,7 @@ def simulate(
     from millrace.figures import shortage
     from millrace.files import check_writable, is_chrome, load_plan, write_trace
     from millrace.models.documents import write_bytes
-    from millrace.profile_coverage import coverage_warning, extrapolations_of
+    from millrace.profiling.profile_coverage import coverage_warning, extrapolations_of
     from millrace.reporting import memory_counters, report_page, report_rows
     from millrace.simulator.account import account_of
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from millrace.planner.actors.trace import Trace
     from millrace.planner.cluster import Device
     from millrace.planner.plan import Plan
-    from millrace.profile_update import ProfileUpdate
+    from millrace.profiling.profile_update import ProfileUpdate
 
 
 def update_profile(
@@ -43,7 +43,7 @@ def update_profile(
         The file cannot be written.
     """
     from millrace.files import write_document
-    from millrace.profile_update import profile_update
+    from millrace.profiling.profile_update import profile_update
 
     if trace.source != "measured":
         raise PlanError(

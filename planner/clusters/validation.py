@@ -146,6 +146,8 @@ def _device_faults(device: Device, where: str) -> Iterator[str]:
         _, separator, precision = name.partition("@")
         if separator and precision not in ITEM_BYTES:
             yield f"{where}kernels.{name}: `{precision}` is none of {', '.join(ITEM_BYTES)}"
+    for form, tables in device.shapes.items():
+        yield from _table_faults(f"{where}shapes.{form}", tables)
     yield from _table_faults(f"{where}collectives", device.collectives)
 
 

@@ -2,8 +2,9 @@
 
 A table keeps its course: where a run measured, its points are what the run took; between, below and
 above them every point moves by the ratio of measured to tabulated time there. Ops of one kind that
-no run has shown move by the kind's median ratio. A collective's table moves by its median ratio as
-a whole, for its meetings are few and wait for more than their data.
+no run has shown move by the kind's median ratio. What an op of some shape took is kept beside that
+(`Device.shapes`). A collective's table moves by its median ratio as a whole, for its meetings are
+few and wait for more than their data.
 """
 
 from collections import defaultdict
@@ -21,12 +22,16 @@ from millrace.planner.costs.op_batch import DRAWN, OpFirings
 from millrace.planner.costs.ops import ATTENTION
 from millrace.planner.costs.tables.op_forms import form_table
 from millrace.planner.costs.tables.profile_tables import Points, interpolated_ns
+from millrace.planner.costs.tables.shape_tables import shape_of
 from millrace.planner.proxies import priced_like
 
 SAME_WORK = 0.05  # A tabulated point within this share of a measured one's work gives way to it.
 MESSAGES_REACH = 16.0  # What small messages take says nothing of ones so many times as large.
 COLLECTIVE_RATIO_MAX = 2.0
 RATIO_MAX = 20.0  # A table moves by at most this factor beyond what was measured.
+
+
+Shapes = dict[str, dict[str, Points]]
 
 
 class MeasuredOp(NamedTuple):
@@ -52,6 +57,7 @@ def with_measured(
         Of tables `kind/group_size`: (message_bytes, duration_ns) of every meeting, in any order.
         Kinds that the device has no table of stay without one.
     """
+    ops = list(ops)
     kernels = dict(device.kernels)
     by_kind: dict[tuple[str, str], dict[str, list[tuple[float, int, int]]]] = {}
     for firings, duration_ns, often in ops:
@@ -79,8 +85,31 @@ def with_measured(
         if name in device.collectives
     }
     return msgspec.structs.replace(
-        device, kernels=kernels, collectives={**device.collectives, **collective_tables}
+        device,
+        kernels=kernels,
+        collectives={**device.collectives, **collective_tables},
+        shapes=_shapes(device, ops),
     )
+
+
+def _shapes(device: Device, ops: Iterable[MeasuredOp]) -> Shapes:
+    """Points of shapes, those of ops that were measured among them."""
+    by_shape: dict[tuple[str, str], list[tuple[float, int, int]]] = defaultdict(list)
+    for firings, duration_ns, often in ops:
+        if (names := shape_of(firings)) is not None:
+            work = max(float(np.max(firings.work)), 1.0)
+            by_shape[names].append((work, duration_ns, often))
+    shapes = {form: dict(tables) for form, tables in device.shapes.items()}
+    for (form, shape), points in sorted(by_shape.items()):
+        tables = shapes.setdefault(form, {})
+        measured, _ = corrected((), points)
+        others = [
+            (work, duration_ns)
+            for work, duration_ns in tables.get(shape, ())
+            if all(abs(work - other) > SAME_WORK * work for other, _ in measured)
+        ]
+        tables[shape] = tuple(sorted([*measured, *others]))
+    return shapes
 
 
 def _moved_table(points: Points, measured: Iterable[tuple[int, int]]) -> Points:

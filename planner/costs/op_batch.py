@@ -45,6 +45,8 @@ class OpFirings(NamedTuple):
         The op, as in `millrace.models.graph.Op`; `slice` and `pad` of the compiler move bytes only.
     sizes
         Size of every label on one device; empty for kinds without products.
+    spans
+        Size of every label of any kind, where shapes of one form may be told apart; else empty.
     bytes
         Bytes read and written, as `millrace.models.ops.op_work` counts it.
     precision
@@ -65,6 +67,7 @@ class OpFirings(NamedTuple):
     precision: str
     follows: bool = False
     samples: Ints | int = 0
+    spans: Mapping[str, Ints] = {}
 
     @property
     def work(self) -> Floats:
@@ -89,7 +92,7 @@ class OpFirings(NamedTuple):
         """Points that these labels span together."""
         points: Floats = np.array(1.0)
         for label in labels:
-            points = points * self.sizes[label]
+            points = points * (self.sizes or self.spans)[label]
         return points
 
 
@@ -198,6 +201,7 @@ def firing_of(
     if share is not None:
         inputs, outputs = share.inputs, share.outputs
     sizes: dict[str, Ints] = {}
+    spans: dict[str, Ints] = {}
     precision = "fp32"
     if kind in LOCAL_BOXING:
         # As much is read as lands in the smaller side: a slice reads its piece, a pad its shard.
@@ -208,11 +212,15 @@ def firing_of(
         moved = op_work(
             kind, labels, attributes, input_shapes, output_shapes, inputs, outputs
         ).bytes
-        if op_kind(kind).products:
-            bound = bind(parse(labels), input_shapes, output_shapes)
-            sizes = {label: np.array([size]) for label, size in bound.items()}
+        expression = parse(labels)
+        if len(expression.inputs) == len(input_shapes):  # what waits for another op reads it too
+            bound = bind(expression, input_shapes, output_shapes)
+            spans = {label: np.array([size]) for label, size in bound.items()}
+        sizes = spans if op_kind(kind).products else {}
         precision = precision_of(kind, input_dtypes, attributes)
     follows = share is not None and share.follows
     samples = output_shapes[0][0] if kind == DRAWN and output_shapes[0] else 0
     moved_bytes = np.array([moved])
-    return OpFirings(kind, labels, attributes, sizes, moved_bytes, precision, follows, samples)
+    return OpFirings(
+        kind, labels, attributes, sizes, moved_bytes, precision, follows, samples, spans
+    )

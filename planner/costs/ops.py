@@ -1,7 +1,8 @@
 """Ops: the duration of one firing.
 
 Where the device was measured its table is interpolated: that of the op's form where there is one
-(`millrace.planner.costs.tables.op_forms`), else that of its kind, and of its precision before one
+(`millrace.planner.costs.tables.op_forms`), moved to what its shape was measured at (`shape_tables`
+beside it), else that of its kind, and of its precision before one
 of none (`kind/form@precision`, `kind/form`, `kind@precision`, `kind`); for a kind that no profile
 times, that of its like, see `millrace.planner.proxies`. Elsewhere products cost tiles and waves
 (`products`), attention what a flash kernel does (`attention`), never less than their bytes, and all
@@ -35,6 +36,7 @@ from millrace.planner.costs.memory_bound import (
 from millrace.planner.costs.op_batch import Attributes, OpFirings, Shape, firing_of
 from millrace.planner.costs.tables.op_forms import form_table
 from millrace.planner.costs.tables.profile_tables import Points, interpolated_ns, whole_ns
+from millrace.planner.costs.tables.shape_tables import is_measured, shaped_ns
 from millrace.planner.fusion.fused_traffic import Share
 from millrace.planner.proxies import Like, priced_like
 
@@ -84,17 +86,24 @@ def _tables_by_size(device: Device, kind: str, suffix: str) -> dict[int, Points]
 def _table_ns(firings: OpFirings, device: Device) -> Ints | None:
     """Durations from measured tables; None where nothing like the op was measured."""
     like = priced_like(firings.kind, device.kernels, firings.precision)
-    flops = firings.flops
-    if like.kind in ATTENTION and firings.sizes:
+    points = _points(firings, device, like)
+
+    def by_size(work: Floats) -> Ints | None:
+        if like.kind not in ATTENTION or not firings.sizes:
+            return None
         head_size = int(np.max(firings.size(parse(firings.labels).inputs[0][-1])))
-        durations_ns = _by_head_size(
-            device, like.kind, firings.precision, np.rint(like.factor * flops), head_size
-        )
-        if durations_ns is not None:
-            return durations_ns
-    if points := _points(firings, device, like):
-        return interpolated_ns(points, np.rint(like.factor * firings.work))
-    return None
+        flops = np.rint(like.factor * work)
+        return _by_head_size(device, like.kind, firings.precision, flops, head_size)
+
+    def tabulated(work: Floats) -> Ints:
+        durations_ns = by_size(work)
+        if durations_ns is None:
+            return interpolated_ns(points or (), np.rint(like.factor * work))
+        return durations_ns
+
+    if points is None and by_size(np.ones(1)) is None:
+        return None
+    return shaped_ns(firings, device, tabulated)
 
 
 def _points(firings: OpFirings, device: Device, like: Like) -> Points | None:
@@ -132,6 +141,8 @@ def times_beyond(firing: OpFirings, device: Device) -> float:
     device : Device
         Measured or from the catalogue.
     """
+    if is_measured(firing, device):
+        return 1.0
     like = priced_like(firing.kind, device.kernels, firing.precision)
     work = float(np.max(firing.work)) * like.factor
     if firing.kind in ATTENTION:

@@ -22,7 +22,7 @@ from millrace.planner.search.evaluation import Evaluator
 from millrace.planner.search.meshes import divisors
 from millrace.planner.search.outer import search
 from millrace.planner.search.placement_groups import candidates_of
-from millrace.planner.search.report.search_log import LAYERS, SearchLog
+from millrace.planner.search.report.search_log import SearchLog
 from millrace.planner.search.report.suggestions import check_storage
 from millrace.planner.search.request import SearchRequest
 from millrace.planner.token_cost import check_known, check_objective, power_watts, price_usd_per_s
@@ -77,14 +77,13 @@ def search_for(
         if bound is None or (best is not None and bound >= best[0]) or worse == WORSE:
             continue
         tell(f"on {cluster.devices} of {request.cluster.devices} devices")
-        fleet_record = SearchLog(clock=record.clock, top=record.top)
+        fleet_record = record.beside()
         try:
             plan = search(asked, simulate, progress, fleet_record, remedies=False)
         except InfeasibleError:
             continue
         finally:
-            for layer in LAYERS:
-                record.seconds[layer] += fleet_record.seconds[layer]
+            record.add_seconds(fleet_record)
         spent = spending(plan, fleet_record, optimize_for)
         others.append({"plan": cluster.name, "spent": spent})
         if best is None or spent < best[0]:
@@ -94,8 +93,7 @@ def search_for(
     if best is None:
         return search(request, simulate, progress, record)
     spent, plan, fleet_record = best
-    record.answer, record.counts = fleet_record.answer, fleet_record.counts
-    record.compared = fleet_record.compared
+    record.take(fleet_record)
     return _with_others(plan, spent, others, optimize_for)
 
 

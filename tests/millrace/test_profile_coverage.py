@@ -3,7 +3,7 @@
 import msgspec
 
 from millrace.planner.clusters import device, local_cluster
-from millrace.profile_coverage import coverage_warning, extrapolations_of
+from millrace.profiling.profile_coverage import coverage_warning, extrapolations_of
 from tests.plan_requests import plan_of
 from tests.small_models import small
 

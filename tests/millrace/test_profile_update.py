@@ -7,7 +7,7 @@ from millrace.planner.cluster import Cluster, Device
 from millrace.planner.clusters import local_cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.plan import Plan
-from millrace.profile_update import profile_update, updated_profile
+from millrace.profiling.profile_update import profile_update, updated_profile
 from millrace.simulator.simulate import simulate
 from tests.plan_requests import plan_of
 from tests.small_models import small

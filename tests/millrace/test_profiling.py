@@ -150,7 +150,7 @@ def test_a_limit_of_time_reaches_the_measuring_of_cores(monkeypatch):
         asked.append((ranks, refresh, seconds))
         return device("h100-sxm-80gb")
 
-    monkeypatch.setattr("millrace.local_profile.cached_profile", cached_profile)
+    monkeypatch.setattr("millrace.profiling.local_profile.cached_profile", cached_profile)
     assert run(["profile", "--ranks", "1", "--json"]) == 0
     assert run(["profile", "--ranks", "1", "--seconds", "3", "--json"]) == 0
     assert asked == [(1, True, 11.0), (1, True, 3.0)]

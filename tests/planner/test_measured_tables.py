@@ -7,6 +7,7 @@ from millrace.planner.clusters import device
 from millrace.planner.costs import OpFirings, op_durations_ns
 from millrace.planner.costs.measured_tables import MeasuredOp, corrected, with_measured
 from millrace.planner.costs.tables.op_forms import form_table, op_form
+from millrace.planner.costs.tables.shape_tables import is_measured
 
 PROFILED = msgspec.structs.replace(
     device("cpu-core"),
@@ -67,3 +68,57 @@ def test_collectives_are_folded_in_as_well() -> None:
     (first, last) = changed.collectives["all_reduce/2"]
     assert first == (1024, 30_000)
     assert 40_000 < last[1] < 80_000  # eight times as large a message is nearly as much slower
+
+
+def shaped(batch: int, columns: int) -> OpFirings:
+    spans = {"b": np.array([batch]), "k": np.array([64]), "n": np.array([columns])}
+    moved = np.array([4 * (batch * 64 + 64 * columns + batch * columns)])
+    return OpFirings("matmul", "b k, k n -> b n", {}, spans, moved, "fp32", spans=spans)
+
+
+def test_a_shape_takes_what_it_took_and_others_what_their_form_does() -> None:
+    narrow, wide = MeasuredOp(shaped(64, 8), 90_000), MeasuredOp(shaped(8, 64), 30_000)
+    changed = with_measured(PROFILED, [narrow, wide], {})
+    assert op_durations_ns(narrow.firings, changed).tolist() == [90_000]
+    assert op_durations_ns(wide.firings, changed).tolist() == [30_000]  # as many FLOPs
+    spans = {"b": np.array([64, 8, 16]), "k": np.array([64]), "n": np.array([8, 64, 32])}
+    moved = np.array([1, 1, 1])
+    at_once = OpFirings("matmul", "b k, k n -> b n", {}, spans, moved, "fp32", spans=spans)
+    durations = op_durations_ns(at_once, changed).tolist()
+    assert durations[:2] == [90_000, 30_000]
+    assert 30_000 < durations[2] < 90_000  # a shape that nothing measured
+
+
+def test_a_shape_grows_with_work_as_its_form_does() -> None:
+    changed = with_measured(PROFILED, [MeasuredOp(shaped(64, 8), 90_000)], {})
+    again = with_measured(changed, [MeasuredOp(shaped(4096, 8), 4_000_000)], {})
+    assert op_durations_ns(shaped(64, 8), again).tolist() == [90_000]
+    for device_profile, batch in ((changed, 128), (again, 2)):
+        durations = [op_durations_ns(shaped(b, 8), device_profile)[0] for b in (64, batch)]
+        unshaped = msgspec.structs.replace(device_profile, shapes={})
+        tabulated = [op_durations_ns(shaped(b, 8), unshaped)[0] for b in (64, batch)]
+        assert abs(durations[1] / durations[0] / (tabulated[1] / tabulated[0]) - 1) < 0.01
+
+
+def test_measured_shapes_are_told_from_others() -> None:
+    changed = with_measured(PROFILED, [MeasuredOp(shaped(64, 8), 90_000)], {})
+    assert is_measured(shaped(64, 8), changed)
+    assert is_measured(shaped(80, 8), changed)
+    assert not is_measured(shaped(640, 8), changed)
+    assert not is_measured(shaped(64, 16), changed)
+    assert is_measured(elementwise("gelu", 4096), changed)
+    assert not is_measured(elementwise("gelu", 10**6), changed)
+
+
+def test_flags_and_windows_make_shapes_of_their_own() -> None:
+    sizes = {label: np.array([size]) for label, size in zip("bthds", (2, 8, 4, 16, 8), strict=True)}
+    labels = "b t h d!, b s! h d!, b s! h d! -> b t h d!, b t h"
+    moved = np.array([10_000])
+    full, causal = (
+        OpFirings("attention", labels, {"causal": flag}, sizes, moved, "fp32", spans=sizes)
+        for flag in (False, True)
+    )
+    changed = with_measured(PROFILED, [MeasuredOp(causal, 50_000)], {})
+    assert op_durations_ns(causal, changed).tolist() == [50_000]
+    assert is_measured(causal, changed)
+    assert not is_measured(full, changed)

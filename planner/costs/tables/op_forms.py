@@ -7,8 +7,11 @@ A measured device may have a table for a form (`matmul/a b, b c -> a c`) beside 
 from collections.abc import Mapping
 from functools import lru_cache
 
-from millrace.models.labels import parse
+from millrace.models.labels import BATCH, parse
 from millrace.models.spec import base_source
+
+# Attributes of windows, which the sizes of what goes in and comes out do not tell.
+WINDOW = ("size_y", "size_x")
 
 
 @lru_cache(maxsize=4096)
@@ -61,6 +64,55 @@ def form_table(kind: str, labels: str, attributes: Mapping[str, object]) -> str:
     if kind == "input":
         return f"input/{base_source(str(attributes.get('source', '')))[0]}"
     return f"{kind}/{op_form(labels)}"
+
+
+@lru_cache(maxsize=4096)
+def shape_labels(labels: str) -> tuple[tuple[str, ...], ...]:
+    """Labels whose sizes tell shapes of one form apart: all but those that lie with the batch.
+
+    Those that lie side by side wherever they appear are one entry. Where there is no batch, the
+    first entry of the form is left out; what is left then are rows of one op.
+
+    Parameters
+    ----------
+    labels : str
+        As in `millrace.models.graph.Op`.
+
+    Examples
+    --------
+    >>> shape_labels("b t k, k h d -> b t h d")
+    (('k',), ('h', 'd'))
+    >>> shape_labels("b y x c -> c")
+    (('c',),)
+    >>> shape_labels("k n, k n -> k n")
+    ()
+    """
+    expression = parse(labels)
+    rows = [tuple(label for dim in operand for label in dim) for operand in expression.operands]
+    groups: dict[str, list[str]] = {}
+    for label, first in _side_by_side(rows).items():
+        groups.setdefault(first, []).append(label)
+    entries = [tuple(group) for group in groups.values()]
+    batch = next((entry for entry in entries if BATCH in entry), entries[0] if entries else ())
+    return tuple(entry for entry in entries if entry != batch)
+
+
+def shape_suffix(attributes: Mapping[str, object]) -> str:
+    """Suffix of a shape's name: attributes that change what an op of these sizes takes.
+
+    Parameters
+    ----------
+    attributes : mapping
+        Those of the op, as in `millrace.models.graph.Op`.
+
+    Examples
+    --------
+    >>> shape_suffix({"causal": True, "size_y": 3, "size_x": 3, "op": "layer.2"})
+    ' causal size_x 3 size_y 3'
+    """
+    flags = (name for name, value in attributes.items() if value is True)
+    windows = (f"{name} {attributes[name]}" for name in WINDOW if name in attributes)
+    return "".join(f" {text}" for text in sorted((*flags, *windows)))
 
 
 def _side_by_side(rows: list[tuple[str, ...]]) -> dict[str, str]:

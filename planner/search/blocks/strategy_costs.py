@@ -311,13 +311,24 @@ class StrategyCosts:
         if row.reads_output:
             moved += item[inputs] * first
         moved += 2 * len(state_of(kind, op.attributes)) * item[inputs] * first
-        spans = self._spans(labels, dims, states) if row.products else {}
+        by_shape = bool(self.cluster.device.shapes)
+        spans = self._spans(labels, dims, states) if row.products or by_shape else {}
         precision = precision_of(kind, dtypes[:inputs], op.attributes)
         follows = share is not None and share.follows
         samples = self._spans(labels, dims, states).get(BATCH, 0) if kind == DRAWN else 0
         durations = kernel_ns(
             self.cluster,
-            OpFirings(kind, labels, op.attributes, spans, moved, precision, follows, samples),
+            OpFirings(
+                kind,
+                labels,
+                op.attributes,
+                spans if row.products else {},
+                moved,
+                precision,
+                follows,
+                samples,
+                spans,
+            ),
         )
         if self.stretch == 1.0:
             return durations

@@ -93,6 +93,19 @@ class SearchLog:
         """Count something that was done."""
         self.counts[name] = self.counts.get(name, 0) + number
 
+    def beside(self) -> "SearchLog":
+        """Empty record of another search that belongs to the same question."""
+        return SearchLog(clock=self.clock, top=self.top)
+
+    def add_seconds(self, other: "SearchLog") -> None:
+        """Count the time of another search as this one's."""
+        for layer in LAYERS:
+            self.seconds[layer] += other.seconds[layer]
+
+    def take(self, other: "SearchLog") -> None:
+        """Say of the question what another search came to."""
+        self.answer, self.counts, self.compared = other.answer, other.counts, other.compared
+
     def timed(self, layers: Iterable[Document]) -> list[Document]:
         """Layers of a plan's evidence, each with its seconds."""
         return [{**layer, "seconds": self.seconds[layer["name"]]} for layer in layers]

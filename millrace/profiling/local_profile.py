@@ -21,7 +21,7 @@ from millrace.planner.clusters import parse_cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.search import Pins, SearchRequest, search
-from millrace.profile_update import updated_profile
+from millrace.profiling.profile_update import updated_profile
 
 STEPS = 14
 CROWDED = 2  # Processes of a core beyond which a step is mostly waiting.

@@ -64,6 +64,22 @@ def updated_profile(cluster: Cluster, *runs: tuple[ActorGraph, Trace]) -> Device
     return msgspec.structs.replace(learned, jitter=fmean(jitters), launch_ns=launch_ns)
 
 
+def rehearsed_profile(device: Device, graph: ActorGraph, trace: Trace) -> Device:
+    """Device profile with the ops of a rehearsal: how long ranks compute that meet nobody.
+
+    Parameters
+    ----------
+    device : Device
+        The profile that the plan was made with.
+    graph : ActorGraph
+        The compiled plan.
+    trace : Trace
+        Of a rehearsal of it (`millrace.executor.launch.rehearse`).
+    """
+    ops, _ = _ops(graph, trace, device.launch_ns)
+    return with_measured(device, ops, {})
+
+
 class CostChange(msgspec.Struct, frozen=True, kw_only=True):
     """Kind of op or collective, and seconds of a step on the average rank that it is priced at."""
 
