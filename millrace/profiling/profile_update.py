@@ -65,7 +65,7 @@ def updated_profile(cluster: Cluster, *runs: tuple[ActorGraph, Trace]) -> Device
 
 
 def rehearsed_profile(device: Device, graph: ActorGraph, trace: Trace) -> Device:
-    """Device profile with the ops of a rehearsal: how long ranks compute that meet nobody.
+    """Device profile with a rehearsal folded in: how long ranks compute that meet nobody.
 
     Parameters
     ----------
@@ -76,8 +76,9 @@ def rehearsed_profile(device: Device, graph: ActorGraph, trace: Trace) -> Device
     trace : Trace
         Of a rehearsal of it (`millrace.executor.launch.rehearse`).
     """
-    ops, _ = _ops(graph, trace, device.launch_ns)
-    return with_measured(device, ops, {})
+    launch_ns = _launch_ns(graph, trace) or device.launch_ns
+    ops, _ = _ops(graph, trace, launch_ns)
+    return msgspec.structs.replace(with_measured(device, ops, {}), launch_ns=launch_ns)
 
 
 class CostChange(msgspec.Struct, frozen=True, kw_only=True):
