@@ -8,6 +8,7 @@ What meetings take, and who waits for whom, stays for the simulator to predict.
 from collections.abc import Callable
 from dataclasses import replace
 from math import ceil
+from time import monotonic
 
 import msgspec
 
@@ -27,7 +28,9 @@ from millrace.profiling.local_profile import CROWDED
 from millrace.profiling.profile_update import rehearsed_profile
 from millrace.units import format_seconds
 
-ROUNDS = 3  # The plan that rehearsals make the fastest may have ops that none of them had.
+# The plan that rehearsals make the fastest may have ops that none of them had. So many searches are
+# made for a question, and none is begun that much after the first.
+ROUNDS, PATIENCE_S = 5, 20.0
 UNMEASURED = 0.02  # Ops that were never timed may take this share of a step's computing.
 SECONDS, STEPS = 3.0, (4, 10)  # A rehearsal takes about so long, in so many steps.
 LONGEST_S = 3.0  # Steps that take longer are not rehearsed.
@@ -54,14 +57,15 @@ def search_with_rehearsals(
     record : SearchLog, optional
         Filled with what the last search did, and with the time of all.
     """
-    record = record or SearchLog()
+    record, began_s = record or SearchLog(), monotonic()
     for rounds_left in reversed(range(ROUNDS)):
         latest = record.beside()
         try:
             plan = find(request, latest)
         finally:
             record.add_seconds(latest)
-        cluster = _rehearsed(plan, progress) if rounds_left else None
+        is_last = rounds_left == 0 or monotonic() - began_s > PATIENCE_S
+        cluster = None if is_last else _rehearsed(plan, progress)
         if cluster is None:
             break
         request = replace(request, cluster=cluster)
