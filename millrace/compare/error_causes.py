@@ -54,7 +54,7 @@ from millrace.compare.measured_costs import OpCosts, meeting_costs, meeting_wait
 from millrace.compare.measured_run import MeasuredRun, Table, Times
 
 ITEMS_MAX = 6  # items of a cause with a replay of their own
-ITEM_FIRINGS = 250_000  # firings in the replays of a cause's items: about a second
+ITEM_EVENTS = 250_000  # in the replays of a cause's items: two or three seconds
 NEGLIGIBLE = 0.01  # of the step time: causes that change less than that are not split
 SHARING = "waits that were predicted"
 VARYING = "variation that was predicted"
@@ -96,7 +96,7 @@ def error_causes(
     causes = []
     for cause in _causes(replays.run, scenario):
         began_ns, items = before_ns, []
-        affordable = min(ITEM_FIRINGS // (cause.steps * replays.firings), ITEMS_MAX)
+        affordable = min(ITEM_EVENTS // replays.events(cause.scenario, cause.steps), ITEMS_MAX)
         for name, changed in _scenarios(scenario, cause, affordable, measured_ns):
             scenario, after_ns = changed, replays.step_time_ns(changed)
             items.append(ErrorItem(name=name, seconds=(after_ns - before_ns) / 1e9))

@@ -158,11 +158,10 @@ class MeasuredRun:
         rows: Table = []
         for rank, lags in enumerate(self.lags):
             late = list(self.met)
-            for index, (group, met) in enumerate(zip(self.groups, self.met, strict=True)):
-                for member, actor in group.members:
-                    if member == rank:
-                        behind = np.clip(self.ends[rank][actor] - met, 0, None)
-                        late[index] = met + np.minimum(behind, self.waits[rank][actor])
+            for index, actor in self._meetings[rank]:
+                met = self.met[index]
+                behind = np.clip(self.ends[rank][actor] - met, 0, None)
+                late[index] = met + np.minimum(behind, self.waits[rank][actor])
             ready, ready_late = self._ready(rank, self.met), self._ready(rank, late)
             rows.append(
                 [
@@ -177,12 +176,9 @@ class MeasuredRun:
     def _ready(self, rank: int, met: Sequence[Times]) -> list[Times]:
         """Time from which each firing of a rank could begin, were its meetings over at these."""
         until = list(self.ends[rank])
-        for group, times in zip(self.groups, met, strict=True):
-            for member, actor in group.members:
-                if member == rank:
-                    until[actor] = times
-        waits = FiringWaits(self.programs[rank], self.steps)
-        ready = waits.ready_ns(
+        for index, actor in self._meetings[rank]:
+            until[actor] = met[index]
+        ready = self._firing_waits[self.graph.program_of(rank)].ready_ns(
             [times.ravel() for times in self.starts[rank]],
             [times.ravel() for times in until],
             self.begin_ns,
@@ -191,6 +187,20 @@ class MeasuredRun:
             np.reshape(times, begun.shape)
             for times, begun in zip(ready, self.starts[rank], strict=True)
         ]
+
+    @cached_property
+    def _meetings(self) -> list[list[tuple[int, int]]]:
+        """Groups that each rank is in, by index, and the actor that it has there."""
+        rows: list[list[tuple[int, int]]] = [[] for _ in self.starts]
+        for index, group in enumerate(self.groups):
+            for rank, actor in group.members:
+                rows[rank].append((index, actor))
+        return rows
+
+    @cached_property
+    def _firing_waits(self) -> list[FiringWaits]:
+        """Waits of the firings of every program."""
+        return [FiringWaits(program, self.steps) for program in self.graph.programs]
 
     @cached_property
     def typical(self) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ class Blocker(NamedTuple):
     time_ns: int
 
 
-class _Wait(NamedTuple):
+class FiringWait(NamedTuple):
     """Firings of `actor` that another's firings wait for, -1: none; for their starts or ends."""
 
     actor: int
@@ -42,14 +42,19 @@ class FiringWaits:
         With the orders of its queues.
     steps
         Number of steps.
+
+    Attributes
+    ----------
+    waits
+        By actor, whose firings wait.
     """
 
     def __init__(self, program: Program, steps: int) -> None:
         self.program = program
         self._firings = [np.arange(actor.firings * steps) for actor in program.actors]
-        self._waits: list[list[_Wait]] = [[] for _ in program.actors]
+        self.waits: list[list[FiringWait]] = [[] for _ in program.actors]
         for index, firings in enumerate(self._firings):
-            self._waits[index].append(_Wait(index, firings - 1, starts=False))
+            self.waits[index].append(FiringWait(index, firings - 1, starts=False))
         self._wait_for_versions()
         self._wait_for_turns(steps)
 
@@ -71,7 +76,7 @@ class FiringWaits:
             Nanoseconds by actor and firing.
         """
         ready = []
-        for waits, firings in zip(self._waits, self._firings, strict=True):
+        for waits, firings in zip(self.waits, self._firings, strict=True):
             latest = np.full(len(firings), since_ns)
             for wait in waits:
                 times = starts[wait.actor] if wait.starts else ends[wait.actor]
@@ -94,7 +99,7 @@ class FiringWaits:
             Nanoseconds by actor and firing.
         """
         blocker: Blocker | None = None
-        for wait in self._waits[actor]:
+        for wait in self.waits[actor]:
             other = int(wait.firings[firing])
             if other >= 0:
                 times = starts[wait.actor] if wait.starts else ends[wait.actor]
@@ -117,10 +122,10 @@ class FiringWaits:
                 register, (maker, hold) = registers[port.register], makers[port.register]
                 version = self._firings[index] // port.hold - register.initial
                 written = np.where(version >= 0, (version + 1) * hold - 1, -1)
-                self._waits[index].append(_Wait(maker, written, starts=False))
+                self.waits[index].append(FiringWait(maker, written, starts=False))
                 taken = self._firings[maker] // hold + register.initial - register.slots + 1
                 read = np.where(taken > 0, taken * port.hold - 1, -1)
-                self._waits[maker].append(_Wait(index, read, starts=False))
+                self.waits[maker].append(FiringWait(index, read, starts=False))
 
     def _wait_for_turns(self, steps: int) -> None:
         """Add the firing before in every queue."""
@@ -138,4 +143,4 @@ class FiringWaits:
                 rows[key][firing] = earlier
             issued = queue.leave is Leave.ISSUED
             for (actor, before), row in rows.items():
-                self._waits[actor].append(_Wait(before, row, starts=issued))
+                self.waits[actor].append(FiringWait(before, row, starts=issued))
