@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 from millrace.compare.measured_run import MeasuredRun, Table, Times
 
+LAUNCH_NS_MAX = 200_000  # What begins later had something else to wait for.
+
 Medians = list[list[float]]  # by rank and actor; NaN where there is none
 
 
@@ -116,15 +118,11 @@ class OpCosts:
         for rank, program in enumerate(run.programs):
             row = []
             for actor, node in enumerate(program.actors):
-                since, until, core, near = (
-                    table[rank][actor] for table in (run.starts, run.ends, run.cpu, run.beside)
-                )
                 if node.meeting is not None:
                     row.append(np.nan)
                     continue
-                wall = until[counted] - since[counted]
-                work = np.where(core[counted] > 0, np.minimum(core[counted], wall), wall)
-                samples = work[near[counted] == beside]
+                near = run.beside[rank][actor][counted]
+                samples = run.work[rank][actor][counted][near == beside]
                 row.append(float(np.median(samples)) if len(samples) else np.nan)
             rows.append(row)
         return rows
@@ -216,6 +214,44 @@ def meeting_costs(run: MeasuredRun, waits: Sequence[Times]) -> list[Times]:
         rounded(np.median((met - moves - waited)[counted], axis=0))
         for moves, met, waited in zip(run.moves, run.met, waits, strict=True)
     ]
+
+
+def meeting_means(run: MeasuredRun, waits: Sequence[Times]) -> list[Times]:
+    """Mean time of every meeting's firings from the last arrival, [1, firings], without waits."""
+    return [
+        typical_mean(run, met - moves - waited)
+        for moves, met, waited in zip(run.moves, run.met, waits, strict=True)
+    ]
+
+
+def launch_ns(run: MeasuredRun) -> float:
+    """Mean time that passes before a local firing while nothing but its driver holds it back.
+
+    What a firing's thread waits for a core is no part of it; firings behind meetings do not count.
+    """
+    typical = list(run.typical)
+    waits = [np.zeros(0, np.int64)]
+    for rank, program in enumerate(run.programs):
+        for actor, node in enumerate(program.actors):
+            if node.meeting is None:
+                waits.append(run.driver_waits[rank][actor][typical].ravel())
+    every = np.concatenate(waits)
+    short = every[(every >= 0) & (every < LAUNCH_NS_MAX)]
+    return float(short.mean()) if len(short) else 0.0
+
+
+def meeting_resumptions(run: MeasuredRun) -> list[float]:
+    """Mean time from every meeting's last arrival until what it held back longest begins.
+
+    NaN for meetings that held nothing back in half of their firings: these are over while their
+    ranks compute.
+    """
+    means = []
+    for resumed in run.resumed:
+        times = resumed[list(run.typical)].ravel()
+        holding = times[times >= 0]
+        means.append(float(holding.mean()) if 2 * len(holding) > len(times) else np.nan)
+    return means
 
 
 def typical_mean(run: MeasuredRun, times: Times) -> Times:

@@ -119,6 +119,17 @@ class MeasuredRun:
         ]
 
     @cached_property
+    def work(self) -> Table:
+        """Time of every firing in which its thread had a core; all of it where that is unknown."""
+        return [
+            [
+                np.where(cpu > 0, np.minimum(cpu, ends - starts), ends - starts)
+                for starts, ends, cpu in zip(*rows, strict=True)
+            ]
+            for rows in zip(self.starts, self.ends, self.cpu, strict=True)
+        ]
+
+    @cached_property
     def beside(self) -> list[list[NDArray[np.bool_]]]:
         """True for firings beside which a meeting of their rank moves data."""
         moving: list[list[tuple[Times, Times]]] = [[] for _ in self.starts]
@@ -168,6 +179,57 @@ class MeasuredRun:
                     np.minimum(lag, after - before + queued)
                     for lag, before, after, queued in zip(
                         lags, ready, ready_late, self.queued[rank], strict=True
+                    )
+                ]
+            )
+        return rows
+
+    @cached_property
+    def resumed(self) -> list[Times]:
+        """Time from each meeting's last arrival until what it held back longest began.
+
+        A mean over the firings that waited for it longer than for anything else; -1: none did.
+        """
+        waited = [np.zeros((2, *times.shape), np.int64) for times in self.met]
+        over = [np.full_like(times, self.begin_ns) for times in self.met]
+        for rank, program in enumerate(self.programs):
+            groups = {actor: index for index, actor in self._meetings[rank]}
+            ready, alone = self._ready(rank, self.met), self._ready(rank, over)
+            waits = self._firing_waits[self.graph.program_of(rank)].waits
+            for actor in range(len(program.actors)):
+                begun = self.starts[rank][actor].ravel()
+                late = (ready[actor] > alone[actor]).ravel()
+                for wait in waits[actor]:
+                    if wait.starts or wait.actor not in groups or not late.any():
+                        continue
+                    met, moves = (t[groups[wait.actor]].ravel() for t in (self.met, self.moves))
+                    last = late & (wait.firings >= 0)
+                    last &= met[wait.firings] == ready[actor].ravel()
+                    if last.any():
+                        firings = wait.firings[last]
+                        sums, counts = waited[groups[wait.actor]].reshape(2, -1)
+                        sums[firings] += np.maximum(begun[last], met[firings]) - moves[firings]
+                        counts[firings] += 1
+        return [np.where(n > 0, total // np.maximum(n, 1), -1) for total, n in waited]
+
+    @cached_property
+    def driver_waits(self) -> Table:
+        """Time from which a firing could begin until its thread was woken; -1 behind meetings."""
+        over = [np.full_like(times, self.begin_ns) for times in self.met]
+        rows: Table = []
+        for rank, starts in enumerate(self.starts):
+            ended = list(self.met)
+            for index, actor in self._meetings[rank]:
+                ended[index] = self.ends[rank][actor]
+            rows.append(
+                [
+                    np.where(ready == alone, np.maximum(begun - ready - queued, 0), -1)
+                    for begun, queued, ready, alone in zip(
+                        starts,
+                        self.queued[rank],
+                        self._ready(rank, ended),
+                        self._ready(rank, over),
+                        strict=True,
                     )
                 ]
             )

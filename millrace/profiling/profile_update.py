@@ -1,37 +1,44 @@
 """Update: a device profile with the costs that a run has shown, for the plans that come next.
 
 Of every op counts the mean over ranks of its time on a core, in the half of the steps whose times
-are in the middle: times lean to one side, and a step is a sum of them. Of every meeting it is the
-median from its last member's arrival to the begin of what waited for it, where computing beside it
-was no part of that.
+are in the middle: times lean to one side, and a step is a sum of them. A meeting that holds its
+ranks back costs what passes from its last member's arrival until they go on, over what the
+simulator stretches it by where its ranks share cores; one that is over while they compute costs its
+time on a core. All of it is read off a run by `millrace.compare.measured_costs`.
 """
 
-from bisect import bisect_left
 from collections import defaultdict
-from math import sqrt
+from collections.abc import Iterator
+from math import isnan, sqrt
 from statistics import fmean
 
 import msgspec
 import numpy as np
 
-from millrace.compare import step_of, step_time_ns, traced_steps
-from millrace.planner.actors.graph import Actor, ActorGraph
-from millrace.planner.actors.trace import Span, Trace
+from millrace.compare import step_time_ns, traced_steps
+from millrace.compare.measured_costs import (
+    launch_ns,
+    meeting_means,
+    meeting_resumptions,
+    meeting_waits,
+)
+from millrace.compare.measured_run import MeasuredRun, MeetingGroup, measured_run
+from millrace.planner.actors.graph import ActorGraph
+from millrace.planner.actors.trace import Trace
 from millrace.planner.cluster import Cluster, Device
 from millrace.planner.collectives import COLLECTIVES
 from millrace.planner.compile import compile_plan
 from millrace.planner.costs.actors import durations, firing_of_actor
 from millrace.planner.costs.measured_tables import MeasuredOp, with_measured
+from millrace.planner.costs.tables.profile_tables import interpolated_ns
+from millrace.planner.errors import PlanError
 from millrace.planner.plan import Plan
-from millrace.simulator import predict
+from millrace.simulator import predict, simulate
 
 SHOWN_CHANGES = 5
 CHANGED = 0.05  # A cost that moves by less is not worth a word.
-LAUNCH_NS_MAX = 200_000  # What begins later had something else to wait for.
 VARIED_NS = 100_000  # What shorter ops vary by adds up to nothing.
 JITTER_MIN = 0.01
-ALONE_SHARE = 0.2  # A meeting counts if no more of it than this lies beside computing.
-HAND_OFF_NS = 1_000_000  # What begins later after a meeting waited for something else.
 
 
 def updated_profile(cluster: Cluster, *runs: tuple[ActorGraph, Trace]) -> Device:
@@ -40,28 +47,34 @@ def updated_profile(cluster: Cluster, *runs: tuple[ActorGraph, Trace]) -> Device
     Parameters
     ----------
     cluster : Cluster
-        That of the plans, with the profile that they were made with. Where its ranks share cores,
-        meetings wait for these, so that collectives stay as they are.
+        That of the plans, with the profile that they were made with.
     *runs : tuple of (ActorGraph, Trace)
         The compiled plans, and the trace of a run of each, with the times of firings. What several
         have counts by its mean over them.
+
+    Raises
+    ------
+    PlanError
+        A trace does not have every firing of a step.
     """
-    device, cores = cluster.device, cluster.cores_per_node
-    is_crowded = cores is not None and cluster.devices_per_node > cores
-    launches = [launch_ns for run in runs if (launch_ns := _launch_ns(*run))]
-    launch_ns = round(fmean(launches)) if launches else device.launch_ns
-    ops: list[MeasuredOp] = []
+    device = cluster.device
+    measured = [_measured(*run) for run in runs]
+    launches = [mean_ns for run in measured if (mean_ns := launch_ns(run))]
+    driver_ns = round(fmean(launches)) if launches else device.launch_ns
     jitters = [device.jitter] if device.jitter else []
-    messages: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    for run in runs:
-        run_ops, jitter = _ops(*run, launch_ns)
-        ops += run_ops
-        jitters.append(jitter)
-        for table, points in ({} if is_crowded else _meetings(*run)).items():
-            messages[table] += points
-    collectives = {table: tuple(points) for table, points in messages.items()}
-    learned = with_measured(device, ops, collectives)
-    return msgspec.structs.replace(learned, jitter=fmean(jitters), launch_ns=launch_ns)
+    jitters += [_jitter(run) for run in measured]
+    device = msgspec.structs.replace(
+        with_measured(device, [op for run in measured for op in _ops(run, driver_ns)], {}),
+        jitter=fmean(jitters),
+        launch_ns=driver_ns,
+    )
+    if not device.collectives:
+        return device
+    collectives: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for run in measured:
+        for table, message in _meetings(run, msgspec.structs.replace(cluster, device=device)):
+            collectives[table].append(message)
+    return with_measured(device, [], {table: tuple(rows) for table, rows in collectives.items()})
 
 
 def rehearsed_profile(device: Device, graph: ActorGraph, trace: Trace) -> Device:
@@ -76,9 +89,10 @@ def rehearsed_profile(device: Device, graph: ActorGraph, trace: Trace) -> Device
     trace : Trace
         Of a rehearsal of it (`millrace.executor.launch.rehearse`).
     """
-    launch_ns = _launch_ns(graph, trace) or device.launch_ns
-    ops, _ = _ops(graph, trace, launch_ns)
-    return msgspec.structs.replace(with_measured(device, ops, {}), launch_ns=launch_ns)
+    run = _measured(graph, trace)
+    driver_ns = round(launch_ns(run)) or device.launch_ns
+    learned = with_measured(device, _ops(run, driver_ns), {})
+    return msgspec.structs.replace(learned, launch_ns=driver_ns)
 
 
 class CostChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,101 +169,76 @@ def _outliers(trace: Trace) -> tuple[int, ...]:
     return tuple(step + 1 for step in counted if not low - reach <= times[step] <= high + reach)
 
 
-def _counted(trace: Trace) -> list[Span]:
-    """Spans of the steps that count and whose times are in the middle half, by their begins."""
-    lanes = {lane.rank: lane for lane in trace.lanes}
-    times = trace.step_times_ns()
-    ordered = sorted(traced_steps(trace), key=lambda step: times[step])
-    quarter = len(ordered) // 4
-    usual = set(ordered[quarter : len(ordered) - quarter])
-    spans = (span for span in trace.spans if step_of(span, lanes[span.rank]) in usual)
-    return sorted(spans, key=lambda span: (span.start_ns, span.end_ns))
+def _measured(graph: ActorGraph, trace: Trace) -> MeasuredRun:
+    run = measured_run(graph, trace)
+    if run is None:
+        raise PlanError(
+            "the trace does not have every firing of a step: give one of `millrace run --trace`"
+        )
+    return run
 
 
-def _ops(graph: ActorGraph, trace: Trace, launch_ns: int) -> tuple[list[MeasuredOp], float]:
-    """Mean times on a core of every actor of one op, and how much its firings vary."""
-    cores: dict[tuple[int, int], list[int]] = defaultdict(list)
-    walls: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for span in _counted(trace):
-        key = graph.program_of(span.rank), span.actor
-        cores[key].append(span.cpu_ns or span.end_ns - span.start_ns)
-        walls[key].append(span.end_ns - span.start_ns)
-    ops, variance, weight = [], 0.0, 0.0
-    for (index, number), times in sorted(cores.items()):
-        program = graph.programs[index]
-        actor = program.actors[number]
-        if actor.meeting is None and not actor.parts:
-            firing = firing_of_actor(actor, program)
-            mean_ns = fmean(times)
-            ops.append(MeasuredOp(firing, round(mean_ns) + launch_ns, len(times)))
-            if mean_ns >= VARIED_NS:
-                varied = np.array(walls[index, number])
-                variance += len(times) * mean_ns * float(np.var(varied / varied.mean()))
-                weight += len(times) * mean_ns
+def _ops(run: MeasuredRun, driver_ns: int) -> Iterator[MeasuredOp]:
+    """Mean times on a core of every actor of one op."""
+    typical = list(run.typical)
+    for program in run.graph.programs:
+        for number, actor in enumerate(program.actors):
+            if actor.meeting is None and not actor.parts:
+                times = np.stack([run.work[rank][number][typical] for rank in program.ranks])
+                mean_ns = round(float(times.mean()))
+                yield MeasuredOp(firing_of_actor(actor, program), mean_ns + driver_ns, times.size)
+
+
+def _jitter(run: MeasuredRun) -> float:
+    """Standard deviation of an op's times on a core over their mean, by how long ops take."""
+    typical = list(run.typical)
+    variance = weight = 0.0
+    for program in run.graph.programs:
+        for number, actor in enumerate(program.actors):
+            if actor.meeting is None and not actor.parts:
+                times = np.stack([run.work[rank][number][typical] for rank in program.ranks])
+                mean_ns = float(times.mean())
+                if mean_ns >= VARIED_NS:
+                    variance += times.size * mean_ns * float(np.var(times / mean_ns))
+                    weight += times.size * mean_ns
     jitter = sqrt(variance / weight) if weight else 0.0
-    return ops, jitter if jitter >= JITTER_MIN else 0.0
+    return jitter if jitter >= JITTER_MIN else 0.0
 
 
-def _launch_ns(graph: ActorGraph, trace: Trace) -> int:
-    """Mean time between two firings of a rank that nothing but its driver holds apart; 0: none."""
-    computed: dict[int, int] = {}
-    met: dict[int, int] = {}
-    gaps: list[int] = []
-    for span in _counted(trace):
-        if _actor_of(graph, span).meeting is not None:
-            met[span.rank] = max(met.get(span.rank, 0), span.end_ns)
-            continue
-        end_ns = computed.get(span.rank, span.start_ns)
-        gap_ns = span.start_ns - span.queued_ns - end_ns
-        if 0 <= gap_ns < LAUNCH_NS_MAX and met.get(span.rank, 0) <= end_ns < span.start_ns:
-            gaps.append(gap_ns)
-        computed[span.rank] = span.end_ns
-    return round(fmean(gaps)) if gaps else 0
+def _meetings(run: MeasuredRun, cluster: Cluster) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Tables, messages and costs of a step's meetings.
 
-
-def _meetings(graph: ActorGraph, trace: Trace) -> dict[str, tuple[tuple[int, int], ...]]:
-    """Messages and durations of all meetings that nothing was computed beside, by table."""
-    computing: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    meetings: dict[tuple[str, int, int], list[Span]] = defaultdict(list)
-    for span in _counted(trace):
-        meeting = _actor_of(graph, span).meeting
-        if meeting is None:
-            computing[span.rank].append((span.start_ns, span.end_ns))
-        else:
-            first = min(graph.members(span.rank, meeting))
-            meetings[meeting.key, first, span.firing].append(span)
-    tables: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    for spans in meetings.values():
-        meeting = _actor_of(graph, spans[0]).meeting
-        assert meeting is not None
-        members = len(graph.members(spans[0].rank, meeting))
-        begin_ns = max(span.start_ns for span in spans)
-        ends = [_resumed(computing[span.rank], begin_ns, span.end_ns) for span in spans]
-        if len(spans) == members and None not in ends:
-            kind = "send" if COLLECTIVES[meeting.kind].point_to_point else meeting.kind
-            last_ns = max(end_ns for end_ns in ends if end_ns is not None)
-            message = (max(meeting.message_bytes, 1), max(last_ns - begin_ns, 1))
-            tables[f"{kind}/{members}"].append(message)
-    return {table: tuple(points) for table, points in tables.items()}
-
-
-def _actor_of(graph: ActorGraph, span: Span) -> Actor:
-    return graph.programs[graph.program_of(span.rank)].actors[span.actor]
-
-
-def _resumed(computing: list[tuple[int, int]], begin_ns: int, end_ns: int) -> int | None:
-    """Time at which a rank that waited for a meeting computes again; None where it never waited.
-
-    Where it computes nothing for long after the meeting, something else is waited for, and what
-    counts is the meeting's end.
+    A table has those of meetings that hold their ranks back, if there are any of it.
     """
-    behind = bisect_left(computing, (end_ns, end_ns))
-    beside_ns = 0
-    for start_ns, stop_ns in reversed(computing[:behind]):
-        if stop_ns <= begin_ns:
-            break
-        beside_ns += min(stop_ns, end_ns) - max(start_ns, begin_ns)
-    if beside_ns > ALONE_SHARE * (end_ns - begin_ns):
-        return None
-    resumed_ns = computing[behind][0] if behind < len(computing) else end_ns
-    return resumed_ns if resumed_ns - end_ns < HAND_OFF_NS else end_ns
+    simulated = measured_run(run.graph, simulate(run.graph, cluster, folded=False).trace)
+    assert simulated is not None
+    held_back: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    hidden: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    alone = meeting_means(run, meeting_waits(run))
+    for index, (group, resumed_ns) in enumerate(
+        zip(run.groups, meeting_resumptions(run), strict=True)
+    ):
+        table, message_bytes = _message(run, group)
+        if table not in cluster.device.collectives:
+            continue
+        if isnan(resumed_ns):
+            hidden[table].append((message_bytes, max(1, round(float(alone[index].mean())))))
+            continue
+        points = cluster.device.collectives[table]
+        priced_ns = float(interpolated_ns(points, np.array([float(message_bytes)]))[0])
+        moved_ns = simulated.met[index] - simulated.moves[index]
+        stretch = float(moved_ns[list(simulated.counted)].mean()) / max(priced_ns, 1.0)
+        cost_ns = max(1, round(resumed_ns / max(stretch, 1.0)))
+        held_back[table].append((message_bytes, cost_ns))
+    for table, messages in (hidden | held_back).items():
+        for message in messages:
+            yield table, message
+
+
+def _message(run: MeasuredRun, group: MeetingGroup) -> tuple[str, int]:
+    """Table that a meeting is priced by, and its bytes."""
+    rank, actor = group.members[0]
+    meeting = run.programs[rank].actors[actor].meeting
+    assert meeting is not None
+    kind = "send" if COLLECTIVES[meeting.kind].point_to_point else meeting.kind
+    return f"{kind}/{len(group.members)}", max(meeting.message_bytes, 1)

@@ -3,12 +3,13 @@
 A table keeps its course: where a run measured, its points are what the run took; between, below and
 above them every point moves by the ratio of measured to tabulated time there. Ops of one kind that
 no run has shown move by the kind's median ratio. What an op of some shape took is kept beside that
-(`Device.shapes`). A collective's table moves by its median ratio as a whole, for its meetings are
-few and wait for more than their data.
+(`Device.shapes`). A collective's table moves by two median ratios, one of its small messages and
+one of its large, for its meetings are few and wait for more than their data.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from math import log
 from statistics import median
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ from millrace.planner.proxies import priced_like
 SAME_WORK = 0.05  # A tabulated point within this share of a measured one's work gives way to it.
 MESSAGES_REACH = 16.0  # What small messages take says nothing of ones so many times as large.
 COLLECTIVE_RATIO_MAX = 2.0
+SMALL_MESSAGE = 2.0  # A message that takes less than so many times the smallest's is small.
 RATIO_MAX = 20.0  # A table moves by at most this factor beyond what was measured.
 
 
@@ -113,23 +115,32 @@ def _shapes(device: Device, ops: Iterable[MeasuredOp]) -> Shapes:
 
 
 def _moved_table(points: Points, measured: Iterable[tuple[int, int]]) -> Points:
-    """Table of a collective moved by the median ratio of what its meetings took."""
-    messages = list(measured)
-    sizes = np.array([size for size, _ in messages], float)
-    durations = np.array([duration_ns for _, duration_ns in messages], float)
-    log_ratio = float(np.median(np.log(durations / interpolated_ns(points, sizes))))
-    log_ratio = float(
-        np.clip(log_ratio, -np.log(COLLECTIVE_RATIO_MAX), np.log(COLLECTIVE_RATIO_MAX))
+    """Table of a collective moved by median ratios of what its meetings took.
+
+    Messages that are priced at less than twice the smallest one have a ratio of their own: latency
+    is what they measure, the others measure bandwidth.
+    """
+    messages = np.array(list(measured), float)
+    tabulated = interpolated_ns(points, messages[:, 0])
+    is_small = tabulated < SMALL_MESSAGE * points[0][1]
+    sizes: list[float] = []
+    log_ratios: list[float] = []
+    for chosen in (is_small, ~is_small):
+        if chosen.any():
+            ratio = float(np.median(messages[chosen, 1] / tabulated[chosen]))
+            ratio = min(max(ratio, 1 / COLLECTIVE_RATIO_MAX), COLLECTIVE_RATIO_MAX)
+            sizes += [log(messages[chosen, 0].min()), log(messages[chosen, 0].max())]
+            log_ratios += [log(ratio)] * 2
+    reach = log(MESSAGES_REACH)
+    every = np.array(sorted({size for size, _ in points} | {round(np.exp(size)) for size in sizes}))
+    moved_by = np.interp(
+        np.log(every),
+        [sizes[0] - reach, *sizes, sizes[-1] + reach],
+        [0.0, *log_ratios, 0.0],
     )
-    low, high = np.log(sizes.min()), np.log(sizes.max())
-    reach = np.log(MESSAGES_REACH)
-    shares = np.interp(
-        np.log([size for size, _ in points]), [low - reach, low, high, high + reach], [0, 1, 1, 0]
-    )
-    return tuple(
-        (size, max(1, round(duration_ns * float(np.exp(log_ratio * share)))))
-        for (size, duration_ns), share in zip(points, shares, strict=True)
-    )
+    durations = interpolated_ns(points, every.astype(float)) * np.exp(moved_by)
+    rising = np.maximum(np.round(np.maximum.accumulate(durations)), 1).astype(int)
+    return tuple(zip(every.tolist(), rising.tolist(), strict=True))
 
 
 def corrected(

@@ -6,6 +6,7 @@ import pytest
 from millrace.planner.cluster import Cluster, Device
 from millrace.planner.clusters import local_cluster
 from millrace.planner.compile import compile_plan
+from millrace.planner.errors import PlanError
 from millrace.planner.plan import Plan
 from millrace.profiling.profile_update import profile_update, updated_profile
 from millrace.simulator.simulate import simulate
@@ -44,6 +45,41 @@ def test_a_run_is_predicted_once_it_is_folded_in(pins: dict[str, int]) -> None:
     ).step_time_ns
     assert abs(before_ns / run.step_time_ns - 1) > 0.2
     assert abs(after_ns / run.step_time_ns - 1) < 0.02
+
+
+@pytest.mark.parametrize(("ranks", "pins"), [(2, {"tp": 2}), (4, {"dp": 2, "tp": 2})])
+def test_collectives_are_folded_in_where_ranks_share_cores_too(
+    ranks: int, pins: dict[str, int]
+) -> None:
+    plan = plan_of(small("gpt"), local_cluster(ranks, cores=2, memory_bytes=2**33), 8, **pins)
+    graph = compile_plan(plan)
+    slow, guess = (
+        msgspec.structs.replace(
+            profiled(plan, 1.0),
+            collectives={
+                f"{kind}/{size}": ((64, round(factor * 200_000)), (10**8, round(factor * 10**8)))
+                for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+                for size in (2, 4)
+            },
+        )
+        for factor in (1.5, 1.0)
+    )
+    run = simulate(graph, on(plan, slow), steps=12)
+    trace = msgspec.structs.replace(run.trace, source="measured")
+    before_ns = simulate(graph, on(plan, guess)).step_time_ns
+    after_ns = simulate(
+        graph, on(plan, updated_profile(on(plan, guess), (graph, trace)))
+    ).step_time_ns
+    assert before_ns / run.step_time_ns - 1 < -0.2
+    assert abs(after_ns / run.step_time_ns - 1) < 0.02
+
+
+def test_a_trace_that_lacks_firings_is_refused() -> None:
+    plan = plan_of(small("gpt"), local_cluster(2, cores=2, memory_bytes=2**33), 8, dp=2)
+    trace = simulate(compile_plan(plan), plan.cluster, steps=12).trace
+    part = msgspec.structs.replace(trace, source="measured", spans=trace.spans[::2])
+    with pytest.raises(PlanError, match="every firing"):
+        profile_update(plan, part)
 
 
 def test_an_update_says_what_it_changes_and_which_steps_it_leaves_out() -> None:

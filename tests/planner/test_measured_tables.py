@@ -122,3 +122,15 @@ def test_flags_and_windows_make_shapes_of_their_own() -> None:
     assert op_durations_ns(causal, changed).tolist() == [50_000]
     assert is_measured(causal, changed)
     assert not is_measured(full, changed)
+
+
+def test_small_messages_say_nothing_of_large_ones() -> None:
+    table = ((1024, 10_000), (4096, 12_000), (10**6, 100_000), (10**7, 10**6))
+    profiled = msgspec.structs.replace(PROFILED, collectives={"all_reduce/2": table})
+    messages = ((1024, 15_000), (1024, 15_000), (4096, 18_000), (10**6, 120_000))
+    changed = with_measured(profiled, [], {"all_reduce/2": messages})
+    assert changed.collectives["all_reduce/2"][:3] == (
+        (1024, 15_000),
+        (4096, 18_000),
+        (10**6, 120_000),
+    )
