@@ -122,10 +122,7 @@ class MeasuredRun:
     def work(self) -> Table:
         """Time of every firing in which its thread had a core; all of it where that is unknown."""
         return [
-            [
-                np.where(cpu > 0, np.minimum(cpu, ends - starts), ends - starts)
-                for starts, ends, cpu in zip(*rows, strict=True)
-            ]
+            [np.where(cpu > 0, cpu, ends - starts) for starts, ends, cpu in zip(*rows, strict=True)]
             for rows in zip(self.starts, self.ends, self.cpu, strict=True)
         ]
 
