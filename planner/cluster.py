@@ -149,6 +149,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     for whoever is late. `shapes` has measured points of some shapes of a form of op, by the name of
     the form's table and that of the shape (`millrace.planner.costs.tables.op_forms`): a table of
     `kernels` says how an op's time grows with its work, a shape's points what it is at theirs.
+    `crowded_speed` is the share of their speed that cores have together where more threads want
+    them than there are (`millrace.simulator.shared_cores`).
     """
 
     name: str
@@ -172,6 +174,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     jitter: float = 0.0
     measured: MeasurementQuality | None = None
     shapes: dict[str, dict[str, tuple[tuple[int, int], ...]]] = {}
+    crowded_speed: float = 1.0
 
 
 class Islands(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -54,6 +54,8 @@ class Kernel:
         The ranks that are simulated, in any order.
     cores_per_node
         Set where the ranks of a node share that many cores; None: every rank has its own device.
+    crowded_speed
+        Share of their speed that these have where more threads run than there are.
     pacing
         What holds computation back, where ranks have their own devices; None: nothing.
     visit
@@ -69,6 +71,7 @@ class Kernel:
         instances: Sequence[Instance],
         *,
         cores_per_node: int | None = None,
+        crowded_speed: float = 1.0,
         pacing: Pacing | None = None,
         visit: Visit | None = None,
         lateness: Late | None = None,
@@ -97,7 +100,8 @@ class Kernel:
         for index, instance in enumerate(instances):
             instance.prepare(self.env, index)
             if cores_per_node is not None:
-                self._hosts.setdefault(instance.node, SharedCores(self.env, cores_per_node))
+                host = SharedCores(self.env, cores_per_node, crowded_speed)
+                self._hosts.setdefault(instance.node, host)
 
     def run(self) -> None:
         """Run to the end, so that the instances hold the times of every firing.

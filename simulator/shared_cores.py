@@ -1,10 +1,12 @@
 """Sharing: several jobs on the cores of one host, all running at the same rate.
 
-With n runnable threads on C cores every thread runs at rate min(1, C / n). All rates being equal, a
-job is done when the host's *progress* (what one thread would have done since the start) has grown
-by the job's work, so only the earliest end need be known. Progress is a whole number of parts of a
-nanosecond that every number of threads up to 64 divides, so that it is exact; a job ends at the
-first whole nanosecond at which its work is done.
+With n runnable threads on C cores every thread runs at rate 1 if n is at most C, else at s C / n:
+switches, caches that are filled anew and cores that an uneven share leaves idle make the *crowded
+speed* s less than 1. All rates being equal, a job is done when the host's *progress* (what one
+thread would have done since the start) has grown by the job's work, so only the earliest end need
+be known. Progress is a whole number of parts of a nanosecond that every number of threads up to 64
+divides, so that it is exact at full speed; a job ends at the first whole nanosecond at which its
+work is done.
 
 Notes
 -----
@@ -18,6 +20,7 @@ from math import lcm
 from simpy import Environment, Event
 
 SCALE = lcm(*range(1, 65))
+PARTS = 1000  # The crowded speed is a whole number of thousandths.
 
 Done = Callable[[], object]
 
@@ -31,11 +34,14 @@ class SharedCores:
         The simulated clock.
     cores
         Number of cores.
+    crowded_speed
+        Share of their speed that they have together where more threads run.
     """
 
-    def __init__(self, env: Environment, cores: int) -> None:
+    def __init__(self, env: Environment, cores: int, crowded_speed: float = 1.0) -> None:
         self.env = env
         self.cores = cores
+        self._speed = round(PARTS * crowded_speed)
         self._threads = 0
         self._progress = 0
         self._advanced_at = 0
@@ -56,7 +62,7 @@ class SharedCores:
         now = int(self.env.now)
         elapsed = (now - self._advanced_at) * SCALE
         if self._threads > self.cores:
-            elapsed = elapsed * self.cores // self._threads
+            elapsed = elapsed * self.cores * self._speed // (self._threads * PARTS)
         self._progress += elapsed
         self._advanced_at = now
 
@@ -70,7 +76,7 @@ class SharedCores:
             return
         missing = max(self._jobs[0][0] - self._progress, 0)
         if self._threads > self.cores:
-            delay = -(-missing * self._threads // (SCALE * self.cores))
+            delay = -(-missing * self._threads * PARTS // (SCALE * self.cores * self._speed))
         else:
             delay = -(-missing // SCALE)
         wake_at = int(self.env.now) + delay

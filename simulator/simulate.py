@@ -153,6 +153,7 @@ def simulate(
         graph,
         instances,
         cores_per_node=cluster.cores_per_node,
+        crowded_speed=cluster.device.crowded_speed,
         pacing=pacing_of(graph, cluster) if pacing is None else pacing,
         lateness=None if lateness is None else lateness.late_ns,
     ).run()

@@ -167,6 +167,7 @@ class Counterfactuals:
             graph,
             instances,
             cores_per_node=self.cluster.cores_per_node if scenario.shares_cores else None,
+            crowded_speed=self.cluster.device.crowded_speed,
             pacing=scenario.pacing,
         ).run()
         return instances

@@ -33,6 +33,7 @@ from millrace.planner.costs.measured_tables import MeasuredOp, with_measured
 from millrace.planner.costs.tables.profile_tables import interpolated_ns
 from millrace.planner.errors import PlanError
 from millrace.planner.plan import Plan
+from millrace.profiling.crowding import crowded_speed
 from millrace.simulator import predict, simulate
 
 SHOWN_CHANGES = 5
@@ -47,7 +48,8 @@ def updated_profile(cluster: Cluster, *runs: tuple[ActorGraph, Trace]) -> Device
     Parameters
     ----------
     cluster : Cluster
-        That of the plans, with the profile that they were made with.
+        That of the plans, with the profile that they were made with. Where its ranks share cores,
+        what steps take beyond ops and meetings is the speed of the crowded cores.
     *runs : tuple of (ActorGraph, Trace)
         The compiled plans, and the trace of a run of each, with the times of firings. What several
         have counts by its mean over them.
@@ -74,7 +76,11 @@ def updated_profile(cluster: Cluster, *runs: tuple[ActorGraph, Trace]) -> Device
     for run in measured:
         for table, message in _meetings(run, msgspec.structs.replace(cluster, device=device)):
             collectives[table].append(message)
-    return with_measured(device, [], {table: tuple(rows) for table, rows in collectives.items()})
+    device = with_measured(device, [], {table: tuple(rows) for table, rows in collectives.items()})
+    if cluster.cores_per_node is None or cluster.devices_per_node <= cluster.cores_per_node:
+        return device
+    speed = crowded_speed(msgspec.structs.replace(cluster, device=device), runs)
+    return msgspec.structs.replace(device, crowded_speed=speed)
 
 
 def rehearsed_profile(device: Device, graph: ActorGraph, trace: Trace) -> Device:

@@ -126,6 +126,7 @@ def _device_faults(device: Device, where: str) -> Iterator[str]:
         ("memory_efficiency", device.memory_efficiency),
         ("attention_efficiency", device.attention_efficiency),
         ("narrow_efficiency", device.narrow_efficiency),
+        ("crowded_speed", device.crowded_speed),
         ("plain_efficiency", device.plain_efficiency),
     ):
         if share is not None and not 0 < share <= 1:

@@ -10,9 +10,9 @@ from millrace.simulator.shared_cores import SharedCores
 Jobs = list[tuple[int, int, int]]  # arrival, work, threads
 
 
-def ends(cores: int, jobs: Jobs) -> list[int]:
+def ends(cores: int, jobs: Jobs, crowded_speed: float = 1.0) -> list[int]:
     env = Environment()
-    host = SharedCores(env, cores)
+    host = SharedCores(env, cores, crowded_speed)
     end_times = [-1] * len(jobs)
     for index, (arrival, work, threads) in enumerate(jobs):
 
@@ -41,6 +41,12 @@ def test_a_late_short_job_delays_the_long_one_by_its_own_work() -> None:
 
 def test_three_jobs_on_two_cores_run_at_two_thirds() -> None:
     assert ends(2, [(0, 100, 1)] * 3) == [150, 150, 150]
+
+
+def test_crowded_cores_are_slower_and_others_are_not() -> None:
+    assert ends(2, [(0, 100, 1)] * 2, 0.75) == [100, 100]
+    assert ends(2, [(0, 100, 1)] * 3, 0.75) == [200, 200, 200]
+    assert ends(1, [(0, 100, 1), (50, 20, 1)], 0.5) == [160, 130]
 
 
 def test_a_job_of_several_threads_takes_several_shares() -> None:
