@@ -77,17 +77,17 @@ class MeasurementQuality(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     Attributes
     ----------
     rounds
-        Times that every probe was timed.
+        Times that every probe was timed, on a GPU some of them.
     spread
         How far rounds differed, of the usual probe: the median deviation from its median.
     spread_max, spread_max_of
         That of the table of kernels or collectives that differed most, and its name.
     others
-        Share of the cores' time that other programs took meanwhile.
+        Share of the cores' time that other programs took meanwhile; of a GPU's, just before.
     steal
         Share that the host of a virtual machine took.
     frequency
-        Share of their highest frequency at which the cores ran.
+        Share of its highest frequency at which the device ran.
     """
 
     rounds: int
@@ -128,13 +128,14 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     are read before `matmul`, `attention/64` and `gelu` for an op in that precision, which is that
     of its first floating input where it multiplies nothing. FLOPs are counted alike in every
     precision, whose rates differ; bytes are those that the dtypes take, so that a table of bytes
-    tells what more instructions per byte cost. `collectives` maps `kind/group_size` to measured
-    points (message_bytes, duration_ns), and `host/1` to those of one copy between the device and
-    memory of its host, the slower way. Both are sorted by their first column. `library` names what
-    moves its messages, by the algorithms and protocols of that library only
-    (`millrace.planner.costs.nccl_protocols`); empty: by the fastest of all algorithms, latency and
-    bandwidth alone. Price is what an hour is listed at on demand, power what the device may draw at
-    most; None where neither is published.
+    tells what more instructions per byte cost. `kernel_bytes` maps tables by FLOPs to what was
+    moved at their points (work, bytes), from which a GPU's times of other shapes follow.
+    `collectives` maps `kind/group_size` to measured points (message_bytes, duration_ns), and
+    `host/1` to those of one copy between the device and memory of its host, the slower way. All are
+    sorted by their first column. `library` names what moves its messages, by the algorithms and
+    protocols of that library only (`millrace.planner.costs.nccl_protocols`); empty: by the fastest
+    of all algorithms, latency and bandwidth alone. Price is what an hour is listed at on demand,
+    power what the device may draw at most; None where neither is published.
 
     Efficiencies are shares of the peak that large kernels reach: `matmul_efficiency` 16-bit
     products, `narrow_efficiency` those in eight bits and `plain_efficiency` those in fp32 and fp64,
@@ -162,6 +163,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     launch_ns: int
     source: str
     kernels: dict[str, tuple[tuple[int, int], ...]] = {}
+    kernel_bytes: dict[str, tuple[tuple[int, int], ...]] = {}
     collectives: dict[str, tuple[tuple[int, int], ...]] = {}
     library: str = ""
     price_usd_per_hour: float | None = None

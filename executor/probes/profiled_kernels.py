@@ -249,12 +249,14 @@ PROBES: tuple[Probe, ...] = (
 class KernelCase:
     """One kernel to be timed: its context, the work it is charged by, and the table it goes to.
 
-    `ids` has the number of different ids of every input that holds some.
+    `ids` has the number of different ids of every input that holds some; `moved_bytes` is what it
+    moves where the work is FLOPs.
     """
 
     context: KernelContext
     work: int
     table: str
+    moved_bytes: int = 0
     ids: Mapping[int, int] = field(default_factory=dict)
 
     @property
@@ -381,6 +383,7 @@ def _case(probe: Probe, sizes: Sizes, precision: str | None) -> KernelCase:
         context=context,
         work=max(round(float(firing.work[0])), 1),
         table=_table(probe, sizes, precision),
+        moved_bytes=int(firing.bytes[0]) if firing.sizes else 0,
         ids={index: label_sizes[label] for index, label in below},
     )
 

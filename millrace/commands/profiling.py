@@ -95,8 +95,8 @@ MEASURED = {"cpu": _cpus, "gpu": _gpus}
 many seconds (None: as long as each does by itself)."""
 
 
-def quality_text(quality: "MeasurementQuality") -> str:
-    """Text on how sure a profile is: its rounds, how far they differed, what others took."""
+def quality_text(quality: "MeasurementQuality", what: str = "cores") -> str:
+    """Text on how sure a profile of cores, or a GPU, is: its rounds, and what others took."""
     parts = [f"{quality.rounds} round{'s' * (quality.rounds > 1)}"]
     if quality.spread is not None and quality.spread_max is not None:
         parts[0] += (
@@ -106,11 +106,11 @@ def quality_text(quality: "MeasurementQuality") -> str:
     if quality.others is None:
         parts.append("nothing is known of other programs")
     else:
-        parts.append(f"other programs took {format_percent(quality.others)} of the cores")
+        parts.append(f"other programs took {format_percent(quality.others)} of the {what}")
     if quality.steal:
         parts.append(f"the host {format_percent(quality.steal)}")
     if quality.frequency is not None:
-        parts.append(f"cores ran at {format_percent(quality.frequency)} of their frequency")
+        parts.append(f"{what} ran at {format_percent(quality.frequency)} of their frequency")
     return f"measured in {', '.join(parts)}"
 
 
@@ -124,7 +124,8 @@ def _draw(device: "Device", console: "Console") -> None:
     console.print(f"memory bandwidth: {bandwidth}", markup=False)
     console.print(f"added to every firing: {format_seconds(device.launch_ns / 1e9)}", markup=False)
     if device.measured is not None:
-        console.print(quality_text(device.measured), markup=False)
+        what = "GPU" if device.multiprocessors else "cores"
+        console.print(quality_text(device.measured, what), markup=False)
     table = Table()
     for column in ("collective/ranks", "smallest message", "takes", "largest", "takes"):
         table.add_column(column, justify="left" if column.startswith("coll") else "right")

@@ -6,7 +6,7 @@ Two traces of one plan come in, a `Comparison` comes out. Read first
 
 from millrace.compare.comparison import ActorRow, CauseRow, Comparison, ErrorCause
 from millrace.compare.trace_join import exposed_ns_by_kind, join
-from millrace.compare.trace_steps import step_of, step_time_ns, traced_steps
+from millrace.compare.trace_steps import step_of, step_time_ns, traced_steps, unmarked_share
 
 __all__ = [
     "ActorRow",
@@ -18,4 +18,5 @@ __all__ = [
     "step_of",
     "step_time_ns",
     "traced_steps",
+    "unmarked_share",
 ]

@@ -23,6 +23,19 @@ def traced_steps(trace: Trace) -> range:
     return range(min(max(counted.start, first), counted.stop), counted.stop)
 
 
+def unmarked_share(trace: Trace) -> float:
+    """Time of a step without spans over that of one with them, at most 1.
+
+    A GPU's actors are timed one by one, in steps that are slower by it; where all steps have spans,
+    as on CPUs, it is 1.
+    """
+    times, marked = trace.step_times_ns(), traced_steps(trace)
+    unmarked = [times[step] for step in counted_steps(trace) if step not in marked]
+    if not unmarked or not marked:
+        return 1.0
+    return min(1.0, median(unmarked) / median(times[step] for step in marked))
+
+
 def step_time_ns(trace: Trace) -> int:
     """Median time of the steps that count, of the slowest rank, in ns."""
     times = trace.step_times_ns()

@@ -15,7 +15,7 @@ from statistics import fmean
 import msgspec
 import numpy as np
 
-from millrace.compare import step_time_ns, traced_steps
+from millrace.compare import step_time_ns, traced_steps, unmarked_share
 from millrace.compare.measured_costs import (
     launch_ns,
     meeting_means,
@@ -28,8 +28,8 @@ from millrace.planner.actors.trace import Trace
 from millrace.planner.cluster import Cluster, Device
 from millrace.planner.collectives import COLLECTIVES
 from millrace.planner.compile import compile_plan
-from millrace.planner.costs.actors import durations, firing_of_actor
-from millrace.planner.costs.measured_tables import MeasuredOp, with_measured
+from millrace.planner.costs.actors import durations
+from millrace.planner.costs.measured_tables import MeasuredOp, measured_ops, with_measured
 from millrace.planner.costs.tables.profile_tables import interpolated_ns
 from millrace.planner.errors import PlanError
 from millrace.planner.plan import Plan
@@ -62,13 +62,20 @@ def updated_profile(cluster: Cluster, *runs: tuple[ActorGraph, Trace]) -> Device
     device = cluster.device
     measured = [_measured(*run) for run in runs]
     launches = [mean_ns for run in measured if (mean_ns := launch_ns(run))]
-    driver_ns = round(fmean(launches)) if launches else device.launch_ns
+    is_gpu = device.multiprocessors > 0
+    unseen_ns = 0 if is_gpu else device.launch_ns  # a launch is in all that a GPU's profile timed
+    driver_ns = round(fmean(launches)) if launches else unseen_ns
     jitters = [device.jitter] if device.jitter else []
     jitters += [_jitter(run) for run in measured]
+    ops = [
+        op
+        for run, (_, trace) in zip(measured, runs, strict=True)
+        for op in _ops(run, driver_ns, device, unmarked_share(trace))
+    ]
     device = msgspec.structs.replace(
-        with_measured(device, [op for run in measured for op in _ops(run, driver_ns)], {}),
+        with_measured(device, ops, {}),
         jitter=fmean(jitters),
-        launch_ns=driver_ns,
+        launch_ns=device.launch_ns if is_gpu else driver_ns,
     )
     if not device.collectives:
         return device
@@ -97,7 +104,7 @@ def rehearsed_profile(device: Device, graph: ActorGraph, trace: Trace) -> Device
     """
     run = _measured(graph, trace)
     driver_ns = round(launch_ns(run)) or device.launch_ns
-    learned = with_measured(device, _ops(run, driver_ns), {})
+    learned = with_measured(device, _ops(run, driver_ns, device, unmarked_share(trace)), {})
     return msgspec.structs.replace(learned, launch_ns=driver_ns)
 
 
@@ -184,15 +191,15 @@ def _measured(graph: ActorGraph, trace: Trace) -> MeasuredRun:
     return run
 
 
-def _ops(run: MeasuredRun, driver_ns: int) -> Iterator[MeasuredOp]:
-    """Mean times on a core of every actor of one op."""
+def _ops(run: MeasuredRun, driver_ns: int, device: Device, share: float) -> Iterator[MeasuredOp]:
+    """Mean times on a core of the ops of every actor, times the share of them that counts."""
     typical = list(run.typical)
     for program in run.graph.programs:
         for number, actor in enumerate(program.actors):
-            if actor.meeting is None and not actor.parts:
+            if actor.meeting is None:
                 times = np.stack([run.work[rank][number][typical] for rank in program.ranks])
-                mean_ns = round(float(times.mean()))
-                yield MeasuredOp(firing_of_actor(actor, program), mean_ns + driver_ns, times.size)
+                took_ns = round(share * (float(times.mean()) + driver_ns))
+                yield from measured_ops(actor, program, device, took_ns, times.size)
 
 
 def _jitter(run: MeasuredRun) -> float:
@@ -201,7 +208,7 @@ def _jitter(run: MeasuredRun) -> float:
     variance = weight = 0.0
     for program in run.graph.programs:
         for number, actor in enumerate(program.actors):
-            if actor.meeting is None and not actor.parts:
+            if actor.meeting is None:
                 times = np.stack([run.work[rank][number][typical] for rank in program.ranks])
                 mean_ns = float(times.mean())
                 if mean_ns >= VARIED_NS:

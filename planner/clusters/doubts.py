@@ -30,16 +30,23 @@ def profile_doubt(device: Device) -> str | None:
     if quality is None or not quality.is_doubtful:
         return None
     most = f"{100 * quality.error_max:.0f} %"
+    if device.multiprocessors:
+        return (
+            f"the profile was taken while {_causes(quality, 'GPU')}: its figures may be up to "
+            f"{most} too slow; take it anew while nothing else uses the GPU "
+            f"(`millrace profile --device gpu`)"
+        )
     return (
-        f"the profile was taken while {_causes(quality)}: its collectives may be up to {most} too "
-        f"slow, its kernels by less; take it anew on a quiet machine (`millrace profile`)"
+        f"the profile was taken while {_causes(quality, 'cores')}: its collectives may be up to "
+        f"{most} too slow, its kernels by less; take it anew on a quiet machine "
+        f"(`millrace profile`)"
     )
 
 
-def _causes(quality: MeasurementQuality) -> str:
+def _causes(quality: MeasurementQuality, what: str) -> str:
     """Clause that says what speaks against a measurement: others, the host, or its own rounds."""
     shares = (
-        ("other programs took {} % of the cores", quality.others),
+        (f"other programs took {{}} % of the {what}", quality.others),
         ("the host took {} %", quality.steal),
         ("rounds differed by {} %", quality.spread),
     )

@@ -3,12 +3,15 @@
 A table keeps its course: where a run measured, its points are what the run took; between, below and
 above them every point moves by the ratio of measured to tabulated time there. Ops of one kind that
 no run has shown move by the kind's median ratio. What an op of some shape took is kept beside that
-(`Device.shapes`). A collective's table moves by two median ratios, one of its small messages and
-one of its large, for its meetings are few and wait for more than their data.
+(`Device.shapes`); a GPU's shapes are told apart by their bytes. A collective's table moves by two
+median ratios, one of its small messages and one of its large, for its meetings are few and wait for
+more than their data. Of a fused kernel, what the ops that follow are priced at stays; its heads
+take the rest, each as much as it was priced at.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from math import log
 from statistics import median
 from typing import NamedTuple
@@ -16,21 +19,36 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from millrace.models.arrays import Floats, Ints
 from millrace.models.labels import parse
+from millrace.planner.actors.graph import Actor, Program
 from millrace.planner.cluster import Device
 from millrace.planner.collectives import LOCAL_BOXING
-from millrace.planner.costs.op_batch import DRAWN, OpFirings
-from millrace.planner.costs.ops import ATTENTION
+from millrace.planner.costs.actors import firing_of_actor, parts_of
+from millrace.planner.costs.memory_bound import bandwidth_bytes_per_s
+from millrace.planner.costs.op_batch import DRAWN, OpFirings, firing_of
+from millrace.planner.costs.ops import (
+    ATTENTION,
+    added_ns,
+    kind_points,
+    least_ns,
+    like_of,
+    op_durations_ns,
+)
+from millrace.planner.costs.tables.gpu_tables import traffic_ns
 from millrace.planner.costs.tables.op_forms import form_table
 from millrace.planner.costs.tables.profile_tables import Points, interpolated_ns
 from millrace.planner.costs.tables.shape_tables import shape_of
-from millrace.planner.proxies import priced_like
+from millrace.planner.proxies import Like
 
 SAME_WORK = 0.05  # A tabulated point within this share of a measured one's work gives way to it.
 MESSAGES_REACH = 16.0  # What small messages take says nothing of ones so many times as large.
 COLLECTIVE_RATIO_MAX = 2.0
 SMALL_MESSAGE = 2.0  # A message that takes less than so many times the smallest's is small.
 RATIO_MAX = 20.0  # A table moves by at most this factor beyond what was measured.
+# An actor so short that took so many times as long as its kernel alone waited for its launch: those
+# of a GPU are timed while the host launches them one by one, which takes 25 us (H100, 2026-11).
+HOST_NS, HOST_RATIO = 100_000, 4.0
 
 
 Shapes = dict[str, dict[str, Points]]
@@ -42,6 +60,59 @@ class MeasuredOp(NamedTuple):
     firings: OpFirings
     duration_ns: int
     often: int = 1  # firings of a step, on all ranks
+
+
+def measured_ops(
+    actor: Actor, program: Program, device: Device, duration_ns: int, often: int = 1
+) -> list[MeasuredOp]:
+    """Ops of an actor with what each of them took of a firing.
+
+    Parameters
+    ----------
+    actor, program : Actor, Program
+        One that takes part in no meeting, and the program that it is of.
+    device : Device
+        As the plan was priced, which tells the parts of a fused actor apart.
+    duration_ns : int
+        Nanoseconds of a firing.
+    often : int
+        How much it weighs.
+    """
+    if not actor.parts:
+        firings = [firing_of_actor(actor, program)]
+    else:
+        firings = _parts_together(actor, program)
+    priced = [int(op_durations_ns(part, device)[0]) for part in firings]
+    heads = [(part, ns) for part, ns in zip(firings, priced, strict=True) if not part.follows]
+    if device.multiprocessors and HOST_RATIO * sum(priced) < duration_ns < HOST_NS:
+        return []
+    of_heads = max(1, sum(ns for _, ns in heads))
+    left_ns = max(duration_ns - sum(priced) + of_heads, duration_ns * of_heads // sum(priced))
+    return [MeasuredOp(part, max(1, round(left_ns * ns / of_heads)), often) for part, ns in heads]
+
+
+def _parts_together(actor: Actor, program: Program) -> list[OpFirings]:
+    """Firings of a fused actor's parts; those of one kind that one launch does count as one op."""
+    firings = [
+        firing_of(
+            part.kind,
+            part.labels,
+            part.attributes,
+            [register.shape for register in inputs],
+            [register.shape for register in outputs],
+            [register.dtype for register in inputs],
+            [register.dtype for register in outputs],
+            share,
+        )
+        for part, inputs, outputs, share in parts_of(actor, program)
+    ]
+    first, *others = firings
+    together = all(part.kind == first.kind and part.follows for part in others)
+    if not others or first.sizes or not together:
+        return firings
+    largest = max(firings, key=lambda part: int(part.bytes[0]))
+    moved = np.sum([part.bytes for part in firings], axis=0)
+    return [largest._replace(bytes=moved, follows=False)]
 
 
 def with_measured(
@@ -62,18 +133,30 @@ def with_measured(
     ops = list(ops)
     kernels = dict(device.kernels)
     by_kind: dict[tuple[str, str], dict[str, list[tuple[float, int, int]]]] = {}
+    like_by_kind: dict[tuple[str, str], Like] = {}
+    moving: set[tuple[str, str]] = set()
     for firings, duration_ns, often in ops:
-        tables = by_kind.setdefault((firings.kind, firings.precision), defaultdict(list))
+        key = firings.kind, firings.precision
+        like_by_kind[key] = like_of(firings, device)
+        if not firings.sizes:
+            moving.add(key)
+        tables = by_kind.setdefault(key, defaultdict(list))
         work = max(float(np.max(firings.work)), 1.0)
-        tables[_table_name(firings, device)].append((work, duration_ns, often))
+        tabulated_ns = duration_ns - float(np.max(added_ns(firings, device)))
+        if tabulated_ns > float(np.max(least_ns(firings, device))):
+            tables[_table_name(firings, device)].append((work, round(tabulated_ns), often))
     for (kind, precision), tables in sorted(by_kind.items()):
         name = f"{kind}{_suffix(device, precision)}"
-        general = _tabulated(device, kind, precision)
+        general = _tabulated(device, like_by_kind[kind, precision], precision)
         ratios: list[float] = []
         for table, points in sorted(tables.items()):
-            kernels[table], moved_by = corrected(device.kernels.get(table) or general, points)
+            tabulated = device.kernels.get(table) or general
+            price = _price(device, tabulated, moves=(kind, precision) in moving)
+            kernels[table], moved_by = corrected(tabulated, points, price)
             ratios += moved_by
-        if name in tables or kind in (*ATTENTION, DRAWN):  # sources of data have nothing in common
+        if not tables or name in tables:
+            continue
+        if kind in (*ATTENTION, DRAWN):  # sources of data have nothing in common
             continue
         if general:
             by = median(ratios)
@@ -90,7 +173,7 @@ def with_measured(
         device,
         kernels=kernels,
         collectives={**device.collectives, **collective_tables},
-        shapes=_shapes(device, ops),
+        shapes=device.shapes if device.multiprocessors else _shapes(device, ops),
     )
 
 
@@ -143,10 +226,28 @@ def _moved_table(points: Points, measured: Iterable[tuple[int, int]]) -> Points:
     return tuple(zip(every.tolist(), rising.tolist(), strict=True))
 
 
+class TablePrice(NamedTuple):
+    """Durations that a device reads from a table, and those of a kernel without work."""
+
+    durations_ns: Callable[[Floats], Ints]
+    starting_ns: int
+
+
+def _price(device: Device, points: Points, *, moves: bool) -> TablePrice | None:
+    """Price of a GPU's kernels, which move bytes or multiply; None where a table says it all."""
+    if not points or not device.multiprocessors:
+        return None
+    if not moves:
+        return TablePrice(partial(interpolated_ns, points), points[0][1])
+    return TablePrice(
+        partial(traffic_ns, points, bytes_per_s=bandwidth_bytes_per_s(device)), points[0][1]
+    )
+
+
 def corrected(
-    points: Points, measured: Iterable[tuple[float, int, int]]
+    points: Points, measured: Iterable[tuple[float, int, int]], price: TablePrice | None = None
 ) -> tuple[Points, list[float]]:
-    """Points moved to what was measured, and by what ratio at each measured amount of work.
+    """Points moved to what was measured, and by what ratio each measured amount of work moves.
 
     Of equal work the mean counts. Ops of one table that take longer for less work, as their shapes
     differ, share the mean of their times: what they take together stays.
@@ -157,6 +258,9 @@ def corrected(
         (work, duration_ns) as tabulated, ascending; may be empty.
     measured : iterable of (work, duration_ns, often)
         In any order; `often` weighs.
+    price : TablePrice, optional
+        How the table is read, where kernels without work take a time that differs in a step by more
+        than their rate does: what is mostly that moves itself alone.
 
     Examples
     --------
@@ -171,8 +275,10 @@ def corrected(
     durations = _rising([(spent[work][0], spent[work][1]) for work in works])
     if not points:
         return tuple(zip(works, durations, strict=True)), []
-    tabulated = interpolated_ns(points, np.array(works, float))
+    read = TablePrice(partial(interpolated_ns, points), 0) if price is None else price
+    tabulated = read.durations_ns(np.array(works, float))
     ratios = np.clip(np.array(durations) / np.maximum(tabulated, 1), 1 / RATIO_MAX, RATIO_MAX)
+    ratios = ratios ** np.clip(1 - read.starting_ns / np.maximum(tabulated, 1), 0, 1)
     moved: dict[int, int] = {}
     for work, duration_ns in points:
         near = min(works, key=lambda each: abs(each - work))
@@ -219,9 +325,7 @@ def _suffix(device: Device, precision: str) -> str:
     return suffix if any(name.endswith(suffix) for name in device.kernels) else ""
 
 
-def _tabulated(device: Device, kind: str, precision: str) -> Points:
+def _tabulated(device: Device, like: Like, precision: str) -> Points:
     """Points of a kind as they stand, or of the kind that it is priced like at its own work."""
-    tables = device.kernels
-    like = priced_like(kind, tables, precision)
-    points = tables.get(f"{like.kind}@{precision}") or tables.get(like.kind) or ()
+    points = kind_points(like.kind, device, precision)
     return tuple((max(1, round(work / like.factor)), ns) for work, ns in points)

@@ -57,6 +57,8 @@ class OpFirings(NamedTuple):
     samples
         Samples of the data that an `input` draws, each of which costs its host as much as
         `SAMPLE_BYTES`.
+    beside
+        Bytes, of those in `bytes`, that other ops of a product's kernel move behind it.
     """
 
     kind: str
@@ -68,6 +70,7 @@ class OpFirings(NamedTuple):
     follows: bool = False
     samples: Ints | int = 0
     spans: Mapping[str, Ints] = {}
+    beside: Ints | int = 0
 
     @property
     def work(self) -> Floats:
@@ -220,7 +223,8 @@ def firing_of(
         precision = precision_of(kind, input_dtypes, attributes)
     follows = share is not None and share.follows
     samples = output_shapes[0][0] if kind == DRAWN and output_shapes[0] else 0
+    beside = 0 if share is None else share.beside * prod(output_shapes[0])
     moved_bytes = np.array([moved])
     return OpFirings(
-        kind, labels, attributes, sizes, moved_bytes, precision, follows, samples, spans
+        kind, labels, attributes, sizes, moved_bytes, precision, follows, samples, spans, beside
     )

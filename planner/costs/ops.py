@@ -11,7 +11,7 @@ other ops their bytes (`traffic`).
 Shapes: arrays [firings], see `millrace.planner.costs.op_batch`; nanoseconds are whole.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -34,6 +34,13 @@ from millrace.planner.costs.memory_bound import (
     memory_bound_seconds,
 )
 from millrace.planner.costs.op_batch import Attributes, OpFirings, Shape, firing_of
+from millrace.planner.costs.tables.gpu_tables import (
+    MIRRORS,
+    moving_ns,
+    short_ns,
+    sooner,
+    traffic_ns,
+)
 from millrace.planner.costs.tables.op_forms import form_table
 from millrace.planner.costs.tables.profile_tables import Points, interpolated_ns, whole_ns
 from millrace.planner.costs.tables.shape_tables import is_measured, shaped_ns
@@ -55,7 +62,7 @@ def _by_head_size(
     time: between two measured head sizes it is interpolated at an equal number of scores. Tables
     of the precision alone count where there are any.
     """
-    tables = _tables_by_size(device, kind, f"@{precision}") or _tables_by_size(device, kind, "")
+    tables = _by_size(device.kernels, kind, f"@{precision}") or _by_size(device.kernels, kind, "")
     if not tables:
         return None
     measured = sorted(tables)
@@ -73,19 +80,19 @@ def _by_head_size(
     return whole_ns(np.rint(at_size(low) * (1 - share) + at_size(high) * share))
 
 
-def _tables_by_size(device: Device, kind: str, suffix: str) -> dict[int, Points]:
+def _by_size(tables: Mapping[str, Points], kind: str, suffix: str) -> dict[int, Points]:
     """Tables `kind/head_size` with a suffix, by head size."""
-    tables = {}
-    for name, points in device.kernels.items():
+    table_by_size = {}
+    for name, points in tables.items():
         size = name.removeprefix(f"{kind}/").removesuffix(suffix)
         if name == f"{kind}/{size}{suffix}" and size.isdecimal():
-            tables[int(size)] = points
-    return tables
+            table_by_size[int(size)] = points
+    return table_by_size
 
 
 def _table_ns(firings: OpFirings, device: Device) -> Ints | None:
     """Durations from measured tables; None where nothing like the op was measured."""
-    like = priced_like(firings.kind, device.kernels, firings.precision)
+    like = like_of(firings, device)
     points = _points(firings, device, like)
 
     def by_size(work: Floats) -> Ints | None:
@@ -101,19 +108,80 @@ def _table_ns(firings: OpFirings, device: Device) -> Ints | None:
             return interpolated_ns(points or (), np.rint(like.factor * work))
         return durations_ns
 
-    if points is None and by_size(np.ones(1)) is None:
+    attention_ns = by_size(firings.work)
+    if points is None and attention_ns is None:
         return None
-    return shaped_ns(firings, device, tabulated)
+    if not device.multiprocessors:
+        return shaped_ns(firings, device, tabulated)
+    if attention_ns is not None:
+        return attention_ns + whole_ns(added_ns(firings, device))
+    bytes_per_s = bandwidth_bytes_per_s(device)
+    if firings.sizes:
+        durations_ns = tabulated(firings.work)
+        return moving_ns(durations_ns, firings.bytes, firings.beside, bytes_per_s)
+    return traffic_ns(points or (), np.rint(like.factor * firings.work), bytes_per_s)
+
+
+def like_of(firings: OpFirings, device: Device) -> Like:
+    """Kind whose table prices an op on a device, and its factor.
+
+    On a GPU what an op computes hides behind the bytes that it moves, so no factor is above 1.
+    """
+    like = priced_like(firings.kind, device.kernels, firings.precision)
+    if device.multiprocessors and not firings.sizes:
+        return Like(like.kind, min(like.factor, 1.0))
+    return like
+
+
+def least_ns(firings: OpFirings, device: Device) -> Floats:
+    """Nanoseconds that a GPU's memory takes for the operands of a product itself; else 0."""
+    if not device.multiprocessors or not firings.sizes or firings.kind in ATTENTION:
+        return np.zeros(np.shape(firings.bytes))
+    operand_bytes: Floats = firings.bytes - np.asarray(firings.beside, float)
+    return operand_bytes / bandwidth_bytes_per_s(device) * 1e9
+
+
+def added_ns(firings: OpFirings, device: Device) -> Floats:
+    """Nanoseconds that come on top of what tables by FLOPs say, see `tables.gpu_tables`."""
+    if not device.multiprocessors or not firings.sizes:
+        return np.zeros(np.shape(firings.bytes))
+    bytes_per_s = bandwidth_bytes_per_s(device)
+    kind = like_of(firings, device).kind
+    if kind not in ATTENTION:
+        beside: Floats = np.asarray(firings.beside, float) / bytes_per_s * 1e9
+        return beside
+    tables = device.kernel_bytes
+    timed = _by_size(tables, kind, f"@{firings.precision}") or _by_size(tables, kind, "")
+    head_size = int(np.max(firings.size(parse(firings.labels).inputs[0][-1])))
+    size = min(timed, key=lambda each: abs(each - head_size), default=head_size)
+    wider = size / head_size  # of as many scores
+    moved_bytes: Floats = np.asarray(firings.bytes, float) * wider
+    added = short_ns(firings.flops * wider, moved_bytes, timed.get(size, ()), bytes_per_s)
+    return added / wider
 
 
 def _points(firings: OpFirings, device: Device, like: Like) -> Points | None:
     """Measured points of an op's form, else of the kind that it is priced like."""
-    names = [like.kind]
     if like.kind == firings.kind and firings.kind not in LOCAL_BOXING:
-        names.insert(0, form_table(firings.kind, firings.labels, firings.attributes))
+        name = form_table(firings.kind, firings.labels, firings.attributes)
+        tables = device.kernels
+        if points := tables.get(f"{name}@{firings.precision}") or tables.get(name):
+            return points
+    return kind_points(like.kind, device, firings.precision) or None
+
+
+def kind_points(kind: str, device: Device, precision: str) -> Points:
+    """Measured points of a kind, of its precision before one of none; empty where there are none.
+
+    On a GPU a convolution takes no longer than its mirror of equal work was timed to take, see
+    `tables.gpu_tables`.
+    """
     tables = device.kernels
-    choices = (tables.get(f"{name}@{firings.precision}") or tables.get(name) for name in names)
-    return next(filter(None, choices), None)
+    points, mirror = (
+        tables.get(f"{name}@{precision}") or tables.get(name) or ()
+        for name in (kind, MIRRORS.get(kind, kind))
+    )
+    return sooner(points, mirror) if device.multiprocessors and points != mirror else points
 
 
 def _seconds(firings: OpFirings, device: Device, software: Software) -> Floats:
@@ -143,12 +211,12 @@ def times_beyond(firing: OpFirings, device: Device) -> float:
     """
     if is_measured(firing, device):
         return 1.0
-    like = priced_like(firing.kind, device.kernels, firing.precision)
+    like = like_of(firing, device)
     work = float(np.max(firing.work)) * like.factor
     if firing.kind in ATTENTION:
-        tables = _tables_by_size(device, like.kind, f"@{firing.precision}") or _tables_by_size(
-            device, like.kind, ""
-        )
+        suffixes = (f"@{firing.precision}", "")
+        by_size = (_by_size(device.kernels, like.kind, suffix) for suffix in suffixes)
+        tables = next(filter(None, by_size), {})
         return work / max((points[-1][0] for points in tables.values()), default=float("inf"))
     points = _points(firing, device, like)
     return work / points[-1][0] if points else 0.0
@@ -157,12 +225,17 @@ def times_beyond(firing: OpFirings, device: Device) -> float:
 def _following_ns(firings: OpFirings, device: Device, software: Software) -> Ints:
     """Time that an op adds to the kernel it is done in: its bytes, at the device's best rate.
 
-    Where the device was measured the rate is that of the largest point of the op's table.
+    Where the device was measured the rate is that of the largest point of the op's table, on a GPU
+    without the time of starting.
     """
-    like = priced_like(firings.kind, device.kernels, firings.precision)
+    like = like_of(firings, device)
     if points := _points(firings, device, like):
         work, duration_ns = points[-1]
-        return whole_ns(np.float64(like.factor * duration_ns / work) * firings.bytes)
+        rate_ns = duration_ns / work
+        if device.multiprocessors:
+            moving_ns_per_byte = 1e9 / bandwidth_bytes_per_s(device)
+            rate_ns = min(rate_ns, max((duration_ns - points[0][1]) / work, moving_ns_per_byte))
+        return whole_ns(np.float64(like.factor * rate_ns) * firings.bytes)
     return whole_ns(memory_bound_seconds(firings, device, software) * 1e9)
 
 

@@ -28,11 +28,16 @@ class Share(NamedTuple):
         Bytes moved per element of every operand.
     follows
         It is not what the group's kernel is launched for.
+    beside
+        Bytes per element of the first output, of those in `outputs`, that ops behind a product read
+        and write in its kernel beyond its own result. Adding up gradients is not counted: what is
+        added to is read while the product is computed.
     """
 
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     follows: bool
+    beside: int = 0
 
 
 def shares_of(
@@ -73,7 +78,7 @@ def shares_of(
     size = values[nodes[head].outputs[0]].elements
     there: set[Hashable] = set()
     rows: list[tuple[list[int], list[int]]] = []
-    beside = 0
+    beside = added_up = 0
     for index, node in enumerate(nodes):
         reads = [0 if x in there else ITEMSIZE[values[x].dtype] for x in node.inputs]
         writes = [ITEMSIZE[values[x].dtype] if x in written else 0 for x in node.outputs]
@@ -87,14 +92,27 @@ def shares_of(
             for row, names in ((reads, node.inputs), (writes, node.outputs)):
                 for place, name in enumerate(names):
                     if values[name].elements == size:
-                        beside += row[place] * (2 if again and row is writes else 1)
+                        moved = row[place] * (2 if again and row is writes else 1)
+                        beside += moved
+                        added_up += moved * again
                         row[place] = 0
         rows.append((reads, writes))
     if len(products) > 1:
         beside += ITEMSIZE[values[nodes[head].outputs[0]].dtype]
     rows[head][1][0] += beside
+    beyond = {
+        index: rows[index][1][0] - ITEMSIZE[values[nodes[index].outputs[0]].dtype]
+        for index in products
+    }
+    if products:
+        beyond[head] -= added_up
     return tuple(
-        Share(tuple(reads), tuple(writes), follows=index != head and index not in products)
+        Share(
+            tuple(reads),
+            tuple(writes),
+            follows=index != head and index not in products,
+            beside=max(0, beyond.get(index, 0)),
+        )
         for index, (reads, writes) in enumerate(rows)
     )
 

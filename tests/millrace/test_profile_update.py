@@ -3,13 +3,15 @@
 import msgspec
 import pytest
 
+from millrace.compare import unmarked_share
 from millrace.planner.cluster import Cluster, Device
-from millrace.planner.clusters import local_cluster
+from millrace.planner.clusters import device, local_cluster, parse_cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.errors import PlanError
 from millrace.planner.plan import Plan
 from millrace.profiling.profile_update import profile_update, updated_profile
 from millrace.simulator.simulate import simulate
+from tests.millrace.traces import two_rank_trace
 from tests.plan_requests import plan_of
 from tests.small_models import small
 
@@ -97,3 +99,34 @@ def test_an_update_says_what_it_changes_and_which_steps_it_leaves_out() -> None:
     assert abs(update.error) < 0.02
     assert update.changes[0].kind == "matmul"
     assert update.changes[0].after_s / update.changes[0].before_s == pytest.approx(1.7, rel=0.02)
+
+
+def test_fused_kernels_of_a_gpu_are_folded_in_too() -> None:
+    kernels = {
+        "matmul": ((10**3, 2_000), (10**6, 3_000), (10**9, 10**6)),
+        "add": ((10**3, 1_000), (10**9, 10**6)),
+    }
+    gpu = msgspec.structs.replace(device("a100-sxm-80gb"), kernels=kernels)
+    cluster = parse_cluster("local-gpu:1", gpu)
+    plan = plan_of(small("gpt"), cluster, 8, fusion="full")
+    graph = compile_plan(plan)
+    assert any(actor.parts for actor in graph.programs[0].actors)
+    slow = {name: tuple((work, 2 * ns) for work, ns in points) for name, points in kernels.items()}
+    run = simulate(graph, on(plan, msgspec.structs.replace(gpu, kernels=slow)), steps=12)
+    trace = msgspec.structs.replace(run.trace, source="measured")
+    learned = updated_profile(plan.cluster, (graph, trace))
+    assert abs(simulate(graph, plan.cluster).step_time_ns / run.step_time_ns - 1) > 0.1
+    assert abs(simulate(graph, on(plan, learned)).step_time_ns / run.step_time_ns - 1) < 0.03
+    assert learned.launch_ns == gpu.launch_ns
+
+
+def test_steps_in_which_actors_are_timed_count_as_long_as_the_others() -> None:
+    trace = two_rank_trace("measured", steps=12)
+    assert unmarked_share(trace) == 1.0
+    last = tuple(span for span in trace.spans if span.start_ns >= 9 * 1_600)
+    ends = tuple(
+        tuple(end + max(0, step - 8) * 400 for step, end in enumerate(row))
+        for row in trace.step_end_ns
+    )
+    marked = msgspec.structs.replace(trace, spans=last, step_end_ns=ends)
+    assert unmarked_share(marked) == 1_600 / 2_000

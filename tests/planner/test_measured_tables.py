@@ -70,6 +70,23 @@ def test_collectives_are_folded_in_as_well() -> None:
     assert 40_000 < last[1] < 80_000  # eight times as large a message is nearly as much slower
 
 
+def test_what_starting_takes_moves_itself_alone_on_a_gpu() -> None:
+    gpu = msgspec.structs.replace(
+        device("a100-sxm-80gb"), kernels={"gelu": ((1024, 2_000), (10**8, 10**5))}
+    )
+    changed = with_measured(gpu, [MeasuredOp(elementwise("gelu", 2048), 6_000)], {})
+    assert op_durations_ns(elementwise("gelu", 2048), changed).tolist() == [6_000]
+    assert op_durations_ns(elementwise("gelu", 10**8), changed)[0] < 1.25 * 10**5
+
+
+def test_a_product_that_its_bytes_bound_says_nothing_of_products() -> None:
+    gpu = msgspec.structs.replace(
+        device("a100-sxm-80gb"), kernels={"matmul": ((10**3, 2_000), (10**9, 10**6))}
+    )
+    bound = product(FORWARD, 64)._replace(bytes=np.array([10**9]))
+    assert with_measured(gpu, [MeasuredOp(bound, 400_000)], {}).kernels == gpu.kernels
+
+
 def shaped(batch: int, columns: int) -> OpFirings:
     spans = {"b": np.array([batch]), "k": np.array([64]), "n": np.array([columns])}
     moved = np.array([4 * (batch * 64 + 64 * columns + batch * columns)])

@@ -154,14 +154,16 @@ def test_statistics_do_not_decide_the_precision_of_an_op() -> None:
     dtypes = (*["bfloat16"] * 3, *["float32"] * 2)
     norm = msgspec.structs.replace(
         A100,
-        kernels={"layer_norm_grad_input@bf16": ((1, 77),), "layer_norm_grad_input": ((1, 10**6),)},
+        kernels={
+            "layer_norm_grad_input@bf16": ((10**4, 77),),
+            "layer_norm_grad_input": ((10**4, 10**6),),
+        },
     )
     labels = "t d!, t d!, d!, t, t -> t d!"
     duration_ns = op_duration_ns(
         "layer_norm_grad_input", labels, {}, shapes, ((8, 64),), dtypes, ("bfloat16",), norm
     )
-    work = 2 * (3 * 8 * 64 + 64) + 4 * 16
-    assert duration_ns == 77 * work
+    assert duration_ns == 77
 
 
 @pytest.mark.parametrize("on", [A100, MEASURED], ids=["catalogue", "measured"])

@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from operator import and_
-from statistics import fmean
+from statistics import fmean, median
 from time import monotonic
 from typing import NamedTuple
 
@@ -32,10 +32,12 @@ from millrace.executor.gpu.probing.transfers import (
     copy_bytes_per_s,
     host_points,
 )
+from millrace.executor.probes.machine_load import MachineLoad
 from millrace.executor.probes.median_over_ranks import merged
-from millrace.executor.probes.probe_rounds import Points
+from millrace.executor.probes.probe_rounds import ROUNDS_MIN, Points, spreads
 from millrace.executor.probes.probe_sizes import GPU_SCALES, Scales
 from millrace.executor.probes.profiled_kernels import DTYPES, LAYERS, MULTIPLIED, KernelCase, cases
+from millrace.executor.probes.timed_ranks import quality_of
 from millrace.planner.cluster import Device as MeasuredDevice
 from millrace.planner.costs import ATTENTION
 
@@ -46,6 +48,9 @@ PRECISIONS = ("bf16", "", "fp32", "fp16", "tf32")  # precisions of tables, most 
 LATER = 2  # how much later fewer models' layers come: after what is of all models in float32
 LAYER_KINDS = frozenset(probe.kind for probe in LAYERS)
 SHOWN = 8  # most names of tables that are told
+# About so many kernels, spread over all, are timed in further rounds once all were timed: what
+# changes meanwhile (clocks, other programs) is in how far these differ.
+CHECKED, ROUNDS = 24, ROUNDS_MIN
 
 
 class CollectiveProbes(NamedTuple):
@@ -68,6 +73,11 @@ class GpuTimings(msgspec.Struct, frozen=True, kw_only=True):
     kernels: Points
     collectives: Points
     missed: tuple[str, ...] = ()  # tables of the cases that the limit left out, one each
+    kernel_bytes: Points = {}  # of attention: bytes for the nanoseconds of `kernels`
+    rounds: int = 1  # times that the checked kernels were timed
+    spreads: dict[str, list[float]] = {}  # how far these times differed, by table
+    load: MachineLoad | None = None  # others on this GPU
+    frequency: float | None = None  # share of its highest clock at which it ran
 
 
 def time_gpu(
@@ -112,13 +122,24 @@ def time_gpu(
     arena = CaseArena(device, min(room, max(least, arena_bytes(fitting))))
     watch = Stopwatch(device, arena.base)
     patience_ns = round(seconds / len(everything) * 1e9)
-    kernels: Points = {}
     waiting = deque(sorted(fitting, key=lambda timed_case: by_weight(timed_case.case)))
+    timed: list[tuple[TimedCase, list[int]]] = []
     begun_s = clock()
-    while waiting and (not kernels or limit_s is None or clock() - begun_s < limit_s):
+
+    def in_time() -> bool:
+        return limit_s is None or clock() - begun_s < limit_s
+
+    def took_ns(timed_case: TimedCase) -> int:
+        return watch.calls_ns(arena.place(timed_case), patience_ns)
+
+    while waiting and (not timed or in_time()):
         timed_case = waiting.popleft()
-        duration_ns = watch.calls_ns(arena.place(timed_case), patience_ns)
-        kernels.setdefault(timed_case.case.table, []).append((timed_case.case.work, duration_ns))
+        timed.append((timed_case, [took_ns(timed_case)]))
+    rounds, checked = 1, timed[:: max(1, len(timed) // CHECKED)]
+    while rounds < ROUNDS and in_time():
+        for timed_case, durations_ns in checked:
+            durations_ns.append(took_ns(timed_case))
+        rounds += 1
     barrier = _alone if meetings is None else meetings.barrier
     barrier()  # ranks copy at once, as in a run
     bandwidth = copy_bytes_per_s(watch, arena.base, arena.size_bytes, patience_ns)
@@ -135,10 +156,34 @@ def time_gpu(
         multiprocessors=multiprocessors,
         launch_ns=watch.launch_ns,
         memory_bandwidth_bytes_per_s=bandwidth,
-        kernels=kernels,
+        kernels=_points((each, round(median(durations_ns))) for each, durations_ns in timed),
         collectives=collectives,
         missed=tuple(timed_case.case.table for timed_case in waiting),
+        kernel_bytes=_points(
+            (timed_case, timed_case.case.moved_bytes)
+            for timed_case, _ in timed
+            if timed_case.case.context.kind in ATTENTION
+        ),
+        rounds=rounds,
+        spreads=spreads(_rounds(checked)) if rounds > 1 else {},
     )
+
+
+def _points(values: Iterable[tuple[TimedCase, int]]) -> Points:
+    """Points (work, value) of cases, by table."""
+    points: Points = {}
+    for timed_case, value in values:
+        points.setdefault(timed_case.case.table, []).append((timed_case.case.work, value))
+    return points
+
+
+def _rounds(checked: Sequence[tuple[TimedCase, list[int]]]) -> list[Points]:
+    """Points of every round of the checked cases."""
+    times = len(checked[0][1])
+    return [
+        _points((timed_case, durations_ns[index]) for timed_case, durations_ns in checked)
+        for index in range(times)
+    ]
 
 
 def _fitting(everything: Sequence[TimedCase], room: int, device: DeviceDriver) -> list[TimedCase]:
@@ -217,6 +262,7 @@ def measured_device(timings: Sequence[GpuTimings], source: str) -> MeasuredDevic
     cut_off = {name for name in _missed(timings) if not _is_of_products(name)}
     measured = merged([rank_timings.kernels for rank_timings in timings])
     kernels = {name: points for name, points in measured.items() if name not in cut_off}
+    kernel_bytes = merged([rank_timings.kernel_bytes for rank_timings in timings])
     return MeasuredDevice(
         name=first.name,
         memory_bytes=min(rank_timings.memory_bytes for rank_timings in timings),
@@ -227,8 +273,10 @@ def measured_device(timings: Sequence[GpuTimings], source: str) -> MeasuredDevic
         launch_ns=round(fmean(rank_timings.launch_ns for rank_timings in timings)),
         source=source,
         kernels=kernels,
+        kernel_bytes={name: points for name, points in kernel_bytes.items() if name in kernels},
         collectives=merged([rank_timings.collectives for rank_timings in timings]),
         multiprocessors=first.multiprocessors,
+        measured=quality_of(timings),
     )
 
 

@@ -21,9 +21,11 @@ from millrace.executor.gpu.nccl import (
     set_environment,
     warm_up_bytes,
 )
+from millrace.executor.gpu.probing.device_state import ClockWatch, bus_id, busy_share
 from millrace.executor.gpu.probing.gpu_timing import CollectiveProbes, GpuTimings, time_gpu
 from millrace.executor.gpu.probing.transfers import groups_of
 from millrace.executor.measure import cache_folder
+from millrace.executor.probes.machine_load import MachineLoad
 from millrace.executor.transport.mpi import World, join_world
 from millrace.executor.worker import be_rank, give_up
 
@@ -54,6 +56,8 @@ def main(arguments: Sequence[str]) -> None:
 def _timed(world: World, order: GpuOrder, folder: Path) -> GpuTimings:
     local = world.local_rank()
     require_gpu(local + 1)
+    place = bus_id(local)
+    others = busy_share(place)  # asked before this process computes
     tuner = Tuner(cache_folder(), seconds=order.seconds * TUNING_SHARE)
     device = CupyDevice(local, ProductLibrary, cudnn_library, tuner=tuner)
     communicator, meetings = None, None
@@ -65,13 +69,16 @@ def _timed(world: World, order: GpuOrder, folder: Path) -> GpuTimings:
         communicator = _communicator(world, device, failed)
         kinds = groups_of(world.rank, world.size)
         meetings = CollectiveProbes(world.rank, kinds, communicator, world.barrier)
-    timings = time_gpu(
-        device,
-        multiprocessors=device.multiprocessors,
-        seconds=order.seconds,
-        meetings=meetings,
-        limit_s=order.limit_s,
-    )
+    with ClockWatch(place) as clocks:
+        timings = time_gpu(
+            device,
+            multiprocessors=device.multiprocessors,
+            seconds=order.seconds,
+            meetings=meetings,
+            limit_s=order.limit_s,
+        )
+    load = None if others is None else MachineLoad(others=others, steal=0.0)
+    timings = msgspec.structs.replace(timings, load=load, frequency=clocks.share)
     world.barrier()
     if local == 0:
         tuner.save()

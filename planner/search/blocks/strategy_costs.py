@@ -316,6 +316,7 @@ class StrategyCosts:
         precision = precision_of(kind, dtypes[:inputs], op.attributes)
         follows = share is not None and share.follows
         samples = self._spans(labels, dims, states).get(BATCH, 0) if kind == DRAWN else 0
+        beside = 0 if share is None else share.beside * first
         durations = kernel_ns(
             self.cluster,
             OpFirings(
@@ -328,6 +329,7 @@ class StrategyCosts:
                 follows,
                 samples,
                 spans,
+                beside,
             ),
         )
         if self.stretch == 1.0:

@@ -12,6 +12,7 @@ from millrace.executor.errors import ExecutorError
 from millrace.executor.gpu.nccl import LaneGroup
 from millrace.executor.gpu.probing import probe_arena, stopwatch
 from millrace.executor.gpu.probing.gpu_timing import (
+    ROUNDS,
     GpuTimings,
     by_weight,
     measured_device,
@@ -96,6 +97,15 @@ def test_a_profile_holds_what_a_call_takes_in_a_graph(measured: Device) -> None:
     assert (measured.name, measured.source) == ("emulated device", "emulated")
 
 
+def test_a_profile_says_how_far_its_rounds_differ(measured: Device) -> None:
+    assert measured.measured is not None
+    assert (measured.measured.rounds, measured.measured.spread) == (ROUNDS, 0.0)
+    assert measured.measured.others is None  # nobody asked
+    assert set(measured.kernel_bytes) == {
+        name for name in measured.kernels if name.startswith("attention")
+    }
+
+
 def test_a_profile_whose_time_is_up_has_what_matters_most_and_prices_the_rest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -120,6 +130,8 @@ def test_a_profile_whose_time_is_up_has_what_matters_most_and_prices_the_rest(
     assert set(timings.kernels) == tables | {case.table for case in everything[products:][:3]}
     assert {"attention/16@bf16", "attention/32@bf16"} < set(timings.kernels)
     device = measured_device([timings], "in a hurry")
+    assert device.measured is not None
+    assert (device.measured.rounds, device.measured.spread) == (1, None)
     assert set(device.flops_per_s) == set(DTYPES)
     assert set(device.kernels) == set(timings.kernels) - set(timings.missed) | tables
     for precision in ("bf16", "fp32"):
