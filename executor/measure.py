@@ -25,7 +25,7 @@ from millrace.models.documents import FileError, read_document, write_bytes
 from millrace.models.graph import to_json
 from millrace.planner.cluster import Device
 
-FORM = 8  # Raise it when what is measured changes.
+FORM = 9  # Raise it when what is measured changes.
 SECONDS = 11.0  # A profile takes about so long where rounds agree at once,
 LONGEST = 3.0  # and at most so many times as long.
 KERNEL_SHARE = 0.65  # Kernels take this share of the time; collectives and starting take the rest.

@@ -104,6 +104,48 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def cores_of(rank: int, ranks: int, cores: Sequence[int]) -> set[int]:
+    """Cores that a rank is bound to: its even share of the job's, all where shares are not even.
+
+    Threads of a rank that may run anywhere are moved to a core where another computes, and wait
+    there while one is idle.
+
+    Parameters
+    ----------
+    rank, ranks
+        The rank and how many there are.
+    cores
+        Cores of the job, in their order.
+
+    Examples
+    --------
+    >>> cores_of(3, 4, [0, 1])
+    {1}
+    >>> cores_of(1, 2, [0, 1, 2, 3])
+    {2, 3}
+    >>> cores_of(2, 3, [0, 1])
+    {0, 1}
+    """
+    if ranks % len(cores) == 0:
+        return {cores[rank % len(cores)]}
+    if len(cores) % ranks:
+        return set(cores)
+    share = len(cores) // ranks
+    return set(cores[rank * share : (rank + 1) * share])
+
+
+def bind_to_cores(rank: int, ranks: int) -> None:
+    """Bind this process, and the threads that it starts, to its share of the job's cores.
+
+    Parameters
+    ----------
+    rank, ranks
+        This rank and how many there are, one per process.
+    """
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores_of(rank, ranks, sorted(os.sched_getaffinity(0))))
+
+
 def check_capacity(arena_bytes: Sequence[int]) -> None:
     """Refuse ranks that this machine cannot hold.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from millrace.executor.drift.step_log import StepLog, log_path
 from millrace.executor.errors import ExecutorError
 from millrace.executor.job import RunJob, read_job
-from millrace.executor.processes import open_line, report_failure
+from millrace.executor.processes import bind_to_cores, open_line, report_failure
 from millrace.executor.rank import RankMemory, RankState
 from millrace.executor.recording import Recorder, Recording, StepDone
 from millrace.executor.threaded import RankDriver, RankWork
@@ -29,8 +29,9 @@ def main(arguments: Sequence[str]) -> None:
     """Run the rank that MPI says this process is."""
 
     def life(folder: Path) -> None:
-        job = read_job(folder)
-        _run(job, folder, join_world())
+        job, world = read_job(folder), join_world()
+        bind_to_cores(world.rank, world.size)
+        _run(job, folder, world)
 
     be_rank(arguments, life)
 

@@ -5,7 +5,7 @@ that cannot be read, nothing is known of them.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic, process_time, sleep
@@ -39,9 +39,9 @@ class MachineLoad(msgspec.Struct, frozen=True, kw_only=True):
         return self.others > BUSY_SHARE or self.steal > STEAL_SHARE
 
 
-def core_times(stat: Path = STAT) -> CoreTimes | None:
-    """Times of the cores that this process may use; None where the system does not say."""
-    cores = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+def core_times(numbers: Collection[int] | None = None, *, stat: Path = STAT) -> CoreTimes | None:
+    """Times of some cores, or those that this process may use; None where none says."""
+    cores = {f"cpu{core}" for core in numbers or os.sched_getaffinity(0)}
     busy = steal = idle = 0
     with suppress(OSError, ValueError):
         for line in stat.read_text().splitlines():

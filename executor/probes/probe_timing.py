@@ -11,7 +11,7 @@ there are as many as `millrace.executor.probes.probe_rounds` asks for.
 
 import os
 import sys
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from itertools import cycle
 from math import ceil
 from mmap import mmap
@@ -35,7 +35,7 @@ from millrace.executor.probes.machine_load import (
 from millrace.executor.probes.probe_graphs import group_graph, group_sizes, pair_graph, ring_graph
 from millrace.executor.probes.probe_rounds import ROUNDS_MIN, Points, agree, combined, spreads
 from millrace.executor.probes.profiled_kernels import KernelCase, cases
-from millrace.executor.processes import BLAS_THREADS
+from millrace.executor.processes import BLAS_THREADS, bind_to_cores
 from millrace.executor.rank import RankMemory
 from millrace.executor.recording import Recorder
 from millrace.executor.threaded import RankDriver
@@ -97,18 +97,22 @@ def main(arguments: Sequence[str]) -> None:
 
     def life(folder: Path) -> None:
         order = msgspec.json.decode((folder / "order.json").read_bytes(), type=ProbeRequest)
-        world = join_world()
+        world, cores = join_world(), os.sched_getaffinity(0)
+        bind_to_cores(world.rank, world.size)
         world.barrier()
-        timings = time_rounds(world, folder, order)
+        timings = time_rounds(world, folder, order, cores)
         (folder / f"timings.{world.rank}.json").write_bytes(msgspec.json.encode(timings))
         world.barrier()
 
     be_rank(arguments, life)
 
 
-def time_rounds(world: World, folder: Path, order: ProbeRequest) -> Timings:
-    """Timings over as many rounds as it takes until those of all ranks agree."""
-    start_s, ours_s, cores_before = monotonic(), process_time(), core_times()
+def time_rounds(world: World, folder: Path, order: ProbeRequest, cores: Collection[int]) -> Timings:
+    """Timings over as many rounds as it takes until those of all ranks agree.
+
+    The load is that of the job's `cores`.
+    """
+    start_s, ours_s, cores_before = monotonic(), process_time(), core_times(cores)
     rounds: list[Timings] = []
     frequencies: list[float] = []
     while True:
@@ -132,7 +136,7 @@ def time_rounds(world: World, folder: Path, order: ProbeRequest) -> Timings:
         collectives=combined([timings.collectives for timings in rounds]),
         spreads=differences,
         rounds=len(rounds),
-        load=load_between(cores_before, core_times(), sum(ours)),
+        load=load_between(cores_before, core_times(cores), sum(ours)),
         frequency=median(frequencies) if frequencies else None,
     )
 

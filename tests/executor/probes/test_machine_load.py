@@ -17,13 +17,13 @@ def test_times_are_those_of_the_usable_cores(
     stat = tmp_path / "stat"
     rows = [f"cpu{core} 100 10 20 300 5 1 2 {core} 0 0" for core in range(4)]
     stat.write_text("\n".join(["cpu 0 0 0 0 0 0 0 0 0 0", *rows, "ctxt 12"]))
-    assert core_times(stat) == CoreTimes(busy_s=2.66, steal_s=0.04, idle_s=6.1)
+    assert core_times(stat=stat) == CoreTimes(busy_s=2.66, steal_s=0.04, idle_s=6.1)
 
 
 def test_nothing_is_known_where_the_system_does_not_say(tmp_path: Path) -> None:
-    assert core_times(tmp_path / "stat") is None
+    assert core_times(stat=tmp_path / "stat") is None
     (tmp_path / "stat").write_text("cpu0 of another form")
-    assert core_times(tmp_path / "stat") is None
+    assert core_times(stat=tmp_path / "stat") is None
     assert load_between(None, None, 0.0) is None
 
 
@@ -51,3 +51,11 @@ def test_others_are_waited_for_a_little_and_that_is_said(monkeypatch: pytest.Mon
     assert load.is_busy
     monkeypatch.setattr(machine_load, "load_now", lambda: None)
     assert machine_load.wait_for_quiet(told.append) is None
+
+
+def test_times_are_those_of_the_cores_that_are_asked_about(tmp_path: Path) -> None:
+    stat = tmp_path / "stat"
+    stat.write_text("cpu0 100 0 0 100 0 0 0 0\ncpu1 200 0 0 300 0 0 0 0\n")
+    times = core_times({1}, stat=stat)
+    assert times is not None
+    assert (times.busy_s, times.idle_s) == (2.0, 3.0)
