@@ -1,7 +1,7 @@
 """Predictions of plans before and after runs are folded in, beside what was measured.
 
 Run `python -m benchmarks.compare [--model NAME]… [--quick] [--json FILE]` from the root of the
-repository, while nothing else runs: twenty minutes, two with `--quick`.
+repository, while nothing else runs: half an hour, three minutes with `--quick`.
 
 Of every model the machine is profiled and all its plans (`suite.py`) are found, as `millrace plan`
 does it: the ops of a plan are timed on this machine. They are predicted, from the profile alone and
