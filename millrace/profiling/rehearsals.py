@@ -65,7 +65,8 @@ def search_with_rehearsals(
         finally:
             record.add_seconds(latest)
         is_last = rounds_left == 0 or monotonic() - began_s > PATIENCE_S
-        cluster = None if is_last else _rehearsed(plan, progress)
+        is_whole = plan.cluster.devices == request.cluster.devices
+        cluster = _rehearsed(plan, progress) if is_whole and not is_last else None
         if cluster is None:
             break
         request = replace(request, cluster=cluster)
