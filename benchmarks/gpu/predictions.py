@@ -144,7 +144,7 @@ def predictions(cluster: Cluster, steps: Mapping[str, MeasuredStep]) -> list[Ste
     for model, plan in plans.items():
         others = [op for other, of in ops.items() if other != model for op in of]
         folded: list[Sequence[MeasuredOp]] = [(), ops[model], others, [*others, *ops[model]]]
-        devices = [with_measured(cluster.device, each, {}) for each in folded]
+        devices = [with_measured(cluster.device, each) for each in folded]
         rows.append(_prediction(plan, devices, steps[model]))
     return rows
 

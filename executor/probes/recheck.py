@@ -18,7 +18,7 @@ from millrace.planner.errors import InfeasibleError
 TABLES = ("matmul", "gelu", "layer_norm", "attention/64", "adamw")
 KERNEL_NS, LIMIT_S = 5_000_000, 1.5
 WATCHED_S = 0.2
-CROWDED = 2  # ranks a core, beyond which starting them takes longer than a check may
+CROWDED = 2  # Ranks a core, beyond which starting them takes long, and steps are mostly waiting.
 # Eight checks in half a minute of a virtual machine without other programs had kernels at 1.00 to
 # 1.28 times the profile, and collectives at 0.67 to 1.83 times (two cores, 2026-11): neighbours on
 # its host come and go.

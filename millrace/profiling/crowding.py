@@ -16,9 +16,7 @@ from millrace.simulator.simulate import simulate
 
 SPEED_MIN = 0.6
 SLOWED = 0.8  # Speed of a second prediction, which shows how much of a step is crowded.
-CROWDED_MIN = (
-    0.1  # A run counts if this much of its step, at least, is longer the more it is crowded.
-)
+CROWDED_MIN = 0.1  # A run counts where crowds take this share of its step at least.
 STEPS = 4
 
 

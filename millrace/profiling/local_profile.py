@@ -12,6 +12,7 @@ import msgspec
 from millrace.executor.errors import ExecutorError
 from millrace.executor.launch import execute
 from millrace.executor.measure import SECONDS, cached_profile
+from millrace.executor.probes.recheck import CROWDED
 from millrace.executor.processes import usable_cores
 from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.planner.actors.graph import ActorGraph
@@ -24,7 +25,6 @@ from millrace.planner.search import Pins, SearchRequest, search
 from millrace.profiling.profile_update import updated_profile
 
 STEPS = 14
-CROWDED = 2  # Processes of a core beyond which a step is mostly waiting.
 SAMPLES_PER_RANK = 4
 # Sizes between those that kernels are timed at.
 PROBE_MODEL = ModelSpec(

@@ -9,11 +9,12 @@ from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.cluster import Cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.costs.actors import durations, firing_of_actor
+from millrace.planner.costs.op_batch import OpFirings
 from millrace.planner.costs.ops import times_beyond
+from millrace.planner.costs.tables.shape_tables import NEAR
 from millrace.planner.plan import Plan
 
 SHOWN_KINDS = 3
-BEYOND = 1.5  # A table's end reaches so far: its last rate holds for a little more work.
 SAID = 0.02  # Less of a step is not worth a word.
 
 
@@ -43,11 +44,11 @@ def extrapolations_of(plan: Plan) -> tuple[Extrapolation, ...]:
     total_ns = 0
     spent_ns: dict[str, int] = defaultdict(int)
     farthest: dict[str, float] = defaultdict(float)
-    for kind, duration_ns, times in _priced(graph, cluster):
+    for firings, duration_ns in op_times(graph, cluster):
         total_ns += duration_ns
-        if times > BEYOND:
-            spent_ns[kind] += duration_ns
-            farthest[kind] = max(farthest[kind], times)
+        if (times := times_beyond(firings, cluster.device)) > NEAR:
+            spent_ns[firings.kind] += duration_ns
+            farthest[firings.kind] = max(farthest[firings.kind], times)
     rows = [
         Extrapolation(kind=kind, share=kind_ns / max(total_ns, 1), times=farthest[kind])
         for kind, kind_ns in spent_ns.items()
@@ -73,10 +74,18 @@ def coverage_warning(rows: tuple[Extrapolation, ...]) -> str | None:
     )
 
 
-def _priced(graph: ActorGraph, cluster: Cluster) -> Iterator[tuple[str, int, float]]:
-    """Kind, nanoseconds a step and times beyond its table of every actor of one op."""
+def op_times(graph: ActorGraph, cluster: Cluster) -> Iterator[tuple[OpFirings, int]]:
+    """Firings of every actor of one op, and the nanoseconds that they take of a step on all ranks.
+
+    Parameters
+    ----------
+    graph : ActorGraph
+        A compiled plan.
+    cluster : Cluster
+        The devices, whose tables price it.
+    """
     for program, row in zip(graph.programs, durations(graph, cluster), strict=True):
         for actor, duration_ns in zip(program.actors, row, strict=True):
             if actor.meeting is None and not actor.parts:
-                times = times_beyond(firing_of_actor(actor, program), cluster.device)
-                yield actor.kind, duration_ns * actor.firings * len(program.ranks), times
+                spent_ns = duration_ns * actor.firings * len(program.ranks)
+                yield firing_of_actor(actor, program), spent_ns

@@ -22,14 +22,19 @@ from millrace.compare.measured_costs import (
     meeting_resumptions,
     meeting_waits,
 )
-from millrace.compare.measured_run import MeasuredRun, MeetingGroup, measured_run
-from millrace.planner.actors.graph import ActorGraph
+from millrace.compare.measured_run import MeasuredRun, MeetingGroup, Times, measured_run
+from millrace.planner.actors.graph import Actor, ActorGraph, Program
 from millrace.planner.actors.trace import Trace
 from millrace.planner.cluster import Cluster, Device
 from millrace.planner.collectives import COLLECTIVES
 from millrace.planner.compile import compile_plan
 from millrace.planner.costs.actors import durations
-from millrace.planner.costs.measured_tables import MeasuredOp, measured_ops, with_measured
+from millrace.planner.costs.measured_tables import (
+    MeasuredOp,
+    measured_ops,
+    with_collectives,
+    with_measured,
+)
 from millrace.planner.costs.tables.profile_tables import interpolated_ns
 from millrace.planner.errors import PlanError
 from millrace.planner.plan import Plan
@@ -73,7 +78,7 @@ def updated_profile(cluster: Cluster, *runs: tuple[ActorGraph, Trace]) -> Device
         for op in _ops(run, driver_ns, device, unmarked_share(trace))
     ]
     device = msgspec.structs.replace(
-        with_measured(device, ops, {}),
+        with_measured(device, ops),
         jitter=fmean(jitters),
         launch_ns=device.launch_ns if is_gpu else driver_ns,
     )
@@ -83,7 +88,8 @@ def updated_profile(cluster: Cluster, *runs: tuple[ActorGraph, Trace]) -> Device
     for run in measured:
         for table, message in _meetings(run, msgspec.structs.replace(cluster, device=device)):
             collectives[table].append(message)
-    device = with_measured(device, [], {table: tuple(rows) for table, rows in collectives.items()})
+    messages = {table: tuple(points) for table, points in collectives.items()}
+    device = with_collectives(device, messages)
     if cluster.cores_per_node is None or cluster.devices_per_node <= cluster.cores_per_node:
         return device
     speed = crowded_speed(msgspec.structs.replace(cluster, device=device), runs)
@@ -104,7 +110,7 @@ def rehearsed_profile(device: Device, graph: ActorGraph, trace: Trace) -> Device
     """
     run = _measured(graph, trace)
     driver_ns = round(launch_ns(run)) or device.launch_ns
-    learned = with_measured(device, _ops(run, driver_ns, device, unmarked_share(trace)), {})
+    learned = with_measured(device, _ops(run, driver_ns, device, unmarked_share(trace)))
     return msgspec.structs.replace(learned, launch_ns=driver_ns)
 
 
@@ -193,27 +199,29 @@ def _measured(graph: ActorGraph, trace: Trace) -> MeasuredRun:
 
 def _ops(run: MeasuredRun, driver_ns: int, device: Device, share: float) -> Iterator[MeasuredOp]:
     """Mean times on a core of the ops of every actor, times the share of them that counts."""
+    for actor, program, times in _core_times(run):
+        took_ns = round(share * (float(times.mean()) + driver_ns))
+        yield from measured_ops(actor, program, device, took_ns, times.size)
+
+
+def _core_times(run: MeasuredRun) -> Iterator[tuple[Actor, Program, Times]]:
+    """Nanoseconds on a core of every local actor's firings: [ranks, typical steps, firings]."""
     typical = list(run.typical)
     for program in run.graph.programs:
         for number, actor in enumerate(program.actors):
             if actor.meeting is None:
-                times = np.stack([run.work[rank][number][typical] for rank in program.ranks])
-                took_ns = round(share * (float(times.mean()) + driver_ns))
-                yield from measured_ops(actor, program, device, took_ns, times.size)
+                ranks = [run.work[rank][number][typical] for rank in program.ranks]
+                yield actor, program, np.stack(ranks)
 
 
 def _jitter(run: MeasuredRun) -> float:
     """Standard deviation of an op's times on a core over their mean, by how long ops take."""
-    typical = list(run.typical)
     variance = weight = 0.0
-    for program in run.graph.programs:
-        for number, actor in enumerate(program.actors):
-            if actor.meeting is None:
-                times = np.stack([run.work[rank][number][typical] for rank in program.ranks])
-                mean_ns = float(times.mean())
-                if mean_ns >= VARIED_NS:
-                    variance += times.size * mean_ns * float(np.var(times / mean_ns))
-                    weight += times.size * mean_ns
+    for _, _, times in _core_times(run):
+        mean_ns = float(times.mean())
+        if mean_ns >= VARIED_NS:
+            variance += times.size * mean_ns * float(np.var(times / mean_ns))
+            weight += times.size * mean_ns
     jitter = sqrt(variance / weight) if weight else 0.0
     return jitter if jitter >= JITTER_MIN else 0.0
 

@@ -15,16 +15,16 @@ import msgspec
 from millrace.executor.errors import DataError, ExecutorError
 from millrace.executor.launch import rehearse
 from millrace.executor.measure import keep_profile, profile_in_keep
+from millrace.executor.probes.recheck import CROWDED
 from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.cluster import Cluster, Device
 from millrace.planner.compile import compile_plan
-from millrace.planner.costs.actors import durations, firing_of_actor
 from millrace.planner.costs.tables.shape_tables import is_measured
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.plan import Plan
 from millrace.planner.search import SearchRequest
 from millrace.planner.search.report import SearchLog
-from millrace.profiling.local_profile import CROWDED
+from millrace.profiling.profile_coverage import op_times
 from millrace.profiling.profile_update import rehearsed_profile
 from millrace.units import format_seconds
 
@@ -110,11 +110,7 @@ def _is_kept(device: Device, ranks: int) -> bool:
 def _unmeasured(graph: ActorGraph, cluster: Cluster) -> float:
     """Share of the computing of a step, of all ranks, in ops whose shape was never timed."""
     total_ns = unmeasured_ns = 0
-    for program, row in zip(graph.programs, durations(graph, cluster), strict=True):
-        for actor, duration_ns in zip(program.actors, row, strict=True):
-            if actor.meeting is None and not actor.parts:
-                spent_ns = duration_ns * actor.firings * len(program.ranks)
-                total_ns += spent_ns
-                if not is_measured(firing_of_actor(actor, program), cluster.device):
-                    unmeasured_ns += spent_ns
+    for firings, spent_ns in op_times(graph, cluster):
+        total_ns += spent_ns
+        unmeasured_ns += 0 if is_measured(firings, cluster.device) else spent_ns
     return unmeasured_ns / max(total_ns, 1)

@@ -115,10 +115,8 @@ def _parts_together(actor: Actor, program: Program) -> list[OpFirings]:
     return [largest._replace(bytes=moved, follows=False)]
 
 
-def with_measured(
-    device: Device, ops: Iterable[MeasuredOp], collectives: Mapping[str, Points]
-) -> Device:
-    """Device whose tables say what was measured.
+def with_measured(device: Device, ops: Iterable[MeasuredOp]) -> Device:
+    """Device whose tables of kernels say what was measured.
 
     Parameters
     ----------
@@ -126,9 +124,6 @@ def with_measured(
         As it was profiled; its other tables stay as they are.
     ops : iterable of MeasuredOp
         What firings took in runs, one per actor and run.
-    collectives : mapping of str to points
-        Of tables `kind/group_size`: (message_bytes, duration_ns) of every meeting, in any order.
-        Kinds that the device has no table of stay without one.
     """
     ops = list(ops)
     kernels = dict(device.kernels)
@@ -164,17 +159,27 @@ def with_measured(
         else:
             every = [point for points in tables.values() for point in points]
             kernels[name], _ = corrected((), every)
-    collective_tables = {
+    shapes = device.shapes if device.multiprocessors else _shapes(device, ops)
+    return msgspec.structs.replace(device, kernels=kernels, shapes=shapes)
+
+
+def with_collectives(device: Device, collectives: Mapping[str, Points]) -> Device:
+    """Device whose tables of collectives say what meetings took.
+
+    Parameters
+    ----------
+    device : Device
+        As it was profiled.
+    collectives : mapping of str to points
+        Of tables `kind/group_size`: (message_bytes, duration_ns) of every meeting, in any order.
+        Kinds that the device has no table of stay without one.
+    """
+    moved = {
         name: _moved_table(device.collectives[name], points)
         for name, points in collectives.items()
         if name in device.collectives
     }
-    return msgspec.structs.replace(
-        device,
-        kernels=kernels,
-        collectives={**device.collectives, **collective_tables},
-        shapes=device.shapes if device.multiprocessors else _shapes(device, ops),
-    )
+    return msgspec.structs.replace(device, collectives={**device.collectives, **moved})
 
 
 def _shapes(device: Device, ops: Iterable[MeasuredOp]) -> Shapes:

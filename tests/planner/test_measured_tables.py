@@ -5,7 +5,12 @@ import numpy as np
 
 from millrace.planner.clusters import device
 from millrace.planner.costs import OpFirings, op_durations_ns
-from millrace.planner.costs.measured_tables import MeasuredOp, corrected, with_measured
+from millrace.planner.costs.measured_tables import (
+    MeasuredOp,
+    corrected,
+    with_collectives,
+    with_measured,
+)
 from millrace.planner.costs.tables.op_forms import form_table, op_form
 from millrace.planner.costs.tables.shape_tables import is_measured
 
@@ -49,7 +54,7 @@ def test_ops_that_take_longer_for_less_work_keep_what_they_take_together() -> No
 
 
 def test_a_measured_op_takes_what_it_took() -> None:
-    changed = with_measured(PROFILED, [MeasuredOp(product(FORWARD, 64), 777_000)], {})
+    changed = with_measured(PROFILED, [MeasuredOp(product(FORWARD, 64), 777_000)])
     assert op_durations_ns(product(FORWARD, 64), changed).tolist() == [777_000]
     ratio = 777_000 / op_durations_ns(product(FORWARD, 64), PROFILED)[0]
     for other in (product(FORWARD, 256), product(BACKWARD, 64)):
@@ -58,13 +63,13 @@ def test_a_measured_op_takes_what_it_took() -> None:
 
 
 def test_a_kind_without_a_table_gets_one() -> None:
-    changed = with_measured(PROFILED, [MeasuredOp(elementwise("tanh", 4096), 9000)], {})
+    changed = with_measured(PROFILED, [MeasuredOp(elementwise("tanh", 4096), 9000)])
     assert op_durations_ns(elementwise("tanh", 4096), changed).tolist() == [9000]
     assert op_durations_ns(elementwise("gelu", 4096), changed).tolist() == [5000]
 
 
 def test_collectives_are_folded_in_as_well() -> None:
-    changed = with_measured(PROFILED, [], {"all_reduce/2": ((1024, 30_000), (1024, 30_000))})
+    changed = with_collectives(PROFILED, {"all_reduce/2": ((1024, 30_000), (1024, 30_000))})
     (first, last) = changed.collectives["all_reduce/2"]
     assert first == (1024, 30_000)
     assert 40_000 < last[1] < 80_000  # eight times as large a message is nearly as much slower
@@ -74,7 +79,7 @@ def test_what_starting_takes_moves_itself_alone_on_a_gpu() -> None:
     gpu = msgspec.structs.replace(
         device("a100-sxm-80gb"), kernels={"gelu": ((1024, 2_000), (10**8, 10**5))}
     )
-    changed = with_measured(gpu, [MeasuredOp(elementwise("gelu", 2048), 6_000)], {})
+    changed = with_measured(gpu, [MeasuredOp(elementwise("gelu", 2048), 6_000)])
     assert op_durations_ns(elementwise("gelu", 2048), changed).tolist() == [6_000]
     assert op_durations_ns(elementwise("gelu", 10**8), changed)[0] < 1.25 * 10**5
 
@@ -84,7 +89,7 @@ def test_a_product_that_its_bytes_bound_says_nothing_of_products() -> None:
         device("a100-sxm-80gb"), kernels={"matmul": ((10**3, 2_000), (10**9, 10**6))}
     )
     bound = product(FORWARD, 64)._replace(bytes=np.array([10**9]))
-    assert with_measured(gpu, [MeasuredOp(bound, 400_000)], {}).kernels == gpu.kernels
+    assert with_measured(gpu, [MeasuredOp(bound, 400_000)]).kernels == gpu.kernels
 
 
 def shaped(batch: int, columns: int) -> OpFirings:
@@ -95,7 +100,7 @@ def shaped(batch: int, columns: int) -> OpFirings:
 
 def test_a_shape_takes_what_it_took_and_others_what_their_form_does() -> None:
     narrow, wide = MeasuredOp(shaped(64, 8), 90_000), MeasuredOp(shaped(8, 64), 30_000)
-    changed = with_measured(PROFILED, [narrow, wide], {})
+    changed = with_measured(PROFILED, [narrow, wide])
     assert op_durations_ns(narrow.firings, changed).tolist() == [90_000]
     assert op_durations_ns(wide.firings, changed).tolist() == [30_000]  # as many FLOPs
     spans = {"b": np.array([64, 8, 16]), "k": np.array([64]), "n": np.array([8, 64, 32])}
@@ -107,8 +112,8 @@ def test_a_shape_takes_what_it_took_and_others_what_their_form_does() -> None:
 
 
 def test_a_shape_grows_with_work_as_its_form_does() -> None:
-    changed = with_measured(PROFILED, [MeasuredOp(shaped(64, 8), 90_000)], {})
-    again = with_measured(changed, [MeasuredOp(shaped(4096, 8), 4_000_000)], {})
+    changed = with_measured(PROFILED, [MeasuredOp(shaped(64, 8), 90_000)])
+    again = with_measured(changed, [MeasuredOp(shaped(4096, 8), 4_000_000)])
     assert op_durations_ns(shaped(64, 8), again).tolist() == [90_000]
     for device_profile, batch in ((changed, 128), (again, 2)):
         durations = [op_durations_ns(shaped(b, 8), device_profile)[0] for b in (64, batch)]
@@ -118,7 +123,7 @@ def test_a_shape_grows_with_work_as_its_form_does() -> None:
 
 
 def test_measured_shapes_are_told_from_others() -> None:
-    changed = with_measured(PROFILED, [MeasuredOp(shaped(64, 8), 90_000)], {})
+    changed = with_measured(PROFILED, [MeasuredOp(shaped(64, 8), 90_000)])
     assert is_measured(shaped(64, 8), changed)
     assert is_measured(shaped(80, 8), changed)
     assert not is_measured(shaped(640, 8), changed)
@@ -135,7 +140,7 @@ def test_flags_and_windows_make_shapes_of_their_own() -> None:
         OpFirings("attention", labels, {"causal": flag}, sizes, moved, "fp32", spans=sizes)
         for flag in (False, True)
     )
-    changed = with_measured(PROFILED, [MeasuredOp(causal, 50_000)], {})
+    changed = with_measured(PROFILED, [MeasuredOp(causal, 50_000)])
     assert op_durations_ns(causal, changed).tolist() == [50_000]
     assert is_measured(causal, changed)
     assert not is_measured(full, changed)
@@ -145,7 +150,7 @@ def test_small_messages_say_nothing_of_large_ones() -> None:
     table = ((1024, 10_000), (4096, 12_000), (10**6, 100_000), (10**7, 10**6))
     profiled = msgspec.structs.replace(PROFILED, collectives={"all_reduce/2": table})
     messages = ((1024, 15_000), (1024, 15_000), (4096, 18_000), (10**6, 120_000))
-    changed = with_measured(profiled, [], {"all_reduce/2": messages})
+    changed = with_collectives(profiled, {"all_reduce/2": messages})
     assert changed.collectives["all_reduce/2"][:3] == (
         (1024, 15_000),
         (4096, 18_000),

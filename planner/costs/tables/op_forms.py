@@ -7,7 +7,7 @@ A measured device may have a table for a form (`matmul/a b, b c -> a c`) beside 
 from collections.abc import Mapping
 from functools import lru_cache
 
-from millrace.models.labels import BATCH, parse
+from millrace.models.labels import BATCH, Expression, parse
 from millrace.models.spec import base_source
 
 # Attributes of windows, which the sizes of what goes in and comes out do not tell.
@@ -33,7 +33,7 @@ def op_form(labels: str) -> str:
     'a b -> b'
     """
     expression = parse(labels)
-    rows = [tuple(label for dim in operand for label in dim) for operand in expression.operands]
+    rows = _rows(expression)
     parts = _side_by_side(rows)
     letters: dict[str, str] = {}
     texts = []
@@ -87,10 +87,8 @@ def shape_labels(labels: str) -> tuple[tuple[str, ...], ...]:
     >>> shape_labels("k n, k n -> k n")
     ()
     """
-    expression = parse(labels)
-    rows = [tuple(label for dim in operand for label in dim) for operand in expression.operands]
     groups: dict[str, list[str]] = {}
-    for label, first in _side_by_side(rows).items():
+    for label, first in _side_by_side(_rows(parse(labels))).items():
         groups.setdefault(first, []).append(label)
     entries = [tuple(group) for group in groups.values()]
     batch = next((entry for entry in entries if BATCH in entry), entries[0] if entries else ())
@@ -113,6 +111,11 @@ def shape_suffix(attributes: Mapping[str, object]) -> str:
     flags = (name for name, value in attributes.items() if value is True)
     windows = (f"{name} {attributes[name]}" for name in WINDOW if name in attributes)
     return "".join(f" {text}" for text in sorted((*flags, *windows)))
+
+
+def _rows(expression: Expression) -> list[tuple[str, ...]]:
+    """Labels of every operand, in the order of its dims."""
+    return [tuple(label for dim in operand for label in dim) for operand in expression.operands]
 
 
 def _side_by_side(rows: list[tuple[str, ...]]) -> dict[str, str]:
