@@ -1,0 +1,51 @@
+"""The catalogue of trainers, and the trainer that settings are of."""
+
+from difflib import get_close_matches
+
+from millrace.planner.errors import PlanError
+from millrace.planner.formatting import one_of
+from millrace.trainers.trainer import SettingsError, SettingsSource, Trainer
+
+TRAINERS: dict[str, Trainer] = {trainer.name: trainer for trainer in ()}
+
+
+def trainer_named(name: str) -> Trainer:
+    """Trainer of the catalogue.
+
+    Parameters
+    ----------
+    name : str
+        As `--to` takes it.
+
+    Raises
+    ------
+    PlanError
+        There is no such trainer.
+    """
+    if name not in TRAINERS:
+        close = get_close_matches(name, TRAINERS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"choose {one_of(list(TRAINERS))}"
+        raise PlanError(f"--to {name}: there is no such trainer; {hint}")
+    return TRAINERS[name]
+
+
+def trainer_of(source: SettingsSource) -> Trainer:
+    """Trainer that settings are of.
+
+    Parameters
+    ----------
+    source : SettingsSource
+        The settings.
+
+    Raises
+    ------
+    SettingsError
+        No trainer knows them.
+    """
+    for trainer in TRAINERS.values():
+        if trainer.recognizes(source):
+            return trainer
+    raise SettingsError(
+        f"these are no settings of {one_of(list(TRAINERS))}: give the file or the command line "
+        f"that the job is started with, or name the trainer with --from"
+    )
