@@ -56,7 +56,11 @@ def main(version: str) -> None:
     parser = add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
     lines = ",\n".join("  " + json.dumps(row, default=str) for row in rows(parser))
     source = "github.com/NVIDIA/Megatron-LM, megatron/training/arguments.py, read 2026-11"
-    head = f' "version": "{version}",\n "source": "{source}",\n "arguments": [\n'
+    before = json.loads(TABLE.read_text("utf-8")) if TABLE.exists() else {}
+    head = f' "version": "{version}",\n "source": "{source}",\n'
+    for name in ("earlier_source", "earlier"):  # of versions whose parsers are not asked
+        head += f' "{name}": {json.dumps(before.get(name))},\n'
+    head += ' "arguments": [\n'
     TABLE.write_text("{\n" + head + lines + "\n ]\n}\n", "utf-8")
     print(f"{TABLE}: {lines.count(chr(10)) + 1} arguments")
 

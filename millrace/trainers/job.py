@@ -1,5 +1,6 @@
 """TrainingJob: what a trainer is told of a job, in the planner's words."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from millrace.models.spec import ModelSpec, TrainingSpec
@@ -29,6 +30,9 @@ class TrainingJob:
         divided evenly.
     recompute_layers : int
         So many first layers of every chunk are recomputed, by the pinned mode; 0: all of them.
+    software : mapping
+        How the trainer's software is set where that changes what it costs, by the names and words
+        of the columns of `millrace.published.columns.SOFTWARE_COLUMNS` (`overlap` is `0`).
     """
 
     model: ModelSpec
@@ -41,6 +45,7 @@ class TrainingJob:
     cluster: str = ""
     chunk_layers: tuple[int, ...] = ()
     recompute_layers: int = 0
+    software: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def devices(self) -> int:

@@ -3,14 +3,16 @@
 from typing import Any
 
 from millrace.models.model_counts import parallelism_limits
+from millrace.planner.cluster import Software
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.frameworks.capabilities import divided_blocks
 from millrace.planner.frameworks.experts import dispatcher_of, overlaps
-from millrace.planner.frameworks.framework_tables import capabilities
+from millrace.planner.frameworks.framework_tables import capabilities, framework
 from millrace.planner.frameworks.runnable import unrunnable
 from millrace.planner.parallel_degrees import roles
 from millrace.planner.plan import ON_DEVICES, Plan
 from millrace.planner.search import Pins
+from millrace.published.framework_of_row import TENSOR
 from millrace.trainers.job import TrainingJob
 
 
@@ -57,7 +59,24 @@ def job_of(plan: Plan, framework: str) -> TrainingJob:
         cluster=plan.cluster.name,
         chunk_layers=() if len(set(counts)) == 1 else counts,
         recompute_layers=recomputed,
+        software=_software(plan.cluster.software),
     )
+
+
+def _software(software: Software) -> dict[str, str]:
+    """Words on how software is set, where it is set otherwise than its framework's record."""
+    usual = framework(software.name)
+    words: dict[str, str] = {}
+    if software.overlap == 0 < usual.overlap:
+        words["overlap"] = "0"
+    tensor = set(usual.pieces) & set(TENSOR)
+    if tensor and not tensor & set(software.pieces):
+        words["tensor_overlap"] = "0"
+    if software.gradient_bytes not in (0, usual.gradient_bytes):
+        words["gradient_bytes"] = str(software.gradient_bytes)
+    if software.state_ranks:
+        words["shard_group"] = str(software.state_ranks)
+    return words
 
 
 def _pins(plan: Plan, choices: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from millrace.trainers.trainer import SettingsError
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 DEPTH_MAX = 100  # of nested constructs; launch scripts have a handful
 WORDS_MAX = 100_000
+# What these start is not one job.
+_UNREACHED = ("for_statement", "while_statement", "function_definition", "case_statement")
 _ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -28,6 +30,14 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Div: operator.floordiv,
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
+}
+_COMPARISONS: dict[str, Callable[[int, int], bool]] = {
+    "-eq": operator.eq,
+    "-ne": operator.ne,
+    "-gt": operator.gt,
+    "-ge": operator.ge,
+    "-lt": operator.lt,
+    "-le": operator.le,
 }
 
 
@@ -244,11 +254,7 @@ def _number(node: ast.expr) -> int:
 def _compared(left: str, sign: str, right: str) -> bool:
     if sign in ("==", "=", "!="):
         return (left == right) != (sign == "!=")
-    numbers: dict[str, Callable[[Any, Any], bool]] = {
-        **{"-eq": operator.eq, "-ne": operator.ne, "-gt": operator.gt},
-        **{"-ge": operator.ge, "-lt": operator.lt, "-le": operator.le},
-    }
     try:
-        return numbers[sign](int(left), int(right))
+        return _COMPARISONS[sign](int(left), int(right))
     except (KeyError, ValueError):
         return False

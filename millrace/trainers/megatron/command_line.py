@@ -1,0 +1,184 @@
+"""Megatron-LM's command line: `launch.sh` of a job, and the job of a command or a script."""
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from millrace.trainers.header import header_of, read_header
+from millrace.trainers.job import TrainingJob
+from millrace.trainers.megatron.argument_table import (
+    argument_table,
+    defaults,
+    given_values,
+    option_of,
+    words_of,
+)
+from millrace.trainers.megatron.job_reading import read_job
+from millrace.trainers.megatron.job_values import MEGATRON, job_values
+from millrace.trainers.scripts.launched import Launch, launches
+from millrace.trainers.trainer import (
+    ReadSettings,
+    SettingsError,
+    SettingsSource,
+    Trainer,
+    WrittenSettings,
+)
+
+PROGRAM = "pretrain_gpt.py"
+# Arguments by which a command line is told from others, whatever its program's name is.
+KNOWN_BY = ("--tensor-model-parallel-size", "--num-attention-heads", "--hidden-size")
+# What earlier versions called what has another name now.
+RENAMED = {"--layernorm-epsilon": "--norm-epsilon"}
+LINE = 96  # characters of a line of the script
+
+
+def write(job: TrainingJob) -> WrittenSettings:
+    """Settings of a job: `launch.sh`, which starts `pretrain_gpt.py` on every node.
+
+    Parameters
+    ----------
+    job : TrainingJob
+        With all degrees pinned.
+
+    Raises
+    ------
+    InfeasibleError
+        Megatron-LM has no setting for a choice; names it.
+    """
+    values, unsaid = job_values(job)
+    words = words_of(values)
+    lines = [
+        "#!/bin/bash",
+        header_of(job),
+        f"# Megatron-LM {argument_table().version}: run in its checkout, on every node, with "
+        f"NODE_RANK and MASTER_ADDR set.",
+        *(f"# Not said: {sentence}" for sentence in unsaid),
+        "export CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-1}",
+        "# The data: random tokens until DATA_PATH and TOKENIZER_MODEL are set.",
+        "DATA=(--mock-data --tokenizer-type NullTokenizer)",
+        'if [ -n "$DATA_PATH" ]; then',
+        '    DATA=(--data-path "$DATA_PATH" --split 99,1,0 --tokenizer-type HuggingFaceTokenizer '
+        '--tokenizer-model "$TOKENIZER_MODEL")',
+        "fi",
+        "SETTINGS=(",
+        *(f"    {line}" for line in _wrapped(words)),
+        ")",
+        f"torchrun --nproc-per-node {job.devices_per_node} --nnodes {job.nodes} "
+        '--node-rank "${NODE_RANK:-0}" \\',
+        '    --master-addr "${MASTER_ADDR:-localhost}" --master-port "${MASTER_PORT:-29500}" \\',
+        f'    {PROGRAM} "${{SETTINGS[@]}}" "${{DATA[@]}}" \\',
+        '    --train-iters "${TRAIN_ITERS:-100}" --eval-iters 0 --log-interval 1 --log-throughput',
+        "",
+    ]
+    return WrittenSettings(
+        files={"launch.sh": "\n".join(lines)}, arguments=tuple(words), unsaid=tuple(unsaid)
+    )
+
+
+def _wrapped(words: Sequence[str]) -> Iterator[str]:
+    """Yield lines of a script with the words, an argument and its values on one."""
+    line = ""
+    for word in words:
+        quoted = shlex.quote(word)
+        if word.startswith("--") and len(line) + len(quoted) + 20 > LINE:
+            yield line
+            line = ""
+        line = f"{line} {quoted}".lstrip()
+    yield line
+
+
+def recognizes(source: SettingsSource) -> bool:
+    """True if a source looks like a command line of Megatron-LM."""
+    return any(name in source.text for name in KNOWN_BY) and "deepspeed" not in source.text
+
+
+def read(source: SettingsSource) -> ReadSettings:
+    """Job of a command line or a script of Megatron-LM.
+
+    Parameters
+    ----------
+    source : SettingsSource
+        Its `values` are variables of the script, or arguments that the script leaves out.
+
+    Raises
+    ------
+    SettingsError
+        It starts no program, or an argument cannot be understood.
+    """
+    launch = _launch(source)
+    given, gone = given_values(launch.arguments)
+    given = {**_renamed(gone), **given, **_set(source.values)}
+    values = defaults() | given
+    header = read_header(source)
+    settings = read_job(
+        values,
+        source.nodes or launch.nodes,
+        source.devices_per_node or launch.devices_per_node,
+        header,
+    )
+    unknown = [name for name in gone if name not in RENAMED]
+    return ReadSettings(
+        job=settings.job,
+        assumed=settings.assumed,
+        ignored=(*_without_influence(given), *unknown),
+        unplanned=settings.unplanned,
+    )
+
+
+def _launch(source: SettingsSource) -> Launch:
+    """The launch whose arguments are Megatron's: that with most of them."""
+    candidates = list(launches(source))
+    if "" in source.files and not candidates:  # arguments alone
+        candidates = [Launch(program="", arguments=tuple(shlex.split(source.files[""])))]
+    chosen = max(candidates, key=lambda launch: len(launch.arguments), default=None)
+    if chosen is None or not chosen.arguments:
+        raise SettingsError(
+            f"nothing there starts {PROGRAM}: give the script that does, or its command line"
+        )
+    return chosen
+
+
+def _renamed(gone: Mapping[str, str]) -> dict[str, Any]:
+    words = [word for old, new in RENAMED.items() if old in gone for word in (new, gone[old])]
+    return given_values(words)[0]
+
+
+def _set(values: Mapping[str, str]) -> dict[str, Any]:
+    """Values of arguments that the user adds, by destination; others are the script's variables."""
+    by_dest = defaults()
+    words = [
+        word
+        for name, value in values.items()
+        if name in by_dest
+        for word in (f"--{name.replace('_', '-')}", value)
+    ]
+    return given_values(words)[0]
+
+
+# What settings are about that a plan has: all others have no influence on it.
+PLANNED = (
+    *("parallel", "layers", "hidden", "heads", "ffn", "seq_length", "position", "rotary", "rope"),
+    *("rope", "norm", "swiglu", "geglu", "squared", "bias", "untie", "query", "kv_", "vocab"),
+    *("window", "softmax", "batch_size", "recompute", "moe", "expert", "mtp", "lora", "head_dim"),
+    *("optimizer", "adam", "sgd", "lr", "weight_decay", "clip_grad", "fp16", "bf16", "fp8", "fp4"),
+    *("overlap", "grad_reduce", "grads_in_fp32", "attention_backend", "cuda_graph_impl", "qk_"),
+    *("pipeline", "virtual", "init_method", "cp_comm", "fsdp", "group_query", "offload"),
+    *("cross_entropy", "yarn", "latent", "hybrid", "checkpoint_activations"),
+)
+
+
+def _without_influence(given: Mapping[str, Any]) -> Iterator[str]:
+    for dest in given:
+        if not any(part in dest for part in PLANNED):
+            yield option_of(dest)
+
+
+MEGATRON_CORE = Trainer(
+    name="megatron-core",
+    frameworks=(MEGATRON, "megatron-2022", "megatron-2021", "megatron-kwai", "megatron-lm"),
+    version=argument_table().version,
+    source=argument_table().source,
+    recognizes=recognizes,
+    write=write,
+    read=read,
+)

@@ -1,0 +1,274 @@
+"""Jobs that Megatron-LM's settings describe; `job_values` is the inverse."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from millrace.models.spec import TrainingSpec
+from millrace.planner.frameworks.framework_tables import capabilities
+from millrace.planner.frameworks.model_settings import with_capacity
+from millrace.planner.search import Pins
+from millrace.trainers.job import TrainingJob
+from millrace.trainers.megatron.job_values import MEGATRON, SELECTIVE, UNFUSED_ATTENTION
+from millrace.trainers.megatron.model_reading import read_model
+from millrace.trainers.megatron.pipeline_layout import layout_layers
+from millrace.trainers.trainer import ReadSettings, SettingsError
+
+DEFAULT_NODE = 8  # devices of a node where nothing says how many
+# Arguments that change speed or memory and that a plan has no place for.
+UNPLANNED = {
+    "cpu_offloading_num_layers": "activations in host memory",
+    "fine_grained_activation_offloading": "activations in host memory",
+    "use_megatron_fsdp": "its FSDP, planned as its distributed optimizer",
+    "use_torch_fsdp2": "PyTorch's FSDP, planned as its distributed optimizer",
+    "hierarchical_context_parallel_sizes": "context parallel groups in two levels",
+    "moe_shared_expert_overlap": "the shared expert beside the exchange of tokens",
+    "defer_embedding_wgrad_compute": "the embedding's gradient at the end",
+    "hybrid_layer_pattern": "Mamba layers, planned as attention",
+    "experimental_attention_variant": "another attention, planned as the usual one",
+    "tensor_parallel_num_weight_shards": "weights that are gathered before use",
+    "distribute_saved_activations": "saved activations split among tensor parallel ranks",
+}
+
+
+def read_job(
+    values: Mapping[str, Any],
+    nodes: int,
+    devices_per_node: int,
+    header: Mapping[str, str],
+) -> ReadSettings:
+    """Job of settings.
+
+    Parameters
+    ----------
+    values : mapping
+        By destination, with the defaults of what is not given.
+    nodes, devices_per_node : int
+        Those of the launcher; 0 where it does not say.
+    header : mapping
+        Words of the header of an exported file.
+
+    Raises
+    ------
+    SettingsError
+        A setting is missing or contradicts another; names both.
+    """
+    degrees = {
+        "tp": values["tensor_model_parallel_size"],
+        "pp": values["pipeline_model_parallel_size"],
+        "cp": values["context_parallel_size"],
+    }
+    for name, degree in degrees.items():
+        if degree < 1:
+            raise SettingsError(f"{name} is {degree}: expected at least 1")
+    assumed: list[str] = []
+    nodes, per_node = _devices(degrees, nodes, devices_per_node, assumed)
+    model_devices = degrees["tp"] * degrees["pp"] * degrees["cp"]
+    if nodes * per_node % model_devices:
+        raise SettingsError(
+            f"tensor × pipeline × context parallel is {model_devices}, which does not divide "
+            f"{nodes} nodes of {per_node} devices: say how many with --nodes and --gpus-per-node"
+        )
+    degrees["dp"] = nodes * per_node // model_devices
+    model, unplanned = read_model(values, header.get("model", ""), degrees["tp"])
+    factor = values["moe_expert_capacity_factor"]
+    if values["num_experts"]:
+        model = with_capacity(
+            model, None if factor is None else f"{factor:g}", capabilities(MEGATRON)
+        )
+        _check_experts(values, degrees)
+    chunk_layers, chunks = _chunks(values, degrees["pp"])
+    pins: dict[str, Any] = dict(degrees)
+    pins |= _pipeline_pins(chunks, degrees["pp"])
+    pins |= _other_pins(values, degrees, unplanned)
+    if not values["micro_batch_size"]:
+        raise SettingsError("--micro-batch-size is missing")
+    batch = values["global_batch_size"] or values["micro_batch_size"] * degrees["dp"]
+    if batch % (values["micro_batch_size"] * degrees["dp"]):
+        raise SettingsError(
+            f"--global-batch-size {batch}: {degrees['dp']} replicas with microbatches of "
+            f"{values['micro_batch_size']} do not divide it"
+        )
+    recompute_layers = 0
+    if values["recompute_method"] == "block":
+        recompute_layers = _recomputed_layers(values, chunks * degrees["pp"])
+    for dest, meaning in UNPLANNED.items():
+        if values.get(dest):
+            unplanned.append(f"--{dest.replace('_', '-')}: {meaning}")
+    job = TrainingJob(
+        model=model,
+        training=_training(values),
+        global_batch=batch,
+        nodes=nodes,
+        devices_per_node=per_node,
+        pins=Pins.of(pins),
+        framework=header.get("framework", MEGATRON),
+        cluster=header.get("cluster", ""),
+        chunk_layers=chunk_layers,
+        recompute_layers=recompute_layers,
+        software=_software(values, degrees),
+    )
+    return ReadSettings(job=job, assumed=tuple(assumed), unplanned=tuple(unplanned))
+
+
+def _devices(
+    degrees: Mapping[str, int], nodes: int, per_node: int, assumed: list[str]
+) -> tuple[int, int]:
+    """Nodes and devices of one; the least that the degrees take where nothing says."""
+    model_devices = degrees["tp"] * degrees["pp"] * degrees["cp"]
+    if not per_node:
+        per_node = min(DEFAULT_NODE, model_devices) if not nodes else DEFAULT_NODE
+        assumed.append(f"nodes have {per_node} devices, since no launcher says (--gpus-per-node)")
+    if not nodes:
+        nodes = -(-model_devices // per_node)
+        assumed.append(f"{nodes} nodes, the least that the degrees take (--nodes)")
+    return nodes, per_node
+
+
+def _check_experts(values: Mapping[str, Any], degrees: Mapping[str, int]) -> None:
+    ranks = degrees["tp"] * degrees["cp"] * degrees["dp"]
+    ep = values["expert_model_parallel_size"]
+    etp = values["expert_tensor_parallel_size"] or degrees["tp"]
+    if ranks % (ep * etp):
+        raise SettingsError(
+            f"--expert-model-parallel-size {ep}: with {etp} expert-tensor-parallel ranks each they "
+            f"do not divide the {ranks} ranks of a stage; say how many nodes there are with --nodes"
+        )
+
+
+def _chunks(values: Mapping[str, Any], pp: int) -> tuple[tuple[int, ...], int]:
+    """Layers of every chunk, none where they are even, and the chunks of a stage."""
+    layers = values["num_layers"]
+    if values["pipeline_model_parallel_layout"]:
+        counts = layout_layers(values["pipeline_model_parallel_layout"])
+        if len(counts) % pp or sum(counts) != layers:
+            raise SettingsError(
+                f"--pipeline-model-parallel-layout has {len(counts)} chunks with {sum(counts)} "
+                f"layers in all, for {pp} stages and {layers} layers"
+            )
+        return () if len(set(counts)) == 1 else counts, len(counts) // pp
+    chunks = values["num_virtual_stages_per_pipeline_rank"] or 1
+    each = values["num_layers_per_virtual_pipeline_stage"]
+    if each:
+        if layers % (pp * each):
+            raise SettingsError(
+                f"--num-layers-per-virtual-pipeline-stage {each}: {pp} stages with chunks of "
+                f"{each} layers do not divide {layers} layers"
+            )
+        chunks = layers // (pp * each)
+    first, last = (values[f"decoder_{end}_pipeline_num_layers"] for end in ("first", "last"))
+    if first is None and last is None:
+        return (), chunks
+    ends = [end for end in (first, last) if end is not None]
+    inner, rest = pp - len(ends), layers - sum(ends)
+    if (inner and rest % inner) or rest < 0 or any(end % chunks for end in ends):
+        raise SettingsError(
+            f"--decoder-first- and --decoder-last-pipeline-num-layers leave {rest} of {layers} "
+            f"layers for {inner} stages, which do not divide them"
+        )
+    stages = [first, *[rest // inner] * inner, last] if inner else [first, last]
+    counts = tuple(stage // chunks for stage in stages if stage is not None) * chunks
+    return counts, chunks
+
+
+def _pipeline_pins(chunks: int, pp: int) -> dict[str, Any]:
+    if pp == 1:
+        return {}
+    return {"interleave": chunks, "schedule": "interleaved-1f1b" if chunks > 1 else "1f1b"}
+
+
+def _other_pins(
+    values: Mapping[str, Any], degrees: Mapping[str, int], unplanned: list[str]
+) -> dict[str, Any]:
+    pins: dict[str, Any] = {"micro_batch": values["micro_batch_size"]}
+    pins["recompute"] = _recompute(values, unplanned)
+    if degrees["dp"] * degrees["cp"] > 1:
+        split = values["use_distributed_optimizer"] or values["use_megatron_fsdp"]
+        pins["zero"] = int(bool(split or values["use_torch_fsdp2"]))
+    if degrees["tp"] > 1:
+        pins["sequence_parallel"] = bool(values["sequence_parallel"])
+    if degrees["cp"] > 1:
+        pins["ring"] = "p2p" in values["cp_comm_type"][0]
+    if values["optimizer_cpu_offload"]:
+        pins["offload"] = "optimizer"
+    if values["num_experts"]:
+        kind = values["moe_token_dispatcher_type"]
+        if values["moe_enable_deepep"]:
+            kind = "deepep"
+        pins |= {
+            "ep": values["expert_model_parallel_size"],
+            "dispatcher": values["moe_flex_dispatcher_backend"] if kind == "flex" else kind,
+            "expert_overlap": bool(values["overlap_moe_expert_parallel_comm"]),
+        }
+        if degrees["tp"] > 1:
+            pins["etp"] = values["expert_tensor_parallel_size"] or degrees["tp"]
+    return pins
+
+
+def _recompute(values: Mapping[str, Any], unplanned: list[str]) -> str:
+    granularity = values["recompute_granularity"]
+    if values["recompute_activations"]:
+        granularity = "selective"
+    if values["checkpoint_activations"]:
+        granularity = "full"
+    if granularity != "selective":
+        grouped = granularity == "full" and values["recompute_method"] == "uniform"
+        if grouped and (values["recompute_num_layers"] or 1) > 1:
+            unplanned.append(
+                f"--recompute-num-layers {values['recompute_num_layers']}: groups of layers are "
+                f"recomputed together, planned layer by layer"
+            )
+        return granularity or "none"
+    modules = values["recompute_modules"] or ["core_attn"]
+    usual = {*SELECTIVE, *UNFUSED_ATTENTION, "moe_act", "mla_up_proj"}
+    if others := [module for module in modules if module not in usual]:
+        unplanned.append(
+            f"--recompute-modules {' '.join(others)}: planned as selective recomputation, which "
+            f"keeps what products made"
+        )
+    return "selective"
+
+
+def _recomputed_layers(values: Mapping[str, Any], chunks: int) -> int:
+    """Recomputed layers of a chunk; 0 where these are all."""
+    layers = values["recompute_num_layers"] or 0
+    return 0 if layers * chunks >= values["num_layers"] else layers
+
+
+def _software(values: Mapping[str, Any], degrees: Mapping[str, int]) -> dict[str, str]:
+    words: dict[str, str] = {}
+    if degrees["tp"] > 1 and not values["tp_comm_overlap"]:
+        words["tensor_overlap"] = "0"
+    if degrees["dp"] * degrees["cp"] > 1 and not values["overlap_grad_reduce"]:
+        words["overlap"] = "0"
+    if values["fp16"] and not values["accumulate_allreduce_grads_in_fp32"]:
+        words["gradient_bytes"] = "2"
+    if values["bf16"] and values["grad_reduce_in_bf16"]:
+        words["gradient_bytes"] = "2"
+    if (copies := values["num_distributed_optimizer_instances"]) > 1:
+        words["shard_group"] = str(degrees["dp"] * degrees["cp"] // copies)
+    if degrees["cp"] > 1 and values["cp_comm_type"][0] not in ("p2p", "all_gather"):
+        words["cp_comm"] = values["cp_comm_type"][0]
+    captured = {"full_iteration": "step", "local": "layers", "transformer_engine": "layers"}
+    if captured_by := captured.get(values["cuda_graph_impl"]):
+        words["captured"] = captured_by
+    return words
+
+
+def _training(values: Mapping[str, Any]) -> TrainingSpec:
+    rate = values["lr"] or TrainingSpec().learning_rate
+    sgd = values["optimizer"] == "sgd"
+    decays = values["lr_decay_style"] == "cosine" and values["lr_decay_iters"]
+    return TrainingSpec(
+        optimizer="sgd" if sgd else "adamw",
+        learning_rate=rate,
+        warmup_steps=values["lr_warmup_iters"] or 0,
+        decay_steps=values["lr_decay_iters"] if decays else 0,
+        final_fraction=round(values["min_lr"] / rate, 9),
+        beta1=values["adam_beta1"],
+        beta2=values["adam_beta2"],
+        epsilon=values["adam_eps"],
+        weight_decay=values["weight_decay"],
+        momentum=values["sgd_momentum"] if sgd else 0.0,
+        clip_norm=values["clip_grad"],
+        attention="unfused" if values["attention_backend"] == "unfused" else "flash",
+    )

@@ -1,0 +1,216 @@
+"""Models that Megatron-Core's settings describe; `model_values` is the inverse."""
+
+from collections.abc import Mapping
+from re import fullmatch
+from typing import Any
+
+from millrace.models.spec import ModelSpec
+from millrace.trainers.megatron.layer_patterns import layer_pattern
+from millrace.trainers.megatron.model_values import DECODER, GPT
+from millrace.trainers.model_names import name_of, stated
+from millrace.trainers.trainer import SettingsError
+
+# Llama 3.1's stretched angles, all but their factor (megatron/core/models/common/embeddings/
+# rotary_pos_embedding.py, read 2026-11).
+_LLAMA3 = {"rope_low": 1.0, "rope_high": 4.0, "rope_original": 8192}
+
+
+def read_model(values: Mapping[str, Any], name: str, tp: int) -> tuple[ModelSpec, list[str]]:
+    """Model that settings describe, and sentences about what of it has no place in a plan.
+
+    Parameters
+    ----------
+    values : mapping
+        By destination, with the defaults of what is not given.
+    name : str
+        Name of the model; empty: the catalogue's, where it has one of these sizes.
+    tp : int
+        Degree of tensor parallelism, by which Megatron divides the vocabulary.
+
+    Raises
+    ------
+    SettingsError
+        A size is missing, or a pattern of layers cannot be read.
+    """
+    for dest, option in (("num_layers", "--num-layers"), ("hidden_size", "--hidden-size")):
+        if not values[dest]:
+            raise SettingsError(f"{option} is missing: it says how large the model is")
+    for dest in ("num_attention_heads", "seq_length"):
+        if not values[dest]:
+            option = f"--{dest.replace('_', '-')}"
+            raise SettingsError(f"{option} is missing: it says how large the model is")
+    notes: list[str] = []
+    learned = values["position_embedding_type"] == "learned_absolute"
+    plain = not (values["swiglu"] or values["quick_geglu"] or values["squared_relu"])
+    simple = plain and values["normalization"] == "LayerNorm" and not values["num_experts"]
+    grouped = values["group_query_attention"] or values["multi_latent_attention"]
+    family = GPT if learned and simple and not grouped else DECODER
+    config = _read_gpt(values, notes) if family == GPT else _read_decoder(values, learned, notes)
+    config["vocab"] = _vocabulary(values, tp)
+    spec = ModelSpec(
+        name=name or name_of(family, config),
+        family=family,
+        config=stated(family, config),
+        seq_len=values["seq_length"],
+        precision=_precision(values),
+    )
+    return spec, notes
+
+
+def _vocabulary(values: Mapping[str, Any], tp: int) -> int:
+    """Size of the vocabulary, padded as Megatron pads it."""
+    if values["padded_vocab_size"]:
+        return int(values["padded_vocab_size"])
+    if not values["vocab_size"]:
+        raise SettingsError(
+            "--vocab-size is missing, and the tokenizer's files are not read: give it with "
+            "--set vocab_size=N"
+        )
+    multiple = int(values["make_vocab_size_divisible_by"]) * tp
+    return -(-int(values["vocab_size"]) // multiple) * multiple
+
+
+def _precision(values: Mapping[str, Any]) -> str:
+    if values["fp4"]:
+        return "nvfp4"
+    if values["fp8"]:
+        return "mxfp8" if values["fp8_recipe"] == "mxfp8" else "fp8"
+    return "bf16" if values["bf16"] else "fp16" if values["fp16"] else "fp32"
+
+
+def _read_gpt(values: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+    if not values["add_bias_linear"]:
+        notes.append("--disable-bias-linear: GPT's products are planned with biases")
+    return {
+        "layers": values["num_layers"],
+        "hidden": values["hidden_size"],
+        "heads": values["num_attention_heads"],
+        "ffn_hidden": values["ffn_hidden_size"] or 4 * values["hidden_size"],
+        "positions": values["max_position_embeddings"] or values["seq_length"],
+        "token_std": values["init_method_std"],
+        "init_std": values["init_method_std"],
+        "epsilon": values["layernorm_epsilon"],
+        "tied": not values["untie_embeddings_and_output_weights"],
+    }
+
+
+def _read_decoder(values: Mapping[str, Any], learned: bool, notes: list[str]) -> dict[str, Any]:
+    layers, hidden = values["num_layers"], values["hidden_size"]
+    heads = values["num_attention_heads"]
+    head_dim = values["kv_channels"] or hidden // heads
+    grouped = values["group_query_attention"]
+    gated = values["swiglu"] or values["quick_geglu"]
+    activation = "silu" if values["swiglu"] else "relu" if values["squared_relu"] else "gelu"
+    if values["squared_relu"]:
+        notes.append("--squared-relu: planned as ReLU, whose costs are the same")
+    if learned:
+        notes.append("learned positions: planned without, a table of a few MiB")
+    usual_ffn = int(4 * hidden * 2 / 3) // 64 * 64 if values["swiglu"] else 4 * hidden
+    config: dict[str, Any] = {
+        "layers": layers,
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": values["num_query_groups"] if grouped else heads,
+        "head_dim": head_dim,
+        "positions": values["max_position_embeddings"] or values["seq_length"],
+        "ffn_hidden": values["ffn_hidden_size"] or usual_ffn,
+        "norm": "rms" if values["normalization"] == "RMSNorm" else "layer",
+        "epsilon": values["layernorm_epsilon"],
+        "init_std": values["init_method_std"],
+        "tied": not values["untie_embeddings_and_output_weights"],
+        "gated": gated,
+        "activation": activation,
+        "qk_norm": ("rms" if values["normalization"] == "RMSNorm" else "layer")
+        * values["qk_layernorm"],
+        "mtp_layers": values["mtp_num_layers"] or 0,
+    }
+    if values["mtp_num_layers"]:
+        config["mtp_loss"] = values["mtp_loss_scaling_factor"]
+    config |= _read_attention(values, config)
+    config |= {} if learned else _read_positions(values, config)
+    config |= _read_experts(values, layers)
+    bias = bool(values["add_bias_linear"])
+    dense = not config.get("experts") or bool(config["dense_layers"])
+    config["qkv_bias"] = bias or values["add_qkv_bias"]
+    config |= {"out_bias": bias, "ffn_bias": bias and dense}
+    config["expert_bias"] = bias and bool(config.get("experts"))
+    return config
+
+
+def _read_attention(values: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    read: dict[str, Any] = {"sinks": values["softmax_type"] == "learnable"}
+    if values["multi_latent_attention"]:
+        rotary = values["qk_pos_emb_head_dim"]
+        read |= {
+            "kv_lora": values["kv_lora_rank"],
+            "q_lora": values["q_lora_rank"] or 0,
+            "head_dim": values["qk_head_dim"] + rotary,
+            "value_dim": values["v_head_dim"],
+            "kv_heads": config["heads"],
+        }
+    if values["window_size"]:
+        sizes = fullmatch(r"\(?\s*(\d+)\s*,\s*0\s*\)?", str(values["window_size"]))
+        if sizes is None:
+            raise SettingsError(
+                f"--window-size {values['window_size']}: expected keys before a query and 0, 127,0"
+            )
+        read["window"] = int(sizes[1]) + 1
+        pattern = layer_pattern("--window-attn-skip-freq", values["window_attn_skip_freq"], config)
+        if pattern is not None:
+            read["full_layers"] = tuple(n for n, windowed in enumerate(pattern) if not windowed)
+    return read
+
+
+def _read_positions(values: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    form = values["position_embedding_type"]
+    if form == "none":
+        return {}
+    latent = values["multi_latent_attention"]
+    share = round(values["rotary_percent"] * config["head_dim"])
+    read: dict[str, Any] = {
+        "rotary_dims": values["qk_pos_emb_head_dim"] if latent else share,
+        "rope_base": float(values["rotary_base"]),
+        "rope_interleaved": values["rotary_interleaved"],
+    }
+    if values["use_rope_scaling"]:
+        read |= {"rope_scaling": "llama3", "rope_factor": values["rope_scaling_factor"], **_LLAMA3}
+    elif form == "yarn":
+        read |= {
+            "rope_scaling": "yarn",
+            "rope_factor": values["rotary_scaling_factor"],
+            "rope_original": values["yarn_original_max_position_embeddings"] or 4096,
+            "rope_fast": values["yarn_beta_fast"] or 32.0,
+            "rope_slow": values["yarn_beta_slow"] or 1.0,
+        }
+    elif values["rotary_seq_len_interpolation_factor"]:
+        factor = float(values["rotary_seq_len_interpolation_factor"])
+        read |= {"rope_scaling": "linear", "rope_factor": factor}
+    pattern = layer_pattern("--no-rope-freq", values["no_rope_freq"], config)
+    if pattern is not None:
+        read["unturned_layers"] = tuple(n for n, unturned in enumerate(pattern) if unturned)
+    return read
+
+
+def _read_experts(values: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    if not values["num_experts"]:
+        return {}
+    pattern = layer_pattern("--moe-layer-freq", values["moe_layer_freq"], {"layers": layers})
+    coefficients = values["moe_aux_loss_coeff"]
+    listed = coefficients if isinstance(coefficients, list) else [coefficients]
+    softmax = values["moe_router_score_function"] == "softmax"
+    dense = [n for n, has in enumerate(pattern or ()) if not has]
+    return {
+        "experts": values["num_experts"],
+        "experts_per_token": values["moe_router_topk"],
+        "expert_hidden": values["moe_ffn_hidden_size"] or values["ffn_hidden_size"],
+        "shared_hidden": values["moe_shared_expert_intermediate_size"] or 0,
+        "ffn_hidden": values["ffn_hidden_size"] or 0 if dense else 0,
+        "router": "softmax" if softmax else "sigmoid",
+        "normalize_weights": not (softmax and values["moe_router_pre_softmax"]),
+        "weigh_inputs": values["moe_apply_probs_on_input"],
+        "dense_layers": tuple(dense),
+        "router_groups": values["moe_router_num_groups"] or 1,
+        "kept_groups": values["moe_router_group_topk"] or 1,
+        "weight_scale": values["moe_router_topk_scaling_factor"] or 1.0,
+        "balance_loss": sum(map(float, listed)),
+    }

@@ -1,0 +1,83 @@
+"""Names and stated fields of models that settings describe by their sizes."""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from millrace.models.zoo.catalogue import FAMILIES, NAMES, model_spec
+
+# Fields that runs of one model set differently, and that change no matrix.
+_LOOSE = ("init_std", "token_std", "epsilon", "positions", "vocab", "capacity_factor", "rope_base")
+_LOOSE_TOO = ("balance_loss", "mtp_layers", "mtp_loss", "normalize_weights", "ffn_hidden")
+PADDING = 0.02  # by so much a vocabulary is padded, at most
+
+
+def stated(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a model's configuration that are not their family's defaults.
+
+    Parameters
+    ----------
+    family : str
+        A family of the zoo.
+    config : mapping
+        Its fields.
+
+    Examples
+    --------
+    >>> stated("decoder", {"layers": 2, "tied": False, "norm": "layer"})
+    {'layers': 2, 'norm': 'layer'}
+    """
+    fields = {field.name: field for field in msgspec.structs.fields(FAMILIES[family].config)}
+    return {name: value for name, value in config.items() if fields[name].default != value}
+
+
+def name_of(family: str, config: Mapping[str, Any]) -> str:
+    """Name of the catalogue's model of these sizes, or one that tells the sizes.
+
+    Parameters
+    ----------
+    family : str
+        A family of the zoo.
+    config : mapping
+        Its fields.
+
+    Examples
+    --------
+    >>> name_of("decoder", model_spec("llama3-8b").config)
+    'llama3-8b'
+    >>> name_of("gpt", {**model_spec("gpt2-small").config, "hidden": 1024, "vocab": 50304})
+    'gpt-12x1024'
+    """
+    sizes = msgspec.convert(dict(config), FAMILIES[family].config)
+    for name, (shape, vocab) in _catalogue(family).items():
+        if shape == _shape(sizes) and abs(sizes.vocab / vocab - 1) <= PADDING:  # type: ignore[attr-defined]
+            return name
+    experts = f"-{config['experts']}e" if config.get("experts") else ""
+    return f"{family}-{config['layers']}x{config['hidden']}{experts}"
+
+
+def _shape(sizes: msgspec.Struct) -> msgspec.Struct:
+    """Sizes without what runs of one model set differently."""
+    usual = {
+        field.name: 1 if field.default is msgspec.NODEFAULT else field.default
+        for field in msgspec.structs.fields(sizes)
+        if field.name in (*_LOOSE, *_LOOSE_TOO)
+    }
+    if not getattr(sizes, "experts", 0):
+        usual.pop("ffn_hidden", None)
+    return replace(sizes, **usual)
+
+
+@cache
+def _catalogue(family: str) -> dict[str, tuple[msgspec.Struct, int]]:
+    """Shapes and vocabularies of the catalogue's models of a family, by name."""
+    specs = ((name, model_spec(name)) for name in NAMES)
+    converted = (
+        (name, msgspec.convert(spec.config, FAMILIES[family].config))
+        for name, spec in specs
+        if spec.family == family
+    )
+    return {name: (_shape(sizes), sizes.vocab) for name, sizes in converted}  # type: ignore[attr-defined]
