@@ -67,11 +67,12 @@ def filled_app() -> typer.Typer:
         recommending,
         running,
         scaling,
+        trainers,
         validating,
     )
 
-    groups = (demo, planning, scaling, recommending, running, profiling, validating, catalogues)
-    for group in groups:
+    jobs = (demo, planning, scaling, recommending, running, trainers)
+    for group in (*jobs, profiling, validating, catalogues):
         group.register(app)
     help_pages.arrange(app)
     return app

@@ -76,6 +76,13 @@ def frameworks(incomplete: str) -> list[str]:
     return [name for name in framework_tables.frameworks() if name.startswith(incomplete)]
 
 
+def trainers(incomplete: str) -> list[str]:
+    """Names of the trainers that plans are exported to, that begin with `incomplete`."""
+    from millrace.trainers.catalogue import TRAINERS
+
+    return [name for name in TRAINERS if name.startswith(incomplete)]
+
+
 def schedules(incomplete: str) -> list[str]:
     """Names of the pipeline schedules that begin with `incomplete`."""
     return [name for name in SCHEDULES.split(", ") if name.startswith(incomplete)]

@@ -31,6 +31,24 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("what another framework could not run", "millrace show plan.json --framework deepspeed"),
         ("the difference of two plans", "millrace show plan.json other.json"),
     ),
+    "export": (
+        ("Megatron-LM's launch script of a plan", "millrace export plan.json --to megatron-core"),
+        ("all its files in a folder", "millrace export plan.json --to torchtitan -o titan"),
+    ),
+    "import-config": (
+        (
+            "what a script trains, and how",
+            "millrace import-config train_llama3_8b.sh --nodes 4 --set vocab_size=128256",
+        ),
+        (
+            "a command line as a plan, to simulate and to compare",
+            "millrace import-config 'torchrun --nproc-per-node 8 --nnodes 2 pretrain_gpt.py "
+            "--num-layers 24 --hidden-size 2048 --num-attention-heads 16 --seq-length 2048 "
+            "--max-position-embeddings 2048 --vocab-size 50257 --micro-batch-size 4 "
+            "--global-batch-size 256 --bf16 --tensor-model-parallel-size 2' "
+            "--cluster a100:8x2 -o job.json",
+        ),
+    ),
     "scale": (
         (
             "one to four nodes of two kinds, on two networks",

@@ -14,28 +14,29 @@ from millrace.planner.plan import ON_DEVICES, Plan
 from millrace.planner.search import Pins
 from millrace.published.framework_of_row import TENSOR
 from millrace.trainers.job import TrainingJob
+from millrace.trainers.trainer import Trainer
 
 
-def job_of(plan: Plan, framework: str) -> TrainingJob:
+def job_of(plan: Plan, trainer: Trainer) -> TrainingJob:
     """Training job that a plan describes.
 
     Parameters
     ----------
     plan : Plan
         Whoever it was made for.
-    framework : str
-        Record of the framework that is to run it.
+    trainer : Trainer
+        The trainer that is to run it.
 
     Raises
     ------
     InfeasibleError
         The framework cannot run the plan; says what stands in its way, and what to ask instead.
     """
-    faults = unrunnable(plan, capabilities(framework))
-    if faults:
+    usual = trainer.frameworks[0]
+    if faults := unrunnable(plan, trainer.runs or capabilities(usual)):
         raise InfeasibleError(
-            f"{framework} cannot run this plan: {'; '.join(faults)}. Plan with `--framework "
-            f"{framework}`, whose plans have no other choices"
+            f"{trainer.name} cannot run this plan: {'; '.join(faults)}. Plan with `--framework "
+            f"{usual}`, whose plans have no other choices"
         )
     if plan.ranks < plan.cluster.devices:
         raise InfeasibleError(

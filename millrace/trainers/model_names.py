@@ -53,7 +53,7 @@ def name_of(family: str, config: Mapping[str, Any]) -> str:
     """
     sizes = msgspec.convert(dict(config), FAMILIES[family].config)
     for name, (shape, vocab) in _catalogue(family).items():
-        if shape == _shape(sizes) and abs(sizes.vocab / vocab - 1) <= PADDING:  # type: ignore[attr-defined]
+        if shape == _shape(sizes) and abs(sizes.vocab / vocab - 1) <= PADDING:
             return name
     experts = f"-{config['experts']}e" if config.get("experts") else ""
     return f"{family}-{config['layers']}x{config['hidden']}{experts}"
@@ -80,4 +80,4 @@ def _catalogue(family: str) -> dict[str, tuple[msgspec.Struct, int]]:
         for name, spec in specs
         if spec.family == family
     )
-    return {name: (_shape(sizes), sizes.vocab) for name, sizes in converted}  # type: ignore[attr-defined]
+    return {name: (_shape(sizes), sizes.vocab) for name, sizes in converted}

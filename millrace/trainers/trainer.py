@@ -2,9 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from millrace.planner.errors import PlanError
+from millrace.planner.frameworks.capabilities import Capabilities
 from millrace.trainers.job import TrainingJob
+
+if TYPE_CHECKING:
+    from millrace.planner.plan import Plan
 
 # First words of the comment with which an exported file says which cluster the plan was made for.
 HEADER = "millrace:"
@@ -93,6 +98,10 @@ class Trainer:
         Settings of a job; raises InfeasibleError.
     read : callable
         Job of settings; raises SettingsError.
+    runs : Capabilities, optional
+        What its settings can say; by default what the record of its first framework lets plans be.
+    write_plan : callable, optional
+        Settings of a whole plan, where they say more than a job; in place of `write`.
     """
 
     name: str
@@ -102,3 +111,5 @@ class Trainer:
     recognizes: Callable[[SettingsSource], bool]
     write: Callable[[TrainingJob], WrittenSettings]
     read: Callable[[SettingsSource], ReadSettings]
+    runs: Capabilities | None = None
+    write_plan: "Callable[[Plan], WrittenSettings] | None" = None

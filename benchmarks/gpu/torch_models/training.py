@@ -37,7 +37,7 @@ TIMED_S = 3.0  # of one setting, if its steps are not too long
 ATTENTION = ("flash", "mem_efficient", "cudnn", "math")  # backends, as torch.backends.cuda has them
 
 
-class Trainer:
+class TorchTraining:
     """Model on a device, and its step under a setting."""
 
     def __init__(
@@ -137,7 +137,7 @@ class Trainer:
 class Captured:
     """A trainer's step as a CUDA graph."""
 
-    def __init__(self, trainer: Trainer, batch: Batch) -> None:
+    def __init__(self, trainer: TorchTraining, batch: Batch) -> None:
         self._static_batch = tuple(tensor.clone() for tensor in batch)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
@@ -152,7 +152,7 @@ class Captured:
 
 
 def trained(
-    trainer: Trainer, batches: Sequence[Batch], *, steps: int, budget_s: float
+    trainer: TorchTraining, batches: Sequence[Batch], *, steps: int, budget_s: float
 ) -> tuple[list[float], list[float], float]:
     """Train; return the losses of a step per batch, times of later steps, and what came before.
 
@@ -166,7 +166,7 @@ def trained(
     if stream is not None:
         stream.synchronize()  # `item` waits for the current stream alone
     loss_values = [loss.item() for loss in losses]
-    stepper: Trainer | Captured = trainer
+    stepper: TorchTraining | Captured = trainer
     if trainer.setting.graph:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()  # a graph has a pool of its own
@@ -178,7 +178,7 @@ def trained(
 
 
 def _timed(
-    stepper: Trainer | Captured, batches: Sequence[Batch], steps: int, device: str
+    stepper: TorchTraining | Captured, batches: Sequence[Batch], steps: int, device: str
 ) -> list[float]:
     """Seconds of every step."""
     if device != "cuda":
@@ -292,7 +292,7 @@ def tried(
     _set_globally(setting)
     kinds = [op for op in graph.ops if op.kind == "variable"]
     decayed = {op.outputs[0]: bool(op.attributes["decay"]) for op in kinds}
-    trainer = Trainer(spec, training or TrainingSpec(), setting, values, decayed, device)
+    trainer = TorchTraining(spec, training or TrainingSpec(), setting, values, decayed, device)
     batches = batches_of(graph, batch, losses, device, setting.channels_last)
     if setting.numerics == "masters":
         batches = [

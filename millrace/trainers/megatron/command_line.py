@@ -4,6 +4,9 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
+from millrace.planner.frameworks.framework_tables import capabilities
 from millrace.trainers.header import header_of, read_header
 from millrace.trainers.job import TrainingJob
 from millrace.trainers.megatron.argument_table import (
@@ -15,7 +18,7 @@ from millrace.trainers.megatron.argument_table import (
 )
 from millrace.trainers.megatron.job_reading import read_job
 from millrace.trainers.megatron.job_values import MEGATRON, job_values
-from millrace.trainers.scripts.launched import Launch, launches
+from millrace.trainers.scripts.launched import LaunchedProgram, launches
 from millrace.trainers.trainer import (
     ReadSettings,
     SettingsError,
@@ -33,7 +36,7 @@ LINE = 96  # characters of a line of the script
 
 
 def write(job: TrainingJob) -> WrittenSettings:
-    """Settings of a job: `launch.sh`, which starts `pretrain_gpt.py` on every node.
+    """Settings of a job: `launch.sh`, which starts the training program on every node.
 
     Parameters
     ----------
@@ -125,11 +128,11 @@ def read(source: SettingsSource) -> ReadSettings:
     )
 
 
-def _launch(source: SettingsSource) -> Launch:
+def _launch(source: SettingsSource) -> LaunchedProgram:
     """The launch whose arguments are Megatron's: that with most of them."""
     candidates = list(launches(source))
     if "" in source.files and not candidates:  # arguments alone
-        candidates = [Launch(program="", arguments=tuple(shlex.split(source.files[""])))]
+        candidates = [LaunchedProgram(program="", arguments=tuple(shlex.split(source.files[""])))]
     chosen = max(candidates, key=lambda launch: len(launch.arguments), default=None)
     if chosen is None or not chosen.arguments:
         raise SettingsError(
@@ -181,4 +184,6 @@ MEGATRON_CORE = Trainer(
     recognizes=recognizes,
     write=write,
     read=read,
+    # Sequence parallelism is optional, and a layout gives every chunk its own number of layers.
+    runs=replace(capabilities(MEGATRON), sequence_parallel="free", layers="any"),
 )

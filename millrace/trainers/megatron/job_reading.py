@@ -236,7 +236,7 @@ def _recomputed_layers(values: Mapping[str, Any], chunks: int) -> int:
 
 def _software(values: Mapping[str, Any], degrees: Mapping[str, int]) -> dict[str, str]:
     words: dict[str, str] = {}
-    if degrees["tp"] > 1 and not values["tp_comm_overlap"]:
+    if degrees["tp"] > 1 and values["sequence_parallel"] and not values["tp_comm_overlap"]:
         words["tensor_overlap"] = "0"
     if degrees["dp"] * degrees["cp"] > 1 and not values["overlap_grad_reduce"]:
         words["overlap"] = "0"

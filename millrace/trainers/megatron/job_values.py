@@ -43,7 +43,6 @@ def job_values(job: TrainingJob) -> tuple[dict[str, Any], list[str]]:
         "attention_dropout": 0.0,
         "hidden_dropout": 0.0,
         "cross_entropy_loss_fusion": True,
-        "cross_entropy_fusion_impl": "te",
     }
     return values | _optimizer(job, unsaid), unsaid
 
@@ -68,6 +67,11 @@ def _degrees(job: TrainingJob) -> dict[str, Any]:
     if replicas * cp > 1:
         beside = job.software.get("overlap") != "0"
         split = str(pins.zero or 0) != "0"
+        if str(pins.zero or 0) not in ("0", "1"):
+            raise InfeasibleError(
+                f"zero {pins.zero}: Megatron-LM's distributed optimizer is level 1; what its FSDP "
+                f"does is another code path, which nothing here predicts"
+            )
         values |= {
             "use_distributed_optimizer": split,
             "overlap_grad_reduce": beside,

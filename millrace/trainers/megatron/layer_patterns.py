@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from re import fullmatch
 from typing import Any
 
@@ -52,6 +53,29 @@ def layer_pattern(option: str, value: object, config: Mapping[str, Any]) -> tupl
     return tuple(pattern)
 
 
+def pattern_text(pattern: Sequence[int]) -> str:
+    """Text of a pattern of layers, in runs of equal ones and without spaces.
+
+    Parameters
+    ----------
+    pattern : sequence of int
+        Zeros and ones of all layers.
+
+    Examples
+    --------
+    >>> pattern_text((0, 1, 1, 1)), pattern_text((1, 0, 1, 0, 1, 0))
+    ('([0]*1+[1]*3)', '([1]*1+[0]*1)*3')
+    """
+    layers = len(pattern)
+    period = next(
+        length
+        for length in range(1, layers + 1)
+        if layers % length == 0 and [*pattern[:length]] * (layers // length) == [*pattern]
+    )
+    runs = "+".join(f"[{value}]*{len([*run])}" for value, run in groupby(pattern[:period]))
+    return f"({runs})" + (f"*{layers // period}" if period < layers else "")
+
+
 def _listed(text: str, most: int) -> Sequence[int] | None:
     """Zeros and ones of a text of lists, sums and products; None where it is none."""
 
@@ -66,8 +90,12 @@ def _listed(text: str, most: int) -> Sequence[int] | None:
             left, right = worked_out(node.left), worked_out(node.right)
             if isinstance(node.op, ast.Add) and isinstance(left, list) and isinstance(right, list):
                 return left + right
-            factors = isinstance(left, list) and isinstance(right, int)
-            if isinstance(node.op, ast.Mult) and factors and len(left) * right <= most:
+            if (
+                isinstance(node.op, ast.Mult)
+                and isinstance(left, list)
+                and isinstance(right, int)
+                and len(left) * right <= most
+            ):
                 return left * right
         raise ValueError
 

@@ -12,6 +12,7 @@ from millrace.models.spec import ModelSpec
 from millrace.models.zoo.decoder.config import DecoderConfig
 from millrace.models.zoo.gpt import GptConfig
 from millrace.planner.errors import InfeasibleError
+from millrace.trainers.megatron.layer_patterns import pattern_text
 
 GPT, DECODER = "gpt", "decoder"
 # Fields of decoders that Megatron-Core 0.19 has no setting for, with the value that it has.
@@ -167,7 +168,7 @@ def _attention(config: DecoderConfig) -> dict[str, Any]:
     if config.window:
         pattern = [int(layer not in config.full_layers) for layer in range(config.layers)]
         values |= {"window_size": f"{config.window - 1},0"}
-        values |= {"window_attn_skip_freq": str(pattern)} if config.full_layers else {}
+        values |= {"window_attn_skip_freq": pattern_text(pattern)} if config.full_layers else {}
     if config.sinks:
         values["softmax_type"] = "learnable"
     return values
@@ -197,7 +198,7 @@ def _positions(config: DecoderConfig) -> dict[str, Any]:
         values["rotary_seq_len_interpolation_factor"] = int(config.rope_factor)
     if config.unturned_layers:
         pattern = [int(layer in config.unturned_layers) for layer in range(config.layers)]
-        values["no_rope_freq"] = str(pattern)
+        values["no_rope_freq"] = pattern_text(pattern)
     return values
 
 
@@ -216,7 +217,7 @@ def _experts(config: DecoderConfig, unsaid: list[str]) -> dict[str, Any]:
     }
     if config.dense_layers:
         pattern = [int(config.has_experts(layer)) for layer in range(config.layers)]
-        values["moe_layer_freq"] = str(pattern)
+        values["moe_layer_freq"] = pattern_text(pattern)
     if config.router_groups > 1:
         values["moe_router_num_groups"] = config.router_groups
         values["moe_router_group_topk"] = config.kept_groups

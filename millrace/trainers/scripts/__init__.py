@@ -1,5 +1,5 @@
 """Scripts: what shell scripts and command lines would start, worked out and never run.
 
 In comes the text of a script, out come the words of every command that it reaches. Read
-`shell_script.py` first, then `torchrun.py` (nodes and devices of a launcher's words).
+`shell_script.py` first, then `launched.py` (nodes and devices of a launcher's words).
 """

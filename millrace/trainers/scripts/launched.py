@@ -13,8 +13,8 @@ MOST = 10**6  # nodes, or devices of one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
-    """Launch of a program; `nodes` and `devices_per_node` are 0 where the words do not say."""
+class LaunchedProgram:
+    """Program that is launched; `nodes` and `devices_per_node` are 0 where the words do not say."""
 
     program: str
     arguments: tuple[str, ...]
@@ -22,7 +22,7 @@ class Launch:
     devices_per_node: int = 0
 
 
-def launches(source: SettingsSource) -> list[Launch]:
+def launches(source: SettingsSource) -> list[LaunchedProgram]:
     """Launches of Python programs in the scripts or the command line of a source.
 
     Parameters
@@ -35,19 +35,19 @@ def launches(source: SettingsSource) -> list[Launch]:
     SettingsError
         A script cannot be worked out, or a number of nodes is none.
     """
-    found_launches = []
+    programs = []
     for name, text in source.files.items():
         if name.endswith((".json", ".toml", ".yaml", ".yml", ".py")):
             continue
         for words in commands_of(text, source.values):
             launch = launch_of(words)
             if launch is not None:
-                found_launches.append(launch)
-    return found_launches
+                programs.append(launch)
+    return programs
 
 
-def launch_of(words: Sequence[str]) -> Launch | None:
-    """Launch that the words of a command make; None where they start no Python program.
+def launch_of(words: Sequence[str]) -> LaunchedProgram | None:
+    """Program that the words of a command make; None where they start no Python program.
 
     Parameters
     ----------
@@ -62,13 +62,13 @@ def launch_of(words: Sequence[str]) -> Launch | None:
     Examples
     --------
     >>> launch_of("torchrun --nnodes=2 --nproc_per_node 8 train.py --lr 1".split())
-    Launch(program='train.py', arguments=('--lr', '1'), nodes=2, devices_per_node=8)
+    LaunchedProgram(program='train.py', arguments=('--lr', '1'), nodes=2, devices_per_node=8)
     """
     for position, word in enumerate(words):
         module = position > 0 and words[position - 1] == "-m" and not word.startswith("-")
         if word.endswith(".py") or (module and word not in ("torch.distributed.run",)):
             before = words[:position]
-            return Launch(
+            return LaunchedProgram(
                 program=word,
                 arguments=tuple(words[position + 1 :]),
                 nodes=_count(before, NODES),

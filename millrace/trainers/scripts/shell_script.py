@@ -231,11 +231,11 @@ class _Script:
 
     def _calculated(self, node: "Node") -> str:
         inside = self._filled(_text(node).removeprefix("$((").removesuffix("))"))
-        known = re.sub(
+        numbers = re.sub(
             r"[A-Za-z_]\w*", lambda hit: " ".join(self.variables.get(hit[0], [hit[0]])), inside
         )
         try:
-            return str(_number(ast.parse(known.strip(), mode="eval").body))
+            return str(_number(ast.parse(numbers.strip(), mode="eval").body))
         except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
             return _text(node)
 

@@ -1,0 +1,108 @@
+"""Questions of jobs: the model, cluster, batch and pins with which the planner is asked of one."""
+
+import re
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.planner.cluster import Cluster
+from millrace.planner.errors import ClusterError
+from millrace.planner.plan import Chunk, Plan
+from millrace.planner.search import Pins
+from millrace.published.framework_of_row import as_set
+from millrace.trainers.job import TrainingJob
+from millrace.trainers.trainer import SettingsError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobQuestion:
+    """Question of a job to the planner, with the pins that make its answer the job's own plan."""
+
+    model: ModelSpec
+    training: TrainingSpec
+    cluster: Cluster
+    global_batch: int
+    pins: Pins
+
+
+def cluster_text(job: TrainingJob, asked: str | None) -> str:
+    """Text of the cluster of a job.
+
+    Parameters
+    ----------
+    job : TrainingJob
+        Its own cluster counts where no other is asked for.
+    asked : str or None
+        A cluster, or a device alone: as many of it as the job was started on.
+
+    Raises
+    ------
+    SettingsError
+        Neither says which devices they are.
+    """
+    if not asked and not job.cluster:
+        raise SettingsError(
+            f"the settings do not say which GPUs they are for: name them with --cluster, for "
+            f"example --cluster h100, of which there are {job.nodes} nodes of "
+            f"{job.devices_per_node}"
+        )
+    if asked and ":" not in asked and not asked.endswith(".toml"):
+        return f"{asked}:{job.devices_per_node}x{job.nodes}"
+    sized = re.fullmatch(r"([^:]+):[0-9]+x[0-9]+", job.cluster)
+    if not asked and sized:  # the user may have said another number of nodes
+        return f"{sized[1]}:{job.devices_per_node}x{job.nodes}"
+    return asked or job.cluster
+
+
+def question_of(job: TrainingJob, cluster: Cluster) -> JobQuestion:
+    """Question whose answer is the plan of a job.
+
+    Parameters
+    ----------
+    job : TrainingJob
+        With all its choices as pins.
+    cluster : Cluster
+        The devices, with the job's framework as software.
+
+    Raises
+    ------
+    ClusterError
+        The cluster has another number of devices.
+    """
+    if cluster.devices != job.devices:
+        raise ClusterError(
+            f"--cluster {cluster.name}: it has {cluster.devices} devices, and the job is started "
+            f"on {job.nodes} nodes of {job.devices_per_node}"
+        )
+    row = {"framework": job.framework, **job.software}
+    software = as_set(cluster.software, row, cluster.device)
+    return JobQuestion(
+        model=job.model,
+        training=job.training,
+        cluster=replace(cluster, software=software),
+        global_batch=job.global_batch,
+        pins=job.pins,
+    )
+
+
+def as_split(plan: Plan, job: TrainingJob) -> Plan:
+    """Plan with as many layers in each chunk as the job has.
+
+    Parameters
+    ----------
+    plan : Plan
+        As the search answers the job's question.
+    job : TrainingJob
+        Its `chunk_layers`; the plan stays where they are even.
+    """
+    if not job.chunk_layers or len(job.chunk_layers) != len(plan.chunks):
+        return plan
+    blocks = [choice for chunk in plan.chunks for choice in chunk.blocks]
+    chunks: list[Chunk] = []
+    start = 0
+    for number, (chunk, layers) in enumerate(zip(plan.chunks, job.chunk_layers, strict=True)):
+        end = len(blocks) if number == len(plan.chunks) - 1 else start + layers + (number == 0)
+        chunks.append(replace(chunk, blocks=tuple(blocks[start:end])))
+        start = end
+    return replace(plan, chunks=tuple(chunks), evidence=None, figures={})
