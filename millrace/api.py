@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from millrace.compare import Comparison, join
+from millrace.comparison import Comparison, join
 from millrace.importing import open_checked
 from millrace.models.graph import Graph
 from millrace.models.spec import ModelSpec, TrainingSpec

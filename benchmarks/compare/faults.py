@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from millrace import api
-from millrace.compare.comparison import (
+from millrace.comparison.comparison import (
     COLLECTIVE_COST,
     OP_COST,
     OVERLAP,

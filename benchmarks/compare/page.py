@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from millrace.compare import join
+from millrace.comparison import join
 from millrace.comparison_page import comparison_page
 from tests.browsers import chromium, opened
 from tests.millrace.comparison_page.wide_traces import wide_comparison

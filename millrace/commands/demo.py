@@ -18,7 +18,7 @@ from millrace.units import format_percent, format_seconds
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from millrace.compare import Comparison
+    from millrace.comparison import Comparison
     from millrace.planner.actors.trace import Trace
     from millrace.planner.cluster import Cluster
     from millrace.planner.plan import Plan
@@ -50,7 +50,7 @@ def demo(
 ) -> None:
     """Plan, simulate and train a small GPT here, and compare."""
     from millrace import api
-    from millrace.compare import join
+    from millrace.comparison import join
     from millrace.figures import kinds_of_parallelism
     from millrace.files import make_folder
     from millrace.planner.clusters.doubts import profile_warning

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from millrace.compare import ActorRow, CauseRow, Comparison
+    from millrace.comparison import ActorRow, CauseRow, Comparison
     from millrace.executor.drift.drift_watch import Drift
     from millrace.executor.launch import Measured
     from millrace.planner.plan import Plan
@@ -363,7 +363,7 @@ def compare(
     """Join the prediction with what was measured, actor by actor."""
     from millrace import api
     from millrace.commands import updating
-    from millrace.compare import join
+    from millrace.comparison import join
     from millrace.comparison_page import write_page
     from millrace.files import check_writable, load_plan, load_trace
     from millrace.planner.clusters.doubts import profile_warning

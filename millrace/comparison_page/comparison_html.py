@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from millrace.compare import Comparison, join
+from millrace.comparison import Comparison, join
 from millrace.comparison_page.cost_tables import (
     actor_table,
     cause_table,
@@ -83,7 +83,7 @@ def write_page(
     FileError
         The file cannot be written.
     PlanError
-        The traces do not belong together, as `millrace.compare.join` says.
+        The traces do not belong together, as `millrace.comparison.join` says.
     """
     if comparison is None:
         comparison = join(predicted, measured, plan)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from millrace.compare import CauseRow
+from millrace.comparison import CauseRow
 from millrace.comparison_page.memory_curves import MemoryCurve
 from millrace.units import format_bytes, format_percent, format_seconds
 

@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any, NamedTuple
 
-from millrace.compare.comparison import Comparison, CriticalPaths, ErrorCause, PathRow, PathSegment
+from millrace.comparison.comparison import (
+    Comparison,
+    CriticalPaths,
+    ErrorCause,
+    PathRow,
+    PathSegment,
+)
 from millrace.comparison_page.cost_tables import html_table, signed_seconds
 from millrace.units import format_seconds
 

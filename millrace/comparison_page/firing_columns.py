@@ -11,7 +11,7 @@ from itertools import groupby
 from math import floor, log10
 from typing import Any
 
-from millrace.compare import ActorRow
+from millrace.comparison import ActorRow
 from millrace.planner.collectives import COLLECTIVES
 from millrace.traces.timeline import COLOURS, Bar, Timeline
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from millrace.compare import step_of, traced_steps
+from millrace.comparison import step_of, traced_steps
 from millrace.planner.actors.trace import Trace
 
 

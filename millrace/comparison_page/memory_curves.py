@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from millrace.compare import step_of
+from millrace.comparison import step_of
 from millrace.planner.actors.graph import ActorGraph, Program
 from millrace.planner.actors.trace import Lane, Span, Trace
 from millrace.planner.cluster import Cluster

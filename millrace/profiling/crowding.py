@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from millrace.compare import step_time_ns
+from millrace.comparison import step_time_ns
 from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.actors.trace import Trace
 from millrace.planner.cluster import Cluster

@@ -4,7 +4,7 @@ Of every op counts the mean over ranks of its time on a core, in the half of the
 are in the middle: times lean to one side, and a step is a sum of them. A meeting that holds its
 ranks back costs what passes from its last member's arrival until they go on, over what the
 simulator stretches it by where its ranks share cores; one that is over while they compute costs its
-time on a core. All of it is read off a run by `millrace.compare.measured_costs`.
+time on a core. All of it is read off a run by `millrace.comparison.measured_costs`.
 """
 
 from collections import defaultdict
@@ -15,14 +15,14 @@ from statistics import fmean
 import msgspec
 import numpy as np
 
-from millrace.compare import step_time_ns, traced_steps, unmarked_share
-from millrace.compare.measured_costs import (
+from millrace.comparison import step_time_ns, traced_steps, unmarked_share
+from millrace.comparison.measured_costs import (
     launch_ns,
     meeting_means,
     meeting_resumptions,
     meeting_waits,
 )
-from millrace.compare.measured_run import MeasuredRun, MeetingGroup, Times, measured_run
+from millrace.comparison.measured_run import MeasuredRun, MeetingGroup, Times, measured_run
 from millrace.planner.actors.graph import Actor, ActorGraph, Program
 from millrace.planner.actors.trace import Trace
 from millrace.planner.cluster import Cluster, Device

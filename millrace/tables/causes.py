@@ -2,7 +2,7 @@
 
 from rich.table import Table
 
-from millrace.compare.comparison import Comparison
+from millrace.comparison.comparison import Comparison
 from millrace.units import format_percent, format_seconds
 
 SHOWN_ITEMS = 3

@@ -7,7 +7,7 @@ with microseconds, and metadata events (`M`) that name and order processes and t
 from collections.abc import Iterable
 from typing import Any
 
-from millrace.compare import step_of
+from millrace.comparison import step_of
 from millrace.planner.actors.trace import Trace
 from millrace.planner.collectives import COLLECTIVES
 

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from millrace.compare import step_of, step_time_ns, traced_steps
+from millrace.comparison import step_of, step_time_ns, traced_steps
 from millrace.planner.actors.trace import Trace
 from millrace.planner.collectives import COLLECTIVES
 

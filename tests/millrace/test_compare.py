@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.compare import exposed_ns_by_kind, join
+from millrace.comparison import exposed_ns_by_kind, join
 from millrace.planner.errors import PlanError
 from tests.millrace.traces import two_rank_trace
 

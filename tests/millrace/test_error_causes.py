@@ -5,7 +5,7 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from millrace.compare import join
+from millrace.comparison import join
 from millrace.planner.compile import compile_plan
 from millrace.planner.costs import durations
 from millrace.simulator import simulate

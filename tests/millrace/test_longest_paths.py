@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from millrace.compare.counterfactuals import Counterfactuals
-from millrace.compare.measured_run import measured_run
+from millrace.comparison.counterfactuals import Counterfactuals
+from millrace.comparison.measured_run import measured_run
 from millrace.planner.compile import compile_plan
 from millrace.planner.costs.launch_overhead import pacing_of
 from millrace.simulator import simulate

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from millrace.compare import unmarked_share
+from millrace.comparison import unmarked_share
 from millrace.planner.cluster import Cluster, Device
 from millrace.planner.clusters import device, local_cluster, parse_cluster
 from millrace.planner.compile import compile_plan

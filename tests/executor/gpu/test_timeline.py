@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from millrace import api
-from millrace.compare import join
+from millrace.comparison import join
 from millrace.executor.gpu.device_run import TRACED_STEPS
 from millrace.executor.recording import trace_of
 from tests.executor.cuda.emulation.machine import COMPILER

@@ -5,7 +5,7 @@ import re
 import msgspec
 import pytest
 
-from millrace.compare import join
+from millrace.comparison import join
 from millrace.comparison_page import comparison_page
 from tests.browsers import chromium, opened
 from tests.millrace.comparison_page.test_page_data import HOSTILE, page_of, renamed

@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from millrace.compare import Comparison, join
-from millrace.compare.comparison import (
+from millrace.comparison import Comparison, join
+from millrace.comparison.comparison import (
     CriticalPaths,
     ErrorCause,
     ErrorItem,

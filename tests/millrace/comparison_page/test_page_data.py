@@ -6,7 +6,7 @@ import re
 import msgspec
 import pytest
 
-from millrace.compare import join
+from millrace.comparison import join
 from millrace.comparison_page import comparison_page
 from millrace.comparison_page.firing_columns import time_unit_ns
 from millrace.comparison_page.inlined_script import DATA_ID, policy, script

@@ -16,7 +16,7 @@ from statistics import median_low
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.compare.measured_run import MeasuredRun, Table, Times
+from millrace.comparison.measured_run import MeasuredRun, Table, Times
 
 LAUNCH_NS_MAX = 200_000  # What begins later had something else to wait for.
 

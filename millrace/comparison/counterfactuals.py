@@ -4,7 +4,7 @@ Durations, lags, and what slows firings beside these are replaced in a predictio
 that has begun may be slowed, by data that moves or by ranks that share its cores, the actors run in
 the simulator's kernel, whose events take ten microseconds a firing: one rank of every program while
 all ranks of each are alike. Other steps follow from longest paths
-(`millrace.compare.longest_paths`), which take a tenth of that for many ranks.
+(`millrace.comparison.longest_paths`), which take a tenth of that for many ranks.
 """
 
 from collections.abc import Mapping
@@ -14,8 +14,8 @@ from statistics import median
 
 import numpy as np
 
-from millrace.compare.longest_paths import LongestPaths
-from millrace.compare.measured_run import MeasuredRun, Table, Times
+from millrace.comparison.longest_paths import LongestPaths
+from millrace.comparison.measured_run import MeasuredRun, Table, Times
 from millrace.planner.cluster import Cluster
 from millrace.planner.costs import durations
 from millrace.planner.costs.launch_overhead import Pacing, pacing_of

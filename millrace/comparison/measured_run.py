@@ -13,7 +13,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.compare.trace_steps import counted_steps, step_of, traced_steps
+from millrace.comparison.trace_steps import counted_steps, step_of, traced_steps
 from millrace.planner.actors.firing_waits import FiringWaits
 from millrace.planner.actors.graph import ActorGraph, Program
 from millrace.planner.actors.trace import Trace

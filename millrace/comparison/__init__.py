@@ -1,12 +1,12 @@
 """Compare: predicted against measured, and the causes of the difference.
 
 Two traces of one plan come in, a `Comparison` comes out. Read first
-`millrace/compare/trace_join.py`, which joins the traces actor by actor.
+`millrace/comparison/trace_join.py`, which joins the traces actor by actor.
 """
 
-from millrace.compare.comparison import ActorRow, CauseRow, Comparison, ErrorCause
-from millrace.compare.trace_join import exposed_ns_by_kind, join
-from millrace.compare.trace_steps import step_of, step_time_ns, traced_steps, unmarked_share
+from millrace.comparison.comparison import ActorRow, CauseRow, Comparison, ErrorCause
+from millrace.comparison.trace_join import exposed_ns_by_kind, join
+from millrace.comparison.trace_steps import step_of, step_time_ns, traced_steps, unmarked_share
 
 __all__ = [
     "ActorRow",

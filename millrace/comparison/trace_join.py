@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from millrace.compare.comparison import ActorRow, CauseRow, Comparison, FiringTimes
-from millrace.compare.trace_steps import step_of, step_time_ns, traced_steps
+from millrace.comparison.comparison import ActorRow, CauseRow, Comparison, FiringTimes
+from millrace.comparison.trace_steps import step_of, step_time_ns, traced_steps
 from millrace.planner.actors.interval_ownership import OwnedInterval, covering_ns
 from millrace.planner.actors.trace import Lane, Span, Trace
 from millrace.planner.collectives import COLLECTIVES
@@ -84,10 +84,10 @@ def join(predicted: Trace, measured: Trace, plan: Plan | None = None) -> Compari
 
 def _explained(comparison: Comparison, plan: Plan, predicted: Trace, measured: Trace) -> Comparison:
     """Comparison with the causes of the error, where the trace has what they follow from."""
-    from millrace.compare.counterfactuals import Counterfactuals
-    from millrace.compare.error_causes import error_causes
-    from millrace.compare.measured_run import measured_run
-    from millrace.compare.path_walk import critical_paths
+    from millrace.comparison.counterfactuals import Counterfactuals
+    from millrace.comparison.error_causes import error_causes
+    from millrace.comparison.measured_run import measured_run
+    from millrace.comparison.path_walk import critical_paths
     from millrace.planner.compile import compile_plan
 
     run = measured_run(compile_plan(plan), measured)

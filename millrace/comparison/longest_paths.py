@@ -20,7 +20,7 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.compare.measured_run import MeasuredRun, Table
+from millrace.comparison.measured_run import MeasuredRun, Table
 from millrace.planner.actors.firing_waits import FiringWaits
 from millrace.planner.actors.graph import Program
 from millrace.planner.costs.launch_overhead import Pacing, launch_offsets
@@ -73,7 +73,7 @@ class LongestPaths:
         Parameters
         ----------
         work, lags : table
-            As in `millrace.compare.counterfactuals.Scenario`.
+            As in `millrace.comparison.counterfactuals.Scenario`.
         pacing : Pacing, optional
             Launches that hold firings back; what is computed beside moving data is not slowed.
         steps : int

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from millrace.compare.comparison import CriticalPaths, PathRow, PathSegment
-from millrace.compare.counterfactuals import STEADY_STEPS, Counterfactuals
-from millrace.compare.measured_run import MeasuredRun, Times, measured_run
+from millrace.comparison.comparison import CriticalPaths, PathRow, PathSegment
+from millrace.comparison.counterfactuals import STEADY_STEPS, Counterfactuals
+from millrace.comparison.measured_run import MeasuredRun, Times, measured_run
 from millrace.planner.actors.firing_waits import FiringWaits
 from millrace.planner.actors.trace import Trace
 

@@ -6,7 +6,7 @@ of that cause; the first replay is the prediction, the last reproduces the measu
 is split the same way by its items, those first that change most. In this order:
 
 1. *op cost*: ops take what they were measured to compute while no meeting moves data beside them,
-   on the reference rank (`millrace.compare.measured_costs`); by kind of op.
+   on the reference rank (`millrace.comparison.measured_costs`); by kind of op.
 2. *overlap*: ops beside which data moves take what they were measured to take then; by kind of op.
    A slowdown that was predicted ends here.
 3. *stragglers*: each rank takes what it was measured to take itself; by rank.
@@ -36,7 +36,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from millrace.compare.comparison import (
+from millrace.comparison.comparison import (
     COLLECTIVE_COST,
     HOST_OVERHEAD,
     LEFT_OVER,
@@ -49,9 +49,9 @@ from millrace.compare.comparison import (
     ErrorCause,
     ErrorItem,
 )
-from millrace.compare.counterfactuals import STEADY_STEPS, Counterfactuals, Key, Scenario
-from millrace.compare.measured_costs import OpCosts, meeting_costs, meeting_waits, typical_mean
-from millrace.compare.measured_run import MeasuredRun, Table, Times
+from millrace.comparison.counterfactuals import STEADY_STEPS, Counterfactuals, Key, Scenario
+from millrace.comparison.measured_costs import OpCosts, meeting_costs, meeting_waits, typical_mean
+from millrace.comparison.measured_run import MeasuredRun, Table, Times
 
 ITEMS_MAX = 6  # items of a cause with a replay of their own
 ITEM_EVENTS = 250_000  # in the replays of a cause's items: two or three seconds
