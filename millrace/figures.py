@@ -86,7 +86,7 @@ def _peak_flops_per_s(plan: Plan) -> float | None:
 
 
 def prediction_of(plan: Plan) -> Prediction:
-    """Figures that the simulator predicts of a plan, as `millrace.api.figures` says."""
+    """Figures that the simulator predicts of a plan, a document of `Plan.figures`."""
     from millrace.simulator import forecast
 
     memory = plan_memory(plan)
@@ -129,7 +129,7 @@ def block_times(plan: Plan, cached: Mapping[Kind, Floats]) -> BlockTimes:
     return timed(plan, cached)
 
 
-def shortage(plan: Plan, by_kind: Sequence[dict[str, int]]) -> str:
+def shortage(plan: Plan, by_kind: Sequence[Mapping[str, int]]) -> str:
     """Say which stage needs more of a device than a plan may use; empty where all fit.
 
     Parameters

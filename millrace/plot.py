@@ -113,7 +113,7 @@ def plot_losses(losses: Sequence[float]) -> Any:
 
 
 def plot_scaling(rows: Sequence[dict[str, Any]]) -> Any:
-    """Matplotlib Figure of the rows of `millrace.api.scale`: throughput, efficiency, cost.
+    """Matplotlib Figure of the rows of a sweep: throughput, efficiency, cost.
 
     All are over devices. Throughput is on logarithmic axes, with what perfect scaling from a line's
     smallest size would give. A ring marks where a line stops paying, a cross on the axis a size
@@ -165,7 +165,7 @@ def plot_recommendation(document: Mapping[str, Any]) -> Any:
     Parameters
     ----------
     document : mapping
-        `rows` and `choice`, as `millrace.api.recommend` returns them; rows without a price are not
+        `rows` and `choice`, as `millrace recommend --json` has them; rows without a price are not
         drawn.
     """
     from matplotlib.figure import Figure

@@ -29,7 +29,7 @@ def is_local(text: str) -> bool:
 def cluster_of(
     text: str, profile: Path | None, measured: bool, progress: Callable[[str], None] | None
 ) -> Cluster:
-    """Cluster that a text names, as `millrace.api.cluster` says.
+    """Cluster that a text names, as `millrace.api.clusters.cluster` says.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def cluster_of(
     Raises
     ------
     ClusterError, FileError, InfeasibleError, ExecutorError
-        As `millrace.api.cluster` says.
+        As `millrace.api.clusters.cluster` says.
     """
     if not is_local(text):
         named_cluster = parse_cluster(text)
@@ -97,13 +97,13 @@ def _usual_on(groups: Iterable[NodeGroup], model: object) -> str:
     return next((name for name in USUAL if all(name in rates for rates in every)), FULL)
 
 
-def usual_precision_on(texts: Iterable[str], model: object) -> str:
+def usual_precision_on(clusters: Iterable[str | Cluster], model: object) -> str:
     """Precision of plans for several clusters where none is said.
 
     Parameters
     ----------
-    texts : iterable of str
-        Clusters as they are typed, `xNODES` may be left out; this machine is not measured.
+    clusters : iterable of str or Cluster
+        Clusters, or as they are typed: `xNODES` may be left out; this machine is not measured.
     model : str or ModelSpec
         As for `usual_precision`.
 
@@ -113,15 +113,17 @@ def usual_precision_on(texts: Iterable[str], model: object) -> str:
         A text names no cluster.
     """
     groups: list[NodeGroup] = []
-    for text in texts:
-        if is_local(text):
+    for cluster in clusters:
+        if is_local(cluster) if isinstance(cluster, str) else cluster.cores_per_node is not None:
             return FULL
-        groups += read_option("--cluster", parse_cluster, with_nodes(text)).groups
+        if isinstance(cluster, str):
+            cluster = read_option("--cluster", parse_cluster, with_nodes(cluster))
+        groups += cluster.groups
     return _usual_on(groups, model)
 
 
 def with_software(cluster: Cluster, framework: str | None, unit: str = "token") -> Cluster:
-    """Cluster driven by a framework, as `millrace.api.with_framework` says.
+    """Cluster driven by a framework, or by its usual one where none is said.
 
     Parameters
     ----------

@@ -29,7 +29,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 DOCUMENTS: dict[str, tuple[type, str, str]] = {
     "graph": (Graph, "what is computed: ops and tensors, no devices", "lies inside a Plan"),
     "plan": (Plan, "who computes what", "`millrace plan -o FILE`"),
-    "actor_graph": (ActorGraph, "the plan compiled", "`millrace.api.compile` from Python"),
+    "actor_graph": (ActorGraph, "the plan compiled", "`PlanResult.compile` from Python"),
     "trace": (Trace, "what every actor did, and when", "`--trace FILE` of `simulate` and `run`"),
     "profile": (Device, "a device as it was measured", "`millrace profile -o FILE`"),
     "cluster": (ClusterFile, "a cluster of one's own, in TOML", "`--cluster FILE`"),

@@ -1,6 +1,6 @@
 """The table of a recommendation, fastest first, what is chosen, and its rows as CSV."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -25,17 +25,14 @@ def recommendation_csv(rows: Iterable[Row]) -> str:
     return csv_text(rows)
 
 
-def draw_recommendation(document: Mapping[str, Any], console: Console) -> None:
-    """Print every size of every cluster, and what of these is chosen.
+def recommendation_table(rows: Sequence[Row]) -> Table:
+    """Table of every size of every cluster that has a plan, the fastest first.
 
     Parameters
     ----------
-    document : mapping
-        `rows` and `choice`, as `recommendation` returns them.
-    console : Console
-        Where to.
+    rows : sequence of dict
+        As `recommendation` returns them.
     """
-    rows = document["rows"]
     first = rows[0]
     counted = f"{format_count(first['tokens'])} {first['unit']}s"
     title = f"{first['model']}, {first['precision']}: {counted}"
@@ -59,7 +56,21 @@ def draw_recommendation(document: Mapping[str, Any], console: Console) -> None:
             cost,
             mfu,
         )
-    console.print(table)
+    return table
+
+
+def draw_recommendation(document: Mapping[str, Any], console: Console) -> None:
+    """Print every size of every cluster, and what of these is chosen.
+
+    Parameters
+    ----------
+    document : mapping
+        `rows` and `choice`, as `recommendation` returns them.
+    console : Console
+        Where to.
+    """
+    rows = document["rows"]
+    console.print(recommendation_table(rows))
     console.print("✓ makes it; ● no other is as fast and as cheap", markup=False)
     for text in range_texts(rows):
         console.print(text, markup=False, soft_wrap=True)
@@ -69,11 +80,11 @@ def draw_recommendation(document: Mapping[str, Any], console: Console) -> None:
             console.print(text, markup=False, soft_wrap=True)
     for name, row in document["choice"].items():
         if row is not None:
-            console.print(f"{name}: {_chosen(row)}", markup=False, soft_wrap=True)
+            console.print(f"{name}: {chosen_text(row)}", markup=False, soft_wrap=True)
 
 
-def _chosen(row: Row) -> str:
-    """Row in a sentence."""
+def chosen_text(row: Row) -> str:
+    """Row of a recommendation's choice in a sentence."""
     cost = "no price is known" if row["cost_usd"] is None else format_usd(row["cost_usd"])
     over = f", {row['over']:.3g} times what is allowed" if row.get("over") else ""
     spread = ""

@@ -40,7 +40,7 @@ def draw_scaling(rows: Sequence[Row], worth: float, console: Console) -> None:
     """Print a table for every line of a sweep, and what was not planned, with the reason."""
     for _, line in groupby(rows, line_of):
         line_rows = list(line)
-        console.print(_table(line_rows))
+        console.print(line_table(line_rows))
         for text in range_texts(line_rows):
             console.print(text, markup=False, soft_wrap=True)
         for row in line_rows:
@@ -99,8 +99,8 @@ def _range_text(row: Row) -> str:
     return f"step times {low} to {high}: {comparison.partition(': ')[2]}"
 
 
-def _table(rows: Sequence[Row]) -> Table:
-    """Table of the sizes of one line."""
+def line_table(rows: Sequence[Row]) -> Table:
+    """Table of the sizes of one line of a sweep: one cluster, network and batch."""
     title = f"{rows[0]['model']} on {line_name(rows[0])}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     shown = [name for name in SPENT if any(row[name] is not None for row in rows)]

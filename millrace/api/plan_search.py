@@ -1,0 +1,208 @@
+"""The search behind the verbs: from an opened model and a cluster to a Plan.
+
+Documents in, documents out: `millrace.plan` opens its arguments and asks here, and so do sweeps.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from millrace.figures import prediction_of
+from millrace.importing import open_checked
+from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.planner.cluster import Cluster
+from millrace.planner.errors import InfeasibleError, PlanError
+from millrace.planner.plan import MAX_GAP, Plan
+
+if TYPE_CHECKING:
+    from millrace.planner.search import Pins
+    from millrace.planner.search.report import SearchLog
+    from millrace.planner.search.report.search_log import SearchResult
+
+Progress = Callable[[str], None]
+
+
+def check_question(
+    model: str | ModelSpec,
+    *,
+    seq_len: int | None = None,
+    precision: str | None = None,
+    pins: "Pins | None" = None,
+    optimize_for: str = "throughput",
+    progress: Progress | None = None,
+) -> ModelSpec:
+    """Opened model, once what can be refused without a cluster has been.
+
+    Parameters
+    ----------
+    model : str or ModelSpec
+        As for `millrace.api.plan_results.plan`.
+    seq_len, precision, pins, optimize_for : optional
+        As there; without a precision the model is opened in fp32.
+    progress : callable, optional
+        Called with a sentence for everything that was noticed in the model.
+
+    Returns
+    -------
+    ModelSpec
+        The model with its sequence length and precision.
+
+    Raises
+    ------
+    PlanError, ModelError
+        A pin, the objective, the model or a size cannot be understood, or an opened model is given
+        another length or precision.
+    InfeasibleError
+        A pin asks for what this version cannot do.
+    """
+    from millrace.planner.token_cost import check_objective
+
+    check_objective(optimize_for)
+    checked_pins(pins)
+    if isinstance(model, str):
+        return open_checked(model, seq_len, precision or "fp32", progress)
+    for name, value in (("seq_len", seq_len), ("precision", precision)):
+        if value not in (None, getattr(model, name)):
+            raise PlanError(
+                f"{name} is {value}, but the model `{model.name}` was opened with "
+                f"{getattr(model, name)}: leave it out, or open the model anew"
+            )
+    return model
+
+
+def checked_pins(pins: "Pins | None") -> "Pins":
+    """Pins, every value of its kind and in its range; none where there are none."""
+    from millrace.planner.search import Pins
+
+    if pins is None:
+        return Pins()
+    if not isinstance(pins, Pins):
+        raise PlanError(f"pins are {pins!r:.60}: expected millrace.Pins, such as Pins(tp=2)")
+    checked = Pins.of(pins.document)
+    checked.check()
+    return checked
+
+
+def search(
+    model: ModelSpec,
+    cluster: Cluster,
+    global_batch: int,
+    *,
+    training: TrainingSpec | None = None,
+    pins: "Pins | None" = None,
+    memory_limit_bytes: int | None = None,
+    reserve: str | None = None,
+    max_gap: float = MAX_GAP,
+    simpler_within: float | None = None,
+    seed: int = 0,
+    optimize_for: str = "throughput",
+    progress: Progress | None = None,
+    record: "SearchLog | None" = None,
+) -> Plan:
+    """Fastest plan that fits, with the evidence for it and its predicted figures.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        The model, in its sequence length and precision.
+    cluster : Cluster
+        The devices, and the framework that drives them: nothing is added to it.
+    global_batch : int
+        Samples of a step.
+    training, pins, memory_limit_bytes, reserve, max_gap, simpler_within, seed, optimize_for
+        As for `millrace.api.plan_results.plan`.
+    progress : callable, optional
+        Called with a sentence that says how far the search is.
+    record : SearchLog, optional
+        Filled with what every layer did.
+
+    Returns
+    -------
+    Plan
+        With its figures, as the simulator predicts them.
+
+    Raises
+    ------
+    InfeasibleError
+        No plan obeys the pins and fits the memory; names what binds.
+    PlanError, ModelError, ClusterError
+        A pin, a size or the device's precision cannot be understood.
+    """
+    from millrace.figures import block_times
+    from millrace.memory_reserve import reserve_on
+    from millrace.planner.frameworks.framework_tables import capabilities
+    from millrace.planner.search import Pure, SearchRequest
+    from millrace.planner.search.choosing.simplest import RANKING_ERROR
+    from millrace.planner.search.subclusters import search_for
+
+    asked = SearchRequest(
+        model=model,
+        training=training or TrainingSpec(),
+        cluster=cluster,
+        global_batch=global_batch,
+        pins=checked_pins(pins),
+        memory_limit_bytes=memory_limit_bytes,
+        reserve=reserve_on(cluster, reserve, memory_limit_bytes),
+        max_gap=max_gap,
+        simpler_within=RANKING_ERROR * (max_gap > 0) if simpler_within is None else simpler_within,
+        seed=seed,
+        runs=capabilities(cluster.software.name),
+    )
+    simulate_plan = Pure(prediction_of, block_times)
+
+    def find(question: SearchRequest, log: "SearchLog | None") -> Plan:
+        return search_for(question, optimize_for, simulate_plan, progress, log)
+
+    if cluster.cores_per_node is None:
+        plan = find(asked, record)
+    else:
+        from millrace.profiling.rehearsals import search_with_rehearsals
+
+        plan = search_with_rehearsals(asked, find, progress, record)
+    return with_figures(plan)
+
+
+def with_figures(plan: Plan) -> Plan:
+    """Plan with the figures that the simulator predicts of it, where it has none."""
+    if plan.figures:
+        return plan
+    return msgspec.structs.replace(plan, figures=prediction_of(plan).figures)
+
+
+def searched_again(plan: Plan, progress: Progress | None = None) -> "SearchResult":
+    """Result of the search that made a plan, which is made once more.
+
+    Parameters
+    ----------
+    plan : Plan
+        A plan of `search`, with its model, cluster and pins.
+    progress : callable, optional
+        Called with a sentence that says how far the search is.
+
+    Raises
+    ------
+    InfeasibleError
+        The search finds another plan: it had another gap or objective, or was not this version's.
+    """
+    from millrace.planner.search import Pins
+    from millrace.planner.search.report import SearchLog
+
+    record = SearchLog()
+    again = search(
+        plan.model,
+        plan.cluster,
+        plan.global_batch,
+        training=plan.training,
+        pins=Pins.of(plan.pins),
+        memory_limit_bytes=plan.memory_limit_bytes or None,
+        seed=plan.seed,
+        progress=progress,
+        record=record,
+    )
+    if again.digest() != plan.digest() or record.answer is None:
+        raise InfeasibleError(
+            f"the plan {plan.digest()} cannot be explained: its question, with the search's usual "
+            f"options, now has another plan ({again.digest()}); explain the result of millrace.plan"
+        )
+    return record.answer

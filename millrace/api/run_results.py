@@ -1,0 +1,309 @@
+"""`millrace.run`: a plan trained on this machine, one process per rank."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from millrace.api.data_frames import data_frame, firings_frame
+from millrace.api.plan_results import PlanResult, document_of
+from millrace.api.views import ResultView, result_html, result_text
+from millrace.figures import speed
+from millrace.files import write_trace
+from millrace.models.zoo.catalogue import unit_of
+from millrace.planner.actors.trace import Trace
+from millrace.planner.clusters.doubts import profile_warning
+from millrace.planner.errors import PlanError
+from millrace.planner.plan import Plan
+from millrace.units import format_bytes, format_rate, format_seconds
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from millrace.executor.drift.drift_watch import Drift, Drifted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class RunResult:
+    """Steps of a plan as they were measured, and what they came to.
+
+    Attributes
+    ----------
+    plan : Plan
+        The plan that was run.
+    trace : Trace
+        Ends of all steps, and the times of every firing unless they were left out.
+    step_time_s : float
+        Median seconds of a step of the slowest rank, after five warm-up steps.
+    tokens_per_s, tflops_per_gpu, mfu
+        As of a `PlanPrediction`.
+    loss : tuple of float
+        Mean loss per valid token of every step.
+    gradient_norms : tuple of float
+        Norm of the mean gradient of every step, before clipping.
+    first_step : int
+        Steps made by earlier runs.
+    data : str
+        Description of what it trained on.
+    ranks : int
+        Number of processes.
+    backend : str
+        numpy or cupy.
+    memory_bytes : mapping, optional
+        On GPUs: bytes of the fullest rank by region.
+    drift : tuple of Drift
+        Where steps left their band, and the actor that moved.
+    smallest_top_k_margin : float, optional
+        Least margin by which a token chose its experts.
+    """
+
+    plan: Plan
+    trace: Trace
+    step_time_s: float
+    tokens_per_s: float
+    tflops_per_gpu: float
+    mfu: float | None
+    loss: tuple[float, ...]
+    gradient_norms: tuple[float, ...]
+    first_step: int
+    data: str
+    ranks: int
+    backend: str
+    memory_bytes: Mapping[str, int] | None = None
+    drift: "tuple[Drift, ...]" = field(default=())
+    smallest_top_k_margin: float | None = None
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """Figures as `millrace run --json` has them."""
+        document = {
+            "step_time_s": self.step_time_s,
+            "profile_warning": profile_warning(self.plan.cluster),
+            "unit": unit_of(self.plan.model),
+            "tokens_per_s": self.tokens_per_s,
+            "tflops_per_gpu": self.tflops_per_gpu,
+            "mfu": self.mfu,
+            "loss": self.loss,
+            "first_step": self.first_step,
+            "data": self.data,
+            "ranks": self.ranks,
+            "backend": self.backend,
+            "drift": msgspec.to_builtins(self.drift),
+        }
+        if self.memory_bytes is not None:
+            document["memory_bytes"] = dict(self.memory_bytes)
+        if self.smallest_top_k_margin is not None:
+            document["smallest_top_k_margin"] = self.smallest_top_k_margin
+        return document
+
+    def save_trace(self, path: str | Path) -> None:
+        """Write the trace; to `*.chrome.json` in the form that Perfetto reads.
+
+        Parameters
+        ----------
+        path : str or Path
+            The file.
+
+        Raises
+        ------
+        FileError
+            It cannot be written.
+        """
+        write_trace(Path(path), self.trace)
+
+    def to_pandas(self) -> "DataFrame":
+        """DataFrame of the steps: `step` from 1, `step_time_s`, `loss`, `gradient_norm`.
+
+        Raises
+        ------
+        MissingPandasError
+            pandas is not installed.
+        """
+        columns = zip(self.trace.step_times_ns(), self.loss, self.gradient_norms, strict=True)
+        return data_frame(
+            {"step": step, "step_time_s": step_ns / 1e9, "loss": loss, "gradient_norm": norm}
+            for step, (step_ns, loss, norm) in enumerate(columns, start=self.first_step + 1)
+        )
+
+    def firings_to_pandas(self) -> "DataFrame":
+        """DataFrame of the trace, a row for every firing; see `millrace.api.data_frames`.
+
+        Raises
+        ------
+        MissingPandasError
+            pandas is not installed.
+        """
+        return firings_frame(self.trace)
+
+    @property
+    def view(self) -> ResultView:
+        """View in a terminal and in a notebook."""
+        from millrace.drawing import headline
+        from millrace.tables.drifts import drift_text
+
+        first, last = self.first_step + 1, self.first_step + len(self.loss)
+        rate = format_rate(self.tokens_per_s, unit_of(self.plan.model))
+        figures = {
+            "trained on": self.data,
+            "step time": f"{format_seconds(self.step_time_s)}, {rate} on {self.ranks} ranks "
+            f"({self.backend})",
+            "loss": f"{self.loss[0]:.4f} after step {first}, {self.loss[-1]:.4f} after step {last}",
+        }
+        if self.memory_bytes is not None:
+            parts = (f"{name} {format_bytes(size)}" for name, size in self.memory_bytes.items())
+            figures["memory of the fullest rank"] = ", ".join(parts)
+        notes = tuple(drift_text(drift) for drift in self.drift)
+        return ResultView(title=headline(self.plan), figures=tuple(figures.items()), notes=notes)
+
+    def __repr__(self) -> str:
+        return result_text(self.view)
+
+    def _repr_html_(self) -> str:
+        return result_html(self.view)
+
+
+def check_options(
+    *,
+    learning_rate: float | None,
+    weights: Path | None,
+    checkpoint: Path | None,
+    checkpoint_every: int | None,
+    resume: bool,
+) -> None:
+    """Refuse options of a run that do not go together.
+
+    Parameters
+    ----------
+    learning_rate, weights, checkpoint, checkpoint_every, resume
+        As for `run`.
+
+    Raises
+    ------
+    PlanError
+        A learning rate is not above 0, or an option of saving needs another or forbids it.
+    """
+    if learning_rate is not None and not 0 < learning_rate < inf:
+        raise PlanError(f"--lr {learning_rate}: expected a learning rate above 0")
+    if resume and checkpoint is None:
+        raise PlanError("--resume goes on from a saved state: give its folder with --checkpoint")
+    if checkpoint_every is not None and checkpoint is None:
+        raise PlanError("--checkpoint-every saves the state: give its folder with --checkpoint")
+    if resume and weights is not None:
+        raise PlanError("--resume goes on with the values it saved: leave --weights out")
+
+
+def run(
+    planned: PlanResult | Plan,
+    *,
+    steps: int = 50,
+    data: str | Path | None = None,
+    backend: str = "numpy",
+    eager: bool = False,
+    loopback: bool = False,
+    deterministic: bool = False,
+    learning_rate: float | None = None,
+    seed: int = 0,
+    weights: str | Path | None = None,
+    trace: bool = True,
+    checkpoint: str | Path | None = None,
+    checkpoint_every: int | None = None,
+    resume: bool = False,
+    progress: Callable[[int, float], None] | None = None,
+    drifted: "Drifted | None" = None,
+) -> RunResult:
+    """Train a plan on this machine, one process per rank.
+
+    Parameters
+    ----------
+    planned : PlanResult or Plan
+        The plan to run, whatever its cluster is.
+    steps : int
+        Training steps.
+    data : str or Path, optional
+        File or folder to train on; the Python standard library's source files by default.
+    backend : str
+        numpy: on this machine's CPUs; cupy: on its GPUs, one per rank.
+    eager, loopback, deterministic : bool
+        On GPUs: actor by actor in place of a captured step; all ranks on one GPU, to check a plan;
+        equal bits every time.
+    learning_rate : float, optional
+        The peak, in place of the plan's.
+    seed : int
+        Of the initial values and of the order of samples.
+    weights : str or Path, optional
+        A `.npz` file of initial values by the names of variables; the seed gives the others.
+    trace : bool
+        Keep the times of every firing, which `compare` needs; else the ends of steps alone.
+    checkpoint : str or Path, optional
+        Folder to save variables and optimizer state in at the end.
+    checkpoint_every : int, optional
+        Save there after every so many steps as well.
+    resume : bool
+        Go on from the last checkpoint there.
+    progress : callable, optional
+        Called as `progress(step, loss)` after every step.
+    drifted : callable, optional
+        Called with a `Drift` when steps leave the band of the first ones or of the prediction, and
+        when they are back.
+
+    Returns
+    -------
+    RunResult
+        The step time, the loss of every step, and the trace.
+
+    Raises
+    ------
+    ExecutorError
+        A rank failed; names the rank, the actor and the cause.
+    PlanError, DataError, CheckpointError
+        Options do not go together; data or checkpoint are not there, or do not fit the model.
+    InfeasibleError
+        This machine cannot hold the ranks, or lacks what the backend needs; says what.
+    """
+    from millrace.executor.backend import Backend
+    from millrace.executor.launch import execute
+
+    where = Backend(name=backend, eager=eager, loopback=loopback, deterministic=deterministic)
+    initial, folder = (None if name is None else Path(name) for name in (weights, checkpoint))
+    check_options(
+        learning_rate=learning_rate,
+        weights=initial,
+        checkpoint=folder,
+        checkpoint_every=checkpoint_every,
+        resume=resume,
+    )
+    plan = document_of(planned)
+    measured = execute(
+        plan,
+        steps=steps,
+        data=None if data is None else str(data),
+        seed=seed,
+        learning_rate=learning_rate,
+        weights=initial,
+        trace=trace,
+        checkpoint=folder,
+        checkpoint_every=checkpoint_every or 0,
+        resume=resume,
+        backend=where,
+        progress=progress,
+        drifted=drifted,
+    )
+    step_time_s = measured.step_time_ns / 1e9
+    return RunResult(
+        plan=plan,
+        trace=measured.trace,
+        step_time_s=step_time_s,
+        **speed(plan, step_time_s)._asdict(),
+        loss=measured.losses,
+        gradient_norms=measured.gradient_norms,
+        first_step=measured.first_step,
+        data=measured.data,
+        ranks=measured.ranks,
+        backend=measured.backend,
+        memory_bytes=measured.memory,
+        drift=measured.drift,
+        smallest_top_k_margin=measured.smallest_top_k_margin,
+    )
