@@ -60,6 +60,7 @@ def filled_app() -> typer.Typer:
     """App with its commands, which take longer to import than `--version` should."""
     from millrace.commands import (
         catalogues,
+        comparing,
         demo,
         help_pages,
         planning,
@@ -71,7 +72,7 @@ def filled_app() -> typer.Typer:
         validating,
     )
 
-    jobs = (demo, planning, scaling, recommending, running, trainers)
+    jobs = (demo, planning, scaling, recommending, running, comparing, trainers)
     for group in (*jobs, profiling, validating, catalogues):
         group.register(app)
     help_pages.arrange(app)

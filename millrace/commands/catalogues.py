@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from millrace.commands import completion
+from millrace.commands.options import completion
 from millrace.output import Json, answer, say
 from millrace.units import format_rate, format_seconds
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from millrace.commands.option_words import SEED_MAX
-from millrace.commands.running import rows_table, say_drift
+from millrace.commands.comparing import rows_table
+from millrace.commands.options.option_words import SEED_MAX
+from millrace.commands.running import say_drift
 from millrace.commands.updating import update_profile, updated_figures, updated_lines
 from millrace.output import Json, answer, say, training, working
 from millrace.units import format_percent, format_seconds

@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from millrace.commands.examples import EXAMPLES, markdown
+from millrace.commands.options.pin_options import PINS
 
 Sections = dict[str, tuple[str, ...]]
 
@@ -23,13 +24,7 @@ COMMANDS: Sections = {
     "Look up and measure": ("models", "clusters", "profile", "validate"),
 }
 PINNED = "Pins: what is left out, the search decides"
-PINS: Sections = {
-    PINNED: (
-        *("dp", "tp", "pp", "cp", "ep", "etp", "micro_batch", "schedule", "interleave"),
-        *("recompute", "zero", "sequence_parallel", "offload", "ring", "fusion"),
-        *("dispatcher", "expert_overlap", "mtp_layers", "capacity_factor"),
-    ),
-}
+PINNED_OPTIONS: Sections = {PINNED: PINS}
 MEMORY: Sections = {"Memory of a device": ("memory_limit", "reserve")}
 SPENT: Sections = {
     "Prices, failures, jitter": (
@@ -44,7 +39,7 @@ OPTIONS: dict[str, Sections] = {
             *("optimize_for", "profile"),
         ),
         **MEMORY,
-        **PINS,
+        **PINNED_OPTIONS,
         "Search": ("max_gap", "simpler_within", "seed"),
     },
     "scale": {
@@ -54,7 +49,7 @@ OPTIONS: dict[str, Sections] = {
         ),
         **MEMORY,
         **SPENT,
-        **PINS,
+        **PINNED_OPTIONS,
     },
     "recommend": {
         "Question": (
@@ -63,7 +58,7 @@ OPTIONS: dict[str, Sections] = {
         ),
         **MEMORY,
         **SPENT,
-        **PINS,
+        **PINNED_OPTIONS,
     },
     "simulate": {
         "Tried elsewhere": ("cluster", "precision", "framework"),

@@ -1,6 +1,5 @@
 """`millrace plan` and `millrace show`: find a plan, draw one, or the difference of two."""
 
-from collections.abc import Mapping
 from math import ceil, floor, gcd
 from pathlib import Path
 from time import perf_counter
@@ -9,15 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from millrace.commands import completion
-from millrace.commands.option_words import (
-    DISPATCHERS,
-    FLASH,
-    MAX_GAP,
-    PRECISIONS,
-    RESERVE,
-    SCHEDULES,
-    SEED_MAX,
+from millrace.commands.options import completion
+from millrace.commands.options.option_words import FLASH, MAX_GAP, SEED_MAX
+from millrace.commands.options.pin_options import takes_pins
+from millrace.commands.options.question_options import (
+    Attention,
+    Framework,
+    MemoryLimit,
+    Model,
+    Precision,
+    ReserveOption,
+    SeqLen,
+    Trust,
+    checked_training,
 )
 from millrace.output import Json, answer, say, working
 from millrace.units import format_percent, format_rate, format_seconds
@@ -26,16 +29,12 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from millrace.models.spec import ModelSpec, TrainingSpec
+    from millrace.models.spec import ModelSpec
     from millrace.planner.cluster import Cluster
     from millrace.planner.plan import Plan
     from millrace.planner.search.report import SearchLog
 
 TOP, TOP_MAX = 5, 100  # alternatives
-MODEL_HELP = "A name of `millrace models`, a config.json, .onnx or .pt2 file, or module:function."
-Model = Annotated[
-    str, typer.Argument(metavar="MODEL", help=MODEL_HELP, autocompletion=completion.models)
-]
 OnCluster = Annotated[
     str,
     typer.Option(
@@ -48,35 +47,10 @@ OnCluster = Annotated[
 GlobalBatch = Annotated[
     int, typer.Option("--global-batch", min=1, help="Samples of one step, over all devices.")
 ]
-SeqLen = Annotated[
-    int | None, typer.Option(min=1, help="Tokens of a sample; the model's longest by default.")
-]
-Precision = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help=f"{PRECISIONS}. Left out: bf16 or fp16 on GPUs of the catalogue with it, else fp32.",
-        autocompletion=completion.precisions,
-    ),
-]
-Attention = Annotated[
-    str, typer.Option(help="flash, or unfused: probabilities are kept in memory.")
-]
 Profile = Annotated[
     Path | None, typer.Option(help="Device profile (`millrace profile -o`) to read for local:N.")
 ]
 Output = Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan to this file.")]
-MemoryLimit = Annotated[
-    str | None, typer.Option(help="Memory of a device that may be filled: 80GiB.")
-]
-ReserveOption = Annotated[
-    str | None,
-    typer.Option(
-        "--reserve",
-        help="Memory of a device to leave, as a share or a size: 5%, 2GiB, 0. By default "
-        f"{RESERVE} on GPUs of the catalogue, none with --memory-limit.",
-    ),
-]
 Seed = Annotated[
     int, typer.Option(min=0, max=SEED_MAX, help="Written into the plan; a run has its own.")
 ]
@@ -91,16 +65,6 @@ SimplerWithin = Annotated[
         max=1.0,
         help="A simpler plan is preferred that is slower by at most this share of the step. Left "
         "out: by as much as predictions can tell apart, 0.016; none with --max-gap 0.",
-    ),
-]
-Framework = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Who runs the plan: whose launches, overlap and kernels count, and what it can run "
-        "is all that is planned. Left out: megatron-core on GPUs, millrace on local*, jax-xla on "
-        "TPUs; `any` has the whole space of plans.",
-        autocompletion=completion.frameworks,
     ),
 ]
 OptimizeFor = Annotated[str, typer.Option(help="throughput, cost or energy (these two per token).")]
@@ -131,104 +95,6 @@ RunBy = Annotated[
         autocompletion=completion.frameworks,
     ),
 ]
-Trust = Annotated[
-    bool,
-    typer.Option(
-        "--trust",
-        help="Call the function that is the plan's model; only if you trust the file's author.",
-    ),
-]
-# Pins: what is left out, the search decides.
-MicroBatch = Annotated[
-    int | None, typer.Option(min=1, help="Pin: samples of a microbatch on one rank.")
-]
-Schedule = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help=f"Pin: {SCHEDULES}.",
-        autocompletion=completion.schedules,
-    ),
-]
-Interleave = Annotated[
-    int | None, typer.Option(min=1, help="Pin: chunks of a stage (virtual pipeline stages).")
-]
-Recompute = Annotated[
-    str | None,
-    typer.Option(help="Pin: none, selective or full recomputation of activations."),
-]
-Zero = Annotated[
-    str | None,
-    typer.Option(help="Pin: 0, 1, 2, 3 or 3-hybrid (inside a node): what replicas split."),
-]
-Dp = Annotated[int | None, typer.Option(min=1, help="Pin: degree of data parallelism.")]
-Tp = Annotated[int | None, typer.Option(min=1, help="Pin: degree of tensor parallelism.")]
-Pp = Annotated[int | None, typer.Option(min=1, help="Pin: pipeline stages.")]
-Cp = Annotated[int | None, typer.Option(min=1, help="Pin: degree of context parallelism.")]
-Ep = Annotated[int | None, typer.Option(min=1, help="Pin: degree of expert parallelism.")]
-Etp = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="Pin: ranks over which tensor parallelism splits one expert (expert tensor "
-        "parallelism); 1: over tp lie different experts.",
-    ),
-]
-SequenceParallel = Annotated[
-    bool | None,
-    typer.Option(
-        "--sequence-parallel/--no-sequence-parallel",
-        help="Pin: activations between tensor-parallel ops are split along the sequence.",
-    ),
-]
-Offload = Annotated[
-    str | None, typer.Option(help="Pin: none or optimizer (its state in host memory).")
-]
-Ring = Annotated[
-    bool | None,
-    typer.Option(
-        "--ring/--no-ring", help="Pin: keys and values travel round a ring of cp (ring attention)."
-    ),
-]
-Fusion = Annotated[
-    str | None,
-    typer.Option(help="Pin: none or full (ops that one kernel can compute are one actor)."),
-]
-Dispatcher = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help=f"Pin: how tokens reach their experts: {DISPATCHERS}.",
-        autocompletion=completion.dispatchers,
-    ),
-]
-ExpertOverlap = Annotated[
-    bool | None,
-    typer.Option(
-        "--expert-overlap/--no-expert-overlap",
-        help="Pin: experts' all_to_all moves beside the products of another microbatch.",
-    ),
-]
-MtpLayers = Annotated[
-    int | None,
-    typer.Option(
-        help="Pin: modules that predict the tokens after the next (multi-token prediction); left "
-        "out: as the model's configuration has them, none in `millrace models`."
-    ),
-]
-CapacityFactor = Annotated[
-    str | None,
-    typer.Option(
-        metavar="X",
-        help="Pin: places of an expert in multiples of an even share of the tokens, or dropless. "
-        "Left out: dropless where the framework is, else as the model's configuration says.",
-    ),
-]
-PINS = (
-    *("dp", "tp", "pp", "cp", "ep", "etp", "micro_batch", "schedule", "interleave"),
-    *("recompute", "zero", "sequence_parallel", "offload", "ring", "fusion"),
-    *("dispatcher", "expert_overlap", "mtp_layers", "capacity_factor"),
-)
 # Batches so near, as a fraction, are tried for one that divides better; so many times as many
 # replicas are worth a word.
 NEARBY, FAR_MORE = 0.02, 4
@@ -240,6 +106,7 @@ def register(app: typer.Typer) -> None:
     app.command("show")(show)
 
 
+@takes_pins
 def plan(
     model: Model,
     cluster: OnCluster,
@@ -258,29 +125,12 @@ def plan(
     explain: Explain = False,
     top: Top = TOP,
     output: Output = None,
-    dp: Dp = None,
-    tp: Tp = None,
-    pp: Pp = None,
-    cp: Cp = None,
-    ep: Ep = None,
-    etp: Etp = None,
-    micro_batch: MicroBatch = None,
-    schedule: Schedule = None,
-    interleave: Interleave = None,
-    recompute: Recompute = None,
-    zero: Zero = None,
-    sequence_parallel: SequenceParallel = None,
-    offload: Offload = None,
-    ring: Ring = None,
-    fusion: Fusion = None,
-    dispatcher: Dispatcher = None,
-    expert_overlap: ExpertOverlap = None,
-    mtp_layers: MtpLayers = None,
-    capacity_factor: CapacityFactor = None,
     as_json: Json = False,
+    *,
+    pins: dict[str, Any],
 ) -> None:
     """Search for the fastest plan that fits."""
-    asked: dict[str, Any] = {"pins": _pinned(locals()), "optimize_for": optimize_for}
+    asked: dict[str, Any] = {"pins": pins, "optimize_for": optimize_for}
     from millrace import api
     from millrace.files import check_writable
     from millrace.memory_reserve import asked_limit_bytes
@@ -289,7 +139,7 @@ def plan(
     check_writable(output)
     limit_bytes, training = asked_limit_bytes(memory_limit, reserve), checked_training(attention)
     opened, on = _opened(model, seq_len, precision, cluster, profile, framework, asked)
-    _warn(opened, global_batch, on, asked["pins"])
+    _warn(opened, global_batch, on, pins)
     began = perf_counter()
     record = SearchLog(clock=perf_counter, top=top)
     with working(f"planning {opened.name} for {on.name}") as told:
@@ -309,15 +159,6 @@ def plan(
         )
     document = _documented(best_plan, record, perf_counter() - began, explain)
     _give(best_plan, document, output, explain=explain, as_json=as_json)
-
-
-def checked_training(attention: str) -> "TrainingSpec":
-    """Training with the kind of attention that is asked for; ModelError where there is none."""
-    from millrace.models.spec import TrainingSpec
-    from millrace.models.training import check_training
-
-    check_training(training := TrainingSpec(attention=attention))
-    return training
 
 
 def _give(
@@ -390,11 +231,6 @@ def uneven_batch(batch: int, devices: int) -> str:
         f"--global-batch {batch}: at most {now} of {devices} devices can be replicas; with {best}, "
         f"{then} can"
     )
-
-
-def _pinned(arguments: Mapping[str, Any]) -> dict[str, str | int | bool]:
-    """Pins that are set among a command's arguments, by name."""
-    return {name: arguments[name] for name in PINS if arguments[name] is not None}
 
 
 def _documented(

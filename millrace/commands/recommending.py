@@ -5,8 +5,20 @@ from typing import Annotated, Any
 
 import typer
 
-from millrace.commands.planning import Framework, Model, Precision, ReserveOption, SeqLen
-from millrace.commands.sweep_options import Clusters, numbers, opened, takes_sweep, warn_of_profiles
+from millrace.commands.options.question_options import (
+    Framework,
+    Model,
+    Precision,
+    ReserveOption,
+    SeqLen,
+)
+from millrace.commands.options.sweep_options import (
+    Clusters,
+    numbers,
+    opened,
+    takes_sweep,
+    warn_of_profiles,
+)
 from millrace.output import Json, answer, say, working
 from millrace.units import parse_count, parse_duration_s
 

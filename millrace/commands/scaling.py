@@ -5,8 +5,14 @@ from typing import Annotated, Any
 
 import typer
 
-from millrace.commands.planning import Framework, Model, Precision, ReserveOption, SeqLen
-from millrace.commands.sweep_options import (
+from millrace.commands.options.question_options import (
+    Framework,
+    Model,
+    Precision,
+    ReserveOption,
+    SeqLen,
+)
+from millrace.commands.options.sweep_options import (
     Batches,
     Clusters,
     numbers,

@@ -9,10 +9,10 @@ import pytest
 import typer
 
 from millrace.cli import filled_app
-from millrace.commands import option_words
 from millrace.commands.examples import EXAMPLES
 from millrace.commands.help_pages import COMMANDS, OPTIONS
-from millrace.commands.sweep_options import texts
+from millrace.commands.options import option_words
+from millrace.commands.options.sweep_options import texts
 from millrace.models.builder import PRECISIONS
 from millrace.models.unfused_attention import FLASH
 from millrace.models.zoo.catalogue import NAMES, canonical_name

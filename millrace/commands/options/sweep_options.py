@@ -3,16 +3,17 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
-from inspect import Parameter, signature
+from inspect import signature
 from pathlib import Path
 from re import fullmatch
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from millrace.commands import completion
-from millrace.commands.option_words import FLASH, SEED_MAX
-from millrace.commands.planning import PINS, Attention, MemoryLimit, checked_training, plan
+from millrace.commands.options import completion
+from millrace.commands.options.option_words import FLASH, SEED_MAX
+from millrace.commands.options.pin_options import pin_parameters, set_pins, with_options
+from millrace.commands.options.question_options import Attention, MemoryLimit, checked_training
 from millrace.output import say
 from millrace.planner.errors import ClusterError, PlanError
 from millrace.units import parse_bytes
@@ -100,31 +101,15 @@ def takes_sweep(command: Callable[..., None]) -> Callable[..., None]:
     command : callable
         With both arguments, by name, beside its own options.
     """
-    before = {
-        name: parameter
-        for name, parameter in signature(command).parameters.items()
-        if name not in ("pins", "asked")
-    }
     sweeps = dict(signature(sweep_options).parameters)
-    pins = {name: signature(plan).parameters[name] for name in PINS}
-    last = {"as_json": before.pop("as_json")}
-    shared = {
-        name: parameter.replace(kind=Parameter.KEYWORD_ONLY)
-        for name, parameter in (before | sweeps | pins | last).items()
-    }
 
     @wraps(command)
     def called(**values: Any) -> None:
         asked = sweep_options(**{name: values.pop(name) for name in sweeps})
-        pinned = {name: values.pop(name) for name in pins}
-        chosen = {name: value for name, value in pinned.items() if value is not None}
-        command(**values, pins=chosen, asked=asked)
+        pins = set_pins(values)
+        command(**values, pins=pins, asked=asked)
 
-    called.__signature__ = signature(command).replace(  # type: ignore[attr-defined]
-        parameters=list(shared.values())
-    )
-    called.__annotations__ = {name: parameter.annotation for name, parameter in shared.items()}
-    return called
+    return with_options(called, command, sweeps | pin_parameters(), hidden=("pins", "asked"))
 
 
 def opened(

@@ -4,7 +4,7 @@
 and returns the words that begin with it, and nothing is read but the catalogues.
 """
 
-from millrace.commands.option_words import DISPATCHERS, PRECISIONS, SCHEDULES
+from millrace.commands.options.option_words import DISPATCHERS, PRECISIONS, SCHEDULES
 from millrace.planner.errors import ClusterError
 
 LOCAL, LOCAL_GPU = "local", "local-gpu"
