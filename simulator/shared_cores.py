@@ -48,6 +48,7 @@ class SharedCores:
         self._jobs: list[tuple[int, int, int, Done]] = []  # end in progress, order, threads, done
         self._order = 0
         self._wake_at = -1
+        self._planning = True
 
     def add(self, work_ns: int, threads: int, done: Done) -> None:
         """Start a job: `threads` threads with `work_ns` each; `done()` is called at its end."""
@@ -60,6 +61,8 @@ class SharedCores:
     def _advance(self) -> None:
         """Bring progress to the present."""
         now = int(self.env.now)
+        if now == self._advanced_at:
+            return
         elapsed = (now - self._advanced_at) * SCALE
         if self._threads > self.cores:
             elapsed = elapsed * self.cores * self._speed // (self._threads * PARTS)
@@ -72,14 +75,14 @@ class SharedCores:
         A job that arrives later only delays the others: the wake-up that comes too early then
         plans anew.
         """
-        if not self._jobs:
+        if not self._jobs or not self._planning:
             return
         missing = max(self._jobs[0][0] - self._progress, 0)
         if self._threads > self.cores:
             delay = -(-missing * self._threads * PARTS // (SCALE * self.cores * self._speed))
         else:
             delay = -(-missing // SCALE)
-        wake_at = int(self.env.now) + delay
+        wake_at = self._advanced_at + delay
         if self._wake_at < 0 or wake_at < self._wake_at:
             self._wake_at = wake_at
             wake = self.env.timeout(delay)
@@ -95,6 +98,9 @@ class SharedCores:
             _, _, threads, done = heappop(self._jobs)
             self._threads -= threads
             ended.append(done)
-        self._plan()
+        # What ends here mostly begins something else: when to wake next is known after that.
+        self._planning = False
         for done in ended:
             done()
+        self._planning = True
+        self._plan()

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ from millrace.planner.actors.graph import ActorGraph, Leave, Program
 from millrace.planner.actors.protocol import ActorProtocol
 from millrace.planner.cluster import Cluster
 from millrace.planner.compile.queue_orders import ALIKE, FiringsNs
-from millrace.simulator.variation.noise import factors
+from millrace.simulator.variation.noise import factors_of_actors
 
 
 class Completion(Event):
@@ -135,17 +136,13 @@ def instances_of(
         ]
         firing_delays: Sequence[Sequence[int]] = ()
         if noise.jitter > 0 or firings_ns:
-            firing_delays = [
-                _noisy(
-                    [round(slow * each) for each in row] * steps
-                    if (row := firings_ns.get((index, a)))
-                    else [ns] * (actor.firings * steps),
-                    noise,
-                    rank,
-                    a,
-                )
+            rows = [
+                [round(slow * each) for each in row] * steps
+                if (row := firings_ns.get((index, a)))
+                else [ns] * (actor.firings * steps)
                 for a, (ns, actor) in enumerate(zip(delays, program.actors, strict=True))
             ]
+            firing_delays = _noisy(rows, noise, rank)
         instances.append(
             Instance(
                 rank=rank,
@@ -161,10 +158,13 @@ def instances_of(
     return instances
 
 
-def _noisy(firings_ns: list[int], noise: Noise, rank: int, actor: int) -> list[int]:
+def _noisy(rows: list[list[int]], noise: Noise, rank: int) -> list[list[int]]:
+    """Durations of every actor's firings, each as much longer or shorter as the noise says."""
     if noise.jitter == 0:
-        return firings_ns
-    scaled = np.asarray(firings_ns) * factors(
-        noise.jitter, noise.seed, rank, actor, len(firings_ns)
+        return rows
+    drawn = factors_of_actors(
+        noise.jitter, noise.seed, rank, [(actor, len(row)) for actor, row in enumerate(rows)]
     )
-    return [round(value) for value in scaled.tolist()]
+    durations = np.fromiter(chain.from_iterable(rows), np.float64, len(drawn))
+    scaled = iter(np.rint(durations * drawn).astype(np.int64).tolist())
+    return [list(islice(scaled, len(row))) for row in rows]

@@ -4,6 +4,8 @@ A draw depends on the seed, the rank, the actor and the firing alone. So it does
 order firings happen, and two plans that share actors see the same weather.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -55,11 +57,39 @@ def factors(jitter: float, seed: int, rank: int, actor: int, count: int) -> NDAr
     2011, with the finalizer of Steele, Lea and Flood's SplitMix (2014); normal values by Box and
     Muller (1958).
     """
-    key = np.zeros(1, np.uint64)
+    return factors_of_actors(jitter, seed, rank, [(actor, count)])
+
+
+def factors_of_actors(
+    jitter: float, seed: int, rank: int, counts: Sequence[tuple[int, int]]
+) -> NDArray[np.float64]:
+    """Factors of several actors of a rank, as `factors` has them, one actor behind the other.
+
+    Parameters
+    ----------
+    jitter, seed, rank
+        As for `factors`.
+    counts : sequence of (int, int)
+        Index of each actor, and the number of its factors.
+
+    Returns
+    -------
+    float array (sum of the numbers,)
+    """
+    actors = np.array([actor for actor, _ in counts], np.uint64)
+    each = np.array([count for _, count in counts], np.int64)
+    keys = np.zeros(len(counts), np.uint64)
     with np.errstate(over="ignore"):
-        for part in (seed, rank, actor):
-            key = _mixed((key + np.uint64(part & 0xFFFFFFFFFFFFFFFF)) * _GOLDEN + _GOLDEN)
-        counters = key + np.arange(2 * count, dtype=np.uint64) * _GOLDEN
-    first, second = _uniform(counters[::2]), _uniform(counters[1::2])
+        for part in (_word(seed), _word(rank), actors):
+            keys = _mixed((keys + part) * _GOLDEN + _GOLDEN)
+        firsts = np.repeat(np.cumsum(each) - each, each)
+        firings = (np.arange(len(firsts)) - firsts).astype(np.uint64)
+        counters = np.repeat(keys, each) + np.uint64(2) * firings * _GOLDEN
+        first, second = _uniform(counters), _uniform(counters + _GOLDEN)
     normal = np.sqrt(-2.0 * np.log(first)) * np.cos(2.0 * np.pi * second)
-    return np.exp(jitter * normal - jitter * jitter / 2)
+    factors_drawn: NDArray[np.float64] = np.exp(jitter * normal - jitter * jitter / 2)
+    return factors_drawn
+
+
+def _word(number: int) -> np.uint64:
+    return np.uint64(number & 0xFFFFFFFFFFFFFFFF)
