@@ -31,7 +31,7 @@ DOORS = {
     "simpy": ("simulator/",),
     "typer": ("millrace/",),
     "rich": ("millrace/",),
-    "matplotlib": ("millrace/plot.py",),
+    "matplotlib": ("millrace/pictures/",),
     "cuda": ("executor/cuda/compiling.py",),
     "cudnn": ("executor/gpu/cudnn/",),
     "cupy": ("executor/gpu/",),

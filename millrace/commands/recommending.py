@@ -40,7 +40,8 @@ RunBatches = Annotated[
 ]
 Csv = Annotated[Path | None, typer.Option("--csv", help="Write all rows here.")]
 Plot = Annotated[
-    Path | None, typer.Option("--plot", help="Draw time against cost here: .png, .svg or .pdf.")
+    Path | None,
+    typer.Option("--plot", help="Draw time against cost here: .png, .svg, .pdf or .html."),
 ]
 
 
@@ -72,7 +73,7 @@ def recommend(
     """Find the cheapest cluster that makes a deadline, and the fastest for the money."""
     from millrace import api
     from millrace.models.documents import write_bytes
-    from millrace.plot import plot_recommendation, save
+    from millrace.pictures.frontier_picture import draw_frontier
     from millrace.scaling.recommendation_tables import draw_recommendation, recommendation_csv
 
     files = {"csv": csv, "plot": plot}
@@ -98,7 +99,7 @@ def recommend(
     if csv is not None:
         write_bytes(csv, recommendation_csv(document["rows"]).encode())
     if plot is not None:
-        save(plot_recommendation(document), plot)
+        draw_frontier(document, plot)
     warn_of_profiles(document["rows"])
     answer(document, as_json, lambda console: draw_recommendation(document, console))
     if document["choice"]["fastest"] is None:

@@ -34,7 +34,7 @@ Worth = Annotated[
     ),
 ]
 Csv = Annotated[Path | None, typer.Option("--csv", help="Write all columns here.")]
-Plot = Annotated[Path | None, typer.Option("--plot", help="Draw here: .png, .svg or .pdf.")]
+Plot = Annotated[Path | None, typer.Option("--plot", help="Draw here: .png, .svg, .pdf or .html.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -64,7 +64,7 @@ def scale(
     """Plan a model for clusters of many sizes, before buying one."""
     from millrace import api
     from millrace.models.documents import write_bytes
-    from millrace.plot import plot_scaling, save
+    from millrace.pictures.scaling_picture import draw_scaling as draw_picture
     from millrace.scaling import WORTH
     from millrace.scaling.scaling_tables import csv_text, draw_scaling
 
@@ -88,7 +88,7 @@ def scale(
     if csv is not None:
         write_bytes(csv, csv_text(rows).encode())
     if plot is not None:
-        save(plot_scaling(rows), plot)
+        draw_picture(rows, plot)
     warn_of_profiles(rows)
     answer({"rows": rows}, as_json, lambda console: draw_scaling(rows, share, console))
     if all(row["reason"] is not None for row in rows):

@@ -33,7 +33,8 @@ def register(app: typer.Typer) -> None:
 def validate(
     csv: CsvFile,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw predicted over measured here (.png, .svg, .pdf).")
+        Path | None,
+        typer.Option(help="Draw predicted over measured here (.png, .svg, .pdf, .html)."),
     ] = None,
     leave_one_source_out: Annotated[
         bool,
@@ -52,7 +53,7 @@ def validate(
     """Predict published training runs and print the errors."""
     from millrace.calibration.leave_one_out import left_out
     from millrace.files import check_writable
-    from millrace.plot import check_drawable
+    from millrace.pictures.picture_file import check_drawable
     from millrace.published.reading import read_table, sampled
     from millrace.published.summary import document
     from millrace.published.validation import validate as validated
@@ -90,10 +91,10 @@ def _plot(
     if not groups:
         say(f"no row is expressed: `{file}` is not drawn")
         return
-    from millrace.plot import plot_predictions, save
+    from millrace.pictures.accuracy_picture import draw_predictions
 
     title = f"{figures['expressed']} of {figures['count']} rows: {_errors(figures)}"
-    save(plot_predictions(groups, title), file)
+    draw_predictions(groups, title, file)
 
 
 def _draw(outcomes: "list[RowOutcome]", figures: dict[str, Any], console: "Console") -> None:

@@ -34,12 +34,13 @@ from millrace.comparison_page.static_page import document, legend
 from millrace.comparison_page.static_timeline import timeline_svg
 from millrace.drawing import headline
 from millrace.models.documents import write_bytes
+from millrace.palette import HUES, PHASES, ink_on
 from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.actors.trace import Trace
 from millrace.planner.cluster import Cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.plan import Plan
-from millrace.traces.timeline import COLOURS, Timeline, timeline
+from millrace.traces.timeline import Timeline, timeline
 from millrace.units import format_percent, format_seconds
 
 PICTURE_ROWS = 24  # of each timeline, in the picture that needs no script
@@ -153,7 +154,8 @@ def page_data(
     medians = [firing_medians_ns(trace) for trace in traces]
     return {
         "unit_ns": unit_ns,
-        "colours": list(COLOURS.values()),
+        "colours": [HUES[hue] for hue in PHASES.values()],
+        "inks": [ink_on(HUES[hue]) for hue in PHASES.values()],
         "actors": actor_columns(comparison.actors, medians, firings_per_step(timelines)),
         "timelines": [timeline_columns(drawn, numbers, unit_ns) for drawn in timelines],
         "paths": path_columns(comparison.critical_paths, numbers),
@@ -189,7 +191,7 @@ def _timelines(timelines: Sequence[Timeline], paths: bool) -> list[str]:
     used = {bar.what for drawn in timelines for bar in drawn.bars}
     return [
         "<h2>One step, predicted and measured</h2>",
-        legend({what.replace("_", " "): hue for what, hue in COLOURS.items() if what in used}),
+        legend({what.replace("_", " "): hue for what, hue in PHASES.items() if what in used}),
         '<div class="interactive" hidden><p class="controls">'
         '<label>rows <select id="order"><option value="rank">predicted above measured</option>'
         '<option value="trace">all predicted, then all measured</option></select></label>'

@@ -12,8 +12,9 @@ from math import floor, log10
 from typing import Any
 
 from millrace.comparison import ActorRow
+from millrace.palette import PHASES
 from millrace.planner.collectives import COLLECTIVES
-from millrace.traces.timeline import COLOURS, Bar, Timeline
+from millrace.traces.timeline import Bar, Timeline
 
 RESOLUTION = 1e7  # units of time in a step, at least
 COMMUNICATION = "communication"  # the colour of all collectives
@@ -48,7 +49,7 @@ def actor_columns(
     phases = list(dict.fromkeys(row.phase for row in actors))
     kind_numbers = {kind: number for number, kind in enumerate(kinds)}
     phase_numbers = {phase: number for number, phase in enumerate(phases)}
-    colours = list(COLOURS)
+    colours = list(PHASES)
     return {
         "kinds": kinds,
         "phases": phases,
@@ -65,10 +66,10 @@ def actor_columns(
 
 
 def _colour(row: ActorRow) -> str:
-    """Key of `COLOURS` of an actor's bars."""
+    """Key of `PHASES` of an actor's bars."""
     if row.kind in COLLECTIVES:
         return COMMUNICATION
-    return row.phase if row.phase in COLOURS else "begin"
+    return row.phase if row.phase in PHASES else "begin"
 
 
 def _nanoseconds(seconds: float | None) -> int | None:

@@ -4,7 +4,8 @@ from collections import defaultdict
 from html import escape
 from math import floor, log10
 
-from millrace.traces.timeline import COLOURS, Bar, Timeline
+from millrace.palette import PHASES
+from millrace.traces.timeline import Bar, Timeline
 from millrace.units import format_seconds
 
 LABEL_PX = 190
@@ -35,7 +36,7 @@ def timeline_svg(timeline: Timeline, scale_ns: int, bars_max: int | None = None)
     ]
     for position, row in enumerate(timeline.rows):
         top = position * ROW_PX
-        shade = "#f6f6f6" if row.rank % 2 else "#fff"
+        shade = "var(--card)" if row.rank % 2 else "var(--paper)"
         parts.append(
             f'<rect x="0" y="{top}" width="{LABEL_PX + PLOT_PX}" height="{ROW_PX}" fill="{shade}"/>'
             f'<text x="4" y="{top + 11}">{escape(f"rank {row.rank} · {row.queue}")}</text>'
@@ -47,7 +48,7 @@ def timeline_svg(timeline: Timeline, scale_ns: int, bars_max: int | None = None)
     axis_top, x = height - 22, LABEL_PX + PLOT_PX * timeline.duration_ns / max(scale_ns, 1)
     parts.append(time_axis(LABEL_PX, PLOT_PX, axis_top, scale_ns, 6))
     parts.append(
-        f'<line x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{axis_top}" stroke="#c00" '
+        f'<line x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{axis_top}" stroke="var(--alarm)" '
         'stroke-dasharray="3 2"/></svg>'
     )
     return "".join(parts)
@@ -61,7 +62,7 @@ def _rect(bar: Bar, per_ns: float, limited: bool) -> str:
     title = "" if limited and width < TIP_PX else f"<title>{escape(tip)}</title>"
     return (
         f'<rect x="{left:.2f}" y="{bar.row * ROW_PX + 2}" width="{width:.2f}" '
-        f'height="{ROW_PX - 4}" fill="{COLOURS.get(bar.what, "#555")}">{title}</rect>'
+        f'height="{ROW_PX - 4}" fill="var(--{PHASES.get(bar.what, "stone")})">{title}</rect>'
     )
 
 
@@ -131,7 +132,7 @@ def time_axis(left: float, width: float, top: float, whole_ns: int, marks: int) 
     for mark in range(int(whole_ns // step_ns) + 1):
         x = left + width * mark * step_ns / max(whole_ns, 1)
         parts.append(
-            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{top + 5}" stroke="#888"/>'
+            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{top + 5}" stroke="var(--rule)"/>'
             f'<text x="{x:.1f}" y="{top + 17}" text-anchor="middle">'
             f"{format_seconds(mark * step_ns / 1e9)}</text>"
         )

@@ -5,21 +5,10 @@ from itertools import pairwise
 from math import ceil, log2
 
 from millrace.comparison_page import time_axis
+from millrace.palette import MEMORY_KINDS
 from millrace.simulator.account import MemoryTimeline
 from millrace.units import format_bytes
 
-# Kinds are stacked from below: those that stay, then those that come and go. The colours are Okabe
-# and Ito's palette (2008) with tints.
-KINDS = {
-    "runtime": "#999999",
-    "parameter": "#0072B2",
-    "optimizer": "#56B4E9",
-    "gradient": "#009E73",
-    "lent": "#8FD3BB",
-    "communication": "#CC79A7",
-    "temporary": "#F0E442",
-    "activation": "#E69F00",
-}
 RUNTIME = ("context", "workspace", "slack")
 LEFT_PX, PLOT_PX, HEIGHT_PX = 66, 470, 150
 POINTS = 400  # steps of a curve that are drawn
@@ -33,7 +22,7 @@ def drawn_bytes(course: MemoryTimeline) -> dict[str, list[int]]:
         name = "runtime" if kind in RUNTIME else kind
         before = rows.get(name, [0] * len(row))
         rows[name] = [a + b for a, b in zip(before, row, strict=True)]
-    return {kind: rows[kind] for kind in KINDS if any(rows.get(kind, ()))}
+    return {kind: rows[kind] for kind in MEMORY_KINDS if any(rows.get(kind, ()))}
 
 
 def height_bytes(reserved_bytes: int, limit_bytes: int) -> float:
@@ -61,15 +50,17 @@ def area_svg(course: MemoryTimeline, reserved: int, step_ns: int, scale: float) 
         upper = [a + b for a, b in zip(base, heights, strict=True)]
         most = format_bytes(max(heights))
         parts.append(
-            f'<path d="{_path(xs, base, upper, scale)}" fill="{KINDS[kind]}">'
+            f'<path d="{_path(xs, base, upper, scale)}" fill="var(--{MEMORY_KINDS[kind]})">'
             f"<title>{kind}: at most {most}</title></path>"
         )
         base = upper
-    parts.append(_line(reserved, scale, "#222", f"planned {format_bytes(reserved)}"))
+    parts.append(_line(reserved, scale, "var(--ink)", f"planned {format_bytes(reserved)}"))
     if limit <= scale:
-        parts.append(_line(limit, scale, "#c00", f"limit {format_bytes(limit)}"))
+        parts.append(_line(limit, scale, "var(--alarm)", f"limit {format_bytes(limit)}"))
     parts += [_mark(size, scale) for size in _marks(scale)]
-    parts.append(f'<line x1="{LEFT_PX}" x2="{LEFT_PX}" y1="0" y2="{HEIGHT_PX}" stroke="#888"/>')
+    parts.append(
+        f'<line x1="{LEFT_PX}" x2="{LEFT_PX}" y1="0" y2="{HEIGHT_PX}" stroke="var(--rule)"/>'
+    )
     parts.append(time_axis(LEFT_PX, PLOT_PX, HEIGHT_PX, step_ns, 4))
     return "".join([*parts, "</svg>"])
 
@@ -107,8 +98,8 @@ def _line(size: int, scale: float, colour: str, text: str) -> str:
     return (
         f'<line x1="{LEFT_PX}" x2="{LEFT_PX + PLOT_PX}" y1="{y:.1f}" y2="{y:.1f}" '
         f'stroke="{colour}" stroke-dasharray="5 3"/>'
-        f'<text x="{LEFT_PX + PLOT_PX - 3}" y="{y - 3:.1f}" text-anchor="end" fill="{colour}">'
-        f"{text}</text>"
+        f'<text x="{LEFT_PX + PLOT_PX - 3}" y="{y - 3:.1f}" text-anchor="end" '
+        f'style="fill:{colour}">{text}</text>'
     )
 
 
@@ -122,6 +113,6 @@ def _mark(size: float, scale: float) -> str:
     y = HEIGHT_PX * (1 - size / scale)
     text = format_bytes(size).replace(".00", "") if size else "0"
     return (
-        f'<line x1="{LEFT_PX - 4}" x2="{LEFT_PX}" y1="{y:.1f}" y2="{y:.1f}" stroke="#888"/>'
+        f'<line x1="{LEFT_PX - 4}" x2="{LEFT_PX}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--rule)"/>'
         f'<text x="{LEFT_PX - 7}" y="{y + 4:.1f}" text-anchor="end">{text}</text>'
     )

@@ -5,34 +5,35 @@ from html import escape
 from typing import NamedTuple
 
 from millrace.comparison_page import time_axis
+from millrace.palette import HUES, PHASES
 from millrace.simulator.account import Account, CommunicationRow, StageRow
 from millrace.simulator.simulate import Simulated, SimulatedRun
-from millrace.traces.timeline import COLOURS, Bar, Timeline, TimelineRow
+from millrace.traces.timeline import Bar, Timeline, TimelineRow
 from millrace.units import format_percent, format_seconds
 
 LABEL_PX, PLOT_PX, SIDE_PX = 90, 960, 120
 BAR_PX, GAP_PX = 22, 7
 
-# Exposed communication has purples and reds, apart from the colours of computation.
-MOVING = ("#CC79A7", "#882255", "#D55E00", "#AA4499", "#E8A0C4")
-OTHERS, OTHERS_COLOUR = "others", "#661100"
+# Exposed communication has hues apart from those of computation.
+MOVING = ("purple", "vermillion", "wine")
+OTHERS, OTHERS_HUE = "others", "indigo"
 SEEN = 0.0005  # of the step: half a pixel
 LEAST = 0.002  # of the step; collectives that show less are drawn together
 LAUNCH = "waits for the host"
-HOST, WAITING = "#555555", "#E3E3E3"
-PHASES = ("begin", "forward", "recompute", "backward_input", "backward_weight", "update")
+HOST, WAITING = "stone", "mist"
+COMPUTED = tuple(phase for phase in PHASES if phase != "communication")
 
 
 class BarPiece(NamedTuple):
     """A part of a stage's bar."""
 
     name: str
-    colour: str
+    hue: str  # of `millrace/palette.py`
     ns: float
 
 
-def moving_colours(account: Account) -> dict[str, str]:
-    """Colour of each collective that shows; those that show little have one together."""
+def moving_hues(account: Account) -> dict[str, str]:
+    """Hue of each collective that shows; those that show little have one together."""
     least_ns = LEAST * account.step_time_ns
     shown = [collective(row) for row in account.communication if row.exposed_ns > least_ns]
     return dict(zip(shown, MOVING, strict=False))
@@ -43,41 +44,40 @@ def collective(row: CommunicationRow) -> str:
     return f"{row.kind} over {' × '.join(row.axes)}" if row.axes else row.kind
 
 
-def stage_pieces(stage: StageRow, colours: Mapping[str, str]) -> list[BarPiece]:
+def stage_pieces(stage: StageRow, hues: Mapping[str, str]) -> list[BarPiece]:
     """Parts of a stage's bar, which add up to the step."""
-    phases = dict.fromkeys(PHASES, 0.0)
+    phases = dict.fromkeys(COMPUTED, 0.0)
     for op in stage.compute:
         phases[op.phase] += op.busy_ns
-    pieces = [BarPiece(phase.replace("_", " "), COLOURS[phase], ns) for phase, ns in phases.items()]
-    exposed = dict.fromkeys([*colours, OTHERS], 0.0)
+    pieces = [BarPiece(phase.replace("_", " "), PHASES[phase], ns) for phase, ns in phases.items()]
+    exposed = dict.fromkeys([*hues, OTHERS], 0.0)
     for row in stage.communication:
         name = collective(row)
-        exposed[name if name in colours else OTHERS] += row.exposed_ns
+        exposed[name if name in hues else OTHERS] += row.exposed_ns
     pieces += [
-        BarPiece(f"exposed {name}", colours.get(name, OTHERS_COLOUR), ns)
-        for name, ns in exposed.items()
+        BarPiece(f"exposed {name}", hues.get(name, OTHERS_HUE), ns) for name, ns in exposed.items()
     ]
     pieces.append(BarPiece(LAUNCH, HOST, stage.host_ns))
     pieces.append(BarPiece("bubble", WAITING, max(stage.bubble_ns - stage.host_ns, 0.0)))
     return [piece for piece in pieces if piece.ns > 0]
 
 
-def bar_colours(account: Account) -> dict[str, str]:
-    """Legend of the bars: every part that can be seen in any stage's bar, with its colour."""
-    moving = moving_colours(account)
-    colours: dict[str, str] = {}
+def bar_hues(account: Account) -> dict[str, str]:
+    """Legend of the bars: every part that can be seen in any stage's bar, with its hue."""
+    moving = moving_hues(account)
+    hues: dict[str, str] = {}
     for stage in account.stages:
         for piece in stage_pieces(stage, moving):
             if piece.ns > SEEN * account.step_time_ns:
-                colours[piece.name] = piece.colour
-    order = [phase.replace("_", " ") for phase in PHASES]
+                hues[piece.name] = piece.hue
+    order = [phase.replace("_", " ") for phase in COMPUTED]
     order += [f"exposed {name}" for name in (*moving, OTHERS)] + [LAUNCH, "bubble"]
-    return {name: colours[name] for name in order if name in colours}
+    return {name: hues[name] for name in order if name in hues}
 
 
 def bars_svg(account: Account) -> str:
     """Bars of the stages, as SVG; beside each is written how long the stage computes."""
-    colours = moving_colours(account)
+    hues = moving_hues(account)
     step_ns = max(account.step_time_ns, 1)
     height = len(account.stages) * (BAR_PX + GAP_PX) + 26
     parts = [
@@ -88,7 +88,7 @@ def bars_svg(account: Account) -> str:
         top = position * (BAR_PX + GAP_PX)
         parts.append(f'<text x="4" y="{top + 15}">stage {stage.stage}</text>')
         left = float(LABEL_PX)
-        for piece in stage_pieces(stage, colours):
+        for piece in stage_pieces(stage, hues):
             width = PLOT_PX * piece.ns / step_ns
             parts.append(_piece(piece, left, top, width, piece.ns / step_ns))
             left += width
@@ -100,16 +100,16 @@ def bars_svg(account: Account) -> str:
 
 def _piece(piece: BarPiece, left: float, top: int, width: float, share: float) -> str:
     tip = f"{piece.name}: {format_seconds(piece.ns / 1e9)}, {format_percent(share)} of the step"
-    dark = piece.colour in ("#0072B2", "#882255", "#D55E00", "#661100", "#AA4499", "#009E73", HOST)
+    ink = f"on-{piece.hue}" if piece.hue in HUES else "ink"
     label = (
         f'<text x="{left + width / 2:.1f}" y="{top + 15}" text-anchor="middle" '
-        f'fill="{"#fff" if dark else "#222"}">{format_percent(share)}</text>'
+        f'style="fill:var(--{ink})">{format_percent(share)}</text>'
         if width > 46
         else ""
     )
     return (
         f'<rect x="{left:.2f}" y="{top}" width="{width:.2f}" height="{BAR_PX}" '
-        f'fill="{piece.colour}"><title>{escape(tip)}</title></rect>{label}'
+        f'fill="var(--{piece.hue})"><title>{escape(tip)}</title></rect>{label}'
     )
 
 

@@ -8,18 +8,17 @@ from html import escape
 
 from millrace.comparison_page import document, legend, timeline_svg
 from millrace.drawing import headline
+from millrace.palette import MEMORY_KINDS, PHASES
 from millrace.planner.plan import Plan
-from millrace.reporting.areas import KINDS, area_svg, drawn_bytes, height_bytes
+from millrace.reporting.areas import area_svg, drawn_bytes, height_bytes
 from millrace.reporting.bars import (
-    PHASES,
-    bar_colours,
+    bar_hues,
     bars_svg,
     step_timeline,
 )
 from millrace.simulator.account import Account, MemoryTimeline
 from millrace.simulator.account.memory import window_of
 from millrace.simulator.simulate import Simulated
-from millrace.traces.timeline import COLOURS
 from millrace.units import format_bytes, format_percent, format_seconds
 
 SHOWN_KINDS = 14  # of ops; the others are one row
@@ -32,11 +31,12 @@ PARTS = (
 
 _STYLE = """
 .cards { display: flex; flex-wrap: wrap; gap: .5rem; margin: .8rem 0 0; }
-.cards div { border: 1px solid #ddd; border-radius: 6px; padding: .35rem .7rem; }
-.cards b { display: block; font-size: 1.05rem; } .cards span { color: #666; font-size: 12px; }
+.cards div { border: 1px solid var(--grid); border-radius: 6px; padding: .35rem .7rem; }
+.cards b { display: block; font-size: 1.05rem; }
+.cards span { color: var(--soft); font-size: 12px; }
 .areas { display: grid; grid-template-columns: 1fr 1fr; gap: 1rem 1.4rem; }
 .areas h3 { font-size: 13px; font-weight: 600; margin: 0 0 .3rem; }
-.note { color: #666; font-size: 12.5px; } td.meter { width: 190px; }
+.note { color: var(--soft); font-size: 12.5px; } td.meter { width: 190px; }
 .meter i { display: inline-block; height: .7rem; vertical-align: -1px; }
 th.left, td.left { text-align: left; } tr.sum td { font-weight: 600; }
 """
@@ -51,14 +51,14 @@ def report_page(
     )
     timeline = step_timeline(simulated)
     drawn = {bar.what for bar in timeline.bars}
-    bars = {what.replace("_", " "): colour for what, colour in COLOURS.items() if what in drawn}
+    bars = {what.replace("_", " "): hue for what, hue in PHASES.items() if what in drawn}
     return document(
         headline(plan),
         [
             f"<h1>{escape(headline(plan))}</h1>",
             f'<div class="cards">{cards}</div>',
             "<h2>Where the step of each stage goes</h2>",
-            legend(bar_colours(account)),
+            legend(bar_hues(account)),
             bars_svg(account),
             "<h2>Communication: what hides and what shows</h2>",
             _communication(account),
@@ -96,7 +96,7 @@ def _communication(account: Account) -> str:
             f"<td>{format_percent(hidden_ns / row.duration_ns)}</td>"
             f"<td>{format_seconds(row.exposed_ns / 1e9)}</td>"
             f"<td>{format_percent(row.exposed_ns / step_ns)}</td>"
-            f"{_meter((hidden_ns / longest, '#d9d9d9'), (row.exposed_ns / longest, '#CC79A7'))}"
+            f"{_meter((hidden_ns / longest, 'mist'), (row.exposed_ns / longest, 'purple'))}"
             "</tr>"
         )
     exposed_ns = sum(row.exposed_ns for row in account.communication)
@@ -136,7 +136,7 @@ def _compute(account: Account) -> str:
         )
         meter = "<td></td>"
         if kind != "busy":
-            meter = _meter(*((times.get(p, 0.0) / longest, COLOURS[p]) for p in phases))
+            meter = _meter(*((times.get(p, 0.0) / longest, PHASES[p]) for p in phases))
         mark = ' class="sum"' if kind == "busy" else ""
         lines.append(
             f"<tr{mark}><td>{escape(kind)}</td>{cells}"
@@ -155,10 +155,10 @@ def _added(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _meter(*parts: tuple[float, str]) -> str:
-    """Cell of a table with a bar: shares of its width, and their colours."""
+    """Cell of a table with a bar: shares of its width, and their hues."""
     inner = "".join(
-        f'<i style="width:{share * 180:.1f}px;background:{colour}"></i>'
-        for share, colour in parts
+        f'<i style="width:{share * 180:.1f}px;background:var(--{hue})"></i>'
+        for share, hue in parts
         if share > 0
     )
     return f'<td class="meter left">{inner}</td>'
@@ -170,7 +170,9 @@ def _memory(account: Account) -> list[str]:
     sizes = [sum(row.memory_by_kind.values()) for row in account.stages]
     chosen = _chosen(sizes)
     courses = [window_of(account.memory[stage], begin_ns, begin_ns + step_ns) for stage in chosen]
-    kinds = [kind for kind in KINDS if any(kind in drawn_bytes(course) for course in courses)]
+    kinds = [
+        kind for kind in MEMORY_KINDS if any(kind in drawn_bytes(course) for course in courses)
+    ]
     limit = format_bytes(courses[0].limit_bytes)
     scale = height_bytes(max(sizes), max(course.limit_bytes for course in courses))
     above = ", above what is drawn" if courses[0].limit_bytes > scale else ""
@@ -184,7 +186,7 @@ def _memory(account: Account) -> list[str]:
     )
     return [
         "<h2>Memory over one step</h2>",
-        legend({kind: KINDS[kind] for kind in kinds}),
+        legend({kind: MEMORY_KINDS[kind] for kind in kinds}),
         f'<p class="note">{note} The dashed line is what a device has to have.</p>',
         f'<div class="areas">{areas}</div>',
     ]

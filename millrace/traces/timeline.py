@@ -6,18 +6,6 @@ from millrace.comparison import step_of, step_time_ns, traced_steps
 from millrace.planner.actors.trace import Trace
 from millrace.planner.collectives import COLLECTIVES
 
-# The colour of each kind of bar, in the order of the legend (Okabe and Ito's palette, 2008, which
-# stays apart for readers with colour blindness).
-COLOURS = {
-    "begin": "#999999",
-    "forward": "#0072B2",
-    "recompute": "#56B4E9",
-    "backward_input": "#E69F00",
-    "backward_weight": "#F0E442",
-    "update": "#009E73",
-    "communication": "#CC79A7",
-}
-
 
 class TimelineRow(NamedTuple):
     """A queue of one rank: the line that bars are drawn on."""
@@ -33,7 +21,7 @@ class Bar(NamedTuple):
     row: int
     start_ns: int
     end_ns: int
-    what: str  # a key of COLOURS
+    what: str  # a key of `PHASES` in `palette.py`
     name: str
     firing: int = 0  # of the step
 

@@ -5,8 +5,9 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from millrace.comparison_page import timeline_svg
+from millrace.palette import PHASES
 from millrace.traces.chrome import chrome_trace
-from millrace.traces.timeline import COLOURS, Bar, timeline
+from millrace.traces.timeline import Bar, timeline
 from tests.millrace.traces import two_rank_trace
 
 
@@ -19,7 +20,7 @@ def test_a_timeline_is_one_step_counted_from_its_start():
         (0, 600, 1200),
         (1, 1200, 1500),
     ]
-    assert {bar.what for bar in chart.bars} == {"forward", "communication"} <= COLOURS.keys()
+    assert {bar.what for bar in chart.bars} == {"forward", "communication"} <= PHASES.keys()
 
 
 def test_bars_too_small_to_see_are_drawn_together_and_lose_no_time():
@@ -36,7 +37,8 @@ def test_a_limited_picture_holds_no_more_bars_and_keeps_the_time_they_cover():
         bars=tuple(bar for i in range(50) for bar in _shifted(chart.bars[:2], 3000 * i))
     )
     drawn = ET.fromstring(timeline_svg(many, 200_000, bars_max=12))
-    bars = [rect for rect in drawn.iter("rect") if rect.get("fill") in COLOURS.values()]
+    hues = {f"var(--{hue})" for hue in PHASES.values()}
+    bars = [rect for rect in drawn.iter("rect") if rect.get("fill") in hues]
     assert len(bars) <= 12
     covered = sum(float(rect.attrib["width"]) for rect in bars)
     assert covered >= 970 * 50 * 1200 / 200_000

@@ -7,9 +7,9 @@ import pytest
 
 from millrace import api
 from millrace.models.zoo.catalogue import model_spec
+from millrace.pictures.frontier_picture import frontier_picture
 from millrace.planner.clusters import parse_cluster
 from millrace.planner.errors import ClusterError, PlanError
-from millrace.plot import plot_recommendation
 from millrace.scaling.recommendation import recommendation, usual_batch, usual_nodes
 
 
@@ -68,7 +68,7 @@ def test_the_command_answers_and_refuses(call: Callable[..., tuple[int, str, str
     document = json.loads(out)
     assert (code, set(document)) == (0, {"rows", "choice"})
     assert document["choice"]["fastest"]["makes_it"]
-    assert plot_recommendation(document) is not None
+    assert "a100" in frontier_picture(document).description
     code, out, err = call(*asked, "--nodes", "1", "--within", "1s", "--budget", "$1")
     assert (code, "nearest: 2 devices" in out, "makes it" in err) == (1, True, True)
     code, out, err = call(*asked, "--within", "soon")

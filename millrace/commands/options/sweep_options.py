@@ -127,7 +127,7 @@ def opened(
     from millrace import api
     from millrace.files import check_writable
     from millrace.models.zoo.catalogue import beyond_positions
-    from millrace.plot import check_drawable
+    from millrace.pictures.picture_file import check_drawable
     from millrace.requested_cluster import usual_precision_on
 
     check_writable(*files.values())

@@ -88,12 +88,12 @@ const drawMemory = () => {
   const step = 2 ** Math.ceil(Math.log2(memoryMost / 5));
   for (let kib = 0; kib <= 1.06 * memoryMost; kib += step) {
     const y = Math.round(memoryY(kib)) + 0.5;
-    context.strokeStyle = "#ececec";
+    context.strokeStyle = theme.grid;
     context.beginPath();
     context.moveTo(plot.left, y);
     context.lineTo(plot.left + plot.width, y);
     context.stroke();
-    context.fillStyle = GREY;
+    context.fillStyle = theme.soft;
     context.fillText(kib ? bytes(kib).replace(".00", "") : "0", plot.left - 6, y);
   }
   const front = Number(byId("memory-rank").value);
@@ -104,7 +104,7 @@ const drawMemory = () => {
     context.lineWidth = 1.6;
     [0, 1].forEach((source) => {
       const curve = curveOf(source, front);
-      context.strokeStyle = source ? MEASURED : PREDICTED;
+      context.strokeStyle = source ? theme.measured : theme.predicted;
       context.setLineDash(source ? [] : [5, 3]);
       if (curve) drawCurve(context, curve, ends[source]);
     });

@@ -1,8 +1,7 @@
 // Scatter of the costs of actors: predicted against measured median of a firing, logarithmic.
 
 const scatter = byId("scatter");
-const INK = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255"];
-const OTHERS = "#a0a0a0";
+const COLOURED = 5;
 const PAD = { left: 62, right: 10, top: 8, bottom: 40 };
 const BAND = 0.2;
 
@@ -20,7 +19,7 @@ for (const { number } of points) {
   kindTimes.set(kind, (kindTimes.get(kind) ?? 0) + actors.measured_ns[number]);
 }
 const kindsByTime = [...kindTimes].sort((a, b) => b[1] - a[1]).map(([kind]) => kind);
-const inkOf = new Map(kindsByTime.slice(0, INK.length).map((kind, i) => [kind, INK[i]]));
+const lineOf = new Map(kindsByTime.slice(0, COLOURED).map((kind, place) => [kind, place]));
 
 const values = points.flatMap((point) => [point.predicted, point.measured]);
 const scale = values.length
@@ -43,12 +42,12 @@ const drawScatterAxes = (context) => {
   for (const mark of marks) {
     if (mark < scale.low || mark > scale.high) continue;
     const x = Math.round(scatterX(mark)) + 0.5, y = Math.round(scatterY(mark)) + 0.5;
-    drawLine(context, x, PAD.top, size - PAD.bottom, "#ececec");
+    drawLine(context, x, PAD.top, size - PAD.bottom, theme.grid);
     context.beginPath();
     context.moveTo(PAD.left, y);
     context.lineTo(size - PAD.right, y);
     context.stroke();
-    context.fillStyle = GREY;
+    context.fillStyle = theme.soft;
     const text = seconds(10 ** mark / 1e9).replace(/\.0+ /, " ");
     context.textAlign = "center";
     context.fillText(text, x, size - PAD.bottom + 11);
@@ -56,7 +55,7 @@ const drawScatterAxes = (context) => {
     context.fillText(text, PAD.left - 6, y);
   }
   context.textAlign = "center";
-  context.fillStyle = "#1b1b1b";
+  context.fillStyle = theme.ink;
   context.fillText("predicted", (PAD.left + size - PAD.right) / 2, size - 10);
   context.save();
   context.translate(9, (PAD.top + size - PAD.bottom) / 2);
@@ -67,14 +66,14 @@ const drawScatterAxes = (context) => {
 
 const drawDiagonal = (context) => {
   const up = Math.log10(1 + BAND), down = Math.log10(1 - BAND);
-  context.fillStyle = "#f0f0f0";
+  context.fillStyle = theme.card;
   context.beginPath();
   context.moveTo(scatterX(scale.low), scatterY(scale.low + down));
   context.lineTo(scatterX(scale.high), scatterY(scale.high + down));
   context.lineTo(scatterX(scale.high), scatterY(scale.high + up));
   context.lineTo(scatterX(scale.low), scatterY(scale.low + up));
   context.fill();
-  context.strokeStyle = "#999";
+  context.strokeStyle = theme.rule;
   context.beginPath();
   context.moveTo(scatterX(scale.low), scatterY(scale.low));
   context.lineTo(scatterX(scale.high), scatterY(scale.high));
@@ -90,7 +89,7 @@ const drawPoint = (context, point, outline) => {
     context.stroke();
     context.lineWidth = 1;
   } else {
-    context.fillStyle = inkOf.get(actors.kind[point.number]) ?? OTHERS;
+    context.fillStyle = theme.lines[lineOf.get(actors.kind[point.number])] ?? theme.rule;
     context.fill();
   }
 };
@@ -124,8 +123,8 @@ const drawScatter = () => {
   if (layerStale) drawPoints(size);
   context.drawImage(layer, 0, 0, size, size);
   for (const point of points) {
-    if (point.number === markedActor) drawPoint(context, point, MARK);
-    if (point === hoveredPoint) drawPoint(context, point, "#000");
+    if (point.number === markedActor) drawPoint(context, point, theme.mark);
+    if (point === hoveredPoint) drawPoint(context, point, theme.ink);
   }
 };
 let shownActors = null; // numbers of the actors that the filter lets through; null: all
@@ -200,8 +199,8 @@ const kindButton = (text, colour, filter) => {
   if (filter !== null) button.addEventListener("click", () => setFilter(byId("filter").value === filter ? "" : filter));
   return button;
 };
-byId("kinds").append(...kindsByTime.slice(0, INK.length).map((kind) =>
-  kindButton(actors.kinds[kind], inkOf.get(kind), `kind:${actors.kinds[kind]}`)));
-if (kindsByTime.length > INK.length) {
-  byId("kinds").append(kindButton(`${kindsByTime.length - INK.length} other kinds`, OTHERS, null));
+byId("kinds").append(...kindsByTime.slice(0, COLOURED).map((kind) =>
+  kindButton(actors.kinds[kind], `var(--line-${lineOf.get(kind)})`, `kind:${actors.kinds[kind]}`)));
+if (kindsByTime.length > COLOURED) {
+  byId("kinds").append(kindButton(`${kindsByTime.length - COLOURED} other kinds`, "var(--rule)", null));
 }

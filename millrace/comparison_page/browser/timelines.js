@@ -152,7 +152,7 @@ const drawName = (context, name, x, top, width, hue) => {
   const room = Math.floor((width - 8) / 5.6);
   const text = name.length > room ? `…${name.slice(name.length - room + 1)}` : name;
   if (room < 6) return;
-  context.fillStyle = ["#999999", "#0072B2", "#009E73"].includes(data.colours[hue]) ? "#fff" : "#111";
+  context.fillStyle = data.inks[hue];
   context.textAlign = "left";
   context.font = "10px system-ui, sans-serif";
   context.save();
@@ -172,14 +172,14 @@ const drawLabel = (context, line, top) => {
   const queueX = small ? 22 : 54;
   context.textAlign = "left";
   if (line.first) {
-    context.fillStyle = "#1b1b1b";
+    context.fillStyle = theme.ink;
     context.fillText(small ? `${line.rank}` : `rank ${line.rank}`, 2, middle);
   }
   if (line.firstOfQueue) {
-    context.fillStyle = "#444";
+    context.fillStyle = theme.soft;
     context.fillText(fitted(context, line.queue, plot.left - queueX - (small ? 12 : 66)), queueX, middle);
   }
-  context.fillStyle = line.source ? MEASURED : PREDICTED;
+  context.fillStyle = line.source ? theme.measured : theme.predicted;
   context.fillRect(plot.left - 4, top + 1, 3, ROW - 2);
   if (!line.worded || small) return;
   context.textAlign = "right";
@@ -206,7 +206,7 @@ for (const bars of pathBars.values()) bars.sort((a, b) => a[0] - b[0]);
 const drawPath = (context, row, top) => {
   const bars = pathBars.get(row);
   if (!bars || !byId("paths")?.checked) return;
-  context.fillStyle = "#111";
+  context.fillStyle = theme.ink;
   let until = -Infinity; // pixels that are drawn
   for (const [start, end] of bars) {
     if (end < view.start || start > view.end) continue;
@@ -241,7 +241,7 @@ const drawTimelines = () => {
   const visible = lines.filter((line) => line.top - offset > -ROW && line.top - offset < height);
   for (const line of visible) {
     if (line.source) {
-      context.fillStyle = "#f5f5f5";
+      context.fillStyle = theme.card;
       context.fillRect(plot.left, line.top - offset, width - plot.left, ROW);
     }
   }
@@ -251,12 +251,12 @@ const drawTimelines = () => {
     for (const line of visible) drawPath(context, line.row, line.top - offset + 2);
     data.timelines.forEach((timeline, source) => {
       const x = Math.round(xOf(timeline.duration)) + 0.5;
-      drawLine(context, x, AXIS, height, source ? MEASURED : PREDICTED, [4, 3]);
+      drawLine(context, x, AXIS, height, source ? theme.measured : theme.predicted, [4, 3]);
     });
-    if (hovered) drawOutline(context, hovered, offset, "#000", 1.5);
-    if (marked) drawOutline(context, marked, offset, MARK, 2.5);
+    if (hovered) drawOutline(context, hovered, offset, theme.ink, 1.5);
+    if (marked) drawOutline(context, marked, offset, theme.mark, 2.5);
   });
-  context.fillStyle = "#fff";
+  context.fillStyle = theme.paper;
   context.fillRect(0, AXIS, plot.left, height);
   for (const line of visible) drawLabel(context, line, line.top - offset);
   drawAxis(context, width);
@@ -268,11 +268,11 @@ const drawTimelines = () => {
 painters.push(drawTimelines);
 
 const drawAxis = (context, width) => {
-  context.fillStyle = "#fff";
+  context.fillStyle = theme.paper;
   context.fillRect(0, 0, width, AXIS);
   inPlot(context, AXIS, () => drawTimes(context, AXIS - 5, AXIS, 9));
-  drawLine(context, 0, AXIS - 0.5, AXIS - 0.5, LINE);
-  context.strokeStyle = LINE;
+  drawLine(context, 0, AXIS - 0.5, AXIS - 0.5, theme.grid);
+  context.strokeStyle = theme.grid;
   context.beginPath();
   context.moveTo(plot.left, AXIS - 0.5);
   context.lineTo(width, AXIS - 0.5);
@@ -283,14 +283,14 @@ const drawAxis = (context, width) => {
 const drawCursor = (context, canvas, top, height) => {
   if (cursor.time === null || cursor.time < view.start || cursor.time > view.end) return;
   const x = Math.round(xOf(cursor.time)) + 0.5;
-  drawLine(context, x, top, height, "#777");
+  drawLine(context, x, top, height, theme.rule);
   if (canvas !== timelines) return;
   const text = timeText(cursor.time);
   const width = context.measureText(text).width + 10;
   const from = Math.min(Math.max(x - width / 2, plot.left), plot.left + plot.width - width);
-  context.fillStyle = "#444";
+  context.fillStyle = theme.soft;
   context.fillRect(from, 2, width, 15);
-  context.fillStyle = "#fff";
+  context.fillStyle = theme.paper;
   context.textAlign = "center";
   context.fillText(text, from + width / 2, 10);
 };

@@ -1,7 +1,19 @@
 // The stretch of time that timelines and memory show together, and how figures are written.
 
-const PREDICTED = "#0072B2", MEASURED = "#1b1b1b", MARK = "#D55E00";
-const GREY = "#666", LINE = "#ddd", FONT = "11px system-ui, sans-serif";
+const FONT = "11px system-ui, sans-serif";
+
+// Colours of the page's theme, which are variables of its style; read again when the theme changes.
+const theme = {};
+const readTheme = () => {
+  const style = getComputedStyle(document.documentElement);
+  for (const name of ["paper", "card", "ink", "soft", "rule", "grid"]) {
+    theme[name] = style.getPropertyValue(`--${name}`).trim();
+  }
+  theme.lines = [0, 1, 2, 3, 4, 5].map((place) => style.getPropertyValue(`--line-${place}`).trim());
+  [theme.predicted, theme.mark] = theme.lines;
+  theme.measured = theme.ink;
+};
+readTheme();
 
 const byId = (id) => document.getElementById(id);
 
@@ -60,6 +72,11 @@ const repaint = () => {
   });
 };
 
+window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  readTheme();
+  repaint();
+});
+
 const show = (start, end) => {
   const longest = limits.end - limits.start;
   const span = Math.min(Math.max(end - start, Math.min(20, longest)), longest);
@@ -90,7 +107,7 @@ const fresh = (canvas, height) => {
   }
   const context = canvas.getContext("2d");
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
-  context.fillStyle = "#fff";
+  context.fillStyle = theme.paper;
   context.fillRect(0, 0, width, height);
   context.font = FONT;
   context.textBaseline = "middle";
@@ -109,13 +126,13 @@ const drawTimes = (context, top, bottom, textY) => {
   context.textAlign = "center";
   for (let mark = Math.ceil(view.start / step); mark * step <= view.end; mark++) {
     const x = Math.round(xOf(mark * step)) + 0.5;
-    context.strokeStyle = "#ececec";
+    context.strokeStyle = theme.grid;
     context.beginPath();
     context.moveTo(x, top);
     context.lineTo(x, bottom);
     context.stroke();
     if (textY === null) continue;
-    context.fillStyle = GREY;
+    context.fillStyle = theme.soft;
     const text = axisText(mark * step, step);
     const half = context.measureText(text).width / 2;
     context.fillText(text, Math.min(Math.max(x, plot.left + half), plot.left + plot.width - half), textY);

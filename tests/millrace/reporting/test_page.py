@@ -7,7 +7,7 @@ import pytest
 
 from millrace.files import write_document
 from millrace.reporting import memory_counters, report_page, report_rows
-from millrace.reporting.bars import bar_colours, moving_colours, stage_pieces
+from millrace.reporting.bars import bar_hues, moving_hues, stage_pieces
 from millrace.reporting.step_page import SHOWN_STAGES, _chosen
 from millrace.simulator import predict
 from millrace.simulator.account import account_of
@@ -64,11 +64,11 @@ def test_a_page_is_well_formed_and_its_bars_fill_the_step(fidelity):
     assert "&lt;now&gt;" in body
     svgs = [element for element in ElementTree.fromstring(body).iter() if element.tag == "svg"]
     assert len(svgs) == 2 + plan.stages
-    colours = moving_colours(account)
+    hues = moving_hues(account)
     for stage in account.stages:
-        pieces = stage_pieces(stage, colours)
+        pieces = stage_pieces(stage, hues)
         assert sum(piece.ns for piece in pieces) == pytest.approx(account.step_time_ns)
-    legend = bar_colours(account)
+    legend = bar_hues(account)
     assert {"forward", "bubble", "exposed reduce_scatter over dp"} <= legend.keys()
     assert [row["kind"] for row in report_rows(account)["communication"]]
     assert {event["pid"] for event in memory_counters(account.memory)} == {0, 2}
