@@ -28,7 +28,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "show": (
         ("stages, layouts and memory", "millrace show plan.json"),
-        ("what another framework could not run", "millrace show plan.json --framework deepspeed"),
+        ("its schedule as a picture", "millrace show plan.json --picture step.svg --of schedule"),
         ("the difference of two plans", "millrace show plan.json other.json"),
     ),
     "export": (

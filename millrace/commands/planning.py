@@ -23,11 +23,11 @@ from millrace.commands.options.question_options import (
     checked_training,
 )
 from millrace.output import Json, answer, say, working
+from millrace.pictures.picture_options import PictureFile, PictureOf, check_picture, draw_picture
 from millrace.units import format_percent, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from millrace.models.spec import ModelSpec
     from millrace.planner.cluster import Cluster
@@ -255,6 +255,8 @@ def show(
     commands: Commands = None,
     ranks: Ranks = False,
     framework: RunBy = None,
+    picture: PictureFile = None,
+    of: PictureOf = None,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
@@ -273,7 +275,10 @@ def show(
         raise typer.BadParameter("--commands lists a rank of one plan: give one PLAN")
     if framework is not None and (commands is not None or other is not None):
         raise typer.BadParameter("--framework asks who can run one plan: give PLAN alone")
+    check_picture(picture, of, alone=other is None and commands is None)
     before = load_plan(plan, trust=trust)
+    if picture is not None:
+        draw_picture(before, picture, of)
     if commands is not None:
         _list_commands(before, commands, as_json)
         return
@@ -309,6 +314,7 @@ def _list_commands(plan: "Plan", rank: int, as_json: bool) -> None:
 
 def _draw_found(plan: Any, document: dict[str, Any], explain: bool, console: "Console") -> None:
     from millrace import drawing
+    from millrace.tables.search_layers import layers_table
 
     drawing.draw_plan(plan, console, detailed=False)
     console.print(
@@ -328,31 +334,7 @@ def _draw_found(plan: Any, document: dict[str, Any], explain: bool, console: "Co
     if spent:
         console.print(", ".join(spent), markup=False)
     if explain:
-        console.print(_layers_table(document["layers"]))
+        console.print(layers_table(document["layers"]))
         console.print("what decided each choice")
         for reason in document["explain"]:
             console.print(f"  {reason['line']}", markup=False, soft_wrap=True)
-
-
-def _layers_table(rows: list[dict[str, Any]]) -> "Table":
-    from rich.table import Table
-
-    table = Table(title="layers of the search", title_justify="left")
-    table.add_column("layer")
-    for column in ("objective", "bound", "gap", "took"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("did", overflow="fold")
-    shown = ("name", "objective_s", "bound_s", "gap", "seconds")
-    for row in rows:
-        proof = [format_seconds(row[key]) if key in row else "" for key in shown[1:3]]
-        gap = format_percent(row["gap"]) if "gap" in row else ""
-        did = [
-            f"{name.replace('_', ' ')} {number}"
-            for name, number in row.items()
-            if name not in shown and not isinstance(number, dict)
-        ]
-        for kind in ("pruned", "refused"):
-            if isinstance(row.get(kind), dict):
-                did += [f"{kind} {number}: {why}" for why, number in row[kind].items()]
-        table.add_row(row["name"], *proof, gap, format_seconds(row["seconds"]), "; ".join(did))
-    return table

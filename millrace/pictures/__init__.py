@@ -3,5 +3,5 @@
 Comes in: a plan, or the rows of a sweep. Goes out: a `Picture`, which is a file (PNG, SVG, PDF or a
 page) or stands in a notebook. All have the colours of `millrace/palette.py`; matplotlib (`pip
 install '.[plot]'`) is imported here alone. Read first `picture_file.py`, then
-`scaling_picture.py`.
+`schedule_picture.py`.
 """
