@@ -68,11 +68,12 @@ def filled_app() -> typer.Typer:
         recommending,
         running,
         scaling,
+        serving,
         trainers,
         validating,
     )
 
-    jobs = (demo, planning, scaling, recommending, running, comparing, trainers)
+    jobs = (demo, planning, scaling, recommending, serving, running, comparing, trainers)
     for group in (*jobs, profiling, validating, catalogues):
         group.register(app)
     help_pages.arrange(app)

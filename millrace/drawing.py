@@ -20,7 +20,7 @@ from millrace.planner.frameworks.experts import overlaps
 from millrace.planner.frameworks.framework_tables import capabilities
 from millrace.planner.frameworks.model_settings import DROPLESS, capacity_of
 from millrace.planner.parallel_degrees import plan_roles
-from millrace.planner.plan import FUSED, ON_DEVICES, Plan
+from millrace.planner.plan import FUSED, ON_DEVICES, Plan, Variant
 from millrace.planner.search.report.alternatives import SAME
 from millrace.published.step_time_range import plan_range
 from millrace.tables.alternatives import alternatives_table
@@ -166,6 +166,29 @@ def filled(plan: Plan, needed_bytes: int) -> str:
 def sbp_table(plan: Plan, template: str) -> Table:
     """Table of one block's forward ops with the SBP of their inputs and outputs.
 
+    Parameters
+    ----------
+    plan : Plan
+        A plan that has a block of the template.
+    template : str
+        Name of the template; its first block is shown.
+    """
+    block, _ = _first_block(plan, template)
+    table = Table(
+        title=f"SBP of block `{block}` over ({', '.join(plan.mesh.names)}), forward",
+        title_justify="left",
+    )
+    for column in ("op", "kind", "inputs", "outputs"):
+        table.add_column(column)
+    for row in sbp_rows(plan, template):
+        cells = (row["op"], row["kind"], " ".join(row["inputs"]), " ".join(row["outputs"]))
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def sbp_rows(plan: Plan, template: str) -> list[dict[str, Any]]:
+    """Rows `op`, `kind`, `inputs` and `outputs` of one block's forward ops, with their SBP.
+
     Variables are in it, for their storage; backward and update ops are in the plan's file.
 
     Parameters
@@ -175,29 +198,28 @@ def sbp_table(plan: Plan, template: str) -> Table:
     template : str
         Name of the template; its first block is shown.
     """
-    graph = plan.graph
-    block, variant = next(
-        (choice.block, plan.variants[choice.variant])
-        for chunk in plan.chunks
-        for choice in chunk.blocks
-        if plan.variants[choice.variant].template == template
-    )
-    table = Table(
-        title=f"SBP of block `{block}` over ({', '.join(plan.mesh.names)}), forward",
-        title_justify="left",
-    )
-    for column in ("op", "kind", "inputs", "outputs"):
-        table.add_column(column)
-    for op in graph.ops:
+    block, variant = _first_block(plan, template)
+    rows = []
+    for op in plan.graph.ops:
         name = op.name.removeprefix(f"{block}.")
         shown = op.phase is Phase.FORWARD or op.kind == "variable"
         signature = variant.signatures.get(name)
         if op.block != block or not shown or op.kind == "repeat" or signature is None:
             continue
         kind = op.kind + (f" ({signature.expansion})" if signature.expansion else "")
-        cells = (name, kind, " ".join(signature.inputs), " ".join(signature.outputs))
-        table.add_row(*map(Text, cells))
-    return table
+        sides = {"inputs": list(signature.inputs), "outputs": list(signature.outputs)}
+        rows.append({"op": name, "kind": kind, **sides})
+    return rows
+
+
+def _first_block(plan: Plan, template: str) -> tuple[str, Variant]:
+    """Name of the first block of a template, and the variant that it runs as."""
+    return next(
+        (choice.block, plan.variants[choice.variant])
+        for chunk in plan.chunks
+        for choice in chunk.blocks
+        if plan.variants[choice.variant].template == template
+    )
 
 
 def fused_table(template: str, groups: Sequence[Sequence[str]]) -> Table:

@@ -40,6 +40,10 @@ DOORS = {
     "transformers": (),
     "sklearn": ("executor/data/images.py",),
     "pandas": ("millrace/api/",),
+    "fastapi": ("millrace/serving/",),
+    "pydantic": ("millrace/serving/",),
+    "starlette": ("millrace/serving/",),
+    "uvicorn": ("millrace/serving/",),
 }
 
 BANNED_NAMES = {"utils", "util", "helpers", "common", "misc", "manager", "handler", "engine"}
@@ -75,6 +79,7 @@ HEAVY = (
     "pandas",
     "cudnn",
     "cupy",
+    "fastapi",
 )
 
 # A folder at the top is the package of its name inside millrace/, by a link: its files count once.

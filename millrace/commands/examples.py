@@ -11,6 +11,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
             "millrace demo --ranks 2 --steps 20 -o demo",
         ),
     ),
+    "serve": (
+        ("the page, in the browser", "millrace serve --open"),
+        ("on a port of one's choice", "millrace serve --port 9000"),
+    ),
     "plan": (
         (
             "two nodes of H100, everything left to the search",

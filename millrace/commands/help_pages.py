@@ -16,7 +16,7 @@ from millrace.commands.options.pin_options import PINS
 Sections = dict[str, tuple[str, ...]]
 
 COMMANDS: Sections = {
-    "First": ("demo",),
+    "First": ("demo", "serve"),
     "Plan": ("plan", "show", "scale", "recommend"),
     "Predict": ("simulate",),
     "Run and compare": ("run", "compare"),

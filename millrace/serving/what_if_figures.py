@@ -1,0 +1,157 @@
+"""What-ifs: figures of a fixed plan under changes, fast enough to follow a slider.
+
+Whole parts of chunks are simulated (stage fidelity). Their times are measured once for every change
+of cluster or precision and kept; stragglers and jitter reuse them.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from millrace.figures import shortage, simulated_spending, speed
+from millrace.planner.errors import PlanError
+from millrace.planner.memory import StageMemory, plan_memory
+from millrace.planner.plan import Plan
+from millrace.serving.engine_calls import tried
+from millrace.serving.questions import WhatIfs
+from millrace.serving.refusals import RefusedError
+from millrace.simulator import Simulated, predict
+from millrace.simulator.prediction import STAGE
+from millrace.simulator.stage_fidelity import StageGraph, stage_graph
+from millrace.simulator.variation.representatives import SAMPLED
+
+CACHED = 24  # changed plans whose parts are measured
+# A fifth of a second of events, of which jitter needs many; more steps give a steadier mean.
+FIRINGS_MAX, STEPS_MIN, STEPS_MAX = 40_000, 2, 12
+FIRINGS_REFUSED = 2_000_000  # of one simulation: ten seconds and more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredPlan:
+    """A plan with what its simulations share: the times of parts and the memory of stages."""
+
+    plan: Plan
+    stages: StageGraph
+    memory: Sequence[StageMemory]
+    firings: int  # of a step without jitter
+
+
+class WhatIfFigures:
+    """Simulations of plans under changes; measured parts of the latest are kept."""
+
+    def __init__(self) -> None:
+        self._measured: OrderedDict[tuple[str, str], MeasuredPlan] = OrderedDict()
+
+    def measured(self, digest: str, plan: Plan, changes: WhatIfs) -> MeasuredPlan:
+        """The changed plan, with the times of its parts.
+
+        Parameters
+        ----------
+        digest : str
+            Name of the plan.
+        plan : Plan
+            The plan before any change.
+        changes : WhatIfs
+            What is changed.
+        """
+        disturbed = {"straggler_factor", "straggler_rank", "jitter", "seed"}
+        key = (digest, changes.model_dump_json(exclude=disturbed))
+        if key not in self._measured:
+            changed = tried(plan, changes)
+            stages = stage_graph(changed, detailed=True)
+            memory = plan_memory(changed)
+            steady = predict(changed, fidelity=STAGE, stages=stages, memory=memory, spans=False)
+            firings = steady.firings // steady.trace.steps
+            measured = MeasuredPlan(plan=changed, stages=stages, memory=memory, firings=firings)
+            self._measured[key] = measured
+            if len(self._measured) > CACHED:
+                self._measured.popitem(last=False)
+        self._measured.move_to_end(key)
+        return self._measured[key]
+
+    def simulated(
+        self, digest: str, plan: Plan, changes: WhatIfs, *, detailed: bool = False
+    ) -> tuple[Plan, Simulated]:
+        """The changed plan and its simulation.
+
+        Parameters
+        ----------
+        digest, plan, changes
+            As for `measured`.
+        detailed : bool
+            Keep every firing, for pictures of the step.
+        """
+        measured = self.measured(digest, plan, changes)
+        stragglers = None
+        if changes.straggler_factor != 1.0:
+            if changes.straggler_rank >= measured.plan.ranks:
+                raise RefusedError(
+                    f"there is no rank {changes.straggler_rank}: the plan has ranks 0 to "
+                    f"{measured.plan.ranks - 1}",
+                    field="straggler_rank",
+                )
+            stragglers = {changes.straggler_rank: changes.straggler_factor}
+        simulated = predict(
+            measured.plan,
+            fidelity=STAGE,
+            stages=measured.stages,
+            memory=measured.memory,
+            steps=_steps(measured, changes),
+            jitter=changes.jitter,
+            seed=changes.seed,
+            stragglers=stragglers,
+            spans=detailed,
+        )
+        return measured.plan, simulated
+
+    def figures(self, digest: str, plan: Plan, changes: WhatIfs) -> dict[str, Any]:
+        """Figures of the changed plan and of the plan as it is, both at stage fidelity.
+
+        Parameters
+        ----------
+        digest, plan, changes
+            As for `measured`.
+        """
+        base = _figures(*self.simulated(digest, plan, WhatIfs()))
+        changed = _figures(*self.simulated(digest, plan, changes), averaged=changes.jitter > 0)
+        return {"base": base, "changed": changed}
+
+
+def _steps(measured: MeasuredPlan, changes: WhatIfs) -> int:
+    """Steps to simulate: three where all are alike, else as many as events allow."""
+    if not changes.jitter:
+        return 3
+    firings = measured.firings * min(SAMPLED, measured.plan.mesh.devices)
+    if STEPS_MIN * firings > FIRINGS_REFUSED:
+        raise RefusedError(
+            f"a step of this plan with jitter has {firings:,} events, too many to follow a slider: "
+            f"ask `millrace simulate --jitter {changes.jitter:g}`",
+            field="jitter",
+        )
+    return min(max(FIRINGS_MAX // max(firings, 1), STEPS_MIN), STEPS_MAX)
+
+
+def _figures(plan: Plan, simulated: Simulated, *, averaged: bool = False) -> dict[str, Any]:
+    """Figures of one simulation; `averaged` over its steps but the first and the last."""
+    step_time_ns = float(simulated.step_time_ns)
+    ends_ns = np.asarray(simulated.trace.step_end_ns).max(axis=0)  # [steps], of the slowest rank
+    if averaged and len(ends_ns) > STEPS_MIN + 1:
+        step_time_ns = float(np.diff(ends_ns[:-1]).mean())
+    if step_time_ns <= 0:
+        raise PlanError("the simulated step has no length")
+    step_time_s = step_time_ns / 1e9
+    return {
+        "step_time_s": step_time_s,
+        **speed(plan, step_time_s)._asdict(),
+        "bubble_fraction": simulated.bubble_fraction,
+        "exposed_communication_s": simulated.exposed_communication_ns / 1e9,
+        "memory_bytes_max": simulated.memory_bytes_max,
+        **simulated_spending(plan, simulated),
+        "shortage": shortage(plan, simulated.memory_by_kind) or None,
+        "busy_by_stage": list(simulated.busy_by_stage),
+        "global_batch": plan.global_batch,
+        "fidelity": simulated.fidelity,
+    }
