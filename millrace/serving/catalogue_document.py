@@ -19,10 +19,12 @@ def catalogue_document() -> dict[str, Any]:
     """Models, devices, networks, frameworks and closed words, with the bounds of a question."""
     from millrace.models.zoo.catalogue import NAMES
     from millrace.planner.clusters import names, reference_node
+    from millrace.planner.clusters.cluster_files import canonical
     from millrace.planner.clusters.fabrics import fabrics
     from millrace.planner.frameworks.framework_tables import frameworks
 
     nodes = [(name, reference_node(name)) for name in names()]
+    short = {name.partition("-")[0] for name, _ in nodes}
     return {
         "models": list(NAMES),
         "devices": [
@@ -36,6 +38,7 @@ def catalogue_document() -> dict[str, Any]:
             for name, node in nodes
             if node.cores_per_node is None and not name.startswith("cpu-")
         ],
+        "aliases": {text: canonical(text) for text in sorted(short - {"cpu"})},
         "networks": [fabric.name for fabric in fabrics().values() if not fabric.inside],
         "frameworks": list(dict.fromkeys([*frameworks(), "any"])),
         "precisions": list(PRECISIONS),

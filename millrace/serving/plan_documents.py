@@ -36,6 +36,7 @@ def plan_document(plan: Plan, question: Mapping[str, Any]) -> dict[str, Any]:
         "candidates": None if evidence is None else evidence.candidates,
         "pruned": None if evidence is None else evidence.pruned,
         "idle": idle_devices(plan),
+        "overlap": plan.cluster.software.overlap,
         "cluster": {
             "name": plan.cluster.name,
             "device": plan.cluster.device.name,
