@@ -1,0 +1,202 @@
+"""Files of a torchtitan job: a Python module with its configuration, and what starts it."""
+
+import math
+from pathlib import Path
+from pprint import pformat
+from typing import Any
+
+from millrace.trainers.header import header_of
+from millrace.trainers.job import TrainingJob
+from millrace.trainers.torchtitan.job_settings import (
+    CHECKPOINTS,
+    DISPATCHERS,
+    PRECISIONS,
+    settings_of,
+    unsaid_of,
+)
+from millrace.trainers.torchtitan.model_sizes import ROPE_DEFAULTS, sizes_of, unheard
+from millrace.trainers.torchtitan.settings_table import NEWEST
+from millrace.trainers.trainer import WrittenSettings
+
+MODULE, FUNCTION = "millrace_job", "job"
+MODEL_MODULE = Path(__file__).with_name("model_module.txt")
+# What the linear layers of each converter leave alone: the head, which plans compute in 16 bits.
+CONVERTED = {
+    "Float8LinearConverter": 'filter_fqns=["lm_head"], model_compile_enabled=True',
+    "MXFP8LinearConverter": 'fqns=["layers"], model_compile_enabled=True',
+    "NVFP4LinearConverter": 'fqns=["layers"], model_compile_enabled=True',
+    "Float8GroupedExpertsConverter": "model_compile_enabled=True",
+    "MXFP8GroupedExpertsConverter": "model_compile_enabled=True",
+}
+
+
+def write(job: TrainingJob) -> WrittenSettings:
+    """Files and arguments of a job.
+
+    Parameters
+    ----------
+    job : TrainingJob
+        Of a decoder.
+
+    Raises
+    ------
+    InfeasibleError
+        Torchtitan cannot run it.
+    """
+    sizes = sizes_of(job.model)
+    settings = settings_of(job)
+    unsaid = [*unsaid_of(job), *unheard(job.model)]
+    converters = _converters(job)
+    if "num_experts" in sizes and PRECISIONS[job.model.precision][1] and len(converters) == 1:
+        unsaid.append(f"products of experts stay in bf16: it has no {job.model.precision} for them")
+    checkpoint = CHECKPOINTS[job.pins.recompute or "none"]
+    return WrittenSettings(
+        files={
+            f"{MODULE}.py": _module_text(job, sizes, settings, converters, checkpoint),
+            "launch.sh": _launch_text(job),
+        },
+        arguments=("--module", MODULE, "--config", FUNCTION, *_overrides(settings, checkpoint)),
+        unsaid=tuple(unsaid),
+    )
+
+
+def _converters(job: TrainingJob) -> list[str]:
+    linear = PRECISIONS[job.model.precision][1]
+    experts = bool(job.model.config.get("experts"))
+    return [name for name in (linear if experts else linear[:1]) if name]
+
+
+def _overrides(settings: dict[str, Any], checkpoint: str | None) -> list[str]:
+    """Settings as the command line takes them; lists of lists it cannot be told."""
+    words = []
+    for name, value in settings.items():
+        if isinstance(value, bool):
+            section, _, field = name.rpartition(".")
+            words.append(f"--{section}.{field}" if value else f"--{section}.no_{field}")
+        elif name != "parallelism.module_fqns_per_model_part":
+            words += [f"--{name}", ",".join(value) if isinstance(value, list) else str(value)]
+    policy = {None: "none", "SelectiveAC": "selective", "FullAC": "full"}[checkpoint]
+    return [*words, f"activation_checkpoint:{policy}"]
+
+
+def _launch_text(job: TrainingJob) -> str:
+    nodes = "" if job.nodes == 1 else f" on each of the {job.nodes} nodes, MASTER_ADDR the first"
+    return f"""#!/bin/sh
+{header_of(job)}
+# Starts torchtitan {NEWEST}{nodes}.
+# HF_ASSETS is the folder of the tokenizer, DATASET one of torchtitan's data sets.
+export PYTHONPATH="$(dirname "$0"):$PYTHONPATH"
+torchrun --nnodes {job.nodes} --nproc-per-node {job.devices_per_node} \\
+    --rdzv-backend c10d --rdzv-endpoint "${{MASTER_ADDR:-localhost}}:${{MASTER_PORT:-29500}}" \\
+    -m torchtitan.train --module {MODULE} --config {FUNCTION} "$@"
+"""
+
+
+def _module_text(
+    job: TrainingJob,
+    sizes: dict[str, Any],
+    settings: dict[str, Any],
+    converters: list[str],
+    checkpoint: str | None,
+) -> str:
+    qwen = "num_experts" in sizes or sizes["qk_norm"]
+    name, model = ("qwen3", "Qwen3") if qwen else ("llama3", "Llama3")
+    parallelize = "parallelize_qwen3" if qwen else "parallelize_llama"
+    words = sorted(set(ROPE_DEFAULTS) & set(sizes))
+    backend = DISPATCHERS[job.pins.dispatcher or "alltoall"]
+    hook = "register_moe_load_balancing_hook" if "num_experts" in sizes else "None"
+    quantized = ", ".join(f"{x}.Config({CONVERTED[x]})" for x in converters)
+    imports = _imports(name, model, parallelize, converters)
+    title = f"{job.model.name} for torchtitan {NEWEST}: --module {MODULE} --config {FUNCTION}"
+    return f'''"""{title}."""
+{header_of(job)}
+
+{imports}
+SIZES = {pformat(sizes, sort_dicts=False, width=96)}
+ROPE_WORDS = {tuple(words)!r}
+RESIDUAL_STD = SIZES["init_std"] / (2 * SIZES["n_layers"]) ** 0.5
+ATTENTION_BACKEND = "flex"
+EXPERT_BACKEND, EXPERT_PARALLEL = "{backend}", {settings["parallelism.expert_parallel_degree"]}
+CONVERTERS = [{quantized}]
+NAME, FLAVOR = "{name}", {job.model.name!r}
+MODEL, BLOCK, PARALLELIZE = {model}Model, {model}TransformerBlock, {parallelize}
+POST_OPTIMIZER = {hook}
+
+
+def {FUNCTION}():
+    return Trainer.Config(
+        model_spec=model_spec(),
+        hf_assets_path=os.environ.get("HF_ASSETS", "./assets/hf/{job.model.name}"),
+        dataloader=HuggingFaceTextDataLoader.Config(dataset=os.environ.get("DATASET", "c4")),
+        loss=CrossEntropyLoss.Config(global_vocab_size=SIZES["vocab_size"]),
+        optimizer=default_adamw({_optimizer(job)}),
+        lr_scheduler=LRSchedulersContainer.Config({_keywords(settings, "lr_scheduler")}),
+        training=TrainingConfig({_keywords(settings, "training")}),
+        parallelism=ParallelismConfig({_keywords(settings, "parallelism")}),
+        activation_checkpoint={f"{checkpoint}.Config()" if checkpoint else None},
+        compile=CompileConfig({_keywords(settings, "compile")}),
+    )
+
+
+{MODEL_MODULE.read_text("utf-8")}'''
+
+
+def _optimizer(job: TrainingJob) -> str:
+    training = job.training
+    return (
+        f"lr={training.learning_rate!r}, betas=({training.beta1!r}, {training.beta2!r}), "
+        f"eps={training.epsilon!r}, weight_decay={training.weight_decay!r}"
+    )
+
+
+def _keywords(settings: dict[str, Any], section: str) -> str:
+    """Keyword arguments of a section, one a line."""
+    lines = "".join(
+        f"\n            {name.partition('.')[2]}={_literal(value)},"
+        for name, value in settings.items()
+        if name.startswith(f"{section}.")
+    )
+    return f"{lines}\n        "
+
+
+def _literal(value: Any) -> str:
+    return 'float("inf")' if value == math.inf else repr(value)
+
+
+def _imports(name: str, model: str, parallelize: str, converters: list[str]) -> str:
+    quantization = (
+        f"from torchtitan.components.quantization import {', '.join(converters)}\n"
+        if converters
+        else ""
+    )
+    return f"""import os
+from functools import partial
+
+import torch.nn as nn
+
+from torchtitan.components.loss import CrossEntropyLoss
+from torchtitan.components.optimizer import (
+    LRSchedulersContainer,
+    default_adamw,
+    register_moe_load_balancing_hook,
+)
+{quantization}from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
+from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+from torchtitan.distributed.pipeline_parallel import pipeline_llm
+from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
+from torchtitan.models.common import ComplexRoPE, CosSinRoPE, Embedding, Linear
+from torchtitan.models.common.config_utils import (
+    get_attention_config,
+    make_ffn_config,
+    make_gqa_config,
+    make_moe_config,
+    make_routed_experts_config,
+    make_router_config,
+)
+from torchtitan.models.common.nn_modules import RMSNorm
+from torchtitan.models.common.param_init import skip_param_init
+from torchtitan.models.{name}.model import {model}Model, {model}TransformerBlock
+from torchtitan.models.{name}.parallelize import {parallelize}
+from torchtitan.protocols.model_spec import ModelSpec
+from torchtitan.trainer import Trainer
+"""
