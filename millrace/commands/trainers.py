@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from millrace.commands import completion
+from millrace.commands.options import completion
 from millrace.output import Json, answer, say, working
 
 if TYPE_CHECKING:

@@ -4,13 +4,12 @@ from functools import cache
 from typing import Any
 
 from millrace.models.builder import PRECISIONS
+from millrace.palette import HUES, LIGHT, MEMORY_KINDS, PHASES
 from millrace.planner.frameworks.capabilities import DISPATCHERS, MODES
 from millrace.planner.memory import DEFAULT_RESERVE
 from millrace.planner.schedules import SCHEDULES
-from millrace.reporting.areas import KINDS
-from millrace.reporting.bars import HOST, LAUNCH, MOVING, WAITING
+from millrace.reporting.bars import HOST, LAUNCH, MOVING
 from millrace.serving import questions
-from millrace.traces.timeline import COLOURS
 from millrace.units import format_percent
 
 
@@ -53,9 +52,9 @@ def catalogue_document() -> dict[str, Any]:
             "seq_len": questions.SEQ_LEN_MAX,
         },
         "colours": {
-            "phases": COLOURS,
-            "memory": KINDS,
-            "moving": list(MOVING),
-            "waiting": {LAUNCH: HOST, "bubble": WAITING},
+            "phases": {phase: HUES[hue] for phase, hue in PHASES.items()},
+            "memory": {kind: HUES[hue] for kind, hue in MEMORY_KINDS.items()},
+            "moving": [HUES[hue] for hue in MOVING],
+            "waiting": {LAUNCH: HUES[HOST], "bubble": LIGHT.mist},
         },
     }

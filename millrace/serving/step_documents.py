@@ -9,10 +9,11 @@ from typing import Any
 
 from millrace.figures import speed
 from millrace.models.zoo.catalogue import unit_of
+from millrace.palette import HUES, LIGHT
 from millrace.planner.plan import Plan
 from millrace.reporting import report_rows
 from millrace.reporting.areas import drawn_bytes
-from millrace.reporting.bars import bar_colours, moving_colours, stage_pieces, step_timeline
+from millrace.reporting.bars import bar_hues, moving_hues, stage_pieces, step_timeline
 from millrace.simulator.account import Account, MemoryTimeline, account_of
 from millrace.simulator.account.memory import window_of
 from millrace.simulator.simulate import Simulated
@@ -118,9 +119,9 @@ def _moments(course: MemoryTimeline, rows: Mapping[str, Sequence[int]], step_ns:
 
 def breakdown_document(account: Account) -> dict[str, Any]:
     """Pieces of the step of every stage, in nanoseconds, and the colour of each piece."""
-    moving = moving_colours(account)
+    moving = moving_hues(account)
     return {
-        "colours": bar_colours(account),
+        "colours": {name: HUES.get(hue, LIGHT.mist) for name, hue in bar_hues(account).items()},
         "stages": [
             {
                 "stage": stage.stage,

@@ -10,8 +10,7 @@ from millrace.trainers.torchtitan import TORCHTITAN
 from millrace.trainers.trainer import SettingsError, SettingsSource, Trainer
 
 TRAINERS: dict[str, Trainer] = {
-    trainer.name: trainer
-    for trainer in (MEGATRON_CORE, TORCHTITAN, NANOTRON)
+    trainer.name: trainer for trainer in (MEGATRON_CORE, TORCHTITAN, NANOTRON)
 }
 
 

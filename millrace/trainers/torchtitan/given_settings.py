@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from millrace.trainers.scripts.launched import Launch, launches
+from millrace.trainers.scripts.launched import LaunchedProgram, launches
 from millrace.trainers.torchtitan.python_module import (
     NOT_EVALUATED,
     ConfigCall,
@@ -51,7 +51,7 @@ class GivenSettings:
         What sends tokens to experts: standard, deepep or hybridep.
     classes : dict
         Names of the classes of sections that have several.
-    launch : Launch or None
+    launch : LaunchedProgram or None
         What starts it.
     """
 
@@ -62,7 +62,7 @@ class GivenSettings:
     converters: tuple[str, ...] = ()
     expert_backend: str = "standard"
     classes: dict[str, str] = field(default_factory=dict)
-    launch: Launch | None = None
+    launch: LaunchedProgram | None = None
 
     def get(self, name: str) -> Any:
         """Value of a setting, or its default."""
@@ -121,8 +121,8 @@ def given_settings(source: SettingsSource) -> GivenSettings:
     return given
 
 
-def _launch_of(source: SettingsSource) -> tuple[Launch | None, dict[str, str]]:
-    """Launch of torchtitan's program, or of its script, and what its environment sets."""
+def _launch_of(source: SettingsSource) -> tuple[LaunchedProgram | None, dict[str, str]]:
+    """LaunchedProgram of torchtitan's program, or of its script, and what its environment sets."""
     for launch in launches(source):
         if PROGRAM.search(launch.program):
             return launch, {}
@@ -135,7 +135,7 @@ def _launch_of(source: SettingsSource) -> tuple[Launch | None, dict[str, str]]:
         devices = int(pairs["NGPU"]) if pairs.get("NGPU", "").isdigit() else 8
         spelled = {"MODULE": "module", "CONFIG": "config", "CONFIG_FILE": "job.config_file"}
         return (
-            Launch(program=hit[0], arguments=arguments, nodes=1, devices_per_node=devices),
+            LaunchedProgram(program=hit[0], arguments=arguments, nodes=1, devices_per_node=devices),
             {spelled[key]: value for key, value in pairs.items() if key in spelled},
         )
     return None, {}
