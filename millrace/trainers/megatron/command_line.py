@@ -16,7 +16,7 @@ from millrace.trainers.megatron.argument_table import (
     option_of,
     words_of,
 )
-from millrace.trainers.megatron.job_reading import read_job
+from millrace.trainers.megatron.job_of_arguments import read_job
 from millrace.trainers.megatron.job_values import MEGATRON, job_values
 from millrace.trainers.scripts.launched import LaunchedProgram, launches
 from millrace.trainers.trainer import (

@@ -27,7 +27,7 @@ class SettingRow(msgspec.Struct, frozen=True, kw_only=True):
     choices: tuple[object, ...] = ()
 
 
-class SettingsTable(msgspec.Struct, frozen=True, kw_only=True):
+class SettingNames(msgspec.Struct, frozen=True, kw_only=True):
     """Table of settings by class; `older` has those that only older versions know."""
 
     version: str
@@ -38,10 +38,10 @@ class SettingsTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @cache
-def settings_table() -> SettingsTable:
+def settings_table() -> SettingNames:
     """Table that is committed beside this file."""
     file = resources.files("millrace.trainers.nanotron") / "settings.json"
-    return msgspec.json.decode(file.read_bytes(), type=SettingsTable)
+    return msgspec.json.decode(file.read_bytes(), type=SettingNames)
 
 
 def check_names(document: Mapping[str, Any], where: str) -> None:
