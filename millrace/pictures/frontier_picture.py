@@ -19,7 +19,7 @@ def draw_frontier(document: Mapping[str, Any], path: Path) -> None:
     Parameters
     ----------
     document : mapping
-        What `millrace.api.recommend` returns.
+        What `millrace recommend --json` has.
     path : Path
         A name that ends in .png, .svg, .pdf or .html.
 

@@ -17,7 +17,7 @@ def draw_scaling(rows: Sequence[dict[str, Any]], path: Path) -> None:
     Parameters
     ----------
     rows : sequence of dict
-        Rows of `millrace.api.scale`.
+        Rows of a sweep.
     path : Path
         A name that ends in .png, .svg, .pdf or .html.
 
@@ -39,7 +39,7 @@ def scaling_picture(rows: Sequence[dict[str, Any]], theme: Theme = LIGHT) -> Pic
     Parameters
     ----------
     rows : sequence of dict
-        Rows of `millrace.api.scale`.
+        Rows of a sweep.
     theme : Theme
         Colours of the page it stands on.
     """
