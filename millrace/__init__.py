@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from millrace.api.comparison_results import compare as compare
     from millrace.api.explanations import ExplanationResult as ExplanationResult
     from millrace.api.graphs import build as build
+    from millrace.api.improvement_results import ImprovementResult as ImprovementResult
+    from millrace.api.improvement_results import improve as improve
     from millrace.api.plan_figures import PlanChoices as PlanChoices
     from millrace.api.plan_figures import PlanPrediction as PlanPrediction
     from millrace.api.plan_results import PlanResult as PlanResult
@@ -56,6 +58,7 @@ _NAMES_BY_MODULE = {
     "api.comparison_results": ("ComparisonResult", "compare"),
     "api.explanations": ("ExplanationResult",),
     "api.graphs": ("build",),
+    "api.improvement_results": ("ImprovementResult", "improve"),
     "api.plan_figures": ("PlanChoices", "PlanPrediction"),
     "api.plan_results": ("PlanResult", "load", "plan"),
     "api.profile_results": ("ProfileResult", "profile"),

@@ -63,6 +63,7 @@ def filled_app() -> typer.Typer:
         comparing,
         demo,
         help_pages,
+        improving,
         planning,
         profiling,
         recommending,
@@ -73,8 +74,8 @@ def filled_app() -> typer.Typer:
         validating,
     )
 
-    jobs = (demo, planning, scaling, recommending, serving, running, comparing, trainers)
-    for group in (*jobs, profiling, validating, catalogues):
+    jobs = (demo, planning, scaling, recommending, serving, running, comparing)
+    for group in (*jobs, trainers, improving, profiling, validating, catalogues):
         group.register(app)
     help_pages.arrange(app)
     return app

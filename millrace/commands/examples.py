@@ -35,6 +35,13 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("its schedule as a picture", "millrace show plan.json --picture step.svg --of schedule"),
         ("the difference of two plans", "millrace show plan.json other.json"),
     ),
+    "improve": (
+        (
+            "what to change first in a script that takes 6.1 s a step on H100",
+            "millrace improve train_llama3_8b.sh --cluster h100 --nodes 4 --measured 6.1",
+        ),
+        ("the same of an exported plan", "millrace improve titan --changes-only"),
+    ),
     "export": (
         ("Megatron-LM's launch script of a plan", "millrace export plan.json --to megatron-core"),
         ("all its files in a folder", "millrace export plan.json --to torchtitan -o titan"),

@@ -20,7 +20,7 @@ COMMANDS: Sections = {
     "Plan": ("plan", "show", "scale", "recommend"),
     "Predict": ("simulate",),
     "Run and compare": ("run", "compare"),
-    "Other trainers": ("export", "import-config"),
+    "Other trainers": ("improve", "import-config", "export"),
     "Look up and measure": ("models", "clusters", "profile", "validate"),
 }
 PINNED = "Pins: what is left out, the search decides"

@@ -1,10 +1,12 @@
 """Questions of jobs: the model, cluster, batch and pins with which the planner is asked of one."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from millrace.api.plan_search import search
 from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.planner.cluster import Cluster
 from millrace.planner.errors import ClusterError
@@ -13,6 +15,8 @@ from millrace.planner.search import Pins
 from millrace.published.framework_of_row import as_set
 from millrace.trainers.job import TrainingJob
 from millrace.trainers.trainer import SettingsError
+
+UNLIMITED = 10**15  # bytes: the job runs, whatever the account of its memory says
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +88,40 @@ def question_of(job: TrainingJob, cluster: Cluster) -> JobQuestion:
         global_batch=job.global_batch,
         pins=job.pins,
     )
+
+
+def planned_as_stated(
+    job: TrainingJob, cluster: Cluster, progress: Callable[[str], None] | None = None
+) -> Plan:
+    """Plan that a job runs, whether or not it is thought to fit.
+
+    Parameters
+    ----------
+    job : TrainingJob
+        With all its choices as pins.
+    cluster : Cluster
+        Its devices, with its framework as software.
+    progress : callable, optional
+        Called with a sentence about how far the search is.
+
+    Raises
+    ------
+    ClusterError
+        The cluster has another number of devices.
+    InfeasibleError
+        The choices contradict each other.
+    """
+    asked = question_of(job, cluster)
+    plan = search(
+        asked.model,
+        asked.cluster,
+        asked.global_batch,
+        training=asked.training,
+        pins=asked.pins,
+        memory_limit_bytes=UNLIMITED,
+        progress=progress,
+    )
+    return replace(as_split(plan, job), memory_limit_bytes=0)
 
 
 def as_split(plan: Plan, job: TrainingJob) -> Plan:

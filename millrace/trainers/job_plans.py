@@ -1,21 +1,20 @@
-"""Plans of jobs that settings describe: the search with every choice pinned."""
+"""Plans of jobs that settings describe, on the devices that they or the user name."""
 
 from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from millrace import api
+from millrace.figures import prediction_of
 from millrace.planner.plan import Plan
-from millrace.trainers.asking import as_split, cluster_text, question_of
+from millrace.requested_cluster import cluster_of, with_software
+from millrace.trainers.asking import cluster_text, planned_as_stated
 from millrace.trainers.job import TrainingJob
-
-UNLIMITED = 10**15  # bytes: the job runs, whatever the account of its memory says
 
 
 def plan_of_job(
-    job: TrainingJob, cluster: str | None, told: Callable[[str], None] | None = None
+    job: TrainingJob, cluster: str | None, progress: Callable[[str], None] | None = None
 ) -> Plan:
-    """Plan that a job runs, whether or not it is thought to fit.
+    """Plan that a job runs, with its predicted figures, whether or not it is thought to fit.
 
     Parameters
     ----------
@@ -23,7 +22,7 @@ def plan_of_job(
         With all its choices as pins.
     cluster : str or None
         Its devices, where the job does not say which; see `cluster_text`.
-    told : callable, optional
+    progress : callable, optional
         Called with a sentence about how far the search is.
 
     Raises
@@ -33,17 +32,6 @@ def plan_of_job(
     InfeasibleError
         The choices contradict each other.
     """
-    named = api.cluster(cluster_text(job, cluster), progress=told)
-    asked = question_of(job, api.with_framework(named, job.framework, model=job.model))
-    plan = api.search(
-        asked.model,
-        asked.cluster,
-        asked.global_batch,
-        training=asked.training,
-        pins=asked.pins.document,
-        memory_limit_bytes=UNLIMITED,
-        progress=told,
-    )
-    split = as_split(plan, job)
-    split = replace(split, memory_limit_bytes=0)
-    return split if split.figures else replace(split, figures=api.figures(split))
+    named = cluster_of(cluster_text(job, cluster), None, True, progress)
+    plan = planned_as_stated(job, with_software(named, job.framework), progress)
+    return plan if plan.figures else replace(plan, figures=prediction_of(plan).figures)

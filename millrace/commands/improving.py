@@ -1,0 +1,97 @@
+"""`millrace improve`: a job that runs today, its single changes ranked, and the free plan."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from millrace.commands.trainers import (
+    From,
+    Nodes,
+    OnDevices,
+    PerNode,
+    Settings,
+    Values,
+    read_settings,
+)
+from millrace.output import Json, answer, say, working
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Measured = Annotated[
+    float | None,
+    typer.Option(
+        "--measured",
+        metavar="SECONDS",
+        help="Step time as you measured it: predictions are corrected by it.",
+    ),
+]
+ChangesOnly = Annotated[
+    bool, typer.Option("--changes-only", help="Do not search for the best plan of the trainer.")
+]
+PlanFile = Annotated[
+    Path | None, typer.Option("-o", "--output", help="Write the best plan to this file.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("improve")(improve)
+
+
+def improve(
+    settings: Settings,
+    source: From = None,
+    cluster: OnDevices = None,
+    nodes: Nodes = 0,
+    gpus_per_node: PerNode = 0,
+    values: Values = None,
+    measured: Measured = None,
+    changes_only: ChangesOnly = False,
+    output: PlanFile = None,
+    as_json: Json = False,
+) -> None:
+    """Say what a job that runs today gains from each single change, and from a free plan.
+
+    The job is read as by import-config; every change is planned and simulated.
+    """
+    from millrace.files import check_writable, write_document
+    from millrace.improvement import improved
+    from millrace.improvement.improvement_tables import (
+        change_table,
+        closing_lines,
+        improvement_document,
+        today_lines,
+    )
+    from millrace.planner.clusters import machine_cores
+
+    if output is not None and changes_only:
+        raise typer.BadParameter("--output writes the best plan, which --changes-only leaves out")
+    check_writable(output)
+    read = read_settings(settings, source, nodes, gpus_per_node, values)
+    for sentence in (*read.assumed, *read.unplanned):
+        say(sentence)
+    with working(f"improving {read.job.model.name}") as told:
+        improvement = improved(
+            read.job,
+            cluster,
+            measured_s=measured,
+            free=not changes_only,
+            processes=machine_cores(),
+            progress=told,
+        )
+    if output is not None and improvement.free_plan is not None:
+        write_document(output, improvement.free_plan)
+        say(f"plan written to {output}")
+    document = improvement_document(improvement)
+    document |= {"assumed": list(read.assumed), "unplanned": list(read.unplanned)}
+
+    def draw(console: "Console") -> None:
+        for line in today_lines(improvement):
+            console.print(line, markup=False, soft_wrap=True)
+        console.print(change_table(improvement))
+        for line in closing_lines(improvement):
+            console.print(line, markup=False, soft_wrap=True)
+
+    answer(document, as_json, draw)

@@ -1,0 +1,143 @@
+"""Tables and sentences of an improvement, for a terminal and for a notebook."""
+
+from typing import TYPE_CHECKING, Any
+
+from millrace.drawing import headline
+from millrace.improvement.improving import ChangeOutcome, Improvement
+from millrace.planner.formatting import size
+from millrace.units import format_percent, format_seconds
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+LEAST_SHARE = 0.005  # of a step; what goes to less is not printed
+
+
+def change_document(outcome: ChangeOutcome) -> dict[str, Any]:
+    """Fields of a change as `millrace improve --json` has them."""
+    return {
+        "change": outcome.change.text,
+        "choice": outcome.change.choice,
+        "before": outcome.change.before,
+        "after": outcome.change.after,
+        "step_time_s": outcome.step_time_s,
+        "gain": outcome.gain,
+        "memory_bytes_max": outcome.memory_bytes_max,
+        "spare_bytes": outcome.spare_bytes,
+        "fits": outcome.fits,
+        "risky": outcome.risky,
+        "settings": list(outcome.settings),
+    }
+
+
+def improvement_document(improvement: Improvement) -> dict[str, Any]:
+    """Fields of `millrace improve --json`.
+
+    Parameters
+    ----------
+    improvement : Improvement
+        As `improved` returned it.
+    """
+    free = improvement.free_plan
+    return {
+        "model": improvement.job.model.name,
+        "cluster": improvement.plan.cluster.name,
+        "framework": improvement.job.framework,
+        "predicted_s": improvement.predicted_s,
+        "measured_s": improvement.measured_s,
+        "correction": improvement.correction,
+        "step_time_compared_with": improvement.range_text,
+        "memory_bytes_max": improvement.memory_bytes_max,
+        "spare_bytes": improvement.spare_bytes,
+        "bottlenecks": dict(improvement.bottlenecks),
+        "binding": dict(improvement.binding),
+        "changes": [change_document(outcome) for outcome in improvement.outcomes],
+        "refused": [
+            {"change": change.text, "reason": reason} for change, reason in improvement.refused
+        ],
+        "free_plan": None if free is None else headline(free),
+        "free_gain": improvement.free_gain,
+    }
+
+
+def today_lines(improvement: Improvement) -> list[str]:
+    """Lines on the job as it runs: its step, its memory and what binds.
+
+    Parameters
+    ----------
+    improvement : Improvement
+        As `improved` returned it.
+    """
+    lines = [headline(improvement.plan)]
+    lines.append(f"predicted step time {format_seconds(improvement.predicted_s)}")
+    lines.append(f"  {improvement.range_text}")
+    if improvement.measured_s is not None:
+        lines.append(
+            f"measured step time {format_seconds(improvement.measured_s)}: all predictions below "
+            f"are multiplied by {improvement.correction:.3f}"
+        )
+    lines.append(
+        f"at most {size(improvement.memory_bytes_max)} on a device, "
+        f"{_spare(improvement.spare_bytes)}"
+    )
+    parts = [
+        f"{name} {format_percent(share)}"
+        for name, share in improvement.bottlenecks.items()
+        if share >= LEAST_SHARE
+    ]
+    lines.append(f"the step goes to {', '.join(parts)}")
+    return lines
+
+
+def _spare(spare_bytes: int) -> str:
+    return f"{size(spare_bytes)} to spare" if spare_bytes >= 0 else f"{size(-spare_bytes)} too many"
+
+
+def change_table(improvement: Improvement) -> "Table":
+    """Table of changes, the one that gains most first, those that do not fit last.
+
+    Parameters
+    ----------
+    improvement : Improvement
+        As `improved` returned it.
+    """
+    from rich.table import Table
+
+    table = Table(title="single changes", title_justify="left")
+    table.add_column("change", overflow="fold")
+    for column in ("step", "gain", "memory"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("fits", no_wrap=True)
+    table.add_column("in the trainer's settings", overflow="fold")
+    for outcome in improvement.outcomes:
+        fits = "yes" if not outcome.risky else "barely" if outcome.fits else "no"
+        table.add_row(
+            outcome.change.text,
+            format_seconds(outcome.step_time_s),
+            format_percent(outcome.gain, signed=True),
+            size(outcome.memory_bytes_max),
+            fits,
+            "\n".join(outcome.settings),
+        )
+    return table
+
+
+def closing_lines(improvement: Improvement) -> list[str]:
+    """Lines after the table: what the words of the table mean, and the free plan.
+
+    Parameters
+    ----------
+    improvement : Improvement
+        As `improved` returned it.
+    """
+    lines = []
+    if any(outcome.risky and outcome.fits for outcome in improvement.outcomes):
+        lines.append("barely: it fits, but the reserve for what is not predicted is not left free")
+    free = improvement.free_plan
+    if free is not None and improvement.free_gain is not None:
+        step_s = improvement.predicted_s * (1 - improvement.free_gain) * improvement.correction
+        lines.append(
+            f"the best plan of {improvement.job.framework} that fits: {headline(free)}; "
+            f"{format_seconds(step_s)}, {format_percent(improvement.free_gain, signed=True)}"
+        )
+    return lines

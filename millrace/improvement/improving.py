@@ -1,0 +1,284 @@
+"""A job as it runs, its single changes ranked by what each gains, and its framework's free plan."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from millrace.api.plan_search import search
+from millrace.figures import prediction_of
+from millrace.improvement.single_changes import SingleChange, single_changes
+from millrace.planner.cluster import Cluster
+from millrace.planner.errors import ClusterError, InfeasibleError, PlanError, ProtocolError
+from millrace.planner.frameworks.framework_tables import capabilities
+from millrace.planner.memory import DEFAULT_RESERVE
+from millrace.planner.plan import Plan, Prediction
+from millrace.planner.search import Pins
+from millrace.planner.worker_processes import map_in_processes
+from millrace.published.step_time_range import plan_range
+from millrace.requested_cluster import cluster_of, with_software
+from millrace.scaling.bottlenecks import resources, step_bottlenecks
+from millrace.simulator import SimulationError
+from millrace.trainers.asking import cluster_text, planned_as_stated, question_of
+from millrace.trainers.catalogue import TRAINERS
+from millrace.trainers.job import TrainingJob
+from millrace.trainers.trainer import Trainer
+
+Progress = Callable[[str], None]
+# What a change may be refused for: its choices contradict each other, or nothing can run it.
+REFUSED = (InfeasibleError, PlanError, ClusterError, ProtocolError, SimulationError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeOutcome:
+    """Outcome of one change.
+
+    Attributes
+    ----------
+    change : SingleChange
+        The change.
+    step_time_s : float
+        Seconds of a step with it, corrected by the measured step where there is one.
+    gain : float
+        Share of the step that it saves; below zero where it is slower.
+    memory_bytes_max : int
+        Bytes on the fullest device.
+    spare_bytes : int
+        Bytes that a device has left; below zero where it does not fit.
+    risky : bool
+        The reserve is not left free: it may not fit once it runs.
+    settings : tuple of str
+        Words of the trainer's command line that are new or other with it.
+    """
+
+    change: SingleChange
+    step_time_s: float
+    gain: float
+    memory_bytes_max: int
+    spare_bytes: int
+    risky: bool
+    settings: tuple[str, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        """True if all of it fits on every device."""
+        return self.spare_bytes >= 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Improvement:
+    """A job as it runs, and what would make it faster.
+
+    Attributes
+    ----------
+    job : TrainingJob
+        As its settings describe it.
+    plan : Plan
+        The plan that it runs.
+    predicted_s : float
+        Seconds of its step as predicted.
+    measured_s : float or None
+        Seconds as they were measured, where the user says; all others are corrected by it.
+    range_text : str
+        How sure the prediction is, in words.
+    memory_bytes_max, spare_bytes : int
+        Bytes on its fullest device, and what is left of it.
+    bottlenecks : mapping
+        Fractions of the step by what they go to, the largest first.
+    binding : mapping
+        The same by resource.
+    outcomes : tuple of ChangeOutcome
+        Changes that can run, the one that gains most first; those that do not fit come last.
+    refused : tuple of (SingleChange, str)
+        Changes that cannot run, with the reason.
+    free_plan : Plan or None
+        The fastest plan of the same framework that fits, with no choice pinned.
+    free_gain : float or None
+        Share of the step that it saves.
+    """
+
+    job: TrainingJob
+    plan: Plan
+    predicted_s: float
+    measured_s: float | None
+    range_text: str
+    memory_bytes_max: int
+    spare_bytes: int
+    bottlenecks: Mapping[str, float]
+    binding: Mapping[str, float]
+    outcomes: tuple[ChangeOutcome, ...]
+    refused: tuple[tuple[SingleChange, str], ...]
+    free_plan: Plan | None
+    free_gain: float | None
+
+    @property
+    def correction(self) -> float:
+        """Factor on all predicted step times: the measured step over the predicted one."""
+        return self.measured_s / self.predicted_s if self.measured_s else 1.0
+
+
+def improved(
+    job: TrainingJob,
+    cluster: str | None = None,
+    *,
+    measured_s: float | None = None,
+    free: bool = True,
+    processes: int = 1,
+    progress: Progress | None = None,
+) -> Improvement:
+    """A job as it runs today, with its single changes ranked, and the free plan.
+
+    Parameters
+    ----------
+    job : TrainingJob
+        As settings describe it.
+    cluster : str, optional
+        Its devices, where the job does not say which (`millrace.trainers.asking.cluster_text`).
+    measured_s : float, optional
+        Seconds of its step as measured, by which all predictions are corrected.
+    free : bool
+        Search for the framework's free plan too, which may take as long as `millrace plan`.
+    processes : int
+        Processes that try changes.
+    progress : callable, optional
+        Called with a sentence about what is being tried.
+
+    Raises
+    ------
+    SettingsError, ClusterError
+        It is not said which devices they are, or there are others.
+    InfeasibleError
+        The job's own choices contradict each other.
+    PlanError
+        The measured step is no positive number of seconds.
+    """
+    if measured_s is not None and not 0 < measured_s < 1e6:
+        raise PlanError(f"--measured {measured_s:g}: expected seconds of a step, above 0")
+    named = with_software(
+        cluster_of(cluster_text(job, cluster), None, True, progress), job.framework
+    )
+    tell = progress or (lambda text: None)
+    tell("planning the job as it runs")
+    plan = planned_as_stated(job, named)
+    today = prediction_of(plan)
+    correction = measured_s / today.step_time_s if measured_s else 1.0
+    runs = capabilities(job.framework)
+    changes = single_changes(job, runs)
+    tell(f"simulating {len(changes)} changes")
+    tried = list(map_in_processes(partial(_tried, named), changes, processes))
+    outcomes = [
+        _outcome(change, prediction, today, named, correction, job)
+        for change, prediction in zip(changes, tried, strict=True)
+        if isinstance(prediction, Prediction)
+    ]
+    refused = tuple(
+        (change, text) for change, text in zip(changes, tried, strict=True) if isinstance(text, str)
+    )
+    bottlenecks = step_bottlenecks(plan)
+    free_plan = _free_plan(job, named, progress) if free else None
+    free_step = None if free_plan is None else prediction_of(free_plan).step_time_s
+    return Improvement(
+        job=job,
+        plan=plan,
+        predicted_s=today.step_time_s,
+        measured_s=measured_s,
+        range_text=plan_range(plan, today.step_time_s)[1],
+        memory_bytes_max=int(today.memory_bytes_max or 0),
+        spare_bytes=_device_bytes(named) - int(today.memory_bytes_max or 0),
+        bottlenecks=bottlenecks,
+        binding=resources(bottlenecks),
+        outcomes=tuple(sorted(outcomes, key=lambda outcome: (not outcome.fits, -outcome.gain))),
+        refused=refused,
+        free_plan=free_plan,
+        free_gain=None if free_step is None else 1 - free_step / today.step_time_s,
+    )
+
+
+def _tried(cluster: Cluster, change: SingleChange) -> Prediction | str:
+    """Prediction of a change, or why it cannot run."""
+    try:
+        return prediction_of(planned_as_stated(change.job, cluster))
+    except REFUSED as error:
+        return str(error)
+
+
+def _outcome(
+    change: SingleChange,
+    prediction: Prediction,
+    today: Prediction,
+    cluster: Cluster,
+    correction: float,
+    job: TrainingJob,
+) -> ChangeOutcome:
+    needed = int(prediction.memory_bytes_max or 0)
+    room = _device_bytes(cluster)
+    return ChangeOutcome(
+        change=change,
+        step_time_s=prediction.step_time_s * correction,
+        gain=1 - prediction.step_time_s / today.step_time_s,
+        memory_bytes_max=needed,
+        spare_bytes=room - needed,
+        risky=needed > room * (1 - DEFAULT_RESERVE.fraction),
+        settings=_settings(job, change.job),
+    )
+
+
+def _device_bytes(cluster: Cluster) -> int:
+    return min(group.device.memory_bytes for group in cluster.groups)
+
+
+def _settings(before: TrainingJob, after: TrainingJob) -> tuple[str, ...]:
+    """Words by which the trainer's settings of two jobs differ, as the second has them."""
+    trainer = trainer_by_framework(before.framework)
+    if trainer is None:
+        return ()
+    try:
+        words = [_arguments(trainer.write(job).arguments) for job in (before, after)]
+    except InfeasibleError:
+        return ()
+    before_words, after_words = words
+    added = [
+        f"{name} {value}".strip()
+        for name, value in after_words.items()
+        if before_words.get(name) != value
+    ]
+    return (*added, *(f"without {name}" for name in before_words if name not in after_words))
+
+
+def trainer_by_framework(framework: str) -> Trainer | None:
+    """Trainer whose settings a framework's plans are written as; None where there is none.
+
+    Parameters
+    ----------
+    framework : str
+        A record of `frameworks.toml`.
+    """
+    return next((t for t in TRAINERS.values() if framework in t.frameworks), None)
+
+
+def _arguments(words: Sequence[str]) -> dict[str, str]:
+    """Values of a command line by option."""
+    values: dict[str, str] = {}
+    name = ""
+    for word in words:
+        if word.startswith("--"):
+            name, _, value = word.partition("=")
+            values[name] = value
+        elif name:
+            values[name] = f"{values[name]} {word}".strip()
+    return values
+
+
+def _free_plan(job: TrainingJob, cluster: Cluster, progress: Progress | None) -> Plan | None:
+    """Fastest plan of the framework that fits; None where none does."""
+    asked = question_of(job, cluster)
+    try:
+        return search(
+            asked.model,
+            cluster,
+            asked.global_batch,
+            training=asked.training,
+            pins=Pins(),
+            progress=progress,
+        )
+    except InfeasibleError:
+        return None
