@@ -60,13 +60,17 @@ def cluster(
     return named if framework is None else with_software(named, framework)
 
 
-def opened_cluster(cluster: str | Cluster, progress: Progress | None = None) -> Cluster:
+def opened_cluster(
+    cluster: str | Cluster, profile: Path | None = None, progress: Progress | None = None
+) -> Cluster:
     """Cluster of an argument that is one, or its text.
 
     Parameters
     ----------
     cluster : str or Cluster
         The argument.
+    profile : Path, optional
+        A device profile for a cluster that is named by its text.
     progress : callable, optional
         Called with a sentence where this machine is measured.
 
@@ -75,4 +79,4 @@ def opened_cluster(cluster: str | Cluster, progress: Progress | None = None) -> 
     ClusterError, FileError, InfeasibleError, ExecutorError
         As `millrace.api.clusters.cluster` says.
     """
-    return cluster if isinstance(cluster, Cluster) else cluster_of(cluster, None, True, progress)
+    return cluster if isinstance(cluster, Cluster) else cluster_of(cluster, profile, True, progress)

@@ -6,10 +6,10 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from millrace.api.clusters import Progress, opened_cluster
+from millrace.api.clusters import Progress
 from millrace.api.explanations import ExplanationResult
 from millrace.api.plan_figures import PlanChoices, PlanPrediction
-from millrace.api.plan_search import check_question, search, searched_again
+from millrace.api.plan_search import opened_question, search, searched_again
 from millrace.api.views import ResultView, result_html, result_text, table_view
 from millrace.figures import idle_devices, plan_summary
 from millrace.files import load_plan, write_document
@@ -20,8 +20,6 @@ from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.cluster import Cluster
 from millrace.planner.clusters.doubts import profile_warning
 from millrace.planner.plan import MAX_GAP, Evidence, Plan
-from millrace.planner.token_cost import check_known
-from millrace.requested_cluster import is_local, usual_precision, with_software
 from millrace.units import format_percent, format_rate, format_seconds
 
 if TYPE_CHECKING:
@@ -278,20 +276,16 @@ def plan(
     """
     from millrace.planner.search.report import SearchLog
 
-    here = isinstance(cluster, str) and is_local(cluster)
-    named = None if here else opened_cluster(cluster, progress)
-    precision = precision or (usual_precision(named, model) if isinstance(model, str) else None)
-    spec = check_question(
+    spec, on = opened_question(
         model,
+        cluster,
         seq_len=seq_len,
         precision=precision,
+        framework=framework,
         pins=pins,
         optimize_for=optimize_for,
         progress=progress,
     )
-    on = named or opened_cluster(cluster, progress)  # this machine is measured last
-    on = with_software(on, framework, unit_of(spec))
-    check_known(on, optimize_for)
     began, log = perf_counter(), SearchLog(clock=perf_counter, top=top)
     chosen = search(
         spec,

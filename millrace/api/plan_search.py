@@ -3,24 +3,26 @@
 Documents in, documents out: `millrace.plan` opens its arguments and asks here, and so do sweeps.
 """
 
-from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from millrace.api.clusters import Progress, opened_cluster
 from millrace.figures import prediction_of
 from millrace.importing import open_checked
 from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.models.zoo.catalogue import unit_of
 from millrace.planner.cluster import Cluster
 from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.plan import MAX_GAP, Plan
+from millrace.planner.token_cost import check_known, check_objective
+from millrace.requested_cluster import is_local, usual_precision, with_software
 
 if TYPE_CHECKING:
     from millrace.planner.search import Pins
     from millrace.planner.search.report import SearchLog
     from millrace.planner.search.report.search_log import SearchResult
-
-Progress = Callable[[str], None]
 
 
 def check_question(
@@ -56,8 +58,6 @@ def check_question(
     InfeasibleError
         A pin asks for what this version cannot do.
     """
-    from millrace.planner.token_cost import check_objective
-
     check_objective(optimize_for)
     checked_pins(pins)
     if isinstance(model, str):
@@ -69,6 +69,57 @@ def check_question(
                 f"{getattr(model, name)}: leave it out, or open the model anew"
             )
     return model
+
+
+def opened_question(
+    model: str | ModelSpec,
+    cluster: str | Cluster,
+    *,
+    seq_len: int | None = None,
+    precision: str | None = None,
+    framework: str | None = None,
+    pins: "Pins | None" = None,
+    optimize_for: str = "throughput",
+    profile: Path | None = None,
+    progress: Progress | None = None,
+) -> tuple[ModelSpec, Cluster]:
+    """Model and cluster of a question; all else is checked before this machine is measured.
+
+    Parameters
+    ----------
+    model, cluster, seq_len, precision, framework, pins, optimize_for
+        As for `millrace.api.plan_results.plan`.
+    profile : Path, optional
+        Device profile of a cluster that is named by its text.
+    progress : callable, optional
+        Called with a sentence where something takes long, or was noticed.
+
+    Returns
+    -------
+    tuple of ModelSpec and Cluster
+        In the usual precision, and driven by the usual framework, where none is said.
+
+    Raises
+    ------
+    PlanError, ModelError, ClusterError, InfeasibleError
+        As for `check_question`; the cluster or the framework cannot be understood.
+    """
+    here = isinstance(cluster, str) and is_local(cluster)
+    named = None if here else opened_cluster(cluster, profile, progress)
+    if precision is None and isinstance(model, str):
+        precision = usual_precision(named, model)
+    spec = check_question(
+        model,
+        seq_len=seq_len,
+        precision=precision,
+        pins=pins,
+        optimize_for=optimize_for,
+        progress=progress,
+    )
+    on = named or opened_cluster(cluster, profile, progress)
+    on = with_software(on, framework, unit_of(spec))
+    check_known(on, optimize_for)
+    return spec, on
 
 
 def checked_pins(pins: "Pins | None") -> "Pins":

@@ -25,9 +25,12 @@ class ProfileResult:
     ----------
     device : Device
         The document: tables of kernels and collectives, which `local:N` is planned with.
+    notes : tuple of str
+        Sentences on what the profile is in doubt of, what was not measured or could not be kept.
     """
 
     device: Device
+    notes: tuple[str, ...] = ()
 
     @property
     def flops_per_s(self) -> Mapping[str, float]:
@@ -43,12 +46,6 @@ class ProfileResult:
     def launch_s(self) -> float:
         """Seconds that are added to every firing."""
         return self.device.launch_ns / 1e9
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Sentence on what the profile is in doubt of, where it is."""
-        doubt = profile_doubt(self.device)
-        return () if doubt is None else (doubt,)
 
     @property
     def document(self) -> dict[str, Any]:
@@ -153,7 +150,7 @@ def profile(
         About how long to measure; by default 11 s on cores, and on GPUs until all kernels are
         timed.
     progress : callable, optional
-        Called with a sentence on what is measured, and on what was not reached.
+        Called with a sentence on what is measured.
 
     Raises
     ------
@@ -166,10 +163,14 @@ def profile(
     """
     if device not in MEASURED:
         raise ClusterError(f"--device {device}: expected one of {', '.join(MEASURED)}")
-    return ProfileResult(device=MEASURED[device](ranks, seconds, progress or (lambda text: None)))
+    missed: list[str] = []
+    tell = progress or (lambda text: None)
+    measured_device = MEASURED[device](ranks, seconds, tell, missed.append)
+    notes = filter(None, (profile_doubt(measured_device), *missed))
+    return ProfileResult(device=measured_device, notes=tuple(notes))
 
 
-def _cpus(ranks: int | None, seconds: float | None, tell: Progress) -> Device:
+def _cpus(ranks: int | None, seconds: float | None, tell: Progress, missed: Progress) -> Device:
     """Measured device: one of so many processes on this machine's cores."""
     from millrace.profiling.local_profile import local_profile
 
@@ -177,10 +178,10 @@ def _cpus(ranks: int | None, seconds: float | None, tell: Progress) -> Device:
     count = cores if ranks is None else ranks
     local_cluster(count, cores, machine_memory_bytes())  # refuses what the machine cannot hold
     tell(f"measuring this machine with {count} ranks")
-    return local_profile(count, refresh=True, seconds=seconds, unkept=tell)
+    return local_profile(count, refresh=True, seconds=seconds, unkept=missed)
 
 
-def _gpus(ranks: int | None, seconds: float | None, tell: Progress) -> Device:
+def _gpus(ranks: int | None, seconds: float | None, tell: Progress, missed: Progress) -> Device:
     """Measured device: one of so many GPUs, each in a process of its own: this one touches none."""
     from millrace.executor.gpu.availability import gpus_found, require_gpu
     from millrace.executor.gpu.probing.measuring import cached_gpu_profile
@@ -191,11 +192,11 @@ def _gpus(ranks: int | None, seconds: float | None, tell: Progress) -> Device:
     long = "some two minutes" if seconds is None else f"kernels for {seconds:g} s"
     tell(f"measuring {count} of this machine's GPUs ({long})")
     return cached_gpu_profile(
-        count, needed_by=needed_by, refresh=True, seconds=seconds, missed=tell
+        count, needed_by=needed_by, refresh=True, seconds=seconds, missed=missed
     )
 
 
-MEASURED: dict[str, Callable[[int | None, float | None, Progress], Device]] = {
+MEASURED: dict[str, Callable[[int | None, float | None, Progress, Progress], Device]] = {
     "cpu": _cpus,
     "gpu": _gpus,
 }

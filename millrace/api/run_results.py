@@ -165,7 +165,7 @@ class RunResult:
         return result_html(self.view)
 
 
-def check_options(
+def _check_options(
     *,
     learning_rate: float | None,
     weights: Path | None,
@@ -173,18 +173,7 @@ def check_options(
     checkpoint_every: int | None,
     resume: bool,
 ) -> None:
-    """Refuse options of a run that do not go together.
-
-    Parameters
-    ----------
-    learning_rate, weights, checkpoint, checkpoint_every, resume
-        As for `run`.
-
-    Raises
-    ------
-    PlanError
-        A learning rate is not above 0, or an option of saving needs another or forbids it.
-    """
+    """Refuse a learning rate that is none, and options of saving that do not go together."""
     if learning_rate is not None and not 0 < learning_rate < inf:
         raise PlanError(f"--lr {learning_rate}: expected a learning rate above 0")
     if resume and checkpoint is None:
@@ -268,7 +257,7 @@ def run(
 
     where = Backend(name=backend, eager=eager, loopback=loopback, deterministic=deterministic)
     initial, folder = (None if name is None else Path(name) for name in (weights, checkpoint))
-    check_options(
+    _check_options(
         learning_rate=learning_rate,
         weights=initial,
         checkpoint=folder,

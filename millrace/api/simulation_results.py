@@ -1,7 +1,7 @@
 """`millrace.simulate`: a plan on simulated time, where it was planned for or elsewhere."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from millrace.files import write_trace
 from millrace.models.zoo.catalogue import unit_of
 from millrace.planner.actors.trace import Trace
 from millrace.planner.cluster import Cluster
+from millrace.planner.clusters.doubts import profile_warning
 from millrace.planner.plan import Plan
 from millrace.requested_cluster import with_software
 from millrace.units import format_bytes, format_percent, format_rate, format_seconds
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from millrace.simulator.simulate import Simulated
 
 NO_MFU = "unknown: no peak for this precision, or masked attention, counted in full, exceeds it"
-# Fields of a result that are no figures, and stay out of its document.
-DOCUMENTS = ("plan", "trace", "account", "simulated", "planned")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -104,16 +103,28 @@ class SimulationResult:
     @property
     def document(self) -> dict[str, Any]:
         """Figures as `millrace simulate --json` has them."""
-        figures = {
-            entry.name: getattr(self, entry.name)
-            for entry in fields(self)
-            if entry.name not in DOCUMENTS
-        }
-        return figures | {
-            "unit": unit_of(self.plan.model),
-            "cluster": self.plan.cluster.name,
-            "precision": self.plan.model.precision,
-            "framework": self.plan.cluster.software.name,
+        cluster, model = self.plan.cluster, self.plan.model
+        return {
+            "step_time_s": self.step_time_s,
+            "step_time_range_s": self.step_time_range_s,
+            "step_time_compared_with": self.step_time_compared_with,
+            "profile_warning": profile_warning(cluster),
+            "unit": unit_of(model),
+            "tokens_per_s": self.tokens_per_s,
+            "tflops_per_gpu": self.tflops_per_gpu,
+            "mfu": self.mfu,
+            "bubble_fraction": self.bubble_fraction,
+            "exposed_communication_s": self.exposed_communication_s,
+            "memory_bytes_max": self.memory_bytes_max,
+            "firings": self.firings,
+            "fidelity": self.fidelity,
+            "wall_time_s": self.wall_time_s,
+            "cluster": cluster.name,
+            "precision": model.precision,
+            "framework": cluster.software.name,
+            "cost_usd_per_mtoken": self.cost_usd_per_mtoken,
+            "energy_j_per_token": self.energy_j_per_token,
+            "planned_step_time_s": self.planned_step_time_s,
         }
 
     def save_trace(self, path: str | Path) -> None:
@@ -228,7 +239,7 @@ def tried_plan(
     from millrace.transfer import in_precision, on_cluster, software_kept
 
     if cluster is not None:
-        on = with_software(software_kept(plan, opened_cluster(cluster, progress)), framework)
+        on = with_software(software_kept(plan, opened_cluster(cluster, None, progress)), framework)
         plan = on_cluster(plan, on)
     elif framework is not None:
         plan = on_cluster(plan, with_software(plan.cluster, framework))

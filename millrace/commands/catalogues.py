@@ -54,7 +54,7 @@ def clusters(
 
     A device's name stands for its reference system.
     """
-    from millrace.api import cluster
+    from millrace.api.clusters import cluster
     from millrace.planner.clusters import device, reference_node
     from millrace.planner.clusters import names as device_names
     from millrace.planner.clusters.fabrics import fabrics

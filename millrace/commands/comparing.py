@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
 from millrace.commands.options.question_options import PlanFile, Trust
@@ -48,24 +47,20 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Join the prediction with what was measured, actor by actor."""
-    from millrace import api
+    import millrace
     from millrace.commands import updating
-    from millrace.comparison import join
-    from millrace.comparison_page import write_page
     from millrace.files import check_writable, load_plan, load_trace
     from millrace.planner.clusters.doubts import profile_warning
 
     check_writable(html, write_profile)
     planned, measured = load_plan(plan, trust=trust), load_trace(trace)
-    with working(f"simulating {planned.model.name} on {planned.ranks} ranks"):
-        predicted = api.simulate(planned).trace
-    with working("replaying the step with what was measured"):
-        comparison = join(predicted, measured, planned)
+    with working(f"simulating {planned.model.name}, and replaying it with what was measured"):
+        compared = millrace.compare(planned, measured)
     if (warning := profile_warning(planned.cluster)) is not None:
         say(warning)
     if html is not None:
-        write_page(html, planned, predicted, measured, comparison)
-    document = msgspec.to_builtins(comparison) | {"profile_warning": warning}
+        compared.save_html(html)
+    document = compared.document | {"profile_warning": warning}
     if update_profile or write_profile is not None:
         update = updating.update_profile(
             planned, measured, keep=update_profile, output=write_profile
@@ -73,15 +68,15 @@ def compare(
         document["updated"] = updating.updated_figures(update)
 
     def draw(console: "Console") -> None:
-        draw_comparison(comparison, console)
+        draw_comparison(compared.comparison, console)
         for line in updating.updated_lines(document["updated"]) if "updated" in document else ():
             console.print(line, markup=False, soft_wrap=True)
 
     answer(document, as_json, draw)
-    if tolerance is not None and abs(comparison.step_time_error) > tolerance:
+    if tolerance is not None and abs(compared.step_time_error) > tolerance:
         say(
             f"millrace: the step time is off by "
-            f"{format_percent(comparison.step_time_error, signed=True)}, "
+            f"{format_percent(compared.step_time_error, signed=True)}, "
             f"outside the tolerance of {format_percent(tolerance)}"
         )
         raise typer.Exit(1)

@@ -50,7 +50,7 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """Plan, simulate and train a small GPT here, and compare."""
-    from millrace import api
+    import millrace
     from millrace.comparison import join
     from millrace.figures import kinds_of_parallelism
     from millrace.files import make_folder
@@ -59,7 +59,7 @@ def demo(
 
     if output is not None:
         make_folder(output)  # before the long work, so that a bad path is told at once
-    on = api.cluster(f"local:{ranks}", progress=say)
+    on = millrace.cluster(f"local:{ranks}", progress=say)
     if (warning := profile_warning(on)) is not None:
         say(warning)
     question = _DemoQuestion(on=on, global_batch=SAMPLES_PER_RANK * ranks, seed=seed)
@@ -69,9 +69,9 @@ def demo(
     if not as_json:
         _draw_choice(free, plan, pins, stdout())
     with working(f"simulating {ranks} ranks on {on.cores_per_node} cores"):
-        predicted = api.simulate(plan)
+        predicted = millrace.simulate(plan)
     with training(steps) as told:
-        measured = api.execute(
+        measured = millrace.run(
             plan, steps=steps, data=data, seed=seed, progress=told, drifted=say_drift
         )
     comparison = join(predicted.trace, measured.trace)
@@ -88,7 +88,7 @@ def demo(
         "updated": updated_figures(update),
         "profile_warning": warning,
         "drift": msgspec.to_builtins(measured.drift),
-        "loss": measured.losses,
+        "loss": measured.loss,
         "data": measured.data,
     }
     answer(document, as_json, lambda console: _draw_end(comparison, document, output, console))
@@ -104,21 +104,23 @@ class _DemoQuestion:
 
     def search(self, pins: dict[str, int]) -> "Plan":
         """Search under pins (none: every choice is free), showing how far it is."""
-        from millrace import api
-        from millrace.models.spec import TrainingSpec
+        import millrace
 
         text = " ".join(f"{name} {size}" for name, size in pins.items())
         what = f"with {text} pinned" if pins else "with every choice free"
         with working(f"planning {MODEL} for {self.on.name} {what}") as told:
-            return api.search(
+            planned = millrace.plan(
                 MODEL,
                 self.on,
-                self.global_batch,
-                training=TrainingSpec(learning_rate=LEARNING_RATE, warmup_steps=WARMUP_STEPS),
-                pins=pins,
+                global_batch=self.global_batch,
+                training=millrace.TrainingSpec(
+                    learning_rate=LEARNING_RATE, warmup_steps=WARMUP_STEPS
+                ),
+                pins=millrace.Pins.of(pins),
                 seed=self.seed,
                 progress=told,
             )
+        return planned.plan
 
 
 def pins_for(kinds: list[str], ranks: int) -> dict[str, int]:

@@ -2,7 +2,6 @@
 
 from math import ceil, floor, gcd
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from millrace.models.spec import ModelSpec
     from millrace.planner.cluster import Cluster
     from millrace.planner.plan import Plan
-    from millrace.planner.search.report import SearchLog
+    from millrace.planner.search import Pins
 
 TOP, TOP_MAX = 5, 100  # alternatives
 OnCluster = Annotated[
@@ -130,35 +129,47 @@ def plan(
     pins: dict[str, Any],
 ) -> None:
     """Search for the fastest plan that fits."""
-    asked: dict[str, Any] = {"pins": pins, "optimize_for": optimize_for}
-    from millrace import api
+    import millrace
+    from millrace.api.plan_search import opened_question
     from millrace.files import check_writable
     from millrace.memory_reserve import asked_limit_bytes
-    from millrace.planner.search.report import SearchLog
 
     check_writable(output)
     limit_bytes, training = asked_limit_bytes(memory_limit, reserve), checked_training(attention)
-    opened, on = _opened(model, seq_len, precision, cluster, profile, framework, asked)
-    _warn(opened, global_batch, on, pins)
-    began = perf_counter()
-    record = SearchLog(clock=perf_counter, top=top)
+    pinned = millrace.Pins.of(pins)
+    opened, on = opened_question(
+        model,
+        cluster,
+        seq_len=seq_len,
+        precision=precision,
+        framework=framework,
+        pins=pinned,
+        optimize_for=optimize_for,
+        profile=profile,
+        progress=say,
+    )
+    _warn(opened, global_batch, on, pinned)
     with working(f"planning {opened.name} for {on.name}") as told:
-        best_plan = api.search(
+        planned = millrace.plan(
             opened,
             on,
-            global_batch,
+            global_batch=global_batch,
+            pins=pinned,
             training=training,
             memory_limit_bytes=limit_bytes,
             reserve=reserve,
             max_gap=max_gap,
             simpler_within=simpler_within,
             seed=seed,
+            optimize_for=optimize_for,
+            top=top,
             progress=told,
-            record=record,
-            **asked,
         )
-    document = _documented(best_plan, record, perf_counter() - began, explain)
-    _give(best_plan, document, output, explain=explain, as_json=as_json)
+    document = planned.document
+    if explain:
+        with working(f"explaining {opened.name} for {on.name}"):
+            document["explain"] = planned.explain().document
+    _give(planned.plan, document, output, explain=explain, as_json=as_json)
 
 
 def _give(
@@ -177,35 +188,12 @@ def _write(output: Path | None, plan: "Plan") -> None:
         say(f"plan written to {output}")
 
 
-def _opened(
-    model: str,
-    seq_len: int | None,
-    precision: str | None,
-    cluster: str,
-    profile: Path | None,
-    framework: str | None,
-    asked: dict[str, Any],
-) -> tuple["ModelSpec", "Cluster"]:
-    """Model and cluster; the question is checked before this machine is measured."""
-    from millrace import api
-    from millrace.planner.token_cost import check_known
-    from millrace.requested_cluster import is_local, usual_precision
-
-    named = None if is_local(cluster) else api.cluster(cluster, profile=profile, progress=say)
-    precision = precision or usual_precision(named, model)
-    opened = api.check_question(model, seq_len=seq_len, precision=precision, told=say, **asked)
-    on = named or api.cluster(cluster, profile=profile, progress=say)
-    on = api.with_framework(on, framework, model=opened)
-    check_known(on, asked["optimize_for"])
-    return opened, on
-
-
-def _warn(model: "ModelSpec", batch: int, on: "Cluster", pins: dict[str, str | int | bool]) -> None:
+def _warn(model: "ModelSpec", batch: int, on: "Cluster", pins: "Pins") -> None:
     """Say on stderr what of a question is seldom meant, and what its answer is in doubt of."""
     from millrace.models.zoo.catalogue import beyond_positions
     from millrace.planner.clusters.doubts import profile_warning
 
-    uneven = "" if "dp" in pins else uneven_batch(batch, on.devices)
+    uneven = "" if pins.dp is not None else uneven_batch(batch, on.devices)
     for text in filter(None, (beyond_positions(model), uneven, profile_warning(on))):
         say(text)
 
@@ -231,20 +219,6 @@ def uneven_batch(batch: int, devices: int) -> str:
         f"--global-batch {batch}: at most {now} of {devices} devices can be replicas; with {best}, "
         f"{then} can"
     )
-
-
-def _documented(
-    plan: "Plan", record: "SearchLog", search_time_s: float, explain: bool
-) -> dict[str, Any]:
-    from millrace import api
-    from millrace.figures import plan_summary
-
-    document = plan_summary(plan) | {"search_time_s": search_time_s}
-    document["layers"] = record.timed(document["layers"])
-    if explain:
-        with working(f"explaining {plan.model.name} for {plan.cluster.name}"):
-            document["explain"] = api.explain(plan, record)
-    return document
 
 
 def show(

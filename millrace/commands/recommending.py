@@ -1,7 +1,7 @@
 """`millrace recommend`: which of several clusters, and how much of it, a run of tokens needs."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,6 +21,9 @@ from millrace.commands.options.sweep_options import (
 )
 from millrace.output import Json, answer, say, working
 from millrace.units import parse_count, parse_duration_s
+
+if TYPE_CHECKING:
+    from millrace.planner.search import Pins
 
 Tokens = Annotated[str, typer.Option(help="Tokens (images, samples) to train on: 1e12, 15T.")]
 Within = Annotated[str | None, typer.Option(help="The run has to end within this: 30d, 12h.")]
@@ -67,14 +70,13 @@ def recommend(
     plot: Plot = None,
     as_json: Json = False,
     *,
-    pins: dict[str, Any],
+    pins: "Pins",
     asked: dict[str, Any],
 ) -> None:
     """Find the cheapest cluster that makes a deadline, and the fastest for the money."""
-    from millrace import api
-    from millrace.models.documents import write_bytes
+    import millrace
     from millrace.pictures.frontier_picture import draw_frontier
-    from millrace.scaling.recommendation_tables import draw_recommendation, recommendation_csv
+    from millrace.scaling.recommendation_tables import draw_recommendation
 
     files = {"csv": csv, "plot": plot}
     spec, named = opened(model, cluster, seq_len, precision, pins, files)
@@ -82,10 +84,10 @@ def recommend(
     within_s = None if within is None else parse_duration_s(within)
     budget_usd = None if budget is None else parse_count(budget)
     with working() as told:
-        document = api.recommend(
+        recommended = millrace.recommend(
             spec,
             named,
-            total,
+            tokens=total,
             within_s=within_s,
             budget_usd=budget_usd,
             nodes=() if nodes is None else numbers("--nodes", nodes),
@@ -96,8 +98,9 @@ def recommend(
             progress=told,
             **asked,
         )
+    document = recommended.document
     if csv is not None:
-        write_bytes(csv, recommendation_csv(document["rows"]).encode())
+        recommended.save_csv(csv)
     if plot is not None:
         draw_frontier(document, plot)
     warn_of_profiles(document["rows"])

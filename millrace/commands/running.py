@@ -2,9 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from math import inf
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -15,15 +13,13 @@ from millrace.commands.options.option_words import SEED_MAX
 from millrace.commands.options.question_options import Framework, PlanFile, Trust
 from millrace.output import Json, answer, say, training, working
 from millrace.planner.errors import PlanError
-from millrace.units import format_bytes, format_percent, format_rate, format_seconds
+from millrace.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from millrace.executor.drift.drift_watch import Drift
-    from millrace.executor.launch import Measured
     from millrace.planner.plan import Plan
-    from millrace.simulator.simulate import Simulated
 
 TraceOutput = Annotated[
     Path | None,
@@ -63,7 +59,6 @@ CheckpointEvery = Annotated[
     int | None,
     typer.Option(min=1, metavar="N", help="Save every N steps too, not only the last."),
 ]
-NO_MFU = "unknown: no peak for this precision, or masked attention, counted in full, exceeds it"
 
 
 def register(app: typer.Typer) -> None:
@@ -73,15 +68,11 @@ def register(app: typer.Typer) -> None:
 
 
 def warn_of(plan: "Plan") -> None:
-    """Say on stderr what a plan does that is seldom meant."""
-    from millrace.figures import idle_devices
-    from millrace.models.zoo.catalogue import beyond_positions
-    from millrace.planner.clusters.doubts import profile_warning
+    """Say on stderr what a plan does that is seldom meant, and what its figures are in doubt of."""
+    from millrace.api.plan_results import plan_notes
 
-    warning = profile_warning(plan.cluster)
-    for text in (idle_devices(plan), beyond_positions(plan.model), warning):
-        if text:
-            say(text)
+    for note in plan_notes(plan):
+        say(note)
 
 
 def simulate(
@@ -108,100 +99,50 @@ def simulate(
     as_json: Json = False,
 ) -> None:
     """Predict how fast a plan runs on the cluster it was made for, or on another."""
-    from millrace import api
-    from millrace.figures import shortage
-    from millrace.files import check_writable, is_chrome, load_plan, write_trace
+    import millrace
+    from millrace.api.simulation_results import figure_texts
+    from millrace.files import check_writable, is_chrome, load_plan
     from millrace.models.documents import write_bytes
     from millrace.profiling.profile_coverage import coverage_warning, extrapolations_of
-    from millrace.reporting import memory_counters, report_page, report_rows
-    from millrace.simulator.account import account_of
+    from millrace.reporting import report_page, report_rows
 
     check_writable(trace, html)
     detailed = as_json or html is not None or (trace is not None and is_chrome(trace))
     loaded = load_plan(plan, trust=trust)
-    planned = _tried(loaded, cluster, precision, framework)
-    warn_of(planned)
-    began = perf_counter()
-    with working(f"simulating {planned.model.name} on {planned.ranks} ranks"):
-        simulated = api.simulate(
-            planned,
+    with working(f"simulating {loaded.model.name} on {loaded.ranks} ranks"):
+        result = millrace.simulate(
+            loaded,
+            cluster=cluster,
+            precision=precision,
+            framework=framework,
             jitter=jitter,
             stragglers=_stragglers(straggler or ()),
             seed=seed,
             fidelity=fidelity,
             detailed=detailed,
+            progress=say,
         )
-        account = account_of(planned, simulated) if detailed else None
-        covered = extrapolations_of(planned) if simulated.fidelity == "op" else ()
+        covered = extrapolations_of(result.plan) if result.fidelity == "op" else ()
+    warn_of(result.plan)
+    account = result.account
     document = {
-        **_simulated_figures(planned, simulated),
-        "wall_time_s": perf_counter() - began,
-        **_question(loaded, planned, simulated),
+        **result.document,
         "extrapolated": msgspec.to_builtins(covered),
         **({} if account is None else report_rows(account)),
     }
     if trace is not None:
-        write_trace(trace, simulated.trace, memory_counters(account.memory if account else ()))
+        result.save_trace(trace)
     if html is not None and account is not None:
-        figures = _figures(document)
-        del figures["simulated"]  # how long that took differs: the page is equal every time
-        write_bytes(html, report_page(planned, simulated, account, figures.items()).encode())
+        figures = figure_texts(result, timed=False)  # the page is equal every time
+        page = report_page(result.plan, result.simulated, account, figures.items())
+        write_bytes(html, page.encode())
     beyond = coverage_warning(covered)
-    answer(document, as_json, lambda console: _draw_figures(document, console))
+    answer(document, as_json, lambda console: _draw_figures(figure_texts(result), console))
     if beyond is not None:
         say(beyond)
-    if short := shortage(planned, simulated.memory_by_kind):
-        say(f"millrace: {short}")
+    if result.shortage:
+        say(f"millrace: {result.shortage}")
         raise typer.Exit(1)
-
-
-def _simulated_figures(plan: "Plan", simulated: "Simulated") -> dict[str, Any]:
-    """Figures of a simulated step, as `--json` has them."""
-    from millrace.figures import speed
-    from millrace.models.zoo.catalogue import unit_of
-    from millrace.planner.clusters.doubts import profile_warning
-    from millrace.published.step_time_range import range_document
-
-    step_time_s = simulated.step_time_ns / 1e9
-    return {
-        "step_time_s": step_time_s,
-        **range_document(plan, step_time_s),
-        "profile_warning": profile_warning(plan.cluster),
-        "unit": unit_of(plan.model),
-        **speed(plan, step_time_s)._asdict(),
-        "bubble_fraction": simulated.bubble_fraction,
-        "exposed_communication_s": simulated.exposed_communication_ns / 1e9,
-        "memory_bytes_max": simulated.memory_bytes_max,
-        "firings": simulated.firings,
-        "fidelity": simulated.fidelity,
-    }
-
-
-def _tried(plan: "Plan", text: str | None, precision: str | None, framework: str | None) -> "Plan":
-    """The plan on the cluster, in the precision and by the framework that are asked about."""
-    from millrace import api
-    from millrace.transfer import software_kept
-
-    on = plan.cluster
-    if text is not None:
-        on = api.cluster(text, progress=say)
-        on = api.with_framework(software_kept(plan, on), framework)
-    elif framework is not None:
-        on = api.with_framework(on, framework)
-    return api.transfer(plan, on=None if on is plan.cluster else on, precision=precision)
-
-
-def _question(loaded: "Plan", tried: "Plan", simulated: "Simulated") -> dict[str, Any]:
-    """Keys that say what was simulated, what it costs, and the step time that its file has."""
-    from millrace.figures import simulated_spending
-
-    return {
-        "cluster": tried.cluster.name,
-        "precision": tried.model.precision,
-        "framework": tried.cluster.software.name,
-        **simulated_spending(tried, simulated),
-        "planned_step_time_s": loaded.figures.get("step_time_s") if tried is not loaded else None,
-    }
 
 
 def run(
@@ -238,38 +179,36 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Train a plan for real, one process per rank."""
-    from millrace import api
-    from millrace.executor.backend import Backend
-    from millrace.files import check_writable, load_plan, write_trace
+    import millrace
+    from millrace.files import check_writable, load_plan
 
-    where = Backend(name=backend, eager=eager, loopback=loopback, deterministic=deterministic)
-    if lr is not None and not 0 < lr < inf:
-        raise PlanError(f"--lr {lr}: expected a learning rate above 0")
-    _check_saving(checkpoint, checkpoint_every, resume, weights)
     if checkpoint is not None and not resume:
         warn_of_later(checkpoint, steps)
     check_writable(trace)
     planned = load_plan(plan, trust=trust)
     warn_of(planned)
     with training(steps) as told:
-        measured = api.execute(
+        measured = millrace.run(
             planned,
             steps=steps,
             data=data,
-            seed=seed,
+            backend=backend,
+            eager=eager,
+            loopback=loopback,
+            deterministic=deterministic,
             learning_rate=lr,
+            seed=seed,
             weights=weights,
             trace=trace is not None,
             checkpoint=checkpoint,
-            checkpoint_every=checkpoint_every or 0,
+            checkpoint_every=checkpoint_every,
             resume=resume,
-            backend=where,
             progress=told,
             drifted=say_drift,
         )
     if trace is not None:
-        write_trace(trace, measured.trace)
-    document = _run_document(planned, measured)
+        measured.save_trace(trace)
+    document = measured.document
     answer(document, as_json, lambda console: _draw_run(document, console))
 
 
@@ -278,18 +217,6 @@ def say_drift(drift: "Drift") -> None:
     from millrace.tables.drifts import drift_text
 
     say(f"millrace: {drift_text(drift)}")
-
-
-def _check_saving(
-    checkpoint: Path | None, every: int | None, resume: bool, weights: Path | None
-) -> None:
-    """Refuse options of saving that do not go together."""
-    if resume and checkpoint is None:
-        raise PlanError("--resume goes on from a saved state: give its folder with --checkpoint")
-    if every is not None and checkpoint is None:
-        raise PlanError("--checkpoint-every saves the state: give its folder with --checkpoint")
-    if resume and weights is not None:
-        raise PlanError("--resume goes on with the values it saved: leave --weights out")
 
 
 def warn_of_later(folder: Path, steps: int) -> None:
@@ -307,62 +234,9 @@ def warn_of_later(folder: Path, steps: int) -> None:
             )
 
 
-def _run_document(planned: "Plan", measured: "Measured") -> dict[str, Any]:
-    """Document of a run: its speed, losses and memory."""
-    from millrace.figures import speed
-    from millrace.models.zoo.catalogue import unit_of
-    from millrace.planner.clusters.doubts import profile_warning
-
-    step_time_s = measured.step_time_ns / 1e9
-    document = {
-        "step_time_s": step_time_s,
-        "profile_warning": profile_warning(planned.cluster),
-        "unit": unit_of(planned.model),
-        **speed(planned, step_time_s)._asdict(),
-        "loss": measured.losses,
-        "first_step": measured.first_step,
-        "data": measured.data,
-        "ranks": measured.ranks,
-        "backend": measured.backend,
-        "drift": msgspec.to_builtins(measured.drift),
-    }
-    if measured.memory is not None:
-        document["memory_bytes"] = measured.memory
-    if measured.smallest_top_k_margin is not None:
-        document["smallest_top_k_margin"] = measured.smallest_top_k_margin
-    return document
-
-
-def _draw_figures(document: Mapping[str, Any], console: "Console") -> None:
-    for name, value in _figures(document).items():
+def _draw_figures(figures: Mapping[str, str], console: "Console") -> None:
+    for name, value in figures.items():
         console.print(f"{name:<30}{value}", markup=False, soft_wrap=True)
-
-
-def _figures(document: Mapping[str, Any]) -> dict[str, str]:
-    """Figures of a simulation as text, by name."""
-    mfu, before_s = document["mfu"], document["planned_step_time_s"]
-    change = {}
-    if before_s:
-        more = format_percent(document["step_time_s"] / before_s - 1, signed=True)
-        named = (document[name] for name in ("cluster", "precision", "framework"))
-        price, unit = document["cost_usd_per_mtoken"], document["unit"]
-        change = {
-            "tried": ", ".join(named),
-            "step time as planned": f"{format_seconds(before_s)}, now {more}",
-            "cost": "no price is known" if price is None else f"${price:.3g} per million {unit}s",
-        }
-    return change | {
-        "step time": format_seconds(document["step_time_s"]),
-        "range of step time": document["step_time_compared_with"],
-        "speed": format_rate(document["tokens_per_s"], document["unit"]),
-        "mfu": NO_MFU if mfu is None else format_percent(mfu),
-        "bubble": format_percent(document["bubble_fraction"]),
-        "exposed communication": format_seconds(document["exposed_communication_s"]),
-        "memory of the fullest device": format_bytes(document["memory_bytes_max"]),
-        "simulated": f"{document['firings']:,} firings in "
-        f"{format_seconds(document['wall_time_s'])}"
-        + ("" if document["fidelity"] == "op" else f" at {document['fidelity']} fidelity"),
-    }
 
 
 def _draw_run(document: Mapping[str, Any], console: "Console") -> None:

@@ -1,7 +1,7 @@
 """`millrace scale`: one model on several clusters, sizes, networks and batches."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,6 +21,9 @@ from millrace.commands.options.sweep_options import (
     warn_of_profiles,
 )
 from millrace.output import Json, answer, say, working
+
+if TYPE_CHECKING:
+    from millrace.planner.search import Pins
 
 Nodes = Annotated[str, typer.Option(metavar="N,…", help="Sizes to plan for, in nodes: 1,2,4.")]
 Tokens = Annotated[
@@ -58,25 +61,24 @@ def scale(
     plot: Plot = None,
     as_json: Json = False,
     *,
-    pins: dict[str, Any],
+    pins: "Pins",
     asked: dict[str, Any],
 ) -> None:
     """Plan a model for clusters of many sizes, before buying one."""
-    from millrace import api
-    from millrace.models.documents import write_bytes
+    import millrace
     from millrace.pictures.scaling_picture import draw_scaling as draw_picture
     from millrace.scaling import WORTH
-    from millrace.scaling.scaling_tables import csv_text, draw_scaling
+    from millrace.scaling.scaling_tables import draw_scaling
 
     files = {"csv": csv, "plot": plot}
     spec, named = opened(model, cluster, seq_len, precision, pins, files)
     share = WORTH if worth is None else worth
     with working() as told:
-        rows = api.scale(
+        swept = millrace.scale(
             spec,
             named,
-            numbers("--nodes", nodes),
-            global_batch.split(","),
+            nodes=numbers("--nodes", nodes),
+            global_batches=global_batch.split(","),
             framework=framework,
             reserve=reserve,
             tokens=tokens,
@@ -85,8 +87,9 @@ def scale(
             progress=told,
             **asked,
         )
+    rows = swept.document["rows"]
     if csv is not None:
-        write_bytes(csv, csv_text(rows).encode())
+        swept.save_csv(csv)
     if plot is not None:
         draw_picture(rows, plot)
     warn_of_profiles(rows)

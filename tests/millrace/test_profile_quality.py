@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from millrace import api
-from millrace.commands.profiling import quality_text
+from millrace.api.profile_results import quality_text
 from millrace.executor import measure
 from millrace.files import write_document
 from millrace.planner.cluster import Device, MeasurementQuality

@@ -20,6 +20,7 @@ from millrace.units import parse_bytes
 
 if TYPE_CHECKING:
     from millrace.models.spec import ModelSpec
+    from millrace.planner.search import Pins
 
 Clusters = Annotated[
     list[str],
@@ -79,14 +80,16 @@ def sweep_options(
     jitter: Jitter = 0.0,
     seed: JitterSeed = 0,
 ) -> dict[str, Any]:
-    """Arguments of `api.scale` that these options say."""
+    """Arguments of `millrace.scale` that these options say."""
     from millrace.scaling.prices import parse_prices
 
     return {
         "networks": texts("--network", network or ()),
         "training": checked_training(attention),
         "memory_limit_bytes": None if memory_limit is None else parse_bytes(memory_limit),
-        "prices": parse_prices(texts("--price-per-gpu-hour", price_per_gpu_hour or ())),
+        "prices_usd_per_hour": parse_prices(
+            texts("--price-per-gpu-hour", price_per_gpu_hour or ())
+        ),
         "failures": _failures(mtbf_hours, checkpoint_rate, restart_minutes),
         "jitter": jitter,
         "seed": seed,
@@ -106,8 +109,9 @@ def takes_sweep(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def called(**values: Any) -> None:
         asked = sweep_options(**{name: values.pop(name) for name in sweeps})
-        pins = set_pins(values)
-        command(**values, pins=pins, asked=asked)
+        from millrace.planner.search import Pins
+
+        command(**values, pins=Pins.of(set_pins(values)), asked=asked)
 
     return with_options(called, command, sweeps | pin_parameters(), hidden=("pins", "asked"))
 
@@ -117,14 +121,14 @@ def opened(
     cluster: Sequence[str],
     seq_len: int | None,
     precision: str | None,
-    pins: dict[str, Any],
+    pins: "Pins",
     files: Mapping[str, Path | None],
 ) -> tuple["ModelSpec", list[str]]:
     """Model and clusters of a sweep, once what can be refused without a search has been.
 
     `files` are what the answer is written to, `csv` and `plot`.
     """
-    from millrace import api
+    from millrace.api.plan_search import check_question
     from millrace.files import check_writable
     from millrace.models.zoo.catalogue import beyond_positions
     from millrace.pictures.picture_file import check_drawable
@@ -135,7 +139,7 @@ def opened(
         check_drawable(plot)
     named = texts("--cluster", cluster)
     precision = precision or usual_precision_on(named, model)
-    spec = api.check_question(model, seq_len=seq_len, precision=precision, pins=pins, told=say)
+    spec = check_question(model, seq_len=seq_len, precision=precision, pins=pins, progress=say)
     if stretched := beyond_positions(spec):
         say(stretched)
     return spec, named
@@ -147,7 +151,7 @@ def warn_of_profiles(rows: Iterable[Mapping[str, Any]]) -> None:
     Parameters
     ----------
     rows : iterable of mapping
-        Rows of `api.scale`.
+        Rows of a sweep.
     """
     for warning in dict.fromkeys(row["profile_warning"] for row in rows):
         if warning is not None:
