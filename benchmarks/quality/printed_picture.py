@@ -11,32 +11,28 @@ from collections.abc import Iterator
 from html import escape
 from math import sin
 
+from millrace.palette import DARK, HUES, LIGHT, Theme, tint
 from millrace.planner.schedules import schedule_order
 
 WIDTH, HEIGHT = 880, 470
 STAGES, MICROBATCHES = 4, 6
-LIGHT = {
-    "ink": "#1f2328",
-    "soft": "#59636e",
-    "line": "#8c959f",
-    "card": "#f6f8fa",
-    "edge": "#d1d9e0",
-    "forward": "#2f81d0",
-    "backward": "#8fc0ee",
-    "wait": "#d9822b",
-    "stages": "#2f81d0 #3a9d8f #c98a1b #b65a8c",
-}
-DARK = LIGHT | {
-    "ink": "#f0f6fc",
-    "soft": "#9198a1",
-    "line": "#656c76",
-    "card": "#151b23",
-    "edge": "#3d444d",
-    "backward": "#1f4f82",
-    "forward": "#58a6ff",
-    "wait": "#e3a04f",
-    "stages": "#58a6ff #4fb8a8 #d9a441 #d07aa8",
-}
+STAGE_HUES = ("blue", "green", "orange", "purple")
+
+
+def _colours(theme: Theme, forward: str, wait: str) -> dict[str, str]:
+    return {
+        "ink": theme.ink,
+        "soft": theme.soft,
+        "line": theme.rule,
+        "card": theme.card,
+        "edge": theme.grid,
+        "forward": forward,
+        "backward": tint(forward, 0.45, theme.paper),
+        "wait": wait,
+        "stages": " ".join(HUES[hue] for hue in STAGE_HUES),
+    }
+
+
 ALTERNATIVE = (
     "A graph is searched for a plan; the plan is compiled to actors with registers and queues; "
     "these run on simulated time and on real devices, and the two traces are compared."
@@ -45,7 +41,8 @@ ALTERNATIVE = (
 
 def picture(dark: bool) -> str:
     """SVG of the way from a model to the comparison of prediction and run."""
-    colours = DARK if dark else LIGHT
+    light = _colours(LIGHT, HUES["blue"], LIGHT.lines[1])
+    colours = _colours(DARK, HUES["sky"], HUES["orange"]) if dark else light
     parts = [
         *_card(10, 10, 246, 190, "Graph", "what is computed", colours),
         *_graph(10, 10, colours),

@@ -9,7 +9,7 @@ from millrace.pictures.look import look
 from millrace.pictures.picture_file import Picture, check_drawable
 from millrace.pictures.simulated_plan import SimulatedPlan
 from millrace.planner.plan import Plan
-from millrace.reporting.areas import NEAR, RUNTIME, drawn_bytes
+from millrace.reporting.areas import NEAR, POINTS, RUNTIME, drawn_bytes, fullest_moments
 from millrace.simulator.account.memory import window_of
 from millrace.units import byte_unit, format_bytes, format_percent
 
@@ -218,10 +218,14 @@ def _draw_course(
         for unit, size in (("s", 1e9), ("ms", 1e6), ("µs", 1e3), ("ns", 1.0))
         if step_ns >= size
     )
-    times = [ns / scale_ns for ns in (*course.times_ns, step_ns)]
+    moments = fullest_moments(course, rows, step_ns)
+    times = [column * step_ns / POINTS / scale_ns for column in (*moments, POINTS)]
     lower = [0.0] * len(times)
     for kind, row in rows.items():
-        upper = [below + size / scale for below, size in zip(lower, (*row, row[-1]), strict=True)]
+        sizes = [row[moment] for moment in moments.values()]
+        upper = [
+            below + size / scale for below, size in zip(lower, (*sizes, sizes[-1]), strict=True)
+        ]
         panel.fill_between(
             times, lower, upper, step="post", color=HUES[MEMORY_KINDS[kind]], linewidth=0
         )

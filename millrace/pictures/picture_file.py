@@ -18,6 +18,7 @@ DPI = 150
 
 _STYLE = """
 figure { margin: 0; overflow-x: auto; } figure svg { min-width: 720px; }
+figure svg text { fill: black; }
 figcaption { margin-top: .8rem; color: var(--soft); max-width: 70rem; }
 """
 

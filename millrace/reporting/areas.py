@@ -69,15 +69,32 @@ def _columns(
     course: MemoryTimeline, rows: Mapping[str, list[int]], step_ns: int
 ) -> list[tuple[list[float], list[int]]]:
     """Places of the steps per kind, and their heights; of a column the fullest moment."""
+    moments = fullest_moments(course, rows, step_ns)
+    xs = [LEFT_PX + PLOT_PX * column / POINTS for column in moments] + [float(LEFT_PX + PLOT_PX)]
+    return [(xs, [row[moment] for moment in moments.values()]) for row in rows.values()]
+
+
+def fullest_moments(
+    course: MemoryTimeline, rows: Mapping[str, list[int]], step_ns: int
+) -> dict[int, int]:
+    """Index of the fullest moment in each of the `POINTS` columns that have one, in their order.
+
+    Parameters
+    ----------
+    course : MemoryTimeline
+        Its times count from the step's begin.
+    rows : mapping
+        Bytes at every time, by the kinds that are drawn.
+    step_ns : int
+        Nanoseconds that all columns stand for.
+    """
     chosen: dict[int, int] = {}
     totals = [sum(column) for column in zip(*rows.values(), strict=True)]
     for moment, ns in enumerate(course.times_ns):
         column = ns * POINTS // max(step_ns, 1)
         if column not in chosen or totals[moment] >= totals[chosen[column]]:
             chosen[column] = moment
-    order = sorted(chosen)
-    xs = [LEFT_PX + PLOT_PX * column / POINTS for column in order] + [float(LEFT_PX + PLOT_PX)]
-    return [(xs, [row[chosen[column]] for column in order]) for row in rows.values()]
+    return dict(sorted(chosen.items()))
 
 
 def _path(xs: list[float], base: list[int], upper: list[int], scale: float) -> str:
