@@ -19,7 +19,7 @@ def draw_frontier(document: Mapping[str, Any], path: Path) -> None:
     Parameters
     ----------
     document : mapping
-        What `millrace recommend --json` has.
+        What `millrace recommend --json` holds.
     path : Path
         A name that ends in .png, .svg, .pdf or .html.
 

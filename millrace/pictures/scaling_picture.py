@@ -17,7 +17,7 @@ def draw_scaling(rows: Sequence[dict[str, Any]], path: Path) -> None:
     Parameters
     ----------
     rows : sequence of dict
-        Rows of a sweep.
+        Rows of `millrace scale --json`.
     path : Path
         A name that ends in .png, .svg, .pdf or .html.
 
@@ -30,7 +30,7 @@ def draw_scaling(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def scaling_picture(rows: Sequence[dict[str, Any]], theme: Theme = LIGHT) -> Picture:
-    """Picture of the rows of a sweep: throughput, efficiency, cost.
+    """Picture of the rows of `millrace scale --json`: throughput, efficiency, cost.
 
     All are over devices. Throughput is on logarithmic axes, with what perfect scaling from a line's
     smallest size would give. A ring marks where a line stops paying, a cross on the axis a size
@@ -39,7 +39,7 @@ def scaling_picture(rows: Sequence[dict[str, Any]], theme: Theme = LIGHT) -> Pic
     Parameters
     ----------
     rows : sequence of dict
-        Rows of a sweep.
+        Rows of `millrace scale --json`.
     theme : Theme
         Colours of the page it stands on.
     """
