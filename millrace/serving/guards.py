@@ -7,6 +7,7 @@ whose name was made to mean 127.0.0.1 (its `Host` says so). Bodies are JSON, sma
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ Asgi = Callable[[Message, Receive, Send], Awaitable[None]]
 BODY_BYTES_MAX = 2**20
 BODY_S = 5.0  # within which a body has to have come
 TARGET_BYTES_MAX = 2000
+DRAINED_BYTES_MAX, DRAINED_S = 2**25, 1.0  # of a body that is refused
 METHODS = ("GET", "HEAD", "POST", "DELETE")
 PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -68,11 +70,13 @@ class Guards:
                 message["headers"] = _with_headers(message.get("headers", ()))
             await send(message)
 
+        unread = _Unread(receive)
         try:
             self._check(scope)
-            body = await _body(scope, receive)
+            body = await _body(scope, unread.receive)
             await self._app(scope, _replayed(body, receive), send_with_headers)
         except RefusedError as refused:
+            await unread.drain()
             await _refuse(refused, send_with_headers)
         except Exception as error:  # a bug: said in one line here, and in one sentence there
             print(f"millrace: a bug: {type(error).__name__}: {error}", file=sys.stderr)
@@ -175,6 +179,31 @@ def _check_depth(body: bytes) -> None:
         raise RefusedError("the body's values are nested too deep", status=400) from None
     except (ValueError, OverflowError) as wrong:
         raise RefusedError(f"the body is no JSON: {wrong!s:.120}", status=400) from None
+
+
+class _Unread:
+    """What of a request has not come yet: a connection that is closed before loses the answer."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._more = True
+
+    async def receive(self) -> Message:
+        """The next message of the request."""
+        message = await self._receive()
+        self._more = message["type"] == "http.request" and bool(message.get("more_body"))
+        return message
+
+    async def drain(self) -> None:
+        """Read on and keep nothing, as long as that is neither much nor slow."""
+
+        async def read() -> None:
+            left = DRAINED_BYTES_MAX
+            while self._more and left > 0:
+                left -= len((await self.receive()).get("body", b""))
+
+        with suppress(TimeoutError):
+            await asyncio.wait_for(read(), DRAINED_S)
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

@@ -67,15 +67,15 @@ export const proofOf = (plan) => {
       `Searched for ${seconds(plan.search_time_s)}: ${whole(plan.candidates)} candidates, ${whole(plan.pruned)} pruned. `,
       `Objective ${seconds(summary.objective)}, bound ${seconds(summary.bound)}: at most ${percent(summary.gap)} from the best of all that was searched, in the search's own cost.`),
     summary.profile_warning ? make("p", { class: "error" }, summary.profile_warning) : null,
-    alternatives.length ? alternativesTable(alternatives, summary.objective) : null);
+    alternatives.length ? alternativesTable(alternatives, summary.objective, plan.headline) : null);
 };
 
-const alternativesTable = (rows, objective) => {
+const alternativesTable = (rows, objective, name) => {
   const words = ["dp", "tp", "pp", "cp", "ep", "schedule", "microbatches", "micro_batch", "interleave", "recompute", "zero"];
   const columns = words.filter((name) => rows.some((row) => row[name] !== undefined && row[name] !== null));
   const cost = (row) => row.objective_s ?? row.objective;
   return make("details", {}, make("summary", {}, `${rows.length} alternatives that lost`),
-    make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Alternatives" }, make("table", {},
+    make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Alternatives to ${name}` }, make("table", {},
       make("thead", {}, make("tr", {}, columns.map((name) => make("th", { scope: "col" }, name.replaceAll("_", " "))), make("th", { scope: "col" }, "step, by the search"), make("th", { scope: "col" }, "longer by"))),
       make("tbody", {}, rows.map((row) => make("tr", {}, columns.map((name) => make("td", {}, row[name] === undefined || row[name] === null ? "–" : String(row[name]))),
         make("td", {}, seconds(cost(row))), make("td", {}, change(cost(row) / objective))))))));
@@ -114,6 +114,6 @@ export const differencesOf = ([first, second]) => {
     make("tbody", {}, differing.map(([name, a, b, difference]) => make("tr", {},
       make("th", { scope: "row", class: "left" }, name), make("td", {}, a), make("td", {}, b), make("td", {}, difference)))));
   return make("div", {},
-    differing.length ? make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "What differs" }, table) : make("p", {}, "The plans are equal."),
+    differing.length ? make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Differences, line by line" }, table) : make("p", {}, "The plans are equal."),
     equal.length ? make("p", { class: "note equal" }, `Equal in both: ${equal.map(([name, value]) => `${name} ${value}`).join(", ")}.`) : null);
 };

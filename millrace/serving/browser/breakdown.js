@@ -2,7 +2,7 @@
 
 import { bytes, hideTip, inkOn, legend, make, percent, seconds, showTip } from "./formats.js";
 
-export const breakdownOf = (step, longestNs) => {
+export const breakdownOf = (step, longestNs, name) => {
   const { breakdown, communication } = step;
   breakdown.colours = { ...breakdown.colours, ...("bubble" in breakdown.colours ? { bubble: "var(--bubble)" } : {}) };
   const rows = breakdown.stages.map((stage) => {
@@ -22,14 +22,14 @@ export const breakdownOf = (step, longestNs) => {
       make("span", { class: "name" }, `stage ${stage.stage}`),
       make("div", { class: "pieces", role: "img", "aria-label": label }, parts));
   });
-  return make("div", {}, legend(breakdown.colours), make("div", { class: "bars" }, rows), collectives(communication, step.step_time_ns));
+  return make("div", {}, legend(breakdown.colours), make("div", { class: "bars" }, rows), collectives(communication, step.step_time_ns, name));
 };
 
-const collectives = (rows, stepNs) => {
+const collectives = (rows, stepNs, name) => {
   if (!rows.length) return make("p", { class: "note" }, "Nothing is communicated.");
   const longest = Math.max(...rows.map((row) => row.duration_s));
   return make("details", {}, make("summary", {}, "Communication: what hides and what shows"),
-    make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Collectives" },
+    make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Collectives of ${name}` },
       make("table", {},
         make("thead", {}, make("tr", {}, ["collective", "over", "bytes", "time", "shows", "of the step", ""].map((head, i) =>
           make("th", { scope: "col", class: i < 2 ? "left" : null }, head || make("span", { class: "unseen" }, "hidden and shown"))))),

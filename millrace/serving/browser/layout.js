@@ -64,7 +64,7 @@ const stageTable = (plan, colours) => {
   const recomputes = plan.stages.some(({ recompute }) => recompute);
   const limit = plan.cluster.memory_bytes;
   const heads = ["stage", "ranks", "layers", recomputes ? "recompute" : null, "memory", "of the device", "busy"].filter(Boolean);
-  return make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Stages" }, make("table", {},
+  return make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Stages of ${plan.headline}` }, make("table", {},
     make("thead", {}, make("tr", {}, heads.map((head) => make("th", { scope: "col", class: ["memory", "busy"].includes(head) ? null : "left" }, head)))),
     make("tbody", {}, plan.stages.map((stage) => {
       const kinds = stage.memory_by_kind ?? {}, sum = Object.values(kinds).reduce((a, b) => a + b, 0);
@@ -100,7 +100,7 @@ const blockTable = (plan) => {
     make("summary", {}, `SBP of one block (${block.template})${over}: ${block.ops.length} forward ops`),
     make("p", { class: "note" }, make("b", { class: "S sbp-key" }, "S(n)"), " split along dim n, ",
       make("b", { class: "B sbp-key" }, "B"), " a copy on each device, ", make("b", { class: "P sbp-key" }, "P"), " partial sums; one entry per mesh axis."),
-    make("div", { class: "scroll tall", tabindex: "0", role: "region", "aria-label": "SBP of one block" }, make("table", {},
+    make("div", { class: "scroll tall", tabindex: "0", role: "region", "aria-label": `SBP of one block of ${plan.headline}` }, make("table", {},
       make("thead", {}, make("tr", {}, ["op", "kind", "inputs", "outputs"].map((head) => make("th", { scope: "col", class: "left" }, head)))),
       make("tbody", {}, ops.map((op) => make("tr", {},
         make("th", { scope: "row", class: "left code" }, op.op), make("td", { class: "left" }, op.kind),

@@ -57,6 +57,6 @@ export class ShownPlan {
   }
 
   showBreakdown(longestNs) {
-    if (this.step) this.breakdown.replaceChildren(breakdownOf(this.step, longestNs));
+    if (this.step) this.breakdown.replaceChildren(breakdownOf(this.step, longestNs, this.plan.headline));
   }
 }
