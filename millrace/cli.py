@@ -69,12 +69,12 @@ def filled_app() -> typer.Typer:
         recommending,
         running,
         scaling,
-        serving,
         trainers,
         validating,
     )
+    from millrace.serving import serve_command
 
-    jobs = (demo, planning, scaling, recommending, serving, running, comparing)
+    jobs = (demo, planning, scaling, recommending, serve_command, running, comparing)
     for group in (*jobs, trainers, improving, profiling, validating, catalogues):
         group.register(app)
     help_pages.arrange(app)

@@ -182,7 +182,7 @@ def _check_depth(body: bytes) -> None:
 
 
 class _Unread:
-    """What of a request has not come yet: a connection that is closed before loses the answer."""
+    """Rest of a request that has not come yet: a connection closed before it loses the answer."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
