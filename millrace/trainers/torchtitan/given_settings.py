@@ -45,8 +45,8 @@ class GivenSettings:
         By dotted name; `activation_checkpoint` holds the name of the policy, None for none.
     sizes : mapping
         Of the model, in the words of `SIZES`.
-    model, precisions : str, tuple of str
-        Name of the model, and what is converted.
+    converters : tuple of str
+        Names of what quantises products.
     expert_backend : str
         What sends tokens to experts: standard, deepep or hybridep.
     classes : dict
@@ -58,7 +58,6 @@ class GivenSettings:
     table: SettingsTable
     values: dict[str, Any] = field(default_factory=dict)
     sizes: Mapping[str, Any] = field(default_factory=dict)
-    model: str = ""
     converters: tuple[str, ...] = ()
     expert_backend: str = "standard"
     classes: dict[str, str] = field(default_factory=dict)
@@ -117,6 +116,7 @@ def given_settings(source: SettingsSource) -> GivenSettings:
         )
     given.launch = launch
     _override(given, words)
+    _override(given, [f"--{name}={text}" for name, text in source.values.items() if "." in name])
     _resolve_flavor(given)
     return given
 
@@ -229,7 +229,6 @@ def _read_model(given: GivenSettings, value: Any, constants: Mapping[str, Any]) 
         converters = value.keywords.get("converters") or []
     elif isinstance(constants.get("SIZES"), dict):
         given.sizes = constants["SIZES"]
-        given.model = str(constants.get("FLAVOR", ""))
         given.expert_backend = str(constants.get("EXPERT_BACKEND", "standard"))
         converters = constants.get("CONVERTERS") or []
     else:
@@ -323,4 +322,3 @@ def _resolve_flavor(given: GivenSettings) -> None:
         choices = f"known: {', '.join(names)}" if names else "known: those of llama3 and qwen3"
         raise SettingsError(f"model {name}, flavor {flavor}: its sizes are not known; {choices}")
     given.sizes = given.table.flavors[key]
-    given.model = f"{name}-{base}".lower()

@@ -8,6 +8,7 @@ from millrace.planner.parallel_degrees import HYBRID
 from millrace.planner.search import Pins
 from millrace.trainers.header import read_header
 from millrace.trainers.job import TrainingJob
+from millrace.trainers.model_names import name_of, stated
 from millrace.trainers.torchtitan.given_settings import GivenSettings, given_settings
 from millrace.trainers.torchtitan.job_settings import DISPATCHERS, STEPS
 from millrace.trainers.torchtitan.model_sizes import config_of
@@ -25,6 +26,7 @@ DEGREES = {
     "ep": "parallelism.expert_parallel_degree",
 }
 REPLICATE = "parallelism.data_parallel_replicate_degree"
+ASYNC = "enable_async_tensor_parallel"
 SHARD = "parallelism.data_parallel_shard_degree"
 
 
@@ -59,9 +61,9 @@ def read(source: SettingsSource) -> ReadSettings:
     even = len(set(chunk_layers)) == 1
     job = TrainingJob(
         model=ModelSpec(
-            name=header.get("model") or given.model,
+            name=header.get("model") or name_of("decoder", config),
             family="decoder",
-            config=config,
+            config=stated("decoder", config),
             seq_len=_count(given, "training.seq_len"),
             precision=_precision(given),
         ),
@@ -74,6 +76,7 @@ def read(source: SettingsSource) -> ReadSettings:
         cluster=header.get("cluster", ""),
         chunk_layers=() if even else tuple(chunk_layers),
         recompute_layers=recompute_layers,
+        software=_software(given),
     )
     return ReadSettings(
         job=job,
@@ -104,7 +107,7 @@ def _devices(
     if shards < 1 and not (nodes and per_node):
         raise SettingsError(
             f"{SHARD} is left to the number of devices, and no launcher says how many: give "
-            f"--nodes and --devices-per-node"
+            f"--nodes and --gpus-per-node"
         )
     if shards > 0 and not (nodes and per_node):
         devices = inside * shards
@@ -235,6 +238,18 @@ def _axis_choices(
         stated = given.get("parallelism.expert_tensor_parallel_degree") or 1
         pinned["etp"] = degrees["tp"] if degrees["ep"] == 1 else stated
     return pinned
+
+
+def _software(given: GivenSettings) -> dict[str, str]:
+    """Words on how the software is set, as `TrainingJob.software` has them."""
+    words = {}
+    if given.get("compile.enable") and "model" in (given.get("compile.components") or []):
+        words["compiled"] = "1"
+    if any(given.get(f"{section}.{ASYNC}") for section in ("compile", "parallelism")):
+        words["tensor_overlap"] = "1"
+    if given.get("training.disable_cuda_graphs") is False:
+        words["captured"] = "step"
+    return words
 
 
 def _precision(given: GivenSettings) -> str:

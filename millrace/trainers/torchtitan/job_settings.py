@@ -20,6 +20,13 @@ PRECISIONS = {  # the dtype of computation, and what is converted
 CHECKPOINTS = {"none": None, "selective": "SelectiveAC", "full": "FullAC"}
 DISPATCHERS = {"alltoall": "standard", "deepep": "deepep", "hybridep": "hybridep"}
 NEVER_CLIPPED = "inf"
+UNHEARD_SOFTWARE = {  # words of `TrainingJob.software`, and what torchtitan does
+    ("overlap", "0"): "collectives are issued ahead of what needs them, and hide behind products",
+    ("captured", "layers"): "a step is captured in one CUDA graph or not at all; here it is not",
+    ("gradient_bytes", "2"): "gradients are summed in float32",
+    ("shard_group", ""): "storage is split over all replicas, or in groups as --zero 3-hybrid has",
+    ("cp_comm", "a2a"): "over context-parallel ranks keys and values are gathered",
+}
 STEPS = 10000  # torchtitan's default
 
 
@@ -49,15 +56,26 @@ def settings_of(job: TrainingJob) -> dict[str, Any]:
         "training.steps": training.decay_steps or STEPS,
         "training.mixed_precision_param": PRECISIONS[job.model.precision][0],
         "training.enable_cpu_offload": pins.offload not in (None, ON_DEVICES),
-        "training.disable_cuda_graphs": True,
+        "training.disable_cuda_graphs": job.software.get("captured") != "step",
         "lr_scheduler.warmup_steps": training.warmup_steps,
         "lr_scheduler.decay_type": "cosine",
         "lr_scheduler.decay_ratio": None if training.decay_steps else 0.0,
         "lr_scheduler.min_lr_factor": training.final_fraction,
-        "compile.enable": True,
-        "compile.components": ["model", "loss"],
+        "compile.enable": compiled(job),
+        "compile.enable_async_tensor_parallel": job.software.get("tensor_overlap") == "1",
     }
     return settings | _parallelism(job)
+
+
+def compiled(job: TrainingJob) -> bool:
+    """True if blocks and loss of a job are compiled.
+
+    Parameters
+    ----------
+    job : TrainingJob
+        Its software is read.
+    """
+    return job.software.get("compiled") == "1"
 
 
 def _parallelism(job: TrainingJob) -> dict[str, Any]:
@@ -156,6 +174,10 @@ def _missing_choices(job: TrainingJob) -> list[str]:
         faults.append(f"it has no schedule {pins.schedule}")
     if pins.dispatcher not in (None, *DISPATCHERS):
         faults.append(f"it sends tokens by {', '.join(DISPATCHERS)}, not by {pins.dispatcher}")
+    if job.software.get("tensor_overlap") == "1" and not compiled(job):
+        faults.append("products hide collectives of tensor parallelism in compiled blocks alone")
+    if job.software.get("captured") == "step" and ((pins.pp or 1) > 1 or (pins.ep or 1) > 1):
+        faults.append("no step of a pipeline or of expert parallelism is captured")
     if job.recompute_layers:
         faults.append("it recomputes all layers alike, not the first of every chunk")
     return faults
@@ -228,6 +250,11 @@ def unsaid_of(job: TrainingJob) -> list[str]:
         sentences.append(
             "with the optimizer's state it moves parameters and gradients to the host's memory"
         )
+    sentences += [
+        sentence
+        for (name, word), sentence in UNHEARD_SOFTWARE.items()
+        if (stated := job.software.get(name, "")) and word in ("", stated)
+    ]
     if not job.training.clip_norm:
         sentences.append("it always computes the norm of the gradients; here nothing is clipped")
     return sentences

@@ -11,6 +11,7 @@ from millrace.trainers.torchtitan.job_settings import (
     CHECKPOINTS,
     DISPATCHERS,
     PRECISIONS,
+    compiled,
     settings_of,
     unsaid_of,
 )
@@ -22,11 +23,11 @@ MODULE, FUNCTION = "millrace_job", "job"
 MODEL_MODULE = Path(__file__).with_name("model_module.txt")
 # What the linear layers of each converter leave alone: the head, which plans compute in 16 bits.
 CONVERTED = {
-    "Float8LinearConverter": 'filter_fqns=["lm_head"], model_compile_enabled=True',
-    "MXFP8LinearConverter": 'fqns=["layers"], model_compile_enabled=True',
-    "NVFP4LinearConverter": 'fqns=["layers"], model_compile_enabled=True',
-    "Float8GroupedExpertsConverter": "model_compile_enabled=True",
-    "MXFP8GroupedExpertsConverter": "model_compile_enabled=True",
+    "Float8LinearConverter": 'filter_fqns=["lm_head"], model_compile_enabled=COMPILED',
+    "MXFP8LinearConverter": 'fqns=["layers"], model_compile_enabled=COMPILED',
+    "NVFP4LinearConverter": 'fqns=["layers"], model_compile_enabled=COMPILED',
+    "Float8GroupedExpertsConverter": "model_compile_enabled=COMPILED",
+    "MXFP8GroupedExpertsConverter": "model_compile_enabled=COMPILED",
 }
 
 
@@ -81,10 +82,15 @@ def _overrides(settings: dict[str, Any], checkpoint: str | None) -> list[str]:
 
 def _launch_text(job: TrainingJob) -> str:
     nodes = "" if job.nodes == 1 else f" on each of the {job.nodes} nodes, MASTER_ADDR the first"
+    uncompiled = (
+        ""
+        if compiled(job)
+        else "\n# The plan is of blocks that are not compiled: with --compile.enable it is shorter."
+    )
     return f"""#!/bin/sh
 {header_of(job)}
 # Starts torchtitan {NEWEST}{nodes}.
-# HF_ASSETS is the folder of the tokenizer, DATASET one of torchtitan's data sets.
+# HF_ASSETS is the folder of the tokenizer, DATASET one of torchtitan's data sets.{uncompiled}
 export PYTHONPATH="$(dirname "$0"):$PYTHONPATH"
 torchrun --nnodes {job.nodes} --nproc-per-node {job.devices_per_node} \\
     --rdzv-backend c10d --rdzv-endpoint "${{MASTER_ADDR:-localhost}}:${{MASTER_PORT:-29500}}" \\
@@ -117,6 +123,7 @@ ROPE_WORDS = {tuple(words)!r}
 RESIDUAL_STD = SIZES["init_std"] / (2 * SIZES["n_layers"]) ** 0.5
 ATTENTION_BACKEND = "flex"
 EXPERT_BACKEND, EXPERT_PARALLEL = "{backend}", {settings["parallelism.expert_parallel_degree"]}
+COMPILED = {compiled(job)}
 CONVERTERS = [{quantized}]
 NAME, FLAVOR = "{name}", {job.model.name!r}
 MODEL, BLOCK, PARALLELIZE = {model}Model, {model}TransformerBlock, {parallelize}

@@ -93,16 +93,8 @@ def unplanned_of(given: GivenSettings, job: TrainingJob, copies: int) -> Iterato
             yield f"storage is split in {copies} groups; a plan's would be {replicas(job)}"
         if given.get("parallelism.fsdp_reshard_after_forward") == "never":
             yield "fsdp_reshard_after_forward never: weights stay gathered between passes"
-    if not given.get("compile.enable"):
-        yield "compile.enable is off: predictions are of compiled blocks and a compiled loss"
-    if given.get("compile.enable_async_tensor_parallel") or given.get(
-        "parallelism.enable_async_tensor_parallel"
-    ):
-        yield "enable_async_tensor_parallel hides collectives behind parts of products"
     if given.get("parallelism.disable_loss_parallel"):
         yield "parallelism.disable_loss_parallel: logits are gathered over the tp ranks"
-    if given.get("training.disable_cuda_graphs") is False:
-        yield "training.disable_cuda_graphs is off: a captured step waits for no launch"
     if given.classes.get("loss") == "ChunkedLossWrapper":
         yield "ChunkedLossWrapper: logits are made in parts, which takes less memory than predicted"
     if given.get("training.dtype") == "bfloat16":

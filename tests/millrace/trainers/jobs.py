@@ -1,12 +1,23 @@
 """Jobs that tests write and read: any that torchtitan has words for."""
 
+from dataclasses import replace
+
+import msgspec
 from hypothesis import strategies as st
 
 from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.models.zoo.catalogue import FAMILIES
 from millrace.planner.search import Pins
 from millrace.trainers.job import TrainingJob
 
 HEADS = 16
+
+
+def spelled_out(job: TrainingJob) -> TrainingJob:
+    """The job with every size of its model, those of its family's defaults too."""
+    config = msgspec.convert(dict(job.model.config), FAMILIES[job.model.family].config)
+    sizes = msgspec.structs.asdict(config)
+    return replace(job, model=msgspec.structs.replace(job.model, config=sizes))
 
 
 @st.composite
@@ -88,6 +99,9 @@ def torchtitan_jobs(draw: st.DrawFn) -> TrainingJob:
         pinned["dispatcher"] = draw(st.sampled_from(("alltoall", "deepep", "hybridep")))
         if tp > 1:
             pinned["etp"] = tp if ep == 1 else 1
+    words = [{}, {"compiled": "1"}, {"compiled": "1", "tensor_overlap": "1"}]
+    if pp == 1 and pinned.get("ep", 1) == 1:
+        words.append({"captured": "step"})
     devices = dp * tp * cp * pp
     per_node = min(8, devices)
     return TrainingJob(
@@ -105,4 +119,5 @@ def torchtitan_jobs(draw: st.DrawFn) -> TrainingJob:
         framework=draw(st.sampled_from(("torchtitan", "pytorch-fsdp"))),
         cluster=draw(st.sampled_from(("h100:8x8", ""))),
         chunk_layers=counts,
+        software=draw(st.sampled_from(words)),
     )

@@ -50,11 +50,12 @@ def test_toml_with_its_launcher() -> None:
         | {"schedule": "interleaved-1f1b", "interleave": 2, "sequence_parallel": True}
     )
     assert (job.nodes, job.devices_per_node, job.global_batch) == (16, 8, 32)
-    assert (job.model.name, job.model.precision, job.model.seq_len) == ("llama3-70b", "fp8", 8192)
+    assert (job.model.name, job.model.precision, job.model.seq_len) == ("llama3.1-70b", "fp8", 8192)
     assert job.model.config["hidden"] == 8192
     # 80 layers and two that count for embedding and head over 8 chunks: 10.25 each.
     assert job.chunk_layers == (10, 11, 10, 10, 10, 10, 10, 9)
     assert settings.ignored == ("training.dataset",)
+    assert job.software == {"compiled": "1"}
 
 
 def test_words_of_the_command_line_go_before_the_file() -> None:
@@ -68,7 +69,7 @@ def test_words_of_the_command_line_go_before_the_file() -> None:
         | {"sequence_parallel": True}
     )
     assert settings.job.global_batch == 32
-    assert any(sentence.startswith("compile.enable is off") for sentence in settings.unplanned)
+    assert settings.job.software == {}
 
 
 def test_a_shipped_configuration_by_name() -> None:
@@ -82,7 +83,7 @@ def test_a_shipped_configuration_by_name() -> None:
         {"dp": 8, "tp": 1, "pp": 1, "cp": 1, "micro_batch": 2, "zero": 3, "recompute": "full"}
     )
     assert any("ChunkedLossWrapper" in sentence for sentence in settings.unplanned)
-    assert any("disable_cuda_graphs is off" in sentence for sentence in settings.unplanned)
+    assert settings.job.software == {"captured": "step"}
 
 
 def test_the_script_that_torchtitan_ships() -> None:
@@ -170,7 +171,7 @@ def test_what_is_wrong_is_named(before: str, after: str, message: str) -> None:
         ),
         (
             "torchrun -m torchtitan.train --module llama3 --config llama3_8b",
-            "give --nodes and --devices-per-node",
+            "give --nodes and --gpus-per-node",
         ),
     ],
 )
