@@ -35,7 +35,7 @@ DOORS = {
     "cuda": ("executor/cuda/compiling.py",),
     "cudnn": ("executor/gpu/cudnn/",),
     "cupy": ("executor/gpu/",),
-    "torch": ("models/importers/torch_export/",),
+    "torch": ("models/importers/torch_export/", "millrace/trainers/dtensor/"),
     "onnx": ("models/importers/onnx/",),
     "transformers": (),
     "sklearn": ("executor/data/images.py",),

@@ -1,7 +1,7 @@
 """The record of torchtitan."""
 
+from millrace.trainers.torchtitan.described_job import read
 from millrace.trainers.torchtitan.given_settings import looks_familiar
-from millrace.trainers.torchtitan.job_reading import read
 from millrace.trainers.torchtitan.job_writing import write
 from millrace.trainers.torchtitan.settings_table import NEWEST
 from millrace.trainers.trainer import Trainer
