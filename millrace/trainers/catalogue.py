@@ -4,6 +4,7 @@ from difflib import get_close_matches
 
 from millrace.planner.errors import PlanError
 from millrace.planner.formatting import one_of
+from millrace.trainers.deepspeed import DEEPSPEED
 from millrace.trainers.dtensor import DTENSOR
 from millrace.trainers.megatron import MEGATRON_CORE
 from millrace.trainers.nanotron import NANOTRON
@@ -12,7 +13,7 @@ from millrace.trainers.trainer import SettingsError, SettingsSource, Trainer
 
 TRAINERS: dict[str, Trainer] = {
     trainer.name: trainer
-    for trainer in (MEGATRON_CORE, TORCHTITAN, NANOTRON, DTENSOR)
+    for trainer in (MEGATRON_CORE, TORCHTITAN, DEEPSPEED, NANOTRON, DTENSOR)
 }
 
 

@@ -1,6 +1,6 @@
 """Reading a `config.json`: the file, its model type and class, and the specification made of it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +50,38 @@ def read_config(
     A key that is missing has the default that transformers (release 5) gives it. Dropout is left
     out: published models are trained further without it.
     """
+    file = Path(path) / FILE_NAME if Path(path).is_dir() else Path(path)
+    return config_spec(_object(file), file, seq_len=seq_len, precision=precision, told=told)
+
+
+def config_spec(
+    values: Mapping[str, Any],
+    file: Path,
+    *,
+    seq_len: int | None = None,
+    precision: str = "fp32",
+    told: Callable[[str], None] | None = None,
+) -> ModelSpec:
+    """Specification of the model that a decoded configuration describes.
+
+    Parameters
+    ----------
+    values : mapping
+        The configuration's JSON object.
+    file : Path
+        Where it is from, for messages and for the name of a model that has none.
+    seq_len, precision, told
+        As `read_config` takes them.
+
+    Raises
+    ------
+    ModelError
+        As `read_config` says.
+    """
     if precision not in PRECISIONS:
         choices = ", ".join(PRECISIONS)
         raise ModelError(f"there is no precision `{precision}`; choose one of {choices}")
-    file = Path(path) / FILE_NAME if Path(path).is_dir() else Path(path)
-    keys = Keys(values=_object(file), where=f"configuration `{file}`")
+    keys = Keys(values=values, where=f"configuration `{file}`")
     model_type = _model_type(keys, file)
     mapped = model_type.read(keys, _architecture(keys, model_type, file))
     if told is not None:
