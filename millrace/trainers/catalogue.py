@@ -12,8 +12,7 @@ from millrace.trainers.torchtitan import TORCHTITAN
 from millrace.trainers.trainer import SettingsError, SettingsSource, Trainer
 
 TRAINERS: dict[str, Trainer] = {
-    trainer.name: trainer
-    for trainer in (MEGATRON_CORE, TORCHTITAN, DEEPSPEED, NANOTRON, DTENSOR)
+    trainer.name: trainer for trainer in (MEGATRON_CORE, TORCHTITAN, DEEPSPEED, NANOTRON, DTENSOR)
 }
 
 

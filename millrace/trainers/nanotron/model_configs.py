@@ -10,7 +10,7 @@ from millrace.models.importers.huggingface.keys import LAYERS_MAX, Keys
 from millrace.models.spec import Config, ModelSpec
 from millrace.models.zoo.decoder.config import DecoderConfig
 from millrace.planner.errors import InfeasibleError
-from millrace.trainers.decoder_differences import differing_fields, said
+from millrace.trainers.model_differences import differing_fields, said
 from millrace.trainers.nanotron.setting_names import model_class, settings_table
 from millrace.trainers.trainer import SettingsError
 

@@ -26,9 +26,14 @@ def read_back(trainer: Trainer, job: TrainingJob) -> ReadSettings:
 
 
 def plain(job: TrainingJob) -> TrainingJob:
-    """Job with every field of its model's configuration, as defaults may be written out."""
+    """Job with every field of its model's configuration, as defaults may be written out.
+
+    Where all layers have experts, the width of a dense feed-forward part is nobody's.
+    """
     family = FAMILIES[job.model.family]
     config = msgspec.structs.asdict(msgspec.convert(job.model.config, family.config))
+    if config.get("experts") and not config["dense_layers"]:
+        config["ffn_hidden"] = 0
     return replace(job, model=msgspec.structs.replace(job.model, config=config))
 
 
