@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from millrace.api.comparison_results import compare as compare
     from millrace.api.explanations import ExplanationResult as ExplanationResult
     from millrace.api.graphs import build as build
-    from millrace.api.improvement_results import ImprovementResult as ImprovementResult
-    from millrace.api.improvement_results import improve as improve
     from millrace.api.plan_figures import PlanChoices as PlanChoices
     from millrace.api.plan_figures import PlanPrediction as PlanPrediction
     from millrace.api.plan_results import PlanResult as PlanResult
@@ -38,6 +36,8 @@ if TYPE_CHECKING:
     from millrace.api.sweep_results import scale as scale
     from millrace.api.sweep_rows import SweepRow as SweepRow
     from millrace.executor.errors import ExecutorError as ExecutorError
+    from millrace.improvement.improvement_results import ImprovementResult as ImprovementResult
+    from millrace.improvement.improvement_results import improve as improve
     from millrace.models.documents import FileError as FileError
     from millrace.models.errors import ModelError as ModelError
     from millrace.models.spec import TrainingSpec as TrainingSpec
@@ -58,7 +58,7 @@ _NAMES_BY_MODULE = {
     "api.comparison_results": ("ComparisonResult", "compare"),
     "api.explanations": ("ExplanationResult",),
     "api.graphs": ("build",),
-    "api.improvement_results": ("ImprovementResult", "improve"),
+    "improvement.improvement_results": ("ImprovementResult", "improve"),
     "api.plan_figures": ("PlanChoices", "PlanPrediction"),
     "api.plan_results": ("PlanResult", "load", "plan"),
     "api.profile_results": ("ProfileResult", "profile"),

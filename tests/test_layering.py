@@ -39,7 +39,7 @@ DOORS = {
     "onnx": ("models/importers/onnx/",),
     "transformers": (),
     "sklearn": ("executor/data/images.py",),
-    "pandas": ("millrace/api/",),
+    "pandas": ("millrace/api/", "millrace/improvement/"),
     "fastapi": ("millrace/serving/",),
     "pydantic": ("millrace/serving/",),
     "starlette": ("millrace/serving/",),

@@ -38,7 +38,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "improve": (
         (
             "what to change first in a script that takes 6.1 s a step on H100",
-            "millrace improve train_llama3_8b.sh --cluster h100 --nodes 4 --measured 6.1",
+            "millrace improve train_llama3_8b.sh --cluster h100:8x4 --measured 6.1",
         ),
         ("the same of an exported plan", "millrace improve titan --changes-only"),
     ),

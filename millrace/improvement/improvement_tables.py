@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from millrace.drawing import headline
-from millrace.improvement.improving import ChangeOutcome, Improvement
+from millrace.improvement.improved_job import ChangeOutcome, Improvement
 from millrace.planner.formatting import size
 from millrace.units import format_percent, format_seconds
 

@@ -10,6 +10,8 @@ from millrace.planner.search import Pins
 from millrace.trainers.job import TrainingJob
 
 FACTORS = (2, 0.5)
+PLAIN = "1f1b"
+INTERLEAVED = f"interleaved-{PLAIN}"
 FEW, MANY = 1, 8  # chunks of a stage that are tried
 # Devices that one degree gives up, another takes; the first of a pair is named.
 EXCHANGES = (("tp", "dp"), ("pp", "dp"), ("cp", "dp"), ("tp", "pp"), ("tp", "cp"))
@@ -105,12 +107,12 @@ def _chunks(job: TrainingJob, runs: Capabilities) -> Iterator[SingleChange]:
     stages, layers = job.pins.pp or 1, int(job.model.config["layers"])  # type: ignore[arg-type]
     if stages == 1:
         return
-    chunks, schedule = job.pins.interleave or 1, job.pins.schedule or "1f1b"
-    if runs.has_schedule("interleaved-1f1b") and schedule in ("1f1b", "interleaved-1f1b"):
+    chunks, schedule = job.pins.interleave or 1, job.pins.schedule or PLAIN
+    if runs.has_schedule(INTERLEAVED) and schedule in (PLAIN, INTERLEAVED):
         for factor in FACTORS:
             changed = int(chunks * factor)
             if FEW <= changed <= MANY and layers % (stages * changed) == 0:
-                name = "interleaved-1f1b" if changed > 1 else "1f1b"
+                name = INTERLEAVED if changed > 1 else PLAIN
                 change = _changed(job, "interleave", changed, schedule=name)
                 yield replace(change, job=replace(change.job, chunk_layers=()))
     for name in runs.schedules or tuple(SCHEDULES):
@@ -164,7 +166,7 @@ def _consistent(document: Mapping[str, Any], degrees: Mapping[str, int]) -> dict
         pins.pop("schedule", None)
         pins.pop("interleave", None)
     elif "schedule" not in pins:
-        pins |= {"schedule": "1f1b", "interleave": 1}
+        pins |= {"schedule": PLAIN, "interleave": 1}
     if degrees["tp"] == 1:
         pins.pop("sequence_parallel", None)
         pins.pop("etp", None)

@@ -111,7 +111,8 @@ def takes_sweep(command: Callable[..., None]) -> Callable[..., None]:
         asked = sweep_options(**{name: values.pop(name) for name in sweeps})
         from millrace.planner.search import Pins
 
-        command(**values, pins=Pins.of(set_pins(values)), asked=asked)
+        pins = Pins.of(set_pins(values))
+        command(**values, pins=pins, asked=asked)
 
     return with_options(called, command, sweeps | pin_parameters(), hidden=("pins", "asked"))
 

@@ -9,6 +9,7 @@ from millrace.api.data_frames import data_frame
 from millrace.api.plan_results import PlanResult
 from millrace.api.views import ResultView, result_html, result_text, table_view
 from millrace.improvement import Improvement, improved
+from millrace.improvement.improved_job import ChangeOutcome
 from millrace.improvement.improvement_tables import (
     change_document,
     change_table,
@@ -16,7 +17,6 @@ from millrace.improvement.improvement_tables import (
     improvement_document,
     today_lines,
 )
-from millrace.improvement.improving import ChangeOutcome
 from millrace.trainers.catalogue import trainer_named, trainer_of
 from millrace.trainers.sources import source_of
 
@@ -100,7 +100,7 @@ def improve(
     search: bool = True,
     progress: Callable[[str], None] | None = None,
 ) -> ImprovementResult:
-    """What a job that runs today gains from each single change, and from its trainer's best plan.
+    """Gains of a job that runs today: from each single change, and from its trainer's best plan.
 
     Parameters
     ----------
