@@ -7,40 +7,36 @@ Prints:  a column for tensor parallelism (tp 8) and one for pipeline parallelism
          steps, part by part; and the largest transfers of each plan.
 """
 
-from millrace import api
-from millrace.drawing import headline
-from millrace.simulator.account import account_of
+import millrace
 
-cluster = api.with_framework(api.cluster("a100-sxm-80gb:8x1"), "megatron-core")
 shapes = {
-    "tp 8": {"tp": 8, "dp": 1, "pp": 1},
-    "pp 8": {"tp": 1, "dp": 1, "pp": 8},
+    "tp 8": millrace.Pins(tp=8, dp=1, pp=1),
+    "pp 8": millrace.Pins(tp=1, dp=1, pp=8),
 }
 
 columns: dict[str, dict[str, float]] = {}
 transfers: list[str] = []
 for name, pins in shapes.items():
     # Pinned degrees are fixed. Schedule, microbatches and recomputation remain free.
-    plan = api.search("llama2-7b", cluster, global_batch=64, precision="bf16", pins=pins)
-    print(f"{name}: {headline(plan)}")
+    planned = millrace.plan("llama2-7b", "a100-sxm-80gb:8x1", global_batch=64, pins=pins)
+    print(f"{name}: {planned}")
 
     # Every instant of a step is compute, communication that no compute hides, or bubble (waiting).
-    # The figures are means over the ranks, in nanoseconds.
-    prediction = api.simulate(plan, detailed=True)
-    exposed, bubble = (
-        prediction.exposed_communication_ns,
-        prediction.bubble_fraction * prediction.step_time_ns,
-    )
+    # The figures are means over the ranks.
+    simulated = millrace.simulate(planned, detailed=True)
+    exposed_s = simulated.exposed_communication_s
+    bubble_s = simulated.bubble_fraction * simulated.step_time_s
     columns[name] = {
-        "step time": prediction.step_time_ns / 1e9,
-        "compute": (prediction.step_time_ns - exposed - bubble) / 1e9,
-        "exposed communication": exposed / 1e9,
-        "bubble": bubble / 1e9,
-        "memory, GiB": prediction.memory_bytes_max / 2**30,
+        "step time": simulated.step_time_s,
+        "compute": simulated.step_time_s - exposed_s - bubble_s,
+        "exposed communication": exposed_s,
+        "bubble": bubble_s,
+        "memory, GiB": simulated.memory_bytes_max / 2**30,
     }
 
-    # `detailed=True` keeps what an account needs: the rows behind these totals, largest first.
-    for row in account_of(plan, prediction).communication[:2]:
+    # `detailed=True` accounts for the step: the rows behind these totals, largest first.
+    assert simulated.account is not None
+    for row in simulated.account.communication[:2]:
         transfers.append(
             f"{name}: {row.kind} over {'+'.join(row.axes)}, {row.message_bytes / 1e9:,.1f} GB, "
             f"{row.exposed_ns / 1e9:.2f} s of it exposed"

@@ -9,44 +9,40 @@ Prints:  the levels of links as Millrace understood the file; the plan; for the 
 
 from pathlib import Path
 
-from millrace import api
-from millrace.drawing import headline
-from millrace.figures import plan_summary
+import millrace
 
 path = str(Path(__file__).with_name("own_cluster.toml"))
-cluster = api.cluster(path)
+cluster = millrace.cluster(path)
 print(f"{cluster.name}: {cluster.devices} devices in {cluster.nodes} nodes")
 for level in cluster.levels:
     link = level.link
     print(f"  {level.name}: {link.bandwidth_bytes_per_s / 1e9:.1f} GB/s a device ({link.source})")
 
-plan = api.search("gpt3-1.3b", cluster, global_batch=32, precision="bf16")
-print(headline(plan))
-summary = plan_summary(plan)
+planned = millrace.plan("gpt3-1.3b", cluster, global_batch=32)
+print(planned)
+before = planned.prediction
 
 # `scale` plans and simulates every combination that it is given (sizes, batches, networks), so that
-# the network below gets the plan that suits it. It takes the framework as an argument: that of the
-# file does not count there. Costs are those of a million tokens unless `tokens=` says otherwise.
-(faster,) = api.scale(
+# the network below gets the plan that suits it. Costs are those of a million tokens unless
+# `tokens=` says otherwise.
+(faster,) = millrace.scale(
     "gpt3-1.3b",
     [path],
     nodes=[cluster.nodes],
     global_batches=[32],
     networks=["4xroce-400"],  # a port of 400 Gb/s for each device
-    precision="bf16",
-    framework=cluster.software.name,
 )
 print(f"{'network':<12}{'stages':>8}{'step':>11}{'a million tokens':>20}")
 for network, stages, step_s, cost_usd in (
-    ("own", summary["pp"], summary["step_time_s"], summary["cost_usd_per_mtoken"]),
-    (faster["network"], faster["pp"], faster["step_time_s"], faster["cost_usd"]),
+    ("own", planned.choices.pp, before.step_time_s, before.cost_usd_per_mtoken),
+    (faster.network, faster.pp, faster.step_time_s, faster.cost_usd),
 ):
     print(f"{network:<12}{stages:>8}{step_s:>9.3f} s{cost_usd:>16.4f} USD")
-print(f"{faster['network']}: {faster['binds']} takes {faster['binds_fraction']:.0%} of the step")
+print(f"{faster.network}: {faster.binds} takes {faster.binds_fraction:.0%} of the step")
 
 # The file prices the devices, not the network. A faster network is worth what the same speed would
 # cost in devices.
-speedup = summary["step_time_s"] / faster["step_time_s"] - 1
+speedup = before.step_time_s / faster.step_time_s - 1
 usd_per_hour = cluster.device.price_usd_per_hour * cluster.devices
-print(f"{faster['network']} is {speedup:.1%} faster than the network of the file")
+print(f"{faster.network} is {speedup:.1%} faster than the network of the file")
 print(f"it is worth {usd_per_hour * speedup:.2f} USD an hour; devices cost {usd_per_hour:.2f}")

@@ -7,31 +7,29 @@ Prints:  the plan; the loss of the first and of the last step; the predicted and
          time and the error of the prediction; the three causes that differ most.
 """
 
-from millrace import api
-from millrace.drawing import headline
-from millrace.models.spec import TrainingSpec
+import millrace
 
 # `local:2` is two processes that share this machine's cores. Their speed is measured once.
-cluster = api.cluster("local:2", progress=print)
+cluster = millrace.cluster("local:2", progress=print)
 
-plan = api.search(
+planned = millrace.plan(
     "gpt-demo",
     cluster,
     global_batch=8,
-    training=TrainingSpec(learning_rate=5e-3, warmup_steps=10),
-    pins={"tp": 2},  # leave the pins out, and the search decides
+    training=millrace.TrainingSpec(learning_rate=5e-3, warmup_steps=10),
+    pins=millrace.Pins(tp=2),  # leave the pins out, and the search decides
 )
-print(headline(plan))
+print(planned)
 
 # Run: one process per rank, on the source files of Python's standard library. The first five steps
 # warm up and do not count in the step time.
 steps = 20
-measured = api.execute(plan, steps=steps)
-print(f"loss {measured.losses[0]:.3f} after step 1, {measured.losses[-1]:.3f} after step {steps}")
+measured = millrace.run(planned, steps=steps)
+print(f"loss {measured.loss[0]:.3f} after step 1, {measured.loss[-1]:.3f} after step {steps}")
 
 # Compare: the prediction and the run are traces of the same actors, joined actor by actor. The
 # error is predicted / measured - 1; other programs on this machine make the run slower.
-comparison = api.compare(plan, measured.trace)
+comparison = millrace.compare(planned, measured)
 print(f"predicted {comparison.predicted_step_time_s * 1e3:.1f} ms")
 print(f"measured  {comparison.measured_step_time_s * 1e3:.1f} ms")
 print(f"error {comparison.step_time_error:+.1%}")

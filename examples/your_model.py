@@ -11,8 +11,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from millrace import api
-from millrace.drawing import headline
+import millrace
 from millrace.importing import import_module
 from millrace.models.importers.torch_export import spec
 
@@ -51,9 +50,9 @@ with torch.device("meta"):
     ids = torch.zeros(1, 2048, dtype=torch.int64)
 imported = import_module(large, (ids,), name="large", precision="bf16")
 print(f"{imported.graph.parameter_count:,} parameters in {len(imported.graph.blocks)} blocks")
-cluster = api.with_framework(api.cluster("a100-sxm-80gb:8x2"), "pytorch-fsdp")
-plan = api.search(spec(imported), cluster, global_batch=64)
-print(f"{headline(plan)}\nstep time {plan.figures['step_time_s']:.2f} s")
+model, cluster = spec(imported), "a100-sxm-80gb:8x2"
+planned = millrace.plan(model, cluster, global_batch=64, framework="pytorch-fsdp")
+print(f"{planned}\nstep time {planned.prediction.step_time_s:.2f} s")
 
 # A module with values is checked as it is imported: its loss and gradients against PyTorch's.
 torch.manual_seed(0)
@@ -63,8 +62,9 @@ print(imported.notes[-1])
 
 # It starts from the module's values and trains on bytes of text, split over two processes.
 # `measured=False` takes built-in figures of CPUs, so that this machine need not be measured.
-plan = api.search(spec(imported), api.cluster("local:2", measured=False), 8, pins={"tp": 2})
+cluster = millrace.cluster("local:2", measured=False)
+planned = millrace.plan(spec(imported), cluster, global_batch=8, pins=millrace.Pins(tp=2))
 with TemporaryDirectory() as folder:
     np.savez(weights := Path(folder, "weights.npz"), **imported.values)
-    run = api.execute(plan, steps=2, weights=weights)
-print(f"loss {run.losses[0]:.4f} in step 1, {run.losses[1]:.4f} in step 2")
+    run = millrace.run(planned, steps=2, weights=weights)
+print(f"loss {run.loss[0]:.4f} in step 1, {run.loss[1]:.4f} in step 2")

@@ -3,11 +3,14 @@
 from dataclasses import fields as fields_of
 from typing import Any
 
+from millrace.api.plan_search import check_question
+from millrace.api.plan_search import search as simulated_search
 from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.planner.cluster import Cluster
 from millrace.planner.clusters import local_cluster, parse_cluster
 from millrace.planner.plan import Plan
 from millrace.planner.search import Pins, SearchRequest, search
+from millrace.requested_cluster import usual_precision
 
 PINS = frozenset(field.name for field in fields_of(Pins))
 
@@ -28,6 +31,29 @@ def request_of(
         global_batch=global_batch,
         **{"training": TrainingSpec(), "pins": Pins(**pins), **choices},
     )
+
+
+def searched(
+    model: str | ModelSpec,
+    where: Cluster | str | int,
+    global_batch: int = 8,
+    *,
+    seq_len: int | None = None,
+    precision: str | None = None,
+    **choices: Any,
+) -> Plan:
+    """Plan that the front door's search gives, simulated; a cluster stays as it is.
+
+    Choices are pins by name, or arguments of the search.
+    """
+    if isinstance(where, int):
+        where = local_cluster(where, cores=2, memory_bytes=2**33)
+    cluster = parse_cluster(where) if isinstance(where, str) else where
+    if isinstance(model, str):
+        precision = precision or usual_precision(cluster, model)
+        model = check_question(model, seq_len=seq_len, precision=precision)
+    pins = Pins(**{name: choices.pop(name) for name in PINS & choices.keys()})
+    return simulated_search(model, cluster, global_batch, pins=pins, **choices)
 
 
 def plan_of(

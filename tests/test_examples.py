@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace import api
+import millrace
 from millrace.files import load_plan
 from tests.extras import optional
 
@@ -180,13 +180,19 @@ def test_an_example_is_short_and_says_how_to_run_it(path):
 
 
 def test_the_programs_of_the_api_page_run(tmp_path):
-    road, explained = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+    road, sweep = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
     (tmp_path / "road.py").write_text(road)
     text = printed(tmp_path / "road.py", tmp_path)
-    assert text.startswith(f"{api.build('gpt-demo').parameter_count:,} parameters, ")
-    assert re.search(r"^predicted \d+ ms a step\nmeasured \d+ ms, loss [\d.]+\nerror ", text, re.M)
-    (tmp_path / "explained.py").write_text(explained)
-    assert "dp = 1: dp = 2 loses" in printed(tmp_path / "explained.py", tmp_path)
+    assert text.startswith("gpt-demo on local:2: mesh tp 2, 1 stage")
+    assert "\ndp = 1: dp = 2 " in text
+    slower = r"^predicted ([\d.]+) s a step\npredicted ([\d.]+) s with a slow rank, bubble \d+%$"
+    step_s, slow_s = numbers(slower, text)
+    assert slow_s > step_s
+    assert re.search(r"^measured [\d.]+ s, loss [\d.]+\nerror [+-][\d.]+%, mostly ", text, re.M)
+    (tmp_path / "sweep.py").write_text(sweep)
+    lines = printed(tmp_path / "sweep.py", tmp_path).splitlines()
+    assert [line.partition(":")[0] for line in lines[:2]] == ["8 devices", "16 devices"]
+    assert lines[2] == "sweep of gpt2-small: 2 points"
 
 
 def test_the_api_page_names_what_there_is_and_every_verb():
@@ -200,9 +206,7 @@ def test_the_api_page_names_what_there_is_and_every_verb():
                 place = place.rpartition(".")[0]
         for part in name[len(place) + 1 :].split(".") if place != name else ():
             definition = getattr(definition, part)
-    public = inspect.getmembers(api, inspect.isfunction)
-    verbs = [
-        name for name, function in public if function.__module__ == api.__name__ and name[0] != "_"
-    ]
-    assert len(verbs) == 14
-    assert [name for name in verbs if f"`{name}`" not in text] == []
+    functions = [name for name in millrace.__all__ if inspect.isfunction(getattr(millrace, name))]
+    assert [name for name in functions if f"| `{name}` |" not in text] == []
+    results = [name for name in millrace.__all__ if name.endswith(("Result", "Row"))]
+    assert [name for name in results if f"`{name}`" not in text and f".{name}\n" not in text] == []

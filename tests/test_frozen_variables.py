@@ -12,7 +12,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from millrace import api
+import millrace
 from millrace.executor.data import open_dataset
 from millrace.executor.reference import ReferenceResult, run_reference
 from millrace.executor.streams import command_buffer, find_races
@@ -178,8 +178,8 @@ def test_a_checkpoint_holds_frozen_variables_for_any_plan_to_go_on_with(tmp_path
     first, then = (
         search(search_request(spec("half-frozen"), **PINS[kind])) for kind in ("pp", "ZeRO 3")
     )
-    losses = api.execute(first, steps=1, checkpoint=tmp_path).losses
-    losses += api.execute(then, steps=1, checkpoint=tmp_path, resume=True).losses
+    losses = millrace.run(first, steps=1, checkpoint=tmp_path).loss
+    losses += millrace.run(then, steps=1, checkpoint=tmp_path, resume=True).loss
     assert losses == pytest.approx(reference("half-frozen").losses, rel=1e-9)
 
 

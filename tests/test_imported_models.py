@@ -3,16 +3,17 @@
 import msgspec
 import pytest
 
-from millrace import api
 from millrace.executor.data import open_dataset
 from millrace.executor.reference import run_reference
 from millrace.models.graph import to_json
 from millrace.models.importers.opening import open_model
 from millrace.models.spec import TrainingSpec
 from millrace.models.zoo.catalogue import build_training
+from millrace.planner.compile import compile_plan
 from millrace.planner.plan import Plan
 from tests.models.importers.onnx_files import attention_text, parsed, saved, with_weights
 from tests.parallel_runs import assert_trains_as_one_device
+from tests.plan_requests import searched
 
 STEPS = 2
 
@@ -24,8 +25,7 @@ def test_an_onnx_model_trains_on_two_ranks_as_on_one(tmp_path, pins):
     spec = open_model(str(path), 8, "fp64")
     path.unlink()
     training = TrainingSpec(learning_rate=0.01)
-    on = api.cluster("local:2", measured=False)
-    plan = api.search(spec, on, 4, training=training, pins=pins | {"micro_batch": 2})
+    plan = searched(spec, "local:2", 4, training=training, micro_batch=2, **pins)
     assert msgspec.json.decode(to_json(plan), type=Plan) == plan
     graph = build_training(spec, training, plan.batch)
     expected = run_reference(
@@ -35,4 +35,4 @@ def test_an_onnx_model_trains_on_two_ranks_as_on_one(tmp_path, pins):
         dataset=open_dataset(None, spec, 0),
         keep_parameters=(STEPS,),
     )
-    assert_trains_as_one_device(plan, graph, api.compile(plan), expected, STEPS)
+    assert_trains_as_one_device(plan, graph, compile_plan(plan), expected, STEPS)

@@ -24,23 +24,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace import api
+import millrace
 from millrace.cli import exit_code_of, run
 from millrace.executor.data import open_dataset
 from millrace.executor.kernels import RunState
 from millrace.executor.rank import RankState
 from millrace.executor.values.checkpoint import checked_checkpoint, load_checkpoint
 from millrace.executor.values.weights import Weights, check_weights
+from millrace.figures import prediction_of
 from millrace.models.arrays import Array
 from millrace.models.graph import to_json
 from millrace.models.importers.opening import open_model
+from millrace.planner.compile import compile_plan
 from millrace.planner.plan import Plan
 from millrace.published.notes import with_columns
 from millrace.published.reading import read_table
 from millrace.published.validation import ask
+from millrace.simulator import predict
 from tests.changed_files import HOSTILE, edited, remodelled, rewritten, spoilt
 from tests.extras import optional
 from tests.millrace.published.rows import BILLION, PLAIN
+from tests.plan_requests import searched
 
 FEW = settings(max_examples=30, deadline=None, derandomize=True, database=None)
 EXAMPLES = settings() if settings.get_current_profile_name() == "many" else FEW
@@ -189,7 +193,7 @@ LINES = (
 @cache
 def tiny_plan(model: str = "mlp", ranks: int = 2, **pins: int) -> Plan:
     """Plan on this machine's cores, as the catalogue has them."""
-    return api.search(model, api.cluster(f"local:{ranks}", measured=False), 8, pins=pins or None)
+    return searched(model, f"local:{ranks}", 8, **pins)
 
 
 @cache
@@ -212,7 +216,7 @@ def sound_plan_of_a_graph() -> bytes:
     with TemporaryDirectory() as name:
         path = Path(name) / "model.onnx"
         path.write_bytes(sound_model())
-        return to_json(api.search(str(path), api.cluster("local:2", measured=False), 8))
+        return to_json(searched(str(path), "local:2", 8))
 
 
 def sound_weights() -> bytes:
@@ -243,8 +247,8 @@ def shown(path: Path) -> int:
 
 
 def priced(path: Path) -> None:
-    cluster = api.cluster("local:2", profile=path)
-    api.figures(msgspec.structs.replace(tiny_plan(), cluster=cluster))
+    cluster = millrace.cluster("local:2", profile=path)
+    prediction_of(msgspec.structs.replace(tiny_plan(), cluster=cluster))
 
 
 def weighed(path: Path) -> None:
@@ -292,7 +296,7 @@ KINDS = {
     "profile": Kind("profile.json", sound_profile, JSON, partial(read, priced)),
     "trace": Kind(
         "trace.json",
-        lambda: to_json(api.simulate(tiny_plan(), fidelity="op").trace),
+        lambda: to_json(predict(tiny_plan(), fidelity="op").trace),
         JSON,
         lambda path: commanded("compare", str(path.with_name("plan.json")), str(path)),
     ),
@@ -326,7 +330,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a plan, a trace and a checkpoint, in which every input is written anew."""
     path = tmp_path_factory.mktemp("readers")
     (path / "plan.json").write_bytes(to_json(tiny_plan()))
-    api.execute(tiny_plan(ranks=1), steps=1, checkpoint=path, trace=False)
+    millrace.run(tiny_plan(ranks=1), steps=1, checkpoint=path, trace=False)
     return path
 
 
@@ -350,7 +354,7 @@ def test_a_changed_file_is_read_or_refused(name: str, folder: Path, data: st.Dat
 def resumed(folder: Path) -> list[Array]:
     """Values that a run which resumes reads from the checkpoint in a folder."""
     plan = tiny_plan(ranks=1)
-    graph, data = api.compile(plan), open_dataset(None, plan.model, 0)
+    graph, data = compile_plan(plan), open_dataset(None, plan.model, 0)
     source, _ = checked_checkpoint(folder, graph, plan.model.name)
     run_state = RunState(seed=0, dataset=data, global_batch=8, microbatches=1, batch=8)
     state = RankState(graph, 0, run_state)

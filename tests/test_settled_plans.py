@@ -2,8 +2,9 @@
 
 import pytest
 
-from millrace import api
+import millrace
 from millrace.planner.search.report.search_log import PlanComparison, SearchLog
+from tests.plan_requests import searched
 
 # Blocks that are timed apart may differ from the plan's own ops by this fraction of a step.
 TIME = 0.03
@@ -13,13 +14,10 @@ MEMORY = 0.12
 
 def compared(**asked: object) -> list[PlanComparison]:
     record = SearchLog()
-    cluster = api.with_framework(api.cluster("a100-sxm-80gb:8x1"), "any")
-    limit = asked.pop("limit", None)
-    assert limit is None or isinstance(limit, int)
-    api.search(
-        "gpt3-1.3b", cluster, 64, seq_len=2048, precision="bf16", pins=asked,  # type: ignore[arg-type]
-        memory_limit_bytes=limit, record=record,
-    )  # fmt: skip
+    cluster = millrace.cluster("a100-sxm-80gb:8x1", framework="any")
+    limit = {"memory_limit_bytes": asked.pop("limit", None)}
+    question = {"seq_len": 2048, "precision": "bf16"}
+    searched("gpt3-1.3b", cluster, 64, record=record, **question, **limit, **asked)
     return record.compared
 
 

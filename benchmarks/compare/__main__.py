@@ -26,9 +26,9 @@ import msgspec
 import numpy as np
 import typer
 
+import millrace
 from benchmarks.compare.ranking import in_order, settled, spearman
 from benchmarks.compare.suite import SUITE, Pins, SuiteModel
-from millrace import api
 from millrace.executor.measure import keep_profile
 from millrace.models.spec import TrainingSpec
 from millrace.planner.actors.trace import Trace
@@ -109,7 +109,7 @@ def main(
 def _model_rows(suite_model: SuiteModel, limit: int | None) -> list[Row]:
     """Rows of a model's plans, and of the planner's own."""
     by_ranks = {RANKED: suite_model.plans[:limit], **({} if limit else suite_model.others)}
-    profiled = {ranks: api.cluster(f"local:{ranks}", progress=_say) for ranks in by_ranks}
+    profiled = {ranks: millrace.cluster(f"local:{ranks}", progress=_say) for ranks in by_ranks}
     on, asked = dict(profiled), []
     for ranks, pinned in by_ranks.items():
         names = [(_name(pins), pins) for pins in pinned]
@@ -173,29 +173,30 @@ def _on(plan: Plan, cluster: Cluster) -> Plan:
 
 def _plan(suite_model: SuiteModel, on: Cluster, pins: Pins) -> Plan | None:
     try:
-        return api.search(
+        planned = millrace.plan(
             suite_model.name,
             on,
-            suite_model.global_batch,
+            global_batch=suite_model.global_batch,
             seq_len=suite_model.seq_len,
             precision="fp32",
             training=TRAINING,
-            pins=pins,
+            pins=millrace.Pins.of(pins),
         )
     except InfeasibleError as error:
         _say(f"{suite_model.name} {pins}: {error}")
         return None
+    return planned.plan
 
 
 def _predicted_s(plan: Plan) -> float:
-    return api.simulate(plan).step_time_ns / 1e9
+    return millrace.simulate(plan).step_time_s
 
 
 def _run(plan: Plan) -> tuple[Run, Trace]:
     """Run of a plan, and its trace."""
     least, most = STEPS
     steps = max(least, min(most, round(RUN_S / _predicted_s(plan))))
-    measured = api.execute(plan, steps=steps)
+    measured = millrace.run(plan, steps=steps)
     times = measured.trace.step_times_ns()[WARM_UP:]
     low, high = np.quantile(times, (0.25, 0.75))
     return Run(measured.step_time_ns / 1e9, float(high - low) / median(times)), measured.trace

@@ -15,12 +15,11 @@ from contextlib import contextmanager
 from statistics import median
 from time import monotonic
 
-from millrace import api
+import millrace
 from millrace.executor.measure import SECONDS, profile
-from millrace.planner.cluster import Cluster, Device
+from millrace.planner.cluster import Device
 from millrace.planner.clusters import machine_cores, parse_cluster
 from millrace.planner.clusters.doubts import profile_warning
-from millrace.planner.plan import Plan
 from millrace.units import format_percent, format_seconds
 
 Tables = Mapping[str, tuple[tuple[int, int], ...]]
@@ -72,8 +71,10 @@ def main(seconds: float) -> int:
     print(f"collectives: busy over quiet {_ratios(alone.collectives, beside.collectives)}")
     ratios = []
     for model, batch, pins in QUESTIONS:
-        plan = api.search(model, quiet, batch, pins=pins)
-        quiet_s, busy_s = (_step_time_s(plan, on) for on in (quiet, busy))
+        planned = millrace.plan(model, quiet, global_batch=batch, pins=millrace.Pins.of(pins))
+        quiet_s, busy_s = (
+            millrace.simulate(planned, cluster=on).step_time_s for on in (quiet, busy)
+        )
         ratios.append(busy_s / quiet_s)
         text = " ".join(f"{name} {size}" for name, size in pins.items())
         print(
@@ -100,10 +101,6 @@ def _ratios(before: Tables, after: Tables) -> str:
     )
     ratios = sorted(later_ns / duration_ns for duration_ns, later_ns in pairs)
     return f"{median(ratios):.2f} in the median, {ratios[0]:.2f} to {ratios[-1]:.2f}"
-
-
-def _step_time_s(plan: Plan, on: Cluster) -> float:
-    return api.simulate(api.transfer(plan, on=on)).step_time_ns / 1e9
 
 
 if __name__ == "__main__":

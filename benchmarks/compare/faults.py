@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from millrace import api
+import millrace
 from millrace.comparison.comparison import (
     COLLECTIVE_COST,
     OP_COST,
@@ -157,11 +157,11 @@ def compared(fault: Fault) -> tuple[Comparison, MachineLoad | None]:
         wait_for_quiet(None, PATIENCE_S)
         before, computed_s = core_times(), _computed_s()
         with _planted(fault):
-            measured = api.execute(plan, steps=STEPS, seed=fault.seed, trace=True)
+            measured = millrace.run(plan, steps=STEPS, seed=fault.seed)
         load = load_between(before, core_times(), _computed_s() - computed_s)
         if load is None or not load.is_busy:
             break
-    return api.compare(plan, measured.trace), load
+    return millrace.compare(plan, measured).comparison, load
 
 
 def _computed_s() -> float:
@@ -172,8 +172,9 @@ def _computed_s() -> float:
 
 @cache
 def _planned(model: str, global_batch: int, pins: tuple[tuple[str, int], ...]) -> Plan:
-    where = api.cluster("local:2", progress=lambda text: print(text, file=sys.stderr))
-    return api.search(model, where, global_batch, pins=dict(pins))
+    where = millrace.cluster("local:2", progress=lambda text: print(text, file=sys.stderr))
+    pinned = millrace.Pins.of(dict(pins))
+    return millrace.plan(model, where, global_batch=global_batch, pins=pinned).plan
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from typing import Annotated
 
 import typer
 
-from millrace import api
+import millrace
 from millrace.executor.data import open_dataset
 from millrace.executor.reference import run_reference
 from millrace.models.spec import TrainingSpec
@@ -46,28 +46,29 @@ CASES: tuple[tuple[str, Pins, Pins], ...] = (
 
 def main(steps: Annotated[int, typer.Argument()] = 20, precision: str = "fp32") -> None:
     """Plan, run and compare every case."""
-    clusters = {ranks: api.cluster(f"local:{ranks}") for ranks in (2, 4)}
+    clusters = {ranks: millrace.cluster(f"local:{ranks}") for ranks in (2, 4)}
     for model, *pinned in CASES:
         for ranks, pins in zip(clusters, pinned, strict=True):
             degrees = {"dp": 1, "tp": 1, "pp": 1} | pins
             replicas = int(degrees["dp"])
-            plan = api.search(
+            pinned = {"micro_batch": GLOBAL_BATCH // MICROBATCHES // replicas} | degrees
+            plan = millrace.plan(
                 model,
                 clusters[ranks],
-                GLOBAL_BATCH,
+                global_batch=GLOBAL_BATCH,
                 precision=precision,
                 seq_len=None if model.startswith(WITHOUT_SEQUENCE) else SEQ_LEN,
                 training=TRAINING,
-                pins={"micro_batch": GLOBAL_BATCH // MICROBATCHES // replicas} | degrees,
-            )
-            measured = api.execute(plan, steps=steps)
+                pins=millrace.Pins.of(pinned),
+            ).plan
+            measured = millrace.run(plan, steps=steps)
             expected = run_reference(
                 build_training(plan.model, plan.training, plan.batch),
                 microbatches=plan.microbatches,
                 steps=steps,
                 dataset=open_dataset(None, plan.model, 0),
             )
-            both = list(zip(measured.losses, expected.losses, strict=True))
+            both = list(zip(measured.loss, expected.losses, strict=True))
             apart = max(abs(loss - other) / abs(other) for loss, other in both)
             words = " ".join(f"{name} {value}" for name, value in pins.items())
             line = (

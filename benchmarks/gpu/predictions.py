@@ -27,10 +27,10 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+import millrace
 from benchmarks.gpu.results import RESULTS, read_summaries
 from benchmarks.gpu.roofline import kind_of, works
 from benchmarks.gpu.trained_models import benchmark_model, planned
-from millrace import api
 from millrace.models.documents import FileError
 from millrace.models.errors import ModelError
 from millrace.planner.cluster import Cluster, Device
@@ -188,7 +188,7 @@ def _prediction(plan: Plan, devices: Sequence[Device], step: MeasuredStep) -> St
         batch=step.batch,
         seq_len=step.seq_len,
         measured_s=step.step_s,
-        predicted_s=tuple(api.simulate(each).step_time_ns / 1e9 for each in plans),
+        predicted_s=tuple(millrace.simulate(each).step_time_s for each in plans),
         kinds=tuple(
             KindPrediction(
                 kind=kind,
@@ -268,7 +268,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"benchmarks.gpu.predictions: {said}", file=sys.stderr)
         return 2
     try:
-        rows = predictions(api.cluster("local-gpu:1", profile=options.profile), steps)
+        rows = predictions(millrace.cluster("local-gpu:1", profile=options.profile), steps)
     except (ClusterError, FileError, ModelError, PlanError) as error:
         print(f"benchmarks.gpu.predictions: {error}", file=sys.stderr)
         return 2

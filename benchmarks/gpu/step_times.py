@@ -110,9 +110,9 @@ def trained(
 
 def predicted(plan: Plan) -> Figures:
     """Figures that a plan predicts before it is run."""
-    from millrace import api
+    import millrace
 
-    simulated = api.simulate(plan)
+    simulated = millrace.simulate(plan)
     return {
         "model": plan.model.name,
         "precision": plan.model.precision,
@@ -120,7 +120,7 @@ def predicted(plan: Plan) -> Figures:
         "seq_len": plan.model.seq_len,
         "fusion": plan.fusion,
         "predicted_for": plan.cluster.device.name,
-        "predicted_s": simulated.step_time_ns / 1e9,
+        "predicted_s": simulated.step_time_s,
         "predicted_memory_bytes": simulated.memory_bytes_max,
     }
 
@@ -252,9 +252,9 @@ def _cluster(device: Any, profile: Path | None) -> str | Cluster:
     """GPU at hand by its profile, else the catalogue's name of its kind."""
     if profile is None:
         return catalogue_name(device.name)
-    from millrace import api
+    import millrace
 
-    return api.cluster("local-gpu:1", profile=profile)
+    return millrace.cluster("local-gpu:1", profile=profile)
 
 
 def ready(device: Any, plan: Plan, losses: int, tuner: Any = None) -> tuple[DeviceRun, RunState]:

@@ -23,7 +23,7 @@ import typer
 from msgspec.structs import replace
 
 from benchmarks.planner.against_people import plan_text, sample
-from millrace import api
+from millrace.api.plan_search import search
 from millrace.models.errors import ModelError
 from millrace.planner.cluster import Cluster
 from millrace.planner.errors import InfeasibleError, PlanError
@@ -97,12 +97,12 @@ def compare(row: Row) -> BestRunComparison:
         comparison.predicted = comparison.measured_s / predictions[0].step_time_s
     began = perf_counter()
     try:
-        plan = api.search(
+        plan = search(
             asked.model,
             cluster,
             asked.global_batch,
             training=asked.training,
-            pins=_experts(asked),
+            pins=Pins.of(_experts(asked)),
         )
     except (InfeasibleError, PlanError, ModelError) as error:
         comparison.reason = str(error)

@@ -16,14 +16,17 @@ from pathlib import Path
 from statistics import fmean
 
 from benchmarks.planner.questions import MIXED, MIXED_TOML, PlannerQuestion
-from millrace import api
+from millrace.api.plan_search import check_question, search
 from millrace.planner.cluster import Cluster
 from millrace.planner.clusters import parse_cluster
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.memory import plan_memory
 from millrace.planner.plan import Plan
 from millrace.planner.schedules import SCHEDULES
+from millrace.planner.search import Pins
 from millrace.planner.search.report.search_log import PlanComparison, SearchLog
+from millrace.requested_cluster import with_software
+from millrace.simulator import predict
 from millrace.simulator.account import account_of
 
 Pinned = dict[str, str | int]
@@ -165,7 +168,7 @@ def alive_bytes(asked: FrameworkQuestion, folder: Path) -> tuple[int, int] | Non
     """
     with suppress(InfeasibleError):
         plan = _planned(asked, folder, SearchLog())
-        simulation = api.simulate(plan, fidelity="op", steps=2, detailed=True)
+        simulation = predict(plan, fidelity="op", steps=2, detailed=True)
         courses = account_of(plan, simulation).memory
         return max(
             (said.activation_bytes, int(max(course.bytes_by_kind["activation"])))
@@ -181,14 +184,17 @@ def pins_text(pins: Pinned) -> str:
 
 def _planned(asked: FrameworkQuestion, folder: Path, record: SearchLog) -> Plan:
     model, options = asked.question.arguments.split()[0], _options(asked.question)
-    return api.search(
+    spec = check_question(
         model,
-        _cluster(options["--cluster"], asked.framework, folder),
-        int(options["--global-batch"]),
         seq_len=int(options["--seq-len"]) if "--seq-len" in options else None,
         precision=options.get("--precision", "bf16"),
+    )
+    return search(
+        spec,
+        _cluster(options["--cluster"], asked.framework, folder),
+        int(options["--global-batch"]),
         memory_limit_bytes=_bytes(options.get("--memory-limit")),
-        pins=asked.pins,
+        pins=Pins.of(asked.pins),
         record=record,
     )
 
@@ -206,7 +212,7 @@ def _cluster(name: str, framework: str, folder: Path) -> Cluster:
     if name == MIXED:
         (folder / MIXED).write_text(MIXED_TOML, "utf-8")
         name = str(folder / MIXED)
-    return api.with_framework(parse_cluster(name), framework)
+    return with_software(parse_cluster(name), framework)
 
 
 def scheduled_questions(

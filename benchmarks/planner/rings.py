@@ -6,9 +6,10 @@ the simulator's, memory is that of the fullest device. Prints counts and predict
 they do not depend on the machine.
 """
 
-from millrace import api
+from millrace.api.plan_search import check_question, search
 from millrace.planner.clusters import parse_cluster
 from millrace.planner.parallel_degrees import roles
+from millrace.planner.search import Pins
 from millrace.units import format_bytes, format_seconds
 
 QUESTIONS = (
@@ -27,14 +28,8 @@ def main() -> None:
         cluster = parse_cluster(cluster_name)
         for ring in ASKED:
             pins = {"cp": cluster.devices, "dp": 1, "tp": 1, "pp": 1, "ring": ring}
-            plan = api.search(
-                name,
-                cluster,
-                1,
-                seq_len=tokens,
-                precision="bf16",
-                pins={key: value for key, value in pins.items() if value is not None},
-            )
+            model = check_question(name, seq_len=tokens, precision="bf16")
+            plan = search(model, cluster, 1, pins=Pins.of(pins))
             shown = roles(plan, plan.graph)
             ring_text = {True: "yes", False: "no", None: "of some ops"}[shown["ring"]]
             asked = "searched" if ring is None else "pinned"

@@ -5,5 +5,3 @@ figures in seconds, bytes and fractions, and the documents (Plan, Trace) that th
 `millrace/__init__.py` hands the names out. Read `plan_results.py` first, then the verb you came
 for.
 """
-
-from millrace.api_verbs import *  # noqa: F403

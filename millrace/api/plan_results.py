@@ -180,13 +180,25 @@ def _figure_texts(planned: PlanResult) -> tuple[tuple[str, str], ...]:
 
 
 def plan_notes(plan: Plan) -> tuple[str, ...]:
-    """Sentences on what a plan does that is seldom meant, or what its figures are in doubt of."""
+    """Sentences on what a plan does that is seldom meant, or what its figures are in doubt of.
+
+    Parameters
+    ----------
+    plan : Plan
+        The plan, with its model and cluster.
+    """
     texts = (idle_devices(plan), beyond_positions(plan.model), profile_warning(plan.cluster))
     return tuple(text for text in texts if text)
 
 
 def document_of(planned: PlanResult | Plan) -> Plan:
-    """Plan of a result, or the plan itself."""
+    """Plan of a result, or the plan itself.
+
+    Parameters
+    ----------
+    planned : PlanResult or Plan
+        As functions of the API take it.
+    """
     return planned.plan if isinstance(planned, PlanResult) else planned
 
 

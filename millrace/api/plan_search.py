@@ -123,7 +123,18 @@ def opened_question(
 
 
 def checked_pins(pins: "Pins | None") -> "Pins":
-    """Pins, every value of its kind and in its range; none where there are none."""
+    """Pins, every value of its kind and in its range.
+
+    Parameters
+    ----------
+    pins : Pins or None
+        None: every choice is free.
+
+    Raises
+    ------
+    PlanError, InfeasibleError
+        They are no `Pins`; a value cannot be understood; two contradict each other.
+    """
     from millrace.planner.search import Pins
 
     if pins is None:
@@ -215,7 +226,13 @@ def search(
 
 
 def with_figures(plan: Plan) -> Plan:
-    """Plan with the figures that the simulator predicts of it, where it has none."""
+    """Plan with the figures that the simulator predicts of it, where it has none.
+
+    Parameters
+    ----------
+    plan : Plan
+        The plan, with figures or without.
+    """
     if plan.figures:
         return plan
     return msgspec.structs.replace(plan, figures=prediction_of(plan).figures)

@@ -125,7 +125,13 @@ def rows_frame(rows: Sequence[SweepRow], **columns: Sequence[object]) -> "DataFr
 
 
 def reason_texts(rows: Sequence[SweepRow]) -> tuple[str, ...]:
-    """Reasons of the points that have no plan."""
+    """Reasons of the points that have no plan.
+
+    Parameters
+    ----------
+    rows : sequence of SweepRow
+        All rows of a sweep.
+    """
     from millrace.scaling.scaling_tables import line_name
 
     return tuple(

@@ -24,7 +24,7 @@ class TrainingJob:
     framework : str
         The record of `planner/frameworks/frameworks.toml` that predicts the trainer.
     cluster : str
-        Cluster as `api.cluster` reads it; empty where the settings do not say which devices.
+        Cluster as `millrace.cluster` reads it; empty where the settings do not say which devices.
     chunk_layers : tuple of int
         Layers of every chunk of the pipeline, in model order, without embedding and loss; empty:
         divided evenly.

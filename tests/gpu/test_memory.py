@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from millrace import api
+import millrace
 from millrace.executor.gpu.memory_use import MemoryUse
 from millrace.planner.compile import compile_plan
 from tests.executor.gpu.plans import execute_on_device, loading, runs_of
@@ -37,7 +37,7 @@ def test_what_lies_beside_the_arena_is_little(used: tuple[MemoryUse, int]) -> No
 
 
 def test_all_that_is_in_use_is_not_more_than_predicted(used: tuple[MemoryUse, int]) -> None:
-    predicted = api.simulate(middling_plan()).memory_bytes_max
+    predicted = millrace.simulate(middling_plan()).memory_bytes_max
     assert used[0].device_used_bytes <= predicted * (1 + NEAR) + CODE_BYTES
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from millrace import api
+import millrace
 from millrace.figures import plan_summary
 from millrace.memory_reserve import read_reserve, reserve_on
 from millrace.planner.clusters import parse_cluster
@@ -44,7 +44,7 @@ def test_gpus_of_the_catalogue_have_one_by_default_and_this_machine_has_none():
 
 @pytest.mark.parametrize("reserve", [None, "0", "2GiB"])
 def test_a_plan_says_what_it_leaves(reserve):
-    plan = api.search("mlp", GPUS, 8, reserve=reserve)
+    plan = millrace.plan("mlp", GPUS, global_batch=8, reserve=reserve).plan
     device_bytes = GPUS.device.memory_bytes
     left = {None: DEFAULT_RESERVE.bytes_of(device_bytes), "0": 0, "2GiB": 2**31}[reserve]
     assert plan.memory_limit_bytes == device_bytes - left

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from millrace import api
+import millrace
 from millrace.api.profile_results import quality_text
 from millrace.executor import measure
 from millrace.files import write_document
@@ -87,8 +87,8 @@ def test_a_sweep_says_of_each_row_what_is_in_doubt(call, monkeypatch, tmp_path: 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(measure, "profile", lambda ranks, **_: a_profile(BUSY))
     monkeypatch.setattr(measure, "contradiction", lambda *_: "")
-    rows = api.scale("mlp", ["local:2"], [1], [8])
-    assert [row["profile_warning"].startswith(SAID) for row in rows] == [True]
+    swept = millrace.scale("mlp", ["local:2"], nodes=[1], global_batches=[8])
+    assert [row.profile_warning.startswith(SAID) for row in swept] == [True]
     arguments = ("scale", "mlp", "--cluster", "local:2", "--nodes", "1", "--global-batch", "8")
     code, _, said = call(*arguments)
     assert (code, said.count(SAID)) == (0, 1)

@@ -5,14 +5,14 @@ import sys
 
 import pytest
 
-from millrace import api
+import millrace
 from millrace.cli import run
 from millrace.executor.gpu.probing.measuring import profile_key
 from millrace.executor.measure import kept_profile
 from millrace.files import write_document
 from millrace.planner.clusters import device
 from millrace.planner.errors import ClusterError, InfeasibleError
-from millrace.requested_cluster import crowding, is_local
+from millrace.requested_cluster import crowding, is_local, with_software
 from tests.executor.gpu.test_availability import machine
 
 PLAN = ("plan", "gpt2-small", "--global-batch", "8", "--cluster")
@@ -55,7 +55,7 @@ def test_more_gpus_than_there_are_cannot_be_had(call, monkeypatch):
     code, said = call("profile", "--device", "gpu", "--ranks", "3")
     assert (code, "need 3 GPUs, found 2: ask for at most 2" in said) == (1, True)
     with pytest.raises(InfeasibleError, match="found 2"):
-        api.cluster("local-gpu:4")
+        millrace.cluster("local-gpu:4")
 
 
 @pytest.mark.parametrize(
@@ -75,15 +75,15 @@ def test_what_cannot_be_understood_is_refused_before_a_gpu_is_looked_for(call, a
 def test_a_profile_that_is_given_needs_no_gpu(tmp_path):
     path = tmp_path / "gpu.json"
     write_document(path, device("h100-sxm-80gb"))
-    cluster = api.cluster("local-gpu:1", profile=path)
+    cluster = millrace.cluster("local-gpu:1", profile=path)
     assert (cluster.name, cluster.device.name, cluster.devices) == (
         "local-gpu:1",
         "h100-sxm-80gb",
         1,
     )
-    assert api.with_framework(cluster) == cluster
+    assert with_software(cluster, None) == cluster
     with pytest.raises(ClusterError, match="no collectives between 2 GPUs"):
-        api.cluster("local-gpu:2", profile=path)
+        millrace.cluster("local-gpu:2", profile=path)
 
 
 def named_gpus(monkeypatch, tmp_path, gpus: int) -> None:
@@ -103,9 +103,9 @@ def test_a_gpu_that_was_measured_is_read_from_the_cache(monkeypatch, tmp_path):
     assert "gpu A GPU; driver 13.2; runtime 13.2; cupy 14.2.0; ranks 1" in key
     measured = device("h100-sxm-80gb")
     kept_profile(key, lambda: measured, refresh=False, told="", progress=None)
-    assert api.cluster("local-gpu:1", progress=pytest.fail).device == measured
+    assert millrace.cluster("local-gpu:1", progress=pytest.fail).device == measured
     with pytest.raises(ClusterError, match="--cluster local-gpu:1,local-gpu:2"):
-        api.scale("mlp", ["local-gpu:1"], [1, 2], [8])
+        millrace.scale("mlp", ["local-gpu:1"], nodes=[1, 2], global_batches=[8])
 
 
 def test_a_limit_of_time_reaches_every_rank_and_what_it_left_out_is_said(

@@ -7,7 +7,7 @@ from contextlib import suppress
 from rich.console import Console
 from rich.spinner import Spinner
 
-from millrace import api
+import millrace
 from millrace.output import working
 from millrace.tables.console import PlainConsole
 from millrace.tables.progress import ProgressLine, ProgressLog
@@ -63,7 +63,7 @@ def test_what_a_forked_child_says_is_not_printed(capfd) -> None:
 
 def test_a_search_tells_its_phases_the_number_of_candidates_and_the_best_step() -> None:
     lines: list[str] = []
-    api.search("gpt-demo", api.cluster("h100:4x1"), 16, progress=lines.append)
+    millrace.plan("gpt-demo", "h100:4x1", global_batch=16, progress=lines.append)
     assert lines[0].startswith("bounding ")
     assert any(line.startswith("solving up to candidate ") and " of " in line for line in lines)
     assert any(", best step " in line for line in lines)

@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import pytest
 
-from millrace import api
 from millrace.models.zoo.catalogue import model_spec
 from millrace.pictures.frontier_picture import frontier_picture
 from millrace.planner.clusters import parse_cluster
@@ -73,11 +72,6 @@ def test_the_command_answers_and_refuses(call: Callable[..., tuple[int, str, str
     assert (code, "nearest: 2 devices" in out, "makes it" in err) == (1, True, True)
     code, out, err = call(*asked, "--within", "soon")
     assert (code, out, "30d" in err) == (2, "", True)
-
-
-def test_the_api_answers_alike() -> None:
-    answer = api.recommend("mlp", ["a100:2"], 1e9, nodes=[1], global_batches=[64])
-    assert answer["choice"]["cheapest"] == answer["choice"]["fastest"]
 
 
 def test_how_sure_a_time_is_stands_beside_it_and_below_the_table(call) -> None:

@@ -6,7 +6,8 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from millrace import api
+import millrace
+from millrace.api.plan_search import check_question
 from millrace.planner.clusters import parse_cluster
 from millrace.planner.errors import ClusterError, InfeasibleError, PlanError
 from millrace.scaling import Failures, Sweep, sweep
@@ -17,11 +18,12 @@ from millrace.scaling.prices import parse_prices
 from millrace.scaling.scaling_tables import csv_text, format_energy, format_time, line_name
 from millrace.scaling.series import fill_efficiencies
 from millrace.scaling.sweep import checkpoint_bytes
+from tests.plan_requests import searched
 
 
 def small_sweep(**changes):
     """A small sweep; what is not changed asks for one point."""
-    spec = api.check_question("mlp")
+    spec = check_question("mlp")
     given = {
         "model": spec,
         "clusters": (("a100-sxm-80gb:2", parse_cluster("a100-sxm-80gb:2x1")),),
@@ -36,7 +38,7 @@ def counted(calls):
 
     def recorded_search(on, batch, tell):
         calls.append((on.name, batch))
-        return api.search("mlp", on, batch)
+        return searched("mlp", on, batch)
 
     return recorded_search
 
@@ -80,19 +82,19 @@ def test_a_network_counts_only_where_there_is_more_than_one_node():
 
 
 def test_a_point_without_a_plan_is_a_row_with_the_reason_and_the_others_run():
-    def search(on, batch, tell):
+    def search_point(on, batch, tell):
         if on.nodes == 2:
             raise InfeasibleError("no room")
-        return api.search("mlp", on, batch)
+        return searched("mlp", on, batch)
 
-    rows = sweep(small_sweep(nodes=(1, 2)), search)
+    rows = sweep(small_sweep(nodes=(1, 2)), search_point)
     assert [row["reason"] for row in rows] == [None, "no room"]
     assert rows[1]["step_time_s"] is None
     assert list(rows[0]) == list(rows[1])
 
 
 def test_the_parts_of_a_step_sum_to_it_and_every_one_belongs_to_a_resource():
-    plan = api.search("gpt-demo", parse_cluster("a100-sxm-80gb:2x2"), 16, pins={"pp": 2})
+    plan = searched("gpt-demo", "a100-sxm-80gb:2x2", 16, pp=2)
     parts = step_bottlenecks(plan)
     assert sum(parts.values()) == pytest.approx(1)
     assert sum(resources(parts).values()) == pytest.approx(1)
@@ -104,8 +106,8 @@ def test_the_parts_of_a_step_sum_to_it_and_every_one_belongs_to_a_resource():
 
 def test_each_resource_binds_where_the_others_are_plentiful():
     cluster = parse_cluster("a100-sxm-80gb:4x1")
-    pins = {"tp": 4, "recompute": "full"}
-    plan = api.search("gpt2-small", cluster, 16, seq_len=256, precision="fp32", pins=pins)
+    question = {"seq_len": 256, "precision": "fp32"}
+    plan = searched("gpt2-small", cluster, 16, tp=4, recompute="full", **question)
 
     def on(**changes):
         device = replace(cluster.device, **changes)
@@ -163,8 +165,8 @@ def test_failures_take_from_speed_and_add_to_time_energy_and_cost():
 
 
 def test_a_checkpoint_holds_weights_and_moments_in_fp32():
-    plan = api.search("mlp", parse_cluster("a100-sxm-80gb:2x1"), 64)
-    assert checkpoint_bytes(plan) == 12 * api.build("mlp").parameter_count
+    plan = searched("mlp", "a100-sxm-80gb:2x1", 64)
+    assert checkpoint_bytes(plan) == 12 * millrace.build("mlp").parameter_count
 
 
 @pytest.mark.parametrize(
@@ -245,7 +247,7 @@ def test_jitter_lengthens_the_mean_step_more_the_tail_and_all_that_follows():
 
 
 def test_a_step_of_little_jitter_is_hardly_longer_and_processes_are_simulated_too():
-    plan = api.search("mlp", api.cluster("local:2", measured=False), 8)
+    plan = searched("mlp", "local:2", 8)
     assert jittered_steps(plan, 1e-6, 0).mean == pytest.approx(1, abs=1e-3)
 
 

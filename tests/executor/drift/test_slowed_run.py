@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace import api
+import millrace
 from millrace.executor.drift.drift_watch import FIRST, Drift
 from millrace.planner.clusters import parse_cluster
 
@@ -40,8 +40,9 @@ if os.environ.get("PMI_RANK") is not None:
 def test_a_kernel_that_becomes_slow_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = api.search("mlp", parse_cluster("local:2"), 8, pins={"dp": 2})
-    graph = api.compile(plan)
+    cluster = parse_cluster("local:2")
+    planned = millrace.plan("mlp", cluster, global_batch=8, pins=millrace.Pins(dp=2))
+    graph = planned.compile()
     name = next(
         actor.name
         for actor in graph.programs[0].actors
@@ -50,7 +51,7 @@ def test_a_kernel_that_becomes_slow_is_named(
     (tmp_path / "sitecustomize.py").write_text(CUSTOM.format(name=name))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     told: list[Drift] = []
-    measured = api.execute(plan, steps=STEPS, trace=False, drifted=told.append)
+    measured = millrace.run(planned, steps=STEPS, trace=False, drifted=told.append)
     drifts = [each for each in measured.drift if each.against == FIRST]
     (drift,) = [each for each in drifts if each.actor == name]
     assert drift.rank == 1

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from millrace import api
 from millrace.comparison import join
 from millrace.executor.gpu.device_run import TRACED_STEPS
 from millrace.executor.recording import trace_of
+from millrace.simulator import predict
 from tests.executor.cuda.emulation.machine import COMPILER
 from tests.executor.gpu.emulated_device import TICK_NS, EmulatedDevice
 from tests.executor.gpu.front import LOOPBACK, LOOPBACK_EAGER, emulate_gpus, on_gpu
@@ -86,7 +86,7 @@ def test_prediction_and_measurement_are_joined(backend, traced, monkeypatch):
     assert measured.ranks == actors.ranks
     firings = sum(sum(lane.firings) for lane in measured.trace.lanes)
     assert len(measured.trace.spans) == traced * firings
-    joined = join(api.simulate(plan).trace, measured.trace, plan)
+    joined = join(predict(plan).trace, measured.trace, plan)
     assert joined.plan_digest == plan.digest()
     assert joined.measured_step_time_s > 0
     assert all(row.measured_s is not None for row in joined.actors if row.kind == "matmul")

@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from millrace import api
 from millrace.comparison_page.memory_curves import POINTS, MemoryCurve, curve_columns, memory_curves
 from millrace.planner.actors.trace import Span, Trace
+from millrace.planner.compile import compile_plan
 from millrace.simulator.account import account_of
 from millrace.simulator.account.memory import window_of
 from millrace.simulator.prediction import predict
@@ -15,7 +15,7 @@ from tests.millrace.plans import data_parallel_pipeline
 @pytest.fixture(scope="module")
 def simulated():
     plan = data_parallel_pipeline()
-    return plan, api.compile(plan), predict(plan, detailed=True)
+    return plan, compile_plan(plan), predict(plan, detailed=True)
 
 
 def as_measured(trace: Trace, slower: int = 1) -> Trace:

@@ -3,10 +3,10 @@
 import pytest
 from msgspec.structs import replace
 
-from millrace import api
 from millrace.planner.memory import plan_memory
 from millrace.planner.plan import Chunk
 from millrace.planner.schedules import stage_of
+from millrace.simulator import predict
 from millrace.simulator.account import account_of
 from tests.planner.test_memory import GPT, planned
 
@@ -34,7 +34,7 @@ def test_activations_have_little_more_room_than_they_use_at_once(
             for position, row in enumerate(rows)
         ),
     )
-    simulation = api.simulate(plan, fidelity="op", steps=2, detailed=True)
+    simulation = predict(plan, fidelity="op", steps=2, detailed=True)
     courses = account_of(plan, simulation).memory
     for said, course in zip(plan_memory(plan), courses, strict=True):
         in_use = max(course.bytes_by_kind["activation"])
