@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from millrace import api
+from millrace.api.clusters import cluster as cluster_of
+from millrace.api.plan_search import opened_question, search
 from millrace.models.builder import PRECISIONS
 from millrace.models.zoo.catalogue import NAMES
 from millrace.planner.cluster import Cluster
 from millrace.planner.plan import Plan
-from millrace.requested_cluster import is_local
+from millrace.requested_cluster import is_local, with_software
 from millrace.serving.questions import DEVICES_MAX, PlanQuestion, WhatIfs
 from millrace.serving.refusals import RefusedError
 
 if TYPE_CHECKING:
     from millrace.models.spec import ModelSpec
+    from millrace.planner.search import Pins
 
 Progress = Callable[[str], None]
 
@@ -62,7 +64,7 @@ def _cluster(text: str, network: str | None = None) -> Cluster:
             f"`millrace plan`",
             field="cluster",
         )
-    on = api.cluster(text)
+    on = cluster_of(text)
     if on.devices > DEVICES_MAX:
         raise RefusedError(
             f"{text} has {on.devices:,} devices, and a page may ask about {DEVICES_MAX:,}: "
@@ -82,8 +84,6 @@ def _cluster(text: str, network: str | None = None) -> Cluster:
 def opened(question: PlanQuestion) -> tuple["ModelSpec", Cluster]:
     """Model and cluster of a question, each by its name, with the framework that drives it."""
     from millrace.planner.frameworks.framework_tables import frameworks
-    from millrace.planner.token_cost import check_known
-    from millrace.requested_cluster import usual_precision
 
     model = checked_name("model", question.model, NAMES)
     on = _cluster(question.cluster, question.network)
@@ -91,22 +91,22 @@ def opened(question: PlanQuestion) -> tuple["ModelSpec", Cluster]:
         checked_name("framework", question.framework, [*frameworks(), "any"])
     if question.precision is not None:
         checked_name("precision", question.precision, list(PRECISIONS))
-    precision = question.precision or usual_precision(on, model)
-    spec = api.check_question(
+    return opened_question(
         model,
+        on,
         seq_len=question.seq_len,
-        precision=precision,
+        precision=question.precision,
+        framework=question.framework,
         pins=pins_of(question),
         optimize_for=question.optimize_for,
     )
-    on = api.with_framework(on, question.framework, model=spec)
-    check_known(on, question.optimize_for)
-    return spec, on
 
 
-def pins_of(question: PlanQuestion) -> dict[str, str | int | bool]:
-    """Pins of a question that are set, by name."""
-    return question.pins.model_dump(exclude_none=True)
+def pins_of(question: PlanQuestion) -> "Pins":
+    """Pins of a question, checked to be such."""
+    from millrace.planner.search import Pins
+
+    return Pins.of(question.pins.model_dump(exclude_none=True))
 
 
 def searched(question: PlanQuestion, progress: Progress) -> Plan:
@@ -120,7 +120,7 @@ def searched(question: PlanQuestion, progress: Progress) -> Plan:
         Called with a sentence that says how far the search is.
     """
     spec, on = opened(question)
-    return api.search(
+    return search(
         spec,
         on,
         question.global_batch,
@@ -141,17 +141,15 @@ def tried(plan: Plan, changes: WhatIfs) -> Plan:
     changes : WhatIfs
         Stragglers and jitter in it are no change of the plan.
     """
-    from millrace.transfer import software_kept
+    from millrace.transfer import in_precision, on_cluster, software_kept
 
     on = plan.cluster
     if changes.cluster is not None:
-        on = api.with_framework(software_kept(plan, _cluster(changes.cluster)))
+        on = with_software(software_kept(plan, _cluster(changes.cluster)), None)
     on = _changed_links(_changed_device(on, changes), changes)
-    changed = plan
-    if on is not plan.cluster or changes.precision is not None:
-        changed = api.transfer(
-            plan, on=None if on is plan.cluster else on, precision=changes.precision
-        )
+    changed = plan if on is plan.cluster else on_cluster(plan, on)
+    if changes.precision is not None:
+        changed = in_precision(changed, changes.precision)
     if changes.microbatches not in (None, plan.microbatches):
         count = changes.microbatches or 1
         changed = replace(changed, microbatches=count, global_batch=count * plan.batch)
