@@ -25,6 +25,7 @@ from types import FrameType
 import msgspec
 
 from millrace.executor.errors import ExecutorError
+from millrace.planner.clusters import machine_cores
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.worker_processes import end_with
 
@@ -101,7 +102,7 @@ def _line_number() -> int:
 
 def usable_cores() -> int:
     """Number of cores that this process may use."""
-    return len(os.sched_getaffinity(0))
+    return machine_cores()
 
 
 def cores_of(rank: int, ranks: int, cores: Sequence[int]) -> set[int]:

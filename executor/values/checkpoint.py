@@ -45,6 +45,7 @@ from millrace.executor.values.shard_files import (
 )
 from millrace.models.graph import to_json
 from millrace.planner.actors.graph import ActorGraph
+from millrace.planner.clusters import machine_cores
 
 DRAFT = "manifest.draft"
 PARTIAL = ".partial"
@@ -343,7 +344,7 @@ def check_shards(checkpoint: Path, manifest: Manifest) -> None:
     ]
     for path, dtype, shape, _ in shards:
         check_size(path, dtype, shape)
-    pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
+    pool = ThreadPoolExecutor(machine_cores())
     try:
         for _ in pool.map(lambda shard: check_content(*shard), shards):
             pass

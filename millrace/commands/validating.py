@@ -1,6 +1,5 @@
 """`millrace validate`: published configurations predicted, and how far off each is."""
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -54,6 +53,7 @@ def validate(
     from millrace.calibration.leave_one_out import left_out
     from millrace.files import check_writable
     from millrace.pictures.picture_file import check_drawable
+    from millrace.planner.clusters import machine_cores
     from millrace.published.reading import read_table, sampled
     from millrace.published.summary import document
     from millrace.published.validation import validate as validated
@@ -69,7 +69,7 @@ def validate(
             if done % PROGRESS_EVERY == 0 and not sys.stderr.isatty():
                 say(f"{done} of {of} questions answered")
 
-        count = processes or len(os.sched_getaffinity(0))
+        count = processes or machine_cores()
         tuned = left_out(table, count, report_progress) if leave_one_source_out else None
         outcomes = validated(table, tuned=tuned, processes=count, told=report_progress)
     figures = document(outcomes, table.layout)

@@ -97,16 +97,36 @@ def _frontier_figure(document: Mapping[str, Any], title: str, theme: Theme) -> A
     )
     panel.plot(
         *zip(*frontier, strict=True) if frontier else ([], []),
-        linestyle=(0, (4, 3)),
-        color=theme.soft,
-        lw=1.2,
+        color=theme.mist,
+        lw=9,
+        solid_capstyle="round",
+        zorder=0,
         label="no other is as fast and as cheap",
     )
+    _mark_choice(panel, document["choice"], theme)
     panel.set(xscale="log", xlabel="days", ylabel="dollars")
     panel.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     panel.xaxis.set_minor_formatter(lambda value, _: f"{value:g}")
-    panel.yaxis.set_major_formatter(lambda value, _: format_count(value))
+    panel.yaxis.set_major_formatter(
+        lambda value, _: format_count(value).replace(".00", "").replace(".0", "")
+    )
     panel.set_ylim(0, 1.1 * max((row["cost_usd"] for row in rows), default=1.0))
     panel.legend()
-    panel.set_title(title, loc="left")
+    panel.set_title(title, loc="left", fontsize=12, fontweight="bold")
     return figure
+
+
+def _mark_choice(panel: Any, choice: Mapping[str, Any], theme: Theme) -> None:
+    """Ring the cheapest and the fastest cluster that makes it."""
+    texts: dict[tuple[float, float], list[str]] = {}
+    for name in ("cheapest", "fastest"):
+        row = choice.get(name)
+        if row is not None and row["cost_usd"] is not None:
+            texts.setdefault((row["time_s"] / DAY_S, row["cost_usd"]), []).append(name)
+    for place, names in texts.items():
+        panel.plot(
+            *place, linestyle="", marker="o", markersize=14, fillstyle="none", color=theme.ink
+        )
+        panel.annotate(
+            ", ".join(names), place, (0, -18), textcoords="offset points", ha="center", va="top"
+        )

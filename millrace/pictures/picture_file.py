@@ -23,7 +23,7 @@ figcaption { margin-top: .8rem; color: var(--soft); max-width: 70rem; }
 """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Picture:
     """A drawn figure with its title, and in words what it shows, for those who cannot see it."""
 
@@ -77,6 +77,9 @@ class Picture:
             _STYLE,
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
         )
+
+    def __repr__(self) -> str:
+        return f"{self.title}\n{self.description}"
 
     def _repr_svg_(self) -> str:
         return self.svg()
