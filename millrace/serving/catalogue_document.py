@@ -10,6 +10,7 @@ from millrace.planner.memory import DEFAULT_RESERVE
 from millrace.planner.schedules import SCHEDULES
 from millrace.reporting.bars import HOST, LAUNCH, MOVING
 from millrace.serving import questions
+from millrace.serving.sliders import SLIDERS
 from millrace.units import format_percent
 
 
@@ -51,6 +52,7 @@ def catalogue_document() -> dict[str, Any]:
             "global_batch": questions.BATCH_MAX,
             "seq_len": questions.SEQ_LEN_MAX,
         },
+        "sliders": SLIDERS,
         "colours": {
             "phases": {phase: HUES[hue] for phase, hue in PHASES.items()},
             "memory": {kind: HUES[hue] for kind, hue in MEMORY_KINDS.items()},

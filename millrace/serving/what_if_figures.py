@@ -36,7 +36,6 @@ class MeasuredPlan:
     plan: Plan
     stages: StageGraph
     memory: Sequence[StageMemory]
-    firings: int  # of a step without jitter
 
 
 class WhatIfFigures:
@@ -44,6 +43,7 @@ class WhatIfFigures:
 
     def __init__(self) -> None:
         self._measured: OrderedDict[tuple[str, str], MeasuredPlan] = OrderedDict()
+        self._base: OrderedDict[str, dict[str, Any]] = OrderedDict()
 
     def measured(self, digest: str, plan: Plan, changes: WhatIfs) -> MeasuredPlan:
         """The changed plan, with the times of its parts.
@@ -61,11 +61,13 @@ class WhatIfFigures:
         key = (digest, changes.model_dump_json(exclude=disturbed))
         if key not in self._measured:
             changed = tried(plan, changes)
+            unlike = (changes.cluster, changes.precision, changes.microbatches)
+            if changed is plan or unlike != (None, None, None):
+                memory = plan_memory(changed)
+            else:  # speeds alone are changed, which memory does not depend on
+                memory = self.measured(digest, plan, WhatIfs()).memory
             stages = stage_graph(changed, detailed=True)
-            memory = plan_memory(changed)
-            steady = predict(changed, fidelity=STAGE, stages=stages, memory=memory, spans=False)
-            firings = steady.firings // steady.trace.steps
-            measured = MeasuredPlan(plan=changed, stages=stages, memory=memory, firings=firings)
+            measured = MeasuredPlan(plan=changed, stages=stages, memory=memory)
             self._measured[key] = measured
             if len(self._measured) > CACHED:
                 self._measured.popitem(last=False)
@@ -115,7 +117,13 @@ class WhatIfFigures:
         digest, plan, changes
             As for `measured`.
         """
-        base = _figures(*self.simulated(digest, plan, WhatIfs()))
+        if digest not in self._base:
+            self._base[digest] = _figures(*self.simulated(digest, plan, WhatIfs()))
+            if len(self._base) > CACHED:
+                self._base.popitem(last=False)
+        base = self._base[digest]
+        if changes == WhatIfs():
+            return {"base": base, "changed": base}
         changed = _figures(*self.simulated(digest, plan, changes), averaged=changes.jitter > 0)
         return {"base": base, "changed": changed}
 
@@ -124,7 +132,9 @@ def _steps(measured: MeasuredPlan, changes: WhatIfs) -> int:
     """Steps to simulate: three where all are alike, else as many as events allow."""
     if not changes.jitter:
         return 3
-    firings = measured.firings * min(SAMPLED, measured.plan.mesh.devices)
+    programs = measured.stages.coarse.ordered().programs
+    firings = sum(actor.firings for program in programs for actor in program.actors)
+    firings *= min(SAMPLED, measured.plan.mesh.devices)
     if STEPS_MIN * firings > FIRINGS_REFUSED:
         raise RefusedError(
             f"a step of this plan with jitter has {firings:,} events, too many to follow a slider: "

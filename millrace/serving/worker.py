@@ -5,6 +5,7 @@ Messages are JSON. One comes in, `{task, …}`; any number of `{progress}` go ou
 """
 
 import gc
+import os
 import signal
 import sys
 from collections import OrderedDict
@@ -91,7 +92,7 @@ class PlanWorker:
         began = perf_counter()
         changes = WhatIfs.model_validate(message["what_ifs"])
         figures = self._what_ifs.figures(message["plan"], self._plan(message), changes)
-        return figures | {"wall_time_s": perf_counter() - began}
+        return figures | {"simulated_in_s": perf_counter() - began}
 
     def _step(self, message: Mapping[str, Any]) -> dict[str, Any]:
         changes = WhatIfs.model_validate(message["what_ifs"])
@@ -153,9 +154,10 @@ def work(line: "Connection[Any, Any]") -> None:
 
 
 def main() -> None:
-    """Begin with the line whose descriptor is the argument; Ctrl-C is for the server alone."""
+    """Begin with a line, of a descriptor, and a niceness; Ctrl-C is for the server alone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.set_threshold(*COLLECTED)
+    os.nice(int(sys.argv[2]))
     line: Connection[Any, Any] = Connection(int(sys.argv[1]))
     end_with(line.fileno())
     work(line)

@@ -25,14 +25,14 @@ class WorkerEndedError(Exception):
 class WorkerLine:
     """A worker process and the line to it; one question at a time.
 
-    Attributes
+    Parameters
     ----------
-    generation : int
-        Number of processes that were started so far: a new one knows nothing of what was sent.
+    niceness : int
+        By how much its priority is lower than this process's.
     """
 
-    def __init__(self) -> None:
-        self.generation = 0
+    def __init__(self, niceness: int = 0) -> None:
+        self._niceness = niceness
         self._process: subprocess.Popen[bytes] | None = None
         self._line: Connection[Any, Any] | None = None
         self._starting = threading.Lock()
@@ -46,7 +46,8 @@ class WorkerLine:
             self._line, theirs = Pipe()
             with theirs:
                 descriptor = theirs.fileno()
-                command = [sys.executable, "-m", "millrace.serving.worker", str(descriptor)]
+                arguments = [str(descriptor), str(self._niceness)]
+                command = [sys.executable, "-m", "millrace.serving.worker", *arguments]
                 self._process = subprocess.Popen(
                     command,
                     pass_fds=[descriptor],
@@ -54,7 +55,6 @@ class WorkerLine:
                     stdout=subprocess.DEVNULL,
                     env=_environment(),
                 )
-            self.generation += 1
 
     def ask(
         self, message: Mapping[str, Any], limit_s: float, progress: Progress | None = None

@@ -37,9 +37,7 @@ export class ShownPlan {
   async ask(changes) {
     const changed = Object.keys(changes).length > 0;
     try {
-      const began = performance.now();
       const simulated = await simulate(this.plan.plan, changes);
-      this.latencyMs = performance.now() - began;
       this.refusal = simulated.changed.shortage;
       this.readout = changed ? readoutOf(this.plan, simulated, "") : "";
       this.cards.show(simulated, changed);

@@ -2,19 +2,18 @@
 
 import { make } from "./formats.js";
 
-const FACTORS = [0.1, 0.25, 0.5, 0.75, 0.9, 1, 1.1, 1.25, 1.5, 2, 4, 10];
 const times = (value) => `× ${value}`;
 const share = (value) => `${Math.round(100 * value)} %`;
 
 const SLIDERS = [
-  { name: "straggler_factor", title: "One slow rank", steps: [1, 1.05, 1.1, 1.2, 1.3, 1.5, 2, 3, 5], normal: 1, text: (value) => (value === 1 ? "none" : `${Math.round(100 * (value - 1))} % slower`) },
-  { name: "jitter", title: "Jitter of all durations", steps: [0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5], normal: 0, text: (value) => (value ? share(value) : "none") },
-  { name: "network", title: "Network between nodes", steps: FACTORS, normal: 1, text: times, needs: (plan) => plan.cluster.nodes > 1 },
-  { name: "links", title: "Links inside a node", steps: FACTORS, normal: 1, text: times, needs: (plan) => plan.cluster.devices_per_node > 1 },
-  { name: "compute", title: "FLOP/s of devices", steps: FACTORS, normal: 1, text: times },
-  { name: "memory_bandwidth", title: "Memory bandwidth", steps: FACTORS, normal: 1, text: times },
-  { name: "overlap", title: "Speed beside communication", steps: [0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1], normal: null, text: share },
-  { name: "microbatch_factor", title: "Microbatches a step", steps: [0.5, 1, 2, 4, 8], normal: 1, text: times },
+  { name: "straggler_factor", title: "One slow rank", normal: 1, text: (value) => (value === 1 ? "none" : `${Math.round(100 * (value - 1))} % slower`) },
+  { name: "jitter", title: "Jitter of all durations", normal: 0, text: (value) => (value ? share(value) : "none") },
+  { name: "network", title: "Network between nodes", normal: 1, text: times, needs: (plan) => plan.cluster.nodes > 1 },
+  { name: "links", title: "Links inside a node", normal: 1, text: times, needs: (plan) => plan.cluster.devices_per_node > 1 },
+  { name: "compute", title: "FLOP/s of devices", normal: 1, text: times },
+  { name: "memory_bandwidth", title: "Memory bandwidth", normal: 1, text: times },
+  { name: "overlap", title: "Speed beside communication", normal: null, text: share },
+  { name: "microbatch_factor", title: "Microbatches a step", normal: 1, text: times },
 ];
 
 export class WhatIfs {
@@ -28,12 +27,13 @@ export class WhatIfs {
     this.device = make("select", { id: "if-device", onchange: () => this.tell() });
     this.precision = make("select", { id: "if-precision", onchange: () => this.tell() });
     const reset = make("button", { type: "button", class: "quiet", onclick: () => this.set({}, true) }, "Reset");
-    const grid = make("div", { class: "sliders" }, SLIDERS.map((slider) => this.slider(slider)),
+    const grid = make("div", { class: "sliders" },
       this.choice("if-device", "On another device", this.device), this.choice("if-precision", "In another precision", this.precision));
     this.element = make("section", { class: "card", "aria-labelledby": "what-if" },
       make("div", { class: "heading" }, make("h2", { id: "what-if" }, "What if"), reset),
       make("p", { class: "note" }, "The plan stays as it is and is simulated anew, by whole parts of stages."),
       this.readout, this.error, grid);
+    this.grid = grid;
   }
 
   slider(slider) {
@@ -53,6 +53,7 @@ export class WhatIfs {
   }
 
   fill(catalogue) {
+    this.grid.prepend(...SLIDERS.map((slider) => this.slider({ ...slider, steps: catalogue.sliders[slider.name] })));
     this.device.replaceChildren(make("option", { value: "" }, "as planned"), ...catalogue.devices.map(({ name }) => make("option", { value: name }, name)));
     this.precision.replaceChildren(make("option", { value: "" }, "as planned"), ...catalogue.precisions.map((name) => make("option", { value: name }, name)));
   }

@@ -1,0 +1,42 @@
+"""Positions of the page's sliders, and the what-ifs that they lead to first."""
+
+from collections.abc import Iterator
+
+from millrace.serving.questions import WhatIfs
+
+_FACTORS = (0.1, 0.25, 0.5, 0.75, 0.9, 1, 1.1, 1.25, 1.5, 2, 4, 10)
+NORMAL = 1  # of every factor
+SLIDERS: dict[str, tuple[float, ...]] = {
+    "straggler_factor": (1, 1.05, 1.1, 1.2, 1.3, 1.5, 2, 3, 5),
+    "jitter": (0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5),
+    "network": _FACTORS,
+    "links": _FACTORS,
+    "compute": _FACTORS,
+    "memory_bandwidth": _FACTORS,
+    "overlap": (0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1),
+    "microbatch_factor": (0.5, 1, 2, 4, 8),
+}
+MEASURED_ANEW = ("network", "links", "compute", "memory_bandwidth", "overlap")
+
+
+def likely_changes(overlap: float, several_nodes: bool) -> Iterator[WhatIfs]:
+    """What-ifs that one slider leads to and that take long to answer, the nearest ones first.
+
+    Parameters
+    ----------
+    overlap : float
+        Share of their speed that the plan's devices keep beside communication.
+    several_nodes : bool
+        The plan's cluster has a network.
+    """
+    steps: list[tuple[int, str, float]] = []
+    for name in MEASURED_ANEW:
+        if name == "network" and not several_nodes:
+            continue
+        positions = SLIDERS[name]
+        normal = overlap if name == "overlap" else NORMAL
+        start = min(range(len(positions)), key=lambda place: abs(positions[place] - normal))
+        steps += [(abs(place - start), name, value) for place, value in enumerate(positions)]
+    for distance, name, value in sorted(steps):
+        if distance:
+            yield WhatIfs.model_validate({name: float(value)})
