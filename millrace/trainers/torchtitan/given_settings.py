@@ -122,7 +122,7 @@ def given_settings(source: SettingsSource) -> GivenSettings:
 
 
 def _launch_of(source: SettingsSource) -> tuple[LaunchedProgram | None, dict[str, str]]:
-    """LaunchedProgram of torchtitan's program, or of its script, and what its environment sets."""
+    """Launch of torchtitan's program, or of its script, and what its environment sets."""
     for launch in launches(source):
         if PROGRAM.search(launch.program):
             return launch, {}
@@ -235,7 +235,7 @@ def _read_model(given: GivenSettings, value: Any, constants: Mapping[str, Any]) 
         raise SettingsError(
             "model_spec: expected model_registry(…) of torchtitan, or a module that Millrace wrote"
         )
-    if converters is NOT_EVALUATED:
+    if not isinstance(converters, list):
         raise SettingsError(f"converters: {converters!r}; write them as a list")
     given.converters = tuple(
         c.name.partition(".")[0] for c in converters if isinstance(c, ConfigCall)
@@ -249,6 +249,10 @@ def _read_optimizer(given: GivenSettings, value: Any) -> None:
         value.keywords.setdefault("lr", value.arguments[0])
     for name, setting in value.keywords.items():
         if name in KEPT_OPTIMIZER and setting is not NOT_EVALUATED:
+            numbers = setting if name == "betas" else (setting,)
+            pair = not isinstance(numbers, (tuple, list)) or len(numbers) != 1 + (name == "betas")
+            if pair or any(type(number) not in (int, float) for number in numbers):
+                raise SettingsError(f"optimizer.{name} is {setting!r}: expected numbers")
             given.values[f"optimizer.{name}"] = setting
         elif f"optimizer.{name}" in given.table.rows:
             given.table.check(f"optimizer.{name}", setting)

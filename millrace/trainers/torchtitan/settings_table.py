@@ -54,10 +54,19 @@ class SettingsTable:
         choices = row.get("choices")
         if choices and value not in choices:
             raise SettingsError(f"{name} is {value!r}: choose {one_of(choices)}")
-        kinds = {"bool": (bool,), "int": (int,), "float": (int, float), "str": (str,)}
-        expected = kinds.get(row["type"])
-        if expected and (type(value) not in expected):
+        if not any(_fits(value, kind) for kind in row["type"].split(" | ")):
             raise SettingsError(f"{name} is {value!r}: expected {row['type']}")
+
+
+def _fits(value: Any, kind: str) -> bool:
+    """True if a value is of a kind; True of kinds that no job is read from."""
+    if kind == "list[str]":
+        return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
+    if kind == "list[list[str]]":
+        return isinstance(value, list) and all(_fits(entry, "list[str]") for entry in value)
+    kinds: dict[str, tuple[type, ...]] = {"bool": (bool,), "int": (int,), "str": (str,)}
+    kinds |= {"float": (int, float), "None": (type(None),)}
+    return kind not in kinds or type(value) in kinds[kind]
 
 
 @cache
