@@ -92,7 +92,7 @@ def _measure(address: str) -> None:
 
 
 def _painted(browser: Any, address: str) -> tuple[float, float]:
-    """Milliseconds from the navigation to the first contentful paint and to a form that is filled."""
+    """Milliseconds from the navigation to the first paint with content and to a filled form."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     page = context.new_page()
     page.goto(address)

@@ -37,7 +37,8 @@ class AnswerShelf:
             Under which changes.
         """
         with self._lock:
-            return self._answers.get(task, {}).get((plan, changes.model_dump_json()))
+            answers = self._answers.get(task)
+            return None if answers is None else answers.get((plan, changes.model_dump_json()))
 
     def add(self, task: str, plan: str, changes: WhatIfs, answer: Any) -> None:
         """Keep an answer, and forget the oldest of its task where there are many.
