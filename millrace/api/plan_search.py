@@ -20,6 +20,7 @@ from millrace.planner.token_cost import check_known, check_objective
 from millrace.requested_cluster import is_local, usual_precision, with_software
 
 if TYPE_CHECKING:
+    from millrace.planner.frameworks.capabilities import Capabilities
     from millrace.planner.search import Pins
     from millrace.planner.search.report import SearchLog
     from millrace.planner.search.report.search_log import SearchResult
@@ -161,6 +162,7 @@ def search(
     optimize_for: str = "throughput",
     progress: Progress | None = None,
     record: "SearchLog | None" = None,
+    runs: "Capabilities | None" = None,
 ) -> Plan:
     """Fastest plan that fits, with the evidence for it and its predicted figures.
 
@@ -178,6 +180,8 @@ def search(
         Called with a sentence that says how far the search is.
     record : SearchLog, optional
         Filled with what every layer did.
+    runs : Capabilities, optional
+        What may be planned; by default what the cluster's framework can run.
 
     Returns
     -------
@@ -209,7 +213,7 @@ def search(
         max_gap=max_gap,
         simpler_within=RANKING_ERROR * (max_gap > 0) if simpler_within is None else simpler_within,
         seed=seed,
-        runs=capabilities(cluster.software.name),
+        runs=runs or capabilities(cluster.software.name),
     )
     simulate_plan = Pure(prediction_of, block_times)
 

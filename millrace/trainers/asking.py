@@ -10,6 +10,7 @@ from millrace.api.plan_search import search
 from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.planner.cluster import Cluster
 from millrace.planner.errors import ClusterError
+from millrace.planner.frameworks.framework_tables import capabilities
 from millrace.planner.plan import Chunk, Plan
 from millrace.planner.search import Pins
 from millrace.published.framework_of_row import as_set
@@ -120,6 +121,8 @@ def planned_as_stated(
         pins=asked.pins,
         memory_limit_bytes=UNLIMITED,
         progress=progress,
+        # A job may leave out what its framework's recipes, and so its plans, always have.
+        runs=replace(capabilities(job.framework), sequence_parallel="free"),
     )
     return replace(as_split(plan, job), memory_limit_bytes=0)
 

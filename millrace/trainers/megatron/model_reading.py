@@ -123,12 +123,13 @@ def _read_decoder(values: Mapping[str, Any], learned: bool, notes: list[str]) ->
         "qk_norm": ("rms" if values["normalization"] == "RMSNorm" else "layer")
         * values["qk_layernorm"],
         "mtp_layers": values["mtp_num_layers"] or 0,
+        "gate_cap": values["activation_func_clamp_value"] or 0.0,
     }
     if values["mtp_num_layers"]:
         config["mtp_loss"] = values["mtp_loss_scaling_factor"]
     config |= _read_attention(values, config)
     config |= {} if learned else _read_positions(values, config)
-    config |= _read_experts(values, layers)
+    config |= _read_experts(values, layers, config["ffn_hidden"])
     bias = bool(values["add_bias_linear"])
     dense = not config.get("experts") or bool(config["dense_layers"])
     config["qkv_bias"] = bias or values["add_qkv_bias"]
@@ -191,7 +192,7 @@ def _read_positions(values: Mapping[str, Any], config: Mapping[str, Any]) -> dic
     return read
 
 
-def _read_experts(values: Mapping[str, Any], layers: int) -> dict[str, Any]:
+def _read_experts(values: Mapping[str, Any], layers: int, ffn_hidden: int) -> dict[str, Any]:
     if not values["num_experts"]:
         return {}
     pattern = layer_pattern("--moe-layer-freq", values["moe_layer_freq"], {"layers": layers})
@@ -202,9 +203,9 @@ def _read_experts(values: Mapping[str, Any], layers: int) -> dict[str, Any]:
     return {
         "experts": values["num_experts"],
         "experts_per_token": values["moe_router_topk"],
-        "expert_hidden": values["moe_ffn_hidden_size"] or values["ffn_hidden_size"],
+        "expert_hidden": values["moe_ffn_hidden_size"] or ffn_hidden,
         "shared_hidden": values["moe_shared_expert_intermediate_size"] or 0,
-        "ffn_hidden": values["ffn_hidden_size"] or 0 if dense else 0,
+        "ffn_hidden": ffn_hidden if dense else 0,
         "router": "softmax" if softmax else "sigmoid",
         "normalize_weights": not (softmax and values["moe_router_pre_softmax"]),
         "weigh_inputs": values["moe_apply_probs_on_input"],

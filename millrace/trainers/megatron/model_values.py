@@ -26,7 +26,6 @@ _FIXED: dict[str, Any] = {
     "alibi": 0.0,
     "chunk": 0,
     "score_cap": 0.0,
-    "gate_cap": 0.0,
     "tempered_from": 0,
     "window_rope_base": 0.0,
     "router_bias": False,
@@ -106,6 +105,8 @@ def _decoder_values(model: ModelSpec) -> tuple[dict[str, Any], list[str]]:
                 f"{getattr(config, field)}; export to another trainer"
             )
     unsaid: list[str] = []
+    if config.attention_scale:
+        unsaid.append(f"products of queries and keys are scaled by {config.attention_scale:.4g}")
     values: dict[str, Any] = {
         "num_layers": config.layers,
         "hidden_size": config.hidden,
@@ -117,6 +118,7 @@ def _decoder_values(model: ModelSpec) -> tuple[dict[str, Any], list[str]]:
         "untie_embeddings_and_output_weights": not config.tied,
         "ffn_hidden_size": config.ffn_hidden or config.expert_hidden,
         "qk_layernorm": bool(config.qk_norm),
+        "activation_func_clamp_value": config.gate_cap or None,
         **_activation(config, unsaid),
         **_biases(config, unsaid),
         **_attention(config),

@@ -1,0 +1,187 @@
+"""Megatron-LM's command line: what is written is read back, and what scripts say is worked out."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace as changed
+
+from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.models.zoo.catalogue import model_spec
+from millrace.planner.errors import InfeasibleError
+from millrace.planner.search import Pins
+from millrace.trainers.job import TrainingJob
+from millrace.trainers.megatron import MEGATRON_CORE
+from millrace.trainers.megatron.argument_table import argument_table, given_values
+from millrace.trainers.trainer import SettingsError, SettingsSource
+from tests.millrace.trainers.trained_jobs import llamas, plain, read_back
+
+MODELS = ("llama3-8b", "gpt3-1.3b", "mixtral-8x7b", "deepseek-v3", "qwen3-8b")
+UNSAID = {"ffn_hidden", "rope_amplitude", "rope_truncate", "attention_scale"}
+SIZES = (
+    "--num-layers 24 --hidden-size 2048 --num-attention-heads 16 --seq-length 2048 "
+    "--max-position-embeddings 2048 --vocab-size 50257 --micro-batch-size 4 --bf16"
+)
+
+
+def job(model: ModelSpec, **pins: object) -> TrainingJob:
+    degrees = {"dp": 4, "tp": 2, "pp": 2, "cp": 1, "micro_batch": 1, "recompute": "none"}
+    further = {"schedule": "1f1b", "interleave": 1, "zero": 1, "sequence_parallel": True}
+    if model.config.get("experts"):
+        further |= {"ep": 4, "etp": 1, "dispatcher": "alltoall", "expert_overlap": False}
+    return TrainingJob(
+        model=model,
+        training=TrainingSpec(),
+        global_batch=64,
+        nodes=2,
+        devices_per_node=8,
+        pins=Pins.of({**degrees, **further, **pins}),
+        framework="megatron-core",
+        cluster="h100:8x2",
+    )
+
+
+def read(text: str, **values: str) -> TrainingJob:
+    return MEGATRON_CORE.read(SettingsSource(files={"": text}, values=values)).job
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_of_the_catalogue_come_back(name):
+    model = model_spec(name, precision="bf16")
+    config = {**model.config, "vocab": -(-int(model.config["vocab"]) // 2) * 2}
+    config |= {"capacity_factor": 1.0} if config.get("experts") else {}  # dropless
+    model = changed(model, config=config)
+    there = job(model)
+    back = read_back(MEGATRON_CORE, there).job
+    there, back = plain(there), plain(back)
+    for there_config in (there.model.config, back.model.config):
+        for field in UNSAID & there_config.keys():
+            del there_config[field]
+    assert back == there
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    model=llamas(heads_multiple=2),
+    pins=st.fixed_dictionaries(
+        {
+            "recompute": st.sampled_from(("none", "selective", "full")),
+            "zero": st.sampled_from((0, 1)),
+            "sequence_parallel": st.booleans(),
+            "micro_batch": st.sampled_from((1, 2, 4)),
+        }
+    ),
+)
+def test_jobs_come_back(model, pins):
+    config = {**model.config, "activation": "silu"}
+    there = job(changed(model, config=config), **pins)
+    if model.config["layers"] % 2:
+        layers = int(model.config["layers"])
+        there = replace(there, chunk_layers=(layers // 2 + 1, layers // 2))
+    assert plain(read_back(MEGATRON_CORE, there).job) == plain(there)
+
+
+def test_layers_of_chunks_and_first_recomputed_layers_come_back():
+    there = replace(
+        job(
+            model_spec("llama3-8b", precision="bf16"),
+            recompute="full",
+            interleave=2,
+            schedule="interleaved-1f1b",
+        ),
+        chunk_layers=(7, 8, 9, 8),
+        recompute_layers=3,
+    )
+    written = MEGATRON_CORE.write(there)
+    assert "Et*7|t*8|t*9|t*8L" in written.arguments
+    assert plain(read_back(MEGATRON_CORE, there).job) == plain(there)
+
+
+def test_what_a_framework_is_set_without_comes_back():
+    there = replace(
+        job(model_spec("llama3-8b", precision="fp16")),
+        software={"overlap": "0", "tensor_overlap": "0", "gradient_bytes": "2"},
+    )
+    assert read_back(MEGATRON_CORE, there).job.software == there.software
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"zero": 3}, "zero 3"),
+        ({"schedule": "zb-h1"}, "schedule zb-h1"),
+    ],
+)
+def test_what_megatron_has_no_setting_for_is_refused(changes, words):
+    with pytest.raises(InfeasibleError, match=words):
+        MEGATRON_CORE.write(job(model_spec("llama3-8b", precision="bf16"), **changes))
+
+
+def test_a_field_that_it_has_no_setting_for_is_named():
+    with pytest.raises(InfeasibleError, match="no setting for `embedding_scale`"):
+        MEGATRON_CORE.write(job(model_spec("gemma2-9b", precision="bf16")))
+
+
+def test_a_model_that_it_cannot_train_is_refused():
+    with pytest.raises(InfeasibleError, match="family `bert`"):
+        MEGATRON_CORE.write(job(model_spec("bert-large", precision="bf16")))
+
+
+def test_every_written_argument_is_one_of_the_parser():
+    for name in ("llama3-8b", "gpt3-1.3b"):
+        written = MEGATRON_CORE.write(job(model_spec(name, precision="fp8")))
+        values, gone = given_values(written.arguments)
+        assert not gone
+        assert values["tensor_model_parallel_size"] == 2
+
+
+def test_a_script_is_worked_out_and_not_run(tmp_path):
+    script = f"""#!/bin/bash
+touch {tmp_path}/ran
+TP=${{TP:-2}}; NODES=2
+ARGS=({SIZES} --global-batch-size $((16 * NODES * 2)) # samples
+    --tensor-model-parallel-size $TP)
+if [ "$TP" -gt 1 ]; then ARGS+=(--sequence-parallel)
+else ARGS+=(--pipeline-model-parallel-size 9); fi
+torchrun --nproc_per_node=8 --nnodes ${{NODES}} --node_rank $RANK train.py "${{ARGS[@]}}" > log
+"""
+    read_job = MEGATRON_CORE.read(SettingsSource(files={"train.sh": script}, values={})).job
+    assert (read_job.pins.dp, read_job.pins.tp, read_job.global_batch) == (8, 2, 64)
+    assert read_job.pins.sequence_parallel
+    assert (read_job.nodes, read_job.devices_per_node) == (2, 8)
+    assert not Path(tmp_path / "ran").exists()
+    changed_job = MEGATRON_CORE.read(SettingsSource(files={"t.sh": script}, values={"TP": "4"})).job
+    assert changed_job.pins.tp == 4
+
+
+def test_names_of_the_catalogue_are_found_by_their_sizes():
+    assert read(f"torchrun --nproc-per-node 8 pretrain_gpt.py {SIZES}").model.name == "gpt3-1.3b"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--num-layerz 3", "did you mean --num-layers"),
+        ("--num-layers x", "--num-layers x: expected a whole number"),
+        ("--num-layers", "--num-layers: expected a value"),
+        ("--tensor-model-parallel-size $TP", "--set TP=VALUE"),
+        ("--position-embedding-type rotary", "expected one of learned_absolute"),
+        ("--tensor-model-parallel-size 3", "does not divide"),
+        ("--global-batch-size 30", "do not divide it"),
+        ("--num-experts 8 --expert-model-parallel-size 16", "--expert-model-parallel-size 16"),
+        ("--num-experts 8 --moe-layer-freq [0,2]", "--moe-layer-freq"),
+        ("--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Etq|tL", "`q` is no"),
+        ("--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Et|tL", "24 layers"),
+    ],
+)
+def test_what_cannot_be_understood_is_named(words, message):
+    with pytest.raises(SettingsError, match=message.replace("$", r"\$")):
+        read(f"torchrun --nproc-per-node 8 pretrain_gpt.py {SIZES} {words}")
+
+
+def test_arguments_of_earlier_versions_are_read():
+    read_job = read(f"torchrun --nproc-per-node 8 pretrain_gpt.py {SIZES} --layernorm-epsilon 1e-6")
+    assert read_job.model.config["epsilon"] == 1e-6
+    assert "--data-impl" in argument_table().earlier
