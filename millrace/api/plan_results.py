@@ -139,7 +139,7 @@ class PlanResult:
         return ResultView(
             title=headline(self.plan),
             figures=_figure_texts(self),
-            tables=(table_view(stage_table(self.plan), bars),),
+            tables=(table_view(stage_table(self.plan), bars, "memory filled"),),
             notes=self.notes,
         )
 

@@ -103,10 +103,10 @@ class SimulationResult:
     @property
     def document(self) -> dict[str, Any]:
         """Figures as `millrace simulate --json` has them."""
-        cluster, model = self.plan.cluster, self.plan.model
+        cluster, model, bounds = self.plan.cluster, self.plan.model, self.step_time_range_s
         return {
             "step_time_s": self.step_time_s,
-            "step_time_range_s": self.step_time_range_s,
+            "step_time_range_s": None if bounds is None else list(bounds),
             "step_time_compared_with": self.step_time_compared_with,
             "profile_warning": profile_warning(cluster),
             "unit": unit_of(model),

@@ -93,7 +93,7 @@ class SweepResult:
         documents = self.document["rows"]
         lines = [list(rows) for _, rows in groupby(documents, line_of)]
         tables = (
-            table_view(line_table(line), [row["scaling_efficiency"] for row in line])
+            table_view(line_table(line), [row["scaling_efficiency"] for row in line], "efficiency")
             for line in lines
         )
         models = dict.fromkeys(row.model for row in self.rows)

@@ -20,8 +20,9 @@ STYLE = """
 .millrace-result caption {text-align: left; padding: .2em 0; font-weight: 600; color: inherit}
 .millrace-result tr, .millrace-result th, .millrace-result td {background: transparent}
 .millrace-result th, .millrace-result td {padding: .15em .9em .15em 0; text-align: left;
- border: 0; border-bottom: 1px solid rgba(128, 128, 128, .35); vertical-align: top}
-.millrace-result .number {text-align: right; font-variant-numeric: tabular-nums}
+ border: 0; border-bottom: 1px solid rgba(128, 128, 128, .35); vertical-align: top;
+ white-space: pre-line}
+.millrace-result .number {white-space: nowrap; text-align: right; font-variant-numeric: tabular-nums}
 .millrace-result .bar {display: block; height: .7em; min-width: 1px; margin-top: .3em;
  background: rgba(46, 125, 190, .75)}
 .millrace-result .bars {width: 10em}
@@ -31,7 +32,7 @@ STYLE = """
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableView:
-    """Table of texts; `bars` has a fraction for every row, drawn as a bar in a notebook.
+    """Table of texts; `bars` has a fraction for every row, drawn in a notebook under `bar_name`.
 
     `numbers` says of every column whether it is one of numbers, which end in line.
     """
@@ -41,6 +42,7 @@ class TableView:
     numbers: tuple[bool, ...]
     rows: tuple[tuple[str, ...], ...]
     bars: tuple[float | None, ...] = ()
+    bar_name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +55,7 @@ class ResultView:
     notes: tuple[str, ...] = ()
 
 
-def table_view(table: "Table", bars: Sequence[float | None] = ()) -> TableView:
+def table_view(table: "Table", bars: Sequence[float | None] = (), bar_name: str = "") -> TableView:
     """View of a table that a command prints.
 
     Parameters
@@ -62,6 +64,8 @@ def table_view(table: "Table", bars: Sequence[float | None] = ()) -> TableView:
         Its cells are texts.
     bars : sequence of float or None, optional
         A fraction for every row.
+    bar_name : str
+        Name of what the fractions are.
     """
     columns = [[str(cell) for cell in column.cells] for column in table.columns]
     return TableView(
@@ -70,6 +74,7 @@ def table_view(table: "Table", bars: Sequence[float | None] = ()) -> TableView:
         numbers=tuple(column.justify == "right" for column in table.columns),
         rows=tuple(zip(*columns, strict=True)),
         bars=tuple(bars),
+        bar_name=bar_name,
     )
 
 
@@ -107,6 +112,8 @@ def _table_lines(table: TableView) -> list[str]:
 
 
 def _cut(text: str) -> str:
+    """Text of a cell in one line, no longer than a terminal has room for."""
+    text = ", ".join(text.splitlines())
     return text if len(text) <= CELL_CHARACTERS else text[: CELL_CHARACTERS - 1] + "…"
 
 
@@ -128,7 +135,7 @@ def result_html(view: ResultView) -> str:
 
 def _table_html(table: TableView, head: bool = True) -> str:
     caption = f"<caption>{escape(table.title)}</caption>" if table.title else ""
-    names = [*table.columns, *([""] if table.bars else [])]
+    names = [*table.columns, *([table.bar_name] if table.bars else [])]
     top = f"<thead><tr>{_cells('th', names, [*table.numbers, False])}</tr></thead>" if head else ""
     bars = [_bar(fraction) for fraction in table.bars] or [""] * len(table.rows)
     rows = (

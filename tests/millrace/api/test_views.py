@@ -61,11 +61,11 @@ def test_text_is_aligned_and_cut_where_tables_are_long():
         title="",
         columns=("a", "b"),
         numbers=(False, True),
-        rows=(("x" * 99, "1"), *(("y", "20"),) * 20),
+        rows=(("x\n" + "x" * 98, "1"), *(("y", "20"),) * 20),
     )
     shown = ResultView(title="title", figures=(("one", "1"),), tables=(table,))
     lines = result_text(shown).split("\n")
     assert lines[:2] == ["title", "  one  1"]
-    assert lines[2:5] == [f"  a{' ' * 61} b", f"  {'x' * 59}…   1", f"  y{' ' * 61}20"]
+    assert lines[2:5] == [f"  a{' ' * 61} b", f"  x, {'x' * 56}…   1", f"  y{' ' * 61}20"]
     assert lines[-1] == "  … and 9 more"
     assert result_text(hostile_view(), tables=False).count("\n") == 2
