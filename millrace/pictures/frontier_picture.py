@@ -124,9 +124,7 @@ def _mark_choice(panel: Any, choice: Mapping[str, Any], theme: Theme) -> None:
         if row is not None and row["cost_usd"] is not None:
             texts.setdefault((row["time_s"] / DAY_S, row["cost_usd"]), []).append(name)
     for place, names in texts.items():
-        panel.plot(
-            *place, linestyle="", marker="o", markersize=14, fillstyle="none", color=theme.ink
-        )
+        panel.plot(*place, "o", markersize=14, fillstyle="none", color=theme.ink)
         panel.annotate(
             ", ".join(names), place, (0, -18), textcoords="offset points", ha="center", va="top"
         )
