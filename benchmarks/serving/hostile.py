@@ -79,10 +79,8 @@ def _wrong_bodies() -> Iterator[tuple[str, Request]]:
             yield "body", (b"POST", path.encode(), JSON, body)
     yield "slow body", (b"POST", b"/api/plan", {**JSON, "content-length": "4000"}, [b"{"])
     chunked = {**JSON, "transfer-encoding": "chunked"}
-    yield (
-        "endless body",
-        (b"POST", b"/api/plan", chunked, [b"10000\r\n" + b" " * 65536 + b"\r\n"] * 40),
-    )
+    piece = b"10000\r\n" + b" " * 65536 + b"\r\n"
+    yield "endless body", (b"POST", b"/api/plan", chunked, [piece] * 40)
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
         yield "type of body", (b"POST", b"/api/plan", {"content-type": kind}, text)
 
@@ -105,9 +103,8 @@ def _wrong_questions() -> Iterator[tuple[str, Request]]:
             yield "plan", _posted(path, {"plan": plan})
     for change in ("straggler_factor", "jitter", "network", "microbatches", "overlap", "import"):
         for value in (-1, 1e308, "2", True, [2], 10**40):
-            yield (
-                f"change {change}",
-                _posted("/api/simulate", {"plan": "0" * 16, "what_ifs": {change: value}}),
+            yield f"change {change}", _posted(
+                "/api/simulate", {"plan": "0" * 16, "what_ifs": {change: value}}
             )
 
 

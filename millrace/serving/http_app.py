@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 import millrace
-from millrace.serving.catalogue_document import catalogue_document
+from millrace.serving.documents.catalogue_document import catalogue_document
 from millrace.serving.guards import Guards
 from millrace.serving.planning_jobs import PlanningJobs, PlanShelf
 from millrace.serving.questions import PLAN_NAME, PlanQuestion, SimulationQuestion

@@ -62,6 +62,7 @@ class WhatIfFigures:
         if key not in self._measured:
             changed = tried(plan, changes)
             unlike = (changes.cluster, changes.precision, changes.microbatches)
+            memory: Sequence[StageMemory]
             if changed is plan or unlike != (None, None, None):
                 memory = plan_memory(changed)
             else:  # speeds alone are changed, which memory does not depend on
