@@ -7,6 +7,7 @@ and tyro installed. It replaces the version's part of `millrace/trainers/torchti
 
 import importlib
 import json
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
@@ -19,7 +20,7 @@ from benchmarks.trainers import torchtitan_import
 
 TABLE = Path(millrace.__file__).parent / "trainers" / "torchtitan" / "settings.json"
 SOURCE = "pypi.org/project/torchtitan, read 2026-11"
-MODELS = ("llama3", "qwen3")
+MODELS = {"llama3": "llama3", "qwen3": "qwen3", "deepseek_v3": "deepseekv3"}
 PLAIN = (bool, int, float, str, type(None))
 
 
@@ -62,17 +63,18 @@ def sizes(model: Any) -> dict[str, Any]:
         "dim": model.dim,
         "n_layers": len(layers),
         "n_heads": attention.n_heads,
-        "n_kv_heads": attention.n_kv_heads or attention.n_heads,
-        "head_dim": attention.head_dim or model.dim // attention.n_heads,
+        **heads(attention, model.dim),
         "hidden_dim": max(x.feed_forward.w1.out_features if x.feed_forward else 0 for x in layers),
         "enable_weight_tying": model.enable_weight_tying,
         "norm_eps": model.norm.eps,
-        "qk_norm": attention.qk_norm is not None,
         "rope_format": type(rope).__qualname__.partition(".")[0],
         "max_seq_len": rope.max_seq_len,
         "rope_theta": float(rope.theta),
         "rope_scaling": rope.scaling,
     }
+    if rope.scaling == "yarn":
+        for word in ("rope_factor", "beta_fast", "beta_slow", "original_seq_len", "truncate"):
+            written[word] = getattr(rope, word)
     mixture = next((x.moe for x in layers if x.moe), None)
     if mixture is not None:
         experts, shared = mixture.routed_experts.inner_experts, mixture.shared_experts
@@ -85,8 +87,32 @@ def sizes(model: Any) -> dict[str, Any]:
             "score_func": mixture.router.score_func,
             "route_norm": mixture.router.route_norm,
             "route_scale": mixture.router.route_scale,
+            "num_expert_groups": mixture.router.num_expert_groups or 1,
+            "num_limited_groups": mixture.router.num_limited_groups or 1,
         }
     return written
+
+
+def heads(attention: Any, dim: int) -> dict[str, Any]:
+    """Sizes of the heads of an attention, latent or not."""
+    if hasattr(attention, "kv_lora_rank"):
+        head_dim = attention.qk_nope_head_dim + attention.qk_rope_head_dim
+        scale = head_dim**-0.5
+        if attention.rope.scaling == "yarn":
+            scale *= (0.1 * attention.mscale * math.log(attention.rope.rope_factor) + 1) ** 2
+        words = ("q_lora_rank", "kv_lora_rank", "v_head_dim", "qk_rope_head_dim")
+        latent = {word: getattr(attention, word) for word in words}
+        return {
+            "n_kv_heads": attention.n_heads,
+            "head_dim": head_dim,
+            **latent,
+            "attention_scale": scale,
+        }
+    return {
+        "n_kv_heads": attention.n_kv_heads or attention.n_heads,
+        "head_dim": attention.head_dim or dim // attention.n_heads,
+        "qk_norm": attention.qk_norm is not None,
+    }
 
 
 def shipped(registry: ModuleType) -> dict[str, dict[str, Any]]:
@@ -94,11 +120,11 @@ def shipped(registry: ModuleType) -> dict[str, dict[str, Any]]:
     configs = {}
     trainer = importlib.import_module("torchtitan.trainer")
     defaults = {name: row["default"] for name, row in rows(trainer.Trainer.Config())}
-    build, calls = registry.model_registry, list[tuple[str, list[str]]]()
+    build, calls = registry.model_registry, list[tuple[str, list[str], str]]()
 
     def recorded(flavor: str, *args: Any, converters: Any = None, **options: Any) -> Any:
         names = [type(c).__qualname__.partition(".")[0] for c in converters or ()]
-        calls.append((flavor, names))
+        calls.append((flavor, names, options.get("moe_comm_backend") or "standard"))
         return build(flavor, *args, **options)
 
     registry.model_registry = recorded  # type: ignore[attr-defined]
@@ -121,6 +147,7 @@ def shipped(registry: ModuleType) -> dict[str, dict[str, Any]]:
         configs[name] = {
             "flavor": calls[-1][0],
             "converters": calls[-1][1],
+            "expert_backend": calls[-1][2],
             "activation_checkpoint": {"NoneType": None}.get(checkpoint, checkpoint),
             "settings": settings,
         }
@@ -136,12 +163,12 @@ def table_of(version: str) -> dict[str, Any]:
         return part | {"settings": dict(rows(config))}
     flavors, configs = {}, {}
     part["settings"] = dict(rows(importlib.import_module("torchtitan.trainer").Trainer.Config()))
-    for name in MODELS:
+    for name, prefix in MODELS.items():
         module = importlib.import_module(f"torchtitan.models.{name}")
         registry = importlib.import_module(f"torchtitan.models.{name}.config_registry")
         options = {"attn_backend": "flex"}
         mixtures = {**options, "moe_comm_backend": "standard"}
-        for flavor, build in getattr(module, f"{name}_configs").items():
+        for flavor, build in getattr(module, f"{prefix}_configs").items():
             arguments = mixtures if "moe_comm_backend" in build.__annotations__ else options
             flavors[f"{name}.{flavor}"] = sizes(build(**arguments))
         configs |= {f"{name}.{config}": row for config, row in shipped(registry).items()}

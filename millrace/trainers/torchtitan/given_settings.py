@@ -323,6 +323,8 @@ def _resolve_flavor(given: GivenSettings) -> None:
     key = f"{name}.{base}"
     if key not in given.table.flavors:
         names = [row.partition(".")[2] for row in given.table.flavors if row.startswith(f"{name}.")]
-        choices = f"known: {', '.join(names)}" if names else "known: those of llama3 and qwen3"
+        choices = (
+            f"known: {', '.join(names)}" if names else "known: those of llama3, qwen3, deepseek_v3"
+        )
         raise SettingsError(f"model {name}, flavor {flavor}: its sizes are not known; {choices}")
     given.sizes = given.table.flavors[key]

@@ -21,6 +21,13 @@ from millrace.trainers.trainer import WrittenSettings
 
 MODULE, FUNCTION = "millrace_job", "job"
 MODEL_MODULE = Path(__file__).with_name("model_module.txt")
+LATENT_MODULE = Path(__file__).with_name("latent_module.txt")
+# Torchtitan's package, the beginning of its class names, and what parallelizes its model.
+MAKES = {
+    "plain": ("llama3", "Llama3", "parallelize_llama"),
+    "mixed": ("qwen3", "Qwen3", "parallelize_qwen3"),
+    "latent": ("deepseek_v3", "DeepSeekV3", "parallelize_deepseekv3"),
+}
 # What the linear layers of each converter leave alone: the head, which plans compute in 16 bits.
 CONVERTED = {
     "Float8LinearConverter": 'filter_fqns=["lm_head"], model_compile_enabled=COMPILED',
@@ -105,9 +112,7 @@ def _module_text(
     converters: list[str],
     checkpoint: str | None,
 ) -> str:
-    qwen = "num_experts" in sizes or sizes["qk_norm"]
-    name, model = ("qwen3", "Qwen3") if qwen else ("llama3", "Llama3")
-    parallelize = "parallelize_qwen3" if qwen else "parallelize_llama"
+    name, model, parallelize = MAKES[_make(sizes)]
     words = sorted(set(ROPE_DEFAULTS) & set(sizes))
     backend = DISPATCHERS[job.pins.dispatcher or "alltoall"]
     hook = "register_moe_load_balancing_hook" if "num_experts" in sizes else "None"
@@ -145,7 +150,19 @@ def {FUNCTION}():
     )
 
 
-{MODEL_MODULE.read_text("utf-8")}'''
+{_model_text(sizes)}'''
+
+
+def _make(sizes: dict[str, Any]) -> str:
+    """Key of `MAKES` that a model is built with."""
+    if "kv_lora_rank" in sizes:
+        return "latent"
+    return "mixed" if "num_experts" in sizes or sizes["qk_norm"] else "plain"
+
+
+def _model_text(sizes: dict[str, Any]) -> str:
+    latent = LATENT_MODULE.read_text("utf-8") if "kv_lora_rank" in sizes else ""
+    return MODEL_MODULE.read_text("utf-8") + latent
 
 
 def _optimizer(job: TrainingJob) -> str:
@@ -176,7 +193,13 @@ def _imports(name: str, model: str, parallelize: str, converters: list[str]) -> 
         if converters
         else ""
     )
-    return f"""import os
+    latent = (
+        "from torchtitan.models.deepseek_v3 import make_mla_attention_config\n"
+        if name == "deepseek_v3"
+        else ""
+    )
+    return f"""import math
+import os
 from functools import partial
 
 import torch.nn as nn
@@ -202,7 +225,7 @@ from torchtitan.models.common.config_utils import (
 )
 from torchtitan.models.common.nn_modules import RMSNorm
 from torchtitan.models.common.param_init import skip_param_init
-from torchtitan.models.{name}.model import {model}Model, {model}TransformerBlock
+{latent}from torchtitan.models.{name}.model import {model}Model, {model}TransformerBlock
 from torchtitan.models.{name}.parallelize import {parallelize}
 from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.trainer import Trainer

@@ -62,6 +62,13 @@ ROPE_DEFAULTS = {
     "original_seq_len": 4096,
     "truncate": True,
 }
+LATENT = {
+    "q_lora_rank": "q_lora",
+    "kv_lora_rank": "kv_lora",
+    "v_head_dim": "value_dim",
+    "qk_rope_head_dim": "rotary_dims",
+    "attention_scale": "attention_scale",
+}
 EXPERTS = {
     "num_experts": "experts",
     "top_k": "experts_per_token",
@@ -111,6 +118,9 @@ def sizes_of(model: ModelSpec) -> dict[str, Any]:
     sizes["rope_scaling"] = SCALINGS[config.rope_scaling]
     for word, field in STRETCHING[config.rope_scaling].items():
         sizes[word] = getattr(config, field)
+    if config.kv_lora:
+        sizes |= {word: getattr(config, field) for word, field in LATENT.items()}
+        sizes["v_head_dim"] = config.value_dim or config.head_dim
     if config.experts:
         sizes |= {word: getattr(config, field) for word, field in EXPERTS.items()}
         sizes["dense_layers"] = list(config.dense_layers)
@@ -126,13 +136,16 @@ def _check_expressible(name: str, config: DecoderConfig) -> None:
     used = {*FIELDS.values(), *FREE, *(stretching or {}).values()} | (
         {*EXPERTS.values(), *UNHEARD} if config.experts else {"capacity_factor"}
     )
+    if config.kv_lora:
+        used |= {*LATENT.values()}
     faults = [] if stretching is not None else [f"rope_scaling is {config.rope_scaling!r}"]
     faults += [
         f"{field} is {value!r}"
         for field, value in msgspec.structs.asdict(config).items()
         if field not in used and value != getattr(plain, field)
     ]
-    if config.rotary_dims != config.head_dim:
+    faults += _latent_faults(config) if config.kv_lora else []
+    if config.rotary_dims != config.head_dim and not config.kv_lora:
         faults.append(f"rotary_dims is {config.rotary_dims} of {config.head_dim}")
     if config.qk_norm not in ("", "rms"):
         faults.append(f"qk_norm is {config.qk_norm!r}")
@@ -141,8 +154,22 @@ def _check_expressible(name: str, config: DecoderConfig) -> None:
     if faults:
         raise InfeasibleError(
             f"torchtitan's decoders cannot be `{name}`: {', '.join(faults)}; it has dense and "
-            f"expert decoders as Llama 3 and Qwen 3 are built"
+            f"expert decoders as Llama 3, Qwen 3 and DeepSeek-V3 are built"
         )
+
+
+def _latent_faults(config: DecoderConfig) -> list[str]:
+    """Faults of latent attention: DeepSeek's scales scores with YaRN alone, and has no biases."""
+    faults = [
+        f"{field} is {getattr(config, field)!r} in latent attention"
+        for field in ("qk_norm", "qkv_bias", "out_bias")
+        if getattr(config, field)
+    ]
+    if config.attention_scale and (config.rope_scaling != "yarn" or config.rope_factor <= 1):
+        faults.append(f"attention_scale is {config.attention_scale:g} without YaRN")
+    if config.kv_heads != config.heads:
+        faults.append(f"kv_heads is {config.kv_heads} of {config.heads} latent heads")
+    return faults
 
 
 def config_of(sizes: Mapping[str, Any]) -> Config:
@@ -164,6 +191,8 @@ def config_of(sizes: Mapping[str, Any]) -> Config:
         raise SettingsError(f"SIZES: rope_scaling is {stated!r}; choose none, llama or yarn")
     config: dict[str, Any] = {field: sizes[word] for word, field in FIELDS.items() if word in sizes}
     config["rotary_dims"] = config.get("head_dim", 0)
+    if sizes.get("kv_lora_rank"):
+        config |= {field: sizes[word] for word, field in LATENT.items() if word in sizes}
     config["qk_norm"] = "rms" if sizes.get("qk_norm") else ""
     config["rope_scaling"] = scaling
     config["rope_interleaved"] = sizes.get("rope_format") == INTERLEAVED and scaling != "llama3"

@@ -171,7 +171,11 @@ def shipped(name: str, model: str = "") -> Any:
         call.keywords["model_spec"] = ConfigCall(
             name="model_registry",
             arguments=[row["flavor"]],
-            keywords={"model": owner, "converters": converters},
+            keywords={
+                "model": owner,
+                "converters": converters,
+                "moe_comm_backend": row["expert_backend"],
+            },
         )
         checkpoint = row["activation_checkpoint"]
         call.keywords["activation_checkpoint"] = (

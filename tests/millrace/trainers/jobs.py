@@ -47,6 +47,12 @@ def model_specs(draw: st.DrawFn, layers: int, *, tied: bool) -> ModelSpec:
     else:
         config["rope_interleaved"] = draw(st.booleans())
     if draw(st.booleans()):
+        config |= {"kv_lora": 64, "q_lora": draw(st.sampled_from((0, 96))), "value_dim": 48}
+        config |= {"kv_heads": HEADS, "rotary_dims": 16, "qk_norm": ""}
+        config |= {"qkv_bias": False, "out_bias": False}
+        if config["rope_scaling"] == "yarn":
+            config["attention_scale"] = draw(st.sampled_from((0.0, 0.3)))
+    if draw(st.booleans()):
         config |= {
             "experts": 16,
             "experts_per_token": draw(st.sampled_from((2, 4))),

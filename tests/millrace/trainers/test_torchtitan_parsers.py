@@ -21,7 +21,7 @@ from tests.extras import optional
 
 optional("torchtitan", "trainers")
 ROOT = Path(__file__).resolve().parents[3]
-MIXED = {"ep": 8, "etp": 1, "dispatcher": "alltoall"}
+MIXED = {"ep": 8, "dispatcher": "alltoall"}
 JOBS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama3-8b": ("3", {"dp": 16, "recompute": "selective"}),
     "llama3.1-70b": ("3-hybrid", {"dp": 8, "tp": 4, "cp": 2, "recompute": "full", "ring": False}),
@@ -32,6 +32,8 @@ JOBS: dict[str, tuple[str, dict[str, Any]]] = {
         "3",
         {"dp": 2, "tp": 4, "pp": 2, "schedule": "zb-v", "interleave": 2, **MIXED},
     ),
+    "deepseek-v2-lite": ("2", {"dp": 4, "tp": 4, "recompute": "selective", **MIXED}),
+    "deepseek-v3": ("3", {"dp": 16, "tp": 1, "recompute": "full", **MIXED}),
 }
 
 
