@@ -103,8 +103,9 @@ def _wrong_questions() -> Iterator[tuple[str, Request]]:
             yield "plan", _posted(path, {"plan": plan})
     for change in ("straggler_factor", "jitter", "network", "microbatches", "overlap", "import"):
         for value in (-1, 1e308, "2", True, [2], 10**40):
-            yield f"change {change}", _posted(
-                "/api/simulate", {"plan": "0" * 16, "what_ifs": {change: value}}
+            yield (
+                f"change {change}",
+                _posted("/api/simulate", {"plan": "0" * 16, "what_ifs": {change: value}}),
             )
 
 

@@ -66,7 +66,7 @@ class WhatIfFigures:
             if changed is plan or unlike != (None, None, None):
                 memory = plan_memory(changed)
             else:  # speeds alone are changed, which memory does not depend on
-                memory = tuple(self.measured(digest, plan, WhatIfs()).memory)
+                memory = self.measured(digest, plan, WhatIfs()).memory
             stages = stage_graph(changed, detailed=True)
             measured = MeasuredPlan(plan=changed, stages=stages, memory=memory)
             self._measured[key] = measured

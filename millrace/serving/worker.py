@@ -21,11 +21,11 @@ from millrace.models.errors import ModelError
 from millrace.planner.errors import ChildError, ClusterError, PlanError, ProtocolError
 from millrace.planner.plan import Plan
 from millrace.planner.worker_processes import end_with
-from millrace.serving.engine_calls import searched
 from millrace.serving.documents.plan_documents import plan_document
+from millrace.serving.documents.step_documents import report_figures, step_document
+from millrace.serving.engine_calls import searched
 from millrace.serving.questions import PlanQuestion, WhatIfs
 from millrace.serving.refusals import RefusedError, field_of
-from millrace.serving.documents.step_documents import report_figures, step_document
 from millrace.serving.what_if_figures import WhatIfFigures
 from millrace.simulator import SimulationError
 

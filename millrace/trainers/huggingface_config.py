@@ -102,6 +102,8 @@ def _gpt2(config: Any) -> dict[str, Any]:
         "initializer_range": config.init_std,
         "scale_attn_weights": config.attention_scale == 0,
         "tie_word_embeddings": config.tied,
+        "bos_token_id": None,
+        "eos_token_id": None,
         "attn_pdrop": 0.0,
         "embd_pdrop": 0.0,
         "resid_pdrop": 0.0,

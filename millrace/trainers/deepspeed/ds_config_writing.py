@@ -24,7 +24,7 @@ BACKENDS = {"alltoall": "comm", "deepep": "deepep"}
 LAUNCH = """\
 #!/bin/bash
 {header}
-# Needs the packages deepspeed and transformers{hosts}.
+# Needs the packages deepspeed, transformers and accelerate{hosts}.
 set -euo pipefail
 deepspeed {launcher} \\
     train.py --deepspeed --deepspeed_config {settings} \\
@@ -67,6 +67,11 @@ def written_settings(job: TrainingJob) -> WrittenSettings:
         arguments=" ".join(arguments[3:]),
     )
     unsaid.append("tokens are drawn at random: train on data by changing train.py")
+    if int(job.pins.ep or 1) > 1:
+        unsaid.append(
+            "DeepSpeed 0.19.8 could not split the experts of transformers 5.24 when it was tried "
+            "(2026-11): take the release of transformers that your DeepSpeed was made for"
+        )
     return WrittenSettings(files=files, arguments=arguments, unsaid=tuple(unsaid))
 
 
