@@ -6,13 +6,14 @@ from millrace.planner.errors import PlanError
 from millrace.planner.formatting import one_of
 from millrace.trainers.deepspeed import DEEPSPEED
 from millrace.trainers.dtensor import DTENSOR
-from millrace.trainers.megatron import MEGATRON_CORE
+from millrace.trainers.megatron import MEGATRON_BRIDGE, MEGATRON_CORE
 from millrace.trainers.nanotron import NANOTRON
 from millrace.trainers.torchtitan import TORCHTITAN
 from millrace.trainers.trainer import SettingsError, SettingsSource, Trainer
 
 TRAINERS: dict[str, Trainer] = {
-    trainer.name: trainer for trainer in (MEGATRON_CORE, TORCHTITAN, DEEPSPEED, NANOTRON, DTENSOR)
+    trainer.name: trainer
+    for trainer in (MEGATRON_BRIDGE, MEGATRON_CORE, TORCHTITAN, DEEPSPEED, NANOTRON, DTENSOR)
 }
 
 

@@ -6,6 +6,7 @@ destinations of Megatron-LM's arguments, whose table is `arguments.json`. Read `
 first.
 """
 
+from millrace.trainers.megatron.bridge_overrides import MEGATRON_BRIDGE
 from millrace.trainers.megatron.command_line import MEGATRON_CORE
 
-__all__ = ["MEGATRON_CORE"]
+__all__ = ["MEGATRON_BRIDGE", "MEGATRON_CORE"]

@@ -64,6 +64,11 @@ def option_of(dest: str) -> str:
     return _by_dest()[dest].names[0]
 
 
+def kind_of(dest: str) -> str:
+    """Kind of the value of a destination, as `Argument.kind`."""
+    return _by_dest()[dest].kind
+
+
 def defaults() -> dict[str, Any]:
     """Values of all arguments where none is given, by destination."""
     return {dest: row.default for dest, row in _by_dest().items()}

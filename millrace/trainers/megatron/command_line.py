@@ -32,7 +32,7 @@ PROGRAM = "pretrain_gpt.py"
 KNOWN_BY = ("--tensor-model-parallel-size", "--num-attention-heads", "--hidden-size")
 # What earlier versions called what has another name now.
 RENAMED = {"--layernorm-epsilon": "--norm-epsilon"}
-LINE = 96  # characters of a line of the script
+LINE, ROOM = 96, 20  # characters of a line of the script, and of a value that follows
 
 
 def write(job: TrainingJob) -> WrittenSettings:
@@ -64,7 +64,7 @@ def write(job: TrainingJob) -> WrittenSettings:
         '--tokenizer-model "$TOKENIZER_MODEL")',
         "fi",
         "SETTINGS=(",
-        *(f"    {line}" for line in _wrapped(words)),
+        *(f"    {line}" for line in wrapped(words)),
         ")",
         f"torchrun --nproc-per-node {job.devices_per_node} --nnodes {job.nodes} "
         '--node-rank "${NODE_RANK:-0}" \\',
@@ -78,12 +78,19 @@ def write(job: TrainingJob) -> WrittenSettings:
     )
 
 
-def _wrapped(words: Sequence[str]) -> Iterator[str]:
-    """Yield lines of a script with the words, an argument and its values on one."""
+def wrapped(words: Sequence[str]) -> Iterator[str]:
+    """Yield lines of a script with the words, an argument and its values on one.
+
+    Parameters
+    ----------
+    words : sequence of str
+        Words of a command line, not yet quoted.
+    """
     line = ""
     for word in words:
         quoted = shlex.quote(word)
-        if word.startswith("--") and len(line) + len(quoted) + 20 > LINE:
+        begins = word.startswith("--") or "=" in word
+        if line and begins and len(line) + len(quoted) + ROOM > LINE:
             yield line
             line = ""
         line = f"{line} {quoted}".lstrip()

@@ -240,9 +240,8 @@ def _software(values: Mapping[str, Any], degrees: Mapping[str, int]) -> dict[str
         words["tensor_overlap"] = "0"
     if degrees["dp"] * degrees["cp"] > 1 and not values["overlap_grad_reduce"]:
         words["overlap"] = "0"
-    if values["fp16"] and not values["accumulate_allreduce_grads_in_fp32"]:
-        words["gradient_bytes"] = "2"
-    if values["bf16"] and values["grad_reduce_in_bf16"]:
+    half = values["fp16"] and not values["accumulate_allreduce_grads_in_fp32"]
+    if half or values["grad_reduce_in_bf16"]:
         words["gradient_bytes"] = "2"
     if (copies := values["num_distributed_optimizer_instances"]) > 1:
         words["shard_group"] = str(degrees["dp"] * degrees["cp"] // copies)

@@ -13,7 +13,7 @@ from millrace.models.zoo.catalogue import model_spec
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.search import Pins
 from millrace.trainers.job import TrainingJob
-from millrace.trainers.megatron import MEGATRON_CORE
+from millrace.trainers.megatron import MEGATRON_BRIDGE, MEGATRON_CORE
 from millrace.trainers.megatron.argument_table import argument_table, given_values
 from millrace.trainers.trainer import SettingsError, SettingsSource
 from tests.millrace.trainers.trained_jobs import llamas, plain, read_back
@@ -185,3 +185,49 @@ def test_arguments_of_earlier_versions_are_read():
     read_job = read(f"torchrun --nproc-per-node 8 pretrain_gpt.py {SIZES} --layernorm-epsilon 1e-6")
     assert read_job.model.config["epsilon"] == 1e-6
     assert "--data-impl" in argument_table().earlier
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_overrides_of_bridge_come_back(name):
+    model = model_spec(name, precision="bf16")
+    config = {**model.config, "vocab": -(-int(model.config["vocab"]) // 2) * 2}
+    config |= {"capacity_factor": 1.0} if config.get("experts") else {}  # dropless
+    there = replace(
+        job(changed(model, config=config), recompute="full", zero=1),
+        software={"gradient_bytes": "2", "tensor_overlap": "0"},
+        recompute_layers=2,
+    )
+    back = plain(read_back(MEGATRON_BRIDGE, there).job)
+    there = plain(there)
+    for there_config in (there.model.config, back.model.config):
+        for field in UNSAID & there_config.keys():
+            del there_config[field]
+    assert back == there
+
+
+def test_a_recipe_of_bridge_with_overrides_is_a_job():
+    words = (
+        "torchrun --nproc-per-node 8 --nnodes 4 scripts/training/run_recipe.py "
+        "--recipe llama3_8b_pretrain_config --mode pretrain model.tensor_model_parallel_size=2 "
+        "train.micro_batch_size=1 train.global_batch_size=128 model.sequence_parallel=true "
+        "logger.log_interval=1"
+    )
+    read_recipe = MEGATRON_BRIDGE.read(SettingsSource(files={"": words}, values={}))
+    assert read_recipe.job.model.name == "llama3-8b"
+    pins = read_recipe.job.pins
+    assert (pins.dp * pins.cp, pins.tp, pins.micro_batch) == (16, 2, 1)
+    assert read_recipe.ignored == ("logger.log_interval",)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--recipe llama3_8b_pretrian_config", "did you mean llama3_8b_pretrain_config"),
+        ("model.tensor_model_parallel_sizes=2", "did you mean model.tensor_model_parallel_size"),
+        ("train.micro_batch_size=two", "train.micro_batch_size=two: expected a number"),
+        ("train.micro_batch_size=$MBS", "--set MBS=VALUE"),
+    ],
+)
+def test_what_bridge_would_not_take_is_named(words, message):
+    with pytest.raises(SettingsError, match=message.replace("$", r"\$")):
+        MEGATRON_BRIDGE.read(SettingsSource(files={"": f"run_recipe.py {words} lr=1"}, values={}))
