@@ -61,7 +61,7 @@ def pairs(outcomes: Sequence[RowOutcome]) -> list[RowPair]:
         groups: dict[object, list[RowOutcome]] = defaultdict(list)
         for outcome in outcomes:
             if outcome.predicted is not None:
-                groups[_shared(outcome.row_question.row, kind, columns)].append(outcome)
+                groups[shared_settings(outcome.row_question.row, kind, columns)].append(outcome)
         for group in groups.values():
             for first, second in combinations(group, 2):
                 if first.row_question.row[kind] != second.row_question.row[kind]:
@@ -69,8 +69,18 @@ def pairs(outcomes: Sequence[RowOutcome]) -> list[RowPair]:
     return row_pairs
 
 
-def _shared(row: Row, kind: str, columns: tuple[str, ...]) -> object:
-    """Key that is equal for two rows that make a pair of a kind."""
+def shared_settings(row: Row, kind: str, columns: tuple[str, ...]) -> object:
+    """Key that is equal for two rows that make a pair of a kind.
+
+    Parameters
+    ----------
+    row : Row
+        A row of a language model.
+    kind : str
+        The setting that may differ.
+    columns : tuple of str
+        Columns that change with it.
+    """
     settings = tuple(row.get(name, "") for name in SETTINGS if name not in columns)
     share = (int(row["global_batch"]) / int(row["gpus"]), _node_group(row))
     return source(row), row["tier"], settings, share if kind == "gpus" else ()
