@@ -22,8 +22,8 @@ STYLE = """
 .millrace-result th, .millrace-result td {padding: .15em .9em .15em 0; text-align: left;
  border: 0; border-bottom: 1px solid rgba(128, 128, 128, .35); vertical-align: top;
  white-space: pre-line}
-.millrace-result .number {white-space: nowrap; text-align: right;
- font-variant-numeric: tabular-nums}
+.millrace-result .number {text-align: right; font-variant-numeric: tabular-nums;
+ white-space: pre}
 .millrace-result .bar {display: block; height: .7em; min-width: 1px; margin-top: .3em;
  background: rgba(46, 125, 190, .75)}
 .millrace-result .bars {width: 10em}

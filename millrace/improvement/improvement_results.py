@@ -74,10 +74,10 @@ class ImprovementResult:
     def view(self) -> ResultView:
         """View in a terminal and in a notebook."""
         title, *lines = today_lines(self.improvement)
-        table = change_table(self.improvement)
+        gains = [max(outcome.gain, 0.0) for outcome in self.changes]
         return ResultView(
             title=title,
-            tables=(table_view(table, [max(o.gain, 0.0) for o in self.changes]),),
+            tables=(table_view(change_table(self.improvement), gains, "gain"),),
             notes=(*lines, *closing_lines(self.improvement), *self.remarks),
         )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import millrace
 
 ROOT = Path(millrace.__file__).parent
-VERBS = {"plan", "simulate", "run", "compare", "scale", "recommend", "profile"}
+VERBS = {"plan", "simulate", "run", "compare", "scale", "recommend", "profile", "improve"}
 HEAVY = ("numpy", "ortools", "simpy", "rich", "typer", "pandas", "msgspec")
 
 PROGRAM = """\
@@ -32,6 +32,8 @@ sweep = millrace.scale("llama3-8b", ["h100:8"], nodes=[1, 2], global_batches=[25
 speeds: list[float | None] = [row.tokens_per_s for row in sweep]
 answer = millrace.recommend("llama3-8b", ["h100:8"], tokens=1e12, pins=millrace.Pins(tp=1))
 cheapest: millrace.SweepRow | None = answer.cheapest
+improved = millrace.improve(["run.sh"], "h100:8x1", measured_s=6.1)
+today_s: float = improved.today.prediction.step_time_s
 flops: float = millrace.profile().flops_per_s["fp32"]
 lines: list[str] = [reason.line for reason in planned.explain()]
 ranks: int = millrace.load("plan.json").plan.ranks
