@@ -16,6 +16,7 @@ from millrace.models.documents import write_bytes
 from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.models.zoo.catalogue import unit_of
 from millrace.planner.cluster import Cluster
+from millrace.planner.errors import ClusterError
 from millrace.planner.plan import Plan
 from millrace.requested_cluster import (
     cluster_of,
@@ -277,7 +278,14 @@ def opened_model(
     ----------
     model, clusters, seq_len, precision, pins, progress
         As for `scale`.
+
+    Raises
+    ------
+    ClusterError
+        One text stands where a list of clusters does, which would be read letter by letter.
     """
+    if isinstance(clusters, str):
+        raise ClusterError(f"clusters are the text `{clusters}`: expected a list, [{clusters!r}]")
     if isinstance(model, str):
         precision = precision or usual_precision_on(clusters, model)
     return check_question(model, seq_len=seq_len, precision=precision, pins=pins, progress=progress)

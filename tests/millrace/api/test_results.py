@@ -208,6 +208,15 @@ def test_what_cannot_be_planned_is_told_in_a_sentence(error, sentence, changed):
         millrace.plan(question.pop("model"), question.pop("cluster"), **question)
 
 
+def test_a_text_in_place_of_a_list_of_clusters_is_told():
+    for verb, question in (
+        (millrace.scale, {"nodes": [1], "global_batches": [8]}),
+        (millrace.recommend, {"tokens": 1e9}),
+    ):
+        with pytest.raises(millrace.ClusterError, match=r"expected a list, \['a100:2'\]"):
+            verb("mlp", "a100:2", **question)
+
+
 def test_options_of_a_run_that_need_each_other_are_told(planned):
     for options in ({"resume": True}, {"checkpoint_every": 2}, {"learning_rate": -1.0}):
         with pytest.raises(millrace.PlanError):
