@@ -7,6 +7,7 @@ understood; 3 failed while running; 130 interrupted. A failure is one sentence o
 
 import gc
 import os
+import re
 import signal
 import sys
 from contextlib import suppress
@@ -24,6 +25,8 @@ ASKED_TO_END = (signal.SIGTERM, signal.SIGHUP)
 # Graphs and tables are many objects in hardly any cycles (5,000 in a search): looked through after
 # every 700 new ones, Python's default, they take a tenth of a search's time.
 COLLECTED = (100_000, 20, 100)
+
+LONG = re.compile(r"\S{300,}")  # a name that no screen holds
 
 START = (
     "Start with `millrace demo`, then for example "
@@ -135,6 +138,7 @@ def _fail(sentence: str, code: int) -> int:
     from millrace.output import error_document
     from millrace.stdio import NobodyReadsError, visible
 
+    sentence = LONG.sub(lambda name: f"{name[0][:40]}…{name[0][-40:]}", sentence)
     print(f"millrace: {visible(sentence)}", file=sys.stderr)
     if "--json" in sys.argv[1:]:
         with suppress(OSError, NobodyReadsError):  # stdout may be what has failed
@@ -155,10 +159,13 @@ def run(arguments: list[str] | None = None) -> int:
     SystemExit
         A command ended the process with a code that is no signal's.
     """
+    from millrace.commands.options.usage_sentences import empty_value, usage_sentence
     from millrace.stdio import NobodyReadsError
 
     try:
         given = sys.argv[1:] if arguments is None else arguments
+        if sentence := empty_value(given):
+            return _fail(sentence, 2)
         code = filled_app()(args=given or ["--help"], prog_name="millrace", standalone_mode=False)
         if code == INTERRUPTED:  # what the parser makes of Ctrl-C
             _deafen()
@@ -180,8 +187,7 @@ def run(arguments: list[str] | None = None) -> int:
         if os.environ.get("MILLRACE_TRACEBACK"):
             raise
         if hasattr(error, "format_message"):  # a usage error of the command line's parser
-            where = getattr(getattr(error, "ctx", None), "command_path", "millrace")
-            return _fail(f"{error.format_message()} (see `{where} --help`)", 2)
+            return _fail(usage_sentence(error), 2)
         code = exit_code_of(error)
         if code is not None:
             return _fail(_sentence(error), code)

@@ -2,15 +2,18 @@
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from millrace.models.documents import (
+    BYTES_MAX,
     FileError,
+    Kind,
+    Refusal,
     decode_json,
-    read_document,
     read_text,
     write_bytes,
 )
@@ -27,6 +30,18 @@ PLAN_BYTES_MAX = 2**27
 """A plan of 126 layers has 50 kB; one with an imported graph, constants and all, megabytes."""
 TRACE_BYTES_MAX = 2**29
 """Fifteen million firings: a day's work to look at, and some gigabytes once they are read."""
+
+
+KINDS: dict[str, tuple[type | None, str]] = {
+    "chunks": (Plan, "a plan, as `millrace plan -o` writes it"),
+    "lanes": (Trace, "a trace, as `millrace run --trace` writes it"),
+    "traceEvents": (None, "a trace in Chrome's form"),
+    "programs": (None, "an actor graph"),
+    "tensors": (None, "a graph"),
+    "flops_per_s": (Device, "a device profile, as `millrace profile -o` writes it"),
+    "model_type": (None, "the configuration of a model, for `millrace plan`"),
+}
+"""Keys that one kind of document alone has."""
 
 
 def load_plan(path: Path, *, trust: bool = False) -> Plan:
@@ -48,7 +63,8 @@ def load_plan(path: Path, *, trust: bool = False) -> Plan:
     ClusterError
         Its cluster is not valid.
     """
-    plan = read_document(path, Plan, "plan", bytes_max=PLAN_BYTES_MAX, error=PlanError)
+    text = read_text(path, "plan", bytes_max=PLAN_BYTES_MAX, error=PlanError)
+    plan = _decoded(text, Plan, f"`{path}` is not a plan", PlanError)
     if plan.model.family == FUNCTION and not trust:
         raise PlanError(
             f"the plan `{path}` calls the function `{plan.model.name}` for its model: give --trust "
@@ -70,14 +86,28 @@ def load_trace(path: Path) -> Trace:
         )
     where = f"`{path}` is not a trace"
     try:
-        return decode_json(text, Trace, where).validate()
+        return _decoded(text, Trace, where).validate()
     except PlanError as error:
         raise FileError(f"{where}: {error}") from None
 
 
 def load_profile(path: Path) -> Device:
     """Read a device profile, as `millrace profile -o` writes it; raises FileError."""
-    return read_document(path, Device, "device profile")
+    text = read_text(path, "device profile", bytes_max=BYTES_MAX)
+    return _decoded(text, Device, f"`{path}` is not a device profile")
+
+
+def _decoded(text: bytes, kind: type[Kind], where: str, error: Refusal = FileError) -> Kind:
+    """Document of a JSON text; where it is one of another kind, the refusal says which."""
+    try:
+        return decode_json(text, kind, where, error)
+    except error as wrong:
+        with suppress(msgspec.DecodeError):
+            keys = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+            for key, (owner, noun) in KINDS.items():
+                if key in keys and owner is not kind:
+                    raise error(f"{where}: it is {noun}") from None
+        raise wrong from None
 
 
 def is_chrome(path: Path) -> bool:
@@ -126,11 +156,24 @@ def write_document(path: Path, document: object) -> None:
     write_bytes(path, msgspec.json.format(to_json(document), indent=1) + b"\n")
 
 
-def check_writable(*paths: Path | None) -> None:
-    """Raise FileError where a file could not be written, before the long work that fills it."""
+def check_writable(*paths: Path | None, read: Iterable[Path] = ()) -> None:
+    """Raise FileError where a file could not be written, before the long work that fills it.
+
+    Parameters
+    ----------
+    paths : Path or None
+        What is written to, each another file.
+    read : iterable of Path
+        What is read: none of it is to be replaced.
+    """
+    taken = {os.path.realpath(path): "this command reads it" for path in read}
     for path in paths:
         if path is None:
             continue
+        place = os.path.realpath(path)
+        if place in taken and (path.is_file() or not path.exists()):
+            raise FileError(f"cannot write `{path}`: {taken[place]}; give another name")
+        taken[place] = "this command writes it already"
         if path.is_dir():
             raise FileError(f"cannot write `{path}`: it is a folder; give a file's name")
         if not path.parent.is_dir():

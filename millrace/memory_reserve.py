@@ -5,7 +5,7 @@ from re import fullmatch
 from millrace.planner.cluster import Cluster
 from millrace.planner.errors import PlanError
 from millrace.planner.memory import DEFAULT_RESERVE, NO_RESERVE, Reserve
-from millrace.requested_cluster import is_local
+from millrace.requested_cluster import is_local, read_option
 from millrace.units import parse_bytes
 
 
@@ -59,7 +59,9 @@ def asked_limit_bytes(memory_limit: str | None, reserve: str | None) -> int | No
     PlanError
         One is no size or no reserve, or both are given.
     """
-    limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
+    limit_bytes = None
+    if memory_limit is not None:
+        limit_bytes = read_option("--memory-limit", parse_bytes, memory_limit)
     if reserve is not None:
         _checked(reserve, limit_bytes)
     return limit_bytes

@@ -12,7 +12,7 @@ from millrace.planner.cluster import Cluster, NodeGroup, Software
 from millrace.planner.clusters import framework as software_of
 from millrace.planner.clusters import machine_cores, parse_cluster, validate
 from millrace.planner.clusters.parsing import LOCAL, LOCAL_GPU, local_ranks
-from millrace.planner.errors import ClusterError
+from millrace.planner.errors import ClusterError, PlanError
 
 Answer = TypeVar("Answer")
 
@@ -152,7 +152,7 @@ def with_nodes(text: str) -> str:
     return f"{text}x1" if fullmatch(r"[^:]+:[0-9]+", text) and not is_local(text) else text
 
 
-def read_option(option: str, read: Callable[..., Answer], text: str, *rest: int) -> Answer:
+def read_option(option: str, read: Callable[..., Answer], text: str, *rest: int | str) -> Answer:
     """Value that `read` makes of an option's text; its refusal names the option.
 
     Parameters
@@ -163,18 +163,18 @@ def read_option(option: str, read: Callable[..., Answer], text: str, *rest: int)
         Called with the text and `rest`.
     text : str
         The option's value.
-    rest : int
+    rest : int or str
         Further arguments of `read`.
 
     Raises
     ------
-    ClusterError
+    ClusterError, PlanError
         That of `read`, with the option and its value in front.
     """
     try:
         return read(text, *rest)
-    except ClusterError as error:
-        raise ClusterError(f"{option} {text}: {error}") from None
+    except (ClusterError, PlanError) as error:
+        raise type(error)(f"{option} {text}: {error}") from None
 
 
 def crowding(ranks: int, cores: int) -> str:

@@ -13,9 +13,10 @@ import tomllib
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from difflib import get_close_matches
 from io import BytesIO
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
@@ -24,6 +25,7 @@ BYTES_MAX = 2**24
 PIECE_BYTES = 2**20
 WORD = 2**63
 """Whole numbers count bytes, nanoseconds and samples; none reaches the end of 64 bits."""
+_UNKNOWN = re.compile(r"unknown field `([^`]+)`")
 _LONG = re.compile(rb"[0-9]{19}")  # every number beyond 64 bits has 19 digits or more
 
 Kind = TypeVar("Kind")
@@ -143,12 +145,24 @@ def _content(
                 content.write(piece)
             check(b"")
             return content.getvalue()
+    except FileNotFoundError as wrong:
+        reason = f"{_reason(wrong)}{_near_name(path)}"
+        raise error(f"the {what} `{path}` cannot be read: {reason}") from None
     except OSError as wrong:
         raise error(f"the {what} `{path}` cannot be read: {_reason(wrong)}") from None
     except ValueError as wrong:
         if isinstance(wrong, error):
             raise
         raise error(f"the {what} `{path}` cannot be read: {wrong}") from None  # a name with a zero
+
+
+def _near_name(path: Path) -> str:
+    """File of the folder whose name comes near, as the end of a sentence; empty where none does."""
+    with suppress(OSError, ValueError):
+        alike = [name for name in os.listdir(path.parent) if name.endswith(path.suffix)]
+        close = get_close_matches(path.name, sorted(alike), n=1, cutoff=0.75)
+        return f"; did you mean `{path.with_name(close[0])}`?" if close else ""
+    return ""
 
 
 def _too_large(path: Path, what: str, size: str, bytes_max: int) -> str:
@@ -232,7 +246,7 @@ def decode_json(content: bytes, kind: type[Kind], where: str, error: Refusal = F
             _check_numbers(msgspec.json.decode(content))
         return document
 
-    return _decoded(decoded, where, error)
+    return _decoded(decoded, kind, where, error)
 
 
 def decode_toml(text: str, kind: type[Kind], where: str, error: Refusal = FileError) -> Kind:
@@ -261,20 +275,41 @@ def decode_toml(text: str, kind: type[Kind], where: str, error: Refusal = FileEr
         _check_numbers(values)
         return msgspec.convert(values, type=kind)
 
-    return _decoded(decoded, where, error)
+    return _decoded(decoded, kind, where, error)
 
 
-def _decoded(decode: Callable[[], Kind], where: str, error: Refusal) -> Kind:
+def _decoded(decode: Callable[[], Kind], kind: object, where: str, error: Refusal) -> Kind:
     """Document that `decode` returns; anything that a decoder raises becomes one `error`."""
     try:
         return decode()
     except RecursionError:
         raise error(f"{where}: its values are nested too deep") from None
     except (ValueError, OverflowError) as wrong:  # decoders raise both
-        hint = (
-            "; it is of another version, write it anew" if "schema_version`" in str(wrong) else ""
-        )
+        hint = _near_key(str(wrong), kind)
+        if "`$.schema_version`" in str(wrong):
+            hint = "; it is of another version, write it anew"
         raise error(f"{where}: {wrong}{hint}") from None
+
+
+def _near_key(wrong: str, kind: object) -> str:
+    """Key that an unknown one comes near to, as the end of a sentence; empty where none does."""
+    if not (unknown := _UNKNOWN.search(wrong)):
+        return ""
+    keys: set[str] = set()
+    _collect_keys(kind, keys, set())
+    close = get_close_matches(unknown[1], sorted(keys), n=1)
+    return f"; did you mean `{close[0]}`?" if close else ""
+
+
+def _collect_keys(kind: object, keys: set[str], seen: set[object]) -> None:
+    """Gather the keys of a type of document, and of all types that lie in it."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind not in seen:
+        seen.add(kind)
+        for field in msgspec.structs.fields(kind):
+            keys.add(field.encode_name)
+            _collect_keys(field.type, keys, seen)
+    for part in get_args(kind):
+        _collect_keys(part, keys, seen)
 
 
 def _check_numbers(document: Any) -> None:

@@ -74,7 +74,8 @@ class Weights:
                     )
                 yield arrays
         except OSError as error:
-            raise DataError(f"weights `{self.path}` cannot be read: {error.strerror}") from None
+            reason = (error.strerror or str(error)).lower()
+            raise DataError(f"weights `{self.path}` cannot be read: {reason}") from None
         except DataError:
             raise
         except _MALFORMED:

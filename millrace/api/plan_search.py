@@ -16,6 +16,7 @@ from millrace.models.zoo.catalogue import unit_of
 from millrace.planner.cluster import Cluster
 from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.plan import MAX_GAP, Plan
+from millrace.planner.costs.op_batch import peak_flops_per_s
 from millrace.planner.token_cost import check_known, check_objective
 from millrace.requested_cluster import is_local, usual_precision, with_software
 
@@ -120,6 +121,8 @@ def opened_question(
     on = named or opened_cluster(cluster, profile, progress)
     on = with_software(on, framework, unit_of(spec))
     check_known(on, optimize_for)
+    for group in on.groups:
+        peak_flops_per_s(group.device, spec.precision)
     return spec, on
 
 

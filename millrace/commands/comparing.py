@@ -52,8 +52,11 @@ def compare(
     from millrace.files import check_writable, load_plan, load_trace
     from millrace.planner.clusters.doubts import profile_warning
 
-    check_writable(html, write_profile)
+    check_writable(html, write_profile, read=(plan, trace))
     planned, measured = load_plan(plan, trust=trust), load_trace(trace)
+    updates = update_profile or write_profile is not None
+    if updates:
+        updating.check_measured(measured)
     with working(f"simulating {planned.model.name}, and replaying it with what was measured"):
         compared = millrace.compare(planned, measured)
     if (warning := profile_warning(planned.cluster)) is not None:
@@ -61,7 +64,7 @@ def compare(
     if html is not None:
         compared.save_html(html)
     document = compared.document | {"profile_warning": warning}
-    if update_profile or write_profile is not None:
+    if updates:
         update = updating.update_profile(
             planned, measured, keep=update_profile, output=write_profile
         )

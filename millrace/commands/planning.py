@@ -1,6 +1,6 @@
 """`millrace plan` and `millrace show`: find a plan, draw one, or the difference of two."""
 
-from math import ceil, floor, gcd
+from math import gcd
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from millrace.commands.options import completion
-from millrace.commands.options.option_words import FLASH, MAX_GAP, SEED_MAX
+from millrace.commands.options.option_words import COUNT_MAX, FLASH, MAX_GAP, SEED_MAX
 from millrace.commands.options.pin_options import takes_pins
 from millrace.commands.options.question_options import (
     Attention,
@@ -44,7 +44,10 @@ OnCluster = Annotated[
     ),
 ]
 GlobalBatch = Annotated[
-    int, typer.Option("--global-batch", min=1, help="Samples of one step, over all devices.")
+    int,
+    typer.Option(
+        "--global-batch", min=1, max=COUNT_MAX, help="Samples of one step, over all devices."
+    ),
 ]
 Profile = Annotated[
     Path | None, typer.Option(help="Device profile (`millrace profile -o`) to read for local:N.")
@@ -210,8 +213,9 @@ def uneven_batch(batch: int, devices: int) -> str:
     >>> uneven_batch(510, 64)
     '--global-batch 510: at most 2 of 64 devices can be replicas; with 512, 64 can'
     """
-    near = range(ceil(batch * (1 - NEARBY)), floor(batch * (1 + NEARBY)) + 1)
-    best = min(near, key=lambda other: (-gcd(other, devices), abs(other - batch)))
+    shares = (share for share in range(devices, 0, -1) if devices % share == 0)
+    near = (-((share - 2 * batch) // (2 * share)) * share for share in shares)
+    best = next(other for other in near if abs(other - batch) <= batch * NEARBY)
     now, then = gcd(batch, devices), gcd(best, devices)
     if then < FAR_MORE * now:
         return ""

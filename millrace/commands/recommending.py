@@ -13,6 +13,7 @@ from millrace.commands.options.question_options import (
     SeqLen,
 )
 from millrace.commands.options.sweep_options import (
+    TOKENS,
     Clusters,
     numbers,
     opened,
@@ -76,13 +77,14 @@ def recommend(
     """Find the cheapest cluster that makes a deadline, and the fastest for the money."""
     import millrace
     from millrace.pictures.frontier_picture import draw_frontier
+    from millrace.requested_cluster import read_option
     from millrace.scaling.recommendation_tables import draw_recommendation
 
     files = {"csv": csv, "plot": plot}
     spec, named = opened(model, cluster, seq_len, precision, pins, files)
-    total = parse_count(tokens, "1e12, 300B or 15T")
-    within_s = None if within is None else parse_duration_s(within)
-    budget_usd = None if budget is None else parse_count(budget)
+    total = read_option("--tokens", parse_count, tokens, TOKENS)
+    within_s = None if within is None else read_option("--within", parse_duration_s, within)
+    budget_usd = None if budget is None else read_option("--budget", parse_count, budget)
     with working() as told:
         recommended = millrace.recommend(
             spec,

@@ -81,7 +81,8 @@ def simulate(
     precision: OtherPrecision = None,
     framework: Framework = None,
     jitter: Annotated[
-        float, typer.Option(help="Standard deviation of durations, as a share: 0.1.")
+        float,
+        typer.Option(min=0.0, max=1.0, help="Standard deviation of durations, as a share: 0.1."),
     ] = 0.0,
     straggler: Stragglers = None,
     seed: Annotated[int, typer.Option(min=0, max=SEED_MAX, help="Of the jitter.")] = 0,
@@ -106,9 +107,11 @@ def simulate(
     from millrace.profiling.profile_coverage import coverage_warning, extrapolations_of
     from millrace.reporting import report_page, report_rows
 
-    check_writable(trace, html)
+    check_writable(trace, html, read=(plan,))
+    _check_fidelity(fidelity)
     detailed = as_json or html is not None or (trace is not None and is_chrome(trace))
     loaded = load_plan(plan, trust=trust)
+    factors = _stragglers(straggler or (), loaded.ranks)
     with working(f"simulating {loaded.model.name} on {loaded.ranks} ranks"):
         result = millrace.simulate(
             loaded,
@@ -116,7 +119,7 @@ def simulate(
             precision=precision,
             framework=framework,
             jitter=jitter,
-            stragglers=_stragglers(straggler or ()),
+            stragglers=factors,
             seed=seed,
             fidelity=fidelity,
             detailed=detailed,
@@ -136,9 +139,8 @@ def simulate(
         figures = figure_texts(result, timed=False)  # the page is equal every time
         page = report_page(result.plan, result.simulated, account, figures.items())
         write_bytes(html, page.encode())
-    beyond = coverage_warning(covered)
     answer(document, as_json, lambda console: _draw_figures(figure_texts(result), console))
-    if beyond is not None:
+    if (beyond := coverage_warning(covered)) is not None:
         say(beyond)
     if result.shortage:
         say(f"millrace: {result.shortage}")
@@ -184,7 +186,7 @@ def run(
 
     if checkpoint is not None and not resume:
         warn_of_later(checkpoint, steps)
-    check_writable(trace)
+    check_writable(trace, read=(plan,))
     planned = load_plan(plan, trust=trust)
     warn_of(planned)
     with training(steps) as told:
@@ -264,7 +266,15 @@ def _draw_run(document: Mapping[str, Any], console: "Console") -> None:
         )
 
 
-def _stragglers(texts: Iterable[str]) -> dict[int, float]:
+def _check_fidelity(fidelity: str | None) -> None:
+    """Refuse a fidelity that there is not."""
+    from millrace.simulator.prediction import FIDELITIES
+
+    if fidelity not in (None, *FIDELITIES):
+        raise PlanError(f"--fidelity {fidelity}: choose {', '.join(FIDELITIES)}")
+
+
+def _stragglers(texts: Iterable[str], ranks: int) -> dict[int, float]:
     """Factors by rank, from texts `RANK:FACTOR`."""
     factors = {}
     for text in texts:
@@ -275,4 +285,8 @@ def _stragglers(texts: Iterable[str]) -> dict[int, float]:
             raise PlanError(
                 f"--straggler {text}: expected RANK:FACTOR, such as 3:2.0 (rank 3 takes twice)"
             ) from None
+        if not 0 <= int(rank) < ranks:
+            raise PlanError(f"--straggler {text}: the ranks are 0 to {ranks - 1}")
+        if not 0 < factors[int(rank)] < inf:
+            raise PlanError(f"--straggler {text}: expected a factor above 0 (2.0: it takes twice)")
     return factors

@@ -13,6 +13,7 @@ from millrace.commands.options.question_options import (
     SeqLen,
 )
 from millrace.commands.options.sweep_options import (
+    TOKENS,
     Batches,
     Clusters,
     numbers,
@@ -21,14 +22,15 @@ from millrace.commands.options.sweep_options import (
     warn_of_profiles,
 )
 from millrace.output import Json, answer, say, working
+from millrace.units import parse_count
 
 if TYPE_CHECKING:
     from millrace.planner.search import Pins
 
 Nodes = Annotated[str, typer.Option(metavar="N,…", help="Sizes to plan for, in nodes: 1,2,4.")]
 Tokens = Annotated[
-    float | None,
-    typer.Option(help="Tokens to train on (1e12), for time, energy and cost; else a million."),
+    str | None,
+    typer.Option(help="Tokens to train on (1e12, 15T), for time, energy and cost; else a million."),
 ]
 Worth = Annotated[
     float | None,
@@ -67,11 +69,13 @@ def scale(
     """Plan a model for clusters of many sizes, before buying one."""
     import millrace
     from millrace.pictures.scaling_picture import draw_scaling as draw_picture
+    from millrace.requested_cluster import read_option
     from millrace.scaling import WORTH
     from millrace.scaling.scaling_tables import draw_scaling
 
     files = {"csv": csv, "plot": plot}
     spec, named = opened(model, cluster, seq_len, precision, pins, files)
+    total = None if tokens is None else read_option("--tokens", parse_count, tokens, TOKENS)
     share = WORTH if worth is None else worth
     with working() as told:
         swept = millrace.scale(
@@ -81,7 +85,7 @@ def scale(
             global_batches=global_batch.split(","),
             framework=framework,
             reserve=reserve,
-            tokens=tokens,
+            tokens=total,
             pins=pins,
             worth=share,
             progress=told,

@@ -45,11 +45,7 @@ def update_profile(
     from millrace.files import write_document
     from millrace.profiling.profile_update import profile_update
 
-    if trace.source != "measured":
-        raise PlanError(
-            f"the trace is {trace.source}, not measured: a profile learns nothing of predictions; "
-            f"give that of `millrace run --trace`"
-        )
+    check_measured(trace)
     update = profile_update(plan, trace, _today(plan) if keep else None)
     if keep:
         _keep(plan, update.device)
@@ -57,6 +53,26 @@ def update_profile(
         write_document(output, update.device)
         say(f"device profile written to {output}")
     return update
+
+
+def check_measured(trace: "Trace") -> None:
+    """Refuse a predicted trace, of which a profile learns nothing.
+
+    Parameters
+    ----------
+    trace : Trace
+        What is to be folded in.
+
+    Raises
+    ------
+    PlanError
+        It was not measured.
+    """
+    if trace.source != "measured":
+        raise PlanError(
+            f"the trace is {trace.source}, not measured: a profile learns nothing of predictions; "
+            f"give that of `millrace run --trace`"
+        )
 
 
 def _today(plan: "Plan") -> "Device | None":

@@ -134,7 +134,7 @@ class Sweep:
             for option, value, least in (
                 ("--mtbf-hours", failures.mtbf_hours, "above 0"),
                 ("--checkpoint-rate", failures.checkpoint_bytes_per_s, "above 0"),
-                ("--restart-minutes", failures.restart_s, "0 or more"),
+                ("--restart-minutes", failures.restart_s / 60, "0 or more"),
             ):
                 if value is not None and not (value > 0 or (value == 0 and least[0] == "0")):
                     raise PlanError(f"{option} {value:g}: expected {least}")

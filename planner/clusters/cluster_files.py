@@ -169,7 +169,12 @@ def read_cluster(path: Path) -> Cluster:
         The file cannot be read, or a field is unknown, missing or out of its range.
     """
     text = read_text(path, "cluster file", bytes_max=BYTES_MAX, error=ClusterError)
-    return _decode(text.decode(), f"cluster file `{path}`", as_text(path.stem))
+    where = f"cluster file `{path}`"
+    try:
+        return _decode(text.decode(), where, as_text(path.stem))
+    except ClusterError as error:
+        named = str(error).startswith(where)
+        raise ClusterError(str(error) if named else f"{where}: {error}") from None
 
 
 def _decode(text: str, where: str, name: str = "") -> Cluster:

@@ -10,7 +10,13 @@ from pathlib import Path
 import msgspec
 
 from millrace.planner.cluster import OURS, Cluster, Device, HostMemory, Link, Software
-from millrace.planner.clusters.cluster_files import canonical, read_cluster, reference_node, resized
+from millrace.planner.clusters.cluster_files import (
+    canonical,
+    names,
+    read_cluster,
+    reference_node,
+    resized,
+)
 from millrace.planner.clusters.validation import validate
 from millrace.planner.errors import ClusterError
 
@@ -74,6 +80,7 @@ def parse_cluster(
         )
     if Path(text).suffix[1:].isalpha() or "/" in text:  # the path of a file of another kind
         raise ClusterError(f"`{text}`: {FORM}")
+    _check_form(text)
     name = canonical(name)
     node = reference_node(name)
     if not (match := re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})", shape)):
@@ -91,6 +98,18 @@ def parse_cluster(
             raise ClusterError(f"`{text}`: {field} is {value}, expected at least 1")
     cluster = msgspec.structs.replace(resized(node, per_node), name=f"{name}:{shape}", nodes=nodes)
     return validate(cluster)
+
+
+def _check_form(text: str) -> None:
+    """Refuse a number of devices before or behind a device's name, with what is meant by it."""
+    swapped = re.fullmatch(r"([0-9]{1,9})\s*[x*]\s*(.+)|(.+?)\s*[x*]\s*([0-9]{1,9})", text)
+    if not swapped:
+        return
+    name, devices = canonical(swapped[2] or swapped[3]), int(swapped[1] or swapped[4])
+    if name in names() and text not in names() and devices:
+        per_node = min(devices, reference_node(name).devices_per_node)
+        meant = f"{name}:{per_node}x{-(-devices // per_node)}"
+        raise ClusterError(f"`{text}`: {FORM}; {devices} devices are {meant}")
 
 
 def local_cluster(

@@ -278,6 +278,14 @@ def _interleaves(stages: int, repeated: int) -> tuple[int, ...]:
 
 def _nothing(pins: Pins, devices: int, global_batch: int, blocks: int) -> str:
     """The sentence for pins that leave no candidate."""
+    samples = (pins.dp or 1) * (pins.micro_batch or 1)
+    if global_batch % samples:
+        named = [f"--dp {pins.dp}"] if pins.dp else []
+        named += [f"--micro-batch {pins.micro_batch}"] if pins.micro_batch else []
+        return (
+            f"no plan: {' and '.join(named)} make microbatches of {samples} samples, which do not "
+            f"divide the global batch of {global_batch}"
+        )
     set_pins = ", ".join(f"{name} {value}" for name, value in pins.document.items()) or "none"
     return (
         f"no plan: {devices} devices, a global batch of {global_batch} and {blocks} blocks leave "

@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
-
 import millrace
 from millrace.cli import exit_code_of
 from millrace.planner.errors import ClusterError, InfeasibleError, PlanError, ProtocolError
@@ -98,40 +96,6 @@ def test_a_cluster_of_several_kinds_is_shown_kind_by_kind_and_level_by_level(cal
         assert shown in out
 
 
-LONG = "a" * 5000
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("models", "gpt2-smal"), "did you mean gpt2-small"),
-        (("models", "gpt2", "--seq-len", "0"), "--seq-len"),
-        (("models", "gpt2", "--seq-len", "4096"), "1024 positions"),
-        (("clusters", "a100-sxm-80g:8x1"), "did you mean a100-sxm-80gb"),
-        (("clusters", "local:none"), "expected local:N"),
-        (("clusters", "a100-sxm-80gb:8x0"), "NODES is 0, expected at least 1"),
-        (("show", "nowhere.json"), "the plan `nowhere.json` cannot be read: no such file"),
-        (("plan", "gpt2", "--cluster", "local:2"), "--global-batch"),
-        (("no-such-command",), "no-such-command"),
-        (("models", f"{LONG}.pt2"), "aaa.pt2`: file name too long"),
-        (("models", f"{LONG}.json"), "aaa.json`: file name too long"),
-        (
-            ("scale", "mlp", "--cluster=local:2", "--nodes=1", "--global-batch=8", f"--csv={LONG}"),
-            "aaa`: file name too long",
-        ),
-    ],
-)
-def test_what_cannot_be_understood_ends_with_2_and_one_sentence(call, arguments, said):
-    code, out, err = call(*arguments)
-    assert code == 2
-    assert out == ""
-    assert said in err
-    assert len(err.splitlines()) == 1
-    code, out, _ = call(*arguments, "--json")
-    assert code == 2
-    assert said in json.loads(out)["error"]
-
-
 def test_every_error_has_its_exit_code():
     assert exit_code_of(InfeasibleError("does not fit")) == 1
     assert exit_code_of(PlanError("no such thing")) == 2
@@ -151,17 +115,3 @@ def test_the_commands_of_a_rank_are_listed_without_a_gpu(call):
     code, out, err = call("show", plan, "--commands", "0", "--json")
     assert (code, err) == (0, "")
     assert json.loads(out) == {"rank": 0, "commands": golden.splitlines()}
-
-
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        (("--commands", "2"), "the plan has no rank 2: it has ranks 0 to 1"),
-        (("--commands", "first"), "valid integer"),
-        ((str(PLANS / "bf16-pp2.json"), "--commands", "0"), "give one PLAN"),
-    ],
-)
-def test_commands_that_cannot_be_listed_are_not_understood(call, more, said):
-    code, out, err = call("show", str(PLANS / "bf16-tp2.json"), *more)
-    assert (code, out) == (2, "")
-    assert said in err

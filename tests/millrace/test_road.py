@@ -117,21 +117,6 @@ def test_a_simulation_says_what_the_contract_asks_for(answer, plan, tmp_path):
     assert slow["step_time_s"] > document["step_time_s"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--straggler", "first:2"), "RANK:FACTOR"),
-        (("--straggler", "9:2"), "straggler 9: the ranks are 0 to 3"),
-        (("--jitter", "-1"), "jitter"),
-        (("--fidelity", "chunk"), "stage"),
-    ],
-)
-def test_a_simulation_refuses_what_does_not_exist(answer, plan, arguments, said):
-    code, document = answer("simulate", plan, *arguments)
-    assert code == 2
-    assert said in document["error"]
-
-
 def test_a_run_is_compared_with_its_prediction_actor_by_actor(answer, plan, tmp_path):
     trace, page = tmp_path / "run.json", tmp_path / "page.html"
     code, document = answer("run", plan, "--steps", "7", "--trace", trace)
@@ -203,26 +188,6 @@ def test_a_run_and_the_reference_say_by_how_little_an_expert_was_chosen(capsys, 
     assert 0 < expected.smallest_margin < 1
     assert told is not None
     assert float(told.group(1)) == pytest.approx(expected.smallest_margin, rel=0.1, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--backend", "tpu"), "cupy"),
-        (("--eager",), "leave it out"),
-        (("--deterministic",), "leave it out"),
-        (("--loopback",), "--backend cupy"),
-        (("--data", "/nowhere"), "/nowhere"),
-        (("--resume",), "--checkpoint"),
-        (("--checkpoint-every", "3"), "--checkpoint"),
-        (("--checkpoint", "/proc/x"), "cannot save in `/proc/x`"),
-        (("--lr", "-1"), "above 0"),
-    ],
-)
-def test_a_run_refuses_what_it_cannot_do(answer, plan, arguments, said):
-    code, document = answer("run", plan, *arguments)
-    assert code == 2
-    assert said in document["error"]
 
 
 def test_a_machine_without_a_gpu_says_in_one_sentence_what_is_missing(answer, plan, monkeypatch):

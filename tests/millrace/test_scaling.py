@@ -321,32 +321,6 @@ def test_where_no_point_has_a_plan_the_answer_is_no_and_the_rows_say_why(call, t
     assert "no plan" in json.loads(out)["rows"][0]["reason"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--nodes", "0"), "--nodes 0"),
-        (("--nodes", "1,two"), "--nodes 1,two"),
-        (("--nodes", "1", "--global-batch", "-4"), "--global-batch -4"),
-        (("--nodes", "1", "--network", "warp-9"), "--network warp-9"),
-        (("--nodes", "1", "--cluster", "a100-sxm-80g:8"), "--cluster a100-sxm-80g:8"),
-        (("--nodes", "1", "--cluster", "a100-sxm-80gb:2,"), "--cluster a100-sxm-80gb:2,:"),
-        (("--nodes", "1", "--framework", "none-such"), "--framework none-such"),
-        (("--nodes", "1", "--mtbf-hours", "0"), "--mtbf-hours 0"),
-        (("--nodes", "1", "--restart-minutes", "5"), "--mtbf-hours"),
-        (("--nodes", "1", "--mtbf-hours", "9", "--checkpoint-rate", "fast"), "--checkpoint-rate"),
-        (("--nodes", "1", "--plot", "picture.nope"), "picture.nope"),
-        (("--nodes", "1", "--csv", "nowhere/rows.csv"), "nowhere"),
-    ],
-)
-def test_what_cannot_be_understood_ends_with_2_and_names_option_and_value(call, arguments, said):
-    given = dict(zip(arguments[::2], arguments[1::2], strict=True))
-    given = {"--cluster": "a100-sxm-80gb:2", "--global-batch": "64"} | given
-    code, out, err = call("scale", "mlp", *(text for pair in given.items() for text in pair))
-    assert (code, out) == (2, "")
-    assert said in err
-    assert len(err.splitlines()) == 1
-
-
 def test_long_times_and_large_energies_are_written_in_large_units():
     assert format_time(0.25) == "250 ms"
     assert format_time(86400) == "24.0 h"

@@ -85,8 +85,9 @@ PIN_OPTIONS: dict[str, Any] = {
     "mtp_layers": Annotated[
         int | None,
         typer.Option(
+            min=0,
             help="Pin: modules that predict the tokens after the next (multi-token prediction); "
-            "left out: as the model's configuration has them, none in `millrace models`."
+            "left out: as the model's configuration has them, none in `millrace models`.",
         ),
     ],
     "capacity_factor": Annotated[

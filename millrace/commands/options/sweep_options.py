@@ -63,6 +63,7 @@ Rate = Annotated[
 Restart = Annotated[
     float | None, typer.Option(help="Minutes from a failure to the next step; by default 10.")
 ]
+TOKENS = "1e12, 300B or 15T"
 Jitter = Annotated[
     float, typer.Option(help="Standard deviation of durations, as a share (0.1): slower steps.")
 ]
@@ -81,12 +82,15 @@ def sweep_options(
     seed: JitterSeed = 0,
 ) -> dict[str, Any]:
     """Arguments of `millrace.scale` that these options say."""
+    from millrace.requested_cluster import read_option
     from millrace.scaling.prices import parse_prices
 
     return {
         "networks": texts("--network", network or ()),
         "training": checked_training(attention),
-        "memory_limit_bytes": None if memory_limit is None else parse_bytes(memory_limit),
+        "memory_limit_bytes": None
+        if memory_limit is None
+        else read_option("--memory-limit", parse_bytes, memory_limit),
         "prices_usd_per_hour": parse_prices(
             texts("--price-per-gpu-hour", price_per_gpu_hour or ())
         ),
