@@ -10,6 +10,7 @@ import msgspec
 
 from millrace.models.documents import (
     BYTES_MAX,
+    SCHEMA,
     FileError,
     Kind,
     Refusal,
@@ -17,8 +18,9 @@ from millrace.models.documents import (
     read_text,
     write_bytes,
 )
-from millrace.models.graph import to_json
+from millrace.models.graph import Graph, to_json
 from millrace.models.zoo.catalogue import FUNCTION
+from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.actors.trace import Trace
 from millrace.planner.cluster import Device
 from millrace.planner.clusters import validate
@@ -32,6 +34,14 @@ TRACE_BYTES_MAX = 2**29
 """Fifteen million firings: a day's work to look at, and some gigabytes once they are read."""
 
 
+SCHEMAS: dict[type, str] = {
+    Graph: "graph",
+    Plan: "plan",
+    ActorGraph: "actor_graph",
+    Trace: "trace",
+    Device: "profile",
+}
+"""Name in docs/schemas of what is written, by its type."""
 KINDS: dict[str, tuple[type | None, str]] = {
     "chunks": (Plan, "a plan, as `millrace plan -o` writes it"),
     "lanes": (Trace, "a trace, as `millrace run --trace` writes it"),
@@ -135,7 +145,7 @@ def write_trace(path: Path, trace: Trace, counters: Iterable[dict[str, Any]] = (
     if is_chrome(path):
         write_bytes(path, msgspec.json.encode(chrome_trace(trace, counters)))
     else:
-        write_bytes(path, to_json(trace))
+        write_bytes(path, document_bytes(trace))
 
 
 def write_document(path: Path, document: object) -> None:
@@ -153,7 +163,22 @@ def write_document(path: Path, document: object) -> None:
     FileError
         The file cannot be written.
     """
-    write_bytes(path, msgspec.json.format(to_json(document), indent=1) + b"\n")
+    write_bytes(path, msgspec.json.format(document_bytes(document), indent=1) + b"\n")
+
+
+def document_bytes(document: object) -> bytes:
+    """JSON text of a document, which begins with the name of its schema where there is one.
+
+    Parameters
+    ----------
+    document : object
+        As for `write_document`.
+    """
+    content = to_json(document)
+    if (name := SCHEMAS.get(type(document))) is None:
+        return content
+    named = msgspec.json.encode({SCHEMA: f"docs/schemas/{name}.schema.json"})
+    return named[:-1] + b"," + content[1:]
 
 
 def check_writable(*paths: Path | None, read: Iterable[Path] = ()) -> None:

@@ -25,6 +25,9 @@ BYTES_MAX = 2**24
 PIECE_BYTES = 2**20
 WORD = 2**63
 """Whole numbers count bytes, nanoseconds and samples; none reaches the end of 64 bits."""
+SCHEMA = "$schema"
+"""Key by which a file names its JSON schema: editors read it, and no document has it as a value."""
+_NAMES_SCHEMA = f"Object contains unknown field `{SCHEMA}`"
 _UNKNOWN = re.compile(r"unknown field `([^`]+)`")
 _LONG = re.compile(rb"[0-9]{19}")  # every number beyond 64 bits has 19 digits or more
 
@@ -159,9 +162,9 @@ def _content(
 def _near_name(path: Path) -> str:
     """File of the folder whose name comes near, as the end of a sentence; empty where none does."""
     with suppress(OSError, ValueError):
-        alike = [name for name in os.listdir(path.parent) if name.endswith(path.suffix)]
-        close = get_close_matches(path.name, sorted(alike), n=1, cutoff=0.75)
-        return f"; did you mean `{path.with_name(close[0])}`?" if close else ""
+        alike = [other.stem for other in path.parent.iterdir() if other.suffix == path.suffix]
+        close = get_close_matches(path.stem, sorted(alike), n=1, cutoff=0.7)
+        return f"; did you mean `{path.with_stem(close[0])}`?" if close else ""
     return ""
 
 
@@ -227,7 +230,8 @@ def decode_json(content: bytes, kind: type[Kind], where: str, error: Refusal = F
     content : bytes
         The text, in UTF-8.
     kind : type
-        Type of the document, which it is checked against: a Struct, or `Any`.
+        Type of the document, which it is checked against: a Struct, or `Any`. A Struct's text may
+        name a JSON schema beside its own keys, which is left out.
     where : str
         Begins the message of `error`: "`<path>` is not a plan".
     error : type of ValueError
@@ -241,7 +245,12 @@ def decode_json(content: bytes, kind: type[Kind], where: str, error: Refusal = F
     """
 
     def decoded() -> Kind:
-        document = msgspec.json.decode(content, type=kind)
+        try:
+            document = msgspec.json.decode(content, type=kind)
+        except msgspec.ValidationError as wrong:
+            if str(wrong) != _NAMES_SCHEMA:
+                raise
+            document = msgspec.json.decode(_without_schema(content), type=kind)
         if kind is not Any and _LONG.search(content):
             _check_numbers(msgspec.json.decode(content))
         return document
@@ -272,10 +281,23 @@ def decode_toml(text: str, kind: type[Kind], where: str, error: Refusal = FileEr
 
     def decoded() -> Kind:
         values = tomllib.loads(text)
+        _check_schema(values.pop(SCHEMA, ""))
         _check_numbers(values)
         return msgspec.convert(values, type=kind)
 
     return _decoded(decoded, kind, where, error)
+
+
+def _without_schema(content: bytes) -> bytes:
+    """JSON text of an object without the schema that it names, which is for editors."""
+    values = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+    _check_schema(msgspec.json.decode(values.pop(SCHEMA)))
+    return msgspec.json.encode(values)
+
+
+def _check_schema(name: object) -> None:
+    if not isinstance(name, str):
+        raise ValueError(f"expected the name of a JSON schema - at `$.{SCHEMA}`")
 
 
 def _decoded(decode: Callable[[], Kind], kind: object, where: str, error: Refusal) -> Kind:

@@ -63,6 +63,10 @@ JSON Schema (2020-12) of every document that Millrace reads or writes, generated
 `schema_version`. An editor that knows the schema of a cluster file completes and checks it as you
 type; for most editors the first line `#:schema docs/schemas/cluster.schema.json` names it.
 
+Files that Millrace writes name their schema first (`"$schema": "docs/schemas/plan.schema.json"`),
+as it lies in this repository. A file may name another place or none: the key is for editors, is
+left out when a file is read, and belongs to no digest.
+
 | schema | document | where it comes from |
 |---|---|---|
 """
@@ -82,10 +86,17 @@ def generated_pages() -> Iterator[tuple[Path, str]]:
 
 
 def schema(document: type) -> dict[str, Any]:
-    """JSON Schema of a document's type."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | msgspec.json.schema(
-        document
-    )
+    """JSON Schema of a document's type; a file may name it, what lies inside another may not."""
+    generated = msgspec.json.schema(document)
+    kinds = generated["$defs"]
+    name = generated["$ref"].rpartition("/")[2]
+    root = kinds[name]
+    within = json.dumps([root, *(kind for other, kind in kinds.items() if other != name)])
+    if f'"#/$defs/{name}"' not in within:
+        del kinds[name]
+    properties = {"$schema": {"type": "string"}} | root["properties"]
+    dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    return dialect | root | {"properties": properties, "$defs": kinds}
 
 
 def cli_reference() -> str:

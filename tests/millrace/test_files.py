@@ -1,5 +1,6 @@
 """Documents on disk: errors name the path, writing is whole or not at all."""
 
+import json
 import stat
 from pathlib import Path
 
@@ -7,10 +8,13 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from millrace.files import load_plan, load_trace, write_document
+from benchmarks.quality.printed_pages import schema
+from millrace.files import SCHEMAS, load_plan, load_trace, write_document
 from millrace.models.documents import FileError, write_bytes
+from millrace.planner.clusters import parse_cluster
 from millrace.planner.errors import ClusterError, InfeasibleError, PlanError
 from millrace.planner.mesh import Axis, Mesh
+from tests.extras import optional
 from tests.millrace.plans import cluster, data_parallel_pipeline
 from tests.millrace.traces import two_rank_trace
 
@@ -103,3 +107,43 @@ def test_a_trace_whose_parts_do_not_fit_is_refused_by_path_and_place(tmp_path):
     write_document(path, msgspec.structs.replace(two_rank_trace("measured", steps=3), steps=30))
     with pytest.raises(FileError, match=r"run.json` is not a trace: of 30 .* at `\$.step_end"):
         load_trace(path)
+
+
+def test_a_file_names_its_schema_first_and_is_read_with_another_or_none(tmp_path):
+    plan, path = data_parallel_pipeline(), tmp_path / "plan.json"
+    write_document(path, plan)
+    text = path.read_text()
+    assert text.startswith('{\n "$schema": "docs/schemas/plan.schema.json",\n "schema_version": 1,')
+    assert load_plan(path) == plan
+    document = json.loads(text)
+    for name in ({}, {"$schema": "file:///elsewhere/plan.schema.json"}):
+        document.pop("$schema", None)
+        document |= name  # behind all other keys
+        path.write_text(json.dumps(document))
+        assert load_plan(path) == plan
+    write_document(path, load_plan(path))
+    assert path.read_text() == text
+    path.write_text(json.dumps(document | {"$schema": 1}))
+    with pytest.raises(PlanError, match=r"the name of a JSON schema - at `\$\.\$schema`"):
+        load_plan(path)
+    document["cluster"]["$schema"] = "of the whole file alone"
+    path.write_text(json.dumps(document))
+    with pytest.raises(PlanError, match=r"unknown field `\$schema` - at `\$.cluster`"):
+        load_plan(path)
+
+
+@pytest.mark.parametrize("written", [data_parallel_pipeline(), two_rank_trace("measured", steps=3)])
+def test_what_is_written_is_valid_by_the_schema_that_it_names(tmp_path, written):
+    jsonschema = optional("jsonschema", "test")
+    write_document(tmp_path / "written.json", written)
+    document = json.loads((tmp_path / "written.json").read_text())
+    assert document["$schema"] == f"docs/schemas/{SCHEMAS[type(written)]}.schema.json"
+    jsonschema.validate(document, schema(type(written)))
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(document | {"surplus": 1}, schema(type(written)))
+
+
+def test_a_cluster_file_may_name_its_schema(tmp_path):
+    path = tmp_path / "nodes.toml"
+    path.write_text('"$schema" = "cluster.schema.json"\ndevice = "h100"\nnodes = 2\n')
+    assert parse_cluster(str(path)).devices == 16

@@ -61,6 +61,7 @@ def words_of(line: str) -> list[str]:
 PLAN = "plan mlp --cluster a100:2x1 --global-batch 8"
 GPT = "plan gpt2-small --cluster h100:8x1 --global-batch 8"
 SCALE = "scale mlp --cluster a100-sxm-80gb:2 --nodes 1 --global-batch 64"
+IMPORT = "import-config --from megatron-core 'pretrain_gpt.py --num-layers"
 RECOMMEND = "recommend llama3-8b --cluster h100:8 --tokens 1T"
 
 # The line, its exit code, and words that the answer holds.
@@ -228,6 +229,13 @@ WRONG: tuple[tuple[str, int, tuple[str, ...]], ...] = (
     ("compare plan.json trace.json --tolerance 20%", 2, ("--tolerance 20%: expected a number",)),
     ("compare plan.json trace.json --update-profile", 2, ("is simulated, not measured",)),
     ("compare plan.json trace.json --html trace.json", 2, ("this command reads it",)),
+    ("export plan.json", 2, ("--to is missing",)),
+    ("export plan.json --to megatorn", 2, ("--to megatorn", "did you mean megatron-core?")),
+    ("export trace.json --to megatron-core", 2, ("it is a trace",)),
+    ("import-config", 2, ("SETTINGS... is missing",)),
+    ("import-config none.sh", 2, ("`none.sh` cannot be read: no such file",)),
+    (f"{IMPORT} two'", 2, ("--num-layers two", "whole number")),
+    (f"{IMPORT} 2' --set X", 2, ("--set X", "NAME=VALUE")),
     ("profile --ranks 0", 2, ("--ranks 0: expected a whole number of at least 1",)),
     ("profile --device tpu", 2, ("--device tpu: expected one of cpu, gpu",)),
     ("profile -o folder", 2, ("cannot write `folder`: it is a folder",)),
