@@ -1,6 +1,8 @@
 """Command lines that ask for what there is not, each with its exit code and words of its answer."""
 
 import shlex
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 from millrace.cli import run
@@ -38,7 +40,8 @@ def write_files(folder: Path) -> None:
         ["simulate", str(plan), "--trace", str(trace)],
         ["simulate", str(plan), "--trace", str(folder / "look.chrome.json")],
     ):
-        assert run(words) == 0
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+            assert run(words) == 0
     text = plan.read_text()
     versions = {
         "cut.json": text[: len(text) // 2],
