@@ -89,10 +89,10 @@ def wrong_lines(folder: Path) -> int:
     """Print the slowest of the wrong lines; the number of those above their bar."""
     lines = [line for line, _, _ in WRONG if "{nul}" not in line]  # no process takes a zero byte
     typical([*MILLRACE, "show", "plan.json"], folder, 1)
-    rows = sorted((times_of([*MILLRACE, *words_of(line)], folder), line) for line in lines)[::-1]
-    print(
-        f"the slowest of {len(rows)} wrong lines, bar {WRONG_BAR_S:.1f} s of the processor\n   wall    CPU"
-    )
+    rows = [(times_of([*MILLRACE, *words_of(line)], folder), line) for line in lines]
+    rows.sort(key=lambda row: -row[0].cpu_s)
+    print(f"the slowest of {len(rows)} wrong lines, bar {WRONG_BAR_S:.1f} s of the processor")
+    print("   wall    CPU")
     for times, line in rows[:LISTED]:
         print(f"{times.wall_s:5.2f} s{times.cpu_s:5.2f} s  millrace {line}")
     return sum(times.cpu_s > WRONG_BAR_S for times, _ in rows)
