@@ -3,6 +3,7 @@
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from millrace.planner.plan import COUNT_MAX, MAX_GAP, SEED_MAX
 from millrace.planner.schedules import SCHEDULES
 
 HEAVY = ("numpy", "ortools", "networkx", "simpy", "scipy", "matplotlib", "mpi4py", "rich")
+NEVER_LOOKED_UP = ("ortools", "networkx", "simpy", "scipy", "matplotlib", "mpi4py", "torch", "onnx")
 
 
 def test_no_page_of_help_imports_a_heavy_library() -> None:
@@ -37,6 +39,22 @@ def test_no_page_of_help_imports_a_heavy_library() -> None:
         f"    brought = [name for name in {HEAVY!r} if name in sys.modules]\n"
         "    if brought: sys.exit(f'{page} --help brings {brought}')\n"
         "assert len(names) > 10"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_looks_up_imports_no_library_that_only_planning_and_running_need() -> None:
+    plan = Path(__file__).parents[1] / "executor" / "plans" / "bf16-tp2.json"
+    lines = ["--version"], ["models", "gpt2-small"], ["clusters"], ["show", str(plan)]
+    code = (
+        "import contextlib, io, sys\n"
+        "from millrace.cli import run\n"
+        f"for line in {lines!r}:\n"
+        "    with contextlib.redirect_stdout(io.StringIO()):\n"
+        "        assert run(line) == 0\n"
+        f"    brought = [name for name in {NEVER_LOOKED_UP!r} if name in sys.modules]\n"
+        "    if brought: sys.exit(f'{line} brings {brought}')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -176,6 +176,9 @@ WRONG: tuple[tuple[str, int, tuple[str, ...]], ...] = (
     ("show plan.json --commands first", 2, ("--commands first: expected a whole number",)),
     ("show plan.json plan.json --commands 0", 2, ("give one PLAN",)),
     ("show plan.json --framework torchtitn", 2, ("did you mean torchtitan",)),
+    ("show plan.json --picture x.gif", 2, ("cannot draw `x.gif`", ".svg")),
+    ("show plan.json --picture none/x.png", 2, ("no folder `none`",)),
+    ("show plan.json plan.json --picture x.png", 2, ("give PLAN alone",)),
     # Simulations.
     ("simulate look.chrome.json", 2, ("it is a trace in Chrome's form",)),
     ("simulate plan.json --cluster a100:8x1", 1, ("it has 8 devices", "made for 2")),
@@ -246,5 +249,6 @@ WRONG: tuple[tuple[str, int, tuple[str, ...]], ...] = (
     ("validate odd.csv", 2, ("`odd.csv`", "its header lacks")),
     ("validate latin.csv", 2, ("`latin.csv`", "not UTF-8")),
     ("demo --steps 0", 2, ("--steps 0: expected a whole number of at least 6",)),
+    ("serve --host 0.0.0.0", 2, ("--host", "did you mean --port?")),
     ("demo extra", 2, ("`extra` is too many", "takes no argument")),
 )
