@@ -10,7 +10,16 @@ from typing import NamedTuple
 
 from millrace.models.errors import ModelError
 from millrace.models.graph import Graph, Op, Phase, Rate, Tensor
-from millrace.models.labels import BATCH, Expression, Shape, bind, dim_of, parse, shape_of, write
+from millrace.models.labels import (
+    BATCH,
+    Expression,
+    Shape,
+    bound_outputs,
+    dim_of,
+    parse,
+    shape_of,
+    write,
+)
 from millrace.models.ops import Attributes, op_kind
 from millrace.models.type_inference import output_dtypes, output_rate
 
@@ -241,22 +250,23 @@ class GraphBuilder:
         read = [self._input_tensor(tensor, name) for tensor in inputs]
         rate = output_rate(kind, name, [tensor.rate for tensor in read])
         names = self._output_names(kind, name, expression)
-        sizes = bind(
+        made_shapes = bound_outputs(
             expression,
-            tuple(tensor.shape for tensor in read),
-            tuple(shapes),
+            [tensor.shape for tensor in read],
+            shapes,
             op=name,
             tensors=(*inputs, *names),
         )
         dtypes = output_dtypes(kind, len(names), [tensor.dtype for tensor in read])
         if dtype is not None or dtypes is None:
             dtypes = (dtype or self.precision.variable,) * len(names)
-        for output, operand, output_dtype in zip(names, expression.outputs, dtypes, strict=True):
+        made = zip(names, expression.outputs, made_shapes, dtypes, strict=True)
+        for output, operand, shape, output_dtype in made:
             if output in self.tensors:
                 raise ModelError(f"op `{name}`: tensor `{output}` exists already; rename the op")
             self.tensors[output] = Tensor(
                 name=output,
-                shape=shape_of(operand, sizes),
+                shape=shape,
                 dtype=output_dtype,
                 rate=rate,
                 batch_dim=dim_of(operand, BATCH) if rate is Rate.MICROBATCH else None,

@@ -165,6 +165,13 @@ def write(
     whole_labels : frozenset of str
         Labels that may not be split, marked with `!` wherever they occur; by default none.
     """
+    return _written_expression(tuple(inputs), tuple(outputs), whole_labels)
+
+
+@lru_cache(maxsize=16384)
+def _written_expression(
+    inputs: tuple[Operand, ...], outputs: tuple[Operand, ...], whole_labels: frozenset[str]
+) -> str:
     left = ", ".join(_written(operand, whole_labels) for operand in inputs)
     right = ", ".join(_written(operand, whole_labels) for operand in outputs)
     if len(inputs) == 1 and not inputs[0]:
@@ -222,12 +229,53 @@ def bind(
     try:
         return dict(_bound(expression, tuple(input_shapes), tuple(output_shapes), given_sizes))
     except _MismatchError as mismatch:
-        position, reason = mismatch.args
-        where = f"op `{op}`" if op else f"labels `{expression.text}`"
-        if position is not None:
-            name = tensors[position] if position < len(tensors) else f"operand {position}"
-            where += f", tensor `{name}`" if position < len(tensors) else f", {name}"
-        raise ModelError(f"{where}: {reason} (labels `{expression.text}`)") from None
+        raise _refused(mismatch, expression, op, tensors) from None
+
+
+def bound_outputs(
+    expression: Expression,
+    input_shapes: Sequence[Shape],
+    output_shapes: Sequence[Shape],
+    *,
+    op: str,
+    tensors: Sequence[str],
+) -> tuple[Shape, ...]:
+    """Shapes of the outputs, once the shapes of all operands are bound as `bind` does.
+
+    Parameters
+    ----------
+    expression, input_shapes, output_shapes, op, tensors
+        As for `bind`.
+
+    Raises
+    ------
+    ModelError
+        As `bind` does.
+    """
+    try:
+        return _bound_outputs(expression, tuple(input_shapes), tuple(output_shapes))
+    except _MismatchError as mismatch:
+        raise _refused(mismatch, expression, op, tensors) from None
+
+
+@lru_cache(maxsize=16384)
+def _bound_outputs(
+    expression: Expression, input_shapes: tuple[Shape, ...], output_shapes: tuple[Shape, ...]
+) -> tuple[Shape, ...]:
+    sizes = _bound(expression, input_shapes, output_shapes, ())
+    return tuple(shape_of(operand, sizes) for operand in expression.outputs)
+
+
+def _refused(
+    mismatch: "_MismatchError", expression: Expression, op: str, tensors: Sequence[str]
+) -> ModelError:
+    """Error that names the op and the tensor of a mismatch."""
+    position, reason = mismatch.args
+    where = f"op `{op}`" if op else f"labels `{expression.text}`"
+    if position is not None:
+        name = tensors[position] if position < len(tensors) else f"operand {position}"
+        where += f", tensor `{name}`" if position < len(tensors) else f", {name}"
+    return ModelError(f"{where}: {reason} (labels `{expression.text}`)")
 
 
 class _MismatchError(Exception):
