@@ -187,7 +187,7 @@ def run(arguments: list[str] | None = None) -> int:
         if os.environ.get("MILLRACE_TRACEBACK"):
             raise
         if hasattr(error, "format_message"):  # a usage error of the command line's parser
-            return _fail(usage_sentence(error), 2)
+            return _fail(usage_sentence(error, given), 2)
         code = exit_code_of(error)
         if code is not None:
             return _fail(_sentence(error), code)

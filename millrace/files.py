@@ -18,8 +18,9 @@ from millrace.models.documents import (
     read_text,
     write_bytes,
 )
+from millrace.models.errors import ModelError
 from millrace.models.graph import Graph, to_json
-from millrace.models.zoo.catalogue import FUNCTION
+from millrace.models.zoo.catalogue import FUNCTION, canonical_name
 from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.actors.trace import Trace
 from millrace.planner.cluster import Device
@@ -73,6 +74,11 @@ def load_plan(path: Path, *, trust: bool = False) -> Plan:
     ClusterError
         Its cluster is not valid.
     """
+    if _is_model(str(path)) and not path.exists():
+        raise PlanError(
+            f"`{path}` is a model, and no file of a plan: `millrace plan {path} … -o plan.json` "
+            f"makes one"
+        )
     text = read_text(path, "plan", bytes_max=PLAN_BYTES_MAX, error=PlanError)
     plan = _decoded(text, Plan, f"`{path}` is not a plan", PlanError)
     if plan.model.family == FUNCTION and not trust:
@@ -105,6 +111,13 @@ def load_profile(path: Path) -> Device:
     """Read a device profile, as `millrace profile -o` writes it; raises FileError."""
     text = read_text(path, "device profile", bytes_max=BYTES_MAX)
     return _decoded(text, Device, f"`{path}` is not a device profile")
+
+
+def _is_model(text: str) -> bool:
+    try:
+        return bool(canonical_name(text))
+    except ModelError:
+        return False
 
 
 def _decoded(text: bytes, kind: type[Kind], where: str, error: Refusal = FileError) -> Kind:

@@ -260,8 +260,8 @@ class GraphBuilder:
         dtypes = output_dtypes(kind, len(names), [tensor.dtype for tensor in read])
         if dtype is not None or dtypes is None:
             dtypes = (dtype or self.precision.variable,) * len(names)
-        made = zip(names, expression.outputs, made_shapes, dtypes, strict=True)
-        for output, operand, shape, output_dtype in made:
+        outputs = zip(names, expression.outputs, made_shapes, dtypes, strict=True)
+        for output, operand, shape, output_dtype in outputs:
             if output in self.tensors:
                 raise ModelError(f"op `{name}`: tensor `{output}` exists already; rename the op")
             self.tensors[output] = Tensor(

@@ -101,8 +101,12 @@ def _with_text_name(spec: ModelSpec) -> ModelSpec:
     return spec if name == spec.name else replace(spec, name=name, graph=graph)
 
 
+# Endings of files that people have models in, and that are not read.
+OTHER_FILES = (".py", ".yaml", ".yml", ".toml", ".pt", ".pth", ".bin", ".safetensors", ".gguf")
+
+
 def _looks_like_path(text: str) -> bool:
-    return os.sep in text or text.startswith(".")
+    return os.sep in text or text.startswith(".") or Path(text).suffix.lower() in OTHER_FILES
 
 
 def _hub_hint(text: str) -> str:

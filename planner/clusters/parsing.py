@@ -35,6 +35,13 @@ CORE = "cpu-core"
 RANK_BYTES = 64 * 1024**2
 
 
+# What people call this machine's cores, and its GPUs.
+CALLED = {
+    **dict.fromkeys(("cpu", "cpus", "localhost", "here"), LOCAL),
+    **dict.fromkeys(("gpu", "gpus", "cuda"), LOCAL_GPU),
+}
+
+
 def parse_cluster(
     text: str,
     local_device: Device | None = None,
@@ -101,7 +108,9 @@ def parse_cluster(
 
 
 def _check_form(text: str) -> None:
-    """Refuse a number of devices before or behind a device's name, with what is meant by it."""
+    """Refuse what people type for this machine, and a number before or behind a device's name."""
+    if (machine := CALLED.get(text.partition(":")[0].lower())) is not None:
+        raise ClusterError(f"`{text}`: this machine is {machine}:N, such as {machine}:4")
     swapped = re.fullmatch(r"([0-9]{1,9})\s*[x*]\s*(.+)|(.+?)\s*[x*]\s*([0-9]{1,9})", text)
     if not swapped:
         return

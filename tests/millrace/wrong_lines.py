@@ -88,7 +88,11 @@ WRONG: tuple[tuple[str, int, tuple[str, ...]], ...] = (
     ("run plan.json --eager=3", 2, ("--eager does not take a value",)),
     ("compare plan.json", 2, ("TRACE is missing", "run --trace")),
     ("show plan.json plan.json plan.json", 2, ("`plan.json` is too many",)),
+    (f"{PLAN} -tp 2", 2, ("no option -tp", "did you mean --tp?")),
+    ("plan --model gpt2 --cluster local:2", 2, ("MODEL is given without an option",)),
+    ("plan gpt2 --gpus 8 --global-batch 8", 2, ("--gpus", "did you mean --cluster?")),
     # Models.
+    ("plan model.safetensors --cluster h100:8x1 --global-batch 8", 2, ("a model is a name of",)),
     ("models gpt2-smal", 2, ("`gpt2-smal`", "did you mean gpt2-small")),
     ("models gpt2 --seq-len 0", 2, ("--seq-len 0: expected a whole number of at least 1",)),
     ("models gpt2 --seq-len 4096", 2, ("1024 positions", "use 1 to 1024")),
@@ -121,6 +125,7 @@ WRONG: tuple[tuple[str, int, tuple[str, ...]], ...] = (
     ("clusters text.toml", 2, ("`text.toml`", "Expected `int`, got `str` - at `$.nodes`")),
     ("clusters latin.toml", 2, ("`latin.toml`", "not UTF-8")),
     ("clusters empty.toml", 2, ("`empty.toml`", "it names no `device`")),
+    ("clusters localhost:4", 2, ("this machine is local:N",)),
     # The question of a plan.
     ("plan gpt2 --cluster h100:8x1 --global-batch 1k", 2, ("--global-batch 1k: expected a whole",)),
     ("plan gpt2 --cluster h100:8x1 --global-batch -8", 2, ("--global-batch -8", "from 1 to")),
@@ -179,6 +184,7 @@ WRONG: tuple[tuple[str, int, tuple[str, ...]], ...] = (
     ("show plan.json --picture x.gif", 2, ("cannot draw `x.gif`", ".svg")),
     ("show plan.json --picture none/x.png", 2, ("no folder `none`",)),
     ("show plan.json plan.json --picture x.png", 2, ("give PLAN alone",)),
+    ("run gpt2-small", 2, ("`gpt2-small` is a model", "millrace plan gpt2-small")),
     # Simulations.
     ("simulate look.chrome.json", 2, ("it is a trace in Chrome's form",)),
     ("simulate plan.json --cluster a100:8x1", 1, ("it has 8 devices", "made for 2")),

@@ -10,6 +10,13 @@ from itertools import pairwise
 from typing import Any
 
 NUMBERS = {"int": "a whole number", "float": "a number"}  # by the beginning of the parser's code
+# What people type for options that have another name here.
+MEANT = {
+    **dict.fromkeys(("gpu", "gpus", "num-gpus", "device", "devices"), "--cluster"),
+    **dict.fromkeys(("batch", "batch-size", "bs", "gbs"), "--global-batch"),
+    **dict.fromkeys(("deadline", "days"), "--within"),
+    **dict.fromkeys(("microbatch", "mbs"), "--micro-batch"),
+}
 EXTRA = re.compile(r"unexpected extra argument\(?s?\)? \((.*)\)")
 
 
@@ -46,25 +53,30 @@ def _empty(option: str) -> str:
     return f"the value of {option} is empty: write one, or leave {option} out"
 
 
-def usage_sentence(error: Any) -> str:
+def usage_sentence(error: Any, arguments: Sequence[str]) -> str:
     """Sentence about a usage error of the parser, with the page that has more.
 
     Parameters
     ----------
     error : Exception
         What the parser raised: its class is the parser's own affair, its attributes are read.
+    arguments : sequence of str
+        The command line without the program's name.
     """
     context = getattr(error, "ctx", None)
-    path = getattr(context, "command_path", "millrace")
-    return f"{_reason(error, context)} (see `{path} --help`)"
+    path = getattr(context, "command_path", None)
+    if path is None:  # of an option without its value
+        path = " ".join(["millrace", *[word for word in arguments[:1] if word[0] != "-"]])
+    return f"{_reason(error, context, arguments)} (see `{path} --help`)"
 
 
-def _reason(error: Any, context: Any) -> str:
+def _reason(error: Any, context: Any, arguments: Sequence[str]) -> str:
     parameter = getattr(error, "param", None)
     option = getattr(error, "option_name", "")
     message = str(getattr(error, "message", "") or error)
     if hasattr(error, "possibilities"):
-        return _unknown(option, error.possibilities or (), context)
+        typed = next((word for word in arguments if word.startswith(option)), option)
+        return _unknown(typed.partition("=")[0], error.possibilities or (), context)
     if option and "requires" in message:
         return f"{option} needs a value{_meaning(_parameter(option, context))}"
     if option:
@@ -86,6 +98,12 @@ def _unknown(option: str, close: Sequence[str], context: Any) -> str:
     owner = next((name for name, c in commands.items() if _has(c.params, option)), "")
     if owner:
         return f"{option} goes behind a command, as in `millrace {owner} {option}`"
+    parameters = getattr(getattr(context, "command", None), "params", ())
+    place = option.strip("-").upper()
+    if any(p.param_type_name == "argument" and _name(p) == place for p in parameters):
+        return f"{place} is given without an option: `{context.command_path} {place}`"
+    likely = (MEANT.get(option.lstrip("-")), f"--{option.lstrip('-')}")
+    close = next(([name] for name in likely if name and _has(parameters, name)), close)
     meant = f"; did you mean {' or '.join(sorted(close))}?" if close else ""
     return f"there is no option {option}{meant}"
 
