@@ -14,9 +14,9 @@ from millrace.importing import open_checked
 from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.models.zoo.catalogue import unit_of
 from millrace.planner.cluster import Cluster
+from millrace.planner.costs.op_batch import peak_flops_per_s
 from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.plan import MAX_GAP, Plan
-from millrace.planner.costs.op_batch import peak_flops_per_s
 from millrace.planner.token_cost import check_known, check_objective
 from millrace.requested_cluster import is_local, usual_precision, with_software
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
