@@ -62,7 +62,7 @@ def test_more_gpus_than_there_are_cannot_be_had(call, monkeypatch):
     ("arguments", "said"),
     [
         (("profile", "--device", "tpu"), "--device tpu: expected one of cpu, gpu"),
-        (("profile", "--device", "gpu", "--seconds", "0"), "'--seconds': "),
+        (("profile", "--device", "gpu", "--seconds", "0"), "--seconds 0: expected a number"),
         ((*PLAN, "local-gpu:none"), "expected local-gpu:N with N GPUs, such as local-gpu:4"),
     ],
 )
