@@ -25,6 +25,7 @@ from millrace.planner.token_cost import cost_usd_per_mtoken, energy_j_per_token
 from millrace.published.step_time_range import range_document
 
 if TYPE_CHECKING:
+    from millrace.simulator import Forecast
     from millrace.simulator.simulate import Simulated
 
 
@@ -251,14 +252,14 @@ def spending(plan: Plan) -> dict[str, float | None]:
     }
 
 
-def simulated_spending(plan: Plan, simulated: "Simulated") -> dict[str, float | None]:
+def simulated_spending(plan: Plan, simulated: "Simulated | Forecast") -> dict[str, float | None]:
     """Dollars per million tokens and joules per token of a simulated plan, as for `spending`.
 
     Parameters
     ----------
     plan : Plan
         The plan that was simulated.
-    simulated : Simulated
+    simulated : Simulated or Forecast
         Its step time, bubble and exposed communication.
     """
     exposed = simulated.exposed_communication_ns / simulated.step_time_ns

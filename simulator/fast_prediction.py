@@ -23,7 +23,12 @@ class Forecast:
     fidelity: str
 
 
-def forecast(plan: Plan, memory: Sequence[StageMemory], fidelity: str | None = None) -> Forecast:
+def forecast(
+    plan: Plan,
+    memory: Sequence[StageMemory],
+    fidelity: str | None = None,
+    stages: StageGraph | None = None,
+) -> Forecast:
     """Figures that `predict` gives at the fidelity that the plan's size allows.
 
     They are computed without events (`millrace.simulator.critical_path.steady`), unless ranks share
@@ -37,6 +42,8 @@ def forecast(plan: Plan, memory: Sequence[StageMemory], fidelity: str | None = N
         Of its stages, as `plan_memory` gives it.
     fidelity
         Another than the plan's size allows: `op` or `stage`.
+    stages
+        What `stage_graph` gives of the plan, if at hand.
 
     Raises
     ------
@@ -48,9 +55,8 @@ def forecast(plan: Plan, memory: Sequence[StageMemory], fidelity: str | None = N
     fidelity = fidelity or chosen_fidelity(plan)
     inside_ns = 0
     steady: SteadyStep | None = None
-    stages: StageGraph | None = None
     if fidelity == STAGE:
-        stages = stage_graph(plan)
+        stages = stages or stage_graph(plan)
         steady, inside_ns = steady_step(stages.coarse, stages.table), stages.inside_ns
     elif plan.cluster.cores_per_node is None:
         steady = steady_ops(ordered_plan(plan))

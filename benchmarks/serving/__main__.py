@@ -20,6 +20,7 @@ import typer
 from benchmarks.serving.hostile import hostile_requests, sent
 
 PAINTS = 7
+PAUSE_MS = 150  # of a hand, between an answer and the next move
 # Questions by name, as the page's link has them; sliders are moved on each plan.
 QUESTIONS = {
     "gpt2-small, 4 A100": "model=gpt2-small&cluster=a100:4x1&global_batch=32",
@@ -125,6 +126,7 @@ def _moved(browser: Any, address: str, name: str, question: str) -> list[float]:
         for position in [*range(0, most + 1, 2), before]:  # every other one is enough
             if position == int(input_of.input_value()):
                 continue
+            page.wait_for_timeout(PAUSE_MS)
             figures, charts = page.evaluate(MOVE, [slider, position])
             figures_ms.append(figures)
             charts_ms.append(charts)

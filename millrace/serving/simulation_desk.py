@@ -58,12 +58,12 @@ class AnswerShelf:
 
 
 class Foresight:
-    """A worker of low priority that answers what sliders lead to, of the plan asked about last."""
+    """A worker of low priority that answers what sliders lead to, from the question asked last."""
 
     def __init__(self, shelf: PlanShelf, answers: AnswerShelf) -> None:
         self._shelf, self._answers = shelf, answers
         self._worker = WorkerLine(niceness=10)
-        self._plan = ""
+        self._asked: tuple[str, WhatIfs, WhatIfs] | None = None  # plan, changes, those before
         self._ended = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="foresight", daemon=True)
@@ -80,31 +80,45 @@ class Foresight:
         self._worker.end()
         self._thread.join()
 
-    def turn_to(self, plan: str) -> None:
-        """Look ahead for a plan from now on."""
+    def turn_to(self, plan: str, changes: WhatIfs) -> None:
+        """Look ahead from a question that was just answered.
+
+        Parameters
+        ----------
+        plan : str
+            Which was asked about.
+        changes : WhatIfs
+            Under which it was simulated.
+        """
         with self._changed:
-            if plan != self._plan:
-                self._plan = plan
-                self._changed.notify_all()
+            before = WhatIfs()
+            if self._asked is not None and self._asked[0] == plan:
+                if self._asked[1] == changes:
+                    return
+                before = self._asked[1]
+            self._asked = plan, changes, before
+            self._changed.notify_all()
 
     def _work(self) -> None:
-        plan = ""
+        asked = None
         while True:
             with self._changed:
-                while self._plan == plan and not self._ended:
+                while self._asked == asked and not self._ended:
                     self._changed.wait()
-                plan = self._plan
+                asked = self._asked
                 if self._ended:
                     return
-            self._look_ahead(plan)
+            if asked is not None:
+                self._look_ahead(*asked)
 
-    def _look_ahead(self, plan: str) -> None:
+    def _look_ahead(self, plan: str, now: WhatIfs, before: WhatIfs) -> None:
         try:
             document, text = self._shelf.document(plan), self._shelf.text(plan)
         except RefusedError:
             return
-        for changes in likely_changes(document["overlap"], document["cluster"]["nodes"] > 1):
-            if self._ended or self._plan != plan:
+        several_nodes = document["cluster"]["nodes"] > 1
+        for changes in likely_changes(now, before, document["overlap"], several_nodes):
+            if self._ended or self._asked != (plan, now, before):
                 return
             if self._answers.get("simulate", plan, changes) is not None:
                 continue
@@ -161,7 +175,7 @@ class SimulationDesk:
             answer = self._asked(task, plan, text, changes)
             self._answers.add(task, plan, changes, answer)
         if task == "simulate":
-            self._foresight.turn_to(plan)
+            self._foresight.turn_to(plan, changes)
         return answer
 
     def _asked(self, task: str, plan: str, text: str, changes: WhatIfs) -> Any:

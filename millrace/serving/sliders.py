@@ -16,27 +16,34 @@ SLIDERS: dict[str, tuple[float, ...]] = {
     "overlap": (0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1),
     "microbatch_factor": (0.5, 1, 2, 4, 8),
 }
-MEASURED_ANEW = ("network", "links", "compute", "memory_bandwidth", "overlap")
+SLOW = ("network", "links", "compute", "memory_bandwidth", "overlap", "jitter")
 
 
-def likely_changes(overlap: float, several_nodes: bool) -> Iterator[WhatIfs]:
-    """What-ifs that one slider leads to and that take long to answer, the nearest ones first.
+def likely_changes(
+    now: WhatIfs, before: WhatIfs, overlap: float, several_nodes: bool
+) -> Iterator[WhatIfs]:
+    """What-ifs that one move of a slider leads to and that take long to answer, likely ones first.
 
     Parameters
     ----------
+    now, before : WhatIfs
+        The last two that were asked for: the slider between them is probably moved on.
     overlap : float
         Share of their speed that the plan's devices keep beside communication.
     several_nodes : bool
         The plan's cluster has a network.
     """
-    steps: list[tuple[int, str, float]] = []
-    for name in MEASURED_ANEW:
+    steps: list[tuple[bool, int, str, float]] = []
+    for name in SLOW:
         if name == "network" and not several_nodes:
             continue
         positions = SLIDERS[name]
-        normal = overlap if name == "overlap" else NORMAL
-        start = min(range(len(positions)), key=lambda place: abs(positions[place] - normal))
-        steps += [(abs(place - start), name, value) for place, value in enumerate(positions)]
-    for distance, name, value in sorted(steps):
+        value = getattr(now, name)
+        value = overlap if value is None else value
+        start = min(range(len(positions)), key=lambda place: abs(positions[place] - value))
+        is_still = getattr(before, name) == getattr(now, name)
+        steps += [(is_still, abs(place - start), name, step) for place, step in enumerate(positions)]
+    for _, distance, name, value in sorted(steps):
         if distance:
-            yield WhatIfs.model_validate({name: float(value)})
+            normal = value == NORMAL and name != "overlap"
+            yield now.model_copy(update={name: 1.0 if normal else float(value)})

@@ -18,7 +18,7 @@ from millrace.planner.plan import Plan
 from millrace.serving.engine_calls import tried
 from millrace.serving.questions import WhatIfs
 from millrace.serving.refusals import RefusedError
-from millrace.simulator import Simulated, predict
+from millrace.simulator import Forecast, Simulated, forecast, predict
 from millrace.simulator.prediction import STAGE
 from millrace.simulator.stage_fidelity import StageGraph, stage_graph
 from millrace.simulator.variation.representatives import SAMPLED
@@ -119,14 +119,24 @@ class WhatIfFigures:
             As for `measured`.
         """
         if digest not in self._base:
-            self._base[digest] = _figures(*self.simulated(digest, plan, WhatIfs()))
+            self._base[digest] = self._changed_figures(digest, plan, WhatIfs())
             if len(self._base) > CACHED:
                 self._base.popitem(last=False)
         base = self._base[digest]
         if changes == WhatIfs():
             return {"base": base, "changed": base}
-        changed = _figures(*self.simulated(digest, plan, changes), averaged=changes.jitter > 0)
-        return {"base": base, "changed": changed}
+        return {"base": base, "changed": self._changed_figures(digest, plan, changes)}
+
+    def _changed_figures(self, digest: str, plan: Plan, changes: WhatIfs) -> dict[str, Any]:
+        """Figures of the changed plan: without events where nothing disturbs its ranks."""
+        if changes.jitter == 0 and changes.straggler_factor == 1:
+            measured = self.measured(digest, plan, changes)
+            steady = forecast(
+                measured.plan, measured.memory, fidelity=STAGE, stages=measured.stages
+            )
+            return _figures(measured.plan, steady, steady.step_time_ns)
+        changed, simulated = self.simulated(digest, plan, changes)
+        return _figures(changed, simulated, _mean_step_ns(simulated))
 
 
 def _steps(measured: MeasuredPlan, changes: WhatIfs) -> int:
@@ -145,12 +155,16 @@ def _steps(measured: MeasuredPlan, changes: WhatIfs) -> int:
     return min(max(FIRINGS_MAX // max(firings, 1), STEPS_MIN), STEPS_MAX)
 
 
-def _figures(plan: Plan, simulated: Simulated, *, averaged: bool = False) -> dict[str, Any]:
-    """Figures of one simulation; `averaged` over its steps but the first and the last."""
-    step_time_ns = float(simulated.step_time_ns)
+def _mean_step_ns(simulated: Simulated) -> float:
+    """Length of a step in ns: the mean of all but the first and the last, where there are more."""
     ends_ns = np.asarray(simulated.trace.step_end_ns).max(axis=0)  # [steps], of the slowest rank
-    if averaged and len(ends_ns) > STEPS_MIN + 1:
-        step_time_ns = float(np.diff(ends_ns[:-1]).mean())
+    if len(ends_ns) > STEPS_MIN + 1:
+        return float(np.diff(ends_ns[:-1]).mean())
+    return float(simulated.step_time_ns)
+
+
+def _figures(plan: Plan, simulated: Simulated | Forecast, step_time_ns: float) -> dict[str, Any]:
+    """Figures of a changed plan, for steps that take so long."""
     if step_time_ns <= 0:
         raise PlanError("the simulated step has no length")
     step_time_s = step_time_ns / 1e9
@@ -159,7 +173,7 @@ def _figures(plan: Plan, simulated: Simulated, *, averaged: bool = False) -> dic
         **speed(plan, step_time_s)._asdict(),
         "bubble_fraction": simulated.bubble_fraction,
         "exposed_communication_s": simulated.exposed_communication_ns / 1e9,
-        "memory_bytes_max": simulated.memory_bytes_max,
+        "memory_bytes_max": max(sum(kinds.values()) for kinds in simulated.memory_by_kind),
         **simulated_spending(plan, simulated),
         "shortage": shortage(plan, simulated.memory_by_kind) or None,
         "busy_by_stage": list(simulated.busy_by_stage),
