@@ -46,7 +46,7 @@ export class Cards {
         delta.textContent = base ? change(ratio) : "";
         if (Math.abs(ratio - 1) > 0.0005 && base) delta.classList.add((ratio - 1) * better > 0 ? "better" : "worse");
       } else if (key === "memory_bytes_max") delta.textContent = `of ${bytes(plan.cluster.limit_bytes)} usable`;
-      else if (key === "step_time_s" && summary.step_time_low_s) delta.textContent = `${seconds(summary.step_time_low_s)} to ${seconds(summary.step_time_high_s)}`;
+      else if (key === "step_time_s" && summary.step_time_range_s) delta.textContent = summary.step_time_range_s.map(seconds).join(" to ");
     }
   }
 }
