@@ -69,13 +69,14 @@ def improve(
     if output is not None and changes_only:
         raise typer.BadParameter("--output writes the best plan, which --changes-only leaves out")
     check_writable(output)
-    read = read_settings(settings, source, nodes, gpus_per_node, values)
+    trainer, read = read_settings(settings, source, nodes, gpus_per_node, values)
     for sentence in (*read.assumed, *read.unplanned):
         say(sentence)
     with working(f"improving {read.job.model.name}") as told:
         improvement = improved(
             read.job,
             cluster,
+            trainer=trainer,
             measured_s=measured,
             free=not changes_only,
             processes=machine_cores(),

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from millrace.planner.plan import Plan
-    from millrace.trainers.trainer import ReadSettings
+    from millrace.trainers.trainer import ReadSettings, Trainer
 
 To = Annotated[
     str,
@@ -129,7 +129,7 @@ def import_config(
     from millrace.files import check_writable, write_document
 
     check_writable(output)
-    read = read_settings(settings, source, nodes, gpus_per_node, values)
+    _, read = read_settings(settings, source, nodes, gpus_per_node, values)
     document = _documented(read)
     if output is not None or cluster is not None:
         document["cluster"] = _cluster_text(read, cluster)
@@ -145,8 +145,8 @@ def read_settings(
     nodes: int,
     gpus_per_node: int,
     values: list[str] | None,
-) -> "ReadSettings":
-    """Job of the settings that a command names.
+) -> tuple["Trainer", "ReadSettings"]:
+    """Trainer of the settings that a command names, and their job.
 
     Parameters
     ----------
@@ -168,7 +168,8 @@ def read_settings(
     from millrace.trainers.sources import added_values, source_of
 
     named = source_of(settings, added_values(values or ()), nodes, gpus_per_node)
-    return (trainer_named(trainer) if trainer else trainer_of(named)).read(named)
+    reader = trainer_named(trainer) if trainer else trainer_of(named)
+    return reader, reader.read(named)
 
 
 def planned_job(read: "ReadSettings", cluster: str | None) -> "Plan":

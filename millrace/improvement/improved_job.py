@@ -1,7 +1,7 @@
 """A job as it runs, its single changes ranked by what each gains, and its framework's free plan."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from millrace.api.plan_search import search
@@ -19,7 +19,6 @@ from millrace.requested_cluster import cluster_of, with_software
 from millrace.scaling.bottlenecks import resources, step_bottlenecks
 from millrace.simulator import SimulationError
 from millrace.trainers.asking import cluster_text, planned_as_stated, question_of
-from millrace.trainers.catalogue import TRAINERS
 from millrace.trainers.job import TrainingJob
 from millrace.trainers.trainer import Trainer
 
@@ -120,6 +119,7 @@ def improved(
     job: TrainingJob,
     cluster: str | None = None,
     *,
+    trainer: Trainer | None = None,
     measured_s: float | None = None,
     free: bool = True,
     processes: int = 1,
@@ -133,6 +133,8 @@ def improved(
         As settings describe it.
     cluster : str, optional
         Its devices, where the job does not say which (`millrace.trainers.asking.cluster_text`).
+    trainer : Trainer, optional
+        In whose settings changes are said; by default in none.
     measured_s : float, optional
         Seconds of its step as measured, by which all predictions are corrected.
     free : bool
@@ -166,7 +168,10 @@ def improved(
     tell(f"simulating {len(changes)} changes")
     tried = list(map_in_processes(partial(_tried, named), changes, processes))
     outcomes = [
-        _outcome(change, prediction, today, named, correction, job)
+        replace(
+            _outcome(change, prediction, today, named, correction),
+            settings=() if trainer is None else _settings(job, change.job, trainer),
+        )
         for change, prediction in zip(changes, tried, strict=True)
         if isinstance(prediction, Prediction)
     ]
@@ -207,7 +212,6 @@ def _outcome(
     today: Prediction,
     cluster: Cluster,
     correction: float,
-    job: TrainingJob,
 ) -> ChangeOutcome:
     needed = int(prediction.memory_bytes_max or 0)
     room = _device_bytes(cluster)
@@ -218,7 +222,6 @@ def _outcome(
         memory_bytes_max=needed,
         spare_bytes=room - needed,
         risky=needed > room * (1 - DEFAULT_RESERVE.fraction),
-        settings=_settings(job, change.job),
     )
 
 
@@ -226,41 +229,28 @@ def _device_bytes(cluster: Cluster) -> int:
     return min(group.device.memory_bytes for group in cluster.groups)
 
 
-def _settings(before: TrainingJob, after: TrainingJob) -> tuple[str, ...]:
+def _settings(before: TrainingJob, after: TrainingJob, trainer: Trainer) -> tuple[str, ...]:
     """Words by which the trainer's settings of two jobs differ, as the second has them."""
-    trainer = trainer_by_framework(before.framework)
-    if trainer is None:
-        return ()
     try:
         words = [_arguments(trainer.write(job).arguments) for job in (before, after)]
     except InfeasibleError:
         return ()
     before_words, after_words = words
+    joined = "=" if not any(name.startswith("--") for name in after_words) else " "
     added = [
-        f"{name} {value}".strip()
+        f"{name}{joined}{value}".strip()
         for name, value in after_words.items()
         if before_words.get(name) != value
     ]
     return (*added, *(f"without {name}" for name in before_words if name not in after_words))
 
 
-def trainer_by_framework(framework: str) -> Trainer | None:
-    """Trainer whose settings a framework's plans are written as; None where there is none.
-
-    Parameters
-    ----------
-    framework : str
-        A record of `frameworks.toml`.
-    """
-    return next((t for t in TRAINERS.values() if framework in t.frameworks), None)
-
-
 def _arguments(words: Sequence[str]) -> dict[str, str]:
-    """Values of a command line by option."""
+    """Values of a command line by option: `--name value`, `--name=value` or `path=value`."""
     values: dict[str, str] = {}
     name = ""
     for word in words:
-        if word.startswith("--"):
+        if word.startswith("--") or "=" in word:
             name, _, value = word.partition("=")
             values[name] = value
         elif name:
