@@ -9,7 +9,14 @@ import msgspec
 from millrace.api.data_frames import data_frame
 from millrace.api.plan_results import PlanResult, document_of, plan_notes
 from millrace.api.run_results import RunResult
-from millrace.api.views import ResultView, TableView, result_html, result_text, table_view
+from millrace.api.views import (
+    ResultView,
+    TableView,
+    check_matplotlib,
+    result_html,
+    result_text,
+    table_view,
+)
 from millrace.comparison import ActorRow, CauseRow, Comparison, ErrorCause, join
 from millrace.files import load_trace
 from millrace.planner.actors.trace import Trace
@@ -18,6 +25,8 @@ from millrace.units import format_percent, format_seconds
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+    from millrace.pictures.picture_file import Picture
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -102,6 +111,20 @@ class ComparisonResult:
         """
         names = ("name", "kind", "phase", "predicted_s", "measured_s")
         return data_frame({name: getattr(row, name) for name in names} for row in self.actors)
+
+    def picture(self) -> "Picture":
+        """Picture of both timelines, on one scale of time.
+
+        Raises
+        ------
+        MissingMatplotlibError
+            matplotlib is not installed.
+        """
+        check_matplotlib()
+        from millrace.pictures.run_pictures import timelines_picture
+        from millrace.traces.timeline import timeline
+
+        return timelines_picture([timeline(self.predicted), timeline(self.measured)])
 
     @property
     def view(self) -> ResultView:

@@ -10,7 +10,13 @@ from millrace.api.clusters import Progress
 from millrace.api.explanations import ExplanationResult
 from millrace.api.plan_figures import PlanChoices, PlanPrediction
 from millrace.api.plan_search import opened_question, search, searched_again
-from millrace.api.views import ResultView, result_html, result_text, table_view
+from millrace.api.views import (
+    ResultView,
+    check_matplotlib,
+    result_html,
+    result_text,
+    table_view,
+)
 from millrace.figures import idle_devices, plan_summary
 from millrace.files import load_plan, write_document
 from millrace.models.graph import Graph
@@ -23,6 +29,7 @@ from millrace.planner.plan import MAX_GAP, Evidence, Plan
 from millrace.units import format_percent, format_rate, format_seconds
 
 if TYPE_CHECKING:
+    from millrace.pictures.picture_file import Picture
     from millrace.planner.search import Pins
     from millrace.planner.search.report import SearchLog
 
@@ -126,6 +133,26 @@ class PlanResult:
             It cannot be written.
         """
         write_document(Path(path), self.plan)
+
+    def picture(self, of: str = "all") -> "Picture":
+        """Picture of the plan, for a notebook or a file; its step is simulated for it.
+
+        Parameters
+        ----------
+        of : str
+            plan (stages, mesh and layout), schedule, memory, or all of them.
+
+        Raises
+        ------
+        PlanError
+            There is no such picture.
+        MissingMatplotlibError
+            matplotlib is not installed.
+        """
+        check_matplotlib()
+        from millrace.pictures.plan_poster import picture
+
+        return picture(self.plan, of)
 
     @property
     def view(self) -> ResultView:

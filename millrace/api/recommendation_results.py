@@ -14,7 +14,7 @@ from millrace.api.sweep_results import (
     scale,
 )
 from millrace.api.sweep_rows import SweepRow
-from millrace.api.views import ResultView, result_html, result_text, table_view
+from millrace.api.views import ResultView, check_matplotlib, result_html, result_text, table_view
 from millrace.models.documents import write_bytes
 from millrace.models.spec import ModelSpec
 from millrace.planner.cluster import Cluster
@@ -22,6 +22,8 @@ from millrace.scaling.recommendation import recommendation, usual_batch, usual_n
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+    from millrace.pictures.picture_file import Picture
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -87,6 +89,19 @@ class RecommendationResult:
             pandas is not installed.
         """
         return rows_frame(self.rows, makes_it=self.makes_it, on_frontier=self.on_frontier)
+
+    def picture(self) -> "Picture":
+        """Picture of time against cost, a line a cluster, with the frontier.
+
+        Raises
+        ------
+        MissingMatplotlibError
+            matplotlib is not installed.
+        """
+        check_matplotlib()
+        from millrace.pictures.frontier_picture import frontier_picture
+
+        return frontier_picture(self.document)
 
     @property
     def view(self) -> ResultView:

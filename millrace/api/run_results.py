@@ -10,7 +10,7 @@ import msgspec
 
 from millrace.api.data_frames import data_frame, firings_frame
 from millrace.api.plan_results import PlanResult, document_of
-from millrace.api.views import ResultView, result_html, result_text
+from millrace.api.views import ResultView, check_matplotlib, result_html, result_text
 from millrace.figures import speed
 from millrace.files import write_trace
 from millrace.models.zoo.catalogue import unit_of
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from millrace.executor.drift.drift_watch import Drift, Drifted
+    from millrace.pictures.picture_file import Picture
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -137,6 +138,19 @@ class RunResult:
             pandas is not installed.
         """
         return firings_frame(self.trace)
+
+    def picture(self) -> "Picture":
+        """Picture of the loss over the steps.
+
+        Raises
+        ------
+        MissingMatplotlibError
+            matplotlib is not installed.
+        """
+        check_matplotlib()
+        from millrace.pictures.run_pictures import losses_picture
+
+        return losses_picture(self.loss)
 
     @property
     def view(self) -> ResultView:

@@ -11,7 +11,7 @@ from millrace.api.clusters import Progress
 from millrace.api.data_frames import data_frame
 from millrace.api.plan_search import check_question, search
 from millrace.api.sweep_rows import SweepRow
-from millrace.api.views import ResultView, result_html, result_text, table_view
+from millrace.api.views import ResultView, check_matplotlib, result_html, result_text, table_view
 from millrace.models.documents import write_bytes
 from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.models.zoo.catalogue import unit_of
@@ -30,6 +30,7 @@ from millrace.scaling import WORTH, Failures, Sweep, sweep
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from millrace.pictures.picture_file import Picture
     from millrace.planner.search import Pins
 
 
@@ -85,6 +86,19 @@ class SweepResult:
             pandas is not installed.
         """
         return rows_frame(self.rows)
+
+    def picture(self) -> "Picture":
+        """Picture of throughput, efficiency and cost over devices.
+
+        Raises
+        ------
+        MissingMatplotlibError
+            matplotlib is not installed.
+        """
+        check_matplotlib()
+        from millrace.pictures.scaling_picture import scaling_picture
+
+        return scaling_picture(self.document["rows"])
 
     @property
     def view(self) -> ResultView:

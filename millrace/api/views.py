@@ -7,6 +7,7 @@ no network for anything and takes its colours from the page around it, light or 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -29,6 +30,18 @@ STYLE = """
 .millrace-result .bars {width: 10em}
 .millrace-result p {margin: .3em 0}
 """
+
+
+class MissingMatplotlibError(ImportError):
+    """A picture was asked for where matplotlib is not installed; says what to install."""
+
+
+def check_matplotlib() -> None:
+    """Raise MissingMatplotlibError unless pictures can be drawn."""
+    if find_spec("matplotlib") is None:
+        raise MissingMatplotlibError(
+            "a picture needs matplotlib, which is not installed: pip install 'millrace[plot]'"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

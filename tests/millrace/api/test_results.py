@@ -6,6 +6,7 @@ from dataclasses import FrozenInstanceError
 import pytest
 
 import millrace
+from millrace.api import views
 from millrace.api.data_frames import MissingPandasError
 from millrace.models.zoo.catalogue import model_spec
 from millrace.planner.clusters.doubts import profile_doubt
@@ -161,6 +162,22 @@ def test_rows_and_firings_become_data_frames(planned, measured, swept, recommend
     simulated = millrace.simulate(planned)
     assert simulated.to_pandas().duration_s.min() >= 0
     assert set(millrace.compare(planned, measured).to_pandas().columns) > {"predicted_s"}
+
+
+def test_results_become_pictures(planned, measured, swept, recommended):
+    optional("matplotlib", extra="plot")
+    comparison = millrace.compare(planned, measured)
+    for result in (measured, comparison, swept, recommended):
+        assert result.picture()._repr_svg_().startswith("<?xml")
+    assert "gpt-demo" in repr(planned.picture("plan"))
+    with pytest.raises(millrace.PlanError, match="no picture of `stages`"):
+        planned.picture("stages")
+
+
+def test_without_matplotlib_a_picture_says_what_to_install(swept, monkeypatch):
+    monkeypatch.setattr(views, "find_spec", lambda name: None)
+    with pytest.raises(views.MissingMatplotlibError, match=r"pip install 'millrace\[plot\]'"):
+        swept.picture()
 
 
 def test_without_pandas_a_data_frame_says_what_to_install(swept, monkeypatch):
