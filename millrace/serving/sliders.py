@@ -42,9 +42,8 @@ def likely_changes(
         value = overlap if value is None else value
         start = min(range(len(positions)), key=lambda place: abs(positions[place] - value))
         is_still = getattr(before, name) == getattr(now, name)
-        steps += [
-            (is_still, abs(place - start), name, step) for place, step in enumerate(positions)
-        ]
+        for place, step in enumerate(positions):
+            steps.append((is_still, abs(place - start), name, step))
     for _, distance, name, value in sorted(steps):
         if distance:
             normal = value == NORMAL and name != "overlap"
