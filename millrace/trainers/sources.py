@@ -23,7 +23,7 @@ def source_of(
     Parameters
     ----------
     named : sequence of str
-        Paths; or one text, or its words, that is no path: a command line.
+        Paths, and command lines, each one text; or the words of one command line.
     values : mapping
         What the user adds, by name.
     nodes, devices_per_node : int
@@ -39,10 +39,12 @@ def source_of(
     files: dict[str, str] = {}
     if not named or not any(text.strip() for text in named):
         raise SettingsError("no settings: name a file, a folder, or the command line in quotes")
-    paths = [Path(text) for text in named]
-    if any(_is_command(text) for text in named):
-        files[""] = named[0] if len(named) == 1 else " ".join(named)
-        paths = []
+    quoted = [text for text in named if _is_command(text) and len(text.split()) > 1]
+    paths = [Path(text) for text in named if text not in quoted]
+    if quoted:
+        files[""] = "\n".join(quoted)
+    elif any(_is_command(text) for text in named):
+        files[""], paths = " ".join(named), []
     for path in paths:
         if path.is_dir():
             for inner in sorted(path.iterdir())[:FILES_MAX]:
