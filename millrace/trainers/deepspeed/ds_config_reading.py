@@ -18,7 +18,12 @@ from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.planner.errors import PlanError
 from millrace.planner.plan import OPTIMIZER
 from millrace.planner.search import Pins
-from millrace.trainers.deepspeed.ds_config_writing import ATTENTIONS, BACKENDS, FRAMEWORK
+from millrace.trainers.deepspeed.ds_config_writing import (
+    ATTENTIONS,
+    BACKENDS,
+    FRAMEWORK,
+    GRADIENTS,
+)
 from millrace.trainers.deepspeed.ds_names import check_names, names_table
 from millrace.trainers.deepspeed.script_options import (
     LENGTHS,
@@ -140,6 +145,7 @@ def _read(texts: _Texts, source: SettingsSource) -> ReadSettings:
             framework=header.get("framework", FRAMEWORK),
             cluster=header.get("cluster", ""),
             chunk_layers=_chunk_layers(texts.options, degrees["pp"]),
+            software=_software(keys),
         ),
         assumed=tuple(assumed),
         ignored=(*texts.ignored, *_ignored(document)),
@@ -182,7 +188,7 @@ def _model(
         of = f" of {path}" if path else ""
         raise SettingsError(
             f"DeepSpeed's settings do not say what the model is: give the config.json{of} beside "
-            f"them, or --model with a name of `millrace models`"
+            f"them, or --set model=NAME with a name of `millrace models`"
         )
     if length is None:
         assumed.append(
@@ -198,6 +204,13 @@ def _stages(keys: Keys, options: Mapping[str, str]) -> int:
             return count_of(options, name)
     stages = keys.section("pipeline").values.get("stages", 1)
     return 1 if stages == "auto" else keys.section("pipeline").integer("stages", 1, null=1)
+
+
+def _software(keys: Keys) -> dict[str, str]:
+    """Words of `TrainingJob.software`: bytes of an element of a gradient while it is summed."""
+    bytes_by_type = {"fp16": "2", "bf16": "2", "fp32": "4", "": ""}
+    width = keys.choice("communication_data_type", bytes_by_type, "", null="")
+    return {GRADIENTS: width} if width else {}
 
 
 def _chunk_layers(options: Mapping[str, str], stages: int) -> tuple[int, ...]:
@@ -227,7 +240,7 @@ def _devices(
         raise SettingsError(
             f"{texts.where} does not say on how many devices it runs: give the deepspeed "
             f"launcher's command with --num_nodes and --num_gpus, or --nodes and "
-            f"--devices-per-node"
+            f"--gpus-per-node"
         )
     return nodes or 1, per_node
 
@@ -391,6 +404,7 @@ def _ignored(document: Mapping[str, Any]) -> Iterator[str]:
         *(*BATCH, "bf16", "bfloat16", "fp16", "gradient_clipping", "zero_optimization"),
         *("optimizer", "scheduler", "pipeline", "expert_parallel", "tensor_parallel"),
         *("sequence_parallel_size", "torch_autocast", "zero_allow_untested_optimizer"),
+        "communication_data_type",
     )
     yield from (name for name in document if name in names_table().names and name not in planned)
     zero = document.get("zero_optimization")

@@ -17,6 +17,7 @@ from millrace.trainers.trainer import WrittenSettings
 NAME, FRAMEWORK, SETTINGS = "deepspeed", "deepspeed", "ds_config.json"
 STEPS = 1000  # of a run whose schedule does not end
 PRECISIONS = ("bf16", "fp16", "tf32", "fp32")
+GRADIENTS = "gradient_bytes"  # the word of `TrainingJob.software` that has a setting
 ATTENTIONS = {"flash": "sdpa", "unfused": "eager"}
 # Model types whose experts DeepSpeed splits over ranks (module_inject/auto_ep_presets, 0.19.8).
 SPLIT_EXPERTS = ("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3")
@@ -67,6 +68,11 @@ def written_settings(job: TrainingJob) -> WrittenSettings:
         arguments=" ".join(arguments[3:]),
     )
     unsaid.append("tokens are drawn at random: train on data by changing train.py")
+    unsaid += [
+        f"DeepSpeed has no setting for {name} {word}"
+        for name, word in job.software.items()
+        if name != GRADIENTS
+    ]
     if int(job.pins.ep or 1) > 1:
         unsaid.append(
             "DeepSpeed 0.19.8 could not split the experts of transformers 5.24 when it was tried "
@@ -130,6 +136,9 @@ def _document(job: TrainingJob, model_type: str) -> dict[str, Any]:
     }
     if precision in ("bf16", "fp16"):
         document[precision] = {"enabled": True}
+    if width := job.software.get(GRADIENTS):
+        narrow = precision if precision in ("bf16", "fp16") else "fp16"
+        document["communication_data_type"] = narrow if width == "2" else "fp32"
     document["zero_optimization"] = {"stage": int(pins.zero or 0)}
     if pins.offload == OPTIMIZER:
         document["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": True}

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from millrace.trainers.name_lists import listed
 from millrace.trainers.trainer import SettingsError
 
 SLIP = 0.8  # likeness of a name that is ignored to one that is read, from which it is a slip
@@ -92,5 +93,5 @@ def _refuse(
     for name in names:
         if name not in rows and name not in removed:
             close = get_close_matches(name, rows, n=1)
-            hint = f"did you mean `{close[0]}`?" if close else f"there are {', '.join(rows)}"
+            hint = f"did you mean `{close[0]}`?" if close else f"there are {listed(rows)}"
             raise SettingsError(f"{where}: DeepSpeed has no setting `{path}.{name}`; {hint}")

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from millrace.trainers.name_lists import listed
 from millrace.trainers.trainer import SettingsError
 
 ROOT = "Config"
@@ -61,7 +62,7 @@ def check_names(document: Mapping[str, Any], where: str) -> None:
     """
     for path, name, names in _unknown(document, (ROOT,), ""):
         close = get_close_matches(name, names, n=1)
-        hint = f"did you mean `{close[0]}`?" if close else f"there are {', '.join(sorted(names))}"
+        hint = f"did you mean `{close[0]}`?" if close else f"there are {listed(sorted(names))}"
         raise SettingsError(f"{where}: nanotron has no setting `{path}{name}`; {hint}")
 
 

@@ -17,7 +17,7 @@ from millrace.trainers.job import TrainingJob
 from millrace.trainers.nanotron.model_configs import FLASH, RINGS, STD, decoder_of
 from millrace.trainers.nanotron.setting_names import check_names
 from millrace.trainers.nanotron.stage_layers import stage_layers
-from millrace.trainers.nanotron.yaml_writing import DTYPES, ENGINES, NAME
+from millrace.trainers.nanotron.yaml_writing import DTYPES, ENGINES, NAME, OVERLAP
 from millrace.trainers.scripts.launched import launches
 from millrace.trainers.trainer import ReadSettings, SettingsError, SettingsSource
 from millrace.trainers.yaml_text import read_yaml
@@ -74,7 +74,7 @@ def _read(document: Mapping[str, Any], where: str, source: SettingsSource) -> Re
     if pins.tp and config.vocab % pins.tp:
         config = msgspec.structs.replace(config, vocab=-(-config.vocab // pins.tp) * pins.tp)
     model = ModelSpec(
-        name=header.get("model") or str((document.get("general") or {}).get("run") or "model"),
+        name=header.get("model") or _run_name(document, where),
         family="decoder",
         config=_set_fields(config),
         seq_len=tokens.integer("sequence_length"),
@@ -94,11 +94,17 @@ def _read(document: Mapping[str, Any], where: str, source: SettingsSource) -> Re
             pins=pins,
             framework=header.get("framework", NAME),
             cluster=header.get("cluster", ""),
+            software=_software(sections["parallelism"], pins),
         ),
         assumed=tuple(assumed),
         ignored=tuple(_ignored(document)),
         unplanned=tuple(unplanned),
     )
+
+
+def _run_name(document: Mapping[str, Any], where: str) -> str:
+    general = Keys(values=document, where=where).section("general")
+    return general.text("run", "model", null="model") or "model"
 
 
 def _decoder(keys: Keys) -> DecoderConfig:
@@ -168,6 +174,12 @@ def _pins(sections: Mapping[str, Keys], config: DecoderConfig, assumed: list[str
     except PlanError as error:
         raise SettingsError(f"{keys.where}: {error}") from None
     return pins
+
+
+def _software(keys: Keys, pins: Pins) -> dict[str, str]:
+    """Words of `TrainingJob.software`: tensor-parallel collectives that move beside no product."""
+    beside = keys.flag("tp_linear_async_communication", False, null=False)
+    return {OVERLAP: "0"} if pins.sequence_parallel and not beside else {}
 
 
 def _attention(model: Keys) -> str:

@@ -18,6 +18,7 @@ from millrace.trainers.trainer import WrittenSettings
 from millrace.trainers.yaml_text import write_yaml
 
 NAME, FILE = "nanotron", "config.yaml"
+OVERLAP = "tensor_overlap"  # the word of `TrainingJob.software` that has a setting
 STEPS = 1000  # of a run whose schedule does not end
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 ENGINES = {"afab": "gpipe", "1f1b": "1f1b"}
@@ -144,7 +145,7 @@ def _parallelism(job: TrainingJob) -> dict[str, Any]:
         "expert_parallel_size": pins.ep or 1,
         "pp_engine": by_schedule[pins.schedule or "1f1b"],
         "tp_mode": "REDUCE_SCATTER" if parallel else "ALL_REDUCE",
-        "tp_linear_async_communication": parallel,
+        "tp_linear_async_communication": parallel and job.software.get(OVERLAP) != "0",
         "recompute_layer": pins.recompute == "full",
     }
 
@@ -200,6 +201,11 @@ def _unsaid(job: TrainingJob) -> list[str]:
             f"nanotron pads the vocabulary from {vocab:,} to {-(-vocab // tp) * tp:,}, a multiple "
             f"of the {tp} tensor-parallel ranks"
         )
+    sentences += [
+        f"nanotron has no setting for {name} {word}"
+        for name, word in job.software.items()
+        if name != OVERLAP
+    ]
     if int(pins.zero or 0) and int(pins.cp or 1) > 1:
         sentences.append(
             f"nanotron splits optimizer state over the {pins.dp} data-parallel ranks alone, the "
@@ -207,13 +213,12 @@ def _unsaid(job: TrainingJob) -> list[str]:
         )
     if int(pins.pp or 1) > 1:
         config = msgspec.convert(job.model.config, DecoderConfig)
-        dealt = stage_layers(config, int(pins.pp or 1))
-        if dealt != _planned_layers(job, config):
-            shown = ", ".join(map(str, dealt))
-            planned = ", ".join(map(str, job.chunk_layers)) or "as even numbers as there are"
+        dealt, planned = stage_layers(config, int(pins.pp or 1)), _planned_layers(job, config)
+        if dealt != planned:
+            counts = ", ".join(map(str, planned)) if planned else "as even numbers as there are"
             sentences.append(
-                f"nanotron deals out layers by their matrices, {shown} to the stages, the plan "
-                f"{planned}"
+                f"nanotron deals out layers by their matrices, {', '.join(map(str, dealt))} to the "
+                f"stages, where the plan has {counts}"
             )
     return sentences
 

@@ -61,6 +61,8 @@ def jobs(draw: st.DrawFn) -> TrainingJob:
         changes["chunk_layers"] = (layers - sum(ends), *ends)
     training = draw(trainings())
     attention = draw(st.sampled_from(("flash", "unfused")))
+    if width := draw(st.sampled_from(("", "2", "4"))):
+        changes["software"] = {"gradient_bytes": width}
     changes["training"] = replace(training, attention=attention)
     return job_of_pins(model, pins, framework="deepspeed", **changes)
 
@@ -227,7 +229,7 @@ def test_what_cannot_be_understood_is_named(change: tuple[str, str], cause: str)
 
 
 def test_without_a_model_or_devices_it_says_what_to_give():
-    with pytest.raises(SettingsError, match=r"give the config\.json of x beside them, or --model"):
+    with pytest.raises(SettingsError, match="or --set model=NAME"):
         DEEPSPEED.read(given_texts(ds_json=TRAINER, run_sh=COMMAND))
     with pytest.raises(SettingsError, match="--num_nodes and --num_gpus"):
         DEEPSPEED.read(given_texts(ds_json='{"train_batch_size": 8}', config_json=LLAMA))

@@ -62,7 +62,10 @@ def jobs(draw: st.DrawFn) -> TrainingJob:
         if pins["tp"] > 1:
             pins["etp"] = 1
     model = replace(model, config={**model.config, **extra})
-    return job_of_pins(model, pins, framework="nanotron", training=draw(trainings()))
+    alone = {"tensor_overlap": "0"} if pins["tp"] > 1 and draw(st.booleans()) else {}
+    return job_of_pins(
+        model, pins, framework="nanotron", training=draw(trainings()), software=alone
+    )
 
 
 PRECISIONS, SEEN = ("bf16", "fp16", "fp32"), (0, 128)
