@@ -1,6 +1,6 @@
 """Megatron-Bridge: a job as the overrides of a recipe, and back.
 
-Overrides are `path.of.field=value`, on the command line of Bridge's own `run_recipe.py`. Its model
+Overrides are `path.of.field=value`, on the command line of the program that runs its recipes. Its model
 is Megatron-Core's, so most of them are destinations of Megatron-LM's arguments by another path.
 """
 
