@@ -30,7 +30,7 @@ QUESTIONS = {
         "&pins.micro_batch=1&pins.interleave=1&pins.zero=1&pins.recompute=none"
     ),
 }
-SLIDERS = ("straggler_factor", "jitter", "network", "links", "compute", "overlap")
+SLIDERS = ("straggler_factor", "jitter", "network", "links", "compute")
 MOVE = """([name, position]) => new Promise((resolve) => {
   const input = document.getElementById(`if-${name}`);
   const began = performance.now(), times = [];
@@ -123,7 +123,7 @@ def _moved(browser: Any, address: str, name: str, question: str) -> list[float]:
         if not input_of.is_visible():
             continue
         before, most = int(input_of.input_value()), int(input_of.get_attribute("max"))
-        for position in [*range(0, most + 1, 2), before]:  # every other one is enough
+        for position in [*range(most + 1), before]:
             if position == int(input_of.input_value()):
                 continue
             page.wait_for_timeout(PAUSE_MS)
