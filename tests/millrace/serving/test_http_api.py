@@ -194,3 +194,15 @@ def test_a_port_that_is_taken_is_named() -> None:
     assert done.returncode == 3
     assert f"--port {port}" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_missing_library_is_named_with_how_to_install_it() -> None:
+    code = (
+        "import sys; sys.modules['fastapi'] = None\n"
+        "from millrace.cli import run; sys.exit(run(['serve', '--port', '0']))"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "pip install 'millrace[serve]'" in done.stderr
+    assert "Traceback" not in done.stderr
