@@ -4,7 +4,7 @@ import dataclasses
 import json
 import subprocess
 import sys
-from math import prod
+from math import log, prod
 from pathlib import Path
 from typing import Any
 
@@ -34,20 +34,28 @@ JOBS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "deepseek-v2-lite": ("2", {"dp": 4, "tp": 4, "recompute": "selective", **MIXED}),
     "deepseek-v3": ("3", {"dp": 16, "tp": 1, "recompute": "full", **MIXED}),
+    "llama-demo": ("", {"dp": 1, "recompute": "selective"}),
+    "mixtral-demo": ("", {"dp": 1, "recompute": "full"}),
+    "deepseek-demo": ("", {"dp": 1, "recompute": "none"}),
 }
 
 
 def job_of(name: str) -> TrainingJob:
     zero, pins = JOBS[name]
-    model = msgspec.structs.replace(model_spec(name), seq_len=4096, precision="bf16")
+    demo = name.endswith("-demo")
+    model = msgspec.structs.replace(
+        model_spec(name), seq_len=64 if demo else 4096, precision="bf16"
+    )
     pinned = {"tp": 1, "pp": 1, "cp": 1, "micro_batch": 1}
     devices = pins["dp"] * pins.get("tp", 1) * pins.get("cp", 1) * pins.get("pp", 1)
     return TrainingJob(
         model=model,
         global_batch=64,
-        nodes=devices // 8,
-        devices_per_node=8,
-        pins=Pins.of(pinned | pins | {"zero": zero if zero == "3-hybrid" else int(zero)}),
+        nodes=max(1, devices // 8),
+        devices_per_node=min(8, devices),
+        pins=Pins.of(
+            pinned | pins | ({"zero": int(zero) if zero.isdigit() else zero} if zero else {})
+        ),
         framework="torchtitan",
     )
 
@@ -91,6 +99,12 @@ def test_the_model_that_it_builds_has_as_many_weights(name: str, answers: dict[s
     shapes = graph.tensors_by_name
     weights = [shapes[op.outputs[0]].shape for op in graph.ops if op.trains]
     assert answers["folders"][name]["parameters"] == sum(prod(shape) for shape in weights)
+
+
+@pytest.mark.parametrize("name", [name for name in JOBS if name.endswith("-demo")])
+def test_a_first_step_begins_by_predicting_nothing(name: str, answers: dict[str, Any]) -> None:
+    vocab = job_of(name).model.config["vocab"]
+    assert answers["losses"][name] == pytest.approx(log(float(str(vocab))), rel=0.05)
 
 
 def test_layers_are_divided_as_it_divides_them(answers: dict[str, Any]) -> None:
