@@ -1,7 +1,7 @@
 """Megatron-Bridge: a job as the overrides of a recipe, and back.
 
-Overrides are `path.of.field=value`, on the command line of the program that runs its recipes. Its model
-is Megatron-Core's, so most of them are destinations of Megatron-LM's arguments by another path.
+Overrides are `path.of.field=value`, on the command line of the program that runs its recipes. Its
+model is Megatron-Core's, so most are destinations of Megatron-LM's arguments by another path.
 """
 
 import ast
