@@ -69,7 +69,7 @@ def improve(
     if output is not None and changes_only:
         raise typer.BadParameter("--output writes the best plan, which --changes-only leaves out")
     check_writable(output)
-    trainer, read = read_settings(settings, source, nodes, gpus_per_node, values)
+    trainer, read = read_settings(settings, source, nodes, gpus_per_node, values, cluster)
     for sentence in (*read.assumed, *read.unplanned):
         say(sentence)
     with working(f"improving {read.job.model.name}") as told:

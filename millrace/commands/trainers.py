@@ -129,7 +129,7 @@ def import_config(
     from millrace.files import check_writable, write_document
 
     check_writable(output)
-    _, read = read_settings(settings, source, nodes, gpus_per_node, values)
+    _, read = read_settings(settings, source, nodes, gpus_per_node, values, cluster)
     document = _documented(read)
     if output is not None or cluster is not None:
         document["cluster"] = _cluster_text(read, cluster)
@@ -145,6 +145,7 @@ def read_settings(
     nodes: int,
     gpus_per_node: int,
     values: list[str] | None,
+    cluster: str | None,
 ) -> tuple["Trainer", "ReadSettings"]:
     """Trainer of the settings that a command names, and their job.
 
@@ -158,6 +159,8 @@ def read_settings(
         0 where the settings say.
     values : list of str or None
         As `--set` has them.
+    cluster : str or None
+        As `--cluster` has it: its sizes count.
 
     Raises
     ------
@@ -167,8 +170,8 @@ def read_settings(
     from millrace.trainers.catalogue import trainer_named, trainer_of
     from millrace.trainers.sources import added_values, source_of
 
-    named = source_of(settings, added_values(values or ()), nodes, gpus_per_node)
-    reader = trainer_named(trainer) if trainer else trainer_of(named)
+    named = source_of(settings, added_values(values or ()), nodes, gpus_per_node, cluster)
+    reader = trainer_named(trainer, "--from") if trainer else trainer_of(named)
     return reader, reader.read(named)
 
 

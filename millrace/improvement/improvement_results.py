@@ -134,7 +134,7 @@ def improve(
         The devices are others than the job's, or its choices contradict each other.
     """
     named = [str(settings)] if isinstance(settings, str | Path) else list(settings)
-    source = source_of(named, values or {}, nodes, devices_per_node)
-    read = (trainer_named(trainer) if trainer else trainer_of(source)).read(source)
+    source = source_of(named, values or {}, nodes, devices_per_node, cluster)
+    read = (trainer_named(trainer, "trainer") if trainer else trainer_of(source)).read(source)
     improvement = improved(read.job, cluster, measured_s=measured_s, free=search, progress=progress)
     return ImprovementResult(improvement=improvement, remarks=(*read.assumed, *read.unplanned))

@@ -17,13 +17,15 @@ TRAINERS: dict[str, Trainer] = {
 }
 
 
-def trainer_named(name: str) -> Trainer:
+def trainer_named(name: str, option: str = "--to") -> Trainer:
     """Trainer of the catalogue.
 
     Parameters
     ----------
     name : str
         As `--to` takes it.
+    option : str
+        The option that names it, for the refusal.
 
     Raises
     ------
@@ -33,7 +35,7 @@ def trainer_named(name: str) -> Trainer:
     if name not in TRAINERS:
         close = get_close_matches(name, TRAINERS, n=1)
         hint = f"did you mean {close[0]}?" if close else f"choose {one_of(list(TRAINERS))}"
-        raise PlanError(f"--to {name}: there is no such trainer; {hint}")
+        raise PlanError(f"{option} {name}: there is no such trainer; {hint}")
     return TRAINERS[name]
 
 

@@ -1,5 +1,6 @@
 """Sources: settings as they are named on the command line, read from files or taken as typed."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -17,6 +18,7 @@ def source_of(
     values: Mapping[str, str],
     nodes: int = 0,
     devices_per_node: int = 0,
+    cluster: str | None = None,
 ) -> SettingsSource:
     """Source of settings that are files, a folder of files, or a command line.
 
@@ -28,6 +30,8 @@ def source_of(
         What the user adds, by name.
     nodes, devices_per_node : int
         In place of what the settings say; 0: as they say.
+    cluster : str, optional
+        Cluster that the user names: its sizes count where it has them (`h100:8x4`).
 
     Raises
     ------
@@ -36,6 +40,8 @@ def source_of(
     FileError
         A file cannot be read.
     """
+    if sized := re.fullmatch(r"[^:]+:([0-9]{1,6})x([0-9]{1,6})", cluster or ""):
+        nodes, devices_per_node = nodes or int(sized[2]), devices_per_node or int(sized[1])
     files: dict[str, str] = {}
     if not named or not any(text.strip() for text in named):
         raise SettingsError("no settings: name a file, a folder, or the command line in quotes")
