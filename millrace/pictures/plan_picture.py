@@ -17,8 +17,9 @@ from millrace.planner.plan import Plan
 from millrace.tables.ranges import stage_layers
 
 WIDTH_IN = 12.0
+TOP_IN = 0.82  # of title and question
 STAGES_A_ROW = 8
-HEAD_IN, GAP_IN = 0.62, 0.28  # above the devices of a stage, and between stages
+HEAD_IN, BELOW_IN, GAP_IN = 0.6, 0.2, 0.28  # above, below and between the devices of stages
 CELL_IN, CELL_LEAST_IN, DEVICES_MAX_IN = 0.24, 0.035, 4.2  # heights of a device, and of a stage
 STAGE_HUES = ("blue", "orange", "green", "purple", "sky", "vermillion", "yellow", "stone")
 ROW_IN, CHIP_IN = 0.235, 0.58
@@ -102,7 +103,7 @@ def height_in(plan: Plan, rows: Sequence[LayoutRow]) -> float:
     rows : sequence of LayoutRow
         Ops of the block.
     """
-    return 0.75 + _devices_in(plan) + _layout_in(plan, rows)
+    return TOP_IN + 0.13 + _devices_in(plan) + _layout_in(plan, rows)
 
 
 def draw_on(figure: Any, plan: Plan, block: str, rows: Sequence[LayoutRow], theme: Theme) -> None:
@@ -127,17 +128,11 @@ def draw_on(figure: Any, plan: Plan, block: str, rows: Sequence[LayoutRow], them
     panel.set_xlim(0, WIDTH_IN)
     panel.set_ylim(height, 0)
     panel.text(0.15, 0.2, title(plan), fontsize=12, fontweight="bold", va="center")
-    panel.text(
-        0.15,
-        0.44,
-        f"{headline(plan).partition(': ')[2]}; {question_text(plan)}",
-        fontsize=8.5,
-        va="center",
-        color=theme.soft,
-    )
-    _draw_devices(panel, 0.62, plan, theme)
+    for y, text in ((0.44, headline(plan).partition(": ")[2]), (0.63, question_text(plan))):
+        panel.text(0.15, y, text, fontsize=8.5, va="center", color=theme.soft)
+    _draw_devices(panel, TOP_IN, plan, theme)
     if rows and plan.mesh.axes:
-        _draw_layout(panel, 0.62 + _devices_in(plan), plan, block, rows, theme)
+        _draw_layout(panel, TOP_IN + _devices_in(plan), plan, block, rows, theme)
 
 
 def _grid(plan: Plan) -> tuple[int, int]:
@@ -161,7 +156,7 @@ def _stage_rows(plan: Plan) -> int:
 
 def _devices_in(plan: Plan) -> float:
     rows, _ = _grid(plan)
-    return _stage_rows(plan) * (HEAD_IN + rows * _cell_in(plan)) + 0.35
+    return _stage_rows(plan) * (HEAD_IN + BELOW_IN + rows * _cell_in(plan)) + 0.15
 
 
 def _layout_in(plan: Plan, rows: Sequence[LayoutRow]) -> float:
@@ -177,19 +172,23 @@ def _draw_devices(panel: Any, top: float, plan: Plan, theme: Theme) -> None:
     for stage in range(plan.stages):
         line, place = divmod(stage, STAGES_A_ROW)
         x = left + place * (width + GAP_IN)
-        y = top + line * (HEAD_IN + rows * high)
+        y = top + line * (HEAD_IN + BELOW_IN + rows * high)
         ranks = stage * plan.mesh.devices
         last = ranks + plan.mesh.devices - 1
         named = f"rank {ranks}" if ranks == last else f"ranks {ranks:,}–{last:,}"
-        panel.text(x, y + 0.12, f"stage {stage}, {named}", fontsize=9, va="center", weight="bold")
-        panel.text(
-            x,
-            y + 0.31,
-            _fitted(stage_layers(plan, stage), width / 0.072),
-            fontsize=7.5,
-            va="center",
-            color=theme.soft,
-        )
+        title, lines = f"stage {stage}, {named}", [stage_layers(plan, stage)]
+        if len(title) > width / 0.092:
+            title, lines = f"stage {stage}", [named, *lines]
+        panel.text(x, y + 0.06, title, fontsize=9, va="center", weight="bold")
+        for place_below, line_text in enumerate(lines):
+            panel.text(
+                x,
+                y + 0.23 + 0.14 * place_below,
+                _fitted(line_text, width / 0.072),
+                fontsize=7.5,
+                va="center",
+                color=theme.soft,
+            )
         _draw_stage(panel, (x, y + HEAD_IN - 0.16), (width / columns, high), stage, plan, theme)
         if place == 0:
             _draw_axes(panel, (x, y + HEAD_IN - 0.16), (width / columns, high), plan, theme)
@@ -228,7 +227,7 @@ def _draw_stage(
                 linewidth=1.0 if high > 0.1 else 0.2,
             )
         )
-        if plan.ranks <= NUMBERED and high >= 0.12:
+        if plan.ranks <= NUMBERED and high >= 0.12 and width >= 0.09 * len(str(plan.ranks)):
             panel.text(
                 x + (column + 0.5) * width,
                 y + (row + 0.5) * high,
@@ -300,7 +299,7 @@ def _draw_layout(
 ) -> None:
     """Draw a table of the block's ops, a chip for the SBP of every tensor on every mesh axis."""
     names = plan.mesh.names
-    chip = min(CHIP_IN, 1.75 / len(names))
+    chip = min(CHIP_IN, 1.25 / len(names))
     group = chip * len(names) + 0.22
     panel.text(
         0.15,
@@ -339,7 +338,8 @@ def _draw_layout(
         ):
             for place, sbp in enumerate(sbps):
                 _draw_chip(panel, (left + chip * place, y + 0.025), chip - 0.04, sbp, theme)
-        panel.text(moves_x, middle, ", ".join(row.moves), fontsize=8.5, va="center")
+        moves = _fitted(", ".join(row.moves), (WIDTH_IN - moves_x) / 0.078)
+        panel.text(moves_x, middle, moves, fontsize=8.5, va="center")
         y += ROW_IN
     panel.plot((0.15, WIDTH_IN - 0.15), (y, y), color=theme.grid, linewidth=0.6)
     _draw_key(panel, y + 0.24, plan, theme)

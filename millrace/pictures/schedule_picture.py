@@ -28,7 +28,7 @@ DIGIT_EM = 0.64  # of DejaVu Sans
 CELL, STRIP = 0.66, 0.16  # of a row: what computes, and below it what moves
 TEXTS_MAX = 4000
 TINTS = (1.0, 0.62, 0.4, 0.26)  # of the chunks of a stage, in model order; more have the last
-SEEN = 5e-4  # of the step; what takes less has no entry in the legend
+SEEN = 5e-4  # of the steps of all stages; what takes less has no entry in the legend
 NAMES = {
     "begin": "begin of the step",
     FORWARD: "forward",
@@ -152,9 +152,11 @@ def draw_on(
     panel.grid(visible=False)
     panel.spines[["left", "bottom"]].set_visible(False)
     fills = _fills(plan, theme)
-    labelled = _font_pt(rows, simulated, figure.bbox.width / figure.get_figure(root=True).dpi)
+    width_in = figure.bbox.width / figure.get_figure(root=True).dpi
+    labelled = _font_pt(rows, simulated, width_in)
+    seam_pt = min(0.35, 72 * width_in * _pass_ns(rows) / step_ns / 10)
     for place, row in enumerate(rows):
-        _draw_row(panel, place, row, step_ns / scale_ns, scale_ns, fills, theme)
+        _draw_row(panel, place, row, step_ns / scale_ns, scale_ns, fills, seam_pt, theme)
         if labelled:
             _label_row(panel, place, row, scale_ns, fills, labelled, step_ns)
     panel.set_ylim(len(rows) - 0.08, -0.12)
@@ -245,6 +247,7 @@ def _draw_row(
     length: float,
     scale_ns: float,
     fills: dict[tuple[str, int], str],
+    seam_pt: float,
     theme: Theme,
 ) -> None:
     panel.broken_barh([(0, length)], (place, CELL), facecolors=theme.mist)
@@ -257,7 +260,7 @@ def _draw_row(
         (place, CELL),
         facecolors=[fills[cell.what, cell.chunk] for cell in row.cells],
         edgecolors=theme.paper,
-        linewidth=0.35,
+        linewidth=seam_pt,
     )
     panel.broken_barh(
         [(start / scale_ns, (end - start) / scale_ns) for start, end in row.moves],
@@ -296,8 +299,8 @@ def _draw_legend(figure: Any, plan: Plan, rows: Sequence[StageCells], theme: The
 
     seen: dict[str, int] = {}
     for cell in (cell for row in rows for cell in row.cells):
-        seen[cell.what] = max(seen.get(cell.what, 0), cell.end_ns - cell.start_ns)
-    least_ns = SEEN * max(cell.end_ns for row in rows for cell in row.cells)
+        seen[cell.what] = seen.get(cell.what, 0) + cell.end_ns - cell.start_ns
+    least_ns = SEEN * len(rows) * max(cell.end_ns for row in rows for cell in row.cells)
     names = NAMES | ({BACKWARD: "backward: inputs"} if splits_backward(plan) else {})
     handles = [
         Patch(facecolor=HUES[PHASES[what]], label=name)
