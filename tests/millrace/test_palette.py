@@ -21,6 +21,7 @@ from millrace.palette import (
 )
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+SURFACES = ROOT / "millrace" / "serving" / "browser" / "page.css"
 THEMES = pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
 
 # Linear RGB as readers without one kind of cone see it (Machado, Oliveira and Fernandes, 2009,
@@ -131,12 +132,15 @@ def test_pages_have_both_themes():
 
 
 def test_no_other_file_of_the_front_door_has_colours_of_its_own():
-    pattern = re.compile(r"""["':\s(]#(?:[0-9a-fA-F]{6}|[0-9a-fA-F]{3})\b""")
-    paths = [
-        path
-        for form in ("py", "css", "js")
-        for path in (ROOT / "millrace").rglob(f"*.{form}")
-        if path.name != "palette.py" and ".git" not in path.parts
-    ]
-    assert len(paths) > 50
-    assert [str(path) for path in paths if pattern.search(path.read_text())] == []
+    """The page of `millrace serve` has surfaces of its own; what is drawn on them has hues."""
+    pattern = re.compile(r"""["':\s(](#(?:[0-9a-fA-F]{6}|[0-9a-fA-F]{3}))\b""")
+    colours: dict[str, set[str]] = {}
+    for form in ("py", "css", "js"):
+        for path in (ROOT / "millrace").rglob(f"*.{form}"):
+            if path not in (ROOT / "millrace" / "palette.py", SURFACES):
+                colours[str(path)] = {text.lower() for text in pattern.findall(path.read_text())}
+    assert len(colours) > 50
+    inks = {"#111111", "#ffffff"}
+    served = {path for path in colours if "serving/browser" in path}
+    assert {path for path, texts in colours.items() if texts and path not in served} == set()
+    assert all(colours[path] <= {*HUES.values(), *inks} for path in served)

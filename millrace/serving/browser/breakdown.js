@@ -8,7 +8,7 @@ export const breakdownOf = (step, longestNs, name) => {
   const rows = breakdown.stages.map((stage) => {
     const pieces = Object.entries(stage.pieces).filter(([, ns]) => ns > 0.0005 * step.step_time_ns);
     const parts = pieces.map(([name, ns]) => {
-      const share = ns / step.step_time_ns, colour = breakdown.colours[name] ?? "#661100";
+      const share = ns / step.step_time_ns, colour = breakdown.colours[name] ?? "#340196";
       const words = [name, `${seconds(ns / 1e9)}, ${percent(share)} of the step`];
       const part = make("span", {
         colour, width: `${100 * ns / longestNs}%`,

@@ -2,7 +2,7 @@
 
 import { bytes, drawn, hideTip, inkOn, make, percent, showTip, whole } from "./formats.js";
 
-const STAGES = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#8C8C8C"];
+const STAGES = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#555555"];
 const GAP = 2, NODE_GAP = 8, DEVICES_DRAWN = 1024;
 
 export const stageColour = (stage) => STAGES[stage % STAGES.length];
