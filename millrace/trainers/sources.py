@@ -48,7 +48,8 @@ def source_of(
     quoted = [text for text in named if _is_command(text) and len(text.split()) > 1]
     paths = [Path(text) for text in named if text not in quoted]
     if quoted:
-        files[""] = "\n".join(quoted)
+        # A command line may be broken before its options, with or without backslashes.
+        files[""] = "\n".join(re.sub(r"\s*\\?\n\s*(?=--)", " ", text) for text in quoted)
     elif any(_is_command(text) for text in named):
         files[""], paths = " ".join(named), []
     for path in paths:
