@@ -135,6 +135,9 @@ def improve(
     """
     named = [str(settings)] if isinstance(settings, str | Path) else list(settings)
     source = source_of(named, values or {}, nodes, devices_per_node, cluster)
-    read = (trainer_named(trainer, "trainer") if trainer else trainer_of(source)).read(source)
-    improvement = improved(read.job, cluster, measured_s=measured_s, free=search, progress=progress)
+    reader = trainer_named(trainer, "trainer") if trainer else trainer_of(source)
+    read = reader.read(source)
+    improvement = improved(
+        read.job, cluster, trainer=reader, measured_s=measured_s, free=search, progress=progress
+    )
     return ImprovementResult(improvement=improvement, remarks=(*read.assumed, *read.unplanned))

@@ -57,7 +57,7 @@ def test_a_plan_is_found_written_and_shown_with_the_same_figures(answer, tmp_pat
         (("--memory-limit", "64KiB"), 1, "memory"),
         (("--memory-limit", "64 apples"), 2, "64 apples"),
         (("--memory-limit", "64"), 2, "64 bytes: write 64GiB"),
-        (("--global-batch", str(10**9)), 2, "expected 1 to 16,777,216 samples"),
+        (("--global-batch", str(10**9)), 2, "expected a whole number from 1 to 16,777,216"),
         (("--seed", str(2**63)), 2, "--seed"),
         (("--reserve", "5"), 2, "--reserve 5: expected a share"),
         (("--reserve", "90GiB"), 2, "--reserve is 90.0 GiB, and a device has 79.4 GiB"),

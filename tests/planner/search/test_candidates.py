@@ -83,7 +83,7 @@ def test_interleaving_is_searched_in_whole_rounds_and_pinned_in_any() -> None:
         ({"zero": 1, "dp": 1}, "--dp is 1"),
         ({"sequence_parallel": True, "tp": 1}, "--tp is 1"),
         ({"pp": 4, "schedule": "interleaved-1f1b", "interleave": 2}, "no plan: 4 devices"),
-        ({"dp": 4, "tp": 1, "pp": 1, "micro_batch": 3}, "micro_batch 3"),
+        ({"dp": 4, "tp": 1, "pp": 1, "micro_batch": 3}, "--micro-batch 3"),
     ],
 )
 def test_pins_that_cannot_be_had_are_refused_with_a_sentence(
