@@ -4,8 +4,8 @@ Run `python -m benchmarks.trainers.improvements TABLE [--runs N] [--processes P]
 the repository. First N runs, of as many sources and models as there are, are written as their
 trainer's settings, read back and predicted as `millrace improve` does; a line has the predicted and
 the measured step and whether the measured one lies in the printed range. Then pairs of rows of one
-source that differ in one setting: does the predicted change have the measured one's sign? Pairs
-whose steps differ by less than `NOISE` say nothing and are left out.
+source, of all tiers and frameworks, that differ in one setting: does the predicted change have the
+measured one's sign? Pairs whose steps differ by less than `NOISE` say nothing and are left out.
 """
 
 from collections import defaultdict
@@ -54,14 +54,14 @@ class PredictedRow:
 
 
 def predicted(row: Row) -> PredictedRow | None:
-    """Prediction of a row by the settings that its run is written as; None where it has none."""
+    """Prediction of a row's run, by its trainer's settings where it has any; None: refused."""
     try:
         job, on = job_of_row(row), cluster(row)
         trainer = next(trainers_of(row["framework"]), None)
-        if trainer is None:
-            return None
-        source = SettingsSource(files=trainer.write(job).files, values={})
-        plan = planned_as_stated(trainer.read(source).job, on)
+        if trainer is not None:
+            source = SettingsSource(files=trainer.write(job).files, values={})
+            job = trainer.read(source).job
+        plan = planned_as_stated(job, on)
         step_s = prediction_of(plan).step_time_s
         bounds, _ = plan_range(plan, step_s)
         measured = measured_s(row)
@@ -121,7 +121,7 @@ def main(
     ranged = [answer for answer in shown if answer.within is not None]
     inside = sum(bool(answer.within) for answer in ranged)
     print(f"{inside} of {len(ranged)} measured steps lie in the range that is printed")
-    _signs(runnable, pairs_max, processes)
+    _signs(read_table(table).rows, pairs_max, processes)
 
 
 def _signs(rows: Sequence[Row], most: int, processes: int) -> None:

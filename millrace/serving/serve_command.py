@@ -33,7 +33,8 @@ def serve(
         if (error.name or "").partition(".")[0] not in ("fastapi", "uvicorn", "pydantic", "h11"):
             raise
         raise InfeasibleError(
-            f"the page needs {error.name}: pip install 'millrace[serve]'"
+            f"the page needs FastAPI and uvicorn, and `{error.name}` is missing: pip install "
+            f"'millrace[serve]'"
         ) from None
     listening = server.bound_socket_near(PORT) if port is None else server.bound_socket(port)
     server.serve(
