@@ -102,7 +102,7 @@ def spread(rows: Sequence[Row], count: int) -> list[Row]:
 def main(
     table: Annotated[Path, typer.Argument(help="A table of published runs.")],
     runs: Annotated[int, typer.Option(help="Runs that are predicted one by one.")] = 30,
-    pairs_max: Annotated[int, typer.Option(help="Pairs of each setting, at most.")] = 40,
+    pairs_max: Annotated[int, typer.Option(help="Pairs of each setting, at most.")] = 100,
     processes: Annotated[int, typer.Option(help="Processes that plan.")] = 2,
 ) -> None:
     """Print predictions of runs, then signs of single changes."""
