@@ -10,6 +10,7 @@ is made of what they return.
 import contextlib
 import io
 import json
+import logging
 import os
 import sys
 import typing
@@ -52,6 +53,7 @@ def main(saved: Path) -> None:
 
         typing.override = typing_extensions.override  # type: ignore[attr-defined]
     warnings.simplefilter("ignore")
+    logging.disable(logging.INFO)
     import torch
     from megatron.core import utils
     from megatron.training import arguments

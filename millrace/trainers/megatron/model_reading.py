@@ -207,7 +207,8 @@ def _read_experts(values: Mapping[str, Any], layers: int, ffn_hidden: int) -> di
         "shared_hidden": values["moe_shared_expert_intermediate_size"] or 0,
         "ffn_hidden": ffn_hidden if dense else 0,
         "router": "softmax" if softmax else "sigmoid",
-        "normalize_weights": not (softmax and values["moe_router_pre_softmax"]),
+        "normalize_weights": not (softmax and values["moe_router_pre_softmax"])
+        or values["moe_router_topk"] == 1,
         "weigh_inputs": values["moe_apply_probs_on_input"],
         "dense_layers": tuple(dense),
         "router_groups": values["moe_router_num_groups"] or 1,

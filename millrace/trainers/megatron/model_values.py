@@ -213,7 +213,9 @@ def _experts(config: DecoderConfig, unsaid: list[str]) -> dict[str, Any]:
         "moe_ffn_hidden_size": config.expert_hidden,
         "moe_shared_expert_intermediate_size": config.shared_hidden or None,
         "moe_router_score_function": config.router,
-        "moe_router_pre_softmax": config.router == "softmax" and not config.normalize_weights,
+        # Megatron-Core asks for it where a token goes to one expert, whose weight is then no 1.
+        "moe_router_pre_softmax": config.router == "softmax"
+        and (not config.normalize_weights or config.experts_per_token == 1),
         "moe_apply_probs_on_input": config.weigh_inputs,
         "moe_grouped_gemm": True,
     }
