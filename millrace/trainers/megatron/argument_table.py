@@ -59,6 +59,11 @@ def _by_dest() -> dict[str, Argument]:
     return rows
 
 
+def is_option(name: str) -> bool:
+    """True if the parser has an option of this name."""
+    return name in _by_name()
+
+
 def option_of(dest: str) -> str:
     """Option that sets a destination, as it is typed."""
     return _by_dest()[dest].names[0]

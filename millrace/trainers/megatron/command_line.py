@@ -18,6 +18,7 @@ from millrace.trainers.megatron.argument_table import (
 )
 from millrace.trainers.megatron.job_of_arguments import read_job
 from millrace.trainers.megatron.job_values import MEGATRON, job_values
+from millrace.trainers.megatron.yaml_arguments import yaml_texts, yaml_values
 from millrace.trainers.scripts.launched import LaunchedProgram, launches
 from millrace.trainers.trainer import (
     ReadSettings,
@@ -29,6 +30,7 @@ from millrace.trainers.trainer import (
 
 PROGRAM = "pretrain_gpt.py"
 # Arguments by which a command line is told from others, whatever its program's name is.
+KNOWN_BY_IN_YAML = ("num_attention_heads:", "tensor_model_parallel_size:", "--hidden-size:")
 KNOWN_BY = ("--tensor-model-parallel-size", "--num-attention-heads", "--hidden-size")
 # What earlier versions called what has another name now.
 RENAMED = {"--layernorm-epsilon": "--norm-epsilon"}
@@ -98,12 +100,14 @@ def wrapped(words: Sequence[str]) -> Iterator[str]:
 
 
 def recognizes(source: SettingsSource) -> bool:
-    """True if a source looks like a command line of Megatron-LM."""
+    """True if a source looks like a command line or a YAML file of Megatron-LM."""
+    if any(name in text for _, text in yaml_texts(source) for name in KNOWN_BY_IN_YAML):
+        return True
     return any(name in source.text for name in KNOWN_BY) and "deepspeed" not in source.text
 
 
 def read(source: SettingsSource) -> ReadSettings:
-    """Job of a command line or a script of Megatron-LM.
+    """Job of a command line, a script or YAML of Megatron-LM; words of a command line count first.
 
     Parameters
     ----------
@@ -115,9 +119,15 @@ def read(source: SettingsSource) -> ReadSettings:
     SettingsError
         It starts no program, or an argument cannot be understood.
     """
-    launch = _launch(source)
+    written: dict[str, Any] = {}
+    others: list[str] = []
+    for name, text in yaml_texts(source):
+        values, keys = yaml_values(name, text)
+        written |= values
+        others += keys
+    launch = _launch(source, optional=bool(written))
     given, gone = given_values(launch.arguments)
-    given = {**_renamed(gone), **given, **_set(source.values)}
+    given = {**written, **_renamed(gone), **given, **_set(source.values)}
     values = defaults() | given
     header = read_header(source)
     settings = read_job(
@@ -130,18 +140,20 @@ def read(source: SettingsSource) -> ReadSettings:
     return ReadSettings(
         job=settings.job,
         assumed=settings.assumed,
-        ignored=(*_without_influence(given), *unknown),
+        ignored=(*_without_influence(given), *unknown, *others),
         unplanned=settings.unplanned,
     )
 
 
-def _launch(source: SettingsSource) -> LaunchedProgram:
+def _launch(source: SettingsSource, optional: bool) -> LaunchedProgram:
     """The launch whose arguments are Megatron's: that with most of them."""
     candidates = list(launches(source))
+    if optional and not candidates:
+        return LaunchedProgram(program="", arguments=())
     if "" in source.files and not candidates:  # arguments alone
         candidates = [LaunchedProgram(program="", arguments=tuple(shlex.split(source.files[""])))]
     chosen = max(candidates, key=lambda launch: len(launch.arguments), default=None)
-    if chosen is None or not chosen.arguments:
+    if chosen is None or not (chosen.arguments or optional):
         raise SettingsError(
             f"nothing there starts {PROGRAM}: give the script that does, or its command line"
         )

@@ -231,3 +231,51 @@ def test_a_recipe_of_bridge_with_overrides_is_a_job():
 def test_what_bridge_would_not_take_is_named(words, message):
     with pytest.raises(SettingsError, match=message.replace("$", r"\$")):
         MEGATRON_BRIDGE.read(SettingsSource(files={"": f"run_recipe.py {words} lr=1"}, values={}))
+
+
+SECTIONS = """
+ENV_VARS: {CUDA_DEVICE_MAX_CONNECTIONS: 1}
+MODEL_ARGS:
+  --num-layers: 24
+  --hidden-size: 2048
+  --num-attention-heads: 16
+  --seq-length: 2048
+  --max-position-embeddings: 2048
+  --vocab-size: 50304
+  --micro-batch-size: 4
+  --tensor-model-parallel-size: 2
+  --sequence-parallel: true
+  --disable-bias-linear: false
+  --bf16: true
+"""
+NESTED = """
+language_model: {num_layers: 24, hidden_size: 2048, num_attention_heads: 16, add_bias_linear: true}
+model_parallel: {tensor_model_parallel_size: 2, sequence_parallel: true, bf16: true}
+seq_length: 2048
+max_position_embeddings: 2048
+vocab_size: 50304
+micro_batch_size: 4
+"""
+
+
+@pytest.mark.parametrize("text", [SECTIONS, NESTED])
+def test_arguments_in_yaml_are_a_job(text):
+    source = SettingsSource(files={"gpt.yaml": text}, values={}, nodes=1, devices_per_node=8)
+    assert MEGATRON_CORE.recognizes(source)
+    read_job = MEGATRON_CORE.read(source).job
+    assert read_job.model.name == "gpt3-1.3b"
+    assert (read_job.pins.dp, read_job.pins.tp, read_job.pins.micro_batch) == (4, 2, 4)
+    assert read_job.pins.sequence_parallel
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("num_attention_heads: [", "no YAML"),
+        ("- num_attention_heads: 1", "expected arguments by name"),
+        ("num_layers: two\nnum_attention_heads: 1", "expected a whole number"),
+    ],
+)
+def test_yaml_that_cannot_be_understood_is_named(text, message):
+    with pytest.raises(SettingsError, match=message):
+        MEGATRON_CORE.read(SettingsSource(files={"gpt.yaml": text}, values={}))
