@@ -36,7 +36,7 @@ def yaml_values(name: str, text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
 
     Examples
     --------
-    >>> yaml_values("a.yaml", "MODEL_ARGS: {--num-layers: 2, --bf16: true}\\nENV_VARS: {A: 1}")
+    >>> yaml_values("a.yaml", "{ENV_VARS: {A: 1}, MODEL_ARGS: {--num-layers: 2, --bf16: true}}")
     ({'num_layers': 2, 'bf16': True}, ('A',))
     """
     try:
