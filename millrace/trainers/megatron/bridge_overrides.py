@@ -7,6 +7,7 @@ model is Megatron-Core's, so most are destinations of Megatron-LM's arguments by
 import ast
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -251,17 +252,7 @@ def read(source: SettingsSource) -> ReadSettings:
             ignored.append(path)
     nodes, per_node = launch.nodes, launch.devices_per_node
     settings = read_job(values, source.nodes or nodes, source.devices_per_node or per_node, header)
-    return replace_ignored(settings, ignored)
-
-
-def replace_ignored(settings: ReadSettings, ignored: Sequence[str]) -> ReadSettings:
-    """Settings with the paths that have no influence on a plan."""
-    return ReadSettings(
-        job=settings.job,
-        assumed=settings.assumed,
-        ignored=tuple(ignored),
-        unplanned=settings.unplanned,
-    )
+    return replace(settings, ignored=tuple(ignored))
 
 
 def _launch(source: SettingsSource) -> LaunchedProgram:

@@ -2,9 +2,10 @@
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from msgspec.structs import replace
+import msgspec
 
 from millrace.planner.frameworks.framework_tables import capabilities
 from millrace.trainers.header import header_of, read_header
@@ -137,12 +138,7 @@ def read(source: SettingsSource) -> ReadSettings:
         header,
     )
     unknown = [name for name in gone if name not in RENAMED]
-    return ReadSettings(
-        job=settings.job,
-        assumed=settings.assumed,
-        ignored=(*_without_influence(given), *unknown, *others),
-        unplanned=settings.unplanned,
-    )
+    return replace(settings, ignored=(*_without_influence(given), *unknown, *others))
 
 
 def _launch(source: SettingsSource, optional: bool) -> LaunchedProgram:
@@ -180,7 +176,7 @@ def _set(values: Mapping[str, str]) -> dict[str, Any]:
 # What settings are about that a plan has: all others have no influence on it.
 PLANNED = (
     *("parallel", "layers", "hidden", "heads", "ffn", "seq_length", "position", "rotary", "rope"),
-    *("rope", "norm", "swiglu", "geglu", "squared", "bias", "untie", "query", "kv_", "vocab"),
+    *("norm", "swiglu", "geglu", "squared", "bias", "untie", "query", "kv_", "vocab"),
     *("window", "softmax", "batch_size", "recompute", "moe", "expert", "mtp", "lora", "head_dim"),
     *("optimizer", "adam", "sgd", "lr", "weight_decay", "clip_grad", "fp16", "bf16", "fp8", "fp4"),
     *("overlap", "grad_reduce", "grads_in_fp32", "attention_backend", "cuda_graph_impl", "qk_"),
@@ -204,5 +200,5 @@ MEGATRON_CORE = Trainer(
     write=write,
     read=read,
     # Sequence parallelism is optional, and a layout gives every chunk its own number of layers.
-    runs=replace(capabilities(MEGATRON), sequence_parallel="free", layers="any"),
+    runs=msgspec.structs.replace(capabilities(MEGATRON), sequence_parallel="free", layers="any"),
 )
