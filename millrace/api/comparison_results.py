@@ -9,14 +9,7 @@ import msgspec
 from millrace.api.data_frames import data_frame
 from millrace.api.plan_results import PlanResult, document_of, plan_notes
 from millrace.api.run_results import RunResult
-from millrace.api.views import (
-    ResultView,
-    TableView,
-    check_matplotlib,
-    result_html,
-    result_text,
-    table_view,
-)
+from millrace.api.views import ResultView, ShownResult, TableView, check_matplotlib, table_view
 from millrace.comparison import ActorRow, CauseRow, Comparison, ErrorCause, join
 from millrace.files import load_trace
 from millrace.planner.actors.trace import Trace
@@ -30,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class ComparisonResult:
+class ComparisonResult(ShownResult):
     """Join of a predicted and a measured trace: the error of the step time, and its causes.
 
     Attributes
@@ -42,6 +35,8 @@ class ComparisonResult:
     comparison : Comparison
         The document: actors, causes, phases and critical paths.
     """
+
+    tables_in_text = False
 
     plan: Plan
     predicted: Trace
@@ -145,12 +140,6 @@ class ComparisonResult:
         return ResultView(
             title=headline(self.plan), figures=figures, tables=tuple(tables), notes=notes
         )
-
-    def __repr__(self) -> str:
-        return result_text(self.view, tables=False)
-
-    def _repr_html_(self) -> str:
-        return result_html(self.view)
 
 
 def _cause_rows(causes: tuple[CauseRow, ...]) -> TableView:

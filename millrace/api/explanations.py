@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from millrace.api.views import ResultView, TableView, result_html, result_text
+from millrace.api.views import ResultView, ShownResult, TableView, result_text
 from millrace.units import format_percent
 
 if TYPE_CHECKING:
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class ExplanationResult:
+class ExplanationResult(ShownResult):
     """Reasons for each choice of a plan: its nearest alternatives, and why they lost.
 
     Attributes
@@ -59,6 +59,3 @@ class ExplanationResult:
     def __repr__(self) -> str:
         lines = tuple(reason.line for reason in self.reasons)
         return result_text(ResultView(title=self.plan_text, notes=lines))
-
-    def _repr_html_(self) -> str:
-        return result_html(self.view)

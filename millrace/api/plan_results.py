@@ -10,13 +10,7 @@ from millrace.api.clusters import Progress
 from millrace.api.explanations import ExplanationResult
 from millrace.api.plan_figures import PlanChoices, PlanPrediction
 from millrace.api.plan_search import opened_question, search, searched_again
-from millrace.api.views import (
-    ResultView,
-    check_matplotlib,
-    result_html,
-    result_text,
-    table_view,
-)
+from millrace.api.views import ResultView, ShownResult, check_matplotlib, table_view
 from millrace.figures import idle_devices, plan_summary
 from millrace.files import load_plan, write_document
 from millrace.models.graph import Graph
@@ -35,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class PlanResult:
+class PlanResult(ShownResult):
     """Plan, with what is predicted of it and why it is so.
 
     Attributes
@@ -47,6 +41,8 @@ class PlanResult:
     search_log : SearchLog, optional
         What the search did, layer by layer; None of a plan from a file.
     """
+
+    tables_in_text = False
 
     plan: Plan
     search_time_s: float | None = field(default=None, compare=False)
@@ -169,12 +165,6 @@ class PlanResult:
             tables=(table_view(stage_table(self.plan), bars, "memory filled"),),
             notes=self.notes,
         )
-
-    def __repr__(self) -> str:
-        return result_text(self.view, tables=False)
-
-    def _repr_html_(self) -> str:
-        return result_html(self.view)
 
 
 def _figure_texts(planned: PlanResult) -> tuple[tuple[str, str], ...]:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from millrace.api.clusters import Progress
-from millrace.api.views import ResultView, TableView, result_html, result_text
+from millrace.api.views import ResultView, ShownResult, TableView
 from millrace.files import write_document
 from millrace.planner.cluster import Device, MeasurementQuality
 from millrace.planner.clusters import local_cluster, machine_cores, machine_memory_bytes
@@ -18,7 +18,7 @@ from millrace.units import format_percent, format_rate, format_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class ProfileResult:
+class ProfileResult(ShownResult):
     """Device profile of this machine, as it was measured.
 
     Attributes
@@ -96,12 +96,6 @@ class ProfileResult:
         return ResultView(
             title=device.name, figures=tuple(figures.items()), tables=(table,), notes=notes
         )
-
-    def __repr__(self) -> str:
-        return result_text(self.view)
-
-    def _repr_html_(self) -> str:
-        return result_html(self.view)
 
 
 def quality_text(quality: MeasurementQuality, what: str = "cores") -> str:

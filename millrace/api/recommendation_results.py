@@ -14,7 +14,7 @@ from millrace.api.sweep_results import (
     scale,
 )
 from millrace.api.sweep_rows import SweepRow
-from millrace.api.views import ResultView, check_matplotlib, result_html, result_text, table_view
+from millrace.api.views import ResultView, ShownResult, check_matplotlib, table_view
 from millrace.models.documents import write_bytes
 from millrace.models.spec import ModelSpec
 from millrace.planner.cluster import Cluster
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class RecommendationResult:
+class RecommendationResult(ShownResult):
     """Clusters and sizes with what a run takes on each, and the choice among them.
 
     Attributes
@@ -122,12 +122,6 @@ class RecommendationResult:
         title = str(table.title)
         table.title = None
         return ResultView(title=title, figures=choice, tables=(table_view(table),), notes=notes)
-
-    def __repr__(self) -> str:
-        return result_text(self.view)
-
-    def _repr_html_(self) -> str:
-        return result_html(self.view)
 
 
 def recommend(

@@ -10,7 +10,7 @@ import msgspec
 
 from millrace.api.data_frames import data_frame, firings_frame
 from millrace.api.plan_results import PlanResult, document_of
-from millrace.api.views import ResultView, check_matplotlib, result_html, result_text
+from millrace.api.views import ResultView, ShownResult, check_matplotlib
 from millrace.figures import speed
 from millrace.files import write_trace
 from millrace.models.zoo.catalogue import unit_of
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class RunResult:
+class RunResult(ShownResult):
     """Steps of a plan as they were measured, and what they came to.
 
     Attributes
@@ -171,12 +171,6 @@ class RunResult:
             figures["memory of the fullest rank"] = ", ".join(parts)
         notes = tuple(drift_text(drift) for drift in self.drift)
         return ResultView(title=headline(self.plan), figures=tuple(figures.items()), notes=notes)
-
-    def __repr__(self) -> str:
-        return result_text(self.view)
-
-    def _repr_html_(self) -> str:
-        return result_html(self.view)
 
 
 def _check_options(

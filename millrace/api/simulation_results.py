@@ -10,7 +10,7 @@ from millrace.api.clusters import Progress, opened_cluster
 from millrace.api.data_frames import firings_frame
 from millrace.api.plan_figures import range_fields
 from millrace.api.plan_results import PlanResult, document_of, plan_notes
-from millrace.api.views import ResultView, result_html, result_text
+from millrace.api.views import ResultView, ShownResult
 from millrace.figures import shortage, simulated_spending, speed
 from millrace.files import write_trace
 from millrace.models.zoo.catalogue import unit_of
@@ -31,7 +31,7 @@ NO_MFU = "unknown: no peak for this precision, or masked attention, counted in f
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class SimulationResult:
+class SimulationResult(ShownResult):
     """Simulated steps of a plan: their figures, and a trace of every firing.
 
     Attributes
@@ -162,12 +162,6 @@ class SimulationResult:
 
         figures = tuple(figure_texts(self).items())
         return ResultView(title=headline(self.plan), figures=figures, notes=self.notes)
-
-    def __repr__(self) -> str:
-        return result_text(self.view)
-
-    def _repr_html_(self) -> str:
-        return result_html(self.view)
 
 
 def figure_texts(result: SimulationResult, timed: bool = True) -> dict[str, str]:

@@ -11,7 +11,7 @@ from millrace.api.clusters import Progress
 from millrace.api.data_frames import data_frame
 from millrace.api.plan_search import check_question, search
 from millrace.api.sweep_rows import SweepRow
-from millrace.api.views import ResultView, check_matplotlib, result_html, result_text, table_view
+from millrace.api.views import ResultView, ShownResult, check_matplotlib, table_view
 from millrace.models.documents import write_bytes
 from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.models.zoo.catalogue import unit_of
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class SweepResult:
+class SweepResult(ShownResult):
     """Rows of a sweep, by cluster, then network, then batch, then size.
 
     Attributes
@@ -115,12 +115,6 @@ class SweepResult:
         title = f"sweep of {', '.join(models)}: {len(self.rows)} points"
         notes = (*range_texts(documents), *reason_texts(self.rows))
         return ResultView(title=title, tables=tuple(tables), notes=notes)
-
-    def __repr__(self) -> str:
-        return result_text(self.view)
-
-    def _repr_html_(self) -> str:
-        return result_html(self.view)
 
 
 def rows_frame(rows: Sequence[SweepRow], **columns: Sequence[object]) -> "DataFrame":

@@ -69,6 +69,24 @@ class ResultView:
     notes: tuple[str, ...] = ()
 
 
+class ShownResult:
+    """Result that shows its `view`: as text in a terminal, as HTML in a notebook."""
+
+    __slots__ = ()
+    tables_in_text = True
+
+    @property
+    def view(self) -> ResultView:
+        """View in a terminal and in a notebook."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return result_text(self.view, tables=self.tables_in_text)
+
+    def _repr_html_(self) -> str:
+        return result_html(self.view)
+
+
 def table_view(table: "Table", bars: Sequence[float | None] = (), bar_name: str = "") -> TableView:
     """View of a table that a command prints.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from millrace.api.data_frames import data_frame
 from millrace.api.plan_results import PlanResult
-from millrace.api.views import ResultView, result_html, result_text, table_view
+from millrace.api.views import ResultView, ShownResult, table_view
 from millrace.improvement import Improvement, improved
 from millrace.improvement.improved_job import ChangeOutcome
 from millrace.improvement.improvement_tables import (
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class ImprovementResult:
+class ImprovementResult(ShownResult):
     """A job as it runs, its changes ranked by what each gains, and the best plan of its trainer.
 
     Attributes
@@ -80,12 +80,6 @@ class ImprovementResult:
             tables=(table_view(change_table(self.improvement), gains, "gain"),),
             notes=(*lines, *closing_lines(self.improvement), *self.remarks),
         )
-
-    def __repr__(self) -> str:
-        return result_text(self.view)
-
-    def _repr_html_(self) -> str:
-        return result_html(self.view)
 
 
 def improve(
