@@ -167,12 +167,11 @@ def read_settings(
     SettingsError, PlanError, FileError
         As `Trainer.read` says; or there is no such trainer or file.
     """
-    from millrace.trainers.catalogue import trainer_named, trainer_of
+    from millrace.trainers import catalogue
     from millrace.trainers.sources import added_values, source_of
 
     named = source_of(settings, added_values(values or ()), nodes, gpus_per_node, cluster)
-    reader = trainer_named(trainer, "--from") if trainer else trainer_of(named)
-    return reader, reader.read(named)
+    return catalogue.read_settings(named, trainer, "--from")
 
 
 def planned_job(read: "ReadSettings", cluster: str | None) -> "Plan":

@@ -17,7 +17,7 @@ from millrace.improvement.improvement_tables import (
     improvement_document,
     today_lines,
 )
-from millrace.trainers.catalogue import trainer_named, trainer_of
+from millrace.trainers.catalogue import read_settings
 from millrace.trainers.sources import source_of
 
 if TYPE_CHECKING:
@@ -129,8 +129,7 @@ def improve(
     """
     named = [str(settings)] if isinstance(settings, str | Path) else list(settings)
     source = source_of(named, values or {}, nodes, devices_per_node, cluster)
-    reader = trainer_named(trainer, "trainer") if trainer else trainer_of(source)
-    read = reader.read(source)
+    reader, read = read_settings(source, trainer, "trainer")
     improvement = improved(
         read.job, cluster, trainer=reader, measured_s=measured_s, free=search, progress=progress
     )

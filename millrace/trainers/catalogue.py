@@ -9,7 +9,7 @@ from millrace.trainers.dtensor import DTENSOR
 from millrace.trainers.megatron import MEGATRON_BRIDGE, MEGATRON_CORE
 from millrace.trainers.nanotron import NANOTRON
 from millrace.trainers.torchtitan import TORCHTITAN
-from millrace.trainers.trainer import SettingsError, SettingsSource, Trainer
+from millrace.trainers.trainer import ReadSettings, SettingsError, SettingsSource, Trainer
 
 TRAINERS: dict[str, Trainer] = {
     trainer.name: trainer
@@ -59,3 +59,26 @@ def trainer_of(source: SettingsSource) -> Trainer:
         f"these are no settings of {one_of(list(TRAINERS))}: give the file or the command line "
         f"that the job is started with, or name the trainer with --from"
     )
+
+
+def read_settings(
+    source: SettingsSource, name: str | None, option: str
+) -> tuple[Trainer, ReadSettings]:
+    """Trainer of settings, and the job that it reads in them.
+
+    Parameters
+    ----------
+    source : SettingsSource
+        The settings.
+    name : str or None
+        Whose they are; None: told from the settings.
+    option : str
+        What names it, for a refusal.
+
+    Raises
+    ------
+    PlanError, SettingsError
+        There is no such trainer, or it cannot understand the settings.
+    """
+    trainer = trainer_of(source) if name is None else trainer_named(name, option)
+    return trainer, trainer.read(source)
